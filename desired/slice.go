@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// slice is what is kept of an EndpointSlice.
+type slice struct {
+	service   types.NamespacedName
+	family    Family
+	ports     []slicePort
+	endpoints []sliceEndpoint
+}
+
+// slicePort is a port that all endpoints of the slice have, under the name by
+// which Services refer to it.
+type slicePort struct {
+	name     string
+	protocol Protocol
+	number   uint16
+}
+
+type sliceEndpoint struct {
+	ip   ipBytes
+	cond condition
+}
+
+// headlessLabel marks slices of Services that are not for proxies.
+const headlessLabel = corev1.IsHeadlessService
+
+// compactSlice takes from an EndpointSlice what matters to this node; nil when
+// nothing does.
+func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
+	name := in.Labels[discoveryv1.LabelServiceName]
+	if _, headless := in.Labels[headlessLabel]; headless || name == "" || in.Labels[labelProxyName] != "" {
+		return nil
+	}
+	out := &slice{service: types.NamespacedName{Namespace: in.Namespace, Name: name}}
+	switch in.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+		out.family = IPv4
+	case discoveryv1.AddressTypeIPv6:
+		out.family = IPv6
+	default:
+		return nil // FQDN endpoints are for DNS
+	}
+	for i := range in.Ports {
+		p := slicePort{}
+		if n := in.Ports[i].Name; n != nil {
+			p.name = *n
+		}
+		p.protocol = TCP
+		if n := in.Ports[i].Protocol; n != nil {
+			p.protocol = protocolOf(*n)
+		}
+		if n := in.Ports[i].Port; n != nil && *n > 0 && *n < 1<<16 {
+			p.number = uint16(*n)
+		}
+		if p.number != 0 && p.protocol != 0 && !slices.ContainsFunc(out.ports, p.sameName) {
+			out.ports = append(out.ports, p)
+		}
+	}
+	out.endpoints = make([]sliceEndpoint, 0, len(in.Endpoints))
+	for i := range in.Endpoints {
+		e := &in.Endpoints[i]
+		if len(e.Addresses) == 0 {
+			continue
+		}
+		// More than one address of an endpoint has no defined meaning; the
+		// API's documentation says to use the first.
+		ip, err := netip.ParseAddr(e.Addresses[0])
+		if err != nil || FamilyOf(ip) != out.family {
+			s.problems = append(s.problems, Problem{
+				Object: "EndpointSlice " + in.Namespace + "/" + in.Name,
+				Field:  "endpoints",
+				Reason: "not an " + out.family.String() + " address: " + e.Addresses[0],
+			})
+			continue
+		}
+		out.endpoints = append(out.endpoints, sliceEndpoint{ip.As16(), s.conditionOf(e)})
+	}
+	out.endpoints = distinct(out.endpoints)
+	return out
+}
+
+// sameName says whether two ports go by the same name, so that no Service could
+// tell them apart.
+func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
+
+// distinct merges endpoints that have the same address.
+func distinct(all []sliceEndpoint) []sliceEndpoint {
+	at := make(map[ipBytes]int, len(all))
+	out := all[:0]
+	for _, e := range all {
+		if i, seen := at[e.ip]; seen {
+			out[i].cond = out[i].cond.merge(e.cond)
+			continue
+		}
+		at[e.ip] = len(out)
+		out = append(out, e)
+	}
+	return out
+}
+
+// conditionOf reads an endpoint's conditions; those that are not set have the
+// API's defaults: ready, serving as ready, not terminating. An endpoint that
+// does not say its node may be on this one.
+func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
+	isReady := e.Conditions.Ready == nil || *e.Conditions.Ready
+	if isReady {
+		c |= ready
+	}
+	if e.Conditions.Serving == nil && isReady || e.Conditions.Serving != nil && *e.Conditions.Serving {
+		c |= serving
+	}
+	if e.Conditions.Terminating != nil && *e.Conditions.Terminating {
+		c |= terminating
+	}
+	if e.NodeName == nil || *e.NodeName == "" || *e.NodeName == s.config.NodeName {
+		c |= local
+	}
+	return c
+}
+
+// merge is the condition of an endpoint that is in several slices: the best
+// that any of them says, so that the order in which they came is no matter.
+func (c condition) merge(d condition) condition {
+	const best = ready | serving | local
+	return (c|d)&best | c&d&terminating
+}
+
+// difference calls gone and come for the endpoints in which two versions of a
+// slice differ. Endpoints that are the same at the start and at the end of both
+// are passed over without a look-up.
+func difference(from, to []sliceEndpoint, gone, come func(sliceEndpoint)) {
+	for len(from) > 0 && len(to) > 0 && from[0] == to[0] {
+		from, to = from[1:], to[1:]
+	}
+	for len(from) > 0 && len(to) > 0 && from[len(from)-1] == to[len(to)-1] {
+		from, to = from[:len(from)-1], to[:len(to)-1]
+	}
+	const few = 8
+	if len(from) <= few && len(to) <= few {
+		for _, e := range from {
+			if !slices.Contains(to, e) {
+				gone(e)
+			}
+		}
+		for _, e := range to {
+			if !slices.Contains(from, e) {
+				come(e)
+			}
+		}
+		return
+	}
+	left := make(map[sliceEndpoint]struct{}, len(from))
+	for _, e := range from {
+		left[e] = struct{}{}
+	}
+	for _, e := range to {
+		if _, both := left[e]; !both {
+			come(e)
+		}
+	}
+	for _, e := range to {
+		delete(left, e)
+	}
+	for e := range left {
+		gone(e)
+	}
+}
