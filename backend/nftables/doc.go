@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nftables is the backend that programs the kernel's nf_tables.
+//
+// Everything that depends on Services and endpoints is an element of a map or
+// set; chains and rules are always the same. There is one table for each address family, "ip slipstream" and "ip6
+// slipstream". In nft's notation, for IPv4, with two Services:
+//
+//	table ip slipstream {
+//	  # what clients connect to -> pool
+//	  map frontends { 10.96.0.10 . udp . 53 : 1,  10.96.0.20 . tcp . 80 : 2 }
+//	  # pool -> number to draw below: that of its backends, or a power of two above
+//	  map pools     { 1 : 2,  2 : 1 }
+//	  # number to draw below -> chain that does it
+//	  map picks     { 0 : goto reject,  1 : goto pick-1,  2 : goto pick-2,  0xffffffff : goto drop }
+//	  # pool . slot -> backend
+//	  map endpoints { 1 . 0 : 10.0.1.2 . 53,  1 . 1 : 10.0.2.2 . 53,  2 . 0 : 10.0.2.7 . 8080 }
+//	  set cluster-ips { 10.96.0.10, 10.96.0.20 }
+//	  set hairpin     { 10.0.1.2 . 10.0.1.2 }
+//
+//	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
+//	  chain output     { type nat hook output priority dstnat;      jump services }
+//	  chain services   { ip daddr @cluster-ips goto cluster-ip }
+//	  chain cluster-ip {
+//	    ip saddr != 10.0.0.0/16 meta mark set meta mark | 0x4000     # with --cluster-cidr
+//	    frontends[ip daddr . meta l4proto . th dport] -> pools -> picks
+//	    goto reject
+//	  }
+//	  chain pick-2 {
+//	    dnat to endpoints[ frontends[ip daddr . meta l4proto . th dport] . numgen random mod 2 ]
+//	  }
+//	  chain postrouting {
+//	    type nat hook postrouting priority srcnat
+//	    meta mark & 0x4000 != 0 goto masquerade
+//	    ct status dnat ip saddr . ip daddr @hairpin goto masquerade
+//	  }
+//	}
+//
+// # Why it has this shape
+//
+// All base chains are of type nat, which only a connection's first packet
+// passes. An established connection pays nothing for Services, not even a
+// look-up.
+//
+// Chains, rules and verdict maps are expensive to change while Services run.
+// Whenever an element with a goto is added, the kernel validates the whole table
+// again, following every element of every verdict map (nft_table_validate); and
+// a new rule that uses a map makes it walk that map (nf_tables_bind_set).
+// BenchmarkVerdictMap and BenchmarkNewRule in package nfnl show what that costs.
+// So nothing of the kind is changed: the only verdict map, picks, and all chains
+// are made at the start, and the way from a frontend to its chain goes through
+// maps of plain values. Within a rule one look-up's value is the next one's key,
+// in the kernel's registers. A change of Services is elements of such maps and
+// nothing else, at some microseconds each.
+//
+// Frontends are never replaced while they live, however their backends change.
+//
+// # What nft shows
+//
+// The nft command has no notation for a look-up in the result of a look-up, and
+// up to at least version 1.0.6 it aborts when it meets one. So values have a
+// first word that nothing uses, and the second word arrives in a register of
+// which nft believes that it holds "th dport", loaded there just before. nft
+// then lists "th dport vmap @picks" where the truth is the chain of maps above;
+// the rule's comment says so. A table listed by nft is for reading, not for
+// loading again.
+package nftables

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrInterrupted says that the ruleset changed while it was being read, so
+// that what was read may be of two minds. Read again.
+var ErrInterrupted = errors.New("the ruleset changed while it was read")
+
+// Generation is the number of transactions the kernel's ruleset (of the
+// network namespace) has seen; it wraps and is never 0.
+func (c *Conn) Generation() (gen uint32, err error) {
+	err = c.request(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(body []byte) {
+		gen = be32(findAttr(body, unix.NFTA_GEN_ID))
+	})
+	return gen, err
+}
+
+// TableInfo is what the kernel says about a table.
+type TableInfo struct {
+	Handle  uint64 // unique to this incarnation of the table
+	Comment string
+}
+
+// Table reads a table. One that does not exist is an error that wraps ENOENT.
+func (c *Conn) Table(t Table) (info TableInfo, err error) {
+	var a attrs
+	a.string(unix.NFTA_TABLE_NAME, t.Name)
+	err = c.request(unix.NFT_MSG_GETTABLE, 0, uint8(t.Family), a, func(body []byte) {
+		info.Handle = be64(findAttr(body, nftaTableHandle))
+		info.Comment = parseComment(findAttr(body, nftaTableUserdata))
+	})
+	return info, err
+}
+
+// Rules calls visit with the chain of every rule of a table, in order.
+func (c *Conn) Rules(t Table, visit func(chain string)) error {
+	var a attrs
+	a.string(unix.NFTA_RULE_TABLE, t.Name) // the kernel filters by it
+	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+		visit(cString(findAttr(body, unix.NFTA_RULE_CHAIN)))
+	})
+}
+
+// Sets calls visit with every set and map of a table.
+func (c *Conn) Sets(t Table, visit func(Set)) error {
+	var a attrs
+	a.string(unix.NFTA_SET_TABLE, t.Name)
+	return c.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+		visit(Set{
+			Name:     cString(findAttr(body, unix.NFTA_SET_NAME)),
+			KeyType:  DataType(be32(findAttr(body, unix.NFTA_SET_KEY_TYPE))),
+			KeyLen:   be32(findAttr(body, unix.NFTA_SET_KEY_LEN)),
+			DataType: DataType(be32(findAttr(body, unix.NFTA_SET_DATA_TYPE))),
+			DataLen:  be32(findAttr(body, unix.NFTA_SET_DATA_LEN)),
+			Flags:    be32(findAttr(body, unix.NFTA_SET_FLAGS)) &^ unix.NFT_SET_MAP,
+		})
+	})
+}
+
+// Element is an element as read; its slices are valid only during the call
+// that they are passed to.
+type Element struct {
+	Key     []byte
+	Value   []byte // of a map of values
+	Chain   string // of a verdict map
+	Comment []byte
+}
+
+// Elements calls visit with every element of a set or map. It returns
+// [ErrInterrupted] when the ruleset changed meanwhile.
+func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
+	var a attrs
+	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	a.string(unix.NFTA_SET_ELEM_LIST_SET, set)
+	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+		eachAttr(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, element []byte) bool {
+			visit(parseElement(element))
+			return true
+		})
+	})
+}
+
+// Has says whether a set or map has an element.
+func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
+	var a attrs
+	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	a.string(unix.NFTA_SET_ELEM_LIST_SET, set)
+	list := a.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	element := a.open(unix.NFTA_LIST_ELEM)
+	k := a.open(unix.NFTA_SET_ELEM_KEY)
+	a.bytes(unix.NFTA_DATA_VALUE, key)
+	a.close(k)
+	a.close(element)
+	a.close(list)
+	err := c.request(unix.NFT_MSG_GETSETELEM, 0, uint8(t.Family), a, func([]byte) {})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func parseElement(b []byte) (e Element) {
+	eachAttr(b, func(typ uint16, payload []byte) bool {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key = findAttr(payload, unix.NFTA_DATA_VALUE)
+		case unix.NFTA_SET_ELEM_DATA:
+			e.Value = findAttr(payload, unix.NFTA_DATA_VALUE)
+			if v := findAttr(payload, unix.NFTA_DATA_VERDICT); v != nil {
+				e.Chain = cString(findAttr(v, unix.NFTA_VERDICT_CHAIN))
+			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment = payload
+		}
+		return true
+	})
+	if len(e.Comment) >= 3 {
+		e.Comment = e.Comment[2 : len(e.Comment)-1]
+	}
+	return e
+}
+
+// request sends one get request and calls visit with the body of every answer.
+func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([]byte)) error {
+	c.seq++
+	var b Batch
+	b.header(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags|unix.NLM_F_ACK, family, 0)
+	b.buf = append(b.buf, body...)
+	binary.NativeEndian.PutUint32(b.buf, uint32(len(b.buf)))
+	binary.NativeEndian.PutUint32(b.buf[8:], c.seq)
+	if err := c.send(b.buf); err != nil {
+		return fmt.Errorf("netlink request: %w", err)
+	}
+	var failed error
+	for done := false; !done; {
+		n, err := c.receive(0)
+		if err != nil {
+			return fmt.Errorf("netlink answer: %w", err)
+		}
+		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
+			if h.seq != c.seq {
+				return true // left over from a request that failed half-way
+			}
+			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
+				failed = ErrInterrupted
+			}
+			switch h.typ {
+			case unix.NLMSG_DONE:
+				done = true
+			case unix.NLMSG_ERROR:
+				done = true
+				if e := parseError(h, payload); e.errno != 0 {
+					failed = e.errno
+				}
+			default:
+				if len(payload) >= nfgenHeaderLen {
+					visit(payload[nfgenHeaderLen:])
+				}
+			}
+			return true
+		})
+	}
+	return failed
+}

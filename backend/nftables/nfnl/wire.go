@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sizes of the fixed headers, in bytes.
+const (
+	nlmsgHeaderLen = unix.SizeofNlMsghdr // struct nlmsghdr
+	nfgenHeaderLen = 4                   // struct nfgenmsg: family, version, resource id
+	attrHeaderLen  = unix.SizeofNlAttr   // struct nlattr: length, type
+)
+
+// align rounds n up to netlink's alignment of 4 bytes.
+func align(n int) int { return (n + 3) &^ 3 }
+
+// attrs appends netlink attributes to a buffer.
+type attrs []byte
+
+// header appends the head of an attribute whose payload has n bytes.
+func (a *attrs) header(typ uint16, n int) {
+	*a = binary.NativeEndian.AppendUint16(*a, uint16(attrHeaderLen+n))
+	*a = binary.NativeEndian.AppendUint16(*a, typ)
+}
+
+func (a *attrs) pad() {
+	for len(*a)%4 != 0 {
+		*a = append(*a, 0)
+	}
+}
+
+func (a *attrs) bytes(typ uint16, payload []byte) {
+	a.header(typ, len(payload))
+	*a = append(*a, payload...)
+	a.pad()
+}
+
+// string appends a NUL-terminated string, as the kernel wants names.
+func (a *attrs) string(typ uint16, s string) {
+	a.header(typ, len(s)+1)
+	*a = append(*a, s...)
+	*a = append(*a, 0)
+	a.pad()
+}
+
+// be32 appends a number in network byte order, as nf_tables wants all of them.
+func (a *attrs) be32(typ uint16, v uint32) {
+	a.header(typ, 4)
+	*a = binary.BigEndian.AppendUint32(*a, v)
+}
+
+// open starts a nested attribute and returns where it starts, for close.
+func (a *attrs) open(typ uint16) int {
+	at := len(*a)
+	a.header(typ|unix.NLA_F_NESTED, 0)
+	return at
+}
+
+// close ends the nested attribute that starts at.
+func (a *attrs) close(at int) {
+	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
+}
+
+// eachAttr calls visit for every attribute in b until visit returns false. A
+// truncated attribute ends the walk: the kernel sends none.
+func eachAttr(b []byte, visit func(typ uint16, payload []byte) bool) {
+	for len(b) >= attrHeaderLen {
+		n := int(binary.NativeEndian.Uint16(b))
+		typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		if n < attrHeaderLen || n > len(b) {
+			return
+		}
+		if !visit(typ, b[attrHeaderLen:n]) {
+			return
+		}
+		b = b[min(align(n), len(b)):]
+	}
+}
+
+// findAttr returns the payload of the first attribute of a type, or nil.
+func findAttr(b []byte, want uint16) (found []byte) {
+	eachAttr(b, func(typ uint16, payload []byte) bool {
+		if typ == want {
+			found = payload
+		}
+		return typ != want
+	})
+	return found
+}
+
+// cString is the text of a NUL-terminated attribute.
+func cString(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
+
+func be32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+func be64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
+}
+
+// Attributes of a table that package unix lacks.
+const (
+	nftaTableHandle   = 4 // NFTA_TABLE_HANDLE
+	nftaTableUserdata = 6 // NFTA_TABLE_USERDATA, Linux 5.9
+)

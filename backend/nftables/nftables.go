@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"golang.org/x/sys/unix"
+)
+
+// Backend is the nftables backend. It needs Linux 5.13 and CAP_NET_ADMIN in
+// the network namespace.
+type Backend struct {
+	config backend.Config
+	conn   *nfnl.Conn
+	batch  nfnl.Batch
+	writer writer
+	guard  guard
+
+	pools []*pool // what the kernel has, by PoolID
+	valid bool    // false until the first Reconcile, and after a failure
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New opens the way to the kernel and programs nothing yet.
+func New(c backend.Config) (*Backend, error) {
+	conn, err := nfnl.Dial(c.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{config: c, conn: conn}
+	b.writer.batch = &b.batch
+	return b, nil
+}
+
+// Close implements backend.Backend.
+func (b *Backend) Close() error { return b.conn.Close() }
+
+// Apply implements backend.Backend.
+func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
+	if !b.valid {
+		return backend.Stats{}, errors.New("nftables: Apply without a Reconcile before it")
+	}
+	b.valid = false // until the kernel has it too
+	b.batch.Reset()
+	b.write(change)
+	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
+	if err := b.conn.Commit(&b.batch, 0); err != nil {
+		return stats, b.explain(err, change)
+	}
+	if !b.batch.Empty() {
+		b.guard.committed()
+	}
+	b.release()
+	b.valid = true
+	return stats, nil
+}
+
+// keepBatch is the largest buffer, in bytes, that is kept for the next change.
+const keepBatch = 1 << 20
+
+// release gives the memory of an unusually large batch back.
+func (b *Backend) release() {
+	if b.batch.Len() > keepBatch {
+		b.batch = nfnl.Batch{}
+	}
+}
+
+// write encodes a change. The order matters to the kernel: the old element of a
+// key goes before the new one comes.
+func (b *Backend) write(change *desired.Change) {
+	w := &b.writer
+	b.resize(change)
+	for i := range change.Frontends {
+		if old := change.Frontends[i].Old; old != nil {
+			w.deleteFrontend(old)
+			if p := b.pools[old.Pool]; p != nil && p.frontend == old.FrontendKey {
+				p.frontend = desired.FrontendKey{}
+			}
+		}
+	}
+	w.addresses(change.ClusterIPs.Removed, (*schema).clusterIP, w.delete)
+	w.addresses(change.HairpinIPs.Removed, (*schema).hairpinIP, w.delete)
+	for i := range w.resized {
+		w.deleteSlots(&w.resized[i])
+	}
+	for i := range w.resized {
+		w.deletePool(&w.resized[i])
+	}
+	for i := range w.resized {
+		w.addPool(&w.resized[i])
+	}
+	for i := range w.resized {
+		w.addSlots(&w.resized[i])
+	}
+	for i := range change.Frontends {
+		if f := change.Frontends[i].New; f != nil {
+			w.addFrontend(f)
+			b.pools[f.Pool].frontend = f.FrontendKey
+		}
+	}
+	w.addresses(change.ClusterIPs.Added, (*schema).clusterIP, w.add)
+	w.addresses(change.HairpinIPs.Added, (*schema).hairpinIP, w.add)
+}
+
+// resize takes the pools' changes into our memory of the kernel, and notes in
+// the writer what is to be written for each.
+func (b *Backend) resize(change *desired.Change) {
+	w := &b.writer
+	w.resized = w.resized[:0]
+	for i := range change.Pools {
+		c := &change.Pools[i]
+		for int(c.ID) >= len(b.pools) {
+			b.pools = append(b.pools, nil)
+		}
+		r := resized{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
+		p := b.pools[c.ID]
+		if c.New {
+			p = &pool{family: c.Family, service: c.Service}
+			b.pools[c.ID] = p
+		}
+		r.before = p.draw()
+		if c.New && !c.Gone {
+			// The common case of a cold start: no slot to search, no
+			// list of changes to keep.
+			p.slots = c.Added
+			p.keepIndex(0)
+			r.fresh = c.Added
+		} else {
+			r.slots = p.replace(c.Removed, c.Added)
+		}
+		p.ifEmpty = c.IfEmpty
+		r.after = p.draw()
+		if c.Gone {
+			b.pools[c.ID] = nil
+		}
+		w.resized = append(w.resized, r)
+	}
+}
+
+// dropDraw stands in the place of a size to draw below where traffic is dropped.
+const dropDraw = -1
+
+// draw is the value of the pool in the map pools: the size to draw below.
+func (p *pool) draw() int {
+	if len(p.slots) == 0 && p.ifEmpty == desired.Drop {
+		return dropDraw
+	}
+	return pickSize(len(p.slots))
+}
+
+// Cleanup implements backend.Backend.
+func (b *Backend) Cleanup() error {
+	b.valid = false
+	var batch nfnl.Batch
+	for f := range schemas {
+		_, err := b.conn.Table(schemas[f].table)
+		switch {
+		case err == nil:
+			batch.DeleteTable(schemas[f].table)
+		case !errors.Is(err, unix.ENOENT):
+			return fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
+		}
+	}
+	return b.conn.Commit(&batch, 0)
+}
