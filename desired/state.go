@@ -33,6 +33,7 @@ type State struct {
 	dirtyFrontends []*frontend
 	dirtyPools     []*pool
 	problems       []Problem
+	proxied        int // Services with a spec
 }
 
 // New is a State without objects.
@@ -75,14 +76,7 @@ func (s *State) SetNode(*corev1.Node) {}
 func (s *State) DeleteNode(string) {}
 
 // Services is how many Services are proxied.
-func (s *State) Services() (n int) {
-	for _, svc := range s.services {
-		if svc.spec != nil {
-			n++
-		}
-	}
-	return n
-}
+func (s *State) Services() int { return s.proxied }
 
 // service is the record of a Service, made when there is none.
 func (s *State) service(name types.NamespacedName) *service {
@@ -139,7 +133,11 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	}
 	old, oldPorts := svc.spec, svc.ports
 	svc.spec, svc.ports = spec, nil
+	if old != nil {
+		s.proxied--
+	}
 	if spec != nil {
+		s.proxied++
 		for _, ps := range spec.ports {
 			svc.ports = append(svc.ports, s.port(svc, oldPorts, ps))
 		}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/spf13/cobra"
+)
+
+func newCleanup() *cobra.Command {
+	return &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove every trace of slipstream from the kernel",
+		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
+this node: the nftables tables "ip slipstream" and "ip6 slipstream". New
+connections to Services no longer work after it; established ones go on, as the
+kernel's connection tracking remembers them. Stop 'slipstream run' before, or it
+will repair what is removed.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) (err error) {
+			b, err := nftables.New(backend.Config{})
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, b.Close()) }()
+			if err := b.Cleanup(); err != nil {
+				return fmt.Errorf("cleanup: %w", err)
+			}
+			return nil
+		},
+	}
+}
