@@ -41,31 +41,38 @@ type world struct {
 	slices   [fuzzSlices]*discoveryv1.EndpointSlice
 }
 
-// service makes up a Service. Its addresses collide with other Services' in one
-// case of four.
+// once in n times, something unusual is done.
+func (c *choices) once(n int) bool { return c.below(n) == n-1 }
+
+// fuzzPorts are names and protocols that Services and slices have in common.
+var fuzzPorts = []struct {
+	name     string
+	protocol corev1.Protocol
+}{{"http", ""}, {"http", corev1.ProtocolTCP}, {"dns", corev1.ProtocolUDP}, {"dns", corev1.ProtocolTCP}, {"", corev1.ProtocolTCP}}
+
+// service makes up a Service. Now and then its addresses are another one's.
 func (c *choices) service(i int) *corev1.Service {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("svc", i)}}
-	if c.below(4) == 0 {
-		i = 0
+	if c.once(4) {
+		i = c.below(fuzzServices)
 	}
-	svc.CreationTimestamp = metav1.NewTime(time.Unix(int64(1+c.below(2)), 0))
+	svc.CreationTimestamp = metav1.NewTime(time.Unix(int64(1+c.below(3)), 0))
 	v4, v6 := fmt.Sprintf("10.96.0.%d", 1+i), fmt.Sprintf("fd00:96::%x", 1+i)
-	svc.Spec.ClusterIPs = [][]string{{v4}, {v6}, {v4, v6}, {v6, v4}, {"None"}, {}}[c.below(6)]
-	switch c.below(8) {
-	case 0:
+	svc.Spec.ClusterIPs = [][]string{{v4, v6}, {v6, v4}, {v4}, {v6}}[c.below(4)]
+	switch {
+	case c.once(16):
+		svc.Spec.ClusterIPs = []string{"None"}
+	case c.once(16):
 		svc.Spec.Type = corev1.ServiceTypeExternalName
-	case 1:
+	case c.once(16):
 		svc.Labels = map[string]string{labelProxyName: "another"}
 	}
-	if c.yes() {
+	if c.once(3) {
 		svc.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal)
 	}
-	for range c.below(4) {
-		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
-			Name:     []string{"", "http", "dns"}[c.below(3)],
-			Protocol: []corev1.Protocol{"", corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}[c.below(4)],
-			Port:     []int32{53, 80, 81}[c.below(3)],
-		})
+	for range 1 + c.below(3) {
+		p := fuzzPorts[c.below(len(fuzzPorts))]
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(80 + c.below(2))})
 	}
 	return svc
 }
@@ -76,60 +83,93 @@ func (c *choices) slice(i int) *discoveryv1.EndpointSlice {
 			Namespace: "ns", Name: fmt.Sprint("slice", i),
 			Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("svc", c.below(fuzzServices))},
 		},
-		AddressType: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN}[c.below(3)],
+		AddressType: discoveryv1.AddressTypeIPv4,
 	}
+	if c.once(3) {
+		s.AddressType = discoveryv1.AddressTypeIPv6
+	} else if c.once(20) {
+		s.AddressType = discoveryv1.AddressTypeFQDN
+	}
+	for range 1 + c.below(4) {
+		p := fuzzPorts[c.below(len(fuzzPorts))]
+		port := discoveryv1.EndpointPort{Port: ptr.To(int32(8080 + c.below(2)))}
+		if p.name != "" {
+			port.Name = &p.name
+		}
+		if p.protocol != "" {
+			port.Protocol = &p.protocol
+		}
+		s.Ports = append(s.Ports, port)
+	}
+	n := c.below(6)
+	if c.once(4) { // pools cross the size from which they keep an index
+		n = 20 + c.below(20)
+	}
+	for range n {
+		s.Endpoints = append(s.Endpoints, c.endpoint(s.AddressType))
+	}
+	return s
+}
+
+// endpoint makes up an endpoint, of few addresses, so that slices share them.
+func (c *choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	format := map[discoveryv1.AddressType]string{
 		discoveryv1.AddressTypeIPv4: "10.0.0.%d", discoveryv1.AddressTypeIPv6: "fd00::%x", discoveryv1.AddressTypeFQDN: "host%d.example",
-	}[s.AddressType]
-	for range c.below(4) {
-		p := discoveryv1.EndpointPort{Port: ptr.To(int32(8080 + c.below(2)))}
-		if c.below(8) != 0 {
-			p.Name = ptr.To([]string{"", "http", "dns"}[c.below(3)])
-		}
-		if c.yes() {
-			p.Protocol = ptr.To([]corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP}[c.below(2)])
-		}
-		s.Ports = append(s.Ports, p)
+	}[t]
+	addresses := 8
+	if c.once(3) {
+		addresses = 60
 	}
-	// Up to 45 endpoints, so that pools cross the size from which they keep
-	// an index.
-	for range c.below(6) * c.below(10) {
-		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf(format, 1+c.below(48))}}
-		conditions := c.below(8)
-		if conditions&1 != 0 {
-			e.Conditions.Ready = ptr.To(c.yes())
-		}
-		if conditions&2 != 0 {
-			e.Conditions.Serving = ptr.To(c.yes())
-		}
-		if conditions&4 != 0 {
-			e.Conditions.Terminating = ptr.To(c.yes())
-		}
-		e.NodeName = []*string{nil, ptr.To("here"), ptr.To("there")}[c.below(3)]
-		s.Endpoints = append(s.Endpoints, e)
+	e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf(format, 1+c.below(addresses))}}
+	conditions := c.below(8)
+	if conditions&1 != 0 {
+		e.Conditions.Ready = ptr.To(c.yes())
+	}
+	if conditions&2 != 0 {
+		e.Conditions.Serving = ptr.To(c.yes())
+	}
+	if conditions&4 != 0 {
+		e.Conditions.Terminating = ptr.To(c.yes())
+	}
+	e.NodeName = []*string{nil, ptr.To("here"), ptr.To("there")}[c.below(3)]
+	return e
+}
+
+// edit makes a small change to a slice.
+func (c *choices) edit(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	s = s.DeepCopy()
+	n := len(s.Endpoints)
+	switch {
+	case n == 0 || c.once(3):
+		s.Endpoints = append(s.Endpoints, c.endpoint(s.AddressType))
+	case c.yes():
+		i := c.below(n)
+		s.Endpoints = append(s.Endpoints[:i], s.Endpoints[i+1:]...)
+	default:
+		s.Endpoints[c.below(n)] = c.endpoint(s.AddressType)
 	}
 	return s
 }
 
 // step changes the world and the state in the same way.
 func (c *choices) step(w *world, s *State) {
-	switch c.below(8) {
-	case 0:
-		i := c.below(fuzzServices)
-		w.services[i] = nil
-		s.DeleteService("ns", fmt.Sprint("svc", i))
-	case 1:
-		i := c.below(fuzzSlices)
-		w.slices[i] = nil
-		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", i))
-	case 2, 3, 4:
-		i := c.below(fuzzServices)
-		w.services[i] = c.service(i)
-		s.SetService(w.services[i])
+	what, service, slice := c.below(16), c.below(fuzzServices), c.below(fuzzSlices)
+	switch {
+	case what == 0:
+		w.services[service] = nil
+		s.DeleteService("ns", fmt.Sprint("svc", service))
+	case what == 1:
+		w.slices[slice] = nil
+		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", slice))
+	case what < 5:
+		w.services[service] = c.service(service)
+		s.SetService(w.services[service])
+	case what < 10 && w.slices[slice] != nil:
+		w.slices[slice] = c.edit(w.slices[slice])
+		s.SetEndpointSlice(w.slices[slice])
 	default:
-		i := c.below(fuzzSlices)
-		w.slices[i] = c.slice(i)
-		s.SetEndpointSlice(w.slices[i])
+		w.slices[slice] = c.slice(slice)
+		s.SetEndpointSlice(w.slices[slice])
 	}
 }
 
@@ -197,6 +237,30 @@ func checkSequence(input []byte) error {
 		if got, want := kernel.String(), full.String(); got != want {
 			return fmt.Errorf("%s differs; by changes:\n%s\n\nfull:\n%s", what, got, want)
 		}
+	}
+	return checkResidue(s)
+}
+
+// checkResidue returns an error when a State remembers more than it has to: of
+// endpoints that are gone, and of anything once all objects are.
+func checkResidue(s *State) error {
+	for _, p := range s.pools {
+		if p == nil {
+			continue
+		}
+		for _, e := range p.entries {
+			if e.slices == 0 {
+				return fmt.Errorf("pool %s remembers %s, which is in no slice", p.port.name, e.backend)
+			}
+		}
+	}
+	for i := range max(fuzzServices, fuzzSlices) {
+		s.DeleteService("ns", fmt.Sprint("svc", i))
+		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", i))
+	}
+	s.Change()
+	if n := len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+		return fmt.Errorf("%d things are remembered after all objects are gone", n)
 	}
 	return nil
 }
