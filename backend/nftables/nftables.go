@@ -129,7 +129,7 @@ func (b *Backend) resize(change *desired.Change) {
 			// The common case of a cold start: no slot to search, no
 			// list of changes to keep.
 			p.slots = c.Added
-			p.keepIndex(0)
+			p.keepIndex()
 			r.fresh = c.Added
 		} else {
 			r.slots = p.replace(c.Removed, c.Added)

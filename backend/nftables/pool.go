@@ -2,7 +2,11 @@
 
 package nftables
 
-import "github.com/slipstream-proxy/slipstream/desired"
+import (
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/desired"
+)
 
 // pool is what the kernel has of a pool: which backend is in which slot. Slots
 // are numbered from 0 without gaps, so that a random number below the size
@@ -31,56 +35,51 @@ type slotChange struct {
 // possible: new ones take the places of old ones, and what holes remain are
 // filled from the end. Backends that are not there to be removed are ignored.
 func (p *pool) replace(removed, added []desired.Backend) []slotChange {
-	before := len(p.slots)
 	var changes []slotChange
-	var holes []int
 	for _, b := range removed {
 		if i := p.find(b); i >= 0 {
-			holes = append(holes, i)
 			delete(p.index, b)
 			changes = append(changes, slotChange{slot: i, old: b, had: true})
 		}
 	}
-	for k, i := range holes {
-		if k == len(added) {
-			break
-		}
-		p.put(i, added[k])
+	// In order, so that holes near the end are left, where cutting the end
+	// off removes some.
+	slices.SortFunc(changes, func(a, b slotChange) int { return a.slot - b.slot })
+	filled := min(len(changes), len(added))
+	for k := range filled {
 		changes[k].new, changes[k].has = added[k], true
+		p.put(changes[k].slot, added[k])
 	}
-	for _, b := range added[min(len(holes), len(added)):] {
+	if filled < len(changes) {
+		changes = p.close(changes, filled)
+	}
+	for _, b := range added[filled:] {
 		p.slots = append(p.slots, b)
 		p.put(len(p.slots)-1, b)
 		changes = append(changes, slotChange{slot: len(p.slots) - 1, new: b, has: true})
 	}
-	if filled := min(len(holes), len(added)); filled < len(holes) {
-		changes = p.close(changes[:len(holes)], filled)
-	}
-	p.keepIndex(before)
+	p.keepIndex()
 	return changes
 }
 
-// close fills the holes from a position on with the last slots. changes[k] is
-// about hole k.
+// close fills the holes, which changes[from:] are about in order, with the last
+// slots.
 func (p *pool) close(changes []slotChange, from int) []slotChange {
-	hole := make(map[int]int, len(changes)-from) // slot -> its change
-	for k := from; k < len(changes); k++ {
-		hole[changes[k].slot] = k
-	}
-	size := len(p.slots) - len(hole)
-	last := len(p.slots) - 1
-	for k := from; k < len(changes); k++ {
-		i := changes[k].slot
-		if i >= size {
-			continue // cut off with the end
+	end := len(changes) // of the holes; moves are appended after them
+	size := len(p.slots) - (end - from)
+	last, lastHole := len(p.slots)-1, end-1
+	for k := from; k < end; k++ {
+		hole := changes[k].slot
+		if hole >= size {
+			break // cut off with the end, as all after it
 		}
-		for _, isHole := hole[last]; isHole; _, isHole = hole[last] {
-			last--
+		for lastHole > k && changes[lastHole].slot == last {
+			last, lastHole = last-1, lastHole-1
 		}
 		moved := p.slots[last]
 		changes[k].new, changes[k].has = moved, true
 		changes = append(changes, slotChange{slot: last, old: moved, had: true})
-		p.put(i, moved)
+		p.put(hole, moved)
 		last--
 	}
 	p.slots = p.slots[:size]
@@ -110,7 +109,7 @@ func (p *pool) find(b desired.Backend) int {
 }
 
 // keepIndex makes or drops the index as the size asks for it.
-func (p *pool) keepIndex(before int) {
+func (p *pool) keepIndex() {
 	switch {
 	case p.index == nil && len(p.slots) >= indexFrom:
 		p.index = make(map[desired.Backend]int32, 2*len(p.slots))

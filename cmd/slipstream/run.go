@@ -51,7 +51,7 @@ Objects come from a directory of manifests (*.yaml, *.yml, *.json), as for
 programmed at once. A file or an object with a mistake in it is reported in one
 line, and what it last said well stays in force.`,
 		Example: `  slipstream run --manifests /etc/slipstream
-  slipstream run --manifests examples/demo --cluster-cidr 10.244.0.0/16,fd00:244::/48`,
+  slipstream run --manifests examples/demo --cluster-cidr 10.244.0.0/16,fd00:244::/32`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
 	}

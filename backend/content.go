@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/desired"
+)
+
+// Content is what is programmed, in terms that all backends share and without
+// the IDs that pools have: what a client would meet.
+type Content struct {
+	Frontends  map[desired.FrontendKey]Target
+	ClusterIPs map[netip.Addr]bool
+	HairpinIPs map[netip.Addr]bool
+
+	// Faults are things found in the kernel that no content can have, such
+	// as a pool with a hole.
+	Faults []string
+}
+
+// Target is where a frontend leads.
+type Target struct {
+	Backends []desired.Backend // in order
+	IfEmpty  desired.Verdict   // Reject unless Backends is empty
+}
+
+// Reader is a Backend that can read back what the kernel has. Reading is for
+// tests and for verifying; it costs more than programming.
+type Reader interface {
+	Read() (*Content, error)
+}
+
+// ContentOf is the content that a full description (desired.State.Full) asks
+// for.
+func ContentOf(full *desired.Change) *Content {
+	c := &Content{map[desired.FrontendKey]Target{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, nil}
+	targets := map[desired.PoolID]Target{}
+	for _, p := range full.Pools {
+		t := Target{Backends: slices.SortedFunc(slices.Values(p.Added), desired.Backend.Compare)}
+		if len(p.Added) == 0 {
+			t.IfEmpty = p.IfEmpty
+		}
+		targets[p.ID] = t
+	}
+	for _, f := range full.Frontends {
+		c.Frontends[f.New.FrontendKey] = targets[f.New.Pool]
+	}
+	for _, a := range full.ClusterIPs.Added {
+		c.ClusterIPs[a] = true
+	}
+	for _, a := range full.HairpinIPs.Added {
+		c.HairpinIPs[a] = true
+	}
+	return c
+}
+
+// Lines is the content as sorted lines of text, one for each frontend and each
+// address.
+func (c *Content) Lines() []string {
+	var all []string
+	for k, t := range c.Frontends {
+		all = append(all, fmt.Sprintf("%s -> %s", k, t))
+	}
+	for a := range c.ClusterIPs {
+		all = append(all, fmt.Sprintf("ClusterIP %s", a))
+	}
+	for a := range c.HairpinIPs {
+		all = append(all, fmt.Sprintf("hairpin %s", a))
+	}
+	for _, f := range c.Faults {
+		all = append(all, "fault: "+f)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// String is the target's backends, or what happens without any.
+func (t Target) String() string {
+	if len(t.Backends) == 0 {
+		return t.IfEmpty.String()
+	}
+	var s []string
+	for _, b := range t.Backends {
+		s = append(s, b.String())
+	}
+	return strings.Join(s, " ")
+}
+
+// Difference is what one content has and the other has not, as lines that start
+// with "-" for want and "+" for got; empty when they are the same.
+func Difference(want, got *Content) string {
+	w, g := want.Lines(), got.Lines()
+	var out []string
+	for _, line := range w {
+		if _, both := slices.BinarySearch(g, line); !both {
+			out = append(out, "- "+line)
+		}
+	}
+	for _, line := range g {
+		if _, both := slices.BinarySearch(w, line); !both {
+			out = append(out, "+ "+line)
+		}
+	}
+	return strings.Join(out, "\n")
+}

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// TestNFTables tells every story to the kernel, in nftables mode.
+func TestNFTables(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	RunAll(t, func(c backend.Config) (backend.Backend, error) { return nftables.New(c) })
+}

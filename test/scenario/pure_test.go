@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import "testing"
+
+// TestDesired tells every story without a kernel.
+func TestDesired(t *testing.T) { RunAll(t, nil) }
