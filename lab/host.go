@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Host is a machine outside the cluster, on the fabric. It has no default
+// route and no routes to pods or ClusterIPs unless it is given some.
+type Host struct {
+	Machine
+	routesToPods bool // guarded by Lab.build
+}
+
+// Host adds an outside host with one address, or one of each family, with the
+// length of the fabric's subnet; see NodeOptions.Addresses.
+func (l *Lab) Host(name string, addrs ...netip.Prefix) (*Host, error) {
+	l.build.Lock()
+	defer l.build.Unlock()
+	if err := onePerFamily("address", addrs); err != nil {
+		return nil, fmt.Errorf("lab: host %s: %w", name, err)
+	}
+	h := &Host{}
+	if err := l.add(&h.Machine, "host", name, endProfile); err != nil {
+		return nil, err
+	}
+	if err := l.fabric.attach(&h.Machine, addrs); err != nil {
+		h.close()
+		return nil, h.wrap(err)
+	}
+	l.mu.Lock()
+	l.hosts = append(l.hosts, h)
+	l.mu.Unlock()
+	return h, nil
+}
+
+// RouteToPods gives the host routes to the pod CIDRs of all nodes, those that
+// come later included.
+func (h *Host) RouteToPods() error {
+	h.lab.build.Lock()
+	defer h.lab.build.Unlock()
+	h.routesToPods = true
+	for _, n := range h.lab.nodesNow() {
+		if err := h.routeToPodsOf(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}

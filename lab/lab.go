@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lab is a small laboratory of Kubernetes-like nodes, pods and outside
+// hosts on one machine. Each is a network namespace; veth pairs and one bridge,
+// the fabric, connect them; servers and clients run in them as goroutines of
+// this process.
+//
+// The picture, with the addresses that the examples use:
+//
+//	fabric bridge 192.168.100.1, fd00:100::1 (answers ARP and ND, forwards nothing)
+//	 ├─ node n1  eth0 192.168.100.11, fd00:100::11; pods 10.244.1.0/24, fd00:244:1::/64
+//	 │   ├─ pod web-1  eth0 10.244.1.5/32, fd00:244:1::5/128
+//	 │   └─ pod web-2
+//	 ├─ node n2  eth0 192.168.100.12, ...
+//	 └─ host client  eth0 192.168.100.200
+//
+// Nothing is left behind, not even by kill -9: namespaces have no names on the
+// file system and live only as long as this process's file descriptors, veth
+// pairs are made inside them and never in the root namespace, and child
+// processes get SIGKILL when this process ends.
+//
+// A lab needs CAP_SYS_ADMIN and CAP_NET_ADMIN (root, or root in a user
+// namespace of its own) and a mounted /proc. Any number of labs can live beside
+// each other, in one process or in several.
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+)
+
+// ErrClosed says that the lab, the machine or the namespace was closed before.
+var ErrClosed = errors.New("closed")
+
+// Lab holds the nodes, pods and hosts that can reach each other. Its methods
+// may be called from several goroutines.
+type Lab struct {
+	fabric *fabric
+
+	// build serializes what changes the fabric and the routes between nodes.
+	build sync.Mutex
+
+	mu       sync.Mutex
+	closed   bool
+	machines map[string]*Machine
+	nodes    []*Node
+	hosts    []*Host
+}
+
+// New makes an empty lab: only the fabric. The error is EPERM (for errors.Is)
+// where the process may not make network namespaces.
+func New() (*Lab, error) {
+	f, err := newFabric()
+	if err != nil {
+		return nil, fmt.Errorf("lab: fabric: %w", err)
+	}
+	return &Lab{fabric: f, machines: map[string]*Machine{}}, nil
+}
+
+// Close ends all child processes, closes all servers, streams and loads and
+// drops all namespaces. Calls after the first do nothing. The kernel dismantles
+// the namespaces a little later, on its own.
+func (l *Lab) Close() error {
+	l.build.Lock()
+	defer l.build.Unlock()
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	machines := make([]*Machine, 0, len(l.machines))
+	for _, m := range l.machines {
+		machines = append(machines, m)
+	}
+	l.mu.Unlock()
+
+	var wg sync.WaitGroup
+	// Clients go before servers, so that none counts the lab's end as a failure.
+	for _, m := range machines {
+		wg.Go(m.closeClients)
+	}
+	wg.Wait()
+	for _, m := range machines {
+		wg.Go(m.close)
+	}
+	wg.Wait()
+	l.fabric.ns.Close()
+	return nil
+}
+
+// add makes m a machine with an empty namespace, under a name that is not taken.
+func (l *Lab) add(m *Machine, kind, name string, profile profile) error {
+	if name == "" {
+		return fmt.Errorf("lab: %s: name is empty", kind)
+	}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return fmt.Errorf("lab: %s %s: lab: %w", kind, name, ErrClosed)
+	}
+	if old := l.machines[name]; old != nil {
+		l.mu.Unlock()
+		return fmt.Errorf("lab: %s %s: name is taken by a %s", kind, name, old.kind)
+	}
+	m.lab, m.kind, m.name = l, kind, name
+	m.ports.init(profile)
+	l.machines[name] = m // reserves the name while the namespace is made
+	l.mu.Unlock()
+
+	ns, err := newNamespace(profile)
+	if err != nil {
+		l.forget(m)
+		return fmt.Errorf("lab: %s %s: %w", kind, name, err)
+	}
+	if !m.setNamespace(ns) { // Lab.Close came in between
+		ns.Close()
+		return fmt.Errorf("lab: %s %s: lab: %w", kind, name, ErrClosed)
+	}
+	return nil
+}
+
+// forget gives the machine's name free.
+func (l *Lab) forget(m *Machine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.machines[m.name] == m {
+		delete(l.machines, m.name)
+	}
+}
+
+func (l *Lab) nodesNow() []*Node {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]*Node(nil), l.nodes...)
+}
+
+func (l *Lab) hostsNow() []*Host {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]*Host(nil), l.hosts...)
+}
+
+// onePerFamily checks that prefixes holds at least one address and at most one
+// of each family.
+func onePerFamily(field string, prefixes []netip.Prefix) error {
+	var have [2]bool
+	if len(prefixes) == 0 {
+		return fmt.Errorf("%s: none given", field)
+	}
+	for _, p := range prefixes {
+		if !p.IsValid() || p.Addr().Is4In6() {
+			return fmt.Errorf("%s: %v is not a valid prefix", field, p)
+		}
+		i := familyIndex(p.Addr())
+		if have[i] {
+			return fmt.Errorf("%s: %v is a second one of its family", field, p)
+		}
+		have[i] = true
+	}
+	return nil
+}
+
+// familyIndex is 0 for IPv4 and 1 for IPv6.
+func familyIndex(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// usableTimeout bounds the wait for a new link. It is long: a loaded test
+// machine is slow, and only a broken one gets there.
+const usableTimeout = 10 * time.Second
+
+// addVeth makes a veth pair, one end here under name, the other as peerName in
+// the namespace peer, and sets both up.
+func (n *Namespace) addVeth(name string, peer *Namespace, peerName string) (here, there netlink.Link, err error) {
+	fd := peer.FD()
+	if n.FD() < 0 || fd < 0 {
+		return nil, nil, fmt.Errorf("veth %s: %w", name, ErrClosed)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName = peerName
+	veth.PeerNamespace = netlink.NsFd(fd)
+	if err := n.nl.LinkAdd(veth); err != nil {
+		return nil, nil, fmt.Errorf("make veth %s: %w", name, err)
+	}
+	there, err = peer.nl.LinkByName(peerName)
+	if err != nil {
+		return nil, nil, fmt.Errorf("find %s: %w", peerName, err)
+	}
+	if err := n.nl.LinkSetUp(veth); err != nil {
+		return nil, nil, fmt.Errorf("set %s up: %w", name, err)
+	}
+	if err := peer.nl.LinkSetUp(there); err != nil {
+		return nil, nil, fmt.Errorf("set %s up: %w", peerName, err)
+	}
+	return veth, there, nil
+}
+
+// addAddr puts an address on a link, without duplicate address detection, so
+// that it can be used at once.
+func (n *Namespace) addAddr(link netlink.Link, p netip.Prefix, scope netlink.Scope) error {
+	addr := &netlink.Addr{IPNet: ipNet(p), Scope: int(scope)}
+	if p.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	if err := n.nl.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("add address %v to %s: %w", p, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// addRoute adds or replaces a route; only the fields that are set matter.
+func (n *Namespace) addRoute(r netlink.Route) error {
+	if err := n.nl.RouteReplace(&r); err != nil {
+		return fmt.Errorf("add route to %v: %w", r.Dst, err)
+	}
+	return nil
+}
+
+// defaultRoute returns the prefix of everything in the address's family.
+func defaultRoute(a netip.Addr) netip.Prefix {
+	if a.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// single returns the prefix of only this address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// waitUsable waits until the link has a carrier and each neighbor answers ARP
+// or ND on it: carrier, bridge port and address changes take effect some time
+// after the calls that cause them. No packet of a protocol above is sent.
+func (n *Namespace) waitUsable(link netlink.Link, neighbors ...netip.Addr) error {
+	deadline := time.Now().Add(usableTimeout)
+	index, name := link.Attrs().Index, link.Attrs().Name
+	for {
+		l, err := n.nl.LinkByIndex(index)
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", name, err)
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: link state is %v after %v", name, l.Attrs().OperState, usableTimeout)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for _, a := range neighbors {
+		if err := n.waitNeighbor(index, a, deadline); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (n *Namespace) waitNeighbor(index int, a netip.Addr, deadline time.Time) error {
+	const answered = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE
+	family := unix.AF_INET
+	if a.Is6() {
+		family = unix.AF_INET6
+	}
+	neigh := &netlink.Neigh{LinkIndex: index, Family: family, IP: a.AsSlice()}
+	var asked time.Time
+	for {
+		list, err := n.nl.NeighList(index, family)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return fmt.Errorf("list neighbors: %w", err)
+		}
+		for _, found := range list {
+			if found.IP.Equal(neigh.IP) && found.State&answered != 0 {
+				return nil
+			}
+		}
+		now := time.Now()
+		if now.After(deadline) {
+			return fmt.Errorf("neighbor %v did not answer in %v", a, usableTimeout)
+		}
+		if now.Sub(asked) > 20*time.Millisecond {
+			// The first question may come too early: IPv6 joins an address's
+			// multicast group, and makes the link-local address to ask from, in the
+			// background. The kernel itself asks again only after a second, so
+			// an unanswered question is taken back and put anew.
+			asked = now
+			if err := n.nl.NeighDel(neigh); err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("forget neighbor %v: %w", a, err)
+			}
+			if err := n.Do(func() error { return resolve(index, family, a) }); err != nil {
+				return fmt.Errorf("resolve %v: %w", a, err)
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// resolve makes the kernel ask for the neighbor's link address. It is written
+// out because netlink.NeighSet always sends a link address of its own.
+func resolve(index, family int, a netip.Addr) error {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+	req.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(index), Flags: netlink.NTF_USE})
+	req.AddData(nl.NewRtAttr(netlink.NDA_DST, a.AsSlice()))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+)
+
+// NodeOptions are a node's addresses.
+type NodeOptions struct {
+	// Addresses are the node's own on the fabric, with the length of the
+	// fabric's subnet: 192.168.100.11/24, fd00:100::11/64. One or two, at most
+	// one of each family. All machines on the fabric have the same subnets; the
+	// first address of a subnet is the fabric gateway's.
+	Addresses []netip.Prefix
+
+	// PodCIDRs are where the node's pods have their addresses: 10.244.1.0/24,
+	// fd00:244:1::/64. At most one of each family, of families in which the
+	// node has an address. May be empty for a node without pods.
+	PodCIDRs []netip.Prefix
+}
+
+// Node is a Kubernetes-like node: a router for its pods, on the fabric with the
+// other nodes. It forwards both families; rp_filter, redirects and duplicate
+// address detection are off; its default route goes to the fabric's gateway.
+type Node struct {
+	Machine
+	podCIDRs [2]netip.Prefix
+
+	podMu sync.Mutex
+	veths int
+}
+
+// Node adds a node. Nodes have routes to each other's pod CIDRs.
+func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
+	l.build.Lock()
+	defer l.build.Unlock()
+	if err := checkNode(opts); err != nil {
+		return nil, fmt.Errorf("lab: node %s: %w", name, err)
+	}
+	n := &Node{}
+	if err := l.add(&n.Machine, "node", name, routerProfile); err != nil {
+		return nil, err
+	}
+	for _, p := range opts.PodCIDRs {
+		n.podCIDRs[familyIndex(p.Addr())] = p.Masked()
+	}
+	if err := n.setUp(opts); err != nil {
+		n.close()
+		return nil, n.wrap(err)
+	}
+	l.mu.Lock()
+	l.nodes = append(l.nodes, n)
+	l.mu.Unlock()
+	return n, nil
+}
+
+func checkNode(opts NodeOptions) error {
+	if err := onePerFamily("Addresses", opts.Addresses); err != nil {
+		return err
+	}
+	if len(opts.PodCIDRs) == 0 {
+		return nil
+	}
+	if err := onePerFamily("PodCIDRs", opts.PodCIDRs); err != nil {
+		return err
+	}
+	for _, cidr := range opts.PodCIDRs {
+		found := false
+		for _, a := range opts.Addresses {
+			found = found || a.Addr().Is4() == cidr.Addr().Is4()
+		}
+		if !found {
+			return fmt.Errorf("PodCIDRs: %v: the node has no address of that family", cidr)
+		}
+	}
+	return nil
+}
+
+func (n *Node) setUp(opts NodeOptions) error {
+	if err := n.lab.fabric.attach(&n.Machine, opts.Addresses); err != nil {
+		return err
+	}
+	for _, a := range n.Addrs() {
+		err := n.ns.addRoute(netlink.Route{
+			LinkIndex: n.link.Attrs().Index,
+			Dst:       ipNet(defaultRoute(a)),
+			Gw:        n.lab.fabric.gateway(a).AsSlice(),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, other := range n.lab.nodesNow() {
+		if err := n.routeToPodsOf(other); err != nil {
+			return err
+		}
+		if err := other.routeToPodsOf(n); err != nil {
+			return err
+		}
+	}
+	for _, h := range n.lab.hostsNow() {
+		if !h.routesToPods {
+			continue
+		}
+		if err := h.routeToPodsOf(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routeToPodsOf adds routes to the pod CIDRs of n through n, in the families
+// that the two machines share.
+func (m *Machine) routeToPodsOf(n *Node) error {
+	for i, cidr := range n.podCIDRs {
+		if !cidr.IsValid() || !m.addrs[i].IsValid() {
+			continue
+		}
+		if err := m.AddRoute(cidr, n.addrs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PodCIDRs returns the node's pod CIDRs, IPv4 first.
+func (n *Node) PodCIDRs() []netip.Prefix {
+	var cidrs []netip.Prefix
+	for _, p := range n.podCIDRs {
+		if p.IsValid() {
+			cidrs = append(cidrs, p)
+		}
+	}
+	return cidrs
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// socket is a non-blocking socket that Go's poller waits for. Package net has
+// no SCTP, so all stream sockets and all clients go this way.
+type socket struct {
+	file  *os.File
+	raw   syscall.RawConn
+	proto Protocol
+
+	listens, abort atomic.Bool // how Close ends it
+}
+
+// openSocket opens a socket in the calling thread's namespace. An IPv6 one is
+// for IPv6 only: an SCTP socket of both families would list its addresses of
+// both to its peer, past every NAT.
+func openSocket(p Protocol, ipv6 bool) (*socket, error) {
+	domain, kind, proto := unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP
+	if ipv6 {
+		domain = unix.AF_INET6
+	}
+	switch p {
+	case TCP:
+	case UDP:
+		kind, proto = unix.SOCK_DGRAM, unix.IPPROTO_UDP
+	case SCTP:
+		proto = unix.IPPROTO_SCTP
+	default:
+		return nil, fmt.Errorf("protocol %d: %w", int(p), errors.ErrUnsupported)
+	}
+	fd, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if ipv6 {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			unix.Close(fd)
+			return nil, os.NewSyscallError("setsockopt IPV6_V6ONLY", err)
+		}
+	}
+	return newSocket(p, fd)
+}
+
+// newSocket takes over a non-blocking file descriptor.
+func newSocket(p Protocol, fd int) (*socket, error) {
+	f := os.NewFile(uintptr(fd), "socket")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &socket{file: f, raw: raw, proto: p}, nil
+}
+
+// control runs fn on the descriptor.
+func (s *socket) control(fn func(fd int) error) error {
+	var err error
+	if cerr := s.raw.Control(func(fd uintptr) { err = fn(int(fd)) }); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+func (s *socket) setInt(level, option, value int) error {
+	return s.control(func(fd int) error { return unix.SetsockoptInt(fd, level, option, value) })
+}
+
+func (s *socket) bind(a netip.AddrPort) error {
+	return s.control(func(fd int) error { return unix.Bind(fd, sockaddr(a)) })
+}
+
+// connect connects, or gives up at the deadline with os.ErrDeadlineExceeded.
+//
+// An ICMP error that arrives while the connect call still holds the socket is
+// only a soft error to TCP over IPv6 and to SCTP: the caller hears of it when
+// TCP repeats the SYN after a second, or never. Between veth pairs, whose packets
+// are handled within the call that sends them, this is the usual case (seen on
+// 6.12 and 6.18), also for the rejection of a Service without endpoints.
+// SO_ERROR reports soft errors too, so it is asked at once.
+func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
+	if err := s.file.SetDeadline(deadline); err != nil {
+		return err
+	}
+	var err error
+	begun := false
+	werr := s.raw.Write(func(fd uintptr) bool {
+		if !begun {
+			begun = true
+			err = unix.Connect(int(fd), sockaddr(dest))
+			if err != unix.EINPROGRESS && err != unix.EINTR && err != unix.EALREADY {
+				return true
+			}
+		}
+		if err = pendingError(int(fd)); err != nil {
+			return true
+		}
+		// The poller may wake up for nothing; only a peer is proof.
+		_, perr := unix.Getpeername(int(fd))
+		return perr == nil
+	})
+	if werr == nil {
+		return err
+	}
+	// The cause may have come as a soft error, which wakes nobody up.
+	if err := s.control(pendingError); err != nil {
+		return err
+	}
+	return werr
+}
+
+// pendingError takes the socket's pending error, soft errors included.
+func pendingError(fd int) error {
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && code != 0 {
+		err = unix.Errno(code)
+	}
+	return err
+}
+
+// accept waits for the next connection.
+func (s *socket) accept() (*socket, netip.AddrPort, error) {
+	var (
+		fd   int
+		from unix.Sockaddr
+		err  error
+	)
+	rerr := s.raw.Read(func(lfd uintptr) bool {
+		fd, from, err = unix.Accept4(int(lfd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return err != unix.EAGAIN && err != unix.EINTR
+	})
+	if rerr != nil {
+		return nil, netip.AddrPort{}, rerr
+	}
+	if err != nil {
+		return nil, netip.AddrPort{}, os.NewSyscallError("accept", err)
+	}
+	c, err := newSocket(s.proto, fd)
+	return c, addrPort(from), err
+}
+
+// local returns the socket's own address, the invalid one if it has none.
+func (s *socket) local() netip.AddrPort {
+	var a netip.AddrPort
+	_ = s.control(func(fd int) error {
+		sa, err := unix.Getsockname(fd)
+		if err == nil {
+			a = addrPort(sa)
+		}
+		return err
+	})
+	return a
+}
+
+// abortOnClose makes Close end the connection with TCP's RST or SCTP's ABORT.
+// Then no TIME_WAIT holds the port, and conntrack takes the next connection from
+// the same port as a new one.
+func (s *socket) abortOnClose() {
+	s.abort.Store(true)
+	_ = s.control(func(fd int) error {
+		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	})
+}
+
+// keepAlive finds out about dead TCP peers in about a minute. SCTP has its own
+// heartbeats.
+func (s *socket) keepAlive() {
+	_ = s.setInt(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	_ = s.setInt(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30)
+	_ = s.setInt(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 10)
+	_ = s.setInt(unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3)
+}
+
+// Read, Write and Close make a socket an io.ReadWriteCloser. Unlike os.File's,
+// their errors do not name the descriptor.
+func (s *socket) Read(b []byte) (int, error) {
+	n, err := s.file.Read(b)
+	return n, bare(err)
+}
+
+func (s *socket) Write(b []byte) (int, error) {
+	n, err := s.file.Write(b)
+	return n, bare(err)
+}
+
+func (s *socket) Close() error {
+	s.endAtOnce()
+	return closeNow(s.file)
+}
+
+func bare(err error) error {
+	if pe := (*os.PathError)(nil); errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// sockaddr is for addresses without a zone, except that a numeric zone is taken
+// as the link's index.
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+	var zone uint32
+	if _, err := fmt.Sscan(a.Addr().Zone(), &zone); err == nil {
+		sa.ZoneId = zone
+	}
+	return sa
+}
+
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
