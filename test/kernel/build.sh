@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the User Mode Linux kernel of the tests, once, and prints its path.
+#
+#   build.sh            build unless it is cached already
+#   build.sh --cached   print the path of the cached kernel, or fail; builds nothing
+#
+# stdout carries the path and nothing else; everything else goes to stderr.
+#
+# The kernel is Debian's linux-source-6.12, unmodified, with tinyconfig and the
+# fragment kernel.config. It lands in
+#   ${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel/<version>-<hash>/linux
+# where the hash is of the fragment, so a changed fragment builds a new kernel.
+# SLIPSTREAM_TESTKERNEL names a kernel that is ready; then nothing is built.
+set -euo pipefail
+
+package=linux-source-6.12
+build_packages=(bc bison flex gcc libc6-dev libelf-dev make xz-utils "$package")
+
+say() { printf 'test/kernel: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+cached_only=
+case "${1-}" in
+  '') ;;
+  --cached) cached_only=1 ;;
+  *) die "unknown argument '$1'; usage: build.sh [--cached]" ;;
+esac
+[ $# -le 1 ] || die "too many arguments; usage: build.sh [--cached]"
+
+if [ -n "${SLIPSTREAM_TESTKERNEL-}" ]; then
+  [ -x "$SLIPSTREAM_TESTKERNEL" ] || die "SLIPSTREAM_TESTKERNEL: '$SLIPSTREAM_TESTKERNEL' is not an executable file"
+  printf '%s\n' "$SLIPSTREAM_TESTKERNEL"
+  exit 0
+fi
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+fragment=$here/kernel.config
+if [ -z "${XDG_CACHE_HOME-}${HOME-}" ]; then die "neither XDG_CACHE_HOME nor HOME is set: no place for the kernel"; fi
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel
+hash=$(sha256sum "$fragment" | cut -c1-12)
+
+# newest prints the cached kernel of this fragment with the highest version.
+newest() {
+  local found
+  found=$(find "$cache" -mindepth 2 -maxdepth 2 -path "*-$hash/linux" -type f -perm -u+x 2>/dev/null | sort -V | tail -n 1)
+  [ -n "$found" ] && printf '%s\n' "$found"
+}
+
+if newest; then exit 0; fi
+[ -z "$cached_only" ] || die "no kernel for this kernel.config is cached in $cache"
+
+mkdir -p "$cache"
+exec 9>"$cache/.lock"
+if ! flock -n 9; then
+  say "another build is running; waiting for it"
+  flock 9
+fi
+if newest; then exit 0; fi
+
+# --- Packages -------------------------------------------------------------------
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+[ "$(uname -m)" = x86_64 ] || die "this kernel is built on x86_64 only, and this is $(uname -m)"
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
+  die "building needs Debian's package $package, and there is no apt-get here; name a ready kernel in SLIPSTREAM_TESTKERNEL"
+
+missing=()
+for p in "${build_packages[@]}"; do installed "$p" || missing+=("$p"); done
+if [ ${#missing[@]} -gt 0 ]; then
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || die "not root and no sudo: please install ${missing[*]}"
+    as_root=(sudo)
+  fi
+  apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 "$@" 9>&- >&2; }
+  say "installing ${missing[*]}"
+  # The index may be absent (a fresh image) or stale (a package version gone from
+  # the mirror), hence the second try.
+  apt install -y --no-install-recommends "${missing[@]}" 2>/dev/null || {
+    apt update || say "apt-get update failed; trying to install anyway"
+    apt install -y --no-install-recommends "${missing[@]}" || die "cannot install ${missing[*]}"
+  }
+fi
+version=$(dpkg-query -W -f '${Version}' "$package")
+tarball=/usr/src/$package.tar.xz
+[ -f "$tarball" ] || die "package $package $version has no $tarball"
+
+# --- Build ----------------------------------------------------------------------
+# The build directory is in the cache, not in /tmp: unpacked it takes about 2 GB.
+work=$(mktemp -d "$cache/.build-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+say "building $package $version (4 to 10 minutes on two cores); log in $cache/build.log"
+log=$cache/build.log
+: >"$log"
+run() { "$@" >>"$log" 2>&1 9>&- || { tail -n 40 "$log" >&2; die "failed: $*"; }; }
+
+run tar -xJf "$tarball" -C "$work" --strip-components=1
+cd "$work"
+# ARCH=um takes the compiler's flags from the environment; a caller's must not leak in.
+unset CFLAGS CPPFLAGS LDFLAGS MAKEFLAGS KCONFIG_CONFIG ARCH CROSS_COMPILE SUBARCH
+run make ARCH=um tinyconfig
+run scripts/kconfig/merge_config.sh -m .config "$fragment"
+run make ARCH=um olddefconfig
+
+# --- Did every option survive? ---------------------------------------------------
+lost=()
+while IFS='=' read -r option value; do
+  case "$value" in
+    n) if grep -q "^$option=" .config; then lost+=("$option=n"); fi ;;
+    *) if ! grep -qxF "$option=$value" .config; then lost+=("$option=$value"); fi ;;
+  esac
+done < <(grep -E '^CONFIG_[A-Z0-9_]+=' "$fragment")
+if [ ${#lost[@]} -gt 0 ]; then
+  say "these options of kernel.config did not end up in the kernel's .config:"
+  printf '  %s\n' "${lost[@]}" >&2
+  die "a dependency of theirs is missing, or $version does not know them"
+fi
+
+run make ARCH=um -j "$(nproc)" linux
+run strip linux
+
+# A rename makes it appear whole or not at all.
+dest=$cache/$version-$hash
+rm -rf "$dest"
+mkdir "$work/out"
+cp linux .config "$work/out/"
+mv "$work/out/.config" "$work/out/config"
+mv "$work/out" "$dest"
+say "built in ${SECONDS} seconds"
+printf '%s\n' "$dest/linux"

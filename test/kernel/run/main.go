@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command run runs one command on the User Mode Linux test kernel and exits with the
+// command's exit code, or with 125 when there is no result.
+//
+//	go run ./test/kernel/run [flags] command [argument...]
+//
+// The kernel is the one that SLIPSTREAM_TESTKERNEL names, or else the one that
+// test/kernel/build.sh has cached. The command sees the host's files.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
+)
+
+// noResult is the exit code when the machine failed, not the command.
+const noResult = 125
+
+func main() {
+	uml.Init()
+	code, err := run()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+func run() (int, error) {
+	timeout := flag.Duration("timeout", 10*time.Minute, "kill the machine after this time")
+	memory := flag.String("mem", "2G", "memory of the machine")
+	dir := flag.String("C", ".", "working directory")
+	script := flag.String("build-script", "test/kernel/build.sh", "build.sh, which knows where a built kernel is cached")
+	console := flag.Bool("console", false, "show the kernel's own messages on standard error")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: run [flags] command [argument...]")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
+		return noResult, nil
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+
+	kernel, err := uml.Find(ctx, *script)
+	if err != nil {
+		return noResult, err
+	}
+	path, err := exec.LookPath(flag.Arg(0))
+	if err != nil {
+		return noResult, err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return noResult, err
+	}
+	workDir, err := filepath.Abs(*dir)
+	if err != nil {
+		return noResult, err
+	}
+	machine := uml.Machine{Kernel: kernel, Memory: *memory}
+	if *console {
+		machine.Console = os.Stderr
+	}
+	result, err := machine.Run(ctx, uml.Command{
+		Path: path,
+		Args: flag.Args()[1:],
+		Dir:  workDir,
+		Env:  os.Environ(),
+	}, os.Stdout)
+	if err != nil {
+		return noResult, err
+	}
+	return result.ExitCode, nil
+}

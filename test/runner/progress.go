@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// progress tells what goes on.
+type progress struct {
+	to      io.Writer
+	module  string // import path that package paths are shortened by
+	verbose bool
+
+	mu sync.Mutex
+}
+
+// event shows the output of a test as it comes, if wanted.
+func (p *progress) event(kind string, e event) {
+	if !p.verbose || e.Action != "output" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.to, "[%s] %s\n", kind, strings.TrimSuffix(e.Output, "\n"))
+}
+
+// done shows one line for a package that ended on a kernel.
+func (p *progress) done(r packageRun) {
+	status := "ok  "
+	if r.failed() {
+		status = "FAIL"
+	}
+	var c cell
+	for _, t := range mergePackage([]packageRun{r}) {
+		c.count(t.on[r.kernel])
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.to, "%s  %-24s %-28s %s (%v)\n", status, r.kernel, shorten(r.pkg, p.module), c, r.elapsed.Round(10*time.Millisecond))
+}
+
+// shorten makes a package path relative to its module.
+func shorten(pkg, module string) string {
+	if rest, ok := strings.CutPrefix(pkg, module); ok {
+		return "." + rest
+	}
+	return pkg
+}
