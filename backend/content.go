@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/desired"
 )
@@ -107,4 +108,24 @@ func Difference(want, got *Content) string {
 		}
 	}
 	return strings.Join(out, "\n")
+}
+
+// Compare reads back what the kernel has and returns how it differs from what is
+// wanted, as Difference does. A difference is believed only when it lasts: while
+// the kernel resizes a hash table in the background, which it does for some
+// milliseconds after many elements were added or deleted, its dump of a set can
+// leave elements out (Linux up to at least 6.18).
+func Compare(r Reader, want *Content) (string, error) {
+	const tries, pause = 20, 50 * time.Millisecond
+	for try := 1; ; try++ {
+		got, err := r.Read()
+		if err != nil {
+			return "", err
+		}
+		diff := Difference(want, got)
+		if diff == "" || try == tries {
+			return diff, nil
+		}
+		time.Sleep(pause)
+	}
 }

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/desired/desiredtest"
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// kernel is a network namespace, and a backend in it.
+type kernel struct {
+	*Backend
+	ns *lab.Namespace
+	t  *testing.T
+}
+
+func newKernel(t *testing.T) *kernel {
+	kerneltest.Require(t, kerneltest.NFTables)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &kernel{ns: ns, t: t}
+	t.Cleanup(func() {
+		if err := errors.Join(k.Close(), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	k.Backend = k.open()
+	return k
+}
+
+// open makes another backend in the same namespace, as another run would.
+func (k *kernel) open() *Backend {
+	b, err := New(backend.Config{NetNS: k.ns.FD(), MasqueradeBit: backend.DefaultMasqueradeBit})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return b
+}
+
+// has fails the test unless the kernel has what the state says.
+func (k *kernel) has(s *desired.State) {
+	k.t.Helper()
+	diff, err := backend.Compare(k, backend.ContentOf(s.Full()))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if diff != "" {
+		k.t.Fatalf("the kernel differs:\n%s", diff)
+	}
+}
+
+// nft runs the nft command in the namespace.
+func (k *kernel) nft(args ...string) string {
+	k.t.Helper()
+	kerneltest.Require(k.t, kerneltest.NFTBinary)
+	var out []byte
+	err := k.ns.Do(func() (err error) {
+		out, err = exec.Command("nft", args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		k.t.Fatalf("nft %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func reconcile(t *testing.T, b *Backend, s *desired.State) {
+	t.Helper()
+	if _, err := b.Reconcile(s.Full()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func apply(t *testing.T, b *Backend, s *desired.State) {
+	t.Helper()
+	if _, err := b.Apply(s.Change()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// web sets Service default/web number i with endpoints at host numbers.
+func web(s *desired.State, i int, hosts ...int) {
+	name := fmt.Sprintf("web-%d", i)
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs: []string{fmt.Sprintf("10.96.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:96::%x", i)},
+			Ports:      []corev1.ServicePort{{Port: 80}},
+		},
+	})
+	for family, format := range map[discoveryv1.AddressType]string{
+		discoveryv1.AddressTypeIPv4: "10.244.1.%d", discoveryv1.AddressTypeIPv6: "fd00:244:1::%x",
+	} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: name + strings.ToLower(string(family)),
+				Labels: map[string]string{discoveryv1.LabelServiceName: name},
+			},
+			AddressType: family,
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}},
+		}
+		for _, h := range hosts {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf(format, h)}})
+		}
+		s.SetEndpointSlice(slice)
+	}
+}
+
+// hosts are n host numbers.
+func hosts(n int) (all []int) {
+	for i := range n {
+		all = append(all, 1+i)
+	}
+	return all
+}
+
+// TestRandomSequences applies long random sequences of changes to the kernel,
+// each as strictly checked as the kernel does, and compares what it then has
+// with what is wanted, and with what another namespace has that is programmed
+// from nothing.
+func TestRandomSequences(t *testing.T) {
+	for i := range 8 {
+		seed := uint64(time.Now().UnixNano()) + uint64(i)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			k := newKernel(t)
+			c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 30_000))
+			var w desiredtest.World
+			s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+			reconcile(t, k.Backend, s)
+			for n := 0; c.More(); n++ {
+				w.Step(c, s)
+				if c.Below(3) > 0 {
+					continue
+				}
+				if c.Below(16) == 0 {
+					reconcile(t, k.Backend, s)
+				} else {
+					apply(t, k.Backend, s)
+				}
+				if n%8 == 0 {
+					k.has(s)
+				}
+			}
+			apply(t, k.Backend, s)
+			k.has(s)
+			if err := k.Check(); err != nil {
+				t.Error(err)
+			}
+
+			other := newKernel(t)
+			fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+			w.Tell(fresh, rand.New(rand.NewPCG(seed, 1)))
+			reconcile(t, other.Backend, fresh)
+			other.has(fresh)
+			want, err := other.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff, err := backend.Compare(k, want); err != nil || diff != "" {
+				t.Errorf("changes and fresh programming differ: %v\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestReconcileTakesOver starts on what the kernel may have been left with.
+func TestReconcileTakesOver(t *testing.T) {
+	for name, leave := range map[string]func(k *kernel){
+		"nothing": func(k *kernel) { k.nft("flush", "ruleset") },
+		"an earlier run's Services": func(k *kernel) {
+			s := desired.New(desired.Config{})
+			web(s, 1, hosts(3)...)
+			web(s, 7, hosts(20)...)
+			reconcile(k.t, k.Backend, s)
+		},
+		"a table without rules": func(k *kernel) { k.nft("flush", "table", "ip", tableName) },
+		"an emptied map":        func(k *kernel) { k.nft("flush", "map", "ip", tableName, "endpoints") },
+		"a strange table":       func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.nft("add", "table", "ip", tableName) },
+		"a set of another type": func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.strangeSet() },
+		"another configuration": func(k *kernel) {
+			k.config.MasqueradeAll = true
+			reconcile(k.t, k.Backend, desired.New(desired.Config{}))
+		},
+		"one family only":        func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
+		"somebody's extra chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t)
+			reconcile(t, k.Backend, desired.New(desired.Config{}))
+			leave(k)
+			s := desired.New(desired.Config{})
+			web(s, 1, hosts(2)...)
+			web(s, 2)
+			next := k.open()
+			defer next.Close()
+			reconcile(t, next, s)
+			k.has(s)
+			if err := next.Check(); err != nil {
+				t.Error(err)
+			}
+			web(s, 1, hosts(5)...)
+			apply(t, next, s)
+			k.has(s)
+		})
+	}
+}
+
+// strangeSet makes our table with our comment but another kind of set in it.
+func (k *kernel) strangeSet() {
+	s := schemas[desired.IPv4]
+	skeleton, err := k.skeleton(&s)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	s.hairpin = &nfnl.Set{Name: s.hairpin.Name, KeyType: nfnl.TypeMark, KeyLen: 4}
+	var batch nfnl.Batch
+	batch.AddTable(s.table, skeleton.comment)
+	batch.AddSet(s.table, s.hairpin)
+	if err := k.conn.Commit(&batch, 0); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// TestCheckFindsDamage does what others may do to our tables.
+func TestCheckFindsDamage(t *testing.T) {
+	for _, damage := range []string{
+		"flush ruleset",
+		"delete table ip slipstream",
+		"flush table ip6 slipstream",
+		"flush chain ip slipstream services",
+		"flush map ip slipstream frontends",
+		"flush map ip slipstream endpoints",
+		"flush map ip6 slipstream pools",
+		"flush set ip slipstream cluster-ips",
+	} {
+		t.Run(damage, func(t *testing.T) {
+			k := newKernel(t)
+			s := desired.New(desired.Config{})
+			web(s, 1, hosts(2)...)
+			web(s, 2, hosts(1)...)
+			reconcile(t, k.Backend, s)
+			if err := k.Check(); err != nil {
+				t.Fatalf("before the damage: %v", err)
+			}
+			k.nft(strings.Fields(damage)...)
+			if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+				t.Fatalf("after the damage: %v", err)
+			}
+			reconcile(t, k.Backend, s)
+			k.has(s)
+			if err := k.Check(); err != nil {
+				t.Fatalf("after the repair: %v", err)
+			}
+		})
+	}
+}
+
+// TestOthersAreLeftAlone has another table next to ours, whose changes are no
+// damage and which survives all that we do.
+func TestOthersAreLeftAlone(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(2)...)
+	reconcile(t, k.Backend, s)
+	k.nft("add", "table", "ip", "other")
+	k.nft("add", "set", "ip", "other", "s", "{ type ipv4_addr; elements = { 10.0.0.1 } }")
+	if err := k.Check(); err != nil {
+		t.Errorf("another table's change is taken for damage: %v", err)
+	}
+	before := k.nft("list", "table", "ip", "other")
+	web(s, 1, hosts(9)...)
+	apply(t, k.Backend, s)
+	reconcile(t, k.Backend, s)
+	if err := k.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	if after := k.nft("list", "ruleset"); after != before {
+		t.Errorf("the ruleset after cleanup is\n%s\nwant\n%s", after, before)
+	}
+	if err := k.Cleanup(); err != nil {
+		t.Errorf("cleanup of nothing: %v", err)
+	}
+}
+
+// TestRefusalNamesTheService has the kernel refuse a change, which must then
+// leave everything as it was.
+func TestRefusalNamesTheService(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(2)...)
+	web(s, 2, hosts(2)...)
+	reconcile(t, k.Backend, s)
+	before, err := k.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Somebody takes one endpoint of web-2 away; we go on to delete it.
+	id := k.poolOf(t, "web-2")
+	var batch nfnl.Batch
+	v4 := &schemas[desired.IPv4]
+	batch.DeleteElement(v4.table, v4.endpoints, v4.endpointKey(nil, id, 1))
+	if err := k.conn.Commit(&batch, 0); err != nil {
+		t.Fatal(err)
+	}
+	web(s, 1, hosts(7)...)
+	web(s, 2)
+	_, err = k.Apply(s.Change())
+	if err == nil || !strings.Contains(err.Error(), "Service default/web-2") {
+		t.Errorf("the refusal does not name the Service: %v", err)
+	}
+	after, err := k.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := after.Frontends, before.Frontends; len(got) != len(want) || got[webKey(1)].String() != want[webKey(1)].String() {
+		t.Errorf("a refused change had an effect: web-1 has %v, had %v", got[webKey(1)], want[webKey(1)])
+	}
+	if _, err := k.Apply(s.Change()); err == nil {
+		t.Error("Apply after a refusal")
+	}
+	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+		t.Errorf("Check after a refusal: %v", err)
+	}
+	reconcile(t, k.Backend, s)
+	k.has(s)
+}
+
+// poolOf is the ID of a Service's IPv4 pool.
+func (k *kernel) poolOf(t *testing.T, name string) desired.PoolID {
+	for id, p := range k.pools {
+		if p.service.Name == name && p.family == desired.IPv4 {
+			return desired.PoolID(id)
+		}
+	}
+	t.Fatalf("no pool of %s", name)
+	return 0
+}
+
+// TestChainsAndRulesDoNotGrow counts them with few and with many Services of
+// all sizes.
+func TestChainsAndRulesDoNotGrow(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	reconcile(t, k.Backend, s)
+	count := func() (chains, rules int) {
+		for line := range strings.Lines(k.nft("-a", "list", "table", "ip", tableName)) {
+			if strings.Contains(line, "chain ") && strings.Contains(line, "{") {
+				chains++
+			} else if strings.Contains(line, "# handle") && !strings.Contains(line, "{") {
+				rules++
+			}
+		}
+		return chains, rules
+	}
+	chains, rules := count()
+	if chains == 0 || rules == 0 {
+		t.Fatalf("%d chains, %d rules", chains, rules)
+	}
+	for i := range 300 {
+		web(s, i, hosts(i%60)...)
+	}
+	apply(t, k.Backend, s)
+	k.has(s)
+	if c, r := count(); c != chains || r != rules {
+		t.Errorf("%d chains and %d rules with 300 Services, %d and %d with none", c, r, chains, rules)
+	}
+}
+
+// TestNFTLists makes sure that the nft command can show our tables, as text and
+// as JSON: versions up to 1.0.6 abort on look-ups in the result of look-ups
+// unless these are dressed up (see the package's documentation).
+func TestNFTLists(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(2)...)
+	reconcile(t, k.Backend, s)
+	text := k.nft("list", "ruleset")
+	for _, want := range []string{
+		`10.96.0.1 . tcp . 80 comment "default/web-1"`,
+		"fd00:96::1 . tcp . 80",
+		"10.244.1.2 . 8080",
+		"vmap @picks",
+		"0x00000002 : goto pick-2",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("nft list ruleset does not show %q", want)
+		}
+	}
+	if json := k.nft("-j", "list", "ruleset"); !strings.Contains(json, `"frontends"`) {
+		t.Errorf("nft -j list ruleset: %s", json)
+	}
+}

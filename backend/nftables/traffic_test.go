@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func webKey(i int) desired.FrontendKey {
+	return desired.FrontendKey{
+		AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80),
+		Protocol: desired.TCP,
+	}
+}
+
+// street is a node with a client and one server that listens on many ports,
+// each of which counts as a backend.
+type street struct {
+	*Backend
+	client, server *lab.Pod
+	state          *desired.State
+}
+
+const firstPort = 8000
+
+func newStreet(t *testing.T, ports int) *street {
+	kerneltest.Require(t, kerneltest.NFTables)
+	l, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	node, err := l.Node("n1", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+	})
+	must(err)
+	s := &street{state: desired.New(desired.Config{NodeName: "n1"})}
+	s.client, err = node.Pod("client", netip.MustParseAddr("10.244.1.2"))
+	must(err)
+	s.server, err = node.Pod("server", netip.MustParseAddr("10.244.1.3"))
+	must(err)
+	for i := range ports {
+		_, err := s.server.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(firstPort+i)))
+		must(err)
+	}
+	s.Backend, err = New(backend.Config{NetNS: node.Namespace().FD(), MasqueradeBit: backend.DefaultMasqueradeBit})
+	must(err)
+	t.Cleanup(func() { s.Close() })
+	s.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+	})
+	s.open(0, ports)
+	reconcile(t, s.Backend, s.state)
+	return s
+}
+
+// open makes the ports from (and including) first up to (without) end the
+// Service's backends, each by a slice of its own.
+func (s *street) open(first, end int) {
+	for i := first; i < end; i++ {
+		s.state.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("web-", i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(firstPort + i))}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
+		})
+	}
+}
+
+// shut takes backends away.
+func (s *street) shut(first, end int) {
+	for i := first; i < end; i++ {
+		s.state.DeleteEndpointSlice("default", fmt.Sprint("web-", i))
+	}
+}
+
+// TestSpread makes connections and asks by a chi-squared test whether all
+// backends are equally likely. For each size the test fails by chance once in a
+// million runs (the critical values below); a backend that is hit half or twice
+// as often as the others fails it practically always.
+func TestSpread(t *testing.T) {
+	// Critical values of the chi-squared distribution for p = 1e-6, by
+	// degrees of freedom.
+	critical := map[int]float64{2: 27.631, 7: 40.522, 8: 42.701, 16: 58.326, 20: 65.419}
+	for _, size := range []int{3, 8, 9, 17, 21} {
+		t.Run(fmt.Sprint(size, " backends"), func(t *testing.T) {
+			s := newStreet(t, size)
+			perBackend := 100
+			hits := map[uint16]int{}
+			for range size * perBackend {
+				reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)
+				if err != nil {
+					t.Fatal(err)
+				}
+				hits[reply.Local.Port()]++
+			}
+			var chi float64
+			for i := range size {
+				d := float64(hits[uint16(firstPort+i)] - perBackend)
+				chi += d * d / float64(perBackend)
+			}
+			if len(hits) > size || chi > critical[size-1] {
+				t.Errorf("chi-squared %.1f is above %.1f; hits by port: %v", chi, critical[size-1], hits)
+			}
+		})
+	}
+}
+
+// TestNothingFailsMeanwhile makes connections all the time while the backend
+// programs: pools that grow and shrink across the sizes that chains are made
+// for, and everything anew, in place and from nothing. At no moment may a
+// connection fail or reach a port that was never a backend.
+func TestNothingFailsMeanwhile(t *testing.T) {
+	const ports = 20
+	s := newStreet(t, ports)
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webKey(1).AddrPort, lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.client.Stream(lab.TCP, webKey(1).AddrPort, 5*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 60 {
+		size := 1 + (round*7)%(ports-1)
+		s.shut(size, ports)
+		apply(t, s.Backend, s.state)
+		s.open(size, ports)
+		apply(t, s.Backend, s.state)
+		switch round % 3 {
+		case 0:
+			reconcile(t, s.Backend, s.state)
+		case 1: // another configuration makes another skeleton: the table is replaced
+			s.config.MasqueradeAll = !s.config.MasqueradeAll
+			reconcile(t, s.Backend, s.state)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	stats := load.Stop()
+	if stats.Failed > 0 || stats.OK < 100 {
+		t.Errorf("connections meanwhile: %v, first failure: %v", stats, stats.First)
+	}
+	if st := stream.Stats(); st.Failed > 0 || st.Moved > 0 || st.Received == 0 {
+		t.Errorf("the connection that was established before: %+v", st)
+	}
+	if err := stream.Close(); err != nil {
+		t.Error(err)
+	}
+}
