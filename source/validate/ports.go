@@ -72,7 +72,9 @@ func servicePorts(path *field.Path, spec *corev1.ServiceSpec) field.ErrorList {
 		faults = append(faults, protocol(path.Child("protocol"), p.Protocol)...)
 		faults = append(faults, appProtocol(path.Child("appProtocol"), p.AppProtocol)...)
 		faults = append(faults, portNumber(path.Child("port"), p.Port)...)
-		faults = append(faults, targetPort(path.Child("targetPort"), p.TargetPort)...)
+		if p.TargetPort != intstr.FromInt32(p.Port) { // the default, or said just now
+			faults = append(faults, targetPort(path.Child("targetPort"), p.TargetPort)...)
+		}
 		faults = append(faults, nodePort(path.Child("nodePort"), spec.Type, p.NodePort)...)
 
 		if key := (portKey{p.Protocol, p.Port}); ports[key] {

@@ -4,6 +4,7 @@ package validate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -127,7 +128,8 @@ func families(path *field.Path, spec *corev1.ServiceSpec) field.ErrorList {
 				fmt.Sprintf("clusterIPs[%d], %s, is of the other family", i, value)))
 		}
 	}
-	if len(spec.IPFamilies) != len(spec.ClusterIPs) {
+	known := !slices.ContainsFunc(spec.ClusterIPs, func(ip string) bool { return family(ip) == "" })
+	if known && len(spec.IPFamilies) != len(spec.ClusterIPs) {
 		faults = append(faults, field.Invalid(list, spec.IPFamilies,
 			fmt.Sprintf("must have as many members as clusterIPs, %d", len(spec.ClusterIPs))))
 	}

@@ -6,7 +6,7 @@ import "golang.org/x/sys/unix"
 
 // AddElement adds an element to a set, or to a map with its value. The comment
 // may be empty. An element that is there already with the same value is left
-// as it is; with another value the batch fails (EBUSY).
+// as it is; with another value the batch fails.
 func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	if len(value) > 0 {

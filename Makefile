@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# 'make' lists the targets. Those that need root say so.
+
+# sudo's PATH often lacks the place where Go is installed by default.
+GO ?= $(firstword $(shell command -v go 2>/dev/null) $(wildcard /usr/local/go/bin/go) go)
+export PATH := $(PATH):$(patsubst %/,%,$(dir $(GO)))
+export CGO_ENABLED = 0
+
+VERSION := $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo devel)
+# Version control is asked above; Go would refuse to in a checkout of another user's.
+BUILD := $(GO) build -buildvcs=false -trimpath
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+
+.DEFAULT_GOAL := help
+.PHONY: help build test deps lint fmt demo bench fuzz clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build bin/slipstream, a static binary
+	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
+
+test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernel (root)
+	$(GO) run ./test/runner ./...
+
+deps: ## Install what the tests need (root; Debian packages)
+	test/deps.sh
+
+lint: bin/staticcheck ## Check formatting, go vet and staticcheck
+	@unformatted=$$(gofmt -l $$(git -c safe.directory='*' ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'ed: $$unformatted"; exit 1; }
+	$(GO) vet ./...
+	bin/staticcheck ./...
+
+bin/staticcheck: tools/go.mod
+	cd tools && $(GO) build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+
+fmt: ## Format the code
+	gofmt -w $$(git -c safe.directory='*' ls-files '*.go')
+
+demo: build ## Show Services at work in a lab of network namespaces (root)
+	$(GO) run ./demo -slipstream bin/slipstream
+
+bench: build ## Measure programming 10,000 Services of 10 endpoints (root)
+	bin/slipstream bench sync --services 10000 --endpoints 10
+
+fuzz: ## Fuzz the manifest decoder and the desired state, a minute each
+	$(GO) test ./source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m
+	$(GO) test ./desired -run '^$$' -fuzz FuzzEvents -fuzztime 1m
+
+clean: ## Delete what was built
+	rm -rf bin

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/lab/labtest"
+	"github.com/slipstream-proxy/slipstream/source/manifest"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// asMain makes the test binary be slipstream itself, so that tests run the real
+// command as a process of its own.
+const asMain = "SLIPSTREAM_TEST_AS_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asMain) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// site is a node with a client, three servers and a directory of manifests.
+type site struct {
+	t       *testing.T
+	node    *lab.Node
+	client  *lab.Pod
+	servers []*lab.Pod
+	dir     string
+	log     logBuffer
+}
+
+// logBuffer collects what processes say.
+type logBuffer struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.String()
+}
+
+var webAddr = netip.MustParseAddrPort("10.96.0.10:80")
+
+func newSite(t *testing.T) *site {
+	kerneltest.Require(t, kerneltest.NFTables)
+	l := labtest.New(t)
+	s := &site{t: t, dir: t.TempDir()}
+	var err error
+	s.node, err = l.Node("n1", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+	})
+	s.check(err)
+	s.client = s.pod("client", "10.244.1.2")
+	for i := range 3 {
+		p := s.pod(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
+		_, err := p.Serve(lab.TCP, netip.AddrPortFrom(netip.Addr{}, 8080))
+		s.check(err)
+		s.servers = append(s.servers, p)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of slipstream:\n%s", s.log.String())
+		}
+	})
+	return s
+}
+
+func (s *site) pod(name, addr string) *lab.Pod {
+	s.t.Helper()
+	p, err := s.node.Pod(name, netip.MustParseAddr(addr))
+	s.check(err)
+	return p
+}
+
+func (s *site) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// command is slipstream with arguments.
+func (s *site) command(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), asMain+"=1")
+	cmd.Stdout, cmd.Stderr = &s.log, &s.log
+	return cmd
+}
+
+// run starts slipstream run on the node.
+func (s *site) run(args ...string) *lab.Process {
+	s.t.Helper()
+	args = append([]string{"run", "--manifests", s.dir, "--hostname-override", "n1", "-v", "2"}, args...)
+	p, err := s.node.Start(s.command(args...))
+	s.check(err)
+	s.t.Cleanup(func() { p.Kill() })
+	return p
+}
+
+// cleanup runs slipstream cleanup on the node.
+func (s *site) cleanup() {
+	s.t.Helper()
+	p, err := s.node.Start(s.command("cleanup"))
+	s.check(err)
+	s.check(p.Wait())
+}
+
+// save writes a manifest in the way that editors do, by renaming.
+func (s *site) save(name, text string) {
+	s.t.Helper()
+	temp := filepath.Join(s.dir, "."+name)
+	s.check(os.WriteFile(temp, []byte(text), 0o644))
+	s.check(os.Rename(temp, filepath.Join(s.dir, name)))
+}
+
+// web is the manifest of Service default/web with some of the servers.
+func web(servers ...int) string {
+	var b strings.Builder
+	b.WriteString(`apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+`)
+	for _, i := range servers {
+		fmt.Fprintf(&b, "- {addresses: [10.244.1.%d], nodeName: n1}\n", 10+i)
+	}
+	if len(servers) == 0 {
+		return strings.TrimSuffix(b.String(), "\n") + " []\n"
+	}
+	return b.String()
+}
+
+// padding is many Services without clients, so that programming takes a while.
+func padding(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `---
+apiVersion: v1
+kind: Service
+metadata: {name: padding-%[1]d}
+spec: {clusterIP: 10.97.%[2]d.%[3]d, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: padding-%[1]d, labels: {kubernetes.io/service-name: padding-%[1]d}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.1.%[2]d.%[3]d], nodeName: n2}, {addresses: [10.2.%[2]d.%[3]d], nodeName: n2}, {addresses: [10.3.%[2]d.%[3]d], nodeName: n2}]
+`, i, i>>8, i&255)
+	}
+	return b.String()
+}
+
+// until waits for something to come true.
+func (s *site) until(what string, ok func() bool) {
+	s.t.Helper()
+	for range 2000 {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.t.Fatalf("waited in vain: %s", what)
+}
+
+// reached makes connections and returns which servers answered.
+func (s *site) reached(n int) (map[string]int, error) {
+	got := map[string]int{}
+	for range n {
+		r, err := s.client.Connect(lab.TCP, webAddr)
+		if err != nil {
+			return got, err
+		}
+		got[r.Server]++
+	}
+	return got, nil
+}
+
+// untilReached waits until connections reach exactly these servers.
+func (s *site) untilReached(names ...string) {
+	s.t.Helper()
+	var got map[string]int
+	var err error
+	s.until(fmt.Sprintf("connections reach %v", names), func() bool {
+		got, err = s.reached(30)
+		if err != nil || len(got) != len(names) {
+			return false
+		}
+		for _, n := range names {
+			if got[n] == 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// kernel reads what is programmed on the node.
+func (s *site) kernel() *nftables.Backend {
+	s.t.Helper()
+	b, err := nftables.New(backend.Config{NetNS: s.node.Namespace().FD()})
+	s.check(err)
+	return b
+}
+
+// hasManifests fails the test unless the kernel has just what the directory
+// says.
+func (s *site) hasManifests() {
+	s.t.Helper()
+	state := desired.New(desired.Config{NodeName: "n1"})
+	files, err := filepath.Glob(filepath.Join(s.dir, "*.yaml"))
+	s.check(err)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		s.check(err)
+		for _, o := range manifest.Decode(file, data).Objects {
+			switch o := o.Object.(type) {
+			case *corev1.Service:
+				state.SetService(o)
+			case *discoveryv1.EndpointSlice:
+				state.SetEndpointSlice(o)
+			}
+		}
+	}
+	b := s.kernel()
+	defer b.Close()
+	diff, err := backend.Compare(b, backend.ContentOf(state.Full()))
+	if err != nil || diff != "" {
+		s.t.Fatalf("the kernel differs from the manifests: %v\n%s", err, diff)
+	}
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// TestRun is a proxy's whole life on a node.
+func TestRun(t *testing.T) {
+	s := newSite(t)
+	s.save("web.yaml", web(0, 1))
+	p := s.run()
+	s.untilReached("web-0", "web-1")
+	s.save("web.yaml", web(1, 2))
+	s.untilReached("web-1", "web-2")
+	s.hasManifests()
+
+	// A mistake is told in one line, and what was there goes on.
+	s.save("web.yaml", strings.Replace(web(0), "port: 80,", "port: 80000,", 1))
+	s.until("the mistake is in the log", func() bool {
+		return strings.Contains(s.log.String(), "web.yaml: document 1: Service default/web: spec.ports[0].port: Invalid value: 80000")
+	})
+	s.untilReached("web-0") // the file's other document was taken
+	s.save("web.yaml", web(0, 1, 2))
+	s.untilReached("web-0", "web-1", "web-2")
+
+	// The last endpoint goes.
+	s.save("web.yaml", web())
+	s.until("connections are refused", func() bool {
+		_, err := s.client.Connect(lab.TCP, webAddr)
+		return errors.Is(err, lab.ErrRefused)
+	})
+
+	// Stopping leaves everything in place; cleanup removes it.
+	s.save("web.yaml", web(2))
+	s.untilReached("web-2")
+	s.check(p.Signal(syscall.SIGTERM))
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	s.untilReached("web-2")
+	s.cleanup()
+	b := s.kernel()
+	defer b.Close()
+	if c, err := b.Read(); err != nil || len(c.Lines()) > 0 {
+		t.Errorf("after cleanup: %v %v", c.Lines(), err)
+	}
+	out, err := s.node.Run(t.Context(), "nft", "list", "ruleset")
+	if kerneltest.NFTBinary.Probe() == nil && (err != nil || len(out) > 0) {
+		t.Errorf("ruleset after cleanup: %v\n%s", err, out)
+	}
+	if _, err := s.client.Connect(lab.TCP, webAddr); !errors.Is(err, lab.ErrTimeout) {
+		t.Errorf("a connection after cleanup: %v", err)
+	}
+}
+
+// TestKill ends the proxy with SIGKILL again and again while it programs and
+// starts it again, with a client that connects all the time. No connection may
+// fail, and at the end the kernel has what the manifests say and nothing else.
+func TestKill(t *testing.T) {
+	s := newSite(t)
+	s.save("padding.yaml", padding(1000))
+	s.save("web.yaml", web(0, 1, 2))
+	p := s.run()
+	s.untilReached("web-0", "web-1", "web-2")
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2, Duration: 2 * time.Minute})
+	s.check(err)
+	stream, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond)
+	s.check(err)
+	sets := [][]int{{0, 1, 2}, {0}, {1, 2}, {0, 2}}
+	for round := range 12 {
+		for range 3 { // changes at a pace at which they are being programmed
+			s.save("web.yaml", web(sets[rand.IntN(len(sets))]...))
+			s.save("padding.yaml", padding(500+rand.IntN(500)))
+			time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
+		}
+		s.check(p.Kill())
+		p = s.run()
+		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond) // perhaps it is killed while it starts
+		if round%4 == 3 {
+			s.until("it has started", func() bool { return strings.Contains(s.log.String(), `kind="full"`) })
+		}
+	}
+	s.save("web.yaml", web(0, 2))
+	s.untilReached("web-0", "web-2")
+	s.hasManifests()
+	if st := load.Stop(); st.Failed > 0 || st.OK < 100 {
+		t.Errorf("connections meanwhile: %v; first failure: %v", st, st.First)
+	}
+	if st := stream.Stats(); st.Failed > 0 || st.Moved > 0 || st.Received == 0 {
+		t.Errorf("the connection established before: %+v", st)
+	}
+	s.check(stream.Close())
+}
+
+// TestFlushRuleset has somebody else delete everything, as restarting a firewall
+// does.
+func TestFlushRuleset(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	s := newSite(t)
+	s.save("web.yaml", web(0, 1))
+	s.run("--check-period", "50ms", "--metrics-bind-address", "127.0.0.1:10249")
+	s.untilReached("web-0", "web-1")
+	for _, damage := range []string{"flush ruleset", "flush chain ip slipstream services", "flush map ip slipstream frontends"} {
+		if out, err := s.node.Run(t.Context(), "nft", strings.Fields(damage)...); err != nil {
+			t.Fatalf("nft %s: %v %s", damage, err, out)
+		}
+		s.untilReached("web-0", "web-1")
+		s.hasManifests()
+	}
+	if m := s.metrics(); !strings.Contains(m, "slipstream_repairs_total 3") || !strings.Contains(m, `slipstream_sync_failures_total{kind="change"} 0`) {
+		t.Errorf("metrics:\n%s", m)
+	}
+}
+
+// metrics reads the metrics on the node.
+func (s *site) metrics() (text string) {
+	s.t.Helper()
+	s.check(s.node.Do(func() error {
+		// The dialer makes its socket on this thread, in the node.
+		conn, err := net.DialTimeout("tcp", "127.0.0.1:10249", 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		s.check(conn.SetDeadline(time.Now().Add(5 * time.Second)))
+		if _, err := io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n"); err != nil {
+			return err
+		}
+		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		text = string(body)
+		return err
+	}))
+	return text
+}
+
+// TestScaling changes a Service's endpoints while clients connect all the time.
+func TestScaling(t *testing.T) {
+	s := newSite(t)
+	s.save("web.yaml", web(0, 1, 2))
+	s.run("--min-sync-period", "1ms")
+	s.untilReached("web-0", "web-1", "web-2")
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2, Duration: time.Minute})
+	s.check(err)
+	for range 5 {
+		s.save("web.yaml", web(1))
+		s.untilReached("web-1")
+		s.save("web.yaml", web(0, 1, 2))
+		s.untilReached("web-0", "web-1", "web-2")
+	}
+	if st := load.Stop(); st.Failed > 0 || st.OK < 100 {
+		t.Errorf("connections meanwhile: %v; first failure: %v", st, st.First)
+	}
+}
+
+// TestFlagErrors are told in one line that names the flag.
+func TestFlagErrors(t *testing.T) {
+	dir := t.TempDir()
+	for want, args := range map[string][]string{
+		"manifests":                       {"run"},
+		"--cluster-cidr":                  {"run", "--manifests", dir, "--cluster-cidr", "10.0.0.0"},
+		"are of the same family":          {"run", "--manifests", dir, "--cluster-cidr", "10.0.0.0/8,10.1.0.0/16"},
+		"--min-sync-period":               {"run", "--manifests", dir, "--min-sync-period", "0"},
+		"unknown flag: --no-such-flag":    {"run", "--no-such-flag"},
+		`unknown command "no-such-thing"`: {"no-such-thing"},
+	} {
+		cmd := newRoot()
+		cmd.SetArgs(args)
+		cmd.SetOut(io.Discard)
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v: error %q should name %s in one line", args, err, want)
+		}
+	}
+}
+
+func TestMissingDirectory(t *testing.T) {
+	s := newSite(t)
+	s.dir = filepath.Join(s.dir, "missing")
+	if err := s.run().Wait(); err == nil {
+		t.Error("it ran")
+	}
+	if log := s.log.String(); !strings.Contains(log, s.dir) {
+		t.Errorf("the log does not name the directory: %s", log)
+	}
+	s.dir = filepath.Dir(s.dir)
+	s.check(os.RemoveAll(filepath.Join(s.dir, "missing")))
+}
