@@ -75,7 +75,7 @@ func newBackoff() wait.Backoff {
 func (p *Proxy) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events := make(chan []source.Event)
+	events := make(chan []source.Event, waitingBatches)
 	failed := make(chan error, 1)
 	go func() {
 		failed <- p.source.Run(ctx, func(batch []source.Event) {
@@ -123,8 +123,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 }
 
-// takeWaiting takes the batches that are ready, so that a burst becomes one
-// sync.
+// waitingBatches is how many batches of events can wait for a sync to end before
+// the source has to.
+const waitingBatches = 256
+
+// takeWaiting takes the batches that came during the last sync, so that they
+// become one.
 func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 	for {
 		select {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -201,6 +202,7 @@ func TestReconcileTakesOver(t *testing.T) {
 		},
 		"one family only":        func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
 		"somebody's extra chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
+		"somebody's extra rule":  func(k *kernel) { k.nft("add", "rule", "ip", tableName, "services", "drop") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t)
@@ -216,6 +218,7 @@ func TestReconcileTakesOver(t *testing.T) {
 			if err := next.Check(); err != nil {
 				t.Error(err)
 			}
+			k.sameRules(next)
 			web(s, 1, hosts(5)...)
 			apply(t, next, s)
 			k.has(s)
@@ -223,17 +226,40 @@ func TestReconcileTakesOver(t *testing.T) {
 	}
 }
 
-// strangeSet makes our table with our comment but another kind of set in it.
+// sameRules fails the test unless the table has the rules, chains and sets that
+// it has where nothing was before. Only somebody's own additions may remain.
+func (k *kernel) sameRules(b *Backend) {
+	k.t.Helper()
+	fresh := newKernel(k.t)
+	fresh.config = b.config
+	fresh.config.NetNS = fresh.ns.FD()
+	reconcile(k.t, fresh.Backend, desired.New(desired.Config{}))
+	list := func(k *kernel) (rules []string) {
+		for line := range strings.Lines(k.nft("-t", "list", "ruleset")) { // -t: without elements
+			rules = append(rules, strings.TrimSpace(line))
+		}
+		slices.Sort(rules) // chains are listed in the order in which they were made
+		return slices.Compact(rules)
+	}
+	got, want := list(k), list(fresh)
+	for _, line := range want {
+		if !slices.Contains(got, line) {
+			k.t.Errorf("missing in the ruleset: %s", line)
+		}
+	}
+	for _, line := range got {
+		if !slices.Contains(want, line) {
+			k.t.Errorf("too much in the ruleset: %s", line)
+		}
+	}
+}
+
+// strangeSet makes our table with another kind of set in it.
 func (k *kernel) strangeSet() {
 	s := schemas[desired.IPv4]
-	skeleton, err := k.skeleton(&s)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	s.hairpin = &nfnl.Set{Name: s.hairpin.Name, KeyType: nfnl.TypeMark, KeyLen: 4}
 	var batch nfnl.Batch
-	batch.AddTable(s.table, skeleton.comment)
-	batch.AddSet(s.table, s.hairpin)
+	batch.AddTable(s.table, tableComment)
+	batch.AddSet(s.table, &nfnl.Set{Name: s.hairpin.Name, KeyType: nfnl.TypeMark, KeyLen: 4})
 	if err := k.conn.Commit(&batch, 0); err != nil {
 		k.t.Fatal(err)
 	}
@@ -400,6 +426,7 @@ func TestNFTLists(t *testing.T) {
 		"10.244.1.2 . 8080",
 		"vmap @picks",
 		"0x00000002 : goto pick-2",
+		"reject with tcp reset", // unlike ICMP errors, not limited in rate
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("nft list ruleset does not show %q", want)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
@@ -15,12 +17,16 @@ import (
 
 // Reconcile implements backend.Backend.
 //
-// It reads what tables, sets and rules there are. A table that is as it should
-// be is emptied of elements and filled anew, any other is replaced as a whole,
-// in one transaction either way. Elements are not read and compared: to dump a
-// set, the kernel starts from its beginning for every message of the answer (30
-// s for a million elements on Linux 6.18), which makes reading dearer than
-// writing.
+// It reads what tables, sets, chains and rules there are. What is as it should
+// be stays, emptied of elements and filled anew; rules and chains that are not
+// are replaced; all in one transaction. Elements are not read and compared: to
+// dump a set, the kernel starts from its beginning for every message of the
+// answer, which makes reading dearer than writing.
+//
+// A table is replaced as a whole only when its sets are of other types or when
+// nothing else works. That is not quite without a gap: a packet that is on its
+// way through the old table's rules at the moment of the commit finds its sets
+// empty.
 func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	b.valid = false
 	stats, err := b.reconcile(full, false)
@@ -76,50 +82,109 @@ func estimate(full *desired.Change) (n int) {
 // prepare writes what it takes to have the family's table empty of Services.
 func (b *Backend) prepare(f int, replace bool) error {
 	s := &schemas[f]
-	skeleton, err := b.skeleton(s)
+	there, err := b.look(s)
 	if err != nil {
 		return err
 	}
-	b.guard.rules = skeleton.rules
-	info, err := b.conn.Table(s.table)
-	switch {
-	case errors.Is(err, unix.ENOENT):
-	case err != nil:
-		return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
-	case !replace && info.Comment == skeleton.comment && b.intact(s, skeleton.rules):
-		for _, set := range s.serviceSets() {
-			b.batch.FlushSet(s.table, set)
-		}
-		return nil
-	default:
-		b.batch.DeleteTable(s.table)
+	marker, rules, err := s.skeleton(b.config)
+	if err != nil {
+		return err
 	}
-	_, err = s.writeSkeleton(&b.batch, b.config, skeleton.comment)
+	b.guard.rules = rules
+	switch {
+	case !there.table:
+	case replace || !there.compatible:
+		b.batch.DeleteTable(s.table)
+	default:
+		for _, set := range s.sets() {
+			if there.sets[set.Name] && set != s.picks {
+				b.batch.FlushSet(s.table, set)
+			}
+		}
+		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == marker || s.hasChain(name) })
+		if there.rules == rules && there.marked == marker && len(foreign) == 0 {
+			return nil // with the rules, the sets that they use are there too
+		}
+		if there.sets[s.picks.Name] {
+			b.batch.FlushSet(s.table, s.picks)
+		}
+		b.batch.FlushTable(s.table)
+		for _, chain := range foreign {
+			b.batch.DeleteChain(s.table, chain)
+		}
+	}
+	_, err = s.writeSkeleton(&b.batch, b.config)
+	b.batch.AddChain(s.table, nfnl.Chain{Name: marker})
 	return err
 }
 
-// skeleton is a table without Services.
-type skeleton struct {
-	comment string // of the table: what it is, and a hash of what it consists of
-	rules   int
+// found is what the kernel has under our table's name.
+type found struct {
+	table      bool
+	chains     []string
+	marked     string // the marker among them
+	rules      int
+	sets       map[string]bool // of ours
+	compatible bool            // all of these are of our types
 }
 
-// skeleton finds out what the table will be, without writing it to the batch.
-func (b *Backend) skeleton(s *schema) (skeleton, error) {
-	var scratch nfnl.Batch
-	rules, err := s.writeSkeleton(&scratch, b.config, "")
+func (b *Backend) look(s *schema) (found, error) {
+	l := found{sets: map[string]bool{}, compatible: true}
+	switch _, err := b.conn.Table(s.table); {
+	case errors.Is(err, unix.ENOENT):
+		return l, nil
+	case err != nil:
+		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+	}
+	l.table = true
+	err := errors.Join(
+		b.conn.Chains(s.table, func(name string) {
+			l.chains = append(l.chains, name)
+			if strings.HasPrefix(name, markerPrefix) {
+				l.marked = name
+			}
+		}),
+		b.conn.Rules(s.table, func(string) { l.rules++ }),
+		b.conn.Sets(s.table, func(got nfnl.Set) {
+			for _, want := range s.sets() {
+				if want.Name == got.Name {
+					l.sets[got.Name] = true
+					l.compatible = l.compatible && sameType(got, *want)
+				}
+			}
+		}),
+	)
 	if err != nil {
-		return skeleton{}, err
+		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+	}
+	return l, nil
+}
+
+func sameType(a, b nfnl.Set) bool {
+	return a.KeyType == b.KeyType && a.KeyLen == b.KeyLen && a.Flags == b.Flags && a.DataType == b.DataType &&
+		(a.DataType == nfnl.TypeVerdict || a.DataLen == b.DataLen)
+}
+
+// markerPrefix starts the name of an empty chain that nothing leads to. The rest
+// is a hash of all that a table consists of beside Services, so that the next
+// run, perhaps of another version or configuration, knows what it finds.
+const markerPrefix = "skeleton-"
+
+// skeleton is the name of the marker and the number of rules.
+func (s *schema) skeleton(c backend.Config) (marker string, rules int, err error) {
+	var scratch nfnl.Batch
+	if rules, err = s.writeSkeleton(&scratch, c); err != nil {
+		return "", 0, err
 	}
 	hash := fnv.New64a()
 	hash.Write(scratch.Wire())
-	return skeleton{fmt.Sprintf("%s, skeleton %016x", tableComment, hash.Sum64()), rules}, nil
+	return fmt.Sprintf("%s%016x", markerPrefix, hash.Sum64()), rules, nil
 }
 
 // writeSkeleton writes the table, its sets, chains and rules, and says how many
 // rules there are.
-func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, comment string) (int, error) {
-	batch.AddTable(s.table, comment)
+func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config) (int, error) {
+	batch.AddTable(s.table, tableComment)
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
 	}
@@ -143,28 +208,10 @@ func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, comment stri
 	return rules.count, rules.err
 }
 
-// intact says whether the table still has its sets and as many rules as it was
-// made with.
-func (b *Backend) intact(s *schema, rules int) bool {
-	n, err := b.countRules(s)
-	return err == nil && n == rules && b.sameSets(s)
-}
-
-// sameSets says whether the table's sets are those of the schema, so that they
-// can be filled anew.
-func (b *Backend) sameSets(s *schema) bool {
-	there := map[string]nfnl.Set{}
-	if err := b.conn.Sets(s.table, func(set nfnl.Set) { there[set.Name] = set }); err != nil {
-		return false
-	}
-	for _, want := range s.sets() {
-		got, ok := there[want.Name]
-		if !ok || got.KeyType != want.KeyType || got.KeyLen != want.KeyLen ||
-			got.DataType != want.DataType || want.DataType != nfnl.TypeVerdict && got.DataLen != want.DataLen {
-			return false
-		}
-	}
-	return true
+// hasChain says whether a chain is one of those that writeSkeleton makes.
+func (s *schema) hasChain(name string) bool {
+	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name }) ||
+		slices.ContainsFunc(pickSizes, func(n int) bool { return name == drawChain(n) || name == pickChain(n) })
 }
 
 // explain adds to a refusal of the kernel's which object it is about.

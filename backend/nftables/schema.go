@@ -14,7 +14,7 @@ import (
 // tableName is the name of our tables in both families.
 const tableName = "slipstream"
 
-// tableComment is what the comment of our tables starts with.
+// tableComment is the comment of our tables.
 const tableComment = "slipstream Service proxy"
 
 // schema is what depends on the address family.
@@ -65,12 +65,9 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 	}
 }
 
-// serviceSets are the sets that hold what depends on Services.
-func (s *schema) serviceSets() []*nfnl.Set {
-	return []*nfnl.Set{s.frontends, s.pools, s.endpoints, s.clusterIPs, s.hairpin}
+func (s *schema) sets() []*nfnl.Set {
+	return []*nfnl.Set{s.frontends, s.pools, s.picks, s.endpoints, s.clusterIPs, s.hairpin}
 }
-
-func (s *schema) sets() []*nfnl.Set { return append(s.serviceSets(), s.picks) }
 
 // Keys and values are appended to a buffer that the caller uses again. Numbers
 // of our own making are in host byte order, as registers are; what is compared

@@ -128,6 +128,21 @@ func (b *Batch) AddChain(t Table, c Chain) {
 	b.end()
 }
 
+// DeleteChain deletes a chain that has no rules and that nothing leads to.
+func (b *Batch) DeleteChain(t Table, name string) {
+	b.begin(unix.NFT_MSG_DELCHAIN, 0, t.Family)
+	b.buf.string(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.buf.string(unix.NFTA_CHAIN_NAME, name)
+	b.end()
+}
+
+// FlushTable deletes all rules of a table and leaves its chains and sets.
+func (b *Batch) FlushTable(t Table) {
+	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.end()
+}
+
 // AddRule appends a rule to a chain. The comment is shown by nft.
 func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error {
 	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)

@@ -40,6 +40,15 @@ func (c *Conn) Table(t Table) (info TableInfo, err error) {
 	return info, err
 }
 
+// Chains calls visit with the name of every chain of a table.
+func (c *Conn) Chains(t Table, visit func(name string)) error {
+	return c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(t.Family), nil, func(body []byte) {
+		if cString(findAttr(body, unix.NFTA_CHAIN_TABLE)) == t.Name {
+			visit(cString(findAttr(body, unix.NFTA_CHAIN_NAME)))
+		}
+	})
+}
+
 // Rules calls visit with the chain of every rule of a table, in order.
 func (c *Conn) Rules(t Table, visit func(chain string)) error {
 	var a attrs

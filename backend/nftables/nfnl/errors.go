@@ -98,7 +98,7 @@ func (b *Batch) failure(seq uint32, e kernelError) *BatchError {
 		return f
 	}
 	name := uint16(unix.NFTA_SET_ELEM_LIST_SET) // likewise 2 ...
-	if typ == unix.NFT_MSG_NEWCHAIN {
+	if typ == unix.NFT_MSG_NEWCHAIN || typ == unix.NFT_MSG_DELCHAIN {
 		name = unix.NFTA_CHAIN_NAME // ... but for chains
 	}
 	f.Object = cString(findAttr(body, name))
@@ -112,7 +112,9 @@ var operations = map[uint16]string{
 	unix.NFT_MSG_NEWTABLE:   "add table",
 	unix.NFT_MSG_DELTABLE:   "delete table",
 	unix.NFT_MSG_NEWCHAIN:   "add chain",
+	unix.NFT_MSG_DELCHAIN:   "delete chain",
 	unix.NFT_MSG_NEWRULE:    "add rule",
+	unix.NFT_MSG_DELRULE:    "delete rule",
 	unix.NFT_MSG_NEWSET:     "add set",
 	unix.NFT_MSG_NEWSETELEM: "add element",
 	unix.NFT_MSG_DELSETELEM: "delete element",
