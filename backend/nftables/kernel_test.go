@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -197,8 +198,17 @@ func TestReconcileTakesOver(t *testing.T) {
 		"a strange table":       func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.nft("add", "table", "ip", tableName) },
 		"a set of another type": func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.strangeSet() },
 		"another configuration": func(k *kernel) {
-			k.config.MasqueradeAll = true
+			k.config.ClusterCIDRs = cidrs("10.0.0.0/8", "fd00::/8")
 			reconcile(k.t, k.Backend, desired.New(desired.Config{}))
+		},
+		"another configuration without its marker": func(k *kernel) {
+			k.config.ClusterCIDRs = cidrs("10.0.0.0/8", "fd00::/8")
+			reconcile(k.t, k.Backend, desired.New(desired.Config{}))
+			there, err := k.look(&schemas[desired.IPv4])
+			if err != nil {
+				k.t.Fatal(err)
+			}
+			k.nft("delete", "chain", "ip", tableName, there.marked)
 		},
 		"one family only":        func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
 		"somebody's extra chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
@@ -212,6 +222,7 @@ func TestReconcileTakesOver(t *testing.T) {
 			web(s, 1, hosts(2)...)
 			web(s, 2)
 			next := k.open()
+			next.config.ClusterCIDRs = cidrs("10.244.0.0/16", "fd00:244::/32")
 			defer next.Close()
 			reconcile(t, next, s)
 			k.has(s)
@@ -223,6 +234,47 @@ func TestReconcileTakesOver(t *testing.T) {
 			apply(t, next, s)
 			k.has(s)
 		})
+	}
+}
+
+func cidrs(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+// TestReconcileKeepsTheTable makes sure that a table is replaced only when it
+// must be, as that is not quite without a gap (which TestNothingFailsMeanwhile
+// finds only now and then).
+func TestReconcileKeepsTheTable(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(3)...)
+	reconcile(t, k.Backend, s)
+	handle := func() uint64 {
+		info, err := k.conn.Table(schemas[desired.IPv4].table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Handle
+	}
+	before := handle()
+	next := k.open()
+	defer next.Close()
+	reconcile(t, next, s)
+	if handle() != before {
+		t.Error("the table was replaced though nothing differed")
+	}
+	next.config.MasqueradeAll = true
+	reconcile(t, next, s)
+	if handle() != before {
+		t.Error("the table was replaced for another configuration")
+	}
+	k.nft("flush", "chain", "ip", tableName, "services")
+	reconcile(t, next, s)
+	if handle() != before {
+		t.Error("the table was replaced for missing rules")
 	}
 }
 
