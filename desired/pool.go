@@ -39,7 +39,7 @@ const (
 )
 
 // indexFrom is the size from which a pool keeps an index. Below, a walk over
-// 24-byte entries is as fast, and ten thousand maps take memory.
+// 22-byte entries is as fast, and ten thousand maps take memory.
 const indexFrom = 32
 
 // find is the position of a backend's entry, or -1.
