@@ -17,9 +17,10 @@ func newCleanup() *cobra.Command {
 		Short: "Remove every trace of slipstream from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
 this node: the nftables tables "ip slipstream" and "ip6 slipstream". New
-connections to Services no longer work after it; established ones go on, as the
-kernel's connection tracking remembers them. Stop 'slipstream run' before, or it
-will repair what is removed.`,
+connections to Services no longer work after it. Established ones go on where
+something else on the node translates addresses too, as most pod networks do;
+otherwise the kernel stops translating altogether, and they end. Stop 'slipstream
+run' before, or it will repair what is removed.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) (err error) {
 			b, err := nftables.New(backend.Config{})
