@@ -230,7 +230,7 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 			if key, ok := s.decodeFrontendKey(refused.Key); ok {
 				for _, c := range change.Frontends {
 					if c.Key() == key {
-						return fmt.Errorf("Service %s: frontend %s: %w", serviceOf(c), key, err)
+						return fmt.Errorf("programming Service %s: frontend %s: %w", serviceOf(c), key, err)
 					}
 				}
 			}
@@ -238,7 +238,7 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 			if id, ok := firstNumber(refused.Key); ok {
 				for i := range change.Pools {
 					if c := &change.Pools[i]; uint32(c.ID) == id {
-						return fmt.Errorf("Service %s: %s endpoints: %w", c.Service, c.Family, err)
+						return fmt.Errorf("programming Service %s: %s endpoints: %w", c.Service, c.Family, err)
 					}
 				}
 			}
