@@ -167,7 +167,7 @@ func TestDecode(t *testing.T) {
 
 		{name: "invalid", data: service("a", 1) + "---\n" + strings.Replace(service("web", 2), "80", "70000", 1),
 			objects: []string{"1 Service default/a"},
-			errors:  []string{"web.yaml: document 2: Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive; spec.ports[0].targetPort: Invalid value: 70000: must be between 1 and 65535, inclusive"}},
+			errors:  []string{"web.yaml: document 2: Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive"}},
 		{name: "no clusterIP", data: "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {ports: [{port: 80}]}\n",
 			errors: []string{"web.yaml: document 1: Service shop/web: spec.clusterIP: Required value: a directory of manifests has no API server to allocate one: give an address, or None for a headless Service"}},
 		{name: "managed fields are checked before they are dropped", data: strings.Replace(service("a", 1), "  name: a\n", "  name: a\n  managedFields: [{operation: Steal}]\n", 1),
@@ -214,7 +214,7 @@ func indent(s string) string {
 }
 
 func TestDecodeErrorFields(t *testing.T) {
-	data := "# c\n" + service("a", 1) + "---\n\n" + strings.Replace(service("b", 2), "80", "0", 1)
+	data := "# c\n" + service("a", 1) + "---\n\n" + strings.Replace(service("b", 2), "port: 80", "port: 0\n    targetPort: 70000", 1)
 	c := Decode("web.yaml", []byte(data))
 	if len(c.Errors) != 1 {
 		t.Fatalf("errors %q, want one", messages(c))
