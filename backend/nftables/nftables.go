@@ -67,7 +67,7 @@ const keepBatch = 1 << 20
 // release gives the memory of an unusually large batch back.
 func (b *Backend) release() {
 	if b.batch.Len() > keepBatch {
-		b.batch = nfnl.Batch{}
+		b.batch, b.writer.resized = nfnl.Batch{}, nil
 	}
 }
 
