@@ -26,6 +26,10 @@ type Conn struct {
 	rbuf []byte
 	wbuf int // size of the socket's send queue, in bytes
 	seq  uint32
+
+	// unread says that answers of an exchange that was given up may still
+	// be in the queue.
+	unread bool
 }
 
 // Dial opens a socket in the network namespace that the file descriptor names,
@@ -69,6 +73,7 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if b.Empty() {
 		return nil
 	}
+	c.drain()
 	wire := b.finish(generation)
 	if len(wire) > c.wbuf {
 		// The whole batch has to fit the socket's send queue.
@@ -88,6 +93,7 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 			break
 		}
 		if err != nil {
+			c.unread = true
 			return fmt.Errorf("reading the kernel's answer to a batch: %w", err)
 		}
 		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
@@ -138,6 +144,14 @@ func (b *Batch) finish(generation uint32) []byte {
 		b.messages[i] += grow
 	}
 	return b.buf
+}
+
+// drain throws away what an exchange that was given up has left.
+func (c *Conn) drain() {
+	for c.unread {
+		_, err := c.receive(unix.MSG_DONTWAIT)
+		c.unread = err == nil || errors.Is(err, unix.ENOBUFS)
+	}
 }
 
 func (c *Conn) send(wire []byte) error {

@@ -139,6 +139,7 @@ func parseElement(b []byte) (e Element) {
 
 // request sends one get request and calls visit with the body of every answer.
 func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([]byte)) error {
+	c.drain()
 	c.seq++
 	var b Batch
 	b.header(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags|unix.NLM_F_ACK, family, 0)
@@ -152,11 +153,12 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 	for done := false; !done; {
 		n, err := c.receive(0)
 		if err != nil {
+			c.unread = true
 			return fmt.Errorf("netlink answer: %w", err)
 		}
 		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
 			if h.seq != c.seq {
-				return true // left over from a request that failed half-way
+				return true // of an exchange that was given up
 			}
 			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
 				failed = ErrInterrupted

@@ -311,3 +311,25 @@ func TestNamespaces(t *testing.T) {
 		t.Errorf("the other namespace's table: %v", err)
 	}
 }
+
+// TestGivenUp leaves an answer in the queue, as an exchange does that is given
+// up half-way. The next ones must not take it for theirs.
+func TestGivenUp(t *testing.T) {
+	c, _ := dial(t)
+	var b Batch
+	b.DeleteTable(table) // which is refused, with an answer that nobody reads
+	if err := c.send(b.finish(0)); err != nil {
+		t.Fatal(err)
+	}
+	c.unread = true
+	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
+	b.Reset()
+	b.DeleteTable(Table{IPv6, "nowhere"})
+	if err := c.send(b.finish(0)); err != nil {
+		t.Fatal(err)
+	}
+	c.unread = true
+	if _, err := c.Table(table); err != nil {
+		t.Error(err)
+	}
+}
