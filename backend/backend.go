@@ -23,13 +23,15 @@ type Backend interface {
 	// is a new connection to a frontend refused, or sent to a wrong
 	// backend, that both the old and the new content serve. Established
 	// connections are not touched. Its cost follows the cluster's size; it
-	// is for starting and for repair. It may keep slices of full.
+	// is for starting and for repair. It may keep slices of full and change
+	// them.
 	Reconcile(full *desired.Change) (Stats, error)
 
 	// Apply takes the step that change describes (as from
 	// desired.State.Change) from what the last Reconcile or Apply left. It
 	// takes effect as a whole or not at all, at a cost that follows the
-	// change. After an error only Reconcile may follow.
+	// change, of which it may keep and change slices too. After an error only
+	// Reconcile may follow.
 	Apply(change *desired.Change) (Stats, error)
 
 	// Check finds out, cheaply enough to be called every second, whether

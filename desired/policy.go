@@ -17,7 +17,8 @@ const (
 	ready       condition = 1 << iota // takes new connections
 	serving                           // answers, though perhaps terminating
 	terminating                       // is on its way out
-	local                             // is, or may be, on this node
+	local                             // is on this node
+	maybeLocal                        // is on this node, or does not say where
 )
 
 // class sorts an endpoint by its fitness to take new connections.

@@ -33,9 +33,9 @@ type entry struct {
 type entryFlags uint8
 
 const (
-	told    entryFlags = 1 << iota // it is one of the backends, as last told
-	touched                        // it is in pool.touched
-	hairpin                        // it counts as a user of its address in State.hairpins
+	isTold          entryFlags = 1 << iota // it is one of the backends, as last told
+	isTouched                              // it is in pool.touched
+	countsAsHairpin                        // it is a user of its address in State.hairpins
 )
 
 // indexFrom is the size from which a pool keeps an index. Below, a walk over
@@ -112,8 +112,8 @@ func (p *pool) contribute(b Backend, c condition, n int) {
 	if e.slices > 0 {
 		p.tally.count(e.cond, 1)
 	}
-	if e.flags&touched == 0 {
-		e.flags |= touched
+	if e.flags&isTouched == 0 {
+		e.flags |= isTouched
 		p.touched = append(p.touched, b)
 	}
 }
@@ -148,19 +148,23 @@ func (p *pool) change(hairpins *addresses) (PoolChange, bool) {
 // tell brings what is told of one entry up to date.
 func (p *pool) tell(i int, c *PoolChange, hairpins *addresses) {
 	e := &p.entries[i]
-	e.flags &^= touched
+	e.flags &^= isTouched
 	now := p.takes(e)
 	switch {
-	case now && e.flags&told == 0:
+	case now && e.flags&isTold == 0:
 		c.Added = append(c.Added, e.backend)
-	case !now && e.flags&told != 0:
+	case !now && e.flags&isTold != 0:
 		c.Removed = append(c.Removed, e.backend)
 	}
-	e.flags = e.flags.with(told, now)
-	if mayHairpin := now && e.cond&local != 0; mayHairpin != (e.flags&hairpin != 0) {
-		e.flags = e.flags.with(hairpin, mayHairpin)
-		hairpins.use(e.backend.ip, map[bool]int{true: 1, false: -1}[mayHairpin])
+	e.flags = e.flags.with(isTold, now)
+	hairpin := now && e.cond&maybeLocal != 0
+	switch counts := e.flags&countsAsHairpin != 0; {
+	case hairpin && !counts:
+		hairpins.use(e.backend.ip, 1)
+	case !hairpin && counts:
+		hairpins.use(e.backend.ip, -1)
 	}
+	e.flags = e.flags.with(countsAsHairpin, hairpin)
 	if e.slices == 0 {
 		p.remove(i)
 	}
@@ -178,7 +182,7 @@ func (p *pool) full() PoolChange {
 	c := PoolChange{ID: p.id, Service: p.port.name, Family: p.family, New: true, IfEmpty: p.toldVerdict}
 	c.Added = make([]Backend, 0, len(p.entries))
 	for i := range p.entries {
-		if p.entries[i].flags&told != 0 {
+		if p.entries[i].flags&isTold != 0 {
 			c.Added = append(c.Added, p.entries[i].backend)
 		}
 	}

@@ -48,7 +48,7 @@ type port struct {
 
 // compactService takes from a Service what is proxied; nil when nothing is.
 func (s *State) compactService(in *corev1.Service) *serviceSpec {
-	if in.Spec.Type == corev1.ServiceTypeExternalName || in.Labels[labelProxyName] != "" {
+	if in.Spec.Type == corev1.ServiceTypeExternalName || notForUs(in.Labels) {
 		return nil
 	}
 	out := &serviceSpec{policy: policyOf(in)}

@@ -32,14 +32,19 @@ type sliceEndpoint struct {
 	cond condition
 }
 
-// headlessLabel marks slices of Services that are not for proxies.
-const headlessLabel = corev1.IsHeadlessService
+// notForUs says whether labels give an object to another proxy, or to none. The
+// labels' presence counts, not their values.
+func notForUs(labels map[string]string) bool {
+	_, anothers := labels[labelProxyName]
+	_, headless := labels[corev1.IsHeadlessService]
+	return anothers || headless
+}
 
 // compactSlice takes from an EndpointSlice what matters to this node; nil when
 // nothing does.
 func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	name := in.Labels[discoveryv1.LabelServiceName]
-	if _, headless := in.Labels[headlessLabel]; headless || name == "" || in.Labels[labelProxyName] != "" {
+	if name == "" || notForUs(in.Labels) {
 		return nil
 	}
 	out := &slice{service: types.NamespacedName{Namespace: in.Namespace, Name: name}}
@@ -110,21 +115,22 @@ func distinct(all []sliceEndpoint) []sliceEndpoint {
 }
 
 // conditionOf reads an endpoint's conditions; those that are not set have the
-// API's defaults: ready, serving as ready, not terminating. An endpoint that
-// does not say its node may be on this one.
+// API's defaults: ready, serving, not terminating.
 func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
-	isReady := e.Conditions.Ready == nil || *e.Conditions.Ready
-	if isReady {
+	if e.Conditions.Ready == nil || *e.Conditions.Ready {
 		c |= ready
 	}
-	if e.Conditions.Serving == nil && isReady || e.Conditions.Serving != nil && *e.Conditions.Serving {
+	if e.Conditions.Serving == nil || *e.Conditions.Serving {
 		c |= serving
 	}
 	if e.Conditions.Terminating != nil && *e.Conditions.Terminating {
 		c |= terminating
 	}
-	if e.NodeName == nil || *e.NodeName == "" || *e.NodeName == s.config.NodeName {
-		c |= local
+	switch {
+	case e.NodeName == nil || *e.NodeName == "":
+		c |= maybeLocal
+	case *e.NodeName == s.config.NodeName:
+		c |= local | maybeLocal
 	}
 	return c
 }
@@ -132,7 +138,7 @@ func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 // merge is the condition of an endpoint that is in several slices: the best
 // that any of them says, so that the order in which they came is no matter.
 func (c condition) merge(d condition) condition {
-	const best = ready | serving | local
+	const best = ready | serving | local | maybeLocal
 	return (c|d)&best | c&d&terminating
 }
 

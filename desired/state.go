@@ -201,9 +201,11 @@ func (s *State) port(svc *service, had []*port, spec portSpec) *port {
 
 func (s *State) newPool(p *port, f Family) *pool {
 	pool := &pool{port: p, family: f}
-	if n := len(s.freePools); n > 0 {
-		pool.id = s.freePools[n-1]
-		s.freePools = s.freePools[:n-1]
+	if len(s.freePools) > 0 {
+		// The one that has been free for longest, as something may still
+		// be under way to the one that became free last.
+		pool.id = s.freePools[0]
+		s.freePools = s.freePools[1:]
 		s.pools[pool.id] = pool
 	} else {
 		pool.id = PoolID(len(s.pools))

@@ -58,6 +58,8 @@ type Proxy struct {
 	full     bool         // only a full content will do
 	notUntil time.Time    // the next sync is held off until then
 	backoff  wait.Backoff // after failures
+	repairs  wait.Backoff // of repairs that follow each other closely
+	repaired time.Time    // when the last one was asked for
 }
 
 // New makes a loop. State and backend are the loop's from now on.
@@ -74,7 +76,6 @@ func newBackoff() wait.Backoff {
 // kernel keeps what has been programmed.
 func (p *Proxy) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	events := make(chan []source.Event, waitingBatches)
 	failed := make(chan error, 1)
 	go func() {
@@ -84,6 +85,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 			case <-ctx.Done():
 			}
 		})
+		close(failed)
+	}()
+	defer func() {
+		cancel()
+		for range failed { // until the source has ended too
+		}
 	}()
 
 	check := time.NewTicker(p.options.CheckPeriod)
@@ -130,7 +137,7 @@ const waitingBatches = 256
 // takeWaiting takes the batches that came during the last sync, so that they
 // become one.
 func (p *Proxy) takeWaiting(events <-chan []source.Event) {
-	for {
+	for range waitingBatches {
 		select {
 		case batch := <-events:
 			p.take(batch)
@@ -176,6 +183,10 @@ func (p *Proxy) delete(o source.Object) {
 	}
 }
 
+// quietAfterRepair is how long nothing must have been damaged for a repair to be
+// made at once.
+const quietAfterRepair = 10 * time.Second
+
 // check finds damage and asks for its repair.
 func (p *Proxy) check() {
 	if p.full {
@@ -187,6 +198,13 @@ func (p *Proxy) check() {
 		p.metrics.Repairs.Inc()
 		p.pending, p.full = true, true
 		p.notUntil = time.Time{}
+		// At once, unless somebody does it again and again.
+		if time.Since(p.repaired) < quietAfterRepair {
+			p.notUntil = time.Now().Add(p.repairs.Step())
+		} else {
+			p.repairs = newBackoff()
+		}
+		p.repaired = time.Now()
 	case err != nil:
 		klog.ErrorS(err, "Could not check what is programmed")
 	}
@@ -216,7 +234,6 @@ func (p *Proxy) sync() {
 
 // program is one try: of the change, or of everything when p.full.
 func (p *Proxy) program() error {
-	start := time.Now()
 	kind, apply, change := metrics.Change, p.backend.Apply, p.state.Change
 	if p.full {
 		kind, apply, change = metrics.Full, p.backend.Reconcile, p.state.Full
@@ -226,9 +243,11 @@ func (p *Proxy) program() error {
 		klog.ErrorS(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
 		p.metrics.ObjectProblems.Inc()
 	}
+	p.metrics.Services.Set(float64(p.state.Services()))
 	if !p.full && c.Empty() {
 		return nil
 	}
+	start := time.Now()
 	stats, err := apply(c)
 	if err != nil {
 		p.metrics.SyncFailures.WithLabelValues(kind).Inc()
@@ -237,7 +256,6 @@ func (p *Proxy) program() error {
 	took := time.Since(start)
 	p.metrics.SyncDuration.WithLabelValues(kind).Observe(took.Seconds())
 	p.metrics.Elements.Add(float64(stats.Elements))
-	p.metrics.Services.Set(float64(p.state.Services()))
 	level := klog.Level(2)
 	if p.full {
 		level = 0

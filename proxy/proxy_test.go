@@ -260,3 +260,42 @@ func TestEnds(t *testing.T) {
 		t.Errorf("the source failed: %v", err)
 	}
 }
+
+// lingering is a source that takes a while to end.
+type lingering chan struct{}
+
+func (l lingering) Run(ctx context.Context, _ func([]source.Event)) error {
+	<-ctx.Done()
+	time.Sleep(50 * time.Millisecond)
+	close(l)
+	return nil
+}
+
+func TestRunOutlivesItsSource(t *testing.T) {
+	l := make(lingering)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := New(l, desired.New(desired.Config{}), &recorder{}, metrics.New(), Options{CheckPeriod: time.Hour})
+	if err := p.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-l:
+	default:
+		t.Error("Run has returned, but its source still runs")
+	}
+}
+
+func TestRepairsBackOff(t *testing.T) {
+	l := start(t, Options{CheckPeriod: time.Millisecond})
+	l.events <- []source.Event{synced}
+	l.wait("full")
+	begin := time.Now()
+	for n := 2; n <= 5; n++ { // the first at once, then after 0.1, 0.2 and 0.4 s
+		l.set(func() { l.check = backend.ErrDamaged })
+		l.wait(slices.Repeat([]string{"full"}, n)...)
+	}
+	if took := time.Since(begin); took < 500*time.Millisecond {
+		t.Errorf("four repairs in %v", took)
+	}
+}

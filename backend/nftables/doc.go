@@ -53,7 +53,7 @@
 // in the kernel's registers. A change of Services is elements of such maps and
 // nothing else, at some microseconds each.
 //
-// Frontends are never replaced while they live, however their backends change.
+// Frontends are not replaced when their backends change, and seldom otherwise.
 //
 // # What nft shows
 //

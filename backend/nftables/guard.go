@@ -3,9 +3,9 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
@@ -20,40 +20,79 @@ import (
 // small request. (Being notified of changes would cost more: with a listener,
 // the kernel reports every element of our own transactions too.) When the count
 // is off, somebody has changed something, mostly some other table, and a look
-// at ours tells: whether they are the same tables, have all their rules, and
-// still hold a sample of the elements.
+// at ours tells: whether they are the same tables with the same rules, and then,
+// spread over the next checks, whether every pool still has its elements.
 type guard struct {
-	generation uint32 // as of the last look, plus our commits since
-	handles    [len(schemas)]uint64
-	rules      int // of each table
-	sample     int // where in the list of pools the next sample starts
+	generation uint32 // as it is when nobody else does anything; 0 when not known
+	tables     [len(schemas)]tableMark
+
+	sample   int // where in the list of pools the next sample starts
+	unlooked int // pools that no sample has had since somebody changed something
 }
 
-// sampleSize is how many pools are looked up when somebody has changed
-// something.
+// tableMark is what changes whenever somebody replaces a table or a rule of it.
+type tableMark struct {
+	handle uint64
+	rules  uint64 // hash of the rules' handles
+}
+
+// sampleSize is how many pools of each family are looked up in one Check.
 const sampleSize = 16
 
-func (g *guard) committed() { g.generation++ }
+func (g *guard) committed() {
+	if g.generation != 0 {
+		g.generation = next(g.generation)
+	}
+}
 
-// reset makes what is there now the norm.
-func (g *guard) reset(b *Backend) (err error) {
-	if g.generation, err = b.conn.Generation(); err != nil {
-		return fmt.Errorf("reading the ruleset's generation: %w", err)
+// next is the generation after one more transaction; the kernel leaves 0 out.
+func next(generation uint32) uint32 { return max(generation+1, 1) }
+
+// reset makes what was just committed, for a generation, the norm.
+func (g *guard) reset(b *Backend, generation uint32) error {
+	g.generation, g.unlooked = 0, 0
+	if generation != 0 {
+		g.generation = next(generation)
 	}
 	for f := range schemas {
-		info, err := b.conn.Table(schemas[f].table)
+		mark, err := b.mark(f)
 		if errors.Is(err, unix.ENOENT) {
-			info.Handle = 0 // gone already; the next Check will see it
+			g.generation = 0 // it is gone already, which the next Check is to see
 		} else if err != nil {
-			return fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
+			return err
 		}
-		g.handles[f] = info.Handle
+		g.tables[f] = mark
 	}
 	return nil
 }
 
-// Check implements backend.Backend. It finds missing tables, missing rules and
-// emptied sets for certain, and single missing elements by and by.
+// mark reads a table's mark. Where there is no table, the error wraps ENOENT.
+func (b *Backend) mark(f int) (m tableMark, err error) {
+	s := &schemas[f]
+	info, err := b.conn.Table(s.table)
+	if err == nil && info.Dormant {
+		err = errDormant
+	}
+	hash := fnv.New64a()
+	if err == nil {
+		err = undisturbed(func() error {
+			hash.Reset()
+			return b.conn.Rules(s.table, func(chain string, handle uint64) {
+				fmt.Fprintln(hash, chain, handle)
+			})
+		})
+	}
+	if err != nil {
+		return m, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+	}
+	return tableMark{info.Handle, hash.Sum64()}, nil
+}
+
+var errDormant = errors.New("it is dormant")
+
+// Check implements backend.Backend. It finds missing and replaced tables,
+// missing and replaced rules and emptied sets at once, and single missing
+// elements by and by.
 func (b *Backend) Check() error {
 	if !b.valid {
 		return fmt.Errorf("%w: the last change failed", backend.ErrDamaged)
@@ -62,98 +101,90 @@ func (b *Backend) Check() error {
 	if err != nil {
 		return fmt.Errorf("reading the ruleset's generation: %w", err)
 	}
-	if generation == b.guard.generation {
-		return nil
-	}
-	for f := range schemas {
-		if err := b.checkTable(f); err != nil {
-			return err
+	if generation != b.guard.generation {
+		for f := range schemas {
+			if err := b.checkTable(f); err != nil {
+				return err
+			}
 		}
+		b.guard.generation, b.guard.unlooked = generation, len(b.pools)
 	}
-	b.guard.generation = generation
+	if b.guard.unlooked > 0 {
+		return b.checkSample()
+	}
 	return nil
+}
+
+func damaged(s *schema, what string) error {
+	return fmt.Errorf("%w: table %s %s: %s", backend.ErrDamaged, s.table.Family, tableName, what)
 }
 
 func (b *Backend) checkTable(f int) error {
 	s := &schemas[f]
-	damaged := func(what string) error {
-		return fmt.Errorf("%w: table %s %s: %s", backend.ErrDamaged, s.table.Family, tableName, what)
-	}
-	info, err := b.conn.Table(s.table)
+	mark, err := b.mark(f)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return damaged("it is gone")
+		return damaged(s, "it is gone")
+	case errors.Is(err, errDormant):
+		return damaged(s, "it is dormant")
 	case err != nil:
-		return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
-	case info.Handle != b.guard.handles[f]:
-		return damaged("it has been replaced")
-	}
-	rules, err := b.countRules(s)
-	if err != nil {
 		return err
+	case mark.handle != b.guard.tables[f].handle:
+		return damaged(s, "it has been replaced")
+	case mark != b.guard.tables[f]:
+		return damaged(s, "it has other rules")
 	}
-	if rules != b.guard.rules {
-		return damaged(fmt.Sprintf("it has %d rules instead of %d", rules, b.guard.rules))
-	}
-	return b.checkSample(f, damaged)
-}
-
-func (b *Backend) countRules(s *schema) (n int, err error) {
-	if err := b.conn.Rules(s.table, func(string) { n++ }); err != nil {
-		return n, fmt.Errorf("reading the rules of table %s %s: %w", s.table.Family, tableName, err)
-	}
-	return n, nil
-}
-
-// checkSample looks up the elements of a few pools.
-func (b *Backend) checkSample(f int, damaged func(string) error) error {
-	s := &schemas[f]
-	seen := 0
-	for n := 0; n < len(b.pools) && seen < sampleSize; n++ {
-		b.guard.sample = (b.guard.sample + 1) % len(b.pools)
-		id := b.guard.sample
-		p := b.pools[id]
-		if p == nil || int(p.family) != f {
-			continue
-		}
-		seen++
-		there, err := b.hasPool(s, id, p)
-		if err != nil {
-			return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
-		}
-		if !there {
-			return damaged(fmt.Sprintf("elements of Service %s are missing", p.service))
+	for _, size := range pickSizes {
+		if err := b.checkElement(s, s.picks, word(uint32(size)), "an element of picks"); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// hasPool looks up one element of each kind on the way from a frontend to a
-// backend of the pool.
-func (b *Backend) hasPool(s *schema, id int, p *pool) (bool, error) {
-	type element struct {
-		set *nfnl.Set
-		key []byte
+// checkElement returns an error unless an element is there.
+func (b *Backend) checkElement(s *schema, set *nfnl.Set, key []byte, what string) error {
+	there, err := b.conn.Has(s.table, set.Name, key)
+	if err != nil {
+		return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
-	all := []element{{s.pools, word(uint32(id))}}
-	if n := len(p.slots); n > 0 {
-		all = append(all, element{s.endpoints, s.endpointKey(nil, desired.PoolID(id), n-1)})
+	if !there {
+		return damaged(s, what+" is missing")
 	}
-	if f := p.frontend; f.IsValid() {
-		all = append(all, element{s.frontends, s.frontendKey(nil, f)}, element{s.clusterIPs, s.addrKey(nil, f.Addr())})
-	}
-	for _, e := range all {
-		if there, err := b.conn.Has(s.table, e.set.Name, e.key); err != nil || !there {
-			return false, err
-		}
-	}
-	return true, nil
+	return nil
 }
 
-// firstNumber is the number that a key of pools or endpoints starts with.
-func firstNumber(key []byte) (uint32, bool) {
-	if len(key) < 4 {
-		return 0, false
+// checkSample looks up elements of the next few pools.
+func (b *Backend) checkSample() error {
+	for n := len(schemas) * sampleSize; n > 0 && b.guard.unlooked > 0; {
+		b.guard.unlooked--
+		b.guard.sample = (b.guard.sample + 1) % len(b.pools)
+		p := b.pools[b.guard.sample]
+		if p == nil {
+			continue
+		}
+		n--
+		if err := b.checkPool(desired.PoolID(b.guard.sample), p); err != nil {
+			return err
+		}
 	}
-	return binary.NativeEndian.Uint32(key), true
+	return nil
+}
+
+// checkPool looks up one element of each kind on the way from a frontend to a
+// backend of the pool.
+func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
+	s, w := &schemas[p.family], &b.writer
+	what := fmt.Sprintf("an element of Service %s", p.service)
+	err := b.checkElement(s, s.pools, w.poolKey(id), what)
+	if n := len(p.slots); err == nil && n > 0 {
+		err = b.checkElement(s, s.endpoints, w.endpointKey(id, n-1), what)
+	}
+	if f := p.frontend; err == nil && f.IsValid() {
+		err = b.checkElement(s, s.frontends, s.frontendKey(nil, f), what)
+		if err == nil {
+			err = b.checkElement(s, s.clusterIPs, s.addr(nil, f.Addr().As16()), what)
+		}
+	}
+	return err
 }

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -312,7 +313,7 @@ func (k *kernel) strangeSet() {
 	var batch nfnl.Batch
 	batch.AddTable(s.table, tableComment)
 	batch.AddSet(s.table, &nfnl.Set{Name: s.hairpin.Name, KeyType: nfnl.TypeMark, KeyLen: 4})
-	if err := k.conn.Commit(&batch, 0); err != nil {
+	if err := k.conn.Commit(0, &batch); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -328,6 +329,8 @@ func TestCheckFindsDamage(t *testing.T) {
 		"flush map ip slipstream endpoints",
 		"flush map ip6 slipstream pools",
 		"flush set ip slipstream cluster-ips",
+		"flush map ip slipstream picks",
+		"add table ip slipstream { flags dormant ; }",
 	} {
 		t.Run(damage, func(t *testing.T) {
 			k := newKernel(t)
@@ -349,6 +352,113 @@ func TestCheckFindsDamage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCheckFindsReplacedRule has a rule replaced, so that their number is right.
+func TestCheckFindsReplacedRule(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(2)...)
+	reconcile(t, k.Backend, s)
+	k.nft("flush", "chain", "ip", tableName, "services")
+	k.nft("add", "rule", "ip", tableName, "services", "accept")
+	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// TestCheckFindsMissingElement takes a single element away, which Check may
+// notice after a while.
+func TestCheckFindsMissingElement(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	for i := range 200 {
+		web(s, i, hosts(2)...)
+	}
+	reconcile(t, k.Backend, s)
+	v4 := &schemas[desired.IPv4]
+	var batch nfnl.Batch
+	batch.DeleteElement(v4.table, v4.pools, k.writer.poolKey(k.poolOf(t, "web-77")))
+	if err := k.conn.Commit(0, &batch); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for range 2 * 200 / sampleSize {
+		if err = k.Check(); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, backend.ErrDamaged) || !strings.Contains(err.Error(), "default/web-77") {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// TestDamageBeforeReset has a table deleted right after a commit.
+func TestDamageBeforeReset(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(3)...)
+	reconcile(t, k.Backend, s)
+	generation, err := k.conn.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.nft("delete", "table", "ip", tableName)
+	if err := k.guard.reset(k.Backend, generation-1); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// TestReconcileWhileOthersCommit has somebody else change another table all the
+// time. Our tables are not to be replaced for that.
+func TestReconcileWhileOthersCommit(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	for i := range 500 {
+		web(s, i, hosts(3)...)
+	}
+	reconcile(t, k.Backend, s)
+	before := k.guard.tables
+	other, err := nfnl.Dial(k.ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	table := nfnl.Table{Family: nfnl.IPv4, Name: "other"}
+	set := &nfnl.Set{Name: "x", KeyType: nfnl.TypeMark, KeyLen: 4}
+	commits := make(chan int)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		n := 0
+		for ; ctx.Err() == nil; n++ {
+			var batch nfnl.Batch
+			batch.AddTable(table, "")
+			batch.AddSet(table, set)
+			batch.AddElement(table, set, word(uint32(n)), nil, "")
+			if err := other.Commit(0, &batch); err != nil {
+				t.Error(err)
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		commits <- n
+	}()
+	for range 20 {
+		reconcile(t, k.Backend, s)
+	}
+	stop()
+	if n := <-commits; n < 20 {
+		t.Errorf("only %d commits of others", n)
+	}
+	for f := range schemas {
+		if k.guard.tables[f].handle != before[f].handle {
+			t.Error("a table was replaced")
+		}
+	}
+	k.has(s)
 }
 
 // TestOthersAreLeftAlone has another table next to ours, whose changes are no
@@ -395,8 +505,8 @@ func TestRefusalNamesTheService(t *testing.T) {
 	id := k.poolOf(t, "web-2")
 	var batch nfnl.Batch
 	v4 := &schemas[desired.IPv4]
-	batch.DeleteElement(v4.table, v4.endpoints, v4.endpointKey(nil, id, 1))
-	if err := k.conn.Commit(&batch, 0); err != nil {
+	batch.DeleteElement(v4.table, v4.endpoints, k.writer.endpointKey(id, 1))
+	if err := k.conn.Commit(0, &batch); err != nil {
 		t.Fatal(err)
 	}
 	web(s, 1, hosts(7)...)

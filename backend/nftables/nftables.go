@@ -50,7 +50,7 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	b.batch.Reset()
 	b.write(change)
 	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
-	if err := b.conn.Commit(&b.batch, 0); err != nil {
+	if err := b.conn.Commit(0, &b.batch); err != nil {
 		return stats, b.explain(err, change)
 	}
 	if !b.batch.Empty() {
@@ -71,41 +71,38 @@ func (b *Backend) release() {
 	}
 }
 
-// write encodes a change. The order matters to the kernel: the old element of a
-// key goes before the new one comes.
+// write encodes a change, one family after the other, so that elements of one
+// set follow each other and share messages. The order matters to the kernel: the
+// old element of a key goes before the new one comes.
 func (b *Backend) write(change *desired.Change) {
 	w := &b.writer
 	b.resize(change)
-	for i := range change.Frontends {
-		if old := change.Frontends[i].Old; old != nil {
-			w.deleteFrontend(old)
-			if p := b.pools[old.Pool]; p != nil && p.frontend == old.FrontendKey {
-				p.frontend = desired.FrontendKey{}
+	for f := range schemas {
+		s := &schemas[f]
+		for i := range change.Frontends {
+			if old := change.Frontends[i].Old; old != nil && s.is(old.Addr()) {
+				w.frontend(del, old)
+				if p := b.pools[old.Pool]; p != nil && p.frontend == old.FrontendKey {
+					p.frontend = desired.FrontendKey{}
+				}
 			}
 		}
-	}
-	w.addresses(change.ClusterIPs.Removed, (*schema).clusterIP, w.delete)
-	w.addresses(change.HairpinIPs.Removed, (*schema).hairpinIP, w.delete)
-	for i := range w.resized {
-		w.deleteSlots(&w.resized[i])
-	}
-	for i := range w.resized {
-		w.deletePool(&w.resized[i])
-	}
-	for i := range w.resized {
-		w.addPool(&w.resized[i])
-	}
-	for i := range w.resized {
-		w.addSlots(&w.resized[i])
-	}
-	for i := range change.Frontends {
-		if f := change.Frontends[i].New; f != nil {
-			w.addFrontend(f)
-			b.pools[f.Pool].frontend = f.FrontendKey
+		w.addresses(del, s, change.ClusterIPs.Removed, change.HairpinIPs.Removed)
+		for _, step := range []func(*resized){w.deleteSlots, w.deletePool, w.addPool, w.addSlots} {
+			for i := range w.resized {
+				if r := &w.resized[i]; r.schema == s {
+					step(r)
+				}
+			}
 		}
+		for i := range change.Frontends {
+			if f := change.Frontends[i].New; f != nil && s.is(f.Addr()) {
+				w.frontend(add, f)
+				b.pools[f.Pool].frontend = f.FrontendKey
+			}
+		}
+		w.addresses(add, s, change.ClusterIPs.Added, change.HairpinIPs.Added)
 	}
-	w.addresses(change.ClusterIPs.Added, (*schema).clusterIP, w.add)
-	w.addresses(change.HairpinIPs.Added, (*schema).hairpinIP, w.add)
 }
 
 // resize takes the pools' changes into our memory of the kernel, and notes in
@@ -167,5 +164,5 @@ func (b *Backend) Cleanup() error {
 			return fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
 		}
 	}
-	return b.conn.Commit(&batch, 0)
+	return b.conn.Commit(0, &batch)
 }

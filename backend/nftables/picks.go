@@ -22,7 +22,7 @@ import (
 // likely. Growing and shrinking a pool mostly changes nothing but slots.
 
 const (
-	// exactSizes is the size up to which the first draw always hits.
+	// exactSizes is the size up to which a draw always hits.
 	exactSizes = 8
 
 	// maxSize is the largest number of backends of a pool that are used.
@@ -66,7 +66,7 @@ func (w *ruleWriter) draw(size int) {
 // pick writes the chain for pools of a size.
 func (w *ruleWriter) pick(size int) {
 	chain := pickChain(size)
-	tries := 1
+	tries := 2 // a pool's number may just have changed; see Reconcile
 	if size > exactSizes {
 		tries = draws
 	}

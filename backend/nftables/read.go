@@ -89,14 +89,14 @@ func (r *reader) ip(key []byte) netip.Addr {
 }
 
 func (r *reader) pool(e nfnl.Element) {
-	id, _ := firstNumber(e.Key)
-	draw, _ := firstNumber(e.Value[4:])
+	id := firstNumber(e.Key)
+	draw := firstNumber(e.Value[4:])
 	r.draws[id] = draw
 }
 
 func (r *reader) endpoint(e nfnl.Element) {
-	id, _ := firstNumber(e.Key)
-	slot, _ := firstNumber(e.Key[4:])
+	id := firstNumber(e.Key)
+	slot := firstNumber(e.Key[4:])
 	if r.endpoints[id] == nil {
 		r.endpoints[id] = map[uint32]desired.Backend{}
 	}
@@ -106,7 +106,7 @@ func (r *reader) endpoint(e nfnl.Element) {
 
 func (r *reader) frontend(e nfnl.Element) {
 	key, ok := r.decodeFrontendKey(e.Key)
-	id, _ := firstNumber(e.Value[4:])
+	id := firstNumber(e.Value[4:])
 	draw, there := r.draws[id]
 	if !ok || !there {
 		r.fault("frontend %x leads to pool %d, which is not there", e.Key, id)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -29,43 +30,61 @@ import (
 // empty.
 func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	b.valid = false
-	stats, err := b.reconcile(full, false)
-	for tries := 0; errors.Is(err, nfnl.ErrGeneration) && tries < 5; tries++ {
-		stats, err = b.reconcile(full, false)
-	}
-	if err != nil {
+	b.batch = nfnl.Batch{}
+	b.batch.Grow(estimate(full))
+	b.pools = make([]*pool, 0, len(full.Pools))
+	// A packet that has just looked up its pool's number in the old content
+	// must not find another pool by it in the new one. With other numbers it
+	// finds none, and the rules try again.
+	b.writer.base = rand.Uint32()
+	b.write(full)
+	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
+
+	err := b.commit(false)
+	var refused *nfnl.BatchError
+	if errors.As(err, &refused) {
 		// What is there can't be built upon; take nothing of it.
-		stats, err = b.reconcile(full, true)
+		err = b.commit(true)
 	}
 	if err != nil {
 		return stats, b.explain(err, full)
 	}
+	b.release()
 	b.valid = true
-	return stats, b.guard.reset(b)
+	return stats, nil
 }
 
-// reconcile is one try. With replace, tables are replaced whatever they are.
-func (b *Backend) reconcile(full *desired.Change, replace bool) (backend.Stats, error) {
-	generation, err := b.conn.Generation()
-	if err != nil {
-		return backend.Stats{}, fmt.Errorf("reading the ruleset's generation: %w", err)
-	}
-	if replace {
-		generation = 0 // whatever anybody else does meanwhile
-	}
-	b.batch = nfnl.Batch{}
-	b.batch.Grow(estimate(full))
-	b.pools = make([]*pool, 0, len(full.Pools))
-	for f := range schemas {
-		if err := b.prepare(f, replace); err != nil {
-			return backend.Stats{}, err
+// maxTries is how often a table is read again because somebody changed the
+// ruleset meanwhile. After that it is programmed as it was last seen.
+const maxTries = 20
+
+// commit sends the content in the batch, behind what it takes to make the tables
+// ready for it. With replace, they are replaced whatever they are.
+func (b *Backend) commit(replace bool) error {
+	for try := 1; ; try++ {
+		generation, err := b.conn.Generation()
+		if err != nil {
+			return fmt.Errorf("reading the ruleset's generation: %w", err)
+		}
+		if try > maxTries {
+			generation = 0
+		}
+		var head nfnl.Batch
+		for f := range schemas {
+			if err == nil {
+				err = b.prepare(f, replace, &head)
+			}
+		}
+		if err == nil {
+			err = b.conn.Commit(generation, &head, &b.batch)
+		}
+		switch {
+		case err == nil:
+			return b.guard.reset(b, generation)
+		case try > maxTries, !errors.Is(err, nfnl.ErrGeneration) && !errors.Is(err, nfnl.ErrInterrupted):
+			return err
 		}
 	}
-	b.write(full)
-	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
-	err = b.conn.Commit(&b.batch, generation)
-	b.release()
-	return stats, err
 }
 
 // estimate is roughly how many bytes a content takes, so that the buffer need
@@ -80,7 +99,7 @@ func estimate(full *desired.Change) (n int) {
 }
 
 // prepare writes what it takes to have the family's table empty of Services.
-func (b *Backend) prepare(f int, replace bool) error {
+func (b *Backend) prepare(f int, replace bool, head *nfnl.Batch) error {
 	s := &schemas[f]
 	there, err := b.look(s)
 	if err != nil {
@@ -90,31 +109,30 @@ func (b *Backend) prepare(f int, replace bool) error {
 	if err != nil {
 		return err
 	}
-	b.guard.rules = rules
 	switch {
 	case !there.table:
 	case replace || !there.compatible:
-		b.batch.DeleteTable(s.table)
+		head.DeleteTable(s.table)
 	default:
 		for _, set := range s.sets() {
-			if there.sets[set.Name] && set != s.picks {
-				b.batch.FlushSet(s.table, set)
+			if there.sets[set.Name] {
+				head.FlushSet(s.table, set)
 			}
 		}
 		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == marker || s.hasChain(name) })
 		if there.rules == rules && there.marked == marker && len(foreign) == 0 {
-			return nil // with the rules, the sets that they use are there too
+			// With the rules, the sets that they use are there too.
+			head.AddTable(s.table, tableComment) // which wakes a dormant one
+			s.writePicks(head)
+			return nil
 		}
-		if there.sets[s.picks.Name] {
-			b.batch.FlushSet(s.table, s.picks)
-		}
-		b.batch.FlushTable(s.table)
+		head.FlushTable(s.table)
 		for _, chain := range foreign {
-			b.batch.DeleteChain(s.table, chain)
+			head.DeleteChain(s.table, chain)
 		}
 	}
-	_, err = s.writeSkeleton(&b.batch, b.config)
-	b.batch.AddChain(s.table, nfnl.Chain{Name: marker})
+	_, err = s.writeSkeleton(head, b.config)
+	head.AddChain(s.table, nfnl.Chain{Name: marker})
 	return err
 }
 
@@ -129,7 +147,7 @@ type found struct {
 }
 
 func (b *Backend) look(s *schema) (found, error) {
-	l := found{sets: map[string]bool{}, compatible: true}
+	l := found{sets: map[string]bool{}}
 	switch _, err := b.conn.Table(s.table); {
 	case errors.Is(err, unix.ENOENT):
 		return l, nil
@@ -138,26 +156,46 @@ func (b *Backend) look(s *schema) (found, error) {
 	}
 	l.table = true
 	err := errors.Join(
-		b.conn.Chains(s.table, func(name string) {
-			l.chains = append(l.chains, name)
-			if strings.HasPrefix(name, markerPrefix) {
-				l.marked = name
-			}
-		}),
-		b.conn.Rules(s.table, func(string) { l.rules++ }),
-		b.conn.Sets(s.table, func(got nfnl.Set) {
-			for _, want := range s.sets() {
-				if want.Name == got.Name {
-					l.sets[got.Name] = true
-					l.compatible = l.compatible && sameType(got, *want)
+		undisturbed(func() error {
+			l.chains, l.marked = nil, ""
+			return b.conn.Chains(s.table, func(name string) {
+				l.chains = append(l.chains, name)
+				if strings.HasPrefix(name, markerPrefix) {
+					l.marked = name
 				}
-			}
+			})
+		}),
+		undisturbed(func() error {
+			l.rules = 0
+			return b.conn.Rules(s.table, func(string, uint64) { l.rules++ })
+		}),
+		undisturbed(func() error {
+			clear(l.sets)
+			l.compatible = true
+			return b.conn.Sets(s.table, func(got nfnl.Set) {
+				for _, want := range s.sets() {
+					if want.Name == got.Name {
+						l.sets[got.Name] = true
+						l.compatible = l.compatible && sameType(got, *want)
+					}
+				}
+			})
 		}),
 	)
 	if err != nil {
 		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
 	return l, nil
+}
+
+// undisturbed reads again when somebody changed the ruleset meanwhile.
+func undisturbed(read func() error) (err error) {
+	for range 100 {
+		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
+			break
+		}
+	}
+	return err
 }
 
 func sameType(a, b nfnl.Set) bool {
@@ -199,13 +237,18 @@ func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config) (int, error)
 		rules.pick(size)
 	}
 	rules.static(c)
+	s.writePicks(batch)
+	return rules.count, rules.err
+}
+
+// writePicks fills the map picks.
+func (s *schema) writePicks(batch *nfnl.Batch) {
 	drop := int32(dropDraw)
 	batch.AddVerdict(s.table, s.picks, word(0), chainReject)
 	batch.AddVerdict(s.table, s.picks, word(uint32(drop)), chainDrop)
 	for _, size := range pickSizes {
 		batch.AddVerdict(s.table, s.picks, word(uint32(size)), pickChain(size))
 	}
-	return rules.count, rules.err
 }
 
 // hasChain says whether a chain is one of those that writeSkeleton makes.
@@ -235,7 +278,8 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 				}
 			}
 		case s.pools.Name, s.endpoints.Name:
-			if id, ok := firstNumber(refused.Key); ok {
+			if len(refused.Key) >= 4 {
+				id := firstNumber(refused.Key) - b.writer.base
 				for i := range change.Pools {
 					if c := &change.Pools[i]; uint32(c.ID) == id {
 						return fmt.Errorf("programming Service %s: %s endpoints: %w", c.Service, c.Family, err)

@@ -47,10 +47,8 @@ const (
 )
 
 const (
-	icmpUnreachable   = unix.NFT_REJECT_ICMP_UNREACH
-	icmpPort          = 3 // ICMP_PORT_UNREACH
-	icmp6Port         = 4 // ICMPV6_PORT_UNREACH
-	protoRandomFully  = true
+	icmpPort          = 3      // ICMP_PORT_UNREACH
+	icmp6Port         = 4      // ICMPV6_PORT_UNREACH
 	conntrackDNATFlag = 1 << 5 // IPS_DST_NAT
 )
 
@@ -90,7 +88,7 @@ func (w *ruleWriter) static(c backend.Config) {
 	// (up to Linux 6.16). The second try finds the new one.
 	w.rule(chainClusterIP, "@frontends[ip daddr . meta l4proto . th dport], its @pools, its @picks", w.pool(), w.dispatch())
 	w.rule(chainClusterIP, "the same once more: see the documentation", w.pool(), w.dispatch())
-	w.rule(chainClusterIP, "not while its size changes", w.frontend(), in(w.frontends), drop())
+	w.rule(chainClusterIP, "not while its size changes", w.frontend(), inMap(w.frontends), drop())
 	w.rule(chainClusterIP, "", goTo(chainReject))
 
 	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
@@ -98,13 +96,13 @@ func (w *ruleWriter) static(c backend.Config) {
 	if w.table.Family == nfnl.IPv6 {
 		code = icmp6Port
 	}
-	w.rule(chainReject, "", []expr.Any{&expr.Reject{Type: icmpUnreachable, Code: code}})
+	w.rule(chainReject, "", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}})
 	w.rule(chainDrop, "no endpoint that traffic policy allows", drop())
 
 	w.rule(chainPostrouting, "", marked(mark), goTo(chainMasquerade))
 	w.rule(chainPostrouting, "a pod that reaches itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
-	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: protoRandomFully}})
+	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
 }
 
 // frontend loads the key of frontends.
@@ -153,11 +151,15 @@ func lookup(set *nfnl.Set, from, to uint32) expr.Any {
 	return &expr.Lookup{SetName: set.Name, SourceRegister: from, DestRegister: to, IsDestRegSet: true}
 }
 
+// in matches what is in a set.
 func in(set *nfnl.Set) []expr.Any {
-	if set.DataType == 0 {
-		return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey}}
-	}
-	return []expr.Any{lookup(set, regKey, regValue), shown()} // a map is matched by looking up in it
+	return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey}}
+}
+
+// inMap matches what is in a map of values, for which the kernel knows no other
+// way than to look the value up.
+func inMap(set *nfnl.Set) []expr.Any {
+	return []expr.Any{lookup(set, regKey, regValue), shown()}
 }
 
 func (s *schema) load(offset uint32) []expr.Any { return s.loadTo(offset, regKey) }
@@ -198,7 +200,7 @@ func protocol(p byte) []expr.Any {
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// masked loads nothing: it combines the register with mask and xor.
+// masked keeps the bits of the register that are in mask, and flips those in xor.
 func masked(mask, xor uint32) expr.Any {
 	return &expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(mask), Xor: word(xor)}
 }

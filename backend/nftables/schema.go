@@ -78,6 +78,9 @@ func (s *schema) addr(b []byte, ip [16]byte) []byte { return append(b, ip[16-s.a
 
 func number(b []byte, n uint32) []byte { return binary.NativeEndian.AppendUint32(b, n) }
 
+// firstNumber is the number that a key or value starts with.
+func firstNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+
 func port(b []byte, p uint16) []byte { return append(b, byte(p>>8), byte(p), 0, 0) }
 
 func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
@@ -90,15 +93,12 @@ func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
 // documentation).
 func secondWord(b []byte, n uint32) []byte { return number(number(b, 0), n) }
 
-func (s *schema) endpointKey(b []byte, pool desired.PoolID, slot int) []byte {
-	return number(number(b, uint32(pool)), uint32(slot))
-}
-
 func (s *schema) endpointValue(b []byte, e desired.Backend) []byte {
 	return port(s.addr(b, e.As16()), e.Port())
 }
 
-func (s *schema) addrKey(b []byte, a netip.Addr) []byte { return s.addr(b, a.As16()) }
+// is says whether an address is of the schema's family.
+func (s *schema) is(a netip.Addr) bool { return a.BitLen() == int(s.addrLen)*8 }
 
 func (s *schema) hairpinKey(b []byte, a netip.Addr) []byte {
 	return s.addr(s.addr(b, a.As16()), a.As16())

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -166,5 +167,67 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	}
 	if err := stream.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRenumbering has two runs of the proxy that learned of the same two Services
+// in different order, so that their pools have each other's IDs. A packet that is
+// under way while one takes over from the other must not find the other Service's
+// backend, nor be refused.
+func TestRenumbering(t *testing.T) {
+	s := newStreet(t, 2)
+	one := func(st *desired.State, i int) {
+		name := fmt.Sprint("one-", i)
+		st.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec:       corev1.ServiceSpec{ClusterIP: webKey(i).Addr().String(), Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		if i > 2 {
+			return // and has no endpoints
+		}
+		st.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(firstPort + i - 1))}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
+		})
+	}
+	var states []*desired.State
+	for _, order := range [][]int{{1, 2, 3}, {2, 3, 1}, {3, 1, 2}} {
+		st := desired.New(desired.Config{NodeName: "n1"})
+		for _, i := range order {
+			one(st, i)
+		}
+		states = append(states, st)
+	}
+	reconcile(t, s.Backend, states[0])
+	ctx, stop := context.WithCancel(t.Context())
+	results := make(chan error, 4)
+	for range cap(results) {
+		go func() {
+			for ctx.Err() == nil {
+				reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)
+				if err == nil && reply.Local.Port() != firstPort {
+					err = fmt.Errorf("reached port %d, another Service's", reply.Local.Port())
+				}
+				if err != nil {
+					results <- err
+					return
+				}
+			}
+			results <- nil
+		}()
+	}
+	for n, end := 0, time.Now().Add(8*time.Second); n < 3000 && time.Now().Before(end); n++ {
+		reconcile(t, s.Backend, states[n%len(states)])
+		if n%100 == 0 && len(results) > 0 {
+			break
+		}
+	}
+	stop()
+	for range cap(results) {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
 	}
 }

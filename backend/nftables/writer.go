@@ -9,10 +9,19 @@ import (
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
+// op says what to do with an element.
+type op bool
+
+const (
+	add op = true
+	del op = false
+)
+
 // writer encodes elements. Its buffers are used again for every element.
 type writer struct {
 	batch      *nfnl.Batch
 	key, value []byte
+	base       uint32 // the number of the pool with ID 0
 	resized    []resized
 }
 
@@ -26,22 +35,28 @@ type resized struct {
 	fresh         []desired.Backend // instead of slots, when the pool is new: all of them
 }
 
-func (w *writer) number(n uint32) []byte {
-	w.key = number(w.key[:0], n)
+// number is a pool's number in the kernel.
+func (w *writer) number(id desired.PoolID) uint32 { return w.base + uint32(id) }
+
+func (w *writer) poolKey(id desired.PoolID) []byte {
+	w.key = number(w.key[:0], w.number(id))
 	return w.key
 }
 
-func (w *writer) addFrontend(f *desired.Frontend) {
-	s := &schemas[desired.FamilyOf(f.Addr())]
-	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-	w.value = secondWord(w.value[:0], uint32(f.Pool))
-	w.batch.AddElement(s.table, s.frontends, w.key, w.value, f.Service.String())
+func (w *writer) endpointKey(id desired.PoolID, slot int) []byte {
+	w.key = number(w.poolKey(id), uint32(slot))
+	return w.key
 }
 
-func (w *writer) deleteFrontend(f *desired.Frontend) {
+func (w *writer) frontend(op op, f *desired.Frontend) {
 	s := &schemas[desired.FamilyOf(f.Addr())]
 	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-	w.batch.DeleteElement(s.table, s.frontends, w.key)
+	if op == del {
+		w.batch.DeleteElement(s.table, s.frontends, w.key)
+		return
+	}
+	w.value = secondWord(w.value[:0], w.number(f.Pool))
+	w.batch.AddElement(s.table, s.frontends, w.key, w.value, f.Service.String())
 }
 
 func (w *writer) addPool(r *resized) {
@@ -49,14 +64,14 @@ func (w *writer) addPool(r *resized) {
 		return
 	}
 	w.value = secondWord(w.value[:0], uint32(int32(r.after)))
-	w.batch.AddElement(r.schema.table, r.schema.pools, w.number(uint32(r.id)), w.value, "")
+	w.batch.AddElement(r.schema.table, r.schema.pools, w.poolKey(r.id), w.value, "")
 }
 
 func (w *writer) deletePool(r *resized) {
 	if r.isNew || !r.gone && r.before == r.after {
 		return
 	}
-	w.batch.DeleteElement(r.schema.table, r.schema.pools, w.number(uint32(r.id)))
+	w.batch.DeleteElement(r.schema.table, r.schema.pools, w.poolKey(r.id))
 }
 
 func (w *writer) addSlots(r *resized) {
@@ -71,38 +86,38 @@ func (w *writer) addSlots(r *resized) {
 }
 
 func (w *writer) addSlot(r *resized, slot int, e desired.Backend) {
-	w.key = r.schema.endpointKey(w.key[:0], r.id, slot)
 	w.value = r.schema.endpointValue(w.value[:0], e)
-	w.batch.AddElement(r.schema.table, r.schema.endpoints, w.key, w.value, "")
+	w.batch.AddElement(r.schema.table, r.schema.endpoints, w.endpointKey(r.id, slot), w.value, "")
 }
 
 func (w *writer) deleteSlots(r *resized) {
 	for _, c := range r.slots {
 		if c.had {
-			w.key = r.schema.endpointKey(w.key[:0], r.id, c.slot)
-			w.batch.DeleteElement(r.schema.table, r.schema.endpoints, w.key)
+			w.batch.DeleteElement(r.schema.table, r.schema.endpoints, w.endpointKey(r.id, c.slot))
 		}
 	}
 }
 
-// addresses does something with the element for each address.
-func (w *writer) addresses(all []netip.Addr, element func(*schema, []byte, netip.Addr) (*nfnl.Set, []byte), do func(*schema, *nfnl.Set)) {
-	for _, a := range all {
-		s := &schemas[desired.FamilyOf(a)]
-		var set *nfnl.Set
-		set, w.key = element(s, w.key[:0], a)
-		do(s, set)
+// addresses writes the addresses of one family.
+func (w *writer) addresses(op op, s *schema, clusterIPs, hairpinIPs []netip.Addr) {
+	for _, a := range clusterIPs {
+		if s.is(a) {
+			w.key = s.addr(w.key[:0], a.As16())
+			w.member(op, s, s.clusterIPs)
+		}
+	}
+	for _, a := range hairpinIPs {
+		if s.is(a) {
+			w.key = s.hairpinKey(w.key[:0], a)
+			w.member(op, s, s.hairpin)
+		}
 	}
 }
 
-func (s *schema) clusterIP(b []byte, a netip.Addr) (*nfnl.Set, []byte) {
-	return s.clusterIPs, s.addrKey(b, a)
+func (w *writer) member(op op, s *schema, set *nfnl.Set) {
+	if op == del {
+		w.batch.DeleteElement(s.table, set, w.key)
+	} else {
+		w.batch.AddElement(s.table, set, w.key, nil, "")
+	}
 }
-
-func (s *schema) hairpinIP(b []byte, a netip.Addr) (*nfnl.Set, []byte) {
-	return s.hairpin, s.hairpinKey(b, a)
-}
-
-func (w *writer) add(s *schema, set *nfnl.Set) { w.batch.AddElement(s.table, set, w.key, nil, "") }
-
-func (w *writer) delete(s *schema, set *nfnl.Set) { w.batch.DeleteElement(s.table, set, w.key) }

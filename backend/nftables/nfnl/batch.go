@@ -25,8 +25,8 @@ type Batch struct {
 
 	// The open element message, if any: consecutive elements of one set
 	// and one operation share a message.
-	run runKey
-	at  struct{ list int }
+	run  runKey
+	list int // where the run's list of elements starts
 }
 
 // runKey is what elements of one message have in common.
@@ -62,34 +62,13 @@ func (b *Batch) Wire() []byte {
 // begin starts a message; end must follow.
 func (b *Batch) begin(msg uint16, flags uint16, family Family) {
 	b.endRun()
-	if len(b.buf) == 0 {
-		b.batchMark(unix.NFNL_MSG_BATCH_BEGIN)
-	}
 	b.messages = append(b.messages, len(b.buf))
-	b.header(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(family), 0)
-}
-
-func (b *Batch) header(typ, flags uint16, family uint8, resource uint16) {
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0) // length, set by end
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, flags|unix.NLM_F_REQUEST)
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, uint32(len(b.messages)))
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0) // port id: the kernel's to fill
-	b.buf = append(b.buf, family, unix.NFNETLINK_V0)
-	b.buf = binary.BigEndian.AppendUint16(b.buf, resource)
+	b.buf.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(family), 0)
 }
 
 // end completes the message begun last.
 func (b *Batch) end() {
 	at := b.messages[len(b.messages)-1]
-	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
-}
-
-// batchMark appends the begin or end mark of a transaction; its resource id
-// names the subsystem.
-func (b *Batch) batchMark(typ uint16) {
-	at := len(b.buf)
-	b.header(typ, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
 }
 

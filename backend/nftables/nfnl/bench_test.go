@@ -43,7 +43,7 @@ func each(b *testing.B, c *Conn, fill func(*Batch, uint32)) {
 	for b.Loop() {
 		batch.Reset()
 		fill(&batch, i)
-		if err := c.Commit(&batch, 0); err != nil {
+		if err := c.Commit(0, &batch); err != nil {
 			b.Fatal(err)
 		}
 		i++

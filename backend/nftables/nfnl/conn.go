@@ -61,29 +61,29 @@ func (c *Conn) Close() error { return c.sock.Close() }
 // that a batch was made for.
 var ErrGeneration = errors.New("the ruleset has changed since it was read")
 
-// Commit sends the batch as one transaction. When it returns nil the kernel
-// uses the new content; on an error (a *[BatchError] when the kernel refused
-// it) nothing has changed. A generation other than 0 makes the commit fail
-// with [ErrGeneration] unless the ruleset is still of that generation
+// Commit sends batches, one after the other, as one transaction. When it returns
+// nil the kernel uses the new content; on an error (a *[BatchError] when the
+// kernel refused it) nothing has changed. A generation other than 0 makes the
+// commit fail with [ErrGeneration] unless the ruleset is still of that generation
 // (NFNL_BATCH_GENID, Linux 4.18).
 //
 // The kernel works on a transaction inside the system call that sends it, so
 // what it has to say is there to read once the call is back.
-func (c *Conn) Commit(b *Batch, generation uint32) error {
-	if b.Empty() {
+func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
+	c.drain()
+	wire, first, bytes := c.transaction(generation, batches)
+	if bytes == 0 {
 		return nil
 	}
-	c.drain()
-	wire := b.finish(generation)
-	if len(wire) > c.wbuf {
-		// The whole batch has to fit the socket's send queue.
-		if err := c.sock.SetWriteBuffer(len(wire) + 64<<10); err != nil {
-			return fmt.Errorf("netlink send buffer of %d bytes: %w", len(wire), err)
+	if bytes > c.wbuf {
+		// The whole transaction has to fit the socket's send queue.
+		if err := c.sock.SetWriteBuffer(bytes + 64<<10); err != nil {
+			return fmt.Errorf("netlink send buffer of %d bytes: %w", bytes, err)
 		}
-		c.wbuf = len(wire)
+		c.wbuf = bytes
 	}
-	if err := c.send(wire); err != nil {
-		return fmt.Errorf("sending a batch of %d bytes: %w", len(wire), err)
+	if err := c.send(wire...); err != nil {
+		return fmt.Errorf("sending a batch of %d bytes: %w", bytes, err)
 	}
 	var failed *BatchError
 	done := false
@@ -91,6 +91,9 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 		n, err := c.receive(unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EAGAIN) {
 			break
+		}
+		if errors.Is(err, unix.ENOBUFS) {
+			continue // there were more refusals than the queue holds; the first are in it
 		}
 		if err != nil {
 			c.unread = true
@@ -103,9 +106,9 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 			e := parseError(h, payload)
 			switch {
 			case e.errno == 0:
-				done = done || h.seq == uint32(len(b.messages))
+				done = done || h.seq == c.seq
 			case failed == nil:
-				failed = b.failure(h.seq, e)
+				failed = failure(batches, int(h.seq-first), e)
 			}
 			return true
 		})
@@ -121,29 +124,42 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	return nil
 }
 
-// finish closes the batch and returns it as sent. The last message asks for an
-// acknowledgement.
-func (b *Batch) finish(generation uint32) []byte {
-	b.endRun()
-	last := b.messages[len(b.messages)-1]
-	flags := binary.NativeEndian.Uint16(b.buf[last+6:])
-	binary.NativeEndian.PutUint16(b.buf[last+6:], flags|unix.NLM_F_ACK)
-	b.batchMark(unix.NFNL_MSG_BATCH_END)
-	if generation == 0 {
-		return b.buf
+// transaction puts batches between the marks of a transaction and numbers their
+// messages, from first on. The last one asks for an acknowledgement.
+func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, first uint32, bytes int) {
+	var begin, end attrs
+	begin.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	if generation != 0 {
+		begin.be32(unix.NFNL_BATCH_GENID, generation)
 	}
-	// The begin mark, with the generation as an attribute, takes the old one's place.
-	var mark Batch
-	mark.batchMark(unix.NFNL_MSG_BATCH_BEGIN)
-	plain := len(mark.buf)
-	mark.buf.be32(unix.NFNL_BATCH_GENID, generation)
-	binary.NativeEndian.PutUint32(mark.buf, uint32(len(mark.buf)))
-	grow := len(mark.buf) - plain
-	b.buf = append(mark.buf, b.buf[plain:]...)
-	for i := range b.messages {
-		b.messages[i] += grow
+	end.message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	for _, mark := range []attrs{begin, end} {
+		binary.NativeEndian.PutUint32(mark, uint32(len(mark)))
 	}
-	return b.buf
+	wire = append(wire, begin)
+	first = c.seq + 1
+	var last []byte
+	for _, b := range batches {
+		b.endRun()
+		for _, at := range b.messages {
+			c.seq++
+			last = b.buf[at:]
+			binary.NativeEndian.PutUint32(last[seqAt:], c.seq)
+		}
+		if len(b.buf) > 0 {
+			wire = append(wire, b.buf)
+		}
+	}
+	if last == nil {
+		return nil, 0, 0
+	}
+	flags := binary.NativeEndian.Uint16(last[flagsAt:])
+	binary.NativeEndian.PutUint16(last[flagsAt:], flags|unix.NLM_F_ACK)
+	wire = append(wire, end)
+	for _, part := range wire {
+		bytes += len(part)
+	}
+	return wire, first, bytes
 }
 
 // drain throws away what an exchange that was given up has left.
@@ -154,11 +170,16 @@ func (c *Conn) drain() {
 	}
 }
 
-func (c *Conn) send(wire []byte) error {
+// send sends one datagram, given in parts.
+func (c *Conn) send(parts ...[]byte) error {
 	var sent error
 	err := c.raw.Write(func(fd uintptr) bool {
-		sent = unix.Sendto(int(fd), wire, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-		return sent != unix.EAGAIN && sent != unix.EINTR
+		for {
+			_, sent = unix.SendmsgBuffers(int(fd), parts, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+			if sent != unix.EINTR {
+				return sent != unix.EAGAIN
+			}
+		}
 	})
 	return errors.Join(err, sent)
 }

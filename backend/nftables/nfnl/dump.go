@@ -26,6 +26,7 @@ func (c *Conn) Generation() (gen uint32, err error) {
 // TableInfo is what the kernel says about a table.
 type TableInfo struct {
 	Handle  uint64 // unique to this incarnation of the table
+	Dormant bool   // it is switched off (NFT_TABLE_F_DORMANT)
 	Comment string
 }
 
@@ -35,6 +36,7 @@ func (c *Conn) Table(t Table) (info TableInfo, err error) {
 	a.string(unix.NFTA_TABLE_NAME, t.Name)
 	err = c.request(unix.NFT_MSG_GETTABLE, 0, uint8(t.Family), a, func(body []byte) {
 		info.Handle = be64(findAttr(body, nftaTableHandle))
+		info.Dormant = be32(findAttr(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 		info.Comment = parseComment(findAttr(body, nftaTableUserdata))
 	})
 	return info, err
@@ -49,12 +51,13 @@ func (c *Conn) Chains(t Table, visit func(name string)) error {
 	})
 }
 
-// Rules calls visit with the chain of every rule of a table, in order.
-func (c *Conn) Rules(t Table, visit func(chain string)) error {
+// Rules calls visit with the chain and the handle of every rule of a table.
+// Handles are unique within the table, for ever.
+func (c *Conn) Rules(t Table, visit func(chain string, handle uint64)) error {
 	var a attrs
 	a.string(unix.NFTA_RULE_TABLE, t.Name) // the kernel filters by it
 	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
-		visit(cString(findAttr(body, unix.NFTA_RULE_CHAIN)))
+		visit(cString(findAttr(body, unix.NFTA_RULE_CHAIN)), be64(findAttr(body, unix.NFTA_RULE_HANDLE)))
 	})
 }
 
@@ -141,12 +144,12 @@ func parseElement(b []byte) (e Element) {
 func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([]byte)) error {
 	c.drain()
 	c.seq++
-	var b Batch
-	b.header(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags|unix.NLM_F_ACK, family, 0)
-	b.buf = append(b.buf, body...)
-	binary.NativeEndian.PutUint32(b.buf, uint32(len(b.buf)))
-	binary.NativeEndian.PutUint32(b.buf[8:], c.seq)
-	if err := c.send(b.buf); err != nil {
+	var a attrs
+	a.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags|unix.NLM_F_ACK, family, 0)
+	a = append(a, body...)
+	binary.NativeEndian.PutUint32(a, uint32(len(a)))
+	binary.NativeEndian.PutUint32(a[seqAt:], c.seq)
+	if err := c.send(a); err != nil {
 		return fmt.Errorf("netlink request: %w", err)
 	}
 	var failed error
@@ -166,6 +169,9 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 			switch h.typ {
 			case unix.NLMSG_DONE:
 				done = true
+				if e := parseError(h, payload); e.errno != 0 {
+					failed = e.errno // the dump ended before its end
+				}
 			case unix.NLMSG_ERROR:
 				done = true
 				if e := parseError(h, payload); e.errno != 0 {

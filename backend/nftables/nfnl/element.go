@@ -43,7 +43,7 @@ func (b *Batch) DeleteElement(t Table, s *Set, key []byte) {
 // fits there and belongs there, else in a new one.
 func (b *Batch) element(msg uint16, t Table, s *Set, key []byte) int {
 	run := runKey{msg, t, s.Name}
-	if b.run != run || len(b.buf)-b.at.list > maxElementBytes {
+	if b.run != run || len(b.buf)-b.list > maxElementBytes {
 		flags := uint16(0)
 		if msg == unix.NFT_MSG_NEWSETELEM {
 			flags = unix.NLM_F_CREATE
@@ -51,7 +51,7 @@ func (b *Batch) element(msg uint16, t Table, s *Set, key []byte) int {
 		b.begin(msg, flags, t.Family)
 		b.buf.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
 		b.buf.string(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-		b.at.list = b.buf.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		b.list = b.buf.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		b.run = run
 	}
 	b.elements++
@@ -68,7 +68,7 @@ func (b *Batch) endRun() {
 		return
 	}
 	b.run = runKey{}
-	b.buf.close(b.at.list)
+	b.buf.close(b.list)
 	b.end()
 }
 

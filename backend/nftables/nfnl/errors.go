@@ -80,13 +80,17 @@ func parseError(h header, payload []byte) kernelError {
 	return e
 }
 
-// failure finds out what the message with that sequence number was about.
-func (b *Batch) failure(seq uint32, e kernelError) *BatchError {
+// failure finds out what the batches' message number i was about.
+func failure(batches []*Batch, i int, e kernelError) *BatchError {
 	f := &BatchError{Errno: e.errno, Message: e.message}
-	i := int(seq) - 1
-	if i < 0 || i >= len(b.messages) {
-		return f
+	for len(batches) > 0 && i >= len(batches[0].messages) {
+		i -= len(batches[0].messages)
+		batches = batches[1:]
 	}
+	if i < 0 || len(batches) == 0 {
+		return f // the transaction as a whole: its mark has no message number
+	}
+	b := batches[0]
 	msg := b.buf[b.messages[i]:]
 	msg = msg[:binary.NativeEndian.Uint32(msg)]
 	typ := binary.NativeEndian.Uint16(msg[4:]) & 0xff

@@ -54,7 +54,7 @@ func commit(t testing.TB, c *Conn, fill func(*Batch)) {
 	t.Helper()
 	var b Batch
 	fill(&b)
-	if err := c.Commit(&b, 0); err != nil {
+	if err := c.Commit(0, &b); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -116,7 +116,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("table: %+v %v", info, err)
 	}
 	var rules []string
-	if err := c.Rules(table, func(chain string) { rules = append(rules, chain) }); err != nil || fmt.Sprint(rules) != "[base]" {
+	if err := c.Rules(table, func(chain string, _ uint64) { rules = append(rules, chain) }); err != nil || fmt.Sprint(rules) != "[base]" {
 		t.Errorf("rules: %v %v", rules, err)
 	}
 	sets := map[string]Set{}
@@ -251,7 +251,7 @@ func TestRefusal(t *testing.T) {
 			before := elements(t, c, numbers)
 			var b Batch
 			tc.fill(&b)
-			err := c.Commit(&b, 0)
+			err := c.Commit(0, &b)
 			var refused *BatchError
 			if !errors.As(err, &refused) {
 				t.Fatalf("error %v", err)
@@ -285,7 +285,7 @@ func TestGeneration(t *testing.T) {
 	for gen, want := range map[uint32]error{before: ErrGeneration, after: nil} {
 		var b Batch
 		b.AddElement(table, numbers, key(gen), key(1), "")
-		if err := c.Commit(&b, gen); !errors.Is(err, want) {
+		if err := c.Commit(gen, &b); !errors.Is(err, want) {
 			t.Errorf("commit for generation %d: %v, want %v", gen, err, want)
 		}
 	}
@@ -297,7 +297,7 @@ func TestGeneration(t *testing.T) {
 func TestEmptyBatch(t *testing.T) {
 	c, _ := dial(t)
 	var b Batch
-	if err := c.Commit(&b, 0); err != nil || !b.Empty() {
+	if err := c.Commit(0, &b); err != nil || !b.Empty() {
 		t.Errorf("empty batch: %v", err)
 	}
 }
@@ -318,18 +318,66 @@ func TestGivenUp(t *testing.T) {
 	c, _ := dial(t)
 	var b Batch
 	b.DeleteTable(table) // which is refused, with an answer that nobody reads
-	if err := c.send(b.finish(0)); err != nil {
+	wire, _, _ := c.transaction(0, []*Batch{&b})
+	if err := c.send(wire...); err != nil {
 		t.Fatal(err)
 	}
 	c.unread = true
 	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
 	b.Reset()
 	b.DeleteTable(Table{IPv6, "nowhere"})
-	if err := c.send(b.finish(0)); err != nil {
+	wire, _, _ = c.transaction(0, []*Batch{&b})
+	if err := c.send(wire...); err != nil {
 		t.Fatal(err)
 	}
 	c.unread = true
 	if _, err := c.Table(table); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMoreRefusalsThanFit has the kernel say more than its queue to us holds.
+func TestMoreRefusalsThanFit(t *testing.T) {
+	c, _ := dial(t)
+	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
+	var big Batch
+	for i := range uint32(60_000) { // in two families by turns, so that each is a message
+		big.DeleteElement(Table{[]Family{IPv4, IPv6}[i%2], "gone"}, numbers, key(i))
+	}
+	var refused *BatchError
+	if err := c.Commit(0, &big); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
+		t.Errorf("the refusal: %v", err)
+	}
+	for range 5 {
+		if _, err := c.Table(table); err != nil {
+			t.Errorf("a table that is there: %v", err)
+		}
+	}
+	commit(t, c, func(b *Batch) { b.AddSet(table, numbers) })
+}
+
+// TestSeveralBatches commits two as one.
+func TestSeveralBatches(t *testing.T) {
+	c, _ := dial(t)
+	var a, b Batch
+	a.AddTable(table, "")
+	a.AddSet(table, numbers)
+	b.AddElement(table, numbers, key(1), key(2), "")
+	if err := c.Commit(0, &a, &b); err != nil {
+		t.Fatal(err)
+	}
+	if got := elements(t, c, numbers); len(got) != 1 {
+		t.Errorf("elements: %q", got)
+	}
+	a.Reset()
+	a.AddElement(table, numbers, key(3), key(4), "")
+	b.Reset()
+	b.DeleteElement(table, numbers, key(5))
+	var refused *BatchError
+	if err := c.Commit(0, &a, &b); !errors.As(err, &refused) || !bytes.Equal(refused.Key, key(5)) {
+		t.Errorf("refusal: %v", err)
+	}
+	if got := elements(t, c, numbers); len(got) != 1 {
+		t.Errorf("elements after a refusal: %q", got)
 	}
 }

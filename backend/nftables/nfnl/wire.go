@@ -21,6 +21,24 @@ func align(n int) int { return (n + 3) &^ 3 }
 // attrs appends netlink attributes to a buffer.
 type attrs []byte
 
+// message appends the headers of a netfilter message. Its length is to be set by
+// the caller; its sequence number is the Conn's to set.
+func (a *attrs) message(typ, flags uint16, family uint8, resource uint16) {
+	*a = binary.NativeEndian.AppendUint32(*a, 0)
+	*a = binary.NativeEndian.AppendUint16(*a, typ)
+	*a = binary.NativeEndian.AppendUint16(*a, flags|unix.NLM_F_REQUEST)
+	*a = binary.NativeEndian.AppendUint32(*a, 0)
+	*a = binary.NativeEndian.AppendUint32(*a, 0) // port id: the kernel's to fill
+	*a = append(*a, family, unix.NFNETLINK_V0)
+	*a = binary.BigEndian.AppendUint16(*a, resource)
+}
+
+// Where things are in a message's header.
+const (
+	flagsAt = 6
+	seqAt   = 8
+)
+
 // header appends the head of an attribute whose payload has n bytes.
 func (a *attrs) header(typ uint16, n int) {
 	*a = binary.NativeEndian.AppendUint16(*a, uint16(attrHeaderLen+n))
@@ -120,4 +138,6 @@ func be64(b []byte) uint64 {
 const (
 	nftaTableHandle   = 4 // NFTA_TABLE_HANDLE
 	nftaTableUserdata = 6 // NFTA_TABLE_USERDATA, Linux 5.9
+
+	tableDormant = 1 // NFT_TABLE_F_DORMANT
 )
