@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"os"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what measurements were made on.
+type Machine struct {
+	Kernel string `json:"kernel"`
+	CPU    string `json:"cpu"`
+	CPUs   int    `json:"cpus"`
+	Go     string `json:"go"`
+	// Load is the machine's load average over a minute when measuring
+	// began. More than a few tenths is others' work, and spoils numbers.
+	Load string `json:"load_average"`
+}
+
+func thisMachine() Machine {
+	m := Machine{CPU: "unknown", CPUs: runtime.NumCPU(), Go: runtime.Version()}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		m.CPU = cpuModel(string(b))
+	}
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m.Load, _, _ = strings.Cut(string(b), " ")
+	}
+	return m
+}
+
+// cpuModel is the first processor's name in the text of /proc/cpuinfo.
+func cpuModel(cpuinfo string) string {
+	for line := range strings.Lines(cpuinfo) {
+		name, value, _ := strings.Cut(line, ":")
+		switch strings.TrimSpace(name) {
+		case "model name", "Model", "cpu model":
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown"
+}

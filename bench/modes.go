@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// mode is a kind of backend that can be measured.
+type mode struct {
+	open  func(backend.Config) (backend.Backend, error)
+	probe func() error // what the kernel lacks for it, in one line
+}
+
+// modes are the kinds of backends by name.
+var modes = map[string]mode{
+	"nftables": {
+		open:  func(c backend.Config) (backend.Backend, error) { return nftables.New(c) },
+		probe: probeNFTables,
+	},
+}
+
+// Modes lists the values of SyncOptions.Mode.
+func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
+
+// probeNFTables asks nf_tables for its generation.
+func probeNFTables() (err error) {
+	conn, err := nfnl.Dial(0)
+	if err == nil {
+		defer func() { err = errors.Join(err, conn.Close()) }()
+		_, err = conn.Generation()
+	}
+	return explainNFTables(err)
+}
+
+// explainNFTables says what an error of the first request means. nfnetlink
+// answers EINVAL for a subsystem that it does not have.
+func explainNFTables(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("this kernel has no nf_tables (CONFIG_NF_TABLES): %w", err)
+	}
+	return fmt.Errorf("nf_tables: %w", err)
+}
+
+// backendConfig is as on a node whose cluster's range of pod addresses is known.
+func (c *cluster) backendConfig() backend.Config {
+	config := backend.Config{MasqueradeBit: backend.DefaultMasqueradeBit}
+	for _, f := range []family{ipv4, ipv6} {
+		config.ClusterCIDRs = append(config.ClusterCIDRs, netip.PrefixFrom(f.pods.Addr(), f.pods.Bits()))
+	}
+	return config
+}

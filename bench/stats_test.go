@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestMedianAndPercentile(t *testing.T) {
+	hundred := make([]int, 100)
+	for i := range hundred {
+		hundred[i] = 100 - i
+	}
+	tests := []struct {
+		name        string
+		values      []int
+		median, p99 int
+		p50         int
+	}{
+		{"none", nil, 0, 0, 0},
+		{"one", []int{7}, 7, 7, 7},
+		{"two", []int{8, 4}, 6, 8, 4},
+		{"odd, out of order", []int{9, 1, 5}, 5, 9, 5},
+		{"even", []int{40, 10, 20, 30}, 25, 40, 20},
+		{"an outlier", []int{1, 1, 1, 1000}, 1, 1000, 1},
+		{"hundred", hundred, 50, 99, 50},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			before := slices.Clone(test.values)
+			if got := median(test.values); got != test.median {
+				t.Errorf("median %d, want %d", got, test.median)
+			}
+			if got := percentile(test.values, 99); got != test.p99 {
+				t.Errorf("99th percentile %d, want %d", got, test.p99)
+			}
+			if got := percentile(test.values, 50); got != test.p50 {
+				t.Errorf("50th percentile %d, want %d", got, test.p50)
+			}
+			if !slices.Equal(before, test.values) {
+				t.Error("the values were changed")
+			}
+		})
+	}
+}
+
+func TestMedianBy(t *testing.T) {
+	length := func(s string) int { return len(s) }
+	for want, values := range map[string][]string{
+		"aa": {"aaa", "aa", "a"},
+		"b":  {"bb", "b"},
+		"c":  {"c"},
+	} {
+		if got := medianBy(values, length); got != want {
+			t.Errorf("%q of %q, want %q", got, values, want)
+		}
+	}
+}
+
+func TestLatency(t *testing.T) {
+	var all samples
+	if all.latency() != nil || (*samples)(nil).latency() != nil {
+		t.Error("a latency of no samples")
+	}
+	for i := range 100 {
+		all.append(&samples{Took: []time.Duration{time.Duration(i+1) * time.Microsecond}, Elements: []int{2}, Bytes: []int{i}, CPU: 3 * time.Microsecond})
+	}
+	want := Latency{Count: 100, MedianUS: 50.5, P99US: 99, MaxUS: 100, CPUUS: 3, Elements: 2, Bytes: 49}
+	if got := all.latency(); *got != want {
+		t.Errorf("%+v, want %+v", *got, want)
+	}
+}
