@@ -16,8 +16,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/metrics"
 	"github.com/slipstream-proxy/slipstream/source"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
@@ -149,38 +147,12 @@ func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 
 func (p *Proxy) take(batch []source.Event) {
 	for _, e := range batch {
-		switch e.Type {
-		case source.Set:
-			p.set(e.Object)
-		case source.Delete:
-			p.delete(e.Object)
-		case source.Synced:
+		if e.Type == source.Synced {
 			p.synced = true
 		}
+		Tell(p.state, e)
 	}
 	p.pending = true
-}
-
-func (p *Proxy) set(o source.Object) {
-	switch o := o.(type) {
-	case *corev1.Service:
-		p.state.SetService(o)
-	case *discoveryv1.EndpointSlice:
-		p.state.SetEndpointSlice(o)
-	case *corev1.Node:
-		p.state.SetNode(o)
-	}
-}
-
-func (p *Proxy) delete(o source.Object) {
-	switch o := o.(type) {
-	case *corev1.Service:
-		p.state.DeleteService(o.Namespace, o.Name)
-	case *discoveryv1.EndpointSlice:
-		p.state.DeleteEndpointSlice(o.Namespace, o.Name)
-	case *corev1.Node:
-		p.state.DeleteNode(o.Name)
-	}
 }
 
 // quietAfterRepair is how long nothing must have been damaged for a repair to be

@@ -19,10 +19,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/lab/labtest"
+	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/source"
 	"github.com/slipstream-proxy/slipstream/source/manifest"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // asMain makes the test binary be slipstream itself, so that tests run the real
@@ -248,12 +248,7 @@ func (s *site) hasManifests() {
 		data, err := os.ReadFile(file)
 		s.check(err)
 		for _, o := range manifest.Decode(file, data).Objects {
-			switch o := o.Object.(type) {
-			case *corev1.Service:
-				state.SetService(o)
-			case *discoveryv1.EndpointSlice:
-				state.SetEndpointSlice(o)
-			}
+			proxy.Tell(state, source.Event{Type: source.Set, Object: o.Object})
 		}
 	}
 	b := s.kernel()

@@ -12,10 +12,9 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/proxy"
 	"github.com/slipstream-proxy/slipstream/source"
 	"github.com/slipstream-proxy/slipstream/source/manifest"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // Mode makes the backend of a node; nil tells stories purely.
@@ -115,14 +114,7 @@ func (s *story) apply(t *testing.T, d *datadriven.TestData) string {
 	}
 	s.eachNode(func(n *node) {
 		for _, o := range objects {
-			switch o := o.(type) {
-			case *corev1.Service:
-				n.state.SetService(o)
-			case *discoveryv1.EndpointSlice:
-				n.state.SetEndpointSlice(o)
-			case *corev1.Node:
-				n.state.SetNode(o)
-			}
+			proxy.Tell(n.state, source.Event{Type: source.Set, Object: o})
 		}
 	})
 	return out.String() + s.program(t, d)

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/source"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// Tell tells a state of what a source has learned. Events without an object say
+// nothing to it.
+func Tell(s *desired.State, e source.Event) {
+	gone := e.Type == source.Delete
+	switch o := e.Object.(type) {
+	case *corev1.Service:
+		if gone {
+			s.DeleteService(o.Namespace, o.Name)
+		} else {
+			s.SetService(o)
+		}
+	case *discoveryv1.EndpointSlice:
+		if gone {
+			s.DeleteEndpointSlice(o.Namespace, o.Name)
+		} else {
+			s.SetEndpointSlice(o)
+		}
+	case *corev1.Node:
+		if gone {
+			s.DeleteNode(o.Name)
+		} else {
+			s.SetNode(o)
+		}
+	}
+}
