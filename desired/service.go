@@ -20,7 +20,7 @@ type service struct {
 	name   types.NamespacedName
 	spec   *serviceSpec // nil while there is no Service to proxy
 	ports  []*port      // as spec.ports
-	slices map[string]*slice
+	slices []*slice
 }
 
 // serviceSpec is what matters of a Service's spec.
@@ -162,6 +162,8 @@ func (s *State) moveEndpoints(p *pool, from, to *slice) {
 			difference(fromEndpoints, nil, gone, come)
 		}
 		if toPort != 0 {
+			p.entries = slices.Grow(p.entries, len(toEndpoints))
+			p.touched = slices.Grow(p.touched, len(toEndpoints))
 			difference(nil, toEndpoints, gone, come)
 		}
 	}

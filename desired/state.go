@@ -105,7 +105,7 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 	}
 	if from != nil && (to == nil || from.service != to.service) {
 		svc := s.services[from.service]
-		delete(svc.slices, name.Name)
+		svc.slices = slices.DeleteFunc(svc.slices, func(x *slice) bool { return x == from })
 		svc.replaceSlice(s, from, nil)
 		s.tidy(svc)
 		from = nil
@@ -114,10 +114,11 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 		return
 	}
 	svc := s.service(to.service)
-	if svc.slices == nil {
-		svc.slices = make(map[string]*slice, 1)
+	if i := slices.Index(svc.slices, from); from != nil && i >= 0 {
+		svc.slices[i] = to
+	} else {
+		svc.slices = append(svc.slices, to)
 	}
-	svc.slices[name.Name] = to
 	svc.replaceSlice(s, from, to)
 }
 
