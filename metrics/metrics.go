@@ -84,6 +84,3 @@ func New() *Metrics {
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
-
-// Gatherer is for reading the metrics in tests.
-func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }

@@ -30,17 +30,6 @@ type Options struct {
 	// CheckPeriod is how often the loop looks whether somebody else has
 	// damaged what was programmed.
 	CheckPeriod time.Duration
-
-	// Synced, when set, is called after each successful sync, from the
-	// loop's goroutine.
-	Synced func(SyncInfo)
-}
-
-// SyncInfo describes a sync to Options.Synced.
-type SyncInfo struct {
-	Full     bool // everything was programmed, not only a change
-	Stats    backend.Stats
-	Duration time.Duration // of programming the kernel
 }
 
 // Proxy is the loop. It is used once.
@@ -234,8 +223,5 @@ func (p *Proxy) program() error {
 		debug.FreeOSMemory() // a full content takes many times what a change does
 	}
 	klog.V(level).InfoS("Programmed the kernel", "kind", kind, "frontends", len(c.Frontends), "pools", len(c.Pools), "elements", stats.Elements, "took", took.Round(time.Microsecond))
-	if p.options.Synced != nil {
-		p.options.Synced(SyncInfo{Full: p.full, Stats: stats, Duration: took})
-	}
 	return nil
 }

@@ -40,11 +40,18 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	b.write(full)
 	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 
-	err := b.commit(false)
+	var skeletons [len(schemas)]*skeleton
+	for f := range schemas {
+		var err error
+		if skeletons[f], err = schemas[f].skeleton(b.config); err != nil {
+			return stats, err
+		}
+	}
+	err := b.commit(&skeletons, false)
 	var refused *nfnl.BatchError
 	if errors.As(err, &refused) {
 		// What is there can't be built upon; take nothing of it.
-		err = b.commit(true)
+		err = b.commit(&skeletons, true)
 	}
 	if err != nil {
 		return stats, b.explain(err, full)
@@ -60,7 +67,7 @@ const maxTries = 20
 
 // commit sends the content in the batch, behind what it takes to make the tables
 // ready for it. With replace, they are replaced whatever they are.
-func (b *Backend) commit(replace bool) error {
+func (b *Backend) commit(skeletons *[len(schemas)]*skeleton, replace bool) error {
 	for try := 1; ; try++ {
 		generation, err := b.conn.Generation()
 		if err != nil {
@@ -69,14 +76,14 @@ func (b *Backend) commit(replace bool) error {
 		if try > maxTries {
 			generation = 0
 		}
-		var head nfnl.Batch
+		var batches []*nfnl.Batch
 		for f := range schemas {
 			if err == nil {
-				err = b.prepare(f, replace, &head)
+				batches, err = b.prepare(batches, &schemas[f], skeletons[f], replace)
 			}
 		}
 		if err == nil {
-			err = b.conn.Commit(generation, &head, &b.batch)
+			err = b.conn.Commit(generation, append(batches, &b.batch)...)
 		}
 		switch {
 		case err == nil:
@@ -98,17 +105,14 @@ func estimate(full *desired.Change) (n int) {
 	return n
 }
 
-// prepare writes what it takes to have the family's table empty of Services.
-func (b *Backend) prepare(f int, replace bool, head *nfnl.Batch) error {
-	s := &schemas[f]
+// prepare appends the batches that it takes to have the family's table empty of
+// Services.
+func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, replace bool) ([]*nfnl.Batch, error) {
 	there, err := b.look(s)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	marker, rules, err := s.skeleton(b.config)
-	if err != nil {
-		return err
-	}
+	var head nfnl.Batch
 	switch {
 	case !there.table:
 	case replace || !there.compatible:
@@ -119,21 +123,19 @@ func (b *Backend) prepare(f int, replace bool, head *nfnl.Batch) error {
 				head.FlushSet(s.table, set)
 			}
 		}
-		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == marker || s.hasChain(name) })
-		if there.rules == rules && there.marked == marker && len(foreign) == 0 {
+		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == want.marker || s.hasChain(name) })
+		if there.rules == want.rules && there.marked == want.marker && len(foreign) == 0 {
 			// With the rules, the sets that they use are there too.
 			head.AddTable(s.table, tableComment) // which wakes a dormant one
-			s.writePicks(head)
-			return nil
+			s.writePicks(&head)
+			return append(batches, &head), nil
 		}
 		head.FlushTable(s.table)
 		for _, chain := range foreign {
 			head.DeleteChain(s.table, chain)
 		}
 	}
-	_, err = s.writeSkeleton(head, b.config)
-	head.AddChain(s.table, nfnl.Chain{Name: marker})
-	return err
+	return append(batches, &head, &want.batch), nil
 }
 
 // found is what the kernel has under our table's name.
@@ -208,15 +210,24 @@ func sameType(a, b nfnl.Set) bool {
 // run, perhaps of another version or configuration, knows what it finds.
 const markerPrefix = "skeleton-"
 
-// skeleton is the name of the marker and the number of rules.
-func (s *schema) skeleton(c backend.Config) (marker string, rules int, err error) {
-	var scratch nfnl.Batch
-	if rules, err = s.writeSkeleton(&scratch, c); err != nil {
-		return "", 0, err
+// skeleton is a table without Services.
+type skeleton struct {
+	batch  nfnl.Batch // makes it, where there is none or one without rules
+	marker string
+	rules  int
+}
+
+func (s *schema) skeleton(c backend.Config) (*skeleton, error) {
+	k := &skeleton{}
+	var err error
+	if k.rules, err = s.writeSkeleton(&k.batch, c); err != nil {
+		return nil, err
 	}
 	hash := fnv.New64a()
-	hash.Write(scratch.Wire())
-	return fmt.Sprintf("%s%016x", markerPrefix, hash.Sum64()), rules, nil
+	hash.Write(k.batch.Wire())
+	k.marker = fmt.Sprintf("%s%016x", markerPrefix, hash.Sum64())
+	k.batch.AddChain(s.table, nfnl.Chain{Name: k.marker})
+	return k, nil
 }
 
 // writeSkeleton writes the table, its sets, chains and rules, and says how many

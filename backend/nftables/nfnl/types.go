@@ -11,7 +11,6 @@ type Family uint8
 const (
 	IPv4 Family = unix.NFPROTO_IPV4 // nft: ip
 	IPv6 Family = unix.NFPROTO_IPV6 // nft: ip6
-	Inet Family = unix.NFPROTO_INET // nft: inet
 )
 
 // String is the family's name in nft's language.
@@ -21,8 +20,6 @@ func (f Family) String() string {
 		return "ip"
 	case IPv6:
 		return "ip6"
-	case Inet:
-		return "inet"
 	}
 	return "family?"
 }
