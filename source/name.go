@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 )
 
 // Kind returns the Kubernetes kind of an object by its Go type, because
@@ -19,6 +20,8 @@ func Kind(o Object) string {
 		return "EndpointSlice"
 	case *corev1.Node:
 		return "Node"
+	case *networkingv1.ServiceCIDR:
+		return "ServiceCIDR"
 	}
 	return fmt.Sprintf("%T", o)
 }

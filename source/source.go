@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package source says where the objects that Slipstream acts on come from:
-// Services, EndpointSlices and Nodes, delivered as a stream of events.
+// Services, EndpointSlices, Nodes and ServiceCIDRs, delivered as a stream of
+// events.
 //
 // A source hands over complete objects, with the defaults of the Kubernetes
 // API applied and valid by the rules of its validation, so that whoever
@@ -18,7 +19,7 @@ import (
 )
 
 // Object is what an event is about: a *corev1.Service, a
-// *discoveryv1.EndpointSlice or a *corev1.Node.
+// *discoveryv1.EndpointSlice, a *corev1.Node or a *networkingv1.ServiceCIDR.
 type Object interface {
 	metav1.Object
 	runtime.Object

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -19,6 +20,7 @@ func TestEventString(t *testing.T) {
 		{Event{Set, &corev1.Service{ObjectMeta: meta}}, "Set Service default/web"},
 		{Event{Delete, &discoveryv1.EndpointSlice{ObjectMeta: meta}}, "Delete EndpointSlice default/web"},
 		{Event{Set, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}, "Set Node n1"},
+		{Event{Delete, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "extra"}}}, "Delete ServiceCIDR extra"},
 		{Event{Set, &corev1.Pod{ObjectMeta: meta}}, "Set *v1.Pod default/web"},
 		{Event{Type: Synced}, "Synced"},
 		{Event{}, "Type(0)"},

@@ -42,8 +42,9 @@ type Object struct {
 	Item     string // see Error.Item
 }
 
-// Decode reads the Services, EndpointSlices and Nodes of a file of manifests:
-// YAML or JSON, any number of documents, each an object or a list of objects.
+// Decode reads the Services, EndpointSlices, Nodes and ServiceCIDRs of a file of
+// manifests: YAML or JSON, any number of documents, each an object or a list of
+// objects.
 // Only the name of the file is used, in messages.
 //
 // What is wrong with one object or document does not affect the others. Of two

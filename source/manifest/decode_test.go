@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -48,6 +49,12 @@ const nodeYAML = `apiVersion: v1
 kind: Node
 metadata: {name: node-1}
 spec: {podCIDR: 10.0.0.0/24}
+`
+
+const serviceCIDRYAML = `apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: extra}
+spec: {cidrs: [10.97.0.0/16, "fd00:97::/112"]}
 `
 
 func jsonService(name string, octet int) string {
@@ -88,8 +95,8 @@ func TestDecode(t *testing.T) {
 		{name: "nothing", data: ""},
 		{name: "comments", data: "# nothing\n---\n\n# here\n---\n"},
 		{name: "null", data: "---\nnull\n---\n~\n"},
-		{name: "one of each", data: service("web", 1) + "---\n" + sliceYAML + "---\n" + nodeYAML,
-			objects: []string{"1 Service default/web", "2 EndpointSlice shop/web-1", "3 Node node-1"}},
+		{name: "one of each", data: service("web", 1) + "---\n" + sliceYAML + "---\n" + nodeYAML + "---\n" + serviceCIDRYAML,
+			objects: []string{"1 Service default/web", "2 EndpointSlice shop/web-1", "3 Node node-1", "4 ServiceCIDR extra"}},
 		{name: "empty documents do not count", data: "# head\n---\n---\n" + service("a", 1) + "---\n# none\n---\n" + service("b", 2) + "---\n",
 			objects: []string{"1 Service default/a", "2 Service default/b"}},
 		{name: "markers", data: "%YAML 1.1\n--- # a\n" + service("a", 1) + "...\n" + service("b", 2) + "--- \t\n" + service("c", 3) + "--- {apiVersion: v1, kind: Node, metadata: {name: d}}\n---",
@@ -110,6 +117,8 @@ func TestDecode(t *testing.T) {
 			objects: []string{"1 items[0] Service default/a", "1 items[1] Service default/b"}},
 		{name: "EndpointSliceList and NodeList", data: "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems:\n" + indent(sliceYAML) + "---\napiVersion: v1\nkind: NodeList\nitems: [{metadata: {name: a}}]\n",
 			objects: []string{"1 items[0] EndpointSlice shop/web-1", "2 items[0] Node a"}},
+		{name: "ServiceCIDRList", data: "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDRList\nitems: [{metadata: {name: a}, spec: {cidrs: [10.97.0.0/16]}}]\n",
+			objects: []string{"1 items[0] ServiceCIDR a"}},
 		{name: "List of Lists", data: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"List","items":[` + jsonService("a", 1) + `]}]}`,
 			objects: []string{"1 items[0].items[0] Service default/a"}},
 		{name: "empty List", data: "apiVersion: v1\nkind: List\nitems: []\n"},
@@ -158,18 +167,22 @@ func TestDecode(t *testing.T) {
 		{name: "namespace is a YAML boolean", data: strings.Replace(service("a", 1), "name: a", "name: a\n  namespace: n", 1),
 			errors: []string{`web.yaml: document 1: Service default/a: metadata.namespace: is a boolean, must be a string`}},
 		{name: "kind is a number", data: "kind: 1\napiVersion: v1\n", errors: []string{"web.yaml: document 1: kind: is a number, must be a string"}},
-		{name: "unknown versions", data: "{apiVersion: discovery.k8s.io/v1beta1, kind: EndpointSlice, metadata: {name: a}}\n---\n{apiVersion: v2, kind: Service}\n---\n{apiVersion: v1, kind: EndpointSlice}\n---\n{apiVersion: v1beta3, kind: List}\n",
+		{name: "unknown versions", data: "{apiVersion: discovery.k8s.io/v1beta1, kind: EndpointSlice, metadata: {name: a}}\n---\n{apiVersion: v2, kind: Service}\n---\n{apiVersion: v1, kind: EndpointSlice}\n---\n{apiVersion: v1beta3, kind: List}\n---\n{apiVersion: networking.k8s.io/v1beta1, kind: ServiceCIDR, metadata: {name: a}}\n---\n{apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {name: a}}\n",
+			ignored: []string{"Ingress a"},
 			errors: []string{
 				`web.yaml: document 1: EndpointSlice default/a: apiVersion: Unsupported value: "discovery.k8s.io/v1beta1": kind EndpointSlice is read in version "discovery.k8s.io/v1"`,
 				`web.yaml: document 2: Service: apiVersion: Unsupported value: "v2": kind Service is read in version "v1"`,
 				`web.yaml: document 3: EndpointSlice: apiVersion: Unsupported value: "v1": kind EndpointSlice is read in version "discovery.k8s.io/v1"`,
-				`web.yaml: document 4: List: apiVersion: Unsupported value: "v1beta3": kind List is read in version "v1"`}},
+				`web.yaml: document 4: List: apiVersion: Unsupported value: "v1beta3": kind List is read in version "v1"`,
+				`web.yaml: document 5: ServiceCIDR a: apiVersion: Unsupported value: "networking.k8s.io/v1beta1": kind ServiceCIDR is read in version "networking.k8s.io/v1"`}},
 
 		{name: "invalid", data: service("a", 1) + "---\n" + strings.Replace(service("web", 2), "80", "70000", 1),
 			objects: []string{"1 Service default/a"},
 			errors:  []string{"web.yaml: document 2: Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive"}},
 		{name: "no clusterIP", data: "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {ports: [{port: 80}]}\n",
 			errors: []string{"web.yaml: document 1: Service shop/web: spec.clusterIP: Required value: a directory of manifests has no API server to allocate one: give an address, or None for a headless Service"}},
+		{name: "ServiceCIDR in a namespace", data: strings.Replace(serviceCIDRYAML, "{name: extra}", "{name: extra, namespace: shop}", 1),
+			errors: []string{"web.yaml: document 1: ServiceCIDR shop/extra: metadata.namespace: Forbidden: not allowed on this type"}},
 		{name: "managed fields are checked before they are dropped", data: strings.Replace(service("a", 1), "  name: a\n", "  name: a\n  managedFields: [{operation: Steal}]\n", 1),
 			errors: []string{`web.yaml: document 1: Service default/a: metadata.managedFields[0].operation: Invalid value: "Steal": must be ` + "`Apply` or `Update`"}},
 		{name: "twice", data: service("a", 1) + "---\n" + service("b", 2) + "---\n" + service("a", 3),
@@ -357,6 +370,9 @@ func TestDefaults(t *testing.T) {
 					{Name: new(""), Protocol: new(corev1.ProtocolTCP)},
 					{Name: new("b"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(53))}},
 			}},
+		{"ServiceCIDR", `{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: a}, spec: {cidrs: [10.97.0.0/16]}}`,
+			&networkingv1.ServiceCIDR{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}, ObjectMeta: metav1.ObjectMeta{Name: "a"},
+				Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.97.0.0/16"}}}},
 		{"Node", `{apiVersion: v1, kind: Node, metadata: {name: a}, spec: {podCIDRs: [10.0.0.0/24]}}`,
 			&corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "a"},
 				Spec: corev1.NodeSpec{PodCIDR: "10.0.0.0/24", PodCIDRs: []string{"10.0.0.0/24"}}}},

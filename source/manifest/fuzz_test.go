@@ -16,7 +16,7 @@ import (
 // is valid, and that it accepts that again, unchanged, once written as JSON.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
-		service("a", 1) + "---\n" + sliceYAML + "---\n" + nodeYAML,
+		service("a", 1) + "---\n" + sliceYAML + "---\n" + nodeYAML + "---\n" + serviceCIDRYAML,
 		jsonService("a", 1) + jsonService("b", 2),
 		"{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.96.0.1, sessionAffinity: ClientIP, externalIPs: [192.0.2.1], ports: [{name: a, port: 80, nodePort: 30000}, {name: b, port: 81, targetPort: b}]}, status: {loadBalancer: {ingress: [{ip: 192.0.2.1}]}}}",
 		"{apiVersion: v1, kind: Service, metadata: {name: a, creationTimestamp: \"2026-01-02T03:04:05.678Z\"}, spec: {clusterIPs: [\"fd00::1\", 10.96.0.1], ports: [{port: 80}]}}",

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -18,6 +19,7 @@ var known = map[string]schema.GroupVersion{
 	"Service":       corev1.SchemeGroupVersion,
 	"EndpointSlice": discoveryv1.SchemeGroupVersion,
 	"Node":          corev1.SchemeGroupVersion,
+	"ServiceCIDR":   networkingv1.SchemeGroupVersion,
 }
 
 // lists maps the kinds of lists to the kind of their items; "" is any kind.
@@ -26,6 +28,7 @@ var lists = map[string]string{
 	"ServiceList":       "Service",
 	"EndpointSliceList": "EndpointSlice",
 	"NodeList":          "Node",
+	"ServiceCIDRList":   "ServiceCIDR",
 }
 
 // strict decodes JSON into the Go types of the known kinds and refuses unknown
@@ -34,6 +37,7 @@ var strict = func() *kjson.Serializer {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.Node{})
 	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{})
+	scheme.AddKnownTypes(networkingv1.SchemeGroupVersion, &networkingv1.ServiceCIDR{})
 	return kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, scheme, scheme, kjson.SerializerOptions{Strict: true})
 }()
 
@@ -68,8 +72,8 @@ func useOf(gv schema.GroupVersion, kind string) (use, []Fault) {
 		}
 	}
 	// Other groups have kinds of the same name (serving.knative.dev has a
-	// Service); the two groups that hold ours do not.
-	if !slices.Contains([]string{corev1.GroupName, discoveryv1.GroupName}, gv.Group) {
+	// Service); the three groups that hold ours do not.
+	if !slices.Contains([]string{corev1.GroupName, discoveryv1.GroupName, networkingv1.GroupName}, gv.Group) {
 		return ignore, nil
 	}
 	return refuse, []Fault{{"apiVersion", fmt.Sprintf("Unsupported value: %q: kind %s is read in version %q", gv, kind, want)}}

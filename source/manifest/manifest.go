@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package manifest is a source that reads a directory of manifests: Services,
-// EndpointSlices and Nodes in files such as kubectl apply -f DIR takes.
+// EndpointSlices, Nodes and ServiceCIDRs in files such as kubectl apply -f DIR
+// takes.
 //
 // It reads *.yaml, *.yml and *.json of the directory itself, leaves out hidden
 // files, follows symbolic links to files, and ignores objects of other kinds.

@@ -34,14 +34,14 @@ func TestInitialContent(t *testing.T) {
 	w := newWorld(t,
 		"b.yaml", service("b", 2)+"---\n"+sliceYAML,
 		"a.json", jsonService("a", 1),
-		"c.yml", nodeYAML,
+		"c.yml", nodeYAML+"---\n"+serviceCIDRYAML,
 		".hidden.yaml", service("hidden", 3),
 		"notes.txt", "not: [yaml",
 	)
 	w.check(os.Mkdir(w.path("sub.yaml"), 0o755))
 	w.check(os.WriteFile(w.path("sub.yaml/d.yaml"), []byte(service("d", 4)), 0o644))
 	w.start()
-	w.wantEvents(0, "Set Node node-1", "Set Service default/a", "Set Service default/b", "Set EndpointSlice shop/web-1", "Synced")
+	w.wantEvents(0, "Set Node node-1", "Set ServiceCIDR extra", "Set Service default/a", "Set Service default/b", "Set EndpointSlice shop/web-1", "Synced")
 	if w.batchCount() != 1 || len(w.problems()) != 0 {
 		t.Errorf("%d batches, errors %v", w.batchCount(), w.problems())
 	}

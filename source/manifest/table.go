@@ -98,7 +98,7 @@ func (t *table) unclaim(k key, file string) {
 }
 
 // events returns what has changed since it was last called: Nodes first, then
-// Services, then EndpointSlices, each by namespace and name. An object that has
+// ServiceCIDRs, Services and EndpointSlices, each by namespace and name. An object that has
 // passed from one file to another is not deleted in between, and is not an
 // event at all if both say the same.
 func (t *table) events() []source.Event {
@@ -131,7 +131,7 @@ func (t *table) events() []source.Event {
 }
 
 func rank(o source.Object) int {
-	return slices.Index([]string{"Node", "Service", "EndpointSlice"}, source.Kind(o))
+	return slices.Index([]string{"Node", "ServiceCIDR", "Service", "EndpointSlice"}, source.Kind(o))
 }
 
 // conflicts returns an error for each object that a file has although another

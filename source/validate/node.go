@@ -11,7 +11,8 @@ import (
 )
 
 // Node returns the faults of a Node: of its metadata, whose labels say in
-// which zone it is, and of its pod CIDRs. Nothing else of it matters here.
+// which zone it is, and of its pod CIDRs. Of its addresses the API server takes
+// whatever they are; those that are none get a warning (see Warnings).
 func Node(n *corev1.Node) field.ErrorList {
 	faults := metadata(&n.ObjectMeta, false, validation.IsDNS1123Subdomain)
 	spec, list := field.NewPath("spec"), field.NewPath("spec", "podCIDRs")

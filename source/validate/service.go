@@ -221,7 +221,9 @@ func loadBalancer(path *field.Path, spec *corev1.ServiceSpec) field.ErrorList {
 	var faults field.ErrorList
 	ranges := path.Child("loadBalancerSourceRanges")
 	for i, value := range spec.LoadBalancerSourceRanges {
-		faults = append(faults, cidr(ranges.Index(i), value)...)
+		// White space around a range is allowed here and nowhere else, since
+		// the ranges once came from a list in an annotation.
+		faults = append(faults, cidr(ranges.Index(i), strings.TrimSpace(value))...)
 	}
 	if class := spec.LoadBalancerClass; class != nil {
 		faults = append(faults, invalid(path.Child("loadBalancerClass"), *class, validation.IsQualifiedName(*class))...)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package validate checks Services, EndpointSlices and Nodes as a Kubernetes
-// API server checks newly created ones, as far as a Service proxy depends on
-// it. It takes objects whose defaults have been applied, from wherever they
-// come, and returns faults by field.
+// Package validate checks Services, EndpointSlices, Nodes and ServiceCIDRs as a
+// Kubernetes API server checks newly created ones, as far as a Service proxy
+// depends on it. It takes objects whose defaults have been applied, from
+// wherever they come, and returns faults by field.
 //
 // The rules are those of Kubernetes 1.36, written anew. Where they were
 // tightened for new objects (KEP-4858: addresses without leading zeros, no
@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -24,8 +25,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/source"
 )
 
-// Object returns the faults of a Service, EndpointSlice or Node, in the order
-// of its fields; none means that it is valid. Another type is a fault too.
+// Object returns the faults of a Service, EndpointSlice, Node or ServiceCIDR, in
+// the order of its fields; none means that it is valid. Another type is a fault too.
 func Object(o source.Object) field.ErrorList {
 	switch o := o.(type) {
 	case *corev1.Service:
@@ -34,6 +35,8 @@ func Object(o source.Object) field.ErrorList {
 		return EndpointSlice(o)
 	case *corev1.Node:
 		return Node(o)
+	case *networkingv1.ServiceCIDR:
+		return ServiceCIDR(o)
 	}
 	return field.ErrorList{field.InternalError(nil, fmt.Errorf("no rules for %T", o))}
 }

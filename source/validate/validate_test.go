@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -231,6 +232,9 @@ func TestService(t *testing.T) {
 			"spec.loadBalancerSourceRanges[3]: Invalid value", "spec.loadBalancerSourceRanges[4]: Invalid value",
 			"spec.loadBalancerSourceRanges[5]: Invalid value",
 		}},
+		{"source ranges with white space", loadBalancerService, func(s *corev1.Service) {
+			s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.0/24", "2001:db8::/32\t", " ", "192.0.2.0 /24"}
+		}, []string{"spec.loadBalancerSourceRanges[2]: Invalid value", "spec.loadBalancerSourceRanges[3]: Invalid value"}},
 		{"load balancer fields of ClusterIP", clusterIPService, func(s *corev1.Service) {
 			s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
 			s.Spec.LoadBalancerClass = new("example.com/lb")
@@ -416,6 +420,37 @@ func TestNode(t *testing.T) {
 	}
 }
 
+func TestServiceCIDR(t *testing.T) {
+	type S = networkingv1.ServiceCIDR
+	cidrs := func(cidrs ...string) func(*S) { return func(s *S) { s.Spec.CIDRs = cidrs } }
+	for _, c := range []struct {
+		name   string
+		change func(*S)
+		want   []string
+	}{
+		{"plain", func(s *S) {}, nil},
+		{"one", cidrs("fd00:96::/112"), nil},
+		{"name", func(s *S) { s.Name = "Extra" }, []string{"metadata.name: Invalid value"}},
+		{"namespace", func(s *S) { s.Namespace = "default" }, []string{"metadata.namespace: Forbidden"}},
+		{"none", cidrs(), []string{"spec.cidrs: Required value"}},
+		{"not a range", cidrs("10.96.0.1"), []string{"spec.cidrs[0]: Invalid value"}},
+		{"host bits", cidrs("10.96.0.1/16"), []string{"spec.cidrs[0]: Invalid value"}},
+		{"not canonical", cidrs("FD00:96::/112"), []string{"spec.cidrs[0]: Invalid value"}},
+		{"white space", cidrs(" 10.96.0.0/16"), []string{"spec.cidrs[0]: Invalid value"}},
+		{"two of one family", cidrs("10.96.0.0/16", "10.97.0.0/16"), []string{"spec.cidrs: Invalid value"}},
+		{"three", cidrs("10.96.0.0/16", "fd00:96::/112", "10.97.0.0/16"), []string{"spec.cidrs: Too many"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &S{
+				ObjectMeta: metav1.ObjectMeta{Name: "extra.example"},
+				Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:96::/112"}},
+			}
+			c.change(s)
+			check(t, Object(s), c.want...)
+		})
+	}
+}
+
 func TestObjectUnknown(t *testing.T) {
 	if len(Object(&corev1.Pod{})) == 0 {
 		t.Error("a Pod is valid")
@@ -423,20 +458,51 @@ func TestObjectUnknown(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	s := slice()
-	if w := Warnings(s); w != nil {
-		t.Errorf("a slice with a Service: %q", w)
+	service := func(base func() *corev1.Service, change func(*corev1.Service)) source.Object {
+		s := base()
+		change(s)
+		return s
 	}
-	s.Labels = nil
-	if w := Warnings(s); len(w) != 1 || !strings.Contains(w[0], "kubernetes.io/service-name") {
-		t.Errorf("a slice without a Service: %q", w)
+	addresses := func(all ...corev1.NodeAddress) source.Object {
+		return &corev1.Node{Status: corev1.NodeStatus{Addresses: all}}
 	}
-	n := clusterIPService()
-	if w := Warnings(n); w != nil {
-		t.Errorf("ClusterIP: %q", w)
-	}
-	n.Spec.Type = corev1.ServiceTypeNodePort
-	if w := Warnings(n); len(w) != 1 || !strings.HasPrefix(w[0], "spec.ports[0].nodePort: ") {
-		t.Errorf("NodePort without one: %q", w)
+	noLabels := slice()
+	noLabels.Labels = nil
+	for _, c := range []struct {
+		name   string
+		object source.Object
+		want   []string // how each warning starts
+	}{
+		{"slice with a Service", slice(), nil},
+		{"slice without a Service", noLabels, []string{"metadata.labels: without the label kubernetes.io/service-name"}},
+		{"ClusterIP", clusterIPService(), nil},
+		{"NodePort without one", service(clusterIPService, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }),
+			[]string{"spec.ports[0].nodePort: not set"}},
+		{"load balancer", loadBalancerService(), nil},
+		{"load balancer without node port", service(loadBalancerService, func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }),
+			[]string{"spec.ports[0].nodePort: not set"}},
+		{"load balancer that wants no node port", service(loadBalancerService, func(s *corev1.Service) {
+			s.Spec.Ports[0].NodePort, s.Spec.AllocateLoadBalancerNodePorts = 0, new(false)
+		}), nil},
+		{"load balancer without health check", service(loadBalancerService, func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 0 }),
+			[]string{"spec.healthCheckNodePort: not set"}},
+		{"load balancer, policy Cluster", service(loadBalancerService, func(s *corev1.Service) {
+			s.Spec.HealthCheckNodePort, s.Spec.ExternalTrafficPolicy = 0, corev1.ServiceExternalTrafficPolicyCluster
+		}), nil},
+		{"Node", addresses(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "192.0.2.1"},
+			corev1.NodeAddress{Type: corev1.NodeHostName, Address: "node-1"}), nil},
+		{"Node with bad addresses", addresses(corev1.NodeAddress{Type: corev1.NodeHostName, Address: "node-1"},
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "node-1"},
+			corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "fe80::1%eth0"}),
+			[]string{"status.addresses[1].address: ", "status.addresses[2].address: "}},
+		{"ServiceCIDR", &networkingv1.ServiceCIDR{}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := Warnings(c.object)
+			same := slices.EqualFunc(got, c.want, strings.HasPrefix)
+			if !same {
+				t.Errorf("warnings %q, want %q", got, c.want)
+			}
+		})
 	}
 }
