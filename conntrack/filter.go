@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/desired"
+)
+
+// filter is what all flows of a search have in common: the original destination,
+// and the source of replies. The kernel reports the entries that agree in all of
+// it; it compares no ports of SCTP.
+type filter struct {
+	to, replies common
+}
+
+// common is the address, and the port, that all of several endpoints have.
+type common struct {
+	endpoint
+	known                   bool
+	addressDiffers, differs bool // the address, the port
+}
+
+func (c *common) add(e endpoint) {
+	if !c.known {
+		c.endpoint, c.known = e, true
+	}
+	c.addressDiffers = c.addressDiffers || e.ip != c.ip
+	c.differs = c.differs || e.port != c.port
+}
+
+// addAll says that any endpoint may be among them.
+func (c *common) addAll() { c.addressDiffers, c.differs = true, true }
+
+// flags are bits of CTA_FILTER for what is common.
+func (c *common) flags(address, port uint32) (flags uint32) {
+	if c.known && !c.addressDiffers {
+		flags |= address
+	}
+	if c.known && !c.differs {
+		flags |= port
+	}
+	return flags
+}
+
+// attributes are the filter as the kernel takes it: two tuples of which it
+// compares the parts that are flagged. What the kernel does not do right is left
+// out.
+func (f *filter) attributes(family family, p desired.Protocol, able abilities) ([]byte, error) {
+	original := f.to.flags(filterIPDst, filterDstPort) | filterProto
+	reply := f.replies.flags(filterIPSrc, filterSrcPort)
+	if !able.addresses {
+		original &^= filterIPDst
+		reply &^= filterIPSrc
+	}
+	if !able.replies {
+		reply = 0
+	}
+	if reply != 0 {
+		reply |= filterProto // ports are not taken without
+	}
+	a := netlink.NewAttributeEncoder()
+	encodeTuple(a, ctaTupleOrig, family, p, nil, &f.to.endpoint)
+	encodeTuple(a, ctaTupleReply, family, p, &f.replies.endpoint, nil)
+	a.Nested(ctaFilter, func(a *netlink.AttributeEncoder) error {
+		a.Uint32(ctaFilterOrigFlags, original) // unlike most of netfilter, in the machine's byte order
+		a.Uint32(ctaFilterReplyFlags, reply)
+		return nil
+	})
+	return a.Encode()
+}
