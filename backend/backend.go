@@ -8,7 +8,6 @@ package backend
 
 import (
 	"errors"
-	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/desired"
 )
@@ -31,7 +30,8 @@ type Backend interface {
 	// desired.State.Change) from what the last Reconcile or Apply left. It
 	// takes effect as a whole or not at all, at a cost that follows the
 	// change, of which it may keep and change slices too. After an error only
-	// Reconcile may follow.
+	// Reconcile may follow; so it is after a change with Rebuild, which Apply
+	// refuses.
 	Apply(change *desired.Change) (Stats, error)
 
 	// Check finds out, cheaply enough to be called every second, whether
@@ -63,12 +63,7 @@ type Config struct {
 	// the calling thread's.
 	NetNS int
 
-	// ClusterCIDRs are the ranges of pod addresses, at most one for each
-	// family. Where one is given, traffic to a ClusterIP from outside it
-	// is masqueraded, as replies would not pass this node otherwise.
-	ClusterCIDRs []netip.Prefix
-
-	// MasqueradeAll masquerades all traffic to Services.
+	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that a packet

@@ -19,13 +19,33 @@ type Content struct {
 	ClusterIPs map[netip.Addr]bool
 	HairpinIPs map[netip.Addr]bool
 
+	ServiceCIDRs map[netip.Prefix]bool
+
 	// Faults are things found in the kernel that no content can have, such
 	// as a pool with a hole.
 	Faults []string
 }
 
+// NewContent is an empty content.
+func NewContent() *Content {
+	return &Content{
+		Frontends:    map[desired.FrontendKey]Target{},
+		ClusterIPs:   map[netip.Addr]bool{},
+		HairpinIPs:   map[netip.Addr]bool{},
+		ServiceCIDRs: map[netip.Prefix]bool{},
+	}
+}
+
 // Target is where a frontend leads.
 type Target struct {
+	Choice
+	FromOutside *Choice        // for external traffic that may go to local backends only
+	Affinity    uint32         // seconds
+	Sources     []netip.Prefix // who may connect, in order; nil for everybody
+}
+
+// Choice is which backends a pool has.
+type Choice struct {
 	Backends []desired.Backend // in order
 	IfEmpty  desired.Verdict   // Reject unless Backends is empty
 }
@@ -39,17 +59,24 @@ type Reader interface {
 // ContentOf is the content that a full description (desired.State.Full) asks
 // for.
 func ContentOf(full *desired.Change) *Content {
-	c := &Content{map[desired.FrontendKey]Target{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, nil}
-	targets := map[desired.PoolID]Target{}
+	c := NewContent()
+	choices := map[desired.PoolID]*Choice{}
 	for _, p := range full.Pools {
-		t := Target{Backends: slices.SortedFunc(slices.Values(p.Added), desired.Backend.Compare)}
+		t := Choice{Backends: slices.SortedFunc(slices.Values(p.Added), desired.Backend.Compare)}
 		if len(p.Added) == 0 {
 			t.IfEmpty = p.IfEmpty
 		}
-		targets[p.ID] = t
+		choices[p.ID] = &t
 	}
 	for _, f := range full.Frontends {
-		c.Frontends[f.New.FrontendKey] = targets[f.New.Pool]
+		t := Target{Choice: *choices[f.New.Pool], FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity}
+		if f.New.Sources != nil {
+			t.Sources = f.New.Sources.All()
+		}
+		c.Frontends[f.New.FrontendKey] = t
+	}
+	for _, p := range full.ServiceCIDRs.Added {
+		c.ServiceCIDRs[p] = true
 	}
 	for _, a := range full.ClusterIPs.Added {
 		c.ClusterIPs[a] = true
@@ -73,6 +100,9 @@ func (c *Content) Lines() []string {
 	for a := range c.HairpinIPs {
 		all = append(all, fmt.Sprintf("hairpin %s", a))
 	}
+	for p := range c.ServiceCIDRs {
+		all = append(all, fmt.Sprintf("ServiceCIDR %s", p))
+	}
 	for _, f := range c.Faults {
 		all = append(all, "fault: "+f)
 	}
@@ -80,8 +110,23 @@ func (c *Content) Lines() []string {
 	return all
 }
 
-// String is the target's backends, or what happens without any.
+// String is where the target leads, in words.
 func (t Target) String() string {
+	s := t.Choice.String()
+	if t.FromOutside != nil {
+		s += "; from outside " + t.FromOutside.String()
+	}
+	if t.Affinity != 0 {
+		s += fmt.Sprintf("; affinity %ds", t.Affinity)
+	}
+	if t.Sources != nil {
+		s += fmt.Sprintf("; only for %s", t.Sources)
+	}
+	return s
+}
+
+// String is the backends, or what happens without any.
+func (t Choice) String() string {
 	if len(t.Backends) == 0 {
 		return t.IfEmpty.String()
 	}

@@ -16,16 +16,21 @@ type family struct {
 	addressType discoveryv1.AddressType
 	services    netip.Prefix // ClusterIPs
 	pods        netip.Prefix
+	external    netip.Prefix   // load balancers' addresses
+	sources     []netip.Prefix // who may connect to them
+	node        netip.Addr
 }
 
 var (
 	ipv4 = family{
 		corev1.IPv4Protocol, discoveryv1.AddressTypeIPv4,
-		netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8"),
+		netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("198.18.0.0/15"),
+		[]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("203.0.113.0/24")}, netip.MustParseAddr("192.168.0.1"),
 	}
 	ipv6 = family{
 		corev1.IPv6Protocol, discoveryv1.AddressTypeIPv6,
-		netip.MustParsePrefix("fd00:10:96::/108"), netip.MustParsePrefix("fd00:10:244::/48"),
+		netip.MustParsePrefix("fd00:10:96::/108"), netip.MustParsePrefix("fd00:10:244::/48"), netip.MustParsePrefix("fd00:198:18::/64"),
+		[]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("2001:db8:2::/48")}, netip.MustParseAddr("fd00:192:168::1"),
 	}
 )
 

@@ -20,6 +20,7 @@ type cluster struct {
 	families  []family
 	services  int // at the start
 	endpoints int // of each Service at the start
+	percent   int // of Services that are external
 	nodes     int
 	rand      *rand.Rand
 
@@ -38,6 +39,7 @@ func newCluster(o *SyncOptions) *cluster {
 		families:  o.families(),
 		services:  o.Services,
 		endpoints: o.Endpoints,
+		percent:   o.External,
 		nodes:     max(3, n/podsPerNode),
 		rand:      rand.New(rand.NewPCG(o.Seed, 0)),
 		changed:   map[int]pods{},
@@ -92,6 +94,14 @@ func (c *cluster) each() iter.Seq[int] {
 	}
 }
 
+// fill makes svc the Service of a number.
+func (c *cluster) fill(svc *corev1.Service, service int) {
+	fillService(svc, service, c.families)
+	if before, is := c.external(service); is {
+		fillExternal(svc, before, c.families)
+	}
+}
+
 // events describes the whole cluster. An event's object is only valid until the
 // next one.
 func (c *cluster) events() iter.Seq[source.Event] {
@@ -99,7 +109,7 @@ func (c *cluster) events() iter.Seq[source.Event] {
 		var svc corev1.Service
 		var slice discoveryv1.EndpointSlice
 		for i := range c.each() {
-			fillService(&svc, i, c.families)
+			c.fill(&svc, i)
 			if !yield(source.Event{Type: source.Set, Object: &svc}) {
 				return
 			}
@@ -209,7 +219,7 @@ func (c *cluster) addService() []source.Event {
 	c.nextPod += c.endpoints
 	c.changed[service] = p
 	svc := new(corev1.Service)
-	fillService(svc, service, c.families)
+	c.fill(svc, service)
 	events := []source.Event{{Type: source.Set, Object: svc}}
 	for slice := range p {
 		events = append(events, c.setSlice(service, slice, p[slice])...)

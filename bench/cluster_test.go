@@ -4,6 +4,7 @@ package bench
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -81,10 +82,13 @@ func TestEventsLeadToContent(t *testing.T) {
 		{Services: 20, Endpoints: 3, Family: FamilyDual},
 		{Services: 3, Endpoints: 205, Family: FamilyIPv6},
 		{Services: 1, Endpoints: 1, Family: FamilyIPv4},
+		{Services: 20, Endpoints: 3, Family: FamilyDual, External: 30},
 	} {
 		t.Run(fmt.Sprintf("%dx%d", o.Services, o.Endpoints), func(t *testing.T) {
 			c := newCluster(&o)
-			s := &slipstream{cluster: c, state: desired.New(desired.Config{NodeName: localNode})}
+			s := &slipstream{cluster: c, state: desired.New(c.stateConfig())}
+			addresses := []netip.Addr{ipv4.node, ipv6.node}
+			s.state.SetNodeAddresses(addresses)
 			check := func(what string) {
 				t.Helper()
 				full := s.state.Full()
@@ -100,7 +104,7 @@ func TestEventsLeadToContent(t *testing.T) {
 				s.take(e)
 			}
 			check("all events")
-			if got, want := len(c.content().Frontends), o.Services*len(c.families); got != want {
+			if got, want := len(c.content().Frontends), (o.Services+2*(o.Services*o.External/100))*len(c.families); got != want {
 				t.Fatalf("%d frontends, want %d", got, want)
 			}
 			for range 30 {
@@ -118,8 +122,9 @@ func TestEventsLeadToContent(t *testing.T) {
 					check(change.name)
 				}
 			}
-			again := desired.New(desired.Config{NodeName: localNode})
+			again := desired.New(c.stateConfig())
 			s.state = again
+			s.state.SetNodeAddresses(addresses)
 			for e := range c.events() {
 				s.take(e)
 			}

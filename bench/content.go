@@ -13,27 +13,26 @@ import (
 // content is what the kernel should have for the cluster as it is. It follows
 // from the numbers alone; no code that is measured has a part in it.
 func (c *cluster) content() *backend.Content {
-	out := &backend.Content{
-		Frontends:  map[desired.FrontendKey]backend.Target{},
-		ClusterIPs: map[netip.Addr]bool{},
-		HairpinIPs: map[netip.Addr]bool{},
-	}
+	out := backend.NewContent()
 	for i := range c.each() {
 		for _, f := range c.families {
 			var t backend.Target
+			var local []desired.Backend
 			for _, one := range c.pods(i) {
 				for _, pod := range one {
 					ip := f.podIP(pod)
-					t.Backends = append(t.Backends, desired.NewBackend(netip.AddrPortFrom(ip, targetPort)))
+					b := desired.NewBackend(netip.AddrPortFrom(ip, targetPort))
+					t.Backends = append(t.Backends, b)
 					if nodeOf(pod, c.nodes) == localNode {
 						out.HairpinIPs[ip] = true
+						local = append(local, b)
 					}
 				}
 			}
 			slices.SortFunc(t.Backends, desired.Backend.Compare)
 			ip := f.clusterIP(i)
 			out.ClusterIPs[ip] = true
-			out.Frontends[desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, port), Protocol: desired.TCP}] = t
+			out.Frontends[desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, port), Protocol: desired.TCP}] = c.externalContent(out, f, i, t, local)
 		}
 	}
 	return out

@@ -12,6 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,11 +55,16 @@ func explainNFTables(err error) error {
 	return fmt.Errorf("nf_tables: %w", err)
 }
 
-// backendConfig is as on a node whose cluster's range of pod addresses is known.
-func (c *cluster) backendConfig() backend.Config {
-	config := backend.Config{MasqueradeBit: backend.DefaultMasqueradeBit}
+// backendConfig is kube-proxy's default.
+func backendConfig() backend.Config {
+	return backend.Config{MasqueradeBit: backend.DefaultMasqueradeBit}
+}
+
+// stateConfig is as on a node whose cluster's range of pod addresses is known.
+func (c *cluster) stateConfig() desired.Config {
+	config := desired.Config{NodeName: localNode}
 	for _, f := range []family{ipv4, ipv6} {
-		config.ClusterCIDRs = append(config.ClusterCIDRs, netip.PrefixFrom(f.pods.Addr(), f.pods.Bits()))
+		config.DetectLocal.CIDRs = append(config.DetectLocal.CIDRs, netip.PrefixFrom(f.pods.Addr(), f.pods.Bits()))
 	}
 	return config
 }

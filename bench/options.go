@@ -13,6 +13,7 @@ import (
 type SyncOptions struct {
 	Services    int    `json:"services"`
 	Endpoints   int    `json:"endpoints_per_service"` // in each address family
+	External    int    `json:"external_percent"`      // of the Services, with all that External Services have
 	Family      string `json:"family"`                // one of Families
 	Mode        string `json:"mode"`                  // one of Modes
 	Repetitions int    `json:"repetitions"`           // of each kind of change, in each run
@@ -83,6 +84,7 @@ func (o *SyncOptions) Validate() error {
 	for _, err := range []error{
 		number("services", o.Services, maxServices-maxRepetitions),
 		number("endpoints", o.Endpoints, maxEndpoints),
+		external(o),
 		number("repetitions", o.Repetitions, maxRepetitions),
 		number("runs", o.Runs, 1000),
 		oneOf("family", o.Family, Families),
@@ -95,6 +97,19 @@ func (o *SyncOptions) Validate() error {
 	}
 	if n := o.Services * o.Endpoints; n > maxServiceEndpoints {
 		return fmt.Errorf("--endpoints: %d Services of %d endpoints are %d in all, more than %d", o.Services, o.Endpoints, n, maxServiceEndpoints)
+	}
+	return nil
+}
+
+// maxExternal is how many Services can have a NodePort.
+const maxExternal = 30_000
+
+func external(o *SyncOptions) error {
+	if o.External < 0 || o.External > 100 {
+		return fmt.Errorf("--external: must be 0 to 100")
+	}
+	if n := o.Services * o.External / 100; n > maxExternal {
+		return fmt.Errorf("--external: %d Services would have a NodePort, more than %d", n, maxExternal)
 	}
 	return nil
 }

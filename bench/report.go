@@ -29,9 +29,13 @@ func (r *SyncResult) WriteTable(w io.Writer) error {
 func (r *SyncResult) writeHeader(w io.Writer) error {
 	m, o := r.Machine, r.Options
 	t := &table{}
-	_, err := fmt.Fprintf(w, `%s Services x %s endpoints, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d
+	external := ""
+	if o.External > 0 {
+		external = fmt.Sprintf(", %d %% of them external", o.External)
+	}
+	_, err := fmt.Fprintf(w, `%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d
 Linux %s, %d x %s, %s, load average %s
-`, thousands(o.Services), thousands(o.Endpoints), o.Family, o.Mode, thousands(o.Repetitions), o.Seed, o.Runs,
+`, thousands(o.Services), thousands(o.Endpoints), external, o.Family, o.Mode, thousands(o.Repetitions), o.Seed, o.Runs,
 		m.Kernel, m.CPUs, m.CPU, m.Go, m.Load)
 	if err != nil {
 		return err

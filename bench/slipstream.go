@@ -5,6 +5,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime/debug"
 	"time"
 
@@ -108,12 +109,13 @@ func (s *slipstream) restart() (*Programming, error) {
 // program takes the whole cluster from objects to the kernel.
 func (s *slipstream) program() (*Programming, error) {
 	start := time.Now()
-	b, err := s.mode.open(s.cluster.backendConfig())
+	b, err := s.mode.open(backendConfig())
 	if err != nil {
 		return nil, err
 	}
 	s.backend = b
-	s.state = desired.New(desired.Config{NodeName: localNode})
+	s.state = desired.New(s.cluster.stateConfig())
+	s.state.SetNodeAddresses([]netip.Addr{ipv4.node, ipv6.node})
 	stateTook := time.Since(start)
 	for e := range s.cluster.events() {
 		start := time.Now()

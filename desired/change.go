@@ -17,6 +17,14 @@ type Change struct {
 	Frontends []FrontendChange
 	Pools     []PoolChange
 
+	// Rebuild says that something changed that everything depends on: only
+	// Full describes it. The rest of the Change is empty then.
+	Rebuild bool
+
+	// Local tells how to recognize traffic of this node's pods. It differs
+	// from the last Change's only after a Rebuild.
+	Local LocalTraffic
+
 	// ClusterIPs are the addresses that belong to Services as a whole.
 	// Traffic to one of them that meets no frontend is refused.
 	ClusterIPs AddressChange
@@ -27,13 +35,28 @@ type Change struct {
 	// masqueraded.
 	HairpinIPs AddressChange
 
+	// ServiceCIDRs are the ranges from which ClusterIPs are taken, without
+	// overlaps. Traffic to an address in them that is no Service's is
+	// dropped.
+	ServiceCIDRs PrefixChange
+
+	// HealthChecks are the ports for health checks of load balancers. They
+	// are not for the backend.
+	HealthChecks []HealthCheck
+
+	// StaleFlows tell which entries of conntrack keep traffic from where it
+	// would go now. They are not for the backend, and to be acted on once
+	// the change is in effect.
+	StaleFlows []StaleFlows
+
 	// Problems are contradictions among the objects, each told once.
 	Problems []Problem
 }
 
 // Empty says that there is nothing to program.
 func (c *Change) Empty() bool {
-	return len(c.Frontends) == 0 && len(c.Pools) == 0 && c.ClusterIPs.empty() && c.HairpinIPs.empty()
+	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty()
 }
 
 // FrontendChange is a frontend that is new (no Old), gone (no New) or
@@ -56,11 +79,33 @@ type PoolChange struct {
 	ID      PoolID
 	Service ServicePort // whose endpoints these are, for comments and messages
 	Family  Family
+	Scope   Scope
+	Sticky  bool // frontends of the pool have an Affinity; the same for as long as the pool lives
 	Added   []Backend
 	Removed []Backend
 	IfEmpty Verdict
 	New     bool // the pool was not there before
 	Gone    bool // the pool is no more; Removed then lists all it had
+}
+
+// Scope is from where in the cluster a pool takes its backends.
+type Scope uint8
+
+// The scopes of pools.
+const (
+	// Cluster takes endpoints anywhere, as topology hints say.
+	Cluster Scope = iota
+	// Local takes those on this node.
+	Local
+	scopes = 2
+)
+
+// String is "Cluster" or "Local".
+func (s Scope) String() string {
+	if s == Local {
+		return "Local"
+	}
+	return "Cluster"
 }
 
 // Verdict is what happens to traffic for a pool without backends.
@@ -89,6 +134,13 @@ type AddressChange struct {
 }
 
 func (c *AddressChange) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
+
+// PrefixChange is what differs in a set of address ranges.
+type PrefixChange struct {
+	Added, Removed []netip.Prefix
+}
+
+func (c *PrefixChange) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
 
 // Problem is something about an object that cannot be done, and why. The rest
 // of the object, and all other objects, are not affected.

@@ -4,18 +4,29 @@ package desired
 
 // Change is what differs from the last Change or Full.
 func (s *State) Change() *Change {
-	c := &Change{Problems: s.problems}
+	if s.local() != s.toldLocal {
+		return &Change{Rebuild: true, Local: s.local()}
+	}
+	return s.collect()
+}
+
+// collect takes what differs from what was told and counts it as told.
+func (s *State) collect() *Change {
+	s.toldLocal = s.local()
+	c := &Change{Problems: s.problems, Local: s.toldLocal}
 	s.problems = nil
 	for _, p := range s.dirtyPools {
 		p.dirty = false
 		if pc, differs := p.change(&s.hairpins); differs {
 			c.Pools = append(c.Pools, pc)
 		}
+		c.StaleFlows = s.staleFlows(c.StaleFlows, p)
 	}
 	for _, f := range s.dirtyFrontends {
 		f.dirty = false
 		if fc, differs := f.change(); differs {
 			c.Frontends = append(c.Frontends, fc)
+			c.StaleFlows = s.newFrontendFlows(c.StaleFlows, fc)
 		}
 		if len(f.claims) == 0 {
 			delete(s.frontends, f.key)
@@ -23,6 +34,9 @@ func (s *State) Change() *Change {
 	}
 	// IDs are free only now, so that none means two pools in one Change.
 	for _, p := range s.dirtyPools {
+		if p.flows != nil {
+			p.flows.firstServed = false
+		}
 		if p.gone {
 			s.pools[p.id] = nil
 			s.freePools = append(s.freePools, p.id)
@@ -31,13 +45,17 @@ func (s *State) Change() *Change {
 	s.dirtyPools, s.dirtyFrontends = nil, nil
 	c.ClusterIPs = s.clusterIPs.change()
 	c.HairpinIPs = s.hairpins.change()
+	c.ServiceCIDRs = s.serviceCIDRs.change()
+	c.HealthChecks = s.healthChanges()
 	return c
 }
 
 // Full is the whole content, as the Change from nothing to it. The next Change
-// starts from it.
+// starts from it. Health checks that are gone since the last Change or Full are
+// among the others, with Port 0.
 func (s *State) Full() *Change {
-	c := &Change{Problems: s.Change().Problems}
+	last := s.collect()
+	c := &Change{Problems: last.Problems, Local: last.Local}
 	c.Frontends = make([]FrontendChange, 0, len(s.frontends))
 	for _, f := range s.frontends {
 		c.Frontends = append(c.Frontends, FrontendChange{New: f.told})
@@ -50,5 +68,17 @@ func (s *State) Full() *Change {
 	}
 	c.ClusterIPs = s.clusterIPs.full()
 	c.HairpinIPs = s.hairpins.full()
+	c.ServiceCIDRs = s.serviceCIDRs.full()
+	for _, h := range last.HealthChecks {
+		if h.Port == 0 {
+			c.HealthChecks = append(c.HealthChecks, h)
+		}
+	}
+	for _, svc := range s.services {
+		if svc.health != nil && svc.health.told.Port != 0 {
+			c.HealthChecks = append(c.HealthChecks, svc.health.told)
+		}
+	}
+	c.StaleFlows = s.allFlows()
 	return c
 }

@@ -5,13 +5,16 @@ package desired
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
 // frontend is a frontend and the Service ports that claim it. More than one is
-// a mistake of somebody's (the API server prevents it for ClusterIPs): the
-// oldest Service has it, by creation time and then by name, as the outcome must
-// not depend on the order in which objects come.
+// a mistake of somebody's (the API server prevents it for ClusterIPs and
+// NodePorts, but not for other addresses). The first kind of address has it,
+// so that nobody can take a ClusterIP away; among those of one kind the oldest
+// Service, by creation time and then by name, as the outcome must not depend on
+// the order in which objects come.
 type frontend struct {
 	key    FrontendKey
 	claims []claim // the first one has the frontend
@@ -29,11 +32,35 @@ type claim struct {
 
 func (a claim) compare(b claim) int {
 	return cmp.Or(
+		cmp.Compare(a.kind, b.kind),
 		cmp.Compare(a.created, b.created),
 		cmp.Compare(a.port.name.Namespace, b.port.name.Namespace),
 		cmp.Compare(a.port.name.Name, b.port.name.Name),
 		cmp.Compare(a.port.name.Port, b.port.name.Port),
 	)
+}
+
+// eachClaim calls do for every frontend that a spec's ports want.
+func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey, AddressKind, *port)) {
+	for _, p := range ports {
+		for _, ip := range spec.clusterIPs {
+			do(frontendKey(ip, p.number, p), ClusterIP, p)
+		}
+		for _, a := range spec.external {
+			do(frontendKey(a.ip, p.number, p), a.kind, p)
+		}
+		if p.nodePort != 0 {
+			for _, ip := range s.nodePortAddrs {
+				if spec.has(FamilyOf(ip)) {
+					do(frontendKey(ip, p.nodePort, p), NodePort, p)
+				}
+			}
+		}
+	}
+}
+
+func frontendKey(ip netip.Addr, number uint16, p *port) FrontendKey {
+	return FrontendKey{netip.AddrPortFrom(ip, number), p.protocol}
 }
 
 func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
@@ -49,18 +76,20 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		if loser == has {
 			loser = f.claims[1].port
 		}
-		s.problems = append(s.problems, Problem{
-			Object: "Service " + loser.name.Namespace + "/" + loser.name.Name,
-			Field:  "spec.ports",
-			Reason: fmt.Sprintf("%s belongs to the older Service %s", key, has.name),
-		})
+		if loser.service != has.service {
+			s.problems = append(s.problems, Problem{
+				Object: "Service " + loser.name.Namespace + "/" + loser.name.Name,
+				Field:  "spec.ports",
+				Reason: fmt.Sprintf("%s belongs to Service %s as its %s", key, has.name, f.claims[0].kind),
+			})
+		}
 	}
 	s.dirtyFrontend(f)
 }
 
-func (s *State) unclaim(key FrontendKey, p *port) {
+func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
 	f := s.frontends[key]
-	i := slices.IndexFunc(f.claims, func(c claim) bool { return c.port == p })
+	i := slices.IndexFunc(f.claims, func(c claim) bool { return c.port == p && c.kind == kind })
 	f.claims = slices.Delete(f.claims, i, i+1)
 	s.dirtyFrontend(f)
 }
@@ -76,17 +105,33 @@ func (s *State) dirtyFrontend(f *frontend) {
 func (f *frontend) change() (FrontendChange, bool) {
 	c := FrontendChange{Old: f.told}
 	if len(f.claims) > 0 {
-		has := f.claims[0]
-		c.New = &Frontend{
-			FrontendKey: f.key,
-			Kind:        has.kind,
-			Service:     has.port.name,
-			Pool:        has.port.pools[FamilyOf(f.key.Addr())].id,
-		}
+		c.New = f.claims[0].frontend(f.key)
 	}
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return c, false
 	}
 	f.told = c.New
 	return c, true
+}
+
+// frontend is what a claim makes of a frontend.
+func (c claim) frontend(key FrontendKey) *Frontend {
+	spec, family := c.port.service.spec, FamilyOf(key.Addr())
+	scope, fromOutside := spec.policy.scopes(c.kind)
+	f := &Frontend{
+		FrontendKey: key,
+		Kind:        c.kind,
+		Service:     c.port.name,
+		Pool:        c.port.pools[family][scope].id,
+		Scope:       scope,
+		LocalPool:   NoPool,
+		Affinity:    spec.affinity,
+	}
+	if fromOutside != scope {
+		f.LocalPool = c.port.pools[family][fromOutside].id
+	}
+	if c.kind == LoadBalancerIP {
+		f.Sources = spec.sources[family]
+	}
+	return f
 }

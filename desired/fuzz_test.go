@@ -5,6 +5,7 @@ package desired
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -16,7 +17,14 @@ import (
 // comes to.
 func checkSequence(input []byte) error {
 	c := desiredtest.NewChoices(input)
-	config := Config{NodeName: desiredtest.ThisNode}
+	config := Config{
+		NodeName:    desiredtest.ThisNode,
+		NodePorts:   NodePortAddresses{Primary: c.Below(2) == 1},
+		DetectLocal: DetectLocal{Mode: DetectLocalMode(c.Below(2))},
+	}
+	if c.Below(2) == 1 {
+		config.NodePorts.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
+	}
 	var w desiredtest.World
 	s := New(config)
 	kernel := newModel()
@@ -30,13 +38,16 @@ func checkSequence(input []byte) error {
 			if err := kernel.apply(s.Full()); err != nil {
 				return fmt.Errorf("full: %w", err)
 			}
+			if again := s.Change(); !again.Empty() {
+				return fmt.Errorf("a change after the full content: %+v", again)
+			}
 			continue
 		}
-		if err := kernel.apply(s.Change()); err != nil {
+		if err := kernel.step(s); err != nil {
 			return fmt.Errorf("change: %w", err)
 		}
 	}
-	if err := kernel.apply(s.Change()); err != nil {
+	if err := kernel.step(s); err != nil {
 		return fmt.Errorf("last change: %w", err)
 	}
 	again := s.Change()
@@ -74,6 +85,9 @@ func checkResidue(s *State, w *desiredtest.World) error {
 	}
 	w.Clear(s)
 	s.Change()
+	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.told) + len(s.dirtyHealths); n != 0 {
+		return fmt.Errorf("%d lists of Services are not empty after all objects are gone", n)
+	}
 	if n := len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d things are remembered after all objects are gone", n)
 	}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // model is a kernel that is programmed by Changes and checks each as strictly as
@@ -17,17 +19,25 @@ type model struct {
 	pools      map[PoolID]*modelPool
 	clusterIPs map[netip.Addr]bool
 	hairpins   map[netip.Addr]bool
+	cidrs      map[netip.Prefix]bool
+	health     map[types.NamespacedName]HealthCheck
+	local      LocalTraffic
 }
 
 type modelPool struct {
 	service  ServicePort
 	family   Family
+	scope    Scope
+	sticky   bool
 	ifEmpty  Verdict
 	backends map[Backend]bool
 }
 
 func newModel() *model {
-	return &model{map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}}
+	return &model{
+		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
+		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, LocalTraffic{},
+	}
 }
 
 // apply takes a change in; the error says what does not fit.
@@ -43,12 +53,15 @@ func (m *model) apply(c *Change) (err error) {
 			if pool != nil {
 				wrong("pool %d of %s is new but there", p.ID, p.Service)
 			}
-			pool = &modelPool{p.Service, p.Family, p.IfEmpty, map[Backend]bool{}}
+			pool = &modelPool{p.Service, p.Family, p.Scope, p.Sticky, p.IfEmpty, map[Backend]bool{}}
 			m.pools[p.ID] = pool
 		}
 		if pool == nil {
 			wrong("pool %d of %s is not there", p.ID, p.Service)
 			continue
+		}
+		if pool.service != p.Service || pool.family != p.Family || pool.scope != p.Scope || pool.sticky != p.Sticky {
+			wrong("pool %d of %s is another one than before", p.ID, p.Service)
 		}
 		for _, b := range p.Removed {
 			if !pool.backends[b] {
@@ -75,14 +88,23 @@ func (m *model) apply(c *Change) (err error) {
 		if ok != (f.Old != nil) || ok && there != *f.Old {
 			wrong("frontend %s: old is %v, but there is %v", f.Key(), f.Old, there)
 		}
+		if f.Old != nil && f.New != nil && sameMeaning(*f.Old, *f.New) {
+			wrong("frontend %s is told again though nothing differs", f.Key())
+		}
 		delete(m.frontends, f.Key())
 		if f.New != nil {
 			m.frontends[f.Key()] = *f.New
 		}
 	}
 	for _, f := range m.frontends {
-		if m.pools[f.Pool] == nil {
-			wrong("frontend %s leads to pool %d, which is not there", f.FrontendKey, f.Pool)
+		for _, id := range []PoolID{f.Pool, f.LocalPool} {
+			switch p := m.pools[id]; {
+			case id == NoPool:
+			case p == nil:
+				wrong("frontend %s leads to pool %d, which is not there", f.FrontendKey, id)
+			case p.service != f.Service || p.family != FamilyOf(f.Addr()) || p.sticky != (f.Affinity != 0):
+				wrong("frontend %s of %s leads to a pool of %s", f.FrontendKey, f.Service, p.service)
+			}
 		}
 	}
 	addresses := func(what string, set map[netip.Addr]bool, c AddressChange) {
@@ -99,27 +121,91 @@ func (m *model) apply(c *Change) (err error) {
 			set[a] = true
 		}
 	}
+	for _, p := range c.ServiceCIDRs.Removed {
+		if !m.cidrs[p] {
+			wrong("ServiceCIDR %s is removed but not there", p)
+		}
+		delete(m.cidrs, p)
+	}
+	for _, p := range c.ServiceCIDRs.Added {
+		for q := range m.cidrs {
+			if p.Overlaps(q) {
+				wrong("ServiceCIDR %s is added beside %s", p, q)
+			}
+		}
+		m.cidrs[p] = true
+	}
+	for _, h := range c.HealthChecks {
+		if h.Port == 0 {
+			delete(m.health, h.Service)
+		} else {
+			m.health[h.Service] = h
+		}
+	}
+	for _, stale := range c.StaleFlows {
+		if stale.Protocol == TCP || len(stale.Frontends) == 0 {
+			wrong("flows of %v are stale", stale)
+		}
+		for _, key := range stale.Frontends {
+			if _, ok := m.frontends[key]; !ok || key.Protocol != stale.Protocol {
+				wrong("flows to %s are stale, which is no frontend", key)
+			}
+		}
+	}
+	m.local = c.Local
 	addresses("ClusterIP", m.clusterIPs, c.ClusterIPs)
 	addresses("hairpin address", m.hairpins, c.HairpinIPs)
 	return err
+}
+
+// sameMeaning compares frontends by the ranges themselves.
+func sameMeaning(a, b Frontend) bool {
+	same := fmt.Sprint(a.Sources) == fmt.Sprint(b.Sources)
+	a.Sources, b.Sources = nil, nil
+	return same && a == b
+}
+
+// step takes the state's next change in, or its full content when only that will
+// do.
+func (m *model) step(s *State) error {
+	c := s.Change()
+	if c.Rebuild {
+		*m = *newModel()
+		c = s.Full()
+	}
+	return m.apply(c)
 }
 
 // String is the content with nothing left of IDs or order.
 func (m *model) String() string {
 	var lines []string
 	for _, f := range m.frontends {
-		p := m.pools[f.Pool]
-		if p == nil {
-			lines = append(lines, fmt.Sprintf("%s -> pool %d is missing", f.FrontendKey, f.Pool))
-			continue
-		}
-		lines = append(lines, fmt.Sprintf("%s %s %s -> %s %s %s", f.FrontendKey, f.Kind, f.Service, p.service, p.ifEmpty, names(p.backends)))
+		lines = append(lines, fmt.Sprintf("%s %s %s %d %v -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, m.pools[f.Pool], m.pools[f.LocalPool]))
 	}
 	for _, p := range m.pools {
-		lines = append(lines, fmt.Sprintf("pool %s %s %s %s", p.service, p.family, p.ifEmpty, names(p.backends)))
+		lines = append(lines, p.String())
 	}
+	for _, h := range m.health {
+		lines = append(lines, fmt.Sprintf("%+v", h))
+	}
+	lines = append(lines, fmt.Sprintf("local traffic %+v", m.local))
 	slices.Sort(lines)
-	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins)), "\n")
+	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "ServiceCIDRs "+names(m.cidrs)), "\n")
+}
+
+func (p *modelPool) String() string {
+	if p == nil {
+		return "nowhere else"
+	}
+	return fmt.Sprintf("pool %s %s %s %t %s %s", p.service, p.family, p.scope, p.sticky, p.ifEmpty, names(p.backends))
+}
+
+// String is the ranges.
+func (s *SourceRanges) String() string {
+	if s == nil {
+		return "everybody"
+	}
+	return fmt.Sprint(s.ranges)
 }
 
 func names[T interface {

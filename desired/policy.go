@@ -11,7 +11,7 @@ import corev1 "k8s.io/api/core/v1"
 // one Service port looked at again.
 
 // condition is what is known about an endpoint, as bits.
-type condition uint8
+type condition uint16
 
 const (
 	ready       condition = 1 << iota // takes new connections
@@ -19,6 +19,10 @@ const (
 	terminating                       // is on its way out
 	local                             // is on this node
 	maybeLocal                        // is on this node, or does not say where
+	zoneHint                          // is meant for certain zones,
+	hintsHere                         // this node's among them
+	nodeHint                          // is meant for certain nodes,
+	hintsNode                         // this one among them
 )
 
 // class sorts an endpoint by its fitness to take new connections.
@@ -43,55 +47,107 @@ func (c condition) class() class {
 	return unusable
 }
 
-// tally counts endpoints by class.
+// tally counts endpoints by class, and the usable ones by their hints.
 type tally struct {
-	all   [classes]int
-	local [classes]int
+	all   [classes]int32
+	local [classes]int32
+
+	zoneHint, hintsHere, nodeHint, hintsNode int32
 }
 
-func (t *tally) count(c condition, n int) {
-	t.all[c.class()] += n
+func (t *tally) count(c condition, n int32) {
+	class := c.class()
+	t.all[class] += n
 	if c&local != 0 {
-		t.local[c.class()] += n
+		t.local[class] += n
+	}
+	if class != usable {
+		return
+	}
+	for _, hint := range []struct {
+		bit condition
+		sum *int32
+	}{{zoneHint, &t.zoneHint}, {hintsHere, &t.hintsHere}, {nodeHint, &t.nodeHint}, {hintsNode, &t.hintsNode}} {
+		if c&hint.bit != 0 {
+			*hint.sum += n
+		}
 	}
 }
 
 // policy is what a Service says about the choice of its backends.
 type policy struct {
-	localOnly bool // internalTrafficPolicy: Local (KEP-2086)
+	internalLocal bool // internalTrafficPolicy: Local (KEP-2086)
+	externalLocal bool // externalTrafficPolicy: Local
 }
 
 func policyOf(svc *corev1.Service) (p policy) {
 	if l := svc.Spec.InternalTrafficPolicy; l != nil {
-		p.localOnly = *l == corev1.ServiceInternalTrafficPolicyLocal
+		p.internalLocal = *l == corev1.ServiceInternalTrafficPolicyLocal
 	}
+	p.externalLocal = svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	return p
 }
 
-// choice is which endpoints are backends, and what happens when none is.
-type choice struct {
-	class     class
-	localOnly bool
-	ifEmpty   Verdict
+// uses says whether a Service with that policy has a pool of a scope, when it
+// has external frontends and when it has not. External traffic that starts on
+// this node goes to the whole cluster whatever the policy.
+func (p policy) uses(s Scope, external bool) bool {
+	if s == Local {
+		return p.internalLocal || p.externalLocal && external
+	}
+	return !p.internalLocal || external
 }
 
-// choose decides. Endpoints of the best class that has any are taken.
-func (p policy) choose(t *tally) choice {
+// scopes are where a frontend of some kind finds its backends: in pool, and
+// for traffic from outside in fromOutside, if that differs.
+func (p policy) scopes(k AddressKind) (pool, fromOutside Scope) {
+	switch {
+	case !k.External() && p.internalLocal:
+		return Local, Local
+	case k.External() && p.externalLocal:
+		return Cluster, Local
+	}
+	return Cluster, Cluster
+}
+
+// choice is which endpoints are backends.
+type choice struct {
+	class class
+	has   condition // bits that an endpoint must have
+}
+
+// choose decides for a pool. Endpoints of the best class that has any are
+// taken, in the Cluster scope narrowed by hints (KEP-2433, KEP-3015).
+func (t *tally) choose(s Scope) (c choice, ifEmpty Verdict) {
 	among := &t.all
-	if p.localOnly {
-		among = &t.local
+	if s == Local {
+		among, c.has = &t.local, local
+		if t.all[usable]+t.all[lastResort] > 0 {
+			ifEmpty = Drop
+		}
 	}
-	c := choice{class: usable, localOnly: p.localOnly}
-	if among[usable] == 0 && among[lastResort] > 0 {
+	c.class = usable
+	switch {
+	case among[usable] == 0 && among[lastResort] > 0:
 		c.class = lastResort
+	case s == Cluster:
+		c.has = t.hinted()
 	}
-	if p.localOnly && t.all[usable]+t.all[lastResort] > 0 {
-		c.ifEmpty = Drop
+	return c, ifEmpty
+}
+
+// hinted is the hint that all backends must have. Hints count when every usable
+// endpoint has some and one of them means this node; those for nodes before
+// those for zones.
+func (t *tally) hinted() condition {
+	switch all := t.all[usable]; {
+	case t.nodeHint == all && t.hintsNode > 0:
+		return hintsNode
+	case t.zoneHint == all && t.hintsHere > 0:
+		return hintsHere
 	}
-	return c
+	return 0
 }
 
 // takes says whether an endpoint of that condition is a backend.
-func (c choice) takes(e condition) bool {
-	return e.class() == c.class && (!c.localOnly || e&local != 0)
-}
+func (c choice) takes(e condition) bool { return e.class() == c.class && e&c.has == c.has }

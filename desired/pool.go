@@ -3,11 +3,13 @@
 package desired
 
 // pool holds the endpoints of one Service port in one address family, merged
-// over the Service's slices, and knows which of them are told as backends.
+// over the Service's slices, and knows which of them are told as backends. A
+// port has a pool for each scope that its Service's policies use.
 type pool struct {
 	id     PoolID
 	port   *port
 	family Family
+	scope  Scope
 
 	entries []entry
 	index   map[Backend]int32 // where an entry is; only kept for large pools
@@ -17,9 +19,10 @@ type pool struct {
 
 	told        bool // the pool itself has been told
 	toldVerdict Verdict
-	gone        bool      // its Service port is no more
-	dirty       bool      // it is in State.dirtyPools
-	touched     []Backend // entries to look at again
+	gone        bool       // its Service port is no more
+	dirty       bool       // it is in State.dirtyPools
+	touched     []Backend  // entries to look at again
+	flows       *flowWatch // of the pool of its Service port and family that watches over flows
 }
 
 // entry is one endpoint.
@@ -36,10 +39,11 @@ const (
 	isTold          entryFlags = 1 << iota // it is one of the backends, as last told
 	isTouched                              // it is in pool.touched
 	countsAsHairpin                        // it is a user of its address in State.hairpins
+	isServing                              // flows to it are good
 )
 
 // indexFrom is the size from which a pool keeps an index. Below, a walk over
-// 22-byte entries is as fast, and ten thousand maps take memory.
+// 24-byte entries is as fast, and ten thousand maps take memory.
 const indexFrom = 32
 
 // find is the position of a backend's entry, or -1.
@@ -123,14 +127,15 @@ func (p *pool) takes(e *entry) bool { return !p.gone && e.slices > 0 && p.choice
 
 // change brings what is told up to date and returns the difference.
 func (p *pool) change(hairpins *addresses) (PoolChange, bool) {
-	c := PoolChange{ID: p.id, Service: p.port.name, Family: p.family, New: !p.told, Gone: p.gone}
-	if choice := p.port.policy.choose(&p.tally); choice.class != p.choice.class || choice.localOnly != p.choice.localOnly || p.gone {
+	c := p.describe()
+	c.New, c.Gone = !p.told, p.gone
+	choice, ifEmpty := p.tally.choose(p.scope)
+	if choice != p.choice || p.gone {
 		p.choice = choice
 		for i := len(p.entries) - 1; i >= 0; i-- { // backwards, as tell may move the last one here
 			p.tell(i, &c, hairpins)
 		}
 	} else {
-		p.choice = choice
 		for _, b := range p.touched {
 			if i := p.find(b); i >= 0 {
 				p.tell(i, &c, hairpins)
@@ -138,11 +143,15 @@ func (p *pool) change(hairpins *addresses) (PoolChange, bool) {
 		}
 	}
 	p.touched = nil
-	c.IfEmpty = p.choice.ifEmpty
-	differs := c.New || c.Gone || len(c.Added)+len(c.Removed) > 0 || c.IfEmpty != p.toldVerdict
-	p.told, p.toldVerdict = true, c.IfEmpty
+	differs := c.New || c.Gone || len(c.Added)+len(c.Removed) > 0 || ifEmpty != p.toldVerdict
+	p.told, p.toldVerdict, c.IfEmpty = true, ifEmpty, ifEmpty
 	unseen := c.New && c.Gone // it came and went between two changes
 	return c, differs && !unseen
+}
+
+// describe is what never changes about the pool.
+func (p *pool) describe() PoolChange {
+	return PoolChange{ID: p.id, Service: p.port.name, Family: p.family, Scope: p.scope, Sticky: p.port.sticky}
 }
 
 // tell brings what is told of one entry up to date.
@@ -165,6 +174,9 @@ func (p *pool) tell(i int, c *PoolChange, hairpins *addresses) {
 		hairpins.use(e.backend.ip, -1)
 	}
 	e.flags = e.flags.with(countsAsHairpin, hairpin)
+	if p.flows != nil {
+		p.watchFlows(e)
+	}
 	if e.slices == 0 {
 		p.remove(i)
 	}
@@ -179,7 +191,8 @@ func (f entryFlags) with(bit entryFlags, on bool) entryFlags {
 
 // full describes the pool as told.
 func (p *pool) full() PoolChange {
-	c := PoolChange{ID: p.id, Service: p.port.name, Family: p.family, New: true, IfEmpty: p.toldVerdict}
+	c := p.describe()
+	c.New, c.IfEmpty = true, p.toldVerdict
 	c.Added = make([]Backend, 0, len(p.entries))
 	for i := range p.entries {
 		if p.entries[i].flags&isTold != 0 {

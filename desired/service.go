@@ -11,7 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// labelProxyName on a Service (and its slices) gives it to another proxy.
+// labelProxyName on a Service gives it to another proxy. The label's presence
+// counts, not its value. (On a slice it is ignored, as the label for headless
+// Services is on a Service: its ClusterIP says that.)
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
 // service is what is kept of a Service: its spec, once known, and the slices
@@ -21,34 +23,70 @@ type service struct {
 	spec   *serviceSpec // nil while there is no Service to proxy
 	ports  []*port      // as spec.ports
 	slices []*slice
+	health *healthState // nil for most
 }
 
-// serviceSpec is what matters of a Service's spec.
+// serviceSpec is what matters of a Service's spec and status.
 type serviceSpec struct {
 	created    int64 // Unix time in seconds
 	clusterIPs []netip.Addr
+	external   []externalAddr // in families of clusterIPs
 	ports      []portSpec
 	policy     policy
+	affinity   uint32 // seconds; 0 for none
+	healthPort uint16 // 0 for none
+
+	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
+	// empty where everybody may connect. sources are what follows from them
+	// on this node.
+	ranges  [families][]netip.Prefix
+	sources [families]*SourceRanges
+}
+
+// externalAddr is an address of a Service beside its ClusterIPs.
+type externalAddr struct {
+	kind AddressKind
+	ip   netip.Addr
 }
 
 type portSpec struct {
+	portID
+	nodePort uint16 // 0 for none
+}
+
+// portID is what a port of a Service may not change without becoming another
+// one.
+type portID struct {
 	name     string
 	protocol Protocol
 	number   uint16
+	sticky   bool // the Service has session affinity
 }
 
 // port is a port of a Service that is proxied.
 type port struct {
-	portSpec
-	name    ServicePort
-	service *service
-	policy  policy
-	pools   [families]*pool // nil for a family in which the Service has no address
+	portID
+	nodePort uint16
+	name     ServicePort
+	service  *service
+	pools    [families][scopes]*pool // nil where there is no use for one
+}
+
+// has says whether the Service has addresses of a family. One without a
+// ClusterIP in a family has nothing in that family.
+func (spec *serviceSpec) has(f Family) bool {
+	return slices.ContainsFunc(spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
+}
+
+// isExternal says whether traffic from outside the cluster is meant to come to
+// a port in a family.
+func (spec *serviceSpec) isExternal(nodePort uint16, f Family) bool {
+	return nodePort != 0 || slices.ContainsFunc(spec.external, func(a externalAddr) bool { return FamilyOf(a.ip) == f })
 }
 
 // compactService takes from a Service what is proxied; nil when nothing is.
 func (s *State) compactService(in *corev1.Service) *serviceSpec {
-	if in.Spec.Type == corev1.ServiceTypeExternalName || notForUs(in.Labels) {
+	if _, anothers := in.Labels[labelProxyName]; anothers || in.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
 	out := &serviceSpec{policy: policyOf(in)}
@@ -63,22 +101,27 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		if text == "" || text == corev1.ClusterIPNone {
 			return nil // headless
 		}
-		ip, err := netip.ParseAddr(text)
-		if err != nil {
-			s.serviceProblem(in, fmt.Sprintf("spec.clusterIPs[%d]", i), "not an IP address: "+text)
-			continue
-		}
-		if ip = ip.Unmap(); !slices.Contains(out.clusterIPs, ip) {
+		if ip, ok := s.address(in, fmt.Sprintf("spec.clusterIPs[%d]", i), text); ok && !slices.Contains(out.clusterIPs, ip) {
 			out.clusterIPs = append(out.clusterIPs, ip)
 		}
 	}
+	s.externalAddrs(out, in)
+	s.sourceRanges(out, in)
+	if in.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		out.affinity = affinitySeconds(in)
+	}
+	if n := in.Spec.HealthCheckNodePort; in.Spec.Type == corev1.ServiceTypeLoadBalancer && out.policy.externalLocal && n > 0 && n < 1<<16 {
+		out.healthPort = uint16(n)
+	}
 	for i, p := range in.Spec.Ports {
-		spec := portSpec{p.Name, protocolOf(p.Protocol), uint16(p.Port)}
+		spec := portSpec{portID{p.Name, protocolOf(p.Protocol), uint16(p.Port), out.affinity != 0}, uint16(p.NodePort)}
 		switch {
 		case spec.protocol == 0:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].protocol", i), "no such protocol: "+string(p.Protocol))
 		case p.Port < 1 || p.Port >= 1<<16:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprintf("not a port number: %d", p.Port))
+		case p.NodePort < 0 || p.NodePort >= 1<<16:
+			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].nodePort", i), fmt.Sprintf("not a port number: %d", p.NodePort))
 		case slices.ContainsFunc(out.ports, spec.collides):
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d]", i), "the Service has a port of that name or number already")
 		default:
@@ -86,6 +129,47 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		}
 	}
 	return out
+}
+
+// address reads an address of a Service's. One that is none is a problem.
+func (s *State) address(in *corev1.Service, field, text string) (netip.Addr, bool) {
+	ip, err := netip.ParseAddr(text)
+	if err != nil {
+		s.serviceProblem(in, field, "not an IP address: "+text)
+		return ip, false
+	}
+	return ip.Unmap(), true
+}
+
+// externalAddrs reads spec.externalIPs and status.loadBalancer.ingress.
+// Addresses of load balancers that are proxies themselves (ipMode Proxy,
+// KEP-1860) are theirs alone.
+func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
+	add := func(kind AddressKind, field, text string) {
+		ip, ok := s.address(in, field, text)
+		if a := (externalAddr{kind, ip}); ok && out.has(FamilyOf(ip)) && !slices.Contains(out.external, a) {
+			out.external = append(out.external, a)
+		}
+	}
+	for i, text := range in.Spec.ExternalIPs {
+		add(ExternalIP, fmt.Sprintf("spec.externalIPs[%d]", i), text)
+	}
+	for i, ingress := range in.Status.LoadBalancer.Ingress {
+		if m := ingress.IPMode; ingress.IP == "" || m != nil && *m != corev1.LoadBalancerIPModeVIP {
+			continue
+		}
+		add(LoadBalancerIP, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), ingress.IP)
+	}
+}
+
+// affinitySeconds is for how long a client stays with its backend; the API's
+// default where it does not say.
+func affinitySeconds(in *corev1.Service) uint32 {
+	c := in.Spec.SessionAffinityConfig
+	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil || *c.ClientIP.TimeoutSeconds <= 0 {
+		return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
+	}
+	return uint32(*c.ClientIP.TimeoutSeconds)
 }
 
 // collides says whether two ports of one Service cannot be told apart, by
@@ -96,78 +180,4 @@ func (p portSpec) collides(q portSpec) bool {
 
 func (s *State) serviceProblem(in *corev1.Service, field, reason string) {
 	s.problems = append(s.problems, Problem{"Service " + in.Namespace + "/" + in.Name, field, reason})
-}
-
-// mergedCondition is the condition of an endpoint over all slices that have it.
-func (svc *service) mergedCondition(p *pool, b Backend) (c condition) {
-	first := true
-	for _, sl := range svc.slices {
-		if sl.family != p.family || sl.portNumber(p.port) != b.port {
-			continue
-		}
-		for _, e := range sl.endpoints {
-			if e.ip != b.ip {
-				continue
-			}
-			if first {
-				c, first = e.cond, false
-			} else {
-				c = c.merge(e.cond)
-			}
-		}
-	}
-	return c
-}
-
-// portNumber is the port number that the slice's endpoints have for a Service
-// port, or 0. Both go by the port's name and protocol.
-func (sl *slice) portNumber(p *port) uint16 {
-	for _, sp := range sl.ports {
-		if sp.name == p.portSpec.name && sp.protocol == p.protocol {
-			return sp.number
-		}
-	}
-	return 0
-}
-
-// replaceSlice takes the step from one version of a slice to another in all
-// pools it has endpoints in; either may be nil. Both belong to this Service.
-func (svc *service) replaceSlice(s *State, from, to *slice) {
-	for _, p := range svc.ports {
-		for _, pool := range p.pools {
-			if pool != nil {
-				s.moveEndpoints(pool, from, to)
-			}
-		}
-	}
-}
-
-// moveEndpoints is replaceSlice for one pool.
-func (s *State) moveEndpoints(p *pool, from, to *slice) {
-	var fromPort, toPort uint16
-	var fromEndpoints, toEndpoints []sliceEndpoint
-	if from != nil && from.family == p.family {
-		fromPort, fromEndpoints = from.portNumber(p.port), from.endpoints
-	}
-	if to != nil && to.family == p.family {
-		toPort, toEndpoints = to.portNumber(p.port), to.endpoints
-	}
-	gone := func(e sliceEndpoint) { p.contribute(Backend{e.ip, fromPort}, e.cond, -1) }
-	come := func(e sliceEndpoint) { p.contribute(Backend{e.ip, toPort}, e.cond, 1) }
-	switch {
-	case fromPort == toPort && toPort != 0:
-		difference(fromEndpoints, toEndpoints, gone, come)
-	default:
-		if fromPort != 0 {
-			difference(fromEndpoints, nil, gone, come)
-		}
-		if toPort != 0 {
-			p.entries = slices.Grow(p.entries, len(toEndpoints))
-			p.touched = slices.Grow(p.touched, len(toEndpoints))
-			difference(nil, toEndpoints, gone, come)
-		}
-	}
-	if len(p.touched) > 0 {
-		s.dirtyPool(p)
-	}
 }

@@ -28,23 +28,16 @@ type slicePort struct {
 }
 
 type sliceEndpoint struct {
-	ip   ipBytes
-	cond condition
-}
-
-// notForUs says whether labels give an object to another proxy, or to none. The
-// labels' presence counts, not their values.
-func notForUs(labels map[string]string) bool {
-	_, anothers := labels[labelProxyName]
-	_, headless := labels[corev1.IsHeadlessService]
-	return anothers || headless
+	ip    ipBytes
+	cond  condition
+	zones zoneSet // for which it is meant
 }
 
 // compactSlice takes from an EndpointSlice what matters to this node; nil when
 // nothing does.
 func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	name := in.Labels[discoveryv1.LabelServiceName]
-	if name == "" || notForUs(in.Labels) {
+	if _, headless := in.Labels[corev1.IsHeadlessService]; name == "" || headless {
 		return nil
 	}
 	out := &slice{service: types.NamespacedName{Namespace: in.Namespace, Name: name}}
@@ -89,9 +82,9 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 			})
 			continue
 		}
-		out.endpoints = append(out.endpoints, sliceEndpoint{ip.As16(), s.conditionOf(e)})
+		out.endpoints = append(out.endpoints, s.endpoint(ip, e))
 	}
-	out.endpoints = distinct(out.endpoints)
+	out.endpoints = s.distinct(out.endpoints)
 	return out
 }
 
@@ -100,12 +93,14 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
 
 // distinct merges endpoints that have the same address.
-func distinct(all []sliceEndpoint) []sliceEndpoint {
+func (s *State) distinct(all []sliceEndpoint) []sliceEndpoint {
 	at := make(map[ipBytes]int, len(all))
 	out := all[:0]
 	for _, e := range all {
 		if i, seen := at[e.ip]; seen {
-			out[i].cond = out[i].cond.merge(e.cond)
+			have := &out[i]
+			have.zones = max(have.zones, e.zones)
+			have.cond = have.cond.merge(e.cond)&^(zoneHint|hintsHere) | s.zoneCondition(have.zones)
 			continue
 		}
 		at[e.ip] = len(out)
@@ -114,8 +109,18 @@ func distinct(all []sliceEndpoint) []sliceEndpoint {
 	return out
 }
 
-// conditionOf reads an endpoint's conditions; those that are not set have the
-// API's defaults: ready, serving, not terminating.
+// endpoint is what is kept of an endpoint.
+func (s *State) endpoint(ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
+	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
+	if e.Hints != nil && len(e.Hints.ForZones) > 0 {
+		out.zones = s.zones.of(e.Hints.ForZones)
+		out.cond |= s.zoneCondition(out.zones)
+	}
+	return out
+}
+
+// conditionOf reads an endpoint's conditions, except for zones; those that are
+// not set have the API's defaults: ready, serving, not terminating.
 func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	if e.Conditions.Ready == nil || *e.Conditions.Ready {
 		c |= ready
@@ -132,13 +137,19 @@ func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	case *e.NodeName == s.config.NodeName:
 		c |= local | maybeLocal
 	}
+	if e.Hints != nil && len(e.Hints.ForNodes) > 0 {
+		c |= nodeHint
+		if slices.ContainsFunc(e.Hints.ForNodes, func(n discoveryv1.ForNode) bool { return n.Name == s.config.NodeName }) {
+			c |= hintsNode
+		}
+	}
 	return c
 }
 
 // merge is the condition of an endpoint that is in several slices: the best
 // that any of them says, so that the order in which they came is no matter.
 func (c condition) merge(d condition) condition {
-	const best = ready | serving | local | maybeLocal
+	const best = ^terminating
 	return (c|d)&best | c&d&terminating
 }
 

@@ -11,13 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Config is what a State has to know beside objects.
-type Config struct {
-	// NodeName is the name of the node that is being programmed, as
-	// EndpointSlices write it.
-	NodeName string
-}
-
 // State holds the objects' meaning. The zero value is not usable; see [New].
 type State struct {
 	config    Config
@@ -30,20 +23,34 @@ type State struct {
 	clusterIPs addresses
 	hairpins   addresses
 
+	node         node
+	zones        zoneSets
+	serviceCIDRs serviceCIDRs
+
+	nodePortAddrs    []netip.Addr          // on which NodePorts answer
+	nodePortServices map[*service]struct{} // which have NodePorts
+	restricted       map[*service]struct{} // which have source ranges
+
 	dirtyFrontends []*frontend
 	dirtyPools     []*pool
+	dirtyHealths   []*service
 	problems       []Problem
+	toldLocal      LocalTraffic
 	proxied        int // Services with a spec
 }
 
 // New is a State without objects.
 func New(c Config) *State {
-	return &State{
-		config:    c,
-		services:  map[types.NamespacedName]*service{},
-		slices:    map[types.NamespacedName]*slice{},
-		frontends: map[FrontendKey]*frontend{},
+	s := &State{
+		config:           c,
+		services:         map[types.NamespacedName]*service{},
+		slices:           map[types.NamespacedName]*slice{},
+		frontends:        map[FrontendKey]*frontend{},
+		nodePortServices: map[*service]struct{}{},
+		restricted:       map[*service]struct{}{},
 	}
+	s.toldLocal = s.local()
+	return s
 }
 
 // SetService takes a Service that is new or has changed. The object is not
@@ -67,13 +74,6 @@ func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) {
 func (s *State) DeleteEndpointSlice(namespace, name string) {
 	s.setSlice(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 }
-
-// SetNode takes a Node that is new or has changed. Nothing that is decided so
-// far depends on a Node: topology will.
-func (s *State) SetNode(*corev1.Node) {}
-
-// DeleteNode takes note that a Node is gone.
-func (s *State) DeleteNode(string) {}
 
 // Services is how many Services are proxied.
 func (s *State) Services() int { return s.proxied }
@@ -136,72 +136,102 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	svc.spec, svc.ports = spec, nil
 	if old != nil {
 		s.proxied--
+		for _, ip := range old.clusterIPs {
+			s.clusterIPs.use(ip.As16(), -1)
+		}
+		s.eachClaim(old, oldPorts, s.unclaim)
 	}
 	if spec != nil {
 		s.proxied++
+		var former [families]*SourceRanges
+		if old != nil {
+			former = old.sources
+		}
+		s.allow(spec, former)
 		for _, ps := range spec.ports {
 			svc.ports = append(svc.ports, s.port(svc, oldPorts, ps))
 		}
-	}
-	if old != nil {
-		for _, ip := range old.clusterIPs {
-			s.clusterIPs.use(ip.As16(), -1)
-			for _, p := range oldPorts {
-				s.unclaim(frontendKey(ip, p), p)
-			}
-		}
-	}
-	if spec != nil {
 		for _, ip := range spec.clusterIPs {
 			s.clusterIPs.use(ip.As16(), 1)
-			for _, p := range svc.ports {
-				s.claim(frontendKey(ip, p), ClusterIP, p)
-			}
 		}
+		s.eachClaim(spec, svc.ports, s.claim)
 	}
 	for _, p := range oldPorts {
 		if !slices.Contains(svc.ports, p) {
-			s.dropPools(p, func(Family) bool { return false })
+			s.wantPools(p, func(Family, Scope) bool { return false })
 		}
 	}
+	member(s.nodePortServices, svc, slices.ContainsFunc(svc.ports, func(p *port) bool { return p.nodePort != 0 }))
+	member(s.restricted, svc, spec != nil && len(spec.ranges[IPv4])+len(spec.ranges[IPv6]) > 0)
+	s.setHealth(svc)
 	s.tidy(svc)
 }
 
-func frontendKey(ip netip.Addr, p *port) FrontendKey {
-	return FrontendKey{netip.AddrPortFrom(ip, p.number), p.protocol}
+// member puts a Service into a set or takes it out.
+func member(set map[*service]struct{}, svc *service, in bool) {
+	if in {
+		set[svc] = struct{}{}
+	} else {
+		delete(set, svc)
+	}
 }
 
 // port finds the port among those the Service had, or makes it, and sees to it
-// that it has a pool in each family of the Service's addresses.
+// that it has the pools that the Service's addresses and policies ask for.
 func (s *State) port(svc *service, had []*port, spec portSpec) *port {
 	var p *port
-	if i := slices.IndexFunc(had, func(p *port) bool { return p.portSpec == spec }); i >= 0 {
+	if i := slices.IndexFunc(had, func(p *port) bool { return p.portID == spec.portID }); i >= 0 {
 		p = had[i]
 	} else {
-		p = &port{portSpec: spec, service: svc, name: ServicePort{svc.name.Namespace, svc.name.Name, spec.name}}
+		p = &port{portID: spec.portID, service: svc, name: ServicePort{svc.name.Namespace, svc.name.Name, spec.name}}
 	}
-	wanted := func(f Family) bool {
-		return slices.ContainsFunc(svc.spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
-	}
-	policyDiffers := p.policy != svc.spec.policy
-	p.policy = svc.spec.policy
-	s.dropPools(p, wanted)
-	for f := range Family(families) {
-		switch {
-		case wanted(f) && p.pools[f] == nil:
-			p.pools[f] = s.newPool(p, f)
-			for _, sl := range svc.slices {
-				s.moveEndpoints(p.pools[f], nil, sl)
-			}
-		case p.pools[f] != nil && policyDiffers:
-			s.dirtyPool(p.pools[f])
-		}
-	}
+	p.nodePort = spec.nodePort
+	s.wantPools(p, func(f Family, scope Scope) bool {
+		return svc.spec.has(f) && svc.spec.policy.uses(scope, svc.spec.isExternal(p.nodePort, f))
+	})
 	return p
 }
 
-func (s *State) newPool(p *port, f Family) *pool {
-	pool := &pool{port: p, family: f}
+// eachPool yields the port's pools.
+func (p *port) eachPool(yield func(*pool) bool) {
+	for f := range p.pools {
+		for _, pool := range p.pools[f] {
+			if pool != nil && !yield(pool) {
+				return
+			}
+		}
+	}
+}
+
+// wantPools makes the port's pools that are wanted and ends those that are not.
+func (s *State) wantPools(p *port, wanted func(Family, Scope) bool) {
+	for f := range Family(families) {
+		var want [scopes]bool
+		for scope := range Scope(scopes) {
+			want[scope] = wanted(f, scope)
+		}
+		for scope := range Scope(scopes) {
+			at := &p.pools[f][scope]
+			switch {
+			case want[scope] && *at == nil:
+				*at = s.newPool(p, f, scope)
+				for _, sl := range p.service.slices {
+					s.moveEndpoints(*at, nil, sl)
+				}
+			case !want[scope] && *at != nil:
+				(*at).gone = true
+				s.dirtyPool(*at)
+				*at = nil
+			}
+			if *at != nil {
+				(*at).setWatch(p.watchesFlows(scope, want))
+			}
+		}
+	}
+}
+
+func (s *State) newPool(p *port, f Family, scope Scope) *pool {
+	pool := &pool{port: p, family: f, scope: scope}
 	if len(s.freePools) > 0 {
 		// The one that has been free for longest, as something may still
 		// be under way to the one that became free last.
@@ -214,17 +244,6 @@ func (s *State) newPool(p *port, f Family) *pool {
 	}
 	s.dirtyPool(pool)
 	return pool
-}
-
-// dropPools ends a port's pools in families that are not wanted.
-func (s *State) dropPools(p *port, wanted func(Family) bool) {
-	for f, pool := range p.pools {
-		if pool != nil && !wanted(Family(f)) {
-			pool.gone = true
-			s.dirtyPool(pool)
-			p.pools[f] = nil
-		}
-	}
 }
 
 func (s *State) dirtyPool(p *pool) {

@@ -54,6 +54,11 @@ func (g *guard) reset(b *Backend, generation uint32) error {
 	if generation != 0 {
 		g.generation = next(generation)
 	}
+	return g.remark(b)
+}
+
+// remark makes the rules that are there the norm.
+func (g *guard) remark(b *Backend) error {
 	for f := range schemas {
 		mark, err := b.mark(f)
 		if errors.Is(err, unix.ENOENT) {
@@ -134,8 +139,16 @@ func (b *Backend) checkTable(f int) error {
 	case mark != b.guard.tables[f]:
 		return damaged(s, "it has other rules")
 	}
-	for _, size := range pickSizes {
-		if err := b.checkElement(s, s.picks, word(uint32(size)), "an element of picks"); err != nil {
+	for i := range s.sides {
+		d := &s.sides[i]
+		for _, size := range pickSizes {
+			if err := b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, seconds := range b.timeouts[f] {
+		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
 			return err
 		}
 	}
@@ -178,13 +191,35 @@ func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
 	what := fmt.Sprintf("an element of Service %s", p.service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
 	if n := len(p.slots); err == nil && n > 0 {
-		err = b.checkElement(s, s.endpoints, w.endpointKey(id, n-1), what)
-	}
-	if f := p.frontend; err == nil && f.IsValid() {
-		err = b.checkElement(s, s.frontends, s.frontendKey(nil, f), what)
-		if err == nil {
-			err = b.checkElement(s, s.clusterIPs, s.addr(nil, f.Addr().As16()), what)
+		err = b.checkElement(s, s.sides[p.scope].endpoints, w.endpointKey(id, n-1), what)
+		if err == nil && p.sticky {
+			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.slots[n-1]), what)
 		}
+	}
+	if err == nil && p.frontend != nil {
+		err = b.checkFrontend(s, p.frontend, what)
+	}
+	return err
+}
+
+// checkFrontend looks up all elements of a frontend but its ranges of sources.
+func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) error {
+	key := s.frontendKey(nil, f.FrontendKey)
+	err := b.checkElement(s, s.sides[f.Scope].frontends, key, what)
+	for _, also := range []struct {
+		set *nfnl.Set
+		has bool
+	}{
+		{s.sides[desired.Local].frontends, f.LocalPool != desired.NoPool},
+		{s.sticky, f.Affinity != 0},
+		{s.restricted, f.Sources != nil},
+	} {
+		if err == nil && also.has {
+			err = b.checkElement(s, also.set, key, what)
+		}
+	}
+	if err == nil && f.Kind == desired.ClusterIP {
+		err = b.checkElement(s, s.clusterIPs, s.addr(nil, f.Addr().As16()), what)
 	}
 	return err
 }

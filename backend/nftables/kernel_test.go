@@ -22,6 +22,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -94,9 +95,45 @@ func reconcile(t *testing.T, b *Backend, s *desired.State) {
 
 func apply(t *testing.T, b *Backend, s *desired.State) {
 	t.Helper()
-	if _, err := b.Apply(s.Change()); err != nil {
+	c := s.Change()
+	if c.Rebuild {
+		if _, err := b.Apply(c); err == nil {
+			t.Fatal("Apply has taken a change that only Reconcile can make")
+		}
+		reconcile(t, b, s)
+		return
+	}
+	if _, err := b.Apply(c); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// fancy sets a Service default/fancy that has everything: external addresses,
+// traffic policy, session affinity, source ranges; and a ServiceCIDR. Its
+// endpoints are those of slices of a Service web-99.
+func fancy(s *desired.State) {
+	s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.168.100.11"), netip.MustParseAddr("fd00:100::11")})
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-99"},
+		Spec: corev1.ServiceSpec{
+			Type:                     corev1.ServiceTypeLoadBalancer,
+			ClusterIPs:               []string{"10.96.99.1", "fd00:96::99:1"},
+			ExternalIPs:              []string{"203.0.113.1", "2001:db8::1"},
+			Ports:                    []corev1.ServicePort{{Port: 80, NodePort: 30080}},
+			ExternalTrafficPolicy:    corev1.ServiceExternalTrafficPolicyLocal,
+			SessionAffinity:          corev1.ServiceAffinityClientIP,
+			LoadBalancerSourceRanges: []string{"192.168.0.0/16", "192.168.100.0/24", "172.16.0.0/12", "2001:db8:7::/48"},
+		},
+	}
+	for _, ip := range []string{"203.0.113.2", "2001:db8::2"} {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+	}
+	web(s, 99, hosts(3)...)
+	s.SetService(svc)
+	s.SetServiceCIDR(&networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:96::/108"}},
+	})
 }
 
 // web sets Service default/web number i with endpoints at host numbers.
@@ -146,7 +183,10 @@ func TestRandomSequences(t *testing.T) {
 			k := newKernel(t)
 			c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 30_000))
 			var w desiredtest.World
-			s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+			s := desired.New(desired.Config{
+				NodeName:    desiredtest.ThisNode,
+				DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
+			})
 			reconcile(t, k.Backend, s)
 			for n := 0; c.More(); n++ {
 				w.Step(c, s)
@@ -199,12 +239,10 @@ func TestReconcileTakesOver(t *testing.T) {
 		"a strange table":       func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.nft("add", "table", "ip", tableName) },
 		"a set of another type": func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.strangeSet() },
 		"another configuration": func(k *kernel) {
-			k.config.ClusterCIDRs = cidrs("10.0.0.0/8", "fd00::/8")
-			reconcile(k.t, k.Backend, desired.New(desired.Config{}))
+			reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 		},
 		"another configuration without its marker": func(k *kernel) {
-			k.config.ClusterCIDRs = cidrs("10.0.0.0/8", "fd00::/8")
-			reconcile(k.t, k.Backend, desired.New(desired.Config{}))
+			reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 			there, err := k.look(&schemas[desired.IPv4])
 			if err != nil {
 				k.t.Fatal(err)
@@ -219,18 +257,17 @@ func TestReconcileTakesOver(t *testing.T) {
 			k := newKernel(t)
 			reconcile(t, k.Backend, desired.New(desired.Config{}))
 			leave(k)
-			s := desired.New(desired.Config{})
+			s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
 			web(s, 1, hosts(2)...)
 			web(s, 2)
 			next := k.open()
-			next.config.ClusterCIDRs = cidrs("10.244.0.0/16", "fd00:244::/32")
 			defer next.Close()
 			reconcile(t, next, s)
 			k.has(s)
 			if err := next.Check(); err != nil {
 				t.Error(err)
 			}
-			k.sameRules(next)
+			k.sameRules(next, s)
 			web(s, 1, hosts(5)...)
 			apply(t, next, s)
 			k.has(s)
@@ -238,11 +275,12 @@ func TestReconcileTakesOver(t *testing.T) {
 	}
 }
 
-func cidrs(texts ...string) (all []netip.Prefix) {
-	for _, text := range texts {
-		all = append(all, netip.MustParsePrefix(text))
+// inCluster is a configuration with ranges of pod addresses.
+func inCluster(cidrs ...string) (c desired.Config) {
+	for _, text := range cidrs {
+		c.DetectLocal.CIDRs = append(c.DetectLocal.CIDRs, netip.MustParsePrefix(text))
 	}
-	return all
+	return c
 }
 
 // TestReconcileKeepsTheTable makes sure that a table is replaced only when it
@@ -281,12 +319,12 @@ func TestReconcileKeepsTheTable(t *testing.T) {
 
 // sameRules fails the test unless the table has the rules, chains and sets that
 // it has where nothing was before. Only somebody's own additions may remain.
-func (k *kernel) sameRules(b *Backend) {
+func (k *kernel) sameRules(b *Backend, s *desired.State) {
 	k.t.Helper()
 	fresh := newKernel(k.t)
 	fresh.config = b.config
 	fresh.config.NetNS = fresh.ns.FD()
-	reconcile(k.t, fresh.Backend, desired.New(desired.Config{}))
+	reconcile(k.t, fresh.Backend, s)
 	list := func(k *kernel) (rules []string) {
 		for line := range strings.Lines(k.nft("-t", "list", "ruleset")) { // -t: without elements
 			rules = append(rules, strings.TrimSpace(line))
@@ -505,7 +543,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	id := k.poolOf(t, "web-2")
 	var batch nfnl.Batch
 	v4 := &schemas[desired.IPv4]
-	batch.DeleteElement(v4.table, v4.endpoints, k.writer.endpointKey(id, 1))
+	batch.DeleteElement(v4.table, v4.sides[desired.Cluster].endpoints, k.writer.endpointKey(id, 1))
 	if err := k.conn.Commit(0, &batch); err != nil {
 		t.Fatal(err)
 	}
@@ -578,8 +616,9 @@ func TestChainsAndRulesDoNotGrow(t *testing.T) {
 // unless these are dressed up (see the package's documentation).
 func TestNFTLists(t *testing.T) {
 	k := newKernel(t)
-	s := desired.New(desired.Config{})
+	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
 	web(s, 1, hosts(2)...)
+	fancy(s)
 	reconcile(t, k.Backend, s)
 	text := k.nft("list", "ruleset")
 	for _, want := range []string{
@@ -588,6 +627,10 @@ func TestNFTLists(t *testing.T) {
 		"10.244.1.2 . 8080",
 		"vmap @picks",
 		"0x00000002 : goto pick-2",
+		"192.168.100.11 . tcp . 30080",
+		"10.96.0.0/16",
+		"jump remember-10800",
+		"update @affinity",
 		"reject with tcp reset", // unlike ICMP errors, not limited in rate
 	} {
 		if !strings.Contains(text, want) {

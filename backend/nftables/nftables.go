@@ -21,8 +21,9 @@ type Backend struct {
 	writer writer
 	guard  guard
 
-	pools []*pool // what the kernel has, by PoolID
-	valid bool    // false until the first Reconcile, and after a failure
+	pools    []*pool                // what the kernel has, by PoolID
+	timeouts [len(schemas)][]uint32 // of affinity, in seconds, that the kernel has chains for
+	valid    bool                   // false until the first Reconcile, and after a failure
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -47,7 +48,14 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 		return backend.Stats{}, errors.New("nftables: Apply without a Reconcile before it")
 	}
 	b.valid = false // until the kernel has it too
+	if change.Rebuild {
+		return backend.Stats{}, errors.New("nftables: Apply of a change that only Reconcile can make")
+	}
 	b.batch.Reset()
+	newChains, err := b.newTimeouts(&b.batch, change)
+	if err != nil {
+		return backend.Stats{}, err
+	}
 	b.write(change)
 	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err := b.conn.Commit(0, &b.batch); err != nil {
@@ -55,6 +63,11 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	}
 	if !b.batch.Empty() {
 		b.guard.committed()
+	}
+	if newChains {
+		if err := b.guard.remark(b); err != nil {
+			return stats, err
+		}
 	}
 	b.release()
 	b.valid = true
@@ -79,29 +92,30 @@ func (b *Backend) write(change *desired.Change) {
 	b.resize(change)
 	for f := range schemas {
 		s := &schemas[f]
-		for i := range change.Frontends {
-			if old := change.Frontends[i].Old; old != nil && s.is(old.Addr()) {
-				w.frontend(del, old)
-				if p := b.pools[old.Pool]; p != nil && p.frontend == old.FrontendKey {
-					p.frontend = desired.FrontendKey{}
-				}
-			}
-		}
-		w.addresses(del, s, change.ClusterIPs.Removed, change.HairpinIPs.Removed)
-		for _, step := range []func(*resized){w.deleteSlots, w.deletePool, w.addPool, w.addSlots} {
+		w.eachFrontend(s, change, del)
+		w.addresses(del, s, &change.ClusterIPs, &change.HairpinIPs)
+		w.cidrs(del, s, change.ServiceCIDRs.Removed)
+		for _, step := range []func(*resized){w.deleteMembers, w.deleteSlots, w.deletePool, w.addPool, w.addSlots, w.addMembers} {
 			for i := range w.resized {
 				if r := &w.resized[i]; r.schema == s {
 					step(r)
 				}
 			}
 		}
-		for i := range change.Frontends {
-			if f := change.Frontends[i].New; f != nil && s.is(f.Addr()) {
-				w.frontend(add, f)
-				b.pools[f.Pool].frontend = f.FrontendKey
+		w.eachFrontend(s, change, add)
+		w.addresses(add, s, &change.ClusterIPs, &change.HairpinIPs)
+		w.cidrs(add, s, change.ServiceCIDRs.Added)
+	}
+	for i := range change.Frontends {
+		c := &change.Frontends[i]
+		if c.Old != nil {
+			if p := b.pools[c.Old.Pool]; p != nil && p.frontend == c.Old {
+				p.frontend = nil
 			}
 		}
-		w.addresses(add, s, change.ClusterIPs.Added, change.HairpinIPs.Added)
+		if c.New != nil {
+			b.pools[c.New.Pool].frontend = c.New
+		}
 	}
 }
 
@@ -116,9 +130,13 @@ func (b *Backend) resize(change *desired.Change) {
 			b.pools = append(b.pools, nil)
 		}
 		r := resized{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
+		r.side = &r.schema.sides[c.Scope]
+		if c.Sticky {
+			r.removed, r.added = c.Removed, c.Added
+		}
 		p := b.pools[c.ID]
 		if c.New {
-			p = &pool{family: c.Family, service: c.Service}
+			p = &pool{family: c.Family, scope: c.Scope, sticky: c.Sticky, service: c.Service}
 			b.pools[c.ID] = p
 		}
 		r.before = p.draw()
@@ -143,12 +161,17 @@ func (b *Backend) resize(change *desired.Change) {
 // dropDraw stands in the place of a size to draw below where traffic is dropped.
 const dropDraw = -1
 
-// draw is the value of the pool in the map pools: the size to draw below.
+// draw is the value of the pool in the map pools: the size to draw below, and
+// stickyDraw.
 func (p *pool) draw() int {
-	if len(p.slots) == 0 && p.ifEmpty == desired.Drop {
+	switch n := len(p.slots); {
+	case n == 0 && p.ifEmpty == desired.Drop:
 		return dropDraw
+	case n > 0 && p.sticky:
+		return pickSize(n) | stickyDraw
+	default:
+		return pickSize(n)
 	}
-	return pickSize(len(p.slots))
 }
 
 // Cleanup implements backend.Backend.

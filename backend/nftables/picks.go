@@ -5,6 +5,8 @@ package nftables
 import (
 	"fmt"
 	"math/bits"
+
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 )
 
 // A backend is picked at random by the number of its slot. nf_tables draws
@@ -53,33 +55,67 @@ func pickSize(n int) int {
 	return min(1<<bits.Len(uint(n-1)), maxSize)
 }
 
-func pickChain(size int) string { return fmt.Sprintf("pick-%d", size) }
+// Names of the chains of a side.
+func (d *side) pickChain(size int) string { return fmt.Sprintf("%spick-%d", d.prefix, size) }
 
 // drawChain draws once; it returns when it hits no backend.
-func drawChain(size int) string { return fmt.Sprintf("draw-%d", size) }
+func (d *side) drawChain(size int) string { return fmt.Sprintf("%sdraw-%d", d.prefix, size) }
+
+// stickyChain looks for the client's backend before it picks one.
+func (d *side) stickyChain(size int) string { return fmt.Sprintf("%ssticky-%d", d.prefix, size) }
+
+// chainNames are the names of all chains of a side.
+func (d *side) chainNames() (all []string) {
+	all = append(all, d.prefix+chainAffinity)
+	for _, size := range pickSizes {
+		all = append(all, d.drawChain(size), d.pickChain(size), d.stickyChain(size))
+	}
+	return all
+}
+
+// picks writes a side's chains for all sizes.
+func (w *ruleWriter) picks(d *side) {
+	for _, size := range pickSizes {
+		w.draw(d, size)
+		w.pick(d, size)
+		w.rule(d.stickyChain(size), "", jump(d.prefix+chainAffinity))
+		w.rule(d.stickyChain(size), "", goTo(d.pickChain(size)))
+	}
+}
 
 // draw writes the chain that draws once below a size.
-func (w *ruleWriter) draw(size int) {
-	w.rule(drawChain(size), "@endpoints[pool of the frontend . random slot]", w.pool(), w.dnat(size))
+func (w *ruleWriter) draw(d *side, size int) {
+	w.rule(d.drawChain(size), "@"+d.endpoints.Name+"[pool of the frontend . random slot]", w.pool(d), w.dnat(d, size))
 }
 
 // pick writes the chain for pools of a size.
-func (w *ruleWriter) pick(size int) {
-	chain := pickChain(size)
+func (w *ruleWriter) pick(d *side, size int) {
+	chain := d.pickChain(size)
 	tries := 2 // a pool's number may just have changed; see Reconcile
 	if size > exactSizes {
 		tries = draws
 	}
 	for range tries {
-		w.rule(chain, "", jump(drawChain(size)))
+		w.rule(chain, "", jump(d.drawChain(size)))
 	}
 	if size > exactSizes {
-		w.rule(chain, "", jump(drawChain(size/2)))
+		w.rule(chain, "", jump(d.drawChain(size/2)))
 	}
 	// A pool can shrink after the packet came here. No pool that has
 	// backends is without the first slot.
 	if size > 1 {
-		w.rule(chain, "the pool has just shrunk", jump(drawChain(1)))
+		w.rule(chain, "the pool has just shrunk", jump(d.drawChain(1)))
 	}
 	w.rule(chain, "the pool has just gone", drop())
+}
+
+// writePicks fills the map picks of a side.
+func (s *schema) writePicks(batch *nfnl.Batch, d *side) {
+	drop := int32(dropDraw)
+	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, chainReject)
+	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, chainDrop)
+	for _, size := range pickSizes {
+		batch.AddVerdict(s.table, d.picks, word(uint32(size)), nfnl.Goto, d.pickChain(size))
+		batch.AddVerdict(s.table, d.picks, word(uint32(size|stickyDraw)), nfnl.Goto, d.stickyChain(size))
+	}
 }

@@ -13,9 +13,11 @@ import (
 // always hits one.
 type pool struct {
 	family  desired.Family
+	scope   desired.Scope
+	sticky  bool
 	service desired.ServicePort
 	// frontend is one of those that lead here, or none; for Check.
-	frontend desired.FrontendKey
+	frontend *desired.Frontend
 	ifEmpty  desired.Verdict
 	slots    []desired.Backend
 	index    map[desired.Backend]int32 // of large pools

@@ -37,13 +37,17 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	// must not find another pool by it in the new one. With other numbers it
 	// finds none, and the rules try again.
 	b.writer.base = rand.Uint32()
+	b.timeouts = [len(schemas)][]uint32{}
+	if _, err := b.newTimeouts(&b.batch, full); err != nil {
+		return backend.Stats{}, err
+	}
 	b.write(full)
 	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
 		var err error
-		if skeletons[f], err = schemas[f].skeleton(b.config); err != nil {
+		if skeletons[f], err = schemas[f].skeleton(b.config, full.Local); err != nil {
 			return stats, err
 		}
 	}
@@ -118,16 +122,18 @@ func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, repl
 	case replace || !there.compatible:
 		head.DeleteTable(s.table)
 	default:
-		for _, set := range s.sets() {
+		for _, set := range s.programmed() {
 			if there.sets[set.Name] {
 				head.FlushSet(s.table, set)
 			}
 		}
-		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == want.marker || s.hasChain(name) })
+		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == want.marker || s.hasChain(name) || isRememberChain(name) })
 		if there.rules == want.rules && there.marked == want.marker && len(foreign) == 0 {
 			// With the rules, the sets that they use are there too.
 			head.AddTable(s.table, tableComment) // which wakes a dormant one
-			s.writePicks(&head)
+			for i := range s.sides {
+				s.writePicks(&head, &s.sides[i])
+			}
 			return append(batches, &head), nil
 		}
 		head.FlushTable(s.table)
@@ -142,8 +148,8 @@ func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, repl
 type found struct {
 	table      bool
 	chains     []string
-	marked     string // the marker among them
-	rules      int
+	marked     string          // the marker among them
+	rules      int             // outside the chains for affinity's timeouts
 	sets       map[string]bool // of ours
 	compatible bool            // all of these are of our types
 }
@@ -169,7 +175,11 @@ func (b *Backend) look(s *schema) (found, error) {
 		}),
 		undisturbed(func() error {
 			l.rules = 0
-			return b.conn.Rules(s.table, func(string, uint64) { l.rules++ })
+			return b.conn.Rules(s.table, func(chain string, _ uint64) {
+				if !isRememberChain(chain) {
+					l.rules++
+				}
+			})
 		}),
 		undisturbed(func() error {
 			clear(l.sets)
@@ -217,10 +227,10 @@ type skeleton struct {
 	rules  int
 }
 
-func (s *schema) skeleton(c backend.Config) (*skeleton, error) {
+func (s *schema) skeleton(c backend.Config, local desired.LocalTraffic) (*skeleton, error) {
 	k := &skeleton{}
 	var err error
-	if k.rules, err = s.writeSkeleton(&k.batch, c); err != nil {
+	if k.rules, err = s.writeSkeleton(&k.batch, c, local); err != nil {
 		return nil, err
 	}
 	hash := fnv.New64a()
@@ -232,7 +242,7 @@ func (s *schema) skeleton(c backend.Config) (*skeleton, error) {
 
 // writeSkeleton writes the table, its sets, chains and rules, and says how many
 // rules there are.
-func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config) (int, error) {
+func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, local desired.LocalTraffic) (int, error) {
 	batch.AddTable(s.table, tableComment)
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
@@ -241,31 +251,25 @@ func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config) (int, error)
 		batch.AddChain(s.table, c)
 	}
 	rules := ruleWriter{schema: s, batch: batch}
-	for _, size := range pickSizes {
-		batch.AddChain(s.table, nfnl.Chain{Name: drawChain(size)})
-		rules.draw(size)
-		batch.AddChain(s.table, nfnl.Chain{Name: pickChain(size)})
-		rules.pick(size)
+	for i := range s.sides {
+		d := &s.sides[i]
+		for _, name := range d.chainNames() {
+			batch.AddChain(s.table, nfnl.Chain{Name: name})
+		}
+		rules.affinity(d)
+		rules.picks(d)
 	}
-	rules.static(c)
-	s.writePicks(batch)
+	rules.static(c, local)
+	for i := range s.sides {
+		s.writePicks(batch, &s.sides[i])
+	}
 	return rules.count, rules.err
-}
-
-// writePicks fills the map picks.
-func (s *schema) writePicks(batch *nfnl.Batch) {
-	drop := int32(dropDraw)
-	batch.AddVerdict(s.table, s.picks, word(0), chainReject)
-	batch.AddVerdict(s.table, s.picks, word(uint32(drop)), chainDrop)
-	for _, size := range pickSizes {
-		batch.AddVerdict(s.table, s.picks, word(uint32(size)), pickChain(size))
-	}
 }
 
 // hasChain says whether a chain is one of those that writeSkeleton makes.
 func (s *schema) hasChain(name string) bool {
 	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name }) ||
-		slices.ContainsFunc(pickSizes, func(n int) bool { return name == drawChain(n) || name == pickChain(n) })
+		slices.ContainsFunc(s.sides[:], func(d side) bool { return slices.Contains(d.chainNames(), name) })
 }
 
 // explain adds to a refusal of the kernel's which object it is about.
@@ -280,7 +284,7 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 			continue
 		}
 		switch refused.Object {
-		case s.frontends.Name:
+		case s.sides[desired.Cluster].frontends.Name, s.sides[desired.Local].frontends.Name, s.sticky.Name, s.restricted.Name, s.sources.Name:
 			if key, ok := s.decodeFrontendKey(refused.Key); ok {
 				for _, c := range change.Frontends {
 					if c.Key() == key {
@@ -288,7 +292,7 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 					}
 				}
 			}
-		case s.pools.Name, s.endpoints.Name:
+		case s.pools.Name, s.sides[desired.Cluster].endpoints.Name, s.sides[desired.Local].endpoints.Name, s.members.Name:
 			if len(refused.Key) >= 4 {
 				id := firstNumber(refused.Key) - b.writer.base
 				for i := range change.Pools {

@@ -4,34 +4,45 @@ package nftables
 
 import (
 	"encoding/binary"
-	"net/netip"
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
 
-// Names of chains, beside those that pickChain makes.
+// Names of chains, beside those of sides.
 const (
-	chainPrerouting  = "prerouting"
-	chainOutput      = "output"
-	chainPostrouting = "postrouting"
-	chainServices    = "services"
-	chainClusterIP   = "cluster-ip"
-	chainReject      = "reject"
-	chainDrop        = "drop"
-	chainMasquerade  = "masquerade"
+	chainPrerouting    = "prerouting"
+	chainOutput        = "output"
+	chainInput         = "input"
+	chainPostrouting   = "postrouting"
+	chainServices      = "services"
+	chainClusterIP     = "cluster-ip"
+	chainExternal      = "external"
+	chainExternalLocal = "external-local"
+	chainSources       = "check-source"
+	chainDispatch      = "dispatch"
+	chainReject        = "reject"
+	chainDrop          = "drop"
+	chainMasquerade    = "masquerade"
+	chainAffinity      = "affinity" // of a side
 )
 
-// chains are all chains but those for picking. The base chains have the
-// priorities that nft calls dstnat and srcnat, as kube-proxy's do.
+// chains are all chains but those of sides. The base chains have the priorities
+// that nft calls dstnat and srcnat, as kube-proxy's do.
 var chains = []nfnl.Chain{
 	{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100}},
 	{Name: chainOutput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -100}},
+	{Name: chainInput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 100}},
 	{Name: chainPostrouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 100}},
 	{Name: chainServices},
 	{Name: chainClusterIP},
+	{Name: chainExternal},
+	{Name: chainExternalLocal},
+	{Name: chainSources},
+	{Name: chainDispatch},
 	{Name: chainReject},
 	{Name: chainDrop},
 	{Name: chainMasquerade},
@@ -72,24 +83,36 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 }
 
 // static writes the rules that depend on configuration alone.
-func (w *ruleWriter) static(c backend.Config) {
+func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
+	cluster := &w.sides[desired.Cluster]
+	mark := uint32(1) << c.MasqueradeBit
 	w.rule(chainPrerouting, "", jump(chainServices))
 	w.rule(chainOutput, "", jump(chainServices))
 	w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
+	w.rule(chainServices, "", w.frontend(), inMap(cluster.frontends), goTo(chainExternal))
+	w.rule(chainServices, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), drop())
 
-	mark := uint32(1) << c.MasqueradeBit
 	if c.MasqueradeAll {
 		w.rule(chainClusterIP, "masquerade all", setMark(mark))
-	} else if cidr, ok := w.cidr(c.ClusterCIDRs); ok {
-		w.rule(chainClusterIP, "from outside the cluster", w.notFrom(cidr), setMark(mark))
+	} else if from := w.notFromPod(local); from != nil {
+		w.rule(chainClusterIP, "not from a pod", from, setMark(mark))
 	}
-	// While a transaction replaces the size of a pool, a look-up that
-	// straddles its commit can find neither the old nor the new element
-	// (up to Linux 6.16). The second try finds the new one.
-	w.rule(chainClusterIP, "@frontends[ip daddr . meta l4proto . th dport], its @pools, its @picks", w.pool(), w.dispatch())
-	w.rule(chainClusterIP, "the same once more: see the documentation", w.pool(), w.dispatch())
-	w.rule(chainClusterIP, "not while its size changes", w.frontend(), inMap(w.frontends), drop())
-	w.rule(chainClusterIP, "", goTo(chainReject))
+	w.rule(chainClusterIP, "", goTo(chainDispatch))
+
+	w.rule(chainExternal, "", w.frontend(), in(w.restricted), jump(chainSources))
+	w.rule(chainExternal, "", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
+	w.rule(chainExternal, "", setMark(mark))
+	w.rule(chainExternal, "", goTo(chainDispatch))
+
+	w.rule(chainSources, "", w.frontend(), w.loadTo(w.saddr, w.afterFrontend()), in(w.sources), ret())
+	w.rule(chainSources, "who is not let in", drop())
+
+	w.externalLocal(local, mark)
+
+	w.dispatch(chainDispatch, cluster)
+	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
+	w.rule(chainDispatch, "not while its size changes", w.frontend(), inMap(cluster.frontends), drop())
+	w.rule(chainDispatch, "", goTo(chainReject))
 
 	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	code := uint8(icmpPort)
@@ -99,51 +122,86 @@ func (w *ruleWriter) static(c backend.Config) {
 	w.rule(chainReject, "", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}})
 	w.rule(chainDrop, "no endpoint that traffic policy allows", drop())
 
+	w.rule(chainInput, rememberComment, w.remembered())
+	w.rule(chainPostrouting, rememberComment, w.remembered())
 	w.rule(chainPostrouting, "", marked(mark), goTo(chainMasquerade))
 	w.rule(chainPostrouting, "a pod that reaches itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
 }
 
-// frontend loads the key of frontends.
-func (s *schema) frontend() []expr.Any {
-	next := regKey + s.addrLen/4
-	return append(s.load(s.daddr),
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		&expr.Payload{DestRegister: next + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-	)
+// externalLocal writes the chain for external traffic that may go to local
+// backends only. What starts on this node may go to all, as if it had gone out to
+// a load balancer and come in again somewhere else.
+func (w *ruleWriter) externalLocal(local desired.LocalTraffic, mark uint32) {
+	if from := w.fromPod(local); from != nil {
+		w.rule(chainExternalLocal, "from a pod", from, goTo(chainDispatch))
+	}
+	w.rule(chainExternalLocal, "from this node", fromNode(), setMark(mark))
+	w.rule(chainExternalLocal, "from this node", fromNode(), goTo(chainDispatch))
+	w.dispatch(chainExternalLocal, &w.sides[desired.Local])
+	w.rule(chainExternalLocal, "not while its size changes", drop())
 }
+
+// dispatch writes the rules that go from a packet to the chain that picks one of
+// its backends. While a transaction replaces the size of a pool, a look-up that
+// straddles its commit can find neither the old nor the new element (up to Linux
+// 6.16). The second try finds the new one.
+func (w *ruleWriter) dispatch(chain string, d *side) {
+	comment := "@" + d.frontends.Name + "[ip daddr . meta l4proto . th dport], its @pools, its @" + d.picks.Name
+	for range 2 {
+		w.rule(chain, comment, w.pool(d), []expr.Any{
+			lookup(w.pools, regValueWord, regValue), shown(),
+			lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
+		})
+		comment = "the same once more: see the documentation"
+	}
+}
+
+// frontend loads the key of frontends.
+func (s *schema) frontend() []expr.Any { return s.frontendTo(regKey) }
+
+func (s *schema) frontendTo(reg uint32) []expr.Any {
+	next := reg + s.addrLen/4
+	return append(s.loadTo(s.daddr, reg), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next}, dport(next+1))
+}
+
+// afterFrontend is the register that follows frontend's.
+func (s *schema) afterFrontend() uint32 { return regKey + s.addrLen/4 + 2 }
 
 // pool finds the packet's pool. Loading the port into the register where the
 // pool arrives is for nft alone (see the package's documentation).
-func (s *schema) pool() []expr.Any {
-	return append(s.frontend(),
-		&expr.Payload{DestRegister: regValueWord, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		lookup(s.frontends, regKey, regValue), shown(),
-	)
+func (s *schema) pool(d *side) []expr.Any {
+	return append(s.frontend(), dport(regValueWord), lookup(d.frontends, regKey, regValue), shown())
+}
+
+// dport loads the packet's destination port.
+func dport(reg uint32) expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
 // shown compares a value's first word with the 0 that it always is, which makes
 // nft list the look-up.
-func shown() expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: regValue, Data: word(0)} }
+func shown() expr.Any { return shownIn(regValue) }
 
-// dispatch goes from the pool to the chain that picks one of its backends.
-func (s *schema) dispatch() []expr.Any {
-	return []expr.Any{
-		lookup(s.pools, regValueWord, regValue), shown(),
-		lookup(s.picks, regValueWord, unix.NFT_REG_VERDICT),
-	}
+func shownIn(reg uint32) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)}
 }
 
 // dnat sends the packet to the backend in a random slot below size.
-func (s *schema) dnat(size int) []expr.Any {
+func (s *schema) dnat(d *side, size int) []expr.Any {
 	return []expr.Any{
 		&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_RANDOM},
-		lookup(s.endpoints, regValueWord, regKey),
-		&expr.NAT{
-			Type: expr.NATTypeDestNAT, Family: s.nfproto(), Specified: true,
-			RegAddrMin: regKey, RegProtoMin: regKey + s.addrLen/4,
-		},
+		lookup(d.endpoints, regValueWord, regKey),
+		s.dnatTo(regKey),
+	}
+}
+
+// dnatTo sends the packet to the backend in registers.
+func (s *schema) dnatTo(reg uint32) expr.Any {
+	return &expr.NAT{
+		Type: expr.NATTypeDestNAT, Family: s.nfproto(), Specified: true,
+		RegAddrMin: reg, RegProtoMin: reg + s.addrLen/4,
 	}
 }
 
@@ -168,27 +226,6 @@ func (s *schema) loadTo(offset, reg uint32) []expr.Any {
 	return []expr.Any{&expr.Payload{
 		DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: s.addrLen,
 	}}
-}
-
-// cidr is the range of the schema's family among some.
-func (s *schema) cidr(all []netip.Prefix) (netip.Prefix, bool) {
-	for _, p := range all {
-		if p.Addr().BitLen() == int(s.addrLen)*8 {
-			return p.Masked(), true
-		}
-	}
-	return netip.Prefix{}, false
-}
-
-func (s *schema) notFrom(cidr netip.Prefix) []expr.Any {
-	mask := make([]byte, s.addrLen)
-	for i := range cidr.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	return append(s.load(s.saddr),
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: s.addrLen, Mask: mask, Xor: make([]byte, s.addrLen)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: cidr.Addr().AsSlice()},
-	)
 }
 
 func protocol(p byte) []expr.Any {
@@ -236,5 +273,7 @@ func jump(chain string) []expr.Any {
 func goTo(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
+
+func ret() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
 
 func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }

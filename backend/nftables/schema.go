@@ -4,7 +4,9 @@ package nftables
 
 import (
 	"encoding/binary"
+	"hash/fnv"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -24,8 +26,25 @@ type schema struct {
 
 	saddr, daddr uint32 // offsets in the network header, bytes
 
-	frontends, pools, picks, endpoints *nfnl.Set
-	clusterIPs, hairpin                *nfnl.Set
+	sides [scopes]side // by desired.Scope
+
+	pools               *nfnl.Set // what to draw below, of pools of both sides
+	clusterIPs          *nfnl.Set
+	serviceCIDRs        *nfnl.Set
+	hairpin             *nfnl.Set
+	restricted, sources *nfnl.Set // frontends for which it matters who connects, and who may
+	sticky              *nfnl.Set // frontends with session affinity
+	affinity, members   *nfnl.Set // which client has which backend, and which backends there are
+	remember            *nfnl.Set // for how long
+}
+
+const scopes = 2
+
+// side is what there is twice: for pools of the Cluster scope and of the Local
+// scope. A frontend can have one of each.
+type side struct {
+	prefix                      string // of the names of sets and chains
+	frontends, endpoints, picks *nfnl.Set
 }
 
 var schemas = [...]schema{
@@ -33,40 +52,93 @@ var schemas = [...]schema{
 	desired.IPv6: newSchema(nfnl.IPv6, 16, 8, 24, nfnl.TypeIP6Addr),
 }
 
+// affinities is how many clients' backends are remembered at the most, for each
+// family: twice what a map has that does not say.
+const affinities = 1 << 17
+
 func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) schema {
 	const word = 4
+	frontendType := nfnl.Concat(addr, nfnl.TypeInetProto, nfnl.TypeInetService)
+	frontendLen := addrLen + 2*word
+	newSide := func(prefix string) side {
+		return side{
+			prefix: prefix,
+			frontends: &nfnl.Set{
+				Name:    prefix + "frontends",
+				KeyType: frontendType, KeyLen: frontendLen,
+				DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), DataLen: 2 * word,
+			},
+			picks: &nfnl.Set{
+				Name:    prefix + "picks",
+				KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
+				DataType: nfnl.TypeVerdict,
+			},
+			endpoints: &nfnl.Set{
+				Name:    prefix + "endpoints",
+				KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), KeyLen: 2 * word,
+				DataType: nfnl.Concat(addr, nfnl.TypeInetService), DataLen: addrLen + word,
+			},
+		}
+	}
 	return schema{
 		table:   nfnl.Table{Family: f, Name: tableName},
 		addrLen: addrLen,
 		saddr:   saddr,
 		daddr:   daddr,
-		frontends: &nfnl.Set{
-			Name:    "frontends",
-			KeyType: nfnl.Concat(addr, nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: addrLen + 2*word,
-			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), DataLen: 2 * word,
-		},
+		sides:   [scopes]side{desired.Cluster: newSide(""), desired.Local: newSide("local-")},
 		pools: &nfnl.Set{
 			Name:    "pools",
 			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
 			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), DataLen: 2 * word,
 		},
-		picks: &nfnl.Set{
-			Name:    "picks",
+		clusterIPs:   &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
+		serviceCIDRs: &nfnl.Set{Name: "service-cidrs", KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_INTERVAL},
+		hairpin:      &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
+		restricted:   &nfnl.Set{Name: "restricted", KeyType: frontendType, KeyLen: frontendLen},
+		sources: &nfnl.Set{
+			// One long number rather than a concatenation, for which the
+			// kernel has another kind of set, copied as a whole with
+			// every change (nft_set_pipapo).
+			Name:    "sources",
+			KeyType: nfnl.TypeInteger, KeyLen: frontendLen + addrLen, Flags: unix.NFT_SET_INTERVAL,
+		},
+		sticky: &nfnl.Set{
+			Name:    "sticky",
+			KeyType: frontendType, KeyLen: frontendLen,
+			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, nfnl.TypeMark, nfnl.TypeMark), DataLen: 4 * word,
+		},
+		affinity: &nfnl.Set{
+			Name:    "affinity",
+			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, addr), KeyLen: 2*word + addrLen,
+			DataType: nfnl.Concat(nfnl.TypeMark, addr, nfnl.TypeInetService), DataLen: word + addrLen + word,
+			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: affinities,
+		},
+		members: &nfnl.Set{
+			Name:    "members",
+			KeyType: nfnl.Concat(nfnl.TypeMark, addr, nfnl.TypeInetService), KeyLen: word + addrLen + word,
+		},
+		remember: &nfnl.Set{
+			Name:    "remember",
 			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
 			DataType: nfnl.TypeVerdict,
 		},
-		endpoints: &nfnl.Set{
-			Name:    "endpoints",
-			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), KeyLen: 2 * word,
-			DataType: nfnl.Concat(addr, nfnl.TypeInetService), DataLen: addrLen + word,
-		},
-		clusterIPs: &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
-		hairpin:    &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
 	}
 }
 
-func (s *schema) sets() []*nfnl.Set {
-	return []*nfnl.Set{s.frontends, s.pools, s.picks, s.endpoints, s.clusterIPs, s.hairpin}
+// sets are all sets and maps.
+func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) }
+
+// programmed are the sets and maps whose elements are ours; the other's are the
+// rules' own.
+func (s *schema) programmed() []*nfnl.Set {
+	all := []*nfnl.Set{
+		s.pools, s.clusterIPs, s.serviceCIDRs, s.hairpin,
+		s.restricted, s.sources, s.sticky, s.members, s.remember,
+	}
+	for i := range s.sides {
+		all = append(all, s.sides[i].frontends, s.sides[i].endpoints, s.sides[i].picks)
+	}
+	return all
 }
 
 // Keys and values are appended to a buffer that the caller uses again. Numbers
@@ -104,9 +176,42 @@ func (s *schema) hairpinKey(b []byte, a netip.Addr) []byte {
 	return s.addr(s.addr(b, a.As16()), a.As16())
 }
 
+// affinityID is a number for a Service port that all its frontends share and that
+// stays the same from run to run: 64 bits of a hash of its name. Upstream, too,
+// remembers clients by Service port.
+func affinityID(p desired.ServicePort, proto desired.Protocol) uint64 {
+	hash := fnv.New64a()
+	for _, part := range []string{p.Namespace, p.Name, p.Port, proto.String()} {
+		hash.Write([]byte(part))
+		hash.Write([]byte{0})
+	}
+	return hash.Sum64()
+}
+
+// stickyValue is what sticky says of a frontend: its affinity ID and timeout.
+func stickyValue(b []byte, f *desired.Frontend) []byte {
+	b = binary.NativeEndian.AppendUint64(number(b, 0), affinityID(f.Service, f.Protocol))
+	return number(b, f.Affinity)
+}
+
+// memberKey says that a backend is in a pool.
+func (s *schema) memberKey(b []byte, pool uint32, e desired.Backend) []byte {
+	return s.endpointValue(number(b, pool), e)
+}
+
+// rangeOf are the first and the last address of a range.
+func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
+	first = p.Masked().Addr().AsSlice()
+	last = slices.Clone(first)
+	for i := p.Bits(); i < len(last)*8; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return first, last
+}
+
 // decodeFrontendKey is the inverse of frontendKey, for messages.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
-	if len(k) != int(s.frontends.KeyLen) {
+	if len(k) < int(s.addrLen)+2*4 {
 		return f, false
 	}
 	ip, _ := netip.AddrFromSlice(k[:s.addrLen])
@@ -115,6 +220,17 @@ func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
 		AddrPort: netip.AddrPortFrom(ip, binary.BigEndian.Uint16(k[4:])),
 		Protocol: desired.Protocol(k[0]),
 	}, true
+}
+
+// schemaOf is the schema for an address.
+func schemaOf(a netip.Addr) *schema { return &schemas[desired.FamilyOf(a)] }
+
+// family is the schema's family.
+func (s *schema) family() desired.Family {
+	if s.table.Family == nfnl.IPv4 {
+		return desired.IPv4
+	}
+	return desired.IPv6
 }
 
 // nfproto is the schema's family in the kernel's numbers.

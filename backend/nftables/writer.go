@@ -29,10 +29,13 @@ type writer struct {
 type resized struct {
 	id            desired.PoolID
 	schema        *schema
+	side          *side
 	before, after int // the size to draw below, or dropDraw
 	isNew, gone   bool
 	slots         []slotChange
 	fresh         []desired.Backend // instead of slots, when the pool is new: all of them
+
+	removed, added []desired.Backend // of a pool with affinity
 }
 
 // number is a pool's number in the kernel.
@@ -46,17 +49,6 @@ func (w *writer) poolKey(id desired.PoolID) []byte {
 func (w *writer) endpointKey(id desired.PoolID, slot int) []byte {
 	w.key = number(w.poolKey(id), uint32(slot))
 	return w.key
-}
-
-func (w *writer) frontend(op op, f *desired.Frontend) {
-	s := &schemas[desired.FamilyOf(f.Addr())]
-	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-	if op == del {
-		w.batch.DeleteElement(s.table, s.frontends, w.key)
-		return
-	}
-	w.value = secondWord(w.value[:0], w.number(f.Pool))
-	w.batch.AddElement(s.table, s.frontends, w.key, w.value, f.Service.String())
 }
 
 func (w *writer) addPool(r *resized) {
@@ -87,30 +79,71 @@ func (w *writer) addSlots(r *resized) {
 
 func (w *writer) addSlot(r *resized, slot int, e desired.Backend) {
 	w.value = r.schema.endpointValue(w.value[:0], e)
-	w.batch.AddElement(r.schema.table, r.schema.endpoints, w.endpointKey(r.id, slot), w.value, "")
+	w.batch.AddElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, slot), w.value, "")
 }
 
 func (w *writer) deleteSlots(r *resized) {
 	for _, c := range r.slots {
 		if c.had {
-			w.batch.DeleteElement(r.schema.table, r.schema.endpoints, w.endpointKey(r.id, c.slot))
+			w.batch.DeleteElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, c.slot))
 		}
 	}
 }
 
+func (w *writer) deleteMembers(r *resized) { w.eachMember(del, r, r.removed) }
+
+func (w *writer) addMembers(r *resized) {
+	if !r.gone {
+		w.eachMember(add, r, r.added)
+	}
+}
+
+func (w *writer) eachMember(op op, r *resized, all []desired.Backend) {
+	for _, e := range all {
+		w.key = r.schema.memberKey(w.key[:0], w.number(r.id), e)
+		w.member(op, r.schema, r.schema.members)
+	}
+}
+
 // addresses writes the addresses of one family.
-func (w *writer) addresses(op op, s *schema, clusterIPs, hairpinIPs []netip.Addr) {
-	for _, a := range clusterIPs {
+func (w *writer) addresses(op op, s *schema, clusterIPs, hairpinIPs *desired.AddressChange) {
+	for _, a := range op.of(clusterIPs) {
 		if s.is(a) {
 			w.key = s.addr(w.key[:0], a.As16())
 			w.member(op, s, s.clusterIPs)
 		}
 	}
-	for _, a := range hairpinIPs {
+	for _, a := range op.of(hairpinIPs) {
 		if s.is(a) {
 			w.key = s.hairpinKey(w.key[:0], a)
 			w.member(op, s, s.hairpin)
 		}
+	}
+}
+
+// of is the part of a change that op is for.
+func (o op) of(c *desired.AddressChange) []netip.Addr {
+	if o == add {
+		return c.Added
+	}
+	return c.Removed
+}
+
+// cidrs writes the ServiceCIDRs of one family.
+func (w *writer) cidrs(op op, s *schema, all []netip.Prefix) {
+	for _, p := range all {
+		if s.is(p.Addr()) {
+			first, last := s.rangeOf(p)
+			w.interval(op, s, s.serviceCIDRs, first, last)
+		}
+	}
+}
+
+func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
+	if op == del {
+		w.batch.DeleteInterval(s.table, set, first, last)
+	} else {
+		w.batch.AddInterval(s.table, set, first, last)
 	}
 }
 

@@ -69,6 +69,7 @@ uses them. Measure on a quiet machine: the load average is in the header.`,
 	f.SortFlags = false
 	f.IntVar(&o.Services, "services", 1000, "number of Services")
 	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service, in each address family")
+	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity; the baseline has only their ClusterIPs")
 	f.StringVar(&o.Family, "family", bench.FamilyIPv4, "address family of the Services: "+strings.Join(bench.Families, ", "))
 	f.StringVar(&o.Mode, "mode", "nftables", "what is programmed: "+strings.Join(bench.Modes(), ", "))
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")

@@ -8,10 +8,12 @@ package desiredtest
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -21,6 +23,7 @@ import (
 const (
 	services = 4
 	slices   = 6
+	cidrs    = 2
 )
 
 // ThisNode is the name of the node that events are made up for.
@@ -32,6 +35,11 @@ type State interface {
 	DeleteService(namespace, name string)
 	SetEndpointSlice(*discoveryv1.EndpointSlice)
 	DeleteEndpointSlice(namespace, name string)
+	SetNode(*corev1.Node)
+	DeleteNode(name string)
+	SetServiceCIDR(*networkingv1.ServiceCIDR)
+	DeleteServiceCIDR(name string)
+	SetNodeAddresses([]netip.Addr)
 }
 
 // Choices turns bytes, random or a fuzzer's, into decisions. After their end
@@ -70,6 +78,9 @@ func (c *Choices) yes() bool { return c.Below(2) == 1 }
 type World struct {
 	services [services]*corev1.Service
 	slices   [slices]*discoveryv1.EndpointSlice
+	cidrs    [cidrs]*networkingv1.ServiceCIDR
+	node     *corev1.Node
+	addrs    []netip.Addr
 }
 
 // once in n times, something unusual is done.
@@ -103,9 +114,86 @@ func (c *Choices) service(i int) *corev1.Service {
 	}
 	for range 1 + c.Below(3) {
 		p := portNames[c.Below(len(portNames))]
-		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(80 + c.Below(2))})
+		port := corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(80 + c.Below(2))}
+		if c.once(3) {
+			port.NodePort = int32(30080 + c.Below(2))
+		}
+		svc.Spec.Ports = append(svc.Spec.Ports, port)
+	}
+	if c.once(2) {
+		c.external(svc, i)
+	}
+	if c.once(4) {
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(10 + c.Below(2)))}}
 	}
 	return svc
+}
+
+// external gives a Service what makes it reachable from outside. Now and then
+// its addresses are another Service's ClusterIP or this node's.
+func (c *Choices) external(svc *corev1.Service, i int) {
+	ip := func() string {
+		return []string{fmt.Sprint("203.0.113.", i), fmt.Sprintf("2001:db8::%x", i), "203.0.113.9", "192.168.0.1", "10.96.0.1", "fd00:96::1"}[c.Below(6)]
+	}
+	for range c.Below(3) {
+		svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, ip())
+	}
+	for range c.Below(3) {
+		ingress := corev1.LoadBalancerIngress{IP: ip()}
+		ingress.IPMode = []*corev1.LoadBalancerIPMode{nil, ptr.To(corev1.LoadBalancerIPModeVIP), ptr.To(corev1.LoadBalancerIPModeProxy)}[c.Below(3)]
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, ingress)
+	}
+	if c.yes() {
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	}
+	if c.yes() {
+		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+		svc.Spec.HealthCheckNodePort = int32(c.Below(3)) * 10001
+	}
+	for range c.Below(3) {
+		ranges := []string{"192.168.0.0/24", "192.168.0.0/16", "10.0.0.0/8", "2001:db8::/32", "fd00::/8", "0.0.0.0/0", "::/0", "nonsense"}
+		svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, ranges[c.Below(len(ranges))])
+	}
+}
+
+// zones are names of zones; the last one is nobody's.
+var zones = []string{"a", "b", "c"}
+
+// thisNode makes up the Node.
+func (c *Choices) thisNode() *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: ThisNode, Labels: map[string]string{}}}
+	if c.once(8) {
+		n.Name = "there"
+	}
+	if !c.once(4) {
+		n.Labels[corev1.LabelTopologyZone] = zones[c.Below(2)]
+	}
+	n.Status.Addresses = []corev1.NodeAddress{
+		{Type: corev1.NodeHostName, Address: "here"},
+		{Type: corev1.NodeExternalIP, Address: fmt.Sprint("203.0.113.", 1+c.Below(2))},
+		{Type: corev1.NodeInternalIP, Address: fmt.Sprint("192.168.0.", 1+c.Below(2))},
+		{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("fd00::%x", 1+c.Below(2))},
+	}
+	n.Spec.PodCIDRs = []string{fmt.Sprintf("10.244.%d.0/24", c.Below(2)), "fd00:244::/64"}
+	return n
+}
+
+// addresses makes up the addresses on the node's interfaces.
+func (c *Choices) addresses() (all []netip.Addr) {
+	for _, text := range []string{"127.0.0.1", "192.168.0.1", "192.168.0.2", "192.168.7.1", "203.0.113.1", "::1", "fd00::1", "fd00::2"} {
+		if c.yes() {
+			all = append(all, netip.MustParseAddr(text))
+		}
+	}
+	return all
+}
+
+// serviceCIDR makes up a ServiceCIDR; they overlap.
+func (c *Choices) serviceCIDR(i int) *networkingv1.ServiceCIDR {
+	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("cidr", i)}}
+	cidr.Spec.CIDRs = [][]string{{"10.96.0.0/16"}, {"10.96.0.0/24", "fd00:96::/112"}, {"10.96.1.0/24"}, {"fd00:96::/108"}, {"nonsense"}}[c.Below(5)]
+	return cidr
 }
 
 func (c *Choices) slice(i int) *discoveryv1.EndpointSlice {
@@ -162,6 +250,15 @@ func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	if conditions&4 != 0 {
 		e.Conditions.Terminating = ptr.To(c.yes())
 	}
+	if c.once(2) {
+		e.Hints = &discoveryv1.EndpointHints{}
+		for range c.Below(3) {
+			e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: zones[c.Below(len(zones))]})
+		}
+		for range c.Below(2) {
+			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: []string{ThisNode, "there"}[c.Below(2)]})
+		}
+	}
 	e.NodeName = []*string{nil, ptr.To(ThisNode), ptr.To("there")}[c.Below(3)]
 	return e
 }
@@ -184,8 +281,21 @@ func (c *Choices) edit(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice 
 
 // Step changes the world and the state in the same way.
 func (w *World) Step(c *Choices, s State) {
-	what, service, slice := c.Below(16), c.Below(services), c.Below(slices)
+	what, service, slice := c.Below(20), c.Below(services), c.Below(slices)
 	switch {
+	case what == 16:
+		w.addrs = c.addresses()
+		s.SetNodeAddresses(w.addrs)
+	case what == 17:
+		w.nodeStep(c, s)
+	case what == 18:
+		i := c.Below(cidrs)
+		w.cidrs[i] = c.serviceCIDR(i)
+		s.SetServiceCIDR(w.cidrs[i])
+	case what == 19:
+		i := c.Below(cidrs)
+		w.cidrs[i] = nil
+		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
 	case what == 0:
 		w.services[service] = nil
 		s.DeleteService("ns", fmt.Sprint("svc", service))
@@ -204,6 +314,22 @@ func (w *World) Step(c *Choices, s State) {
 	}
 }
 
+// nodeStep changes the Node. Its deletion is remembered as a Node that says
+// nothing any more of its zone, which is what a State makes of it.
+func (w *World) nodeStep(c *Choices, s State) {
+	if c.once(4) && w.node != nil {
+		w.node = w.node.DeepCopy()
+		w.node.Labels = nil
+		s.DeleteNode(ThisNode)
+		return
+	}
+	n := c.thisNode()
+	s.SetNode(n)
+	if n.Name == ThisNode {
+		w.node = n
+	}
+}
+
 // Tell tells a state of all objects, in random order.
 func (w *World) Tell(s State, order *rand.Rand) {
 	var sets []func()
@@ -217,6 +343,15 @@ func (w *World) Tell(s State, order *rand.Rand) {
 			sets = append(sets, func() { s.SetEndpointSlice(sl) })
 		}
 	}
+	for _, cidr := range w.cidrs {
+		if cidr != nil {
+			sets = append(sets, func() { s.SetServiceCIDR(cidr) })
+		}
+	}
+	if w.node != nil {
+		sets = append(sets, func() { s.SetNode(w.node) })
+	}
+	sets = append(sets, func() { s.SetNodeAddresses(w.addrs) })
 	order.Shuffle(len(sets), func(i, j int) { sets[i], sets[j] = sets[j], sets[i] })
 	for _, set := range sets {
 		set()
@@ -230,6 +365,9 @@ func (w *World) Clear(s State) {
 	}
 	for i := range slices {
 		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", i))
+	}
+	for i := range cidrs {
+		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
 	}
 	*w = World{}
 }

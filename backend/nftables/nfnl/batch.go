@@ -122,6 +122,14 @@ func (b *Batch) FlushTable(t Table) {
 	b.end()
 }
 
+// FlushChain deletes all rules of a chain.
+func (b *Batch) FlushChain(t Table, name string) {
+	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.buf.string(unix.NFTA_RULE_CHAIN, name)
+	b.end()
+}
+
 // AddRule appends a rule to a chain. The comment is shown by nft.
 func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error {
 	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
@@ -129,7 +137,7 @@ func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error
 	b.buf.string(unix.NFTA_RULE_CHAIN, chain)
 	list := b.buf.open(unix.NFTA_RULE_EXPRESSIONS)
 	for _, e := range exprs {
-		encoded, err := expr.Marshal(byte(t.Family), e)
+		encoded, err := encode(t.Family, e)
 		if err != nil {
 			return fmt.Errorf("rule in chain %s of table %s %s: %T: %w", chain, t.Family, t.Name, e, err)
 		}
@@ -162,6 +170,11 @@ func (b *Batch) AddSet(t Table, s *Set) {
 		if s.DataType != TypeVerdict {
 			b.buf.be32(unix.NFTA_SET_DATA_LEN, s.DataLen)
 		}
+	}
+	if s.Size != 0 {
+		desc := b.buf.open(unix.NFTA_SET_DESC)
+		b.buf.be32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		b.buf.close(desc)
 	}
 	if s.HostOrder {
 		b.buf.bytes(unix.NFTA_SET_USERDATA, keyInHostOrder)

@@ -30,7 +30,7 @@ func filled(b *testing.B, n int) *Conn {
 			batch.AddElement(table, numbers, key(i), key(i), "")
 		}
 		for i := range uint32(n) {
-			batch.AddVerdict(table, chains, key(i), "target")
+			batch.AddVerdict(table, chains, key(i), Goto, "target")
 		}
 	})
 	return c
@@ -60,7 +60,7 @@ func BenchmarkVerdictMap(b *testing.B) {
 			each(b, filled(b, n), func(batch *Batch, i uint32) { batch.AddElement(table, numbers, key(i), key(i), "") })
 		})
 		b.Run(fmt.Sprintf("verdict/%d", n), func(b *testing.B) {
-			each(b, filled(b, n), func(batch *Batch, i uint32) { batch.AddVerdict(table, chains, key(i), "target") })
+			each(b, filled(b, n), func(batch *Batch, i uint32) { batch.AddVerdict(table, chains, key(i), Goto, "target") })
 		})
 	}
 }

@@ -84,6 +84,7 @@ type Element struct {
 	Value   []byte // of a map of values
 	Chain   string // of a verdict map
 	Comment []byte
+	End     bool // it ends an interval, and is not part of it itself
 }
 
 // Elements calls visit with every element of a set or map. It returns
@@ -129,6 +130,8 @@ func parseElement(b []byte) (e Element) {
 			if v := findAttr(payload, unix.NFTA_DATA_VERDICT); v != nil {
 				e.Chain = cString(findAttr(v, unix.NFTA_VERDICT_CHAIN))
 			}
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.End = be32(payload)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = payload
 		}

@@ -2,7 +2,11 @@
 
 package nfnl
 
-import "golang.org/x/sys/unix"
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
 
 // AddElement adds an element to a set, or to a map with its value. The comment
 // may be empty. An element that is there already with the same value is left
@@ -20,18 +24,62 @@ func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	b.buf.close(at)
 }
 
-// AddVerdict adds to a verdict map the element that sends its key to a chain
-// (goto, so that no return address is kept).
-func (b *Batch) AddVerdict(t Table, s *Set, key []byte, chain string) {
+// Verdict is what an element of a verdict map does with its chain.
+type Verdict int32
+
+// The verdicts that name a chain.
+const (
+	Goto Verdict = unix.NFT_GOTO // keeps no return address
+	Jump Verdict = unix.NFT_JUMP
+)
+
+// AddVerdict adds to a verdict map the element that sends its key to a chain.
+func (b *Batch) AddVerdict(t Table, s *Set, key []byte, v Verdict, chain string) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	data := b.buf.open(unix.NFTA_SET_ELEM_DATA)
 	verdict := b.buf.open(unix.NFTA_DATA_VERDICT)
-	code := int32(unix.NFT_GOTO)
-	b.buf.be32(unix.NFTA_VERDICT_CODE, uint32(code))
+	b.buf.be32(unix.NFTA_VERDICT_CODE, uint32(v))
 	b.buf.string(unix.NFTA_VERDICT_CHAIN, chain)
 	b.buf.close(verdict)
 	b.buf.close(data)
 	b.buf.close(at)
+}
+
+// AddInterval adds an interval of keys to a set with the flag NFT_SET_INTERVAL:
+// from the first to the last, taken as numbers in network byte order. Intervals
+// may touch but not overlap (else EEXIST or ENOTEMPTY).
+func (b *Batch) AddInterval(t Table, s *Set, first, last []byte) {
+	b.interval(unix.NFT_MSG_NEWSETELEM, t, s, first, last)
+}
+
+// DeleteInterval deletes an interval as it was added (else ENOENT).
+func (b *Batch) DeleteInterval(t Table, s *Set, first, last []byte) {
+	b.interval(unix.NFT_MSG_DELSETELEM, t, s, first, last)
+}
+
+// interval writes the two elements that an interval is to the kernel: its first
+// key, and the one after its last, marked as an end. One that goes up to the last
+// key there is has no end.
+func (b *Batch) interval(msg uint16, t Table, s *Set, first, last []byte) {
+	b.buf.close(b.element(msg, t, s, first))
+	end, ok := after(last)
+	if !ok {
+		return
+	}
+	at := b.element(msg, t, s, end)
+	b.buf.be32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	b.buf.close(at)
+}
+
+// after is the key that follows one; false if none does.
+func after(key []byte) ([]byte, bool) {
+	next := slices.Clone(key)
+	for i := len(next) - 1; i >= 0; i-- {
+		if next[i]++; next[i] != 0 {
+			return next, true
+		}
+	}
+	return nil, false
 }
 
 // DeleteElement deletes an element, which must exist (else ENOENT).

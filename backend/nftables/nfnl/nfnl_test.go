@@ -91,7 +91,7 @@ func TestRoundTrip(t *testing.T) {
 		}
 		b.AddElement(table, numbers, key(7), key(8), "")
 		b.AddElement(table, ports, web, pod, "default/web")
-		b.AddVerdict(table, chains, key(9), "target")
+		b.AddVerdict(table, chains, key(9), Goto, "target")
 		b.AddElement(table, members, member, nil, "")
 	})
 	for _, tc := range []struct {

@@ -50,6 +50,7 @@ type DataType uint32
 // Data types, with the length in bytes that a field of it takes in a
 // concatenation (fields are padded to 32-bit registers).
 const (
+	TypeInteger     DataType = 4  // any
 	TypeIPAddr      DataType = 7  // 4
 	TypeIP6Addr     DataType = 8  // 16
 	TypeInetProto   DataType = 12 // 1, padded to 4
@@ -78,6 +79,10 @@ type Set struct {
 	DataType DataType
 	DataLen  uint32 // bytes; 0 for a set, ignored for verdicts
 	Flags    uint32 // NFT_SET_*, beside NFT_SET_MAP, which follows from the types
+
+	// Size is the largest number of elements; 0 for no limit, except that
+	// rules add no more than 65,535 to a set without one.
+	Size uint32
 
 	// HostOrder tells nft that a key that is a single number is in host
 	// byte order, so that it prints it as it is meant.

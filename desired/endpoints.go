@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import "slices"
+
+// This file takes endpoints from slices into pools.
+
+// mergedCondition is the condition of an endpoint over all slices that have it.
+func (svc *service) mergedCondition(p *pool, b Backend) (c condition) {
+	first := true
+	for _, sl := range svc.slices {
+		if sl.family != p.family || sl.portNumber(p.port) != b.port {
+			continue
+		}
+		for _, e := range sl.endpoints {
+			if e.ip != b.ip {
+				continue
+			}
+			if first {
+				c, first = e.cond, false
+			} else {
+				c = c.merge(e.cond)
+			}
+		}
+	}
+	return c
+}
+
+// portNumber is the port number that the slice's endpoints have for a Service
+// port, or 0. Both go by the port's name and protocol.
+func (sl *slice) portNumber(p *port) uint16 {
+	for _, sp := range sl.ports {
+		if sp.name == p.portID.name && sp.protocol == p.protocol {
+			return sp.number
+		}
+	}
+	return 0
+}
+
+// replaceSlice takes the step from one version of a slice to another in all
+// pools it has endpoints in; either may be nil. Both belong to this Service.
+func (svc *service) replaceSlice(s *State, from, to *slice) {
+	for _, p := range svc.ports {
+		for pool := range p.eachPool {
+			s.moveEndpoints(pool, from, to)
+		}
+	}
+	s.moveHealth(svc, from, to)
+}
+
+// moveEndpoints is replaceSlice for one pool.
+func (s *State) moveEndpoints(p *pool, from, to *slice) {
+	var fromPort, toPort uint16
+	var fromEndpoints, toEndpoints []sliceEndpoint
+	if from != nil && from.family == p.family {
+		fromPort, fromEndpoints = from.portNumber(p.port), from.endpoints
+	}
+	if to != nil && to.family == p.family {
+		toPort, toEndpoints = to.portNumber(p.port), to.endpoints
+	}
+	gone := func(e sliceEndpoint) { p.contribute(Backend{e.ip, fromPort}, e.cond, -1) }
+	come := func(e sliceEndpoint) { p.contribute(Backend{e.ip, toPort}, e.cond, 1) }
+	switch {
+	case fromPort == toPort && toPort != 0:
+		difference(fromEndpoints, toEndpoints, gone, come)
+	default:
+		if fromPort != 0 {
+			difference(fromEndpoints, nil, gone, come)
+		}
+		if toPort != 0 {
+			p.entries = slices.Grow(p.entries, len(toEndpoints))
+			p.touched = slices.Grow(p.touched, len(toEndpoints))
+			difference(nil, toEndpoints, gone, come)
+		}
+	}
+	if len(p.touched) > 0 {
+		s.dirtyPool(p)
+	}
+}

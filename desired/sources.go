@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// sourceRanges reads spec.loadBalancerSourceRanges. A family of which there is
+// no range, or one with a range of everything, is open to everybody.
+func (s *State) sourceRanges(out *serviceSpec, in *corev1.Service) {
+	var open [families]bool
+	for i, text := range in.Spec.LoadBalancerSourceRanges {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text)) // the API lets spaces pass
+		if err != nil {
+			s.serviceProblem(in, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "not a range of addresses: "+text)
+			continue
+		}
+		f := FamilyOf(p.Addr())
+		open[f] = open[f] || p.Bits() == 0
+		out.ranges[f] = append(out.ranges[f], p)
+	}
+	for f := range out.ranges {
+		if open[f] {
+			out.ranges[f] = nil
+		}
+		out.ranges[f] = disjoint(out.ranges[f])
+	}
+}
+
+// disjoint are the ranges that are in no other one, in order.
+func disjoint(all []netip.Prefix) (out []netip.Prefix) {
+	for i := range all {
+		all[i] = all[i].Masked()
+	}
+	slices.SortFunc(all, comparePrefix)
+	for _, p := range all {
+		if n := len(out); n == 0 || !out[n-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// comparePrefix orders ranges by family and address, the larger one first.
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// allow derives from a Service's source ranges who may connect. Where they let
+// this node in, its connections to the load balancer's address are let in too,
+// which come back to it with that address as their source when it has been
+// given to the node. The result is the former one as long as it is the same.
+func (s *State) allow(spec *serviceSpec, former [families]*SourceRanges) {
+	for f := range Family(families) {
+		ranges := spec.ranges[f]
+		if len(ranges) == 0 {
+			spec.sources[f] = nil
+			continue
+		}
+		node := s.node.ips[f]
+		if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return node.IsValid() && p.Contains(node) }) {
+			ranges = slices.Clone(ranges)
+			for _, a := range spec.external {
+				if a.kind == LoadBalancerIP && FamilyOf(a.ip) == f {
+					ranges = append(ranges, netip.PrefixFrom(a.ip, a.ip.BitLen()))
+				}
+			}
+			ranges = disjoint(ranges)
+		}
+		if old := former[f]; old != nil && slices.Equal(old.ranges, ranges) {
+			spec.sources[f] = old
+		} else {
+			spec.sources[f] = &SourceRanges{ranges}
+		}
+	}
+}
