@@ -31,6 +31,12 @@ type Metrics struct {
 	ObjectProblems prometheus.Counter
 	// Services is how many Services are proxied.
 	Services prometheus.Gauge
+	// ConntrackDeleted counts entries of conntrack that were deleted because
+	// they kept UDP or SCTP from where it would go now.
+	ConntrackDeleted prometheus.Counter
+	// ConntrackFailures counts the times that not all such entries could be
+	// found and deleted.
+	ConntrackFailures prometheus.Counter
 }
 
 // Kinds of sync, as label values.
@@ -70,12 +76,21 @@ func New() *Metrics {
 			Namespace: namespace, Name: "services",
 			Help: "Services that are proxied.",
 		}),
+		ConntrackDeleted: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "conntrack_entries_deleted_total",
+			Help: "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now.",
+		}),
+		ConntrackFailures: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "conntrack_failures_total",
+			Help: "Times that not all stale entries of conntrack could be found and deleted.",
+		}),
 	}
 	for _, kind := range []string{Full, Change} { // so that both are there from the start
 		m.SyncFailures.WithLabelValues(kind)
 		m.SyncDuration.WithLabelValues(kind)
 	}
 	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services,
+		m.ConntrackDeleted, m.ConntrackFailures,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

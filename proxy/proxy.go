@@ -7,8 +7,7 @@ package proxy
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"net/netip"
 	"runtime/debug"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/metrics"
 	"github.com/slipstream-proxy/slipstream/source"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
@@ -30,6 +30,16 @@ type Options struct {
 	// CheckPeriod is how often the loop looks whether somebody else has
 	// damaged what was programmed.
 	CheckPeriod time.Duration
+
+	// NodeAddresses delivers all addresses of this node, as a
+	// nodeaddr.Watcher does: once soon, and again when they are others. Nil
+	// when none are needed.
+	NodeAddresses func(ctx context.Context, deliver func([]netip.Addr)) error
+
+	// HealthChecks and StaleFlows are told what follows a change once the
+	// kernel has it. Nil where nobody is to be told.
+	HealthChecks HealthChecks
+	StaleFlows   StaleFlows
 }
 
 // Proxy is the loop. It is used once.
@@ -40,18 +50,28 @@ type Proxy struct {
 	metrics *metrics.Metrics
 	options Options
 
-	synced   bool         // the source has delivered what there was
-	pending  bool         // the state has changes that the kernel has not
-	full     bool         // only a full content will do
-	notUntil time.Time    // the next sync is held off until then
-	backoff  wait.Backoff // after failures
-	repairs  wait.Backoff // of repairs that follow each other closely
-	repaired time.Time    // when the last one was asked for
+	synced    bool         // the source has delivered what there was
+	addressed bool         // the node's addresses are known
+	pending   bool         // the state has changes that the kernel has not
+	full      bool         // only a full content will do
+	notUntil  time.Time    // the next sync is held off until then
+	backoff   wait.Backoff // after failures
+	repairs   wait.Backoff // of repairs that follow each other closely
+	repaired  time.Time    // when the last one was asked for
+
+	followUp followUp
+	listens  nodePortAddrs
+	lateness lateness
 }
 
 // New makes a loop. State and backend are the loop's from now on.
 func New(s source.Source, st *desired.State, b backend.Backend, m *metrics.Metrics, o Options) *Proxy {
-	return &Proxy{source: s, state: st, backend: b, metrics: m, options: o, full: true, backoff: newBackoff()}
+	return &Proxy{
+		source: s, state: st, backend: b, metrics: m, options: o,
+		addressed: o.NodeAddresses == nil,
+		full:      true,
+		backoff:   newBackoff(),
+	}
 }
 
 // newBackoff is how long to wait after failures: from 100 ms to 30 s.
@@ -59,27 +79,11 @@ func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 30 * time.Second}
 }
 
-// Run works until ctx ends, which is no error, or until the source fails. The
-// kernel keeps what has been programmed.
+// Run works until ctx ends, which is no error, or until one that it hears from
+// fails. The kernel keeps what has been programmed.
 func (p *Proxy) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	events := make(chan []source.Event, waitingBatches)
-	failed := make(chan error, 1)
-	go func() {
-		failed <- p.source.Run(ctx, func(batch []source.Event) {
-			select {
-			case events <- batch:
-			case <-ctx.Done():
-			}
-		})
-		close(failed)
-	}()
-	defer func() {
-		cancel()
-		for range failed { // until the source has ended too
-		}
-	}()
-
+	in := p.listen(ctx)
+	defer in.stop()
 	check := time.NewTicker(p.options.CheckPeriod)
 	defer check.Stop()
 	hold := time.NewTimer(0)
@@ -88,24 +92,22 @@ func (p *Proxy) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-failed:
-			if err == nil && ctx.Err() == nil {
-				err = errors.New("it ended")
-			}
-			if err != nil {
-				return fmt.Errorf("source of objects: %w", err)
-			}
-			return nil
-		case batch := <-events:
+		case err := <-in.failed:
+			return err
+		case batch := <-in.events:
 			p.take(batch)
-			p.takeWaiting(events)
+			p.takeWaiting(in.events)
+		case addrs := <-in.addresses:
+			p.state.SetNodeAddresses(addrs)
+			p.addressed, p.pending, p.listens.unsure = true, true, true
 		case <-hold.C:
 		case <-check.C:
 			p.check()
 		}
-		if !p.pending || !p.synced {
+		if !p.pending || !p.synced || !p.addressed {
 			continue
 		}
+		p.lateness.waiting()
 		if wait := time.Until(p.notUntil); wait > 0 {
 			hold.Reset(wait)
 			continue
@@ -116,10 +118,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 		}
 	}
 }
-
-// waitingBatches is how many batches of events can wait for a sync to end before
-// the source has to.
-const waitingBatches = 256
 
 // takeWaiting takes the batches that came during the last sync, so that they
 // become one.
@@ -139,45 +137,20 @@ func (p *Proxy) take(batch []source.Event) {
 		if e.Type == source.Synced {
 			p.synced = true
 		}
+		if _, ok := e.Object.(*corev1.Node); ok {
+			p.listens.unsure = true
+		}
 		Tell(p.state, e)
 	}
 	p.pending = true
-}
-
-// quietAfterRepair is how long nothing must have been damaged for a repair to be
-// made at once.
-const quietAfterRepair = 10 * time.Second
-
-// check finds damage and asks for its repair.
-func (p *Proxy) check() {
-	if p.full {
-		return // a full sync is due anyway
-	}
-	switch err := p.backend.Check(); {
-	case errors.Is(err, backend.ErrDamaged):
-		klog.ErrorS(err, "Programming everything again")
-		p.metrics.Repairs.Inc()
-		p.pending, p.full = true, true
-		p.notUntil = time.Time{}
-		// At once, unless somebody does it again and again.
-		if time.Since(p.repaired) < quietAfterRepair {
-			p.notUntil = time.Now().Add(p.repairs.Step())
-		} else {
-			p.repairs = newBackoff()
-		}
-		p.repaired = time.Now()
-	case err != nil:
-		klog.ErrorS(err, "Could not check what is programmed")
-	}
 }
 
 // sync brings the kernel in line. What the kernel refuses as a change is tried
 // as the full content at once; if that fails too, again after a while, with
 // whatever has changed until then.
 func (p *Proxy) sync() {
-	first := p.full
 	err := p.program()
-	if err != nil && !first {
+	if err != nil && !p.full {
 		klog.ErrorS(err, "The kernel refused a change, programming everything again")
 		p.full = true
 		err = p.program()
@@ -189,24 +162,47 @@ func (p *Proxy) sync() {
 		return
 	}
 	p.pending, p.full = false, false
+	p.lateness.done()
 	p.backoff = newBackoff()
 	p.notUntil = time.Now().Add(p.options.MinSyncPeriod)
 }
 
-// program is one try: of the change, or of everything when p.full.
-func (p *Proxy) program() error {
-	kind, apply, change := metrics.Change, p.backend.Apply, p.state.Change
-	if p.full {
-		kind, apply, change = metrics.Full, p.backend.Reconcile, p.state.Full
+// next is what to program: the change, or everything when p.full is or becomes
+// true.
+func (p *Proxy) next() *desired.Change {
+	if !p.full {
+		c := p.state.Change()
+		if !c.Rebuild {
+			return c
+		}
+		p.full = true
 	}
-	c := change()
+	return p.state.Full()
+}
+
+// program is one try.
+func (p *Proxy) program() error {
+	c := p.next()
 	for _, problem := range c.Problems {
 		klog.ErrorS(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
 		p.metrics.ObjectProblems.Inc()
 	}
 	p.metrics.Services.Set(float64(p.state.Services()))
-	if !p.full && c.Empty() {
-		return nil
+	p.followUp.expect(c, p.full)
+	if p.full || !c.Empty() {
+		if err := p.apply(c); err != nil {
+			return err
+		}
+	}
+	p.follow(c)
+	return nil
+}
+
+// apply hands a change to the backend.
+func (p *Proxy) apply(c *desired.Change) error {
+	kind, apply := metrics.Change, p.backend.Apply
+	if p.full {
+		kind, apply = metrics.Full, p.backend.Reconcile
 	}
 	start := time.Now()
 	stats, err := apply(c)

@@ -95,6 +95,7 @@ func (r *recorder) set(do func()) {
 type loop struct {
 	*recorder
 	t       *testing.T
+	proxy   *Proxy
 	events  script
 	metrics *metrics.Metrics
 	done    chan error
@@ -102,16 +103,46 @@ type loop struct {
 }
 
 func start(t *testing.T, o Options) *loop {
-	l := &loop{recorder: &recorder{}, t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
+	return startWith(t, &recorder{}, desired.New(desired.Config{}), o)
+}
+
+func startWith(t *testing.T, r *recorder, s *desired.State, o Options) *loop {
+	l := &loop{recorder: r, t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
 	if o.CheckPeriod == 0 {
 		o.CheckPeriod = time.Hour
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l.stop = cancel
-	p := New(l.events, desired.New(desired.Config{}), l.recorder, l.metrics, o)
-	go func() { l.done <- p.Run(ctx) }()
+	l.proxy = New(l.events, s, l.recorder, l.metrics, o)
+	go func() { l.done <- l.proxy.Run(ctx) }()
 	t.Cleanup(cancel)
 	return l
+}
+
+// until waits for something to come true.
+func (l *loop) until(what string, ok func() bool) {
+	l.t.Helper()
+	for range 1000 {
+		if ok() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	l.t.Fatalf("waited in vain: %s", what)
+}
+
+// waitFor waits until there has been a call like this.
+func (l *loop) waitFor(call string) {
+	l.t.Helper()
+	l.until(call, func() (found bool) {
+		l.set(func() { found = slices.Contains(l.calls, call) })
+		return found
+	})
+}
+
+// failures is how many syncs of a kind have failed.
+func failures(l *loop, kind string) float64 {
+	return testutil.ToFloat64(l.metrics.SyncFailures.WithLabelValues(kind))
 }
 
 // wait waits until the backend has been called like this, and no other way.
@@ -198,7 +229,7 @@ func TestRefusedChangeIsProgrammedInFull(t *testing.T) {
 	l.set(func() { l.fail = []error{errors.New("no")} })
 	l.events <- []source.Event{service(1)}
 	l.wait("full", "change +s1", "full +s1")
-	if n := testutil.ToFloat64(l.metrics.SyncFailures.WithLabelValues(metrics.Change)); n != 1 {
+	if n := failures(l, metrics.Change); n != 1 {
 		t.Errorf("%v failures counted", n)
 	}
 	l.events <- []source.Event{service(2)}
@@ -215,7 +246,7 @@ func TestFailureIsTriedAgainWithWhatCameMeanwhile(t *testing.T) {
 	l.wait("full", "change +s1", "full +s1")
 	l.events <- []source.Event{{Type: source.Delete, Object: service(1).Object}, service(2)}
 	l.wait("full", "change +s1", "full +s1", "full +s2")
-	if n := testutil.ToFloat64(l.metrics.SyncFailures.WithLabelValues(metrics.Full)); n != 1 {
+	if n := failures(l, metrics.Full); n != 1 {
 		t.Errorf("%v failures counted", n)
 	}
 }

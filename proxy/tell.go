@@ -7,6 +7,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 )
 
 // Tell tells a state of what a source has learned. Events without an object say
@@ -31,6 +32,12 @@ func Tell(s *desired.State, e source.Event) {
 			s.DeleteNode(o.Name)
 		} else {
 			s.SetNode(o)
+		}
+	case *networkingv1.ServiceCIDR:
+		if gone {
+			s.DeleteServiceCIDR(o.Name)
+		} else {
+			s.SetServiceCIDR(o)
 		}
 	}
 }

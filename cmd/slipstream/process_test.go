@@ -40,6 +40,7 @@ func TestMain(m *testing.M) {
 // site is a node with a client, three servers and a directory of manifests.
 type site struct {
 	t       *testing.T
+	lab     *lab.Lab
 	node    *lab.Node
 	client  *lab.Pod
 	servers []*lab.Pod
@@ -69,10 +70,9 @@ var webAddr = netip.MustParseAddrPort("10.96.0.10:80")
 
 func newSite(t *testing.T) *site {
 	kerneltest.Require(t, kerneltest.NFTables)
-	l := labtest.New(t)
-	s := &site{t: t, dir: t.TempDir()}
+	s := &site{t: t, lab: labtest.New(t), dir: t.TempDir()}
 	var err error
-	s.node, err = l.Node("n1", lab.NodeOptions{
+	s.node, err = s.lab.Node("n1", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 	})
@@ -80,8 +80,10 @@ func newSite(t *testing.T) *site {
 	s.client = s.pod("client", "10.244.1.2")
 	for i := range 3 {
 		p := s.pod(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
-		_, err := p.Serve(lab.TCP, netip.AddrPortFrom(netip.Addr{}, 8080))
-		s.check(err)
+		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+			_, err := p.Serve(protocol, netip.AddrPortFrom(netip.Addr{}, 8080))
+			s.check(err)
+		}
 		s.servers = append(s.servers, p)
 	}
 	t.Cleanup(func() {
@@ -188,20 +190,24 @@ endpoints: [{addresses: [10.1.%[2]d.%[3]d], nodeName: n2}, {addresses: [10.2.%[2
 // until waits for something to come true.
 func (s *site) until(what string, ok func() bool) {
 	s.t.Helper()
-	for range 2000 {
+	for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	s.t.Fatalf("waited in vain: %s", what)
 }
 
+// connector is a machine that can make connections.
+type connector interface {
+	Connect(lab.Protocol, netip.AddrPort, ...lab.ConnectOption) (lab.Reply, error)
+}
+
 // reached makes connections and returns which servers answered.
-func (s *site) reached(n int) (map[string]int, error) {
+func reached(from connector, to netip.AddrPort, n int) (map[string]int, error) {
 	got := map[string]int{}
 	for range n {
-		r, err := s.client.Connect(lab.TCP, webAddr)
+		r, err := from.Connect(lab.TCP, to)
 		if err != nil {
 			return got, err
 		}
@@ -210,13 +216,17 @@ func (s *site) reached(n int) (map[string]int, error) {
 	return got, nil
 }
 
-// untilReached waits until connections reach exactly these servers.
+// untilReached waits until connections to Service default/web reach exactly
+// these servers.
 func (s *site) untilReached(names ...string) {
 	s.t.Helper()
-	var got map[string]int
-	var err error
-	s.until(fmt.Sprintf("connections reach %v", names), func() bool {
-		got, err = s.reached(30)
+	s.untilReachedFrom(s.client, webAddr, names...)
+}
+
+func (s *site) untilReachedFrom(from connector, to netip.AddrPort, names ...string) {
+	s.t.Helper()
+	s.until(fmt.Sprintf("connections to %v reach %v", to, names), func() bool {
+		got, err := reached(from, to, 30)
 		if err != nil || len(got) != len(names) {
 			return false
 		}
@@ -241,7 +251,7 @@ func (s *site) kernel() *nftables.Backend {
 // says.
 func (s *site) hasManifests() {
 	s.t.Helper()
-	state := desired.New(desired.Config{NodeName: "n1"})
+	state := desired.New(desired.Config{NodeName: "n1", NodePorts: desired.NodePortAddresses{Primary: true}})
 	files, err := filepath.Glob(filepath.Join(s.dir, "*.yaml"))
 	s.check(err)
 	for _, file := range files {

@@ -9,15 +9,17 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/conntrack"
 	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/health"
 	"github.com/slipstream-proxy/slipstream/metrics"
+	"github.com/slipstream-proxy/slipstream/nodeaddr"
 	"github.com/slipstream-proxy/slipstream/proxy"
 	"github.com/slipstream-proxy/slipstream/source/manifest"
 	"github.com/spf13/cobra"
@@ -29,8 +31,10 @@ import (
 type runOptions struct {
 	manifests     string
 	hostname      string
-	clusterCIDR   string
+	detectLocal   detectLocalFlags
+	nodePorts     nodePortFlags
 	masqueradeAll bool
+	masqueradeBit int
 	metricsBind   string
 	minSync       time.Duration
 	checkPeriod   time.Duration
@@ -41,26 +45,48 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run --manifests DIR",
 		Short: "Be the Service proxy of this node",
-		Long: `Run reads Services, EndpointSlices and Nodes and keeps the kernel's nftables in
-line with them until it is stopped. What it has programmed stays when it stops,
-and is taken over without a gap when it starts again; 'slipstream cleanup'
-removes it.
+		Long: `Run reads Services, EndpointSlices, Nodes and ServiceCIDRs and keeps the kernel's
+nftables in line with them until it is stopped. What it has programmed stays when
+it stops, and is taken over without a gap when it starts again; 'slipstream
+cleanup' removes it.
 
 Objects come from a directory of manifests (*.yaml, *.yml, *.json), as for
 'kubectl apply -f DIR'. The directory is watched: a file that is saved is
 programmed at once. A file or an object with a mistake in it is reported in one
-line, and what it last said well stays in force.`,
+line, and what it last said well stays in force.
+
+NodePorts, and the ports for health checks of load balancers, answer on the
+addresses of this node that --nodeport-addresses selects:
+  primary  the first address of each family in the status of the Node object that
+           is named as this node, an InternalIP if there is one; without that
+           Node object, they answer nowhere
+  ranges   the addresses on this node's interfaces that are in one of them; of a
+           family without a range, all
+NodePorts never answer on loopback addresses. Addresses that come and go are
+followed.
+
+Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node. How
+to tell is what --detect-local-mode says:
+  ClusterCIDR          its source is in --cluster-cidr; in a family without such a
+                       range, nothing is masqueraded
+  NodeCIDR             its source is in spec.podCIDRs of the Node object that is
+                       named as this node
+  BridgeInterface      it arrives on the bridge --pod-bridge-interface
+  InterfaceNamePrefix  it arrives on an interface whose name starts with
+                       --pod-interface-name-prefix`,
 		Example: `  slipstream run --manifests /etc/slipstream
   slipstream run --manifests examples/demo --cluster-cidr 10.244.0.0/16,fd00:244::/32`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.manifests, "manifests", "", "directory of manifests to take Services, EndpointSlices and Nodes from")
+	f.StringVar(&o.manifests, "manifests", "", "directory of manifests to take objects from")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node, as EndpointSlices write it (default: the host's name)")
-	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated; traffic to ClusterIPs from elsewhere is masqueraded")
+	o.nodePorts.add(cmd)
+	o.detectLocal.add(cmd)
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
-	f.StringVar(&o.metricsBind, "metrics-bind-address", "", "address and port to serve /metrics on, e.g. 127.0.0.1:10249 (default: not served)")
+	f.IntVar(&o.masqueradeBit, "nftables-masquerade-bit", backend.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that is set on what is to be masqueraded (kube-proxy's nftables.masqueradeBit)")
+	f.StringVar(&o.metricsBind, "metrics-bind-address", "", "address and port to serve /metrics on, such as 127.0.0.1:10249 (default: not served)")
 	f.DurationVar(&o.minSync, "min-sync-period", 10*time.Millisecond, "least time between two updates of the kernel; the first change after a quiet time does not wait")
 	f.DurationVar(&o.checkPeriod, "check-period", 500*time.Millisecond, "how often to look whether somebody else has damaged what was programmed")
 	addLogFlags(cmd)
@@ -81,23 +107,33 @@ func addLogFlags(cmd *cobra.Command) {
 
 // backendConfig checks the flags that backends need.
 func (o *runOptions) backendConfig() (backend.Config, error) {
-	c := backend.Config{MasqueradeAll: o.masqueradeAll, MasqueradeBit: backend.DefaultMasqueradeBit}
-	if o.clusterCIDR == "" {
-		return c, nil
+	if o.masqueradeBit < 0 || o.masqueradeBit > 31 {
+		return backend.Config{}, fmt.Errorf("--nftables-masquerade-bit: %d is not one of the bits 0 to 31", o.masqueradeBit)
 	}
-	for _, text := range strings.Split(o.clusterCIDR, ",") {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text))
-		if err != nil {
-			return c, fmt.Errorf("--cluster-cidr: %q is not a range of addresses such as 10.244.0.0/16", text)
-		}
-		for _, q := range c.ClusterCIDRs {
-			if p.Addr().Is4() == q.Addr().Is4() {
-				return c, fmt.Errorf("--cluster-cidr: %s and %s are of the same family", q, p)
-			}
-		}
-		c.ClusterCIDRs = append(c.ClusterCIDRs, p)
+	return backend.Config{MasqueradeAll: o.masqueradeAll, MasqueradeBit: o.masqueradeBit}, nil
+}
+
+// desiredConfig checks the flags that the desired state needs.
+func (o *runOptions) desiredConfig() (c desired.Config, err error) {
+	if c.NodeName, err = o.nodeName(); err != nil {
+		return c, err
 	}
-	return c, nil
+	if c.NodePorts, err = o.nodePorts.config(); err != nil {
+		return c, err
+	}
+	c.DetectLocal, err = o.detectLocal.config()
+	return c, err
+}
+
+// checkPeriods checks the flags that are periods.
+func (o *runOptions) checkPeriods() error {
+	switch {
+	case o.minSync <= 0:
+		return errors.New("--min-sync-period: must be more than 0")
+	case o.checkPeriod <= 0:
+		return errors.New("--check-period: must be more than 0")
+	}
+	return nil
 }
 
 // nodeName is the name of this node: as overridden, or the host's in lower case,
@@ -118,36 +154,67 @@ func run(ctx context.Context, o runOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	node, err := o.nodeName()
+	want, err := o.desiredConfig()
 	if err != nil {
 		return err
 	}
-	for name, d := range map[string]time.Duration{"min-sync-period": o.minSync, "check-period": o.checkPeriod} {
-		if d <= 0 {
-			return fmt.Errorf("--%s: must be more than 0", name)
-		}
+	if err := o.checkPeriods(); err != nil {
+		return err
 	}
 	m := metrics.New()
-	objects := manifest.New(o.manifests, manifest.OnError(func(err error) {
+	problem := func(err error) {
 		klog.ErrorS(nil, err.Error())
 		m.ObjectProblems.Inc()
-	}))
+	}
 	b, err := nftables.New(config)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
+	flows, closeFlows, err := cleanFlows(m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeFlows()) }()
 	if o.metricsBind != "" {
 		if err := serveMetrics(ctx, o.metricsBind, m); err != nil {
 			return err
 		}
 	}
-	klog.InfoS("Starting", "version", versionText(), "node", node, "manifests", o.manifests)
-	p := proxy.New(objects, desired.New(desired.Config{NodeName: node}), b, m, proxy.Options{
+	klog.InfoS("Starting", "version", versionText(), "node", want.NodeName, "manifests", o.manifests)
+	var p *proxy.Proxy
+	checks := health.New(health.Options{
+		Healthy: func() bool { return p.Healthy() },
+		Report:  problem,
+	})
+	defer checks.Close()
+	p = proxy.New(manifest.New(o.manifests, manifest.OnError(problem)), desired.New(want), b, m, proxy.Options{
 		MinSyncPeriod: o.minSync,
 		CheckPeriod:   o.checkPeriod,
+		NodeAddresses: nodeaddr.New(0).Run,
+		HealthChecks:  checks,
+		StaleFlows:    flows,
 	})
 	return p.Run(ctx)
+}
+
+// cleanFlows makes the one that deletes stale entries of conntrack.
+func cleanFlows(m *metrics.Metrics) (flows *conntrack.Cleaner, closeAll func() error, err error) {
+	conn, err := conntrack.New(0)
+	if err != nil {
+		return nil, nil, err
+	}
+	flows = conntrack.NewCleaner(conn.Clean, func(stats conntrack.Stats, err error) {
+		m.ConntrackDeleted.Add(float64(stats.Deleted))
+		if err != nil {
+			m.ConntrackFailures.Inc()
+			klog.ErrorS(err, "Could not delete all stale entries of conntrack")
+		}
+		if stats.Deleted > 0 {
+			klog.V(2).InfoS("Deleted stale entries of conntrack", "entries", stats.Deleted)
+		}
+	})
+	return flows, func() error { flows.Close(); return conn.Close() }, nil
 }
 
 // serveMetrics serves /metrics until ctx ends.

@@ -176,14 +176,33 @@ func TestScaling(t *testing.T) {
 // TestFlagErrors are told in one line that names the flag.
 func TestFlagErrors(t *testing.T) {
 	dir := t.TempDir()
-	for want, args := range map[string][]string{
+	cases := map[string][]string{
 		"manifests":                       {"run"},
-		"--cluster-cidr":                  {"run", "--manifests", dir, "--cluster-cidr", "10.0.0.0"},
-		"are of the same family":          {"run", "--manifests", dir, "--cluster-cidr", "10.0.0.0/8,10.1.0.0/16"},
-		"--min-sync-period":               {"run", "--manifests", dir, "--min-sync-period", "0"},
 		"unknown flag: --no-such-flag":    {"run", "--no-such-flag"},
 		`unknown command "no-such-thing"`: {"no-such-thing"},
+	}
+	for want, args := range map[string]string{
+		`--cluster-cidr: "10.0.0.0" is not a range of addresses`:                "--cluster-cidr 10.0.0.0",
+		`--cluster-cidr: "" is not`:                                             "--cluster-cidr 10.0.0.0/8,",
+		"--cluster-cidr: 10.0.0.0/8 and 10.1.0.0/16 are of the same family":     "--cluster-cidr 10.0.0.0/8,10.1.0.0/16",
+		`--cluster-cidr: "nonsense"`:                                            "--cluster-cidr nonsense --detect-local-mode NodeCIDR",
+		"--min-sync-period":                                                     "--min-sync-period 0",
+		"--check-period":                                                        "--check-period -1s",
+		`--detect-local-mode: "clustercidr" is none of ClusterCIDR`:             "--detect-local-mode clustercidr",
+		"--pod-bridge-interface: must be given with --detect-local-mode Br":     "--detect-local-mode BridgeInterface --pod-interface-name-prefix veth",
+		"--pod-interface-name-prefix: must be given with --detect-local-mode I": "--detect-local-mode InterfaceNamePrefix --pod-bridge-interface cni0",
+		`--pod-bridge-interface: "sixteen-bytes-xx" is longer than the 15`:      "--detect-local-mode BridgeInterface --pod-bridge-interface sixteen-bytes-xx",
+		`--pod-interface-name-prefix: "a/b" has a character`:                    "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix a/b",
+		`--nodeport-addresses: "10.0.0.1" is not a range of addresses`:          "--nodeport-addresses 10.0.0.1",
+		`--nodeport-addresses: "::ffff:10.0.0.0/104" is not`:                    "--nodeport-addresses 10.0.0.0/8,::ffff:10.0.0.0/104",
+		"--nodeport-addresses: primary is one value":                            "--nodeport-addresses 10.0.0.0/8,primary",
+		"--iptables-localhost-nodeports: nftables mode does not":                "--iptables-localhost-nodeports",
+		"--nftables-masquerade-bit: 32 is not":                                  "--nftables-masquerade-bit 32",
+		"--nftables-masquerade-bit: -1 is not":                                  "--nftables-masquerade-bit -1",
 	} {
+		cases[want] = append([]string{"run", "--manifests", dir}, strings.Fields(args)...)
+	}
+	for want, args := range cases {
 		cmd := newRoot()
 		cmd.SetArgs(args)
 		cmd.SetOut(io.Discard)

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/spf13/cobra"
+)
+
+func ranges(texts ...string) (all []netip.Prefix) {
+	for _, t := range texts {
+		all = append(all, netip.MustParsePrefix(t))
+	}
+	return all
+}
+
+// parse parses arguments as flags that add defines.
+func parse(t *testing.T, args string, add func(*cobra.Command)) {
+	t.Helper()
+	cmd := &cobra.Command{}
+	add(cmd)
+	if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNodePortFlags(t *testing.T) {
+	for args, want := range map[string]desired.NodePortAddresses{
+		"":                               {Primary: true},
+		"--nodeport-addresses primary":   {Primary: true},
+		"--nodeport-addresses=":          {Primary: true},
+		"--nodeport-addresses 0.0.0.0/0": {CIDRs: ranges("0.0.0.0/0")},
+		"--nodeport-addresses 192.0.2.7/24,2001:db8::/64":                        {CIDRs: ranges("192.0.2.0/24", "2001:db8::/64")},
+		"--nodeport-addresses 192.0.2.0/24 --nodeport-addresses 198.51.100.0/24": {CIDRs: ranges("192.0.2.0/24", "198.51.100.0/24")},
+		"--nodeport-addresses 127.0.0.0/8 --iptables-localhost-nodeports=false":  {CIDRs: ranges("127.0.0.0/8")},
+	} {
+		var o nodePortFlags
+		parse(t, args, o.add)
+		if got, err := o.config(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", args, got, err, want)
+		}
+	}
+}
+
+func TestDetectLocalFlags(t *testing.T) {
+	for args, want := range map[string]desired.DetectLocal{
+		"": {},
+		"--cluster-cidr 10.244.0.7/16,fd00:244::/32":                                          {CIDRs: ranges("10.244.0.0/16", "fd00:244::/32")},
+		"--detect-local-mode NodeCIDR --cluster-cidr 10.244.0.0/16":                           {Mode: desired.ByNodeCIDR},
+		"--detect-local-mode BridgeInterface --pod-bridge-interface cni0":                     {Mode: desired.ByBridgeInterface, Interface: "cni0"},
+		"--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix fifteen-bytes-x": {Mode: desired.ByInterfaceNamePrefix, Interface: "fifteen-bytes-x"},
+	} {
+		var o detectLocalFlags
+		parse(t, args, o.add)
+		if got, err := o.config(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", args, got, err, want)
+		}
+	}
+}
