@@ -39,6 +39,7 @@ func NewContent() *Content {
 // Target is where a frontend leads.
 type Target struct {
 	Choice
+	External    bool           // it is no ClusterIP
 	FromOutside *Choice        // for external traffic that may go to local backends only
 	Affinity    uint32         // seconds
 	Sources     []netip.Prefix // who may connect, in order; nil for everybody
@@ -69,7 +70,7 @@ func ContentOf(full *desired.Change) *Content {
 		choices[p.ID] = &t
 	}
 	for _, f := range full.Frontends {
-		t := Target{Choice: *choices[f.New.Pool], FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity}
+		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity}
 		if f.New.Sources != nil {
 			t.Sources = f.New.Sources.All()
 		}
@@ -113,6 +114,9 @@ func (c *Content) Lines() []string {
 // String is where the target leads, in words.
 func (t Target) String() string {
 	s := t.Choice.String()
+	if t.External {
+		s += "; external"
+	}
 	if t.FromOutside != nil {
 		s += "; from outside " + t.FromOutside.String()
 	}

@@ -56,6 +56,7 @@ func (c *cluster) externalContent(out *backend.Content, f family, service int, t
 	}
 	t.Affinity = affinitySeconds
 	outside := t
+	outside.External = true
 	outside.FromOutside = &backend.Choice{Backends: slices.SortedFunc(slices.Values(local), desired.Backend.Compare)}
 	if len(local) == 0 && len(t.Backends) > 0 {
 		outside.FromOutside.IfEmpty = desired.Drop

@@ -20,6 +20,8 @@ type frontend struct {
 	claims []claim // the first one has the frontend
 	told   *Frontend
 	dirty  bool
+
+	contest [2]ServicePort // who had it and who did not, as last told
 }
 
 type claim struct {
@@ -76,7 +78,8 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		if loser == has {
 			loser = f.claims[1].port
 		}
-		if loser.service != has.service {
+		if contest := [2]ServicePort{has.name, loser.name}; loser.service != has.service && f.contest != contest {
+			f.contest = contest
 			s.problems = append(s.problems, Problem{
 				Object: "Service " + loser.name.Namespace + "/" + loser.name.Name,
 				Field:  "spec.ports",
@@ -104,6 +107,9 @@ func (s *State) dirtyFrontend(f *frontend) {
 // change brings what is told up to date and returns the difference.
 func (f *frontend) change() (FrontendChange, bool) {
 	c := FrontendChange{Old: f.told}
+	if len(f.claims) < 2 {
+		f.contest = [2]ServicePort{}
+	}
 	if len(f.claims) > 0 {
 		c.New = f.claims[0].frontend(f.key)
 	}

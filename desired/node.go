@@ -18,8 +18,8 @@ type node struct {
 }
 
 // SetNode takes a Node that is new or has changed. Only the one that this State
-// is for matters. What a Node has said stays when a later version does not say
-// it, except its zone: what is programmed rests on it.
+// is for matters. Addresses and ranges that a Node has had stay when a later
+// version has none: what is programmed rests on them.
 func (s *State) SetNode(in *corev1.Node) {
 	if in.Name != s.config.NodeName {
 		return
@@ -50,13 +50,8 @@ func (s *State) SetNode(in *corev1.Node) {
 }
 
 // DeleteNode takes note that a Node is gone. What its own node has programmed
-// goes on; only the hints for its zone mean it no longer.
-func (s *State) DeleteNode(name string) {
-	if name == s.config.NodeName && s.node.zone != "" {
-		s.node.zone = ""
-		s.rezone()
-	}
-}
+// goes on as it was.
+func (s *State) DeleteNode(string) {}
 
 // SetNodeAddresses takes the addresses on this node's interfaces, all of them.
 func (s *State) SetNodeAddresses(addrs []netip.Addr) {

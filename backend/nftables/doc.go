@@ -23,6 +23,7 @@
 //	  map local-picks     { ... }
 //	  map local-endpoints { 3 . 0 : 10.0.1.7 . 8080 }
 //
+//	  set external      { 192.168.0.1 . tcp . 30080,  203.0.113.2 . tcp . 80 }
 //	  set cluster-ips   { 10.96.0.10, 10.96.0.20 }
 //	  set service-cidrs { 10.96.0.0/16 }
 //	  set hairpin       { 10.0.1.2 . 10.0.1.2,  10.0.1.7 . 10.0.1.7 }
@@ -33,8 +34,8 @@
 //	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
 //	  chain output     { type nat hook output priority dstnat;      jump services }
 //	  chain services {
+//	    ip daddr . meta l4proto . th dport @external goto external
 //	    ip daddr @cluster-ips goto cluster-ip
-//	    ip daddr . meta l4proto . th dport @frontends goto external
 //	    ip daddr @service-cidrs drop
 //	  }
 //	  chain cluster-ip {

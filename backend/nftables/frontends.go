@@ -5,12 +5,13 @@ package nftables
 import (
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
-// A frontend is up to five kinds of element: where it leads, where traffic from
-// outside goes instead, whether clients keep their backend, whether it matters
-// who they are, and who they may be. A change rewrites those that differ: an
+// A frontend is up to six kinds of element: where it leads, whether it is external,
+// where traffic from outside goes instead, whether clients keep their backend,
+// whether it matters who they are, and who they may be. A change rewrites those that differ: an
 // element that stays is never missed by a look-up.
 
 // aspect is one of these kinds.
@@ -27,6 +28,11 @@ var aspects = []aspect{
 			return a.Pool == b.Pool && a.Scope == b.Scope && a.Service == b.Service
 		},
 		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.lead(op, s, f.Scope, f, f.Pool) },
+	},
+	{
+		has:   func(f *desired.Frontend) bool { return f.Kind.External() },
+		same:  func(a, b *desired.Frontend) bool { return true },
+		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.frontendMember(op, s, s.external, f) },
 	},
 	{
 		has:   func(f *desired.Frontend) bool { return f.LocalPool != desired.NoPool },
@@ -47,12 +53,9 @@ var aspects = []aspect{
 		},
 	},
 	{
-		has:  func(f *desired.Frontend) bool { return f.Sources != nil },
-		same: func(a, b *desired.Frontend) bool { return true },
-		write: func(w *writer, op op, s *schema, f *desired.Frontend) {
-			w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-			w.member(op, s, s.restricted)
-		},
+		has:   func(f *desired.Frontend) bool { return f.Sources != nil },
+		same:  func(a, b *desired.Frontend) bool { return true },
+		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.frontendMember(op, s, s.restricted, f) },
 	},
 	{
 		has:   func(f *desired.Frontend) bool { return f.Sources != nil },
@@ -71,6 +74,12 @@ func (w *writer) lead(op op, s *schema, scope desired.Scope, f *desired.Frontend
 	}
 	w.value = secondWord(w.value[:0], w.number(pool))
 	w.batch.AddElement(s.table, set, w.key, w.value, f.Service.String())
+}
+
+// frontendMember writes that a frontend is in a set.
+func (w *writer) frontendMember(op op, s *schema, set *nfnl.Set, f *desired.Frontend) {
+	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
+	w.member(op, s, set)
 }
 
 // sources writes who may connect.

@@ -210,6 +210,7 @@ func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) err
 		set *nfnl.Set
 		has bool
 	}{
+		{s.external, f.Kind.External()},
 		{s.sides[desired.Local].frontends, f.LocalPool != desired.NoPool},
 		{s.sticky, f.Affinity != 0},
 		{s.restricted, f.Sources != nil},

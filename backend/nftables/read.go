@@ -72,6 +72,9 @@ func (r *reader) read() error {
 	err = errors.Join(err,
 		elements(r.sides[desired.Cluster].frontends, r.frontend),
 		elements(r.sides[desired.Local].frontends, r.localFrontend),
+		elements(r.external, func(e nfnl.Element) {
+			r.update(e, "external", func(t *backend.Target) { t.External = true })
+		}),
 		elements(r.schema.sticky, r.sticky),
 		r.restrictions(),
 		elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),

@@ -284,7 +284,7 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 			continue
 		}
 		switch refused.Object {
-		case s.sides[desired.Cluster].frontends.Name, s.sides[desired.Local].frontends.Name, s.sticky.Name, s.restricted.Name, s.sources.Name:
+		case s.sides[desired.Cluster].frontends.Name, s.sides[desired.Local].frontends.Name, s.external.Name, s.sticky.Name, s.restricted.Name, s.sources.Name:
 			if key, ok := s.decodeFrontendKey(refused.Key); ok {
 				for _, c := range change.Frontends {
 					if c.Key() == key {

@@ -88,8 +88,8 @@ func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
 	mark := uint32(1) << c.MasqueradeBit
 	w.rule(chainPrerouting, "", jump(chainServices))
 	w.rule(chainOutput, "", jump(chainServices))
+	w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
 	w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
-	w.rule(chainServices, "", w.frontend(), inMap(cluster.frontends), goTo(chainExternal))
 	w.rule(chainServices, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), drop())
 
 	if c.MasqueradeAll {

@@ -29,6 +29,7 @@ type schema struct {
 	sides [scopes]side // by desired.Scope
 
 	pools               *nfnl.Set // what to draw below, of pools of both sides
+	external            *nfnl.Set // frontends that are no ClusterIPs
 	clusterIPs          *nfnl.Set
 	serviceCIDRs        *nfnl.Set
 	hairpin             *nfnl.Set
@@ -91,6 +92,7 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
 			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), DataLen: 2 * word,
 		},
+		external:     &nfnl.Set{Name: "external", KeyType: frontendType, KeyLen: frontendLen},
 		clusterIPs:   &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
 		serviceCIDRs: &nfnl.Set{Name: "service-cidrs", KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_INTERVAL},
 		hairpin:      &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
@@ -132,7 +134,7 @@ func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) 
 // rules' own.
 func (s *schema) programmed() []*nfnl.Set {
 	all := []*nfnl.Set{
-		s.pools, s.clusterIPs, s.serviceCIDRs, s.hairpin,
+		s.pools, s.external, s.clusterIPs, s.serviceCIDRs, s.hairpin,
 		s.restricted, s.sources, s.sticky, s.members, s.remember,
 	}
 	for i := range s.sides {

@@ -314,12 +314,9 @@ func (w *World) Step(c *Choices, s State) {
 	}
 }
 
-// nodeStep changes the Node. Its deletion is remembered as a Node that says
-// nothing any more of its zone, which is what a State makes of it.
+// nodeStep changes the Node. Its deletion means nothing.
 func (w *World) nodeStep(c *Choices, s State) {
-	if c.once(4) && w.node != nil {
-		w.node = w.node.DeepCopy()
-		w.node.Labels = nil
+	if c.once(4) {
 		s.DeleteNode(ThisNode)
 		return
 	}

@@ -44,7 +44,7 @@ func (e ctOriginalDaddr) encode() []byte {
 
 // encode is an expression as the kernel wants it.
 func encode(f Family, e expr.Any) ([]byte, error) {
-	if own, ok := e.(ctOriginalDaddr); ok {
+	if own, ok := e.(interface{ encode() []byte }); ok {
 		return own.encode(), nil
 	}
 	return expr.Marshal(byte(f), e)

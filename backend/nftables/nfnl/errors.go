@@ -122,6 +122,9 @@ var operations = map[uint16]string{
 	unix.NFT_MSG_NEWSET:     "add set",
 	unix.NFT_MSG_NEWSETELEM: "add element",
 	unix.NFT_MSG_DELSETELEM: "delete element",
+	unix.NFT_MSG_NEWOBJ:     "add object",
+	msgNewFlowtable:         "add flowtable",
+	msgDelFlowtable:         "delete flowtable",
 }
 
 // elementAt is the key of the element that holds the offset; of the only

@@ -11,6 +11,7 @@ type Family uint8
 const (
 	IPv4 Family = unix.NFPROTO_IPV4 // nft: ip
 	IPv6 Family = unix.NFPROTO_IPV6 // nft: ip6
+	INET Family = unix.NFPROTO_INET // nft: inet, both of them
 )
 
 // String is the family's name in nft's language.
@@ -20,6 +21,8 @@ func (f Family) String() string {
 		return "ip"
 	case IPv6:
 		return "ip6"
+	case INET:
+		return "inet"
 	}
 	return "family?"
 }
