@@ -72,7 +72,7 @@ func ContentOf(full *desired.Change) *Content {
 	for _, f := range full.Frontends {
 		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity}
 		if f.New.Sources != nil {
-			t.Sources = f.New.Sources.All()
+			t.Sources = append([]netip.Prefix{}, f.New.Sources.All()...) // none is not nil
 		}
 		c.Frontends[f.New.FrontendKey] = t
 	}

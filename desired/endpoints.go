@@ -6,27 +6,6 @@ import "slices"
 
 // This file takes endpoints from slices into pools.
 
-// mergedCondition is the condition of an endpoint over all slices that have it.
-func (svc *service) mergedCondition(p *pool, b Backend) (c condition) {
-	first := true
-	for _, sl := range svc.slices {
-		if sl.family != p.family || sl.portNumber(p.port) != b.port {
-			continue
-		}
-		for _, e := range sl.endpoints {
-			if e.ip != b.ip {
-				continue
-			}
-			if first {
-				c, first = e.cond, false
-			} else {
-				c = c.merge(e.cond)
-			}
-		}
-	}
-	return c
-}
-
 // portNumber is the port number that the slice's endpoints have for a Service
 // port, or 0. Both go by the port's name and protocol.
 func (sl *slice) portNumber(p *port) uint16 {

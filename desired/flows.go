@@ -2,6 +2,8 @@
 
 package desired
 
+import "slices"
+
 // StaleFlows are entries of conntrack that keep a flow without connections (UDP)
 // or one that is hard to break (SCTP) from where its packets would go now. They
 // are to be deleted, so that the next packet makes a new one. TCP is left alone:
@@ -30,10 +32,10 @@ type StaleFlows struct {
 // chosen as backends does not matter to flows that exist: like connections of TCP,
 // they stay where they are for as long as their endpoint serves.
 type flowWatch struct {
-	serving     int       // entries that are told as isServing
-	wasServed   bool      // there were some at the last change
-	firstServed bool      // this change's are the first
-	stopped     []Backend // which have stopped serving
+	serving       int       // entries that are told as isServing
+	wasServed     bool      // there were some at the last change
+	firstServed   bool      // this change's are the first
+	gone, stopped []Backend // which are no more, and which only do not serve any more
 }
 
 // watchesFlows says whether a pool is the one of its Service port and family
@@ -66,33 +68,58 @@ func (p *pool) setWatch(on bool) {
 
 // watchFlows brings what flows are told by up to date for one entry.
 func (p *pool) watchFlows(e *entry) {
+	w := p.flows
 	now := !p.gone && e.slices > 0 && e.cond&serving != 0
-	switch was := e.flags&isServing != 0; {
+	was := e.flags&isServing != 0
+	switch {
 	case now && !was:
-		p.flows.serving++
+		w.serving++
 	case !now && was:
-		p.flows.serving--
-		p.flows.stopped = append(p.flows.stopped, e.backend)
+		w.serving--
 	}
-	e.flags = e.flags.with(isServing, now)
+	switch {
+	case e.slices == 0 && e.flags&(isServing|hadFlows) != 0:
+		w.gone = append(w.gone, e.backend)
+	case !now && was:
+		w.stopped = append(w.stopped, e.backend)
+	}
+	e.flags = e.flags.with(isServing, now).with(hadFlows, was || e.flags&hadFlows != 0)
 }
 
-// staleFlows appends the flows that a pool's change makes stale.
+// staleFlows appends the flows that a pool's change makes stale: those to
+// endpoints that are gone, and those to endpoints that do not serve when others
+// do. When some serve for the first time, no flow to any other place is good.
 func (s *State) staleFlows(all []StaleFlows, p *pool) []StaleFlows {
 	w := p.flows
 	if w == nil {
 		return all
 	}
 	served := w.serving > 0
-	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.stopped, Untranslated: served && !w.wasServed}
-	w.stopped, w.wasServed, w.firstServed = nil, served, stale.Untranslated
-	if p.gone || len(stale.Backends) == 0 && !stale.Untranslated {
+	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.gone}
+	switch w.firstServed = served && !w.wasServed; {
+	case w.firstServed:
+		stale.Only, stale.Backends = true, p.servingBackends()
+	case served:
+		stale.Backends = append(stale.Backends, w.stopped...)
+	}
+	w.gone, w.stopped, w.wasServed = nil, nil, served
+	if p.gone || len(stale.Backends) == 0 {
 		return all
 	}
 	if stale.Frontends = s.frontendsOf(p); len(stale.Frontends) == 0 {
 		return all
 	}
 	return append(all, stale)
+}
+
+// servingBackends are those to which flows are good.
+func (p *pool) servingBackends() (all []Backend) {
+	for i := range p.entries {
+		if e := &p.entries[i]; e.flags&isServing != 0 {
+			all = append(all, e.backend)
+		}
+	}
+	return all
 }
 
 // frontendsOf are the frontends that lead to the endpoints of a pool's Service
@@ -104,39 +131,43 @@ func (s *State) frontendsOf(p *pool) (keys []FrontendKey) {
 	}
 	s.eachClaim(svc.spec, []*port{p.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
-		if FamilyOf(key.Addr()) == p.family && f.claims[0].port == port {
+		if FamilyOf(key.Addr()) == p.family && f.claims[0].port == port && !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
 	})
 	return keys
 }
 
-// newFrontendFlows appends the flows that a new frontend makes stale: those to
-// its address from before it was one.
+// newFrontendFlows appends the flows that a frontend makes stale that is new, or
+// leads somewhere else: those from before.
 func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlows {
-	if c.Old != nil || c.New == nil || c.New.Protocol == TCP {
+	if c.New == nil || c.New.Protocol == TCP || c.Old != nil && c.Old.Pool == c.New.Pool && c.Old.LocalPool == c.New.LocalPool {
 		return all
 	}
 	port := s.frontends[c.New.FrontendKey].claims[0].port
 	for pool := range port.eachPool {
 		w := pool.flows
 		if w != nil && pool.family == FamilyOf(c.New.Addr()) && w.serving > 0 && !w.firstServed {
-			all = append(all, StaleFlows{Protocol: c.New.Protocol, Frontends: []FrontendKey{c.New.FrontendKey}, Untranslated: true})
+			all = append(all, StaleFlows{
+				Protocol: c.New.Protocol, Frontends: []FrontendKey{c.New.FrontendKey},
+				Only: true, Backends: pool.servingBackends(),
+			})
 		}
 	}
 	return all
 }
 
-// allFlows lists for every frontend which flows are good.
+// allFlows lists for every frontend which flows are good: those to endpoints that
+// serve or, where none does, to those that are there.
 func (s *State) allFlows() (all []StaleFlows) {
 	for _, p := range s.pools {
 		if p == nil || p.flows == nil {
 			continue
 		}
-		stale := StaleFlows{Protocol: p.port.protocol, Frontends: s.frontendsOf(p), Only: true}
-		for i := range p.entries {
-			if e := &p.entries[i]; e.flags&isServing != 0 {
-				stale.Backends = append(stale.Backends, e.backend)
+		stale := StaleFlows{Protocol: p.port.protocol, Frontends: s.frontendsOf(p), Only: true, Backends: p.servingBackends()}
+		if p.flows.serving == 0 {
+			for i := range p.entries {
+				stale.Backends = append(stale.Backends, p.entries[i].backend)
 			}
 		}
 		if len(stale.Frontends) > 0 {

@@ -32,9 +32,9 @@ func (s *State) SetNode(in *corev1.Node) {
 	var seen [families]bool
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range in.Status.Addresses {
-			ip, err := netip.ParseAddr(a.Address)
-			if f := FamilyOf(ip); a.Type == kind && err == nil && !seen[f] {
-				s.node.ips[f], seen[f] = ip.Unmap(), true
+			ip, ok := parseAddr(a.Address)
+			if f := FamilyOf(ip); a.Type == kind && ok && !seen[f] {
+				s.node.ips[f], seen[f] = ip, true
 			}
 		}
 	}
@@ -43,8 +43,8 @@ func (s *State) SetNode(in *corev1.Node) {
 		s.allowAgain()
 	}
 	for _, text := range in.Spec.PodCIDRs {
-		if p, err := netip.ParsePrefix(text); err == nil {
-			s.node.podCIDRs[FamilyOf(p.Addr())] = p.Masked()
+		if p, ok := parsePrefix(text); ok {
+			s.node.podCIDRs[FamilyOf(p.Addr())] = p
 		}
 	}
 }
@@ -64,7 +64,9 @@ func (s *State) local() (l LocalTraffic) {
 	switch d := s.config.DetectLocal; d.Mode {
 	case ByClusterCIDR:
 		for _, p := range d.CIDRs {
-			l.CIDRs[FamilyOf(p.Addr())] = p.Masked()
+			if p = unmap(p); p.IsValid() {
+				l.CIDRs[FamilyOf(p.Addr())] = p
+			}
 		}
 	case ByNodeCIDR:
 		l.CIDRs = s.node.podCIDRs
@@ -81,23 +83,37 @@ func (s *State) local() (l LocalTraffic) {
 func (s *State) selectNodePortAddrs() {
 	from := s.nodePortAddrs
 	s.nodePortAddrs = s.config.NodePorts.of(&s.node)
+	gone, come := without(from, s.nodePortAddrs), without(s.nodePortAddrs, from)
+	if len(gone)+len(come) == 0 {
+		return
+	}
 	for svc := range s.nodePortServices {
 		for _, p := range svc.ports {
 			if p.nodePort == 0 {
 				continue
 			}
-			for _, ip := range from {
-				if svc.spec.has(FamilyOf(ip)) && !slices.Contains(s.nodePortAddrs, ip) {
+			for _, ip := range gone {
+				if svc.spec.has(FamilyOf(ip)) {
 					s.unclaim(frontendKey(ip, p.nodePort, p), NodePort, p)
 				}
 			}
-			for _, ip := range s.nodePortAddrs {
-				if svc.spec.has(FamilyOf(ip)) && !slices.Contains(from, ip) {
+			for _, ip := range come {
+				if svc.spec.has(FamilyOf(ip)) {
 					s.claim(frontendKey(ip, p.nodePort, p), NodePort, p)
 				}
 			}
 		}
 	}
+}
+
+// without are the addresses of a that are not in b.
+func without(a, b []netip.Addr) (out []netip.Addr) {
+	for _, ip := range a {
+		if !slices.Contains(b, ip) {
+			out = append(out, ip)
+		}
+	}
+	return out
 }
 
 // of are the addresses that are selected, each once.

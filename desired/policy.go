@@ -23,6 +23,8 @@ const (
 	hintsHere                         // this node's among them
 	nodeHint                          // is meant for certain nodes,
 	hintsNode                         // this one among them
+
+	conditionBits = iota
 )
 
 // class sorts an endpoint by its fitness to take new connections.

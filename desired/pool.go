@@ -12,7 +12,8 @@ type pool struct {
 	scope  Scope
 
 	entries []entry
-	index   map[Backend]int32 // where an entry is; only kept for large pools
+	index   map[Backend]int32   // where an entry is; only kept for large pools
+	shared  map[Backend]*shares // of entries in several slices
 
 	tally  tally
 	choice choice // the one that the told backends were taken by
@@ -40,6 +41,7 @@ const (
 	isTouched                              // it is in pool.touched
 	countsAsHairpin                        // it is a user of its address in State.hairpins
 	isServing                              // flows to it are good
+	hadFlows                               // they were, before
 )
 
 // indexFrom is the size from which a pool keeps an index. Below, a walk over
@@ -95,23 +97,22 @@ func (p *pool) remove(i int) {
 }
 
 // contribute records that one more (n = 1) or one fewer (n = -1) slice has an
-// endpoint. For an endpoint in several slices all of them are asked, which
-// happens only while a controller moves it from one to another.
+// endpoint, in a condition.
 func (p *pool) contribute(b Backend, c condition, n int) {
 	i := p.find(b)
 	if i < 0 {
 		i = p.add(b)
 	}
 	e := &p.entries[i]
-	if e.slices > 0 {
+	was := e.slices
+	if was > 0 {
 		p.tally.count(e.cond, -1)
 	}
-	e.slices = uint16(int(e.slices) + n)
-	switch {
-	case e.slices == 1 && n > 0:
+	e.slices = uint16(int(was) + n)
+	if was == 0 {
 		e.cond = c
-	case e.slices >= 1:
-		e.cond = p.port.service.mergedCondition(p, b)
+	} else if was > 1 || e.slices > 1 {
+		e.cond = p.share(e, c, n)
 	}
 	if e.slices > 0 {
 		p.tally.count(e.cond, 1)
@@ -120,6 +121,25 @@ func (p *pool) contribute(b Backend, c condition, n int) {
 		e.flags |= isTouched
 		p.touched = append(p.touched, b)
 	}
+}
+
+// share takes a slice's part in an endpoint that several slices have, or had just
+// now, and returns the condition that follows.
+func (p *pool) share(e *entry, c condition, n int) condition {
+	s := p.shared[e.backend]
+	if s == nil {
+		s = &shares{}
+		s.count(e.cond, 1)
+		if p.shared == nil {
+			p.shared = map[Backend]*shares{}
+		}
+		p.shared[e.backend] = s
+	}
+	s.count(c, n)
+	if e.slices == 1 {
+		delete(p.shared, e.backend)
+	}
+	return s.merged(e.slices)
 }
 
 // takes says whether an entry is a backend under the pool's choice.

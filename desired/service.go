@@ -41,6 +41,8 @@ type serviceSpec struct {
 	// on this node.
 	ranges  [families][]netip.Prefix
 	sources [families]*SourceRanges
+	open    [families]bool // there is a range of everything
+	closed  bool           // some range could not be read
 }
 
 // externalAddr is an address of a Service beside its ClusterIPs.
@@ -133,21 +135,26 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 
 // address reads an address of a Service's. One that is none is a problem.
 func (s *State) address(in *corev1.Service, field, text string) (netip.Addr, bool) {
-	ip, err := netip.ParseAddr(text)
-	if err != nil {
+	ip, ok := parseAddr(text)
+	if !ok {
 		s.serviceProblem(in, field, "not an IP address: "+text)
-		return ip, false
 	}
-	return ip.Unmap(), true
+	return ip, ok
 }
 
 // externalAddrs reads spec.externalIPs and status.loadBalancer.ingress.
 // Addresses of load balancers that are proxies themselves (ipMode Proxy,
 // KEP-1860) are theirs alone.
 func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
+	seen := map[externalAddr]bool{}
 	add := func(kind AddressKind, field, text string) {
 		ip, ok := s.address(in, field, text)
-		if a := (externalAddr{kind, ip}); ok && out.has(FamilyOf(ip)) && !slices.Contains(out.external, a) {
+		switch a := (externalAddr{kind, ip}); {
+		case !ok || seen[a]:
+		case ip.IsUnspecified() || ip.IsLoopback() || ip.IsMulticast():
+			s.serviceProblem(in, field, "an address that no Service can have: "+text)
+		case out.has(FamilyOf(ip)):
+			seen[a] = true
 			out.external = append(out.external, a)
 		}
 	}

@@ -21,12 +21,12 @@ type serviceCIDRs struct {
 func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 	var all []netip.Prefix
 	for i, text := range in.Spec.CIDRs {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
+		p, ok := parsePrefix(text)
+		if !ok {
 			s.problems = append(s.problems, Problem{"ServiceCIDR " + in.Name, fmt.Sprintf("spec.cidrs[%d]", i), "not a range of addresses: " + text})
 			continue
 		}
-		all = append(all, p.Masked())
+		all = append(all, p)
 	}
 	if s.serviceCIDRs.byName == nil {
 		s.serviceCIDRs.byName = map[string][]netip.Prefix{}

@@ -17,6 +17,7 @@ type slice struct {
 	family    Family
 	ports     []slicePort
 	endpoints []sliceEndpoint
+	zones     zoneSets // of the endpoints
 }
 
 // slicePort is a port that all endpoints of the slice have, under the name by
@@ -73,8 +74,8 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 		}
 		// More than one address of an endpoint has no defined meaning; the
 		// API's documentation says to use the first.
-		ip, err := netip.ParseAddr(e.Addresses[0])
-		if err != nil || FamilyOf(ip) != out.family {
+		ip, ok := parseAddr(e.Addresses[0])
+		if !ok || FamilyOf(ip) != out.family {
 			s.problems = append(s.problems, Problem{
 				Object: "EndpointSlice " + in.Namespace + "/" + in.Name,
 				Field:  "endpoints",
@@ -82,9 +83,9 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 			})
 			continue
 		}
-		out.endpoints = append(out.endpoints, s.endpoint(ip, e))
+		out.endpoints = append(out.endpoints, s.endpoint(out, ip, e))
 	}
-	out.endpoints = s.distinct(out.endpoints)
+	s.mergeDuplicates(out)
 	return out
 }
 
@@ -92,29 +93,30 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 // tell them apart.
 func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
 
-// distinct merges endpoints that have the same address.
-func (s *State) distinct(all []sliceEndpoint) []sliceEndpoint {
-	at := make(map[ipBytes]int, len(all))
-	out := all[:0]
-	for _, e := range all {
+// mergeDuplicates merges endpoints of a slice that have the same address.
+func (s *State) mergeDuplicates(sl *slice) {
+	at := make(map[ipBytes]int, len(sl.endpoints))
+	out := sl.endpoints[:0]
+	for _, e := range sl.endpoints {
 		if i, seen := at[e.ip]; seen {
 			have := &out[i]
-			have.zones = max(have.zones, e.zones)
-			have.cond = have.cond.merge(e.cond)&^(zoneHint|hintsHere) | s.zoneCondition(have.zones)
+			have.zones = sl.zones.union(have.zones, e.zones)
+			have.cond = have.cond.merge(e.cond)&^(zoneHint|hintsHere) | s.zoneCondition(sl.zones.names(have.zones))
 			continue
 		}
 		at[e.ip] = len(out)
 		out = append(out, e)
 	}
-	return out
+	sl.endpoints = out
 }
 
-// endpoint is what is kept of an endpoint.
-func (s *State) endpoint(ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
+// endpoint is what is kept of an endpoint of a slice.
+func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
 	if e.Hints != nil && len(e.Hints.ForZones) > 0 {
-		out.zones = s.zones.of(e.Hints.ForZones)
-		out.cond |= s.zoneCondition(out.zones)
+		names := zoneNames(e.Hints.ForZones)
+		out.zones = sl.zones.of(names)
+		out.cond |= s.zoneCondition(names)
 	}
 	return out
 }

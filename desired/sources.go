@@ -13,21 +13,22 @@ import (
 )
 
 // sourceRanges reads spec.loadBalancerSourceRanges. A family of which there is
-// no range, or one with a range of everything, is open to everybody.
+// no range, or one with a range of everything, is open to everybody; but if some
+// cannot be read, a family that has no other is open to nobody.
 func (s *State) sourceRanges(out *serviceSpec, in *corev1.Service) {
-	var open [families]bool
 	for i, text := range in.Spec.LoadBalancerSourceRanges {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text)) // the API lets spaces pass
-		if err != nil {
+		p, ok := parsePrefix(strings.TrimSpace(text)) // the API lets spaces pass
+		if !ok {
+			out.closed = true
 			s.serviceProblem(in, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "not a range of addresses: "+text)
 			continue
 		}
 		f := FamilyOf(p.Addr())
-		open[f] = open[f] || p.Bits() == 0
+		out.open[f] = out.open[f] || p.Bits() == 0
 		out.ranges[f] = append(out.ranges[f], p)
 	}
 	for f := range out.ranges {
-		if open[f] {
+		if out.open[f] {
 			out.ranges[f] = nil
 		}
 		out.ranges[f] = disjoint(out.ranges[f])
@@ -60,7 +61,7 @@ func comparePrefix(a, b netip.Prefix) int {
 func (s *State) allow(spec *serviceSpec, former [families]*SourceRanges) {
 	for f := range Family(families) {
 		ranges := spec.ranges[f]
-		if len(ranges) == 0 {
+		if len(ranges) == 0 && !(spec.closed && !spec.open[f]) {
 			spec.sources[f] = nil
 			continue
 		}

@@ -24,7 +24,6 @@ type State struct {
 	hairpins   addresses
 
 	node         node
-	zones        zoneSets
 	serviceCIDRs serviceCIDRs
 
 	nodePortAddrs    []netip.Addr          // on which NodePorts answer

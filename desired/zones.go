@@ -9,48 +9,57 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// zoneSet is a number for a set of zones; 0 is the empty set. Endpoints carry
-// such numbers so that the zones they are meant for can be asked again when this
-// node's zone becomes known, at two bytes an endpoint.
+// zoneSets are the sets of zones that endpoints of one slice are meant for. An
+// endpoint has its set's number, two bytes, so that they can be asked again when
+// this node's zone becomes known.
+type zoneSets [][]string
+
+// zoneSet is the number of a set, from 1 on; 0 is the empty set.
 type zoneSet uint16
 
-// zoneSets are the sets of zones that were ever seen. There are as many as a
-// cluster has zones, or a few more.
-type zoneSets struct {
-	number map[string]zoneSet // by names, sorted and joined
-	names  [][]string         // by number
-}
-
-// of is the number of a set, which gets one if it has none. When numbers run
-// out, which takes 65,535 different sets, further ones count as not hinted.
-func (z *zoneSets) of(hints []discoveryv1.ForZone) zoneSet {
-	names := make([]string, 0, len(hints))
-	for _, h := range hints {
-		names = append(names, h.Name)
-	}
+// of is the number of a set, which gets one if it has none.
+func (z *zoneSets) of(names []string) zoneSet {
 	slices.Sort(names)
-	key := strings.Join(names, ",") // no name has a comma: they are label values
-	if n, ok := z.number[key]; ok {
-		return n
+	names = slices.Compact(names)
+	i := slices.IndexFunc(*z, func(has []string) bool { return slices.Equal(has, names) })
+	if i < 0 {
+		i = len(*z)
+		*z = append(*z, names)
 	}
-	if z.number == nil {
-		z.number, z.names = map[string]zoneSet{}, [][]string{nil}
-	}
-	n := zoneSet(len(z.names))
-	if n == 0 {
-		return 0
-	}
-	z.number[key] = n
-	z.names = append(z.names, names)
-	return n
+	return zoneSet(i + 1)
 }
 
-// zoneCondition is what zones an endpoint is meant for say about it.
-func (s *State) zoneCondition(z zoneSet) condition {
+// names are the zones of a set.
+func (z zoneSets) names(n zoneSet) []string {
+	if n == 0 {
+		return nil
+	}
+	return z[n-1]
+}
+
+// union is the set of the zones that are in one of two.
+func (z *zoneSets) union(a, b zoneSet) zoneSet {
+	if a == b || b == 0 {
+		return a
+	}
+	return z.of(slices.Concat(z.names(a), z.names(b)))
+}
+
+// zoneNames are the names in hints. They are copied, as the object they are part
+// of is not to be kept in memory for them.
+func zoneNames(hints []discoveryv1.ForZone) (names []string) {
+	for _, h := range hints {
+		names = append(names, strings.Clone(h.Name))
+	}
+	return names
+}
+
+// zoneCondition is what the zones that an endpoint is meant for say about it.
+func (s *State) zoneCondition(names []string) condition {
 	switch {
-	case z == 0:
+	case len(names) == 0:
 		return 0
-	case s.node.zone != "" && slices.Contains(s.zones.names[z], s.node.zone):
+	case s.node.zone != "" && slices.Contains(names, s.node.zone):
 		return zoneHint | hintsHere
 	}
 	return zoneHint
@@ -59,18 +68,16 @@ func (s *State) zoneCondition(z zoneSet) condition {
 // rezone looks at all hints again, for another zone of this node's.
 func (s *State) rezone() {
 	for name, sl := range s.slices {
+		if len(sl.zones) == 0 {
+			continue
+		}
 		to := &slice{}
 		*to = *sl
 		to.endpoints = slices.Clone(sl.endpoints)
-		differs := false
 		for i := range to.endpoints {
 			e := &to.endpoints[i]
-			if c := e.cond&^(zoneHint|hintsHere) | s.zoneCondition(e.zones); c != e.cond {
-				e.cond, differs = c, true
-			}
+			e.cond = e.cond&^(zoneHint|hintsHere) | s.zoneCondition(sl.zones.names(e.zones))
 		}
-		if differs {
-			s.setSlice(name, to)
-		}
+		s.setSlice(name, to)
 	}
 }

@@ -118,9 +118,15 @@ func rememberChain(seconds uint32) string { return fmt.Sprintf("%s%d", rememberP
 
 // isRememberChain says whether a chain is one of those that remember.
 func isRememberChain(name string) bool {
-	seconds, is := strings.CutPrefix(name, rememberPrefix)
-	_, err := strconv.ParseUint(seconds, 10, 32)
-	return is && err == nil
+	_, is := timeoutOf(name)
+	return is
+}
+
+// timeoutOf is for how many seconds a chain remembers, if it is one that does.
+func timeoutOf(chain string) (seconds uint32, is bool) {
+	text, is := strings.CutPrefix(chain, rememberPrefix)
+	n, err := strconv.ParseUint(text, 10, 32)
+	return uint32(n), is && err == nil
 }
 
 // writeRemember makes the chain that remembers for a time.
@@ -139,10 +145,8 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 	return rules.err
 }
 
-// newTimeouts makes the chains for timeouts that no frontend had so far, and says
-// whether there were any.
-func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) (bool, error) {
-	any := false
+// newTimeouts makes the chains for timeouts that no frontend had so far.
+func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) error {
 	for i := range change.Frontends {
 		f := change.Frontends[i].New
 		if f == nil || f.Affinity == 0 {
@@ -154,10 +158,9 @@ func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) (bool, 
 			continue
 		}
 		*known = append(*known, f.Affinity)
-		any = true
 		if err := s.writeRemember(batch, f.Affinity); err != nil {
-			return any, err
+			return err
 		}
 	}
-	return any, nil
+	return nil
 }

@@ -5,7 +5,6 @@ package nftables
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
@@ -23,17 +22,11 @@ import (
 // at ours tells: whether they are the same tables with the same rules, and then,
 // spread over the next checks, whether every pool still has its elements.
 type guard struct {
-	generation uint32 // as it is when nobody else does anything; 0 when not known
-	tables     [len(schemas)]tableMark
+	generation uint32               // as it is when nobody else does anything; 0 when not known
+	tables     [len(schemas)]uint64 // handles, unique to each incarnation of a table
 
 	sample   int // where in the list of pools the next sample starts
 	unlooked int // pools that no sample has had since somebody changed something
-}
-
-// tableMark is what changes whenever somebody replaces a table or a rule of it.
-type tableMark struct {
-	handle uint64
-	rules  uint64 // hash of the rules' handles
 }
 
 // sampleSize is how many pools of each family are looked up in one Check.
@@ -48,49 +41,56 @@ func (g *guard) committed() {
 // next is the generation after one more transaction; the kernel leaves 0 out.
 func next(generation uint32) uint32 { return max(generation+1, 1) }
 
-// reset makes what was just committed, for a generation, the norm.
-func (g *guard) reset(b *Backend, generation uint32) error {
+// reset makes what was just committed, for a generation, the norm. Rules that were
+// written with it are given their fingerprint, unless somebody else has committed
+// meanwhile: the next Check then finds that they have none.
+func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
 	g.generation, g.unlooked = 0, 0
 	if generation != 0 {
-		g.generation = next(generation)
+		generation = next(generation)
 	}
-	return g.remark(b)
-}
-
-// remark makes the rules that are there the norm.
-func (g *guard) remark(b *Backend) error {
+	var batch nfnl.Batch
 	for f := range schemas {
-		mark, err := b.mark(f)
+		handle, o, err := b.mark(f)
 		if errors.Is(err, unix.ENOENT) {
-			g.generation = 0 // it is gone already, which the next Check is to see
+			generation = 0 // it is gone already, which the next Check is to see
 		} else if err != nil {
 			return err
 		}
-		g.tables[f] = mark
+		g.tables[f] = handle
+		if written[f] {
+			batch.AddChain(schemas[f].table, nfnl.Chain{Name: o.fingerprint.chain()})
+		}
 	}
+	if generation != 0 && !batch.Empty() {
+		switch err := b.conn.Commit(generation, &batch); {
+		case errors.Is(err, nfnl.ErrGeneration):
+			generation = 0
+		case err != nil:
+			return err
+		default:
+			generation = next(generation)
+		}
+	}
+	g.generation = generation
 	return nil
 }
 
-// mark reads a table's mark. Where there is no table, the error wraps ENOENT.
-func (b *Backend) mark(f int) (m tableMark, err error) {
+// mark reads a table's handle and outline. Where there is no table, the error wraps
+// ENOENT.
+func (b *Backend) mark(f int) (handle uint64, o outline, err error) {
 	s := &schemas[f]
 	info, err := b.conn.Table(s.table)
 	if err == nil && info.Dormant {
 		err = errDormant
 	}
-	hash := fnv.New64a()
 	if err == nil {
-		err = undisturbed(func() error {
-			hash.Reset()
-			return b.conn.Rules(s.table, func(chain string, handle uint64) {
-				fmt.Fprintln(hash, chain, handle)
-			})
-		})
+		o, err = b.outline(s)
 	}
 	if err != nil {
-		return m, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+		return 0, o, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
-	return tableMark{info.Handle, hash.Sum64()}, nil
+	return info.Handle, o, nil
 }
 
 var errDormant = errors.New("it is dormant")
@@ -126,7 +126,7 @@ func damaged(s *schema, what string) error {
 
 func (b *Backend) checkTable(f int) error {
 	s := &schemas[f]
-	mark, err := b.mark(f)
+	handle, o, err := b.mark(f)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return damaged(s, "it is gone")
@@ -134,9 +134,9 @@ func (b *Backend) checkTable(f int) error {
 		return damaged(s, "it is dormant")
 	case err != nil:
 		return err
-	case mark.handle != b.guard.tables[f].handle:
+	case handle != b.guard.tables[f]:
 		return damaged(s, "it has been replaced")
-	case mark != b.guard.tables[f]:
+	case !o.intact():
 		return damaged(s, "it has other rules")
 	}
 	for i := range s.sides {
@@ -148,6 +148,9 @@ func (b *Backend) checkTable(f int) error {
 		}
 	}
 	for _, seconds := range b.timeouts[f] {
+		if o.remembered[rememberChain(seconds)] != 1 {
+			return damaged(s, "chain "+rememberChain(seconds)+" has other rules")
+		}
 		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
 			return err
 		}
@@ -196,8 +199,10 @@ func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
 			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.slots[n-1]), what)
 		}
 	}
-	if err == nil && p.frontend != nil {
-		err = b.checkFrontend(s, p.frontend, what)
+	for _, f := range p.frontends {
+		if err == nil {
+			err = b.checkFrontend(s, f, what)
+		}
 	}
 	return err
 }

@@ -108,10 +108,12 @@ func apply(t *testing.T, b *Backend, s *desired.State) {
 	}
 }
 
-// fancy sets a Service default/fancy that has everything: external addresses,
-// traffic policy, session affinity, source ranges; and a ServiceCIDR. Its
-// endpoints are those of slices of a Service web-99.
-func fancy(s *desired.State) {
+// fancy sets a Service default/web-99 that has everything: external addresses,
+// traffic policy, session affinity, source ranges; and a ServiceCIDR.
+func fancy(s *desired.State) { fancyWith(s, func(*corev1.Service) {}) }
+
+// fancyWith is fancy with a change.
+func fancyWith(s *desired.State, change func(*corev1.Service)) {
 	s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.168.100.11"), netip.MustParseAddr("fd00:100::11")})
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-99"},
@@ -129,6 +131,7 @@ func fancy(s *desired.State) {
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
 	}
 	web(s, 99, hosts(3)...)
+	change(svc)
 	s.SetService(svc)
 	s.SetServiceCIDR(&networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
@@ -247,7 +250,7 @@ func TestReconcileTakesOver(t *testing.T) {
 			if err != nil {
 				k.t.Fatal(err)
 			}
-			k.nft("delete", "chain", "ip", tableName, there.marked)
+			k.nft("delete", "chain", "ip", tableName, there.marked())
 		},
 		"one family only":        func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
 		"somebody's extra chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
@@ -392,16 +395,120 @@ func TestCheckFindsDamage(t *testing.T) {
 	}
 }
 
-// TestCheckFindsReplacedRule has a rule replaced, so that their number is right.
-func TestCheckFindsReplacedRule(t *testing.T) {
+// TestReplacedRules has rules replaced in such a way that their number stays, and
+// their handles perhaps, and then takes a look and a repair to find out; by the
+// process that wrote them, and by the next one.
+func TestReplacedRules(t *testing.T) {
+	for name, damage := range map[string]func(k *kernel){
+		"as many others": func(k *kernel) {
+			k.nft("flush", "chain", "ip", tableName, "check-source")
+			k.nft("add", "rule", "ip", tableName, "check-source", "accept")
+			k.nft("add", "rule", "ip", tableName, "check-source", "accept")
+		},
+		"one in place": func(k *kernel) {
+			list := k.nft("-a", "list", "chain", "ip", tableName, "output")
+			_, handle, _ := strings.Cut(list[strings.Index(list, "jump services"):], "# handle ")
+			k.nft("replace", "rule", "ip", tableName, "output", "handle", strings.Fields(handle)[0], "accept")
+		},
+		"a policy": func(k *kernel) { k.nft("chain ip slipstream prerouting { policy drop; }") },
+		"one that remembers": func(k *kernel) {
+			k.nft("flush", "chain", "ip", tableName, rememberChain(10800))
+		},
+	} {
+		for _, next := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, next process %t", name, next), func(t *testing.T) {
+				k := newKernel(t)
+				s := desired.New(desired.Config{})
+				web(s, 1, hosts(2)...)
+				fancy(s)
+				reconcile(t, k.Backend, s)
+				before := k.nft("-t", "list", "ruleset")
+				damage(k)
+				if k.nft("-t", "list", "ruleset") == before {
+					t.Fatal("nothing was damaged")
+				}
+				b := k.Backend
+				if next {
+					b = k.open()
+					defer b.Close()
+				} else if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+					t.Errorf("Check: %v", err)
+				}
+				reconcile(t, b, s)
+				k.sameRules(b, s)
+				if err := b.Check(); err != nil {
+					t.Errorf("Check after the repair: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestNewTimeoutHidesNothing has rules damaged before a change that makes new ones.
+func TestNewTimeoutHidesNothing(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	web(s, 1, hosts(2)...)
 	reconcile(t, k.Backend, s)
-	k.nft("flush", "chain", "ip", tableName, "services")
-	k.nft("add", "rule", "ip", tableName, "services", "accept")
+	k.nft("flush", "chain", "ip", tableName, "postrouting")
+	fancy(s)
+	apply(t, k.Backend, s)
 	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
 		t.Errorf("Check: %v", err)
+	}
+}
+
+// TestTimeoutsAreForgotten makes sure that chains for timeouts that no Service has
+// do not stay for ever.
+func TestTimeoutsAreForgotten(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 99, hosts(2)...)
+	for i := range 5 {
+		fancyWith(s, func(svc *corev1.Service) {
+			svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(i + 1))}}
+		})
+		if i == 0 {
+			reconcile(t, k.Backend, s)
+		}
+		apply(t, k.Backend, s)
+	}
+	k.has(s)
+	for range 2 {
+		reconcile(t, k.Backend, s)
+	}
+	k.has(s)
+	if n := strings.Count(k.nft("list", "ruleset"), "chain "+rememberPrefix); n != len(schemas) {
+		t.Errorf("%d chains remember, for one timeout and two families", n)
+	}
+}
+
+// TestCheckFindsMissingParts takes away single elements of a Service that has
+// everything.
+func TestCheckFindsMissingParts(t *testing.T) {
+	v4 := &schemas[desired.IPv4]
+	for _, set := range []*nfnl.Set{
+		v4.external, v4.restricted, v4.sticky, v4.members, v4.clusterIPs, v4.pools, v4.remember,
+		v4.sides[desired.Cluster].frontends, v4.sides[desired.Local].frontends, v4.sides[desired.Cluster].endpoints,
+	} {
+		t.Run(set.Name, func(t *testing.T) {
+			k := newKernel(t)
+			s := desired.New(desired.Config{})
+			fancy(s)
+			web(s, 1, hosts(1)...)
+			reconcile(t, k.Backend, s)
+			var batch nfnl.Batch
+			err := k.conn.Elements(v4.table, set.Name, func(e nfnl.Element) { batch.DeleteElement(v4.table, set, e.Key) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := k.conn.Commit(0, &batch); err != nil {
+				t.Fatal(err)
+			}
+			if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+				t.Errorf("Check: %v", err)
+			}
+		})
 	}
 }
 
@@ -442,7 +549,7 @@ func TestDamageBeforeReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.nft("delete", "table", "ip", tableName)
-	if err := k.guard.reset(k.Backend, generation-1); err != nil {
+	if err := k.guard.reset(k.Backend, generation-1, [len(schemas)]bool{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
@@ -492,7 +599,7 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 		t.Errorf("only %d commits of others", n)
 	}
 	for f := range schemas {
-		if k.guard.tables[f].handle != before[f].handle {
+		if k.guard.tables[f] != before[f] {
 			t.Error("a table was replaced")
 		}
 	}

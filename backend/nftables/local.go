@@ -53,6 +53,15 @@ func (s *schema) saddrIn(cidr netip.Prefix, op expr.CmpOp) []expr.Any {
 	)
 }
 
+// notOurs matches packets that are not for an address of the node's own: one may
+// have a ClusterIP on an interface, for a port that no Service has.
+func notOurs() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagDADDR: true},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(unix.RTN_LOCAL)},
+	}
+}
+
 // fromNode matches packets whose source address is the node's own.
 func fromNode() []expr.Any {
 	return []expr.Any{

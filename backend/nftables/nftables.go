@@ -5,6 +5,7 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
@@ -52,8 +53,7 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 		return backend.Stats{}, errors.New("nftables: Apply of a change that only Reconcile can make")
 	}
 	b.batch.Reset()
-	newChains, err := b.newTimeouts(&b.batch, change)
-	if err != nil {
+	if err := b.newTimeouts(&b.batch, change); err != nil {
 		return backend.Stats{}, err
 	}
 	b.write(change)
@@ -63,11 +63,6 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	}
 	if !b.batch.Empty() {
 		b.guard.committed()
-	}
-	if newChains {
-		if err := b.guard.remark(b); err != nil {
-			return stats, err
-		}
 	}
 	b.release()
 	b.valid = true
@@ -108,13 +103,13 @@ func (b *Backend) write(change *desired.Change) {
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]
-		if c.Old != nil {
-			if p := b.pools[c.Old.Pool]; p != nil && p.frontend == c.Old {
-				p.frontend = nil
-			}
+		if c.Old != nil && b.pools[c.Old.Pool] != nil {
+			p := b.pools[c.Old.Pool]
+			p.frontends = slices.DeleteFunc(p.frontends, func(f *desired.Frontend) bool { return f.FrontendKey == c.Old.FrontendKey })
 		}
 		if c.New != nil {
-			b.pools[c.New.Pool].frontend = c.New
+			p := b.pools[c.New.Pool]
+			p.frontends = append(p.frontends, c.New)
 		}
 	}
 }

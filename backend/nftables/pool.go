@@ -16,11 +16,11 @@ type pool struct {
 	scope   desired.Scope
 	sticky  bool
 	service desired.ServicePort
-	// frontend is one of those that lead here, or none; for Check.
-	frontend *desired.Frontend
-	ifEmpty  desired.Verdict
-	slots    []desired.Backend
-	index    map[desired.Backend]int32 // of large pools
+	// frontends are those that lead here; for Check.
+	frontends []*desired.Frontend
+	ifEmpty   desired.Verdict
+	slots     []desired.Backend
+	index     map[desired.Backend]int32 // of large pools
 }
 
 // indexFrom is the size from which a pool keeps an index of its slots.

@@ -8,7 +8,6 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
-	"strings"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
@@ -38,7 +37,7 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	// finds none, and the rules try again.
 	b.writer.base = rand.Uint32()
 	b.timeouts = [len(schemas)][]uint32{}
-	if _, err := b.newTimeouts(&b.batch, full); err != nil {
+	if err := b.newTimeouts(&b.batch, full); err != nil {
 		return backend.Stats{}, err
 	}
 	b.write(full)
@@ -81,9 +80,10 @@ func (b *Backend) commit(skeletons *[len(schemas)]*skeleton, replace bool) error
 			generation = 0
 		}
 		var batches []*nfnl.Batch
+		var written [len(schemas)]bool
 		for f := range schemas {
 			if err == nil {
-				batches, err = b.prepare(batches, &schemas[f], skeletons[f], replace)
+				batches, written[f], err = b.prepare(batches, &schemas[f], skeletons[f], replace)
 			}
 		}
 		if err == nil {
@@ -91,7 +91,7 @@ func (b *Backend) commit(skeletons *[len(schemas)]*skeleton, replace bool) error
 		}
 		switch {
 		case err == nil:
-			return b.guard.reset(b, generation)
+			return b.guard.reset(b, generation, written)
 		case try > maxTries, !errors.Is(err, nfnl.ErrGeneration) && !errors.Is(err, nfnl.ErrInterrupted):
 			return err
 		}
@@ -110,11 +110,11 @@ func estimate(full *desired.Change) (n int) {
 }
 
 // prepare appends the batches that it takes to have the family's table empty of
-// Services.
-func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, replace bool) ([]*nfnl.Batch, error) {
+// Services, and says whether they write the rules.
+func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, replace bool) ([]*nfnl.Batch, bool, error) {
 	there, err := b.look(s)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	var head nfnl.Batch
 	switch {
@@ -127,29 +127,50 @@ func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, repl
 				head.FlushSet(s.table, set)
 			}
 		}
-		foreign := slices.DeleteFunc(there.chains, func(name string) bool { return name == want.marker || s.hasChain(name) || isRememberChain(name) })
-		if there.rules == want.rules && there.marked == want.marker && len(foreign) == 0 {
+		b.forgetTimeouts(&head, s, &there)
+		foreign := slices.DeleteFunc(slices.Clone(there.chains), func(name string) bool {
+			return name == want.marker || name == there.fingerprint.chain() || s.hasChain(name) || isRememberChain(name)
+		})
+		if there.intact() && there.marked() == want.marker && len(foreign) == 0 {
 			// With the rules, the sets that they use are there too.
 			head.AddTable(s.table, tableComment) // which wakes a dormant one
 			for i := range s.sides {
 				s.writePicks(&head, &s.sides[i])
 			}
-			return append(batches, &head), nil
+			return append(batches, &head), false, nil
 		}
 		head.FlushTable(s.table)
 		for _, chain := range foreign {
 			head.DeleteChain(s.table, chain)
 		}
+		if there.intact() {
+			head.DeleteChain(s.table, there.fingerprint.chain()) // of what these rules were
+		}
 	}
-	return append(batches, &head, &want.batch), nil
+	return append(batches, &head, &want.batch), true, nil
+}
+
+// forgetTimeouts takes the rules out of chains that remember for a time that no
+// frontend has any more, and deletes those that have been without rules. (A chain
+// cannot always be deleted with the last element that leads to it: before Linux 6.2
+// the kernel lets go of such elements a little later.)
+func (b *Backend) forgetTimeouts(head *nfnl.Batch, s *schema, there *found) {
+	for _, name := range there.chains {
+		seconds, is := timeoutOf(name)
+		switch {
+		case !is || slices.Contains(b.timeouts[s.family()], seconds):
+		case there.remembered[name] == 0:
+			head.DeleteChain(s.table, name)
+		default:
+			head.FlushChain(s.table, name)
+		}
+	}
 }
 
 // found is what the kernel has under our table's name.
 type found struct {
+	outline
 	table      bool
-	chains     []string
-	marked     string          // the marker among them
-	rules      int             // outside the chains for affinity's timeouts
 	sets       map[string]bool // of ours
 	compatible bool            // all of these are of our types
 }
@@ -163,37 +184,20 @@ func (b *Backend) look(s *schema) (found, error) {
 		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
 	l.table = true
-	err := errors.Join(
-		undisturbed(func() error {
-			l.chains, l.marked = nil, ""
-			return b.conn.Chains(s.table, func(name string) {
-				l.chains = append(l.chains, name)
-				if strings.HasPrefix(name, markerPrefix) {
-					l.marked = name
+	var err error
+	l.outline, err = b.outline(s)
+	err = errors.Join(err, undisturbed(func() error {
+		clear(l.sets)
+		l.compatible = true
+		return b.conn.Sets(s.table, func(got nfnl.Set) {
+			for _, want := range s.sets() {
+				if want.Name == got.Name {
+					l.sets[got.Name] = true
+					l.compatible = l.compatible && sameType(got, *want)
 				}
-			})
-		}),
-		undisturbed(func() error {
-			l.rules = 0
-			return b.conn.Rules(s.table, func(chain string, _ uint64) {
-				if !isRememberChain(chain) {
-					l.rules++
-				}
-			})
-		}),
-		undisturbed(func() error {
-			clear(l.sets)
-			l.compatible = true
-			return b.conn.Sets(s.table, func(got nfnl.Set) {
-				for _, want := range s.sets() {
-					if want.Name == got.Name {
-						l.sets[got.Name] = true
-						l.compatible = l.compatible && sameType(got, *want)
-					}
-				}
-			})
-		}),
-	)
+			}
+		})
+	}))
 	if err != nil {
 		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
@@ -224,13 +228,11 @@ const markerPrefix = "skeleton-"
 type skeleton struct {
 	batch  nfnl.Batch // makes it, where there is none or one without rules
 	marker string
-	rules  int
 }
 
 func (s *schema) skeleton(c backend.Config, local desired.LocalTraffic) (*skeleton, error) {
 	k := &skeleton{}
-	var err error
-	if k.rules, err = s.writeSkeleton(&k.batch, c, local); err != nil {
+	if err := s.writeSkeleton(&k.batch, c, local); err != nil {
 		return nil, err
 	}
 	hash := fnv.New64a()
@@ -240,9 +242,8 @@ func (s *schema) skeleton(c backend.Config, local desired.LocalTraffic) (*skelet
 	return k, nil
 }
 
-// writeSkeleton writes the table, its sets, chains and rules, and says how many
-// rules there are.
-func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, local desired.LocalTraffic) (int, error) {
+// writeSkeleton writes the table, its sets, chains and rules.
+func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, local desired.LocalTraffic) error {
 	batch.AddTable(s.table, tableComment)
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
@@ -263,7 +264,7 @@ func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, local desire
 	for i := range s.sides {
 		s.writePicks(batch, &s.sides[i])
 	}
-	return rules.count, rules.err
+	return rules.err
 }
 
 // hasChain says whether a chain is one of those that writeSkeleton makes.

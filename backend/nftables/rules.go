@@ -31,12 +31,14 @@ const (
 )
 
 // chains are all chains but those of sides. The base chains have the priorities
-// that nft calls dstnat and srcnat, as kube-proxy's do.
+// that nft calls dstnat and srcnat, as kube-proxy's do, but the latter is one less:
+// the kernel asks no further chain once one has masqueraded, and where that is
+// somebody else's, no client's backend would be remembered.
 var chains = []nfnl.Chain{
 	{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100}},
 	{Name: chainOutput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -100}},
-	{Name: chainInput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 100}},
-	{Name: chainPostrouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 100}},
+	{Name: chainInput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 99}},
+	{Name: chainPostrouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 99}},
 	{Name: chainServices},
 	{Name: chainClusterIP},
 	{Name: chainExternal},
@@ -67,7 +69,6 @@ const (
 type ruleWriter struct {
 	*schema
 	batch *nfnl.Batch
-	count int
 	err   error
 }
 
@@ -76,7 +77,6 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 	for _, p := range parts {
 		all = append(all, p...)
 	}
-	w.count++
 	if err := w.batch.AddRule(w.table, chain, comment, all...); err != nil && w.err == nil {
 		w.err = err
 	}
@@ -88,9 +88,11 @@ func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
 	mark := uint32(1) << c.MasqueradeBit
 	w.rule(chainPrerouting, "", jump(chainServices))
 	w.rule(chainOutput, "", jump(chainServices))
-	w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
-	w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
-	w.rule(chainServices, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), drop())
+	for range 2 { // see dispatch
+		w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
+		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
+	}
+	w.rule(chainServices, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), drop())
 
 	if c.MasqueradeAll {
 		w.rule(chainClusterIP, "masquerade all", setMark(mark))
@@ -99,8 +101,10 @@ func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
 	}
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
 
-	w.rule(chainExternal, "", w.frontend(), in(w.restricted), jump(chainSources))
-	w.rule(chainExternal, "", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
+	for range 2 { // see dispatch
+		w.rule(chainExternal, "", w.frontend(), in(w.restricted), jump(chainSources))
+		w.rule(chainExternal, "", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
+	}
 	w.rule(chainExternal, "", setMark(mark))
 	w.rule(chainExternal, "", goTo(chainDispatch))
 
@@ -112,7 +116,7 @@ func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
 	w.dispatch(chainDispatch, cluster)
 	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
 	w.rule(chainDispatch, "not while its size changes", w.frontend(), inMap(cluster.frontends), drop())
-	w.rule(chainDispatch, "", goTo(chainReject))
+	w.rule(chainDispatch, "", notOurs(), goTo(chainReject))
 
 	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	code := uint8(icmpPort)

@@ -54,8 +54,9 @@ var schemas = [...]schema{
 }
 
 // affinities is how many clients' backends are remembered at the most, for each
-// family: twice what a map has that does not say.
-const affinities = 1 << 17
+// family and over all Services. Further clients are served without affinity. The
+// kernel allocates 16 bytes for each of these at the start.
+const affinities = 1 << 18
 
 func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) schema {
 	const word = 4

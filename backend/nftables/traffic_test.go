@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ func webKey(i int) desired.FrontendKey {
 // each of which counts as a backend.
 type street struct {
 	*Backend
+	node           *lab.Node
 	client, server *lab.Pod
 	state          *desired.State
 }
@@ -54,7 +56,7 @@ func newStreet(t *testing.T, ports int) *street {
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 	})
 	must(err)
-	s := &street{state: desired.New(desired.Config{NodeName: "n1"})}
+	s := &street{node: node, state: desired.New(desired.Config{NodeName: "n1"})}
 	s.client, err = node.Pod("client", netip.MustParseAddr("10.244.1.2"))
 	must(err)
 	s.server, err = node.Pod("server", netip.MustParseAddr("10.244.1.3"))
@@ -229,5 +231,44 @@ func TestRenumbering(t *testing.T) {
 		if err := <-results; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestForeignMasquerade has somebody else masquerade the connections of a Service
+// with session affinity, in a chain with kube-proxy's priority that came later and
+// so goes first among equals.
+func TestForeignMasquerade(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	s := newStreet(t, 4)
+	s.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}, SessionAffinity: corev1.ServiceAffinityClientIP,
+		},
+	})
+	apply(t, s.Backend, s.state)
+	err := s.node.Namespace().Do(func() error {
+		out, err := exec.Command("nft", `
+			add table ip cni
+			add chain ip cni postrouting { type nat hook postrouting priority 100; }
+			add rule ip cni postrouting ct status dnat masquerade`).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hits := map[uint16]bool{}
+	for range 30 {
+		reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hits[reply.Local.Port()] = true
+	}
+	if len(hits) != 1 {
+		t.Errorf("one client was sent to %d backends", len(hits))
 	}
 }

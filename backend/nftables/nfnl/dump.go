@@ -42,22 +42,49 @@ func (c *Conn) Table(t Table) (info TableInfo, err error) {
 	return info, err
 }
 
-// Chains calls visit with the name of every chain of a table.
-func (c *Conn) Chains(t Table, visit func(name string)) error {
+// ChainInfo is a chain as read; its slices are valid only during the call that
+// they are passed to.
+type ChainInfo struct {
+	Name string
+
+	// Base is how a base chain is attached and what its policy is, as the
+	// kernel encodes it; empty for other chains.
+	Base [][]byte
+}
+
+// Chains calls visit with every chain of a table.
+func (c *Conn) Chains(t Table, visit func(ChainInfo)) error {
 	return c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(t.Family), nil, func(body []byte) {
-		if cString(findAttr(body, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			visit(cString(findAttr(body, unix.NFTA_CHAIN_NAME)))
+		if cString(findAttr(body, unix.NFTA_CHAIN_TABLE)) != t.Name {
+			return
 		}
+		info := ChainInfo{Name: cString(findAttr(body, unix.NFTA_CHAIN_NAME))}
+		if hook := findAttr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
+			info.Base = [][]byte{hook, findAttr(body, unix.NFTA_CHAIN_TYPE), findAttr(body, unix.NFTA_CHAIN_POLICY)}
+		}
+		visit(info)
 	})
 }
 
-// Rules calls visit with the chain and the handle of every rule of a table.
-// Handles are unique within the table, for ever.
-func (c *Conn) Rules(t Table, visit func(chain string, handle uint64)) error {
+// RuleInfo is a rule as read; its slices are valid only during the call that they
+// are passed to.
+type RuleInfo struct {
+	Chain string
+	// Expressions and Comment are what the rule does and what it says, as the
+	// kernel encodes it.
+	Expressions, Comment []byte
+}
+
+// Rules calls visit with every rule of a table, those of a chain in their order.
+func (c *Conn) Rules(t Table, visit func(RuleInfo)) error {
 	var a attrs
 	a.string(unix.NFTA_RULE_TABLE, t.Name) // the kernel filters by it
 	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
-		visit(cString(findAttr(body, unix.NFTA_RULE_CHAIN)), be64(findAttr(body, unix.NFTA_RULE_HANDLE)))
+		visit(RuleInfo{
+			Chain:       cString(findAttr(body, unix.NFTA_RULE_CHAIN)),
+			Expressions: findAttr(body, unix.NFTA_RULE_EXPRESSIONS),
+			Comment:     findAttr(body, unix.NFTA_RULE_USERDATA),
+		})
 	})
 }
 

@@ -116,7 +116,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("table: %+v %v", info, err)
 	}
 	var rules []string
-	if err := c.Rules(table, func(chain string, _ uint64) { rules = append(rules, chain) }); err != nil || fmt.Sprint(rules) != "[base]" {
+	if err := c.Rules(table, func(r RuleInfo) { rules = append(rules, r.Chain) }); err != nil || fmt.Sprint(rules) != "[base]" {
 		t.Errorf("rules: %v %v", rules, err)
 	}
 	sets := map[string]Set{}
