@@ -108,7 +108,7 @@ func TestSpread(t *testing.T) {
 	for _, size := range []int{3, 8, 9, 17, 21} {
 		t.Run(fmt.Sprint(size, " backends"), func(t *testing.T) {
 			s := newStreet(t, size)
-			perBackend := 100
+			perBackend := 400
 			hits := map[uint16]int{}
 			for range size * perBackend {
 				reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)

@@ -4,50 +4,60 @@ package scenario
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
-// describeChange is a change as a story tells it: sorted lines, with the names
-// of pools instead of their IDs.
-func describeChange(c *desired.Change) string {
+// describer tells changes of one node's as a story does. It remembers which
+// scope each pool has, as a change names pools that it does not describe.
+type describer struct {
+	scopes map[desired.PoolID]desired.Scope
+}
+
+// full describes the whole content, which replaces what there was.
+func (d *describer) full(c *desired.Change) string {
+	d.scopes = nil
+	d.learn(c)
+	lines := []string{"everything anew; pods are known by " + local(c.Local)}
+	for _, p := range c.Problems {
+		lines = append(lines, "problem: "+p.Error())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// change describes a change in sorted lines, with the names of pools instead of
+// their IDs.
+func (d *describer) change(c *desired.Change) string {
+	d.learn(c)
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	for _, f := range c.Frontends {
 		switch {
 		case f.Old == nil:
-			add("frontend %s: new, %s of %s", f.Key(), f.New.Kind, f.New.Service)
+			add("frontend %s: new, %s", f.Key(), d.frontend(f.New))
 		case f.New == nil:
 			add("frontend %s: gone", f.Key())
 		default:
-			add("frontend %s: now %s of %s", f.Key(), f.New.Kind, f.New.Service)
+			add("frontend %s: now %s", f.Key(), d.frontend(f.New))
 		}
 	}
 	for _, p := range c.Pools {
-		name := fmt.Sprintf("pool %s %s", p.Service, p.Family)
-		if p.Gone {
-			add("%s: gone", name)
-			continue
-		}
-		var parts []string
-		if p.New {
-			parts = append(parts, "new")
-		}
-		if s := backends("+", p.Added); s != "" {
-			parts = append(parts, s)
-		}
-		if s := backends("-", p.Removed); s != "" {
-			parts = append(parts, s)
-		}
-		switch {
-		case p.IfEmpty == desired.Drop:
-			parts = append(parts, "drops when empty")
-		case len(parts) == 0:
-			parts = append(parts, "rejects when empty again")
-		}
-		add("%s: %s", name, strings.Join(parts, ", "))
+		add("%s", pool(p))
+	}
+	for _, p := range c.ServiceCIDRs.Added {
+		add("service CIDR %s: new", p)
+	}
+	for _, p := range c.ServiceCIDRs.Removed {
+		add("service CIDR %s: gone", p)
+	}
+	for _, h := range c.HealthChecks {
+		add("health check %s: %s", h.Service, healthCheck(h))
+	}
+	for _, f := range c.StaleFlows {
+		add("stale %s flows of %s", f.Protocol, staleFlows(f))
 	}
 	for _, p := range c.Problems {
 		add("problem: %s", p.Error())
@@ -59,10 +69,126 @@ func describeChange(c *desired.Change) string {
 	return strings.Join(lines, "\n")
 }
 
+func (d *describer) learn(c *desired.Change) {
+	if d.scopes == nil {
+		d.scopes = map[desired.PoolID]desired.Scope{}
+	}
+	for _, p := range c.Pools {
+		if !p.Gone {
+			d.scopes[p.ID] = p.Scope
+		}
+	}
+}
+
+// frontend is what a frontend is, without its key.
+func (d *describer) frontend(f *desired.Frontend) string {
+	s := fmt.Sprintf("%s of %s", f.Kind, f.Service)
+	switch {
+	case f.LocalPool != desired.NoPool:
+		s += ", local when external"
+	case d.scopes[f.Pool] == desired.Local:
+		s += ", local"
+	}
+	if f.Affinity > 0 {
+		s += fmt.Sprintf(", affinity %ds", f.Affinity)
+	}
+	if f.Sources != nil {
+		s += ", from " + list(f.Sources.All())
+	}
+	return s
+}
+
+func pool(p desired.PoolChange) string {
+	name := fmt.Sprintf("pool %s %s", p.Service, p.Family)
+	if p.Scope == desired.Local {
+		name += " " + p.Scope.String()
+	}
+	if p.Gone {
+		return name + ": gone"
+	}
+	var parts []string
+	if p.New {
+		parts = append(parts, "new")
+	}
+	if s := backends("+", p.Added); s != "" {
+		parts = append(parts, s)
+	}
+	if s := backends("-", p.Removed); s != "" {
+		parts = append(parts, s)
+	}
+	switch {
+	case p.IfEmpty == desired.Drop:
+		parts = append(parts, "drops when empty")
+	case len(parts) == 0:
+		parts = append(parts, "rejects when empty again")
+	}
+	return name + ": " + strings.Join(parts, ", ")
+}
+
+func healthCheck(h desired.HealthCheck) string {
+	if h.Port == 0 {
+		return "gone"
+	}
+	s := fmt.Sprintf("port %d", h.Port)
+	for f, serves := range h.Serves {
+		if serves {
+			s += fmt.Sprintf(", %d %s", h.LocalEndpoints[f], desired.Family(f))
+		}
+	}
+	return s
+}
+
+func staleFlows(f desired.StaleFlows) string {
+	var keys []string
+	for _, k := range f.Frontends {
+		keys = append(keys, k.String())
+	}
+	slices.Sort(keys)
+	s := strings.Join(keys, " ") + " to "
+	switch to := backends("", f.Backends); {
+	case f.Only:
+		return s + "others than " + to
+	case f.Untranslated && to != "":
+		return s + to + " and to nobody"
+	case f.Untranslated:
+		return s + "nobody"
+	default:
+		return s + to
+	}
+}
+
+// local is how a node's pods are recognized.
+func local(l desired.LocalTraffic) string {
+	switch {
+	case l.Iface != "" && l.IsPrefix:
+		return "interfaces " + l.Iface + "*"
+	case l.Iface != "":
+		return "interface " + l.Iface
+	}
+	var ranges []netip.Prefix
+	for _, p := range l.CIDRs {
+		if p.IsValid() {
+			ranges = append(ranges, p)
+		}
+	}
+	if len(ranges) == 0 {
+		return "nothing"
+	}
+	return list(ranges)
+}
+
 func backends(sign string, all []desired.Backend) string {
 	var s []string
 	for _, b := range slices.SortedFunc(slices.Values(all), desired.Backend.Compare) {
 		s = append(s, sign+b.String())
+	}
+	return strings.Join(s, " ")
+}
+
+func list(all []netip.Prefix) string {
+	var s []string
+	for _, p := range all {
+		s = append(s, p.String())
 	}
 	return strings.Join(s, " ")
 }

@@ -20,21 +20,45 @@
 //
 //	require FEATURE...       what the kernel needs beside nf_tables; in the
 //	                         first directive
-//	lab [cluster-cidr=..] [masquerade-all]
-//	                         machines, one a line, in this order:
+//	lab [OPTION...]          machines, one a line, in this order:
 //	                           node NAME ADDRESS/LEN... pods RANGE...
 //	                           pod NAME on NODE ADDRESS...
 //	                           host NAME ADDRESS/LEN... [via NODE for RANGE...]
-//	                         each node runs the proxy; output: ok
+//	                         each node runs the proxy, which knows the node's
+//	                         addresses and the loopback ones; output: ok. The
+//	                         options are those of the proxy:
+//	                           cluster-cidr=(RANGE,...)
+//	                           detect-local=NodeCIDR
+//	                           detect-local=BridgeInterface:NAME
+//	                           detect-local=InterfaceNamePrefix:NAME
+//	                             (a node's links to its pods are veth1, veth2 ...
+//	                             in the order of the pods)
+//	                           masquerade-all
+//	                           nodeport-addresses=(RANGE,...) or =primary
 //	serve                    one server a line: MACHINE PROTOCOL PORT; output: ok
 //	apply                    objects in YAML; output: what changed on the first
 //	                         node, or on node=NAME
-//	delete                   one object a line: KIND NAMESPACE/NAME; output as
+//	delete                   one object a line: KIND [NAMESPACE/]NAME; output as
 //	                         for apply
-//	state                    output: all frontends and their backends
+//	addresses [node=NAME]    addresses come to the first node, or the one that is
+//	                         named, and go: lines of add or remove ADDRESS/LEN
+//	                         [on LINK], by default on eth0; output as for apply
+//	state [node=NAME]        output: all frontends and their backends, and all
+//	                         else that is programmed
 //	connect from=MACHINE to=ADDRESS:PORT [proto=udp] [n=40]
 //	                         makes n connections; output: which servers answered
 //	                         and as whom they saw the client, or what became of
-//	                         it instead
-//	restart                  the proxy ends and starts again; output: ok
+//	                         it instead. More arguments:
+//	                           source=ADDRESS  the client's address
+//	                           port=NUMBER     its port: with UDP, all datagrams
+//	                             are of one flow then, with those of later
+//	                             directives too
+//	                           sticky          all connections have to reach one
+//	                             server, and it does not matter which
+//	                           gap=DURATION    passes before each connection
+//	                           until=SERVER    goes on until that server answers
+//	wait DURATION            lets time pass, where there is a kernel; output: ok
+//	restart [node=NAME]      the proxy on all nodes, or on one, ends and starts
+//	                         again, and learns of the objects in another order;
+//	                         output: ok
 package scenario

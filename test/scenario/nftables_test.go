@@ -10,8 +10,16 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
+func newNFTables(c backend.Config) (backend.Backend, error) { return nftables.New(c) }
+
 // TestNFTables tells every story to the kernel, in nftables mode.
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	RunAll(t, func(c backend.Config) (backend.Backend, error) { return nftables.New(c) })
+	RunAll(t, newNFTables)
+}
+
+// TestNFTablesSpread makes sure that backends share the load, in nftables mode.
+func TestNFTablesSpread(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	RunSpread(t, newNFTables)
 }

@@ -4,17 +4,13 @@ package scenario
 
 import (
 	"cmp"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/source"
-	"github.com/slipstream-proxy/slipstream/source/manifest"
 )
 
 // Mode makes the backend of a node; nil tells stories purely.
@@ -31,23 +27,19 @@ func RunAll(t *testing.T, mode Mode) {
 	}
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".txt")
-		t.Run(name, func(t *testing.T) { run(t, file, mode) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // a story waits for clients that get no answer, mostly
+			run(t, file, mode)
+		})
 	}
 }
 
 // story is one story being told.
 type story struct {
-	mode  Mode
-	nodes []*node
-	world *world // nil when told purely
-}
-
-// node is a node's proxy, without the loop around it.
-type node struct {
-	name   string
-	state  *desired.State
-	config backend.Config
-	kernel backend.Backend // nil when told purely
+	mode    Mode
+	nodes   []*node
+	world   *world // nil when told purely
+	objects objects
 }
 
 func run(t *testing.T, file string, mode Mode) {
@@ -68,8 +60,10 @@ func run(t *testing.T, file string, mode Mode) {
 			return s.apply(t, d)
 		case "delete":
 			return s.delete(t, d)
+		case "addresses":
+			return s.addresses(t, d)
 		case "state":
-			all := backend.ContentOf(s.node(t, d).state.Full()).Lines()
+			all := s.node(t, d).content().Lines()
 			if len(all) == 0 {
 				return "nothing\n"
 			}
@@ -79,6 +73,8 @@ func run(t *testing.T, file string, mode Mode) {
 				return d.Expected
 			}
 			return s.world.connect(t, d)
+		case "wait":
+			return s.wait(t, d)
 		case "restart":
 			return s.restart(t, d)
 		}
@@ -102,124 +98,54 @@ func (s *story) node(t *testing.T, d *datadriven.TestData) *node {
 	return nil
 }
 
-func (s *story) apply(t *testing.T, d *datadriven.TestData) string {
-	content := manifest.Decode(d.Pos, []byte(d.Input))
-	var out strings.Builder
-	for _, err := range content.Errors {
-		fmt.Fprintln(&out, "refused:", strings.TrimPrefix(err.Error(), d.Pos+": "))
-	}
-	var objects []source.Object
-	for _, o := range content.Objects {
-		objects = append(objects, o.Object)
-	}
-	s.eachNode(func(n *node) {
-		for _, o := range objects {
-			proxy.Tell(n.state, source.Event{Type: source.Set, Object: o})
-		}
-	})
-	return out.String() + s.program(t, d)
-}
-
-func (s *story) delete(t *testing.T, d *datadriven.TestData) string {
-	for _, line := range lines(d.Input) {
-		kind, name, _ := strings.Cut(line, " ")
-		namespace, name, _ := strings.Cut(name, "/")
-		s.eachNode(func(n *node) {
-			switch kind {
-			case "Service":
-				n.state.DeleteService(namespace, name)
-			case "EndpointSlice":
-				n.state.DeleteEndpointSlice(namespace, name)
-			default:
-				d.Fatalf(t, "cannot delete %q", line)
-			}
-		})
-	}
-	return s.program(t, d)
-}
-
 func (s *story) eachNode(do func(*node)) {
 	for _, n := range s.nodes {
 		do(n)
 	}
 }
 
-// program has every node's backend take the change, compares what the kernel
-// then has, and returns the change of the directive's node.
+// program has every node's backend take the change, and returns that of the
+// directive's node.
 func (s *story) program(t *testing.T, d *datadriven.TestData) (out string) {
 	shown := s.node(t, d)
 	s.eachNode(func(n *node) {
-		change := n.state.Change()
+		change := n.program(t, d)
 		if n == shown {
-			out = describeChange(change) + "\n"
+			out = change + "\n"
 		}
-		if n.kernel == nil {
-			return
-		}
-		if _, err := n.kernel.Apply(change); err != nil {
-			d.Fatalf(t, "node %s: %v", n.name, err)
-		}
-		n.compare(t, d)
 	})
 	return out
 }
 
-// compare fails the test unless the kernel has what the state asks for.
-func (n *node) compare(t *testing.T, d *datadriven.TestData) {
-	t.Helper()
-	diff, err := backend.Compare(n.kernel.(backend.Reader), backend.ContentOf(n.state.Full()))
+// wait lets time pass: the kernel's. Purely, there is none.
+func (s *story) wait(t *testing.T, d *datadriven.TestData) string {
+	if len(d.CmdArgs) != 1 {
+		d.Fatalf(t, "wait takes one duration")
+	}
+	pause, err := time.ParseDuration(d.CmdArgs[0].Key)
 	if err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
+		d.Fatalf(t, "%v", err)
 	}
-	if diff != "" {
-		d.Fatalf(t, "node %s: the kernel differs:\n%s", n.name, diff)
+	if s.world != nil {
+		time.Sleep(pause)
 	}
-	if err := n.kernel.Check(); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
+	return "ok\n"
 }
 
-// restart ends every node's proxy and starts it again on what the kernel has.
+// restart ends the proxy of a node, or of all, and starts it again on what the
+// kernel has.
 func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
+	only := s.node(t, d)
 	s.eachNode(func(n *node) {
-		if n.kernel == nil {
-			return
+		if n == only || !d.HasArg("node") {
+			n.restart(t, d, s)
 		}
-		if err := n.kernel.Close(); err != nil {
-			d.Fatalf(t, "node %s: %v", n.name, err)
-		}
-		s.start(t, d, n)
-		n.compare(t, d)
 	})
 	return "ok\n"
 }
 
-// start makes a node's backend and programs all that its state has.
-func (s *story) start(t *testing.T, d *datadriven.TestData, n *node) {
-	var err error
-	if n.kernel, err = s.mode(n.config); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
-	if _, err := n.kernel.Reconcile(n.state.Full()); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
-}
-
 func (s *story) close(t *testing.T) {
-	s.eachNode(func(n *node) {
-		if n.kernel == nil {
-			return
-		}
-		if err := n.kernel.Cleanup(); err != nil {
-			t.Errorf("node %s: cleanup: %v", n.name, err)
-		}
-		if got, err := n.kernel.(backend.Reader).Read(); err != nil || len(got.Lines()) > 0 {
-			t.Errorf("node %s: left by cleanup: %v %v", n.name, got.Lines(), err)
-		}
-		if err := n.kernel.Close(); err != nil {
-			t.Errorf("node %s: %v", n.name, err)
-		}
-	})
+	s.eachNode(func(n *node) { n.close(t) })
 	if s.world != nil {
 		if err := s.world.lab.Close(); err != nil {
 			t.Errorf("lab: %v", err)

@@ -4,13 +4,11 @@ package scenario
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/slipstream-proxy/slipstream/backend"
@@ -24,6 +22,7 @@ type world struct {
 	lab      *lab.Lab
 	machines map[string]*lab.Machine
 	nodes    map[string]*lab.Node
+	hosts    []*lab.Host
 	owner    map[netip.Addr]string // which machine has an address
 }
 
@@ -42,26 +41,20 @@ func require(t *testing.T, d *datadriven.TestData) {
 
 // lab makes the machines, and a proxy on every node.
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
-	config := backend.Config{MasqueradeAll: d.HasArg("masquerade-all"), MasqueradeBit: backend.DefaultMasqueradeBit}
-	for _, a := range d.CmdArgs {
-		if a.Key == "cluster-cidr" {
-			config.ClusterCIDRs = prefixes(t, d, a.Vals)
-		}
-	}
+	config, desired := options(t, d)
 	if s.mode != nil {
 		l, err := lab.New()
 		if err != nil {
 			d.Fatalf(t, "lab: %v", err)
 		}
-		s.world = &world{l, map[string]*lab.Machine{}, map[string]*lab.Node{}, map[netip.Addr]string{}}
+		s.world = &world{
+			lab: l, machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
+		}
 	}
 	for _, line := range lines(d.Input) {
 		words := strings.Fields(line)
 		if words[0] == "node" {
-			s.nodes = append(s.nodes, &node{
-				name: words[1], config: config,
-				state: desired.New(desired.Config{NodeName: words[1]}),
-			})
+			s.nodes = append(s.nodes, newNode(t, d, words, config, desired))
 		}
 		if s.world == nil {
 			continue
@@ -70,13 +63,62 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 			d.Fatalf(t, "%s: %v", line, err)
 		}
 	}
-	if s.world != nil {
-		for _, n := range s.nodes {
+	s.eachNode(func(n *node) {
+		if s.world != nil {
 			n.config.NetNS = s.world.nodes[n.name].Namespace().FD()
-			s.start(t, d, n)
+		}
+		n.learn(nil)
+		n.start(t, d, s.mode)
+	})
+	return "ok\n"
+}
+
+// options are the proxy's, from the arguments of lab.
+func options(t *testing.T, d *datadriven.TestData) (config backend.Config, desired desired.Config) {
+	config.MasqueradeBit = backend.DefaultMasqueradeBit
+	for _, a := range d.CmdArgs {
+		switch a.Key {
+		case "masquerade-all":
+			config.MasqueradeAll = true
+		case "cluster-cidr":
+			desired.DetectLocal.CIDRs = prefixes(t, d, a.Vals)
+		case "detect-local":
+			desired.DetectLocal = detectLocal(t, d, a.Vals[0])
+		case "nodeport-addresses":
+			if desired.NodePorts.Primary = a.Vals[0] == "primary"; !desired.NodePorts.Primary {
+				desired.NodePorts.CIDRs = prefixes(t, d, a.Vals)
+			}
+		default:
+			d.Fatalf(t, "no such option: %s", a.Key)
 		}
 	}
-	return "ok\n"
+	return config, desired
+}
+
+func detectLocal(t *testing.T, d *datadriven.TestData, text string) desired.DetectLocal {
+	mode, name, _ := strings.Cut(text, ":")
+	modes := map[string]desired.DetectLocalMode{
+		"NodeCIDR":            desired.ByNodeCIDR,
+		"BridgeInterface":     desired.ByBridgeInterface,
+		"InterfaceNamePrefix": desired.ByInterfaceNamePrefix,
+	}
+	m, ok := modes[mode]
+	if !ok {
+		d.Fatalf(t, "no such mode: %s", text)
+	}
+	return desired.DetectLocal{Mode: m, Interface: name}
+}
+
+// newNode makes a node's proxy from the node's line.
+func newNode(t *testing.T, d *datadriven.TestData, words []string, config backend.Config, desired desired.Config) *node {
+	n := &node{name: words[1], config: config, desired: desired}
+	n.desired.NodeName = n.name
+	addrs, _ := cut(words[2:], "pods")
+	n.addrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
+	for _, p := range prefixes(t, d, addrs) {
+		n.addrs = append(n.addrs, p.Addr())
+	}
+	return n
 }
 
 // machine makes one machine of the lab from its line.
@@ -108,6 +150,7 @@ func (w *world) machine(t *testing.T, d *datadriven.TestData, words []string) er
 		if err != nil {
 			return err
 		}
+		w.hosts = append(w.hosts, h)
 		w.add(&h.Machine)
 		if len(via) > 0 {
 			for _, r := range prefixes(t, d, via[2:]) { // after "NODE for"
@@ -145,51 +188,6 @@ func (s *story) serve(t *testing.T, d *datadriven.TestData) string {
 		}
 	}
 	return "ok\n"
-}
-
-// connect makes connections and tells what became of them.
-func (w *world) connect(t *testing.T, d *datadriven.TestData) string {
-	var from, to, proto string
-	n := 40
-	d.ScanArgs(t, "from", &from)
-	d.ScanArgs(t, "to", &to)
-	if d.HasArg("proto") {
-		d.ScanArgs(t, "proto", &proto)
-	}
-	if d.HasArg("n") {
-		d.ScanArgs(t, "n", &n)
-	}
-	m := w.machines[from]
-	if m == nil {
-		d.Fatalf(t, "no such machine: %s", from)
-	}
-	dest := netip.MustParseAddrPort(to)
-	seen := map[string]map[string]bool{} // as whom -> by which servers
-	failures := map[string]bool{}
-	for i := 0; i < n; i++ {
-		reply, err := m.Connect(protocol(proto), dest, lab.Timeout(time.Second))
-		if err != nil {
-			failures[lab.Outcome(err)] = true
-			if len(failures) == 1 && len(seen) == 0 {
-				n = min(n, 3) // the others would take as long to fail
-			}
-			continue
-		}
-		as := w.owner[reply.Seen.Addr().Unmap()]
-		if as == "" {
-			as = reply.Seen.Addr().String()
-		}
-		if seen[as] == nil {
-			seen[as] = map[string]bool{}
-		}
-		seen[as][reply.Server] = true
-	}
-	var out []string
-	for _, as := range slices.Sorted(maps.Keys(seen)) {
-		out = append(out, strings.Join(slices.Sorted(maps.Keys(seen[as])), " ")+", seen as "+as)
-	}
-	out = append(out, slices.Sorted(maps.Keys(failures))...)
-	return strings.Join(out, "\n") + "\n"
 }
 
 func protocol(name string) lab.Protocol {

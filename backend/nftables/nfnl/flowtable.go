@@ -125,6 +125,11 @@ type FlowtableInfo struct {
 // Flowtables calls visit with every flowtable of a table. The kernel leaves out
 // one whose devices do not fit into the 32 KiB of an answer, some 1,600 of them.
 func (c *Conn) Flowtables(t Table, visit func(FlowtableInfo)) error {
+	// The first answer on a socket is smaller: the kernel has not seen yet how
+	// much is read at once.
+	if _, err := c.Generation(); err != nil {
+		return err
+	}
 	var a attrs
 	a.string(nftaFlowtableTable, t.Name) // the kernel filters by it
 	return c.request(msgGetFlowtable, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {

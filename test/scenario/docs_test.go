@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var code = regexp.MustCompile("`([^`]+)`")
+
+// TestDocs makes sure that what docs/services.md names as proof is there: each row
+// about something that matters names a story, or a package with tests of its own.
+func TestDocs(t *testing.T) {
+	text, err := os.ReadFile("../../docs/services.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for _, line := range lines(string(text)) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || strings.Contains(cells[1], "---") || strings.TrimSpace(cells[3]) == "proof" {
+			continue // not a row of a table with proofs
+		}
+		rows++
+		proofs := code.FindAllStringSubmatch(cells[3], -1)
+		if len(proofs) == 0 && strings.TrimSpace(cells[2]) != "nothing" {
+			t.Errorf("no proof of%s", cells[1])
+		}
+		for _, p := range proofs {
+			_, story := os.Stat(filepath.Join(Dir, p[1]+".txt"))
+			_, pkg := os.Stat(filepath.Join("../..", p[1]))
+			if story != nil && pkg != nil {
+				t.Errorf("the proof of%sis not there: %s", cells[1], p[1])
+			}
+		}
+	}
+	if rows < 30 {
+		t.Errorf("%d rows found in docs/services.md", rows)
+	}
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/conntrack"
+	"github.com/slipstream-proxy/slipstream/desired"
+)
+
+// node is a node's proxy, without the loop around it.
+type node struct {
+	name      string
+	config    backend.Config
+	desired   desired.Config
+	addrs     []netip.Addr // on its interfaces
+	state     *desired.State
+	describer describer
+	kernel    backend.Backend // nil when told purely
+	flows     *conntrack.Conn
+}
+
+// content is what the node's kernel should have.
+func (n *node) content() *backend.Content { return backend.ContentOf(n.state.Full()) }
+
+// learn makes the node's state of what there is.
+func (n *node) learn(all objects) {
+	n.state = desired.New(n.desired)
+	all.tell(n.state)
+	n.state.SetNodeAddresses(n.addrs)
+}
+
+// start makes the node's backend and programs all that its state has.
+func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
+	full := n.state.Full()
+	n.describer.full(full)
+	if mode == nil {
+		return
+	}
+	var err error
+	if n.kernel, err = mode(n.config); err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+	if n.flows, err = conntrack.New(n.config.NetNS); err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+	n.reconcile(t, d, full)
+}
+
+func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Change) {
+	flows := full.StaleFlows
+	if _, err := n.kernel.Reconcile(full); err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+	n.clean(t, d, flows)
+	n.compare(t, d)
+}
+
+// program has the node's backend take the change since the last time, as the
+// proxy does, and returns its description.
+func (n *node) program(t *testing.T, d *datadriven.TestData) string {
+	change := n.state.Change()
+	if change.Rebuild {
+		full := n.state.Full()
+		out := n.describer.full(full)
+		if n.kernel != nil {
+			n.reconcile(t, d, full)
+		}
+		return out
+	}
+	out := n.describer.change(change)
+	if n.kernel == nil {
+		return out
+	}
+	flows := change.StaleFlows
+	if _, err := n.kernel.Apply(change); err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+	n.clean(t, d, flows)
+	n.compare(t, d)
+	return out
+}
+
+// clean deletes what conntrack has of flows that are stale.
+func (n *node) clean(t *testing.T, d *datadriven.TestData, flows []desired.StaleFlows) {
+	if _, err := n.flows.Clean(flows); err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+}
+
+// compare fails the test unless the kernel has what the state asks for.
+func (n *node) compare(t *testing.T, d *datadriven.TestData) {
+	t.Helper()
+	diff, err := backend.Compare(n.kernel.(backend.Reader), n.content())
+	if err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+	if diff != "" {
+		d.Fatalf(t, "node %s: the kernel differs:\n%s", n.name, diff)
+	}
+	if err := n.kernel.Check(); err != nil {
+		d.Fatalf(t, "node %s: %v", n.name, err)
+	}
+}
+
+// restart ends the node's proxy and starts it again, on what the kernel has.
+func (n *node) restart(t *testing.T, d *datadriven.TestData, s *story) {
+	before := n.content().Lines()
+	if n.kernel != nil {
+		if err := errors.Join(n.kernel.Close(), n.flows.Close()); err != nil {
+			d.Fatalf(t, "node %s: %v", n.name, err)
+		}
+	}
+	n.learn(s.objects)
+	if after := n.content().Lines(); !slices.Equal(before, after) {
+		d.Fatalf(t, "node %s: the order of objects makes a difference:\n%s\nand in reverse:\n%s",
+			n.name, strings.Join(before, "\n"), strings.Join(after, "\n"))
+	}
+	n.start(t, d, s.mode)
+}
+
+func (n *node) close(t *testing.T) {
+	if n.kernel == nil || n.flows == nil {
+		return
+	}
+	if err := n.kernel.Cleanup(); err != nil {
+		t.Errorf("node %s: cleanup: %v", n.name, err)
+	}
+	if got, err := n.kernel.(backend.Reader).Read(); err != nil || len(got.Lines()) > 0 {
+		t.Errorf("node %s: left by cleanup: %v %v", n.name, got.Lines(), err)
+	}
+	if err := errors.Join(n.kernel.Close(), n.flows.Close()); err != nil {
+		t.Errorf("node %s: %v", n.name, err)
+	}
+}
