@@ -13,16 +13,21 @@ BUILD := $(GO) build -buildvcs=false -trimpath
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 .DEFAULT_GOAL := help
-.PHONY: help build test deps lint fmt demo bench fuzz clean
+.PHONY: help build test oracle deps lint fmt demo bench bench-fastpath fuzz clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build bin/slipstream, a static binary
 	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernel (root)
 	$(GO) run ./test/runner ./...
+	@$(MAKE) --no-print-directory oracle
+
+oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more (root)
+	cd test/oracle && $(GO) run ./build && $(GO) test ./cluster ./observe ./stage ./upstream
+	cd test/oracle && $(GO) test -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS))
 
 deps: ## Install what the tests need (root; Debian packages)
 	test/deps.sh
@@ -31,6 +36,7 @@ lint: bin/staticcheck ## Check formatting, go vet and staticcheck
 	@unformatted=$$(gofmt -l $$(git -c safe.directory='*' ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	bin/staticcheck ./...
+	cd test/oracle && $(GO) vet ./... && ../../bin/staticcheck ./...
 
 bin/staticcheck: tools/go.mod
 	cd tools && $(GO) build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
@@ -43,6 +49,9 @@ demo: build ## Show Services at work in a lab of network namespaces (root)
 
 bench: build ## Measure programming 10,000 Services of 10 endpoints (root)
 	bin/slipstream bench sync --services 10000 --endpoints 10
+
+bench-fastpath: deps build ## Measure what the fast path gains and costs (root)
+	GO="$(GO)" bench/fastpath.sh
 
 fuzz: ## Fuzz the manifest decoder and the desired state, a minute each
 	$(GO) test ./source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m

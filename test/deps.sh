@@ -37,6 +37,7 @@ needs=(
   'ping iputils-ping'
   'tcpdump tcpdump'             # looking at a test that fails
   'iperf3 iperf3'               # benchmarks
+  'etcd etcd-server'            # the API server that the oracle test feeds kube-proxy from
   'ps procps'
   'sysctl procps'
 )

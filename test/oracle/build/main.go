@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command build builds what the oracle test compares with, kube-apiserver and
+// kube-proxy, unless that has been done before. It tells how it goes: it takes minutes.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	for _, name := range upstream.Programs {
+		_, err := upstream.Binary(ctx, name, func(format string, args ...any) {
+			fmt.Fprintf(os.Stderr, "oracle: "+format+"\n", args...)
+		})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "oracle:", err)
+			os.Exit(1)
+		}
+	}
+}

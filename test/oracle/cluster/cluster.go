@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster makes up clusters: Services, EndpointSlices and Nodes, with the
+// settings of a proxy for them. The same seed makes the same cluster.
+//
+// Every address, port and node port is chosen by the seed, none by the API server, so
+// that a seed says all. The API server adds its defaults and has to accept the rest.
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/source"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+)
+
+// Cluster is what a proxy is fed with.
+type Cluster struct {
+	Seed     uint64
+	Settings Settings
+
+	Nodes    []*corev1.Node
+	Services []*corev1.Service // with their status
+	Slices   []*discoveryv1.EndpointSlice
+
+	ServiceCIDRs []*networkingv1.ServiceCIDR // the API server's own
+}
+
+// Namespaces are those that objects are in. Services of one name are in both.
+var Namespaces = []string{"default", "other"}
+
+// services is how many Services a cluster has, at most.
+const services = 12
+
+// Random makes up a cluster.
+func Random(seed uint64) *Cluster {
+	g := &generator{
+		Rand:  rand.New(rand.NewPCG(seed, 0)),
+		taken: map[any]bool{},
+	}
+	c := &Cluster{Seed: seed, Settings: g.settings(), Nodes: g.nodes()}
+	for i := range services {
+		svc, groups := g.service(i)
+		c.Services = append(c.Services, svc)
+		c.Slices = append(c.Slices, groups...)
+	}
+	return c
+}
+
+// Named is the cluster's Service of that namespace and name, or nil.
+func (c *Cluster) Named(namespace, name string) *corev1.Service {
+	i := slices.IndexFunc(c.Services, func(s *corev1.Service) bool { return s.Namespace == namespace && s.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return c.Services[i]
+}
+
+// Objects are all of them.
+func (c *Cluster) Objects() (all []source.Object) {
+	for _, n := range c.Nodes {
+		all = append(all, n)
+	}
+	for _, svc := range c.Services {
+		all = append(all, svc)
+	}
+	for _, s := range c.Slices {
+		all = append(all, s)
+	}
+	for _, r := range c.ServiceCIDRs {
+		all = append(all, r)
+	}
+	return all
+}
+
+// DeepCopy is a cluster that shares nothing with this one but its settings' ranges.
+func (c *Cluster) DeepCopy() *Cluster {
+	out := &Cluster{Seed: c.Seed, Settings: c.Settings}
+	for _, n := range c.Nodes {
+		out.Nodes = append(out.Nodes, n.DeepCopy())
+	}
+	for _, svc := range c.Services {
+		out.Services = append(out.Services, svc.DeepCopy())
+	}
+	for _, s := range c.Slices {
+		out.Slices = append(out.Slices, s.DeepCopy())
+	}
+	for _, r := range c.ServiceCIDRs {
+		out.ServiceCIDRs = append(out.ServiceCIDRs, r.DeepCopy())
+	}
+	return out
+}
+
+// SlicesOf are the EndpointSlices of a Service.
+func (c *Cluster) SlicesOf(svc *corev1.Service) (all []*discoveryv1.EndpointSlice) {
+	for _, s := range c.Slices {
+		if s.Namespace == svc.Namespace && s.Labels[discoveryv1.LabelServiceName] == svc.Name {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// Backends is how many backends a Service's port can have in a family (0 or 1): its
+// slices have no more.
+func (c *Cluster) Backends(svc *corev1.Service, port corev1.ServicePort, family int) int {
+	seen := map[string]bool{}
+	for _, s := range c.SlicesOf(svc) {
+		if (s.AddressType == discoveryv1.AddressTypeIPv4) != (family == 0) {
+			continue
+		}
+		for _, e := range s.Endpoints {
+			for _, p := range s.Ports {
+				if p.Port != nil && ptr.Deref(p.Name, "") == port.Name {
+					seen[fmt.Sprint(e.Addresses[0], *p.Port)] = true
+				}
+			}
+		}
+	}
+	return len(seen)
+}
+
+// Describe is a Service and its slices in YAML, without what says nothing about
+// proxying.
+func (c *Cluster) Describe(svc *corev1.Service) string {
+	var parts []string
+	svc = svc.DeepCopy()
+	strip(&svc.ObjectMeta)
+	svc.Status.Conditions = nil
+	parts = append(parts, asYAML(map[string]any{"metadata": svc.ObjectMeta, "spec": svc.Spec, "status": svc.Status}))
+	for _, s := range c.SlicesOf(svc) {
+		s = s.DeepCopy()
+		strip(&s.ObjectMeta)
+		parts = append(parts, asYAML(map[string]any{"metadata": s.ObjectMeta, "addressType": s.AddressType, "ports": s.Ports, "endpoints": s.Endpoints}))
+	}
+	return strings.Join(parts, "---\n")
+}
+
+func strip(m *metav1.ObjectMeta) {
+	*m = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations}
+}
+
+func asYAML(v any) string {
+	b, err := yaml.Marshal(v)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	return string(b)
+}
+
+// generator is a source of decisions.
+type generator struct {
+	*rand.Rand
+	taken map[any]bool
+}
+
+// once in n times.
+func (g *generator) once(n int) bool { return g.IntN(n) == 0 }
+
+// pick is one of all, each as likely.
+func pick[T any](g *generator, all ...T) T { return all[g.IntN(len(all))] }
+
+// some is n different ones of all, in random order; all of them if there are fewer.
+func some[T any](g *generator, n int, all []T) []T {
+	all = slices.Clone(all)
+	g.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:min(n, len(all))]
+}
+
+// fresh makes up values until one comes that was not there before.
+func fresh[T comparable](g *generator, next func() T) T {
+	for {
+		v := next()
+		if !g.taken[v] {
+			g.taken[v] = true
+			return v
+		}
+	}
+}
+
+// address is one of a range that nobody has: its last 16 bits are random.
+func (g *generator) address(r netip.Prefix) netip.Addr {
+	return fresh(g, func() netip.Addr {
+		b := r.Masked().Addr().AsSlice()
+		n := len(b)
+		if r.Bits() <= 8*(n-2) {
+			b[n-2] |= byte(g.IntN(256))
+		}
+		b[n-1] = byte(10 + g.IntN(240)) // clear of the addresses that something else has
+		a, _ := netip.AddrFromSlice(b)
+		return a
+	})
+}
+
+// texts are addresses or ranges as objects write them.
+func texts[T fmt.Stringer](all ...T) []string {
+	var s []string
+	for _, a := range all {
+		s = append(s, a.String())
+	}
+	return s
+}
+
+// byName sorts objects by namespace and name.
+func byName(a, b metav1.Object) int {
+	return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+}
+
+// Unallocated is a ClusterIP of a family that no Service has.
+func (c *Cluster) Unallocated(family int) netip.Addr {
+	a := stage.ServiceCIDRs[family].Masked().Addr()
+	for range 5 { // below those that address makes up
+		a = a.Next()
+	}
+	return a
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+)
+
+// health asks a health check node port, from outside.
+func (l *look) health(p Probe) Outcome {
+	l.slots <- struct{}{}
+	defer func() { <-l.slots }()
+	// There are few of these, and they take the proxy itself some time to answer.
+	ctx, cancel := context.WithTimeout(l.ctx, max(l.pace.Timeout, Careful.Timeout))
+	defer cancel()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, address string) (conn net.Conn, err error) {
+			err = l.stage.Vantages[p.From].Machine.Do(func() error {
+				var d net.Dialer
+				conn, err = d.DialContext(ctx, "tcp", address)
+				return err
+			})
+			return conn, err
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.To.String()+"/", nil)
+	if err != nil {
+		return Outcome{Failures: []string{err.Error()}}
+	}
+	response, err := client.Do(request)
+	switch {
+	case ctx.Err() != nil:
+		return Outcome{Failures: []string{Timeout}}
+	case err != nil:
+		return Outcome{Failures: []string{lab.Outcome(err)}}
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return Outcome{Failures: []string{lab.Outcome(err)}}
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, body); err != nil {
+		compact = *bytes.NewBuffer(body)
+	}
+	h := response.Header
+	return Outcome{Note: fmt.Sprintf("%d, %s, weight %q, %s", response.StatusCode, h.Get("Content-Type"), h.Get("X-Load-Balancing-Endpoint-Weight"), compact.String())}
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+)
+
+// Observer looks at what is on one stage.
+type Observer struct {
+	stage *stage.Stage
+
+	// fresh counts the source addresses that were used up, by vantage: session
+	// affinity remembers them.
+	fresh map[string]*atomic.Int64
+}
+
+// New is an observer of a stage.
+func New(s *stage.Stage) *Observer {
+	o := &Observer{stage: s, fresh: map[string]*atomic.Int64{}}
+	for name := range s.Vantages {
+		o.fresh[name] = &atomic.Int64{}
+	}
+	return o
+}
+
+// Pace is how hard to look.
+type Pace struct {
+	Timeout time.Duration // of a connection
+	AtOnce  int           // connections, at most
+	Effort  int           // times the usual number of connections
+}
+
+var (
+	// Fast is for the first look. A timeout may be due to a slow machine.
+	Fast = Pace{Timeout: 500 * time.Millisecond, AtOnce: 128, Effort: 1}
+	// Careful is for a second look at what differs.
+	Careful = Pace{Timeout: time.Second, AtOnce: 128, Effort: 2}
+)
+
+// Look makes all probes and returns what was seen of each.
+func (o *Observer) Look(ctx context.Context, probes []Probe, pace Pace) []Outcome {
+	l := look{Observer: o, ctx: ctx, pace: pace, slots: make(chan struct{}, pace.AtOnce)}
+	out := make([]Outcome, len(probes))
+	var wg sync.WaitGroup
+	for i, p := range probes {
+		wg.Go(func() { out[i] = l.probe(p) })
+	}
+	wg.Wait()
+	return out
+}
+
+// look is one call of Look.
+type look struct {
+	*Observer
+	ctx   context.Context
+	pace  Pace
+	slots chan struct{}
+}
+
+func (l *look) probe(p Probe) Outcome {
+	switch p.Kind {
+	case Stick:
+		return l.stick(p)
+	case Share:
+		return l.share(p)
+	case Health:
+		return l.health(p)
+	}
+	return l.reach(p)
+}
+
+// attempt is one connection's outcome: by whom it was answered and as whom it was seen,
+// or why not.
+type attempt struct {
+	server, as string
+	failure    string
+}
+
+// connect makes one connection from the source-th address of the vantage.
+func (l *look) connect(p Probe, source int) attempt {
+	l.slots <- struct{}{}
+	defer func() { <-l.slots }()
+	if err := l.ctx.Err(); err != nil {
+		return attempt{failure: err.Error()}
+	}
+	v := l.stage.Vantages[p.From]
+	reply, err := v.Connect(p.Protocol, p.To, source, lab.Timeout(l.pace.Timeout))
+	if err != nil {
+		return attempt{failure: lab.Outcome(err)}
+	}
+	return attempt{
+		server: fmt.Sprintf("%s:%d", reply.Server, reply.Local.Port()),
+		as:     l.stage.Owner(reply.Seen.Addr()),
+	}
+}
+
+// all makes connections from these sources side by side.
+func (l *look) all(p Probe, sources []int) []attempt {
+	out := make([]attempt, len(sources))
+	var wg sync.WaitGroup
+	for i, source := range sources {
+		wg.Go(func() { out[i] = l.connect(p, source) })
+	}
+	wg.Wait()
+	return out
+}
+
+// maxMissed bounds the probability that some backend of a probe is not met.
+const maxMissed = 1e-6
+
+// enough is how many connections meet each of k equally likely backends, but with
+// probability maxMissed: each is missed with (1-1/k)^n, and there are k of them.
+func enough(k int) int {
+	if k < 2 {
+		return 2
+	}
+	return int(math.Ceil(math.Log(maxMissed/float64(k)) / math.Log(1-1/float64(k))))
+}
+
+// These are made before the other connections. Where all of them fail in the same way,
+// the others would too; of a mixed probe it takes more to say so.
+const (
+	first      = 8
+	firstMixed = 24
+)
+
+func (l *look) reach(p Probe) Outcome {
+	t := newTally()
+	for _, a := range l.most(p, make([]int, enough(p.Backends)*l.pace.Effort)) {
+		t.add(a)
+	}
+	return t.outcome("")
+}
+
+// most makes connections from these sources, but only the first ones where these all
+// fail in the same way.
+func (l *look) most(p Probe, sources []int) []attempt {
+	n := first
+	if p.Mixed {
+		n = firstMixed
+	}
+	n = min(n, len(sources))
+	got := l.all(p, sources[:n])
+	same := !slices.ContainsFunc(got, func(a attempt) bool { return a != got[0] })
+	if same && got[0].failure != "" {
+		return got
+	}
+	return append(got, l.all(p, sources[n:])...)
+}
+
+// sources takes n source addresses that no probe had; always the only one, where there is
+// but one.
+func (l *look) sources(vantage string, n int) []int {
+	out := make([]int, n)
+	if l.stage.Vantages[vantage].Many() {
+		last := int(l.fresh[vantage].Add(int64(n)))
+		for i := range out {
+			out[i] = last - i
+		}
+	}
+	return out
+}
+
+// Numbers of connections: from one source to see whether it sticks, and from how many
+// sources to see whether addresses share.
+const (
+	sticking = 3
+	sharing  = 24
+)
+
+// oneOfThem stands for the server that the only source of a vantage got, which says
+// nothing where there are several.
+const oneOfThem = "one of the servers"
+
+// stick connects from many sources, so that all backends are met, and from each of them
+// again.
+func (l *look) stick(p Probe) Outcome {
+	many := l.stage.Vantages[p.From].Many()
+	n := 1
+	if many {
+		n = enough(p.Backends) * l.pace.Effort
+	}
+	t, note := newTally(), "each source stays with its server"
+	sources := l.sources(p.From, n)
+	answered := false
+	see := func(a attempt) {
+		oneOf := !many && p.Backends > 1 && !strings.HasPrefix(a.server, stage.Elsewhere)
+		answered = answered || a.failure == "" || oneOf && a.failure == Timeout // that server's answers may go astray
+		if oneOf && (a.failure == "" || a.failure == Timeout) {
+			a = attempt{failure: oneOfThem}
+		}
+		t.add(a)
+	}
+	got := l.most(p, sources)
+	for _, a := range got {
+		see(a)
+	}
+	for range sticking {
+		for i, a := range l.all(p, sources[:len(got)]) {
+			if a != got[i] {
+				note = "a source does not stay with its server"
+				see(a)
+			}
+		}
+	}
+	if !answered {
+		note = ""
+	}
+	return t.outcome(note)
+}
+
+// share connects to both addresses from many sources.
+func (l *look) share(p Probe) Outcome {
+	sources := l.sources(p.From, sharing*l.pace.Effort)
+	then := p
+	then.To = p.Then
+	before, after := l.all(p, sources), l.all(then, sources)
+	for i := range before {
+		if before[i].failure != "" || after[i].failure != "" {
+			return Outcome{Note: "not both addresses answer"}
+		}
+		if before[i].server != after[i].server {
+			return Outcome{Note: "another server at the other address"}
+		}
+	}
+	return Outcome{Note: "the same server at both addresses"}
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Vantages by what they look at.
+var (
+	inside   = []string{stage.PodNoEndpoint, stage.PodEndpoint, stage.OnNode, stage.Outside}
+	external = []string{stage.PodNoEndpoint, stage.PodEndpoint, stage.OnNode, stage.Outside, stage.OtherPod}
+	limited  = append(slices.Clone(external), stage.Stranger) // by source ranges
+	onNode   = []string{stage.OnNode}
+	outside  = []string{stage.Outside}
+	aside    = []string{stage.PodNoEndpoint, stage.Outside} // for what should not depend on who asks
+)
+
+// manyAddresses are the vantages that have any number of addresses.
+var manyAddresses = []string{stage.PodNoEndpoint, stage.Outside, stage.Stranger}
+
+// unusedPort is a port that no Service has.
+const unusedPort = 7
+
+// Plan is what to look at in a cluster: each address of each Service from where it
+// matters, and what is near it and should not answer.
+func Plan(c *cluster.Cluster) []Probe {
+	var p planner
+	for _, svc := range c.Services {
+		p.service(c, svc)
+	}
+	for f := range stage.ServiceCIDRs {
+		const what = "a ClusterIP that no Service has"
+		p.from(inside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 80), What: what})
+		p.from(aside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 53), Protocol: lab.UDP, What: what})
+	}
+	return p.probes
+}
+
+type planner struct{ probes []Probe }
+
+func (p *planner) add(probes ...Probe) {
+	for _, probe := range probes {
+		// From n2, n1 may lead a connection back to n2, and the answer does not
+		// come through n1 again.
+		probe.Mixed = probe.From == stage.OtherPod
+		p.probes = append(p.probes, probe)
+	}
+}
+
+// from adds a probe for each of the vantages.
+func (p *planner) from(vantages []string, probe Probe) {
+	for _, v := range vantages {
+		probe.From = v
+		p.add(probe)
+	}
+}
+
+// place is an address of a Service port.
+type place struct {
+	what string
+	to   netip.AddrPort
+	from []string
+}
+
+func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
+	for _, port := range svc.Spec.Ports {
+		var probes []Probe
+		for _, at := range placesOf(svc, port) {
+			probe := Probe{
+				Protocol: protocol(port.Protocol), To: at.to,
+				What:      fmt.Sprintf("%s of %s/%s:%s", at.what, svc.Namespace, svc.Name, port.Name),
+				Namespace: svc.Namespace, Service: svc.Name,
+				Backends: c.Backends(svc, port, stage.Family(at.to.Addr())),
+			}
+			for _, v := range at.from {
+				probe.From = v
+				probes = append(probes, probe)
+			}
+		}
+		if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+			probes = sticky(probes)
+		}
+		p.add(probes...)
+	}
+	p.nearby(svc)
+	p.healthCheck(svc)
+}
+
+// sticky makes of the probes of a Service port such that take session affinity into
+// account. Vantages with one address look at one place of each family only: what they
+// did elsewhere would be remembered.
+func sticky(probes []Probe) (all []Probe) {
+	type seen struct {
+		from   string
+		family int
+	}
+	before := map[seen]Probe{}
+	for _, p := range probes {
+		if p.From == stage.OtherPod {
+			continue // some of its connections fail, so it cannot be said what sticks
+		}
+		p.Kind = Stick
+		key := seen{p.From, stage.Family(p.To.Addr())}
+		previous, again := before[key]
+		before[key] = p
+		switch {
+		case !again:
+			all = append(all, p)
+		case slices.Contains(manyAddresses, p.From):
+			shared := previous
+			shared.Kind, shared.Then = Share, p.To
+			all = append(all, p, shared)
+		}
+	}
+	return all
+}
+
+func protocol(p corev1.Protocol) lab.Protocol {
+	if p == corev1.ProtocolUDP {
+		return lab.UDP
+	}
+	return lab.TCP
+}
+
+// placesOf are the addresses of a Service port, ClusterIPs first.
+func placesOf(svc *corev1.Service, port corev1.ServicePort) (all []place) {
+	at := func(ip string, port int32) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr(ip), uint16(port))
+	}
+	for _, ip := range svc.Spec.ClusterIPs {
+		if ip != corev1.ClusterIPNone {
+			all = append(all, place{"ClusterIP", at(ip, port.Port), inside})
+		}
+	}
+	for _, ip := range svc.Spec.ExternalIPs {
+		all = append(all, place{"external IP", at(ip, port.Port), external})
+	}
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if in.IP == "" {
+			continue
+		}
+		from := external
+		if len(svc.Spec.LoadBalancerSourceRanges) > 0 {
+			from = limited
+		}
+		all = append(all, place{"load balancer IP", at(in.IP, port.Port), from})
+	}
+	if port.NodePort == 0 {
+		return all
+	}
+	for f, own := range stage.NodeAddress(stage.Node1) {
+		on := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, uint16(port.NodePort)) }
+		loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}[f]
+		all = append(all,
+			place{"NodePort", on(own), external},
+			place{"NodePort on the second address", on(stage.Second[f]), aside},
+			place{"NodePort on a load balancer's address of n1", on(stage.LocalVIP[f]), outside},
+			place{"NodePort on loopback", on(loopback), onNode})
+	}
+	return all
+}
+
+// nearby looks at ports that the Service has not.
+func (p *planner) nearby(svc *corev1.Service) {
+	type other struct{ what, ip string }
+	var others []other
+	for _, ip := range svc.Spec.ClusterIPs {
+		others = append(others, other{"ClusterIP", ip})
+	}
+	for _, ip := range svc.Spec.ExternalIPs {
+		others = append(others, other{"external IP", ip})
+	}
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		others = append(others, other{"load balancer IP", in.IP})
+	}
+	for i, o := range others {
+		ip, err := netip.ParseAddr(o.ip)
+		if err != nil {
+			continue
+		}
+		from := aside
+		if o.what == "ClusterIP" {
+			from = inside
+		}
+		p.from(from, Probe{
+			Protocol: []lab.Protocol{lab.TCP, lab.UDP}[i%2], To: netip.AddrPortFrom(ip, unusedPort),
+			What:      fmt.Sprintf("unused port of the %s of %s/%s", o.what, svc.Namespace, svc.Name),
+			Namespace: svc.Namespace, Service: svc.Name,
+		})
+	}
+}
+
+func (p *planner) healthCheck(svc *corev1.Service) {
+	if svc.Spec.HealthCheckNodePort == 0 {
+		return
+	}
+	for f := range stage.Second {
+		for _, a := range []netip.Addr{stage.NodeAddress(stage.Node1)[f], stage.Second[f]} {
+			p.from(outside, Probe{
+				Kind: Health, To: netip.AddrPortFrom(a, uint16(svc.Spec.HealthCheckNodePort)),
+				What:      fmt.Sprintf("health check node port of %s/%s", svc.Namespace, svc.Name),
+				Namespace: svc.Namespace, Service: svc.Name,
+			})
+		}
+	}
+}

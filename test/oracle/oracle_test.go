@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+)
+
+var (
+	firstSeed = flag.Uint64("seed", 1, "the first cluster's seed; the next ones follow")
+	clusters  = flag.Int("clusters", 8, "how many clusters to compare")
+	against   = flag.String("against", "slipstream", "what to compare kube-proxy with: slipstream or kube-proxy")
+)
+
+// TestOracle compares the two proxies on random clusters.
+func TestOracle(t *testing.T) {
+	control := controlPlane(t)
+	oracle := kubeProxy{control, t.TempDir(), t.Logf}
+	subjects := [2]subject{oracle, slipstream{}}
+	switch *against {
+	case "slipstream":
+	case "kube-proxy":
+		subjects[1] = oracle
+	default:
+		t.Fatalf("-against: no such proxy: %q", *against)
+	}
+	for i := range *clusters {
+		seed := *firstSeed + uint64(i)
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			c := write(t, control, seed)
+			if found := compare(t, c, performBoth(t, subjects, c)); len(found) > 0 {
+				report(t, c, found)
+			}
+		})
+	}
+}
+
+// controlPlane starts etcd and kube-apiserver for the time of the test.
+func controlPlane(t *testing.T) *upstream.ControlPlane {
+	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables)
+	cidrs := stage.ServiceCIDRs
+	control, err := upstream.StartControlPlane(t.Context(), t.TempDir(), []string{cidrs[0].String(), cidrs[1].String()}, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := control.Close(); err != nil {
+			t.Errorf("control plane: %v", err)
+		}
+	})
+	return control
+}
+
+// write makes up a cluster, has the API server store it, and returns it as stored.
+func write(t *testing.T, control *upstream.ControlPlane, seed uint64) *cluster.Cluster {
+	t.Helper()
+	c := cluster.Random(seed)
+	if err := c.Write(t.Context(), control.Client); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := cluster.Read(t.Context(), control.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored.Seed, stored.Settings = c.Seed, c.Settings
+	return stored
+}

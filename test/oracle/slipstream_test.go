@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/conntrack"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/health"
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/metrics"
+	"github.com/slipstream-proxy/slipstream/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+)
+
+// slipstream is Slipstream, as "slipstream run" puts it together, but in this process and
+// with the cluster's objects as its source.
+type slipstream struct {
+	// spoil, if not nil, changes a copy of the cluster before Slipstream gets it, to
+	// see that it is noticed.
+	spoil func(*cluster.Cluster)
+}
+
+func (slipstream) name() string { return "slipstream" }
+
+// syncTimeout bounds how long Slipstream may take to program a cluster.
+const syncTimeout = 20 * time.Second
+
+func (p slipstream) start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (stop func() error, err error) {
+	if p.spoil != nil {
+		c = c.DeepCopy()
+		p.spoil(c)
+	}
+	want, err := desiredConfig(c.Settings)
+	if err != nil {
+		return nil, err
+	}
+	r, err := startRun(ctx, s, c, want)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.awaitSynced(s, c, want); err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	return r.stop, nil
+}
+
+// desiredConfig is the settings in Slipstream's words.
+func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
+	c.NodeName = stage.Node1
+	modes := map[string]desired.DetectLocalMode{
+		"ClusterCIDR":         desired.ByClusterCIDR,
+		"NodeCIDR":            desired.ByNodeCIDR,
+		"BridgeInterface":     desired.ByBridgeInterface,
+		"InterfaceNamePrefix": desired.ByInterfaceNamePrefix,
+	}
+	mode, ok := modes[s.DetectLocalMode]
+	if !ok {
+		return c, fmt.Errorf("no such way to detect local traffic: %q", s.DetectLocalMode)
+	}
+	c.DetectLocal = desired.DetectLocal{Mode: mode, CIDRs: s.ClusterCIDRs, Interface: s.Interface}
+	for _, text := range s.NodePortAddresses {
+		if text == "primary" {
+			c.NodePorts.Primary = true
+			continue
+		}
+		r, err := netip.ParsePrefix(text)
+		if err != nil {
+			return c, err
+		}
+		c.NodePorts.CIDRs = append(c.NodePorts.CIDRs, r)
+	}
+	return c, nil
+}
+
+// run is Slipstream running.
+type run struct {
+	config backend.Config
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu     sync.Mutex
+	errs   []error // of the loop, and of health checks
+	closes []func() error
+}
+
+func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desired.Config) (*run, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ns := s.N1.Namespace()
+	r := &run{cancel: cancel, config: backend.Config{
+		NetNS:         ns.FD(),
+		MasqueradeAll: c.Settings.MasqueradeAll,
+		MasqueradeBit: backend.DefaultMasqueradeBit,
+	}}
+	b, err := nftables.New(r.config)
+	if err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	r.closes = append(r.closes, b.Close)
+	conn, err := conntrack.New(ns.FD())
+	if err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	flows := conntrack.NewCleaner(conn.Clean, func(_ conntrack.Stats, err error) { r.failed(err) })
+	r.closes = append(r.closes, conn.Close, func() error { flows.Close(); return nil })
+	var loop *proxy.Proxy
+	checks := health.New(health.Options{
+		Listen:  listenIn(ns),
+		Healthy: func() bool { return loop.Healthy() },
+		Report:  r.failed,
+	})
+	r.closes = append(r.closes, func() error { checks.Close(); return nil })
+	loop = proxy.New(newFeed(c), desired.New(want), b, metrics.New(), proxy.Options{
+		MinSyncPeriod: time.Millisecond,
+		CheckPeriod:   time.Second,
+		NodeAddresses: nodeaddr.New(ns.FD()).Run,
+		HealthChecks:  checks,
+		StaleFlows:    flows,
+	})
+	r.done.Go(func() { r.failed(loop.Run(ctx)) })
+	return r, nil
+}
+
+// listenIn is net.Listen in a namespace.
+func listenIn(ns *lab.Namespace) func(network, address string) (net.Listener, error) {
+	return func(network, address string) (l net.Listener, err error) {
+		err = ns.Do(func() error {
+			l, err = net.Listen(network, address)
+			return err
+		})
+		return l, err
+	}
+}
+
+func (r *run) failed(err error) {
+	if err == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.errs = append(r.errs, err)
+}
+
+// awaitSynced waits until the kernel has what another State, which learns of all the
+// objects in order and at once, asks for.
+func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Config) error {
+	state := desired.New(config)
+	for _, o := range c.Objects() {
+		proxy.Tell(state, set(o))
+	}
+	addrs, err := addressesOf(s.N1.Namespace())
+	if err != nil {
+		return err
+	}
+	state.SetNodeAddresses(addrs)
+	want := backend.ContentOf(state.Full())
+	reader, err := nftables.New(r.config)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	for deadline := time.Now().Add(syncTimeout); ; time.Sleep(10 * time.Millisecond) {
+		got, err := reader.Read()
+		if err != nil {
+			return err
+		}
+		diff := backend.Difference(want, got)
+		if diff == "" {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not what the objects ask for after %v:\n%s", syncTimeout, diff)
+		}
+	}
+}
+
+// addressesOf are the addresses on a namespace's interfaces.
+func addressesOf(ns *lab.Namespace) (all []netip.Addr, err error) {
+	err = ns.Do(func() error {
+		addrs, err := net.InterfaceAddrs()
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok {
+				ip, _ := netip.AddrFromSlice(n.IP)
+				all = append(all, ip.Unmap())
+			}
+		}
+		return err
+	})
+	return all, err
+}
+
+// stop ends Slipstream and returns what went wrong meanwhile.
+func (r *run) stop() error {
+	r.cancel()
+	r.done.Wait()
+	for i := range r.closes {
+		r.failed(r.closes[len(r.closes)-1-i]())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return errors.Join(r.errs...)
+}

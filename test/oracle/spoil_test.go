@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/observe"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// spoiledSeed is of a cluster in which everything can be spoiled that spoils wants to.
+const spoiledSeed = 3
+
+// spoils are mistakes that a proxy could make, as changes of the cluster that it is
+// given. Each returns how often it found something to change, and says by what kind of
+// probe it is to be seen.
+var spoils = []struct {
+	name  string
+	kind  observe.Kind
+	spoil func(*cluster.Cluster) int
+}{
+	{"a backend is missing", observe.Reach, func(c *cluster.Cluster) (n int) {
+		for _, s := range c.Slices {
+			if len(s.Endpoints) > 1 {
+				s.Endpoints = s.Endpoints[:len(s.Endpoints)-1]
+				n++
+			}
+		}
+		return n
+	}},
+	{"endpoints that are not ready are used", observe.Reach, eachEndpoint(func(e *discoveryv1.Endpoint) bool {
+		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
+		e.Conditions = discoveryv1.EndpointConditions{}
+		return !ready
+	})},
+	{"topology hints are ignored", observe.Reach, eachEndpoint(func(e *discoveryv1.Endpoint) bool {
+		had := e.Hints != nil
+		e.Hints = nil
+		return had
+	})},
+	{"everything is masqueraded", observe.Reach, func(c *cluster.Cluster) int {
+		c.Settings.MasqueradeAll = !c.Settings.MasqueradeAll
+		return 1
+	}},
+	{"NodePorts are on the wrong addresses", observe.Reach, func(c *cluster.Cluster) int {
+		c.Settings.NodePortAddresses = []string{"127.0.0.0/8", "::1/128"}
+		return 1
+	}},
+	{"external traffic policy is ignored", observe.Reach, eachService(func(svc *corev1.Service) bool {
+		had := svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+		if had {
+			svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+		}
+		return had
+	})},
+	{"internal traffic policy is ignored", observe.Reach, eachService(func(svc *corev1.Service) bool {
+		had := svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+		svc.Spec.InternalTrafficPolicy = nil
+		return had
+	})},
+	{"source ranges are ignored", observe.Reach, eachService(func(svc *corev1.Service) bool {
+		had := len(svc.Spec.LoadBalancerSourceRanges) > 0
+		svc.Spec.LoadBalancerSourceRanges = nil
+		return had
+	})},
+	{"session affinity is ignored", observe.Stick, eachService(func(svc *corev1.Service) bool {
+		had := svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP
+		svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
+		return had
+	})},
+	{"a Service is missing", observe.Reach, func(c *cluster.Cluster) int {
+		c.Services = c.Services[1:]
+		return 1
+	}},
+	{"ranges of ClusterIPs are ignored", observe.Reach, func(c *cluster.Cluster) int {
+		n := len(c.ServiceCIDRs)
+		c.ServiceCIDRs = nil
+		return n
+	}},
+	{"health checks are on another port", observe.Health, eachService(func(svc *corev1.Service) bool {
+		had := svc.Spec.HealthCheckNodePort != 0
+		if had {
+			svc.Spec.HealthCheckNodePort ^= 1
+		}
+		return had
+	})},
+}
+
+func eachService(spoil func(*corev1.Service) bool) func(*cluster.Cluster) int {
+	return func(c *cluster.Cluster) (n int) {
+		for _, svc := range c.Services {
+			if spoil(svc) {
+				n++
+			}
+		}
+		return n
+	}
+}
+
+func eachEndpoint(spoil func(*discoveryv1.Endpoint) bool) func(*cluster.Cluster) int {
+	return func(c *cluster.Cluster) (n int) {
+		for _, s := range c.Slices {
+			for i := range s.Endpoints {
+				if spoil(&s.Endpoints[i]) {
+					n++
+				}
+			}
+		}
+		return n
+	}
+}
+
+// TestSpoiledIsSeen gives Slipstream something else than kube-proxy, and wants that to
+// be noticed: a comparison that cannot fail would be worth nothing.
+func TestSpoiledIsSeen(t *testing.T) {
+	control := controlPlane(t)
+	c := write(t, control, spoiledSeed)
+	oracle, err := perform(t, kubeProxy{control, t.TempDir(), t.Logf}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	probes := observe.Plan(c)
+	outcomes := oracle.observer.Look(t.Context(), probes, observe.Fast) // once for all
+	for _, s := range spoils {
+		t.Run(s.name, func(t *testing.T) {
+			changed := 0
+			spoiled, err := perform(t, slipstream{func(c *cluster.Cluster) { changed = s.spoil(c) }}, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if changed == 0 {
+				t.Fatalf("the cluster of seed %d has nothing of the kind; take another", c.Seed)
+			}
+			var looked []observe.Probe
+			var first [2][]observe.Outcome
+			for i, p := range probes {
+				if p.Kind == s.kind {
+					looked, first[0] = append(looked, p), append(first[0], outcomes[i])
+				}
+			}
+			first[1] = spoiled.observer.Look(t.Context(), looked, observe.Fast)
+			differ, _ := differing(looked, first)
+			// A few of them will do to see that it was not by chance.
+			found := compareProbes(t, c, [2]*performance{oracle, spoiled}, differ[:min(len(differ), 20)], 1, observe.Careful)
+			if len(found) == 0 {
+				t.Fatalf("is not noticed (%d probes differed at first)", len(differ))
+			}
+			t.Logf("seen: %v", found[0])
+		})
+	}
+}

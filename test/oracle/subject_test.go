@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"context"
+
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+)
+
+// subject is a proxy that is looked at.
+type subject interface {
+	name() string
+	// start runs the proxy on the stage's n1 and returns when it has programmed the
+	// cluster. stop ends it.
+	start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (stop func() error, err error)
+}
+
+// kubeProxy is the oracle.
+type kubeProxy struct {
+	control *upstream.ControlPlane
+	dir     string
+	log     upstream.Log
+}
+
+func (kubeProxy) name() string { return "kube-proxy" }
+
+func (k kubeProxy) start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (func() error, error) {
+	p, err := upstream.StartKubeProxy(ctx, s, k.control, c.Settings, k.dir, k.log)
+	if err != nil {
+		return nil, err
+	}
+	return p.Close, nil
+}

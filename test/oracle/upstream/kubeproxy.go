@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+)
+
+// metricsAddress is where kube-proxy serves its metrics, in its namespace.
+const metricsAddress = "127.0.0.1:10249"
+
+// KubeProxy is an upstream kube-proxy in nftables mode on the stage's n1.
+type KubeProxy struct {
+	dir   string
+	node  *lab.Machine
+	relay *relay
+	*process
+}
+
+// StartKubeProxy starts kube-proxy, fed by the control plane, and returns when it has
+// programmed all that the API server has: Services, EndpointSlices, ServiceCIDRs and
+// its Node. What it writes is in a folder of dir and goes away with it.
+//
+// It changes the Node object for a moment, as that is what has kube-proxy program
+// everything once more: a change of ServiceCIDRs alone has not.
+func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settings cluster.Settings, dir string, log Log) (_ *KubeProxy, err error) {
+	binary, err := Binary(ctx, "kube-proxy", log)
+	if err != nil {
+		return nil, err
+	}
+	k := &KubeProxy{node: &s.N1.Machine}
+	if k.dir, err = os.MkdirTemp(dir, "kube-proxy-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.Close())
+		}
+	}()
+	if k.relay, err = newRelay(k.node.Namespace(), c.ns, apiAddress); err != nil {
+		return nil, err
+	}
+	config, err := k.writeConfig(c.token, settings)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	c.starting.Lock()
+	defer c.starting.Unlock()
+	zone, err := setZone(ctx, c, "not-yet")
+	if err != nil {
+		return nil, err
+	}
+	if k.process, err = start(k.node.Namespace(), k.dir, "kube-proxy", binary, "--config="+config, "--v=2"); err != nil {
+		return nil, err
+	}
+	if err := k.await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
+		return nil, err
+	}
+	before, err := k.fullSyncs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := setZone(ctx, c, zone); err != nil {
+		return nil, err
+	}
+	if err := k.await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, before+1) }); err != nil {
+		return nil, err
+	}
+	return k, k.await(ctx, k.knowsServiceCIDRs)
+}
+
+// writeConfig writes kube-proxy's configuration and kubeconfig, and returns the path of
+// the former.
+func (k *KubeProxy) writeConfig(token string, s cluster.Settings) (string, error) {
+	kubeconfig := filepath.Join(k.dir, "kubeconfig.yaml")
+	err := writeYAML(kubeconfig, map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "oracle",
+		"clusters": []any{map[string]any{"name": "oracle", "cluster": map[string]any{
+			"server": "https://" + apiAddress, "insecure-skip-tls-verify": true,
+		}}},
+		"users":    []any{map[string]any{"name": "oracle", "user": map[string]any{"token": token}}},
+		"contexts": []any{map[string]any{"name": "oracle", "context": map[string]any{"cluster": "oracle", "user": "oracle"}}},
+	})
+	if err != nil {
+		return "", err
+	}
+	config := filepath.Join(k.dir, "config.yaml")
+	local := map[string]any{}
+	switch s.DetectLocalMode {
+	case "BridgeInterface":
+		local["bridgeInterface"] = s.Interface
+	case "InterfaceNamePrefix":
+		local["interfaceNamePrefix"] = s.Interface
+	}
+	return config, writeYAML(config, map[string]any{
+		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+		"mode":               "nftables",
+		"clientConnection":   map[string]any{"kubeconfig": kubeconfig},
+		"hostnameOverride":   stage.Node1,
+		"healthzBindAddress": "127.0.0.1:10256",
+		"metricsBindAddress": metricsAddress,
+		"nftables":           map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms"},
+		"detectLocalMode":    s.DetectLocalMode,
+		"detectLocal":        local,
+		"clusterCIDR":        joinPrefixes(s.ClusterCIDRs),
+		"nodePortAddresses":  s.NodePortAddresses,
+		// 0 leaves the kernel's settings, which are not all per namespace, alone.
+		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+	})
+}
+
+func joinPrefixes(all []netip.Prefix) string {
+	var s []string
+	for _, p := range all {
+		s = append(s, p.String())
+	}
+	return strings.Join(s, ",")
+}
+
+func writeYAML(path string, v any) error {
+	b, err := yaml.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, b, 0o600)
+}
+
+// setZone gives the Node of n1 another zone, "" for none, and returns the one it had.
+func setZone(ctx context.Context, c *ControlPlane, zone string) (was string, err error) {
+	nodes := c.Client.CoreV1().Nodes()
+	n, err := nodes.Get(ctx, stage.Node1, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	value := "null"
+	if zone != "" {
+		value = fmt.Sprintf("%q", zone)
+	}
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, corev1.LabelTopologyZone, value)
+	_, err = nodes.Patch(ctx, stage.Node1, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	return n.Labels[corev1.LabelTopologyZone], err
+}
+
+// fullSyncs is how often kube-proxy has programmed everything, in the family in which
+// that was less often.
+func (k *KubeProxy) fullSyncs(ctx context.Context) (int, error) {
+	body, err := k.get(ctx, "http://"+metricsAddress+"/metrics")
+	if err != nil {
+		return 0, err
+	}
+	least := -1
+	for _, family := range []string{"IPv4", "IPv6"} {
+		var n int
+		prefix := fmt.Sprintf("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=%q} ", family)
+		for line := range strings.Lines(body) {
+			if text, ok := strings.CutPrefix(line, prefix); ok {
+				if _, err := fmt.Sscan(text, &n); err != nil {
+					return 0, err
+				}
+			}
+		}
+		if least < 0 || n < least {
+			least = n
+		}
+	}
+	return least, nil
+}
+
+// hasSynced says whether everything has been programmed n times.
+func (k *KubeProxy) hasSynced(ctx context.Context, n int) error {
+	have, err := k.fullSyncs(ctx)
+	if err == nil && have < n {
+		err = fmt.Errorf("has programmed everything %d times, %d wanted", have, n)
+	}
+	return err
+}
+
+// knowsServiceCIDRs says whether the rules are there that ServiceCIDRs lead to.
+func (k *KubeProxy) knowsServiceCIDRs(ctx context.Context) error {
+	for _, family := range []string{"ip", "ip6"} {
+		out, err := k.node.Run(ctx, "nft", "list", "chain", family, "kube-proxy", "cluster-ips-check")
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(string(out), "drop") {
+			return fmt.Errorf("nothing is dropped in table %s kube-proxy, chain cluster-ips-check:\n%s", family, out)
+		}
+	}
+	return nil
+}
+
+// get reads a URL of n1's loopback.
+func (k *KubeProxy) get(ctx context.Context, url string) (string, error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return dialIn(ctx, k.node.Namespace(), address)
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", url, response.Status, body)
+	}
+	return string(body), err
+}
+
+// Close ends kube-proxy, leaves what it has programmed, and removes its files.
+func (k *KubeProxy) Close() error {
+	var errs []error
+	if k.process != nil {
+		errs = append(errs, k.stop())
+	}
+	if k.relay != nil {
+		errs = append(errs, k.relay.close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(k.dir))...)
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package upstream
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+)
+
+// TestControlPlane has the API server accept random clusters, one after the other, and
+// give back all of them.
+func TestControlPlane(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root)
+	dir := t.TempDir()
+	r := stage.ServiceCIDRs
+	c, err := StartControlPlane(t.Context(), dir, []string{r[0].String(), r[1].String()}, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(30) {
+		want := cluster.Random(seed)
+		if err := want.Write(t.Context(), c.Client); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+			continue
+		}
+		got, err := cluster.Read(t.Context(), c.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const own = 1 // Service "kubernetes"
+		if len(got.Services) != len(want.Services)+own || len(got.Slices) != len(want.Slices) || len(got.Nodes) != len(want.Nodes) {
+			t.Errorf("seed %d: wrote %d Services, %d slices, %d Nodes; read %d, %d, %d", seed,
+				len(want.Services), len(want.Slices), len(want.Nodes), len(got.Services), len(got.Slices), len(got.Nodes))
+		}
+		if len(got.ServiceCIDRs) == 0 {
+			t.Errorf("seed %d: no ServiceCIDR", seed)
+		}
+		for _, svc := range want.Services {
+			stored := got.Named(svc.Namespace, svc.Name)
+			if stored == nil || strings.Join(stored.Spec.ClusterIPs, " ") != strings.Join(svc.Spec.ClusterIPs, " ") {
+				t.Errorf("seed %d: Service %s/%s: wrote ClusterIPs %v, read %v", seed, svc.Namespace, svc.Name, svc.Spec.ClusterIPs, stored)
+			}
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestProcessThatEnds wants a program's end to be noticed at once, and its last words
+// told.
+func TestProcessThatEnds(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	p, err := start(ns, t.TempDir(), "program", "/bin/sh", "-c", "echo wrong flag >&2; exit 3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	err = p.await(ctx, func(context.Context) error { return os.ErrNotExist })
+	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "wrong flag") || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestLock wants one build at a time.
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := lock(ctx, path); err == nil {
+		t.Fatal("is locked twice")
+	}
+	unlock()
+	if _, err := lock(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+}
