@@ -59,6 +59,13 @@ func (s *State) moveHealth(svc *service, from, to *slice) {
 			}
 		}
 	}
+	// Endpoints without a port are nobody's.
+	if from != nil && len(from.ports) == 0 {
+		from = nil
+	}
+	if to != nil && len(to.ports) == 0 {
+		to = nil
+	}
 	switch {
 	case from != nil && to != nil && from.family == to.family:
 		difference(from.endpoints, to.endpoints, add(from.family, -1), add(to.family, 1))
