@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"github.com/slipstream-proxy/slipstream/bench/machine"
 )
 
 // child is how tests start the child process: the test binary does its work.
 var child = Command{"/proc/self/exe", "bench-child"}
 
 func TestMain(m *testing.M) {
-	quietLimit = 0 // times are not looked at
+	machine.QuietLimit = 0 // times are not looked at
 	var work func() error
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == child[1]:

@@ -86,16 +86,3 @@ func TestExplainNFTables(t *testing.T) {
 		t.Error("an error of none")
 	}
 }
-
-func TestCPUModel(t *testing.T) {
-	tests := []struct{ cpuinfo, want string }{
-		{"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n", "Some CPU @ 2 GHz"},
-		{"processor\t: 0\n\nModel\t\t: Raspberry Pi 4\n", "Raspberry Pi 4"},
-		{"", "unknown"},
-	}
-	for _, test := range tests {
-		if got := cpuModel(test.cpuinfo); got != test.want {
-			t.Errorf("%q, want %q", got, test.want)
-		}
-	}
-}

@@ -5,64 +5,14 @@ package bench
 import (
 	"strings"
 	"testing"
+
+	"github.com/slipstream-proxy/slipstream/bench/machine"
 )
-
-func TestUnits(t *testing.T) {
-	tests := []struct{ got, want string }{
-		{duration(0.5), "0.50 µs"},
-		{duration(12.34), "12.3 µs"},
-		{duration(999.4), "999 µs"},
-		{duration(999.6), "1.00 ms"},
-		{duration(99_960), "100 ms"},
-		{duration(2_500_000), "2.50 s"},
-		{duration(1_234_000_000), "1,234 s"},
-		{size(999), "999 B"},
-		{size(1_500), "1.50 kB"},
-		{size(80_000_000), "80.0 MB"},
-		{size(1_220_000_000), "1.22 GB"},
-		{ratio(2, 3), "1.5"},
-		{ratio(1, 9.96), "10"},
-		{ratio(1, 99.4), "99"},
-		{ratio(1, 996), "1,000"},
-		{ratio(2, 82_001), "41,000"},
-		{ratio(0, 1), ""},
-		{ratio(1, 0), ""},
-		{thousands(0), "0"},
-		{thousands(999), "999"},
-		{thousands(1000), "1,000"},
-		{thousands(1234567), "1,234,567"},
-	}
-	for _, test := range tests {
-		if test.got != test.want {
-			t.Errorf("%q, want %q", test.got, test.want)
-		}
-	}
-}
-
-func TestTableAligns(t *testing.T) {
-	var tab table
-	tab.row("", "one", "another")
-	tab.row("what", "12 µs")
-	tab.row()
-	tab.row("what else", "1", "2")
-	want := "" +
-		"             one  another\n" +
-		"what       12 µs\n" +
-		"\n" +
-		"what else      1        2\n"
-	var got strings.Builder
-	if err := tab.write(&got); err != nil {
-		t.Fatal(err)
-	}
-	if got.String() != want {
-		t.Errorf("got\n%swant\n%s", &got, want)
-	}
-}
 
 func someResult() *SyncResult {
 	change := &Latency{Count: 1000, MedianUS: 14, P99US: 60, MaxUS: 800, CPUUS: 20, Elements: 2}
 	r := &SyncResult{
-		Machine: Machine{Kernel: "6.18.0", CPU: "Some CPU", CPUs: 2, Go: "go1.26", Load: "0.10"},
+		Machine: machine.Machine{Kernel: "6.18.0", CPU: "Some CPU", CPUs: 2, Go: "go1.26", Load: "0.10"},
 		Options: SyncOptions{Services: 10_000, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1000, Runs: 3, Seed: 7},
 		Slipstream: Costs{
 			Cold:     Programming{TotalMS: 300, StateMS: 50, FullMS: 20, KernelMS: 230, Elements: 130_077, Bytes: 4_910_000},

@@ -5,15 +5,17 @@ package bench
 import (
 	"encoding/json"
 	"io"
+
+	"github.com/slipstream-proxy/slipstream/bench/machine"
 )
 
 // SyncResult is what [Sync] has measured. Units are in the names of the JSON
 // fields.
 type SyncResult struct {
-	Machine    Machine     `json:"machine"`
-	Options    SyncOptions `json:"options"`
-	Slipstream Costs       `json:"slipstream"`
-	Chains     Chains      `json:"chains"`
+	Machine    machine.Machine `json:"machine"`
+	Options    SyncOptions     `json:"options"`
+	Slipstream Costs           `json:"slipstream"`
+	Chains     Chains          `json:"chains"`
 }
 
 // Costs are Slipstream's.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/stats"
 )
 
 // samples are the repetitions of one kind of change.
@@ -41,12 +43,12 @@ func (s *samples) latency() *Latency {
 	}
 	return &Latency{
 		Count:    len(s.Took),
-		MedianUS: micros(median(s.Took)),
-		P99US:    micros(percentile(s.Took, 99)),
+		MedianUS: micros(stats.Median(s.Took)),
+		P99US:    micros(stats.Percentile(s.Took, 99)),
 		MaxUS:    micros(slices.Max(s.Took)),
 		CPUUS:    micros(s.CPU) / float64(len(s.Took)),
-		Elements: median(s.Elements),
-		Bytes:    median(s.Bytes),
+		Elements: stats.Median(s.Elements),
+		Bytes:    stats.Median(s.Bytes),
 	}
 }
 
@@ -82,3 +84,7 @@ func checkSeries(all map[string]*samples) error {
 	}
 	return nil
 }
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/machine"
+	"github.com/slipstream-proxy/slipstream/bench/stats"
 )
 
 const (
@@ -30,7 +33,7 @@ func Sync(ctx context.Context, command Command, o SyncOptions) (*SyncResult, err
 			return nil, fmt.Errorf("--profile: %w", err)
 		}
 	}
-	s := &syncRuns{command: command, options: o, machine: thisMachine()}
+	s := &syncRuns{command: command, options: o, machine: machine.This()}
 	if s.skipped = o.noBaseline(); s.skipped != "" {
 		s.off = true
 	}
@@ -61,7 +64,7 @@ func (o *SyncOptions) noBaseline() string {
 type syncRuns struct {
 	command Command
 	options SyncOptions
-	machine Machine
+	machine machine.Machine
 	off     bool   // no more of the baseline is to be measured
 	skipped string // why not all of the baseline has been
 
@@ -86,13 +89,13 @@ func (s *syncRuns) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	quiet(ctx)
+	machine.Quiet(ctx)
 	r, err := p.step(request{Step: stepCold})
 	if err != nil {
 		return err
 	}
 	s.cold = append(s.cold, r.Program)
-	quiet(ctx)
+	machine.Quiet(ctx)
 	if r, err = p.step(request{Step: stepRestart}); err != nil {
 		return err
 	}
@@ -106,7 +109,7 @@ func (s *syncRuns) run(ctx context.Context) (err error) {
 	}
 	spent := time.Duration(0)
 	for round := range rounds {
-		quiet(ctx)
+		machine.Quiet(ctx)
 		if err := s.changes(p, round); err != nil {
 			return err
 		}
@@ -140,7 +143,7 @@ func (s *syncRuns) startBaseline(ctx context.Context) (*process, error) {
 		if load.step == stepCold && tooLong || load.step == stepSplit && s.options.Services <= splitServices {
 			continue // in a run before; or there is only one part
 		}
-		quiet(ctx)
+		machine.Quiet(ctx)
 		r, err := base.step(request{Step: load.step})
 		switch {
 		case err != nil:
@@ -239,9 +242,9 @@ func (s *syncRuns) result() (*SyncResult, error) {
 		Machine: s.machine,
 		Options: s.options,
 		Slipstream: Costs{
-			Cold:     *medianBy(s.cold, total),
-			Restart:  *medianBy(s.restart, total),
-			Memory:   *medianBy(s.memory, func(m *Memory) int64 { return m.PeakColdBytes }),
+			Cold:     *stats.MedianBy(s.cold, total),
+			Restart:  *stats.MedianBy(s.restart, total),
+			Memory:   *stats.MedianBy(s.memory, func(m *Memory) int64 { return m.PeakColdBytes }),
 			Changes:  map[string]*Latency{},
 			Verified: s.verified,
 		},
@@ -269,10 +272,10 @@ func (s *syncRuns) result() (*SyncResult, error) {
 	}
 	took := func(l *Load) float64 { return l.TotalMS }
 	if len(s.chainsCold) > 0 {
-		r.Chains.Cold = medianBy(s.chainsCold, took)
+		r.Chains.Cold = stats.MedianBy(s.chainsCold, took)
 	}
 	if len(s.chainsSplit) > 0 {
-		r.Chains.ColdSplit = medianBy(s.chainsSplit, took)
+		r.Chains.ColdSplit = stats.MedianBy(s.chainsSplit, took)
 	}
 	return r, nil
 }

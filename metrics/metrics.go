@@ -37,6 +37,9 @@ type Metrics struct {
 	// ConntrackFailures counts the times that not all such entries could be
 	// found and deleted.
 	ConntrackFailures prometheus.Counter
+	// FastPathFailures counts the times that the fast path could not be
+	// programmed.
+	FastPathFailures prometheus.Counter
 }
 
 // Kinds of sync, as label values.
@@ -84,13 +87,17 @@ func New() *Metrics {
 			Namespace: namespace, Name: "conntrack_failures_total",
 			Help: "Times that not all stale entries of conntrack could be found and deleted.",
 		}),
+		FastPathFailures: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "fastpath_failures_total",
+			Help: "Times that the fast path could not be programmed.",
+		}),
 	}
 	for _, kind := range []string{Full, Change} { // so that both are there from the start
 		m.SyncFailures.WithLabelValues(kind)
 		m.SyncDuration.WithLabelValues(kind)
 	}
 	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services,
-		m.ConntrackDeleted, m.ConntrackFailures,
+		m.ConntrackDeleted, m.ConntrackFailures, m.FastPathFailures,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -63,6 +63,7 @@ func (f *followUp) take(c *desired.Change, full bool) (checks []desired.HealthCh
 // follow does what follows a change that is in effect.
 func (p *Proxy) follow(c *desired.Change) {
 	checks, stale := p.followUp.take(c, p.full)
+	p.accelerate(c)
 	if addrs, differ := p.listens.now(p.state); differ && p.options.HealthChecks != nil {
 		p.options.HealthChecks.SetAddresses(addrs)
 	}

@@ -40,6 +40,9 @@ type Options struct {
 	// kernel has it. Nil where nobody is to be told.
 	HealthChecks HealthChecks
 	StaleFlows   StaleFlows
+
+	// FastPath is told of frontends too. Nil where there is none.
+	FastPath FastPath
 }
 
 // Proxy is the loop. It is used once.
@@ -62,6 +65,7 @@ type Proxy struct {
 	followUp followUp
 	listens  nodePortAddrs
 	lateness lateness
+	besides  besides
 }
 
 // New makes a loop. State and backend are the loop's from now on.
@@ -103,6 +107,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-hold.C:
 		case <-check.C:
 			p.check()
+			p.checkFastPath()
 		}
 		if !p.pending || !p.synced || !p.addressed {
 			continue

@@ -4,18 +4,18 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
-	"strings"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench"
+	"github.com/slipstream-proxy/slipstream/bench/forward"
 	"github.com/spf13/cobra"
 )
 
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure what slipstream costs on this machine",
+		Short: "Measure what slipstream costs, and gains, on this machine",
 		Args:  cobra.NoArgs,
 	}
 	child := &cobra.Command{
@@ -25,60 +25,58 @@ func newBench() *cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE:   func(*cobra.Command, []string) error { return bench.RunChild(os.Stdin, os.Stdout) },
 	}
-	cmd.AddCommand(newBenchSync(), child)
+	peer := &cobra.Command{
+		Use:    "peer",
+		Short:  "Be one side of the connections that bench crr makes",
+		Hidden: true,
+		Args:   cobra.ArbitraryArgs,
+		RunE:   func(_ *cobra.Command, args []string) error { return forward.RunPeer(args, os.Stdout) },
+	}
+	cmd.AddCommand(newBenchSync(), newBenchThroughput(), newBenchCRR(), child, peer)
 	return cmd
 }
 
-func newBenchSync() *cobra.Command {
-	var o bench.SyncOptions
-	var output string
-	cmd := &cobra.Command{
-		Use:   "sync --services N --endpoints M",
-		Short: "Measure programming the kernel: cold start, single changes, memory",
-		Long: `Sync makes up a cluster of N Services with M endpoints each and measures what it
-costs to program this machine's kernel with it: a cold start, a restart, single
-changes to random Services, a burst of changes, and memory.
+// self starts this program's hidden command name.
+func self(name string) []string { return []string{"/proc/self/exe", "bench", name} }
 
-Next to it the same Services are programmed as a ruleset in the shape of
-kube-proxy's nftables mode (a chain for each Service and each endpoint), which
-the nft command loads.
+// benchResult is what a benchmark has measured.
+type benchResult interface {
+	WriteTable(io.Writer) error
+	WriteJSON(io.Writer) error
+}
 
-It needs root. Both are measured in processes and network namespaces of their
-own, which are gone afterwards; the machine's own rules are not touched. A
-change's time is that from handing the changed objects over until the kernel
-uses them. Measure on a quiet machine: the load average is in the header.`,
-		Example: `  slipstream bench sync --services 1000 --endpoints 10
-  slipstream bench sync --services 10000 --endpoints 10 --runs 5 -o json
-  slipstream bench sync --services 100000 --endpoints 10 --baseline off`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("--output: %q is none of table, json", output)
-			}
-			r, err := bench.Sync(cmd.Context(), bench.Command{"/proc/self/exe", "bench", "child"}, o)
-			if err != nil {
-				return fmt.Errorf("bench sync: %w", err)
-			}
-			if output == "json" {
-				return r.WriteJSON(cmd.OutOrStdout())
-			}
-			return r.WriteTable(cmd.OutOrStdout())
-		},
+// benchOutput are the flags that say where a result goes.
+type benchOutput struct {
+	format, save string
+}
+
+func (o *benchOutput) validate() error {
+	if o.format != "table" && o.format != "json" {
+		return fmt.Errorf("--output: %q is none of table, json", o.format)
 	}
-	f := cmd.Flags()
-	f.SortFlags = false
-	f.IntVar(&o.Services, "services", 1000, "number of Services")
-	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service, in each address family")
-	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity; the baseline has only their ClusterIPs")
-	f.StringVar(&o.Family, "family", bench.FamilyIPv4, "address family of the Services: "+strings.Join(bench.Families, ", "))
-	f.StringVar(&o.Mode, "mode", "nftables", "what is programmed: "+strings.Join(bench.Modes(), ", "))
-	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
-	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random choices")
-	f.StringVar(&o.Baseline, "baseline", bench.BaselineAuto, "whether to measure the ruleset of chains: "+strings.Join(bench.Baselines, ", ")+"; auto leaves it out where it would take minutes")
-	f.DurationVar(&o.BaselineTimeout, "baseline-timeout", 3*time.Minute, "longest time for one call of nft (0: as long as it takes)")
-	f.BoolVar(&o.Verify, "verify", false, "compare what the kernel has in the end with what was meant; slow for more than 100,000 endpoints")
-	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
-	f.StringVarP(&output, "output", "o", "table", "table or json")
-	return cmd
+	return nil
+}
+
+func (o *benchOutput) write(cmd *cobra.Command, r benchResult) error {
+	if o.save != "" {
+		if err := saveJSON(o.save, r); err != nil {
+			return fmt.Errorf("--save: %w", err)
+		}
+	}
+	if o.format == "json" {
+		return r.WriteJSON(cmd.OutOrStdout())
+	}
+	return r.WriteTable(cmd.OutOrStdout())
+}
+
+func saveJSON(path string, r benchResult) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := r.WriteJSON(f); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/fastpath"
 	"github.com/spf13/cobra"
 )
 
@@ -16,7 +17,8 @@ func newCleanup() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove every trace of slipstream from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
-this node: the nftables tables "ip slipstream" and "ip6 slipstream". New
+this node: the nftables tables "ip slipstream", "ip6 slipstream" and "inet
+slipstream-fastpath". New
 connections to Services no longer work after it. Established ones go on where
 something else on the node translates addresses too, as most pod networks do;
 otherwise the kernel stops translating altogether, and they end. Stop 'slipstream
@@ -31,7 +33,11 @@ run' before, or it will repair what is removed.`,
 			if err := b.Cleanup(); err != nil {
 				return fmt.Errorf("cleanup: %w", err)
 			}
-			return nil
+			fast, err := fastpath.New(fastpath.Config{}) // off: it only removes
+			if err != nil {
+				return err
+			}
+			return fast.Stop()
 		},
 	}
 }

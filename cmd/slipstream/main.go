@@ -33,6 +33,6 @@ of the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newCleanup(), newBench(), newVersion())
+	root.AddCommand(newRun(), newFastPathAgent(), newFlows(), newCleanup(), newBench(), newVersion())
 	return root
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
 	"github.com/slipstream-proxy/slipstream/conntrack"
 	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/fastpath"
 	"github.com/slipstream-proxy/slipstream/health"
 	"github.com/slipstream-proxy/slipstream/metrics"
 	"github.com/slipstream-proxy/slipstream/nodeaddr"
@@ -38,6 +39,7 @@ type runOptions struct {
 	metricsBind   string
 	minSync       time.Duration
 	checkPeriod   time.Duration
+	fastPath      fastPathFlags
 }
 
 func newRun() *cobra.Command {
@@ -87,14 +89,25 @@ to tell is what --detect-local-mode says:
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	f.IntVar(&o.masqueradeBit, "nftables-masquerade-bit", backend.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that is set on what is to be masqueraded (kube-proxy's nftables.masqueradeBit)")
 	f.StringVar(&o.metricsBind, "metrics-bind-address", "", "address and port to serve /metrics on, such as 127.0.0.1:10249 (default: not served)")
-	f.DurationVar(&o.minSync, "min-sync-period", 10*time.Millisecond, "least time between two updates of the kernel; the first change after a quiet time does not wait")
-	f.DurationVar(&o.checkPeriod, "check-period", 500*time.Millisecond, "how often to look whether somebody else has damaged what was programmed")
+	o.fastPath.add(cmd, offloadThreshold)
+	o.fastPath.addGates(cmd)
+	f.DurationVar(&o.minSync, "min-sync-period", minSyncPeriod, "least time between two updates of the kernel; the first change after a quiet time does not wait")
+	f.DurationVar(&o.checkPeriod, "check-period", checkPeriod, "how often to look whether somebody else has damaged what was programmed")
 	addLogFlags(cmd)
 	if err := cmd.MarkFlagRequired("manifests"); err != nil {
 		panic(err) // the flag is defined above
 	}
 	return cmd
 }
+
+// offloadThreshold is KEP-4963's name for the flag.
+const offloadThreshold = "offload-packet-threshold"
+
+// Defaults of periods.
+const (
+	minSyncPeriod = 10 * time.Millisecond
+	checkPeriod   = 500 * time.Millisecond
+)
 
 // addLogFlags adds klog's verbosity.
 func addLogFlags(cmd *cobra.Command) {
@@ -161,6 +174,10 @@ func run(ctx context.Context, o runOptions) (err error) {
 	if err := o.checkPeriods(); err != nil {
 		return err
 	}
+	accelerate, err := o.fastPath.config(offloadThreshold)
+	if err != nil {
+		return err
+	}
 	m := metrics.New()
 	problem := func(err error) {
 		klog.ErrorS(nil, err.Error())
@@ -171,7 +188,12 @@ func run(ctx context.Context, o runOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	flows, closeFlows, err := cleanFlows(m)
+	fast, err := newFastPath(accelerate)
+	if err != nil {
+		return err
+	}
+	m.OnFastPath(fastPathMetrics(fast))
+	flows, closeFlows, err := cleanFlows(m, fast)
 	if err != nil {
 		return err
 	}
@@ -188,23 +210,34 @@ func run(ctx context.Context, o runOptions) (err error) {
 		Report:  problem,
 	})
 	defer checks.Close()
-	p = proxy.New(manifest.New(o.manifests, manifest.OnError(problem)), desired.New(want), b, m, proxy.Options{
+	options := proxy.Options{
 		MinSyncPeriod: o.minSync,
 		CheckPeriod:   o.checkPeriod,
 		NodeAddresses: nodeaddr.New(0).Run,
 		HealthChecks:  checks,
 		StaleFlows:    flows,
-	})
+	}
+	if fast != nil {
+		options.FastPath = fast
+		stop := runFastPath(ctx, fast)
+		defer func() { err = errors.Join(err, stop()) }()
+	}
+	p = proxy.New(manifest.New(o.manifests, manifest.OnError(problem)), desired.New(want), b, m, options)
 	return p.Run(ctx)
 }
 
-// cleanFlows makes the one that deletes stale entries of conntrack.
-func cleanFlows(m *metrics.Metrics) (flows *conntrack.Cleaner, closeAll func() error, err error) {
+// cleanFlows makes the one that deletes stale entries of conntrack, also those of
+// connections on the fast path, if there is one.
+func cleanFlows(m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack.Cleaner, closeAll func() error, err error) {
 	conn, err := conntrack.New(0)
 	if err != nil {
 		return nil, nil, err
 	}
-	flows = conntrack.NewCleaner(conn.Clean, func(stats conntrack.Stats, err error) {
+	clean := conn.Clean
+	if fast != nil {
+		clean = fast.Cleaning(clean)
+	}
+	flows = conntrack.NewCleaner(clean, func(stats conntrack.Stats, err error) {
 		m.ConntrackDeleted.Add(float64(stats.Deleted))
 		if err != nil {
 			m.ConntrackFailures.Inc()

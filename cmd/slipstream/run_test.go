@@ -179,6 +179,10 @@ func TestFlagErrors(t *testing.T) {
 	cases := map[string][]string{
 		"manifests":                       {"run"},
 		"unknown flag: --no-such-flag":    {"run", "--no-such-flag"},
+		"--manifests: needed":             {"fastpath"},
+		"--fastpath-threshold: -1":        {"fastpath", "--fastpath-threshold=-1"},
+		`--pod: "web" is no IP address`:   {"flows", "flush", "--pod", "web"},
+		`--output: "yaml" is neither`:     {"flows", "-o", "yaml"},
 		`unknown command "no-such-thing"`: {"no-such-thing"},
 	}
 	for want, args := range map[string]string{
@@ -199,6 +203,12 @@ func TestFlagErrors(t *testing.T) {
 		"--iptables-localhost-nodeports: nftables mode does not":                "--iptables-localhost-nodeports",
 		"--nftables-masquerade-bit: 32 is not":                                  "--nftables-masquerade-bit 32",
 		"--nftables-masquerade-bit: -1 is not":                                  "--nftables-masquerade-bit -1",
+		"--offload-packet-threshold: -1 is no number of packets":                "--offload-packet-threshold -1",
+		`--scope: scope "some"`:                                                 "--scope some",
+		`--hardware-offload: hardware offload "maybe"`:                          "--hardware-offload maybe",
+		"--interfaces: ": "--interfaces interface.colour==1",
+		"--feature-gates: there is no gate NoSuch":                   "--feature-gates NoSuch=true",
+		`--feature-gates: KubeProxyAcceleration: "maybe" is neither`: "--feature-gates KubeProxyAcceleration=maybe",
 	} {
 		cases[want] = append([]string{"run", "--manifests", dir}, strings.Fields(args)...)
 	}

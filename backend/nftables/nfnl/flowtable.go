@@ -103,17 +103,22 @@ func (b *Batch) flowtableHook(priority int32, devices []Device) {
 	b.buf.be32(nftaFlowtableHookNum, netdevIngress)
 	b.buf.be32(nftaFlowtableHookPriority, uint32(priority))
 	if len(devices) > 0 {
-		list := b.buf.open(nftaFlowtableHookDevs)
-		for _, d := range devices {
-			if d.Prefix {
-				b.buf.string(nftaDevicePrefix, d.Name)
-			} else {
-				b.buf.string(nftaDeviceName, d.Name)
-			}
-		}
-		b.buf.close(list)
+		b.devices(nftaFlowtableHookDevs, devices)
 	}
 	b.buf.close(hook)
+}
+
+// devices writes a list of devices.
+func (b *Batch) devices(typ uint16, devices []Device) {
+	list := b.buf.open(typ)
+	for _, d := range devices {
+		if d.Prefix {
+			b.buf.string(nftaDevicePrefix, d.Name)
+		} else {
+			b.buf.string(nftaDeviceName, d.Name)
+		}
+	}
+	b.buf.close(list)
 }
 
 // FlowtableInfo is a flowtable as the kernel has it.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+// Package machine is the machine that benchmarks run on.
+package machine
 
 import (
 	"os"
@@ -21,7 +22,8 @@ type Machine struct {
 	Load string `json:"load_average"`
 }
 
-func thisMachine() Machine {
+// This is the machine at hand.
+func This() Machine {
 	m := Machine{CPU: "unknown", CPUs: runtime.NumCPU(), Go: runtime.Version()}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {

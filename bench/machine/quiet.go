@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package machine
 
 import (
 	"context"
@@ -10,19 +10,21 @@ import (
 	"time"
 )
 
-// The kernel frees what a transaction or a network namespace has left on
-// threads of its own, for up to seconds. So that this is not measured together
-// with the next step, quiet waits until the machine does little, but not for
-// longer than quietLimit.
-var quietLimit = 10 * time.Second // less in tests
+// QuietLimit is how long [Quiet] waits at most. Tests that do not look at times
+// set it to 0.
+var QuietLimit = 10 * time.Second
 
 const (
 	quietWindow = 200 * time.Millisecond
 	quietBusy   = 0.15 // share of all processors
 )
 
-func quiet(ctx context.Context) {
-	deadline := time.Now().Add(quietLimit)
+// Quiet waits until the machine does little, but not for longer than
+// [QuietLimit]. The kernel frees what a transaction or a network namespace has
+// left on threads of its own, for up to seconds; that is not to be measured
+// together with the next step.
+func Quiet(ctx context.Context) {
+	deadline := time.Now().Add(QuietLimit)
 	busy, all := processorTime()
 	for time.Now().Before(deadline) {
 		select {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+// Package table writes tables of measurements for reading.
+package table
 
 import (
 	"fmt"
@@ -9,16 +10,16 @@ import (
 	"unicode/utf8"
 )
 
-// table is text in columns: the first to the left, all others to the right.
-type table struct {
+// Table is text in columns: the first to the left, all others to the right.
+type Table struct {
 	rows [][]string
 }
 
-// row adds a row; cells that are not given are empty.
-func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
+// Row adds a row; cells that are not given are empty.
+func (t *Table) Row(cells ...string) { t.rows = append(t.rows, cells) }
 
-// write writes the table. A row without cells is a blank line.
-func (t *table) write(w io.Writer) error {
+// Write writes the table. A row without cells is a blank line.
+func (t *Table) Write(w io.Writer) error {
 	var widths []int
 	for _, row := range t.rows {
 		for i, cell := range row {
@@ -45,33 +46,33 @@ func (t *table) write(w io.Writer) error {
 	return err
 }
 
-// duration is a time given in microseconds, to three digits, in the unit that
+// Duration is a time given in microseconds, to three digits, in the unit that
 // suits it.
-func duration(us float64) string {
+func Duration(us float64) string {
 	switch {
 	case us < 999.5:
-		return digits(us) + " µs"
+		return Digits(us) + " µs"
 	case us < 999_500:
-		return digits(us/1e3) + " ms"
+		return Digits(us/1e3) + " ms"
 	}
-	return digits(us/1e6) + " s"
+	return Digits(us/1e6) + " s"
 }
 
-// size is a number of bytes, to three digits, in powers of 1,000.
-func size(n int64) string {
+// Size is a number of bytes, to three digits, in powers of 1,000.
+func Size(n int64) string {
 	switch {
 	case n < 1000:
 		return fmt.Sprintf("%d B", n)
 	case n < 999_500:
-		return digits(float64(n)/1e3) + " kB"
+		return Digits(float64(n)/1e3) + " kB"
 	case n < 999_500_000:
-		return digits(float64(n)/1e6) + " MB"
+		return Digits(float64(n)/1e6) + " MB"
 	}
-	return digits(float64(n)/1e9) + " GB"
+	return Digits(float64(n)/1e9) + " GB"
 }
 
-// ratio is how many times as much b is, to two digits; nothing when either is 0.
-func ratio(a, b float64) string {
+// Ratio is how many times as much b is, to two digits; nothing when either is 0.
+func Ratio(a, b float64) string {
 	if a <= 0 || b <= 0 {
 		return ""
 	}
@@ -83,23 +84,23 @@ func ratio(a, b float64) string {
 		for r/unit >= 99.5 {
 			unit *= 10
 		}
-		return thousands(int(r/unit+0.5) * int(unit))
+		return Thousands(int(r/unit+0.5) * int(unit))
 	}
 }
 
-// digits writes a number to three digits, more where they are before the point.
-func digits(x float64) string {
+// Digits writes a number to three digits, more where they are before the point.
+func Digits(x float64) string {
 	switch {
 	case x < 9.995:
 		return fmt.Sprintf("%.2f", x)
 	case x < 99.95:
 		return fmt.Sprintf("%.1f", x)
 	}
-	return thousands(int(x + 0.5))
+	return Thousands(int(x + 0.5))
 }
 
-// thousands writes a whole number with commas.
-func thousands(n int) string {
+// Thousands writes a whole number with commas.
+func Thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package stats
 
 import (
 	"slices"
 	"testing"
-	"time"
 )
 
 func TestMedianAndPercentile(t *testing.T) {
@@ -30,13 +29,13 @@ func TestMedianAndPercentile(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			before := slices.Clone(test.values)
-			if got := median(test.values); got != test.median {
+			if got := Median(test.values); got != test.median {
 				t.Errorf("median %d, want %d", got, test.median)
 			}
-			if got := percentile(test.values, 99); got != test.p99 {
+			if got := Percentile(test.values, 99); got != test.p99 {
 				t.Errorf("99th percentile %d, want %d", got, test.p99)
 			}
-			if got := percentile(test.values, 50); got != test.p50 {
+			if got := Percentile(test.values, 50); got != test.p50 {
 				t.Errorf("50th percentile %d, want %d", got, test.p50)
 			}
 			if !slices.Equal(before, test.values) {
@@ -53,22 +52,8 @@ func TestMedianBy(t *testing.T) {
 		"b":  {"bb", "b"},
 		"c":  {"c"},
 	} {
-		if got := medianBy(values, length); got != want {
+		if got := MedianBy(values, length); got != want {
 			t.Errorf("%q of %q, want %q", got, values, want)
 		}
-	}
-}
-
-func TestLatency(t *testing.T) {
-	var all samples
-	if all.latency() != nil || (*samples)(nil).latency() != nil {
-		t.Error("a latency of no samples")
-	}
-	for i := range 100 {
-		all.append(&samples{Took: []time.Duration{time.Duration(i+1) * time.Microsecond}, Elements: []int{2}, Bytes: []int{i}, CPU: 3 * time.Microsecond})
-	}
-	want := Latency{Count: 100, MedianUS: 50.5, P99US: 99, MaxUS: 100, CPUUS: 3, Elements: 2, Bytes: 49}
-	if got := all.latency(); *got != want {
-		t.Errorf("%+v, want %+v", *got, want)
 	}
 }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command chart draws what slipstream bench throughput or bench crr has saved: for
+// each series a box of each setting's values over the rounds, as multiples of the
+// median without the fast path.
+//
+//	slipstream bench throughput --save result.json
+//	go run ./bench/chart -o result.svg result.json
+//
+// The name's ending says what it is to be: svg, png or pdf. It is a command of its
+// own because fonts and the like would make slipstream larger by a third.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/slipstream-proxy/slipstream/bench/forward"
+)
+
+func main() {
+	output := flag.String("o", "", "file to write, ending in .svg, .png or .pdf")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: chart -o FILE RESULT.json")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if *output == "" || flag.NArg() != 1 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := run(flag.Arg(0), *output); err != nil {
+		fmt.Fprintln(os.Stderr, "chart:", err)
+		os.Exit(1)
+	}
+}
+
+func run(input, output string) error {
+	b, err := os.ReadFile(input)
+	if err != nil {
+		return err
+	}
+	var r forward.Result
+	if err := json.Unmarshal(b, &r); err != nil {
+		return fmt.Errorf("%s: %w", input, err)
+	}
+	if len(r.Series) == 0 {
+		return fmt.Errorf("%s: %w", input, errors.New("no series of bench throughput or bench crr"))
+	}
+	p, err := newPlot(&r)
+	if err != nil {
+		return fmt.Errorf("%s: %w", input, err)
+	}
+	return p.Save(width(len(r.Series)), height, output)
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"math"
+	"slices"
+	"testing"
+)
+
+// someRounds are five rounds of two settings of which the second is twice as
+// fast, while the machine gets faster and faster.
+func someRounds() *measured {
+	m := &measured{settings: []Setting{off, {"on", 20}}}
+	for i, factor := range []float64{1, 2} {
+		m.values = append(m.values, nil)
+		for round := range 5 {
+			m.values[i] = append(m.values[i], values{datagrams.name: factor * float64(10+round)})
+		}
+		m.slow = append(m.slow, []float64{1 - float64(i), 1 - float64(i), 0.5, 1 - float64(i), 1 - float64(i)})
+	}
+	return m
+}
+
+func TestSeries(t *testing.T) {
+	s, err := someRounds().series(datagrams)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Name != "udp_packets" || s.Unit != PerSecond || s.Better != More || len(s.Outcomes) != 2 {
+		t.Errorf("%+v", s)
+	}
+	base, on := s.Outcomes[0], s.Outcomes[1]
+	if base.Median != 12 || base.Ratio != 1 || base.P != 1 || base.SlowPath != 1 {
+		t.Errorf("off: %+v", base)
+	}
+	// Of the C(10, 5) = 252 ways to rank, two are as extreme.
+	if on.Median != 24 || on.Ratio != 2 || math.Abs(on.P-2./252) > 1e-9 || on.SlowPath != 0 {
+		t.Errorf("on: %+v", on)
+	}
+	if want := []float64{2, 2, 2, 2, 2}; !slices.Equal(on.Ratios, want) {
+		t.Errorf("ratios %v, want %v", on.Ratios, want)
+	}
+}
+
+func TestOffloaded(t *testing.T) {
+	m := someRounds()
+	if err := m.offloaded(); err != nil {
+		t.Errorf("half of the packets on the slow path once: %v", err)
+	}
+	m.slow[1][2] = 0.51
+	if m.offloaded() == nil {
+		t.Error("no error when more than half took the slow path")
+	}
+}
+
+func TestCost(t *testing.T) {
+	turn := func(packet float64) []values { return []values{{packetTime: packet}, {packetTime: packet + 10}} }
+	m := &measured{
+		settings: []Setting{off, {"on", 20}, arrival, handOver},
+		values:   [][]values{turn(900), turn(600), turn(500), turn(550)},
+		slow:     make([][]float64, 4),
+	}
+	m.cost(packetCost, 2)
+	m.cost(pathCost, 3)
+	m.keep(2)
+	if len(m.settings) != 2 || len(m.values) != 2 || len(m.slow) != 2 {
+		t.Fatalf("references are still there: %+v", m)
+	}
+	for i, want := range []float64{400, 100} {
+		if got := m.of(i, packetCost.name); !slices.Equal(got, []float64{want, want}) {
+			t.Errorf("%s: %v, want %v twice", m.settings[i].Name, got, want)
+		}
+		if got := m.of(i, pathCost.name); !slices.Equal(got, []float64{want - 50, want - 50}) {
+			t.Errorf("%s: without the links %v, want %v twice", m.settings[i].Name, got, want-50)
+		}
+	}
+}

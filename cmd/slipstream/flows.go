@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/fastpath"
+	"github.com/slipstream-proxy/slipstream/fastpath/flows"
+	"github.com/spf13/cobra"
+)
+
+// flowsOptions are the flags of "slipstream flows".
+type flowsOptions struct {
+	byService bool
+	output    string
+	watch     bool
+	period    time.Duration
+}
+
+func newFlows() *cobra.Command {
+	var o flowsOptions
+	cmd := &cobra.Command{
+		Use:   "flows",
+		Short: "Show the connections that take the fast path now",
+		Long: `Flows lists the connections that are offloaded to the kernel's flowtable at this
+moment, as conntrack knows them: to which Service, which backend answers, how much
+they have carried and for how long they have been there (where the kernel keeps
+connections' times: net.netfilter.nf_conntrack_timestamp).`,
+		Example: `  slipstream flows
+  slipstream flows --by-service --watch
+  slipstream flows -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.output != "table" && o.output != "json" {
+				return fmt.Errorf("--output: %q is neither table nor json", o.output)
+			}
+			if o.period <= 0 {
+				return errors.New("--period: must be more than 0")
+			}
+			return showFlows(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.byService, "by-service", false, "one line for each frontend of a Service instead of each connection")
+	f.StringVarP(&o.output, "output", "o", "table", "table or json")
+	f.BoolVarP(&o.watch, "watch", "w", false, "show them again and again until interrupted")
+	f.DurationVar(&o.period, "period", 2*time.Second, "how often, with --watch")
+	cmd.AddCommand(newFlowsFlush())
+	return cmd
+}
+
+func showFlows(ctx context.Context, out io.Writer, o flowsOptions) (err error) {
+	conn, err := flows.New(0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	show := func() error {
+		all, err := conn.List()
+		if err != nil {
+			return fmt.Errorf("reading conntrack: %w", err)
+		}
+		services, err := fastpath.ReadServices(0)
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(all, func(a, b flows.Flow) int { return a.Compare(&b) })
+		l := flows.Listing{At: time.Now(), Flows: all, Services: services}
+		if o.output == "json" {
+			return l.WriteJSON(out, o.byService)
+		}
+		return l.WriteTable(out, o.byService)
+	}
+	if err := show(); err != nil || !o.watch {
+		return err
+	}
+	return repeatUntil(ctx, o.period, func() {
+		if o.output == "table" {
+			fmt.Fprintln(out)
+		}
+		if e := show(); e != nil {
+			fmt.Fprintln(out, e)
+		}
+	})
+}
+
+// flushOptions are the flags of "slipstream flows flush".
+type flushOptions struct {
+	all     bool
+	service string
+	pod     string
+	hold    time.Duration
+}
+
+func newFlowsFlush() *cobra.Command {
+	var o flushOptions
+	cmd := &cobra.Command{
+		Use:   "flush --all | --service NAMESPACE/NAME | --pod ADDRESS",
+		Short: "Bring connections back to the slow path",
+		Long: `Flush brings connections back to the slow path, where their packets pass all rules
+again, those of network policies for example. None is cut, and none gets another
+backend. The kernel can only let go of all connections at once, so all come back
+for a moment; those that were meant are kept on the slow path for --hold.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return flushFlows(o) },
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.all, "all", false, "all connections")
+	f.StringVar(&o.service, "service", "", "those to a Service, as NAMESPACE/NAME or NAMESPACE/NAME:PORT")
+	f.StringVar(&o.pod, "pod", "", "those from or to a pod, by its address")
+	f.DurationVar(&o.hold, "hold", 10*time.Second, "for how long they stay on the slow path at least")
+	cmd.MarkFlagsOneRequired("all", "service", "pod")
+	cmd.MarkFlagsMutuallyExclusive("all", "service", "pod")
+	return cmd
+}
+
+func flushFlows(o flushOptions) error {
+	flush := fastpath.Flush{All: o.all, Hold: o.hold}
+	if o.pod != "" {
+		ip, err := netip.ParseAddr(o.pod)
+		if err != nil {
+			return fmt.Errorf("--pod: %q is no IP address", o.pod)
+		}
+		flush.Addresses = []netip.Addr{ip.Unmap()}
+	}
+	if o.service != "" {
+		services, err := fastpath.ReadServices(0)
+		if err != nil {
+			return err
+		}
+		if flush.Frontends = frontendsOf(services, o.service); len(flush.Frontends) == 0 {
+			return fmt.Errorf("--service: the fast path knows no Service %s", o.service)
+		}
+	}
+	return fastpath.FlushTable(0, flush)
+}
+
+// frontendsOf are the frontends of a Service, or of one port of it.
+func frontendsOf(services flows.Services, name string) (all []desired.FrontendKey) {
+	for key, service := range services {
+		if service == name || strings.HasPrefix(service, name+":") {
+			all = append(all, key)
+		}
+	}
+	return all
+}
+
+// repeatUntil does something from time to time until ctx ends.
+func repeatUntil(ctx context.Context, period time.Duration, do func()) error {
+	t := time.NewTicker(period)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+			do()
+		}
+	}
+}

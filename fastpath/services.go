@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"github.com/slipstream-proxy/slipstream/fastpath/flows"
+	"golang.org/x/sys/unix"
+)
+
+// ReadServices reads from the kernel which Services the frontends in a network
+// namespace, given by file descriptor (0 is the calling thread's), belong to, for
+// who is not the Controller. A name of more than 127 bytes is cut off. Where there
+// is no fast path, there are none. It is for looking, not for every second: the
+// kernel reads a set at a cost that grows with the square of its size.
+func ReadServices(netns int) (flows.Services, error) {
+	conn, err := nfnl.Dial(netns)
+	if err != nil {
+		return nil, err
+	}
+	all := flows.Services{}
+	for i := range families {
+		set := families[i].frontends.Name
+		e := undisturbed(func() error {
+			return conn.Elements(table, set, func(e nfnl.Element) {
+				if k, ok := parseFrontendKey(e.Key); ok {
+					all[k] = string(e.Comment)
+				}
+			})
+		})
+		if e != nil && !errors.Is(e, unix.ENOENT) {
+			err = errors.Join(err, fmt.Errorf("fast path: reading set %s: %w", set, e))
+		}
+	}
+	return all, errors.Join(err, conn.Close())
+}
