@@ -50,7 +50,8 @@ type Outcome struct {
 
 	// Ratio is the median of the values as multiples of those of off in the same
 	// round, and P is how probable such a difference is by chance (two-sided
-	// Mann-Whitney test). Both are 1 for off itself.
+	// Mann-Whitney test). Both are 1 for off itself. Rounds in which off's value is
+	// not above 0, which differences can be, have no ratio.
 	Ratio  float64   `json:"ratio"`
 	Ratios []float64 `json:"ratios"` // by round
 	P      float64   `json:"p"`
@@ -68,7 +69,9 @@ func (m *measured) series(q quantity) (*Series, error) {
 		o := Outcome{Setting: setting, Values: m.of(i, q.name), P: 1, SlowPath: stats.Median(m.slow[i])}
 		o.Median = stats.Median(o.Values)
 		for round, v := range o.Values {
-			o.Ratios = append(o.Ratios, v/base[round])
+			if base[round] > 0 {
+				o.Ratios = append(o.Ratios, v/base[round])
+			}
 		}
 		o.Ratio = stats.Median(o.Ratios)
 		if i > 0 {

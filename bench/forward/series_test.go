@@ -43,6 +43,21 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// Differences can be 0 and less; nothing is a multiple of those.
+func TestSeriesOfDifferences(t *testing.T) {
+	m := someRounds()
+	for round, v := range []float64{0, -1, 10, 20, 40} {
+		m.values[0][round][datagrams.name] = v
+	}
+	s, err := m.series(datagrams)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if on := s.Outcomes[1]; !slices.Equal(on.Ratios, []float64{2.4, 1.3, 0.7}) || on.Ratio != 1.3 {
+		t.Errorf("%+v", on)
+	}
+}
+
 func TestOffloaded(t *testing.T) {
 	m := someRounds()
 	if err := m.offloaded(); err != nil {

@@ -58,15 +58,17 @@ func (o *benchOutput) validate() error {
 }
 
 func (o *benchOutput) write(cmd *cobra.Command, r benchResult) error {
-	if o.save != "" {
-		if err := saveJSON(o.save, r); err != nil {
-			return fmt.Errorf("--save: %w", err)
-		}
-	}
+	write := r.WriteTable
 	if o.format == "json" {
-		return r.WriteJSON(cmd.OutOrStdout())
+		write = r.WriteJSON
 	}
-	return r.WriteTable(cmd.OutOrStdout())
+	if err := write(cmd.OutOrStdout()); err != nil || o.save == "" {
+		return err
+	}
+	if err := saveJSON(o.save, r); err != nil {
+		return fmt.Errorf("--save: %w", err)
+	}
+	return nil
 }
 
 func saveJSON(path string, r benchResult) error {
