@@ -86,6 +86,39 @@ func (k *kernel) nft(args ...string) string {
 	return string(out)
 }
 
+// commitElsewhere commits to another table all the time, until it is stopped, and
+// says how often it did.
+func (k *kernel) commitElsewhere(pause time.Duration) (stop func() int) {
+	other, err := nfnl.Dial(k.ns.FD())
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	table := nfnl.Table{Family: nfnl.IPv4, Name: "other"}
+	set := &nfnl.Set{Name: "x", KeyType: nfnl.TypeMark, KeyLen: 4}
+	commits := make(chan int)
+	ctx, cancel := context.WithCancel(k.t.Context())
+	go func() {
+		n := 0
+		for ; ctx.Err() == nil; n++ {
+			var batch nfnl.Batch
+			batch.AddTable(table, "")
+			batch.AddSet(table, set)
+			batch.AddElement(table, set, word(uint32(n)), nil, "")
+			if err := other.Commit(0, &batch); err != nil {
+				k.t.Error(err)
+				break
+			}
+			time.Sleep(pause)
+		}
+		other.Close()
+		commits <- n
+	}()
+	return func() int {
+		cancel()
+		return <-commits
+	}
+}
+
 func reconcile(t *testing.T, b *Backend, s *desired.State) {
 	t.Helper()
 	if _, err := b.Reconcile(s.Full()); err != nil {
@@ -567,35 +600,11 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 	}
 	reconcile(t, k.Backend, s)
 	before := k.guard.tables
-	other, err := nfnl.Dial(k.ns.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	table := nfnl.Table{Family: nfnl.IPv4, Name: "other"}
-	set := &nfnl.Set{Name: "x", KeyType: nfnl.TypeMark, KeyLen: 4}
-	commits := make(chan int)
-	ctx, stop := context.WithCancel(t.Context())
-	go func() {
-		n := 0
-		for ; ctx.Err() == nil; n++ {
-			var batch nfnl.Batch
-			batch.AddTable(table, "")
-			batch.AddSet(table, set)
-			batch.AddElement(table, set, word(uint32(n)), nil, "")
-			if err := other.Commit(0, &batch); err != nil {
-				t.Error(err)
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
-		commits <- n
-	}()
+	stop := k.commitElsewhere(time.Millisecond)
 	for range 20 {
 		reconcile(t, k.Backend, s)
 	}
-	stop()
-	if n := <-commits; n < 20 {
+	if n := stop(); n < 20 {
 		t.Errorf("only %d commits of others", n)
 	}
 	for f := range schemas {

@@ -17,11 +17,12 @@ import (
 
 // Reconcile implements backend.Backend.
 //
-// It reads what tables, sets, chains and rules there are. What is as it should
-// be stays, emptied of elements and filled anew; rules and chains that are not
-// are replaced; all in one transaction. Elements are not read and compared: to
-// dump a set, the kernel starts from its beginning for every message of the
-// answer, which makes reading dearer than writing.
+// Where there is nothing of ours it starts cold. Otherwise it reads what tables,
+// sets, chains and rules there are. What is as it should be stays, emptied of
+// elements and filled anew; rules and chains that are not are replaced; all in one
+// transaction. Elements are not read and compared: to dump a set, the kernel starts
+// from its beginning for every message of the answer, which makes reading dearer
+// than writing.
 //
 // A table is replaced as a whole only when its sets are of other types or when
 // nothing else works. That is not quite without a gap: a packet that is on its
@@ -29,39 +30,53 @@ import (
 // empty.
 func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	b.valid = false
-	b.batch = nfnl.Batch{}
-	b.batch.Grow(estimate(full))
-	b.pools = make([]*pool, 0, len(full.Pools))
-	// A packet that has just looked up its pool's number in the old content
-	// must not find another pool by it in the new one. With other numbers it
-	// finds none, and the rules try again.
-	b.writer.base = rand.Uint32()
-	b.timeouts = [len(schemas)][]uint32{}
-	if err := b.newTimeouts(&b.batch, full); err != nil {
-		return backend.Stats{}, err
-	}
-	b.write(full)
-	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
-
+	b.forget(full)
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
 		var err error
 		if skeletons[f], err = schemas[f].skeleton(b.config, full.Local); err != nil {
-			return stats, err
+			return backend.Stats{}, err
 		}
 	}
-	err := b.commit(&skeletons, false)
-	var refused *nfnl.BatchError
-	if errors.As(err, &refused) {
-		// What is there can't be built upon; take nothing of it.
-		err = b.commit(&skeletons, true)
+	err := b.startCold(full, &skeletons)
+	if errors.Is(err, errNotCold) {
+		b.forget(full)
+		err = b.replace(full, &skeletons)
 	}
+	stats := backend.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err != nil {
 		return stats, b.explain(err, full)
 	}
 	b.release()
 	b.valid = true
 	return stats, nil
+}
+
+// forget makes ready for a full content.
+func (b *Backend) forget(full *desired.Change) {
+	b.batch = nfnl.Batch{}
+	b.pools = make([]*pool, 0, len(full.Pools))
+	b.timeouts = [len(schemas)][]uint32{}
+	// A packet that has just looked up its pool's number in the old content
+	// must not find another pool by it in the new one. With other numbers it
+	// finds none, and the rules try again.
+	b.writer.base = rand.Uint32()
+}
+
+// replace makes the full content that of tables that there are.
+func (b *Backend) replace(full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
+	b.batch.Grow(estimate(full))
+	if err := b.newTimeouts(&b.batch, full); err != nil {
+		return err
+	}
+	b.write(full)
+	err := b.commit(skeletons, false)
+	var refused *nfnl.BatchError
+	if errors.As(err, &refused) {
+		// What is there can't be built upon; take nothing of it.
+		err = b.commit(skeletons, true)
+	}
+	return err
 }
 
 // maxTries is how often a table is read again because somebody changed the
@@ -147,7 +162,7 @@ func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, repl
 			head.DeleteChain(s.table, there.fingerprint.chain()) // of what these rules were
 		}
 	}
-	return append(batches, &head, &want.batch), true, nil
+	return append(batches, &head, &want.batch, &want.entry), true, nil
 }
 
 // forgetTimeouts takes the rules out of chains that remember for a time that no
@@ -227,22 +242,27 @@ const markerPrefix = "skeleton-"
 // skeleton is a table without Services.
 type skeleton struct {
 	batch  nfnl.Batch // makes it, where there is none or one without rules
+	entry  nfnl.Batch // makes packets enter it
 	marker string
 }
 
 func (s *schema) skeleton(c backend.Config, local desired.LocalTraffic) (*skeleton, error) {
 	k := &skeleton{}
-	if err := s.writeSkeleton(&k.batch, c, local); err != nil {
+	entry := ruleWriter{schema: s, batch: &k.entry}
+	entry.entry()
+	if err := errors.Join(s.writeSkeleton(&k.batch, c, local), entry.err); err != nil {
 		return nil, err
 	}
 	hash := fnv.New64a()
 	hash.Write(k.batch.Wire())
+	hash.Write(k.entry.Wire())
 	k.marker = fmt.Sprintf("%s%016x", markerPrefix, hash.Sum64())
 	k.batch.AddChain(s.table, nfnl.Chain{Name: k.marker})
 	return k, nil
 }
 
-// writeSkeleton writes the table, its sets, chains and rules.
+// writeSkeleton writes the table, its sets, chains and rules, but for those by which
+// packets enter it.
 func (s *schema) writeSkeleton(batch *nfnl.Batch, c backend.Config, local desired.LocalTraffic) error {
 	batch.AddTable(s.table, tableComment)
 	for _, set := range s.sets() {

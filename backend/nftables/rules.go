@@ -82,12 +82,10 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 	}
 }
 
-// static writes the rules that depend on configuration alone.
+// static writes the rules that depend on configuration alone, but for entry's.
 func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
 	cluster := &w.sides[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
-	w.rule(chainPrerouting, "", jump(chainServices))
-	w.rule(chainOutput, "", jump(chainServices))
 	for range 2 { // see dispatch
 		w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
@@ -132,6 +130,12 @@ func (w *ruleWriter) static(c backend.Config, local desired.LocalTraffic) {
 	w.rule(chainPostrouting, "a pod that reaches itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
+}
+
+// entry writes the rules that lead packets to Services.
+func (w *ruleWriter) entry() {
+	w.rule(chainPrerouting, "", jump(chainServices))
+	w.rule(chainOutput, "", jump(chainServices))
 }
 
 // externalLocal writes the chain for external traffic that may go to local

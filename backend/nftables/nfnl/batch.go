@@ -27,6 +27,9 @@ type Batch struct {
 	// and one operation share a message.
 	run  runKey
 	list int // where the run's list of elements starts
+
+	spill   func() // takes the messages away; see CommitPieces
+	spilled int    // bytes that it took
 }
 
 // runKey is what elements of one message have in common.
@@ -38,7 +41,7 @@ type runKey struct {
 
 // Reset empties the batch and keeps its memory.
 func (b *Batch) Reset() {
-	b.buf, b.messages, b.elements, b.run = b.buf[:0], b.messages[:0], 0, runKey{}
+	b.buf, b.messages, b.elements, b.run, b.spilled = b.buf[:0], b.messages[:0], 0, runKey{}, 0
 }
 
 // Empty says whether committing the batch would change nothing.
@@ -51,7 +54,7 @@ func (b *Batch) Elements() int { return b.elements }
 func (b *Batch) Grow(n int) { b.buf = slices.Grow(b.buf, n) }
 
 // Len is the size of the batch in bytes.
-func (b *Batch) Len() int { return len(b.buf) }
+func (b *Batch) Len() int { return b.spilled + len(b.buf) }
 
 // Wire is the batch as encoded so far.
 func (b *Batch) Wire() []byte {
@@ -62,6 +65,9 @@ func (b *Batch) Wire() []byte {
 // begin starts a message; end must follow.
 func (b *Batch) begin(msg uint16, flags uint16, family Family) {
 	b.endRun()
+	if b.spill != nil && len(b.buf) >= Pieces {
+		b.spill()
+	}
 	b.messages = append(b.messages, len(b.buf))
 	b.buf.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(family), 0)
 }
