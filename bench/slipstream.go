@@ -11,6 +11,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/proxy"
 	"github.com/slipstream-proxy/slipstream/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -37,6 +38,7 @@ func newSlipstream(o *SyncOptions) (*slipstream, error) {
 	if err := m.probe(); err != nil {
 		return nil, err
 	}
+	proxy.LimitGarbage() // as 'slipstream run' does
 	return &slipstream{mode: m, cluster: newCluster(o), profiler: profiler{dir: o.ProfileDir}}, nil
 }
 

@@ -21,15 +21,11 @@
 // A process on one processor sends small datagrams as fast as it can. In this
 // laboratory, whatever becomes of a packet happens on the sender's processor,
 // before the next one is sent or soon after; so the time for a packet is all the
-// processor's. It is measured when packets cross the node and are dropped as they
-// arrive in the server's pod, with the fast path or without; and compared with that
-// for packets which are dropped as they arrive on the node. The difference is what
-// it takes to forward a packet, the second link included. Another comparison is with
-// packets that the node hands over to the second link as they are; what is left is
-// the path itself: on the slow path connection tracking, address translation,
-// routing and all hooks, on the fast path a look-up in the flowtable and the rest of
-// what it does.
-//
-// Of a turn's batches of datagrams those count that took least (see flooded), so
-// that other processes' share of the processor does not.
+// processor's. Batches of datagrams that cross the node, with the fast path or
+// without, and are dropped as they arrive in the server's pod, alternate with batches
+// that are dropped as they arrive on the node. The difference is what it takes to
+// forward a packet, the second link included. Others are handed over to the second
+// link as they are; what is left is the path itself: on the slow path connection
+// tracking, address translation, routing and all hooks, on the fast path a look-up in
+// the flowtable and the rest of what it does.
 package forward

@@ -6,10 +6,9 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/bench/stats"
-	"github.com/slipstream-proxy/slipstream/lab"
 	"golang.org/x/net/ipv4"
 )
 
@@ -17,58 +16,23 @@ import (
 // bytes, as short as an Ethernet frame can be.
 const datagram = 18
 
-// batch is how many datagrams are sent with one system call.
-const batch = 64
+// batchSize is how many datagrams are sent with one system call.
+const batchSize = 64
 
 // warmUp is how many datagrams go each way before a flood, more than any
 // threshold in Settings.
 const warmUp = 30
 
-// divert applies a verdict of nft's to a flood's datagrams as they arrive on one of
-// a machine's interfaces, before anything else sees them. Other traffic is not
-// touched.
-func divert(ctx context.Context, m *lab.Machine, link, verdict string) error {
-	_, err := m.Run(ctx, "nft", fmt.Sprintf(`
-table netdev bench {
-	chain arriving {
-		type filter hook ingress device %q priority -500
-		udp dport %d udp length %d %s
-	}
-}`, link, floodPort.port, datagram+8, verdict))
-	return err
-}
-
-const drop = "drop"
-
-// undivert undoes divert.
-func undivert(ctx context.Context, m *lab.Machine) error {
-	_, err := m.Run(ctx, "nft", "delete table netdev bench")
-	return err
-}
-
 // flooded is how a flood went.
 type flooded struct {
-	sent    int
-	took    time.Duration
-	batches []time.Duration // each
-}
-
-// perPacket is the time for one datagram in the batches that took least: all but
-// one in ten took longer. What other processes take of the processor is thus not
-// in it, as it is in the mean.
-func (f flooded) perPacket() time.Duration {
-	const least = 5 // percent
-	return stats.Percentile(f.batches, least) / batch
+	sent int
+	took time.Duration
 }
 
 // flood sends datagrams to the Service over one socket for a time, from one
 // processor.
 func (w *world) flood(ctx context.Context, d time.Duration) (f flooded, err error) {
-	var c *net.UDPConn
-	err = w.client.Do(func() error {
-		c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(w.frontend(floodPort)))
-		return err
-	})
+	c, err := w.floodSocket(floodPort.port)
 	if err != nil {
 		return f, err
 	}
@@ -77,10 +41,26 @@ func (w *world) flood(ctx context.Context, d time.Duration) (f flooded, err erro
 		return f, err
 	}
 	err = onOneProcessor(func() error {
-		f, err = send(ctx, c, d)
-		return err
+		b := newBatch(c)
+		for start := time.Now(); f.took < d && ctx.Err() == nil; f.took = time.Since(start) {
+			n, _, err := b.send()
+			if err != nil {
+				return err
+			}
+			f.sent += n
+		}
+		return ctx.Err()
 	})
 	return f, err
+}
+
+// floodSocket is a socket of the client's, for a port of the Service's address.
+func (w *world) floodSocket(port uint16) (c *net.UDPConn, err error) {
+	err = w.client.Do(func() error {
+		c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(w.clusterIP(), port)))
+		return err
+	})
+	return c, err
 }
 
 // converse exchanges datagrams with the server, by which the connection becomes an
@@ -101,26 +81,26 @@ func converse(c *net.UDPConn, n int) error {
 	return nil
 }
 
-// send sends as fast as it can until the time is over.
-func send(ctx context.Context, c *net.UDPConn, d time.Duration) (f flooded, err error) {
+// batch is datagrams that are sent with one system call.
+type batch struct {
 	// Of the other family's package it is the same system call.
-	to := ipv4.NewPacketConn(c)
-	messages := make([]ipv4.Message, batch)
-	for i := range messages {
-		messages[i].Buffers = [][]byte{make([]byte, datagram)}
+	conn     *ipv4.PacketConn
+	messages []ipv4.Message
+}
+
+func newBatch(c *net.UDPConn) *batch {
+	b := &batch{conn: ipv4.NewPacketConn(c), messages: make([]ipv4.Message, batchSize)}
+	for i := range b.messages {
+		b.messages[i].Buffers = [][]byte{make([]byte, datagram)}
 	}
+	return b
+}
+
+// send sends the batch, and says how many of its datagrams went and what they took.
+func (b *batch) send() (n int, took time.Duration, err error) {
 	start := time.Now()
-	for before := start; f.took < d && ctx.Err() == nil; {
-		n, err := to.WriteBatch(messages, 0)
-		if err != nil {
-			return f, fmt.Errorf("flood: %w", err)
-		}
-		now := time.Now()
-		f.sent += n
-		if n == batch {
-			f.batches = append(f.batches, now.Sub(before))
-		}
-		before, f.took = now, now.Sub(start)
+	if n, err = b.conn.WriteBatch(b.messages, 0); err != nil {
+		return n, 0, fmt.Errorf("flood: %w", err)
 	}
-	return f, ctx.Err()
+	return n, time.Since(start), nil
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build fastpathkernel
-
 package forward
 
 import (
@@ -145,17 +143,50 @@ func sent(t *testing.T, pod *lab.Pod) (bytes, packets uint64) {
 	return bytes, packets
 }
 
-// What is dropped on arrival does not reach what it was meant for.
-func TestDrop(t *testing.T) {
+// What is diverted meets its fate: it does not reach the server's pod, or it does
+// without the server seeing it.
+func TestDiverted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	w := testWorld(t, Options{Nodes: 1, Family: FamilyIPv4})
 	server, err := w.server.Serve(lab.UDP, w.backend(floodPort))
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := &w.nodes[0].Machine
-	if err := w.divertOnNode(t.Context(), arrival); err != nil {
+	all, undo, err := w.divertAll(t.Context())
+	if err != nil {
 		t.Fatal(err)
+	}
+	for _, r := range all {
+		c, err := w.floodSocket(r.port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		before, err := arrived(&w.server.Machine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBatch(c)
+		if n, _, err := b.send(); err != nil || n != batchSize {
+			t.Fatalf("%d sent, %v", n, err)
+		}
+		want := uint64(0)
+		if r.name == pathCost.name {
+			want = batchSize
+		}
+		var got uint64
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			after, err := arrived(&w.server.Machine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got = after - before; got >= want {
+				break
+			}
+		}
+		if got < want || got >= want+batchSize {
+			t.Errorf("%s: %d datagrams arrived in the server's pod, want %d", r.name, got, want)
+		}
 	}
 	if _, err := w.flood(t.Context(), 10*time.Millisecond); err != nil {
 		t.Fatal(err)
@@ -163,7 +194,7 @@ func TestDrop(t *testing.T) {
 	if got := server.Served(); got != warmUp {
 		t.Errorf("%d datagrams reached the server, want only the %d before the flood", got, warmUp)
 	}
-	if err := undivert(t.Context(), node); err != nil {
+	if err := undo(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.flood(t.Context(), 10*time.Millisecond); err != nil {

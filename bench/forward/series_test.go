@@ -68,26 +68,3 @@ func TestOffloaded(t *testing.T) {
 		t.Error("no error when more than half took the slow path")
 	}
 }
-
-func TestCost(t *testing.T) {
-	turn := func(packet float64) []values { return []values{{packetTime: packet}, {packetTime: packet + 10}} }
-	m := &measured{
-		settings: []Setting{off, {"on", 20}, arrival, handOver},
-		values:   [][]values{turn(900), turn(600), turn(500), turn(550)},
-		slow:     make([][]float64, 4),
-	}
-	m.cost(packetCost, 2)
-	m.cost(pathCost, 3)
-	m.keep(2)
-	if len(m.settings) != 2 || len(m.values) != 2 || len(m.slow) != 2 {
-		t.Fatalf("references are still there: %+v", m)
-	}
-	for i, want := range []float64{400, 100} {
-		if got := m.of(i, packetCost.name); !slices.Equal(got, []float64{want, want}) {
-			t.Errorf("%s: %v, want %v twice", m.settings[i].Name, got, want)
-		}
-		if got := m.of(i, pathCost.name); !slices.Equal(got, []float64{want - 50, want - 50}) {
-			t.Errorf("%s: without the links %v, want %v twice", m.settings[i].Name, got, want-50)
-		}
-	}
-}

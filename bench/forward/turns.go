@@ -11,6 +11,10 @@ import (
 // values are what one turn has measured, by the name of the series.
 type values map[string]float64
 
+// diverted is the value of a turn that is how many packets of its own it kept from
+// both paths.
+const diverted = "diverted"
+
 // measured are the values of all turns, first by setting, then by round.
 type measured struct {
 	settings []Setting
@@ -50,6 +54,7 @@ func (w *world) turn(ctx context.Context, s Setting, turn func(context.Context, 
 		return nil, 0, interrupted(ctx, fmt.Errorf("%s: %w", s.Name, err))
 	}
 	after, err := passageOf(w.nodes[0].Node)
+	after.arrived -= uint64(v[diverted])
 	return v, before.share(after), err
 }
 
