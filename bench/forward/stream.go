@@ -67,8 +67,21 @@ type streamed struct {
 	best float64 // as it was sent, in the best tenth of a second
 }
 
+// errNotReady says that the server does not take a stream yet: between two, iperf3
+// stops listening for a moment.
+var errNotReady = errors.New("iperf3: the server is not ready")
+
 // stream sends over one TCP connection to the Service for some seconds.
-func (w *world) stream(ctx context.Context, seconds int) (streamed, error) {
+func (w *world) stream(ctx context.Context, seconds int) (s streamed, err error) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		s, err = w.tryStream(ctx, seconds)
+		if !errors.Is(err, errNotReady) || time.Now().After(deadline) {
+			return s, err
+		}
+	}
+}
+
+func (w *world) tryStream(ctx context.Context, seconds int) (streamed, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+patience)
 	defer cancel()
 	to := w.frontend(streamPort)
@@ -95,6 +108,8 @@ func parseStream(report []byte, end error) (s streamed, err error) {
 	}
 	err = json.Unmarshal(report, &r)
 	switch {
+	case err == nil && (strings.HasPrefix(r.Error, "unable to connect to server") || strings.Contains(r.Error, "server is busy")):
+		return s, fmt.Errorf("%w: %s", errNotReady, r.Error)
 	case err == nil && r.Error != "":
 		return s, fmt.Errorf("iperf3: %s", r.Error)
 	case end != nil:

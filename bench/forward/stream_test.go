@@ -40,3 +40,18 @@ func TestParseStream(t *testing.T) {
 		})
 	}
 }
+
+// What iperf3 says while it is between two streams is told from other failures.
+func TestNotReady(t *testing.T) {
+	for said, want := range map[string]bool{
+		"unable to connect to server: Connection refused":             true,
+		"the server is busy running a test. try again later":          true,
+		"unable to receive control message: Connection reset by peer": false,
+		"control socket has closed unexpectedly":                      false,
+	} {
+		_, err := parseStream([]byte(`{"error": "`+said+`"}`), errors.New("exit status 1"))
+		if got := errors.Is(err, errNotReady); got != want {
+			t.Errorf("%q: %v, want not ready: %t", said, err, want)
+		}
+	}
+}
