@@ -136,7 +136,7 @@
 // interfaces take part like others, the tunnelled packets being the node's own
 // (TestVXLAN). A VLAN's route leads to the interface below it if that is in the
 // flowtable, and packets are looked up there with their tag; else at the VLAN's.
-// (VLANs and bonds: read, not tried; the test kernel has none.)
+// (VLANs and bonds: tried by hand; the test kernel has none.)
 //
 // Bringing connections back. No message ends a single flow. What ends all, and
 // disturbs none more than by one packet on the slow path in each direction, is to
