@@ -24,7 +24,7 @@ type inputs struct {
 
 // waitingBatches is how many batches of events can wait for a sync to end before
 // the source has to.
-const waitingBatches = 256
+const waitingBatches = 2
 
 // listen starts to hear, until ctx ends or stop is called.
 func (p *Proxy) listen(ctx context.Context) *inputs {

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"net/http"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// Client talks to one API server. Its REST clients share connections and the limit
+// on the rate of requests.
+type Client struct {
+	config rest.Config
+	http   *http.Client
+}
+
+// NewClient returns a client. Nothing is sent yet; an error is one of the
+// configuration, e.g. that a certificate cannot be read.
+func NewClient(config *rest.Config) (*Client, error) {
+	c := &Client{config: *config}
+	if c.config.RateLimiter == nil && c.config.QPS >= 0 {
+		qps, burst := c.config.QPS, c.config.Burst
+		if qps == 0 {
+			qps = rest.DefaultQPS
+		}
+		if burst == 0 {
+			burst = rest.DefaultBurst
+		}
+		c.config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, burst)
+	}
+	var err error
+	if c.http, err = rest.HTTPClientFor(&c.config); err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", c.config.Host, err)
+	}
+	return c, nil
+}
+
+// For returns a REST client for a few types of one version of one group of the API,
+// e.g. corev1.SchemeGroupVersion with &corev1.Service{} and &corev1.ServiceList{}.
+func (c *Client) For(gv schema.GroupVersion, types ...runtime.Object) (rest.Interface, error) {
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(gv, types...)
+	metav1.AddToGroupVersion(scheme, gv)
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // Status, in which refusals come
+
+	config := c.config
+	config.GroupVersion = &gv
+	config.APIPath = "/apis"
+	if gv.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.RESTClientForConfigAndClient(&config, c.http)
+	if err != nil {
+		return nil, fmt.Errorf("client for %s of the API server %s: %w", gv, c.config.Host, err)
+	}
+	return client, nil
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"fmt"
+	"mime"
+	"runtime"
+
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	componentbase "k8s.io/component-base/config/v1alpha1"
+)
+
+// ClientConfig says how to reach the API server, as kube-proxy does: by the
+// kubeconfig file of connection and by master, the URL of a server, which overrides
+// the file's; where neither is given, as a pod does that runs in the cluster. Tokens
+// and certificates that are in files are read again when they change.
+//
+// What is left empty in connection gets kube-proxy's default: contentType
+// application/vnd.kubernetes.protobuf, qps 5 (negative for no limit), burst 10.
+// The version is this program's, for its user agent.
+//
+// Errors name the flag and the field of the configuration file.
+func ClientConfig(connection componentbase.ClientConnectionConfiguration, master, version string) (*rest.Config, error) {
+	if err := checkConnection(connection); err != nil {
+		return nil, err
+	}
+	config, err := locate(connection.Kubeconfig, master)
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType = or(connection.ContentType, kruntime.ContentTypeProtobuf)
+	config.AcceptContentTypes = connection.AcceptContentTypes
+	config.QPS = or(connection.QPS, rest.DefaultQPS)
+	config.Burst = int(or(connection.Burst, int32(rest.DefaultBurst)))
+	config.UserAgent = fmt.Sprintf("slipstream/%s (%s/%s)", or(version, "unknown"), runtime.GOOS, runtime.GOARCH)
+	return config, nil
+}
+
+// checkConnection checks what does not depend on files.
+func checkConnection(c componentbase.ClientConnectionConfiguration) error {
+	if c.Burst < 0 {
+		return fmt.Errorf("--kube-api-burst (clientConnection.burst): %d must not be negative", c.Burst)
+	}
+	if c.ContentType == "" {
+		return nil
+	}
+	switch media, _, err := mime.ParseMediaType(c.ContentType); {
+	case err != nil:
+		return fmt.Errorf("--kube-api-content-type (clientConnection.contentType): %q: %w", c.ContentType, err)
+	case media != kruntime.ContentTypeProtobuf && media != kruntime.ContentTypeJSON:
+		return fmt.Errorf("--kube-api-content-type (clientConnection.contentType): %q must be %s or %s",
+			c.ContentType, kruntime.ContentTypeProtobuf, kruntime.ContentTypeJSON)
+	}
+	return nil
+}
+
+// locate finds the server and the credentials for it.
+func locate(kubeconfig, master string) (*rest.Config, error) {
+	if kubeconfig == "" && master == "" {
+		config, err := rest.InClusterConfig()
+		switch {
+		case errors.Is(err, rest.ErrNotInCluster):
+			return nil, errors.New("where is the API server? Give --kubeconfig (clientConnection.kubeconfig) or --master; " +
+				"without both, this has to be a pod of the cluster, in which KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are set")
+		case err != nil:
+			return nil, fmt.Errorf("neither --kubeconfig (clientConnection.kubeconfig) nor --master is given, and as a pod of the cluster: %w", err)
+		}
+		return config, nil
+	}
+	if master != "" {
+		if _, _, err := rest.DefaultServerUrlFor(&rest.Config{Host: master}); err != nil {
+			return nil, fmt.Errorf("--master: %w", err)
+		}
+	}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig},
+		&clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: master}},
+	).ClientConfig()
+	if err != nil {
+		if kubeconfig == "" {
+			return nil, fmt.Errorf("--master: %w", err)
+		}
+		return nil, fmt.Errorf("--kubeconfig (clientConnection.kubeconfig): %s: %w", kubeconfig, err)
+	}
+	return config, nil
+}
+
+// or is a value, or what it is by default.
+func or[T comparable](value, fallback T) T {
+	var zero T
+	if value == zero {
+		return fallback
+	}
+	return value
+}
