@@ -20,6 +20,7 @@ func (s *State) collect() *Change {
 		if pc, differs := p.change(&s.hairpins); differs {
 			c.Pools = append(c.Pools, pc)
 		}
+		s.countLack(p)
 		c.StaleFlows = s.staleFlows(c.StaleFlows, p)
 	}
 	for _, f := range s.dirtyFrontends {

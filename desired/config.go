@@ -10,6 +10,11 @@ type Config struct {
 	// EndpointSlices write it.
 	NodeName string
 
+	// NodeIP, if it is valid, is the node's address of its family, whatever
+	// the Node object says, and also without one (kube-proxy's
+	// bindAddress).
+	NodeIP netip.Addr
+
 	// NodePorts selects the addresses on which NodePorts answer.
 	NodePorts NodePortAddresses
 

@@ -58,6 +58,7 @@ func checkSequence(input []byte) error {
 	copy(seed[:], input)
 	fresh := New(config)
 	w.Tell(fresh, rand.New(rand.NewChaCha8(seed)))
+	counted := s.NoLocalEndpoints()
 	for what, other := range map[string]*State{"the state's own full content": s, "a fresh computation": fresh} {
 		full := newModel()
 		if err := full.apply(other.Full()); err != nil {
@@ -66,6 +67,9 @@ func checkSequence(input []byte) error {
 		if got, want := kernel.String(), full.String(); got != want {
 			return fmt.Errorf("%s differs; by changes:\n%s\n\nfull:\n%s", what, got, want)
 		}
+	}
+	if recounted := fresh.NoLocalEndpoints(); counted != recounted {
+		return fmt.Errorf("no local endpoints: %+v, by changes: %+v", recounted, counted)
 	}
 	return checkResidue(s, &w)
 }
@@ -85,6 +89,9 @@ func checkResidue(s *State, w *desiredtest.World) error {
 	}
 	w.Clear(s)
 	s.Change()
+	if n := s.NoLocalEndpoints(); n != (NoLocalEndpoints{}) {
+		return fmt.Errorf("ports without local endpoints after all objects are gone: %+v", n)
+	}
 	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.told) + len(s.dirtyHealths); n != 0 {
 		return fmt.Errorf("%d lists of Services are not empty after all objects are gone", n)
 	}

@@ -38,6 +38,7 @@ func (s *State) SetNode(in *corev1.Node) {
 			}
 		}
 	}
+	s.node.setIP(s.config.NodeIP)
 	if s.node.ips != former {
 		s.selectNodePortAddrs()
 		s.allowAgain()
@@ -46,6 +47,13 @@ func (s *State) SetNode(in *corev1.Node) {
 		if p, ok := parsePrefix(text); ok {
 			s.node.podCIDRs[FamilyOf(p.Addr())] = p
 		}
+	}
+}
+
+// setIP sets the node's address of a family, if it is valid.
+func (n *node) setIP(ip netip.Addr) {
+	if ip.IsValid() {
+		n.ips[FamilyOf(ip)] = ip.Unmap()
 	}
 }
 

@@ -20,6 +20,7 @@ type pool struct {
 
 	told        bool // the pool itself has been told
 	toldVerdict Verdict
+	counted     lack       // in State.noLocal
 	gone        bool       // its Service port is no more
 	dirty       bool       // it is in State.dirtyPools
 	touched     []Backend  // entries to look at again

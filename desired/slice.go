@@ -20,6 +20,15 @@ type slice struct {
 	zones     zoneSets // of the endpoints
 }
 
+// same says whether two versions of a slice mean the same. Either may be nil.
+func (sl *slice) same(o *slice) bool {
+	if sl == nil || o == nil {
+		return sl == o
+	}
+	return sl.service == o.service && sl.family == o.family && slices.Equal(sl.ports, o.ports) &&
+		slices.Equal(sl.endpoints, o.endpoints) && slices.EqualFunc(sl.zones, o.zones, slices.Equal)
+}
+
 // slicePort is a port that all endpoints of the slice have, under the name by
 // which Services refer to it.
 type slicePort struct {
@@ -95,6 +104,9 @@ func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.pro
 
 // mergeDuplicates merges endpoints of a slice that have the same address.
 func (s *State) mergeDuplicates(sl *slice) {
+	if len(sl.endpoints) <= 16 && !anyTwice(sl.endpoints) {
+		return // as most slices, and cheaper to find out than with a map
+	}
 	at := make(map[ipBytes]int, len(sl.endpoints))
 	out := sl.endpoints[:0]
 	for _, e := range sl.endpoints {
@@ -108,6 +120,18 @@ func (s *State) mergeDuplicates(sl *slice) {
 		out = append(out, e)
 	}
 	sl.endpoints = out
+}
+
+// anyTwice says whether some address is there twice. It is for few endpoints.
+func anyTwice(all []sliceEndpoint) bool {
+	for i := range all {
+		for j := range i {
+			if all[i].ip == all[j].ip {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // endpoint is what is kept of an endpoint of a slice.

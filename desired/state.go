@@ -35,6 +35,7 @@ type State struct {
 	dirtyHealths   []*service
 	problems       []Problem
 	toldLocal      LocalTraffic
+	noLocal        NoLocalEndpoints
 	proxied        int // Services with a spec
 }
 
@@ -49,6 +50,8 @@ func New(c Config) *State {
 		restricted:       map[*service]struct{}{},
 	}
 	s.toldLocal = s.local()
+	s.node.setIP(c.NodeIP)
+	s.selectNodePortAddrs()
 	return s
 }
 
@@ -63,15 +66,24 @@ func (s *State) DeleteService(namespace, name string) {
 	s.setSpec(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 }
 
-// SetEndpointSlice takes an EndpointSlice that is new or has changed. The
-// object is not kept.
-func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) {
-	s.setSlice(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, s.compactSlice(in))
+// SetEndpointSlice takes an EndpointSlice that is new or has changed, and says
+// whether what matters of it has. The object is not kept.
+func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
+	name, to := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, s.compactSlice(in)
+	if to.same(s.slices[name]) {
+		return false
+	}
+	s.setSlice(name, to)
+	return true
 }
 
-// DeleteEndpointSlice takes note that an EndpointSlice is gone.
-func (s *State) DeleteEndpointSlice(namespace, name string) {
-	s.setSlice(types.NamespacedName{Namespace: namespace, Name: name}, nil)
+// DeleteEndpointSlice takes note that an EndpointSlice is gone, and says whether
+// it mattered.
+func (s *State) DeleteEndpointSlice(namespace, name string) (changed bool) {
+	n := types.NamespacedName{Namespace: namespace, Name: name}
+	_, changed = s.slices[n]
+	s.setSlice(n, nil)
+	return changed
 }
 
 // Services is how many Services are proxied.
@@ -224,6 +236,9 @@ func (s *State) wantPools(p *port, wanted func(Family, Scope) bool) {
 			}
 			if *at != nil {
 				(*at).setWatch(p.watchesFlows(scope, want))
+			}
+			if *at != nil && scope == Local {
+				s.dirtyPool(*at) // which traffic it is for may be other than before
 			}
 		}
 	}

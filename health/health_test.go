@@ -64,6 +64,9 @@ func newWorld(t *testing.T) *world {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.reports = append(w.reports, err.Error())
+			if of, ok := ServiceOf(err); !ok || !strings.Contains(err.Error(), "Service "+of.String()+": ") {
+				t.Errorf("of Service %v: %v", of, err)
+			}
 		},
 	})
 	t.Cleanup(w.server.Close)

@@ -3,6 +3,7 @@
 package health
 
 import (
+	"errors"
 	"fmt"
 	"log"
 	"net"
@@ -93,6 +94,15 @@ type cannotListen struct {
 
 func (e *cannotListen) Error() string {
 	return fmt.Sprintf("Service %s: spec.healthCheckNodePort: cannot answer on port %d: %s", e.service.name, e.service.port, strings.Join(e.reasons, "; "))
+}
+
+// ServiceOf is the Service that an error is about which Options.Report was told.
+func ServiceOf(err error) (name types.NamespacedName, ok bool) {
+	var e *cannotListen
+	if errors.As(err, &e) {
+		return e.service.name, true
+	}
+	return name, false
 }
 
 // listen listens wherever it should and does not yet. One address that it cannot

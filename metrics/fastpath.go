@@ -35,7 +35,11 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (c *fastPathCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+func (c *fastPathCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{fastPathSupported, fastPathOffloads, fastPathInterfaces, fastPathHardware, fastPathFlushes, fastPathErrors} {
+		ch <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (c *fastPathCollector) Collect(ch chan<- prometheus.Metric) {

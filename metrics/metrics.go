@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics counts what the proxy does, for Prometheus.
+// Package metrics counts what the proxy does, for Prometheus: with kube-proxy's
+// names what kube-proxy counts too, so that its dashboards and alerts go on
+// working, and with the prefix slipstream_ what is ours. docs/metrics.md lists
+// them all.
 package metrics
 
 import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // what client-go does
 )
 
-// Metrics are the proxy's counters. All are valid once New has returned.
+// Metrics are the proxy's counters. All are valid once New has returned; methods
+// may be called by any goroutine.
 type Metrics struct {
-	registry *prometheus.Registry
+	registry     *prometheus.Registry
+	kubeProxy    kubeProxy
+	syncDuration map[string]prometheus.Observer // SyncDuration's children
 
 	// SyncDuration is the time that programming a change took, in seconds,
 	// by kind: "full" or "change".
@@ -48,11 +55,11 @@ const (
 	Change = "change"
 )
 
-// New makes the metrics, with those of the Go runtime and the process.
+// New makes the metrics. Those of kube-proxy are served from OnMode on.
 func New() *Metrics {
-	const namespace = "slipstream"
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
+		registry:  prometheus.NewRegistry(),
+		kubeProxy: newKubeProxy(),
 		SyncDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "sync_duration_seconds",
 			Help: "Time that programming the kernel took, by kind: full or change.",
@@ -63,46 +70,44 @@ func New() *Metrics {
 			Namespace: namespace, Name: "sync_failures_total",
 			Help: "Changes and full contents that the kernel refused, by kind.",
 		}, []string{"kind"}),
-		Elements: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "elements_written_total",
-			Help: "Objects written to and deleted from the kernel.",
-		}),
-		Repairs: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "repairs_total",
-			Help: "Times that somebody else had damaged what was programmed.",
-		}),
-		ObjectProblems: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "object_problems_total",
-			Help: "Objects, or parts of objects, that could not be acted on.",
-		}),
+		Elements:          counter("elements_written_total", "Objects written to and deleted from the kernel."),
+		Repairs:           counter("repairs_total", "Times that somebody else had damaged what was programmed."),
+		ObjectProblems:    counter("object_problems_total", "Objects, or parts of objects, that could not be acted on."),
+		ConntrackDeleted:  counter("conntrack_entries_deleted_total", "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now."),
+		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
+		FastPathFailures:  counter("fastpath_failures_total", "Times that the fast path could not be programmed."),
 		Services: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "services",
 			Help: "Services that are proxied.",
 		}),
-		ConntrackDeleted: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "conntrack_entries_deleted_total",
-			Help: "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now.",
-		}),
-		ConntrackFailures: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "conntrack_failures_total",
-			Help: "Times that not all stale entries of conntrack could be found and deleted.",
-		}),
-		FastPathFailures: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "fastpath_failures_total",
-			Help: "Times that the fast path could not be programmed.",
-		}),
 	}
+	m.syncDuration = map[string]prometheus.Observer{}
 	for _, kind := range []string{Full, Change} { // so that both are there from the start
 		m.SyncFailures.WithLabelValues(kind)
-		m.SyncDuration.WithLabelValues(kind)
+		m.syncDuration[kind] = m.SyncDuration.WithLabelValues(kind)
 	}
 	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services,
-		m.ConntrackDeleted, m.ConntrackFailures, m.FastPathFailures,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.ConntrackDeleted, m.ConntrackFailures, m.FastPathFailures)
 	return m
 }
 
-// Handler serves the metrics in Prometheus' text format.
+const namespace = "slipstream"
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+}
+
+// gather is all there is: ours, and what Kubernetes' libraries count about
+// themselves, the process and the Go runtime.
+func (m *Metrics) gather() prometheus.Gatherer {
+	return prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
+}
+
+// Handler serves the metrics in the formats that Prometheus reads. What cannot be
+// found out is left out and logged.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(m.gather(), promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError,
+		ErrorLog:      errorLog{},
+	})
 }

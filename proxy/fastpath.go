@@ -59,6 +59,7 @@ func (p *Proxy) accelerate(c *desired.Change) {
 		}
 		delay := p.besides.backoff.Step()
 		klog.ErrorS(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
+		p.warn("FailedToAccelerate", err)
 		p.besides = besides{notUntil: time.Now().Add(delay), backoff: p.besides.backoff}
 		return
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/metrics"
 	"github.com/slipstream-proxy/slipstream/source"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
@@ -43,6 +44,28 @@ type Options struct {
 
 	// FastPath is told of frontends too. Nil where there is none.
 	FastPath FastPath
+
+	// NodeName is the name of this node's object, which says whether the node
+	// is eligible (see Proxy.NodeEligible); empty for none. With NodeRequired
+	// it is not until there is that object.
+	NodeName     string
+	NodeRequired bool
+
+	// LateAfter is how long a change may wait until the proxy is not healthy;
+	// a minute when 0.
+	LateAfter time.Duration
+
+	// Ready is called once, in a goroutine of its own, when the kernel first
+	// has everything. Nil for nobody.
+	Ready func()
+
+	// Events is told what an administrator must see. Nil for nobody.
+	Events Events
+}
+
+// Events takes what an administrator must see, as an events.Recorder does.
+type Events interface {
+	Warning(reason, note string)
 }
 
 // Proxy is the loop. It is used once.
@@ -62,19 +85,25 @@ type Proxy struct {
 	repairs   wait.Backoff // of repairs that follow each other closely
 	repaired  time.Time    // when the last one was asked for
 
-	followUp followUp
-	listens  nodePortAddrs
-	lateness lateness
-	besides  besides
+	followUp    followUp
+	listens     nodePortAddrs
+	lateness    lateness
+	triggers    triggers
+	eligibility eligibility
+	besides     besides
 }
 
 // New makes a loop. State and backend are the loop's from now on.
 func New(s source.Source, st *desired.State, b backend.Backend, m *metrics.Metrics, o Options) *Proxy {
+	if o.LateAfter == 0 {
+		o.LateAfter = lateAfter
+	}
 	return &Proxy{
 		source: s, state: st, backend: b, metrics: m, options: o,
 		addressed: o.NodeAddresses == nil,
 		full:      true,
 		backoff:   newBackoff(),
+		triggers:  triggers{since: time.Now()},
 	}
 }
 
@@ -103,7 +132,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.takeWaiting(in.events)
 		case addrs := <-in.addresses:
 			p.state.SetNodeAddresses(addrs)
-			p.addressed, p.pending, p.listens.unsure = true, true, true
+			p.addressed, p.listens.unsure = true, true
+			p.queued()
 		case <-hold.C:
 		case <-check.C:
 			p.check()
@@ -142,12 +172,36 @@ func (p *Proxy) take(batch []source.Event) {
 		if e.Type == source.Synced {
 			p.synced = true
 		}
-		if _, ok := e.Object.(*corev1.Node); ok {
-			p.listens.unsure = true
-		}
-		Tell(p.state, e)
+		p.note(e, Tell(p.state, e))
 	}
+	p.queued()
+}
+
+// note takes down what the state has no use for of an event that it was told.
+func (p *Proxy) note(e source.Event, changed bool) {
+	switch o := e.Object.(type) {
+	case *corev1.Service:
+		p.metrics.ServiceChange()
+	case *discoveryv1.EndpointSlice:
+		p.metrics.EndpointChange(changed)
+		switch {
+		case e.Type == source.Delete:
+			p.triggers.gone(o.Namespace, o.Name)
+		case changed:
+			p.triggers.set(o)
+		}
+	case *corev1.Node:
+		p.listens.unsure = true
+		if e.Type == source.Set && o.Name == p.options.NodeName {
+			p.eligibility.set(o)
+		}
+	}
+}
+
+// queued says that there is something to program.
+func (p *Proxy) queued() {
 	p.pending = true
+	p.metrics.Queued(time.Now())
 }
 
 // sync brings the kernel in line. What the kernel refuses as a change is tried
@@ -163,13 +217,27 @@ func (p *Proxy) sync() {
 	if err != nil {
 		delay := p.backoff.Step()
 		klog.ErrorS(err, "Could not program the kernel, will try again", "after", delay.Round(time.Millisecond))
+		p.warn("FailedToProgram", err)
 		p.notUntil = time.Now().Add(delay)
 		return
 	}
 	p.pending, p.full = false, false
-	p.lateness.done()
+	now := time.Now()
+	if p.options.Ready != nil && p.Updated().IsZero() {
+		go p.options.Ready()
+	}
+	p.lateness.done(now)
+	p.metrics.Synced(now)
+	p.metrics.NoLocalEndpoints(p.state.NoLocalEndpoints())
 	p.backoff = newBackoff()
-	p.notUntil = time.Now().Add(p.options.MinSyncPeriod)
+	p.notUntil = now.Add(p.options.MinSyncPeriod)
+}
+
+// warn tells an administrator of an error.
+func (p *Proxy) warn(reason string, err error) {
+	if p.options.Events != nil {
+		p.options.Events.Warning(reason, err.Error())
+	}
 }
 
 // next is what to program: the change, or everything when p.full is or becomes
@@ -199,6 +267,9 @@ func (p *Proxy) program() error {
 			return err
 		}
 	}
+	if len(p.triggers.waiting) > 0 {
+		p.triggers.done(time.Now(), p.metrics)
+	}
 	p.follow(c)
 	return nil
 }
@@ -209,14 +280,18 @@ func (p *Proxy) apply(c *desired.Change) error {
 	if p.full {
 		kind, apply = metrics.Full, p.backend.Reconcile
 	}
+	about := metrics.Both
+	if !p.full {
+		about = families(c)
+	}
 	start := time.Now()
 	stats, err := apply(c)
+	took := time.Since(start)
 	if err != nil {
-		p.metrics.SyncFailures.WithLabelValues(kind).Inc()
+		p.metrics.Refused(p.full, about, took)
 		return err
 	}
-	took := time.Since(start)
-	p.metrics.SyncDuration.WithLabelValues(kind).Observe(took.Seconds())
+	p.metrics.Programmed(p.full, about, took)
 	p.metrics.Elements.Add(float64(stats.Elements))
 	level := klog.Level(2)
 	if p.full {

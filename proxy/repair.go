@@ -23,7 +23,9 @@ func (p *Proxy) check() {
 	case errors.Is(err, backend.ErrDamaged):
 		klog.ErrorS(err, "Programming everything again")
 		p.metrics.Repairs.Inc()
-		p.pending, p.full = true, true
+		p.warn("Damaged", err)
+		p.queued()
+		p.full = true
 		p.notUntil = time.Time{}
 		// At once, unless somebody does it again and again.
 		if time.Since(p.repaired) < quietAfterRepair {
@@ -32,6 +34,9 @@ func (p *Proxy) check() {
 			p.repairs = newBackoff()
 		}
 		p.repaired = time.Now()
+	case errors.Is(err, backend.ErrDue):
+		p.queued()
+		p.full = true
 	case err != nil:
 		klog.ErrorS(err, "Could not check what is programmed")
 	}

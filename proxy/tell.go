@@ -11,8 +11,9 @@ import (
 )
 
 // Tell tells a state of what a source has learned. Events without an object say
-// nothing to it.
-func Tell(s *desired.State, e source.Event) {
+// nothing to it. It returns whether there may be something to program now, of which
+// it is only sure for EndpointSlices.
+func Tell(s *desired.State, e source.Event) (changed bool) {
 	gone := e.Type == source.Delete
 	switch o := e.Object.(type) {
 	case *corev1.Service:
@@ -23,10 +24,9 @@ func Tell(s *desired.State, e source.Event) {
 		}
 	case *discoveryv1.EndpointSlice:
 		if gone {
-			s.DeleteEndpointSlice(o.Namespace, o.Name)
-		} else {
-			s.SetEndpointSlice(o)
+			return s.DeleteEndpointSlice(o.Namespace, o.Name)
 		}
+		return s.SetEndpointSlice(o)
 	case *corev1.Node:
 		if gone {
 			s.DeleteNode(o.Name)
@@ -40,4 +40,5 @@ func Tell(s *desired.State, e source.Event) {
 			s.SetServiceCIDR(o)
 		}
 	}
+	return true
 }

@@ -33,8 +33,8 @@ const ThisNode = "here"
 type State interface {
 	SetService(*corev1.Service)
 	DeleteService(namespace, name string)
-	SetEndpointSlice(*discoveryv1.EndpointSlice)
-	DeleteEndpointSlice(namespace, name string)
+	SetEndpointSlice(*discoveryv1.EndpointSlice) (changed bool)
+	DeleteEndpointSlice(namespace, name string) (changed bool)
 	SetNode(*corev1.Node)
 	DeleteNode(name string)
 	SetServiceCIDR(*networkingv1.ServiceCIDR)

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"os"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// reporter is who reports the Events.
+const reporter = "slipstream"
+
+// noteLimit is how long, in bytes, the API lets a note be (pkg/apis/events/validation
+// of Kubernetes).
+const noteLimit = 1024
+
+// stopWithin is how long the end waits for Events that are on their way.
+const stopWithin = 2 * time.Second
+
+// OnNode is a Recorder whose Events are of the Node of that name (events.k8s.io/v1,
+// of which client is one; it takes the right to create and patch events), and in the
+// log. An API server that does not answer is tried again for about two minutes. Stop
+// returns when what has been told has been sent, after two seconds at the latest.
+//
+// The recorder of client-go is not used: it brings all groups of the API with it,
+// which take 8 MB of memory.
+func OnNode(client rest.Interface, node string) (r Recorder, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	instance, err := os.Hostname()
+	if err != nil || instance == "" {
+		instance = node
+	}
+	n := &onNode{
+		sender: newSender(client, reporter+"-"+instance),
+		// 'kubectl describe node' looks for Events with the Node's name as its UID.
+		node: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); n.sender.run(ctx) }()
+	return n, func() {
+		n.sender.wait(stopWithin)
+		cancel()
+		<-done
+	}
+}
+
+type onNode struct {
+	sender *sender
+	node   corev1.ObjectReference
+}
+
+func (n *onNode) Normal(reason, note string) {
+	logged{}.Normal(reason, note)
+	n.sender.tell(n.node, corev1.EventTypeNormal, reason, cut(note))
+}
+
+func (n *onNode) Warning(reason, note string) {
+	logged{}.Warning(reason, note)
+	n.sender.tell(n.node, corev1.EventTypeWarning, reason, cut(note))
+}
+
+func (n *onNode) OnService(service types.NamespacedName, reason, note string) {
+	logged{}.OnService(service, reason, note)
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
+	n.sender.tell(about, corev1.EventTypeWarning, reason, cut(note))
+}
+
+// cut makes a note as short as the API wants it.
+func cut(note string) string {
+	if len(note) <= noteLimit {
+		return note
+	}
+	end := noteLimit
+	for !utf8.RuneStart(note[end]) {
+		end--
+	}
+	return note[:end]
+}
