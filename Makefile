@@ -13,7 +13,7 @@ BUILD := $(GO) build -buildvcs=false -trimpath
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 .DEFAULT_GOAL := help
-.PHONY: help build test oracle deps lint fmt demo bench bench-fastpath fuzz clean
+.PHONY: help build test oracle deps lint fmt demo bench bench-fastpath bench-scale fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,8 +53,12 @@ bench: build ## Measure programming 10,000 Services of 10 endpoints (root)
 bench-fastpath: deps build ## Measure what the fast path gains and costs (root)
 	GO="$(GO)" bench/fastpath.sh
 
-fuzz: ## Fuzz the manifest decoder and the desired state, a minute each
+bench-scale: deps build ## Measure beside upstream kube-proxy on a real API server, SERVICES=10000, RUNS=1, SAVE=file.json (root)
+	cd test/cluster && $(GO) run ./scale -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(RUNS),-runs $(RUNS)) $(if $(SAVE),-save $(abspath $(SAVE)))
+
+fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each
 	$(GO) test ./source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m
+	$(GO) test ./config -run '^$$' -fuzz FuzzDecode -fuzztime 1m -fuzzminimizetime 10x
 	$(GO) test ./desired -run '^$$' -fuzz FuzzEvents -fuzztime 1m
 
 clean: ## Delete what was built

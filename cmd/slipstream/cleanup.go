@@ -5,39 +5,103 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
 	"github.com/slipstream-proxy/slipstream/fastpath"
+	"github.com/slipstream-proxy/slipstream/takeover"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 )
 
+// cleanupOptions are the flags of "slipstream cleanup".
+type cleanupOptions struct {
+	keepKubeProxy bool
+	excludeCIDRs  []string
+}
+
 func newCleanup() *cobra.Command {
-	return &cobra.Command{
+	var o cleanupOptions
+	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove every trace of slipstream from the kernel",
+		Short: "Remove every trace of slipstream, and of kube-proxy, from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
 this node: the nftables tables "ip slipstream", "ip6 slipstream" and "inet
-slipstream-fastpath". New
-connections to Services no longer work after it. Established ones go on where
-something else on the node translates addresses too, as most pod networks do;
-otherwise the kernel stops translating altogether, and they end. Stop 'slipstream
-run' before, or it will repair what is removed.`,
+slipstream-fastpath"; and, as 'kube-proxy --cleanup' does, everything that
+kube-proxy has, in whatever mode: its nftables tables, its chains of iptables, IPVS
+virtual servers, the interface kube-ipvs0 and its ipsets. With --keep-kube-proxy
+kube-proxy's things stay: that is for the way back, when kube-proxy runs again.
+
+New connections to Services no longer work after it, unless kube-proxy runs.
+Established ones go on where something else on the node translates addresses too,
+as most pod networks do; otherwise the kernel stops translating altogether, and they
+end. Stop 'slipstream run' before, or it will repair what is removed.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) (err error) {
-			b, err := nftables.New(backend.Config{})
+		RunE: func(*cobra.Command, []string) error {
+			exclude, err := parseExcludeCIDRs(o.excludeCIDRs)
 			if err != nil {
 				return err
 			}
-			defer func() { err = errors.Join(err, b.Close()) }()
-			if err := b.Cleanup(); err != nil {
-				return fmt.Errorf("cleanup: %w", err)
-			}
-			fast, err := fastpath.New(fastpath.Config{}) // off: it only removes
-			if err != nil {
-				return err
-			}
-			return fast.Stop()
+			return cleanUp(exclude, o.keepKubeProxy)
 		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.keepKubeProxy, "keep-kube-proxy", false, "remove only what slipstream has programmed")
+	f.StringSliceVar(&o.excludeCIDRs, "ipvs-exclude-cidrs", nil, "ranges of addresses whose IPVS virtual servers are not kube-proxy's")
+	cmd.MarkFlagsMutuallyExclusive("keep-kube-proxy", "ipvs-exclude-cidrs")
+	return cmd
+}
+
+func parseExcludeCIDRs(texts []string) (all []netip.Prefix, err error) {
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--ipvs-exclude-cidrs: %q is no range of addresses", text)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// cleanUp removes what slipstream has programmed and, unless that is to stay, what
+// kube-proxy has. It does all it can, whatever fails.
+func cleanUp(excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
+	errs := []error{cleanUpTables(), cleanUpFastPath()}
+	if !keepKubeProxy {
+		o := takeOverOptions(excludeCIDRs)
+		o.Failed = nil // they are all returned
+		errs = append(errs, takeover.Remove(o))
+	}
+	return errors.Join(errs...)
+}
+
+func cleanUpTables() (err error) {
+	b, err := nftables.New(backend.Config{})
+	if err != nil {
+		return fmt.Errorf("cleanup: %w", err)
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	if err := b.Cleanup(); err != nil {
+		return fmt.Errorf("cleanup: %w", err)
+	}
+	return nil
+}
+
+func cleanUpFastPath() error {
+	fast, err := fastpath.New(fastpath.Config{}) // off: it only removes
+	if err != nil {
+		return err
+	}
+	return fast.Stop()
+}
+
+// takeOverOptions have the log tell what becomes of what kube-proxy has left.
+// excludeCIDRs is its ipvs.excludeCIDRs.
+func takeOverOptions(excludeCIDRs []netip.Prefix) takeover.Options {
+	return takeover.Options{
+		ExcludeCIDRs: excludeCIDRs,
+		Removed:      func(what string) { klog.InfoS("Removed what kube-proxy had left", "what", what) },
+		Failed:       func(err error) { klog.ErrorS(err, "Could not remove all that kube-proxy has left") },
 	}
 }

@@ -5,14 +5,20 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
 
+	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/fastpath"
 	"github.com/slipstream-proxy/slipstream/metrics"
 	"github.com/slipstream-proxy/slipstream/nodeaddr"
 	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/source/manifest"
+	"github.com/slipstream-proxy/slipstream/source"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
@@ -22,13 +28,16 @@ const fastPathThreshold = "fastpath-threshold"
 
 // agentOptions are the flags of "slipstream fastpath".
 type agentOptions struct {
-	fastPathFlags
-	services    runOptions // of which only some are flags here
+	fastPath    config.FastPathConfiguration
+	objects     config.Config // of which only where they come from
+	master      string
+	hostname    string
+	nodePorts   []string
 	metricsBind string
 }
 
 func newFastPathAgent() *cobra.Command {
-	var o agentOptions
+	o := agentOptions{fastPath: config.New().Slipstream.FastPath}
 	cmd := &cobra.Command{
 		Use:   "fastpath",
 		Short: "Be the fast path of this node, beside any Service proxy",
@@ -38,64 +47,89 @@ touches nothing of theirs. It needs a kernel with flowtables (CONFIG_NF_FLOW_TAB
 CONFIG_NFT_FLOW_OFFLOAD).
 
 With --scope=all, every connection that the node forwards may take the fast path.
-With --scope=services, only those to Services; it reads these from --manifests then,
-as 'slipstream run' does.
+With --scope=services, only those to Services; it reads these from the Kubernetes API
+or from --manifests then, as 'slipstream run' does.
 
 All connections are back on the slow path when it has stopped; none is cut.`,
 		Example: `  slipstream fastpath --fastpath-threshold=20 --scope=all
-  slipstream fastpath --manifests /etc/slipstream`,
+  slipstream fastpath --kubeconfig /var/lib/kube-proxy/kubeconfig.conf`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runAgent(cmd.Context(), o) },
 	}
-	o.fastPathFlags.add(cmd, fastPathThreshold)
 	f := cmd.Flags()
-	f.StringVar(&o.services.manifests, "manifests", "", "directory of manifests to take Services from, for --scope=services")
-	f.StringVar(&o.services.hostname, "hostname-override", "", "name of this node (default: the host's name)")
-	o.services.nodePorts.add(cmd)
+	addFastPath(f, &o.fastPath, fastPathThreshold)
+	addNodePorts(f, &o.nodePorts, config.Primary)
+	f.StringVar(&o.objects.Slipstream.Manifests, "manifests", "", "directory of manifests to take Services from, in place of the Kubernetes API")
+	f.StringVar(&o.objects.KubeProxy.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig file that says how to reach the Kubernetes API")
+	f.StringVar(&o.master, "master", "", "URL of the Kubernetes API, in place of the kubeconfig's")
+	cmd.MarkFlagsMutuallyExclusive("manifests", "kubeconfig")
+	cmd.MarkFlagsMutuallyExclusive("manifests", "master")
+	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name)")
 	f.StringVar(&o.metricsBind, "metrics-bind-address", "", "address and port to serve /metrics on, such as 127.0.0.1:10249 (default: not served)")
 	addLogFlags(cmd)
 	return cmd
 }
 
+// configs checks the flags.
+func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err error) {
+	c, errs := o.fastPath.Parse(nil)
+	ranges := config.Config{}
+	ranges.KubeProxy.NodePortAddresses = o.nodePorts
+	errs = append(errs, ranges.ValidateNodePortAddresses()...)
+	for _, e := range errs {
+		e.Field = agentFlags.Replace("--" + e.Field)
+	}
+	if len(errs) > 0 {
+		return c, want, errs.ToAggregate()
+	}
+	want.NodePorts = nodePorts(o.nodePorts, false)
+	want.NodePorts.Primary = len(want.NodePorts.CIDRs) == 0
+	want.NodeName, err = nodeName(o.hostname)
+	return c, want, err
+}
+
+// agentFlags are the flags for fields.
+var agentFlags = strings.NewReplacer(
+	"offloadPacketThreshold", fastPathThreshold,
+	"hardwareOffload", "hardware-offload",
+	"nodePortAddresses", "nodeport-addresses",
+)
+
 func runAgent(ctx context.Context, o agentOptions) (err error) {
-	config, err := o.config(fastPathThreshold)
+	c, want, err := o.configs()
 	if err != nil {
 		return err
 	}
-	if config.Scope == fastpath.Services && o.services.manifests == "" {
-		return errors.New("--manifests: needed for --scope=services")
+	m := metrics.New()
+	problem := func(err error) {
+		klog.ErrorS(nil, err.Error())
+		m.ObjectProblems.Inc()
 	}
-	var want desired.Config
-	if want.NodeName, err = o.services.nodeName(); err != nil {
-		return err
+	var services source.Source
+	if c.Scope == fastpath.Services {
+		if services, _, err = newSource(&o.objects, o.master, want.NodeName, problem); err != nil {
+			return fmt.Errorf("--scope=services: %w", err)
+		}
 	}
-	if want.NodePorts, err = o.services.nodePorts.config(); err != nil {
-		return err
-	}
-	ctl, err := fastpath.New(config)
+	ctl, err := fastpath.New(c)
 	if err != nil {
 		return err
 	}
 	stop := runFastPath(ctx, ctl)
 	defer func() { err = errors.Join(err, stop()) }()
-	m := metrics.New()
 	m.OnFastPath(fastPathMetrics(ctl))
 	if o.metricsBind != "" {
 		if err := serveMetrics(ctx, o.metricsBind, m); err != nil {
 			return err
 		}
 	}
-	klog.InfoS("Starting the fast path", "version", versionText(), "threshold", config.Threshold, "scope", config.Scope)
-	if config.Scope == fastpath.All {
+	klog.InfoS("Starting the fast path", "version", versionText(), "threshold", c.Threshold, "scope", c.Scope)
+	if services == nil {
 		return followAll(ctx, ctl)
 	}
-	problem := func(err error) {
-		klog.ErrorS(nil, err.Error())
-		m.ObjectProblems.Inc()
-	}
-	return proxy.New(manifest.New(o.services.manifests, manifest.OnError(problem)), desired.New(want), ctl, m, proxy.Options{
-		MinSyncPeriod: minSyncPeriod,
-		CheckPeriod:   checkPeriod,
+	return proxy.New(services, desired.New(want), ctl, m, proxy.Options{
+		MinSyncPeriod: config.DefaultMinSyncPeriod,
+		CheckPeriod:   config.DefaultCheckPeriod,
 		NodeAddresses: nodeaddr.New(0).Run,
 	}).Run(ctx)
 }
@@ -105,7 +139,7 @@ func followAll(ctx context.Context, ctl *fastpath.Controller) error {
 	if _, err := ctl.Reconcile(&desired.Change{}); err != nil {
 		return fmt.Errorf("fast path: %w", err)
 	}
-	return repeatUntil(ctx, checkPeriod, func() {
+	return repeatUntil(ctx, config.DefaultCheckPeriod, func() {
 		if ctl.Check() == nil {
 			return
 		}
@@ -113,4 +147,31 @@ func followAll(ctx context.Context, ctl *fastpath.Controller) error {
 			klog.ErrorS(err, "Could not program the fast path, will try again")
 		}
 	})
+}
+
+// addLogFlags adds klog's verbosity.
+func addLogFlags(cmd *cobra.Command) {
+	var all flag.FlagSet
+	klog.InitFlags(&all)
+	v := all.Lookup("v")
+	v.Usage = "verbosity of the log: 0 for what an operator must see, 2 for every update of the kernel"
+	cmd.Flags().AddGoFlag(v)
+}
+
+// serveMetrics serves /metrics until ctx ends.
+func serveMetrics(ctx context.Context, address string, m *metrics.Metrics) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("--metrics-bind-address: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", m.Handler())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	context.AfterFunc(ctx, func() { server.Close() })
+	go func() {
+		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			klog.ErrorS(err, "Serving metrics")
+		}
+	}()
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
@@ -106,7 +107,7 @@ func TestFastPathOff(t *testing.T) {
 	s.save("web.yaml", web(0))
 	for _, args := range [][]string{
 		{"--offload-packet-threshold", "0"},
-		{"--feature-gates", accelerationGate + "=false"},
+		{"--feature-gates", config.Acceleration + "=false"},
 	} {
 		p := s.run()
 		s.until("the fast path is there", func() bool { return strings.Contains(s.tables(), "slipstream-fastpath") })

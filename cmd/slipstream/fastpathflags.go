@@ -5,83 +5,31 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
-	"strconv"
-	"strings"
 
+	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/events"
 	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 )
 
-// accelerationGate is KEP-4963's feature gate.
-const accelerationGate = "KubeProxyAcceleration"
-
-// fastPathFlags are what "slipstream run" and "slipstream fastpath" have in common.
-type fastPathFlags struct {
-	threshold  int
-	scope      string
-	interfaces string
-	hardware   string
-	gates      map[string]string
-}
-
-// add adds the flags; the threshold goes by the name that KEP-4963 or kindnet has
-// for it.
-func (o *fastPathFlags) add(cmd *cobra.Command, threshold string) {
-	f := cmd.Flags()
-	f.IntVar(&o.threshold, threshold, fastpath.DefaultThreshold, "number of packets, of both directions together, that a connection has to have carried before it takes the fast path; 0 turns the fast path off")
-	f.StringVar(&o.scope, "scope", fastpath.Services.String(), "which connections may take the fast path: services, or all that the node forwards")
-	f.StringVar(&o.interfaces, "interfaces", "", `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu and .up, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback)`)
-	f.StringVar(&o.hardware, "hardware-offload", fastpath.Auto.String(), "whether to hand connections to network hardware: auto, on, off")
-}
-
-// addGates adds kube-proxy's flag for feature gates.
-func (o *fastPathFlags) addGates(cmd *cobra.Command) {
-	cmd.Flags().StringToStringVar(&o.gates, "feature-gates", nil, "feature gates, such as "+accelerationGate+"=false, which turns the fast path off (default: true)")
-}
-
-// config checks the flags.
-func (o *fastPathFlags) config(threshold string) (c fastpath.Config, err error) {
-	if o.threshold < 0 || int64(o.threshold) >= 1<<31 {
-		return c, fmt.Errorf("--%s: %d is no number of packets", threshold, o.threshold)
-	}
-	c.Threshold = uint32(o.threshold)
-	if c.Scope, err = fastpath.ParseScope(o.scope); err != nil {
-		return c, fmt.Errorf("--scope: %w", err)
-	}
-	if c.Hardware, err = fastpath.ParseHardware(o.hardware); err != nil {
-		return c, fmt.Errorf("--hardware-offload: %w", err)
-	}
-	if o.interfaces != "" {
-		if c.Interfaces, err = iface.Compile(o.interfaces); err != nil {
-			return c, fmt.Errorf("--interfaces: %w", err)
-		}
-	}
-	for _, gate := range slices.Sorted(maps.Keys(o.gates)) {
-		on, err := strconv.ParseBool(strings.TrimSpace(o.gates[gate]))
-		switch {
-		case gate != accelerationGate:
-			return c, fmt.Errorf("--feature-gates: there is no gate %s", gate)
-		case err != nil:
-			return c, fmt.Errorf("--feature-gates: %s: %q is neither true nor false", gate, o.gates[gate])
-		case !on:
-			c.Threshold = 0
-		}
-	}
-	return c, nil
+// addFastPath defines the flags that "slipstream run" and "slipstream fastpath" have
+// in common; the threshold goes by the name that KEP-4963 or kindnet has for it.
+func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold string) {
+	fs.Int64Var(c.OffloadPacketThreshold, threshold, *c.OffloadPacketThreshold, "number of packets, of both directions together, that a connection has to have carried before it takes the fast path; 0 turns the fast path off")
+	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
+	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu and .up, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback)`)
+	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
 }
 
 // newFastPath makes a controller. Where the kernel has no flowtables it returns
 // nil, having said so: nothing else depends on it.
-func newFastPath(c fastpath.Config) (*fastpath.Controller, error) {
+func newFastPath(c fastpath.Config, tell events.Recorder) (*fastpath.Controller, error) {
 	ctl, err := fastpath.New(c)
 	if errors.Is(err, fastpath.ErrUnsupported) {
-		klog.InfoS("No fast path: all connections stay on the slow path", "reason", err.Error())
+		tell.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
 		return nil, nil
 	}
 	return ctl, err
@@ -118,4 +66,14 @@ func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) 
 			Hardware: s.Hardware, Flushes: s.Flushes, Errors: s.Errors,
 		}, errors.Join(err)
 	}
+}
+
+// offloadMetrics has the connections on the fast path counted by Service. What it
+// returns is to be closed when nobody asks for metrics any more.
+func offloadMetrics(m *metrics.Metrics, ctl *fastpath.Controller) (*flows.Conn, error) {
+	conn, err := flows.New(0)
+	if err == nil {
+		m.OnFlows(conn.Each, ctl.Service)
+	}
+	return conn, err
 }

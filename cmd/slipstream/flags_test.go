@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/spf13/cobra"
 )
@@ -19,14 +20,26 @@ func ranges(texts ...string) (all []netip.Prefix) {
 	return all
 }
 
-// parse parses arguments as flags that add defines.
-func parse(t *testing.T, args string, add func(*cobra.Command)) {
+// parse parses arguments as flags of "slipstream run".
+func parse(t *testing.T, args string) (*config.Config, []config.Note, error) {
 	t.Helper()
+	var o runFlags
 	cmd := &cobra.Command{}
-	add(cmd)
+	o.add(cmd.Flags())
 	if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
+	return o.complete(cmd.Flags())
+}
+
+// parsed parses arguments that are good.
+func parsed(t *testing.T, args string) *config.Config {
+	t.Helper()
+	c, _, err := parse(t, args)
+	if err != nil {
+		t.Fatalf("%s: %v", args, err)
+	}
+	return c
 }
 
 func TestNodePortFlags(t *testing.T) {
@@ -39,10 +52,9 @@ func TestNodePortFlags(t *testing.T) {
 		"--nodeport-addresses 192.0.2.0/24 --nodeport-addresses 198.51.100.0/24": {CIDRs: ranges("192.0.2.0/24", "198.51.100.0/24")},
 		"--nodeport-addresses 127.0.0.0/8 --iptables-localhost-nodeports=false":  {CIDRs: ranges("127.0.0.0/8")},
 	} {
-		var o nodePortFlags
-		parse(t, args, o.add)
-		if got, err := o.config(); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v, %v; want %+v", args, got, err, want)
+		c := parsed(t, "--manifests /m "+args)
+		if got := nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v; want %+v", args, got, want)
 		}
 	}
 }
@@ -55,10 +67,8 @@ func TestDetectLocalFlags(t *testing.T) {
 		"--detect-local-mode BridgeInterface --pod-bridge-interface cni0":                     {Mode: desired.ByBridgeInterface, Interface: "cni0"},
 		"--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix fifteen-bytes-x": {Mode: desired.ByInterfaceNamePrefix, Interface: "fifteen-bytes-x"},
 	} {
-		var o detectLocalFlags
-		parse(t, args, o.add)
-		if got, err := o.config(); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v, %v; want %+v", args, got, err, want)
+		if got := detectLocal(parsed(t, "--manifests /m "+args)); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v; want %+v", args, got, want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -16,10 +17,27 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := newRoot().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "slipstream:", err)
+	root := commandFor(os.Args[0])
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, root.Name()+":", err)
 		os.Exit(1)
 	}
+}
+
+// kubeProxy is the name under which this program is what it stands in for.
+const kubeProxy = "kube-proxy"
+
+// commandFor is the command of a program that is started under a name.
+func commandFor(path string) *cobra.Command {
+	if filepath.Base(path) != kubeProxy {
+		return newRoot()
+	}
+	cmd := newRun()
+	cmd.Use = kubeProxy
+	cmd.Example = ""
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	return cmd
 }
 
 func newRoot() *cobra.Command {
@@ -33,6 +51,6 @@ of the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newFastPathAgent(), newFlows(), newCleanup(), newBench(), newVersion())
+	root.AddCommand(newRun(), newVerify(), newFastPathAgent(), newFlows(), newCleanup(), newBench(), newVersion())
 	return root
 }

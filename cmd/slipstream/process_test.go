@@ -127,9 +127,9 @@ func (s *site) run(args ...string) *lab.Process {
 }
 
 // cleanup runs slipstream cleanup on the node.
-func (s *site) cleanup() {
+func (s *site) cleanup(args ...string) {
 	s.t.Helper()
-	p, err := s.node.Start(s.command("cleanup"))
+	p, err := s.node.Start(s.command(append([]string{"cleanup"}, args...)...))
 	s.check(err)
 	s.check(p.Wait())
 }

@@ -129,17 +129,26 @@ func TestFlushRuleset(t *testing.T) {
 }
 
 // metrics reads the metrics on the node.
-func (s *site) metrics() (text string) {
+func (s *site) metrics() string {
 	s.t.Helper()
-	s.check(s.node.Do(func() error {
+	text, err := s.getPage("127.0.0.1:10249", "/metrics")
+	s.check(err)
+	return text
+}
+
+// getPage gets a page on the node.
+func (s *site) getPage(address, path string) (text string, err error) {
+	err = s.node.Do(func() error {
 		// The dialer makes its socket on this thread, in the node.
-		conn, err := net.DialTimeout("tcp", "127.0.0.1:10249", 5*time.Second)
+		conn, err := net.DialTimeout("tcp", address, 5*time.Second)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		s.check(conn.SetDeadline(time.Now().Add(5 * time.Second)))
-		if _, err := io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n"); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.0\r\n\r\n"); err != nil {
 			return err
 		}
 		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -150,8 +159,8 @@ func (s *site) metrics() (text string) {
 		body, err := io.ReadAll(r.Body)
 		text = string(body)
 		return err
-	}))
-	return text
+	})
+	return text, err
 }
 
 // TestScaling changes a Service's endpoints while clients connect all the time.
@@ -177,38 +186,45 @@ func TestScaling(t *testing.T) {
 func TestFlagErrors(t *testing.T) {
 	dir := t.TempDir()
 	cases := map[string][]string{
-		"manifests":                       {"run"},
-		"unknown flag: --no-such-flag":    {"run", "--no-such-flag"},
-		"--manifests: needed":             {"fastpath"},
-		"--fastpath-threshold: -1":        {"fastpath", "--fastpath-threshold=-1"},
-		`--pod: "web" is no IP address`:   {"flows", "flush", "--pod", "web"},
-		`--output: "yaml" is neither`:     {"flows", "-o", "yaml"},
-		`unknown command "no-such-thing"`: {"no-such-thing"},
+		"--kubeconfig":                            {"run"},
+		"--nodeport-addresses[0]: Invalid":        {"fastpath", "--manifests", dir, "--nodeport-addresses", "x"},
+		"unknown flag: --no-such-flag":            {"run", "--no-such-flag"},
+		"--scope=services: where is the":          {"fastpath"},
+		"--fastpath-threshold: Invalid value: -1": {"fastpath", "--fastpath-threshold=-1"},
+		`--pod: "web" is no IP address`:           {"flows", "flush", "--pod", "web"},
+		`--output: "yaml" is neither`:             {"flows", "-o", "yaml"},
+		`unknown command "no-such-thing"`:         {"no-such-thing"},
 	}
 	for want, args := range map[string]string{
-		`--cluster-cidr: "10.0.0.0" is not a range of addresses`:                "--cluster-cidr 10.0.0.0",
-		`--cluster-cidr: "" is not`:                                             "--cluster-cidr 10.0.0.0/8,",
-		"--cluster-cidr: 10.0.0.0/8 and 10.1.0.0/16 are of the same family":     "--cluster-cidr 10.0.0.0/8,10.1.0.0/16",
-		`--cluster-cidr: "nonsense"`:                                            "--cluster-cidr nonsense --detect-local-mode NodeCIDR",
-		"--min-sync-period":                                                     "--min-sync-period 0",
-		"--check-period":                                                        "--check-period -1s",
-		`--detect-local-mode: "clustercidr" is none of ClusterCIDR`:             "--detect-local-mode clustercidr",
-		"--pod-bridge-interface: must be given with --detect-local-mode Br":     "--detect-local-mode BridgeInterface --pod-interface-name-prefix veth",
-		"--pod-interface-name-prefix: must be given with --detect-local-mode I": "--detect-local-mode InterfaceNamePrefix --pod-bridge-interface cni0",
-		`--pod-bridge-interface: "sixteen-bytes-xx" is longer than the 15`:      "--detect-local-mode BridgeInterface --pod-bridge-interface sixteen-bytes-xx",
-		`--pod-interface-name-prefix: "a/b" has a character`:                    "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix a/b",
-		`--nodeport-addresses: "10.0.0.1" is not a range of addresses`:          "--nodeport-addresses 10.0.0.1",
-		`--nodeport-addresses: "::ffff:10.0.0.0/104" is not`:                    "--nodeport-addresses 10.0.0.0/8,::ffff:10.0.0.0/104",
-		"--nodeport-addresses: primary is one value":                            "--nodeport-addresses 10.0.0.0/8,primary",
-		"--iptables-localhost-nodeports: nftables mode does not":                "--iptables-localhost-nodeports",
-		"--nftables-masquerade-bit: 32 is not":                                  "--nftables-masquerade-bit 32",
-		"--nftables-masquerade-bit: -1 is not":                                  "--nftables-masquerade-bit -1",
-		"--offload-packet-threshold: -1 is no number of packets":                "--offload-packet-threshold -1",
-		`--scope: scope "some"`:                                                 "--scope some",
-		`--hardware-offload: hardware offload "maybe"`:                          "--hardware-offload maybe",
-		"--interfaces: ": "--interfaces interface.colour==1",
-		"--feature-gates: there is no gate NoSuch":                   "--feature-gates NoSuch=true",
-		`--feature-gates: KubeProxyAcceleration: "maybe" is neither`: "--feature-gates KubeProxyAcceleration=maybe",
+		`--cluster-cidr: Invalid value: "10.0.0.0": must be a range of addresses`:      "--cluster-cidr 10.0.0.0",
+		`--cluster-cidr: Invalid value: "": must be`:                                   "--cluster-cidr 10.0.0.0/8,",
+		"10.0.0.0/8 and 10.1.0.0/16 are of the same family":                            "--cluster-cidr 10.0.0.0/8,10.1.0.0/16",
+		"--min-sync-period: Invalid value":                                             "--min-sync-period 0",
+		"--proxy-mode: Invalid value: \"iptables\"":                                    "--iptables-min-sync-period -1s --proxy-mode iptables",
+		"--iptables-min-sync-period: Invalid value":                                    "--iptables-min-sync-period 1m",
+		"--check-period: Invalid value":                                                "--check-period -1s",
+		`--detect-local-mode: Unsupported value: "clustercidr"`:                        "--detect-local-mode clustercidr",
+		"detectLocal.bridgeInterface: Required value: detectLocalMode BridgeInterface": "--detect-local-mode BridgeInterface --pod-interface-name-prefix veth",
+		"detectLocal.interfaceNamePrefix: Required value":                              "--detect-local-mode InterfaceNamePrefix --pod-bridge-interface cni0",
+		`--pod-bridge-interface: Too long: may not be more than 15`:                    "--detect-local-mode BridgeInterface --pod-bridge-interface sixteen-bytes-xx",
+		`--pod-interface-name-prefix: Invalid value: "a/b": has a character`:           "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix a/b",
+		`--nodeport-addresses[0]: Invalid value: "10.0.0.1": must be a range`:          "--nodeport-addresses 10.0.0.1",
+		`--nodeport-addresses[1]: Invalid value: "::ffff:10.0.0.0/104"`:                "--nodeport-addresses 10.0.0.0/8,::ffff:10.0.0.0/104",
+		`--nodeport-addresses[1]: Invalid value: "primary": is one value`:              "--nodeport-addresses 10.0.0.0/8,primary",
+		"--nftables-masquerade-bit: Invalid value: 32":                                 "--nftables-masquerade-bit 32",
+		"--nftables-masquerade-bit: Invalid value: -1":                                 "--nftables-masquerade-bit -1",
+		"--offload-packet-threshold: Invalid value: -1: is no number of packets":       "--offload-packet-threshold -1",
+		`--scope: Invalid value: "some"`:                                               "--scope some",
+		`--hardware-offload: Invalid value: "maybe"`:                                   "--hardware-offload maybe",
+		`--interfaces: Invalid value: "interface.colour==1"`:                           "--interfaces interface.colour==1",
+		"--feature-gates[NoSuch]: Invalid value: true: there is no such feature gate":  "--feature-gates NoSuch=true",
+		"KubeProxyAcceleration: maybe":                                                 "--feature-gates KubeProxyAcceleration=maybe",
+		`--proxy-mode: Invalid value: "ipvs": is not supported by Slipstream`:          "--proxy-mode ipvs",
+		`--proxy-mode: Invalid value: "userspace": must be one of`:                     "--proxy-mode userspace",
+		"--logging-format: Invalid value: \"xml\": Unsupported log format":             "--logging-format xml",
+		"--manifests and --master":                                                     "--master http://127.0.0.1:1",
+		"manifests: Invalid value":                                                     "--kubeconfig /nowhere",
+		"--config: open /nowhere: no such":                                             "--config /nowhere",
 	} {
 		cases[want] = append([]string{"run", "--manifests", dir}, strings.Fields(args)...)
 	}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// RuleJump is a rule that leads to another chain by a verdict of its own, be it a jump or a
+// goto. Verdict maps are not looked into.
+type RuleJump struct {
+	To     string
+	Handle uint64 // of the rule; unique in its table
+}
+
+// RuleJumps calls visit with every rule of a chain that leads to another one. A chain that
+// does not exist has none.
+func (c *Conn) RuleJumps(t Table, chain string, visit func(RuleJump)) error {
+	var a attrs
+	a.string(unix.NFTA_RULE_TABLE, t.Name)
+	a.string(unix.NFTA_RULE_CHAIN, chain) // the kernel filters by both
+	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+		handle := be64(findAttr(body, unix.NFTA_RULE_HANDLE))
+		eachAttr(findAttr(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, expression []byte) bool {
+			if to := verdictChain(expression); to != "" {
+				visit(RuleJump{To: to, Handle: handle})
+			}
+			return true
+		})
+	})
+}
+
+// verdictChain is where an expression leads that sets a verdict; "" of any other.
+func verdictChain(expression []byte) string {
+	if cString(findAttr(expression, unix.NFTA_EXPR_NAME)) != "immediate" {
+		return ""
+	}
+	data := findAttr(findAttr(expression, unix.NFTA_EXPR_DATA), unix.NFTA_IMMEDIATE_DATA)
+	return cString(findAttr(findAttr(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
+}
+
+// DeleteRule deletes a rule, which must exist.
+func (b *Batch) DeleteRule(t Table, chain string, handle uint64) {
+	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.buf.string(unix.NFTA_RULE_CHAIN, chain)
+	b.buf.header(unix.NFTA_RULE_HANDLE, 8)
+	b.buf = binary.BigEndian.AppendUint64(b.buf, handle)
+	b.end()
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/netip"
+	"os"
+	"strconv"
+
+	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/conntrack"
+	"github.com/slipstream-proxy/slipstream/sysctl"
+	"k8s.io/klog/v2"
+)
+
+// initialize sets what takes more privileges than the proxy needs afterwards
+// (--init-only).
+func initialize(c *config.Config) error {
+	conn, err := conntrack.New(0) // so that the kernel has loaded nf_conntrack
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return c.Conntrack(sysctl.CPUs()).Apply()
+}
+
+// adjustOOMScore says how soon the kernel ends this process for want of memory, where
+// there is something to say. Less than before takes CAP_SYS_RESOURCE.
+func adjustOOMScore(score *int32) {
+	if score == nil {
+		return
+	}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
+		klog.V(2).InfoS("Could not set oom_score_adj", "score", *score, "reason", err.Error())
+	}
+}
+
+// excludeCIDRs are the ranges of addresses whose IPVS virtual servers are not
+// kube-proxy's.
+func excludeCIDRs(c *config.Config) (all []netip.Prefix) {
+	for _, text := range c.KubeProxy.IPVS.ExcludeCIDRs {
+		if p, ok := config.ParseRange(text); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}

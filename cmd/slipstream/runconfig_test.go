@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/config"
+)
+
+// changes are the lines of a configuration that differ from what no flags come to.
+func changes(t *testing.T, c *config.Config) (lines []string) {
+	t.Helper()
+	text := func(c *config.Config) []string {
+		data, err := c.YAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		path := map[int]string{}
+		for line := range strings.Lines(string(data)) {
+			line = strings.TrimRight(line, "\n")
+			depth := len(line) - len(strings.TrimLeft(line, " -"))
+			name, _, _ := strings.Cut(line[depth:], ":")
+			path[depth] = name
+			prefix := ""
+			for d := range depth {
+				if path[d] != "" {
+					prefix += path[d] + "."
+				}
+			}
+			for d := depth + 1; d < 9; d++ {
+				delete(path, d)
+			}
+			all = append(all, prefix+line[depth:])
+		}
+		return all
+	}
+	usual := text(parsed(t, "--proxy-mode nftables"))
+	for _, line := range text(c) {
+		if !slices.Contains(usual, line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// TestRunFlags has each of kube-proxy's flags set its field.
+func TestRunFlags(t *testing.T) {
+	for flag, want := range map[string]string{
+		"":                                                      "",
+		"--bind-address fd00::1":                                "bindAddress: fd00::1",
+		"--bind-address-hard-fail":                              "bindAddressHardFail: true",
+		"--cluster-cidr 10.0.0.0/8,fd00::/8":                    "clusterCIDR: 10.0.0.0/8,fd00::/8",
+		"--config-sync-period 1m":                               "configSyncPeriod: 1m0s",
+		"--conntrack-max-per-core 1":                            "conntrack.maxPerCore: 1",
+		"--conntrack-min 1":                                     "conntrack.min: 1",
+		"--conntrack-tcp-be-liberal":                            "conntrack.tcpBeLiberal: true",
+		"--conntrack-tcp-timeout-close-wait 1m":                 "conntrack.tcpCloseWaitTimeout: 1m0s",
+		"--conntrack-tcp-timeout-established 0":                 "conntrack.tcpEstablishedTimeout: 0s",
+		"--conntrack-udp-timeout 1m":                            "conntrack.udpTimeout: 1m0s",
+		"--conntrack-udp-timeout-stream 1m":                     "conntrack.udpStreamTimeout: 1m0s",
+		"--detect-local-mode NodeCIDR":                          "detectLocalMode: NodeCIDR",
+		"--feature-gates AllAlpha=true,LoggingBetaOptions=true": "featureGates: featureGates.AllAlpha: true featureGates.LoggingBetaOptions: true",
+		"--healthz-bind-address 1.2.3.4":                        "healthzBindAddress: 1.2.3.4:10256",
+		"--healthz-bind-address ::1 --healthz-port 7":           "healthzBindAddress: '[::1]:7'",
+		"--healthz-bind-address=":                               "",
+		"--healthz-port 0":                                      `healthzBindAddress: ""`,
+		"--hostname-override  N1":                               "hostnameOverride: n1",
+		"--iptables-localhost-nodeports=false":                  "iptables.localhostNodePorts: false",
+		"--iptables-masquerade-bit 3":                           "iptables.masqueradeBit: 3",
+		"--iptables-min-sync-period 2s":                         "iptables.minSyncPeriod: 2s nftables.minSyncPeriod: 2s",
+		"--iptables-min-sync-period 0":                          "",
+		"--iptables-sync-period 20s":                            "iptables.syncPeriod: 20s nftables.syncPeriod: 20s",
+		"--ipvs-exclude-cidrs 10.0.0.0/8":                       "ipvs.excludeCIDRs: ipvs.excludeCIDRs.10.0.0.0/8",
+		"--ipvs-min-sync-period 2s":                             "ipvs.minSyncPeriod: 2s",
+		"--ipvs-scheduler sh":                                   "ipvs.scheduler: sh",
+		"--ipvs-strict-arp":                                     "ipvs.strictARP: true",
+		"--ipvs-sync-period 20s":                                "ipvs.syncPeriod: 20s",
+		"--ipvs-tcp-timeout 1s":                                 "ipvs.tcpTimeout: 1s",
+		"--ipvs-tcpfin-timeout 1s":                              "ipvs.tcpFinTimeout: 1s",
+		"--ipvs-udp-timeout 1s":                                 "ipvs.udpTimeout: 1s",
+		"--kube-api-burst 1":                                    "clientConnection.burst: 1",
+		"--kube-api-content-type application/json":              "clientConnection.contentType: application/json",
+		"--kube-api-qps 1.5":                                    "clientConnection.qps: 1.5",
+		"--kubeconfig /k":                                       "clientConnection.kubeconfig: /k",
+		"--log-flush-frequency 1s":                              "logging.flushFrequency: 1s",
+		"--log-text-split-stream --feature-gates LoggingAlphaOptions=true":       "featureGates: featureGates.LoggingAlphaOptions: true logging.options.text.splitStream: true",
+		"--log-json-split-stream --feature-gates LoggingAlphaOptions=true":       "featureGates: featureGates.LoggingAlphaOptions: true logging.options.json.splitStream: true",
+		"--log-json-info-buffer-size 1 --feature-gates LoggingAlphaOptions=true": `featureGates: featureGates.LoggingAlphaOptions: true logging.options.json.infoBufferSize: "1"`,
+		"--log-text-info-buffer-size 1 --feature-gates LoggingAlphaOptions=true": `featureGates: featureGates.LoggingAlphaOptions: true logging.options.text.infoBufferSize: "1"`,
+		"--logging-format json":                  "logging.format: json",
+		"--masquerade-all":                       "iptables.masqueradeAll: true nftables.masqueradeAll: true",
+		"--master http://[::1]:1":                "",
+		"--metrics-bind-address 1.2.3.4:5":       "metricsBindAddress: 1.2.3.4:5",
+		"--metrics-bind-address=":                `metricsBindAddress: ""`,
+		"--metrics-port 0":                       `metricsBindAddress: ""`,
+		"--nftables-masquerade-bit 3":            "nftables.masqueradeBit: 3",
+		"--nodeport-addresses 10.0.0.0/8":        "nodePortAddresses.10.0.0.0/8",
+		"--oom-score-adj 5":                      "oomScoreAdj: 5",
+		"--pod-bridge-interface cni0":            "detectLocal.bridgeInterface: cni0",
+		"--pod-interface-name-prefix veth":       "detectLocal.interfaceNamePrefix: veth",
+		"--pod_interface_name_prefix veth":       "detectLocal.interfaceNamePrefix: veth",
+		"--profiling":                            "enableProfiling: true",
+		"--show-hidden-metrics-for-version 1.35": `showHiddenMetricsForVersion: "1.35"`,
+		"-v 3":                                   "logging.verbosity: 3",
+		"--vmodule run=4":                        "logging.vmodule: logging.vmodule.filePattern: run logging.vmodule.verbosity: 4",
+		"--boot-id-file /b --machine-id-file /m": "",
+
+		"--check-period 1s":            "checkPeriod: 1s",
+		"--min-sync-period 1s":         "minSyncPeriod: 1s",
+		"--offload-packet-threshold 0": "fastPath.offloadPacketThreshold: 0",
+		"--scope all":                  "fastPath.scope: all",
+		"--interfaces interface.mtu>9": "fastPath.interfaces: interface.mtu>9",
+		"--hardware-offload off":       `fastPath.hardwareOffload: "off"`,
+	} {
+		got := strings.Join(changes(t, parsed(t, "--proxy-mode nftables "+flag)), " ")
+		if got != want {
+			t.Errorf("%s: %s; want %s", flag, got, want)
+		}
+	}
+}
+
+// TestStandAlone has a proxy that is fed from files alone leave the machine as it is.
+func TestStandAlone(t *testing.T) {
+	got := changes(t, parsed(t, "--manifests /m"))
+	want := []string{
+		"conntrack.maxPerCore: 0", "conntrack.tcpCloseWaitTimeout: 0s", "conntrack.tcpEstablishedTimeout: 0s",
+		`healthzBindAddress: ""`, `metricsBindAddress: ""`, "oomScoreAdj: null", "manifests: /m",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q; want %q", got, want)
+	}
+	got = changes(t, parsed(t, "--manifests /m --conntrack-min 7 --conntrack-tcp-timeout-established 1m --conntrack-tcp-timeout-close-wait 2m --healthz-bind-address 1.2.3.4 --metrics-bind-address 1.2.3.4 --oom-score-adj 1"))
+	want = []string{
+		"conntrack.min: 7", "conntrack.tcpCloseWaitTimeout: 2m0s", "conntrack.tcpEstablishedTimeout: 1m0s",
+		"healthzBindAddress: 1.2.3.4:10256", "metricsBindAddress: 1.2.3.4:10249", "oomScoreAdj: 1", "manifests: /m",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q; want %q", got, want)
+	}
+}
+
+// TestNoMode has what kube-proxy's iptables mode means hold where no mode is set.
+func TestNoMode(t *testing.T) {
+	c, notes, err := parse(t, "--kubeconfig /k --iptables-masquerade-bit 3")
+	if err != nil || c.Mode() != config.NFTables || c.MasqueradeBit() != 3 {
+		t.Errorf("mode %s, bit %d, error %v", c.Mode(), c.MasqueradeBit(), err)
+	}
+	if got := c.KubeProxy.NodePortAddresses; !slices.Equal(got, []string{"0.0.0.0/0", "::/0"}) {
+		t.Errorf("NodePorts answer on %q", got)
+	}
+	if len(notes) != 1 || !strings.HasPrefix(notes[0].String(), "--proxy-mode: is not set") {
+		t.Errorf("notes %v", notes)
+	}
+}
+
+// TestNotes has flags that make no difference be told.
+func TestNotes(t *testing.T) {
+	_, notes, err := parse(t, "--proxy-mode nftables --boot-id-file /b --config-sync-period 1m --iptables-localhost-nodeports --iptables-masquerade-bit 1"+
+		" --ipvs-strict-arp --ipvs-exclude-cidrs 10.0.0.0/8 --show-hidden-metrics-for-version 1.35 --feature-gates WatchList=true -v 2 --iptables-sync-period 1m")
+	var got []string
+	for _, n := range notes {
+		got = append(got, n.Field)
+	}
+	want := []string{
+		"--boot-id-file", "--config-sync-period", "--iptables-localhost-nodeports", "--iptables-masquerade-bit",
+		"--ipvs-strict-arp", "--show-hidden-metrics-for-version", "featureGates[WatchList]",
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v; %q; want %q", err, got, want)
+	}
+}
+
+// TestPrecedence has kube-proxy's flags give way to a file, as they do there, and
+// those about logs and Slipstream's own go before it.
+func TestPrecedence(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	const text = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+hostnameOverride: of-file
+clusterCIDR: 10.0.0.0/8
+logging: {verbosity: 1, vmodule: [{filePattern: of_file, verbosity: 1}]}
+---
+apiVersion: slipstream.config/v1alpha1
+kind: SlipstreamConfiguration
+checkPeriod: 1s
+minSyncPeriod: 1s
+fastPath: {offloadPacketThreshold: 7, scope: all}
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := changes(t, parsed(t, "--config "+file))
+	want := []string{
+		"clusterCIDR: 10.0.0.0/8", "hostnameOverride: of-file", "logging.verbosity: 1", "logging.vmodule:",
+		"logging.vmodule.filePattern: of_file", "logging.vmodule.verbosity: 1", "checkPeriod: 1s", "fastPath.offloadPacketThreshold: 7", "fastPath.scope: all", "minSyncPeriod: 1s",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q; want %q", got, want)
+	}
+
+	c, notes, err := parse(t, "--config "+file+" --hostname-override of-flag --cluster-cidr 172.16.0.0/12 --proxy-mode ipvs --healthz-port 0 -v 4 --vmodule of_flag=2 --min-sync-period 2s --offload-packet-threshold 8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = changes(t, c)
+	want = []string{
+		"clusterCIDR: 10.0.0.0/8", "hostnameOverride: of-flag", "logging.verbosity: 4", "logging.vmodule:",
+		"logging.vmodule.filePattern: of_flag", "logging.vmodule.verbosity: 2", "logging.vmodule.filePattern: of_file", "logging.vmodule.verbosity: 1",
+		"checkPeriod: 1s", "fastPath.offloadPacketThreshold: 8", "fastPath.scope: all", "minSyncPeriod: 2s",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q; want %q", got, want)
+	}
+	var ignored []string
+	for _, n := range notes {
+		ignored = append(ignored, n.String())
+	}
+	slices.Sort(ignored)
+	want = []string{"--cluster-cidr: is ignored beside --config", "--healthz-port: is ignored beside --config", "--proxy-mode: is ignored beside --config"}
+	if !slices.Equal(ignored, want) {
+		t.Errorf("%q; want %q", ignored, want)
+	}
+
+	// A mistake in the file is told by the field's path, one in a flag by its name.
+	_, _, err = parse(t, "--config "+file+" --scope some")
+	if err == nil || !strings.Contains(err.Error(), "--scope: Invalid") {
+		t.Errorf("%v", err)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(text, "10.0.0.0/8", "x", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = parse(t, "--config "+file+" --cluster-cidr 10.0.0.0/8")
+	if err == nil || !strings.Contains(err.Error(), "clusterCIDR: Invalid") || strings.Contains(err.Error(), "--cluster-cidr") {
+		t.Errorf("%v", err)
+	}
+}

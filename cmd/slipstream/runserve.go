@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/conntrack"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/events"
+	"github.com/slipstream-proxy/slipstream/fastpath"
+	"github.com/slipstream-proxy/slipstream/health"
+	"github.com/slipstream-proxy/slipstream/metrics"
+	"github.com/slipstream-proxy/slipstream/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/sysctl"
+	"github.com/slipstream-proxy/slipstream/takeover"
+	"k8s.io/klog/v2"
+)
+
+// serving is what a proxy is told.
+type serving struct {
+	config *config.Config // valid
+	master string
+	flags  map[string]string // to be shown
+}
+
+// serve is the Service proxy until ctx ends.
+func serve(ctx context.Context, o serving) (err error) {
+	c := o.config
+	node, err := nodeName(c.KubeProxy.HostnameOverride)
+	if err != nil {
+		return err
+	}
+	proxy.LimitGarbage()
+	m := metrics.New()
+	m.OnMode(c.Mode())
+	m.OnBuild(version)
+	problem := func(err error) {
+		klog.ErrorS(nil, err.Error())
+		m.ObjectProblems.Inc()
+	}
+	objects, client, err := newSource(c, o.master, node, problem)
+	if err != nil {
+		return err
+	}
+	tell, stop, err := recorder(client, node)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	b, err := modes[c.Mode()](c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	fast, err := newFastPath(c.FastPath(), tell)
+	if err != nil {
+		return err
+	}
+	m.OnFastPath(fastPathMetrics(fast))
+	flows, closeFlows, err := cleanFlows(m, fast)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeFlows()) }()
+	adjustOOMScore(c.KubeProxy.OOMScoreAdj)
+	if err := c.Conntrack(sysctl.CPUs()).Apply(); err != nil {
+		tell.Warning(events.FailedToTuneConntrack, err.Error())
+	}
+	klog.InfoS("Starting", "version", versionText(), "node", node, "mode", c.Mode(), "manifests", c.Slipstream.Manifests)
+	tell.Normal(events.Starting, "")
+	var p *proxy.Proxy
+	checks := health.New(health.Options{
+		Healthy: func() bool { return p.Healthy() },
+		Report: func(err error) {
+			if service, ok := health.ServiceOf(err); ok {
+				tell.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
+				m.ObjectProblems.Inc()
+				return
+			}
+			problem(err)
+		},
+	})
+	defer checks.Close()
+	options := proxy.Options{
+		MinSyncPeriod: c.MinSyncPeriod(),
+		CheckPeriod:   c.CheckPeriod(),
+		NodeAddresses: nodeaddr.New(0).Run,
+		HealthChecks:  checks,
+		StaleFlows:    flows,
+		NodeName:      node,
+		NodeRequired:  client != nil,
+		LateAfter:     c.LateAfter(),
+		Events:        tell,
+	}
+	if client != nil {
+		options.Ready = func() { takeover.Run(ctx, takeOverOptions(excludeCIDRs(c))) }
+	}
+	if fast != nil {
+		options.FastPath = fast
+		offloaded, err := offloadMetrics(m, fast)
+		if err != nil {
+			return err
+		}
+		defer offloaded.Close()
+		stop := runFastPath(ctx, fast)
+		defer func() { err = errors.Join(err, stop()) }()
+	}
+	p = proxy.New(objects, desired.New(desiredConfig(c, node)), b, m, options)
+	return serveHTTP(ctx, o, m, p, tell)
+}
+
+// desiredConfig is what the desired state needs of a valid configuration.
+func desiredConfig(c *config.Config, node string) desired.Config {
+	bind, _ := netip.ParseAddr(c.KubeProxy.BindAddress)
+	if bind.IsUnspecified() {
+		bind = netip.Addr{}
+	}
+	return desired.Config{
+		NodeName:    node,
+		NodeIP:      bind,
+		NodePorts:   nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
+		DetectLocal: detectLocal(c),
+	}
+}
+
+// nodeName is the name of this node: as overridden, or the host's, in lower case, as
+// kubelet registers it.
+func nodeName(override string) (name string, err error) {
+	if name = override; name == "" {
+		if name, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("name of this node: %w", err)
+		}
+	}
+	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
+		return "", errors.New("the name of this node is empty: give --hostname-override")
+	}
+	return name, nil
+}
+
+// cleanFlows makes the one that deletes stale entries of conntrack, also those of
+// connections on the fast path, if there is one.
+func cleanFlows(m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack.Cleaner, closeAll func() error, err error) {
+	conn, err := conntrack.New(0)
+	if err != nil {
+		return nil, nil, err
+	}
+	clean := conn.Clean
+	if fast != nil {
+		clean = fast.Cleaning(clean)
+	}
+	flows = conntrack.NewCleaner(m.Cleaning(clean), func(stats conntrack.Stats, err error) {
+		m.ConntrackDeleted.Add(float64(stats.Deleted))
+		if err != nil {
+			m.ConntrackFailures.Inc()
+			klog.ErrorS(err, "Could not delete all stale entries of conntrack")
+		}
+		if stats.Deleted > 0 {
+			klog.V(2).InfoS("Deleted stale entries of conntrack", "entries", stats.Deleted)
+		}
+	})
+	return flows, func() error { flows.Close(); return conn.Close() }, nil
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/source"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// verifyTries is how often a difference is looked at again, as the proxy may
+	// just be at work.
+	verifyTries = 3
+
+	// verifyPatience is how long the objects may take to be delivered.
+	verifyPatience = 2 * time.Minute
+)
+
+func newVerify() *cobra.Command {
+	var o runFlags
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Compare what the kernel has with what the Services ask for",
+		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
+the same flags does, works out what should be programmed, and compares it with what
+the kernel has, in whatever mode. It changes nothing, and needs no running proxy.
+
+Each difference is a line: "-" is what should be there, "+" is what there is instead.
+The exit code is 1 if there are differences. A difference that lasts for less than a
+few seconds is none: the proxy may just be at work.`,
+		Example: `  slipstream verify --config /var/lib/kube-proxy/config.conf --hostname-override node-1
+  slipstream verify --manifests /etc/slipstream`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, _, err := o.complete(cmd.Flags())
+			if err != nil {
+				return err
+			}
+			lines, err := verify(cmd.Context(), c, o.master)
+			for _, line := range lines {
+				fmt.Fprintln(cmd.OutOrStdout(), line)
+			}
+			if err == nil && len(lines) > 0 {
+				err = fmt.Errorf("verify: %d differences", len(lines))
+			}
+			return err
+		},
+	}
+	o.add(cmd.Flags())
+	return cmd
+}
+
+// verify returns the differences, each a line.
+func verify(ctx context.Context, c *config.Config, master string) (lines []string, err error) {
+	node, err := nodeName(c.KubeProxy.HostnameOverride)
+	if err != nil {
+		return nil, err
+	}
+	// What cannot be understood is left out, as by the proxy.
+	objects, _, err := newSource(c, master, node, func(err error) { klog.ErrorS(nil, err.Error()) })
+	if err != nil {
+		return nil, err
+	}
+	b, err := modes[c.Mode()](c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	reader, ok := b.(backend.Reader)
+	if !ok {
+		return nil, fmt.Errorf("what mode %s has programmed cannot be read back", c.Mode())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := watchObjects(ctx, objects, desired.New(desiredConfig(c, node)))
+	for range verifyTries {
+		if err := w.untilReady(ctx); err != nil {
+			return nil, err
+		}
+		full := w.state.Full()
+		diff, err := backend.Compare(reader, backend.ContentOf(full))
+		if err != nil {
+			return nil, err
+		}
+		if lines = byObject(diff, full); len(lines) == 0 {
+			break
+		}
+	}
+	return lines, nil
+}
+
+// byObject puts the Service that a difference is about in front of it.
+func byObject(diff string, full *desired.Change) (lines []string) {
+	services := map[string]desired.ServicePort{}
+	for _, f := range full.Frontends {
+		services[f.Key().String()] = f.New.Service
+	}
+	for line := range strings.Lines(diff) {
+		line = strings.TrimSpace(line)
+		if len(line) > 2 {
+			key, _, _ := strings.Cut(line[2:], " -> ")
+			if s, known := services[key]; known {
+				line = fmt.Sprintf("%s Service %s: %s", line[:1], s, line[2:])
+			}
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// watched is a state that learns of objects and of the node's addresses.
+type watched struct {
+	state *desired.State
+
+	events    chan []source.Event
+	addresses chan []netip.Addr
+	failed    chan error
+
+	synced, addressed bool
+}
+
+func watchObjects(ctx context.Context, objects source.Source, state *desired.State) *watched {
+	w := &watched{state: state, events: make(chan []source.Event), addresses: make(chan []netip.Addr), failed: make(chan error, 2)}
+	go func() {
+		w.failed <- objects.Run(ctx, func(batch []source.Event) { send(ctx, w.events, batch) })
+	}()
+	go func() {
+		w.failed <- nodeaddr.New(0).Run(ctx, func(all []netip.Addr) { send(ctx, w.addresses, all) })
+	}()
+	return w
+}
+
+func send[T any](ctx context.Context, to chan<- T, v T) {
+	select {
+	case to <- v:
+	case <-ctx.Done():
+	}
+}
+
+// untilReady takes what there is, and waits for what must be known.
+func (w *watched) untilReady(ctx context.Context) error {
+	patience := time.NewTimer(verifyPatience)
+	defer patience.Stop()
+	for {
+		quiet := time.NewTimer(100 * time.Millisecond)
+		select {
+		case batch := <-w.events:
+			for _, e := range batch {
+				w.synced = w.synced || e.Type == source.Synced
+				proxy.Tell(w.state, e)
+			}
+		case all := <-w.addresses:
+			w.state.SetNodeAddresses(all)
+			w.addressed = true
+		case err := <-w.failed:
+			return errors.Join(errors.New("verify: what should be programmed is not known"), err, ctx.Err())
+		case <-patience.C:
+			return errors.New("verify: the objects were not delivered in time")
+		case <-quiet.C:
+			if w.synced && w.addressed {
+				return nil
+			}
+		}
+		quiet.Stop()
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	netutils "k8s.io/utils/net"
+)
+
+// ParseRange parses a range of addresses, in the notations that kube-proxy takes.
+// Bits beyond its length are dropped.
+func ParseRange(text string) (p netip.Prefix, ok bool) {
+	_, ipnet, err := netutils.ParseCIDRSloppy(text)
+	if err != nil {
+		return p, false
+	}
+	addr, _ := netip.AddrFromSlice(ipnet.IP)
+	bits, _ := ipnet.Mask.Size()
+	return netip.PrefixFrom(addr, bits), !addr.Is4In6()
+}
+
+const notRange = "must be a range of addresses such as 10.244.0.0/16 or fd00:244::/32"
+
+// ValidateNodePortAddresses checks nodePortAddresses alone: "primary", or ranges.
+func (c *Config) ValidateNodePortAddresses() (errs field.ErrorList) {
+	path, all := field.NewPath("nodePortAddresses"), c.KubeProxy.NodePortAddresses
+	for i, text := range all {
+		if text == Primary {
+			if len(all) > 1 {
+				errs = append(errs, field.Invalid(path.Index(i), text, "is one value, and takes no ranges beside it"))
+			}
+			continue
+		}
+		if _, ok := ParseRange(text); !ok {
+			errs = append(errs, field.Invalid(path.Index(i), text, notRange+", or "+Primary))
+		}
+	}
+	return errs
+}
+
+// validateHostPort accepts an IP address and a port, or nothing.
+func validateHostPort(path *field.Path, text string) field.ErrorList {
+	if text == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(text)
+	n, notNumber := strconv.Atoi(port)
+	switch {
+	case err != nil:
+		return field.ErrorList{field.Invalid(path, text, "must be an IP address and a port, such as 127.0.0.1:10249")}
+	case netutils.ParseIPSloppy(host) == nil:
+		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("%q is not an IP address", host))}
+	case notNumber != nil || n < 1 || n > 65535:
+		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("%q is not a port from 1 to 65535", port))}
+	}
+	return nil
+}
+
+// ClusterCIDRs are the ranges of clusterCIDR that can be parsed.
+func ClusterCIDRs(c *kubeproxy.KubeProxyConfiguration) (all []netip.Prefix) {
+	for _, text := range strings.Split(c.ClusterCIDR, ",") {
+		if p, ok := ParseRange(text); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}

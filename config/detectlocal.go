@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// validateDetectLocal checks how traffic of this node's pods is recognized. What
+// the mode does not use is not looked at, as with kube-proxy.
+func validateDetectLocal(k *kubeproxy.KubeProxyConfiguration) field.ErrorList {
+	path := field.NewPath("detectLocal")
+	switch k.DetectLocalMode {
+	case "ClusterCIDR":
+		return validateClusterCIDR(k.ClusterCIDR)
+	case "BridgeInterface":
+		return validateInterface(path.Child("bridgeInterface"), k.DetectLocal.BridgeInterface, k.DetectLocalMode)
+	case "InterfaceNamePrefix":
+		return validateInterface(path.Child("interfaceNamePrefix"), k.DetectLocal.InterfaceNamePrefix, k.DetectLocalMode)
+	}
+	if slices.Contains(detectLocalModes, k.DetectLocalMode) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(field.NewPath("detectLocalMode"), k.DetectLocalMode, detectLocalModes)}
+}
+
+// validateClusterCIDR accepts a range, one of each family, or nothing.
+func validateClusterCIDR(text string) (errs field.ErrorList) {
+	path := field.NewPath("clusterCIDR")
+	if text == "" {
+		return nil
+	}
+	families := map[bool]string{}
+	for _, one := range strings.Split(text, ",") {
+		p, ok := ParseRange(one)
+		if !ok {
+			errs = append(errs, field.Invalid(path, one, notRange))
+			continue
+		}
+		if other, both := families[p.Addr().Is4()]; both {
+			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("%s and %s are of the same family", other, one)))
+		}
+		families[p.Addr().Is4()] = one
+	}
+	return errs
+}
+
+// maxInterface is the most bytes that an interface's name has: IFNAMSIZ less the
+// final zero.
+const maxInterface = 15
+
+// validateInterface checks an interface's name, or the beginning of one.
+func validateInterface(path *field.Path, name string, mode kubeproxy.LocalMode) field.ErrorList {
+	switch {
+	case name == "":
+		return field.ErrorList{field.Required(path, fmt.Sprintf("detectLocalMode %s needs it", mode))}
+	case len(name) > maxInterface:
+		return field.ErrorList{field.TooLong(path, name, maxInterface)}
+	case strings.ContainsAny(name, "/: \t\n"):
+		return field.ErrorList{field.Invalid(path, name, "has a character that the name of an interface cannot have")}
+	}
+	return nil
+}

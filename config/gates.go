@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-logr/logr"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// Acceleration is KEP-4963's feature gate: with it closed there is no fast path.
+const Acceleration = "KubeProxyAcceleration"
+
+// KubernetesVersion is of the release whose kube-proxy this stands in for.
+const KubernetesVersion = "v1.36.3"
+
+// effective are the gates that make a difference.
+var effective = map[string]bool{
+	Acceleration:                         true,
+	string(logsapi.ContextualLogging):    true,
+	string(logsapi.LoggingAlphaOptions):  true,
+	string(logsapi.LoggingBetaOptions):   true,
+	string(logsapi.LoggingStableOptions): true,
+	"AllAlpha":                           true,
+	"AllBeta":                            true,
+}
+
+// upstreamGates are the gates that kube-proxy knows, with their stage, default,
+// and whether it is the only value: what testdata/gates prints.
+//
+//go:embed gates.txt
+var upstreamGates string
+
+// obsolete are gates that older releases had, and that are still to be found in
+// configurations.
+var obsolete = map[featuregate.Feature]featuregate.FeatureSpec{
+	"MinimizeIPTablesRestore": {Default: true, PreRelease: featuregate.GA},
+}
+
+// knownGates are all there are, at their defaults.
+var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
+	gates := featuregate.NewVersionedFeatureGate(version.MustParse("1.36"))
+	utilruntime.Must(logsapi.AddFeatureGates(gates))
+	more := map[featuregate.Feature]featuregate.FeatureSpec{
+		Acceleration: {Default: true, PreRelease: featuregate.Beta},
+	}
+	maps.Copy(more, obsolete)
+	known := gates.GetAll()
+	for line := range strings.Lines(upstreamGates) {
+		var name, stage, on, locked string
+		if _, err := fmt.Sscan(line, &name, &stage, &on, &locked); err != nil {
+			panic(err) // it is our own file
+		}
+		if _, ok := known[featuregate.Feature(name)]; ok {
+			continue
+		}
+		spec := featuregate.FeatureSpec{Default: on == "true", LockToDefault: locked == "true"}
+		switch stage {
+		case "GA":
+			spec.PreRelease = featuregate.GA
+		case "BETA":
+			spec.PreRelease = featuregate.Beta
+		case "DEPRECATED":
+			spec.PreRelease = featuregate.Deprecated
+		default:
+			spec.PreRelease = featuregate.Alpha
+		}
+		more[featuregate.Feature(name)] = spec
+	}
+	utilruntime.Must(gates.Add(more))
+	return gates
+})
+
+// validateGates refuses gates that there are not, and values that a gate cannot
+// have.
+func validateGates(set map[string]bool, path *field.Path) (errs field.ErrorList) {
+	known := knownGates().GetAll()
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		spec, ok := known[featuregate.Feature(name)]
+		switch {
+		case !ok:
+			errs = append(errs, field.Invalid(path.Key(name), set[name], "there is no such feature gate"))
+		case spec.LockToDefault && spec.Default != set[name]:
+			errs = append(errs, field.Invalid(path.Key(name), set[name], "it can only be "+strconv.FormatBool(spec.Default)))
+		}
+	}
+	return errs
+}
+
+// quietGates can be set without a line in the log for each that is no news: there are
+// notes for those that matter.
+type quietGates interface {
+	featuregate.FeatureGate
+	SetFromMapWithLogger(logger logr.Logger, set map[string]bool) error
+}
+
+// gates are all feature gates as set; those that cannot be set so are left at
+// their defaults.
+func gates(set map[string]bool) featuregate.FeatureGate {
+	gates := knownGates().DeepCopy().(quietGates)
+	valid := maps.Clone(set)
+	for name := range set {
+		if validateGates(map[string]bool{name: set[name]}, nil) != nil {
+			delete(valid, name)
+		}
+	}
+	utilruntime.Must(gates.SetFromMapWithLogger(logr.Discard(), valid))
+	return gates
+}
+
+// Gates are all feature gates as set.
+func (c *Config) Gates() featuregate.FeatureGate { return gates(c.KubeProxy.FeatureGates) }

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	netutils "k8s.io/utils/net"
+)
+
+// Validate returns all that is wrong with a complete configuration, by the path of
+// the field in the file. Modes are those that there are.
+func (c *Config) Validate(modes []string) (errs field.ErrorList) {
+	k := &c.KubeProxy
+	add := func(more ...*field.Error) { errs = append(errs, more...) }
+	add(validateMode(c.Mode(), modes)...)
+	add(validateOfMode(k)...)
+	add(validateGates(k.FeatureGates, field.NewPath("featureGates"))...)
+	if k.ClientConnection.Burst < 0 {
+		add(field.Invalid(field.NewPath("clientConnection", "burst"), k.ClientConnection.Burst, notNegative))
+	}
+	if netutils.ParseIPSloppy(k.BindAddress) == nil {
+		add(field.Invalid(field.NewPath("bindAddress"), k.BindAddress, "must be an IP address"))
+	}
+	add(validateHostPort(field.NewPath("healthzBindAddress"), k.HealthzBindAddress)...)
+	add(validateHostPort(field.NewPath("metricsBindAddress"), k.MetricsBindAddress)...)
+	add(validateHidden(k.ShowHiddenMetricsForVersion)...)
+	add(validateDetectLocal(k)...)
+	add(c.ValidateNodePortAddresses()...)
+	if o := k.OOMScoreAdj; o != nil && (*o < -1000 || *o > 1000) {
+		add(field.Invalid(field.NewPath("oomScoreAdj"), *o, "must be from -1000 to 1000"))
+	}
+	add(validateConntrack(&k.Conntrack)...)
+	if d := k.ConfigSyncPeriod; d.Duration <= 0 {
+		add(field.Invalid(field.NewPath("configSyncPeriod"), d.Duration.String(), positive))
+	}
+	add(logsapi.Validate(&k.Logging, c.Gates(), field.NewPath("logging"))...)
+	add(c.validateOwn()...)
+	return errs
+}
+
+// What is asked of numbers and periods.
+const (
+	positive    = "must be greater than 0"
+	notNegative = "must not be negative"
+)
+
+func validateMode(mode string, modes []string) field.ErrorList {
+	if slices.Contains(modes, mode) {
+		return nil
+	}
+	detail := "must be one of " + strings.Join(modes, ", ")
+	if slices.Contains([]string{IPVS, IPTables}, mode) {
+		detail = "is not supported by Slipstream: " + detail
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("mode"), mode, detail)}
+}
+
+// validateOfMode checks what each mode has in a block of its own. Of modes that
+// are not in use, kube-proxy checks the bit of iptables mode only.
+func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) {
+	m := ofMode(k, k.Mode)
+	blocks := []perMode{m}
+	if m.block != "iptables" {
+		blocks = append(blocks, ofMode(k, IPTables))
+	}
+	for _, b := range blocks {
+		if bit := *b.masqueradeBit; bit != nil && (*bit < 0 || *bit > 31) {
+			errs = append(errs, field.Invalid(field.NewPath(b.block, "masqueradeBit"), *bit, "must be from 0 to 31"))
+		}
+	}
+	path := field.NewPath(m.block)
+	if d := m.syncPeriod.Duration; d <= 0 {
+		errs = append(errs, field.Invalid(path.Child("syncPeriod"), d.String(), positive))
+	}
+	if d := m.minSyncPeriod.Duration; d < 0 {
+		errs = append(errs, field.Invalid(path.Child("minSyncPeriod"), d.String(), notNegative))
+	} else if d > m.syncPeriod.Duration && m.syncPeriod.Duration > 0 {
+		errs = append(errs, field.Invalid(path.Child("minSyncPeriod"), d.String(), fmt.Sprintf("must not be greater than %s (%v)", path.Child("syncPeriod"), m.syncPeriod.Duration)))
+	}
+	return errs
+}
+
+// validateHidden accepts what kube-proxy of [KubernetesVersion] accepts: the minor
+// version before its own.
+func validateHidden(version string) field.ErrorList {
+	const previous = "1.35"
+	if version == "" || version == previous {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("showHiddenMetricsForVersion"), version, "must be empty or "+previous)}
+}
+
+func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) (errs field.ErrorList) {
+	path := field.NewPath("conntrack")
+	number := func(name string, n *int32) {
+		if n != nil && *n < 0 {
+			errs = append(errs, field.Invalid(path.Child(name), *n, notNegative))
+		}
+	}
+	number("maxPerCore", c.MaxPerCore)
+	number("min", c.Min)
+	for _, d := range conntrackPeriods(c) {
+		if d.Duration < 0 {
+			errs = append(errs, field.Invalid(path.Child(d.name), d.Duration.String(), notNegative))
+		}
+	}
+	return errs
+}

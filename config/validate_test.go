@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestValidate has each mistake told once, by the field's path, and nothing else.
+func TestValidate(t *testing.T) {
+	type table map[string]string // what is in the file, to the error
+	for mode, mistakes := range map[string]table{
+		NFTables: {
+			"bindAddress: 10.0.0.1:80":                `bindAddress: Invalid value: "10.0.0.1:80": must be an IP address`,
+			"clientConnection: {burst: -1}":           "clientConnection.burst: Invalid value: -1: must not be negative",
+			"clusterCIDR: 10.0.0.0":                   `clusterCIDR: Invalid value: "10.0.0.0": must be a range`,
+			"clusterCIDR: 10.0.0.0/8,":                `clusterCIDR: Invalid value: "": must be a range`,
+			"clusterCIDR: 10.0.0.0/8,10.1.0.0/16":     "clusterCIDR: Invalid value: \"10.0.0.0/8,10.1.0.0/16\": 10.0.0.0/8 and 10.1.0.0/16 are of the same family",
+			"configSyncPeriod: -1s":                   `configSyncPeriod: Invalid value: "-1s": must be greater than 0`,
+			"conntrack: {maxPerCore: -1}":             "conntrack.maxPerCore: Invalid value: -1: must not be negative",
+			"conntrack: {min: -1}":                    "conntrack.min: Invalid value: -1",
+			"conntrack: {tcpEstablishedTimeout: -1s}": `conntrack.tcpEstablishedTimeout: Invalid value: "-1s"`,
+			"conntrack: {tcpCloseWaitTimeout: -1s}":   `conntrack.tcpCloseWaitTimeout: Invalid value: "-1s"`,
+			"conntrack: {udpTimeout: -1s}":            `conntrack.udpTimeout: Invalid value: "-1s"`,
+			"conntrack: {udpStreamTimeout: -1s}":      `conntrack.udpStreamTimeout: Invalid value: "-1s"`,
+			"detectLocalMode: Guess":                  `detectLocalMode: Unsupported value: "Guess": supported values: "ClusterCIDR"`,
+			"detectLocalMode: BridgeInterface":        "detectLocal.bridgeInterface: Required value",
+			"detectLocalMode: InterfaceNamePrefix":    "detectLocal.interfaceNamePrefix: Required value",
+			"detectLocal: {bridgeInterface: sixteen-bytes-xx}\ndetectLocalMode: BridgeInterface": "detectLocal.bridgeInterface: Too long: may not be more than 15",
+			"detectLocal: {interfaceNamePrefix: a/b}\ndetectLocalMode: InterfaceNamePrefix":      `detectLocal.interfaceNamePrefix: Invalid value: "a/b": has a character`,
+			"featureGates: {NoSuch: true}":                     "featureGates[NoSuch]: Invalid value: true: there is no such feature gate",
+			"featureGates: {MultiCIDRServiceAllocator: false}": "featureGates[MultiCIDRServiceAllocator]: Invalid value: false: it can only be true",
+			"healthzBindAddress: localhost:1":                  `healthzBindAddress: Invalid value: "localhost:1": "localhost" is not an IP address`,
+			"healthzBindAddress: 1.2.3.4:0":                    `healthzBindAddress: Invalid value: "1.2.3.4:0": "0" is not a port`,
+			"metricsBindAddress: 1.2.3:4:5":                    `metricsBindAddress: Invalid value: "1.2.3:4:5": must be an IP address and a port`,
+			"metricsBindAddress: '[::1]:x'":                    `metricsBindAddress: Invalid value: "[::1]:x": "x" is not a port`,
+			"metricsBindAddress: 1.2.3.4:65536":                `"65536" is not a port`,
+			"iptables: {masqueradeBit: 32}":                    "iptables.masqueradeBit: Invalid value: 32: must be from 0 to 31",
+			"nftables: {masqueradeBit: -1}":                    "nftables.masqueradeBit: Invalid value: -1: must be from 0 to 31",
+			"nftables: {syncPeriod: -1s}":                      `nftables.syncPeriod: Invalid value: "-1s": must be greater than 0`,
+			"nftables: {minSyncPeriod: -1s}":                   `nftables.minSyncPeriod: Invalid value: "-1s": must not be negative`,
+			"nftables: {minSyncPeriod: 31s}":                   `nftables.minSyncPeriod: Invalid value: "31s": must not be greater than nftables.syncPeriod (30s)`,
+			"nodePortAddresses: [10.0.0.0/8, 10.0.0.1]":        `nodePortAddresses[1]: Invalid value: "10.0.0.1": must be a range`,
+			"nodePortAddresses: [primary, 10.0.0.0/8]":         `nodePortAddresses[0]: Invalid value: "primary": is one value`,
+			"oomScoreAdj: 1001":                                "oomScoreAdj: Invalid value: 1001: must be from -1000 to 1000",
+			"oomScoreAdj: -1001":                               "oomScoreAdj: Invalid value: -1001",
+			"showHiddenMetricsForVersion: '1.34'":              `showHiddenMetricsForVersion: Invalid value: "1.34": must be empty or 1.35`,
+			"logging: {format: xml}":                           `logging.format: Invalid value: "xml": Unsupported log format`,
+			"logging: {flushFrequency: -1s}":                   "logging.flushFrequency: Invalid value",
+			"logging: {verbosity: 3000000000}":                 "logging.verbosity: Invalid value: 3000000000",
+			"logging: {options: {text: {splitStream: true}}}":  "logging.options.text.splitStream: Forbidden: Feature LoggingAlphaOptions is disabled",
+		},
+		IPTables: {
+			"iptables: {minSyncPeriod: -1s}": `iptables.minSyncPeriod: Invalid value: "-1s"`,
+			"iptables: {syncPeriod: -1s}":    `iptables.syncPeriod: Invalid value: "-1s"`,
+		},
+		IPVS:          {"": `mode: Invalid value: "ipvs": is not supported by Slipstream: must be one of iptables, nftables`},
+		"kernelspace": {"": `mode: Invalid value: "kernelspace": must be one of iptables, nftables`},
+	} {
+		for text, want := range mistakes {
+			wantError(t, kubeProxyDoc+"mode: "+mode+"\n"+text+"\n", want)
+		}
+	}
+	for text, want := range map[string]string{
+		"minSyncPeriod: 0s":                        `minSyncPeriod: Invalid value: "0s": must be greater than 0`,
+		"checkPeriod: -1s":                         `checkPeriod: Invalid value: "-1s": must be greater than 0`,
+		"fastPath: {offloadPacketThreshold: -1}":   "fastPath.offloadPacketThreshold: Invalid value: -1: is no number of packets",
+		"fastPath: {scope: most}":                  `fastPath.scope: Invalid value: "most"`,
+		"fastPath: {interfaces: interface.colour}": `fastPath.interfaces: Invalid value: "interface.colour"`,
+		"fastPath: {hardwareOffload: maybe}":       `fastPath.hardwareOffload: Invalid value: "maybe"`,
+		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": objects come from here or`,
+	} {
+		wantError(t, slipstreamDoc+text+"\n", want)
+	}
+}
+
+// wantError has a file have just one error.
+func wantError(t *testing.T, text, want string) {
+	t.Helper()
+	c, _, err := Decode([]byte(text))
+	if err != nil {
+		t.Errorf("%s: %v", text, err)
+		return
+	}
+	errs := c.Validate(testModes)
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), want) {
+		t.Errorf("%s: %v; want %s", text, errs, want)
+	}
+}
+
+// TestValid has what kube-proxy takes be taken.
+func TestValid(t *testing.T) {
+	for _, text := range []string{
+		"clusterCIDR: nonsense\ndetectLocalMode: NodeCIDR",
+		"clusterCIDR: 010.0.0.0/8,fd00::/8",
+		"iptables: {syncPeriod: -1s}",
+		"ipvs: {tcpTimeout: -1s, excludeCIDRs: [nonsense]}",
+		"nodePortAddresses: [primary]",
+		"nodePortAddresses: [0.0.0.0/0, '::/0', 192.0.2.77/24]",
+		"healthzBindAddress: 1.2.3.4\nmetricsBindAddress: '::1'",
+		"showHiddenMetricsForVersion: '1.35'",
+		"featureGates: {AllAlpha: true, AllBeta: false, MinimizeIPTablesRestore: false, MultiCIDRServiceAllocator: true, ContextualLogging: false}",
+		"logging: {format: text, verbosity: 4, vmodule: [{filePattern: run, verbosity: 9}]}",
+		"logging: {options: {text: {splitStream: true}}}\nfeatureGates: {LoggingAlphaOptions: true}",
+		"conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}",
+		"nftables: {minSyncPeriod: 30s, syncPeriod: 30s, masqueradeBit: 0}",
+		"oomScoreAdj: -1000",
+	} {
+		c, _, err := Decode([]byte(kubeProxyDoc + "mode: nftables\n" + text))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if errs := c.Validate(testModes); len(errs) > 0 {
+			t.Errorf("%s: %v", text, errs)
+		}
+	}
+}
+
+// TestAllAtOnce has a file with several mistakes be told of all.
+func TestAllAtOnce(t *testing.T) {
+	c, _, err := Decode([]byte(kubeProxyDoc + "mode: ipvs\noomScoreAdj: 2000\nbindAddress: x\n---\n" + slipstreamDoc + "checkPeriod: 0s\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range c.Validate(testModes) {
+		got = append(got, e.Field)
+	}
+	if want := []string{"mode", "bindAddress", "oomScoreAdj", "checkPeriod"}; !slices.Equal(got, want) {
+		t.Errorf("%q; want %q", got, want)
+	}
+}

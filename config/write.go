@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+
+	"sigs.k8s.io/yaml"
+)
+
+// YAML is the configuration as a file that [Decode] reads: both documents, with
+// all their fields.
+func (c *Config) YAML() ([]byte, error) {
+	var out bytes.Buffer
+	for i, document := range []any{&c.KubeProxy, &c.Slipstream} {
+		data, err := yaml.Marshal(document)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		out.Write(data)
+	}
+	return out.Bytes(), nil
+}

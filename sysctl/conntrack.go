@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sysctl sets what kube-proxy sets of the kernel's parameters for
+// connection tracking (Documentation/networking/nf_conntrack-sysctl.rst).
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Conntrack are parameters of connection tracking. Zero values leave them as they
+// are. Timeouts are of the calling thread's network namespace, in whole seconds;
+// the others are of the machine.
+type Conntrack struct {
+	Max                   int           // nf_conntrack_max
+	TCPEstablishedTimeout time.Duration // nf_conntrack_tcp_timeout_established
+	TCPCloseWaitTimeout   time.Duration // nf_conntrack_tcp_timeout_close_wait
+	TCPBeLiberal          bool          // nf_conntrack_tcp_be_liberal
+	UDPTimeout            time.Duration // nf_conntrack_udp_timeout
+	UDPStreamTimeout      time.Duration // nf_conntrack_udp_timeout_stream
+}
+
+// entriesPerBucket is how many entries there may be for each bucket of the hash
+// table before look-ups become slow.
+const entriesPerBucket = 4
+
+// Apply sets the parameters that are not as wanted, all that can be set. Within a
+// container /proc/sys may be read-only; the error tells what is not as wanted then.
+// The files exist once the kernel has loaded nf_conntrack.
+func (c Conntrack) Apply() error { return c.apply("/") }
+
+func (c Conntrack) apply(root string) error {
+	var errs []error
+	put := func(name string, value int) {
+		if value <= 0 {
+			return
+		}
+		if err := ensure(filepath.Join(root, "proc/sys/net/netfilter", name), value, different); err != nil {
+			errs = append(errs, fmt.Errorf("%s: cannot be set to %d: %w", name, value, err))
+		}
+	}
+	put("nf_conntrack_max", c.Max)
+	if buckets := c.Max / entriesPerBucket; buckets > 0 {
+		if err := ensure(filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, less); err != nil {
+			errs = append(errs, fmt.Errorf("hashsize of nf_conntrack: cannot be set to %d: %w", buckets, err))
+		}
+	}
+	put("nf_conntrack_tcp_timeout_established", seconds(c.TCPEstablishedTimeout))
+	put("nf_conntrack_tcp_timeout_close_wait", seconds(c.TCPCloseWaitTimeout))
+	if c.TCPBeLiberal {
+		put("nf_conntrack_tcp_be_liberal", 1)
+	}
+	put("nf_conntrack_udp_timeout", seconds(c.UDPTimeout))
+	put("nf_conntrack_udp_timeout_stream", seconds(c.UDPStreamTimeout))
+	return errors.Join(errs...)
+}
+
+func seconds(d time.Duration) int { return int(d / time.Second) }
+
+// When a value that is found is not good enough.
+func different(is, want int) bool { return is != want }
+func less(is, want int) bool      { return is < want }
+
+// ensure writes a number to a file unless the one that is there is good enough.
+func ensure(file string, want int, bad func(is, want int) bool) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	is, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err == nil && !bad(is, want) {
+		return nil
+	}
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(strconv.Itoa(want))
+	if err = errors.Join(err, f.Close()); err == nil {
+		klog.InfoS("Set a parameter of the kernel", "file", file, "from", is, "to", want)
+	}
+	return err
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package takeover
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+var families = []nfnl.Family{nfnl.IPv4, nfnl.IPv6}
+
+// removeNFTables removes what is in the kernel's nf_tables: the tables of nftables mode,
+// and the chains of the others where iptables works by way of nf_tables.
+func (o Options) removeNFTables() {
+	conn, err := nfnl.Dial(0)
+	if err != nil {
+		o.failed(fmt.Errorf("looking for what kube-proxy left in nf_tables: %w", err))
+		return
+	}
+	defer conn.Close()
+	for _, family := range families {
+		table := nfnl.Table{Family: family, Name: tableName}
+		switch removed, err := removeTable(conn, table); {
+		case isMissing(err): // no nf_tables, or not of this family
+			continue
+		case err != nil:
+			o.failed(fmt.Errorf("removing kube-proxy's nftables table %s %s: %w", table.Family, table.Name, err))
+		case removed:
+			o.removed(fmt.Sprintf("nftables table %s %s", table.Family, table.Name))
+		}
+		for _, name := range iptablesTables {
+			o.removeChains(conn, nfnl.Table{Family: family, Name: name})
+		}
+	}
+}
+
+// isMissing says whether an error is a kernel's that lacks a subsystem.
+func isMissing(err error) bool {
+	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+func removeTable(conn *nfnl.Conn, table nfnl.Table) (removed bool, err error) {
+	if _, err := conn.Table(table); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			err = nil
+		}
+		return false, err
+	}
+	var batch nfnl.Batch
+	batch.DeleteTable(table)
+	return true, conn.Commit(0, &batch)
+}
+
+// removeChains removes kube-proxy's chains from a table of iptables-nft.
+func (o Options) removeChains(conn *nfnl.Conn, table nfnl.Table) {
+	name := fmt.Sprintf("iptables-nft table %s %s", table.Family, table.Name)
+	plan, err := planChains(conn, table)
+	if err != nil {
+		o.failed(fmt.Errorf("looking for kube-proxy's chains in %s: %w", name, err))
+		return
+	}
+	for _, k := range plan.kept {
+		o.failed(k.describe(name))
+	}
+	if len(plan.chains) == 0 && len(plan.jumps) == 0 {
+		return
+	}
+	if err := plan.run(conn); err != nil {
+		o.failed(fmt.Errorf("removing kube-proxy's chains from %s: %w", name, err))
+		return
+	}
+	o.removed(fmt.Sprintf("%d chains of iptables-nft table %s %s", len(plan.chains), table.Family, table.Name))
+}
+
+// chainsPlan is what goes from a table of iptables-nft.
+type chainsPlan struct {
+	table  nfnl.Table
+	jumps  []ownJump
+	chains []string
+	kept   []keptChain
+}
+
+// ownJump is a rule of kube-proxy's in a built-in chain.
+type ownJump struct {
+	chain  string
+	handle uint64
+}
+
+func planChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) {
+	plan.table = table
+	var all, others []string
+	err = conn.Chains(table, func(c nfnl.ChainInfo) {
+		if isKubeProxy(c.Name) {
+			all = append(all, c.Name)
+		} else {
+			others = append(others, c.Name)
+		}
+	})
+	if err != nil || len(all) == 0 {
+		return plan, err
+	}
+	keep := keeper{}
+	for _, chain := range others {
+		err := conn.RuleJumps(table, chain, func(j nfnl.RuleJump) {
+			switch {
+			case !isKubeProxy(j.To):
+			case isOwnJump(chain, j.To):
+				plan.jumps = append(plan.jumps, ownJump{chain, j.Handle})
+			default:
+				plan.kept = append(plan.kept, keptChain{j.To, chain})
+				keep.add(j.To)
+			}
+		})
+		if err != nil {
+			return plan, err
+		}
+	}
+	err = keep.follow(func(chain string, visit func(string)) error {
+		return conn.RuleJumps(table, chain, func(j nfnl.RuleJump) { visit(j.To) })
+	})
+	plan.chains = keep.without(all)
+	return plan, err
+}
+
+// run takes the jumps away in one transaction: from then on nothing reaches the chains.
+// There can be so many of these that they go in several; others who change nf_tables,
+// ourselves included, need not wait for all of them.
+func (p *chainsPlan) run(conn *nfnl.Conn) error {
+	var batch nfnl.Batch
+	for _, j := range p.jumps {
+		batch.DeleteRule(p.table, j.chain, j.handle)
+	}
+	if err := conn.Commit(0, &batch); err != nil {
+		return err
+	}
+	batch.Reset()
+	_, err := conn.CommitPieces(&batch, func() {
+		for _, chain := range p.chains {
+			batch.FlushChain(p.table, chain)
+		}
+		for _, chain := range p.chains { // nothing leads there any more
+			batch.DeleteChain(p.table, chain)
+		}
+	})
+	return err
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package takeover
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+)
+
+// Options say what is not kube-proxy's, and who wants to know.
+type Options struct {
+	// ExcludeCIDRs are ranges of addresses whose IPVS virtual servers are somebody
+	// else's: ipvs.excludeCIDRs of kube-proxy's configuration.
+	ExcludeCIDRs []netip.Prefix
+
+	// Removed is told in one line each what has been removed. It may be nil.
+	Removed func(what string)
+
+	// Failed is told in one line each what could not be removed, and why. It may be
+	// nil.
+	Failed func(error)
+}
+
+// drainPeriod is how often [Run] looks whether connections have ended.
+const drainPeriod = 5 * time.Second
+
+// Run removes what kube-proxy has left in the calling thread's network namespace. It
+// returns when nothing is left but what it could not remove, or when ctx ends: that is
+// at once, unless IPVS still has established connections. Call it when all Services are
+// programmed; it needs CAP_NET_ADMIN. It is for one goroutine at a time.
+func Run(ctx context.Context, o Options) {
+	draining := o.remove(true)
+	for draining {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(drainPeriod):
+			draining = o.removeIPVS(true)
+		}
+	}
+}
+
+// Remove removes what kube-proxy has left in the calling thread's network namespace,
+// also what connections are still using. The error joins all that Options.Failed is
+// told. It needs CAP_NET_ADMIN.
+func Remove(o Options) error {
+	var errs []error
+	failed := o.Failed
+	o.Failed = func(err error) {
+		errs = append(errs, err)
+		if failed != nil {
+			failed(err)
+		}
+	}
+	o.remove(false)
+	return errors.Join(errs...)
+}
+
+// remove removes everything; with drain set, IPVS' virtual servers that have established
+// connections stay, and draining says that there are some.
+func (o Options) remove(drain bool) (draining bool) {
+	o.removeNFTables()
+	o.removeLegacy()
+	return o.removeIPVS(drain)
+}
+
+func (o Options) removed(what string) {
+	if o.Removed != nil {
+		o.Removed(what)
+	}
+}
+
+func (o Options) failed(err error) {
+	if o.Failed != nil {
+		o.Failed(err)
+	}
+}
