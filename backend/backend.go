@@ -36,7 +36,8 @@ type Backend interface {
 
 	// Check finds out, cheaply enough to be called every second, whether
 	// somebody else has damaged what was programmed. It returns an error
-	// that wraps ErrDamaged when a Reconcile is due.
+	// that wraps ErrDamaged when a Reconcile is due, or ErrDue when it is due
+	// although nothing is known to be damaged.
 	Check() error
 
 	// Cleanup removes everything that a backend of this kind has ever
@@ -50,6 +51,10 @@ type Backend interface {
 
 // ErrDamaged says that the kernel does not hold what was programmed.
 var ErrDamaged = errors.New("somebody else has changed what was programmed")
+
+// ErrDue says that it is time to program everything again, as somebody has asked for
+// from time to time.
+var ErrDue = errors.New("everything is to be programmed again")
 
 // Stats tells what a Reconcile or Apply cost.
 type Stats struct {
