@@ -12,8 +12,11 @@ VERSION := $(shell git -c safe.directory='*' describe --tags --always --dirty 2>
 BUILD := $(GO) build -buildvcs=false -trimpath
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
+ENGINE ?= docker
+IMAGE ?= slipstream:$(VERSION)
+
 .DEFAULT_GOAL := help
-.PHONY: help build test oracle deps lint fmt demo bench bench-fastpath bench-scale fuzz clean
+.PHONY: help build test oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +26,23 @@ build: ## Build bin/slipstream, a static binary
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernel (root)
 	$(GO) run ./test/runner ./...
-	@$(MAKE) --no-print-directory oracle
+	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more (root)
 	cd test/oracle && $(GO) run ./build && $(GO) test ./cluster ./observe ./stage ./upstream
 	cd test/oracle && $(GO) test -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS))
+
+test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, with several nodes, beside kube-proxy (root)
+	cd test/oracle && $(GO) run ./build
+	cd test/cluster && $(GO) test -timeout 30m ./...
+
+test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
+	cd test/oracle && $(GO) run ./build
+	cd test/deploy && $(GO) test -timeout 20m ./...
+
+image: ## Build the container image with $(ENGINE)
+	GO=$(GO) VERSION=$(VERSION) deploy/rootfs.sh bin/image
+	$(ENGINE) build -f deploy/Dockerfile -t $(IMAGE) bin/image
 
 deps: ## Install what the tests need (root; Debian packages)
 	test/deps.sh
@@ -36,7 +51,7 @@ lint: bin/staticcheck ## Check formatting, go vet and staticcheck
 	@unformatted=$$(gofmt -l $$(git -c safe.directory='*' ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	bin/staticcheck ./...
-	cd test/oracle && $(GO) vet ./... && ../../bin/staticcheck ./...
+	for module in oracle deploy cluster; do (cd test/$$module && $(GO) vet ./... && ../../bin/staticcheck ./...) || exit 1; done
 
 bin/staticcheck: tools/go.mod
 	cd tools && $(GO) build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck

@@ -36,6 +36,7 @@ const (
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables
 	FailedToAccelerate              = "FailedToAccelerate"              // the fast path could not be programmed
 	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not take connections
+	LeftoversStay                   = "LeftoversStay"                   // something that kube-proxy has left could not be removed
 )
 
 // actionOf is what was being done when something with that reason happened, which

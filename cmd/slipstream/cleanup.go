@@ -69,9 +69,7 @@ func parseExcludeCIDRs(texts []string) (all []netip.Prefix, err error) {
 func cleanUp(excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
 	errs := []error{cleanUpTables(), cleanUpFastPath()}
 	if !keepKubeProxy {
-		o := takeOverOptions(excludeCIDRs)
-		o.Failed = nil // they are all returned
-		errs = append(errs, takeover.Remove(o))
+		errs = append(errs, takeover.Remove(takeOverOptions(excludeCIDRs)))
 	}
 	return errors.Join(errs...)
 }
@@ -96,12 +94,11 @@ func cleanUpFastPath() error {
 	return fast.Stop()
 }
 
-// takeOverOptions have the log tell what becomes of what kube-proxy has left.
-// excludeCIDRs is its ipvs.excludeCIDRs.
+// takeOverOptions have the log tell what goes of what kube-proxy has left. excludeCIDRs
+// is its ipvs.excludeCIDRs.
 func takeOverOptions(excludeCIDRs []netip.Prefix) takeover.Options {
 	return takeover.Options{
 		ExcludeCIDRs: excludeCIDRs,
 		Removed:      func(what string) { klog.InfoS("Removed what kube-proxy had left", "what", what) },
-		Failed:       func(err error) { klog.ErrorS(err, "Could not remove all that kube-proxy has left") },
 	}
 }

@@ -101,7 +101,9 @@ func serve(ctx context.Context, o serving) (err error) {
 		Events:        tell,
 	}
 	if client != nil {
-		options.Ready = func() { takeover.Run(ctx, takeOverOptions(excludeCIDRs(c))) }
+		leftovers := takeOverOptions(excludeCIDRs(c))
+		leftovers.Failed = func(err error) { tell.Warning(events.LeftoversStay, err.Error()) }
+		options.Ready = func() { takeover.Run(ctx, leftovers) }
 	}
 	if fast != nil {
 		options.FastPath = fast

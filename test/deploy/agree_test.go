@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// TestAgree wants the kustomize base and the Helm chart to say the same, with and without
+// monitoring.
+func TestAgree(t *testing.T) {
+	for _, c := range []struct{ name, dir, values string }{
+		{"base", baseDir, "apiServer: " + placeholder},
+		{"monitoring", "testdata/monitoring", "apiServer: " + placeholder + "\nmetrics: {serviceMonitor: {enabled: true}}"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := withoutHash(t, kustomize(t, c.dir)), helm(t, c.values)
+			if got, want := slices.Sorted(maps.Keys(b)), slices.Sorted(maps.Keys(a)); !slices.Equal(got, want) {
+				t.Fatalf("the chart has %v, the base %v", got, want)
+			}
+			for key := range a {
+				normalize(t, a[key])
+				normalize(t, b[key])
+				if !reflect.DeepEqual(a[key].Object, b[key].Object) {
+					t.Errorf("%s is not the same\n--- kustomize:\n%s--- Helm:\n%s", key, asYAML(t, a[key]), asYAML(t, b[key]))
+				}
+			}
+		})
+	}
+}
+
+// withoutHash takes the hash from the name of the ConfigMap.
+func withoutHash(t *testing.T, all objects) objects {
+	t.Helper()
+	hashed := regexp.MustCompile(`\bslipstream-[a-z0-9]{10}\b`)
+	renamed := objects{}
+	for _, u := range all {
+		renamed.add(t, []byte(hashed.ReplaceAllString(asYAML(t, u), "slipstream")))
+	}
+	return renamed
+}
+
+// normalize parses what is text within a ConfigMap, so that remarks do not matter, and
+// leaves out the chart's way to roll out a new one.
+func normalize(t *testing.T, u *unstructured.Unstructured) {
+	t.Helper()
+	annotations := []string{"spec", "template", "metadata", "annotations"}
+	if all, ok, _ := unstructured.NestedMap(u.Object, annotations...); ok {
+		if _, ok := all["checksum/config"]; !ok || len(all) > 1 {
+			t.Errorf("annotations are %v", all)
+		}
+		unstructured.RemoveNestedField(u.Object, annotations...)
+	}
+	if u.GetKind() != "ConfigMap" {
+		return
+	}
+	data, _, err := unstructured.NestedStringMap(u.Object, "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed := map[string]any{}
+	for name, text := range data {
+		parsed[name] = documents(t, text)
+	}
+	u.Object["data"] = parsed
+}
+
+func asYAML(t *testing.T, u *unstructured.Unstructured) string {
+	t.Helper()
+	text, err := yaml.Marshal(u.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestValues wants the chart's values to come out where they should, and the API server
+// to be asked for.
+func TestValues(t *testing.T) {
+	if _, err := helmFiles(t, ""); err == nil || !strings.Contains(err.Error(), "apiServer: the URL of the API server is required") {
+		t.Errorf("without apiServer: %v", err)
+	}
+	o := helm(t, `
+apiServer: https://192.0.2.1:6443
+image: {repository: registry.example/slipstream, tag: v1}
+imagePullSecrets: [{name: pull}]
+config: {clusterCIDR: 10.244.0.0/16, conntrack: {min: 131072}}
+slipstream: {fastPath: {offloadPacketThreshold: 7}}
+extraArgs: [-v=2]
+privileged: true
+podAnnotations: {a: b}
+podLabels: {c: d}
+resources: {limits: {memory: 1Gi}}
+`)
+	if o["Service slipstream-metrics"] != nil || o["ServiceMonitor slipstream"] != nil {
+		t.Error("monitoring is there, unasked")
+	}
+	text := asYAML(t, o.get(t, "DaemonSet slipstream"))
+	for _, want := range []string{"image: registry.example/slipstream:v1", "name: pull", "- -v=2", "privileged: true", "a: b", "c: d", "memory: 1Gi"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the DaemonSet lacks %q:\n%s", want, text)
+		}
+	}
+	data, _, err := unstructured.NestedStringMap(o.get(t, "ConfigMap slipstream").Object, "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := documents(t, data["config.conf"])
+	proxy := config["KubeProxyConfiguration"].(map[string]any)
+	if proxy["clusterCIDR"] != "10.244.0.0/16" || proxy["mode"] != "nftables" ||
+		!reflect.DeepEqual(proxy["conntrack"], map[string]any{"maxPerCore": 0., "min": 131072., "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"}) {
+		t.Errorf("KubeProxyConfiguration is %v", proxy)
+	}
+	own := config["SlipstreamConfiguration"].(map[string]any)
+	if own["apiVersion"] != "slipstream.config/v1alpha1" || !reflect.DeepEqual(own["fastPath"], map[string]any{"offloadPacketThreshold": 7.}) {
+		t.Errorf("SlipstreamConfiguration is %v", own)
+	}
+	if !strings.Contains(data["kubeconfig.conf"], "server: https://192.0.2.1:6443") {
+		t.Errorf("kubeconfig is\n%s", data["kubeconfig.conf"])
+	}
+}

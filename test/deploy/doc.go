@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package deploy tests what is in deploy/: that the kustomize base and the Helm chart
+// say the same, that a real kube-apiserver takes it, and that what it describes works and
+// needs all that it asks for.
+//
+//	go test .       # root; etcd; kube-apiserver is built when it is first needed
+//
+// The DaemonSet's container is run as the manifest says, without an engine: the image's
+// root file system, read-only, with the pod's volumes, its capabilities and no others,
+// and the kernel's settings read-only, as engines have them. Where podman and runc are
+// installed, the image is built and run with them too.
+package deploy

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"os"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/deploy/container"
+)
+
+func TestMain(m *testing.M) {
+	container.Init()
+	code := m.Run()
+	if imageRoot != "" {
+		os.RemoveAll(imageRoot)
+	}
+	os.Exit(code)
+}
