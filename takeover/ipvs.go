@@ -35,15 +35,14 @@ func (o Options) removeIPVS(drain bool) (draining bool) {
 		o.failed(fmt.Errorf("looking for kube-proxy's interface %s: %w", dummy, err))
 		return false
 	case link.Type() != "dummy":
-		o.failed(fmt.Errorf("interface %s stays: it is of type %s, kube-proxy's would be of type dummy", dummy, link.Type()))
+		o.stays(fmt.Errorf("interface %s stays: it is of type %s, kube-proxy's would be of type dummy", dummy, link.Type()))
 		return false
 	}
 	busy, err := o.removeVirtualServers(drain)
-	if err != nil {
-		o.failed(err)
-		return false
+	if err == nil {
+		err = removeSets()
 	}
-	if err := removeSets(); err != nil {
+	if err != nil {
 		o.failed(err)
 		return false
 	}

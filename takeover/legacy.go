@@ -41,7 +41,7 @@ func (o Options) removeXChains(f *xFamily, name string) {
 		return
 	}
 	for _, k := range plan.kept {
-		o.failed(k.describe(what))
+		o.stays(k.describe(what))
 	}
 	if plan.any() {
 		o.removed(fmt.Sprintf("%d chains of %s", plan.chains, what))

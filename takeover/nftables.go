@@ -5,6 +5,8 @@ package takeover
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"golang.org/x/sys/unix"
@@ -62,22 +64,44 @@ func removeTable(conn *nfnl.Conn, table nfnl.Table) (removed bool, err error) {
 // removeChains removes kube-proxy's chains from a table of iptables-nft.
 func (o Options) removeChains(conn *nfnl.Conn, table nfnl.Table) {
 	name := fmt.Sprintf("iptables-nft table %s %s", table.Family, table.Name)
-	plan, err := planChains(conn, table)
-	if err != nil {
-		o.failed(fmt.Errorf("looking for kube-proxy's chains in %s: %w", name, err))
-		return
-	}
+	plan, err := tryChains(conn, table)
 	for _, k := range plan.kept {
-		o.failed(k.describe(name))
+		o.stays(k.describe(name))
 	}
-	if len(plan.chains) == 0 && len(plan.jumps) == 0 {
-		return
-	}
-	if err := plan.run(conn); err != nil {
+	switch {
+	case err != nil:
 		o.failed(fmt.Errorf("removing kube-proxy's chains from %s: %w", name, err))
+		return
+	case len(plan.chains) == 0 && len(plan.jumps) == 0:
 		return
 	}
 	o.removed(fmt.Sprintf("%d chains of iptables-nft table %s %s", len(plan.chains), table.Family, table.Name))
+}
+
+// Others commit to nf_tables too, we ourselves among them, and whenever they do while a
+// table is read, the kernel gives up (nfnl.ErrInterrupted). So it is read again, up to
+// maxTries times, which is a few seconds.
+const (
+	maxTries   = 100
+	retryPause = 20 * time.Millisecond
+)
+
+// tryChains plans what goes from a table, and does it.
+func tryChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) {
+	for try := 1; ; try++ {
+		if plan, err = planChains(conn, table); err == nil && len(plan.chains)+len(plan.jumps) > 0 {
+			err = plan.run(conn)
+		}
+		if try == maxTries || !isDisturbance(err) {
+			return plan, err
+		}
+		time.Sleep(rand.N(2 * retryPause))
+	}
+}
+
+// isDisturbance says whether an error is that somebody else was changing the table.
+func isDisturbance(err error) bool {
+	return errors.Is(err, nfnl.ErrInterrupted) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOENT)
 }
 
 // chainsPlan is what goes from a table of iptables-nft.

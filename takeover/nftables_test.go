@@ -3,10 +3,14 @@
 package takeover
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
@@ -31,5 +35,65 @@ table ip firewall {
 	compare(t, "nftables", n.run("", "nft", "list", "ruleset"), before)
 	if want := []string{"nftables table ip kube-proxy", "nftables table ip6 kube-proxy"}; !slices.Equal(n.removed, want) {
 		t.Errorf("told %v, want %v", n.removed, want)
+	}
+}
+
+// TestDisturbed has somebody else commit to nf_tables all the time, which makes the
+// kernel give up reading.
+func TestDisturbed(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
+	n := newNode(t)
+	var rules strings.Builder
+	rules.WriteString("add table ip nat\nadd chain ip nat OUTPUT { type nat hook output priority -100; }\nadd chain ip nat KUBE-SERVICES\n")
+	rules.WriteString("add rule ip nat OUTPUT jump KUBE-SERVICES\n")
+	for i := range 1000 {
+		chain := fmt.Sprintf("KUBE-SVC-AAAAAAAAAAAAA%c%c%c", 'A'+i/100, 'A'+i/10%10, 'A'+i%10)
+		fmt.Fprintf(&rules, "add chain ip nat %[1]s\nadd rule ip nat %[1]s return\n", chain)
+	}
+	n.run(rules.String(), "nft", "-f", "-")
+	other, err := nfnl.Dial(n.ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	commits := make(chan int)
+	go func() {
+		n := 0
+		for table := (nfnl.Table{Family: nfnl.IPv6, Name: "other"}); ctx.Err() == nil; n++ {
+			var batch nfnl.Batch
+			batch.AddTable(table, "")
+			if err := other.Commit(0, &batch); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(3 * time.Millisecond)
+		}
+		commits <- n
+	}()
+	n.takeOver()
+	stop()
+	if n := <-commits; n < 2 {
+		t.Errorf("only %d commits of others", n)
+	}
+	if left := n.run("", "nft", "list", "table", "ip", "nat"); strings.Contains(left, "KUBE-") {
+		t.Errorf("it has left something: %.300s", left)
+	}
+}
+
+// TestRunTriesAgain has somebody hold a lock for longer than it is waited for.
+func TestRunTriesAgain(t *testing.T) {
+	again, calls := 0, 0
+	o := Options{Failed: func(error) { calls++ }}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	repeat(ctx, o, time.Millisecond, func(o Options) bool {
+		if again++; again < 4 {
+			o.failed(fmt.Errorf("locked"))
+		}
+		o.stays(fmt.Errorf("used by somebody else"))
+		return false
+	})
+	if again != 4 || calls != 2 {
+		t.Errorf("%d attempts, told %d times; want 4 and 2", again, calls)
 	}
 }

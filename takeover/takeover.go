@@ -21,23 +21,53 @@ type Options struct {
 	// Failed is told in one line each what could not be removed, and why. It may be
 	// nil.
 	Failed func(error)
+
+	again *bool // set when something failed that may go well another time
 }
 
-// drainPeriod is how often [Run] looks whether connections have ended.
-const drainPeriod = 5 * time.Second
+// drainPeriod is how often [Run] looks whether connections have ended. What failed is
+// tried again after that time at first, then less and less often, up to retryPeriod.
+const (
+	drainPeriod = 5 * time.Second
+	retryPeriod = 5 * time.Minute
+)
 
 // Run removes what kube-proxy has left in the calling thread's network namespace. It
-// returns when nothing is left but what it could not remove, or when ctx ends: that is
-// at once, unless IPVS still has established connections. Call it when all Services are
+// returns when nothing is left but chains that somebody else uses, or when ctx ends: that
+// is at once, unless IPVS still has established connections or something fails, which is
+// tried again. Failed is told the same thing once. Call it when all Services are
 // programmed; it needs CAP_NET_ADMIN. It is for one goroutine at a time.
 func Run(ctx context.Context, o Options) {
-	draining := o.remove(true)
-	for draining {
+	repeat(ctx, o, drainPeriod, func(o Options) bool { return o.remove(true) })
+}
+
+// repeat attempts until nothing has failed that may go well another time, and nothing is
+// draining.
+func repeat(ctx context.Context, o Options, first time.Duration, attempt func(Options) (draining bool)) {
+	told, tell := map[string]bool{}, o.Failed
+	o.Failed = func(err error) {
+		if text := err.Error(); !told[text] && tell != nil {
+			told[text] = true
+			tell(err)
+		}
+	}
+	wait := first
+	for {
+		again := false
+		o.again = &again
+		draining := attempt(o)
+		switch {
+		case again:
+			wait = min(2*wait, retryPeriod)
+		case draining:
+			wait = first
+		default:
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(drainPeriod):
-			draining = o.removeIPVS(true)
+		case <-time.After(wait):
 		}
 	}
 }
@@ -72,7 +102,16 @@ func (o Options) removed(what string) {
 	}
 }
 
+// failed tells of what may go well another time.
 func (o Options) failed(err error) {
+	if o.again != nil {
+		*o.again = true
+	}
+	o.stays(err)
+}
+
+// stays tells of what will not.
+func (o Options) stays(err error) {
 	if o.Failed != nil {
 		o.Failed(err)
 	}

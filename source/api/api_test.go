@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 
 	"github.com/slipstream-proxy/slipstream/source"
 )
@@ -238,6 +239,43 @@ func TestOutage(t *testing.T) {
 			w.hangUp()
 			w.eventually("another error", func() bool { return len(w.told()) == 2 })
 		})
+	}
+}
+
+// TestEndInOutage: the end does not wait for the next attempt to connect.
+func TestEndInOutage(t *testing.T) {
+	was := backoff
+	defer func() { backoff = was }()
+	backoff.Duration, backoff.Cap, backoff.Factor = 50*time.Millisecond, time.Hour, 2000 // the second wait is a long one
+	w := newWorld(t, protobuf, service("web", "10.96.0.1")).start()
+	w.expect("Set Service default/web", "Synced")
+	w.closed.Store(true)
+	w.hangUp()
+	w.eventually("an error", func() bool { return len(w.told()) > 0 })
+	time.Sleep(500 * time.Millisecond) // until all kinds wait
+	w.cancel()
+	select {
+	case err := <-w.done:
+		if err != nil {
+			t.Error(err)
+		}
+		w.done <- nil // for the world's own end
+	case <-time.After(patience):
+		t.Fatal("Run goes on after its context has ended")
+	}
+}
+
+// TestNoProtobuf: who configures JSON gets lists in JSON, too.
+func TestNoProtobuf(t *testing.T) {
+	for accept, want := range map[string]bool{"": true, "application/json": false, "application/vnd.kubernetes.protobuf,application/json": true} {
+		config := rest.Config{ContentConfig: rest.ContentConfig{AcceptContentTypes: accept, ContentType: protobuf}}
+		c, err := NewClient(&config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.takesProtobuf(); got != want {
+			t.Errorf("acceptContentTypes %q: %t", accept, got)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package api
 import (
 	"fmt"
 	"net/http"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,6 +41,15 @@ func NewClient(config *rest.Config) (*Client, error) {
 		return nil, fmt.Errorf("client for the API server %s: %w", c.config.Host, err)
 	}
 	return c, nil
+}
+
+// takesProtobuf says whether answers may come in Kubernetes' protobuf encoding.
+func (c *Client) takesProtobuf() bool {
+	accepted := c.config.AcceptContentTypes
+	if accepted == "" {
+		accepted = c.config.ContentType
+	}
+	return strings.Contains(accepted, runtime.ContentTypeProtobuf)
 }
 
 // For returns a REST client for a few types of one version of one group of the API,

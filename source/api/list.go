@@ -11,6 +11,7 @@ import (
 	"io"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -39,10 +40,17 @@ var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encod
 
 // list lists, passing objects on as they come, and returns their names.
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	if !w.protobuf {
+		return w.client.ListWithContext(ctx, o)
+	}
 	selected := o
 	w.kind.selectFrom(&selected)
 	body, err := w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).
 		SetHeader("Accept", runtime.ContentTypeProtobuf).Stream(ctx)
+	if apierrors.IsNotAcceptable(err) {
+		w.protobuf = false
+		return w.client.ListWithContext(ctx, o)
+	}
 	if err != nil {
 		return nil, err
 	}

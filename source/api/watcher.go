@@ -46,8 +46,9 @@ type watcher struct {
 	rest   rest.Interface
 	client *cache.ListWatch
 
-	absent error              // why the kind cannot be had
-	giveUp context.CancelFunc // ends the attempts to
+	protobuf bool               // lists may be asked for in that encoding
+	absent   error              // why the kind cannot be had
+	giveUp   context.CancelFunc // ends the attempts to
 }
 
 func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
@@ -55,7 +56,7 @@ func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watcher{run: r, kind: k, rest: client}
+	w := &watcher{run: r, kind: k, rest: client, protobuf: c.takesProtobuf()}
 	w.client = cache.NewFilteredListWatchFromClient(client, k.resource, metav1.NamespaceAll, k.selectFrom)
 	w.store = &store{
 		kind:  k,
@@ -104,7 +105,7 @@ func (w *watcher) attempt(ctx context.Context) {
 			w.asked(ctx, &o, err)
 			return stream, err
 		},
-	}, w.kind.object("", ""), w.store, cache.ReflectorOptions{Logger: &w.log, Name: w.kind.name, Backoff: &again})
+	}, w.kind.object("", ""), w.store, cache.ReflectorOptions{Logger: &w.log, Name: w.kind.name, Backoff: &again, Clock: endingClock{ctx: ctx}})
 
 	// The Reflector's own loop would log each error once more.
 	mine := backoff
