@@ -26,6 +26,7 @@
 // # What is where
 //
 //	tools     the versions of what is compared with: a module of its own
+//	program   programs in network namespaces
 //	upstream  etcd, kube-apiserver and kube-proxy as child processes
 //	cluster   random clusters
 //	stage     the machines

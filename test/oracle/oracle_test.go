@@ -46,7 +46,9 @@ func TestOracle(t *testing.T) {
 func controlPlane(t *testing.T) *upstream.ControlPlane {
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables)
 	cidrs := stage.ServiceCIDRs
-	control, err := upstream.StartControlPlane(t.Context(), t.TempDir(), []string{cidrs[0].String(), cidrs[1].String()}, t.Logf)
+	control, err := upstream.StartControlPlane(t.Context(), upstream.ControlPlaneOptions{
+		Dir: t.TempDir(), ServiceCIDRs: []string{cidrs[0].String(), cidrs[1].String()}, Log: t.Logf,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	"golang.org/x/sys/unix"
 )
 
@@ -93,17 +94,13 @@ func cacheOf(ctx context.Context, tools string) (dir, version string, err error)
 }
 
 // toolsDir is the folder of the module that has Kubernetes among its requirements,
-// found from anywhere in this module.
+// found from anywhere in this module or in one that requires it.
 func toolsDir(ctx context.Context) (string, error) {
-	mod, err := goOutput(ctx, "", "env", "GOMOD")
+	oracle, err := goOutput(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream/test/oracle")
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("not in the module test/oracle, nor in one that requires it: %w", err)
 	}
-	dir := filepath.Join(filepath.Dir(mod), "tools")
-	if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
-		return "", fmt.Errorf("not in the module test/oracle: %w", err)
-	}
-	return dir, nil
+	return filepath.Join(oracle, "tools"), nil
 }
 
 func isProgram(path string) bool {
@@ -133,7 +130,7 @@ func build(ctx context.Context, tools, name, version, path string, log Log) erro
 			log.printf("still building %s (%v)", name, time.Since(begin).Round(time.Second))
 		case err := <-done:
 			if err != nil {
-				return fmt.Errorf("%w\n%s", err, tail(out.Bytes(), 20))
+				return fmt.Errorf("%w\n%s", err, program.Tail(out.Bytes(), 20))
 			}
 			return os.Rename(part, path)
 		}
@@ -173,13 +170,7 @@ func goOutput(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, tail(stderr.Bytes(), 5))
+		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, program.Tail(stderr.Bytes(), 5))
 	}
 	return strings.TrimSpace(string(out)), nil
-}
-
-// tail is the last n lines of a program's output.
-func tail(out []byte, n int) string {
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }

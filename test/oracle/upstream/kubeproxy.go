@@ -16,6 +16,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +32,7 @@ type KubeProxy struct {
 	dir   string
 	node  *lab.Machine
 	relay *relay
-	*process
+	*program.Program
 }
 
 // StartKubeProxy starts kube-proxy, fed by the control plane, and returns when it has
@@ -54,10 +55,10 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 			err = errors.Join(err, k.Close())
 		}
 	}()
-	if k.relay, err = newRelay(k.node.Namespace(), c.ns, apiAddress); err != nil {
+	if k.relay, err = newRelay(k.node.Namespace(), c.ns, c.Address()); err != nil {
 		return nil, err
 	}
-	config, err := k.writeConfig(c.token, settings)
+	config, err := k.writeConfig(c, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -69,10 +70,10 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	if err != nil {
 		return nil, err
 	}
-	if k.process, err = start(k.node.Namespace(), k.dir, "kube-proxy", binary, "--config="+config, "--v=2"); err != nil {
+	if k.Program, err = program.Start(k.node.Namespace(), k.dir, "kube-proxy", binary, "--config="+config, "--v=2"); err != nil {
 		return nil, err
 	}
-	if err := k.await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
+	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
 		return nil, err
 	}
 	before, err := k.fullSyncs(ctx)
@@ -82,22 +83,22 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	if _, err := setZone(ctx, c, zone); err != nil {
 		return nil, err
 	}
-	if err := k.await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, before+1) }); err != nil {
+	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, before+1) }); err != nil {
 		return nil, err
 	}
-	return k, k.await(ctx, k.knowsServiceCIDRs)
+	return k, k.Await(ctx, k.knowsServiceCIDRs)
 }
 
 // writeConfig writes kube-proxy's configuration and kubeconfig, and returns the path of
 // the former.
-func (k *KubeProxy) writeConfig(token string, s cluster.Settings) (string, error) {
+func (k *KubeProxy) writeConfig(c *ControlPlane, s cluster.Settings) (string, error) {
 	kubeconfig := filepath.Join(k.dir, "kubeconfig.yaml")
 	err := writeYAML(kubeconfig, map[string]any{
 		"apiVersion": "v1", "kind": "Config", "current-context": "oracle",
 		"clusters": []any{map[string]any{"name": "oracle", "cluster": map[string]any{
-			"server": "https://" + apiAddress, "insecure-skip-tls-verify": true,
+			"server": "https://" + c.Address(), "insecure-skip-tls-verify": true,
 		}}},
-		"users":    []any{map[string]any{"name": "oracle", "user": map[string]any{"token": token}}},
+		"users":    []any{map[string]any{"name": "oracle", "user": map[string]any{"token": c.token}}},
 		"contexts": []any{map[string]any{"name": "oracle", "context": map[string]any{"cluster": "oracle", "user": "oracle"}}},
 	})
 	if err != nil {
@@ -235,8 +236,8 @@ func (k *KubeProxy) get(ctx context.Context, url string) (string, error) {
 // Close ends kube-proxy, leaves what it has programmed, and removes its files.
 func (k *KubeProxy) Close() error {
 	var errs []error
-	if k.process != nil {
-		errs = append(errs, k.stop())
+	if k.Program != nil {
+		errs = append(errs, k.Stop())
 	}
 	if k.relay != nil {
 		errs = append(errs, k.relay.close())

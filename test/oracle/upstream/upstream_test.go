@@ -4,13 +4,11 @@ package upstream
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
@@ -22,7 +20,9 @@ func TestControlPlane(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
 	dir := t.TempDir()
 	r := stage.ServiceCIDRs
-	c, err := StartControlPlane(t.Context(), dir, []string{r[0].String(), r[1].String()}, t.Logf)
+	c, err := StartControlPlane(t.Context(), ControlPlaneOptions{
+		Dir: dir, ServiceCIDRs: []string{r[0].String(), r[1].String()}, Log: t.Logf,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,27 +56,6 @@ func TestControlPlane(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
-	}
-}
-
-// TestProcessThatEnds wants a program's end to be noticed at once, and its last words
-// told.
-func TestProcessThatEnds(t *testing.T) {
-	kerneltest.Require(t, kerneltest.Root)
-	ns, err := lab.NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	p, err := start(ns, t.TempDir(), "program", "/bin/sh", "-c", "echo wrong flag >&2; exit 3")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	err = p.await(ctx, func(context.Context) error { return os.ErrNotExist })
-	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "wrong flag") || !strings.Contains(err.Error(), "exit status 3") {
-		t.Errorf("got %v", err)
 	}
 }
 

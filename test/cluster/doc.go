@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster tests Slipstream end to end, on a real Kubernetes API: bin/slipstream as
+// it is in this checkout, etcd, kube-apiserver v1.36.3, Kubernetes' own endpointslice
+// controller, and nodes and pods that are network namespaces.
+//
+//	go test -timeout 20m ./...                     # in this folder; root
+//	go test . -run TestSwap -v                     # one test
+//	go test . -proxy kube-proxy-nftables           # the same of kube-proxy: are the tests right?
+//	go test . -mode iptables                       # Slipstream in another mode
+//	go test . -run TestUDP -logs /tmp/somewhere    # keeps the proxies' logs and configuration
+//
+// What a test claims is what clients see: connections are made from pods, from nodes and
+// from outside, new ones all the time and some that stay, while something changes.
+//
+//	services_test.go  selectors, labels, readiness; Services of one family and of both
+//	rolling_test.go   rolling updates under load, terminating endpoints
+//	udp_test.go       the pod behind a UDP client is replaced
+//	nodes_test.go     from node to node, a lost node, a Node object that comes late
+//	policies_test.go  external and internal traffic policy Local, health checks
+//	swap_test.go      kube-proxy replaced by Slipstream and back, restarts
+//	cleanup_test.go   "kube-proxy --cleanup"
+//	faults_test.go    an API server that hangs, is slow or gone, 410 Gone, a revoked token
+//	surface_test.go   metrics and Events, beside kube-proxy's
+//
+// Proxies get the configuration file that kubeadm writes for kube-proxy, and may do what
+// the ClusterRole system:node-proxier allows, no more.
+//
+// All tests share one cluster, as it takes seconds to start, and run one after the other.
+// What a test made goes away with it.
+//
+// # What is where
+//
+//	control  the control plane, and what can go wrong with it
+//	site     the cluster: nodes, pods and Services, and the objects of each
+//	proxies  Slipstream and kube-proxy as processes on nodes
+//
+// etcd, kube-apiserver and kube-proxy come from the module test/oracle.
+package cluster

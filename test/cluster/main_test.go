@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"k8s.io/klog/v2"
+)
+
+var (
+	proxyFlag = flag.String("proxy", string(proxies.Slipstream), fmt.Sprint("the proxy to test, one of ", proxies.Kinds))
+	modeFlag  = flag.String("mode", "", "the mode that Slipstream is tested in, if not nftables")
+	keepLogs  = flag.String("logs", "", "an existing directory where the proxies' logs stay")
+)
+
+// nodes is how many nodes the cluster has.
+const nodes = 3
+
+// shared is the one cluster of all tests; starting one takes seconds.
+var shared struct {
+	once sync.Once
+	site *site.Site
+	dir  string
+	err  error
+}
+
+// slipstream is the command of this checkout, which is built for the first test that
+// wants it.
+var slipstream struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// The endpointslice controller's, and client-go's: faults are on purpose here.
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	code := m.Run()
+	if shared.site != nil {
+		if err := shared.site.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "closing the cluster:", err)
+			code = 1
+		}
+	}
+	if shared.dir != "" {
+		os.RemoveAll(shared.dir)
+	}
+	os.Exit(code)
+}
+
+// cluster returns the cluster, which is started for the first test.
+func cluster(t *testing.T) *site.Site {
+	t.Helper()
+	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
+	shared.once.Do(func() {
+		ctx := context.Background()
+		if shared.dir, shared.err = os.MkdirTemp("", "slipstream-cluster-"); shared.err != nil {
+			return
+		}
+		log := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "cluster: "+format+"\n", args...) }
+		shared.site, shared.err = site.New(ctx, shared.dir, nodes, log)
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return shared.site
+}
+
+// slipstreamBinary is the path of the command.
+func slipstreamBinary(t *testing.T) string {
+	t.Helper()
+	slipstream.once.Do(func() {
+		slipstream.path, slipstream.err = proxies.BuildSlipstream(context.Background(), shared.dir)
+	})
+	if slipstream.err != nil {
+		t.Fatal(slipstream.err)
+	}
+	return slipstream.path
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestExternalLocal has a load balancer's Service with externalTrafficPolicy Local: nodes
+// with a pod pass on what comes from outside, with its source; the others drop it, and
+// tell the load balancer so.
+func TestExternalLocal(t *testing.T) {
+	w := newWorld(t)
+	w.startAll()
+	here := w.pod(0, "web")
+	n1, n2 := w.Nodes[0], w.Nodes[1]
+	svc := w.service("web", func(s *corev1.ServiceSpec) {
+		s.Type = corev1.ServiceTypeLoadBalancer
+		s.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	})
+	vip := netip.MustParseAddrPort("203.0.113.7:80")
+	_, err := w.PatchServiceStatus(t.Context(), svc.Name, map[string]any{"status": map[string]any{
+		"loadBalancer": map[string]any{"ingress": []any{map[string]any{"ip": vip.Addr().String()}}},
+	}})
+	w.check(err)
+	outside := &w.Outside.Machine
+	direct := func(to *site.Node) {
+		t.Helper()
+		w.check(outside.AddRoute(netip.PrefixFrom(vip.Addr(), 32), to.Addr(false)))
+	}
+	health := func(n *site.Node, want int) {
+		t.Helper()
+		url := fmt.Sprintf("http://%v:%d/healthz", n.Addr(false), svc.Spec.HealthCheckNodePort)
+		w.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
+			status, body, err := proxies.Get(t.Context(), outside, url)
+			if err == nil && status != want {
+				err = fmt.Errorf("status %d: %s", status, body)
+			}
+			return err
+		})
+	}
+	direct(n1)
+	for _, ipv6 := range families {
+		w.seenAs(outside, site.NodePort(svc, n1, ipv6), here, outside.Addr(ipv6))
+		w.silent(outside, site.NodePort(svc, n2, ipv6))
+	}
+	w.seenAs(outside, vip, here, outside.Addr(false))
+	health(n1, http.StatusOK)
+	health(n2, http.StatusServiceUnavailable)
+	// From inside the cluster, the policy does not count.
+	w.reaches(w.client(1), lab.TCP, vip, here)
+
+	// The pod moves to the other node, and the load balancer follows.
+	there := w.pod(1, "web")
+	w.check(here.Terminate(t.Context()))
+	health(n1, http.StatusServiceUnavailable)
+	health(n2, http.StatusOK)
+	direct(n2)
+	w.seenAs(outside, vip, there, outside.Addr(false))
+	w.check(here.Remove(t.Context()))
+	w.silent(outside, site.NodePort(svc, n1, false))
+}
+
+// TestInternalLocal has a Service whose clients reach pods of their own node only.
+func TestInternalLocal(t *testing.T) {
+	w := newWorld(t)
+	w.startAll()
+	pods := []*site.Pod{w.pod(0, "web"), w.pod(1, "web")}
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	svc := w.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
+	for _, ipv6 := range families {
+		for i, pod := range pods {
+			w.seenAs(&w.Nodes[i].Machine, site.ClusterIP(svc, ipv6), pod, w.Nodes[i].Addr(ipv6))
+			client := w.client(i)
+			w.seenAs(client, site.ClusterIP(svc, ipv6), pod, client.Addr(ipv6))
+		}
+		w.silent(&w.Nodes[2].Machine, site.ClusterIP(svc, ipv6))
+	}
+	third := w.pod(2, "web")
+	w.reaches(&w.Nodes[2].Machine, lab.TCP, site.ClusterIP(svc, false), third)
+	w.reaches(&w.Nodes[0].Machine, lab.TCP, site.ClusterIP(svc, false), pods[0])
+}

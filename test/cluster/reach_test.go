@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// reached is which servers answer connections, or datagrams.
+func reached(from *lab.Machine, p lab.Protocol, to netip.AddrPort, n int) (map[string]int, error) {
+	got := map[string]int{}
+	for range n {
+		r, err := from.Connect(p, to)
+		if err != nil {
+			return got, err
+		}
+		got[r.Server]++
+	}
+	return got, nil
+}
+
+// reaches waits until just these pods answer.
+func (w *world) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods ...*site.Pod) {
+	w.Helper()
+	var want []string
+	for _, pod := range pods {
+		want = append(want, pod.Name())
+	}
+	slices.Sort(want)
+	w.until(fmt.Sprintf("%v %v from %s is answered by %v", p, to, from.Name(), want), func() error {
+		got, err := reached(from, p, to, 12*len(want))
+		if err != nil {
+			return err
+		}
+		if have := slices.Sorted(maps.Keys(got)); !slices.Equal(have, want) {
+			return fmt.Errorf("answered by %v", have)
+		}
+		return nil
+	})
+}
+
+// everywhere waits until these pods are what answers a Service's ClusterIPs, in both
+// families, from all nodes.
+func (w *world) everywhere(svc *corev1.Service, pods ...*site.Pod) {
+	w.Helper()
+	for _, n := range w.Nodes {
+		for _, ipv6 := range families {
+			w.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
+		}
+	}
+}
+
+// silent waits until connections fail.
+func (w *world) silent(from *lab.Machine, to netip.AddrPort) {
+	w.Helper()
+	w.until(fmt.Sprintf("%v from %s is not answered", to, from.Name()), func() error {
+		r, err := from.Connect(lab.TCP, to, lab.Timeout(300*time.Millisecond))
+		if err == nil {
+			return fmt.Errorf("answered by %s", r.Server)
+		}
+		return nil
+	})
+}
+
+// untilTerminating waits until a Service's EndpointSlices have nothing but terminating
+// endpoints.
+func (w *world) untilTerminating(svc *corev1.Service) {
+	w.Helper()
+	w.until("all endpoints of "+svc.Name+" are terminating", func() error {
+		list, err := w.Plane.Client.DiscoveryV1().EndpointSlices(site.Namespace).List(w.Context(), metav1.ListOptions{
+			LabelSelector: discoveryv1.LabelServiceName + "=" + svc.Name,
+		})
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, slice := range list.Items {
+			for _, e := range slice.Endpoints {
+				n++
+				if c := e.Conditions; !*c.Terminating || !*c.Serving || *c.Ready {
+					return fmt.Errorf("endpoint %v is not: %+v", e.Addresses, c)
+				}
+			}
+		}
+		if n == 0 {
+			return errors.New("there are none")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/machine"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+)
+
+// run is what is measured of a subject in one run.
+type run struct {
+	StartMS        float64 `json:"start_ms"`
+	StartUserMS    float64 `json:"start_user_ms"`
+	StartSystemMS  float64 `json:"start_system_ms"`
+	PeakStartBytes int64   `json:"peak_rss_start_bytes"`
+
+	ChangesMS       []float64 `json:"changes_ms"`
+	ChangeUserMS    float64   `json:"change_user_ms"` // mean
+	ChangeSystemMS  float64   `json:"change_system_ms"`
+	BurstsMS        []float64 `json:"bursts_ms"`
+	BurstWrittenMS  []float64 `json:"burst_written_ms"` // how long the API server took for all
+	PeakBytes       int64     `json:"peak_rss_bytes"`
+	PeakCommandByte int64     `json:"peak_rss_commands_bytes"`
+}
+
+// measurement is a subject being measured.
+type measurement struct {
+	*world
+	run
+	options *options
+	subject subject
+	proxy   *proxies.Proxy
+	prober  *prober
+	log     upstream.Log
+}
+
+// measure runs a subject once. What was measured before an error is returned with it.
+func (w *world) measure(ctx context.Context, o *options, s subject, program string, log upstream.Log) (_ *run, err error) {
+	m := &measurement{world: w, options: o, subject: s, log: log}
+	n, err := w.newNode(ctx)
+	if err != nil {
+		return &m.run, err
+	}
+	defer func() { err = errors.Join(err, n.remove(context.WithoutCancel(ctx))) }()
+	access, err := w.plane.NewAccess(ctx, w.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
+	if err != nil {
+		return &m.run, err
+	}
+	if err := w.reachable(n); err != nil {
+		return &m.run, err
+	}
+	machine.Quiet(ctx) // others' rules are being freed
+	m.prober = &prober{client: n.client, timeout: o.Timeout}
+	err = m.start(ctx, n, proxies.Options{
+		Dir: w.dir, Binary: program, Kubeconfig: access.Kubeconfig,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		Configure:    func(config map[string]any) { config["mode"] = s.mode },
+		Flags:        []string{"--v=0"}, // the default, which kubeadm leaves in place
+	})
+	if m.proxy == nil {
+		return &m.run, err
+	}
+	stop := watchCommands(m.proxy.PID())
+	for _, step := range []func(context.Context) error{m.changes, m.bursts, m.memory} {
+		if err == nil {
+			err = step(ctx)
+		}
+	}
+	m.PeakCommandByte = max(m.PeakCommandByte, stop())
+	if err != nil {
+		err = m.proxy.Explain(err)
+	}
+	return &m.run, errors.Join(err, m.proxy.Stop())
+}
+
+// reachable tries the way from the client to the pods, without any proxy.
+func (w *world) reachable(n *node) error {
+	pod := w.endpoint(0, 0)
+	return n.client.Do(func() error {
+		answer, err := connect(netip.AddrPortFrom(pod, targetPort), 2*time.Second)
+		if err == nil && answer != pod {
+			err = fmt.Errorf("%v answers", answer)
+		}
+		if err != nil {
+			return fmt.Errorf("from the client on %s to pod %v: %w", n.Name(), pod, err)
+		}
+		return nil
+	})
+}
+
+// memory reads what the process has had at most.
+func (m *measurement) memory(context.Context) (err error) {
+	m.PeakBytes, err = peak(m.proxy.PID())
+	return err
+}
+
+// calm waits until the process does next to nothing. One that always does something is
+// left to it when the time for one wait is over.
+func (m *measurement) calm(ctx context.Context) error {
+	const window = 500 * time.Millisecond
+	before, err := used(m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(min(m.options.Timeout, 5*time.Minute)); time.Now().Before(deadline); {
+		if err := pause(ctx, window); err != nil {
+			return err
+		}
+		now, err := used(m.proxy.PID())
+		if err != nil {
+			return err
+		}
+		if now.minus(before).sum() <= window/25 && len(children(m.proxy.PID())) == 0 {
+			return nil
+		}
+		before = now
+	}
+	return nil
+}
+
+// pause waits.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+)
+
+// subject is a proxy that is measured, in one of its modes.
+type subject struct {
+	name string
+	kind proxies.Kind
+	mode string
+	// pause between two changes: more than the least time between two syncs.
+	pause time.Duration
+}
+
+// The pauses follow from the defaults of min-sync-period: 1 s of kube-proxy's in both
+// modes, 10 ms of Slipstream's.
+const (
+	upstreamPause   = 1200 * time.Millisecond
+	slipstreamPause = 30 * time.Millisecond
+)
+
+// subjects are all that there can be. Ratios are to the first one that is measured.
+var subjects = []subject{
+	{"slipstream", proxies.Slipstream, "nftables", slipstreamPause},
+	{slipstreamIPTables, proxies.Slipstream, "iptables", slipstreamPause},
+	{"kube-proxy-nftables", proxies.KubeProxyNFTables, "nftables", upstreamPause},
+	{"kube-proxy-iptables", proxies.KubeProxyIPTables, "iptables", upstreamPause},
+}
+
+// slipstreamIPTables is measured by default only if the program has this mode.
+const slipstreamIPTables = "slipstream-iptables"
+
+func subjectNames() (names []string) {
+	for _, s := range subjects {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// programs are the paths of what is run.
+type programs struct{ slipstream, kubeProxy string }
+
+// findPrograms builds what is not built yet.
+func findPrograms(ctx context.Context, o *options, dir string, log upstream.Log) (p programs, err error) {
+	if p.kubeProxy, err = upstream.Binary(ctx, "kube-proxy", log); err != nil {
+		return p, err
+	}
+	if o.slipstream != "" {
+		p.slipstream, err = filepath.Abs(o.slipstream)
+		return p, err
+	}
+	p.slipstream, err = proxies.BuildSlipstream(ctx, dir)
+	return p, err
+}
+
+func (p *programs) of(s subject) string {
+	if s.kind == proxies.Slipstream {
+		return p.slipstream
+	}
+	return p.kubeProxy
+}
+
+// version is what the program says of itself.
+func (p *programs) version(ctx context.Context, s subject) string {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	args := []string{"--version"}
+	if s.kind == proxies.Slipstream {
+		args = []string{"run", "--version"}
+	}
+	out, err := exec.CommandContext(ctx, p.of(s), args...).Output()
+	if err != nil {
+		return ""
+	}
+	text := strings.TrimSpace(string(out))
+	if s.mode == "iptables" {
+		text += ", " + iptablesVersion()
+	}
+	return text
+}
+
+// choose returns the subjects to measure.
+func (p *programs) choose(ctx context.Context, o *options, dir string) (chosen []subject) {
+	for _, s := range subjects {
+		wanted := len(o.Subjects) == 0 && (s.name != slipstreamIPTables || p.hasIPTables(ctx, dir))
+		for _, name := range o.Subjects {
+			wanted = wanted || name == s.name
+		}
+		if wanted {
+			chosen = append(chosen, s)
+		}
+	}
+	return chosen
+}
+
+// hasIPTables says whether this slipstream has an iptables mode: whether it takes a
+// configuration that asks for it.
+func (p *programs) hasIPTables(ctx context.Context, dir string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	file := filepath.Join(dir, "iptables-mode.yaml")
+	defer os.Remove(file)
+	return exec.CommandContext(ctx, p.slipstream, "run", "--proxy-mode=iptables", "--write-config-to="+file).Run() == nil
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package site
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// TargetPort is the port that pods answer on, over TCP and UDP.
+const TargetPort = 8080
+
+// gracePeriod is how long a pod that is being deleted is there, in seconds, if nobody
+// says that it is gone. It is longer than any test.
+const gracePeriod = 3600
+
+// Pod is a pod of the cluster that answers.
+type Pod struct {
+	*lab.Pod
+	site   *Site
+	labels map[string]string
+	tcp    *lab.Server
+	object *corev1.Pod
+}
+
+// Pod makes a pod that answers, and its object, which is ready.
+func (n *Node) Pod(ctx context.Context, name string, labels map[string]string) (_ *Pod, err error) {
+	addrs, err := n.nextPod()
+	if err != nil {
+		return nil, err
+	}
+	p := &Pod{site: n.site, labels: labels}
+	if p.Pod, err = n.Node.Pod(name, addrs...); err != nil {
+		return nil, err
+	}
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		server, err := p.Serve(protocol, netip.AddrPortFrom(netip.IPv6Unspecified(), TargetPort))
+		if err != nil {
+			return nil, errors.Join(err, p.Delete())
+		}
+		if protocol == lab.TCP {
+			p.tcp = server
+		}
+	}
+	if err := p.create(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("pod %s: %w", name, err), p.Delete())
+	}
+	return p, nil
+}
+
+func (p *Pod) create(ctx context.Context) (err error) {
+	pods := p.site.Plane.Client.CoreV1().Pods(Namespace)
+	p.object, err = pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name(), Labels: p.labels},
+		Spec: corev1.PodSpec{
+			NodeName:                      p.Node().Name(),
+			TerminationGracePeriodSeconds: ptr.To[int64](gracePeriod),
+			Containers:                    []corev1.Container{{Name: "server", Image: "registry.invalid/server"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	p.object.Status.Phase = corev1.PodRunning
+	for _, a := range p.Addrs() {
+		p.object.Status.PodIPs = append(p.object.Status.PodIPs, corev1.PodIP{IP: a.String()})
+	}
+	p.object.Status.PodIP = p.object.Status.PodIPs[0].IP
+	return p.SetReady(ctx, true)
+}
+
+// SetReady says in the pod's status whether it is ready.
+func (p *Pod) SetReady(ctx context.Context, ready bool) (err error) {
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	p.object.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodReady, Status: status, LastTransitionTime: metav1.Now(),
+	}}
+	object := p.object.DeepCopy()
+	object.ResourceVersion = "" // whatever was changed meanwhile
+	p.object, err = p.site.Plane.Client.CoreV1().Pods(Namespace).UpdateStatus(ctx, object, metav1.UpdateOptions{})
+	return err
+}
+
+// Served is how many connections the pod has answered, ever.
+func (p *Pod) Served() int64 { return p.tcp.Served() }
+
+// Terminate begins to delete the pod: from now on it is terminating, and still answers.
+func (p *Pod) Terminate(ctx context.Context) error {
+	return p.site.Plane.Client.CoreV1().Pods(Namespace).Delete(ctx, p.Name(), metav1.DeleteOptions{})
+}
+
+// Drain stops to take new connections, as a server does when it is told to end.
+func (p *Pod) Drain() { p.tcp.Drain() }
+
+// Remove ends the pod, and its connections, and then deletes its object, if there is one
+// still.
+func (p *Pod) Remove(ctx context.Context) error {
+	if err := p.Delete(); err != nil {
+		return err
+	}
+	return p.Forget(ctx)
+}
+
+// Forget deletes the pod's object alone, if there is one still.
+func (p *Pod) Forget(ctx context.Context) error {
+	err := p.site.Plane.Client.CoreV1().Pods(Namespace).Delete(ctx, p.Name(), metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

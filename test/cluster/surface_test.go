@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestSurface compares what administrators see of the two proxies, in one cluster at one
+// time: metrics, other answers on their ports, and Events.
+func TestSurface(t *testing.T) {
+	w := newWorld(t)
+	theirs, ours := w.start(proxies.KubeProxyNFTables, w.Nodes[0]), w.start(proxies.Slipstream, w.Nodes[1])
+	pod := w.pod(2, "web")
+	svc := w.service("web", nil)
+	for _, n := range w.Nodes[:2] {
+		w.knows(n, svc, pod)
+		w.reaches(&n.Machine, lab.UDP, site.ClusterIP(svc, false), pod)
+	}
+	second := w.pod(2, "web")
+	for _, n := range w.Nodes[:2] {
+		w.knows(n, svc, pod, second)
+	}
+	for _, url := range []string{"http://127.0.0.1:10249/healthz", "http://127.0.0.1:10249/proxyMode", "http://127.0.0.1:10256/livez", "http://127.0.0.1:10256/healthz"} {
+		status, body := w.get(theirs, url)
+		gotStatus, got := w.get(ours, url)
+		// Times, to the second.
+		if clock := regexp.MustCompile(`"\d{4}-[^"]*"`); gotStatus != status || clock.ReplaceAllString(got, "") != clock.ReplaceAllString(body, "") {
+			t.Errorf("%s: %d %q, kube-proxy says %d %q", url, gotStatus, got, status, body)
+		}
+	}
+	if status, body := w.get(ours, "http://127.0.0.1:10249/configz"); status != http.StatusOK || !strings.Contains(body, w.Nodes[1].Name()) {
+		t.Errorf("/configz: %d %s", status, body)
+	}
+	compareMetrics(t, w.metrics(theirs), w.metrics(ours))
+	for i, reporter := range []string{"kube-proxy", "slipstream"} {
+		n := w.Nodes[i]
+		w.until("an Event that the proxy on "+n.Name()+" has started", func() error {
+			list, err := w.Plane.Client.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, e := range list.Items {
+				if e.Regarding.Kind == "Node" && e.Regarding.Name == n.Name() && e.Reason == "Starting" && e.ReportingController == reporter {
+					return nil
+				}
+			}
+			return fmt.Errorf("not among %d", len(list.Items))
+		})
+	}
+}
+
+// get reads a URL of a proxy's node.
+func (w *world) get(p *proxies.Proxy, url string) (status int, body string) {
+	w.Helper()
+	status, body, err := p.Get(w.Context(), url)
+	w.check(err)
+	return status, body
+}
+
+// metric is a metric's type, and the names of its labels.
+type metric string
+
+// metrics are those of a proxy, by name.
+func (w *world) metrics(p *proxies.Proxy) map[string]metric {
+	w.Helper()
+	_, body := w.get(p, "http://127.0.0.1:10249/metrics")
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
+	w.check(err)
+	all := map[string]metric{}
+	for name, family := range families {
+		var labels []string
+		for _, m := range family.Metric {
+			for _, l := range m.Label {
+				if !slices.Contains(labels, l.GetName()) {
+					labels = append(labels, l.GetName())
+				}
+			}
+		}
+		slices.Sort(labels)
+		all[name] = metric(fmt.Sprint(family.GetType(), labels))
+	}
+	return all
+}
+
+// foreign are metrics that kube-proxy has without meaning to: of packages that it shares
+// with the API server. Nothing ever counts there.
+var foreign = regexp.MustCompile("^(aggregator|apiserver)_")
+
+// missing are metrics that Slipstream does not have, and why.
+var missing = map[string]string{
+	"kubernetes_feature_enabled": "kube-proxy's list of gates is not Slipstream's",
+}
+
+// compareMetrics wants all of kube-proxy's metrics to be there.
+func compareMetrics(t *testing.T, theirs, ours map[string]metric) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(theirs)) {
+		if _, known := missing[name]; known || foreign.MatchString(name) {
+			continue
+		}
+		if got, ok := ours[name]; !ok {
+			t.Errorf("metric %s %v is missing", name, theirs[name])
+		} else if got != theirs[name] {
+			t.Errorf("metric %s: %v, kube-proxy has %v", name, got, theirs[name])
+		}
+	}
+	if len(theirs) < 20 {
+		t.Errorf("kube-proxy has %d metrics", len(theirs))
+	}
+}

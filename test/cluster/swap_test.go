@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// swapped is a Service in use while proxies come and go.
+type swapped struct {
+	*world
+	svc  *corev1.Service
+	pods []*site.Pod
+	run  *traffic
+}
+
+func newSwapped(w *world) *swapped {
+	s := &swapped{world: w, pods: []*site.Pod{w.pod(0, "web"), w.pod(1, "web")}}
+	s.svc = w.service("web", nodePorts)
+	return s
+}
+
+// use has new connections come all the time, and some that stay.
+func (s *swapped) use() {
+	s.Helper()
+	s.everywhere(s.svc, s.pods...)
+	for _, n := range s.Nodes {
+		s.reaches(&s.Outside.Machine, lab.TCP, site.NodePort(s.svc, n, false), s.pods...)
+	}
+	s.run = s.everyWay(s.svc)
+	for i := range s.Nodes {
+		for _, ipv6 := range families {
+			s.run.stream(s.client(i), lab.TCP, site.ClusterIP(s.svc, ipv6))
+			s.run.stream(s.client(i), lab.UDP, site.ClusterIP(s.svc, ipv6))
+		}
+		s.run.stream(&s.Outside.Machine, lab.TCP, site.NodePort(s.svc, s.Nodes[i], false))
+		s.run.stream(&s.Nodes[i].Machine, lab.TCP, site.ClusterIP(s.svc, false))
+	}
+	s.run.more(5)
+}
+
+// grows wants a new pod to be used from everywhere: the proxies there are now are in
+// charge.
+func (s *swapped) grows() {
+	s.Helper()
+	s.pods = append(s.pods, s.pod(len(s.pods)%nodes, "web"))
+	s.everywhere(s.svc, s.pods...)
+	s.run.more(20)
+}
+
+// inPlace starts a proxy in kube-proxy's place: by its name, and with the configuration
+// file that stands for a kind of it. Where that is iptables, no mode is set, as kubeadm has
+// it; Slipstream is in nftables mode then.
+func inPlace(kind proxies.Kind) func(*proxies.Options) {
+	return func(o *proxies.Options) {
+		o.AsKubeProxy = true
+		o.Configure = func(config map[string]any) {
+			if kind == proxies.KubeProxyIPTables {
+				config["mode"] = ""
+			}
+		}
+	}
+}
+
+// TestSwap replaces kube-proxy on nodes in use by Slipstream, and Slipstream by kube-proxy
+// again, and nothing else. No connection fails meanwhile, and none is cut.
+func TestSwap(t *testing.T) {
+	for _, kind := range []proxies.Kind{proxies.KubeProxyNFTables, proxies.KubeProxyIPTables} {
+		t.Run(string(kind), func(t *testing.T) {
+			w := newWorld(t)
+			if kind == proxies.KubeProxyIPTables {
+				kerneltest.Require(t, kerneltest.IPTablesNFT)
+			}
+			s := newSwapped(w)
+			before := w.startEverywhere(kind, inPlace(kind))
+			s.use()
+
+			// There.
+			var after []*proxies.Proxy
+			for i, n := range w.Nodes {
+				if len(w.leftovers(n)) == 0 {
+					t.Fatalf("%s: nothing of kube-proxy's is found", n.Name())
+				}
+				w.stop(before[i])
+				after = append(after, w.start(proxies.Slipstream, n, inPlace(kind)))
+			}
+			for _, n := range w.Nodes {
+				w.until("nothing of kube-proxy's is left on "+n.Name(), func() error {
+					if left := w.leftovers(n); len(left) > 0 {
+						return fmt.Errorf("%q", left)
+					}
+					return nil
+				})
+			}
+			s.grows()
+			s.run.fine("after the swap")
+
+			// And back.
+			w.startEverywhere(kind, inPlace(kind))
+			for _, n := range w.Nodes {
+				w.untilProgrammed(kind, n, s.svc)
+			}
+			for i, n := range w.Nodes {
+				w.stop(after[i])
+				w.check(proxies.Cleanup(t.Context(), proxies.Slipstream, n.Node, proxies.Options{Binary: slipstreamBinary(t)}))
+				w.noSlipstream(n)
+			}
+			s.grows()
+			s.run.fine("after the way back")
+		})
+	}
+}
+
+// TestRestart stops proxies that are in use, in the way that an update does and in a worse
+// one, and starts them again. What changes meanwhile is programmed then.
+func TestRestart(t *testing.T) {
+	w := newWorld(t)
+	s := newSwapped(w)
+	running := w.startAll()
+	s.use()
+	for _, end := range []func(*proxies.Proxy){
+		w.stop,
+		func(p *proxies.Proxy) { w.check(p.Stop()) }, // by SIGKILL
+	} {
+		for i := range running {
+			end(running[i])
+		}
+		s.run.more(20)
+		fresh := w.pod(2, "web")
+		s.pods = append(s.pods, fresh)
+		for i, n := range w.Nodes {
+			running[i] = w.start(proxyKind(t), n)
+		}
+		s.everywhere(s.svc, s.pods...)
+		s.run.more(20)
+	}
+}
+
+// leftovers is what kube-proxy has on a node.
+func (w *world) leftovers(n *site.Node) []string {
+	w.Helper()
+	found, err := proxies.Leftovers(w.Context(), n.Node)
+	w.check(err)
+	return found
+}
+
+// untilProgrammed waits until kube-proxy has a Service on a node, whoever else has it too.
+func (w *world) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Service) {
+	w.Helper()
+	var lists [][]string
+	for _, ipv6 := range families {
+		list := []string{"nft", "list", "table", "ip", "kube-proxy"}
+		switch {
+		case kind == proxies.KubeProxyIPTables && ipv6:
+			list = []string{"ip6tables-save", "-t", "nat"}
+		case kind == proxies.KubeProxyIPTables:
+			list = []string{"iptables-save", "-t", "nat"}
+		case ipv6:
+			list[3] = "ip6"
+		}
+		lists = append(lists, list)
+	}
+	w.until(fmt.Sprintf("%s has Service %s on %s", kind, svc.Name, n.Name()), func() error {
+		for i, list := range lists {
+			out, err := n.Run(w.Context(), list[0], list[1:]...)
+			if err != nil {
+				return err
+			}
+			if ip := site.ClusterIP(svc, families[i]).Addr(); !strings.Contains(string(out), ip.String()) {
+				return fmt.Errorf("%s knows nothing of %v", strings.Join(list, " "), ip)
+			}
+		}
+		return nil
+	})
+}

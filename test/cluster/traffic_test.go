@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+)
+
+// traffic is what goes on all the while, and must not fail.
+type traffic struct {
+	w       *world
+	loads   []*lab.Load
+	streams []*lab.Stream
+	what    []string // of loads and then of streams
+}
+
+// load makes new connections, about a hundred a second.
+func (r *traffic) load(from *lab.Machine, p lab.Protocol, to netip.AddrPort) {
+	r.w.Helper()
+	l, err := from.StartLoad(context.Background(), p, to, lab.LoadOptions{Pace: 10 * time.Millisecond})
+	r.w.check(err)
+	r.loads = append(r.loads, l)
+	r.what = append(r.what, fmt.Sprintf("%v %v from %s", p, to, from.Name()))
+	r.w.Cleanup(func() { l.Stop() })
+}
+
+// stream opens a connection and keeps it.
+func (r *traffic) stream(from *lab.Machine, p lab.Protocol, to netip.AddrPort) *lab.Stream {
+	r.w.Helper()
+	s, err := from.Stream(p, to, 20*time.Millisecond)
+	r.w.check(err)
+	r.streams = append(r.streams, s)
+	r.w.Cleanup(func() { s.Close() })
+	return s
+}
+
+// streamTo opens a connection to a certain pod and keeps it.
+func (r *traffic) streamTo(pod *site.Pod, from *lab.Machine, to netip.AddrPort) *lab.Stream {
+	r.w.Helper()
+	for range 200 {
+		s, err := from.Stream(lab.TCP, to, 20*time.Millisecond)
+		r.w.check(err)
+		if s.Stats().Server == pod.Name() {
+			r.streams = append(r.streams, s)
+			r.w.Cleanup(func() { s.Close() })
+			return s
+		}
+		r.w.check(s.Close())
+	}
+	r.w.Fatalf("of 200 connections from %s to %v, none is answered by %s", from.Name(), to, pod.Name())
+	return nil
+}
+
+// fine fails the test if a connection has failed or a stream was cut so far.
+func (r *traffic) fine(when string) {
+	r.w.Helper()
+	for i, l := range r.loads {
+		s := l.Stats()
+		if s.Failed > 0 {
+			r.w.Errorf("%s: %s: %v", when, r.what[i], s)
+		}
+	}
+	for _, s := range r.streams {
+		if st := s.Stats(); st.Failed > 0 || st.Ended {
+			r.w.Errorf("%s: stream: %+v", when, st)
+		}
+	}
+	if r.w.Failed() {
+		r.w.FailNow()
+	}
+}
+
+// more waits until each load has made n more connections, and each stream n echoes.
+func (r *traffic) more(n int64) {
+	r.w.Helper()
+	var goals []int64
+	for _, l := range r.loads {
+		goals = append(goals, l.Stats().OK+n)
+	}
+	for _, s := range r.streams {
+		goals = append(goals, s.Stats().Received+n)
+	}
+	r.w.until("more traffic", func() error {
+		r.fine("while waiting for more")
+		for i, l := range r.loads {
+			if s := l.Stats(); s.OK < goals[i] {
+				return fmt.Errorf("%s: %v", r.what[i], s)
+			}
+		}
+		for i, s := range r.streams {
+			select {
+			case <-s.Done(): // closed by the test; a broken one is not fine
+				continue
+			default:
+			}
+			if st := s.Stats(); st.Received < goals[len(r.loads)+i] {
+				return fmt.Errorf("stream: %+v", st)
+			}
+		}
+		return nil
+	})
+}
+
+// unused waits until no new connections come to a pod, with loads going on.
+func (w *world) unused(p *site.Pod) {
+	w.Helper()
+	before, since := p.Served(), time.Now()
+	w.until(p.Name()+" gets no more connections", func() error {
+		if now := p.Served(); now != before {
+			before, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < 700*time.Millisecond {
+			return fmt.Errorf("quiet for %v", quiet)
+		}
+		return nil
+	})
+}

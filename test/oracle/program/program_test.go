@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+func run(t *testing.T, script string) *Program {
+	kerneltest.Require(t, kerneltest.Root)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	p, err := Start(ns, t.TempDir(), "program", "/bin/sh", "-c", script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestEndsEarly wants a program's end to be noticed at once, and its last words told.
+func TestEndsEarly(t *testing.T) {
+	p := run(t, "echo wrong flag >&2; exit 3")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	err := p.Await(ctx, func(context.Context) error { return os.ErrNotExist })
+	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "wrong flag") || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestTerminate wants a program to be given the time to end by itself, and no more.
+func TestTerminate(t *testing.T) {
+	for _, c := range []struct {
+		name, script, want string
+		bound              time.Duration
+	}{
+		{"ends", "trap 'echo bye; exit' TERM; echo up; while :; do sleep 0.01; done", "up\nbye\n", 30 * time.Second},
+		{"does not", "trap '' TERM; echo up; while :; do sleep 0.01; done", "up\n", 300 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := run(t, c.script)
+			up := func(context.Context) error {
+				if p.Log() == "" {
+					return os.ErrNotExist
+				}
+				return nil
+			}
+			if err := p.Await(t.Context(), up); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), c.bound)
+			defer cancel()
+			if err := p.Terminate(ctx); (err == nil) != (c.name == "ends") {
+				t.Errorf("got %v", err)
+			}
+			if got := p.Log(); got != c.want {
+				t.Errorf("it said %q, want %q", got, c.want)
+			}
+		})
+	}
+}
