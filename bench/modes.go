@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/iptables"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -28,6 +29,22 @@ var modes = map[string]mode{
 		open:  func(c backend.Config) (backend.Backend, error) { return nftables.New(c) },
 		probe: probeNFTables,
 	},
+	"iptables-legacy": iptablesMode(iptables.Legacy),
+	"iptables-nft":    iptablesMode(iptables.NFT),
+}
+
+// iptablesMode is iptables mode by way of one of the programs of that name.
+func iptablesMode(v iptables.Variant) mode {
+	open := func(c backend.Config) (backend.Backend, error) {
+		return iptables.New(c, iptables.Options{Variant: v})
+	}
+	return mode{open: open, probe: func() error {
+		b, err := open(backendConfig())
+		if err == nil {
+			err = b.Close()
+		}
+		return err
+	}}
 }
 
 // Modes lists the values of SyncOptions.Mode.

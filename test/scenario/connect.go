@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/slipstream-proxy/slipstream/lab"
+	"golang.org/x/sys/unix"
 )
 
 // attempt is what a connect directive asks for.
@@ -66,6 +68,20 @@ func (w *world) attempt(t *testing.T, d *datadriven.TestData) attempt {
 	return a
 }
 
+// connect makes one connection. A port that was just let go of may be taken for a
+// moment yet: a command that this process starts has all of its sockets until it is
+// another program.
+func (a *attempt) connect() (reply lab.Reply, err error) {
+	for range 50 {
+		reply, err = a.from.Connect(a.proto, a.to, a.opts...)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return reply, err
+}
+
 // connect makes connections and tells what became of them.
 func (w *world) connect(t *testing.T, d *datadriven.TestData) string {
 	a := w.attempt(t, d)
@@ -73,7 +89,7 @@ func (w *world) connect(t *testing.T, d *datadriven.TestData) string {
 	failures := map[string]bool{}
 	for i := 0; i < a.n; i++ {
 		time.Sleep(a.gap)
-		reply, err := a.from.Connect(a.proto, a.to, a.opts...)
+		reply, err := a.connect()
 		if err != nil {
 			failures[lab.Outcome(err)] = true
 			if len(failures) == 1 && len(seen) == 0 {

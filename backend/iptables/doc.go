@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package iptables is the backend that programs the kernel by way of iptables, for
+// nodes whose owners want it so. It works with iptables-legacy (x_tables) and with
+// iptables-nft (nf_tables), and uses the one that the node uses (variant.go). All names
+// of chains and sets begin with SLIP-; nothing of kube-proxy's does.
+//
+// In the notation of iptables-save, for IPv4, with a ClusterIP of three endpoints and a
+// NodePort with externalTrafficPolicy Local:
+//
+//	*nat
+//	-A PREROUTING -j SLIP-SERVICES
+//	-A OUTPUT -j SLIP-SERVICES
+//	-A POSTROUTING -j SLIP-POSTROUTING
+//
+//	-A SLIP-SERVICES -m set --match-set SLIP-4-EXTERNAL dst,dst -g SLIP-EXTERNAL
+//	-A SLIP-SERVICES ! -s 10.0.0.0/16 -m set --match-set SLIP-4-CLUSTER-IPS dst -j MARK --set-xmark 0x4000/0x4000
+//	-A SLIP-SERVICES -g SLIP-TREE-CLUSTER
+//
+//	-A SLIP-EXTERNAL -m set --match-set SLIP-4-RESTRICTED dst,dst -m set ! --match-set SLIP-4-SOURCES dst,dst,src -j RETURN
+//	-A SLIP-EXTERNAL -m set --match-set SLIP-4-LOCAL dst,dst -g SLIP-OUTSIDE
+//	-A SLIP-EXTERNAL -j MARK --set-xmark 0x4000/0x4000
+//	-A SLIP-EXTERNAL -g SLIP-TREE-EXTERNAL
+//	-A SLIP-OUTSIDE -s 10.0.0.0/16 -g SLIP-TREE-EXTERNAL
+//	-A SLIP-OUTSIDE -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
+//	-A SLIP-OUTSIDE -m addrtype --src-type LOCAL -g SLIP-TREE-EXTERNAL
+//	-A SLIP-OUTSIDE -g SLIP-TREE-LOCAL
+//
+//	# which frontend is it? a tree of chains over address, protocol and port (tree.go)
+//	-A SLIP-TREE-CLUSTER -d 10.96.128.0/17 -g SLIP-T-4JZ3QBWY7TOZA
+//	-A SLIP-TREE-CLUSTER -d 10.96.64.0/18 -g SLIP-T-JYC2ZC3NI3NUA
+//	-A SLIP-TREE-CLUSTER -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web" -g SLIP-SVC-5HZ2S6GQNJTTU
+//
+//	# which endpoint? one rule for each (pool.go)
+//	-A SLIP-SVC-5HZ2S6GQNJTTU -p tcp -m statistic --mode random --probability 0.33333333333 -j DNAT --to-destination 10.0.1.2:8080
+//	-A SLIP-SVC-5HZ2S6GQNJTTU -p tcp -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.0.1.3:8080
+//	-A SLIP-SVC-5HZ2S6GQNJTTU -p tcp -j DNAT --to-destination 10.0.2.7:8080
+//
+//	-A SLIP-POSTROUTING -m mark --mark 0x4000/0x4000 -g SLIP-MASQUERADE
+//	-A SLIP-POSTROUTING -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -m conntrack --ctstate DNAT -g SLIP-TREE-HAIRPIN
+//
+//	*filter    # what Services have not translated
+//	-A INPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j SLIP-FIREWALL    # OUTPUT too
+//	-A FORWARD -j SLIP-FORWARD
+//	-A SLIP-FIREWALL -m set --match-set SLIP-4-REJECT dst,dst -j REJECT
+//	-A SLIP-FIREWALL -m set --match-set SLIP-4-DROP dst,dst -j DROP
+//	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype ! --dst-type LOCAL -j REJECT
+//	...
+//
+// # Why it has this shape
+//
+// Upstream's iptables mode has one list with a rule for each Service, through half of
+// which a new connection goes on average, a chain for each Service and one for each
+// endpoint.
+//
+// A tree instead of the list makes it twenty rules, however many Services there are
+// (TestTreeOfMany), and lets a change of a frontend write one chain of some twenty lines,
+// where upstream writes the list. The tree tests bits that are in the packet. The kernel
+// could map a frontend to a packet mark in one step (ipset's skbinfo), but that takes bits of
+// the mark which network plugins and policy routing use; and to save them elsewhere
+// until the packet is translated there is no place that is not somebody's.
+//
+// iptables-legacy gives the kernel the whole table with every restore: what a change
+// costs follows the number of rules, and their size. So there are as few as can be: one
+// for each endpoint, since nothing else can say where to send a packet; chains of
+// their own only for endpoints with session affinity, which have to remember clients;
+// a comment only where a frontend's rule is. What is a question of membership is asked
+// of IP sets (sets.go), whose elements cost microseconds and do not touch the rules:
+// what is external, restricted to some sources, refused, dropped, or may be sent to
+// itself. They are written over netlink, with the library that the rest uses.
+//
+// iptables-nft adds what changed to nf_tables, but the kernel then validates all
+// chains that can be reached. It allows 16 on the way of a packet; that is why trees are
+// laid out for a number of branches.
+//
+// # Partial restores
+//
+// Apply writes the chains that differ and nothing else (KEP-3453; here there is no list
+// either that is written each time). The kernel's chains are taken to be what was last
+// written. Where they are not, such as when somebody has deleted a chain, a restore
+// fails, which is counted ([Options].PartialFailed), and a Reconcile follows. That one
+// finds out which chains of ours there are, and writes all.
+//
+// # No gap
+//
+// A restore of one table takes effect at once, but the tables nat and filter, the sets
+// and the two families follow each other. The order is such that what both the old and the new
+// content serve is served all the time (setWrites).
+//
+// # Session affinity
+//
+// Clients are remembered by the extension recent, in a list for each endpoint, as by
+// upstream. The kernel keeps the last 100 clients of each (its parameter ip_list_tot),
+// and the list for as long as a rule uses it; so the lists of up to 16 endpoints that have gone
+// are kept, should they come back. A connection looks through the lists of all
+// endpoints of the pool: here the number of rules does follow that of endpoints.
+//
+// # What it does not do
+//
+// NodePorts on loopback addresses work only where route_localnet is set, which is not
+// this package's to do. Ports for health checks are not opened in INPUT, as upstream does.
+// There are no nfacct counters.
+package iptables

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/desired"
+	"golang.org/x/sys/unix"
+)
+
+var large = flag.Bool("large", false, "count rules with 10,000 Services too")
+
+// TestRulesExecuted counts the rules that the first packet of a connection meets, with
+// 10 endpoints for each Service: at most 40, however many Services there are. Rules that
+// match are told by their counters; those before them in the same chain do not, but are
+// executed too.
+func TestRulesExecuted(t *testing.T) {
+	sizes := []int{10, 100, 1000}
+	if *large {
+		sizes = append(sizes, 10_000)
+	}
+	eachVariant(t, func(t *testing.T, v Variant) {
+		for _, n := range sizes {
+			k := newKernel(t, v)
+			k.run("ip route add default dev lo")
+			s := desired.New(inCluster("10.0.0.0/8"))
+			for i := range n {
+				web(s, i, consecutive(i*10, 10)...)
+			}
+			reconcile(t, k.Backend, s)
+			most, sum, tries := 0, 0, 10
+			for range tries {
+				i := rand.IntN(n)
+				rules, to := k.executed(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80))
+				if !strings.Contains(to, ":8080") {
+					t.Fatalf("Service %d of %d: the packet came to %q", i, n, to)
+				}
+				most, sum = max(most, rules), sum+rules
+			}
+			t.Logf("%6d Services: %.1f rules for a new connection, at most %d; %d in a list with a chain for each endpoint",
+				n, float64(sum)/float64(tries), most, executedInList(t, v, n))
+			if most > 40 {
+				t.Errorf("with %d Services, %d rules for a new connection", n, most)
+			}
+		}
+	})
+}
+
+// executedInList is how many rules the first packet of a connection to the Service in
+// the middle meets in the shape of kube-proxy's iptables mode: one list of Services, a chain for
+// each of them and one for each endpoint.
+func executedInList(t *testing.T, v Variant, n int) (rules int) {
+	k := newKernel(t, v)
+	k.run("ip route add default dev lo")
+	var chains, list, text strings.Builder
+	list.WriteString(":LIST - [0:0]\n:MARK-MASQ - [0:0]\n")
+	text.WriteString("-A OUTPUT -j LIST\n-A MARK-MASQ -j MARK --or-mark 0x4000\n")
+	for i := range n {
+		ip := fmt.Sprintf("10.96.%d.%d", i>>8, i&255)
+		fmt.Fprintf(&list, ":SVC-%06d - [0:0]\n", i)
+		fmt.Fprintf(&text, "-A LIST -d %s -p tcp --dport 80 -j SVC-%06d\n", ip, i)
+		fmt.Fprintf(&text, "-A SVC-%06d -d %s -p tcp --dport 80 ! -s 10.0.0.0/8 -j MARK-MASQ\n", i, ip)
+		for e := range 10 {
+			match := ""
+			if e < 9 {
+				match = fmt.Sprintf("-m statistic --mode random --probability %f ", 1/float64(10-e))
+			}
+			b := backendNumber(i*10 + e)
+			fmt.Fprintf(&chains, ":SEP-%07d - [0:0]\n", i*10+e)
+			fmt.Fprintf(&text, "-A SVC-%06d %s-j SEP-%07d\n", i, match, i*10+e)
+			fmt.Fprintf(&text, "-A SEP-%07d -s %s -j MARK-MASQ\n", i*10+e, b.Addr())
+			fmt.Fprintf(&text, "-A SEP-%07d -p tcp -j DNAT --to-destination %s\n", i*10+e, b)
+		}
+	}
+	input := "*nat\n" + list.String() + chains.String() + text.String() + "COMMIT\n"
+	if err := v.restore(k.ns.FD(), desired.IPv4, []byte(input)); err != nil {
+		t.Fatal(err)
+	}
+	i := n / 2
+	rules, to := k.executed(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80))
+	if !strings.Contains(to, ":8080") {
+		t.Fatalf("the packet came to %q", to)
+	}
+	return rules
+}
+
+func inCluster(cidr string) (c desired.Config) {
+	c.DetectLocal.CIDRs = append(c.DetectLocal.CIDRs, netip.MustParsePrefix(cidr))
+	return c
+}
+
+func consecutive(first, n int) (all []int) {
+	for i := range n {
+		all = append(all, first+i+1)
+	}
+	return all
+}
+
+// executed opens a connection from the node, and returns how many rules of ours it was
+// sent through, and where it went.
+func (k *kernel) executed(to netip.AddrPort) (rules int, destination string) {
+	before := k.counters()
+	err := k.ns.Do(func() error {
+		// The handshake goes no further than its first packet: nobody answers.
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+		if errors.Is(err, unix.EINPROGRESS) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	after := k.counters()
+	for _, table := range []string{tableNAT, tableFilter} {
+		c := counted{before[table], after[table], &rules, &destination}
+		for _, base := range []string{"OUTPUT", "POSTROUTING"} {
+			c.chain(base)
+		}
+	}
+	return rules, destination
+}
+
+// countedRule is a rule and how many packets it has matched.
+type countedRule struct{ packets, text string }
+
+// counters are the rules of IPv4 by table and chain.
+func (k *kernel) counters() map[string]map[string][]countedRule {
+	out := map[string]map[string][]countedRule{}
+	for _, table := range []string{tableNAT, tableFilter} {
+		out[table] = map[string][]countedRule{}
+		text, err := run(k.ns.FD(), nil, k.variant.command(desired.IPv4, "-save"), "-c", "-t", table)
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			counter, rule, isRule := strings.Cut(strings.TrimSpace(line), " -A ")
+			if isRule {
+				chain, text, _ := strings.Cut(rule, " ")
+				packets, _, _ := strings.Cut(counter, ":")
+				out[table][chain] = append(out[table][chain], countedRule{packets, text})
+			}
+		}
+	}
+	return out
+}
+
+// counted follows a packet by what counters tell.
+type counted struct {
+	before, after map[string][]countedRule
+	rules         *int
+	destination   *string
+}
+
+// chain follows it through a chain, and says whether it leaves the table there.
+func (c counted) chain(name string) (done bool) {
+	for i, r := range c.after[name] {
+		*c.rules++
+		if r.packets == c.before[name][i].packets {
+			continue
+		}
+		line := parseRule(r.text)
+		to := line["-j"]
+		if line["-g"] != "" {
+			to = line["-g"]
+		}
+		switch _, isChain := c.after[to]; {
+		case strings.HasPrefix(to, "DNAT"), to == "ACCEPT", to == "DROP", strings.HasPrefix(to, "REJECT"), strings.HasPrefix(to, "MASQUERADE"):
+			if d := line["--to-destination"]; d != "" {
+				*c.destination = d
+			}
+			return true
+		case to == "RETURN":
+			return false
+		case isChain:
+			if c.chain(to) {
+				return true
+			}
+			if line["-g"] != "" {
+				return false
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/desired"
+)
+
+// guard notices when somebody else changes our rules.
+//
+// There is something that the kernel tells cheaply and that differs after a change:
+// the generation of nf_tables, or the number and the size of a table's rules in
+// x_tables. As long as it is as our last restore left it, all is well. When it is not,
+// somebody has changed something, mostly rules of their own, and a look at the tables tells: whether
+// there are as many rules in each chain of ours as should be, and packets come there.
+type guard struct {
+	watch
+
+	stamp stamp
+	next  time.Time // when the next look may be, so that looking takes little of the time
+}
+
+// lookShare is which share of the time at the most is spent with looking.
+const lookShare = 20
+
+// stamp is what differs after a change. It is comparable.
+type stamp struct{ values [len(lookedAt)]tableStamp }
+
+type tableStamp struct{ a, b uint32 }
+
+// lookedAt are the tables that rules of ours are in.
+var lookedAt = [...]struct {
+	family desired.Family
+	table  string
+}{{desired.IPv4, tableNAT}, {desired.IPv4, tableFilter}, {desired.IPv6, tableNAT}, {desired.IPv6, tableFilter}}
+
+// watch is how a variant is looked at.
+type watch interface {
+	// stamp is what differs after a change.
+	stamp() (stamp, error)
+	// look counts the rules of a table.
+	look(f desired.Family, table string) (*tally, error)
+	close() error
+}
+
+// tally is what there is in a table.
+type tally struct {
+	rules   map[string]int32 // in each chain of ours that has some
+	entries map[string]int   // how often chains of others lead to one of ours
+}
+
+func newTally() *tally { return &tally{map[string]int32{}, map[string]int{}} }
+
+func openGuard(v Variant, netns int) (g guard, err error) {
+	if v == NFT {
+		g.watch, err = openGeneration(netns)
+	} else {
+		g.watch, err = openTableInfo(netns)
+	}
+	return g, err
+}
+
+// committed takes what there is for what our own restore has left.
+func (g *guard) committed() (err error) {
+	g.next = time.Time{}
+	g.stamp, err = g.watch.stamp()
+	return err
+}
+
+// Check implements backend.Backend. It finds chains and rules that have gone, and
+// sets that have lost elements.
+func (b *Backend) Check() error {
+	if !b.valid {
+		return fmt.Errorf("%w: the last change failed", backend.ErrDamaged)
+	}
+	if err := b.checkSets(); err != nil {
+		return err
+	}
+	now, err := b.guard.watch.stamp()
+	if err != nil {
+		return err
+	}
+	if now == b.guard.stamp || time.Now().Before(b.guard.next) {
+		return b.due()
+	}
+	start := time.Now()
+	for _, t := range b.tables {
+		if err := errors.Join(b.checkTable(t.family, tableNAT, t.known), b.checkTable(t.family, tableFilter, t.filter)); err != nil {
+			return err
+		}
+	}
+	b.guard.stamp = now
+	b.guard.next = time.Now().Add(lookShare * time.Since(start))
+	return b.due()
+}
+
+// due says whether it is time for a full restore.
+func (b *Backend) due() error {
+	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full) >= p {
+		return fmt.Errorf("%w: the last full restore was %s ago", backend.ErrDue, time.Since(b.full).Round(time.Second))
+	}
+	return nil
+}
+
+func (b *Backend) checkTable(f desired.Family, table string, known registry) error {
+	got, err := b.guard.look(f, table)
+	if err != nil {
+		return fmt.Errorf("reading table %s of %s: %w", table, f, err)
+	}
+	damaged := func(what string) error {
+		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", backend.ErrDamaged, b.variant, f, table, what)
+	}
+	for name, record := range known {
+		if got.rules[name] != record.rules {
+			return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], record.rules))
+		}
+	}
+	for _, name := range entryChains(table) {
+		if got.entries[name.chain] < name.times {
+			return damaged("packets do not enter " + name.chain)
+		}
+	}
+	return nil
+}
+
+type entryChain struct {
+	chain string
+	times int
+}
+
+// entryChains are the chains by which packets enter, and from how many others.
+func entryChains(table string) (all []entryChain) {
+	for _, rule := range entries[table] {
+		chain := lastWord(rule)
+		if i := slices.IndexFunc(all, func(e entryChain) bool { return e.chain == chain }); i >= 0 {
+			all[i].times++
+		} else {
+			all = append(all, entryChain{chain, 1})
+		}
+	}
+	return all
+}
+
+func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }

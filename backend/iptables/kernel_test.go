@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/desired/desiredtest"
+	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// kernel is a network namespace, and a backend in it.
+type kernel struct {
+	*Backend
+	ns       *lab.Namespace
+	t        *testing.T
+	failures int // of partial restores
+}
+
+func eachVariant(t *testing.T, test func(t *testing.T, v Variant)) {
+	for _, v := range variants {
+		t.Run(string(v), func(t *testing.T) {
+			requireVariant(t, v)
+			test(t, v)
+		})
+	}
+}
+
+func requireVariant(t *testing.T, v Variant) {
+	feature := kerneltest.IPTablesLegacy
+	if v == NFT {
+		feature = kerneltest.IPTablesNFT
+	}
+	kerneltest.Require(t, feature, kerneltest.IPSet)
+}
+
+func newKernel(t *testing.T, v Variant) *kernel {
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &kernel{ns: ns, t: t}
+	t.Cleanup(func() {
+		if err := errors.Join(k.Close(), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	k.Backend = k.open(v)
+	return k
+}
+
+// open makes another backend in the same namespace, as another run would.
+func (k *kernel) open(v Variant) *Backend {
+	k.t.Helper()
+	b, err := New(backend.Config{NetNS: k.ns.FD(), MasqueradeBit: backend.DefaultMasqueradeBit}, Options{
+		Variant: v, PartialFailed: func(error) { k.failures++ },
+	})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return b
+}
+
+// has fails the test unless the kernel has what the state says.
+func (k *kernel) has(s *desired.State) {
+	k.t.Helper()
+	diff, err := backend.Compare(k, backend.ContentOf(s.Full()))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if diff != "" {
+		k.t.Fatalf("the kernel differs:\n%s", diff)
+	}
+}
+
+// run runs a command in the namespace.
+func (k *kernel) run(line string) string {
+	k.t.Helper()
+	var out []byte
+	err := k.ns.Do(func() (err error) {
+		out, err = exec.Command("sh", "-c", line).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		k.t.Fatalf("%s: %v: %s", line, err, out)
+	}
+	return string(out)
+}
+
+func reconcile(t *testing.T, b *Backend, s *desired.State) {
+	t.Helper()
+	if _, err := b.Reconcile(s.Full()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func apply(t *testing.T, b *Backend, s *desired.State) {
+	t.Helper()
+	c := s.Change()
+	if c.Rebuild {
+		reconcile(t, b, s)
+		return
+	}
+	if _, err := b.Apply(c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// web sets Service default/web-i with endpoints at host numbers.
+func web(s *desired.State, i int, hosts ...int) {
+	name := fmt.Sprintf("web-%d", i)
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs: []string{fmt.Sprintf("10.96.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:96::%x", i)},
+			Ports:      []corev1.ServicePort{{Port: 80}},
+		},
+	})
+	for family, format := range map[discoveryv1.AddressType]string{
+		discoveryv1.AddressTypeIPv4: "10.%d.%d.%d", discoveryv1.AddressTypeIPv6: "fd00:244:%x:%x::%x",
+	} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: name + strings.ToLower(string(family)),
+				Labels: map[string]string{discoveryv1.LabelServiceName: name},
+			},
+			AddressType: family,
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}},
+		}
+		for _, h := range hosts {
+			addr := fmt.Sprintf(format, 200+h>>16, h>>8&255, h&255)
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: ptr.To(fmt.Sprint("node-", h%100))})
+		}
+		s.SetEndpointSlice(slice)
+	}
+}
+
+// hosts are n host numbers.
+func hosts(n int) (all []int) {
+	for i := range n {
+		all = append(all, 1+i)
+	}
+	return all
+}
+
+// TestRandomSequences applies random sequences of changes to the kernel, and compares
+// what it then has with what is wanted, and with a fresh programming.
+func TestRandomSequences(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		k := newKernel(t, v)
+		c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 4_000))
+		var w desiredtest.World
+		s := desired.New(desired.Config{
+			NodeName:    desiredtest.ThisNode,
+			DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
+		})
+		reconcile(t, k.Backend, s)
+		for n := 0; c.More(); n++ {
+			w.Step(c, s)
+			if c.Below(3) > 0 {
+				continue
+			}
+			if c.Below(16) == 0 {
+				reconcile(t, k.Backend, s)
+			} else {
+				apply(t, k.Backend, s)
+			}
+			if n%8 == 0 {
+				k.has(s)
+			}
+		}
+		apply(t, k.Backend, s)
+		k.has(s)
+		if err := k.Check(); err != nil {
+			t.Error(err)
+		}
+
+		other := newKernel(t, v)
+		fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+		w.Tell(fresh, rand.New(rand.NewPCG(seed, 1)))
+		reconcile(t, other.Backend, fresh)
+		other.has(fresh)
+		if k.failures > 0 {
+			t.Errorf("%d partial restores failed", k.failures)
+		}
+	})
+}
+
+// TestOnlyWhatChanged makes sure that a restore writes no more than the chains that
+// differ.
+func TestOnlyWhatChanged(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		s := desired.New(desired.Config{})
+		for i := range 200 {
+			web(s, i, hosts(10)...)
+		}
+		reconcile(t, k.Backend, s)
+		web(s, 7, hosts(9)...)
+		c := s.Change()
+		stats, err := k.Apply(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most := 2 * (1 + 9 + 2); stats.Elements > most {
+			t.Errorf("%d lines written for one endpoint that goes, in each family", stats.Elements)
+		}
+		k.has(s)
+	})
+}
+
+// TestPartialRestoreFails deletes a chain behind the backend's back. The next change
+// that leads there fails, is counted, and a full restore makes all well.
+func TestPartialRestoreFails(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		s := desired.New(desired.Config{})
+		for i := range 3 {
+			web(s, i, hosts(2)...)
+		}
+		reconcile(t, k.Backend, s)
+		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
+			"iptables-"+string(v), chainClusterTree))
+		web(s, 9, hosts(2)...)
+		if _, err := k.Apply(s.Change()); err == nil {
+			t.Fatal("a rule to a chain that is not there")
+		} else {
+			t.Log(err)
+		}
+		if k.failures != 1 {
+			t.Errorf("%d failures counted", k.failures)
+		}
+		if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+			t.Errorf("check: %v", err)
+		}
+		web(s, 10, hosts(1)...)
+		if _, err := k.Apply(s.Change()); err == nil {
+			t.Fatal("a partial restore after one that failed")
+		}
+		reconcile(t, k.Backend, s)
+		k.has(s)
+		if err := k.Check(); err != nil {
+			t.Error(err)
+		}
+		web(s, 9, hosts(5)...)
+		apply(t, k.Backend, s)
+		k.has(s)
+	})
+}
+
+// TestSyncPeriod makes sure that a full restore is due from time to time.
+func TestSyncPeriod(t *testing.T) {
+	requireVariant(t, NFT)
+	k := newKernel(t, NFT)
+	s := desired.New(desired.Config{})
+	web(s, 1, hosts(2)...)
+	reconcile(t, k.Backend, s)
+	k.options.SyncPeriod = time.Hour
+	if err := k.Check(); err != nil {
+		t.Error(err)
+	}
+	k.full = time.Now().Add(-time.Hour)
+	if err := k.Check(); !errors.Is(err, backend.ErrDue) || errors.Is(err, backend.ErrDamaged) {
+		t.Errorf("check: %v", err)
+	}
+	reconcile(t, k.Backend, s)
+	if err := k.Check(); err != nil {
+		t.Error(err)
+	}
+	counts := k.RuleCounts()
+	if saved := strings.Count(k.run("iptables-nft-save -t nat"), "\n-A SLIP-"); counts.Total[desired.IPv4][tableNAT] != saved {
+		t.Errorf("%d rules counted, %d there", counts.Total[desired.IPv4][tableNAT], saved)
+	}
+	web(s, 1, hosts(1)...)
+	apply(t, k.Backend, s)
+	if counts := k.RuleCounts(); counts.Last[desired.IPv6][tableNAT] != 1 {
+		t.Errorf("rules written: %v", counts.Last)
+	}
+}
+
+// TestCheck damages what was programmed, and makes sure that it is found and healed.
+func TestCheck(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		for name, line := range map[string]string{
+			"flush":               "iptables-V -t nat -F",
+			"flush filter":        "ip6tables-V -F",
+			"a chain":             "iptables-V -t nat -F SLIP-POSTROUTING",
+			"a rule":              "iptables-V -t nat -D SLIP-MASQUERADE 1",
+			"one more rule":       "ip6tables-V -t nat -A SLIP-TREE-CLUSTER -j RETURN",
+			"entry":               "iptables-V -t nat -D PREROUTING -j SLIP-SERVICES",
+			"restored from afar":  "printf '*nat\\nCOMMIT\\n' | iptables-V-restore",
+			"a set that is empty": "ipset flush SLIP-4-CLUSTER-IPS",
+			"an element":          "ipset del SLIP-6-CLUSTER-IPS fd00:96::1",
+		} {
+			t.Run(name, func(t *testing.T) {
+				k := newKernel(t, v)
+				s := desired.New(desired.Config{})
+				web(s, 1, hosts(2)...)
+				reconcile(t, k.Backend, s)
+				k.run("iptables-" + string(v) + " -t nat -A PREROUTING -d 192.0.2.1 -j RETURN")
+				if err := k.Check(); err != nil {
+					t.Errorf("somebody else's rule: %v", err)
+				}
+				k.guard.next = time.Time{}
+				k.run(strings.ReplaceAll(line, "-V", "-"+string(v)))
+				err := k.Check()
+				if !errors.Is(err, backend.ErrDamaged) {
+					t.Errorf("check: %v", err)
+				}
+				t.Log(err)
+				reconcile(t, k.Backend, s)
+				k.has(s)
+				if err := k.Check(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// TestTakesOver starts on what an earlier run has left, in the same variant and in the
+// other, and cleans up.
+func TestTakesOver(t *testing.T) {
+	for _, v := range variants {
+		requireVariant(t, v)
+	}
+	for _, from := range variants {
+		for _, to := range variants {
+			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
+				k := newKernel(t, from)
+				s := desired.New(desired.Config{})
+				web(s, 1, hosts(40)...)
+				web(s, 2, hosts(3)...)
+				reconcile(t, k.Backend, s)
+				k.run(fmt.Sprintf("iptables-%s -t nat -A OUTPUT -d 192.0.2.1 -j SLIP-SERVICES", from))
+				if err := k.Close(); err != nil {
+					t.Fatal(err)
+				}
+				k.Backend = k.open(to)
+				s = desired.New(desired.Config{})
+				web(s, 2, hosts(5)...)
+				web(s, 3, hosts(5)...)
+				reconcile(t, k.Backend, s)
+				k.has(s)
+				if err := k.Check(); err != nil {
+					t.Error(err)
+				}
+				for _, v := range variants {
+					text := k.run(fmt.Sprintf("iptables-%s-save; ip6tables-%[1]s-save", v))
+					if ours := strings.Contains(text, "SLIP-"); ours != (v == to) {
+						t.Errorf("rules in %s: %t", v, ours)
+					}
+				}
+				text := k.run(fmt.Sprintf("iptables-%s-save; ip6tables-%[1]s-save", to))
+				if n := strings.Count(text, "\n:SLIP-SVC-"); n != 2*2 {
+					t.Errorf("%d chains of Services, want one for each of two in each family", n)
+				}
+				if err := k.Cleanup(); err != nil {
+					t.Error(err)
+				}
+				for _, v := range variants {
+					if text := k.run(fmt.Sprintf("iptables-%s-save; ip6tables-%[1]s-save; ipset list -n", v)); strings.Contains(text, "SLIP-") {
+						t.Errorf("left in %s:\n%s", v, text)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestDetect finds out which variant a node uses.
+func TestDetect(t *testing.T) {
+	for _, v := range variants {
+		requireVariant(t, v)
+	}
+	for name, test := range map[string]struct {
+		line string
+		want Variant
+	}{
+		"nothing":                      {"true", NFT},
+		"rules of iptables-legacy":     {"iptables-legacy -A INPUT -j ACCEPT", Legacy},
+		"the kubelet's hint":           {"iptables-legacy -t mangle -N KUBE-KUBELET-CANARY; iptables-nft -A INPUT -j ACCEPT", Legacy},
+		"its older hint, over IPv6":    {"ip6tables-nft -t mangle -N KUBE-IPTABLES-HINT; iptables-legacy -A INPUT -j ACCEPT", NFT},
+		"our own rules in the one":     {"iptables-legacy -t nat -N SLIP-SERVICES; iptables-nft -A INPUT -j ACCEPT", Legacy},
+		"more rules in the other one":  {"iptables-legacy -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT", NFT},
+		"a hint counts more than ours": {"iptables-legacy -t nat -N SLIP-SERVICES; iptables-nft -t mangle -N KUBE-KUBELET-CANARY", NFT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKernel(t, NFT)
+			k.run(test.line)
+			got, err := detect(k.ns.FD())
+			if err != nil || got != test.want {
+				t.Errorf("%s, %v; want %s", got, err, test.want)
+			}
+			reconcile(t, k.Backend, desired.New(desired.Config{}))
+			if names := k.run("cat /proc/thread-self/net/ip_tables_names"); names != "" && !strings.Contains(test.line, "legacy") {
+				t.Errorf("tables of x_tables that nobody has asked for: %s", names)
+			}
+		})
+	}
+	t.Run("neither works", func(t *testing.T) {
+		k := newKernel(t, NFT)
+		t.Setenv("PATH", t.TempDir())
+		_, err := New(backend.Config{}, Options{})
+		if err == nil || !strings.Contains(err.Error(), "neither iptables-nft nor iptables-legacy works") {
+			t.Errorf("%v", err)
+		}
+		if err := Remove(k.ns.FD()); err != nil {
+			t.Errorf("nothing to remove: %v", err)
+		}
+	})
+}

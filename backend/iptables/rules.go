@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/desired"
+)
+
+const (
+	tableNAT    = "nat"
+	tableFilter = "filter"
+)
+
+// entries are the rules by which packets come to our chains, as iptables-save prints
+// them, by table. They are put first in their chains.
+//
+// The nat chains are passed by the first packet of a connection only. The filter
+// chains see what Services have not translated; but chainForward, as kube-proxy's
+// KUBE-FORWARD does, accepts what they have, should the policy of FORWARD be to drop.
+var entries = map[string][]string{
+	tableNAT: {
+		"PREROUTING -j " + chainServices,
+		"OUTPUT -j " + chainServices,
+		"POSTROUTING -j " + chainPostrouting,
+	},
+	tableFilter: {
+		"INPUT " + untranslated + " -j " + chainFirewall,
+		"OUTPUT " + untranslated + " -j " + chainFirewall,
+		"FORWARD -j " + chainForward,
+	},
+}
+
+const untranslated = "-m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
+
+// ruleWriter writes the chains that depend on configuration alone.
+type ruleWriter struct {
+	family desired.Family
+	out    *script
+}
+
+// chain writes a chain of rules, each a line.
+func (w *ruleWriter) chain(name string, rules ...string) {
+	w.out.chain(name, []byte(strings.Join(rules, "\n")+"\n"))
+}
+
+// in matches packets by a set.
+func (w *ruleWriter) in(k setKind, by string) string {
+	return "-m set --match-set " + setName(w.family, k) + " " + by
+}
+
+func (w *ruleWriter) notIn(k setKind, by string) string {
+	return "-m set ! --match-set " + setName(w.family, k) + " " + by
+}
+
+// byFrontend is how packets are looked up in sets of frontends.
+const byFrontend = "dst,dst"
+
+// nat writes the chains of the table nat.
+func (w *ruleWriter) nat(c backend.Config, local desired.LocalTraffic) {
+	mark := fmt.Sprintf("0x%x/0x%x", uint32(1)<<c.MasqueradeBit, uint32(1)<<c.MasqueradeBit)
+	setMark := "-j MARK --set-xmark " + mark
+
+	services := []string{w.in(setExternal, byFrontend) + " -g " + chainExternal}
+	fromPod, notFromPod := podMatch(local, w.family)
+	switch {
+	case c.MasqueradeAll:
+		services = append(services, w.in(setClusterIPs, "dst")+" "+setMark)
+	case notFromPod != "":
+		services = append(services, notFromPod+" "+w.in(setClusterIPs, "dst")+" "+setMark)
+	}
+	w.chain(chainServices, append(services, "-g "+chainClusterTree)...)
+
+	w.chain(chainExternal,
+		w.in(setRestricted, byFrontend)+" "+w.notIn(setSources, byFrontend+",src")+" -j RETURN",
+		w.in(setLocal, byFrontend)+" -g "+chainOutside,
+		setMark,
+		"-g "+chainExternalTree,
+	)
+	// What starts on this node may go to all endpoints, as if it had gone out to
+	// a load balancer and come in again somewhere else.
+	var outside []string
+	if fromPod != "" {
+		outside = append(outside, fromPod+" -g "+chainExternalTree)
+	}
+	w.chain(chainOutside, append(outside,
+		"-m addrtype --src-type LOCAL "+setMark,
+		"-m addrtype --src-type LOCAL -g "+chainExternalTree,
+		"-g "+chainLocalTree,
+	)...)
+
+	w.chain(chainPostrouting,
+		"-m mark --mark "+mark+" -g "+chainMasquerade,
+		w.in(setHairpin, "src")+" "+w.in(setHairpin, "dst")+" -m conntrack --ctstate DNAT -g "+chainHairpinTree,
+	)
+	w.chain(chainMasquerade,
+		fmt.Sprintf("-j MARK --set-xmark 0x0/0x%x", uint32(1)<<c.MasqueradeBit),
+		"-j MASQUERADE --random-fully",
+	)
+}
+
+// filter writes the chains of the table filter.
+func (w *ruleWriter) filter(c backend.Config, liberal bool) {
+	const notOurs = " -m addrtype ! --dst-type LOCAL" // one may have a ClusterIP on an interface
+	firewall := []string{w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j DROP"}
+	for _, match := range []string{w.in(setReject, byFrontend), w.in(setClusterIPs, "dst") + notOurs} {
+		if len(firewall) > 1 {
+			firewall = append(firewall, w.in(setDrop, byFrontend)+" -j DROP")
+		}
+		firewall = append(firewall,
+			"-p tcp "+match+" -j REJECT --reject-with tcp-reset",
+			match+" -j REJECT",
+		)
+	}
+	w.chain(chainFirewall, append(firewall, w.in(setServiceCIDRs, "dst")+notOurs+" -j DROP")...)
+
+	mark := fmt.Sprintf("0x%x/0x%x", uint32(1)<<c.MasqueradeBit, uint32(1)<<c.MasqueradeBit)
+	forward := []string{
+		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		untranslated + " -j " + chainFirewall,
+		"-m mark --mark " + mark + " -j ACCEPT",
+	}
+	if !liberal {
+		// What conntrack has taken for out of its window would reach the client
+		// with the endpoint's address, and the client would end the connection.
+		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
+	}
+	w.chain(chainForward, forward...)
+}
+
+// podMatch matches traffic of this node's pods, and all other; both are empty when
+// there is no telling.
+func podMatch(l desired.LocalTraffic, f desired.Family) (from, notFrom string) {
+	match := ""
+	switch {
+	case l.Iface != "" && l.IsPrefix:
+		match = "-i " + l.Iface + "+"
+	case l.Iface != "":
+		match = "-i " + l.Iface
+	case l.CIDRs[f].IsValid():
+		match = "-s " + l.CIDRs[f].String()
+	default:
+		return "", ""
+	}
+	return match, "! " + match
+}
+
+// tcpIsLiberal says whether conntrack takes TCP segments as they come
+// (net.netfilter.nf_conntrack_tcp_be_liberal).
+func tcpIsLiberal(netns int) (liberal bool) {
+	_ = inside(netns, func() error {
+		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+		liberal = err == nil && strings.TrimSpace(string(text)) != "0"
+		return err
+	})
+	return liberal
+}
