@@ -26,6 +26,24 @@ func ParseRange(text string) (p netip.Prefix, ok bool) {
 	return netip.PrefixFrom(addr, bits), !addr.Is4In6()
 }
 
+// ParseAddr parses an IP address, in the notations that kube-proxy takes: IPv4 with
+// leading zeros, and within IPv6, are IPv4.
+func ParseAddr(text string) (ip netip.Addr, ok bool) {
+	ip, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(text))
+	return ip.Unmap(), ok
+}
+
+// NodeIP is the address that stands in for the Node object's of its family, by a valid
+// configuration: bindAddress. It is the zero Addr where that is unspecified (0.0.0.0 or
+// ::), and the Node object's hold.
+func (c *Config) NodeIP() netip.Addr {
+	ip, _ := ParseAddr(c.KubeProxy.BindAddress)
+	if ip.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return ip
+}
+
 const notRange = "must be a range of addresses such as 10.244.0.0/16 or fd00:244::/32"
 
 // ValidateNodePortAddresses checks nodePortAddresses alone: "primary", or ranges.
@@ -43,6 +61,26 @@ func (c *Config) ValidateNodePortAddresses() (errs field.ErrorList) {
 		}
 	}
 	return errs
+}
+
+// ParseExcludeCIDRs parses the ranges of addresses whose IPVS virtual servers are not
+// kube-proxy's, and returns what is wrong with them.
+func ParseExcludeCIDRs(path *field.Path, texts []string) (all []netip.Prefix, errs field.ErrorList) {
+	for i, text := range texts {
+		p, ok := ParseRange(text)
+		if !ok {
+			errs = append(errs, field.Invalid(path.Index(i), text, notRange))
+			continue
+		}
+		all = append(all, p)
+	}
+	return all, errs
+}
+
+// ExcludeCIDRs are ipvs.excludeCIDRs of a valid configuration.
+func (c *Config) ExcludeCIDRs() []netip.Prefix {
+	all, _ := ParseExcludeCIDRs(nil, c.KubeProxy.IPVS.ExcludeCIDRs)
+	return all
 }
 
 // validateHostPort accepts an IP address and a port, or nothing.

@@ -16,6 +16,9 @@ const (
 	IPVS     = "ipvs"
 )
 
+// Modes are all of kube-proxy's on Linux.
+func Modes() []string { return []string{IPTables, IPVS, NFTables} }
+
 // Config is everything that "slipstream run" is told.
 type Config struct {
 	KubeProxy  kubeproxy.KubeProxyConfiguration

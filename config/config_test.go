@@ -3,6 +3,8 @@
 package config
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,11 +100,56 @@ func TestNotes(t *testing.T) {
 		"10.0.0.0/8,fd00::/8": "",
 	} {
 		got := ""
-		for _, n := range decoded(t, kubeProxyDoc+"mode: nftables\nnodePortAddresses: ["+addresses+"]").Notes() {
+		for _, n := range decoded(t, kubeProxyDoc+"mode: nftables\ndetectLocalMode: NodeCIDR\nnodePortAddresses: ["+addresses+"]").Notes() {
 			got += n.String()
 		}
 		if got != want {
 			t.Errorf("%s: %q; want %q", addresses, got, want)
 		}
+	}
+}
+
+// TestUnknownPods has ranges that are missing be told: at verbosity 0 if there is none
+// at all, as many clusters have one family only.
+func TestUnknownPods(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                   "0 clusterCIDR: has no range of IPv4 or IPv6,",
+		"clusterCIDR: 10.0.0.0/8":            "2 clusterCIDR: has no range of IPv6,",
+		"clusterCIDR: fd00::/8":              "2 clusterCIDR: has no range of IPv4,",
+		"clusterCIDR: 'fd00::/8,10.0.0.0/8'": "",
+		"detectLocalMode: NodeCIDR":          "",
+		"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}": "",
+	} {
+		var got []string
+		for _, n := range decoded(t, kubeProxyDoc+"mode: nftables\n"+text).Notes() {
+			got = append(got, fmt.Sprint(n.Verbosity, " ", n))
+		}
+		if len(got) != min(1, len(want)) || !strings.HasPrefix(strings.Join(got, ""), want) {
+			t.Errorf("%s: %q; want %s", text, got, want)
+		}
+	}
+}
+
+// TestNodeIP has what is valid as an address be that address.
+func TestNodeIP(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1", "010.0.0.1": "10.0.0.1", "'::ffff:10.0.0.1'": "10.0.0.1", "fd00::1": "fd00::1",
+		"0.0.0.0": "invalid IP", "'::'": "invalid IP", "000.0.0.0": "invalid IP", "'::ffff:0.0.0.0'": "invalid IP",
+	} {
+		c := decoded(t, kubeProxyDoc+"bindAddress: "+text)
+		if errs := c.Validate([]string{NFTables}); len(errs) > 0 {
+			t.Errorf("%s: %v", text, errs)
+		}
+		if got := c.NodeIP().String(); got != want {
+			t.Errorf("%s: %s; want %s", text, got, want)
+		}
+	}
+}
+
+// TestExcludeCIDRs has all ranges that are valid be there.
+func TestExcludeCIDRs(t *testing.T) {
+	got := fmt.Sprint(decoded(t, kubeProxyDoc+"ipvs: {excludeCIDRs: [010.0.0.0/8, 'fd00::7/8']}").ExcludeCIDRs())
+	if want := "[10.0.0.0/8 fd00::/8]"; got != want {
+		t.Errorf("%s; want %s", got, want)
 	}
 }

@@ -99,6 +99,7 @@ func (c *Config) Notes() (notes []Note) {
 			})
 		}
 	}
+	notes = append(notes, c.unknownPods()...)
 	var ranges [2]bool // of IPv4, IPv6
 	for _, text := range c.KubeProxy.NodePortAddresses {
 		if p, ok := ParseRange(text); ok {
@@ -113,4 +114,31 @@ func (c *Config) Notes() (notes []Note) {
 		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprintf("has ranges of %s only, so NodePorts answer on all %s addresses", has, other)})
 	}
 	return notes
+}
+
+// unknownPods tells of which families no traffic can be taken for that of pods, for
+// want of a range. A cluster may well have one family only.
+func (c *Config) unknownPods() (notes []Note) {
+	if c.KubeProxy.DetectLocalMode != "ClusterCIDR" {
+		return nil
+	}
+	note := func(of string, verbosity int) []Note {
+		return []Note{{
+			Field: "clusterCIDR", Verbosity: verbosity,
+			Text: fmt.Sprintf("has no range of %s, so no such traffic counts as that of pods (detectLocalMode ClusterCIDR), and none to ClusterIPs is masqueraded for coming from elsewhere", of),
+		}}
+	}
+	var ranges [2]bool // of IPv4, IPv6
+	for _, p := range ClusterCIDRs(&c.KubeProxy) {
+		ranges[p.Addr().BitLen()/128] = true
+	}
+	switch ranges {
+	case [2]bool{false, false}:
+		return note("IPv4 or IPv6", 0)
+	case [2]bool{true, false}:
+		return note("IPv6", 2)
+	case [2]bool{false, true}:
+		return note("IPv4", 2)
+	}
+	return nil
 }

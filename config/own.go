@@ -3,6 +3,7 @@
 package config
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/slipstream-proxy/slipstream/fastpath"
@@ -19,6 +20,11 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 		}
 	}
 	period("minSyncPeriod", c.Slipstream.MinSyncPeriod)
+	m := ofMode(&c.KubeProxy, c.KubeProxy.Mode)
+	if d, most := c.Slipstream.MinSyncPeriod, m.syncPeriod.Duration; d != nil && d.Duration > most && most > 0 {
+		errs = append(errs, field.Invalid(field.NewPath("minSyncPeriod"), d.Duration.String(),
+			fmt.Sprintf("must not be greater than %s (%v)", field.NewPath(m.block, "syncPeriod"), most)))
+	}
 	period("checkPeriod", c.Slipstream.CheckPeriod)
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "objects come from here or from the Kubernetes API (clientConnection.kubeconfig), not from both"))

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
-	netutils "k8s.io/utils/net"
 )
 
 // Validate returns all that is wrong with a complete configuration, by the path of
@@ -24,7 +23,7 @@ func (c *Config) Validate(modes []string) (errs field.ErrorList) {
 	if k.ClientConnection.Burst < 0 {
 		add(field.Invalid(field.NewPath("clientConnection", "burst"), k.ClientConnection.Burst, notNegative))
 	}
-	if netutils.ParseIPSloppy(k.BindAddress) == nil {
+	if _, ok := ParseAddr(k.BindAddress); !ok {
 		add(field.Invalid(field.NewPath("bindAddress"), k.BindAddress, "must be an IP address"))
 	}
 	add(validateHostPort(field.NewPath("healthzBindAddress"), k.HealthzBindAddress)...)
@@ -32,6 +31,9 @@ func (c *Config) Validate(modes []string) (errs field.ErrorList) {
 	add(validateHidden(k.ShowHiddenMetricsForVersion)...)
 	add(validateDetectLocal(k)...)
 	add(c.ValidateNodePortAddresses()...)
+	// Whatever the mode, what kube-proxy has left is removed by them.
+	_, exclude := ParseExcludeCIDRs(field.NewPath("ipvs", "excludeCIDRs"), k.IPVS.ExcludeCIDRs)
+	add(exclude...)
 	if o := k.OOMScoreAdj; o != nil && (*o < -1000 || *o > 1000) {
 		add(field.Invalid(field.NewPath("oomScoreAdj"), *o, "must be from -1000 to 1000"))
 	}

@@ -37,6 +37,8 @@ func TestValidate(t *testing.T) {
 			"metricsBindAddress: 1.2.3:4:5":                    `metricsBindAddress: Invalid value: "1.2.3:4:5": must be an IP address and a port`,
 			"metricsBindAddress: '[::1]:x'":                    `metricsBindAddress: Invalid value: "[::1]:x": "x" is not a port`,
 			"metricsBindAddress: 1.2.3.4:65536":                `"65536" is not a port`,
+			"bindAddress: fe80::1%eth0":                        `bindAddress: Invalid value: "fe80::1%eth0": must be an IP address`,
+			"ipvs: {excludeCIDRs: [10.0.0.0/8, nonsense]}":     `ipvs.excludeCIDRs[1]: Invalid value: "nonsense": must be a range`,
 			"iptables: {masqueradeBit: 32}":                    "iptables.masqueradeBit: Invalid value: 32: must be from 0 to 31",
 			"nftables: {masqueradeBit: -1}":                    "nftables.masqueradeBit: Invalid value: -1: must be from 0 to 31",
 			"nftables: {syncPeriod: -1s}":                      `nftables.syncPeriod: Invalid value: "-1s": must be greater than 0`,
@@ -64,12 +66,14 @@ func TestValidate(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"minSyncPeriod: 0s":                        `minSyncPeriod: Invalid value: "0s": must be greater than 0`,
-		"checkPeriod: -1s":                         `checkPeriod: Invalid value: "-1s": must be greater than 0`,
-		"fastPath: {offloadPacketThreshold: -1}":   "fastPath.offloadPacketThreshold: Invalid value: -1: is no number of packets",
-		"fastPath: {scope: most}":                  `fastPath.scope: Invalid value: "most"`,
-		"fastPath: {interfaces: interface.colour}": `fastPath.interfaces: Invalid value: "interface.colour"`,
-		"fastPath: {hardwareOffload: maybe}":       `fastPath.hardwareOffload: Invalid value: "maybe"`,
+		"minSyncPeriod: 0s":  `minSyncPeriod: Invalid value: "0s": must be greater than 0`,
+		"minSyncPeriod: 31s": `minSyncPeriod: Invalid value: "31s": must not be greater than nftables.syncPeriod (30s)`,
+		"minSyncPeriod: 6s\n---\n" + kubeProxyDoc + "mode: iptables\niptables: {syncPeriod: 5s}": `minSyncPeriod: Invalid value: "6s": must not be greater than iptables.syncPeriod (5s)`,
+		"checkPeriod: -1s":                                                           `checkPeriod: Invalid value: "-1s": must be greater than 0`,
+		"fastPath: {offloadPacketThreshold: -1}":                                     "fastPath.offloadPacketThreshold: Invalid value: -1: is no number of packets",
+		"fastPath: {scope: most}":                                                    `fastPath.scope: Invalid value: "most"`,
+		"fastPath: {interfaces: interface.colour}":                                   `fastPath.interfaces: Invalid value: "interface.colour"`,
+		"fastPath: {hardwareOffload: maybe}":                                         `fastPath.hardwareOffload: Invalid value: "maybe"`,
 		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": objects come from here or`,
 	} {
 		wantError(t, slipstreamDoc+text+"\n", want)
@@ -96,7 +100,7 @@ func TestValid(t *testing.T) {
 		"clusterCIDR: nonsense\ndetectLocalMode: NodeCIDR",
 		"clusterCIDR: 010.0.0.0/8,fd00::/8",
 		"iptables: {syncPeriod: -1s}",
-		"ipvs: {tcpTimeout: -1s, excludeCIDRs: [nonsense]}",
+		"ipvs: {tcpTimeout: -1s, excludeCIDRs: [010.0.0.0/8, fd00::/8]}",
 		"nodePortAddresses: [primary]",
 		"nodePortAddresses: [0.0.0.0/0, '::/0', 192.0.2.77/24]",
 		"healthzBindAddress: 1.2.3.4\nmetricsBindAddress: '::1'",
@@ -107,6 +111,8 @@ func TestValid(t *testing.T) {
 		"conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}",
 		"nftables: {minSyncPeriod: 30s, syncPeriod: 30s, masqueradeBit: 0}",
 		"oomScoreAdj: -1000",
+		"bindAddress: 010.0.0.1",
+		"nftables: {syncPeriod: 1m}\n---\n" + slipstreamDoc + "minSyncPeriod: 1m",
 	} {
 		c, _, err := Decode([]byte(kubeProxyDoc + "mode: nftables\n" + text))
 		if err != nil {

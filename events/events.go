@@ -36,6 +36,7 @@ const (
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables
 	FailedToAccelerate              = "FailedToAccelerate"              // the fast path could not be programmed
 	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not take connections
+	NodeMissing                     = "NodeMissing"                     // there is no Node object of the name by which the proxy knows its node
 	LeftoversStay                   = "LeftoversStay"                   // something that kube-proxy has left could not be removed
 )
 

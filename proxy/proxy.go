@@ -51,6 +51,14 @@ type Options struct {
 	NodeName     string
 	NodeRequired bool
 
+	// NodeWait is how long the object of a node that is required may be missing
+	// until an administrator is told; 30 seconds when 0.
+	NodeWait time.Duration
+
+	// PodCIDRs says that traffic of this node's pods is recognized by the ranges
+	// that the Node object has.
+	PodCIDRs bool
+
 	// LateAfter is how long a change may wait until the proxy is not healthy;
 	// a minute when 0.
 	LateAfter time.Duration
@@ -90,6 +98,7 @@ type Proxy struct {
 	lateness    lateness
 	triggers    triggers
 	eligibility eligibility
+	node        nodeObject
 	besides     besides
 }
 
@@ -97,6 +106,9 @@ type Proxy struct {
 func New(s source.Source, st *desired.State, b backend.Backend, m *metrics.Metrics, o Options) *Proxy {
 	if o.LateAfter == 0 {
 		o.LateAfter = lateAfter
+	}
+	if o.NodeWait == 0 {
+		o.NodeWait = nodeWait
 	}
 	return &Proxy{
 		source: s, state: st, backend: b, metrics: m, options: o,
@@ -134,6 +146,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.state.SetNodeAddresses(addrs)
 			p.addressed, p.listens.unsure = true, true
 			p.queued()
+		case <-p.node.overdue():
+			p.tellNodeMissing()
 		case <-hold.C:
 		case <-check.C:
 			p.check()
@@ -174,6 +188,7 @@ func (p *Proxy) take(batch []source.Event) {
 		}
 		p.note(e, Tell(p.state, e))
 	}
+	p.watchNode()
 	p.queued()
 }
 
@@ -192,7 +207,11 @@ func (p *Proxy) note(e source.Event, changed bool) {
 		}
 	case *corev1.Node:
 		p.listens.unsure = true
-		if e.Type == source.Set && o.Name == p.options.NodeName {
+		if o.Name != p.options.NodeName {
+			break
+		}
+		p.node.note(o, e.Type == source.Set)
+		if e.Type == source.Set {
 			p.eligibility.set(o)
 		}
 	}

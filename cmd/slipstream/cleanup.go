@@ -9,9 +9,11 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/fastpath"
 	"github.com/slipstream-proxy/slipstream/takeover"
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 )
 
@@ -39,9 +41,9 @@ as most pod networks do; otherwise the kernel stops translating altogether, and 
 end. Stop 'slipstream run' before, or it will repair what is removed.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			exclude, err := parseExcludeCIDRs(o.excludeCIDRs)
-			if err != nil {
-				return err
+			exclude, errs := config.ParseExcludeCIDRs(field.NewPath("--ipvs-exclude-cidrs"), o.excludeCIDRs)
+			if len(errs) > 0 {
+				return errs.ToAggregate()
 			}
 			return cleanUp(exclude, o.keepKubeProxy)
 		},
@@ -51,17 +53,6 @@ end. Stop 'slipstream run' before, or it will repair what is removed.`,
 	f.StringSliceVar(&o.excludeCIDRs, "ipvs-exclude-cidrs", nil, "ranges of addresses whose IPVS virtual servers are not kube-proxy's")
 	cmd.MarkFlagsMutuallyExclusive("keep-kube-proxy", "ipvs-exclude-cidrs")
 	return cmd
-}
-
-func parseExcludeCIDRs(texts []string) (all []netip.Prefix, err error) {
-	for _, text := range texts {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			return nil, fmt.Errorf("--ipvs-exclude-cidrs: %q is no range of addresses", text)
-		}
-		all = append(all, p)
-	}
-	return all, nil
 }
 
 // cleanUp removes what slipstream has programmed and, unless that is to stay, what

@@ -103,7 +103,9 @@ func TestConfigFile(t *testing.T) {
 		t.Error("nothing says what is wrong with the file")
 	}
 
-	s.check(s.kubeProxy("--cleanup").Wait())
+	// Also with the configuration that kube-proxy was run with, in another mode.
+	s.check(os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"), 0o600))
+	s.check(s.kubeProxy("--cleanup", "--config="+file).Wait())
 	if tables := s.tables(); strings.Contains(tables, "slipstream") {
 		t.Errorf("after --cleanup there are\n%s", tables)
 	}

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"net/netip"
 	"os"
 	"strconv"
 
@@ -33,15 +32,4 @@ func adjustOOMScore(score *int32) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
 		klog.V(2).InfoS("Could not set oom_score_adj", "score", *score, "reason", err.Error())
 	}
-}
-
-// excludeCIDRs are the ranges of addresses whose IPVS virtual servers are not
-// kube-proxy's.
-func excludeCIDRs(c *config.Config) (all []netip.Prefix) {
-	for _, text := range c.KubeProxy.IPVS.ExcludeCIDRs {
-		if p, ok := config.ParseRange(text); ok {
-			all = append(all, p)
-		}
-	}
-	return all
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/spf13/cobra"
@@ -62,11 +63,17 @@ to tell is what --detect-local-mode says:
 		Example: `  slipstream run --config /var/lib/kube-proxy/config.conf --hostname-override node-1
   slipstream run --manifests /etc/slipstream
   slipstream run --manifests examples/demo --cluster-cidr 10.244.0.0/16,fd00:244::/32`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.add(cmd.Flags())
 	return cmd
+}
+
+// noArgs refuses all arguments but empty ones, which kube-proxy takes: manifests of
+// pods have them where a variable is empty.
+func noArgs(cmd *cobra.Command, args []string) error {
+	return cobra.NoArgs(cmd, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "" }))
 }
 
 // run does what the flags say.
@@ -94,7 +101,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		klog.V(klog.Level(n.Verbosity)).InfoS("Configuration: " + n.String())
 	}
 	if o.cleanup {
-		return cleanUp(excludeCIDRs(c), false)
+		return cleanUp(c.ExcludeCIDRs(), false)
 	}
 	if o.initOnly {
 		return initialize(c)

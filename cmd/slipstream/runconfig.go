@@ -31,7 +31,11 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	if c.Slipstream.Manifests != "" && o.master != "" {
 		return nil, nil, errors.New("--manifests and --master: objects come from one of them, not from both")
 	}
-	errs := c.Validate(modeNames())
+	modes := modeNames()
+	if o.cleanup || o.initOnly || o.writeTo != "" {
+		modes = config.Modes() // none is run, and what these do is the same in all
+	}
+	errs := c.Validate(modes)
 	for _, e := range errs {
 		e.Field = o.flagFor(fs, e.Field)
 	}

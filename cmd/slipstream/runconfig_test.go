@@ -3,6 +3,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -147,7 +148,7 @@ func TestStandAlone(t *testing.T) {
 
 // TestNoMode has what kube-proxy's iptables mode means hold where no mode is set.
 func TestNoMode(t *testing.T) {
-	c, notes, err := parse(t, "--kubeconfig /k --iptables-masquerade-bit 3")
+	c, notes, err := parse(t, "--kubeconfig /k --iptables-masquerade-bit 3 --cluster-cidr 10.0.0.0/8,fd00::/8")
 	if err != nil || c.Mode() != config.NFTables || c.MasqueradeBit() != 3 {
 		t.Errorf("mode %s, bit %d, error %v", c.Mode(), c.MasqueradeBit(), err)
 	}
@@ -161,7 +162,7 @@ func TestNoMode(t *testing.T) {
 
 // TestNotes has flags that make no difference be told.
 func TestNotes(t *testing.T) {
-	_, notes, err := parse(t, "--proxy-mode nftables --boot-id-file /b --config-sync-period 1m --iptables-localhost-nodeports --iptables-masquerade-bit 1"+
+	_, notes, err := parse(t, "--proxy-mode nftables --detect-local-mode NodeCIDR --boot-id-file /b --config-sync-period 1m --iptables-localhost-nodeports --iptables-masquerade-bit 1"+
 		" --ipvs-strict-arp --ipvs-exclude-cidrs 10.0.0.0/8 --show-hidden-metrics-for-version 1.35 --feature-gates WatchList=true -v 2 --iptables-sync-period 1m")
 	var got []string
 	for _, n := range notes {
@@ -220,7 +221,9 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 	}
 	var ignored []string
 	for _, n := range notes {
-		ignored = append(ignored, n.String())
+		if n.Verbosity == 0 {
+			ignored = append(ignored, n.String())
+		}
 	}
 	slices.Sort(ignored)
 	want = []string{"--cluster-cidr: is ignored beside --config", "--healthz-port: is ignored beside --config", "--proxy-mode: is ignored beside --config"}
@@ -239,5 +242,55 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 	_, _, err = parse(t, "--config "+file+" --cluster-cidr 10.0.0.0/8")
 	if err == nil || !strings.Contains(err.Error(), "clusterCIDR: Invalid") || strings.Contains(err.Error(), "--cluster-cidr") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestModesNotRun has what runs no mode refuse none of kube-proxy's.
+func TestModesNotRun(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	const text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8]}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []string{"--config " + file, "--proxy-mode ipvs --ipvs-exclude-cidrs 10.0.0.0/8"} {
+		for _, only := range []string{"--cleanup ", "--init-only ", "--write-config-to /out "} {
+			c, _, err := parse(t, only+of)
+			if err != nil {
+				t.Errorf("%s%s: %v", only, of, err)
+				continue
+			}
+			if c.Mode() != config.IPVS || !slices.Equal(c.ExcludeCIDRs(), ranges("10.0.0.0/8")) {
+				t.Errorf("%s%s: mode %s, without %v", only, of, c.Mode(), c.ExcludeCIDRs())
+			}
+		}
+		if _, _, err := parse(t, of); err == nil || !strings.Contains(err.Error(), "is not supported by Slipstream") {
+			t.Errorf("%s: %v", of, err)
+		}
+	}
+	if _, _, err := parse(t, "--cleanup --proxy-mode userspace"); err == nil {
+		t.Error("kube-proxy has no mode userspace")
+	}
+}
+
+// TestBindAddress has the address that was found valid be used.
+func TestBindAddress(t *testing.T) {
+	c := parsed(t, "--proxy-mode nftables --detect-local-mode NodeCIDR --bind-address 010.0.0.1")
+	if got := desiredConfig(c, "n1").NodeIP.String(); got != "10.0.0.1" {
+		t.Errorf("%s", got)
+	}
+}
+
+// TestNoArgs has empty arguments be taken, as kube-proxy takes them.
+func TestNoArgs(t *testing.T) {
+	for _, program := range []string{"kube-proxy", "slipstream run"} {
+		for args, want := range map[string]string{"--version": "", "--version,": "", "--version,,": "", "--version, ": "unknown command", "--version,x,": "unknown command"} {
+			path, sub, _ := strings.Cut(program, " ")
+			cmd := commandFor(path)
+			cmd.SetArgs(append(strings.Fields(sub), strings.Split(args, ",")...))
+			cmd.SetOut(io.Discard)
+			if err := cmd.ExecuteContext(t.Context()); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s %q: %v; want %s", program, args, err, want)
+			}
+		}
 	}
 }

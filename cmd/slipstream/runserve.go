@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 
@@ -61,8 +60,9 @@ func serve(ctx context.Context, o serving) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	fast, err := newFastPath(c.FastPath(), tell)
-	if err != nil {
-		return err
+	if err != nil { // Services do without
+		fast = nil
+		tell.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
 	}
 	m.OnFastPath(fastPathMetrics(fast))
 	flows, closeFlows, err := cleanFlows(m, fast)
@@ -97,21 +97,22 @@ func serve(ctx context.Context, o serving) (err error) {
 		StaleFlows:    flows,
 		NodeName:      node,
 		NodeRequired:  client != nil,
+		PodCIDRs:      c.KubeProxy.DetectLocalMode == "NodeCIDR",
 		LateAfter:     c.LateAfter(),
 		Events:        tell,
 	}
 	if client != nil {
-		leftovers := takeOverOptions(excludeCIDRs(c))
+		leftovers := takeOverOptions(c.ExcludeCIDRs())
 		leftovers.Failed = func(err error) { tell.Warning(events.LeftoversStay, err.Error()) }
 		options.Ready = func() { takeover.Run(ctx, leftovers) }
 	}
 	if fast != nil {
 		options.FastPath = fast
-		offloaded, err := offloadMetrics(m, fast)
-		if err != nil {
-			return err
+		if offloaded, err := offloadMetrics(m, fast); err == nil {
+			defer offloaded.Close()
+		} else {
+			klog.ErrorS(err, "Connections on the fast path are not counted by Service")
 		}
-		defer offloaded.Close()
 		stop := runFastPath(ctx, fast)
 		defer func() { err = errors.Join(err, stop()) }()
 	}
@@ -121,13 +122,9 @@ func serve(ctx context.Context, o serving) (err error) {
 
 // desiredConfig is what the desired state needs of a valid configuration.
 func desiredConfig(c *config.Config, node string) desired.Config {
-	bind, _ := netip.ParseAddr(c.KubeProxy.BindAddress)
-	if bind.IsUnspecified() {
-		bind = netip.Addr{}
-	}
 	return desired.Config{
 		NodeName:    node,
-		NodeIP:      bind,
+		NodeIP:      c.NodeIP(),
 		NodePorts:   nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
 		DetectLocal: detectLocal(c),
 	}
