@@ -121,3 +121,7 @@ func gates(set map[string]bool) featuregate.FeatureGate {
 
 // Gates are all feature gates as set.
 func (c *Config) Gates() featuregate.FeatureGate { return gates(c.KubeProxy.FeatureGates) }
+
+// CountGates has the feature gates shown as kube-proxy's metric
+// kubernetes_feature_enabled.
+func (c *Config) CountGates() { c.Gates().(interface{ AddMetrics() }).AddMetrics() }

@@ -41,6 +41,7 @@ func serve(ctx context.Context, o serving) (err error) {
 	m := metrics.New()
 	m.OnMode(c.Mode())
 	m.OnBuild(version)
+	c.CountGates()
 	problem := func(err error) {
 		klog.ErrorS(nil, err.Error())
 		m.ObjectProblems.Inc()

@@ -101,16 +101,11 @@ func (w *world) metrics(p *proxies.Proxy) map[string]metric {
 // with the API server. Nothing ever counts there.
 var foreign = regexp.MustCompile("^(aggregator|apiserver)_")
 
-// missing are metrics that Slipstream does not have, and why.
-var missing = map[string]string{
-	"kubernetes_feature_enabled": "kube-proxy's list of gates is not Slipstream's",
-}
-
 // compareMetrics wants all of kube-proxy's metrics to be there.
 func compareMetrics(t *testing.T, theirs, ours map[string]metric) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(theirs)) {
-		if _, known := missing[name]; known || foreign.MatchString(name) {
+		if foreign.MatchString(name) {
 			continue
 		}
 		if got, ok := ours[name]; !ok {
