@@ -78,9 +78,10 @@ func (o Options) removeChains(conn *nfnl.Conn, table nfnl.Table) {
 	o.removed(fmt.Sprintf("%d chains of iptables-nft table %s %s", len(plan.chains), table.Family, table.Name))
 }
 
-// Others commit to nf_tables too, we ourselves among them, and whenever they do while a
-// table is read, the kernel gives up (nfnl.ErrInterrupted). So it is read again, up to
-// maxTries times, which is a few seconds.
+// Others commit to nf_tables too, we ourselves among them, and whenever they do while
+// something is read, the kernel gives up (nfnl.ErrInterrupted). So it is read again, up to
+// maxTries times. Where a plan does not fit any more, there is another one; that takes a
+// few seconds at the most.
 const (
 	maxTries   = 100
 	retryPause = 20 * time.Millisecond
@@ -121,19 +122,26 @@ type ownJump struct {
 func planChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) {
 	plan.table = table
 	var all, others []string
-	err = conn.Chains(table, func(c nfnl.ChainInfo) {
-		if isKubeProxy(c.Name) {
-			all = append(all, c.Name)
-		} else {
-			others = append(others, c.Name)
-		}
+	err = undisturbed(func() error {
+		all, others = nil, nil
+		return conn.Chains(table, func(c nfnl.ChainInfo) {
+			if isKubeProxy(c.Name) {
+				all = append(all, c.Name)
+			} else {
+				others = append(others, c.Name)
+			}
+		})
 	})
 	if err != nil || len(all) == 0 {
 		return plan, err
 	}
 	keep := keeper{}
 	for _, chain := range others {
-		err := conn.RuleJumps(table, chain, func(j nfnl.RuleJump) {
+		jumps, err := jumpsIn(conn, table, chain)
+		if err != nil {
+			return plan, err
+		}
+		for _, j := range jumps {
 			switch {
 			case !isKubeProxy(j.To):
 			case isOwnJump(chain, j.To):
@@ -142,16 +150,36 @@ func planChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) 
 				plan.kept = append(plan.kept, keptChain{j.To, chain})
 				keep.add(j.To)
 			}
-		})
-		if err != nil {
-			return plan, err
 		}
 	}
 	err = keep.follow(func(chain string, visit func(string)) error {
-		return conn.RuleJumps(table, chain, func(j nfnl.RuleJump) { visit(j.To) })
+		jumps, err := jumpsIn(conn, table, chain)
+		for _, j := range jumps {
+			visit(j.To)
+		}
+		return err
 	})
 	plan.chains = keep.without(all)
 	return plan, err
+}
+
+// jumpsIn are the jumps in a chain.
+func jumpsIn(conn *nfnl.Conn, table nfnl.Table, chain string) (all []nfnl.RuleJump, err error) {
+	err = undisturbed(func() error {
+		all = nil
+		return conn.RuleJumps(table, chain, func(j nfnl.RuleJump) { all = append(all, j) })
+	})
+	return all, err
+}
+
+// undisturbed reads again when somebody commits meanwhile.
+func undisturbed(read func() error) (err error) {
+	for range maxTries {
+		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
+			break
+		}
+	}
+	return err
 }
 
 // run takes the jumps away in one transaction: from then on nothing reaches the chains.

@@ -66,7 +66,7 @@ func TestDisturbed(t *testing.T) {
 			if err := other.Commit(0, &batch); err != nil {
 				t.Error(err)
 			}
-			time.Sleep(3 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond)
 		}
 		commits <- n
 	}()
