@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/proxy"
 	"github.com/slipstream-proxy/slipstream/sysctl"
 	"github.com/slipstream-proxy/slipstream/takeover"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -61,6 +62,9 @@ func serve(ctx context.Context, o serving) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	fast, err := newFastPath(c.FastPath(), tell)
+	if errors.Is(err, unix.EPERM) { // Services cannot be programmed either
+		return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err)
+	}
 	if err != nil { // Services do without
 		fast = nil
 		tell.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())

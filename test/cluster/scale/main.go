@@ -75,7 +75,7 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *result, err 
 	if err != nil {
 		return nil, err
 	}
-	chosen := programs.choose(ctx, o, dir)
+	chosen := programs.choose(ctx, o)
 	r := &result{Machine: machine.This(), Options: *o}
 	r.Options.Subjects = nil
 	for _, s := range chosen {

@@ -4,9 +4,9 @@ package main
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -91,9 +91,9 @@ func (p *programs) version(ctx context.Context, s subject) string {
 }
 
 // choose returns the subjects to measure.
-func (p *programs) choose(ctx context.Context, o *options, dir string) (chosen []subject) {
+func (p *programs) choose(ctx context.Context, o *options) (chosen []subject) {
 	for _, s := range subjects {
-		wanted := len(o.Subjects) == 0 && (s.name != slipstreamIPTables || p.hasIPTables(ctx, dir))
+		wanted := len(o.Subjects) == 0 && (s.name != slipstreamIPTables || p.hasIPTables(ctx))
 		for _, name := range o.Subjects {
 			wanted = wanted || name == s.name
 		}
@@ -104,12 +104,14 @@ func (p *programs) choose(ctx context.Context, o *options, dir string) (chosen [
 	return chosen
 }
 
-// hasIPTables says whether this slipstream has an iptables mode: whether it takes a
-// configuration that asks for it.
-func (p *programs) hasIPTables(ctx context.Context, dir string) bool {
+// modesInHelp is where 'slipstream run --help' lists the modes.
+var modesInHelp = regexp.MustCompile(`--proxy-mode string +proxy mode: ([^(\n]*)`)
+
+// hasIPTables says whether this slipstream has an iptables mode.
+func (p *programs) hasIPTables(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	file := filepath.Join(dir, "iptables-mode.yaml")
-	defer os.Remove(file)
-	return exec.CommandContext(ctx, p.slipstream, "run", "--proxy-mode=iptables", "--write-config-to="+file).Run() == nil
+	help, err := exec.CommandContext(ctx, p.slipstream, "run", "--help").Output()
+	modes := modesInHelp.FindSubmatch(help)
+	return err == nil && modes != nil && strings.Contains(string(modes[1]), "iptables")
 }
