@@ -25,7 +25,7 @@ build: ## Build bin/slipstream, a static binary
 	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernel (root)
-	$(GO) run ./test/runner ./...
+	$(GO) run ./test/runner -timeout 25m ./...
 	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more (root)
