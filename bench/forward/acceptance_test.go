@@ -4,47 +4,39 @@ package forward
 
 import (
 	"context"
-	"math"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/stats"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// runSeconds is how long a run of iperf3 takes here. A run's value is its best
-// tenth of a second: other work on the machine can only slow it down, and in two
-// seconds it mostly leaves alone one tenth at least.
-const runSeconds = 2
+// Times of a turn of a stream that goes on meanwhile.
+const (
+	settling = 30 * time.Millisecond // until the first packets are past the threshold
+	counting = 50 * time.Millisecond // how long what is sent is counted
+)
 
 // The acceptance test of KEP-4963: one Service with one backend, iperf3 with the
 // fast path and without in turns, until a test of significance says that with it
-// more arrives. Only that relation is tested, and no time. GSO, TSO and GRO are
-// off, so that each packet has to be forwarded.
+// more gets through. Only that relation is tested, and no time. GSO, TSO and GRO
+// are off, so that each packet has to be forwarded.
 //
-// It looks at the data after 10, 20, 40 and 80 pairs, each time at a quarter of the
-// level, and so is wrong once in a hundred times at most (Bonferroni). On a quiet
-// machine the first look is enough; 40 pairs have not been beside ten other processes.
+// The turns are those of one connection, and short: what else the machine does, and
+// how this connection happens to go, then slows both of a pair alike. It looks at the
+// data after 50, 100, 200, 400, 800 and 1,600 pairs, each time at a sixth of the
+// level, and so is wrong once in a hundred times at most (Bonferroni).
 func TestStreamIsFaster(t *testing.T) {
 	const level = 0.01
-	looks := []int{10, 20, 40, 80}
-	w := acceptance(t)
-	undo, err := w.separate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := undo(); err != nil {
-			t.Error(err)
-		}
-	}()
-	var off, on []float64
+	looks := []int{50, 100, 200, 400, 800, 1600}
+	s := startStream(t, true)
 	for _, pairs := range looks {
-		w.pairs(t, pairs, &off, &on)
-		if p := chance(t, on, off); p < level/float64(len(looks)) {
+		s.pairs(pairs)
+		if p := s.chance(s.on, s.off); p < level/float64(len(looks)) {
 			return
 		}
 	}
-	t.Errorf("with the fast path it is not significantly faster after %d pairs", len(on))
+	t.Errorf("with the fast path it is not significantly faster after %d pairs", len(s.on))
 }
 
 // The same with full-size segments aggregated: the node forwards one packet where
@@ -52,60 +44,134 @@ func TestStreamIsFaster(t *testing.T) {
 // fast path saves drowns in the noise. Here it is only not to be slower.
 func TestAggregatedStreamIsNotSlower(t *testing.T) {
 	const level = 0.001 // by chance it fails once in a thousand times
-	w := acceptance(t)
-	var off, on []float64
-	w.pairs(t, 10, &off, &on)
-	if p := chance(t, off, on); p < level {
+	s := startStream(t, false)
+	s.pairs(50)
+	if p := s.chance(s.off, s.on); p < level {
 		t.Errorf("with the fast path it is slower, p = %.2g", p)
 	}
 }
 
-// chance is how probable it is that the first values are so much greater by chance.
-func chance(t *testing.T, first, second []float64) float64 {
-	t.Helper()
-	p, err := stats.MannWhitney(first, second, stats.Greater)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d pairs: medians %.2f and %.2f Gbit/s, p = %.2g", len(first), stats.Median(first)/1e9, stats.Median(second)/1e9, p)
-	return p
+// ongoing is a stream of iperf3 that takes the slow path and the fast one in turns.
+type ongoing struct {
+	*world
+	t       *testing.T
+	off, on []float64  // bit/s, by pair of turns
+	passed  [2]passage // in all turns on the slow path, and on the fast one
+	ended   chan error
 }
 
-// acceptance is a world with a server for streams.
-func acceptance(t *testing.T) *world {
+// startStream starts a stream, each packet of which goes alone if they are to be
+// separate. It begins on the fast path: a connection's packets are counted if they
+// were when it began.
+func startStream(t *testing.T, separate bool) *ongoing {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("takes a minute or three; not with -short")
 	}
 	kerneltest.Require(t, kerneltest.Flowtable)
-	w := testWorld(t, Options{Nodes: 1, Family: FamilyIPv4})
-	server, err := w.streamServer(t.Context())
+	s := &ongoing{world: testWorld(t, Options{Nodes: 1, Family: FamilyIPv4}), t: t, ended: make(chan error, 1)}
+	server, err := s.streamServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Kill() })
-	return w
+	if separate {
+		undo, err := s.separate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := undo(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := s.set(Settings[2]); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		const seconds = 3600 // longer than all turns
+		_, err := s.stream(ctx, seconds)
+		s.ended <- err
+	}()
+	t.Cleanup(func() { cancel(); <-s.ended })
+	s.flowing()
+	return s
 }
 
-// pairs adds runs of iperf3 until there are n of each setting.
-func (w *world) pairs(t *testing.T, n int, off, on *[]float64) {
-	t.Helper()
-	settings := []Setting{Settings[0], Settings[2]}
-	all := []*[]float64{off, on}
-	for len(*off) < n {
-		for _, i := range order(len(settings), len(*off)) {
-			var s streamed
-			_, slow, err := w.turn(t.Context(), settings[i], func(ctx context.Context, _ Setting) (_ values, err error) {
-				s, err = w.stream(ctx, runSeconds)
-				return nil, err
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if want := 1 - float64(i); math.Abs(slow-want) > 0.1 {
-				t.Fatalf("%s: %.3f of the packets took the slow path", settings[i].Name, slow)
-			}
-			*all[i] = append(*all[i], s.best)
+// flowing waits until there is a second of the stream.
+func (s *ongoing) flowing() {
+	s.t.Helper()
+	const packets = 1000
+	before, _ := sent(s.t, s.client)
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if now, _ := sent(s.t, s.client); now-before > packets*1500 {
+			break
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatal("iperf3 sends nothing")
 		}
 	}
+	time.Sleep(time.Second)
+}
+
+// pairs adds turns until there are n of each setting.
+func (s *ongoing) pairs(n int) {
+	s.t.Helper()
+	all := []*[]float64{&s.off, &s.on}
+	for len(s.off) < n {
+		for _, i := range order(len(all), len(s.off)) {
+			*all[i] = append(*all[i], s.turn(i))
+		}
+	}
+}
+
+// turn is how much is sent in a turn, in bit/s: on the slow path (0) or the fast one
+// (1).
+func (s *ongoing) turn(path int) float64 {
+	s.t.Helper()
+	// Not by world.set, which has conntrack forget the connection.
+	if err := s.nodes[0].path.set([]Setting{Settings[0], Settings[2]}[path].Threshold); err != nil {
+		s.t.Fatal(err)
+	}
+	time.Sleep(settling)
+	before, err := passageOf(s.nodes[0].Node)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	bytes, _ := sent(s.t, s.client)
+	start := time.Now()
+	time.Sleep(counting)
+	bytesAfter, _ := sent(s.t, s.client)
+	took := time.Since(start)
+	after, err := passageOf(s.nodes[0].Node)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.passed[path].arrived += after.arrived - before.arrived
+	s.passed[path].slow += after.slow - before.slow
+	select {
+	case err := <-s.ended:
+		s.ended <- err
+		s.t.Fatal("the stream has ended: ", err)
+	default:
+	}
+	return 8 * float64(bytesAfter-bytes) / took.Seconds()
+}
+
+// chance is how probable it is that the first values are so much greater by chance.
+// Packets must have gone the ways that they were to go; some are merged on them.
+func (s *ongoing) chance(first, second []float64) float64 {
+	s.t.Helper()
+	off, on := passage{}.share(s.passed[0]), passage{}.share(s.passed[1])
+	if off < 0.8 || on > 0.1 {
+		s.t.Fatalf("of the packets, %.3f took the slow path when they should, and %.3f when they should not", off, on)
+	}
+	p, err := stats.Sign(first, second)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Logf("%d pairs: medians %.2f and %.2f Gbit/s, p = %.2g", len(first), stats.Median(first)/1e9, stats.Median(second)/1e9, p)
+	return p
 }
