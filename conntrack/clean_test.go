@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
@@ -318,8 +319,8 @@ func found(t *testing.T) (*table, []netlink.Message) {
 func TestAnotherID(t *testing.T) {
 	tab, deletions := found(t)
 	id := []byte{0}
-	for typ, payload := range attributes(deletions[0].Data[4:]) {
-		if typ == ctaID {
+	for typ, payload := range ctnetlink.Attributes(deletions[0].Data[4:]) {
+		if typ == ctnetlink.ID {
 			id = payload
 		}
 	}
@@ -383,8 +384,8 @@ func TestLeftovers(t *testing.T) {
 	tab := crowd(t, 10)
 	tab.clean(stale("10.96.0.10:53", crowdBackend(2).String()))
 	for _, m := range []netlink.Message{
-		{Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Dump}, Data: header(ipv4)},
-		{Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Acknowledge}, Data: header(ipv4)},
+		{Header: netlink.Header{Type: ctnetlink.MsgGet, Flags: netlink.Request | netlink.Dump}, Data: header(ipv4)},
+		{Header: netlink.Header{Type: ctnetlink.MsgGet, Flags: netlink.Request | netlink.Acknowledge}, Data: header(ipv4)},
 	} {
 		if _, err := tab.sock.Send(m); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
@@ -142,7 +143,7 @@ func refused(err error) bool {
 func (c *Conn) dump(f family, attributes []byte, visit func(data []byte)) error {
 	c.drain()
 	_, err := c.sock.Send(netlink.Message{
-		Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Dump},
+		Header: netlink.Header{Type: ctnetlink.MsgGet, Flags: netlink.Request | netlink.Dump},
 		Data:   append(header(f), attributes...),
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ package conntrack
 import (
 	"net/netip"
 
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
@@ -55,9 +56,9 @@ func (f family) parse(b []byte) (ip [16]byte, ok bool) {
 // ipAttributes are the family's attributes for addresses in a tuple.
 func (f family) ipAttributes() (src, dst uint16) {
 	if f == ipv4 {
-		return ctaIPv4Src, ctaIPv4Dst
+		return ctnetlink.IPv4Src, ctnetlink.IPv4Dst
 	}
-	return ctaIPv6Src, ctaIPv6Dst
+	return ctnetlink.IPv6Src, ctnetlink.IPv6Dst
 }
 
 func (f family) String() string {

@@ -4,6 +4,7 @@ package conntrack
 
 import (
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
@@ -28,22 +29,22 @@ func (e *entry) parse(data []byte) (ok bool) {
 	}
 	e.family = family(data[0])
 	var reply []byte
-	for typ, payload := range attributes(data[len(header(0)):]) {
+	for typ, payload := range ctnetlink.Attributes(data[len(header(0)):]) {
 		switch typ {
-		case ctaTupleOrig:
+		case ctnetlink.TupleOrig:
 			e.original = payload
-		case ctaTupleReply:
+		case ctnetlink.TupleReply:
 			reply = payload
-		case ctaID:
+		case ctnetlink.ID:
 			e.id = payload
-		case ctaZone:
+		case ctnetlink.Zone:
 			e.zone = payload
 		}
 	}
 	src, dst := e.family.ipAttributes()
 	var okReply bool
-	e.protocol, e.destination, ok = parseTuple(e.original, e.family, dst, ctaProtoDstPort)
-	_, e.replies, okReply = parseTuple(reply, e.family, src, ctaProtoSrcPort)
+	e.protocol, e.destination, ok = parseTuple(e.original, e.family, dst, ctnetlink.ProtoDstPort)
+	_, e.replies, okReply = parseTuple(reply, e.family, src, ctnetlink.ProtoSrcPort)
 	return ok && okReply && len(e.id) == 4
 }
 
@@ -52,12 +53,12 @@ func (e *entry) parse(data []byte) (ok bool) {
 // the whole table; parse accepts no such entry.)
 func (e *entry) deletion() (netlink.Message, error) {
 	a := netlink.NewAttributeEncoder()
-	a.Bytes(ctaTupleOrig|unix.NLA_F_NESTED, e.original)
-	a.Bytes(ctaID, e.id)
+	a.Bytes(ctnetlink.TupleOrig|unix.NLA_F_NESTED, e.original)
+	a.Bytes(ctnetlink.ID, e.id)
 	if e.zone != nil {
-		a.Bytes(ctaZone, e.zone)
+		a.Bytes(ctnetlink.Zone, e.zone)
 	}
-	return request(msgDelete, netlink.Acknowledge, e.family, a)
+	return request(ctnetlink.MsgDelete, netlink.Acknowledge, e.family, a)
 }
 
 // header is the fixed part of a message (struct nfgenmsg), as the start of its

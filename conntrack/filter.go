@@ -4,6 +4,7 @@ package conntrack
 
 import (
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
@@ -47,24 +48,24 @@ func (c *common) flags(address, port uint32) (flags uint32) {
 // compares the parts that are flagged. What the kernel does not do right is left
 // out.
 func (f *filter) attributes(family family, p desired.Protocol, able abilities) ([]byte, error) {
-	original := f.to.flags(filterIPDst, filterDstPort) | filterProto
-	reply := f.replies.flags(filterIPSrc, filterSrcPort)
+	original := f.to.flags(ctnetlink.FilterIPDst, ctnetlink.FilterDstPort) | ctnetlink.FilterProto
+	reply := f.replies.flags(ctnetlink.FilterIPSrc, ctnetlink.FilterSrcPort)
 	if !able.addresses {
-		original &^= filterIPDst
-		reply &^= filterIPSrc
+		original &^= ctnetlink.FilterIPDst
+		reply &^= ctnetlink.FilterIPSrc
 	}
 	if !able.replies {
 		reply = 0
 	}
 	if reply != 0 {
-		reply |= filterProto // ports are not taken without
+		reply |= ctnetlink.FilterProto // ports are not taken without
 	}
 	a := netlink.NewAttributeEncoder()
-	encodeTuple(a, ctaTupleOrig, family, p, nil, &f.to.endpoint)
-	encodeTuple(a, ctaTupleReply, family, p, &f.replies.endpoint, nil)
-	a.Nested(ctaFilter, func(a *netlink.AttributeEncoder) error {
-		a.Uint32(ctaFilterOrigFlags, original) // unlike most of netfilter, in the machine's byte order
-		a.Uint32(ctaFilterReplyFlags, reply)
+	encodeTuple(a, ctnetlink.TupleOrig, family, p, nil, &f.to.endpoint)
+	encodeTuple(a, ctnetlink.TupleReply, family, p, &f.replies.endpoint, nil)
+	a.Nested(ctnetlink.Filter, func(a *netlink.AttributeEncoder) error {
+		a.Uint32(ctnetlink.FilterOrigFlags, original) // unlike most of netfilter, in the machine's byte order
+		a.Uint32(ctnetlink.FilterReplyFlags, reply)
 		return nil
 	})
 	return a.Encode()

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"golang.org/x/sys/unix"
 )
@@ -44,16 +45,16 @@ const (
 func (c *Conn) probe(f family) (able abilities, err error) {
 	to := endpoint{probeAddress[f].As16(), probePort}
 	from := endpoint{to.ip, uint16(1024 + rand.IntN(60_000))}
-	if err := c.ask(msgNew, netlink.Create|netlink.Excl, f, func(a *netlink.AttributeEncoder) {
-		encodeTuple(a, ctaTupleOrig, f, desired.UDP, &from, &to)
-		encodeTuple(a, ctaTupleReply, f, desired.UDP, &to, &from)
-		a.Bytes(ctaTimeout, binary.BigEndian.AppendUint32(nil, probeTimeout))
+	if err := c.ask(ctnetlink.MsgNew, netlink.Create|netlink.Excl, f, func(a *netlink.AttributeEncoder) {
+		encodeTuple(a, ctnetlink.TupleOrig, f, desired.UDP, &from, &to)
+		encodeTuple(a, ctnetlink.TupleReply, f, desired.UDP, &to, &from)
+		a.Bytes(ctnetlink.Timeout, binary.BigEndian.AppendUint32(nil, probeTimeout))
 	}); err != nil {
 		return able, fmt.Errorf("making an entry to probe filters with: %w", err)
 	}
 	defer func() {
-		e := c.ask(msgDelete, 0, f, func(a *netlink.AttributeEncoder) {
-			encodeTuple(a, ctaTupleOrig, f, desired.UDP, &from, &to)
+		e := c.ask(ctnetlink.MsgDelete, 0, f, func(a *netlink.AttributeEncoder) {
+			encodeTuple(a, ctnetlink.TupleOrig, f, desired.UDP, &from, &to)
 		})
 		if e != nil && !errors.Is(e, unix.ENOENT) {
 			err = errors.Join(err, fmt.Errorf("deleting the entry to probe filters with: %w", e))

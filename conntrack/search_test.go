@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
@@ -156,8 +157,8 @@ func FuzzEntry(f *testing.F) {
 		}
 		// A deletion without a tuple would empty the table.
 		var sent entry
-		for typ, payload := range attributes(m.Data[4:]) {
-			if typ == ctaTupleOrig {
+		for typ, payload := range ctnetlink.Attributes(m.Data[4:]) {
+			if typ == ctnetlink.TupleOrig {
 				sent.original = payload
 			}
 		}

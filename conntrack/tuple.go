@@ -4,11 +4,10 @@ package conntrack
 
 import (
 	"encoding/binary"
-	"iter"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
-	"golang.org/x/sys/unix"
 )
 
 // A tuple is the protocol, source and destination of packets in one direction.
@@ -17,7 +16,7 @@ import (
 func encodeTuple(a *netlink.AttributeEncoder, typ uint16, f family, p desired.Protocol, src, dst *endpoint) {
 	ipSrc, ipDst := f.ipAttributes()
 	a.Nested(typ, func(a *netlink.AttributeEncoder) error {
-		a.Nested(ctaTupleIP, func(a *netlink.AttributeEncoder) error {
+		a.Nested(ctnetlink.TupleIP, func(a *netlink.AttributeEncoder) error {
 			if src != nil {
 				a.Bytes(ipSrc, f.wire(src.ip))
 			}
@@ -26,13 +25,13 @@ func encodeTuple(a *netlink.AttributeEncoder, typ uint16, f family, p desired.Pr
 			}
 			return nil
 		})
-		a.Nested(ctaTupleProto, func(a *netlink.AttributeEncoder) error {
-			a.Uint8(ctaProtoNum, uint8(p))
+		a.Nested(ctnetlink.TupleProto, func(a *netlink.AttributeEncoder) error {
+			a.Uint8(ctnetlink.ProtoNum, uint8(p))
 			if src != nil {
-				a.Bytes(ctaProtoSrcPort, binary.BigEndian.AppendUint16(nil, src.port))
+				a.Bytes(ctnetlink.ProtoSrcPort, binary.BigEndian.AppendUint16(nil, src.port))
 			}
 			if dst != nil {
-				a.Bytes(ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, dst.port))
+				a.Bytes(ctnetlink.ProtoDstPort, binary.BigEndian.AppendUint16(nil, dst.port))
 			}
 			return nil
 		})
@@ -43,18 +42,18 @@ func encodeTuple(a *netlink.AttributeEncoder, typ uint16, f family, p desired.Pr
 // parseTuple reads one end of a tuple, that of the two attributes.
 func parseTuple(b []byte, f family, ipType, portType uint16) (p desired.Protocol, e endpoint, ok bool) {
 	var hasIP, hasPort bool
-	for typ, payload := range attributes(b) {
+	for typ, payload := range ctnetlink.Attributes(b) {
 		switch typ {
-		case ctaTupleIP:
-			for typ, payload := range attributes(payload) {
+		case ctnetlink.TupleIP:
+			for typ, payload := range ctnetlink.Attributes(payload) {
 				if typ == ipType {
 					e.ip, hasIP = f.parse(payload)
 				}
 			}
-		case ctaTupleProto:
-			for typ, payload := range attributes(payload) {
+		case ctnetlink.TupleProto:
+			for typ, payload := range ctnetlink.Attributes(payload) {
 				switch {
-				case typ == ctaProtoNum && len(payload) == 1:
+				case typ == ctnetlink.ProtoNum && len(payload) == 1:
 					p = desired.Protocol(payload[0])
 				case typ == portType && len(payload) == 2:
 					e.port, hasPort = binary.BigEndian.Uint16(payload), true
@@ -63,19 +62,4 @@ func parseTuple(b []byte, f family, ipType, portType uint16) (p desired.Protocol
 		}
 	}
 	return p, e, hasIP && hasPort
-}
-
-// attributes walks netlink attributes in place, as there may be a hundred
-// thousand entries. A truncated attribute ends the walk: the kernel sends none.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(typ uint16, payload []byte) bool) {
-		for len(b) >= unix.SizeofNlAttr {
-			n := int(binary.NativeEndian.Uint16(b))
-			typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-			if n < unix.SizeofNlAttr || n > len(b) || !yield(typ, b[unix.SizeofNlAttr:n]) {
-				return
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -47,14 +48,14 @@ func (c *Conn) List() (all []Flow, err error) {
 // only during the call.
 func (c *Conn) Each(visit func(*Flow)) error {
 	a := netlink.NewAttributeEncoder()
-	a.Bytes(ctaStatus, binary.BigEndian.AppendUint32(nil, statusOffload))
-	a.Bytes(ctaStatusMask, binary.BigEndian.AppendUint32(nil, statusOffload))
+	a.Bytes(ctnetlink.Status, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
+	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
 	attributes, err := a.Encode()
 	if err != nil {
 		return err
 	}
 	_, err = c.sock.Send(netlink.Message{
-		Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Dump},
+		Header: netlink.Header{Type: ctnetlink.MsgGet, Flags: netlink.Request | netlink.Dump},
 		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, attributes...),
 	})
 	if err != nil {

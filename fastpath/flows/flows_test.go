@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
@@ -21,37 +22,37 @@ func entry(t *testing.T, status uint32, src, dst, backend, back string, began ui
 	a.ByteOrder = binary.BigEndian
 	put := func(typ uint16, from, to netip.AddrPort) {
 		a.Nested(typ, func(a *netlink.AttributeEncoder) error {
-			a.Nested(ctaTupleIP, func(a *netlink.AttributeEncoder) error {
-				s, d := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+			a.Nested(ctnetlink.TupleIP, func(a *netlink.AttributeEncoder) error {
+				s, d := uint16(ctnetlink.IPv4Src), uint16(ctnetlink.IPv4Dst)
 				if from.Addr().Is6() {
-					s, d = ctaIPv6Src, ctaIPv6Dst
+					s, d = ctnetlink.IPv6Src, ctnetlink.IPv6Dst
 				}
 				a.Bytes(s, from.Addr().AsSlice())
 				a.Bytes(d, to.Addr().AsSlice())
 				return nil
 			})
-			a.Nested(ctaTupleProto, func(a *netlink.AttributeEncoder) error {
-				a.Uint8(ctaProtoNum, 6)
-				a.Uint16(ctaProtoSrcPort, from.Port())
-				a.Uint16(ctaProtoDstPort, to.Port())
+			a.Nested(ctnetlink.TupleProto, func(a *netlink.AttributeEncoder) error {
+				a.Uint8(ctnetlink.ProtoNum, 6)
+				a.Uint16(ctnetlink.ProtoSrcPort, from.Port())
+				a.Uint16(ctnetlink.ProtoDstPort, to.Port())
 				return nil
 			})
 			return nil
 		})
 	}
-	put(ctaTupleOrig, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst))
-	put(ctaTupleReply, netip.MustParseAddrPort(backend), netip.MustParseAddrPort(back))
-	a.Uint32(ctaStatus, status)
-	for typ, n := range map[uint16]uint64{ctaCountersOrig: 7, ctaCountersReply: 9} {
+	put(ctnetlink.TupleOrig, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst))
+	put(ctnetlink.TupleReply, netip.MustParseAddrPort(backend), netip.MustParseAddrPort(back))
+	a.Uint32(ctnetlink.Status, status)
+	for typ, n := range map[uint16]uint64{ctnetlink.CountersOrig: 7, ctnetlink.CountersReply: 9} {
 		a.Nested(typ, func(a *netlink.AttributeEncoder) error {
-			a.Uint64(ctaCountersPackets, n)
-			a.Uint64(ctaCountersBytes, n*1000)
+			a.Uint64(ctnetlink.CountersPackets, n)
+			a.Uint64(ctnetlink.CountersBytes, n*1000)
 			return nil
 		})
 	}
 	if began != 0 {
-		a.Nested(ctaTimestamp, func(a *netlink.AttributeEncoder) error {
-			a.Uint64(ctaTimestampStart, began)
+		a.Nested(ctnetlink.Timestamp, func(a *netlink.AttributeEncoder) error {
+			a.Uint64(ctnetlink.TimestampStart, began)
 			return nil
 		})
 	}
@@ -64,7 +65,7 @@ func entry(t *testing.T, status uint32, src, dst, backend, back string, began ui
 
 func TestParse(t *testing.T) {
 	var f Flow
-	m := entry(t, 0x18e|statusOffload|statusHWOffload, "[fd00::1]:40000", "[fd00:96::10]:80", "[fd00::2]:8080", "[fd00::9]:1234", 1_700_000_000_000_000_001)
+	m := entry(t, 0x18e|ctnetlink.StatusOffload|ctnetlink.StatusHWOffload, "[fd00::1]:40000", "[fd00:96::10]:80", "[fd00::2]:8080", "[fd00::9]:1234", 1_700_000_000_000_000_001)
 	if !f.parse(m) {
 		t.Fatal("it is not taken for an offloaded connection")
 	}

@@ -3,51 +3,11 @@
 package flows
 
 import (
-	"encoding/binary"
-	"iter"
 	"net/netip"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
-	"golang.org/x/sys/unix"
-)
-
-// msgGet asks for entries (enum cntl_msg_types).
-const msgGet = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
-
-// Attributes of an entry (enum ctattr_type), of its tuples, counters and
-// timestamp.
-const (
-	ctaTupleOrig     = 1
-	ctaTupleReply    = 2
-	ctaStatus        = 3
-	ctaCountersOrig  = 9
-	ctaCountersReply = 10
-	ctaTimestamp     = 20
-	ctaStatusMask    = 26 // Linux 5.15
-
-	ctaTupleIP    = 1
-	ctaTupleProto = 2
-
-	ctaIPv4Src = 1
-	ctaIPv4Dst = 2
-	ctaIPv6Src = 3
-	ctaIPv6Dst = 4
-
-	ctaProtoNum     = 1
-	ctaProtoSrcPort = 2
-	ctaProtoDstPort = 3
-
-	ctaCountersPackets = 1
-	ctaCountersBytes   = 2
-
-	ctaTimestampStart = 1
-)
-
-// Bits of an entry's status (enum ip_conntrack_status).
-const (
-	statusOffload   = 1 << 14
-	statusHWOffload = 1 << 15
 )
 
 // tuple is the protocol and the two ends of packets in one direction.
@@ -66,22 +26,22 @@ func (f *Flow) parse(data []byte) (ok bool) {
 	*f = Flow{}
 	var original, reply tuple
 	var okOriginal, okReply, offloaded bool
-	for typ, b := range attributes(data[header:]) {
+	for typ, b := range ctnetlink.Attributes(data[header:]) {
 		switch typ {
-		case ctaTupleOrig:
+		case ctnetlink.TupleOrig:
 			original, okOriginal = parseTuple(b)
-		case ctaTupleReply:
+		case ctnetlink.TupleReply:
 			reply, okReply = parseTuple(b)
-		case ctaStatus:
+		case ctnetlink.Status:
 			status := number(b)
-			offloaded, f.Hardware = status&statusOffload != 0, status&statusHWOffload != 0
-		case ctaCountersOrig:
+			offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
+		case ctnetlink.CountersOrig:
 			f.Sent = parseCount(b)
-		case ctaCountersReply:
+		case ctnetlink.CountersReply:
 			f.Received = parseCount(b)
-		case ctaTimestamp:
-			for typ, b := range attributes(b) {
-				if ns := number(b); typ == ctaTimestampStart && ns != 0 {
+		case ctnetlink.Timestamp:
+			for typ, b := range ctnetlink.Attributes(b) {
+				if ns := number(b); typ == ctnetlink.TimestampStart && ns != 0 {
 					f.Began = time.Unix(0, int64(ns))
 				}
 			}
@@ -95,19 +55,19 @@ func parseTuple(b []byte) (t tuple, ok bool) {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
 	ports := 0
-	for typ, b := range attributes(b) {
-		for inner, b := range attributes(b) {
+	for typ, b := range ctnetlink.Attributes(b) {
+		for inner, b := range ctnetlink.Attributes(b) {
 			switch {
-			case typ == ctaTupleIP && (inner == ctaIPv4Src || inner == ctaIPv6Src):
+			case typ == ctnetlink.TupleIP && (inner == ctnetlink.IPv4Src || inner == ctnetlink.IPv6Src):
 				src, _ = netip.AddrFromSlice(b)
-			case typ == ctaTupleIP && (inner == ctaIPv4Dst || inner == ctaIPv6Dst):
+			case typ == ctnetlink.TupleIP && (inner == ctnetlink.IPv4Dst || inner == ctnetlink.IPv6Dst):
 				dst, _ = netip.AddrFromSlice(b)
-			case typ == ctaTupleProto && inner == ctaProtoNum:
+			case typ == ctnetlink.TupleProto && inner == ctnetlink.ProtoNum:
 				t.protocol = desired.Protocol(number(b))
-			case typ == ctaTupleProto && inner == ctaProtoSrcPort:
+			case typ == ctnetlink.TupleProto && inner == ctnetlink.ProtoSrcPort:
 				srcPort = uint16(number(b))
 				ports++
-			case typ == ctaTupleProto && inner == ctaProtoDstPort:
+			case typ == ctnetlink.TupleProto && inner == ctnetlink.ProtoDstPort:
 				dstPort = uint16(number(b))
 				ports++
 			}
@@ -118,11 +78,11 @@ func parseTuple(b []byte) (t tuple, ok bool) {
 }
 
 func parseCount(b []byte) (c Count) {
-	for typ, b := range attributes(b) {
+	for typ, b := range ctnetlink.Attributes(b) {
 		switch typ {
-		case ctaCountersPackets:
+		case ctnetlink.CountersPackets:
 			c.Packets = number(b)
-		case ctaCountersBytes:
+		case ctnetlink.CountersBytes:
 			c.Bytes = number(b)
 		}
 	}
@@ -138,19 +98,4 @@ func number(b []byte) (n uint64) {
 		n = n<<8 | uint64(x)
 	}
 	return n
-}
-
-// attributes walks netlink attributes in place, as there may be a hundred thousand
-// entries. A truncated attribute ends the walk: the kernel sends none.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.SizeofNlAttr {
-			n := int(binary.NativeEndian.Uint16(b))
-			typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-			if n < unix.SizeofNlAttr || n > len(b) || !yield(typ, b[unix.SizeofNlAttr:n]) {
-				return
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-	}
 }
