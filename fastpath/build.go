@@ -126,7 +126,7 @@ type found struct {
 
 func (c *Controller) look() (f found, err error) {
 	err = errors.Join(
-		undisturbed(func() error {
+		nfnl.Undisturbed(func() error {
 			f.sets, f.compatible = map[string]bool{}, true
 			return c.conn.Sets(table, func(got nfnl.Set) {
 				for _, want := range c.sets() {
@@ -137,7 +137,7 @@ func (c *Controller) look() (f found, err error) {
 				}
 			})
 		}),
-		undisturbed(func() error {
+		nfnl.Undisturbed(func() error {
 			f.chains = nil
 			return c.conn.Chains(table, func(chain nfnl.ChainInfo) { f.chains = append(f.chains, chain.Name) })
 		}),
@@ -150,7 +150,7 @@ func (c *Controller) look() (f found, err error) {
 
 // readFlowtable reads our flowtable; nil when the kernel does not show it.
 func readFlowtable(conn *nfnl.Conn) (f *nfnl.FlowtableInfo, err error) {
-	err = undisturbed(func() error {
+	err = nfnl.Undisturbed(func() error {
 		f = nil
 		return conn.Flowtables(table, func(got nfnl.FlowtableInfo) {
 			if got.Name == flowtableName {
@@ -159,14 +159,4 @@ func readFlowtable(conn *nfnl.Conn) (f *nfnl.FlowtableInfo, err error) {
 		})
 	})
 	return f, err
-}
-
-// undisturbed reads again when somebody changed the ruleset meanwhile.
-func undisturbed(read func() error) (err error) {
-	for range 100 {
-		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
-			break
-		}
-	}
-	return err
 }

@@ -146,7 +146,7 @@ func replaceFlowtable(conn *nfnl.Conn, b *nfnl.Batch, f *nfnl.Flowtable) error {
 }
 
 func readRules(conn *nfnl.Conn) (all []nfnl.RuleBody, err error) {
-	err = undisturbed(func() error {
+	err = nfnl.Undisturbed(func() error {
 		all = nil
 		return conn.RuleBodies(table, func(r nfnl.RuleBody) {
 			all = append(all, nfnl.RuleBody{Chain: r.Chain, Expressions: slices.Clone(r.Expressions), UserData: slices.Clone(r.UserData)})

@@ -24,7 +24,7 @@ func ReadServices(netns int) (flows.Services, error) {
 	all := flows.Services{}
 	for i := range families {
 		set := families[i].frontends.Name
-		e := undisturbed(func() error {
+		e := nfnl.Undisturbed(func() error {
 			return conn.Elements(table, set, func(e nfnl.Element) {
 				if k, ok := parseFrontendKey(e.Key); ok {
 					all[k] = string(e.Comment)

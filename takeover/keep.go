@@ -4,14 +4,14 @@ package takeover
 
 import "fmt"
 
-// keptChain is a chain of kube-proxy's that stays because of a rule of somebody else's.
+// keptChain is a chain that stays because of a rule of somebody else's.
 type keptChain struct {
 	chain string
 	user  string // the chain with that rule
 }
 
-func (k keptChain) describe(table string) error {
-	return fmt.Errorf("kube-proxy's chain %s in %s stays: a rule in chain %s, which is not kube-proxy's, leads there", k.chain, table, k.user)
+func (k keptChain) describe(owner, table string) error {
+	return fmt.Errorf("%s's chain %s in %s stays: a rule in chain %s, which is not %[1]s's, leads there", owner, k.chain, table, k.user)
 }
 
 // keeper finds out which chains have to stay.

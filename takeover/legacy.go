@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeLegacy removes kube-proxy's chains from iptables-legacy, which the kernel calls
+// removeLegacy removes the owner's chains from iptables-legacy, which the kernel calls
 // x_tables.
 func (o Options) removeLegacy() {
 	for i := range xFamilies {
 		f := &xFamilies[i]
 		tables, err := f.tables()
 		if err != nil {
-			o.failed(fmt.Errorf("looking for kube-proxy's chains in %s: %w", f.command, err))
+			o.failed(fmt.Errorf("looking for %s's chains in %s: %w", o.owner.Name, f.command, err))
 			continue
 		}
 		for _, name := range iptablesTables {
@@ -32,31 +32,31 @@ func (o Options) removeLegacy() {
 	}
 }
 
-// removeXChains removes kube-proxy's chains from one table.
+// removeXChains removes the owner's chains from one table.
 func (o Options) removeXChains(f *xFamily, name string) {
 	what := fmt.Sprintf("%s table %s", f.command, name)
-	plan, err := f.removeChains(name)
+	plan, err := f.removeChains(name, o.owner)
 	if err != nil {
-		o.failed(fmt.Errorf("removing kube-proxy's chains from %s: %w", what, err))
+		o.failed(fmt.Errorf("removing %s's chains from %s: %w", o.owner.Name, what, err))
 		return
 	}
 	for _, k := range plan.kept {
-		o.stays(k.describe(what))
+		o.stays(k.describe(o.owner.Name, what))
 	}
 	if plan.any() {
 		o.removed(fmt.Sprintf("%d chains of %s", plan.chains, what))
 	}
 }
 
-// removeChains takes kube-proxy's chains from a table, and says which. Nobody is kept
+// removeChains takes an owner's chains from a table, and says which. Nobody is kept
 // waiting where there are none.
-func (f *xFamily) removeChains(name string) (*xPlan, error) {
+func (f *xFamily) removeChains(name string, owner *Owner) (*xPlan, error) {
 	s, err := f.open()
 	if err != nil {
 		return nil, err
 	}
 	defer s.close()
-	plan, err := s.settled(name, func(*xPlan) error { return nil })
+	plan, err := s.settled(name, owner, func(*xPlan) error { return nil })
 	if err != nil || !plan.any() {
 		return plan, err
 	}
@@ -65,7 +65,7 @@ func (f *xFamily) removeChains(name string) (*xPlan, error) {
 		return nil, err
 	}
 	defer unlock()
-	return s.settled(name, func(p *xPlan) error {
+	return s.settled(name, owner, func(p *xPlan) error {
 		if !p.any() {
 			return nil
 		}
@@ -75,11 +75,11 @@ func (f *xFamily) removeChains(name string) (*xPlan, error) {
 
 // settled reads a table and does something about it; again when somebody who did not
 // take the lock changed it meanwhile.
-func (s *xSocket) settled(name string, do func(*xPlan) error) (plan *xPlan, err error) {
+func (s *xSocket) settled(name string, owner *Owner, do func(*xPlan) error) (plan *xPlan, err error) {
 	for range 5 {
 		var t *xTable
 		if t, err = s.read(name); err == nil {
-			plan = planX(t)
+			plan = planX(t, owner)
 			err = do(plan)
 		}
 		if !errors.Is(err, unix.EAGAIN) {

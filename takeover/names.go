@@ -7,7 +7,7 @@ import "strings"
 // tableName is the name of kube-proxy's nftables tables.
 const tableName = "kube-proxy"
 
-// iptablesTables are the tables of iptables in which kube-proxy has chains. Those of
+// iptablesTables are the tables of iptables in which owners have chains. Those of
 // nat go first, so that no mark is set when what acts on it is gone.
 var iptablesTables = []string{"nat", "filter", "mangle"}
 
@@ -59,9 +59,6 @@ func isKubeProxy(chain string) bool {
 func isHash(text string) bool {
 	return len(text) == 16 && strings.Trim(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
 }
-
-// isOwnJump says whether a rule that leads from one chain to another is kube-proxy's own.
-func isOwnJump(from, to string) bool { return builtin[from] && entered[to] }
 
 // ipsets are the sets of IPVS mode, without the prefixes for IPv4 and IPv6.
 var ipsets = []string{

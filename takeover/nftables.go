@@ -14,24 +14,18 @@ import (
 
 var families = []nfnl.Family{nfnl.IPv4, nfnl.IPv6}
 
-// removeNFTables removes what is in the kernel's nf_tables: the tables of nftables mode,
-// and the chains of the others where iptables works by way of nf_tables.
+// removeNFTables removes what is in the kernel's nf_tables: the tables of kube-proxy's
+// nftables mode, and an owner's chains where iptables works by way of nf_tables.
 func (o Options) removeNFTables() {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
-		o.failed(fmt.Errorf("looking for what kube-proxy left in nf_tables: %w", err))
+		o.failed(fmt.Errorf("looking for what %s left in nf_tables: %w", o.owner.Name, err))
 		return
 	}
 	defer conn.Close()
 	for _, family := range families {
-		table := nfnl.Table{Family: family, Name: tableName}
-		switch removed, err := removeTable(conn, table); {
-		case isMissing(err): // no nf_tables, or not of this family
+		if o.owner == &kubeProxy && !o.removeTable(conn, nfnl.Table{Family: family, Name: tableName}) {
 			continue
-		case err != nil:
-			o.failed(fmt.Errorf("removing kube-proxy's nftables table %s %s: %w", table.Family, table.Name, err))
-		case removed:
-			o.removed(fmt.Sprintf("nftables table %s %s", table.Family, table.Name))
 		}
 		for _, name := range iptablesTables {
 			o.removeChains(conn, nfnl.Table{Family: family, Name: name})
@@ -49,6 +43,19 @@ func isMissing(err error) bool {
 	return false
 }
 
+// removeTable removes a table, unless the kernel has no nf_tables of its family.
+func (o Options) removeTable(conn *nfnl.Conn, table nfnl.Table) (able bool) {
+	switch removed, err := removeTable(conn, table); {
+	case isMissing(err):
+		return false
+	case err != nil:
+		o.failed(fmt.Errorf("removing %s's nftables table %s %s: %w", o.owner.Name, table.Family, table.Name, err))
+	case removed:
+		o.removed(fmt.Sprintf("nftables table %s %s", table.Family, table.Name))
+	}
+	return true
+}
+
 func removeTable(conn *nfnl.Conn, table nfnl.Table) (removed bool, err error) {
 	if _, err := conn.Table(table); err != nil {
 		if errors.Is(err, unix.ENOENT) {
@@ -61,16 +68,16 @@ func removeTable(conn *nfnl.Conn, table nfnl.Table) (removed bool, err error) {
 	return true, conn.Commit(0, &batch)
 }
 
-// removeChains removes kube-proxy's chains from a table of iptables-nft.
+// removeChains removes the owner's chains from a table of iptables-nft.
 func (o Options) removeChains(conn *nfnl.Conn, table nfnl.Table) {
 	name := fmt.Sprintf("iptables-nft table %s %s", table.Family, table.Name)
-	plan, err := tryChains(conn, table)
+	plan, err := tryChains(conn, table, o.owner)
 	for _, k := range plan.kept {
-		o.stays(k.describe(name))
+		o.stays(k.describe(o.owner.Name, name))
 	}
 	switch {
 	case err != nil:
-		o.failed(fmt.Errorf("removing kube-proxy's chains from %s: %w", name, err))
+		o.failed(fmt.Errorf("removing %s's chains from %s: %w", o.owner.Name, name, err))
 		return
 	case len(plan.chains) == 0 && len(plan.jumps) == 0:
 		return
@@ -88,9 +95,9 @@ const (
 )
 
 // tryChains plans what goes from a table, and does it.
-func tryChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) {
+func tryChains(conn *nfnl.Conn, table nfnl.Table, owner *Owner) (plan chainsPlan, err error) {
 	for try := 1; ; try++ {
-		if plan, err = planChains(conn, table); err == nil && len(plan.chains)+len(plan.jumps) > 0 {
+		if plan, err = planChains(conn, table, owner); err == nil && len(plan.chains)+len(plan.jumps) > 0 {
 			err = plan.run(conn)
 		}
 		if try == maxTries || !isDisturbance(err) {
@@ -113,19 +120,19 @@ type chainsPlan struct {
 	kept   []keptChain
 }
 
-// ownJump is a rule of kube-proxy's in a built-in chain.
+// ownJump is an owner's rule in a built-in chain.
 type ownJump struct {
 	chain  string
 	handle uint64
 }
 
-func planChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) {
+func planChains(conn *nfnl.Conn, table nfnl.Table, owner *Owner) (plan chainsPlan, err error) {
 	plan.table = table
 	var all, others []string
-	err = undisturbed(func() error {
+	err = nfnl.Undisturbed(func() error {
 		all, others = nil, nil
 		return conn.Chains(table, func(c nfnl.ChainInfo) {
-			if isKubeProxy(c.Name) {
+			if owner.Chain(c.Name) {
 				all = append(all, c.Name)
 			} else {
 				others = append(others, c.Name)
@@ -143,8 +150,8 @@ func planChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) 
 		}
 		for _, j := range jumps {
 			switch {
-			case !isKubeProxy(j.To):
-			case isOwnJump(chain, j.To):
+			case !owner.Chain(j.To):
+			case owner.jump(chain, j.To):
 				plan.jumps = append(plan.jumps, ownJump{chain, j.Handle})
 			default:
 				plan.kept = append(plan.kept, keptChain{j.To, chain})
@@ -165,21 +172,11 @@ func planChains(conn *nfnl.Conn, table nfnl.Table) (plan chainsPlan, err error) 
 
 // jumpsIn are the jumps in a chain.
 func jumpsIn(conn *nfnl.Conn, table nfnl.Table, chain string) (all []nfnl.RuleJump, err error) {
-	err = undisturbed(func() error {
+	err = nfnl.Undisturbed(func() error {
 		all = nil
 		return conn.RuleJumps(table, chain, func(j nfnl.RuleJump) { all = append(all, j) })
 	})
 	return all, err
-}
-
-// undisturbed reads again when somebody commits meanwhile.
-func undisturbed(read func() error) (err error) {
-	for range maxTries {
-		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
-			break
-		}
-	}
-	return err
 }
 
 // run takes the jumps away in one transaction: from then on nothing reaches the chains.

@@ -22,6 +22,7 @@ type Options struct {
 	// nil.
 	Failed func(error)
 
+	owner *Owner
 	again *bool // set when something failed that may go well another time
 }
 
@@ -38,6 +39,7 @@ const (
 // tried again. Failed is told the same thing once. Call it when all Services are
 // programmed; it needs CAP_NET_ADMIN. It is for one goroutine at a time.
 func Run(ctx context.Context, o Options) {
+	o.owner = &kubeProxy
 	repeat(ctx, o, drainPeriod, func(o Options) bool { return o.remove(true) })
 }
 
@@ -76,6 +78,24 @@ func repeat(ctx context.Context, o Options, first time.Duration, attempt func(Op
 // also what connections are still using. The error joins all that Options.Failed is
 // told. It needs CAP_NET_ADMIN.
 func Remove(o Options) error {
+	o.owner = &kubeProxy
+	return o.collect(func(o Options) { o.remove(false) })
+}
+
+// RemoveChains removes an owner's chains of iptables, and the owner's jumps to them, from
+// the tables nat, filter and mangle of both families and both variants, in the calling
+// thread's network namespace. A chain to which a rule of somebody else's leads stays. The
+// error joins all that Options.Failed is told. It needs CAP_NET_ADMIN, and no command.
+func RemoveChains(of Owner, o Options) error {
+	o.owner = &of
+	return o.collect(func(o Options) {
+		o.removeNFTables()
+		o.removeLegacy()
+	})
+}
+
+// collect joins all that fails in remove.
+func (o Options) collect(remove func(Options)) error {
 	var errs []error
 	failed := o.Failed
 	o.Failed = func(err error) {
@@ -84,7 +104,7 @@ func Remove(o Options) error {
 			failed(err)
 		}
 	}
-	o.remove(false)
+	remove(o)
 	return errors.Join(errs...)
 }
 

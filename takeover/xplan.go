@@ -10,12 +10,12 @@ import (
 // hookNames are the built-in chains by number of the hook (NF_INET_PRE_ROUTING ...).
 var hookNames = [xHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// xPlan is what is left of a table when kube-proxy's chains are gone.
+// xPlan is what is left of a table when an owner's chains are gone.
 type xPlan struct {
 	table  *xTable
 	left   []int // indices of the entries that stay
 	chains int   // how many go
-	jumps  int   // how many rules of kube-proxy's in others' chains go
+	jumps  int   // how many of its rules in others' chains go
 	kept   []keptChain
 }
 
@@ -54,7 +54,7 @@ func (t *xTable) chains() (all []xChain) {
 }
 
 // planX says what goes from a table.
-func planX(t *xTable) *xPlan {
+func planX(t *xTable, owner *Owner) *xPlan {
 	p := &xPlan{table: t}
 	chains := t.chains()
 	at := map[int]string{} // chain by where jumps lead
@@ -68,14 +68,14 @@ func planX(t *xTable) *xPlan {
 	keep := keeper{}
 	gone := make([]bool, len(t.entries))
 	for _, c := range chains {
-		if isKubeProxy(c.name) {
+		if owner.Chain(c.name) {
 			continue
 		}
 		for i := c.first; i <= c.last; i++ {
 			to := at[t.entries[i].jump]
 			switch {
-			case !isKubeProxy(to):
-			case isOwnJump(c.name, to):
+			case !owner.Chain(to):
+			case owner.jump(c.name, to):
 				gone[i] = true
 				p.jumps++
 			default:
@@ -94,7 +94,7 @@ func planX(t *xTable) *xPlan {
 		return nil
 	})
 	for _, c := range chains {
-		if !isKubeProxy(c.name) || keep.keep[c.name] {
+		if !owner.Chain(c.name) || keep.keep[c.name] {
 			continue
 		}
 		p.chains++

@@ -39,7 +39,7 @@ func (b *Backend) outline(s *schema) (o outline, err error) {
 	bases := map[string]hash.Hash64{}
 	rules := map[string]hash.Hash64{}
 	err = errors.Join(
-		undisturbed(func() error {
+		nfnl.Undisturbed(func() error {
 			o.chains = nil
 			clear(bases)
 			return b.conn.Chains(s.table, func(c nfnl.ChainInfo) {
@@ -49,7 +49,7 @@ func (b *Backend) outline(s *schema) (o outline, err error) {
 				}
 			})
 		}),
-		undisturbed(func() error {
+		nfnl.Undisturbed(func() error {
 			o.remembered = map[string]int{}
 			clear(rules)
 			return b.conn.Rules(s.table, func(r nfnl.RuleInfo) {

@@ -201,7 +201,7 @@ func (b *Backend) look(s *schema) (found, error) {
 	l.table = true
 	var err error
 	l.outline, err = b.outline(s)
-	err = errors.Join(err, undisturbed(func() error {
+	err = errors.Join(err, nfnl.Undisturbed(func() error {
 		clear(l.sets)
 		l.compatible = true
 		return b.conn.Sets(s.table, func(got nfnl.Set) {
@@ -217,16 +217,6 @@ func (b *Backend) look(s *schema) (found, error) {
 		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
 	return l, nil
-}
-
-// undisturbed reads again when somebody changed the ruleset meanwhile.
-func undisturbed(read func() error) (err error) {
-	for range 100 {
-		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
-			break
-		}
-	}
-	return err
 }
 
 func sameType(a, b nfnl.Set) bool {

@@ -14,6 +14,20 @@ import (
 // that what was read may be of two minds. Read again.
 var ErrInterrupted = errors.New("the ruleset changed while it was read")
 
+// undisturbedTries is how often [Undisturbed] reads at the most.
+const undisturbedTries = 100
+
+// Undisturbed reads until nobody has changed the ruleset meanwhile. After a hundred
+// times it gives up, with [ErrInterrupted].
+func Undisturbed(read func() error) (err error) {
+	for range undisturbedTries {
+		if err = read(); !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
 // Generation is the number of transactions the kernel's ruleset (of the
 // network namespace) has seen; it wraps and is never 0.
 func (c *Conn) Generation() (gen uint32, err error) {
