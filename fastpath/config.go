@@ -106,6 +106,10 @@ type Config struct {
 	// Refresh is how often all connections pass the slow path once, see
 	// [DefaultRefresh]; 0 is the default, and less is never.
 	Refresh time.Duration
+
+	// NoHardware is told why hardware does not take flows although Hardware is On; the
+	// same reason once. Nil where nobody is to be told but the log.
+	NoHardware func(error)
 }
 
 // ErrUnsupported says that the kernel has no flowtables, or not those for nf_tables

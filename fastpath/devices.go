@@ -149,8 +149,8 @@ func (c *Controller) wantsHardware() bool {
 }
 
 func (c *Controller) refusedHardware(err error) {
-	if c.config.Hardware == On {
-		c.complain(err, "Fast path: no hardware offload, connections take the fast path in software")
+	if c.config.Hardware == On && c.complain(err, "Fast path: no hardware offload, connections take the fast path in software") && c.config.NoHardware != nil {
+		c.config.NoHardware(err)
 	}
 }
 
@@ -264,11 +264,12 @@ func (c *Controller) member(set *nfnl.Set, d nfnl.Device, interval func(nfnl.Tab
 	}
 }
 
-// complain logs an error, once for as long as nothing else is to be said in these
-// words.
-func (c *Controller) complain(err error, message string) {
-	if err != nil && c.said[message] != err.Error() {
+// complain logs an error, once for as long as nothing else is to be said in these words.
+// It returns whether it did.
+func (c *Controller) complain(err error, message string) (news bool) {
+	if news = err != nil && c.said[message] != err.Error(); news {
 		c.said[message] = err.Error()
 		klog.ErrorS(err, message)
 	}
+	return news
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -230,7 +231,8 @@ func TestManyInterfaces(t *testing.T) {
 func TestHardware(t *testing.T) {
 	for _, h := range []Hardware{Auto, On, Off} {
 		t.Run(h.String(), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold, Hardware: h})
+			var told atomic.Int64
+			w := newWorld(t, Config{Threshold: threshold, Hardware: h, NoHardware: func(error) { told.Add(1) }})
 			s := w.stream(lab.TCP, web, false)
 			w.fast(s)
 			if f, _ := s.flow(); f.Hardware {
@@ -241,6 +243,9 @@ func TestHardware(t *testing.T) {
 			}
 			if said := len(w.said) > 0; said != (h == On) {
 				t.Errorf("it complains: %t", said)
+			}
+			if n := told.Load(); n > 1 || n == 1 != (h == On) {
+				t.Errorf("it tells %d times", n)
 			}
 		})
 	}

@@ -27,6 +27,7 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 // newFastPath makes a controller. Where the kernel has no flowtables it returns
 // nil, having said so: nothing else depends on it.
 func newFastPath(c fastpath.Config, tell events.Recorder) (*fastpath.Controller, error) {
+	c.NoHardware = func(err error) { tell.Warning(events.HardwareOffloadUnavailable, err.Error()) }
 	ctl, err := fastpath.New(c)
 	if errors.Is(err, fastpath.ErrUnsupported) {
 		tell.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
