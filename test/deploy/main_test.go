@@ -12,8 +12,8 @@ import (
 func TestMain(m *testing.M) {
 	container.Init()
 	code := m.Run()
-	if imageRoot != "" {
-		os.RemoveAll(imageRoot)
+	for _, dir := range imageRoots {
+		os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }

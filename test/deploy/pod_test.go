@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -29,22 +31,44 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// imageRoot is where rootFS has made something that is to be removed.
-var imageRoot string
+// imageRoots are what is to be removed of what image has made.
+var imageRoots []string
 
-// rootFS is the image's root file system, made once.
-var rootFS = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "slipstream-rootfs-")
+// image makes an image's root file system, once.
+func image(args ...string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		dir, err := os.MkdirTemp("", "slipstream-rootfs-")
+		if err != nil {
+			return "", err
+		}
+		imageRoots = append(imageRoots, dir)
+		out, err := exec.Command("../../deploy/rootfs.sh", append(args, dir)...).CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("rootfs.sh: %w: %s", err, out)
+		}
+		return dir, nil
+	})
+}
+
+// rootFS is the root file system of the image, and rootFSIPTables that of the one for
+// iptables mode.
+var (
+	rootFS         = image()
+	rootFSIPTables = image("--iptables")
+)
+
+// imagePath is what the image says of where programs are.
+func imagePath() (string, error) {
+	text, err := os.ReadFile("../../deploy/Dockerfile")
 	if err != nil {
 		return "", err
 	}
-	imageRoot = dir
-	out, err := exec.Command("../../deploy/rootfs.sh", dir).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("rootfs.sh: %w: %s", err, out)
+	path := regexp.MustCompile(`(?m)^ENV (PATH=.*)$`).FindSubmatch(text)
+	if path == nil {
+		return "", errors.New("Dockerfile: no PATH")
 	}
-	return dir, nil
-})
+	return string(path[1]), nil
+}
 
 // pod is the DaemonSet's pod on the node.
 type pod struct {
@@ -70,10 +94,16 @@ func (p *pod) output() string {
 }
 
 // numbers are those of the capabilities that the manifests name.
-var numbers = map[corev1.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN}
+var numbers = map[corev1.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW}
 
 // newPod prepares a DaemonSet's pod, with all that its volumes say.
 func newPod(c *cluster, all objects, daemonSet string) *pod {
+	c.Helper()
+	return newPodOf(c, all, daemonSet, rootFS)
+}
+
+// newPodOf is newPod with another image.
+func newPodOf(c *cluster, all objects, daemonSet string, rootFS func() (string, error)) *pod {
 	c.Helper()
 	var set appsv1.DaemonSet
 	c.check(runtime.DefaultUnstructuredConverter.FromUnstructured(all.get(c, "DaemonSet "+daemonSet).Object, &set))
@@ -89,6 +119,8 @@ func newPod(c *cluster, all objects, daemonSet string) *pod {
 		},
 	}
 	c.check(os.CopyFS(p.run.Root, os.DirFS(image)))
+	path, err := imagePath()
+	c.check(err)
 	p.run.Capabilities = p.capabilities()
 	for _, m := range main.VolumeMounts {
 		p.run.Mounts[m.MountPath] = container.Mount{Source: p.volume(all, m.Name), ReadOnly: m.ReadOnly}
@@ -98,7 +130,7 @@ func newPod(c *cluster, all objects, daemonSet string) *pod {
 		p.run.Command = append(p.run.Command, env.Replace(word))
 	}
 	host, port := apiServer.Addr().String(), fmt.Sprint(apiServer.Port())
-	p.run.Env = []string{"NODE_NAME=" + c.node.Name(), "KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}
+	p.run.Env = []string{path, "NODE_NAME=" + c.node.Name(), "KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}
 	c.check(p.run.Prepare())
 	return p
 }

@@ -76,6 +76,32 @@ func TestPod(t *testing.T) {
 	})
 }
 
+// TestPodIPTables runs the pod in iptables mode, with the image that has iptables, where
+// the node uses each of the two.
+func TestPodIPTables(t *testing.T) {
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			c := newCluster(t)
+			all := chart(t, "config: {mode: iptables, clusterCIDR: 10.244.0.0/16, nodePortAddresses: [primary]}")
+			c.applyAll(all)
+			client, address := c.service()
+			c.command("iptables-" + variant + " -w 10 -t mangle -N KUBE-IPTABLES-HINT")
+			p := newPodOf(c, all, "slipstream", rootFSIPTables)
+			p.start()
+			c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
+			c.await("the Service", func() error { _, err := client.Connect(lab.TCP, address); return err })
+			if rules := c.command("iptables-" + variant + "-save -t nat"); !strings.Contains(rules, "SLIP-SERVICES") {
+				t.Errorf("iptables-%s has no rules of Slipstream's:\n%s", variant, rules)
+			}
+			for line := range strings.Lines(p.output()) {
+				if strings.HasPrefix(line, "E") || strings.HasPrefix(line, "W") {
+					t.Errorf("in the log: %s", line)
+				}
+			}
+		})
+	}
+}
+
 // TestCapabilities runs the pod without each of its capabilities: none can be left out.
 func TestCapabilities(t *testing.T) {
 	c := newCluster(t)
