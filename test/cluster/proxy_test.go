@@ -103,11 +103,11 @@ func (w *world) nft(n *site.Node) string {
 	return string(out)
 }
 
-// noSlipstream fails the test if Slipstream has tables on a node.
+// noSlipstream fails the test if Slipstream has tables or chains on a node.
 func (w *world) noSlipstream(n *site.Node) {
 	w.Helper()
 	for line := range strings.Lines(w.nft(n)) {
-		if strings.HasPrefix(line, "table ") && strings.Contains(line, "slipstream") {
+		if strings.HasPrefix(line, "table ") && strings.Contains(line, "slipstream") || strings.Contains(line, "SLIP-") {
 			w.Errorf("%s still has %s", n.Name(), line)
 		}
 	}

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -56,31 +57,38 @@ func (s *swapped) grows() {
 	s.run.more(20)
 }
 
-// inPlace starts a proxy in kube-proxy's place: by its name, and with the configuration
-// file that stands for a kind of it. Where that is iptables, no mode is set, as kubeadm has
-// it; Slipstream is in nftables mode then.
-func inPlace(kind proxies.Kind) func(*proxies.Options) {
+// inPlace starts a proxy in kube-proxy's place: by its name, and with the same
+// configuration file, in which the mode is.
+func inPlace(mode string) func(*proxies.Options) {
 	return func(o *proxies.Options) {
 		o.AsKubeProxy = true
-		o.Configure = func(config map[string]any) {
-			if kind == proxies.KubeProxyIPTables {
-				config["mode"] = ""
-			}
-		}
+		o.Configure = func(config map[string]any) { config["mode"] = mode }
 	}
 }
 
 // TestSwap replaces kube-proxy on nodes in use by Slipstream, and Slipstream by kube-proxy
-// again, and nothing else. No connection fails meanwhile, and none is cut.
+// again, and nothing else. No connection fails meanwhile, and none is cut. Where no mode is
+// set, as kubeadm has it, kube-proxy is in iptables mode and Slipstream in nftables mode.
 func TestSwap(t *testing.T) {
-	for _, kind := range []proxies.Kind{proxies.KubeProxyNFTables, proxies.KubeProxyIPTables} {
-		t.Run(string(kind), func(t *testing.T) {
+	for _, test := range []struct {
+		name, mode string
+		kind       proxies.Kind
+	}{
+		{"nftables", "nftables", proxies.KubeProxyNFTables},
+		{"iptables", "iptables", proxies.KubeProxyIPTables},
+		{"no mode", "", proxies.KubeProxyIPTables},
+	} {
+		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t)
+			kind := test.kind
 			if kind == proxies.KubeProxyIPTables {
 				kerneltest.Require(t, kerneltest.IPTablesNFT)
 			}
+			if test.mode == "iptables" {
+				kerneltest.Require(t, kerneltest.IPSet)
+			}
 			s := newSwapped(w)
-			before := w.startEverywhere(kind, inPlace(kind))
+			before := w.startEverywhere(kind, inPlace(test.mode))
 			s.use()
 
 			// There.
@@ -90,7 +98,7 @@ func TestSwap(t *testing.T) {
 					t.Fatalf("%s: nothing of kube-proxy's is found", n.Name())
 				}
 				w.stop(before[i])
-				after = append(after, w.start(proxies.Slipstream, n, inPlace(kind)))
+				after = append(after, w.start(proxies.Slipstream, n, inPlace(test.mode)))
 			}
 			for _, n := range w.Nodes {
 				w.until("nothing of kube-proxy's is left on "+n.Name(), func() error {
@@ -104,7 +112,7 @@ func TestSwap(t *testing.T) {
 			s.run.fine("after the swap")
 
 			// And back.
-			w.startEverywhere(kind, inPlace(kind))
+			w.startEverywhere(kind, inPlace(test.mode))
 			for _, n := range w.Nodes {
 				w.untilProgrammed(kind, n, s.svc)
 			}
@@ -152,6 +160,9 @@ func (w *world) leftovers(n *site.Node) []string {
 	return found
 }
 
+// ofOthers are rules of iptables that are not kube-proxy's.
+var ofOthers = regexp.MustCompile(`(?m)^-A SLIP-.*$`)
+
 // untilProgrammed waits until kube-proxy has a Service on a node, whoever else has it too.
 func (w *world) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Service) {
 	w.Helper()
@@ -174,7 +185,8 @@ func (w *world) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Ser
 			if err != nil {
 				return err
 			}
-			if ip := site.ClusterIP(svc, families[i]).Addr(); !strings.Contains(string(out), ip.String()) {
+			theirs := ofOthers.ReplaceAllString(string(out), "")
+			if ip := site.ClusterIP(svc, families[i]).Addr(); !strings.Contains(theirs, ip.String()) {
 				return fmt.Errorf("%s knows nothing of %v", strings.Join(list, " "), ip)
 			}
 		}
