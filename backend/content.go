@@ -26,6 +26,9 @@ type Content struct {
 	Faults []string
 }
 
+// faultPrefix is what the lines of faults start with.
+const faultPrefix = "fault: "
+
 // NewContent is an empty content.
 func NewContent() *Content {
 	return &Content{
@@ -105,7 +108,7 @@ func (c *Content) Lines() []string {
 		all = append(all, fmt.Sprintf("ServiceCIDR %s", p))
 	}
 	for _, f := range c.Faults {
-		all = append(all, "fault: "+f)
+		all = append(all, faultPrefix+f)
 	}
 	slices.Sort(all)
 	return all

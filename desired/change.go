@@ -40,8 +40,8 @@ type Change struct {
 	// dropped.
 	ServiceCIDRs PrefixChange
 
-	// HealthChecks are the ports for health checks of load balancers. They
-	// are not for the backend.
+	// HealthChecks are the ports for health checks of load balancers. A
+	// backend does not answer there, but may have to let in who asks.
 	HealthChecks []HealthCheck
 
 	// StaleFlows tell which entries of conntrack keep traffic from where it
@@ -56,7 +56,7 @@ type Change struct {
 // Empty says that there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty()
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && len(c.HealthChecks) == 0
 }
 
 // FrontendChange is a frontend that is new (no Old), gone (no New) or

@@ -56,20 +56,8 @@ func (s *State) collect() *Change {
 // among the others, with Port 0.
 func (s *State) Full() *Change {
 	last := s.collect()
-	c := &Change{Problems: last.Problems, Local: last.Local}
-	c.Frontends = make([]FrontendChange, 0, len(s.frontends))
-	for _, f := range s.frontends {
-		c.Frontends = append(c.Frontends, FrontendChange{New: f.told})
-	}
-	c.Pools = make([]PoolChange, 0, len(s.pools))
-	for _, p := range s.pools {
-		if p != nil {
-			c.Pools = append(c.Pools, p.full())
-		}
-	}
-	c.ClusterIPs = s.clusterIPs.full()
-	c.HairpinIPs = s.hairpins.full()
-	c.ServiceCIDRs = s.serviceCIDRs.full()
+	c := s.Told()
+	c.Problems = last.Problems
 	for _, h := range last.HealthChecks {
 		if h.Port == 0 {
 			c.HealthChecks = append(c.HealthChecks, h)
@@ -81,5 +69,28 @@ func (s *State) Full() *Change {
 		}
 	}
 	c.StaleFlows = s.allFlows()
+	return c
+}
+
+// Told is the content as the last Change or Full left it, as the Change from nothing
+// to it: what the kernel has, if it took that. What has come since is not in it, nor is
+// anything that is not for the backend. It changes nothing.
+func (s *State) Told() *Change {
+	c := &Change{Local: s.toldLocal}
+	c.Frontends = make([]FrontendChange, 0, len(s.frontends))
+	for _, f := range s.frontends {
+		if f.told != nil {
+			c.Frontends = append(c.Frontends, FrontendChange{New: f.told})
+		}
+	}
+	c.Pools = make([]PoolChange, 0, len(s.pools))
+	for _, p := range s.pools {
+		if p != nil && p.told {
+			c.Pools = append(c.Pools, p.full())
+		}
+	}
+	c.ClusterIPs = s.clusterIPs.full()
+	c.HairpinIPs = s.hairpins.full()
+	c.ServiceCIDRs = s.serviceCIDRs.full()
 	return c
 }

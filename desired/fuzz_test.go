@@ -28,8 +28,13 @@ func checkSequence(input []byte) error {
 	var w desiredtest.World
 	s := New(config)
 	kernel := newModel()
-	for c.More() {
+	for step := 1; c.More(); step++ {
 		w.Step(c, s)
+		if step%16 == 0 {
+			if err := checkTold(s, kernel); err != nil {
+				return err
+			}
+		}
 		if c.Below(3) > 0 {
 			continue // let some more events come together
 		}
@@ -72,6 +77,23 @@ func checkSequence(input []byte) error {
 		return fmt.Errorf("no local endpoints: %+v, by changes: %+v", recounted, counted)
 	}
 	return checkResidue(s, &w)
+}
+
+// checkTold returns an error unless what a State says it has told is what the kernel
+// has, whatever has come since.
+func checkTold(s *State, kernel *model) error {
+	told := newModel()
+	if err := told.apply(s.Told()); err != nil {
+		return fmt.Errorf("told: %w", err)
+	}
+	told.health = kernel.health
+	if kernel.local == (LocalTraffic{}) { // nothing has been told yet
+		told.local = kernel.local
+	}
+	if got, want := told.String(), kernel.String(); got != want {
+		return fmt.Errorf("told is\n%s\n\nby changes:\n%s", got, want)
+	}
+	return nil
 }
 
 // checkResidue returns an error when a State remembers more than it has to: of

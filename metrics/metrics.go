@@ -20,6 +20,7 @@ import (
 type Metrics struct {
 	registry     *prometheus.Registry
 	kubeProxy    kubeProxy
+	verify       verify
 	syncDuration map[string]prometheus.Observer // SyncDuration's children
 
 	// SyncDuration is the time that programming a change took, in seconds,
@@ -60,6 +61,7 @@ func New() *Metrics {
 	m := &Metrics{
 		registry:  prometheus.NewRegistry(),
 		kubeProxy: newKubeProxy(),
+		verify:    newVerify(),
 		SyncDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "sync_duration_seconds",
 			Help: "Time that programming the kernel took, by kind: full or change.",

@@ -26,6 +26,7 @@ func complete(mode string) *Metrics {
 	m := New()
 	m.OnMode(mode)
 	m.OnBuild("v1.2.3")
+	m.OnVerify()
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func(visit func(*flows.Flow)) error { visit(&flows.Flow{}); return nil },
 		func(desired.FrontendKey) (desired.ServicePort, bool) { return desired.ServicePort{}, false })

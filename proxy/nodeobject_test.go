@@ -109,19 +109,26 @@ func (l *logged) count(text string) int {
 	return strings.Count(l.text.String(), text)
 }
 
-// TestNoPodCIDRs has a Node without ranges for pods be told once, where they are needed.
-func TestNoPodCIDRs(t *testing.T) {
+// readLog has klog write to what is returned until the test ends.
+func readLog(t *testing.T) *logged {
+	t.Helper()
 	var log logged
 	var flags flag.FlagSet
 	klog.InitFlags(&flags)
-	if err := flags.Parse([]string{"-logtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+	if err := flags.Parse([]string{"-logtostderr=false", "-stderrthreshold=FATAL", "-one_output"}); err != nil {
 		t.Fatal(err)
 	}
 	klog.SetOutput(&log)
 	t.Cleanup(func() {
 		klog.SetOutput(bytes.NewBuffer(nil))
-		_ = flags.Parse([]string{"-logtostderr=true"})
+		_ = flags.Parse([]string{"-logtostderr=true", "-one_output=false"})
 	})
+	return &log
+}
+
+// TestNoPodCIDRs has a Node without ranges for pods be told once, where they are needed.
+func TestNoPodCIDRs(t *testing.T) {
+	log := readLog(t)
 	without := node("here", func(*corev1.Node) {})
 	with := node("here", func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.244.1.0/24"} })
 	for i, c := range []struct {

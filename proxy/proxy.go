@@ -32,6 +32,12 @@ type Options struct {
 	// damaged what was programmed.
 	CheckPeriod time.Duration
 
+	// VerifyPeriod is how often all that the kernel has is compared with what was
+	// programmed, in the background and with low priority; 0 for never. OpenReader
+	// makes what reads it. It is called by other goroutines.
+	VerifyPeriod time.Duration
+	OpenReader   func() (Reader, error)
+
 	// NodeAddresses delivers all addresses of this node, as a
 	// nodeaddr.Watcher does: once soon, and again when they are others. Nil
 	// when none are needed.
@@ -100,6 +106,7 @@ type Proxy struct {
 	eligibility eligibility
 	node        nodeObject
 	besides     besides
+	verifying   verifying
 }
 
 // New makes a loop. State and backend are the loop's from now on.
@@ -133,7 +140,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer check.Stop()
 	hold := time.NewTimer(0)
 	defer hold.Stop()
+	p.startVerifying()
 	for {
+		p.begin()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -152,6 +161,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-check.C:
 			p.check()
 			p.checkFastPath()
+		case <-p.verifying.overdue():
+			p.verifying.due = true
+		case s := <-p.verifying.look:
+			p.seen(s)
 		}
 		if !p.pending || !p.synced || !p.addressed {
 			continue
@@ -303,6 +316,7 @@ func (p *Proxy) apply(c *desired.Change) error {
 	if !p.full {
 		about = families(c)
 	}
+	p.verifying.touched.note(c, p.full)
 	start := time.Now()
 	stats, err := apply(c)
 	took := time.Since(start)

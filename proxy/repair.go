@@ -21,23 +21,27 @@ func (p *Proxy) check() {
 	}
 	switch err := p.backend.Check(); {
 	case errors.Is(err, backend.ErrDamaged):
-		klog.ErrorS(err, "Programming everything again")
-		p.metrics.Repairs.Inc()
-		p.warn("Damaged", err)
-		p.queued()
-		p.full = true
-		p.notUntil = time.Time{}
-		// At once, unless somebody does it again and again.
-		if time.Since(p.repaired) < quietAfterRepair {
-			p.notUntil = time.Now().Add(p.repairs.Step())
-		} else {
-			p.repairs = newBackoff()
-		}
-		p.repaired = time.Now()
+		p.damaged(err)
 	case errors.Is(err, backend.ErrDue):
 		p.queued()
 		p.full = true
 	case err != nil:
 		klog.ErrorS(err, "Could not check what is programmed")
 	}
+}
+
+// damaged has damage be repaired: at once, unless somebody does it again and again.
+func (p *Proxy) damaged(err error) {
+	klog.ErrorS(err, "Programming everything again")
+	p.metrics.Repairs.Inc()
+	p.warn("Damaged", err)
+	p.queued()
+	p.full = true
+	p.notUntil = time.Time{}
+	if time.Since(p.repaired) < quietAfterRepair {
+		p.notUntil = time.Now().Add(p.repairs.Step())
+	} else {
+		p.repairs = newBackoff()
+	}
+	p.repaired = time.Now()
 }

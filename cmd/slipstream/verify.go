@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
@@ -40,7 +39,10 @@ the kernel has, in whatever mode. It changes nothing, and needs no running proxy
 
 Each difference is a line: "-" is what should be there, "+" is what there is instead.
 The exit code is 1 if there are differences. A difference that lasts for less than a
-few seconds is none: the proxy may just be at work.`,
+few seconds is none: the proxy may just be at work.
+
+'slipstream run' does the same from time to time with --verify-period, and repairs what
+it finds.`,
 		Example: `  slipstream verify --config /var/lib/kube-proxy/config.conf --hostname-override node-1
   slipstream verify --manifests /etc/slipstream`,
 		Args: cobra.NoArgs,
@@ -74,15 +76,11 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	b, err := modes[c.Mode()](c)
+	reader, err := openReader(c, nil)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	reader, ok := b.(backend.Reader)
-	if !ok {
-		return nil, fmt.Errorf("what mode %s has programmed cannot be read back", c.Mode())
-	}
+	defer func() { err = errors.Join(err, reader.Close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := watchObjects(ctx, objects, desired.New(desiredConfig(c, node)))
@@ -95,30 +93,15 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		if err != nil {
 			return nil, err
 		}
-		if lines = byObject(diff, full); len(lines) == 0 {
+		lines = nil
+		for _, d := range backend.Differings(diff, full) {
+			lines = append(lines, d.String())
+		}
+		if len(lines) == 0 {
 			break
 		}
 	}
 	return lines, nil
-}
-
-// byObject puts the Service that a difference is about in front of it.
-func byObject(diff string, full *desired.Change) (lines []string) {
-	services := map[string]desired.ServicePort{}
-	for _, f := range full.Frontends {
-		services[f.Key().String()] = f.New.Service
-	}
-	for line := range strings.Lines(diff) {
-		line = strings.TrimSpace(line)
-		if len(line) > 2 {
-			key, _, _ := strings.Cut(line[2:], " -> ")
-			if s, known := services[key]; known {
-				line = fmt.Sprintf("%s Service %s: %s", line[:1], s, line[2:])
-			}
-		}
-		lines = append(lines, line)
-	}
-	return lines
 }
 
 // watched is a state that learns of objects and of the node's addresses.

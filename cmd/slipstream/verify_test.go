@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
@@ -31,6 +32,66 @@ func TestVerify(t *testing.T) {
 		t.Errorf("error %v, output:\n%s", err, out)
 	}
 	t.Log(out)
+}
+
+// misdirect has a Service's connections to 10.244.1.10 go to 10.244.1.12 instead: a
+// shell command for each mode. What is there is as much as before, so only who looks at
+// all of it notices.
+var misdirect = map[string]string{
+	config.NFTables: `
+		key=$(nft list map ip slipstream endpoints | grep -oE '[^{},]+ : 10\.244\.1\.10 \. ' | sed 's/ :.*//')
+		nft "delete element ip slipstream endpoints { $key }; add element ip slipstream endpoints { $key : 10.244.1.12 . 8080 }"`,
+	config.IPTables: `
+		iptables-legacy -t mangle -N KUBE-IPTABLES-HINT || true # it does not use the other variant for that
+		iptables-nft-save -t nat | sed s/10.244.1.10:8080/10.244.1.12:8080/ | iptables-nft-restore`,
+}
+
+// TestVerifyInBackground has a running proxy find and repair, in each mode, what somebody
+// else has changed in a way that no check notices.
+func TestVerifyInBackground(t *testing.T) {
+	needs := map[string][]kerneltest.Feature{
+		config.NFTables: {kerneltest.NFTBinary},
+		config.IPTables: {kerneltest.IPTablesNFT, kerneltest.IPSet},
+	}
+	for _, mode := range modeNames() {
+		t.Run(mode, func(t *testing.T) {
+			kerneltest.Require(t, needs[mode]...)
+			s := newSite(t)
+			s.save("web.yaml", web(0, 1))
+			s.run("--proxy-mode", mode, "--metrics-bind-address", "127.0.0.1:10249", "--check-period", "20ms", "--verify-period", "200ms")
+			s.untilReached("web-0", "web-1")
+			s.until("it has verified", func() bool {
+				return strings.Contains(s.log.String(), `"Verified what is programmed" differences=0`)
+			})
+			if out, err := s.node.Run(t.Context(), "sh", "-ec", misdirect[mode]); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			s.untilMetric(`slipstream_verify_runs_total{result="different"} 1`)
+			s.untilReached("web-0", "web-1")
+			s.untilMetric("slipstream_verify_differences 0")
+			m := s.metrics()
+			for _, want := range []string{`{result="different"} 1`, `{result="failed"} 0`, "slipstream_repairs_total 1"} {
+				if !strings.Contains(m, want+"\n") {
+					t.Errorf("the metrics do not have %s:\n%s", want, m)
+				}
+			}
+			for _, want := range []string{
+				`"The kernel differs from what was programmed" difference="- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080"`,
+				`"The kernel differs from what was programmed" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080"`,
+				`"Event" reason="Damaged" note="somebody else has changed what was programmed: 2 differences, such as`,
+			} {
+				if !strings.Contains(s.log.String(), want) {
+					t.Errorf("the log does not have %s", want)
+				}
+			}
+		})
+	}
+}
+
+// untilMetric waits for a line of the metrics.
+func (s *site) untilMetric(line string) {
+	s.t.Helper()
+	s.until(line, func() bool { return strings.Contains(s.ask("127.0.0.1:10249", "/metrics"), "\n"+line+"\n") })
 }
 
 // verify runs slipstream verify on the node.

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/iptables"
+	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/metrics"
+	"github.com/slipstream-proxy/slipstream/proxy"
+)
+
+// openReader makes what reads what any run in a configuration's mode has programmed. If
+// there is one that runs, it reads what that one has programmed.
+func openReader(c *config.Config, running backend.Backend) (proxy.Reader, error) {
+	b, err := another(c, running)
+	if err != nil {
+		return nil, err
+	}
+	r, ok := b.(proxy.Reader)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("what mode %s has programmed cannot be read back", c.Mode()), b.Close())
+	}
+	return r, nil
+}
+
+// another makes a backend like the one that runs, which may be none. To look again for
+// the variant of iptables that the node uses would cost as much as to read, and may come
+// to another one than it did.
+func another(c *config.Config, running backend.Backend) (backend.Backend, error) {
+	if b, ok := running.(*iptables.Backend); ok {
+		return iptables.New(backendConfig(c), iptables.Options{Variant: b.Variant()})
+	}
+	return modes[c.Mode()](c)
+}
+
+// verifyInBackground has a proxy verify what a backend has programmed, where it is to.
+func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b backend.Backend) {
+	if c.VerifyPeriod() == 0 {
+		return
+	}
+	m.OnVerify()
+	o.VerifyPeriod = c.VerifyPeriod()
+	o.OpenReader = func() (proxy.Reader, error) { return openReader(c, b) }
+}
