@@ -22,18 +22,23 @@ func Remove(netns int) (err error) {
 	for _, v := range variants {
 		err = errors.Join(err, v.cleanIfWorks(netns))
 	}
-	return errors.Join(err, inside(netns, func() error {
+	return errors.Join(err, RemoveSets(netns))
+}
+
+// RemoveSets removes the IP sets of any backend of this kind from a network namespace (0:
+// the process's). No rule may use them any more.
+func RemoveSets(netns int) error {
+	return inside(netns, func() (err error) {
 		s, broken := openSets()
 		if broken != nil {
 			return nil // a kernel without sets
 		}
 		defer s.close()
-		var err error
 		for _, f := range families {
 			err = errors.Join(err, s.destroy(f))
 		}
 		return err
-	}))
+	})
 }
 
 // cleanOther removes what an earlier run has left in the variant that is not used.

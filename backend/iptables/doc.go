@@ -27,8 +27,8 @@
 //	-A SLIP-OUTSIDE -g SLIP-TREE-LOCAL
 //
 //	# which frontend is it? a tree of chains over address, protocol and port (tree.go)
-//	-A SLIP-TREE-CLUSTER -d 10.96.128.0/17 -g SLIP-T-4JZ3QBWY7TOZA
-//	-A SLIP-TREE-CLUSTER -d 10.96.64.0/18 -g SLIP-T-JYC2ZC3NI3NUA
+//	-A SLIP-TREE-CLUSTER -d 10.96.128.0/17 -g SLIP-BR-4JZ3QBWY7TOZA
+//	-A SLIP-TREE-CLUSTER -d 10.96.64.0/18 -g SLIP-BR-JYC2ZC3NI3NUA
 //	-A SLIP-TREE-CLUSTER -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web" -g SLIP-SVC-5HZ2S6GQNJTTU
 //
 //	# which endpoint? one rule for each (pool.go)
@@ -39,9 +39,15 @@
 //	-A SLIP-POSTROUTING -m mark --mark 0x4000/0x4000 -g SLIP-MASQUERADE
 //	-A SLIP-POSTROUTING -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -m conntrack --ctstate DNAT -g SLIP-TREE-HAIRPIN
 //
-//	*filter    # what Services have not translated
-//	-A INPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j SLIP-FIREWALL    # OUTPUT too
+//	*filter
+//	-A OUTPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j SLIP-FIREWALL
+//	-A INPUT -j SLIP-INPUT
 //	-A FORWARD -j SLIP-FORWARD
+//	-A SLIP-INPUT -d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+//	-A SLIP-INPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j SLIP-FIREWALL    # SLIP-FORWARD too
+//	-A SLIP-INPUT -p tcp -m set --match-set SLIP-4-HEALTH-CHECKS dst -j ACCEPT
+//
+//	# what Services have not translated
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-REJECT dst,dst -j REJECT
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-DROP dst,dst -j DROP
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype ! --dst-type LOCAL -j REJECT
@@ -73,6 +79,29 @@
 // chains that can be reached. It allows 16 on the way of a packet; that is why trees are
 // laid out for a number of branches.
 //
+// # Where the time goes
+//
+// One change of 10,000 Services with 10 endpoints each, with iptables-legacy (1.8.9, Linux
+// 6.18): 0.45 s of processor time, in one restore that writes one chain. Nine tenths are
+// the kernel's, for a table of 34 MB and 138,000 entries: two thirds to take it in (to copy
+// it, and to look up and check each rule's match and target), a fifth to hand it out
+// before. The rest, which is the command's, is all that writing the table without
+// iptables-restore could save. Rules in the shape of upstream's make 105 MB, and the same
+// change takes 1.3 s there, besides what kube-proxy itself needs.
+//
+// Two fifths of ours are for the match statistic, of 90 % of the rules: without it the same
+// table takes 0.27 s, and 100,000 rules with nothing but DNAT take 0.16 s, which is the
+// least. Comments are a fortieth. To draw first and look for the frontend then, in one
+// tree for each number that can be drawn, needs no such match and would take 0.24 s. But how
+// many endpoints a frontend has would then have to be known before (a set for each
+// number), two restores would have to follow each other for an endpoint that is added, and
+// nf_tables would want another shape.
+//
+// iptables-nft spends a change of 0.14 s on the kernel's validation of all chains. At a
+// cold start, which takes 3.0 s, up to 1.8.9 it looks for the chains of each line in a
+// sorted list; script.finish has the order of lines with which it finds them early. In
+// the order of names, a start took 4.3 s, and one over what is there twice as long.
+//
 // # Partial restores
 //
 // Apply writes the chains that differ and nothing else (KEP-3453; here there is no list
@@ -98,6 +127,7 @@
 // # What it does not do
 //
 // NodePorts on loopback addresses work only where route_localnet is set, which is not
-// this package's to do. Ports for health checks are not opened in INPUT, as upstream does.
+// this package's to do (but package sysctl's). What route_localnet would let in from
+// elsewhere is dropped in any case: it stays set when a proxy ends, kube-proxy as well.
 // There are no nfacct counters.
 package iptables

@@ -12,15 +12,14 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/test/rulewalk"
 	"golang.org/x/sys/unix"
 )
 
 var large = flag.Bool("large", false, "count rules with 10,000 Services too")
 
 // TestRulesExecuted counts the rules that the first packet of a connection meets, with
-// 10 endpoints for each Service: at most 40, however many Services there are. Rules that
-// match are told by their counters; those before them in the same chain do not, but are
-// executed too.
+// 10 endpoints for each Service: at most 40, however many Services there are.
 func TestRulesExecuted(t *testing.T) {
 	sizes := []int{10, 100, 1000}
 	if *large {
@@ -29,7 +28,7 @@ func TestRulesExecuted(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		for _, n := range sizes {
 			k := newKernel(t, v)
-			k.run("ip route add default dev lo")
+			k.routeAway()
 			s := desired.New(inCluster("10.0.0.0/8"))
 			for i := range n {
 				web(s, i, consecutive(i*10, 10)...)
@@ -58,7 +57,7 @@ func TestRulesExecuted(t *testing.T) {
 // each of them and one for each endpoint.
 func executedInList(t *testing.T, v Variant, n int) (rules int) {
 	k := newKernel(t, v)
-	k.run("ip route add default dev lo")
+	k.routeAway()
 	var chains, list, text strings.Builder
 	list.WriteString(":LIST - [0:0]\n:MARK-MASQ - [0:0]\n")
 	text.WriteString("-A OUTPUT -j LIST\n-A MARK-MASQ -j MARK --or-mark 0x4000\n")
@@ -103,9 +102,18 @@ func consecutive(first, n int) (all []int) {
 	return all
 }
 
-// executed opens a connection from the node, and returns how many rules of ours it was
-// sent through, and where it went.
+// routeAway has packets leave for where nobody takes them. (On lo they would come in
+// again.)
+func (k *kernel) routeAway() {
+	k.t.Helper()
+	k.run("ip link add away0 type veth peer name away1 && ip link set away0 up && ip link set away1 up && " +
+		"ip addr add 192.0.2.1/24 dev away0 && ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev away0 && ip route add default via 192.0.2.2")
+}
+
+// executed opens a connection from the node, and returns how many rules it was sent
+// through, and where it went.
 func (k *kernel) executed(to netip.AddrPort) (rules int, destination string) {
+	k.t.Helper()
 	before := k.counters()
 	err := k.ns.Do(func() error {
 		// The handshake goes no further than its first packet: nobody answers.
@@ -123,75 +131,23 @@ func (k *kernel) executed(to netip.AddrPort) (rules int, destination string) {
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	after := k.counters()
-	for _, table := range []string{tableNAT, tableFilter} {
-		c := counted{before[table], after[table], &rules, &destination}
-		for _, base := range []string{"OUTPUT", "POSTROUTING"} {
-			c.chain(base)
-		}
+	w, err := rulewalk.Follow(before, k.counters(), "OUTPUT", "POSTROUTING")
+	if err != nil {
+		k.t.Fatal(err)
 	}
-	return rules, destination
+	return w.Rules, w.Destination
 }
 
-// countedRule is a rule and how many packets it has matched.
-type countedRule struct{ packets, text string }
-
-// counters are the rules of IPv4 by table and chain.
-func (k *kernel) counters() map[string]map[string][]countedRule {
-	out := map[string]map[string][]countedRule{}
-	for _, table := range []string{tableNAT, tableFilter} {
-		out[table] = map[string][]countedRule{}
-		text, err := run(k.ns.FD(), nil, k.variant.command(desired.IPv4, "-save"), "-c", "-t", table)
-		if err != nil {
-			k.t.Fatal(err)
-		}
-		for line := range strings.Lines(string(text)) {
-			counter, rule, isRule := strings.Cut(strings.TrimSpace(line), " -A ")
-			if isRule {
-				chain, text, _ := strings.Cut(rule, " ")
-				packets, _, _ := strings.Cut(counter, ":")
-				out[table][chain] = append(out[table][chain], countedRule{packets, text})
-			}
-		}
+// counters are the rules of IPv4, in all tables.
+func (k *kernel) counters() rulewalk.Dump {
+	k.t.Helper()
+	text, err := run(k.ns.FD(), nil, k.variant.command(desired.IPv4, "-save"), "-c")
+	if err != nil {
+		k.t.Fatal(err)
 	}
-	return out
-}
-
-// counted follows a packet by what counters tell.
-type counted struct {
-	before, after map[string][]countedRule
-	rules         *int
-	destination   *string
-}
-
-// chain follows it through a chain, and says whether it leaves the table there.
-func (c counted) chain(name string) (done bool) {
-	for i, r := range c.after[name] {
-		*c.rules++
-		if r.packets == c.before[name][i].packets {
-			continue
-		}
-		line := parseRule(r.text)
-		to := line["-j"]
-		if line["-g"] != "" {
-			to = line["-g"]
-		}
-		switch _, isChain := c.after[to]; {
-		case strings.HasPrefix(to, "DNAT"), to == "ACCEPT", to == "DROP", strings.HasPrefix(to, "REJECT"), strings.HasPrefix(to, "MASQUERADE"):
-			if d := line["--to-destination"]; d != "" {
-				*c.destination = d
-			}
-			return true
-		case to == "RETURN":
-			return false
-		case isChain:
-			if c.chain(to) {
-				return true
-			}
-			if line["-g"] != "" {
-				return false
-			}
-		}
+	d, err := rulewalk.Parse(string(text))
+	if err != nil {
+		k.t.Fatal(err)
 	}
-	return false
+	return d
 }

@@ -40,6 +40,7 @@ type Backend struct {
 	tables    []*table // one for each family that the variant has
 	pools     []*pool  // what the kernel has, by PoolID
 	frontends map[desired.FrontendKey]*frontend
+	health    healthPorts
 	valid     bool // false until the first Reconcile, and after a failure
 	alone     bool // nothing of ours is in the other variant
 	full      time.Time
@@ -104,16 +105,18 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	last := newCounts()
 	for _, step := range b.take(change) {
 		t := step.table
-		out := &script{known: t.known, now: registry{}}
-		t.write(out, step)
-		if err := b.partial(t, step, out, &stats); err != nil {
+		nat, filter := &script{known: t.known, now: registry{}}, &script{known: t.filter, now: registry{}}
+		t.write(nat, step)
+		t.writeFilter(filter, step)
+		if err := b.partial(t, step, nat, filter, &stats); err != nil {
 			if b.options.PartialFailed != nil {
 				b.options.PartialFailed(err)
 			}
 			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
 		}
-		out.done(t.known)
-		last[t.family][tableNAT] = out.ruleLines
+		nat.done(t.known)
+		filter.done(t.filter)
+		last[t.family][tableNAT], last[t.family][tableFilter] = nat.ruleLines, filter.ruleLines
 	}
 	b.valid = true
 	b.count(&last)
@@ -121,13 +124,19 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 }
 
 // partial writes one family's part of a change.
-func (b *Backend) partial(t *table, step *step, out *script, stats *backend.Stats) error {
+func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *backend.Stats) error {
 	if err := b.writeSets(t, step.sets.before, stats); err != nil {
 		return err
 	}
-	if !out.empty() {
-		input := out.finish(tableNAT)
-		stats.Elements += out.lines
+	var input []byte
+	if !filter.empty() {
+		input = filter.finish(tableFilter)
+	}
+	if !nat.empty() {
+		input = append(input, nat.finish(tableNAT)...)
+	}
+	if len(input) > 0 {
+		stats.Elements += nat.lines + filter.lines
 		stats.Bytes += len(input)
 		if err := b.variant.restore(b.config.NetNS, t.family, input); err != nil {
 			return err

@@ -24,6 +24,7 @@ const (
 
 	// Of the table filter.
 	chainFirewall = prefix + "FIREWALL"
+	chainInput    = prefix + "INPUT"
 	chainForward  = prefix + "FORWARD"
 )
 
@@ -33,7 +34,11 @@ const (
 	chainExternalTree = prefix + "TREE-EXTERNAL"
 	chainLocalTree    = prefix + "TREE-LOCAL"
 	chainHairpinTree  = prefix + "TREE-HAIRPIN"
-	branchPrefix      = prefix + "T-"
+	chainForwardTree  = prefix + "TREE-FORWARD" // of the table filter
+
+	// branchPrefix is before the prefixes of pools in the order of names, for the sake
+	// of iptables' speed (script.finish).
+	branchPrefix = prefix + "BR-"
 )
 
 // How the names of the chains of pools start, by desired.Scope, and of the chains
@@ -44,6 +49,19 @@ const (
 	stickyPrefix = prefix + "SEP-"
 	listPrefix   = prefix
 )
+
+// IsOurs says whether a chain is one of a backend of this kind, by its name.
+func IsOurs(chain string) bool { return strings.HasPrefix(chain, prefix) }
+
+// IsEntered says whether a chain is one to which such a backend jumps from chains that
+// iptables has by itself.
+func IsEntered(chain string) bool {
+	switch chain {
+	case chainServices, chainPostrouting, chainFirewall, chainInput, chainForward:
+		return true
+	}
+	return false
+}
 
 // hashOf is 13 characters for what they name, the same in every run. A chain's name
 // has 28 at the most.

@@ -21,6 +21,7 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	var stats backend.Stats
 	b.valid = false
 	b.pools = make([]*pool, 0, len(full.Pools))
+	b.health = newHealthPorts()
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
 		t.forget()
@@ -59,6 +60,7 @@ func (b *Backend) restore(s *step, local desired.LocalTraffic, liberal bool, sta
 	(&ruleWriter{t.family, filter}).filter(b.config, liberal)
 	(&ruleWriter{t.family, nat}).nat(b.config, local)
 	t.write(nat, s)
+	t.writeFilter(filter, s)
 	for _, part := range []struct {
 		table string
 		*script

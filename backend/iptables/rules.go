@@ -21,7 +21,8 @@ const (
 //
 // The nat chains are passed by the first packet of a connection only. The filter
 // chains see what Services have not translated; but chainForward, as kube-proxy's
-// KUBE-FORWARD does, accepts what they have, should the policy of FORWARD be to drop.
+// KUBE-FORWARD does, accepts what they have, should the policy of FORWARD be to drop, and
+// chainInput, as KUBE-NODEPORTS does, what is for health checks of load balancers.
 var entries = map[string][]string{
 	tableNAT: {
 		"PREROUTING -j " + chainServices,
@@ -29,7 +30,7 @@ var entries = map[string][]string{
 		"POSTROUTING -j " + chainPostrouting,
 	},
 	tableFilter: {
-		"INPUT " + untranslated + " -j " + chainFirewall,
+		"INPUT -j " + chainInput,
 		"OUTPUT " + untranslated + " -j " + chainFirewall,
 		"FORWARD -j " + chainForward,
 	},
@@ -118,6 +119,17 @@ func (w *ruleWriter) filter(c backend.Config, liberal bool) {
 	}
 	w.chain(chainFirewall, append(firewall, w.in(setServiceCIDRs, "dst")+notOurs+" -j DROP")...)
 
+	var input []string
+	if w.family == desired.IPv4 {
+		// With route_localnet, which NodePorts on loopback addresses take, the kernel
+		// lets in what neighbors send there (CVE-2020-8558).
+		input = append(input, "-d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
+	}
+	w.chain(chainInput, append(input,
+		untranslated+" -j "+chainFirewall,
+		"-p tcp "+w.in(setHealthChecks, "dst")+" -j ACCEPT",
+	)...)
+
 	mark := fmt.Sprintf("0x%x/0x%x", uint32(1)<<c.MasqueradeBit, uint32(1)<<c.MasqueradeBit)
 	forward := []string{
 		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
@@ -129,7 +141,10 @@ func (w *ruleWriter) filter(c backend.Config, liberal bool) {
 		// with the endpoint's address, and the client would end the connection.
 		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
 	}
-	w.chain(chainForward, forward...)
+	// What an endpoint sends to itself is known by its addresses (POSTROUTING has it
+	// masqueraded), not by a mark.
+	loop := w.in(setHairpin, "src") + " " + w.in(setHairpin, "dst") + " -m conntrack --ctstate DNAT"
+	w.chain(chainForward, append(forward, loop+" -g "+chainForwardTree)...)
 }
 
 // podMatch matches traffic of this node's pods, and all other; both are empty when

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -20,12 +21,7 @@ const (
 // count is how many members a set has, which the kernel knows without looking. A set
 // that is not there is an error that wraps ENOENT.
 func (s *sets) count(f desired.Family, k setKind) (n int, err error) {
-	const list = nl.IPSET_CMD_LIST | unix.NFNL_SUBSYS_IPSET<<8
-	request := nl.NewNetlinkRequest(list, nl.GetIpsetFlags(nl.IPSET_CMD_LIST))
-	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s.socket}}
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})
-	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
-	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(setName(f, k))))
+	request := s.request(nl.IPSET_CMD_LIST, setName(f, k))
 	request.AddData(&nl.Uint32Attribute{Type: nl.IPSET_ATTR_FLAGS | nl.NLA_F_NET_BYTEORDER, Value: flagListHeader})
 	answers, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
@@ -44,6 +40,31 @@ func (s *sets) count(f desired.Family, k setKind) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// request is a message about a set.
+func (s *sets) request(command int, name string) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(command|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(command))
+	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s.socket}}
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})
+	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))
+	return r
+}
+
+// writePort adds a port to a set of ports or deletes it. The library would name a
+// protocol too, which the kernel refuses.
+func (s *sets) writePort(name string, port uint16, add bool) error {
+	command := nl.IPSET_CMD_DEL
+	if add {
+		command = nl.IPSET_CMD_ADD
+	}
+	r := s.request(command, name)
+	data := nl.NewRtAttr(nl.IPSET_ATTR_DATA|int(nl.NLA_F_NESTED), nil)
+	data.AddRtAttr(nl.IPSET_ATTR_PORT|int(nl.NLA_F_NET_BYTEORDER), binary.BigEndian.AppendUint16(nil, port))
+	r.AddData(data)
+	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
+	return err
 }
 
 // checkSets finds sets that somebody else has emptied, filled or destroyed.

@@ -35,6 +35,7 @@ const (
 	setClusterIPs
 	setHairpin // addresses of endpoints that may be on this node
 	setServiceCIDRs
+	setHealthChecks // ports of the node
 	setKinds
 )
 
@@ -49,7 +50,11 @@ var setTypes = [setKinds]struct{ name, typ string }{
 	setClusterIPs:   {"CLUSTER-IPS", "hash:ip"},
 	setHairpin:      {"HAIRPIN", "hash:ip"},
 	setServiceCIDRs: {"SERVICE-CIDRS", "hash:net"},
+	setHealthChecks: {"HEALTH-CHECKS", typePorts},
 }
+
+// typePorts is the type of a set of ports, which is of no family.
+const typePorts = "bitmap:port"
 
 // maxMembers is how many elements a set may have; it costs nothing.
 const maxMembers = 1 << 24
@@ -62,8 +67,8 @@ func setName(f desired.Family, k setKind) string {
 	return prefix + "6-" + setTypes[k].name
 }
 
-// member is an element of a set: a frontend, an address, a range of addresses, or a
-// frontend and a range.
+// member is an element of a set: a frontend, an address, a range of addresses, a
+// frontend and a range, or a port (a frontend without an address).
 type member struct {
 	frontend desired.FrontendKey
 	prefix   netip.Prefix
@@ -71,12 +76,18 @@ type member struct {
 
 func (m member) String() string {
 	switch {
+	case !m.frontend.IsValid() && !m.prefix.IsValid():
+		return fmt.Sprint("port ", m.frontend.Port())
 	case !m.prefix.IsValid():
 		return m.frontend.String()
 	case !m.frontend.IsValid():
 		return m.prefix.String()
 	}
 	return m.frontend.String() + " " + m.prefix.String()
+}
+
+func portMember(port uint16) member {
+	return member{frontend: desired.FrontendKey{AddrPort: netip.AddrPortFrom(netip.Addr{}, port)}}
 }
 
 func addrMember(a netip.Addr) member { return member{prefix: netip.PrefixFrom(a, a.BitLen())} }
@@ -162,7 +173,12 @@ func (s *sets) create(f desired.Family) error {
 	if f == desired.IPv6 {
 		o.Family = unix.AF_INET6
 	}
+	ports := netlink.IpsetCreateOptions{Replace: true, PortFrom: 0, PortTo: 1<<16 - 1}
 	for k := range setKinds {
+		o := o
+		if setTypes[k].typ == typePorts {
+			o = ports
+		}
 		if err := s.handle.IpsetCreate(setName(f, k), setTypes[k].typ, o); err != nil {
 			return fmt.Errorf("IP set %s of type %s: %w", setName(f, k), setTypes[k].typ, err)
 		}
@@ -173,11 +189,16 @@ func (s *sets) create(f desired.Family) error {
 // write adds a member or deletes it. A member that is there already, or not any more,
 // is no error.
 func (s *sets) write(f desired.Family, k setKind, m member, add bool) error {
-	do := s.handle.IpsetDel
-	if add {
-		do = s.handle.IpsetAdd
+	var err error
+	switch {
+	case k == setHealthChecks:
+		err = s.writePort(setName(f, k), m.frontend.Port(), add)
+	case add:
+		err = s.handle.IpsetAdd(setName(f, k), m.entry(k))
+	default:
+		err = s.handle.IpsetDel(setName(f, k), m.entry(k))
 	}
-	if err := do(setName(f, k), m.entry(k)); err != nil {
+	if err != nil {
 		return fmt.Errorf("IP set %s: %s: %w", setName(f, k), m, err)
 	}
 	return nil
@@ -201,7 +222,10 @@ func (s *sets) read(f desired.Family, k setKind) (map[member]bool, error) {
 
 // decode is the inverse of entry.
 func decode(e *netlink.IPSetEntry) (m member) {
-	ip, _ := netip.AddrFromSlice(e.IP)
+	ip, hasIP := netip.AddrFromSlice(e.IP)
+	if !hasIP && e.Port != nil {
+		return portMember(*e.Port)
+	}
 	if e.Port != nil && e.Protocol != nil {
 		m.frontend = desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, *e.Port), Protocol: desired.Protocol(*e.Protocol)}
 		if ip2, ok := netip.AddrFromSlice(e.IP2); ok {

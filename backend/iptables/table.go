@@ -15,6 +15,7 @@ type table struct {
 	family desired.Family
 
 	cluster, external, local, hairpin tree
+	forward                           tree     // of the table filter
 	known                             registry // chains that the kernel has in the table nat
 	filter                            registry // and in the table filter
 	members                           [setKinds]int
@@ -28,6 +29,7 @@ func (t *table) forget() {
 		external: tree{name: chainExternalTree, direction: "-d", branches: externalBranches},
 		local:    tree{name: chainLocalTree, direction: "-d", branches: externalBranches},
 		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: clusterBranches},
+		forward:  tree{name: chainForwardTree, direction: "-s", branches: clusterBranches},
 		known:    registry{},
 		filter:   registry{},
 	}
@@ -39,10 +41,11 @@ type step struct {
 	sets  setWrites
 
 	cluster, external, local, hairpin []edit
+	forward                           []edit // of the table filter
 	pools                             []*pool
 }
 
-// write writes the chains that differ.
+// write writes the chains of the table nat that differ.
 func (t *table) write(out *script, s *step) {
 	for _, p := range s.pools {
 		p.write(out)
@@ -52,6 +55,9 @@ func (t *table) write(out *script, s *step) {
 	t.local.change(out, s.local)
 	t.hairpin.change(out, s.hairpin)
 }
+
+// writeFilter writes those of the table filter that follow the content.
+func (t *table) writeFilter(out *script, s *step) { t.forward.change(out, s.forward) }
 
 // touch has the pool's chains written.
 func (s *step) touch(p *pool) {
@@ -90,6 +96,7 @@ func (b *Backend) take(change *desired.Change) []*step {
 			b.pools[c.ID] = nil
 		}
 	}
+	b.takeHealthChecks(change.HealthChecks, steps)
 	for _, s := range steps {
 		if s != nil {
 			s.sets.addresses(s.table.family, change)
@@ -190,17 +197,20 @@ func comment(p desired.ServicePort) string {
 	}, p.String()))
 }
 
-// hairpins edits the rules that masquerade what an endpoint sends to itself.
+// hairpins edits the rules that masquerade what an endpoint sends to itself, and those
+// that accept it.
 func (s *step) hairpins(c desired.AddressChange) {
 	for _, a := range c.Added {
 		if desired.FamilyOf(a) == s.table.family {
-			rule := fmt.Sprintf("-s %s/%d -d %s/%d -g %s", a, a.BitLen(), a, a.BitLen(), chainMasquerade)
-			s.hairpin = append(s.hairpin, edit{leaf: leaf{addrTreeKey(a), rule}})
+			match := fmt.Sprintf("-s %s/%d -d %s/%d", a, a.BitLen(), a, a.BitLen())
+			s.hairpin = append(s.hairpin, edit{leaf: leaf{addrTreeKey(a), match + " -g " + chainMasquerade}})
+			s.forward = append(s.forward, edit{leaf: leaf{addrTreeKey(a), match + " -j ACCEPT"}})
 		}
 	}
 	for _, a := range c.Removed {
 		if desired.FamilyOf(a) == s.table.family {
-			s.hairpin = append(s.hairpin, edit{leaf: leaf{key: addrTreeKey(a)}, gone: true})
+			gone := edit{leaf: leaf{key: addrTreeKey(a)}, gone: true}
+			s.hairpin, s.forward = append(s.hairpin, gone), append(s.forward, gone)
 		}
 	}
 }

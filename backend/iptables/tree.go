@@ -158,6 +158,11 @@ func (t *tree) layout(text *bytes.Buffer, from, to, left int) (below []*branch) 
 		// rules and a half instead of two on average.
 		if to-from > 3<<left && to-middle > bucket {
 			right := t.split(middle, to)
+			if firstDifference(t.leaves[from].key, t.leaves[middle].key) < addrBits && firstDifference(t.leaves[middle].key, t.leaves[right].key) >= addrBits {
+				// A test of protocol or port is none of the address, which
+				// no rule before has told.
+				text.WriteString(t.leaves[right].key.test(addrBits, t.direction) + " ")
+			}
 			below = append(below, t.goTo(text, middle, right, to, ""))
 			below = append(below, t.goTo(text, from, middle, right, "half"))
 		} else {

@@ -134,8 +134,9 @@ func (v Variant) tables(netns int, f desired.Family) (names []string, err error)
 	return names, err
 }
 
-// probe finds out whether a variant works, by what it needs anyway.
+// probe finds out whether a variant works, by what it needs anyway. (To print one chain
+// does not make nf_tables list all, as to save the table would.)
 func (v Variant) probe(netns int, f desired.Family) error {
-	_, err := v.save(netns, f, "nat")
+	_, err := run(netns, nil, v.command(f, ""), "-w", lockSeconds, "-t", tableNAT, "-S", "PREROUTING")
 	return err
 }

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestScriptOrder makes sure that a script makes each chain once and before any rule
+// that leads to it, as iptables demands, and writes chains from the last name to the first,
+// for the sake of its speed.
+func TestScriptOrder(t *testing.T) {
+	known := registry{}
+	s := &script{known: known, now: registry{}}
+	s.chain("SLIP-BR-A", []byte("-d 10.0.0.1/32 -g SLIP-SVC-B\n-g SLIP-BR-C\n"))
+	s.chain("SLIP-SERVICES", []byte("-m mark --mark 1 -j SLIP-BR-A\n-g SLIP-SVC-B\n"))
+	s.chain("SLIP-BR-C", []byte("-g SLIP-ELSEWHERE\n"))
+	s.chain("SLIP-SVC-B", []byte("-p tcp -j DNAT --to-destination 10.0.0.2:80\n"))
+	s.chain("SLIP-SVC-A", nil)
+	s.drop("SLIP-DEAD")
+	s.rule("-I OUTPUT -j SLIP-SERVICES")
+	want := `*nat
+:SLIP-SVC-B - [0:0]
+-A SLIP-SVC-B -p tcp -j DNAT --to-destination 10.0.0.2:80
+:SLIP-SVC-A - [0:0]
+:SLIP-SERVICES - [0:0]
+:SLIP-BR-A - [0:0]
+-A SLIP-SERVICES -m mark --mark 1 -j SLIP-BR-A
+-A SLIP-SERVICES -g SLIP-SVC-B
+:SLIP-DEAD - [0:0]
+:SLIP-BR-C - [0:0]
+-A SLIP-BR-C -g SLIP-ELSEWHERE
+-A SLIP-BR-A -d 10.0.0.1/32 -g SLIP-SVC-B
+-A SLIP-BR-A -g SLIP-BR-C
+-I OUTPUT -j SLIP-SERVICES
+-X SLIP-DEAD
+COMMIT
+`
+	got := string(s.finish(tableNAT))
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if n := strings.Count(got, "\n") - 2; s.lines != n {
+		t.Errorf("%d lines are counted, and %d written", s.lines, n)
+	}
+	s.done(known)
+	again := &script{known: known, now: registry{}}
+	again.chain("SLIP-SVC-A", nil)
+	again.chain("SLIP-BR-C", []byte("-g SLIP-ELSEWHERE\n"))
+	if !again.empty() {
+		t.Errorf("what the kernel has is written again:\n%s", again.finish(tableNAT))
+	}
+}
+
+// TestNamesInOrder makes sure that what leads somewhere has names before those of what it
+// leads to.
+func TestNamesInOrder(t *testing.T) {
+	for _, pool := range poolPrefixes {
+		if !slices.IsSorted([]string{branchPrefix, pool}) {
+			t.Errorf("%s is not before %s", branchPrefix, pool)
+		}
+	}
+}
