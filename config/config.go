@@ -89,6 +89,10 @@ func (c *Config) LateAfter() time.Duration {
 // CheckPeriod is how often to look for damage.
 func (c *Config) CheckPeriod() time.Duration { return c.Slipstream.CheckPeriod.Duration }
 
+// VerifyPeriod is how often to compare all that the kernel has with what was
+// programmed; 0 for never.
+func (c *Config) VerifyPeriod() time.Duration { return c.Slipstream.VerifyPeriod.Duration }
+
 // LocalhostNodePorts says whether NodePorts are to answer on loopback addresses,
 // which only iptables mode can.
 func (c *Config) LocalhostNodePorts() bool {

@@ -21,6 +21,10 @@ const (
 	// takes since each of its updates of the kernel costs as much.
 	DefaultMinSyncPeriod = 10 * time.Millisecond
 
+	// DefaultIPTablesMinSyncPeriod is kube-proxy's, as in iptables mode the kernel may
+	// take a whole table for every change.
+	DefaultIPTablesMinSyncPeriod = time.Second
+
 	DefaultCheckPeriod = 500 * time.Millisecond
 )
 
@@ -51,8 +55,9 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 		m := ofMode(c, mode)
 		set(m.masqueradeBit, ptr.To[int32](14))
 		set(&m.syncPeriod.Duration, 30*time.Second)
-		set(&m.minSyncPeriod.Duration, DefaultMinSyncPeriod)
 	}
+	set(&c.NFTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
+	set(&c.IPTables.MinSyncPeriod.Duration, DefaultIPTablesMinSyncPeriod)
 	set(&c.IPTables.LocalhostNodePorts, ptr.To(true))
 	set(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
 
@@ -76,6 +81,7 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 func setOwnDefaults(c *SlipstreamConfiguration) {
 	c.APIVersion, c.Kind = GroupVersion.String(), SlipstreamKind
 	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})
+	set(&c.VerifyPeriod, &metav1.Duration{})
 	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](fastpath.DefaultThreshold))
 	set(&c.FastPath.Scope, fastpath.Services.String())
 	set(&c.FastPath.HardwareOffload, Switch(fastpath.Auto.String()))

@@ -26,6 +26,9 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 			fmt.Sprintf("must not be greater than %s (%v)", field.NewPath(m.block, "syncPeriod"), most)))
 	}
 	period("checkPeriod", c.Slipstream.CheckPeriod)
+	if d := c.Slipstream.VerifyPeriod; d.Duration < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("verifyPeriod"), d.Duration.String(), notNegative))
+	}
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "objects come from here or from the Kubernetes API (clientConnection.kubeconfig), not from both"))
 	}

@@ -36,6 +36,10 @@ type SlipstreamConfiguration struct {
 	// was programmed. Unset: [DefaultCheckPeriod].
 	CheckPeriod *metav1.Duration `json:"checkPeriod,omitempty"`
 
+	// VerifyPeriod is how often to compare all that the kernel has with what
+	// was programmed, in the background. 0, the default, is never.
+	VerifyPeriod *metav1.Duration `json:"verifyPeriod,omitempty"`
+
 	// FastPath is about established connections that skip the stack.
 	FastPath FastPathConfiguration `json:"fastPath"`
 }
@@ -82,6 +86,7 @@ func (c *SlipstreamConfiguration) DeepCopyObject() runtime.Object {
 	out := *c
 	out.MinSyncPeriod = copied(c.MinSyncPeriod)
 	out.CheckPeriod = copied(c.CheckPeriod)
+	out.VerifyPeriod = copied(c.VerifyPeriod)
 	out.FastPath.OffloadPacketThreshold = copied(c.FastPath.OffloadPacketThreshold)
 	return &out
 }

@@ -2,7 +2,10 @@
 
 package desired
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Config is what a State has to know beside objects.
 type Config struct {
@@ -34,9 +37,17 @@ type NodePortAddresses struct {
 	// selected.
 	CIDRs []netip.Prefix
 
-	// Loopback lets loopback addresses be selected too
-	// (kube-proxy's --iptables-localhost-nodeports).
+	// Loopback lets IPv4 loopback addresses be selected too
+	// (kube-proxy's --iptables-localhost-nodeports). The kernel sends nothing
+	// from ::1 to another machine, so IPv6 ones never are.
 	Loopback bool
+}
+
+// OnLoopback says whether NodePorts may answer on an IPv4 loopback address. For that
+// the kernel has to route packets from there to other machines.
+func (n NodePortAddresses) OnLoopback() bool {
+	return n.Loopback && !n.Primary && (n.selects(netip.AddrFrom4([4]byte{127})) ||
+		slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() && p.Addr().IsLoopback() }))
 }
 
 // DetectLocalMode is kube-proxy's --detect-local-mode.

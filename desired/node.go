@@ -128,7 +128,7 @@ func without(a, b []netip.Addr) (out []netip.Addr) {
 func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 	add := func(ip netip.Addr) {
 		ip = ip.Unmap().WithZone("")
-		if !slices.Contains(out, ip) && !ip.IsUnspecified() && !ip.IsMulticast() && (n.Loopback || !ip.IsLoopback()) {
+		if !slices.Contains(out, ip) && !ip.IsUnspecified() && !ip.IsMulticast() && (!ip.IsLoopback() || n.Loopback && ip.Is4()) {
 			out = append(out, ip)
 		}
 	}

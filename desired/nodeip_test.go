@@ -30,3 +30,36 @@ func TestNodeIP(t *testing.T) {
 	s.SetNode(node)
 	want("with a Node", given, own6)
 }
+
+// TestLoopback has NodePorts on IPv4 loopback addresses where they are selected and may
+// be there.
+func TestLoopback(t *testing.T) {
+	v4, v6, other := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(), netip.MustParseAddr("192.0.2.1")
+	for _, tc := range []struct {
+		ranges  string
+		may     bool
+		primary bool
+		want    []netip.Addr
+	}{
+		{"", true, false, []netip.Addr{v4, other}},
+		{"", false, false, []netip.Addr{other}},
+		{"127.0.0.0/8", true, false, []netip.Addr{v4}},
+		{"127.0.0.1/32", true, false, []netip.Addr{v4}},
+		{"127.0.0.0/8", false, false, nil},
+		{"0.0.0.0/0", true, false, []netip.Addr{v4, other}},
+		{"192.0.2.0/24", true, false, []netip.Addr{other}},
+		{"::1/128", true, false, []netip.Addr{v4, other}},
+		{"", true, true, nil},
+	} {
+		n := NodePortAddresses{Loopback: tc.may, Primary: tc.primary}
+		if tc.ranges != "" {
+			n.CIDRs = []netip.Prefix{netip.MustParsePrefix(tc.ranges)}
+		}
+		if got := n.of(&node{addrs: []netip.Addr{v4, v6, other}}); !slices.Equal(got, tc.want) {
+			t.Errorf("%+v: NodePorts answer on %v; want %v", tc, got, tc.want)
+		}
+		if got, want := n.OnLoopback(), slices.Contains(tc.want, v4); got != want {
+			t.Errorf("%+v: on loopback addresses: %v, want %v", tc, got, want)
+		}
+	}
+}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sysctl sets what kube-proxy sets of the kernel's parameters for
-// connection tracking (Documentation/networking/nf_conntrack-sysctl.rst).
+// Package sysctl sets what kube-proxy sets of the kernel's parameters: for connection
+// tracking (Documentation/networking/nf_conntrack-sysctl.rst), and, in iptables mode, for
+// NodePorts on loopback addresses.
 package sysctl
 
 import (

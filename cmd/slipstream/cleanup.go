@@ -4,11 +4,8 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/nftables"
 	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/fastpath"
 	"github.com/slipstream-proxy/slipstream/takeover"
@@ -29,9 +26,9 @@ func newCleanup() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove every trace of slipstream, and of kube-proxy, from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
-this node: the nftables tables "ip slipstream", "ip6 slipstream" and "inet
-slipstream-fastpath"; and, as 'kube-proxy --cleanup' does, everything that
-kube-proxy has, in whatever mode: its nftables tables, its chains of iptables, IPVS
+this node, in whatever mode: the nftables tables "ip slipstream", "ip6 slipstream"
+and "inet slipstream-fastpath", chains and ipsets whose names begin with SLIP-; and,
+as 'kube-proxy --cleanup' does, everything that kube-proxy has, in whatever mode: its nftables tables, its chains of iptables, IPVS
 virtual servers, the interface kube-ipvs0 and its ipsets. With --keep-kube-proxy
 kube-proxy's things stay: that is for the way back, when kube-proxy runs again.
 
@@ -58,23 +55,11 @@ end. Stop 'slipstream run' before, or it will repair what is removed.`,
 // cleanUp removes what slipstream has programmed and, unless that is to stay, what
 // kube-proxy has. It does all it can, whatever fails.
 func cleanUp(excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
-	errs := []error{cleanUpTables(), cleanUpFastPath()}
+	errs := []error{removeModes(""), cleanUpFastPath()}
 	if !keepKubeProxy {
 		errs = append(errs, takeover.Remove(takeOverOptions(excludeCIDRs)))
 	}
 	return errors.Join(errs...)
-}
-
-func cleanUpTables() (err error) {
-	b, err := nftables.New(backend.Config{})
-	if err != nil {
-		return fmt.Errorf("cleanup: %w", err)
-	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	if err := b.Cleanup(); err != nil {
-		return fmt.Errorf("cleanup: %w", err)
-	}
-	return nil
 }
 
 func cleanUpFastPath() error {

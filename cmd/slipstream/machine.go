@@ -3,11 +3,13 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"strconv"
 
 	"github.com/slipstream-proxy/slipstream/config"
 	"github.com/slipstream-proxy/slipstream/conntrack"
+	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/sysctl"
 	"k8s.io/klog/v2"
 )
@@ -20,7 +22,16 @@ func initialize(c *config.Config) error {
 		return err
 	}
 	defer conn.Close()
-	return c.Conntrack(sysctl.CPUs()).Apply()
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts())))
+}
+
+// localhostNodePorts has the kernel do what NodePorts take that answer on IPv4 loopback
+// addresses, if any are to.
+func localhostNodePorts(n desired.NodePortAddresses) error {
+	if !n.OnLoopback() {
+		return nil
+	}
+	return sysctl.RouteLocalnet()
 }
 
 // adjustOOMScore says how soon the kernel ends this process for want of memory, where

@@ -26,8 +26,8 @@ func nodePorts(addresses []string, loopback bool) (n desired.NodePortAddresses) 
 			continue
 		}
 		p, _ := config.ParseRange(text)
-		if !loopback && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
-			klog.InfoS("--nodeport-addresses: nftables mode does not answer on loopback addresses", "range", p)
+		if (!loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
+			klog.InfoS("--nodeport-addresses: NodePorts do not answer on these loopback addresses", "range", p)
 		}
 		n.CIDRs = append(n.CIDRs, p)
 	}

@@ -48,8 +48,8 @@ addresses of this node that --nodeport-addresses selects:
            Node object, they answer nowhere
   ranges   the addresses on this node's interfaces that are in one of them; of a
            family without a range, all
-NodePorts never answer on loopback addresses. Addresses that come and go are
-followed.
+Addresses that come and go are followed. On loopback addresses, NodePorts answer in
+iptables mode only, on IPv4 ones; not with --iptables-localhost-nodeports=false.
 
 Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node. How
 to tell is what --detect-local-mode says:

@@ -112,11 +112,9 @@ func (o *runFlags) setPeriods(fs *pflag.FlagSet) {
 		k.NFTables.SyncPeriod.Duration = o.iptables.sync
 	}
 	if fs.Changed("iptables-min-sync-period") {
-		period := o.iptables.minSync
-		if period == 0 {
-			period = config.DefaultMinSyncPeriod
+		if period := o.iptables.minSync; period != 0 {
+			k.IPTables.MinSyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration = period, period
 		}
-		k.IPTables.MinSyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration = period, period
 	}
 	k.IPVS.SyncPeriod.Duration, k.IPVS.MinSyncPeriod.Duration = o.ipvs.sync, o.ipvs.minSync
 }

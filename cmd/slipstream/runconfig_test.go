@@ -113,6 +113,7 @@ func TestRunFlags(t *testing.T) {
 		"--boot-id-file /b --machine-id-file /m": "",
 
 		"--check-period 1s":            "checkPeriod: 1s",
+		"--verify-period 10m":          "verifyPeriod: 10m0s",
 		"--min-sync-period 1s":         "minSyncPeriod: 1s",
 		"--offload-packet-threshold 0": "fastPath.offloadPacketThreshold: 0",
 		"--scope all":                  "fastPath.scope: all",

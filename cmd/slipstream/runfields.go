@@ -66,6 +66,7 @@ var beforeFile = map[string]string{
 	"manifests":        "manifests",
 	"min-sync-period":  "minSyncPeriod",
 	"check-period":     "checkPeriod",
+	"verify-period":    "verifyPeriod",
 	offloadThreshold:   "fastPath.offloadPacketThreshold",
 	"scope":            "fastPath.scope",
 	"interfaces":       "fastPath.interfaces",

@@ -67,6 +67,7 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of manifests to take objects from, in place of the Kubernetes API")
 	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
 	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to look whether somebody else has damaged what was programmed")
+	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare all that the kernel has with what was programmed, in the background, as 'slipstream verify' does, and to repair it; 0 for never")
 	addFastPath(fs, &c.FastPath, offloadThreshold)
 }
 

@@ -61,6 +61,7 @@ func serve(ctx context.Context, o serving) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
+	countRules(m, b)
 	fast, err := newFastPath(c.FastPath(), tell)
 	if errors.Is(err, unix.EPERM) { // Services cannot be programmed either
 		return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err)
@@ -78,6 +79,10 @@ func serve(ctx context.Context, o serving) (err error) {
 	adjustOOMScore(c.KubeProxy.OOMScoreAdj)
 	if err := c.Conntrack(sysctl.CPUs()).Apply(); err != nil {
 		tell.Warning(events.FailedToTuneConntrack, err.Error())
+	}
+	want := desiredConfig(c, node)
+	if err := localhostNodePorts(want.NodePorts); err != nil {
+		tell.Warning(events.FailedToSetSysctl, err.Error())
 	}
 	klog.InfoS("Starting", "version", versionText(), "node", node, "mode", c.Mode(), "manifests", c.Slipstream.Manifests)
 	tell.Normal(events.Starting, "")
@@ -106,11 +111,18 @@ func serve(ctx context.Context, o serving) (err error) {
 		LateAfter:     c.LateAfter(),
 		Events:        tell,
 	}
-	if client != nil {
-		leftovers := takeOverOptions(c.ExcludeCIDRs())
-		leftovers.Failed = func(err error) { tell.Warning(events.LeftoversStay, err.Error()) }
-		options.Ready = func() { takeover.Run(ctx, leftovers) }
+	stays := func(err error) { tell.Warning(events.LeftoversStay, err.Error()) }
+	options.Ready = func() {
+		if err := removeModes(c.Mode()); err != nil { // an earlier run may have been in another
+			stays(err)
+		}
+		if client != nil {
+			leftovers := takeOverOptions(c.ExcludeCIDRs())
+			leftovers.Failed = stays
+			takeover.Run(ctx, leftovers)
+		}
 	}
+	verifyInBackground(&options, c, m, b)
 	if fast != nil {
 		options.FastPath = fast
 		if offloaded, err := offloadMetrics(m, fast); err == nil {
@@ -121,7 +133,7 @@ func serve(ctx context.Context, o serving) (err error) {
 		stop := runFastPath(ctx, fast)
 		defer func() { err = errors.Join(err, stop()) }()
 	}
-	p = proxy.New(objects, desired.New(desiredConfig(c, node)), b, m, options)
+	p = proxy.New(objects, desired.New(want), b, m, options)
 	return serveHTTP(ctx, o, m, p, tell)
 }
 

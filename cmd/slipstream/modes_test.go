@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// traces are what each mode leaves in the kernel, as commands show it.
+func (s *site) traces(variant string) map[string]bool {
+	s.t.Helper()
+	shows := func(what, command string) bool {
+		words := strings.Fields(command)
+		out, err := s.node.Run(s.t.Context(), words[0], words[1:]...)
+		s.check(err)
+		return strings.Contains(string(out), what)
+	}
+	return map[string]bool{
+		config.NFTables: shows("ip slipstream", "nft list tables"),
+		config.IPTables: shows("SLIP-", "iptables-"+variant+"-save") || shows("SLIP-", "ip6tables-"+variant+"-save") || shows("SLIP-", "ipset list -n"),
+	}
+}
+
+// TestChangeOfMode has a proxy start in another mode than the one before. Connections
+// never fail, and nothing is left of the mode before; nor of any after cleanup. The mode
+// before may have had commands that are missing in the next.
+func TestChangeOfMode(t *testing.T) {
+	for variant, needs := range map[string]kerneltest.Feature{"nft": kerneltest.IPTablesNFT, "legacy": kerneltest.IPTablesLegacy} {
+		t.Run(variant, func(t *testing.T) {
+			kerneltest.Require(t, needs, kerneltest.NFTBinary, kerneltest.IPSet)
+			s := newSite(t)
+			_, err := s.node.Run(t.Context(), "iptables-"+variant, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+			s.check(err)
+			s.save("web.yaml", web(0, 1, 2))
+			s.save("padding.yaml", padding(100))
+			for i, mode := range []string{config.NFTables, config.IPTables, config.NFTables, config.IPTables} {
+				cmd := s.command("run", "--manifests", s.dir, "--hostname-override", "n1", "--proxy-mode", mode)
+				if mode == config.NFTables {
+					cmd.Env = append(cmd.Env, "PATH=/nowhere")
+				}
+				p, err := s.node.Start(cmd)
+				s.check(err)
+				t.Cleanup(func() { p.Kill() })
+				if i == 0 {
+					s.untilReached("web-0", "web-1", "web-2")
+				}
+				s.until("only mode "+mode+" is left", func() bool {
+					if _, err := reached(s.client, webAddr, 5); err != nil {
+						t.Fatalf("a connection failed at the change to %s: %v", mode, err)
+					}
+					there := s.traces(variant)
+					for name := range there {
+						if there[name] != (name == mode) {
+							return false
+						}
+					}
+					return true
+				})
+				s.untilReached("web-0", "web-1", "web-2")
+				s.check(p.Signal(syscall.SIGTERM))
+				s.check(p.Wait())
+			}
+			s.untilReached("web-0", "web-1", "web-2")
+			s.cleanup()
+			for mode, there := range s.traces(variant) {
+				if there {
+					t.Errorf("after cleanup there is something of mode %s", mode)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sysctl
+
+import (
+	"fmt"
+	"path/filepath"
+)
+
+// routeLocalnet is of all interfaces of the calling thread's network namespace
+// (Documentation/networking/ip-sysctl.rst).
+const routeLocalnet = "proc/sys/net/ipv4/conf/all/route_localnet"
+
+// RouteLocalnet has the kernel route packets from and to IPv4 loopback addresses, in the
+// calling thread's network namespace: a connection of the node's to a NodePort at
+// 127.0.0.1 begins with one that has to reach a pod. Packets from outside to loopback
+// addresses have to be dropped then by some rule, as the kernel does not do so any more
+// (CVE-2020-8558).
+func RouteLocalnet() error { return enableRouteLocalnet("/") }
+
+func enableRouteLocalnet(root string) error {
+	if err := ensure(filepath.Join(root, routeLocalnet), 1, different); err != nil {
+		return fmt.Errorf("route_localnet: cannot be set to 1, so NodePorts do not answer on loopback addresses: %w", err)
+	}
+	return nil
+}
