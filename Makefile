@@ -16,7 +16,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale fuzz clean
+.PHONY: help build test oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,9 +28,9 @@ test: deps build ## Install what the tests need and run them all, here and on th
 	$(GO) run ./test/runner -timeout 25m ./...
 	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
 
-oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more (root)
+oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
 	cd test/oracle && $(GO) run ./build && $(GO) test ./cluster ./observe ./stage ./upstream
-	cd test/oracle && $(GO) test -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS))
+	cd test/oracle && $(GO) test -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
 test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, with several nodes, beside kube-proxy (root)
 	cd test/oracle && $(GO) run ./build
@@ -70,6 +70,9 @@ bench-fastpath: deps build ## Measure what the fast path gains and costs (root)
 
 bench-scale: deps build ## Measure beside upstream kube-proxy on a real API server, SERVICES=10000, RUNS=1, SAVE=file.json (root)
 	cd test/cluster && $(GO) run ./scale -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(RUNS),-runs $(RUNS)) $(if $(SAVE),-save $(abspath $(SAVE)))
+
+bench-rules: deps build ## Count the rules that a new connection meets, ours and kube-proxy's in iptables mode, SERVICES=10,100,1000,10000, SAVE=file.json (root)
+	cd test/cluster && $(GO) run ./scale rules -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(SAVE),-save $(abspath $(SAVE)))
 
 fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each
 	$(GO) test ./source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m

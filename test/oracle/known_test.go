@@ -15,13 +15,18 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// known are the differences that are meant to be. Each is a row of the last table in
-// docs/services.md, by its first column.
+// known are the differences that are meant to be. Each is a row of a table in
+// docs/services.md that says where Slipstream differs, by its first column.
 var known = []struct {
 	row string
 	is  func(*cluster.Cluster, difference) bool
 }{
 	{"an endpoint without `nodeName` that is sent to itself", isHairpinOfUnknownNode},
+	{"a port that a ClusterIP does not have", isUnusedPort},
+	{"an address of a ServiceCIDR that is no Service's", isUnusedClusterIP},
+	{"what starts on the node, for an external or load balancer address of a Service without endpoints", isRefusedOnNode},
+	{"a load balancer's address of a Service without endpoints, from elsewhere than its source ranges", isSourceFirst},
+	{"a node port of a Service without endpoints (on this node, with `externalTrafficPolicy: Local`), at an address of the node's where none answer", isWhereNoneAnswers},
 }
 
 // knownDifference returns the row that says why the two differ, or nothing.

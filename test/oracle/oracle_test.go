@@ -15,7 +15,8 @@ import (
 
 var (
 	firstSeed = flag.Uint64("seed", 1, "the first cluster's seed; the next ones follow")
-	clusters  = flag.Int("clusters", 8, "how many clusters to compare")
+	clusters  = flag.Int("clusters", 12, "how many clusters to compare, in all modes together")
+	modes     = flag.String("mode", "all", "nftables, iptables-legacy or iptables-nft (variants of the iptables commands), several of them, comma-separated, or all")
 	against   = flag.String("against", "slipstream", "what to compare kube-proxy with: slipstream or kube-proxy")
 )
 
@@ -31,12 +32,23 @@ func TestOracle(t *testing.T) {
 	default:
 		t.Fatalf("-against: no such proxy: %q", *against)
 	}
-	for i := range *clusters {
-		seed := *firstSeed + uint64(i)
-		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-			c := write(t, control, seed)
-			if found := compare(t, c, performBoth(t, subjects, c)); len(found) > 0 {
-				report(t, c, found)
+	selected, err := selectModes(*modes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := *firstSeed
+	for i, n := range share(*clusters, selected) {
+		m, first := selected[i], next
+		next += uint64(n)
+		t.Run(m.name, func(t *testing.T) {
+			kerneltest.Require(t, m.needs...)
+			for seed := first; seed < next; seed++ {
+				t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+					c := write(t, control, seed, m)
+					if found := compare(t, c, performBoth(t, subjects, c)); len(found) > 0 {
+						report(t, c, found)
+					}
+				})
 			}
 		})
 	}
@@ -61,9 +73,9 @@ func controlPlane(t *testing.T) *upstream.ControlPlane {
 }
 
 // write makes up a cluster, has the API server store it, and returns it as stored.
-func write(t *testing.T, control *upstream.ControlPlane, seed uint64) *cluster.Cluster {
+func write(t *testing.T, control *upstream.ControlPlane, seed uint64, m mode) *cluster.Cluster {
 	t.Helper()
-	c := cluster.Random(seed)
+	c := m.cluster(seed)
 	if err := c.Write(t.Context(), control.Client); err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,11 @@ func perform(t *testing.T, p subject, c *cluster.Cluster) (*performance, error) 
 		return nil, err
 	}
 	t.Cleanup(func() { s.Close() })
+	if c.Settings.Firewall {
+		if err := s.Firewall(t.Context(), c.Settings.Variant); err != nil {
+			return nil, err
+		}
+	}
 	stop, err := p.start(t.Context(), s, c)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.name(), err)

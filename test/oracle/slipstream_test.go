@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/iptables"
 	"github.com/slipstream-proxy/slipstream/backend/nftables"
 	"github.com/slipstream-proxy/slipstream/conntrack"
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -20,6 +21,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/metrics"
 	"github.com/slipstream-proxy/slipstream/nodeaddr"
 	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/sysctl"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 )
@@ -59,6 +61,7 @@ func (p slipstream) start(ctx context.Context, s *stage.Stage, c *cluster.Cluste
 // desiredConfig is the settings in Slipstream's words.
 func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	c.NodeName = stage.Node1
+	c.NodePorts.Loopback = s.LocalhostNodePorts
 	modes := map[string]desired.DetectLocalMode{
 		"ClusterCIDR":         desired.ByClusterCIDR,
 		"NodeCIDR":            desired.ByNodeCIDR,
@@ -84,6 +87,20 @@ func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	return c, nil
 }
 
+// kernel is a backend, which can also tell what the kernel has.
+type kernel interface {
+	backend.Backend
+	backend.Reader
+}
+
+// newBackend is one of the mode that the settings say.
+func newBackend(config backend.Config, s cluster.Settings) (kernel, error) {
+	if s.Mode == cluster.IPTables {
+		return iptables.New(config, iptables.Options{Variant: iptables.Variant(s.Variant)})
+	}
+	return nftables.New(config)
+}
+
 // run is Slipstream running.
 type run struct {
 	config backend.Config
@@ -103,11 +120,16 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 		MasqueradeAll: c.Settings.MasqueradeAll,
 		MasqueradeBit: backend.DefaultMasqueradeBit,
 	}}
-	b, err := nftables.New(r.config)
+	b, err := newBackend(r.config, c.Settings)
 	if err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
 	r.closes = append(r.closes, b.Close)
+	if want.NodePorts.OnLoopback() {
+		if err := ns.Do(sysctl.RouteLocalnet); err != nil {
+			return nil, errors.Join(err, r.stop())
+		}
+	}
 	conn, err := conntrack.New(ns.FD())
 	if err != nil {
 		return nil, errors.Join(err, r.stop())
@@ -165,7 +187,7 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 	}
 	state.SetNodeAddresses(addrs)
 	want := backend.ContentOf(state.Full())
-	reader, err := nftables.New(r.config)
+	reader, err := newBackend(r.config, c.Settings)
 	if err != nil {
 		return err
 	}

@@ -131,6 +131,27 @@ func (c *Cluster) Backends(svc *corev1.Service, port corev1.ServicePort, family 
 	return len(seen)
 }
 
+// Usable says whether a Service's port has, in a family (0 or 1), an endpoint on any node
+// that takes connections: a ready one, or one that is terminating and still serves.
+func (c *Cluster) Usable(svc *corev1.Service, port corev1.ServicePort, family int) bool {
+	usable := func(e discoveryv1.Endpoint) bool {
+		ready := ptr.Deref(e.Conditions.Ready, true)
+		return ready || ptr.Deref(e.Conditions.Terminating, false) && ptr.Deref(e.Conditions.Serving, true)
+	}
+	for _, s := range c.SlicesOf(svc) {
+		if _, headless := s.Labels[labelHeadless]; headless {
+			continue
+		}
+		has := slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool {
+			return p.Port != nil && ptr.Deref(p.Name, "") == port.Name && ptr.Deref(p.Protocol, corev1.ProtocolTCP) == port.Protocol
+		})
+		if has && (s.AddressType == discoveryv1.AddressTypeIPv4) == (family == 0) && slices.ContainsFunc(s.Endpoints, usable) {
+			return true
+		}
+	}
+	return false
+}
+
 // Describe is a Service and its slices in YAML, without what says nothing about
 // proxying.
 func (c *Cluster) Describe(svc *corev1.Service) string {

@@ -152,3 +152,33 @@ func TestDuplicatesAgree(t *testing.T) {
 		t.Error("no endpoint is in two slices")
 	}
 }
+
+// TestForIPTables wants the settings of iptables mode to come up in few clusters, to
+// follow the seed, and to leave objects as they are.
+func TestForIPTables(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range uint64(30) {
+		c, again, plain := Random(seed), Random(seed), Random(seed)
+		c.ForIPTables("nft")
+		again.ForIPTables("nft")
+		if !reflect.DeepEqual(c, again) || !reflect.DeepEqual(c.Services, plain.Services) || !reflect.DeepEqual(c.Slices, plain.Slices) {
+			t.Fatalf("seed %d: one seed, two clusters", seed)
+		}
+		s := c.Settings
+		for what, is := range map[string]bool{
+			"localhost": s.LocalhostNodePorts, "no localhost": !s.LocalhostNodePorts, "firewall": s.Firewall, "no firewall": !s.Firewall,
+			"all": len(s.NodePortAddresses) == 0, "on 127.0.0.1": s.HasNodePorts(netip.MustParseAddr("127.0.0.1")),
+			"on the node's own address only": s.HasNodePorts(stage.NodeAddress(stage.Node1)[1]) && !s.HasNodePorts(stage.Second[1]),
+		} {
+			if is {
+				seen[what]++
+			}
+		}
+		if s.HasNodePorts(netip.IPv6Loopback()) {
+			t.Errorf("seed %d: node ports on ::1", seed)
+		}
+	}
+	if len(seen) != 7 {
+		t.Errorf("came up: %v", seen)
+	}
+}

@@ -20,6 +20,12 @@ const (
 	labelHeadless  = corev1.IsHeadlessService
 )
 
+// Proxied says whether a Service is a proxy's business at all.
+func Proxied(svc *corev1.Service) bool {
+	_, another := svc.Labels[labelProxyName]
+	return !another && svc.Spec.Type != corev1.ServiceTypeExternalName && svc.Spec.ClusterIP != corev1.ClusterIPNone
+}
+
 // service makes up a Service and its slices.
 func (g *generator) service(i int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{

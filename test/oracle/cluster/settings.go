@@ -3,27 +3,42 @@
 package cluster
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 )
 
-// Settings are how a proxy is set up, in kube-proxy's words.
+// The modes of a proxy.
+const (
+	NFTables = "nftables"
+	IPTables = "iptables"
+)
+
+// Settings are how a proxy is set up, in kube-proxy's words, and its node.
 type Settings struct {
+	Mode            string // NFTables or IPTables
 	MasqueradeAll   bool
 	DetectLocalMode string         // ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix
 	ClusterCIDRs    []netip.Prefix // with ClusterCIDR; may be empty
 	Interface       string         // with BridgeInterface and InterfaceNamePrefix
 
 	// NodePortAddresses is "primary", or ranges. (Nothing would stand for "primary" in
-	// nftables mode.)
+	// nftables mode, and for all in iptables mode.)
 	NodePortAddresses []string
+
+	// Of iptables mode:
+	Variant            string // of the commands: "legacy" or "nft"
+	LocalhostNodePorts bool   // NodePorts are to answer on IPv4 loopback addresses
+	Firewall           bool   // the node lets in and forwards only what some rule accepts
 }
 
 // String is the settings as kube-proxy's flags.
 func (s Settings) String() string {
 	words := []string{
+		"--proxy-mode=" + s.Mode,
 		"--detect-local-mode=" + s.DetectLocalMode,
 		"--nodeport-addresses=" + strings.Join(s.NodePortAddresses, ","),
 	}
@@ -39,11 +54,34 @@ func (s Settings) String() string {
 	if s.MasqueradeAll {
 		words = append(words, "--masquerade-all")
 	}
+	if s.Mode == IPTables {
+		words = append(words, fmt.Sprintf("--iptables-localhost-nodeports=%v (iptables-%s, firewall: %v)", s.LocalhostNodePorts, s.Variant, s.Firewall))
+	}
 	return strings.Join(words, " ")
 }
 
+// HasNodePorts says whether node ports answer at an address of n1's.
+func (s Settings) HasNodePorts(a netip.Addr) bool {
+	if a.IsLoopback() && (a.Is6() || !s.LocalhostNodePorts) {
+		return false
+	}
+	some := false // ranges of the family
+	for _, text := range s.NodePortAddresses {
+		if text == "primary" {
+			return a == stage.NodeAddress(stage.Node1)[stage.Family(a)]
+		}
+		if p := netip.MustParsePrefix(text); p.Addr().Is4() == a.Is4() {
+			if p.Contains(a) {
+				return true
+			}
+			some = true
+		}
+	}
+	return !some
+}
+
 func (g *generator) settings() Settings {
-	s := Settings{MasqueradeAll: g.once(8), DetectLocalMode: "ClusterCIDR"}
+	s := Settings{Mode: NFTables, MasqueradeAll: g.once(8), DetectLocalMode: "ClusterCIDR"}
 	switch g.IntN(8) {
 	case 0:
 		s.DetectLocalMode = "NodeCIDR"
@@ -68,4 +106,21 @@ func (g *generator) settings() Settings {
 		{"192.168.0.0/16", "fd00:100::/64"},
 	}[g.IntN(6)]
 	return s
+}
+
+// ForIPTables has the cluster be looked at in iptables mode, with a variant of the
+// commands: "legacy" or "nft". Its objects stay the same. The settings that there are in
+// that mode alone are chosen by the seed, too.
+func (c *Cluster) ForIPTables(variant string) {
+	g := &generator{Rand: rand.New(rand.NewPCG(c.Seed, 2))}
+	s := &c.Settings
+	s.Mode, s.Variant = IPTables, variant
+	s.LocalhostNodePorts = !g.once(4)
+	s.Firewall = g.once(4)
+	switch g.IntN(4) {
+	case 0:
+		s.NodePortAddresses = nil
+	case 1:
+		s.NodePortAddresses = []string{"127.0.0.0/8", "192.168.0.0/16", "::1/128", "fd00:100::/64"}
+	}
 }

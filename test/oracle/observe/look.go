@@ -39,13 +39,18 @@ type Pace struct {
 	Timeout time.Duration // of a connection
 	AtOnce  int           // connections, at most
 	Effort  int           // times the usual number of connections
+
+	// OneByOne has those probes of a Service that look at session affinity made one
+	// after the other. In iptables mode, the kernel remembers only the last 100 clients
+	// of an endpoint.
+	OneByOne bool
 }
 
 var (
 	// Fast is for the first look. A timeout may be due to a slow machine.
 	Fast = Pace{Timeout: 500 * time.Millisecond, AtOnce: 128, Effort: 1}
 	// Careful is for a second look at what differs.
-	Careful = Pace{Timeout: time.Second, AtOnce: 128, Effort: 2}
+	Careful = Pace{Timeout: time.Second, AtOnce: 128, Effort: 2, OneByOne: true}
 )
 
 // Look makes all probes and returns what was seen of each.
@@ -66,9 +71,15 @@ type look struct {
 	ctx   context.Context
 	pace  Pace
 	slots chan struct{}
+	turns sync.Map // by Service: a *sync.Mutex
 }
 
 func (l *look) probe(p Probe) Outcome {
+	if l.pace.OneByOne && (p.Kind == Stick || p.Kind == Share) {
+		turn, _ := l.turns.LoadOrStore(p.Namespace+"/"+p.Service, &sync.Mutex{})
+		turn.(*sync.Mutex).Lock()
+		defer turn.(*sync.Mutex).Unlock()
+	}
 	switch p.Kind {
 	case Stick:
 		return l.stick(p)
@@ -179,9 +190,9 @@ const (
 	sharing  = 24
 )
 
-// oneOfThem stands for the server that the only source of a vantage got, which says
+// OneOfThem stands for the server that the only source of a vantage got, which says
 // nothing where there are several.
-const oneOfThem = "one of the servers"
+const OneOfThem = "one of the servers"
 
 // stick connects from many sources, so that all backends are met, and from each of them
 // again.
@@ -198,7 +209,7 @@ func (l *look) stick(p Probe) Outcome {
 		oneOf := !many && p.Backends > 1 && !strings.HasPrefix(a.server, stage.Elsewhere)
 		answered = answered || a.failure == "" || oneOf && a.failure == Timeout // that server's answers may go astray
 		if oneOf && (a.failure == "" || a.failure == Timeout) {
-			a = attempt{failure: oneOfThem}
+			a = attempt{failure: OneOfThem}
 		}
 		t.add(a)
 	}
@@ -220,6 +231,12 @@ func (l *look) stick(p Probe) Outcome {
 	return t.outcome(note)
 }
 
+// Notes of Share.
+const (
+	SameServer = "the same server at both addresses"
+	NotBoth    = "not both addresses answer"
+)
+
 // share connects to both addresses from many sources.
 func (l *look) share(p Probe) Outcome {
 	sources := l.sources(p.From, sharing*l.pace.Effort)
@@ -228,11 +245,11 @@ func (l *look) share(p Probe) Outcome {
 	before, after := l.all(p, sources), l.all(then, sources)
 	for i := range before {
 		if before[i].failure != "" || after[i].failure != "" {
-			return Outcome{Note: "not both addresses answer"}
+			return Outcome{Note: NotBoth}
 		}
 		if before[i].server != after[i].server {
 			return Outcome{Note: "another server at the other address"}
 		}
 	}
-	return Outcome{Note: "the same server at both addresses"}
+	return Outcome{Note: SameServer}
 }

@@ -68,7 +68,7 @@ func TestPlan(t *testing.T) {
 						continue // see sticky
 					}
 					if !slices.ContainsFunc(probes, func(p Probe) bool {
-						return p.To == at.to && p.Protocol == protocol(port.Protocol) && p.Service == svc.Name && p.Namespace == svc.Namespace
+						return p.To == at.to && p.Protocol == Protocol(port.Protocol) && p.Service == svc.Name && p.Namespace == svc.Namespace
 					}) {
 						t.Errorf("seed %d: nobody looks at %s %v", seed, at.what, at.to)
 					}

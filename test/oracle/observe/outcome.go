@@ -21,8 +21,11 @@ type Outcome struct {
 	Note string
 }
 
-// Timeout among failures is a connection to which nothing was said.
-const Timeout = "timeout"
+// Failures that others have to know.
+const (
+	Timeout = "timeout" // nothing was said
+	Refused = "refused" // somebody said no
+)
 
 // String is the outcome in one line; equal outcomes have the same.
 func (o Outcome) String() string {

@@ -32,7 +32,7 @@ const unusedPort = 7
 // Plan is what to look at in a cluster: each address of each Service from where it
 // matters, and what is near it and should not answer.
 func Plan(c *cluster.Cluster) []Probe {
-	var p planner
+	p := planner{firewall: c.Settings.Firewall}
 	for _, svc := range c.Services {
 		p.service(c, svc)
 	}
@@ -44,13 +44,17 @@ func Plan(c *cluster.Cluster) []Probe {
 	return p.probes
 }
 
-type planner struct{ probes []Probe }
+type planner struct {
+	firewall bool
+	probes   []Probe
+}
 
 func (p *planner) add(probes ...Probe) {
 	for _, probe := range probes {
 		// From n2, n1 may lead a connection back to n2, and the answer does not
-		// come through n1 again.
-		probe.Mixed = probe.From == stage.OtherPod
+		// come through n1 again. A firewall may accept only what an endpoint sends
+		// to itself.
+		probe.Mixed = probe.From == stage.OtherPod || p.firewall && probe.From == stage.PodEndpoint
 		p.probes = append(p.probes, probe)
 	}
 }
@@ -75,7 +79,7 @@ func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
 		var probes []Probe
 		for _, at := range placesOf(svc, port) {
 			probe := Probe{
-				Protocol: protocol(port.Protocol), To: at.to,
+				Protocol: Protocol(port.Protocol), To: at.to,
 				What:      fmt.Sprintf("%s of %s/%s:%s", at.what, svc.Namespace, svc.Name, port.Name),
 				Namespace: svc.Namespace, Service: svc.Name,
 				Backends: c.Backends(svc, port, stage.Family(at.to.Addr())),
@@ -123,7 +127,8 @@ func sticky(probes []Probe) (all []Probe) {
 	return all
 }
 
-func protocol(p corev1.Protocol) lab.Protocol {
+// Protocol is a Service's protocol, if it is TCP or UDP.
+func Protocol(p corev1.Protocol) lab.Protocol {
 	if p == corev1.ProtocolUDP {
 		return lab.UDP
 	}

@@ -29,6 +29,11 @@ type Program struct {
 // Start starts a program in a namespace and in the directory dir; its output is added to
 // NAME.log there. The program ends with this process at the latest.
 func Start(ns *lab.Namespace, dir, name, path string, args ...string) (*Program, error) {
+	return StartWith(nil, ns, dir, name, path, args...)
+}
+
+// StartWith is Start with variables, as "NAME=value", added to the environment.
+func StartWith(env []string, ns *lab.Namespace, dir, name, path string, args ...string) (*Program, error) {
 	log := filepath.Join(dir, name+".log")
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -37,6 +42,7 @@ func Start(ns *lab.Namespace, dir, name, path string, args ...string) (*Program,
 	defer f.Close()
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = f, f
 	p, err := ns.Start(cmd)
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 // metricsAddress is where kube-proxy serves its metrics, in its namespace.
 const metricsAddress = "127.0.0.1:10249"
 
-// KubeProxy is an upstream kube-proxy in nftables mode on the stage's n1.
+// KubeProxy is an upstream kube-proxy on the stage's n1.
 type KubeProxy struct {
 	dir   string
 	node  *lab.Machine
@@ -70,7 +70,15 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	if err != nil {
 		return nil, err
 	}
-	if k.Program, err = program.Start(k.node.Namespace(), k.dir, "kube-proxy", binary, "--config="+config, "--v=2"); err != nil {
+	var env []string
+	if settings.Mode == cluster.IPTables {
+		path, err := iptablesPath(k.dir, settings.Variant)
+		if err != nil {
+			return nil, err
+		}
+		env = []string{"PATH=" + path}
+	}
+	if k.Program, err = program.StartWith(env, k.node.Namespace(), k.dir, "kube-proxy", binary, "--config="+config, "--v=2"); err != nil {
 		return nil, err
 	}
 	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
@@ -85,6 +93,9 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	}
 	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, before+1) }); err != nil {
 		return nil, err
+	}
+	if settings.Mode == cluster.IPTables { // which does not look at ServiceCIDRs
+		return k, nil
 	}
 	return k, k.Await(ctx, k.knowsServiceCIDRs)
 }
@@ -112,14 +123,18 @@ func (k *KubeProxy) writeConfig(c *ControlPlane, s cluster.Settings) (string, er
 	case "InterfaceNamePrefix":
 		local["interfaceNamePrefix"] = s.Interface
 	}
+	ofMode := map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms"}
+	if s.Mode == cluster.IPTables {
+		ofMode["localhostNodePorts"] = s.LocalhostNodePorts
+	}
 	return config, writeYAML(config, map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-		"mode":               "nftables",
+		"mode":               s.Mode,
+		s.Mode:               ofMode,
 		"clientConnection":   map[string]any{"kubeconfig": kubeconfig},
 		"hostnameOverride":   stage.Node1,
 		"healthzBindAddress": "127.0.0.1:10256",
 		"metricsBindAddress": metricsAddress,
-		"nftables":           map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms"},
 		"detectLocalMode":    s.DetectLocalMode,
 		"detectLocal":        local,
 		"clusterCIDR":        joinPrefixes(s.ClusterCIDRs),
