@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/bench/executed"
 	"github.com/slipstream-proxy/slipstream/bench/forward"
 	"github.com/slipstream-proxy/slipstream/bench/machine"
 )
@@ -57,5 +58,46 @@ func TestChartOfNothing(t *testing.T) {
 	}
 	if err := run(filepath.Join(t.TempDir(), "none.json"), "chart.svg"); err == nil {
 		t.Error("a chart of no file")
+	}
+}
+
+func TestRules(t *testing.T) {
+	r := &executed.Result{Benchmark: executed.Benchmark, Endpoints: 10}
+	for i, name := range []string{"ours", "theirs"} {
+		s := &executed.Subject{Name: name}
+		for services := 10; services <= 1000; services *= 10 {
+			c := executed.Count{Services: services, Rules: []int{20, 20 + i*services, 22 + i*services}}
+			c.SumUp()
+			s.Counts = append(s.Counts, c)
+		}
+		r.Subjects = append(r.Subjects, s)
+	}
+	input, output := filepath.Join(t.TempDir(), "rules.json"), filepath.Join(t.TempDir(), "rules.svg")
+	save := func() {
+		var b bytes.Buffer
+		if err := r.WriteJSON(&b); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(input, b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save()
+	if err := run(input, output); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<svg", "Services of 10 endpoints", ">ours<", ">theirs<", ">20<", ">1,020<", ">1,000<"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("no %q in the chart", want)
+		}
+	}
+	r.Subjects = nil
+	save()
+	if err := run(input, output); err == nil {
+		t.Error("a chart of no numbers")
 	}
 }

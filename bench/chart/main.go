@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chart draws what slipstream bench throughput or bench crr has saved: for
-// each series a box of each setting's values over the rounds, as multiples of the
-// median without the fast path.
+// Command chart draws what benchmarks have saved: of slipstream bench throughput and
+// bench crr, for each series a box of each setting's values over the rounds, as multiples
+// of the median without the fast path; of make bench-rules, the rules executed by numbers
+// of Services.
 //
 //	slipstream bench throughput --save result.json
 //	go run ./bench/chart -o result.svg result.json
@@ -18,7 +19,10 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/slipstream-proxy/slipstream/bench/executed"
 	"github.com/slipstream-proxy/slipstream/bench/forward"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
 )
 
 func main() {
@@ -43,16 +47,32 @@ func run(input, output string) error {
 	if err != nil {
 		return err
 	}
-	var r forward.Result
-	if err := json.Unmarshal(b, &r); err != nil {
+	var kind struct {
+		Benchmark string `json:"benchmark"`
+	}
+	if err := json.Unmarshal(b, &kind); err != nil {
 		return fmt.Errorf("%s: %w", input, err)
 	}
-	if len(r.Series) == 0 {
-		return fmt.Errorf("%s: %w", input, errors.New("no series of bench throughput or bench crr"))
+	draw := drawSeries
+	if kind.Benchmark == executed.Benchmark {
+		draw = drawRules
 	}
-	p, err := newPlot(&r)
+	p, width, err := draw(b)
 	if err != nil {
 		return fmt.Errorf("%s: %w", input, err)
 	}
-	return p.Save(width(len(r.Series)), height, output)
+	return p.Save(width, height, output)
+}
+
+// drawSeries draws a result of bench throughput or bench crr.
+func drawSeries(result []byte) (*plot.Plot, vg.Length, error) {
+	var r forward.Result
+	if err := json.Unmarshal(result, &r); err != nil {
+		return nil, 0, err
+	}
+	if len(r.Series) == 0 {
+		return nil, 0, errors.New("no series of bench throughput or bench crr, and no numbers of rules")
+	}
+	p, err := newPlot(&r)
+	return p, width(len(r.Series)), err
 }

@@ -6,14 +6,15 @@
 //	go run ./scale -services 10000 -endpoints 10
 //
 // One kube-apiserver with its etcd is filled with Services, and then each subject is run
-// on a node of its own, one after the other: Slipstream, and upstream kube-proxy in its
+// on a node of its own, one after the other: Slipstream and upstream kube-proxy, each in its
 // nftables and its iptables mode, with the configuration that kubeadm writes. All ranges
 // of pods' addresses belong to one machine that answers every connection with the address
 // that it came to (pods.go), so any Service can be connected to, and the answer says which
 // endpoint it was.
 //
 // Modes that use the iptables commands get those of the legacy variant, unless -iptables
-// says otherwise (iptables.go).
+// says otherwise. A node with such a mode bears the sign of its variant that a kubelet
+// leaves (iptables.go).
 //
 // What is measured of each subject:
 //
@@ -34,4 +35,19 @@
 //
 // Connections are tried all the time, with pauses of 0.1 ms, or of a thousandth of the
 // time that it has taken so far if that is more (at most 10 ms).
+//
+// # Rules
+//
+//	go run ./scale rules -services 10,100,1000,10000
+//
+// counts the iptables rules that the kernel executes for a new connection, with more and
+// more Services in the same API server: those of Slipstream's iptables mode and of
+// kube-proxy's, on a node each (rules.go). When Services answer and the subject has
+// nothing more to do, it is killed, so that counters change only by what is counted. Then a
+// pod on the node sends the first packet of a connection, to one Service of a random
+// sample after the other, and rules and counters are read before and after it. Package
+// test/rulewalk finds the packet's way through all tables, PREROUTING to POSTROUTING: a rule
+// was executed if the packet came as far as there in its chain, whether the rule matched
+// or not. The way has to end where the packet has arrived (first.go). Of kube-proxy,
+// the Services that come first and last in its list (KUBE-SERVICES) are counted too.
 package main

@@ -24,11 +24,13 @@ type filled struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// fill writes all Services and EndpointSlices.
-func fill(ctx context.Context, client k8s.Interface, c *content) (f filled, err error) {
+// fill writes the Services from number first to the one before number end, and their
+// EndpointSlices.
+func fill(ctx context.Context, client k8s.Interface, c *content, first, end int) (f filled, err error) {
 	begin := time.Now()
 	var slices, endpoints atomic.Int64
-	err = each(c.services, func(i int) error {
+	err = each(end-first, func(k int) error {
+		i := first + k
 		if _, err := client.CoreV1().Services(namespace).Create(ctx, c.service(i), metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create Service %s: %w", name(i), err)
 		}
@@ -41,7 +43,7 @@ func fill(ctx context.Context, client k8s.Interface, c *content) (f filled, err 
 		}
 		return nil
 	})
-	return filled{c.services, int(slices.Load()), int(endpoints.Load()), time.Since(begin).Seconds()}, err
+	return filled{end - first, int(slices.Load()), int(endpoints.Load()), time.Since(begin).Seconds()}, err
 }
 
 // write writes the slice that has endpoint number j of a Service, and returns after the

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 )
 
 // The variants of the iptables commands. Both are installed on Debian, which calls the
@@ -18,6 +21,16 @@ const (
 	legacyVariant = "legacy"
 	nftVariant    = "nft"
 )
+
+// iptablesMode is what the configuration of all proxies calls it.
+const iptablesMode = "iptables"
+
+// hint makes the chain by which a kubelet shows which variant its node uses (KEP-3178):
+// Slipstream looks for it, kube-proxy takes what is called iptables.
+func hint(ctx context.Context, n *site.Node) error {
+	_, err := n.Run(ctx, "iptables", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+	return err
+}
 
 // useIPTables has all programs that are started from now on find one variant under the
 // usual names, by links in dir.

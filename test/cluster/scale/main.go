@@ -18,22 +18,32 @@ import (
 )
 
 func main() {
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err == nil {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
-		machine.QuietLimit = o.quiet
-		err = scale(ctx, &o, os.Stdout, func(format string, args ...any) {
-			fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
-		})
-	}
-	if err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := command(ctx, os.Args[1:], os.Stdout, func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
+	})
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "scale:", err)
 		os.Exit(1)
 	}
+}
+
+// command does what the command line says.
+func command(ctx context.Context, args []string, out io.Writer, log upstream.Log) error {
+	if len(args) > 0 && args[0] == "rules" {
+		o, err := parseRules(args[1:])
+		if err != nil {
+			return err
+		}
+		return rules(ctx, &o, out, log)
+	}
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	machine.QuietLimit = o.quiet
+	return scale(ctx, &o, out, log)
 }
 
 // scale measures and writes the result. A subject of which not all could be measured makes
@@ -43,14 +53,7 @@ func scale(ctx context.Context, o *options, out io.Writer, log upstream.Log) err
 	if err != nil {
 		return err
 	}
-	write := r.writeTable
-	if o.output == "json" {
-		write = r.writeJSON
-	}
-	err = write(out)
-	if o.save != "" {
-		err = errors.Join(err, r.saveTo(o.save))
-	}
+	err = o.write(out, r.writeTable, r.writeJSON)
 	for _, s := range r.Subjects {
 		if s.Failed != "" {
 			err = errors.Join(err, fmt.Errorf("%s: %s", s.Name, s.Failed))
@@ -61,33 +64,29 @@ func scale(ctx context.Context, o *options, out io.Writer, log upstream.Log) err
 
 // measure fills a cluster and runs all subjects in turns.
 func measure(ctx context.Context, o *options, log upstream.Log) (_ *result, err error) {
-	dir := o.logs
-	if dir == "" {
-		if dir, err = os.MkdirTemp("", "slipstream-scale-"); err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	}
-	if err := useIPTables(o.IPTables, dir); err != nil {
-		return nil, err
-	}
-	programs, err := findPrograms(ctx, o, dir, log)
+	dir, done, err := o.directory()
 	if err != nil {
 		return nil, err
 	}
-	chosen := programs.choose(ctx, o)
+	defer func() { err = errors.Join(err, done()) }()
+	programs, err := findPrograms(ctx, &o.common, dir, log)
+	if err != nil {
+		return nil, err
+	}
+	chosen := programs.choose(ctx, o.Subjects...)
 	r := &result{Machine: machine.This(), Options: *o}
 	r.Options.Subjects = nil
 	for _, s := range chosen {
 		r.Options.Subjects = append(r.Options.Subjects, s.name)
 		r.Subjects = append(r.Subjects, &outcome{Name: s.name, Version: programs.version(ctx, s)})
 	}
-	w, err := newWorld(ctx, o, o.Runs*len(chosen), dir, log)
+	c := newContent(o.Services, o.Endpoints, changing, o.Seed)
+	w, err := newWorld(ctx, c, o.Runs*len(chosen), dir, log)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
-	if r.Filled, err = fill(ctx, w.plane.Client, w.content); err != nil {
+	if r.Filled, err = fill(ctx, w.plane.Client, w.content, 0, o.Services); err != nil {
 		return nil, err
 	}
 	log("wrote %d Services and %d EndpointSlices in %.1f s", r.Filled.Services, r.Filled.Slices, r.Filled.Seconds)
@@ -110,13 +109,4 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *result, err 
 	r.LoadAfter = machine.This().Load
 	r.sumUp()
 	return r, nil
-}
-
-// saveTo writes the result to a file as JSON.
-func (r *result) saveTo(path string) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(r.writeJSON(f), f.Close())
 }

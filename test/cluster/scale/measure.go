@@ -44,26 +44,14 @@ type measurement struct {
 // measure runs a subject once. What was measured before an error is returned with it.
 func (w *world) measure(ctx context.Context, o *options, s subject, program string, log upstream.Log) (_ *run, err error) {
 	m := &measurement{world: w, options: o, subject: s, log: log}
-	n, err := w.newNode(ctx)
+	n, start, err := w.prepare(ctx, s, program)
 	if err != nil {
 		return &m.run, err
 	}
 	defer func() { err = errors.Join(err, n.remove(context.WithoutCancel(ctx))) }()
-	access, err := w.plane.NewAccess(ctx, w.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
-	if err != nil {
-		return &m.run, err
-	}
-	if err := w.reachable(n); err != nil {
-		return &m.run, err
-	}
 	machine.Quiet(ctx) // others' rules are being freed
 	m.prober = &prober{client: n.client, timeout: o.Timeout}
-	err = m.start(ctx, n, proxies.Options{
-		Dir: w.dir, Binary: program, Kubeconfig: access.Kubeconfig,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		Configure:    func(config map[string]any) { config["mode"] = s.mode },
-		Flags:        []string{"--v=0"}, // the default, which kubeadm leaves in place
-	})
+	err = m.start(ctx, n, start)
 	if m.proxy == nil {
 		return &m.run, err
 	}
@@ -78,6 +66,30 @@ func (w *world) measure(ctx context.Context, o *options, s subject, program stri
 		err = m.proxy.Explain(err)
 	}
 	return &m.run, errors.Join(err, m.proxy.Stop())
+}
+
+// prepare makes a node for a subject, and says how to start it there. The caller removes
+// the node.
+func (w *world) prepare(ctx context.Context, s subject, program string) (_ *node, start proxies.Options, err error) {
+	n, err := w.newNode(ctx, s.mode)
+	if err != nil {
+		return nil, start, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.remove(context.WithoutCancel(ctx)))
+		}
+	}()
+	access, err := w.plane.NewAccess(ctx, w.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
+	if err != nil {
+		return nil, start, err
+	}
+	return n, proxies.Options{
+		Dir: w.dir, Binary: program, Kubeconfig: access.Kubeconfig,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		Configure:    func(config map[string]any) { config["mode"] = s.mode },
+		Flags:        []string{"--v=0"}, // the default, which kubeadm leaves in place
+	}, w.reachable(n)
 }
 
 // reachable tries the way from the client to the pods, without any proxy.
@@ -101,38 +113,8 @@ func (m *measurement) memory(context.Context) (err error) {
 	return err
 }
 
-// calm waits until the process does next to nothing. One that always does something is
-// left to it when the time for one wait is over.
 func (m *measurement) calm(ctx context.Context) error {
-	const window = 500 * time.Millisecond
-	before, err := used(m.proxy.PID())
-	if err != nil {
-		return err
-	}
-	for deadline := time.Now().Add(min(m.options.Timeout, 5*time.Minute)); time.Now().Before(deadline); {
-		if err := pause(ctx, window); err != nil {
-			return err
-		}
-		now, err := used(m.proxy.PID())
-		if err != nil {
-			return err
-		}
-		if now.minus(before).sum() <= window/25 && len(children(m.proxy.PID())) == 0 {
-			return nil
-		}
-		before = now
-	}
-	return nil
-}
-
-// pause waits.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
+	return calm(ctx, m.proxy.PID(), m.options.Timeout)
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

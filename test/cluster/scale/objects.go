@@ -22,7 +22,7 @@ const (
 	port       = 80
 	targetPort = 8080
 
-	// changing is how many Services have one endpoint, which single changes replace.
+	// changing is how many Services have one endpoint where single changes replace it.
 	changing = 16
 
 	// sliceSize is kube-controller-manager's default limit of endpoints in a slice.
@@ -50,15 +50,17 @@ type content struct {
 	random   *rand.Rand
 }
 
-func newContent(o *options) *content {
+// newContent makes up Services of so many endpoints each, but for some that have a single
+// one.
+func newContent(services, endpoints, single int, seed uint64) *content {
 	c := &content{
-		services: o.Services, endpoints: o.Endpoints,
+		services: services, endpoints: endpoints,
 		single: map[int]bool{}, moved: map[[2]int]netip.Addr{},
-		nextAddr: uint32(1 + o.Services*o.Endpoints),
-		random:   rand.New(rand.NewPCG(o.Seed, 0)),
+		nextAddr: uint32(1 + services*endpoints),
+		random:   rand.New(rand.NewPCG(seed, 0)),
 	}
-	all := c.random.Perm(o.Services)
-	c.changed, c.plain = all[:changing], all[changing:]
+	all := c.random.Perm(services)
+	c.changed, c.plain = all[:single], all[single:]
 	for _, i := range c.changed {
 		c.single[i] = true
 	}

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,23 +24,27 @@ type subject struct {
 	pause time.Duration
 }
 
-// The pauses follow from the defaults of min-sync-period: 1 s of kube-proxy's in both
-// modes, 10 ms of Slipstream's.
+// The pauses follow from the defaults of min-sync-period: 10 ms in Slipstream's nftables
+// mode, 1 s in its iptables mode and in both of kube-proxy's.
 const (
-	upstreamPause   = 1200 * time.Millisecond
-	slipstreamPause = 30 * time.Millisecond
+	longPause  = 1200 * time.Millisecond
+	shortPause = 30 * time.Millisecond
 )
 
 // subjects are all that there can be. Ratios are to the first one that is measured.
 var subjects = []subject{
-	{"slipstream", proxies.Slipstream, "nftables", slipstreamPause},
-	{slipstreamIPTables, proxies.Slipstream, "iptables", slipstreamPause},
-	{"kube-proxy-nftables", proxies.KubeProxyNFTables, "nftables", upstreamPause},
-	{"kube-proxy-iptables", proxies.KubeProxyIPTables, "iptables", upstreamPause},
+	{"slipstream", proxies.Slipstream, "nftables", shortPause},
+	{slipstreamIPTables, proxies.Slipstream, iptablesMode, longPause},
+	{"kube-proxy-nftables", proxies.KubeProxyNFTables, "nftables", longPause},
+	{kubeProxyIPTables, proxies.KubeProxyIPTables, iptablesMode, longPause},
 }
 
-// slipstreamIPTables is measured by default only if the program has this mode.
-const slipstreamIPTables = "slipstream-iptables"
+// The subjects in iptables mode. Slipstream's is measured by default only if the program
+// has this mode.
+const (
+	slipstreamIPTables = "slipstream-iptables"
+	kubeProxyIPTables  = "kube-proxy-iptables"
+)
 
 func subjectNames() (names []string) {
 	for _, s := range subjects {
@@ -52,7 +57,7 @@ func subjectNames() (names []string) {
 type programs struct{ slipstream, kubeProxy string }
 
 // findPrograms builds what is not built yet.
-func findPrograms(ctx context.Context, o *options, dir string, log upstream.Log) (p programs, err error) {
+func findPrograms(ctx context.Context, o *common, dir string, log upstream.Log) (p programs, err error) {
 	if p.kubeProxy, err = upstream.Binary(ctx, "kube-proxy", log); err != nil {
 		return p, err
 	}
@@ -84,20 +89,17 @@ func (p *programs) version(ctx context.Context, s subject) string {
 		return ""
 	}
 	text := strings.TrimSpace(string(out))
-	if s.mode == "iptables" {
+	if s.mode == iptablesMode {
 		text += ", " + iptablesVersion()
 	}
 	return text
 }
 
-// choose returns the subjects to measure.
-func (p *programs) choose(ctx context.Context, o *options) (chosen []subject) {
+// choose returns the subjects of these names; all that there can be for none.
+func (p *programs) choose(ctx context.Context, names ...string) (chosen []subject) {
 	for _, s := range subjects {
-		wanted := len(o.Subjects) == 0 && (s.name != slipstreamIPTables || p.hasIPTables(ctx))
-		for _, name := range o.Subjects {
-			wanted = wanted || name == s.name
-		}
-		if wanted {
+		byDefault := len(names) == 0 && (s.name != slipstreamIPTables || p.hasIPTables(ctx))
+		if byDefault || slices.Contains(names, s.name) {
 			chosen = append(chosen, s)
 		}
 	}

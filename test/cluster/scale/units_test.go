@@ -14,7 +14,7 @@ import (
 
 // TestContent wants addresses of Services and of endpoints that nobody else has.
 func TestContent(t *testing.T) {
-	c := newContent(&options{Services: 300, Endpoints: 250, Seed: 7})
+	c := newContent(300, 250, changing, 7)
 	seen := map[netip.Addr]bool{}
 	take := func(a netip.Addr, from netip.Prefix) {
 		t.Helper()

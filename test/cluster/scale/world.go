@@ -30,13 +30,13 @@ var planeAddress = netip.MustParsePrefix("192.168.100.2/24")
 
 // newWorld starts everything but the subjects, for so many times that one is run. The
 // caller closes it.
-func newWorld(ctx context.Context, o *options, times int, dir string, log upstream.Log) (_ *world, err error) {
+func newWorld(ctx context.Context, c *content, times int, dir string, log upstream.Log) (_ *world, err error) {
 	// Filling waits for etcd's every write to be on the disk otherwise. Nothing that is
 	// measured does.
 	if err := os.Setenv("ETCD_UNSAFE_NO_FSYNC", "true"); err != nil {
 		return nil, err
 	}
-	w := &world{content: newContent(o), dir: dir}
+	w := &world{content: c, dir: dir}
 	l, err := lab.New()
 	if err != nil {
 		return nil, err
@@ -75,8 +75,9 @@ type node struct {
 	client *lab.Pod
 }
 
-// newNode is a node that was not used before, with nothing on it but a client's pod.
-func (w *world) newNode(ctx context.Context) (*node, error) {
+// newNode is a node that was not used before, with nothing on it but a client's pod, and
+// for an iptables mode the sign of which variant the node uses.
+func (w *world) newNode(ctx context.Context, mode string) (*node, error) {
 	n := w.nodes[0]
 	w.nodes = w.nodes[1:]
 	if err := n.AddRoute(podRange, podsAddress.Addr()); err != nil {
@@ -84,6 +85,11 @@ func (w *world) newNode(ctx context.Context) (*node, error) {
 	}
 	if err := n.Register(ctx); err != nil {
 		return nil, fmt.Errorf("register node %s: %w", n.Name(), err)
+	}
+	if mode == iptablesMode {
+		if err := hint(ctx, n); err != nil {
+			return nil, err
+		}
 	}
 	client, err := n.Idle("client-" + n.Name())
 	return &node{n, client}, err

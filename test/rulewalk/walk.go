@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rulewalk counts the iptables rules that one packet was sent through.
+//
+// A rule's counter tells that the rule has matched. The rules before it in its chain did
+// not, but the kernel executed them too, and so it did in chains where none matched. So
+// the packet is followed from chain to chain, by what counted, and every rule on its way
+// up to the one that ends a chain is one that was executed. The two variants of iptables
+// are the same in this.
+package rulewalk
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Walk is the way of a packet.
+type Walk struct {
+	// Rules is how many were executed.
+	Rules int
+	// Destination is where it was sent to instead (DNAT), e.g. "10.0.1.2:8080"; "" if
+	// nowhere else.
+	Destination string
+}
+
+// Follow finds the way of the only packet that passed between two dumps, through the
+// built-in chains of all tables that bear one of the names, e.g. PREROUTING, FORWARD and
+// POSTROUTING. It is an error if anything that counted is not on that way, or counted
+// more than once (there were other packets, then), if the packet was dropped, or if rules
+// are not those they were.
+func Follow(before, after Dump, builtin ...string) (Walk, error) {
+	w := walker{before: before, after: after}
+	counted, err := w.counted()
+	if err != nil {
+		return Walk{}, err
+	}
+	for table := range after {
+		for _, chain := range builtin {
+			if _, err := w.chain(table, chain); err != nil {
+				return w.Walk, err
+			}
+		}
+	}
+	if w.matched != counted {
+		return w.Walk, fmt.Errorf("%d rules have counted a packet, %d of them on its way: there was more than one packet", counted, w.matched)
+	}
+	return w.Walk, nil
+}
+
+type walker struct {
+	Walk
+	before, after Dump
+	matched       int // of those executed
+}
+
+// counted is how many rules have counted the packet.
+func (w *walker) counted() (n int, err error) {
+	if len(w.before) != len(w.after) {
+		return 0, errChanged
+	}
+	for table, chains := range w.after {
+		if len(w.before[table]) != len(chains) {
+			return 0, errChanged
+		}
+		for chain, rules := range chains {
+			if len(w.before[table][chain]) != len(rules) {
+				return 0, errChanged
+			}
+			for i, r := range rules {
+				was := w.before[table][chain][i]
+				switch {
+				case was.Text != r.Text || r.Packets < was.Packets:
+					return 0, errChanged
+				case r.Packets > was.Packets+1:
+					return 0, fmt.Errorf("rule %q of chain %s has counted %d packets", r.Text, chain, r.Packets-was.Packets)
+				case r.Packets > was.Packets:
+					n++
+				}
+			}
+		}
+	}
+	return n, nil
+}
+
+var errChanged = errors.New("rules have changed meanwhile")
+
+// leaves are the targets after which a packet meets no more rules of the table.
+var leaves = map[string]bool{"ACCEPT": true, "DNAT": true, "SNAT": true, "REDIRECT": true, "MASQUERADE": true}
+
+// chain follows the packet through a chain and those it leads to, and says whether it has
+// left the table there. A built-in chain that the table does not have is no error.
+func (w *walker) chain(table, name string) (left bool, err error) {
+	for i, r := range w.after[table][name] {
+		w.Rules++
+		if r.Packets == w.before[table][name][i].Packets {
+			continue
+		}
+		w.matched++
+		goTo := r.Option("-g")
+		to := goTo
+		if to == "" {
+			to = r.Option("-j")
+		}
+		_, isChain := w.after[table][to]
+		switch {
+		case isChain:
+			// What comes back from where -g leads goes on where -j has come from.
+			if left, err := w.chain(table, to); left || err != nil || goTo != "" {
+				return left, err
+			}
+		case to == "RETURN":
+			return false, nil
+		case to == "DROP" || to == "REJECT":
+			return true, fmt.Errorf("the packet was dropped by rule %q of chain %s", r.Text, name)
+		case leaves[to]:
+			if d := r.Option("--to-destination"); d != "" {
+				w.Destination = d
+			}
+			return true, nil
+		}
+	}
+	return false, nil
+}
