@@ -191,6 +191,11 @@ func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []ob
 			some = append(some, p)
 		}
 	}
+	// Where so many clients come at once, iptables forgets some, and nobody stays then. One
+	// Service after the other, they do.
+	if kind == observe.Stick && len(some) == 0 {
+		some = looked[:min(len(looked), 8)]
+	}
 	found := compareProbes(t, c, [2]*performance{oracle, spoiled}, some, 1, observe.Careful)
 	if len(found) == 0 {
 		t.Fatalf("is not noticed (%d probes differed at first)", len(differ))
