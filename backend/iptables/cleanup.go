@@ -12,13 +12,13 @@ import (
 // variants.
 func (b *Backend) Cleanup() error {
 	b.valid = false
-	return Remove(b.config.NetNS)
+	return remove(b.config.NetNS)
 }
 
-// Remove removes all that any backend of this kind has programmed in a network namespace
+// remove removes all that any backend of this kind has programmed in a network namespace
 // (0: the process's), in both variants. Where there is no iptables, there is nothing to
 // remove, which is no error.
-func Remove(netns int) (err error) {
+func remove(netns int) (err error) {
 	for _, v := range variants {
 		err = errors.Join(err, v.cleanIfWorks(netns))
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/test/rulewalk"
 	"golang.org/x/sys/unix"
@@ -33,7 +34,7 @@ func TestRulesExecuted(t *testing.T) {
 			for i := range n {
 				web(s, i, consecutive(i*10, 10)...)
 			}
-			reconcile(t, k.Backend, s)
+			backendtest.Reconcile(t, k.Backend, s)
 			most, sum, tries := 0, 0, 10
 			for range tries {
 				i := rand.IntN(n)

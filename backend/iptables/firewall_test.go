@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/lab/labtest"
@@ -133,7 +134,7 @@ func TestLoopback(t *testing.T) {
 		if !s.hears("127.0.0.5") {
 			t.Error("a datagram that is said to be from 127.0.0.5 does not come in without rules, so this test shows nothing of it")
 		}
-		reconcile(t, s.backend, s.state)
+		backendtest.Reconcile(t, s.backend, s.state)
 		s.wants("a neighbor", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
 		if s.hears("127.0.0.5") {
 			t.Error("a datagram of a neighbor that is said to be from 127.0.0.5 comes in")
@@ -185,16 +186,16 @@ func TestFirewall(t *testing.T) {
 		s.run(v.command(desired.IPv4, ""), "-P", "FORWARD", "DROP")
 		address := fmt.Sprint("192.168.100.11:", healthPort)
 		s.wants("a health check before there is a Service", &s.neighbor.Machine, address, "timeout")
-		reconcile(t, s.backend, s.state)
+		backendtest.Reconcile(t, s.backend, s.state)
 		s.wants("a health check", &s.neighbor.Machine, address, "ok")
 		s.wants("the pod, to itself", &s.pod.Machine, "10.96.0.1:80", "ok")
 		s.wants("the pod, to itself by a NodePort", &s.pod.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
 		s.service("web", healthPort+1)
-		apply(t, s.backend, s.state)
+		backendtest.Apply(t, s.backend, s.state)
 		s.wants("a health check at a port that is none any more", &s.neighbor.Machine, address, "timeout")
 
 		s.state.DeleteEndpointSlice("default", "web-1")
-		apply(t, s.backend, s.state)
+		backendtest.Apply(t, s.backend, s.state)
 		if n := s.backend.tables[0].forward.leaves; len(n) != 0 {
 			t.Errorf("is still accepted: %v", n)
 		}
@@ -206,7 +207,7 @@ func TestFirewall(t *testing.T) {
 func TestHealthPorts(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		s := newSite(t, v)
-		reconcile(t, s.backend, s.state)
+		backendtest.Reconcile(t, s.backend, s.state)
 		for _, step := range []struct {
 			web, other int32
 			want       []uint16
@@ -221,7 +222,7 @@ func TestHealthPorts(t *testing.T) {
 		} {
 			s.service("web", step.web)
 			s.service("other", step.other)
-			apply(t, s.backend, s.state)
+			backendtest.Apply(t, s.backend, s.state)
 			for again := range 2 {
 				got, err := s.backend.sets.read(desired.IPv4, setHealthChecks)
 				s.must(err)
@@ -234,7 +235,7 @@ func TestHealthPorts(t *testing.T) {
 				}
 				s.must(s.backend.Check())
 				if again == 0 {
-					reconcile(t, s.backend, s.state)
+					backendtest.Reconcile(t, s.backend, s.state)
 				}
 			}
 		}

@@ -5,15 +5,14 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/desired/desiredtest"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	corev1 "k8s.io/api/core/v1"
@@ -77,13 +76,7 @@ func (k *kernel) open(v Variant) *Backend {
 // has fails the test unless the kernel has what the state says.
 func (k *kernel) has(s *desired.State) {
 	k.t.Helper()
-	diff, err := backend.Compare(k, backend.ContentOf(s.Full()))
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	if diff != "" {
-		k.t.Fatalf("the kernel differs:\n%s", diff)
-	}
+	backendtest.Has(k.t, k, s)
 }
 
 // run runs a command in the namespace.
@@ -98,25 +91,6 @@ func (k *kernel) run(line string) string {
 		k.t.Fatalf("%s: %v: %s", line, err, out)
 	}
 	return string(out)
-}
-
-func reconcile(t *testing.T, b *Backend, s *desired.State) {
-	t.Helper()
-	if _, err := b.Reconcile(s.Full()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func apply(t *testing.T, b *Backend, s *desired.State) {
-	t.Helper()
-	c := s.Change()
-	if c.Rebuild {
-		reconcile(t, b, s)
-		return
-	}
-	if _, err := b.Apply(c); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // web sets Service default/web-i with endpoints at host numbers.
@@ -148,53 +122,13 @@ func web(s *desired.State, i int, hosts ...int) {
 	}
 }
 
-// hosts are n host numbers.
-func hosts(n int) (all []int) {
-	for i := range n {
-		all = append(all, 1+i)
-	}
-	return all
-}
-
-// TestRandomSequences applies random sequences of changes to the kernel, and compares
-// what it then has with what is wanted, and with a fresh programming.
+// TestRandomSequences applies random sequences of changes to the kernel.
 func TestRandomSequences(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		seed := uint64(time.Now().UnixNano())
 		t.Logf("seed %d", seed)
 		k := newKernel(t, v)
-		c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 4_000))
-		var w desiredtest.World
-		s := desired.New(desired.Config{
-			NodeName:    desiredtest.ThisNode,
-			DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
-		})
-		reconcile(t, k.Backend, s)
-		for n := 0; c.More(); n++ {
-			w.Step(c, s)
-			if c.Below(3) > 0 {
-				continue
-			}
-			if c.Below(16) == 0 {
-				reconcile(t, k.Backend, s)
-			} else {
-				apply(t, k.Backend, s)
-			}
-			if n%8 == 0 {
-				k.has(s)
-			}
-		}
-		apply(t, k.Backend, s)
-		k.has(s)
-		if err := k.Check(); err != nil {
-			t.Error(err)
-		}
-
-		other := newKernel(t, v)
-		fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-		w.Tell(fresh, rand.New(rand.NewPCG(seed, 1)))
-		reconcile(t, other.Backend, fresh)
-		other.has(fresh)
+		backendtest.RandomSequence(t, seed, 4_000, k, newKernel(t, v))
 		if k.failures > 0 {
 			t.Errorf("%d partial restores failed", k.failures)
 		}
@@ -208,10 +142,10 @@ func TestOnlyWhatChanged(t *testing.T) {
 		k := newKernel(t, v)
 		s := desired.New(desired.Config{})
 		for i := range 200 {
-			web(s, i, hosts(10)...)
+			web(s, i, backendtest.Hosts(10)...)
 		}
-		reconcile(t, k.Backend, s)
-		web(s, 7, hosts(9)...)
+		backendtest.Reconcile(t, k.Backend, s)
+		web(s, 7, backendtest.Hosts(9)...)
 		c := s.Change()
 		stats, err := k.Apply(c)
 		if err != nil {
@@ -231,12 +165,12 @@ func TestPartialRestoreFails(t *testing.T) {
 		k := newKernel(t, v)
 		s := desired.New(desired.Config{})
 		for i := range 3 {
-			web(s, i, hosts(2)...)
+			web(s, i, backendtest.Hosts(2)...)
 		}
-		reconcile(t, k.Backend, s)
+		backendtest.Reconcile(t, k.Backend, s)
 		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
 			"iptables-"+string(v), chainClusterTree))
-		web(s, 9, hosts(2)...)
+		web(s, 9, backendtest.Hosts(2)...)
 		if _, err := k.Apply(s.Change()); err == nil {
 			t.Fatal("a rule to a chain that is not there")
 		} else {
@@ -248,17 +182,17 @@ func TestPartialRestoreFails(t *testing.T) {
 		if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
 			t.Errorf("check: %v", err)
 		}
-		web(s, 10, hosts(1)...)
+		web(s, 10, backendtest.Hosts(1)...)
 		if _, err := k.Apply(s.Change()); err == nil {
 			t.Fatal("a partial restore after one that failed")
 		}
-		reconcile(t, k.Backend, s)
+		backendtest.Reconcile(t, k.Backend, s)
 		k.has(s)
 		if err := k.Check(); err != nil {
 			t.Error(err)
 		}
-		web(s, 9, hosts(5)...)
-		apply(t, k.Backend, s)
+		web(s, 9, backendtest.Hosts(5)...)
+		backendtest.Apply(t, k.Backend, s)
 		k.has(s)
 	})
 }
@@ -268,8 +202,8 @@ func TestSyncPeriod(t *testing.T) {
 	requireVariant(t, NFT)
 	k := newKernel(t, NFT)
 	s := desired.New(desired.Config{})
-	web(s, 1, hosts(2)...)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(2)...)
+	backendtest.Reconcile(t, k.Backend, s)
 	k.options.SyncPeriod = time.Hour
 	if err := k.Check(); err != nil {
 		t.Error(err)
@@ -278,7 +212,7 @@ func TestSyncPeriod(t *testing.T) {
 	if err := k.Check(); !errors.Is(err, backend.ErrDue) || errors.Is(err, backend.ErrDamaged) {
 		t.Errorf("check: %v", err)
 	}
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	if err := k.Check(); err != nil {
 		t.Error(err)
 	}
@@ -286,8 +220,8 @@ func TestSyncPeriod(t *testing.T) {
 	if saved := strings.Count(k.run("iptables-nft-save -t nat"), "\n-A SLIP-"); counts.Total[desired.IPv4][tableNAT] != saved {
 		t.Errorf("%d rules counted, %d there", counts.Total[desired.IPv4][tableNAT], saved)
 	}
-	web(s, 1, hosts(1)...)
-	apply(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(1)...)
+	backendtest.Apply(t, k.Backend, s)
 	if counts := k.RuleCounts(); counts.Last[desired.IPv6][tableNAT] != 1 {
 		t.Errorf("rules written: %v", counts.Last)
 	}
@@ -310,8 +244,8 @@ func TestCheck(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				k := newKernel(t, v)
 				s := desired.New(desired.Config{})
-				web(s, 1, hosts(2)...)
-				reconcile(t, k.Backend, s)
+				web(s, 1, backendtest.Hosts(2)...)
+				backendtest.Reconcile(t, k.Backend, s)
 				k.run("iptables-" + string(v) + " -t nat -A PREROUTING -d 192.0.2.1 -j RETURN")
 				if err := k.Check(); err != nil {
 					t.Errorf("somebody else's rule: %v", err)
@@ -323,7 +257,7 @@ func TestCheck(t *testing.T) {
 					t.Errorf("check: %v", err)
 				}
 				t.Log(err)
-				reconcile(t, k.Backend, s)
+				backendtest.Reconcile(t, k.Backend, s)
 				k.has(s)
 				if err := k.Check(); err != nil {
 					t.Error(err)
@@ -344,18 +278,18 @@ func TestTakesOver(t *testing.T) {
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				k := newKernel(t, from)
 				s := desired.New(desired.Config{})
-				web(s, 1, hosts(40)...)
-				web(s, 2, hosts(3)...)
-				reconcile(t, k.Backend, s)
+				web(s, 1, backendtest.Hosts(40)...)
+				web(s, 2, backendtest.Hosts(3)...)
+				backendtest.Reconcile(t, k.Backend, s)
 				k.run(fmt.Sprintf("iptables-%s -t nat -A OUTPUT -d 192.0.2.1 -j SLIP-SERVICES", from))
 				if err := k.Close(); err != nil {
 					t.Fatal(err)
 				}
 				k.Backend = k.open(to)
 				s = desired.New(desired.Config{})
-				web(s, 2, hosts(5)...)
-				web(s, 3, hosts(5)...)
-				reconcile(t, k.Backend, s)
+				web(s, 2, backendtest.Hosts(5)...)
+				web(s, 3, backendtest.Hosts(5)...)
+				backendtest.Reconcile(t, k.Backend, s)
 				k.has(s)
 				if err := k.Check(); err != nil {
 					t.Error(err)
@@ -407,7 +341,7 @@ func TestDetect(t *testing.T) {
 			if err != nil || got != test.want {
 				t.Errorf("%s, %v; want %s", got, err, test.want)
 			}
-			reconcile(t, k.Backend, desired.New(desired.Config{}))
+			backendtest.Reconcile(t, k.Backend, desired.New(desired.Config{}))
 			if names := k.run("cat /proc/thread-self/net/ip_tables_names"); names != "" && !strings.Contains(test.line, "legacy") {
 				t.Errorf("tables of x_tables that nobody has asked for: %s", names)
 			}
@@ -420,7 +354,7 @@ func TestDetect(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "neither iptables-nft nor iptables-legacy works") {
 			t.Errorf("%v", err)
 		}
-		if err := Remove(k.ns.FD()); err != nil {
+		if err := remove(k.ns.FD()); err != nil {
 			t.Errorf("nothing to remove: %v", err)
 		}
 	})

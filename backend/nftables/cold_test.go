@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/desired"
 )
@@ -19,7 +20,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	for i := range 50 {
-		web(s, i, hosts(3)...)
+		web(s, i, backendtest.Hosts(3)...)
 	}
 	fancy(s)
 	for f := range schemas {
@@ -47,7 +48,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 	}
 	second := &kernel{Backend: k.open(), ns: k.ns, t: t}
 	defer second.Close()
-	reconcile(t, second.Backend, s)
+	backendtest.Reconcile(t, second.Backend, s)
 	second.has(s)
 	for _, family := range []string{"ip", "ip6"} {
 		if n := strings.Count(k.nft("list", "table", family, tableName), entry); n != 2 {
@@ -66,13 +67,13 @@ func TestColdStartWhileOthersCommit(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	for i := range 3000 {
-		web(s, i, hosts(3)...)
+		web(s, i, backendtest.Hosts(3)...)
 	}
 	stop := k.commitElsewhere(30 * time.Millisecond)
 	const starts, atLeast = 10, 3
 	unharmed := 0
 	for range starts {
-		reconcile(t, k.Backend, s)
+		backendtest.Reconcile(t, k.Backend, s)
 		switch err := k.Check(); {
 		case err == nil:
 			unharmed++
@@ -98,7 +99,7 @@ func TestColdStartDisturbed(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	for i := range 3000 {
-		web(s, i, hosts(3)...)
+		web(s, i, backendtest.Hosts(3)...)
 	}
 	other, err := nfnl.Dial(k.ns.FD())
 	if err != nil {
@@ -122,6 +123,6 @@ func TestColdStartDisturbed(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	k.has(s)
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -15,9 +14,9 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/desired/desiredtest"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	corev1 "k8s.io/api/core/v1"
@@ -62,13 +61,7 @@ func (k *kernel) open() *Backend {
 // has fails the test unless the kernel has what the state says.
 func (k *kernel) has(s *desired.State) {
 	k.t.Helper()
-	diff, err := backend.Compare(k, backend.ContentOf(s.Full()))
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	if diff != "" {
-		k.t.Fatalf("the kernel differs:\n%s", diff)
-	}
+	backendtest.Has(k.t, k, s)
 }
 
 // nft runs the nft command in the namespace.
@@ -119,28 +112,6 @@ func (k *kernel) commitElsewhere(pause time.Duration) (stop func() int) {
 	}
 }
 
-func reconcile(t *testing.T, b *Backend, s *desired.State) {
-	t.Helper()
-	if _, err := b.Reconcile(s.Full()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func apply(t *testing.T, b *Backend, s *desired.State) {
-	t.Helper()
-	c := s.Change()
-	if c.Rebuild {
-		if _, err := b.Apply(c); err == nil {
-			t.Fatal("Apply has taken a change that only Reconcile can make")
-		}
-		reconcile(t, b, s)
-		return
-	}
-	if _, err := b.Apply(c); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // fancy sets a Service default/web-99 that has everything: external addresses,
 // traffic policy, session affinity, source ranges; and a ServiceCIDR.
 func fancy(s *desired.State) { fancyWith(s, func(*corev1.Service) {}) }
@@ -163,7 +134,7 @@ func fancyWith(s *desired.State, change func(*corev1.Service)) {
 	for _, ip := range []string{"203.0.113.2", "2001:db8::2"} {
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
 	}
-	web(s, 99, hosts(3)...)
+	web(s, 99, backendtest.Hosts(3)...)
 	change(svc)
 	s.SetService(svc)
 	s.SetServiceCIDR(&networkingv1.ServiceCIDR{
@@ -200,62 +171,13 @@ func web(s *desired.State, i int, hosts ...int) {
 	}
 }
 
-// hosts are n host numbers.
-func hosts(n int) (all []int) {
-	for i := range n {
-		all = append(all, 1+i)
-	}
-	return all
-}
-
 // TestRandomSequences applies long random sequences of changes to the kernel,
-// each as strictly checked as the kernel does, and compares what it then has
-// with what is wanted, and with what another namespace has that is programmed
-// from nothing.
+// each as strictly checked as the kernel does.
 func TestRandomSequences(t *testing.T) {
 	for i := range 8 {
 		seed := uint64(time.Now().UnixNano()) + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			k := newKernel(t)
-			c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 30_000))
-			var w desiredtest.World
-			s := desired.New(desired.Config{
-				NodeName:    desiredtest.ThisNode,
-				DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
-			})
-			reconcile(t, k.Backend, s)
-			for n := 0; c.More(); n++ {
-				w.Step(c, s)
-				if c.Below(3) > 0 {
-					continue
-				}
-				if c.Below(16) == 0 {
-					reconcile(t, k.Backend, s)
-				} else {
-					apply(t, k.Backend, s)
-				}
-				if n%8 == 0 {
-					k.has(s)
-				}
-			}
-			apply(t, k.Backend, s)
-			k.has(s)
-			if err := k.Check(); err != nil {
-				t.Error(err)
-			}
-
-			other := newKernel(t)
-			fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-			w.Tell(fresh, rand.New(rand.NewPCG(seed, 1)))
-			reconcile(t, other.Backend, fresh)
-			other.has(fresh)
-			want, err := other.Read()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff, err := backend.Compare(k, want); err != nil || diff != "" {
-				t.Errorf("changes and fresh programming differ: %v\n%s", err, diff)
-			}
+			backendtest.RandomSequence(t, seed, 30_000, newKernel(t), newKernel(t))
 		})
 	}
 }
@@ -266,19 +188,19 @@ func TestReconcileTakesOver(t *testing.T) {
 		"nothing": func(k *kernel) { k.nft("flush", "ruleset") },
 		"an earlier run's Services": func(k *kernel) {
 			s := desired.New(desired.Config{})
-			web(s, 1, hosts(3)...)
-			web(s, 7, hosts(20)...)
-			reconcile(k.t, k.Backend, s)
+			web(s, 1, backendtest.Hosts(3)...)
+			web(s, 7, backendtest.Hosts(20)...)
+			backendtest.Reconcile(k.t, k.Backend, s)
 		},
 		"a table without rules": func(k *kernel) { k.nft("flush", "table", "ip", tableName) },
 		"an emptied map":        func(k *kernel) { k.nft("flush", "map", "ip", tableName, "endpoints") },
 		"a strange table":       func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.nft("add", "table", "ip", tableName) },
 		"a set of another type": func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.strangeSet() },
 		"another configuration": func(k *kernel) {
-			reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
+			backendtest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 		},
 		"another configuration without its marker": func(k *kernel) {
-			reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
+			backendtest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 			there, err := k.look(&schemas[desired.IPv4])
 			if err != nil {
 				k.t.Fatal(err)
@@ -291,21 +213,21 @@ func TestReconcileTakesOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t)
-			reconcile(t, k.Backend, desired.New(desired.Config{}))
+			backendtest.Reconcile(t, k.Backend, desired.New(desired.Config{}))
 			leave(k)
 			s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
-			web(s, 1, hosts(2)...)
+			web(s, 1, backendtest.Hosts(2)...)
 			web(s, 2)
 			next := k.open()
 			defer next.Close()
-			reconcile(t, next, s)
+			backendtest.Reconcile(t, next, s)
 			k.has(s)
 			if err := next.Check(); err != nil {
 				t.Error(err)
 			}
 			k.sameRules(next, s)
-			web(s, 1, hosts(5)...)
-			apply(t, next, s)
+			web(s, 1, backendtest.Hosts(5)...)
+			backendtest.Apply(t, next, s)
 			k.has(s)
 		})
 	}
@@ -325,8 +247,8 @@ func inCluster(cidrs ...string) (c desired.Config) {
 func TestReconcileKeepsTheTable(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 1, hosts(3)...)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(3)...)
+	backendtest.Reconcile(t, k.Backend, s)
 	handle := func() uint64 {
 		info, err := k.conn.Table(schemas[desired.IPv4].table)
 		if err != nil {
@@ -337,17 +259,17 @@ func TestReconcileKeepsTheTable(t *testing.T) {
 	before := handle()
 	next := k.open()
 	defer next.Close()
-	reconcile(t, next, s)
+	backendtest.Reconcile(t, next, s)
 	if handle() != before {
 		t.Error("the table was replaced though nothing differed")
 	}
 	next.config.MasqueradeAll = true
-	reconcile(t, next, s)
+	backendtest.Reconcile(t, next, s)
 	if handle() != before {
 		t.Error("the table was replaced for another configuration")
 	}
 	k.nft("flush", "chain", "ip", tableName, "services")
-	reconcile(t, next, s)
+	backendtest.Reconcile(t, next, s)
 	if handle() != before {
 		t.Error("the table was replaced for missing rules")
 	}
@@ -360,7 +282,7 @@ func (k *kernel) sameRules(b *Backend, s *desired.State) {
 	fresh := newKernel(k.t)
 	fresh.config = b.config
 	fresh.config.NetNS = fresh.ns.FD()
-	reconcile(k.t, fresh.Backend, s)
+	backendtest.Reconcile(k.t, fresh.Backend, s)
 	list := func(k *kernel) (rules []string) {
 		for line := range strings.Lines(k.nft("-t", "list", "ruleset")) { // -t: without elements
 			rules = append(rules, strings.TrimSpace(line))
@@ -409,9 +331,9 @@ func TestCheckFindsDamage(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			k := newKernel(t)
 			s := desired.New(desired.Config{})
-			web(s, 1, hosts(2)...)
-			web(s, 2, hosts(1)...)
-			reconcile(t, k.Backend, s)
+			web(s, 1, backendtest.Hosts(2)...)
+			web(s, 2, backendtest.Hosts(1)...)
+			backendtest.Reconcile(t, k.Backend, s)
 			if err := k.Check(); err != nil {
 				t.Fatalf("before the damage: %v", err)
 			}
@@ -419,7 +341,7 @@ func TestCheckFindsDamage(t *testing.T) {
 			if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
 				t.Fatalf("after the damage: %v", err)
 			}
-			reconcile(t, k.Backend, s)
+			backendtest.Reconcile(t, k.Backend, s)
 			k.has(s)
 			if err := k.Check(); err != nil {
 				t.Fatalf("after the repair: %v", err)
@@ -452,9 +374,9 @@ func TestReplacedRules(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, next process %t", name, next), func(t *testing.T) {
 				k := newKernel(t)
 				s := desired.New(desired.Config{})
-				web(s, 1, hosts(2)...)
+				web(s, 1, backendtest.Hosts(2)...)
 				fancy(s)
-				reconcile(t, k.Backend, s)
+				backendtest.Reconcile(t, k.Backend, s)
 				before := k.nft("-t", "list", "ruleset")
 				damage(k)
 				if k.nft("-t", "list", "ruleset") == before {
@@ -467,7 +389,7 @@ func TestReplacedRules(t *testing.T) {
 				} else if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
 					t.Errorf("Check: %v", err)
 				}
-				reconcile(t, b, s)
+				backendtest.Reconcile(t, b, s)
 				k.sameRules(b, s)
 				if err := b.Check(); err != nil {
 					t.Errorf("Check after the repair: %v", err)
@@ -481,11 +403,11 @@ func TestReplacedRules(t *testing.T) {
 func TestNewTimeoutHidesNothing(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 1, hosts(2)...)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(2)...)
+	backendtest.Reconcile(t, k.Backend, s)
 	k.nft("flush", "chain", "ip", tableName, "postrouting")
 	fancy(s)
-	apply(t, k.Backend, s)
+	backendtest.Apply(t, k.Backend, s)
 	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
 		t.Errorf("Check: %v", err)
 	}
@@ -496,19 +418,19 @@ func TestNewTimeoutHidesNothing(t *testing.T) {
 func TestTimeoutsAreForgotten(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 99, hosts(2)...)
+	web(s, 99, backendtest.Hosts(2)...)
 	for i := range 5 {
 		fancyWith(s, func(svc *corev1.Service) {
 			svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(i + 1))}}
 		})
 		if i == 0 {
-			reconcile(t, k.Backend, s)
+			backendtest.Reconcile(t, k.Backend, s)
 		}
-		apply(t, k.Backend, s)
+		backendtest.Apply(t, k.Backend, s)
 	}
 	k.has(s)
 	for range 2 {
-		reconcile(t, k.Backend, s)
+		backendtest.Reconcile(t, k.Backend, s)
 	}
 	k.has(s)
 	if n := strings.Count(k.nft("list", "ruleset"), "chain "+rememberPrefix); n != len(schemas) {
@@ -528,8 +450,8 @@ func TestCheckFindsMissingParts(t *testing.T) {
 			k := newKernel(t)
 			s := desired.New(desired.Config{})
 			fancy(s)
-			web(s, 1, hosts(1)...)
-			reconcile(t, k.Backend, s)
+			web(s, 1, backendtest.Hosts(1)...)
+			backendtest.Reconcile(t, k.Backend, s)
 			var batch nfnl.Batch
 			err := k.conn.Elements(v4.table, set.Name, func(e nfnl.Element) { batch.DeleteElement(v4.table, set, e.Key) })
 			if err != nil {
@@ -551,9 +473,9 @@ func TestCheckFindsMissingElement(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	for i := range 200 {
-		web(s, i, hosts(2)...)
+		web(s, i, backendtest.Hosts(2)...)
 	}
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	v4 := &schemas[desired.IPv4]
 	var batch nfnl.Batch
 	batch.DeleteElement(v4.table, v4.pools, k.writer.poolKey(k.poolOf(t, "web-77")))
@@ -575,8 +497,8 @@ func TestCheckFindsMissingElement(t *testing.T) {
 func TestDamageBeforeReset(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 1, hosts(3)...)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(3)...)
+	backendtest.Reconcile(t, k.Backend, s)
 	generation, err := k.conn.Generation()
 	if err != nil {
 		t.Fatal(err)
@@ -596,13 +518,13 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	for i := range 500 {
-		web(s, i, hosts(3)...)
+		web(s, i, backendtest.Hosts(3)...)
 	}
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	before := k.guard.tables
 	stop := k.commitElsewhere(time.Millisecond)
 	for range 20 {
-		reconcile(t, k.Backend, s)
+		backendtest.Reconcile(t, k.Backend, s)
 	}
 	if n := stop(); n < 20 {
 		t.Errorf("only %d commits of others", n)
@@ -620,17 +542,17 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 func TestOthersAreLeftAlone(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 1, hosts(2)...)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(2)...)
+	backendtest.Reconcile(t, k.Backend, s)
 	k.nft("add", "table", "ip", "other")
 	k.nft("add", "set", "ip", "other", "s", "{ type ipv4_addr; elements = { 10.0.0.1 } }")
 	if err := k.Check(); err != nil {
 		t.Errorf("another table's change is taken for damage: %v", err)
 	}
 	before := k.nft("list", "table", "ip", "other")
-	web(s, 1, hosts(9)...)
-	apply(t, k.Backend, s)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(9)...)
+	backendtest.Apply(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	if err := k.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
@@ -647,9 +569,9 @@ func TestOthersAreLeftAlone(t *testing.T) {
 func TestRefusalNamesTheService(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 1, hosts(2)...)
-	web(s, 2, hosts(2)...)
-	reconcile(t, k.Backend, s)
+	web(s, 1, backendtest.Hosts(2)...)
+	web(s, 2, backendtest.Hosts(2)...)
+	backendtest.Reconcile(t, k.Backend, s)
 	before, err := k.Read()
 	if err != nil {
 		t.Fatal(err)
@@ -663,7 +585,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	if err := k.conn.Commit(0, &batch); err != nil {
 		t.Fatal(err)
 	}
-	web(s, 1, hosts(7)...)
+	web(s, 1, backendtest.Hosts(7)...)
 	web(s, 2)
 	_, err = k.Apply(s.Change())
 	if err == nil || !strings.Contains(err.Error(), "Service default/web-2") {
@@ -682,7 +604,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
 		t.Errorf("Check after a refusal: %v", err)
 	}
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	k.has(s)
 }
 
@@ -702,7 +624,7 @@ func (k *kernel) poolOf(t *testing.T, name string) desired.PoolID {
 func TestChainsAndRulesDoNotGrow(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	count := func() (chains, rules int) {
 		for line := range strings.Lines(k.nft("-a", "list", "table", "ip", tableName)) {
 			if strings.Contains(line, "chain ") && strings.Contains(line, "{") {
@@ -718,9 +640,9 @@ func TestChainsAndRulesDoNotGrow(t *testing.T) {
 		t.Fatalf("%d chains, %d rules", chains, rules)
 	}
 	for i := range 300 {
-		web(s, i, hosts(i%60)...)
+		web(s, i, backendtest.Hosts(i%60)...)
 	}
-	apply(t, k.Backend, s)
+	backendtest.Apply(t, k.Backend, s)
 	k.has(s)
 	if c, r := count(); c != chains || r != rules {
 		t.Errorf("%d chains and %d rules with 300 Services, %d and %d with none", c, r, chains, rules)
@@ -733,9 +655,9 @@ func TestChainsAndRulesDoNotGrow(t *testing.T) {
 func TestNFTLists(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
-	web(s, 1, hosts(2)...)
+	web(s, 1, backendtest.Hosts(2)...)
 	fancy(s)
-	reconcile(t, k.Backend, s)
+	backendtest.Reconcile(t, k.Backend, s)
 	text := k.nft("list", "ruleset")
 	for _, want := range []string{
 		`10.96.0.1 . tcp . 80 comment "default/web-1"`,

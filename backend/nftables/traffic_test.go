@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
@@ -27,53 +28,25 @@ func webKey(i int) desired.FrontendKey {
 	}
 }
 
-// street is a node with a client and one server that listens on many ports,
-// each of which counts as a backend.
+// street is a street with a backend.
 type street struct {
 	*Backend
-	node           *lab.Node
-	client, server *lab.Pod
-	state          *desired.State
+	*backendtest.Street
+	state *desired.State
 }
-
-const firstPort = 8000
 
 func newStreet(t *testing.T, ports int) *street {
 	kerneltest.Require(t, kerneltest.NFTables)
-	l, err := lab.New()
+	s := &street{Street: backendtest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1"})}
+	var err error
+	s.Backend, err = New(backend.Config{NetNS: s.Node.Namespace().FD(), MasqueradeBit: backend.DefaultMasqueradeBit})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	node, err := l.Node("n1", lab.NodeOptions{
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
-		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
-	})
-	must(err)
-	s := &street{node: node, state: desired.New(desired.Config{NodeName: "n1"})}
-	s.client, err = node.Pod("client", netip.MustParseAddr("10.244.1.2"))
-	must(err)
-	s.server, err = node.Pod("server", netip.MustParseAddr("10.244.1.3"))
-	must(err)
-	for i := range ports {
-		_, err := s.server.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(firstPort+i)))
-		must(err)
-	}
-	s.Backend, err = New(backend.Config{NetNS: node.Namespace().FD(), MasqueradeBit: backend.DefaultMasqueradeBit})
-	must(err)
 	t.Cleanup(func() { s.Close() })
-	s.state.SetService(&corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
-		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
-	})
+	s.state.SetService(backendtest.Service(corev1.ServiceSpec{}))
 	s.open(0, ports)
-	reconcile(t, s.Backend, s.state)
+	backendtest.Reconcile(t, s.Backend, s.state)
 	return s
 }
 
@@ -81,19 +54,14 @@ func newStreet(t *testing.T, ports int) *street {
 // Service's backends, each by a slice of its own.
 func (s *street) open(first, end int) {
 	for i := first; i < end; i++ {
-		s.state.SetEndpointSlice(&discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("web-", i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(firstPort + i))}},
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
-		})
+		s.state.SetEndpointSlice(backendtest.Slice(i))
 	}
 }
 
 // shut takes backends away.
 func (s *street) shut(first, end int) {
 	for i := first; i < end; i++ {
-		s.state.DeleteEndpointSlice("default", fmt.Sprint("web-", i))
+		s.state.DeleteEndpointSlice("default", backendtest.SliceName(i))
 	}
 }
 
@@ -111,7 +79,7 @@ func TestSpread(t *testing.T) {
 			perBackend := 400
 			hits := map[uint16]int{}
 			for range size * perBackend {
-				reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)
+				reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -119,7 +87,7 @@ func TestSpread(t *testing.T) {
 			}
 			var chi float64
 			for i := range size {
-				d := float64(hits[uint16(firstPort+i)] - perBackend)
+				d := float64(hits[uint16(backendtest.FirstPort+i)] - perBackend)
 				chi += d * d / float64(perBackend)
 			}
 			if len(hits) > size || chi > critical[size-1] {
@@ -136,11 +104,11 @@ func TestSpread(t *testing.T) {
 func TestNothingFailsMeanwhile(t *testing.T) {
 	const ports = 20
 	s := newStreet(t, ports)
-	load, err := s.client.StartLoad(t.Context(), lab.TCP, webKey(1).AddrPort, lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	load, err := s.Client.StartLoad(t.Context(), lab.TCP, webKey(1).AddrPort, lab.LoadOptions{Workers: 4, Duration: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := s.client.Stream(lab.TCP, webKey(1).AddrPort, 5*time.Millisecond)
+	stream, err := s.Client.Stream(lab.TCP, webKey(1).AddrPort, 5*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,15 +116,15 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	for round := 0; round < 60 || load.Stats().OK < enough && round < 3000; round++ {
 		size := 1 + (round*7)%(ports-1)
 		s.shut(size, ports)
-		apply(t, s.Backend, s.state)
+		backendtest.Apply(t, s.Backend, s.state)
 		s.open(size, ports)
-		apply(t, s.Backend, s.state)
+		backendtest.Apply(t, s.Backend, s.state)
 		switch round % 3 {
 		case 0:
-			reconcile(t, s.Backend, s.state)
+			backendtest.Reconcile(t, s.Backend, s.state)
 		case 1: // another configuration makes another skeleton: the table is replaced
 			s.config.MasqueradeAll = !s.config.MasqueradeAll
-			reconcile(t, s.Backend, s.state)
+			backendtest.Reconcile(t, s.Backend, s.state)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -190,7 +158,7 @@ func TestRenumbering(t *testing.T) {
 		st.SetEndpointSlice(&discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(firstPort + i - 1))}},
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(backendtest.FirstPort + i - 1))}},
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
 		})
 	}
@@ -202,14 +170,14 @@ func TestRenumbering(t *testing.T) {
 		}
 		states = append(states, st)
 	}
-	reconcile(t, s.Backend, states[0])
+	backendtest.Reconcile(t, s.Backend, states[0])
 	ctx, stop := context.WithCancel(t.Context())
 	results := make(chan error, 4)
 	for range cap(results) {
 		go func() {
 			for ctx.Err() == nil {
-				reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)
-				if err == nil && reply.Local.Port() != firstPort {
+				reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
+				if err == nil && reply.Local.Port() != backendtest.FirstPort {
 					err = fmt.Errorf("reached port %d, another Service's", reply.Local.Port())
 				}
 				if err != nil {
@@ -221,7 +189,7 @@ func TestRenumbering(t *testing.T) {
 		}()
 	}
 	for n, end := 0, time.Now().Add(8*time.Second); n < 3000 && time.Now().Before(end); n++ {
-		reconcile(t, s.Backend, states[n%len(states)])
+		backendtest.Reconcile(t, s.Backend, states[n%len(states)])
 		if n%100 == 0 && len(results) > 0 {
 			break
 		}
@@ -246,8 +214,8 @@ func TestForeignMasquerade(t *testing.T) {
 			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}, SessionAffinity: corev1.ServiceAffinityClientIP,
 		},
 	})
-	apply(t, s.Backend, s.state)
-	err := s.node.Namespace().Do(func() error {
+	backendtest.Apply(t, s.Backend, s.state)
+	err := s.Node.Namespace().Do(func() error {
 		out, err := exec.Command("nft", `
 			add table ip cni
 			add chain ip cni postrouting { type nat hook postrouting priority 100; }
@@ -262,7 +230,7 @@ func TestForeignMasquerade(t *testing.T) {
 	}
 	hits := map[uint16]bool{}
 	for range 30 {
-		reply, err := s.client.Connect(lab.TCP, webKey(1).AddrPort)
+		reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
 		if err != nil {
 			t.Fatal(err)
 		}
