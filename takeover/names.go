@@ -4,9 +4,6 @@ package takeover
 
 import "strings"
 
-// tableName is the name of kube-proxy's nftables tables.
-const tableName = "kube-proxy"
-
 // iptablesTables are the tables of iptables in which owners have chains. Those of
 // nat go first, so that no mark is set when what acts on it is gone.
 var iptablesTables = []string{"nat", "filter", "mangle"}

@@ -14,8 +14,8 @@ import (
 
 var families = []nfnl.Family{nfnl.IPv4, nfnl.IPv6}
 
-// removeNFTables removes what is in the kernel's nf_tables: the tables of kube-proxy's
-// nftables mode, and an owner's chains where iptables works by way of nf_tables.
+// removeNFTables removes what is in the kernel's nf_tables: the owner's tables, and the
+// owner's chains where iptables works by way of nf_tables.
 func (o Options) removeNFTables() {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
@@ -24,7 +24,7 @@ func (o Options) removeNFTables() {
 	}
 	defer conn.Close()
 	for _, family := range families {
-		if o.owner == &kubeProxy && !o.removeTable(conn, nfnl.Table{Family: family, Name: tableName}) {
+		if name := o.owner.Table; name != "" && !o.removeTable(conn, nfnl.Table{Family: family, Name: name}) {
 			continue
 		}
 		for _, name := range iptablesTables {

@@ -6,6 +6,9 @@ package takeover
 type Owner struct {
 	Name string // for people
 
+	// Table is the name of the owner's own tables of nftables; empty for none.
+	Table string
+
 	// Chain says whether a chain is the owner's, by its name, and Entered whether it
 	// is one to which the owner jumps from chains that iptables has by itself.
 	Chain, Entered func(chain string) bool
@@ -14,6 +17,7 @@ type Owner struct {
 // kubeProxy is whose chains there may be where Slipstream starts.
 var kubeProxy = Owner{
 	Name:    "kube-proxy",
+	Table:   "kube-proxy",
 	Chain:   isKubeProxy,
 	Entered: func(chain string) bool { return entered[chain] },
 }

@@ -82,11 +82,11 @@ func Remove(o Options) error {
 	return o.collect(func(o Options) { o.remove(false) })
 }
 
-// RemoveChains removes an owner's chains of iptables, and the owner's jumps to them, from
-// the tables nat, filter and mangle of both families and both variants, in the calling
-// thread's network namespace. A chain to which a rule of somebody else's leads stays. The
+// RemoveOwned removes an owner's chains of iptables, and the owner's jumps to them, from
+// the tables nat, filter and mangle of both families and both variants, and the owner's
+// tables of nftables, in the calling thread's network namespace. A chain to which a rule of somebody else's leads stays. The
 // error joins all that Options.Failed is told. It needs CAP_NET_ADMIN, and no command.
-func RemoveChains(of Owner, o Options) error {
+func RemoveOwned(of Owner, o Options) error {
 	o.owner = &of
 	return o.collect(func(o Options) {
 		o.removeNFTables()

@@ -66,7 +66,7 @@ func removeNFTables() (err error) {
 // mode runs.
 func removeIPTables() error {
 	ours := takeover.Owner{Name: "slipstream", Chain: iptables.IsOurs, Entered: iptables.IsEntered}
-	return errors.Join(takeover.RemoveChains(ours, takeover.Options{}), iptables.RemoveSets(0))
+	return errors.Join(takeover.RemoveOwned(ours, takeover.Options{}), iptables.RemoveSets(0))
 }
 
 // countRules has the numbers of rules be metrics, where a mode has rules.
