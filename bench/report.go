@@ -36,9 +36,9 @@ func (r *SyncResult) writeHeader(w io.Writer) error {
 		external = fmt.Sprintf(", %d %% of them external", o.External)
 	}
 	_, err := fmt.Fprintf(w, `%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d
-Linux %s, %d x %s, %s, load average %s
+%s, load average %s
 `, table.Thousands(o.Services), table.Thousands(o.Endpoints), external, o.Family, o.Mode, table.Thousands(o.Repetitions), o.Seed, o.Runs,
-		m.Kernel, m.CPUs, m.CPU, m.Go, m.Load)
+		m, m.Load)
 	if err != nil {
 		return err
 	}

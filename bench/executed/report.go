@@ -17,8 +17,8 @@ import (
 func (r *Result) WriteTable(w io.Writer) error {
 	m := r.Machine
 	_, err := fmt.Fprintf(w, `rules executed for the first packet of a new connection; Services of %s endpoints, at most %d of them drawn with seed %d
-Linux %s, %d x %s, %s, load average %s before, %s after
-`, table.Thousands(r.Endpoints), r.Sample, r.Seed, m.Kernel, m.CPUs, m.CPU, m.Go, m.Load, r.LoadAfter)
+%s, load average %s before, %s after
+`, table.Thousands(r.Endpoints), r.Sample, r.Seed, m, m.Load, r.LoadAfter)
 	if err != nil {
 		return err
 	}

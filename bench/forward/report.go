@@ -41,8 +41,8 @@ func (r *Result) writeHeader(w io.Writer) error {
 	}
 	m := r.Machine
 	_, err := fmt.Fprintf(w, `%s: pod to pod by a ClusterIP over %s, %s; %d rounds of turns of %s
-Linux %s, %d x %s, %s, load average %s before, %s after
-`, r.Benchmark, nodes, o.Family, o.Rounds, turn, m.Kernel, m.CPUs, m.CPU, m.Go, m.Load, r.LoadAfter)
+%s, load average %s before, %s after
+`, r.Benchmark, nodes, o.Family, o.Rounds, turn, m, m.Load, r.LoadAfter)
 	if err == nil && r.NoFastPath != "" {
 		_, err = fmt.Fprintf(w, "only \"off\" is measured: %s\n", r.NoFastPath)
 	}

@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -36,6 +37,11 @@ func This() Machine {
 		m.Load, _, _ = strings.Cut(string(b), " ")
 	}
 	return m
+}
+
+// String is the machine in one line, without its load.
+func (m Machine) String() string {
+	return fmt.Sprintf("Linux %s, %d x %s, %s", m.Kernel, m.CPUs, m.CPU, m.Go)
 }
 
 // cpuModel is the first processor's name in the text of /proc/cpuinfo.

@@ -16,3 +16,10 @@ func TestCPUModel(t *testing.T) {
 		}
 	}
 }
+
+func TestString(t *testing.T) {
+	m := Machine{Kernel: "6.12.1", CPU: "Some CPU", CPUs: 2, Go: "go1.26.8", Load: "0.10"}
+	if got, want := m.String(), "Linux 6.12.1, 2 x Some CPU, go1.26.8"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -15,9 +15,9 @@ import (
 func (r *result) writeTable(w io.Writer) error {
 	m, o, f := r.Machine, r.Options, r.Filled
 	_, err := fmt.Fprintf(w, `%s Services x %s endpoints on kube-apiserver (%s endpoints in %s slices, written in %s); runs: %d
-Linux %s, %d x %s, %s, load average %s before, %s after
+%s, load average %s before, %s after
 `, table.Thousands(o.Services), table.Thousands(o.Endpoints), table.Thousands(f.Endpoints), table.Thousands(f.Slices), table.Duration(f.Seconds*1e6), o.Runs,
-		m.Kernel, m.CPUs, m.CPU, m.Go, m.Load, r.LoadAfter)
+		m, m.Load, r.LoadAfter)
 	if err != nil {
 		return err
 	}
