@@ -47,7 +47,9 @@ func (r report) write(w io.Writer) {
 	if r.passed+r.failed == 0 {
 		fmt.Fprintln(w, "\nNO TESTS WERE RUN, which is a failure.")
 	}
-	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+	fmt.Fprintln(w)
+	r.writeFailedNames(w)
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
 }
 
 func (r report) writeTable(w io.Writer) {
@@ -111,6 +113,16 @@ func (r report) writeFailures(w io.Writer) {
 		}
 		for _, d := range t.details {
 			fmt.Fprintf(w, "\nFAILED on %s: %s %s\n%s\n", d.kernel, shorten(t.pkg, r.module), t.name, indent(d.text))
+		}
+	}
+}
+
+// writeFailedNames says once more what failed, a line each: the end of an output is
+// what people see of it.
+func (r report) writeFailedNames(w io.Writer) {
+	for _, t := range r.tests {
+		if t.verdict == verdictFailed {
+			fmt.Fprintf(w, "failed: %s %s\n", shorten(t.pkg, r.module), t.name)
 		}
 	}
 }

@@ -218,7 +218,8 @@ func TestWholeRun(t *testing.T) {
 		not        []string // parts that must be absent
 	}{
 		{"all pass", "-kernel host ./pure", 0, []string{"./pure", "5 passed", "5 passed, 0 failed, 0 skipped"}, []string{"FAIL", "NOT RUN"}},
-		{"one fails", "-kernel host ./pure ./fail", 1, []string{"FAILED on host", "./fail TestFail", "broken pipe organ", "6 passed, 1 failed, 0 skipped"}, nil},
+		{"one fails", "-kernel host ./pure ./fail", 1, []string{"FAILED on host", "./fail TestFail", "broken pipe organ", "\nfailed: ./fail TestFail\n6 passed, 1 failed, 0 skipped"}, nil},
+		{"one fails, said at once", "-kernel host ./fail", 1, []string{"1 passed, 1 FAILED (", ")\n      TestFail\n", "broken pipe organ\n        --- FAIL: TestFail", "1 passed, 1 failed, 0 skipped"}, nil},
 		{"run selects", "-kernel host -run ^TestPass$ ./pure ./fail", 0, []string{"2 passed, 0 failed, 0 skipped"}, nil},
 		{"run selects subtests", "-kernel host -run TestTable/b ./pure", 0, []string{"1 passed, 0 failed, 0 skipped"}, nil},
 		{"run selects nothing", "-kernel host -run TestAbsent ./pure", 1, []string{"NO TESTS WERE RUN", "0 passed, 0 failed, 0 skipped"}, nil},
