@@ -163,10 +163,23 @@ func TestClean(t *testing.T) {
 			in(desired.SCTP, untranslated(stale("10.96.0.10:53", ""))),
 			stale("10.96.0.10:54", "10.244.1.5:53"),
 		},
-		dumps: 2, entries: 2,
+		dumps: 1, entries: 11, // TCP too: the address is all that they have in common
 		deleted: `
 			sctp 10.0.0.1:1003 10.96.0.10:53 10.96.0.10:53
 			udp 10.0.0.1:1004 10.96.0.10:54 10.244.1.5:53`,
+	}, {
+		name: "UDP and SCTP of both families",
+		flows: []desired.StaleFlows{
+			in(desired.SCTP, stale("10.96.0.10:53 [fd00:96::10]:53", "10.244.1.5:53 [fd00:244::5]:53")),
+			untranslated(stale("10.96.0.20:53 [fd00:96::10]:53", "10.244.1.5:53")),
+		},
+		dumps: 2, entries: 15 + 5, ipv6: 1,
+		deleted: `
+			sctp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53
+			sctp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:53
+			udp 10.0.0.1:1006 10.96.0.20:53 10.244.1.5:53
+			udp 10.0.0.1:1007 10.96.0.20:53 10.96.0.20:53
+			udp [fd00::1]:1003 [fd00:96::10]:53 [fd00:96::10]:53`,
 	}, {
 		name: "TCP is left alone",
 		flows: []desired.StaleFlows{
@@ -364,7 +377,7 @@ func TestRefusedFilter(t *testing.T) {
 	tab := newTable(t)
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
 	s := plan([]desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})[0]
-	attributes, err := s.filter.attributes(s.family, s.protocol, abilities{true, true})
+	attributes, err := s.filter.attributes(s.family, abilities{true, true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -407,7 +420,7 @@ func TestClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	stats, err := c.Clean([]desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})
-	if err == nil || !strings.Contains(err.Error(), "conntrack entries of UDP, IPv4") {
+	if err == nil || !strings.Contains(err.Error(), "conntrack entries of IPv4") {
 		t.Errorf("%+v, %v", stats, err)
 	}
 }

@@ -80,7 +80,7 @@ func (c *Conn) Clean(flows []desired.StaleFlows) (Stats, error) {
 			err = c.delete(stale, &stats)
 		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("conntrack entries of %v, %v: %w", s.protocol, s.family, err))
+			failed = append(failed, fmt.Errorf("conntrack entries of %v: %w", s.family, err))
 		}
 	}
 	return stats, errors.Join(failed...)
@@ -102,7 +102,7 @@ func (c *Conn) find(s *search, stats *Stats) (stale []netlink.Message, err error
 		}
 	}
 	if !c.unfiltered {
-		attributes, err := s.filter.attributes(s.family, s.protocol, c.abilities(s.family))
+		attributes, err := s.filter.attributes(s.family, c.abilities(s.family))
 		if err != nil {
 			return nil, fmt.Errorf("filter: %w", err)
 		}

@@ -3,16 +3,25 @@
 package conntrack
 
 import (
+	"slices"
+
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
-// filter is what all flows of a search have in common: the original destination,
-// and the source of replies. The kernel reports the entries that agree in all of
-// it; it compares no ports of SCTP.
+// filter is what all flows of a search have in common: the protocol, the original
+// destination, and the source of replies. The kernel reports the entries that agree
+// in all of it. It compares no ports of SCTP, and none where the protocols differ.
 type filter struct {
+	protocols   []desired.Protocol
 	to, replies common
+}
+
+func (f *filter) addProtocol(p desired.Protocol) {
+	if !slices.Contains(f.protocols, p) {
+		f.protocols = append(f.protocols, p)
+	}
 }
 
 // common is the address, and the port, that all of several endpoints have.
@@ -47,9 +56,17 @@ func (c *common) flags(address, port uint32) (flags uint32) {
 // attributes are the filter as the kernel takes it: two tuples of which it
 // compares the parts that are flagged. What the kernel does not do right is left
 // out.
-func (f *filter) attributes(family family, p desired.Protocol, able abilities) ([]byte, error) {
+func (f *filter) attributes(family family, able abilities) ([]byte, error) {
 	original := f.to.flags(ctnetlink.FilterIPDst, ctnetlink.FilterDstPort) | ctnetlink.FilterProto
 	reply := f.replies.flags(ctnetlink.FilterIPSrc, ctnetlink.FilterSrcPort)
+	if reply != 0 {
+		reply |= ctnetlink.FilterProto // ports are not taken without
+	}
+	if len(f.protocols) != 1 {
+		const ofProtocol = ctnetlink.FilterProto | ctnetlink.FilterSrcPort | ctnetlink.FilterDstPort
+		original &^= ofProtocol
+		reply &^= ofProtocol
+	}
 	if !able.addresses {
 		original &^= ctnetlink.FilterIPDst
 		reply &^= ctnetlink.FilterIPSrc
@@ -57,12 +74,9 @@ func (f *filter) attributes(family family, p desired.Protocol, able abilities) (
 	if !able.replies {
 		reply = 0
 	}
-	if reply != 0 {
-		reply |= ctnetlink.FilterProto // ports are not taken without
-	}
 	a := netlink.NewAttributeEncoder()
-	encodeTuple(a, ctnetlink.TupleOrig, family, p, nil, &f.to.endpoint)
-	encodeTuple(a, ctnetlink.TupleReply, family, p, &f.replies.endpoint, nil)
+	encodeTuple(a, ctnetlink.TupleOrig, family, f.protocols[0], nil, &f.to.endpoint)
+	encodeTuple(a, ctnetlink.TupleReply, family, f.protocols[0], &f.replies.endpoint, nil)
 	a.Nested(ctnetlink.Filter, func(a *netlink.AttributeEncoder) error {
 		a.Uint32(ctnetlink.FilterOrigFlags, original) // unlike most of netfilter, in the machine's byte order
 		a.Uint32(ctnetlink.FilterReplyFlags, reply)

@@ -61,7 +61,7 @@ func (c *Conn) probe(f family) (able abilities, err error) {
 		}
 	}()
 	finds := func(filter filter, able abilities) (found bool) {
-		attributes, e := filter.attributes(f, desired.UDP, able)
+		attributes, e := filter.attributes(f, able)
 		if e == nil {
 			var seen entry
 			e = c.dump(f, attributes, func(data []byte) {
@@ -74,7 +74,9 @@ func (c *Conn) probe(f family) (able abilities, err error) {
 		return found
 	}
 	var byAddress, byReply filter
+	byAddress.addProtocol(desired.UDP)
 	byAddress.to.add(to)
+	byReply.addProtocol(desired.UDP)
 	byReply.replies.add(to)
 	byReply.replies.addressDiffers = true
 	able.addresses = finds(byAddress, abilities{addresses: true})

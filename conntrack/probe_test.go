@@ -28,9 +28,9 @@ func TestProbe(t *testing.T) {
 				t.Errorf("the probe leaves %v", left)
 			}
 			finds := func(fill func(*filter), able abilities) bool {
-				var filter filter
+				filter := filter{protocols: []desired.Protocol{desired.UDP}}
 				fill(&filter)
-				attributes, err := filter.attributes(f, desired.UDP, able)
+				attributes, err := filter.attributes(f, able)
 				if err != nil {
 					t.Fatal(err)
 				}

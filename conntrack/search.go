@@ -8,13 +8,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/desired"
 )
 
-// search is what is stale in one address family and protocol. To tell of an
-// entry whether it is takes two look-ups, however much there is to look for.
+// search is what is stale in one address family. To tell of an entry whether it is
+// takes two look-ups, however much there is to look for.
 type search struct {
 	family    family
-	protocol  desired.Protocol
-	frontends map[endpoint]*frontend
+	frontends map[destination]*frontend
 	filter    filter
+}
+
+// destination is where the flows to a frontend are sent.
+type destination struct {
+	endpoint
+	protocol desired.Protocol
 }
 
 // frontend is which flows to one frontend are stale.
@@ -32,7 +37,7 @@ func (s set) has(e endpoint) bool {
 	return ok
 }
 
-// plan sorts flows by family and protocol. Those of TCP it leaves out.
+// plan sorts flows by family. Those of TCP it leaves out.
 func plan(flows []desired.StaleFlows) (searches []*search) {
 	for _, f := range flows {
 		if f.Protocol != desired.UDP && f.Protocol != desired.SCTP {
@@ -43,7 +48,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			if len(frontends) == 0 || len(backends) == 0 && !f.Untranslated && !f.Only {
 				continue
 			}
-			searchIn(&searches, family, f.Protocol).add(frontends, backends, f.Untranslated, f.Only)
+			searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Untranslated, f.Only)
 		}
 	}
 	return searches
@@ -68,15 +73,14 @@ func ofFamily(f desired.StaleFlows, family family) (frontends []endpoint, backen
 	return frontends, backends
 }
 
-// searchIn returns the search in a family and protocol, a new one if need be.
-// There are four at the most.
-func searchIn(searches *[]*search, f family, p desired.Protocol) *search {
+// searchIn returns the search in a family, a new one if need be.
+func searchIn(searches *[]*search, f family) *search {
 	for _, s := range *searches {
-		if s.family == f && s.protocol == p {
+		if s.family == f {
 			return s
 		}
 	}
-	s := &search{family: f, protocol: p, frontends: map[endpoint]*frontend{}}
+	s := &search{family: f, frontends: map[destination]*frontend{}}
 	*searches = append(*searches, s)
 	return s
 }
@@ -84,12 +88,14 @@ func searchIn(searches *[]*search, f family, p desired.Protocol) *search {
 // add adds what one desired.StaleFlows says. The frontends that it names share
 // its set of backends until there is more to say about one of them: a Service
 // with many frontends and many backends is not their product.
-func (s *search) add(frontends []endpoint, backends set, untranslated, only bool) {
+func (s *search) add(p desired.Protocol, frontends []endpoint, backends set, untranslated, only bool) {
+	s.filter.addProtocol(p)
 	for _, e := range frontends {
-		f := s.frontends[e]
+		to := destination{e, p}
+		f := s.frontends[to]
 		if f == nil || only {
 			f = &frontend{}
-			s.frontends[e] = f
+			s.frontends[to] = f
 		}
 		s.filter.to.add(e)
 		switch {
@@ -119,10 +125,7 @@ func (s *search) add(frontends []endpoint, backends set, untranslated, only bool
 
 // stale says whether an entry is to be deleted.
 func (s *search) stale(e *entry) bool {
-	if e.family != s.family || e.protocol != s.protocol {
-		return false
-	}
-	f := s.frontends[e.destination]
+	f := s.frontends[destination{e.destination, e.protocol}]
 	switch {
 	case f == nil:
 		return false

@@ -73,12 +73,12 @@ func TestSearches(t *testing.T) {
 			e.family = e.destination.family()
 			got := false
 			for _, s := range searches {
-				if !s.stale(&e) {
+				if s.family != e.family || !s.stale(&e) {
 					continue
 				}
 				got = true
 				for _, agree := range []bool{
-					s.filter.to.agrees(e.destination), s.filter.replies.agrees(e.replies),
+					slices.Contains(s.filter.protocols, e.protocol), s.filter.to.agrees(e.destination), s.filter.replies.agrees(e.replies),
 				} {
 					if !agree {
 						t.Fatalf("seed %d: %+v: a filter hides %+v", seed, flows, fl)
@@ -135,9 +135,9 @@ func TestSharedBackends(t *testing.T) {
 // FuzzEntry parses what no kernel sends.
 func FuzzEntry(f *testing.F) {
 	to := endpointOf(netip.MustParseAddrPort("10.96.0.10:53"))
-	var seed filter
+	seed := filter{protocols: []desired.Protocol{desired.UDP}}
 	seed.to.add(to)
-	a, err := seed.attributes(ipv4, desired.UDP, abilities{true, true})
+	a, err := seed.attributes(ipv4, abilities{true, true})
 	if err != nil {
 		f.Fatal(err)
 	}
