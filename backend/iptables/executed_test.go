@@ -44,8 +44,10 @@ func TestRulesExecuted(t *testing.T) {
 				}
 				most, sum = max(most, rules), sum+rules
 			}
-			t.Logf("%6d Services: %.1f rules for a new connection, at most %d; %d in a list with a chain for each endpoint",
-				n, float64(sum)/float64(tries), most, executedInList(t, v, n))
+			t.Logf("%6d Services: %.1f rules for a new connection, at most %d", n, float64(sum)/float64(tries), most)
+			if v == Legacy || n <= 1000 { // iptables-nft 1.8.9 takes minutes to read a longer one
+				t.Logf("%d in a list with a chain for each endpoint", executedInList(t, v, n))
+			}
 			if most > 40 {
 				t.Errorf("with %d Services, %d rules for a new connection", n, most)
 			}

@@ -122,7 +122,7 @@ func (b *Backend) checkTable(f desired.Family, table string, known registry) err
 			return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], record.rules))
 		}
 	}
-	for _, name := range entryChains(table) {
+	for _, name := range entryChains(entries(b.config, f, table)) {
 		if got.entries[name.chain] < name.times {
 			return damaged("packets do not enter " + name.chain)
 		}
@@ -135,9 +135,9 @@ type entryChain struct {
 	times int
 }
 
-// entryChains are the chains by which packets enter, and from how many others.
-func entryChains(table string) (all []entryChain) {
-	for _, rule := range entries[table] {
+// entryChains are the chains that rules lead to, and how often.
+func entryChains(rules []string) (all []entryChain) {
+	for _, rule := range rules {
 		chain := lastWord(rule)
 		if i := slices.IndexFunc(all, func(e entryChain) bool { return e.chain == chain }); i >= 0 {
 			all[i].times++

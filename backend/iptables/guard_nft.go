@@ -43,9 +43,9 @@ func (g *generation) look(f desired.Family, table string) (t *tally, err error) 
 				t.rules[r.Chain]++
 				return
 			}
-			for _, e := range entryChains(table) {
-				if bytes.Contains(r.Expressions, []byte(e.chain+"\x00")) {
-					t.entries[e.chain]++
+			for _, chain := range entered {
+				if bytes.Contains(r.Expressions, []byte(chain+"\x00")) {
+					t.entries[chain]++
 				}
 			}
 		})

@@ -169,7 +169,7 @@ func TestPartialRestoreFails(t *testing.T) {
 		}
 		backendtest.Reconcile(t, k.Backend, s)
 		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
-			"iptables-"+string(v), chainClusterTree))
+			"iptables-"+string(v), chainServices))
 		web(s, 9, backendtest.Hosts(2)...)
 		if _, err := k.Apply(s.Change()); err == nil {
 			t.Fatal("a rule to a chain that is not there")
@@ -233,10 +233,12 @@ func TestCheck(t *testing.T) {
 		for name, line := range map[string]string{
 			"flush":               "iptables-V -t nat -F",
 			"flush filter":        "ip6tables-V -F",
-			"a chain":             "iptables-V -t nat -F SLIP-POSTROUTING",
+			"a chain":             "iptables-V -t nat -F SLIP-OUTSIDE",
 			"a rule":              "iptables-V -t nat -D SLIP-MASQUERADE 1",
-			"one more rule":       "ip6tables-V -t nat -A SLIP-TREE-CLUSTER -j RETURN",
+			"one more rule":       "ip6tables-V -t nat -A SLIP-SERVICES -j RETURN",
 			"entry":               "iptables-V -t nat -D PREROUTING -j SLIP-SERVICES",
+			"last entry":          "iptables-V -t nat -D POSTROUTING 1",
+			"entry before it":     "ip6tables-V -t nat -D POSTROUTING 2",
 			"restored from afar":  "printf '*nat\\nCOMMIT\\n' | iptables-V-restore",
 			"a set that is empty": "ipset flush SLIP-4-CLUSTER-IPS",
 			"an element":          "ipset del SLIP-6-CLUSTER-IPS fd00:96::1",

@@ -5,6 +5,7 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -16,21 +17,20 @@ const prefix = "SLIP-"
 
 // Names of chains that are always there.
 const (
-	chainServices    = prefix + "SERVICES"
-	chainExternal    = prefix + "EXTERNAL"
-	chainOutside     = prefix + "OUTSIDE"
-	chainPostrouting = prefix + "POSTROUTING"
-	chainMasquerade  = prefix + "MASQUERADE"
+	chainServices   = prefix + "SERVICES" // the tree of ClusterIPs starts in it
+	chainExternal   = prefix + "EXTERNAL"
+	chainOutside    = prefix + "OUTSIDE"
+	chainMasquerade = prefix + "MASQUERADE"
 
 	// Of the table filter.
-	chainFirewall = prefix + "FIREWALL"
-	chainInput    = prefix + "INPUT"
-	chainForward  = prefix + "FORWARD"
+	chainFirewall   = prefix + "FIREWALL"
+	chainInput      = prefix + "INPUT"
+	chainForward    = prefix + "FORWARD"
+	chainTranslated = prefix + "TRANSLATED"
 )
 
-// Names of the chains that trees start in, and how those of their branches start.
+// Names of the chains that other trees start in, and how those of branches start.
 const (
-	chainClusterTree  = prefix + "TREE-CLUSTER"
 	chainExternalTree = prefix + "TREE-EXTERNAL"
 	chainLocalTree    = prefix + "TREE-LOCAL"
 	chainHairpinTree  = prefix + "TREE-HAIRPIN"
@@ -53,15 +53,12 @@ const (
 // IsOurs says whether a chain is one of a backend of this kind, by its name.
 func IsOurs(chain string) bool { return strings.HasPrefix(chain, prefix) }
 
+// entered are the chains to which rules lead in chains that iptables has by itself.
+var entered = []string{chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward}
+
 // IsEntered says whether a chain is one to which such a backend jumps from chains that
 // iptables has by itself.
-func IsEntered(chain string) bool {
-	switch chain {
-	case chainServices, chainPostrouting, chainFirewall, chainInput, chainForward:
-		return true
-	}
-	return false
-}
+func IsEntered(chain string) bool { return slices.Contains(entered, chain) }
 
 // hashOf is 13 characters for what they name, the same in every run. A chain's name
 // has 28 at the most.

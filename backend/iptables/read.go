@@ -73,6 +73,10 @@ func (line rule) has(option string) bool {
 	return has
 }
 
+// head says whether a rule is one of those before a tree's in its first chain, which
+// ask sets.
+func (line rule) head() bool { return line.has("--match-set") }
+
 // reader reads one family.
 type reader struct {
 	family  desired.Family
@@ -86,7 +90,7 @@ func (r *reader) fault(format string, args ...any) {
 }
 
 func (r *reader) read() {
-	r.tree(chainClusterTree, func(k desired.FrontendKey, to string) {
+	r.tree(chainServices, func(k desired.FrontendKey, to string) {
 		r.content.Frontends[k] = r.target(k, to)
 	})
 	r.tree(chainExternalTree, func(k desired.FrontendKey, to string) {
@@ -124,6 +128,9 @@ func sortedPrefixes(all map[member]bool) (out []netip.Prefix) {
 // leaves are the rules of a tree's chains that do not lead to others of the tree.
 func (r *reader) leaves(root string) (out []rule) {
 	for _, line := range r.chains[root] {
+		if line.head() {
+			continue
+		}
 		if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {
 			if _, there := r.chains[to]; !there {
 				r.fault("chain %s leads to %s, which is not there", root, to)
@@ -154,7 +161,7 @@ func (r *reader) tree(root string, visit func(key desired.FrontendKey, to string
 // follow is the chain outside of a tree that some packet comes to.
 func (r *reader) follow(chain string, matches func(rule) bool) string {
 	for _, line := range r.chains[chain] {
-		if !matches(line) {
+		if line.head() || !matches(line) {
 			continue
 		}
 		if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {

@@ -24,7 +24,7 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	b.health = newHealthPorts()
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
-		t.forget()
+		t.forget(b.variant)
 	}
 	liberal := tcpIsLiberal(b.config.NetNS)
 	for _, s := range b.take(full) {
@@ -58,7 +58,9 @@ func (b *Backend) restore(s *step, local desired.LocalTraffic, liberal bool, sta
 	}
 	nat, filter := &script{now: registry{}}, &script{now: registry{}}
 	(&ruleWriter{t.family, filter}).filter(b.config, liberal)
-	(&ruleWriter{t.family, nat}).nat(b.config, local)
+	forNAT := &ruleWriter{t.family, nat}
+	forNAT.nat(b.config, local)
+	t.cluster.head = forNAT.services(b.config, local)
 	t.write(nat, s)
 	t.writeFilter(filter, s)
 	for _, part := range []struct {
@@ -93,7 +95,7 @@ func (b *Backend) addEntries(out *script, f desired.Family, table string) error 
 			out.drop(name)
 		}
 	}
-	wanted := slices.Clone(entries[table])
+	wanted := entries(b.config, f, table)
 	for _, rule := range there.entries {
 		if i := slices.Index(wanted, rule); i >= 0 {
 			wanted = slices.Delete(wanted, i, i+1)

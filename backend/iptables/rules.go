@@ -19,21 +19,32 @@ const (
 // entries are the rules by which packets come to our chains, as iptables-save prints
 // them, by table. They are put first in their chains.
 //
+// Those of POSTROUTING are what a chain of ours would have, which would be a rule more
+// for each connection.
+//
 // The nat chains are passed by the first packet of a connection only. The filter
 // chains see what Services have not translated; but chainForward, as kube-proxy's
 // KUBE-FORWARD does, accepts what they have, should the policy of FORWARD be to drop, and
 // chainInput, as KUBE-NODEPORTS does, what is for health checks of load balancers.
-var entries = map[string][]string{
-	tableNAT: {
+func entries(c backend.Config, f desired.Family, table string) []string {
+	if table == tableFilter {
+		return []string{
+			"INPUT -j " + chainInput,
+			"OUTPUT " + untranslated + " -j " + chainFirewall,
+			"FORWARD -j " + chainForward,
+		}
+	}
+	return []string{
 		"PREROUTING -j " + chainServices,
 		"OUTPUT -j " + chainServices,
-		"POSTROUTING -j " + chainPostrouting,
-	},
-	tableFilter: {
-		"INPUT -j " + chainInput,
-		"OUTPUT " + untranslated + " -j " + chainFirewall,
-		"FORWARD -j " + chainForward,
-	},
+		"POSTROUTING -m mark --mark " + markOf(c) + " -j " + chainMasquerade,
+		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + " -m conntrack --ctstate DNAT -j " + chainHairpinTree,
+	}
+}
+
+// markOf is the mark of what is to be masqueraded, with its mask.
+func markOf(c backend.Config) string {
+	return fmt.Sprintf("0x%[1]x/0x%[1]x", uint32(1)<<c.MasqueradeBit)
 }
 
 const untranslated = "-m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
@@ -50,9 +61,11 @@ func (w *ruleWriter) chain(name string, rules ...string) {
 }
 
 // in matches packets by a set.
-func (w *ruleWriter) in(k setKind, by string) string {
-	return "-m set --match-set " + setName(w.family, k) + " " + by
+func in(f desired.Family, k setKind, by string) string {
+	return "-m set --match-set " + setName(f, k) + " " + by
 }
+
+func (w *ruleWriter) in(k setKind, by string) string { return in(w.family, k, by) }
 
 func (w *ruleWriter) notIn(k setKind, by string) string {
 	return "-m set ! --match-set " + setName(w.family, k) + " " + by
@@ -61,21 +74,22 @@ func (w *ruleWriter) notIn(k setKind, by string) string {
 // byFrontend is how packets are looked up in sets of frontends.
 const byFrontend = "dst,dst"
 
-// nat writes the chains of the table nat.
-func (w *ruleWriter) nat(c backend.Config, local desired.LocalTraffic) {
-	mark := fmt.Sprintf("0x%x/0x%x", uint32(1)<<c.MasqueradeBit, uint32(1)<<c.MasqueradeBit)
-	setMark := "-j MARK --set-xmark " + mark
-
-	services := []string{w.in(setExternal, byFrontend) + " -g " + chainExternal}
-	fromPod, notFromPod := podMatch(local, w.family)
-	switch {
+// services are the rules before those of the tree in the chain of that name.
+func (w *ruleWriter) services(c backend.Config, local desired.LocalTraffic) string {
+	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n"
+	masquerade := w.in(setClusterIPs, "dst") + " -j MARK --set-xmark " + markOf(c) + "\n"
+	switch _, notFromPod := podMatch(local, w.family); {
 	case c.MasqueradeAll:
-		services = append(services, w.in(setClusterIPs, "dst")+" "+setMark)
+		head += masquerade
 	case notFromPod != "":
-		services = append(services, notFromPod+" "+w.in(setClusterIPs, "dst")+" "+setMark)
+		head += notFromPod + " " + masquerade
 	}
-	w.chain(chainServices, append(services, "-g "+chainClusterTree)...)
+	return head
+}
 
+// nat writes the chains of the table nat, but for those of trees.
+func (w *ruleWriter) nat(c backend.Config, local desired.LocalTraffic) {
+	setMark := "-j MARK --set-xmark " + markOf(c)
 	w.chain(chainExternal,
 		w.in(setRestricted, byFrontend)+" "+w.notIn(setSources, byFrontend+",src")+" -j RETURN",
 		w.in(setLocal, byFrontend)+" -g "+chainOutside,
@@ -85,7 +99,7 @@ func (w *ruleWriter) nat(c backend.Config, local desired.LocalTraffic) {
 	// What starts on this node may go to all endpoints, as if it had gone out to
 	// a load balancer and come in again somewhere else.
 	var outside []string
-	if fromPod != "" {
+	if fromPod, _ := podMatch(local, w.family); fromPod != "" {
 		outside = append(outside, fromPod+" -g "+chainExternalTree)
 	}
 	w.chain(chainOutside, append(outside,
@@ -94,10 +108,6 @@ func (w *ruleWriter) nat(c backend.Config, local desired.LocalTraffic) {
 		"-g "+chainLocalTree,
 	)...)
 
-	w.chain(chainPostrouting,
-		"-m mark --mark "+mark+" -g "+chainMasquerade,
-		w.in(setHairpin, "src")+" "+w.in(setHairpin, "dst")+" -m conntrack --ctstate DNAT -g "+chainHairpinTree,
-	)
 	w.chain(chainMasquerade,
 		fmt.Sprintf("-j MARK --set-xmark 0x0/0x%x", uint32(1)<<c.MasqueradeBit),
 		"-j MASQUERADE --random-fully",
@@ -130,21 +140,22 @@ func (w *ruleWriter) filter(c backend.Config, liberal bool) {
 		"-p tcp "+w.in(setHealthChecks, "dst")+" -j ACCEPT",
 	)...)
 
-	mark := fmt.Sprintf("0x%x/0x%x", uint32(1)<<c.MasqueradeBit, uint32(1)<<c.MasqueradeBit)
+	accept := "-m mark --mark " + markOf(c) + " -j ACCEPT"
 	forward := []string{
 		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-		untranslated + " -j " + chainFirewall,
-		"-m mark --mark " + mark + " -j ACCEPT",
+		"-m conntrack --ctstate DNAT -g " + chainTranslated,
+		"-m conntrack --ctstate NEW -j " + chainFirewall,
+		accept,
 	}
 	if !liberal {
 		// What conntrack has taken for out of its window would reach the client
 		// with the endpoint's address, and the client would end the connection.
 		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
 	}
+	w.chain(chainForward, forward...)
 	// What an endpoint sends to itself is known by its addresses (POSTROUTING has it
 	// masqueraded), not by a mark.
-	loop := w.in(setHairpin, "src") + " " + w.in(setHairpin, "dst") + " -m conntrack --ctstate DNAT"
-	w.chain(chainForward, append(forward, loop+" -g "+chainForwardTree)...)
+	w.chain(chainTranslated, accept, w.in(setHairpin, "src")+" "+w.in(setHairpin, "dst")+" -g "+chainForwardTree)
 }
 
 // podMatch matches traffic of this node's pods, and all other; both are empty when

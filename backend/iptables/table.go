@@ -22,14 +22,15 @@ type table struct {
 }
 
 // forget makes the table one of which nothing is known.
-func (t *table) forget() {
+func (t *table) forget(v Variant) {
+	cluster, external := branches(v)
 	*t = table{
 		family:   t.family,
-		cluster:  tree{name: chainClusterTree, direction: "-d", branches: clusterBranches},
-		external: tree{name: chainExternalTree, direction: "-d", branches: externalBranches},
-		local:    tree{name: chainLocalTree, direction: "-d", branches: externalBranches},
-		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: clusterBranches},
-		forward:  tree{name: chainForwardTree, direction: "-s", branches: clusterBranches},
+		cluster:  tree{name: chainServices, direction: "-d", branches: cluster},
+		external: tree{name: chainExternalTree, direction: "-d", branches: external},
+		local:    tree{name: chainLocalTree, direction: "-d", branches: external},
+		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: cluster},
+		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
 		known:    registry{},
 		filter:   registry{},
 	}

@@ -27,13 +27,26 @@ const (
 	// nf_tables allows 16 chains on the way of a packet, counting those left by a
 	// goto too. What is not needed before and after is left to a tree: the number
 	// of branches below its first chain.
-	clusterBranches  = 9
+	clusterBranches  = 10
 	externalBranches = 7
+
+	// x_tables allows any number. There is a bit for each.
+	anyBranches = 8 * len(treeKey{})
 )
+
+// branches is how many branches may follow each other: in the tree of ClusterIPs and
+// those that are entered as late, and in those of external addresses.
+func branches(v Variant) (cluster, external int) {
+	if v == Legacy {
+		return anyBranches, anyBranches
+	}
+	return clusterBranches, externalBranches
+}
 
 // tree is one tree.
 type tree struct {
 	name      string // of its first chain
+	head      string // rules before its own in that chain
 	direction string // "-d" or "-s": which address it is about
 	branches  int    // at most
 
@@ -114,6 +127,9 @@ func merge(leaves []leaf, edits []edit) []leaf {
 // write writes a chain and those below it that edits are about.
 func (t *tree) write(out *script, b *branch, left int, edits []edit) {
 	var text bytes.Buffer
+	if b == t.root {
+		text.WriteString(t.head)
+	}
 	former := b.below
 	b.below = t.layout(&text, b.from, b.to, left)
 	out.chain(b.name, text.Bytes())
@@ -156,7 +172,7 @@ func (t *tree) layout(text *bytes.Buffer, from, to, left int) (below []*branch) 
 		// Where going right every time would take more branches than are left,
 		// half of a half gets a chain of its own: for two bits that makes two
 		// rules and a half instead of two on average.
-		if to-from > 3<<left && to-middle > bucket {
+		if (to-from)>>left > 3 && to-middle > bucket {
 			right := t.split(middle, to)
 			if firstDifference(t.leaves[from].key, t.leaves[middle].key) < addrBits && firstDifference(t.leaves[middle].key, t.leaves[right].key) >= addrBits {
 				// A test of protocol or port is none of the address, which

@@ -117,7 +117,7 @@ func TestTree(t *testing.T) {
 	for name, key := range keyMakers {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
-			tr := tree{name: chainClusterTree, direction: "-d", branches: 5}
+			tr := tree{name: chainServices, direction: "-d", branches: 5}
 			kernel, known, has := chainsOf{}, registry{}, map[desired.FrontendKey]bool{}
 			for step := range 60 {
 				var edits []edit
@@ -162,46 +162,51 @@ func TestTree(t *testing.T) {
 // there are, and that a change writes few.
 func TestTreeOfMany(t *testing.T) {
 	const n = 10_000
-	for _, name := range []string{"consecutive", "random addresses", "random IPv6", "node ports"} {
-		t.Run(name, func(t *testing.T) {
-			key, r := keyMakers[name], rand.New(rand.NewPCG(3, 4))
-			tr := tree{name: chainClusterTree, direction: "-d", branches: clusterBranches}
-			kernel, known := chainsOf{}, registry{}
-			has := map[desired.FrontendKey]bool{}
-			for i := range n {
-				has[key(r, i)] = true
-			}
-			var edits []edit
-			for k := range has {
-				edits = append(edits, editOf(k, false))
-			}
-			out := &script{now: registry{}}
-			tr.change(out, edits)
-			kernel.apply(t, out)
-			out.done(known)
-			most, sum, deep := 0, 0, 0
-			for k := range has {
-				to, rules, chains := kernel.walk(tr.name, k)
-				if to != targetOf(k) {
-					t.Fatalf("packets to %s come to %q", k, to)
-				}
-				most, sum, deep = max(most, rules), sum+rules, max(deep, chains)
-			}
-			t.Logf("%d frontends, %d chains: %.1f rules on average, at most %d, by way of %d chains", len(has), len(kernel), float64(sum)/float64(len(has)), most, deep)
-			if most > 24 || deep > 1+clusterBranches {
-				t.Errorf("up to %d rules, by way of up to %d chains", most, deep)
-			}
-			lines := 0
-			for i := range 100 {
-				out := &script{known: known, now: registry{}}
-				tr.change(out, []edit{editOf(key(r, n+i), false)})
-				out.finish(tableNAT)
-				out.done(known)
-				lines = max(lines, out.lines)
-			}
-			if lines > 40 {
-				t.Errorf("a new frontend writes up to %d lines", lines)
-			}
-		})
+	for _, v := range []Variant{Legacy, NFT} {
+		for _, name := range []string{"consecutive", "random addresses", "random IPv6", "node ports"} {
+			t.Run(string(v)+"/"+name, func(t *testing.T) { testTreeOfMany(t, n, name, v) })
+		}
+	}
+}
+
+func testTreeOfMany(t *testing.T, n int, name string, v Variant) {
+	branches, _ := branches(v)
+	key, r := keyMakers[name], rand.New(rand.NewPCG(3, 4))
+	tr := tree{name: chainServices, direction: "-d", branches: branches}
+	kernel, known := chainsOf{}, registry{}
+	has := map[desired.FrontendKey]bool{}
+	for i := range n {
+		has[key(r, i)] = true
+	}
+	var edits []edit
+	for k := range has {
+		edits = append(edits, editOf(k, false))
+	}
+	out := &script{now: registry{}}
+	tr.change(out, edits)
+	kernel.apply(t, out)
+	out.done(known)
+	most, sum, deep := 0, 0, 0
+	for k := range has {
+		to, rules, chains := kernel.walk(tr.name, k)
+		if to != targetOf(k) {
+			t.Fatalf("packets to %s come to %q", k, to)
+		}
+		most, sum, deep = max(most, rules), sum+rules, max(deep, chains)
+	}
+	t.Logf("%d frontends, %d chains: %.1f rules on average, at most %d, by way of %d chains", len(has), len(kernel), float64(sum)/float64(len(has)), most, deep)
+	if limit := map[Variant]int{Legacy: 18, NFT: 20}[v]; most > limit || deep > 1+branches {
+		t.Errorf("up to %d rules, by way of up to %d chains", most, deep)
+	}
+	lines := 0
+	for i := range 100 {
+		out := &script{known: known, now: registry{}}
+		tr.change(out, []edit{editOf(key(r, n+i), false)})
+		out.finish(tableNAT)
+		out.done(known)
+		lines = max(lines, out.lines)
+	}
+	if lines > 40 {
+		t.Errorf("a new frontend writes up to %d lines", lines)
 	}
 }
