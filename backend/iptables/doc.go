@@ -120,7 +120,9 @@
 //
 // A restore of one table takes effect at once, but the tables nat and filter, the sets
 // and the two families follow each other. The order is such that what both the old and the new
-// content serve is served all the time (setWrites).
+// content serve is served all the time (setWrites). Only a frontend that changes between
+// ClusterIP and external address, such as when an external IP of one Service becomes the
+// ClusterIP of another, is refused until all of that has been written.
 //
 // # Session affinity
 //

@@ -24,6 +24,7 @@ type guard struct {
 	watch
 
 	stamp stamp
+	known bool      // all is well as long as the stamp is the same
 	next  time.Time // when the next look may be, so that looking takes little of the time
 }
 
@@ -33,7 +34,12 @@ const lookShare = 20
 // stamp is what differs after a change. It is comparable.
 type stamp struct{ values [len(lookedAt)]tableStamp }
 
-type tableStamp struct{ a, b uint32 }
+// tableStamp is of one table, in x_tables; nf_tables has one generation for all.
+type tableStamp struct {
+	generation            uint32
+	rules, size           uint32
+	hookEntry, underflows [5]uint32
+}
 
 // lookedAt are the tables that rules of ours are in.
 var lookedAt = [...]struct {
@@ -45,8 +51,8 @@ var lookedAt = [...]struct {
 type watch interface {
 	// stamp is what differs after a change.
 	stamp() (stamp, error)
-	// look counts the rules of a table.
-	look(f desired.Family, table string) (*tally, error)
+	// look counts the rules of a table, which should be those that are known.
+	look(f desired.Family, table string, known registry) (*tally, error)
 	close() error
 }
 
@@ -58,6 +64,16 @@ type tally struct {
 
 func newTally() *tally { return &tally{map[string]int32{}, map[string]int{}} }
 
+// differs is a chain that has not as many rules as is known, or "".
+func (t *tally) differs(known registry) string {
+	for name, record := range known {
+		if t.rules[name] != record.rules {
+			return name
+		}
+	}
+	return ""
+}
+
 func openGuard(v Variant, netns int) (g guard, err error) {
 	if v == NFT {
 		g.watch, err = openGeneration(netns)
@@ -67,12 +83,22 @@ func openGuard(v Variant, netns int) (g guard, err error) {
 	return g, err
 }
 
-// committed takes what there is for what our own restore has left.
+// undisturbed says whether nobody has changed anything since all was well.
+func (g *guard) undisturbed() (bool, error) {
+	now, err := g.watch.stamp()
+	return g.known && now == g.stamp, err
+}
+
+// committed takes what there is for what our own restore has left, where there was
+// nothing of others before it (undisturbed).
 func (g *guard) committed() (err error) {
 	g.next = time.Time{}
 	g.stamp, err = g.watch.stamp()
 	return err
 }
+
+// lookSoon has the next Check look.
+func (g *guard) lookSoon() { g.known = false }
 
 // Check implements backend.Backend. It finds chains and rules that have gone, and
 // sets that have lost elements.
@@ -87,16 +113,16 @@ func (b *Backend) Check() error {
 	if err != nil {
 		return err
 	}
-	if now == b.guard.stamp || time.Now().Before(b.guard.next) {
+	start := time.Now()
+	if b.guard.known && now == b.guard.stamp || start.Before(b.guard.next) {
 		return b.due()
 	}
-	start := time.Now()
 	for _, t := range b.tables {
 		if err := errors.Join(b.checkTable(t.family, tableNAT, t.known), b.checkTable(t.family, tableFilter, t.filter)); err != nil {
 			return err
 		}
 	}
-	b.guard.stamp = now
+	b.guard.stamp, b.guard.known = now, true
 	b.guard.next = time.Now().Add(lookShare * time.Since(start))
 	return b.due()
 }
@@ -110,17 +136,15 @@ func (b *Backend) due() error {
 }
 
 func (b *Backend) checkTable(f desired.Family, table string, known registry) error {
-	got, err := b.guard.look(f, table)
+	got, err := b.guard.look(f, table, known)
 	if err != nil {
 		return fmt.Errorf("reading table %s of %s: %w", table, f, err)
 	}
 	damaged := func(what string) error {
 		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", backend.ErrDamaged, b.variant, f, table, what)
 	}
-	for name, record := range known {
-		if got.rules[name] != record.rules {
-			return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], record.rules))
-		}
+	if name := got.differs(known); name != "" {
+		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], known[name].rules))
 	}
 	for _, name := range entryChains(entries(b.config, f, table)) {
 		if got.entries[name.chain] < name.times {

@@ -108,14 +108,14 @@ func (t *tableInfo) stamp() (s stamp, err error) {
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return s, fmt.Errorf("reading table %s of %s: %w", of.table, of.family, err)
 		}
-		s.values[n] = tableStamp{i.numEntries, i.size}
+		s.values[n] = tableStamp{rules: i.numEntries, size: i.size, hookEntry: i.hookEntry, underflows: i.underflow}
 	}
 	return s, nil
 }
 
 // look reads a table as a whole. A chain begins with an entry whose target is an error
 // with the chain's name, and ends with one that returns.
-func (t *tableInfo) look(f desired.Family, table string) (*tally, error) {
+func (t *tableInfo) look(f desired.Family, table string, _ registry) (*tally, error) {
 	const header = 40 // struct ipt_get_entries
 	var blob []byte
 	for range 100 {

@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"bytes"
 	"errors"
 	"strings"
 
@@ -27,34 +26,68 @@ func openGeneration(netns int) (*generation, error) {
 func (g *generation) close() error { return g.conn.Close() }
 
 func (g *generation) stamp() (s stamp, err error) {
-	s.values[0].a, err = g.conn.Generation()
+	s.values[0].generation, err = g.conn.Generation()
 	return s, err
 }
 
-func (g *generation) look(f desired.Family, table string) (t *tally, err error) {
+// look asks for chains first, of which the kernel tells how much they are used. To have it
+// list 100,000 rules takes a hundred times as long, so that is for when something is wrong.
+func (g *generation) look(f desired.Family, table string, known registry) (t *tally, err error) {
 	of := nfnl.Table{Family: nfnl.IPv4, Name: table}
 	if f == desired.IPv6 {
 		of.Family = nfnl.IPv6
 	}
-	for range 100 {
-		t = newTally()
-		err = g.conn.Rules(of, func(r nfnl.RuleInfo) {
-			if strings.HasPrefix(r.Chain, prefix) {
-				t.rules[r.Chain]++
-				return
-			}
-			for _, chain := range entered {
-				if bytes.Contains(r.Expressions, []byte(chain+"\x00")) {
-					t.entries[chain]++
-				}
-			}
+	for _, count := range []func(nfnl.Table, registry, *tally) error{g.countUses, g.countRules} {
+		err = nfnl.Undisturbed(func() error {
+			t = newTally()
+			return count(of, known, t)
 		})
-		if !errors.Is(err, nfnl.ErrInterrupted) {
-			break
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return newTally(), nil
+		case err != nil:
+			return nil, err
+		case t.differs(known) == "":
+			return t, nil
 		}
 	}
-	if errors.Is(err, unix.ENOENT) {
-		return newTally(), nil
+	return t, nil
+}
+
+// countUses takes for a chain's rules the uses of it that are not by rules that lead to
+// it: by ours, if they are as they are known, and by those in base chains. Rules in other chains of
+// others can lead to ours too, which makes the number too high.
+func (g *generation) countUses(of nfnl.Table, known registry, t *tally) error {
+	var base []string
+	err := g.conn.Chains(of, func(c nfnl.ChainInfo) {
+		if strings.HasPrefix(c.Name, prefix) {
+			t.rules[c.Name] = int32(c.Uses)
+		} else if c.Base != nil {
+			base = append(base, c.Name)
+		}
+	})
+	if err != nil {
+		return err
 	}
-	return t, err
+	for _, chain := range base {
+		if err := g.conn.RuleJumps(of, chain, func(j nfnl.RuleJump) { t.entries[j.To]++ }); err != nil {
+			return err
+		}
+	}
+	references := known.references()
+	for name := range t.rules {
+		t.rules[name] -= references[hashChain([]byte(name))] + int32(t.entries[name])
+	}
+	return nil
+}
+
+// countRules counts each rule.
+func (g *generation) countRules(of nfnl.Table, _ registry, t *tally) error {
+	return g.conn.Rules(of, func(r nfnl.RuleInfo) {
+		if strings.HasPrefix(r.Chain, prefix) {
+			t.rules[r.Chain]++
+			return
+		}
+		r.Jumps(func(to string) { t.entries[to]++ })
+	})
 }

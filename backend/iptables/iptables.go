@@ -10,6 +10,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/desired"
+	"k8s.io/klog/v2"
 )
 
 // Options are what only this backend has.
@@ -63,7 +64,8 @@ func New(c backend.Config, o Options) (*Backend, error) {
 			if f == desired.IPv4 {
 				return nil, err
 			}
-			continue // a kernel without IPv6
+			klog.InfoS("iptables mode: no rules for IPv6, as its commands do not work here", "err", err)
+			continue // mostly a kernel without
 		}
 		b.tables = append(b.tables, &table{family: f})
 	}
@@ -97,6 +99,10 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	if !b.valid {
 		return backend.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
 	}
+	undisturbed, err := b.guard.undisturbed()
+	if err != nil {
+		return backend.Stats{}, err
+	}
 	b.valid = false // until the kernel has it too
 	if change.Rebuild {
 		return backend.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
@@ -120,6 +126,10 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	}
 	b.valid = true
 	b.count(&last)
+	if !undisturbed {
+		b.guard.lookSoon() // what others did before is not to be taken for ours
+		return stats, nil
+	}
 	return stats, b.guard.committed()
 }
 

@@ -269,6 +269,81 @@ func TestCheck(t *testing.T) {
 	})
 }
 
+// TestCheckAfterChange damages what was programmed and then changes something else, which
+// must not take the damage for its own work.
+func TestCheckAfterChange(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		for name, line := range map[string]string{
+			"entry":        "iptables-V -t nat -F PREROUTING",
+			"last entry":   "ip6tables-V -t nat -F POSTROUTING",
+			"filter":       "iptables-V -F",
+			"a rule":       "iptables-V -t nat -D SLIP-MASQUERADE 1",
+			"not a damage": "iptables-V -t nat -A PREROUTING -d 192.0.2.1 -j RETURN",
+		} {
+			t.Run(name, func(t *testing.T) {
+				k := newKernel(t, v)
+				s := desired.New(desired.Config{})
+				web(s, 1, backendtest.Hosts(2)...)
+				backendtest.Reconcile(t, k.Backend, s)
+				if err := k.Check(); err != nil {
+					t.Fatal(err)
+				}
+				k.run(strings.ReplaceAll(line, "-V", "-"+string(v)))
+				web(s, 1, backendtest.Hosts(3)...)
+				if _, err := k.Apply(s.Change()); err != nil {
+					t.Fatal(err)
+				}
+				k.guard.next = time.Time{}
+				if err := k.Check(); errors.Is(err, backend.ErrDamaged) == (name == "not a damage") {
+					t.Fatalf("check: %v", err)
+				}
+				if name != "not a damage" {
+					return
+				}
+				// What nobody else has changed is not looked at again.
+				web(s, 1, backendtest.Hosts(4)...)
+				if _, err := k.Apply(s.Change()); err != nil {
+					t.Fatal(err)
+				}
+				if is, err := k.guard.undisturbed(); err != nil || !is {
+					t.Errorf("undisturbed: %t, %v", is, err)
+				}
+			})
+		}
+	})
+}
+
+// TestOthersComments has somebody else's rules whose comments look like our jumps. They
+// stay, and do not stand for ours.
+func TestOthersComments(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		s := desired.New(desired.Config{})
+		web(s, 1, backendtest.Hosts(2)...)
+		others := []string{
+			`-A INPUT -p tcp -m tcp --dport 22 -m comment --comment "before -j SLIP-INPUT" -j ACCEPT`,
+			`-A INPUT -p tcp -m tcp --dport 23 -m comment --comment SLIP-INPUT -j ACCEPT`,
+		}
+		for _, rule := range others {
+			k.run("iptables-" + string(v) + " " + rule)
+		}
+		backendtest.Reconcile(t, k.Backend, s)
+		k.run("iptables-" + string(v) + " -D INPUT -j SLIP-INPUT")
+		if err := k.Check(); !errors.Is(err, backend.ErrDamaged) {
+			t.Errorf("check: %v", err)
+		}
+		if err := k.Cleanup(); err != nil {
+			t.Error(err)
+		}
+		text := k.run("iptables-" + string(v) + "-save -t filter")
+		for _, rule := range others {
+			if !strings.Contains(text, rule) {
+				t.Errorf("gone: %s\n%s", rule, text)
+			}
+		}
+	})
+}
+
 // TestTakesOver starts on what an earlier run has left, in the same variant and in the
 // other, and cleans up.
 func TestTakesOver(t *testing.T) {

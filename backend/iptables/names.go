@@ -5,7 +5,6 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
-	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -53,12 +52,17 @@ const (
 // IsOurs says whether a chain is one of a backend of this kind, by its name.
 func IsOurs(chain string) bool { return strings.HasPrefix(chain, prefix) }
 
-// entered are the chains to which rules lead in chains that iptables has by itself.
-var entered = []string{chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward}
-
 // IsEntered says whether a chain is one to which such a backend jumps from chains that
 // iptables has by itself.
-func IsEntered(chain string) bool { return slices.Contains(entered, chain) }
+func IsEntered(chain string) bool {
+	switch chain {
+	case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward:
+		return true
+	case prefix + "POSTROUTING": // of earlier versions
+		return true
+	}
+	return false
+}
 
 // hashOf is 13 characters for what they name, the same in every run. A chain's name
 // has 28 at the most.

@@ -40,7 +40,8 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	}
 	b.valid, b.full = true, time.Now()
 	b.count(nil)
-	return stats, b.guard.committed()
+	b.guard.lookSoon() // it takes several steps, and somebody may have come between them
+	return stats, nil
 }
 
 // restore programs all of one family.
@@ -121,7 +122,6 @@ type savedRule struct{ chain, rule string }
 
 // parseSave reads what iptables-save prints.
 func parseSave(text []byte) (s saved) {
-	target := []byte(" " + prefix)
 	for line := range bytes.Lines(text) {
 		switch {
 		case bytes.HasPrefix(line, []byte(":"+prefix)):
@@ -131,8 +131,12 @@ func parseSave(text []byte) (s saved) {
 			name, rule, _ := strings.Cut(strings.TrimSpace(string(line[3:])), " ")
 			s.rules = append(s.rules, savedRule{name, rule})
 		case bytes.HasPrefix(line, []byte("-A ")):
-			if at := bytes.LastIndex(line, target); at > 0 && (bytes.HasSuffix(line[:at], []byte(" -j")) || bytes.HasSuffix(line[:at], []byte(" -g"))) {
-				s.entries = append(s.entries, strings.TrimSpace(string(line[3:])))
+			// A target of ours has no options, so it is at the end.
+			rule := strings.TrimSpace(string(line[3:]))
+			to := lastWord(rule)
+			before := strings.TrimSuffix(rule, to)
+			if strings.HasPrefix(to, prefix) && (strings.HasSuffix(before, " -j ") || strings.HasSuffix(before, " -g ")) {
+				s.entries = append(s.entries, rule)
 			}
 		}
 	}

@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"bytes"
-	"hash/maphash"
 	"slices"
 	"strings"
 )
@@ -29,23 +28,12 @@ type chainText struct {
 	text []byte
 }
 
-// registry is what the kernel has of our chains in one table, by name.
-type registry map[string]chainRecord
-
-// chainRecord is what is known of a chain.
-type chainRecord struct {
-	text  uint64 // a hash of its rules
-	rules int32
-}
-
-var textSeed = maphash.MakeSeed()
-
 // chain writes a chain, unless the kernel has it. Text is its rules, each a line
 // without "-A" and the name; it is kept.
 func (s *script) chain(name string, text []byte) {
-	record := chainRecord{text: maphash.Bytes(textSeed, text), rules: int32(bytes.Count(text, []byte{'\n'}))}
+	record := recordOf(text)
 	s.now[name] = record
-	if s.known[name] == record {
+	if known, is := s.known[name]; is && known.text == record.text {
 		return
 	}
 	s.chains = append(s.chains, chainText{name, text})
@@ -119,10 +107,8 @@ func (w *scriptWriter) declare(name string) {
 // chain writes a chain with its rules.
 func (w *scriptWriter) chain(c chainText) {
 	w.declare(c.name)
-	for line := range bytes.Lines(c.text) {
-		if to := line[bytes.LastIndexByte(line, ' ')+1 : len(line)-1]; bytes.HasPrefix(to, []byte(prefix)) {
-			w.declare(string(to))
-		}
+	for to := range targets(c.text) {
+		w.declare(string(to))
 	}
 	for line := range bytes.Lines(c.text) {
 		w.out = append(append(append(w.out, "-A "...), c.name...), ' ')

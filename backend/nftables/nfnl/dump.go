@@ -64,6 +64,10 @@ type ChainInfo struct {
 	// Base is how a base chain is attached and what its policy is, as the
 	// kernel encodes it; empty for other chains.
 	Base [][]byte
+
+	// Uses is how many rules the chain has, and how many rules and elements of
+	// maps lead to it, in sum.
+	Uses uint32
 }
 
 // Chains calls visit with every chain of a table.
@@ -72,7 +76,7 @@ func (c *Conn) Chains(t Table, visit func(ChainInfo)) error {
 		if cString(findAttr(body, unix.NFTA_CHAIN_TABLE)) != t.Name {
 			return
 		}
-		info := ChainInfo{Name: cString(findAttr(body, unix.NFTA_CHAIN_NAME))}
+		info := ChainInfo{Name: cString(findAttr(body, unix.NFTA_CHAIN_NAME)), Uses: be32(findAttr(body, unix.NFTA_CHAIN_USE))}
 		if hook := findAttr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
 			info.Base = [][]byte{hook, findAttr(body, unix.NFTA_CHAIN_TYPE), findAttr(body, unix.NFTA_CHAIN_POLICY)}
 		}

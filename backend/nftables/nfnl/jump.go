@@ -23,12 +23,20 @@ func (c *Conn) RuleJumps(t Table, chain string, visit func(RuleJump)) error {
 	a.string(unix.NFTA_RULE_CHAIN, chain) // the kernel filters by both
 	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
 		handle := be64(findAttr(body, unix.NFTA_RULE_HANDLE))
-		eachAttr(findAttr(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, expression []byte) bool {
-			if to := verdictChain(expression); to != "" {
-				visit(RuleJump{To: to, Handle: handle})
-			}
-			return true
-		})
+		jumps(findAttr(body, unix.NFTA_RULE_EXPRESSIONS), func(to string) { visit(RuleJump{To: to, Handle: handle}) })
+	})
+}
+
+// Jumps calls visit with every chain that the rule leads to by a verdict of its own, as
+// RuleJumps does.
+func (r RuleInfo) Jumps(visit func(to string)) { jumps(r.Expressions, visit) }
+
+func jumps(expressions []byte, visit func(to string)) {
+	eachAttr(expressions, func(_ uint16, expression []byte) bool {
+		if to := verdictChain(expression); to != "" {
+			visit(to)
+		}
+		return true
 	})
 }
 
