@@ -100,6 +100,7 @@ func TestFactAccounting(t *testing.T) {
 func TestFactOneWay(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	deaf := w.newPod(w.node, "deaf", 21)
+	w.interfaces(5)
 	w.endpoints(web, deaf)
 	w.apply()
 	var server, client net.PacketConn

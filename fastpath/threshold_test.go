@@ -26,6 +26,7 @@ func TestThreshold(t *testing.T) {
 				w := newWorld(t, Config{Threshold: uint32(threshold)})
 				// Every third packet is from the server, which is our own.
 				raw := w.newPod(w.node, "raw", 21)
+				w.interfaces(5)
 				w.endpoints(web, raw)
 				w.apply()
 				listen := func(p *lab.Pod, port uint16) (c net.PacketConn) {
