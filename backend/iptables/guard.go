@@ -129,10 +129,20 @@ func (b *Backend) Check() error {
 
 // due says whether it is time for a full restore.
 func (b *Backend) due() error {
-	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full) >= p {
-		return fmt.Errorf("%w: the last full restore was %s ago", backend.ErrDue, time.Since(b.full).Round(time.Second))
+	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full.done) >= max(p, fullShare*b.full.took) {
+		return fmt.Errorf("%w: the last full restore was %s ago", backend.ErrDue, time.Since(b.full.done).Round(time.Second))
 	}
 	return nil
+}
+
+// fullShare is which share of the time at the most is spent with full restores that
+// nothing but the time asks for.
+const fullShare = 10
+
+// fullRestore is when the last one ended, and how long it took.
+type fullRestore struct {
+	done time.Time
+	took time.Duration
 }
 
 func (b *Backend) checkTable(f desired.Family, table string, known registry) error {

@@ -19,7 +19,8 @@ type Options struct {
 	Variant Variant
 
 	// SyncPeriod is after which time without a full restore one is due, which
-	// Check then says; 0 for never.
+	// Check then says; 0 for never. Where one takes long it is due later, so that
+	// they take a tenth of the time at the most: changes wait for them.
 	SyncPeriod time.Duration
 
 	// PartialFailed is told when a restore of only what changed has failed. A
@@ -44,7 +45,7 @@ type Backend struct {
 	health    healthPorts
 	valid     bool // false until the first Reconcile, and after a failure
 	alone     bool // nothing of ours is in the other variant
-	full      time.Time
+	full      fullRestore
 	counts    atomic.Pointer[Counts]
 }
 

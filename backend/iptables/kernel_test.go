@@ -208,7 +208,12 @@ func TestSyncPeriod(t *testing.T) {
 	if err := k.Check(); err != nil {
 		t.Error(err)
 	}
-	k.full = time.Now().Add(-time.Hour)
+	hour := func(took time.Duration) fullRestore { return fullRestore{time.Now().Add(-time.Hour), took} }
+	k.full = hour(7 * time.Minute)
+	if err := k.Check(); err != nil {
+		t.Errorf("full restores take more than a tenth of the time: %v", err)
+	}
+	k.full = hour(5 * time.Minute)
 	if err := k.Check(); !errors.Is(err, backend.ErrDue) || errors.Is(err, backend.ErrDamaged) {
 		t.Errorf("check: %v", err)
 	}

@@ -19,6 +19,7 @@ import (
 // frontends which stay are served all the time.
 func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 	var stats backend.Stats
+	start := time.Now()
 	b.valid = false
 	b.pools = make([]*pool, 0, len(full.Pools))
 	b.health = newHealthPorts()
@@ -38,7 +39,7 @@ func (b *Backend) Reconcile(full *desired.Change) (backend.Stats, error) {
 		}
 		b.alone = true
 	}
-	b.valid, b.full = true, time.Now()
+	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
 	b.count(nil)
 	b.guard.lookSoon() // it takes several steps, and somebody may have come between them
 	return stats, nil
