@@ -102,20 +102,32 @@ func (c *Conn) find(s *search, stats *Stats) (stale []netlink.Message, err error
 		}
 	}
 	if !c.unfiltered {
-		attributes, err := s.filter.attributes(s.family, c.abilities(s.family))
-		if err != nil {
-			return nil, fmt.Errorf("filter: %w", err)
-		}
-		stats.Dumps++
-		err = c.dump(s.family, attributes, visit)
+		err := c.findFiltered(s, stats, visit)
 		if err == nil || !refused(err) {
 			return stale, errors.Join(err, bad)
 		}
+		stale = nil
 	}
 	// Whatever it is that this kernel does not like of the filter.
 	stats.Dumps++
 	err = c.dump(s.family, nil, visit)
 	return stale, errors.Join(err, bad)
+}
+
+// findFiltered calls visit with what the kernel's filter lets through.
+func (c *Conn) findFiltered(s *search, stats *Stats, visit func(data []byte)) error {
+	able := c.abilities(s.family)
+	for _, f := range s.filter.parts(able) {
+		attributes, err := f.attributes(s.family, able)
+		if err != nil {
+			return fmt.Errorf("filter: %w", err)
+		}
+		stats.Dumps++
+		if err := c.dump(s.family, attributes, visit); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // abilities are what the kernel can do in a family. It is asked when there is

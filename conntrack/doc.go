@@ -20,13 +20,14 @@
 // found have in common of family, protocol, original destination and source of
 // replies. For one backend that is gone, or one frontend that is new, these are
 // its own entries and no others; for several, at the worst, those of their
-// protocol, or of the family where there are both UDP and SCTP among them.
+// protocol.
 //
 // The kernel refuses such a filter for both address families at once
 // (ctnetlink_parse_tuple_filter; TestRefusedFilter). So one [Conn.Clean] takes one
 // dump for each family in which there is something to be found: one mostly, two where
 // an endpoint has both families, none where nothing can be stale. kube-proxy, which
-// has a proxy for each family, dumps as often.
+// has a proxy for each family, dumps as often. Only flows of UDP and of SCTP that have
+// no address in common take two in a family, for one would have to be without a filter.
 //
 // Whatever the kernel reports is looked up in hash tables. A kernel that knows
 // no filter, or refuses one, costs time and nothing else. A filter that hides

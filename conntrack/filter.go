@@ -53,12 +53,23 @@ func (c *common) flags(address, port uint32) (flags uint32) {
 	return flags
 }
 
-// attributes are the filter as the kernel takes it: two tuples of which it
-// compares the parts that are flagged. What the kernel does not do right is left
-// out.
-func (f *filter) attributes(family family, able abilities) ([]byte, error) {
-	original := f.to.flags(ctnetlink.FilterIPDst, ctnetlink.FilterDstPort) | ctnetlink.FilterProto
-	reply := f.replies.flags(ctnetlink.FilterIPSrc, ctnetlink.FilterSrcPort)
+// parts are filters that say it together: one, or where that would let everything
+// through, one for each protocol.
+func (f *filter) parts(able abilities) (all []filter) {
+	if original, reply := f.flags(able); original|reply != 0 {
+		return []filter{*f}
+	}
+	for _, p := range f.protocols {
+		all = append(all, filter{protocols: []desired.Protocol{p}, to: f.to, replies: f.replies})
+	}
+	return all
+}
+
+// flags are which parts of the two tuples the kernel is to compare. What it does not
+// do right is left out.
+func (f *filter) flags(able abilities) (original, reply uint32) {
+	original = f.to.flags(ctnetlink.FilterIPDst, ctnetlink.FilterDstPort) | ctnetlink.FilterProto
+	reply = f.replies.flags(ctnetlink.FilterIPSrc, ctnetlink.FilterSrcPort)
 	if reply != 0 {
 		reply |= ctnetlink.FilterProto // ports are not taken without
 	}
@@ -74,6 +85,13 @@ func (f *filter) attributes(family family, able abilities) ([]byte, error) {
 	if !able.replies {
 		reply = 0
 	}
+	return original, reply
+}
+
+// attributes are the filter as the kernel takes it: two tuples of which it
+// compares the parts that are flagged.
+func (f *filter) attributes(family family, able abilities) ([]byte, error) {
+	original, reply := f.flags(able)
 	a := netlink.NewAttributeEncoder()
 	encodeTuple(a, ctnetlink.TupleOrig, family, f.protocols[0], nil, &f.to.endpoint)
 	encodeTuple(a, ctnetlink.TupleReply, family, f.protocols[0], &f.replies.endpoint, nil)
