@@ -56,7 +56,7 @@ func (p *progress) done(r packageRun) {
 
 // beginning is the first lines of a text.
 func beginning(text string, lines int) string {
-	all := strings.SplitAfterN(text, "\n", lines+1)
+	all := strings.SplitAfterN(strings.TrimSuffix(text, "\n"), "\n", lines+1)
 	if len(all) <= lines {
 		return text
 	}

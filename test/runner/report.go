@@ -121,8 +121,11 @@ func (r report) writeFailures(w io.Writer) {
 // what people see of it.
 func (r report) writeFailedNames(w io.Writer) {
 	for _, t := range r.tests {
-		if t.verdict == verdictFailed {
+		switch {
+		case t.verdict == verdictFailed:
 			fmt.Fprintf(w, "failed: %s %s\n", shorten(t.pkg, r.module), t.name)
+		case t.verdict == verdictNotRun && r.strict:
+			fmt.Fprintf(w, "not run: %s %s\n", shorten(t.pkg, r.module), t.name)
 		}
 	}
 }

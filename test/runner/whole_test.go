@@ -228,7 +228,7 @@ func TestWholeRun(t *testing.T) {
 		{"panic", "-kernel host ./panics", 1, []string{"TestPanic", "at the disco", "(package)", "1 passed, 2 failed, 0 skipped"}, nil},
 		{"hang", "-kernel host -timeout 1s ./hangs", 1, []string{"test timed out after 1s", "./hangs TestHang", "0 passed, 2 failed, 0 skipped"}, nil},
 		{"binary fails though tests pass", "-kernel host ./exits", 1, []string{"./exits (package)", "exit status 3", "1 passed, 1 failed, 0 skipped"}, nil},
-		{"skipped everywhere", "-kernel host ./skips", 1, []string{"NOT RUN ON ANY KERNEL: 1 test. They count as failed.", "./skips TestSkip", "no unicorns", "1 passed, 1 failed, 0 skipped"}, nil},
+		{"skipped everywhere", "-kernel host ./skips", 1, []string{"NOT RUN ON ANY KERNEL: 1 test. They count as failed.", "./skips TestSkip", "no unicorns", "\nnot run: ./skips TestSkip\n1 passed, 1 failed, 0 skipped"}, nil},
 		{"skipped everywhere, not strict", "-kernel host -strict=false ./skips", 0, []string{"NOT RUN ON ANY KERNEL", "1 passed, 0 failed, 1 skipped"}, nil},
 		{"skipped everywhere, allowed", "-kernel host -allow-skip TestSkip:.unicorn|no.unicorns ./skips", 0, []string{"which is allowed", "no unicorns", "1 passed, 0 failed, 1 skipped"}, []string{"NOT RUN ON"}},
 		{"short", "-kernel host -short ./short", 0, []string{"1 passed, 0 failed, 1 skipped"}, nil},
