@@ -62,9 +62,9 @@
 // which a new connection goes on average, a chain for each Service and one for each
 // endpoint.
 //
-// A tree instead of the list makes it some fourteen rules with 10,000 Services, and one
-// more with twice as many (TestTreeOfMany), and lets a change of a frontend write one
-// chain of some twenty lines, where upstream writes the list. The tree tests bits that are in the packet. The kernel
+// A tree instead of the list makes it some fourteen rules with 10,000 Services
+// (TestTreeOfMany), as twice as many are one bit more, and lets a change of a frontend
+// write one chain of some twenty lines, where upstream writes the list. The tree tests bits that are in the packet. The kernel
 // could map a frontend to a packet mark in one step (ipset's skbinfo), but that takes bits of
 // the mark which network plugins and policy routing use; and to save them elsewhere
 // until the packet is translated there is no place that is not somebody's.
@@ -113,8 +113,8 @@
 // Apply writes the chains that differ and nothing else (KEP-3453; here there is no list
 // either that is written each time). The kernel's chains are taken to be what was last
 // written. Where they are not, such as when somebody has deleted a chain, a restore
-// fails, which is counted ([Options].PartialFailed), and a Reconcile follows. That one
-// finds out which chains of ours there are, and writes all.
+// fails, which package metrics counts, and a Reconcile follows. That one finds out which
+// chains of ours there are, and writes all.
 //
 // # No gap
 //

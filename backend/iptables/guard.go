@@ -16,15 +16,17 @@ import (
 // guard notices when somebody else changes our rules.
 //
 // There is something that the kernel tells cheaply and that differs after a change:
-// the generation of nf_tables, or the number and the size of a table's rules in
-// x_tables. As long as it is as our last restore left it, all is well. When it is not,
-// somebody has changed something, mostly rules of their own, and a look at the tables tells: whether
+// the generation of nf_tables, or the number and the size of a table's rules in x_tables
+// and where those of each hook are. As long as it is what our own changes make of what it
+// was when all was well, all is. When it is not, somebody has changed something, mostly
+// rules of their own; then, and after a full restore, a look at the tables tells whether
 // there are as many rules in each chain of ours as should be, and packets come there.
 type guard struct {
 	watch
 
 	stamp stamp
 	known bool      // all is well as long as the stamp is the same
+	grown growth    // by changes since
 	next  time.Time // when the next look may be, so that looking takes little of the time
 }
 
@@ -53,6 +55,9 @@ type watch interface {
 	stamp() (stamp, error)
 	// look counts the rules of a table, which should be those that are known.
 	look(f desired.Family, table string, known registry) (*tally, error)
+	// follows says whether the one stamp can be what our restores have made
+	// of the other.
+	follows(before, after stamp, by growth) bool
 	close() error
 }
 
@@ -83,21 +88,15 @@ func openGuard(v Variant, netns int) (g guard, err error) {
 	return g, err
 }
 
-// undisturbed says whether nobody has changed anything since all was well.
-func (g *guard) undisturbed() (bool, error) {
+// committed takes what there is for the norm, if it is what our own changes have made.
+func (g *guard) committed() error {
 	now, err := g.watch.stamp()
-	return g.known && now == g.stamp, err
-}
-
-// committed takes what there is for what our own restore has left, where there was
-// nothing of others before it (undisturbed).
-func (g *guard) committed() (err error) {
-	g.next = time.Time{}
-	g.stamp, err = g.watch.stamp()
+	g.known = err == nil && g.known && g.watch.follows(g.stamp, now, g.grown)
+	g.stamp, g.grown = now, growth{}
 	return err
 }
 
-// lookSoon has the next Check look.
+// lookSoon has Check look as soon as it may.
 func (g *guard) lookSoon() { g.known = false }
 
 // Check implements backend.Backend. It finds chains and rules that have gone, and
@@ -117,13 +116,13 @@ func (b *Backend) Check() error {
 	if b.guard.known && now == b.guard.stamp || start.Before(b.guard.next) {
 		return b.due()
 	}
+	defer func() { b.guard.next = time.Now().Add(lookShare * time.Since(start)) }()
 	for _, t := range b.tables {
 		if err := errors.Join(b.checkTable(t.family, tableNAT, t.known), b.checkTable(t.family, tableFilter, t.filter)); err != nil {
 			return err
 		}
 	}
-	b.guard.stamp, b.guard.known = now, true
-	b.guard.next = time.Now().Add(lookShare * time.Since(start))
+	b.guard.stamp, b.guard.known, b.guard.grown = now, true, growth{}
 	return b.due()
 }
 

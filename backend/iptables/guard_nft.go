@@ -31,7 +31,7 @@ func (g *generation) stamp() (s stamp, err error) {
 }
 
 // look asks for chains first, of which the kernel tells how much they are used. To have it
-// list 100,000 rules takes a hundred times as long, so that is for when something is wrong.
+// list 100,000 rules takes seconds, so that is for when something is wrong.
 func (g *generation) look(f desired.Family, table string, known registry) (t *tally, err error) {
 	of := nfnl.Table{Family: nfnl.IPv4, Name: table}
 	if f == desired.IPv6 {

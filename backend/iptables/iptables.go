@@ -22,10 +22,6 @@ type Options struct {
 	// Check then says; 0 for never. Where one takes long it is due later, so that
 	// they take a tenth of the time at the most: changes wait for them.
 	SyncPeriod time.Duration
-
-	// PartialFailed is told when a restore of only what changed has failed. A
-	// full one is to follow. Nil where nobody is to be told.
-	PartialFailed func(error)
 }
 
 // Backend is the iptables backend. It needs the commands of one of the variants,
@@ -100,10 +96,6 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	if !b.valid {
 		return backend.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
 	}
-	undisturbed, err := b.guard.undisturbed()
-	if err != nil {
-		return backend.Stats{}, err
-	}
 	b.valid = false // until the kernel has it too
 	if change.Rebuild {
 		return backend.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
@@ -116,9 +108,6 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 		t.write(nat, step)
 		t.writeFilter(filter, step)
 		if err := b.partial(t, step, nat, filter, &stats); err != nil {
-			if b.options.PartialFailed != nil {
-				b.options.PartialFailed(err)
-			}
 			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
 		}
 		nat.done(t.known)
@@ -127,10 +116,6 @@ func (b *Backend) Apply(change *desired.Change) (backend.Stats, error) {
 	}
 	b.valid = true
 	b.count(&last)
-	if !undisturbed {
-		b.guard.lookSoon() // what others did before is not to be taken for ours
-		return stats, nil
-	}
 	return stats, b.guard.committed()
 }
 
@@ -151,6 +136,11 @@ func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *back
 		stats.Bytes += len(input)
 		if err := b.variant.restore(b.config.NetNS, t.family, input); err != nil {
 			return err
+		}
+		for name, s := range map[string]*script{tableFilter: filter, tableNAT: nat} {
+			if !s.empty() {
+				b.guard.grown.add(t.family, name, s)
+			}
 		}
 	}
 	return b.writeSets(t, step.sets.after, stats)

@@ -34,6 +34,7 @@ func (b *Backend) Read() (*backend.Content, error) {
 				r.chains[name] = []rule{}
 			}
 		}
+		r.chains[chainServices] = withoutHead(r.chains[chainServices])
 		for k := range setKinds {
 			if r.sets[k], err = b.sets.read(t.family, k); err != nil {
 				return nil, err
@@ -43,6 +44,15 @@ func (b *Backend) Read() (*backend.Content, error) {
 	}
 	slices.Sort(c.Faults)
 	return c, nil
+}
+
+// withoutHead are the rules of a tree's first chain without those before the tree's, which
+// ask sets.
+func withoutHead(chain []rule) []rule {
+	for len(chain) > 0 && chain[0].has("--match-set") {
+		chain = chain[1:]
+	}
+	return chain
 }
 
 // rule is a rule as iptables-save prints it: its options and their values. An option
@@ -72,10 +82,6 @@ func (line rule) has(option string) bool {
 	_, has := line[option]
 	return has
 }
-
-// head says whether a rule is one of those before a tree's in its first chain, which
-// ask sets.
-func (line rule) head() bool { return line.has("--match-set") }
 
 // reader reads one family.
 type reader struct {
@@ -128,9 +134,6 @@ func sortedPrefixes(all map[member]bool) (out []netip.Prefix) {
 // leaves are the rules of a tree's chains that do not lead to others of the tree.
 func (r *reader) leaves(root string) (out []rule) {
 	for _, line := range r.chains[root] {
-		if line.head() {
-			continue
-		}
 		if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {
 			if _, there := r.chains[to]; !there {
 				r.fault("chain %s leads to %s, which is not there", root, to)
@@ -161,7 +164,7 @@ func (r *reader) tree(root string, visit func(key desired.FrontendKey, to string
 // follow is the chain outside of a tree that some packet comes to.
 func (r *reader) follow(chain string, matches func(rule) bool) string {
 	for _, line := range r.chains[chain] {
-		if line.head() || !matches(line) {
+		if !matches(line) {
 			continue
 		}
 		if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {

@@ -105,7 +105,7 @@ func (b *Backend) addEntries(out *script, f desired.Family, table string) error 
 			out.rule("-D " + rule) // of another version, or twice
 		}
 	}
-	for _, rule := range wanted {
+	for _, rule := range slices.Backward(wanted) {
 		chain, rest, _ := strings.Cut(rule, " ")
 		out.rule("-I " + chain + " " + rest)
 	}
