@@ -28,7 +28,6 @@ const (
 	FailedToStartProxierHealthcheck = "FailedToStartProxierHealthcheck" // the healthz address cannot be listened on
 	FailedToStartMetricServer       = "FailedToStartMetricServer"       // the metrics address cannot be listened on
 	FailedToStartServiceHealthcheck = "FailedToStartServiceHealthcheck" // on a Service: its health check port cannot be listened on
-	IPVSDeprecation                 = "IPVSDeprecation"                 // the mode ipvs is going to be removed from Kubernetes
 	FailedToTuneConntrack           = "FailedToTuneConntrack"           // conntrack's settings could not be written
 	FailedToSetSysctl               = "FailedToSetSysctl"               // another setting of the kernel could not be written
 	FailedToProgram                 = "FailedToProgram"                 // the kernel refuses what is to be programmed

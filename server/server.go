@@ -43,7 +43,7 @@ type Options struct {
 	// Profiling serves /debug/.
 	Profiling bool
 
-	// Mode is what /proxyMode says: "nftables".
+	// Mode is what /proxyMode says: "nftables" or "iptables".
 	Mode string
 
 	// Version is what /statusz says.

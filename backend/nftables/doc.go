@@ -64,7 +64,7 @@
 //	    dnat to endpoints[ frontends[ip daddr . meta l4proto . th dport] . numgen random mod 2 ]
 //	  }
 //	  chain postrouting {
-//	    type nat hook postrouting priority srcnat
+//	    type nat hook postrouting priority srcnat - 1
 //	    # which backend the client has, for session affinity; also in a chain input
 //	    meta mark & 0x4000 != 0 goto masquerade
 //	    ct status dnat ip saddr . ip daddr @hairpin goto masquerade

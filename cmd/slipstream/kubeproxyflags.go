@@ -44,9 +44,9 @@ func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguratio
 	fs.StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), " or ")+" (default: nftables)")
 	fs.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	fs.Int32Var(k.NFTables.MasqueradeBit, "nftables-masquerade-bit", *k.NFTables.MasqueradeBit, "bit of the packet mark, 0 to 31, that is set in nftables mode on what is to be masqueraded")
-	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "the same in iptables mode")
+	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "bit of the packet mark, 0 to 31, that is set in iptables mode on what is to be masqueraded")
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "answer on NodePorts of IPv4 loopback addresses, in iptables mode")
-	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half of how long a change may wait until this proxy is not healthy, in nftables mode too; in iptables mode also how often everything is programmed again")
+	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half of how long a change may wait until this proxy is not healthy, in nftables mode too; in iptables mode also how often at most everything is programmed again")
 	fs.DurationVar(&o.iptables.minSync, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, in nftables mode too; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
 }
 

@@ -22,7 +22,7 @@ func newRun() *cobra.Command {
 		Use:   "run",
 		Short: "Be the Service proxy of this node",
 		Long: `Run reads Services, EndpointSlices, ServiceCIDRs and this node's Node, and keeps the
-kernel's nftables in line with them until it is stopped. What it has programmed
+kernel's rules, nftables or iptables, in line with them until it is stopped. What it has programmed
 stays when it stops, and is taken over without a gap when it starts again;
 'slipstream cleanup' removes it.
 
