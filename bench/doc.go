@@ -2,7 +2,7 @@
 
 // Package bench measures what Slipstream costs on the machine at hand, with
 // the real kernel, and next to it what the same Services cost as a ruleset in
-// the shape of kube-proxy's nftables mode.
+// the shape of kube-proxy's in the same mode, nftables or iptables.
 //
 // [Sync] measures programming: a cold start, a restart, single changes, bursts
 // and memory. Every measured system runs in a child process of its own, so that

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/iptables"
@@ -29,8 +30,32 @@ var modes = map[string]mode{
 		open:  func(c backend.Config) (backend.Backend, error) { return nftables.New(c) },
 		probe: probeNFTables,
 	},
-	"iptables-legacy": iptablesMode(iptables.Legacy),
-	"iptables-nft":    iptablesMode(iptables.NFT),
+	iptablesPrefix + string(iptables.Legacy): iptablesMode(iptables.Legacy),
+	iptablesPrefix + string(iptables.NFT):    iptablesMode(iptables.NFT),
+}
+
+const (
+	// modeIPTables is the variant of iptables that this machine uses.
+	modeIPTables = "iptables"
+
+	iptablesPrefix = modeIPTables + "-"
+)
+
+// iptablesVariant is a mode's variant of iptables; ok is false where it is none.
+func iptablesVariant(mode string) (v iptables.Variant, ok bool) {
+	rest, ok := strings.CutPrefix(mode, iptablesPrefix)
+	return iptables.Variant(rest), ok
+}
+
+// resolve finds out which variant is meant by iptables. In the namespaces in which it is
+// measured there would be nothing to go by.
+func (o *SyncOptions) resolve() error {
+	if o.Mode != modeIPTables {
+		return nil
+	}
+	v, err := iptables.Detect(0)
+	o.Mode = iptablesPrefix + string(v)
+	return err
 }
 
 // iptablesMode is iptables mode by way of one of the programs of that name.
@@ -48,7 +73,11 @@ func iptablesMode(v iptables.Variant) mode {
 }
 
 // Modes lists the values of SyncOptions.Mode.
-func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
+func Modes() []string {
+	all := append(slices.Collect(maps.Keys(modes)), modeIPTables)
+	slices.Sort(all)
+	return all
+}
 
 // probeNFTables asks nf_tables for its generation.
 func probeNFTables() (err error) {

@@ -21,7 +21,7 @@ type SyncOptions struct {
 	Seed        uint64 `json:"seed"`
 	Baseline    string `json:"baseline"` // one of Baselines
 
-	// BaselineTimeout bounds one call of the nft command, and the time that
+	// BaselineTimeout bounds one call of the baseline's command, and the time that
 	// is spent on repeating changes with it. 0 is without bound.
 	BaselineTimeout time.Duration `json:"baseline_timeout_ns"`
 
@@ -45,7 +45,7 @@ const (
 // Baselines lists the values of SyncOptions.Baseline.
 var Baselines = []string{BaselineAuto, BaselineOn, BaselineOff}
 
-// autoBaseline is the number of endpoints above which nft takes minutes.
+// autoBaseline is the number of endpoints above which the baseline takes minutes.
 const autoBaseline = 300_000
 
 // The values of SyncOptions.Family.

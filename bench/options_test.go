@@ -29,7 +29,7 @@ func TestValidate(t *testing.T) {
 		{"no repetitions", func(o *SyncOptions) { o.Repetitions = 0 }, "--repetitions: must"},
 		{"no runs", func(o *SyncOptions) { o.Runs = 0 }, "--runs: must"},
 		{"family", func(o *SyncOptions) { o.Family = "ipx" }, `--family: "ipx" is none of ipv4, ipv6, dual`},
-		{"mode", func(o *SyncOptions) { o.Mode = "ipvs" }, `--mode: "ipvs" is none of iptables-legacy, iptables-nft, nftables`},
+		{"mode", func(o *SyncOptions) { o.Mode = "ipvs" }, `--mode: "ipvs" is none of iptables, iptables-legacy, iptables-nft, nftables`},
 		{"baseline", func(o *SyncOptions) { o.Baseline = "" }, `--baseline: "" is none of auto, on, off`},
 	}
 	for _, test := range tests {

@@ -15,7 +15,7 @@ func (r *SyncResult) WriteTable(w io.Writer) error {
 		return err
 	}
 	t := &table.Table{}
-	t.Row("", "slipstream", "chains via nft -f", "nft / slipstream")
+	t.Row("", "slipstream", r.baseline(), r.tool()+" / slipstream")
 	r.programming(t)
 	for _, s := range seriesNames {
 		r.change(t, s.name, s.text)
@@ -26,6 +26,22 @@ func (r *SyncResult) WriteTable(w io.Writer) error {
 	t.Row("  elements written", table.Thousands(b.Elements))
 	r.memory(t)
 	return t.Write(w)
+}
+
+// tool is short for the command that programs the baseline.
+func (r *SyncResult) tool() string {
+	if _, ok := iptablesVariant(r.Options.Mode); ok {
+		return "restore"
+	}
+	return "nft"
+}
+
+// baseline is what it is and how it is programmed.
+func (r *SyncResult) baseline() string {
+	if _, ok := iptablesVariant(r.Options.Mode); ok {
+		return "list via " + r.Options.Mode + "-restore"
+	}
+	return "chains via nft -f"
 }
 
 func (r *SyncResult) writeHeader(w io.Writer) error {
@@ -46,7 +62,7 @@ func (r *SyncResult) writeHeader(w io.Writer) error {
 		t.Row(fmt.Sprintf("cold start, restart and memory are those of the run in the middle of %d", o.Runs))
 	}
 	if r.Chains.Skipped != "" {
-		t.Row("chains via nft -f: not all measured (" + r.Chains.Skipped + ")")
+		t.Row(r.baseline() + ": not all measured (" + r.Chains.Skipped + ")")
 	}
 	if r.Slipstream.Verified {
 		t.Row("verified: what the kernel had in the end is what was meant")
@@ -61,7 +77,7 @@ func (r *SyncResult) programming(t *table.Table) {
 	if c == nil {
 		c = &Load{}
 	}
-	t.Row("cold start (nft: one transaction)", table.Duration(s.Cold.TotalMS*1e3), unless0(c.TotalMS*1e3, table.Duration), table.Ratio(s.Cold.TotalMS, c.TotalMS))
+	t.Row("cold start ("+r.tool()+": one transaction)", table.Duration(s.Cold.TotalMS*1e3), unless0(c.TotalMS*1e3, table.Duration), table.Ratio(s.Cold.TotalMS, c.TotalMS))
 	if split := r.Chains.ColdSplit; split != nil {
 		t.Row(fmt.Sprintf("  nft: a transaction for every %s Services", table.Thousands(splitServices)), "",
 			table.Duration(split.TotalMS*1e3), table.Ratio(s.Cold.TotalMS, split.TotalMS))
@@ -73,7 +89,7 @@ func (r *SyncResult) programming(t *table.Table) {
 	}
 	parts(s.Cold)
 	t.Row("  elements written", table.Thousands(s.Cold.Elements))
-	t.Row("  sent to the kernel (nft: its script)", table.Size(int64(s.Cold.Bytes)), unless0(float64(c.Bytes), func(n float64) string { return table.Size(int64(n)) }))
+	t.Row("  sent to the kernel ("+r.tool()+": its script)", table.Size(int64(s.Cold.Bytes)), unless0(float64(c.Bytes), func(n float64) string { return table.Size(int64(n)) }))
 	t.Row("restart over what is there", table.Duration(s.Restart.TotalMS*1e3))
 	parts(s.Restart)
 }
@@ -89,7 +105,7 @@ func (r *SyncResult) change(t *table.Table, name, text string) {
 	}
 	count := table.Thousands(l.Count)
 	if c.Count > 0 {
-		count += ", nft of " + table.Thousands(c.Count)
+		count += ", " + r.tool() + " of " + table.Thousands(c.Count)
 	}
 	row := func(what string, of func(*Latency) float64) {
 		t.Row(what, table.Duration(of(l)), unless0(of(c), table.Duration), table.Ratio(of(l), of(c)))
@@ -104,7 +120,7 @@ func (r *SyncResult) change(t *table.Table, name, text string) {
 // memory writes the rows about memory.
 func (r *SyncResult) memory(t *table.Table) {
 	m := r.Slipstream.Memory
-	t.Row("peak RSS of the cold start (nft: of the command)", table.Size(m.PeakColdBytes),
+	t.Row("peak RSS of the cold start ("+r.tool()+": of the command)", table.Size(m.PeakColdBytes),
 		unless0(float64(r.Chains.PeakBytes), func(n float64) string { return table.Size(int64(n)) }),
 		table.Ratio(float64(m.PeakColdBytes), float64(r.Chains.PeakBytes)))
 	t.Row("peak RSS of everything", table.Size(m.PeakBytes))

@@ -67,11 +67,11 @@ type Chains struct {
 	Cold             *Load    `json:"cold,omitempty"`       // in one transaction, as kube-proxy does
 	ColdSplit        *Load    `json:"cold_split,omitempty"` // in several
 	EndpointReplaced *Latency `json:"endpoint_replaced,omitempty"`
-	PeakBytes        int64    `json:"peak_bytes,omitempty"` // of the nft command alone
+	PeakBytes        int64    `json:"peak_bytes,omitempty"` // of the command alone
 	Verified         bool     `json:"verified"`
 }
 
-// Load is what it costs the nft command to load everything.
+// Load is what it costs the command, nft or iptables-restore, to load everything.
 type Load struct {
 	TotalMS float64 `json:"total_ms"`
 	CPUMS   float64 `json:"cpu_ms"` // user and system

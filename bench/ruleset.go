@@ -150,7 +150,9 @@ func (r *ruleset) endpointChain(service, pod int) string {
 func dashed(ip netip.Addr) string { return strings.ReplaceAll(ip.String(), ":", ".") }
 
 // hash keeps names that have to be cut short apart.
-func hash(s string) string {
+func hash(s string) string { return hash16(s)[:8] }
+
+func hash16(s string) string {
 	sum := sha256.Sum256([]byte(s))
-	return base32.StdEncoding.EncodeToString(sum[:])[:8]
+	return base32.StdEncoding.EncodeToString(sum[:])[:16]
 }

@@ -28,6 +28,9 @@ func Sync(ctx context.Context, command Command, o SyncOptions) (*SyncResult, err
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if err := o.resolve(); err != nil {
+		return nil, fmt.Errorf("--mode: %w", err)
+	}
 	if o.ProfileDir != "" {
 		if err := os.MkdirAll(o.ProfileDir, 0o755); err != nil {
 			return nil, fmt.Errorf("--profile: %w", err)
@@ -136,11 +139,12 @@ func (s *syncRuns) startBaseline(ctx context.Context) (*process, error) {
 		return nil, err
 	}
 	tooLong, loaded := s.skipped != "", false
+	_, iptables := iptablesVariant(s.options.Mode)
 	for _, load := range []struct {
 		step string
 		all  *[]*Load
 	}{{stepCold, &s.chainsCold}, {stepSplit, &s.chainsSplit}} {
-		if load.step == stepCold && tooLong || load.step == stepSplit && s.options.Services <= splitServices {
+		if load.step == stepCold && tooLong || load.step == stepSplit && (iptables || s.options.Services <= splitServices) {
 			continue // in a run before; or there is only one part
 		}
 		machine.Quiet(ctx)

@@ -77,6 +77,57 @@ func TestSyncMeasures(t *testing.T) {
 	}
 }
 
+// In the modes of iptables too, beside a list loaded by iptables-restore.
+func TestSyncMeasuresIPTables(t *testing.T) {
+	for mode, variant := range map[string]kerneltest.Feature{"iptables-legacy": kerneltest.IPTablesLegacy, "iptables-nft": kerneltest.IPTablesNFT} {
+		t.Run(mode, func(t *testing.T) {
+			kerneltest.Require(t, variant, kerneltest.IPSet)
+			o := small(FamilyDual)
+			o.Mode = mode
+			r, err := Sync(bounded(t), child, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b bytes.Buffer
+			if err := r.WriteJSON(&b); err != nil {
+				t.Fatal(err)
+			}
+			var fields map[string]any
+			if err := json.Unmarshal(b.Bytes(), &fields); err != nil {
+				t.Fatal(err)
+			}
+			checkFields(t, fields, slipstreamFields)
+			checkFields(t, fields, chainsFields)
+			if r.Chains.Skipped != "" {
+				t.Errorf("part of the baseline was skipped: %s", r.Chains.Skipped)
+			}
+			// A chain of a rule for each endpoint, in each family.
+			if got, want := r.Slipstream.Changes[endpointReplaced].Elements, (1+o.Endpoints)*2; got < want {
+				t.Errorf("%d lines written for a replaced endpoint, want %d at least", got, want)
+			}
+			b.Reset()
+			if err := r.WriteTable(&b); err != nil || !strings.Contains(b.String(), "list via "+mode+"-restore") {
+				t.Errorf("%v in\n%s", err, &b)
+			}
+		})
+	}
+}
+
+// A mode that leaves the variant open is the one that the machine uses.
+func TestResolve(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT)
+	onOwnNetNS(t, func() {
+		o := small(FamilyIPv4)
+		o.Mode = modeIPTables
+		if err := o.Validate(); err != nil {
+			t.Error(err)
+		}
+		if err := o.resolve(); err != nil || o.Mode != "iptables-nft" {
+			t.Errorf("where nothing is, it is %s, %v", o.Mode, err)
+		}
+	})
+}
+
 // Fields that are there and not zero, by path.
 var (
 	slipstreamFields = []string{
@@ -131,13 +182,19 @@ func checkFields(t *testing.T, all map[string]any, paths []string) {
 // Where the kernel has something else than was meant, verifying says so.
 func TestVerifyFindsDifferences(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	systems := []string{systemSlipstream}
+	systems := map[string]string{"slipstream": "nftables", "slipstream, iptables": "iptables-nft"}
 	if _, err := exec.LookPath("nft"); err == nil {
-		systems = append(systems, systemChains)
+		systems["chains"] = "nftables"
 	}
-	for _, name := range systems {
+	systems["chains, iptables"] = "iptables-nft"
+	for name, mode := range systems {
 		t.Run(name, func(t *testing.T) {
+			if mode != "nftables" {
+				kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
+			}
 			o := small(FamilyIPv4)
+			o.Mode = mode
+			name, _, _ := strings.Cut(name, ",")
 			onOwnNetNS(t, func() {
 				s, r, err := open(request{Step: stepOpen, System: name, Options: &o})
 				if err != nil || r.Unavailable != "" {

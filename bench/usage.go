@@ -15,14 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cpuTime is the processor time, user and system, that this process has used.
-// What the kernel does later on its own threads is not in it.
-func cpuTime() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0
+// cpuTime is the processor time, user and system, that this process has used, and
+// commands that it has run. What the kernel does later on its own threads is not in it.
+func cpuTime() (sum time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err != nil {
+			return 0
+		}
+		sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return sum
 }
 
 // resetPeak makes the kernel count the peak of memory (VmHWM) from here.

@@ -52,7 +52,7 @@ func New(c backend.Config, o Options) (*Backend, error) {
 	b := &Backend{config: c, options: o, variant: o.Variant}
 	if b.variant == "" {
 		var err error
-		if b.variant, err = detect(c.NetNS); err != nil {
+		if b.variant, err = Detect(c.NetNS); err != nil {
 			return nil, err
 		}
 	}

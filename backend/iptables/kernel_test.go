@@ -449,7 +449,7 @@ func TestDetect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t, NFT)
 			k.run(test.line)
-			got, err := detect(k.ns.FD())
+			got, err := Detect(k.ns.FD())
 			if err != nil || got != test.want {
 				t.Errorf("%s, %v; want %s", got, err, test.want)
 			}

@@ -33,10 +33,11 @@ var families = []desired.Family{desired.IPv4, desired.IPv6}
 // programs in containers.
 var hints = []string{":KUBE-IPTABLES-HINT", ":KUBE-KUBELET-CANARY"}
 
-// detect finds out which variant to use: the one where the kubelet has left its
+// Detect finds out which variant to use in a network namespace, given by file descriptor
+// (0 is the calling thread's): the one where the kubelet has left its
 // hint, or else where an earlier run has its rules, or else the one that has more rules, or else
 // nf_tables.
-func detect(netns int) (Variant, error) {
+func Detect(netns int) (Variant, error) {
 	found := map[Variant]survey{}
 	var failed []error
 	for _, v := range variants {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftRun is what one call of the nft command cost.
-type nftRun struct {
+// toolRun is what one call of a command cost, such as nft, or several.
+type toolRun struct {
 	took, cpu time.Duration
 	bytes     int // of the script
 	// peak is the most memory that the command had resident, in bytes. The
@@ -27,19 +27,28 @@ type nftRun struct {
 	output []byte
 }
 
-// errTimeout says that a call of nft was ended.
-var errTimeout = errors.New("nft took too long")
+// add adds what another call cost.
+func (r *toolRun) add(more toolRun) {
+	r.took += more.took
+	r.cpu += more.cpu
+	r.bytes += more.bytes
+	r.peak = max(r.peak, more.peak)
+	r.output = append(r.output, more.output...)
+}
 
-// nft runs the command in this process's network namespace. What write writes
+// errTimeout says that a call was ended.
+var errTimeout = errors.New("it took too long")
+
+// runTool runs a command in this process's network namespace. What write writes
 // is its standard input; writing is not part of what is measured.
-func nft(timeout time.Duration, write func(*os.File) error, args ...string) (run nftRun, err error) {
+func runTool(timeout time.Duration, write func(*os.File) error, name string, args ...string) (run toolRun, err error) {
 	script, err := memoryFile()
 	if err != nil {
 		return run, err
 	}
 	defer script.Close()
 	if err := write(script); err != nil {
-		return run, fmt.Errorf("script for nft: %w", err)
+		return run, fmt.Errorf("script for %s: %w", name, err)
 	}
 	size, err := script.Seek(0, 1)
 	if err != nil {
@@ -56,7 +65,7 @@ func nft(timeout time.Duration, write func(*os.File) error, args ...string) (run
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	cmd := exec.CommandContext(ctx, "nft", args...)
+	cmd := exec.CommandContext(ctx, name, args...)
 	var output, problems bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = script, &output, &problems
 	// The command ends with this process, which stays on one thread (see newChains).
@@ -69,7 +78,7 @@ func nft(timeout time.Duration, write func(*os.File) error, args ...string) (run
 	}
 	if err != nil {
 		line, _, _ := strings.Cut(strings.TrimSpace(problems.String()), "\n")
-		return run, fmt.Errorf("nft: %w: %.300s", err, line)
+		return run, fmt.Errorf("%s: %w: %.300s", name, err, line)
 	}
 	run.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if u, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
@@ -81,9 +90,9 @@ func nft(timeout time.Duration, write func(*os.File) error, args ...string) (run
 
 // memoryFile is a file without a name in memory.
 func memoryFile() (*os.File, error) {
-	fd, err := unix.MemfdCreate("nft-script", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("file in memory: %w", err)
 	}
-	return os.NewFile(uintptr(fd), "nft-script"), nil
+	return os.NewFile(uintptr(fd), "script"), nil
 }
