@@ -35,6 +35,23 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
+// measure measures; fields are the result's JSON.
+func measure(t *testing.T, o SyncOptions) (r *SyncResult, fields map[string]any) {
+	t.Helper()
+	r, err := Sync(bounded(t), child, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := r.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b.Bytes(), &fields); err != nil {
+		t.Fatal(err)
+	}
+	return r, fields
+}
+
 // A whole measurement on the real kernel: the kernel has what was meant, by its
 // own account, and the result has every field.
 func TestSyncMeasures(t *testing.T) {
@@ -42,18 +59,7 @@ func TestSyncMeasures(t *testing.T) {
 	for _, family := range Families {
 		t.Run(family, func(t *testing.T) {
 			o := small(family)
-			r, err := Sync(bounded(t), child, o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var b bytes.Buffer
-			if err := r.WriteJSON(&b); err != nil {
-				t.Fatal(err)
-			}
-			var fields map[string]any
-			if err := json.Unmarshal(b.Bytes(), &fields); err != nil {
-				t.Fatal(err)
-			}
+			r, fields := measure(t, o)
 			checkFields(t, fields, slipstreamFields)
 			if _, err := exec.LookPath("nft"); err != nil {
 				if !strings.Contains(r.Chains.Skipped, "not installed") {
@@ -84,18 +90,7 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 			kerneltest.Require(t, variant, kerneltest.IPSet)
 			o := small(FamilyDual)
 			o.Mode = mode
-			r, err := Sync(bounded(t), child, o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var b bytes.Buffer
-			if err := r.WriteJSON(&b); err != nil {
-				t.Fatal(err)
-			}
-			var fields map[string]any
-			if err := json.Unmarshal(b.Bytes(), &fields); err != nil {
-				t.Fatal(err)
-			}
+			r, fields := measure(t, o)
 			checkFields(t, fields, slipstreamFields)
 			checkFields(t, fields, chainsFields)
 			if r.Chains.Skipped != "" {
@@ -105,7 +100,7 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 			if got, want := r.Slipstream.Changes[endpointReplaced].Elements, (1+o.Endpoints)*2; got < want {
 				t.Errorf("%d lines written for a replaced endpoint, want %d at least", got, want)
 			}
-			b.Reset()
+			var b bytes.Buffer
 			if err := r.WriteTable(&b); err != nil || !strings.Contains(b.String(), "list via "+mode+"-restore") {
 				t.Errorf("%v in\n%s", err, &b)
 			}
