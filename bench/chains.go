@@ -5,7 +5,6 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
@@ -103,7 +102,7 @@ func (c *chains) verify() error {
 	for key, target := range c.cluster.content().Frontends {
 		want = append(want, key.Addr().String())
 		for _, b := range target.Backends {
-			want = append(want, netip.AddrPortFrom(b.Addr(), b.Port()).String())
+			want = append(want, b.String())
 		}
 	}
 	slices.Sort(want)

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 
 	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +28,7 @@ const sampleSize = 32
 
 func (g *guard) committed() {
 	if g.generation != 0 {
-		g.generation = max(g.generation+1, 1) // the kernel leaves 0 out
+		g.generation = nfnl.NextGeneration(g.generation)
 	}
 }
 

@@ -64,10 +64,11 @@
 //
 // A tree instead of the list makes it some fourteen rules with 10,000 Services
 // (TestTreeOfMany), as twice as many are one bit more, and lets a change of a frontend
-// write one chain of some twenty lines, where upstream writes the list. The tree tests bits that are in the packet. The kernel
-// could map a frontend to a packet mark in one step (ipset's skbinfo), but that takes bits of
-// the mark which network plugins and policy routing use; and to save them elsewhere
-// until the packet is translated there is no place that is not somebody's.
+// write one chain of some twenty lines, where upstream writes the list. The tree tests
+// bits that are in the packet. The kernel could map a frontend to a packet mark in one step
+// (ipset's skbinfo), but that takes bits of the mark which network plugins and policy
+// routing use; and to save them elsewhere until the packet is translated there is no place
+// that is not somebody's.
 //
 // iptables-legacy gives the kernel the whole table with every restore: what a change
 // costs follows the number of rules, and their size. So there are as few as can be: one

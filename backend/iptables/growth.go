@@ -2,7 +2,10 @@
 
 package iptables
 
-import "github.com/slipstream-proxy/slipstream/desired"
+import (
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"github.com/slipstream-proxy/slipstream/desired"
+)
 
 // growth is what our own partial restores do to the stamp. What the kernel tells
 // afterwards is compared with it, so that what others did meanwhile, such as before they
@@ -51,7 +54,7 @@ func (g *generation) follows(before, after stamp, by growth) bool {
 	is := before.values[0].generation
 	for _, t := range by {
 		for range t.restores {
-			is = max(is+1, 1) // the kernel leaves 0 out
+			is = nfnl.NextGeneration(is)
 		}
 	}
 	return after.values[0].generation == is

@@ -226,6 +226,21 @@ func TestSyncPeriod(t *testing.T) {
 	}
 }
 
+// newWeb is a kernel with one Service programmed.
+func newWeb(t *testing.T, v Variant) (*kernel, *desired.State) {
+	k := newKernel(t, v)
+	s := desired.New(desired.Config{})
+	web(s, 1, backendtest.Hosts(2)...)
+	backendtest.Reconcile(t, k.Backend, s)
+	return k, s
+}
+
+// damage runs a command, in which -V stands for the variant.
+func (k *kernel) damage(line string) {
+	k.t.Helper()
+	k.run(strings.ReplaceAll(line, "-V", "-"+string(k.variant)))
+}
+
 // TestCheck damages what was programmed, and makes sure that it is found and healed.
 func TestCheck(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
@@ -243,16 +258,13 @@ func TestCheck(t *testing.T) {
 			"an element":          "ipset del SLIP-6-CLUSTER-IPS fd00:96::1",
 		} {
 			t.Run(name, func(t *testing.T) {
-				k := newKernel(t, v)
-				s := desired.New(desired.Config{})
-				web(s, 1, backendtest.Hosts(2)...)
-				backendtest.Reconcile(t, k.Backend, s)
+				k, s := newWeb(t, v)
 				k.run("iptables-" + string(v) + " -t nat -A PREROUTING -d 192.0.2.1 -j RETURN")
 				if err := k.Check(); err != nil {
 					t.Errorf("somebody else's rule: %v", err)
 				}
 				k.guard.next = time.Time{}
-				k.run(strings.ReplaceAll(line, "-V", "-"+string(v)))
+				k.damage(line)
 				err := k.Check()
 				if !errors.Is(err, backend.ErrDamaged) {
 					t.Errorf("check: %v", err)
@@ -280,14 +292,11 @@ func TestCheckAfterChange(t *testing.T) {
 			"not a damage": "iptables-V -t nat -A PREROUTING -d 192.0.2.1 -j RETURN",
 		} {
 			t.Run(name, func(t *testing.T) {
-				k := newKernel(t, v)
-				s := desired.New(desired.Config{})
-				web(s, 1, backendtest.Hosts(2)...)
-				backendtest.Reconcile(t, k.Backend, s)
+				k, s := newWeb(t, v)
 				if err := k.Check(); err != nil {
 					t.Fatal(err)
 				}
-				k.run(strings.ReplaceAll(line, "-V", "-"+string(v)))
+				k.damage(line)
 				web(s, 1, backendtest.Hosts(3)...)
 				if _, err := k.Apply(s.Change()); err != nil {
 					t.Fatal(err)

@@ -41,7 +41,7 @@ func (b *Backend) startCold(full *desired.Change, skeletons *[len(schemas)]*skel
 	case err != nil:
 		return err
 	}
-	generation = next(generation)
+	generation = nfnl.NextGeneration(generation)
 	rules, err := b.rulesOf(generation)
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (b *Backend) startCold(full *desired.Change, skeletons *[len(schemas)]*skel
 		return err
 	}
 	for range transactions {
-		generation = next(generation)
+		generation = nfnl.NextGeneration(generation)
 	}
 	return b.enter(generation, skeletons, rules)
 }

@@ -34,12 +34,9 @@ const sampleSize = 16
 
 func (g *guard) committed() {
 	if g.generation != 0 {
-		g.generation = next(g.generation)
+		g.generation = nfnl.NextGeneration(g.generation)
 	}
 }
-
-// next is the generation after one more transaction; the kernel leaves 0 out.
-func next(generation uint32) uint32 { return max(generation+1, 1) }
 
 // reset makes what was just committed, for a generation, the norm. Rules that were
 // written with it are given their fingerprint, unless somebody else has committed
@@ -47,7 +44,7 @@ func next(generation uint32) uint32 { return max(generation+1, 1) }
 func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
 	g.generation, g.unlooked = 0, 0
 	if generation != 0 {
-		generation = next(generation)
+		generation = nfnl.NextGeneration(generation)
 	}
 	var batch nfnl.Batch
 	for f := range schemas {
@@ -69,7 +66,7 @@ func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool)
 		case err != nil:
 			return err
 		default:
-			generation = next(generation)
+			generation = nfnl.NextGeneration(generation)
 		}
 	}
 	g.generation = generation

@@ -37,6 +37,9 @@ func (c *Conn) Generation() (gen uint32, err error) {
 	return gen, err
 }
 
+// NextGeneration is the generation after one more transaction; the kernel leaves 0 out.
+func NextGeneration(generation uint32) uint32 { return max(generation+1, 1) }
+
 // TableInfo is what the kernel says about a table.
 type TableInfo struct {
 	Handle  uint64 // unique to this incarnation of the table
