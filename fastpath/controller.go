@@ -230,7 +230,7 @@ func (c *Controller) cleanup() error {
 	if err := c.conn.Commit(0, &b); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("fast path: %w", err)
 	}
-	return settle(c.config.NetNS)
+	return nfnl.Settle(c.config.NetNS)
 }
 
 // Close implements backend.Backend: it leaves what is in the kernel, so that it

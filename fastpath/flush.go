@@ -45,18 +45,7 @@ func (c *Controller) flush(f Flush) error {
 	}
 	c.guard.committed()
 	c.stats.Flushes++
-	return settle(c.config.NetNS)
-}
-
-// settle waits until what was deleted is gone. The kernel takes it away some time
-// after a transaction, when no packet can be on its way through it any more; and
-// when a netfilter socket is closed, it waits for that (nft_rcv_nl_event).
-func settle(netns int) error {
-	conn, err := nfnl.Dial(netns)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
+	return nfnl.Settle(c.config.NetNS)
 }
 
 // FlushTable brings connections back to the slow path in a network namespace, given
@@ -67,7 +56,7 @@ func FlushTable(netns int, f Flush) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(flush(conn, f, nil), conn.Close()) // see settle
+	return errors.Join(flush(conn, f, nil), conn.Close()) // see nfnl.Settle
 }
 
 // flush replaces the flowtable by one that is the same but empty. devices are for

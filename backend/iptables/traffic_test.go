@@ -11,6 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/backend/backendtest"
 	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -71,5 +72,22 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 				t.Errorf("connections meanwhile: %v, first failure: %v", stats, stats.First)
 			}
 		}
+	})
+}
+
+// TestHandOver removes what was programmed while somebody else has the Service too.
+func TestHandOver(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		kerneltest.Require(t, kerneltest.NFTBinary)
+		street := backendtest.NewStreet(t, 5)
+		b, err := New(backend.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: backend.DefaultMasqueradeBit}, Options{Variant: v})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		state := desired.New(desired.Config{NodeName: "n1"})
+		ports(state, 5)
+		backendtest.Reconcile(t, b, state)
+		backendtest.HandOver(t, street, b, state, 20, b.Cleanup)
 	})
 }

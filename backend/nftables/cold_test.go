@@ -70,9 +70,9 @@ func TestColdStartWhileOthersCommit(t *testing.T) {
 		web(s, i, backendtest.Hosts(3)...)
 	}
 	stop := k.commitElsewhere(30 * time.Millisecond)
-	const starts, atLeast = 10, 3
-	unharmed := 0
-	for range starts {
+	const atLeast, most = 3, 100 // starts, of which a busy machine needs many
+	unharmed, starts := 0, 0
+	for ; starts < 10 || unharmed < atLeast && starts < most; starts++ {
 		backendtest.Reconcile(t, k.Backend, s)
 		switch err := k.Check(); {
 		case err == nil:

@@ -4,13 +4,11 @@ package nftables
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/backend"
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 	"github.com/slipstream-proxy/slipstream/desired"
-	"golang.org/x/sys/unix"
 )
 
 // Backend is the nftables backend. It needs Linux 5.13 and CAP_NET_ADMIN in
@@ -167,20 +165,4 @@ func (p *pool) draw() int {
 	default:
 		return pickSize(n)
 	}
-}
-
-// Cleanup implements backend.Backend.
-func (b *Backend) Cleanup() error {
-	b.valid = false
-	var batch nfnl.Batch
-	for f := range schemas {
-		_, err := b.conn.Table(schemas[f].table)
-		switch {
-		case err == nil:
-			batch.DeleteTable(schemas[f].table)
-		case !errors.Is(err, unix.ENOENT):
-			return fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
-		}
-	}
-	return b.conn.Commit(0, &batch)
 }

@@ -240,3 +240,10 @@ func TestForeignMasquerade(t *testing.T) {
 		t.Errorf("one client was sent to %d backends", len(hits))
 	}
 }
+
+// TestHandOver removes what was programmed while somebody else has the Service too.
+func TestHandOver(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	s := newStreet(t, 5)
+	backendtest.HandOver(t, s.Street, s.Backend, s.state, 40, s.Cleanup)
+}
