@@ -57,6 +57,7 @@ func TestMain(m *testing.M) {
 	if shared.dir != "" {
 		os.RemoveAll(shared.dir)
 	}
+	tellFailures(os.Stderr)
 	os.Exit(code)
 }
 
