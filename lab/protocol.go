@@ -2,12 +2,6 @@
 
 package lab
 
-import (
-	"sync"
-
-	"golang.org/x/sys/unix"
-)
-
 // Protocol is a transport protocol of Services.
 type Protocol int
 
@@ -15,7 +9,7 @@ type Protocol int
 const (
 	TCP Protocol = iota
 	UDP
-	SCTP // one-to-one sockets; see SCTPAvailable
+	SCTP // one-to-one sockets, for which the kernel needs CONFIG_IP_SCTP
 )
 
 // String returns the name as Kubernetes writes it: "TCP", "UDP" or "SCTP".
@@ -30,16 +24,3 @@ func (p Protocol) String() string {
 	}
 	return "unknown protocol"
 }
-
-// SCTPAvailable tells whether the kernel has SCTP sockets (CONFIG_IP_SCTP); it
-// opens one to find out, and so may load the kernel's module.
-func SCTPAvailable() bool { return sctpAvailable() }
-
-var sctpAvailable = sync.OnceValue(func() bool {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
-	if err != nil {
-		return false
-	}
-	unix.Close(fd)
-	return true
-})
