@@ -71,10 +71,13 @@ type Stats struct {
 //
 // When something fails, what can be done is done all the same; Stats are right
 // in any case.
-func (c *Conn) Clean(flows []desired.StaleFlows) (Stats, error) {
+func (c *Conn) Clean(flows []desired.StaleFlows) (Stats, error) { return c.run(plan(flows)) }
+
+// run deletes what searches find.
+func (c *Conn) run(searches []*search) (Stats, error) {
 	var stats Stats
 	var failed []error
-	for _, s := range plan(flows) {
+	for _, s := range searches {
 		stale, err := c.find(s, &stats)
 		if err == nil {
 			err = c.delete(stale, &stats)

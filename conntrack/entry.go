@@ -3,6 +3,8 @@
 package conntrack
 
 import (
+	"encoding/binary"
+
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/conntrack/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -15,6 +17,7 @@ type entry struct {
 	protocol    desired.Protocol
 	destination endpoint // where the first packet was sent
 	replies     endpoint // where replies come from: the backend, or the destination itself
+	translated  bool     // by a rule of NAT
 
 	// What names the entry, in the kernel's encoding.
 	original, id, zone []byte
@@ -35,6 +38,8 @@ func (e *entry) parse(data []byte) (ok bool) {
 			e.original = payload
 		case ctnetlink.TupleReply:
 			reply = payload
+		case ctnetlink.Status:
+			e.translated = len(payload) == 4 && binary.BigEndian.Uint32(payload)&ctnetlink.StatusDNAT != 0
 		case ctnetlink.ID:
 			e.id = payload
 		case ctnetlink.Zone:

@@ -28,6 +28,7 @@ type frontend struct {
 	own          bool // gone is not shared with other frontends
 	untranslated bool // sent to nowhere
 	only         set  // sent to none of these; nil if that does not matter
+	noNAT        bool // sent somewhere by no rule of NAT
 }
 
 type set map[endpoint]struct{}
@@ -132,6 +133,8 @@ func (s *search) stale(e *entry) bool {
 	case f.gone.has(e.replies):
 		return true
 	case f.untranslated && e.replies == e.destination:
+		return true
+	case f.noNAT && !e.translated:
 		return true
 	}
 	return f.only != nil && !f.only.has(e.replies)

@@ -191,6 +191,9 @@ func TestUDP(t *testing.T) {
 			s.cleans(1, untranslated(s.flows(desired.UDP)))
 			asks("web-1")
 			s.cleans(0, untranslated(s.flows(desired.UDP)))
+			if stats, err := s.ForgetIPVS(desired.UDP, []netip.AddrPort{s.service}); err != nil || stats.Entries < 1 || stats.Deleted != 0 {
+				t.Errorf("looking for flows of IPVS: %+v, %v; want one that is none", stats, err)
+			}
 			s.cleans(1, only(s.flows(desired.UDP)))
 
 			// Another keeps its socket, whatever becomes of the Service.

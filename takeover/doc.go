@@ -13,7 +13,12 @@
 // translates them, for as long as anything on the node has hooks for that, which ours
 // are. It is otherwise with IPVS, which translates itself, in all of a connection's
 // packets. So its virtual servers stay for as long as they have established
-// connections, and [Run] waits for that.
+// connections, and [Run] waits for that. The node's own connections to Services begin with
+// the Service's address in IPVS mode, of which there must be no new ones by then; that is
+// what [Prepare] is for.
+//
+// What is gone is not removed again. Whoever has such a thing later has made it then, such
+// as a kube-proxy that is to take over in turn.
 //
 // No command is needed for any of it: the kernel is asked directly, by netlink, and for
 // iptables-legacy by socket options. Where kube-proxy has never been, looking for it

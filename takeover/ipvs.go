@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/moby/ipvs"
 	"github.com/sirupsen/logrus"
+	"github.com/slipstream-proxy/slipstream/conntrack"
+	"github.com/slipstream-proxy/slipstream/desired"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -22,31 +23,67 @@ func init() {
 	logrus.SetOutput(io.Discard)
 }
 
-// removeIPVS removes what IPVS mode has beside its chains, which have to be gone. With
-// drain set, virtual servers with established connections stay, as do their addresses;
-// draining says that there are some. The interface goes last: it tells that there may be
-// anything at all.
-func (o Options) removeIPVS(drain bool) (draining bool) {
-	link, err := netlink.LinkByName(dummy)
+// virtualServers is the step that removes what IPVS mode has beside its chains, which have
+// to be gone: virtual servers, ipsets, addresses, and the interface, which goes last: it
+// tells that there may be anything at all.
+//
+// With drain set, virtual servers go when they have had no established connection in two
+// looks, between which those that are about to be established are. Their addresses stay
+// until then.
+type virtualServers struct {
+	drain    bool
+	looked   bool
+	left     map[server]bool // by the last look, and whether they were idle then
+	setsGone bool
+}
+
+// server is what names a virtual server.
+type server struct {
+	netip.AddrPort
+	protocol uint16
+}
+
+func (v *virtualServers) remove(o Options) (draining bool) {
+	link, err := kubeIPVS()
 	switch {
-	case errors.As(err, &netlink.LinkNotFoundError{}):
+	case errors.Is(err, errNotDummy):
+		o.stays(err)
 		return false
 	case err != nil:
-		o.failed(fmt.Errorf("looking for kube-proxy's interface %s: %w", dummy, err))
+		o.failed(err)
 		return false
-	case link.Type() != "dummy":
-		o.stays(fmt.Errorf("interface %s stays: it is of type %s, kube-proxy's would be of type dummy", dummy, link.Type()))
+	case link == nil && v.looked: // somebody else has removed it
+		if err := keepRoutes(nil); err != nil {
+			o.failed(err)
+		}
+		return false
+	case link == nil:
 		return false
 	}
-	busy, err := o.removeVirtualServers(drain)
-	if err == nil {
-		err = removeSets()
-	}
-	if err != nil {
+	switch err := v.removeServers(o); {
+	case errors.Is(err, errBack):
+		o.stays(err)
+		return false
+	case err != nil:
 		o.failed(err)
 		return false
 	}
-	if len(busy) > 0 {
+	if !v.setsGone {
+		if err := removeSets(); err != nil {
+			o.failed(err)
+			return false
+		}
+		v.setsGone = true
+	}
+	busy := map[netip.Addr]bool{}
+	for s := range v.left {
+		busy[s.Addr()] = true
+	}
+	if err := keepRoutes(busy); err != nil {
+		o.failed(err)
+		return false
+	}
+	if len(v.left) > 0 {
 		if err := keepAddresses(link, busy); err != nil {
 			o.failed(err)
 		}
@@ -60,78 +97,83 @@ func (o Options) removeIPVS(drain bool) (draining bool) {
 	return false
 }
 
-// removeVirtualServers removes the virtual servers that are kube-proxy's. With drain set
-// those with established connections stay; busy are their addresses.
-func (o Options) removeVirtualServers(drain bool) (busy []netip.Addr, err error) {
+// errBack says that somebody programs IPVS again.
+var errBack = fmt.Errorf("interface %s stays: there are new IPVS virtual servers, as if kube-proxy were running again", dummy)
+
+// removeServers removes the virtual servers that are kube-proxy's, but those in left.
+func (v *virtualServers) removeServers(o Options) error {
 	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
 		if errors.Is(err, unix.ENOENT) {
-			return nil, nil // the kernel has no IPVS, or not any more
+			return nil // the kernel has no IPVS, or not any more
 		}
-		return nil, fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
+		return fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
 	}
 	handle, err := ipvs.New("")
 	if err != nil {
-		return nil, fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
+		return fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
 	}
 	defer handle.Close()
-	services, err := handle.GetServices()
+	all, err := handle.GetServices()
 	if err != nil {
-		return nil, fmt.Errorf("listing IPVS virtual servers: %w", err)
+		return fmt.Errorf("listing IPVS virtual servers: %w", err)
 	}
-	removed := 0
-	datagrams := map[netip.AddrPort]bool{}
-	for _, s := range services {
+	theirs := map[server]*ipvs.Service{}
+	for _, s := range all {
 		addr, ok := netip.AddrFromSlice(s.Address)
 		if !ok || o.excluded(addr.Unmap()) { // without an address: by firewall mark, never kube-proxy's
 			continue
 		}
-		addr = addr.Unmap()
-		server := netip.AddrPortFrom(addr, s.Port)
-		if drain {
+		name := server{netip.AddrPortFrom(addr.Unmap(), s.Port), s.Protocol}
+		if _, known := v.left[name]; v.looked && !known {
+			return errBack
+		}
+		theirs[name] = s
+	}
+	left := map[server]bool{}
+	var datagrams []netip.AddrPort
+	removed := 0
+	for name, s := range theirs {
+		idle := true
+		if v.drain {
 			active, err := established(handle, s)
 			if err != nil {
-				return nil, fmt.Errorf("listing destinations of IPVS virtual server %s: %w", server, err)
+				return fmt.Errorf("listing destinations of IPVS virtual server %s: %w", name, err)
 			}
-			if active > 0 {
-				busy = append(busy, addr)
+			if idle = active == 0; !idle || !v.left[name] {
+				left[name] = idle
 				continue
 			}
 		}
 		if err := handle.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
-			return nil, fmt.Errorf("removing IPVS virtual server %s: %w", server, err)
+			return fmt.Errorf("removing IPVS virtual server %s: %w", name, err)
 		}
 		removed++
-		if s.Protocol == unix.IPPROTO_UDP {
-			datagrams[server] = true
+		if name.protocol == unix.IPPROTO_UDP {
+			datagrams = append(datagrams, name.AddrPort)
 		}
 	}
+	v.looked, v.left = true, left
 	if removed > 0 {
 		o.removed(fmt.Sprintf("%d IPVS virtual servers", removed))
 	}
-	return busy, forgetFlows(datagrams)
-}
-
-// flowsTo selects conntrack's entries of UDP flows to virtual servers.
-type flowsTo map[netip.AddrPort]bool
-
-func (to flowsTo) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	addr, _ := netip.AddrFromSlice(flow.Forward.DstIP)
-	return flow.Forward.Protocol == unix.IPPROTO_UDP && to[netip.AddrPortFrom(addr.Unmap(), flow.Forward.DstPort)]
+	return forgetFlows(datagrams)
 }
 
 // forgetFlows has conntrack forget UDP flows that virtual servers carried. Otherwise
 // clients that keep sending would not become new ones, for which our rules are.
-func forgetFlows(to flowsTo) error {
-	if len(to) == 0 {
+func forgetFlows(servers []netip.AddrPort) (err error) {
+	if len(servers) == 0 {
 		return nil
 	}
-	var errs []error
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, to); err != nil {
-			errs = append(errs, fmt.Errorf("deleting conntrack's entries of UDP flows to IPVS virtual servers: %w", err))
-		}
+	conn, err := conntrack.New(0)
+	if err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if _, err := conn.ForgetIPVS(desired.UDP, servers); err != nil {
+		return fmt.Errorf("deleting conntrack's entries of UDP flows to IPVS virtual servers: %w", err)
+	}
+	return nil
 }
 
 // established is how many established connections a virtual server has.
@@ -146,26 +188,3 @@ func established(handle *ipvs.Handle, s *ipvs.Service) (n int, err error) {
 func (o Options) excluded(addr netip.Addr) bool {
 	return slices.ContainsFunc(o.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
-
-// keepAddresses takes all addresses from the interface but those of virtual servers with
-// connections: their packets have to come in as this node's.
-func keepAddresses(link netlink.Link, busy []netip.Addr) error {
-	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("listing addresses of interface %s: %w", dummy, err)
-	}
-	var errs []error
-	for i := range addresses {
-		a := &addresses[i]
-		if ip, _ := netip.AddrFromSlice(a.IP); slices.Contains(busy, ip.Unmap()) || isLinkLocal6(a.IP) {
-			continue
-		}
-		if err := netlink.AddrDel(link, a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			errs = append(errs, fmt.Errorf("removing %s from interface %s: %w", a.IP, dummy, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// isLinkLocal6 says whether the kernel itself has given the interface an address.
-func isLinkLocal6(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }

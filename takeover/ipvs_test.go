@@ -4,6 +4,7 @@ package takeover
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -64,8 +65,9 @@ func TestIPVSNotKubeProxy(t *testing.T) {
 	}
 }
 
-// TestIPVSDrain wants an established connection that IPVS carries to go on, new ones to
-// go where our rules lead, and IPVS to go when the connection has ended.
+// TestIPVSDrain wants established connections that IPVS carries to go on, new ones to
+// go where our rules lead, and IPVS to go when the former have ended. Connections of the
+// node itself that are new live on then.
 func TestIPVSDrain(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesNFT)
 	l := labtest.New(t)
@@ -124,12 +126,42 @@ func TestIPVSDrain(t *testing.T) {
 			t.Errorf("%v %v: answered by %q, %v; want %q", p, to, reply.Server, err, want)
 		}
 	}
+	own := func(addr netip.AddrPort) *lab.Stream {
+		t.Helper()
+		s, err := machine.Stream(lab.TCP, addr, 20*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	goesOn := func(what string, s *lab.Stream) {
+		t.Helper()
+		sent := s.Stats()
+		await(t, what+" goes on", func() bool { return s.Stats().Received > sent.Received+20 })
+		if stats := s.Stats(); stats.Failed > 0 {
+			t.Errorf("%s lost messages: %+v", what, stats)
+		}
+	}
+	oldOwn := own(web)
+	if err := n.ns.Do(Prepare); err != nil {
+		t.Fatal(err)
+	}
+	goesOn("the node's connection", oldOwn)
+	seenAs := func(when string) {
+		t.Helper()
+		reply, err := machine.Connect(lab.TCP, web)
+		if got := reply.Source.Addr().String(); err != nil || got != "192.168.100.11" {
+			t.Errorf("%s: the node's connection begins with %s, %v", when, got, err)
+		}
+	}
+	seenAs("before")
 	answeredBy(lab.TCP, web, "old")
 	answeredBy(lab.UDP, datagrams, "old", flow)
 
 	// In the place of ours.
 	n.run(`table ip services {
 	chain prerouting { type nat hook prerouting priority dstnat; ip daddr { 10.96.0.10, 10.96.0.20 } jump to-new; }
+	chain output { type nat hook output priority -100; ip daddr { 10.96.0.10, 10.96.0.20 } jump to-new; }
 	chain to-new { meta l4proto tcp dnat to 10.244.1.11:8080; meta l4proto udp dnat to 10.244.1.11:8080; }
 	chain postrouting { type nat hook postrouting priority srcnat; }
 }
@@ -139,14 +171,19 @@ func TestIPVSDrain(t *testing.T) {
 	defer cancel()
 	go func() { done <- n.ns.Do(func() error { Run(ctx, n.options()); return nil }) }()
 
+	seenAs("while IPVS has connections")
+	newOwn := own(web)
+	if server := newOwn.Stats().Server; server != "new" {
+		t.Errorf("the node's new connection is answered by %s", server)
+	}
 	// It has begun when the address is gone that no connection needs.
 	await(t, "the unused address goes", func() bool {
-		return !strings.Contains(n.run("", "ip", "addr", "show", "dev", dummy), "10.96.0.20")
+		return !strings.Contains(n.run("", "ip", "route", "show", "table", "local"), "10.96.0.20")
 	})
 	answeredBy(lab.TCP, web, "new")
 	answeredBy(lab.UDP, datagrams, "new", flow)
-	sent := stream.Stats()
-	await(t, "the stream goes on", func() bool { return stream.Stats().Received > sent.Received+20 })
+	goesOn("the stream", stream)
+	goesOn("the node's old connection", oldOwn)
 	select {
 	case <-done:
 		t.Error("the take-over has ended while IPVS has a connection")
@@ -154,11 +191,10 @@ func TestIPVSDrain(t *testing.T) {
 		t.Errorf("the stream has ended: %+v", stream.Stats())
 	default:
 	}
-	if stats := stream.Stats(); stats.Failed > 0 {
-		t.Errorf("the stream lost messages: %+v", stats)
-	}
-	if err := stream.Close(); err != nil {
-		t.Fatal(err)
+	for _, s := range []*lab.Stream{stream, oldOwn} {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := <-done; err != nil || ctx.Err() != nil {
 		t.Errorf("the take-over has not ended by itself: %v, %v", err, ctx.Err())
@@ -172,7 +208,77 @@ func TestIPVSDrain(t *testing.T) {
 	if _, err := n.try("", "ip", "link", "show", dummy); err == nil {
 		t.Error("the interface is left")
 	}
+	if out := n.run("", "ip", "route", "show", "table", "local"); strings.Contains(out, "10.96.") {
+		t.Errorf("routes are left: %s", out)
+	}
 	answeredBy(lab.TCP, web, "new")
+	goesOn("the node's new connection", newOwn)
+}
+
+// TestIPVSLooksTwice wants virtual servers to be there at the first look, so that
+// connections that begin just then can, and to stay when others come meanwhile: then
+// kube-proxy is back.
+func TestIPVSLooksTwice(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS)
+	for _, back := range []bool{false, true} {
+		t.Run(fmt.Sprint("kube-proxy is back: ", back), func(t *testing.T) {
+			n := newNode(t)
+			n.recordIPVS()
+			servers := func() int { return strings.Count(n.run("", "ipvsadm", "--save", "-n"), "-A ") }
+			before, o := servers(), n.options()
+			step := &virtualServers{drain: true}
+			look := func() (draining bool) {
+				n.check(n.ns.Do(func() error { draining = step.remove(o); return nil }))
+				return draining
+			}
+			if !look() || servers() != before {
+				t.Errorf("after the first look there are %d of %d virtual servers", servers(), before)
+			}
+			want := 0
+			if back {
+				n.run("-A -t 10.96.7.7:80 -s rr\n", "ipvsadm", "--restore")
+				want = before + 1
+			}
+			if look() || servers() != want {
+				t.Errorf("after the second look there are %d virtual servers, want %d", servers(), want)
+			}
+			if said := strings.Join(n.failed, "; "); strings.Contains(said, "running again") != back || !back && said != "" {
+				t.Errorf("told: %q", said)
+			}
+		})
+	}
+}
+
+// TestPrepare wants the node's connections to Services to begin with its own address, and
+// Services' addresses to be the node's all the same.
+func TestPrepare(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS)
+	n := newNode(t)
+	n.run("", "ip", "link", "add", "eth0", "type", "dummy")
+	for _, a := range []string{"192.168.100.11/24", "fd00:100::11/64"} {
+		n.run("", "ip", "addr", "add", a, "dev", "eth0", "nodad")
+	}
+	for _, link := range []string{"lo", "eth0"} {
+		n.run("", "ip", "link", "set", link, "up")
+	}
+	routes := func() string {
+		return n.run("", "ip", "route", "show", "table", "local") + n.run("", "ip", "-6", "route", "show", "table", "local")
+	}
+	before := routes()
+	n.recordIPVS()
+	for range 2 {
+		n.check(n.ns.Do(Prepare))
+		for service, own := range map[string]string{"10.96.0.1": "192.168.100.11", "203.0.113.2": "192.168.100.11", "fd00:96::1533": "fd00:100::11"} {
+			if got := n.run("", "ip", "route", "get", service); !strings.HasPrefix(got, "local ") || !strings.Contains(got, "src "+own+" ") {
+				t.Errorf("to %s: %s", service, got)
+			}
+		}
+		if left := n.run("", "ip", "-brief", "addr", "show", "dev", dummy); strings.Contains(left, "/") {
+			t.Errorf("addresses are left: %s", left)
+		}
+	}
+	n.takeOver()
+	compare(t, "table local", routes(), before)
 }
 
 // await waits until something is so, at most half a minute.

@@ -14,27 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeLegacy removes the owner's chains from iptables-legacy, which the kernel calls
-// x_tables.
-func (o Options) removeLegacy() {
-	for i := range xFamilies {
-		f := &xFamilies[i]
-		tables, err := f.tables()
-		if err != nil {
-			o.failed(fmt.Errorf("looking for %s's chains in %s: %w", o.owner.Name, f.command, err))
-			continue
-		}
-		for _, name := range iptablesTables {
-			if slices.Contains(tables, name) {
-				o.removeXChains(f, name)
-			}
-		}
-	}
-}
-
-// removeXChains removes the owner's chains from one table.
+// removeXChains removes the owner's chains from a table of iptables-legacy, which the
+// kernel calls x_tables.
 func (o Options) removeXChains(f *xFamily, name string) {
 	what := fmt.Sprintf("%s table %s", f.command, name)
+	tables, err := f.tables()
+	if err != nil {
+		o.failed(fmt.Errorf("looking for %s's chains in %s: %w", o.owner.Name, what, err))
+		return
+	}
+	if !slices.Contains(tables, name) {
+		return
+	}
 	plan, err := f.removeChains(name, o.owner)
 	if err != nil {
 		o.failed(fmt.Errorf("removing %s's chains from %s: %w", o.owner.Name, what, err))

@@ -14,22 +14,17 @@ import (
 
 var families = []nfnl.Family{nfnl.IPv4, nfnl.IPv6}
 
-// removeNFTables removes what is in the kernel's nf_tables: the owner's tables, and the
-// owner's chains where iptables works by way of nf_tables.
-func (o Options) removeNFTables() {
-	conn, err := nfnl.Dial(0)
-	if err != nil {
-		o.failed(fmt.Errorf("looking for what %s left in nf_tables: %w", o.owner.Name, err))
-		return
-	}
-	defer conn.Close()
-	for _, family := range families {
-		if name := o.owner.Table; name != "" && !o.removeTable(conn, nfnl.Table{Family: family, Name: name}) {
-			continue
+// inNFTables is a step with a connection to nf_tables.
+func inNFTables(do func(Options, *nfnl.Conn)) step {
+	return func(o Options) bool {
+		conn, err := nfnl.Dial(0)
+		if err != nil {
+			o.failed(fmt.Errorf("looking for what %s left in nf_tables: %w", o.owner.Name, err))
+			return false
 		}
-		for _, name := range iptablesTables {
-			o.removeChains(conn, nfnl.Table{Family: family, Name: name})
-		}
+		defer conn.Close()
+		do(o, conn)
+		return false
 	}
 }
 
@@ -43,17 +38,16 @@ func isMissing(err error) bool {
 	return false
 }
 
-// removeTable removes a table, unless the kernel has no nf_tables of its family.
-func (o Options) removeTable(conn *nfnl.Conn, table nfnl.Table) (able bool) {
+// removeTable removes the owner's table of a family, if the kernel has nf_tables for it.
+func (o Options) removeTable(conn *nfnl.Conn, family nfnl.Family) {
+	table := nfnl.Table{Family: family, Name: o.owner.Table}
 	switch removed, err := removeTable(conn, table); {
 	case isMissing(err):
-		return false
 	case err != nil:
 		o.failed(fmt.Errorf("removing %s's nftables table %s %s: %w", o.owner.Name, table.Family, table.Name, err))
 	case removed:
 		o.removed(fmt.Sprintf("nftables table %s %s", table.Family, table.Name))
 	}
-	return true
 }
 
 func removeTable(conn *nfnl.Conn, table nfnl.Table) (removed bool, err error) {
@@ -71,6 +65,9 @@ func removeTable(conn *nfnl.Conn, table nfnl.Table) (removed bool, err error) {
 // removeChains removes the owner's chains from a table of iptables-nft.
 func (o Options) removeChains(conn *nfnl.Conn, table nfnl.Table) {
 	name := fmt.Sprintf("iptables-nft table %s %s", table.Family, table.Name)
+	if _, err := conn.Table(table); errors.Is(err, unix.ENOENT) || isMissing(err) {
+		return
+	}
 	plan, err := tryChains(conn, table, o.owner)
 	for _, k := range plan.kept {
 		o.stays(k.describe(o.owner.Name, name))

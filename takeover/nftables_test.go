@@ -84,20 +84,22 @@ func TestDisturbed(t *testing.T) {
 	}
 }
 
-// TestRunTriesAgain has somebody hold a lock for longer than it is waited for.
+// TestRunTriesAgain has somebody hold a lock for longer than it is waited for. What has
+// gone well is not done again.
 func TestRunTriesAgain(t *testing.T) {
-	again, calls := 0, 0
+	again, calls, other := 0, 0, 0
 	o := Options{Failed: func(error) { calls++ }}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	repeat(ctx, o, time.Millisecond, func(o Options) bool {
+	fine := func(Options) bool { other++; return false }
+	repeat(ctx, o, time.Millisecond, []step{fine, func(o Options) bool {
 		if again++; again < 4 {
 			o.failed(fmt.Errorf("locked"))
 		}
 		o.stays(fmt.Errorf("used by somebody else"))
 		return false
-	})
-	if again != 4 || calls != 2 {
-		t.Errorf("%d attempts, told %d times; want 4 and 2", again, calls)
+	}})
+	if again != 4 || calls != 2 || other != 1 {
+		t.Errorf("%d attempts, told %d times, and %d attempts of what went well; want 4, 2 and 1", again, calls, other)
 	}
 }

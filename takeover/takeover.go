@@ -7,6 +7,8 @@ import (
 	"errors"
 	"net/netip"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
 )
 
 // Options say what is not kube-proxy's, and who wants to know.
@@ -26,6 +28,11 @@ type Options struct {
 	again *bool // set when something failed that may go well another time
 }
 
+// step removes a part of what there is; draining says that connections use the rest of
+// it. A part that is gone is not removed again, as it is somebody's who came later then:
+// of a kube-proxy that runs again.
+type step func(Options) (draining bool)
+
 // drainPeriod is how often [Run] looks whether connections have ended. What failed is
 // tried again after that time at first, then less and less often, up to retryPeriod.
 const (
@@ -35,17 +42,17 @@ const (
 
 // Run removes what kube-proxy has left in the calling thread's network namespace. It
 // returns when nothing is left but chains that somebody else uses, or when ctx ends: that
-// is at once, unless IPVS still has established connections or something fails, which is
-// tried again. Failed is told the same thing once. Call it when all Services are
-// programmed; it needs CAP_NET_ADMIN. It is for one goroutine at a time.
+// is at once, unless there is IPVS or something fails, which is tried again. Failed is told
+// the same thing once. Call it when all Services are programmed; it needs CAP_NET_ADMIN. It
+// is for one goroutine at a time.
 func Run(ctx context.Context, o Options) {
 	o.owner = &kubeProxy
-	repeat(ctx, o, drainPeriod, func(o Options) bool { return o.remove(true) })
+	repeat(ctx, o, drainPeriod, o.steps(true))
 }
 
-// repeat attempts until nothing has failed that may go well another time, and nothing is
-// draining.
-func repeat(ctx context.Context, o Options, first time.Duration, attempt func(Options) (draining bool)) {
+// repeat takes steps until nothing has failed that may go well another time, and nothing
+// is draining.
+func repeat(ctx context.Context, o Options, first time.Duration, steps []step) {
 	told, tell := map[string]bool{}, o.Failed
 	o.Failed = func(err error) {
 		if text := err.Error(); !told[text] && tell != nil {
@@ -55,16 +62,23 @@ func repeat(ctx context.Context, o Options, first time.Duration, attempt func(Op
 	}
 	wait := first
 	for {
-		again := false
-		o.again = &again
-		draining := attempt(o)
-		switch {
-		case again:
-			wait = min(2*wait, retryPeriod)
-		case draining:
-			wait = first
-		default:
+		var left []step
+		failed := false
+		for _, take := range steps {
+			again := false
+			o.again = &again
+			if draining := take(o); draining || again {
+				left = append(left, take)
+			}
+			failed = failed || again
+		}
+		switch steps = left; {
+		case len(steps) == 0:
 			return
+		case failed:
+			wait = min(2*wait, retryPeriod)
+		default:
+			wait = first
 		}
 		select {
 		case <-ctx.Done():
@@ -79,7 +93,7 @@ func repeat(ctx context.Context, o Options, first time.Duration, attempt func(Op
 // told. It needs CAP_NET_ADMIN.
 func Remove(o Options) error {
 	o.owner = &kubeProxy
-	return o.collect(func(o Options) { o.remove(false) })
+	return o.collect(o.steps(false))
 }
 
 // RemoveOwned removes an owner's chains of iptables, and the owner's jumps to them, from
@@ -88,14 +102,11 @@ func Remove(o Options) error {
 // error joins all that Options.Failed is told. It needs CAP_NET_ADMIN, and no command.
 func RemoveOwned(of Owner, o Options) error {
 	o.owner = &of
-	return o.collect(func(o Options) {
-		o.removeNFTables()
-		o.removeLegacy()
-	})
+	return o.collect(o.rules())
 }
 
-// collect joins all that fails in remove.
-func (o Options) collect(remove func(Options)) error {
+// collect takes steps, and joins all that fails.
+func (o Options) collect(steps []step) error {
 	var errs []error
 	failed := o.Failed
 	o.Failed = func(err error) {
@@ -104,16 +115,37 @@ func (o Options) collect(remove func(Options)) error {
 			failed(err)
 		}
 	}
-	remove(o)
+	for _, take := range steps {
+		take(o)
+	}
 	return errors.Join(errs...)
 }
 
-// remove removes everything; with drain set, IPVS' virtual servers that have established
-// connections stay, and draining says that there are some.
-func (o Options) remove(drain bool) (draining bool) {
-	o.removeNFTables()
-	o.removeLegacy()
-	return o.removeIPVS(drain)
+// steps remove everything; with drain set, IPVS' virtual servers only when they have no
+// established connections.
+func (o Options) steps(drain bool) []step {
+	servers := &virtualServers{drain: drain}
+	return append(o.rules(), servers.remove)
+}
+
+// rules are the steps that remove the owner's tables and chains, in the order of
+// iptablesTables.
+func (o Options) rules() (all []step) {
+	for _, family := range families {
+		if o.owner.Table != "" {
+			all = append(all, inNFTables(func(o Options, conn *nfnl.Conn) { o.removeTable(conn, family) }))
+		}
+		for _, name := range iptablesTables {
+			table := nfnl.Table{Family: family, Name: name}
+			all = append(all, inNFTables(func(o Options, conn *nfnl.Conn) { o.removeChains(conn, table) }))
+		}
+	}
+	for i := range xFamilies {
+		for _, name := range iptablesTables {
+			all = append(all, func(o Options) bool { o.removeXChains(&xFamilies[i], name); return false })
+		}
+	}
+	return all
 }
 
 func (o Options) removed(what string) {

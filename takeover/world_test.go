@@ -50,6 +50,13 @@ func (n *node) run(stdin, name string, args ...string) string {
 	return out
 }
 
+func (n *node) check(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
 func (n *node) try(stdin, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(n.Context(), time.Minute)
 	defer cancel()

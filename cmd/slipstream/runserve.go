@@ -112,6 +112,11 @@ func serve(ctx context.Context, o serving) (err error) {
 		Events:        tell,
 	}
 	stays := func(err error) { tell.Warning(events.LeftoversStay, err.Error()) }
+	if client != nil {
+		if err := takeover.Prepare(); err != nil {
+			stays(err)
+		}
+	}
 	options.Ready = func() {
 		if err := removeModes(c.Mode()); err != nil { // an earlier run may have been in another
 			stays(err)

@@ -73,6 +73,7 @@ const (
 
 // Bits of an entry's status (enum ip_conntrack_status).
 const (
+	StatusDNAT      = 1 << 5
 	StatusOffload   = 1 << 14
 	StatusHWOffload = 1 << 15
 )
