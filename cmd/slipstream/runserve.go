@@ -118,9 +118,7 @@ func serve(ctx context.Context, o serving) (err error) {
 		}
 	}
 	options.Ready = func() {
-		if err := removeModes(c.Mode()); err != nil { // an earlier run may have been in another
-			stays(err)
-		}
+		go removeFormerModes(ctx, c.Mode(), stays)
 		if client != nil {
 			leftovers := takeOverOptions(c.ExcludeCIDRs())
 			leftovers.Failed = stays
