@@ -140,6 +140,36 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	}
 }
 
+// TestNobodyShutOutMeanwhile changes who may connect besides the client, which always may.
+func TestNobodyShutOutMeanwhile(t *testing.T) {
+	s := newStreet(t, 3)
+	allow := func(others ...string) *corev1.Service {
+		svc := backendtest.Service(corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerSourceRanges: append(others, "10.244.1.0/24"),
+		})
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+		return svc
+	}
+	s.state.SetService(allow("172.16.0.0/12"))
+	backendtest.Apply(t, s.Backend, s.state)
+	load, err := s.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort("192.0.2.1:80"), lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const enough = 500 // connections, and at least so many rounds:
+	for round := 0; round < 300 || load.Stats().OK < enough && round < 3000; round++ {
+		s.state.SetService(allow(fmt.Sprintf("172.16.%d.0/24", round%250), fmt.Sprintf("10.243.%d.0/24", round%200)))
+		backendtest.Apply(t, s.Backend, s.state)
+		if round%10 == 0 {
+			backendtest.Reconcile(t, s.Backend, s.state)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if stats := load.Stop(); stats.Failed > 0 || stats.OK < enough {
+		t.Errorf("connections meanwhile: %v", stats)
+	}
+}
+
 // TestRenumbering has two runs of the proxy that learned of the same two Services
 // in different order, so that their pools have each other's IDs. A packet that is
 // under way while one takes over from the other must not find the other Service's
