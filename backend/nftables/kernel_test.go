@@ -522,8 +522,8 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 	}
 	backendtest.Reconcile(t, k.Backend, s)
 	before := k.guard.tables
-	stop := k.commitElsewhere(time.Millisecond)
-	for range 20 {
+	stop := k.commitElsewhere(5 * time.Millisecond) // a busy machine needs some time to read in
+	for range 60 {
 		backendtest.Reconcile(t, k.Backend, s)
 	}
 	if n := stop(); n < 20 {
