@@ -136,7 +136,7 @@ func (s *ongoing) turn(path int) float64 {
 		s.t.Fatal(err)
 	}
 	time.Sleep(settling)
-	before, err := passageOf(s.nodes[0].Node)
+	before, err := passageOf(s.nodes[0].Node, false)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func (s *ongoing) turn(path int) float64 {
 	time.Sleep(counting)
 	bytesAfter, _ := sent(s.t, s.client)
 	took := time.Since(start)
-	after, err := passageOf(s.nodes[0].Node)
+	after, err := passageOf(s.nodes[0].Node, true)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,13 +20,20 @@ type passage struct {
 	arrived, slow uint64
 }
 
-func passageOf(n *lab.Node) (p passage, err error) {
-	if p.arrived, err = arrived(&n.Machine); err != nil {
-		return p, err
+// passageOf counts now. Packets come between the two counts, so those of the slow path are
+// counted last at the begin and first at the end: they are never more than all.
+func passageOf(n *lab.Node, atEnd bool) (p passage, err error) {
+	counts := []func() error{
+		func() (err error) { p.arrived, err = arrived(&n.Machine); return err },
+		func() error { return n.Do(func() (err error) { p.slow, err = forwarded(); return err }) },
 	}
-	err = n.Do(func() (err error) { p.slow, err = forwarded(); return err })
-	if err != nil {
-		return p, fmt.Errorf("%s: %w", n.Name(), err)
+	if atEnd {
+		slices.Reverse(counts)
+	}
+	for _, count := range counts {
+		if err := count(); err != nil {
+			return p, fmt.Errorf("%s: %w", n.Name(), err)
+		}
 	}
 	return p, nil
 }

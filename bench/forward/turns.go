@@ -46,14 +46,14 @@ func (w *world) turn(ctx context.Context, s Setting, turn func(context.Context, 
 	if err = w.set(s); err != nil {
 		return nil, 0, err
 	}
-	before, err := passageOf(w.nodes[0].Node)
+	before, err := passageOf(w.nodes[0].Node, false)
 	if err != nil {
 		return nil, 0, err
 	}
 	if v, err = turn(ctx, s); err != nil {
 		return nil, 0, interrupted(ctx, fmt.Errorf("%s: %w", s.Name, err))
 	}
-	after, err := passageOf(w.nodes[0].Node)
+	after, err := passageOf(w.nodes[0].Node, true)
 	after.arrived -= uint64(v[diverted])
 	return v, before.share(after), err
 }
