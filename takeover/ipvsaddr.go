@@ -167,7 +167,6 @@ func keepRoutes(busy map[netip.Addr]bool) error {
 			if r.Type != unix.RTN_LOCAL || r.Priority != routeMetric || r.Dst == nil || busy[plain(r.Dst.IP)] {
 				continue
 			}
-
 			if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
 				errs = append(errs, fmt.Errorf("removing the route to %s: %w", r.Dst, err))
 			}

@@ -24,9 +24,9 @@ add rule ip another prerouting ip daddr 10.96.0.1 tcp dport 80 dnat to 10.244.1.
 add rule ip another postrouting meta mark and %#x != 0 masquerade`
 
 // HandOver has somebody else have the street's Service too, and makes connections all the
-// time while remove removes what the backend has programmed, which is then programmed
-// again, for so many rounds. No connection may fail.
-func HandOver(t *testing.T, s *Street, b backend.Backend, state *desired.State, rounds int, remove func() error) {
+// time while the backend removes what it has programmed and programs it again, for so many
+// rounds. No connection may fail.
+func HandOver(t *testing.T, s *Street, b backend.Backend, state *desired.State, rounds int) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	script := fmt.Sprintf(another, FirstPort, 1<<backend.DefaultMasqueradeBit)
@@ -39,7 +39,7 @@ func HandOver(t *testing.T, s *Street, b backend.Backend, state *desired.State, 
 		t.Fatal(err)
 	}
 	for round := range rounds {
-		if err := remove(); err != nil {
+		if err := b.Cleanup(); err != nil {
 			t.Fatal(err)
 		}
 		Reconcile(t, b, state)

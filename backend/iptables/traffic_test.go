@@ -88,6 +88,6 @@ func TestHandOver(t *testing.T) {
 		state := desired.New(desired.Config{NodeName: "n1"})
 		ports(state, 5)
 		backendtest.Reconcile(t, b, state)
-		backendtest.HandOver(t, street, b, state, 20, b.Cleanup)
+		backendtest.HandOver(t, street, b, state, 20)
 	})
 }

@@ -16,7 +16,7 @@ import (
 // as kube-proxy, has its Service.
 func (b *Backend) Cleanup() error {
 	b.valid = false
-	var close, remove nfnl.Batch
+	var shut, remove nfnl.Batch
 	for f := range schemas {
 		t := schemas[f].table
 		switch _, err := b.conn.Table(t); {
@@ -30,12 +30,12 @@ func (b *Backend) Cleanup() error {
 			return fmt.Errorf("reading the chains of table %s %s: %w", t.Family, tableName, err)
 		}
 		for _, chain := range entries {
-			close.FlushChain(t, chain)
+			shut.FlushChain(t, chain)
 		}
 		remove.DeleteTable(t)
 	}
-	if !close.Empty() {
-		if err := b.conn.Commit(0, &close); err != nil {
+	if !shut.Empty() {
+		if err := b.conn.Commit(0, &shut); err != nil {
 			return err
 		}
 		if err := nfnl.Settle(b.config.NetNS); err != nil {

@@ -275,5 +275,5 @@ func TestForeignMasquerade(t *testing.T) {
 func TestHandOver(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newStreet(t, 5)
-	backendtest.HandOver(t, s.Street, s.Backend, s.state, 40, s.Cleanup)
+	backendtest.HandOver(t, s.Street, s.Backend, s.state, 40)
 }
