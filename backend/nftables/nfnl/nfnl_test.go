@@ -10,6 +10,7 @@ import (
 	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/lab"
@@ -72,6 +73,18 @@ func elements(t testing.TB, c *Conn, set *Set) map[string]string {
 		t.Fatal(err)
 	}
 	return all
+}
+
+// waitElements reads a set until n elements are found, for 10 s at most. The kernel
+// makes a large set's hash table larger or smaller after the commit, and a dump
+// meanwhile leaves elements out.
+func waitElements(t testing.TB, c *Conn, set *Set, n int) map[string]string {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if all := elements(t, c, set); len(all) == n || time.Now().After(end) {
+			return all
+		}
+	}
 }
 
 func TestRoundTrip(t *testing.T) {

@@ -35,8 +35,14 @@ func TestCommitPieces(t *testing.T) {
 	if want := n + n/2; b.Elements() != want {
 		t.Errorf("%d elements counted, want %d", b.Elements(), want)
 	}
-	if got := len(elements(t, c, numbers)); got != n/2 {
-		t.Errorf("%d elements, want %d", got, n/2)
+	all := waitElements(t, c, numbers, n/2)
+	if len(all) != n/2 {
+		t.Errorf("%d elements, want %d", len(all), n/2)
+	}
+	for i := range uint32(n / 2) {
+		if _, left := all[string(key(i))]; left {
+			t.Fatalf("element %d, deleted after it was added, is there", i)
+		}
 	}
 	commit(t, c, func(again *Batch) { *again = b; again.AddElement(table, numbers, key(1), key(1), "") })
 }
