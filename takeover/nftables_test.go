@@ -3,13 +3,13 @@
 package takeover
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
@@ -85,21 +85,30 @@ func TestDisturbed(t *testing.T) {
 }
 
 // TestRunTriesAgain has somebody hold a lock for longer than it is waited for. What has
-// gone well is not done again.
+// gone well is not done again, and what fails is tried less and less often.
 func TestRunTriesAgain(t *testing.T) {
-	again, calls, other := 0, 0, 0
-	o := Options{Failed: func(error) { calls++ }}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	fine := func(Options) bool { other++; return false }
-	repeat(ctx, o, time.Millisecond, []step{fine, func(o Options) bool {
-		if again++; again < 4 {
-			o.failed(fmt.Errorf("locked"))
+	synctest.Test(t, func(t *testing.T) {
+		calls, other := 0, 0
+		o := Options{Failed: func(error) { calls++ }}
+		fine := func(Options) bool { other++; return false }
+		var at []time.Duration
+		start := time.Now()
+		repeat(t.Context(), o, []step{fine, func(o Options) bool {
+			if at = append(at, time.Since(start)); len(at) < 10 {
+				o.failed(fmt.Errorf("locked"))
+			}
+			o.stays(fmt.Errorf("used by somebody else"))
+			return len(at) < 11
+		}})
+		if calls != 2 || other != 1 {
+			t.Errorf("told %d times, and %d attempts of what went well; want 2 and 1", calls, other)
 		}
-		o.stays(fmt.Errorf("used by somebody else"))
-		return false
-	}})
-	if again != 4 || calls != 2 || other != 1 {
-		t.Errorf("%d attempts, told %d times, and %d attempts of what went well; want 4, 2 and 1", again, calls, other)
-	}
+		want := []time.Duration{0, 5, 15, 35, 75, 155, 315, 615, 915, 1215, 1220}
+		for i := range want {
+			want[i] *= time.Second
+		}
+		if !slices.Equal(at, want) {
+			t.Errorf("attempts after %v, want %v", at, want)
+		}
+	})
 }

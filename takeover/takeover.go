@@ -47,12 +47,12 @@ const (
 // is for one goroutine at a time.
 func Run(ctx context.Context, o Options) {
 	o.owner = &kubeProxy
-	repeat(ctx, o, drainPeriod, o.steps(true))
+	repeat(ctx, o, o.steps(true))
 }
 
 // repeat takes steps until nothing has failed that may go well another time, and nothing
 // is draining.
-func repeat(ctx context.Context, o Options, first time.Duration, steps []step) {
+func repeat(ctx context.Context, o Options, steps []step) {
 	told, tell := map[string]bool{}, o.Failed
 	o.Failed = func(err error) {
 		if text := err.Error(); !told[text] && tell != nil {
@@ -60,7 +60,7 @@ func repeat(ctx context.Context, o Options, first time.Duration, steps []step) {
 			tell(err)
 		}
 	}
-	wait := first
+	pause := drainPeriod // after the next failure
 	for {
 		var left []step
 		failed := false
@@ -72,13 +72,14 @@ func repeat(ctx context.Context, o Options, first time.Duration, steps []step) {
 			}
 			failed = failed || again
 		}
-		switch steps = left; {
-		case len(steps) == 0:
+		if steps = left; len(steps) == 0 {
 			return
-		case failed:
-			wait = min(2*wait, retryPeriod)
-		default:
-			wait = first
+		}
+		wait := drainPeriod
+		if failed {
+			wait, pause = pause, min(2*pause, retryPeriod)
+		} else {
+			pause = drainPeriod
 		}
 		select {
 		case <-ctx.Done():
@@ -98,8 +99,9 @@ func Remove(o Options) error {
 
 // RemoveOwned removes an owner's chains of iptables, and the owner's jumps to them, from
 // the tables nat, filter and mangle of both families and both variants, and the owner's
-// tables of nftables, in the calling thread's network namespace. A chain to which a rule of somebody else's leads stays. The
-// error joins all that Options.Failed is told. It needs CAP_NET_ADMIN, and no command.
+// tables of nftables, in the calling thread's network namespace. A chain to which a rule
+// of somebody else's leads stays. The error joins all that Options.Failed is told. It
+// needs CAP_NET_ADMIN, and no command.
 func RemoveOwned(of Owner, o Options) error {
 	o.owner = &of
 	return o.collect(o.rules())
