@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/desired"
@@ -47,47 +48,51 @@ func (n notes) quiet(t *testing.T, what string) {
 // TestNodeMissing has the absence of this node's object be told once each time, with
 // what does not work for want of it.
 func TestNodeMissing(t *testing.T) {
-	told := make(notes, 10)
-	config := desired.Config{NodeName: "here", NodePorts: desired.NodePortAddresses{Primary: true}}
-	l := startWith(t, &recorder{}, desired.New(config), Options{NodeName: "here", NodeRequired: true, NodeWait: 10 * time.Millisecond, Events: told})
-	told.quiet(t, "before it is known what there is")
-	there := node("here", func(n *corev1.Node) {
-		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
-	})
-	gone := node("here", func(*corev1.Node) {})
-	gone.Type = source.Delete
+	synctest.Test(t, func(t *testing.T) {
+		told := make(notes, 10)
+		config := desired.Config{NodeName: "here", NodePorts: desired.NodePortAddresses{Primary: true}}
+		l := startWith(t, &recorder{}, desired.New(config), Options{NodeName: "here", NodeRequired: true, NodeWait: 10 * time.Millisecond, Events: told})
+		told.quiet(t, "before it is known what there is")
+		there := node("here", func(n *corev1.Node) {
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
+		})
+		gone := node("here", func(*corev1.Node) {})
+		gone.Type = source.Delete
 
-	l.events <- []source.Event{synced, node("there", func(*corev1.Node) {})}
-	if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) ||
-		!strings.Contains(got, "NodePorts answer nowhere") || !strings.Contains(got, "load balancers are told") {
-		t.Errorf("told %q", got)
-	}
-	l.events <- []source.Event{service(1)}
-	told.quiet(t, "it is still missing")
-	l.events <- []source.Event{there}
-	told.quiet(t, "there it is")
-	l.events <- []source.Event{gone}
-	if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) || strings.Contains(got, "nowhere") {
-		t.Errorf("gone again, told %q", got)
-	}
-	told.quiet(t, "it is still gone")
+		l.events <- []source.Event{synced, node("there", func(*corev1.Node) {})}
+		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) ||
+			!strings.Contains(got, "NodePorts answer nowhere") || !strings.Contains(got, "load balancers are told") {
+			t.Errorf("told %q", got)
+		}
+		l.events <- []source.Event{service(1)}
+		told.quiet(t, "it is still missing")
+		l.events <- []source.Event{there}
+		told.quiet(t, "there it is")
+		l.events <- []source.Event{gone}
+		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) || strings.Contains(got, "nowhere") {
+			t.Errorf("gone again, told %q", got)
+		}
+		told.quiet(t, "it is still gone")
+	})
 }
 
 // TestNodeNotMissing has nothing be told of a Node that is there in time, or that
 // nobody needs.
 func TestNodeNotMissing(t *testing.T) {
-	told := make(notes, 10)
-	o := Options{NodeName: "here", NodeRequired: true, NodeWait: 200 * time.Millisecond, Events: told}
-	l := start(t, o)
-	l.events <- []source.Event{synced}
-	l.events <- []source.Event{node("here", func(*corev1.Node) {})}
-	o.NodeRequired, o.NodeWait = false, time.Millisecond
-	alone := start(t, o)
-	alone.events <- []source.Event{synced}
-	time.Sleep(o.NodeWait)
-	for range 3 {
-		told.quiet(t, "nothing is missing")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		told := make(notes, 10)
+		o := Options{NodeName: "here", NodeRequired: true, NodeWait: 200 * time.Millisecond, Events: told}
+		l := start(t, o)
+		l.events <- []source.Event{synced}
+		l.events <- []source.Event{node("here", func(*corev1.Node) {})}
+		o.NodeRequired, o.NodeWait = false, time.Millisecond
+		alone := start(t, o)
+		alone.events <- []source.Event{synced}
+		time.Sleep(o.NodeWait)
+		for range 3 {
+			told.quiet(t, "nothing is missing")
+		}
+	})
 }
 
 // logged is what klog writes meanwhile.

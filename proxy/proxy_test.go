@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -170,126 +171,145 @@ func service(i int) source.Event {
 var synced = source.Event{Type: source.Synced}
 
 func TestNothingBeforeSynced(t *testing.T) {
-	l := start(t, Options{})
-	l.events <- []source.Event{service(1)}
-	l.events <- []source.Event{service(2)}
-	time.Sleep(100 * time.Millisecond) // enough for a sync that must not be
-	l.wait()
-	l.events <- []source.Event{synced}
-	l.wait("full +s1 +s2")
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{})
+		l.events <- []source.Event{service(1)}
+		l.events <- []source.Event{service(2)}
+		time.Sleep(100 * time.Millisecond) // enough for a sync that must not be
+		l.wait()
+		l.events <- []source.Event{synced}
+		l.wait("full +s1 +s2")
+	})
 }
 
 func TestFirstChangeIsImmediateBurstsAreOne(t *testing.T) {
-	l := start(t, Options{MinSyncPeriod: time.Second})
-	l.events <- []source.Event{synced}
-	l.wait("full")
-	time.Sleep(1100 * time.Millisecond) // quiet
-	begin := time.Now()
-	l.events <- []source.Event{service(1)}
-	l.wait("full", "change +s1")
-	if took := time.Since(begin); took >= time.Second {
-		t.Errorf("the first change after a quiet time waited %v", took)
-	}
-	for i := 2; i <= 9; i++ {
-		l.events <- []source.Event{service(i)}
-	}
-	l.wait("full", "change +s1", "change +s2 +s3 +s4 +s5 +s6 +s7 +s8 +s9")
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{MinSyncPeriod: time.Second})
+		l.events <- []source.Event{synced}
+		l.wait("full")
+		time.Sleep(1100 * time.Millisecond) // quiet
+		begin := time.Now()
+		l.events <- []source.Event{service(1)}
+		l.wait("full", "change +s1")
+		if took := time.Since(begin); took >= time.Second {
+			t.Errorf("the first change after a quiet time waited %v", took)
+		}
+		for i := 2; i <= 9; i++ {
+			l.events <- []source.Event{service(i)}
+		}
+		l.wait("full", "change +s1", "change +s2 +s3 +s4 +s5 +s6 +s7 +s8 +s9")
+	})
 }
 
 func TestEventsDuringASyncAreOne(t *testing.T) {
-	l := start(t, Options{MinSyncPeriod: time.Nanosecond})
-	l.events <- []source.Event{synced}
-	l.wait("full")
-	busy := make(chan struct{})
-	l.set(func() { l.busy = busy })
-	l.events <- []source.Event{service(1)}
-	l.wait("full", "change +s1")
-	for i := 2; i < 2+4*waitingBatches; i += 4 { // as many as can wait
-		l.events <- []source.Event{service(i), service(i + 1), service(i + 2), service(i + 3)}
-	}
-	l.set(func() { l.busy = nil })
-	close(busy)
-	l.wait("full", "change +s1", "change +s2 +s3 +s4 +s5 +s6 +s7 +s8 +s9")
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{MinSyncPeriod: time.Nanosecond})
+		l.events <- []source.Event{synced}
+		l.wait("full")
+		busy := make(chan struct{})
+		l.set(func() { l.busy = busy })
+		l.events <- []source.Event{service(1)}
+		l.wait("full", "change +s1")
+		for i := 2; i < 2+4*waitingBatches; i += 4 { // as many as can wait
+			l.events <- []source.Event{service(i), service(i + 1), service(i + 2), service(i + 3)}
+		}
+		l.set(func() { l.busy = nil })
+		synctest.Wait() // until all wait
+		close(busy)
+		l.wait("full", "change +s1", "change +s2 +s3 +s4 +s5 +s6 +s7 +s8 +s9")
+	})
 }
 
 func TestNothingToDoIsNoCall(t *testing.T) {
-	l := start(t, Options{})
-	l.events <- []source.Event{service(1), synced}
-	l.wait("full +s1")
-	l.events <- []source.Event{service(1)}
-	l.events <- []source.Event{{Type: source.Set, Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}}}
-	l.events <- []source.Event{service(2)}
-	l.wait("full +s1", "change +s2")
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{})
+		l.events <- []source.Event{service(1), synced}
+		l.wait("full +s1")
+		l.events <- []source.Event{service(1)}
+		l.events <- []source.Event{{Type: source.Set, Object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}}}
+		l.events <- []source.Event{service(2)}
+		l.wait("full +s1", "change +s2")
+	})
 }
 
 func TestRefusedChangeIsProgrammedInFull(t *testing.T) {
-	l := start(t, Options{})
-	l.events <- []source.Event{synced}
-	l.wait("full")
-	l.set(func() { l.fail = []error{errors.New("no")} })
-	l.events <- []source.Event{service(1)}
-	l.wait("full", "change +s1", "full +s1")
-	if n := failures(l, metrics.Change); n != 1 {
-		t.Errorf("%v failures counted", n)
-	}
-	l.events <- []source.Event{service(2)}
-	l.wait("full", "change +s1", "full +s1", "change +s2")
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{})
+		l.events <- []source.Event{synced}
+		l.wait("full")
+		l.set(func() { l.fail = []error{errors.New("no")} })
+		l.events <- []source.Event{service(1)}
+		l.wait("full", "change +s1", "full +s1")
+		if n := failures(l, metrics.Change); n != 1 {
+			t.Errorf("%v failures counted", n)
+		}
+		l.events <- []source.Event{service(2)}
+		l.wait("full", "change +s1", "full +s1", "change +s2")
+	})
 }
 
 func TestFailureIsTriedAgainWithWhatCameMeanwhile(t *testing.T) {
-	l := start(t, Options{})
-	no := errors.New("no")
-	l.events <- []source.Event{synced}
-	l.wait("full")
-	l.set(func() { l.fail = []error{no, no} })
-	l.events <- []source.Event{service(1)}
-	l.wait("full", "change +s1", "full +s1")
-	l.events <- []source.Event{{Type: source.Delete, Object: service(1).Object}, service(2)}
-	l.wait("full", "change +s1", "full +s1", "full +s2")
-	if n := failures(l, metrics.Full); n != 1 {
-		t.Errorf("%v failures counted", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{})
+		no := errors.New("no")
+		l.events <- []source.Event{synced}
+		l.wait("full")
+		l.set(func() { l.fail = []error{no, no} })
+		l.events <- []source.Event{service(1)}
+		l.wait("full", "change +s1", "full +s1")
+		l.events <- []source.Event{{Type: source.Delete, Object: service(1).Object}, service(2)}
+		l.wait("full", "change +s1", "full +s1", "full +s2")
+		if n := failures(l, metrics.Full); n != 1 {
+			t.Errorf("%v failures counted", n)
+		}
+	})
 }
 
 func TestDamageIsRepaired(t *testing.T) {
-	l := start(t, Options{CheckPeriod: 5 * time.Millisecond, MinSyncPeriod: time.Hour})
-	l.events <- []source.Event{service(1), synced}
-	l.wait("full +s1")
-	l.set(func() { l.check = errors.New("cannot say") })
-	time.Sleep(50 * time.Millisecond)
-	l.wait("full +s1")
-	l.set(func() { l.check = fmt.Errorf("%w: gone", backend.ErrDamaged) })
-	l.wait("full +s1", "full +s1")
-	if n := testutil.ToFloat64(l.metrics.Repairs); n != 1 {
-		t.Errorf("%v repairs counted", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{CheckPeriod: 5 * time.Millisecond, MinSyncPeriod: time.Hour})
+		l.events <- []source.Event{service(1), synced}
+		l.wait("full +s1")
+		l.set(func() { l.check = errors.New("cannot say") })
+		time.Sleep(50 * time.Millisecond)
+		l.wait("full +s1")
+		l.set(func() { l.check = fmt.Errorf("%w: gone", backend.ErrDamaged) })
+		l.wait("full +s1", "full +s1")
+		if n := testutil.ToFloat64(l.metrics.Repairs); n != 1 {
+			t.Errorf("%v repairs counted", n)
+		}
+	})
 }
 
 func TestProblemsAreCounted(t *testing.T) {
-	l := start(t, Options{})
-	thief := service(1)
-	thief.Object = thief.Object.(*corev1.Service).DeepCopy()
-	thief.Object.SetName("thief")
-	l.events <- []source.Event{service(1), thief, synced}
-	l.wait("full +s1")
-	if n := testutil.ToFloat64(l.metrics.ObjectProblems); n != 1 {
-		t.Errorf("%v problems counted", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{})
+		thief := service(1)
+		thief.Object = thief.Object.(*corev1.Service).DeepCopy()
+		thief.Object.SetName("thief")
+		l.events <- []source.Event{service(1), thief, synced}
+		l.wait("full +s1")
+		if n := testutil.ToFloat64(l.metrics.ObjectProblems); n != 1 {
+			t.Errorf("%v problems counted", n)
+		}
+	})
 }
 
 func TestEnds(t *testing.T) {
-	l := start(t, Options{})
-	l.events <- []source.Event{synced}
-	l.wait("full")
-	l.stop()
-	if err := <-l.done; err != nil {
-		t.Errorf("stopped: %v", err)
-	}
-	l = start(t, Options{})
-	close(l.events)
-	if err := <-l.done; err == nil || !strings.Contains(err.Error(), "the script is over") {
-		t.Errorf("the source failed: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{})
+		l.events <- []source.Event{synced}
+		l.wait("full")
+		l.stop()
+		if err := <-l.done; err != nil {
+			t.Errorf("stopped: %v", err)
+		}
+		l = start(t, Options{})
+		close(l.events)
+		if err := <-l.done; err == nil || !strings.Contains(err.Error(), "the script is over") {
+			t.Errorf("the source failed: %v", err)
+		}
+	})
 }
 
 // lingering is a source that takes a while to end.
@@ -303,30 +323,34 @@ func (l lingering) Run(ctx context.Context, _ func([]source.Event)) error {
 }
 
 func TestRunOutlivesItsSource(t *testing.T) {
-	l := make(lingering)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	p := New(l, desired.New(desired.Config{}), &recorder{}, metrics.New(), Options{CheckPeriod: time.Hour})
-	if err := p.Run(ctx); err != nil {
-		t.Error(err)
-	}
-	select {
-	case <-l:
-	default:
-		t.Error("Run has returned, but its source still runs")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := make(lingering)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		p := New(l, desired.New(desired.Config{}), &recorder{}, metrics.New(), Options{CheckPeriod: time.Hour})
+		if err := p.Run(ctx); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-l:
+		default:
+			t.Error("Run has returned, but its source still runs")
+		}
+	})
 }
 
 func TestRepairsBackOff(t *testing.T) {
-	l := start(t, Options{CheckPeriod: time.Millisecond})
-	l.events <- []source.Event{synced}
-	l.wait("full")
-	begin := time.Now()
-	for n := 2; n <= 5; n++ { // the first at once, then after 0.1, 0.2 and 0.4 s
-		l.set(func() { l.check = backend.ErrDamaged })
-		l.wait(slices.Repeat([]string{"full"}, n)...)
-	}
-	if took := time.Since(begin); took < 500*time.Millisecond {
-		t.Errorf("four repairs in %v", took)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{CheckPeriod: time.Millisecond})
+		l.events <- []source.Event{synced}
+		l.wait("full")
+		begin := time.Now()
+		for n := 2; n <= 5; n++ { // the first at once, then after 0.1, 0.2 and 0.4 s
+			l.set(func() { l.check = backend.ErrDamaged })
+			l.wait(slices.Repeat([]string{"full"}, n)...)
+		}
+		if took := time.Since(begin); took < 500*time.Millisecond {
+			t.Errorf("four repairs in %v", took)
+		}
+	})
 }

@@ -16,10 +16,15 @@ import (
 // more often, looks at a part only. Nothing waits for it.
 
 const (
-	// secondLook is how long after a difference was seen the next look follows. A
-	// difference counts when both see it: somebody else's commit and a hash table that
-	// the kernel resizes let a dump leave elements out, for some milliseconds.
-	secondLook = time.Second
+	// nextLook is how long after a difference was seen the next look follows. A
+	// difference counts when both see it: a hash table that the kernel resizes lets a
+	// dump leave elements out, for some milliseconds.
+	nextLook = time.Second
+
+	// busyLooks is how many looks in a row have to see a difference when something was
+	// programmed during each of them. An element that goes lets a dump leave another
+	// out, which now and then is the same one in the next dump.
+	busyLooks = 5
 
 	// logDifferences is how many differences are logged one by one.
 	logDifferences = 20
@@ -30,8 +35,10 @@ type verifying struct {
 	timer   *time.Timer   // of the next look; nil when none is to be
 	due     bool          // it is to be as soon as it can
 	look    chan sighting // delivers what is seen; nil while nobody looks
-	first   []backend.Differing
-	touched *touched // since the look was begun; nil while nobody looks
+	touched *touched      // since the look was begun; nil while nobody looks
+
+	doubts []backend.Differing // what all looks have seen since one saw no difference
+	looks  int                 // how many those are
 }
 
 // startVerifying has the first look be due after a period, if there is one.
@@ -64,8 +71,8 @@ func (p *Proxy) begin() {
 // when that was everything, there is no telling, and it begins anew.
 func (p *Proxy) seen(s sighting) {
 	v := &p.verifying
-	before, touched := v.first, v.touched
-	v.first, v.touched, v.look = nil, nil, nil
+	doubts, looks, touched := v.doubts, v.looks+1, v.touched
+	v.doubts, v.looks, v.touched, v.look = nil, 0, nil, nil
 	if s.err != nil {
 		klog.ErrorS(s.err, "Could not verify what is programmed")
 		p.metrics.VerifyFailed()
@@ -77,13 +84,14 @@ func (p *Proxy) seen(s sighting) {
 		return
 	}
 	differences := touched.others(s.differences)
-	switch {
-	case before == nil && len(differences) > 0:
-		v.first = differences
+	if looks > 1 {
+		differences = slices.DeleteFunc(differences, func(d backend.Differing) bool { return !slices.Contains(doubts, d) })
+	}
+	sure := looks >= busyLooks || looks > 1 && touched.nothing()
+	if len(differences) > 0 && !sure {
+		v.doubts, v.looks = differences, looks
 		v.again(p.options.VerifyPeriod)
 		return
-	case before != nil:
-		differences = slices.DeleteFunc(differences, func(d backend.Differing) bool { return !slices.Contains(before, d) })
 	}
 	p.metrics.Verified(len(differences), time.Now())
 	klog.V(2).InfoS("Verified what is programmed", "differences", len(differences), "took", s.took.Round(time.Millisecond))
@@ -105,4 +113,4 @@ func (p *Proxy) tellDifferences(all []backend.Differing) {
 }
 
 // again has the next look be soon.
-func (v *verifying) again(period time.Duration) { v.timer.Reset(min(secondLook, period)) }
+func (v *verifying) again(period time.Duration) { v.timer.Reset(min(nextLook, period)) }

@@ -5,7 +5,6 @@ package proxy
 import (
 	"context"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -52,16 +51,13 @@ func TestVerifyWhileChanging(t *testing.T) {
 			gone[0].Type = source.Delete
 		}
 		l.events <- append(gone, many(1, 2+i%3)...)
-		if time.Since(begin) > time.Minute {
-			t.Fatal("there are no runs")
-		}
 	}
 	cancel()
 	if err := <-l.done; err != nil {
 		t.Error(err)
 	}
 	for len(told) > 0 {
-		t.Errorf("told %q", strings.SplitAfter(<-told, "such as")[0])
+		t.Errorf("told %q", <-told)
 	}
 	if n := l.verified("different") + l.verified("failed"); n != 0 {
 		t.Errorf("%d runs found a difference or failed", n)

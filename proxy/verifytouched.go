@@ -53,10 +53,15 @@ func (t *touched) note(c *desired.Change, full bool) {
 	}
 }
 
+// nothing says that nothing was programmed.
+func (t *touched) nothing() bool {
+	return !t.everything && len(t.services)+len(t.subjects) == 0
+}
+
 // others are the differences in what has not been touched. What cannot be laid to an
 // object may come of anything that was programmed.
 func (t *touched) others(all []backend.Differing) (others []backend.Differing) {
-	quiet := len(t.services)+len(t.subjects) == 0
+	quiet := t.nothing()
 	for _, d := range all {
 		if quiet || d.Subject != "" && !t.subjects[d.Subject] && !t.services[d.Service] {
 			others = append(others, d)

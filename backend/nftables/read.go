@@ -54,31 +54,28 @@ func (r *reader) read() error {
 		return nil
 	}
 	r.draws, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
-	elements := func(set *nfnl.Set, visit func(nfnl.Element)) error {
-		return r.conn.Elements(r.table, set.Name, visit)
-	}
 	err := errors.Join(
-		elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) }),
-		elements(r.schema.members, func(e nfnl.Element) {
+		r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) }),
+		r.elements(r.schema.members, func(e nfnl.Element) {
 			id := firstNumber(e.Key)
 			r.members[id] = append(r.members[id], r.backend(e.Key[4:]))
 		}),
-		elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true }),
+		r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true }),
 	)
 	for i := range r.sides {
 		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
-		err = errors.Join(err, elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) }))
+		err = errors.Join(err, r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) }))
 	}
 	err = errors.Join(err,
-		elements(r.sides[desired.Cluster].frontends, r.frontend),
-		elements(r.sides[desired.Local].frontends, r.localFrontend),
-		elements(r.external, func(e nfnl.Element) {
+		r.elements(r.sides[desired.Cluster].frontends, r.frontend),
+		r.elements(r.sides[desired.Local].frontends, r.localFrontend),
+		r.elements(r.external, func(e nfnl.Element) {
 			r.update(e, "external", func(t *backend.Target) { t.External = true })
 		}),
-		elements(r.schema.sticky, r.sticky),
+		r.elements(r.schema.sticky, r.sticky),
 		r.restrictions(),
-		elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),
-		elements(r.hairpin, func(e nfnl.Element) {
+		r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),
+		r.elements(r.hairpin, func(e nfnl.Element) {
 			r.content.HairpinIPs[r.ip(e.Key)] = true
 			if r.ip(e.Key) != r.ip(e.Key[r.addrLen:]) {
 				r.fault("hairpin of two addresses %x", e.Key)
@@ -93,6 +90,16 @@ func (r *reader) read() error {
 		if r.content.Frontends[key].Affinity == 0 {
 			r.fault("frontend %s has no affinity but its pool has", key)
 		}
+	}
+	return err
+}
+
+// elements reads a set. Where transactions keep coming it would never be read undisturbed:
+// what is wrong for that reason, the caller finds by reading again.
+func (r *reader) elements(set *nfnl.Set, visit func(nfnl.Element)) error {
+	err := r.conn.Elements(r.table, set.Name, visit)
+	if errors.Is(err, nfnl.ErrInterrupted) {
+		return nil
 	}
 	return err
 }
@@ -214,7 +221,7 @@ func (r *reader) sticky(e nfnl.Element) {
 
 // restrictions reads who may connect.
 func (r *reader) restrictions() error {
-	err := r.conn.Elements(r.table, r.restricted.Name, func(e nfnl.Element) {
+	err := r.elements(r.restricted, func(e nfnl.Element) {
 		r.update(e, "restriction", func(t *backend.Target) { t.Sources = []netip.Prefix{} })
 	})
 	return errors.Join(err, r.intervals(r.schema.sources, func(first, last []byte) {
@@ -235,7 +242,7 @@ func (r *reader) restrictions() error {
 // intervals reads a set of intervals.
 func (r *reader) intervals(set *nfnl.Set, visit func(first, last []byte)) error {
 	var starts, ends [][]byte
-	err := r.conn.Elements(r.table, set.Name, func(e nfnl.Element) {
+	err := r.elements(set, func(e nfnl.Element) {
 		key := slices.Clone(e.Key)
 		if e.End {
 			ends = append(ends, key)

@@ -3,6 +3,7 @@
 package nfnl
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -135,8 +136,11 @@ type Element struct {
 	End     bool // it ends an interval, and is not part of it itself
 }
 
-// Elements calls visit with every element of a set or map. It returns
-// [ErrInterrupted] when the ruleset changed meanwhile.
+// Elements calls visit with every element of a set or map. When the ruleset changed
+// meanwhile it returns [ErrInterrupted]: between two messages of its answer the kernel
+// remembers by number how far it is, and leaves elements out when others before them have
+// gone. That can also happen, with nothing said, while the kernel resizes the hash table of
+// a large set (within milliseconds after a commit).
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	var a attrs
 	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
@@ -204,6 +208,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 		return fmt.Errorf("netlink request: %w", err)
 	}
 	var failed error
+	var generation []byte // the lower half of it, which every message of a dump has
 	for done := false; !done; {
 		n, err := c.receive(0)
 		if err != nil {
@@ -229,9 +234,16 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 					failed = e.errno
 				}
 			default:
-				if len(payload) >= nfgenHeaderLen {
-					visit(payload[nfgenHeaderLen:])
+				if len(payload) < nfgenHeaderLen {
+					break
 				}
+				// The kernel flags all dumps but those of elements.
+				if g := payload[nfgenResourceAt:nfgenHeaderLen]; generation == nil {
+					generation = bytes.Clone(g)
+				} else if !bytes.Equal(g, generation) {
+					failed = ErrInterrupted
+				}
+				visit(payload[nfgenHeaderLen:])
 			}
 			return true
 		})

@@ -213,6 +213,47 @@ func TestManyElements(t *testing.T) {
 	}
 }
 
+// TestElementsInterrupted has elements go while a set is read, which makes the kernel leave
+// others out.
+func TestElementsInterrupted(t *testing.T) {
+	c, ns := dial(t)
+	other, err := Dial(ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	const n = 5000 // more than fits one message
+	commit(t, c, func(b *Batch) {
+		b.AddTable(table, "")
+		b.AddSet(table, numbers)
+		for i := range uint32(n) {
+			b.AddElement(table, numbers, key(i), key(i), "")
+		}
+	})
+	read := func(meanwhile func(Element)) error {
+		first := true
+		return c.Elements(table, numbers.Name, func(e Element) {
+			if first {
+				first = false
+				meanwhile(e)
+			}
+		})
+	}
+	if err := read(func(Element) {}); err != nil {
+		t.Errorf("undisturbed: %v", err)
+	}
+	err = read(func(e Element) {
+		gone := bytes.Clone(e.Key)
+		commit(t, other, func(b *Batch) { b.DeleteElement(table, numbers, gone) })
+	})
+	if !errors.Is(err, ErrInterrupted) {
+		t.Errorf("error %v, want ErrInterrupted", err)
+	}
+	if err := read(func(Element) {}); err != nil {
+		t.Errorf("undisturbed again: %v", err)
+	}
+}
+
 // TestRefusal has the kernel refuse batches and wants to know what it refused.
 func TestRefusal(t *testing.T) {
 	c, _ := dial(t)

@@ -10,9 +10,10 @@ import (
 
 // Sizes of the fixed headers, in bytes.
 const (
-	nlmsgHeaderLen = unix.SizeofNlMsghdr // struct nlmsghdr
-	nfgenHeaderLen = 4                   // struct nfgenmsg: family, version, resource id
-	attrHeaderLen  = unix.SizeofNlAttr   // struct nlattr: length, type
+	nlmsgHeaderLen  = unix.SizeofNlMsghdr // struct nlmsghdr
+	nfgenHeaderLen  = 4                   // struct nfgenmsg: family, version, resource id
+	nfgenResourceAt = 2
+	attrHeaderLen   = unix.SizeofNlAttr // struct nlattr: length, type
 )
 
 // align rounds n up to netlink's alignment of 4 bytes.
