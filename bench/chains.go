@@ -94,10 +94,6 @@ func (c *chains) load(run func() (toolRun, error)) (*Load, error) {
 
 // verify compares the addresses that the kernel has with those that were meant.
 func (c *chains) verify() error {
-	got, err := c.shape.addresses()
-	if err != nil {
-		return err
-	}
 	var want []string
 	for key, target := range c.cluster.content().Frontends {
 		want = append(want, key.Addr().String())
@@ -106,10 +102,22 @@ func (c *chains) verify() error {
 		}
 	}
 	slices.Sort(want)
-	slices.Sort(got)
-	if !slices.Equal(want, got) {
+	// The kernel leaves elements out while it resizes a set, for some milliseconds.
+	const tries, pause = 20, 50 * time.Millisecond
+	for try := 1; ; try++ {
+		got, err := c.shape.addresses()
+		if err != nil {
+			return err
+		}
+		slices.Sort(got)
+		if slices.Equal(want, got) {
+			return nil
+		}
+		if try < tries {
+			time.Sleep(pause)
+			continue
+		}
 		return fmt.Errorf("the kernel has %d addresses where %d others were meant: got %.200s, want %.200s",
 			len(got), len(want), strings.Join(got, " "), strings.Join(want, " "))
 	}
-	return nil
 }

@@ -276,12 +276,9 @@ func (s *slipstream) verify() error {
 	if !ok {
 		return errors.New("this backend cannot read the kernel back")
 	}
-	got, err := r.Read()
-	if err != nil {
-		return err
+	d, err := backend.Compare(r, s.cluster.content())
+	if err == nil && d != "" {
+		err = fmt.Errorf("the kernel does not have what was meant: %.300s", d)
 	}
-	if d := backend.Difference(s.cluster.content(), got); d != "" {
-		return fmt.Errorf("the kernel does not have what was meant: %.300s", d)
-	}
-	return nil
+	return err
 }

@@ -157,7 +157,6 @@ func TestFactRestOfTheDay(t *testing.T) {
 	for _, refreshed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("refreshed=%t", refreshed), func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: 3, Refresh: -1})
-			w.check(w.node.Namespace().SetSysctl("netfilter/nf_flowtable_tcp_timeout", "3"))
 			s := w.streamFrom(w.client, lab.TCP, web, false, 200*time.Millisecond)
 			w.fast(s)
 			w.expire(s, 1000)
@@ -167,6 +166,9 @@ func TestFactRestOfTheDay(t *testing.T) {
 			before := s.Stats().Received
 			w.until("it goes on", func() bool { return s.Stats().Received > before })
 			w.fast(s)
+			w.check(w.node.Namespace().SetSysctl("netfilter/nf_flowtable_tcp_timeout", "3"))
+			before = s.Stats().Received
+			w.until("it goes on", func() bool { return s.Stats().Received > before+1 })
 			// It falls silent: no packet gets to the node any more.
 			w.check2(w.client.Run(t.Context(), "ip", "route", "add", "blackhole", s.to.Addr().String()))
 			w.check2(w.web[0].Run(t.Context(), "ip", "route", "add", "blackhole", w.client.Addr(false).String()))

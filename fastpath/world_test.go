@@ -289,7 +289,7 @@ func (s *stream) flow() (flow flows.Flow, offloaded bool) {
 // until waits for something, 10 s at the most.
 func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			w.t.Fatalf("waited in vain: %s\n%s", what, w.sh("nft list table inet "+TableName+"; cat /proc/net/nf_conntrack; conntrack -L"))
 		}

@@ -32,7 +32,13 @@ type connectOptions struct {
 // ConnectOption changes what Connect, Stream and Load do by default.
 type ConnectOption func(*connectOptions)
 
-// Timeout bounds an exchange: connection and answer together.
+// answerTimeout is how long, at least, the answer on an established connection is waited
+// for. A handshake is the kernels' work alone and shows a lost packet after a second; an
+// answer needs a server to run, which on a busy machine can take as long.
+const answerTimeout = 10 * time.Second
+
+// Timeout bounds a handshake, or the exchange of a datagram. The answer on an
+// established connection may take ten seconds.
 func Timeout(d time.Duration) ConnectOption { return func(o *connectOptions) { o.timeout = d } }
 
 // Source sets the client's own address and port. Port 0 chooses a free one; the
@@ -101,10 +107,15 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, o connectOptions) (*clie
 			s.Close()
 			return fail("send", err)
 		}
-		a, _, err = s.readDatagram()
+		if a, _, err = s.readDatagram(); s.mayBeThere(err, o.timeout) {
+			a, _, err = s.readDatagram()
+		}
 	} else {
 		var line []byte
-		if line, err = c.lines.next(); err == nil {
+		if err = s.file.SetDeadline(time.Now().Add(max(o.timeout, answerTimeout))); err == nil {
+			line, err = c.lines.next()
+		}
+		if err == nil {
 			a, err = parseAnswer(line)
 		}
 	}

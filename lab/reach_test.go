@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -147,7 +146,11 @@ func TestOutcomes(t *testing.T) {
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		check := func(name string, m *lab.Machine, dest netip.AddrPort, outcome string, is ...error) {
 			t.Helper()
-			_, err := m.Connect(p, dest, lab.Timeout(300*time.Millisecond))
+			timeout := patience
+			if outcome == "timeout" {
+				timeout = silence
+			}
+			_, err := m.Connect(p, dest, lab.Timeout(timeout))
 			if lab.Outcome(err) != outcome {
 				t.Errorf("%s: outcome %q (%v), want %q", name, lab.Outcome(err), err, outcome)
 			}
@@ -227,7 +230,7 @@ func TestReject(t *testing.T) {
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		for _, m := range []*lab.Machine{&w.web1.Machine, &w.n1.Machine} {
 			for range 5 {
-				_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80), lab.Timeout(300*time.Millisecond))
+				_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80), lab.Timeout(patience))
 				if !errors.Is(err, lab.ErrRefused) {
 					t.Errorf("rejected, from %s: %v, want %v", m.Name(), err, lab.ErrRefused)
 				}
@@ -236,7 +239,7 @@ func TestReject(t *testing.T) {
 			if p == lab.UDP && m == &w.n1.Machine {
 				want = syscall.EPERM
 			}
-			_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 81), lab.Timeout(300*time.Millisecond))
+			_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 81), lab.Timeout(silence))
 			if !errors.Is(err, want) {
 				t.Errorf("dropped, from %s: %v, want %v", m.Name(), err, want)
 			}

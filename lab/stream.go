@@ -135,12 +135,16 @@ func (s *Stream) send(n int64) (a answer, op string, err error) {
 	if err := s.conn.send([]byte(strconv.FormatInt(n, 10) + "\n")); err != nil {
 		return a, "send", err
 	}
-	for {
+	for again := false; ; {
 		var line []byte
 		if s.proto == UDP {
 			a, line, err = s.conn.readDatagram()
 		} else {
 			line, err = s.conn.lines.next()
+		}
+		if !again && s.conn.mayBeThere(err, s.bound) {
+			again = true
+			continue
 		}
 		if err != nil {
 			return a, "receive", err

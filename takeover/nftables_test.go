@@ -3,6 +3,7 @@
 package takeover
 
 import (
+	"encoding/binary"
 	"fmt"
 	"runtime"
 	"slices"
@@ -66,9 +67,12 @@ func TestDisturbed(t *testing.T) {
 	others.Go(func() {
 		const while = 200 * time.Millisecond // many times what it takes undisturbed
 		table := nfnl.Table{Family: nfnl.IPv6, Name: "other"}
+		set := &nfnl.Set{Name: "x", KeyType: nfnl.TypeMark, KeyLen: 4}
 		for begin := time.Now(); time.Since(begin) < while; commits++ {
 			var batch nfnl.Batch
 			batch.AddTable(table, "")
+			batch.AddSet(table, set)
+			batch.AddElement(table, set, binary.NativeEndian.AppendUint32(nil, uint32(commits)), nil, "")
 			if err := other.Commit(0, &batch); err != nil {
 				t.Error(err)
 			}

@@ -100,10 +100,20 @@ func (s *site) run(command string, args ...string) {
 	s.must(err)
 }
 
+// What must come is waited for with patience, what must not for as long as silence.
+const (
+	patience = 10 * time.Second
+	silence  = 300 * time.Millisecond
+)
+
 // wants makes a connection and wants it to end in that way ("ok", "refused", "timeout").
 func (s *site) wants(what string, from *lab.Machine, to, want string) {
 	s.t.Helper()
-	_, err := from.Connect(lab.TCP, netip.MustParseAddrPort(to), lab.Timeout(300*time.Millisecond))
+	timeout := patience
+	if want == "timeout" {
+		timeout = silence
+	}
+	_, err := from.Connect(lab.TCP, netip.MustParseAddrPort(to), lab.Timeout(timeout))
 	if got := lab.Outcome(err); got != want {
 		s.t.Errorf("%s: %s, want %s", what, got, want)
 	}
@@ -131,12 +141,12 @@ func TestLoopback(t *testing.T) {
 			s.must(err)
 		}
 		s.wants("a neighbor, without rules", &s.neighbor.Machine, "127.0.0.1:9000", "ok")
-		if !s.hears("127.0.0.5") {
+		if !s.hears("127.0.0.5", patience) {
 			t.Error("a datagram that is said to be from 127.0.0.5 does not come in without rules, so this test shows nothing of it")
 		}
 		backendtest.Reconcile(t, s.backend, s.state)
 		s.wants("a neighbor", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
-		if s.hears("127.0.0.5") {
+		if s.hears("127.0.0.5", silence) {
 			t.Error("a datagram of a neighbor that is said to be from 127.0.0.5 comes in")
 		}
 		s.wants("the node", &s.node.Machine, "127.0.0.1:9000", "ok")
@@ -148,7 +158,7 @@ func TestLoopback(t *testing.T) {
 
 // hears says whether a datagram of the neighbor's, from that address, comes to one of the
 // node's programs on 127.0.0.1.
-func (s *site) hears(from string) bool {
+func (s *site) hears(from string, within time.Duration) bool {
 	s.t.Helper()
 	var listener net.PacketConn
 	s.must(s.node.Do(func() (err error) {
@@ -165,7 +175,7 @@ func (s *site) hears(from string) bool {
 		_, err = conn.Write([]byte("hello"))
 		return err
 	}))
-	s.must(listener.SetReadDeadline(time.Now().Add(300 * time.Millisecond)))
+	s.must(listener.SetReadDeadline(time.Now().Add(within)))
 	_, _, err := listener.ReadFrom(make([]byte, 10))
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		s.t.Fatal(err)

@@ -32,7 +32,7 @@ func run(ctx context.Context, o Options, r Result, measure func(*world, *Result)
 	r.Machine = machine.This()
 	w, err := newWorld(o)
 	if err != nil {
-		return nil, err
+		return nil, interrupted(ctx, err)
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
 	if err := w.probe(); errors.Is(err, fastpath.ErrUnsupported) {
@@ -42,7 +42,7 @@ func run(ctx context.Context, o Options, r Result, measure func(*world, *Result)
 	}
 	machine.Quiet(ctx)
 	if err := measure(w, &r); err != nil {
-		return nil, err
+		return nil, interrupted(ctx, err)
 	}
 	r.LoadAfter = machine.This().Load
 	return &r, nil

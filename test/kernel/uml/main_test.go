@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 // machine returns a machine with the test kernel, and a context to boot it within.
 func machine(t *testing.T) (context.Context, Machine) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	kernel, err := Find(ctx, "../build.sh")
 	if errors.Is(err, ErrNoKernel) {
