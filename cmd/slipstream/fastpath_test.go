@@ -74,6 +74,9 @@ func TestFastPath(t *testing.T) {
 	s.save("web.yaml", web(0))
 	p := s.run("--metrics-bind-address", "127.0.0.1:10249")
 	s.untilReached("web-0")
+	// The kernel counts packets only of connections that begin after somebody
+	// has asked for it.
+	s.until("the fast path is there", func() bool { return strings.Contains(s.tables(), "slipstream-fastpath") })
 	stream := s.stream()
 	s.until("the connection is offloaded", func() bool { return s.offloaded("default/web") == 1 })
 	s.alive(stream)
@@ -132,8 +135,6 @@ func TestFastPathAgent(t *testing.T) {
 	agent, err := s.node.Start(s.command("fastpath", "--scope", "all"))
 	s.check(err)
 	t.Cleanup(func() { agent.Kill() })
-	// The kernel counts packets only of connections that begin after somebody
-	// has asked for it.
 	s.until("the fast path is there", func() bool { return strings.Contains(s.tables(), "slipstream-fastpath") })
 	stream := s.stream()
 	s.until("the connection is offloaded", func() bool { return s.offloaded("") == 1 })

@@ -97,9 +97,7 @@ func TestNodePortPrimary(t *testing.T) {
 	if got, err := reached(client, own, 1); err == nil {
 		t.Errorf("without a Node, connections reach %v", got)
 	}
-	if log := s.log.String(); !strings.Contains(log, "NodePorts answer nowhere") {
-		t.Error("the log does not say why")
-	}
+	s.until("the log says why", func() bool { return strings.Contains(s.log.String(), "NodePorts answer nowhere") })
 	s.save("node.yaml", thisNode)
 	s.untilReachedFrom(client, own, "web-0", "web-1")
 	s.untilHealth(client, ownAddr, 200, 2)

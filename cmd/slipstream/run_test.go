@@ -83,6 +83,8 @@ func TestKill(t *testing.T) {
 	stream, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond)
 	s.check(err)
 	sets := [][]int{{0, 1, 2}, {0}, {1, 2}, {0, 2}}
+	said := 0 // in the log, before the last start
+	started := func() bool { return strings.Contains(s.log.String()[said:], `kind="full"`) }
 	for round := range 12 {
 		for range 3 { // changes at a pace at which they are being programmed
 			s.save("web.yaml", web(sets[rand.IntN(len(sets))]...))
@@ -90,12 +92,14 @@ func TestKill(t *testing.T) {
 			time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
 		}
 		s.check(p.Kill())
+		said = len(s.log.String())
 		p = s.run()
 		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond) // perhaps it is killed while it starts
 		if round%4 == 3 {
-			s.until("it has started", func() bool { return strings.Contains(s.log.String(), `kind="full"`) })
+			s.until("it has started", started)
 		}
 	}
+	s.until("the last one has started", started)
 	s.save("web.yaml", web(0, 2))
 	s.untilReached("web-0", "web-2")
 	s.hasManifests()

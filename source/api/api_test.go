@@ -192,6 +192,7 @@ func TestGone(t *testing.T) {
 		w.noStreaming = noStreaming
 		w.start()
 		w.expect("Set Service default/same", "Set Service default/old", "Set Service default/gone", "Set EndpointSlice default/web-1", "Synced")
+		w.allWatch()
 		w.change(func() { w.down = true })
 		w.hangUp()
 		w.set(service("old", "10.96.0.9"), service("new", "10.96.0.4"))
@@ -232,9 +233,7 @@ func TestOutage(t *testing.T) {
 			w.expect("Set EndpointSlice default/web-1", "Delete Service default/web")
 
 			// The next outage is news again.
-			w.eventually("all watches", func() bool {
-				return w.watching("services") == 1 && w.watching("endpointslices") == 1 && w.watching("nodes") == 1 && w.watching("servicecidrs") == 1
-			})
+			w.allWatch()
 			w.change(func() { c.set(w, true) })
 			w.hangUp()
 			w.eventually("another error", func() bool { return len(w.told()) == 2 })
@@ -414,7 +413,7 @@ func TestSlowSink(t *testing.T) {
 	}
 	w.set(slice("a", "10.0.0.4"))
 	w.remove(slice("b"))
-	time.Sleep(100 * time.Millisecond) // most of it is in the queue by now; none has to be
+	time.Sleep(time.Second) // most of it is in the queue by now; none has to be
 	w.seeing.Lock()
 	w.block = nil
 	w.seeing.Unlock()

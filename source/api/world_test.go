@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds how long a test waits for what should come at once.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	backoff.Duration, backoff.Cap = 20*time.Millisecond, 50*time.Millisecond
@@ -230,4 +230,12 @@ func (w *world) listings(kind string) int {
 	w.seeing.Lock()
 	defer w.seeing.Unlock()
 	return w.relists[kind]
+}
+
+// allWatch waits until all kinds of objects are watched.
+func (w *world) allWatch() {
+	w.t.Helper()
+	w.eventually("all watches", func() bool {
+		return w.watching("services") == 1 && w.watching("endpointslices") == 1 && w.watching("nodes") == 1 && w.watching("servicecidrs") == 1
+	})
 }

@@ -206,7 +206,7 @@ func TestSlowWriter(t *testing.T) {
 	w.check(err)
 	text := content(2)
 	for len(text) > 0 {
-		n := min(10, len(text))
+		n := min(40, len(text))
 		_, err := f.WriteString(text[:n])
 		w.check(err)
 		text = text[n:]

@@ -43,12 +43,13 @@ func TestAPIServerHangs(t *testing.T) {
 	}
 	defer resume()
 	begin := time.Now()
+	s.run.more(int64(pauseFor / (30 * time.Millisecond)))
+	// Changes come late, as the client gives up after some 45 s.
 	changes := make(chan error, 2)
 	leaving := s.pods[0]
 	go func() { changes <- leaving.Terminate(context.Background()) }()
 	go func() { changes <- s.pods[1].SetReady(context.Background(), true) }()
-	s.run.more(int64(pauseFor / (30 * time.Millisecond)))
-	time.Sleep(time.Until(begin.Add(pauseFor)))
+	time.Sleep(max(time.Until(begin.Add(pauseFor)), 2*time.Second))
 	select {
 	case err := <-changes:
 		t.Fatalf("the API server still answers: %v", err)
@@ -60,7 +61,7 @@ func TestAPIServerHangs(t *testing.T) {
 		w.check(<-changes)
 	}
 	fresh := w.pod(2, "web")
-	w.unused(leaving)
+	s.run.unused(leaving)
 	w.everywhere(s.svc, s.pods[1], fresh)
 	s.run.more(5)
 }

@@ -76,6 +76,7 @@ func TestNodeLoss(t *testing.T) {
 		w.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), kept)
 		w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[1], ipv6), kept)
 	}
+	w.reaches(client, lab.TCP, site.NodePort(svc, w.Nodes[0], false), kept)
 	// From another pod: conntrack still has attempts of the first one's to reach the lost
 	// pod, and a port that comes again would follow them.
 	run := &traffic{w: w}

@@ -52,7 +52,7 @@ func (w *world) replace(run *traffic, svc *corev1.Service, node int, leaving *si
 	stream := run.streamTo(leaving, w.client(nodes-1-node), site.ClusterIP(svc, false))
 	fresh = w.pod(node, "web")
 	w.check(leaving.Terminate(w.Context()))
-	w.unused(leaving)
+	run.unused(leaving)
 	run.more(5)
 	if st := stream.Stats(); st.Server != leaving.Name() {
 		w.Errorf("stream to %s: %+v", leaving.Name(), st)
@@ -82,7 +82,7 @@ func TestAllTerminating(t *testing.T) {
 		t.Fatal("nobody came")
 	}
 	fresh := w.pod(1, "web")
-	w.unused(old)
+	run.unused(old)
 	w.check(old.Remove(t.Context()))
 	w.everywhere(svc, fresh)
 	run.more(5)

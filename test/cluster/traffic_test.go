@@ -76,22 +76,35 @@ func (r *traffic) fine(when string) {
 	}
 }
 
-// more waits until each load has made n more connections, and each stream n echoes.
-func (r *traffic) more(n int64) {
-	r.w.Helper()
-	var goals []int64
+// goals are how many connections each load has to have made for n more ones.
+func (r *traffic) goals(n int64) (goals []int64) {
 	for _, l := range r.loads {
 		goals = append(goals, l.Stats().OK+n)
 	}
+	return goals
+}
+
+// made fails unless the loads have made so many connections.
+func (r *traffic) made(goals []int64) error {
+	for i, l := range r.loads {
+		if s := l.Stats(); s.OK < goals[i] {
+			return fmt.Errorf("%s: %v", r.what[i], s)
+		}
+	}
+	return nil
+}
+
+// more waits until each load has made n more connections, and each stream n echoes.
+func (r *traffic) more(n int64) {
+	r.w.Helper()
+	goals := r.goals(n)
 	for _, s := range r.streams {
 		goals = append(goals, s.Stats().Received+n)
 	}
 	r.w.until("more traffic", func() error {
 		r.fine("while waiting for more")
-		for i, l := range r.loads {
-			if s := l.Stats(); s.OK < goals[i] {
-				return fmt.Errorf("%s: %v", r.what[i], s)
-			}
+		if err := r.made(goals); err != nil {
+			return err
 		}
 		for i, s := range r.streams {
 			select {
@@ -107,17 +120,19 @@ func (r *traffic) more(n int64) {
 	})
 }
 
-// unused waits until no new connections come to a pod, with loads going on.
-func (w *world) unused(p *site.Pod) {
-	w.Helper()
-	before, since := p.Served(), time.Now()
-	w.until(p.Name()+" gets no more connections", func() error {
+// unused waits until a pod has got no new connection for a while in which each load has
+// made some.
+func (r *traffic) unused(p *site.Pod) {
+	r.w.Helper()
+	const some = 30
+	before, since, goals := p.Served(), time.Now(), r.goals(some)
+	r.w.until(p.Name()+" gets no more connections", func() error {
 		if now := p.Served(); now != before {
-			before, since = now, time.Now()
+			before, since, goals = now, time.Now(), r.goals(some)
 		}
 		if quiet := time.Since(since); quiet < 700*time.Millisecond {
 			return fmt.Errorf("quiet for %v", quiet)
 		}
-		return nil
+		return r.made(goals)
 	})
 }

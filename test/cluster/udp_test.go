@@ -24,7 +24,7 @@ func TestUDP(t *testing.T) {
 		for _, ipv6 := range families {
 			to := site.ClusterIP(svc, ipv6)
 			w.reaches(&w.Nodes[i].Machine, lab.UDP, to, old)
-			s, err := w.client(i).Stream(lab.UDP, to, 20*time.Millisecond, lab.Timeout(100*time.Millisecond))
+			s, err := w.client(i).Stream(lab.UDP, to, 20*time.Millisecond)
 			w.check(err)
 			defer s.Close()
 			streams = append(streams, s)

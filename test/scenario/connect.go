@@ -72,7 +72,7 @@ func (w *world) attempt(t *testing.T, d *datadriven.TestData) attempt {
 // moment yet: a command that this process starts has all of its sockets until it is
 // another program.
 func (a *attempt) connect() (reply lab.Reply, err error) {
-	for range 50 {
+	for range 1000 {
 		reply, err = a.from.Connect(a.proto, a.to, a.opts...)
 		if !errors.Is(err, unix.EADDRINUSE) {
 			break

@@ -124,7 +124,11 @@ func TestGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for program, want := range map[string]string{"/bin/false": "it ended", idle: errTooLong.Error()} {
-		o := testOptions(t, "-slipstream", program, "-subjects", "slipstream", "-timeout", "1s")
+		timeout := "1s"
+		if want != errTooLong.Error() {
+			timeout = "30s"
+		}
+		o := testOptions(t, "-slipstream", program, "-subjects", "slipstream", "-timeout", timeout)
 		begin := time.Now()
 		var out bytes.Buffer
 		err := scale(t.Context(), o, &out, t.Logf)
