@@ -11,11 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// readTries is how often [ReadServices] reads a set that changes meanwhile.
+const readTries = 3
+
 // ReadServices reads from the kernel which Services the frontends in a network
 // namespace, given by file descriptor (0 is the calling thread's), belong to, for
 // who is not the Controller. A name of more than 127 bytes is cut off. Where there
 // is no fast path, there are none. It is for looking, not for every second: the
-// kernel reads a set at a cost that grows with the square of its size.
+// kernel reads a set at a cost that grows with the square of its size. Where transactions
+// keep coming, one or the other may be missing.
 func ReadServices(netns int) (flows.Services, error) {
 	conn, err := nfnl.Dial(netns)
 	if err != nil {
@@ -24,14 +28,16 @@ func ReadServices(netns int) (flows.Services, error) {
 	all := flows.Services{}
 	for i := range families {
 		set := families[i].frontends.Name
-		e := nfnl.Undisturbed(func() error {
-			return conn.Elements(table, set, func(e nfnl.Element) {
+		e := nfnl.ErrInterrupted
+		for try := 0; try < readTries && errors.Is(e, nfnl.ErrInterrupted); try++ {
+			// What one try leaves out, the next one adds; names of what has gone do no harm.
+			e = conn.Elements(table, set, func(e nfnl.Element) {
 				if k, ok := parseFrontendKey(e.Key); ok {
 					all[k] = string(e.Comment)
 				}
 			})
-		})
-		if e != nil && !errors.Is(e, unix.ENOENT) {
+		}
+		if e != nil && !errors.Is(e, nfnl.ErrInterrupted) && !errors.Is(e, unix.ENOENT) {
 			err = errors.Join(err, fmt.Errorf("fast path: reading set %s: %w", set, e))
 		}
 	}

@@ -286,7 +286,7 @@ func (s *stream) flow() (flow flows.Flow, offloaded bool) {
 	return flow, offloaded
 }
 
-// until waits for something, 10 s at the most.
+// until waits for something, 30 s at the most.
 func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultTimeout bounds a connection or exchange where nothing else is said.
-// TCP repeats a lost SYN after one second, so a lost one shows as a timeout.
+// DefaultTimeout is the option Timeout where nothing else is said. TCP repeats a lost
+// SYN after one second, so a lost one shows as a timeout.
 const DefaultTimeout = time.Second
 
 // Reply is what a client learns from one exchange.
@@ -35,10 +35,10 @@ type ConnectOption func(*connectOptions)
 // answerTimeout is how long, at least, the answer on an established connection is waited
 // for. A handshake is the kernels' work alone and shows a lost packet after a second; an
 // answer needs a server to run, which on a busy machine can take as long.
-const answerTimeout = 10 * time.Second
+const answerTimeout = 3 * time.Second
 
-// Timeout bounds a handshake, or the exchange of a datagram. The answer on an
-// established connection may take ten seconds.
+// Timeout bounds a handshake, or (with a tenth more) the exchange of a datagram. The
+// first answer on an established connection may take three seconds.
 func Timeout(d time.Duration) ConnectOption { return func(o *connectOptions) { o.timeout = d } }
 
 // Source sets the client's own address and port. Port 0 chooses a free one; the

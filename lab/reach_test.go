@@ -147,8 +147,11 @@ func TestOutcomes(t *testing.T) {
 		check := func(name string, m *lab.Machine, dest netip.AddrPort, outcome string, is ...error) {
 			t.Helper()
 			timeout := patience
-			if outcome == "timeout" {
+			switch outcome {
+			case "timeout":
 				timeout = silence
+			case "refused":
+				timeout = refusal
 			}
 			_, err := m.Connect(p, dest, lab.Timeout(timeout))
 			if lab.Outcome(err) != outcome {
@@ -230,7 +233,7 @@ func TestReject(t *testing.T) {
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		for _, m := range []*lab.Machine{&w.web1.Machine, &w.n1.Machine} {
 			for range 5 {
-				_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80), lab.Timeout(patience))
+				_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80), lab.Timeout(refusal))
 				if !errors.Is(err, lab.ErrRefused) {
 					t.Errorf("rejected, from %s: %v, want %v", m.Name(), err, lab.ErrRefused)
 				}

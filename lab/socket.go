@@ -118,11 +118,23 @@ func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
 	if err := s.control(pendingError); err != nil {
 		return err
 	}
-	// It may be connected, and only this process be late to learn of it.
-	if s.control(func(fd int) error { _, err := unix.Getpeername(fd); return err }) == nil {
+	if s.control(s.connected) == nil {
 		return nil
 	}
 	return werr
+}
+
+// connected fails unless the socket is connected by its first SYN: then only this process
+// was late to learn of it.
+func (s *socket) connected(fd int) error {
+	if _, err := unix.Getpeername(fd); err != nil || s.proto != TCP {
+		return err
+	}
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err == nil && info.Total_retrans > 0 {
+		err = errors.New("the SYN was repeated")
+	}
+	return err
 }
 
 // mayBeThere says, of a read that has failed, to read once more: it had to be done by a

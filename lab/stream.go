@@ -56,7 +56,8 @@ type StreamStats struct {
 
 // Stream connects to a lab server and then sends a message at each interval, or
 // later if the echo before has not come or been given up. The timeout (option
-// Timeout, by default DefaultTimeout) bounds the connection, and each echo.
+// Timeout, by default DefaultTimeout) bounds the connection, and with a tenth more each
+// echo.
 func (m *Machine) Stream(p Protocol, dest netip.AddrPort, interval time.Duration, opts ...ConnectOption) (*Stream, error) {
 	if interval <= 0 {
 		return nil, m.wrap(fmt.Errorf("stream %v %v: interval %v is not positive", p, dest, interval))

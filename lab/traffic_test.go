@@ -15,10 +15,12 @@ import (
 )
 
 // eventually waits for a condition, bounded.
-// What must come is waited for with patience, what must not for as long as silence.
+// What must come is waited for with patience, what must not for as long as silence. A
+// refusal has to come before a SYN is repeated, after a second.
 const (
 	patience = time.Minute
 	silence  = 300 * time.Millisecond
+	refusal  = 900 * time.Millisecond
 )
 
 func eventually(t *testing.T, what string, cond func() bool) {

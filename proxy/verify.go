@@ -21,8 +21,8 @@ const (
 	// dump leave elements out, for some milliseconds.
 	nextLook = time.Second
 
-	// busyLooks is how many looks in a row have to see a difference when something was
-	// programmed during each of them. An element that goes lets a dump leave another
+	// busyLooks is how many looks in a row have to see a difference as long as something
+	// is programmed during each but the first. An element that goes lets a dump leave another
 	// out, which now and then is the same one in the next dump.
 	busyLooks = 5
 
@@ -37,8 +37,8 @@ type verifying struct {
 	look    chan sighting // delivers what is seen; nil while nobody looks
 	touched *touched      // since the look was begun; nil while nobody looks
 
-	doubts []backend.Differing // what all looks have seen since one saw no difference
-	looks  int                 // how many those are
+	doubts map[backend.Differing]bool // what all looks have seen since one saw no difference
+	looks  int                        // how many those are
 }
 
 // startVerifying has the first look be due after a period, if there is one.
@@ -85,11 +85,14 @@ func (p *Proxy) seen(s sighting) {
 	}
 	differences := touched.others(s.differences)
 	if looks > 1 {
-		differences = slices.DeleteFunc(differences, func(d backend.Differing) bool { return !slices.Contains(doubts, d) })
+		differences = slices.DeleteFunc(differences, func(d backend.Differing) bool { return !doubts[d] })
 	}
 	sure := looks >= busyLooks || looks > 1 && touched.nothing()
 	if len(differences) > 0 && !sure {
-		v.doubts, v.looks = differences, looks
+		v.doubts, v.looks = map[backend.Differing]bool{}, looks
+		for _, d := range differences {
+			v.doubts[d] = true
+		}
 		v.again(p.options.VerifyPeriod)
 		return
 	}

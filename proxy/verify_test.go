@@ -140,10 +140,12 @@ func TestVerifySame(t *testing.T) {
 func TestVerifyHeals(t *testing.T) {
 	log := readLog(t)
 	told := newHealer()
+	var bad atomic.Int32
 	e := &eyes{see: func(look int) (*backend.Content, error) {
 		if look < 2 || told.healed.Load() {
 			return contentOf(1, 2), nil
 		}
+		bad.Add(1)
 		return without(contentOf(1, 2), 2), nil
 	}}
 	l := startVerifying(t, e, told, 1, 2)
@@ -154,6 +156,9 @@ func TestVerifyHeals(t *testing.T) {
 	l.until("a good run", func() bool { return l.verified("same") >= 3 })
 	if n, repairs := l.verified("different"), l.repairs(); n != 1 || repairs != 1 {
 		t.Errorf("%d runs found a difference, %v repairs", n, repairs)
+	}
+	if n := bad.Load(); n != 2 {
+		t.Errorf("it was seen %d times before it counted, want 2", n)
 	}
 	if n := log.count("- Service default/s2: 10.96.0.2:80/TCP -> reject"); n < 2 { // by itself, and as the reason
 		t.Errorf("the log has it %d times", n)

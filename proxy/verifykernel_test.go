@@ -51,6 +51,9 @@ func TestVerifyWhileChanging(t *testing.T) {
 			gone[0].Type = source.Delete
 		}
 		l.events <- append(gone, many(1, 2+i%3)...)
+		if time.Since(begin) > 5*time.Minute {
+			t.Fatal("there are no runs")
+		}
 	}
 	cancel()
 	if err := <-l.done; err != nil {

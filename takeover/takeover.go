@@ -33,8 +33,9 @@ type Options struct {
 // of a kube-proxy that runs again.
 type step func(Options) (draining bool)
 
-// drainPeriod is how often [Run] looks whether connections have ended. What failed is
-// tried again after that time at first, then less and less often, up to retryPeriod.
+// drainPeriod is how often [Run] looks whether connections have ended. While something
+// fails, all is tried again after that time at first, then less and less often, up to
+// retryPeriod.
 const (
 	drainPeriod = 5 * time.Second
 	retryPeriod = 5 * time.Minute

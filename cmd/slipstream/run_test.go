@@ -92,6 +92,7 @@ func TestKill(t *testing.T) {
 			time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
 		}
 		s.check(p.Kill())
+		<-p.Done()
 		said = len(s.log.String())
 		p = s.run()
 		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond) // perhaps it is killed while it starts

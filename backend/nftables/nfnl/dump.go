@@ -139,8 +139,8 @@ type Element struct {
 // Elements calls visit with every element of a set or map. When the ruleset changed
 // meanwhile it returns [ErrInterrupted]: between two messages of its answer the kernel
 // remembers by number how far it is, and leaves elements out when others before them have
-// gone. That can also happen, with nothing said, while the kernel resizes the hash table of
-// a large set (within milliseconds after a commit).
+// gone. That can also happen, with nothing said, within milliseconds after a commit: the
+// kernel then removes the elements that are to go, and resizes hash tables of large sets.
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	var a attrs
 	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
