@@ -168,15 +168,23 @@ func Difference(want, got *Content) string {
 // milliseconds after many elements were added or deleted, its dump of a set can
 // leave elements out (Linux up to at least 6.18).
 func Compare(r Reader, want *Content) (string, error) {
-	const tries, pause = 20, 50 * time.Millisecond
-	for try := 1; ; try++ {
+	return Lasting(func() (string, error) {
 		got, err := r.Read()
 		if err != nil {
 			return "", err
 		}
-		diff := Difference(want, got)
-		if diff == "" || try == tries {
-			return diff, nil
+		return Difference(want, got), nil
+	})
+}
+
+// Lasting compares until there is no difference, for about a second at most, and returns
+// the last one. An error ends it at once.
+func Lasting(compare func() (difference string, err error)) (string, error) {
+	const tries, pause = 20, 50 * time.Millisecond
+	for try := 1; ; try++ {
+		diff, err := compare()
+		if err != nil || diff == "" || try == tries {
+			return diff, err
 		}
 		time.Sleep(pause)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/backend"
 )
 
 // chains is the baseline, measured: the same Services as rules in the shape of
@@ -103,21 +105,17 @@ func (c *chains) verify() error {
 	}
 	slices.Sort(want)
 	// The kernel leaves elements out while it resizes a set, for some milliseconds.
-	const tries, pause = 20, 50 * time.Millisecond
-	for try := 1; ; try++ {
+	diff, err := backend.Lasting(func() (string, error) {
 		got, err := c.shape.addresses()
-		if err != nil {
-			return err
-		}
 		slices.Sort(got)
-		if slices.Equal(want, got) {
-			return nil
+		if err != nil || slices.Equal(want, got) {
+			return "", err
 		}
-		if try < tries {
-			time.Sleep(pause)
-			continue
-		}
-		return fmt.Errorf("the kernel has %d addresses where %d others were meant: got %.200s, want %.200s",
-			len(got), len(want), strings.Join(got, " "), strings.Join(want, " "))
+		return fmt.Sprintf("the kernel has %d addresses where %d others were meant: got %.200s, want %.200s",
+			len(got), len(want), strings.Join(got, " "), strings.Join(want, " ")), nil
+	})
+	if err == nil && diff != "" {
+		err = errors.New(diff)
 	}
+	return err
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/lab"
 )
 
-// eventually waits for a condition, bounded.
 // What must come is waited for with patience, what must not for as long as silence. A
 // refusal has to come before a SYN is repeated, after a second.
 const (
@@ -23,6 +22,7 @@ const (
 	refusal  = 900 * time.Millisecond
 )
 
+// eventually waits for a condition, bounded.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !cond(); time.Sleep(2 * time.Millisecond) {

@@ -22,8 +22,8 @@ const (
 	nextLook = time.Second
 
 	// busyLooks is how many looks in a row have to see a difference as long as something
-	// is programmed during each but the first. An element that goes lets a dump leave another
-	// out, which now and then is the same one in the next dump.
+	// is programmed during each but the first. An element that goes lets a dump leave
+	// another out, which now and then is the same one in the next dump.
 	busyLooks = 5
 
 	// logDifferences is how many differences are logged one by one.

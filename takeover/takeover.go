@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/backend/nftables/nfnl"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Options say what is not kube-proxy's, and who wants to know.
@@ -33,13 +34,14 @@ type Options struct {
 // of a kube-proxy that runs again.
 type step func(Options) (draining bool)
 
-// drainPeriod is how often [Run] looks whether connections have ended. While something
-// fails, all is tried again after that time at first, then less and less often, up to
-// retryPeriod.
-const (
-	drainPeriod = 5 * time.Second
-	retryPeriod = 5 * time.Minute
-)
+// drainPeriod is how often [Run] looks whether connections have ended.
+const drainPeriod = 5 * time.Second
+
+// newPauses is how long to wait while something fails, until all that was left is tried
+// again: from 5 s to 5 min.
+func newPauses() wait.Backoff {
+	return wait.Backoff{Duration: drainPeriod, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
+}
 
 // Run removes what kube-proxy has left in the calling thread's network namespace. It
 // returns when nothing is left but chains that somebody else uses, or when ctx ends: that
@@ -61,7 +63,7 @@ func repeat(ctx context.Context, o Options, steps []step) {
 			tell(err)
 		}
 	}
-	pause := drainPeriod // after the next failure
+	pauses := newPauses()
 	for {
 		var left []step
 		failed := false
@@ -76,16 +78,16 @@ func repeat(ctx context.Context, o Options, steps []step) {
 		if steps = left; len(steps) == 0 {
 			return
 		}
-		wait := drainPeriod
+		pause := drainPeriod
 		if failed {
-			wait, pause = pause, min(2*pause, retryPeriod)
+			pause = pauses.Step()
 		} else {
-			pause = drainPeriod
+			pauses = newPauses()
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait):
+		case <-time.After(pause):
 		}
 	}
 }

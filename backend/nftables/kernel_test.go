@@ -80,8 +80,8 @@ func (k *kernel) nft(args ...string) string {
 }
 
 // commitElsewhere commits to another table all the time, until it is stopped, and
-// says how often it did.
-func (k *kernel) commitElsewhere(pause time.Duration) (stop func() int) {
+// says how often it did. After each commit there is a pause, after fifty a rest, too.
+func (k *kernel) commitElsewhere(pause, rest time.Duration) (stop func() int) {
 	other, err := nfnl.Dial(k.ns.FD())
 	if err != nil {
 		k.t.Fatal(err)
@@ -102,8 +102,8 @@ func (k *kernel) commitElsewhere(pause time.Duration) (stop func() int) {
 				break
 			}
 			time.Sleep(pause)
-			if n%50 == 49 { // a busy machine needs more to read in, now and then
-				time.Sleep(20 * pause)
+			if n%50 == 49 {
+				time.Sleep(rest)
 			}
 		}
 		other.Close()
@@ -531,7 +531,8 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 	}
 	backendtest.Reconcile(t, k.Backend, s)
 	before := k.guard.tables
-	stop := k.commitElsewhere(time.Millisecond)
+	// A busy machine needs more than a millisecond to read in, now and then.
+	stop := k.commitElsewhere(time.Millisecond, 20*time.Millisecond)
 	for range 20 {
 		backendtest.Reconcile(t, k.Backend, s)
 	}

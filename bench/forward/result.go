@@ -32,7 +32,7 @@ func run(ctx context.Context, o Options, r Result, measure func(*world, *Result)
 	r.Machine = machine.This()
 	w, err := newWorld(o)
 	if err != nil {
-		return nil, interrupted(ctx, err)
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
 	if err := w.probe(); errors.Is(err, fastpath.ErrUnsupported) {
@@ -46,6 +46,14 @@ func run(ctx context.Context, o Options, r Result, measure func(*world, *Result)
 	}
 	r.LoadAfter = machine.This().Load
 	return &r, nil
+}
+
+// interrupted makes one plain error of all that an interrupt leads to.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	return err
 }
 
 // Options are what both benchmarks have in common.

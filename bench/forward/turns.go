@@ -4,7 +4,6 @@ package forward
 
 import (
 	"context"
-	"errors"
 	"fmt"
 )
 
@@ -51,19 +50,11 @@ func (w *world) turn(ctx context.Context, s Setting, turn func(context.Context, 
 		return nil, 0, err
 	}
 	if v, err = turn(ctx, s); err != nil {
-		return nil, 0, interrupted(ctx, fmt.Errorf("%s: %w", s.Name, err))
+		return nil, 0, fmt.Errorf("%s: %w", s.Name, err)
 	}
 	after, err := passageOf(w.nodes[0].Node, true)
 	after.arrived -= uint64(v[diverted])
 	return v, before.share(after), err
-}
-
-// interrupted makes one plain error of all that an interrupt leads to.
-func interrupted(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return errors.New("interrupted")
-	}
-	return err
 }
 
 // offloaded fails when connections stayed on the slow path that were to leave it.

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -67,6 +68,15 @@ func (s *site) alive(stream *lab.Stream) {
 	s.until("the connection goes on", func() bool { return stream.Stats().Received > before+10 })
 }
 
+// untilFastPath waits until the fast path's table is there, or gone. Connections that are
+// to be offloaded have to begin after it came: only then does the kernel count packets.
+func (s *site) untilFastPath(there bool) {
+	s.t.Helper()
+	s.until(fmt.Sprint("the fast path is there: ", there), func() bool {
+		return strings.Contains(s.tables(), "slipstream-fastpath") == there
+	})
+}
+
 // TestFastPath follows a connection onto the fast path and back.
 func TestFastPath(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Flowtable)
@@ -74,9 +84,7 @@ func TestFastPath(t *testing.T) {
 	s.save("web.yaml", web(0))
 	p := s.run("--metrics-bind-address", "127.0.0.1:10249")
 	s.untilReached("web-0")
-	// The kernel counts packets only of connections that begin after somebody
-	// has asked for it.
-	s.until("the fast path is there", func() bool { return strings.Contains(s.tables(), "slipstream-fastpath") })
+	s.untilFastPath(true)
 	stream := s.stream()
 	s.until("the connection is offloaded", func() bool { return s.offloaded("default/web") == 1 })
 	s.alive(stream)
@@ -113,11 +121,11 @@ func TestFastPathOff(t *testing.T) {
 		{"--feature-gates", config.Acceleration + "=false"},
 	} {
 		p := s.run()
-		s.until("the fast path is there", func() bool { return strings.Contains(s.tables(), "slipstream-fastpath") })
+		s.untilFastPath(true)
 		s.check(p.Kill())
 		<-p.Done()
 		p = s.run(args...)
-		s.until("the fast path is gone", func() bool { return !strings.Contains(s.tables(), "slipstream-fastpath") })
+		s.untilFastPath(false)
 		s.untilReached("web-0")
 		s.check(p.Kill())
 		<-p.Done()
@@ -135,7 +143,7 @@ func TestFastPathAgent(t *testing.T) {
 	agent, err := s.node.Start(s.command("fastpath", "--scope", "all"))
 	s.check(err)
 	t.Cleanup(func() { agent.Kill() })
-	s.until("the fast path is there", func() bool { return strings.Contains(s.tables(), "slipstream-fastpath") })
+	s.untilFastPath(true)
 	stream := s.stream()
 	s.until("the connection is offloaded", func() bool { return s.offloaded("") == 1 })
 	s.check(agent.Signal(os.Interrupt))

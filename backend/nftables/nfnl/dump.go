@@ -3,7 +3,6 @@
 package nfnl
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -208,7 +207,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 		return fmt.Errorf("netlink request: %w", err)
 	}
 	var failed error
-	var generation []byte // the lower half of it, which every message of a dump has
+	generation := -1 // the lower half of it, which every message of a dump has
 	for done := false; !done; {
 		n, err := c.receive(0)
 		if err != nil {
@@ -238,11 +237,11 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 					break
 				}
 				// The kernel flags all dumps but those of elements.
-				if g := payload[nfgenResourceAt:nfgenHeaderLen]; generation == nil {
-					generation = bytes.Clone(g)
-				} else if !bytes.Equal(g, generation) {
+				g := int(binary.BigEndian.Uint16(payload[nfgenResourceAt:]))
+				if generation >= 0 && g != generation {
 					failed = ErrInterrupted
 				}
+				generation = g
 				visit(payload[nfgenHeaderLen:])
 			}
 			return true

@@ -12,8 +12,8 @@ import (
 const (
 	nlmsgHeaderLen  = unix.SizeofNlMsghdr // struct nlmsghdr
 	nfgenHeaderLen  = 4                   // struct nfgenmsg: family, version, resource id
-	nfgenResourceAt = 2
-	attrHeaderLen   = unix.SizeofNlAttr // struct nlattr: length, type
+	nfgenResourceAt = 2                   // in nfgenmsg
+	attrHeaderLen   = unix.SizeofNlAttr   // struct nlattr: length, type
 )
 
 // align rounds n up to netlink's alignment of 4 bytes.
