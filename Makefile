@@ -2,9 +2,9 @@
 #
 # 'make' lists the targets. Those that need root say so.
 
-# sudo's PATH often lacks the place where Go is installed by default.
+# sudo's PATH often lacks the place where Go is installed by default; su's lacks root's commands.
 GO ?= $(firstword $(shell command -v go 2>/dev/null) $(wildcard /usr/local/go/bin/go) go)
-export PATH := $(PATH):$(patsubst %/,%,$(dir $(GO)))
+export PATH := $(PATH):$(patsubst %/,%,$(dir $(GO))):/usr/local/sbin:/usr/sbin:/sbin
 export CGO_ENABLED = 0
 
 VERSION := $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -24,7 +24,7 @@ help: ## List the targets
 build: ## Build bin/slipstream, a static binary
 	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
 
-test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernel (root)
+test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
 	$(GO) run ./test/runner -timeout 25m ./...
 	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
 

@@ -20,7 +20,7 @@ mkdir -p "$out"
 runner=()
 if ! unshare -n nft 'add table inet t; add flowtable inet t f { hook ingress priority 0; }' 2>/dev/null; then
   echo "this kernel has no flowtables: measuring the User Mode Linux test kernel"
-  : "${SLIPSTREAM_TESTKERNEL:=$(test/kernel/build.sh)}"
+  : "${SLIPSTREAM_TESTKERNEL:=$(test/kernel/build.sh 6.12)}"
   export SLIPSTREAM_TESTKERNEL
   "$go" build -o "$out/run" ./test/kernel/run
   runner=("$out/run" -timeout 30m)

@@ -1,55 +1,67 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the User Mode Linux kernel of the tests, once, and prints its path.
+# Builds a User Mode Linux kernel of the tests, once, and prints its path.
 #
-#   build.sh            build unless it is cached already
-#   build.sh --cached   print the path of the cached kernel, or fail; builds nothing
+#   build.sh 6.12            build unless it is cached already; 6.1 likewise
+#   build.sh --cached 6.12   print the path of the cached kernel, or fail; builds nothing
 #
-# stdout carries the path and nothing else; everything else goes to stderr.
+# stdout carries the path and nothing else; everything else goes to stderr. The exit code
+# is 3 where the kernel cannot be built for want of Debian's packages.
 #
-# The kernel is Debian's linux-source-6.12, unmodified, with tinyconfig and the
-# fragment kernel.config. It lands in
-#   ${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel/<version>-<hash>/linux
-# where the hash is of the fragment, so a changed fragment builds a new kernel.
-# SLIPSTREAM_TESTKERNEL names a kernel that is ready; then nothing is built.
+# The kernel is Debian's linux-source-<version> with fp-size.patch, configured with
+# tinyconfig and the fragments kernel.config and, if there is one,
+# kernel-<version>.config. It lands in
+#   ${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel/<package version>-<hash>/linux
+# where the hash is of the patch and the fragments, so that a change of them builds a new
+# kernel. SLIPSTREAM_TESTKERNEL names a 6.12 kernel that is ready, SLIPSTREAM_TESTKERNEL_6_1
+# a 6.1 kernel; then nothing is built.
 set -euo pipefail
-
-package=linux-source-6.12
-build_packages=(bc bison flex gcc libc6-dev libelf-dev make xz-utils "$package")
+# 'su' leaves root without these, and dpkg needs them.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 say() { printf 'test/kernel: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+unavailable() { say "$*; $variable can name a ready kernel"; exit 3; }
 
+usage='usage: build.sh [--cached] 6.12|6.1'
 cached_only=
-case "${1-}" in
-  '') ;;
-  --cached) cached_only=1 ;;
-  *) die "unknown argument '$1'; usage: build.sh [--cached]" ;;
+if [ "${1-}" = --cached ]; then
+  cached_only=1
+  shift
+fi
+case "$*" in
+  6.12) variable=SLIPSTREAM_TESTKERNEL ;;
+  6.1) variable=SLIPSTREAM_TESTKERNEL_6_1 ;;
+  *) die "arguments '$*'; $usage" ;;
 esac
-[ $# -le 1 ] || die "too many arguments; usage: build.sh [--cached]"
+series=$1
+package=linux-source-$series
+build_packages=(bc bison flex gcc libc6-dev libelf-dev make patch xz-utils "$package")
 
-if [ -n "${SLIPSTREAM_TESTKERNEL-}" ]; then
-  [ -x "$SLIPSTREAM_TESTKERNEL" ] || die "SLIPSTREAM_TESTKERNEL: '$SLIPSTREAM_TESTKERNEL' is not an executable file"
-  printf '%s\n' "$SLIPSTREAM_TESTKERNEL"
+ready=${!variable-}
+if [ -n "$ready" ]; then
+  [ -f "$ready" ] && [ -x "$ready" ] || die "$variable: '$ready' is not an executable file"
+  printf '%s\n' "$ready"
   exit 0
 fi
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-fragment=$here/kernel.config
+fragments=("$here/kernel.config")
+if [ -f "$here/kernel-$series.config" ]; then fragments+=("$here/kernel-$series.config"); fi
 if [ -z "${XDG_CACHE_HOME-}${HOME-}" ]; then die "neither XDG_CACHE_HOME nor HOME is set: no place for the kernel"; fi
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel
-hash=$(sha256sum "$fragment" | cut -c1-12)
+hash=$(cat "$here/fp-size.patch" "${fragments[@]}" | sha256sum | cut -c1-12)
 
-# newest prints the cached kernel of this fragment with the highest version.
+# newest prints the cached kernel of this version and hash with the highest package version.
 newest() {
   local found
-  found=$(find "$cache" -mindepth 2 -maxdepth 2 -path "*-$hash/linux" -type f -perm -u+x 2>/dev/null | sort -V | tail -n 1)
+  found=$(find "$cache" -mindepth 2 -maxdepth 2 -path "$cache/$series.*-$hash/linux" -type f -perm -u+x 2>/dev/null | sort -V | tail -n 1)
   [ -n "$found" ] && printf '%s\n' "$found"
 }
 
 if newest; then exit 0; fi
-[ -z "$cached_only" ] || die "no kernel for this kernel.config is cached in $cache"
+[ -z "$cached_only" ] || die "no kernel $series of this patch and configuration is cached in $cache; 'test/kernel/build.sh $series' builds it, $variable names one that is ready"
 
 mkdir -p "$cache"
 exec 9>"$cache/.lock"
@@ -62,16 +74,16 @@ if newest; then exit 0; fi
 # --- Packages -------------------------------------------------------------------
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-[ "$(uname -m)" = x86_64 ] || die "this kernel is built on x86_64 only, and this is $(uname -m)"
+[ "$(uname -m)" = x86_64 ] || unavailable "this kernel is built on x86_64 only, and this is $(uname -m)"
 command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
-  die "building needs Debian's package $package, and there is no apt-get here; name a ready kernel in SLIPSTREAM_TESTKERNEL"
+  unavailable "building needs Debian's package $package, and there is no apt-get here"
 
 missing=()
 for p in "${build_packages[@]}"; do installed "$p" || missing+=("$p"); done
 if [ ${#missing[@]} -gt 0 ]; then
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || die "not root and no sudo: please install ${missing[*]}"
+    command -v sudo >/dev/null || unavailable "not root and no sudo: please install ${missing[*]}"
     as_root=(sudo)
   fi
   apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 "$@" 9>&- >&2; }
@@ -80,7 +92,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   # the mirror), hence the second try.
   apt install -y --no-install-recommends "${missing[@]}" 2>/dev/null || {
     apt update || say "apt-get update failed; trying to install anyway"
-    apt install -y --no-install-recommends "${missing[@]}" || die "cannot install ${missing[*]}"
+    apt install -y --no-install-recommends "${missing[@]}" || unavailable "cannot install ${missing[*]}"
   }
 fi
 version=$(dpkg-query -W -f '${Version}' "$package")
@@ -101,10 +113,11 @@ run() { "$@" >>"$log" 2>&1 9>&- || { tail -n 40 "$log" >&2; die "failed: $*"; };
 
 run tar -xJf "$tarball" -C "$work" --strip-components=1
 cd "$work"
+run patch -p1 -i "$here/fp-size.patch"
 # ARCH=um takes the compiler's flags from the environment; a caller's must not leak in.
 unset CFLAGS CPPFLAGS LDFLAGS MAKEFLAGS KCONFIG_CONFIG ARCH CROSS_COMPILE SUBARCH
 run make ARCH=um tinyconfig
-run scripts/kconfig/merge_config.sh -m .config "$fragment"
+run scripts/kconfig/merge_config.sh -m .config "${fragments[@]}"
 run make ARCH=um olddefconfig
 
 # --- Did every option survive? ---------------------------------------------------
@@ -114,14 +127,14 @@ while IFS='=' read -r option value; do
     n) if grep -q "^$option=" .config; then lost+=("$option=n"); fi ;;
     *) if ! grep -qxF "$option=$value" .config; then lost+=("$option=$value"); fi ;;
   esac
-done < <(grep -E '^CONFIG_[A-Z0-9_]+=' "$fragment")
+done < <(grep -hE '^CONFIG_[A-Z0-9_]+=' "${fragments[@]}")
 if [ ${#lost[@]} -gt 0 ]; then
-  say "these options of kernel.config did not end up in the kernel's .config:"
+  say "these options did not end up in the kernel's .config:"
   printf '  %s\n' "${lost[@]}" >&2
   die "a dependency of theirs is missing, or $version does not know them"
 fi
 
-run make ARCH=um -j "$(nproc)" linux
+run nice make ARCH=um -j "$(nproc)" linux
 run strip linux
 
 # A rename makes it appear whole or not at all.

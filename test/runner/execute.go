@@ -24,7 +24,6 @@ const grace = 30 * time.Second
 // executor runs test binaries.
 type executor struct {
 	opts      options
-	kernels   kernels
 	test2json string
 	progress  *progress
 }
@@ -45,14 +44,14 @@ func (x executor) run(ctx context.Context, k kernel, p testPackage, b *build) pa
 
 	events, err := startEvents(x.test2json, p.path, func(e event) {
 		r.add(e)
-		x.progress.event(k.kind, e)
+		x.progress.event(k.name, e)
 	})
 	if err != nil {
 		r.failure = err.Error()
 		return r
 	}
-	onKernel := x.onHost
-	if k.kind == kindUML {
+	onKernel := onHost
+	if k.uml() {
 		onKernel = k.onUML
 	}
 	runErr := onKernel(ctx, b.binary, testArgs(x.opts), p.dir, events)
@@ -80,14 +79,9 @@ func testArgs(opts options) []string {
 	return args
 }
 
-func (x executor) onHost(ctx context.Context, binary string, args []string, dir string, output io.Writer) error {
+func onHost(ctx context.Context, binary string, args []string, dir string, output io.Writer) error {
 	cmd := exec.Command(binary, args...)
 	cmd.Dir = dir
-	cmd.Env = os.Environ()
-	if k := x.kernels.uml(); k != nil {
-		// For the tests of the machinery itself.
-		cmd.Env = append(cmd.Env, uml.KernelVariable+"="+k.path)
-	}
 	cmd.Stdout, cmd.Stderr = output, output
 	// What escaped from the process group may hold the output open.
 	cmd.WaitDelay = grace

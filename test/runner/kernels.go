@@ -15,20 +15,24 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 )
 
-// Kinds of kernels.
-const (
-	kindHost = "host"
-	kindUML  = "uml"
-)
+// hostKernel is the name of the machine's own kernel.
+const hostKernel = "host"
 
 // kernel is one to run tests on.
 type kernel struct {
-	kind    string // kindHost or kindUML
+	name    string // hostKernel, or one of uml.Versions
 	release string
-	path    string // of the UML kernel
+	path    string // of a User Mode Linux kernel
 }
 
-func (k kernel) String() string { return k.kind + " " + k.release }
+func (k kernel) uml() bool { return k.name != hostKernel }
+
+func (k kernel) String() string {
+	if k.uml() {
+		return "uml " + k.release
+	}
+	return "host " + k.release
+}
 
 // kernels is a list of them, which prints as such.
 type kernels []kernel
@@ -41,47 +45,49 @@ func (ks kernels) String() string {
 	return strings.Join(names, ", ")
 }
 
-// umlKernel returns the User Mode Linux kernel, or nil if there is none.
-func (ks kernels) uml() *kernel {
-	for i := range ks {
-		if ks[i].kind == kindUML {
-			return &ks[i]
-		}
-	}
-	return nil
+// kernelNames are what -kernel takes.
+func kernelNames() []string {
+	return append([]string{"all", "uml", hostKernel}, uml.Versions...)
 }
 
-// findKernels returns those that the options ask for and that there are. It may build.
+// findKernels returns the kernels that the options ask for. It may build. A kernel that is
+// not there and cannot be built on this machine is an error only in CI, or if it is the
+// only one asked for; one that does not boot is always an error.
 func findKernels(ctx context.Context, opts options, packages []testPackage, stderr io.Writer) (kernels, error) {
 	var found kernels
-	if opts.kernel != "uml" {
+	if opts.kernel == "all" || opts.kernel == hostKernel {
 		release, err := hostRelease()
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, kernel{kind: kindHost, release: release})
+		found = append(found, kernel{name: hostKernel, release: release})
 	}
-	if opts.kernel == "host" {
+	if !anyKernelTest(packages) {
 		return found, nil
 	}
-	path, err := uml.Find(ctx, opts.script)
-	if errors.Is(err, uml.ErrNoKernel) && opts.build && anyKernelTest(packages) {
-		path, err = buildKernel(ctx, opts.script, stderr)
-	}
-	if err != nil {
-		// A kernel that is named but is none is an error; that there is none is not,
-		// as long as there is another to run on.
-		if opts.kernel == "uml" || !errors.Is(err, uml.ErrNoKernel) {
+	for _, version := range uml.Versions {
+		if opts.kernel != "all" && opts.kernel != "uml" && opts.kernel != version {
+			continue
+		}
+		path, err := buildKernel(ctx, opts.script, version, stderr)
+		if errors.Is(err, errUnavailable) && !opts.ci && opts.kernel == "all" {
+			banner(stderr, "NO KERNEL "+version+": its tests run on the other kernels alone", err.Error())
+			continue
+		}
+		if err != nil {
 			return nil, err
 		}
-		banner(stderr, "NO USER MODE LINUX KERNEL: kernel tests run on the host alone", err.Error())
-		return found, nil
+		machine := uml.Machine{Kernel: path}
+		if err := machine.Check(ctx); err != nil {
+			return nil, err
+		}
+		release, err := machine.Version(ctx)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, kernel{name: version, release: release, path: path})
 	}
-	version, err := uml.Machine{Kernel: path}.Version(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return append(found, kernel{kind: kindUML, release: version, path: path}), nil
+	return found, nil
 }
 
 func anyKernelTest(packages []testPackage) bool {
@@ -93,17 +99,21 @@ func anyKernelTest(packages []testPackage) bool {
 	return false
 }
 
-// buildKernel has build.sh build the kernel. A failure is an [uml.ErrNoKernel].
-func buildKernel(ctx context.Context, script string, stderr io.Writer) (string, error) {
-	if _, err := exec.LookPath("apt-get"); err != nil {
-		return "", fmt.Errorf("%w (building it needs apt-get)", uml.ErrNoKernel)
-	}
-	fmt.Fprintln(stderr, "runner: no User Mode Linux kernel is named or cached: building one, which happens once")
-	cmd := exec.CommandContext(ctx, script)
+// errUnavailable means that a kernel is not there and cannot be built on this machine.
+var errUnavailable = errors.New("not available")
+
+// buildKernel returns the path of a kernel, which build.sh builds if none is named or
+// cached.
+func buildKernel(ctx context.Context, script, version string, stderr io.Writer) (string, error) {
+	cmd := exec.CommandContext(ctx, script, version)
 	cmd.Stderr = stderr
 	out, err := cmd.Output()
+	var status *exec.ExitError
+	if errors.As(err, &status) && status.ExitCode() == 3 {
+		return "", fmt.Errorf("kernel %s: %w, see what build.sh said", version, errUnavailable)
+	}
 	if err != nil {
-		return "", fmt.Errorf("%w (%s: %v)", uml.ErrNoKernel, script, err)
+		return "", fmt.Errorf("kernel %s: %s: %w", version, script, err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }

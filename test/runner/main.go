@@ -6,7 +6,7 @@
 //	go run ./test/runner [flags] [packages]
 //
 // Packages default to ./... Each package's test binary is built once. It runs on the
-// host; if its tests import test/kerneltest it runs on the User Mode Linux kernel as
+// host; if its tests import test/kerneltest it runs on the User Mode Linux kernels as
 // well. A test passes if it passed on one kernel at least and failed on none. A test
 // that was skipped everywhere has not been run at all: that is a failure unless -strict
 // is off. See test/README.md.
@@ -24,6 +24,8 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -43,13 +45,13 @@ type options struct {
 	patterns  []string
 	run       string
 	verbose   bool
-	kernel    string // host, uml or all
+	kernel    string // one of kernelNames
 	timeout   time.Duration
 	count     int
 	short     bool
 	strict    bool
+	ci        bool
 	serial    bool
-	build     bool // build the UML kernel if there is none
 	script    string
 	allowSkip *regexp.Regexp // nil allows none
 }
@@ -86,13 +88,12 @@ func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 	}
 	flags.StringVar(&opts.run, "run", "", "run only tests that match this `regexp`, as in go test")
 	flags.BoolVar(&opts.verbose, "v", false, "show all output of the tests as it comes")
-	flags.StringVar(&opts.kernel, "kernel", "all", "kernels to run on: host, uml or all")
+	flags.StringVar(&opts.kernel, "kernel", "all", "kernels to run on: "+strings.Join(kernelNames(), ", "))
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "fail a package on a kernel after this time")
 	flags.IntVar(&opts.count, "count", 1, "run each test this many times")
 	flags.BoolVar(&opts.short, "short", false, "tell tests to be short; what they skip for that is allowed")
 	flags.BoolVar(&opts.strict, "strict", true, "a test that ran on no kernel has failed (always so with CI=true)")
-	flags.BoolVar(&opts.serial, "serial", false, "use one kernel at a time, not the host and User Mode Linux side by side")
-	flags.BoolVar(&opts.build, "build", true, "build the User Mode Linux kernel if there is none")
+	flags.BoolVar(&opts.serial, "serial", false, "use one kernel at a time, not all side by side")
 	flags.StringVar(&allow, "allow-skip", "", "tests may be skipped everywhere if \"package test: reason\" matches this `regexp`")
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
@@ -102,10 +103,8 @@ func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 		fmt.Fprintln(stderr, "runner:", err)
 		return options{}, err
 	}
-	switch opts.kernel {
-	case "host", "uml", "all":
-	default:
-		return complain("-kernel %q: must be host, uml or all", opts.kernel)
+	if !slices.Contains(kernelNames(), opts.kernel) {
+		return complain("-kernel %q: must be one of %s", opts.kernel, strings.Join(kernelNames(), ", "))
 	}
 	if opts.timeout <= 0 {
 		return complain("-timeout %v: must be more than 0", opts.timeout)
@@ -125,7 +124,7 @@ func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 			return complain("-allow-skip: %w", err)
 		}
 	}
-	opts.strict = opts.strict || ci
+	opts.strict, opts.ci = opts.strict || ci, ci
 	opts.patterns = flags.Args()
 	if len(opts.patterns) == 0 {
 		opts.patterns = []string{"./..."}

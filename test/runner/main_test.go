@@ -23,10 +23,11 @@ func TestParseFlags(t *testing.T) {
 		check func(options) bool
 	}{
 		{"", false, func(o options) bool {
-			return o.strict && o.build && o.kernel == "all" && o.count == 1 && o.allowSkip == nil
+			return o.strict && o.kernel == "all" && o.count == 1 && o.allowSkip == nil
 		}},
 		{"", false, func(o options) bool { return strings.Join(o.patterns, " ") == "./..." }},
 		{"./a ./b", false, func(o options) bool { return strings.Join(o.patterns, " ") == "./a ./b" }},
+		{"-kernel 6.1", false, func(o options) bool { return o.kernel == "6.1" }},
 		{"-strict=false", false, func(o options) bool { return !o.strict }},
 		{"-strict=false", true, func(o options) bool { return o.strict }},
 		{"-short", false, func(o options) bool { return o.allowSkip.MatchString("p T: skipped, being short") }},

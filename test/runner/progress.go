@@ -20,13 +20,13 @@ type progress struct {
 }
 
 // event shows the output of a test as it comes, if wanted.
-func (p *progress) event(kind string, e event) {
+func (p *progress) event(kernel string, e event) {
 	if !p.verbose || e.Action != "output" {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fmt.Fprintf(p.to, "[%s] %s\n", kind, strings.TrimSuffix(e.Output, "\n"))
+	fmt.Fprintf(p.to, "[%s] %s\n", kernel, strings.TrimSuffix(e.Output, "\n"))
 }
 
 // outputAtOnce is how many lines of a failed test are shown as soon as its package

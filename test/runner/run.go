@@ -47,19 +47,18 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	builds := compileAll(ctx, opts.dir, packages, binaries)
 	x := executor{
 		opts:      opts,
-		kernels:   kernels,
 		test2json: test2json,
 		progress:  &progress{to: stdout, module: modulePath, verbose: opts.verbose},
 	}
 
-	// The host and User Mode Linux work side by side, each of them on one package at a
-	// time: packages that share a kernel could get in each other's way.
+	// The kernels work side by side, each of them on one package at a time: packages
+	// that share a kernel could get in each other's way.
 	lanes := make([][]packageRun, len(kernels))
 	var working sync.WaitGroup
 	for i, k := range kernels {
 		lane := func() {
 			for _, p := range packages {
-				if k.kind == kindUML && !p.kernel {
+				if k.uml() && !p.kernel {
 					continue
 				}
 				lanes[i] = append(lanes[i], x.run(ctx, k, p, builds[p.path]))

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -236,35 +237,59 @@ func TestWholeRun(t *testing.T) {
 		{"syntax error", "-kernel host ./pure ./syntax", 1, []string{"./syntax (package)", "do not build", "syntax_test.go:3", "5 passed, 1 failed, 0 skipped"}, nil},
 		{"type error", "-kernel host ./pure ./types", 1, []string{"./types (package)", "do not build", "types_test.go:3", "5 passed, 1 failed, 0 skipped"}, nil},
 		{"no such package", "-kernel host ./absent", 2, nil, []string{"passed"}},
-		{"no UML kernel", "-build=false ./both", 1, []string{"NO USER MODE LINUX KERNEL", "NOT RUN ON ANY KERNEL: 1 test", "./both TestOnUML", "no uml", "2 passed, 1 failed, 0 skipped"}, nil},
+		{"named kernel is missing", "./both", 2, []string{"kernel 6.12: ", "SLIPSTREAM_TESTKERNEL: '/nonexistent' is not an executable file"}, []string{"passed"}},
+		{"no kernels to build", "./both", 1, []string{"NO KERNEL 6.12", "NO KERNEL 6.1:", "NOT RUN ON ANY KERNEL: 1 test", "./both TestOnUML", "no uml", "2 passed, 1 failed, 0 skipped"}, nil},
+		{"no kernel to build, the only one", "-kernel 6.1 ./both", 2, []string{"kernel 6.1: not available"}, []string{"passed"}},
+		{"no kernels to build, in CI", "./both", 2, []string{"kernel 6.12: not available"}, []string{"passed"}},
+		{"no kernels to build, host asked for", "-kernel host ./both", 1, []string{"NOT RUN ON ANY KERNEL: 1 test", "./both TestOnUML", "no uml", "2 passed, 1 failed, 0 skipped"}, nil},
+		{"no kernels to build, no test for one", "./pure", 0, []string{"5 passed, 0 failed, 0 skipped"}, nil},
+		{"panicking kernel", "./both", 2, []string{"does not boot: Kernel panic - not syncing: on purpose"}, []string{"passed"}},
 
-		{"uml: each ran somewhere", "./both ./pure", 0, []string{"Skipped on one kernel", "no host", "no uml", "9 passed, 0 failed, 0 skipped"}, []string{"NOT RUN ON", "FAIL"}},
+		{"uml: each ran somewhere", "./both ./pure", 0, []string{"Kernels: host ", ", uml 6.12.", ", uml 6.1.", "Skipped on some kernel", "no host", "no uml", "9 passed, 0 failed, 0 skipped"}, []string{"NOT RUN ON", "FAIL"}},
 		{"uml: alone", "-kernel uml ./both ./pure", 1, []string{"TestOnHost", "no host", "3 passed, 1 failed, 0 skipped"}, []string{"./pure"}},
+		{"uml: one of them", "-kernel 6.1 ./both ./pure", 1, []string{"Kernels: uml 6.1.", "3 passed, 1 failed, 0 skipped"}, []string{"6.12."}},
 		{"uml: skipped everywhere", "-serial ./nowhere", 1, []string{"NOT RUN ON ANY KERNEL", "no sun", "no moon", "1 passed, 1 failed, 0 skipped"}, nil},
 		{"uml: failed there", "./umlfails", 1, []string{"FAILED on uml", "the machine is on fire", "0 passed, 1 failed, 0 skipped"}, nil},
-		{"uml: killed there", "./umldies", 1, []string{"FAILED on uml", "./umldies (package)", "0 passed, 2 failed, 0 skipped"}, nil},
+		{"uml: killed there", "-kernel uml ./umldies", 1, []string{"FAILED on uml 6.12", "FAILED on uml 6.1.", "./umldies (package)", "0 passed, 3 failed, 0 skipped"}, nil},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if strings.HasPrefix(test.name, "uml:") {
-				if _, err := uml.Find(t.Context(), script); errors.Is(err, uml.ErrNoKernel) {
-					t.Skipf("NOT RUN: %v", err)
+				for _, version := range uml.Versions {
+					if _, err := uml.Find(t.Context(), script, version); errors.Is(err, uml.ErrNoKernel) {
+						t.Skipf("NOT RUN: %v", err)
+					}
 				}
 			}
-			if test.name == "no UML kernel" {
-				t.Setenv(uml.KernelVariable, "")
-				t.Setenv("XDG_CACHE_HOME", t.TempDir())
-				t.Setenv("GOCACHE", goCache(t)) // it is below XDG_CACHE_HOME by default
+			kernelScript := script
+			if strings.HasPrefix(test.name, "no kernel") {
+				kernelScript = filepath.Join(t.TempDir(), "build.sh")
+				if err := os.WriteFile(kernelScript, []byte("#!/bin/sh\nexit 3\n"), 0o700); err != nil {
+					t.Fatal(err)
+				}
 			}
-			opts, err := parseFlags(strings.Fields(test.args), false, os.Stderr)
+			if test.name == "named kernel is missing" {
+				t.Setenv("SLIPSTREAM_TESTKERNEL", "/nonexistent")
+			}
+			if test.name == "panicking kernel" {
+				kernel := filepath.Join(t.TempDir(), "kernel")
+				if err := os.WriteFile(kernel, []byte("#!/bin/sh\necho Kernel panic - not syncing: on purpose\nexit 1\n"), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				t.Setenv("SLIPSTREAM_TESTKERNEL", kernel)
+			}
+			opts, err := parseFlags(strings.Fields(test.args), strings.HasSuffix(test.name, "in CI"), os.Stderr)
 			if err != nil {
 				t.Fatal(err)
 			}
-			opts.dir, opts.script = dir, script
+			opts.dir, opts.script = dir, kernelScript
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			var out strings.Builder
 			code, err := run(ctx, opts, &out, &out)
+			if err != nil {
+				fmt.Fprintln(&out, err)
+			}
 			if code != test.code {
 				t.Errorf("exit code %d, want %d; error %v", code, test.code, err)
 			}
@@ -285,7 +310,7 @@ func TestWholeRun(t *testing.T) {
 					t.Errorf("the output has %q", part)
 				}
 			}
-			if len(test.want) > 0 {
+			if code != exitUsage {
 				if last := test.want[len(test.want)-1] + "\n"; !strings.HasSuffix(text, "\n"+last) || !lastLine.MatchString(text) {
 					t.Errorf("the last line is not %q", last)
 				}
@@ -295,15 +320,6 @@ func TestWholeRun(t *testing.T) {
 			}
 		})
 	}
-}
-
-func goCache(t *testing.T) string {
-	t.Helper()
-	dir, err := goOutput(t.Context(), "", "env", "GOCACHE")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 // Whoever interrupts the runner gets a failure, at once, and no test binary stays.

@@ -5,8 +5,9 @@
 //
 //	go run ./test/kernel/run [flags] command [argument...]
 //
-// The kernel is the one that SLIPSTREAM_TESTKERNEL names, or else the one that
-// test/kernel/build.sh has cached. The command sees the host's files.
+// The kernel is the one that SLIPSTREAM_TESTKERNEL names (with -kernel 6.1
+// SLIPSTREAM_TESTKERNEL_6_1), or else the one that test/kernel/build.sh has cached. The
+// command sees the host's files.
 package main
 
 import (
@@ -17,6 +18,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -37,6 +39,7 @@ func main() {
 
 func run() (int, error) {
 	timeout := flag.Duration("timeout", 10*time.Minute, "kill the machine after this time")
+	version := flag.String("kernel", uml.Versions[0], "Linux version: "+strings.Join(uml.Versions, " or "))
 	memory := flag.String("mem", "2G", "memory of the machine")
 	dir := flag.String("C", ".", "working directory")
 	script := flag.String("build-script", "test/kernel/build.sh", "build.sh, which knows where a built kernel is cached")
@@ -56,7 +59,7 @@ func run() (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
 
-	kernel, err := uml.Find(ctx, *script)
+	kernel, err := uml.Find(ctx, *script, *version)
 	if err != nil {
 		return noResult, err
 	}
@@ -72,6 +75,9 @@ func run() (int, error) {
 		return noResult, err
 	}
 	machine := uml.Machine{Kernel: kernel, Memory: *memory}
+	if err := machine.Check(ctx); err != nil {
+		return noResult, err
+	}
 	if *console {
 		machine.Console = os.Stderr
 	}

@@ -254,6 +254,35 @@ func TestNoResult(t *testing.T) {
 	}
 }
 
+func TestCheck(t *testing.T) {
+	ctx, m := machine(t)
+	if err := m.Check(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name, script string // the kernel
+		want         string
+	}{
+		{"panics", "exec " + m.Kernel + ` "$@" init=/nonexistent`, "does not boot: Kernel panic - not syncing: Requested init /nonexistent failed"},
+		{"without the patch", "echo 'userspace - ptrace set fp regs failed, errno = 14'; echo Kernel panic - not syncing: x; exit 1", "ptrace set fp regs failed, errno = 14: built without fp-size.patch"},
+		{"says nothing", "exit 1", "exit status 1"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			script := filepath.Join(t.TempDir(), "kernel")
+			if err := os.WriteFile(script, []byte("#!/bin/sh\n"+test.script+"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			bad := m
+			bad.Kernel = script
+			err := bad.Check(ctx)
+			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), script) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %v, want one line with %q and the kernel's path", err, test.want)
+			}
+		})
+	}
+}
+
 func TestMachinesAtTheSameTime(t *testing.T) {
 	_, m := machine(t)
 	for i := range 3 {

@@ -3,41 +3,34 @@
 package uml
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 )
 
-// KernelVariable is the environment variable that names a ready kernel.
-const KernelVariable = "SLIPSTREAM_TESTKERNEL"
+// Versions are the Linux versions that tests run on, as test/kernel/build.sh takes them.
+var Versions = []string{"6.12", "6.1"}
 
-// ErrNoKernel means that no kernel is named and none is cached.
-var ErrNoKernel = errors.New("no User Mode Linux kernel: set " + KernelVariable + " to one, or build it with test/kernel/build.sh")
+// ErrNoKernel means that no kernel of the version is named and none is cached.
+var ErrNoKernel = errors.New("no User Mode Linux kernel")
 
-// Find returns the path of the kernel that SLIPSTREAM_TESTKERNEL names, else of the
-// one that buildScript, the path of test/kernel/build.sh, has cached, else
-// [ErrNoKernel]. It builds nothing.
-func Find(ctx context.Context, buildScript string) (string, error) {
-	if path := os.Getenv(KernelVariable); path != "" {
-		info, err := os.Stat(path)
-		if err != nil {
-			return "", fmt.Errorf("%s: %w", KernelVariable, err)
-		}
-		if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-			return "", fmt.Errorf("%s: %s is not an executable file", KernelVariable, path)
-		}
-		return path, nil
-	}
-	out, err := exec.CommandContext(ctx, buildScript, "--cached").Output()
+// Find returns the path of the kernel of a version that the environment names, else of
+// the one that buildScript, the path of test/kernel/build.sh, has cached, else
+// [ErrNoKernel] with what the script said. It builds nothing.
+func Find(ctx context.Context, buildScript, version string) (string, error) {
+	cmd := exec.CommandContext(ctx, buildScript, "--cached", version)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
 	var status *exec.ExitError
 	if errors.As(err, &status) && status.ExitCode() == 1 {
-		return "", ErrNoKernel
+		return "", fmt.Errorf("%w: %s", ErrNoKernel, bytes.TrimSpace(said.Bytes()))
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s --cached: %w", buildScript, err)
+		return "", fmt.Errorf("%s --cached %s: %w", buildScript, version, err)
 	}
 	return strings.TrimSuffix(string(out), "\n"), nil
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +48,29 @@ func (m Machine) Version(ctx context.Context) (string, error) {
 	}
 	return version, nil
 }
+
+// Check boots the machine once and runs nothing of use on it. An error says in one line
+// why the machine does not boot, in the words of the kernel's panic if there was one.
+func (m Machine) Check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout, fmt.Errorf("no end after %v", bootTimeout))
+	defer cancel()
+	var console tail
+	m.Console = &console
+	result, err := m.Run(ctx, Command{Path: "/bin/true"}, nil)
+	switch {
+	case err == nil && result.ExitCode == 0:
+		return nil
+	case err == nil:
+		return fmt.Errorf("uml: kernel %s boots, but /bin/true ends with %d", m.Kernel, result.ExitCode)
+	}
+	if why := console.panicked(); why != "" {
+		return fmt.Errorf("uml: kernel %s does not boot: %s", m.Kernel, why)
+	}
+	return fmt.Errorf("uml: kernel %s does not boot: %w", m.Kernel, err)
+}
+
+// bootTimeout bounds a boot that takes less than a second on an idle host.
+const bootTimeout = 2 * time.Minute
 
 // Run boots the machine, runs the command, and returns how it ended after the machine
 // is gone. The command's standard output and standard error both go to output as they

@@ -20,7 +20,7 @@ func machine(t *testing.T) (context.Context, Machine) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
-	kernel, err := Find(ctx, "../build.sh")
+	kernel, err := Find(ctx, "../build.sh", Versions[0])
 	if errors.Is(err, ErrNoKernel) {
 		t.Skipf("NOT RUN: %v", err)
 	}

@@ -42,3 +42,24 @@ func (t *tail) quote() string {
 	}
 	return "; the console said:\n    " + strings.ReplaceAll(text, "\n", "\n    ")
 }
+
+// fpFailure is what a kernel without fp-size.patch says before it panics on a processor
+// with AMX.
+const fpFailure = "ptrace set fp regs failed"
+
+// panicked returns why the kernel panicked, or "" if it did not say.
+func (t *tail) panicked() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	why := ""
+	for line := range strings.Lines(string(t.kept)) {
+		line = strings.TrimSpace(line)
+		if at := strings.Index(line, fpFailure); at >= 0 {
+			return line[at:] + ": built without fp-size.patch, which processors with AMX need"
+		}
+		if at := strings.Index(line, "Kernel panic - not syncing"); at >= 0 && why == "" {
+			why = line[at:]
+		}
+	}
+	return why
+}
