@@ -114,5 +114,6 @@ type Config struct {
 
 // ErrUnsupported says that the kernel has no flowtables, or not those for nf_tables
 // of family inet. It wants CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD
-// (both Linux 4.16), which distributions have as modules.
-var ErrUnsupported = errors.New("the kernel has no flowtables (CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD)")
+// (both Linux 4.16), and before Linux 6.2 CONFIG_NFT_OBJREF; distributions have them as
+// modules.
+var ErrUnsupported = errors.New("the kernel has no flowtables (CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD, before Linux 6.2 CONFIG_NFT_OBJREF)")

@@ -42,13 +42,15 @@ func dryRun(conn *nfnl.Conn, fill func(*nfnl.Batch) error) error {
 }
 
 // probe finds out what the kernel can do. It returns ErrUnsupported where it has no
-// flowtables.
+// flowtables, or lacks what the rules that fill them need.
 func probe(conn *nfnl.Conn) (able abilities, err error) {
 	err = dryRun(conn, func(b *nfnl.Batch) error {
 		b.AddTable(probeTable, "")
 		b.AddFlowtable(probeTable, &nfnl.Flowtable{Name: flowtableName, Flags: nfnl.FlowtableCounter})
+		b.AddCounter(probeTable, counterOffloaded)
 		b.AddChain(probeTable, chains[1])
-		return b.AddRule(probeTable, chainForward, "", &expr.FlowOffload{Name: flowtableName})
+		// Named counters are an option of the kernel's configuration until Linux 6.2.
+		return b.AddRule(probeTable, chainForward, "", append(packetsUpTo(1), &expr.FlowOffload{Name: flowtableName}, nfnl.CountIn(counterOffloaded))...)
 	})
 	switch {
 	case errors.Is(err, unix.EPERM):

@@ -5,11 +5,12 @@ package kerneltest
 import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // Flowtable is nf_tables flowtables of family inet and the rules that put connections
-// into them. It needs CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD (both
-// Linux 4.16).
+// into them and count these. It needs CONFIG_NF_FLOW_TABLE_INET and
+// CONFIG_NFT_FLOW_OFFLOAD (both Linux 4.16), and before Linux 6.2 CONFIG_NFT_OBJREF.
 var Flowtable = define("flowtables", probeFlowtable, NFTables)
 
 func probeFlowtable() error {
@@ -28,10 +29,11 @@ func probeFlowtable() error {
 			Hooknum:  nftables.ChainHookForward,
 			Priority: nftables.ChainPriorityFilter,
 		})
+		counter := conn.AddObj(&nftables.CounterObj{Table: table, Name: "probe"}).(*nftables.CounterObj)
 		conn.AddRule(&nftables.Rule{
 			Table: table,
 			Chain: chain,
-			Exprs: []expr.Any{&expr.FlowOffload{Name: flowtable.Name}},
+			Exprs: []expr.Any{&expr.FlowOffload{Name: flowtable.Name}, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter.Name}},
 		})
 	})
 }
