@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // inKernel lists the flowtable's devices as the kernel has them.
@@ -65,6 +67,19 @@ func (w *world) dummy(name string) netlink.Link {
 	return d
 }
 
+// rename renames an interface that is up. Before Linux 6.2 it has to be down meanwhile.
+func (w *world) rename(link netlink.Link, name string) {
+	w.t.Helper()
+	err := w.links.LinkSetName(link, name)
+	if !errors.Is(err, unix.EBUSY) {
+		w.check(err)
+		return
+	}
+	w.check(w.links.LinkSetDown(link))
+	w.check(w.links.LinkSetName(link, name))
+	w.check(w.links.LinkSetUp(link))
+}
+
 // TestInterfaces has interfaces come, go and change.
 func TestInterfaces(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
@@ -74,7 +89,7 @@ func TestInterfaces(t *testing.T) {
 	w.has(four)
 	a := w.dummy("a")
 	w.has("a " + four)
-	w.check(w.links.LinkSetName(a, "b"))
+	w.rename(a, "b")
 	w.has("b " + four)
 	w.check(w.links.LinkSetDown(a))
 	w.has(four)
@@ -150,7 +165,7 @@ func TestExpression(t *testing.T) {
 	// One that is given another name may not be meant any more.
 	gone := w.dummy("gone")
 	w.has("gone veth1 veth2")
-	w.check(w.links.LinkSetName(gone, "unmeant"))
+	w.rename(gone, "unmeant")
 	w.has("veth1 veth2")
 	w.goesOn(in, out)
 	w.unharmed(in, out)

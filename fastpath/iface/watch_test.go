@@ -4,6 +4,7 @@ package iface
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -178,7 +179,15 @@ func TestWatch(t *testing.T) {
 	w.check(w.nl.LinkSetMTU(a, 1400))
 	w.address(w.nl.AddrDel, a, "192.0.2.2/24")
 	w.sees("a veth 1400 up 2001:db8::1, b veth 1500") // with the first address of a subnet, the others go
-	w.check(w.nl.LinkSetName(a, "c"))
+	// Before Linux 6.2 it has to be down for that, which takes its IPv6 addresses away.
+	if err := w.nl.LinkSetName(a, "c"); errors.Is(err, unix.EBUSY) {
+		w.check(w.nl.LinkSetDown(a))
+		w.check(w.nl.LinkSetName(a, "c"))
+		w.check(w.nl.LinkSetUp(a))
+		w.address(w.nl.AddrAdd, a, "2001:db8::1/64")
+	} else {
+		w.check(err)
+	}
 	w.sees("b veth 1500, c veth 1400 up 2001:db8::1")
 
 	// To enter a bridge or leave it is no end of an interface.
