@@ -6,9 +6,9 @@ import (
 	"errors"
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"

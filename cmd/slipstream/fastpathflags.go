@@ -6,11 +6,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/events"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/fastpath/flows"
-	"github.com/slipstream-proxy/slipstream/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 )

@@ -8,19 +8,19 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
-	"github.com/slipstream-proxy/slipstream/backend/nftables"
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 )
 
 // modes are the proxy modes that there are. To add one is to add a line here and in
 // removals, and a row in docs/configuration.md.
-var modes = map[string]func(*config.Config) (backend.Backend, error){
-	config.NFTables: func(c *config.Config) (backend.Backend, error) { return nftables.New(backendConfig(c)) },
-	config.IPTables: func(c *config.Config) (backend.Backend, error) {
+var modes = map[string]func(*config.Config) (dataplane.Dataplane, error){
+	config.NFTables: func(c *config.Config) (dataplane.Dataplane, error) { return nftables.New(backendConfig(c)) },
+	config.IPTables: func(c *config.Config) (dataplane.Dataplane, error) {
 		return iptables.New(backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
 	},
 }
@@ -35,8 +35,8 @@ var removals = map[string]func() error{
 func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
 
 // backendConfig is what all modes need of a valid configuration.
-func backendConfig(c *config.Config) backend.Config {
-	return backend.Config{MasqueradeAll: c.MasqueradeAll(), MasqueradeBit: c.MasqueradeBit()}
+func backendConfig(c *config.Config) dataplane.Config {
+	return dataplane.Config{MasqueradeAll: c.MasqueradeAll(), MasqueradeBit: c.MasqueradeBit()}
 }
 
 // removeModes removes what runs in all modes but one have programmed; "" for all. It
@@ -54,7 +54,7 @@ func removeModes(but string) (err error) {
 }
 
 func removeNFTables() (err error) {
-	b, err := nftables.New(backend.Config{})
+	b, err := nftables.New(dataplane.Config{})
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func removeIPTables() error {
 }
 
 // countRules has the numbers of rules be metrics, where a mode has rules.
-func countRules(m *metrics.Metrics, b backend.Backend) {
+func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	if rules, ok := b.(*iptables.Backend); ok {
 		m.OnIPTables(func() (metrics.IPTables, error) {
 			c := rules.RuleCounts()

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // nodePort is the manifest of Service default/web with some of the servers, a

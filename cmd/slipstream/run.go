@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"

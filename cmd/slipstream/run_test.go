@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // TestRun is a proxy's whole life on a node.

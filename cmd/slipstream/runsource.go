@@ -3,10 +3,10 @@
 package main
 
 import (
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/source"
-	"github.com/slipstream-proxy/slipstream/source/api"
-	"github.com/slipstream-proxy/slipstream/source/manifest"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
+	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
 )
 
 // newSource makes the source of objects. The client is nil where they come from

@@ -6,16 +6,16 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
 )
 
 // openReader makes what reads what any run in a configuration's mode has programmed. If
 // there is one that runs, it reads what that one has programmed.
-func openReader(c *config.Config, running backend.Backend) (proxy.Reader, error) {
+func openReader(c *config.Config, running dataplane.Dataplane) (proxy.Reader, error) {
 	b, err := another(c, running)
 	if err != nil {
 		return nil, err
@@ -30,7 +30,7 @@ func openReader(c *config.Config, running backend.Backend) (proxy.Reader, error)
 // another makes a backend like the one that runs, which may be none. To look again for
 // the variant of iptables that the node uses would cost as much as to read, and may come
 // to another one than it did.
-func another(c *config.Config, running backend.Backend) (backend.Backend, error) {
+func another(c *config.Config, running dataplane.Dataplane) (dataplane.Dataplane, error) {
 	if b, ok := running.(*iptables.Backend); ok {
 		return iptables.New(backendConfig(c), iptables.Options{Variant: b.Variant()})
 	}
@@ -38,7 +38,7 @@ func another(c *config.Config, running backend.Backend) (backend.Backend, error)
 }
 
 // verifyInBackground has a proxy verify what a backend has programmed, where it is to.
-func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b backend.Backend) {
+func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b dataplane.Dataplane) {
 	if c.VerifyPeriod() == 0 {
 		return
 	}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"k8s.io/klog/v2"
+)
+
+// Options are what only this backend has.
+type Options struct {
+	// Variant is which iptables to use; empty for the one that the node uses.
+	Variant Variant
+
+	// SyncPeriod is after which time without a full restore one is due, which
+	// Check then says; 0 for never. Where one takes long it is due later, so that
+	// they take a tenth of the time at the most: changes wait for them.
+	SyncPeriod time.Duration
+}
+
+// Backend is the iptables backend. It needs the commands of one of the variants,
+// of version 1.8 or later, and in the kernel IP sets and the extensions set, recent,
+// statistic, addrtype, conntrack, mark and comment; and CAP_NET_ADMIN in the network
+// namespace.
+type Backend struct {
+	config  dataplane.Config
+	options Options
+	variant Variant
+	sets    *sets
+	guard   guard
+
+	tables    []*table // one for each family that the variant has
+	pools     []*pool  // what the kernel has, by PoolID
+	frontends map[desired.FrontendKey]*frontend
+	health    healthPorts
+	valid     bool // false until the first Reconcile, and after a failure
+	alone     bool // nothing of ours is in the other variant
+	full      fullRestore
+	counts    atomic.Pointer[Counts]
+}
+
+var _ dataplane.Dataplane = (*Backend)(nil)
+
+// New finds out which iptables the node uses and programs nothing yet.
+func New(c dataplane.Config, o Options) (*Backend, error) {
+	b := &Backend{config: c, options: o, variant: o.Variant}
+	if b.variant == "" {
+		var err error
+		if b.variant, err = Detect(c.NetNS); err != nil {
+			return nil, err
+		}
+	}
+	for _, f := range families {
+		if err := b.variant.probe(c.NetNS, f); err != nil {
+			if f == desired.IPv4 {
+				return nil, err
+			}
+			klog.InfoS("iptables mode: no rules for IPv6, as its commands do not work here", "err", err)
+			continue // mostly a kernel without
+		}
+		b.tables = append(b.tables, &table{family: f})
+	}
+	err := inside(c.NetNS, func() (err error) {
+		b.sets, err = openSets()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if b.guard, err = openGuard(b.variant, c.NetNS); err != nil {
+		b.sets.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Variant is which iptables is used.
+func (b *Backend) Variant() Variant { return b.variant }
+
+// Close implements dataplane.Dataplane.
+func (b *Backend) Close() error {
+	b.sets.close()
+	return b.guard.close()
+}
+
+// Apply implements dataplane.Dataplane: sets are written element by element, and of the
+// rules only the chains that differ, in one restore for each family. (So a failure can
+// leave part of the change. It is for the Reconcile that has to follow.)
+func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
+	if !b.valid {
+		return dataplane.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
+	}
+	b.valid = false // until the kernel has it too
+	if change.Rebuild {
+		return dataplane.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
+	}
+	var stats dataplane.Stats
+	last := newCounts()
+	for _, step := range b.take(change) {
+		t := step.table
+		nat, filter := &script{known: t.known, now: registry{}}, &script{known: t.filter, now: registry{}}
+		t.write(nat, step)
+		t.writeFilter(filter, step)
+		if err := b.partial(t, step, nat, filter, &stats); err != nil {
+			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
+		}
+		nat.done(t.known)
+		filter.done(t.filter)
+		last[t.family][tableNAT], last[t.family][tableFilter] = nat.ruleLines, filter.ruleLines
+	}
+	b.valid = true
+	b.count(&last)
+	return stats, b.guard.committed()
+}
+
+// partial writes one family's part of a change.
+func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *dataplane.Stats) error {
+	if err := b.writeSets(t, step.sets.before, stats); err != nil {
+		return err
+	}
+	var input []byte
+	if !filter.empty() {
+		input = filter.finish(tableFilter)
+	}
+	if !nat.empty() {
+		input = append(input, nat.finish(tableNAT)...)
+	}
+	if len(input) > 0 {
+		stats.Elements += nat.lines + filter.lines
+		stats.Bytes += len(input)
+		if err := b.variant.restore(b.config.NetNS, t.family, input); err != nil {
+			return err
+		}
+		for name, s := range map[string]*script{tableFilter: filter, tableNAT: nat} {
+			if !s.empty() {
+				b.guard.grown.add(t.family, name, s)
+			}
+		}
+	}
+	return b.writeSets(t, step.sets.after, stats)
+}
+
+func (b *Backend) writeSets(t *table, all []setWrite, stats *dataplane.Stats) error {
+	for _, w := range all {
+		stats.Elements++
+		if err := b.sets.write(t.family, w.kind, w.member, w.add); err != nil {
+			return err
+		}
+		if w.add {
+			t.members[w.kind]++
+		} else {
+			t.members[w.kind]--
+		}
+	}
+	return nil
+}
