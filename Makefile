@@ -16,7 +16,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules fuzz clean
+.PHONY: help build test race oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ build: ## Build bin/slipstream and bin/slipstream-bench, static binaries
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernel (root)
 	$(GO) run ./test/runner -timeout 25m ./...
 	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
+
+race: deps ## Run the packages that start goroutines under the race detector (root)
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
 	cd test/oracle && $(GO) run ./build && $(GO) test ./cluster ./observe ./stage ./upstream
