@@ -52,7 +52,7 @@ func play(ctx context.Context, t *testing.T, binary string, out io.Writer) error
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	color.NoColor = true // the test's own output may be a terminal
-	err := run(ctx, options{slipstream: binary, fast: true}, newScreen(out, false))
+	err := run(ctx, binary, out)
 	files, e := os.ReadDir(tmp)
 	if e != nil {
 		t.Fatal(e)
@@ -73,7 +73,7 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("%v\n%s", err, &out)
 	}
 	t.Logf("\n%s", &out)
-	for _, want := range []string{"-> web", "kill -9", "refused in between", "claims were checked and hold."} {
+	for _, want := range []string{"client-1 -> 10.96.0.10:80/TCP", "kill -9", "was refused at once", "claims hold."} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in the output", want)
 		}
@@ -103,7 +103,7 @@ func TestDemoSeesWhatIsNotSo(t *testing.T) {
 		t.Fatalf("error %v\n%s", err, &out)
 	}
 	for _, node := range []string{"node-1", "node-2"} {
-		want := "✗ nftables of " + node + " before: ip slipstream and ip6 slipstream; after: ip slipstream and ip6 slipstream"
+		want := "✗ nftables of " + node + ": [ip slipstream ip6 slipstream] before, [ip slipstream ip6 slipstream] after"
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in the output:\n%s", want, &out)
 		}
@@ -139,8 +139,8 @@ func TestInterrupt(t *testing.T) {
 }
 
 func TestNoBinary(t *testing.T) {
-	err := run(t.Context(), options{slipstream: "no/such/file"}, newScreen(io.Discard, false))
-	if err == nil || !strings.Contains(err.Error(), "-slipstream: there is no no/such/file") || strings.Contains(err.Error(), "\n") {
+	err := run(t.Context(), "no/such/file", io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "-slipstream: no/such/file does not exist") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -33,6 +33,9 @@ type LoadOptions struct {
 	// Connect are options of each connection. A Source with a port makes sense
 	// only with one worker.
 	Connect []ConnectOption
+	// Result, if not nil, is called with each connection's begin and result. With
+	// several workers, calls overlap.
+	Result func(begin time.Time, r Reply, err error)
 }
 
 // LoadStats are what a load counted. The memory that they take does not grow
@@ -139,8 +142,12 @@ func (l *Load) work(ctx context.Context, opts LoadOptions, once func() (Reply, e
 		tick = t.C
 	}
 	for ctx.Err() == nil && l.mayStart(opts.Count) {
+		begin := time.Now()
 		reply, err := once()
 		l.count(reply, err)
+		if opts.Result != nil {
+			opts.Result(begin, reply, err)
+		}
 		if tick == nil {
 			continue
 		}

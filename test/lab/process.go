@@ -127,6 +127,20 @@ func (p *Process) Kill() error {
 	return nil
 }
 
+// Stop sends a signal that asks the process to end and returns the result of Wait. A
+// process that has not ended after the grace period is killed, which is an error.
+func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
+	if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.err
+	case <-time.After(grace):
+		return errors.Join(fmt.Errorf("still running %v after %v", grace, sig), p.Kill(), p.Wait())
+	}
+}
+
 // Done returns a channel that is closed when the process has ended and its
 // output has been written.
 func (p *Process) Done() <-chan struct{} { return p.done }
