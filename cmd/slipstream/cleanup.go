@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 
@@ -37,12 +38,12 @@ Established ones go on where something else on the node translates addresses too
 as most pod networks do; otherwise the kernel stops translating altogether, and they
 end. Stop 'slipstream run' before, or it will repair what is removed.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			exclude, errs := config.ParseExcludeCIDRs(field.NewPath("--ipvs-exclude-cidrs"), o.excludeCIDRs)
 			if len(errs) > 0 {
 				return errs.ToAggregate()
 			}
-			return cleanUp(exclude, o.keepKubeProxy)
+			return cleanUp(cmd.Context(), exclude, o.keepKubeProxy)
 		},
 	}
 	f := cmd.Flags()
@@ -54,10 +55,10 @@ end. Stop 'slipstream run' before, or it will repair what is removed.`,
 
 // cleanUp removes what slipstream has programmed and, unless that is to stay, what
 // kube-proxy has. It does all it can, whatever fails.
-func cleanUp(excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
+func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
 	errs := []error{removeModes(""), cleanUpFastPath()}
 	if !keepKubeProxy {
-		errs = append(errs, takeover.Remove(takeOverOptions(excludeCIDRs)))
+		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
 	}
 	return errors.Join(errs...)
 }

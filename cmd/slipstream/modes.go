@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,7 +13,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
-	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 )
 
@@ -28,7 +28,7 @@ var modes = map[string]func(*config.Config) (dataplane.Dataplane, error){
 // removals remove what any run in a mode has programmed.
 var removals = map[string]func() error{
 	config.NFTables: removeNFTables,
-	config.IPTables: removeIPTables,
+	config.IPTables: func() error { return iptables.Remove(context.TODO()) },
 }
 
 // modeNames are their names, in the order of the alphabet.
@@ -60,13 +60,6 @@ func removeNFTables() (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	return b.Cleanup()
-}
-
-// removeIPTables does without the commands of iptables, as there may be none where another
-// mode runs.
-func removeIPTables() error {
-	ours := takeover.Owner{Name: "slipstream", Chain: iptables.IsOurs, Entered: iptables.IsEntered}
-	return errors.Join(takeover.RemoveOwned(ours, takeover.Options{}), iptables.RemoveSets(0))
 }
 
 // countRules has the numbers of rules be metrics, where a mode has rules.

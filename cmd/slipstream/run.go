@@ -101,7 +101,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		klog.V(klog.Level(n.Verbosity)).InfoS("Configuration: " + n.String())
 	}
 	if o.cleanup {
-		return cleanUp(c.ExcludeCIDRs(), false)
+		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)
 	}
 	if o.initOnly {
 		return initialize(c)

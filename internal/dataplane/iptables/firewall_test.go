@@ -15,6 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
@@ -234,11 +235,11 @@ func TestHealthPorts(t *testing.T) {
 			s.service("other", step.other)
 			dataplanetest.Apply(t, s.backend, s.state)
 			for again := range 2 {
-				got, err := s.backend.sets.read(desired.IPv4, setHealthChecks)
+				got, err := s.backend.sets.List(setName(desired.IPv4, setHealthChecks))
 				s.must(err)
 				want := map[member]bool{}
 				for _, port := range step.want {
-					want[portMember(port)] = true
+					want[ipset.Port(port)] = true
 				}
 				if !maps.Equal(got, want) {
 					t.Errorf("%d and %d: %v, want %v", step.web, step.other, got, want)

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -48,7 +49,7 @@ func (b *Backend) takeHealthChecks(all []desired.HealthCheck, steps []*step) {
 	for f, ports := range before {
 		for port, was := range ports {
 			if is := b.health.users[f][port]; steps[f] != nil && (was > 0) != (is > 0) {
-				steps[f].sets.one(setHealthChecks, portMember(port), is > 0, false)
+				steps[f].sets.one(setHealthChecks, ipset.Port(port), is > 0, false)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"k8s.io/klog/v2"
 )
 
@@ -32,7 +33,7 @@ type Backend struct {
 	config  dataplane.Config
 	options Options
 	variant Variant
-	sets    *sets
+	sets    *ipset.Conn
 	guard   guard
 
 	tables    []*table // one for each family that the variant has
@@ -66,15 +67,12 @@ func New(c dataplane.Config, o Options) (*Backend, error) {
 		}
 		b.tables = append(b.tables, &table{family: f})
 	}
-	err := inside(c.NetNS, func() (err error) {
-		b.sets, err = openSets()
-		return err
-	})
-	if err != nil {
+	var err error
+	if b.sets, err = ipset.Dial(c.NetNS); err != nil {
 		return nil, err
 	}
 	if b.guard, err = openGuard(b.variant, c.NetNS); err != nil {
-		b.sets.close()
+		b.sets.Close()
 		return nil, err
 	}
 	return b, nil
@@ -85,7 +83,7 @@ func (b *Backend) Variant() Variant { return b.variant }
 
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error {
-	b.sets.close()
+	b.sets.Close()
 	return b.guard.close()
 }
 
@@ -149,14 +147,14 @@ func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *data
 func (b *Backend) writeSets(t *table, all []setWrite, stats *dataplane.Stats) error {
 	for _, w := range all {
 		stats.Elements++
-		if err := b.sets.write(t.family, w.kind, w.member, w.add); err != nil {
+		write, n := b.sets.Delete, -1
+		if w.add {
+			write, n = b.sets.Add, 1
+		}
+		if err := write(setName(t.family, w.kind), w.member); err != nil {
 			return err
 		}
-		if w.add {
-			t.members[w.kind]++
-		} else {
-			t.members[w.kind]--
-		}
+		t.members[w.kind] += n
 	}
 	return nil
 }

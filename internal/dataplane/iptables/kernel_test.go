@@ -475,7 +475,7 @@ func TestDetect(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "neither iptables-nft nor iptables-legacy works") {
 			t.Errorf("%v", err)
 		}
-		if err := remove(k.ns.FD()); err != nil {
+		if err := k.ns.Do(func() error { return Remove(t.Context()) }); err != nil {
 			t.Errorf("nothing to remove: %v", err)
 		}
 	})

@@ -76,15 +76,15 @@ func (w *setWrites) update(from, to *frontend) {
 	var was, is frontend
 	var m member
 	if from != nil {
-		was, m.frontend = *from, from.FrontendKey
+		was, m = *from, frontendMember(from.FrontendKey)
 	}
 	if to != nil {
-		is, m.frontend = *to, to.FrontendKey
+		is, m = *to, frontendMember(to.FrontendKey)
 	}
 	ranges := func(all []netip.Prefix, others []netip.Prefix, add bool) {
 		for _, p := range all {
 			if !slices.Contains(others, p) {
-				w.one(setSources, member{m.frontend, p}, add, false)
+				w.one(setSources, member{AddrPort: m.AddrPort, Protocol: m.Protocol, Net: p}, add, false)
 			}
 		}
 	}
@@ -116,12 +116,12 @@ func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
 	}
 	for _, p := range split(change.ServiceCIDRs.Added) {
 		if desired.FamilyOf(p.Addr()) == f {
-			w.one(setServiceCIDRs, member{prefix: p}, true, false)
+			w.one(setServiceCIDRs, member{Net: p}, true, false)
 		}
 	}
 	for _, p := range split(change.ServiceCIDRs.Removed) {
 		if desired.FamilyOf(p.Addr()) == f {
-			w.one(setServiceCIDRs, member{prefix: p}, false, false)
+			w.one(setServiceCIDRs, member{Net: p}, false, false)
 		}
 	}
 }

@@ -49,21 +49,6 @@ const (
 	listPrefix   = prefix
 )
 
-// IsOurs says whether a chain is one of a backend of this kind, by its name.
-func IsOurs(chain string) bool { return strings.HasPrefix(chain, prefix) }
-
-// IsEntered says whether a chain is one to which such a backend jumps from chains that
-// iptables has by itself.
-func IsEntered(chain string) bool {
-	switch chain {
-	case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward:
-		return true
-	case prefix + "POSTROUTING": // of earlier versions
-		return true
-	}
-	return false
-}
-
 // hashOf is 13 characters for what they name, the same in every run. A chain's name
 // has 28 at the most.
 func hashOf(parts ...string) string {

@@ -35,10 +35,8 @@ func (b *Backend) Read() (*dataplane.Content, error) {
 			}
 		}
 		r.chains[chainServices] = withoutHead(r.chains[chainServices])
-		for k := range setKinds {
-			if r.sets[k], err = b.sets.read(t.family, k); err != nil {
-				return nil, err
-			}
+		if r.sets, err = readSets(b.sets, t.family); err != nil {
+			return nil, err
 		}
 		r.read()
 	}
@@ -115,7 +113,7 @@ func (r *reader) read() {
 	})
 	r.frontendSets()
 	for m := range r.sets[setClusterIPs] {
-		r.content.ClusterIPs[m.prefix.Addr()] = true
+		r.content.ClusterIPs[m.Net.Addr()] = true
 	}
 	for _, p := range unsplit(sortedPrefixes(r.sets[setServiceCIDRs])) {
 		r.content.ServiceCIDRs[p] = true
@@ -125,7 +123,7 @@ func (r *reader) read() {
 
 func sortedPrefixes(all map[member]bool) (out []netip.Prefix) {
 	for m := range all {
-		out = append(out, m.prefix)
+		out = append(out, m.Net)
 	}
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	return out

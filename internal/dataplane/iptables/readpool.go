@@ -54,7 +54,7 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	}
 	slices.SortFunc(t.Backends, desired.Backend.Compare)
 	if len(t.Backends) == 0 {
-		reject, drop := r.sets[setReject][member{frontend: k}], r.sets[setDrop][member{frontend: k}]
+		reject, drop := r.sets[setReject][frontendMember(k)], r.sets[setDrop][frontendMember(k)]
 		if reject == drop {
 			r.fault("frontend %s has no backends: refused %t, dropped %t", k, reject, drop)
 		}

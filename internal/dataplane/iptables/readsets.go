@@ -14,14 +14,14 @@ import (
 func (r *reader) frontendSets() {
 	check := func(k setKind, has func(dataplane.Target) bool) {
 		for m := range r.sets[k] {
-			if t, there := r.content.Frontends[m.frontend]; !there {
-				r.fault("%s has %s, which is no frontend", setTypes[k].name, m)
+			if t, there := r.content.Frontends[keyOf(m)]; !there {
+				r.fault("%s has %s, which is no frontend", setTypes[k].name, keyOf(m))
 			} else if !has(t) {
-				r.fault("%s has %s", setTypes[k].name, m)
+				r.fault("%s has %s", setTypes[k].name, keyOf(m))
 			}
 		}
 		for f, t := range r.content.Frontends {
-			if desired.FamilyOf(f.Addr()) == r.family && has(t) && !r.sets[k][member{frontend: f}] {
+			if desired.FamilyOf(f.Addr()) == r.family && has(t) && !r.sets[k][frontendMember(f)] {
 				r.fault("%s lacks %s", setTypes[k].name, f)
 			}
 		}
@@ -40,23 +40,23 @@ func (r *reader) frontendSets() {
 	check(setReject, empty(desired.Reject))
 	check(setDrop, empty(desired.Drop))
 	for m := range r.sets[setRestricted] {
-		t := r.content.Frontends[m.frontend]
+		t := r.content.Frontends[keyOf(m)]
 		t.Sources = []netip.Prefix{}
-		r.content.Frontends[m.frontend] = t
+		r.content.Frontends[keyOf(m)] = t
 	}
 	for m := range r.sets[setSources] {
-		t := r.content.Frontends[m.frontend]
+		t := r.content.Frontends[keyOf(m)]
 		if t.Sources == nil {
 			r.fault("SOURCES has %s, which is not restricted", m)
 		}
-		t.Sources = append(t.Sources, m.prefix)
-		r.content.Frontends[m.frontend] = t
+		t.Sources = append(t.Sources, m.Net)
+		r.content.Frontends[keyOf(m)] = t
 	}
 	for m := range r.sets[setRestricted] {
-		t := r.content.Frontends[m.frontend]
+		t := r.content.Frontends[keyOf(m)]
 		slices.SortFunc(t.Sources, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 		t.Sources = unsplit(t.Sources)
-		r.content.Frontends[m.frontend] = t
+		r.content.Frontends[keyOf(m)] = t
 	}
 }
 

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -34,7 +35,7 @@ func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 		}
 	}
 	if !b.alone {
-		if err := b.cleanOther(); err != nil {
+		if err := b.cleanOther(context.TODO()); err != nil {
 			return stats, err
 		}
 		b.alone = true
@@ -48,7 +49,7 @@ func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 // restore programs all of one family.
 func (b *Backend) restore(s *step, local desired.LocalTraffic, liberal bool, stats *dataplane.Stats) error {
 	t := s.table
-	if err := b.sets.create(t.family); err != nil {
+	if err := createSets(b.sets, t.family); err != nil {
 		return err
 	}
 	writes, err := b.compareSets(t, &s.sets)
@@ -147,12 +148,13 @@ func parseSave(text []byte) (s saved) {
 // compareSets finds out what it takes to have in a family's sets what the writes to
 // empty ones would give.
 func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err error) {
-	var want, got [setKinds]map[member]bool
+	got, err := readSets(b.sets, t.family)
+	if err != nil {
+		return out, err
+	}
+	var want [setKinds]map[member]bool
 	for k := range setKinds {
 		want[k] = map[member]bool{}
-		if got[k], err = b.sets.read(t.family, k); err != nil {
-			return out, err
-		}
 		t.members[k] = len(got[k])
 	}
 	for _, w := range slices.Concat(all.before, all.after) {
@@ -168,7 +170,7 @@ func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err erro
 	for _, k := range order {
 		for m := range want[k] {
 			if !got[k][m] {
-				out.one(k, m, true, !got[setExternal][member{frontend: m.frontend}])
+				out.one(k, m, true, !got[setExternal][frontendMember(keyOf(m))])
 			}
 		}
 	}

@@ -5,13 +5,11 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,14 +48,8 @@ var setTypes = [setKinds]struct{ name, typ string }{
 	setClusterIPs:   {"CLUSTER-IPS", "hash:ip"},
 	setHairpin:      {"HAIRPIN", "hash:ip"},
 	setServiceCIDRs: {"SERVICE-CIDRS", "hash:net"},
-	setHealthChecks: {"HEALTH-CHECKS", typePorts},
+	setHealthChecks: {"HEALTH-CHECKS", ipset.TypePorts},
 }
-
-// typePorts is the type of a set of ports, which is of no family.
-const typePorts = "bitmap:port"
-
-// maxMembers is how many elements a set may have; it costs nothing.
-const maxMembers = 1 << 24
 
 // setName is a set's name: "SLIP-4-EXTERNAL".
 func setName(f desired.Family, k setKind) string {
@@ -67,51 +59,18 @@ func setName(f desired.Family, k setKind) string {
 	return prefix + "6-" + setTypes[k].name
 }
 
-// member is an element of a set: a frontend, an address, a range of addresses, a
-// frontend and a range, or a port (a frontend without an address).
-type member struct {
-	frontend desired.FrontendKey
-	prefix   netip.Prefix
+// member is a member of a set.
+type member = ipset.Member
+
+func frontendMember(k desired.FrontendKey) member {
+	return member{AddrPort: k.AddrPort, Protocol: uint8(k.Protocol)}
 }
 
-func (m member) String() string {
-	switch {
-	case !m.frontend.IsValid() && !m.prefix.IsValid():
-		return fmt.Sprint("port ", m.frontend.Port())
-	case !m.prefix.IsValid():
-		return m.frontend.String()
-	case !m.frontend.IsValid():
-		return m.prefix.String()
-	}
-	return m.frontend.String() + " " + m.prefix.String()
-}
+func addrMember(a netip.Addr) member { return member{Net: netip.PrefixFrom(a, a.BitLen())} }
 
-func portMember(port uint16) member {
-	return member{frontend: desired.FrontendKey{AddrPort: netip.AddrPortFrom(netip.Addr{}, port)}}
-}
-
-func addrMember(a netip.Addr) member { return member{prefix: netip.PrefixFrom(a, a.BitLen())} }
-
-// entry is the member as the kernel wants it.
-func (m member) entry(k setKind) *netlink.IPSetEntry {
-	e := &netlink.IPSetEntry{Replace: true}
-	if m.frontend.IsValid() {
-		proto, port := uint8(m.frontend.Protocol), m.frontend.Port()
-		e.IP, e.Protocol, e.Port = net.IP(m.frontend.Addr().AsSlice()), &proto, &port
-	}
-	if !m.prefix.IsValid() {
-		return e
-	}
-	ip, bits := net.IP(m.prefix.Addr().AsSlice()), uint8(m.prefix.Bits())
-	switch {
-	case m.frontend.IsValid():
-		e.IP2, e.CIDR2 = ip, bits
-	case k == setServiceCIDRs:
-		e.IP, e.CIDR = ip, bits
-	default:
-		e.IP = ip
-	}
-	return e
+// keyOf is the frontend that a member of a set of frontends stands for.
+func keyOf(m member) desired.FrontendKey {
+	return desired.FrontendKey{AddrPort: m.AddrPort, Protocol: desired.Protocol(m.Protocol)}
 }
 
 // split replaces a range of all addresses, which sets cannot have, by two.
@@ -137,128 +96,39 @@ func unsplit(all []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// sets is the way to the kernel's sets.
-type sets struct {
-	handle *netlink.Handle
-	socket *nl.NetlinkSocket // for what the handle cannot do
-}
-
-// openSets opens it, in the namespace of the calling thread.
-func openSets() (*sets, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket to netfilter: %w", err)
-	}
-	socket, err := nl.GetNetlinkSocketAt(-1, -1, unix.NETLINK_NETFILTER)
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("netlink socket to netfilter: %w", err)
-	}
-	s := &sets{h, socket}
-	if _, _, err := h.IpsetProtocol(); err != nil {
-		s.close()
-		return nil, fmt.Errorf("the kernel has no IP sets (CONFIG_IP_SET): %w", err)
-	}
-	return s, nil
-}
-
-func (s *sets) close() {
-	s.handle.Close()
-	s.socket.Close()
-}
-
-// create makes the sets of a family that there are not.
-func (s *sets) create(f desired.Family) error {
-	o := netlink.IpsetCreateOptions{Replace: true, Family: unix.AF_INET, MaxElements: maxMembers}
-	if f == desired.IPv6 {
-		o.Family = unix.AF_INET6
-	}
-	ports := netlink.IpsetCreateOptions{Replace: true, PortFrom: 0, PortTo: 1<<16 - 1}
+// createSets creates the sets of a family that do not exist.
+func createSets(c *ipset.Conn, f desired.Family) error {
 	for k := range setKinds {
-		o := o
-		if setTypes[k].typ == typePorts {
-			o = ports
-		}
-		if err := s.handle.IpsetCreate(setName(f, k), setTypes[k].typ, o); err != nil {
-			return fmt.Errorf("IP set %s of type %s: %w", setName(f, k), setTypes[k].typ, err)
+		if err := c.Create(setName(f, k), setTypes[k].typ, f == desired.IPv6); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// write adds a member or deletes it. A member that is there already, or not any more,
-// is no error.
-func (s *sets) write(f desired.Family, k setKind, m member, add bool) error {
-	var err error
-	switch {
-	case k == setHealthChecks:
-		err = s.writePort(setName(f, k), m.frontend.Port(), add)
-	case add:
-		err = s.handle.IpsetAdd(setName(f, k), m.entry(k))
-	default:
-		err = s.handle.IpsetDel(setName(f, k), m.entry(k))
-	}
-	if err != nil {
-		return fmt.Errorf("IP set %s: %s: %w", setName(f, k), m, err)
-	}
-	return nil
-}
-
-// read lists a set's members; a set that is not there has none.
-func (s *sets) read(f desired.Family, k setKind) (map[member]bool, error) {
-	got, err := s.handle.IpsetList(setName(f, k))
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("IP set %s: %w", setName(f, k), err)
-	}
-	all := make(map[member]bool, len(got.Entries))
-	for i := range got.Entries {
-		all[decode(&got.Entries[i])] = true
+// readSets lists the members of all sets of a family. A set that does not exist has none.
+func readSets(c *ipset.Conn, f desired.Family) (all [setKinds]map[member]bool, err error) {
+	for k := range setKinds {
+		if all[k], err = c.List(setName(f, k)); err != nil && !errors.Is(err, unix.ENOENT) {
+			return all, err
+		}
 	}
 	return all, nil
 }
 
-// decode is the inverse of entry.
-func decode(e *netlink.IPSetEntry) (m member) {
-	ip, hasIP := netip.AddrFromSlice(e.IP)
-	if !hasIP && e.Port != nil {
-		return portMember(*e.Port)
-	}
-	if e.Port != nil && e.Protocol != nil {
-		m.frontend = desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, *e.Port), Protocol: desired.Protocol(*e.Protocol)}
-		if ip2, ok := netip.AddrFromSlice(e.IP2); ok {
-			m.prefix = prefixOf(ip2, e.CIDR2)
-		}
-		return m
-	}
-	m.prefix = prefixOf(ip, e.CIDR)
-	return m
-}
-
-// prefixOf is a range; the kernel leaves the length of a single address out.
-func prefixOf(a netip.Addr, bits uint8) netip.Prefix {
-	if bits == 0 {
-		bits = uint8(a.BitLen())
-	}
-	return netip.PrefixFrom(a, int(bits))
-}
-
-// destroyTries is how often a set is tried to be destroyed: nf_tables lets go of what
-// rules use a little after them.
-const destroyTries = 100
-
-// destroy deletes all sets of a family.
-func (s *sets) destroy(f desired.Family) error {
-	for k := range setKinds {
-		err := s.handle.IpsetDestroy(setName(f, k))
-		for try := 0; errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) && try < destroyTries; try++ {
-			time.Sleep(10 * time.Millisecond)
-			err = s.handle.IpsetDestroy(setName(f, k))
-		}
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("IP set %s: %w", setName(f, k), err)
+// checkSets compares the number of members of all sets with what was written.
+func (b *Backend) checkSets() error {
+	for _, t := range b.tables {
+		for k := range setKinds {
+			n, err := b.sets.Count(setName(t.family, k))
+			switch {
+			case errors.Is(err, unix.ENOENT):
+				return fmt.Errorf("%w: IP set %s does not exist", dataplane.ErrDamaged, setName(t.family, k))
+			case err != nil:
+				return err
+			case n != t.members[k]:
+				return fmt.Errorf("%w: IP set %s has %d members instead of %d", dataplane.ErrDamaged, setName(t.family, k), n, t.members[k])
+			}
 		}
 	}
 	return nil

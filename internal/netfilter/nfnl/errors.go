@@ -4,6 +4,7 @@ package nfnl
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -45,6 +46,17 @@ func (e *BatchError) Error() string {
 
 // Unwrap gives the errno.
 func (e *BatchError) Unwrap() error { return e.Errno }
+
+// IsUnsupported says whether an error means that the kernel lacks a subsystem of
+// netfilter, or a family of it.
+func IsUnsupported(err error) bool {
+	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
 
 // kernelError is a parsed NLMSG_ERROR.
 type kernelError struct {

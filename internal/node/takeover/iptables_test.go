@@ -65,7 +65,7 @@ func TestIPTablesUsed(t *testing.T) {
 -A OUTPUT -p tcp -m tcp --dport 7 -j KUBE-EXT-CDGGSHYLG3RE2FKL
 COMMIT
 `)
-		if err := x.ns.Do(func() error { return Remove(x.options()) }); err == nil {
+		if err := x.ns.Do(func() error { return Remove(x.Context(), x.options()) }); err == nil {
 			t.Error("no error")
 		}
 		said := strings.Join(x.failed, "\n")

@@ -3,6 +3,7 @@
 package takeover
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,130 +18,114 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func init() {
-	// moby/ipvs logs that there is no modprobe, in a format of its own. Where we use
-	// it the kernel has IPVS already.
-	logrus.SetOutput(io.Discard)
-}
-
-// virtualServers is the step that removes what IPVS mode has beside its chains, which have
-// to be gone: virtual servers, ipsets, addresses, and the interface, which goes last: it
-// tells that there may be anything at all.
+// virtualServers is the step that removes what IPVS mode has beside its chains: virtual
+// servers, IP sets, addresses, and the interface. The interface goes last, as it shows
+// that there may be anything at all.
 //
-// With drain set, virtual servers go when they have had no established connection in two
-// looks, between which those that are about to be established are. Their addresses stay
-// until then.
+// With drain set, a virtual server stays while it has established connections:
+//
+//	            no connections                  still none
+//	in use ------------------------> idle ----------------------> removed
+//	        <------------------------
+//	            a connection
+//
+// with one transition in each look. The second look catches connections that were being
+// established during the first. A virtual server that is new after the first look shows
+// that kube-proxy runs again; the step then leaves everything to it.
 type virtualServers struct {
-	drain    bool
+	drain   bool
+	exclude []netip.Prefix
+
 	looked   bool
-	left     map[server]bool // by the last look, and whether they were idle then
+	idle     map[server]bool // those left by the last look
 	setsGone bool
 }
 
-// server is what names a virtual server.
+// server identifies a virtual server.
 type server struct {
 	netip.AddrPort
 	protocol uint16
 }
 
-func (v *virtualServers) remove(o Options) (draining bool) {
+// Failures that another try cannot change.
+var (
+	errNotDummy = errors.New("interface " + dummy + " stays: it is not kube-proxy's")
+	errBack     = errors.New("interface " + dummy + " stays: there are new IPVS virtual servers, as if kube-proxy were running again")
+)
+
+func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 	link, err := kubeIPVS()
 	switch {
-	case errors.Is(err, errNotDummy):
-		o.stays(err)
-		return false
-	case err != nil:
-		o.failed(err)
-		return false
-	case link == nil && v.looked: // somebody else has removed it
-		if err := keepRoutes(nil); err != nil {
-			o.failed(err)
-		}
-		return false
-	case link == nil:
-		return false
+	case link != nil:
+		err = v.look(ctx, link, &out)
+	case err == nil && v.looked: // another process has removed the interface
+		err = keepRoutes(nil)
 	}
-	switch err := v.removeServers(o); {
-	case errors.Is(err, errBack):
-		o.stays(err)
-		return false
-	case err != nil:
-		o.failed(err)
-		return false
+	if errors.Is(err, errNotDummy) || errors.Is(err, errBack) {
+		out.stays = append(out.stays, err)
+	} else {
+		out.failed = err
+	}
+	return out
+}
+
+// look removes all that no connection needs.
+func (v *virtualServers) look(ctx context.Context, link netlink.Link, out *outcome) error {
+	if err := v.removeServers(out); err != nil {
+		return err
 	}
 	if !v.setsGone {
-		if err := removeSets(); err != nil {
-			o.failed(err)
-			return false
+		if err := removeSets(ctx); err != nil {
+			return err
 		}
 		v.setsGone = true
 	}
 	busy := map[netip.Addr]bool{}
-	for s := range v.left {
+	for s := range v.idle {
 		busy[s.Addr()] = true
 	}
 	if err := keepRoutes(busy); err != nil {
-		o.failed(err)
-		return false
+		return err
 	}
-	if len(v.left) > 0 {
-		if err := keepAddresses(link, busy); err != nil {
-			o.failed(err)
-		}
-		return true
+	if len(busy) > 0 {
+		out.draining = true
+		return keepAddresses(link, busy)
 	}
 	if err := netlink.LinkDel(link); err != nil {
-		o.failed(fmt.Errorf("removing kube-proxy's interface %s: %w", dummy, err))
-		return false
+		return fmt.Errorf("removing kube-proxy's interface %s: %w", dummy, err)
 	}
-	o.removed("interface " + dummy + " and its ipsets")
-	return false
+	out.removed = append(out.removed, "interface "+dummy+" and its ipsets")
+	return nil
 }
 
-// errBack says that somebody programs IPVS again.
-var errBack = fmt.Errorf("interface %s stays: there are new IPVS virtual servers, as if kube-proxy were running again", dummy)
-
-// removeServers removes the virtual servers that are kube-proxy's, but those in left.
-func (v *virtualServers) removeServers(o Options) error {
+// removeServers removes kube-proxy's virtual servers, except those that drain.
+func (v *virtualServers) removeServers(out *outcome) error {
 	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
 		if errors.Is(err, unix.ENOENT) {
-			return nil // the kernel has no IPVS, or not any more
+			return nil // the kernel has no IPVS
 		}
 		return fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
 	}
-	handle, err := ipvs.New("")
+	handle, err := openIPVS()
 	if err != nil {
 		return fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
 	}
 	defer handle.Close()
-	all, err := handle.GetServices()
+	theirs, err := v.list(handle)
 	if err != nil {
-		return fmt.Errorf("listing IPVS virtual servers: %w", err)
-	}
-	theirs := map[server]*ipvs.Service{}
-	for _, s := range all {
-		addr, ok := netip.AddrFromSlice(s.Address)
-		if !ok || o.excluded(addr.Unmap()) { // without an address: by firewall mark, never kube-proxy's
-			continue
-		}
-		name := server{netip.AddrPortFrom(addr.Unmap(), s.Port), s.Protocol}
-		if _, known := v.left[name]; v.looked && !known {
-			return errBack
-		}
-		theirs[name] = s
+		return err
 	}
 	left := map[server]bool{}
 	var datagrams []netip.AddrPort
 	removed := 0
 	for name, s := range theirs {
-		idle := true
 		if v.drain {
 			active, err := established(handle, s)
 			if err != nil {
 				return fmt.Errorf("listing destinations of IPVS virtual server %s: %w", name, err)
 			}
-			if idle = active == 0; !idle || !v.left[name] {
-				left[name] = idle
+			if active > 0 || !v.idle[name] {
+				left[name] = active == 0
 				continue
 			}
 		}
@@ -152,15 +137,46 @@ func (v *virtualServers) removeServers(o Options) error {
 			datagrams = append(datagrams, name.AddrPort)
 		}
 	}
-	v.looked, v.left = true, left
+	v.looked, v.idle = true, left
 	if removed > 0 {
-		o.removed(fmt.Sprintf("%d IPVS virtual servers", removed))
+		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", removed))
 	}
 	return forgetFlows(datagrams)
 }
 
-// forgetFlows has conntrack forget UDP flows that virtual servers carried. Otherwise
-// clients that keep sending would not become new ones, for which our rules are.
+// openIPVS keeps moby/ipvs from logging, which it does to a log of its own where modprobe
+// is not installed. It is used only where the kernel has IPVS.
+func openIPVS() (*ipvs.Handle, error) {
+	defer logrus.SetOutput(logrus.StandardLogger().Out)
+	logrus.SetOutput(io.Discard)
+	return ipvs.New("")
+}
+
+// list lists kube-proxy's virtual servers.
+func (v *virtualServers) list(handle *ipvs.Handle) (map[server]*ipvs.Service, error) {
+	all, err := handle.GetServices()
+	if err != nil {
+		return nil, fmt.Errorf("listing IPVS virtual servers: %w", err)
+	}
+	theirs := map[server]*ipvs.Service{}
+	for _, s := range all {
+		addr, ok := netip.AddrFromSlice(s.Address)
+		addr = addr.Unmap()
+		if !ok || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+			continue // without an address: by firewall mark, never kube-proxy's
+		}
+		name := server{netip.AddrPortFrom(addr, s.Port), s.Protocol}
+		if _, known := v.idle[name]; v.looked && !known {
+			return nil, errBack
+		}
+		theirs[name] = s
+	}
+	return theirs, nil
+}
+
+// forgetFlows makes conntrack forget UDP flows that virtual servers carried. Otherwise the
+// packets of clients that keep sending would not begin new flows, which our rules
+// translate.
 func forgetFlows(servers []netip.AddrPort) (err error) {
 	if len(servers) == 0 {
 		return nil
@@ -176,15 +192,11 @@ func forgetFlows(servers []netip.AddrPort) (err error) {
 	return nil
 }
 
-// established is how many established connections a virtual server has.
+// established is the number of established connections of a virtual server.
 func established(handle *ipvs.Handle, s *ipvs.Service) (n int, err error) {
 	destinations, err := handle.GetDestinations(s)
 	for _, d := range destinations {
 		n += d.ActiveConnections
 	}
 	return n, err
-}
-
-func (o Options) excluded(addr netip.Addr) bool {
-	return slices.ContainsFunc(o.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

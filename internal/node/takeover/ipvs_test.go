@@ -41,7 +41,7 @@ func TestIPVS(t *testing.T) {
 	rules.restoreRecorded("ipvs")
 	o := n.options()
 	o.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
-	if err := n.ns.Do(func() error { return Remove(o) }); err != nil {
+	if err := n.ns.Do(func() error { return Remove(t.Context(), o) }); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, "the node", state(), before)
@@ -228,7 +228,12 @@ func TestIPVSLooksTwice(t *testing.T) {
 			before, o := servers(), n.options()
 			step := &virtualServers{drain: true}
 			look := func() (draining bool) {
-				n.check(n.ns.Do(func() error { draining = step.remove(o); return nil }))
+				n.check(n.ns.Do(func() error {
+					out := step.remove(t.Context())
+					o.report(out)
+					draining = out.draining
+					return nil
+				}))
 				return draining
 			}
 			if !look() || servers() != before {

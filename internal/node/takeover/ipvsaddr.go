@@ -12,9 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNotDummy says that there is an interface of the name, but not kube-proxy's.
-var errNotDummy = errors.New("interface " + dummy + " stays: it is not kube-proxy's")
-
 // kubeIPVS is kube-proxy's interface of IPVS mode; nil where there is none.
 func kubeIPVS() (netlink.Link, error) {
 	link, err := netlink.LinkByName(dummy)
@@ -154,7 +151,7 @@ func keepRoutes(busy map[netip.Addr]bool) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		var routes []netlink.Route
 		var err error = netlink.ErrDumpInterrupted
-		for try := 0; try < maxTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		for try := 0; try < 100 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
 			routes, err = netlink.RouteListFiltered(family,
 				&netlink.Route{Table: anyTable, Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +18,7 @@ func TestLock(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesLegacy)
 	x := &iptables{newNode(t), "iptables-legacy"}
 	x.restore("*nat\n:KUBE-SERVICES - [0:0]\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n")
-	lock, err := os.OpenFile(xLock, os.O_CREATE|os.O_RDONLY, 0o600)
+	lock, err := os.OpenFile(xtables.LockFile, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,11 +2,18 @@
 
 package takeover
 
-import "strings"
+import (
+	"strings"
 
-// iptablesTables are the tables of iptables in which owners have chains. Those of
-// nat go first, so that no mark is set when what acts on it is gone.
-var iptablesTables = []string{"nat", "filter", "mangle"}
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+)
+
+// kubeProxy is the owner of kube-proxy's chains.
+var kubeProxy = iptchains.Owner{
+	Name:    "kube-proxy",
+	Owns:    isKubeProxy,
+	Entered: func(chain string) bool { return entered[chain] },
+}
 
 // entered are kube-proxy's chains to which it jumps from built-in chains.
 var entered = names(
@@ -26,9 +33,6 @@ var inner = names(
 // serviceChains are the prefixes of its chains for Services and endpoints;
 // KUBE-XLB- up to Kubernetes 1.23. A hash follows.
 var serviceChains = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"}
-
-// builtin are the chains that iptables has by itself.
-var builtin = names("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 
 func names(all ...string) map[string]bool {
 	m := map[string]bool{}
@@ -66,10 +70,6 @@ var ipsets = []string{
 	"NODE-PORT-SCTP-HASH", "NODE-PORT-LOCAL-SCTP-HASH",
 	"HEALTH-CHECK-NODE-PORT", "IPVS-IPS",
 }
-
-// maxSetName is how long the name of an ipset can be, in bytes (IPSET_MAXNAMELEN less
-// the NUL). kube-proxy cuts off what is too long.
-const maxSetName = 31
 
 // dummy is the interface of IPVS mode that has the Services' addresses.
 const dummy = "kube-ipvs0"

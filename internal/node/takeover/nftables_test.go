@@ -3,7 +3,9 @@
 package takeover
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -94,15 +96,16 @@ func TestRunTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls, other := 0, 0
 		o := Options{Failed: func(error) { calls++ }}
-		fine := func(Options) bool { other++; return false }
+		fine := func(context.Context) (out outcome) { other++; return out }
 		var at []time.Duration
 		start := time.Now()
-		repeat(t.Context(), o, []step{fine, func(o Options) bool {
+		repeat(t.Context(), o, []step{fine, func(context.Context) (out outcome) {
 			if at = append(at, time.Since(start)); len(at) < 10 {
-				o.failed(fmt.Errorf("locked"))
+				out.failed = errors.New("locked")
 			}
-			o.stays(fmt.Errorf("used by somebody else"))
-			return len(at) < 11
+			out.stays = []error{errors.New("used by others")}
+			out.draining = len(at) < 11
+			return out
 		}})
 		if calls != 2 || other != 1 {
 			t.Errorf("told %d times, and %d attempts of what went well; want 2 and 1", calls, other)

@@ -5,62 +5,63 @@ package takeover
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Options say what is not kube-proxy's, and who wants to know.
+// Options say what is not kube-proxy's, and receive what happens.
 type Options struct {
-	// ExcludeCIDRs are ranges of addresses whose IPVS virtual servers are somebody
-	// else's: ipvs.excludeCIDRs of kube-proxy's configuration.
+	// ExcludeCIDRs are ranges of addresses whose IPVS virtual servers are not
+	// kube-proxy's: ipvs.excludeCIDRs of kube-proxy's configuration.
 	ExcludeCIDRs []netip.Prefix
 
-	// Removed is told in one line each what has been removed. It may be nil.
+	// Removed is called with one line for each thing that was removed. It may be nil.
 	Removed func(what string)
 
-	// Failed is told in one line each what could not be removed, and why. It may be
-	// nil.
+	// Failed is called with one line for each thing that could not be removed, with the
+	// reason. It may be nil.
 	Failed func(error)
-
-	owner *Owner
-	again *bool // set when something failed that may go well another time
 }
 
-// step removes a part of what there is; draining says that connections use the rest of
-// it. A part that is gone is not removed again, as it is somebody's who came later then:
-// of a kube-proxy that runs again.
-type step func(Options) (draining bool)
+// step removes one kind of thing. Once it has succeeded it is not repeated: what appears
+// later belongs to a kube-proxy that runs again.
+type step func(context.Context) outcome
 
-// drainPeriod is how often [Run] looks whether connections have ended.
+// outcome is what a step has done.
+type outcome struct {
+	removed  []string
+	stays    []error // cannot be removed, also not by another try
+	failed   error   // worth another try
+	draining bool    // connections still use the rest
+}
+
+// drainPeriod is how often [Run] checks whether connections have ended.
 const drainPeriod = 5 * time.Second
 
-// newPauses is how long to wait while something fails, until all that was left is tried
-// again: from 5 s to 5 min.
+// newPauses is how long to wait after failures before the next try: from 5 s to 5 min.
 func newPauses() wait.Backoff {
 	return wait.Backoff{Duration: drainPeriod, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
 }
 
-// Run removes what kube-proxy has left in the calling thread's network namespace. It
-// returns when nothing is left but chains that somebody else uses, or when ctx ends: that
-// is at once, unless there is IPVS or something fails, which is tried again. Failed is told
-// the same thing once. Call it when all Services are programmed; it needs CAP_NET_ADMIN. It
-// is for one goroutine at a time.
-func Run(ctx context.Context, o Options) {
-	o.owner = &kubeProxy
-	repeat(ctx, o, o.steps(true))
-}
+// Run removes what kube-proxy has left in the calling thread's network namespace, and
+// tries again what fails. It returns when nothing is left but chains that others use, or
+// when ctx ends; without IPVS and failures that is at once. The same failure is reported
+// once. Call it when all Services are programmed; it needs CAP_NET_ADMIN.
+func Run(ctx context.Context, o Options) { repeat(ctx, o, o.steps(true)) }
 
-// repeat takes steps until nothing has failed that may go well another time, and nothing
-// is draining.
+// repeat takes steps until none fails in a way worth another try, and none is draining.
 func repeat(ctx context.Context, o Options, steps []step) {
-	told, tell := map[string]bool{}, o.Failed
+	reported, report := map[string]bool{}, o.Failed
 	o.Failed = func(err error) {
-		if text := err.Error(); !told[text] && tell != nil {
-			told[text] = true
-			tell(err)
+		if text := err.Error(); !reported[text] && report != nil {
+			reported[text] = true
+			report(err)
 		}
 	}
 	pauses := newPauses()
@@ -68,12 +69,12 @@ func repeat(ctx context.Context, o Options, steps []step) {
 		var left []step
 		failed := false
 		for _, take := range steps {
-			again := false
-			o.again = &again
-			if draining := take(o); draining || again {
+			out := take(ctx)
+			o.report(out)
+			if out.draining || out.failed != nil {
 				left = append(left, take)
 			}
-			failed = failed || again
+			failed = failed || out.failed != nil
 		}
 		if steps = left; len(steps) == 0 {
 			return
@@ -92,84 +93,80 @@ func repeat(ctx context.Context, o Options, steps []step) {
 	}
 }
 
-// Remove removes what kube-proxy has left in the calling thread's network namespace,
-// also what connections are still using. The error joins all that Options.Failed is
-// told. It needs CAP_NET_ADMIN.
-func Remove(o Options) error {
-	o.owner = &kubeProxy
-	return o.collect(o.steps(false))
-}
-
-// RemoveOwned removes an owner's chains of iptables, and the owner's jumps to them, from
-// the tables nat, filter and mangle of both families and both variants, and the owner's
-// tables of nftables, in the calling thread's network namespace. A chain to which a rule
-// of somebody else's leads stays. The error joins all that Options.Failed is told. It
-// needs CAP_NET_ADMIN, and no command.
-func RemoveOwned(of Owner, o Options) error {
-	o.owner = &of
-	return o.collect(o.rules())
-}
-
-// collect takes steps, and joins all that fails.
-func (o Options) collect(steps []step) error {
+// Remove removes what kube-proxy has left in the calling thread's network namespace, also
+// what connections still use. The error joins all failures. It needs CAP_NET_ADMIN.
+func Remove(ctx context.Context, o Options) error {
 	var errs []error
-	failed := o.Failed
-	o.Failed = func(err error) {
-		errs = append(errs, err)
-		if failed != nil {
-			failed(err)
-		}
-	}
-	for _, take := range steps {
-		take(o)
+	for _, take := range o.steps(false) {
+		out := take(ctx)
+		o.report(out)
+		errs = append(append(errs, out.stays...), out.failed)
 	}
 	return errors.Join(errs...)
 }
 
-// steps remove everything; with drain set, IPVS' virtual servers only when they have no
-// established connections.
-func (o Options) steps(drain bool) []step {
-	servers := &virtualServers{drain: drain}
-	return append(o.rules(), servers.remove)
-}
-
-// rules are the steps that remove the owner's tables and chains, in the order of
-// iptablesTables.
-func (o Options) rules() (all []step) {
-	for _, family := range families {
-		if o.owner.Table != "" {
-			all = append(all, inNFTables(func(o Options, conn *nfnl.Conn) { o.removeTable(conn, family) }))
-		}
-		for _, name := range iptablesTables {
-			table := nfnl.Table{Family: family, Name: name}
-			all = append(all, inNFTables(func(o Options, conn *nfnl.Conn) { o.removeChains(conn, table) }))
+func (o *Options) report(out outcome) {
+	for _, what := range out.removed {
+		if o.Removed != nil {
+			o.Removed(what)
 		}
 	}
-	for i := range xFamilies {
-		for _, name := range iptablesTables {
-			all = append(all, func(o Options) bool { o.removeXChains(&xFamilies[i], name); return false })
+	failed := out.stays
+	if out.failed != nil {
+		failed = append(failed, out.failed)
+	}
+	for _, err := range failed {
+		if o.Failed != nil {
+			o.Failed(err)
 		}
 	}
-	return all
 }
 
-func (o Options) removed(what string) {
-	if o.Removed != nil {
-		o.Removed(what)
+// steps remove everything; with drain set, IPVS virtual servers only when they have no
+// established connections. These go last, as rules use the IP sets.
+func (o *Options) steps(drain bool) (all []step) {
+	for _, family := range []nfnl.Family{nfnl.IPv4, nfnl.IPv6} {
+		table := nfnl.Table{Family: family, Name: "kube-proxy"}
+		all = append(all, func(context.Context) outcome { return removeTable(table) })
 	}
+	for _, table := range iptchains.Tables() {
+		all = append(all, func(ctx context.Context) outcome { return removeChains(ctx, table) })
+	}
+	servers := &virtualServers{drain: drain, exclude: o.ExcludeCIDRs}
+	return append(all, servers.remove)
 }
 
-// failed tells of what may go well another time.
-func (o Options) failed(err error) {
-	if o.again != nil {
-		*o.again = true
+// removeTable removes a table of kube-proxy's nftables mode.
+func removeTable(table nfnl.Table) (out outcome) {
+	name := fmt.Sprintf("nftables table %s %s", table.Family, table.Name)
+	err := func() error {
+		conn, err := nfnl.Dial(0)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if _, err := conn.Table(table); err != nil {
+			return err
+		}
+		var batch nfnl.Batch
+		batch.DeleteTable(table)
+		return conn.Commit(0, &batch)
+	}()
+	switch {
+	case err == nil:
+		out.removed = []string{name}
+	case !errors.Is(err, unix.ENOENT) && !nfnl.IsUnsupported(err):
+		out.failed = fmt.Errorf("removing kube-proxy's %s: %w", name, err)
 	}
-	o.stays(err)
+	return out
 }
 
-// stays tells of what will not.
-func (o Options) stays(err error) {
-	if o.Failed != nil {
-		o.Failed(err)
+// removeChains removes kube-proxy's chains from a table of iptables.
+func removeChains(ctx context.Context, table iptchains.Table) (out outcome) {
+	removed, err := table.Remove(ctx, kubeProxy)
+	out.stays, out.failed = removed.Kept, err
+	if removed.Any {
+		out.removed = []string{fmt.Sprintf("%d chains of %s", removed.Chains, table)}
 	}
+	return out
 }

@@ -86,7 +86,7 @@ func (n *node) options() Options {
 // takeOver removes kube-proxy's things and wants that to work.
 func (n *node) takeOver() {
 	n.Helper()
-	err := n.ns.Do(func() error { return Remove(n.options()) })
+	err := n.ns.Do(func() error { return Remove(n.Context(), n.options()) })
 	if err != nil {
 		n.Errorf("take-over: %v", err)
 	}
@@ -153,7 +153,7 @@ var address = regexp.MustCompile(`\b(\d+)\.(\d+)\.\d+\.\d+`)
 // save is everything, with counters, without remarks.
 func (x *iptables) save() (all string) {
 	x.Helper()
-	for _, table := range iptablesTables {
+	for _, table := range []string{"nat", "filter", "mangle"} {
 		all += withoutRemarks(x.run("", x.command+"-save", "--counters", "--table", table))
 	}
 	return all
