@@ -57,6 +57,9 @@ func (f Family) String() string {
 	return "IPv6"
 }
 
+// Families is a set of address families.
+type Families [families]bool
+
 // FamilyOf is the family of an address.
 func FamilyOf(a netip.Addr) Family {
 	if a.Unmap().Is4() {

@@ -23,6 +23,10 @@ type Config struct {
 
 	// DetectLocal says how traffic of this node's pods is recognized.
 	DetectLocal DetectLocal
+
+	// Without are the families that the node cannot serve. What objects say
+	// about them is ignored.
+	Without Families
 }
 
 // NodePortAddresses selects addresses of this node's for NodePorts

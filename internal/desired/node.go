@@ -157,6 +157,9 @@ func (s *State) NodePortAddresses() (out []netip.Addr) {
 		return slices.Clone(s.nodePortAddrs)
 	}
 	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if s.config.Without[FamilyOf(all)] {
+			continue
+		}
 		narrowed := slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool {
 			return FamilyOf(p.Addr()) == FamilyOf(all)
 		})

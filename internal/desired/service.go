@@ -103,7 +103,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		if text == "" || text == corev1.ClusterIPNone {
 			return nil // headless
 		}
-		if ip, ok := s.address(in, fmt.Sprintf("spec.clusterIPs[%d]", i), text); ok && !slices.Contains(out.clusterIPs, ip) {
+		if ip, ok := s.address(in, fmt.Sprintf("spec.clusterIPs[%d]", i), text); ok && !s.config.Without[FamilyOf(ip)] && !slices.Contains(out.clusterIPs, ip) {
 			out.clusterIPs = append(out.clusterIPs, ip)
 		}
 	}

@@ -26,7 +26,9 @@ func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 			s.problems = append(s.problems, Problem{"ServiceCIDR " + in.Name, fmt.Sprintf("spec.cidrs[%d]", i), "not a range of addresses: " + text})
 			continue
 		}
-		all = append(all, p)
+		if !s.config.Without[FamilyOf(p.Addr())] {
+			all = append(all, p)
+		}
 	}
 	if s.serviceCIDRs.byName == nil {
 		s.serviceCIDRs.byName = map[string][]netip.Prefix{}

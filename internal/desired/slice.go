@@ -59,6 +59,9 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	default:
 		return nil // FQDN endpoints are for DNS
 	}
+	if s.config.Without[out.family] {
+		return nil
+	}
 	for i := range in.Ports {
 		p := slicePort{}
 		if n := in.Ports[i].Name; n != nil {

@@ -149,7 +149,7 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) error {
 	for i := range change.Frontends {
 		f := change.Frontends[i].New
-		if f == nil || f.Affinity == 0 {
+		if f == nil || f.Affinity == 0 || b.without[desired.FamilyOf(f.Addr())] {
 			continue
 		}
 		s := schemaOf(f.Addr())

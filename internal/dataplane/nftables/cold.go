@@ -25,7 +25,7 @@ func (b *Backend) startCold(full *desired.Change, skeletons *[len(schemas)]*skel
 	}
 	var batches []*nfnl.Batch
 	var written [len(schemas)]bool
-	for f := range schemas {
+	for f := range b.served {
 		s := &schemas[f]
 		switch _, err := b.conn.Table(s.table); {
 		case err == nil:
@@ -67,7 +67,7 @@ type fingerprints [len(schemas)]fingerprint
 // rulesOf reads what the tables' rules are, as long as the ruleset is of a
 // generation, and so nobody else can have changed them.
 func (b *Backend) rulesOf(generation uint32) (all fingerprints, err error) {
-	for f := range schemas {
+	for f := range b.served {
 		o, err := b.outline(&schemas[f])
 		if err != nil {
 			return all, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
@@ -89,7 +89,7 @@ func (b *Backend) rulesOf(generation uint32) (all fingerprints, err error) {
 func (b *Backend) enter(generation uint32, skeletons *[len(schemas)]*skeleton, rules fingerprints) error {
 	var batches []*nfnl.Batch
 	var written [len(schemas)]bool
-	for f := range schemas {
+	for f := range b.served {
 		batches, written[f] = append(batches, &skeletons[f].entry), true
 	}
 	disturbed := false

@@ -47,7 +47,7 @@ func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool)
 		generation = nfnl.NextGeneration(generation)
 	}
 	var batch nfnl.Batch
-	for f := range schemas {
+	for f := range b.served {
 		handle, o, err := b.mark(f)
 		if errors.Is(err, unix.ENOENT) {
 			generation = 0 // it is gone already, which the next Check is to see
@@ -104,7 +104,7 @@ func (b *Backend) Check() error {
 		return fmt.Errorf("reading the ruleset's generation: %w", err)
 	}
 	if generation != b.guard.generation {
-		for f := range schemas {
+		for f := range b.served {
 			if err := b.checkTable(f); err != nil {
 				return err
 			}

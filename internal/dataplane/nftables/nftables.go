@@ -23,6 +23,7 @@ type Backend struct {
 	pools    []*pool                // what the kernel has, by PoolID
 	timeouts [len(schemas)][]uint32 // of affinity, in seconds, that the kernel has chains for
 	valid    bool                   // false until the first Reconcile, and after a failure
+	without  desired.Families       // families that are left out
 }
 
 var _ dataplane.Dataplane = (*Backend)(nil)
@@ -40,6 +41,15 @@ func New(c dataplane.Config) (*Backend, error) {
 
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error { return b.conn.Close() }
+
+// served yields the indexes of the schemas of families that are not left out.
+func (b *Backend) served(yield func(f int) bool) {
+	for f := range schemas {
+		if !b.without[f] && !yield(f) {
+			return
+		}
+	}
+}
 
 // Apply implements dataplane.Dataplane.
 func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
@@ -83,7 +93,7 @@ func (b *Backend) release() {
 func (b *Backend) write(change *desired.Change) {
 	w := &b.writer
 	b.resize(change)
-	for f := range schemas {
+	for f := range b.served {
 		s := &schemas[f]
 		w.eachFrontend(s, change, del)
 		w.addresses(del, s, &change.ClusterIPs, &change.HairpinIPs)

@@ -96,7 +96,7 @@ func (b *Backend) commit(skeletons *[len(schemas)]*skeleton, replace bool) error
 		}
 		var batches []*nfnl.Batch
 		var written [len(schemas)]bool
-		for f := range schemas {
+		for f := range b.served {
 			if err == nil {
 				batches, written[f], err = b.prepare(batches, &schemas[f], skeletons[f], replace)
 			}
@@ -255,6 +255,11 @@ func (s *schema) skeleton(c dataplane.Config, local desired.LocalTraffic) (*skel
 // packets enter it.
 func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, local desired.LocalTraffic) error {
 	batch.AddTable(s.table, tableComment)
+	return s.writeInside(batch, c, local)
+}
+
+// writeInside writes what the table has.
+func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, local desired.LocalTraffic) error {
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
 	}

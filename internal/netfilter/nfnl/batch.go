@@ -80,10 +80,16 @@ func (b *Batch) end() {
 
 // AddTable makes sure that a table exists. The comment is kept in the table
 // and shown by nft.
-func (b *Batch) AddTable(t Table, comment string) {
+func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
+
+// AddDormantTable makes a table that must not exist. Its chains are not attached to
+// their hooks.
+func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
+
+func (b *Batch) addTable(t Table, comment string, flags uint32) {
 	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
 	b.buf.string(unix.NFTA_TABLE_NAME, t.Name)
-	b.buf.be32(unix.NFTA_TABLE_FLAGS, 0)
+	b.buf.be32(unix.NFTA_TABLE_FLAGS, flags)
 	if comment != "" {
 		b.buf.bytes(nftaTableUserdata, userComment(comment))
 	}

@@ -70,8 +70,24 @@ var ErrGeneration = errors.New("the ruleset has changed since it was read")
 // The kernel works on a transaction inside the system call that sends it, so
 // what it has to say is there to read once the call is back.
 func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
+	return c.transact(generation, true, batches)
+}
+
+// DryRun finds out whether the kernel would take batches as one transaction: it
+// prepares all of it, and gives it up instead of committing it. The ruleset and its
+// generation do not change, and nobody is notified. The error is as Commit's, but what
+// only a look at all chains of a new table finds, such as a loop, is not found.
+func (c *Conn) DryRun(batches ...*Batch) error { return c.transact(0, false, batches) }
+
+// transact sends batches as one transaction. Without the mark of its end, the kernel
+// gives it up (as for "nft --check").
+func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error {
 	c.drain()
 	wire, first, bytes := c.transaction(generation, batches)
+	if !commit && bytes > 0 {
+		bytes -= len(wire[len(wire)-1])
+		wire = wire[:len(wire)-1]
+	}
 	if bytes == 0 {
 		return nil
 	}

@@ -20,6 +20,7 @@ type BatchError struct {
 	Table   Table
 	Object  string // the set, chain or rule's chain
 	Key     []byte // the element's key, where the kernel pointed at an element
+	Expr    string // the name of the rule's expression that the kernel pointed at, such as "masq"
 }
 
 // Error describes the refusal in one line.
@@ -35,6 +36,9 @@ func (e *BatchError) Error() string {
 		}
 		if e.Key != nil {
 			fmt.Fprintf(&s, " key %x", e.Key)
+		}
+		if e.Expr != "" {
+			fmt.Fprintf(&s, " with expression %s", e.Expr)
 		}
 	}
 	fmt.Fprintf(&s, ": %s", e.Errno.Error())
@@ -121,7 +125,29 @@ func failure(batches []*Batch, i int, e kernelError) *BatchError {
 	if typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM {
 		f.Key = elementAt(msg, e.offset)
 	}
+	if typ == unix.NFT_MSG_NEWRULE && e.offset != 0 {
+		f.Expr = expressionAt(msg, e.offset)
+	}
 	return f
+}
+
+// expressionAt is the name of a rule's expression that holds the offset.
+func expressionAt(msg []byte, offset int) (name string) {
+	list := findAttr(msg[nlmsgHeaderLen+nfgenHeaderLen:], unix.NFTA_RULE_EXPRESSIONS)
+	eachAttr(list, func(_ uint16, e []byte) bool {
+		if isAt(msg, e, offset) {
+			name = cString(findAttr(e, unix.NFTA_EXPR_NAME))
+		}
+		return name == ""
+	})
+	return name
+}
+
+// isAt says whether an attribute of the message, given by its payload, holds the offset.
+// They share the backing array, so capacity gives position.
+func isAt(msg, payload []byte, offset int) bool {
+	at := cap(msg) - cap(payload)
+	return offset >= at-attrHeaderLen && offset < at+len(payload)
 }
 
 var operations = map[uint16]string{
@@ -144,12 +170,10 @@ var operations = map[uint16]string{
 func elementAt(msg []byte, offset int) (key []byte) {
 	const start = nlmsgHeaderLen + nfgenHeaderLen
 	list := findAttr(msg[start:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	// Subslices share the message's backing array, so capacity gives position.
-	at := func(b []byte) int { return cap(msg) - cap(b) }
 	count := 0
 	eachAttr(list, func(_ uint16, element []byte) bool {
 		count++
-		inside := offset >= at(element)-attrHeaderLen && offset < at(element)+len(element)
+		inside := isAt(msg, element, offset)
 		if inside || offset == 0 {
 			key = append([]byte(nil), findAttr(findAttr(element, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)...)
 		}

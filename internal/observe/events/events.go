@@ -30,6 +30,7 @@ const (
 	FailedToStartServiceHealthcheck = "FailedToStartServiceHealthcheck" // on a Service: its health check port cannot be listened on
 	FailedToTuneConntrack           = "FailedToTuneConntrack"           // conntrack's settings could not be written
 	FailedToSetSysctl               = "FailedToSetSysctl"               // another setting of the kernel could not be written
+	FeatureMissing                  = "FeatureMissing"                  // the node lacks something that the mode needs
 	FailedToProgram                 = "FailedToProgram"                 // the kernel refuses what is to be programmed
 	Damaged                         = "Damaged"                         // somebody else has changed what was programmed; it is programmed again
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables

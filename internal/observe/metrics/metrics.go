@@ -45,6 +45,9 @@ type Metrics struct {
 	// ConntrackFailures counts the times that not all such entries could be
 	// found and deleted.
 	ConntrackFailures prometheus.Counter
+	// FeatureMissing is 1 for each feature that a mode needs and the node
+	// lacks, by mode, family and feature.
+	FeatureMissing *prometheus.GaugeVec
 	// FastPathFailures counts the times that the fast path could not be
 	// programmed.
 	FastPathFailures prometheus.Counter
@@ -78,6 +81,10 @@ func New() *Metrics {
 		ConntrackDeleted:  counter("conntrack_entries_deleted_total", "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now."),
 		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
 		FastPathFailures:  counter("fastpath_failures_total", "Times that the fast path could not be programmed."),
+		FeatureMissing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "kernel_feature_missing",
+			Help: "1 for each feature that a proxy mode needs and that this node lacks.",
+		}, []string{"mode", "family", "feature"}),
 		Services: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "services",
 			Help: "Services that are proxied.",
@@ -88,7 +95,7 @@ func New() *Metrics {
 		m.SyncFailures.WithLabelValues(kind)
 		m.syncDuration[kind] = m.SyncDuration.WithLabelValues(kind)
 	}
-	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services,
+	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing,
 		m.ConntrackDeleted, m.ConntrackFailures, m.FastPathFailures)
 	return m
 }

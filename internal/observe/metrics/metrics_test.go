@@ -39,6 +39,7 @@ func complete(mode string) *Metrics {
 			}, nil
 		})
 	}
+	m.FeatureMissing.WithLabelValues(mode, "IPv6", "chain type nat").Set(1)
 	m.Healthz(200)
 	m.Livez(503)
 	return m
