@@ -36,11 +36,3 @@ func (b *Backend) count(last *[2]map[string]int) {
 	}
 	b.counts.Store(c)
 }
-
-// rules is how many rules there are.
-func (r registry) rules() (n int) {
-	for _, record := range r {
-		n += int(record.rules)
-	}
-	return n
-}

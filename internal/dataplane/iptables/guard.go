@@ -5,66 +5,59 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 )
 
-// guard notices when somebody else changes our rules.
+// guard notices when another program modifies our rules.
 //
-// There is something that the kernel tells cheaply and that differs after a change:
-// the generation of nf_tables, or the number and the size of a table's rules in x_tables
-// and where those of each hook are. As long as it is what our own changes make of what it
-// was when all was well, all is. When it is not, somebody has changed something, mostly
-// rules of their own; then, and after a full restore, a look at the tables tells whether
-// there are as many rules in each chain of ours as should be, and packets come there.
+// The kernel has something cheap to read that differs after each change, the stamp. While
+// it is what our own restores make of the stamp of the last look, nobody else has changed
+// anything. Otherwise, and after a full restore, Check looks at the tables: whether each
+// chain of ours has as many rules as were written, and the rules that lead packets to ours
+// exist.
 type guard struct {
 	watch
 
-	stamp stamp
-	known bool      // all is well as long as the stamp is the same
-	grown growth    // by changes since
-	next  time.Time // when the next look may be, so that looking takes little of the time
+	stamp stamp     // the last one, and what our restores since make of it
+	known bool      // all was well at that stamp
+	next  time.Time // of the next look, so that looks take at most 1/lookShare of the time
 }
 
-// lookShare is which share of the time at the most is spent with looking.
 const lookShare = 20
 
-// stamp is what differs after a change. It is comparable.
-type stamp struct{ values [len(lookedAt)]tableStamp }
-
-// tableStamp is of one table, in x_tables; nf_tables has one generation for all.
-type tableStamp struct {
-	generation            uint32
-	rules, size           uint32
-	hookEntry, underflows [5]uint32
+// stamp is the generation of nf_tables, which is one for all tables, or the descriptions
+// of tables in x_tables.
+type stamp struct {
+	generation uint32
+	tables     [len(guarded)]xtables.Info
 }
 
-// lookedAt are the tables that rules of ours are in.
-var lookedAt = [...]struct {
+// guarded are the tables that rules of ours are in.
+var guarded = [...]struct {
 	family desired.Family
 	table  string
 }{{desired.IPv4, tableNAT}, {desired.IPv4, tableFilter}, {desired.IPv6, tableNAT}, {desired.IPv6, tableFilter}}
 
-// watch is how a variant is looked at.
+// watch is how to look at the tables of one variant.
 type watch interface {
-	// stamp is what differs after a change.
 	stamp() (stamp, error)
-	// look counts the rules of a table, which should be those that are known.
+	// expect makes of a stamp what it is after a restore of ours, by which a table
+	// (of guarded, by index) has more entries, or fewer.
+	expect(s *stamp, table, entries int)
+	// look counts what a table has. Known is what it should have.
 	look(f desired.Family, table string, known registry) (*tally, error)
-	// follows says whether the one stamp can be what our restores have made
-	// of the other.
-	follows(before, after stamp, by growth) bool
 	close() error
 }
 
-// tally is what there is in a table.
+// tally is what a table has.
 type tally struct {
-	rules   map[string]int32 // in each chain of ours that has some
-	entries map[string]int   // how often chains of others lead to one of ours
+	rules map[string]int32 // in each chain of ours
+	jumps map[string]int   // to each chain of ours, from chains of others
 }
 
 func newTally() *tally { return &tally{map[string]int32{}, map[string]int{}} }
@@ -81,26 +74,46 @@ func (t *tally) differs(known registry) string {
 
 func openGuard(v Variant, netns int) (g guard, err error) {
 	if v == NFT {
-		g.watch, err = openGeneration(netns)
+		g.watch, err = openNFT(netns)
 	} else {
-		g.watch, err = openTableInfo(netns)
+		g.watch, err = openLegacy(netns)
 	}
 	return g, err
 }
 
-// committed takes what there is for the norm, if it is what our own changes have made.
+// restored is called after each partial restore, with the number of entries that the table
+// has more than before.
+func (g *guard) restored(f desired.Family, table string, entries int) {
+	for n, of := range guarded {
+		if of.family == f && of.table == table {
+			g.watch.expect(&g.stamp, n, entries)
+		}
+	}
+}
+
+// committed is called after the last restore of a change. It compares the stamp with the
+// expected one. Comparing only with the stamp before the restore would take for ours what
+// another program does while iptables-restore waits for its lock.
 func (g *guard) committed() error {
 	now, err := g.watch.stamp()
-	g.known = err == nil && g.known && g.watch.follows(g.stamp, now, g.grown)
-	g.stamp, g.grown = now, growth{}
+	g.known = err == nil && g.known && now.is(g.stamp)
+	g.stamp = now
 	return err
 }
 
-// lookSoon has Check look as soon as it may.
-func (g *guard) lookSoon() { g.known = false }
+// is says whether a stamp is the expected one. Of an expected table, all but the number of
+// entries may be unknown.
+func (s stamp) is(expected stamp) bool {
+	for n, e := range expected.tables {
+		if e.Size == 0 {
+			s.tables[n] = xtables.Info{Entries: s.tables[n].Entries}
+		}
+	}
+	return s == expected
+}
 
-// Check implements dataplane.Dataplane. It finds chains and rules that have gone, and
-// sets that have lost elements.
+// Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
+// sets that have lost members.
 func (b *Backend) Check() error {
 	if !b.valid {
 		return fmt.Errorf("%w: the last change failed", dataplane.ErrDamaged)
@@ -122,26 +135,8 @@ func (b *Backend) Check() error {
 			return err
 		}
 	}
-	b.guard.stamp, b.guard.known, b.guard.grown = now, true, growth{}
+	b.guard.stamp, b.guard.known = now, true
 	return b.due()
-}
-
-// due says whether it is time for a full restore.
-func (b *Backend) due() error {
-	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full.done) >= max(p, fullShare*b.full.took) {
-		return fmt.Errorf("%w: the last full restore was %s ago", dataplane.ErrDue, time.Since(b.full.done).Round(time.Second))
-	}
-	return nil
-}
-
-// fullShare is which share of the time at the most is spent with full restores that
-// nothing but the time asks for.
-const fullShare = 10
-
-// fullRestore is when the last one ended, and how long it took.
-type fullRestore struct {
-	done time.Time
-	took time.Duration
 }
 
 func (b *Backend) checkTable(f desired.Family, table string, known registry) error {
@@ -155,30 +150,31 @@ func (b *Backend) checkTable(f desired.Family, table string, known registry) err
 	if name := got.differs(known); name != "" {
 		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], known[name].rules))
 	}
-	for _, name := range entryChains(entries(b.config, f, table)) {
-		if got.entries[name.chain] < name.times {
-			return damaged("packets do not enter " + name.chain)
+	missing := map[string]int{}
+	for _, rule := range entries(b.config, f, table) {
+		chain := lastWord(rule)
+		if missing[chain]++; missing[chain] > got.jumps[chain] {
+			return damaged("packets do not enter " + chain)
 		}
 	}
 	return nil
 }
 
-type entryChain struct {
-	chain string
-	times int
-}
-
-// entryChains are the chains that rules lead to, and how often.
-func entryChains(rules []string) (all []entryChain) {
-	for _, rule := range rules {
-		chain := lastWord(rule)
-		if i := slices.IndexFunc(all, func(e entryChain) bool { return e.chain == chain }); i >= 0 {
-			all[i].times++
-		} else {
-			all = append(all, entryChain{chain, 1})
-		}
-	}
-	return all
-}
-
 func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
+
+// due says whether it is time for a full restore.
+func (b *Backend) due() error {
+	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full.done) >= max(p, fullShare*b.full.took) {
+		return fmt.Errorf("%w: the last full restore was %s ago", dataplane.ErrDue, time.Since(b.full.done).Round(time.Second))
+	}
+	return nil
+}
+
+// Full restores that only SyncPeriod asks for take at most 1/fullShare of the time.
+const fullShare = 10
+
+// fullRestore is when the last one ended, and how long it took.
+type fullRestore struct {
+	done time.Time
+	took time.Duration
+}

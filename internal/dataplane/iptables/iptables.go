@@ -108,8 +108,17 @@ func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
 		if err := b.partial(t, step, nat, filter, &stats); err != nil {
 			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
 		}
-		nat.done(t.known)
-		filter.done(t.filter)
+		for _, part := range []struct {
+			table string
+			*script
+			known registry
+		}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
+			if !part.empty() {
+				before := part.known.entries()
+				part.done(part.known)
+				b.guard.restored(t.family, part.table, part.known.entries()-before)
+			}
+		}
 		last[t.family][tableNAT], last[t.family][tableFilter] = nat.ruleLines, filter.ruleLines
 	}
 	b.valid = true
@@ -134,11 +143,6 @@ func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *data
 		stats.Bytes += len(input)
 		if err := b.variant.restore(b.config.NetNS, t.family, input); err != nil {
 			return err
-		}
-		for name, s := range map[string]*script{tableFilter: filter, tableNAT: nat} {
-			if !s.empty() {
-				b.guard.grown.add(t.family, name, s)
-			}
 		}
 	}
 	return b.writeSets(t, step.sets.after, stats)

@@ -259,9 +259,9 @@ func TestCheck(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				k, s := newWeb(t, v)
-				k.run("iptables-" + string(v) + " -t nat -A PREROUTING -d 192.0.2.1 -j RETURN")
+				k.damage("iptables-V -t nat -A PREROUTING -d 192.0.2.1 -j RETURN; iptables-V -t nat -N OTHER; iptables-V -t nat -A OTHER -j SLIP-OUTSIDE")
 				if err := k.Check(); err != nil {
-					t.Errorf("somebody else's rule: %v", err)
+					t.Errorf("others' rules: %v", err)
 				}
 				k.guard.next = time.Time{}
 				k.damage(line)

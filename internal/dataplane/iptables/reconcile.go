@@ -42,7 +42,7 @@ func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 	}
 	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
 	b.count(nil)
-	b.guard.lookSoon() // it takes several steps, and somebody may have come between them
+	b.guard.known = false // other programs may have come between its steps
 	return stats, nil
 }
 

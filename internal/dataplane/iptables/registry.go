@@ -46,6 +46,18 @@ func targets(text []byte) iter.Seq[[]byte] {
 	}
 }
 
+// rules is how many rules the chains have.
+func (r registry) rules() (n int) {
+	for _, record := range r {
+		n += int(record.rules)
+	}
+	return n
+}
+
+// entries is how many entries the chains have in x_tables: each has one more at its
+// beginning and at its end.
+func (r registry) entries() int { return r.rules() + 2*len(r) }
+
 // references are how many rules of ours lead to each chain.
 func (r registry) references() map[chainHash]int32 {
 	all := make(map[chainHash]int32, len(r))
