@@ -13,7 +13,7 @@ import (
 // manifests.
 func newSource(c *config.Config, master, node string, problem func(error)) (source.Source, *api.Client, error) {
 	if dir := c.Slipstream.Manifests; dir != "" {
-		return manifest.New(dir, manifest.OnError(problem)), nil, nil
+		return manifest.New(dir, problem), nil, nil
 	}
 	connection, err := api.ClientConfig(c.KubeProxy.ClientConnection, master, version)
 	if err != nil {

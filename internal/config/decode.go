@@ -3,11 +3,9 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +15,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/slipstream-proxy/slipstream/internal/yamldoc"
 )
 
 // Load reads a configuration file. See [Decode].
@@ -46,8 +46,8 @@ func Decode(data []byte) (*Config, []Note, error) {
 		errs  []error
 		seen  = map[string]bool{}
 	)
-	for i, text := range documents(data) {
-		kind, more, err := c.decode(text)
+	for i, d := range yamldoc.Split(data) {
+		kind, more, err := c.decode(d.Text)
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("document %d: %s", i+1, oneLine(err)))
@@ -72,35 +72,6 @@ func Decode(data []byte) (*Config, []Note, error) {
 
 // oneLine is an error's text in one line. Those about YAML come in several.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
-
-// marker is the beginning of a line that separates YAML documents.
-var marker = regexp.MustCompile(`(?m)^(?:---|\.\.\.)(?:[ \t\r]|$)`)
-
-// documents are those of a file that are not empty.
-func documents(data []byte) (all [][]byte) {
-	start := 0
-	add := func(text []byte) {
-		if !empty(text) {
-			all = append(all, text)
-		}
-	}
-	for _, at := range marker.FindAllIndex(data, -1) {
-		add(data[start:at[0]])
-		start = at[0] + len("---")
-	}
-	add(data[start:])
-	return all
-}
-
-// empty says whether all lines are blank, comments or directives.
-func empty(text []byte) bool {
-	for line := range bytes.Lines(text) {
-		if trimmed := bytes.TrimSpace(line); len(trimmed) > 0 && trimmed[0] != '#' && line[0] != '%' {
-			return false
-		}
-	}
-	return true
-}
 
 var strict = newSerializer()
 

@@ -11,7 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/internal/source/validate"
+	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
@@ -27,10 +27,8 @@ func TestObjectsAreValid(t *testing.T) {
 				if e.Type == source.Delete {
 					return
 				}
-				for _, faults := range [][]error{errorsOf(validate.Object(e.Object)), errorsOf(validate.Allocated(e.Object))} {
-					if len(faults) > 0 {
-						t.Fatalf("%s: %v", e, faults)
-					}
+				if faults := manifest.Validate(e.Object); len(faults) > 0 {
+					t.Fatalf("%s: %v", e, faults)
 				}
 				if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok && len(s.Endpoints) > 100 {
 					t.Fatalf("%s has %d endpoints", e, len(s.Endpoints))

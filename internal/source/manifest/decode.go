@@ -7,26 +7,34 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
-	"regexp"
+	"io"
 	"runtime"
-	"sync"
-	"sync/atomic"
-	"unicode/utf8"
+	"slices"
+	"strings"
 
+	goyaml "go.yaml.in/yaml/v2"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	strictjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/internal/source/validate"
+	"github.com/slipstream-proxy/slipstream/internal/yamldoc"
 )
 
-// Content is what one file of manifests says.
+// Content is the content of one file.
 type Content struct {
-	// Objects are the objects that are valid, in the order of the file, with
-	// defaults applied. None occurs twice.
+	// Objects are the valid objects in the order of the file, with defaults
+	// applied. None occurs twice.
 	Objects []Object
-	// Errors are what is wrong with the others and with the file itself.
+	// Errors describe the invalid objects and documents.
 	Errors []*Error
 	// Warnings are one line each, with file, document and object.
 	Warnings []string
@@ -34,329 +42,298 @@ type Content struct {
 	Ignored []string
 }
 
-// Object is an object and its place in a file.
+// Object is an object and its position in a file.
 type Object struct {
 	source.Object
 	Document int    // see Error.Document
-	Line     int    // see Error.Line
 	Item     string // see Error.Item
 }
 
-// Decode reads the Services, EndpointSlices, Nodes and ServiceCIDRs of a file of
-// manifests: YAML or JSON, any number of documents, each an object or a list of
-// objects.
-// Only the name of the file is used, in messages.
+// Decode reads a file of manifests: YAML or JSON, any number of documents, each an
+// object or a list of objects. Only the name of the file is used, in messages.
 //
-// What is wrong with one object or document does not affect the others. Of two
-// objects with the same kind, namespace and name the first is taken and the
-// other an error.
+// An invalid object or document does not affect the others. Of two objects with the
+// same kind, namespace and name the first one is used, and the second one is an error.
 func Decode(file string, data []byte) *Content {
-	c := &Content{}
-	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
-	if !utf8.Valid(data) {
-		c.Errors = append(c.Errors, &Error{File: file, Err: errors.New("is not UTF-8 text")})
-		return c
+	var documents []yamldoc.Document
+	for _, d := range yamldoc.Split(data) {
+		documents = append(documents, jsonValues(d)...)
 	}
+	// Parsing 10,000 Services takes seconds of CPU time.
+	parts := make([]document, len(documents))
+	var workers errgroup.Group
+	workers.SetLimit(runtime.GOMAXPROCS(0))
+	for i, d := range documents {
+		workers.Go(func() error {
+			parts[i] = document{file: file, number: i + 1}
+			parts[i].read(d)
+			return nil
+		})
+	}
+	_ = workers.Wait()
 
+	c := &Content{}
 	first := map[key]int{}
-	count := 0 // of the documents so far
-	for _, found := range readChunks(split(data)) {
-		for i := range found.findings {
-			f := &found.findings[i]
-			doc := count + f.document
-			if e := f.err; e != nil {
-				e.File, e.Document = file, doc
-				c.Errors = append(c.Errors, e)
+	for _, p := range parts {
+		c.Errors = append(c.Errors, p.errors...)
+		c.Ignored = append(c.Ignored, p.ignored...)
+		for _, o := range p.objects {
+			if d, ok := first[keyOf(o.Object)]; ok {
+				c.Errors = append(c.Errors, o.error(file, fmt.Errorf("document %d of this file already has it: the first one counts", d)))
 				continue
 			}
-			if f.ignored != "" {
-				c.Ignored = append(c.Ignored, f.ignored)
-				continue
-			}
-			where := Error{File: file, Document: doc, Line: f.line, Item: f.item, Object: source.Name(f.object)}
-			k := keyOf(f.object)
-			if d, ok := first[k]; ok {
-				where.Err = fmt.Errorf("document %d of this file already has it: the first one counts", d)
-				c.Errors = append(c.Errors, &where)
-				continue
-			}
-			first[k] = doc
-			c.Objects = append(c.Objects, Object{f.object, doc, f.line, f.item})
-			for _, w := range validate.Warnings(f.object) {
-				c.Warnings = append(c.Warnings, where.Error()+": "+w)
+			first[keyOf(o.Object)] = o.Document
+			c.Objects = append(c.Objects, o)
+			for _, w := range warnings(o.Object) {
+				c.Warnings = append(c.Warnings, o.error(file, errors.New(w)).Error())
 			}
 		}
-		count += found.documents
 	}
 	return c
 }
 
-// key identifies an object.
-type key struct {
-	kind, namespace, name string
+// error returns an error about an object of a file.
+func (o *Object) error(file string, err error) *Error {
+	return &Error{File: file, Document: o.Document, Item: o.Item, Object: source.Name(o.Object), Errs: []error{err}}
 }
+
+// key identifies an object.
+type key struct{ kind, namespace, name string }
 
 func keyOf(o source.Object) key {
 	return key{source.Kind(o), o.GetNamespace(), o.GetName()}
 }
 
-// finding is one thing found in a chunk: an object, an error, or an object of
-// a kind that is ignored.
-type finding struct {
-	document int // of the chunk, from 1
-	line     int
-	item     string
-	object   source.Object
-	err      *Error
-	ignored  string
-}
-
-// findings is all that was found in one chunk.
-type findings struct {
-	documents int
-	findings  []finding
-}
-
-// readChunks reads the chunks with all the CPUs there are: a file with 10,000
-// Services takes seconds of CPU time to parse.
-func readChunks(chunks []chunk) []findings {
-	all := make([]findings, len(chunks))
-	workers := min(runtime.GOMAXPROCS(0), (len(chunks)+15)/16)
-	if workers <= 1 {
-		for i, c := range chunks {
-			all[i] = readChunk(c)
-		}
-		return all
+// jsonValues splits a document that consists of JSON values that follow each other.
+// Other documents are returned as they are.
+func jsonValues(d yamldoc.Document) (all []yamldoc.Document) {
+	if !isFlow(d.Text) {
+		return []yamldoc.Document{d}
 	}
-	var (
-		next atomic.Int64
-		wg   sync.WaitGroup
-	)
-	for range workers {
-		wg.Go(func() {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(chunks) {
-					return
-				}
-				all[i] = readChunk(chunks[i])
+	decoder := json.NewDecoder(bytes.NewReader(d.Text))
+	for {
+		start := decoder.InputOffset()
+		line := d.Line + bytes.Count(d.Text[:start], []byte("\n"))
+		var value json.RawMessage
+		switch err := decoder.Decode(&value); {
+		case err == io.EOF:
+			return all
+		case err != nil: // a YAML flow mapping, a comment or a mistake
+			for _, rest := range yamldoc.Split(d.Text[start:]) {
+				all = append(all, yamldoc.Document{Text: rest.Text, Line: line})
 			}
-		})
-	}
-	wg.Wait()
-	return all
-}
-
-func readChunk(c chunk) findings {
-	var f findings
-	for _, d := range c.documents() {
-		f.documents++
-		r := reader{document: f.documents, line: d.line}
-		if d.err != nil {
-			e := &Error{Line: d.line, Err: d.err}
-			e.Object, _ = identify(d.json)
-			r.findings = []finding{{document: f.documents, err: e}}
-		} else {
-			r.read(d.json, "", nil, 0)
+			return all
 		}
-		f.findings = append(f.findings, r.findings...)
+		all = append(all, yamldoc.Document{Text: value, Line: line})
 	}
-	return f
 }
 
-// reader collects the findings of one document.
-type reader struct {
-	document, line int
-	findings       []finding
+// isFlow reports whether a document starts with a JSON object or YAML flow mapping.
+func isFlow(text []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) }
+
+// document is what has been read of one document.
+type document struct {
+	file    string
+	number  int // see Error.Document
+	objects []Object
+	errors  []*Error
+	ignored []string
 }
 
-func (r *reader) fail(item, object string, faults []Fault) {
-	e := &Error{Line: r.line, Item: item, Object: object}
-	e.setFaults(faults)
-	r.findings = append(r.findings, finding{document: r.document, err: e})
+func (d *document) fail(item, object string, errs ...error) {
+	d.errors = append(d.errors, &Error{File: d.file, Document: d.number, Item: item, Object: object, Errs: errs})
 }
 
-// read reads an object, or the items of a list. The item of a typed list may
-// leave out its kind: outer is then the kind that the list says.
-func (r *reader) read(data []byte, item string, outer *schema.GroupVersionKind, depth int) {
-	name, t := identify(data)
-	if t.fault != nil {
-		r.fail(item, name, []Fault{*t.fault})
-		return
+func (d *document) read(text yamldoc.Document) {
+	data, err := toJSON(text)
+	switch {
+	case err != nil:
+		var h header
+		_ = json.Unmarshal(data, &h) // for the name
+		d.fail("", h.String(), err)
+	case string(data) != "null":
+		d.readObject(data, "", schema.GroupVersionKind{})
 	}
-	if outer != nil && t.APIVersion == "" && t.Kind == "" {
-		t.APIVersion, t.Kind = outer.GroupVersion().String(), outer.Kind
-		name = t.name()
+}
+
+// toJSON converts a document of YAML or JSON. A duplicate key of YAML is an error,
+// with which the JSON is returned that has the last of them.
+func toJSON(d yamldoc.Document) ([]byte, error) {
+	if json.Valid(d.Text) {
+		return bytes.TrimSpace(d.Text), nil
 	}
-	var missing []Fault
-	if t.APIVersion == "" {
-		missing = append(missing, Fault{"apiVersion", "Required value"})
-	}
-	if t.Kind == "" {
-		missing = append(missing, Fault{"kind", "Required value"})
-	}
-	if missing != nil {
-		r.fail(item, name, missing)
-		return
-	}
-	gv, err := schema.ParseGroupVersion(t.APIVersion)
-	if err != nil {
-		r.fail(item, name, []Fault{{"apiVersion", fmt.Sprintf("Invalid value: %q: must be VERSION or GROUP/VERSION", t.APIVersion)}})
-		return
-	}
-	if outer != nil && (gv != outer.GroupVersion() || t.Kind != outer.Kind) {
-		r.fail(item, name, []Fault{{"kind", fmt.Sprintf("Invalid value: %q: the list is one of %s", t.APIVersion+" "+t.Kind, outer.Kind)}})
-		return
-	}
-	use, faults := useOf(gv, t.Kind)
-	switch use {
-	case ignore:
-		r.findings = append(r.findings, finding{document: r.document, ignored: name})
-	case refuse:
-		r.fail(item, name, faults)
-	case open:
-		r.readList(data, item, name, t.Kind, depth)
-	case take:
-		gvk := gv.WithKind(t.Kind)
-		o, faults := decodeObject(data, &gvk)
-		if len(faults) > 0 {
-			r.fail(item, name, faults)
-			return
+	if isFlow(d.Text) { // the conversion ignores what follows a flow mapping
+		decoder := goyaml.NewDecoder(bytes.NewReader(d.Text))
+		var ignored any
+		if decoder.Decode(&ignored) == nil && decoder.Decode(&ignored) != io.EOF {
+			return nil, fmt.Errorf("YAML: there is text after the end of the document that starts on line %d (is a line with --- missing?)", d.Line)
 		}
-		r.findings = append(r.findings, finding{document: r.document, line: r.line, item: item, object: o})
 	}
+	data, err := yaml.YAMLToJSONStrict(d.Text)
+	if err == nil {
+		return data, nil
+	}
+	// The parser counts lines from the start of its input: repeat with as many lines
+	// as precede the document in the file.
+	_, err = yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), d.Line-1), d.Text...))
+	message := strings.TrimPrefix(strings.TrimPrefix(fmt.Sprint(err), "yaml: "), "unmarshal errors:")
+	data, _ = yaml.YAMLToJSON(d.Text)
+	return data, errors.New("YAML: " + strings.TrimSpace(message))
 }
 
-// typeAndName is what identifies an object.
-type typeAndName struct {
+// header is the part of an object that identifies it.
+type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Metadata   struct {
 		Namespace string `json:"namespace"`
 		Name      string `json:"name"`
 	} `json:"metadata"`
-	fault *Fault
 }
 
-// name returns the object's name for messages.
-func (t *typeAndName) name() string {
-	name := t.Metadata.Name
-	switch ns := t.Metadata.Namespace; {
+// String returns kind, namespace and name for messages.
+func (h *header) String() string {
+	name := h.Metadata.Name
+	switch ns := h.Metadata.Namespace; {
 	case name == "":
-		return t.Kind
 	case ns != "":
 		name = ns + "/" + name
-	case t.Kind == "Service" || t.Kind == "EndpointSlice":
-		name = "default/" + name
+	case h.Kind == "Service" || h.Kind == "EndpointSlice":
+		name = metav1.NamespaceDefault + "/" + name
 	}
-	if t.Kind == "" {
-		return name
-	}
-	return t.Kind + " " + name
+	return oneLine(h.Kind + " " + name)
 }
 
-// identify reads what identifies an object. A fault is set when apiVersion and
-// kind cannot be read; metadata that cannot is left to the decoder, which
-// knows better what to say.
-func identify(data []byte) (string, *typeAndName) {
-	t := &typeAndName{}
-	if len(data) == 0 {
-		return "", t
-	}
-	if data[0] != '{' {
-		t.fault = &Fault{"", "is not an object: a manifest starts with apiVersion and kind"}
-		return "", t
-	}
-	err := json.Unmarshal(data, t)
+// kinds are the kinds that are read.
+var kinds = []schema.GroupVersionKind{
+	corev1.SchemeGroupVersion.WithKind("Service"),
+	corev1.SchemeGroupVersion.WithKind("Node"),
+	discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
+	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"),
+}
+
+var anyList = corev1.SchemeGroupVersion.WithKind("List")
+
+// strict decodes JSON into the Go types of the kinds and refuses unknown and
+// duplicate fields.
+var strict = func() *kjson.Serializer {
+	scheme := kruntime.NewScheme()
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.Node{})
+	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{})
+	scheme.AddKnownTypes(networkingv1.SchemeGroupVersion, &networkingv1.ServiceCIDR{})
+	return kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, scheme, scheme, kjson.SerializerOptions{Strict: true})
+}()
+
+// readObject reads an object, or the items of a list. The items of a typed list may
+// leave out their kind, which is then the given one.
+func (d *document) readObject(data []byte, item string, kind schema.GroupVersionKind) {
+	var h header
+	err := json.Unmarshal(data, &h)
 	var mismatch *json.UnmarshalTypeError
-	if errors.As(err, &mismatch) && mismatch.Field != "apiVersion" && mismatch.Field != "kind" {
-		err = nil
+	switch name := h.String(); {
+	case data[0] != '{':
+		d.fail(item, "", errors.New("is not an object: a manifest starts with apiVersion and kind"))
+		return
+	case errors.As(err, &mismatch) && (mismatch.Field == "kind" || mismatch.Field == "apiVersion"):
+		d.fail(item, name, decodeErrors(err)...)
+		return
+	case h.Kind == "" && h.APIVersion == "" && !kind.Empty():
+		h.APIVersion, h.Kind = kind.ToAPIVersionAndKind()
+	case h.APIVersion == "":
+		d.fail(item, name, field.Required(field.NewPath("apiVersion"), ""))
+		return
+	case h.Kind == "":
+		d.fail(item, name, field.Required(field.NewPath("kind"), ""))
+		return
 	}
-	if err != nil {
-		f := decodeFaults(err)[0]
-		t.fault = &f
-	}
-	return oneLine(t.name()), t
-}
-
-// decodeObject decodes one object of a known kind, applies its defaults and
-// validates it.
-func decodeObject(data []byte, gvk *schema.GroupVersionKind) (source.Object, []Fault) {
-	decoded, _, err := strict.Decode(data, gvk, nil)
-	if err != nil {
-		return nil, decodeFaults(err)
-	}
-	o, ok := decoded.(source.Object)
-	if !ok {
-		return nil, []Fault{{"kind", fmt.Sprintf("is not an object but a %T", decoded)}}
-	}
-	o.GetObjectKind().SetGroupVersionKind(*gvk) // the items of a typed list may not say
-	setDefaults(o)
-	faults := validate.Object(o)
-	faults = append(faults, validate.Allocated(o)...)
-	// Who owns which field is of no use here and can be most of an object.
-	o.SetManagedFields(nil)
-	if len(faults) == 0 {
-		return o, nil
-	}
-	list := make([]Fault, len(faults))
-	for i, f := range faults {
-		list[i] = Fault{f.Field, f.ErrorBody()}
-	}
-	return nil, list
-}
-
-var strictError = regexp.MustCompile(`^(unknown|duplicate) field "(.*)"$`)
-
-// decodeFaults turns an error of the strict decoder into faults.
-func decodeFaults(err error) []Fault {
-	if s, ok := kruntime.AsStrictDecodingError(err); ok {
-		var faults []Fault
-		for _, err := range s.Errors() {
-			if m := strictError.FindStringSubmatch(err.Error()); m != nil {
-				faults = append(faults, Fault{m[2], m[1] + " field"})
-			} else {
-				faults = append(faults, Fault{"", err.Error()})
-			}
+	kind = schema.FromAPIVersionAndKind(h.APIVersion, h.Kind)
+	element := kind
+	element.Kind = strings.TrimSuffix(kind.Kind, "List")
+	switch {
+	case slices.Contains(kinds, kind):
+		o, errs := decodeObject(data, kind)
+		if len(errs) > 0 {
+			d.fail(item, h.String(), errs...)
+			return
 		}
-		return faults
+		d.objects = append(d.objects, Object{o, d.number, item})
+	case kind == anyList:
+		d.readList(data, item, h.String(), schema.GroupVersionKind{})
+	case slices.Contains(kinds, element):
+		d.readList(data, item, h.String(), element)
+	default:
+		if err := wrongVersion(h.APIVersion, element); err != nil {
+			d.fail(item, h.String(), err)
+			return
+		}
+		d.ignored = append(d.ignored, h.String())
+	}
+}
+
+// wrongVersion returns an error for another version or group of a kind that is read.
+// Groups other than those of the kinds may have kinds of the same name.
+func wrongVersion(apiVersion string, kind schema.GroupVersionKind) error {
+	if !slices.ContainsFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == kind.Group }) {
+		return nil
+	}
+	for _, k := range append(kinds, corev1.SchemeGroupVersion.WithKind("")) { // the last one is List
+		if k.Kind == kind.Kind {
+			return field.NotSupported(field.NewPath("apiVersion"), apiVersion, []string{k.GroupVersion().String()})
+		}
+	}
+	return nil
+}
+
+// readList reads the items of a list. The list itself is decoded strictly: items of a
+// misspelled field would otherwise be missed without an error.
+func (d *document) readList(data []byte, item, name string, kind schema.GroupVersionKind) {
+	var list struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        metav1.ListMeta   `json:"metadata"`
+		Items           []json.RawMessage `json:"items"`
+	}
+	errs, err := strictjson.UnmarshalStrict(data, &list)
+	if err != nil {
+		errs = decodeErrors(err)
+	}
+	if len(errs) > 0 {
+		d.fail(item, name, errs...)
+		return
+	}
+	if item != "" {
+		item += "."
+	}
+	for i, raw := range list.Items {
+		d.readObject(raw, fmt.Sprintf("%sitems[%d]", item, i), kind)
+	}
+}
+
+// decodeObject decodes an object, applies its defaults and validates it.
+func decodeObject(data []byte, kind schema.GroupVersionKind) (source.Object, []error) {
+	decoded, _, err := strict.Decode(data, &kind, nil)
+	if err != nil {
+		return nil, decodeErrors(err)
+	}
+	o := decoded.(source.Object) // the serializer knows no others
+	o.GetObjectKind().SetGroupVersionKind(kind)
+	setDefaults(o)
+	faults := Validate(o)
+	o.SetManagedFields(nil) // may be most of an object
+	var errs []error
+	for _, f := range faults {
+		errs = append(errs, f)
+	}
+	return o, errs
+}
+
+// decodeErrors returns the errors of a decoder one by one.
+func decodeErrors(err error) []error {
+	if s, ok := kruntime.AsStrictDecodingError(err); ok {
+		return s.Errors()
 	}
 	var mismatch *json.UnmarshalTypeError
 	if errors.As(err, &mismatch) {
-		return []Fault{{mismatch.Field, fmt.Sprintf("is a %s, must be a %s", found(mismatch.Value), wanted(mismatch.Type))}}
+		err = fmt.Errorf("%s: is of type %s, must be %s", mismatch.Field, mismatch.Value, mismatch.Type)
 	}
-	return []Fault{{"", err.Error()}}
-}
-
-// found names what encoding/json says it found, e.g. "array" or "number 1e9".
-func found(value string) string {
-	switch value {
-	case "bool":
-		return "boolean"
-	case "array":
-		return "list"
-	}
-	return value
-}
-
-// wanted names a Go type in the words of JSON.
-func wanted(t reflect.Type) string {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	switch t.Kind() {
-	case reflect.String:
-		return "string"
-	case reflect.Bool:
-		return "boolean"
-	case reflect.Slice, reflect.Array:
-		return "list"
-	case reflect.Map, reflect.Struct:
-		return "object"
-	case reflect.Float32, reflect.Float64:
-		return "number"
-	case reflect.Int32:
-		return "whole number of 32 bits"
-	}
-	return "whole number"
+	return []error{err}
 }

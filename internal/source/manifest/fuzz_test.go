@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/internal/source/validate"
 )
 
 // FuzzDecode checks that nothing makes the decoder panic, that what it accepts
@@ -39,8 +38,7 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("%s twice", source.Name(o.Object))
 			}
 			seen[keyOf(o.Object)] = true
-			faults := append(validate.Object(o.Object), validate.Allocated(o.Object)...)
-			if len(faults) > 0 {
+			if faults := Validate(o.Object); len(faults) > 0 {
 				t.Errorf("%s is accepted but not valid: %v", source.Name(o.Object), faults)
 			}
 			written, err := json.Marshal(o.Object)

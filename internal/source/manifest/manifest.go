@@ -1,43 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package manifest is a source that reads a directory of manifests: Services,
-// EndpointSlices, Nodes and ServiceCIDRs in files such as kubectl apply -f DIR
-// takes.
+// EndpointSlices, Nodes and ServiceCIDRs, in files that kubectl apply -f DIR takes.
 //
-// It reads *.yaml, *.yml and *.json of the directory itself, leaves out hidden
-// files, follows symbolic links to files, and ignores objects of other kinds.
-// Each object is decoded strictly, gets the defaults of the Kubernetes API and
-// is validated by its rules. As there is no API server to allocate cluster
-// IPs, Services have to bring theirs.
+// It reads *.yaml, *.yml and *.json of the directory itself, skips hidden files,
+// follows symbolic links to files, and ignores objects of other kinds. Each object is
+// decoded strictly, gets defaults and is validated. There is no API server to allocate
+// cluster IPs, so Services must have them.
 //
-// The directory is watched with inotify. A file that was saved is read some
-// milliseconds later, once nobody has it open for writing any more, and what
-// it changes is delivered in one batch.
+// # Changes
 //
-// # What bad input does
+// The directory is watched with inotify and read when neither it nor any manifest has
+// changed for 100 ms. What has changed is delivered in one batch.
 //
-// Bad input is reported and never takes away what worked:
+// # Mistakes
 //
-//   - An object that is not valid keeps its last valid version; the other
-//     objects of the file are taken.
-//   - As long as anything in a file is wrong, nothing that the file said
-//     before is withdrawn: what is wrong may be that very object.
-//   - A file that is empty (0 bytes) is taken for one about to be written and
-//     withdraws nothing. One with only white space or comments does.
-//   - When the directory vanishes everything stays, until it is back.
+// A mistake is reported once and removes nothing:
 //
-// A file that is deleted or renamed, or an object that is taken out of a file
-// in which all is well, is withdrawn.
+//   - An invalid object keeps its last valid version; the other objects of the file
+//     are used.
+//   - While a file has a mistake, no object that it had before is deleted, since the
+//     mistake may be in that object.
+//   - A file that cannot be read, or has 0 bytes, keeps its objects. One that has only
+//     white space or comments does not.
+//   - When the directory is removed or unreadable, all objects stay until it is back.
 //
-// # The same object twice
+// # Duplicates
 //
-// Of two files with the same object, the one that comes first in byte order of
-// its name counts; the other is reported, and takes over when the first no
-// longer has the object. Within one file the first one counts.
+// Of files with the same object, the first one by name counts. The others are
+// reported, and take over when the first one no longer has the object.
 package manifest
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -45,31 +41,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// How long things take. They are no promises; the tests shorten none of them.
 const (
-	// settle is how long a file must have been left alone before it is read.
-	// It spans the steps of one save: truncate and write, write and rename.
-	settle = 10 * time.Millisecond
-	// settleUnknown is settle where it cannot be known whether anybody has the
-	// file open for writing: it is not ours, or on a file system without leases.
-	settleUnknown = 50 * time.Millisecond
-	// settleBusy is settle while somebody has the file open for writing.
-	settleBusy = 500 * time.Millisecond
-	// settleGone is how long a file must have been gone before its objects are
-	// withdrawn: some editors move the old file away before they write the new.
-	settleGone = 100 * time.Millisecond
-	// settleBack is settleGone for a directory that had vanished itself and may
-	// be filled file by file.
+	// settle is for how long nothing must have changed before files are read. It
+	// spans the steps of saving a file: truncate and write, remove and rename.
+	settle = 100 * time.Millisecond
+	// settleBack is settle for a directory that replaces another one, and is perhaps
+	// still being filled.
 	settleBack = time.Second
-	// settleMax bounds all of the above for files that are never left alone.
+	// settleMax is for how long changes that do not stop can delay reading.
 	settleMax = 2 * time.Second
-	// emptyAfter is how long a file may be empty until that is reported.
-	emptyAfter = time.Second
-	// pollEvery is how often what inotify does not tell is looked at: whether
-	// the directory is still the same, and the targets of symbolic links.
-	pollEvery = time.Second
-	// pollGone is pollEvery while the directory is gone.
-	pollGone = 200 * time.Millisecond
+	// pollPeriod is how often to look for what inotify does not report: another
+	// directory in the place of the watched one, and changed targets of symbolic links.
+	pollPeriod = time.Second
 )
 
 // Source reads a directory of manifests. It implements source.Source.
@@ -80,30 +63,15 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// Option changes how a Source works.
-type Option func(*Source)
-
-// OnError has each error passed to report instead of being logged. The error
-// is always an *Error. The same error of a file that has not changed is
-// reported once. Calls come from the goroutine that calls the sink and are
-// made before the events of the same change.
-func OnError(report func(error)) Option {
-	return func(s *Source) { s.onError = report }
+// New returns a source that reads dir. onError is called with each mistake, an *Error,
+// when it appears; calls precede the events of the same change.
+func New(dir string, onError func(error)) *Source {
+	return &Source{dir: dir, onError: onError}
 }
 
-// New returns a source that reads dir. Nothing is read before Run.
-func New(dir string, opts ...Option) *Source {
-	s := &Source{dir: dir}
-	for _, o := range opts {
-		o(s)
-	}
-	return s
-}
-
-// Run implements source.Source. All objects that exist at the start come in one
-// batch, which ends with Synced. It returns an error if the directory does not
-// exist or cannot be watched at the start; later it waits for it to come back.
-// Logs go to the logger of ctx (klog.FromContext).
+// Run implements source.Source. All objects that exist at the start are one batch,
+// which ends with Synced. It returns an error if the directory does not exist or cannot
+// be watched at the start. Logs go to the logger of ctx.
 func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	w, err := newWatch(s.dir)
 	if err != nil {
@@ -111,13 +79,31 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	}
 	defer w.close()
 	w.log = klog.FromContext(ctx).WithValues("directory", s.dir)
-	w.sink = sink
-	w.report = func(e *Error) {
-		if s.onError != nil {
-			s.onError(e)
-			return
+	w.onError, w.sink = s.onError, sink
+
+	due := time.Now()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-w.notify.Events:
+			if !ok {
+				return errors.New("fsnotify: closed")
+			}
+		case err := <-w.notify.Errors:
+			w.log.V(2).Info("Notifications were lost, looking at all files", "err", err)
+		case <-timer.C:
+			now := time.Now()
+			due = now.Add(w.look(now))
+			timer.Reset(time.Until(due))
+			continue
 		}
-		w.log.Error(e, "Manifest refused, keeping what was valid", "file", e.File, "line", e.Line, "object", e.Object, "field", e.Field)
+		w.changed = true
+		if soon := time.Now().Add(settle); soon.Before(due) {
+			due = soon
+			timer.Reset(settle)
+		}
 	}
-	return w.run(ctx)
 }

@@ -3,150 +3,177 @@
 package manifest
 
 import (
-	"context"
+	"io/fs"
 	"os"
-	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// clock is a watch whose time the test makes pass.
+// clock is a watch without a goroutine, for which the test chooses the time.
 type clock struct {
-	*watch
-	t       *testing.T
-	now     time.Time
-	deletes int
+	*world
+	watch  *watch
+	events []string
 }
 
-// newClock starts a watch on a new directory with one file, web.yaml.
+// newClock starts a watch on a directory with the file web.yaml.
 func newClock(t *testing.T) *clock {
-	dir := filepath.Join(t.TempDir(), "manifests")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(service("web", 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	w, err := newWatch(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := &clock{world: newWorld(t, "web.yaml", service("web", 1))}
+	w, err := newWatch(c.dir)
+	c.check(err)
 	t.Cleanup(w.close)
-	c := &clock{watch: w, t: t, now: time.Now()}
+	c.watch = w
 	w.log = klog.TODO()
-	w.report = func(*Error) {}
+	w.onError = func(err error) { t.Error(err) }
 	w.sink = func(batch []source.Event) {
 		for _, e := range batch {
-			if e.Type == source.Delete {
-				c.deletes++
-			}
+			c.events = append(c.events, e.String())
 		}
 	}
-	w.scan(c.now, settleGone)
-	c.pass(settleUnknown)
-	if !w.synced || len(w.table.current) != 1 {
-		t.Fatalf("synced %v with %v", w.synced, w.table.current)
-	}
+	c.settled("Set Service default/web", "Synced")
 	return c
 }
 
-// pass makes time pass in small steps, without polls and notifications.
-func (c *clock) pass(d time.Duration) {
-	for end := c.now.Add(d); c.now.Before(end); {
-		c.now = c.now.Add(settle)
-		c.poll = c.now.Add(time.Hour)
-		c.work(context.Background(), c.now)
-	}
+// newest returns the time of the last change to the directory or a file.
+func (c *clock) newest() (newest time.Time) {
+	err := fs.WalkDir(os.DirFS(c.dir), ".", func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.ModTime().After(newest) {
+			newest = info.ModTime()
+		}
+		return err
+	})
+	c.check(err)
+	return newest
 }
 
-func (c *clock) wantDeletes(when string, n int) {
-	c.t.Helper()
-	if c.deletes != n {
-		c.t.Errorf("%s: %d objects were withdrawn, want %d", when, c.deletes, n)
+// wait looks just before the settling period of the last change ends: nothing must
+// happen.
+func (c *clock) wait() {
+	c.Helper()
+	c.watch.changed = true
+	if delay := c.watch.look(c.newest().Add(settle - time.Millisecond)); delay != time.Millisecond {
+		c.Errorf("looks again after %s", delay)
 	}
+	c.want()
 }
 
-// TestFileGoneBeforeDirectory has the file be noticed to be gone long before
-// the directory is.
-func TestFileGoneBeforeDirectory(t *testing.T) {
+// settled looks when the settling period has ended.
+func (c *clock) settled(want ...string) {
+	c.Helper()
+	c.watch.changed = true
+	c.watch.look(c.newest().Add(settle))
+	c.want(want...)
+}
+
+func (c *clock) want(want ...string) {
+	c.Helper()
+	if !slices.Equal(c.events, want) {
+		c.Errorf("events %q, want %q", c.events, want)
+	}
+	c.events = nil
+}
+
+// TestHalfWritten writes a file in two steps. The first half is valid, but deletes an
+// object and changes another one.
+func TestHalfWritten(t *testing.T) {
 	c := newClock(t)
-	if err := os.RemoveAll(c.dir); err != nil {
-		t.Fatal(err)
-	}
-	c.look("web.yaml", c.now, 0)
-	c.pass(settleGone / 2)
-	if c.gone || c.pending["web.yaml"] == nil {
-		t.Fatal("the directory is already known to be gone")
-	}
-	c.pass(10 * settleMax)
-	if !c.gone {
-		t.Error("the directory is not known to be gone")
-	}
-	c.wantDeletes("without a directory", 0)
-
-	if err := os.Mkdir(c.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c.checkDirectory(c.now)
-	c.pass(settleBack - 2*settle)
-	c.wantDeletes("just after it came back", 0)
-	c.pass(4 * settle)
-	c.wantDeletes("some time after it came back", 1)
+	first, second := service("web", 2), "---\n"+service("last", 2)
+	c.overwrite("web.yaml", service("web", 1)+"---\n"+service("last", 1))
+	c.settled("Set Service default/last")
+	f, err := os.OpenFile(c.path("web.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
+	c.check(err)
+	c.wait()
+	_, err = f.WriteString(first)
+	c.check(err)
+	c.wait()
+	_, err = f.WriteString(second)
+	c.check(err)
+	c.wait()
+	c.check(f.Close())
+	c.settled("Set Service default/last", "Set Service default/web")
 }
 
-// TestDirectoryGoneWithPendingFile has the directory be noticed to be gone
-// while a file is waited for.
-func TestDirectoryGoneWithPendingFile(t *testing.T) {
+func TestEditors(t *testing.T) {
 	c := newClock(t)
-	if err := os.RemoveAll(c.dir); err != nil {
-		t.Fatal(err)
-	}
-	c.look("web.yaml", c.now, 0)
-	c.pass(settleGone / 2)
-	c.checkDirectory(c.now)
-	c.pass(10 * settleMax)
-	if err := os.Mkdir(c.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c.checkDirectory(c.now)
-	c.pass(settleBack - 2*settle)
-	c.wantDeletes("just after it came back", 0)
-	c.pass(4 * settle)
-	c.wantDeletes("some time after it came back", 1)
+	content := func(octet int) string { return service("web", octet) + "---\n" + service("other", 1) }
+	c.write("web.yaml", content(2)) // sed -i
+	c.settled("Set Service default/other", "Set Service default/web")
+
+	c.overwrite("4913", "") // vim: may files be made here?
+	c.remove("4913")
+	c.check(os.Rename(c.path("web.yaml"), c.path("web.yaml~")))
+	c.wait()
+	c.overwrite("web.yaml", content(3))
+	c.remove("web.yaml~")
+	c.settled("Set Service default/web")
+
+	c.overwrite(".#web.yaml", "") // emacs: a lock, and an in-place save
+	c.overwrite("web.yaml", content(4))
+	c.remove(".#web.yaml")
+	c.settled("Set Service default/web")
+
+	c.remove("web.yaml") // delete and write
+	c.wait()
+	c.overwrite("web.yaml", content(5))
+	c.settled("Set Service default/web")
 }
 
-// TestRemovalsThatGoOn has files keep going for longer than a file may be gone:
-// perhaps the directory is being removed.
-func TestRemovalsThatGoOn(t *testing.T) {
+// TestChangesThatGoOn has a file that is never left alone delay the others for a
+// limited time.
+func TestChangesThatGoOn(t *testing.T) {
 	c := newClock(t)
-	path := filepath.Join(c.dir, "web.yaml")
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
+	c.write("other.yaml", service("other", 1))
+	c.watch.changed = true
+	now := c.newest()
+	for end := now.Add(settleMax); now.Before(end); now = now.Add(settle / 2) {
+		c.check(os.Chtimes(c.path("web.yaml"), now, now))
+		c.watch.look(now)
+		c.want()
 	}
-	c.noticed(fsnotify.Event{Name: path, Op: fsnotify.Remove}, c.now)
-	for range 5 {
-		c.pass(settleGone - 2*settle)
-		c.noticed(fsnotify.Event{Name: filepath.Join(c.dir, "other.yaml"), Op: fsnotify.Remove}, c.now)
-	}
-	c.wantDeletes("while others go", 0)
-	c.pass(settleGone + 2*settle)
-	c.wantDeletes("afterwards", 1)
+	c.check(os.Chtimes(c.path("web.yaml"), now, now))
+	c.watch.look(now)
+	c.want("Set Service default/other")
 }
 
-// TestRemovedDirectoryIsAnother has a directory be made anew with, perhaps, the
-// inode number of the one that was removed.
-func TestRemovedDirectoryIsAnother(t *testing.T) {
+// TestTimeInTheFuture has a file with a wrong time of modification.
+func TestTimeInTheFuture(t *testing.T) {
 	c := newClock(t)
-	if !c.sameDirectory() {
-		t.Fatal("it is not the same at the start")
+	c.write("other.yaml", service("other", 1))
+	now := c.newest().Add(settle)
+	c.check(os.Chtimes(c.path("other.yaml"), now, now.Add(time.Hour)))
+	c.watch.changed = true
+	c.watch.look(now)
+	c.want("Set Service default/other")
+}
+
+// TestDirectoryIsFilledAgain has a directory that was removed come back empty.
+func TestDirectoryIsFilledAgain(t *testing.T) {
+	c := newClock(t)
+	var errs []string
+	c.watch.onError = func(err error) { errs = append(errs, err.Error()) }
+	c.check(os.RemoveAll(c.dir))
+	for range 3 {
+		c.watch.look(time.Now())
 	}
-	c.noticed(fsnotify.Event{Name: c.dir, Op: fsnotify.Remove}, c.now)
-	if c.sameDirectory() {
-		t.Error("it is taken for the one that is watched")
+	c.want()
+	if len(errs) != 1 || !strings.HasSuffix(errs[0], "keeping the 1 objects known from it") {
+		t.Errorf("errors %q", errs)
 	}
+	c.check(os.Mkdir(c.dir, 0o755))
+	if delay := c.watch.look(c.newest().Add(settle)); delay != settleBack-settle {
+		t.Errorf("looks again after %s", delay)
+	}
+	c.want()
+	c.watch.look(c.newest().Add(settleBack))
+	c.want("Delete Service default/web")
 }

@@ -66,7 +66,7 @@ func (w *world) start() *world {
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), logger))
 	w.stop, w.stopped = stop, make(chan error, 1)
 	var inSink, returned atomic.Bool
-	s := New(w.dir, OnError(func(err error) {
+	s := New(w.dir, func(err error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		var e *Error
@@ -75,7 +75,7 @@ func (w *world) start() *world {
 			return
 		}
 		w.errs = append(w.errs, e)
-	}))
+	})
 	go func() {
 		err := s.Run(ctx, func(batch []source.Event) {
 			if !inSink.CompareAndSwap(false, true) || returned.Load() {
@@ -165,17 +165,18 @@ func (w *world) check(err error) {
 
 func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 
-// write writes a file as the shell's > does: truncate, then write.
+// write writes a file as sed -i does: write another one, then rename it.
 func (w *world) write(name, content string) {
 	w.Helper()
-	w.check(os.WriteFile(w.path(name), []byte(content), 0o644))
+	temporary := filepath.Join(filepath.Dir(w.path(name)), ".tmp")
+	w.check(os.WriteFile(temporary, []byte(content), 0o644))
+	w.check(os.Rename(temporary, w.path(name)))
 }
 
-// replace writes a file as sed -i does: write another, then rename it.
-func (w *world) replace(name, content string) {
+// overwrite writes a file as the shell's > does: truncate, then write.
+func (w *world) overwrite(name, content string) {
 	w.Helper()
-	w.write(".tmp", content)
-	w.check(os.Rename(w.path(".tmp"), w.path(name)))
+	w.check(os.WriteFile(w.path(name), []byte(content), 0o644))
 }
 
 func (w *world) remove(name string) {
