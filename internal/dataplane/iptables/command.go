@@ -53,8 +53,12 @@ var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
 // explain is what a command said, with the line of its input that it was about.
 func explain(said string, input []byte) string {
 	said = strings.TrimSpace(said)
-	if first, _, more := strings.Cut(said, "\n"); more {
-		said = first
+	if first, rest, more := strings.Cut(said, "\n"); more {
+		said = strings.TrimSpace(first)
+		if strings.HasSuffix(said, ":") { // nothing but the name and the version
+			first, _, _ = strings.Cut(rest, "\n")
+			said += " " + strings.TrimSpace(first)
+		}
 	}
 	out := ": " + said
 	if m := lineNumber.FindStringSubmatch(said); m != nil {

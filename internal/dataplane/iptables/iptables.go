@@ -11,7 +11,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
-	"k8s.io/klog/v2"
 )
 
 // Options are what only this backend has.
@@ -36,8 +35,9 @@ type Backend struct {
 	sets    *ipset.Conn
 	guard   guard
 
-	tables    []*table // one for each family that the variant has
-	pools     []*pool  // what the kernel has, by PoolID
+	tables    []*table // one for each family that is served
+	missing   []dataplane.Missing
+	pools     []*pool // what the kernel has, by PoolID
 	frontends map[desired.FrontendKey]*frontend
 	health    healthPorts
 	valid     bool // false until the first Reconcile, and after a failure
@@ -59,13 +59,13 @@ func New(c dataplane.Config, o Options) (*Backend, error) {
 	}
 	for _, f := range families {
 		if err := b.variant.probe(c.NetNS, f); err != nil {
-			if f == desired.IPv4 {
-				return nil, err
-			}
-			klog.InfoS("iptables mode: no rules for IPv6, as its commands do not work here", "err", err)
-			continue // mostly a kernel without
+			b.missing = append(b.missing, b.variant.missing(f, err))
+			continue
 		}
 		b.tables = append(b.tables, &table{family: f})
+	}
+	if len(b.tables) == 0 {
+		return nil, fmt.Errorf("iptables-%s does not work: %s", b.variant, b.missing[0])
 	}
 	var err error
 	if b.sets, err = ipset.Dial(c.NetNS); err != nil {

@@ -20,7 +20,7 @@ func (b *Backend) Cleanup() error {
 	for f := range schemas {
 		t := schemas[f].table
 		switch _, err := b.conn.Table(t); {
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL): // the latter without nf_tables
+		case errors.Is(err, unix.ENOENT), nfnl.IsUnsupported(err):
 			continue
 		case err != nil:
 			return fmt.Errorf("reading table %s %s: %w", t.Family, tableName, err)
