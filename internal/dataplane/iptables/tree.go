@@ -10,15 +10,19 @@ import (
 )
 
 // A tree is how a packet finds the rule of its frontend among many. It is a binary
-// tree over the bits of address, protocol and port: a rule tests one bit (in words of
-// iptables: whether the address is in a prefix, or the port in a range) and goes to
-// another chain if it is set; the next rule in the same chain tests the next bit if it
-// is not. So each bit costs one rule, on average twice as many as there are chains on
-// the way. Bits in which no two frontends differ are not tested.
+// tree over the bits of address, protocol and port. Where frontends differ in a bit, a rule
+// sends those that have it set to another chain (goto), and the chain goes on with those
+// that have not. So each bit costs one rule, and on average a packet meets two rules for
+// each chain on its way. Bits in which no two frontends differ are not tested.
 //
-// Which chains there are, and what is in them, follows from the keys alone: a tree
-// that was changed often is the same as one made at once. A change of a frontend
-// rewrites the chain that has its rule, and seldom one that leads there.
+// A rule matches the packets whose key begins with certain bits, and no others: in words
+// of iptables, a prefix of the address, and below that a protocol and a range of ports.
+// Of two rules in a chain whose prefixes contain each other, the longer one comes first.
+// Each rule of a frontend matches the whole key.
+//
+// Which chains exist, and what is in them, follows from the keys alone: a tree that was
+// changed often is the same as one made at once. A change of a frontend rewrites the chain
+// that has its rule, and seldom one that leads there.
 
 const (
 	// bucket is how many rules of frontends follow each other in a chain.
@@ -164,26 +168,19 @@ func (b *branch) drop(out *script) {
 	}
 }
 
-// layout writes the rules of a chain for some leaves and returns the branches that
-// it goes to. Left is how many more branches may follow each other.
+// layout writes the rules of a chain for the leaves in [from, to) and returns the branches
+// that it goes to. Left is how many more branches may follow each other.
 func (t *tree) layout(text *bytes.Buffer, from, to, left int) (below []*branch) {
 	for to-from > bucket && left > 0 {
-		middle := t.split(from, to)
-		// Where going right every time would take more branches than are left,
-		// half of a half gets a chain of its own: for two bits that makes two
-		// rules and a half instead of two on average.
+		middle, end, part := t.split(from, to), to, ""
+		// Where going right every time would take more branches than are left, the
+		// right half of the right half gets a branch before the rest of it: for two
+		// bits that makes two and a half rules on average instead of two.
 		if (to-from)>>left > 3 && to-middle > bucket {
-			right := t.split(middle, to)
-			if firstDifference(t.leaves[from].key, t.leaves[middle].key) < addrBits && firstDifference(t.leaves[middle].key, t.leaves[right].key) >= addrBits {
-				// A test of protocol or port is none of the address, which
-				// no rule before has told.
-				text.WriteString(t.leaves[right].key.test(addrBits, t.direction) + " ")
-			}
-			below = append(below, t.goTo(text, middle, right, to, ""))
-			below = append(below, t.goTo(text, from, middle, right, "half"))
-		} else {
-			below = append(below, t.goTo(text, from, middle, to, ""))
+			end, part = t.split(middle, to), "half"
+			below = append(below, t.goTo(text, middle, end, to, ""))
 		}
+		below = append(below, t.goTo(text, from, middle, end, part))
 		to = middle
 	}
 	for _, l := range t.leaves[from:to] {
@@ -199,14 +196,15 @@ func (t *tree) split(from, to int) int {
 	return from + sort.Search(to-from, func(i int) bool { return t.leaves[from+i].key.bit(bit) })
 }
 
-// goTo writes the rule for the branch of some leaves, which differ first from those
-// since before in the bit that all of them have set. What is part of the branch's name
-// where it has not all of the leaves that its bits lead to.
-func (t *tree) goTo(text *bytes.Buffer, before, from, to int, what string) *branch {
+// goTo writes the rule for the branch of the leaves in [from, to). The bits that it tests
+// end with the first in which they differ from those in [before, from). A branch that has
+// only part of the leaves with these bits, because a rule before has the others, says so
+// in its name.
+func (t *tree) goTo(text *bytes.Buffer, before, from, to int, part string) *branch {
 	b := &branch{key: t.leaves[from].key, from: from, to: to}
 	b.bits = firstDifference(t.leaves[before].key, b.key) + 1
 	b.key = b.key.upTo(b.bits, false)
-	b.name = branchPrefix + hashOf(t.name, string(b.key[:]), strconv.Itoa(b.bits), what)
+	b.name = branchPrefix + hashOf(t.name, string(b.key[:]), strconv.Itoa(b.bits), part)
 	text.WriteString(b.key.test(b.bits, t.direction))
 	text.WriteString(" -g ")
 	text.WriteString(b.name)

@@ -77,21 +77,21 @@ func firstDifference(a, b treeKey) int {
 	return len(a) * 8
 }
 
-// test is the match of packets whose key has the same first bits as k, where it is
-// clear from the rules before that all but the last of them may differ only for
-// packets that no rule after them matches. Direction is "-d" or "-s".
+// test matches packets whose key has the same first bits as k. Direction is "-d" or "-s".
 func (k treeKey) test(n int, direction string) string {
 	first := k.upTo(n, false)
+	addr, bits := first.addr(), min(n, addrBits)
+	if addr.Is4() {
+		bits -= v4Bits
+	}
+	match := fmt.Sprintf("%s %s/%d", direction, addr, bits)
 	switch {
 	case n <= addrBits:
-		if a := first.addr(); a.Is4() {
-			return fmt.Sprintf("%s %s/%d", direction, a, n-v4Bits)
-		}
-		return fmt.Sprintf("%s %s/%d", direction, netip.AddrFrom16([16]byte(first[:16])), n)
+		return match
 	case n <= protoBits:
-		return "-p " + protocolName(k.protocol())
+		return match + " -p " + protocolName(k.protocol())
 	}
-	return fmt.Sprintf("%s --dport %d:%d", matchProtocol(k.protocol()), first.port(), k.upTo(n, true).port())
+	return fmt.Sprintf("%s %s --dport %d:%d", match, matchProtocol(k.protocol()), first.port(), k.upTo(n, true).port())
 }
 
 func (k treeKey) protocol() desired.Protocol { return protocols[k[16]] }
