@@ -56,7 +56,7 @@ end. Stop 'slipstream run' before, or it will repair what is removed.`,
 // cleanUp removes what slipstream has programmed and, unless that is to stay, what
 // kube-proxy has. It does all it can, whatever fails.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
-	errs := []error{removeModes(""), cleanUpFastPath()}
+	errs := []error{removeModes(ctx, ""), cleanUpFastPath()}
 	if !keepKubeProxy {
 		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
 	}

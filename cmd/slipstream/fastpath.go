@@ -136,14 +136,14 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 
 // followAll keeps a fast path that needs to know nothing of Services.
 func followAll(ctx context.Context, ctl *fastpath.Controller) error {
-	if _, err := ctl.Reconcile(&desired.Change{}); err != nil {
+	if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
 		return fmt.Errorf("fast path: %w", err)
 	}
 	return repeatUntil(ctx, config.DefaultCheckPeriod, func() {
-		if ctl.Check() == nil {
+		if ctl.Check(ctx) == nil {
 			return
 		}
-		if _, err := ctl.Reconcile(&desired.Change{}); err != nil {
+		if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
 			klog.ErrorS(err, "Could not program the fast path, will try again")
 		}
 	})

@@ -18,17 +18,19 @@ import (
 
 // modes are the proxy modes that there are. To add one is to add a line here and in
 // removals, and a row in docs/configuration.md.
-var modes = map[string]func(*config.Config) (dataplane.Dataplane, error){
-	config.NFTables: func(c *config.Config) (dataplane.Dataplane, error) { return nftables.New(backendConfig(c)) },
-	config.IPTables: func(c *config.Config) (dataplane.Dataplane, error) {
-		return iptables.New(backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
+var modes = map[string]func(context.Context, *config.Config) (dataplane.Dataplane, error){
+	config.NFTables: func(_ context.Context, c *config.Config) (dataplane.Dataplane, error) {
+		return nftables.New(backendConfig(c))
+	},
+	config.IPTables: func(ctx context.Context, c *config.Config) (dataplane.Dataplane, error) {
+		return iptables.New(ctx, backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
 	},
 }
 
 // removals remove what any run in a mode has programmed.
-var removals = map[string]func() error{
+var removals = map[string]func(context.Context) error{
 	config.NFTables: removeNFTables,
-	config.IPTables: func() error { return iptables.Remove(context.TODO()) },
+	config.IPTables: iptables.Remove,
 }
 
 // modeNames are their names, in the order of the alphabet.
@@ -41,25 +43,25 @@ func backendConfig(c *config.Config) dataplane.Config {
 
 // removeModes removes what runs in all modes but one have programmed; "" for all. It
 // does all it can, whatever fails.
-func removeModes(but string) (err error) {
+func removeModes(ctx context.Context, but string) (err error) {
 	for _, name := range modeNames() {
 		if name == but {
 			continue
 		}
-		if failed := removals[name](); failed != nil {
+		if failed := removals[name](ctx); failed != nil {
 			err = errors.Join(err, fmt.Errorf("cleanup of mode %s: %w", name, failed))
 		}
 	}
 	return err
 }
 
-func removeNFTables() (err error) {
+func removeNFTables(ctx context.Context) (err error) {
 	b, err := nftables.New(dataplane.Config{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	return b.Cleanup()
+	return b.Cleanup(ctx)
 }
 
 // countRules has the numbers of rules be metrics, where a mode has rules.

@@ -142,7 +142,7 @@ func TestNodePortRanges(t *testing.T) {
 		s.until("the address is gone from the kernel's rules", func() bool {
 			b := s.kernel()
 			defer b.Close()
-			c, err := b.Read()
+			c, err := b.Read(t.Context())
 			s.check(err)
 			return !strings.Contains(strings.Join(c.Lines(), "\n"), otherAddr.String())
 		})

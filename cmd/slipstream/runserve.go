@@ -56,7 +56,7 @@ func serve(ctx context.Context, o serving) (err error) {
 		return err
 	}
 	defer stop()
-	b, err := modes[c.Mode()](c)
+	b, err := modes[c.Mode()](ctx, c)
 	if err != nil {
 		return err
 	}

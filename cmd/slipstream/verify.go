@@ -76,7 +76,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	reader, err := openReader(c, nil)
+	reader, err := openReader(ctx, c, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 			return nil, err
 		}
 		full := w.state.Full()
-		diff, err := dataplane.Compare(reader, dataplane.ContentOf(full))
+		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(full))
 		if err != nil {
 			return nil, err
 		}

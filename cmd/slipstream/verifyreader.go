@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -15,8 +16,8 @@ import (
 
 // openReader makes what reads what any run in a configuration's mode has programmed. If
 // there is one that runs, it reads what that one has programmed.
-func openReader(c *config.Config, running dataplane.Dataplane) (proxy.Reader, error) {
-	b, err := another(c, running)
+func openReader(ctx context.Context, c *config.Config, running dataplane.Dataplane) (proxy.Reader, error) {
+	b, err := another(ctx, c, running)
 	if err != nil {
 		return nil, err
 	}
@@ -30,11 +31,11 @@ func openReader(c *config.Config, running dataplane.Dataplane) (proxy.Reader, er
 // another makes a backend like the one that runs, which may be none. To look again for
 // the variant of iptables that the node uses would cost as much as to read, and may come
 // to another one than it did.
-func another(c *config.Config, running dataplane.Dataplane) (dataplane.Dataplane, error) {
+func another(ctx context.Context, c *config.Config, running dataplane.Dataplane) (dataplane.Dataplane, error) {
 	if b, ok := running.(*iptables.Backend); ok {
-		return iptables.New(backendConfig(c), iptables.Options{Variant: b.Variant()})
+		return iptables.New(ctx, backendConfig(c), iptables.Options{Variant: b.Variant()})
 	}
-	return modes[c.Mode()](c)
+	return modes[c.Mode()](ctx, c)
 }
 
 // verifyInBackground has a proxy verify what a backend has programmed, where it is to.
@@ -44,5 +45,5 @@ func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, 
 	}
 	m.OnVerify()
 	o.VerifyPeriod = c.VerifyPeriod()
-	o.OpenReader = func() (proxy.Reader, error) { return openReader(c, b) }
+	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, c, b) }
 }

@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -57,7 +58,7 @@ type Choice struct {
 // Reader is a Backend that can read back what the kernel has. Reading is for
 // tests and for verifying; it costs more than programming.
 type Reader interface {
-	Read() (*Content, error)
+	Read(ctx context.Context) (*Content, error)
 }
 
 // ContentOf is the content that a full description (desired.State.Full) asks
@@ -167,9 +168,9 @@ func Difference(want, got *Content) string {
 // the kernel resizes a hash table in the background, which it does for some
 // milliseconds after many elements were added or deleted, its dump of a set can
 // leave elements out (Linux up to at least 6.18).
-func Compare(r Reader, want *Content) (string, error) {
-	return Lasting(func() (string, error) {
-		got, err := r.Read()
+func Compare(ctx context.Context, r Reader, want *Content) (string, error) {
+	return Lasting(ctx, func() (string, error) {
+		got, err := r.Read(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -179,13 +180,17 @@ func Compare(r Reader, want *Content) (string, error) {
 
 // Lasting compares until there is no difference, for about a second at most, and returns
 // the last one. An error ends it at once.
-func Lasting(compare func() (difference string, err error)) (string, error) {
+func Lasting(ctx context.Context, compare func() (difference string, err error)) (string, error) {
 	const tries, pause = 20, 50 * time.Millisecond
 	for try := 1; ; try++ {
 		diff, err := compare()
 		if err != nil || diff == "" || try == tries {
 			return diff, err
 		}
-		time.Sleep(pause)
+		select {
+		case <-ctx.Done():
+			return diff, ctx.Err()
+		case <-time.After(pause):
+		}
 	}
 }

@@ -7,14 +7,16 @@
 package dataplane
 
 import (
+	"context"
 	"errors"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
 // Dataplane programs the kernel of one node (one network namespace). It owns
-// certain objects there, by name, and touches nothing else. Its methods are
-// not for concurrent use.
+// certain objects there, by name, and touches nothing else. Its methods are not for concurrent
+// use. When its context ends, a method returns soon, with an error that wraps the
+// context's.
 type Dataplane interface {
 	// Reconcile makes the kernel hold exactly what full says (as from
 	// desired.State.Full), whatever it holds: nothing, what an earlier run
@@ -24,7 +26,7 @@ type Dataplane interface {
 	// connections are not touched. Its cost follows the cluster's size; it
 	// is for starting and for repair. It may keep slices of full and change
 	// them.
-	Reconcile(full *desired.Change) (Stats, error)
+	Reconcile(ctx context.Context, full *desired.Change) (Stats, error)
 
 	// Apply takes the step that change describes (as from
 	// desired.State.Change) from what the last Reconcile or Apply left. It
@@ -32,17 +34,17 @@ type Dataplane interface {
 	// change, of which it may keep and change slices too. After an error only
 	// Reconcile may follow; so it is after a change with Rebuild, which Apply
 	// refuses.
-	Apply(change *desired.Change) (Stats, error)
+	Apply(ctx context.Context, change *desired.Change) (Stats, error)
 
 	// Check finds out, cheaply enough to be called every second, whether
 	// somebody else has damaged what was programmed. It returns an error
 	// that wraps ErrDamaged when a Reconcile is due, or ErrDue when it is due
 	// although nothing is known to be damaged.
-	Check() error
+	Check(ctx context.Context) error
 
 	// Cleanup removes everything that a backend of this kind has ever
 	// programmed, also by an earlier run. Nothing there is no error.
-	Cleanup() error
+	Cleanup(ctx context.Context) error
 
 	// Close frees what the backend holds in this process and leaves the
 	// kernel's objects as they are.

@@ -67,13 +67,13 @@ func TestOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := &desired.Change{Frontends: []desired.FrontendChange{{New: &desired.Frontend{FrontendKey: frontend(desired.TCP, web, false)}}}}
-	if _, err := c.Reconcile(full); err != nil {
+	if _, err := c.Reconcile(t.Context(), full); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Apply(full); err != nil {
+	if _, err := c.Apply(t.Context(), full); err != nil {
 		t.Error(err)
 	}
-	for what, err := range map[string]error{"Check": c.Check(), "Flush": c.Flush(Flush{All: true})} {
+	for what, err := range map[string]error{"Check": c.Check(t.Context()), "Flush": c.Flush(Flush{All: true})} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -129,7 +129,7 @@ func TestFrontends(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	for seed := range uint64(4) {
 		state := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-		w.check2(w.Reconcile(state.Full()))
+		w.check2(w.Reconcile(w.t.Context(), state.Full()))
 		var world desiredtest.World
 		choices := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3000))
 		for n := 0; choices.More(); n++ {
@@ -139,12 +139,12 @@ func TestFrontends(t *testing.T) {
 			}
 			change := state.Change()
 			if change.Rebuild {
-				if _, err := w.Apply(change); err == nil {
+				if _, err := w.Apply(w.t.Context(), change); err == nil {
 					t.Fatal("Apply takes a Rebuild")
 				}
-				w.check2(w.Reconcile(state.Full()))
+				w.check2(w.Reconcile(w.t.Context(), state.Full()))
 			} else {
-				stats, err := w.Apply(change)
+				stats, err := w.Apply(w.t.Context(), change)
 				w.check(err)
 				if stats.Elements > 2*len(change.Frontends) {
 					t.Fatalf("%d elements for %d frontends", stats.Elements, len(change.Frontends))
@@ -155,7 +155,7 @@ func TestFrontends(t *testing.T) {
 			}
 		}
 		w.compare(state)
-		w.check(w.Check())
+		w.check(w.Check(w.t.Context()))
 	}
 }
 
@@ -193,25 +193,25 @@ func TestDamage(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: threshold})
-			w.check(w.Check())
-			w.check(w.Check())
+			w.check(w.Check(w.t.Context()))
+			w.check(w.Check(w.t.Context()))
 			if handle, ok := strings.CutPrefix(c.nft, "rule "); ok {
 				_, handle, _ = strings.Cut(w.sh("nft -a list chain inet "+TableName+" forward | grep '"+handle+"'"), "# handle ")
 				w.nft("replace rule" + inTable + "forward handle " + strings.TrimSpace(handle) + " ct packets <= 21 return")
 			} else {
 				w.nft(c.nft)
 			}
-			if err := w.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+			if err := w.Check(w.t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 				t.Fatalf("Check: %v", err)
 			} else {
 				t.Log(err)
 			}
-			w.check2(w.Reconcile(w.state.Full()))
-			w.check(w.Check())
+			w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+			w.check(w.Check(w.t.Context()))
 			w.has("eth0 veth1 veth2 veth3")
 			w.compare(w.state)
 			if c.name == "flushed" {
-				w.check2(w.proxy.Reconcile(w.state.Full()))
+				w.check2(w.proxy.Reconcile(w.t.Context(), w.state.Full()))
 			}
 			s := w.stream(lab.UDP, other, false)
 			w.fast(s)
@@ -229,23 +229,23 @@ func TestOthersTables(t *testing.T) {
 	w.fast(s)
 	w.nft("add table inet another; add flowtable inet another flows { hook ingress priority 0; devices = { veth1, veth2 }; }; " +
 		"add chain inet another forward { type filter hook forward priority 0; }; add rule inet another forward ct packets > 1000000 flow add @flows")
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	before := w.nft("list table inet another")
-	w.check2(w.Reconcile(w.state.Full()))
+	w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
 	w.check(w.Flush(Flush{All: true}))
 	w.goesOn(s)
 	w.fast(s)
-	w.check2(w.Reconcile(&desired.Change{}))
-	w.check(w.Cleanup())
+	w.check2(w.Reconcile(w.t.Context(), &desired.Change{}))
+	w.check(w.Cleanup(w.t.Context()))
 	if got := w.nft("list table inet another"); got != before {
 		t.Errorf("it is now %s", got)
 	}
 	w.goesOn(s)
 	w.unharmed(s)
-	if _, err := w.Apply(&desired.Change{}); err == nil {
+	if _, err := w.Apply(w.t.Context(), &desired.Change{}); err == nil {
 		t.Error("Apply works after Cleanup")
 	}
-	if err := w.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+	if err := w.Check(w.t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check after Cleanup: %v", err)
 	}
 }
@@ -259,7 +259,7 @@ func TestOtherVersion(t *testing.T) {
 		"add flowtable" + inTable + "flows { hook ingress priority 10; devices = { veth1 }; }; add flowtable" + inTable + "flows2 { hook ingress priority 0; devices = { veth2 }; };" +
 		"add chain" + inTable + "forward { type nat hook prerouting priority 0; }; add rule" + inTable + "forward drop")
 	w.start(Config{Threshold: threshold})
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	s := w.stream(lab.TCP, web, true)
 	w.fast(s)
 	w.unharmed(s)
@@ -272,14 +272,14 @@ func TestExplains(t *testing.T) {
 		FrontendKey: desired.FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.7.7:80"), Protocol: desired.TCP},
 		Service:     desired.ServicePort{Namespace: "default", Name: "never"},
 	}
-	_, err := w.Apply(&desired.Change{Frontends: []desired.FrontendChange{{Old: f}}})
+	_, err := w.Apply(w.t.Context(), &desired.Change{Frontends: []desired.FrontendChange{{Old: f}}})
 	var refused *nfnl.BatchError
 	if !errors.As(err, &refused) || !strings.HasPrefix(err.Error(), "fast path: frontend 10.96.7.7:80/TCP: ") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := w.Apply(&desired.Change{}); err == nil {
+	if _, err := w.Apply(w.t.Context(), &desired.Change{}); err == nil {
 		t.Error("Apply works after a failure")
 	}
-	w.check2(w.Reconcile(w.state.Full()))
+	w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
 	w.compare(w.state)
 }

@@ -117,7 +117,7 @@ func (c *Controller) keep(ctx context.Context) {
 // Reconcile implements dataplane.Dataplane. It needs nothing of full but its
 // frontends. A table of an earlier run is kept where it fits, and with it what has
 // been offloaded.
-func (c *Controller) Reconcile(full *desired.Change) (dataplane.Stats, error) {
+func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.valid = false
@@ -147,7 +147,7 @@ func (c *Controller) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 }
 
 // Apply implements dataplane.Dataplane.
-func (c *Controller) Apply(change *desired.Change) (dataplane.Stats, error) {
+func (c *Controller) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.valid {
@@ -209,7 +209,7 @@ func (c *Controller) explain(err error) error {
 
 // Cleanup implements dataplane.Dataplane. When it returns, all connections are back on
 // the slow path; none is cut.
-func (c *Controller) Cleanup() error {
+func (c *Controller) Cleanup(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.valid = false
@@ -246,5 +246,5 @@ func (c *Controller) Close() error {
 // Stop is Cleanup and Close: what nobody looks after any more is not to stay. Call
 // it once Run has returned.
 func (c *Controller) Stop() error {
-	return errors.Join(c.Cleanup(), c.Close())
+	return errors.Join(c.Cleanup(context.Background()), c.Close())
 }

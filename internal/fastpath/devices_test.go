@@ -94,7 +94,7 @@ func TestInterfaces(t *testing.T) {
 	w.check(w.links.LinkDel(bridge))
 	w.check(w.links.LinkDel(a))
 	w.has(four)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	w.goesOn(s)
 	w.unharmed(s)
 	if s, err := w.Stats(); err != nil || s.Errors > 0 {
@@ -116,7 +116,7 @@ func TestJoin(t *testing.T) {
 	w.goesOn(s)
 	w.fast(s)
 	w.unharmed(s)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 }
 
 // TestExpression chooses interfaces. A connection between one that takes part and
@@ -154,7 +154,7 @@ func TestExpression(t *testing.T) {
 	w.has("veth1 veth2")
 	w.goesOn(in, out)
 	w.unharmed(in, out)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 }
 
 // TestAddresses chooses interfaces by addresses, which come later than they do.
@@ -206,7 +206,7 @@ func TestManyInterfaces(t *testing.T) {
 	w.check(w.Flush(Flush{All: true}))
 	w.goesOn(s)
 	w.fast(s)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	for i := range 300 {
 		link, err := w.links.LinkByName(fmt.Sprintf("many%d", i))
 		w.check(err)
@@ -219,7 +219,7 @@ func TestManyInterfaces(t *testing.T) {
 	w.until("those that have gone have left", func() bool { return count() == many+4+20-300 })
 	w.goesOn(s)
 	w.unharmed(s)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	if s, err := w.Stats(); err != nil || s.Errors > 0 || s.Interfaces != many+4+20-300 {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -270,5 +270,5 @@ func TestHardwareRefusedLater(t *testing.T) {
 	if s, err := w.Stats(); err != nil || s.Hardware || s.Errors != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 }

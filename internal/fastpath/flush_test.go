@@ -27,7 +27,7 @@ func TestFlush(t *testing.T) {
 	for n := uint64(2); n < 5; n++ {
 		w.check(w.Flush(Flush{All: true}))
 		w.until("all have been offloaded again", func() bool { return w.offloaded() == n*uint64(len(streams)) })
-		w.check(w.Check())
+		w.check(w.Check(w.t.Context()))
 	}
 	w.fast(streams...)
 	w.goesOn(streams...)
@@ -87,7 +87,7 @@ func TestFlushHolds(t *testing.T) {
 			}
 			f.Hold = time.Second // from now on
 			w.check(w.Flush(f))
-			w.check(w.Check())
+			w.check(w.Check(w.t.Context()))
 			w.fast(streams[:]...)
 			w.goesOn(streams[:]...)
 			w.unharmed(streams[:]...)
@@ -120,13 +120,13 @@ func TestFlushTable(t *testing.T) {
 	fd := w.node.Namespace().FD()
 	s, held := w.stream(lab.TCP, web, false), w.stream(lab.UDP, other, true)
 	w.fast(s, held)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	w.check(FlushTable(fd, Flush{Frontends: []desired.FrontendKey{held.to}, Hold: time.Minute}))
 	if _, is := held.flow(); is {
 		t.Errorf("%v is offloaded after a flush", held.to)
 	}
 	w.fast(s)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	w.goesOn(s, held)
 	w.unharmed(s, held)
 
@@ -134,7 +134,7 @@ func TestFlushTable(t *testing.T) {
 	late := w.newPod(w.node, "late", 30)
 	w.interfaces(5)
 	w.fast(w.streamFrom(late, lab.TCP, web, false, interval))
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 
 	services, err := ReadServices(fd)
 	w.check(err)

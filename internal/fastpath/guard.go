@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -53,7 +54,7 @@ func (c *Controller) hashRules() (uint64, error) {
 }
 
 // Check implements dataplane.Dataplane.
-func (c *Controller) Check() error {
+func (c *Controller) Check(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.valid {

@@ -35,7 +35,7 @@ func TestOffload(t *testing.T) {
 		if stats.Offloaded != 1 || stats.Interfaces != 4 || stats.Frontends != 8 || stats.Hardware || stats.Errors != 0 {
 			t.Errorf("%+v", stats)
 		}
-		w.check(w.Check())
+		w.check(w.Check(w.t.Context()))
 	})
 }
 
@@ -63,7 +63,7 @@ func TestScope(t *testing.T) {
 				t.Errorf("a connection to a pod is offloaded: %t", is)
 			}
 			w.unharmed(s, toPod)
-			w.check(w.Check())
+			w.check(w.Check(w.t.Context()))
 		})
 	}
 }

@@ -89,7 +89,7 @@ func TestPodGone(t *testing.T) {
 				w.check(err)
 				return s.Interfaces == 3 && s.Errors == 0
 			})
-			w.check(w.Check())
+			w.check(w.Check(w.t.Context()))
 		})
 	}
 }
@@ -159,7 +159,7 @@ func TestHandOver(t *testing.T) {
 	if original, reply := w.slowPackets(); original+reply > 0 {
 		t.Errorf("%d and %d packets went the slow path", original, reply)
 	}
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	w.unharmed(s)
 	late := w.stream(lab.UDP, other, true)
 	w.fast(late)
@@ -201,7 +201,7 @@ func TestInterfaceGone(t *testing.T) {
 	w.goesOn(bystander)
 	w.fast(bystander)
 	w.unharmed(bystander)
-	w.check(w.Check())
+	w.check(w.Check(w.t.Context()))
 	if s, err := w.Stats(); err != nil || s.Errors > 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -309,8 +309,8 @@ func TestCleaning(t *testing.T) {
 	})
 	w.endpoints(web, w.web[1])
 	change := w.state.Change()
-	w.check2(w.proxy.Apply(change))
-	w.check2(w.Controller.Apply(change))
+	w.check2(w.proxy.Apply(w.t.Context(), change))
+	w.check2(w.Controller.Apply(w.t.Context(), change))
 	stats, err := clean(change.StaleFlows)
 	if err != nil || stats.Deleted != 1 || stats.Dumps <= 1 || refused == 0 {
 		t.Errorf("%+v, %v; refused %d times", stats, err, refused)

@@ -106,7 +106,7 @@ func newQuietWorld(t *testing.T) *world {
 		w.addService(s)
 		w.endpoints(s, w.web[0])
 	}
-	_, err = w.proxy.Reconcile(w.state.Full())
+	_, err = w.proxy.Reconcile(w.t.Context(), w.state.Full())
 	w.check(err)
 	return w
 }
@@ -124,7 +124,7 @@ func (w *world) startWith(c Config, prepare func(*Controller)) {
 	w.Controller, err = New(c)
 	w.check(err)
 	prepare(w.Controller)
-	w.check2(w.Controller.Reconcile(w.state.Full()))
+	w.check2(w.Controller.Reconcile(w.t.Context(), w.state.Full()))
 	w.run()
 	ctl := w.Controller
 	w.t.Cleanup(func() {
@@ -246,8 +246,8 @@ func (w *world) endpoints(service int, pods ...*lab.Pod) {
 func (w *world) apply() {
 	w.t.Helper()
 	change := w.state.Change()
-	w.check2(w.proxy.Apply(change))
-	w.check2(w.Controller.Apply(change))
+	w.check2(w.proxy.Apply(w.t.Context(), change))
+	w.check2(w.Controller.Apply(w.t.Context(), change))
 	w.check2(w.clean.Clean(change.StaleFlows))
 }
 

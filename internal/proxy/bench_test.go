@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -20,8 +21,12 @@ import (
 // free is a kernel that costs nothing.
 type free struct{ recorder }
 
-func (*free) Apply(*desired.Change) (dataplane.Stats, error)     { return dataplane.Stats{}, nil }
-func (*free) Reconcile(*desired.Change) (dataplane.Stats, error) { return dataplane.Stats{}, nil }
+func (*free) Apply(context.Context, *desired.Change) (dataplane.Stats, error) {
+	return dataplane.Stats{}, nil
+}
+func (*free) Reconcile(context.Context, *desired.Change) (dataplane.Stats, error) {
+	return dataplane.Stats{}, nil
+}
 
 // BenchmarkChange is what one endpoint that changes costs beside the kernel: all
 // that the loop does, with what it counts and tells.
@@ -47,11 +52,11 @@ func BenchmarkChange(b *testing.B) {
 			}
 			versions := [][]source.Event{version(1), version(2)}
 			p.take([]source.Event{service(1), synced})
-			p.sync()
+			p.sync(b.Context())
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				p.take(versions[i%2])
-				p.sync()
+				p.sync(b.Context())
 			}
 		})
 	}

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -16,9 +17,9 @@ import (
 // Services do not depend on it: what fails there is tried again, and nothing waits
 // for it.
 type FastPath interface {
-	Reconcile(full *desired.Change) (dataplane.Stats, error)
-	Apply(change *desired.Change) (dataplane.Stats, error)
-	Check() error
+	Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error)
+	Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error)
+	Check(ctx context.Context) error
 }
 
 // besides is what is known about the fast path.
@@ -30,7 +31,7 @@ type besides struct {
 
 // accelerate tells the fast path of a change that the kernel has. Nothing else may
 // have come into the state since that change was taken from it.
-func (p *Proxy) accelerate(c *desired.Change) {
+func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 	fast := p.options.FastPath
 	if fast == nil {
 		return
@@ -39,7 +40,7 @@ func (p *Proxy) accelerate(c *desired.Change) {
 		if len(c.Frontends) == 0 {
 			return
 		}
-		_, err := fast.Apply(c)
+		_, err := fast.Apply(ctx, c)
 		if err == nil {
 			return
 		}
@@ -52,7 +53,7 @@ func (p *Proxy) accelerate(c *desired.Change) {
 	if !p.full {
 		c = p.state.Full()
 	}
-	if _, err := fast.Reconcile(c); err != nil {
+	if _, err := fast.Reconcile(ctx, c); err != nil {
 		p.metrics.FastPathFailures.Inc()
 		if p.besides.backoff.Duration == 0 {
 			p.besides.backoff = newBackoff()
@@ -68,12 +69,12 @@ func (p *Proxy) accelerate(c *desired.Change) {
 
 // checkFastPath finds damage of the fast path, and repairs that and what failed
 // before. It waits for changes that are about to be programmed anyway.
-func (p *Proxy) checkFastPath() {
+func (p *Proxy) checkFastPath(ctx context.Context) {
 	if p.options.FastPath == nil || p.full || p.pending {
 		return
 	}
 	if p.besides.ready {
-		switch err := p.options.FastPath.Check(); {
+		switch err := p.options.FastPath.Check(ctx); {
 		case errors.Is(err, dataplane.ErrDamaged):
 			klog.ErrorS(err, "Programming the fast path again")
 			p.besides.ready = false
@@ -82,6 +83,6 @@ func (p *Proxy) checkFastPath() {
 		}
 	}
 	if !p.besides.ready {
-		p.accelerate(nil)
+		p.accelerate(ctx, nil)
 	}
 }

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"maps"
 	"net/netip"
 	"slices"
@@ -61,9 +62,9 @@ func (f *followUp) take(c *desired.Change, full bool) (checks []desired.HealthCh
 }
 
 // follow does what follows a change that is in effect.
-func (p *Proxy) follow(c *desired.Change) {
+func (p *Proxy) follow(ctx context.Context, c *desired.Change) {
 	checks, stale := p.followUp.take(c, p.full)
-	p.accelerate(c)
+	p.accelerate(ctx, c)
 	if addrs, differ := p.listens.now(p.state); differ && p.options.HealthChecks != nil {
 		p.options.HealthChecks.SetAddresses(addrs)
 	}

@@ -36,7 +36,7 @@ type Options struct {
 	// programmed, in the background and with low priority; 0 for never. OpenReader
 	// makes what reads it. It is called by other goroutines.
 	VerifyPeriod time.Duration
-	OpenReader   func() (Reader, error)
+	OpenReader   func(context.Context) (Reader, error)
 
 	// NodeAddresses delivers all addresses of this node, as a
 	// nodeaddr.Watcher does: once soon, and again when they are others. Nil
@@ -142,7 +142,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer hold.Stop()
 	p.startVerifying()
 	for {
-		p.begin()
+		p.begin(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -159,8 +159,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.tellNodeMissing()
 		case <-hold.C:
 		case <-check.C:
-			p.check()
-			p.checkFastPath()
+			p.check(ctx)
+			p.checkFastPath(ctx)
 		case <-p.verifying.overdue():
 			p.verifying.due = true
 		case s := <-p.verifying.look:
@@ -174,7 +174,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			hold.Reset(wait)
 			continue
 		}
-		p.sync()
+		p.sync(ctx)
 		if p.pending { // it failed
 			hold.Reset(time.Until(p.notUntil))
 		}
@@ -239,12 +239,15 @@ func (p *Proxy) queued() {
 // sync brings the kernel in line. What the kernel refuses as a change is tried
 // as the full content at once; if that fails too, again after a while, with
 // whatever has changed until then.
-func (p *Proxy) sync() {
-	err := p.program()
-	if err != nil && !p.full {
+func (p *Proxy) sync(ctx context.Context) {
+	err := p.program(ctx)
+	if err != nil && !p.full && ctx.Err() == nil {
 		klog.ErrorS(err, "The kernel refused a change, programming everything again")
 		p.full = true
-		err = p.program()
+		err = p.program(ctx)
+	}
+	if ctx.Err() != nil {
+		return // the loop ends, and the kernel keeps what it has
 	}
 	if err != nil {
 		delay := p.backoff.Step()
@@ -286,7 +289,7 @@ func (p *Proxy) next() *desired.Change {
 }
 
 // program is one try.
-func (p *Proxy) program() error {
+func (p *Proxy) program(ctx context.Context) error {
 	c := p.next()
 	for _, problem := range c.Problems {
 		klog.ErrorS(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
@@ -295,19 +298,19 @@ func (p *Proxy) program() error {
 	p.metrics.Services.Set(float64(p.state.Services()))
 	p.followUp.expect(c, p.full)
 	if p.full || !c.Empty() {
-		if err := p.apply(c); err != nil {
+		if err := p.apply(ctx, c); err != nil {
 			return err
 		}
 	}
 	if len(p.triggers.waiting) > 0 {
 		p.triggers.done(time.Now(), p.metrics)
 	}
-	p.follow(c)
+	p.follow(ctx, c)
 	return nil
 }
 
 // apply hands a change to the backend.
-func (p *Proxy) apply(c *desired.Change) error {
+func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	kind, apply := metrics.Change, p.backend.Apply
 	if p.full {
 		kind, apply = metrics.Full, p.backend.Reconcile
@@ -318,7 +321,7 @@ func (p *Proxy) apply(c *desired.Change) error {
 	}
 	p.verifying.touched.note(c, p.full)
 	start := time.Now()
-	stats, err := apply(c)
+	stats, err := apply(ctx, c)
 	took := time.Since(start)
 	if err != nil {
 		p.metrics.Refused(p.full, about, took)

@@ -74,12 +74,16 @@ func (r *recorder) call(kind string, c *desired.Change) (dataplane.Stats, error)
 	return dataplane.Stats{}, err
 }
 
-func (r *recorder) Reconcile(c *desired.Change) (dataplane.Stats, error) { return r.call("full", c) }
-func (r *recorder) Apply(c *desired.Change) (dataplane.Stats, error)     { return r.call("change", c) }
-func (r *recorder) Cleanup() error                                       { return nil }
-func (r *recorder) Close() error                                         { return nil }
+func (r *recorder) Reconcile(_ context.Context, c *desired.Change) (dataplane.Stats, error) {
+	return r.call("full", c)
+}
+func (r *recorder) Apply(_ context.Context, c *desired.Change) (dataplane.Stats, error) {
+	return r.call("change", c)
+}
+func (r *recorder) Cleanup(context.Context) error { return nil }
+func (r *recorder) Close() error                  { return nil }
 
-func (r *recorder) Check() (err error) {
+func (r *recorder) Check(context.Context) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	err, r.check = r.check, nil

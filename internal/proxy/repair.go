@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -15,17 +16,17 @@ import (
 const quietAfterRepair = 10 * time.Second
 
 // check finds damage and asks for its repair.
-func (p *Proxy) check() {
+func (p *Proxy) check(ctx context.Context) {
 	if p.full {
 		return // a full sync is due anyway
 	}
-	switch err := p.backend.Check(); {
+	switch err := p.backend.Check(ctx); {
 	case errors.Is(err, dataplane.ErrDamaged):
 		p.damaged(err)
 	case errors.Is(err, dataplane.ErrDue):
 		p.queued()
 		p.full = true
-	case err != nil:
+	case err != nil && ctx.Err() == nil:
 		klog.ErrorS(err, "Could not check what is programmed")
 	}
 }

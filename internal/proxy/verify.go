@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -58,13 +59,13 @@ func (v *verifying) overdue() <-chan time.Time {
 
 // begin makes a look in the background if one is due and the kernel has taken what it
 // was told. Changes that wait do not matter: they have not been told.
-func (p *Proxy) begin() {
+func (p *Proxy) begin(ctx context.Context) {
 	v := &p.verifying
 	if !v.due || p.full {
 		return
 	}
 	v.due, v.look, v.touched = false, make(chan sighting, 1), newTouched()
-	go lookAround(p.options.OpenReader, p.state.Told(), v.look)
+	go lookAround(ctx, p.options.OpenReader, p.state.Told(), v.look)
 }
 
 // seen takes what a look has seen. A difference in what was programmed meanwhile is none;

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -68,9 +69,9 @@ type eyes struct {
 	closed int
 }
 
-func (e *eyes) open() (Reader, error) { return e, nil }
+func (e *eyes) open(context.Context) (Reader, error) { return e, nil }
 
-func (e *eyes) Read() (*dataplane.Content, error) {
+func (e *eyes) Read(context.Context) (*dataplane.Content, error) {
 	e.mu.Lock()
 	e.looks++
 	look := e.looks

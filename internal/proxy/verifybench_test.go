@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -38,10 +39,10 @@ func BenchmarkVerify(b *testing.B) {
 	}{
 		{"nftables", []kerneltest.Feature{kerneltest.NFTables}, func(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) }},
 		{"iptables-nft", []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}, func(c dataplane.Config) (dataplane.Dataplane, error) {
-			return iptables.New(c, iptables.Options{Variant: iptables.NFT})
+			return iptables.New(context.Background(), c, iptables.Options{Variant: iptables.NFT})
 		}},
 		{"iptables-legacy", []kerneltest.Feature{kerneltest.IPTablesLegacy, kerneltest.IPSet}, func(c dataplane.Config) (dataplane.Dataplane, error) {
-			return iptables.New(c, iptables.Options{Variant: iptables.Legacy})
+			return iptables.New(context.Background(), c, iptables.Options{Variant: iptables.Legacy})
 		}},
 	} {
 		b.Run(fmt.Sprintf("%s/%dx%d", mode.name, services, endpoints), func(b *testing.B) {
@@ -58,9 +59,9 @@ func BenchmarkVerify(b *testing.B) {
 					Tell(state, e)
 				}
 			}
-			_, err = kernel.Reconcile(state.Full())
+			_, err = kernel.Reconcile(b.Context(), state.Full())
 			check(b, err)
-			open := func() (Reader, error) {
+			open := func(ctx context.Context) (Reader, error) {
 				k, err := mode.new(c)
 				if err != nil {
 					return nil, err
@@ -76,7 +77,7 @@ func BenchmarkVerify(b *testing.B) {
 				content := state.Told()
 				told += time.Since(start)
 				to := make(chan sighting, 1)
-				lookAround(open, content, to)
+				lookAround(b.Context(), open, content, to)
 				s := <-to
 				if s.err != nil || len(s.differences) > 0 {
 					b.Fatal(s.err, len(s.differences))

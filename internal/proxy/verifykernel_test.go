@@ -33,7 +33,7 @@ func TestVerifyWhileChanging(t *testing.T) {
 	l.metrics.OnVerify()
 	l.proxy = New(l.events, desired.New(desired.Config{}), kernel, l.metrics, Options{
 		MinSyncPeriod: time.Nanosecond, CheckPeriod: 10 * time.Millisecond, Events: told,
-		VerifyPeriod: time.Millisecond, OpenReader: func() (Reader, error) { return nftables.New(c) },
+		VerifyPeriod: time.Millisecond, OpenReader: func(context.Context) (Reader, error) { return nftables.New(c) },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"runtime"
@@ -30,11 +31,11 @@ type sighting struct {
 
 // lookAround delivers how the kernel differs from what was told. At 10,000 Services it
 // takes some tens of megabytes, which it gives back.
-func lookAround(open func() (Reader, error), told *desired.Change, to chan<- sighting) {
+func lookAround(ctx context.Context, open func(context.Context) (Reader, error), told *desired.Change, to chan<- sighting) {
 	var s sighting
 	atLeisure(func() {
 		start := time.Now()
-		s.differences, s.err = compare(open, told)
+		s.differences, s.err = compare(ctx, open, told)
 		s.took = time.Since(start)
 	})
 	debug.FreeOSMemory()
@@ -67,13 +68,13 @@ func atLeisure(do func()) {
 }
 
 // compare reads what the kernel has, and compares.
-func compare(open func() (Reader, error), told *desired.Change) (all []dataplane.Differing, err error) {
-	r, err := open()
+func compare(ctx context.Context, open func(context.Context) (Reader, error), told *desired.Change) (all []dataplane.Differing, err error) {
+	r, err := open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	got, err := r.Read()
+	got, err := r.Read(ctx)
 	if err != nil {
 		return nil, err
 	}

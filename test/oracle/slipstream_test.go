@@ -96,7 +96,7 @@ type kernel interface {
 // newBackend is one of the mode that the settings say.
 func newBackend(config dataplane.Config, s cluster.Settings) (kernel, error) {
 	if s.Mode == cluster.IPTables {
-		return iptables.New(config, iptables.Options{Variant: iptables.Variant(s.Variant)})
+		return iptables.New(context.Background(), config, iptables.Options{Variant: iptables.Variant(s.Variant)})
 	}
 	return nftables.New(config)
 }
@@ -193,7 +193,7 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 	}
 	defer reader.Close()
 	for deadline := time.Now().Add(syncTimeout); ; time.Sleep(10 * time.Millisecond) {
-		got, err := reader.Read()
+		got, err := reader.Read(context.Background())
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 
 func newIPTables(v iptables.Variant) Mode {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
-		return iptables.New(c, iptables.Options{Variant: v})
+		return iptables.New(context.Background(), c, iptables.Options{Variant: v})
 	}
 }
 

@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -56,7 +57,7 @@ func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 
 func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Change) {
 	flows := full.StaleFlows
-	if _, err := n.kernel.Reconcile(full); err != nil {
+	if _, err := n.kernel.Reconcile(t.Context(), full); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
@@ -80,7 +81,7 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 		return out
 	}
 	flows := change.StaleFlows
-	if _, err := n.kernel.Apply(change); err != nil {
+	if _, err := n.kernel.Apply(t.Context(), change); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
@@ -98,14 +99,14 @@ func (n *node) clean(t *testing.T, d *datadriven.TestData, flows []desired.Stale
 // compare fails the test unless the kernel has what the state asks for.
 func (n *node) compare(t *testing.T, d *datadriven.TestData) {
 	t.Helper()
-	diff, err := dataplane.Compare(n.kernel.(dataplane.Reader), n.content())
+	diff, err := dataplane.Compare(t.Context(), n.kernel.(dataplane.Reader), n.content())
 	if err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	if diff != "" {
 		d.Fatalf(t, "node %s: the kernel differs:\n%s", n.name, diff)
 	}
-	if err := n.kernel.Check(); err != nil {
+	if err := n.kernel.Check(t.Context()); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 }
@@ -130,10 +131,10 @@ func (n *node) close(t *testing.T) {
 	if n.kernel == nil || n.flows == nil {
 		return
 	}
-	if err := n.kernel.Cleanup(); err != nil {
+	if err := n.kernel.Cleanup(context.WithoutCancel(t.Context())); err != nil {
 		t.Errorf("node %s: cleanup: %v", n.name, err)
 	}
-	if got, err := n.kernel.(dataplane.Reader).Read(); err != nil || len(got.Lines()) > 0 {
+	if got, err := n.kernel.(dataplane.Reader).Read(context.WithoutCancel(t.Context())); err != nil || len(got.Lines()) > 0 {
 		t.Errorf("node %s: left by cleanup: %v %v", n.name, got.Lines(), err)
 	}
 	if err := errors.Join(n.kernel.Close(), n.flows.Close()); err != nil {

@@ -38,7 +38,7 @@ func (p *fastPath) set(threshold uint32) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p.controller, p.cancel, p.ended = c, cancel, make(chan error, 1)
-	_, err = c.Reconcile(full)
+	_, err = c.Reconcile(context.Background(), full)
 	go func() { p.ended <- c.Run(ctx) }()
 	return err
 }

@@ -3,6 +3,7 @@
 package forward
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -76,7 +77,7 @@ func (w *world) program(n *node) error {
 	if err != nil {
 		return err
 	}
-	_, err = n.proxy.Reconcile(full)
+	_, err = n.proxy.Reconcile(context.Background(), full)
 	return err
 }
 

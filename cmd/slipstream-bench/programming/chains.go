@@ -3,6 +3,7 @@
 package programming
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -105,7 +106,7 @@ func (c *chains) verify() error {
 	}
 	slices.Sort(want)
 	// The kernel leaves elements out while it resizes a set, for some milliseconds.
-	diff, err := dataplane.Lasting(func() (string, error) {
+	diff, err := dataplane.Lasting(context.Background(), func() (string, error) {
 		got, err := c.shape.addresses()
 		slices.Sort(got)
 		if err != nil || slices.Equal(want, got) {

@@ -3,6 +3,7 @@
 package programming
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -53,7 +54,7 @@ func (o *SyncOptions) resolve() error {
 	if o.Mode != modeIPTables {
 		return nil
 	}
-	v, err := iptables.Detect(0)
+	v, err := iptables.Detect(context.Background(), 0)
 	o.Mode = iptablesPrefix + string(v)
 	return err
 }
@@ -61,7 +62,7 @@ func (o *SyncOptions) resolve() error {
 // iptablesMode is iptables mode by way of one of the programs of that name.
 func iptablesMode(v iptables.Variant) mode {
 	open := func(c dataplane.Config) (dataplane.Dataplane, error) {
-		return iptables.New(c, iptables.Options{Variant: v})
+		return iptables.New(context.Background(), c, iptables.Options{Variant: v})
 	}
 	return mode{open: open, probe: func() error {
 		b, err := open(backendConfig())

@@ -3,6 +3,7 @@
 package programming
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -133,7 +134,7 @@ func (s *slipstream) program() (*Programming, error) {
 	}
 
 	start = time.Now()
-	stats, err := s.backend.Reconcile(full)
+	stats, err := s.backend.Reconcile(context.Background(), full)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +230,7 @@ func (s *slipstream) measure(all *samples, changes [][]source.Event) error {
 			s.take(e)
 		}
 		change := s.state.Change()
-		stats, err := s.backend.Apply(change)
+		stats, err := s.backend.Apply(context.Background(), change)
 		took := time.Since(start)
 		if err := errors.Join(err, problem(change)); err != nil {
 			return err
@@ -256,7 +257,7 @@ func (s *slipstream) burst() (*samples, error) {
 	}
 	start := time.Now()
 	change := s.state.Change()
-	stats, err := s.backend.Apply(change)
+	stats, err := s.backend.Apply(context.Background(), change)
 	took += time.Since(start)
 	return &samples{Took: []time.Duration{took}, Elements: []int{stats.Elements}, Bytes: []int{stats.Bytes}}, errors.Join(err, problem(change))
 }
@@ -276,7 +277,7 @@ func (s *slipstream) verify() error {
 	if !ok {
 		return errors.New("this backend cannot read the kernel back")
 	}
-	d, err := dataplane.Compare(r, s.cluster.content())
+	d, err := dataplane.Compare(context.Background(), r, s.cluster.content())
 	if err == nil && d != "" {
 		err = fmt.Errorf("the kernel does not have what was meant: %.300s", d)
 	}

@@ -39,7 +39,7 @@ func HandOver(t *testing.T, s *Street, b dataplane.Dataplane, state *desired.Sta
 		t.Fatal(err)
 	}
 	for round := range rounds {
-		if err := b.Cleanup(); err != nil {
+		if err := b.Cleanup(ctx); err != nil {
 			t.Fatal(err)
 		}
 		Reconcile(t, b, state)

@@ -39,7 +39,7 @@ func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 	}
 	Apply(t, k, s)
 	Has(t, k, s)
-	if err := k.Check(); err != nil {
+	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 

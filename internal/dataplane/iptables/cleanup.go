@@ -28,9 +28,9 @@ var owner = iptchains.Owner{
 }
 
 // Cleanup implements dataplane.Dataplane.
-func (b *Backend) Cleanup() error {
+func (b *Backend) Cleanup(ctx context.Context) error {
 	b.valid = false
-	return inside(b.config.NetNS, func() error { return Remove(context.TODO()) })
+	return inside(b.config.NetNS, func() error { return Remove(ctx) })
 }
 
 // Remove removes all that any dataplane of this kind has programmed in the calling

@@ -33,14 +33,17 @@ func (v Variant) command(f desired.Family, what string) string {
 }
 
 // run runs a command in a network namespace and returns what it printed.
-func run(netns int, input []byte, name string, args ...string) (out []byte, err error) {
+func run(ctx context.Context, netns int, input []byte, name string, args ...string) (out []byte, err error) {
 	err = inside(netns, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, name, args...)
 		var said bytes.Buffer
 		cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &said
 		if out, err = cmd.Output(); err != nil {
+			if ctx.Err() != nil {
+				err = ctx.Err() // and not that it was killed
+			}
 			return fmt.Errorf("%s: %w%s", strings.Join(append([]string{name}, args...), " "), err, explain(said.String(), input))
 		}
 		return nil
@@ -71,15 +74,15 @@ func explain(said string, input []byte) string {
 }
 
 // restore has a script of one table take effect, as a whole or not at all.
-func (v Variant) restore(netns int, f desired.Family, input []byte) error {
-	_, err := run(netns, input, v.command(f, "-restore"), "--noflush", "-w", lockSeconds)
+func (v Variant) restore(ctx context.Context, netns int, f desired.Family, input []byte) error {
+	_, err := run(ctx, netns, input, v.command(f, "-restore"), "--noflush", "-w", lockSeconds)
 	return err
 }
 
 // save prints a table. Where the kernel has none of the family, the error wraps
 // errNoTable.
-func (v Variant) save(netns int, f desired.Family, table string) ([]byte, error) {
-	out, err := run(netns, nil, v.command(f, "-save"), "-t", table)
+func (v Variant) save(ctx context.Context, netns int, f desired.Family, table string) ([]byte, error) {
+	out, err := run(ctx, netns, nil, v.command(f, "-save"), "-t", table)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		err = fmt.Errorf("%w: %w", errNoTable, err)

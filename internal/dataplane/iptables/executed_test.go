@@ -82,7 +82,7 @@ func executedInList(t *testing.T, v Variant, n int) (rules int) {
 		}
 	}
 	input := "*nat\n" + list.String() + chains.String() + text.String() + "COMMIT\n"
-	if err := v.restore(k.ns.FD(), desired.IPv4, []byte(input)); err != nil {
+	if err := v.restore(t.Context(), k.ns.FD(), desired.IPv4, []byte(input)); err != nil {
 		t.Fatal(err)
 	}
 	i := n / 2
@@ -144,7 +144,7 @@ func (k *kernel) executed(to netip.AddrPort) (rules int, destination string) {
 // counters are the rules of IPv4, in all tables.
 func (k *kernel) counters() rulewalk.Dump {
 	k.t.Helper()
-	text, err := run(k.ns.FD(), nil, k.variant.command(desired.IPv4, "-save"), "-c")
+	text, err := run(k.t.Context(), k.ns.FD(), nil, k.variant.command(desired.IPv4, "-save"), "-c")
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func newSite(t *testing.T, v Variant) *site {
 	s.must(err)
 	s.neighbor, err = l.Host("neighbor", netip.MustParsePrefix("192.168.100.200/24"))
 	s.must(err)
-	s.backend, err = New(dataplane.Config{NetNS: s.node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+	s.backend, err = New(t.Context(), dataplane.Config{NetNS: s.node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 	s.must(err)
 	t.Cleanup(func() { s.backend.Close() })
 	s.state = desired.New(desired.Config{NodeName: "n1", NodePorts: desired.NodePortAddresses{Loopback: true}})
@@ -244,7 +244,7 @@ func TestHealthPorts(t *testing.T) {
 				if !maps.Equal(got, want) {
 					t.Errorf("%d and %d: %v, want %v", step.web, step.other, got, want)
 				}
-				s.must(s.backend.Check())
+				s.must(s.backend.Check(t.Context()))
 				if again == 0 {
 					dataplanetest.Reconcile(t, s.backend, s.state)
 				}

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -114,7 +115,7 @@ func (s stamp) is(expected stamp) bool {
 
 // Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
 // sets that have lost members.
-func (b *Backend) Check() error {
+func (b *Backend) Check(ctx context.Context) error {
 	if !b.valid {
 		return fmt.Errorf("%w: the last change failed", dataplane.ErrDamaged)
 	}

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -49,16 +50,16 @@ type Backend struct {
 var _ dataplane.Dataplane = (*Backend)(nil)
 
 // New finds out which iptables the node uses and programs nothing yet.
-func New(c dataplane.Config, o Options) (*Backend, error) {
+func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 	b := &Backend{config: c, options: o, variant: o.Variant}
 	if b.variant == "" {
 		var err error
-		if b.variant, err = Detect(c.NetNS); err != nil {
+		if b.variant, err = Detect(ctx, c.NetNS); err != nil {
 			return nil, err
 		}
 	}
 	for _, f := range families {
-		if err := b.variant.probe(c.NetNS, f); err != nil {
+		if err := b.variant.probe(ctx, c.NetNS, f); err != nil {
 			b.missing = append(b.missing, b.variant.missing(f, err))
 			continue
 		}
@@ -90,7 +91,7 @@ func (b *Backend) Close() error {
 // Apply implements dataplane.Dataplane: sets are written element by element, and of the
 // rules only the chains that differ, in one restore for each family. (So a failure can
 // leave part of the change. It is for the Reconcile that has to follow.)
-func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
+func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if !b.valid {
 		return dataplane.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
 	}
@@ -105,7 +106,7 @@ func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
 		nat, filter := &script{known: t.known, now: registry{}}, &script{known: t.filter, now: registry{}}
 		t.write(nat, step)
 		t.writeFilter(filter, step)
-		if err := b.partial(t, step, nat, filter, &stats); err != nil {
+		if err := b.partial(ctx, t, step, nat, filter, &stats); err != nil {
 			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
 		}
 		for _, part := range []struct {
@@ -127,8 +128,8 @@ func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
 }
 
 // partial writes one family's part of a change.
-func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *dataplane.Stats) error {
-	if err := b.writeSets(t, step.sets.before, stats); err != nil {
+func (b *Backend) partial(ctx context.Context, t *table, step *step, nat, filter *script, stats *dataplane.Stats) error {
+	if err := b.writeSets(ctx, t, step.sets.before, stats); err != nil {
 		return err
 	}
 	var input []byte
@@ -141,15 +142,18 @@ func (b *Backend) partial(t *table, step *step, nat, filter *script, stats *data
 	if len(input) > 0 {
 		stats.Elements += nat.lines + filter.lines
 		stats.Bytes += len(input)
-		if err := b.variant.restore(b.config.NetNS, t.family, input); err != nil {
+		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
 			return err
 		}
 	}
-	return b.writeSets(t, step.sets.after, stats)
+	return b.writeSets(ctx, t, step.sets.after, stats)
 }
 
-func (b *Backend) writeSets(t *table, all []setWrite, stats *dataplane.Stats) error {
+func (b *Backend) writeSets(ctx context.Context, t *table, all []setWrite, stats *dataplane.Stats) error {
 	for _, w := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		stats.Elements++
 		write, n := b.sets.Delete, -1
 		if w.add {

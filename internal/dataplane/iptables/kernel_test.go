@@ -3,10 +3,13 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,7 +68,7 @@ func newKernel(t *testing.T, v Variant) *kernel {
 // open makes another backend in the same namespace, as another run would.
 func (k *kernel) open(v Variant) *Backend {
 	k.t.Helper()
-	b, err := New(dataplane.Config{NetNS: k.ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{
+	b, err := New(k.t.Context(), dataplane.Config{NetNS: k.ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{
 		Variant: v,
 	})
 	if err != nil {
@@ -144,7 +148,7 @@ func TestOnlyWhatChanged(t *testing.T) {
 		dataplanetest.Reconcile(t, k.Backend, s)
 		web(s, 7, dataplanetest.Hosts(9)...)
 		c := s.Change()
-		stats, err := k.Apply(c)
+		stats, err := k.Apply(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,21 +172,21 @@ func TestPartialRestoreFails(t *testing.T) {
 		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
 			"iptables-"+string(v), chainServices))
 		web(s, 9, dataplanetest.Hosts(2)...)
-		if _, err := k.Apply(s.Change()); err == nil {
+		if _, err := k.Apply(t.Context(), s.Change()); err == nil {
 			t.Fatal("a rule to a chain that is not there")
 		} else {
 			t.Log(err)
 		}
-		if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+		if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 			t.Errorf("check: %v", err)
 		}
 		web(s, 10, dataplanetest.Hosts(1)...)
-		if _, err := k.Apply(s.Change()); err == nil {
+		if _, err := k.Apply(t.Context(), s.Change()); err == nil {
 			t.Fatal("a partial restore after one that failed")
 		}
 		dataplanetest.Reconcile(t, k.Backend, s)
 		k.has(s)
-		if err := k.Check(); err != nil {
+		if err := k.Check(t.Context()); err != nil {
 			t.Error(err)
 		}
 		web(s, 9, dataplanetest.Hosts(5)...)
@@ -199,20 +203,20 @@ func TestSyncPeriod(t *testing.T) {
 	web(s, 1, dataplanetest.Hosts(2)...)
 	dataplanetest.Reconcile(t, k.Backend, s)
 	k.options.SyncPeriod = time.Hour
-	if err := k.Check(); err != nil {
+	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	hour := func(took time.Duration) fullRestore { return fullRestore{time.Now().Add(-time.Hour), took} }
 	k.full = hour(7 * time.Minute)
-	if err := k.Check(); err != nil {
+	if err := k.Check(t.Context()); err != nil {
 		t.Errorf("full restores take more than a tenth of the time: %v", err)
 	}
 	k.full = hour(5 * time.Minute)
-	if err := k.Check(); !errors.Is(err, dataplane.ErrDue) || errors.Is(err, dataplane.ErrDamaged) {
+	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDue) || errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("check: %v", err)
 	}
 	dataplanetest.Reconcile(t, k.Backend, s)
-	if err := k.Check(); err != nil {
+	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	counts := k.RuleCounts()
@@ -223,6 +227,28 @@ func TestSyncPeriod(t *testing.T) {
 	dataplanetest.Apply(t, k.Backend, s)
 	if counts := k.RuleCounts(); counts.Last[desired.IPv6][tableNAT] != 1 {
 		t.Errorf("rules written: %v", counts.Last)
+	}
+}
+
+// TestCancel ends the context while a command waits for the lock of iptables-legacy, which
+// takes up to a minute otherwise.
+func TestCancel(t *testing.T) {
+	requireVariant(t, Legacy)
+	k, s := newWeb(t, Legacy)
+	lock := filepath.Join(t.TempDir(), "lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	held, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	if _, err := k.Reconcile(ctx, s.Full()); !errors.Is(err, context.Canceled) {
+		t.Errorf("Reconcile: %v", err)
 	}
 }
 
@@ -260,19 +286,19 @@ func TestCheck(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				k, s := newWeb(t, v)
 				k.damage("iptables-V -t nat -A PREROUTING -d 192.0.2.1 -j RETURN; iptables-V -t nat -N OTHER; iptables-V -t nat -A OTHER -j SLIP-OUTSIDE")
-				if err := k.Check(); err != nil {
+				if err := k.Check(t.Context()); err != nil {
 					t.Errorf("others' rules: %v", err)
 				}
 				k.guard.next = time.Time{}
 				k.damage(line)
-				err := k.Check()
+				err := k.Check(t.Context())
 				if !errors.Is(err, dataplane.ErrDamaged) {
 					t.Errorf("check: %v", err)
 				}
 				t.Log(err)
 				dataplanetest.Reconcile(t, k.Backend, s)
 				k.has(s)
-				if err := k.Check(); err != nil {
+				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -293,16 +319,16 @@ func TestCheckAfterChange(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				k, s := newWeb(t, v)
-				if err := k.Check(); err != nil {
+				if err := k.Check(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				k.damage(line)
 				web(s, 1, dataplanetest.Hosts(3)...)
-				if _, err := k.Apply(s.Change()); err != nil {
+				if _, err := k.Apply(t.Context(), s.Change()); err != nil {
 					t.Fatal(err)
 				}
 				k.guard.next = time.Time{}
-				if err := k.Check(); errors.Is(err, dataplane.ErrDamaged) == (name == "not a damage") {
+				if err := k.Check(t.Context()); errors.Is(err, dataplane.ErrDamaged) == (name == "not a damage") {
 					t.Fatalf("check: %v", err)
 				}
 				if name != "not a damage" {
@@ -310,7 +336,7 @@ func TestCheckAfterChange(t *testing.T) {
 				}
 				// What nobody else has changed is not looked at again.
 				web(s, 1, dataplanetest.Hosts(4)...)
-				if _, err := k.Apply(s.Change()); err != nil {
+				if _, err := k.Apply(t.Context(), s.Change()); err != nil {
 					t.Fatal(err)
 				}
 				if now, err := k.guard.watch.stamp(); err != nil || now != k.guard.stamp || !k.guard.known {
@@ -331,7 +357,7 @@ func TestOwnChanges(t *testing.T) {
 		k := newKernel(t, v)
 		s := desired.New(desired.Config{})
 		dataplanetest.Reconcile(t, k.Backend, s)
-		if err := k.Check(); err != nil {
+		if err := k.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		for step := range 60 {
@@ -373,10 +399,10 @@ func TestOthersComments(t *testing.T) {
 		}
 		dataplanetest.Reconcile(t, k.Backend, s)
 		k.run("iptables-" + string(v) + " -D INPUT -j SLIP-INPUT")
-		if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+		if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 			t.Errorf("check: %v", err)
 		}
-		if err := k.Cleanup(); err != nil {
+		if err := k.Cleanup(t.Context()); err != nil {
 			t.Error(err)
 		}
 		text := k.run("iptables-" + string(v) + "-save -t filter")
@@ -412,7 +438,7 @@ func TestTakesOver(t *testing.T) {
 				web(s, 3, dataplanetest.Hosts(5)...)
 				dataplanetest.Reconcile(t, k.Backend, s)
 				k.has(s)
-				if err := k.Check(); err != nil {
+				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
 				}
 				for _, v := range variants {
@@ -425,7 +451,7 @@ func TestTakesOver(t *testing.T) {
 				if n := strings.Count(text, "\n:SLIP-SVC-"); n != 2*2 {
 					t.Errorf("%d chains of Services, want one for each of two in each family", n)
 				}
-				if err := k.Cleanup(); err != nil {
+				if err := k.Cleanup(t.Context()); err != nil {
 					t.Error(err)
 				}
 				for _, v := range variants {
@@ -458,7 +484,7 @@ func TestDetect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t, NFT)
 			k.run(test.line)
-			got, err := Detect(k.ns.FD())
+			got, err := Detect(t.Context(), k.ns.FD())
 			if err != nil || got != test.want {
 				t.Errorf("%s, %v; want %s", got, err, test.want)
 			}
@@ -471,7 +497,7 @@ func TestDetect(t *testing.T) {
 	t.Run("neither works", func(t *testing.T) {
 		k := newKernel(t, NFT)
 		t.Setenv("PATH", t.TempDir())
-		_, err := New(dataplane.Config{}, Options{})
+		_, err := New(t.Context(), dataplane.Config{}, Options{})
 		if err == nil || !strings.Contains(err.Error(), "neither iptables-nft nor iptables-legacy works") {
 			t.Errorf("%v", err)
 		}

@@ -88,12 +88,12 @@ func (b *Backend) probeSets(ctx context.Context, f desired.Family) *dataplane.Mi
 func (b *Backend) probeRules(ctx context.Context, f desired.Family) (m *dataplane.Missing) {
 	err := b.sets.Create(probeName, "hash:ip", f == desired.IPv6)
 	if err == nil {
-		err = b.tryRules(f, extensions)
+		err = b.tryRules(ctx, f, extensions)
 	}
 	for i := 0; err != nil && m == nil; i++ {
 		if i == len(extensions) { // each works by itself
 			m = &dataplane.Missing{Feature: "rules", Err: err, Remedy: "see the error"}
-		} else if err := b.tryRules(f, extensions[i:i+1]); err != nil {
+		} else if err := b.tryRules(ctx, f, extensions[i:i+1]); err != nil {
 			m = &dataplane.Missing{Feature: extensions[i].name, Err: err, Remedy: "needs " + extensions[i].config}
 		}
 	}
@@ -107,7 +107,7 @@ func (b *Backend) probeRules(ctx context.Context, f desired.Family) (m *dataplan
 }
 
 // tryRules has the kernel take the rules of extensions, and removes them.
-func (b *Backend) tryRules(f desired.Family, all []extension) (err error) {
+func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extension) (err error) {
 	address := "127.0.0.1"
 	if f == desired.IPv6 {
 		address = "[::1]"
@@ -125,8 +125,8 @@ func (b *Backend) tryRules(f desired.Family, all []extension) (err error) {
 			continue
 		}
 		head, tail := "*"+table+"\n:"+probeName+" - [0:0]\n", "COMMIT\n"
-		if err = b.variant.restore(b.config.NetNS, f, []byte(head+rules.String()+tail)); err == nil {
-			err = b.variant.restore(b.config.NetNS, f, []byte(head+"-X "+probeName+"\n"+tail))
+		if err = b.variant.restore(ctx, b.config.NetNS, f, []byte(head+rules.String()+tail)); err == nil {
+			err = b.variant.restore(ctx, b.config.NetNS, f, []byte(head+"-X "+probeName+"\n"+tail))
 		}
 	}
 	return err

@@ -86,7 +86,7 @@ func TestProbeLeavesOut(t *testing.T) {
 				web(s, 1, 1, 2, 3)
 				dataplanetest.Reconcile(t, k.Backend, s)
 				k.has(s)
-				if err := k.Check(); err != nil {
+				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
 				}
 			})

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,11 +18,11 @@ var _ dataplane.Reader = (*Backend)(nil)
 
 // Read implements dataplane.Reader, from the kernel alone: nothing that the Backend
 // remembers goes into it.
-func (b *Backend) Read() (*dataplane.Content, error) {
+func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for _, t := range b.tables {
 		r := reader{family: t.family, content: c, chains: map[string][]rule{}}
-		text, err := b.variant.save(b.config.NetNS, t.family, tableNAT)
+		text, err := b.variant.save(ctx, b.config.NetNS, t.family, tableNAT)
 		if err != nil {
 			return nil, err
 		}

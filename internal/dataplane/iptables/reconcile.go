@@ -18,7 +18,7 @@ import (
 // are ours and not among them, and brings the sets to what they should have. Each
 // table takes effect in one step. What comes before and after in sets is such that
 // frontends which stay are served all the time.
-func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
+func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	var stats dataplane.Stats
 	start := time.Now()
 	b.valid = false
@@ -30,12 +30,12 @@ func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 	}
 	liberal := tcpIsLiberal(b.config.NetNS)
 	for _, s := range b.take(full) {
-		if err := b.restore(s, full.Local, liberal, &stats); err != nil {
+		if err := b.restore(ctx, s, full.Local, liberal, &stats); err != nil {
 			return stats, fmt.Errorf("restoring all of %s: %w", s.table.family, err)
 		}
 	}
 	if !b.alone {
-		if err := b.cleanOther(context.TODO()); err != nil {
+		if err := b.cleanOther(ctx); err != nil {
 			return stats, err
 		}
 		b.alone = true
@@ -47,7 +47,7 @@ func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 }
 
 // restore programs all of one family.
-func (b *Backend) restore(s *step, local desired.LocalTraffic, liberal bool, stats *dataplane.Stats) error {
+func (b *Backend) restore(ctx context.Context, s *step, local desired.LocalTraffic, liberal bool, stats *dataplane.Stats) error {
 	t := s.table
 	if err := createSets(b.sets, t.family); err != nil {
 		return err
@@ -56,7 +56,7 @@ func (b *Backend) restore(s *step, local desired.LocalTraffic, liberal bool, sta
 	if err != nil {
 		return err
 	}
-	if err := b.writeSets(t, writes.before, stats); err != nil {
+	if err := b.writeSets(ctx, t, writes.before, stats); err != nil {
 		return err
 	}
 	nat, filter := &script{now: registry{}}, &script{now: registry{}}
@@ -71,24 +71,24 @@ func (b *Backend) restore(s *step, local desired.LocalTraffic, liberal bool, sta
 		*script
 		known registry
 	}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
-		if err := b.addEntries(part.script, t.family, part.table); err != nil {
+		if err := b.addEntries(ctx, part.script, t.family, part.table); err != nil {
 			return err
 		}
 		input := part.finish(part.table)
 		stats.Elements += part.lines
 		stats.Bytes += len(input)
-		if err := b.variant.restore(b.config.NetNS, t.family, input); err != nil {
+		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
 			return err
 		}
 		part.done(part.known)
 	}
-	return b.writeSets(t, writes.after, stats)
+	return b.writeSets(ctx, t, writes.after, stats)
 }
 
 // addEntries sees to it that packets enter our chains, and that those go that are not
 // written any more.
-func (b *Backend) addEntries(out *script, f desired.Family, table string) error {
-	text, err := b.variant.save(b.config.NetNS, f, table)
+func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family, table string) error {
+	text, err := b.variant.save(ctx, b.config.NetNS, f, table)
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 			}
 		}
 		street := dataplanetest.NewStreet(t, most)
-		b, err := New(dataplane.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 		must(err)
 		defer b.Close()
 		state := desired.New(desired.Config{NodeName: "n1"})
@@ -80,7 +80,7 @@ func TestHandOver(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		kerneltest.Require(t, kerneltest.NFTBinary)
 		street := dataplanetest.NewStreet(t, 5)
-		b, err := New(dataplane.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -37,11 +38,11 @@ var hints = []string{":KUBE-IPTABLES-HINT", ":KUBE-KUBELET-CANARY"}
 // (0 is the calling thread's): the one where the kubelet has left its
 // hint, or else where an earlier run has its rules, or else the one that has more rules, or else
 // nf_tables.
-func Detect(netns int) (Variant, error) {
+func Detect(ctx context.Context, netns int) (Variant, error) {
 	found := map[Variant]survey{}
 	var failed []error
 	for _, v := range variants {
-		s, err := v.survey(netns)
+		s, err := v.survey(ctx, netns)
 		if err != nil {
 			failed = append(failed, err)
 			continue
@@ -80,7 +81,7 @@ func (s survey) betterThan(t survey) bool {
 
 // survey looks what there is. A variant that does not work is an error, as far as can
 // be told without making tables: those of x_tables would be there for ever.
-func (v Variant) survey(netns int) (s survey, err error) {
+func (v Variant) survey(ctx context.Context, netns int) (s survey, err error) {
 	var failed []error
 	for _, f := range families {
 		if _, err := exec.LookPath(v.command(f, "-restore")); err != nil {
@@ -93,7 +94,7 @@ func (v Variant) survey(netns int) (s survey, err error) {
 			continue
 		}
 		for _, table := range tables {
-			text, err := v.save(netns, f, table)
+			text, err := v.save(ctx, netns, f, table)
 			if err != nil {
 				failed = append(failed, err)
 				break
@@ -134,7 +135,7 @@ func (v Variant) tables(netns int, f desired.Family) (names []string, err error)
 
 // probe finds out whether a variant works, by what it needs anyway. (To print one chain
 // does not make nf_tables list all, as to save the table would.)
-func (v Variant) probe(netns int, f desired.Family) error {
-	_, err := run(netns, nil, v.command(f, ""), "-w", lockSeconds, "-t", tableNAT, "-S", "PREROUTING")
+func (v Variant) probe(ctx context.Context, netns int, f desired.Family) error {
+	_, err := run(ctx, netns, nil, v.command(f, ""), "-w", lockSeconds, "-t", tableNAT, "-S", "PREROUTING")
 	return err
 }

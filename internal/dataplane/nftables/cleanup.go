@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -14,7 +15,7 @@ import (
 // one that was on its way through a table just then would find the rules, of which it
 // sees all or none, but nothing in their sets, and be refused although somebody else, such
 // as kube-proxy, has its Service.
-func (b *Backend) Cleanup() error {
+func (b *Backend) Cleanup(ctx context.Context) error {
 	b.valid = false
 	var shut, remove nfnl.Batch
 	for f := range schemas {

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -18,7 +19,10 @@ var errNotCold = errors.New("not a cold start")
 // enter the tables only with the last of several transactions, so that the others
 // can be small, which is faster (nfnl.Conn.CommitPieces). A start that is broken off
 // leaves tables that no packet enters, and the next finds that rules are missing.
-func (b *Backend) startCold(full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
+func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	generation, err := b.conn.Generation()
 	if err != nil {
 		return fmt.Errorf("reading the ruleset's generation: %w", err)
@@ -48,7 +52,7 @@ func (b *Backend) startCold(full *desired.Change, skeletons *[len(schemas)]*skel
 	}
 
 	var timeouts error
-	transactions, err := b.conn.CommitPieces(&b.batch, func() {
+	transactions, err := b.conn.CommitPieces(ctx, &b.batch, func() {
 		timeouts = b.newTimeouts(&b.batch, full)
 		b.write(full)
 	})

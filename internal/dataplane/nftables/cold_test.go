@@ -32,7 +32,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := k.conn.CommitPieces(&k.batch, func() {
+	if _, err := k.conn.CommitPieces(t.Context(), &k.batch, func() {
 		if err := k.newTimeouts(&k.batch, s.Full()); err != nil {
 			t.Error(err)
 		}
@@ -55,7 +55,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 			t.Errorf("table %s %s is entered in %d places, want 2", family, tableName, n)
 		}
 	}
-	if err := second.Check(); err != nil {
+	if err := second.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -74,14 +74,14 @@ func TestColdStartWhileOthersCommit(t *testing.T) {
 	unharmed, starts := 0, 0
 	for ; starts < 10 || unharmed < atLeast && starts < most; starts++ {
 		dataplanetest.Reconcile(t, k.Backend, s)
-		switch err := k.Check(); {
+		switch err := k.Check(t.Context()); {
 		case err == nil:
 			unharmed++
 		case !errors.Is(err, dataplane.ErrDamaged):
 			t.Error(err)
 		}
 		k.has(s)
-		if err := k.Cleanup(); err != nil {
+		if err := k.Cleanup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +108,7 @@ func TestColdStartDisturbed(t *testing.T) {
 	defer other.Close()
 	failed := make(chan error)
 	go func() {
-		_, err := k.Reconcile(s.Full())
+		_, err := k.Reconcile(t.Context(), s.Full())
 		failed <- err
 	}()
 	var batch nfnl.Batch
@@ -117,7 +117,7 @@ func TestColdStartDisturbed(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	if err := <-failed; err == nil {
-		if err := k.Check(); err == nil {
+		if err := k.Check(t.Context()); err == nil {
 			k.has(s)
 		} else if !errors.Is(err, dataplane.ErrDamaged) {
 			t.Error(err)

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -95,7 +96,7 @@ var errDormant = errors.New("it is dormant")
 // Check implements dataplane.Dataplane. It finds missing and replaced tables,
 // missing and replaced rules and emptied sets at once, and single missing
 // elements by and by.
-func (b *Backend) Check() error {
+func (b *Backend) Check(ctx context.Context) error {
 	if !b.valid {
 		return fmt.Errorf("%w: the last change failed", dataplane.ErrDamaged)
 	}

@@ -225,7 +225,7 @@ func TestReconcileTakesOver(t *testing.T) {
 			defer next.Close()
 			dataplanetest.Reconcile(t, next, s)
 			k.has(s)
-			if err := next.Check(); err != nil {
+			if err := next.Check(t.Context()); err != nil {
 				t.Error(err)
 			}
 			k.sameRules(next, s)
@@ -337,16 +337,16 @@ func TestCheckFindsDamage(t *testing.T) {
 			web(s, 1, dataplanetest.Hosts(2)...)
 			web(s, 2, dataplanetest.Hosts(1)...)
 			dataplanetest.Reconcile(t, k.Backend, s)
-			if err := k.Check(); err != nil {
+			if err := k.Check(t.Context()); err != nil {
 				t.Fatalf("before the damage: %v", err)
 			}
 			k.nft(strings.Fields(damage)...)
-			if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+			if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 				t.Fatalf("after the damage: %v", err)
 			}
 			dataplanetest.Reconcile(t, k.Backend, s)
 			k.has(s)
-			if err := k.Check(); err != nil {
+			if err := k.Check(t.Context()); err != nil {
 				t.Fatalf("after the repair: %v", err)
 			}
 		})
@@ -389,12 +389,12 @@ func TestReplacedRules(t *testing.T) {
 				if next {
 					b = k.open()
 					defer b.Close()
-				} else if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+				} else if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 					t.Errorf("Check: %v", err)
 				}
 				dataplanetest.Reconcile(t, b, s)
 				k.sameRules(b, s)
-				if err := b.Check(); err != nil {
+				if err := b.Check(t.Context()); err != nil {
 					t.Errorf("Check after the repair: %v", err)
 				}
 			})
@@ -411,7 +411,7 @@ func TestNewTimeoutHidesNothing(t *testing.T) {
 	k.nft("flush", "chain", "ip", tableName, "postrouting")
 	fancy(s)
 	dataplanetest.Apply(t, k.Backend, s)
-	if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check: %v", err)
 	}
 }
@@ -469,7 +469,7 @@ func TestCheckFindsMissingParts(t *testing.T) {
 			if err := k.conn.Commit(0, &batch); err != nil {
 				t.Fatal(err)
 			}
-			if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+			if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 				t.Errorf("Check: %v", err)
 			}
 		})
@@ -493,7 +493,7 @@ func TestCheckFindsMissingElement(t *testing.T) {
 	}
 	var err error
 	for range 2 * 200 / sampleSize {
-		if err = k.Check(); err != nil {
+		if err = k.Check(t.Context()); err != nil {
 			break
 		}
 	}
@@ -516,7 +516,7 @@ func TestDamageBeforeReset(t *testing.T) {
 	if err := k.guard.reset(k.Backend, generation-1, [len(schemas)]bool{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check: %v", err)
 	}
 }
@@ -556,20 +556,20 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	dataplanetest.Reconcile(t, k.Backend, s)
 	k.nft("add", "table", "ip", "other")
 	k.nft("add", "set", "ip", "other", "s", "{ type ipv4_addr; elements = { 10.0.0.1 } }")
-	if err := k.Check(); err != nil {
+	if err := k.Check(t.Context()); err != nil {
 		t.Errorf("another table's change is taken for damage: %v", err)
 	}
 	before := k.nft("list", "table", "ip", "other")
 	web(s, 1, dataplanetest.Hosts(9)...)
 	dataplanetest.Apply(t, k.Backend, s)
 	dataplanetest.Reconcile(t, k.Backend, s)
-	if err := k.Cleanup(); err != nil {
+	if err := k.Cleanup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if after := k.nft("list", "ruleset"); after != before {
 		t.Errorf("the ruleset after cleanup is\n%s\nwant\n%s", after, before)
 	}
-	if err := k.Cleanup(); err != nil {
+	if err := k.Cleanup(t.Context()); err != nil {
 		t.Errorf("cleanup of nothing: %v", err)
 	}
 }
@@ -582,7 +582,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	web(s, 1, dataplanetest.Hosts(2)...)
 	web(s, 2, dataplanetest.Hosts(2)...)
 	dataplanetest.Reconcile(t, k.Backend, s)
-	before, err := k.Read()
+	before, err := k.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -597,21 +597,21 @@ func TestRefusalNamesTheService(t *testing.T) {
 	}
 	web(s, 1, dataplanetest.Hosts(7)...)
 	web(s, 2)
-	_, err = k.Apply(s.Change())
+	_, err = k.Apply(t.Context(), s.Change())
 	if err == nil || !strings.Contains(err.Error(), "Service default/web-2") {
 		t.Errorf("the refusal does not name the Service: %v", err)
 	}
-	after, err := k.Read()
+	after, err := k.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := after.Frontends, before.Frontends; len(got) != len(want) || got[webKey(1)].String() != want[webKey(1)].String() {
 		t.Errorf("a refused change had an effect: web-1 has %v, had %v", got[webKey(1)], want[webKey(1)])
 	}
-	if _, err := k.Apply(s.Change()); err == nil {
+	if _, err := k.Apply(t.Context(), s.Change()); err == nil {
 		t.Error("Apply after a refusal")
 	}
-	if err := k.Check(); !errors.Is(err, dataplane.ErrDamaged) {
+	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check after a refusal: %v", err)
 	}
 	dataplanetest.Reconcile(t, k.Backend, s)

@@ -3,7 +3,9 @@
 package nftables
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -52,13 +54,16 @@ func (b *Backend) served(yield func(f int) bool) {
 }
 
 // Apply implements dataplane.Dataplane.
-func (b *Backend) Apply(change *desired.Change) (dataplane.Stats, error) {
+func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if !b.valid {
 		return dataplane.Stats{}, errors.New("nftables: Apply without a Reconcile before it")
 	}
 	b.valid = false // until the kernel has it too
 	if change.Rebuild {
 		return dataplane.Stats{}, errors.New("nftables: Apply of a change that only Reconcile can make")
+	}
+	if err := ctx.Err(); err != nil {
+		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
 	}
 	b.batch.Reset()
 	if err := b.newTimeouts(&b.batch, change); err != nil {

@@ -88,7 +88,7 @@ func TestWithoutFamily(t *testing.T) {
 	web(s, 1, dataplanetest.Hosts(3)...)
 	dataplanetest.Apply(t, k.Backend, s)
 	k.has(s)
-	if err := k.Check(); err != nil {
+	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if _, err := k.conn.Table(schemas[desired.IPv6].table); !errors.Is(err, unix.ENOENT) {

@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,9 +21,12 @@ var _ dataplane.Reader = (*Backend)(nil)
 
 // Read implements dataplane.Reader, from the kernel alone: nothing that the
 // Backend remembers goes into it.
-func (b *Backend) Read() (*dataplane.Content, error) {
+func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for f := range schemas {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		r := reader{schema: &schemas[f], conn: b.conn, content: c}
 		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -28,7 +29,7 @@ import (
 // nothing else works. That is not quite without a gap: a packet that is on its
 // way through the old table's rules at the moment of the commit finds its sets
 // empty.
-func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
+func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.valid = false
 	b.forget(full)
 	var skeletons [len(schemas)]*skeleton
@@ -38,10 +39,10 @@ func (b *Backend) Reconcile(full *desired.Change) (dataplane.Stats, error) {
 			return dataplane.Stats{}, err
 		}
 	}
-	err := b.startCold(full, &skeletons)
+	err := b.startCold(ctx, full, &skeletons)
 	if errors.Is(err, errNotCold) {
 		b.forget(full)
-		err = b.replace(full, &skeletons)
+		err = b.replace(ctx, full, &skeletons)
 	}
 	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err != nil {
@@ -64,17 +65,17 @@ func (b *Backend) forget(full *desired.Change) {
 }
 
 // replace makes the full content that of tables that there are.
-func (b *Backend) replace(full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
+func (b *Backend) replace(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
 	b.batch.Grow(estimate(full))
 	if err := b.newTimeouts(&b.batch, full); err != nil {
 		return err
 	}
 	b.write(full)
-	err := b.commit(skeletons, false)
+	err := b.commit(ctx, skeletons, false)
 	var refused *nfnl.BatchError
 	if errors.As(err, &refused) {
 		// What is there can't be built upon; take nothing of it.
-		err = b.commit(skeletons, true)
+		err = b.commit(ctx, skeletons, true)
 	}
 	return err
 }
@@ -85,8 +86,11 @@ const maxTries = 20
 
 // commit sends the content in the batch, behind what it takes to make the tables
 // ready for it. With replace, they are replaced whatever they are.
-func (b *Backend) commit(skeletons *[len(schemas)]*skeleton, replace bool) error {
+func (b *Backend) commit(ctx context.Context, skeletons *[len(schemas)]*skeleton, replace bool) error {
 	for try := 1; ; try++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		generation, err := b.conn.Generation()
 		if err != nil {
 			return fmt.Errorf("reading the ruleset's generation: %w", err)

@@ -132,7 +132,7 @@ func tryRemove(ctx context.Context, v view, o *Owner) (p plan, err error) {
 	if p, err = makePlan(v, o); err != nil || !p.any() {
 		return p, err
 	}
-	return p, v.remove(&p)
+	return p, v.remove(ctx, &p)
 }
 
 func (t Table) failed(o Owner, err error) error {
@@ -155,7 +155,7 @@ type view interface {
 	jumps(chain string) ([]jump, error)
 	// lock keeps the commands of the variant from changing the table.
 	lock(context.Context) (unlock func(), err error)
-	remove(*plan) error
+	remove(context.Context, *plan) error
 	close()
 }
 

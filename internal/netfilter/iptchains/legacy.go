@@ -54,7 +54,7 @@ func (l *legacy) jumps(chain string) (all []jump, err error) {
 	return all, nil
 }
 
-func (l *legacy) remove(p *plan) error {
+func (l *legacy) remove(_ context.Context, p *plan) error {
 	gone := map[int]bool{}
 	for _, j := range p.jumps {
 		gone[int(j.rule)] = true

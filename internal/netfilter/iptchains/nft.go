@@ -53,7 +53,7 @@ func (n *nft) jumps(chain string) (all []jump, err error) {
 
 // remove removes the jumps in one transaction: after it no packet reaches the chains.
 // There can be so many chains that they take several, between which others can commit.
-func (n *nft) remove(p *plan) error {
+func (n *nft) remove(ctx context.Context, p *plan) error {
 	var batch nfnl.Batch
 	for _, j := range p.jumps {
 		batch.DeleteRule(n.table, j.chain, j.rule)
@@ -62,7 +62,7 @@ func (n *nft) remove(p *plan) error {
 		return err
 	}
 	batch.Reset()
-	_, err := n.conn.CommitPieces(&batch, func() {
+	_, err := n.conn.CommitPieces(ctx, &batch, func() {
 		for _, chain := range p.chains {
 			batch.FlushChain(n.table, chain)
 		}

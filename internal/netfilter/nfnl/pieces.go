@@ -2,6 +2,8 @@
 
 package nfnl
 
+import "context"
+
 // Pieces is how many bytes, roughly, each transaction of CommitPieces has. Up to
 // there a transaction stays in the processor's caches; larger ones gain nothing.
 const Pieces = 128 << 10
@@ -12,9 +14,9 @@ const Pieces = 128 << 10
 // elements several times, and enlarges the hash tables that they are in on another
 // processor meanwhile. It is for content that nothing uses yet.
 //
-// After an error, as of [Conn.Commit], what was committed before stays. The batch is
+// After an error, as of [Conn.Commit] or the context's, what was committed before stays. The batch is
 // empty afterwards, but still counts its bytes and elements.
-func (c *Conn) CommitPieces(b *Batch, write func()) (transactions int, err error) {
+func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) (transactions int, err error) {
 	full := make(chan *Batch)
 	free := make(chan *Batch, 2)
 	free <- new(Batch)
@@ -23,6 +25,9 @@ func (c *Conn) CommitPieces(b *Batch, write func()) (transactions int, err error
 	go func() {
 		defer close(done)
 		for piece := range full {
+			if err == nil {
+				err = ctx.Err()
+			}
 			if err == nil && !piece.Empty() {
 				if err = c.Commit(0, piece); err == nil {
 					transactions++

@@ -16,7 +16,7 @@ func TestCommitPieces(t *testing.T) {
 	c, _ := dial(t)
 	const n = 20_000
 	var b Batch
-	transactions, err := c.CommitPieces(&b, func() {
+	transactions, err := c.CommitPieces(t.Context(), &b, func() {
 		b.AddTable(table, "")
 		b.AddSet(table, numbers)
 		for i := range uint32(n) {
@@ -57,7 +57,7 @@ func TestCommitPiecesRefused(t *testing.T) {
 	})
 	const n, bad = 20_000, 15_000
 	var b Batch
-	_, err := c.CommitPieces(&b, func() {
+	_, err := c.CommitPieces(t.Context(), &b, func() {
 		for i := range uint32(n) {
 			b.AddElement(table, numbers, key(i), key(i), "")
 			if i == bad {
