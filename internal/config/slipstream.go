@@ -56,7 +56,8 @@ type FastPathConfiguration struct {
 	Scope string `json:"scope,omitempty"`
 
 	// Interfaces is a CEL expression that selects the interfaces between which
-	// connections may take it. Unset: all that are up, except loopback.
+	// connections may take it. Unset: all that are up, except loopback,
+	// WireGuard, and ports of bridges and bonds.
 	Interfaces string `json:"interfaces,omitempty"`
 
 	// HardwareOffload is whether to hand connections to network hardware:

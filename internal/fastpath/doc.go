@@ -132,11 +132,19 @@
 // the connection is lost (TestBridgePorts). With only the bridge in the flowtable,
 // packets are looked up when they come up from the port to the bridge, and leave by
 // the neighbour table (TestBridge). So ports do not take part by default. A bond's
-// packets are looked up at the bond; its ports only cost a look-up more. VXLAN
-// interfaces take part like others, the tunnelled packets being the node's own
-// (TestVXLAN). A VLAN's route leads to the interface below it if that is in the
-// flowtable, and packets are looked up there with their tag; else at the VLAN's.
-// (VLANs and bonds: tried by hand; the test kernel has none.)
+// packets are looked up at the bond (TestBond); its ports only cost a look-up more. A
+// VLAN's route leads to the interface below it if that is in the flowtable, and packets
+// are looked up there with their tag; else at the VLAN's (TestVLAN, TestVLANOnBond).
+//
+// Tunnels. VXLAN and IPv4 tunnels take part like other interfaces; the packets that
+// carry the others are the node's own (TestVXLAN, TestIPIP). A flow keeps its route as
+// the packet's destination (skb_dst_set_noref), so a tunnel without a remote address,
+// such as Calico's tunl0, finds the remote in the route as on the slow path. From Linux
+// 6.19 on the kernel also looks below a tunnel of the driver ipip
+// (ipip_fill_forward_path), where it adds and removes the outer header itself. There,
+// with a remote address and the interface below in the flowtable, packets are looked up
+// at the interface below. Without a remote address the kernel looks below loopback,
+// which is not in the flowtable by default, and forwards as before.
 //
 // Bringing connections back. No message ends a single flow. What ends all, and
 // disturbs none more than by one packet on the slow path in each direction, is to

@@ -22,8 +22,8 @@ type Selector struct {
 	patterns   []Pattern
 }
 
-// Default selects the interfaces that are up and neither loopback nor ports of a
-// bridge or bond.
+// Default selects the interfaces that are up and neither loopback nor WireGuard nor
+// ports of a bridge or bond.
 func Default() *Selector { return &Selector{} }
 
 // variable is the interface as an expression sees it.

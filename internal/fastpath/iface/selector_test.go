@@ -16,16 +16,17 @@ func TestSelects(t *testing.T) {
 	slave := Interface{Index: 5, Name: "eth1", Type: "device", MTU: 1500, Up: true, PortOf: "bond"}
 	vrf := Interface{Index: 6, Name: "eth2", Type: "device", MTU: 1500, Up: true, PortOf: "vrf"}
 	down := Interface{Index: 7, Name: "eth3", Type: "device", MTU: 1500}
+	wg := Interface{Index: 8, Name: "wg0", Type: "wireguard", MTU: 1420, Up: true}
 	for _, c := range []struct{ expression, want string }{
 		{"", "veth7 eth2"},
 		{" ", "veth7 eth2"},
 		{`interface.name.startsWith("veth")`, "veth7 veth8"},
-		{`interface.up`, "veth7 lo veth8 eth1 eth2"},
+		{`interface.up`, "veth7 lo veth8 eth1 eth2 wg0"},
 		{`interface.type == "veth" && interface.portOf == ""`, "veth7"},
-		{`interface.mtu < 1500`, "veth7"},
+		{`interface.mtu < 1500`, "veth7 wg0"},
 		{`interface.addresses.exists(a, a.startsWith("169.254."))`, "veth7"},
 		{`interface.addresses[0] == "169.254.1.1"`, "veth7"},
-		{`true`, "veth7 lo veth8 eth1 eth2 eth3"},
+		{`true`, "veth7 lo veth8 eth1 eth2 eth3 wg0"},
 	} {
 		s, err := Compile(c.expression)
 		if err != nil {
@@ -33,7 +34,7 @@ func TestSelects(t *testing.T) {
 			continue
 		}
 		var got []string
-		for _, i := range []Interface{veth, lo, port, slave, vrf, down} {
+		for _, i := range []Interface{veth, lo, port, slave, vrf, down, wg} {
 			is, err := s.Selects(&i)
 			if is {
 				got = append(got, i.Name)
