@@ -16,17 +16,20 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules fuzz clean
+.PHONY: help build test race oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## Build bin/slipstream, a static binary
-	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/slipstream ./cmd/slipstream
+build: ## Build bin/slipstream and bin/slipstream-bench, static binaries
+	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/slipstream ./cmd/slipstream-bench
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
 	$(GO) run ./test/runner -timeout 25m ./...
 	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
+
+race: deps ## Run the packages that start goroutines under the race detector (root)
+	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
 	cd test/oracle && $(GO) run ./build && $(GO) test ./cluster ./observe ./stage ./upstream
@@ -60,13 +63,13 @@ fmt: ## Format the code
 	gofmt -w $$(git -c safe.directory='*' ls-files '*.go')
 
 demo: build ## Show Services at work in a lab of network namespaces (root)
-	$(GO) run ./demo -slipstream bin/slipstream
+	$(GO) run ./test/demo -slipstream bin/slipstream
 
 bench: build ## Measure programming 10,000 Services of 10 endpoints (root)
-	bin/slipstream bench sync --services 10000 --endpoints 10
+	bin/slipstream-bench sync --services 10000 --endpoints 10
 
 bench-fastpath: deps build ## Measure what the fast path gains and costs (root)
-	GO="$(GO)" bench/fastpath.sh
+	GO="$(GO)" cmd/slipstream-bench/fastpath.sh
 
 bench-scale: deps build ## Measure beside upstream kube-proxy on a real API server, SERVICES=10000, RUNS=1, SAVE=file.json (root)
 	cd test/cluster && $(GO) run ./scale -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(RUNS),-runs $(RUNS)) $(if $(SAVE),-save $(abspath $(SAVE)))
@@ -75,9 +78,9 @@ bench-rules: deps build ## Count the rules that a new connection meets, ours and
 	cd test/cluster && $(GO) run ./scale rules -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(SAVE),-save $(abspath $(SAVE)))
 
 fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each
-	$(GO) test ./source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m
-	$(GO) test ./config -run '^$$' -fuzz FuzzDecode -fuzztime 1m -fuzzminimizetime 10x
-	$(GO) test ./desired -run '^$$' -fuzz FuzzEvents -fuzztime 1m
+	$(GO) test ./internal/source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m
+	$(GO) test ./internal/config -run '^$$' -fuzz FuzzDecode -fuzztime 1m -fuzzminimizetime 10x
+	$(GO) test ./internal/desired -run '^$$' -fuzz FuzzEvents -fuzztime 1m
 
 clean: ## Delete what was built
 	rm -rf bin

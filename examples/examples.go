@@ -5,7 +5,7 @@ package examples
 
 import "embed"
 
-// Demo is the folder "demo": what "go run ./demo" has slipstream watch, and in
+// Demo is the folder "demo": what "go run ./test/demo" has slipstream watch, and in
 // "demo/steps" the versions of its files that come later.
 //
 //go:embed demo

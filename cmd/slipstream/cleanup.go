@@ -3,12 +3,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
@@ -37,12 +38,12 @@ Established ones go on where something else on the node translates addresses too
 as most pod networks do; otherwise the kernel stops translating altogether, and they
 end. Stop 'slipstream run' before, or it will repair what is removed.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			exclude, errs := config.ParseExcludeCIDRs(field.NewPath("--ipvs-exclude-cidrs"), o.excludeCIDRs)
 			if len(errs) > 0 {
 				return errs.ToAggregate()
 			}
-			return cleanUp(exclude, o.keepKubeProxy)
+			return cleanUp(cmd.Context(), exclude, o.keepKubeProxy)
 		},
 	}
 	f := cmd.Flags()
@@ -54,10 +55,10 @@ end. Stop 'slipstream run' before, or it will repair what is removed.`,
 
 // cleanUp removes what slipstream has programmed and, unless that is to stay, what
 // kube-proxy has. It does all it can, whatever fails.
-func cleanUp(excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
-	errs := []error{removeModes(""), cleanUpFastPath()}
+func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
+	errs := []error{removeModes(ctx, ""), cleanUpFastPath()}
 	if !keepKubeProxy {
-		errs = append(errs, takeover.Remove(takeOverOptions(excludeCIDRs)))
+		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
 	}
 	return errors.Join(errs...)
 }

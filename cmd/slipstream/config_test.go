@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // siteConfig is a configuration file for manifests.

@@ -3,8 +3,8 @@
 package main
 
 import (
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
 // detectLocal says how traffic of this node's pods is recognized, by a valid

@@ -12,13 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/nodeaddr"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/source"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
@@ -136,14 +136,14 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 
 // followAll keeps a fast path that needs to know nothing of Services.
 func followAll(ctx context.Context, ctl *fastpath.Controller) error {
-	if _, err := ctl.Reconcile(&desired.Change{}); err != nil {
+	if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
 		return fmt.Errorf("fast path: %w", err)
 	}
 	return repeatUntil(ctx, config.DefaultCheckPeriod, func() {
-		if ctl.Check() == nil {
+		if ctl.Check(ctx) == nil {
 			return
 		}
-		if _, err := ctl.Reconcile(&desired.Change{}); err != nil {
+		if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
 			klog.ErrorS(err, "Could not program the fast path, will try again")
 		}
 	})

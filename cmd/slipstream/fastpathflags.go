@@ -6,11 +6,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/events"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/fastpath/flows"
-	"github.com/slipstream-proxy/slipstream/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 )
@@ -20,7 +20,7 @@ import (
 func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold string) {
 	fs.Int64Var(c.OffloadPacketThreshold, threshold, *c.OffloadPacketThreshold, "number of packets, of both directions together, that a connection has to have carried before it takes the fast path; 0 turns the fast path off")
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
-	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback)`)
+	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
 }
 

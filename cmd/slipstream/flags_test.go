@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/spf13/cobra"
 )
 

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/spf13/cobra"
 )
 

@@ -14,7 +14,7 @@ import (
 // what is programmed now. Failed is told the same thing once.
 func removeFormerModes(ctx context.Context, mode string, failed func(error)) {
 	fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
-	persist(ctx, fromSecondsToMinutes, func() error { return removeModes(mode) }, failed)
+	persist(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, mode) }, failed)
 }
 
 // persist does something until it works.

@@ -5,7 +5,7 @@ package main
 import (
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cliflag "k8s.io/component-base/cli/flag"

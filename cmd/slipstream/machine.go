@@ -7,10 +7,10 @@ import (
 	"os"
 	"strconv"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/conntrack"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/sysctl"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"k8s.io/klog/v2"
 )
 

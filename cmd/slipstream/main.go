@@ -51,6 +51,6 @@ of the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newVerify(), newFastPathAgent(), newFlows(), newCleanup(), newBench(), newVersion())
+	root.AddCommand(newRun(), newVerify(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
 	return root
 }

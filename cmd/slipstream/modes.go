@@ -3,74 +3,69 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
-	"github.com/slipstream-proxy/slipstream/backend/nftables"
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 )
 
 // modes are the proxy modes that there are. To add one is to add a line here and in
 // removals, and a row in docs/configuration.md.
-var modes = map[string]func(*config.Config) (backend.Backend, error){
-	config.NFTables: func(c *config.Config) (backend.Backend, error) { return nftables.New(backendConfig(c)) },
-	config.IPTables: func(c *config.Config) (backend.Backend, error) {
-		return iptables.New(backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
+var modes = map[string]func(context.Context, *config.Config) (dataplane.Dataplane, error){
+	config.NFTables: func(_ context.Context, c *config.Config) (dataplane.Dataplane, error) {
+		return nftables.New(backendConfig(c))
+	},
+	config.IPTables: func(ctx context.Context, c *config.Config) (dataplane.Dataplane, error) {
+		return iptables.New(ctx, backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
 	},
 }
 
 // removals remove what any run in a mode has programmed.
-var removals = map[string]func() error{
+var removals = map[string]func(context.Context) error{
 	config.NFTables: removeNFTables,
-	config.IPTables: removeIPTables,
+	config.IPTables: iptables.Remove,
 }
 
 // modeNames are their names, in the order of the alphabet.
 func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
 
 // backendConfig is what all modes need of a valid configuration.
-func backendConfig(c *config.Config) backend.Config {
-	return backend.Config{MasqueradeAll: c.MasqueradeAll(), MasqueradeBit: c.MasqueradeBit()}
+func backendConfig(c *config.Config) dataplane.Config {
+	return dataplane.Config{MasqueradeAll: c.MasqueradeAll(), MasqueradeBit: c.MasqueradeBit()}
 }
 
 // removeModes removes what runs in all modes but one have programmed; "" for all. It
 // does all it can, whatever fails.
-func removeModes(but string) (err error) {
+func removeModes(ctx context.Context, but string) (err error) {
 	for _, name := range modeNames() {
 		if name == but {
 			continue
 		}
-		if failed := removals[name](); failed != nil {
+		if failed := removals[name](ctx); failed != nil {
 			err = errors.Join(err, fmt.Errorf("cleanup of mode %s: %w", name, failed))
 		}
 	}
 	return err
 }
 
-func removeNFTables() (err error) {
-	b, err := nftables.New(backend.Config{})
+func removeNFTables(ctx context.Context) (err error) {
+	b, err := nftables.New(dataplane.Config{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	return b.Cleanup()
-}
-
-// removeIPTables does without the commands of iptables, as there may be none where another
-// mode runs.
-func removeIPTables() error {
-	ours := takeover.Owner{Name: "slipstream", Chain: iptables.IsOurs, Entered: iptables.IsEntered}
-	return errors.Join(takeover.RemoveOwned(ours, takeover.Options{}), iptables.RemoveSets(0))
+	return b.Cleanup(ctx)
 }
 
 // countRules has the numbers of rules be metrics, where a mode has rules.
-func countRules(m *metrics.Metrics, b backend.Backend) {
+func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	if rules, ok := b.(*iptables.Backend); ok {
 		m.OnIPTables(func() (metrics.IPTables, error) {
 			c := rules.RuleCounts()

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // nodePort is the manifest of Service default/web with some of the servers, a
@@ -142,7 +142,7 @@ func TestNodePortRanges(t *testing.T) {
 		s.until("the address is gone from the kernel's rules", func() bool {
 			b := s.kernel()
 			defer b.Close()
-			c, err := b.Read()
+			c, err := b.Read(t.Context())
 			s.check(err)
 			return !strings.Contains(strings.Join(c.Lines(), "\n"), otherAddr.String())
 		})

@@ -5,8 +5,8 @@ package main
 import (
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 )

@@ -14,15 +14,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/nftables"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/lab"
-	"github.com/slipstream-proxy/slipstream/lab/labtest"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/source"
-	"github.com/slipstream-proxy/slipstream/source/manifest"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 // asMain makes the test binary be slipstream itself, so that tests run the real
@@ -242,7 +242,7 @@ func (s *site) untilReachedFrom(from connector, to netip.AddrPort, names ...stri
 // kernel reads what is programmed on the node.
 func (s *site) kernel() *nftables.Backend {
 	s.t.Helper()
-	b, err := nftables.New(backend.Config{NetNS: s.node.Namespace().FD()})
+	b, err := nftables.New(dataplane.Config{NetNS: s.node.Namespace().FD()})
 	s.check(err)
 	return b
 }
@@ -263,7 +263,7 @@ func (s *site) hasManifests() {
 	}
 	b := s.kernel()
 	defer b.Close()
-	diff, err := backend.Compare(b, backend.ContentOf(state.Full()))
+	diff, err := dataplane.Compare(s.t.Context(), b, dataplane.ContentOf(state.Full()))
 	if err != nil || diff != "" {
 		s.t.Fatalf("the kernel differs from the manifests: %v\n%s", err, diff)
 	}

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -101,7 +101,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		klog.V(klog.Level(n.Verbosity)).InfoS("Configuration: " + n.String())
 	}
 	if o.cleanup {
-		return cleanUp(c.ExcludeCIDRs(), false)
+		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)
 	}
 	if o.initOnly {
 		return initialize(c)

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // TestRun is a proxy's whole life on a node.
@@ -57,7 +57,7 @@ func TestRun(t *testing.T) {
 	s.cleanup()
 	b := s.kernel()
 	defer b.Close()
-	if c, err := b.Read(); err != nil || len(c.Lines()) > 0 {
+	if c, err := b.Read(t.Context()); err != nil || len(c.Lines()) > 0 {
 		t.Errorf("after cleanup: %v %v", c.Lines(), err)
 	}
 	out, err := s.node.Run(t.Context(), "nft", "list", "ruleset")

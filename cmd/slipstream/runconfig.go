@@ -8,7 +8,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 )

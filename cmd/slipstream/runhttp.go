@@ -6,11 +6,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/slipstream-proxy/slipstream/events"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/server"
-	"github.com/slipstream-proxy/slipstream/source/api"
+	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/observe/server"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	eventsv1 "k8s.io/api/events/v1"
 )
 

@@ -9,17 +9,17 @@ import (
 	"os"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/conntrack"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/events"
-	"github.com/slipstream-proxy/slipstream/fastpath"
-	"github.com/slipstream-proxy/slipstream/health"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/nodeaddr"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/sysctl"
-	"github.com/slipstream-proxy/slipstream/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -56,7 +56,7 @@ func serve(ctx context.Context, o serving) (err error) {
 		return err
 	}
 	defer stop()
-	b, err := modes[c.Mode()](c)
+	b, err := modes[c.Mode()](ctx, c)
 	if err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func serve(ctx context.Context, o serving) (err error) {
 	klog.InfoS("Starting", "version", versionText(), "node", node, "mode", c.Mode(), "manifests", c.Slipstream.Manifests)
 	tell.Normal(events.Starting, "")
 	var p *proxy.Proxy
-	checks := health.New(health.Options{
+	checks := healthcheck.New(healthcheck.Options{
 		Healthy: func() bool { return p.Healthy() },
 		Report: func(err error) {
-			if service, ok := health.ServiceOf(err); ok {
+			if service, ok := healthcheck.ServiceOf(err); ok {
 				tell.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
 				m.ObjectProblems.Inc()
 				return

@@ -5,7 +5,7 @@ package main
 import (
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/config"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/pflag"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"

@@ -9,12 +9,12 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/nodeaddr"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/source"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
@@ -76,7 +76,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	reader, err := openReader(c, nil)
+	reader, err := openReader(ctx, c, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -89,12 +89,12 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 			return nil, err
 		}
 		full := w.state.Full()
-		diff, err := backend.Compare(reader, backend.ContentOf(full))
+		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(full))
 		if err != nil {
 			return nil, err
 		}
 		lines = nil
-		for _, d := range backend.Differings(diff, full) {
+		for _, d := range dataplane.Differings(diff, full) {
 			lines = append(lines, d.String())
 		}
 		if len(lines) == 0 {

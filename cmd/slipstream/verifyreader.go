@@ -3,20 +3,21 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
-	"github.com/slipstream-proxy/slipstream/config"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
 )
 
 // openReader makes what reads what any run in a configuration's mode has programmed. If
 // there is one that runs, it reads what that one has programmed.
-func openReader(c *config.Config, running backend.Backend) (proxy.Reader, error) {
-	b, err := another(c, running)
+func openReader(ctx context.Context, c *config.Config, running dataplane.Dataplane) (proxy.Reader, error) {
+	b, err := another(ctx, c, running)
 	if err != nil {
 		return nil, err
 	}
@@ -30,19 +31,19 @@ func openReader(c *config.Config, running backend.Backend) (proxy.Reader, error)
 // another makes a backend like the one that runs, which may be none. To look again for
 // the variant of iptables that the node uses would cost as much as to read, and may come
 // to another one than it did.
-func another(c *config.Config, running backend.Backend) (backend.Backend, error) {
+func another(ctx context.Context, c *config.Config, running dataplane.Dataplane) (dataplane.Dataplane, error) {
 	if b, ok := running.(*iptables.Backend); ok {
-		return iptables.New(backendConfig(c), iptables.Options{Variant: b.Variant()})
+		return iptables.New(ctx, backendConfig(c), iptables.Options{Variant: b.Variant()})
 	}
-	return modes[c.Mode()](c)
+	return modes[c.Mode()](ctx, c)
 }
 
 // verifyInBackground has a proxy verify what a backend has programmed, where it is to.
-func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b backend.Backend) {
+func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b dataplane.Dataplane) {
 	if c.VerifyPeriod() == 0 {
 		return
 	}
 	m.OnVerify()
 	o.VerifyPeriod = c.VerifyPeriod()
-	o.OpenReader = func() (proxy.Reader, error) { return openReader(c, b) }
+	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, c, b) }
 }

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // TestCleanup runs "kube-proxy --cleanup", with Slipstream under that name, on a node

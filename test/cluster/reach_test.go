@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
 )
 

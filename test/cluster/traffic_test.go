@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // traffic is what goes on all the while, and must not fail.

@@ -20,8 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/deploy/container"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"

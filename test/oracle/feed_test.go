@@ -6,7 +6,7 @@ import (
 	"context"
 	"math/rand/v2"
 
-	"github.com/slipstream-proxy/slipstream/source"
+	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"

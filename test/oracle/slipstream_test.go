@@ -11,17 +11,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
-	"github.com/slipstream-proxy/slipstream/backend/nftables"
-	"github.com/slipstream-proxy/slipstream/conntrack"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/health"
-	"github.com/slipstream-proxy/slipstream/lab"
-	"github.com/slipstream-proxy/slipstream/metrics"
-	"github.com/slipstream-proxy/slipstream/nodeaddr"
-	"github.com/slipstream-proxy/slipstream/proxy"
-	"github.com/slipstream-proxy/slipstream/sysctl"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 )
@@ -89,21 +89,21 @@ func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 
 // kernel is a backend, which can also tell what the kernel has.
 type kernel interface {
-	backend.Backend
-	backend.Reader
+	dataplane.Dataplane
+	dataplane.Reader
 }
 
 // newBackend is one of the mode that the settings say.
-func newBackend(config backend.Config, s cluster.Settings) (kernel, error) {
+func newBackend(config dataplane.Config, s cluster.Settings) (kernel, error) {
 	if s.Mode == cluster.IPTables {
-		return iptables.New(config, iptables.Options{Variant: iptables.Variant(s.Variant)})
+		return iptables.New(context.Background(), config, iptables.Options{Variant: iptables.Variant(s.Variant)})
 	}
 	return nftables.New(config)
 }
 
 // run is Slipstream running.
 type run struct {
-	config backend.Config
+	config dataplane.Config
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
@@ -115,10 +115,10 @@ type run struct {
 func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desired.Config) (*run, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ns := s.N1.Namespace()
-	r := &run{cancel: cancel, config: backend.Config{
+	r := &run{cancel: cancel, config: dataplane.Config{
 		NetNS:         ns.FD(),
 		MasqueradeAll: c.Settings.MasqueradeAll,
-		MasqueradeBit: backend.DefaultMasqueradeBit,
+		MasqueradeBit: dataplane.DefaultMasqueradeBit,
 	}}
 	b, err := newBackend(r.config, c.Settings)
 	if err != nil {
@@ -137,7 +137,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	flows := conntrack.NewCleaner(conn.Clean, func(_ conntrack.Stats, err error) { r.failed(err) })
 	r.closes = append(r.closes, conn.Close, func() error { flows.Close(); return nil })
 	var loop *proxy.Proxy
-	checks := health.New(health.Options{
+	checks := healthcheck.New(healthcheck.Options{
 		Listen:  listenIn(ns),
 		Healthy: func() bool { return loop.Healthy() },
 		Report:  r.failed,
@@ -186,18 +186,18 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 		return err
 	}
 	state.SetNodeAddresses(addrs)
-	want := backend.ContentOf(state.Full())
+	want := dataplane.ContentOf(state.Full())
 	reader, err := newBackend(r.config, c.Settings)
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
 	for deadline := time.Now().Add(syncTimeout); ; time.Sleep(10 * time.Millisecond) {
-		got, err := reader.Read()
+		got, err := reader.Read(context.Background())
 		if err != nil {
 			return err
 		}
-		diff := backend.Difference(want, got)
+		diff := dataplane.Difference(want, got)
 		if diff == "" {
 			return nil
 		}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/observe"

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
 // describer tells changes of one node's as a story does. It remembers which

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scenario runs the stories in testdata/scenarios: objects go in, and
+// Package scenario runs the stories in test/scenario/stories: objects go in, and
 // the story says which frontends and backends come out, and who then reaches
 // whom.
 //

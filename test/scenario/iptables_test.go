@@ -3,17 +3,18 @@
 package scenario
 
 import (
+	"context"
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
 func newIPTables(v iptables.Variant) Mode {
-	return func(c backend.Config) (backend.Backend, error) {
-		return iptables.New(c, iptables.Options{Variant: v})
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		return iptables.New(context.Background(), c, iptables.Options{Variant: v})
 	}
 }
 

@@ -5,12 +5,12 @@ package scenario
 import (
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/backend/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-func newNFTables(c backend.Config) (backend.Backend, error) { return nftables.New(c) }
+func newNFTables(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) }
 
 // TestNFTables tells every story to the kernel, in nftables mode.
 func TestNFTables(t *testing.T) {

@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -10,25 +11,25 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/conntrack"
-	"github.com/slipstream-proxy/slipstream/desired"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 )
 
 // node is a node's proxy, without the loop around it.
 type node struct {
 	name      string
-	config    backend.Config
+	config    dataplane.Config
 	desired   desired.Config
 	addrs     []netip.Addr // on its interfaces
 	state     *desired.State
 	describer describer
-	kernel    backend.Backend // nil when told purely
+	kernel    dataplane.Dataplane // nil when told purely
 	flows     *conntrack.Conn
 }
 
 // content is what the node's kernel should have.
-func (n *node) content() *backend.Content { return backend.ContentOf(n.state.Full()) }
+func (n *node) content() *dataplane.Content { return dataplane.ContentOf(n.state.Full()) }
 
 // learn makes the node's state of what there is.
 func (n *node) learn(all objects) {
@@ -56,7 +57,7 @@ func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 
 func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Change) {
 	flows := full.StaleFlows
-	if _, err := n.kernel.Reconcile(full); err != nil {
+	if _, err := n.kernel.Reconcile(t.Context(), full); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
@@ -80,7 +81,7 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 		return out
 	}
 	flows := change.StaleFlows
-	if _, err := n.kernel.Apply(change); err != nil {
+	if _, err := n.kernel.Apply(t.Context(), change); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
@@ -98,14 +99,14 @@ func (n *node) clean(t *testing.T, d *datadriven.TestData, flows []desired.Stale
 // compare fails the test unless the kernel has what the state asks for.
 func (n *node) compare(t *testing.T, d *datadriven.TestData) {
 	t.Helper()
-	diff, err := backend.Compare(n.kernel.(backend.Reader), n.content())
+	diff, err := dataplane.Compare(t.Context(), n.kernel.(dataplane.Reader), n.content())
 	if err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	if diff != "" {
 		d.Fatalf(t, "node %s: the kernel differs:\n%s", n.name, diff)
 	}
-	if err := n.kernel.Check(); err != nil {
+	if err := n.kernel.Check(t.Context()); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 }
@@ -130,10 +131,10 @@ func (n *node) close(t *testing.T) {
 	if n.kernel == nil || n.flows == nil {
 		return
 	}
-	if err := n.kernel.Cleanup(); err != nil {
+	if err := n.kernel.Cleanup(context.WithoutCancel(t.Context())); err != nil {
 		t.Errorf("node %s: cleanup: %v", n.name, err)
 	}
-	if got, err := n.kernel.(backend.Reader).Read(); err != nil || len(got.Lines()) > 0 {
+	if got, err := n.kernel.(dataplane.Reader).Read(context.WithoutCancel(t.Context())); err != nil || len(got.Lines()) > 0 {
 		t.Errorf("node %s: left by cleanup: %v %v", n.name, got.Lines(), err)
 	}
 	if err := errors.Join(n.kernel.Close(), n.flows.Close()); err != nil {

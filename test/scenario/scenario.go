@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/slipstream-proxy/slipstream/backend"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 )
 
 // Mode makes the backend of a node; nil tells stories purely.
-type Mode func(backend.Config) (backend.Backend, error)
+type Mode func(dataplane.Config) (dataplane.Dataplane, error)
 
 // Dir is where the stories are, seen from a package two folders deep.
-const Dir = "../../testdata/scenarios"
+const Dir = "stories"
 
 // RunAll runs every story as a subtest.
 func RunAll(t *testing.T, mode Mode) {

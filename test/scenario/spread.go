@@ -8,9 +8,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -121,10 +121,10 @@ func newSpread(t *testing.T, mode Mode, size int, policy corev1.ServiceExternalT
 			state.SetEndpointSlice(spreadSlice(i, "elsewhere", "n2", "10.244.2.3"))
 		}
 	}
-	kernel, err := mode(backend.Config{NetNS: s.n1.Namespace().FD(), MasqueradeBit: backend.DefaultMasqueradeBit})
+	kernel, err := mode(dataplane.Config{NetNS: s.n1.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	must(err)
 	t.Cleanup(func() { kernel.Close() })
-	_, err = kernel.Reconcile(state.Full())
+	_, err = kernel.Reconcile(t.Context(), state.Full())
 	must(err)
 	return s
 }

@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/slipstream-proxy/slipstream/backend"
-	"github.com/slipstream-proxy/slipstream/desired"
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // world is the lab in which a story takes place.
@@ -74,8 +74,8 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 }
 
 // options are the proxy's, from the arguments of lab.
-func options(t *testing.T, d *datadriven.TestData) (config backend.Config, desired desired.Config) {
-	config.MasqueradeBit = backend.DefaultMasqueradeBit
+func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, desired desired.Config) {
+	config.MasqueradeBit = dataplane.DefaultMasqueradeBit
 	for _, a := range d.CmdArgs {
 		switch a.Key {
 		case "masquerade-all":
@@ -110,7 +110,7 @@ func detectLocal(t *testing.T, d *datadriven.TestData, text string) desired.Dete
 }
 
 // newNode makes a node's proxy from the node's line.
-func newNode(t *testing.T, d *datadriven.TestData, words []string, config backend.Config, desired desired.Config) *node {
+func newNode(t *testing.T, d *datadriven.TestData, words []string, config dataplane.Config, desired desired.Config) *node {
 	n := &node{name: words[1], config: config, desired: desired}
 	n.desired.NodeName = n.name
 	addrs, _ := cut(words[2:], "pods")

@@ -11,7 +11,7 @@ import (
 	"net/netip"
 	"syscall"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )
 

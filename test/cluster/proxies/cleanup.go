@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // Cleanup removes all that a proxy has programmed on a node, by the command that it has

@@ -8,7 +8,7 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // Get reads a URL of the node's, such as http://127.0.0.1:10249/metrics, whatever its

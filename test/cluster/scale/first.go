@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
 )
 

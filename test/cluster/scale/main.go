@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )
 

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )

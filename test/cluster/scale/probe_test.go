@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // TestProber has a rule send connections first nowhere, then to one pod, then to another

@@ -7,7 +7,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/bench/table"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/table"
 )
 
 // writeTable writes the result for reading: a column for each subject, and after each but

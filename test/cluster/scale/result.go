@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"io"
 
-	"github.com/slipstream-proxy/slipstream/bench/machine"
-	"github.com/slipstream-proxy/slipstream/bench/stats"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/stats"
 )
 
 // result is what was measured. Units are in the names of the JSON fields.

@@ -10,8 +10,8 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/bench/executed"
-	"github.com/slipstream-proxy/slipstream/bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/executed"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )

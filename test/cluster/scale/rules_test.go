@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/bench/executed"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/executed"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/source"
+	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"

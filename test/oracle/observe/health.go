@@ -11,7 +11,7 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // health asks a health check node port, from outside.

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 	corev1 "k8s.io/api/core/v1"

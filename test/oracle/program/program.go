@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // Program is a program that runs until it is stopped.

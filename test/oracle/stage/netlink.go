@@ -7,7 +7,7 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -18,7 +18,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

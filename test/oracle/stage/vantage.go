@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // The vantages: where clients are.

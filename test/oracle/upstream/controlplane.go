@@ -17,7 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	k8s "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"

@@ -9,7 +9,7 @@ import (
 	"net"
 	"sync"
 
-	"github.com/slipstream-proxy/slipstream/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // relay lets programs in one network namespace reach a server in another, with no link

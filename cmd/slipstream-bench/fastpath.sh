@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Measures what the fast path gains and costs: all that docs/performance.md reports of
+# it. Where the kernel at hand has no flowtables it is the User Mode Linux test kernel
+# that is measured (test/README.md). Takes some 10 minutes; needs root.
+#
+#   fastpath.sh [directory]   where results go: tables, JSON, charts
+#
+# ROUNDS scales all numbers of rounds, in percent (ROUNDS=10 for a quick look).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+out=${1:-tmp/bench-fastpath}
+percent=${ROUNDS:-100}
+go=${GO:-go}
+mkdir -p "$out"
+
+runner=()
+if ! unshare -n nft 'add table inet t; add flowtable inet t f { hook ingress priority 0; }' 2>/dev/null; then
+  echo "this kernel has no flowtables: measuring the User Mode Linux test kernel"
+  : "${SLIPSTREAM_TESTKERNEL:=$(test/kernel/build.sh 6.12)}"
+  export SLIPSTREAM_TESTKERNEL
+  "$go" build -o "$out/run" ./test/kernel/run
+  runner=("$out/run" -timeout 30m)
+fi
+"$go" build -o "$out/chart" ./cmd/slipstream-bench/chart
+
+# measure NAME ROUNDS ARGUMENT... runs one benchmark of slipstream.
+measure() {
+  local name=$1 rounds=$(($2 * percent / 100))
+  shift 2
+  [ "$rounds" -gt 0 ] || rounds=1
+  echo
+  echo "== slipstream-bench $* --rounds $rounds"
+  # A virtual machine knows nothing of its host's load.
+  echo "host: Linux $(uname -r), load average $(cut -d ' ' -f 1-3 /proc/loadavg) before"
+  "${runner[@]}" bin/slipstream-bench "$@" --rounds "$rounds" --save "$out/$name.json" | tee "$out/$name.txt"
+  echo "host: load average $(cut -d ' ' -f 1-3 /proc/loadavg) after"
+  "$out/chart" -o "$out/$name.svg" "$out/$name.json"
+}
+
+measure throughput 30 throughput
+measure crr 60 crr --connections 1000
+measure throughput-ipv6 15 throughput --family ipv6 --measure packets,udp
+measure throughput-two-nodes 15 throughput --nodes 2 --measure packets,udp
+measure crr-two-nodes 30 crr --nodes 2 --connections 1000
+echo
+echo "results are in $out"

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/stats"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// Times of a turn of a stream that goes on meanwhile.
+const (
+	settling = 30 * time.Millisecond // until the first packets are past the threshold
+	counting = 50 * time.Millisecond // how long what is sent is counted
+)
+
+// The acceptance test of KEP-4963: one Service with one backend, iperf3 with the
+// fast path and without in turns, until a test of significance says that with it
+// more gets through. Only that relation is tested, and no time. GSO, TSO and GRO
+// are off, so that each packet has to be forwarded.
+//
+// The turns are those of one connection, and short: what else the machine does, and
+// how this connection happens to go, then slows both of a pair alike. It looks at the
+// data after 50, 100, 200, 400, 800 and 1,600 pairs, each time at a sixth of the
+// level, and so is wrong once in a hundred times at most (Bonferroni).
+func TestStreamIsFaster(t *testing.T) {
+	const level = 0.01
+	looks := []int{50, 100, 200, 400, 800, 1600}
+	s := startStream(t, true)
+	for _, pairs := range looks {
+		s.pairs(pairs)
+		if p := s.chance(s.on, s.off); p < level/float64(len(looks)) {
+			return
+		}
+	}
+	t.Errorf("with the fast path it is not significantly faster after %d pairs", len(s.on))
+}
+
+// The same with full-size segments aggregated: the node forwards one packet where
+// there were forty, copying the data takes nearly all of the time, and what the
+// fast path saves drowns in the noise. Here it is only not to be slower.
+func TestAggregatedStreamIsNotSlower(t *testing.T) {
+	const level = 0.001 // by chance it fails once in a thousand times
+	s := startStream(t, false)
+	s.pairs(50)
+	if p := s.chance(s.off, s.on); p < level {
+		t.Errorf("with the fast path it is slower, p = %.2g", p)
+	}
+}
+
+// ongoing is a stream of iperf3 that takes the slow path and the fast one in turns.
+type ongoing struct {
+	*world
+	t       *testing.T
+	off, on []float64  // bit/s, by pair of turns
+	passed  [2]passage // in all turns on the slow path, and on the fast one
+	ended   chan error
+}
+
+// startStream starts a stream, each packet of which goes alone if they are to be
+// separate. It begins on the fast path: a connection's packets are counted if they
+// were when it began.
+func startStream(t *testing.T, separate bool) *ongoing {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes a minute or three; not with -short")
+	}
+	kerneltest.Require(t, kerneltest.Flowtable)
+	s := &ongoing{world: testWorld(t, Options{Nodes: 1, Family: FamilyIPv4}), t: t, ended: make(chan error, 1)}
+	server, err := s.streamServer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Kill() })
+	if separate {
+		undo, err := s.separate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := undo(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := s.set(Settings[2]); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		const seconds = 3600 // longer than all turns
+		_, err := s.stream(ctx, seconds)
+		s.ended <- err
+	}()
+	t.Cleanup(func() { cancel(); <-s.ended })
+	s.flowing()
+	return s
+}
+
+// flowing waits until there is a second of the stream.
+func (s *ongoing) flowing() {
+	s.t.Helper()
+	const packets = 1000
+	before, _ := sent(s.t, s.client)
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if now, _ := sent(s.t, s.client); now-before > packets*1500 {
+			break
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatal("iperf3 sends nothing")
+		}
+	}
+	time.Sleep(time.Second)
+}
+
+// pairs adds turns until there are n of each setting.
+func (s *ongoing) pairs(n int) {
+	s.t.Helper()
+	all := []*[]float64{&s.off, &s.on}
+	for len(s.off) < n {
+		for _, i := range order(len(all), len(s.off)) {
+			*all[i] = append(*all[i], s.turn(i))
+		}
+	}
+}
+
+// turn is how much is sent in a turn, in bit/s: on the slow path (0) or the fast one
+// (1).
+func (s *ongoing) turn(path int) float64 {
+	s.t.Helper()
+	// Not by world.set, which has conntrack forget the connection.
+	if err := s.nodes[0].path.set([]Setting{Settings[0], Settings[2]}[path].Threshold); err != nil {
+		s.t.Fatal(err)
+	}
+	time.Sleep(settling)
+	before, err := passageOf(s.nodes[0].Node, false)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	bytes, _ := sent(s.t, s.client)
+	start := time.Now()
+	time.Sleep(counting)
+	bytesAfter, _ := sent(s.t, s.client)
+	took := time.Since(start)
+	after, err := passageOf(s.nodes[0].Node, true)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.passed[path].arrived += after.arrived - before.arrived
+	s.passed[path].slow += after.slow - before.slow
+	select {
+	case err := <-s.ended:
+		s.ended <- err
+		s.t.Fatal("the stream has ended: ", err)
+	default:
+	}
+	return 8 * float64(bytesAfter-bytes) / took.Seconds()
+}
+
+// chance is how probable it is that the first values are so much greater by chance.
+// Packets must have gone the ways that they were to go; some are merged on them.
+func (s *ongoing) chance(first, second []float64) float64 {
+	s.t.Helper()
+	off, on := passage{}.share(s.passed[0]), passage{}.share(s.passed[1])
+	if off < 0.8 || on > 0.1 {
+		s.t.Fatalf("of the packets, %.3f took the slow path when they should, and %.3f when they should not", off, on)
+	}
+	p, err := stats.Sign(first, second)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Logf("%d pairs: medians %.2f and %.2f Gbit/s, p = %.2g", len(first), stats.Median(first)/1e9, stats.Median(second)/1e9, p)
+	return p
+}

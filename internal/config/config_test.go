@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+)
+
+func decoded(t *testing.T, text string) *Config {
+	t.Helper()
+	c, _, err := Decode([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestOfMode has settings come from the block of the mode.
+func TestOfMode(t *testing.T) {
+	const text = kubeProxyDoc + `
+iptables: {masqueradeAll: true, masqueradeBit: 1, minSyncPeriod: 2s, syncPeriod: 20s, localhostNodePorts: true}
+nftables: {masqueradeAll: false, masqueradeBit: 3, minSyncPeriod: 4s, syncPeriod: 40s}
+mode: `
+	for mode, want := range map[string]struct {
+		all       bool
+		bit       int
+		min, late time.Duration
+		localhost bool
+	}{
+		"iptables": {true, 1, 2 * time.Second, 40 * time.Second, true},
+		"nftables": {false, 3, 4 * time.Second, 80 * time.Second, false},
+		`""`:       {true, 3, 4 * time.Second, 80 * time.Second, false},
+	} {
+		c := decoded(t, text+mode)
+		if c.MasqueradeAll() != want.all || c.MasqueradeBit() != want.bit || c.MinSyncPeriod() != want.min || c.LateAfter() != want.late || c.LocalhostNodePorts() != want.localhost {
+			t.Errorf("%s: %v %v %v %v %v", mode, c.MasqueradeAll(), c.MasqueradeBit(), c.MinSyncPeriod(), c.LateAfter(), c.LocalhostNodePorts())
+		}
+	}
+	if got := decoded(t, kubeProxyDoc).MinSyncPeriod(); got != DefaultMinSyncPeriod {
+		t.Errorf("minSyncPeriod is %v if nobody says", got)
+	}
+	if got := decoded(t, text+"nftables\n---\n"+slipstreamDoc+"minSyncPeriod: 1ms").MinSyncPeriod(); got != time.Millisecond {
+		t.Errorf("minSyncPeriod is %v in spite of Slipstream's document", got)
+	}
+}
+
+// TestAcceleration has the gate close the fast path.
+func TestAcceleration(t *testing.T) {
+	for text, want := range map[string]uint32{
+		"": 20,
+		"featureGates: {KubeProxyAcceleration: true}":  20,
+		"featureGates: {KubeProxyAcceleration: false}": 0,
+		"featureGates: {AllBeta: false}":               0,
+		"featureGates: {AllAlpha: false}":              20,
+	} {
+		if got := decoded(t, kubeProxyDoc+text).FastPath().Threshold; got != want {
+			t.Errorf("%s: threshold %d; want %d", text, got, want)
+		}
+	}
+}
+
+func TestConntrack(t *testing.T) {
+	for text, want := range map[string]sysctl.Conntrack{
+		"":                    {Max: 131072, TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour},
+		"conntrack: {min: 0}": {Max: 65536, TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour},
+		"conntrack: {min: 1000000, maxPerCore: 1000000}": {Max: 1 << 20, TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour},
+		"conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, tcpBeLiberal: true, udpTimeout: 1s, udpStreamTimeout: 2s}": {
+			TCPBeLiberal: true, UDPTimeout: time.Second, UDPStreamTimeout: 2 * time.Second,
+		},
+	} {
+		if got := decoded(t, kubeProxyDoc+text).Conntrack(2); got != want {
+			t.Errorf("%s: %+v; want %+v", text, got, want)
+		}
+	}
+}
+
+func TestParseRange(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.244.3.0/16": "10.244.0.0/16", "010.0.0.0/8": "10.0.0.0/8", "fd00::7/8": "fd00::/8", "0.0.0.0/0": "0.0.0.0/0",
+		"10.0.0.0": "", "": "", "10.0.0.0/33": "", "::ffff:10.0.0.0/104": "", " 10.0.0.0/8": "",
+	} {
+		if p, ok := ParseRange(text); ok != (want != "") || ok && p.String() != want {
+			t.Errorf("%q: %v, %v; want %q", text, p, ok, want)
+		}
+	}
+}
+
+// TestNotes has ranges of one family alone be told.
+func TestNotes(t *testing.T) {
+	for addresses, want := range map[string]string{
+		"":                    "",
+		"primary":             "",
+		"10.0.0.0/8":          "nodePortAddresses: has ranges of IPv4 only, so NodePorts answer on all IPv6 addresses",
+		"fd00::/8":            "nodePortAddresses: has ranges of IPv6 only, so NodePorts answer on all IPv4 addresses",
+		"10.0.0.0/8,fd00::/8": "",
+	} {
+		got := ""
+		for _, n := range decoded(t, kubeProxyDoc+"mode: nftables\ndetectLocalMode: NodeCIDR\nnodePortAddresses: ["+addresses+"]").Notes() {
+			got += n.String()
+		}
+		if got != want {
+			t.Errorf("%s: %q; want %q", addresses, got, want)
+		}
+	}
+}
+
+// TestUnknownPods has ranges that are missing be told: at verbosity 0 if there is none
+// at all, as many clusters have one family only.
+func TestUnknownPods(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                   "0 clusterCIDR: has no range of IPv4 or IPv6,",
+		"clusterCIDR: 10.0.0.0/8":            "2 clusterCIDR: has no range of IPv6,",
+		"clusterCIDR: fd00::/8":              "2 clusterCIDR: has no range of IPv4,",
+		"clusterCIDR: 'fd00::/8,10.0.0.0/8'": "",
+		"detectLocalMode: NodeCIDR":          "",
+		"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}": "",
+	} {
+		var got []string
+		for _, n := range decoded(t, kubeProxyDoc+"mode: nftables\n"+text).Notes() {
+			got = append(got, fmt.Sprint(n.Verbosity, " ", n))
+		}
+		if len(got) != min(1, len(want)) || !strings.HasPrefix(strings.Join(got, ""), want) {
+			t.Errorf("%s: %q; want %s", text, got, want)
+		}
+	}
+}
+
+// TestNodeIP has what is valid as an address be that address.
+func TestNodeIP(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1", "010.0.0.1": "10.0.0.1", "'::ffff:10.0.0.1'": "10.0.0.1", "fd00::1": "fd00::1",
+		"0.0.0.0": "invalid IP", "'::'": "invalid IP", "000.0.0.0": "invalid IP", "'::ffff:0.0.0.0'": "invalid IP",
+	} {
+		c := decoded(t, kubeProxyDoc+"bindAddress: "+text)
+		if errs := c.Validate([]string{NFTables}); len(errs) > 0 {
+			t.Errorf("%s: %v", text, errs)
+		}
+		if got := c.NodeIP().String(); got != want {
+			t.Errorf("%s: %s; want %s", text, got, want)
+		}
+	}
+}
+
+// TestExcludeCIDRs has all ranges that are valid be there.
+func TestExcludeCIDRs(t *testing.T) {
+	got := fmt.Sprint(decoded(t, kubeProxyDoc+"ipvs: {excludeCIDRs: [010.0.0.0/8, 'fd00::7/8']}").ExcludeCIDRs())
+	if want := "[10.0.0.0/8 fd00::/8]"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
+)
+
+// namedPeriod is a period and the field's name.
+type namedPeriod struct {
+	name string
+	time.Duration
+}
+
+// conntrackPeriods are all there are.
+func conntrackPeriods(c *kubeproxy.KubeProxyConntrackConfiguration) []namedPeriod {
+	return []namedPeriod{
+		{"tcpEstablishedTimeout", ptr.Deref(c.TCPEstablishedTimeout, metav1.Duration{}).Duration},
+		{"tcpCloseWaitTimeout", ptr.Deref(c.TCPCloseWaitTimeout, metav1.Duration{}).Duration},
+		{"udpTimeout", c.UDPTimeout.Duration},
+		{"udpStreamTimeout", c.UDPStreamTimeout.Duration},
+	}
+}
+
+// maxConntrack is where maxPerCore ends on machines with many CPUs, as each entry
+// takes memory that is not given back.
+const maxConntrack = 1 << 20
+
+// Conntrack is what to set of the kernel's connection tracking on a machine with so
+// many CPUs.
+func (c *Config) Conntrack(cpus int) sysctl.Conntrack {
+	k := &c.KubeProxy.Conntrack
+	out := sysctl.Conntrack{
+		TCPEstablishedTimeout: ptr.Deref(k.TCPEstablishedTimeout, metav1.Duration{}).Duration,
+		TCPCloseWaitTimeout:   ptr.Deref(k.TCPCloseWaitTimeout, metav1.Duration{}).Duration,
+		TCPBeLiberal:          k.TCPBeLiberal,
+		UDPTimeout:            k.UDPTimeout.Duration,
+		UDPStreamTimeout:      k.UDPStreamTimeout.Duration,
+	}
+	if each := int(ptr.Deref(k.MaxPerCore, 0)); each > 0 {
+		out.Max = max(each*cpus, int(ptr.Deref(k.Min, 0)))
+		if each*cpus > maxConntrack {
+			out.Max = maxConntrack
+		}
+	}
+	return out
+}

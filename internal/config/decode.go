@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/slipstream-proxy/slipstream/internal/yamldoc"
+)
+
+// Load reads a configuration file. See [Decode].
+func Load(file string) (*Config, []Note, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, notes, err := Decode(data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return c, notes, nil
+}
+
+// Decode reads a configuration, in YAML or JSON: at most one document each of
+// kube-proxy's settings and of Slipstream's, in any order, and at least one of
+// them. The outcome is complete but not validated. Notes tell what is to be known
+// of what the file says.
+//
+// kube-proxy takes unknown and duplicate fields of its document, with a warning;
+// so does Decode. Of Slipstream's document they are errors.
+func Decode(data []byte) (*Config, []Note, error) {
+	var (
+		c     Config
+		notes []Note
+		errs  []error
+		seen  = map[string]bool{}
+	)
+	for i, d := range yamldoc.Split(data) {
+		kind, more, err := c.decode(d.Text)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("document %d: %s", i+1, oneLine(err)))
+		case seen[kind]:
+			errs = append(errs, fmt.Errorf("document %d: there is more than one %s", i+1, kind))
+		}
+		seen[kind] = true
+		notes = append(notes, more...)
+	}
+	if len(seen) == 0 {
+		errs = append(errs, errors.New("there is no configuration in it"))
+	}
+	if len(errs) > 0 {
+		return nil, nil, utilerrors.NewAggregate(errs)
+	}
+	notes = append(notes, c.unused()...)
+	c.Complete()
+	setDefaults(&c.KubeProxy)
+	setOwnDefaults(&c.Slipstream)
+	return &c, notes, nil
+}
+
+// oneLine is an error's text in one line. Those about YAML come in several.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+var strict = newSerializer()
+
+func newSerializer() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(kubeproxy.AddToScheme(scheme))
+	scheme.AddKnownTypes(GroupVersion, &SlipstreamConfiguration{})
+	return json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+}
+
+// decode reads one document and says of what kind it is.
+func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
+	var meta metav1.TypeMeta
+	if err := yaml.Unmarshal(text, &meta); err != nil {
+		return "", nil, err
+	}
+	switch {
+	case meta.Kind == "":
+		return "", nil, errors.New("kind: is missing")
+	case meta.APIVersion == "":
+		return "", nil, errors.New("apiVersion: is missing")
+	}
+	object, _, err := strict.Decode(text, nil, nil)
+	unknown := runtime.IsStrictDecodingError(err)
+	if runtime.IsNotRegisteredError(err) {
+		err = fmt.Errorf("%s of %s is not known here: only %s of %s and %s of %s are", meta.Kind, meta.APIVersion,
+			kubeProxyKind, kubeproxy.SchemeGroupVersion, SlipstreamKind, GroupVersion)
+	}
+	if err != nil && !unknown {
+		return "", nil, err
+	}
+	switch o := object.(type) {
+	case *kubeproxy.KubeProxyConfiguration:
+		c.KubeProxy = *o
+		if unknown {
+			notes = append(notes, Note{Text: "Some of the configuration is ignored, as kube-proxy ignores it: " + oneLine(err)})
+		}
+		return kubeProxyKind, notes, nil
+	case *SlipstreamConfiguration:
+		c.Slipstream = *o
+		return SlipstreamKind, nil, err
+	}
+	return "", nil, fmt.Errorf("%s is no configuration", meta.Kind)
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	netutils "k8s.io/utils/net"
+	"k8s.io/utils/ptr"
+)
+
+// Defaults of Slipstream's own.
+const (
+	// DefaultMinSyncPeriod is in the place of kube-proxy's second, which it
+	// takes since each of its updates of the kernel costs as much.
+	DefaultMinSyncPeriod = 10 * time.Millisecond
+
+	// DefaultIPTablesMinSyncPeriod is kube-proxy's, as in iptables mode the kernel may
+	// take a whole table for every change.
+	DefaultIPTablesMinSyncPeriod = time.Second
+
+	DefaultCheckPeriod = 500 * time.Millisecond
+)
+
+// Ports of kube-proxy's, of which cloud providers' load balancers and scrapers of
+// metrics know.
+const (
+	healthzPort = 10256
+	metricsPort = 10249
+)
+
+// kind of kube-proxy's configuration.
+const kubeProxyKind = "KubeProxyConfiguration"
+
+// setDefaults fills in what kube-proxy's own defaulting fills in.
+func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
+	c.APIVersion, c.Kind = kubeproxy.SchemeGroupVersion.String(), kubeProxyKind
+	set(&c.BindAddress, "0.0.0.0")
+	everywhere, local := "::", "::1"
+	if ip := netutils.ParseIPSloppy(c.BindAddress); ip.To4() != nil {
+		everywhere, local = "0.0.0.0", "127.0.0.1"
+	}
+	set(&c.HealthzBindAddress, everywhere)
+	c.HealthzBindAddress = WithPort(c.HealthzBindAddress, healthzPort)
+	set(&c.MetricsBindAddress, local)
+	c.MetricsBindAddress = WithPort(c.MetricsBindAddress, metricsPort)
+
+	for _, mode := range []kubeproxy.ProxyMode{IPTables, NFTables} {
+		m := ofMode(c, mode)
+		set(m.masqueradeBit, ptr.To[int32](14))
+		set(&m.syncPeriod.Duration, 30*time.Second)
+	}
+	set(&c.NFTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
+	set(&c.IPTables.MinSyncPeriod.Duration, DefaultIPTablesMinSyncPeriod)
+	set(&c.IPTables.LocalhostNodePorts, ptr.To(true))
+	set(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
+
+	set(&c.OOMScoreAdj, ptr.To[int32](-999))
+	set(&c.Conntrack.MaxPerCore, ptr.To[int32](32<<10))
+	set(&c.Conntrack.Min, ptr.To[int32](128<<10))
+	set(&c.Conntrack.TCPEstablishedTimeout, &metav1.Duration{Duration: 24 * time.Hour})
+	set(&c.Conntrack.TCPCloseWaitTimeout, &metav1.Duration{Duration: time.Hour})
+
+	set(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
+	set(&c.ClientConnection.ContentType, "application/vnd.kubernetes.protobuf")
+	set(&c.ClientConnection.QPS, 5)
+	set(&c.ClientConnection.Burst, 10)
+	if c.FeatureGates == nil {
+		c.FeatureGates = map[string]bool{}
+	}
+	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
+}
+
+// setOwnDefaults fills in what a document of Slipstream's leaves out.
+func setOwnDefaults(c *SlipstreamConfiguration) {
+	c.APIVersion, c.Kind = GroupVersion.String(), SlipstreamKind
+	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})
+	set(&c.VerifyPeriod, &metav1.Duration{})
+	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](fastpath.DefaultThreshold))
+	set(&c.FastPath.Scope, fastpath.Services.String())
+	set(&c.FastPath.HardwareOffload, Switch(fastpath.Auto.String()))
+}
+
+// set sets what has not been.
+func set[T comparable](to *T, value T) {
+	var unset T
+	if *to == unset {
+		*to = value
+	}
+}
+
+// WithPort appends a port to an IP address that has none. Anything else is
+// returned as it is.
+func WithPort(address string, port int) string {
+	if netutils.ParseIPSloppy(address) == nil {
+		return address
+	}
+	return net.JoinHostPort(address, strconv.Itoa(port))
+}

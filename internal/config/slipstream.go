@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"encoding/json"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+)
+
+// SlipstreamKind is the kind of a document with Slipstream's own settings.
+const SlipstreamKind = "SlipstreamConfiguration"
+
+// GroupVersion is the API group and version of a document with Slipstream's own
+// settings.
+var GroupVersion = schema.GroupVersion{Group: "slipstream.config", Version: "v1alpha1"}
+
+// SlipstreamConfiguration is what kube-proxy's configuration has no fields for.
+// It is decoded strictly: a field that is not here is an error.
+type SlipstreamConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Manifests is a directory of manifests to take objects from, in place of
+	// the Kubernetes API.
+	Manifests string `json:"manifests"`
+
+	// MinSyncPeriod is the least time between two updates of the kernel. It
+	// goes before the minSyncPeriod of kube-proxy's configuration. Unset, that
+	// holds.
+	MinSyncPeriod *metav1.Duration `json:"minSyncPeriod,omitempty"`
+
+	// CheckPeriod is how often to look whether somebody else has damaged what
+	// was programmed. Unset: [DefaultCheckPeriod].
+	CheckPeriod *metav1.Duration `json:"checkPeriod,omitempty"`
+
+	// VerifyPeriod is how often to compare all that the kernel has with what
+	// was programmed, in the background. 0, the default, is never.
+	VerifyPeriod *metav1.Duration `json:"verifyPeriod,omitempty"`
+
+	// FastPath is about established connections that skip the stack.
+	FastPath FastPathConfiguration `json:"fastPath"`
+}
+
+// FastPathConfiguration is about established connections that skip the stack
+// (KEP-4963). See package fastpath.
+type FastPathConfiguration struct {
+	// OffloadPacketThreshold is the number of packets, of both directions
+	// together, that a connection has to have carried before it takes the fast
+	// path. 0 turns the fast path off. Unset: fastpath.DefaultThreshold.
+	OffloadPacketThreshold *int64 `json:"offloadPacketThreshold,omitempty"`
+
+	// Scope is which connections may take it: "services" (default) or "all".
+	Scope string `json:"scope,omitempty"`
+
+	// Interfaces is a CEL expression that selects the interfaces between which
+	// connections may take it. Unset: all that are up, except loopback,
+	// WireGuard, and ports of bridges and bonds.
+	Interfaces string `json:"interfaces,omitempty"`
+
+	// HardwareOffload is whether to hand connections to network hardware:
+	// "auto" (default), "on" or "off".
+	HardwareOffload Switch `json:"hardwareOffload,omitempty"`
+}
+
+// Switch is "auto", "on" or "off". The latter two are booleans in YAML unless
+// they are quoted, so these are taken as well.
+type Switch string
+
+// UnmarshalJSON reads a string or a boolean.
+func (s *Switch) UnmarshalJSON(data []byte) error {
+	var on bool
+	if json.Unmarshal(data, &on) == nil && string(data) != "null" {
+		*s = "off"
+		if on {
+			*s = "on"
+		}
+		return nil
+	}
+	return json.Unmarshal(data, (*string)(s))
+}
+
+// DeepCopyObject returns a copy that shares nothing.
+func (c *SlipstreamConfiguration) DeepCopyObject() runtime.Object {
+	out := *c
+	out.MinSyncPeriod = copied(c.MinSyncPeriod)
+	out.CheckPeriod = copied(c.CheckPeriod)
+	out.VerifyPeriod = copied(c.VerifyPeriod)
+	out.FastPath.OffloadPacketThreshold = copied(c.FastPath.OffloadPacketThreshold)
+	return &out
+}
+
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	return ptr.To(*p)
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplanetest
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
+)
+
+// RandomSequence applies a random sequence of changes to a kernel, and compares what it
+// then has with what is wanted, and with what another one has that is programmed from
+// nothing. The sequence follows from the seed, and is the longer the more bytes of
+// choices it has.
+func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
+	t.Helper()
+	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, size))
+	var w desiredtest.World
+	s := desired.New(desired.Config{
+		NodeName:    desiredtest.ThisNode,
+		DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
+	})
+	Reconcile(t, k, s)
+	for n := 0; c.More(); n++ {
+		w.Step(c, s)
+		if c.Below(3) > 0 {
+			continue
+		}
+		if c.Below(16) == 0 {
+			Reconcile(t, k, s)
+		} else {
+			Apply(t, k, s)
+		}
+		if n%8 == 0 {
+			Has(t, k, s)
+		}
+	}
+	Apply(t, k, s)
+	Has(t, k, s)
+	if err := k.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+	w.Tell(fresh, rand.New(rand.NewPCG(seed, 1)))
+	Reconcile(t, other, fresh)
+	Has(t, other, fresh)
+	Has(t, k, fresh) // so what changes led to and fresh programming are the same
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplanetest
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// FirstPort is the first one on which a street's server listens.
+const FirstPort = 8000
+
+// Street is a node with a client and one server that listens on many ports, each of
+// which counts as an endpoint of Service default/web.
+type Street struct {
+	Node           *lab.Node
+	Client, Server *lab.Pod
+}
+
+// NewStreet makes a street whose server listens on some ports.
+func NewStreet(t testing.TB, ports int) *Street {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s Street
+	var err error
+	s.Node, err = labtest.New(t).Node("n1", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+	})
+	must(err)
+	s.Client, err = s.Node.Pod("client", netip.MustParseAddr("10.244.1.2"))
+	must(err)
+	s.Server, err = s.Node.Pod("server", netip.MustParseAddr("10.244.1.3"))
+	must(err)
+	for i := range ports {
+		_, err := s.Server.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(FirstPort+i)))
+		must(err)
+	}
+	return &s
+}
+
+// SliceName is the name of the slice of a port.
+func SliceName(i int) string { return fmt.Sprint("web-", i) }
+
+// Slice makes a port of the server's, counted from 0, an endpoint of the Service, by a
+// slice of its own.
+func Slice(i int) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: SliceName(i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(FirstPort + i))}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
+	}
+}
+
+// Service is default/web at 10.96.0.1:80, with what else its specification has.
+func Service(spec corev1.ServiceSpec) *corev1.Service {
+	spec.ClusterIP, spec.Ports = "10.96.0.1", []corev1.ServicePort{{Port: 80}}
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: spec}
+}

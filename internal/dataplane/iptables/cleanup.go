@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"k8s.io/klog/v2"
+)
+
+// owner owns the chains of all dataplanes of this kind.
+var owner = iptchains.Owner{
+	Name: "slipstream",
+	Owns: func(chain string) bool { return strings.HasPrefix(chain, prefix) },
+	Entered: func(chain string) bool {
+		switch chain {
+		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward:
+			return true
+		}
+		return false
+	},
+}
+
+// Cleanup implements dataplane.Dataplane.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.valid = false
+	return inside(b.config.NetNS, func() error { return Remove(ctx) })
+}
+
+// Remove removes all that any dataplane of this kind has programmed in the calling
+// thread's network namespace, in both variants. It runs no command.
+func Remove(ctx context.Context) error {
+	return errors.Join(iptchains.Remove(ctx, owner), removeSets(ctx))
+}
+
+func removeSets(ctx context.Context) error {
+	conn, err := ipset.Dial(0)
+	if nfnl.IsUnsupported(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var names []string
+	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
+		for k := range setKinds {
+			names = append(names, setName(f, k))
+		}
+	}
+	return conn.Destroy(ctx, names...)
+}
+
+// cleanOther removes what an earlier run has left in the variant that is not used.
+func (b *Backend) cleanOther(ctx context.Context) error {
+	return inside(b.config.NetNS, func() error {
+		var errs []error
+		for _, table := range iptchains.Tables() {
+			if table.Legacy() == (b.variant == Legacy) {
+				continue
+			}
+			removed, err := table.Remove(ctx, owner)
+			for _, kept := range removed.Kept {
+				klog.ErrorS(kept, "A chain of the other iptables variant stays")
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+}

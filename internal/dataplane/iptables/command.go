@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+const (
+	// commandTimeout is how long one command may take.
+	commandTimeout = 2 * time.Minute
+
+	// lockSeconds is how long iptables-legacy waits for others of its kind.
+	lockSeconds = "60"
+)
+
+// command is one of the iptables commands for a family, by its name's end.
+func (v Variant) command(f desired.Family, what string) string {
+	if f == desired.IPv6 {
+		return "ip6tables-" + string(v) + what
+	}
+	return "iptables-" + string(v) + what
+}
+
+// run runs a command in a network namespace and returns what it printed.
+func run(ctx context.Context, netns int, input []byte, name string, args ...string) (out []byte, err error) {
+	err = inside(netns, func() error {
+		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, name, args...)
+		var said bytes.Buffer
+		cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &said
+		if out, err = cmd.Output(); err != nil {
+			if ctx.Err() != nil {
+				err = ctx.Err() // and not that it was killed
+			}
+			return fmt.Errorf("%s: %w%s", strings.Join(append([]string{name}, args...), " "), err, explain(said.String(), input))
+		}
+		return nil
+	})
+	return out, err
+}
+
+var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
+
+// explain is what a command said, with the line of its input that it was about.
+func explain(said string, input []byte) string {
+	said = strings.TrimSpace(said)
+	if first, rest, more := strings.Cut(said, "\n"); more {
+		said = strings.TrimSpace(first)
+		if strings.HasSuffix(said, ":") { // nothing but the name and the version
+			first, _, _ = strings.Cut(rest, "\n")
+			said += " " + strings.TrimSpace(first)
+		}
+	}
+	out := ": " + said
+	if m := lineNumber.FindStringSubmatch(said); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		if lines := bytes.SplitN(input, []byte("\n"), n+1); n > 0 && n <= len(lines) {
+			out += fmt.Sprintf(" (%s)", lines[n-1])
+		}
+	}
+	return out
+}
+
+// restore has a script of one table take effect, as a whole or not at all.
+func (v Variant) restore(ctx context.Context, netns int, f desired.Family, input []byte) error {
+	_, err := run(ctx, netns, input, v.command(f, "-restore"), "--noflush", "-w", lockSeconds)
+	return err
+}
+
+// save prints a table. Where the kernel has none of the family, the error wraps
+// errNoTable.
+func (v Variant) save(ctx context.Context, netns int, f desired.Family, table string) ([]byte, error) {
+	out, err := run(ctx, netns, nil, v.command(f, "-save"), "-t", table)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %w", errNoTable, err)
+	}
+	return out, err
+}
+
+var errNoTable = errors.New("no such table")

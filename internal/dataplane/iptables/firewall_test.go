@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	nodePort   = 30080
+	healthPort = 32000
+)
+
+// site is a node with one pod, which is the endpoint of a Service, and a neighbor.
+type site struct {
+	t        *testing.T
+	node     *lab.Node
+	pod      *lab.Pod
+	neighbor *lab.Host
+	backend  *Backend
+	state    *desired.State
+}
+
+func newSite(t *testing.T, v Variant) *site {
+	l := labtest.New(t)
+	s := &site{t: t}
+	var err error
+	s.node, err = l.Node("n1", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+	})
+	s.must(err)
+	s.pod, err = s.node.Pod("pod", netip.MustParseAddr("10.244.1.2"))
+	s.must(err)
+	_, err = s.pod.Serve(lab.TCP, netip.MustParseAddrPort("0.0.0.0:8080"))
+	s.must(err)
+	s.neighbor, err = l.Host("neighbor", netip.MustParsePrefix("192.168.100.200/24"))
+	s.must(err)
+	s.backend, err = New(t.Context(), dataplane.Config{NetNS: s.node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+	s.must(err)
+	t.Cleanup(func() { s.backend.Close() })
+	s.state = desired.New(desired.Config{NodeName: "n1", NodePorts: desired.NodePortAddresses{Loopback: true}})
+	s.state.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.100.11")})
+	s.service("web", healthPort)
+	s.state.SetEndpointSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.2"}, NodeName: ptr.To("n1")}},
+	})
+	return s
+}
+
+// service is a Service of type LoadBalancer with a port for health checks, or no such
+// Service if that is 0.
+func (s *site) service(name string, health int32) {
+	if health == 0 {
+		s.state.DeleteService("default", name)
+		return
+	}
+	ports := map[string]corev1.ServicePort{"web": {Port: 80, NodePort: nodePort}, "other": {Port: 81}}
+	s.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1",
+			Ports:                 []corev1.ServicePort{ports[name]},
+			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: health,
+		},
+	})
+}
+
+func (s *site) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) run(command string, args ...string) {
+	s.t.Helper()
+	_, err := s.node.Run(s.t.Context(), command, args...)
+	s.must(err)
+}
+
+// What must come is waited for with patience, what must not for as long as silence.
+const (
+	patience = 10 * time.Second
+	silence  = 300 * time.Millisecond
+)
+
+// wants makes a connection and wants it to end in that way ("ok", "refused", "timeout").
+func (s *site) wants(what string, from *lab.Machine, to, want string) {
+	s.t.Helper()
+	timeout := patience
+	if want == "timeout" {
+		timeout = silence
+	}
+	_, err := from.Connect(lab.TCP, netip.MustParseAddrPort(to), lab.Timeout(timeout))
+	if got := lab.Outcome(err); got != want {
+		s.t.Errorf("%s: %s, want %s", what, got, want)
+	}
+}
+
+// TestLoopback wants NodePorts on 127.0.0.1 to answer the node, and nobody else to reach
+// anything there: route_localnet, which it takes, would let in a neighbor (CVE-2020-8558).
+func TestLoopback(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		s := newSite(t, v)
+		_, err := s.node.Serve(lab.TCP, netip.MustParseAddrPort("127.0.0.1:9000"))
+		s.must(err)
+		s.must(s.node.Do(sysctl.RouteLocalnet))
+		s.must(s.node.Namespace().SetSysctl("ipv4/conf/all/rp_filter", "0"))
+		s.must(s.node.Namespace().SetSysctl("ipv4/conf/eth0/rp_filter", "0"))
+		// To the neighbor, 127.0.0.1 is an address like any other, and at the node;
+		// 127.0.0.5 is its own.
+		s.must(s.neighbor.Do(sysctl.RouteLocalnet))
+		for _, args := range [][]string{
+			{"addr", "del", "127.0.0.1/8", "dev", "lo"},
+			{"route", "add", "127.0.0.1", "via", "192.168.100.11", "src", "192.168.100.200"},
+			{"addr", "add", "127.0.0.5/32", "dev", "lo"},
+		} {
+			_, err := s.neighbor.Run(t.Context(), "ip", args...)
+			s.must(err)
+		}
+		s.wants("a neighbor, without rules", &s.neighbor.Machine, "127.0.0.1:9000", "ok")
+		if !s.hears("127.0.0.5", patience) {
+			t.Error("a datagram that is said to be from 127.0.0.5 does not come in without rules, so this test shows nothing of it")
+		}
+		dataplanetest.Reconcile(t, s.backend, s.state)
+		s.wants("a neighbor", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
+		if s.hears("127.0.0.5", silence) {
+			t.Error("a datagram of a neighbor that is said to be from 127.0.0.5 comes in")
+		}
+		s.wants("the node", &s.node.Machine, "127.0.0.1:9000", "ok")
+		s.wants("the node, to a NodePort", &s.node.Machine, fmt.Sprint("127.0.0.1:", nodePort), "ok")
+		s.wants("the neighbor, to a NodePort", &s.neighbor.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
+		s.wants("a pod, to the node", &s.pod.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
+	})
+}
+
+// hears says whether a datagram of the neighbor's, from that address, comes to one of the
+// node's programs on 127.0.0.1.
+func (s *site) hears(from string, within time.Duration) bool {
+	s.t.Helper()
+	var listener net.PacketConn
+	s.must(s.node.Do(func() (err error) {
+		listener, err = net.ListenPacket("udp4", "127.0.0.1:9001")
+		return err
+	}))
+	defer listener.Close()
+	s.must(s.neighbor.Do(func() error {
+		conn, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(from)}, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9001})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Write([]byte("hello"))
+		return err
+	}))
+	s.must(listener.SetReadDeadline(time.Now().Add(within)))
+	_, _, err := listener.ReadFrom(make([]byte, 10))
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		s.t.Fatal(err)
+	}
+	return err == nil
+}
+
+// TestFirewall wants what is Services' to be let in and forwarded where the node's
+// policy is to drop.
+func TestFirewall(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		s := newSite(t, v)
+		_, err := s.node.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), healthPort))
+		s.must(err)
+		// Other rules let in answers; kube-proxy counts on that, too.
+		s.run(v.command(desired.IPv4, ""), "-A", "INPUT", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+		s.run(v.command(desired.IPv4, ""), "-P", "INPUT", "DROP")
+		s.run(v.command(desired.IPv4, ""), "-P", "FORWARD", "DROP")
+		address := fmt.Sprint("192.168.100.11:", healthPort)
+		s.wants("a health check before there is a Service", &s.neighbor.Machine, address, "timeout")
+		dataplanetest.Reconcile(t, s.backend, s.state)
+		s.wants("a health check", &s.neighbor.Machine, address, "ok")
+		s.wants("the pod, to itself", &s.pod.Machine, "10.96.0.1:80", "ok")
+		s.wants("the pod, to itself by a NodePort", &s.pod.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
+		s.service("web", healthPort+1)
+		dataplanetest.Apply(t, s.backend, s.state)
+		s.wants("a health check at a port that is none any more", &s.neighbor.Machine, address, "timeout")
+
+		s.state.DeleteEndpointSlice("default", "web-1")
+		dataplanetest.Apply(t, s.backend, s.state)
+		if n := s.backend.tables[0].forward.leaves; len(n) != 0 {
+			t.Errorf("is still accepted: %v", n)
+		}
+	})
+}
+
+// TestHealthPorts wants the set of ports to follow Services, also when two have the same
+// and when one takes over another's.
+func TestHealthPorts(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		s := newSite(t, v)
+		dataplanetest.Reconcile(t, s.backend, s.state)
+		for _, step := range []struct {
+			web, other int32
+			want       []uint16
+		}{
+			{1000, 2000, []uint16{1000, 2000}},
+			{2000, 1000, []uint16{1000, 2000}}, // exchanged
+			{2000, 2000, []uint16{2000}},
+			{3000, 2000, []uint16{2000, 3000}},
+			{0, 3000, []uint16{3000}}, // taken over
+			{0, 0, nil},
+			{65535, 1, []uint16{1, 65535}},
+		} {
+			s.service("web", step.web)
+			s.service("other", step.other)
+			dataplanetest.Apply(t, s.backend, s.state)
+			for again := range 2 {
+				got, err := s.backend.sets.List(setName(desired.IPv4, setHealthChecks))
+				s.must(err)
+				want := map[member]bool{}
+				for _, port := range step.want {
+					want[ipset.Port(port)] = true
+				}
+				if !maps.Equal(got, want) {
+					t.Errorf("%d and %d: %v, want %v", step.web, step.other, got, want)
+				}
+				s.must(s.backend.Check(t.Context()))
+				if again == 0 {
+					dataplanetest.Reconcile(t, s.backend, s.state)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
+)
+
+// guard notices when another program modifies our rules.
+//
+// The kernel has something cheap to read that differs after each change, the stamp. While
+// it is what our own restores make of the stamp of the last look, nobody else has changed
+// anything. Otherwise, and after a full restore, Check looks at the tables: whether each
+// chain of ours has as many rules as were written, and the rules that lead packets to ours
+// exist.
+type guard struct {
+	watch
+
+	stamp stamp     // the last one, and what our restores since make of it
+	known bool      // all was well at that stamp
+	next  time.Time // of the next look, so that looks take at most 1/lookShare of the time
+}
+
+const lookShare = 20
+
+// stamp is the generation of nf_tables, which is one for all tables, or the descriptions
+// of tables in x_tables.
+type stamp struct {
+	generation uint32
+	tables     [len(guarded)]xtables.Info
+}
+
+// guarded are the tables that rules of ours are in.
+var guarded = [...]struct {
+	family desired.Family
+	table  string
+}{{desired.IPv4, tableNAT}, {desired.IPv4, tableFilter}, {desired.IPv6, tableNAT}, {desired.IPv6, tableFilter}}
+
+// watch is how to look at the tables of one variant.
+type watch interface {
+	stamp() (stamp, error)
+	// expect makes of a stamp what it is after a restore of ours, by which a table
+	// (of guarded, by index) has more entries, or fewer.
+	expect(s *stamp, table, entries int)
+	// look counts what a table has. Known is what it should have.
+	look(f desired.Family, table string, known registry) (*tally, error)
+	close() error
+}
+
+// tally is what a table has.
+type tally struct {
+	rules map[string]int32 // in each chain of ours
+	jumps map[string]int   // to each chain of ours, from chains of others
+}
+
+func newTally() *tally { return &tally{map[string]int32{}, map[string]int{}} }
+
+// differs is a chain that has not as many rules as is known, or "".
+func (t *tally) differs(known registry) string {
+	for name, record := range known {
+		if t.rules[name] != record.rules {
+			return name
+		}
+	}
+	return ""
+}
+
+func openGuard(v Variant, netns int) (g guard, err error) {
+	if v == NFT {
+		g.watch, err = openNFT(netns)
+	} else {
+		g.watch, err = openLegacy(netns)
+	}
+	return g, err
+}
+
+// restored is called after each partial restore, with the number of entries that the table
+// has more than before.
+func (g *guard) restored(f desired.Family, table string, entries int) {
+	for n, of := range guarded {
+		if of.family == f && of.table == table {
+			g.watch.expect(&g.stamp, n, entries)
+		}
+	}
+}
+
+// committed is called after the last restore of a change. It compares the stamp with the
+// expected one. Comparing only with the stamp before the restore would take for ours what
+// another program does while iptables-restore waits for its lock.
+func (g *guard) committed() error {
+	now, err := g.watch.stamp()
+	g.known = err == nil && g.known && now.is(g.stamp)
+	g.stamp = now
+	return err
+}
+
+// is says whether a stamp is the expected one. Of an expected table, all but the number of
+// entries may be unknown.
+func (s stamp) is(expected stamp) bool {
+	for n, e := range expected.tables {
+		if e.Size == 0 {
+			s.tables[n] = xtables.Info{Entries: s.tables[n].Entries}
+		}
+	}
+	return s == expected
+}
+
+// Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
+// sets that have lost members.
+func (b *Backend) Check(ctx context.Context) error {
+	if !b.valid {
+		return fmt.Errorf("%w: the last change failed", dataplane.ErrDamaged)
+	}
+	if err := b.checkSets(); err != nil {
+		return err
+	}
+	now, err := b.guard.watch.stamp()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if b.guard.known && now == b.guard.stamp || start.Before(b.guard.next) {
+		return b.due()
+	}
+	defer func() { b.guard.next = time.Now().Add(lookShare * time.Since(start)) }()
+	for _, t := range b.tables {
+		if err := errors.Join(b.checkTable(t.family, tableNAT, t.known), b.checkTable(t.family, tableFilter, t.filter)); err != nil {
+			return err
+		}
+	}
+	b.guard.stamp, b.guard.known = now, true
+	return b.due()
+}
+
+func (b *Backend) checkTable(f desired.Family, table string, known registry) error {
+	got, err := b.guard.look(f, table, known)
+	if err != nil {
+		return fmt.Errorf("reading table %s of %s: %w", table, f, err)
+	}
+	damaged := func(what string) error {
+		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", dataplane.ErrDamaged, b.variant, f, table, what)
+	}
+	if name := got.differs(known); name != "" {
+		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], known[name].rules))
+	}
+	missing := map[string]int{}
+	for _, rule := range entries(b.config, f, table) {
+		chain := lastWord(rule)
+		if missing[chain]++; missing[chain] > got.jumps[chain] {
+			return damaged("packets do not enter " + chain)
+		}
+	}
+	return nil
+}
+
+func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
+
+// due says whether it is time for a full restore.
+func (b *Backend) due() error {
+	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full.done) >= max(p, fullShare*b.full.took) {
+		return fmt.Errorf("%w: the last full restore was %s ago", dataplane.ErrDue, time.Since(b.full.done).Round(time.Second))
+	}
+	return nil
+}
+
+// Full restores that only SyncPeriod asks for take at most 1/fullShare of the time.
+const fullShare = 10
+
+// fullRestore is when the last one ended, and how long it took.
+type fullRestore struct {
+	done time.Time
+	took time.Duration
+}

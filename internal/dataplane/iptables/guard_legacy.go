@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
+	"golang.org/x/sys/unix"
+)
+
+// legacyWatch looks at iptables-legacy.
+type legacyWatch map[desired.Family]*xtables.Conn
+
+func openLegacy(netns int) (w legacyWatch, err error) {
+	w = legacyWatch{}
+	err = inside(netns, func() (err error) {
+		if w[desired.IPv4], err = xtables.Dial(xtables.IPv4); err != nil {
+			return err
+		}
+		if conn, err := xtables.Dial(xtables.IPv6); err == nil { // else a kernel without IPv6
+			w[desired.IPv6] = conn
+		}
+		return nil
+	})
+	return w, err
+}
+
+func (w legacyWatch) close() (err error) {
+	for _, conn := range w {
+		err = errors.Join(err, conn.Close())
+	}
+	return err
+}
+
+func (w legacyWatch) stamp() (s stamp, err error) {
+	for n, of := range guarded {
+		conn := w[of.family]
+		if conn == nil {
+			continue
+		}
+		s.tables[n], err = conn.Info(of.table)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return s, fmt.Errorf("reading table %s of %s: %w", of.table, of.family, err)
+		}
+	}
+	return s, nil
+}
+
+// expect knows only the number of entries.
+func (w legacyWatch) expect(s *stamp, table, entries int) {
+	s.tables[table] = xtables.Info{Entries: s.tables[table].Entries + uint32(entries)}
+}
+
+func (w legacyWatch) look(f desired.Family, table string, _ registry) (*tally, error) {
+	got, err := w[f].Read(table)
+	if err != nil {
+		return nil, err
+	}
+	t := newTally()
+	for _, c := range got.Chains() {
+		if owner.Owns(c.Name) {
+			t.rules[c.Name] = int32(c.Rules())
+			continue
+		}
+		for i := c.First; i <= c.Last; i++ {
+			t.jumps[got.Jump(i)]++
+		}
+	}
+	return t, nil
+}

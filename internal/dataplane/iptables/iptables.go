@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+)
+
+// Options are what only this backend has.
+type Options struct {
+	// Variant is which iptables to use; empty for the one that the node uses.
+	Variant Variant
+
+	// SyncPeriod is after which time without a full restore one is due, which
+	// Check then says; 0 for never. Where one takes long it is due later, so that
+	// they take a tenth of the time at the most: changes wait for them.
+	SyncPeriod time.Duration
+}
+
+// Backend is the iptables backend. It needs the commands of one of the variants,
+// of version 1.8 or later, and in the kernel IP sets and the extensions set, recent,
+// statistic, addrtype, conntrack, mark and comment; and CAP_NET_ADMIN in the network
+// namespace.
+type Backend struct {
+	config  dataplane.Config
+	options Options
+	variant Variant
+	sets    *ipset.Conn
+	guard   guard
+
+	tables    []*table // one for each family that is served
+	missing   []dataplane.Missing
+	pools     []*pool // what the kernel has, by PoolID
+	frontends map[desired.FrontendKey]*frontend
+	health    healthPorts
+	valid     bool // false until the first Reconcile, and after a failure
+	alone     bool // nothing of ours is in the other variant
+	full      fullRestore
+	counts    atomic.Pointer[Counts]
+}
+
+var _ dataplane.Dataplane = (*Backend)(nil)
+
+// New finds out which iptables the node uses and programs nothing yet.
+func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
+	b := &Backend{config: c, options: o, variant: o.Variant}
+	if b.variant == "" {
+		var err error
+		if b.variant, err = Detect(ctx, c.NetNS); err != nil {
+			return nil, err
+		}
+	}
+	for _, f := range families {
+		if err := b.variant.probe(ctx, c.NetNS, f); err != nil {
+			b.missing = append(b.missing, b.variant.missing(f, err))
+			continue
+		}
+		b.tables = append(b.tables, &table{family: f})
+	}
+	if len(b.tables) == 0 {
+		return nil, fmt.Errorf("iptables-%s does not work: %s", b.variant, b.missing[0])
+	}
+	var err error
+	if b.sets, err = ipset.Dial(c.NetNS); err != nil {
+		return nil, err
+	}
+	if b.guard, err = openGuard(b.variant, c.NetNS); err != nil {
+		b.sets.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Variant is which iptables is used.
+func (b *Backend) Variant() Variant { return b.variant }
+
+// Close implements dataplane.Dataplane.
+func (b *Backend) Close() error {
+	b.sets.Close()
+	return b.guard.close()
+}
+
+// Apply implements dataplane.Dataplane: sets are written element by element, and of the
+// rules only the chains that differ, in one restore for each family. (So a failure can
+// leave part of the change. It is for the Reconcile that has to follow.)
+func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
+	if !b.valid {
+		return dataplane.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
+	}
+	b.valid = false // until the kernel has it too
+	if change.Rebuild {
+		return dataplane.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
+	}
+	var stats dataplane.Stats
+	last := newCounts()
+	for _, step := range b.take(change) {
+		t := step.table
+		nat, filter := &script{known: t.known, now: registry{}}, &script{known: t.filter, now: registry{}}
+		t.write(nat, step)
+		t.writeFilter(filter, step)
+		if err := b.partial(ctx, t, step, nat, filter, &stats); err != nil {
+			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
+		}
+		for _, part := range []struct {
+			table string
+			*script
+			known registry
+		}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
+			if !part.empty() {
+				before := part.known.entries()
+				part.done(part.known)
+				b.guard.restored(t.family, part.table, part.known.entries()-before)
+			}
+		}
+		last[t.family][tableNAT], last[t.family][tableFilter] = nat.ruleLines, filter.ruleLines
+	}
+	b.valid = true
+	b.count(&last)
+	return stats, b.guard.committed()
+}
+
+// partial writes one family's part of a change.
+func (b *Backend) partial(ctx context.Context, t *table, step *step, nat, filter *script, stats *dataplane.Stats) error {
+	if err := b.writeSets(ctx, t, step.sets.before, stats); err != nil {
+		return err
+	}
+	var input []byte
+	if !filter.empty() {
+		input = filter.finish(tableFilter)
+	}
+	if !nat.empty() {
+		input = append(input, nat.finish(tableNAT)...)
+	}
+	if len(input) > 0 {
+		stats.Elements += nat.lines + filter.lines
+		stats.Bytes += len(input)
+		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
+			return err
+		}
+	}
+	return b.writeSets(ctx, t, step.sets.after, stats)
+}
+
+func (b *Backend) writeSets(ctx context.Context, t *table, all []setWrite, stats *dataplane.Stats) error {
+	for _, w := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		stats.Elements++
+		write, n := b.sets.Delete, -1
+		if w.add {
+			write, n = b.sets.Add, 1
+		}
+		if err := write(setName(t.family, w.kind), w.member); err != nil {
+			return err
+		}
+		t.members[w.kind] += n
+	}
+	return nil
+}

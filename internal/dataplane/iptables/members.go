@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// frontend is a frontend as it is programmed.
+type frontend struct {
+	*desired.Frontend
+	in      [frontendSets]bool // of which sets it is a member
+	sources []netip.Prefix
+}
+
+// memberships are the sets that a frontend should be in.
+func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
+	in[setExternal] = f.Kind.External()
+	in[setLocal] = f.LocalPool != desired.NoPool
+	in[setRestricted] = f.Sources != nil
+	// What no rule translates, for want of endpoints, is told the verdict of the
+	// pool that it was for. Where there are endpoints at all, that is the Local one.
+	empty := b.pools[f.Pool]
+	if len(empty.slots) > 0 && in[setLocal] {
+		empty = b.pools[f.LocalPool]
+	}
+	if len(empty.slots) == 0 {
+		in[setReject] = empty.ifEmpty == desired.Reject
+		in[setDrop] = empty.ifEmpty == desired.Drop
+	}
+	return in
+}
+
+// setWrite is an element to be added or deleted.
+type setWrite struct {
+	kind setKind
+	member
+	add bool
+}
+
+// setWrites are those of a family in their order: some come before the rules, and
+// others after, such that no packet is refused meanwhile that neither the old nor the
+// new content refuses.
+type setWrites struct{ before, after []setWrite }
+
+func (w *setWrites) write(s setWrite, before bool) {
+	if before {
+		w.before = append(w.before, s)
+	} else {
+		w.after = append(w.after, s)
+	}
+}
+
+// one writes a change of one element. Most sets are asked only of packets that some
+// rule then has to translate, or that none has translated; so what is added is added
+// first, and what is deleted is deleted last. The rules for traffic from outside,
+// however, have to be there before packets are sent to them; unless the frontend is
+// new (fresh), and would do otherwise what it must not. ServiceCIDRs only make more
+// packets be dropped.
+func (w *setWrites) one(k setKind, m member, add, fresh bool) {
+	early := add
+	switch k {
+	case setLocal:
+		early = !add || fresh
+	case setServiceCIDRs:
+		early = !add
+	}
+	w.write(setWrite{k, m, add}, early)
+}
+
+// update writes what differs of a frontend in sets. Either may be nil.
+func (w *setWrites) update(from, to *frontend) {
+	var was, is frontend
+	var m member
+	if from != nil {
+		was, m = *from, frontendMember(from.FrontendKey)
+	}
+	if to != nil {
+		is, m = *to, frontendMember(to.FrontendKey)
+	}
+	ranges := func(all []netip.Prefix, others []netip.Prefix, add bool) {
+		for _, p := range all {
+			if !slices.Contains(others, p) {
+				w.one(setSources, member{AddrPort: m.AddrPort, Protocol: m.Protocol, Net: p}, add, false)
+			}
+		}
+	}
+	ranges(is.sources, was.sources, true)
+	for k := range frontendSets {
+		if was.in[k] != is.in[k] {
+			w.one(k, m, is.in[k], !was.in[setExternal])
+		}
+	}
+	ranges(was.sources, is.sources, false)
+}
+
+// addresses writes changes of the sets of addresses.
+func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
+	for _, s := range []struct {
+		kind    setKind
+		changes desired.AddressChange
+	}{{setClusterIPs, change.ClusterIPs}, {setHairpin, change.HairpinIPs}} {
+		for _, a := range s.changes.Added {
+			if desired.FamilyOf(a) == f {
+				w.one(s.kind, addrMember(a), true, false)
+			}
+		}
+		for _, a := range s.changes.Removed {
+			if desired.FamilyOf(a) == f {
+				w.one(s.kind, addrMember(a), false, false)
+			}
+		}
+	}
+	for _, p := range split(change.ServiceCIDRs.Added) {
+		if desired.FamilyOf(p.Addr()) == f {
+			w.one(setServiceCIDRs, member{Net: p}, true, false)
+		}
+	}
+	for _, p := range split(change.ServiceCIDRs.Removed) {
+		if desired.FamilyOf(p.Addr()) == f {
+			w.one(setServiceCIDRs, member{Net: p}, false, false)
+		}
+	}
+}

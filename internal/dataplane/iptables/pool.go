@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"slices"
+	"strconv"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// fanOut is how many rules at the most a chain has to choose among endpoints, unless
+// there are more than fanOut * fanOut * fanOut.
+const fanOut = 16
+
+// pool is a pool as it is programmed.
+type pool struct {
+	family  desired.Family
+	scope   desired.Scope
+	service desired.ServicePort
+	ifEmpty desired.Verdict
+	sticky  bool
+
+	slots     []desired.Backend // in the order of rules
+	frontends []*desired.Frontend
+
+	// With session affinity, endpoints that are none any more but may come back. A
+	// client that goes to another meanwhile is taken from their lists of clients.
+	retired []desired.Backend
+
+	chains []string // that the kernel has, of this pool
+	dirty  bool     // chains are to be written
+}
+
+// maxRetired is how many of them a pool keeps. The kernel forgets a list of clients with
+// the last rule that uses it. A full restore forgets them.
+const maxRetired = 16
+
+// replace takes backends out and puts others in. New ones take the places of old
+// ones, and remaining holes are filled from the end, so that of a large pool few
+// chains change.
+func (p *pool) replace(removed, added []desired.Backend) {
+	if p.sticky {
+		p.retired = append(p.retired, removed...)
+		p.retired = slices.DeleteFunc(p.retired, func(b desired.Backend) bool { return slices.Contains(added, b) })
+		p.retired = p.retired[max(0, len(p.retired)-maxRetired):]
+	}
+	for _, b := range removed {
+		i := slices.Index(p.slots, b)
+		switch last := len(p.slots) - 1; {
+		case i < 0:
+		case len(added) > 0:
+			p.slots[i], added = added[0], added[1:]
+		default:
+			p.slots[i] = p.slots[last]
+			p.slots = p.slots[:last]
+		}
+	}
+	p.slots = append(p.slots, added...)
+}
+
+// name is that of the pool's first chain. A pool has none as long as no frontend
+// leads there.
+func (p *pool) name() string { return poolPrefixes[p.scope] + p.hash() }
+
+func (p *pool) hash(parts ...string) string {
+	s := p.service
+	return hashOf(append([]string{s.Namespace, s.Name, s.Port, p.protocol().String()}, parts...)...)
+}
+
+// protocol is that of all frontends.
+func (p *pool) protocol() desired.Protocol { return p.frontends[0].Protocol }
+
+// affinity is for how many seconds clients stay with their endpoint, or 0.
+func (p *pool) affinity() (seconds uint32) {
+	for _, f := range p.frontends {
+		seconds = max(seconds, f.Affinity)
+	}
+	return seconds
+}
+
+// write writes the pool's chains and has those dropped that it has no more.
+func (p *pool) write(out *script) {
+	former := p.chains
+	p.chains, p.dirty = nil, false
+	if len(p.frontends) > 0 {
+		w := poolWriter{pool: p, out: out, seconds: p.affinity()}
+		w.protocol = "-p " + protocolName(p.protocol())
+		w.root()
+	}
+	for _, name := range former {
+		if !slices.Contains(p.chains, name) {
+			out.drop(name)
+		}
+	}
+}
+
+// poolWriter writes a pool's chains.
+type poolWriter struct {
+	*pool
+	out      *script
+	protocol string
+	seconds  uint32
+}
+
+func (w *poolWriter) chain(name string, text []byte) {
+	w.chains = append(w.chains, name)
+	w.out.chain(name, text)
+}
+
+// root writes the pool's first chain. With session affinity, it first looks for the
+// endpoint that has seen the client.
+func (w *poolWriter) root() {
+	var text []byte
+	if w.seconds > 0 {
+		for _, b := range w.slots {
+			text = append(text, "-m recent --name "...)
+			text = append(text, w.list(b)...)
+			text = append(text, " --rcheck --seconds "...)
+			text = strconv.AppendUint(text, uint64(w.seconds), 10)
+			text = append(text, " --reap --rsource -g "...)
+			text = append(text, w.endpointChain(b)...)
+			text = append(text, '\n')
+			w.endpoint(b)
+		}
+		for _, b := range w.retired {
+			text = append(text, "-m recent --name "...)
+			text = append(text, w.list(b)...)
+			text = append(text, " --remove --rsource\n"...)
+		}
+		if len(w.slots) == 0 {
+			// For reading back: without endpoints nothing else tells.
+			text = append(text, affinityComment...)
+			text = strconv.AppendUint(text, uint64(w.seconds), 10)
+			text = append(text, " s\" -j RETURN\n"...)
+		}
+	}
+	w.chain(w.name(), w.choose(text, 0, len(w.slots)))
+}
+
+const affinityComment = `-m comment --comment "affinity `
+
+// list is the name of the list of clients of an endpoint. Both scopes have one.
+func (w *poolWriter) list(b desired.Backend) string { return listPrefix + w.hash(b.String()) }
+
+func (w *poolWriter) endpointChain(b desired.Backend) string {
+	return stickyPrefix + w.hash(b.String(), w.scope.String())
+}
+
+// endpoint writes the chain of an endpoint with session affinity.
+func (w *poolWriter) endpoint(b desired.Backend) {
+	text := []byte(w.protocol + " -m recent --name " + w.list(b) + " --set --rsource")
+	w.chain(w.endpointChain(b), w.dnat(text, b))
+}
+
+func (w *poolWriter) dnat(text []byte, b desired.Backend) []byte {
+	text = append(text, " -j DNAT --to-destination "...)
+	text = append(text, b.String()...)
+	return append(text, '\n')
+}
+
+// choose appends rules that choose one of some slots, all with the same
+// probability. Where they are many they are chosen by groups, each with a chain.
+func (w *poolWriter) choose(text []byte, from, to int) []byte {
+	step := 1
+	for step*fanOut < to-from && step < fanOut*fanOut {
+		step *= fanOut
+	}
+	for at := from; at < to; at += step {
+		end := min(at+step, to)
+		if step > 1 {
+			name := w.name() + "-" + strconv.Itoa(at/step)
+			if step > fanOut {
+				name += "B" // for big
+			}
+			w.chain(name, w.choose(nil, at, end))
+			text = append(probability(text, end-at, to-at), "-g "...)
+			text = append(append(text, name...), '\n')
+			continue
+		}
+		b := w.slots[at]
+		if w.seconds > 0 {
+			text = append(probability(text, 1, to-at), "-g "...)
+			text = append(append(text, w.endpointChain(b)...), '\n')
+			continue
+		}
+		if to-at > 1 {
+			text = append(append(text, w.protocol...), ' ')
+			text = w.dnat(bytes.TrimSuffix(probability(text, 1, to-at), []byte(" ")), b)
+		} else {
+			text = w.dnat(append(text, w.protocol...), b)
+		}
+	}
+	return text
+}
+
+// probability appends a match with the probability n/of, unless that is 1.
+func probability(text []byte, n, of int) []byte {
+	if n == of {
+		return text
+	}
+	text = append(text, "-m statistic --mode random --probability "...)
+	text = strconv.AppendFloat(text, float64(n)/float64(of), 'f', 11, 64)
+	return append(text, ' ')
+}

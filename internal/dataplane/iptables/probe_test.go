@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestProbe finds nothing missing on the kernels that tests run on, and leaves nothing
+// behind, beside rules of ours or alone.
+func TestProbe(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		s := desired.New(desired.Config{})
+		web(s, 1, 1, 2, 3)
+		for _, before := range []string{"nothing", "rules"} {
+			missing, err := k.Probe(t.Context())
+			if err != nil || len(missing) > 0 {
+				t.Errorf("with %s there: missing %v, error %v", before, missing, err)
+			}
+			k.hasNoProbe(v)
+			dataplanetest.Reconcile(t, k.Backend, s)
+			k.has(s)
+		}
+	})
+}
+
+func (k *kernel) hasNoProbe(v Variant) {
+	k.t.Helper()
+	for _, command := range []string{string("iptables-" + v + "-save"), string("ip6tables-" + v + "-save"), "ipset list -n"} {
+		if out := k.run(command); strings.Contains(out, probeName) {
+			k.t.Errorf("%s:\n%s", command, out)
+		}
+	}
+}
+
+// TestProbeNames has the kernel refuse a target in a table where it is not allowed.
+func TestProbeNames(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		allowed := extensions
+		defer func() { extensions = allowed }()
+		extensions = append([]extension{}, allowed...)
+		for i, e := range allowed {
+			if e.name != "target MASQUERADE" {
+				continue
+			}
+			extensions[i].table = tableFilter
+			missing, err := k.Probe(t.Context())
+			if err != nil || len(missing) != 2 || missing[0].Feature != e.name || missing[1].Family != desired.IPv6 || len(k.tables) > 0 {
+				t.Errorf("missing %v, error %v, %d tables", missing, err, len(k.tables))
+			}
+			t.Log(missing)
+		}
+		k.hasNoProbe(v)
+	})
+}
+
+// TestProbeLeavesOut runs with the commands of one family alone. What is programmed and
+// read back is of the other.
+func TestProbeLeavesOut(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		for _, without := range families {
+			t.Run(without.String(), func(t *testing.T) {
+				onlyCommands(t, v, 1-without)
+				k := newKernel(t, v)
+				missing, err := k.Probe(t.Context())
+				if err != nil || len(missing) != 1 || missing[0].Family != without || missing[0].Feature != "command "+v.command(without, "-restore") {
+					t.Fatalf("missing %v, error %v", missing, err)
+				}
+				t.Log(missing[0])
+				c := desired.Config{}
+				c.Without[without] = true
+				s := desired.New(c)
+				web(s, 1, 1, 2, 3)
+				dataplanetest.Reconcile(t, k.Backend, s)
+				k.has(s)
+				if err := k.Check(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// onlyCommands has the test find the commands of one family alone.
+func onlyCommands(t *testing.T, v Variant, f desired.Family) {
+	dir := t.TempDir()
+	for _, end := range []string{"", "-save", "-restore"} {
+		path, err := exec.LookPath(v.command(f, end))
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(dir, v.command(f, end)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+}
+
+// TestExtensions compares the extensions that a probe tries with those in rules.
+func TestExtensions(t *testing.T) {
+	all := map[string]bool{}
+	for _, e := range extensions {
+		all[e.name] = true
+	}
+	requireVariant(t, NFT)
+	k := newKernel(t, NFT)
+	s := desired.New(desired.Config{DetectLocal: desired.DetectLocal{Mode: desired.ByBridgeInterface, Interface: "cni0"}})
+	web(s, 1, 1, 2, 3)
+	s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"}, Spec: corev1.ServiceSpec{
+		ClusterIPs: []string{"10.96.0.1", "fd00:96::1"}, SessionAffinity: corev1.ServiceAffinityClientIP,
+		Ports: []corev1.ServicePort{{Port: 80}},
+	}})
+	dataplanetest.Reconcile(t, k.Backend, s)
+	used := map[string]bool{}
+	builtIn := map[string]bool{"target ACCEPT": true, "target DROP": true, "target RETURN": true, "match tcp": true, "match udp": true, "match sctp": true}
+	for _, m := range regexp.MustCompile(`-(m|j) ([a-z]+|[A-Z]+)\b[^-]`).FindAllStringSubmatch(k.run("iptables-nft-save; ip6tables-nft-save"), -1) {
+		name := map[string]string{"m": "match ", "j": "target "}[m[1]] + m[2]
+		if builtIn[name] {
+			continue
+		}
+		used[name] = true
+		if !all[name] {
+			t.Errorf("the probe does not try %s", name)
+		}
+	}
+	for name := range all {
+		if !used[name] {
+			t.Errorf("no rule has %s", name)
+		}
+	}
+}
+
+var _ dataplane.Prober = (*Backend)(nil)

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// Reconcile implements dataplane.Dataplane. It writes all chains, has those deleted that
+// are ours and not among them, and brings the sets to what they should have. Each
+// table takes effect in one step. What comes before and after in sets is such that
+// frontends which stay are served all the time.
+func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
+	var stats dataplane.Stats
+	start := time.Now()
+	b.valid = false
+	b.pools = make([]*pool, 0, len(full.Pools))
+	b.health = newHealthPorts()
+	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
+	for _, t := range b.tables {
+		t.forget(b.variant)
+	}
+	liberal := tcpIsLiberal(b.config.NetNS)
+	for _, s := range b.take(full) {
+		if err := b.restore(ctx, s, full.Local, liberal, &stats); err != nil {
+			return stats, fmt.Errorf("restoring all of %s: %w", s.table.family, err)
+		}
+	}
+	if !b.alone {
+		if err := b.cleanOther(ctx); err != nil {
+			return stats, err
+		}
+		b.alone = true
+	}
+	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
+	b.count(nil)
+	b.guard.known = false // other programs may have come between its steps
+	return stats, nil
+}
+
+// restore programs all of one family.
+func (b *Backend) restore(ctx context.Context, s *step, local desired.LocalTraffic, liberal bool, stats *dataplane.Stats) error {
+	t := s.table
+	if err := createSets(b.sets, t.family); err != nil {
+		return err
+	}
+	writes, err := b.compareSets(t, &s.sets)
+	if err != nil {
+		return err
+	}
+	if err := b.writeSets(ctx, t, writes.before, stats); err != nil {
+		return err
+	}
+	nat, filter := &script{now: registry{}}, &script{now: registry{}}
+	(&ruleWriter{t.family, filter}).filter(b.config, liberal)
+	forNAT := &ruleWriter{t.family, nat}
+	forNAT.nat(b.config, local)
+	t.cluster.head = forNAT.services(b.config, local)
+	t.write(nat, s)
+	t.writeFilter(filter, s)
+	for _, part := range []struct {
+		table string
+		*script
+		known registry
+	}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
+		if err := b.addEntries(ctx, part.script, t.family, part.table); err != nil {
+			return err
+		}
+		input := part.finish(part.table)
+		stats.Elements += part.lines
+		stats.Bytes += len(input)
+		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
+			return err
+		}
+		part.done(part.known)
+	}
+	return b.writeSets(ctx, t, writes.after, stats)
+}
+
+// addEntries sees to it that packets enter our chains, and that those go that are not
+// written any more.
+func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family, table string) error {
+	text, err := b.variant.save(ctx, b.config.NetNS, f, table)
+	if err != nil {
+		return err
+	}
+	there := parseSave(text)
+	for _, name := range there.chains {
+		if _, written := out.now[name]; !written {
+			out.drop(name)
+		}
+	}
+	wanted := entries(b.config, f, table)
+	for _, rule := range there.entries {
+		if i := slices.Index(wanted, rule); i >= 0 {
+			wanted = slices.Delete(wanted, i, i+1)
+		} else {
+			out.rule("-D " + rule) // of another version, or twice
+		}
+	}
+	for _, rule := range slices.Backward(wanted) {
+		chain, rest, _ := strings.Cut(rule, " ")
+		out.rule("-I " + chain + " " + rest)
+	}
+	return nil
+}
+
+// saved is what iptables-save prints of ours.
+type saved struct {
+	chains  []string
+	entries []string    // rules of others' chains that lead to ours, without "-A"
+	rules   []savedRule // of our chains
+}
+
+type savedRule struct{ chain, rule string }
+
+// parseSave reads what iptables-save prints.
+func parseSave(text []byte) (s saved) {
+	for line := range bytes.Lines(text) {
+		switch {
+		case bytes.HasPrefix(line, []byte(":"+prefix)):
+			name, _, _ := strings.Cut(string(line[1:]), " ")
+			s.chains = append(s.chains, name)
+		case bytes.HasPrefix(line, []byte("-A "+prefix)):
+			name, rule, _ := strings.Cut(strings.TrimSpace(string(line[3:])), " ")
+			s.rules = append(s.rules, savedRule{name, rule})
+		case bytes.HasPrefix(line, []byte("-A ")):
+			// A target of ours has no options, so it is at the end.
+			rule := strings.TrimSpace(string(line[3:]))
+			to := lastWord(rule)
+			before := strings.TrimSuffix(rule, to)
+			if strings.HasPrefix(to, prefix) && (strings.HasSuffix(before, " -j ") || strings.HasSuffix(before, " -g ")) {
+				s.entries = append(s.entries, rule)
+			}
+		}
+	}
+	return s
+}
+
+// compareSets finds out what it takes to have in a family's sets what the writes to
+// empty ones would give.
+func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err error) {
+	got, err := readSets(b.sets, t.family)
+	if err != nil {
+		return out, err
+	}
+	var want [setKinds]map[member]bool
+	for k := range setKinds {
+		want[k] = map[member]bool{}
+		t.members[k] = len(got[k])
+	}
+	for _, w := range slices.Concat(all.before, all.after) {
+		want[w.kind][w.member] = true
+	}
+	// Who may connect is known before it matters, and for as long.
+	order := []setKind{setSources}
+	for k := range setKinds {
+		if k != setSources {
+			order = append(order, k)
+		}
+	}
+	for _, k := range order {
+		for m := range want[k] {
+			if !got[k][m] {
+				out.one(k, m, true, !got[setExternal][frontendMember(keyOf(m))])
+			}
+		}
+	}
+	slices.Reverse(order)
+	for _, k := range order {
+		for m := range got[k] {
+			if !want[k][m] {
+				out.one(k, m, false, false)
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"hash/maphash"
+	"iter"
+)
+
+// registry is what the kernel has of our chains in one table, by name.
+type registry map[string]chainRecord
+
+// chainRecord is what is known of a chain: enough to tell whether it is another one now,
+// and how many rules lead where. The rules themselves would be most of our memory.
+type chainRecord struct {
+	text  uint64 // a hash of its rules
+	rules int32
+	to    []chainHash // the chains that its rules lead to
+}
+
+// chainHash stands for a chain's name.
+type chainHash uint64
+
+var textSeed = maphash.MakeSeed()
+
+func hashChain(name []byte) chainHash { return chainHash(maphash.Bytes(textSeed, name)) }
+
+func recordOf(text []byte) chainRecord {
+	r := chainRecord{text: maphash.Bytes(textSeed, text), rules: int32(bytes.Count(text, []byte{'\n'}))}
+	for to := range targets(text) {
+		r.to = append(r.to, hashChain(to))
+	}
+	return r
+}
+
+// targets are the chains of ours that rules lead to.
+func targets(text []byte) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for line := range bytes.Lines(text) {
+			to := line[bytes.LastIndexByte(line, ' ')+1 : len(line)-1]
+			if bytes.HasPrefix(to, []byte(prefix)) && !yield(to) {
+				return
+			}
+		}
+	}
+}
+
+// rules is how many rules the chains have.
+func (r registry) rules() (n int) {
+	for _, record := range r {
+		n += int(record.rules)
+	}
+	return n
+}
+
+// entries is how many entries the chains have in x_tables: each has one more at its
+// beginning and at its end.
+func (r registry) entries() int { return r.rules() + 2*len(r) }
+
+// references are how many rules of ours lead to each chain.
+func (r registry) references() map[chainHash]int32 {
+	all := make(map[chainHash]int32, len(r))
+	for _, record := range r {
+		for _, to := range record.to {
+			all[to]++
+		}
+	}
+	return all
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+const (
+	tableNAT    = "nat"
+	tableFilter = "filter"
+)
+
+// entries are the rules by which packets come to our chains, as iptables-save prints
+// them, by table. They are put first in their chains.
+//
+// Those of POSTROUTING are what a chain of ours would have, which would be a rule more
+// for each connection.
+//
+// The nat chains are passed by the first packet of a connection only. The filter
+// chains see what Services have not translated; but chainForward, as kube-proxy's
+// KUBE-FORWARD does, accepts what they have, should the policy of FORWARD be to drop, and
+// chainInput, as KUBE-NODEPORTS does, what is for health checks of load balancers.
+func entries(c dataplane.Config, f desired.Family, table string) []string {
+	if table == tableFilter {
+		return []string{
+			"INPUT -j " + chainInput,
+			"OUTPUT " + untranslated + " -j " + chainFirewall,
+			"FORWARD -j " + chainForward,
+		}
+	}
+	return []string{
+		"PREROUTING -j " + chainServices,
+		"OUTPUT -j " + chainServices,
+		"POSTROUTING -m mark --mark " + markOf(c) + " -j " + chainMasquerade,
+		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + " -m conntrack --ctstate DNAT -j " + chainHairpinTree,
+	}
+}
+
+// markOf is the mark of what is to be masqueraded, with its mask.
+func markOf(c dataplane.Config) string {
+	return fmt.Sprintf("0x%[1]x/0x%[1]x", uint32(1)<<c.MasqueradeBit)
+}
+
+const untranslated = "-m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
+
+// ruleWriter writes the chains that depend on configuration alone.
+type ruleWriter struct {
+	family desired.Family
+	out    *script
+}
+
+// chain writes a chain of rules, each a line.
+func (w *ruleWriter) chain(name string, rules ...string) {
+	w.out.chain(name, []byte(strings.Join(rules, "\n")+"\n"))
+}
+
+// in matches packets by a set.
+func in(f desired.Family, k setKind, by string) string {
+	return "-m set --match-set " + setName(f, k) + " " + by
+}
+
+func (w *ruleWriter) in(k setKind, by string) string { return in(w.family, k, by) }
+
+func (w *ruleWriter) notIn(k setKind, by string) string {
+	return "-m set ! --match-set " + setName(w.family, k) + " " + by
+}
+
+// byFrontend is how packets are looked up in sets of frontends.
+const byFrontend = "dst,dst"
+
+// services are the rules before those of the tree in the chain of that name.
+func (w *ruleWriter) services(c dataplane.Config, local desired.LocalTraffic) string {
+	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n"
+	masquerade := w.in(setClusterIPs, "dst") + " -j MARK --set-xmark " + markOf(c) + "\n"
+	switch _, notFromPod := podMatch(local, w.family); {
+	case c.MasqueradeAll:
+		head += masquerade
+	case notFromPod != "":
+		head += notFromPod + " " + masquerade
+	}
+	return head
+}
+
+// nat writes the chains of the table nat, but for those of trees.
+func (w *ruleWriter) nat(c dataplane.Config, local desired.LocalTraffic) {
+	setMark := "-j MARK --set-xmark " + markOf(c)
+	w.chain(chainExternal,
+		w.in(setRestricted, byFrontend)+" "+w.notIn(setSources, byFrontend+",src")+" -j RETURN",
+		w.in(setLocal, byFrontend)+" -g "+chainOutside,
+		setMark,
+		"-g "+chainExternalTree,
+	)
+	// What starts on this node may go to all endpoints, as if it had gone out to
+	// a load balancer and come in again somewhere else.
+	var outside []string
+	if fromPod, _ := podMatch(local, w.family); fromPod != "" {
+		outside = append(outside, fromPod+" -g "+chainExternalTree)
+	}
+	w.chain(chainOutside, append(outside,
+		"-m addrtype --src-type LOCAL "+setMark,
+		"-m addrtype --src-type LOCAL -g "+chainExternalTree,
+		"-g "+chainLocalTree,
+	)...)
+
+	w.chain(chainMasquerade,
+		fmt.Sprintf("-j MARK --set-xmark 0x0/0x%x", uint32(1)<<c.MasqueradeBit),
+		"-j MASQUERADE --random-fully",
+	)
+}
+
+// filter writes the chains of the table filter.
+func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
+	const notOurs = " -m addrtype ! --dst-type LOCAL" // one may have a ClusterIP on an interface
+	firewall := []string{w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j DROP"}
+	for _, match := range []string{w.in(setReject, byFrontend), w.in(setClusterIPs, "dst") + notOurs} {
+		if len(firewall) > 1 {
+			firewall = append(firewall, w.in(setDrop, byFrontend)+" -j DROP")
+		}
+		firewall = append(firewall,
+			"-p tcp "+match+" -j REJECT --reject-with tcp-reset",
+			match+" -j REJECT",
+		)
+	}
+	w.chain(chainFirewall, append(firewall, w.in(setServiceCIDRs, "dst")+notOurs+" -j DROP")...)
+
+	var input []string
+	if w.family == desired.IPv4 {
+		// With route_localnet, which NodePorts on loopback addresses take, the kernel
+		// lets in what neighbors send there (CVE-2020-8558).
+		input = append(input, "-d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
+	}
+	w.chain(chainInput, append(input,
+		untranslated+" -j "+chainFirewall,
+		"-p tcp "+w.in(setHealthChecks, "dst")+" -j ACCEPT",
+	)...)
+
+	accept := "-m mark --mark " + markOf(c) + " -j ACCEPT"
+	forward := []string{
+		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		"-m conntrack --ctstate DNAT -g " + chainTranslated,
+		"-m conntrack --ctstate NEW -j " + chainFirewall,
+		accept,
+	}
+	if !liberal {
+		// What conntrack has taken for out of its window would reach the client
+		// with the endpoint's address, and the client would end the connection.
+		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
+	}
+	w.chain(chainForward, forward...)
+	// What an endpoint sends to itself is known by its addresses (POSTROUTING has it
+	// masqueraded), not by a mark.
+	w.chain(chainTranslated, accept, w.in(setHairpin, "src")+" "+w.in(setHairpin, "dst")+" -g "+chainForwardTree)
+}
+
+// podMatch matches traffic of this node's pods, and all other; both are empty when
+// there is no telling.
+func podMatch(l desired.LocalTraffic, f desired.Family) (from, notFrom string) {
+	match := ""
+	switch {
+	case l.Iface != "" && l.IsPrefix:
+		match = "-i " + l.Iface + "+"
+	case l.Iface != "":
+		match = "-i " + l.Iface
+	case l.CIDRs[f].IsValid():
+		match = "-s " + l.CIDRs[f].String()
+	default:
+		return "", ""
+	}
+	return match, "! " + match
+}
+
+// tcpIsLiberal says whether conntrack takes TCP segments as they come
+// (net.netfilter.nf_conntrack_tcp_be_liberal).
+func tcpIsLiberal(netns int) (liberal bool) {
+	_ = inside(netns, func() error {
+		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+		liberal = err == nil && strings.TrimSpace(string(text)) != "0"
+		return err
+	})
+	return liberal
+}

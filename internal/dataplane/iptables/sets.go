@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+	"golang.org/x/sys/unix"
+)
+
+// What is a question of membership is asked of the kernel's IP sets, each of which
+// there is for both families. A rule that uses one is never changed, and an element
+// costs microseconds where a rule in iptables-legacy costs a copy of the table. They
+// are written over netlink: it needs no command.
+
+// setKind is one of the sets.
+type setKind int
+
+const (
+	setExternal   setKind = iota // frontends that are no ClusterIPs
+	setLocal                     // those of them with a pool for traffic from outside
+	setRestricted                // those for which it matters who connects
+	setReject                    // frontends without backends whose traffic is refused,
+	setDrop                      // and those where it is dropped, or that from outside
+	frontendSets                 // the sets above are of frontends
+
+	setSources setKind = iota - 1 // who may connect to restricted frontends
+	setClusterIPs
+	setHairpin // addresses of endpoints that may be on this node
+	setServiceCIDRs
+	setHealthChecks // ports of the node
+	setKinds
+)
+
+// setTypes are the names of the sets, and the kernel's of their types.
+var setTypes = [setKinds]struct{ name, typ string }{
+	setExternal:     {"EXTERNAL", "hash:ip,port"},
+	setLocal:        {"LOCAL", "hash:ip,port"},
+	setRestricted:   {"RESTRICTED", "hash:ip,port"},
+	setReject:       {"REJECT", "hash:ip,port"},
+	setDrop:         {"DROP", "hash:ip,port"},
+	setSources:      {"SOURCES", "hash:ip,port,net"},
+	setClusterIPs:   {"CLUSTER-IPS", "hash:ip"},
+	setHairpin:      {"HAIRPIN", "hash:ip"},
+	setServiceCIDRs: {"SERVICE-CIDRS", "hash:net"},
+	setHealthChecks: {"HEALTH-CHECKS", ipset.TypePorts},
+}
+
+// setName is a set's name: "SLIP-4-EXTERNAL".
+func setName(f desired.Family, k setKind) string {
+	if f == desired.IPv4 {
+		return prefix + "4-" + setTypes[k].name
+	}
+	return prefix + "6-" + setTypes[k].name
+}
+
+// member is a member of a set.
+type member = ipset.Member
+
+func frontendMember(k desired.FrontendKey) member {
+	return member{AddrPort: k.AddrPort, Protocol: uint8(k.Protocol)}
+}
+
+func addrMember(a netip.Addr) member { return member{Net: netip.PrefixFrom(a, a.BitLen())} }
+
+// keyOf is the frontend that a member of a set of frontends stands for.
+func keyOf(m member) desired.FrontendKey {
+	return desired.FrontendKey{AddrPort: m.AddrPort, Protocol: desired.Protocol(m.Protocol)}
+}
+
+// split replaces a range of all addresses, which sets cannot have, by two.
+func split(all []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range all {
+		if p.Bits() > 0 {
+			out = append(out, p)
+			continue
+		}
+		high := p.Addr().AsSlice()
+		high[0] = 0x80
+		a, _ := netip.AddrFromSlice(high)
+		out = append(out, netip.PrefixFrom(p.Addr(), 1), netip.PrefixFrom(a, 1))
+	}
+	return out
+}
+
+// unsplit is the inverse of split. Ranges are in order.
+func unsplit(all []netip.Prefix) []netip.Prefix {
+	if len(all) == 2 && all[0].Bits() == 1 && all[1].Bits() == 1 {
+		return []netip.Prefix{netip.PrefixFrom(all[0].Addr(), 0)}
+	}
+	return all
+}
+
+// createSets creates the sets of a family that do not exist.
+func createSets(c *ipset.Conn, f desired.Family) error {
+	for k := range setKinds {
+		if err := c.Create(setName(f, k), setTypes[k].typ, f == desired.IPv6); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readSets lists the members of all sets of a family. A set that does not exist has none.
+func readSets(c *ipset.Conn, f desired.Family) (all [setKinds]map[member]bool, err error) {
+	for k := range setKinds {
+		if all[k], err = c.List(setName(f, k)); err != nil && !errors.Is(err, unix.ENOENT) {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// checkSets compares the number of members of all sets with what was written.
+func (b *Backend) checkSets() error {
+	for _, t := range b.tables {
+		for k := range setKinds {
+			n, err := b.sets.Count(setName(t.family, k))
+			switch {
+			case errors.Is(err, unix.ENOENT):
+				return fmt.Errorf("%w: IP set %s does not exist", dataplane.ErrDamaged, setName(t.family, k))
+			case err != nil:
+				return err
+			case n != t.members[k]:
+				return fmt.Errorf("%w: IP set %s has %d members instead of %d", dataplane.ErrDamaged, setName(t.family, k), n, t.members[k])
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// table is what there is for one family.
+type table struct {
+	family desired.Family
+
+	cluster, external, local, hairpin tree
+	forward                           tree     // of the table filter
+	known                             registry // chains that the kernel has in the table nat
+	filter                            registry // and in the table filter
+	members                           [setKinds]int
+}
+
+// forget makes the table one of which nothing is known.
+func (t *table) forget(v Variant) {
+	cluster, external := branches(v)
+	*t = table{
+		family:   t.family,
+		cluster:  tree{name: chainServices, direction: "-d", branches: cluster},
+		external: tree{name: chainExternalTree, direction: "-d", branches: external},
+		local:    tree{name: chainLocalTree, direction: "-d", branches: external},
+		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: cluster},
+		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
+		known:    registry{},
+		filter:   registry{},
+	}
+}
+
+// step is what a change is for one family.
+type step struct {
+	table *table
+	sets  setWrites
+
+	cluster, external, local, hairpin []edit
+	forward                           []edit // of the table filter
+	pools                             []*pool
+}
+
+// write writes the chains of the table nat that differ.
+func (t *table) write(out *script, s *step) {
+	for _, p := range s.pools {
+		p.write(out)
+	}
+	t.cluster.change(out, s.cluster)
+	t.external.change(out, s.external)
+	t.local.change(out, s.local)
+	t.hairpin.change(out, s.hairpin)
+}
+
+// writeFilter writes those of the table filter that follow the content.
+func (t *table) writeFilter(out *script, s *step) { t.forward.change(out, s.forward) }
+
+// touch has the pool's chains written.
+func (s *step) touch(p *pool) {
+	if !p.dirty {
+		p.dirty = true
+		s.pools = append(s.pools, p)
+	}
+}
+
+// take takes a change into our memory of the kernel, and returns what is to be written
+// for each family.
+func (b *Backend) take(change *desired.Change) []*step {
+	steps := make([]*step, len(families))
+	for _, t := range b.tables {
+		steps[t.family] = &step{table: t}
+	}
+	stale := map[desired.FrontendKey]bool{} // frontends whose memberships may differ
+	for i := range change.Pools {
+		b.takePool(&change.Pools[i], steps[change.Pools[i].Family], stale)
+	}
+	for _, c := range change.Frontends {
+		b.takeFrontend(c, steps[desired.FamilyOf(c.Key().Addr())])
+		delete(stale, c.Key())
+	}
+	for key := range stale {
+		f, s := b.frontends[key], steps[desired.FamilyOf(key.Addr())]
+		if f == nil || s == nil {
+			continue
+		}
+		was := *f
+		f.in = b.memberships(f.Frontend)
+		s.sets.update(&was, f)
+	}
+	for i := range change.Pools {
+		if c := &change.Pools[i]; c.Gone {
+			b.pools[c.ID] = nil
+		}
+	}
+	b.takeHealthChecks(change.HealthChecks, steps)
+	for _, s := range steps {
+		if s != nil {
+			s.sets.addresses(s.table.family, change)
+			s.hairpins(change.HairpinIPs)
+		}
+	}
+	return slices.DeleteFunc(steps, func(s *step) bool { return s == nil })
+}
+
+func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.FrontendKey]bool) {
+	for int(c.ID) >= len(b.pools) {
+		b.pools = append(b.pools, nil)
+	}
+	p := b.pools[c.ID]
+	if c.New {
+		p = &pool{family: c.Family, scope: c.Scope, service: c.Service, ifEmpty: c.IfEmpty, sticky: c.Sticky}
+		b.pools[c.ID] = p
+	}
+	wasEmpty, was := len(p.slots) == 0, p.ifEmpty
+	p.replace(c.Removed, c.Added)
+	p.ifEmpty = c.IfEmpty
+	if s != nil {
+		s.touch(p)
+	}
+	if wasEmpty != (len(p.slots) == 0) || was != p.ifEmpty {
+		for _, f := range p.frontends {
+			stale[f.FrontendKey] = true
+		}
+	}
+}
+
+func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
+	if s == nil {
+		return // of a family that the kernel has not
+	}
+	was := b.frontends[c.Key()]
+	if c.Old != nil {
+		s.lead(c.Old, true, b)
+		for _, id := range poolsOf(c.Old) {
+			if p := b.pools[id]; p != nil {
+				p.frontends = slices.DeleteFunc(p.frontends, func(f *desired.Frontend) bool { return f.FrontendKey == c.Old.FrontendKey })
+				s.touch(p)
+			}
+		}
+		delete(b.frontends, c.Key())
+	}
+	var is *frontend
+	if c.New != nil {
+		for _, id := range poolsOf(c.New) {
+			p := b.pools[id]
+			p.frontends = append(p.frontends, c.New)
+			s.touch(p)
+		}
+		s.lead(c.New, false, b)
+		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
+		if c.New.Sources != nil {
+			is.sources = split(c.New.Sources.All())
+		}
+		b.frontends[c.Key()] = is
+	}
+	s.sets.update(was, is)
+}
+
+func poolsOf(f *desired.Frontend) []desired.PoolID {
+	if f.LocalPool == desired.NoPool {
+		return []desired.PoolID{f.Pool}
+	}
+	return []desired.PoolID{f.Pool, f.LocalPool}
+}
+
+// lead edits the rules that lead from a frontend to its pools.
+func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
+	key := frontendTreeKey(f.FrontendKey)
+	set := func(edits *[]edit, id desired.PoolID) {
+		e := edit{leaf: leaf{key: key}, gone: gone}
+		if !gone {
+			e.rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools[id].name()
+		}
+		*edits = append(*edits, e)
+	}
+	edits := &s.cluster
+	if f.Kind.External() {
+		edits = &s.external
+	}
+	set(edits, f.Pool)
+	if f.LocalPool != desired.NoPool {
+		set(&s.local, f.LocalPool)
+	}
+}
+
+// comment is a rule's comment that names a Service's port.
+func comment(p desired.ServicePort) string {
+	return fmt.Sprintf(` -m comment --comment "%s"`, strings.Map(func(r rune) rune {
+		if r == '"' || r == '\\' || r < ' ' {
+			return '?'
+		}
+		return r
+	}, p.String()))
+}
+
+// hairpins edits the rules that masquerade what an endpoint sends to itself, and those
+// that accept it.
+func (s *step) hairpins(c desired.AddressChange) {
+	for _, a := range c.Added {
+		if desired.FamilyOf(a) == s.table.family {
+			match := fmt.Sprintf("-s %s/%d -d %s/%d", a, a.BitLen(), a, a.BitLen())
+			s.hairpin = append(s.hairpin, edit{leaf: leaf{addrTreeKey(a), match + " -g " + chainMasquerade}})
+			s.forward = append(s.forward, edit{leaf: leaf{addrTreeKey(a), match + " -j ACCEPT"}})
+		}
+	}
+	for _, a := range c.Removed {
+		if desired.FamilyOf(a) == s.table.family {
+			gone := edit{leaf: leaf{key: addrTreeKey(a)}, gone: true}
+			s.hairpin, s.forward = append(s.hairpin, gone), append(s.forward, gone)
+		}
+	}
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"bytes"
+	"slices"
+	"sort"
+	"strconv"
+)
+
+// A tree is how a packet finds the rule of its frontend among many. It is a binary
+// tree over the bits of address, protocol and port. Where frontends differ in a bit, a rule
+// sends those that have it set to another chain (goto), and the chain goes on with those
+// that have not. So each bit costs one rule, and on average a packet meets two rules for
+// each chain on its way. Bits in which no two frontends differ are not tested.
+//
+// A rule matches the packets whose key begins with certain bits, and no others: in words
+// of iptables, a prefix of the address, and below that a protocol and a range of ports.
+// Of two rules in a chain whose prefixes contain each other, the longer one comes first.
+// Each rule of a frontend matches the whole key.
+//
+// Which chains exist, and what is in them, follows from the keys alone: a tree that was
+// changed often is the same as one made at once. A change of a frontend rewrites the chain
+// that has its rule, and seldom one that leads there.
+
+const (
+	// bucket is how many rules of frontends follow each other in a chain.
+	bucket = 4
+
+	// nf_tables allows 16 chains on the way of a packet, counting those left by a
+	// goto too. What is not needed before and after is left to a tree: the number
+	// of branches below its first chain.
+	clusterBranches  = 10
+	externalBranches = 7
+
+	// x_tables allows any number. There is a bit for each.
+	anyBranches = 8 * len(treeKey{})
+)
+
+// branches is how many branches may follow each other: in the tree of ClusterIPs and
+// those that are entered as late, and in those of external addresses.
+func branches(v Variant) (cluster, external int) {
+	if v == Legacy {
+		return anyBranches, anyBranches
+	}
+	return clusterBranches, externalBranches
+}
+
+// tree is one tree.
+type tree struct {
+	name      string // of its first chain
+	head      string // rules before its own in that chain
+	direction string // "-d" or "-s": which address it is about
+	branches  int    // at most
+
+	leaves []leaf // in order
+	root   *branch
+}
+
+// leaf is the rule for one key.
+type leaf struct {
+	key  treeKey
+	rule string
+}
+
+// branch is a chain of a tree.
+type branch struct {
+	name  string
+	bits  int // how many of the key's first bits lead to it
+	key   treeKey
+	below []*branch
+
+	from, to int // its leaves; only while it is being written
+}
+
+// edit is what becomes of a key: it has a rule, or none.
+type edit struct {
+	leaf
+	gone bool
+}
+
+// change takes edits, of which the last one for a key counts, and writes what differs.
+func (t *tree) change(out *script, edits []edit) {
+	if len(edits) == 0 && t.root != nil {
+		return
+	}
+	slices.SortStableFunc(edits, func(a, b edit) int { return a.key.compare(b.key) })
+	edits = slices.DeleteFunc(edits, func() func(edit) bool {
+		i := 0
+		return func(e edit) bool { i++; return i < len(edits) && edits[i].key == e.key }
+	}())
+	t.leaves = merge(t.leaves, edits)
+	if t.root == nil {
+		t.root = &branch{name: t.name}
+	}
+	t.root.from, t.root.to = 0, len(t.leaves)
+	t.write(out, t.root, t.branches, edits)
+}
+
+// merge is the leaves after edits. Both are in order.
+func merge(leaves []leaf, edits []edit) []leaf {
+	if len(edits) < 1+len(leaves)/64 {
+		for _, e := range edits {
+			i, found := slices.BinarySearchFunc(leaves, e.key, func(l leaf, k treeKey) int { return l.key.compare(k) })
+			switch {
+			case found && e.gone:
+				leaves = slices.Delete(leaves, i, i+1)
+			case found:
+				leaves[i] = e.leaf
+			case !e.gone:
+				leaves = slices.Insert(leaves, i, e.leaf)
+			}
+		}
+		return leaves
+	}
+	out := make([]leaf, 0, len(leaves)+len(edits))
+	for _, e := range edits {
+		n := sort.Search(len(leaves), func(i int) bool { return leaves[i].key.compare(e.key) >= 0 })
+		out, leaves = append(out, leaves[:n]...), leaves[n:]
+		if len(leaves) > 0 && leaves[0].key == e.key {
+			leaves = leaves[1:]
+		}
+		if !e.gone {
+			out = append(out, e.leaf)
+		}
+	}
+	return append(out, leaves...)
+}
+
+// write writes a chain and those below it that edits are about.
+func (t *tree) write(out *script, b *branch, left int, edits []edit) {
+	var text bytes.Buffer
+	if b == t.root {
+		text.WriteString(t.head)
+	}
+	former := b.below
+	b.below = t.layout(&text, b.from, b.to, left)
+	out.chain(b.name, text.Bytes())
+	for i, now := range b.below {
+		if was := slices.IndexFunc(former, func(f *branch) bool { return f.name == now.name }); was >= 0 {
+			former[was].from, former[was].to = now.from, now.to
+			now = former[was]
+			b.below[i] = now
+			former = slices.Delete(former, was, was+1)
+			if !now.hasAny(edits) {
+				continue
+			}
+		}
+		t.write(out, now, left-1, edits)
+	}
+	for _, gone := range former {
+		gone.drop(out)
+	}
+}
+
+// hasAny says whether edits are about keys of the branch.
+func (b *branch) hasAny(edits []edit) bool {
+	first, last := b.key.upTo(b.bits, false), b.key.upTo(b.bits, true)
+	i := sort.Search(len(edits), func(i int) bool { return edits[i].key.compare(first) >= 0 })
+	return i < len(edits) && edits[i].key.compare(last) <= 0
+}
+
+func (b *branch) drop(out *script) {
+	out.drop(b.name)
+	for _, c := range b.below {
+		c.drop(out)
+	}
+}
+
+// layout writes the rules of a chain for the leaves in [from, to) and returns the branches
+// that it goes to. Left is how many more branches may follow each other.
+func (t *tree) layout(text *bytes.Buffer, from, to, left int) (below []*branch) {
+	for to-from > bucket && left > 0 {
+		middle, end, part := t.split(from, to), to, ""
+		// Where going right every time would take more branches than are left, the
+		// right half of the right half gets a branch before the rest of it: for two
+		// bits that makes two and a half rules on average instead of two.
+		if (to-from)>>left > 3 && to-middle > bucket {
+			end, part = t.split(middle, to), "half"
+			below = append(below, t.goTo(text, middle, end, to, ""))
+		}
+		below = append(below, t.goTo(text, from, middle, end, part))
+		to = middle
+	}
+	for _, l := range t.leaves[from:to] {
+		text.WriteString(l.rule)
+		text.WriteByte('\n')
+	}
+	return below
+}
+
+// split is where the leaves begin that have the first bit set in which some differ.
+func (t *tree) split(from, to int) int {
+	bit := firstDifference(t.leaves[from].key, t.leaves[to-1].key)
+	return from + sort.Search(to-from, func(i int) bool { return t.leaves[from+i].key.bit(bit) })
+}
+
+// goTo writes the rule for the branch of the leaves in [from, to). The bits that it tests
+// end with the first in which they differ from those in [before, from). A branch that has
+// only part of the leaves with these bits, because a rule before has the others, says so
+// in its name.
+func (t *tree) goTo(text *bytes.Buffer, before, from, to int, part string) *branch {
+	b := &branch{key: t.leaves[from].key, from: from, to: to}
+	b.bits = firstDifference(t.leaves[before].key, b.key) + 1
+	b.key = b.key.upTo(b.bits, false)
+	b.name = branchPrefix + hashOf(t.name, string(b.key[:]), strconv.Itoa(b.bits), part)
+	text.WriteString(b.key.test(b.bits, t.direction))
+	text.WriteString(" -g ")
+	text.WriteString(b.name)
+	text.WriteByte('\n')
+	return b
+}

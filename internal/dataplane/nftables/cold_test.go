@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+)
+
+// TestColdStartBrokenOff leaves the kernel as a proxy does that is killed while it
+// starts: no packet enters the tables yet, and the next start completes them.
+func TestColdStartBrokenOff(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	for i := range 50 {
+		web(s, i, dataplanetest.Hosts(3)...)
+	}
+	fancy(s)
+	for f := range schemas {
+		skeleton, err := schemas[f].skeleton(k.config, s.Full().Local)
+		if err == nil {
+			err = k.conn.Commit(0, &skeleton.batch)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := k.conn.CommitPieces(t.Context(), &k.batch, func() {
+		if err := k.newTimeouts(&k.batch, s.Full()); err != nil {
+			t.Error(err)
+		}
+		k.write(s.Full())
+	}); err != nil {
+		t.Fatal(err)
+	}
+	const entry = "jump services"
+	for _, family := range []string{"ip", "ip6"} {
+		if table := k.nft("list", "table", family, tableName); strings.Contains(table, entry) {
+			t.Errorf("packets enter table %s %s before its content is complete:\n%s", family, tableName, table)
+		}
+	}
+	second := &kernel{Backend: k.open(), ns: k.ns, t: t}
+	defer second.Close()
+	dataplanetest.Reconcile(t, second.Backend, s)
+	second.has(s)
+	for _, family := range []string{"ip", "ip6"} {
+		if n := strings.Count(k.nft("list", "table", family, tableName), entry); n != 2 {
+			t.Errorf("table %s %s is entered in %d places, want 2", family, tableName, n)
+		}
+	}
+	if err := second.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestColdStartWhileOthersCommit has somebody else change another table now and
+// then, which is no damage. (It is taken for some when it happens between the last
+// commit and reading what the rules became, hence not every time.)
+func TestColdStartWhileOthersCommit(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	for i := range 3000 {
+		web(s, i, dataplanetest.Hosts(3)...)
+	}
+	stop := k.commitElsewhere(30*time.Millisecond, 0)
+	const atLeast, most = 3, 100 // starts, of which a busy machine needs many
+	unharmed, starts := 0, 0
+	for ; starts < 10 || unharmed < atLeast && starts < most; starts++ {
+		dataplanetest.Reconcile(t, k.Backend, s)
+		switch err := k.Check(t.Context()); {
+		case err == nil:
+			unharmed++
+		case !errors.Is(err, dataplane.ErrDamaged):
+			t.Error(err)
+		}
+		k.has(s)
+		if err := k.Cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := stop(); n < 2*starts {
+		t.Errorf("only %d commits of others during %d starts", n, starts)
+	}
+	if unharmed < atLeast {
+		t.Errorf("%d of %d cold starts were taken for unharmed, want %d at least", unharmed, starts, atLeast)
+	}
+}
+
+// TestColdStartDisturbed has somebody else delete a table while it is filled: an
+// error, and the next start is as good as the first.
+func TestColdStartDisturbed(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	for i := range 3000 {
+		web(s, i, dataplanetest.Hosts(3)...)
+	}
+	other, err := nfnl.Dial(k.ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	failed := make(chan error)
+	go func() {
+		_, err := k.Reconcile(t.Context(), s.Full())
+		failed <- err
+	}()
+	var batch nfnl.Batch
+	batch.DeleteTable(schemas[desired.IPv6].table)
+	for other.Commit(0, &batch) != nil { // until it is there
+		time.Sleep(time.Millisecond)
+	}
+	if err := <-failed; err == nil {
+		if err := k.Check(t.Context()); err == nil {
+			k.has(s)
+		} else if !errors.Is(err, dataplane.ErrDamaged) {
+			t.Error(err)
+		}
+	}
+	dataplanetest.Reconcile(t, k.Backend, s)
+	k.has(s)
+}

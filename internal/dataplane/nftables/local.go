@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/sys/unix"
+)
+
+// This file recognizes where a packet comes from.
+
+// fromPod matches traffic of this node's pods, and notFromPod all other; both are
+// nil when there is no telling.
+func (s *schema) fromPod(l desired.LocalTraffic) []expr.Any { return s.podMatch(l, expr.CmpOpEq) }
+
+func (s *schema) notFromPod(l desired.LocalTraffic) []expr.Any { return s.podMatch(l, expr.CmpOpNeq) }
+
+func (s *schema) podMatch(l desired.LocalTraffic, op expr.CmpOp) []expr.Any {
+	switch {
+	case l.Iface != "":
+		return iifname(l.Iface, l.IsPrefix, op)
+	case l.CIDRs[s.family()].IsValid():
+		return s.saddrIn(l.CIDRs[s.family()], op)
+	}
+	return nil
+}
+
+// iifname compares the name of the interface on which the packet came; it is
+// empty for packets of this node's own.
+func iifname(name string, isPrefix bool, op expr.CmpOp) []expr.Any {
+	data := []byte(name)
+	if !isPrefix {
+		data = make([]byte, unix.IFNAMSIZ)
+		copy(data, name)
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: regKey},
+		&expr.Cmp{Op: op, Register: regKey, Data: data},
+	}
+}
+
+func (s *schema) saddrIn(cidr netip.Prefix, op expr.CmpOp) []expr.Any {
+	mask := make([]byte, s.addrLen)
+	for i := range cidr.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return append(s.load(s.saddr),
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: s.addrLen, Mask: mask, Xor: make([]byte, s.addrLen)},
+		&expr.Cmp{Op: op, Register: regKey, Data: cidr.Addr().AsSlice()},
+	)
+}
+
+// notOurs matches packets that are not for an address of the node's own: one may
+// have a ClusterIP on an interface, for a port that no Service has.
+func notOurs() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagDADDR: true},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(unix.RTN_LOCAL)},
+	}
+}
+
+// fromNode matches packets whose source address is the node's own.
+func fromNode() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagSADDR: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(unix.RTN_LOCAL)},
+	}
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+)
+
+// Backend is the nftables backend. It needs Linux 5.13 and CAP_NET_ADMIN in
+// the network namespace.
+type Backend struct {
+	config dataplane.Config
+	conn   *nfnl.Conn
+	batch  nfnl.Batch
+	writer writer
+	guard  guard
+
+	pools    []*pool                // what the kernel has, by PoolID
+	timeouts [len(schemas)][]uint32 // of affinity, in seconds, that the kernel has chains for
+	valid    bool                   // false until the first Reconcile, and after a failure
+	without  desired.Families       // families that are left out
+}
+
+var _ dataplane.Dataplane = (*Backend)(nil)
+
+// New opens the way to the kernel and programs nothing yet.
+func New(c dataplane.Config) (*Backend, error) {
+	conn, err := nfnl.Dial(c.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{config: c, conn: conn}
+	b.writer.batch = &b.batch
+	return b, nil
+}
+
+// Close implements dataplane.Dataplane.
+func (b *Backend) Close() error { return b.conn.Close() }
+
+// served yields the indexes of the schemas of families that are not left out.
+func (b *Backend) served(yield func(f int) bool) {
+	for f := range schemas {
+		if !b.without[f] && !yield(f) {
+			return
+		}
+	}
+}
+
+// Apply implements dataplane.Dataplane.
+func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
+	if !b.valid {
+		return dataplane.Stats{}, errors.New("nftables: Apply without a Reconcile before it")
+	}
+	b.valid = false // until the kernel has it too
+	if change.Rebuild {
+		return dataplane.Stats{}, errors.New("nftables: Apply of a change that only Reconcile can make")
+	}
+	if err := ctx.Err(); err != nil {
+		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
+	}
+	b.batch.Reset()
+	if err := b.newTimeouts(&b.batch, change); err != nil {
+		return dataplane.Stats{}, err
+	}
+	b.write(change)
+	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
+	if err := b.conn.Commit(0, &b.batch); err != nil {
+		return stats, b.explain(err, change)
+	}
+	if !b.batch.Empty() {
+		b.guard.committed()
+	}
+	b.release()
+	b.valid = true
+	return stats, nil
+}
+
+// keepBatch is the largest buffer, in bytes, that is kept for the next change.
+const keepBatch = 1 << 20
+
+// release gives the memory of an unusually large batch back.
+func (b *Backend) release() {
+	if b.batch.Len() > keepBatch {
+		b.batch, b.writer.resized = nfnl.Batch{}, nil
+	}
+}
+
+// write encodes a change, one family after the other, so that elements of one
+// set follow each other and share messages. The order matters to the kernel: the
+// old element of a key goes before the new one comes.
+func (b *Backend) write(change *desired.Change) {
+	w := &b.writer
+	b.resize(change)
+	for f := range b.served {
+		s := &schemas[f]
+		w.eachFrontend(s, change, del)
+		w.addresses(del, s, &change.ClusterIPs, &change.HairpinIPs)
+		w.cidrs(del, s, change.ServiceCIDRs.Removed)
+		for _, step := range []func(*resized){w.deleteMembers, w.deleteSlots, w.deletePool, w.addPool, w.addSlots, w.addMembers} {
+			for i := range w.resized {
+				if r := &w.resized[i]; r.schema == s {
+					step(r)
+				}
+			}
+		}
+		w.eachFrontend(s, change, add)
+		w.addresses(add, s, &change.ClusterIPs, &change.HairpinIPs)
+		w.cidrs(add, s, change.ServiceCIDRs.Added)
+	}
+	for i := range change.Frontends {
+		c := &change.Frontends[i]
+		if c.Old != nil && b.pools[c.Old.Pool] != nil {
+			p := b.pools[c.Old.Pool]
+			p.frontends = slices.DeleteFunc(p.frontends, func(f *desired.Frontend) bool { return f.FrontendKey == c.Old.FrontendKey })
+		}
+		if c.New != nil {
+			p := b.pools[c.New.Pool]
+			p.frontends = append(p.frontends, c.New)
+		}
+	}
+}
+
+// resize takes the pools' changes into our memory of the kernel, and notes in
+// the writer what is to be written for each.
+func (b *Backend) resize(change *desired.Change) {
+	w := &b.writer
+	w.resized = w.resized[:0]
+	for i := range change.Pools {
+		c := &change.Pools[i]
+		for int(c.ID) >= len(b.pools) {
+			b.pools = append(b.pools, nil)
+		}
+		r := resized{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
+		r.side = &r.schema.sides[c.Scope]
+		if c.Sticky {
+			r.removed, r.added = c.Removed, c.Added
+		}
+		p := b.pools[c.ID]
+		if c.New {
+			p = &pool{family: c.Family, scope: c.Scope, sticky: c.Sticky, service: c.Service}
+			b.pools[c.ID] = p
+		}
+		r.before = p.draw()
+		if c.New && !c.Gone {
+			// The common case of a cold start: no slot to search, no
+			// list of changes to keep.
+			p.slots = c.Added
+			p.keepIndex()
+			r.fresh = c.Added
+		} else {
+			r.slots = p.replace(c.Removed, c.Added)
+		}
+		p.ifEmpty = c.IfEmpty
+		r.after = p.draw()
+		if c.Gone {
+			b.pools[c.ID] = nil
+		}
+		w.resized = append(w.resized, r)
+	}
+}
+
+// dropDraw stands in the place of a size to draw below where traffic is dropped.
+const dropDraw = -1
+
+// draw is the value of the pool in the map pools: the size to draw below, and
+// stickyDraw.
+func (p *pool) draw() int {
+	switch n := len(p.slots); {
+	case n == 0 && p.ifEmpty == desired.Drop:
+		return dropDraw
+	case n > 0 && p.sticky:
+		return pickSize(n) | stickyDraw
+	default:
+		return pickSize(n)
+	}
+}

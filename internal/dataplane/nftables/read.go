@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+var _ dataplane.Reader = (*Backend)(nil)
+
+// Read implements dataplane.Reader, from the kernel alone: nothing that the
+// Backend remembers goes into it.
+func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
+	c := dataplane.NewContent()
+	for f := range schemas {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		r := reader{schema: &schemas[f], conn: b.conn, content: c}
+		if err := r.read(); err != nil {
+			return nil, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
+		}
+	}
+	slices.Sort(c.Faults)
+	return c, nil
+}
+
+// reader reads one table.
+type reader struct {
+	*schema
+	conn    *nfnl.Conn
+	content *dataplane.Content
+
+	draws     map[uint32]uint32 // pool -> size to draw below, with stickyDraw
+	slots     [scopes]map[uint32]map[uint32]desired.Backend
+	members   map[uint32][]desired.Backend
+	remembers map[uint32]bool       // timeouts that have a chain
+	stickies  []desired.FrontendKey // whose pools have affinity
+}
+
+func (r *reader) fault(format string, args ...any) {
+	r.content.Faults = append(r.content.Faults, fmt.Sprintf("%s: ", r.table.Family)+fmt.Sprintf(format, args...))
+}
+
+func (r *reader) read() error {
+	if _, err := r.conn.Table(r.table); errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	r.draws, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
+	err := errors.Join(
+		r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) }),
+		r.elements(r.schema.members, func(e nfnl.Element) {
+			id := firstNumber(e.Key)
+			r.members[id] = append(r.members[id], r.backend(e.Key[4:]))
+		}),
+		r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true }),
+	)
+	for i := range r.sides {
+		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
+		err = errors.Join(err, r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) }))
+	}
+	err = errors.Join(err,
+		r.elements(r.sides[desired.Cluster].frontends, r.frontend),
+		r.elements(r.sides[desired.Local].frontends, r.localFrontend),
+		r.elements(r.external, func(e nfnl.Element) {
+			r.update(e, "external", func(t *dataplane.Target) { t.External = true })
+		}),
+		r.elements(r.schema.sticky, r.sticky),
+		r.restrictions(),
+		r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),
+		r.elements(r.hairpin, func(e nfnl.Element) {
+			r.content.HairpinIPs[r.ip(e.Key)] = true
+			if r.ip(e.Key) != r.ip(e.Key[r.addrLen:]) {
+				r.fault("hairpin of two addresses %x", e.Key)
+			}
+		}),
+		r.intervals(r.serviceCIDRs, func(first, last []byte) {
+			r.content.ServiceCIDRs[r.prefix(first, last)] = true
+		}),
+	)
+	r.checkSlots()
+	for _, key := range r.stickies {
+		if r.content.Frontends[key].Affinity == 0 {
+			r.fault("frontend %s has no affinity but its pool has", key)
+		}
+	}
+	return err
+}
+
+// elements reads a set. Where transactions keep coming it would never be read undisturbed:
+// what is wrong for that reason, the caller finds by reading again.
+func (r *reader) elements(set *nfnl.Set, visit func(nfnl.Element)) error {
+	err := r.conn.Elements(r.table, set.Name, visit)
+	if errors.Is(err, nfnl.ErrInterrupted) {
+		return nil
+	}
+	return err
+}
+
+// checkSlots finds slots that no pool can have.
+func (r *reader) checkSlots() {
+	for i := range r.slots {
+		for id, slots := range r.slots[i] {
+			if _, ok := r.draws[id]; !ok {
+				r.fault("%s of pool %d, which is not there", r.sides[i].endpoints.Name, id)
+			}
+			for slot := range slots {
+				if int(slot) >= len(slots) {
+					r.fault("pool %d has slot %d but only %d backends", id, slot, len(slots))
+				}
+			}
+		}
+	}
+	for id := range r.members {
+		if draw := r.draws[id]; int32(draw) < 0 || draw&stickyDraw == 0 {
+			r.fault("members of pool %d, which has no affinity", id)
+		}
+	}
+}
+
+func (r *reader) ip(key []byte) netip.Addr {
+	ip, _ := netip.AddrFromSlice(key[:r.addrLen])
+	return ip
+}
+
+// backend is the address and port in a key or value.
+func (r *reader) backend(b []byte) desired.Backend {
+	return desired.NewBackend(netip.AddrPortFrom(r.ip(b), binary.BigEndian.Uint16(b[r.addrLen:])))
+}
+
+func (r *reader) endpoint(side int, e nfnl.Element) {
+	id, slot := firstNumber(e.Key), firstNumber(e.Key[4:])
+	if r.slots[side][id] == nil {
+		r.slots[side][id] = map[uint32]desired.Backend{}
+	}
+	r.slots[side][id][slot] = r.backend(e.Value)
+}
+
+// choice is what a frontend's pool has.
+func (r *reader) choice(scope desired.Scope, e nfnl.Element) (key desired.FrontendKey, c dataplane.Choice, sticky, ok bool) {
+	key, ok = r.decodeFrontendKey(e.Key)
+	id := firstNumber(e.Value[4:])
+	draw, there := r.draws[id]
+	if !ok || !there {
+		r.fault("frontend %x leads to pool %d, which is not there", e.Key, id)
+		return key, c, false, false
+	}
+	for _, b := range r.slots[scope][id] {
+		c.Backends = append(c.Backends, b)
+	}
+	slices.SortFunc(c.Backends, desired.Backend.Compare)
+	drop := int32(dropDraw)
+	if draw == uint32(drop) {
+		c.IfEmpty = desired.Drop
+		if len(c.Backends) > 0 {
+			r.fault("frontend %s drops but has backends", key)
+		}
+		return key, c, false, true
+	}
+	sticky = draw&stickyDraw != 0
+	if size := draw &^ stickyDraw; size != uint32(pickSize(len(c.Backends))) {
+		r.fault("frontend %s draws below %d for %d backends", key, size, len(c.Backends))
+	}
+	members := slices.SortedFunc(slices.Values(r.members[id]), desired.Backend.Compare)
+	if sticky && !slices.Equal(members, c.Backends) {
+		r.fault("frontend %s has backends %v but members %v", key, c.Backends, members)
+	}
+	return key, c, sticky, true
+}
+
+func (r *reader) frontend(e nfnl.Element) { r.lead(desired.Cluster, e) }
+
+func (r *reader) lead(scope desired.Scope, e nfnl.Element) {
+	key, c, sticky, ok := r.choice(scope, e)
+	if !ok {
+		return
+	}
+	r.content.Frontends[key] = dataplane.Target{Choice: c}
+	if sticky {
+		r.stickies = append(r.stickies, key)
+	}
+}
+
+// update changes what is known of a frontend.
+func (r *reader) update(e nfnl.Element, what string, change func(*dataplane.Target)) {
+	key, ok := r.decodeFrontendKey(e.Key)
+	t, there := r.content.Frontends[key]
+	if !ok || !there {
+		r.fault("%s of %s, which is no frontend", what, key)
+		return
+	}
+	change(&t)
+	r.content.Frontends[key] = t
+}
+
+// localFrontend is a frontend that leads nowhere else, or where traffic from
+// outside goes instead.
+func (r *reader) localFrontend(e nfnl.Element) {
+	key, _ := r.decodeFrontendKey(e.Key)
+	if _, also := r.content.Frontends[key]; !also {
+		r.lead(desired.Local, e)
+	} else if _, c, _, ok := r.choice(desired.Local, e); ok {
+		r.update(e, "local pool", func(t *dataplane.Target) { t.FromOutside = &c })
+	}
+}
+
+func (r *reader) sticky(e nfnl.Element) {
+	seconds := firstNumber(e.Value[12:])
+	r.update(e, "affinity", func(t *dataplane.Target) { t.Affinity = seconds })
+	if !r.remembers[seconds] {
+		r.fault("nothing remembers for %d s", seconds)
+	}
+}
+
+// restrictions reads who may connect.
+func (r *reader) restrictions() error {
+	err := r.elements(r.restricted, func(e nfnl.Element) {
+		r.update(e, "restriction", func(t *dataplane.Target) { t.Sources = []netip.Prefix{} })
+	})
+	return errors.Join(err, r.intervals(r.schema.sources, func(first, last []byte) {
+		at := len(first) - int(r.addrLen)
+		if !bytes.Equal(first[:at], last[:at]) {
+			r.fault("a range of sources of two frontends %x %x", first, last)
+		}
+		r.update(nfnl.Element{Key: first}, "source", func(t *dataplane.Target) {
+			if t.Sources == nil {
+				r.fault("ranges of sources without a restriction %x", first)
+			}
+			t.Sources = append(t.Sources, r.prefix(first[at:], last[at:]))
+			slices.SortFunc(t.Sources, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+		})
+	}))
+}
+
+// intervals reads a set of intervals.
+func (r *reader) intervals(set *nfnl.Set, visit func(first, last []byte)) error {
+	var starts, ends [][]byte
+	err := r.elements(set, func(e nfnl.Element) {
+		key := slices.Clone(e.Key)
+		if e.End {
+			ends = append(ends, key)
+		} else {
+			starts = append(starts, key)
+		}
+	})
+	slices.SortFunc(starts, bytes.Compare)
+	slices.SortFunc(ends, bytes.Compare)
+	for i, first := range starts {
+		last := bytes.Repeat([]byte{0xff}, len(first))
+		if i < len(ends) {
+			last = before(ends[i])
+		}
+		if bytes.Compare(first, last) > 0 {
+			r.fault("an interval of %s ends before it starts %x", set.Name, first)
+		}
+		visit(first, last)
+	}
+	return err
+}
+
+// before is the key before one.
+func before(key []byte) []byte {
+	prev := slices.Clone(key)
+	for i := len(prev) - 1; i >= 0; i-- {
+		if prev[i]--; prev[i] != 0xff {
+			break
+		}
+	}
+	return prev
+}
+
+// prefix is the range between two addresses.
+func (r *reader) prefix(first, last []byte) netip.Prefix {
+	bits := 0
+	for bits < len(first)*8 && (first[bits/8]^last[bits/8])&(0x80>>(bits%8)) == 0 {
+		bits++
+	}
+	p := netip.PrefixFrom(r.ip(first), bits)
+	if f, l := r.rangeOf(p); !bytes.Equal(f, first) || !bytes.Equal(l, last) {
+		r.fault("no range of addresses: %x to %x", first, last)
+	}
+	return p
+}

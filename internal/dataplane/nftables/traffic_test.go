@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func webKey(i int) desired.FrontendKey {
+	return desired.FrontendKey{
+		AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80),
+		Protocol: desired.TCP,
+	}
+}
+
+// street is a street with a backend.
+type street struct {
+	*Backend
+	*dataplanetest.Street
+	state *desired.State
+}
+
+func newStreet(t *testing.T, ports int) *street {
+	kerneltest.Require(t, kerneltest.NFTables)
+	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1"})}
+	var err error
+	s.Backend, err = New(dataplane.Config{NetNS: s.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
+	s.open(0, ports)
+	dataplanetest.Reconcile(t, s.Backend, s.state)
+	return s
+}
+
+// open makes the ports from (and including) first up to (without) end the
+// Service's backends, each by a slice of its own.
+func (s *street) open(first, end int) {
+	for i := first; i < end; i++ {
+		s.state.SetEndpointSlice(dataplanetest.Slice(i))
+	}
+}
+
+// shut takes backends away.
+func (s *street) shut(first, end int) {
+	for i := first; i < end; i++ {
+		s.state.DeleteEndpointSlice("default", dataplanetest.SliceName(i))
+	}
+}
+
+// TestSpread makes connections and asks by a chi-squared test whether all
+// backends are equally likely. For each size the test fails by chance once in a
+// million runs (the critical values below); a backend that is hit half or twice
+// as often as the others fails it practically always.
+func TestSpread(t *testing.T) {
+	// Critical values of the chi-squared distribution for p = 1e-6, by
+	// degrees of freedom.
+	critical := map[int]float64{2: 27.631, 7: 40.522, 8: 42.701, 16: 58.326, 20: 65.419}
+	for _, size := range []int{3, 8, 9, 17, 21} {
+		t.Run(fmt.Sprint(size, " backends"), func(t *testing.T) {
+			s := newStreet(t, size)
+			perBackend := 400
+			hits := map[uint16]int{}
+			for range size * perBackend {
+				reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
+				if err != nil {
+					t.Fatal(err)
+				}
+				hits[reply.Local.Port()]++
+			}
+			var chi float64
+			for i := range size {
+				d := float64(hits[uint16(dataplanetest.FirstPort+i)] - perBackend)
+				chi += d * d / float64(perBackend)
+			}
+			if len(hits) > size || chi > critical[size-1] {
+				t.Errorf("chi-squared %.1f is above %.1f; hits by port: %v", chi, critical[size-1], hits)
+			}
+		})
+	}
+}
+
+// TestNothingFailsMeanwhile makes connections all the time while the backend
+// programs: pools that grow and shrink across the sizes that chains are made
+// for, and everything anew, in place and from nothing. At no moment may a
+// connection fail or reach a port that was never a backend.
+func TestNothingFailsMeanwhile(t *testing.T) {
+	const ports = 20
+	s := newStreet(t, ports)
+	load, err := s.Client.StartLoad(t.Context(), lab.TCP, webKey(1).AddrPort, lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.Client.Stream(lab.TCP, webKey(1).AddrPort, 5*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const enough = 500 // connections, and at least so many rounds:
+	for round := 0; round < 60 || load.Stats().OK < enough && round < 3000; round++ {
+		size := 1 + (round*7)%(ports-1)
+		s.shut(size, ports)
+		dataplanetest.Apply(t, s.Backend, s.state)
+		s.open(size, ports)
+		dataplanetest.Apply(t, s.Backend, s.state)
+		switch round % 3 {
+		case 0:
+			dataplanetest.Reconcile(t, s.Backend, s.state)
+		case 1: // another configuration makes another skeleton: the table is replaced
+			s.config.MasqueradeAll = !s.config.MasqueradeAll
+			dataplanetest.Reconcile(t, s.Backend, s.state)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	stats := load.Stop()
+	if stats.Failed > 0 || stats.OK < enough {
+		t.Errorf("connections meanwhile: %v, first failure: %v", stats, stats.First)
+	}
+	if st := stream.Stats(); st.Failed > 0 || st.Moved > 0 || st.Received == 0 {
+		t.Errorf("the connection that was established before: %+v", st)
+	}
+	if err := stream.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNobodyShutOutMeanwhile changes who may connect besides the client, which always may.
+func TestNobodyShutOutMeanwhile(t *testing.T) {
+	s := newStreet(t, 3)
+	allow := func(others ...string) *corev1.Service {
+		svc := dataplanetest.Service(corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerSourceRanges: append(others, "10.244.1.0/24"),
+		})
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+		return svc
+	}
+	s.state.SetService(allow("172.16.0.0/12"))
+	dataplanetest.Apply(t, s.Backend, s.state)
+	load, err := s.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort("192.0.2.1:80"), lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const enough = 500 // connections, and at least so many rounds:
+	for round := 0; round < 300 || load.Stats().OK < enough && round < 3000; round++ {
+		s.state.SetService(allow(fmt.Sprintf("172.16.%d.0/24", round%250), fmt.Sprintf("10.243.%d.0/24", round%200)))
+		dataplanetest.Apply(t, s.Backend, s.state)
+		if round%10 == 0 {
+			dataplanetest.Reconcile(t, s.Backend, s.state)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if stats := load.Stop(); stats.Failed > 0 || stats.OK < enough {
+		t.Errorf("connections meanwhile: %v", stats)
+	}
+}
+
+// TestRenumbering has two runs of the proxy that learned of the same two Services
+// in different order, so that their pools have each other's IDs. A packet that is
+// under way while one takes over from the other must not find the other Service's
+// backend, nor be refused.
+func TestRenumbering(t *testing.T) {
+	s := newStreet(t, 2)
+	one := func(st *desired.State, i int) {
+		name := fmt.Sprint("one-", i)
+		st.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec:       corev1.ServiceSpec{ClusterIP: webKey(i).Addr().String(), Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		if i > 2 {
+			return // and has no endpoints
+		}
+		st.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(dataplanetest.FirstPort + i - 1))}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
+		})
+	}
+	var states []*desired.State
+	for _, order := range [][]int{{1, 2, 3}, {2, 3, 1}, {3, 1, 2}} {
+		st := desired.New(desired.Config{NodeName: "n1"})
+		for _, i := range order {
+			one(st, i)
+		}
+		states = append(states, st)
+	}
+	dataplanetest.Reconcile(t, s.Backend, states[0])
+	ctx, stop := context.WithCancel(t.Context())
+	results := make(chan error, 4)
+	for range cap(results) {
+		go func() {
+			for ctx.Err() == nil {
+				reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
+				if err == nil && reply.Local.Port() != dataplanetest.FirstPort {
+					err = fmt.Errorf("reached port %d, another Service's", reply.Local.Port())
+				}
+				if err != nil {
+					results <- err
+					return
+				}
+			}
+			results <- nil
+		}()
+	}
+	for n, end := 0, time.Now().Add(8*time.Second); n < 3000 && time.Now().Before(end); n++ {
+		dataplanetest.Reconcile(t, s.Backend, states[n%len(states)])
+		if n%100 == 0 && len(results) > 0 {
+			break
+		}
+	}
+	stop()
+	for range cap(results) {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestForeignMasquerade has somebody else masquerade the connections of a Service
+// with session affinity, in a chain with kube-proxy's priority that came later and
+// so goes first among equals.
+func TestForeignMasquerade(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	s := newStreet(t, 4)
+	s.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}, SessionAffinity: corev1.ServiceAffinityClientIP,
+		},
+	})
+	dataplanetest.Apply(t, s.Backend, s.state)
+	err := s.Node.Namespace().Do(func() error {
+		out, err := exec.Command("nft", `
+			add table ip cni
+			add chain ip cni postrouting { type nat hook postrouting priority 100; }
+			add rule ip cni postrouting ct status dnat masquerade`).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hits := map[uint16]bool{}
+	for range 30 {
+		reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hits[reply.Local.Port()] = true
+	}
+	if len(hits) != 1 {
+		t.Errorf("one client was sent to %d backends", len(hits))
+	}
+}
+
+// TestHandOver removes what was programmed while somebody else has the Service too.
+func TestHandOver(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	s := newStreet(t, 5)
+	dataplanetest.HandOver(t, s.Street, s.Backend, s.state, 40)
+}

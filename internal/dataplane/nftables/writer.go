@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"net/netip"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+)
+
+// op says what to do with an element.
+type op bool
+
+const (
+	add op = true
+	del op = false
+)
+
+// writer encodes elements. Its buffers are used again for every element.
+type writer struct {
+	batch      *nfnl.Batch
+	key, value []byte
+	base       uint32 // the number of the pool with ID 0
+	resized    []resized
+}
+
+// resized is what is to be written for one pool.
+type resized struct {
+	id            desired.PoolID
+	schema        *schema
+	side          *side
+	before, after int // the size to draw below, or dropDraw
+	isNew, gone   bool
+	slots         []slotChange
+	fresh         []desired.Backend // instead of slots, when the pool is new: all of them
+
+	removed, added []desired.Backend // of a pool with affinity
+}
+
+// number is a pool's number in the kernel.
+func (w *writer) number(id desired.PoolID) uint32 { return w.base + uint32(id) }
+
+func (w *writer) poolKey(id desired.PoolID) []byte {
+	w.key = number(w.key[:0], w.number(id))
+	return w.key
+}
+
+func (w *writer) endpointKey(id desired.PoolID, slot int) []byte {
+	w.key = number(w.poolKey(id), uint32(slot))
+	return w.key
+}
+
+func (w *writer) addPool(r *resized) {
+	if r.gone || !r.isNew && r.before == r.after {
+		return
+	}
+	w.value = secondWord(w.value[:0], uint32(int32(r.after)))
+	w.batch.AddElement(r.schema.table, r.schema.pools, w.poolKey(r.id), w.value, "")
+}
+
+func (w *writer) deletePool(r *resized) {
+	if r.isNew || !r.gone && r.before == r.after {
+		return
+	}
+	w.batch.DeleteElement(r.schema.table, r.schema.pools, w.poolKey(r.id))
+}
+
+func (w *writer) addSlots(r *resized) {
+	for i, e := range r.fresh {
+		w.addSlot(r, i, e)
+	}
+	for _, c := range r.slots {
+		if c.has {
+			w.addSlot(r, c.slot, c.new)
+		}
+	}
+}
+
+func (w *writer) addSlot(r *resized, slot int, e desired.Backend) {
+	w.value = r.schema.endpointValue(w.value[:0], e)
+	w.batch.AddElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, slot), w.value, "")
+}
+
+func (w *writer) deleteSlots(r *resized) {
+	for _, c := range r.slots {
+		if c.had {
+			w.batch.DeleteElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, c.slot))
+		}
+	}
+}
+
+func (w *writer) deleteMembers(r *resized) { w.eachMember(del, r, r.removed) }
+
+func (w *writer) addMembers(r *resized) {
+	if !r.gone {
+		w.eachMember(add, r, r.added)
+	}
+}
+
+func (w *writer) eachMember(op op, r *resized, all []desired.Backend) {
+	for _, e := range all {
+		w.key = r.schema.memberKey(w.key[:0], w.number(r.id), e)
+		w.member(op, r.schema, r.schema.members)
+	}
+}
+
+// addresses writes the addresses of one family.
+func (w *writer) addresses(op op, s *schema, clusterIPs, hairpinIPs *desired.AddressChange) {
+	for _, a := range op.of(clusterIPs) {
+		if s.is(a) {
+			w.key = s.addr(w.key[:0], a.As16())
+			w.member(op, s, s.clusterIPs)
+		}
+	}
+	for _, a := range op.of(hairpinIPs) {
+		if s.is(a) {
+			w.key = s.hairpinKey(w.key[:0], a)
+			w.member(op, s, s.hairpin)
+		}
+	}
+}
+
+// of is the part of a change that op is for.
+func (o op) of(c *desired.AddressChange) []netip.Addr {
+	if o == add {
+		return c.Added
+	}
+	return c.Removed
+}
+
+// cidrs writes the ServiceCIDRs of one family.
+func (w *writer) cidrs(op op, s *schema, all []netip.Prefix) {
+	for _, p := range all {
+		if s.is(p.Addr()) {
+			first, last := s.rangeOf(p)
+			w.interval(op, s, s.serviceCIDRs, first, last)
+		}
+	}
+}
+
+func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
+	if op == del {
+		w.batch.DeleteInterval(s.table, set, first, last)
+	} else {
+		w.batch.AddInterval(s.table, set, first, last)
+	}
+}
+
+func (w *writer) member(op op, s *schema, set *nfnl.Set) {
+	if op == del {
+		w.batch.DeleteElement(s.table, set, w.key)
+	} else {
+		w.batch.AddElement(s.table, set, w.key, nil, "")
+	}
+}

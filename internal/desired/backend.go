@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import "net/netip"
+
+// Backend is an endpoint's address and port. It is comparable, holds no
+// pointer and takes 18 bytes: a node may know a million of them.
+type Backend struct {
+	ip   ipBytes
+	port uint16
+}
+
+// NewBackend is the backend at an address and port.
+func NewBackend(ap netip.AddrPort) Backend {
+	return Backend{ip: ap.Addr().As16(), port: ap.Port()}
+}
+
+// Addr is the backend's address; an IPv4 address comes back as one.
+func (b Backend) Addr() netip.Addr { return b.ip.addr() }
+
+// Port is the backend's port number.
+func (b Backend) Port() uint16 { return b.port }
+
+// As16 is the address in 16 bytes, an IPv4 one in its IPv4-mapped form. It
+// costs nothing, for backends of the proxy that encode many.
+func (b Backend) As16() [16]byte { return b.ip }
+
+// String is "10.0.1.5:8080" or "[fd00::5]:8080".
+func (b Backend) String() string { return netip.AddrPortFrom(b.Addr(), b.port).String() }
+
+// Compare orders backends by address, then by port.
+func (b Backend) Compare(c Backend) int {
+	return netip.AddrPortFrom(b.Addr(), b.port).Compare(netip.AddrPortFrom(c.Addr(), c.port))
+}
+
+// ipBytes is an address of either family in 16 bytes, IPv4 as IPv4-mapped.
+type ipBytes [16]byte
+
+func (i ipBytes) addr() netip.Addr { return netip.AddrFrom16(i).Unmap() }
+
+// Family is an IP address family.
+type Family uint8
+
+// The address families.
+const (
+	IPv4 Family = iota
+	IPv6
+	families = 2
+)
+
+// String is "IPv4" or "IPv6".
+func (f Family) String() string {
+	if f == IPv4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// Families is a set of address families.
+type Families [families]bool
+
+// FamilyOf is the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// labelProxyName on a Service gives it to another proxy. The label's presence
+// counts, not its value. (On a slice it is ignored, as the label for headless
+// Services is on a Service: its ClusterIP says that.)
+const labelProxyName = "service.kubernetes.io/service-proxy-name"
+
+// service is what is kept of a Service: its spec, once known, and the slices
+// that name it, which may come before it.
+type service struct {
+	name   types.NamespacedName
+	spec   *serviceSpec // nil while there is no Service to proxy
+	ports  []*port      // as spec.ports
+	slices []*slice
+	health *healthState // nil for most
+}
+
+// serviceSpec is what matters of a Service's spec and status.
+type serviceSpec struct {
+	created    int64 // Unix time in seconds
+	clusterIPs []netip.Addr
+	external   []externalAddr // in families of clusterIPs
+	ports      []portSpec
+	policy     policy
+	affinity   uint32 // seconds; 0 for none
+	healthPort uint16 // 0 for none
+
+	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
+	// empty where everybody may connect. sources are what follows from them
+	// on this node.
+	ranges  [families][]netip.Prefix
+	sources [families]*SourceRanges
+	open    [families]bool // there is a range of everything
+	closed  bool           // some range could not be read
+}
+
+// externalAddr is an address of a Service beside its ClusterIPs.
+type externalAddr struct {
+	kind AddressKind
+	ip   netip.Addr
+}
+
+type portSpec struct {
+	portID
+	nodePort uint16 // 0 for none
+}
+
+// portID is what a port of a Service may not change without becoming another
+// one.
+type portID struct {
+	name     string
+	protocol Protocol
+	number   uint16
+	sticky   bool // the Service has session affinity
+}
+
+// port is a port of a Service that is proxied.
+type port struct {
+	portID
+	nodePort uint16
+	name     ServicePort
+	service  *service
+	pools    [families][scopes]*pool // nil where there is no use for one
+}
+
+// has says whether the Service has addresses of a family. One without a
+// ClusterIP in a family has nothing in that family.
+func (spec *serviceSpec) has(f Family) bool {
+	return slices.ContainsFunc(spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
+}
+
+// isExternal says whether traffic from outside the cluster is meant to come to
+// a port in a family.
+func (spec *serviceSpec) isExternal(nodePort uint16, f Family) bool {
+	return nodePort != 0 || slices.ContainsFunc(spec.external, func(a externalAddr) bool { return FamilyOf(a.ip) == f })
+}
+
+// compactService takes from a Service what is proxied; nil when nothing is.
+func (s *State) compactService(in *corev1.Service) *serviceSpec {
+	if _, anothers := in.Labels[labelProxyName]; anothers || in.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
+	out := &serviceSpec{policy: policyOf(in)}
+	if t := in.CreationTimestamp; !t.IsZero() {
+		out.created = t.Unix()
+	}
+	ips := in.Spec.ClusterIPs
+	if len(ips) == 0 {
+		ips = []string{in.Spec.ClusterIP}
+	}
+	for i, text := range ips {
+		if text == "" || text == corev1.ClusterIPNone {
+			return nil // headless
+		}
+		if ip, ok := s.address(in, fmt.Sprintf("spec.clusterIPs[%d]", i), text); ok && !s.config.Without[FamilyOf(ip)] && !slices.Contains(out.clusterIPs, ip) {
+			out.clusterIPs = append(out.clusterIPs, ip)
+		}
+	}
+	s.externalAddrs(out, in)
+	s.sourceRanges(out, in)
+	if in.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		out.affinity = affinitySeconds(in)
+	}
+	if n := in.Spec.HealthCheckNodePort; in.Spec.Type == corev1.ServiceTypeLoadBalancer && out.policy.externalLocal && n > 0 && n < 1<<16 {
+		out.healthPort = uint16(n)
+	}
+	for i, p := range in.Spec.Ports {
+		spec := portSpec{portID{p.Name, protocolOf(p.Protocol), uint16(p.Port), out.affinity != 0}, uint16(p.NodePort)}
+		switch {
+		case spec.protocol == 0:
+			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].protocol", i), "no such protocol: "+string(p.Protocol))
+		case p.Port < 1 || p.Port >= 1<<16:
+			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprintf("not a port number: %d", p.Port))
+		case p.NodePort < 0 || p.NodePort >= 1<<16:
+			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].nodePort", i), fmt.Sprintf("not a port number: %d", p.NodePort))
+		case slices.ContainsFunc(out.ports, spec.collides):
+			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d]", i), "the Service has a port of that name or number already")
+		default:
+			out.ports = append(out.ports, spec)
+		}
+	}
+	return out
+}
+
+// address reads an address of a Service's. One that is none is a problem.
+func (s *State) address(in *corev1.Service, field, text string) (netip.Addr, bool) {
+	ip, ok := parseAddr(text)
+	if !ok {
+		s.serviceProblem(in, field, "not an IP address: "+text)
+	}
+	return ip, ok
+}
+
+// externalAddrs reads spec.externalIPs and status.loadBalancer.ingress.
+// Addresses of load balancers that are proxies themselves (ipMode Proxy,
+// KEP-1860) are theirs alone.
+func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
+	seen := map[externalAddr]bool{}
+	add := func(kind AddressKind, field, text string) {
+		ip, ok := s.address(in, field, text)
+		switch a := (externalAddr{kind, ip}); {
+		case !ok || seen[a]:
+		case ip.IsUnspecified() || ip.IsLoopback() || ip.IsMulticast():
+			s.serviceProblem(in, field, "an address that no Service can have: "+text)
+		case out.has(FamilyOf(ip)):
+			seen[a] = true
+			out.external = append(out.external, a)
+		}
+	}
+	for i, text := range in.Spec.ExternalIPs {
+		add(ExternalIP, fmt.Sprintf("spec.externalIPs[%d]", i), text)
+	}
+	for i, ingress := range in.Status.LoadBalancer.Ingress {
+		if m := ingress.IPMode; ingress.IP == "" || m != nil && *m != corev1.LoadBalancerIPModeVIP {
+			continue
+		}
+		add(LoadBalancerIP, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), ingress.IP)
+	}
+}
+
+// affinitySeconds is for how long a client stays with its backend; the API's
+// default where it does not say.
+func affinitySeconds(in *corev1.Service) uint32 {
+	c := in.Spec.SessionAffinityConfig
+	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil || *c.ClientIP.TimeoutSeconds <= 0 {
+		return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
+	}
+	return uint32(*c.ClientIP.TimeoutSeconds)
+}
+
+// collides says whether two ports of one Service cannot be told apart, by
+// clients or by slices.
+func (p portSpec) collides(q portSpec) bool {
+	return p.protocol == q.protocol && (p.number == q.number || p.name == q.name)
+}
+
+func (s *State) serviceProblem(in *corev1.Service, field, reason string) {
+	s.problems = append(s.problems, Problem{"Service " + in.Namespace + "/" + in.Name, field, reason})
+}

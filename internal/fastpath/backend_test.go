@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// TestSupport asks for a Controller on whatever kernel there is.
+func TestSupport(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	c, err := New(Config{NetNS: ns.FD(), Threshold: threshold})
+	switch has := kerneltest.Flowtable.Probe() == nil; {
+	case has && err != nil:
+		t.Error(err)
+	case !has && (!errors.Is(err, ErrUnsupported) || strings.Contains(err.Error(), "\n")):
+		t.Errorf("error %v", err)
+	case has:
+		if _, err := c.conn.Table(probeTable); err == nil {
+			t.Error("the probe has left its table")
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	default:
+		t.Log(err)
+	}
+}
+
+// TestOff has a threshold of 0: nothing is in the kernel, whatever was before.
+func TestOff(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	run := func(args ...string) string {
+		t.Helper()
+		out, err := ns.Run(t.Context(), args[0], args[1:]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	run("nft", "add table inet "+TableName+"; add table inet another")
+	c, err := New(Config{NetNS: ns.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := &desired.Change{Frontends: []desired.FrontendChange{{New: &desired.Frontend{FrontendKey: frontend(desired.TCP, web, false)}}}}
+	if _, err := c.Reconcile(t.Context(), full); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Apply(t.Context(), full); err != nil {
+		t.Error(err)
+	}
+	for what, err := range map[string]error{"Check": c.Check(t.Context()), "Flush": c.Flush(Flush{All: true})} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if got := run("nft", "list ruleset"); got != "table inet another {\n}\n" {
+		t.Errorf("there is %s", got)
+	}
+	if s, err := c.Stats(); err != nil || s != (Stats{}) {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReadable has the command nft list the table.
+func TestReadable(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	w := newWorld(t, Config{Threshold: threshold})
+	w.check(w.Flush(Flush{Frontends: []desired.FrontendKey{frontend(desired.UDP, web, true)}, Addresses: w.client.Addrs(), Hold: time.Hour}))
+	got := w.nft("list table inet " + TableName)
+	for _, want := range []string{
+		`10.96.0.10 . tcp . 80 comment "default/web:tcp"`,
+		`devices = { eth0, veth1, veth2, veth3 }`, `"veth1",`, "\t\tcounter\n",
+		`ct packets <= 20 return`, `ct state invalid,related,untracked return`,
+		`ct original ip daddr . meta l4proto . ct original proto-dst @frontends-ipv4 goto to-flowtable`,
+		`ct original ip6 daddr . meta l4proto . ct original proto-dst @frontends-ipv6 goto to-flowtable`,
+		`iifname != @interfaces return`, `ct reply ip saddr @held-addresses-ipv4 return`,
+		`flow add @flows counter name "offloaded"`, `fd00:96::10 . udp . 80 timeout`,
+		`type filter hook forward priority 1000; policy accept;`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("it has no %q:\n%s", want, got)
+		}
+	}
+}
+
+// inSets are the frontends that the kernel has.
+func (w *world) inSets() (all []string) {
+	w.t.Helper()
+	services, err := ReadServices(w.node.Namespace().FD())
+	w.check(err)
+	for k, s := range services {
+		all = append(all, fmt.Sprint(k, " ", s))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestFrontends has events of all kinds, and compares what the kernel has with what
+// it should have.
+func TestFrontends(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	for seed := range uint64(4) {
+		state := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+		w.check2(w.Reconcile(w.t.Context(), state.Full()))
+		var world desiredtest.World
+		choices := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3000))
+		for n := 0; choices.More(); n++ {
+			world.Step(choices, state)
+			if n%3 > 0 {
+				continue
+			}
+			change := state.Change()
+			if change.Rebuild {
+				if _, err := w.Apply(w.t.Context(), change); err == nil {
+					t.Fatal("Apply takes a Rebuild")
+				}
+				w.check2(w.Reconcile(w.t.Context(), state.Full()))
+			} else {
+				stats, err := w.Apply(w.t.Context(), change)
+				w.check(err)
+				if stats.Elements > 2*len(change.Frontends) {
+					t.Fatalf("%d elements for %d frontends", stats.Elements, len(change.Frontends))
+				}
+			}
+			if n%30 == 0 {
+				w.compare(state)
+			}
+		}
+		w.compare(state)
+		w.check(w.Check(w.t.Context()))
+	}
+}
+
+func (w *world) compare(state *desired.State) {
+	w.t.Helper()
+	var want []string
+	for _, f := range state.Full().Frontends {
+		if f.New.Protocol != desired.SCTP {
+			want = append(want, fmt.Sprint(f.New.FrontendKey, " ", f.New.Service))
+		}
+	}
+	slices.Sort(want)
+	if got := w.inSets(); !slices.Equal(got, want) {
+		w.t.Fatalf("the kernel has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestDamage has somebody else change the table, in ways that are noticed at once.
+func TestDamage(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	const inTable = " inet " + TableName + " "
+	for _, c := range []struct{ name, nft string }{
+		{"deleted", "delete table inet " + TableName},
+		{"flushed", "flush ruleset"},
+		{"replaced", "delete table inet " + TableName + "; add table inet " + TableName},
+		{"no rules", "flush chain" + inTable + "forward"},
+		{"more rules", "insert rule" + inTable + "to-flowtable accept"},
+		{"another threshold", "rule ct packets"},
+		{"dormant", "add table inet " + TableName + " { flags dormant; }"},
+		{"a device less", "delete flowtable" + inTable + "flows { hook ingress priority 0; devices = { veth2 }; }"},
+		{"no interfaces", "flush set" + inTable + "interfaces"},
+		{"no frontends", "flush set" + inTable + "frontends-ipv6"},
+		{"a frontend less", "delete element" + inTable + "frontends-ipv4 { 10.96.0.20 . udp . 80 }"},
+		{"a chain more", "add chain" + inTable + "forward2; add rule" + inTable + "forward2 drop"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold})
+			w.check(w.Check(w.t.Context()))
+			w.check(w.Check(w.t.Context()))
+			if handle, ok := strings.CutPrefix(c.nft, "rule "); ok {
+				_, handle, _ = strings.Cut(w.sh("nft -a list chain inet "+TableName+" forward | grep '"+handle+"'"), "# handle ")
+				w.nft("replace rule" + inTable + "forward handle " + strings.TrimSpace(handle) + " ct packets <= 21 return")
+			} else {
+				w.nft(c.nft)
+			}
+			if err := w.Check(w.t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+				t.Fatalf("Check: %v", err)
+			} else {
+				t.Log(err)
+			}
+			w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+			w.check(w.Check(w.t.Context()))
+			w.has("eth0 veth1 veth2 veth3")
+			w.compare(w.state)
+			if c.name == "flushed" {
+				w.check2(w.proxy.Reconcile(w.t.Context(), w.state.Full()))
+			}
+			s := w.stream(lab.UDP, other, false)
+			w.fast(s)
+			w.goesOn(s)
+			w.unharmed(s)
+		})
+	}
+}
+
+// TestOthersTables has somebody change what is not ours.
+func TestOthersTables(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	w := newWorld(t, Config{Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.nft("add table inet another; add flowtable inet another flows { hook ingress priority 0; devices = { veth1, veth2 }; }; " +
+		"add chain inet another forward { type filter hook forward priority 0; }; add rule inet another forward ct packets > 1000000 flow add @flows")
+	w.check(w.Check(w.t.Context()))
+	before := w.nft("list table inet another")
+	w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+	w.check(w.Flush(Flush{All: true}))
+	w.goesOn(s)
+	w.fast(s)
+	w.check2(w.Reconcile(w.t.Context(), &desired.Change{}))
+	w.check(w.Cleanup(w.t.Context()))
+	if got := w.nft("list table inet another"); got != before {
+		t.Errorf("it is now %s", got)
+	}
+	w.goesOn(s)
+	w.unharmed(s)
+	if _, err := w.Apply(w.t.Context(), &desired.Change{}); err == nil {
+		t.Error("Apply works after Cleanup")
+	}
+	if err := w.Check(w.t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("Check after Cleanup: %v", err)
+	}
+}
+
+// TestOtherVersion finds a table of the same name with other things in it.
+func TestOtherVersion(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	w := newQuietWorld(t)
+	const inTable = " inet " + TableName + " "
+	w.nft("add table inet " + TableName + "; add set" + inTable + "interfaces { type mark; }; add set" + inTable + "more { type mark; };" +
+		"add flowtable" + inTable + "flows { hook ingress priority 10; devices = { veth1 }; }; add flowtable" + inTable + "flows2 { hook ingress priority 0; devices = { veth2 }; };" +
+		"add chain" + inTable + "forward { type nat hook prerouting priority 0; }; add rule" + inTable + "forward drop")
+	w.start(Config{Threshold: threshold})
+	w.check(w.Check(w.t.Context()))
+	s := w.stream(lab.TCP, web, true)
+	w.fast(s)
+	w.unharmed(s)
+}
+
+// TestExplains has the kernel refuse a frontend.
+func TestExplains(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	f := &desired.Frontend{
+		FrontendKey: desired.FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.7.7:80"), Protocol: desired.TCP},
+		Service:     desired.ServicePort{Namespace: "default", Name: "never"},
+	}
+	_, err := w.Apply(w.t.Context(), &desired.Change{Frontends: []desired.FrontendChange{{Old: f}}})
+	var refused *nfnl.BatchError
+	if !errors.As(err, &refused) || !strings.HasPrefix(err.Error(), "fast path: frontend 10.96.7.7:80/TCP: ") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := w.Apply(w.t.Context(), &desired.Change{}); err == nil {
+		t.Error("Apply works after a failure")
+	}
+	w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+	w.compare(w.state)
+}

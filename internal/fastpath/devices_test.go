@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// inKernel lists the flowtable's devices as the kernel has them.
+func (w *world) inKernel() string {
+	w.t.Helper()
+	conn, err := nfnl.Dial(w.node.Namespace().FD())
+	w.check(err)
+	defer conn.Close()
+	f, err := readFlowtable(conn)
+	w.check(err)
+	var names []string
+	for _, d := range f.Devices {
+		names = append(names, d.Name)
+	}
+	slices.Sort(names)
+	// The set that the rules look at has the same ones.
+	all := map[string]bool{}
+	w.check(nfnl.Undisturbed(func() error {
+		clear(all)
+		return conn.Elements(table, interfaces(false).Name, func(e nfnl.Element) {
+			all[strings.TrimRight(string(e.Key), "\x00")] = true
+		})
+	}))
+	members := slices.Sorted(maps.Keys(all))
+	if !slices.Equal(names, members) {
+		return fmt.Sprintf("%v, but members are %v", names, members)
+	}
+	return strings.Join(names, " ")
+}
+
+// has waits until the flowtable has these devices, in order.
+func (w *world) has(names string) {
+	w.t.Helper()
+	got := ""
+	defer func() {
+		if got != names {
+			w.t.Logf("the flowtable has %s", got)
+		}
+	}()
+	w.until("the flowtable has "+names, func() bool { got = w.inKernel(); return got == names })
+}
+
+// dummy adds an interface that is up, with no routes.
+func (w *world) dummy(name string) netlink.Link {
+	w.t.Helper()
+	d := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name, Flags: 1}} // net.FlagUp
+	w.check(w.links.LinkAdd(d))
+	return d
+}
+
+// rename renames an interface that is up. Before Linux 6.2 it has to be down meanwhile.
+func (w *world) rename(link netlink.Link, name string) {
+	w.t.Helper()
+	err := w.links.LinkSetName(link, name)
+	if !errors.Is(err, unix.EBUSY) {
+		w.check(err)
+		return
+	}
+	w.check(w.links.LinkSetDown(link))
+	w.check(w.links.LinkSetName(link, name))
+	w.check(w.links.LinkSetUp(link))
+}
+
+// TestInterfaces has interfaces come, go and change.
+func TestInterfaces(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	s := w.stream(lab.TCP, web, true)
+	w.fast(s)
+	const four = "eth0 veth1 veth2 veth3"
+	w.has(four)
+	a := w.dummy("a")
+	w.has("a " + four)
+	w.rename(a, "b")
+	w.has("b " + four)
+	w.check(w.links.LinkSetDown(a))
+	w.has(four)
+	w.check(w.links.LinkSetUp(a))
+	w.has("b " + four)
+
+	// A port of a bridge is the bridge's affair.
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge"}}
+	w.check(w.links.LinkAdd(bridge))
+	w.has("b " + four)
+	w.check(w.links.LinkSetUp(bridge))
+	w.has("b bridge " + four)
+	w.check(w.links.LinkSetMaster(a, bridge))
+	w.has("bridge " + four)
+	w.check(w.links.LinkSetNoMaster(a))
+	w.has("b bridge " + four)
+	w.check(w.links.LinkDel(bridge))
+	w.check(w.links.LinkDel(a))
+	w.has(four)
+	w.check(w.Check(w.t.Context()))
+	w.goesOn(s)
+	w.unharmed(s)
+	if s, err := w.Stats(); err != nil || s.Errors > 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// TestJoin has pods come while others' connections go on, and be fast at once.
+func TestJoin(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	for i := range 5 {
+		pod := w.newPod(w.node, fmt.Sprint("new-", i), 100+i)
+		w.fast(w.streamFrom(pod, lab.UDP, web, i%2 == 0, interval))
+		w.check(pod.Delete())
+	}
+	w.has("eth0 veth1 veth2 veth3")
+	w.goesOn(s)
+	w.fast(s)
+	w.unharmed(s)
+	w.check(w.Check(w.t.Context()))
+}
+
+// TestExpression chooses interfaces. A connection between one that takes part and
+// one that does not is not offloaded; and it comes back when one leaves.
+func TestExpression(t *testing.T) {
+	selector, err := iface.Compile(`interface.name in ["veth1", "veth2", "gone"] && interface.mtu <= 1500`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, Config{Threshold: threshold, Interfaces: selector})
+	w.has("veth1 veth2")
+	w.endpoints(other, w.web[1]) // veth3
+	w.apply()
+	in, out := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, false)
+	w.fast(in)
+	for range 5 {
+		w.goesOn(out)
+	}
+	if _, is := out.flow(); is {
+		t.Error("a connection by an interface that does not take part is offloaded")
+	}
+	link, err := w.links.LinkByName("veth2")
+	w.check(err)
+	w.check(w.links.LinkSetMTU(link, 2000))
+	w.has("veth1")
+	w.until("the connection is back", func() bool { _, is := in.flow(); return !is })
+	w.goesOn(in)
+	w.check(w.links.LinkSetMTU(link, 1500))
+	w.has("veth1 veth2")
+	w.fast(in)
+	// One that is given another name may not be meant any more.
+	gone := w.dummy("gone")
+	w.has("gone veth1 veth2")
+	w.rename(gone, "unmeant")
+	w.has("veth1 veth2")
+	w.goesOn(in, out)
+	w.unharmed(in, out)
+	w.check(w.Check(w.t.Context()))
+}
+
+// TestAddresses chooses interfaces by addresses, which come later than they do.
+func TestAddresses(t *testing.T) {
+	selector, err := iface.Compile(`interface.addresses.exists(a, a.startsWith("198.51.100."))`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, Config{Threshold: threshold, Interfaces: selector})
+	w.has("")
+	a := w.dummy("a")
+	addr, err := netlink.ParseAddr("198.51.100.1/24")
+	w.check(err)
+	w.check(w.links.AddrAdd(a, addr))
+	w.has("a")
+	w.check(w.links.AddrDel(a, addr))
+	w.has("")
+}
+
+// TestManyInterfaces has a thousand of them, most of which are there already.
+func TestManyInterfaces(t *testing.T) {
+	const many = 1000
+	w := newQuietWorld(t)
+	begin := time.Now()
+	for i := range many {
+		w.dummy(fmt.Sprintf("many%d", i))
+	}
+	t.Logf("made %d interfaces in %v", many, time.Since(begin))
+	w.start(Config{Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	count := func() int { return len(strings.Fields(w.inKernel())) }
+	w.until("all interfaces are in the flowtable", func() bool { return count() == many+4 })
+	// That others join is nothing to a flow. (That they are set up is: the kernel
+	// has it pass the slow path once.)
+	w.stop()
+	for i := range 20 {
+		w.dummy(fmt.Sprintf("more%d", i))
+	}
+	w.goesOn(s)
+	w.fast(s)
+	before := w.offloaded()
+	w.run()
+	w.until("all interfaces take part", func() bool { return count() == many+4+20 })
+	w.goesOn(s)
+	if n := w.offloaded() - before; n > 0 {
+		t.Errorf("a flow of others was disturbed %d times", n)
+	}
+	w.check(w.Flush(Flush{All: true}))
+	w.goesOn(s)
+	w.fast(s)
+	w.check(w.Check(w.t.Context()))
+	for i := range 300 {
+		link, err := w.links.LinkByName(fmt.Sprintf("many%d", i))
+		w.check(err)
+		if i%2 == 0 {
+			w.check(w.links.LinkSetDown(link))
+		} else {
+			w.check(w.links.LinkDel(link))
+		}
+	}
+	w.until("those that have gone have left", func() bool { return count() == many+4+20-300 })
+	w.goesOn(s)
+	w.unharmed(s)
+	w.check(w.Check(w.t.Context()))
+	if s, err := w.Stats(); err != nil || s.Errors > 0 || s.Interfaces != many+4+20-300 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	w.stop()
+	begin = time.Now()
+	w.check(w.Stop())
+	t.Logf("took the table away in %v", time.Since(begin))
+}
+
+// TestHardware asks for hardware offload, of interfaces that have none.
+func TestHardware(t *testing.T) {
+	for _, h := range []Hardware{Auto, On, Off} {
+		t.Run(h.String(), func(t *testing.T) {
+			var told atomic.Int64
+			w := newWorld(t, Config{Threshold: threshold, Hardware: h, NoHardware: func(error) { told.Add(1) }})
+			s := w.stream(lab.TCP, web, false)
+			w.fast(s)
+			if f, _ := s.flow(); f.Hardware {
+				t.Errorf("%+v", f)
+			}
+			if s, err := w.Stats(); err != nil || s.Hardware || s.Interfaces != 4 || s.Errors != 0 {
+				t.Errorf("%+v, %v", s, err)
+			}
+			if said := len(w.said) > 0; said != (h == On) {
+				t.Errorf("it complains: %t", said)
+			}
+			if n := told.Load(); n > 1 || n == 1 != (h == On) {
+				t.Errorf("it tells %d times", n)
+			}
+		})
+	}
+}
+
+// TestHardwareRefusedLater has an interface come that cannot do what those before
+// it could: none, here, which is enough for the kernel to take the flag.
+func TestHardwareRefusedLater(t *testing.T) {
+	none, err := iface.Compile(`interface.name.endsWith("x")`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newQuietWorld(t)
+	w.startWith(Config{Threshold: threshold, Hardware: On, Interfaces: none}, func(c *Controller) { c.hardware = true })
+	if s, err := w.Stats(); err != nil || !s.Hardware {
+		t.Fatalf("%+v, %v: the flowtable is not one for hardware", s, err)
+	}
+	w.dummy("x")
+	w.has("x")
+	if s, err := w.Stats(); err != nil || s.Hardware || s.Errors != 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	w.check(w.Check(w.t.Context()))
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// bridged puts the client and the first server behind a bridge, as the CNI plugin
+// of that name does.
+func (w *world) bridged() {
+	w.t.Helper()
+	script := "set -e; ip link add br0 type bridge mcast_snooping 0; ip link set br0 up; ip addr add 169.254.1.1/32 dev br0;"
+	for _, p := range []*lab.Pod{w.client, w.web[0]} {
+		script += fmt.Sprintf("ip addr del 169.254.1.1/32 dev %[1]s; ip link set %[1]s master br0; ip route replace %[2]s/32 dev br0 src %[3]s;",
+			p.NodeLink(), p.Addr(false), w.node.Addr(false))
+	}
+	w.check2(w.node.Run(context.Background(), "sh", "-c", script))
+	for _, p := range []*lab.Pod{w.client, w.web[0]} {
+		w.check2(p.Run(context.Background(), "ip", "neigh", "flush", "all"))
+		w.until("the pod has a gateway again", func() bool {
+			_, err := p.Run(context.Background(), "ping", "-c", "1", "-W", "1", "169.254.1.1")
+			return err == nil
+		})
+	}
+}
+
+// noSlowPackets fails the test when packets of a stream take the slow path.
+func (w *world) noSlowPackets(s *stream) {
+	w.t.Helper()
+	w.watchSlowPath()
+	w.goesOn(s)
+	if original, reply := w.slowPackets(); original+reply > 0 {
+		w.t.Errorf("%d and %d packets went the slow path", original, reply)
+	}
+}
+
+// newLinkAddress gives the server's interface another address, and tells everybody.
+func (w *world) newLinkAddress(address string) {
+	w.t.Helper()
+	w.check2(w.web[0].Run(context.Background(), "sh", "-c", "ip link set eth0 address "+address+"; ping -c 1 -W 5 169.254.1.1"))
+}
+
+// TestBridge has pods behind a bridge. By default the bridge takes part and its
+// ports do not: then flows follow the next hop's link address, as all traffic does.
+func TestBridge(t *testing.T) {
+	w := newQuietWorld(t)
+	w.bridged()
+	w.start(Config{Threshold: threshold})
+	w.has("br0 eth0 veth3")
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.noSlowPackets(s)
+	w.newLinkAddress("02:00:00:00:00:99")
+	w.goesOn(s)
+	w.noSlowPackets(s)
+	if n := s.Stats(); n.Ended || n.Failed > 1 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// TestBridgePorts is why: with a bridge's ports in the flowtable, the kernel sends to
+// the port and link address that it knew when the flow began.
+func TestBridgePorts(t *testing.T) {
+	all, err := iface.Compile("interface.up")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newQuietWorld(t)
+	w.bridged()
+	w.start(Config{Threshold: threshold, Interfaces: all})
+	w.has("br0 eth0 lo veth1 veth2 veth3")
+	s := w.stream(lab.UDP, web, false)
+	w.fast(s)
+	w.noSlowPackets(s)
+	w.newLinkAddress("02:00:00:00:00:99")
+	w.until("the stream is lost", func() bool { return s.Stats().Failed > 0 })
+	w.check(w.Flush(Flush{All: true}))
+	w.goesOn(s)
+}
+
+// TestVXLAN has an endpoint on another node, by an overlay network as flannel's.
+func TestVXLAN(t *testing.T) {
+	w := newQuietWorld(t)
+	n2 := w.newNode("n2", 12, 2)
+	far := w.newPod(n2, "far", 11)
+	w.serve(far)
+	for i, n := range []*lab.Node{w.node, n2} {
+		w.check2(n.Run(context.Background(), "sh", "-c", fmt.Sprintf(`set -e
+			ip link add vx0 type vxlan id 1 dstport 4789 local 192.168.100.1%[1]d remote 192.168.100.1%[2]d
+			ip addr add 10.255.0.%[1]d/24 dev vx0; ip link set vx0 up
+			ip route replace 10.244.%[2]d.0/24 via 10.255.0.%[2]d dev vx0 onlink`, i+1, 2-i)))
+	}
+	w.start(Config{Threshold: threshold})
+	w.has("eth0 veth1 veth2 veth3 vx0")
+	w.endpoints(web, far)
+	w.apply()
+	for _, p := range []lab.Protocol{lab.TCP, lab.UDP} {
+		s := w.stream(p, web, false)
+		w.fast(s)
+		w.noSlowPackets(s)
+		if by := s.Stats().Server; by != "far" {
+			t.Errorf("%v is answered by %s", p, by)
+		}
+		w.unharmed(s)
+	}
+}
+
+// TestOtherNode has an endpoint on another node, without an overlay network.
+func TestOtherNode(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	n2 := w.newNode("n2", 12, 2)
+	far := w.newPod(n2, "far", 11)
+	w.serve(far)
+	w.endpoints(web, far)
+	w.apply()
+	each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
+		s := w.stream(p, web, ipv6)
+		w.fast(s)
+		w.noSlowPackets(s)
+		w.unharmed(s)
+	})
+}
+
+// TestPrefixSet has the set of interfaces as it is where the kernel takes the
+// beginnings of names: our rules are to find the same interfaces in it.
+func TestPrefixSet(t *testing.T) {
+	w := newQuietWorld(t)
+	conn, err := nfnl.Dial(w.node.Namespace().FD())
+	w.check(err)
+	defer conn.Close()
+	own := nfnl.Table{Family: nfnl.INET, Name: "own"}
+	set := interfaces(true)
+	var b nfnl.Batch
+	b.AddTable(own, "")
+	b.AddSet(own, set)
+	for _, d := range []nfnl.Device{{Name: "veth1"}, {Name: "e", Prefix: true}, {Name: "veth20", Prefix: true}} {
+		first, last := interfaceRange(d)
+		b.AddInterval(own, set, first, last)
+	}
+	b.AddChain(own, nfnl.Chain{Name: "forward", Hook: chains[1].Hook})
+	for name, key := range map[string]expr.MetaKey{"in": expr.MetaKeyIIFNAME, "out": expr.MetaKeyOIFNAME} {
+		b.AddCounter(own, name)
+		w.check(b.AddRule(own, "forward", "", append(append(meta(key), in(set)...), nfnl.CountIn(name))...))
+	}
+	w.check(conn.Commit(0, &b))
+	count := func(name string) uint64 {
+		n, _, err := conn.Counter(own, name)
+		w.check(err)
+		return n
+	}
+	// From veth1 to veth2, and back.
+	s := w.stream(lab.UDP, web, false)
+	w.goesOn(s)
+	w.check(s.Close())
+	// Each message and its echo, the first of all that is not in the stream's numbers,
+	// and one that may have been under way at the end, with an ICMP error as its echo
+	// comes too late.
+	n := uint64(s.Stats().Received) + 1
+	if in, out := count("in"), count("out"); in < n || in > n+2 || out < n || out > n+1 {
+		t.Errorf("%d packets in and %d out, of %d each way", in, out, n)
+	}
+	for name, want := range map[string]bool{"veth1": true, "veth": false, "veth10": false, "eth0": true, "e": true, "f": false, "veth2": false, "veth200": true, "veth21": false} {
+		has := w.sh("nft get element inet own interfaces '{ \""+name+"\" }' >/dev/null 2>&1 && echo yes") == "yes\n"
+		if has != want {
+			t.Errorf("%s is in it: %t", name, has)
+		}
+	}
+}

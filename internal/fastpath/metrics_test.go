@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// TestFlowsMetric has the metric count what is on the fast path, by Service.
+func TestFlowsMetric(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	tcp, udp := w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)
+	w.fast(tcp, udp)
+	m := metrics.New()
+	m.OnFlows(w.flows.Each, w.Service)
+	a := httptest.NewRecorder()
+	m.Handler().ServeHTTP(a, httptest.NewRequest("GET", "/metrics", nil))
+	want := `slipstream_fastpath_flows{namespace="default",service="` + serviceName[web] + `"} 2` + "\n"
+	if !strings.Contains(a.Body.String(), want) {
+		t.Errorf("no %s in\n%s", want, a.Body)
+	}
+	w.unharmed(tcp, udp)
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// TestOffload has connections that go on: they leave the slow path in both
+// directions, and are listed with what they are.
+func TestOffload(t *testing.T) {
+	each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
+		w := newWorld(t, Config{Threshold: threshold})
+		s := w.stream(p, web, ipv6)
+		w.fast(s)
+		f, _ := s.flow()
+		if want := w.web[0].Addr(ipv6); f.Backend.Addr() != want || f.Backend.Port() != targets {
+			t.Errorf("backend %v, want %v", f.Backend, want)
+		}
+		w.watchSlowPath()
+		w.goesOn(s)
+		if original, reply := w.slowPackets(); original+reply > 0 {
+			t.Errorf("%d and %d packets went the slow path", original, reply)
+		}
+		g, _ := s.flow()
+		if g.Sent.Packets < f.Sent.Packets+10 || g.Received.Packets < f.Received.Packets+10 || g.Sent.Bytes <= f.Sent.Bytes {
+			t.Errorf("counters stand still: %+v, then %+v", f, g)
+		}
+		w.unharmed(s)
+		stats, err := w.Stats()
+		w.check(err)
+		if stats.Offloaded != 1 || stats.Interfaces != 4 || stats.Frontends != 8 || stats.Hardware || stats.Errors != 0 {
+			t.Errorf("%+v", stats)
+		}
+		w.check(w.Check(w.t.Context()))
+	})
+}
+
+// TestScope has a connection to a pod, which is no Service's.
+func TestScope(t *testing.T) {
+	for _, scope := range []Scope{Services, All} {
+		t.Run(scope.String(), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			direct := desired.FrontendKey{Protocol: desired.TCP}
+			for _, a := range w.web[0].Addrs() {
+				if a.Is4() {
+					direct.AddrPort = portOf(a)
+				}
+			}
+			ls, err := w.client.Stream(lab.TCP, direct.AddrPort, interval)
+			w.check(err)
+			t.Cleanup(func() { ls.Close() })
+			toPod := &stream{ls, w, direct}
+			s := w.stream(lab.TCP, web, false)
+			w.fast(s)
+			for range 5 {
+				w.goesOn(toPod)
+			}
+			if _, is := toPod.flow(); is != (scope == All) {
+				t.Errorf("a connection to a pod is offloaded: %t", is)
+			}
+			w.unharmed(s, toPod)
+			w.check(w.Check(w.t.Context()))
+		})
+	}
+}

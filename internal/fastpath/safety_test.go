@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+)
+
+// connects makes a new connection to a Service and says who answers.
+func (w *world) connects(p lab.Protocol, service int, ipv6 bool) string {
+	w.t.Helper()
+	reply, err := w.client.Connect(p, frontend(desired.TCP, service, ipv6).AddrPort)
+	if err != nil {
+		return lab.Outcome(err)
+	}
+	return reply.Server
+}
+
+// TestEndpointGone takes an endpoint out of a Service while its pod goes on. UDP
+// moves to the one that takes its place, TCP stays where it is, as on the slow path.
+func TestEndpointGone(t *testing.T) {
+	for _, ipv6 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold})
+			tcp, udp, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.UDP, web, ipv6), w.stream(lab.UDP, other, ipv6)
+			w.fast(tcp, udp, bystander)
+			w.endpoints(web, w.web[1])
+			w.apply()
+			w.until("UDP moves", func() bool { return udp.Stats().Server == "web-2" })
+			w.goesOn(tcp, udp, bystander)
+			w.fast(tcp, udp, bystander)
+			if f, _ := udp.flow(); f.Backend.Addr() != w.web[1].Addr(ipv6) {
+				t.Errorf("UDP is offloaded to %v", f.Backend)
+			}
+			if by := w.connects(lab.TCP, web, ipv6); by != "web-2" {
+				t.Errorf("a new connection is answered by %s", by)
+			}
+			// An answer that is on its way meanwhile may be lost.
+			if n := udp.Stats(); n.Moved != 1 || n.Failed > 1 {
+				t.Errorf("UDP: %+v, want one move and nothing lost", n)
+			}
+			if n := tcp.Stats(); n.Server != "web-1" {
+				t.Errorf("TCP: %+v", n)
+			}
+			w.unharmed(tcp, bystander)
+		})
+	}
+}
+
+// TestPodGone deletes an endpoint's pod without a word, and only then takes the
+// endpoint away. Nothing goes on to where it was, and UDP is not lost.
+func TestPodGone(t *testing.T) {
+	for _, ipv6 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold})
+			w.endpoints(other, w.web[1])
+			w.apply()
+			tcp, udp, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.UDP, web, ipv6), w.stream(lab.TCP, other, ipv6)
+			w.fast(tcp, udp, bystander)
+			w.check(w.web[0].Delete())
+			w.until("flows to the pod are gone", func() bool {
+				_, t := tcp.flow()
+				_, u := udp.flow()
+				return !t && !u
+			})
+			w.endpoints(web, w.web[1])
+			w.apply()
+			w.until("UDP moves", func() bool { return udp.Stats().Server == "web-2" })
+			w.goesOn(udp, bystander)
+			w.fast(udp, bystander)
+			if _, is := tcp.flow(); is {
+				t.Errorf("TCP is offloaded to nowhere: %+v", tcp.Stats())
+			}
+			if by := w.connects(lab.TCP, web, ipv6); by != "web-2" {
+				t.Errorf("a new connection is answered by %s", by)
+			}
+			w.unharmed(bystander)
+			w.until("the interface has left", func() bool {
+				s, err := w.Stats()
+				w.check(err)
+				return s.Interfaces == 3 && s.Errors == 0
+			})
+			w.check(w.Check(w.t.Context()))
+		})
+	}
+}
+
+// TestServiceGone deletes a Service. Its connections go on, as on the slow path,
+// until they end; but none is offloaded any more.
+func TestServiceGone(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	tcp, bystander := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, false)
+	w.fast(tcp, bystander)
+	w.state.DeleteService("default", "web")
+	w.apply()
+	if by := w.connects(lab.TCP, web, false); by == "web-1" {
+		t.Errorf("a new connection is answered by %s", by)
+	}
+	w.goesOn(tcp, bystander)
+	w.check(w.Flush(Flush{All: true}))
+	if _, is := tcp.flow(); is {
+		t.Error("the Service's connection is offloaded after a flush")
+	}
+	w.fast(bystander)
+	w.goesOn(tcp, bystander)
+	if _, is := tcp.flow(); is {
+		t.Error("the connection to a Service that is gone has been offloaded again")
+	}
+	w.unharmed(tcp, bystander)
+	if _, known := w.Service(frontend(desired.TCP, web, false)); known {
+		t.Error("the Controller still knows of the Service")
+	}
+	w.addService(web)
+	w.apply()
+	w.fast(tcp)
+	if s, _ := w.Service(frontend(desired.TCP, web, false)); s.String() != "default/web:tcp" {
+		t.Errorf("the frontend's Service is %s", s)
+	}
+}
+
+// TestStop ends the Controller. Connections go on as if it had never been there.
+func TestStop(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	streams := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)}
+	w.fast(streams...)
+	w.stop()
+	w.check(w.Stop())
+	if all, err := w.flows.List(); err != nil || len(all) > 0 {
+		t.Errorf("still offloaded: %v, %v", all, err)
+	}
+	w.goesOn(streams...)
+	if got := w.sh("nft list ruleset | grep -e fastpath -e flowtable || true"); got != "" {
+		t.Errorf("it has left something: %s", got)
+	}
+	w.unharmed(streams...)
+}
+
+// TestHandOver closes a Controller and makes another one. What is offloaded stays
+// so meanwhile.
+func TestHandOver(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.stop()
+	w.check(w.Close())
+	w.watchSlowPath()
+	w.goesOn(s)
+	w.start(Config{Threshold: threshold + 10})
+	w.goesOn(s)
+	if original, reply := w.slowPackets(); original+reply > 0 {
+		t.Errorf("%d and %d packets went the slow path", original, reply)
+	}
+	w.check(w.Check(w.t.Context()))
+	w.unharmed(s)
+	late := w.stream(lab.UDP, other, true)
+	w.fast(late)
+	if f, _ := late.flow(); f.Sent.Packets+f.Received.Packets <= threshold+10 {
+		t.Errorf("the new threshold does not count: %+v", f)
+	}
+
+	// What the next one does not want, leaves.
+	w.stop()
+	w.check(w.Close())
+	fewer, err := iface.Compile(`interface.up && interface.name in ["veth1", "veth2"]`)
+	w.check(err)
+	w.start(Config{Threshold: threshold, Interfaces: fewer})
+	w.has("veth1 veth2")
+	w.goesOn(s, late)
+	w.unharmed(s, late)
+}
+
+// TestInterfaceGone takes an interface down, and then away. Flows of others do not
+// notice.
+func TestInterfaceGone(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	w.endpoints(other, w.web[1])
+	w.apply()
+	tcp, bystander := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, false)
+	w.fast(tcp, bystander)
+	link, err := w.links.LinkByName(w.web[0].NodeLink())
+	w.check(err)
+	w.check(w.links.LinkSetDown(link))
+	// A packet under way may offload it again before its route is gone; the next
+	// one finds that out.
+	w.until("no flow outlives its interface", func() bool { _, is := tcp.flow(); return !is })
+	w.interfaces(3)
+	w.goesOn(bystander)
+	w.check(w.links.LinkSetUp(link))
+	w.interfaces(4)
+	w.check(w.links.LinkDel(link))
+	w.interfaces(3)
+	w.goesOn(bystander)
+	w.fast(bystander)
+	w.unharmed(bystander)
+	w.check(w.Check(w.t.Context()))
+	if s, err := w.Stats(); err != nil || s.Errors > 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// interfaces waits until so many take part.
+func (w *world) interfaces(n int) {
+	w.t.Helper()
+	w.until(fmt.Sprintf("%d interfaces take part", n), func() bool {
+		s, err := w.Stats()
+		w.check(err)
+		return s.Interfaces == n
+	})
+}
+
+// TestIdle has connections that say nothing for longer than flows live. Their
+// entries live on, as long as conntrack has entries of their kind live.
+func TestIdle(t *testing.T) {
+	for _, c := range []struct {
+		protocol lab.Protocol
+		ipv6     bool
+		least    int // seconds
+	}{{lab.TCP, false, 3600}, {lab.UDP, true, 20}} {
+		t.Run(c.protocol.String(), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: 1})
+			for _, protocol := range []string{"tcp", "udp"} {
+				w.check(w.node.Namespace().SetSysctl("netfilter/nf_flowtable_"+protocol+"_timeout", "1"))
+			}
+			s := w.streamFrom(w.client, c.protocol, web, c.ipv6, 8*time.Second)
+			w.fast(s)
+			w.until("the flow is idle", func() bool { _, is := s.flow(); return !is })
+			if n := s.Stats().Received; n != 1 {
+				t.Fatalf("it has not been idle: %d answers", n)
+			}
+			if got := w.timeout(s); got < c.least {
+				t.Errorf("the entry stays for %d s", got)
+			}
+			w.until("it goes on", func() bool { return s.Stats().Received == 2 })
+			w.fast(s)
+			// The same when it comes back to the slow path by a flush.
+			w.check(w.Flush(Flush{All: true, Hold: time.Minute}))
+			if _, is := s.flow(); is {
+				t.Error("it is offloaded after a flush")
+			}
+			w.until("it goes on", func() bool { return s.Stats().Received == 3 })
+			w.until("the last acknowledgement has come", func() bool { return w.timeout(s) >= c.least })
+			w.unharmed(s)
+		})
+	}
+}
+
+// TestRefresh has all connections pass the slow path again and again. It is what
+// keeps entries alive on kernels that let those of offloaded connections expire
+// (see the package's documentation), which the test pretends to: it has the entry
+// expire soon, and looks whether it does.
+func TestRefresh(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold, Refresh: 500 * time.Millisecond})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	for range 2 {
+		w.expire(s, 5)
+		time.Sleep(6 * time.Second)
+	}
+	w.goesOn(s)
+	w.fast(s)
+	w.unharmed(s)
+	if n, err := w.Stats(); err != nil || n.Flushes < 4 {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
+// TestMasqueraded has a pod reach itself through a Service, as another one.
+func TestMasqueraded(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	for _, ipv6 := range []bool{false, true} {
+		for _, p := range []lab.Protocol{lab.TCP, lab.UDP} {
+			s := w.streamFrom(w.web[0], p, web, ipv6, interval)
+			w.fast(s)
+			w.watchSlowPath()
+			w.goesOn(s)
+			if original, reply := w.slowPackets(); original+reply > 0 {
+				t.Errorf("%v, IPv6 %t: %d and %d packets went the slow path", p, ipv6, original, reply)
+			}
+			if seen := s.Stats().Seen.Addr(); seen == w.web[0].Addr(ipv6) {
+				t.Errorf("%v, IPv6 %t: the pod sees itself", p, ipv6)
+			}
+			w.unharmed(s)
+		}
+	}
+}
+
+// TestCleaning has a kernel that refuses to delete entries of offloaded connections:
+// the real one does not, so the test does it for it.
+func TestCleaning(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	udp, bystander := w.stream(lab.UDP, web, false), w.stream(lab.UDP, other, false)
+	w.fast(udp, bystander)
+	refused := 0
+	clean := w.Cleaning(func(stale []desired.StaleFlows) (conntrack.Stats, error) {
+		if _, is := udp.flow(); is {
+			refused++
+			return conntrack.Stats{Dumps: 1}, fmt.Errorf("deleting: %w", unix.EBUSY)
+		}
+		return w.clean.Clean(stale)
+	})
+	w.endpoints(web, w.web[1])
+	change := w.state.Change()
+	w.check2(w.proxy.Apply(w.t.Context(), change))
+	w.check2(w.Controller.Apply(w.t.Context(), change))
+	stats, err := clean(change.StaleFlows)
+	if err != nil || stats.Deleted != 1 || stats.Dumps <= 1 || refused == 0 {
+		t.Errorf("%+v, %v; refused %d times", stats, err, refused)
+	}
+	w.until("UDP moves", func() bool { return udp.Stats().Server == "web-2" })
+	w.goesOn(bystander)
+	w.fast(udp, bystander)
+	w.unharmed(bystander)
+
+	// Other errors are passed on at once.
+	calls := 0
+	_, err = w.Cleaning(func([]desired.StaleFlows) (conntrack.Stats, error) {
+		calls++
+		return conntrack.Stats{}, unix.EPERM
+	})(nil)
+	if !errors.Is(err, unix.EPERM) || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"net/netip"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// TableName is the name of our table, of family inet.
+const TableName = "slipstream-fastpath"
+
+var table = nfnl.Table{Family: nfnl.INET, Name: TableName}
+
+const tableComment = "slipstream fast path"
+
+// Names of objects in the table.
+const (
+	flowtableName    = "flows"
+	counterOffloaded = "offloaded"
+	chainForward     = "forward"
+	chainOffload     = "to-flowtable"
+)
+
+// flowtablePriority puts the flowtable where nft's name "filter" does, among other
+// hooks at ingress.
+const flowtablePriority = 0
+
+// forwardPriority puts our chain behind all chains of others: what they drop is
+// not offloaded.
+const forwardPriority = 1000
+
+// chains are our chains, the base chain last.
+var chains = []nfnl.Chain{
+	{Name: chainOffload},
+	{Name: chainForward, Hook: &nfnl.Hook{Type: "filter", Num: unix.NF_INET_FORWARD, Priority: forwardPriority}},
+}
+
+// typeInterfaceName is nft's number for a name of an interface: 16 bytes.
+const typeInterfaceName nfnl.DataType = 41
+
+const interfaceNameLen = unix.IFNAMSIZ
+
+// family is what depends on the address family.
+type family struct {
+	nfnl.Family
+	addrLen uint32 // bytes
+
+	frontends     *nfnl.Set // of Services
+	heldFrontends *nfnl.Set // kept on the slow path for a while
+	heldAddresses *nfnl.Set // clients or backends whose connections are
+}
+
+// families are in the order of desired.Family.
+var families = [...]family{
+	desired.IPv4: newFamily(nfnl.IPv4, 4, nfnl.TypeIPAddr, "ipv4"),
+	desired.IPv6: newFamily(nfnl.IPv6, 16, nfnl.TypeIP6Addr, "ipv6"),
+}
+
+func newFamily(f nfnl.Family, addrLen uint32, addr nfnl.DataType, name string) family {
+	const word = 4
+	frontend := nfnl.Concat(addr, nfnl.TypeInetProto, nfnl.TypeInetService)
+	return family{
+		Family: f, addrLen: addrLen,
+		frontends:     &nfnl.Set{Name: "frontends-" + name, KeyType: frontend, KeyLen: addrLen + 2*word},
+		heldFrontends: &nfnl.Set{Name: "held-frontends-" + name, KeyType: frontend, KeyLen: addrLen + 2*word, Flags: unix.NFT_SET_TIMEOUT},
+		heldAddresses: &nfnl.Set{Name: "held-addresses-" + name, KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_TIMEOUT},
+	}
+}
+
+// interfaces is the set of the interfaces that take part; an interval set where
+// their names' beginnings are in it.
+func interfaces(prefixes bool) *nfnl.Set {
+	s := &nfnl.Set{Name: "interfaces", KeyType: typeInterfaceName, KeyLen: interfaceNameLen, HostOrder: true}
+	if prefixes {
+		s.Flags = unix.NFT_SET_INTERVAL
+	}
+	return s
+}
+
+// typeProtocolFamily is nft's number for ipv4 and ipv6: one byte.
+const typeProtocolFamily nfnl.DataType = 2
+
+// heldFamilies are the families of which nothing is offloaded for a while.
+var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily, KeyLen: 1, Flags: unix.NFT_SET_TIMEOUT}
+
+// sets are all sets of the table.
+func sets(prefixes bool) []*nfnl.Set {
+	all := []*nfnl.Set{interfaces(prefixes), heldFamilies}
+	for i := range families {
+		f := &families[i]
+		all = append(all, f.frontends, f.heldFrontends, f.heldAddresses)
+	}
+	return all
+}
+
+// frontendKey appends a frontend's key in its family's sets.
+func frontendKey(b []byte, k desired.FrontendKey) []byte {
+	b = append(b, k.Addr().AsSlice()...)
+	b = append(b, byte(k.Protocol), 0, 0, 0)
+	return append(b, byte(k.Port()>>8), byte(k.Port()), 0, 0)
+}
+
+// parseFrontendKey is the inverse of frontendKey.
+func parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
+	const words = 8
+	if len(b) < words {
+		return k, false
+	}
+	a, ok := netip.AddrFromSlice(b[:len(b)-words])
+	b = b[len(b)-words:]
+	port := uint16(b[4])<<8 | uint16(b[5])
+	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(a, port), Protocol: desired.Protocol(b[0])}, ok
+}
+
+// interfaceKey is a name as the kernel has it in a register.
+func interfaceKey(name string) []byte {
+	var key [interfaceNameLen]byte
+	copy(key[:interfaceNameLen-1], name)
+	return key[:]
+}
+
+// interfaceRange is the first and the last name with a prefix, or only one name.
+func interfaceRange(d nfnl.Device) (first, last []byte) {
+	first, last = interfaceKey(d.Name), interfaceKey(d.Name)
+	if d.Prefix {
+		for i := len(d.Name); i < len(last); i++ {
+			last[i] = 0xff
+		}
+	}
+	return first, last
+}
+
+// offloadable says whether the kernel's flowtable takes a protocol's connections.
+func offloadable(p desired.Protocol) bool { return p == desired.TCP || p == desired.UDP }
+
+func familyOf(a netip.Addr) *family { return &families[desired.FamilyOf(a)] }

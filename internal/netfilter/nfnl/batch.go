@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// maxElementBytes bounds the elements of one message. A nested attribute holds
+// 64 KiB at the most, its length being a 16-bit number.
+const maxElementBytes = 60 << 10
+
+// Batch is one nf_tables transaction under construction. The zero value is an
+// empty batch. A Batch is for one goroutine; Reset lets its memory be used
+// again.
+type Batch struct {
+	buf      attrs
+	messages []int // where each message starts, for describing failures
+	elements int
+
+	// The open element message, if any: consecutive elements of one set
+	// and one operation share a message.
+	run  runKey
+	list int // where the run's list of elements starts
+
+	spill   func() // takes the messages away; see CommitPieces
+	spilled int    // bytes that it took
+}
+
+// runKey is what elements of one message have in common.
+type runKey struct {
+	msg   uint16
+	table Table
+	set   string
+}
+
+// Reset empties the batch and keeps its memory.
+func (b *Batch) Reset() {
+	b.buf, b.messages, b.elements, b.run, b.spilled = b.buf[:0], b.messages[:0], 0, runKey{}, 0
+}
+
+// Empty says whether committing the batch would change nothing.
+func (b *Batch) Empty() bool { return len(b.messages) == 0 }
+
+// Elements is the number of set and map elements the batch adds and deletes.
+func (b *Batch) Elements() int { return b.elements }
+
+// Grow makes room for n more bytes.
+func (b *Batch) Grow(n int) { b.buf = slices.Grow(b.buf, n) }
+
+// Len is the size of the batch in bytes.
+func (b *Batch) Len() int { return b.spilled + len(b.buf) }
+
+// Wire is the batch as encoded so far.
+func (b *Batch) Wire() []byte {
+	b.endRun()
+	return b.buf
+}
+
+// begin starts a message; end must follow.
+func (b *Batch) begin(msg uint16, flags uint16, family Family) {
+	b.endRun()
+	if b.spill != nil && len(b.buf) >= Pieces {
+		b.spill()
+	}
+	b.messages = append(b.messages, len(b.buf))
+	b.buf.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(family), 0)
+}
+
+// end completes the message begun last.
+func (b *Batch) end() {
+	at := b.messages[len(b.messages)-1]
+	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
+}
+
+// AddTable makes sure that a table exists. The comment is kept in the table
+// and shown by nft.
+func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
+
+// AddDormantTable makes a table that must not exist. Its chains are not attached to
+// their hooks.
+func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
+
+func (b *Batch) addTable(t Table, comment string, flags uint32) {
+	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
+	b.buf.string(unix.NFTA_TABLE_NAME, t.Name)
+	b.buf.be32(unix.NFTA_TABLE_FLAGS, flags)
+	if comment != "" {
+		b.buf.bytes(nftaTableUserdata, userComment(comment))
+	}
+	b.end()
+}
+
+// DeleteTable deletes a table with all it holds; it must exist.
+func (b *Batch) DeleteTable(t Table) {
+	b.begin(unix.NFT_MSG_DELTABLE, 0, t.Family)
+	b.buf.string(unix.NFTA_TABLE_NAME, t.Name)
+	b.end()
+}
+
+// AddChain makes sure that a chain exists.
+func (b *Batch) AddChain(t Table, c Chain) {
+	b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
+	b.buf.string(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.buf.string(unix.NFTA_CHAIN_NAME, c.Name)
+	if h := c.Hook; h != nil {
+		at := b.buf.open(unix.NFTA_CHAIN_HOOK)
+		b.buf.be32(unix.NFTA_HOOK_HOOKNUM, h.Num)
+		b.buf.be32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
+		b.buf.close(at)
+		b.buf.be32(unix.NFTA_CHAIN_POLICY, 1) // NF_ACCEPT
+		b.buf.string(unix.NFTA_CHAIN_TYPE, h.Type)
+	}
+	b.end()
+}
+
+// DeleteChain deletes a chain that has no rules and that nothing leads to.
+func (b *Batch) DeleteChain(t Table, name string) {
+	b.begin(unix.NFT_MSG_DELCHAIN, 0, t.Family)
+	b.buf.string(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.buf.string(unix.NFTA_CHAIN_NAME, name)
+	b.end()
+}
+
+// FlushTable deletes all rules of a table and leaves its chains and sets.
+func (b *Batch) FlushTable(t Table) {
+	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.end()
+}
+
+// FlushChain deletes all rules of a chain.
+func (b *Batch) FlushChain(t Table, name string) {
+	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.buf.string(unix.NFTA_RULE_CHAIN, name)
+	b.end()
+}
+
+// AddRule appends a rule to a chain. The comment is shown by nft.
+func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error {
+	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.buf.string(unix.NFTA_RULE_CHAIN, chain)
+	list := b.buf.open(unix.NFTA_RULE_EXPRESSIONS)
+	for _, e := range exprs {
+		encoded, err := encode(t.Family, e)
+		if err != nil {
+			return fmt.Errorf("rule in chain %s of table %s %s: %T: %w", chain, t.Family, t.Name, e, err)
+		}
+		b.buf.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, encoded)
+	}
+	b.buf.close(list)
+	if comment != "" {
+		b.buf.bytes(unix.NFTA_RULE_USERDATA, userComment(comment))
+	}
+	b.end()
+	return nil
+}
+
+// AddSet makes sure that a set or map exists. A set of the same name and
+// another type is an error (EEXIST).
+func (b *Batch) AddSet(t Table, s *Set) {
+	flags := s.Flags
+	if s.isMap() {
+		flags |= unix.NFT_SET_MAP
+	}
+	b.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t.Family)
+	b.buf.string(unix.NFTA_SET_TABLE, t.Name)
+	b.buf.string(unix.NFTA_SET_NAME, s.Name)
+	b.buf.be32(unix.NFTA_SET_ID, uint32(len(b.messages)))
+	b.buf.be32(unix.NFTA_SET_FLAGS, flags)
+	b.buf.be32(unix.NFTA_SET_KEY_TYPE, uint32(s.KeyType))
+	b.buf.be32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+	if s.isMap() {
+		b.buf.be32(unix.NFTA_SET_DATA_TYPE, uint32(s.DataType))
+		if s.DataType != TypeVerdict {
+			b.buf.be32(unix.NFTA_SET_DATA_LEN, s.DataLen)
+		}
+	}
+	if s.Size != 0 {
+		desc := b.buf.open(unix.NFTA_SET_DESC)
+		b.buf.be32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		b.buf.close(desc)
+	}
+	if s.HostOrder {
+		b.buf.bytes(unix.NFTA_SET_USERDATA, keyInHostOrder)
+	}
+	b.end()
+}
+
+// keyInHostOrder is user data as libnftnl writes it: NFTNL_UDATA_SET_KEYBYTEORDER
+// with nft's number for host byte order.
+var keyInHostOrder = binary.NativeEndian.AppendUint32([]byte{0, 4}, 1)
+
+// FlushSet deletes all elements of a set or map, which must exist.
+func (b *Batch) FlushSet(t Table, s *Set) {
+	b.begin(unix.NFT_MSG_DELSETELEM, 0, t.Family)
+	b.buf.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	b.buf.string(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	b.end()
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// receiveBuffer is the size of one read, in bytes. The kernel fills a dump's
+// messages up to what the reader has shown it can take (32 KiB at the most).
+const receiveBuffer = 64 << 10
+
+// socketBuffer is the size asked for the socket's queue of answers, in bytes.
+const socketBuffer = 8 << 20
+
+// Conn is a netlink socket to nf_tables. It is for one goroutine.
+type Conn struct {
+	sock *netlink.Conn
+	raw  syscall.RawConn
+	rbuf []byte
+	wbuf int // size of the socket's send queue, in bytes
+	seq  uint32
+
+	// unread says that answers of an exchange that was given up may still
+	// be in the queue.
+	unread bool
+}
+
+// Dial opens a socket in the network namespace that the file descriptor names,
+// or in the calling thread's when netns is 0. It needs CAP_NET_ADMIN there.
+func Dial(netns int) (*Conn, error) {
+	sock, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket to netfilter: %w", err)
+	}
+	c := &Conn{sock: sock, rbuf: make([]byte, receiveBuffer)}
+	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
+		if err := sock.SetOption(o, true); err != nil {
+			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
+		}
+	}
+	if err := sock.SetReadBuffer(socketBuffer); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink socket receive buffer: %w", err), sock.Close())
+	}
+	if c.raw, err = sock.SyscallConn(); err != nil {
+		return nil, errors.Join(err, sock.Close())
+	}
+	return c, nil
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return c.sock.Close() }
+
+// ErrGeneration says that somebody changed the ruleset since the generation
+// that a batch was made for.
+var ErrGeneration = errors.New("the ruleset has changed since it was read")
+
+// Commit sends batches, one after the other, as one transaction. When it returns
+// nil the kernel uses the new content; on an error (a *[BatchError] when the
+// kernel refused it) nothing has changed. A generation other than 0 makes the
+// commit fail with [ErrGeneration] unless the ruleset is still of that generation
+// (NFNL_BATCH_GENID, Linux 4.18).
+//
+// The kernel works on a transaction inside the system call that sends it, so
+// what it has to say is there to read once the call is back.
+func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
+	return c.transact(generation, true, batches)
+}
+
+// DryRun finds out whether the kernel would take batches as one transaction: it
+// prepares all of it, and gives it up instead of committing it. The ruleset and its
+// generation do not change, and nobody is notified. The error is as Commit's, but what
+// only a look at all chains of a new table finds, such as a loop, is not found.
+func (c *Conn) DryRun(batches ...*Batch) error { return c.transact(0, false, batches) }
+
+// transact sends batches as one transaction. Without the mark of its end, the kernel
+// gives it up (as for "nft --check").
+func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error {
+	c.drain()
+	wire, first, bytes := c.transaction(generation, batches)
+	if !commit && bytes > 0 {
+		bytes -= len(wire[len(wire)-1])
+		wire = wire[:len(wire)-1]
+	}
+	if bytes == 0 {
+		return nil
+	}
+	if bytes > c.wbuf {
+		// The whole transaction has to fit the socket's send queue.
+		if err := c.sock.SetWriteBuffer(bytes + 64<<10); err != nil {
+			return fmt.Errorf("netlink send buffer of %d bytes: %w", bytes, err)
+		}
+		c.wbuf = bytes
+	}
+	if err := c.send(wire...); err != nil {
+		return fmt.Errorf("sending a batch of %d bytes: %w", bytes, err)
+	}
+	var failed *BatchError
+	done := false
+	for {
+		n, err := c.receive(unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if errors.Is(err, unix.ENOBUFS) {
+			continue // there were more refusals than the queue holds; the first are in it
+		}
+		if err != nil {
+			c.unread = true
+			return fmt.Errorf("reading the kernel's answer to a batch: %w", err)
+		}
+		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
+			if h.typ != unix.NLMSG_ERROR {
+				return true
+			}
+			e := parseError(h, payload)
+			switch {
+			case e.errno == 0:
+				done = done || h.seq == c.seq
+			case failed == nil:
+				failed = failure(batches, int(h.seq-first), e)
+			}
+			return true
+		})
+	}
+	switch {
+	case failed != nil && generation != 0 && failed.Errno == unix.ERESTART:
+		return ErrGeneration
+	case failed != nil:
+		return failed
+	case !done:
+		return errors.New("the kernel did not acknowledge a batch")
+	}
+	return nil
+}
+
+// transaction puts batches between the marks of a transaction and numbers their
+// messages, from first on. The last one asks for an acknowledgement.
+func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, first uint32, bytes int) {
+	var begin, end attrs
+	begin.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	if generation != 0 {
+		begin.be32(unix.NFNL_BATCH_GENID, generation)
+	}
+	end.message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	for _, mark := range []attrs{begin, end} {
+		binary.NativeEndian.PutUint32(mark, uint32(len(mark)))
+	}
+	wire = append(wire, begin)
+	first = c.seq + 1
+	var last []byte
+	for _, b := range batches {
+		b.endRun()
+		for _, at := range b.messages {
+			c.seq++
+			last = b.buf[at:]
+			binary.NativeEndian.PutUint32(last[seqAt:], c.seq)
+		}
+		if len(b.buf) > 0 {
+			wire = append(wire, b.buf)
+		}
+	}
+	if last == nil {
+		return nil, 0, 0
+	}
+	flags := binary.NativeEndian.Uint16(last[flagsAt:])
+	binary.NativeEndian.PutUint16(last[flagsAt:], flags|unix.NLM_F_ACK)
+	wire = append(wire, end)
+	for _, part := range wire {
+		bytes += len(part)
+	}
+	return wire, first, bytes
+}
+
+// drain throws away what an exchange that was given up has left.
+func (c *Conn) drain() {
+	for c.unread {
+		_, err := c.receive(unix.MSG_DONTWAIT)
+		c.unread = err == nil || errors.Is(err, unix.ENOBUFS)
+	}
+}
+
+// send sends one datagram, given in parts.
+func (c *Conn) send(parts ...[]byte) error {
+	var sent error
+	err := c.raw.Write(func(fd uintptr) bool {
+		for {
+			_, sent = unix.SendmsgBuffers(int(fd), parts, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+			if sent != unix.EINTR {
+				return sent != unix.EAGAIN
+			}
+		}
+	})
+	return errors.Join(err, sent)
+}
+
+// receive reads one datagram into rbuf.
+func (c *Conn) receive(flags int) (n int, err error) {
+	var got error
+	err = c.raw.Read(func(fd uintptr) bool {
+		for {
+			n, _, got = unix.Recvfrom(int(fd), c.rbuf, flags)
+			if got != unix.EINTR {
+				break
+			}
+		}
+		return flags&unix.MSG_DONTWAIT != 0 || got != unix.EAGAIN
+	})
+	return n, errors.Join(err, got)
+}
+
+// header is what matters of struct nlmsghdr.
+type header struct {
+	typ, flags uint16
+	seq        uint32
+}
+
+// eachMessage calls visit for the messages of one datagram until it returns
+// false.
+func eachMessage(b []byte, visit func(header, []byte) bool) {
+	for len(b) >= nlmsgHeaderLen {
+		n := int(binary.NativeEndian.Uint32(b))
+		if n < nlmsgHeaderLen || n > len(b) {
+			return
+		}
+		h := header{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:])}
+		if !visit(h, b[nlmsgHeaderLen:n]) {
+			return
+		}
+		b = b[min(align(n), len(b)):]
+	}
+}

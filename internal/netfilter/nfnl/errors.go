@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// BatchError is the kernel's refusal of a transaction: what it refused first
+// and why. Nothing of the transaction has taken effect.
+type BatchError struct {
+	Errno   unix.Errno
+	Message string // the kernel's own words, where it has some
+	Op      string // "add element", "delete chain" ...; "" when the whole batch was refused
+	Table   Table
+	Object  string // the set, chain or rule's chain
+	Key     []byte // the element's key, where the kernel pointed at an element
+	Expr    string // the name of the rule's expression that the kernel pointed at, such as "masq"
+}
+
+// Error describes the refusal in one line.
+func (e *BatchError) Error() string {
+	var s strings.Builder
+	s.WriteString("nf_tables refused ")
+	if e.Op == "" {
+		s.WriteString("the batch")
+	} else {
+		fmt.Fprintf(&s, "to %s in table %s %s", e.Op, e.Table.Family, e.Table.Name)
+		if e.Object != "" {
+			fmt.Fprintf(&s, " %s", e.Object)
+		}
+		if e.Key != nil {
+			fmt.Fprintf(&s, " key %x", e.Key)
+		}
+		if e.Expr != "" {
+			fmt.Fprintf(&s, " with expression %s", e.Expr)
+		}
+	}
+	fmt.Fprintf(&s, ": %s", e.Errno.Error())
+	if e.Message != "" {
+		fmt.Fprintf(&s, " (%s)", e.Message)
+	}
+	return s.String()
+}
+
+// Unwrap gives the errno.
+func (e *BatchError) Unwrap() error { return e.Errno }
+
+// IsUnsupported says whether an error means that the kernel lacks a subsystem of
+// netfilter, or a family of it.
+func IsUnsupported(err error) bool {
+	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+// kernelError is a parsed NLMSG_ERROR.
+type kernelError struct {
+	errno   unix.Errno
+	message string
+	offset  int // of the attribute at fault from the start of our message, 0 if not told
+}
+
+// nlmsgAckTLVs marks an acknowledgement that carries attributes
+// (NLM_F_ACK_TLVS).
+const nlmsgAckTLVs = 0x200
+
+func parseError(h header, payload []byte) kernelError {
+	var e kernelError
+	if len(payload) < 4 {
+		return e
+	}
+	e.errno = unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
+	const fixed = 4 + nlmsgHeaderLen // the error and the header it is about; NETLINK_CAP_ACK leaves the rest out
+	if h.flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
+		eachAttr(payload[fixed:], func(typ uint16, v []byte) bool {
+			switch typ {
+			case unix.NLMSGERR_ATTR_MSG:
+				e.message = cString(v)
+			case unix.NLMSGERR_ATTR_OFFS:
+				if len(v) >= 4 {
+					e.offset = int(binary.NativeEndian.Uint32(v))
+				}
+			}
+			return true
+		})
+	}
+	return e
+}
+
+// failure finds out what the batches' message number i was about.
+func failure(batches []*Batch, i int, e kernelError) *BatchError {
+	f := &BatchError{Errno: e.errno, Message: e.message}
+	for len(batches) > 0 && i >= len(batches[0].messages) {
+		i -= len(batches[0].messages)
+		batches = batches[1:]
+	}
+	if i < 0 || len(batches) == 0 {
+		return f // the transaction as a whole: its mark has no message number
+	}
+	b := batches[0]
+	msg := b.buf[b.messages[i]:]
+	msg = msg[:binary.NativeEndian.Uint32(msg)]
+	typ := binary.NativeEndian.Uint16(msg[4:]) & 0xff
+	f.Op = operations[typ]
+	f.Table.Family = Family(msg[nlmsgHeaderLen])
+	body := msg[nlmsgHeaderLen+nfgenHeaderLen:]
+	f.Table.Name = cString(findAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE)) // the table is attribute 1 of every message
+	if typ == unix.NFT_MSG_NEWTABLE || typ == unix.NFT_MSG_DELTABLE {
+		return f
+	}
+	name := uint16(unix.NFTA_SET_ELEM_LIST_SET) // likewise 2 ...
+	if typ == unix.NFT_MSG_NEWCHAIN || typ == unix.NFT_MSG_DELCHAIN {
+		name = unix.NFTA_CHAIN_NAME // ... but for chains
+	}
+	f.Object = cString(findAttr(body, name))
+	if typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM {
+		f.Key = elementAt(msg, e.offset)
+	}
+	if typ == unix.NFT_MSG_NEWRULE && e.offset != 0 {
+		f.Expr = expressionAt(msg, e.offset)
+	}
+	return f
+}
+
+// expressionAt is the name of a rule's expression that holds the offset.
+func expressionAt(msg []byte, offset int) (name string) {
+	list := findAttr(msg[nlmsgHeaderLen+nfgenHeaderLen:], unix.NFTA_RULE_EXPRESSIONS)
+	eachAttr(list, func(_ uint16, e []byte) bool {
+		if isAt(msg, e, offset) {
+			name = cString(findAttr(e, unix.NFTA_EXPR_NAME))
+		}
+		return name == ""
+	})
+	return name
+}
+
+// isAt says whether an attribute of the message, given by its payload, holds the offset.
+// They share the backing array, so capacity gives position.
+func isAt(msg, payload []byte, offset int) bool {
+	at := cap(msg) - cap(payload)
+	return offset >= at-attrHeaderLen && offset < at+len(payload)
+}
+
+var operations = map[uint16]string{
+	unix.NFT_MSG_NEWTABLE:   "add table",
+	unix.NFT_MSG_DELTABLE:   "delete table",
+	unix.NFT_MSG_NEWCHAIN:   "add chain",
+	unix.NFT_MSG_DELCHAIN:   "delete chain",
+	unix.NFT_MSG_NEWRULE:    "add rule",
+	unix.NFT_MSG_DELRULE:    "delete rule",
+	unix.NFT_MSG_NEWSET:     "add set",
+	unix.NFT_MSG_NEWSETELEM: "add element",
+	unix.NFT_MSG_DELSETELEM: "delete element",
+	unix.NFT_MSG_NEWOBJ:     "add object",
+	msgNewFlowtable:         "add flowtable",
+	msgDelFlowtable:         "delete flowtable",
+}
+
+// elementAt is the key of the element that holds the offset; of the only
+// element when no offset was told.
+func elementAt(msg []byte, offset int) (key []byte) {
+	const start = nlmsgHeaderLen + nfgenHeaderLen
+	list := findAttr(msg[start:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	count := 0
+	eachAttr(list, func(_ uint16, element []byte) bool {
+		count++
+		inside := isAt(msg, element, offset)
+		if inside || offset == 0 {
+			key = append([]byte(nil), findAttr(findAttr(element, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)...)
+		}
+		return !inside
+	})
+	if offset == 0 && count > 1 {
+		return nil
+	}
+	return key
+}

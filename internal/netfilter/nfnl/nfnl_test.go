@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	table = Table{IPv4, "test"}
+
+	numbers = &Set{Name: "numbers", KeyType: TypeMark, KeyLen: 4, DataType: TypeMark, DataLen: 4, HostOrder: true}
+	ports   = &Set{
+		Name:    "ports",
+		KeyType: Concat(TypeIPAddr, TypeInetProto, TypeInetService), KeyLen: 12,
+		DataType: Concat(TypeIPAddr, TypeInetService), DataLen: 8,
+	}
+	chains  = &Set{Name: "chains", KeyType: TypeMark, KeyLen: 4, DataType: TypeVerdict, HostOrder: true}
+	members = &Set{Name: "members", KeyType: TypeIP6Addr, KeyLen: 16}
+)
+
+// dial opens a connection to an empty network namespace.
+func dial(t testing.TB) (*Conn, *lab.Namespace) {
+	t.Helper()
+	kerneltest.Require(t, kerneltest.NFTables)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Dial(ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(c.Close(), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return c, ns
+}
+
+func commit(t testing.TB, c *Conn, fill func(*Batch)) {
+	t.Helper()
+	var b Batch
+	fill(&b)
+	if err := c.Commit(0, &b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func key(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+// elements reads a set as key -> value, chain or comment.
+func elements(t testing.TB, c *Conn, set *Set) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := c.Elements(table, set.Name, func(e Element) {
+		all[string(e.Key)] = string(e.Value) + e.Chain + string(e.Comment)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// waitElements reads a set until n elements are found, for 10 s at most. The kernel
+// makes a large set's hash table larger or smaller after the commit, and a dump
+// meanwhile leaves elements out.
+func waitElements(t testing.TB, c *Conn, set *Set, n int) map[string]string {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if all := elements(t, c, set); len(all) == n || time.Now().After(end) {
+			return all
+		}
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	c, ns := dial(t)
+	web := []byte{10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0}
+	pod := []byte{10, 244, 1, 5, 0x1f, 0x90, 0, 0}
+	member := bytes.Repeat([]byte{0xfd}, 16)
+	commit(t, c, func(b *Batch) {
+		b.AddTable(table, "a comment")
+		for _, s := range []*Set{numbers, ports, chains, members} {
+			b.AddSet(table, s)
+		}
+		b.AddChain(table, Chain{Name: "target"})
+		b.AddChain(table, Chain{Name: "base", Hook: &Hook{"nat", unix.NF_INET_PRE_ROUTING, -100}})
+		if err := b.AddRule(table, "base", "why", &expr.Counter{}); err != nil {
+			t.Error(err)
+		}
+		b.AddElement(table, numbers, key(7), key(8), "")
+		b.AddElement(table, ports, web, pod, "default/web")
+		b.AddVerdict(table, chains, key(9), Goto, "target")
+		b.AddElement(table, members, member, nil, "")
+	})
+	for _, tc := range []struct {
+		set        *Set
+		key, value string
+	}{
+		{numbers, string(key(7)), string(key(8))},
+		{ports, string(web), string(pod) + "default/web"},
+		{chains, string(key(9)), "target"},
+		{members, string(member), ""},
+	} {
+		if got, want := elements(t, c, tc.set), map[string]string{tc.key: tc.value}; !maps.Equal(got, want) {
+			t.Errorf("%s holds %q, want %q", tc.set.Name, got, want)
+		}
+		for k, want := range map[string]bool{tc.key: true, strings.Repeat("x", int(tc.set.KeyLen)): false} {
+			if there, err := c.Has(table, tc.set.Name, []byte(k)); err != nil || there != want {
+				t.Errorf("%s has %q: %v %v", tc.set.Name, k, there, err)
+			}
+		}
+	}
+	if info, err := c.Table(table); err != nil || info.Comment != "a comment" || info.Handle == 0 {
+		t.Errorf("table: %+v %v", info, err)
+	}
+	var rules []string
+	if err := c.Rules(table, func(r RuleInfo) { rules = append(rules, r.Chain) }); err != nil || fmt.Sprint(rules) != "[base]" {
+		t.Errorf("rules: %v %v", rules, err)
+	}
+	sets := map[string]Set{}
+	if err := c.Sets(table, func(s Set) { sets[s.Name] = s }); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []*Set{numbers, ports, members} {
+		got := sets[want.Name]
+		got.HostOrder = want.HostOrder // not read back
+		if got != *want {
+			t.Errorf("set %+v read as %+v", *want, got)
+		}
+	}
+
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	out, err := ns.Run(t.Context(), "nft", "list", "ruleset")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`comment "a comment"`, "elements = { 0x00000007 :", `10.96.0.1 . tcp . 80 comment "default/web" : 10.244.1.5 . 8080`,
+		"0x00000009 : goto target", "type nat hook prerouting priority dstnat", `comment "why"`, "fdfd:fdfd:",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("nft does not show %q in\n%s", want, out)
+		}
+	}
+
+	commit(t, c, func(b *Batch) {
+		b.DeleteElement(table, numbers, key(7))
+		b.AddElement(table, numbers, key(7), key(1), "")
+		b.FlushSet(table, ports)
+	})
+	if got := elements(t, c, numbers); got[string(key(7))] != string(key(1)) {
+		t.Errorf("replaced: %q", got)
+	}
+	if got := elements(t, c, ports); len(got) > 0 {
+		t.Errorf("flushed: %q", got)
+	}
+	commit(t, c, func(b *Batch) { b.DeleteTable(table) })
+	if _, err := c.Table(table); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("deleted table: %v", err)
+	}
+}
+
+// TestManyElements crosses the sizes of a message and of a socket buffer.
+func TestManyElements(t *testing.T) {
+	c, _ := dial(t)
+	const n = 20_000
+	long := strings.Repeat("c", maxComment)
+	commit(t, c, func(b *Batch) {
+		b.AddTable(table, "")
+		b.AddSet(table, numbers)
+		for i := range uint32(n) {
+			b.AddElement(table, numbers, key(i), key(i+1), long+"cut off")
+		}
+		if b.Elements() != n {
+			t.Errorf("%d elements counted", b.Elements())
+		}
+	})
+	there := 0
+	for i := range uint32(n) {
+		ok, err := c.Has(table, numbers.Name, key(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			there++
+		}
+	}
+	if there != n {
+		t.Errorf("%d of %d elements are there", there, n)
+	}
+	commit(t, c, func(b *Batch) {
+		for i := range uint32(n) {
+			b.DeleteElement(table, numbers, key(i))
+		}
+	})
+	if got := elements(t, c, numbers); len(got) > 0 {
+		t.Errorf("%d elements are left", len(got))
+	}
+}
+
+// TestElementsInterrupted has elements go while a set is read, which makes the kernel leave
+// others out.
+func TestElementsInterrupted(t *testing.T) {
+	c, ns := dial(t)
+	other, err := Dial(ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	const n = 5000 // more than fits one message
+	commit(t, c, func(b *Batch) {
+		b.AddTable(table, "")
+		b.AddSet(table, numbers)
+		for i := range uint32(n) {
+			b.AddElement(table, numbers, key(i), key(i), "")
+		}
+	})
+	read := func(meanwhile func(Element)) error {
+		first := true
+		return c.Elements(table, numbers.Name, func(e Element) {
+			if first {
+				first = false
+				meanwhile(e)
+			}
+		})
+	}
+	if err := read(func(Element) {}); err != nil {
+		t.Errorf("undisturbed: %v", err)
+	}
+	err = read(func(e Element) {
+		gone := bytes.Clone(e.Key)
+		commit(t, other, func(b *Batch) { b.DeleteElement(table, numbers, gone) })
+	})
+	if !errors.Is(err, ErrInterrupted) {
+		t.Errorf("error %v, want ErrInterrupted", err)
+	}
+	if err := read(func(Element) {}); err != nil {
+		t.Errorf("undisturbed again: %v", err)
+	}
+}
+
+// TestRefusal has the kernel refuse batches and wants to know what it refused.
+func TestRefusal(t *testing.T) {
+	c, _ := dial(t)
+	commit(t, c, func(b *Batch) {
+		b.AddTable(table, "")
+		b.AddSet(table, numbers)
+		b.AddElement(table, numbers, key(1), key(1), "")
+	})
+	for name, tc := range map[string]struct {
+		fill  func(*Batch)
+		errno unix.Errno
+		op    string
+		set   string
+		key   []byte
+	}{
+		"an element that is not there": {
+			func(b *Batch) { b.DeleteElement(table, numbers, key(99)) },
+			unix.ENOENT, "delete element", "numbers", key(99),
+		},
+		"one among many": {
+			func(b *Batch) {
+				for i := range uint32(3000) {
+					b.AddElement(table, numbers, key(100+i), key(i), "")
+				}
+				b.AddElement(table, numbers, key(1), key(2), "")
+				for i := range uint32(3000) {
+					b.AddElement(table, numbers, key(10_000+i), key(i), "")
+				}
+			},
+			unix.EEXIST, "add element", "numbers", key(1),
+		},
+		"a set that is not there": {
+			func(b *Batch) { b.AddElement(table, ports, make([]byte, 12), make([]byte, 8), "") },
+			unix.ENOENT, "add element", "ports", nil,
+		},
+		"a table that is not there": {
+			func(b *Batch) { b.DeleteTable(Table{IPv6, "nowhere"}) },
+			unix.ENOENT, "delete table", "", nil,
+		},
+		"a rule that leads nowhere": {
+			func(b *Batch) {
+				b.AddChain(table, Chain{Name: "c"})
+				b.AddRule(table, "c", "", &expr.Verdict{Kind: expr.VerdictJump, Chain: "nowhere"})
+			},
+			unix.ENOENT, "add rule", "c", nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := elements(t, c, numbers)
+			var b Batch
+			tc.fill(&b)
+			err := c.Commit(0, &b)
+			var refused *BatchError
+			if !errors.As(err, &refused) {
+				t.Fatalf("error %v", err)
+			}
+			if refused.Errno != tc.errno || refused.Op != tc.op || refused.Object != tc.set || tc.key != nil && !bytes.Equal(refused.Key, tc.key) {
+				t.Errorf("refused: %v (%+v)", err, *refused)
+			}
+			if !errors.Is(err, tc.errno) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error text: %v", err)
+			}
+			if after := elements(t, c, numbers); !maps.Equal(before, after) {
+				t.Errorf("a refused batch had an effect: %d elements, had %d", len(after), len(before))
+			}
+		})
+	}
+}
+
+// TestGeneration commits for a generation that has passed.
+func TestGeneration(t *testing.T) {
+	c, _ := dial(t)
+	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
+	before, err := c.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	commit(t, c, func(b *Batch) { b.AddSet(table, numbers) })
+	after, err := c.Generation()
+	if err != nil || after != before+1 {
+		t.Fatalf("generation %d after %d: %v", after, before, err)
+	}
+	for gen, want := range map[uint32]error{before: ErrGeneration, after: nil} {
+		var b Batch
+		b.AddElement(table, numbers, key(gen), key(1), "")
+		if err := c.Commit(gen, &b); !errors.Is(err, want) {
+			t.Errorf("commit for generation %d: %v, want %v", gen, err, want)
+		}
+	}
+	if got := elements(t, c, numbers); len(got) != 1 {
+		t.Errorf("%d elements", len(got))
+	}
+}
+
+func TestEmptyBatch(t *testing.T) {
+	c, _ := dial(t)
+	var b Batch
+	if err := c.Commit(0, &b); err != nil || !b.Empty() {
+		t.Errorf("empty batch: %v", err)
+	}
+}
+
+// TestNamespaces has two connections in two namespaces.
+func TestNamespaces(t *testing.T) {
+	a, _ := dial(t)
+	b, _ := dial(t)
+	commit(t, a, func(b *Batch) { b.AddTable(table, "") })
+	if _, err := b.Table(table); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("the other namespace's table: %v", err)
+	}
+}
+
+// TestGivenUp leaves an answer in the queue, as an exchange does that is given
+// up half-way. The next ones must not take it for theirs.
+func TestGivenUp(t *testing.T) {
+	c, _ := dial(t)
+	var b Batch
+	b.DeleteTable(table) // which is refused, with an answer that nobody reads
+	wire, _, _ := c.transaction(0, []*Batch{&b})
+	if err := c.send(wire...); err != nil {
+		t.Fatal(err)
+	}
+	c.unread = true
+	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
+	b.Reset()
+	b.DeleteTable(Table{IPv6, "nowhere"})
+	wire, _, _ = c.transaction(0, []*Batch{&b})
+	if err := c.send(wire...); err != nil {
+		t.Fatal(err)
+	}
+	c.unread = true
+	if _, err := c.Table(table); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMoreRefusalsThanFit has the kernel say more than its queue to us holds.
+func TestMoreRefusalsThanFit(t *testing.T) {
+	c, _ := dial(t)
+	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
+	var big Batch
+	for i := range uint32(60_000) { // in two families by turns, so that each is a message
+		big.DeleteElement(Table{[]Family{IPv4, IPv6}[i%2], "gone"}, numbers, key(i))
+	}
+	var refused *BatchError
+	if err := c.Commit(0, &big); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
+		t.Errorf("the refusal: %v", err)
+	}
+	for range 5 {
+		if _, err := c.Table(table); err != nil {
+			t.Errorf("a table that is there: %v", err)
+		}
+	}
+	commit(t, c, func(b *Batch) { b.AddSet(table, numbers) })
+}
+
+// TestSeveralBatches commits two as one.
+func TestSeveralBatches(t *testing.T) {
+	c, _ := dial(t)
+	var a, b Batch
+	a.AddTable(table, "")
+	a.AddSet(table, numbers)
+	b.AddElement(table, numbers, key(1), key(2), "")
+	if err := c.Commit(0, &a, &b); err != nil {
+		t.Fatal(err)
+	}
+	if got := elements(t, c, numbers); len(got) != 1 {
+		t.Errorf("elements: %q", got)
+	}
+	a.Reset()
+	a.AddElement(table, numbers, key(3), key(4), "")
+	b.Reset()
+	b.DeleteElement(table, numbers, key(5))
+	var refused *BatchError
+	if err := c.Commit(0, &a, &b); !errors.As(err, &refused) || !bytes.Equal(refused.Key, key(5)) {
+		t.Errorf("refusal: %v", err)
+	}
+	if got := elements(t, c, numbers); len(got) != 1 {
+		t.Errorf("elements after a refusal: %q", got)
+	}
+}

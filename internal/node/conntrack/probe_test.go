@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// TestProbe compares what the probe says with what the kernel does, and looks
+// what the probe leaves behind.
+func TestProbe(t *testing.T) {
+	for f, flow := range map[family]string{
+		ipv4: "udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:54",
+		ipv6: "udp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:54",
+	} {
+		t.Run(f.String(), func(t *testing.T) {
+			tab := newTable(t)
+			tab.add(flowOf(flow))
+			able, err := tab.probe(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%+v", able)
+			if left := tab.flows(); !slices.Equal(left, []string{flow}) {
+				t.Errorf("the probe leaves %v", left)
+			}
+			finds := func(fill func(*filter), able abilities) bool {
+				filter := filter{protocols: []desired.Protocol{desired.UDP}}
+				fill(&filter)
+				attributes, err := filter.attributes(f, able)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found := false
+				if err := tab.dump(f, attributes, func([]byte) { found = true }); err != nil && !refused(err) {
+					t.Fatal(err)
+				}
+				return found
+			}
+			to, replies := endpointOf(flowOf(flow).to), endpointOf(flowOf(flow).answeredBy)
+			if finds(func(f *filter) { f.to.add(to) }, abilities{addresses: true}) != able.addresses {
+				t.Error("original addresses are not as the probe says")
+			}
+			if finds(func(f *filter) { f.replies.add(replies) }, abilities{true, true}) != (able.addresses && able.replies) {
+				t.Error("addresses of replies are not as the probe says")
+			}
+			replies.ip = to.ip
+			if finds(func(f *filter) { f.replies.add(replies) }, abilities{replies: true}) != able.replies {
+				t.Error("ports of replies are not as the probe says")
+			}
+			to.port++
+			if finds(func(f *filter) { f.to.add(to) }, abilities{}) {
+				t.Error("the kernel does not compare ports: the rest of this test is worth nothing")
+			}
+		})
+	}
+}
+
+// TestAbilities cleans with every degree of what a kernel may be able to do, and
+// asks once.
+func TestAbilities(t *testing.T) {
+	const frontends, backends = "10.96.0.10:53 [fd00:96::10]:53", "10.244.1.5:54 [fd00:244::5]:54"
+	flows := []string{"udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:54", "udp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:54"}
+	tab := newTable(t)
+	for _, able := range []*abilities{nil, {}, {replies: true}, {addresses: true}, {addresses: true, replies: true}} {
+		for _, f := range flows {
+			tab.add(flowOf(f))
+		}
+		for _, f := range []family{ipv4, ipv6} {
+			delete(tab.able, f)
+			if able != nil {
+				real, err := tab.probe(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				tab.able[f] = abilities{real.addresses && able.addresses, real.replies && able.replies}
+			}
+		}
+		if stats := tab.clean(stale(frontends, backends)); stats != (Stats{2, 2, 2}) {
+			t.Errorf("%+v: %+v", able, stats)
+		}
+		if len(tab.able) != 2 {
+			t.Errorf("%d families are known", len(tab.able))
+		}
+	}
+	// What is known is not asked for again.
+	tab.add(flowOf(flows[0]))
+	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.20:53 10.244.1.6:54"))
+	tab.able[ipv4] = abilities{}
+	if stats := tab.clean(stale(frontends, "10.244.1.5:54")); stats != (Stats{1, 2, 1}) {
+		t.Errorf("%+v", stats)
+	}
+}

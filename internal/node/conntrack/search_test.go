@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+)
+
+// staleByTheWords says of one entry what the comments of desired.StaleFlows and
+// Clean say, without tables.
+func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
+	if f.protocol == desired.TCP {
+		return false
+	}
+	for _, s := range flows {
+		if s.Protocol != f.protocol || !slices.ContainsFunc(s.Frontends, func(k desired.FrontendKey) bool { return k.AddrPort == f.to }) {
+			continue
+		}
+		listed := slices.Contains(s.Backends, desired.NewBackend(f.answeredBy))
+		if s.Only {
+			stale = !listed
+		} else {
+			stale = stale || listed || s.Untranslated && f.answeredBy == f.to
+		}
+	}
+	return stale
+}
+
+// TestSearches compares random StaleFlows with what their words say, and sees
+// that filters let all that is stale through.
+func TestSearches(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	// Frontends and backends are of the same few endpoints, so that they meet.
+	endpointAt := func(i int) netip.AddrPort {
+		ip := netip.AddrFrom4([4]byte{10, 0, 0, byte(i >> 1 & 1)})
+		if i>>2&1 == 1 {
+			ip = netip.MustParseAddr([]string{"fd00::", "fd00::1"}[i>>1&1])
+		}
+		return netip.AddrPortFrom(ip, uint16(53+i&1))
+	}
+	protocols := []desired.Protocol{desired.UDP, desired.UDP, desired.SCTP, desired.TCP}
+	count := map[bool]int{}
+	for range 20_000 {
+		flows := make([]desired.StaleFlows, 1+r.IntN(4))
+		for i := range flows {
+			f := &flows[i]
+			f.Protocol = protocols[r.IntN(len(protocols))]
+			for range r.IntN(4) {
+				f.Frontends = append(f.Frontends, desired.FrontendKey{AddrPort: endpointAt(r.IntN(8)), Protocol: f.Protocol})
+			}
+			for range r.IntN(4) {
+				f.Backends = append(f.Backends, desired.NewBackend(endpointAt(r.IntN(8))))
+			}
+			f.Untranslated, f.Only = r.IntN(3) == 0, r.IntN(4) == 0
+		}
+		searches := plan(flows)
+		for range 10 {
+			a, b := r.IntN(8), r.IntN(8)
+			if endpointAt(a).Addr().Is4() != endpointAt(b).Addr().Is4() {
+				continue
+			}
+			fl := flow{protocol: protocols[r.IntN(len(protocols))], to: endpointAt(a), answeredBy: endpointAt(b)}
+			e := entry{protocol: fl.protocol, destination: endpointOf(fl.to), replies: endpointOf(fl.answeredBy)}
+			e.family = e.destination.family()
+			got := false
+			for _, s := range searches {
+				if s.family != e.family || !s.stale(&e) {
+					continue
+				}
+				got = true
+				for _, agree := range []bool{
+					slices.Contains(s.filter.protocols, e.protocol), s.filter.to.agrees(e.destination), s.filter.replies.agrees(e.replies),
+				} {
+					if !agree {
+						t.Fatalf("seed %d: %+v: a filter hides %+v", seed, flows, fl)
+					}
+				}
+			}
+			want := staleByTheWords(flows, fl)
+			if got != want {
+				t.Fatalf("seed %d: %+v: stale %v, want %v: %+v", seed, flows, got, want, fl)
+			}
+			count[got]++
+		}
+	}
+	if count[true] < 1000 || count[false] < 1000 {
+		t.Errorf("too few of one kind: %v", count)
+	}
+}
+
+// agrees says whether the kernel would report e.
+func (c *common) agrees(e endpoint) bool {
+	flags := c.flags(1, 2)
+	return (flags&1 == 0 || e.ip == c.ip) && (flags&2 == 0 || e.port == c.port)
+}
+
+// TestSharedBackends gives many frontends many backends, which must not be their
+// product, and more to say about one of them afterwards, which must not be said
+// about the others.
+func TestSharedBackends(t *testing.T) {
+	var many desired.StaleFlows
+	many.Protocol = desired.UDP
+	for i := range 2000 {
+		ap := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 53)
+		many.Frontends = append(many.Frontends, desired.FrontendKey{AddrPort: ap, Protocol: desired.UDP})
+		many.Backends = append(many.Backends, desired.NewBackend(crowdBackend(i)))
+	}
+	one := many
+	one.Frontends = many.Frontends[:1]
+	one.Backends = []desired.Backend{desired.NewBackend(crowdBackend(5000))}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	s := plan([]desired.StaleFlows{many, one})[0]
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 10<<20 { // 2,000 sets would be 200 MB
+		t.Errorf("%d bytes were allocated", n)
+	}
+	for i, want := range []bool{true, false} {
+		e := entry{family: ipv4, protocol: desired.UDP, destination: endpointOf(many.Frontends[i].AddrPort), replies: endpointOf(crowdBackend(5000))}
+		if s.stale(&e) != want {
+			t.Errorf("frontend %d: stale %v", i, !want)
+		}
+	}
+}
+
+// FuzzEntry parses what no kernel sends.
+func FuzzEntry(f *testing.F) {
+	to := endpointOf(netip.MustParseAddrPort("10.96.0.10:53"))
+	seed := filter{protocols: []desired.Protocol{desired.UDP}}
+	seed.to.add(to)
+	a, err := seed.attributes(ipv4, abilities{true, true})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(append(header(ipv4), a...))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var e entry
+		if !e.parse(data) {
+			return
+		}
+		if e.family != ipv4 && e.family != ipv6 {
+			return
+		}
+		m, err := e.deletion()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A deletion without a tuple would empty the table.
+		var sent entry
+		for typ, payload := range ctnetlink.Attributes(m.Data[4:]) {
+			if typ == ctnetlink.TupleOrig {
+				sent.original = payload
+			}
+		}
+		if len(sent.original) == 0 || fmt.Sprint(sent.original) != fmt.Sprint(e.original) {
+			t.Fatalf("deletion %x of entry %x", m.Data, data)
+		}
+	})
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package takeover
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// kubeIPVS is kube-proxy's interface of IPVS mode; nil where there is none.
+func kubeIPVS() (netlink.Link, error) {
+	link, err := netlink.LinkByName(dummy)
+	switch {
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("looking for kube-proxy's interface %s: %w", dummy, err)
+	case link.Type() != "dummy":
+		return nil, fmt.Errorf("%w: it is of type %s and not dummy", errNotDummy, link.Type())
+	}
+	return link, nil
+}
+
+// The routes that stand for addresses have a metric greater than that of those which the
+// kernel makes for addresses itself, and a protocol of their own, by which they are known.
+// They are of the interface lo, as kube-ipvs0 is down, where IPv6 takes none.
+const (
+	routeMetric   = 1024
+	routeProtocol = 83
+)
+
+// anyTable finds routes wherever they are: without CONFIG_IPV6_MULTIPLE_TABLES the kernel
+// has them all in one.
+const anyTable = unix.RT_TABLE_UNSPEC
+
+// Prepare has connections that this node itself makes to Services begin with an address of
+// the node's own. In IPVS mode they begin with the Service's address, as that is one of the
+// node's: no endpoint elsewhere could answer once IPVS does not carry them any more, and
+// they would end when the address goes. Each address of the interface becomes a route in
+// table local, which has packets come in as this node's just the same, and names another
+// source.
+//
+// Call it in the calling thread's network namespace before Services are programmed; it
+// needs CAP_NET_ADMIN. Where there is no kube-ipvs0 it does nothing. A family of which
+// the node has no other address stays as it is.
+func Prepare() error {
+	link, err := kubeIPVS()
+	if link == nil {
+		if errors.Is(err, errNotDummy) {
+			err = nil
+		}
+		return err
+	}
+	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("listing addresses of interface %s: %w", dummy, err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("looking for interface lo: %w", err)
+	}
+	sources := map[bool]net.IP{}
+	for _, is4 := range []bool{true, false} {
+		if sources[is4], err = ownAddress(link, is4); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for i := range addresses {
+		a := &addresses[i]
+		src := sources[a.IP.To4() != nil]
+		if src == nil || isLinkLocal6(a.IP) {
+			continue
+		}
+		if err := netlink.RouteReplace(localRoute(lo, a.IP, src)); err != nil {
+			errs = append(errs, fmt.Errorf("making a route of address %s of interface %s: %w", a.IP, dummy, err))
+			continue
+		}
+		errs = append(errs, removeAddress(link, a))
+	}
+	return errors.Join(errs...)
+}
+
+// localRoute has packets to an address come in as this node's.
+func localRoute(lo netlink.Link, ip, src net.IP) *netlink.Route {
+	bits := 8 * len(ip)
+	if v4 := ip.To4(); v4 != nil {
+		ip, bits = v4, 32
+	}
+	r := &netlink.Route{
+		LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, bits)}, Src: src,
+		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Priority: routeMetric, Protocol: routeProtocol,
+	}
+	if bits == 32 {
+		r.Scope = netlink.SCOPE_HOST
+	}
+	return r
+}
+
+// elsewhere are addresses that no node has (RFC 5737, RFC 3849).
+var elsewhere = map[bool]net.IP{true: net.ParseIP("192.0.2.1"), false: net.ParseIP("2001:db8::1")}
+
+// ownAddress is the address with which the node's connections to elsewhere begin; without
+// a way to there, any global one of the family; nil if it has none but on the interface.
+func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
+	if routes, err := netlink.RouteGet(elsewhere[is4]); err == nil && len(routes) > 0 && routes[0].Src != nil {
+		return routes[0].Src, nil
+	}
+	family := netlink.FAMILY_V6
+	if is4 {
+		family = netlink.FAMILY_V4
+	}
+	all, err := netlink.AddrList(nil, family)
+	if err != nil {
+		return nil, fmt.Errorf("listing the node's addresses: %w", err)
+	}
+	for _, a := range all {
+		if a.LinkIndex != but.Attrs().Index && a.IP.IsGlobalUnicast() {
+			return a.IP, nil
+		}
+	}
+	return nil, nil
+}
+
+// keepAddresses takes all addresses from the interface but those of virtual servers with
+// connections: their packets have to come in as this node's.
+func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
+	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("listing addresses of interface %s: %w", dummy, err)
+	}
+	var errs []error
+	for i := range addresses {
+		a := &addresses[i]
+		if !busy[plain(a.IP)] && !isLinkLocal6(a.IP) {
+			errs = append(errs, removeAddress(link, a))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// keepRoutes removes the routes that Prepare has made, but those of virtual servers with
+// connections.
+func keepRoutes(busy map[netip.Addr]bool) error {
+	var errs []error
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		var routes []netlink.Route
+		var err error = netlink.ErrDumpInterrupted
+		for try := 0; try < 100 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+			routes, err = netlink.RouteListFiltered(family,
+				&netlink.Route{Table: anyTable, Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listing routes of kube-proxy's IPVS virtual servers: %w", err))
+			continue
+		}
+		for i := range routes {
+			r := &routes[i]
+			if r.Type != unix.RTN_LOCAL || r.Priority != routeMetric || r.Dst == nil || busy[plain(r.Dst.IP)] {
+				continue
+			}
+			if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
+				errs = append(errs, fmt.Errorf("removing the route to %s: %w", r.Dst, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeAddress(link netlink.Link, a *netlink.Addr) error {
+	if err := netlink.AddrDel(link, a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("removing %s from interface %s: %w", a.IP, dummy, err)
+	}
+	return nil
+}
+
+func plain(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// isLinkLocal6 says whether the kernel itself has given the interface an address.
+func isLinkLocal6(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package takeover
+
+import (
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+)
+
+// kubeProxy is the owner of kube-proxy's chains.
+var kubeProxy = iptchains.Owner{
+	Name:    "kube-proxy",
+	Owns:    isKubeProxy,
+	Entered: func(chain string) bool { return entered[chain] },
+}
+
+// entered are kube-proxy's chains to which it jumps from built-in chains.
+var entered = names(
+	"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING",
+	"KUBE-FORWARD", "KUBE-PROXY-FIREWALL",
+	// In IPVS mode.
+	"KUBE-NODE-PORT", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+)
+
+// inner are its other chains that are there once.
+var inner = names(
+	"KUBE-MARK-MASQ", "KUBE-PROXY-CANARY",
+	// In IPVS mode; KUBE-FIRE-WALL up to Kubernetes 1.26.
+	"KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-FIRE-WALL",
+)
+
+// serviceChains are the prefixes of its chains for Services and endpoints;
+// KUBE-XLB- up to Kubernetes 1.23. A hash follows.
+var serviceChains = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"}
+
+func names(all ...string) map[string]bool {
+	m := map[string]bool{}
+	for _, name := range all {
+		m[name] = true
+	}
+	return m
+}
+
+// isKubeProxy says whether a chain of iptables is kube-proxy's.
+func isKubeProxy(chain string) bool {
+	if entered[chain] || inner[chain] {
+		return true
+	}
+	for _, prefix := range serviceChains {
+		if hash, ok := strings.CutPrefix(chain, prefix); ok && isHash(hash) {
+			return true
+		}
+	}
+	return false
+}
+
+// isHash says whether text is the hash at the end of a chain's name: 16 characters in
+// base 32.
+func isHash(text string) bool {
+	return len(text) == 16 && strings.Trim(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
+}
+
+// ipsets are the sets of IPVS mode, without the prefixes for IPv4 and IPv6.
+var ipsets = []string{
+	"LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL",
+	"LOAD-BALANCER", "LOAD-BALANCER-FW", "LOAD-BALANCER-LOCAL",
+	"LOAD-BALANCER-SOURCE-IP", "LOAD-BALANCER-SOURCE-CIDR",
+	"NODE-PORT-TCP", "NODE-PORT-LOCAL-TCP", "NODE-PORT-UDP", "NODE-PORT-LOCAL-UDP",
+	"NODE-PORT-SCTP-HASH", "NODE-PORT-LOCAL-SCTP-HASH",
+	"HEALTH-CHECK-NODE-PORT", "IPVS-IPS",
+}
+
+// dummy is the interface of IPVS mode that has the Services' addresses.
+const dummy = "kube-ipvs0"

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// Options say what is not kube-proxy's, and receive what happens.
+type Options struct {
+	// ExcludeCIDRs are ranges of addresses whose IPVS virtual servers are not
+	// kube-proxy's: ipvs.excludeCIDRs of kube-proxy's configuration.
+	ExcludeCIDRs []netip.Prefix
+
+	// Removed is called with one line for each thing that was removed. It may be nil.
+	Removed func(what string)
+
+	// Failed is called with one line for each thing that could not be removed, with the
+	// reason. It may be nil.
+	Failed func(error)
+}
+
+// step removes one kind of thing. Once it has succeeded it is not repeated: what appears
+// later belongs to a kube-proxy that runs again.
+type step func(context.Context) outcome
+
+// outcome is what a step has done.
+type outcome struct {
+	removed  []string
+	stays    []error // cannot be removed, also not by another try
+	failed   error   // worth another try
+	draining bool    // connections still use the rest
+}
+
+// drainPeriod is how often [Run] checks whether connections have ended.
+const drainPeriod = 5 * time.Second
+
+// newPauses is how long to wait after failures before the next try: from 5 s to 5 min.
+func newPauses() wait.Backoff {
+	return wait.Backoff{Duration: drainPeriod, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
+}
+
+// Run removes what kube-proxy has left in the calling thread's network namespace, and
+// tries again what fails. It returns when nothing is left but chains that others use, or
+// when ctx ends; without IPVS and failures that is at once. The same failure is reported
+// once. Call it when all Services are programmed; it needs CAP_NET_ADMIN.
+func Run(ctx context.Context, o Options) { repeat(ctx, o, o.steps(true)) }
+
+// repeat takes steps until none fails in a way worth another try, and none is draining.
+func repeat(ctx context.Context, o Options, steps []step) {
+	reported, report := map[string]bool{}, o.Failed
+	o.Failed = func(err error) {
+		if text := err.Error(); !reported[text] && report != nil {
+			reported[text] = true
+			report(err)
+		}
+	}
+	pauses := newPauses()
+	for {
+		var left []step
+		failed := false
+		for _, take := range steps {
+			out := take(ctx)
+			o.report(out)
+			if out.draining || out.failed != nil {
+				left = append(left, take)
+			}
+			failed = failed || out.failed != nil
+		}
+		if steps = left; len(steps) == 0 {
+			return
+		}
+		pause := drainPeriod
+		if failed {
+			pause = pauses.Step()
+		} else {
+			pauses = newPauses()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Remove removes what kube-proxy has left in the calling thread's network namespace, also
+// what connections still use. The error joins all failures. It needs CAP_NET_ADMIN.
+func Remove(ctx context.Context, o Options) error {
+	var errs []error
+	for _, take := range o.steps(false) {
+		out := take(ctx)
+		o.report(out)
+		errs = append(append(errs, out.stays...), out.failed)
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Options) report(out outcome) {
+	for _, what := range out.removed {
+		if o.Removed != nil {
+			o.Removed(what)
+		}
+	}
+	failed := out.stays
+	if out.failed != nil {
+		failed = append(failed, out.failed)
+	}
+	for _, err := range failed {
+		if o.Failed != nil {
+			o.Failed(err)
+		}
+	}
+}
+
+// steps remove everything; with drain set, IPVS virtual servers only when they have no
+// established connections. These go last, as rules use the IP sets.
+func (o *Options) steps(drain bool) (all []step) {
+	for _, family := range []nfnl.Family{nfnl.IPv4, nfnl.IPv6} {
+		table := nfnl.Table{Family: family, Name: "kube-proxy"}
+		all = append(all, func(context.Context) outcome { return removeTable(table) })
+	}
+	for _, table := range iptchains.Tables() {
+		all = append(all, func(ctx context.Context) outcome { return removeChains(ctx, table) })
+	}
+	servers := &virtualServers{drain: drain, exclude: o.ExcludeCIDRs}
+	return append(all, servers.remove)
+}
+
+// removeTable removes a table of kube-proxy's nftables mode.
+func removeTable(table nfnl.Table) (out outcome) {
+	name := fmt.Sprintf("nftables table %s %s", table.Family, table.Name)
+	err := func() error {
+		conn, err := nfnl.Dial(0)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if _, err := conn.Table(table); err != nil {
+			return err
+		}
+		var batch nfnl.Batch
+		batch.DeleteTable(table)
+		return conn.Commit(0, &batch)
+	}()
+	switch {
+	case err == nil:
+		out.removed = []string{name}
+	case !errors.Is(err, unix.ENOENT) && !nfnl.IsUnsupported(err):
+		out.failed = fmt.Errorf("removing kube-proxy's %s: %w", name, err)
+	}
+	return out
+}
+
+// removeChains removes kube-proxy's chains from a table of iptables.
+func removeChains(ctx context.Context, table iptchains.Table) (out outcome) {
+	removed, err := table.Remove(ctx, kubeProxy)
+	out.stays, out.failed = removed.Kept, err
+	if removed.Any {
+		out.removed = []string{fmt.Sprintf("%d chains of %s", removed.Chains, table)}
+	}
+	return out
+}

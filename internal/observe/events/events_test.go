@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	source "github.com/slipstream-proxy/slipstream/internal/source/api"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+)
+
+// api is what there is of an API server: it takes Events.
+type api struct {
+	mu      sync.Mutex
+	created []eventsv1.Event
+	patches []string
+	refuse  []int         // what the next requests are answered with
+	busy    chan struct{} // answers wait for it when set
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if a.busy != nil {
+		<-a.busy
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	if len(a.refuse) > 0 {
+		http.Error(w, `{"kind":"Status","apiVersion":"v1","status":"Failure"}`, a.refuse[0])
+		a.refuse = a.refuse[1:]
+		return
+	}
+	if r.Method == http.MethodPatch {
+		a.patches = append(a.patches, string(body))
+		_, _ = io.WriteString(w, `{"kind":"Event","apiVersion":"events.k8s.io/v1"}`)
+		return
+	}
+	var e eventsv1.Event
+	if err := json.Unmarshal(body, &e); err != nil || !strings.HasPrefix(r.URL.Path, "/apis/events.k8s.io/v1/namespaces/") {
+		http.Error(w, "not an Event", http.StatusBadRequest)
+		return
+	}
+	a.created = append(a.created, e)
+	w.WriteHeader(http.StatusCreated)
+	_, _ = w.Write(body)
+}
+
+func (a *api) client(t *testing.T) rest.Interface {
+	t.Helper()
+	s := httptest.NewServer(a)
+	t.Cleanup(s.Close)
+	c, err := source.NewClient(&rest.Config{Host: s.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := c.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestOnNode(t *testing.T) {
+	var a api
+	r, stop := OnNode(a.client(t), "node-1")
+	r.Normal(Starting, "")
+	r.Warning(FailedToProgram, "100 % wrong: "+strings.Repeat("é", noteLimit))
+	r.OnService(types.NamespacedName{Namespace: "ns", Name: "web"}, FailedToStartServiceHealthcheck, "port 30000")
+	stop()
+	found := map[string]eventsv1.Event{}
+	for _, e := range a.created {
+		found[e.Reason] = e
+	}
+	if len(found) != 3 || len(a.created) != 3 {
+		t.Fatalf("%d Events: %v", len(a.created), a.created)
+	}
+	if e := found[Starting]; e.Type != "Normal" || e.Regarding.Kind != "Node" || e.Regarding.Name != "node-1" || e.Regarding.UID != "node-1" ||
+		e.Namespace != "default" || e.ReportingController != "slipstream" || e.Action != "StartKubeProxy" {
+		t.Errorf("%+v", e)
+	}
+	if e := found[FailedToProgram]; e.Type != "Warning" || !strings.HasPrefix(e.Note, "100 % wrong: é") || len(e.Note) > noteLimit || !strings.HasSuffix(e.Note, "é") {
+		t.Errorf("%+v", e)
+	}
+	if e := found[FailedToStartServiceHealthcheck]; e.Regarding.Kind != "Service" || e.Regarding.Namespace != "ns" || e.Namespace != "ns" || e.Regarding.Name != "web" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// sendDue has a sender send what is due then.
+func sendDue(t *testing.T, s *sender, at time.Time) {
+	for k, one := range s.due(at) {
+		s.send(t.Context(), k, one)
+	}
+}
+
+// TestAgainAndAgain makes one Event of many that are alike.
+func TestAgainAndAgain(t *testing.T) {
+	var a api
+	s := newSender(a.client(t), "test")
+	tell := func(note string) {
+		s.tell(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, note)
+	}
+	now := time.Now()
+	tell("one")
+	sendDue(t, s, now)
+	for range 19 {
+		tell("again")
+		sendDue(t, s, now)
+	}
+	if len(a.created) != 1 || len(a.patches) != 0 {
+		t.Errorf("%d Events, changed by %q", len(a.created), a.patches)
+	}
+	later := now.Add(countPeriod + time.Second)
+	sendDue(t, s, later)
+	sendDue(t, s, later)
+	if len(a.created) != 1 || len(a.patches) != 1 || !strings.HasPrefix(a.patches[0], `{"series":{"count":20,"lastObservedTime":"2`) {
+		t.Errorf("%d Events, changed by %q", len(a.created), a.patches)
+	}
+	// One that is to be counted has expired: the next time it is another.
+	a.refuse = []int{http.StatusNotFound}
+	tell("lost")
+	sendDue(t, s, later.Add(countPeriod))
+	tell("two")
+	sendDue(t, s, later.Add(countPeriod))
+	if len(a.created) != 2 || a.created[1].Note != "two" || a.created[0].Name == a.created[1].Name {
+		t.Errorf("%v", a.created)
+	}
+	sendDue(t, s, later.Add(time.Hour))
+	if len(s.series) != 0 {
+		t.Errorf("%d are remembered that have ended", len(s.series))
+	}
+}
+
+// TestRefused tries again what an API server cannot do now, and nothing else.
+func TestRefused(t *testing.T) {
+	for status, want := range map[int]int{http.StatusInternalServerError: 1, http.StatusUnauthorized: 1, http.StatusForbidden: 0} {
+		a := api{refuse: []int{status}}
+		s := newSender(a.client(t), "test")
+		s.tell(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, "")
+		now := time.Now()
+		sendDue(t, s, now)
+		sendDue(t, s, now) // too early
+		if len(a.created) != 0 {
+			t.Errorf("after a %d: tried again at once", status)
+		}
+		sendDue(t, s, now.Add(retryPeriod+time.Second))
+		if len(a.created) != want {
+			t.Errorf("after a %d: %d Events", status, len(a.created))
+		}
+	}
+}
+
+// TestLimits keeps to what the API lets an Event have.
+func TestLimits(t *testing.T) {
+	node := strings.Repeat("a", 235) + "." + strings.Repeat("b", 17)
+	e := newSender(nil, node).event(alike{corev1.ObjectReference{Name: node}, "Warning", Damaged}, "", time.Now())
+	if msgs := validation.IsDNS1123Subdomain(e.Name); len(msgs) > 0 || len(e.ReportingInstance) > 128 {
+		t.Errorf("%v: %s, reported by %s", msgs, e.Name, e.ReportingInstance)
+	}
+}
+
+// TestStopDoesNotWaitForEver has an API server that never answers.
+func TestStopDoesNotWaitForEver(t *testing.T) {
+	a := api{busy: make(chan struct{})}
+	defer close(a.busy)
+	r, stop := OnNode(a.client(t), "node-1")
+	begin := time.Now()
+	r.Normal(Starting, "")
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("telling it took %v", took)
+	}
+	stopped := make(chan struct{})
+	go func() { stop(); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-time.After(stopWithin + 10*time.Second):
+		t.Fatal("it waits for ever")
+	}
+}
+
+// TestReasonsDocumented holds docs/metrics.md to the reasons there are.
+func TestReasonsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("events.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented, there := map[string]bool{}, map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z][A-Za-z]+)` \\| (?:Normal|Warning) \\|").FindAllStringSubmatch(string(doc), -1) {
+		documented[m[1]] = true
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\t[A-Z]\w+ += "(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		there[m[1]] = true
+		if !documented[m[1]] {
+			t.Errorf("%s is not documented", m[1])
+		}
+	}
+	if len(there) < 10 {
+		t.Fatalf("only %d reasons found", len(there))
+	}
+	for reason := range documented {
+		if !there[reason] {
+			t.Errorf("%s is documented, and does not exist", reason)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package healthcheck answers load balancers that ask a node whether it has endpoints
+// of a Service, on the port that spec.healthCheckNodePort names. What it says,
+// and how, is what kube-proxy says.
+package healthcheck
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// retryPeriod is how long after an error a port is tried again, when nothing
+// happens before that makes it worth a try.
+const retryPeriod = 5 * time.Second
+
+// Options are what a Server needs from others.
+type Options struct {
+	// Listen opens a listening socket, as net.Listen does, which it is when
+	// nil. Networks are "tcp4" and "tcp6".
+	Listen func(network, address string) (net.Listener, error)
+
+	// Healthy says whether this node's proxy works. It is asked for each
+	// answer, by several goroutines.
+	Healthy func() bool
+
+	// Report is told when a Service's port cannot be served, once, until
+	// the reason is another one or none. It is not to call the Server.
+	Report func(error)
+}
+
+// Server answers on the health check ports of Services. Its methods may be
+// called from several goroutines.
+type Server struct {
+	options Options
+
+	mu        sync.Mutex
+	closed    bool
+	addresses []netip.Addr
+	services  map[types.NamespacedName]*service
+	failing   map[*service]struct{} // those that do not listen everywhere they should
+	retry     *time.Timer           // pending while there are such
+}
+
+// New makes a Server that serves nothing yet.
+func New(o Options) *Server {
+	if o.Listen == nil {
+		o.Listen = net.Listen
+	}
+	return &Server{
+		options:  o,
+		services: map[types.NamespacedName]*service{},
+		failing:  map[*service]struct{}{},
+	}
+}
+
+// SetAddresses says on which addresses to answer: all of them, replacing those
+// before. An unspecified address (0.0.0.0, ::) stands for all of its family's.
+// IPv6 link-local addresses are passed over: they mean nothing without a link.
+func (s *Server) SetAddresses(all []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all = listenOn(all)
+	if s.closed || slices.Equal(all, s.addresses) {
+		return
+	}
+	s.addresses = all
+	for _, svc := range s.services {
+		svc.leave(all)
+	}
+	s.listen(slices.Collect(maps.Values(s.services)))
+}
+
+// Set takes what load balancers are to learn about some Services, at most one
+// check for each. It replaces the one before of that Service.
+func (s *Server) Set(checks []desired.HealthCheck) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	// One Service may get the port that another gives up.
+	for _, c := range checks {
+		svc := s.services[c.Service]
+		if svc == nil {
+			continue
+		}
+		if c.Port != svc.port {
+			svc.close()
+			delete(s.services, c.Service)
+			delete(s.failing, svc)
+			continue
+		}
+		svc.set(c)
+		svc.leave(s.addresses)
+	}
+	var open []*service
+	for _, c := range checks {
+		if c.Port == 0 {
+			continue
+		}
+		svc := s.services[c.Service]
+		if svc == nil {
+			svc = newService(c.Service, c.Port, s.options.Healthy)
+			s.services[c.Service] = svc
+		}
+		svc.set(c)
+		open = append(open, svc)
+	}
+	s.listen(open)
+}
+
+// listen has Services, and those that could not before, listen wherever they
+// should.
+func (s *Server) listen(services []*service) {
+	for svc := range s.failing {
+		services = append(services, svc)
+	}
+	// Where two have the same port, it is always the same one that gets it.
+	slices.SortFunc(services, func(a, b *service) int {
+		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
+	})
+	for _, svc := range slices.Compact(services) {
+		err := svc.listen(s.addresses, s.options.Listen, s.ended)
+		if err != nil {
+			if other := s.rival(svc); other != nil {
+				err = fmt.Errorf("%w, by Service %s", err, other.name)
+			}
+		}
+		s.note(svc, err)
+	}
+	s.tryAgainLater()
+}
+
+// rival is another Service that has a Service's port.
+func (s *Server) rival(svc *service) *service {
+	for _, other := range s.services {
+		if other != svc && other.port == svc.port && len(other.listeners) > 0 {
+			return other
+		}
+	}
+	return nil
+}
+
+// note takes down how it went, and reports it when that is news.
+func (s *Server) note(svc *service, err error) {
+	if err == nil {
+		delete(s.failing, svc)
+		svc.reported = ""
+		return
+	}
+	s.failing[svc] = struct{}{}
+	if text := err.Error(); text != svc.reported {
+		svc.reported = text
+		if s.options.Report != nil {
+			s.options.Report(err)
+		}
+	}
+}
+
+// tryAgainLater sees to it that nobody fails for longer than necessary.
+func (s *Server) tryAgainLater() {
+	if len(s.failing) == 0 || s.retry != nil || s.closed {
+		return
+	}
+	s.retry = time.AfterFunc(retryPeriod, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.retry = nil
+		if !s.closed {
+			s.listen(nil)
+		}
+	})
+}
+
+// ended takes note that a listener has stopped by itself.
+func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.services[svc.name] != svc || svc.listeners[ip] != l {
+		return // it was told to
+	}
+	delete(svc.listeners, ip)
+	l.Close()
+	s.note(svc, &cannotListen{svc, []string{err.Error()}})
+	s.tryAgainLater()
+}
+
+// Close ends all answers. Calls after the first do nothing.
+func (s *Server) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.retry != nil {
+		s.retry.Stop()
+	}
+	for _, svc := range s.services {
+		svc.close()
+	}
+	clear(s.services)
+	clear(s.failing)
+}
+
+// listenOn are the addresses to bind to: what an unspecified one stands for is
+// left out, as are duplicates and what cannot be bound to.
+func listenOn(addrs []netip.Addr) (out []netip.Addr) {
+	for _, ip := range addrs {
+		every := netip.IPv4Unspecified()
+		if ip.Is6() {
+			every = netip.IPv6Unspecified()
+		}
+		if (ip == every || !slices.Contains(addrs, every)) && !(ip.Is6() && ip.IsLinkLocalUnicast()) {
+			out = append(out, ip)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics counts what the proxy does, for Prometheus: with kube-proxy's
+// names what kube-proxy counts too, so that its dashboards and alerts go on
+// working, and with the prefix slipstream_ what is ours. docs/metrics.md lists
+// them all.
+package metrics
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // what client-go does
+)
+
+// Metrics are the proxy's counters. All are valid once New has returned; methods
+// may be called by any goroutine.
+type Metrics struct {
+	registry     *prometheus.Registry
+	kubeProxy    kubeProxy
+	verify       verify
+	syncDuration map[string]prometheus.Observer // SyncDuration's children
+
+	// SyncDuration is the time that programming a change took, in seconds,
+	// by kind: "full" or "change".
+	SyncDuration *prometheus.HistogramVec
+	// SyncFailures counts changes and full contents that the kernel
+	// refused, by kind.
+	SyncFailures *prometheus.CounterVec
+	// Elements counts the objects written to and deleted from the kernel.
+	Elements prometheus.Counter
+	// Repairs counts how often somebody else had damaged what was
+	// programmed.
+	Repairs prometheus.Counter
+	// ObjectProblems counts objects, or parts of objects, that could not be
+	// acted on.
+	ObjectProblems prometheus.Counter
+	// Services is how many Services are proxied.
+	Services prometheus.Gauge
+	// ConntrackDeleted counts entries of conntrack that were deleted because
+	// they kept UDP or SCTP from where it would go now.
+	ConntrackDeleted prometheus.Counter
+	// ConntrackFailures counts the times that not all such entries could be
+	// found and deleted.
+	ConntrackFailures prometheus.Counter
+	// FeatureMissing is 1 for each feature that a mode needs and the node
+	// lacks, by mode, family and feature.
+	FeatureMissing *prometheus.GaugeVec
+	// FastPathFailures counts the times that the fast path could not be
+	// programmed.
+	FastPathFailures prometheus.Counter
+}
+
+// Kinds of sync, as label values.
+const (
+	Full   = "full"
+	Change = "change"
+)
+
+// New makes the metrics. Those of kube-proxy are served from OnMode on.
+func New() *Metrics {
+	m := &Metrics{
+		registry:  prometheus.NewRegistry(),
+		kubeProxy: newKubeProxy(),
+		verify:    newVerify(),
+		SyncDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "sync_duration_seconds",
+			Help: "Time that programming the kernel took, by kind: full or change.",
+			// 16 us to 8 s: a change takes tens of microseconds.
+			Buckets: prometheus.ExponentialBuckets(16e-6, 2, 20),
+		}, []string{"kind"}),
+		SyncFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: namespace, Name: "sync_failures_total",
+			Help: "Changes and full contents that the kernel refused, by kind.",
+		}, []string{"kind"}),
+		Elements:          counter("elements_written_total", "Objects written to and deleted from the kernel."),
+		Repairs:           counter("repairs_total", "Times that somebody else had damaged what was programmed."),
+		ObjectProblems:    counter("object_problems_total", "Objects, or parts of objects, that could not be acted on."),
+		ConntrackDeleted:  counter("conntrack_entries_deleted_total", "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now."),
+		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
+		FastPathFailures:  counter("fastpath_failures_total", "Times that the fast path could not be programmed."),
+		FeatureMissing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "kernel_feature_missing",
+			Help: "1 for each feature that a proxy mode needs and that this node lacks.",
+		}, []string{"mode", "family", "feature"}),
+		Services: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: namespace, Name: "services",
+			Help: "Services that are proxied.",
+		}),
+	}
+	m.syncDuration = map[string]prometheus.Observer{}
+	for _, kind := range []string{Full, Change} { // so that both are there from the start
+		m.SyncFailures.WithLabelValues(kind)
+		m.syncDuration[kind] = m.SyncDuration.WithLabelValues(kind)
+	}
+	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing,
+		m.ConntrackDeleted, m.ConntrackFailures, m.FastPathFailures)
+	return m
+}
+
+const namespace = "slipstream"
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+}
+
+// gather is all there is: ours, and what Kubernetes' libraries count about
+// themselves, the process and the Go runtime.
+func (m *Metrics) gather() prometheus.Gatherer {
+	return prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
+}
+
+// Handler serves the metrics in the formats that Prometheus reads. What cannot be
+// found out is left out and logged.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.gather(), promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError,
+		ErrorLog:      errorLog{},
+	})
+}

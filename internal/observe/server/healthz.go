@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// health is the body of an answer (k8s.io/kubernetes v1.36,
+// pkg/proxy/healthcheck). There, each address family has a proxier and a state of
+// its own; here they are programmed together.
+type health struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"` // of /healthz only
+	Healthy      bool                    `json:"healthy"`                // whatever the node is
+	Status       map[string]familyHealth `json:"status,omitempty"`
+}
+
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// healthz answers on the healthz address.
+func (s *Server) healthz() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		h, eligible := s.health(), s.options.Proxy.NodeEligible()
+		h.NodeEligible = &eligible
+		s.options.Metrics.Healthz(h.write(w, h.Healthy && eligible))
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		h := s.health()
+		s.options.Metrics.Livez(h.write(w, h.Healthy))
+	})
+	return mux
+}
+
+// health is how the proxy is now.
+func (s *Server) health() *health {
+	h := &health{
+		CurrentTime: time.Now(),
+		Healthy:     s.options.Proxy.Healthy(),
+		LastUpdated: s.options.Proxy.Updated(),
+	}
+	if !h.LastUpdated.IsZero() {
+		h.Status = map[string]familyHealth{}
+		for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
+			h.Status[f.String()] = familyHealth{h.LastUpdated, h.Healthy}
+		}
+	}
+	return h
+}
+
+// write answers with the status that it returns. As long as all is well, the last
+// update is always now: kube-proxy keeps that for clients from the time when it
+// programmed everything every few seconds.
+func (h *health) write(w http.ResponseWriter, good bool) (status int) {
+	status = http.StatusServiceUnavailable
+	if good {
+		status = http.StatusOK
+		h.LastUpdated = h.CurrentTime
+	}
+	body, err := json.Marshal(h)
+	if err != nil {
+		panic(err) // there is nothing in it that JSON has no word for
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // a client that has gone is no problem of ours
+	return status
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"slices"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// triggers are the times at which something changed in the cluster that the kernel
+// does not have yet, as EndpointSlices tell it: the API's name for it is
+// endpoints.kubernetes.io/last-change-trigger-time.
+type triggers struct {
+	since   time.Time // what was triggered before this proxy started is not its concern
+	waiting []trigger
+}
+
+type trigger struct {
+	namespace, name string // of the slice
+	family          desired.Family
+	at              time.Time
+}
+
+// set takes a slice that has changed. A slice that does not say what triggered it,
+// or not in RFC 3339, is passed over.
+func (t *triggers) set(s *discoveryv1.EndpointSlice) {
+	text, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if !ok {
+		return
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || !at.After(t.since) {
+		return
+	}
+	f := desired.IPv4
+	if s.AddressType == discoveryv1.AddressTypeIPv6 {
+		f = desired.IPv6
+	}
+	t.waiting = append(t.waiting, trigger{s.Namespace, s.Name, f, at})
+}
+
+// gone takes a slice that is no more. What it last told was not about that.
+func (t *triggers) gone(namespace, name string) {
+	t.waiting = slices.DeleteFunc(t.waiting, func(w trigger) bool { return w.name == name && w.namespace == namespace })
+}
+
+// done says that the kernel has it all since then. What would have been triggered
+// later than that comes from a clock that goes differently, and says nothing.
+func (t *triggers) done(now time.Time, m *metrics.Metrics) {
+	for _, w := range t.waiting {
+		if took := now.Sub(w.at); took >= 0 {
+			m.Latency(w.family, took)
+		}
+	}
+	clear(t.waiting) // lets go of the names
+	if t.waiting = t.waiting[:0]; cap(t.waiting) > manyTriggers {
+		t.waiting = nil
+	}
+}
+
+// manyTriggers is from how many on their memory is not kept for those that follow.
+const manyTriggers = 1024

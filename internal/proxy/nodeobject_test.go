@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bytes"
+	"flag"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+)
+
+// notes are the notes of events that were told.
+type notes chan string
+
+func (n notes) Warning(reason, note string) { n <- reason + " " + note }
+
+// next is the next one.
+func (n notes) next(t *testing.T) string {
+	t.Helper()
+	select {
+	case note := <-n:
+		return note
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing is told")
+		return ""
+	}
+}
+
+// quiet wants none for a while.
+func (n notes) quiet(t *testing.T, what string) {
+	t.Helper()
+	select {
+	case note := <-n:
+		t.Errorf("%s: told %q", what, note)
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
+// TestNodeMissing has the absence of this node's object be told once each time, with
+// what does not work for want of it.
+func TestNodeMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := make(notes, 10)
+		config := desired.Config{NodeName: "here", NodePorts: desired.NodePortAddresses{Primary: true}}
+		l := startWith(t, &recorder{}, desired.New(config), Options{NodeName: "here", NodeRequired: true, NodeWait: 10 * time.Millisecond, Events: told})
+		told.quiet(t, "before it is known what there is")
+		there := node("here", func(n *corev1.Node) {
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
+		})
+		gone := node("here", func(*corev1.Node) {})
+		gone.Type = source.Delete
+
+		l.events <- []source.Event{synced, node("there", func(*corev1.Node) {})}
+		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) ||
+			!strings.Contains(got, "NodePorts answer nowhere") || !strings.Contains(got, "load balancers are told") {
+			t.Errorf("told %q", got)
+		}
+		l.events <- []source.Event{service(1)}
+		told.quiet(t, "it is still missing")
+		l.events <- []source.Event{there}
+		told.quiet(t, "there it is")
+		l.events <- []source.Event{gone}
+		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) || strings.Contains(got, "nowhere") {
+			t.Errorf("gone again, told %q", got)
+		}
+		told.quiet(t, "it is still gone")
+	})
+}
+
+// TestNodeNotMissing has nothing be told of a Node that is there in time, or that
+// nobody needs.
+func TestNodeNotMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := make(notes, 10)
+		o := Options{NodeName: "here", NodeRequired: true, NodeWait: 200 * time.Millisecond, Events: told}
+		l := start(t, o)
+		l.events <- []source.Event{synced}
+		l.events <- []source.Event{node("here", func(*corev1.Node) {})}
+		o.NodeRequired, o.NodeWait = false, time.Millisecond
+		alone := start(t, o)
+		alone.events <- []source.Event{synced}
+		time.Sleep(o.NodeWait)
+		for range 3 {
+			told.quiet(t, "nothing is missing")
+		}
+	})
+}
+
+// logged is what klog writes meanwhile.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) count(text string) int {
+	klog.Flush()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), text)
+}
+
+// readLog has klog write to what is returned until the test ends.
+func readLog(t *testing.T) *logged {
+	t.Helper()
+	var log logged
+	var flags flag.FlagSet
+	klog.InitFlags(&flags)
+	if err := flags.Parse([]string{"-logtostderr=false", "-stderrthreshold=FATAL", "-one_output"}); err != nil {
+		t.Fatal(err)
+	}
+	klog.SetOutput(&log)
+	t.Cleanup(func() {
+		klog.SetOutput(bytes.NewBuffer(nil))
+		_ = flags.Parse([]string{"-logtostderr=true", "-one_output=false"})
+	})
+	return &log
+}
+
+// TestNoPodCIDRs has a Node without ranges for pods be told once, where they are needed.
+func TestNoPodCIDRs(t *testing.T) {
+	log := readLog(t)
+	without := node("here", func(*corev1.Node) {})
+	with := node("here", func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.244.1.0/24"} })
+	for i, c := range []struct {
+		needed bool
+		events []source.Event
+		want   int
+	}{
+		{true, []source.Event{without, synced, without, with, without}, 1},
+		{true, []source.Event{synced, without}, 1},
+		{true, []source.Event{without, with, synced}, 0},
+		{true, []source.Event{with, synced, without}, 0},
+		{true, []source.Event{synced}, 0},
+		{false, []source.Event{synced, without}, 0},
+	} {
+		before := log.count("spec.podCIDRs")
+		p := New(script(nil), desired.New(desired.Config{}), &recorder{}, metrics.New(), Options{NodeName: "here", PodCIDRs: c.needed})
+		for _, e := range c.events {
+			p.take([]source.Event{e})
+		}
+		if got := log.count("spec.podCIDRs") - before; got != c.want {
+			t.Errorf("%d: told %d times; want %d", i, got, c.want)
+		}
+	}
+}

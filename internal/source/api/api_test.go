@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/slipstream-proxy/slipstream/internal/source"
+)
+
+const (
+	protobuf = runtime.ContentTypeProtobuf
+	inJSON   = runtime.ContentTypeJSON
+)
+
+// TestInitial delivers what there is, trimmed, and then says so, whichever way the
+// server lists it.
+func TestInitial(t *testing.T) {
+	headless := slice("headless", "10.0.0.9")
+	headless.Labels[corev1.IsHeadlessService] = ""
+	anothers := service("anothers", "10.96.0.9")
+	anothers.Labels[labelProxyName] = "cilium"
+	all := []source.Object{
+		service("web", "10.96.0.1"), anothers, service("none", "None"),
+		slice("web-1", "10.0.0.1", "10.0.0.2"), headless,
+		node("n1", "a"), node("n2", "b"),
+		serviceCIDR("kubernetes", "10.96.0.0/16"),
+	}
+	for _, c := range []struct {
+		name, media string
+		noStreaming bool
+	}{
+		{"streamed, protobuf", protobuf, false},
+		{"listed, protobuf", protobuf, true},
+		{"streamed, JSON", inJSON, false},
+		{"listed, JSON", inJSON, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, c.media, all...)
+			w.noStreaming = c.noStreaming
+			w.start()
+			events := w.expect("Set Service default/web", "Set EndpointSlice default/web-1", "Set Node n1", "Set ServiceCIDR kubernetes", "Synced")
+			if last := events[len(events)-1]; last.Type != source.Synced {
+				t.Errorf("the last event is %v", last)
+			}
+			for _, e := range events {
+				checkTrimmed(t, e.Object)
+			}
+			for resource, want := range map[string]string{
+				"nodes":          " metadata.name=n1",
+				"services":       "!service.kubernetes.io/service-proxy-name spec.clusterIP!=None",
+				"endpointslices": "!service.kubernetes.io/headless ",
+				"servicecidrs":   " ",
+			} {
+				for _, q := range w.query(resource) {
+					if got := q.Get("labelSelector") + " " + q.Get("fieldSelector"); got != want {
+						t.Errorf("selectors of %s: %q, want %q", resource, got, want)
+					}
+				}
+			}
+			if told := w.told(); len(told) > 0 {
+				t.Errorf("errors %q", told)
+			}
+		})
+	}
+}
+
+// checkTrimmed looks at what the objects of TestInitial have left.
+func checkTrimmed(t *testing.T, o source.Object) {
+	t.Helper()
+	var want source.Object
+	meta := func(m metav1.ObjectMeta) metav1.ObjectMeta { return m }
+	switch o.(type) {
+	case *corev1.Service:
+		s := service("web", "10.96.0.1")
+		s.ObjectMeta = meta(metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "1"})
+		s.Spec.Selector = nil
+		want = s
+	case *discoveryv1.EndpointSlice:
+		s := slice("web-1", "10.0.0.1", "10.0.0.2")
+		delete(s.Labels, "endpointslice.kubernetes.io/managed-by")
+		s.Endpoints[0].TargetRef, s.Endpoints[1].TargetRef = nil, nil
+		want = s
+	case *corev1.Node:
+		n := node("n1", "a")
+		delete(n.Labels, "a")
+		n.Spec.ProviderID, n.Status.Conditions = "", nil
+		want = n
+	case *networkingv1.ServiceCIDR:
+		want = serviceCIDR("kubernetes", "10.96.0.0/16")
+	default:
+		return
+	}
+	o.GetObjectKind().SetGroupVersionKind(want.GetObjectKind().GroupVersionKind()) // JSON has it
+	if !reflect.DeepEqual(o, want) {
+		t.Errorf("got %+v\nwant %+v", o, want)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	w := newWorld(t, protobuf, service("web", "10.96.0.1"), slice("web-1", "10.0.0.1")).start()
+	w.expect("Set Service default/web", "Set EndpointSlice default/web-1", "Synced")
+
+	w.set(slice("web-1", "10.0.0.1", "10.0.0.2"))
+	s := w.expect("Set EndpointSlice default/web-1")[0].Object.(*discoveryv1.EndpointSlice)
+	if len(s.Endpoints) != 2 {
+		t.Errorf("%d endpoints, want 2", len(s.Endpoints))
+	}
+	w.set(service("db", "10.96.0.2"))
+	w.expect("Set Service default/db")
+	w.remove(service("db", ""))
+	w.expect("Delete Service default/db")
+	w.set(serviceCIDR("more", "10.97.0.0/16"))
+	w.expect("Set ServiceCIDR more")
+	w.remove(serviceCIDR("more", ""))
+	w.expect("Delete ServiceCIDR more")
+}
+
+// TestNodeLater has no Node at first. Its heartbeats are not delivered.
+func TestNodeLater(t *testing.T) {
+	w := newWorld(t, protobuf, node("n2", "b")).start()
+	w.expect("Synced")
+	w.set(node("n1", "a"))
+	w.expect("Set Node n1")
+	beat := node("n1", "a")
+	beat.Status.Conditions[0].Message = "alive"
+	w.set(beat)
+	w.set(node("n1", "c"))
+	n := w.expect("Set Node n1")[0].Object.(*corev1.Node)
+	if zone := n.Labels[corev1.LabelTopologyZone]; zone != "c" {
+		t.Errorf("zone %q, want c", zone)
+	}
+	w.remove(node("n1", ""))
+	w.expect("Delete Node n1")
+}
+
+// TestWithoutServiceCIDRs does without them until they are there.
+func TestWithoutServiceCIDRs(t *testing.T) {
+	for code, cause := range map[int]string{
+		http.StatusNotFound:  "the server could not find the requested resource",
+		http.StatusForbidden: "servicecidrs refused",
+	} {
+		t.Run(cause, func(t *testing.T) {
+			w := newWorld(t, protobuf, service("web", "10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/16"))
+			w.refuse["servicecidrs"] = code
+			w.start()
+			w.expect("Set Service default/web", "Synced")
+			w.eventually("being asked again", func() bool { return len(w.query("servicecidrs")) > 4 })
+			told := w.told()
+			if len(told) != 1 || !strings.HasPrefix(told[0], "going on without ServiceCIDRs, ") || !strings.Contains(told[0], "refused") {
+				t.Errorf("errors %q, want one", told)
+			}
+			w.change(func() { delete(w.refuse, "servicecidrs") })
+			w.expect("Set ServiceCIDR kubernetes")
+		})
+	}
+}
+
+// TestRefused waits for as long as what cannot be done without is refused.
+func TestRefused(t *testing.T) {
+	w := newWorld(t, protobuf, service("web", "10.96.0.1"), slice("web-1", "10.0.0.1"))
+	w.refuse["endpointslices"] = http.StatusForbidden
+	w.start()
+	w.expect("Set Service default/web")
+	w.eventually("more attempts", func() bool { return len(w.query("endpointslices")) > 6 })
+	w.expectTold("API server URL: cannot list and watch EndpointSlices: endpointslices refused (what is programmed stays; trying again)")
+	if w.has("Synced") {
+		t.Error("synced without EndpointSlices")
+	}
+	w.change(func() { delete(w.refuse, "endpointslices") })
+	w.expect("Set EndpointSlice default/web-1", "Synced")
+}
+
+// TestGone loses a watch and its place in the history: only what differs is delivered.
+func TestGone(t *testing.T) {
+	for _, noStreaming := range []bool{false, true} {
+		w := newWorld(t, protobuf, service("same", "10.96.0.1"), service("old", "10.96.0.2"), service("gone", "10.96.0.3"), slice("web-1"))
+		w.noStreaming = noStreaming
+		w.start()
+		w.expect("Set Service default/same", "Set Service default/old", "Set Service default/gone", "Set EndpointSlice default/web-1", "Synced")
+		w.allWatch()
+		w.change(func() { w.down = true })
+		w.hangUp()
+		w.set(service("old", "10.96.0.9"), service("new", "10.96.0.4"))
+		w.remove(service("gone", ""))
+		w.compact()
+		w.change(func() { w.down = false })
+		w.expect("Set Service default/old", "Set Service default/new", "Delete Service default/gone")
+		w.settled()
+		w.expect()
+		if n := w.listings("Service"); n < 2 {
+			t.Errorf("Services were listed %d times, want at least 2", n)
+		}
+	}
+}
+
+// TestOutage: a server that cannot be reached, or of no use, is told of once, and
+// nothing is withdrawn. The watch goes on where it was.
+func TestOutage(t *testing.T) {
+	for _, c := range []struct {
+		cause string
+		set   func(w *world, down bool)
+	}{
+		{"out of order", func(w *world, down bool) { w.broken = down }},
+		{"dial tcp: connect: connection refused", func(w *world, down bool) { w.closed.Store(down) }},
+	} {
+		t.Run(c.cause, func(t *testing.T) {
+			w := newWorld(t, protobuf, service("web", "10.96.0.1"), slice("web-1", "10.0.0.1"), node("n1", "a")).start()
+			w.expect("Set Service default/web", "Set EndpointSlice default/web-1", "Set Node n1", "Synced")
+			w.change(func() { c.set(w, true) })
+			w.hangUp()
+			w.eventually("an error", func() bool { return len(w.told()) > 0 })
+			time.Sleep(300 * time.Millisecond) // for some attempts: more would be told of, if any were
+			w.expectTold("API server URL: cannot list and watch " + kindIn(w.told()) + "s: " + c.cause + " (what is programmed stays; trying again)")
+			w.expect() // nothing
+			w.set(slice("web-1", "10.0.0.2"))
+			w.remove(service("web", ""))
+			w.change(func() { c.set(w, false) })
+			w.expect("Set EndpointSlice default/web-1", "Delete Service default/web")
+
+			// The next outage is news again.
+			w.allWatch()
+			w.change(func() { c.set(w, true) })
+			w.hangUp()
+			w.eventually("another error", func() bool { return len(w.told()) == 2 })
+		})
+	}
+}
+
+// TestEndInOutage: the end does not wait for the next attempt to connect.
+func TestEndInOutage(t *testing.T) {
+	was := backoff
+	defer func() { backoff = was }()
+	backoff.Duration, backoff.Cap, backoff.Factor = 50*time.Millisecond, time.Hour, 2000 // the second wait is a long one
+	w := newWorld(t, protobuf, service("web", "10.96.0.1")).start()
+	w.expect("Set Service default/web", "Synced")
+	w.closed.Store(true)
+	w.hangUp()
+	w.eventually("an error", func() bool { return len(w.told()) > 0 })
+	time.Sleep(500 * time.Millisecond) // until all kinds wait
+	w.cancel()
+	select {
+	case err := <-w.done:
+		if err != nil {
+			t.Error(err)
+		}
+		w.done <- nil // for the world's own end
+	case <-time.After(patience):
+		t.Fatal("Run goes on after its context has ended")
+	}
+}
+
+// TestNoProtobuf: who configures JSON gets lists in JSON, too.
+func TestNoProtobuf(t *testing.T) {
+	for accept, want := range map[string]bool{"": true, "application/json": false, "application/vnd.kubernetes.protobuf,application/json": true} {
+		config := rest.Config{ContentConfig: rest.ContentConfig{AcceptContentTypes: accept, ContentType: protobuf}}
+		c, err := NewClient(&config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.takesProtobuf(); got != want {
+			t.Errorf("acceptContentTypes %q: %t", accept, got)
+		}
+	}
+}
+
+// TestCut: connections that are accepted and closed are told of, though client-go makes
+// watches of them after it has tried for ten seconds.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, protobuf, service("web", "10.96.0.1"))
+	w.down = true
+	w.start()
+	w.eventually("an error", func() bool { return len(w.told()) > 0 })
+	w.expectTold("API server URL: cannot list and watch " + kindIn(w.told()) + "s: the connection ended before an answer came (what is programmed stays; trying again)")
+}
+
+// kindIn is the kind that the first error is about: any may be the first to fail.
+func kindIn(told []string) string {
+	if len(told) > 0 {
+		for _, k := range kindsFor("") {
+			if strings.Contains(told[0], " "+k.name+"s:") {
+				return k.name
+			}
+		}
+	}
+	return "?"
+}
+
+// TestRepeated sends in a watch what was delivered before, and what is older.
+func TestRepeated(t *testing.T) {
+	w := newWorld(t, protobuf).start()
+	w.expect("Synced")
+	w.set(slice("a", "10.0.0.1"))
+	first := w.log[len(w.log)-1].Object.(source.Object)
+	w.set(slice("a", "10.0.0.2"))
+	second := w.log[len(w.log)-1].Object.(source.Object)
+	w.eventually("the second", func() bool {
+		w.seeing.Lock()
+		defer w.seeing.Unlock()
+		last := w.events[len(w.events)-1].Object
+		s, ok := last.(*discoveryv1.EndpointSlice)
+		return ok && s.Endpoints[0].Addresses[0] == "10.0.0.2"
+	})
+	w.seen()
+	w.send(watch.Modified, second)
+	w.send(watch.Added, first)
+	w.send(watch.Modified, first)
+	w.send(watch.Deleted, first)
+	w.send(watch.Added, second)
+	w.settled()
+	w.expect() // nothing
+
+	w.remove(slice("a"))
+	w.expect("Delete EndpointSlice default/a")
+	w.send(watch.Deleted, second)
+	w.settled()
+	w.expect()
+	w.set(slice("a", "10.0.0.3"))
+	w.expect("Set EndpointSlice default/a")
+}
+
+// TestOlderList: after a backup was restored, a list has older versions. It counts, and
+// so do the changes that follow.
+func TestOlderList(t *testing.T) {
+	for _, noStreaming := range []bool{false, true} {
+		w := newWorld(t, protobuf, service("kept", "10.96.0.1"), service("lost", "10.96.0.2"), service("changed", "10.96.0.3"))
+		w.noStreaming = noStreaming
+		w.change(func() { w.version = 1000 })
+		w.set(service("changed", "10.96.0.4"))
+		w.start()
+		w.expect("Set Service default/kept", "Set Service default/lost", "Set Service default/changed", "Synced")
+
+		w.change(func() {
+			w.down = true
+			w.version, w.compacted, w.log = 500, 2000, nil
+			delete(w.objects["services"], "default/lost")
+			s := service("changed", "10.96.0.3")
+			s.ResourceVersion = "13"
+			w.objects["services"]["default/changed"] = s
+		})
+		w.hangUp()
+		w.change(func() { w.down = false })
+		s := w.expectSet("changed", "Delete Service default/lost")
+		if s.Spec.ClusterIP != "10.96.0.3" {
+			t.Errorf("address %s, want the restored one", s.Spec.ClusterIP)
+		}
+		w.change(func() { w.compacted = 0 })
+		w.set(service("changed", "10.96.0.5"))
+		if s := w.expectSet("changed"); s.Spec.ClusterIP != "10.96.0.5" {
+			t.Errorf("address %s, want the new one", s.Spec.ClusterIP)
+		}
+	}
+}
+
+// expectSet expects a Service, and other events.
+func (w *world) expectSet(name string, others ...string) *corev1.Service {
+	w.t.Helper()
+	events := w.expect(append(others, "Set Service default/"+name)...)
+	i := slices.IndexFunc(events, func(e source.Event) bool { return e.Object.GetName() == name })
+	return events[i].Object.(*corev1.Service)
+}
+
+// TestBrokenStream cuts the first stream in its middle and removes what it had: the
+// next one tells.
+func TestBrokenStream(t *testing.T) {
+	w := newWorld(t, protobuf, service("a", "10.96.0.1"), service("b", "10.96.0.2"), service("c", "10.96.0.3"))
+	w.cutAfter["services"] = 2
+	w.atCut = func() { w.remove(service("a", "")) }
+	w.start()
+	events := w.expect("Set Service default/a", "Set Service default/b", "Set Service default/c", "Delete Service default/a", "Synced")
+	at := map[string]int{}
+	for i, e := range events {
+		at[e.String()] = i
+	}
+	if at["Synced"] != len(events)-1 {
+		t.Errorf("events %v: Synced is not the last", events)
+	}
+}
+
+// TestSlowSink lets events wait: the last one for an object counts.
+func TestSlowSink(t *testing.T) {
+	w := newWorld(t, protobuf, slice("a", "10.0.0.1"))
+	w.start()
+	w.expect("Set EndpointSlice default/a", "Synced")
+	block := make(chan struct{})
+	w.seeing.Lock()
+	w.block = block
+	w.seeing.Unlock()
+	w.set(slice("a", "10.0.0.2"))
+	w.eventually("a sink that waits", func() bool {
+		w.seeing.Lock()
+		defer w.seeing.Unlock()
+		return w.blocked
+	})
+	w.set(slice("b", "10.0.0.1"))
+	for range 100 {
+		w.set(slice("a", "10.0.0.3"))
+	}
+	w.set(slice("a", "10.0.0.4"))
+	w.remove(slice("b"))
+	time.Sleep(time.Second) // most of it is in the queue by now; none has to be
+	w.seeing.Lock()
+	w.block = nil
+	w.seeing.Unlock()
+	close(block)
+	w.eventually("the last version", func() bool {
+		w.seeing.Lock()
+		defer w.seeing.Unlock()
+		last := map[string]source.Event{}
+		for _, e := range w.events {
+			if e.Object != nil {
+				last[e.Object.GetName()] = e
+			}
+		}
+		s, ok := last["a"].Object.(*discoveryv1.EndpointSlice)
+		return ok && s.Endpoints[0].Addresses[0] == "10.0.0.4" && last["b"].Type == source.Delete
+	})
+	if n := len(w.seen()); n > 50 {
+		t.Errorf("%d events came, want few", n)
+	}
+}
+
+// TestFaults: what would harm the node is left out and told once.
+func TestFaults(t *testing.T) {
+	w := newWorld(t, protobuf, slice("bad", "127.0.0.1", "10.0.0.1", "0.0.0.0", "169.254.1.1"), slice("good", "10.0.0.2"), service("lo", "127.0.0.1"),
+		service("old", "010.096.0.1"))
+	w.start()
+	for _, e := range w.expect("Set EndpointSlice default/bad", "Set EndpointSlice default/good", "Set Service default/lo", "Set Service default/old", "Synced") {
+		switch o := e.Object.(type) {
+		case *discoveryv1.EndpointSlice:
+			if n := len(o.Endpoints); n != 1 {
+				t.Errorf("%s has %d endpoints, want 1", o.Name, n)
+			}
+		case *corev1.Service:
+			if has := o.Spec.ClusterIP != ""; has != (o.Name == "old") {
+				t.Errorf("%s has the address %q", o.Name, o.Spec.ClusterIP)
+			}
+		}
+	}
+	want := []string{
+		"EndpointSlice default/bad: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address and is passed over, as are 2 others of its endpoints",
+		"Service default/lo: spec.clusterIPs[0]: 127.0.0.1 is a loopback address and is passed over",
+	}
+	w.compact()
+	w.hangUp()
+	w.eventually("another list", func() bool { return w.listings("EndpointSlice") > 1 && w.listings("Service") > 1 })
+	got := w.told()
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("errors %q, want %q", got, want)
+	}
+	w.expect()
+}
+
+// TestExpiredToken: with a token that is not valid any more everything stays, until it
+// is. (That its file is read again every minute is client-go's, see TestClientConfig.)
+func TestExpiredToken(t *testing.T) {
+	w := newWorld(t, protobuf, service("web", "10.96.0.1")).start()
+	w.expect("Set Service default/web", "Synced")
+	w.change(func() { w.unauthorized = true })
+	w.hangUp()
+	w.set(service("web", "10.96.0.2"))
+	w.eventually("an error", func() bool { return len(w.told()) > 0 })
+	time.Sleep(200 * time.Millisecond) // for more, if any are told
+	w.expectTold("API server URL: cannot list and watch " + kindIn(w.told()) + "s: Unauthorized (what is programmed stays; trying again)")
+	w.expect()
+	w.change(func() { w.unauthorized = false })
+	w.expect("Set Service default/web")
+}
+
+// TestHooks are for metrics.
+func TestHooks(t *testing.T) {
+	w := newWorld(t, protobuf)
+	failed := make(chan string, 100)
+	w.options.OnWatchError = func(kind string, err error) {
+		select {
+		case failed <- kind:
+		default:
+		}
+	}
+	w.refuse["nodes"] = http.StatusInternalServerError
+	w.start()
+	if kind := <-failed; kind != "Node" {
+		t.Errorf("failed: %s, want Node", kind)
+	}
+	w.change(func() { clear(w.refuse) })
+	w.expect("Synced")
+	w.seeing.Lock()
+	defer w.seeing.Unlock()
+	if want := map[string]int{"Node": 1, "Service": 1, "EndpointSlice": 1, "ServiceCIDR": 1}; !maps.Equal(w.relists, want) {
+		t.Errorf("listed %v, want %v", w.relists, want)
+	}
+}
+
+func TestNoNodeName(t *testing.T) {
+	if err := New(&Client{}, Options{}).Run(t.Context(), nil); err == nil {
+		t.Error("runs without the name of the node")
+	}
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Error describes the mistakes in one object, document or file. Its message is one
+// line, for example
+//
+//	web.yaml: document 2: Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive
+type Error struct {
+	// File is the name of the file within the directory, or the path of the
+	// directory.
+	File string
+	// Document counts the documents of the file from 1, without empty ones. It
+	// is 0 for an error of the file as a whole.
+	Document int
+	// Item is the position of the object within a List, e.g. "items[3]".
+	Item string
+	// Object is the kind, namespace and name as far as they could be read.
+	Object string
+	// Errs are the mistakes.
+	Errs []error
+}
+
+// Limits of a message: number of mistakes, and bytes of each.
+const (
+	maxErrs    = 5
+	maxMessage = 300
+)
+
+// Error returns the message.
+func (e *Error) Error() string {
+	parts := []string{e.File}
+	if e.Document > 0 {
+		parts = append(parts, fmt.Sprintf("document %d", e.Document))
+	}
+	for _, s := range []string{e.Item, e.Object} {
+		if s != "" {
+			parts = append(parts, s)
+		}
+	}
+	var errs []string
+	for i, err := range e.Errs {
+		if i == maxErrs {
+			errs = append(errs, fmt.Sprintf("and %d more", len(e.Errs)-i))
+			break
+		}
+		errs = append(errs, oneLine(err.Error()))
+	}
+	return strings.Join(append(parts, strings.Join(errs, "; ")), ": ")
+}
+
+// Unwrap returns Errs.
+func (e *Error) Unwrap() []error { return e.Errs }
+
+// oneLine joins the lines of a text and cuts it to maxMessage bytes.
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) <= maxMessage {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxMessage], "") + "..."
+}

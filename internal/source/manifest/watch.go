@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/klog/v2"
+
+	"github.com/slipstream-proxy/slipstream/internal/source"
+)
+
+// watch is one run of a Source.
+type watch struct {
+	dir     string
+	log     klog.Logger
+	sink    func([]source.Event)
+	onError func(error)
+	notify  *fsnotify.Watcher
+
+	watched  os.FileInfo // the directory that is watched; nil if there is none
+	changed  bool        // there is something to read
+	poll     bool        // there are files of which inotify does not report all changes
+	replaced bool        // the directory is another one than before
+	since    time.Time   // since when changes delay reading; zero if they do not
+
+	files    map[string]*file      // by name
+	objects  map[key]source.Object // as delivered
+	problems []*Error              // of files
+	reported map[string]bool       // messages of errors that persist
+	synced   bool
+}
+
+// file is the last known content of a file.
+type file struct {
+	stamp   stamp // zero if it must be read again
+	sum     [sha256.Size]byte
+	objects []Object
+	errs    []*Error
+	err     *Error // why the file could not be read
+}
+
+// stamp changes when a file does.
+type stamp struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime time.Time
+}
+
+func stampOf(info fs.FileInfo) stamp {
+	s := stamp{size: info.Size(), mtime: info.ModTime()}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.dev, s.ino = uint64(st.Dev), st.Ino
+		s.ctime = time.Unix(st.Ctim.Unix())
+	}
+	return s
+}
+
+// newWatch starts to watch a directory.
+func newWatch(dir string) (*watch, error) {
+	notify, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	w := &watch{dir: dir, notify: notify, files: map[string]*file{}, objects: map[key]source.Object{}}
+	if _, err = w.follow(); err == nil {
+		_, err = os.ReadDir(dir)
+	}
+	if err != nil {
+		w.close()
+		return nil, fmt.Errorf("%s: %w", dir, withoutPath(err))
+	}
+	return w, nil
+}
+
+func (w *watch) close() {
+	_ = w.notify.Close() // only fails when it is closed
+}
+
+// look reads the files if something has changed, and delivers what follows. It returns
+// after how long to look again.
+func (w *watch) look(now time.Time) time.Duration {
+	dir, err := w.follow()
+	if err == nil && !w.changed && !w.poll {
+		return pollPeriod
+	}
+	var infos map[string]fs.FileInfo
+	if err == nil {
+		infos, err = w.list()
+	}
+	if err != nil {
+		w.changed = true
+		err = fmt.Errorf("%w: keeping the %d objects known from it", withoutPath(err), len(w.objects))
+		w.report(append(slices.Clip(w.problems), &Error{File: w.dir, Errs: []error{err}}))
+		return pollPeriod
+	}
+	if delay := w.unsettled(dir, infos, now); delay > 0 {
+		return delay
+	}
+	w.changed, w.replaced, w.since = false, false, time.Time{}
+	maps.DeleteFunc(w.files, func(name string, _ *file) bool { return infos[name] == nil })
+	for name, info := range infos {
+		w.read(name, info, now)
+	}
+	w.deliver()
+	return pollPeriod
+}
+
+// follow makes sure that the directory that is there now is the one that is watched.
+func (w *watch) follow() (os.FileInfo, error) {
+	info, err := os.Stat(w.dir)
+	if err == nil && !info.IsDir() {
+		err = errors.New("is not a directory")
+	}
+	if err != nil {
+		w.watched = nil
+		return nil, err
+	}
+	// fsnotify forgets a directory that is removed. A new one may have its inode number.
+	if w.watched != nil && os.SameFile(info, w.watched) && len(w.notify.WatchList()) > 0 {
+		return info, nil
+	}
+	if err := w.notify.Remove(w.dir); err != nil && !errors.Is(err, fsnotify.ErrNonExistentWatch) {
+		w.log.V(4).Info("Removing a watch", "err", err)
+	}
+	w.changed, w.replaced, w.watched = true, w.synced, nil
+	if err := w.notify.Add(w.dir); err != nil {
+		return nil, fmt.Errorf("cannot be watched: %w", err)
+	}
+	w.watched = info
+	return info, nil
+}
+
+// list returns the manifests of the directory. The targets of links count.
+func (w *watch) list() (map[string]fs.FileInfo, error) {
+	entries, err := os.ReadDir(w.dir)
+	if err != nil {
+		return nil, err
+	}
+	w.poll = false
+	infos := map[string]fs.FileInfo{}
+	for _, entry := range entries {
+		name := entry.Name()
+		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		isLink := entry.Type()&fs.ModeSymlink != 0
+		w.poll = w.poll || isLink
+		info, err := os.Stat(filepath.Join(w.dir, name))
+		if err != nil && isLink {
+			info, err = entry.Info() // reading it tells what is wrong
+		}
+		if err == nil && !info.IsDir() {
+			infos[name] = info
+		}
+	}
+	return infos, nil
+}
+
+// unsettled returns after how long the directory and its files may be read, if they
+// have just changed.
+func (w *watch) unsettled(dir fs.FileInfo, infos map[string]fs.FileInfo, now time.Time) time.Duration {
+	newest := dir.ModTime()
+	for _, info := range infos {
+		if t := info.ModTime(); t.After(newest) {
+			newest = t
+		}
+	}
+	quiet := settle
+	if w.replaced {
+		quiet = settleBack
+	}
+	delay := newest.Add(quiet).Sub(now)
+	if delay <= 0 || delay > quiet { // a time in the future says nothing
+		return 0
+	}
+	if w.since.IsZero() {
+		w.since = now
+	}
+	if now.Sub(w.since) >= settleMax {
+		return 0
+	}
+	w.changed = true
+	return delay
+}
+
+// read reads a file if it has changed.
+func (w *watch) read(name string, info fs.FileInfo, now time.Time) {
+	f := w.files[name]
+	if f == nil {
+		f = &file{}
+		w.files[name] = f
+	}
+	s := stampOf(info)
+	if s == f.stamp {
+		return
+	}
+	f.stamp, f.err = stamp{}, nil
+	path := filepath.Join(w.dir, name)
+	data, err := readFile(path, info)
+	if err != nil {
+		w.poll = true // it may become readable in ways that inotify does not report
+		f.err = &Error{File: name, Errs: []error{withoutPath(err)}}
+		return
+	}
+	if after, err := os.Stat(path); err != nil || stampOf(after) != s {
+		w.poll = true // it changes just now
+		return
+	}
+	if now.Sub(s.mtime) >= settle { // else it may change again without another time of modification
+		f.stamp = s
+	}
+	sum := sha256.Sum256(data)
+	if sum == f.sum {
+		return
+	}
+	f.sum = sum
+	content := Decode(name, data)
+	for _, warning := range content.Warnings {
+		w.log.Info("Manifest has a warning", "warning", warning)
+	}
+	if n := len(content.Ignored); n > 0 {
+		w.log.Info("Ignoring objects of other kinds", "file", name, "count", n, "objects", strings.Join(content.Ignored[:min(n, 10)], ", "))
+	}
+	if f.errs = content.Errors; len(f.errs) > 0 {
+		content.Objects = append(content.Objects, missing(f.objects, content.Objects)...)
+	}
+	f.objects = content.Objects
+}
+
+// readFile reads a regular file.
+func readFile(path string, info fs.FileInfo) ([]byte, error) {
+	switch {
+	case info.Mode()&fs.ModeSymlink != 0: // its target could not be found
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		return nil, errors.New("is a symbolic link to nothing")
+	case !info.Mode().IsRegular():
+		return nil, errors.New("is not a regular file")
+	case info.Size() == 0: // many programs create a file before they write it
+		return nil, errors.New("is empty: keeping its objects; delete it to delete them")
+	}
+	return os.ReadFile(path)
+}
+
+// withoutPath removes the path from an error, as it is part of the message already.
+func withoutPath(err error) error {
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
+// missing returns those of the old objects that are not among the new ones.
+func missing(before, now []Object) []Object {
+	have := map[key]bool{}
+	for _, o := range now {
+		have[keyOf(o.Object)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(before), func(o Object) bool { return have[keyOf(o.Object)] })
+}
+
+// deliver reports new mistakes and passes on what has changed: Nodes first, then
+// ServiceCIDRs, Services and EndpointSlices, each by namespace and name. An object that
+// moves from one file to another is not deleted in between.
+func (w *watch) deliver() {
+	w.problems = nil
+	var batch []source.Event
+	owner := map[key]string{}
+	for _, name := range slices.Sorted(maps.Keys(w.files)) {
+		f := w.files[name]
+		w.problems = append(w.problems, f.errs...)
+		if f.err != nil {
+			w.problems = append(w.problems, f.err)
+		}
+		for i, o := range f.objects {
+			k := keyOf(o.Object)
+			if first, ok := owner[k]; ok {
+				w.problems = append(w.problems, o.error(name, fmt.Errorf("%s has it too and counts, being the first by name", first)))
+				continue
+			}
+			owner[k] = name
+			if was, ok := w.objects[k]; ok && (was == o.Object || equality.Semantic.DeepEqual(was, o.Object)) {
+				f.objects[i].Object = was // keep one copy
+				continue
+			}
+			w.objects[k] = o.Object
+			batch = append(batch, source.Event{Type: source.Set, Object: o.Object})
+		}
+	}
+	for k, was := range w.objects {
+		if _, ok := owner[k]; !ok {
+			delete(w.objects, k)
+			batch = append(batch, source.Event{Type: source.Delete, Object: was})
+		}
+	}
+	slices.SortFunc(batch, func(a, b source.Event) int {
+		return cmp.Or(
+			cmp.Compare(rank(a.Object), rank(b.Object)),
+			cmp.Compare(a.Object.GetNamespace(), b.Object.GetNamespace()),
+			cmp.Compare(a.Object.GetName(), b.Object.GetName()))
+	})
+	if !w.synced {
+		w.synced = true
+		batch = append(batch, source.Event{Type: source.Synced})
+	}
+	w.report(w.problems)
+	if len(batch) > 0 {
+		w.sink(batch)
+	}
+}
+
+func rank(o source.Object) int {
+	return slices.Index([]string{"Node", "ServiceCIDR", "Service", "EndpointSlice"}, source.Kind(o))
+}
+
+// report reports those of all present errors that were not present before.
+func (w *watch) report(errs []*Error) {
+	present := map[string]bool{}
+	for _, e := range errs {
+		message := e.Error()
+		if !w.reported[message] && !present[message] {
+			w.onError(e)
+		}
+		present[message] = true
+	}
+	if len(w.reported) > 0 && len(present) == 0 {
+		w.log.Info("All manifests are valid again")
+	}
+	w.reported = present
+}

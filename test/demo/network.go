@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/nftables"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/slipstream-proxy/slipstream/examples"
+	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// Where the manifests are in the examples.
+const (
+	demoDir  = "demo"
+	stepsDir = "demo/steps"
+)
+
+// manifests is the temporary directory that slipstream watches, and what the first
+// manifests in it and all later ones describe. The demo has no addresses of its own.
+type manifests struct {
+	dir      string
+	nodes    []*corev1.Node
+	services []*corev1.Service
+	pods     []*podSpec
+}
+
+// podSpec is what EndpointSlices say about a pod.
+type podSpec struct {
+	name, node string
+	addrs      []netip.Addr
+	ports      map[lab.Protocol]uint16
+	later      bool // is not in the first manifests
+}
+
+// newManifests reads the manifests, makes the directory and copies the first ones there.
+func newManifests() (*manifests, error) {
+	m := &manifests{}
+	err := fs.WalkDir(examples.Demo, demoDir, func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		data, err := examples.Demo.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		content := manifest.Decode(path.Base(name), data)
+		if len(content.Errors) > 0 {
+			return content.Errors[0]
+		}
+		for _, o := range content.Objects {
+			switch o := o.Object.(type) {
+			case *corev1.Service:
+				m.services = append(m.services, o)
+			case *corev1.Node:
+				m.nodes = append(m.nodes, o)
+			case *discoveryv1.EndpointSlice:
+				m.addPods(o, strings.HasPrefix(name, stepsDir))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if m.dir, err = os.MkdirTemp("", "slipstream-demo-"); err != nil {
+		return nil, err
+	}
+	if _, err := m.copy(demoDir); err != nil {
+		return nil, errors.Join(err, m.remove())
+	}
+	return m, nil
+}
+
+// addPods adds what a slice says about pods. A pod is in one slice of each family.
+func (m *manifests) addPods(s *discoveryv1.EndpointSlice, later bool) {
+	for _, e := range s.Endpoints {
+		pod := m.pod(e.TargetRef.Name)
+		if pod == nil {
+			pod = &podSpec{name: e.TargetRef.Name, node: *e.NodeName, ports: map[lab.Protocol]uint16{}, later: true}
+			m.pods = append(m.pods, pod)
+		}
+		pod.later = pod.later && later
+		if ip := netip.MustParseAddr(e.Addresses[0]); !slices.Contains(pod.addrs, ip) {
+			pod.addrs = append(pod.addrs, ip)
+		}
+		for _, p := range s.Ports {
+			pod.ports[protocol(*p.Protocol)] = uint16(*p.Port)
+		}
+	}
+}
+
+// pod returns the pod of that name, nil if there is none.
+func (m *manifests) pod(name string) *podSpec {
+	for _, p := range m.pods {
+		if p.name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// podsOf returns the names of a Service's pods in the first manifests, sorted.
+func (m *manifests) podsOf(service string) (names []string) {
+	for _, p := range m.pods {
+		if !p.later && strings.HasPrefix(p.name, service+"-") {
+			names = append(names, p.name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// clusterIP returns the address and port of a Service in one family.
+func (m *manifests) clusterIP(service string, p lab.Protocol, ipv6 bool) netip.AddrPort {
+	for _, s := range m.services {
+		for _, text := range s.Spec.ClusterIPs {
+			for _, port := range s.Spec.Ports {
+				ip := netip.MustParseAddr(text)
+				if s.Name == service && ip.Is6() == ipv6 && protocol(port.Protocol) == p {
+					return netip.AddrPortFrom(ip, uint16(port.Port))
+				}
+			}
+		}
+	}
+	return netip.AddrPort{}
+}
+
+func protocol(p corev1.Protocol) lab.Protocol {
+	if p == corev1.ProtocolUDP {
+		return lab.UDP
+	}
+	return lab.TCP
+}
+
+func (m *manifests) remove() error { return os.RemoveAll(m.dir) }
+
+// copy copies the files of a folder of the examples into the directory. It writes each
+// under another name and renames it, so that slipstream never reads half a file. It
+// returns the time just before the last rename.
+func (m *manifests) copy(from string) (renamed time.Time, err error) {
+	entries, err := fs.ReadDir(examples.Demo, from)
+	if err != nil {
+		return renamed, err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
+		data, err := examples.Demo.ReadFile(path.Join(from, e.Name()))
+		if err != nil {
+			return renamed, err
+		}
+		hidden := filepath.Join(m.dir, "."+e.Name()+".new")
+		if err := os.WriteFile(hidden, data, 0o644); err != nil {
+			return renamed, err
+		}
+		renamed = time.Now()
+		if err := os.Rename(hidden, filepath.Join(m.dir, e.Name())); err != nil {
+			return renamed, err
+		}
+	}
+	return renamed, nil
+}
+
+// network is the lab with the nodes and pods of the manifests, and a client pod on
+// each node.
+type network struct {
+	lab     *lab.Lab
+	nodes   []*lab.Node
+	clients []*lab.Pod
+	pods    map[string]*lab.Pod
+	servers map[string][]*lab.Server // by pod
+}
+
+// newNetwork builds the lab. The error says what the kernel or the user lacks.
+func newNetwork(m *manifests) (*network, error) {
+	l, err := lab.New()
+	switch {
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+		return nil, errors.New("needs root, to make network namespaces and to program the kernel in them")
+	case errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ENOSYS):
+		return nil, fmt.Errorf("this kernel cannot make network namespaces (CONFIG_NET_NS): %w", err)
+	case err != nil:
+		return nil, err
+	}
+	n := &network{lab: l, pods: map[string]*lab.Pod{}, servers: map[string][]*lab.Server{}}
+	if err := n.fill(m); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return n, nil
+}
+
+func (n *network) fill(m *manifests) error {
+	for _, object := range m.nodes {
+		var o lab.NodeOptions
+		for _, a := range object.Status.Addresses {
+			if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+				bits := 24
+				if ip.Is6() {
+					bits = 64
+				}
+				o.Addresses = append(o.Addresses, netip.PrefixFrom(ip, bits))
+			}
+		}
+		var client []netip.Addr
+		for _, text := range object.Spec.PodCIDRs {
+			cidr := netip.MustParsePrefix(text)
+			o.PodCIDRs = append(o.PodCIDRs, cidr)
+			bytes := cidr.Masked().Addr().AsSlice()
+			bytes[len(bytes)-1] = 100
+			ip, _ := netip.AddrFromSlice(bytes)
+			client = append(client, ip)
+		}
+		node, err := n.lab.Node(object.Name, o)
+		if err != nil {
+			return err
+		}
+		n.nodes = append(n.nodes, node)
+		pod, err := node.Pod(fmt.Sprintf("client-%d", len(n.nodes)), client...)
+		if err != nil {
+			return err
+		}
+		n.clients = append(n.clients, pod)
+	}
+	for _, p := range m.pods {
+		if !p.later {
+			if err := n.addPod(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addPod adds a pod and starts its servers.
+func (n *network) addPod(p *podSpec) error {
+	i := slices.IndexFunc(n.nodes, func(n *lab.Node) bool { return n.Name() == p.node })
+	if i < 0 {
+		return fmt.Errorf("pod %s: the examples have no Node %q", p.name, p.node)
+	}
+	pod, err := n.nodes[i].Pod(p.name, p.addrs...)
+	if err != nil {
+		return err
+	}
+	n.pods[p.name] = pod
+	for proto, port := range p.ports {
+		s, err := pod.Serve(proto, netip.AddrPortFrom(netip.IPv6Unspecified(), port))
+		if err != nil {
+			return err
+		}
+		n.servers[p.name] = append(n.servers[p.name], s)
+	}
+	return nil
+}
+
+// drain stops a pod's servers from listening. Their open connections go on.
+func (n *network) drain(pod string) {
+	for _, s := range n.servers[pod] {
+		s.Drain()
+	}
+}
+
+// tables returns the nftables tables of a node, as "ip slipstream". It lists them with
+// a library that slipstream does not use, as an independent check.
+func tables(n *lab.Node) (names []string, err error) {
+	families := map[nftables.TableFamily]string{
+		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyINet: "inet",
+		nftables.TableFamilyARP: "arp", nftables.TableFamilyBridge: "bridge", nftables.TableFamilyNetdev: "netdev",
+	}
+	err = n.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		all, err := c.ListTables()
+		for _, t := range all {
+			names = append(names, families[t.Family]+" "+t.Name)
+		}
+		return err
+	})
+	return names, err
+}

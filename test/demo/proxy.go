@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// clusterCIDR covers the pods of all nodes.
+const clusterCIDR = "10.244.0.0/16,fd00:244::/32"
+
+// proxy is slipstream on one node. It may be started again after its end.
+type proxy struct {
+	node    *lab.Node
+	process *lab.Process
+	log     logbook // of all its processes
+}
+
+// start starts slipstream and waits until it has programmed the kernel.
+func (p *proxy) start(ctx context.Context, binary, dir string) (update, error) {
+	n := len(p.log.updates())
+	cmd := exec.Command(binary, "run", "--manifests", dir, "--hostname-override", p.node.Name(),
+		"--cluster-cidr", clusterCIDR, "-v", "2")
+	cmd.Stdout, cmd.Stderr = &p.log, &p.log
+	var err error
+	if p.process, err = p.node.Start(cmd); err != nil {
+		return update{}, err
+	}
+	return p.update(ctx, n)
+}
+
+// update waits for update n of the kernel, counted from 0 over all processes.
+func (p *proxy) update(ctx context.Context, n int) (update, error) {
+	ended := false
+	await(ctx, func() bool {
+		select {
+		case <-p.process.Done():
+			ended = true
+		default:
+		}
+		return ended || len(p.log.updates()) > n
+	})
+	if all := p.log.updates(); len(all) > n && !ended {
+		return all[n], nil
+	}
+	if ended {
+		return update{}, fmt.Errorf("slipstream on %s has ended: %v", p.node.Name(), p.process.Wait())
+	}
+	return update{}, fmt.Errorf("slipstream on %s has not programmed the kernel within %v", p.node.Name(), patience)
+}
+
+// update is one update of the kernel.
+type update struct {
+	took time.Duration // as slipstream logged it
+	read time.Time     // when the log line was read: a little after the update
+}
+
+// logbook keeps what a slipstream process logs.
+type logbook struct {
+	mu     sync.Mutex
+	rest   []byte // of a line that is not complete
+	lines  []string
+	update []update
+}
+
+var programmedLine = regexp.MustCompile(`"Programmed the kernel" .*took="([^"]+)"`)
+
+// Write implements io.Writer.
+func (l *logbook) Write(p []byte) (int, error) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
+		if !found {
+			return len(p), nil
+		}
+		l.rest = rest
+		l.lines = append(l.lines, string(line))
+		if m := programmedLine.FindSubmatch(line); m != nil {
+			if took, err := time.ParseDuration(string(m[1])); err == nil {
+				l.update = append(l.update, update{took, now})
+			}
+		}
+	}
+}
+
+// updates returns all updates so far.
+func (l *logbook) updates() []update {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.update[:len(l.update):len(l.update)]
+}
+
+// warnings returns the lines that are more than information: klog's lines begin with
+// their severity, and a line without klog's header is a process's last one.
+func (l *logbook) warnings() (lines []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines {
+		if line != "" && line[0] != 'I' {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// tail returns the last n lines.
+func (l *logbook) tail(n int) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]string(nil), l.lines[max(0, len(l.lines)-n):]...)
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/fatih/color"
+)
+
+// width is the number of columns that the output takes at most.
+const width = 80
+
+// The colours. Package color leaves them out where NO_COLOR is set and where
+// standard output is not a terminal.
+var (
+	bold  = color.New(color.Bold)
+	faint = color.New(color.Faint)
+	title = color.New(color.FgCyan, color.Bold)
+	good  = color.New(color.FgGreen, color.Bold)
+	bad   = color.New(color.FgRed, color.Bold)
+)
+
+// report prints the demo's output and keeps the results for the summary.
+type report struct {
+	ctx    context.Context // once it is done, nothing is printed or claimed any more
+	out    io.Writer
+	steps  []*step
+	held   int
+	broken []string // claims that did not hold
+
+	current *step // nil in the summary
+}
+
+// step is the result of one part of the demo.
+type step struct {
+	name       string
+	failed     bool
+	programmed []time.Duration // to program each node's kernel, as slipstream logs it
+	seen       []time.Duration // from the change of a file until a client saw the effect
+}
+
+// step begins a part of the demo.
+func (r *report) step(name string) *step {
+	r.current = &step{name: name}
+	r.steps = append(r.steps, r.current)
+	r.heading(fmt.Sprintf("%d  %s", len(r.steps), name))
+	return r.current
+}
+
+func (r *report) heading(text string) {
+	r.line("")
+	text = "── " + text + " "
+	r.line(title.Sprint(text + strings.Repeat("─", max(0, width-len([]rune(text))))))
+}
+
+// line prints one line.
+func (r *report) line(text string) {
+	if r.ctx.Err() == nil {
+		fmt.Fprintln(r.out, strings.TrimRight(text, " "))
+	}
+}
+
+// say prints text, indented.
+func (r *report) say(format string, args ...any) {
+	for l := range strings.Lines(fmt.Sprintf(format, args...)) {
+		r.line("  " + strings.TrimSuffix(l, "\n"))
+	}
+}
+
+// command prints a command that has the effect of what the demo does next.
+func (r *report) command(format string, args ...any) {
+	r.line("  " + faint.Sprint("$ ") + bold.Sprintf(format, args...))
+}
+
+// claim prints a claim that the demo has checked, and whether it holds.
+func (r *report) claim(holds bool, format string, args ...any) {
+	if r.ctx.Err() != nil {
+		return // an interrupted step proves nothing
+	}
+	text := fmt.Sprintf(format, args...)
+	if holds {
+		r.held++
+		r.line("  " + good.Sprint("✓ ") + text)
+		return
+	}
+	if r.current != nil {
+		r.current.failed = true
+	}
+	r.broken = append(r.broken, text)
+	r.line("  " + bad.Sprint("✗ DOES NOT HOLD: ") + text)
+}
+
+// table prints rows of cells in columns, the first row as a heading.
+func (r *report) table(rows [][]string) {
+	var b bytes.Buffer
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	_ = w.Flush() // a bytes.Buffer does not fail
+	for l := range strings.Lines(b.String()) {
+		l = "  " + strings.TrimRight(l, " \n")
+		if rows != nil {
+			l, rows = faint.Sprint(l), nil
+		}
+		// The marks get their colours last: a tabwriter counts escape sequences.
+		l = strings.Replace(l, "✓", good.Sprint("✓"), 1)
+		r.line(strings.Replace(l, "✗", bad.Sprint("✗"), 1))
+	}
+}
+
+// summary adds up.
+func (d *demo) summary(context.Context) error {
+	t := d.totals()
+	warnings := 0
+	for _, p := range d.proxies {
+		warnings += len(p.log.warnings())
+	}
+	d.current = nil
+	d.heading("summary")
+	d.claim(t.failed == 0 && t.refused > 0, "%d connections, TCP and UDP, IPv4 and IPv6: %d failed%s", t.made, t.failed, t.why)
+	d.say("  (%d were refused, as they should be, while orders had no endpoints)", t.refused)
+	d.claim(t.ended == 0 && t.lost == 0 && t.echoed > 0, "%d long-lived connections: %d broken; %d messages, %d lost",
+		len(d.streams), t.ended, t.echoed, t.lost)
+	d.claim(warnings == 0, "%d warnings and errors in slipstream's log", warnings)
+	d.line("")
+	rows := [][]string{{"", "kernel programmed in", "clients saw it after"}}
+	for _, s := range d.steps {
+		mark := "✓ "
+		if s.failed {
+			mark = "✗ "
+		}
+		rows = append(rows, []string{mark + s.name, span(s.programmed), span(s.seen)})
+	}
+	d.table(rows)
+	d.say("\nSlipstream waits some 10ms for further writes before it reads a changed file.\n\n")
+	all := d.held + len(d.broken)
+	if len(d.broken) == 0 {
+		d.line("  " + good.Sprintf("All %d claims hold.", all))
+		return nil
+	}
+	d.line("  " + bad.Sprintf("%d of %d claims do not hold:", len(d.broken), all))
+	for _, text := range d.broken {
+		d.line("  " + bad.Sprint("✗ ") + text)
+	}
+	return nil
+}
+
+// span writes the shortest and the longest of some times.
+func span(all []time.Duration) string {
+	if len(all) == 0 {
+		return "-"
+	}
+	low, high := short(slices.Min(all)), short(slices.Max(all))
+	if low == high {
+		return low
+	}
+	return low + " to " + high
+}
+
+// short writes a duration with three digits.
+func short(d time.Duration) string {
+	unit := time.Duration(1)
+	for d/unit >= 1000 {
+		unit *= 10
+	}
+	return d.Round(unit).String()
+}
+
+// because appends an error to a text, if there is one.
+func because(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf(" (%v)", err)
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a child process that runs in a namespace.
+type Process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// Start starts cmd in the namespace. The caller fills in cmd as for
+// exec.Cmd.Start (exec.CommandContext, Env, Stdout, Stderr ...); Start adds to
+// cmd.SysProcAttr a process group of its own and SIGKILL on the death of this
+// process. When the process ends, what is left in its process group is killed.
+//
+// Only network namespaces are separate: files, /sys and process ids are the
+// machine's. Processes that cmd starts outside its process group are not known
+// here and outlive a kill -9 of this process.
+func (n *Namespace) Start(cmd *exec.Cmd) (*Process, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	if !cmd.SysProcAttr.Setsid { // setsid makes a process group too
+		cmd.SysProcAttr.Setpgid = true
+	}
+	if cmd.WaitDelay == 0 {
+		cmd.WaitDelay = 2 * time.Second // do not wait for pipes held by others
+	}
+	p := &Process{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		// The kernel sends the death signal when the thread that started the
+		// child ends, so this thread stays until the child has ended.
+		err := n.Do(func() error {
+			if err := cmd.Start(); err != nil {
+				return fmt.Errorf("start %s: %w", cmd.Path, err)
+			}
+			n.mu.Lock()
+			closed := n.file == nil
+			if !closed {
+				n.procs[p] = struct{}{}
+			}
+			n.mu.Unlock()
+			if closed {
+				p.killGroup()
+				_ = cmd.Wait()
+				return fmt.Errorf("start %s: network namespace: %w", cmd.Path, ErrClosed)
+			}
+			started <- nil
+			p.reap()
+			return nil
+		})
+		if err != nil {
+			started <- err
+			return
+		}
+		n.mu.Lock()
+		delete(n.procs, p)
+		n.mu.Unlock()
+		close(p.done)
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Run runs a program in the namespace to its end and returns its standard
+// output; the error holds its standard error.
+func (n *Namespace) Run(ctx context.Context, name string, args ...string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	p, err := n.Start(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Wait(); err != nil {
+		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.Bytes(), nil
+}
+
+// reap waits for the process. It looks before it reaps: until then the process
+// id, which is also the group's, cannot be another's.
+func (p *Process) reap() {
+	for {
+		err := unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	p.killGroup()
+	p.err = p.cmd.Wait()
+}
+
+func (p *Process) killGroup() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
+
+// PID returns the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal to the process, not to its group. The error is
+// os.ErrProcessDone after its end.
+func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
+
+// Kill sends SIGKILL; no error if the process has ended before. What else is in
+// its process group is killed right after it.
+func (p *Process) Kill() error {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// Stop sends a signal that asks the process to end and returns the result of Wait. A
+// process that has not ended after the grace period is killed, which is an error.
+func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
+	if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.err
+	case <-time.After(grace):
+		return errors.Join(fmt.Errorf("still running %v after %v", grace, sig), p.Kill(), p.Wait())
+	}
+}
+
+// Done returns a channel that is closed when the process has ended and its
+// output has been written.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait waits for the end of the process and returns what exec.Cmd.Wait
+// returns. It may be called often and from several goroutines.
+func (p *Process) Wait() error {
+	<-p.done
+	return p.err
+}
