@@ -12,6 +12,6 @@
 // what a kernel can do depends on how it was built as much as on its age.
 //
 // Importing this package from tests also marks them as kernel tests: test/runner runs
-// them on the host's kernel and on the User Mode Linux kernel, all others on the host
+// them on the host's kernel and on the User Mode Linux kernels, all others on the host
 // alone.
 package kerneltest
