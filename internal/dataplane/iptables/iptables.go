@@ -12,6 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Options are what only this backend has.
@@ -40,7 +41,7 @@ type Backend struct {
 	missing   []dataplane.Missing
 	pools     []*pool // what the kernel has, by PoolID
 	frontends map[desired.FrontendKey]*frontend
-	health    healthPorts
+	health    map[types.NamespacedName]desired.HealthCheck
 	valid     bool // false until the first Reconcile, and after a failure
 	alone     bool // nothing of ours is in the other variant
 	full      fullRestore

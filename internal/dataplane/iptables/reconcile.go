@@ -12,6 +12,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Reconcile implements dataplane.Dataplane. It writes all chains, has those deleted that
@@ -23,7 +24,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	start := time.Now()
 	b.valid = false
 	b.pools = make([]*pool, 0, len(full.Pools))
-	b.health = newHealthPorts()
+	b.health = map[types.NamespacedName]desired.HealthCheck{}
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
 		t.forget(b.variant)

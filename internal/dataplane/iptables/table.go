@@ -19,6 +19,7 @@ type table struct {
 	known                             registry // chains that the kernel has in the table nat
 	filter                            registry // and in the table filter
 	members                           [setKinds]int
+	healthPorts                       map[uint16]bool // that are open
 }
 
 // forget makes the table one of which nothing is known.
