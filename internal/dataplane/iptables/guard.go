@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -132,8 +131,10 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	defer func() { b.guard.next = time.Now().Add(lookShare * time.Since(start)) }()
 	for _, t := range b.tables {
-		if err := errors.Join(b.checkTable(t.family, tableNAT, t.known), b.checkTable(t.family, tableFilter, t.filter)); err != nil {
-			return err
+		for name, known := range t.known {
+			if err := b.checkTable(t.family, name, known); err != nil {
+				return err
+			}
 		}
 	}
 	b.guard.stamp, b.guard.known = now, true

@@ -101,53 +101,46 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return dataplane.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
 	}
 	var stats dataplane.Stats
-	last := newCounts()
-	for _, step := range b.take(change) {
-		t := step.table
-		nat, filter := &script{known: t.known, now: registry{}}, &script{known: t.filter, now: registry{}}
-		t.write(nat, step)
-		t.writeFilter(filter, step)
-		if err := b.partial(ctx, t, step, nat, filter, &stats); err != nil {
-			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
+	steps := b.take(change)
+	for _, step := range steps {
+		step.scripts = newScripts(step.table.known)
+		step.write()
+		if err := b.commit(ctx, step, &stats); err != nil {
+			return stats, fmt.Errorf("restoring what has changed of %s: %w", step.table.family, err)
 		}
-		for _, part := range []struct {
-			table string
-			*script
-			known registry
-		}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
-			if !part.empty() {
-				before := part.known.entries()
-				part.done(part.known)
-				b.guard.restored(t.family, part.table, part.known.entries()-before)
-			}
-		}
-		last[t.family][tableNAT], last[t.family][tableFilter] = nat.ruleLines, filter.ruleLines
 	}
 	b.valid = true
-	b.count(&last)
+	b.count(steps)
 	return stats, b.guard.committed()
 }
 
-// partial writes one family's part of a change.
-func (b *Backend) partial(ctx context.Context, t *table, step *step, nat, filter *script, stats *dataplane.Stats) error {
-	if err := b.writeSets(ctx, t, step.sets.before, stats); err != nil {
+// commit has the kernel take a step.
+func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) error {
+	t := s.table
+	if err := b.writeSets(ctx, t, s.sets.before, stats); err != nil {
 		return err
 	}
 	var input []byte
-	if !filter.empty() {
-		input = filter.finish(tableFilter)
+	for _, name := range chainTables {
+		if script := s.scripts[name]; !script.empty() {
+			input = append(input, script.finish(name)...)
+			stats.Elements += script.lines
+		}
 	}
-	if !nat.empty() {
-		input = append(input, nat.finish(tableNAT)...)
-	}
+	stats.Bytes += len(input)
 	if len(input) > 0 {
-		stats.Elements += nat.lines + filter.lines
-		stats.Bytes += len(input)
 		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
 			return err
 		}
 	}
-	return b.writeSets(ctx, t, step.sets.after, stats)
+	for name, script := range s.scripts {
+		if !script.empty() {
+			before := t.known[name].entries()
+			script.done(t.known[name])
+			b.guard.restored(t.family, name, t.known[name].entries()-before)
+		}
+	}
+	return b.writeSets(ctx, t, s.sets.after, stats)
 }
 
 func (b *Backend) writeSets(ctx context.Context, t *table, all []setWrite, stats *dataplane.Stats) error {

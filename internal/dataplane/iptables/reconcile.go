@@ -15,10 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Reconcile implements dataplane.Dataplane. It writes all chains, has those deleted that
-// are ours and not among them, and brings the sets to what they should have. Each
-// table takes effect in one step. What comes before and after in sets is such that
-// frontends which stay are served all the time.
+// Reconcile implements dataplane.Dataplane. It writes all chains, deletes all others of
+// ours, and writes what differs in the sets. Each table takes effect in one step.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	var stats dataplane.Stats
 	start := time.Now()
@@ -30,7 +28,8 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		t.forget(b.variant)
 	}
 	liberal := tcpIsLiberal(b.config.NetNS)
-	for _, s := range b.take(full) {
+	steps := b.take(full)
+	for _, s := range steps {
 		if err := b.restore(ctx, s, full.Local, liberal, &stats); err != nil {
 			return stats, fmt.Errorf("restoring all of %s: %w", s.table.family, err)
 		}
@@ -42,7 +41,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		b.alone = true
 	}
 	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
-	b.count(nil)
+	b.count(steps)
 	b.guard.known = false // other programs may have come between its steps
 	return stats, nil
 }
@@ -53,41 +52,26 @@ func (b *Backend) restore(ctx context.Context, s *step, local desired.LocalTraff
 	if err := createSets(b.sets, t.family); err != nil {
 		return err
 	}
-	writes, err := b.compareSets(t, &s.sets)
-	if err != nil {
+	var err error
+	if s.sets, err = b.compareSets(t, &s.sets); err != nil {
 		return err
 	}
-	if err := b.writeSets(ctx, t, writes.before, stats); err != nil {
-		return err
-	}
-	nat, filter := &script{now: registry{}}, &script{now: registry{}}
-	(&ruleWriter{t.family, filter}).filter(b.config, liberal)
-	forNAT := &ruleWriter{t.family, nat}
-	forNAT.nat(b.config, local)
-	t.cluster.head = forNAT.services(b.config, local)
-	t.write(nat, s)
-	t.writeFilter(filter, s)
-	for _, part := range []struct {
-		table string
-		*script
-		known registry
-	}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
-		if err := b.addEntries(ctx, part.script, t.family, part.table); err != nil {
+	s.scripts = newScripts(nil)
+	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
+	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
+	nat.nat(b.config, local)
+	t.cluster.head = nat.services(b.config, local)
+	s.write()
+	for _, name := range chainTables {
+		if err := b.addEntries(ctx, s.scripts[name], t.family, name); err != nil {
 			return err
 		}
-		input := part.finish(part.table)
-		stats.Elements += part.lines
-		stats.Bytes += len(input)
-		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
-			return err
-		}
-		part.done(part.known)
 	}
-	return b.writeSets(ctx, t, writes.after, stats)
+	return b.commit(ctx, s, stats)
 }
 
-// addEntries sees to it that packets enter our chains, and that those go that are not
-// written any more.
+// addEntries adds to the script of a table what makes packets enter our chains, and the
+// deletion of chains that are not written any more.
 func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family, table string) error {
 	text, err := b.variant.save(ctx, b.config.NetNS, f, table)
 	if err != nil {
@@ -104,7 +88,7 @@ func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family,
 		if i := slices.Index(wanted, rule); i >= 0 {
 			wanted = slices.Delete(wanted, i, i+1)
 		} else {
-			out.rule("-D " + rule) // of another version, or twice
+			out.rule("-D " + rule) // for another configuration, or twice
 		}
 	}
 	for _, rule := range slices.Backward(wanted) {

@@ -16,6 +16,9 @@ const (
 	tableFilter = "filter"
 )
 
+// chainTables are the tables with chains of ours, in the order in which to write them.
+var chainTables = []string{tableFilter, tableNAT}
+
 // entries are the rules by which packets come to our chains, as iptables-save prints
 // them, by table. They are put first in their chains.
 //

@@ -15,11 +15,10 @@ type table struct {
 	family desired.Family
 
 	cluster, external, local, hairpin tree
-	forward                           tree     // of the table filter
-	known                             registry // chains that the kernel has in the table nat
-	filter                            registry // and in the table filter
-	members                           [setKinds]int
-	healthPorts                       map[uint16]bool // that are open
+	forward                           tree                // of the table filter
+	known                             map[string]registry // chains that the kernel has, by table
+	members                           [setKinds]int       // how many each set has
+	healthPorts                       map[uint16]bool     // that are open
 }
 
 // forget makes the table one of which nothing is known.
@@ -32,8 +31,7 @@ func (t *table) forget(v Variant) {
 		local:    tree{name: chainLocalTree, direction: "-d", branches: external},
 		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: cluster},
 		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
-		known:    registry{},
-		filter:   registry{},
+		known:    map[string]registry{tableNAT: {}, tableFilter: {}},
 	}
 }
 
@@ -45,10 +43,23 @@ type step struct {
 	cluster, external, local, hairpin []edit
 	forward                           []edit // of the table filter
 	pools                             []*pool
+
+	scripts map[string]*script // by table
 }
 
-// write writes the chains of the table nat that differ.
-func (t *table) write(out *script, s *step) {
+// newScripts are scripts for all tables; known is what the kernel has, or nil if nothing is
+// known of it.
+func newScripts(known map[string]registry) map[string]*script {
+	all := map[string]*script{}
+	for _, name := range chainTables {
+		all[name] = &script{known: known[name], now: registry{}}
+	}
+	return all
+}
+
+// write writes the chains that follow the content.
+func (s *step) write() {
+	t, out := s.table, s.scripts[tableNAT]
 	for _, p := range s.pools {
 		p.write(out)
 	}
@@ -56,10 +67,8 @@ func (t *table) write(out *script, s *step) {
 	t.external.change(out, s.external)
 	t.local.change(out, s.local)
 	t.hairpin.change(out, s.hairpin)
+	t.forward.change(s.scripts[tableFilter], s.forward)
 }
-
-// writeFilter writes those of the table filter that follow the content.
-func (t *table) writeFilter(out *script, s *step) { t.forward.change(out, s.forward) }
 
 // touch has the pool's chains written.
 func (s *step) touch(p *pool) {
