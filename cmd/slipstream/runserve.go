@@ -20,7 +20,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -40,7 +39,6 @@ func serve(ctx context.Context, o serving) (err error) {
 	}
 	proxy.LimitGarbage()
 	m := metrics.New()
-	m.OnMode(c.Mode())
 	m.OnBuild(version)
 	c.CountGates()
 	problem := func(err error) {
@@ -56,16 +54,17 @@ func serve(ctx context.Context, o serving) (err error) {
 		return err
 	}
 	defer stop()
-	b, err := modes[c.Mode()](ctx, c)
+	b, without, err := openMode(ctx, c, m, func(note string) { tell.Warning(events.FeatureMissing, note) })
+	if err != nil && ctx.Err() != nil {
+		return nil // stopped before it has begun
+	}
 	if err != nil {
 		return err
 	}
+	m.OnMode(c.Mode())
 	defer func() { err = errors.Join(err, b.Close()) }()
 	countRules(m, b)
 	fast, err := newFastPath(c.FastPath(), tell)
-	if errors.Is(err, unix.EPERM) { // Services cannot be programmed either
-		return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err)
-	}
 	if err != nil { // Services do without
 		fast = nil
 		tell.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
@@ -80,7 +79,7 @@ func serve(ctx context.Context, o serving) (err error) {
 	if err := c.Conntrack(sysctl.CPUs()).Apply(); err != nil {
 		tell.Warning(events.FailedToTuneConntrack, err.Error())
 	}
-	want := desiredConfig(c, node)
+	want := desiredConfig(c, node, without)
 	if err := localhostNodePorts(want.NodePorts); err != nil {
 		tell.Warning(events.FailedToSetSysctl, err.Error())
 	}
@@ -141,12 +140,13 @@ func serve(ctx context.Context, o serving) (err error) {
 }
 
 // desiredConfig is what the desired state needs of a valid configuration.
-func desiredConfig(c *config.Config, node string) desired.Config {
+func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
 	return desired.Config{
 		NodeName:    node,
 		NodeIP:      c.NodeIP(),
 		NodePorts:   nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
 		DetectLocal: detectLocal(c),
+		Without:     without,
 	}
 }
 

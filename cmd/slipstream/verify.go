@@ -76,14 +76,14 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	reader, err := openReader(ctx, c, nil)
+	reader, without, err := openToVerify(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := watchObjects(ctx, objects, desired.New(desiredConfig(c, node)))
+	w := watchObjects(ctx, objects, desired.New(desiredConfig(c, node, without)))
 	for range verifyTries {
 		if err := w.untilReady(ctx); err != nil {
 			return nil, err

@@ -66,6 +66,9 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 		}
 		b.tables = append(b.tables, &table{family: f})
 	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	if len(b.tables) == 0 {
 		return nil, fmt.Errorf("iptables-%s does not work: %s", b.variant, b.missing[0])
 	}
@@ -82,6 +85,14 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 
 // Variant is which iptables is used.
 func (b *Backend) Variant() Variant { return b.variant }
+
+// Without are the families that are left out, as far as is known.
+func (b *Backend) Without() (without desired.Families) {
+	for _, m := range b.missing {
+		without[m.Family] = true
+	}
+	return without
+}
 
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error {

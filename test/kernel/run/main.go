@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -38,6 +39,7 @@ func main() {
 func run() (int, error) {
 	timeout := flag.Duration("timeout", 10*time.Minute, "kill the machine after this time")
 	memory := flag.String("mem", "2G", "memory of the machine")
+	parameters := flag.String("append", "", "more parameters of the kernel, such as \"ipv6.disable=1\"")
 	dir := flag.String("C", ".", "working directory")
 	script := flag.String("build-script", "test/kernel/build.sh", "build.sh, which knows where a built kernel is cached")
 	console := flag.Bool("console", false, "show the kernel's own messages on standard error")
@@ -71,7 +73,7 @@ func run() (int, error) {
 	if err != nil {
 		return noResult, err
 	}
-	machine := uml.Machine{Kernel: kernel, Memory: *memory}
+	machine := uml.Machine{Kernel: kernel, Memory: *memory, Parameters: strings.Fields(*parameters)}
 	if *console {
 		machine.Console = os.Stderr
 	}
