@@ -4,7 +4,7 @@ package iptables
 
 // Counts are numbers of rules, by address family (desired.IPv4, desired.IPv6) and table.
 type Counts struct {
-	Total [2]map[string]int // that the kernel has of ours
+	Total [2]map[string]int // in the kernel
 	Last  [2]map[string]int // that the last sync wrote
 }
 

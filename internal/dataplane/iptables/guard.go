@@ -16,8 +16,8 @@ import (
 // guard notices when another program modifies our rules.
 //
 // The kernel has something cheap to read that differs after each change, the stamp. While
-// it is what our own restores make of the stamp of the last look, nobody else has changed
-// anything. Otherwise, and after a full restore, Check looks at the tables: whether each
+// it is what our own restores make of the stamp of the last look, no other program has
+// changed anything. Otherwise, and after a full restore, Check looks at the tables: whether each
 // chain of ours has as many rules as were written, and the rules that lead packets to ours
 // exist.
 type guard struct {
@@ -37,7 +37,7 @@ type stamp struct {
 	tables     [len(guarded)]xtables.Info
 }
 
-// guarded are the tables that rules of ours are in.
+// guarded are the tables that have rules of ours.
 var guarded = [...]struct {
 	family desired.Family
 	table  string

@@ -15,18 +15,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Options are what only this backend has.
+// Options are the options of this dataplane only.
 type Options struct {
 	// Variant is which iptables to use; empty for the one that the node uses.
 	Variant Variant
 
-	// SyncPeriod is after which time without a full restore one is due, which
-	// Check then says; 0 for never. Where one takes long it is due later, so that
-	// they take a tenth of the time at the most: changes wait for them.
+	// SyncPeriod is the time after which Check asks for a full restore; 0 for never.
+	// Full restores that take long are due later, so that they take at most a tenth of
+	// the time: changes wait for them.
 	SyncPeriod time.Duration
 }
 
-// Backend is the iptables backend. It needs the commands of one of the variants,
+// Backend is the dataplane. It needs the commands of one of the variants,
 // of version 1.8 or later, and in the kernel IP sets and the extensions set, recent,
 // statistic, addrtype, conntrack, mark and comment; and CAP_NET_ADMIN in the network
 // namespace.
@@ -43,7 +43,7 @@ type Backend struct {
 	frontends map[desired.FrontendKey]*frontend
 	health    map[types.NamespacedName]desired.HealthCheck
 	valid     bool // false until the first Reconcile, and after a failure
-	alone     bool // nothing of ours is in the other variant
+	alone     bool // the other variant has none of our chains
 	full      fullRestore
 	counts    atomic.Pointer[Counts]
 }
@@ -83,7 +83,7 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 	return b, nil
 }
 
-// Variant is which iptables is used.
+// Variant is the variant in use.
 func (b *Backend) Variant() Variant { return b.variant }
 
 // Without are the families that are left out, as far as is known.
@@ -100,9 +100,9 @@ func (b *Backend) Close() error {
 	return b.guard.close()
 }
 
-// Apply implements dataplane.Dataplane: sets are written element by element, and of the
-// rules only the chains that differ, in one restore for each family. (So a failure can
-// leave part of the change. It is for the Reconcile that has to follow.)
+// Apply implements dataplane.Dataplane. It writes sets member by member, and only the
+// chains that differ, in one restore for each family. A failure can leave part of the
+// change, for the Reconcile that has to follow.
 func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if !b.valid {
 		return dataplane.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
@@ -125,7 +125,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 	return stats, b.guard.committed()
 }
 
-// commit has the kernel take a step.
+// commit writes a step to the kernel.
 func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) error {
 	t := s.table
 	if err := b.writeSets(ctx, t, s.sets.before, stats); err != nil {

@@ -42,7 +42,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	}
 	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
 	b.count(steps)
-	b.guard.known = false // other programs may have come between its steps
+	b.guard.known = false // other programs may have changed something between its steps
 	return stats, nil
 }
 
@@ -98,11 +98,11 @@ func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family,
 	return nil
 }
 
-// saved is what iptables-save prints of ours.
+// saved is what iptables-save prints about our chains.
 type saved struct {
 	chains  []string
 	entries []string    // rules of others' chains that lead to ours, without "-A"
-	rules   []savedRule // of our chains
+	rules   []savedRule // in our chains
 }
 
 type savedRule struct{ chain, rule string }
@@ -118,7 +118,7 @@ func parseSave(text []byte) (s saved) {
 			name, rule, _ := strings.Cut(strings.TrimSpace(string(line[3:])), " ")
 			s.rules = append(s.rules, savedRule{name, rule})
 		case bytes.HasPrefix(line, []byte("-A ")):
-			// A target of ours has no options, so it is at the end.
+			// A jump has no options after its target.
 			rule := strings.TrimSpace(string(line[3:]))
 			to := lastWord(rule)
 			before := strings.TrimSuffix(rule, to)
@@ -130,8 +130,8 @@ func parseSave(text []byte) (s saved) {
 	return s
 }
 
-// compareSets finds out what it takes to have in a family's sets what the writes to
-// empty ones would give.
+// compareSets reads a family's sets, and returns the writes after which they have what the
+// given writes would add to empty ones.
 func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err error) {
 	got, err := readSets(b.sets, t.family)
 	if err != nil {
@@ -145,7 +145,7 @@ func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err erro
 	for _, w := range slices.Concat(all.before, all.after) {
 		want[w.kind][w.member] = true
 	}
-	// Who may connect is known before it matters, and for as long.
+	// Sources are added before the frontends that they restrict, and deleted after them.
 	order := []setKind{setSources}
 	for k := range setKinds {
 		if k != setSources {

@@ -10,7 +10,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// table is what there is for one family.
+// table is the state of one family.
 type table struct {
 	family desired.Family
 
@@ -21,7 +21,7 @@ type table struct {
 	healthPorts                       map[uint16]bool     // that are open
 }
 
-// forget makes the table one of which nothing is known.
+// forget resets the table, as if the kernel had nothing.
 func (t *table) forget(v Variant) {
 	cluster, external := branches(v)
 	*t = table{
@@ -35,7 +35,7 @@ func (t *table) forget(v Variant) {
 	}
 }
 
-// step is what a change is for one family.
+// step is a change for one family.
 type step struct {
 	table *table
 	sets  setWrites
@@ -47,8 +47,8 @@ type step struct {
 	scripts map[string]*script // by table
 }
 
-// newScripts are scripts for all tables; known is what the kernel has, or nil if nothing is
-// known of it.
+// newScripts returns empty scripts for all tables. Known is what the kernel has, nil if
+// that is unknown.
 func newScripts(known map[string]registry) map[string]*script {
 	all := map[string]*script{}
 	for _, name := range chainTables {
@@ -70,7 +70,7 @@ func (s *step) write() {
 	t.forward.change(s.scripts[tableFilter], s.forward)
 }
 
-// touch has the pool's chains written.
+// touch marks the pool's chains for writing.
 func (s *step) touch(p *pool) {
 	if !p.dirty {
 		p.dirty = true
@@ -78,8 +78,8 @@ func (s *step) touch(p *pool) {
 	}
 }
 
-// take takes a change into our memory of the kernel, and returns what is to be written
-// for each family.
+// take updates what is remembered of the kernel, and returns what to write for each
+// family.
 func (b *Backend) take(change *desired.Change) []*step {
 	steps := make([]*step, len(families))
 	for _, t := range b.tables {
@@ -141,7 +141,7 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 
 func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	if s == nil {
-		return // of a family that the kernel has not
+		return // a family that is not served
 	}
 	was := b.frontends[c.Key()]
 	if c.Old != nil {
@@ -208,8 +208,7 @@ func comment(p desired.ServicePort) string {
 	}, p.String()))
 }
 
-// hairpins edits the rules that masquerade what an endpoint sends to itself, and those
-// that accept it.
+// hairpins edits the rules that masquerade and accept packets of endpoints to themselves.
 func (s *step) hairpins(c desired.AddressChange) {
 	for _, a := range c.Added {
 		if desired.FamilyOf(a) == s.table.family {
