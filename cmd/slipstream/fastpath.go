@@ -15,7 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -130,7 +130,7 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	return proxy.New(services, desired.New(want), ctl, m, proxy.Options{
 		MinSyncPeriod: config.DefaultMinSyncPeriod,
 		CheckPeriod:   config.DefaultCheckPeriod,
-		NodeAddresses: nodeaddr.New(0).Run,
+		NodeAddresses: netif.Namespace(0).WatchAddresses,
 	}).Run(ctx)
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
@@ -101,7 +101,7 @@ func serve(ctx context.Context, o serving) (err error) {
 	options := proxy.Options{
 		MinSyncPeriod: c.MinSyncPeriod(),
 		CheckPeriod:   c.CheckPeriod(),
-		NodeAddresses: nodeaddr.New(0).Run,
+		NodeAddresses: netif.Namespace(0).WatchAddresses,
 		HealthChecks:  checks,
 		StaleFlows:    flows,
 		NodeName:      node,

@@ -12,7 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
@@ -121,7 +121,7 @@ func watchObjects(ctx context.Context, objects source.Source, state *desired.Sta
 		w.failed <- objects.Run(ctx, func(batch []source.Event) { send(ctx, w.events, batch) })
 	}()
 	go func() {
-		w.failed <- nodeaddr.New(0).Run(ctx, func(all []netip.Addr) { send(ctx, w.addresses, all) })
+		w.failed <- netif.Namespace(0).WatchAddresses(ctx, func(all []netip.Addr) { send(ctx, w.addresses, all) })
 	}()
 	return w
 }

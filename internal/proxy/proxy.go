@@ -39,7 +39,7 @@ type Options struct {
 	OpenReader   func(context.Context) (Reader, error)
 
 	// NodeAddresses delivers all addresses of this node, as a
-	// nodeaddr.Watcher does: once soon, and again when they are others. Nil
+	// netif.Namespace.WatchAddresses does: once soon, and again when they are others. Nil
 	// when none are needed.
 	NodeAddresses func(ctx context.Context, deliver func([]netip.Addr)) error
 

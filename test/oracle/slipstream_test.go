@@ -16,7 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
@@ -146,7 +146,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	loop = proxy.New(newFeed(c), desired.New(want), b, metrics.New(), proxy.Options{
 		MinSyncPeriod: time.Millisecond,
 		CheckPeriod:   time.Second,
-		NodeAddresses: nodeaddr.New(ns.FD()).Run,
+		NodeAddresses: netif.Namespace(ns.FD()).WatchAddresses,
 		HealthChecks:  checks,
 		StaleFlows:    flows,
 	})

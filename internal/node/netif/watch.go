@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iface
+package netif
 
 import (
 	"context"
@@ -15,29 +15,26 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settle is how long after a change more are waited for, to be one update.
+// settle is how long after a change others are waited for, to be delivered together.
 const settle = 2 * time.Millisecond
 
 // socketBuffer is the size asked for the socket's queue of notifications, in
 // bytes: some thousand of them.
 const socketBuffer = 4 << 20
 
-// Update says what is different.
-type Update struct {
-	Full    bool // Changed is all that there is
-	Changed []Interface
-	Gone    []int // indexes
+// Watch delivers all interfaces at once, and then what changes, within milliseconds. It
+// ends when ctx does, with nil. It fails when interfaces cannot be listed to begin with,
+// and tries again after later errors.
+func (n Namespace) Watch(ctx context.Context, deliver func(Update)) error {
+	return keepWatching(ctx, n.watch, deliver)
 }
 
-// Watch delivers the interfaces of the network namespace that the file descriptor
-// names, or of the calling thread's when netns is 0: all of them at once, and then
-// what changes, within milliseconds. It ends when ctx does, with nil; it fails when
-// interfaces cannot be listed to begin with, and tries again after later errors.
-func Watch(ctx context.Context, netns int, addresses bool, deliver func(Update)) error {
+// keepWatching calls watch again whenever it fails, unless it has delivered nothing yet.
+func keepWatching(ctx context.Context, watch func(context.Context, func(Update)) error, deliver func(Update)) error {
 	began := false
 	backoff := newBackoff()
 	for {
-		err := watch(ctx, netns, addresses, func(u Update) {
+		err := watch(ctx, func(u Update) {
 			began, backoff = true, newBackoff()
 			deliver(u)
 		})
@@ -48,10 +45,10 @@ func Watch(ctx context.Context, netns int, addresses bool, deliver func(Update))
 			return err
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			continue // more has changed at once than the kernel keeps for us
+			continue // more changed at once than the socket's queue holds
 		}
 		delay := backoff.Step()
-		klog.ErrorS(err, "Watching interfaces, will try again", "after", delay.Round(time.Millisecond))
+		klog.FromContext(ctx).Error(err, "Watching interfaces, will try again", "after", delay.Round(time.Millisecond))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -68,31 +65,27 @@ func newBackoff() wait.Backoff {
 // watch lists the interfaces and then follows notifications until there is an
 // error or ctx ends.
 //
-// It hears of changes from before the list was made. A notification can be older
-// than what the list says, but then it is followed by all that lies between.
-func watch(ctx context.Context, netns int, addresses bool, deliver func(Update)) error {
-	news, err := dial(netns)
+// It subscribes before it lists. A notification can be older than the list, but then all
+// changes in between follow it.
+func (n Namespace) watch(ctx context.Context, deliver func(Update)) error {
+	news, err := n.dial()
 	if err != nil {
 		return err
 	}
 	defer news.Close()
 	_ = news.SetReadBuffer(socketBuffer) // without it, lists are made more often
-	groups := []uint32{unix.RTNLGRP_LINK}
-	if addresses {
-		groups = append(groups, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
-	}
-	for _, g := range groups {
+	for _, g := range []uint32{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR} {
 		if err := news.JoinGroup(g); err != nil {
 			return fmt.Errorf("subscribe to interfaces: %w", err)
 		}
 	}
 	defer context.AfterFunc(ctx, func() { _ = news.SetReadDeadline(time.Unix(1, 0)) })()
 
-	ask, err := dial(netns)
+	ask, err := n.dial()
 	if err != nil {
 		return err
 	}
-	t, err := list(ask, addresses)
+	t, err := list(ask)
 	_ = ask.Close()
 	if err != nil {
 		return err
@@ -124,7 +117,7 @@ func (t *table) follow(ctx context.Context, news *netlink.Conn, changed map[int]
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("hear of interfaces: %w", err)
+			return fmt.Errorf("receive notifications of interfaces: %w", err)
 		}
 		for _, m := range messages {
 			if index := t.apply(m); index != 0 {
@@ -139,8 +132,8 @@ func (t *table) follow(ctx context.Context, news *netlink.Conn, changed map[int]
 
 func (t *table) update(changed map[int]bool) (u Update) {
 	for index := range changed {
-		if i, ok := t.links[index]; ok {
-			u.Changed = append(u.Changed, t.with(i))
+		if i, ok := t.get(index); ok {
+			u.Changed = append(u.Changed, i)
 		} else {
 			u.Gone = append(u.Gone, index)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iface
+package netif
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func (w *world) watch() {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- Watch(ctx, w.ns.FD(), true, func(u Update) { w.updates <- u }) }()
+	go func() { done <- Namespace(w.ns.FD()).Watch(ctx, func(u Update) { w.updates <- u }) }()
 	w.t.Cleanup(func() {
 		cancel()
 		select {
@@ -139,7 +139,7 @@ func (w *world) sees(want string) {
 			w.t.Fatalf("there is\n%s, want\n%s", got, want)
 		}
 	}
-	list, err := List(w.ns.FD(), true)
+	list, err := Namespace(w.ns.FD()).List()
 	w.check(err)
 	if got := describe(list); got != want {
 		w.t.Errorf("the list is\n%s, want\n%s", got, want)
@@ -220,7 +220,7 @@ func TestManyChanges(t *testing.T) {
 	first := make(chan struct{})
 	go func() {
 		n := 0
-		done <- Watch(ctx, w.ns.FD(), false, func(u Update) {
+		done <- Namespace(w.ns.FD()).Watch(ctx, func(u Update) {
 			if n++; n == 1 {
 				close(first)
 				<-release
@@ -264,10 +264,10 @@ func TestManyChanges(t *testing.T) {
 }
 
 func TestWatchFails(t *testing.T) {
-	if err := Watch(t.Context(), 1<<20, false, func(Update) { t.Error("it delivers") }); err == nil {
+	if err := Namespace(1<<20).Watch(t.Context(), func(Update) { t.Error("it delivers") }); err == nil {
 		t.Error("no error for a namespace that there is none of")
 	}
-	if _, err := List(1<<20, false); err == nil {
+	if _, err := Namespace(1 << 20).List(); err == nil {
 		t.Error("no error for a namespace that there is none of")
 	}
 }
@@ -277,7 +277,7 @@ func TestParseRubbish(t *testing.T) {
 		if _, ok := parseLink(make([]byte, n)); ok {
 			t.Errorf("%d bytes are a link", n)
 		}
-		if _, a, ok := parseAddress(make([]byte, n)); ok {
+		if _, a, _, ok := parseAddress(make([]byte, n)); ok {
 			t.Errorf("%d bytes are the address %v", n, a)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iface
+package netif
 
 import (
 	"encoding/binary"
@@ -49,30 +49,40 @@ func parseLink(data []byte) (i Interface, ok bool) {
 	return i, a.Err() == nil && i.Name != ""
 }
 
-// parseAddress reads RTM_NEWADDR and RTM_DELADDR. The address is the interface's
-// own, not the other end's of a point-to-point link.
-func parseAddress(data []byte) (index int, addr netip.Addr, ok bool) {
+// address names one of an interface's addresses: the same local address can be there with
+// several prefixes or peers.
+type address struct {
+	local, peer netip.Addr // the same where there is no peer
+	bits        uint8
+}
+
+// parseAddress reads RTM_NEWADDR and RTM_DELADDR. An address is usable if the kernel
+// answers on it, which it also does on a deprecated one.
+func parseAddress(data []byte) (index int, addr address, usable, ok bool) {
 	if len(data) < unix.SizeofIfAddrmsg {
-		return 0, addr, false
+		return 0, addr, false, false
 	}
+	addr.bits = data[1]
+	flags := uint32(data[2])
 	index = int(binary.NativeEndian.Uint32(data[4:]))
 	a, err := netlink.NewAttributeDecoder(data[unix.SizeofIfAddrmsg:])
 	if err != nil {
-		return 0, addr, false
+		return 0, addr, false, false
 	}
-	local := false
 	for a.Next() {
 		switch a.Type() {
-		case unix.IFA_LOCAL:
-			local = true
+		case unix.IFA_LOCAL: // of IPv4, and of IPv6 with a peer
+			addr.local, _ = netip.AddrFromSlice(a.Bytes())
 		case unix.IFA_ADDRESS:
-			if local {
-				continue
-			}
-		default:
-			continue
+			addr.peer, _ = netip.AddrFromSlice(a.Bytes())
+		case unix.IFA_FLAGS: // all of them; the header has the first eight
+			flags = a.Uint32()
 		}
-		addr, ok = netip.AddrFromSlice(a.Bytes())
 	}
-	return index, addr, ok && a.Err() == nil
+	if !addr.local.IsValid() {
+		addr.local = addr.peer
+	}
+	tentative := flags&unix.IFA_F_TENTATIVE != 0 && flags&unix.IFA_F_OPTIMISTIC == 0
+	usable = !tentative && flags&unix.IFA_F_DADFAILED == 0
+	return index, addr, usable, addr.local.IsValid() && a.Err() == nil
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iface
+package netif
 
 import (
 	"errors"
@@ -12,52 +12,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// List lists the interfaces of the network namespace that the file descriptor
-// names, or of the calling thread's when netns is 0, with their addresses if they
-// are asked for.
-func List(netns int, addresses bool) ([]Interface, error) {
-	conn, err := dial(netns)
+// List lists the interfaces.
+func (n Namespace) List() ([]Interface, error) {
+	conn, err := n.dial()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	t, err := list(conn, addresses)
+	t, err := list(conn)
 	if err != nil {
 		return nil, err
 	}
 	return t.all(), nil
 }
 
-func dial(netns int) (*netlink.Conn, error) {
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
+func (n Namespace) dial() (*netlink.Conn, error) {
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: int(n), MessageBufferSize: 64 << 10})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket to rtnetlink: %w", err)
 	}
 	return conn, nil
 }
 
-// table is the interfaces that there are.
+// table has the interfaces of a namespace.
 type table struct {
 	links     map[int]Interface // without addresses
-	addresses map[int][]netip.Addr
+	addresses map[int]map[address]bool
 }
 
-// with is an interface with its addresses.
-func (t *table) with(i Interface) Interface {
-	i.Addresses = t.addresses[i.Index]
-	return i
+func newTable() *table {
+	return &table{links: map[int]Interface{}, addresses: map[int]map[address]bool{}}
+}
+
+// get returns an interface with its addresses.
+func (t *table) get(index int) (i Interface, ok bool) {
+	i, ok = t.links[index]
+	for a := range t.addresses[index] {
+		i.Addresses = append(i.Addresses, a.local)
+	}
+	slices.SortFunc(i.Addresses, netip.Addr.Compare)
+	i.Addresses = slices.Compact(i.Addresses)
+	return i, ok
 }
 
 func (t *table) all() (all []Interface) {
-	for _, i := range t.links {
-		all = append(all, t.with(i))
+	for index := range t.links {
+		i, _ := t.get(index)
+		all = append(all, i)
 	}
 	slices.SortFunc(all, func(a, b Interface) int { return a.Index - b.Index })
 	return all
 }
 
-// apply takes a message of a list, or a notification, into the table, and returns
-// the interface that is now different; 0 if none is.
+// apply takes a message of a list, or a notification, into the table. It returns the
+// index of the interface that has changed, or 0.
 func (t *table) apply(m netlink.Message) (index int) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -79,20 +87,19 @@ func (t *table) apply(m netlink.Message) (index int) {
 		}
 		return i.Index
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		index, a, ok := parseAddress(m.Data)
-		if !ok {
+		index, a, usable, ok := parseAddress(m.Data)
+		has := usable && m.Header.Type == unix.RTM_NEWADDR
+		if !ok || has == t.addresses[index][a] {
 			return 0
 		}
-		// A new slice each time: the old one has been given away.
-		all := t.addresses[index]
-		at, had := slices.BinarySearchFunc(all, a, netip.Addr.Compare)
-		if is := m.Header.Type == unix.RTM_NEWADDR; is == had {
-			return 0
-		} else if is {
-			t.addresses[index] = slices.Insert(slices.Clone(all), at, a)
-		} else {
-			t.addresses[index] = slices.Delete(slices.Clone(all), at, at+1)
+		if !has {
+			delete(t.addresses[index], a)
+			return index
 		}
+		if t.addresses[index] == nil {
+			t.addresses[index] = map[address]bool{}
+		}
+		t.addresses[index][a] = true
 		return index
 	}
 	return 0
@@ -103,13 +110,13 @@ func same(a, b *Interface) bool {
 	return a.Name == b.Name && a.Type == b.Type && a.MTU == b.MTU && a.Up == b.Up && a.Loopback == b.Loopback && a.PortOf == b.PortOf
 }
 
-// list reads a table. It tries again when interfaces came or went meanwhile.
-func list(conn *netlink.Conn, addresses bool) (*table, error) {
+// list reads a table. It tries again when interfaces have changed meanwhile.
+func list(conn *netlink.Conn) (*table, error) {
 	const tries = 100
 	for try := 1; ; try++ {
-		t := &table{links: map[int]Interface{}, addresses: map[int][]netip.Addr{}}
+		t := newTable()
 		err := t.read(conn, unix.RTM_GETLINK, linkRequest)
-		if err == nil && addresses {
+		if err == nil {
 			err = t.read(conn, unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg))
 		}
 		if err == nil || try == tries || !errors.Is(err, errInterrupted) {
@@ -118,8 +125,7 @@ func list(conn *netlink.Conn, addresses bool) (*table, error) {
 	}
 }
 
-// linkRequest asks for links without their statistics, which are most of what
-// there is to say about them.
+// linkRequest asks for links without statistics, which make up most of the answer.
 var linkRequest = func() []byte {
 	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	a := netlink.NewAttributeEncoder()

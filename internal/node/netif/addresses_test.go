@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nodeaddr
+package netif
 
 import (
 	"context"
@@ -26,8 +26,8 @@ type here struct {
 	nl *netlink.Handle
 }
 
-// world is a network namespace that a Watcher watches.
-type world struct {
+// addressWorld is a network namespace whose addresses are watched.
+type addressWorld struct {
 	here  // the namespace that is watched
 	other here
 	t     *testing.T
@@ -36,14 +36,14 @@ type world struct {
 	stop  func() // ends Run, and fails the test unless it returned nil
 }
 
-func newWorld(t *testing.T) *world {
+func newAddressWorld(t *testing.T) *addressWorld {
 	kerneltest.Require(t, kerneltest.Root)
-	w := &world{t: t, told: make(chan []netip.Addr, 10000)}
+	w := &addressWorld{t: t, told: make(chan []netip.Addr, 10000)}
 	w.here, w.other = w.namespace(), w.namespace()
 	return w
 }
 
-func (w *world) namespace() (h here) {
+func (w *addressWorld) namespace() (h here) {
 	w.t.Helper()
 	var err error
 	h.ns, err = lab.NewNamespace()
@@ -55,18 +55,18 @@ func (w *world) namespace() (h here) {
 	return h
 }
 
-func (w *world) check(err error) {
+func (w *addressWorld) check(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// run starts the Watcher.
-func (w *world) run() {
+// run starts WatchAddresses.
+func (w *addressWorld) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- New(w.ns.FD()).Run(ctx, func(all []netip.Addr) { w.told <- all }) }()
+	go func() { done <- Namespace(w.ns.FD()).WatchAddresses(ctx, func(all []netip.Addr) { w.told <- all }) }()
 	stopped := false
 	w.stop = func() {
 		w.t.Helper()
@@ -78,10 +78,10 @@ func (w *world) run() {
 		select {
 		case err := <-done:
 			if err != nil {
-				w.t.Errorf("Run: %v", err)
+				w.t.Errorf("WatchAddresses: %v", err)
 			}
 		case <-time.After(10 * time.Second):
-			w.t.Error("Run goes on after its context has ended")
+			w.t.Error("WatchAddresses goes on after its context has ended")
 		}
 	}
 	w.t.Cleanup(w.stop)
@@ -89,7 +89,7 @@ func (w *world) run() {
 
 // wait waits until the last delivery is these addresses, and says how many it
 // took.
-func (w *world) wait(addrs ...string) (deliveries int) {
+func (w *addressWorld) wait(addrs ...string) (deliveries int) {
 	w.t.Helper()
 	want := strings.Join(addrs, " ")
 	timeout := time.After(10 * time.Second)
@@ -110,7 +110,7 @@ func (w *world) wait(addrs ...string) (deliveries int) {
 }
 
 // quiet fails the test if something is delivered.
-func (w *world) quiet() {
+func (w *addressWorld) quiet() {
 	w.t.Helper()
 	select {
 	case all := <-w.told:
@@ -129,7 +129,7 @@ func text(all []netip.Addr) string {
 
 // link makes an interface that is down and has no addresses. The other end of its
 // cable is elsewhere.
-func (w *world) link(name string) netlink.Link {
+func (w *addressWorld) link(name string) netlink.Link {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -142,25 +142,25 @@ func (w *world) link(name string) netlink.Link {
 	return veth
 }
 
-func (w *world) addr(cidr string) *netlink.Addr {
+func (w *addressWorld) addr(cidr string) *netlink.Addr {
 	w.t.Helper()
 	ip, n, err := net.ParseCIDR(cidr)
 	w.check(err)
 	return &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: n.Mask}, Flags: unix.IFA_F_NODAD}
 }
 
-func (w *world) add(l netlink.Link, cidr string) {
+func (w *addressWorld) add(l netlink.Link, cidr string) {
 	w.t.Helper()
 	w.check(w.nl.AddrAdd(l, w.addr(cidr)))
 }
 
-func (w *world) del(l netlink.Link, cidr string) {
+func (w *addressWorld) del(l netlink.Link, cidr string) {
 	w.t.Helper()
 	w.check(w.nl.AddrDel(l, w.addr(cidr)))
 }
 
 func TestAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newAddressWorld(t)
 	w.run()
 	w.wait("127.0.0.1", "::1")
 	a, b := w.link("a"), w.link("b")
@@ -180,7 +180,7 @@ func TestAddresses(t *testing.T) {
 }
 
 func TestInterfaces(t *testing.T) {
-	w := newWorld(t)
+	w := newAddressWorld(t)
 	a := w.link("a")
 	w.add(a, "192.0.2.7/24")
 	w.add(a, "2001:db8::7/64")
@@ -217,7 +217,7 @@ func TestInterfaces(t *testing.T) {
 	w.wait("127.0.0.1", "::1")
 }
 
-func (w *world) until(ok func() bool) {
+func (w *addressWorld) until(ok func() bool) {
 	w.t.Helper()
 	for range 1000 {
 		if ok() {
@@ -231,7 +231,7 @@ func (w *world) until(ok func() bool) {
 // A burst is few deliveries, and none of its changes are lost, whether the
 // kernel can tell each of them or not.
 func TestBurst(t *testing.T) {
-	w := newWorld(t)
+	w := newAddressWorld(t)
 	a := w.link("a")
 	w.run()
 	w.wait("127.0.0.1", "::1")
@@ -254,65 +254,35 @@ func TestBurst(t *testing.T) {
 	w.wait("127.0.0.1", "::1")
 }
 
-// The socket that hears of changes overflows while the receiver is busy.
-func TestOverflow(t *testing.T) {
-	w := newWorld(t)
-	a := w.link("a")
-	s, err := subscribe(netns.NsHandle(w.ns.FD()))
-	w.check(err)
-	defer s.close()
-	w.check(s.socket.SetReceiveBufferSize(2048, true))
-	for i := range 500 {
-		w.add(a, fmt.Sprintf("10.1.%d.%d/32", i>>8, i&255))
-		w.del(a, fmt.Sprintf("10.1.%d.%d/32", i>>8, i&255))
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	for i := range 3 {
-		if err := s.wait(ctx); err != nil {
-			t.Fatalf("wait %d: %v", i, err)
-		}
-		time.Sleep(10 * settle)
-		w.add(a, fmt.Sprintf("10.2.0.%d/32", i))
-	}
-}
-
-// The socket breaks: the addresses are listed again, with another.
-func TestBrokenSocket(t *testing.T) {
-	w := newWorld(t)
-	s, err := subscribe(netns.NsHandle(w.ns.FD()))
-	w.check(err)
-	s.close()
-	if err := s.wait(t.Context()); err == nil {
-		t.Error("no error")
-	}
+// The watch breaks, and is begun again.
+func TestBrokenWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	var got []string
-	tries := 0
-	err = keepWatching(ctx, func(_ context.Context, deliver func([]netip.Addr)) error {
+	tries, deliveries := 0, 0
+	err := keepWatching(ctx, func(_ context.Context, deliver func(Update)) error {
 		switch tries++; tries {
-		case 1:
-			deliver([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
+		case 1, 4:
+			deliver(Update{Full: true})
 		case 2: // not even a list
 		case 3:
-			deliver([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
-			deliver(nil)
-			deliver(nil)
-		case 4:
-			deliver(nil)
+			return unix.ENOBUFS
+		case 5:
 			cancel()
 		}
 		return errors.New("it broke")
-	}, func(all []netip.Addr) { got = append(got, fmt.Sprint(all)) })
-	if want := []string{"[192.0.2.1]", "[]"}; err != nil || !slices.Equal(got, want) || tries != 4 {
-		t.Errorf("delivered %q in %d tries and ended with %v", got, tries, err)
+	}, func(Update) { deliveries++ })
+	if err != nil || tries != 5 || deliveries != 2 {
+		t.Errorf("%d deliveries in %d tries, ended with %v", deliveries, tries, err)
+	}
+	broken := errors.New("it broke")
+	if err := keepWatching(t.Context(), func(context.Context, func(Update)) error { return broken }, nil); err != broken {
+		t.Errorf("a watch that never began ended with %v", err)
 	}
 }
 
 // An address whose uniqueness is being checked is left out until it is known to
 // be unique, and one that another machine has for good.
 func TestDuplicateAddressDetection(t *testing.T) {
-	w := newWorld(t)
+	w := newAddressWorld(t)
 	b := w.link("b")
 	w.check(w.ns.SetSysctl("ipv6/conf/b/accept_dad", "1"))
 	w.check(w.ns.SetSysctl("ipv6/conf/b/addr_gen_mode", "1")) // no link-local address
@@ -352,11 +322,11 @@ func TestDuplicateAddressDetection(t *testing.T) {
 }
 
 func TestEnds(t *testing.T) {
-	w := newWorld(t)
+	w := newAddressWorld(t)
 	w.run()
 	w.wait("127.0.0.1", "::1")
 	w.stop()
-	if err := New(int(^uint(0)>>1)).Run(t.Context(), func([]netip.Addr) {}); err == nil {
+	if err := Namespace(1<<20).WatchAddresses(t.Context(), func([]netip.Addr) {}); err == nil {
 		t.Error("it ran in a namespace that does not exist")
 	}
 }
