@@ -128,6 +128,7 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 		return dataplane.Stats{}, err
 	}
 	if err := c.list(); err != nil {
+		c.stats.Errors++
 		return dataplane.Stats{}, err
 	}
 	c.frontends.reset(len(full.Frontends))
@@ -144,7 +145,11 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 	c.valid = true
 	// What is wrong with an interface is no reason to take the rest back.
 	c.sync()
-	return stats, c.guard.reset(c)
+	if err := c.guard.reset(c); err != nil {
+		c.stats.Errors++
+		return stats, err
+	}
+	return stats, nil
 }
 
 // Apply implements dataplane.Dataplane.

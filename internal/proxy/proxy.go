@@ -105,7 +105,7 @@ type Proxy struct {
 	triggers    triggers
 	eligibility eligibility
 	node        nodeObject
-	besides     besides
+	fastPath    fastPathState
 	verifying   verifying
 }
 

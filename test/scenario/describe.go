@@ -145,16 +145,10 @@ func staleFlows(f desired.StaleFlows) string {
 	}
 	slices.Sort(keys)
 	s := strings.Join(keys, " ") + " to "
-	switch to := backends("", f.Backends); {
-	case f.Only:
-		return s + "others than " + to
-	case f.Untranslated && to != "":
-		return s + to + " and to nobody"
-	case f.Untranslated:
-		return s + "nobody"
-	default:
-		return s + to
+	if f.Only {
+		s += "others than "
 	}
+	return s + backends("", f.Backends)
 }
 
 // local is how a node's pods are recognized.
