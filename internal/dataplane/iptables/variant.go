@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,8 +35,9 @@ var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
 // Detect finds out which variant to use in a network namespace, given by file descriptor
 // (0 is the calling thread's): the one where the kubelet has left its hint, or else where
-// an earlier run has its rules, or else the one that has more rules, or else nf_tables. It
-// has to work for one family at least.
+// an earlier run has its rules, or else the one that has more rules, or else the one that
+// the command iptables is (update-alternatives), or else nf_tables. It has to work for one
+// family at least.
 func Detect(ctx context.Context, netns int) (Variant, error) {
 	found := map[Variant]survey{}
 	var failed []error
@@ -48,7 +50,8 @@ func Detect(ctx context.Context, netns int) (Variant, error) {
 		found[v] = s
 	}
 	best := slices.Clone(variants)
-	if found[Legacy].betterThan(found[NFT]) {
+	legacy, nft := found[Legacy], found[NFT]
+	if legacy.betterThan(nft) || !nft.betterThan(legacy) && systemVariant(ctx) == Legacy {
 		slices.Reverse(best)
 	}
 	for _, v := range best {
@@ -64,6 +67,15 @@ func Detect(ctx context.Context, netns int) (Variant, error) {
 		}
 	}
 	return "", fmt.Errorf("neither iptables-nft nor iptables-legacy works: %w", errors.Join(failed...))
+}
+
+// systemVariant is the variant that the command iptables is, by its version.
+func systemVariant(ctx context.Context) Variant {
+	out, err := run(ctx, 0, nil, "iptables", "--version")
+	if err == nil && bytes.Contains(out, []byte("(legacy)")) {
+		return Legacy
+	}
+	return NFT
 }
 
 // survey is what there is of a variant's rules.
