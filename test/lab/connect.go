@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"bufio"
 	"errors"
 	"net/netip"
 	"syscall"
@@ -91,7 +92,7 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, o connectOptions) (*clie
 		return fail("open", err)
 	}
 	c := &client{socket: s}
-	c.lines.r = s
+	c.lines.r = bufio.NewReader(s)
 	if err := m.bindSource(s, p, dest, o.source); err != nil {
 		s.Close()
 		return fail("bind", err)

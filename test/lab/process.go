@@ -127,17 +127,19 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Stop sends a signal that asks the process to end and returns the result of Wait. A
-// process that has not ended after the grace period is killed, which is an error.
-func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
-	if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+// Terminate sends SIGTERM and waits for the end of the process, however it ends. A
+// process that has not ended when ctx does is killed, which is an error.
+func (p *Process) Terminate(ctx context.Context) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	select {
 	case <-p.done:
-		return p.err
-	case <-time.After(grace):
-		return errors.Join(fmt.Errorf("still running %v after %v", grace, sig), p.Kill(), p.Wait())
+		return nil
+	case <-ctx.Done():
+		err := errors.Join(fmt.Errorf("does not end after SIGTERM: %w", ctx.Err()), p.Kill())
+		<-p.done
+		return err
 	}
 }
 

@@ -138,7 +138,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	r.closes = append(r.closes, conn.Close, func() error { flows.Close(); return nil })
 	var loop *proxy.Proxy
 	checks := healthcheck.New(healthcheck.Options{
-		Listen:  listenIn(ns),
+		Listen:  ns.Listen,
 		Healthy: func() bool { return loop.Healthy() },
 		Report:  r.failed,
 	})
@@ -152,17 +152,6 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	})
 	r.done.Go(func() { r.failed(loop.Run(ctx)) })
 	return r, nil
-}
-
-// listenIn is net.Listen in a namespace.
-func listenIn(ns *lab.Namespace) func(network, address string) (net.Listener, error) {
-	return func(network, address string) (l net.Listener, err error) {
-		err = ns.Do(func() error {
-			l, err = net.Listen(network, address)
-			return err
-		})
-		return l, err
-	}
 }
 
 func (r *run) failed(err error) {

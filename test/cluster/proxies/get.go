@@ -5,7 +5,6 @@ package proxies
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -19,22 +18,11 @@ func (p *Proxy) Get(ctx context.Context, url string) (status int, body string, e
 
 // Get reads a URL from a machine.
 func Get(ctx context.Context, m *lab.Machine, url string) (status int, body string, err error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			err = m.Do(func() error {
-				var d net.Dialer
-				conn, err = d.DialContext(ctx, network, address)
-				return err
-			})
-			return conn, err
-		},
-	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, "", err
 	}
-	response, err := client.Do(request)
+	response, err := m.Namespace().HTTPClient().Do(request)
 	if err != nil {
 		return 0, "", err
 	}

@@ -77,7 +77,7 @@ func cacheOf(ctx context.Context, tools string) (dir, version string, err error)
 	if err != nil {
 		return "", "", err
 	}
-	version, err = goOutput(ctx, tools, "list", "-m", "-f", "{{.Version}}", kubernetes)
+	version, err = Go(ctx, tools, "list", "-m", "-f", "{{.Version}}", kubernetes)
 	if err != nil {
 		return "", "", err
 	}
@@ -96,7 +96,7 @@ func cacheOf(ctx context.Context, tools string) (dir, version string, err error)
 // toolsDir is the folder of the module that has Kubernetes among its requirements,
 // found from anywhere in this module or in one that requires it.
 func toolsDir(ctx context.Context) (string, error) {
-	oracle, err := goOutput(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream/test/oracle")
+	oracle, err := Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream/test/oracle")
 	if err != nil {
 		return "", fmt.Errorf("not in the module test/oracle, nor in one that requires it: %w", err)
 	}
@@ -161,11 +161,11 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// goOutput runs the go command and returns what it printed.
-func goOutput(ctx context.Context, dir string, args ...string) (string, error) {
+// Go runs the go command in a directory and returns its standard output.
+func Go(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
