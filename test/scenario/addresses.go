@@ -32,10 +32,10 @@ func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 		} else {
 			n.addrs = slices.DeleteFunc(n.addrs, func(a netip.Addr) bool { return a == p.Addr() })
 		}
-		if s.world == nil {
+		if s.topology == nil {
 			continue
 		}
-		if err := s.world.address(n.name, p, add, append(link, "eth0")[0]); err != nil {
+		if err := s.topology.address(n.name, p, add, append(link, "eth0")[0]); err != nil {
 			d.Fatalf(t, "%s: %v", line, err)
 		}
 	}
@@ -44,19 +44,19 @@ func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 }
 
 // address adds an address to a node's link, or removes it.
-func (w *world) address(node string, p netip.Prefix, add bool, link string) error {
-	if err := setAddress(&w.nodes[node].Machine, p, add, link); err != nil {
+func (top *topology) address(node string, p netip.Prefix, add bool, link string) error {
+	if err := setAddress(&top.nodes[node].Machine, p, add, link); err != nil {
 		return err
 	}
 	if !add {
-		delete(w.owner, p.Addr())
+		delete(top.owner, p.Addr())
 		return nil
 	}
-	w.owner[p.Addr()] = node
+	top.owner[p.Addr()] = node
 	if link != "eth0" {
 		return nil
 	}
-	for _, h := range w.hosts {
+	for _, h := range top.hosts {
 		if h.Addr(p.Addr().Is6()).IsValid() {
 			if err := awaitNeighbor(&h.Machine, p.Addr()); err != nil {
 				return err

@@ -45,10 +45,10 @@ func RunSome(t *testing.T, mode Mode, skip func(name string) string) {
 
 // story is one story being told.
 type story struct {
-	mode    Mode
-	nodes   []*node
-	world   *world // nil when told purely
-	objects objects
+	mode     Mode
+	nodes    []*node
+	topology *topology // nil when told purely
+	objects  objects
 }
 
 func run(t *testing.T, file string, mode Mode) {
@@ -78,10 +78,10 @@ func run(t *testing.T, file string, mode Mode) {
 			}
 			return strings.Join(all, "\n") + "\n"
 		case "connect":
-			if s.world == nil {
+			if s.topology == nil {
 				return d.Expected
 			}
-			return s.world.connect(t, d)
+			return s.topology.connect(t, d)
 		case "wait":
 			return s.wait(t, d)
 		case "restart":
@@ -135,7 +135,7 @@ func (s *story) wait(t *testing.T, d *datadriven.TestData) string {
 	if err != nil {
 		d.Fatalf(t, "%v", err)
 	}
-	if s.world != nil {
+	if s.topology != nil {
 		time.Sleep(pause)
 	}
 	return "ok\n"
@@ -155,8 +155,8 @@ func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
 
 func (s *story) close(t *testing.T) {
 	s.eachNode(func(n *node) { n.close(t) })
-	if s.world != nil {
-		if err := s.world.lab.Close(); err != nil {
+	if s.topology != nil {
+		if err := s.topology.lab.Close(); err != nil {
 			t.Errorf("lab: %v", err)
 		}
 	}

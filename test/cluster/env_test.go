@@ -23,9 +23,9 @@ var patience = flag.Duration("patience", 90*time.Second, "how long to wait for w
 // families are IPv4 and IPv6, as values of "ipv6".
 var families = []bool{false, true}
 
-// world is what a test has: the cluster, and all that it made in it, which goes away with
+// env is what a test has: the cluster, and all that it made in it, which goes away with
 // the test.
-type world struct {
+type env struct {
 	*testing.T
 	*site.Site
 	dir    string
@@ -37,27 +37,27 @@ type world struct {
 // serial makes names of one test different from those of the others.
 var serial atomic.Int64
 
-// newWorld returns a world without proxies.
-func newWorld(t *testing.T) *world {
+// newEnv returns an env without proxies.
+func newEnv(t *testing.T) *env {
 	t.Helper()
-	w := &world{T: t, Site: cluster(t), number: serial.Add(1), access: map[string]*control.Access{}, names: map[string]int{}}
-	w.dir = *keepLogs
-	if w.dir == "" {
-		w.dir = t.TempDir()
+	e := &env{T: t, Site: cluster(t), number: serial.Add(1), access: map[string]*control.Access{}, names: map[string]int{}}
+	e.dir = *keepLogs
+	if e.dir == "" {
+		e.dir = t.TempDir()
 	}
-	return w
+	return e
 }
 
 // name makes a name that nothing had before.
-func (w *world) name(of string) string {
-	w.names[of]++
-	return fmt.Sprintf("%s-%d-%d", of, w.number, w.names[of])
+func (e *env) name(of string) string {
+	e.names[of]++
+	return fmt.Sprintf("%s-%d-%d", of, e.number, e.names[of])
 }
 
-func (w *world) check(err error) {
-	w.Helper()
+func (e *env) check(err error) {
+	e.Helper()
 	if err != nil {
-		w.Fatal(err)
+		e.Fatal(err)
 	}
 }
 
@@ -67,49 +67,49 @@ func ending() (context.Context, context.CancelFunc) {
 }
 
 // pod makes a pod on a node, by its number from 0, that answers and has the label app.
-func (w *world) pod(node int, app string, labels ...string) *site.Pod {
-	w.Helper()
+func (e *env) pod(node int, app string, labels ...string) *site.Pod {
+	e.Helper()
 	all := map[string]string{"app": app}
 	for i := 0; i+1 < len(labels); i += 2 {
 		all[labels[i]] = labels[i+1]
 	}
-	p, err := w.Nodes[node].Pod(w.Context(), w.name(app), all)
-	w.check(err)
-	w.Cleanup(func() {
+	p, err := e.Nodes[node].Pod(e.Context(), e.name(app), all)
+	e.check(err)
+	e.Cleanup(func() {
 		ctx, cancel := ending()
 		defer cancel()
 		if err := p.Remove(ctx); err != nil {
-			w.Error(err)
+			e.Error(err)
 		}
 	})
 	return p
 }
 
 // client makes a pod to connect from.
-func (w *world) client(node int) *lab.Machine { return w.clientOn(w.Nodes[node]) }
+func (e *env) client(node int) *lab.Machine { return e.clientOn(e.Nodes[node]) }
 
-func (w *world) clientOn(n *site.Node) *lab.Machine {
-	w.Helper()
-	p, err := n.Idle(w.name("client"))
-	w.check(err)
-	w.Cleanup(func() {
+func (e *env) clientOn(n *site.Node) *lab.Machine {
+	e.Helper()
+	p, err := n.Idle(e.name("client"))
+	e.check(err)
+	e.Cleanup(func() {
 		if err := p.Delete(); err != nil {
-			w.Error(err)
+			e.Error(err)
 		}
 	})
 	return &p.Machine
 }
 
 // service makes a Service of the pods with the label app.
-func (w *world) service(app string, change func(*corev1.ServiceSpec)) *corev1.Service {
-	w.Helper()
-	svc, err := w.NewService(w.Context(), w.name(app), app, change)
-	w.check(err)
-	w.Cleanup(func() {
+func (e *env) service(app string, change func(*corev1.ServiceSpec)) *corev1.Service {
+	e.Helper()
+	svc, err := e.NewService(e.Context(), e.name(app), app, change)
+	e.check(err)
+	e.Cleanup(func() {
 		ctx, cancel := ending()
 		defer cancel()
-		if err := w.DeleteService(ctx, svc.Name); err != nil {
-			w.Error(err)
+		if err := e.DeleteService(ctx, svc.Name); err != nil {
+			e.Error(err)
 		}
 	})
 	return svc
@@ -118,13 +118,13 @@ func (w *world) service(app string, change func(*corev1.ServiceSpec)) *corev1.Se
 func nodePorts(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort }
 
 // until waits for something to be without an error.
-func (w *world) until(what string, ok func() error) {
-	w.Helper()
+func (e *env) until(what string, ok func() error) {
+	e.Helper()
 	var err error
 	for begin := time.Now(); time.Since(begin) < *patience; time.Sleep(20 * time.Millisecond) {
 		if err = ok(); err == nil {
 			return
 		}
 	}
-	w.Fatalf("waited in vain: %s: %v", what, err)
+	e.Fatalf("waited in vain: %s: %v", what, err)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
-// world is the picture in the package's documentation.
-type world struct {
+// testbed is the picture in the package's documentation.
+type testbed struct {
 	lab        *lab.Lab
 	n1, n2     *lab.Node
 	web1, web2 *lab.Pod // on n1
@@ -20,20 +20,20 @@ type world struct {
 	client     *lab.Host
 }
 
-func newWorld(t *testing.T) *world {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
-	w := &world{lab: labtest.New(t)}
-	w.n1 = node(t, w.lab, "n1", 1)
-	w.n2 = node(t, w.lab, "n2", 2)
-	w.web1 = pod(t, w.n1, "web-1", "10.244.1.5", "fd00:244:1::5")
-	w.web2 = pod(t, w.n1, "web-2", "10.244.1.6", "fd00:244:1::6")
-	w.web3 = pod(t, w.n2, "web-3", "10.244.2.7", "fd00:244:2::7")
+	b := &testbed{lab: labtest.New(t)}
+	b.n1 = node(t, b.lab, "n1", 1)
+	b.n2 = node(t, b.lab, "n2", 2)
+	b.web1 = pod(t, b.n1, "web-1", "10.244.1.5", "fd00:244:1::5")
+	b.web2 = pod(t, b.n1, "web-2", "10.244.1.6", "fd00:244:1::6")
+	b.web3 = pod(t, b.n2, "web-3", "10.244.2.7", "fd00:244:2::7")
 	var err error
-	w.client, err = w.lab.Host("client", netip.MustParsePrefix("192.168.100.200/24"), netip.MustParsePrefix("fd00:100::200/64"))
+	b.client, err = b.lab.Host("client", netip.MustParsePrefix("192.168.100.200/24"), netip.MustParsePrefix("fd00:100::200/64"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return w
+	return b
 }
 
 func node(t *testing.T, l *lab.Lab, name string, number byte) *lab.Node {

@@ -17,8 +17,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// world is the lab in which a story takes place.
-type world struct {
+// topology is the lab in which a story takes place.
+type topology struct {
 	lab      *lab.Lab
 	machines map[string]*lab.Machine
 	nodes    map[string]*lab.Node
@@ -47,7 +47,7 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 		if err != nil {
 			d.Fatalf(t, "lab: %v", err)
 		}
-		s.world = &world{
+		s.topology = &topology{
 			lab: l, machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
 		}
 	}
@@ -56,16 +56,16 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 		if words[0] == "node" {
 			s.nodes = append(s.nodes, newNode(t, d, words, config, desired))
 		}
-		if s.world == nil {
+		if s.topology == nil {
 			continue
 		}
-		if err := s.world.machine(t, d, words); err != nil {
+		if err := s.topology.machine(t, d, words); err != nil {
 			d.Fatalf(t, "%s: %v", line, err)
 		}
 	}
 	s.eachNode(func(n *node) {
-		if s.world != nil {
-			n.config.NetNS = s.world.nodes[n.name].Namespace().FD()
+		if s.topology != nil {
+			n.config.NetNS = s.topology.nodes[n.name].Namespace().FD()
 		}
 		n.learn(nil)
 		n.start(t, d, s.mode)
@@ -122,39 +122,39 @@ func newNode(t *testing.T, d *datadriven.TestData, words []string, config datapl
 }
 
 // machine makes one machine of the lab from its line.
-func (w *world) machine(t *testing.T, d *datadriven.TestData, words []string) error {
+func (top *topology) machine(t *testing.T, d *datadriven.TestData, words []string) error {
 	kind, name, rest := words[0], words[1], words[2:]
 	switch kind {
 	case "node":
 		addrs, pods := cut(rest, "pods")
-		n, err := w.lab.Node(name, lab.NodeOptions{Addresses: prefixes(t, d, addrs), PodCIDRs: prefixes(t, d, pods)})
+		n, err := top.lab.Node(name, lab.NodeOptions{Addresses: prefixes(t, d, addrs), PodCIDRs: prefixes(t, d, pods)})
 		if err != nil {
 			return err
 		}
-		w.nodes[name] = n
-		w.add(&n.Machine)
+		top.nodes[name] = n
+		top.add(&n.Machine)
 	case "pod":
 		on, addrs := rest[1], rest[2:]
 		var ips []netip.Addr
 		for _, a := range addrs {
 			ips = append(ips, netip.MustParseAddr(a))
 		}
-		p, err := w.nodes[on].Pod(name, ips...)
+		p, err := top.nodes[on].Pod(name, ips...)
 		if err != nil {
 			return err
 		}
-		w.add(&p.Machine)
+		top.add(&p.Machine)
 	case "host":
 		addrs, via := cut(rest, "via")
-		h, err := w.lab.Host(name, prefixes(t, d, addrs)...)
+		h, err := top.lab.Host(name, prefixes(t, d, addrs)...)
 		if err != nil {
 			return err
 		}
-		w.hosts = append(w.hosts, h)
-		w.add(&h.Machine)
+		top.hosts = append(top.hosts, h)
+		top.add(&h.Machine)
 		if len(via) > 0 {
 			for _, r := range prefixes(t, d, via[2:]) { // after "NODE for"
-				if err := h.AddRoute(r, w.nodes[via[0]].Addr(r.Addr().Is6())); err != nil {
+				if err := h.AddRoute(r, top.nodes[via[0]].Addr(r.Addr().Is6())); err != nil {
 					return err
 				}
 			}
@@ -165,20 +165,20 @@ func (w *world) machine(t *testing.T, d *datadriven.TestData, words []string) er
 	return nil
 }
 
-func (w *world) add(m *lab.Machine) {
-	w.machines[m.Name()] = m
+func (top *topology) add(m *lab.Machine) {
+	top.machines[m.Name()] = m
 	for _, a := range m.Addrs() {
-		w.owner[a] = m.Name()
+		top.owner[a] = m.Name()
 	}
 }
 
 func (s *story) serve(t *testing.T, d *datadriven.TestData) string {
 	for _, line := range lines(d.Input) {
-		if s.world == nil {
+		if s.topology == nil {
 			break
 		}
 		words := strings.Fields(line)
-		m := s.world.machines[words[0]]
+		m := s.topology.machines[words[0]]
 		port, err := strconv.ParseUint(words[2], 10, 16)
 		if err != nil || m == nil {
 			d.Fatalf(t, "%s: no such machine or port", line)
