@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addresses gives a node addresses and takes them away, and tells its proxy.
+// addresses adds and removes a node's addresses, and passes them to its proxy.
 func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 	n := s.node(t, d)
 	for _, line := range lines(d.Input) {

@@ -11,8 +11,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// describer tells changes of one node's as a story does. It remembers which
-// scope each pool has, as a change names pools that it does not describe.
+// describer describes one node's changes in a story's words. It keeps the scope of each
+// pool, as a change names pools that it does not describe.
 type describer struct {
 	scopes map[desired.PoolID]desired.Scope
 }

@@ -71,9 +71,8 @@ func (s *spread) client() *lab.Machine  { return &s.pod.Machine }
 func (s *spread) outside() *lab.Machine { return &s.host.Machine }
 func (s *spread) node() *lab.Machine    { return &s.n1.Machine }
 
-// newSpread programs a Service with size endpoints that may be reached. If policy
-// says that those are local ones, there are as many elsewhere, where nobody
-// listens.
+// newSpread programs a Service with size endpoints. With policy Local, as many more are
+// on another node, where they do not answer.
 func newSpread(t *testing.T, mode Mode, size int, policy corev1.ServiceExternalTrafficPolicy, sticky bool) *spread {
 	must := func(err error) {
 		t.Helper()

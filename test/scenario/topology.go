@@ -17,7 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// topology is the lab in which a story takes place.
+// topology is the lab with a story's machines.
 type topology struct {
 	lab      *lab.Lab
 	machines map[string]*lab.Machine
@@ -26,7 +26,7 @@ type topology struct {
 	owner    map[netip.Addr]string // which machine has an address
 }
 
-// require skips the story on a kernel that lacks what it needs.
+// require skips the story on a kernel that lacks a feature.
 func require(t *testing.T, d *datadriven.TestData) {
 	for _, a := range d.CmdArgs {
 		i := slices.IndexFunc(kerneltest.Features(), func(f kerneltest.Feature) bool {
@@ -73,7 +73,7 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	return "ok\n"
 }
 
-// options are the proxy's, from the arguments of lab.
+// options returns the proxy's options, from the arguments of the directive lab.
 func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, desired desired.Config) {
 	config.MasqueradeBit = dataplane.DefaultMasqueradeBit
 	for _, a := range d.CmdArgs {
