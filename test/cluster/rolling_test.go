@@ -79,7 +79,7 @@ func TestAllTerminating(t *testing.T) {
 	e.untilTerminating(svc)
 	run.more(100)
 	if old.Served() == 0 {
-		t.Fatal("nobody came")
+		t.Fatal("no pod answered")
 	}
 	fresh := e.pod(1, "web")
 	run.unused(old)

@@ -198,7 +198,7 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 }
 
 // send sends a datagram. One that a rule of the machine's own rejects fails
-// with EPERM, like one that is dropped; the ICMP error that tells the two apart
+// with EPERM, like one that is dropped; the ICMP error that distinguishes the two
 // is then pending already.
 func (s *socket) send(b []byte) error {
 	_, err := s.Write(b)

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/slipstream-proxy/slipstream/test/process"
 )
 
 // Process is a child process that runs in a namespace.
@@ -57,12 +57,12 @@ func (n *Namespace) Start(cmd *exec.Cmd) (*Process, error) {
 			}
 			n.mu.Unlock()
 			if closed {
-				p.killGroup()
+				process.KillGroup(cmd)
 				_ = cmd.Wait()
 				return fmt.Errorf("start %s: network namespace: %w", cmd.Path, ErrClosed)
 			}
 			started <- nil
-			p.reap()
+			p.err = process.Wait(cmd)
 			return nil
 		})
 		if err != nil {
@@ -95,21 +95,6 @@ func (n *Namespace) Run(ctx context.Context, name string, args ...string) ([]byt
 	}
 	return stdout.Bytes(), nil
 }
-
-// reap waits for the process. It looks before it reaps: until then the process
-// id, which is also the group's, cannot be another's.
-func (p *Process) reap() {
-	for {
-		err := unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	p.killGroup()
-	p.err = p.cmd.Wait()
-}
-
-func (p *Process) killGroup() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
 
 // PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }

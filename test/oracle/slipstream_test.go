@@ -29,8 +29,8 @@ import (
 // slipstream is Slipstream, as "slipstream run" puts it together, but in this process and
 // with the cluster's objects as its source.
 type slipstream struct {
-	// spoil, if not nil, changes a copy of the cluster before Slipstream gets it, to
-	// see that it is noticed.
+	// spoil, if not nil, changes a copy of the cluster before Slipstream gets it: the
+	// test has to find the difference.
 	spoil func(*cluster.Cluster)
 }
 
@@ -87,7 +87,7 @@ func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	return c, nil
 }
 
-// kernel is a backend, which can also tell what the kernel has.
+// kernel is a dataplane that can read the kernel's content.
 type kernel interface {
 	dataplane.Dataplane
 	dataplane.Reader

@@ -18,8 +18,8 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 	config["hostnameOverride"] = nodeName
 	config["clusterCIDR"] = joined(o.ClusterCIDRs)
 	config["clientConnection"].(map[string]any)["kubeconfig"] = o.Kubeconfig
-	// What follows is due to the lab, where a node is no more than a network namespace:
-	// these would be settings of the whole machine.
+	// A node of the lab is only a network namespace: these settings would affect the whole
+	// machine.
 	config["conntrack"].(map[string]any)["maxPerCore"] = 0
 	config["conntrack"].(map[string]any)["min"] = 0
 	config["oomScoreAdj"] = 0

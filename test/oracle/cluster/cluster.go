@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Cluster is what a proxy is fed with.
+// Cluster is the input of a proxy.
 type Cluster struct {
 	Seed     uint64
 	Settings Settings
@@ -58,7 +58,7 @@ func Random(seed uint64) *Cluster {
 	return c
 }
 
-// Named is the cluster's Service of that namespace and name, or nil.
+// Named returns the Service of that namespace and name, or nil.
 func (c *Cluster) Named(namespace, name string) *corev1.Service {
 	i := slices.IndexFunc(c.Services, func(s *corev1.Service) bool { return s.Namespace == namespace && s.Name == name })
 	if i < 0 {
@@ -67,7 +67,7 @@ func (c *Cluster) Named(namespace, name string) *corev1.Service {
 	return c.Services[i]
 }
 
-// Objects are all of them.
+// Objects returns all objects.
 func (c *Cluster) Objects() (all []source.Object) {
 	for _, n := range c.Nodes {
 		all = append(all, n)
@@ -210,7 +210,7 @@ func fresh[T comparable](g *generator, next func() T) T {
 	}
 }
 
-// address is one of a range that nobody has: its last 16 bits are random.
+// address returns an unused address of a range: its last 16 bits are random.
 func (g *generator) address(r netip.Prefix) netip.Addr {
 	return fresh(g, func() netip.Addr {
 		b := r.Masked().Addr().AsSlice()

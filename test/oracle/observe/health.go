@@ -17,7 +17,7 @@ import (
 func (l *look) health(p Probe) Outcome {
 	l.slots <- struct{}{}
 	defer func() { <-l.slots }()
-	// There are few of these, and they take the proxy itself some time to answer.
+	// There are few of these, and the proxy itself answers them, which takes longer.
 	ctx, cancel := context.WithTimeout(l.ctx, max(l.pace.Timeout, Careful.Timeout))
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.To.String()+"/", nil)

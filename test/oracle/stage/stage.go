@@ -7,8 +7,8 @@
 //	n1       the node with the proxy: pods a (no endpoint), b, c; a second address; a
 //	         load balancer's address on lo
 //	n2       a node without a proxy: pods d, e, f (no endpoint)
-//	elsewhere takes whatever n1 lets pass to a Service address, and answers on every
-//	         port: what the proxy should have dropped or refused is seen there
+//	elsewhere gets what n1 forwards to Service addresses, and answers on every port: it
+//	         shows packets that the proxy should have dropped or refused
 //
 // All of them have IPv4 and IPv6.
 package stage
@@ -106,7 +106,7 @@ func (s *Stage) nodes(context.Context) error {
 	return nil
 }
 
-// podsOn are a node's pods, those that are no endpoints first.
+// podsOn returns a node's pods, those that are not endpoints first.
 func podsOn(node string) []Endpoint {
 	pods := []Endpoint{{"a", Node1, podA}, {"f", Node2, podF}}
 	var all []Endpoint

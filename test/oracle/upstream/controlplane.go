@@ -51,7 +51,7 @@ type ControlPlaneOptions struct {
 	Address netip.AddrPort
 	// APIFlags are further flags of kube-apiserver's. The last one of a name counts.
 	APIFlags []string
-	// Log is told what takes long. It may be nil.
+	// Log is called about what takes long. It may be nil.
 	Log Log
 }
 
