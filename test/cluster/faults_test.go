@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -227,7 +226,7 @@ func TestHealth(t *testing.T) {
 		t.Helper()
 		url := "http://" + netip.AddrPortFrom(n.Addr(false), 10256).String() + path
 		e.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
-			status, body, err := proxies.Get(t.Context(), &e.Outside.Machine, url)
+			status, body, err := e.Outside.Namespace().Get(t.Context(), url)
 			if err == nil && status != want {
 				err = fmt.Errorf("status %d: %s", status, body)
 			}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +39,7 @@ func TestExternalLocal(t *testing.T) {
 		t.Helper()
 		url := fmt.Sprintf("http://%v:%d/healthz", n.Addr(false), svc.Spec.HealthCheckNodePort)
 		e.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
-			status, body, err := proxies.Get(t.Context(), outside, url)
+			status, body, err := outside.Namespace().Get(t.Context(), url)
 			if err == nil && status != want {
 				err = fmt.Errorf("status %d: %s", status, body)
 			}

@@ -4,6 +4,7 @@ package lab
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -34,6 +35,21 @@ func (n *Namespace) Listen(network, address string) (l net.Listener, err error) 
 // request.
 func (n *Namespace) HTTPClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: n.DialContext}}
+}
+
+// Get reads a URL from the namespace, whatever the response's status is.
+func (n *Namespace) Get(ctx context.Context, url string) (status int, body string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	response, err := n.HTTPClient().Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	all, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(all), err
 }
 
 // Netlink returns a rtnetlink handle of the namespace, which is closed with it.

@@ -63,8 +63,7 @@ type Options struct {
 type Proxy struct {
 	*program.Program
 	Kind Kind
-
-	node *lab.Node
+	Node *lab.Node
 }
 
 // Start starts a proxy on a node and returns at once: use Await, or traffic, to learn

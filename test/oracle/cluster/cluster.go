@@ -8,7 +8,6 @@
 package cluster
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -84,20 +83,18 @@ func (c *Cluster) Objects() (all []source.Object) {
 	return all
 }
 
-// DeepCopy is a cluster that shares nothing with this one but its settings' ranges.
+// DeepCopy returns a cluster that shares only the settings' ranges with this one.
 func (c *Cluster) DeepCopy() *Cluster {
-	out := &Cluster{Seed: c.Seed, Settings: c.Settings}
-	for _, n := range c.Nodes {
-		out.Nodes = append(out.Nodes, n.DeepCopy())
+	return &Cluster{
+		Seed: c.Seed, Settings: c.Settings,
+		Nodes: copied(c.Nodes), Services: copied(c.Services), Slices: copied(c.Slices), ServiceCIDRs: copied(c.ServiceCIDRs),
 	}
-	for _, svc := range c.Services {
-		out.Services = append(out.Services, svc.DeepCopy())
-	}
-	for _, s := range c.Slices {
-		out.Slices = append(out.Slices, s.DeepCopy())
-	}
-	for _, r := range c.ServiceCIDRs {
-		out.ServiceCIDRs = append(out.ServiceCIDRs, r.DeepCopy())
+}
+
+func copied[T interface{ DeepCopy() T }](all []T) []T {
+	out := make([]T, len(all))
+	for i, o := range all {
+		out[i] = o.DeepCopy()
 	}
 	return out
 }
@@ -231,11 +228,6 @@ func texts[T fmt.Stringer](all ...T) []string {
 		s = append(s, a.String())
 	}
 	return s
-}
-
-// byName sorts objects by namespace and name.
-func byName(a, b metav1.Object) int {
-	return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 }
 
 // Unallocated is a ClusterIP of a family that no Service has.

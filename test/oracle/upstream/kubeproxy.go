@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"os"
@@ -163,9 +162,9 @@ func setZone(ctx context.Context, c *ControlPlane, zone string) (was string, err
 // fullSyncs is how often kube-proxy has programmed everything, in the family in which
 // that was less often.
 func (k *KubeProxy) fullSyncs(ctx context.Context) (int, error) {
-	body, err := k.get(ctx, "http://"+metricsAddress+"/metrics")
-	if err != nil {
-		return 0, err
+	status, body, err := k.node.Namespace().Get(ctx, "http://"+metricsAddress+"/metrics")
+	if err != nil || status != http.StatusOK {
+		return 0, fmt.Errorf("metrics: status %d, error %v", status, err)
 	}
 	least := -1
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -206,24 +205,6 @@ func (k *KubeProxy) knowsServiceCIDRs(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// get reads a URL of n1's loopback.
-func (k *KubeProxy) get(ctx context.Context, url string) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := k.node.Namespace().HTTPClient().Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", url, response.Status, body)
-	}
-	return string(body), err
 }
 
 // Close ends kube-proxy, leaves what it has programmed, and removes its files.
