@@ -165,6 +165,7 @@ func (c *ControlPlane) serveIn(ns *lab.Namespace) (*http.Server, error) {
 	}
 	handler := httputil.NewSingleHostReverseProxy(target)
 	handler.FlushInterval = -1 // watches
+	handler.ErrorLog = log.New(io.Discard, "", 0)
 	if handler.Transport, err = rest.TransportFor(c.RESTConfig()); err != nil {
 		return nil, err
 	}
@@ -172,7 +173,7 @@ func (c *ControlPlane) serveIn(ns *lab.Namespace) (*http.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
+	server := &http.Server{Handler: handler, ErrorLog: handler.ErrorLog}
 	go func() { _ = server.Serve(listener) }() // until it is closed
 	return server, nil
 }
