@@ -96,7 +96,7 @@ func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
 
 // backendConfig is what all modes need of a valid configuration.
 func backendConfig(c *config.Config) dataplane.Config {
-	return dataplane.Config{MasqueradeAll: c.MasqueradeAll(), MasqueradeBit: c.MasqueradeBit()}
+	return dataplane.Config{MasqueradeBit: c.MasqueradeBit()}
 }
 
 // removeModes removes what runs in all modes but one have programmed; "" for all. It

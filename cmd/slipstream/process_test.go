@@ -266,7 +266,7 @@ func (s *site) hasManifests() {
 	}
 	b := s.kernel()
 	defer b.Close()
-	diff, err := dataplane.Compare(s.t.Context(), b, dataplane.ContentOf(state.Full()))
+	diff, err := dataplane.Compare(s.t.Context(), b, dataplane.ContentOf(&state.Full().Change))
 	if err != nil || diff != "" {
 		s.t.Fatalf("the kernel differs from the manifests: %v\n%s", err, diff)
 	}

@@ -142,11 +142,12 @@ func serve(ctx context.Context, o serving) (err error) {
 // desiredConfig is what the desired state needs of a valid configuration.
 func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
 	return desired.Config{
-		NodeName:    node,
-		NodeIP:      c.NodeIP(),
-		NodePorts:   nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
-		DetectLocal: detectLocal(c),
-		Without:     without,
+		NodeName:      node,
+		NodeIP:        c.NodeIP(),
+		NodePorts:     nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
+		DetectLocal:   detectLocal(c),
+		Without:       without,
+		MasqueradeAll: c.MasqueradeAll(),
 	}
 }
 

@@ -89,12 +89,12 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 			return nil, err
 		}
 		full := w.state.Full()
-		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(full))
+		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(&full.Change))
 		if err != nil {
 			return nil, err
 		}
 		lines = nil
-		for _, d := range dataplane.Differings(diff, full) {
+		for _, d := range dataplane.Differings(diff, &full.Change) {
 			lines = append(lines, d.String())
 		}
 		if len(lines) == 0 {

@@ -51,7 +51,7 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 		return
 	}
 	if !p.full {
-		c = p.state.Full()
+		c = &p.state.Full().Change
 	}
 	if _, err := fast.Reconcile(ctx, c); err != nil {
 		if p.fastPath.backoff.Duration == 0 {

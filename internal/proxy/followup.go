@@ -39,32 +39,32 @@ type followUp struct {
 
 // expect takes down what follows a change that is about to be programmed. What
 // flows a full content makes stale is told again with the next one.
-func (f *followUp) expect(c *desired.Change, full bool) {
-	for _, h := range c.HealthChecks {
+func (f *followUp) expect(c *desired.Update, full bool) {
+	for _, h := range c.Health {
 		if f.checks == nil {
 			f.checks = map[types.NamespacedName]desired.HealthCheck{}
 		}
 		f.checks[h.Service] = h
 	}
 	if !full {
-		f.stale = append(f.stale, c.StaleFlows...)
+		f.stale = append(f.stale, c.Flows...)
 	}
 }
 
 // take takes what is due now that a change is in effect.
-func (f *followUp) take(c *desired.Change, full bool) (checks []desired.HealthCheck, stale []desired.StaleFlows) {
+func (f *followUp) take(c *desired.Update, full bool) (checks []desired.HealthCheck, stale []desired.StaleFlows) {
 	checks, stale = slices.Collect(maps.Values(f.checks)), f.stale
 	if full {
-		stale = append(stale, c.StaleFlows...)
+		stale = append(stale, c.Flows...)
 	}
 	*f = followUp{}
 	return checks, stale
 }
 
 // follow does what follows a change that is in effect.
-func (p *Proxy) follow(ctx context.Context, c *desired.Change) {
+func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	checks, stale := p.followUp.take(c, p.full)
-	p.accelerate(ctx, c)
+	p.accelerate(ctx, &c.Change)
 	if addrs, differ := p.listens.now(p.state); differ && p.options.HealthChecks != nil {
 		p.options.HealthChecks.SetAddresses(addrs)
 	}

@@ -277,7 +277,7 @@ func (p *Proxy) warn(reason string, err error) {
 
 // next is what to program: the change, or everything when p.full is or becomes
 // true.
-func (p *Proxy) next() *desired.Change {
+func (p *Proxy) next() *desired.Update {
 	if !p.full {
 		c := p.state.Change()
 		if !c.Rebuild {
@@ -298,7 +298,7 @@ func (p *Proxy) program(ctx context.Context) error {
 	p.metrics.Services.Set(float64(p.state.Services()))
 	p.followUp.expect(c, p.full)
 	if p.full || !c.Empty() {
-		if err := p.apply(ctx, c); err != nil {
+		if err := p.apply(ctx, &c.Change); err != nil {
 			return err
 		}
 	}

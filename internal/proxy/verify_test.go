@@ -29,7 +29,7 @@ func contentOf(services ...int) *dataplane.Content {
 	for _, i := range services {
 		Tell(s, service(i))
 	}
-	return dataplane.ContentOf(s.Full())
+	return dataplane.ContentOf(&s.Full().Change)
 }
 
 // frontend is the key of a Service's frontend.

@@ -59,7 +59,7 @@ func BenchmarkVerify(b *testing.B) {
 					Tell(state, e)
 				}
 			}
-			_, err = kernel.Reconcile(b.Context(), state.Full())
+			_, err = kernel.Reconcile(b.Context(), &state.Full().Change)
 			check(b, err)
 			open := func(ctx context.Context) (Reader, error) {
 				k, err := mode.new(c)

@@ -62,6 +62,7 @@ func (p slipstream) start(ctx context.Context, s *stage.Stage, c *cluster.Cluste
 func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	c.NodeName = stage.Node1
 	c.NodePorts.Loopback = s.LocalhostNodePorts
+	c.MasqueradeAll = s.MasqueradeAll
 	modes := map[string]desired.DetectLocalMode{
 		"ClusterCIDR":         desired.ByClusterCIDR,
 		"NodeCIDR":            desired.ByNodeCIDR,
@@ -117,7 +118,6 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	ns := s.N1.Namespace()
 	r := &run{cancel: cancel, config: dataplane.Config{
 		NetNS:         ns.FD(),
-		MasqueradeAll: c.Settings.MasqueradeAll,
 		MasqueradeBit: dataplane.DefaultMasqueradeBit,
 	}}
 	b, err := newBackend(r.config, c.Settings)
@@ -175,7 +175,7 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 		return err
 	}
 	state.SetNodeAddresses(addrs)
-	want := dataplane.ContentOf(state.Full())
+	want := dataplane.ContentOf(&state.Full().Change)
 	reader, err := newBackend(r.config, c.Settings)
 	if err != nil {
 		return err

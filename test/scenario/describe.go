@@ -18,7 +18,7 @@ type describer struct {
 }
 
 // full describes the whole content, which replaces what there was.
-func (d *describer) full(c *desired.Change) string {
+func (d *describer) full(c *desired.Update) string {
 	d.scopes = nil
 	d.learn(c)
 	lines := []string{"everything anew; pods are known by " + local(c.Local)}
@@ -30,7 +30,7 @@ func (d *describer) full(c *desired.Change) string {
 
 // change describes a change in sorted lines, with the names of pools instead of
 // their IDs.
-func (d *describer) change(c *desired.Change) string {
+func (d *describer) change(c *desired.Update) string {
 	d.learn(c)
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
@@ -53,10 +53,10 @@ func (d *describer) change(c *desired.Change) string {
 	for _, p := range c.ServiceCIDRs.Removed {
 		add("service CIDR %s: gone", p)
 	}
-	for _, h := range c.HealthChecks {
+	for _, h := range c.Health {
 		add("health check %s: %s", h.Service, healthCheck(h))
 	}
-	for _, f := range c.StaleFlows {
+	for _, f := range c.Flows {
 		add("stale %s flows of %s", f.Protocol, staleFlows(f))
 	}
 	for _, p := range c.Problems {
@@ -69,7 +69,7 @@ func (d *describer) change(c *desired.Change) string {
 	return strings.Join(lines, "\n")
 }
 
-func (d *describer) learn(c *desired.Change) {
+func (d *describer) learn(c *desired.Update) {
 	if d.scopes == nil {
 		d.scopes = map[desired.PoolID]desired.Scope{}
 	}

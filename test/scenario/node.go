@@ -29,7 +29,7 @@ type node struct {
 }
 
 // content returns the content that the node's kernel should have.
-func (n *node) content() *dataplane.Content { return dataplane.ContentOf(n.state.Full()) }
+func (n *node) content() *dataplane.Content { return dataplane.ContentOf(&n.state.Full().Change) }
 
 // learn makes the node's state from all objects.
 func (n *node) learn(all objects) {
@@ -55,9 +55,9 @@ func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 	n.reconcile(t, d, full)
 }
 
-func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Change) {
-	flows := full.StaleFlows
-	if _, err := n.kernel.Reconcile(t.Context(), full); err != nil {
+func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Update) {
+	flows := full.Flows
+	if _, err := n.kernel.Reconcile(t.Context(), &full.Change); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
@@ -80,8 +80,8 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 	if n.kernel == nil {
 		return out
 	}
-	flows := change.StaleFlows
-	if _, err := n.kernel.Apply(t.Context(), change); err != nil {
+	flows := change.Flows
+	if _, err := n.kernel.Apply(t.Context(), &change.Change); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)

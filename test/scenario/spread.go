@@ -120,7 +120,7 @@ func newSpread(t *testing.T, mode Mode, size int, policy corev1.ServiceExternalT
 	kernel, err := mode(dataplane.Config{NetNS: s.n1.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	must(err)
 	t.Cleanup(func() { kernel.Close() })
-	_, err = kernel.Reconcile(t.Context(), state.Full())
+	_, err = kernel.Reconcile(t.Context(), &state.Full().Change)
 	must(err)
 	return s
 }

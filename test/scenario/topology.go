@@ -79,7 +79,7 @@ func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, des
 	for _, a := range d.CmdArgs {
 		switch a.Key {
 		case "masquerade-all":
-			config.MasqueradeAll = true
+			desired.MasqueradeAll = true
 		case "cluster-cidr":
 			desired.DetectLocal.CIDRs = prefixes(t, d, a.Vals)
 		case "detect-local":

@@ -91,7 +91,7 @@ func TestEventsLeadToContent(t *testing.T) {
 					t.Fatal(full.Problems[0])
 				}
 				want := c.Content()
-				if d := dataplane.Difference(want, dataplane.ContentOf(full)); d != "" {
+				if d := dataplane.Difference(want, dataplane.ContentOf(&full.Change)); d != "" {
 					t.Fatalf("after %s:\n%s", what, d)
 				}
 			}

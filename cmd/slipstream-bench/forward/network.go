@@ -234,5 +234,5 @@ func (n *network) service(m *lab.Node) (*desired.Change, error) {
 	if len(full.Problems) > 0 {
 		return nil, full.Problems[0]
 	}
-	return full, nil
+	return &full.Change, nil
 }

@@ -107,14 +107,14 @@ func (s *Slipstream) program(name string, all bench.Samples) (err error) {
 	for e := range s.cluster.Events() {
 		measured(&state, func() { s.take(e) })
 	}
-	var full *desired.Change
+	var full *desired.Update
 	var fullTook, kernel time.Duration
 	measured(&fullTook, func() { full = s.state.Full() })
 	if err := problem(full); err != nil {
 		return err
 	}
 	var stats dataplane.Stats
-	measured(&kernel, func() { stats, err = s.backend.Reconcile(context.Background(), full) })
+	measured(&kernel, func() { stats, err = s.backend.Reconcile(context.Background(), &full.Change) })
 	all.Add(name, float64(state+fullTook+kernel))
 	all.Add(name+"_state", float64(state))
 	all.Add(name+"_full", float64(fullTook))
@@ -151,7 +151,7 @@ func (s *Slipstream) take(e source.Event) {
 }
 
 // problem makes an error of a contradiction among made-up objects.
-func problem(c *desired.Change) error {
+func problem(c *desired.Update) error {
 	if len(c.Problems) > 0 {
 		return fmt.Errorf("made-up objects: %w", c.Problems[0])
 	}
@@ -244,7 +244,7 @@ func (s *Slipstream) change(name string, events []source.Event, all bench.Sample
 		s.take(e)
 	}
 	change := s.state.Change()
-	stats, err := s.backend.Apply(context.Background(), change)
+	stats, err := s.backend.Apply(context.Background(), &change.Change)
 	all.Add(name, float64(time.Since(start)))
 	all.Add(name+elementsSuffix, float64(stats.Elements))
 	return errors.Join(err, problem(change))
@@ -264,7 +264,7 @@ func (s *Slipstream) burst(all bench.Samples) error {
 	}
 	start := time.Now()
 	change := s.state.Change()
-	stats, err := s.backend.Apply(context.Background(), change)
+	stats, err := s.backend.Apply(context.Background(), &change.Change)
 	all.Add(burst, float64(took+time.Since(start)))
 	all.Add(burst+elementsSuffix, float64(stats.Elements))
 	return errors.Join(err, problem(change))

@@ -12,7 +12,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Options are the options of this dataplane only.
@@ -41,7 +40,6 @@ type Backend struct {
 	missing   []dataplane.Missing
 	pools     []*pool // what the kernel has, by PoolID
 	frontends map[desired.FrontendKey]*frontend
-	health    map[types.NamespacedName]desired.HealthCheck
 	valid     bool // false until the first Reconcile, and after a failure
 	alone     bool // the other variant has none of our chains
 	full      fullRestore

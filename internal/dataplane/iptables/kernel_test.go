@@ -148,7 +148,7 @@ func TestOnlyWhatChanged(t *testing.T) {
 		dataplanetest.Reconcile(t, k.Backend, s)
 		web(s, 7, dataplanetest.Hosts(9)...)
 		c := s.Change()
-		stats, err := k.Apply(t.Context(), c)
+		stats, err := k.Apply(t.Context(), &c.Change)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestPartialRestoreFails(t *testing.T) {
 		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
 			"iptables-"+string(v), chainServices))
 		web(s, 9, dataplanetest.Hosts(2)...)
-		if _, err := k.Apply(t.Context(), s.Change()); err == nil {
+		if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
 			t.Fatal("a rule to a chain that is not there")
 		} else {
 			t.Log(err)
@@ -181,7 +181,7 @@ func TestPartialRestoreFails(t *testing.T) {
 			t.Errorf("check: %v", err)
 		}
 		web(s, 10, dataplanetest.Hosts(1)...)
-		if _, err := k.Apply(t.Context(), s.Change()); err == nil {
+		if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
 			t.Fatal("a partial restore after one that failed")
 		}
 		dataplanetest.Reconcile(t, k.Backend, s)
@@ -247,7 +247,7 @@ func TestCancel(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
-	if _, err := k.Reconcile(ctx, s.Full()); !errors.Is(err, context.Canceled) {
+	if _, err := k.Reconcile(ctx, &s.Full().Change); !errors.Is(err, context.Canceled) {
 		t.Errorf("Reconcile: %v", err)
 	}
 }
@@ -324,7 +324,7 @@ func TestCheckAfterChange(t *testing.T) {
 				}
 				k.damage(line)
 				web(s, 1, dataplanetest.Hosts(3)...)
-				if _, err := k.Apply(t.Context(), s.Change()); err != nil {
+				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
 				}
 				k.guard.next = time.Time{}
@@ -336,7 +336,7 @@ func TestCheckAfterChange(t *testing.T) {
 				}
 				// What nobody else has changed is not looked at again.
 				web(s, 1, dataplanetest.Hosts(4)...)
-				if _, err := k.Apply(t.Context(), s.Change()); err != nil {
+				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
 				}
 				if now, err := k.guard.watch.stamp(); err != nil || now != k.guard.stamp || !k.guard.known {

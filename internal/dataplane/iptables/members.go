@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 )
 
 // frontend is a frontend as programmed.
@@ -111,6 +112,16 @@ func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
 			if desired.FamilyOf(a) == f {
 				w.one(s.kind, addrMember(a), false, false)
 			}
+		}
+	}
+	for _, p := range change.HealthPorts.Added {
+		if p.Family == f {
+			w.one(setHealthChecks, ipset.Port(p.Port), true, false)
+		}
+	}
+	for _, p := range change.HealthPorts.Removed {
+		if p.Family == f {
+			w.one(setHealthChecks, ipset.Port(p.Port), false, false)
 		}
 	}
 	for _, p := range split(change.ServiceCIDRs.Added) {

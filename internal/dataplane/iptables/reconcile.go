@@ -12,7 +12,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Reconcile implements dataplane.Dataplane. It writes all chains, deletes all others of
@@ -22,7 +21,6 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	start := time.Now()
 	b.valid = false
 	b.pools = make([]*pool, 0, len(full.Pools))
-	b.health = map[types.NamespacedName]desired.HealthCheck{}
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
 		t.forget(b.variant)
@@ -30,7 +28,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	liberal := tcpIsLiberal(b.config.NetNS)
 	steps := b.take(full)
 	for _, s := range steps {
-		if err := b.restore(ctx, s, full.Local, liberal, &stats); err != nil {
+		if err := b.restore(ctx, s, full, liberal, &stats); err != nil {
 			return stats, fmt.Errorf("restoring all of %s: %w", s.table.family, err)
 		}
 	}
@@ -47,7 +45,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 }
 
 // restore programs all of one family.
-func (b *Backend) restore(ctx context.Context, s *step, local desired.LocalTraffic, liberal bool, stats *dataplane.Stats) error {
+func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, liberal bool, stats *dataplane.Stats) error {
 	t := s.table
 	if err := createSets(b.sets, t.family); err != nil {
 		return err
@@ -59,8 +57,8 @@ func (b *Backend) restore(ctx context.Context, s *step, local desired.LocalTraff
 	s.scripts = newScripts(nil)
 	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
 	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
-	nat.nat(b.config, local)
-	t.cluster.head = nat.services(b.config, local)
+	nat.nat(b.config, full)
+	t.cluster.head = nat.services(b.config, full)
 	s.write()
 	for _, name := range chainTables {
 		if err := b.addEntries(ctx, s.scripts[name], t.family, name); err != nil {

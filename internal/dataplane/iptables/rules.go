@@ -76,35 +76,44 @@ func (w *ruleWriter) notIn(k setKind, by string) string {
 const byFrontend = "dst,dst"
 
 // services are the rules before the tree's in chainServices.
-func (w *ruleWriter) services(c dataplane.Config, local desired.LocalTraffic) string {
+func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n"
-	masquerade := w.in(setClusterIPs, "dst") + " -j MARK --set-xmark " + markOf(c) + "\n"
-	switch _, notFromPod := podMatch(local, w.family); {
-	case c.MasqueradeAll:
-		head += masquerade
-	case notFromPod != "":
-		head += notFromPod + " " + masquerade
+	for _, rule := range w.masquerade(c, full.Masquerade.ClusterIPs, full.Local, w.in(setClusterIPs, "dst")+" ") {
+		head += rule + "\n"
 	}
 	return head
 }
 
+// masquerade is the rule that marks what is masqueraded of what matches, if any is.
+func (w *ruleWriter) masquerade(c dataplane.Config, m desired.Masquerade, local desired.LocalTraffic, match string) []string {
+	mark := match + "-j MARK --set-xmark " + markOf(c)
+	switch _, notFromPod := podMatch(local, w.family); {
+	case m == desired.MasqueradeAlways:
+		return []string{mark}
+	case m == desired.MasqueradeNode:
+		return []string{"-m addrtype --src-type LOCAL " + mark}
+	case notFromPod != "":
+		return []string{notFromPod + " " + mark}
+	}
+	return nil
+}
+
 // nat writes the chains of the table nat that do not depend on Services.
-func (w *ruleWriter) nat(c dataplane.Config, local desired.LocalTraffic) {
-	setMark := "-j MARK --set-xmark " + markOf(c)
-	w.chain(chainExternal,
-		w.in(setRestricted, byFrontend)+" "+w.notIn(setSources, byFrontend+",src")+" -j RETURN",
-		w.in(setLocal, byFrontend)+" -g "+chainOutside,
-		setMark,
-		"-g "+chainExternalTree,
-	)
+func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
+	external := []string{
+		w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j RETURN",
+		w.in(setLocal, byFrontend) + " -g " + chainOutside,
+	}
+	external = append(external, w.masquerade(c, full.Masquerade.External, full.Local, "")...)
+	w.chain(chainExternal, append(external, "-g "+chainExternalTree)...)
 	// Connections from this node may go to all endpoints, as if they had gone out to
 	// a load balancer and come in at another node.
 	var outside []string
-	if fromPod, _ := podMatch(local, w.family); fromPod != "" {
+	if fromPod, _ := podMatch(full.Local, w.family); fromPod != "" {
 		outside = append(outside, fromPod+" -g "+chainExternalTree)
 	}
+	outside = append(outside, w.masquerade(c, full.Masquerade.Local, full.Local, "")...)
 	w.chain(chainOutside, append(outside,
-		"-m addrtype --src-type LOCAL "+setMark,
 		"-m addrtype --src-type LOCAL -g "+chainExternalTree,
 		"-g "+chainLocalTree,
 	)...)

@@ -18,7 +18,6 @@ type table struct {
 	forward                           tree                // of the table filter
 	known                             map[string]registry // chains that the kernel has, by table
 	members                           [setKinds]int       // how many each set has
-	healthPorts                       map[uint16]bool     // that are open
 }
 
 // forget resets the table, as if the kernel had nothing.
@@ -107,7 +106,6 @@ func (b *Backend) take(change *desired.Change) []*step {
 			b.pools[c.ID] = nil
 		}
 	}
-	b.takeHealthChecks(change.HealthChecks, steps)
 	for _, s := range steps {
 		if s != nil {
 			s.sets.addresses(s.table.family, change)

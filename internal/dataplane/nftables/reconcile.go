@@ -35,7 +35,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
 		var err error
-		if skeletons[f], err = schemas[f].skeleton(b.config, full.Local); err != nil {
+		if skeletons[f], err = schemas[f].skeleton(b.config, full); err != nil {
 			return dataplane.Stats{}, err
 		}
 	}
@@ -240,11 +240,11 @@ type skeleton struct {
 	marker string
 }
 
-func (s *schema) skeleton(c dataplane.Config, local desired.LocalTraffic) (*skeleton, error) {
+func (s *schema) skeleton(c dataplane.Config, full *desired.Change) (*skeleton, error) {
 	k := &skeleton{}
 	entry := ruleWriter{schema: s, batch: &k.entry}
 	entry.entry()
-	if err := errors.Join(s.writeSkeleton(&k.batch, c, local), entry.err); err != nil {
+	if err := errors.Join(s.writeSkeleton(&k.batch, c, full), entry.err); err != nil {
 		return nil, err
 	}
 	hash := fnv.New64a()
@@ -257,13 +257,13 @@ func (s *schema) skeleton(c dataplane.Config, local desired.LocalTraffic) (*skel
 
 // writeSkeleton writes the table, its sets, chains and rules, but for those by which
 // packets enter it.
-func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, local desired.LocalTraffic) error {
+func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
 	batch.AddTable(s.table, tableComment)
-	return s.writeInside(batch, c, local)
+	return s.writeInside(batch, c, full)
 }
 
 // writeInside writes what the table has.
-func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, local desired.LocalTraffic) error {
+func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
 	}
@@ -279,7 +279,7 @@ func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, local desire
 		rules.affinity(d)
 		rules.picks(d)
 	}
-	rules.static(c, local)
+	rules.static(c, full)
 	for i := range s.sides {
 		s.writePicks(batch, &s.sides[i])
 	}
