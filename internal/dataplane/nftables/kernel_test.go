@@ -621,7 +621,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 // poolOf is the ID of a Service's IPv4 pool.
 func (k *kernel) poolOf(t *testing.T, name string) desired.PoolID {
 	for id, p := range k.pools {
-		if p.service.Name == name && p.family == desired.IPv4 {
+		if p.Service.Name == name && p.Family == desired.IPv4 {
 			return desired.PoolID(id)
 		}
 	}

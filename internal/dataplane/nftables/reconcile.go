@@ -30,7 +30,7 @@ import (
 // way through the old table's rules at the moment of the commit finds its sets
 // empty.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
-	b.valid = false
+	b.sequence.Begin()
 	b.forget(full)
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
@@ -49,14 +49,14 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		return stats, b.explain(err, full)
 	}
 	b.release()
-	b.valid = true
+	b.sequence.Done()
 	return stats, nil
 }
 
 // forget makes ready for a full content.
 func (b *Backend) forget(full *desired.Change) {
 	b.batch = nfnl.Batch{}
-	b.pools = make([]*pool, 0, len(full.Pools))
+	b.pools = make(dataplane.Pools[dataplane.Pool], 0, len(full.Pools))
 	b.timeouts = [len(schemas)][]uint32{}
 	// A packet that has just looked up its pool's number in the old content
 	// must not find another pool by it in the new one. With other numbers it

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nftables
+package dataplane
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func TestReplace(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 0))
 	for round := range 200 {
-		p := &pool{}
+		p := &Pool{}
 		kernel := map[int]desired.Backend{}
 		have := map[desired.Backend]bool{}
 		for step := range 50 {
@@ -45,13 +45,13 @@ func TestReplace(t *testing.T) {
 			for _, b := range added {
 				have[b] = true
 			}
-			if err := replay(kernel, p.replace(removed, added)); err != nil {
+			if err := replay(kernel, p.Replace(removed, added)); err != nil {
 				t.Fatalf("seed %d, round %d, step %d: %v", seed, round, step, err)
 			}
-			if len(kernel) != len(have) || len(p.slots) != len(have) {
-				t.Fatalf("seed %d: %d slots in the kernel, %d remembered, for %d backends", seed, len(kernel), len(p.slots), len(have))
+			if len(kernel) != len(have) || len(p.Slots) != len(have) {
+				t.Fatalf("seed %d: %d slots in the kernel, %d remembered, for %d backends", seed, len(kernel), len(p.Slots), len(have))
 			}
-			for i, b := range p.slots {
+			for i, b := range p.Slots {
 				if kernel[i] != b || !have[b] {
 					t.Fatalf("seed %d: slot %d holds %v, remembered as %v", seed, i, kernel[i], b)
 				}
@@ -61,21 +61,21 @@ func TestReplace(t *testing.T) {
 }
 
 // replay does what the writer does: all deletions, then all additions.
-func replay(kernel map[int]desired.Backend, changes []slotChange) error {
+func replay(kernel map[int]desired.Backend, changes []SlotChange) error {
 	for _, c := range changes {
-		if c.had {
-			if there, ok := kernel[c.slot]; !ok || there != c.old {
-				return fmt.Errorf("slot %d should hold %v to be deleted, but holds %v", c.slot, c.old, there)
+		if c.Had {
+			if there, ok := kernel[c.Slot]; !ok || there != c.Old {
+				return fmt.Errorf("slot %d should hold %v to be deleted, but holds %v", c.Slot, c.Old, there)
 			}
-			delete(kernel, c.slot)
+			delete(kernel, c.Slot)
 		}
 	}
 	for _, c := range changes {
-		if c.has {
-			if there, ok := kernel[c.slot]; ok {
-				return fmt.Errorf("slot %d should be free, but holds %v", c.slot, there)
+		if c.Has {
+			if there, ok := kernel[c.Slot]; ok {
+				return fmt.Errorf("slot %d should be free, but holds %v", c.Slot, there)
 			}
-			kernel[c.slot] = c.new
+			kernel[c.Slot] = c.New
 		}
 	}
 	return nil
@@ -96,13 +96,13 @@ func TestReplaceTouchesLittle(t *testing.T) {
 		{"one removed that is not there", []desired.Backend{testBackend(5000)}, nil, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := &pool{}
+			p := &Pool{}
 			var all []desired.Backend
 			for i := range 1000 {
 				all = append(all, testBackend(i))
 			}
-			p.replace(nil, all)
-			if got := len(p.replace(tc.removed, tc.added)); got != tc.slots {
+			p.Replace(nil, all)
+			if got := len(p.Replace(tc.removed, tc.added)); got != tc.slots {
 				t.Errorf("%d slots written, want %d", got, tc.slots)
 			}
 		})
