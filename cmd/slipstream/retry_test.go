@@ -12,12 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// TestPersist fails in two ways until it works, and wants to be told of each once.
-func TestPersist(t *testing.T) {
+// TestRetryUntilSuccess fails in two ways until it works, and wants to be told of each once.
+func TestRetryUntilSuccess(t *testing.T) {
 	results := []error{errors.New("locked"), errors.New("locked"), errors.New("busy"), nil}
 	var told []string
 	calls := 0
-	persist(t.Context(), wait.Backoff{Duration: time.Millisecond}, func() error {
+	retryUntilSuccess(t.Context(), wait.Backoff{Duration: time.Millisecond}, func() error {
 		calls++
 		return results[calls-1]
 	}, func(err error) { told = append(told, err.Error()) })
@@ -25,5 +25,5 @@ func TestPersist(t *testing.T) {
 		t.Errorf("%d calls, told %q", calls, told)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	persist(ctx, wait.Backoff{Duration: time.Hour}, func() error { cancel(); return errors.New("never") }, func(error) {})
+	retryUntilSuccess(ctx, wait.Backoff{Duration: time.Hour}, func() error { cancel(); return errors.New("never") }, func(error) {})
 }
