@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Measures what the fast path gains and costs: all that docs/performance.md reports of
-# it. Where the kernel at hand has no flowtables it is the User Mode Linux test kernel
-# that is measured (test/README.md). Takes some 10 minutes; needs root.
+# it. If this kernel has no flowtables, the User Mode Linux test kernel is measured
+# instead (test/README.md). Takes about 10 minutes; needs root.
 #
-#   fastpath.sh [directory]   where results go: tables, JSON, charts
+#   fastpath.sh [directory]   for the results: tables, JSON, charts
 #
 # ROUNDS scales all numbers of rounds, in percent (ROUNDS=10 for a quick look).
 set -euo pipefail
@@ -27,7 +27,7 @@ if ! unshare -n nft 'add table inet t; add flowtable inet t f { hook ingress pri
 fi
 "$go" build -o "$out/chart" ./cmd/slipstream-bench/chart
 
-# measure NAME ROUNDS ARGUMENT... runs one benchmark of slipstream.
+# measure NAME ROUNDS ARGUMENT... runs one benchmark.
 measure() {
   local name=$1 rounds=$(($2 * percent / 100))
   shift 2
@@ -38,13 +38,18 @@ measure() {
   echo "host: Linux $(uname -r), load average $(cut -d ' ' -f 1-3 /proc/loadavg) before"
   "${runner[@]}" bin/slipstream-bench "$@" --rounds "$rounds" --save "$out/$name.json" | tee "$out/$name.txt"
   echo "host: load average $(cut -d ' ' -f 1-3 /proc/loadavg) after"
-  "$out/chart" -o "$out/$name.svg" "$out/$name.json"
 }
+
+# chart NAME RESULT SERIES TITLE draws series of a result.
+chart() { "$out/chart" -series "$3" -title "$4" -o "$out/$1.svg" "$out/$2.json"; }
 
 measure throughput 30 throughput
 measure crr 60 crr --connections 1000
 measure throughput-ipv6 15 throughput --family ipv6 --measure packets,udp
 measure throughput-two-nodes 15 throughput --nodes 2 --measure packets,udp
 measure crr-two-nodes 30 crr --nodes 2 --connections 1000
+chart stream throughput stream_packets,stream_packets_best,stream_aggregated,stream_aggregated_best 'Throughput of a TCP stream'
+chart packet throughput packet_cost,path_cost 'Cost of forwarding one packet'
+chart crr crr crr_min,crr_mean,crr_p99,crr_stddev 'Latency of connect, request, response'
 echo
 echo "results are in $out"

@@ -6,11 +6,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/forward"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/programming"
 	"github.com/spf13/cobra"
@@ -26,7 +26,7 @@ func main() {
 }
 
 func newRoot() *cobra.Command {
-	cmd := &cobra.Command{
+	root := &cobra.Command{
 		Use:           "slipstream-bench",
 		Short:         "Measure what Slipstream costs and gains on this machine",
 		Args:          cobra.NoArgs,
@@ -34,66 +34,38 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	child := &cobra.Command{
-		Use:    "child",
-		Short:  "Measure one system as told by a parent process",
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE:   func(*cobra.Command, []string) error { return programming.RunChild(os.Stdin, os.Stdout) },
+		Use: "child", Hidden: true, Args: cobra.NoArgs,
+		Short: "Measure Slipstream as a parent process asks",
+		RunE:  func(*cobra.Command, []string) error { return programming.RunChild(os.Stdin, os.Stdout) },
 	}
 	peer := &cobra.Command{
-		Use:    "peer",
-		Short:  "Be one side of the connections that crr makes",
-		Hidden: true,
-		Args:   cobra.ArbitraryArgs,
-		RunE:   func(_ *cobra.Command, args []string) error { return forward.RunPeer(args, os.Stdout) },
+		Use: "peer", Hidden: true, Args: cobra.ArbitraryArgs,
+		Short: "Run one side of the connections of crr",
+		RunE:  func(_ *cobra.Command, args []string) error { return forward.RunPeer(args, os.Stdout) },
 	}
-	cmd.AddCommand(newBenchSync(), newBenchThroughput(), newBenchCRR(), child, peer)
-	return cmd
+	root.AddCommand(newSync(), newThroughput(), newCRR(), child, peer)
+	return root
 }
 
 // self starts this program's hidden command name.
 func self(name string) []string { return []string{"/proc/self/exe", name} }
 
-// benchResult is what a benchmark has measured.
-type benchResult interface {
-	WriteTable(io.Writer) error
-	WriteJSON(io.Writer) error
-}
-
-// benchOutput are the flags that say where a result goes.
-type benchOutput struct {
-	format, save string
-}
-
-func (o *benchOutput) validate() error {
-	if o.format != "table" && o.format != "json" {
-		return fmt.Errorf("--output: %q is none of table, json", o.format)
+// measuring makes cmd a command that measures and writes the result, with the flags for
+// that. They come last, so it is called when cmd has all others.
+func measuring(cmd *cobra.Command, measure func(context.Context) (*bench.Result, error)) *cobra.Command {
+	var format, save string
+	cmd.Flags().StringVarP(&format, "output", "o", "table", "table or json")
+	cmd.Flags().StringVar(&save, "save", "", "file to write the result to, too, as JSON")
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := bench.CheckFormat("--output", format); err != nil {
+			return err
+		}
+		r, err := measure(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("%s: %w", cmd.Name(), err)
+		}
+		return r.Write(cmd.OutOrStdout(), format, save)
 	}
-	return nil
-}
-
-func (o *benchOutput) write(cmd *cobra.Command, r benchResult) error {
-	write := r.WriteTable
-	if o.format == "json" {
-		write = r.WriteJSON
-	}
-	if err := write(cmd.OutOrStdout()); err != nil || o.save == "" {
-		return err
-	}
-	if err := saveJSON(o.save, r); err != nil {
-		return fmt.Errorf("--save: %w", err)
-	}
-	return nil
-}
-
-func saveJSON(path string, r benchResult) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	if err := r.WriteJSON(f); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	return cmd
 }

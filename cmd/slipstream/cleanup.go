@@ -25,13 +25,14 @@ func newCleanup() *cobra.Command {
 	var o cleanupOptions
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove every trace of slipstream, and of kube-proxy, from the kernel",
+		Short: "Remove everything of Slipstream and of kube-proxy from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
-this node, in whatever mode: the nftables tables "ip slipstream", "ip6 slipstream"
-and "inet slipstream-fastpath", chains and ipsets whose names begin with SLIP-; and,
-as 'kube-proxy --cleanup' does, everything that kube-proxy has, in whatever mode: its nftables tables, its chains of iptables, IPVS
-virtual servers, the interface kube-ipvs0 and its ipsets. With --keep-kube-proxy
-kube-proxy's things stay: that is for the way back, when kube-proxy runs again.
+this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" and
+"inet slipstream-fastpath", and iptables chains and IP sets with names that begin with
+SLIP-. Like 'kube-proxy --cleanup', it also removes everything of kube-proxy, in any
+mode: nftables tables, iptables chains, IPVS virtual servers, the interface kube-ipvs0
+and IP sets. With --keep-kube-proxy, kube-proxy's objects stay: for the way back, when
+kube-proxy runs again.
 
 New connections to Services no longer work after it, unless kube-proxy runs.
 Established ones go on where something else on the node translates addresses too,

@@ -30,7 +30,7 @@ func newFlows() *cobra.Command {
 	var o flowsOptions
 	cmd := &cobra.Command{
 		Use:   "flows",
-		Short: "Show the connections that take the fast path now",
+		Short: "Show connections on the fast path",
 		Long: `Flows lists the connections that are offloaded to the kernel's flowtable at this
 moment, as conntrack knows them: to which Service, which backend answers, how much
 they have carried and for how long they have been there (where the kernel keeps

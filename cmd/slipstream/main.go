@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -43,7 +44,7 @@ func commandFor(path string) *cobra.Command {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "slipstream",
-		Short: "A Kubernetes Service proxy whose changes cost what they change",
+		Short: "Kubernetes Service proxy with incremental nftables updates",
 		Long: `Slipstream makes Kubernetes Services work on a Linux node: connections to a
 Service's address are sent to one of its endpoints by the kernel. A change to a
 Service reaches the kernel at a cost that depends on the change, not on the size
@@ -53,4 +54,22 @@ of the cluster.`,
 	}
 	root.AddCommand(newRun(), newVerify(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
 	return root
+}
+
+// version is set when the binary is built (see the Makefile).
+var version = "devel"
+
+func versionText() string {
+	return fmt.Sprintf("%s %s %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintln(cmd.OutOrStdout(), "slipstream", versionText())
+		},
+	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
@@ -30,7 +31,9 @@ import (
 const asMain = "SLIPSTREAM_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
+	uml.Init() // this binary is process 1 of the machines that TestIPv6Disabled boots
 	if os.Getenv(asMain) != "" {
+		lack(os.Getenv(lacks))
 		main()
 		os.Exit(0)
 	}
@@ -263,7 +266,7 @@ func (s *site) hasManifests() {
 	}
 	b := s.kernel()
 	defer b.Close()
-	diff, err := dataplane.Compare(s.t.Context(), b, dataplane.ContentOf(state.Full()))
+	diff, err := dataplane.Compare(s.t.Context(), b, dataplane.ContentOf(&state.Full().Change))
 	if err != nil || diff != "" {
 		s.t.Fatalf("the kernel differs from the manifests: %v\n%s", err, diff)
 	}

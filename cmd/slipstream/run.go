@@ -4,9 +4,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -20,7 +23,7 @@ func newRun() *cobra.Command {
 	var o runFlags
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Be the Service proxy of this node",
+		Short: "Run the Service proxy",
 		Long: `Run reads Services, EndpointSlices, ServiceCIDRs and this node's Node, and keeps the
 kernel's rules, nftables or iptables, in line with them until it is stopped. What it has programmed
 stays when it stops, and is taken over without a gap when it starts again;
@@ -98,7 +101,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	}
 	defer klog.Flush()
 	for _, n := range notes {
-		klog.V(klog.Level(n.Verbosity)).InfoS("Configuration: " + n.String())
+		klog.V(klog.Level(n.Verbosity)).InfoS("Configuration", "field", n.Field, "note", n.Text)
 	}
 	if o.cleanup {
 		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)
@@ -109,9 +112,11 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	ctx, changed := context.WithCancelCause(cmd.Context())
 	defer changed(nil)
 	if o.file != "" {
-		if err := watchConfig(ctx, o.file, changed); err != nil {
+		stop, err := watchConfig(o.file, changed)
+		if err != nil {
 			return fmt.Errorf("--config: %w", err)
 		}
+		defer stop()
 	}
 	err = serve(ctx, serving{config: c, master: o.master, flags: flagValues(cmd.Flags())})
 	if why := context.Cause(ctx); err == nil && why != nil && cmd.Context().Err() == nil {
@@ -125,4 +130,45 @@ func flagValues(fs *pflag.FlagSet) map[string]string {
 	values := map[string]string{}
 	fs.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
 	return values
+}
+
+// errConfigChanged ends a proxy so that whoever started it starts it again.
+var errConfigChanged = errors.New("--config: the file has changed: ending, to be started with the new one")
+
+// watchConfig calls changed when a configuration file is written to or renamed, until
+// stop is called. As with kube-proxy, a file that is replaced as a whole is not noticed:
+// that is how a ConfigMap changes in a pod, of which an administrator rolls out the
+// DaemonSet again when it suits them.
+func watchConfig(file string, changed context.CancelCauseFunc) (stop func(), err error) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Add(file); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", file, err), w.Close())
+	}
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			select {
+			case e, open := <-w.Events:
+				if !open {
+					return
+				}
+				if e.Has(fsnotify.Write) || e.Has(fsnotify.Rename) {
+					changed(errConfigChanged)
+				}
+			case err := <-w.Errors:
+				if err != nil {
+					klog.ErrorS(err, "Could not watch the configuration file")
+				}
+			}
+		}
+	})
+	return func() {
+		if err := w.Close(); err != nil { // which closes the channels
+			klog.ErrorS(err, "Could not stop watching the configuration file")
+		}
+		watching.Wait()
+	}, nil
 }

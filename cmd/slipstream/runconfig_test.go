@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
 // changes are the lines of a configuration that differ from what no flags come to.
@@ -276,7 +277,7 @@ func TestModesNotRun(t *testing.T) {
 // TestBindAddress has the address that was found valid be used.
 func TestBindAddress(t *testing.T) {
 	c := parsed(t, "--proxy-mode nftables --detect-local-mode NodeCIDR --bind-address 010.0.0.1")
-	if got := desiredConfig(c, "n1").NodeIP.String(); got != "10.0.0.1" {
+	if got := desiredConfig(c, "n1", desired.Families{}).NodeIP.String(); got != "10.0.0.1" {
 		t.Errorf("%s", got)
 	}
 }

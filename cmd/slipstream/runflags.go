@@ -3,6 +3,7 @@
 package main
 
 import (
+	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
 // runFlags are the flags of "slipstream run". Those that kube-proxy has too go by
@@ -90,3 +92,149 @@ func (p period) String() string {
 }
 
 func (p period) Type() string { return "duration" }
+
+// addAPI defines the flags about the Kubernetes API.
+func (o *runFlags) addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+	c := &k.ClientConnection
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file that says how to reach the Kubernetes API")
+	fs.StringVar(&o.master, "master", "", "URL of the Kubernetes API, in place of the kubeconfig's; goes before --config")
+	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "media type of what is sent to the Kubernetes API")
+	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests to the Kubernetes API a second, on average")
+	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "requests to the Kubernetes API at once")
+	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "no effect: what is watched is not told again in between")
+	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which turns the fast path off (default: true); those of kube-proxy's that make no difference here are accepted")
+}
+
+// addServing defines the flags about what is served.
+func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+	fs.StringVar(&k.BindAddress, "bind-address", k.BindAddress, "address of this node in place of the Node object's, of its family; an unspecified one stands for none")
+	fs.StringVar(&o.healthz, "healthz-bind-address", k.HealthzBindAddress, "address and port to serve /healthz and /livez on")
+	fs.StringVar(&o.metrics, "metrics-bind-address", k.MetricsBindAddress, "address and port to serve /metrics on; empty for nowhere")
+	fs.Int32Var(&o.healthzPort, "healthz-port", 10256, "port of --healthz-bind-address where that has none; 0 turns it off")
+	fs.Int32Var(&o.metricsPort, "metrics-port", 10249, "port of --metrics-bind-address where that has none; 0 turns it off")
+	_ = fs.MarkDeprecated("healthz-port", "use --healthz-bind-address")
+	_ = fs.MarkDeprecated("metrics-port", "use --metrics-bind-address")
+	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", false, "exit when an address to serve on cannot be had, rather than try again")
+	fs.BoolVar(&k.EnableProfiling, "profiling", false, "serve /debug/pprof/ beside /metrics")
+	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "no effect: there are no hidden metrics")
+	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "how much sooner (to 1000) or later (to -1000) the kernel ends this process for want of memory")
+}
+
+// addMode defines the flags about the proxy mode.
+func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+	fs.StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), " or ")+" (default: nftables)")
+	fs.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
+	fs.Int32Var(k.NFTables.MasqueradeBit, "nftables-masquerade-bit", *k.NFTables.MasqueradeBit, "bit of the packet mark, 0 to 31, that is set in nftables mode on what is to be masqueraded")
+	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "bit of the packet mark, 0 to 31, that is set in iptables mode on what is to be masqueraded")
+	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "answer on NodePorts of IPv4 loopback addresses, in iptables mode")
+	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half of how long a change may wait until this proxy is not healthy, in nftables mode too; in iptables mode also how often at most everything is programmed again")
+	fs.DurationVar(&o.iptables.minSync, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, in nftables mode too; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
+}
+
+// addIPVS defines the flags about IPVS mode.
+func (o *runFlags) addIPVS(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+	const only = " (IPVS mode only)"
+	c := &k.IPVS
+	fs.DurationVar(&o.ipvs.sync, "ipvs-sync-period", k.IPVS.SyncPeriod.Duration, "half of how long a change may wait until this proxy is not healthy"+only)
+	fs.DurationVar(&o.ipvs.minSync, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+only)
+	fs.StringVar(&c.Scheduler, "ipvs-scheduler", "", "IPVS scheduler"+only)
+	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "ranges of addresses whose IPVS virtual servers are not kube-proxy's: they stay when its leftovers are removed")
+	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "answer ARP requests only on the interface that has the address"+only)
+	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long IPVS keeps idle TCP connections; 0 to leave as it is"+only)
+	fs.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long IPVS keeps TCP connections after a FIN; 0 to leave as it is"+only)
+	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long IPVS keeps UDP flows; 0 to leave as it is"+only)
+}
+
+// addTraffic defines the flags about which traffic is whose.
+func (o *runFlags) addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", "", "how to tell that traffic comes from a pod of this node: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix (default: ClusterCIDR)")
+	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated")
+	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge that this node's pods are on")
+	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "what the names of this node's pods' interfaces start with")
+	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; where objects come from the Kubernetes API and no mode is set, all, as with kube-proxy")
+}
+
+// addConntrack defines the flags about the kernel's connection tracking.
+func addConntrack(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConntrackConfiguration) {
+	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "entries of conntrack for each CPU; 0 to leave the limit as it is")
+	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "entries of conntrack at least, unless --conntrack-max-per-core is 0")
+	timeout := func(d *metav1.Duration, name, of string) {
+		fs.DurationVar(&d.Duration, name, d.Duration, "how long conntrack keeps "+of+"; 0 to leave as it is")
+	}
+	timeout(c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", "established TCP connections that are idle")
+	timeout(c.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", "TCP connections of which one side is closed")
+	timeout(&c.UDPTimeout, "conntrack-udp-timeout", "UDP flows without an answer so far")
+	timeout(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", "UDP flows with answers")
+	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "have conntrack take TCP packets outside of the window for valid")
+}
+
+// fieldOf says which field of kube-proxy's configuration a flag sets. These flags
+// are ignored beside --config, as kube-proxy ignores them.
+var fieldOf = map[string]string{
+	"bind-address":                      "bindAddress",
+	"bind-address-hard-fail":            "bindAddressHardFail",
+	"cluster-cidr":                      "clusterCIDR",
+	"config-sync-period":                "configSyncPeriod",
+	"conntrack-max-per-core":            "conntrack.maxPerCore",
+	"conntrack-min":                     "conntrack.min",
+	"conntrack-tcp-be-liberal":          "conntrack.tcpBeLiberal",
+	"conntrack-tcp-timeout-close-wait":  "conntrack.tcpCloseWaitTimeout",
+	"conntrack-tcp-timeout-established": "conntrack.tcpEstablishedTimeout",
+	"conntrack-udp-timeout":             "conntrack.udpTimeout",
+	"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
+	"detect-local-mode":                 "detectLocalMode",
+	"feature-gates":                     "featureGates",
+	"healthz-bind-address":              "healthzBindAddress",
+	"healthz-port":                      "",
+	"iptables-localhost-nodeports":      "iptables.localhostNodePorts",
+	"iptables-masquerade-bit":           "iptables.masqueradeBit",
+	"iptables-min-sync-period":          "iptables.minSyncPeriod",
+	"iptables-sync-period":              "iptables.syncPeriod",
+	"ipvs-exclude-cidrs":                "ipvs.excludeCIDRs",
+	"ipvs-min-sync-period":              "ipvs.minSyncPeriod",
+	"ipvs-scheduler":                    "ipvs.scheduler",
+	"ipvs-strict-arp":                   "ipvs.strictARP",
+	"ipvs-sync-period":                  "ipvs.syncPeriod",
+	"ipvs-tcp-timeout":                  "ipvs.tcpTimeout",
+	"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
+	"ipvs-udp-timeout":                  "ipvs.udpTimeout",
+	"kube-api-burst":                    "clientConnection.burst",
+	"kube-api-content-type":             "clientConnection.contentType",
+	"kube-api-qps":                      "clientConnection.qps",
+	"kubeconfig":                        "clientConnection.kubeconfig",
+	"masquerade-all":                    "iptables.masqueradeAll",
+	"metrics-bind-address":              "metricsBindAddress",
+	"metrics-port":                      "",
+	"nftables-masquerade-bit":           "nftables.masqueradeBit",
+	"nodeport-addresses":                "nodePortAddresses",
+	"oom-score-adj":                     "oomScoreAdj",
+	"pod-bridge-interface":              "detectLocal.bridgeInterface",
+	"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
+	"profiling":                         "enableProfiling",
+	"proxy-mode":                        "mode",
+	"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
+}
+
+// beforeFile says the same of flags that go before the file: those about logs, as
+// with kube-proxy, and those for Slipstream's own configuration.
+var beforeFile = map[string]string{
+	"hostname-override": "hostnameOverride",
+
+	"log-flush-frequency":       "logging.flushFrequency",
+	"log-json-info-buffer-size": "logging.options.json.infoBufferSize",
+	"log-json-split-stream":     "logging.options.json.splitStream",
+	"log-text-info-buffer-size": "logging.options.text.infoBufferSize",
+	"log-text-split-stream":     "logging.options.text.splitStream",
+	"logging-format":            "logging.format",
+	"v":                         "logging.verbosity",
+	"vmodule":                   "logging.vmodule",
+
+	"manifests":        "manifests",
+	"min-sync-period":  "minSyncPeriod",
+	"check-period":     "checkPeriod",
+	"verify-period":    "verifyPeriod",
+	offloadThreshold:   "fastPath.offloadPacketThreshold",
+	"scope":            "fastPath.scope",
+	"interfaces":       "fastPath.interfaces",
+	"hardware-offload": "fastPath.hardwareOffload",
+}

@@ -6,147 +6,228 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/observe/server"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
-	"golang.org/x/sys/unix"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
+	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
+	"github.com/spf13/pflag"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
-// serving is what a proxy is told.
+// serving is what "slipstream run" serves with.
 type serving struct {
 	config *config.Config // valid
 	master string
 	flags  map[string]string // to be shown
 }
 
-// serve is the Service proxy until ctx ends.
+// parts are the parts of a running Service proxy.
+type parts struct {
+	serving
+	node    string
+	metrics *metrics.Metrics
+	objects source.Source
+	client  *api.Client // nil if objects come from manifests
+	events  events.Recorder
+
+	dataplane programmer
+	without   desired.Families
+	fast      *fastpath.Controller // nil without a fast path
+	flows     *conntrack.Cleaner
+
+	closers []func() error // called in reverse order
+}
+
+func (s *parts) onClose(f func() error) { s.closers = append(s.closers, f) }
+
+func (s *parts) close() (err error) {
+	for _, f := range slices.Backward(s.closers) {
+		err = errors.Join(err, f())
+	}
+	return err
+}
+
+// serve runs the Service proxy until ctx ends.
 func serve(ctx context.Context, o serving) (err error) {
-	c := o.config
-	node, err := nodeName(c.KubeProxy.HostnameOverride)
-	if err != nil {
-		return err
-	}
 	proxy.LimitGarbage()
-	m := metrics.New()
-	m.OnMode(c.Mode())
-	m.OnBuild(version)
-	c.CountGates()
-	problem := func(err error) {
-		klog.ErrorS(nil, err.Error())
-		m.ObjectProblems.Inc()
+	s := &parts{serving: o, metrics: metrics.New()}
+	s.metrics.OnBuild(version)
+	o.config.CountGates()
+	defer func() { err = errors.Join(err, s.close()) }()
+	for _, open := range []func(context.Context) error{s.openSource, s.openDataplane, s.openFastPath, s.openConntrack} {
+		if err := open(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil // stopped while it started
+			}
+			return err
+		}
 	}
-	objects, client, err := newSource(c, o.master, node, problem)
+	s.tuneNode()
+	klog.InfoS("Starting", "version", versionText(), "node", s.node, "mode", o.config.Mode(), "manifests", o.config.Slipstream.Manifests)
+	s.events.Normal(events.Starting, "")
+	return s.run(ctx)
+}
+
+// problem reports an object, or a part of one, that is not acted on.
+func (s *parts) problem(err error) {
+	klog.ErrorS(nil, err.Error())
+	s.metrics.ObjectProblems.Inc()
+}
+
+func (s *parts) openSource(context.Context) (err error) {
+	if s.node, err = nodeName(s.config.KubeProxy.HostnameOverride); err != nil {
+		return err
+	}
+	if s.objects, s.client, err = newSource(s.config, s.master, s.node, s.problem); err != nil {
+		return err
+	}
+	tell, stop, err := recorder(s.client, s.node)
 	if err != nil {
 		return err
 	}
-	tell, stop, err := recorder(client, node)
+	s.events = tell
+	s.onClose(func() error { stop(); return nil })
+	return nil
+}
+
+func (s *parts) openDataplane(ctx context.Context) (err error) {
+	s.dataplane, s.without, err = openMode(ctx, s.config, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
 	if err != nil {
 		return err
 	}
-	defer stop()
-	b, err := modes[c.Mode()](ctx, c)
+	s.onClose(s.dataplane.Close)
+	s.metrics.OnMode(s.config.Mode())
+	countRules(s.metrics, s.dataplane)
+	return nil
+}
+
+// openFastPath opens the fast path, without which Services work too.
+func (s *parts) openFastPath(ctx context.Context) (err error) {
+	if s.fast, err = newFastPath(s.config.FastPath(), s.events); err != nil {
+		s.fast = nil
+		s.events.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
+	}
+	s.metrics.OnFastPath(fastPathMetrics(s.fast))
+	if s.fast == nil {
+		return nil
+	}
+	if offloaded, err := offloadMetrics(s.metrics, s.fast); err == nil {
+		s.onClose(offloaded.Close)
+	} else {
+		klog.ErrorS(err, "Connections on the fast path are not counted by Service")
+	}
+	s.onClose(runFastPath(ctx, s.fast))
+	return nil
+}
+
+func (s *parts) openConntrack(context.Context) (err error) {
+	flows, closeFlows, err := cleanFlows(s.metrics, s.fast)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	countRules(m, b)
-	fast, err := newFastPath(c.FastPath(), tell)
-	if errors.Is(err, unix.EPERM) { // Services cannot be programmed either
-		return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err)
+	s.flows = flows
+	s.onClose(closeFlows)
+	return nil
+}
+
+// tuneNode sets parameters of this process and of the kernel.
+func (s *parts) tuneNode() {
+	adjustOOMScore(s.config.KubeProxy.OOMScoreAdj)
+	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
+		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
-	if err != nil { // Services do without
-		fast = nil
-		tell.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
+	if err := localhostNodePorts(nodePorts(s.config.KubeProxy.NodePortAddresses, s.config.LocalhostNodePorts())); err != nil {
+		s.events.Warning(events.FailedToSetSysctl, err.Error())
 	}
-	m.OnFastPath(fastPathMetrics(fast))
-	flows, closeFlows, err := cleanFlows(m, fast)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeFlows()) }()
-	adjustOOMScore(c.KubeProxy.OOMScoreAdj)
-	if err := c.Conntrack(sysctl.CPUs()).Apply(); err != nil {
-		tell.Warning(events.FailedToTuneConntrack, err.Error())
-	}
-	want := desiredConfig(c, node)
-	if err := localhostNodePorts(want.NodePorts); err != nil {
-		tell.Warning(events.FailedToSetSysctl, err.Error())
-	}
-	klog.InfoS("Starting", "version", versionText(), "node", node, "mode", c.Mode(), "manifests", c.Slipstream.Manifests)
-	tell.Normal(events.Starting, "")
+}
+
+// run runs the loop, and the servers that answer about it.
+func (s *parts) run(ctx context.Context) error {
+	c := s.config
 	var p *proxy.Proxy
 	checks := healthcheck.New(healthcheck.Options{
 		Healthy: func() bool { return p.Healthy() },
 		Report: func(err error) {
 			if service, ok := healthcheck.ServiceOf(err); ok {
-				tell.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
-				m.ObjectProblems.Inc()
+				s.events.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
+				s.metrics.ObjectProblems.Inc()
 				return
 			}
-			problem(err)
+			s.problem(err)
 		},
 	})
 	defer checks.Close()
 	options := proxy.Options{
 		MinSyncPeriod: c.MinSyncPeriod(),
 		CheckPeriod:   c.CheckPeriod(),
-		NodeAddresses: nodeaddr.New(0).Run,
+		NodeAddresses: netif.Namespace(0).WatchAddresses,
 		HealthChecks:  checks,
-		StaleFlows:    flows,
-		NodeName:      node,
-		NodeRequired:  client != nil,
+		StaleFlows:    s.flows,
+		NodeName:      s.node,
+		NodeRequired:  s.client != nil,
 		PodCIDRs:      c.KubeProxy.DetectLocalMode == "NodeCIDR",
 		LateAfter:     c.LateAfter(),
-		Events:        tell,
+		Events:        s.events,
+		Ready:         s.removeLeftovers,
 	}
-	stays := func(err error) { tell.Warning(events.LeftoversStay, err.Error()) }
-	if client != nil {
+	if s.client != nil {
 		if err := takeover.Prepare(); err != nil {
-			stays(err)
+			s.staysBehind(err)
 		}
 	}
-	options.Ready = func() {
-		go removeFormerModes(ctx, c.Mode(), stays)
-		if client != nil {
-			leftovers := takeOverOptions(c.ExcludeCIDRs())
-			leftovers.Failed = stays
-			takeover.Run(ctx, leftovers)
-		}
+	if s.fast != nil {
+		options.FastPath = s.fast
 	}
-	verifyInBackground(&options, c, m, b)
-	if fast != nil {
-		options.FastPath = fast
-		if offloaded, err := offloadMetrics(m, fast); err == nil {
-			defer offloaded.Close()
-		} else {
-			klog.ErrorS(err, "Connections on the fast path are not counted by Service")
-		}
-		stop := runFastPath(ctx, fast)
-		defer func() { err = errors.Join(err, stop()) }()
+	verifyInBackground(&options, c, s.metrics, s.dataplane)
+	p = proxy.New(s.objects, desired.New(desiredConfig(c, s.node, s.without)), s.dataplane, s.metrics, options)
+	return serveHTTP(ctx, s.serving, s.metrics, p, s.events)
+}
+
+func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }
+
+// removeLeftovers removes what earlier runs in other modes have programmed, and, on a
+// cluster, what kube-proxy has. It returns when that is done, or ctx ends.
+func (s *parts) removeLeftovers(ctx context.Context) {
+	var both sync.WaitGroup
+	defer both.Wait()
+	both.Go(func() { removeFormerModes(ctx, s.config.Mode(), s.staysBehind) })
+	if s.client != nil {
+		leftovers := takeOverOptions(s.config.ExcludeCIDRs())
+		leftovers.Failed = s.staysBehind
+		takeover.Run(ctx, leftovers)
 	}
-	p = proxy.New(objects, desired.New(want), b, m, options)
-	return serveHTTP(ctx, o, m, p, tell)
 }
 
 // desiredConfig is what the desired state needs of a valid configuration.
-func desiredConfig(c *config.Config, node string) desired.Config {
+func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
 	return desired.Config{
-		NodeName:    node,
-		NodeIP:      c.NodeIP(),
-		NodePorts:   nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
-		DetectLocal: detectLocal(c),
+		NodeName:      node,
+		NodeIP:        c.NodeIP(),
+		NodePorts:     nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
+		DetectLocal:   detectLocal(c),
+		Without:       without,
+		MasqueradeAll: c.MasqueradeAll(),
 	}
 }
 
@@ -186,4 +267,158 @@ func cleanFlows(m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack
 		}
 	})
 	return flows, func() error { flows.Close(); return conn.Close() }, nil
+}
+
+// serveHTTP runs a proxy and answers about it, until ctx ends or one of both fails.
+func serveHTTP(ctx context.Context, o serving, m *metrics.Metrics, p *proxy.Proxy, tell events.Recorder) error {
+	k := &o.config.KubeProxy
+	s := server.New(server.Options{
+		MetricsAddress: k.MetricsBindAddress,
+		HealthzAddress: k.HealthzBindAddress,
+		HardFail:       k.BindAddressHardFail,
+		Profiling:      k.EnableProfiling,
+		Mode:           o.config.Mode(),
+		Version:        version,
+		Configz:        map[string]any{"kubeproxy.config.k8s.io": k, "slipstream.config": &o.config.Slipstream},
+		Flags:          o.flags,
+		Metrics:        m,
+		Proxy:          p,
+		Events:         tell,
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() { defer cancel(); failed <- s.Run(ctx) }()
+	err := p.Run(ctx)
+	cancel()
+	return errors.Join(err, <-failed)
+}
+
+// recorder is who is told what an administrator must see: the Node's Events where
+// there is a Kubernetes API, otherwise the log.
+func recorder(server *api.Client, node string) (r events.Recorder, stop func(), err error) {
+	if server == nil {
+		return events.Log(), func() {}, nil
+	}
+	client, err := server.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
+	if err != nil {
+		return nil, nil, err
+	}
+	r, stop = events.OnNode(client, node)
+	return r, stop, nil
+}
+
+// newSource makes the source of objects. The client is nil where they come from
+// manifests.
+func newSource(c *config.Config, master, node string, problem func(error)) (source.Source, *api.Client, error) {
+	if dir := c.Slipstream.Manifests; dir != "" {
+		return manifest.New(dir, problem), nil, nil
+	}
+	connection, err := api.ClientConfig(c.KubeProxy.ClientConnection, master, version)
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := api.NewClient(connection)
+	if err != nil {
+		return nil, nil, err
+	}
+	return api.New(client, api.Options{NodeName: node, OnError: problem}), client, nil
+}
+
+// initialize sets what takes more privileges than the proxy needs afterwards
+// (--init-only).
+func initialize(c *config.Config) error {
+	conn, err := conntrack.New(0) // so that the kernel has loaded nf_conntrack
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts())))
+}
+
+// localhostNodePorts has the kernel do what NodePorts take that answer on IPv4 loopback
+// addresses, if any are to.
+func localhostNodePorts(n desired.NodePortAddresses) error {
+	if !n.OnLoopback() {
+		return nil
+	}
+	return sysctl.RouteLocalnet()
+}
+
+// adjustOOMScore says how soon the kernel ends this process for want of memory, where
+// there is something to say. Less than before takes CAP_SYS_RESOURCE.
+func adjustOOMScore(score *int32) {
+	if score == nil {
+		return
+	}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
+		klog.V(2).InfoS("Could not set oom_score_adj", "score", *score, "reason", err.Error())
+	}
+}
+
+// removeFormerModes removes what earlier runs have programmed in other modes than this
+// one, and tries again until that has worked or ctx ends: what stays may be asked before
+// what is programmed now. Failed is told the same thing once.
+func removeFormerModes(ctx context.Context, mode string, failed func(error)) {
+	fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
+	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, mode) }, failed)
+}
+
+// retryUntilSuccess does something until it succeeds or ctx ends.
+func retryUntilSuccess(ctx context.Context, pauses wait.Backoff, do func() error, failed func(error)) {
+	said := ""
+	_ = pauses.DelayFunc().Until(ctx, true, true, func(context.Context) (done bool, _ error) {
+		err := do()
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			failed(err)
+		}
+		return err == nil, nil
+	}) // the error is ctx's
+}
+
+// addNodePorts defines the flag for where NodePorts answer.
+func addNodePorts(fs *pflag.FlagSet, addresses *[]string, otherwise string) {
+	fs.StringSliceVar(addresses, "nodeport-addresses", nil, "where NodePorts answer: "+config.Primary+", or ranges of this node's addresses, comma-separated (default: "+otherwise+")")
+}
+
+// nodePorts says on which addresses NodePorts answer, by valid settings. Loopback
+// is whether those on loopback addresses are to.
+func nodePorts(addresses []string, loopback bool) (n desired.NodePortAddresses) {
+	n.Loopback = loopback
+	for _, text := range addresses {
+		if text == config.Primary {
+			n.Primary = true
+			continue
+		}
+		p, _ := config.ParseRange(text)
+		if (!loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
+			klog.InfoS("--nodeport-addresses: NodePorts do not answer on these loopback addresses", "range", p)
+		}
+		n.CIDRs = append(n.CIDRs, p)
+	}
+	return n
+}
+
+// loopbackBits is the prefix length of a family's loopback addresses.
+func loopbackBits(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return 8
+	}
+	return 128
+}
+
+// detectLocal says how traffic of this node's pods is recognized, by a valid
+// configuration.
+func detectLocal(c *config.Config) desired.DetectLocal {
+	k := &c.KubeProxy
+	switch k.DetectLocalMode {
+	case "NodeCIDR":
+		return desired.DetectLocal{Mode: desired.ByNodeCIDR}
+	case "BridgeInterface":
+		return desired.DetectLocal{Mode: desired.ByBridgeInterface, Interface: k.DetectLocal.BridgeInterface}
+	case "InterfaceNamePrefix":
+		return desired.DetectLocal{Mode: desired.ByInterfaceNamePrefix, Interface: k.DetectLocal.InterfaceNamePrefix}
+	}
+	return desired.DetectLocal{Mode: desired.ByClusterCIDR, CIDRs: config.ClusterCIDRs(k)}
 }

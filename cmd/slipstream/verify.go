@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
@@ -32,7 +35,7 @@ func newVerify() *cobra.Command {
 	var o runFlags
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare what the kernel has with what the Services ask for",
+		Short: "Compare the kernel's content with what Services require",
 		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
 the same flags does, works out what should be programmed, and compares it with what
 the kernel has, in whatever mode. It changes nothing, and needs no running proxy.
@@ -76,25 +79,27 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	reader, err := openReader(ctx, c, nil)
+	reader, without, err := openToVerify(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
+	var w *watched
+	defer func() { w.running.Wait() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := watchObjects(ctx, objects, desired.New(desiredConfig(c, node)))
+	w = watchObjects(ctx, objects, desired.New(desiredConfig(c, node, without)))
 	for range verifyTries {
 		if err := w.untilReady(ctx); err != nil {
 			return nil, err
 		}
 		full := w.state.Full()
-		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(full))
+		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(&full.Change))
 		if err != nil {
 			return nil, err
 		}
 		lines = nil
-		for _, d := range dataplane.Differings(diff, full) {
+		for _, d := range dataplane.Differings(diff, &full.Change) {
 			lines = append(lines, d.String())
 		}
 		if len(lines) == 0 {
@@ -113,16 +118,18 @@ type watched struct {
 	failed    chan error
 
 	synced, addressed bool
+
+	running sync.WaitGroup
 }
 
 func watchObjects(ctx context.Context, objects source.Source, state *desired.State) *watched {
 	w := &watched{state: state, events: make(chan []source.Event), addresses: make(chan []netip.Addr), failed: make(chan error, 2)}
-	go func() {
+	w.running.Go(func() {
 		w.failed <- objects.Run(ctx, func(batch []source.Event) { send(ctx, w.events, batch) })
-	}()
-	go func() {
-		w.failed <- nodeaddr.New(0).Run(ctx, func(all []netip.Addr) { send(ctx, w.addresses, all) })
-	}()
+	})
+	w.running.Go(func() {
+		w.failed <- netif.Namespace(0).WatchAddresses(ctx, func(all []netip.Addr) { send(ctx, w.addresses, all) })
+	})
 	return w
 }
 
@@ -159,4 +166,52 @@ func (w *watched) untilReady(ctx context.Context) error {
 		}
 		quiet.Stop()
 	}
+}
+
+// openToVerify opens what reads what any run with a configuration has programmed.
+// Without are the families that such a run does not serve. The probe of iptables mode
+// makes a chain for a moment, so it is not for a command that changes nothing; there,
+// families count whose commands do not work.
+func openToVerify(ctx context.Context, c *config.Config) (b programmer, without desired.Families, err error) {
+	if b, err = modes[c.Mode()](ctx, c); err == nil {
+		if rules, ok := b.(*iptables.Backend); ok {
+			return b, rules.Without(), nil
+		}
+		var missing []dataplane.Missing
+		missing, err = b.Probe(ctx)
+		for _, m := range missing {
+			without[m.Family] = true
+		}
+		if err == nil && !(without[desired.IPv4] && without[desired.IPv6]) {
+			return b, without, nil
+		}
+		err = errors.Join(err, b.Close())
+	}
+	if c.FallBack() {
+		return openToVerify(ctx, c)
+	}
+	if err == nil {
+		err = fmt.Errorf("mode %s does not work on this node", c.Mode())
+	}
+	return nil, without, err
+}
+
+// another opens a dataplane like the one that runs, to read what that has programmed. To look again for
+// the variant of iptables that the node uses would cost as much as to read, and may come
+// to another one than it did.
+func another(ctx context.Context, c *config.Config, running programmer) (proxy.Reader, error) {
+	if b, ok := running.(*iptables.Backend); ok {
+		return iptables.New(ctx, backendConfig(c), iptables.Options{Variant: b.Variant()})
+	}
+	return modes[c.Mode()](ctx, c)
+}
+
+// verifyInBackground has a proxy verify what a backend has programmed, where it is to.
+func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b programmer) {
+	if c.VerifyPeriod() == 0 {
+		return
+	}
+	m.OnVerify()
+	o.VerifyPeriod = c.VerifyPeriod()
+	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return another(ctx, c, b) }
 }

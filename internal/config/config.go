@@ -23,6 +23,8 @@ func Modes() []string { return []string{IPTables, IPVS, NFTables} }
 type Config struct {
 	KubeProxy  kubeproxy.KubeProxyConfiguration
 	Slipstream SlipstreamConfiguration
+
+	modeUnset bool // the mode is the default
 }
 
 // New is a configuration in which nothing has been set, with the defaults that do

@@ -17,6 +17,7 @@ const Primary = "primary"
 func (c *Config) Complete() {
 	k := &c.KubeProxy
 	if k.Mode == "" {
+		c.modeUnset = true
 		inherit(ofMode(k, NFTables), ofMode(k, IPTables))
 		if len(k.NodePortAddresses) == 0 {
 			k.NodePortAddresses = []string{"0.0.0.0/0", "::/0"}
@@ -27,6 +28,16 @@ func (c *Config) Complete() {
 		k.NodePortAddresses = []string{Primary}
 	}
 	set(&k.DetectLocalMode, detectLocalModes[0])
+}
+
+// FallBack changes a complete configuration in which no mode was set to iptables mode,
+// which kube-proxy would run. It says whether it has.
+func (c *Config) FallBack() bool {
+	if !c.modeUnset || c.KubeProxy.Mode == IPTables {
+		return false
+	}
+	c.KubeProxy.Mode = IPTables
+	return true
 }
 
 // inherit sets what a mode has not set as another has.

@@ -70,9 +70,6 @@ type Config struct {
 	// the calling thread's.
 	NetNS int
 
-	// MasqueradeAll masquerades all traffic to ClusterIPs.
-	MasqueradeAll bool
-
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that a packet
 	// carries between the hook where masquerading is decided and the one
 	// where it is done.

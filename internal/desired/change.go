@@ -11,8 +11,22 @@ import (
 // used again, but never within one Change.
 type PoolID uint32
 
-// Change is the difference between two contents. Its parts are to take effect
-// together.
+// Update is what differs between two contents, in a part for each reader.
+type Update struct {
+	// Change is for dataplanes. The other parts are acted on when it is in effect.
+	Change
+
+	// Health is what load balancers' health checks are answered from now on.
+	Health []HealthCheck
+
+	// Flows tell which conntrack entries keep traffic from where it would go now.
+	Flows []StaleFlows
+
+	// Problems are contradictions among the objects. Each is in one Update only.
+	Problems []Problem
+}
+
+// Change is what a dataplane programs. Its parts take effect together.
 type Change struct {
 	Frontends []FrontendChange
 	Pools     []PoolChange
@@ -21,9 +35,10 @@ type Change struct {
 	// Full describes it. The rest of the Change is empty then.
 	Rebuild bool
 
-	// Local tells how to recognize traffic of this node's pods. It differs
-	// from the last Change's only after a Rebuild.
-	Local LocalTraffic
+	// Local tells how to recognize traffic of this node's pods, and Masquerade
+	// what is masqueraded. They differ from the last Change's only after a Rebuild.
+	Local      LocalTraffic
+	Masquerade MasqueradePolicy
 
 	// ClusterIPs are the addresses that belong to Services as a whole.
 	// Traffic to one of them that meets no frontend is refused.
@@ -40,23 +55,16 @@ type Change struct {
 	// dropped.
 	ServiceCIDRs PrefixChange
 
-	// HealthChecks are the ports for health checks of load balancers. A
-	// backend does not answer there, but may have to let in who asks.
-	HealthChecks []HealthCheck
-
-	// StaleFlows tell which entries of conntrack keep traffic from where it
-	// would go now. They are not for the backend, and to be acted on once
-	// the change is in effect.
-	StaleFlows []StaleFlows
-
-	// Problems are contradictions among the objects, each told once.
-	Problems []Problem
+	// HealthPorts are the TCP ports on which this node answers load balancers'
+	// health checks. A dataplane does not answer there, but may have to accept
+	// the packets.
+	HealthPorts SetChange[HealthPort]
 }
 
 // Empty says that there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && len(c.HealthChecks) == 0
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty()
 }
 
 // FrontendChange is a frontend that is new (no Old), gone (no New) or
@@ -128,19 +136,24 @@ func (v Verdict) String() string {
 	return "reject"
 }
 
-// AddressChange is what differs in a set of addresses.
-type AddressChange struct {
-	Added, Removed []netip.Addr
+// SetChange is what differs in a set.
+type SetChange[T any] struct {
+	Added, Removed []T
 }
 
-func (c *AddressChange) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
+func (c *SetChange[T]) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
+
+// AddressChange is what differs in a set of addresses.
+type AddressChange = SetChange[netip.Addr]
 
 // PrefixChange is what differs in a set of address ranges.
-type PrefixChange struct {
-	Added, Removed []netip.Prefix
-}
+type PrefixChange = SetChange[netip.Prefix]
 
-func (c *PrefixChange) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
+// HealthPort is a port for health checks in one family.
+type HealthPort struct {
+	Family Family
+	Port   uint16
+}
 
 // Problem is something about an object that cannot be done, and why. The rest
 // of the object, and all other objects, are not affected.

@@ -3,17 +3,17 @@
 package desired
 
 // Change is what differs from the last Change or Full.
-func (s *State) Change() *Change {
+func (s *State) Change() *Update {
 	if s.local() != s.toldLocal {
-		return &Change{Rebuild: true, Local: s.local()}
+		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
 	}
 	return s.collect()
 }
 
 // collect takes what differs from what was told and counts it as told.
-func (s *State) collect() *Change {
+func (s *State) collect() *Update {
 	s.toldLocal = s.local()
-	c := &Change{Problems: s.problems, Local: s.toldLocal}
+	c := &Update{Change: Change{Local: s.toldLocal, Masquerade: s.config.masquerade()}, Problems: s.problems}
 	s.problems = nil
 	for _, p := range s.dirtyPools {
 		p.dirty = false
@@ -21,13 +21,13 @@ func (s *State) collect() *Change {
 			c.Pools = append(c.Pools, pc)
 		}
 		s.countLack(p)
-		c.StaleFlows = s.staleFlows(c.StaleFlows, p)
+		c.Flows = s.staleFlows(c.Flows, p)
 	}
 	for _, f := range s.dirtyFrontends {
 		f.dirty = false
 		if fc, differs := f.change(); differs {
 			c.Frontends = append(c.Frontends, fc)
-			c.StaleFlows = s.newFrontendFlows(c.StaleFlows, fc)
+			c.Flows = s.newFrontendFlows(c.Flows, fc)
 		}
 		if len(f.claims) == 0 {
 			delete(s.frontends, f.key)
@@ -47,36 +47,35 @@ func (s *State) collect() *Change {
 	c.ClusterIPs = s.clusterIPs.change()
 	c.HairpinIPs = s.hairpins.change()
 	c.ServiceCIDRs = s.serviceCIDRs.change()
-	c.HealthChecks = s.healthChanges()
+	c.Health = s.healthChanges()
+	c.HealthPorts = s.healthPorts.change()
 	return c
 }
 
 // Full is the whole content, as the Change from nothing to it. The next Change
 // starts from it. Health checks that are gone since the last Change or Full are
 // among the others, with Port 0.
-func (s *State) Full() *Change {
+func (s *State) Full() *Update {
 	last := s.collect()
-	c := s.Told()
-	c.Problems = last.Problems
-	for _, h := range last.HealthChecks {
+	c := &Update{Change: *s.Told(), Problems: last.Problems, Flows: s.allFlows()}
+	for _, h := range last.Health {
 		if h.Port == 0 {
-			c.HealthChecks = append(c.HealthChecks, h)
+			c.Health = append(c.Health, h)
 		}
 	}
 	for _, svc := range s.services {
 		if svc.health != nil && svc.health.told.Port != 0 {
-			c.HealthChecks = append(c.HealthChecks, svc.health.told)
+			c.Health = append(c.Health, svc.health.told)
 		}
 	}
-	c.StaleFlows = s.allFlows()
 	return c
 }
 
 // Told is the content as the last Change or Full left it, as the Change from nothing
-// to it: what the kernel has, if it took that. What has come since is not in it, nor is
-// anything that is not for the backend. It changes nothing.
+// to it: what the kernel has, if it took that. What objects have changed since is not in
+// it. It changes nothing.
 func (s *State) Told() *Change {
-	c := &Change{Local: s.toldLocal}
+	c := &Change{Local: s.toldLocal, Masquerade: s.config.masquerade()}
 	c.Frontends = make([]FrontendChange, 0, len(s.frontends))
 	for _, f := range s.frontends {
 		if f.told != nil {
@@ -92,5 +91,6 @@ func (s *State) Told() *Change {
 	c.ClusterIPs = s.clusterIPs.full()
 	c.HairpinIPs = s.hairpins.full()
 	c.ServiceCIDRs = s.serviceCIDRs.full()
+	c.HealthPorts = s.healthPorts.full()
 	return c
 }

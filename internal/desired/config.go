@@ -24,6 +24,9 @@ type Config struct {
 	// DetectLocal says how traffic of this node's pods is recognized.
 	DetectLocal DetectLocal
 
+	// MasqueradeAll has all traffic to ClusterIPs masqueraded.
+	MasqueradeAll bool
+
 	// Without are the families that the node cannot serve. What objects say
 	// about them is ignored.
 	Without Families

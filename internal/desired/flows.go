@@ -19,10 +19,6 @@ type StaleFlows struct {
 	// one of them are stale.
 	Backends []Backend
 
-	// Untranslated says that flows that were sent to no backend are stale,
-	// as there were no backends when they started, or no frontend.
-	Untranslated bool
-
 	// Only turns the meaning of Backends around: it lists all that serve,
 	// and flows that were sent anywhere else, or nowhere, are stale.
 	Only bool

@@ -107,9 +107,7 @@ type Frontend struct {
 	// LocalPool, unless it is [NoPool], has the Local scope, where Pool has
 	// the Cluster scope, and has those backends that answer instead when
 	// the traffic comes from outside: neither from a pod of this node (see
-	// [LocalTraffic]) nor from the node itself. That traffic keeps its
-	// source address (externalTrafficPolicy: Local); only the node's own is
-	// masqueraded.
+	// [LocalTraffic]) nor from the node itself (externalTrafficPolicy: Local).
 	LocalPool PoolID
 
 	// Affinity is for how many seconds a client's address stays with its

@@ -83,7 +83,7 @@ func checkSequence(input []byte) error {
 // has, whatever has come since.
 func checkTold(s *State, kernel *model) error {
 	told := newModel()
-	if err := told.apply(s.Told()); err != nil {
+	if err := told.apply(&Update{Change: *s.Told()}); err != nil {
 		return fmt.Errorf("told: %w", err)
 	}
 	told.health = kernel.health

@@ -102,12 +102,24 @@ func (svc *service) healthCheck() HealthCheck {
 	return h
 }
 
+// useHealthPort counts a health check's users of its port. No two Services should have
+// the same, but they may.
+func (s *State) useHealthPort(h HealthCheck, n int) {
+	for f, serves := range h.Serves {
+		if serves && h.Port != 0 {
+			s.healthPorts.use(HealthPort{Family(f), h.Port}, n)
+		}
+	}
+}
+
 // healthChanges are the health checks that differ from what was told.
 func (s *State) healthChanges() (out []HealthCheck) {
 	for _, svc := range s.dirtyHealths {
 		svc.health.dirty = false
 		now, was := svc.healthCheck(), svc.health.told
 		svc.health.told = now
+		s.useHealthPort(was, -1)
+		s.useHealthPort(now, 1)
 		if now.Port == 0 {
 			svc.health = nil
 		}

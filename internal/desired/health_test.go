@@ -37,8 +37,8 @@ func TestHealthCounts(t *testing.T) {
 	want := func(n int) {
 		t.Helper()
 		c := s.Change()
-		if len(c.HealthChecks) != 1 || c.HealthChecks[0].Port != 30000 || c.HealthChecks[0].LocalEndpoints[IPv4] != n {
-			t.Errorf("told %+v, want %d", c.HealthChecks, n)
+		if len(c.Health) != 1 || c.Health[0].Port != 30000 || c.Health[0].LocalEndpoints[IPv4] != n {
+			t.Errorf("told %+v, want %d", c.Health, n)
 		}
 	}
 	want(0)

@@ -15,13 +15,14 @@ import (
 // model is a kernel that is programmed by Changes and checks each as strictly as
 // nf_tables would: what is added must not be there, what is removed must be.
 type model struct {
-	frontends  map[FrontendKey]Frontend
-	pools      map[PoolID]*modelPool
-	clusterIPs map[netip.Addr]bool
-	hairpins   map[netip.Addr]bool
-	cidrs      map[netip.Prefix]bool
-	health     map[types.NamespacedName]HealthCheck
-	local      LocalTraffic
+	frontends   map[FrontendKey]Frontend
+	pools       map[PoolID]*modelPool
+	clusterIPs  map[netip.Addr]bool
+	hairpins    map[netip.Addr]bool
+	cidrs       map[netip.Prefix]bool
+	health      map[types.NamespacedName]HealthCheck
+	healthPorts map[HealthPort]bool
+	local       LocalTraffic
 }
 
 type modelPool struct {
@@ -36,12 +37,12 @@ type modelPool struct {
 func newModel() *model {
 	return &model{
 		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
-		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, LocalTraffic{},
+		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, map[HealthPort]bool{}, LocalTraffic{},
 	}
 }
 
 // apply takes a change in; the error says what does not fit.
-func (m *model) apply(c *Change) (err error) {
+func (m *model) apply(c *Update) (err error) {
 	wrong := func(format string, args ...any) {
 		if err == nil {
 			err = fmt.Errorf(format, args...)
@@ -135,14 +136,26 @@ func (m *model) apply(c *Change) (err error) {
 		}
 		m.cidrs[p] = true
 	}
-	for _, h := range c.HealthChecks {
+	for _, h := range c.Health {
 		if h.Port == 0 {
 			delete(m.health, h.Service)
 		} else {
 			m.health[h.Service] = h
 		}
 	}
-	for _, stale := range c.StaleFlows {
+	for _, p := range c.HealthPorts.Removed {
+		if !m.healthPorts[p] {
+			wrong("health port %v is removed but not there", p)
+		}
+		delete(m.healthPorts, p)
+	}
+	for _, p := range c.HealthPorts.Added {
+		if m.healthPorts[p] {
+			wrong("health port %v is added but there already", p)
+		}
+		m.healthPorts[p] = true
+	}
+	for _, stale := range c.Flows {
 		if stale.Protocol == TCP || len(stale.Frontends) == 0 {
 			wrong("flows of %v are stale", stale)
 		}
@@ -173,7 +186,21 @@ func (m *model) step(s *State) error {
 		*m = *newModel()
 		c = s.Full()
 	}
-	return m.apply(c)
+	if err := m.apply(c); err != nil {
+		return err
+	}
+	ports := map[HealthPort]bool{}
+	for _, h := range m.health {
+		for f, serves := range h.Serves {
+			if serves {
+				ports[HealthPort{Family(f), h.Port}] = true
+			}
+		}
+	}
+	if !maps.Equal(ports, m.healthPorts) {
+		return fmt.Errorf("health ports are %v; want %v", m.healthPorts, ports)
+	}
+	return nil
 }
 
 // String is the content with nothing left of IDs or order.
@@ -188,7 +215,7 @@ func (m *model) String() string {
 	for _, h := range m.health {
 		lines = append(lines, fmt.Sprintf("%+v", h))
 	}
-	lines = append(lines, fmt.Sprintf("local traffic %+v", m.local))
+	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v", m.local, m.healthPorts))
 	slices.Sort(lines)
 	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "ServiceCIDRs "+names(m.cidrs)), "\n")
 }

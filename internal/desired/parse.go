@@ -22,6 +22,12 @@ func parseAddr(text string) (netip.Addr, bool) {
 	return ip.Unmap().WithZone(""), ip.IsValid()
 }
 
+// canBeReached reports whether other hosts can send packets to an address. Programming
+// others would take traffic away from the node itself.
+func canBeReached(ip netip.Addr) bool {
+	return !ip.IsUnspecified() && !ip.IsLoopback() && !ip.IsMulticast()
+}
+
 // parsePrefix reads a range of addresses of one family.
 func parsePrefix(text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(text)

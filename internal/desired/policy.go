@@ -112,6 +112,36 @@ func (p policy) scopes(k AddressKind) (pool, fromOutside Scope) {
 	return Cluster, Cluster
 }
 
+// Masquerade says which traffic gets an address of this node's as its source address.
+type Masquerade uint8
+
+const (
+	// MasqueradeNotPods is all that [LocalTraffic] does not recognize as traffic of this
+	// node's pods; nothing where it recognizes nothing.
+	MasqueradeNotPods Masquerade = iota
+	// MasqueradeAlways is all traffic.
+	MasqueradeAlways
+	// MasqueradeNode is what starts on this node itself.
+	MasqueradeNode
+)
+
+// MasqueradePolicy is what is masqueraded, by the kind of frontend that traffic is for.
+// What an endpoint sends to itself is masqueraded in addition (Change.HairpinIPs).
+type MasqueradePolicy struct {
+	ClusterIPs Masquerade // MasqueradeNotPods or MasqueradeAlways
+	External   Masquerade // of external frontends without a LocalPool
+	Local      Masquerade // of those with one: traffic from outside keeps its source
+}
+
+// masquerade is the policy that follows from the configuration.
+func (c *Config) masquerade() MasqueradePolicy {
+	m := MasqueradePolicy{ClusterIPs: MasqueradeNotPods, External: MasqueradeAlways, Local: MasqueradeNode}
+	if c.MasqueradeAll {
+		m.ClusterIPs = MasqueradeAlways
+	}
+	return m
+}
+
 // choice is which endpoints are backends.
 type choice struct {
 	class class

@@ -133,11 +133,14 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	return out
 }
 
-// address reads an address of a Service's. One that is none is a problem.
-func (s *State) address(in *corev1.Service, field, text string) (netip.Addr, bool) {
-	ip, ok := parseAddr(text)
-	if !ok {
+// address reads an address of a Service. One that cannot be used is a problem.
+func (s *State) address(in *corev1.Service, field, text string) (ip netip.Addr, ok bool) {
+	switch ip, ok = parseAddr(text); {
+	case !ok:
 		s.serviceProblem(in, field, "not an IP address: "+text)
+	case !canBeReached(ip):
+		s.serviceProblem(in, field, "an address that no Service can have: "+text)
+		return ip, false
 	}
 	return ip, ok
 }
@@ -151,8 +154,6 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 		ip, ok := s.address(in, field, text)
 		switch a := (externalAddr{kind, ip}); {
 		case !ok || seen[a]:
-		case ip.IsUnspecified() || ip.IsLoopback() || ip.IsMulticast():
-			s.serviceProblem(in, field, "an address that no Service can have: "+text)
 		case out.has(FamilyOf(ip)):
 			seen[a] = true
 			out.external = append(out.external, a)

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -78,6 +79,7 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 			out.ports = append(out.ports, p)
 		}
 	}
+	var unusable, first int // number, and index of the first one
 	out.endpoints = make([]sliceEndpoint, 0, len(in.Endpoints))
 	for i := range in.Endpoints {
 		e := &in.Endpoints[i]
@@ -87,15 +89,20 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 		// More than one address of an endpoint has no defined meaning; the
 		// API's documentation says to use the first.
 		ip, ok := parseAddr(e.Addresses[0])
-		if !ok || FamilyOf(ip) != out.family {
-			s.problems = append(s.problems, Problem{
-				Object: "EndpointSlice " + in.Namespace + "/" + in.Name,
-				Field:  "endpoints",
-				Reason: "not an " + out.family.String() + " address: " + e.Addresses[0],
-			})
+		if !ok || FamilyOf(ip) != out.family || !canBeReached(ip) || ip.IsLinkLocalUnicast() {
+			if unusable++; unusable == 1 {
+				first = i
+			}
 			continue
 		}
 		out.endpoints = append(out.endpoints, s.endpoint(out, ip, e))
+	}
+	if unusable > 0 {
+		s.problems = append(s.problems, Problem{
+			Object: "EndpointSlice " + in.Namespace + "/" + in.Name,
+			Field:  fmt.Sprintf("endpoints[%d].addresses[0]", first),
+			Reason: fmt.Sprintf("not an %s address that packets can be sent to: %s (%d such endpoints are ignored)", out.family, in.Endpoints[first].Addresses[0], unusable),
+		})
 	}
 	s.mergeDuplicates(out)
 	return out

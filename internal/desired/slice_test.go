@@ -83,3 +83,37 @@ func TestAddressTwice(t *testing.T) {
 		}
 	}
 }
+
+// TestUnusableAddresses has addresses that would take traffic away from the node
+// itself. An API server of today does not store them.
+func TestUnusableAddresses(t *testing.T) {
+	s := New(Config{})
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"127.0.0.1", "fd00::1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+	})
+	sl := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv6,
+		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}},
+	}
+	for _, ip := range []string{"fd00::2", "::1", "::", "ff02::1", "fe80::1", "10.0.0.1", "web"} {
+		sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}})
+	}
+	s.SetEndpointSlice(sl)
+	c := s.Change()
+	if len(c.Frontends) != 1 || c.Frontends[0].Key().Addr().String() != "fd00::1" || len(c.Pools) != 1 || len(c.Pools[0].Added) != 1 {
+		t.Errorf("change %+v", c)
+	}
+	var got []string
+	for _, p := range c.Problems {
+		got = append(got, p.Error())
+	}
+	want := []string{
+		"Service default/web: spec.clusterIPs[0]: an address that no Service can have: 127.0.0.1",
+		"EndpointSlice default/web-1: endpoints[1].addresses[0]: not an IPv6 address that packets can be sent to: ::1 (6 such endpoints are ignored)",
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("problems %q, want %q", got, want)
+	}
+}

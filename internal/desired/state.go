@@ -20,8 +20,9 @@ type State struct {
 	pools     []*pool // by PoolID; nil where free
 	freePools []PoolID
 
-	clusterIPs addresses
-	hairpins   addresses
+	clusterIPs  addresses
+	hairpins    addresses
+	healthPorts counted[HealthPort]
 
 	node         node
 	serviceCIDRs serviceCIDRs

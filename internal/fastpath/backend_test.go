@@ -129,7 +129,7 @@ func TestFrontends(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	for seed := range uint64(4) {
 		state := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-		w.check2(w.Reconcile(w.t.Context(), state.Full()))
+		w.check2(w.Reconcile(w.t.Context(), &state.Full().Change))
 		var world desiredtest.World
 		choices := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3000))
 		for n := 0; choices.More(); n++ {
@@ -139,12 +139,12 @@ func TestFrontends(t *testing.T) {
 			}
 			change := state.Change()
 			if change.Rebuild {
-				if _, err := w.Apply(w.t.Context(), change); err == nil {
+				if _, err := w.Apply(w.t.Context(), &change.Change); err == nil {
 					t.Fatal("Apply takes a Rebuild")
 				}
-				w.check2(w.Reconcile(w.t.Context(), state.Full()))
+				w.check2(w.Reconcile(w.t.Context(), &state.Full().Change))
 			} else {
-				stats, err := w.Apply(w.t.Context(), change)
+				stats, err := w.Apply(w.t.Context(), &change.Change)
 				w.check(err)
 				if stats.Elements > 2*len(change.Frontends) {
 					t.Fatalf("%d elements for %d frontends", stats.Elements, len(change.Frontends))
@@ -206,12 +206,12 @@ func TestDamage(t *testing.T) {
 			} else {
 				t.Log(err)
 			}
-			w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+			w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 			w.check(w.Check(w.t.Context()))
 			w.has("eth0 veth1 veth2 veth3")
 			w.compare(w.state)
 			if c.name == "flushed" {
-				w.check2(w.proxy.Reconcile(w.t.Context(), w.state.Full()))
+				w.check2(w.proxy.Reconcile(w.t.Context(), &w.state.Full().Change))
 			}
 			s := w.stream(lab.UDP, other, false)
 			w.fast(s)
@@ -231,7 +231,7 @@ func TestOthersTables(t *testing.T) {
 		"add chain inet another forward { type filter hook forward priority 0; }; add rule inet another forward ct packets > 1000000 flow add @flows")
 	w.check(w.Check(w.t.Context()))
 	before := w.nft("list table inet another")
-	w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.check(w.Flush(Flush{All: true}))
 	w.goesOn(s)
 	w.fast(s)
@@ -280,6 +280,6 @@ func TestExplains(t *testing.T) {
 	if _, err := w.Apply(w.t.Context(), &desired.Change{}); err == nil {
 		t.Error("Apply works after a failure")
 	}
-	w.check2(w.Reconcile(w.t.Context(), w.state.Full()))
+	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.compare(w.state)
 }

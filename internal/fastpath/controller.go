@@ -13,6 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -33,7 +34,7 @@ type Controller struct {
 	frontends frontends
 	guard     guard
 
-	links    map[int]iface.Interface // nil until they have been listed
+	links    map[int]netif.Interface // nil until they have been listed
 	chosen   map[int]string          // those of them that take part
 	devices  deviceSet               // what the kernel's flowtable has; nil when not known
 	members  deviceSet               // what the set of interfaces has
@@ -84,7 +85,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { c.keep(ctx) })
-	return iface.Watch(ctx, c.config.NetNS, c.config.Interfaces.NeedsAddresses(), c.update)
+	return netif.Namespace(c.config.NetNS).Watch(ctx, c.update)
 }
 
 // retry is how long after a failure the interfaces are tried again.
@@ -127,6 +128,7 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 		return dataplane.Stats{}, err
 	}
 	if err := c.list(); err != nil {
+		c.stats.Errors++
 		return dataplane.Stats{}, err
 	}
 	c.frontends.reset(len(full.Frontends))
@@ -143,7 +145,11 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 	c.valid = true
 	// What is wrong with an interface is no reason to take the rest back.
 	c.sync()
-	return stats, c.guard.reset(c)
+	if err := c.guard.reset(c); err != nil {
+		c.stats.Errors++
+		return stats, err
+	}
+	return stats, nil
 }
 
 // Apply implements dataplane.Dataplane.

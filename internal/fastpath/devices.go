@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -44,16 +44,16 @@ func (s deviceSet) without(other deviceSet) []nfnl.Device {
 
 // list lists the interfaces anew.
 func (c *Controller) list() error {
-	all, err := iface.List(c.config.NetNS, c.config.Interfaces.NeedsAddresses())
+	all, err := netif.Namespace(c.config.NetNS).List()
 	if err != nil {
 		return fmt.Errorf("fast path: %w", err)
 	}
-	c.take(iface.Update{Full: true, Changed: all})
+	c.take(netif.Update{Full: true, Changed: all})
 	return nil
 }
 
 // update hears of interfaces.
-func (c *Controller) update(u iface.Update) {
+func (c *Controller) update(u netif.Update) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.take(u)
@@ -63,9 +63,9 @@ func (c *Controller) update(u iface.Update) {
 }
 
 // take notes which interfaces there are and which take part.
-func (c *Controller) take(u iface.Update) {
+func (c *Controller) take(u netif.Update) {
 	if u.Full {
-		c.links, c.chosen = map[int]iface.Interface{}, map[int]string{}
+		c.links, c.chosen = map[int]netif.Interface{}, map[int]string{}
 	}
 	for _, index := range u.Gone {
 		delete(c.links, index)

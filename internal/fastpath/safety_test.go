@@ -309,9 +309,9 @@ func TestCleaning(t *testing.T) {
 	})
 	w.endpoints(web, w.web[1])
 	change := w.state.Change()
-	w.check2(w.proxy.Apply(w.t.Context(), change))
-	w.check2(w.Controller.Apply(w.t.Context(), change))
-	stats, err := clean(change.StaleFlows)
+	w.check2(w.proxy.Apply(w.t.Context(), &change.Change))
+	w.check2(w.Controller.Apply(w.t.Context(), &change.Change))
+	stats, err := clean(change.Flows)
 	if err != nil || stats.Deleted != 1 || stats.Dumps <= 1 || refused == 0 {
 		t.Errorf("%+v, %v; refused %d times", stats, err, refused)
 	}

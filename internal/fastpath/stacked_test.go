@@ -39,7 +39,7 @@ func newUnderlay(t *testing.T, over, script string) *underlay {
 		u.route()
 	}
 	w.endpoints(web, u.far)
-	w.check2(w.proxy.Apply(t.Context(), w.state.Change()))
+	w.check2(w.proxy.Apply(t.Context(), &w.state.Change().Change))
 	return u
 }
 

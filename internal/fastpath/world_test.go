@@ -106,7 +106,7 @@ func newQuietWorld(t *testing.T) *world {
 		w.addService(s)
 		w.endpoints(s, w.web[0])
 	}
-	_, err = w.proxy.Reconcile(w.t.Context(), w.state.Full())
+	_, err = w.proxy.Reconcile(w.t.Context(), &w.state.Full().Change)
 	w.check(err)
 	return w
 }
@@ -124,7 +124,7 @@ func (w *world) startWith(c Config, prepare func(*Controller)) {
 	w.Controller, err = New(c)
 	w.check(err)
 	prepare(w.Controller)
-	w.check2(w.Controller.Reconcile(w.t.Context(), w.state.Full()))
+	w.check2(w.Controller.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.run()
 	ctl := w.Controller
 	w.t.Cleanup(func() {
@@ -246,9 +246,9 @@ func (w *world) endpoints(service int, pods ...*lab.Pod) {
 func (w *world) apply() {
 	w.t.Helper()
 	change := w.state.Change()
-	w.check2(w.proxy.Apply(w.t.Context(), change))
-	w.check2(w.Controller.Apply(w.t.Context(), change))
-	w.check2(w.clean.Clean(change.StaleFlows))
+	w.check2(w.proxy.Apply(w.t.Context(), &change.Change))
+	w.check2(w.Controller.Apply(w.t.Context(), &change.Change))
+	w.check2(w.clean.Clean(change.Flows))
 }
 
 // stream has the client talk to a Service, a message every 2 ms.

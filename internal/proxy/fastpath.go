@@ -13,30 +13,30 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// FastPath learns of frontends what a backend does, as a fastpath.Controller does.
-// Services do not depend on it: what fails there is tried again, and nothing waits
-// for it.
+// FastPath takes the same changes of frontends as the dataplane, as a
+// fastpath.Controller does. Services do not depend on it: what fails there is tried
+// again, and nothing waits for it.
 type FastPath interface {
 	Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error)
 	Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error)
 	Check(ctx context.Context) error
 }
 
-// besides is what is known about the fast path.
-type besides struct {
+// fastPathState says what the fast path has.
+type fastPathState struct {
 	ready    bool // it has all changes so far
 	notUntil time.Time
 	backoff  wait.Backoff
 }
 
-// accelerate tells the fast path of a change that the kernel has. Nothing else may
-// have come into the state since that change was taken from it.
+// accelerate gives the fast path a change that the dataplane has programmed. The state
+// must not have changed since the change was taken from it.
 func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 	fast := p.options.FastPath
 	if fast == nil {
 		return
 	}
-	if p.besides.ready && !p.full {
+	if p.fastPath.ready && !p.full {
 		if len(c.Frontends) == 0 {
 			return
 		}
@@ -45,44 +45,43 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 			return
 		}
 		klog.ErrorS(err, "The fast path did not take a change, trying everything again")
-		p.besides.ready = false
+		p.fastPath.ready = false
 	}
-	if time.Now().Before(p.besides.notUntil) {
+	if time.Now().Before(p.fastPath.notUntil) {
 		return
 	}
 	if !p.full {
-		c = p.state.Full()
+		c = &p.state.Full().Change
 	}
 	if _, err := fast.Reconcile(ctx, c); err != nil {
-		p.metrics.FastPathFailures.Inc()
-		if p.besides.backoff.Duration == 0 {
-			p.besides.backoff = newBackoff()
+		if p.fastPath.backoff.Duration == 0 {
+			p.fastPath.backoff = newBackoff()
 		}
-		delay := p.besides.backoff.Step()
+		delay := p.fastPath.backoff.Step()
 		klog.ErrorS(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
 		p.warn("FailedToAccelerate", err)
-		p.besides = besides{notUntil: time.Now().Add(delay), backoff: p.besides.backoff}
+		p.fastPath = fastPathState{notUntil: time.Now().Add(delay), backoff: p.fastPath.backoff}
 		return
 	}
-	p.besides = besides{ready: true}
+	p.fastPath = fastPathState{ready: true}
 }
 
-// checkFastPath finds damage of the fast path, and repairs that and what failed
-// before. It waits for changes that are about to be programmed anyway.
+// checkFastPath looks for damage of the fast path, and programs it again where it is
+// damaged or the last attempt failed. It does nothing while a change is pending.
 func (p *Proxy) checkFastPath(ctx context.Context) {
 	if p.options.FastPath == nil || p.full || p.pending {
 		return
 	}
-	if p.besides.ready {
+	if p.fastPath.ready {
 		switch err := p.options.FastPath.Check(ctx); {
 		case errors.Is(err, dataplane.ErrDamaged):
 			klog.ErrorS(err, "Programming the fast path again")
-			p.besides.ready = false
+			p.fastPath.ready = false
 		case err != nil:
 			klog.ErrorS(err, "Could not check the fast path")
 		}
 	}
-	if !p.besides.ready {
+	if !p.fastPath.ready {
 		p.accelerate(ctx, nil)
 	}
 }

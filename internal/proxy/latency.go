@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -65,3 +66,28 @@ func (t *triggers) done(now time.Time, m *metrics.Metrics) {
 
 // manyTriggers is from how many on their memory is not kept for those that follow.
 const manyTriggers = 1024
+
+// families are those that a change is about.
+func families(c *desired.Change) (out metrics.Families) {
+	for i := range c.Pools {
+		if out[c.Pools[i].Family] = true; out == metrics.Both {
+			return out
+		}
+	}
+	for _, f := range c.Frontends {
+		if out[desired.FamilyOf(f.Key().Addr())] = true; out == metrics.Both {
+			return out
+		}
+	}
+	for _, addrs := range [][]netip.Addr{c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed} {
+		for _, a := range addrs {
+			out[desired.FamilyOf(a)] = true
+		}
+	}
+	for _, prefixes := range [][]netip.Prefix{c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed} {
+		for _, p := range prefixes {
+			out[desired.FamilyOf(p.Addr())] = true
+		}
+	}
+	return out
+}

@@ -7,8 +7,11 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"runtime/debug"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -39,7 +42,7 @@ type Options struct {
 	OpenReader   func(context.Context) (Reader, error)
 
 	// NodeAddresses delivers all addresses of this node, as a
-	// nodeaddr.Watcher does: once soon, and again when they are others. Nil
+	// netif.Namespace.WatchAddresses does: once soon, and again when they are others. Nil
 	// when none are needed.
 	NodeAddresses func(ctx context.Context, deliver func([]netip.Addr)) error
 
@@ -70,8 +73,8 @@ type Options struct {
 	LateAfter time.Duration
 
 	// Ready is called once, in a goroutine of its own, when the kernel first
-	// has everything. Nil for nobody.
-	Ready func()
+	// has everything. Run waits for it. It may be nil.
+	Ready func(context.Context)
 
 	// Events is told what an administrator must see. Nil for nobody.
 	Events Events
@@ -105,8 +108,9 @@ type Proxy struct {
 	triggers    triggers
 	eligibility eligibility
 	node        nodeObject
-	besides     besides
+	fastPath    fastPathState
 	verifying   verifying
+	background  sync.WaitGroup // goroutines that Run waits for
 }
 
 // New makes a loop. State and backend are the loop's from now on.
@@ -134,6 +138,9 @@ func newBackoff() wait.Backoff {
 // Run works until ctx ends, which is no error, or until one that it hears from
 // fails. The kernel keeps what has been programmed.
 func (p *Proxy) Run(ctx context.Context) error {
+	defer p.background.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	in := p.listen(ctx)
 	defer in.stop()
 	check := time.NewTicker(p.options.CheckPeriod)
@@ -142,7 +149,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer hold.Stop()
 	p.startVerifying()
 	for {
-		p.begin(ctx)
+		p.beginLook(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -259,7 +266,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.pending, p.full = false, false
 	now := time.Now()
 	if p.options.Ready != nil && p.Updated().IsZero() {
-		go p.options.Ready()
+		p.background.Go(func() { p.options.Ready(ctx) })
 	}
 	p.lateness.done(now)
 	p.metrics.Synced(now)
@@ -277,7 +284,7 @@ func (p *Proxy) warn(reason string, err error) {
 
 // next is what to program: the change, or everything when p.full is or becomes
 // true.
-func (p *Proxy) next() *desired.Change {
+func (p *Proxy) next() *desired.Update {
 	if !p.full {
 		c := p.state.Change()
 		if !c.Rebuild {
@@ -298,7 +305,7 @@ func (p *Proxy) program(ctx context.Context) error {
 	p.metrics.Services.Set(float64(p.state.Services()))
 	p.followUp.expect(c, p.full)
 	if p.full || !c.Empty() {
-		if err := p.apply(ctx, c); err != nil {
+		if err := p.apply(ctx, &c.Change); err != nil {
 			return err
 		}
 	}
@@ -336,4 +343,84 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	}
 	klog.V(level).InfoS("Programmed the kernel", "kind", kind, "frontends", len(c.Frontends), "pools", len(c.Pools), "elements", stats.Elements, "took", took.Round(time.Microsecond))
 	return nil
+}
+
+// quietAfterRepair is how long nothing must have been damaged for a repair to be
+// made at once.
+const quietAfterRepair = 10 * time.Second
+
+// check finds damage and asks for its repair.
+func (p *Proxy) check(ctx context.Context) {
+	if p.full {
+		return // a full sync is due anyway
+	}
+	switch err := p.backend.Check(ctx); {
+	case errors.Is(err, dataplane.ErrDamaged):
+		p.damaged(err)
+	case errors.Is(err, dataplane.ErrDue):
+		p.queued()
+		p.full = true
+	case err != nil && ctx.Err() == nil:
+		klog.ErrorS(err, "Could not check what is programmed")
+	}
+}
+
+// damaged has damage be repaired: at once, unless somebody does it again and again.
+func (p *Proxy) damaged(err error) {
+	klog.ErrorS(err, "Programming everything again")
+	p.metrics.Repairs.Inc()
+	p.warn("Damaged", err)
+	p.queued()
+	p.full = true
+	p.notUntil = time.Time{}
+	if time.Since(p.repaired) < quietAfterRepair {
+		p.notUntil = time.Now().Add(p.repairs.Step())
+	} else {
+		p.repairs = newBackoff()
+	}
+	p.repaired = time.Now()
+}
+
+// lateAfter is how long a change may wait until the kernel has it, if nobody says.
+// It is kube-proxy's: twice its usual sync period.
+const lateAfter = time.Minute
+
+// lateness knows since when changes have been waiting. Its zero value says that
+// none are.
+type lateness struct {
+	since   atomic.Pointer[time.Time]
+	updated atomic.Pointer[time.Time] // when none was last
+}
+
+// waiting says that there is a change; those before count from their own start.
+func (l *lateness) waiting() {
+	if l.since.Load() == nil {
+		now := time.Now()
+		l.since.Store(&now)
+	}
+}
+
+// done says that the kernel has all changes.
+func (l *lateness) done(now time.Time) {
+	l.since.Store(nil)
+	l.updated.Store(&now)
+}
+
+// late says whether a change has waited for too long.
+func (l *lateness) late(after time.Duration) bool {
+	since := l.since.Load()
+	return since != nil && time.Since(*since) >= after
+}
+
+// Healthy says whether the kernel has what it should, or has been without for
+// less than Options.LateAfter. It may be called by any goroutine.
+func (p *Proxy) Healthy() bool { return !p.lateness.late(p.options.LateAfter) }
+
+// Updated is when the kernel last had all changes; zero before it first had. It
+// may be called by any goroutine.
+func (p *Proxy) Updated() time.Time {
+	if at := p.lateness.updated.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
 }

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -15,7 +16,7 @@ import (
 func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{fail: []error{errors.New("no")}}
-		l := startWith(t, r, desired.New(desired.Config{}), Options{Ready: func() { r.note("ready") }})
+		l := startWith(t, r, desired.New(desired.Config{}), Options{Ready: func(context.Context) { r.note("ready") }})
 		l.events <- []source.Event{service(1), synced}
 		l.wait("full +s1", "full +s1", "ready")
 		l.events <- []source.Event{service(2)}

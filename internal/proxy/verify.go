@@ -4,45 +4,65 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
-// This file is the loop's part of verifying: comparing, from time to time and in the
-// background, all that the kernel has with what was programmed. Check, which comes much
-// more often, looks at a part only. Nothing waits for it.
+// Verifying compares all of the kernel's content with what was programmed, every
+// Options.VerifyPeriod, in the background. (Check, which is called much more often, looks
+// at a part.) The loop goes on meanwhile, so a comparison can see the kernel before or
+// after a change, and a dump of the kernel can lack elements that exist. A consensus of
+// several looks tells these from real differences.
 
 const (
-	// nextLook is how long after a difference was seen the next look follows. A
-	// difference counts when both see it: a hash table that the kernel resizes lets a
-	// dump leave elements out, for some milliseconds.
+	// nextLook is how long after a look that saw a difference the next one follows. A
+	// hash table that the kernel resizes lets dumps lack elements for some milliseconds.
 	nextLook = time.Second
 
-	// busyLooks is how many looks in a row have to see a difference as long as something
-	// is programmed during each but the first. An element that goes lets a dump leave
-	// another out, which now and then is the same one in the next dump.
+	// busyLooks is how many looks have to agree if something was programmed during each
+	// of them but the first. An element that is deleted during a dump lets the dump
+	// lack another one, which now and then is the same in the next dump.
 	busyLooks = 5
 
 	// logDifferences is how many differences are logged one by one.
 	logDifferences = 20
 )
 
-// verifying knows where verifying is. It is the loop's alone.
-type verifying struct {
-	timer   *time.Timer   // of the next look; nil when none is to be
-	due     bool          // it is to be as soon as it can
-	look    chan sighting // delivers what is seen; nil while nobody looks
-	touched *touched      // since the look was begun; nil while nobody looks
-
-	doubts map[dataplane.Differing]bool // what all looks have seen since one saw no difference
-	looks  int                          // how many those are
+// Reader reads what the kernel has.
+type Reader interface {
+	dataplane.Reader
+	io.Closer
 }
 
-// startVerifying has the first look be due after a period, if there is one.
+// verifying is the state of verifying. It is the loop's alone.
+type verifying struct {
+	timer   *time.Timer   // of the next look; nil without verifying
+	due     bool          // the next look is to begin as soon as possible
+	look    chan sighting // delivers what a look has seen; nil during none
+	touched *touched      // what was programmed during the look; nil during none
+
+	consensus consensus
+}
+
+// sighting is the result of one look.
+type sighting struct {
+	differences []dataplane.Differing
+	took        time.Duration
+	err         error
+}
+
+// startVerifying schedules the first look.
 func (p *Proxy) startVerifying() {
 	if p.options.VerifyPeriod > 0 && p.options.OpenReader != nil {
 		p.verifying.timer = time.NewTimer(p.options.VerifyPeriod)
@@ -57,64 +77,188 @@ func (v *verifying) overdue() <-chan time.Time {
 	return v.timer.C
 }
 
-// begin makes a look in the background if one is due and the kernel has taken what it
-// was told. Changes that wait do not matter: they have not been told.
-func (p *Proxy) begin(ctx context.Context) {
+// beginLook starts a look in the background if one is due and the kernel has accepted the
+// last programming. Changes that are not programmed yet do not matter.
+func (p *Proxy) beginLook(ctx context.Context) {
 	v := &p.verifying
 	if !v.due || p.full {
 		return
 	}
 	v.due, v.look, v.touched = false, make(chan sighting, 1), newTouched()
-	go lookAround(ctx, p.options.OpenReader, p.state.Told(), v.look)
+	programmed, to := p.state.Told(), v.look
+	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }
 
-// seen takes what a look has seen. A difference in what was programmed meanwhile is none;
-// when that was everything, there is no telling, and it begins anew.
+// seen takes the result of a look.
 func (p *Proxy) seen(s sighting) {
 	v := &p.verifying
-	doubts, looks, touched := v.doubts, v.looks+1, v.touched
-	v.doubts, v.looks, v.touched, v.look = nil, 0, nil, nil
-	if s.err != nil {
+	touched := v.touched
+	v.look, v.touched = nil, nil
+	next := p.options.VerifyPeriod
+	switch {
+	case s.err != nil:
 		klog.ErrorS(s.err, "Could not verify what is programmed")
 		p.metrics.VerifyFailed()
-		v.timer.Reset(p.options.VerifyPeriod)
-		return
-	}
-	if len(s.differences) > 0 && (touched.everything || p.full) {
-		v.again(p.options.VerifyPeriod)
-		return
-	}
-	differences := touched.others(s.differences)
-	if looks > 1 {
-		differences = slices.DeleteFunc(differences, func(d dataplane.Differing) bool { return !doubts[d] })
-	}
-	sure := looks >= busyLooks || looks > 1 && touched.nothing()
-	if len(differences) > 0 && !sure {
-		v.doubts, v.looks = map[dataplane.Differing]bool{}, looks
-		for _, d := range differences {
-			v.doubts[d] = true
+		v.consensus = consensus{}
+	case len(s.differences) > 0 && (touched.everything || p.full):
+		v.consensus = consensus{} // before or after: this look says nothing
+		next = min(nextLook, next)
+	default:
+		if differences, certain := v.consensus.add(s.differences, touched); certain {
+			v.consensus = consensus{}
+			p.verified(differences, s.took)
+		} else {
+			next = min(nextLook, next)
 		}
-		v.again(p.options.VerifyPeriod)
-		return
 	}
-	p.metrics.Verified(len(differences), time.Now())
-	klog.V(2).InfoS("Verified what is programmed", "differences", len(differences), "took", s.took.Round(time.Millisecond))
-	if len(differences) > 0 {
-		p.tellDifferences(differences)
-		p.damaged(fmt.Errorf("%w: %d differences, such as %s", dataplane.ErrDamaged, len(differences), differences[0]))
-	}
-	v.timer.Reset(p.options.VerifyPeriod)
+	v.timer.Reset(next)
 }
 
-// tellDifferences logs differences in the way that "slipstream verify" prints them.
-func (p *Proxy) tellDifferences(all []dataplane.Differing) {
+// verified reports the differences that verifying has found, and has them repaired.
+func (p *Proxy) verified(all []dataplane.Differing, took time.Duration) {
+	p.metrics.Verified(len(all), time.Now())
+	klog.V(2).InfoS("Verified what is programmed", "differences", len(all), "took", took.Round(time.Millisecond))
+	if len(all) == 0 {
+		return
+	}
 	for _, d := range all[:min(len(all), logDifferences)] {
 		klog.ErrorS(nil, "The kernel differs from what was programmed", "difference", d.String())
 	}
 	if more := len(all) - logDifferences; more > 0 {
 		klog.ErrorS(nil, "There are more differences, which are not logged", "number", more)
 	}
+	p.damaged(fmt.Errorf("%w: %d differences, such as %s", dataplane.ErrDamaged, len(all), all[0]))
 }
 
-// again has the next look be soon.
-func (v *verifying) again(period time.Duration) { v.timer.Reset(min(nextLook, period)) }
+// consensus is what looks in a row agree on. The zero value is that of no look.
+type consensus struct {
+	looks    int
+	suspects map[dataplane.Differing]bool // that all looks have seen
+}
+
+// add adds a look, during which something may have been programmed. It returns the
+// differences that all looks have seen, and whether they are certain.
+func (c *consensus) add(seen []dataplane.Differing, touched *touched) (agreed []dataplane.Differing, certain bool) {
+	agreed = touched.others(seen)
+	if c.looks > 0 {
+		agreed = slices.DeleteFunc(agreed, func(d dataplane.Differing) bool { return !c.suspects[d] })
+	}
+	c.looks++
+	c.suspects = map[dataplane.Differing]bool{}
+	for _, d := range agreed {
+		c.suspects[d] = true
+	}
+	return agreed, len(agreed) == 0 || c.looks >= busyLooks || c.looks > 1 && touched.nothing()
+}
+
+// look delivers how the kernel differs from what was programmed. For 10,000 Services it
+// takes some tens of megabytes, which it gives back.
+func look(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change, to chan<- sighting) {
+	var s sighting
+	runAtLowPriority(func() {
+		start := time.Now()
+		s.differences, s.err = compare(ctx, open, programmed)
+		s.took = time.Since(start)
+	})
+	debug.FreeOSMemory()
+	to <- s
+}
+
+// lowestPriority is the highest nice value.
+const lowestPriority = 19
+
+// runAtLowPriority runs something on a thread of the lowest priority, which commands that
+// it starts inherit.
+func runAtLowPriority(do func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the main thread, whose priority tools show as the process's
+			defer runtime.UnlockOSThread()
+			runAtLowPriority(do)
+			return
+		}
+		// Not unlocked, so that the thread ends with the goroutine: to raise its
+		// priority again would take CAP_SYS_NICE.
+		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, lowestPriority); err != nil { // of this thread
+			klog.V(2).InfoS("Verifying at the usual priority", "reason", err.Error())
+		}
+		do()
+	}()
+	<-done
+}
+
+// compare reads what the kernel has, and compares.
+func compare(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change) (all []dataplane.Differing, err error) {
+	r, err := open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	got, err := r.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return dataplane.Differings(dataplane.Difference(dataplane.ContentOf(programmed), got), programmed), nil
+}
+
+// touched is what was programmed during a look.
+type touched struct {
+	everything bool
+	services   map[desired.ServicePort]bool // with other endpoints
+	subjects   map[string]bool              // as in dataplane.Differing
+}
+
+func newTouched() *touched {
+	return &touched{services: map[desired.ServicePort]bool{}, subjects: map[string]bool{}}
+}
+
+// note adds a change. t is nil during no look.
+func (t *touched) note(c *desired.Change, full bool) {
+	if t == nil {
+		return
+	}
+	if full {
+		t.everything = true
+		return
+	}
+	for _, f := range c.Frontends {
+		t.subjects[f.Key().String()] = true
+	}
+	for _, p := range c.Pools {
+		t.services[p.Service] = true
+	}
+	for role, change := range map[string]desired.AddressChange{
+		"ClusterIP ": c.ClusterIPs,
+		"hairpin ":   c.HairpinIPs,
+	} {
+		for _, list := range [][]netip.Addr{change.Added, change.Removed} {
+			for _, a := range list {
+				t.subjects[role+a.String()] = true
+			}
+		}
+	}
+	for _, list := range [][]netip.Prefix{c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed} {
+		for _, r := range list {
+			t.subjects["ServiceCIDR "+r.String()] = true
+		}
+	}
+}
+
+// nothing says that nothing was programmed.
+func (t *touched) nothing() bool {
+	return !t.everything && len(t.services)+len(t.subjects) == 0
+}
+
+// others are the differences in what was not programmed. One without a subject may come
+// from anything that was.
+func (t *touched) others(all []dataplane.Differing) (others []dataplane.Differing) {
+	quiet := t.nothing()
+	for _, d := range all {
+		if quiet || d.Subject != "" && !t.subjects[d.Subject] && !t.services[d.Service] {
+			others = append(others, d)
+		}
+	}
+	return others
+}

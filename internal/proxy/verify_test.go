@@ -29,7 +29,7 @@ func contentOf(services ...int) *dataplane.Content {
 	for _, i := range services {
 		Tell(s, service(i))
 	}
-	return dataplane.ContentOf(s.Full())
+	return dataplane.ContentOf(&s.Full().Change)
 }
 
 // frontend is the key of a Service's frontend.
@@ -328,7 +328,7 @@ func TestVerifyOff(t *testing.T) {
 
 // TestVerifyPriority looks with the lowest priority, and leaves that of the process.
 func TestVerifyPriority(t *testing.T) {
-	if p, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil && 20-p == lowest {
+	if p, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil && 20-p == lowestPriority {
 		t.Skip("all of this process has the lowest priority")
 	}
 	prio := make(chan int, 1)
@@ -344,7 +344,7 @@ func TestVerifyPriority(t *testing.T) {
 		return contentOf(1), nil
 	}}
 	l := startVerifying(t, e, nil, 1)
-	if got := <-prio; got != lowest {
+	if got := <-prio; got != lowestPriority {
 		t.Errorf("nice value %d", got)
 	}
 	l.until("some runs", func() bool { return l.verified("same") >= 3 })
@@ -359,7 +359,7 @@ func TestVerifyPriority(t *testing.T) {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%s/stat", e.Name()))
 			_, after, _ := strings.Cut(string(stat), ") ")
 			fields := strings.Fields(after)
-			return err == nil && len(fields) > 16 && fields[16] == fmt.Sprint(lowest)
+			return err == nil && len(fields) > 16 && fields[16] == fmt.Sprint(lowestPriority)
 		})
 	})
 }

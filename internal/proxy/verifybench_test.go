@@ -59,7 +59,7 @@ func BenchmarkVerify(b *testing.B) {
 					Tell(state, e)
 				}
 			}
-			_, err = kernel.Reconcile(b.Context(), state.Full())
+			_, err = kernel.Reconcile(b.Context(), &state.Full().Change)
 			check(b, err)
 			open := func(ctx context.Context) (Reader, error) {
 				k, err := mode.new(c)
@@ -77,7 +77,7 @@ func BenchmarkVerify(b *testing.B) {
 				content := state.Told()
 				told += time.Since(start)
 				to := make(chan sighting, 1)
-				lookAround(b.Context(), open, content, to)
+				look(b.Context(), open, content, to)
 				s := <-to
 				if s.err != nil || len(s.differences) > 0 {
 					b.Fatal(s.err, len(s.differences))

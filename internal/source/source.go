@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source says where the objects that Slipstream acts on come from:
-// Services, EndpointSlices, Nodes and ServiceCIDRs, delivered as a stream of
-// events.
+// Package source defines sources of Services, EndpointSlices, Nodes and ServiceCIDRs,
+// which deliver them as a stream of events. Package api watches a Kubernetes API
+// server, package manifest a directory of manifests.
 //
-// A source hands over complete objects, with the defaults of the Kubernetes
-// API applied and valid by the rules of its validation, so that whoever
-// consumes the events never has to ask either question again. The package
-// internal/source/manifest is a source that reads a directory of manifests.
+// Objects are decoded, but need not be valid: an API server keeps objects that it has
+// stored by the laxer rules of earlier releases, and defaults may be missing. Package
+// desired assumes the API's defaults, leaves out what cannot be programmed, and reports
+// it.
 package source
 
 import (
@@ -25,18 +25,17 @@ type Object interface {
 	runtime.Object
 }
 
-// Type tells what an event means for the object it carries.
+// Type is the meaning of an event for its object.
 type Type int
 
 const (
-	// Set says that the object exists and is now as Event.Object has it. It
-	// does not tell a new object from a changed one.
+	// Set: the object is new or has changed.
 	Set Type = iota + 1
-	// Delete says that the object no longer exists.
+	// Delete: the object no longer exists.
 	Delete
-	// Synced says that everything the source knew when it started has been
-	// delivered. It comes once in a run. Until then what is missing may merely
-	// not have been delivered yet, so nothing should be removed on its account.
+	// Synced: all objects that existed at the start have been delivered. It
+	// occurs once in a run. Before it, an object that is missing may still be
+	// delivered, so nothing must be removed.
 	Synced
 )
 
@@ -53,13 +52,12 @@ func (t Type) String() string {
 	return fmt.Sprintf("Type(%d)", int(t))
 }
 
-// Event is one thing that a source has learned.
+// Event is a change of one object, or Synced.
 type Event struct {
 	Type Type
-	// Object is the object as it is now (Set), or an object of the right Go
-	// type with at least its namespace and name (Delete), or nil (Synced). It
-	// is shared with the source, which compares later versions with it: read
-	// it, never write to it.
+	// Object is the current object (Set), an object of the same Go type with at
+	// least a namespace and a name (Delete), or nil (Synced). It is shared with
+	// the source and must not be modified.
 	Object Object
 }
 
@@ -71,18 +69,16 @@ func (e Event) String() string {
 	return e.Type.String() + " " + Name(e.Object)
 }
 
-// Source is where objects come from.
+// Source delivers objects.
 type Source interface {
-	// Run delivers events to sink: first the objects that exist at the start,
-	// then one Synced event, then changes as they happen. It returns nil when
-	// ctx ends, and an error when it could not start or cannot go on.
+	// Run delivers events to sink: the objects that exist at the start, one
+	// Synced event, then changes. It returns nil when ctx ends, and an error
+	// when it cannot start or continue.
 	//
-	// A batch holds what changed together and is meant to be acted on
-	// together; it has at most one event for an object and is not empty. An
-	// object that has not changed is not delivered again.
+	// A batch is not empty and has at most one event for an object. Its events
+	// belong together. An object that has not changed is not delivered again.
 	//
-	// sink is never called concurrently and never after Run has returned. It
-	// may block: the source then waits, and what happens meanwhile follows in
-	// a later batch.
+	// sink is not called concurrently, nor after Run has returned. It may block:
+	// changes meanwhile follow in a later batch.
 	Run(ctx context.Context, sink func(batch []Event)) error
 }

@@ -14,19 +14,19 @@ import (
 // TestCleanup runs "kube-proxy --cleanup", with Slipstream under that name, on a node
 // where both have been: nothing of either is left.
 func TestCleanup(t *testing.T) {
-	w := newWorld(t)
-	pod := w.pod(1, "web")
-	svc := w.service("web", nil)
-	n := w.Nodes[0]
-	ours := w.start(proxies.Slipstream, n)
-	w.knows(n, svc, pod)
-	w.stop(ours)
-	theirs := w.start(proxies.KubeProxyNFTables, n)
-	w.untilProgrammed(proxies.KubeProxyNFTables, n, svc)
-	w.stop(theirs)
-	w.check(proxies.CleanupAsKubeProxy(t.Context(), n.Node, proxies.Options{Dir: w.dir, Binary: slipstreamBinary(t)}))
-	w.noSlipstream(n)
-	if left := w.leftovers(n); len(left) > 0 {
+	e := newEnv(t)
+	pod := e.pod(1, "web")
+	svc := e.service("web", nil)
+	n := e.Nodes[0]
+	ours := e.start(proxies.Slipstream, n)
+	e.knows(n, svc, pod)
+	e.stop(ours)
+	theirs := e.start(proxies.KubeProxyNFTables, n)
+	e.untilProgrammed(proxies.KubeProxyNFTables, n, svc)
+	e.stop(theirs)
+	e.check(proxies.CleanupAsKubeProxy(t.Context(), n.Node, proxies.Options{Dir: e.dir, Binary: slipstreamBinary(t)}))
+	e.noSlipstream(n)
+	if left := e.leftovers(n); len(left) > 0 {
 		t.Errorf("left of kube-proxy: %q", left)
 	}
 	if _, err := n.Connect(lab.TCP, site.ClusterIP(svc, false), lab.Timeout(300*time.Millisecond)); err == nil {

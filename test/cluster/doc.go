@@ -20,7 +20,7 @@
 //	policies_test.go  external and internal traffic policy Local, health checks
 //	swap_test.go      kube-proxy replaced by Slipstream and back, restarts
 //	cleanup_test.go   "kube-proxy --cleanup"
-//	faults_test.go    an API server that hangs, is slow or gone, 410 Gone, a revoked token
+//	faults_test.go    an API server that hangs, is slow or down, 410 Gone, a revoked token
 //	surface_test.go   metrics and Events, beside kube-proxy's
 //
 // Proxies get the configuration file that kubeadm writes for kube-proxy, and may do what

@@ -16,34 +16,34 @@ var failures struct {
 	all []string
 }
 
-func (w *world) remember(text string) {
+func (e *env) remember(text string) {
 	failures.Lock()
 	defer failures.Unlock()
-	failures.all = append(failures.all, w.Name()+": "+strings.TrimSpace(text))
+	failures.all = append(failures.all, e.Name()+": "+strings.TrimSpace(text))
 }
 
-func (w *world) Error(args ...any) {
-	w.Helper()
-	w.remember(fmt.Sprintln(args...))
-	w.T.Error(args...)
+func (e *env) Error(args ...any) {
+	e.Helper()
+	e.remember(fmt.Sprintln(args...))
+	e.T.Error(args...)
 }
 
-func (w *world) Errorf(format string, args ...any) {
-	w.Helper()
-	w.remember(fmt.Sprintf(format, args...))
-	w.T.Errorf(format, args...)
+func (e *env) Errorf(format string, args ...any) {
+	e.Helper()
+	e.remember(fmt.Sprintf(format, args...))
+	e.T.Errorf(format, args...)
 }
 
-func (w *world) Fatal(args ...any) {
-	w.Helper()
-	w.remember(fmt.Sprintln(args...))
-	w.T.Fatal(args...)
+func (e *env) Fatal(args ...any) {
+	e.Helper()
+	e.remember(fmt.Sprintln(args...))
+	e.T.Fatal(args...)
 }
 
-func (w *world) Fatalf(format string, args ...any) {
-	w.Helper()
-	w.remember(fmt.Sprintf(format, args...))
-	w.T.Fatalf(format, args...)
+func (e *env) Fatalf(format string, args ...any) {
+	e.Helper()
+	e.remember(fmt.Sprintf(format, args...))
+	e.T.Fatalf(format, args...)
 }
 
 // tellFailures says what has failed.

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -28,17 +27,17 @@ const (
 
 // TestAPIServerHangs has an API server that no longer answers, while changes queue up.
 func TestAPIServerHangs(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	s := newSwapped(w)
+	e := newEnv(t)
+	e.startAll()
+	s := newSwapped(e)
 	s.use()
 
-	w.check(w.Plane.Pause())
+	e.check(e.Plane.Pause())
 	resumed := false
 	resume := func() {
 		if !resumed {
 			resumed = true
-			w.check(w.Plane.Resume())
+			e.check(e.Plane.Resume())
 		}
 	}
 	defer resume()
@@ -58,31 +57,31 @@ func TestAPIServerHangs(t *testing.T) {
 	s.run.fine("without an API server")
 	resume()
 	for range cap(changes) {
-		w.check(<-changes)
+		e.check(<-changes)
 	}
-	fresh := w.pod(2, "web")
+	fresh := e.pod(2, "web")
 	s.run.unused(leaving)
-	w.everywhere(s.svc, s.pods[1], fresh)
+	e.everywhere(s.svc, s.pods[1], fresh)
 	s.run.more(5)
 }
 
 // TestAPIServerSlow has an API server that only now and then does something, so that
 // watches are late and changes come in heaps, during a rolling update.
 func TestAPIServerSlow(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	old := []*site.Pod{w.pod(0, "web"), w.pod(1, "web")}
-	svc := w.service("web", nodePorts)
-	w.everywhere(svc, old...)
-	w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[2], false), old...)
-	run := w.everyWay(svc)
+	e := newEnv(t)
+	e.startAll()
+	old := []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}
+	svc := e.service("web", nodePorts)
+	e.everywhere(svc, old...)
+	e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], false), old...)
+	run := e.everyWay(svc)
 	end, ended := make(chan struct{}), make(chan error)
 	go func() {
 		var err error
 		for stutter := true; stutter && err == nil; {
-			err = w.Plane.Pause()
+			err = e.Plane.Pause()
 			time.Sleep(300 * time.Millisecond)
-			err = errors.Join(err, w.Plane.Resume())
+			err = errors.Join(err, e.Plane.Resume())
 			select {
 			case <-end:
 				stutter = false
@@ -93,13 +92,13 @@ func TestAPIServerSlow(t *testing.T) {
 	}()
 	defer func() {
 		close(end)
-		w.check(<-ended)
+		e.check(<-ended)
 	}()
 	var fresh []*site.Pod
 	for i, leaving := range old {
-		fresh = append(fresh, w.replace(run, svc, i, leaving))
+		fresh = append(fresh, e.replace(run, svc, i, leaving))
 	}
-	w.everywhere(svc, fresh...)
+	e.everywhere(svc, fresh...)
 	run.fine("at the end")
 }
 
@@ -108,11 +107,11 @@ func TestAPIServerSlow(t *testing.T) {
 // longer, so that it comes back to a history that etcd has compacted (410 Gone), in which
 // a Service was deleted; and the third one's token is no longer good.
 func TestAPIServerGone(t *testing.T) {
-	w := newWorld(t)
-	running := w.startAll()
-	s := newSwapped(w)
+	e := newEnv(t)
+	running := e.startAll()
+	s := newSwapped(e)
 	s.use()
-	restarted, behind, refused := w.Nodes[0], w.Nodes[1], w.Nodes[2]
+	restarted, behind, refused := e.Nodes[0], e.Nodes[1], e.Nodes[2]
 
 	cut := false
 	mend := func() {
@@ -122,19 +121,19 @@ func TestAPIServerGone(t *testing.T) {
 		cut = false
 		ctx, cancel := ending()
 		defer cancel()
-		w.check(behind.Mend(ctx))
+		e.check(behind.Mend(ctx))
 	}
 	defer mend()
-	passing := w.pod(1, "passing")
-	gone, err := w.NewService(t.Context(), w.name("gone"), "passing", nil)
-	w.check(err)
-	w.everywhere(gone, passing)
-	w.check(behind.Cut(t.Context(), w.Plane.Host.Addr(false)))
+	passing := e.pod(1, "passing")
+	gone, err := e.NewService(t.Context(), e.name("gone"), "passing", nil)
+	e.check(err)
+	e.everywhere(gone, passing)
+	e.check(behind.Cut(t.Context(), e.Plane.Host.Addr(false)))
 	cut = true
 	// Before the server ends: what it has sent by then is still delivered.
-	old := w.revision()
-	w.check(w.access[refused.Name()].Revoke(t.Context()))
-	w.check(w.Plane.Compact(t.Context(), w.revision()))
+	old := e.revision()
+	e.check(e.access[refused.Name()].Revoke(t.Context()))
+	e.check(e.Plane.Compact(t.Context(), e.revision()))
 
 	down := true
 	start := func() {
@@ -142,92 +141,92 @@ func TestAPIServerGone(t *testing.T) {
 			down = false
 			ctx, cancel := ending()
 			defer cancel()
-			w.check(w.Plane.StartAPI(ctx))
+			e.check(e.Plane.StartAPI(ctx))
 		}
 	}
 	defer start()
-	w.check(w.Plane.Kill())
-	w.stop(running[0])
-	w.start(proxyKind(t), restarted)
+	e.check(e.Plane.Kill())
+	e.stop(running[0])
+	e.start(proxyKind(t), restarted)
 	time.Sleep(downFor)
 	s.run.more(20)
 	s.run.fine("without an API server")
 	start()
-	w.isGone(old)
+	e.isGone(old)
 
-	w.check(w.DeleteService(t.Context(), gone.Name))
-	s.pods = append(s.pods, w.pod(2, "web"))
-	w.knows(restarted, s.svc, s.pods...)
+	e.check(e.DeleteService(t.Context(), gone.Name))
+	s.pods = append(s.pods, e.pod(2, "web"))
+	e.knows(restarted, s.svc, s.pods...)
 	for _, n := range []*site.Node{behind, refused} {
-		w.notYet(n, s.svc, s.pods[2])
+		e.notYet(n, s.svc, s.pods[2])
 	}
 	mend()
-	w.knows(behind, s.svc, s.pods...)
-	w.silent(&behind.Machine, site.ClusterIP(gone, false))
-	w.check(w.access[refused.Name()].Renew(t.Context()))
-	w.knows(refused, s.svc, s.pods...)
+	e.knows(behind, s.svc, s.pods...)
+	e.silent(&behind.Machine, site.ClusterIP(gone, false))
+	e.check(e.access[refused.Name()].Renew(t.Context()))
+	e.knows(refused, s.svc, s.pods...)
 	s.run.more(20)
 }
 
 // knows waits until a Service is answered by these pods on a node.
-func (w *world) knows(n *site.Node, svc *corev1.Service, pods ...*site.Pod) {
-	w.Helper()
+func (e *env) knows(n *site.Node, svc *corev1.Service, pods ...*site.Pod) {
+	e.Helper()
 	for _, ipv6 := range families {
-		w.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
+		e.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
 	}
 }
 
 // notYet wants a pod not to be used from a node.
-func (w *world) notYet(n *site.Node, svc *corev1.Service, pod *site.Pod) {
-	w.Helper()
+func (e *env) notYet(n *site.Node, svc *corev1.Service, pod *site.Pod) {
+	e.Helper()
 	for begin := time.Now(); time.Since(begin) < 2*time.Second; {
 		got, err := reached(&n.Machine, lab.TCP, site.ClusterIP(svc, false), 10)
-		w.check(err)
+		e.check(err)
 		if got[pod.Name()] > 0 {
-			w.Fatalf("%s knows of %s, which it cannot", n.Name(), pod.Name())
+			e.Fatalf("%s knows of %s, which it cannot", n.Name(), pod.Name())
 		}
 	}
 }
 
 // revision is the cluster's resourceVersion.
-func (w *world) revision() string {
-	w.Helper()
-	list, err := w.Plane.Client.CoreV1().Services(site.Namespace).List(w.Context(), metav1.ListOptions{Limit: 1})
-	w.check(err)
+func (e *env) revision() string {
+	e.Helper()
+	list, err := e.Plane.Client.CoreV1().Services(site.Namespace).List(e.Context(), metav1.ListOptions{Limit: 1})
+	e.check(err)
 	return list.ResourceVersion
 }
 
 // isGone wants the API server to refuse to watch from a revision on.
-func (w *world) isGone(revision string) {
-	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), 10*time.Second)
+func (e *env) isGone(revision string) {
+	e.Helper()
+	ctx, cancel := context.WithTimeout(e.Context(), 10*time.Second)
 	defer cancel()
-	watcher, err := w.Plane.Client.DiscoveryV1().EndpointSlices("").Watch(ctx, metav1.ListOptions{ResourceVersion: revision})
+	watcher, err := e.Plane.Client.DiscoveryV1().EndpointSlices("").Watch(ctx, metav1.ListOptions{ResourceVersion: revision})
 	if err == nil {
 		defer watcher.Stop()
-		e, ok := <-watcher.ResultChan()
+		event, ok := <-watcher.ResultChan()
 		if !ok {
-			w.Fatal("the watch ended without a word")
+			e.Fatal("the watch ended without an event")
 		}
-		if status, is := e.Object.(*metav1.Status); e.Type == watch.Error && is && status.Code == http.StatusGone {
+		if status, is := event.Object.(*metav1.Status); event.Type == watch.Error && is && status.Code == http.StatusGone {
 			return
 		}
-		err = fmt.Errorf("it says %v", e)
+		err = fmt.Errorf("it says %v", event)
 	}
-	w.Fatalf("a watch from the old revision on is not Gone: %v", err)
+	e.Fatalf("a watch from the old revision on is not Gone: %v", err)
 }
 
 // TestHealth wants a node that the cluster autoscaler is about to delete to say so to load
 // balancers, and to be alive nevertheless.
 func TestHealth(t *testing.T) {
-	w := newWorld(t)
-	n := w.Nodes[0]
-	p := w.start(proxyKind(t), n)
+	e := newEnv(t)
+	n := e.Nodes[0]
+	p := e.start(proxyKind(t), n)
 	answers := func(path string, want int) {
 		t.Helper()
 		url := "http://" + netip.AddrPortFrom(n.Addr(false), 10256).String() + path
-		w.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
-			status, body, err := proxies.Get(t.Context(), &w.Outside.Machine, url)
+		e.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
+			status, body, err := e.Outside.Namespace().Get(t.Context(), url)
 			if err == nil && status != want {
 				err = fmt.Errorf("status %d: %s", status, body)
 			}
@@ -241,11 +240,11 @@ func TestHealth(t *testing.T) {
 	}
 	answers("/healthz", http.StatusOK)
 	answers("/livez", http.StatusOK)
-	w.check(n.Taint(t.Context(), corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}))
+	e.check(n.Taint(t.Context(), corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}))
 	defer func() {
 		ctx, cancel := ending()
 		defer cancel()
-		w.check(n.Taint(ctx))
+		e.check(n.Taint(ctx))
 	}()
 	answers("/healthz", http.StatusServiceUnavailable)
 	answers("/livez", http.StatusOK)

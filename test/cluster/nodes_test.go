@@ -15,34 +15,34 @@ import (
 
 // seenAs waits until a connection is answered, and wants the server to have seen a
 // certain address.
-func (w *world) seenAs(from *lab.Machine, to netip.AddrPort, by *site.Pod, want netip.Addr) {
-	w.Helper()
-	w.reaches(from, lab.TCP, to, by)
+func (e *env) seenAs(from *lab.Machine, to netip.AddrPort, by *site.Pod, want netip.Addr) {
+	e.Helper()
+	e.reaches(from, lab.TCP, to, by)
 	r, err := from.Connect(lab.TCP, to)
-	w.check(err)
+	e.check(err)
 	if r.Seen.Addr() != want {
-		w.Errorf("%s to %v is seen as %v by %s, want %v", from.Name(), to, r.Seen.Addr(), by.Name(), want)
+		e.Errorf("%s to %v is seen as %v by %s, want %v", from.Name(), to, r.Seen.Addr(), by.Name(), want)
 	}
 }
 
 // TestAcrossNodes has clients and servers on different nodes. From pods to ClusterIPs,
 // servers see the pod; through a NodePort of another node, that node.
 func TestAcrossNodes(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	server := w.pod(2, "web")
-	pod := w.client(0)
-	svc := w.service("web", nodePorts)
-	n1, n2, n3 := w.Nodes[0], w.Nodes[1], w.Nodes[2]
+	e := newEnv(t)
+	e.startAll()
+	server := e.pod(2, "web")
+	pod := e.client(0)
+	svc := e.service("web", nodePorts)
+	n1, n2, n3 := e.Nodes[0], e.Nodes[1], e.Nodes[2]
 	for _, ipv6 := range families {
 		t.Run(fmt.Sprint("IPv6=", ipv6), func(t *testing.T) {
 			clusterIP, own := site.ClusterIP(svc, ipv6), func(m *site.Node) netip.Addr { return m.Addr(ipv6) }
-			w.seenAs(pod, clusterIP, server, pod.Addr(ipv6))
-			w.seenAs(&n1.Machine, clusterIP, server, own(n1))
-			w.seenAs(&n1.Machine, site.NodePort(svc, n2, ipv6), server, own(n2)) // and on to n3
-			w.seenAs(pod, site.NodePort(svc, n2, ipv6), server, own(n2))
-			w.seenAs(&w.Outside.Machine, site.NodePort(svc, n2, ipv6), server, own(n2))
-			w.seenAs(&w.Outside.Machine, site.NodePort(svc, n3, ipv6), server, own(n3))
+			e.seenAs(pod, clusterIP, server, pod.Addr(ipv6))
+			e.seenAs(&n1.Machine, clusterIP, server, own(n1))
+			e.seenAs(&n1.Machine, site.NodePort(svc, n2, ipv6), server, own(n2)) // and on to n3
+			e.seenAs(pod, site.NodePort(svc, n2, ipv6), server, own(n2))
+			e.seenAs(&e.Outside.Machine, site.NodePort(svc, n2, ipv6), server, own(n2))
+			e.seenAs(&e.Outside.Machine, site.NodePort(svc, n3, ipv6), server, own(n3))
 		})
 	}
 }
@@ -50,19 +50,19 @@ func TestAcrossNodes(t *testing.T) {
 // TestNodeLoss pulls a node's cable. The others go on without its pods once the control
 // plane has noticed; the node itself, back again, learns what it has missed.
 func TestNodeLoss(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	lost := w.Nodes[2]
-	kept, gone := w.pod(0, "web"), w.pod(2, "web")
-	svc := w.service("web", nodePorts)
-	client, there := w.client(1), w.client(2)
-	w.everywhere(svc, kept, gone)
+	e := newEnv(t)
+	e.startAll()
+	lost := e.Nodes[2]
+	kept, gone := e.pod(0, "web"), e.pod(2, "web")
+	svc := e.service("web", nodePorts)
+	client, there := e.client(1), e.client(2)
+	e.everywhere(svc, kept, gone)
 
-	w.check(lost.Cut(t.Context()))
+	e.check(lost.Cut(t.Context()))
 	mend := func() {
 		ctx, cancel := ending()
 		defer cancel()
-		w.check(lost.Mend(ctx))
+		e.check(lost.Mend(ctx))
 	}
 	mended := false
 	defer func() {
@@ -71,62 +71,62 @@ func TestNodeLoss(t *testing.T) {
 		}
 	}()
 	// As the node lifecycle controller does for the pods of a node that is not heard of.
-	w.check(gone.SetReady(t.Context(), false))
+	e.check(gone.SetReady(t.Context(), false))
 	for _, ipv6 := range families {
-		w.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), kept)
-		w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[1], ipv6), kept)
+		e.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), kept)
+		e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[1], ipv6), kept)
 	}
-	w.reaches(client, lab.TCP, site.NodePort(svc, w.Nodes[0], false), kept)
+	e.reaches(client, lab.TCP, site.NodePort(svc, e.Nodes[0], false), kept)
 	// From another pod: conntrack still has attempts of the first one's to reach the lost
 	// pod, and a port that comes again would follow them.
-	run := &traffic{w: w}
-	run.load(w.client(1), lab.TCP, site.ClusterIP(svc, false))
-	run.load(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[0], false))
+	run := &traffic{env: e}
+	run.load(e.client(1), lab.TCP, site.ClusterIP(svc, false))
+	run.load(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[0], false))
 	run.more(100)
 
 	// The lost node still sends to its own pod: nobody can tell it otherwise.
-	w.until("the pod of the lost node answers there", func() error {
+	e.until("the pod of the lost node answers there", func() error {
 		r, err := there.Connect(lab.TCP, site.ClusterIP(svc, false), lab.Timeout(300*time.Millisecond))
 		if err == nil && r.Server != gone.Name() {
 			err = fmt.Errorf("answered by %s", r.Server)
 		}
 		return err
 	})
-	fresh := w.pod(1, "web")
-	w.reaches(client, lab.TCP, site.ClusterIP(svc, false), kept, fresh)
+	fresh := e.pod(1, "web")
+	e.reaches(client, lab.TCP, site.ClusterIP(svc, false), kept, fresh)
 	run.fine("without the node")
 
 	mended = true
 	mend()
-	w.reaches(there, lab.TCP, site.ClusterIP(svc, false), kept, fresh)
-	w.check(gone.SetReady(t.Context(), true))
-	w.everywhere(svc, kept, fresh, gone)
+	e.reaches(there, lab.TCP, site.ClusterIP(svc, false), kept, fresh)
+	e.check(gone.SetReady(t.Context(), true))
+	e.everywhere(svc, kept, fresh, gone)
 	run.fine("with the node back")
 }
 
 // TestNodeObject has a node whose object comes late: ClusterIPs do without it, NodePorts
 // learn from it where they are.
 func TestNodeObject(t *testing.T) {
-	w := newWorld(t)
-	server := w.pod(0, "web")
-	svc := w.service("web", nodePorts)
-	late, err := w.Machine(nodes + int(w.number))
-	w.check(err)
-	client := w.clientOn(late)
-	w.start(proxyKind(t), late)
+	e := newEnv(t)
+	server := e.pod(0, "web")
+	svc := e.service("web", nodePorts)
+	late, err := e.Machine(nodes + int(e.number))
+	e.check(err)
+	client := e.clientOn(late)
+	e.start(proxyKind(t), late)
 	for _, ipv6 := range families {
-		w.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), server)
+		e.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), server)
 	}
-	w.check(late.Register(t.Context()))
+	e.check(late.Register(t.Context()))
 	t.Cleanup(func() {
 		ctx, cancel := ending()
 		defer cancel()
-		w.check(late.Unregister(ctx))
+		e.check(late.Unregister(ctx))
 	})
 	for _, ipv6 := range families {
-		w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, late, ipv6), server)
+		e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, late, ipv6), server)
 	}
 	local := corev1.ServiceInternalTrafficPolicyLocal
-	inside := w.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
-	w.silent(client, site.ClusterIP(inside, false))
+	inside := e.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
+	e.silent(client, site.ClusterIP(inside, false))
 }

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -18,29 +17,29 @@ import (
 // with a pod pass on what comes from outside, with its source; the others drop it, and
 // tell the load balancer so.
 func TestExternalLocal(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	here := w.pod(0, "web")
-	n1, n2 := w.Nodes[0], w.Nodes[1]
-	svc := w.service("web", func(s *corev1.ServiceSpec) {
+	e := newEnv(t)
+	e.startAll()
+	here := e.pod(0, "web")
+	n1, n2 := e.Nodes[0], e.Nodes[1]
+	svc := e.service("web", func(s *corev1.ServiceSpec) {
 		s.Type = corev1.ServiceTypeLoadBalancer
 		s.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	})
 	vip := netip.MustParseAddrPort("203.0.113.7:80")
-	_, err := w.PatchServiceStatus(t.Context(), svc.Name, map[string]any{"status": map[string]any{
+	_, err := e.PatchServiceStatus(t.Context(), svc.Name, map[string]any{"status": map[string]any{
 		"loadBalancer": map[string]any{"ingress": []any{map[string]any{"ip": vip.Addr().String()}}},
 	}})
-	w.check(err)
-	outside := &w.Outside.Machine
+	e.check(err)
+	outside := &e.Outside.Machine
 	direct := func(to *site.Node) {
 		t.Helper()
-		w.check(outside.AddRoute(netip.PrefixFrom(vip.Addr(), 32), to.Addr(false)))
+		e.check(outside.AddRoute(netip.PrefixFrom(vip.Addr(), 32), to.Addr(false)))
 	}
 	health := func(n *site.Node, want int) {
 		t.Helper()
 		url := fmt.Sprintf("http://%v:%d/healthz", n.Addr(false), svc.Spec.HealthCheckNodePort)
-		w.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
-			status, body, err := proxies.Get(t.Context(), outside, url)
+		e.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
+			status, body, err := outside.Namespace().Get(t.Context(), url)
 			if err == nil && status != want {
 				err = fmt.Errorf("status %d: %s", status, body)
 			}
@@ -49,42 +48,42 @@ func TestExternalLocal(t *testing.T) {
 	}
 	direct(n1)
 	for _, ipv6 := range families {
-		w.seenAs(outside, site.NodePort(svc, n1, ipv6), here, outside.Addr(ipv6))
-		w.silent(outside, site.NodePort(svc, n2, ipv6))
+		e.seenAs(outside, site.NodePort(svc, n1, ipv6), here, outside.Addr(ipv6))
+		e.silent(outside, site.NodePort(svc, n2, ipv6))
 	}
-	w.seenAs(outside, vip, here, outside.Addr(false))
+	e.seenAs(outside, vip, here, outside.Addr(false))
 	health(n1, http.StatusOK)
 	health(n2, http.StatusServiceUnavailable)
 	// From inside the cluster, the policy does not count.
-	w.reaches(w.client(1), lab.TCP, vip, here)
+	e.reaches(e.client(1), lab.TCP, vip, here)
 
 	// The pod moves to the other node, and the load balancer follows.
-	there := w.pod(1, "web")
-	w.check(here.Terminate(t.Context()))
+	there := e.pod(1, "web")
+	e.check(here.Terminate(t.Context()))
 	health(n1, http.StatusServiceUnavailable)
 	health(n2, http.StatusOK)
 	direct(n2)
-	w.seenAs(outside, vip, there, outside.Addr(false))
-	w.check(here.Remove(t.Context()))
-	w.silent(outside, site.NodePort(svc, n1, false))
+	e.seenAs(outside, vip, there, outside.Addr(false))
+	e.check(here.Remove(t.Context()))
+	e.silent(outside, site.NodePort(svc, n1, false))
 }
 
 // TestInternalLocal has a Service whose clients reach pods of their own node only.
 func TestInternalLocal(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	pods := []*site.Pod{w.pod(0, "web"), w.pod(1, "web")}
+	e := newEnv(t)
+	e.startAll()
+	pods := []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}
 	local := corev1.ServiceInternalTrafficPolicyLocal
-	svc := w.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
+	svc := e.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
 	for _, ipv6 := range families {
 		for i, pod := range pods {
-			w.seenAs(&w.Nodes[i].Machine, site.ClusterIP(svc, ipv6), pod, w.Nodes[i].Addr(ipv6))
-			client := w.client(i)
-			w.seenAs(client, site.ClusterIP(svc, ipv6), pod, client.Addr(ipv6))
+			e.seenAs(&e.Nodes[i].Machine, site.ClusterIP(svc, ipv6), pod, e.Nodes[i].Addr(ipv6))
+			client := e.client(i)
+			e.seenAs(client, site.ClusterIP(svc, ipv6), pod, client.Addr(ipv6))
 		}
-		w.silent(&w.Nodes[2].Machine, site.ClusterIP(svc, ipv6))
+		e.silent(&e.Nodes[2].Machine, site.ClusterIP(svc, ipv6))
 	}
-	third := w.pod(2, "web")
-	w.reaches(&w.Nodes[2].Machine, lab.TCP, site.ClusterIP(svc, false), third)
-	w.reaches(&w.Nodes[0].Machine, lab.TCP, site.ClusterIP(svc, false), pods[0])
+	third := e.pod(2, "web")
+	e.reaches(&e.Nodes[2].Machine, lab.TCP, site.ClusterIP(svc, false), third)
+	e.reaches(&e.Nodes[0].Machine, lab.TCP, site.ClusterIP(svc, false), pods[0])
 }

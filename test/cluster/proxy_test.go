@@ -15,25 +15,25 @@ import (
 )
 
 // options are those of the proxy on a node.
-func (w *world) options(node string) proxies.Options {
-	w.Helper()
-	if w.access[node] == nil {
-		a, err := w.Plane.NewAccess(w.Context(), w.dir, w.name("proxy-"+node))
-		w.check(err)
-		w.access[node] = a
+func (e *env) options(node string) proxies.Options {
+	e.Helper()
+	if e.access[node] == nil {
+		a, err := e.Plane.NewAccess(e.Context(), e.dir, e.name("proxy-"+node))
+		e.check(err)
+		e.access[node] = a
 	}
 	return proxies.Options{
-		Dir: w.dir, Kubeconfig: w.access[node].Kubeconfig, ClusterCIDRs: site.ClusterCIDRs, Log: w.Logf,
+		Dir: e.dir, Kubeconfig: e.access[node].Kubeconfig, ClusterCIDRs: site.ClusterCIDRs, Log: e.Logf,
 	}
 }
 
 // start starts a proxy on a node. At the end of the test it is stopped, if it is not by
 // then, and what it has programmed is removed.
-func (w *world) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Options)) *proxies.Proxy {
-	w.Helper()
-	o := w.options(n.Name())
+func (e *env) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Options)) *proxies.Proxy {
+	e.Helper()
+	o := e.options(n.Name())
 	if kind == proxies.Slipstream {
-		o.Binary = slipstreamBinary(w.T)
+		o.Binary = slipstreamBinary(e.T)
 		o.Configure = func(config map[string]any) {
 			if *modeFlag != "" {
 				config["mode"] = *modeFlag
@@ -43,19 +43,19 @@ func (w *world) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.O
 	for _, c := range change {
 		c(&o)
 	}
-	p, err := proxies.Start(w.Context(), kind, n.Node, o)
-	w.check(err)
-	w.Cleanup(func() {
+	p, err := proxies.Start(e.Context(), kind, n.Node, o)
+	e.check(err)
+	e.Cleanup(func() {
 		ctx, cancel := ending()
 		defer cancel()
-		if w.Failed() && *keepLogs == "" {
-			w.Logf("log of %s on %s:\n%s", kind, n.Name(), program.Tail([]byte(p.Log()), 15))
+		if e.Failed() && *keepLogs == "" {
+			e.Logf("log of %s on %s:\n%s", kind, n.Name(), program.Tail([]byte(p.Log()), 15))
 		}
 		if err := p.Stop(); err != nil {
-			w.Error(err)
+			e.Error(err)
 		}
 		if err := proxies.Cleanup(ctx, kind, n.Node, o); err != nil {
-			w.Error(err)
+			e.Error(err)
 		}
 	})
 	return p
@@ -72,43 +72,43 @@ func proxyKind(t *testing.T) proxies.Kind {
 }
 
 // startAll starts the proxy under test on all nodes.
-func (w *world) startAll() []*proxies.Proxy {
-	w.Helper()
-	return w.startEverywhere(proxyKind(w.T))
+func (e *env) startAll() []*proxies.Proxy {
+	e.Helper()
+	return e.startEverywhere(proxyKind(e.T))
 }
 
 // startEverywhere starts a proxy on all nodes.
-func (w *world) startEverywhere(kind proxies.Kind, change ...func(*proxies.Options)) []*proxies.Proxy {
-	w.Helper()
+func (e *env) startEverywhere(kind proxies.Kind, change ...func(*proxies.Options)) []*proxies.Proxy {
+	e.Helper()
 	var all []*proxies.Proxy
-	for _, n := range w.Nodes {
-		all = append(all, w.start(kind, n, change...))
+	for _, n := range e.Nodes {
+		all = append(all, e.start(kind, n, change...))
 	}
 	return all
 }
 
 // stop asks a proxy to end.
-func (w *world) stop(p *proxies.Proxy) {
-	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), 30*time.Second)
+func (e *env) stop(p *proxies.Proxy) {
+	e.Helper()
+	ctx, cancel := context.WithTimeout(e.Context(), 30*time.Second)
 	defer cancel()
-	w.check(p.Terminate(ctx))
+	e.check(p.Terminate(ctx))
 }
 
 // nft lists a node's ruleset.
-func (w *world) nft(n *site.Node) string {
-	w.Helper()
-	out, err := n.Run(w.Context(), "nft", "list", "ruleset")
-	w.check(err)
+func (e *env) nft(n *site.Node) string {
+	e.Helper()
+	out, err := n.Run(e.Context(), "nft", "list", "ruleset")
+	e.check(err)
 	return string(out)
 }
 
 // noSlipstream fails the test if Slipstream has tables or chains on a node.
-func (w *world) noSlipstream(n *site.Node) {
-	w.Helper()
-	for line := range strings.Lines(w.nft(n)) {
+func (e *env) noSlipstream(n *site.Node) {
+	e.Helper()
+	for line := range strings.Lines(e.nft(n)) {
 		if strings.HasPrefix(line, "table ") && strings.Contains(line, "slipstream") || strings.Contains(line, "SLIP-") {
-			w.Errorf("%s still has %s", n.Name(), line)
+			e.Errorf("%s still has %s", n.Name(), line)
 		}
 	}
 }

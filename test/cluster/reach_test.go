@@ -31,14 +31,14 @@ func reached(from *lab.Machine, p lab.Protocol, to netip.AddrPort, n int) (map[s
 }
 
 // reaches waits until just these pods answer.
-func (w *world) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods ...*site.Pod) {
-	w.Helper()
+func (e *env) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods ...*site.Pod) {
+	e.Helper()
 	var want []string
 	for _, pod := range pods {
 		want = append(want, pod.Name())
 	}
 	slices.Sort(want)
-	w.until(fmt.Sprintf("%v %v from %s is answered by %v", p, to, from.Name(), want), func() error {
+	e.until(fmt.Sprintf("%v %v from %s is answered by %v", p, to, from.Name(), want), func() error {
 		got, err := reached(from, p, to, 12*len(want))
 		if err != nil {
 			return err
@@ -52,19 +52,19 @@ func (w *world) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, po
 
 // everywhere waits until these pods are what answers a Service's ClusterIPs, in both
 // families, from all nodes.
-func (w *world) everywhere(svc *corev1.Service, pods ...*site.Pod) {
-	w.Helper()
-	for _, n := range w.Nodes {
+func (e *env) everywhere(svc *corev1.Service, pods ...*site.Pod) {
+	e.Helper()
+	for _, n := range e.Nodes {
 		for _, ipv6 := range families {
-			w.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
+			e.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
 		}
 	}
 }
 
 // silent waits until connections fail.
-func (w *world) silent(from *lab.Machine, to netip.AddrPort) {
-	w.Helper()
-	w.until(fmt.Sprintf("%v from %s is not answered", to, from.Name()), func() error {
+func (e *env) silent(from *lab.Machine, to netip.AddrPort) {
+	e.Helper()
+	e.until(fmt.Sprintf("%v from %s is not answered", to, from.Name()), func() error {
 		r, err := from.Connect(lab.TCP, to, lab.Timeout(300*time.Millisecond))
 		if err == nil {
 			return fmt.Errorf("answered by %s", r.Server)
@@ -75,10 +75,10 @@ func (w *world) silent(from *lab.Machine, to netip.AddrPort) {
 
 // untilTerminating waits until a Service's EndpointSlices have nothing but terminating
 // endpoints.
-func (w *world) untilTerminating(svc *corev1.Service) {
-	w.Helper()
-	w.until("all endpoints of "+svc.Name+" are terminating", func() error {
-		list, err := w.Plane.Client.DiscoveryV1().EndpointSlices(site.Namespace).List(w.Context(), metav1.ListOptions{
+func (e *env) untilTerminating(svc *corev1.Service) {
+	e.Helper()
+	e.until("all endpoints of "+svc.Name+" are terminating", func() error {
+		list, err := e.Plane.Client.DiscoveryV1().EndpointSlices(site.Namespace).List(e.Context(), metav1.ListOptions{
 			LabelSelector: discoveryv1.LabelServiceName + "=" + svc.Name,
 		})
 		if err != nil {

@@ -12,14 +12,14 @@ import (
 
 // everyWay is new connections to a Service from a pod of each node, from a node and from
 // outside.
-func (w *world) everyWay(to *corev1.Service) *traffic {
-	w.Helper()
-	r := &traffic{w: w}
-	for i := range w.Nodes {
-		r.load(w.client(i), lab.TCP, site.ClusterIP(to, i%2 == 1))
+func (e *env) everyWay(to *corev1.Service) *traffic {
+	e.Helper()
+	r := &traffic{env: e}
+	for i := range e.Nodes {
+		r.load(e.client(i), lab.TCP, site.ClusterIP(to, i%2 == 1))
 	}
-	r.load(&w.Nodes[1].Machine, lab.TCP, site.ClusterIP(to, false))
-	r.load(&w.Outside.Machine, lab.TCP, site.NodePort(to, w.Nodes[2], false))
+	r.load(&e.Nodes[1].Machine, lab.TCP, site.ClusterIP(to, false))
+	r.load(&e.Outside.Machine, lab.TCP, site.NodePort(to, e.Nodes[2], false))
 	r.more(5)
 	return r
 }
@@ -28,38 +28,38 @@ func (w *world) everyWay(to *corev1.Service) *traffic {
 // one is ready before an old one is told to end, which then still answers for a while. No
 // connection fails, and those that an old pod has go on until it closes them.
 func TestRollingUpdate(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
+	e := newEnv(t)
+	e.startAll()
 	var old, fresh []*site.Pod
 	for i := range nodes {
-		old = append(old, w.pod(i, "web"))
+		old = append(old, e.pod(i, "web"))
 	}
-	svc := w.service("web", nodePorts)
-	w.everywhere(svc, old...)
-	w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[2], false), old...)
-	run := w.everyWay(svc)
+	svc := e.service("web", nodePorts)
+	e.everywhere(svc, old...)
+	e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], false), old...)
+	run := e.everyWay(svc)
 
 	for i, leaving := range old {
-		fresh = append(fresh, w.replace(run, svc, i, leaving))
+		fresh = append(fresh, e.replace(run, svc, i, leaving))
 	}
-	w.everywhere(svc, fresh...)
+	e.everywhere(svc, fresh...)
 	run.fine("at the end")
 }
 
 // replace replaces a pod by a new one on a node, by its number, as a rolling update does.
-func (w *world) replace(run *traffic, svc *corev1.Service, node int, leaving *site.Pod) (fresh *site.Pod) {
-	w.Helper()
-	stream := run.streamTo(leaving, w.client(nodes-1-node), site.ClusterIP(svc, false))
-	fresh = w.pod(node, "web")
-	w.check(leaving.Terminate(w.Context()))
+func (e *env) replace(run *traffic, svc *corev1.Service, node int, leaving *site.Pod) (fresh *site.Pod) {
+	e.Helper()
+	stream := run.streamTo(leaving, e.client(nodes-1-node), site.ClusterIP(svc, false))
+	fresh = e.pod(node, "web")
+	e.check(leaving.Terminate(e.Context()))
 	run.unused(leaving)
 	run.more(5)
 	if st := stream.Stats(); st.Server != leaving.Name() {
-		w.Errorf("stream to %s: %+v", leaving.Name(), st)
+		e.Errorf("stream to %s: %+v", leaving.Name(), st)
 	}
 	leaving.Drain()
-	w.check(stream.Close())
-	w.check(leaving.Remove(w.Context()))
+	e.check(stream.Close())
+	e.check(leaving.Remove(e.Context()))
 	run.more(5)
 	return fresh
 }
@@ -67,23 +67,23 @@ func (w *world) replace(run *traffic, svc *corev1.Service, node int, leaving *si
 // TestAllTerminating restarts the only pod of a Service: it is told to end before there is
 // another one. As long as it answers, it gets the connections.
 func TestAllTerminating(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	old := w.pod(0, "web")
-	svc := w.service("web", nodePorts)
-	w.everywhere(svc, old)
-	w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[2], false), old)
-	run := w.everyWay(svc)
+	e := newEnv(t)
+	e.startAll()
+	old := e.pod(0, "web")
+	svc := e.service("web", nodePorts)
+	e.everywhere(svc, old)
+	e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], false), old)
+	run := e.everyWay(svc)
 
-	w.check(old.Terminate(t.Context()))
-	w.untilTerminating(svc)
+	e.check(old.Terminate(t.Context()))
+	e.untilTerminating(svc)
 	run.more(100)
 	if old.Served() == 0 {
-		t.Fatal("nobody came")
+		t.Fatal("no pod answered")
 	}
-	fresh := w.pod(1, "web")
+	fresh := e.pod(1, "web")
 	run.unused(old)
-	w.check(old.Remove(t.Context()))
-	w.everywhere(svc, fresh)
+	e.check(old.Remove(t.Context()))
+	e.everywhere(svc, fresh)
 	run.more(5)
 }

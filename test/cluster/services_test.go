@@ -15,89 +15,89 @@ import (
 // TestSelector changes what belongs to a Service, at both ends: its selector, and the
 // pods' labels and readiness.
 func TestSelector(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	one, two := w.pod(0, "web", "version", "1"), w.pod(1, "web", "version", "2")
-	svc := w.service("web", nil)
-	w.everywhere(svc, one, two)
+	e := newEnv(t)
+	e.startAll()
+	one, two := e.pod(0, "web", "version", "1"), e.pod(1, "web", "version", "2")
+	svc := e.service("web", nil)
+	e.everywhere(svc, one, two)
 
 	selector := func(labels map[string]any) {
 		t.Helper()
-		_, err := w.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"selector": labels}})
-		w.check(err)
+		_, err := e.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"selector": labels}})
+		e.check(err)
 	}
 	selector(map[string]any{"version": "2"})
-	w.everywhere(svc, two)
+	e.everywhere(svc, two)
 
 	patch := []byte(`{"metadata":{"labels":{"version":"2"}}}`)
-	_, err := w.Plane.Client.CoreV1().Pods(site.Namespace).Patch(t.Context(), one.Name(), types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	w.check(err)
-	w.everywhere(svc, one, two)
+	_, err := e.Plane.Client.CoreV1().Pods(site.Namespace).Patch(t.Context(), one.Name(), types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	e.check(err)
+	e.everywhere(svc, one, two)
 
-	w.check(two.SetReady(t.Context(), false))
-	w.everywhere(svc, one)
-	w.check(two.SetReady(t.Context(), true))
-	w.everywhere(svc, one, two)
+	e.check(two.SetReady(t.Context(), false))
+	e.everywhere(svc, one)
+	e.check(two.SetReady(t.Context(), true))
+	e.everywhere(svc, one, two)
 
 	selector(map[string]any{"version": "3"})
-	for _, n := range w.Nodes {
-		w.silent(&n.Machine, site.ClusterIP(svc, false))
+	for _, n := range e.Nodes {
+		e.silent(&n.Machine, site.ClusterIP(svc, false))
 	}
-	three := w.pod(2, "web", "version", "3")
-	w.everywhere(svc, three)
+	three := e.pod(2, "web", "version", "3")
+	e.everywhere(svc, three)
 }
 
 // TestServiceProxyName wants a Service that says that another proxy serves it to be left
 // alone, also when it comes to say so.
 func TestServiceProxyName(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	pod := w.pod(1, "web")
-	svc := w.service("web", nil)
-	w.everywhere(svc, pod)
+	e := newEnv(t)
+	e.startAll()
+	pod := e.pod(1, "web")
+	svc := e.service("web", nil)
+	e.everywhere(svc, pod)
 	label := func(value any) {
 		t.Helper()
-		_, err := w.PatchService(t.Context(), svc.Name, map[string]any{
+		_, err := e.PatchService(t.Context(), svc.Name, map[string]any{
 			"metadata": map[string]any{"labels": map[string]any{"service.kubernetes.io/service-proxy-name": value}},
 		})
-		w.check(err)
+		e.check(err)
 	}
 	label("somebody-else")
-	for _, n := range w.Nodes {
-		w.silent(&n.Machine, site.ClusterIP(svc, false))
+	for _, n := range e.Nodes {
+		e.silent(&n.Machine, site.ClusterIP(svc, false))
 	}
 	label(nil)
-	w.everywhere(svc, pod)
+	e.everywhere(svc, pod)
 }
 
 // TestReplaced deletes a Service and gives its address to another one.
 func TestReplaced(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	old, fresh := w.pod(0, "old"), w.pod(2, "fresh")
-	svc, err := w.NewService(t.Context(), w.name("short-lived"), "old", nil)
-	w.check(err)
-	w.everywhere(svc, old)
-	w.check(w.DeleteService(t.Context(), svc.Name))
-	for _, n := range w.Nodes {
-		w.silent(&n.Machine, site.ClusterIP(svc, true))
+	e := newEnv(t)
+	e.startAll()
+	old, fresh := e.pod(0, "old"), e.pod(2, "fresh")
+	svc, err := e.NewService(t.Context(), e.name("short-lived"), "old", nil)
+	e.check(err)
+	e.everywhere(svc, old)
+	e.check(e.DeleteService(t.Context(), svc.Name))
+	for _, n := range e.Nodes {
+		e.silent(&n.Machine, site.ClusterIP(svc, true))
 	}
-	next := w.service("fresh", func(s *corev1.ServiceSpec) {
+	next := e.service("fresh", func(s *corev1.ServiceSpec) {
 		s.ClusterIP, s.ClusterIPs = svc.Spec.ClusterIP, svc.Spec.ClusterIPs
 	})
-	w.everywhere(next, fresh)
+	e.everywhere(next, fresh)
 }
 
 // TestDualStack has Services of one family and of both, and one that gets the other
 // family later.
 func TestDualStack(t *testing.T) {
-	w := newWorld(t)
-	w.startAll()
-	pods := []*site.Pod{w.pod(0, "web"), w.pod(1, "web")}
-	client := w.client(2)
+	e := newEnv(t)
+	e.startAll()
+	pods := []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}
+	client := e.client(2)
 	single := corev1.IPFamilyPolicySingleStack
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
-		svc := w.service("web", func(s *corev1.ServiceSpec) {
+		svc := e.service("web", func(s *corev1.ServiceSpec) {
 			nodePorts(s)
 			s.IPFamilyPolicy, s.IPFamilies = &single, []corev1.IPFamily{family}
 		})
@@ -107,15 +107,15 @@ func TestDualStack(t *testing.T) {
 		}
 		reachable := func(ipv6 bool) {
 			t.Helper()
-			w.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
-			w.reaches(client, lab.UDP, site.ClusterIP(svc, ipv6), pods...)
-			w.reaches(&w.Outside.Machine, lab.TCP, site.NodePort(svc, w.Nodes[2], ipv6), pods...)
+			e.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
+			e.reaches(client, lab.UDP, site.ClusterIP(svc, ipv6), pods...)
+			e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], ipv6), pods...)
 		}
 		reachable(ipv6)
-		w.silent(client, site.NodePort(svc, w.Nodes[2], !ipv6))
+		e.silent(client, site.NodePort(svc, e.Nodes[2], !ipv6))
 
-		svc, err := w.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"ipFamilyPolicy": corev1.IPFamilyPolicyRequireDualStack}})
-		w.check(err)
+		svc, err := e.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"ipFamilyPolicy": corev1.IPFamilyPolicyRequireDualStack}})
+		e.check(err)
 		reachable(!ipv6)
 		reachable(ipv6)
 	}

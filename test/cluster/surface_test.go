@@ -22,34 +22,34 @@ import (
 // TestSurface compares what administrators see of the two proxies, in one cluster at one
 // time: metrics, other answers on their ports, and Events.
 func TestSurface(t *testing.T) {
-	w := newWorld(t)
-	theirs, ours := w.start(proxies.KubeProxyNFTables, w.Nodes[0]), w.start(proxies.Slipstream, w.Nodes[1])
-	pod := w.pod(2, "web")
-	svc := w.service("web", nil)
-	for _, n := range w.Nodes[:2] {
-		w.knows(n, svc, pod)
-		w.reaches(&n.Machine, lab.UDP, site.ClusterIP(svc, false), pod)
+	e := newEnv(t)
+	theirs, ours := e.start(proxies.KubeProxyNFTables, e.Nodes[0]), e.start(proxies.Slipstream, e.Nodes[1])
+	pod := e.pod(2, "web")
+	svc := e.service("web", nil)
+	for _, n := range e.Nodes[:2] {
+		e.knows(n, svc, pod)
+		e.reaches(&n.Machine, lab.UDP, site.ClusterIP(svc, false), pod)
 	}
-	second := w.pod(2, "web")
-	for _, n := range w.Nodes[:2] {
-		w.knows(n, svc, pod, second)
+	second := e.pod(2, "web")
+	for _, n := range e.Nodes[:2] {
+		e.knows(n, svc, pod, second)
 	}
 	for _, url := range []string{"http://127.0.0.1:10249/healthz", "http://127.0.0.1:10249/proxyMode", "http://127.0.0.1:10256/livez", "http://127.0.0.1:10256/healthz"} {
-		status, body := w.get(theirs, url)
-		gotStatus, got := w.get(ours, url)
+		status, body := e.get(theirs, url)
+		gotStatus, got := e.get(ours, url)
 		// Times, to the second.
 		if clock := regexp.MustCompile(`"\d{4}-[^"]*"`); gotStatus != status || clock.ReplaceAllString(got, "") != clock.ReplaceAllString(body, "") {
 			t.Errorf("%s: %d %q, kube-proxy says %d %q", url, gotStatus, got, status, body)
 		}
 	}
-	if status, body := w.get(ours, "http://127.0.0.1:10249/configz"); status != http.StatusOK || !strings.Contains(body, w.Nodes[1].Name()) {
+	if status, body := e.get(ours, "http://127.0.0.1:10249/configz"); status != http.StatusOK || !strings.Contains(body, e.Nodes[1].Name()) {
 		t.Errorf("/configz: %d %s", status, body)
 	}
-	compareMetrics(t, w.metrics(theirs), w.metrics(ours))
+	compareMetrics(t, e.metrics(theirs), e.metrics(ours))
 	for i, reporter := range []string{"kube-proxy", "slipstream"} {
-		n := w.Nodes[i]
-		w.until("an Event that the proxy on "+n.Name()+" has started", func() error {
-			list, err := w.Plane.Client.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+		n := e.Nodes[i]
+		e.until("an Event that the proxy on "+n.Name()+" has started", func() error {
+			list, err := e.Plane.Client.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -64,10 +64,10 @@ func TestSurface(t *testing.T) {
 }
 
 // get reads a URL of a proxy's node.
-func (w *world) get(p *proxies.Proxy, url string) (status int, body string) {
-	w.Helper()
-	status, body, err := p.Get(w.Context(), url)
-	w.check(err)
+func (e *env) get(p *proxies.Proxy, url string) (status int, body string) {
+	e.Helper()
+	status, body, err := p.Node.Namespace().Get(e.Context(), url)
+	e.check(err)
 	return status, body
 }
 
@@ -75,12 +75,12 @@ func (w *world) get(p *proxies.Proxy, url string) (status int, body string) {
 type metric string
 
 // metrics are those of a proxy, by name.
-func (w *world) metrics(p *proxies.Proxy) map[string]metric {
-	w.Helper()
-	_, body := w.get(p, "http://127.0.0.1:10249/metrics")
+func (e *env) metrics(p *proxies.Proxy) map[string]metric {
+	e.Helper()
+	_, body := e.get(p, "http://127.0.0.1:10249/metrics")
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
-	w.check(err)
+	e.check(err)
 	all := map[string]metric{}
 	for name, family := range families {
 		var labels []string

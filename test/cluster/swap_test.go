@@ -17,15 +17,15 @@ import (
 
 // swapped is a Service in use while proxies come and go.
 type swapped struct {
-	*world
+	*env
 	svc  *corev1.Service
 	pods []*site.Pod
 	run  *traffic
 }
 
-func newSwapped(w *world) *swapped {
-	s := &swapped{world: w, pods: []*site.Pod{w.pod(0, "web"), w.pod(1, "web")}}
-	s.svc = w.service("web", nodePorts)
+func newSwapped(e *env) *swapped {
+	s := &swapped{env: e, pods: []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}}
+	s.svc = e.service("web", nodePorts)
 	return s
 }
 
@@ -79,7 +79,7 @@ func TestSwap(t *testing.T) {
 		{"no mode", "", proxies.KubeProxyIPTables},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWorld(t)
+			e := newEnv(t)
 			kind := test.kind
 			if kind == proxies.KubeProxyIPTables {
 				kerneltest.Require(t, kerneltest.IPTablesNFT)
@@ -87,22 +87,22 @@ func TestSwap(t *testing.T) {
 			if test.mode == "iptables" {
 				kerneltest.Require(t, kerneltest.IPSet)
 			}
-			s := newSwapped(w)
-			before := w.startEverywhere(kind, inPlace(test.mode))
+			s := newSwapped(e)
+			before := e.startEverywhere(kind, inPlace(test.mode))
 			s.use()
 
 			// There.
 			var after []*proxies.Proxy
-			for i, n := range w.Nodes {
-				if len(w.leftovers(n)) == 0 {
+			for i, n := range e.Nodes {
+				if len(e.leftovers(n)) == 0 {
 					t.Fatalf("%s: nothing of kube-proxy's is found", n.Name())
 				}
-				w.stop(before[i])
-				after = append(after, w.start(proxies.Slipstream, n, inPlace(test.mode)))
+				e.stop(before[i])
+				after = append(after, e.start(proxies.Slipstream, n, inPlace(test.mode)))
 			}
-			for _, n := range w.Nodes {
-				w.until("nothing of kube-proxy's is left on "+n.Name(), func() error {
-					if left := w.leftovers(n); len(left) > 0 {
+			for _, n := range e.Nodes {
+				e.until("nothing of kube-proxy's is left on "+n.Name(), func() error {
+					if left := e.leftovers(n); len(left) > 0 {
 						return fmt.Errorf("%q", left)
 					}
 					return nil
@@ -112,14 +112,14 @@ func TestSwap(t *testing.T) {
 			s.run.fine("after the swap")
 
 			// And back.
-			w.startEverywhere(kind, inPlace(test.mode))
-			for _, n := range w.Nodes {
-				w.untilProgrammed(kind, n, s.svc)
+			e.startEverywhere(kind, inPlace(test.mode))
+			for _, n := range e.Nodes {
+				e.untilProgrammed(kind, n, s.svc)
 			}
-			for i, n := range w.Nodes {
-				w.stop(after[i])
-				w.check(proxies.Cleanup(t.Context(), proxies.Slipstream, n.Node, proxies.Options{Binary: slipstreamBinary(t)}))
-				w.noSlipstream(n)
+			for i, n := range e.Nodes {
+				e.stop(after[i])
+				e.check(proxies.Cleanup(t.Context(), proxies.Slipstream, n.Node, proxies.Options{Binary: slipstreamBinary(t)}))
+				e.noSlipstream(n)
 			}
 			s.grows()
 			s.run.fine("after the way back")
@@ -130,22 +130,22 @@ func TestSwap(t *testing.T) {
 // TestRestart stops proxies that are in use, in the way that an update does and in a worse
 // one, and starts them again. What changes meanwhile is programmed then.
 func TestRestart(t *testing.T) {
-	w := newWorld(t)
-	s := newSwapped(w)
-	running := w.startAll()
+	e := newEnv(t)
+	s := newSwapped(e)
+	running := e.startAll()
 	s.use()
 	for _, end := range []func(*proxies.Proxy){
-		w.stop,
-		func(p *proxies.Proxy) { w.check(p.Stop()) }, // by SIGKILL
+		e.stop,
+		func(p *proxies.Proxy) { e.check(p.Stop()) }, // by SIGKILL
 	} {
 		for i := range running {
 			end(running[i])
 		}
 		s.run.more(20)
-		fresh := w.pod(2, "web")
+		fresh := e.pod(2, "web")
 		s.pods = append(s.pods, fresh)
-		for i, n := range w.Nodes {
-			running[i] = w.start(proxyKind(t), n)
+		for i, n := range e.Nodes {
+			running[i] = e.start(proxyKind(t), n)
 		}
 		s.everywhere(s.svc, s.pods...)
 		s.run.more(20)
@@ -153,10 +153,10 @@ func TestRestart(t *testing.T) {
 }
 
 // leftovers is what kube-proxy has on a node.
-func (w *world) leftovers(n *site.Node) []string {
-	w.Helper()
-	found, err := proxies.Leftovers(w.Context(), n.Node)
-	w.check(err)
+func (e *env) leftovers(n *site.Node) []string {
+	e.Helper()
+	found, err := proxies.Leftovers(e.Context(), n.Node)
+	e.check(err)
 	return found
 }
 
@@ -164,8 +164,8 @@ func (w *world) leftovers(n *site.Node) []string {
 var ofOthers = regexp.MustCompile(`(?m)^-A SLIP-.*$`)
 
 // untilProgrammed waits until kube-proxy has a Service on a node, whoever else has it too.
-func (w *world) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Service) {
-	w.Helper()
+func (e *env) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Service) {
+	e.Helper()
 	var lists [][]string
 	for _, ipv6 := range families {
 		list := []string{"nft", "list", "table", "ip", "kube-proxy"}
@@ -179,9 +179,9 @@ func (w *world) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Ser
 		}
 		lists = append(lists, list)
 	}
-	w.until(fmt.Sprintf("%s has Service %s on %s", kind, svc.Name, n.Name()), func() error {
+	e.until(fmt.Sprintf("%s has Service %s on %s", kind, svc.Name, n.Name()), func() error {
 		for i, list := range lists {
-			out, err := n.Run(w.Context(), list[0], list[1:]...)
+			out, err := n.Run(e.Context(), list[0], list[1:]...)
 			if err != nil {
 				return err
 			}

@@ -14,7 +14,7 @@ import (
 
 // traffic is what goes on all the while, and must not fail.
 type traffic struct {
-	w       *world
+	env     *env
 	loads   []*lab.Load
 	streams []*lab.Stream
 	what    []string // of loads and then of streams
@@ -22,57 +22,57 @@ type traffic struct {
 
 // load makes new connections, about a hundred a second.
 func (r *traffic) load(from *lab.Machine, p lab.Protocol, to netip.AddrPort) {
-	r.w.Helper()
+	r.env.Helper()
 	l, err := from.StartLoad(context.Background(), p, to, lab.LoadOptions{Pace: 10 * time.Millisecond})
-	r.w.check(err)
+	r.env.check(err)
 	r.loads = append(r.loads, l)
 	r.what = append(r.what, fmt.Sprintf("%v %v from %s", p, to, from.Name()))
-	r.w.Cleanup(func() { l.Stop() })
+	r.env.Cleanup(func() { l.Stop() })
 }
 
 // stream opens a connection and keeps it.
 func (r *traffic) stream(from *lab.Machine, p lab.Protocol, to netip.AddrPort) *lab.Stream {
-	r.w.Helper()
+	r.env.Helper()
 	s, err := from.Stream(p, to, 20*time.Millisecond)
-	r.w.check(err)
+	r.env.check(err)
 	r.streams = append(r.streams, s)
-	r.w.Cleanup(func() { s.Close() })
+	r.env.Cleanup(func() { s.Close() })
 	return s
 }
 
 // streamTo opens a connection to a certain pod and keeps it.
 func (r *traffic) streamTo(pod *site.Pod, from *lab.Machine, to netip.AddrPort) *lab.Stream {
-	r.w.Helper()
+	r.env.Helper()
 	for range 200 {
 		s, err := from.Stream(lab.TCP, to, 20*time.Millisecond)
-		r.w.check(err)
+		r.env.check(err)
 		if s.Stats().Server == pod.Name() {
 			r.streams = append(r.streams, s)
-			r.w.Cleanup(func() { s.Close() })
+			r.env.Cleanup(func() { s.Close() })
 			return s
 		}
-		r.w.check(s.Close())
+		r.env.check(s.Close())
 	}
-	r.w.Fatalf("of 200 connections from %s to %v, none is answered by %s", from.Name(), to, pod.Name())
+	r.env.Fatalf("of 200 connections from %s to %v, none is answered by %s", from.Name(), to, pod.Name())
 	return nil
 }
 
 // fine fails the test if a connection has failed or a stream was cut so far.
 func (r *traffic) fine(when string) {
-	r.w.Helper()
+	r.env.Helper()
 	for i, l := range r.loads {
 		s := l.Stats()
 		if s.Failed > 0 {
-			r.w.Errorf("%s: %s: %v", when, r.what[i], s)
+			r.env.Errorf("%s: %s: %v", when, r.what[i], s)
 		}
 	}
 	for _, s := range r.streams {
 		if st := s.Stats(); st.Failed > 0 || st.Ended {
-			r.w.Errorf("%s: stream: %+v", when, st)
+			r.env.Errorf("%s: stream: %+v", when, st)
 		}
 	}
-	if r.w.Failed() {
-		r.w.FailNow()
+	if r.env.Failed() {
+		r.env.FailNow()
 	}
 }
 
@@ -96,12 +96,12 @@ func (r *traffic) made(goals []int64) error {
 
 // more waits until each load has made n more connections, and each stream n echoes.
 func (r *traffic) more(n int64) {
-	r.w.Helper()
+	r.env.Helper()
 	goals := r.goals(n)
 	for _, s := range r.streams {
 		goals = append(goals, s.Stats().Received+n)
 	}
-	r.w.until("more traffic", func() error {
+	r.env.until("more traffic", func() error {
 		r.fine("while waiting for more")
 		if err := r.made(goals); err != nil {
 			return err
@@ -123,10 +123,10 @@ func (r *traffic) more(n int64) {
 // unused waits until a pod has got no new connection for a while in which each load has
 // made some.
 func (r *traffic) unused(p *site.Pod) {
-	r.w.Helper()
+	r.env.Helper()
 	const some = 30
 	before, since, goals := p.Served(), time.Now(), r.goals(some)
-	r.w.until(p.Name()+" gets no more connections", func() error {
+	r.env.until(p.Name()+" gets no more connections", func() error {
 		if now := p.Served(); now != before {
 			before, since, goals = now, time.Now(), r.goals(some)
 		}

@@ -89,7 +89,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// A demo whose claims cannot fail would show nothing. Here cleanup does nothing.
+// The claims of the demo can fail: here cleanup does nothing.
 func TestDemoSeesWhatIsNotSo(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	script := filepath.Join(t.TempDir(), "slipstream")

@@ -39,22 +39,10 @@ func (p *proxy) start(ctx context.Context, binary, dir string) (update, error) {
 
 // update waits for update n of the kernel, counted from 0 over all processes.
 func (p *proxy) update(ctx context.Context, n int) (update, error) {
-	ended := false
-	await(ctx, func() bool {
-		select {
-		case <-p.process.Done():
-			ended = true
-		default:
-		}
-		return ended || len(p.log.updates()) > n
-	})
-	if all := p.log.updates(); len(all) > n && !ended {
-		return all[n], nil
+	if !await(ctx, func() bool { return len(p.log.updates()) > n }) {
+		return update{}, fmt.Errorf("slipstream on %s has not programmed the kernel within %v", p.node.Name(), patience)
 	}
-	if ended {
-		return update{}, fmt.Errorf("slipstream on %s has ended: %v", p.node.Name(), p.process.Wait())
-	}
-	return update{}, fmt.Errorf("slipstream on %s has not programmed the kernel within %v", p.node.Name(), patience)
+	return p.log.updates()[n], nil
 }
 
 // update is one update of the kernel.

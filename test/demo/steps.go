@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -335,7 +334,12 @@ func (d *demo) restart(ctx context.Context) error {
 func (d *demo) cleanup(ctx context.Context) error {
 	d.step("cleanup")
 	for _, p := range d.proxies {
-		err := p.process.Stop(syscall.SIGTERM, patience)
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		err := p.process.Terminate(ctx)
+		cancel()
+		if err == nil {
+			err = p.process.Wait()
+		}
 		d.claim(err == nil, "slipstream on %s ends after SIGTERM%s", p.node.Name(), because(err))
 	}
 	stopped := time.Now()

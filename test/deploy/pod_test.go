@@ -4,11 +4,9 @@ package deploy
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -218,16 +216,8 @@ func (p *pod) probe(what *corev1.Probe) error {
 		ports[port.Name] = port.ContainerPort
 	}
 	url := fmt.Sprintf("http://%s:%d%s", p.node.Addr(false), ports[what.HTTPGet.Port.StrVal], what.HTTPGet.Path)
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			err = p.node.Do(func() error {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-				return err
-			})
-			return conn, err
-		},
-	}}
+	client := p.node.Namespace().HTTPClient()
+	client.Timeout = 5 * time.Second
 	response, err := client.Get(url)
 	if err != nil {
 		return err

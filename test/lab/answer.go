@@ -3,10 +3,10 @@
 package lab
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 )
 
@@ -36,32 +36,25 @@ func parseAnswer(line []byte) (answer, error) {
 
 var errLongLine = errors.New("line is too long")
 
-// lineReader reads lines. Unlike bufio's, a line broken off by a deadline goes
-// on with the next call.
+// lineReader reads lines. A line that a deadline interrupts continues with the next call.
 type lineReader struct {
-	r    io.Reader
-	buf  [maxLine]byte
-	have int // bytes in buf
-	used int // bytes in buf returned by the last call
+	r    *bufio.Reader
+	part []byte // of a line
 }
 
-// next returns a line without its newline, valid until the next call.
+// next returns a line without its newline.
 func (l *lineReader) next() ([]byte, error) {
-	l.have = copy(l.buf[:], l.buf[l.used:l.have])
-	l.used = 0
-	for looked := 0; ; {
-		for ; looked < l.have; looked++ {
-			if l.buf[looked] == '\n' {
-				l.used = looked + 1
-				return l.buf[:looked], nil
-			}
-		}
-		if l.have == len(l.buf) {
+	for {
+		piece, err := l.r.ReadSlice('\n')
+		l.part = append(l.part, piece...)
+		switch {
+		case len(l.part) > maxLine:
 			return nil, errLongLine
-		}
-		n, err := l.r.Read(l.buf[l.have:])
-		l.have += n
-		if n == 0 && err != nil {
+		case err == nil:
+			line := l.part[:len(l.part)-1]
+			l.part = nil
+			return line, nil
+		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, err
 		}
 	}

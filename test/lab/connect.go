@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"bufio"
 	"errors"
 	"net/netip"
 	"syscall"
@@ -91,7 +92,7 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, o connectOptions) (*clie
 		return fail("open", err)
 	}
 	c := &client{socket: s}
-	c.lines.r = s
+	c.lines.r = bufio.NewReader(s)
 	if err := m.bindSource(s, p, dest, o.source); err != nil {
 		s.Close()
 		return fail("bind", err)
@@ -197,7 +198,7 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 }
 
 // send sends a datagram. One that a rule of the machine's own rejects fails
-// with EPERM, like one that is dropped; the ICMP error that tells the two apart
+// with EPERM, like one that is dropped; the ICMP error that distinguishes the two
 // is then pending already.
 func (s *socket) send(b []byte) error {
 	_, err := s.Write(b)

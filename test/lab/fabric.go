@@ -66,7 +66,7 @@ func (f *fabric) attach(m *Machine, addrs []netip.Prefix) error {
 		if p.Addr() == f.gateway(p.Addr()) {
 			return fmt.Errorf("address %v: is the fabric gateway's", p)
 		}
-		for _, other := range f.members(m) {
+		for _, other := range m.lab.onFabric() {
 			if other.Addr(p.Addr().Is6()) == p.Addr() {
 				return fmt.Errorf("address %v: is taken by %s", p, other.name)
 			}
@@ -104,16 +104,4 @@ func (f *fabric) attach(m *Machine, addrs []netip.Prefix) error {
 		return err
 	}
 	return f.ns.waitUsable(f.bridge, m.Addrs()...)
-}
-
-// members returns the other machines on the fabric.
-func (f *fabric) members(m *Machine) []*Machine {
-	var ms []*Machine
-	for _, n := range m.lab.nodesNow() {
-		ms = append(ms, &n.Machine)
-	}
-	for _, h := range m.lab.hostsNow() {
-		ms = append(ms, &h.Machine)
-	}
-	return ms
 }

@@ -9,10 +9,7 @@ import (
 
 // Host is a machine outside the cluster, on the fabric. It has no default
 // route and no routes to pods or ClusterIPs unless it is given some.
-type Host struct {
-	Machine
-	routesToPods bool // guarded by Lab.build
-}
+type Host struct{ Machine }
 
 // Host adds an outside host with one address, or one of each family, with the
 // length of the fabric's subnet; see NodeOptions.Addresses.
@@ -30,9 +27,6 @@ func (l *Lab) Host(name string, addrs ...netip.Prefix) (*Host, error) {
 		h.close()
 		return nil, h.wrap(err)
 	}
-	l.mu.Lock()
-	l.hosts = append(l.hosts, h)
-	l.mu.Unlock()
 	return h, nil
 }
 
@@ -42,9 +36,9 @@ func (h *Host) RouteToPods() error {
 	h.lab.build.Lock()
 	defer h.lab.build.Unlock()
 	h.routesToPods = true
-	for _, n := range h.lab.nodesNow() {
-		if err := h.routeToPodsOf(n); err != nil {
-			return err
+	for _, m := range h.lab.onFabric() {
+		if err := h.addPodRoutes(m); err != nil {
+			return h.wrap(err)
 		}
 	}
 	return nil

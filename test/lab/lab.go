@@ -45,8 +45,6 @@ type Lab struct {
 	mu       sync.Mutex
 	closed   bool
 	machines map[string]*Machine
-	nodes    []*Node
-	hosts    []*Host
 }
 
 // New makes an empty lab: only the fabric. The error is EPERM (for errors.Is)
@@ -131,16 +129,16 @@ func (l *Lab) forget(m *Machine) {
 	}
 }
 
-func (l *Lab) nodesNow() []*Node {
+// onFabric returns all nodes and hosts; the caller holds build.
+func (l *Lab) onFabric() (all []*Machine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]*Node(nil), l.nodes...)
-}
-
-func (l *Lab) hostsNow() []*Host {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return append([]*Host(nil), l.hosts...)
+	for _, m := range l.machines {
+		if m.kind != "pod" {
+			all = append(all, m)
+		}
+	}
+	return all
 }
 
 // onePerFamily checks that prefixes holds at least one address and at most one

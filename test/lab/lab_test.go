@@ -17,10 +17,10 @@ import (
 
 func TestBadArguments(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	newNode := func(addrs, cidrs []netip.Prefix) func() error {
 		return func() error {
-			_, err := w.lab.Node("x", lab.NodeOptions{Addresses: addrs, PodCIDRs: cidrs})
+			_, err := b.lab.Node("x", lab.NodeOptions{Addresses: addrs, PodCIDRs: cidrs})
 			return err
 		}
 	}
@@ -30,7 +30,7 @@ func TestBadArguments(t *testing.T) {
 			for _, a := range addrs {
 				as = append(as, netip.MustParseAddr(a))
 			}
-			_, err := w.n1.Pod(name, as...)
+			_, err := b.n1.Pod(name, as...)
 			return err
 		}
 	}
@@ -49,20 +49,20 @@ func TestBadArguments(t *testing.T) {
 		{"pod outside the CIDR", newPod("x", "10.1.1.1"), "not in a pod CIDR of node n1"},
 		{"pod with a taken name", newPod("n2", "10.244.1.77"), "taken by a node"},
 		{"pod without name", newPod("", "10.244.1.77"), "name is empty"},
-		{"host without address", func() error { _, err := w.lab.Host("x"); return err }, "host x: address: none"},
+		{"host without address", func() error { _, err := b.lab.Host("x"); return err }, "host x: address: none"},
 		{"stream without interval", func() error {
-			_, err := w.web1.Stream(lab.TCP, netip.MustParseAddrPort("1.2.3.4:5"), 0)
+			_, err := b.web1.Stream(lab.TCP, netip.MustParseAddrPort("1.2.3.4:5"), 0)
 			return err
 		}, "interval 0s"},
 		{"server on another's address", func() error {
-			_, err := w.web1.Serve(lab.TCP, netip.AddrPortFrom(w.web2.Addr(false), 80))
+			_, err := b.web1.Serve(lab.TCP, netip.AddrPortFrom(b.web2.Addr(false), 80))
 			return err
 		}, "pod web-1: serve TCP 10.244.1.6:80"},
 		{"unknown protocol", func() error {
-			_, err := w.web1.Connect(lab.Protocol(9), netip.MustParseAddrPort("1.2.3.4:5"))
+			_, err := b.web1.Connect(lab.Protocol(9), netip.MustParseAddrPort("1.2.3.4:5"))
 			return err
 		}, "unsupported"},
-		{"unknown sysctl", func() error { return w.web1.Namespace().SetSysctl("ipv4/nothing", "1") }, "sysctl net/ipv4/nothing"},
+		{"unknown sysctl", func() error { return b.web1.Namespace().SetSysctl("ipv4/nothing", "1") }, "sysctl net/ipv4/nothing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.do()
@@ -72,19 +72,19 @@ func TestBadArguments(t *testing.T) {
 		})
 	}
 	// What failed left neither names nor addresses taken.
-	if _, err := w.lab.Host("x", prefixList("192.168.100.8/24")...); err != nil {
+	if _, err := b.lab.Host("x", prefixList("192.168.100.8/24")...); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestPodComesAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	for range 5 {
-		p := pod(t, w.n1, "short", "10.244.1.50", "fd00:244:1::50")
+		p := pod(t, b.n1, "short", "10.244.1.50", "fd00:244:1::50")
 		eachWay(t, func(t *testing.T, proto lab.Protocol, ipv6 bool) {
 			s := serve(t, &p.Machine, proto, netip.AddrPortFrom(p.Addr(ipv6), 80))
-			if _, err := w.web3.Connect(proto, s.Addr()); err != nil {
+			if _, err := b.web3.Connect(proto, s.Addr()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -94,8 +94,8 @@ func TestPodComesAgain(t *testing.T) {
 		if err := p.Delete(); err != nil {
 			t.Errorf("second Delete: %v", err)
 		}
-		links, err := w.n1.Run(t.Context(), "cat", "/proc/thread-self/net/dev")
-		if err != nil || strings.Contains(string(links), p.NodeLink()+":") || !strings.Contains(string(links), w.web1.NodeLink()+":") {
+		links, err := b.n1.Run(t.Context(), "cat", "/proc/thread-self/net/dev")
+		if err != nil || strings.Contains(string(links), p.NodeLink()+":") || !strings.Contains(string(links), b.web1.NodeLink()+":") {
 			t.Errorf("links of the node after Delete: %v\n%s", err, links)
 		}
 	}
@@ -103,7 +103,7 @@ func TestPodComesAgain(t *testing.T) {
 
 func TestNodeSysctls(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	for key, want := range map[string]string{
 		"ipv4/ip_forward":                                "1",
 		"ipv4/conf/eth0/rp_filter":                       "0",
@@ -112,32 +112,32 @@ func TestNodeSysctls(t *testing.T) {
 		"ipv6/conf/all/forwarding":                       "1",
 		"ipv6/conf/eth0/forwarding":                      "1",
 		"ipv6/conf/eth0/accept_dad":                      "0",
-		"ipv4/conf/" + w.web1.NodeLink() + "/rp_filter":  "0",
-		"ipv6/conf/" + w.web1.NodeLink() + "/forwarding": "1",
+		"ipv4/conf/" + b.web1.NodeLink() + "/rp_filter":  "0",
+		"ipv6/conf/" + b.web1.NodeLink() + "/forwarding": "1",
 	} {
-		if got, err := w.n1.Namespace().Sysctl(key); err != nil || got != want {
+		if got, err := b.n1.Namespace().Sysctl(key); err != nil || got != want {
 			t.Errorf("%s is %q, %v, want %q", key, got, err, want)
 		}
 	}
-	if got, err := w.web1.Namespace().Sysctl("ipv4/ip_forward"); err != nil || got != "0" {
+	if got, err := b.web1.Namespace().Sysctl("ipv4/ip_forward"); err != nil || got != "0" {
 		t.Errorf("ip_forward of a pod is %q, %v, want 0", got, err)
 	}
 }
 
 func TestDo(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	root, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
 	}
 	mine := errors.New("mine")
-	err = w.web1.Do(func() error {
+	err = b.web1.Do(func() error {
 		in, err := os.Readlink("/proc/thread-self/ns/net")
 		if err != nil || in == root {
 			t.Errorf("in namespace %s, %v; the root is %s", in, err, root)
 		}
-		return w.web2.Do(func() error {
+		return b.web2.Do(func() error {
 			if other, _ := os.Readlink("/proc/thread-self/ns/net"); other == in || other == root {
 				t.Errorf("within: in namespace %s", other)
 			}
@@ -154,7 +154,7 @@ func TestDo(t *testing.T) {
 				t.Errorf("panic %v, want oops", p)
 			}
 		}()
-		_ = w.web1.Do(func() error { panic("oops") })
+		_ = b.web1.Do(func() error { panic("oops") })
 		t.Error("the panic did not go on")
 	}()
 
@@ -162,7 +162,7 @@ func TestDo(t *testing.T) {
 	go func() {
 		exited := true
 		defer func() { gone <- exited }()
-		_ = w.web1.Do(func() error { runtime.Goexit(); return nil })
+		_ = b.web1.Do(func() error { runtime.Goexit(); return nil })
 		exited = false
 	}()
 	if !<-gone {
@@ -172,10 +172,10 @@ func TestDo(t *testing.T) {
 
 // TestThreadsComeBack is not parallel: it looks at all threads at rest.
 func TestThreadsComeBack(t *testing.T) {
-	w := newWorld(t)
-	s := serve(t, &w.web3.Machine, lab.TCP, netip.AddrPortFrom(w.web3.Addr(false), 80))
+	b := newTestbed(t)
+	s := serve(t, &b.web3.Machine, lab.TCP, netip.AddrPortFrom(b.web3.Addr(false), 80))
 	for range 50 {
-		if _, err := w.web1.Connect(lab.TCP, s.Addr()); err != nil {
+		if _, err := b.web1.Connect(lab.TCP, s.Addr()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -38,8 +38,7 @@ type LoadOptions struct {
 	Result func(begin time.Time, r Reply, err error)
 }
 
-// LoadStats are what a load counted. The memory that they take does not grow
-// with the number of connections.
+// LoadStats are the counters of a load.
 type LoadStats struct {
 	OK       int64            // connections that got an answer
 	Failed   int64            // those that did not
@@ -49,10 +48,6 @@ type LoadStats struct {
 	Slowest  time.Duration    // of the connections in OK
 	Elapsed  time.Duration
 }
-
-// maxKinds bounds the number of keys in each map of LoadStats; what does not
-// fit is counted under "other".
-const maxKinds = 4096
 
 // String sums up in one line: "120 ok in 1s (web-1 61, web-2 59), 0 failed".
 func (s LoadStats) String() string {
@@ -173,22 +168,15 @@ func (l *Load) count(r Reply, err error) {
 	defer l.mu.Unlock()
 	if err != nil {
 		l.stats.Failed++
-		addKind(l.stats.Failures, Outcome(err))
+		l.stats.Failures[Outcome(err)]++
 		if l.stats.First == nil {
 			l.stats.First = err
 		}
 		return
 	}
 	l.stats.OK++
-	addKind(l.stats.Servers, r.Server)
+	l.stats.Servers[r.Server]++
 	l.stats.Slowest = max(l.stats.Slowest, r.Took)
-}
-
-func addKind(counts map[string]int64, kind string) {
-	if _, known := counts[kind]; !known && len(counts) >= maxKinds {
-		kind = "other"
-	}
-	counts[kind]++
 }
 
 // Stats returns the numbers so far.

@@ -22,6 +22,11 @@ type Machine struct {
 	ns    *Namespace
 	link  netlink.Link  // eth0
 	addrs [2]netip.Addr // by familyIndex
+
+	// Guarded by Lab.build.
+	podCIDRs     [2]netip.Prefix // a node's, by familyIndex
+	routesToPods bool            // has, or gets, routes to the pods of all nodes
+
 	ports portCounter
 
 	mu     sync.Mutex
@@ -83,11 +88,25 @@ func (m *Machine) Run(ctx context.Context, name string, args ...string) ([]byte,
 // same family on the machine's eth0 link; a route to the same prefix is
 // replaced.
 func (m *Machine) AddRoute(prefix netip.Prefix, via netip.Addr) error {
-	return m.wrap(m.ns.addRoute(netlink.Route{
-		LinkIndex: m.link.Attrs().Index,
-		Dst:       ipNet(prefix.Masked()),
-		Gw:        via.AsSlice(),
-	}))
+	return m.wrap(m.addRoute(prefix, via))
+}
+
+func (m *Machine) addRoute(prefix netip.Prefix, via netip.Addr) error {
+	return m.ns.addRoute(netlink.Route{LinkIndex: m.link.Attrs().Index, Dst: ipNet(prefix.Masked()), Gw: via.AsSlice()})
+}
+
+// addPodRoutes adds routes to the pod CIDRs of a node, in the families that the two
+// machines share.
+func (m *Machine) addPodRoutes(node *Machine) error {
+	for i, cidr := range node.podCIDRs {
+		if !m.routesToPods || !cidr.IsValid() || !m.addrs[i].IsValid() {
+			continue
+		}
+		if err := m.addRoute(cidr, node.addrs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // DeleteRoute takes back the route to prefix.

@@ -3,11 +3,10 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
-
-	"github.com/vishvananda/netlink"
 )
 
 // NodeOptions are a node's addresses.
@@ -29,7 +28,6 @@ type NodeOptions struct {
 // address detection are off; its default route goes to the fabric's gateway.
 type Node struct {
 	Machine
-	podCIDRs [2]netip.Prefix
 
 	podMu sync.Mutex
 	veths int
@@ -49,13 +47,11 @@ func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
 	for _, p := range opts.PodCIDRs {
 		n.podCIDRs[familyIndex(p.Addr())] = p.Masked()
 	}
+	n.routesToPods = true
 	if err := n.setUp(opts); err != nil {
 		n.close()
 		return nil, n.wrap(err)
 	}
-	l.mu.Lock()
-	l.nodes = append(l.nodes, n)
-	l.mu.Unlock()
 	return n, nil
 }
 
@@ -86,42 +82,15 @@ func (n *Node) setUp(opts NodeOptions) error {
 		return err
 	}
 	for _, a := range n.Addrs() {
-		err := n.ns.addRoute(netlink.Route{
-			LinkIndex: n.link.Attrs().Index,
-			Dst:       ipNet(defaultRoute(a)),
-			Gw:        n.lab.fabric.gateway(a).AsSlice(),
-		})
-		if err != nil {
+		if err := n.addRoute(defaultRoute(a), n.lab.fabric.gateway(a)); err != nil {
 			return err
 		}
 	}
-	for _, other := range n.lab.nodesNow() {
-		if err := n.routeToPodsOf(other); err != nil {
-			return err
-		}
-		if err := other.routeToPodsOf(n); err != nil {
-			return err
-		}
-	}
-	for _, h := range n.lab.hostsNow() {
-		if !h.routesToPods {
+	for _, other := range n.lab.onFabric() {
+		if other == &n.Machine {
 			continue
 		}
-		if err := h.routeToPodsOf(n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// routeToPodsOf adds routes to the pod CIDRs of n through n, in the families
-// that the two machines share.
-func (m *Machine) routeToPodsOf(n *Node) error {
-	for i, cidr := range n.podCIDRs {
-		if !cidr.IsValid() || !m.addrs[i].IsValid() {
-			continue
-		}
-		if err := m.AddRoute(cidr, n.addrs[i]); err != nil {
+		if err := errors.Join(n.addPodRoutes(other), other.addPodRoutes(&n.Machine)); err != nil {
 			return err
 		}
 	}

@@ -103,12 +103,7 @@ func (p *Pod) setUp(addrs []netip.Addr) error {
 				return err
 			}
 		}
-		err = p.ns.addRoute(netlink.Route{
-			LinkIndex: eth0.Attrs().Index,
-			Dst:       ipNet(defaultRoute(a)),
-			Gw:        gw.Addr().AsSlice(),
-		})
-		if err != nil {
+		if err := p.addRoute(defaultRoute(a), gw.Addr()); err != nil {
 			return err
 		}
 	}

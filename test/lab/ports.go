@@ -8,9 +8,9 @@ import (
 )
 
 // portCounter hands out a machine's local ports for UDP and SCTP one after the
-// other. The kernel would choose at random, and soon choose one again whose
-// conntrack entry still binds it to an earlier backend (30 s for UDP, 10 s for
-// SCTP): to a proxy's test that looks like traffic to a removed endpoint. TCP
+// other. The kernel would choose at random, and soon reuse a port with a
+// conntrack entry of an earlier backend (30 s for UDP, 10 s for SCTP), which looks
+// like traffic to a removed endpoint. TCP
 // has no need: conntrack lets a SYN replace the entry of a closed connection.
 type portCounter struct {
 	first, count uint32

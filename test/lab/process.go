@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/slipstream-proxy/slipstream/test/process"
 )
 
 // Process is a child process that runs in a namespace.
@@ -57,12 +57,12 @@ func (n *Namespace) Start(cmd *exec.Cmd) (*Process, error) {
 			}
 			n.mu.Unlock()
 			if closed {
-				p.killGroup()
+				process.KillGroup(cmd)
 				_ = cmd.Wait()
 				return fmt.Errorf("start %s: network namespace: %w", cmd.Path, ErrClosed)
 			}
 			started <- nil
-			p.reap()
+			p.err = process.Wait(cmd)
 			return nil
 		})
 		if err != nil {
@@ -96,21 +96,6 @@ func (n *Namespace) Run(ctx context.Context, name string, args ...string) ([]byt
 	return stdout.Bytes(), nil
 }
 
-// reap waits for the process. It looks before it reaps: until then the process
-// id, which is also the group's, cannot be another's.
-func (p *Process) reap() {
-	for {
-		err := unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	p.killGroup()
-	p.err = p.cmd.Wait()
-}
-
-func (p *Process) killGroup() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
-
 // PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
@@ -127,17 +112,19 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Stop sends a signal that asks the process to end and returns the result of Wait. A
-// process that has not ended after the grace period is killed, which is an error.
-func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
-	if err := p.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+// Terminate sends SIGTERM and waits for the end of the process, however it ends. A
+// process that has not ended when ctx does is killed, which is an error.
+func (p *Process) Terminate(ctx context.Context) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	select {
 	case <-p.done:
-		return p.err
-	case <-time.After(grace):
-		return errors.Join(fmt.Errorf("still running %v after %v", grace, sig), p.Kill(), p.Wait())
+		return nil
+	case <-ctx.Done():
+		err := errors.Join(fmt.Errorf("does not end after SIGTERM: %w", ctx.Err()), p.Kill())
+		<-p.done
+		return err
 	}
 }
 

@@ -29,15 +29,15 @@ func alive(pid int) bool {
 
 func TestProcess(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 
 	t.Run("is in the namespace", func(t *testing.T) {
-		p, err := w.web1.Start(exec.Command("sleep", "300"))
+		p, err := b.web1.Start(exec.Command("sleep", "300"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID()))
-		if want := fmt.Sprintf("net:[%d]", w.web1.Namespace().Inode()); err != nil || ns != want {
+		if want := fmt.Sprintf("net:[%d]", b.web1.Namespace().Inode()); err != nil || ns != want {
 			t.Errorf("namespace %s, %v, want %s", ns, err, want)
 		}
 		if err := p.Kill(); err != nil {
@@ -57,7 +57,7 @@ func TestProcess(t *testing.T) {
 		var out lockedBuffer
 		cmd := exec.Command("sh", "-c", `trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.05; done`)
 		cmd.Stdout = &out
-		p, err := w.web1.Start(cmd)
+		p, err := b.web1.Start(cmd)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,23 +75,23 @@ func TestProcess(t *testing.T) {
 	t.Run("context", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := w.web1.Run(ctx, "sleep", "300"); err == nil {
+		if _, err := b.web1.Run(ctx, "sleep", "300"); err == nil {
 			t.Error("no error")
 		}
 	})
 	t.Run("run", func(t *testing.T) {
-		out, err := w.web1.Run(t.Context(), "sh", "-c", "echo out; echo err >&2; exit 4")
+		out, err := b.web1.Run(t.Context(), "sh", "-c", "echo out; echo err >&2; exit 4")
 		if string(out) != "out\n" || err == nil || !strings.Contains(err.Error(), "err") {
 			t.Errorf("output %q, error %v", out, err)
 		}
 	})
 	t.Run("missing program", func(t *testing.T) {
-		if _, err := w.web1.Start(exec.Command("/nonexistent")); !errors.Is(err, os.ErrNotExist) {
+		if _, err := b.web1.Start(exec.Command("/nonexistent")); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("error %v, want %v", err, os.ErrNotExist)
 		}
 	})
 	t.Run("group ends with the pod", func(t *testing.T) {
-		p := pod(t, w.n1, "short", "10.244.1.50")
+		p := pod(t, b.n1, "short", "10.244.1.50")
 		var out lockedBuffer
 		cmd := exec.Command("sh", "-c", "sleep 300 & echo $!; wait")
 		cmd.Stdout = &out

@@ -14,13 +14,8 @@ const (
 
 // String returns the name as Kubernetes writes it: "TCP", "UDP" or "SCTP".
 func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
+	if p < TCP || p > SCTP {
+		return "unknown protocol"
 	}
-	return "unknown protocol"
+	return [...]string{"TCP", "UDP", "SCTP"}[p]
 }

@@ -19,29 +19,29 @@ import (
 
 func TestReach(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	if err := w.client.RouteToPods(); err != nil {
+	b := newTestbed(t)
+	if err := b.client.RouteToPods(); err != nil {
 		t.Fatal(err)
 	}
-	late := node(t, w.lab, "late", 3) // after RouteToPods
+	late := node(t, b.lab, "late", 3) // after RouteToPods
 	web4 := pod(t, late, "web-4", "10.244.3.8", "fd00:244:3::8")
 	pairs := []struct {
 		name     string
 		from, to *lab.Machine
 	}{
-		{"pod to pod of its node", &w.web1.Machine, &w.web2.Machine},
-		{"pod to pod of another node", &w.web1.Machine, &w.web3.Machine},
-		{"pod to itself", &w.web1.Machine, &w.web1.Machine},
-		{"pod to its node", &w.web1.Machine, &w.n1.Machine},
-		{"pod to another node", &w.web1.Machine, &w.n2.Machine},
-		{"node to its pod", &w.n1.Machine, &w.web1.Machine},
-		{"node to pod of another node", &w.n1.Machine, &w.web3.Machine},
-		{"node to node", &w.n1.Machine, &w.n2.Machine},
-		{"node to itself", &w.n1.Machine, &w.n1.Machine},
-		{"host to node", &w.client.Machine, &w.n2.Machine},
-		{"host to pod", &w.client.Machine, &w.web3.Machine},
-		{"host to pod of a later node", &w.client.Machine, &web4.Machine},
-		{"pod of a later node to pod", &web4.Machine, &w.web1.Machine},
+		{"pod to pod of its node", &b.web1.Machine, &b.web2.Machine},
+		{"pod to pod of another node", &b.web1.Machine, &b.web3.Machine},
+		{"pod to itself", &b.web1.Machine, &b.web1.Machine},
+		{"pod to its node", &b.web1.Machine, &b.n1.Machine},
+		{"pod to another node", &b.web1.Machine, &b.n2.Machine},
+		{"node to its pod", &b.n1.Machine, &b.web1.Machine},
+		{"node to pod of another node", &b.n1.Machine, &b.web3.Machine},
+		{"node to node", &b.n1.Machine, &b.n2.Machine},
+		{"node to itself", &b.n1.Machine, &b.n1.Machine},
+		{"host to node", &b.client.Machine, &b.n2.Machine},
+		{"host to pod", &b.client.Machine, &b.web3.Machine},
+		{"host to pod of a later node", &b.client.Machine, &web4.Machine},
+		{"pod of a later node to pod", &web4.Machine, &b.web1.Machine},
 	}
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		for _, c := range pairs {
@@ -68,11 +68,11 @@ func TestReach(t *testing.T) {
 
 func TestWildcardServer(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		s := serve(t, &w.n1.Machine, p, wildcard(8080), lab.ServerName("other"))
+		s := serve(t, &b.n1.Machine, p, wildcard(8080), lab.ServerName("other"))
 		defer s.Close()
-		dests := []netip.Addr{w.n1.Addr(ipv6)}
+		dests := []netip.Addr{b.n1.Addr(ipv6)}
 		if !ipv6 && p != lab.SCTP { // SCTP does not leave a link-scope address
 			// The pod's gateway is an address that the node takes as source only
 			// when asked, so on UDP this fails if answers have just any source.
@@ -80,7 +80,7 @@ func TestWildcardServer(t *testing.T) {
 		}
 		for _, d := range dests {
 			dest := netip.AddrPortFrom(d, 8080)
-			r, err := w.web1.Connect(p, dest)
+			r, err := b.web1.Connect(p, dest)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,11 +93,11 @@ func TestWildcardServer(t *testing.T) {
 
 func TestSource(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		s := serve(t, &w.web3.Machine, p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80))
+		s := serve(t, &b.web3.Machine, p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
 		defer s.Close()
-		own := w.web1.Addr(ipv6)
+		own := b.web1.Addr(ipv6)
 		for _, c := range []struct {
 			name string
 			ask  netip.AddrPort
@@ -108,7 +108,7 @@ func TestSource(t *testing.T) {
 			{"address and port", netip.AddrPortFrom(own, 2001), 2001},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				r, err := w.web1.Connect(p, s.Addr(), lab.Source(c.ask))
+				r, err := b.web1.Connect(p, s.Addr(), lab.Source(c.ask))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -117,8 +117,8 @@ func TestSource(t *testing.T) {
 				}
 			})
 		}
-		foreign := netip.AddrPortFrom(w.web2.Addr(ipv6), 0)
-		if _, err := w.web1.Connect(p, s.Addr(), lab.Source(foreign)); !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		foreign := netip.AddrPortFrom(b.web2.Addr(ipv6), 0)
+		if _, err := b.web1.Connect(p, s.Addr(), lab.Source(foreign)); !errors.Is(err, syscall.EADDRNOTAVAIL) {
 			t.Errorf("from another's address: %v, want %v", err, syscall.EADDRNOTAVAIL)
 		}
 	})
@@ -126,13 +126,13 @@ func TestSource(t *testing.T) {
 
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	for _, cidr := range []string{"10.97.0.0/16", "fd00:97::/64"} {
 		_, dst, err := net.ParseCIDR(cidr)
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = w.n1.Do(func() error { return netlink.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}) })
+		err = b.n1.Do(func() error { return netlink.RouteAdd(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE}) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,45 +169,45 @@ func TestOutcomes(t *testing.T) {
 		}
 		// Often, as the kernel by default sends few ICMP errors in a row.
 		for range 20 {
-			check("closed port", &w.web1.Machine, netip.AddrPortFrom(w.web3.Addr(ipv6), 9999), "refused", lab.ErrRefused, syscall.ECONNREFUSED)
+			check("closed port", &b.web1.Machine, netip.AddrPortFrom(b.web3.Addr(ipv6), 9999), "refused", lab.ErrRefused, syscall.ECONNREFUSED)
 		}
 		// The default routes lead to the fabric, which forwards nothing.
 		cluster := pick(ipv6, "10.96.0.1", "fd00:96::1")
-		check("ClusterIP from pod", &w.web1.Machine, cluster, "timeout", lab.ErrTimeout)
-		check("ClusterIP from node", &w.n1.Machine, cluster, "timeout", lab.ErrTimeout)
+		check("ClusterIP from pod", &b.web1.Machine, cluster, "timeout", lab.ErrTimeout)
+		check("ClusterIP from node", &b.n1.Machine, cluster, "timeout", lab.ErrTimeout)
 		if p == lab.SCTP { // its connect does not report that there is no route
-			check("ClusterIP from host", &w.client.Machine, cluster, "timeout", lab.ErrTimeout)
+			check("ClusterIP from host", &b.client.Machine, cluster, "timeout", lab.ErrTimeout)
 		} else {
-			check("ClusterIP from host", &w.client.Machine, cluster, "network is unreachable")
-			check("pod from host", &w.client.Machine, netip.AddrPortFrom(w.web1.Addr(ipv6), 80), "network is unreachable")
+			check("ClusterIP from host", &b.client.Machine, cluster, "network is unreachable")
+			check("pod from host", &b.client.Machine, netip.AddrPortFrom(b.web1.Addr(ipv6), 80), "network is unreachable")
 		}
 		unreachable := "no route to host"
 		if ipv6 { // an unreachable route there is "no route" to the sender
 			unreachable = "network is unreachable"
 		}
-		check("unreachable", &w.web1.Machine, pick(ipv6, "10.97.0.1", "fd00:97::1"), unreachable)
+		check("unreachable", &b.web1.Machine, pick(ipv6, "10.97.0.1", "fd00:97::1"), unreachable)
 	})
-	if _, err := w.web1.Connect(lab.TCP, netip.AddrPort{}); err == nil {
+	if _, err := b.web1.Connect(lab.TCP, netip.AddrPort{}); err == nil {
 		t.Error("no error for the zero destination")
 	}
 }
 
 func TestAddRoute(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	for _, ipv6 := range []bool{false, true} {
-		prefix := netip.PrefixFrom(w.web3.Addr(ipv6), 24)
-		s := serve(t, &w.web3.Machine, lab.TCP, netip.AddrPortFrom(w.web3.Addr(ipv6), 80))
-		if err := w.client.AddRoute(prefix, w.n2.Addr(ipv6)); err != nil {
+		prefix := netip.PrefixFrom(b.web3.Addr(ipv6), 24)
+		s := serve(t, &b.web3.Machine, lab.TCP, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
+		if err := b.client.AddRoute(prefix, b.n2.Addr(ipv6)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.client.Connect(lab.TCP, s.Addr()); err != nil {
+		if _, err := b.client.Connect(lab.TCP, s.Addr()); err != nil {
 			t.Error(err)
 		}
-		if err := w.client.DeleteRoute(prefix); err != nil {
+		if err := b.client.DeleteRoute(prefix); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.client.Connect(lab.TCP, s.Addr()); !errors.Is(err, syscall.ENETUNREACH) {
+		if _, err := b.client.Connect(lab.TCP, s.Addr()); !errors.Is(err, syscall.ENETUNREACH) {
 			t.Errorf("without the route: %v, want %v", err, syscall.ENETUNREACH)
 		}
 	}
@@ -225,24 +225,24 @@ func nft(t *testing.T, m *lab.Machine, rules string) {
 // TestReject has packets rejected like those to a Service without endpoints.
 func TestReject(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	for _, hook := range []string{"forward", "output"} {
-		nft(t, &w.n1.Machine, "add table inet t; add chain inet t "+hook+" { type filter hook "+hook+" priority 0; }; "+
+		nft(t, &b.n1.Machine, "add table inet t; add chain inet t "+hook+" { type filter hook "+hook+" priority 0; }; "+
 			"add rule inet t "+hook+" th dport 80 reject; add rule inet t "+hook+" th dport 81 drop")
 	}
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		for _, m := range []*lab.Machine{&w.web1.Machine, &w.n1.Machine} {
+		for _, m := range []*lab.Machine{&b.web1.Machine, &b.n1.Machine} {
 			for range 5 {
-				_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80), lab.Timeout(refusal))
+				_, err := m.Connect(p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80), lab.Timeout(refusal))
 				if !errors.Is(err, lab.ErrRefused) {
 					t.Errorf("rejected, from %s: %v, want %v", m.Name(), err, lab.ErrRefused)
 				}
 			}
 			want := lab.ErrTimeout
-			if p == lab.UDP && m == &w.n1.Machine {
+			if p == lab.UDP && m == &b.n1.Machine {
 				want = syscall.EPERM
 			}
-			_, err := m.Connect(p, netip.AddrPortFrom(w.web3.Addr(ipv6), 81), lab.Timeout(silence))
+			_, err := m.Connect(p, netip.AddrPortFrom(b.web3.Addr(ipv6), 81), lab.Timeout(silence))
 			if !errors.Is(err, want) {
 				t.Errorf("dropped, from %s: %v, want %v", m.Name(), err, want)
 			}
@@ -252,10 +252,10 @@ func TestReject(t *testing.T) {
 
 func TestDropOnTheWayOut(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	nft(t, &w.web1.Machine, "add table inet t; add chain inet t out { type filter hook output priority 0; }; add rule inet t out udp dport 80 drop")
+	b := newTestbed(t)
+	nft(t, &b.web1.Machine, "add table inet t; add chain inet t out { type filter hook output priority 0; }; add rule inet t out udp dport 80 drop")
 	for _, ipv6 := range []bool{false, true} {
-		_, err := w.web1.Connect(lab.UDP, netip.AddrPortFrom(w.web3.Addr(ipv6), 80))
+		_, err := b.web1.Connect(lab.UDP, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
 		if !errors.Is(err, syscall.EPERM) || lab.Outcome(err) != "operation not permitted" {
 			t.Errorf("IPv6 %v: %v, want %v", ipv6, err, syscall.EPERM)
 		}

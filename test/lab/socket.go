@@ -114,7 +114,7 @@ func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
 	if werr == nil {
 		return err
 	}
-	// The cause may have come as a soft error, which wakes nobody up.
+	// The cause may be a soft error, which does not end the wait.
 	if err := s.control(pendingError); err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ type Stream struct {
 	stats   StreamStats
 }
 
-// StreamStats tell how a stream fares. A message on its way is in Sent and in
+// StreamStats are the counters of a stream. A message on its way is in Sent and in
 // neither Received nor Failed.
 type StreamStats struct {
 	Sent     int64 // messages sent

@@ -44,17 +44,17 @@ func stream(t *testing.T, m *lab.Machine, p lab.Protocol, dest netip.AddrPort, o
 
 func TestStreamOutlivesDrain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	// A UDP server has no connections to drain.
 	eachWayOf(t, []lab.Protocol{lab.TCP, lab.SCTP}, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		srv := serve(t, &w.web3.Machine, p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80))
+		srv := serve(t, &b.web3.Machine, p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
 		defer srv.Close()
-		st := stream(t, &w.web1.Machine, p, srv.Addr())
-		if st.Stats().Server != "web-3" || st.Stats().Seen.Addr() != w.web1.Addr(ipv6) {
+		st := stream(t, &b.web1.Machine, p, srv.Addr())
+		if st.Stats().Server != "web-3" || st.Stats().Seen.Addr() != b.web1.Addr(ipv6) {
 			t.Errorf("at the begin: %+v", st.Stats())
 		}
 		srv.Drain()
-		if _, err := w.web1.Connect(p, srv.Addr()); !errors.Is(err, lab.ErrRefused) {
+		if _, err := b.web1.Connect(p, srv.Addr()); !errors.Is(err, lab.ErrRefused) {
 			t.Errorf("new connection to a drained server: %v, want %v", err, lab.ErrRefused)
 		}
 		before := st.Stats().Received
@@ -74,10 +74,10 @@ func TestStreamOutlivesDrain(t *testing.T) {
 
 func TestStreamReportsServersDeath(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		srv := serve(t, &w.web3.Machine, p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80))
-		st := stream(t, &w.web1.Machine, p, srv.Addr())
+		srv := serve(t, &b.web3.Machine, p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
+		st := stream(t, &b.web1.Machine, p, srv.Addr())
 		eventually(t, "five echoes", func() bool { return st.Stats().Received >= 5 })
 		if err := srv.Close(); err != nil {
 			t.Fatal(err)
@@ -90,7 +90,7 @@ func TestStreamReportsServersDeath(t *testing.T) {
 				t.Errorf("%+v, want it to go on", s)
 			}
 			// A new server on the port takes over.
-			srv := serve(t, &w.web3.Machine, p, srv.Addr(), lab.ServerName("heir"))
+			srv := serve(t, &b.web3.Machine, p, srv.Addr(), lab.ServerName("heir"))
 			defer srv.Close()
 			eventually(t, "an echo of the heir", func() bool { return st.Stats().Server == "heir" })
 			if s := st.Stats(); s.Moved != 1 {
@@ -107,12 +107,12 @@ func TestStreamReportsServersDeath(t *testing.T) {
 
 func TestStreamLateEcho(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	srv := serve(t, &w.web3.Machine, lab.TCP, netip.AddrPortFrom(w.web3.Addr(false), 80))
-	st := stream(t, &w.web1.Machine, lab.TCP, srv.Addr(), lab.Timeout(time.Second))
-	nft(t, &w.n1.Machine, "add table ip t; add chain ip t f { type filter hook forward priority 0; }; add rule ip t f tcp sport 80 drop")
+	b := newTestbed(t)
+	srv := serve(t, &b.web3.Machine, lab.TCP, netip.AddrPortFrom(b.web3.Addr(false), 80))
+	st := stream(t, &b.web1.Machine, lab.TCP, srv.Addr(), lab.Timeout(time.Second))
+	nft(t, &b.n1.Machine, "add table ip t; add chain ip t f { type filter hook forward priority 0; }; add rule ip t f tcp sport 80 drop")
 	eventually(t, "a timeout", func() bool { return errors.Is(st.Stats().Last, lab.ErrTimeout) })
-	nft(t, &w.n1.Machine, "delete table ip t")
+	nft(t, &b.n1.Machine, "delete table ip t")
 	before := st.Stats().Received
 	eventually(t, "echoes again", func() bool { return st.Stats().Received >= before+5 })
 	if s := st.Stats(); s.Ended {
@@ -122,15 +122,15 @@ func TestStreamLateEcho(t *testing.T) {
 
 func TestLoad(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	// With connection tracking on the way, as beside a proxy.
-	for _, n := range []*lab.Node{w.n1, w.n2} {
+	for _, n := range []*lab.Node{b.n1, b.n2} {
 		nft(t, &n.Machine, "add table inet t; add chain inet t f { type filter hook forward priority 0; }; add rule inet t f ct state invalid counter drop")
 	}
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		srv := serve(t, &w.web3.Machine, p, netip.AddrPortFrom(w.web3.Addr(ipv6), 80))
+		srv := serve(t, &b.web3.Machine, p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
 		defer srv.Close()
-		got, err := w.web1.Load(context.Background(), p, srv.Addr(), lab.LoadOptions{Workers: 3, Count: 600})
+		got, err := b.web1.Load(context.Background(), p, srv.Addr(), lab.LoadOptions{Workers: 3, Count: 600})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,14 +149,14 @@ func TestLoad(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						_, _ = w.web2.Run(context.Background(), "true")
+						_, _ = b.web2.Run(context.Background(), "true")
 					}
 				}
 			})
 			// A SYN may overtake the reset of the connection before, on another CPU,
 			// and is then repeated.
 			from := []lab.ConnectOption{lab.Source(netip.AddrPortFrom(netip.Addr{}, 3000)), lab.Timeout(patience)}
-			got, err := w.web1.Load(context.Background(), p, srv.Addr(), lab.LoadOptions{Count: 300, Connect: from})
+			got, err := b.web1.Load(context.Background(), p, srv.Addr(), lab.LoadOptions{Count: 300, Connect: from})
 			close(stop)
 			forks.Wait()
 			if err != nil || got.OK != 300 {
@@ -168,18 +168,18 @@ func TestLoad(t *testing.T) {
 
 func TestLoadCountsFailures(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	b := newTestbed(t)
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		addr := netip.AddrPortFrom(w.web3.Addr(ipv6), 80)
-		a := serve(t, &w.web3.Machine, p, addr, lab.ServerName("a"))
-		l, err := w.web1.StartLoad(context.Background(), p, addr, lab.LoadOptions{Workers: 2, Pace: time.Millisecond})
+		addr := netip.AddrPortFrom(b.web3.Addr(ipv6), 80)
+		a := serve(t, &b.web3.Machine, p, addr, lab.ServerName("a"))
+		l, err := b.web1.StartLoad(context.Background(), p, addr, lab.LoadOptions{Workers: 2, Pace: time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "answers of a", func() bool { return l.Stats().Servers["a"] >= 10 })
 		a.Close()
 		eventually(t, "refusals", func() bool { return l.Stats().Failures["refused"] >= 10 })
-		b := serve(t, &w.web3.Machine, p, addr, lab.ServerName("b"))
+		b := serve(t, &b.web3.Machine, p, addr, lab.ServerName("b"))
 		defer b.Close()
 		eventually(t, "answers of b", func() bool { return l.Stats().Servers["b"] >= 10 })
 		got := l.Stop()
@@ -201,25 +201,25 @@ func TestLoadCountsFailures(t *testing.T) {
 
 func TestLoadEnds(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	srv := serve(t, &w.web3.Machine, lab.TCP, netip.AddrPortFrom(w.web3.Addr(false), 80))
-	got, err := w.web1.Load(context.Background(), lab.TCP, srv.Addr(), lab.LoadOptions{Duration: 500 * time.Millisecond, Pace: time.Millisecond})
+	b := newTestbed(t)
+	srv := serve(t, &b.web3.Machine, lab.TCP, netip.AddrPortFrom(b.web3.Addr(false), 80))
+	got, err := b.web1.Load(context.Background(), lab.TCP, srv.Addr(), lab.LoadOptions{Duration: 500 * time.Millisecond, Pace: time.Millisecond})
 	if err != nil || got.OK == 0 || got.Failed != 0 {
 		t.Errorf("by duration: %v, %v", got, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 	defer cancel()
-	got, err = w.web1.Load(ctx, lab.TCP, srv.Addr(), lab.LoadOptions{Workers: 2})
+	got, err = b.web1.Load(ctx, lab.TCP, srv.Addr(), lab.LoadOptions{Workers: 2})
 	if err != nil || got.OK == 0 || got.Failed != 0 {
 		t.Errorf("by context: %v, %v", got, err)
 	}
-	l, err := w.web1.StartLoad(context.Background(), lab.TCP, srv.Addr(), lab.LoadOptions{Workers: 8})
+	l, err := b.web1.StartLoad(context.Background(), lab.TCP, srv.Addr(), lab.LoadOptions{Workers: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := stream(t, &w.web1.Machine, lab.TCP, srv.Addr())
+	st := stream(t, &b.web1.Machine, lab.TCP, srv.Addr())
 	eventually(t, "an answer", func() bool { return l.Stats().OK > 0 })
-	if err := w.lab.Close(); err != nil {
+	if err := b.lab.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.Wait(); got.Failed != 0 {
@@ -232,10 +232,10 @@ func TestLoadEnds(t *testing.T) {
 
 func TestServerEchoes(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	srv := serve(t, &w.web3.Machine, lab.TCP, netip.AddrPortFrom(w.web3.Addr(false), 80))
+	b := newTestbed(t)
+	srv := serve(t, &b.web3.Machine, lab.TCP, netip.AddrPortFrom(b.web3.Addr(false), 80))
 	var c net.Conn
-	err := w.web1.Do(func() (err error) { c, err = net.DialTimeout("tcp4", srv.Addr().String(), 5*time.Second); return err })
+	err := b.web1.Do(func() (err error) { c, err = net.DialTimeout("tcp4", srv.Addr().String(), 5*time.Second); return err })
 	if err != nil {
 		t.Fatal(err)
 	}

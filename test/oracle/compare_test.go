@@ -110,7 +110,7 @@ func differing(probes []observe.Probe, outcomes [2][]observe.Outcome) (kept []ob
 	return kept, of
 }
 
-// mentionPassing tells of differences that were not there at another look.
+// mentionPassing logs differences that another look did not confirm.
 func mentionPassing(t *testing.T, probes []observe.Probe, was, is [2][]observe.Outcome) {
 	t.Helper()
 	const most = 3

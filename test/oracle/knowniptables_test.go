@@ -58,7 +58,7 @@ func isRefusedOnNode(c *cluster.Cluster, d difference) bool {
 }
 
 // isSourceFirst says whether Slipstream drops what is for a load balancer's address of a
-// Service without endpoints from somebody who is not in its source ranges, and kube-proxy
+// Service without endpoints from a client outside its source ranges, and kube-proxy
 // refuses it as it does everybody's, or lets it pass when it is from the node.
 func isSourceFirst(c *cluster.Cluster, d difference) bool {
 	svc := unusable(c, d.probe)
@@ -138,7 +138,7 @@ func fails(o observe.Outcome, failure string) bool {
 	return len(o.Answers) == 0 && slices.Equal(o.Failures, []string{failure})
 }
 
-// letPass says whether, in iptables mode, all connections came to somebody else with
+// letPass reports whether, in iptables mode, all connections reached another machine with
 // kube-proxy, or would have without the firewall, and met nothing but the failure with
 // Slipstream.
 func letPass(c *cluster.Cluster, d difference, failure string) bool {

@@ -16,7 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
-	"github.com/slipstream-proxy/slipstream/internal/node/nodeaddr"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
@@ -29,8 +29,8 @@ import (
 // slipstream is Slipstream, as "slipstream run" puts it together, but in this process and
 // with the cluster's objects as its source.
 type slipstream struct {
-	// spoil, if not nil, changes a copy of the cluster before Slipstream gets it, to
-	// see that it is noticed.
+	// spoil, if not nil, changes a copy of the cluster before Slipstream gets it: the
+	// test has to find the difference.
 	spoil func(*cluster.Cluster)
 }
 
@@ -62,6 +62,7 @@ func (p slipstream) start(ctx context.Context, s *stage.Stage, c *cluster.Cluste
 func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	c.NodeName = stage.Node1
 	c.NodePorts.Loopback = s.LocalhostNodePorts
+	c.MasqueradeAll = s.MasqueradeAll
 	modes := map[string]desired.DetectLocalMode{
 		"ClusterCIDR":         desired.ByClusterCIDR,
 		"NodeCIDR":            desired.ByNodeCIDR,
@@ -87,7 +88,7 @@ func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	return c, nil
 }
 
-// kernel is a backend, which can also tell what the kernel has.
+// kernel is a dataplane that can read the kernel's content.
 type kernel interface {
 	dataplane.Dataplane
 	dataplane.Reader
@@ -117,7 +118,6 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	ns := s.N1.Namespace()
 	r := &run{cancel: cancel, config: dataplane.Config{
 		NetNS:         ns.FD(),
-		MasqueradeAll: c.Settings.MasqueradeAll,
 		MasqueradeBit: dataplane.DefaultMasqueradeBit,
 	}}
 	b, err := newBackend(r.config, c.Settings)
@@ -138,7 +138,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	r.closes = append(r.closes, conn.Close, func() error { flows.Close(); return nil })
 	var loop *proxy.Proxy
 	checks := healthcheck.New(healthcheck.Options{
-		Listen:  listenIn(ns),
+		Listen:  ns.Listen,
 		Healthy: func() bool { return loop.Healthy() },
 		Report:  r.failed,
 	})
@@ -146,23 +146,12 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	loop = proxy.New(newFeed(c), desired.New(want), b, metrics.New(), proxy.Options{
 		MinSyncPeriod: time.Millisecond,
 		CheckPeriod:   time.Second,
-		NodeAddresses: nodeaddr.New(ns.FD()).Run,
+		NodeAddresses: netif.Namespace(ns.FD()).WatchAddresses,
 		HealthChecks:  checks,
 		StaleFlows:    flows,
 	})
 	r.done.Go(func() { r.failed(loop.Run(ctx)) })
 	return r, nil
-}
-
-// listenIn is net.Listen in a namespace.
-func listenIn(ns *lab.Namespace) func(network, address string) (net.Listener, error) {
-	return func(network, address string) (l net.Listener, err error) {
-		err = ns.Do(func() error {
-			l, err = net.Listen(network, address)
-			return err
-		})
-		return l, err
-	}
 }
 
 func (r *run) failed(err error) {
@@ -186,7 +175,7 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 		return err
 	}
 	state.SetNodeAddresses(addrs)
-	want := dataplane.ContentOf(state.Full())
+	want := dataplane.ContentOf(&state.Full().Change)
 	reader, err := newBackend(r.config, c.Settings)
 	if err != nil {
 		return err

@@ -191,7 +191,7 @@ func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []ob
 			some = append(some, p)
 		}
 	}
-	// Where so many clients come at once, iptables forgets some, and nobody stays then. One
+	// With so many clients at once, iptables forgets some, which then change servers. One
 	// Service after the other, they do.
 	if kind == observe.Stick && len(some) == 0 {
 		some = looked[:min(len(looked), 8)]

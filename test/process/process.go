@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process runs a program of the host such that nothing of it stays behind.
+// Package process runs a program of the host and leaves none of its processes behind.
 package process
 
 import (
@@ -29,33 +29,36 @@ func Run(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	group := cmd.Process.Pid
 	killed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		killGroup(group)
+		KillGroup(cmd)
 		close(killed)
 	})
-	awaitEnd(group)
+	awaitEnd(cmd)
 	if !stop() {
 		<-killed
 	}
-	// The process has ended but is not reaped yet, so that its number, which is the
-	// group's, cannot have been given to others.
-	killGroup(group)
+	return Wait(cmd)
+}
+
+// Wait waits until a started command that leads a process group has ended, kills the rest
+// of the group, and returns what [exec.Cmd.Wait] does.
+func Wait(cmd *exec.Cmd) error {
+	// Before it is reaped, its number, which is the group's, cannot be reused.
+	awaitEnd(cmd)
+	KillGroup(cmd)
 	return cmd.Wait()
 }
 
-// awaitEnd returns when a child has ended, and leaves it to be reaped.
-func awaitEnd(pid int) {
+// awaitEnd returns when a child has ended, without reaping it.
+func awaitEnd(cmd *exec.Cmd) {
 	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
 			return
 		}
 	}
 }
 
-// killGroup ends every process of a process group. That there is none is fine.
-func killGroup(group int) {
-	_ = syscall.Kill(-group, syscall.SIGKILL)
-}
+// KillGroup kills the process group that a command leads. The command has not been reaped.
+func KillGroup(cmd *exec.Cmd) { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }

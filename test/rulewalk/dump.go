@@ -54,14 +54,14 @@ func parseRule(line string) (chain string, r Rule, err error) {
 	counters, rest, _ := strings.Cut(line, " -A ")
 	packets, _, _ := strings.Cut(strings.TrimPrefix(counters, "["), ":")
 	if r.Packets, err = strconv.ParseUint(packets, 10, 64); err != nil || rest == "" {
-		return "", r, fmt.Errorf("%q is no rule with counters", line)
+		return "", r, fmt.Errorf("%q is not a rule with counters", line)
 	}
 	chain, r.Text, _ = strings.Cut(rest, " ")
 	return chain, r, nil
 }
 
 // Option is the first value of an option such as "-d" in a rule, and "" if it has none.
-// What stands in quotes, as comments do, is no option.
+// Text in quotes, such as a comment, is not an option.
 func (r Rule) Option(name string) string {
 	var words []string
 	for i, part := range strings.Split(r.Text, `"`) {

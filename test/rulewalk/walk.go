@@ -2,8 +2,8 @@
 
 // Package rulewalk counts the iptables rules that one packet was sent through.
 //
-// A rule's counter tells that the rule has matched. The rules before it in its chain did
-// not, but the kernel executed them too, and so it did in chains where none matched. So
+// A rule's counter says that the rule has matched. The kernel also executed the rules
+// before it in its chain, and those of chains in which none matched. So
 // the packet is followed from chain to chain, by what counted, and every rule on its way
 // up to the one that ends a chain is one that was executed. The two variants of iptables
 // are the same in this.
@@ -88,7 +88,7 @@ var errChanged = errors.New("rules have changed meanwhile")
 var leaves = map[string]bool{"ACCEPT": true, "DNAT": true, "SNAT": true, "REDIRECT": true, "MASQUERADE": true}
 
 // chain follows the packet through a chain and those it leads to, and says whether it has
-// left the table there. A built-in chain that the table does not have is no error.
+// left the table there. A built-in chain that the table does not have is not an error.
 func (w *walker) chain(table, name string) (left bool, err error) {
 	for i, r := range w.after[table][name] {
 		w.Rules++

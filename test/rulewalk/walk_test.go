@@ -115,7 +115,7 @@ func TestChanged(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
-		"*nat\n:A - [0:0]\n-A A -j RETURN\n": `line 3: "-A A -j RETURN" is no rule`, // without -c
+		"*nat\n:A - [0:0]\n-A A -j RETURN\n": `line 3: "-A A -j RETURN" is not a rule`, // without -c
 		"[0:0] -A A -j RETURN\n":             "line 1: ",
 		"*nat\n[x:0] -A A -j RETURN\n":       "line 2: ",
 	} {

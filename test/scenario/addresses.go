@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addresses gives a node addresses and takes them away, and tells its proxy.
+// addresses adds and removes a node's addresses, and passes them to its proxy.
 func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 	n := s.node(t, d)
 	for _, line := range lines(d.Input) {
@@ -32,10 +32,10 @@ func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 		} else {
 			n.addrs = slices.DeleteFunc(n.addrs, func(a netip.Addr) bool { return a == p.Addr() })
 		}
-		if s.world == nil {
+		if s.topology == nil {
 			continue
 		}
-		if err := s.world.address(n.name, p, add, append(link, "eth0")[0]); err != nil {
+		if err := s.topology.address(n.name, p, add, append(link, "eth0")[0]); err != nil {
 			d.Fatalf(t, "%s: %v", line, err)
 		}
 	}
@@ -44,21 +44,21 @@ func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 }
 
 // address adds an address to a node's link, or removes it.
-func (w *world) address(node string, p netip.Prefix, add bool, link string) error {
-	if err := setAddress(&w.nodes[node].Machine, p, add, link); err != nil {
+func (top *topology) address(node string, p netip.Prefix, add bool, link string) error {
+	if err := setAddress(&top.nodes[node].Machine, p, add, link); err != nil {
 		return err
 	}
 	if !add {
-		delete(w.owner, p.Addr())
+		delete(top.owner, p.Addr())
 		return nil
 	}
-	w.owner[p.Addr()] = node
+	top.owner[p.Addr()] = node
 	if link != "eth0" {
 		return nil
 	}
-	for _, h := range w.hosts {
+	for _, h := range top.hosts {
 		if h.Addr(p.Addr().Is6()).IsValid() {
-			if err := answers(&h.Machine, p.Addr()); err != nil {
+			if err := awaitNeighbor(&h.Machine, p.Addr()); err != nil {
 				return err
 			}
 		}
@@ -66,9 +66,9 @@ func (w *world) address(node string, p netip.Prefix, add bool, link string) erro
 	return nil
 }
 
-// answers waits until a machine finds the neighbor with an address: IPv6 joins
+// awaitNeighbor waits until a machine finds the neighbor with an address: IPv6 joins
 // an address's multicast group in the background.
-func answers(m *lab.Machine, a netip.Addr) error {
+func awaitNeighbor(m *lab.Machine, a netip.Addr) error {
 	const unused = 9 // the port of the discard protocol
 	for range 20 {
 		_, err := m.Connect(lab.TCP, netip.AddrPortFrom(a, unused))
@@ -81,35 +81,35 @@ func answers(m *lab.Machine, a netip.Addr) error {
 }
 
 // setAddress adds an address to a machine's link, or removes it.
-func setAddress(m *lab.Machine, p netip.Prefix, add bool, link string) error {
-	err := m.Do(func() error {
-		l, err := netlink.LinkByName(link)
+func setAddress(m *lab.Machine, p netip.Prefix, add bool, link string) (err error) {
+	defer func() {
 		if err != nil {
-			return err
+			err = fmt.Errorf("%s: %s: %s: %w", m.Name(), link, p, err)
 		}
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
-		if !add {
-			return netlink.AddrDel(l, addr)
-		}
-		if p.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		if err := netlink.AddrAdd(l, addr); err != nil {
-			return err
-		}
-		return delivers(p.Addr())
-	})
+	}()
+	handle := m.Namespace().Netlink()
+	l, err := handle.LinkByName(link)
 	if err != nil {
-		return fmt.Errorf("%s: %s: %s: %w", m.Name(), link, p, err)
+		return err
 	}
-	return nil
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if !add {
+		return handle.AddrDel(l, addr)
+	}
+	if p.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	if err := handle.AddrAdd(l, addr); err != nil {
+		return err
+	}
+	return awaitLocalRoute(handle, p.Addr())
 }
 
-// delivers waits until packets to an address stay in the calling thread's
-// namespace: IPv6 adds the route in the background.
-func delivers(a netip.Addr) error {
+// awaitLocalRoute waits until packets to an address stay in the namespace: IPv6 adds the
+// route in the background.
+func awaitLocalRoute(handle *netlink.Handle, a netip.Addr) error {
 	for range 1000 {
-		routes, err := netlink.RouteGet(a.AsSlice())
+		routes, err := handle.RouteGet(a.AsSlice())
 		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
 			return nil
 		}

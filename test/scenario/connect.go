@@ -29,7 +29,7 @@ type attempt struct {
 }
 
 // attempt reads the arguments of connect.
-func (w *world) attempt(t *testing.T, d *datadriven.TestData) attempt {
+func (top *topology) attempt(t *testing.T, d *datadriven.TestData) attempt {
 	var from, to, proto, source, gap, until string
 	n, port := 40, 0
 	for key, value := range map[string]any{
@@ -40,7 +40,7 @@ func (w *world) attempt(t *testing.T, d *datadriven.TestData) attempt {
 		}
 	}
 	a := attempt{
-		from: w.machines[from], proto: protocol(proto), n: n, sticky: d.HasArg("sticky"), until: until,
+		from: top.machines[from], proto: protocol(proto), n: n, sticky: d.HasArg("sticky"), until: until,
 		opts: []lab.ConnectOption{lab.Timeout(time.Second)},
 	}
 	if a.from == nil {
@@ -68,9 +68,8 @@ func (w *world) attempt(t *testing.T, d *datadriven.TestData) attempt {
 	return a
 }
 
-// connect makes one connection. A port that was just let go of may be taken for a
-// moment yet: a command that this process starts has all of its sockets until it is
-// another program.
+// connect makes one connection. A port that was just released may still be in use for a
+// moment: a command that this process starts holds its sockets until exec.
 func (a *attempt) connect() (reply lab.Reply, err error) {
 	for range 1000 {
 		reply, err = a.from.Connect(a.proto, a.to, a.opts...)
@@ -82,10 +81,10 @@ func (a *attempt) connect() (reply lab.Reply, err error) {
 	return reply, err
 }
 
-// connect makes connections and tells what became of them.
-func (w *world) connect(t *testing.T, d *datadriven.TestData) string {
-	a := w.attempt(t, d)
-	seen := map[string]map[string]bool{} // as whom -> by which servers
+// connect makes connections and describes their results.
+func (top *topology) connect(t *testing.T, d *datadriven.TestData) string {
+	a := top.attempt(t, d)
+	seen := map[string]map[string]bool{} // owner of the source address -> servers
 	failures := map[string]bool{}
 	for i := 0; i < a.n; i++ {
 		time.Sleep(a.gap)
@@ -97,7 +96,7 @@ func (w *world) connect(t *testing.T, d *datadriven.TestData) string {
 			}
 			continue
 		}
-		as := w.owner[reply.Seen.Addr().Unmap()]
+		as := top.owner[reply.Seen.Addr().Unmap()]
 		if as == "" {
 			as = reply.Seen.Addr().String()
 		}

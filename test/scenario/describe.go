@@ -11,14 +11,14 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// describer tells changes of one node's as a story does. It remembers which
-// scope each pool has, as a change names pools that it does not describe.
+// describer describes one node's changes in a story's words. It keeps the scope of each
+// pool, as a change names pools that it does not describe.
 type describer struct {
 	scopes map[desired.PoolID]desired.Scope
 }
 
 // full describes the whole content, which replaces what there was.
-func (d *describer) full(c *desired.Change) string {
+func (d *describer) full(c *desired.Update) string {
 	d.scopes = nil
 	d.learn(c)
 	lines := []string{"everything anew; pods are known by " + local(c.Local)}
@@ -30,7 +30,7 @@ func (d *describer) full(c *desired.Change) string {
 
 // change describes a change in sorted lines, with the names of pools instead of
 // their IDs.
-func (d *describer) change(c *desired.Change) string {
+func (d *describer) change(c *desired.Update) string {
 	d.learn(c)
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
@@ -53,10 +53,10 @@ func (d *describer) change(c *desired.Change) string {
 	for _, p := range c.ServiceCIDRs.Removed {
 		add("service CIDR %s: gone", p)
 	}
-	for _, h := range c.HealthChecks {
+	for _, h := range c.Health {
 		add("health check %s: %s", h.Service, healthCheck(h))
 	}
-	for _, f := range c.StaleFlows {
+	for _, f := range c.Flows {
 		add("stale %s flows of %s", f.Protocol, staleFlows(f))
 	}
 	for _, p := range c.Problems {
@@ -69,7 +69,7 @@ func (d *describer) change(c *desired.Change) string {
 	return strings.Join(lines, "\n")
 }
 
-func (d *describer) learn(c *desired.Change) {
+func (d *describer) learn(c *desired.Update) {
 	if d.scopes == nil {
 		d.scopes = map[desired.PoolID]desired.Scope{}
 	}
@@ -145,16 +145,10 @@ func staleFlows(f desired.StaleFlows) string {
 	}
 	slices.Sort(keys)
 	s := strings.Join(keys, " ") + " to "
-	switch to := backends("", f.Backends); {
-	case f.Only:
-		return s + "others than " + to
-	case f.Untranslated && to != "":
-		return s + to + " and to nobody"
-	case f.Untranslated:
-		return s + "nobody"
-	default:
-		return s + to
+	if f.Only {
+		s += "others than "
 	}
+	return s + backends("", f.Backends)
 }
 
 // local is how a node's pods are recognized.

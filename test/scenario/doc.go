@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scenario runs the stories in test/scenario/stories: objects go in, and
-// the story says which frontends and backends come out, and who then reaches
-// whom.
+// Package scenario runs the stories in test/scenario/stories. A story applies objects and
+// expects changes of frontends and backends, and connections between machines.
 //
-// Every story is told twice. Purely, the desired state alone is asked, and what
-// the story says about connections is taken for granted. On a kernel, the same
-// objects are programmed by a backend in a lab of network namespaces, the
-// kernel's content is read back after each step and has to be what the desired
-// state asks for, and connections are really made. A backend passes the stories
-// of its mode; they know nothing of how it works.
+// Every story runs without a kernel, where only the desired state is checked and
+// connections are skipped, and on the kernel in each mode: a dataplane programs the
+// objects in a lab of network namespaces, the kernel's content is read back after each
+// step and compared with the desired state, and connections are made. Stories do not
+// depend on how a dataplane works.
 //
 // # Language
 //
 // A story is a file of directives in the form of
 // github.com/cockroachdb/datadriven: a command with arguments, lines of input,
 // a line "----", and the expected output. "go test ./test/scenario -rewrite"
-// writes what came out into the files, to be read before it is committed.
+// writes the actual output into the files; read it before it is committed.
 //
 //	require FEATURE...       what the kernel needs beside nf_tables; in the
 //	                         first directive
@@ -40,15 +38,14 @@
 //	                         node, or on node=NAME
 //	delete                   one object a line: KIND [NAMESPACE/]NAME; output as
 //	                         for apply
-//	addresses [node=NAME]    addresses come to the first node, or the one that is
-//	                         named, and go: lines of add or remove ADDRESS/LEN
+//	addresses [node=NAME]    changes the addresses of the first node, or of the one
+//	                         that is named: lines of add or remove ADDRESS/LEN
 //	                         [on LINK], by default on eth0; output as for apply
-//	state [node=NAME]        output: all frontends and their backends, and all
-//	                         else that is programmed
+//	state [node=NAME]        output: everything that is programmed
 //	connect from=MACHINE to=ADDRESS:PORT [proto=udp] [n=40]
-//	                         makes n connections; output: which servers answered
-//	                         and as whom they saw the client, or what became of
-//	                         it instead. More arguments:
+//	                         makes n connections; output: which servers answered,
+//	                         which machine's address they saw as the client's, and
+//	                         the failures. More arguments:
 //	                           source=ADDRESS  the client's address
 //	                           port=NUMBER     its port: with UDP, all datagrams
 //	                             are of one flow then, with those of later
@@ -57,8 +54,7 @@
 //	                             server, and it does not matter which
 //	                           gap=DURATION    passes before each connection
 //	                           until=SERVER    goes on until that server answers
-//	wait DURATION            lets time pass, where there is a kernel; output: ok
-//	restart [node=NAME]      the proxy on all nodes, or on one, ends and starts
-//	                         again, and learns of the objects in another order;
-//	                         output: ok
+//	wait DURATION            waits, except without a kernel; output: ok
+//	restart [node=NAME]      restarts the proxy on all nodes, or on one, with the
+//	                         objects in another order; output: ok
 package scenario

@@ -18,11 +18,11 @@ func newIPTables(v iptables.Variant) Mode {
 	}
 }
 
-// onlyHere skips, on User Mode Linux, what can be told on the machine's own kernel as
-// well: commands take several times as long there, and each story runs hundreds.
+// onlyHere skips, on User Mode Linux, stories that the machine's own kernel can run:
+// commands take several times as long there, and each story runs hundreds.
 func onlyHere(story string) string {
 	if strings.HasSuffix(kerneltest.Kernel(), " uml") && !strings.Contains(story, "sctp") {
-		return "slow: iptables mode is told of on the machine's own kernel"
+		return "slow: iptables mode is tested on the machine's own kernel"
 	}
 	return ""
 }
@@ -36,14 +36,14 @@ func onlyOldest(story string) string {
 	return onlyHere(story)
 }
 
-// TestIPTablesLegacy tells every story to the kernel, in iptables mode by way of
-// x_tables.
+// TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesLegacy, kerneltest.IPSet)
 	RunSome(t, newIPTables(iptables.Legacy), onlyHere)
 }
 
-// TestIPTablesNFT does, by way of nf_tables, which is what Debian's iptables uses.
+// TestIPTablesNFT runs every story in iptables mode, over nf_tables, which is what Debian's
+// iptables uses.
 func TestIPTablesNFT(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
 	RunSome(t, newIPTables(iptables.NFT), onlyOldest)

@@ -12,7 +12,7 @@ import (
 
 func newNFTables(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) }
 
-// TestNFTables tells every story to the kernel, in nftables mode.
+// TestNFTables runs every story in nftables mode.
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	RunAll(t, newNFTables)

@@ -24,21 +24,21 @@ type node struct {
 	addrs     []netip.Addr // on its interfaces
 	state     *desired.State
 	describer describer
-	kernel    dataplane.Dataplane // nil when told purely
+	kernel    dataplane.Dataplane // nil without a kernel
 	flows     *conntrack.Conn
 }
 
-// content is what the node's kernel should have.
-func (n *node) content() *dataplane.Content { return dataplane.ContentOf(n.state.Full()) }
+// content returns the content that the node's kernel should have.
+func (n *node) content() *dataplane.Content { return dataplane.ContentOf(&n.state.Full().Change) }
 
-// learn makes the node's state of what there is.
+// learn makes the node's state from all objects.
 func (n *node) learn(all objects) {
 	n.state = desired.New(n.desired)
-	all.tell(n.state)
+	all.addTo(n.state)
 	n.state.SetNodeAddresses(n.addrs)
 }
 
-// start makes the node's backend and programs all that its state has.
+// start makes the node's dataplane and programs the whole state.
 func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 	full := n.state.Full()
 	n.describer.full(full)
@@ -55,17 +55,17 @@ func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 	n.reconcile(t, d, full)
 }
 
-func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Change) {
-	flows := full.StaleFlows
-	if _, err := n.kernel.Reconcile(t.Context(), full); err != nil {
+func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Update) {
+	flows := full.Flows
+	if _, err := n.kernel.Reconcile(t.Context(), &full.Change); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
 	n.compare(t, d)
 }
 
-// program has the node's backend take the change since the last time, as the
-// proxy does, and returns its description.
+// program applies the change since the last call to the node's dataplane, as the proxy
+// does, and returns its description.
 func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 	change := n.state.Change()
 	if change.Rebuild {
@@ -80,8 +80,8 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 	if n.kernel == nil {
 		return out
 	}
-	flows := change.StaleFlows
-	if _, err := n.kernel.Apply(t.Context(), change); err != nil {
+	flows := change.Flows
+	if _, err := n.kernel.Apply(t.Context(), &change.Change); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 	n.clean(t, d, flows)
@@ -89,14 +89,14 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 	return out
 }
 
-// clean deletes what conntrack has of flows that are stale.
+// clean deletes stale flows from conntrack.
 func (n *node) clean(t *testing.T, d *datadriven.TestData, flows []desired.StaleFlows) {
 	if _, err := n.flows.Clean(flows); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 }
 
-// compare fails the test unless the kernel has what the state asks for.
+// compare fails the test unless the kernel has the content of the state.
 func (n *node) compare(t *testing.T, d *datadriven.TestData) {
 	t.Helper()
 	diff, err := dataplane.Compare(t.Context(), n.kernel.(dataplane.Reader), n.content())
@@ -111,7 +111,7 @@ func (n *node) compare(t *testing.T, d *datadriven.TestData) {
 	}
 }
 
-// restart ends the node's proxy and starts it again, on what the kernel has.
+// restart restarts the node's proxy, with the kernel's content unchanged.
 func (n *node) restart(t *testing.T, d *datadriven.TestData, s *story) {
 	before := n.content().Lines()
 	if n.kernel != nil {

@@ -18,7 +18,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// objects are those that exist now, in the order in which they came.
+// objects are the existing ones, in the order of their last change.
 type objects []source.Object
 
 // set adds an object or replaces its former version.
@@ -27,16 +27,15 @@ func (all *objects) set(o source.Object) {
 	*all = append(*all, o)
 }
 
-// remove takes an object out and says whether it was there.
+// remove removes an object and reports whether it existed.
 func (all *objects) remove(o source.Object) bool {
 	before := len(*all)
 	*all = slices.DeleteFunc(*all, func(p source.Object) bool { return source.Name(p) == source.Name(o) })
 	return len(*all) < before
 }
 
-// tell tells a state of all objects, the last one first: not in the order in
-// which they came.
-func (all objects) tell(s *desired.State) {
+// addTo adds all objects to a state, the last one first, to vary their order.
+func (all objects) addTo(s *desired.State) {
 	for _, o := range slices.Backward(all) {
 		proxy.Tell(s, source.Event{Type: source.Set, Object: o})
 	}
@@ -53,7 +52,7 @@ func (s *story) apply(t *testing.T, d *datadriven.TestData) string {
 	}
 	for _, o := range content.Objects {
 		s.objects.set(o.Object)
-		s.tell(source.Event{Type: source.Set, Object: o.Object})
+		s.send(source.Event{Type: source.Set, Object: o.Object})
 	}
 	return out.String() + s.program(t, d)
 }
@@ -80,14 +79,14 @@ func (s *story) delete(t *testing.T, d *datadriven.TestData) string {
 		}
 		o.SetName(name)
 		if !s.objects.remove(o) {
-			d.Fatalf(t, "there is no %s to delete", line)
+			d.Fatalf(t, "%s does not exist", line)
 		}
-		s.tell(source.Event{Type: source.Delete, Object: o})
+		s.send(source.Event{Type: source.Delete, Object: o})
 	}
 	return s.program(t, d)
 }
 
-// tell tells every node of an event.
-func (s *story) tell(e source.Event) {
+// send passes an event to every node.
+func (s *story) send(e source.Event) {
 	s.eachNode(func(n *node) { proxy.Tell(n.state, e) })
 }

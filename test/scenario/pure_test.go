@@ -4,5 +4,5 @@ package scenario
 
 import "testing"
 
-// TestDesired tells every story without a kernel.
+// TestDesired runs every story without a kernel.
 func TestDesired(t *testing.T) { RunAll(t, nil) }

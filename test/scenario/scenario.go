@@ -13,10 +13,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 )
 
-// Mode makes the backend of a node; nil tells stories purely.
+// Mode makes the dataplane of a node; nil runs stories without a kernel.
 type Mode func(dataplane.Config) (dataplane.Dataplane, error)
 
-// Dir is where the stories are, seen from a package two folders deep.
+// Dir is the folder of the stories.
 const Dir = "stories"
 
 // RunAll runs every story as a subtest.
@@ -24,8 +24,8 @@ func RunAll(t *testing.T, mode Mode) {
 	RunSome(t, mode, func(string) string { return "" })
 }
 
-// RunSome runs every story as a subtest, but for those for which skip, given the
-// story's name, says why not.
+// RunSome runs every story as a subtest, except where skip returns a reason for the
+// story's name.
 func RunSome(t *testing.T, mode Mode, skip func(name string) string) {
 	files, err := filepath.Glob(filepath.Join(Dir, "*.txt"))
 	if err != nil || len(files) == 0 {
@@ -43,12 +43,12 @@ func RunSome(t *testing.T, mode Mode, skip func(name string) string) {
 	}
 }
 
-// story is one story being told.
+// story is a story that runs.
 type story struct {
-	mode    Mode
-	nodes   []*node
-	world   *world // nil when told purely
-	objects objects
+	mode     Mode
+	nodes    []*node
+	topology *topology // nil without a kernel
+	objects  objects
 }
 
 func run(t *testing.T, file string, mode Mode) {
@@ -78,10 +78,10 @@ func run(t *testing.T, file string, mode Mode) {
 			}
 			return strings.Join(all, "\n") + "\n"
 		case "connect":
-			if s.world == nil {
+			if s.topology == nil {
 				return d.Expected
 			}
-			return s.world.connect(t, d)
+			return s.topology.connect(t, d)
 		case "wait":
 			return s.wait(t, d)
 		case "restart":
@@ -92,7 +92,7 @@ func run(t *testing.T, file string, mode Mode) {
 	})
 }
 
-// node is the one that a directive names, or the first.
+// node returns the node that a directive names, or the first.
 func (s *story) node(t *testing.T, d *datadriven.TestData) *node {
 	var name string
 	if d.HasArg("node") {
@@ -113,8 +113,8 @@ func (s *story) eachNode(do func(*node)) {
 	}
 }
 
-// program has every node's backend take the change, and returns that of the
-// directive's node.
+// program applies each node's change to its dataplane, and returns the description of the
+// change of the directive's node.
 func (s *story) program(t *testing.T, d *datadriven.TestData) (out string) {
 	shown := s.node(t, d)
 	s.eachNode(func(n *node) {
@@ -126,7 +126,7 @@ func (s *story) program(t *testing.T, d *datadriven.TestData) (out string) {
 	return out
 }
 
-// wait lets time pass: the kernel's. Purely, there is none.
+// wait waits, for the kernel.
 func (s *story) wait(t *testing.T, d *datadriven.TestData) string {
 	if len(d.CmdArgs) != 1 {
 		d.Fatalf(t, "wait takes one duration")
@@ -135,14 +135,13 @@ func (s *story) wait(t *testing.T, d *datadriven.TestData) string {
 	if err != nil {
 		d.Fatalf(t, "%v", err)
 	}
-	if s.world != nil {
+	if s.topology != nil {
 		time.Sleep(pause)
 	}
 	return "ok\n"
 }
 
-// restart ends the proxy of a node, or of all, and starts it again on what the
-// kernel has.
+// restart restarts the proxy of a node, or of all, with the kernel's content unchanged.
 func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
 	only := s.node(t, d)
 	s.eachNode(func(n *node) {
@@ -155,14 +154,14 @@ func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
 
 func (s *story) close(t *testing.T) {
 	s.eachNode(func(n *node) { n.close(t) })
-	if s.world != nil {
-		if err := s.world.lab.Close(); err != nil {
+	if s.topology != nil {
+		if err := s.topology.lab.Close(); err != nil {
 			t.Errorf("lab: %v", err)
 		}
 	}
 }
 
-// lines are the lines of a directive's input that are not empty.
+// lines returns the lines of a directive's input that are not empty.
 func lines(input string) (all []string) {
 	for line := range strings.Lines(input) {
 		if line = strings.TrimSpace(line); line != "" {

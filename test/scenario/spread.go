@@ -4,15 +4,12 @@ package scenario
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,9 +71,8 @@ func (s *spread) client() *lab.Machine  { return &s.pod.Machine }
 func (s *spread) outside() *lab.Machine { return &s.host.Machine }
 func (s *spread) node() *lab.Machine    { return &s.n1.Machine }
 
-// newSpread programs a Service with size endpoints that may be reached. If policy
-// says that those are local ones, there are as many elsewhere, where nobody
-// listens.
+// newSpread programs a Service with size endpoints. With policy Local, as many more are
+// on another node, where they do not answer.
 func newSpread(t *testing.T, mode Mode, size int, policy corev1.ServiceExternalTrafficPolicy, sticky bool) *spread {
 	must := func(err error) {
 		t.Helper()
@@ -124,7 +120,7 @@ func newSpread(t *testing.T, mode Mode, size int, policy corev1.ServiceExternalT
 	kernel, err := mode(dataplane.Config{NetNS: s.n1.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	must(err)
 	t.Cleanup(func() { kernel.Close() })
-	_, err = kernel.Reconcile(t.Context(), state.Full())
+	_, err = kernel.Reconcile(t.Context(), &state.Full().Change)
 	must(err)
 	return s
 }
@@ -177,19 +173,7 @@ func (s *spread) check(t *testing.T, from *lab.Machine, to netip.AddrPort, size 
 // manyAddresses makes all addresses of 172.30.0.0/16 a machine's own.
 func (s *spread) manyAddresses(m *lab.Machine) error {
 	all := netip.MustParsePrefix("172.30.0.0/16")
-	err := m.Do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return netlink.RouteAdd(&netlink.Route{
-			Dst:       &net.IPNet{IP: all.Addr().AsSlice(), Mask: net.CIDRMask(all.Bits(), 32)},
-			LinkIndex: lo.Attrs().Index,
-			Type:      unix.RTN_LOCAL,
-			Scope:     netlink.SCOPE_HOST,
-			Table:     unix.RT_TABLE_LOCAL,
-		})
-	})
+	err := m.Namespace().AddLocalRange(all)
 	if err == nil && m == s.outside() {
 		err = s.n1.AddRoute(all, s.host.Addr(false))
 	}

@@ -3,101 +3,96 @@
 package main
 
 import (
-	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/executed"
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/forward"
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
-func result(t *testing.T, r *forward.Result) string {
+// chart draws a result, and returns the picture's text.
+func chart(t *testing.T, r *bench.Result, title, series string) (string, error) {
 	t.Helper()
-	var b bytes.Buffer
-	if err := r.WriteJSON(&b); err != nil {
+	input, output := filepath.Join(t.TempDir(), "result.json"), filepath.Join(t.TempDir(), "chart.svg")
+	var printed strings.Builder
+	if err := r.Write(&printed, "json", input); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "result.json")
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func TestChart(t *testing.T) {
-	r := &forward.Result{
-		Benchmark: "crr",
-		Machine:   machine.Machine{Kernel: "6.12.1", CPU: "Some CPU", CPUs: 2},
-		CRR:       &forward.CRROptions{Options: forward.Options{Rounds: 3, Nodes: 2, Family: forward.FamilyIPv6}, Connections: 100},
-		Series: []*forward.Series{{Text: "latency, mean", Unit: forward.Nanoseconds, Better: forward.Less, Outcomes: []forward.Outcome{
-			{Setting: forward.Settings[0], Values: []float64{100, 110, 120}, Median: 110},
-			{Setting: forward.Settings[1], Values: []float64{120, 130, 150}, Median: 130},
-		}}},
-	}
-	output := filepath.Join(t.TempDir(), "chart.svg")
-	if err := run(result(t, r), output); err != nil {
-		t.Fatal(err)
+	if err := run(input, output, title, series); err != nil {
+		return "", err
 	}
 	b, err := os.ReadFile(output)
+	return string(b), err
+}
+
+func TestBars(t *testing.T) {
+	r := &bench.Result{Benchmark: "crr", Title: "crr over two nodes", Subjects: []bench.Subject{{Name: "off"}, {Name: "no threshold"}}}
+	err := r.Fill([]bench.Series{
+		{Name: "crr_mean", Text: "latency, mean", Unit: bench.Nanoseconds, Better: bench.Less, Paired: true},
+		{Name: "crr_rate", Text: "connections a second", Unit: bench.PerSecond, Better: bench.More, Paired: true},
+	}, []bench.Samples{
+		{"crr_mean": {100, 110, 120}, "crr_rate": {10, 11, 12}},
+		{"crr_mean": {130, 143, 156}, "crr_rate": {20, 22, 24}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"<svg", "crr over two nodes, ipv6: Linux 6.12.1, 2 x Some CPU, 3 rounds", ">latency<", ">mean<", "off: 110 ns", "no threshold: 130 ns", "(less is better)"} {
-		if !strings.Contains(string(b), want) {
+	svg, err := chart(t, r, "", "crr_mean")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<svg", ">crr over two nodes<", ">latency, mean<", ">110 ns<", ">1.30x, 143 ns<", ">no threshold<", "(less is better)"} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("no %q in the chart", want)
+		}
+	}
+	if strings.Contains(svg, "connections a second") {
+		t.Error("a series that was not asked for is in the chart")
+	}
+	if svg, err = chart(t, r, "Another title", "crr_rate"); err != nil || !strings.Contains(svg, ">Another title<") {
+		t.Errorf("the title is not in the chart: %v", err)
+	}
+	for _, series := range []string{"", "nothing"} { // different directions in one chart; no such series
+		if _, err := chart(t, r, "", series); err == nil {
+			t.Errorf("-series %q: no error", series)
+		}
+	}
+}
+
+func TestLines(t *testing.T) {
+	r := &bench.Result{Benchmark: "rules", Title: "Rules", Subjects: []bench.Subject{{Name: "ours"}, {Name: "theirs"}}}
+	var series []bench.Series
+	samples := []bench.Samples{{}, {}}
+	for services := 10; services <= 1000; services *= 10 {
+		name := fmt.Sprintf("rules_%d", services)
+		series = append(series, bench.Series{Name: name, Unit: bench.Count, At: services})
+		for i, s := range samples {
+			s.Add(name, 20, float64(20+i*services), float64(22+i*services))
+		}
+	}
+	if err := r.Fill(series, samples); err != nil {
+		t.Fatal(err)
+	}
+	svg, err := chart(t, r, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<svg", ">Rules<", ">ours<", ">theirs<", ">20<", ">1,020<", ">1,000<"} {
+		if !strings.Contains(svg, want) {
 			t.Errorf("no %q in the chart", want)
 		}
 	}
 }
 
-func TestChartOfNothing(t *testing.T) {
-	if err := run(result(t, &forward.Result{}), filepath.Join(t.TempDir(), "chart.svg")); err == nil {
-		t.Error("a chart of no series")
+func TestNothing(t *testing.T) {
+	for _, benchmark := range []string{"crr", "rules"} {
+		if _, err := chart(t, &bench.Result{Benchmark: benchmark}, "", ""); err == nil {
+			t.Errorf("%s: a chart of no numbers", benchmark)
+		}
 	}
-	if err := run(filepath.Join(t.TempDir(), "none.json"), "chart.svg"); err == nil {
+	if err := run(filepath.Join(t.TempDir(), "none.json"), "chart.svg", "", ""); err == nil {
 		t.Error("a chart of no file")
-	}
-}
-
-func TestRules(t *testing.T) {
-	r := &executed.Result{Benchmark: executed.Benchmark, Endpoints: 10}
-	for i, name := range []string{"ours", "theirs"} {
-		s := &executed.Subject{Name: name}
-		for services := 10; services <= 1000; services *= 10 {
-			c := executed.Count{Services: services, Rules: []int{20, 20 + i*services, 22 + i*services}}
-			c.SumUp()
-			s.Counts = append(s.Counts, c)
-		}
-		r.Subjects = append(r.Subjects, s)
-	}
-	input, output := filepath.Join(t.TempDir(), "rules.json"), filepath.Join(t.TempDir(), "rules.svg")
-	save := func() {
-		var b bytes.Buffer
-		if err := r.WriteJSON(&b); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(input, b.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	save()
-	if err := run(input, output); err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(output)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"<svg", "Services of 10 endpoints", ">ours<", ">theirs<", ">20<", ">1,020<", ">1,000<"} {
-		if !strings.Contains(string(b), want) {
-			t.Errorf("no %q in the chart", want)
-		}
-	}
-	r.Subjects = nil
-	save()
-	if err := run(input, output); err == nil {
-		t.Error("a chart of no numbers")
 	}
 }

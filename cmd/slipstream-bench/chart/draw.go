@@ -3,97 +3,182 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"image/color"
-	"strings"
+	"strconv"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/forward"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 )
 
-const height = 4.5 * vg.Inch
+const width = 8 * vg.Inch
 
-// width makes room for the labels of n series.
-func width(n int) vg.Length { return vg.Length(1+1.9*float64(n)) * vg.Inch }
-
-// colours of the settings, which colour-blind people can tell apart (Okabe and
-// Ito).
+// colours by subject, which colour-blind people can tell apart (Okabe and Ito).
 var colours = []color.RGBA{
 	{0x99, 0x99, 0x99, 0xff},
 	{0xe6, 0x9f, 0x00, 0xff},
 	{0x56, 0xb4, 0xe9, 0xff},
+	{0x00, 0x9e, 0x73, 0xff},
 }
 
-// boxDistance is from one setting's box to the next one's. Series are 1 apart.
-const boxDistance = 0.25
-
-// newPlot makes the chart of a result.
-func newPlot(r *forward.Result) (*plot.Plot, error) {
+func newPlot(r *bench.Result) *plot.Plot {
 	p := plot.New()
-	p.Title.Text = title(r)
-	p.Title.Padding = vg.Points(8)
-	p.Y.Label.Text = "multiple of the median of \"off\""
-	p.Legend.Top = true
-	grid := plotter.NewGrid()
-	grid.Vertical.Width = 0
-	same := plotter.NewFunction(func(float64) float64 { return 1 })
-	same.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
-	p.Add(grid, same)
-	var labels []string
-	for i, s := range r.Series {
-		labels = append(labels, label(s))
-		base := s.Outcomes[0].Median
-		for j, o := range s.Outcomes {
-			values := make(plotter.Values, len(o.Values))
-			for k, v := range o.Values {
-				values[k] = v / base
+	p.BackgroundColor = color.White
+	p.Title.Text = r.Title
+	p.Title.TextStyle.Font.Size = vg.Points(13)
+	p.Title.Padding = vg.Points(10)
+	p.X.Label.Padding, p.Y.Label.Padding = vg.Points(6), vg.Points(6)
+	return p
+}
+
+// drawBars draws a group of horizontal bars for each series: a bar for each subject, as
+// long as its ratio to the first subject, with ratio and median at its end. The axis
+// begins at 0, so that lengths can be compared.
+func drawBars(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, error) {
+	if len(series) == 0 {
+		return nil, 0, errors.New("no series")
+	}
+	p := newPlot(r)
+	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
+	p.X.Min = 0
+	const thickness, gap = 16, 14 // of a bar, and between groups, in points
+	group := float64(len(r.Subjects)*thickness + gap)
+	var ticks []plot.Tick
+	labels := plotter.XYLabels{}
+	for i, s := range series {
+		if s.Better != series[0].Better {
+			return nil, 0, fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
+		}
+		centre := -group * float64(i) // from top to bottom
+		ticks = append(ticks, plot.Tick{Value: centre, Label: s.Text})
+		for k, o := range s.Outcomes {
+			ratio := o.Ratio
+			if k == 0 {
+				ratio = 1
 			}
-			at := float64(i) + boxDistance*(float64(j)-float64(len(s.Outcomes)-1)/2)
-			box, err := plotter.NewBoxPlot(vg.Points(18), at, values)
+			at := centre + thickness*(float64(len(s.Outcomes)-1)/2-float64(k))
+			bar, err := plotter.NewPolygon(plotter.XYs{{X: 0, Y: at - 7}, {X: ratio, Y: at - 7}, {X: ratio, Y: at + 7}, {X: 0, Y: at + 7}})
 			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", s.Name, o.Name, err)
+				return nil, 0, err
 			}
-			box.FillColor = colours[j%len(colours)]
-			box.MedianStyle.Width = vg.Points(1.5)
-			p.Add(box)
+			bar.Color, bar.LineStyle.Width = colours[k%len(colours)], 0
+			p.Add(bar)
 			if i == 0 {
-				p.Legend.Add(o.Name, swatch{box.FillColor})
+				p.Legend.Add(r.Subjects[k].Name, bar)
 			}
+			text := s.Unit.Format(o.Median)
+			if k > 0 {
+				text = fmt.Sprintf("%.2fx, %s", ratio, text)
+			}
+			labels.XYs = append(labels.XYs, plotter.XY{X: ratio, Y: at})
+			labels.Labels = append(labels.Labels, text)
+			p.X.Max = max(p.X.Max, 1.35*ratio) // room for the text
 		}
 	}
-	p.NominalX(labels...)
-	p.X.Min, p.X.Max = -0.5, float64(len(r.Series))-0.5
-	p.Y.Min = min(p.Y.Min, 0.9)
-	p.Y.Max = max(p.Y.Max, 1.1)
-	p.Y.Max += 0.15 * (p.Y.Max - p.Y.Min) // for the legend
-	return p, nil
-}
-
-// swatch is a colour in the legend.
-type swatch struct{ color.Color }
-
-func (s swatch) Thumbnail(c *draw.Canvas) {
-	c.FillPolygon(s.Color, []vg.Point{{X: c.Min.X, Y: c.Min.Y}, {X: c.Min.X, Y: c.Max.Y}, {X: c.Max.X, Y: c.Max.Y}, {X: c.Max.X, Y: c.Min.Y}})
-}
-
-// title says what was measured, where.
-func title(r *forward.Result) string {
-	o := r.Options()
-	nodes := "one node"
-	if o.Nodes > 1 {
-		nodes = "two nodes"
+	values, err := plotter.NewLabels(labels)
+	if err != nil {
+		return nil, 0, err
 	}
-	return fmt.Sprintf("%s over %s, %s: Linux %s, %d x %s, %d rounds", r.Benchmark, nodes, o.Family, r.Machine.Kernel, r.Machine.CPUs, r.Machine.CPU, o.Rounds)
+	values.Offset = vg.Point{X: vg.Points(4)}
+	for i := range values.TextStyle {
+		values.TextStyle[i].YAlign = draw.YCenter
+	}
+	p.Add(values)
+	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
+	p.Y.Tick.Length, p.Y.LineStyle.Width = 0, 0
+	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2
+	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, vg.Points(-4), vg.Points(2)
+	return p, vg.Points(group*float64(len(series)) + 110), nil
 }
 
-// label names a series and its absolute values.
-func label(s *forward.Series) string {
-	lines := strings.SplitN(strings.Replace(s.Text, ", best", "\nbest", 1), ", ", 2)
-	for _, o := range s.Outcomes {
-		lines = append(lines, o.Name+": "+s.Unit.Format(o.Median))
+// drawLines draws a line for each subject through the medians, by what the series were
+// measured at, with bars from the lowest to the highest. Both axes are logarithmic, so that
+// proportional growth is a straight line.
+func drawLines(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, error) {
+	p := newPlot(r)
+	p.X.Label.Text, p.Y.Label.Text = "Services", "rules executed: median, lowest to highest"
+	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
+	p.X.Tick.Marker, p.Y.Tick.Marker = thousands{}, thousands{}
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(-8)
+	p.Add(plotter.NewGrid())
+	any := false
+	for k, subject := range r.Subjects {
+		var all points
+		for _, s := range series {
+			if o := s.Outcomes[k]; s.At > 0 && o.Median > 0 {
+				all = append(all, point{s.At, o})
+			}
+		}
+		if len(all) == 0 {
+			continue
+		}
+		any = true
+		line, marks, err := plotter.NewLinePoints(all)
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w", subject.Name, err)
+		}
+		bars, err := plotter.NewYErrorBars(all)
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w", subject.Name, err)
+		}
+		colour := colours[(2*k+3)%len(colours)]
+		line.Color, marks.Color, bars.Color = colour, colour, colour
+		line.Width, marks.Shape, marks.Radius = vg.Points(1.5), draw.CircleGlyph{}, vg.Points(3)
+		labels, err := plotter.NewLabels(all)
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w", subject.Name, err)
+		}
+		// Below the line of the first subject, and above those of the others.
+		labels.Offset = vg.Point{X: vg.Points(6), Y: vg.Points(-13)}
+		align := text.XLeft
+		if k > 0 {
+			labels.Offset, align = vg.Point{X: vg.Points(-6), Y: vg.Points(4)}, text.XRight
+		}
+		for i := range labels.TextStyle {
+			labels.TextStyle[i].XAlign = align
+		}
+		p.Add(line, marks, bars, labels)
+		p.Legend.Add(subject.Name, line, marks)
 	}
-	return strings.Join(append(lines, "("+string(s.Better)+" is better)"), "\n")
+	if !any {
+		return nil, 0, errors.New("nothing was counted")
+	}
+	p.Y.Min = min(p.Y.Min, 10)
+	p.X.Min, p.X.Max = p.X.Min/1.6, p.X.Max*1.6 // room for the labels
+	p.Y.Max *= 1.3
+	return p, 5 * vg.Inch, nil
+}
+
+// point is what was measured at a number of Services.
+type point struct {
+	at int
+	bench.Outcome
+}
+
+type points []point
+
+func (p points) Len() int                { return len(p) }
+func (p points) XY(i int) (x, y float64) { return float64(p[i].at), p[i].Median }
+func (p points) Label(i int) string      { return bench.Thousands(int(p[i].Median + 0.5)) }
+func (p points) YError(i int) (low, high float64) {
+	return p[i].Median - p[i].Lowest, p[i].Highest - p[i].Median
+}
+
+// thousands are ticks at powers of ten, with commas.
+type thousands struct{}
+
+func (thousands) Ticks(from, to float64) []plot.Tick {
+	all := plot.LogTicks{Prec: -1}.Ticks(from, to)
+	for i := range all {
+		if n, err := strconv.ParseFloat(all[i].Label, 64); err == nil {
+			all[i].Label = bench.Thousands(int(n))
+		}
+	}
+	return all
 }

@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chart draws what benchmarks have saved: of slipstream-bench throughput and
-// bench crr, for each series a box of each setting's values over the rounds, as multiples
-// of the median without the fast path; of make bench-rules, the rules executed by numbers
-// of Services.
+// Command chart draws what benchmarks have saved with --save: of slipstream-bench
+// throughput and crr, bars of the chosen series for each setting, as multiples of the first
+// setting; of make bench-rules, lines of the rules executed by numbers of Services.
 //
 //	slipstream-bench throughput --save result.json
-//	go run ./cmd/slipstream-bench/chart -o result.svg result.json
+//	go run ./cmd/slipstream-bench/chart -series packet_cost,path_cost -title "Cost of a packet" -o cost.svg result.json
 //
-// The name's ending says what it is to be: svg, png or pdf. It is a command of its
-// own because fonts and the like would make slipstream larger by a third.
+// The ending of the output's name is the format: svg, png or pdf. It is a command of its own
+// because the drawing library parses its fonts in every process that it is linked into,
+// which would be in the memory that slipstream-bench measures of itself.
 package main
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/executed"
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/forward"
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
 func main() {
-	output := flag.String("o", "", "file to write, ending in .svg, .png or .pdf")
+	output := flag.String("o", "", "`file` to write, ending in .svg, .png or .pdf")
+	title := flag.String("title", "", "title of the chart, instead of the result's")
+	series := flag.String("series", "", "`names` of the series to draw, with commas between; all by default")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: chart -o FILE RESULT.json")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: chart -o FILE [flags] RESULT.json")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -36,43 +35,42 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := run(flag.Arg(0), *output); err != nil {
+	if err := run(flag.Arg(0), *output, *title, *series); err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
 		os.Exit(1)
 	}
 }
 
-func run(input, output string) error {
+func run(input, output, title, names string) error {
 	b, err := os.ReadFile(input)
 	if err != nil {
 		return err
 	}
-	var kind struct {
-		Benchmark string `json:"benchmark"`
-	}
-	if err := json.Unmarshal(b, &kind); err != nil {
+	var r bench.Result
+	if err := json.Unmarshal(b, &r); err != nil {
 		return fmt.Errorf("%s: %w", input, err)
 	}
-	draw := drawSeries
-	if kind.Benchmark == executed.Benchmark {
-		draw = drawRules
+	if title != "" {
+		r.Title = title
 	}
-	p, width, err := draw(b)
+	chosen := r.Series
+	if names != "" {
+		chosen = nil
+		for name := range strings.SplitSeq(names, ",") {
+			s := r.Find(name)
+			if s == nil {
+				return fmt.Errorf("%s: no series %q", input, name)
+			}
+			chosen = append(chosen, s)
+		}
+	}
+	draw := drawBars
+	if r.Benchmark == "rules" {
+		draw = drawLines
+	}
+	p, height, err := draw(&r, chosen)
 	if err != nil {
 		return fmt.Errorf("%s: %w", input, err)
 	}
 	return p.Save(width, height, output)
-}
-
-// drawSeries draws a result of bench throughput or bench crr.
-func drawSeries(result []byte) (*plot.Plot, vg.Length, error) {
-	var r forward.Result
-	if err := json.Unmarshal(result, &r); err != nil {
-		return nil, 0, err
-	}
-	if len(r.Series) == 0 {
-		return nil, 0, errors.New("no series of bench throughput or bench crr, and no numbers of rules")
-	}
-	p, err := newPlot(&r)
-	return p, width(len(r.Series)), err
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/stats"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
@@ -17,15 +17,14 @@ const (
 	counting = 50 * time.Millisecond // how long what is sent is counted
 )
 
-// The acceptance test of KEP-4963: one Service with one backend, iperf3 with the
-// fast path and without in turns, until a test of significance says that with it
-// more gets through. Only that relation is tested, and no time. GSO, TSO and GRO
-// are off, so that each packet has to be forwarded.
+// The acceptance test of KEP-4963: one Service with one backend, iperf3 with the fast
+// path and without in turns, until a test of significance says that the throughput with
+// it is higher. Only that relation is tested, and no time. GSO, TSO and GRO are off, so
+// that each packet has to be forwarded.
 //
-// The turns are those of one connection, and short: what else the machine does, and
-// how this connection happens to go, then slows both of a pair alike. It looks at the
-// data after 50, 100, 200, 400, 800 and 1,600 pairs, each time at a sixth of the
-// level, and so is wrong once in a hundred times at most (Bonferroni).
+// The turns are short and share one connection, so that disturbances slow both of a pair
+// alike. The data are tested after 50, 100, 200, 400, 800 and 1,600 pairs, each time at a sixth of the
+// level, so the test is wrong once in a hundred times at most (Bonferroni).
 func TestStreamIsFaster(t *testing.T) {
 	const level = 0.01
 	looks := []int{50, 100, 200, 400, 800, 1600}
@@ -39,9 +38,9 @@ func TestStreamIsFaster(t *testing.T) {
 	t.Errorf("with the fast path it is not significantly faster after %d pairs", len(s.on))
 }
 
-// The same with full-size segments aggregated: the node forwards one packet where
-// there were forty, copying the data takes nearly all of the time, and what the
-// fast path saves drowns in the noise. Here it is only not to be slower.
+// The same with segments aggregated: the node forwards one packet instead of forty,
+// copying the data takes nearly all of the time, and the gain of the fast path is lost in
+// the noise. Here it must only not be slower.
 func TestAggregatedStreamIsNotSlower(t *testing.T) {
 	const level = 0.001 // by chance it fails once in a thousand times
 	s := startStream(t, false)
@@ -53,40 +52,40 @@ func TestAggregatedStreamIsNotSlower(t *testing.T) {
 
 // ongoing is a stream of iperf3 that takes the slow path and the fast one in turns.
 type ongoing struct {
-	*world
+	*network
 	t       *testing.T
 	off, on []float64  // bit/s, by pair of turns
-	passed  [2]passage // in all turns on the slow path, and on the fast one
+	passed  [2]packets // in all turns on the slow path, and on the fast one
 	ended   chan error
 }
 
-// startStream starts a stream, each packet of which goes alone if they are to be
-// separate. It begins on the fast path: a connection's packets are counted if they
-// were when it began.
+// startStream starts a stream, without aggregation if packets are to be separate. It
+// begins on the fast path: the kernel counts a connection's packets only if it did so
+// when the connection began.
 func startStream(t *testing.T, separate bool) *ongoing {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("takes a minute or three; not with -short")
 	}
 	kerneltest.Require(t, kerneltest.Flowtable)
-	s := &ongoing{world: testWorld(t, Options{Nodes: 1, Family: FamilyIPv4}), t: t, ended: make(chan error, 1)}
+	s := &ongoing{network: testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4}), t: t, ended: make(chan error, 1)}
 	server, err := s.streamServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Kill() })
 	if separate {
-		undo, err := s.separate()
+		restore, err := s.disableAggregation()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := undo(); err != nil {
+			if err := restore(); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	if err := s.set(Settings[2]); err != nil {
+	if err := s.set(t.Context(), Settings[2]); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -100,13 +99,13 @@ func startStream(t *testing.T, separate bool) *ongoing {
 	return s
 }
 
-// flowing waits until there is a second of the stream.
+// flowing waits until the stream has run for a second.
 func (s *ongoing) flowing() {
 	s.t.Helper()
-	const packets = 1000
+	const many = 1000 * 1500
 	before, _ := sent(s.t, s.client)
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if now, _ := sent(s.t, s.client); now-before > packets*1500 {
+		if now, _ := sent(s.t, s.client); now-before > many {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -121,7 +120,7 @@ func (s *ongoing) pairs(n int) {
 	s.t.Helper()
 	all := []*[]float64{&s.off, &s.on}
 	for len(s.off) < n {
-		for _, i := range order(len(all), len(s.off)) {
+		for _, i := range bench.Order(len(all), len(s.off)) {
 			*all[i] = append(*all[i], s.turn(i))
 		}
 	}
@@ -131,12 +130,12 @@ func (s *ongoing) pairs(n int) {
 // (1).
 func (s *ongoing) turn(path int) float64 {
 	s.t.Helper()
-	// Not by world.set, which has conntrack forget the connection.
-	if err := s.nodes[0].path.set([]Setting{Settings[0], Settings[2]}[path].Threshold); err != nil {
+	// Not by network.set, which has conntrack forget the connection.
+	if err := s.nodes[0].setFastPath(s.t.Context(), []Setting{Settings[0], Settings[2]}[path].Threshold); err != nil {
 		s.t.Fatal(err)
 	}
 	time.Sleep(settling)
-	before, err := passageOf(s.nodes[0].Node, false)
+	before, err := countPackets(s.nodes[0].Node, false)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -145,7 +144,7 @@ func (s *ongoing) turn(path int) float64 {
 	time.Sleep(counting)
 	bytesAfter, _ := sent(s.t, s.client)
 	took := time.Since(start)
-	after, err := passageOf(s.nodes[0].Node, true)
+	after, err := countPackets(s.nodes[0].Node, true)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -160,18 +159,18 @@ func (s *ongoing) turn(path int) float64 {
 	return 8 * float64(bytesAfter-bytes) / took.Seconds()
 }
 
-// chance is how probable it is that the first values are so much greater by chance.
-// Packets must have gone the ways that they were to go; some are merged on them.
+// chance is how probable it is that the first values are greater by chance. Packets must
+// have taken the path of their setting; some are merged on the way.
 func (s *ongoing) chance(first, second []float64) float64 {
 	s.t.Helper()
-	off, on := passage{}.share(s.passed[0]), passage{}.share(s.passed[1])
+	off, on := packets{}.share(s.passed[0]), packets{}.share(s.passed[1])
 	if off < 0.8 || on > 0.1 {
 		s.t.Fatalf("of the packets, %.3f took the slow path when they should, and %.3f when they should not", off, on)
 	}
-	p, err := stats.Sign(first, second)
+	p, err := bench.Sign(first, second)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Logf("%d pairs: medians %.2f and %.2f Gbit/s, p = %.2g", len(first), stats.Median(first)/1e9, stats.Median(second)/1e9, p)
+	s.t.Logf("%d pairs: medians %.2f and %.2f Gbit/s, p = %.2g", len(first), bench.Median(first)/1e9, bench.Median(second)/1e9, p)
 	return p
 }

@@ -4,10 +4,12 @@ package forward
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
@@ -20,23 +22,25 @@ func TestThroughput(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	for _, o := range []Options{{Rounds: 1, Nodes: 1, Family: FamilyIPv6}, {Rounds: 1, Nodes: 2, Family: FamilyIPv4}} {
 		t.Run(o.Family, func(t *testing.T) {
-			r, err := Throughput(bounded(t), ThroughputOptions{Options: o, Seconds: 1, Measures: Measures})
+			o.Seconds, o.Measures = 1, Measures
+			r, err := Throughput(bounded(t), o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := []quantity{streamAggregated, streamAggregatedBest, streamPackets, streamPacketsBest, datagrams, packetCost}
-			if len(r.Series) > len(want) && o.Nodes == 1 { // where the kernel has what it takes
+			aggregated, packets, udp := slowPath(streamAggregated.Name), slowPath(streamPackets.Name), slowPath(datagrams.Name)
+			want := []bench.Series{streamAggregated, streamAggregatedBest, aggregated, streamPackets, streamPacketsBest, packets, datagrams, packetCost}
+			if r.Find(pathCost.Name) != nil && o.Nodes == 1 { // where the kernel supports it
 				want = append(want, pathCost)
 			}
-			checkResult(t, r, want...)
-			for _, s := range r.Series {
-				for _, o := range s.Outcomes {
-					least, most := 0.95, 1.0
-					if o.Threshold > 0 {
-						least, most = 0, 0.1
+			checkResult(t, r, &o, append(want, udp)...)
+			for _, slow := range []bench.Series{aggregated, packets, udp} {
+				for i, o := range r.Find(slow.Name).Outcomes {
+					least, most := 95.0, 100.0
+					if Settings[i].Threshold > 0 {
+						least, most = 0, 10
 					}
-					if o.SlowPath < least || o.SlowPath > most {
-						t.Errorf("%s, %s: %.3f of the packets took the slow path, want %v to %v", s.Name, o.Name, o.SlowPath, least, most)
+					if o.Median < least || o.Median > most {
+						t.Errorf("%s, %s: %.1f %% of the packets took the slow path, want %v to %v", slow.Name, Settings[i].Name, o.Median, least, most)
 					}
 				}
 			}
@@ -49,45 +53,46 @@ func TestCRR(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	for _, o := range []Options{{Rounds: 2, Nodes: 1, Family: FamilyIPv4}, {Rounds: 1, Nodes: 2, Family: FamilyIPv6}} {
 		t.Run(o.Family, func(t *testing.T) {
-			r, err := CRR(bounded(t), peer, CRROptions{Options: o, Connections: 100})
+			o.Connections = 100
+			r, err := CRR(bounded(t), peer, o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			checkResult(t, r, crrRate, crrMin, crrMedian, crrMean, crrP99, crrStdDev)
-			for _, o := range r.Series[0].Outcomes {
-				if o.Threshold == 1 && o.SlowPath > 0.9 || o.Threshold != 1 && o.SlowPath < 0.95 {
-					t.Errorf("%s: %.3f of the packets took the slow path", o.Name, o.SlowPath)
+			slow := slowPath(crrRate.Name)
+			checkResult(t, r, &o, append(slices.Clone(crrSeries), slow)...)
+			for i, o := range r.Find(slow.Name).Outcomes {
+				if s := Settings[i]; s.Threshold == 1 && o.Median > 90 || s.Threshold != 1 && o.Median < 95 {
+					t.Errorf("%s: %.1f %% of the packets took the slow path", s.Name, o.Median)
 				}
 			}
 		})
 	}
 }
 
-func checkResult(t *testing.T, r *Result, want ...quantity) {
+func checkResult(t *testing.T, r *bench.Result, o *Options, want ...bench.Series) {
 	t.Helper()
-	settings := Settings
+	settings, notes := Settings, strings.Join(r.Notes, "\n")
 	if err := kerneltest.Flowtable.Probe(); err != nil {
 		settings = Settings[:1]
-		if !strings.Contains(r.NoFastPath, "the kernel has no flowtables") {
-			t.Errorf("without flowtables it says %q", r.NoFastPath)
+		if !strings.HasPrefix(notes, "only \"off\" is measured: ") || !strings.Contains(notes, "no flowtables") {
+			t.Errorf("without flowtables it says %q", notes)
 		}
-	} else if r.NoFastPath != "" {
-		t.Errorf("there are flowtables, but %q", r.NoFastPath)
+	} else if notes != "" {
+		t.Errorf("there are flowtables, but %q", notes)
 	}
-	if len(r.Series) != len(want) {
-		t.Fatalf("%d series, want %d", len(r.Series), len(want))
+	if len(r.Series) != len(want) || len(r.Subjects) != len(settings) {
+		t.Fatalf("%d series of %d settings, want %d of %d", len(r.Series), len(r.Subjects), len(want), len(settings))
 	}
-	rounds := r.Options().Rounds
 	for i, s := range r.Series {
-		if s.Name != want[i].name || len(s.Outcomes) != len(settings) {
-			t.Fatalf("series %d is %s with %d settings, want %s with %d", i, s.Name, len(s.Outcomes), want[i].name, len(settings))
+		if s.Name != want[i].Name || len(s.Outcomes) != len(settings) {
+			t.Fatalf("series %d is %s with %d settings, want %s with %d", i, s.Name, len(s.Outcomes), want[i].Name, len(settings))
 		}
-		for j, o := range s.Outcomes {
-			if o.Setting != settings[j] || len(o.Values) != rounds || len(o.Ratios) > rounds {
-				t.Errorf("%s: %+v, want %d rounds of %v", s.Name, o, rounds, settings[j])
+		for j, outcome := range s.Outcomes {
+			if r.Subjects[j].Name != settings[j].Name || len(outcome.Values) != o.Rounds {
+				t.Errorf("%s: %+v, want %d rounds of %v", s.Name, outcome, o.Rounds, settings[j])
 			}
-			if s.Unit != Nanoseconds && o.Median <= 0 { // those may be differences
-				t.Errorf("%s: %s: median %v", s.Name, o.Name, o.Median)
+			if (s.Unit == bench.BitsPerSecond || s.Unit == bench.PerSecond) && outcome.Median <= 0 { // others may be differences
+				t.Errorf("%s: %s: median %v", s.Name, settings[j].Name, outcome.Median)
 			}
 		}
 	}
@@ -95,35 +100,35 @@ func checkResult(t *testing.T, r *Result, want ...quantity) {
 
 // With aggregation off, no packet on the pods' links is larger than a link's MTU.
 // Afterwards it is as before.
-func TestSeparate(t *testing.T) {
+func TestDisableAggregation(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	w := testWorld(t, Options{Nodes: 1, Family: FamilyIPv4})
-	server, err := w.streamServer(t.Context())
+	n := testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4})
+	server, err := n.streamServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = server.Kill() }()
 	meanSize := func() float64 {
 		t.Helper()
-		bytes, packets := sent(t, w.client)
-		if _, err := w.stream(t.Context(), 1); err != nil {
+		bytes, packets := sent(t, n.client)
+		if _, err := n.stream(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
-		bytesAfter, packetsAfter := sent(t, w.client)
+		bytesAfter, packetsAfter := sent(t, n.client)
 		return float64(bytesAfter-bytes) / float64(packetsAfter-packets)
 	}
 	const mtu, header = 1500, 14
 	if size := meanSize(); size < 2*mtu {
 		t.Errorf("aggregated: %.0f bytes in a packet, want many segments", size)
 	}
-	undo, err := w.separate()
+	restore, err := n.disableAggregation()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if size := meanSize(); size > mtu+header {
 		t.Errorf("separate: %.0f bytes in a packet, want at most %d", size, mtu+header)
 	}
-	if err := undo(); err != nil {
+	if err := restore(); err != nil {
 		t.Fatal(err)
 	}
 	if size := meanSize(); size < 2*mtu {
@@ -147,36 +152,35 @@ func sent(t *testing.T, pod *lab.Pod) (bytes, packets uint64) {
 // without the server seeing it.
 func TestDiverted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	w := testWorld(t, Options{Nodes: 1, Family: FamilyIPv4})
-	server, err := w.server.Serve(lab.UDP, w.backend(floodPort))
+	n := testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4})
+	server, err := n.server.Serve(lab.UDP, n.backend(floodPort))
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, undo, err := w.divertAll(t.Context())
+	all, undo, err := n.divert(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range all {
-		c, err := w.floodSocket(r.port)
+		b, err := n.newBatch(r.port)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		before, err := arrived(&w.server.Machine)
+		defer b.conn.Close()
+		before, err := arrived(&n.server.Machine)
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newBatch(c)
-		if n, _, err := b.send(); err != nil || n != batchSize {
-			t.Fatalf("%d sent, %v", n, err)
+		if sent, _, err := b.send(); err != nil || sent != batchSize {
+			t.Fatalf("%d sent, %v", sent, err)
 		}
 		want := uint64(0)
-		if r.name == pathCost.name {
+		if r.Name == pathCost.Name {
 			want = batchSize
 		}
 		var got uint64
 		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			after, err := arrived(&w.server.Machine)
+			after, err := arrived(&n.server.Machine)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -185,10 +189,10 @@ func TestDiverted(t *testing.T) {
 			}
 		}
 		if got < want || got >= want+batchSize {
-			t.Errorf("%s: %d datagrams arrived in the server's pod, want %d", r.name, got, want)
+			t.Errorf("%s: %d datagrams arrived in the server's pod, want %d", r.Name, got, want)
 		}
 	}
-	if _, err := w.flood(t.Context(), 10*time.Millisecond); err != nil {
+	if _, _, err := n.flood(t.Context(), 10*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	if got := server.Served(); got != warmUp {
@@ -197,7 +201,7 @@ func TestDiverted(t *testing.T) {
 	if err := undo(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.flood(t.Context(), 10*time.Millisecond); err != nil {
+	if _, _, err := n.flood(t.Context(), 10*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(patience); server.Served() <= 2*warmUp; time.Sleep(time.Millisecond) {
@@ -212,24 +216,24 @@ func TestInterrupted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
-	_, err := Throughput(ctx, ThroughputOptions{Options: Options{Rounds: 100, Nodes: 1, Family: FamilyIPv4}, Seconds: 10, Measures: Measures})
+	_, err := Throughput(ctx, Options{Rounds: 100, Nodes: 1, Family: FamilyIPv4, Seconds: 10, Measures: Measures})
 	if err == nil || err.Error() != "interrupted" {
 		t.Errorf("error %v, want only that it was interrupted", err)
 	}
 }
 
-func testWorld(t *testing.T, o Options) *world {
+func testNetwork(t *testing.T, o Options) *network {
 	t.Helper()
-	w, err := newWorld(o)
+	n, err := newNetwork(t.Context(), &o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := w.close(); err != nil {
+		if err := n.close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return w
+	return n
 }
 
 // bounded is a context for a bench that takes seconds.

@@ -4,7 +4,6 @@ package forward
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/safchain/ethtool"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -30,90 +29,70 @@ func eachLink(m *lab.Machine, f func(*netlink.LinkAttrs)) error {
 	})
 }
 
-// arrived is how many packets have arrived on a machine's interfaces. What is
-// aggregated counts as one.
+// arrived is how many packets have arrived on a machine's interfaces. Aggregated packets
+// count as one.
 func arrived(m *lab.Machine) (n uint64, err error) {
 	err = eachLink(m, func(a *netlink.LinkAttrs) { n += a.Statistics.RxPackets })
 	return n, err
 }
 
-// aggregation are the features of an interface that let many packets of a
-// connection be one on their way through the stack, by the kernel's names.
+// aggregation are the features of an interface by which many packets of a connection pass
+// the stack as one, by the kernel's names.
 var aggregation = []string{
 	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation",
 	"tx-generic-segmentation", "tx-udp-segmentation", "tx-gso-list", "rx-gro", "rx-gro-list",
 }
 
-// separate switches aggregation off on the pods' interfaces: GSO, TSO and GRO.
-// The function that it returns undoes that.
-func (w *world) separate() (undo func() error, err error) {
-	changed := map[*lab.Pod]map[string]bool{}
-	set := func() error {
-		for pod, features := range changed {
-			err := pod.Do(func() error {
-				e, err := ethtool.NewEthtool()
-				if err != nil {
+// disableAggregation disables GSO, TSO and GRO on the pods' interfaces, until restore.
+func (n *network) disableAggregation() (restore func() error, err error) {
+	change := func(pod *lab.Pod, names []string, on bool) (still []string, err error) {
+		err = pod.Do(func() error {
+			e, err := ethtool.NewEthtool()
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			features := map[string]bool{}
+			for _, name := range names {
+				features[name] = on
+			}
+			if len(features) > 0 {
+				if err := e.Change(podLink, features); err != nil {
 					return err
 				}
-				defer e.Close()
-				return e.Change(podLink, features)
-			})
-			if err != nil {
-				return fmt.Errorf("pod %s: %s: segmentation offloads: %w", pod.Name(), podLink, err)
 			}
-		}
-		return nil
-	}
-	for _, pod := range []*lab.Pod{w.client, w.server} {
-		on, err := aggregating(pod)
+			now, err := e.Features(podLink)
+			for _, name := range aggregation {
+				if now[name] {
+					still = append(still, name)
+				}
+			}
+			return err
+		})
 		if err != nil {
+			err = fmt.Errorf("pod %s: %s: segmentation offloads: %w", pod.Name(), podLink, err)
+		}
+		return still, err
+	}
+	enabled := map[*lab.Pod][]string{}
+	for _, pod := range []*lab.Pod{n.client, n.server} {
+		if enabled[pod], err = change(pod, nil, false); err != nil {
 			return nil, err
 		}
-		changed[pod] = map[string]bool{}
-		for _, name := range on {
-			changed[pod][name] = false
-		}
-	}
-	if err := set(); err != nil {
-		return nil, err
-	}
-	for pod := range changed {
-		on, err := aggregating(pod)
-		if err == nil && len(on) > 0 {
-			err = fmt.Errorf("pod %s: %s: still on: %s", pod.Name(), podLink, strings.Join(on, ", "))
+		still, err := change(pod, enabled[pod], false)
+		if err == nil && len(still) > 0 {
+			err = fmt.Errorf("pod %s: %s: %v cannot be disabled", pod.Name(), podLink, still)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	return func() error {
-		for _, features := range changed {
-			for name := range features {
-				features[name] = true
+		for pod, names := range enabled {
+			if _, err := change(pod, names, true); err != nil {
+				return err
 			}
 		}
-		return set()
+		return nil
 	}, nil
-}
-
-// aggregating are the features of aggregation that are on at a pod's interface.
-func aggregating(pod *lab.Pod) (on []string, err error) {
-	err = pod.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		features, err := e.Features(podLink)
-		for _, name := range aggregation {
-			if features[name] {
-				on = append(on, name)
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("pod %s: %s: features: %w", pod.Name(), podLink, err)
-	}
-	return on, nil
 }

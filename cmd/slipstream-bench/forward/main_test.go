@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
 // peer is how tests start a peer: the test binary does its work.
@@ -21,6 +21,6 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	machine.QuietLimit = 0 // times are not looked at
+	bench.QuietLimit = 0 // times are not looked at
 	os.Exit(m.Run())
 }

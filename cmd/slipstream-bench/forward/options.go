@@ -6,16 +6,23 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"slices"
 	"strings"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
-// Options are what all measurements have in common. Their JSON is part of the
-// result.
+// Options say what is measured. Their JSON is part of the result.
 type Options struct {
-	Rounds int    `json:"rounds"` // a turn of each setting in each
+	Rounds int    `json:"rounds"` // each has a turn of each setting
 	Nodes  int    `json:"nodes"`  // that forward: 1, or 2 with a pod on each
 	Family string `json:"family"` // one of Families
+
+	// Of [Throughput].
+	Seconds  int      `json:"seconds_per_turn,omitempty"`
+	Measures []string `json:"measures,omitempty"` // of Measures
+
+	// Connections in a turn of [CRR].
+	Connections int `json:"connections_per_turn,omitempty"`
 }
 
 // The values of Options.Family.
@@ -27,64 +34,47 @@ const (
 // Families lists the values of Options.Family.
 var Families = []string{FamilyIPv4, FamilyIPv6}
 
+// The values of Options.Measures.
 const (
-	maxRounds  = 1000
-	maxSeconds = 600
-	// maxConnections is how many a client can make to one address before its
-	// ports come again.
-	maxConnections = 50_000
-)
-
-func (o Options) validate() error {
-	return errors.Join(
-		within("rounds", o.Rounds, 1, maxRounds),
-		within("nodes", o.Nodes, 1, 2),
-		oneOf("family", o.Family, Families),
-	)
-}
-
-func within(flag string, n, least, most int) error {
-	if n < least || n > most {
-		return fmt.Errorf("--%s: must be %d to %d", flag, least, most)
-	}
-	return nil
-}
-
-func oneOf(flag, value string, all []string) error {
-	if !slices.Contains(all, value) {
-		return fmt.Errorf("--%s: %q is none of %s", flag, value, strings.Join(all, ", "))
-	}
-	return nil
-}
-
-// ThroughputOptions say what [Throughput] measures.
-type ThroughputOptions struct {
-	Options
-	Seconds  int      `json:"seconds_per_turn"`
-	Measures []string `json:"measures"` // of Measures
-}
-
-// The values of ThroughputOptions.Measures.
-const (
-	MeasureAggregated = "aggregated" // a TCP stream of full-size segments, aggregated
-	MeasurePackets    = "packets"    // a TCP stream of which each packet pays
+	MeasureAggregated = "aggregated" // a TCP stream of aggregated segments
+	MeasurePackets    = "packets"    // a TCP stream of single packets
 	MeasureUDP        = "udp"        // small datagrams, and the cost of a packet
 )
 
-// Measures lists the values of ThroughputOptions.Measures, in the order in which
-// they are made.
+// Measures lists the values of Options.Measures, in the order of measuring.
 var Measures = []string{MeasureAggregated, MeasurePackets, MeasureUDP}
 
-// Validate finds values that cannot be measured, and commands that are missing.
-func (o *ThroughputOptions) Validate() error {
-	if err := errors.Join(o.validate(), within("seconds", o.Seconds, 1, maxSeconds)); err != nil {
+// Setting is how a node treats connections to Services.
+type Setting struct {
+	Name string
+	// Threshold is how many packets a connection must have carried before it is
+	// offloaded; 0 for never.
+	Threshold uint32
+}
+
+// Settings are compared with the first one. A threshold of one packet is no threshold:
+// the first packet of a connection is never offloaded, and a TCP connection not before it
+// is established.
+var Settings = []Setting{{"off", 0}, {"no threshold", 1}, {"threshold 20", 20}}
+
+func (o *Options) validate() error {
+	return errors.Join(
+		bench.Within("--rounds", o.Rounds, 1, 1000),
+		bench.Within("--nodes", o.Nodes, 1, 2),
+		bench.OneOf("--family", o.Family, Families...),
+	)
+}
+
+// validateThroughput finds values that cannot be measured, and missing commands.
+func (o *Options) validateThroughput() error {
+	if err := errors.Join(o.validate(), bench.Within("--seconds", o.Seconds, 1, 600)); err != nil {
 		return err
 	}
 	if len(o.Measures) == 0 {
 		return fmt.Errorf("--measure: none of %s is given", strings.Join(Measures, ", "))
 	}
 	for _, m := range o.Measures {
-		if err := oneOf("measure", m, Measures); err != nil {
+		if err := bench.OneOf("--measure", m, Measures...); err != nil {
 			return err
 		}
 		command := "iperf3"
@@ -92,19 +82,13 @@ func (o *ThroughputOptions) Validate() error {
 			command = "nft"
 		}
 		if _, err := exec.LookPath(command); err != nil {
-			return fmt.Errorf("--measure: %s takes the command %s, which is not installed (test/deps.sh)", m, command)
+			return fmt.Errorf("--measure: %s needs the command %s, which is not installed (test/deps.sh)", m, command)
 		}
 	}
 	return nil
 }
 
-// CRROptions say what [CRR] measures.
-type CRROptions struct {
-	Options
-	Connections int `json:"connections_per_turn"`
-}
-
-// Validate finds values that cannot be measured.
-func (o *CRROptions) Validate() error {
-	return errors.Join(o.validate(), within("connections", o.Connections, 100, maxConnections))
+func (o *Options) validateCRR() error {
+	// A client can make about 50,000 connections to one address before a port is reused.
+	return errors.Join(o.validate(), bench.Within("--connections", o.Connections, 100, 50_000))
 }

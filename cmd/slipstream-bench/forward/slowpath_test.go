@@ -3,57 +3,81 @@
 package forward
 
 import (
-	"os"
-	"path/filepath"
+	"net"
 	"testing"
-)
+	"time"
 
-func TestSNMP(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "snmp")
-	text := "Ip: Forwarding DefaultTTL InReceives ForwDatagrams InDelivers\n" +
-		"Ip: 1 64 100 42 58\n" +
-		"Icmp: InMsgs InErrors\n" +
-		"Icmp: 7 8\n" +
-		"Ip6OutForwDatagrams             \t23\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		name string
-		read func() (uint64, error)
-		want uint64
-	}{
-		{"Ip", func() (uint64, error) { return snmp4(path, "Ip:", "ForwDatagrams") }, 42},
-		{"Icmp", func() (uint64, error) { return snmp4(path, "Icmp:", "InErrors") }, 8},
-		{"Ip6", func() (uint64, error) { return snmp6(path, "Ip6OutForwDatagrams") }, 23},
-	} {
-		if got, err := test.read(); err != nil || got != test.want {
-			t.Errorf("%s: %d, %v, want %d", test.name, got, err, test.want)
-		}
-	}
-	if _, err := snmp4(path, "Ip:", "NoSuchCounter"); err == nil {
-		t.Error("no error for a missing counter")
-	}
-	if _, err := snmp6(path, "NoSuchCounter"); err == nil {
-		t.Error("no error for a missing counter of IPv6")
-	}
-	if got, err := snmp6(path+"x", "Ip6OutForwDatagrams"); got != 0 || err != nil {
-		t.Errorf("without IPv6: %d, %v", got, err)
-	}
-}
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
 
 func TestShare(t *testing.T) {
 	tests := []struct {
-		before, after passage
+		before, after packets
 		want          float64
 	}{
-		{passage{100, 50}, passage{200, 150}, 1},
-		{passage{100, 50}, passage{200, 75}, 0.25},
-		{passage{100, 50}, passage{100, 50}, 0},
+		{packets{100, 50}, packets{200, 150}, 1},
+		{packets{100, 50}, packets{200, 75}, 0.25},
+		{packets{100, 50}, packets{100, 50}, 0},
 	}
 	for _, test := range tests {
 		if got := test.before.share(test.after); got != test.want {
 			t.Errorf("%v to %v: %v, want %v", test.before, test.after, got, test.want)
+		}
+	}
+}
+
+func TestOffloaded(t *testing.T) {
+	for _, test := range []struct {
+		threshold uint32
+		slow      []float64
+		bad       bool
+	}{
+		{0, []float64{100, 100}, false},
+		{20, []float64{0, 50, 1}, false},
+		{20, []float64{0, 51, 1}, true},
+	} {
+		if err := (Setting{"on", test.threshold}).offloaded(test.slow); (err != nil) != test.bad {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}
+
+// A node counts the packets of both families that its stack forwards, and no others.
+func TestForwarded(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	for _, family := range Families {
+		n := testNetwork(t, Options{Nodes: 1, Family: family})
+		count := func() (p packets) {
+			p, err := countPackets(n.nodes[0].Node, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		before := count()
+		err := n.client.Do(func() error {
+			c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(n.backend(floodPort)))
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for range 10 {
+				if _, err := c.Write([]byte("hello")); err != nil {
+					time.Sleep(time.Millisecond) // the answer that the port is closed
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(patience); count().slow-before.slow < 5; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %+v before, %+v after 10 datagrams", family, before, count())
+			}
+		}
+		if after := count(); after.slow-before.slow > after.arrived-before.arrived {
+			t.Errorf("%s: more were forwarded than arrived: %+v, %+v", family, before, after)
 		}
 	}
 }

@@ -3,100 +3,116 @@
 package forward
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// patience bounds what takes a moment, on a machine that does other things too.
-const patience = 30 * time.Second
+var (
+	streamAggregated     = quantity("stream_aggregated", "TCP stream, segments aggregated", bench.BitsPerSecond, bench.More)
+	streamAggregatedBest = quantity("stream_aggregated_best", "TCP stream, segments aggregated, best tenth of a second", bench.BitsPerSecond, bench.More)
+	streamPackets        = quantity("stream_packets", "TCP stream, GSO, TSO and GRO off", bench.BitsPerSecond, bench.More)
+	streamPacketsBest    = quantity("stream_packets_best", "TCP stream, GSO, TSO and GRO off, best tenth of a second", bench.BitsPerSecond, bench.More)
+)
 
-// streamServer starts iperf3 in the server's pod and waits until it listens.
-func (w *world) streamServer(ctx context.Context) (*lab.Process, error) {
-	at := w.backend(streamPort)
-	cmd := exec.CommandContext(ctx, "iperf3", "--server", "--bind", at.Addr().String(), "--port", strconv.Itoa(int(at.Port())), "--forceflush")
-	output, theirs := io.Pipe()
-	cmd.Stdout, cmd.Stderr = theirs, theirs
-	listens := make(chan string, 1)
-	go func() {
-		var said []string
-		for lines := bufio.NewScanner(output); lines.Scan(); {
-			said = append(said, lines.Text())
-			if strings.HasPrefix(lines.Text(), "Server listening") {
-				listens <- ""
-				break
-			}
-		}
-		select {
-		case listens <- strings.Join(said, "; "):
-		default:
-		}
-		_, _ = io.Copy(io.Discard, output)
-	}()
-	p, err := w.server.Start(cmd)
-	if err != nil {
+// Throughput measures long connections.
+func Throughput(ctx context.Context, o Options) (*bench.Result, error) {
+	if err := o.validateThroughput(); err != nil {
 		return nil, err
 	}
-	go func() { <-p.Done(); theirs.Close() }()
-	select {
-	case problem := <-listens:
-		if problem == "" {
-			return p, nil
+	return run(ctx, "throughput", fmt.Sprintf("%d s", o.Seconds), &o, func(m *measurement) error {
+		measures := map[string]func() error{
+			MeasureAggregated: func() error { return m.streams(ctx, streamAggregated, streamAggregatedBest) },
+			MeasurePackets:    func() error { return m.packetStreams(ctx) },
+			MeasureUDP:        func() error { return m.floods(ctx) },
 		}
-		err = errors.New(problem)
-	case <-p.Done():
-		err = p.Wait()
-	case <-time.After(patience):
-		err = errors.New("does not listen")
+		for _, name := range Measures {
+			if slices.Contains(o.Measures, name) {
+				if err := measures[name](); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// streams measures the rates of TCP streams over a whole turn, and over its best tenth of
+// a second, which other processes disturb least.
+func (m *measurement) streams(ctx context.Context, whole, best bench.Series) (err error) {
+	server, err := m.streamServer(ctx)
+	if err != nil {
+		return err
 	}
-	return nil, errors.Join(fmt.Errorf("iperf3 server: %w", err), p.Kill())
+	defer func() { err = errors.Join(err, server.Kill()) }()
+	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
+		s, err := m.stream(ctx, m.options.Seconds)
+		return values{whole.Name: s.rate, best.Name: s.best}, err
+	}, whole, best)
+}
+
+// packetStreams measures TCP streams without aggregation.
+func (m *measurement) packetStreams(ctx context.Context) (err error) {
+	restore, err := m.disableAggregation()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restore()) }()
+	return m.streams(ctx, streamPackets, streamPacketsBest)
+}
+
+// patience bounds short waits, also on a busy machine.
+const patience = 30 * time.Second
+
+// streamServer starts iperf3 in the server's pod. It may not listen yet; clients try again.
+func (n *network) streamServer(ctx context.Context) (*lab.Process, error) {
+	at := n.backend(streamPort)
+	return n.server.Start(exec.CommandContext(ctx, "iperf3", "--server", "--bind", at.Addr().String(), "--port", strconv.Itoa(int(at.Port()))))
 }
 
 // streamed is how fast a stream was, in bit/s.
 type streamed struct {
-	rate float64 // as it arrived, over the whole time
-	best float64 // as it was sent, in the best tenth of a second
+	rate float64 // received, over the whole time
+	best float64 // sent, in the best tenth of a second
 }
 
-// errNotReady says that the server does not take a stream yet: between two, iperf3
-// stops listening for a moment.
+// errNotReady says that the server does not take a stream yet. iperf3 does not listen for
+// a moment between two streams.
 var errNotReady = errors.New("iperf3: the server is not ready")
 
 // stream sends over one TCP connection to the Service for some seconds.
-func (w *world) stream(ctx context.Context, seconds int) (s streamed, err error) {
+func (n *network) stream(ctx context.Context, seconds int) (s streamed, err error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		s, err = w.tryStream(ctx, seconds)
+		s, err = n.tryStream(ctx, seconds)
 		if !errors.Is(err, errNotReady) || time.Now().After(deadline) {
 			return s, err
 		}
 	}
 }
 
-func (w *world) tryStream(ctx context.Context, seconds int) (streamed, error) {
+func (n *network) tryStream(ctx context.Context, seconds int) (streamed, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+patience)
 	defer cancel()
-	to := w.frontend(streamPort)
-	out, err := w.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
+	to := n.frontend(streamPort)
+	out, err := n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
 		"--time", strconv.Itoa(seconds), "--interval", "0.1")
 	return parseStream(out, err)
 }
 
-// rate is a part of a report of iperf3.
-type rate struct {
-	BitsPerSecond float64 `json:"bits_per_second"`
-}
-
-// parseStream reads a report of iperf3, which has its errors in it too.
-func parseStream(report []byte, end error) (s streamed, err error) {
+// parseStream reads a report of iperf3. Its errors are in the report too.
+func parseStream(report []byte, exit error) (s streamed, err error) {
+	type rate struct {
+		BitsPerSecond float64 `json:"bits_per_second"`
+	}
 	var r struct {
 		Error     string `json:"error"`
 		Intervals []struct {
@@ -112,8 +128,8 @@ func parseStream(report []byte, end error) (s streamed, err error) {
 		return s, fmt.Errorf("%w: %s", errNotReady, r.Error)
 	case err == nil && r.Error != "":
 		return s, fmt.Errorf("iperf3: %s", r.Error)
-	case end != nil:
-		return s, end
+	case exit != nil:
+		return s, exit
 	case err != nil:
 		return s, fmt.Errorf("iperf3: report: %w", err)
 	case r.End.Received.BitsPerSecond <= 0 || len(r.Intervals) == 0:

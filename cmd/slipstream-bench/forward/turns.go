@@ -4,77 +4,191 @@ package forward
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+
+	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
 )
 
-// values are what one turn has measured, by the name of the series.
-type values map[string]float64
-
-// diverted is the value of a turn that is how many packets of its own it kept from
-// both paths.
-const diverted = "diverted"
-
-// measured are the values of all turns, first by setting, then by round.
-type measured struct {
-	settings []Setting
-	values   [][]values
-	slow     [][]float64 // share of the packets that took the slow path
+// measurement is a benchmark under way.
+type measurement struct {
+	*network
+	*bench.Result
+	options  *Options
+	settings []Setting // that this kernel can have
 }
 
-// turns makes rounds of turns, one of each setting. One turn of the first setting
-// goes before, of which nothing is kept: the first one finds everything cold.
-func (w *world) turns(ctx context.Context, rounds int, settings []Setting, turn func(context.Context, Setting) (values, error)) (*measured, error) {
-	m := &measured{settings: settings, values: make([][]values, len(settings)), slow: make([][]float64, len(settings))}
-	if _, _, err := w.turn(ctx, settings[0], turn); err != nil {
+// run makes the network and the result, and measures.
+func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*measurement) error) (_ *bench.Result, err error) {
+	over := map[int]string{1: "one node", 2: "two nodes"}[o.Nodes]
+	m := &measurement{options: o, settings: Settings, Result: &bench.Result{
+		Benchmark: benchmark, Options: o, Machine: bench.ThisMachine(),
+		Title: fmt.Sprintf("%s: pod to pod by a ClusterIP over %s, %s; %d rounds of turns of %s", benchmark, over, o.Family, o.Rounds, turn),
+	}}
+	if m.network, err = newNetwork(ctx, o); err != nil {
 		return nil, err
 	}
-	for round := range rounds {
-		for _, i := range order(len(settings), round) {
-			v, slow, err := w.turn(ctx, settings[i], turn)
-			if err != nil {
-				return nil, err
+	defer func() { err = errors.Join(err, m.network.close()) }()
+	if err := m.probe(); errors.Is(err, fastpath.ErrUnsupported) {
+		m.settings = Settings[:1]
+		m.Notes = append(m.Notes, fmt.Sprintf("only \"off\" is measured: %v", err))
+	} else if err != nil {
+		return nil, err
+	}
+	for _, s := range m.settings {
+		m.Subjects = append(m.Subjects, bench.Subject{Name: s.Name})
+	}
+	bench.Quiet(ctx)
+	if err := measure(m); err != nil {
+		return nil, bench.Interrupted(ctx, err)
+	}
+	m.LoadAfter = bench.LoadAverage()
+	return m.Result, nil
+}
+
+// quantity is a series that has a value in each turn.
+func quantity(name, text string, unit bench.Unit, better bench.Better) bench.Series {
+	return bench.Series{
+		Name: name, Text: text, Unit: unit, Better: better, Paired: true,
+		Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
+	}
+}
+
+// slowPath is the series beside another one with the share of the packets that the first
+// node's stack has forwarded, in the same turns.
+func slowPath(name string) bench.Series {
+	return bench.Series{Name: name + "_slow_path", Text: "  packets on the slow path", Unit: bench.Percent, Better: bench.Less}
+}
+
+// diverted is the value of a turn for how many of its packets took neither path.
+const diverted = "diverted"
+
+// turns measures series in rounds of turns. One turn of the first setting goes before,
+// with cold caches, and is not counted.
+func (m *measurement) turns(ctx context.Context, offloads bool, turn func(context.Context) (values, error), series ...bench.Series) error {
+	slow := slowPath(series[0].Name)
+	samples := make([]bench.Samples, len(m.settings))
+	for i := range samples {
+		samples[i] = bench.Samples{}
+	}
+	one := func(s Setting, into bench.Samples) error {
+		v, share, err := m.turn(ctx, s, turn)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+		for name, value := range v {
+			into.Add(name, value)
+		}
+		into.Add(slow.Name, 100*share)
+		return nil
+	}
+	if err := one(m.settings[0], bench.Samples{}); err != nil {
+		return err
+	}
+	err := bench.Turns(ctx, m.options.Rounds, len(m.settings), func(_, i int) error { return one(m.settings[i], samples[i]) })
+	if err != nil {
+		return err
+	}
+	if offloads {
+		for i, s := range m.settings {
+			if err := s.offloaded(samples[i][slow.Name]); err != nil {
+				return err
 			}
-			m.values[i] = append(m.values[i], v)
-			m.slow[i] = append(m.slow[i], slow)
 		}
 	}
-	return m, nil
+	return m.Fill(append(series, slow), samples)
 }
 
-func (w *world) turn(ctx context.Context, s Setting, turn func(context.Context, Setting) (values, error)) (v values, slow float64, err error) {
-	if err = w.set(s); err != nil {
-		return nil, 0, err
-	}
-	before, err := passageOf(w.nodes[0].Node, false)
-	if err != nil {
-		return nil, 0, err
-	}
-	if v, err = turn(ctx, s); err != nil {
-		return nil, 0, fmt.Errorf("%s: %w", s.Name, err)
-	}
-	after, err := passageOf(w.nodes[0].Node, true)
-	after.arrived -= uint64(v[diverted])
-	return v, before.share(after), err
-}
-
-// offloaded fails when connections stayed on the slow path that were to leave it.
-// Nothing that was measured then means what it seems to.
-func (m *measured) offloaded() error {
-	const most = 0.5
-	for i, s := range m.settings {
-		for _, slow := range m.slow[i] {
-			if s.Threshold > 0 && slow > most {
-				return fmt.Errorf("%s: %.0f %% of the packets took the slow path: the connection was not offloaded", s.Name, 100*slow)
-			}
+// offloaded fails when connections that should be offloaded stayed on the slow path, by
+// the shares of its packets in percent. The other values mean nothing then.
+func (s Setting) offloaded(slow []float64) error {
+	for _, share := range slow {
+		if s.Threshold > 0 && share > 50 {
+			return fmt.Errorf("%s: %.0f %% of the packets took the slow path: the connection was not offloaded", s.Name, share)
 		}
 	}
 	return nil
 }
 
-// of is one series of a setting, by round.
-func (m *measured) of(setting int, name string) (all []float64) {
-	for _, v := range m.values[setting] {
-		all = append(all, v[name])
+// values are what one turn has measured, by the name of the series.
+type values map[string]float64
+
+// turn is one turn of a setting; slow is the slow path's share of the packets.
+func (m *measurement) turn(ctx context.Context, s Setting, turn func(context.Context) (values, error)) (v values, slow float64, err error) {
+	if err = m.set(ctx, s); err != nil {
+		return nil, 0, err
 	}
-	return all
+	before, err := countPackets(m.nodes[0].Node, false)
+	if err != nil {
+		return nil, 0, err
+	}
+	if v, err = turn(ctx); err != nil {
+		return nil, 0, err
+	}
+	after, err := countPackets(m.nodes[0].Node, true)
+	after.arrived -= uint64(v[diverted])
+	return v, before.share(after), err
+}
+
+// packets counts packets that have arrived on a node, and those of them that its stack
+// has forwarded. The kernel does not count as forwarded what the flowtable handles.
+type packets struct {
+	arrived, slow uint64
+}
+
+// countPackets counts now. Packets arrive between the two counts, so those of the slow
+// path are counted last at the start and first at the end: they are never more than all.
+func countPackets(n *lab.Node, atEnd bool) (p packets, err error) {
+	count := func() error { p.arrived, err = arrived(&n.Machine); return err }
+	if !atEnd {
+		if err := count(); err != nil {
+			return p, err
+		}
+	}
+	err = n.Do(func() (err error) { p.slow, err = forwarded(); return err })
+	if err == nil && atEnd {
+		err = count()
+	}
+	return p, err
+}
+
+// share is the part of the packets between two counts that took the slow path, 0 to 1.
+func (p packets) share(later packets) float64 {
+	if later.arrived <= p.arrived {
+		return 0
+	}
+	return float64(later.slow-p.slow) / float64(later.arrived-p.arrived)
+}
+
+// forwarded is how many packets the stack of the calling thread's namespace has forwarded.
+func forwarded() (uint64, error) {
+	fs, err := procfs.NewFS("/proc/self/task")
+	if err != nil {
+		return 0, err
+	}
+	thread, err := fs.Proc(unix.Gettid())
+	if err != nil {
+		return 0, err
+	}
+	v4, err := thread.Snmp()
+	if err != nil {
+		return 0, err
+	}
+	if v4.ForwDatagrams == nil {
+		return 0, errors.New("/proc/net/snmp has no Ip ForwDatagrams")
+	}
+	v6, err := thread.Snmp6()
+	if err != nil && !os.IsNotExist(err) { // without IPv6 there is no such file
+		return 0, err
+	}
+	n := *v4.ForwDatagrams
+	if v6.OutForwDatagrams != nil {
+		n += *v6.OutForwDatagrams
+	}
+	return uint64(n), nil
 }

@@ -3,119 +3,91 @@
 package programming
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"time"
+	"net/rpc"
+	"net/rpc/jsonrpc"
+	"os"
+	"os/exec"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// A child process measures one system. Its parent sends requests, one JSON
-// value each, to its standard input, and reads a reply for each from its
-// standard output. The child ends when its input does.
-
-// The systems that a child can measure.
-const (
-	systemSlipstream = "slipstream"
-	systemChains     = "chains"
-)
-
-// The steps of a request. The first is stepOpen, with the options.
-const (
-	stepOpen      = "open"
-	stepCold      = "cold"      // programs everything
-	stepSplit     = "split"     // of the baseline: programs everything in parts
-	stepRestart   = "restart"   // and again, as a new process would
-	stepReplace   = "replace"   // one endpoint replaced
-	stepEndpoints = "endpoints" // one endpoint removed, one added
-	stepServices  = "services"  // one Service removed, one added
-	stepBurst     = "burst"     // many changes at once
-	stepMemory    = "memory"
-	stepVerify    = "verify"
-)
-
-// request is one step to take.
-type request struct {
-	Step        string
-	System      string       `json:",omitempty"` // of stepOpen
-	Options     *SyncOptions `json:",omitempty"` // of stepOpen
-	Repetitions int          `json:",omitempty"`
-	Limit       time.Duration
+// pipes are a connection over two pipes.
+type pipes struct {
+	io.ReadCloser
+	io.WriteCloser
 }
 
-// reply is what came of a step.
-type reply struct {
-	Error   string              `json:",omitempty"`
-	Program *Programming        `json:",omitempty"`
-	Load    *Load               `json:",omitempty"`
-	Memory  *Memory             `json:",omitempty"`
-	Series  map[string]*samples `json:",omitempty"`
-	Elapsed time.Duration       `json:",omitempty"`
-	// Unavailable says why there is no such system here, which is no error.
-	Unavailable string `json:",omitempty"`
-}
+func (p pipes) Read(b []byte) (int, error)  { return p.ReadCloser.Read(b) }
+func (p pipes) Write(b []byte) (int, error) { return p.WriteCloser.Write(b) }
+func (p pipes) Close() error                { return errors.Join(p.ReadCloser.Close(), p.WriteCloser.Close()) }
 
-// system is what is measured.
-type system interface {
-	do(request) (reply, error)
-	close() error
-}
-
-// RunChild is the child: it takes requests from in and replies to out until in
-// ends. It is the whole work of the process that [Command] starts.
-func RunChild(in io.Reader, out io.Writer) (err error) {
-	var s system
-	defer func() {
-		if s != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	requests, replies := json.NewDecoder(in), json.NewEncoder(out)
-	for {
-		var q request
-		if err := requests.Decode(&q); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("request: %w", err)
-		}
-		var r reply
-		var err error
-		switch {
-		case q.Step == stepOpen && s == nil:
-			s, r, err = open(q)
-		case s == nil:
-			err = errors.New("no system is open")
-		default:
-			start := time.Now()
-			r, err = s.do(q)
-			r.Elapsed = time.Since(start)
-		}
-		if err != nil {
-			r = reply{Error: err.Error()}
-		}
-		if err := replies.Encode(r); err != nil {
-			return fmt.Errorf("reply: %w", err)
-		}
+// RunChild is the whole work of the process that [Sync] starts: it serves calls of
+// [Slipstream]'s methods (JSON-RPC) until in ends.
+func RunChild(in io.ReadCloser, out io.WriteCloser) error {
+	s := &Slipstream{}
+	server := rpc.NewServer()
+	if err := server.RegisterName("Slipstream", s); err != nil {
+		return err
 	}
+	server.ServeCodec(jsonrpc.NewServerCodec(pipes{in, out}))
+	return s.close()
 }
 
-func open(q request) (system, reply, error) {
-	if q.Options == nil {
-		return nil, reply{}, errors.New("no options")
+// child is a process with a Slipstream, in a network namespace of its own.
+type child struct {
+	client    *rpc.Client
+	process   *lab.Process
+	namespace *lab.Namespace
+}
+
+// startChild starts a child. It ends with ctx, with this process, or when it is closed.
+func startChild(ctx context.Context, command []string, o *Options) (c *child, err error) {
+	c = &child{}
+	if c.namespace, err = lab.NewNamespace(); err != nil {
+		return nil, err
 	}
-	switch q.System {
-	case systemSlipstream:
-		s, err := newSlipstream(q.Options)
-		if err != nil {
-			return nil, reply{}, err
-		}
-		return s, reply{}, nil
-	case systemChains:
-		s, err := newChains(q.Options)
-		if err != nil {
-			return nil, reply{Unavailable: err.Error()}, nil
-		}
-		return s, reply{}, nil
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, errors.Join(err, c.namespace.Close())
 	}
-	return nil, reply{}, fmt.Errorf("no system %q", q.System)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, errors.Join(err, c.namespace.Close())
+	}
+	if c.process, err = c.namespace.Start(cmd); err != nil {
+		return nil, errors.Join(err, c.namespace.Close())
+	}
+	c.client = jsonrpc.NewClient(pipes{out, in})
+	if err := c.client.Call("Slipstream.Open", o, &struct{}{}); err != nil {
+		return nil, errors.Join(fmt.Errorf("slipstream: Open: %w", err), c.close())
+	}
+	return c, nil
+}
+
+// call has the child measure a step, and adds what it measured.
+func (c *child) call(step string, n int, all bench.Samples) error {
+	more := bench.Samples{}
+	if err := c.client.Call("Slipstream."+step, n, &more); err != nil {
+		return fmt.Errorf("slipstream: %s: %w", step, err)
+	}
+	all.Merge(more)
+	return nil
+}
+
+func (c *child) close() error {
+	err := c.client.Close()
+	if errors.Is(err, rpc.ErrShutdown) || errors.Is(err, os.ErrClosed) {
+		err = nil // the child has ended before
+	}
+	if end := c.process.Wait(); end != nil {
+		err = errors.Join(err, fmt.Errorf("slipstream: the process ended with %w", end))
+	}
+	return errors.Join(err, c.namespace.Close())
 }

@@ -7,17 +7,17 @@ import (
 	"os"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
-// child is how tests start the child process: the test binary does its work.
-var child = Command{"/proc/self/exe", "bench-child"}
+// childCommand is how tests start the child process: the test binary does its work.
+var childCommand = []string{"/proc/self/exe", "bench-child"}
 
 func TestMain(m *testing.M) {
-	machine.QuietLimit = 0 // times are not looked at
+	bench.QuietLimit = 0 // times are not looked at
 	var work func() error
 	switch {
-	case len(os.Args) > 1 && os.Args[1] == child[1]:
+	case len(os.Args) > 1 && os.Args[1] == childCommand[1]:
 		work = func() error { return RunChild(os.Stdin, os.Stdout) }
 	case len(os.Args) > 1 && os.Args[1] == "bench-trace":
 		work = traceOfSync

@@ -3,40 +3,36 @@
 package programming
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
-func someOptions() SyncOptions {
-	return SyncOptions{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1, Baseline: BaselineAuto}
+func someOptions() Options {
+	return Options{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1, Baseline: BaselineAuto}
 }
 
 func TestValidate(t *testing.T) {
 	tests := []struct {
 		name string
-		set  func(*SyncOptions)
+		set  func(*Options)
 		want string // in the error; "" for none
 	}{
-		{"good", func(*SyncOptions) {}, ""},
-		{"no Services", func(o *SyncOptions) { o.Services = 0 }, "--services: must be 1 to"},
-		{"too many Services", func(o *SyncOptions) { o.Services = 1e6 }, "--services: must be 1 to"},
-		{"no endpoints", func(o *SyncOptions) { o.Endpoints = -1 }, "--endpoints: must be 1 to 65536"},
-		{"too many in all", func(o *SyncOptions) { o.Services, o.Endpoints = 1000, 60000 }, "--endpoints: 1000 Services of 60000"},
-		{"no repetitions", func(o *SyncOptions) { o.Repetitions = 0 }, "--repetitions: must"},
-		{"no runs", func(o *SyncOptions) { o.Runs = 0 }, "--runs: must"},
-		{"family", func(o *SyncOptions) { o.Family = "ipx" }, `--family: "ipx" is none of ipv4, ipv6, dual`},
-		{"mode", func(o *SyncOptions) { o.Mode = "ipvs" }, `--mode: "ipvs" is none of iptables, iptables-legacy, iptables-nft, nftables`},
-		{"baseline", func(o *SyncOptions) { o.Baseline = "" }, `--baseline: "" is none of auto, on, off`},
+		{"good", func(*Options) {}, ""},
+		{"no Services", func(o *Options) { o.Services = 0 }, "--services: must be 1 to"},
+		{"too many Services", func(o *Options) { o.Services = 1e6 }, "--services: must be 1 to"},
+		{"no endpoints", func(o *Options) { o.Endpoints = -1 }, "--endpoints: must be 1 to 65536"},
+		{"too many in all", func(o *Options) { o.Services, o.Endpoints = 1000, 60000 }, "--endpoints: 1000 Services of 60000"},
+		{"no repetitions", func(o *Options) { o.Repetitions = 0 }, "--repetitions: must"},
+		{"no runs", func(o *Options) { o.Runs = 0 }, "--runs: must"},
+		{"family", func(o *Options) { o.Family = "ipx" }, `--family: "ipx" is none of ipv4, ipv6, dual`},
+		{"mode", func(o *Options) { o.Mode = "ipvs" }, `--mode: "ipvs" is none of iptables, iptables-legacy, iptables-nft, nftables`},
+		{"baseline", func(o *Options) { o.Baseline = "" }, `--baseline: "" is none of auto, on, off`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			o := someOptions()
 			test.set(&o)
-			err := o.Validate()
+			err := o.validate()
 			if test.want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
@@ -59,30 +55,9 @@ func TestNoBaseline(t *testing.T) {
 		{BaselineOff, 10, 10, FamilyIPv4, true},
 	}
 	for _, test := range tests {
-		o := SyncOptions{Baseline: test.baseline, Services: test.services, Endpoints: test.endpoints, Family: test.family}
-		if why := o.noBaseline(); (why != "") != test.skipped {
+		o := Options{Baseline: test.baseline, Services: test.services, Endpoints: test.endpoints, Family: test.family}
+		if why := o.skipBaseline(); (why != "") != test.skipped {
 			t.Errorf("%+v: %q", test, why)
 		}
-	}
-}
-
-func TestExplainNFTables(t *testing.T) {
-	const missing = "this kernel has no nf_tables"
-	tests := []struct {
-		err  error
-		want bool
-	}{
-		{fmt.Errorf("netlink socket: %w", unix.EPROTONOSUPPORT), true},
-		{unix.EINVAL, true},
-		{unix.EPERM, false},
-	}
-	for _, test := range tests {
-		got := explainNFTables(test.err)
-		if !errors.Is(got, test.err) || strings.HasPrefix(got.Error(), missing) != test.want {
-			t.Errorf("%v: %v", test.err, got)
-		}
-	}
-	if explainNFTables(nil) != nil {
-		t.Error("an error of none")
 	}
 }

@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package programming measures what it costs Slipstream to program the kernel of this
+// machine: a cold start, a restart, single changes, bursts and memory. Next to it the same
+// Services are programmed as a baseline of rules in the shape of kube-proxy's, in its
+// nftables or iptables mode.
+//
+// Slipstream runs in a child process, so that memory numbers are its own, and each
+// system in a network namespace of its own, so that nothing is left behind. The measured
+// code is the product's: package desired and a dataplane, called as package proxy calls
+// them.
 package programming
 
 import (
@@ -9,26 +18,84 @@ import (
 	"os"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/stats"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
 const (
-	// rounds is how many turns Slipstream and the baseline take with the
-	// repetitions of changes, so that both meet the same disturbances.
+	// rounds is how many turns Slipstream and the baseline have in a run, so that both
+	// meet the same disturbances.
 	rounds = 5
 
-	// seriesLimit bounds each kind of change in each round.
-	seriesLimit = 4 * time.Second
+	// burstChanges is how many changes a burst has.
+	burstChanges = 1000
 )
 
-// Sync measures what it costs to program the kernel. The command starts the
-// child processes in which that happens.
-func Sync(ctx context.Context, command Command, o SyncOptions) (*SyncResult, error) {
-	if err := o.Validate(); err != nil {
+// Names of series. Those of a change's processor time and elements have these suffixes.
+const (
+	coldStart        = "cold_start"
+	coldSplit        = "cold_start_split"
+	restart          = "restart"
+	endpointReplaced = "endpoint_replaced"
+	endpointAdded    = "endpoint_added"
+	endpointRemoved  = "endpoint_removed"
+	serviceAdded     = "service_added"
+	serviceRemoved   = "service_removed"
+	burst            = "burst"
+	peakCold         = "peak_rss_cold_start"
+
+	cpuSuffix      = "_cpu"
+	elementsSuffix = "_elements"
+)
+
+// changes are the kinds of single changes, in the order of the table.
+var changes = []struct{ name, text string }{
+	{endpointReplaced, "one endpoint replaced"},
+	{endpointAdded, "one endpoint added"},
+	{endpointRemoved, "one endpoint removed"},
+	{serviceAdded, "one Service added"},
+	{serviceRemoved, "one Service removed"},
+}
+
+// series are what is measured, in the order of the table.
+func series() (all []bench.Series) {
+	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
+		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
+	}
+	steps := func(name string) {
+		add(name+"_state", "  objects into the desired state", bench.Nanoseconds)
+		add(name+"_full", "  full description", bench.Nanoseconds)
+		add(name+"_kernel", "  encoding, and the kernel", bench.Nanoseconds)
+	}
+	add(coldStart, "cold start", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
+	add(coldSplit, fmt.Sprintf("  a transaction for every %s Services", bench.Thousands(splitServices)), bench.Nanoseconds)
+	steps(coldStart)
+	add(coldStart+elementsSuffix, "  elements written", bench.Count)
+	add(coldStart+"_bytes", "  bytes sent", bench.Bytes)
+	add(restart, "restart over existing rules", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
+	steps(restart)
+	for _, c := range changes {
+		add(c.name, c.text, bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+		add(c.name+cpuSuffix, "  processor time", bench.Nanoseconds, bench.Mean)
+		add(c.name+elementsSuffix, "  elements written", bench.Count)
+	}
+	add(burst, fmt.Sprintf("burst of %s endpoints replaced", bench.Thousands(burstChanges)), bench.Nanoseconds, bench.P50, bench.Highest)
+	add(burst+elementsSuffix, "  elements written", bench.Count)
+	add(peakCold, "peak RSS of the cold start (baseline: of the command)", bench.Bytes)
+	add("peak_rss", "peak RSS of everything", bench.Bytes)
+	add("rss_cold_start", "RSS at rest after the cold start", bench.Bytes)
+	add("rss_file_cold_start", "  of it the binary", bench.Bytes)
+	add("heap_cold_start", "  reachable heap", bench.Bytes)
+	add("rss", "RSS at rest in the end", bench.Bytes)
+	return all
+}
+
+// Sync measures what it costs to program the kernel. command starts a process that calls
+// [RunChild].
+func Sync(ctx context.Context, command []string, o Options) (*bench.Result, error) {
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if err := o.resolve(); err != nil {
+	if err := o.resolve(ctx); err != nil {
 		return nil, fmt.Errorf("--mode: %w", err)
 	}
 	if o.ProfileDir != "" {
@@ -36,73 +103,63 @@ func Sync(ctx context.Context, command Command, o SyncOptions) (*SyncResult, err
 			return nil, fmt.Errorf("--profile: %w", err)
 		}
 	}
-	s := &syncRuns{command: command, options: o, machine: machine.This()}
-	if s.skipped = o.noBaseline(); s.skipped != "" {
-		s.off = true
+	external := ""
+	if o.External > 0 {
+		external = fmt.Sprintf(", %d %% of them external", o.External)
+	}
+	s := &syncs{
+		command: command, options: &o, skipped: o.skipBaseline(),
+		slipstream: bench.Samples{}, baseline: bench.Samples{},
+	}
+	s.off = s.skipped != ""
+	r := &bench.Result{
+		Benchmark: "sync", Options: &o, Machine: bench.ThisMachine(),
+		Title: fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d",
+			bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Seed, o.Runs),
 	}
 	for range o.Runs {
-		err := s.run(ctx)
-		if ctx.Err() != nil {
-			return nil, errors.New("interrupted")
-		}
-		if err != nil {
-			return nil, err
+		if err := s.run(ctx); err != nil {
+			return nil, bench.Interrupted(ctx, err)
 		}
 	}
-	return s.result()
-}
-
-// noBaseline says why the baseline is not to be measured; empty when it is.
-func (o *SyncOptions) noBaseline() string {
-	switch n := o.Services * o.Endpoints * len(o.families()); {
-	case o.Baseline == BaselineOff:
-		return "off"
-	case o.Baseline == BaselineAuto && n > autoBaseline:
-		return fmt.Sprintf("it would take minutes with %d endpoints; --baseline=on to wait", n)
+	for _, c := range changes {
+		if len(s.slipstream[c.name]) == 0 {
+			return nil, fmt.Errorf("nothing was measured of %q", c.text)
+		}
 	}
-	return ""
+	r.LoadAfter = bench.LoadAverage()
+	r.Subjects = []bench.Subject{{Name: "slipstream"}, {Name: newShape(&o).name(), Failed: s.skipped}}
+	if o.Verify {
+		r.Notes = append(r.Notes, "verified: in the end the kernel had what was meant")
+	}
+	return r, r.Fill(series(), []bench.Samples{s.slipstream, s.baseline})
 }
 
-// syncRuns collects what the runs measure.
-type syncRuns struct {
-	command Command
-	options SyncOptions
-	machine machine.Machine
-	off     bool   // no more of the baseline is to be measured
-	skipped string // why not all of the baseline has been
+// syncs collects what the runs measure.
+type syncs struct {
+	command []string
+	options *Options
 
-	cold, restart []*Programming
-	memory        []*Memory
-	series        map[string]*samples
+	off      bool   // the baseline is not measured any more
+	coldLong bool   // its cold start in one transaction takes too long
+	skipped  string // why not all of the baseline was measured
 
-	chainsCold     []*Load
-	chainsSplit    []*Load
-	chainsSeries   map[string]*samples
-	chainsPeak     int64
-	verified       bool
-	chainsVerified bool
+	slipstream, baseline bench.Samples
 }
 
-// run is one run, in new processes.
-func (s *syncRuns) run(ctx context.Context) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	p, _, err := startProcess(ctx, s.command, systemSlipstream, &s.options)
+// run is one run, in new processes and namespaces.
+func (s *syncs) run(ctx context.Context) (err error) {
+	c, err := startChild(ctx, s.command, s.options)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.close()) }()
-	machine.Quiet(ctx)
-	r, err := p.step(request{Step: stepCold})
-	if err != nil {
-		return err
+	defer func() { err = errors.Join(err, c.close()) }()
+	for _, step := range []string{"Cold", "Restart"} {
+		bench.Quiet(ctx)
+		if err := c.call(step, 0, s.slipstream); err != nil {
+			return err
+		}
 	}
-	s.cold = append(s.cold, r.Program)
-	machine.Quiet(ctx)
-	if r, err = p.step(request{Step: stepRestart}); err != nil {
-		return err
-	}
-	s.restart = append(s.restart, r.Program)
 	base, err := s.startBaseline(ctx)
 	if err != nil {
 		return err
@@ -111,175 +168,79 @@ func (s *syncRuns) run(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, base.close()) }()
 	}
 	spent := time.Duration(0)
-	for round := range rounds {
-		machine.Quiet(ctx)
-		if err := s.changes(p, round); err != nil {
-			return err
+	err = bench.Turns(ctx, rounds, 2, func(round, subject int) error {
+		if subject == 0 {
+			bench.Quiet(ctx)
+			n := s.options.Repetitions
+			return c.call("Changes", n*(round+1)/rounds-n*round/rounds, s.slipstream)
 		}
-		if base != nil && !s.off && (round == 0 || s.options.BaselineTimeout == 0 || spent < s.options.BaselineTimeout/2) {
-			took, err := s.baselineChange(base)
-			if err != nil {
-				return err
-			}
-			spent += took
+		limit := s.options.BaselineTimeout / 2
+		if base == nil || s.off || round > 0 && limit > 0 && spent >= limit {
+			return nil
 		}
+		took, err := base.replace(ctx, s.baseline)
+		spent += took
+		return s.skip("change", err)
+	})
+	if err != nil {
+		return err
 	}
-	return s.finish(p, base)
+	if err := c.call("Memory", 0, s.slipstream); err != nil {
+		return err
+	}
+	if base != nil {
+		s.baseline.Add(peakCold, base.peak)
+	}
+	if !s.options.Verify {
+		return nil
+	}
+	if err := c.call("Verify", 0, nil); err != nil || base == nil || s.off {
+		return err
+	}
+	return base.verify(ctx)
 }
 
-// startBaseline starts the baseline's process and measures its cold start. It
-// returns nil when there is nothing to measure changes of.
-func (s *syncRuns) startBaseline(ctx context.Context) (*process, error) {
+// startBaseline measures the baseline's cold start: in one transaction, as kube-proxy
+// loads its rules, and in several where the mode has them. It returns nil when there is
+// nothing to measure changes of.
+func (s *syncs) startBaseline(ctx context.Context) (*baseline, error) {
 	if s.off {
 		return nil, nil
 	}
-	base, why, err := startProcess(ctx, s.command, systemChains, &s.options)
-	if base == nil || err != nil {
-		s.off, s.skipped = true, why
+	b, err := newBaseline(s.options)
+	if errors.Is(err, errNotInstalled) {
+		s.off, s.skipped = true, err.Error()
+		return nil, nil
+	} else if err != nil {
 		return nil, err
 	}
-	tooLong, loaded := s.skipped != "", false
-	_, iptables := iptablesVariant(s.options.Mode)
-	for _, load := range []struct {
-		step string
-		all  *[]*Load
-	}{{stepCold, &s.chainsCold}, {stepSplit, &s.chainsSplit}} {
-		if load.step == stepCold && tooLong || load.step == stepSplit && (iptables || s.options.Services <= splitServices) {
-			continue // in a run before; or there is only one part
-		}
-		machine.Quiet(ctx)
-		r, err := base.step(request{Step: load.step})
-		switch {
-		case err != nil:
-			return nil, errors.Join(err, base.close())
-		case r.Unavailable != "":
-			s.skipped, loaded = "cold start: "+r.Unavailable, false
-		default:
-			*load.all, loaded = append(*load.all, r.Load), true
+	if !s.coldLong {
+		bench.Quiet(ctx)
+		err := b.load(ctx, s.baseline)
+		s.coldLong = errors.Is(err, errTimeout)
+		if err := s.skip("cold start", err); err != nil {
+			return nil, errors.Join(err, b.close())
 		}
 	}
-	if !loaded {
-		s.off = true
-		return nil, base.close()
+	if !s.options.iptables() && s.options.Services > splitServices {
+		bench.Quiet(ctx)
+		err := b.loadSplit(ctx, s.baseline)
+		s.off = false
+		if err := s.skip("cold start in parts", err); err != nil {
+			return nil, errors.Join(err, b.close())
+		}
 	}
-	return base, nil
+	if s.off {
+		return nil, b.close()
+	}
+	return b, nil
 }
 
-// changes has Slipstream make one round of changes of each kind.
-func (s *syncRuns) changes(p *process, round int) error {
-	n := s.options.Repetitions*(round+1)/rounds - s.options.Repetitions*round/rounds
-	for _, step := range []string{stepReplace, stepEndpoints, stepServices, stepBurst} {
-		if n == 0 && step != stepBurst {
-			continue
-		}
-		r, err := p.step(request{Step: step, Repetitions: n, Limit: seriesLimit})
-		if err != nil {
-			return err
-		}
-		add(&s.series, r.Series)
-	}
-	return nil
-}
-
-func (s *syncRuns) baselineChange(base *process) (time.Duration, error) {
-	r, err := base.step(request{Step: stepReplace, Repetitions: 1})
-	if err != nil {
-		return 0, err
-	}
-	if r.Unavailable != "" {
-		s.off, s.skipped = true, "change: "+r.Unavailable
-		return r.Elapsed, nil
-	}
-	add(&s.chainsSeries, r.Series)
-	return r.Elapsed, nil
-}
-
-// add adds series to those there are.
-func add(all *map[string]*samples, more map[string]*samples) {
-	if *all == nil {
-		*all = map[string]*samples{}
-	}
-	for name, m := range more {
-		if (*all)[name] == nil {
-			(*all)[name] = &samples{}
-		}
-		(*all)[name].append(m)
-	}
-}
-
-// finish takes the last steps of a run.
-func (s *syncRuns) finish(p, base *process) error {
-	r, err := p.step(request{Step: stepMemory})
-	if err != nil {
+// skip turns the baseline off when a step of it took too long. Other errors stay errors.
+func (s *syncs) skip(step string, err error) error {
+	if !errors.Is(err, errTimeout) {
 		return err
 	}
-	s.memory = append(s.memory, r.Memory)
-	if s.options.Verify {
-		if _, err := p.step(request{Step: stepVerify}); err != nil {
-			return err
-		}
-		s.verified = true
-	}
-	if base == nil {
-		return nil
-	}
-	if r, err = base.step(request{Step: stepMemory}); err != nil {
-		return err
-	}
-	s.chainsPeak = max(s.chainsPeak, r.Memory.PeakBytes)
-	if s.options.Verify && !s.off {
-		if _, err := base.step(request{Step: stepVerify}); err != nil {
-			return err
-		}
-		s.chainsVerified = true
-	}
+	s.off, s.skipped = true, fmt.Sprintf("%s: %v", step, err)
 	return nil
-}
-
-// result summarizes all runs.
-func (s *syncRuns) result() (*SyncResult, error) {
-	if err := checkSeries(s.series); err != nil {
-		return nil, err
-	}
-	total := func(p *Programming) float64 { return p.TotalMS }
-	r := &SyncResult{
-		Machine: s.machine,
-		Options: s.options,
-		Slipstream: Costs{
-			Cold:     *stats.MedianBy(s.cold, total),
-			Restart:  *stats.MedianBy(s.restart, total),
-			Memory:   *stats.MedianBy(s.memory, func(m *Memory) int64 { return m.PeakColdBytes }),
-			Changes:  map[string]*Latency{},
-			Verified: s.verified,
-		},
-		Chains: Chains{
-			Skipped:          s.skipped,
-			EndpointReplaced: s.chainsSeries[endpointReplaced].latency(),
-			PeakBytes:        s.chainsPeak,
-			Verified:         s.chainsVerified,
-		},
-	}
-	for _, c := range s.cold {
-		r.Slipstream.ColdTotalsMS = append(r.Slipstream.ColdTotalsMS, c.TotalMS)
-	}
-	for _, name := range seriesNames {
-		r.Slipstream.Changes[name.name] = s.series[name.name].latency()
-	}
-	b := s.series[burst].latency()
-	r.Slipstream.Burst = Burst{
-		Changes:     burstChanges,
-		Count:       b.Count,
-		TotalMS:     b.MedianUS / 1000,
-		PerChangeUS: b.MedianUS / burstChanges,
-		Elements:    b.Elements,
-		Bytes:       b.Bytes,
-	}
-	took := func(l *Load) float64 { return l.TotalMS }
-	if len(s.chainsCold) > 0 {
-		r.Chains.Cold = stats.MedianBy(s.chainsCold, took)
-	}
-	if len(s.chainsSplit) > 0 {
-		r.Chains.ColdSplit = stats.MedianBy(s.chainsSplit, took)
-	}
-	return r, nil
 }

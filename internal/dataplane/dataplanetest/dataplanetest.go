@@ -20,7 +20,7 @@ type Backend interface {
 // Reconcile has a backend program all of a state.
 func Reconcile(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	t.Helper()
-	if _, err := b.Reconcile(t.Context(), s.Full()); err != nil {
+	if _, err := b.Reconcile(t.Context(), &s.Full().Change); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -29,7 +29,7 @@ func Reconcile(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 // which Apply then has to refuse.
 func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	t.Helper()
-	c := s.Change()
+	c := &s.Change().Change
 	if c.Rebuild {
 		if _, err := b.Apply(t.Context(), c); err == nil {
 			t.Fatal("Apply has taken a change that only Reconcile can make")
@@ -45,7 +45,7 @@ func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 // Has fails the test unless the kernel has what a state says.
 func Has(t testing.TB, kernel dataplane.Reader, s *desired.State) {
 	t.Helper()
-	diff, err := dataplane.Compare(t.Context(), kernel, dataplane.ContentOf(s.Full()))
+	diff, err := dataplane.Compare(t.Context(), kernel, dataplane.ContentOf(&s.Full().Change))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ package iptables
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
 	"regexp"
@@ -20,11 +19,11 @@ const (
 	// commandTimeout is how long one command may take.
 	commandTimeout = 2 * time.Minute
 
-	// lockSeconds is how long iptables-legacy waits for others of its kind.
+	// lockSeconds is how long iptables-legacy waits for its lock.
 	lockSeconds = "60"
 )
 
-// command is one of the iptables commands for a family, by its name's end.
+// command is the name of an iptables command for a family: what is "", "-restore" or "-save".
 func (v Variant) command(f desired.Family, what string) string {
 	if f == desired.IPv6 {
 		return "ip6tables-" + string(v) + what
@@ -53,12 +52,13 @@ func run(ctx context.Context, netns int, input []byte, name string, args ...stri
 
 var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
 
-// explain is what a command said, with the line of its input that it was about.
+// explain is the first line of a command's error output, with the line of its input that
+// this is about.
 func explain(said string, input []byte) string {
 	said = strings.TrimSpace(said)
 	if first, rest, more := strings.Cut(said, "\n"); more {
 		said = strings.TrimSpace(first)
-		if strings.HasSuffix(said, ":") { // nothing but the name and the version
+		if strings.HasSuffix(said, ":") { // only the name and the version
 			first, _, _ = strings.Cut(rest, "\n")
 			said += " " + strings.TrimSpace(first)
 		}
@@ -73,21 +73,13 @@ func explain(said string, input []byte) string {
 	return out
 }
 
-// restore has a script of one table take effect, as a whole or not at all.
+// restore runs a script. Each table takes effect as a whole or not at all.
 func (v Variant) restore(ctx context.Context, netns int, f desired.Family, input []byte) error {
 	_, err := run(ctx, netns, input, v.command(f, "-restore"), "--noflush", "-w", lockSeconds)
 	return err
 }
 
-// save prints a table. Where the kernel has none of the family, the error wraps
-// errNoTable.
+// save returns a table as text.
 func (v Variant) save(ctx context.Context, netns int, f desired.Family, table string) ([]byte, error) {
-	out, err := run(ctx, netns, nil, v.command(f, "-save"), "-t", table)
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		err = fmt.Errorf("%w: %w", errNoTable, err)
-	}
-	return out, err
+	return run(ctx, netns, nil, v.command(f, "-save"), "-t", table)
 }
-
-var errNoTable = errors.New("no such table")

@@ -4,11 +4,11 @@ package iptables
 
 // Counts are numbers of rules, by address family (desired.IPv4, desired.IPv6) and table.
 type Counts struct {
-	Total [2]map[string]int // that the kernel has of ours
+	Total [2]map[string]int // in the kernel
 	Last  [2]map[string]int // that the last sync wrote
 }
 
-// RuleCounts is how many rules there are. It may be called at any time, by anybody.
+// RuleCounts is how many rules there are. It may be called by any goroutine.
 func (b *Backend) RuleCounts() Counts {
 	if c := b.counts.Load(); c != nil {
 		return *c
@@ -16,23 +16,20 @@ func (b *Backend) RuleCounts() Counts {
 	return Counts{}
 }
 
-func newCounts() (c [2]map[string]int) {
-	for f := range c {
-		c[f] = map[string]int{tableNAT: 0, tableFilter: 0}
-	}
-	return c
-}
-
-// count takes down what there is. Last is what was just written; nil for all.
-func (b *Backend) count(last *[2]map[string]int) {
-	c := &Counts{Total: newCounts()}
-	for _, t := range b.tables {
-		c.Total[t.family][tableNAT] = t.known.rules()
-		c.Total[t.family][tableFilter] = t.filter.rules()
-	}
-	c.Last = c.Total
-	if last != nil {
-		c.Last = *last
+// count records how many rules there are after some steps.
+func (b *Backend) count(steps []*step) {
+	c := &Counts{}
+	for _, name := range chainTables {
+		for f := range families {
+			if c.Total[f] == nil {
+				c.Total[f], c.Last[f] = map[string]int{}, map[string]int{}
+			}
+			c.Total[f][name], c.Last[f][name] = 0, 0
+		}
+		for _, s := range steps {
+			c.Total[s.table.family][name] = s.table.known[name].rules()
+			c.Last[s.table.family][name] = s.scripts[name].ruleLines
+		}
 	}
 	b.counts.Store(c)
 }

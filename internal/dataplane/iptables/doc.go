@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables is the backend that programs the kernel by way of iptables, for
-// nodes whose owners want it so. It works with iptables-legacy (x_tables) and with
-// iptables-nft (nf_tables), and uses the one that the node uses (variant.go). All names
-// of chains and sets begin with SLIP-; nothing of kube-proxy's does.
+// Package iptables is the dataplane that programs rules of iptables and IP sets. It works
+// with iptables-legacy (x_tables) and with iptables-nft (nf_tables), and uses the one that
+// the node uses ([Detect]). The names of all chains and sets begin with SLIP-, those of
+// kube-proxy and the kubelet with KUBE-.
 //
 // In the notation of iptables-save, for IPv4, with a ClusterIP of three endpoints and a
 // NodePort with externalTrafficPolicy Local:
@@ -58,85 +58,70 @@
 //
 // # Why it has this shape
 //
-// Upstream's iptables mode has one list with a rule for each Service, through half of
-// which a new connection goes on average, a chain for each Service and one for each
-// endpoint.
+// kube-proxy's iptables mode has one list with a rule for each Service, of which a new
+// connection passes half on average, a chain for each Service and one for each endpoint.
 //
-// A tree instead of the list makes it some fourteen rules with 10,000 Services
-// (TestTreeOfMany), as twice as many are one bit more, and lets a change of a frontend
-// write one chain of some twenty lines, where upstream writes the list. The tree tests
-// bits that are in the packet. The kernel could map a frontend to a packet mark in one step
-// (ipset's skbinfo), but that takes bits of the mark which network plugins and policy
-// routing use; and to save them elsewhere until the packet is translated there is no place
-// that is not somebody's.
+// A tree in place of the list takes some fourteen rules with 10,000 Services
+// (TestTreeOfMany), and one more for twice as many. A change of a frontend writes one chain
+// of some twenty lines, where kube-proxy writes the list. The tree tests bits that are in
+// the packet. IP sets could map a frontend to a packet mark in one step (skbinfo), but that
+// takes bits of the mark that network plugins and policy routing use.
 //
-// iptables-legacy gives the kernel the whole table with every restore: what a change
-// costs follows the number of rules, and their size. So there are as few as can be: one
-// for each endpoint, since nothing else can say where to send a packet; chains of
-// their own only for endpoints with session affinity, which have to remember clients;
-// a comment only where a frontend's rule is. What is a question of membership is asked
-// of IP sets (sets.go), whose elements cost microseconds and do not touch the rules:
-// what is external, restricted to some sources, refused, dropped, or may be sent to
-// itself. They are written over netlink, with the library that the rest uses.
+// iptables-legacy gives the kernel the whole table with every restore: the cost of a change
+// follows the number and the size of all rules. So there are few: one for each endpoint,
+// since nothing else can say where to send a packet; chains for endpoints only with session
+// affinity, which has to remember clients; comments only on the rules of frontends.
+// Questions of membership are left to IP sets (sets.go), where an element costs
+// microseconds and no rule changes: which frontends are external, restricted to some
+// sources, refused or dropped, and which endpoints may send to themselves.
 //
-// iptables-nft adds what changed to nf_tables, but the kernel then validates all
-// chains that can be reached. It allows 16 on the way of a packet; that is why its trees
-// are laid out for a number of branches, which costs a rule or two.
+// iptables-nft adds what changed to nf_tables, but the kernel then validates all chains that
+// packets can reach. It allows 16 on the way of a packet; so the depth of its trees is
+// limited, which costs a rule or two.
 //
 // # Where the time goes
 //
-// These figures are hints: they were taken by hand, with perf and with the restore command
-// alone, and no command of the project prints them.
+// These figures were taken by hand, with perf and with the restore command alone.
 //
 // One change of 10,000 Services with 10 endpoints each, with iptables-legacy (1.8.9, Linux
-// 6.18): 0.45 s of processor time, in one restore that writes one chain. Nine tenths are
-// the kernel's, for a table of 34 MB and 138,000 entries: two thirds to take it in (to copy
-// it, and to look up and check each rule's match and target), a fifth to hand it out
-// before. The rest, which is the command's, is all that writing the table without
-// iptables-restore could save. Rules in the shape of upstream's make 105 MB, and the same
-// change takes 1.3 s there, besides what kube-proxy itself needs.
+// 6.18), takes 0.45 s of processor time, in one restore that writes one chain. Nine tenths
+// are the kernel's, for a table of 34 MB and 138,000 entries: two thirds to take it in (to
+// copy it, and to look up and check each rule's match and target), a fifth to hand it out
+// before. The rest is the command's, and all that writing the table without it could save.
+// Rules in kube-proxy's shape make 105 MB, and the same change takes 1.3 s. Two fifths of
+// ours are for the match statistic, which 90 % of the rules have.
 //
-// Two fifths of ours are for the match statistic, of 90 % of the rules: without it the same
-// table takes 0.27 s, and 100,000 rules with nothing but DNAT take 0.16 s, which is the
-// least. Comments are a fortieth. To draw first and look for the frontend then, in one
-// tree for each number that can be drawn, needs no such match and would take 0.24 s. But how
-// many endpoints a frontend has would then have to be known before (a set for each
-// number), two restores would have to follow each other for an endpoint that is added, and
-// nf_tables would want another shape.
-//
-// iptables-nft spends a change of 0.14 s on the kernel's validation of all chains. At a
-// cold start, which takes 3.0 s, up to 1.8.9 it looks for the chains of each line in a
-// sorted list; script.finish has the order of lines with which it finds them early. In
-// the order of names, a start took 4.3 s, and one over what is there twice as long.
+// iptables-nft spends 0.14 s of a change on the kernel's validation of all chains. At a cold
+// start, which takes 3.0 s, versions up to 1.8.9 look for the chains of each line in a
+// sorted list; script.finish explains the order of lines with which they find them early.
+// In the order of names a start took 4.3 s.
 //
 // # Partial restores
 //
-// Apply writes the chains that differ and nothing else (KEP-3453; here there is no list
-// either that is written each time). The kernel's chains are taken to be what was last
-// written. Where they are not, such as when somebody has deleted a chain, a restore
-// fails, which package metrics counts, and a Reconcile follows. That one finds out which
-// chains of ours there are, and writes all.
+// Apply writes the chains that differ and nothing else (KEP-3453). It takes the kernel's
+// chains to be as they were last written. Where they are not, such as when another program
+// has deleted a chain, the restore fails, which package metrics counts, and a Reconcile
+// follows: it finds out which chains of ours exist, and writes all.
 //
 // # No gap
 //
 // A restore of one table takes effect at once, but the tables nat and filter, the sets
-// and the two families follow each other. The order is such that what both the old and the new
+// and the two families follow each other. In their order, what both the old and the new
 // content serve is served all the time (setWrites). Only a frontend that changes between
 // ClusterIP and external address, such as when an external IP of one Service becomes the
 // ClusterIP of another, is refused until all of that has been written.
 //
 // # Session affinity
 //
-// Clients are remembered by the extension recent, in a list for each endpoint, as by
-// upstream. The kernel keeps the last 100 clients of each (its parameter ip_list_tot),
-// and the list for as long as a rule uses it; so the lists of up to 16 endpoints that have gone
-// are kept, should they come back. A connection looks through the lists of all
-// endpoints of the pool: here the number of rules does follow that of endpoints.
+// The extension recent remembers clients, in a list for each endpoint, as with kube-proxy.
+// The kernel keeps the last 100 clients of each (its parameter ip_list_tot), and the list
+// for as long as a rule uses it; so the lists of up to 16 removed endpoints of a pool are
+// kept, in case they come back. A connection looks through the lists of all endpoints of
+// the pool: here the number of rules does follow that of endpoints.
 //
-// # What it does not do
+// # Not handled
 //
-// NodePorts on loopback addresses work only where route_localnet is set, which is not
-// this package's to do (but package sysctl's). What route_localnet would let in from
-// elsewhere is dropped in any case: it stays set when a proxy ends, kube-proxy as well.
-// There are no nfacct counters.
+// NodePorts on loopback addresses work only where route_localnet is set, which package
+// sysctl does. What route_localnet would let in from elsewhere is dropped in any case. There
+// are no nfacct counters.
 package iptables

@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -17,8 +16,8 @@ import (
 // guard notices when another program modifies our rules.
 //
 // The kernel has something cheap to read that differs after each change, the stamp. While
-// it is what our own restores make of the stamp of the last look, nobody else has changed
-// anything. Otherwise, and after a full restore, Check looks at the tables: whether each
+// it is what our own restores make of the stamp of the last look, no other program has
+// changed anything. Otherwise, and after a full restore, Check looks at the tables: whether each
 // chain of ours has as many rules as were written, and the rules that lead packets to ours
 // exist.
 type guard struct {
@@ -38,7 +37,7 @@ type stamp struct {
 	tables     [len(guarded)]xtables.Info
 }
 
-// guarded are the tables that rules of ours are in.
+// guarded are the tables that have rules of ours.
 var guarded = [...]struct {
 	family desired.Family
 	table  string
@@ -132,8 +131,10 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	defer func() { b.guard.next = time.Now().Add(lookShare * time.Since(start)) }()
 	for _, t := range b.tables {
-		if err := errors.Join(b.checkTable(t.family, tableNAT, t.known), b.checkTable(t.family, tableFilter, t.filter)); err != nil {
-			return err
+		for name, known := range t.known {
+			if err := b.checkTable(t.family, name, known); err != nil {
+				return err
+			}
 		}
 	}
 	b.guard.stamp, b.guard.known = now, true

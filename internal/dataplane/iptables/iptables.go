@@ -14,18 +14,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 )
 
-// Options are what only this backend has.
+// Options are the options of this dataplane only.
 type Options struct {
 	// Variant is which iptables to use; empty for the one that the node uses.
 	Variant Variant
 
-	// SyncPeriod is after which time without a full restore one is due, which
-	// Check then says; 0 for never. Where one takes long it is due later, so that
-	// they take a tenth of the time at the most: changes wait for them.
+	// SyncPeriod is the time after which Check asks for a full restore; 0 for never.
+	// Full restores that take long are due later, so that they take at most a tenth of
+	// the time: changes wait for them.
 	SyncPeriod time.Duration
 }
 
-// Backend is the iptables backend. It needs the commands of one of the variants,
+// Backend is the dataplane. It needs the commands of one of the variants,
 // of version 1.8 or later, and in the kernel IP sets and the extensions set, recent,
 // statistic, addrtype, conntrack, mark and comment; and CAP_NET_ADMIN in the network
 // namespace.
@@ -40,9 +40,8 @@ type Backend struct {
 	missing   []dataplane.Missing
 	pools     []*pool // what the kernel has, by PoolID
 	frontends map[desired.FrontendKey]*frontend
-	health    healthPorts
 	valid     bool // false until the first Reconcile, and after a failure
-	alone     bool // nothing of ours is in the other variant
+	alone     bool // the other variant has none of our chains
 	full      fullRestore
 	counts    atomic.Pointer[Counts]
 }
@@ -65,6 +64,9 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 		}
 		b.tables = append(b.tables, &table{family: f})
 	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	if len(b.tables) == 0 {
 		return nil, fmt.Errorf("iptables-%s does not work: %s", b.variant, b.missing[0])
 	}
@@ -79,8 +81,16 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 	return b, nil
 }
 
-// Variant is which iptables is used.
+// Variant is the variant in use.
 func (b *Backend) Variant() Variant { return b.variant }
+
+// Without are the families that are left out, as far as is known.
+func (b *Backend) Without() (without desired.Families) {
+	for _, m := range b.missing {
+		without[m.Family] = true
+	}
+	return without
+}
 
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error {
@@ -88,9 +98,9 @@ func (b *Backend) Close() error {
 	return b.guard.close()
 }
 
-// Apply implements dataplane.Dataplane: sets are written element by element, and of the
-// rules only the chains that differ, in one restore for each family. (So a failure can
-// leave part of the change. It is for the Reconcile that has to follow.)
+// Apply implements dataplane.Dataplane. It writes sets member by member, and only the
+// chains that differ, in one restore for each family. A failure can leave part of the
+// change, for the Reconcile that has to follow.
 func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if !b.valid {
 		return dataplane.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
@@ -100,53 +110,46 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return dataplane.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
 	}
 	var stats dataplane.Stats
-	last := newCounts()
-	for _, step := range b.take(change) {
-		t := step.table
-		nat, filter := &script{known: t.known, now: registry{}}, &script{known: t.filter, now: registry{}}
-		t.write(nat, step)
-		t.writeFilter(filter, step)
-		if err := b.partial(ctx, t, step, nat, filter, &stats); err != nil {
-			return stats, fmt.Errorf("restoring what has changed of %s: %w", t.family, err)
+	steps := b.take(change)
+	for _, step := range steps {
+		step.scripts = newScripts(step.table.known)
+		step.write()
+		if err := b.commit(ctx, step, &stats); err != nil {
+			return stats, fmt.Errorf("restoring what has changed of %s: %w", step.table.family, err)
 		}
-		for _, part := range []struct {
-			table string
-			*script
-			known registry
-		}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
-			if !part.empty() {
-				before := part.known.entries()
-				part.done(part.known)
-				b.guard.restored(t.family, part.table, part.known.entries()-before)
-			}
-		}
-		last[t.family][tableNAT], last[t.family][tableFilter] = nat.ruleLines, filter.ruleLines
 	}
 	b.valid = true
-	b.count(&last)
+	b.count(steps)
 	return stats, b.guard.committed()
 }
 
-// partial writes one family's part of a change.
-func (b *Backend) partial(ctx context.Context, t *table, step *step, nat, filter *script, stats *dataplane.Stats) error {
-	if err := b.writeSets(ctx, t, step.sets.before, stats); err != nil {
+// commit writes a step to the kernel.
+func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) error {
+	t := s.table
+	if err := b.writeSets(ctx, t, s.sets.before, stats); err != nil {
 		return err
 	}
 	var input []byte
-	if !filter.empty() {
-		input = filter.finish(tableFilter)
+	for _, name := range chainTables {
+		if script := s.scripts[name]; !script.empty() {
+			input = append(input, script.finish(name)...)
+			stats.Elements += script.lines
+		}
 	}
-	if !nat.empty() {
-		input = append(input, nat.finish(tableNAT)...)
-	}
+	stats.Bytes += len(input)
 	if len(input) > 0 {
-		stats.Elements += nat.lines + filter.lines
-		stats.Bytes += len(input)
 		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
 			return err
 		}
 	}
-	return b.writeSets(ctx, t, step.sets.after, stats)
+	for name, script := range s.scripts {
+		if !script.empty() {
+			before := t.known[name].entries()
+			script.done(t.known[name])
+			b.guard.restored(t.family, name, t.known[name].entries()-before)
+		}
+	}
+	return b.writeSets(ctx, t, s.sets.after, stats)
 }
 
 func (b *Backend) writeSets(ctx context.Context, t *table, all []setWrite, stats *dataplane.Stats) error {

@@ -148,7 +148,7 @@ func TestOnlyWhatChanged(t *testing.T) {
 		dataplanetest.Reconcile(t, k.Backend, s)
 		web(s, 7, dataplanetest.Hosts(9)...)
 		c := s.Change()
-		stats, err := k.Apply(t.Context(), c)
+		stats, err := k.Apply(t.Context(), &c.Change)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestPartialRestoreFails(t *testing.T) {
 		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
 			"iptables-"+string(v), chainServices))
 		web(s, 9, dataplanetest.Hosts(2)...)
-		if _, err := k.Apply(t.Context(), s.Change()); err == nil {
+		if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
 			t.Fatal("a rule to a chain that is not there")
 		} else {
 			t.Log(err)
@@ -181,7 +181,7 @@ func TestPartialRestoreFails(t *testing.T) {
 			t.Errorf("check: %v", err)
 		}
 		web(s, 10, dataplanetest.Hosts(1)...)
-		if _, err := k.Apply(t.Context(), s.Change()); err == nil {
+		if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
 			t.Fatal("a partial restore after one that failed")
 		}
 		dataplanetest.Reconcile(t, k.Backend, s)
@@ -247,7 +247,7 @@ func TestCancel(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
-	if _, err := k.Reconcile(ctx, s.Full()); !errors.Is(err, context.Canceled) {
+	if _, err := k.Reconcile(ctx, &s.Full().Change); !errors.Is(err, context.Canceled) {
 		t.Errorf("Reconcile: %v", err)
 	}
 }
@@ -324,7 +324,7 @@ func TestCheckAfterChange(t *testing.T) {
 				}
 				k.damage(line)
 				web(s, 1, dataplanetest.Hosts(3)...)
-				if _, err := k.Apply(t.Context(), s.Change()); err != nil {
+				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
 				}
 				k.guard.next = time.Time{}
@@ -336,7 +336,7 @@ func TestCheckAfterChange(t *testing.T) {
 				}
 				// What nobody else has changed is not looked at again.
 				web(s, 1, dataplanetest.Hosts(4)...)
-				if _, err := k.Apply(t.Context(), s.Change()); err != nil {
+				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
 				}
 				if now, err := k.guard.watch.stamp(); err != nil || now != k.guard.stamp || !k.guard.known {
@@ -464,6 +464,20 @@ func TestTakesOver(t *testing.T) {
 	}
 }
 
+// setSystemVariant makes the command iptables be a variant, as update-alternatives does.
+func (k *kernel) setSystemVariant(v Variant) {
+	k.t.Helper()
+	command, err := exec.LookPath("iptables-" + string(v))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	dir := k.t.TempDir()
+	if err := os.Symlink(command, filepath.Join(dir, "iptables")); err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
 // TestDetect finds out which variant a node uses.
 func TestDetect(t *testing.T) {
 	for _, v := range variants {
@@ -474,22 +488,29 @@ func TestDetect(t *testing.T) {
 		want Variant
 	}{
 		"nothing":                      {"true", NFT},
+		"nothing, iptables is legacy":  {"true", Legacy},
 		"rules of iptables-legacy":     {"iptables-legacy -A INPUT -j ACCEPT", Legacy},
 		"the kubelet's hint":           {"iptables-legacy -t mangle -N KUBE-KUBELET-CANARY; iptables-nft -A INPUT -j ACCEPT", Legacy},
 		"its older hint, over IPv6":    {"ip6tables-nft -t mangle -N KUBE-IPTABLES-HINT; iptables-legacy -A INPUT -j ACCEPT", NFT},
 		"our own rules in the one":     {"iptables-legacy -t nat -N SLIP-SERVICES; iptables-nft -A INPUT -j ACCEPT", Legacy},
 		"more rules in the other one":  {"iptables-legacy -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT", NFT},
+		"rules, iptables is legacy":    {"iptables-nft -A INPUT -j ACCEPT", NFT},
 		"a hint counts more than ours": {"iptables-legacy -t nat -N SLIP-SERVICES; iptables-nft -t mangle -N KUBE-KUBELET-CANARY", NFT},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t, NFT)
 			k.run(test.line)
+			system := NFT
+			if strings.Contains(name, "iptables is legacy") {
+				system = Legacy
+			}
+			k.setSystemVariant(system)
 			got, err := Detect(t.Context(), k.ns.FD())
 			if err != nil || got != test.want {
 				t.Errorf("%s, %v; want %s", got, err, test.want)
 			}
 			dataplanetest.Reconcile(t, k.Backend, desired.New(desired.Config{}))
-			if names := k.run("cat /proc/thread-self/net/ip_tables_names"); names != "" && !strings.Contains(test.line, "legacy") {
+			if names := k.run("cat /proc/thread-self/net/ip_tables_names"); names != "" && test.want == NFT && !strings.Contains(test.line, "legacy") {
 				t.Errorf("tables of x_tables that nobody has asked for: %s", names)
 			}
 		})

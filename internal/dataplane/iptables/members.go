@@ -7,12 +7,13 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 )
 
-// frontend is a frontend as it is programmed.
+// frontend is a frontend as programmed.
 type frontend struct {
 	*desired.Frontend
-	in      [frontendSets]bool // of which sets it is a member
+	in      [frontendSets]bool // the sets that it is a member of
 	sources []netip.Prefix
 }
 
@@ -21,8 +22,8 @@ func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setExternal] = f.Kind.External()
 	in[setLocal] = f.LocalPool != desired.NoPool
 	in[setRestricted] = f.Sources != nil
-	// What no rule translates, for want of endpoints, is told the verdict of the
-	// pool that it was for. Where there are endpoints at all, that is the Local one.
+	// Packets that no rule translates, as a pool has no endpoints, get that pool's
+	// verdict. If the Cluster pool has endpoints, it is the Local pool.
 	empty := b.pools[f.Pool]
 	if len(empty.slots) > 0 && in[setLocal] {
 		empty = b.pools[f.LocalPool]
@@ -41,9 +42,8 @@ type setWrite struct {
 	add bool
 }
 
-// setWrites are those of a family in their order: some come before the rules, and
-// others after, such that no packet is refused meanwhile that neither the old nor the
-// new content refuses.
+// setWrites are the writes of one family, before and after those of the rules. In this
+// order no packet is refused meanwhile that both the old and the new content serve.
 type setWrites struct{ before, after []setWrite }
 
 func (w *setWrites) write(s setWrite, before bool) {
@@ -54,12 +54,12 @@ func (w *setWrites) write(s setWrite, before bool) {
 	}
 }
 
-// one writes a change of one element. Most sets are asked only of packets that some
-// rule then has to translate, or that none has translated; so what is added is added
-// first, and what is deleted is deleted last. The rules for traffic from outside,
-// however, have to be there before packets are sent to them; unless the frontend is
-// new (fresh), and would do otherwise what it must not. ServiceCIDRs only make more
-// packets be dropped.
+// one adds or deletes one member. Most sets matter only for packets that a rule translates
+// afterwards, or that no rule has translated; so members are added before the rules and
+// deleted after them. There are two exceptions. setLocal sends packets to the rules for
+// traffic from outside, which have to exist first; unless the frontend is new (fresh), as
+// its packets would go to remote endpoints until then. setServiceCIDRs only has more
+// packets dropped.
 func (w *setWrites) one(k setKind, m member, add, fresh bool) {
 	early := add
 	switch k {
@@ -112,6 +112,16 @@ func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
 			if desired.FamilyOf(a) == f {
 				w.one(s.kind, addrMember(a), false, false)
 			}
+		}
+	}
+	for _, p := range change.HealthPorts.Added {
+		if p.Family == f {
+			w.one(setHealthChecks, ipset.Port(p.Port), true, false)
+		}
+	}
+	for _, p := range change.HealthPorts.Removed {
+		if p.Family == f {
+			w.one(setHealthChecks, ipset.Port(p.Port), false, false)
 		}
 	}
 	for _, p := range split(change.ServiceCIDRs.Added) {

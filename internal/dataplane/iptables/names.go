@@ -10,47 +10,44 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// prefix starts the names of all our chains and sets. Nothing of kube-proxy's or
-// the kubelet's starts so: theirs is KUBE-.
+// prefix begins the names of all our chains and sets.
 const prefix = "SLIP-"
 
-// Names of chains that are always there.
+// Chains that always exist.
 const (
-	chainServices   = prefix + "SERVICES" // the tree of ClusterIPs starts in it
+	chainServices   = prefix + "SERVICES" // the tree of ClusterIPs begins in it
 	chainExternal   = prefix + "EXTERNAL"
 	chainOutside    = prefix + "OUTSIDE"
 	chainMasquerade = prefix + "MASQUERADE"
 
-	// Of the table filter.
+	// In the table filter.
 	chainFirewall   = prefix + "FIREWALL"
 	chainInput      = prefix + "INPUT"
 	chainForward    = prefix + "FORWARD"
 	chainTranslated = prefix + "TRANSLATED"
-)
 
-// Names of the chains that other trees start in, and how those of branches start.
-const (
+	// Chains that other trees begin in.
 	chainExternalTree = prefix + "TREE-EXTERNAL"
 	chainLocalTree    = prefix + "TREE-LOCAL"
 	chainHairpinTree  = prefix + "TREE-HAIRPIN"
-	chainForwardTree  = prefix + "TREE-FORWARD" // of the table filter
+	chainForwardTree  = prefix + "TREE-FORWARD" // in the table filter
 
-	// branchPrefix is before the prefixes of pools in the order of names, for the sake
-	// of iptables' speed (script.finish).
+	// branchPrefix begins the names of a tree's other chains. It sorts before the
+	// prefixes of pools, for the sake of iptables' speed (script.finish).
 	branchPrefix = prefix + "BR-"
 )
 
-// How the names of the chains of pools start, by desired.Scope, and of the chains
-// and lists of clients of endpoints with session affinity.
+// poolPrefixes begin the names of the chains of pools, by desired.Scope.
 var poolPrefixes = [...]string{desired.Cluster: prefix + "SVC-", desired.Local: prefix + "LOC-"}
 
+// Prefixes of the names of chains and lists of clients of endpoints with session affinity.
 const (
 	stickyPrefix = prefix + "SEP-"
 	listPrefix   = prefix
 )
 
-// hashOf is 13 characters for what they name, the same in every run. A chain's name
-// has 28 at the most.
+// hashOf returns 13 characters that stand for names, the same in every run. The name of a
+// chain can have 28.
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:8])

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside runs do on a thread that is in a network namespace, given by a file
-// descriptor; 0 is where the process is. Commands that do starts are there too. A
-// thread that cannot be put back ends with its goroutine.
+// inside runs do on a thread in a network namespace, given by a file descriptor; 0 is the
+// calling thread's. Commands that do starts are in it too. A thread that cannot return to
+// its namespace ends with its goroutine.
 func inside(netns int, do func() error) error {
 	if netns == 0 {
 		return do()

@@ -10,11 +10,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// fanOut is how many rules at the most a chain has to choose among endpoints, unless
-// there are more than fanOut * fanOut * fanOut.
+// fanOut is the maximum number of rules with which a chain chooses among endpoints, up to
+// fanOut * fanOut * fanOut endpoints.
 const fanOut = 16
 
-// pool is a pool as it is programmed.
+// pool is a pool as programmed.
 type pool struct {
 	family  desired.Family
 	scope   desired.Scope
@@ -25,21 +25,20 @@ type pool struct {
 	slots     []desired.Backend // in the order of rules
 	frontends []*desired.Frontend
 
-	// With session affinity, endpoints that are none any more but may come back. A
-	// client that goes to another meanwhile is taken from their lists of clients.
+	// With session affinity, endpoints that were removed but may return. A client that
+	// goes to another endpoint meanwhile is removed from their lists of clients.
 	retired []desired.Backend
 
-	chains []string // that the kernel has, of this pool
-	dirty  bool     // chains are to be written
+	chains []string // of this pool, in the kernel
+	dirty  bool     // chains have to be written
 }
 
-// maxRetired is how many of them a pool keeps. The kernel forgets a list of clients with
-// the last rule that uses it. A full restore forgets them.
+// maxRetired is how many of them a pool keeps. The kernel deletes a list of clients with
+// the last rule that uses it. A full restore keeps none.
 const maxRetired = 16
 
-// replace takes backends out and puts others in. New ones take the places of old
-// ones, and remaining holes are filled from the end, so that of a large pool few
-// chains change.
+// replace removes and adds backends. New ones take the slots of old ones, and remaining
+// holes are filled from the end, so that few chains of a large pool change.
 func (p *pool) replace(removed, added []desired.Backend) {
 	if p.sticky {
 		p.retired = append(p.retired, removed...)
@@ -60,8 +59,7 @@ func (p *pool) replace(removed, added []desired.Backend) {
 	p.slots = append(p.slots, added...)
 }
 
-// name is that of the pool's first chain. A pool has none as long as no frontend
-// leads there.
+// name is the name of the pool's first chain. A pool without frontends has no chains.
 func (p *pool) name() string { return poolPrefixes[p.scope] + p.hash() }
 
 func (p *pool) hash(parts ...string) string {
@@ -69,10 +67,10 @@ func (p *pool) hash(parts ...string) string {
 	return hashOf(append([]string{s.Namespace, s.Name, s.Port, p.protocol().String()}, parts...)...)
 }
 
-// protocol is that of all frontends.
+// protocol is the protocol of all frontends.
 func (p *pool) protocol() desired.Protocol { return p.frontends[0].Protocol }
 
-// affinity is for how many seconds clients stay with their endpoint, or 0.
+// affinity is how long clients stay with their endpoint, in seconds, or 0.
 func (p *pool) affinity() (seconds uint32) {
 	for _, f := range p.frontends {
 		seconds = max(seconds, f.Affinity)
@@ -80,7 +78,7 @@ func (p *pool) affinity() (seconds uint32) {
 	return seconds
 }
 
-// write writes the pool's chains and has those dropped that it has no more.
+// write writes the pool's chains and deletes those that it no longer has.
 func (p *pool) write(out *script) {
 	former := p.chains
 	p.chains, p.dirty = nil, false
@@ -130,7 +128,7 @@ func (w *poolWriter) root() {
 			text = append(text, " --remove --rsource\n"...)
 		}
 		if len(w.slots) == 0 {
-			// For reading back: without endpoints nothing else tells.
+			// For reading back: without endpoints no other rule has the timeout.
 			text = append(text, affinityComment...)
 			text = strconv.AppendUint(text, uint64(w.seconds), 10)
 			text = append(text, " s\" -j RETURN\n"...)
@@ -160,8 +158,8 @@ func (w *poolWriter) dnat(text []byte, b desired.Backend) []byte {
 	return append(text, '\n')
 }
 
-// choose appends rules that choose one of some slots, all with the same
-// probability. Where they are many they are chosen by groups, each with a chain.
+// choose appends rules that choose one of the slots in [from, to), all with the same
+// probability. Many slots are divided into groups, each with a chain.
 func (w *poolWriter) choose(text []byte, from, to int) []byte {
 	step := 1
 	for step*fanOut < to-from && step < fanOut*fanOut {

@@ -50,26 +50,24 @@ var extensions = []extension{
 // Probe implements dataplane.Prober. It makes a set of each type, and then has the
 // kernel take a chain to which no rule leads, with all matches and targets that rules of
 // ours have.
-func (b *Backend) Probe(ctx context.Context) (missing []dataplane.Missing, err error) {
-	missing = b.missing
+func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	for _, t := range slices.Clone(b.tables) {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
 		m := b.probeSets(ctx, t.family)
 		if m == nil {
 			m = b.probeRules(ctx, t.family)
 		}
-		if m == nil {
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case m == nil:
 			continue
-		}
-		if errors.Is(m.Err, unix.EPERM) {
+		case errors.Is(m.Err, unix.EPERM):
 			return nil, fmt.Errorf("trying what the node can do: %w", m.Err)
 		}
-		missing = append(missing, *m)
+		b.missing = append(b.missing, *m)
 		b.tables = slices.DeleteFunc(b.tables, func(other *table) bool { return other == t })
 	}
-	return missing, nil
+	return b.missing, nil
 }
 
 // probeSets returns the first type of IP sets that the kernel lacks.

@@ -16,8 +16,8 @@ import (
 
 var _ dataplane.Reader = (*Backend)(nil)
 
-// Read implements dataplane.Reader, from the kernel alone: nothing that the Backend
-// remembers goes into it.
+// Read implements dataplane.Reader. It reads the kernel alone, and uses nothing that the
+// Backend remembers.
 func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for _, t := range b.tables {
@@ -45,8 +45,7 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	return c, nil
 }
 
-// withoutHead are the rules of a tree's first chain without those before the tree's, which
-// ask sets.
+// withoutHead skips the rules of chainServices that are not the tree's. They match sets.
 func withoutHead(chain []rule) []rule {
 	for len(chain) > 0 && chain[0].has("--match-set") {
 		chain = chain[1:]
@@ -54,8 +53,8 @@ func withoutHead(chain []rule) []rule {
 	return chain
 }
 
-// rule is a rule as iptables-save prints it: its options and their values. An option
-// with a "!" before it has one in its name.
+// rule is a rule as iptables-save prints it: options and their values. The name of a
+// negated option begins with "!".
 type rule map[string]string
 
 func parseRule(text string) rule {
@@ -130,12 +129,12 @@ func sortedPrefixes(all map[member]bool) (out []netip.Prefix) {
 	return out
 }
 
-// leaves are the rules of a tree's chains that do not lead to others of the tree.
+// leaves are the rules of a tree that do not lead to other chains of it.
 func (r *reader) leaves(root string) (out []rule) {
 	for _, line := range r.chains[root] {
 		if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {
 			if _, there := r.chains[to]; !there {
-				r.fault("chain %s leads to %s, which is not there", root, to)
+				r.fault("chain %s leads to %s, which does not exist", root, to)
 			}
 			out = append(out, r.leaves(to)...)
 		} else {
@@ -145,22 +144,22 @@ func (r *reader) leaves(root string) (out []rule) {
 	return out
 }
 
-// tree reads a tree's frontends, and makes sure that their packets find them.
+// tree visits a tree's frontends, and checks that their packets find them.
 func (r *reader) tree(root string, visit func(key desired.FrontendKey, to string)) {
 	for _, line := range r.leaves(root) {
 		key, ok := frontendOf(line)
 		if !ok || line["-g"] == "" {
-			r.fault("a rule of %s that is no frontend's: %v", root, line)
+			r.fault("a rule of %s is not a frontend's: %v", root, line)
 			continue
 		}
 		if to := r.follow(root, func(l rule) bool { return l.matches(key) }); to != line["-g"] {
-			r.fault("packets to %s come to %q instead of %s", key, to, line["-g"])
+			r.fault("packets to %s go to %q instead of %s", key, to, line["-g"])
 		}
 		visit(key, line["-g"])
 	}
 }
 
-// follow is the chain outside of a tree that some packet comes to.
+// follow is the chain outside of a tree to which a packet goes.
 func (r *reader) follow(chain string, matches func(rule) bool) string {
 	for _, line := range r.chains[chain] {
 		if !matches(line) {
@@ -174,7 +173,7 @@ func (r *reader) follow(chain string, matches func(rule) bool) string {
 	return ""
 }
 
-// frontendOf is the frontend that a rule is about.
+// frontendOf is the frontend whose packets a rule matches.
 func frontendOf(line rule) (k desired.FrontendKey, ok bool) {
 	p, err := netip.ParsePrefix(line["-d"])
 	port, err2 := strconv.ParseUint(line["--dport"], 10, 16)

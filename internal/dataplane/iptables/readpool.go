@@ -14,11 +14,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// target is where a frontend leads: to a pool's first chain.
+// target reads where a frontend leads, from a pool's first chain on.
 func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	rules, there := r.chains[to]
 	if !there {
-		r.fault("frontend %s leads to chain %s, which is not there", k, to)
+		r.fault("frontend %s leads to chain %s, which does not exist", k, to)
 	}
 	looked := map[desired.Backend]bool{}
 	choose := rules[:0:0]
@@ -65,8 +65,8 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	return t
 }
 
-// choose adds what rules choose to weights, and returns with which probability they
-// choose nothing, of one that they are come to with.
+// choose adds to weights the probability with which rules choose each backend, given the
+// probability with which they are reached, and returns that of choosing none.
 func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]float64) float64 {
 	for _, line := range rules {
 		p := 1.0
@@ -89,8 +89,8 @@ func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]fl
 	return of
 }
 
-// endpoint is where a rule sends packets, at once or by way of the chain of an endpoint
-// with session affinity.
+// endpoint is the endpoint to which a rule sends packets, directly or through the chain of
+// an endpoint with session affinity.
 func (r *reader) endpoint(line rule) (b desired.Backend, ok bool) {
 	if to := line["-g"]; strings.HasPrefix(to, stickyPrefix) && len(r.chains[to]) == 1 {
 		line = r.chains[to][0]

@@ -15,7 +15,7 @@ func (r *reader) frontendSets() {
 	check := func(k setKind, has func(dataplane.Target) bool) {
 		for m := range r.sets[k] {
 			if t, there := r.content.Frontends[keyOf(m)]; !there {
-				r.fault("%s has %s, which is no frontend", setTypes[k].name, keyOf(m))
+				r.fault("%s has %s, which is not a frontend", setTypes[k].name, keyOf(m))
 			} else if !has(t) {
 				r.fault("%s has %s", setTypes[k].name, keyOf(m))
 			}
@@ -60,12 +60,12 @@ func (r *reader) frontendSets() {
 	}
 }
 
-// hairpins reads which addresses may be sent to themselves.
+// hairpins reads the addresses that are masqueraded when they send to themselves.
 func (r *reader) hairpins() {
 	for _, line := range r.leaves(chainHairpinTree) {
 		p, err := netip.ParsePrefix(line["-s"])
 		if err != nil || line["-d"] != line["-s"] || line["-g"] != chainMasquerade {
-			r.fault("a rule of %s that is none: %v", chainHairpinTree, line)
+			r.fault("a rule of %s is not a hairpin's: %v", chainHairpinTree, line)
 			continue
 		}
 		self := func(l rule) bool {

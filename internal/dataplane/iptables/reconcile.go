@@ -14,23 +14,21 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Reconcile implements dataplane.Dataplane. It writes all chains, has those deleted that
-// are ours and not among them, and brings the sets to what they should have. Each
-// table takes effect in one step. What comes before and after in sets is such that
-// frontends which stay are served all the time.
+// Reconcile implements dataplane.Dataplane. It writes all chains, deletes all others of
+// ours, and writes what differs in the sets. Each table takes effect in one step.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	var stats dataplane.Stats
 	start := time.Now()
 	b.valid = false
 	b.pools = make([]*pool, 0, len(full.Pools))
-	b.health = newHealthPorts()
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
 		t.forget(b.variant)
 	}
 	liberal := tcpIsLiberal(b.config.NetNS)
-	for _, s := range b.take(full) {
-		if err := b.restore(ctx, s, full.Local, liberal, &stats); err != nil {
+	steps := b.take(full)
+	for _, s := range steps {
+		if err := b.restore(ctx, s, full, liberal, &stats); err != nil {
 			return stats, fmt.Errorf("restoring all of %s: %w", s.table.family, err)
 		}
 	}
@@ -41,52 +39,37 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		b.alone = true
 	}
 	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
-	b.count(nil)
-	b.guard.known = false // other programs may have come between its steps
+	b.count(steps)
+	b.guard.known = false // other programs may have changed something between its steps
 	return stats, nil
 }
 
 // restore programs all of one family.
-func (b *Backend) restore(ctx context.Context, s *step, local desired.LocalTraffic, liberal bool, stats *dataplane.Stats) error {
+func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, liberal bool, stats *dataplane.Stats) error {
 	t := s.table
 	if err := createSets(b.sets, t.family); err != nil {
 		return err
 	}
-	writes, err := b.compareSets(t, &s.sets)
-	if err != nil {
+	var err error
+	if s.sets, err = b.compareSets(t, &s.sets); err != nil {
 		return err
 	}
-	if err := b.writeSets(ctx, t, writes.before, stats); err != nil {
-		return err
-	}
-	nat, filter := &script{now: registry{}}, &script{now: registry{}}
-	(&ruleWriter{t.family, filter}).filter(b.config, liberal)
-	forNAT := &ruleWriter{t.family, nat}
-	forNAT.nat(b.config, local)
-	t.cluster.head = forNAT.services(b.config, local)
-	t.write(nat, s)
-	t.writeFilter(filter, s)
-	for _, part := range []struct {
-		table string
-		*script
-		known registry
-	}{{tableFilter, filter, t.filter}, {tableNAT, nat, t.known}} {
-		if err := b.addEntries(ctx, part.script, t.family, part.table); err != nil {
+	s.scripts = newScripts(nil)
+	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
+	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
+	nat.nat(b.config, full)
+	t.cluster.head = nat.services(b.config, full)
+	s.write()
+	for _, name := range chainTables {
+		if err := b.addEntries(ctx, s.scripts[name], t.family, name); err != nil {
 			return err
 		}
-		input := part.finish(part.table)
-		stats.Elements += part.lines
-		stats.Bytes += len(input)
-		if err := b.variant.restore(ctx, b.config.NetNS, t.family, input); err != nil {
-			return err
-		}
-		part.done(part.known)
 	}
-	return b.writeSets(ctx, t, writes.after, stats)
+	return b.commit(ctx, s, stats)
 }
 
-// addEntries sees to it that packets enter our chains, and that those go that are not
-// written any more.
+// addEntries adds to the script of a table what makes packets enter our chains, and the
+// deletion of chains that are not written any more.
 func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family, table string) error {
 	text, err := b.variant.save(ctx, b.config.NetNS, f, table)
 	if err != nil {
@@ -103,7 +86,7 @@ func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family,
 		if i := slices.Index(wanted, rule); i >= 0 {
 			wanted = slices.Delete(wanted, i, i+1)
 		} else {
-			out.rule("-D " + rule) // of another version, or twice
+			out.rule("-D " + rule) // for another configuration, or twice
 		}
 	}
 	for _, rule := range slices.Backward(wanted) {
@@ -113,11 +96,11 @@ func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family,
 	return nil
 }
 
-// saved is what iptables-save prints of ours.
+// saved is what iptables-save prints about our chains.
 type saved struct {
 	chains  []string
 	entries []string    // rules of others' chains that lead to ours, without "-A"
-	rules   []savedRule // of our chains
+	rules   []savedRule // in our chains
 }
 
 type savedRule struct{ chain, rule string }
@@ -133,7 +116,7 @@ func parseSave(text []byte) (s saved) {
 			name, rule, _ := strings.Cut(strings.TrimSpace(string(line[3:])), " ")
 			s.rules = append(s.rules, savedRule{name, rule})
 		case bytes.HasPrefix(line, []byte("-A ")):
-			// A target of ours has no options, so it is at the end.
+			// A jump has no options after its target.
 			rule := strings.TrimSpace(string(line[3:]))
 			to := lastWord(rule)
 			before := strings.TrimSuffix(rule, to)
@@ -145,8 +128,8 @@ func parseSave(text []byte) (s saved) {
 	return s
 }
 
-// compareSets finds out what it takes to have in a family's sets what the writes to
-// empty ones would give.
+// compareSets reads a family's sets, and returns the writes after which they have what the
+// given writes would add to empty ones.
 func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err error) {
 	got, err := readSets(b.sets, t.family)
 	if err != nil {
@@ -160,7 +143,7 @@ func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err erro
 	for _, w := range slices.Concat(all.before, all.after) {
 		want[w.kind][w.member] = true
 	}
-	// Who may connect is known before it matters, and for as long.
+	// Sources are added before the frontends that they restrict, and deleted after them.
 	order := []setKind{setSources}
 	for k := range setKinds {
 		if k != setSources {

@@ -11,8 +11,8 @@ import (
 // registry is what the kernel has of our chains in one table, by name.
 type registry map[string]chainRecord
 
-// chainRecord is what is known of a chain: enough to tell whether it is another one now,
-// and how many rules lead where. The rules themselves would be most of our memory.
+// chainRecord is what is kept of a chain: enough to see whether it has changed, and how
+// many rules lead where. The rules themselves would be most of our memory.
 type chainRecord struct {
 	text  uint64 // a hash of its rules
 	rules int32
@@ -34,7 +34,7 @@ func recordOf(text []byte) chainRecord {
 	return r
 }
 
-// targets are the chains of ours that rules lead to.
+// targets are our chains that rules lead to.
 func targets(text []byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for line := range bytes.Lines(text) {
@@ -58,7 +58,7 @@ func (r registry) rules() (n int) {
 // beginning and at its end.
 func (r registry) entries() int { return r.rules() + 2*len(r) }
 
-// references are how many rules of ours lead to each chain.
+// references is how many of our rules lead to each chain.
 func (r registry) references() map[chainHash]int32 {
 	all := make(map[chainHash]int32, len(r))
 	for _, record := range r {

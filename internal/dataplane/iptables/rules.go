@@ -16,16 +16,17 @@ const (
 	tableFilter = "filter"
 )
 
-// entries are the rules by which packets come to our chains, as iptables-save prints
-// them, by table. They are put first in their chains.
+// chainTables are the tables that have our chains, in the order in which to write them.
+var chainTables = []string{tableFilter, tableNAT}
+
+// entries are the rules through which packets enter our chains in a table, as iptables-save
+// prints them. They are inserted at the beginning of built-in chains. Those of POSTROUTING
+// are not in a chain of ours, which would be one rule more for each connection.
 //
-// Those of POSTROUTING are what a chain of ours would have, which would be a rule more
-// for each connection.
-//
-// The nat chains are passed by the first packet of a connection only. The filter
-// chains see what Services have not translated; but chainForward, as kube-proxy's
-// KUBE-FORWARD does, accepts what they have, should the policy of FORWARD be to drop, and
-// chainInput, as KUBE-NODEPORTS does, what is for health checks of load balancers.
+// Only the first packet of a connection passes the nat chains. The filter chains are for
+// packets that Services have not translated, with two exceptions: chainForward, as
+// kube-proxy's KUBE-FORWARD, accepts translated packets in case the policy of FORWARD is
+// DROP, and chainInput, as KUBE-NODEPORTS, accepts health checks of load balancers.
 func entries(c dataplane.Config, f desired.Family, table string) []string {
 	if table == tableFilter {
 		return []string{
@@ -42,7 +43,7 @@ func entries(c dataplane.Config, f desired.Family, table string) []string {
 	}
 }
 
-// markOf is the mark of what is to be masqueraded, with its mask.
+// markOf is the mark of packets to masquerade, with its mask.
 func markOf(c dataplane.Config) string {
 	return fmt.Sprintf("0x%[1]x/0x%[1]x", uint32(1)<<c.MasqueradeBit)
 }
@@ -74,36 +75,45 @@ func (w *ruleWriter) notIn(k setKind, by string) string {
 // byFrontend is how packets are looked up in sets of frontends.
 const byFrontend = "dst,dst"
 
-// services are the rules before those of the tree in the chain of that name.
-func (w *ruleWriter) services(c dataplane.Config, local desired.LocalTraffic) string {
+// services are the rules before the tree's in chainServices.
+func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n"
-	masquerade := w.in(setClusterIPs, "dst") + " -j MARK --set-xmark " + markOf(c) + "\n"
-	switch _, notFromPod := podMatch(local, w.family); {
-	case c.MasqueradeAll:
-		head += masquerade
-	case notFromPod != "":
-		head += notFromPod + " " + masquerade
+	for _, rule := range w.masquerade(c, full.Masquerade.ClusterIPs, full.Local, w.in(setClusterIPs, "dst")+" ") {
+		head += rule + "\n"
 	}
 	return head
 }
 
-// nat writes the chains of the table nat, but for those of trees.
-func (w *ruleWriter) nat(c dataplane.Config, local desired.LocalTraffic) {
-	setMark := "-j MARK --set-xmark " + markOf(c)
-	w.chain(chainExternal,
-		w.in(setRestricted, byFrontend)+" "+w.notIn(setSources, byFrontend+",src")+" -j RETURN",
-		w.in(setLocal, byFrontend)+" -g "+chainOutside,
-		setMark,
-		"-g "+chainExternalTree,
-	)
-	// What starts on this node may go to all endpoints, as if it had gone out to
-	// a load balancer and come in again somewhere else.
+// masquerade is the rule that marks what is masqueraded of what matches, if any is.
+func (w *ruleWriter) masquerade(c dataplane.Config, m desired.Masquerade, local desired.LocalTraffic, match string) []string {
+	mark := match + "-j MARK --set-xmark " + markOf(c)
+	switch _, notFromPod := podMatch(local, w.family); {
+	case m == desired.MasqueradeAlways:
+		return []string{mark}
+	case m == desired.MasqueradeNode:
+		return []string{"-m addrtype --src-type LOCAL " + mark}
+	case notFromPod != "":
+		return []string{notFromPod + " " + mark}
+	}
+	return nil
+}
+
+// nat writes the chains of the table nat that do not depend on Services.
+func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
+	external := []string{
+		w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j RETURN",
+		w.in(setLocal, byFrontend) + " -g " + chainOutside,
+	}
+	external = append(external, w.masquerade(c, full.Masquerade.External, full.Local, "")...)
+	w.chain(chainExternal, append(external, "-g "+chainExternalTree)...)
+	// Connections from this node may go to all endpoints, as if they had gone out to
+	// a load balancer and come in at another node.
 	var outside []string
-	if fromPod, _ := podMatch(local, w.family); fromPod != "" {
+	if fromPod, _ := podMatch(full.Local, w.family); fromPod != "" {
 		outside = append(outside, fromPod+" -g "+chainExternalTree)
 	}
+	outside = append(outside, w.masquerade(c, full.Masquerade.Local, full.Local, "")...)
 	w.chain(chainOutside, append(outside,
-		"-m addrtype --src-type LOCAL "+setMark,
 		"-m addrtype --src-type LOCAL -g "+chainExternalTree,
 		"-g "+chainLocalTree,
 	)...)
@@ -114,9 +124,9 @@ func (w *ruleWriter) nat(c dataplane.Config, local desired.LocalTraffic) {
 	)
 }
 
-// filter writes the chains of the table filter.
+// filter writes the chains of the table filter that do not depend on Services.
 func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
-	const notOurs = " -m addrtype ! --dst-type LOCAL" // one may have a ClusterIP on an interface
+	const notOurs = " -m addrtype ! --dst-type LOCAL" // a node may have a ClusterIP on an interface
 	firewall := []string{w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j DROP"}
 	for _, match := range []string{w.in(setReject, byFrontend), w.in(setClusterIPs, "dst") + notOurs} {
 		if len(firewall) > 1 {
@@ -131,8 +141,8 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 
 	var input []string
 	if w.family == desired.IPv4 {
-		// With route_localnet, which NodePorts on loopback addresses take, the kernel
-		// lets in what neighbors send there (CVE-2020-8558).
+		// With route_localnet, which NodePorts on loopback addresses need, the kernel
+		// accepts packets of neighbors to these addresses (CVE-2020-8558).
 		input = append(input, "-d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
 	}
 	w.chain(chainInput, append(input,
@@ -148,18 +158,18 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 		accept,
 	}
 	if !liberal {
-		// What conntrack has taken for out of its window would reach the client
-		// with the endpoint's address, and the client would end the connection.
+		// Segments that conntrack considers out of window are not translated back.
+		// With the endpoint's address, they would make the client reset the connection.
 		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
 	}
 	w.chain(chainForward, forward...)
-	// What an endpoint sends to itself is known by its addresses (POSTROUTING has it
-	// masqueraded), not by a mark.
+	// Packets of an endpoint to itself have no mark; POSTROUTING masquerades them by
+	// their addresses.
 	w.chain(chainTranslated, accept, w.in(setHairpin, "src")+" "+w.in(setHairpin, "dst")+" -g "+chainForwardTree)
 }
 
-// podMatch matches traffic of this node's pods, and all other; both are empty when
-// there is no telling.
+// podMatch matches traffic of this node's pods, and all other traffic; both are empty where
+// the configuration does not say which is which.
 func podMatch(l desired.LocalTraffic, f desired.Family) (from, notFrom string) {
 	match := ""
 	switch {
@@ -175,7 +185,7 @@ func podMatch(l desired.LocalTraffic, f desired.Family) (from, notFrom string) {
 	return match, "! " + match
 }
 
-// tcpIsLiberal says whether conntrack takes TCP segments as they come
+// tcpIsLiberal says whether conntrack accepts TCP segments out of window
 // (net.netfilter.nf_conntrack_tcp_be_liberal).
 func tcpIsLiberal(netns int) (liberal bool) {
 	_ = inside(netns, func() error {

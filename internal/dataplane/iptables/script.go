@@ -8,15 +8,14 @@ import (
 	"strings"
 )
 
-// script is input for iptables-restore --noflush: chains, each of which is written
-// as a whole, and chains that are to go. What it writes takes effect at once, table by
-// table.
+// script is input for iptables-restore --noflush, for one table: chains, each of which is
+// written as a whole, and chains to delete. It takes effect in one step.
 type script struct {
-	known registry // what the kernel has; nil: nothing can be taken for granted
-	now   registry // what of that the script is about, and what is new, after it
+	known registry // what the kernel has; nil if that is unknown
+	now   registry // the chains that the script is about, as they are after it
 
 	chains []chainText
-	others bytes.Buffer // rules in chains of others
+	others bytes.Buffer // rules in others' chains
 	dead   []string
 
 	lines, ruleLines int
@@ -28,8 +27,8 @@ type chainText struct {
 	text []byte
 }
 
-// chain writes a chain, unless the kernel has it. Text is its rules, each a line
-// without "-A" and the name; it is kept.
+// chain writes a chain, unless the kernel has it. It keeps text: rules, each a line
+// without "-A" and the name.
 func (s *script) chain(name string, text []byte) {
 	record := recordOf(text)
 	s.now[name] = record
@@ -48,21 +47,21 @@ func (s *script) rule(line string) {
 	s.lines++
 }
 
-// drop has a chain deleted, unless the script writes it.
+// drop deletes a chain, unless the script writes it.
 func (s *script) drop(name string) { s.dead = append(s.dead, name) }
 
-// empty says that there is nothing to do.
+// empty says whether the script has nothing to do.
 func (s *script) empty() bool { return s.lines == 0 && len(s.dead) == 0 }
 
-// finish is the script's text for a table.
+// finish returns the script's text.
 //
 // Chains are written one after the other with their rules, from the last name to the
 // first. Both variants of iptables keep sorted lists that they look through from the
 // front: the legacy one for the place of each new chain, and that of nf_tables (at least up
 // to 1.8.9) for the chains of each single line, which with 10,000 chains ahead takes longer
-// than all the rest. In this order they find them there; and what chains lead to is mostly
-// written before them, because names are chosen so (branchPrefix). Where it is
-// not, it is made first.
+// than all the rest. In this order they find them at the front. The names of chains are
+// chosen (branchPrefix) so that a chain is mostly written after those that it leads to;
+// others are created first.
 func (s *script) finish(table string) []byte {
 	var tail strings.Builder
 	gone := map[string]bool{}
@@ -71,7 +70,7 @@ func (s *script) finish(table string) []byte {
 			continue
 		}
 		gone[name] = true
-		s.chains = append(s.chains, chainText{name: name}) // it has to be empty to go
+		s.chains = append(s.chains, chainText{name: name}) // only an empty chain can be deleted
 		tail.WriteString("-X " + name + "\n")
 		s.lines += 2
 	}
@@ -93,10 +92,10 @@ func (s *script) finish(table string) []byte {
 // scriptWriter writes chains.
 type scriptWriter struct {
 	out     []byte
-	waiting map[string]bool // chains that are not made yet
+	waiting map[string]bool // chains that are not created yet
 }
 
-// declare makes a chain, and empties it if it is there.
+// declare creates a chain, or empties it.
 func (w *scriptWriter) declare(name string) {
 	if w.waiting[name] {
 		delete(w.waiting, name)
@@ -116,7 +115,7 @@ func (w *scriptWriter) chain(c chainText) {
 	}
 }
 
-// done takes the script into what is known, once the kernel has it.
+// done updates what is known, once the kernel has taken the script.
 func (s *script) done(known registry) {
 	for _, name := range s.dead {
 		delete(known, name)

@@ -13,20 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is a question of membership is asked of the kernel's IP sets, each of which
-// there is for both families. A rule that uses one is never changed, and an element
-// costs microseconds where a rule in iptables-legacy costs a copy of the table. They
-// are written over netlink: it needs no command.
-
-// setKind is one of the sets.
+// setKind is one of the IP sets, which answer questions of membership. Each exists for
+// both families. A rule that uses a set never changes, and a member costs microseconds
+// where a rule in iptables-legacy costs a copy of the table.
 type setKind int
 
 const (
-	setExternal   setKind = iota // frontends that are no ClusterIPs
+	setExternal   setKind = iota // frontends that are not ClusterIPs
 	setLocal                     // those of them with a pool for traffic from outside
-	setRestricted                // those for which it matters who connects
-	setReject                    // frontends without backends whose traffic is refused,
-	setDrop                      // and those where it is dropped, or that from outside
+	setRestricted                // those that only some sources may use
+	setReject                    // frontends without backends that are refused
+	setDrop                      // frontends without backends, or without those for traffic from outside, that are dropped
 	frontendSets                 // the sets above are of frontends
 
 	setSources setKind = iota - 1 // who may connect to restricted frontends
@@ -37,7 +34,7 @@ const (
 	setKinds
 )
 
-// setTypes are the names of the sets, and the kernel's of their types.
+// setTypes are the names of the sets, and the names of their types.
 var setTypes = [setKinds]struct{ name, typ string }{
 	setExternal:     {"EXTERNAL", "hash:ip,port"},
 	setLocal:        {"LOCAL", "hash:ip,port"},
@@ -68,12 +65,12 @@ func frontendMember(k desired.FrontendKey) member {
 
 func addrMember(a netip.Addr) member { return member{Net: netip.PrefixFrom(a, a.BitLen())} }
 
-// keyOf is the frontend that a member of a set of frontends stands for.
+// keyOf is the frontend of a member of a set of frontends.
 func keyOf(m member) desired.FrontendKey {
 	return desired.FrontendKey{AddrPort: m.AddrPort, Protocol: desired.Protocol(m.Protocol)}
 }
 
-// split replaces a range of all addresses, which sets cannot have, by two.
+// split replaces the prefix of all addresses, which sets cannot have, by two.
 func split(all []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range all {
 		if p.Bits() > 0 {
@@ -88,7 +85,7 @@ func split(all []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// unsplit is the inverse of split. Ranges are in order.
+// unsplit is the inverse of split, for prefixes in order.
 func unsplit(all []netip.Prefix) []netip.Prefix {
 	if len(all) == 2 && all[0].Bits() == 1 && all[1].Bits() == 1 {
 		return []netip.Prefix{netip.PrefixFrom(all[0].Addr(), 0)}

@@ -10,18 +10,17 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// table is what there is for one family.
+// table is the state of one family.
 type table struct {
 	family desired.Family
 
 	cluster, external, local, hairpin tree
-	forward                           tree     // of the table filter
-	known                             registry // chains that the kernel has in the table nat
-	filter                            registry // and in the table filter
-	members                           [setKinds]int
+	forward                           tree                // of the table filter
+	known                             map[string]registry // chains that the kernel has, by table
+	members                           [setKinds]int       // how many each set has
 }
 
-// forget makes the table one of which nothing is known.
+// forget resets the table, as if the kernel had nothing.
 func (t *table) forget(v Variant) {
 	cluster, external := branches(v)
 	*t = table{
@@ -31,12 +30,11 @@ func (t *table) forget(v Variant) {
 		local:    tree{name: chainLocalTree, direction: "-d", branches: external},
 		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: cluster},
 		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
-		known:    registry{},
-		filter:   registry{},
+		known:    map[string]registry{tableNAT: {}, tableFilter: {}},
 	}
 }
 
-// step is what a change is for one family.
+// step is a change for one family.
 type step struct {
 	table *table
 	sets  setWrites
@@ -44,10 +42,23 @@ type step struct {
 	cluster, external, local, hairpin []edit
 	forward                           []edit // of the table filter
 	pools                             []*pool
+
+	scripts map[string]*script // by table
 }
 
-// write writes the chains of the table nat that differ.
-func (t *table) write(out *script, s *step) {
+// newScripts returns empty scripts for all tables. Known is what the kernel has, nil if
+// that is unknown.
+func newScripts(known map[string]registry) map[string]*script {
+	all := map[string]*script{}
+	for _, name := range chainTables {
+		all[name] = &script{known: known[name], now: registry{}}
+	}
+	return all
+}
+
+// write writes the chains that follow the content.
+func (s *step) write() {
+	t, out := s.table, s.scripts[tableNAT]
 	for _, p := range s.pools {
 		p.write(out)
 	}
@@ -55,12 +66,10 @@ func (t *table) write(out *script, s *step) {
 	t.external.change(out, s.external)
 	t.local.change(out, s.local)
 	t.hairpin.change(out, s.hairpin)
+	t.forward.change(s.scripts[tableFilter], s.forward)
 }
 
-// writeFilter writes those of the table filter that follow the content.
-func (t *table) writeFilter(out *script, s *step) { t.forward.change(out, s.forward) }
-
-// touch has the pool's chains written.
+// touch marks the pool's chains for writing.
 func (s *step) touch(p *pool) {
 	if !p.dirty {
 		p.dirty = true
@@ -68,8 +77,8 @@ func (s *step) touch(p *pool) {
 	}
 }
 
-// take takes a change into our memory of the kernel, and returns what is to be written
-// for each family.
+// take updates what is remembered of the kernel, and returns what to write for each
+// family.
 func (b *Backend) take(change *desired.Change) []*step {
 	steps := make([]*step, len(families))
 	for _, t := range b.tables {
@@ -97,7 +106,6 @@ func (b *Backend) take(change *desired.Change) []*step {
 			b.pools[c.ID] = nil
 		}
 	}
-	b.takeHealthChecks(change.HealthChecks, steps)
 	for _, s := range steps {
 		if s != nil {
 			s.sets.addresses(s.table.family, change)
@@ -131,7 +139,7 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 
 func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	if s == nil {
-		return // of a family that the kernel has not
+		return // a family that is not served
 	}
 	was := b.frontends[c.Key()]
 	if c.Old != nil {
@@ -198,8 +206,7 @@ func comment(p desired.ServicePort) string {
 	}, p.String()))
 }
 
-// hairpins edits the rules that masquerade what an endpoint sends to itself, and those
-// that accept it.
+// hairpins edits the rules that masquerade and accept packets of endpoints to themselves.
 func (s *step) hairpins(c desired.AddressChange) {
 	for _, a := range c.Added {
 		if desired.FamilyOf(a) == s.table.family {

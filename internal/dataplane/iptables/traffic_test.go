@@ -63,7 +63,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 			case 0:
 				dataplanetest.Reconcile(t, b, state)
 			case 1:
-				b.config.MasqueradeAll = !b.config.MasqueradeAll
+				b.config.MasqueradeBit ^= 1
 				dataplanetest.Reconcile(t, b, state)
 			}
 		}

@@ -100,20 +100,6 @@ func (t *tree) change(out *script, edits []edit) {
 
 // merge is the leaves after edits. Both are in order.
 func merge(leaves []leaf, edits []edit) []leaf {
-	if len(edits) < 1+len(leaves)/64 {
-		for _, e := range edits {
-			i, found := slices.BinarySearchFunc(leaves, e.key, func(l leaf, k treeKey) int { return l.key.compare(k) })
-			switch {
-			case found && e.gone:
-				leaves = slices.Delete(leaves, i, i+1)
-			case found:
-				leaves[i] = e.leaf
-			case !e.gone:
-				leaves = slices.Insert(leaves, i, e.leaf)
-			}
-		}
-		return leaves
-	}
 	out := make([]leaf, 0, len(leaves)+len(edits))
 	for _, e := range edits {
 		n := sort.Search(len(leaves), func(i int) bool { return leaves[i].key.compare(e.key) >= 0 })

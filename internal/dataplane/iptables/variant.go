@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"strings"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 )
 
 // Variant is one of the two programs of the name iptables. Rules of both take effect
@@ -27,39 +27,55 @@ const (
 
 var variants = []Variant{NFT, Legacy}
 
-// families are both.
 var families = []desired.Family{desired.IPv4, desired.IPv6}
 
-// hints are chains by which the kubelet shows which variant the node uses, also to
-// programs in containers.
-var hints = []string{":KUBE-IPTABLES-HINT", ":KUBE-KUBELET-CANARY"}
+// hints are chains in the table mangle by which the kubelet shows, also to programs in
+// containers, which variant the node uses.
+var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
 // Detect finds out which variant to use in a network namespace, given by file descriptor
-// (0 is the calling thread's): the one where the kubelet has left its
-// hint, or else where an earlier run has its rules, or else the one that has more rules, or else
-// nf_tables.
+// (0 is the calling thread's): the one where the kubelet has left its hint, or else where
+// an earlier run has its rules, or else the one that has more rules, or else the one that
+// the command iptables is (update-alternatives), or else nf_tables. It has to work for one
+// family at least.
 func Detect(ctx context.Context, netns int) (Variant, error) {
 	found := map[Variant]survey{}
 	var failed []error
 	for _, v := range variants {
-		s, err := v.survey(ctx, netns)
+		s, err := v.survey(netns)
 		if err != nil {
 			failed = append(failed, err)
 			continue
 		}
 		found[v] = s
 	}
-	if len(found) == 0 {
-		return "", fmt.Errorf("neither iptables-nft nor iptables-legacy works: %w", errors.Join(failed...))
+	best := slices.Clone(variants)
+	legacy, nft := found[Legacy], found[NFT]
+	if legacy.betterThan(nft) || !nft.betterThan(legacy) && systemVariant(ctx) == Legacy {
+		slices.Reverse(best)
 	}
-	best := Variant("")
-	for _, v := range variants {
-		s, works := found[v]
-		if works && (best == "" || s.betterThan(found[best])) {
-			best = v
+	for _, v := range best {
+		if _, installed := found[v]; !installed {
+			continue
+		}
+		for _, f := range families {
+			err := v.probe(ctx, netns, f)
+			if err == nil {
+				return v, nil
+			}
+			failed = append(failed, err)
 		}
 	}
-	return best, nil
+	return "", fmt.Errorf("neither iptables-nft nor iptables-legacy works: %w", errors.Join(failed...))
+}
+
+// systemVariant is the variant that the command iptables is, by its version.
+func systemVariant(ctx context.Context) Variant {
+	out, err := run(ctx, 0, nil, "iptables", "--version")
+	if err == nil && bytes.Contains(out, []byte("(legacy)")) {
+		return Legacy
+	}
+	return NFT
 }
 
 // survey is what there is of a variant's rules.
@@ -79,62 +95,38 @@ func (s survey) betterThan(t survey) bool {
 	return s.rules > t.rules
 }
 
-// survey looks what there is. A variant that does not work is an error, as far as can
-// be told without making tables: those of x_tables would be there for ever.
-func (v Variant) survey(ctx context.Context, netns int) (s survey, err error) {
-	var failed []error
+// survey does not create tables of x_tables: they would exist for ever.
+func (v Variant) survey(netns int) (s survey, err error) {
+	var missing []error
 	for _, f := range families {
 		if _, err := exec.LookPath(v.command(f, "-restore")); err != nil {
-			failed = append(failed, fmt.Errorf("%s is not installed", v.command(f, "-restore")))
-			continue
+			missing = append(missing, fmt.Errorf("%s is not installed", v.command(f, "-restore")))
 		}
-		tables, err := v.tables(netns, f)
-		if err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		for _, table := range tables {
-			text, err := v.save(ctx, netns, f, table)
+	}
+	if len(missing) == len(families) {
+		return s, errors.Join(missing...)
+	}
+	return s, inside(netns, func() error {
+		for _, table := range iptchains.Tables() {
+			if table.Legacy() != (v == Legacy) {
+				continue
+			}
+			chains, err := table.Chains()
 			if err != nil {
-				failed = append(failed, err)
-				break
+				return fmt.Errorf("reading %s: %w", table, err)
 			}
-			for _, hint := range hints {
-				s.hinted = s.hinted || table == "mangle" && bytes.Contains(text, []byte(hint+" "))
+			for chain, rules := range chains {
+				s.rules += rules
+				s.hinted = s.hinted || table.Name() == "mangle" && slices.Contains(hints, chain)
+				s.ours = s.ours || chain == chainServices
 			}
-			s.ours = s.ours || bytes.Contains(text, []byte(":"+chainServices+" "))
-			s.rules += bytes.Count(text, []byte("\n-A "))
 		}
-	}
-	if len(failed) >= len(families) {
-		return s, errors.Join(failed...)
-	}
-	return s, nil
-}
-
-// tables are the names of those tables that there may be. To ask x_tables for one
-// would make it.
-func (v Variant) tables(netns int, f desired.Family) (names []string, err error) {
-	if v == NFT {
-		return []string{"mangle", "filter", "nat"}, nil
-	}
-	file := "/proc/thread-self/net/ip_tables_names"
-	if f == desired.IPv6 {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
-	err = inside(netns, func() error {
-		text, err := os.ReadFile(file)
-		if errors.Is(err, os.ErrNotExist) {
-			err = nil // not yet
-		}
-		names = strings.Fields(string(text))
-		return err
+		return nil
 	})
-	return names, err
 }
 
-// probe finds out whether a variant works, by what it needs anyway. (To print one chain
-// does not make nf_tables list all, as to save the table would.)
+// probe finds out whether a variant works, by what it needs anyway. (Listing one chain
+// does not make nf_tables list all, as saving the table would.)
 func (v Variant) probe(ctx context.Context, netns int, f desired.Family) error {
 	_, err := run(ctx, netns, nil, v.command(f, ""), "-w", lockSeconds, "-t", tableNAT, "-S", "PREROUTING")
 	return err

@@ -16,7 +16,7 @@ import (
 // sees all or none, but nothing in their sets, and be refused although somebody else, such
 // as kube-proxy, has its Service.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.valid = false
+	b.sequence.Begin()
 	var shut, remove nfnl.Batch
 	for f := range schemas {
 		t := schemas[f].table

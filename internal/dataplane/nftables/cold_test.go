@@ -24,7 +24,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 	}
 	fancy(s)
 	for f := range schemas {
-		skeleton, err := schemas[f].skeleton(k.config, s.Full().Local)
+		skeleton, err := schemas[f].skeleton(k.config, &s.Full().Change)
 		if err == nil {
 			err = k.conn.Commit(0, &skeleton.batch)
 		}
@@ -33,10 +33,10 @@ func TestColdStartBrokenOff(t *testing.T) {
 		}
 	}
 	if _, err := k.conn.CommitPieces(t.Context(), &k.batch, func() {
-		if err := k.newTimeouts(&k.batch, s.Full()); err != nil {
+		if err := k.newTimeouts(&k.batch, &s.Full().Change); err != nil {
 			t.Error(err)
 		}
-		k.write(s.Full())
+		k.write(&s.Full().Change)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestColdStartDisturbed(t *testing.T) {
 	defer other.Close()
 	failed := make(chan error)
 	go func() {
-		_, err := k.Reconcile(t.Context(), s.Full())
+		_, err := k.Reconcile(t.Context(), &s.Full().Change)
 		failed <- err
 	}()
 	var batch nfnl.Batch

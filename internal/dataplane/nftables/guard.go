@@ -97,8 +97,8 @@ var errDormant = errors.New("it is dormant")
 // missing and replaced rules and emptied sets at once, and single missing
 // elements by and by.
 func (b *Backend) Check(ctx context.Context) error {
-	if !b.valid {
-		return fmt.Errorf("%w: the last change failed", dataplane.ErrDamaged)
+	if err := b.sequence.Check(); err != nil {
+		return err
 	}
 	generation, err := b.conn.Generation()
 	if err != nil {
@@ -187,17 +187,17 @@ func (b *Backend) checkSample() error {
 
 // checkPool looks up one element of each kind on the way from a frontend to a
 // backend of the pool.
-func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
-	s, w := &schemas[p.family], &b.writer
-	what := fmt.Sprintf("an element of Service %s", p.service)
+func (b *Backend) checkPool(id desired.PoolID, p *dataplane.Pool) error {
+	s, w := &schemas[p.Family], &b.writer
+	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
-	if n := len(p.slots); err == nil && n > 0 {
-		err = b.checkElement(s, s.sides[p.scope].endpoints, w.endpointKey(id, n-1), what)
-		if err == nil && p.sticky {
-			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.slots[n-1]), what)
+	if n := len(p.Slots); err == nil && n > 0 {
+		err = b.checkElement(s, s.sides[p.Scope].endpoints, w.endpointKey(id, n-1), what)
+		if err == nil && p.Sticky {
+			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)
 		}
 	}
-	for _, f := range p.frontends {
+	for _, f := range p.Frontends {
 		if err == nil {
 			err = b.checkFrontend(s, f, what)
 		}

@@ -266,7 +266,7 @@ func TestReconcileKeepsTheTable(t *testing.T) {
 	if handle() != before {
 		t.Error("the table was replaced though nothing differed")
 	}
-	next.config.MasqueradeAll = true
+	next.config.MasqueradeBit++
 	dataplanetest.Reconcile(t, next, s)
 	if handle() != before {
 		t.Error("the table was replaced for another configuration")
@@ -597,7 +597,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	}
 	web(s, 1, dataplanetest.Hosts(7)...)
 	web(s, 2)
-	_, err = k.Apply(t.Context(), s.Change())
+	_, err = k.Apply(t.Context(), &s.Change().Change)
 	if err == nil || !strings.Contains(err.Error(), "Service default/web-2") {
 		t.Errorf("the refusal does not name the Service: %v", err)
 	}
@@ -608,7 +608,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	if got, want := after.Frontends, before.Frontends; len(got) != len(want) || got[webKey(1)].String() != want[webKey(1)].String() {
 		t.Errorf("a refused change had an effect: web-1 has %v, had %v", got[webKey(1)], want[webKey(1)])
 	}
-	if _, err := k.Apply(t.Context(), s.Change()); err == nil {
+	if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
 		t.Error("Apply after a refusal")
 	}
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
@@ -621,7 +621,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 // poolOf is the ID of a Service's IPv4 pool.
 func (k *kernel) poolOf(t *testing.T, name string) desired.PoolID {
 	for id, p := range k.pools {
-		if p.service.Name == name && p.family == desired.IPv4 {
+		if p.Service.Name == name && p.Family == desired.IPv4 {
 			return desired.PoolID(id)
 		}
 	}

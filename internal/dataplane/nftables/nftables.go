@@ -4,9 +4,7 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -22,10 +20,10 @@ type Backend struct {
 	writer writer
 	guard  guard
 
-	pools    []*pool                // what the kernel has, by PoolID
-	timeouts [len(schemas)][]uint32 // of affinity, in seconds, that the kernel has chains for
-	valid    bool                   // false until the first Reconcile, and after a failure
-	without  desired.Families       // families that are left out
+	pools    dataplane.Pools[dataplane.Pool] // that the kernel has
+	timeouts [len(schemas)][]uint32          // of affinity, in seconds, that the kernel has chains for
+	sequence dataplane.Sequence
+	without  desired.Families // families that are left out
 }
 
 var _ dataplane.Dataplane = (*Backend)(nil)
@@ -55,14 +53,7 @@ func (b *Backend) served(yield func(f int) bool) {
 
 // Apply implements dataplane.Dataplane.
 func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
-	if !b.valid {
-		return dataplane.Stats{}, errors.New("nftables: Apply without a Reconcile before it")
-	}
-	b.valid = false // until the kernel has it too
-	if change.Rebuild {
-		return dataplane.Stats{}, errors.New("nftables: Apply of a change that only Reconcile can make")
-	}
-	if err := ctx.Err(); err != nil {
+	if err := b.sequence.BeginApply(ctx, change); err != nil {
 		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
 	}
 	b.batch.Reset()
@@ -78,7 +69,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		b.guard.committed()
 	}
 	b.release()
-	b.valid = true
+	b.sequence.Done()
 	return stats, nil
 }
 
@@ -116,13 +107,13 @@ func (b *Backend) write(change *desired.Change) {
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]
-		if c.Old != nil && b.pools[c.Old.Pool] != nil {
-			p := b.pools[c.Old.Pool]
-			p.frontends = slices.DeleteFunc(p.frontends, func(f *desired.Frontend) bool { return f.FrontendKey == c.Old.FrontendKey })
+		if c.Old != nil {
+			if p := b.pools.Get(c.Old.Pool); p != nil {
+				p.Unrefer(c.Key())
+			}
 		}
 		if c.New != nil {
-			p := b.pools[c.New.Pool]
-			p.frontends = append(p.frontends, c.New)
+			b.pools.Get(c.New.Pool).Refer(c.New)
 		}
 	}
 }
@@ -134,33 +125,30 @@ func (b *Backend) resize(change *desired.Change) {
 	w.resized = w.resized[:0]
 	for i := range change.Pools {
 		c := &change.Pools[i]
-		for int(c.ID) >= len(b.pools) {
-			b.pools = append(b.pools, nil)
-		}
 		r := resized{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
 		r.side = &r.schema.sides[c.Scope]
 		if c.Sticky {
 			r.removed, r.added = c.Removed, c.Added
 		}
-		p := b.pools[c.ID]
+		p := b.pools.Get(c.ID)
 		if c.New {
-			p = &pool{family: c.Family, scope: c.Scope, sticky: c.Sticky, service: c.Service}
-			b.pools[c.ID] = p
+			empty := dataplane.NewPool(c)
+			p = &empty
+			b.pools.Set(c.ID, p)
 		}
-		r.before = p.draw()
+		r.before = drawOf(p)
 		if c.New && !c.Gone {
 			// The common case of a cold start: no slot to search, no
 			// list of changes to keep.
-			p.slots = c.Added
-			p.keepIndex()
+			p.Fill(c.Added)
 			r.fresh = c.Added
 		} else {
-			r.slots = p.replace(c.Removed, c.Added)
+			r.slots = p.Replace(c.Removed, c.Added)
 		}
-		p.ifEmpty = c.IfEmpty
-		r.after = p.draw()
+		p.IfEmpty = c.IfEmpty
+		r.after = drawOf(p)
 		if c.Gone {
-			b.pools[c.ID] = nil
+			b.pools.Set(c.ID, nil)
 		}
 		w.resized = append(w.resized, r)
 	}
@@ -169,13 +157,13 @@ func (b *Backend) resize(change *desired.Change) {
 // dropDraw stands in the place of a size to draw below where traffic is dropped.
 const dropDraw = -1
 
-// draw is the value of the pool in the map pools: the size to draw below, and
+// drawOf is the value of a pool in the map pools: the size to draw below, and
 // stickyDraw.
-func (p *pool) draw() int {
-	switch n := len(p.slots); {
-	case n == 0 && p.ifEmpty == desired.Drop:
+func drawOf(p *dataplane.Pool) int {
+	switch n := len(p.Slots); {
+	case n == 0 && p.IfEmpty == desired.Drop:
 		return dropDraw
-	case n > 0 && p.sticky:
+	case n > 0 && p.Sticky:
 		return pickSize(n) | stickyDraw
 	default:
 		return pickSize(n)

@@ -46,7 +46,7 @@ func (b *Backend) probe(s schema) (*dataplane.Missing, error) {
 	var batch nfnl.Batch
 	s.table.Name = probeTable
 	batch.AddDormantTable(s.table)
-	err := errors.Join(s.writeInside(&batch, b.config, desired.LocalTraffic{}), s.writeRemember(&batch, anyTimeout))
+	err := errors.Join(s.writeInside(&batch, b.config, &desired.Change{}), s.writeRemember(&batch, anyTimeout))
 	entry := ruleWriter{schema: &s, batch: &batch}
 	entry.entry()
 	if err = errors.Join(err, entry.err); err != nil {

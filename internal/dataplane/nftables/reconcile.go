@@ -30,12 +30,12 @@ import (
 // way through the old table's rules at the moment of the commit finds its sets
 // empty.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
-	b.valid = false
+	b.sequence.Begin()
 	b.forget(full)
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
 		var err error
-		if skeletons[f], err = schemas[f].skeleton(b.config, full.Local); err != nil {
+		if skeletons[f], err = schemas[f].skeleton(b.config, full); err != nil {
 			return dataplane.Stats{}, err
 		}
 	}
@@ -49,14 +49,14 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		return stats, b.explain(err, full)
 	}
 	b.release()
-	b.valid = true
+	b.sequence.Done()
 	return stats, nil
 }
 
 // forget makes ready for a full content.
 func (b *Backend) forget(full *desired.Change) {
 	b.batch = nfnl.Batch{}
-	b.pools = make([]*pool, 0, len(full.Pools))
+	b.pools = make(dataplane.Pools[dataplane.Pool], 0, len(full.Pools))
 	b.timeouts = [len(schemas)][]uint32{}
 	// A packet that has just looked up its pool's number in the old content
 	// must not find another pool by it in the new one. With other numbers it
@@ -240,11 +240,11 @@ type skeleton struct {
 	marker string
 }
 
-func (s *schema) skeleton(c dataplane.Config, local desired.LocalTraffic) (*skeleton, error) {
+func (s *schema) skeleton(c dataplane.Config, full *desired.Change) (*skeleton, error) {
 	k := &skeleton{}
 	entry := ruleWriter{schema: s, batch: &k.entry}
 	entry.entry()
-	if err := errors.Join(s.writeSkeleton(&k.batch, c, local), entry.err); err != nil {
+	if err := errors.Join(s.writeSkeleton(&k.batch, c, full), entry.err); err != nil {
 		return nil, err
 	}
 	hash := fnv.New64a()
@@ -257,13 +257,13 @@ func (s *schema) skeleton(c dataplane.Config, local desired.LocalTraffic) (*skel
 
 // writeSkeleton writes the table, its sets, chains and rules, but for those by which
 // packets enter it.
-func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, local desired.LocalTraffic) error {
+func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
 	batch.AddTable(s.table, tableComment)
-	return s.writeInside(batch, c, local)
+	return s.writeInside(batch, c, full)
 }
 
 // writeInside writes what the table has.
-func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, local desired.LocalTraffic) error {
+func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
 	}
@@ -279,7 +279,7 @@ func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, local desire
 		rules.affinity(d)
 		rules.picks(d)
 	}
-	rules.static(c, local)
+	rules.static(c, full)
 	for i := range s.sides {
 		s.writePicks(batch, &s.sides[i])
 	}

@@ -83,7 +83,7 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 }
 
 // static writes the rules that depend on configuration alone, but for entry's.
-func (w *ruleWriter) static(c dataplane.Config, local desired.LocalTraffic) {
+func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	cluster := &w.sides[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
 	for range 2 { // see dispatch
@@ -92,24 +92,20 @@ func (w *ruleWriter) static(c dataplane.Config, local desired.LocalTraffic) {
 	}
 	w.rule(chainServices, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), drop())
 
-	if c.MasqueradeAll {
-		w.rule(chainClusterIP, "masquerade all", setMark(mark))
-	} else if from := w.notFromPod(local); from != nil {
-		w.rule(chainClusterIP, "not from a pod", from, setMark(mark))
-	}
+	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
 
 	for range 2 { // see dispatch
 		w.rule(chainExternal, "", w.frontend(), in(w.restricted), jump(chainSources))
 		w.rule(chainExternal, "", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
 	}
-	w.rule(chainExternal, "", setMark(mark))
+	w.masquerade(chainExternal, full.Masquerade.External, full.Local, mark)
 	w.rule(chainExternal, "", goTo(chainDispatch))
 
 	w.rule(chainSources, "", w.frontend(), w.loadTo(w.saddr, w.afterFrontend()), in(w.sources), ret())
 	w.rule(chainSources, "who is not let in", drop())
 
-	w.externalLocal(local, mark)
+	w.externalLocal(full, mark)
 
 	w.dispatch(chainDispatch, cluster)
 	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
@@ -132,6 +128,18 @@ func (w *ruleWriter) static(c dataplane.Config, local desired.LocalTraffic) {
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
 }
 
+// masquerade writes the rule that marks what is masqueraded.
+func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desired.LocalTraffic, mark uint32) {
+	switch from := w.notFromPod(local); {
+	case m == desired.MasqueradeAlways:
+		w.rule(chain, "", setMark(mark))
+	case m == desired.MasqueradeNode:
+		w.rule(chain, "from this node", fromNode(), setMark(mark))
+	case from != nil:
+		w.rule(chain, "not from a pod", from, setMark(mark))
+	}
+}
+
 // entry writes the rules that lead packets to Services.
 func (w *ruleWriter) entry() {
 	w.rule(chainPrerouting, "", jump(chainServices))
@@ -141,11 +149,11 @@ func (w *ruleWriter) entry() {
 // externalLocal writes the chain for external traffic that may go to local
 // backends only. What starts on this node may go to all, as if it had gone out to
 // a load balancer and come in again somewhere else.
-func (w *ruleWriter) externalLocal(local desired.LocalTraffic, mark uint32) {
-	if from := w.fromPod(local); from != nil {
+func (w *ruleWriter) externalLocal(full *desired.Change, mark uint32) {
+	if from := w.fromPod(full.Local); from != nil {
 		w.rule(chainExternalLocal, "from a pod", from, goTo(chainDispatch))
 	}
-	w.rule(chainExternalLocal, "from this node", fromNode(), setMark(mark))
+	w.masquerade(chainExternalLocal, full.Masquerade.Local, full.Local, mark)
 	w.rule(chainExternalLocal, "from this node", fromNode(), goTo(chainDispatch))
 	w.dispatch(chainExternalLocal, &w.sides[desired.Local])
 	w.rule(chainExternalLocal, "not while its size changes", drop())

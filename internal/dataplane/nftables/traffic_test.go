@@ -123,7 +123,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 		case 0:
 			dataplanetest.Reconcile(t, s.Backend, s.state)
 		case 1: // another configuration makes another skeleton: the table is replaced
-			s.config.MasqueradeAll = !s.config.MasqueradeAll
+			s.config.MasqueradeBit ^= 1
 			dataplanetest.Reconcile(t, s.Backend, s.state)
 		}
 		time.Sleep(2 * time.Millisecond)

@@ -5,6 +5,7 @@ package nftables
 import (
 	"net/netip"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
@@ -32,7 +33,7 @@ type resized struct {
 	side          *side
 	before, after int // the size to draw below, or dropDraw
 	isNew, gone   bool
-	slots         []slotChange
+	slots         []dataplane.SlotChange
 	fresh         []desired.Backend // instead of slots, when the pool is new: all of them
 
 	removed, added []desired.Backend // of a pool with affinity
@@ -71,8 +72,8 @@ func (w *writer) addSlots(r *resized) {
 		w.addSlot(r, i, e)
 	}
 	for _, c := range r.slots {
-		if c.has {
-			w.addSlot(r, c.slot, c.new)
+		if c.Has {
+			w.addSlot(r, c.Slot, c.New)
 		}
 	}
 }
@@ -84,8 +85,8 @@ func (w *writer) addSlot(r *resized, slot int, e desired.Backend) {
 
 func (w *writer) deleteSlots(r *resized) {
 	for _, c := range r.slots {
-		if c.had {
-			w.batch.DeleteElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, c.slot))
+		if c.Had {
+			w.batch.DeleteElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, c.Slot))
 		}
 	}
 }

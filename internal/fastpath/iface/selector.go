@@ -12,13 +12,13 @@ import (
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/ext"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 )
 
 // Selector tells which interfaces take part. It is safe for concurrent use.
 type Selector struct {
 	expression string
 	program    cel.Program // nil for the default
-	addresses  bool
 	patterns   []Pattern
 }
 
@@ -54,7 +54,7 @@ const costLimit = 1_000_000
 //	interface.name.startsWith("veth") || interface.type == "vxlan"
 //
 // It knows interface.name, .type, .addresses (a list of strings), .mtu (bytes),
-// .up and .portOf, as [Interface] has them. It alone decides: it may select
+// .up and .portOf, as [netif.Interface] has them. It alone decides: it may select
 // interfaces that the default leaves out. An empty expression is the default.
 //
 // An expression that has mistakes, or whose value is not a truth value, gives an
@@ -79,12 +79,8 @@ func Compile(expression string) (*Selector, error) {
 	if err != nil {
 		return nil, fmt.Errorf("interface expression %q: %w", expression, err)
 	}
-	tree := compiled.NativeRep()
 	s := &Selector{expression: expression, program: program}
-	s.addresses = len(ast.MatchDescendants(ast.NavigateAST(tree), func(e ast.NavigableExpr) bool {
-		return e.Kind() == ast.SelectKind && e.AsSelect().FieldName() == "addresses"
-	})) > 0
-	if p, ok := patterns(tree.Expr()); ok {
+	if p, ok := patterns(compiled.NativeRep().Expr()); ok {
 		s.patterns = p
 	}
 	return s, nil
@@ -93,13 +89,10 @@ func Compile(expression string) (*Selector, error) {
 // String is the expression; "" for the default.
 func (s *Selector) String() string { return s.expression }
 
-// NeedsAddresses says whether an interface's addresses matter.
-func (s *Selector) NeedsAddresses() bool { return s.addresses }
-
 // Selects says whether an interface takes part. An error is the expression's, when
 // it asks for what is not there (addresses[0] of an interface without any); such
 // an interface does not take part.
-func (s *Selector) Selects(i *Interface) (bool, error) {
+func (s *Selector) Selects(i *netif.Interface) (bool, error) {
 	if s.program == nil {
 		return byDefault(i), nil
 	}

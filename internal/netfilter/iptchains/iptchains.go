@@ -70,6 +70,28 @@ func (t Table) String() string {
 	return fmt.Sprintf("iptables-nft table %s %s", t.nft.Family, t.name)
 }
 
+// Name is the table's name: "nat".
+func (t Table) Name() string { return t.name }
+
+// Chains lists the names of the table's chains in the calling thread's network namespace,
+// and how many rules each has. A table that does not exist has none, and is not created.
+func (t Table) Chains() (rules map[string]int, err error) {
+	v, err := t.open()
+	if v == nil || err != nil {
+		return nil, err
+	}
+	defer v.close()
+	names, err := v.chains()
+	if err != nil {
+		return nil, err
+	}
+	rules = map[string]int{}
+	for _, name := range names {
+		rules[name] = 0
+	}
+	return rules, v.countRules(rules)
+}
+
 // Remove removes an owner's chains from all tables of the calling thread's network
 // namespace. It removes as much as it can; chains that stay are errors too.
 func Remove(ctx context.Context, o Owner) error {
@@ -151,6 +173,8 @@ func isDisturbance(err error) bool {
 type view interface {
 	// chains are the names of all chains, as they are now.
 	chains() ([]string, error)
+	// countRules adds how many rules each of them has.
+	countRules(map[string]int) error
 	// jumps are the rules of one of them that lead to another.
 	jumps(chain string) ([]jump, error)
 	// lock keeps the commands of the variant from changing the table.

@@ -44,6 +44,13 @@ func (l *legacy) chains() (names []string, err error) {
 	return names, nil
 }
 
+func (l *legacy) countRules(rules map[string]int) error {
+	for name, c := range l.index {
+		rules[name] += c.Rules()
+	}
+	return nil
+}
+
 func (l *legacy) jumps(chain string) (all []jump, err error) {
 	c, ok := l.index[chain]
 	for i := c.First; ok && i <= c.Last; i++ {

@@ -43,6 +43,15 @@ func (n *nft) chains() (names []string, err error) {
 	return names, err
 }
 
+func (n *nft) countRules(rules map[string]int) error {
+	return nfnl.Undisturbed(func() error {
+		for chain := range rules {
+			rules[chain] = 0
+		}
+		return n.conn.Rules(n.table, func(r nfnl.RuleInfo) { rules[r.Chain]++ })
+	})
+}
+
 func (n *nft) jumps(chain string) (all []jump, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil

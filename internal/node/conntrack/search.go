@@ -24,11 +24,10 @@ type destination struct {
 
 // frontend is which flows to one frontend are stale.
 type frontend struct {
-	gone         set  // sent to one of these
-	own          bool // gone is not shared with other frontends
-	untranslated bool // sent to nowhere
-	only         set  // sent to none of these; nil if that does not matter
-	noNAT        bool // sent somewhere by no rule of NAT
+	gone  set  // sent to one of these
+	own   bool // gone is not shared with other frontends
+	only  set  // sent to none of these; nil if that does not matter
+	noNAT bool // not translated by a rule of NAT
 }
 
 type set map[endpoint]struct{}
@@ -46,10 +45,10 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 		}
 		for _, family := range []family{ipv4, ipv6} {
 			frontends, backends := ofFamily(f, family)
-			if len(frontends) == 0 || len(backends) == 0 && !f.Untranslated && !f.Only {
+			if len(frontends) == 0 || len(backends) == 0 && !f.Only {
 				continue
 			}
-			searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Untranslated, f.Only)
+			searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Only)
 		}
 	}
 	return searches
@@ -89,7 +88,7 @@ func searchIn(searches *[]*search, f family) *search {
 // add adds what one desired.StaleFlows says. The frontends that it names share
 // its set of backends until there is more to say about one of them: a Service
 // with many frontends and many backends is not their product.
-func (s *search) add(p desired.Protocol, frontends []endpoint, backends set, untranslated, only bool) {
+func (s *search) add(p desired.Protocol, frontends []endpoint, backends set, only bool) {
 	s.filter.addProtocol(p)
 	for _, e := range frontends {
 		to := destination{e, p}
@@ -110,10 +109,6 @@ func (s *search) add(p desired.Protocol, frontends []endpoint, backends set, unt
 			}
 			maps.Copy(f.gone, backends)
 		}
-		if untranslated && !only {
-			f.untranslated = true
-			s.filter.replies.add(e)
-		}
 	}
 	if only {
 		s.filter.replies.addAll()
@@ -131,8 +126,6 @@ func (s *search) stale(e *entry) bool {
 	case f == nil:
 		return false
 	case f.gone.has(e.replies):
-		return true
-	case f.untranslated && e.replies == e.destination:
 		return true
 	case f.noNAT && !e.translated:
 		return true

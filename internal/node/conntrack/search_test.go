@@ -28,7 +28,7 @@ func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
 		if s.Only {
 			stale = !listed
 		} else {
-			stale = stale || listed || s.Untranslated && f.answeredBy == f.to
+			stale = stale || listed
 		}
 	}
 	return stale
@@ -60,7 +60,7 @@ func TestSearches(t *testing.T) {
 			for range r.IntN(4) {
 				f.Backends = append(f.Backends, desired.NewBackend(endpointAt(r.IntN(8))))
 			}
-			f.Untranslated, f.Only = r.IntN(3) == 0, r.IntN(4) == 0
+			f.Only = r.IntN(4) == 0
 		}
 		searches := plan(flows)
 		for range 10 {

@@ -169,8 +169,12 @@ func stale(frontends, backends string) (f desired.StaleFlows) {
 	return f
 }
 
+// untranslated adds the flows to the frontends that were sent to no backend: the frontend
+// itself answers them.
 func untranslated(f desired.StaleFlows) desired.StaleFlows {
-	f.Untranslated = true
+	for _, k := range f.Frontends {
+		f.Backends = append(f.Backends, desired.NewBackend(k.AddrPort))
+	}
 	return f
 }
 

@@ -7,34 +7,30 @@
 //	           of both variants, nf_tables and legacy, and the jumps to them
 //	ipvs       virtual servers, the interface kube-ipvs0, its ipsets, and its chains
 //
-// It is for the time when Slipstream has programmed all Services: connections that
-// begin then are ours to translate, as of the hooks of one priority the one that came
-// last is asked first. Those that began before go on, because it is conntrack that
-// translates them, for as long as anything on the node has hooks for that, which ours
-// are. It is otherwise with IPVS, which translates itself, in all of a connection's
-// packets. So its virtual servers stay for as long as they have established
-// connections, and [Run] waits for that. The node's own connections to Services begin with
-// the Service's address in IPVS mode, of which there must be no new ones by then; that is
-// what [Prepare] is for.
+// It is for the time when Slipstream has programmed all Services. New connections are then
+// translated by Slipstream, as of hooks of one priority the one registered last is called
+// first. Established connections continue, because conntrack translates them as long as
+// there are NAT hooks, which Slipstream has. IPVS is different: it translates every packet
+// itself, so its virtual servers stay as long as they have established connections, for
+// which [Run] waits. In IPVS mode the node's own connections to Services have the Service's
+// address as their source; [Prepare] has new ones use another.
 //
-// What is gone is not removed again. Whoever has such a thing later has made it then, such
-// as a kube-proxy that is to take over in turn.
+// A thing that has been removed once is not removed again: whoever creates it later has a
+// use for it, such as a kube-proxy that takes over in turn.
 //
-// No command is needed for any of it: the kernel is asked directly, by netlink, and for
-// iptables-legacy by socket options. Where kube-proxy has never been, looking for it
-// takes a few requests.
+// No command is run: the kernel is asked directly, by netlink and, for iptables-legacy, by
+// socket options. On a node that never had kube-proxy this takes a few requests.
 //
 // # What is kube-proxy's
 //
-// Its tables, sets and interface go by their names. Chains of iptables do too, but by
-// exact names and not by "KUBE-": kubelet (KUBE-FIREWALL, KUBE-IPTABLES-HINT,
-// KUBE-KUBELET-CANARY, KUBE-MARK-DROP) and network policies (kube-router's, which k3s
-// has, are called KUBE-ROUTER-..., KUBE-POD-FW-... and KUBE-NWPLCY-...) have some of
-// that prefix as well. A chain of kube-proxy's to which a rule of somebody else's leads
-// stays, with all that it leads to, and is reported; KUBE-MARK-MASQ is used so by some
-// network plugins.
+// Tables, sets and the interface are recognized by their names. So are chains of iptables,
+// by exact names and not by "KUBE-": kubelet (KUBE-FIREWALL, KUBE-IPTABLES-HINT,
+// KUBE-KUBELET-CANARY, KUBE-MARK-DROP) and network policies (kube-router's, which k3s has,
+// are called KUBE-ROUTER-..., KUBE-POD-FW-... and KUBE-NWPLCY-...) use that prefix too. A
+// chain of kube-proxy to which another program's rule leads stays, with all that it leads
+// to, and is reported; some network plugins use KUBE-MARK-MASQ so.
 //
-// Virtual servers of IPVS have no names. As for kube-proxy itself, all are taken for its
-// own where there is an interface kube-ipvs0, but those in the ranges that its
-// configuration excludes.
+// Virtual servers of IPVS have no names. As kube-proxy itself does, Slipstream takes all
+// for kube-proxy's where there is an interface kube-ipvs0, except those in the ranges that
+// its configuration excludes.
 package takeover

@@ -26,28 +26,27 @@ func kubeIPVS() (netlink.Link, error) {
 	return link, nil
 }
 
-// The routes that stand for addresses have a metric greater than that of those which the
-// kernel makes for addresses itself, and a protocol of their own, by which they are known.
-// They are of the interface lo, as kube-ipvs0 is down, where IPv6 takes none.
+// The routes that replace addresses have a larger metric than those which the kernel makes
+// for addresses, and a protocol of their own, by which they are recognized. They are routes
+// of the interface lo: kube-ipvs0 is down, and IPv6 accepts no routes of such an interface.
 const (
 	routeMetric   = 1024
 	routeProtocol = 83
 )
 
-// anyTable finds routes wherever they are: without CONFIG_IPV6_MULTIPLE_TABLES the kernel
+// anyTable selects routes of all tables: without CONFIG_IPV6_MULTIPLE_TABLES the kernel
 // has them all in one.
 const anyTable = unix.RT_TABLE_UNSPEC
 
-// Prepare has connections that this node itself makes to Services begin with an address of
-// the node's own. In IPVS mode they begin with the Service's address, as that is one of the
-// node's: no endpoint elsewhere could answer once IPVS does not carry them any more, and
-// they would end when the address goes. Each address of the interface becomes a route in
-// table local, which has packets come in as this node's just the same, and names another
-// source.
+// Prepare gives connections that this node makes to Services a source address of the node.
+// In IPVS mode their source is the Service's address, as the interface has it. They would
+// end with that address, and once IPVS does not carry them any more no endpoint on another
+// node could answer. Prepare replaces each address of the interface by a route in table
+// local, which makes the kernel accept packets for it as before, and names another source.
 //
-// Call it in the calling thread's network namespace before Services are programmed; it
-// needs CAP_NET_ADMIN. Where there is no kube-ipvs0 it does nothing. A family of which
-// the node has no other address stays as it is.
+// Call it in the calling thread's network namespace before Services are programmed. It
+// needs CAP_NET_ADMIN. Without kube-ipvs0 it does nothing. A family of which the node has
+// no other address stays as it is.
 func Prepare() error {
 	link, err := kubeIPVS()
 	if link == nil {
@@ -86,7 +85,7 @@ func Prepare() error {
 	return errors.Join(errs...)
 }
 
-// localRoute has packets to an address come in as this node's.
+// localRoute makes the kernel accept packets to an address as its own.
 func localRoute(lo netlink.Link, ip, src net.IP) *netlink.Route {
 	bits := 8 * len(ip)
 	if v4 := ip.To4(); v4 != nil {
@@ -102,11 +101,11 @@ func localRoute(lo netlink.Link, ip, src net.IP) *netlink.Route {
 	return r
 }
 
-// elsewhere are addresses that no node has (RFC 5737, RFC 3849).
+// elsewhere are addresses that no machine has (RFC 5737, RFC 3849).
 var elsewhere = map[bool]net.IP{true: net.ParseIP("192.0.2.1"), false: net.ParseIP("2001:db8::1")}
 
-// ownAddress is the address with which the node's connections to elsewhere begin; without
-// a way to there, any global one of the family; nil if it has none but on the interface.
+// ownAddress is the source address of the node's connections to other machines; without a
+// route, any global address of the family; nil if only the given interface has one.
 func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 	if routes, err := netlink.RouteGet(elsewhere[is4]); err == nil && len(routes) > 0 && routes[0].Src != nil {
 		return routes[0].Src, nil
@@ -127,8 +126,8 @@ func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 	return nil, nil
 }
 
-// keepAddresses takes all addresses from the interface but those of virtual servers with
-// connections: their packets have to come in as this node's.
+// keepAddresses removes all addresses of the interface, except those of virtual servers
+// with connections: the kernel has to accept their packets as its own.
 func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
 	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -144,8 +143,8 @@ func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
 	return errors.Join(errs...)
 }
 
-// keepRoutes removes the routes that Prepare has made, but those of virtual servers with
-// connections.
+// keepRoutes removes the routes that Prepare has added, except those of virtual servers
+// with connections.
 func keepRoutes(busy map[netip.Addr]bool) error {
 	var errs []error
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

@@ -23,7 +23,7 @@ var entered = names(
 	"KUBE-NODE-PORT", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 )
 
-// inner are its other chains that are there once.
+// inner are its other chains with fixed names.
 var inner = names(
 	"KUBE-MARK-MASQ", "KUBE-PROXY-CANARY",
 	// In IPVS mode; KUBE-FIRE-WALL up to Kubernetes 1.26.

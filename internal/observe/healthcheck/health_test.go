@@ -3,7 +3,6 @@
 package healthcheck
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -80,32 +79,18 @@ func (w *world) check(err error) {
 	}
 }
 
-func (w *world) listen(network, address string) (l net.Listener, err error) {
+func (w *world) listen(network, address string) (net.Listener, error) {
 	w.mu.Lock()
 	w.listens = append(w.listens, network+" "+address)
 	w.mu.Unlock()
-	err = w.ns.Do(func() error {
-		l, err = net.Listen(network, address)
-		return err
-	})
-	return l, err
+	return w.ns.Listen(network, address)
 }
 
 // client makes a new connection for each request, in the namespace.
 func (w *world) client() *http.Client {
-	return &http.Client{
-		Timeout: 10 * time.Second,
-		Transport: &http.Transport{
-			DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-				err = w.ns.Do(func() error {
-					conn, err = new(net.Dialer).DialContext(ctx, network, address)
-					return err
-				})
-				return conn, err
-			},
-		},
-	}
+	client := w.ns.HTTPClient()
+	client.Timeout = 10 * time.Second
+	return client
 }
 
 // ask returns the answer's status, Service, local endpoints and headers as text,

@@ -48,9 +48,6 @@ type Metrics struct {
 	// FeatureMissing is 1 for each feature that a mode needs and the node
 	// lacks, by mode, family and feature.
 	FeatureMissing *prometheus.GaugeVec
-	// FastPathFailures counts the times that the fast path could not be
-	// programmed.
-	FastPathFailures prometheus.Counter
 }
 
 // Kinds of sync, as label values.
@@ -80,7 +77,6 @@ func New() *Metrics {
 		ObjectProblems:    counter("object_problems_total", "Objects, or parts of objects, that could not be acted on."),
 		ConntrackDeleted:  counter("conntrack_entries_deleted_total", "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now."),
 		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
-		FastPathFailures:  counter("fastpath_failures_total", "Times that the fast path could not be programmed."),
 		FeatureMissing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "kernel_feature_missing",
 			Help: "1 for each feature that a proxy mode needs and that this node lacks.",
@@ -96,7 +92,7 @@ func New() *Metrics {
 		m.syncDuration[kind] = m.SyncDuration.WithLabelValues(kind)
 	}
 	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing,
-		m.ConntrackDeleted, m.ConntrackFailures, m.FastPathFailures)
+		m.ConntrackDeleted, m.ConntrackFailures)
 	return m
 }
 

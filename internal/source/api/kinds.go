@@ -31,9 +31,6 @@ type kind struct {
 	// optional says that it does without when the API server does not have the
 	// kind or does not let it be listed.
 	optional bool
-	// compared says that the last version of each object is kept, and that
-	// others that say the same are not delivered.
-	compared bool
 }
 
 // selectFrom has a request ask for what is watched of the kind.
@@ -49,7 +46,6 @@ func kindsFor(nodeName string) []*kind {
 		resource: "nodes",
 		fields:   fields.OneTermEqualSelector("metadata.name", nodeName).String(),
 		list:     &corev1.NodeList{},
-		compared: true,
 		object: func(_, name string) source.Object {
 			o := &corev1.Node{}
 			o.Name = name
@@ -61,7 +57,6 @@ func kindsFor(nodeName string) []*kind {
 		resource: "servicecidrs",
 		list:     &networkingv1.ServiceCIDRList{},
 		optional: true,
-		compared: true,
 		object: func(_, name string) source.Object {
 			o := &networkingv1.ServiceCIDR{}
 			o.Name = name

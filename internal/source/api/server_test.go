@@ -45,6 +45,7 @@ type server struct {
 	log       []logged
 	streams   map[*stream]bool
 	requests  []*http.Request
+	lists     map[string]int // complete ones, by resource
 
 	noStreaming  bool           // of lists
 	refuse       map[string]int // status by resource
@@ -78,7 +79,7 @@ func newServer(t *testing.T, media string) *server {
 	s := &server{
 		t: t, media: media, codec: serializer.NewCodecFactory(scheme), version: 10,
 		objects: map[string]map[string]source.Object{}, streams: map[*stream]bool{},
-		refuse: map[string]int{}, cutAfter: map[string]int{},
+		lists: map[string]int{}, refuse: map[string]int{}, cutAfter: map[string]int{},
 	}
 	s.Server = httptest.NewUnstartedServer(s)
 	s.Config.SetKeepAlivesEnabled(false) // so that there are connections to refuse
@@ -274,6 +275,7 @@ func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, res
 	}[resource]
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.lists[resource]++
 	var items []runtime.Object
 	for _, o := range s.matching(resource, q) {
 		items = append(items, o)
@@ -308,6 +310,8 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema
 		if n, ok := s.cutAfter[resource]; ok {
 			first, cut = first[:n], n
 			delete(s.cutAfter, resource)
+		} else {
+			s.lists[resource]++
 		}
 	case from < s.compacted:
 		first = append(first, watch.Event{Type: watch.Error, Object: &metav1.Status{

@@ -13,24 +13,15 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// Options are how a Source works.
+// Options configure a Source.
 type Options struct {
 	// NodeName is the name of the Node that is watched. Required.
 	NodeName string
 
-	// OnError is told what an operator must see, instead of the log: that the API
-	// server cannot be reached or refuses, and what of an object cannot be acted
-	// on. Each is told once while it lasts. Calls are not concurrent.
+	// OnError is called when the API server cannot be reached or refuses a
+	// request, once for each cause while it lasts. Calls are not concurrent.
+	// Required.
 	OnError func(error)
-
-	// OnRelist is told that a kind has been listed as a whole, for metrics. The
-	// first time is at the start; later ones follow a lost watch. Kinds are
-	// those of package source, e.g. "EndpointSlice". Calls may be concurrent.
-	OnRelist func(kind string)
-
-	// OnWatchError is told each time a request for a kind fails, for metrics.
-	// Calls may be concurrent.
-	OnWatchError func(kind string, err error)
 }
 
 // Source watches an API server. It implements source.Source.
@@ -41,15 +32,13 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New returns a source that watches the API server of a client. Nothing is asked
-// before Run.
+// New returns a source that watches the API server of a client.
 func New(client *Client, o Options) *Source {
 	return &Source{client: client, options: o}
 }
 
-// Run implements source.Source. It returns an error only when it cannot start: that
-// the API server cannot be reached is none. Logs go to the logger of ctx
-// (klog.FromContext).
+// Run implements source.Source. It returns an error only when it cannot start, not when
+// the API server cannot be reached. Logs go to the logger of ctx.
 func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	if s.options.NodeName == "" {
 		return errors.New("the Kubernetes API as a source needs the name of this node")
@@ -102,8 +91,8 @@ type run struct {
 	telling sync.Mutex
 }
 
-// listed takes note that all there was of a kind has been delivered. The last one
-// makes the source synced.
+// listed records that all objects of a kind have been delivered. The last kind makes
+// the source synced.
 func (r *run) listed(k *kind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,13 +105,9 @@ func (r *run) listed(k *kind) {
 	}
 }
 
-// tell passes on what an operator must see.
+// tell reports an error.
 func (r *run) tell(err error) {
 	r.telling.Lock()
 	defer r.telling.Unlock()
-	if r.options.OnError != nil {
-		r.options.OnError(err)
-		return
-	}
-	r.log.Error(nil, err.Error())
+	r.options.OnError(err)
 }

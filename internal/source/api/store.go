@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
@@ -19,10 +18,8 @@ import (
 type store struct {
 	kind  *kind
 	put   func(source.Event)
-	fault func(error)              // of an object
-	full  func()                   // all objects there are have been passed on
-	known map[string]known         // by namespace/name: what was passed on
-	last  map[string]source.Object // of kinds that are compared
+	full  func()           // all objects there are have been passed on
+	known map[string]known // by namespace/name: what was passed on
 	round uint32
 }
 
@@ -122,16 +119,7 @@ func (s *store) set(object any, listed bool) (passed, error) {
 	}
 	k.version = version
 	s.known[name] = k
-	trim(o)
-	if s.kind.compared {
-		if was, ok := s.last[name]; ok && equality.Semantic.DeepEqual(was, o) {
-			return passed(name), nil
-		}
-		s.last[name] = o
-	}
-	for _, err := range leaveOut(o) {
-		s.fault(fmt.Errorf("%s: %w", source.Name(o), err))
-	}
+	o.SetManagedFields(nil) // may be most of an object that waits in the queue
 	s.put(source.Event{Type: source.Set, Object: o})
 	return passed(name), nil
 }
@@ -139,7 +127,6 @@ func (s *store) set(object any, listed bool) (passed, error) {
 // gone passes on that an object is gone.
 func (s *store) gone(name string) {
 	delete(s.known, name)
-	delete(s.last, name)
 	n, err := cache.ParseObjectName(name)
 	if err != nil {
 		return // it was made by String

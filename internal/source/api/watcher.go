@@ -17,8 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-
-	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
 // Tests shorten these.
@@ -61,10 +59,8 @@ func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
 	w.store = &store{
 		kind:  k,
 		put:   r.queue.put,
-		fault: r.tell,
 		full:  w.full,
 		known: map[string]known{},
-		last:  map[string]source.Object{},
 	}
 	return w, nil
 }
@@ -129,9 +125,6 @@ func (w *watcher) asked(ctx context.Context, o *metav1.ListOptions, err error) {
 		w.log.V(2).Info("The API server does not stream lists", "kind", w.kind.name, "err", err)
 		return // the Reflector lists instead
 	}
-	if hook := w.options.OnWatchError; hook != nil {
-		hook(w.kind.name, err)
-	}
 	switch {
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		w.log.V(2).Info("Listing again", "kind", w.kind.name, "err", err)
@@ -156,9 +149,6 @@ func (w *watcher) full() {
 	if w.absent != nil {
 		w.log.Info("The API server lets a kind be listed now", "kind", w.kind.name)
 		w.absent = nil
-	}
-	if hook := w.options.OnRelist; hook != nil {
-		hook(w.kind.name)
 	}
 	w.listed(w.kind)
 }

@@ -42,14 +42,13 @@ type world struct {
 	events  []source.Event
 	news    int // how many events the test has seen
 	errors  []string
-	relists map[string]int
 	block   chan struct{} // while not nil, the sink waits for it
 	blocked bool
 }
 
 // newWorld makes a server, and a source that is not running yet.
 func newWorld(t *testing.T, media string, objects ...source.Object) *world {
-	w := &world{server: newServer(t, media), t: t, done: make(chan error, 1), relists: map[string]int{}}
+	w := &world{server: newServer(t, media), t: t, done: make(chan error, 1)}
 	w.set(objects...)
 	w.options = Options{
 		NodeName: "n1",
@@ -57,11 +56,6 @@ func newWorld(t *testing.T, media string, objects ...source.Object) *world {
 			w.seeing.Lock()
 			defer w.seeing.Unlock()
 			w.errors = append(w.errors, strings.ReplaceAll(err.Error(), w.URL, "URL"))
-		},
-		OnRelist: func(kind string) {
-			w.seeing.Lock()
-			defer w.seeing.Unlock()
-			w.relists[kind]++
 		},
 	}
 	w.client = w.newClient(componentbase.ClientConnectionConfiguration{QPS: 10000, Burst: 10000}, w.URL)
@@ -225,11 +219,11 @@ func (w *world) expectTold(want ...string) {
 	}
 }
 
-// listings says how often a kind was listed.
-func (w *world) listings(kind string) int {
-	w.seeing.Lock()
-	defer w.seeing.Unlock()
-	return w.relists[kind]
+// listings returns how often the server has sent all objects of a resource.
+func (w *world) listings(resource string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lists[resource]
 }
 
 // allWatch waits until all kinds of objects are watched.

@@ -59,7 +59,7 @@ type Access struct {
 	plane     *Plane
 	name      string
 	tokenFile string
-	bound     *corev1.Secret // the token is refused when it is gone
+	bound     *corev1.Secret // the token is refused once this is deleted
 	serial    int
 }
 

@@ -25,7 +25,7 @@ type Options struct {
 	Addresses []netip.Prefix
 	// ServiceCIDRs are where ClusterIPs are from: one, or one of each family.
 	ServiceCIDRs []netip.Prefix
-	// Log is told what takes long (kube-apiserver is built when it is first needed). It
+	// Log is called about what takes long (kube-apiserver is built when it is first needed). It
 	// may be nil.
 	Log upstream.Log
 }
@@ -67,7 +67,7 @@ func Start(ctx context.Context, l *lab.Lab, o Options) (_ *Plane, err error) {
 	return p, nil
 }
 
-// Pause stops the API server in its tracks: connections stay, nobody answers.
+// Pause stops the API server: connections stay open, requests get no answer.
 func (p *Plane) Pause() error { return p.API().Signal(syscall.SIGSTOP) }
 
 // Resume lets a paused API server go on.

@@ -3,6 +3,7 @@
 package proxies
 
 import (
+	_ "embed"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,13 +14,16 @@ import (
 
 // writeConfig writes the configuration file of a proxy and returns its path.
 func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) {
-	config := kubeadmConfig()
+	var config map[string]any
+	if err := yaml.Unmarshal(kubeadmConfig, &config); err != nil {
+		return "", err
+	}
 	config["mode"] = kind.mode()
 	config["hostnameOverride"] = nodeName
 	config["clusterCIDR"] = joined(o.ClusterCIDRs)
 	config["clientConnection"].(map[string]any)["kubeconfig"] = o.Kubeconfig
-	// What follows is due to the lab, where a node is no more than a network namespace:
-	// these would be settings of the whole machine.
+	// A node of the lab is only a network namespace: these settings would affect the whole
+	// machine.
 	config["conntrack"].(map[string]any)["maxPerCore"] = 0
 	config["conntrack"].(map[string]any)["min"] = 0
 	config["oomScoreAdj"] = 0
@@ -42,57 +46,8 @@ func joined(prefixes []netip.Prefix) string {
 	return strings.Join(all, ",")
 }
 
-// kubeadmConfig is what "kubeadm init phase addon kube-proxy" of v1.36 puts into its
-// ConfigMap: every field, most of them empty, which stands for the default.
-func kubeadmConfig() map[string]any {
-	type object = map[string]any
-	return object{
-		"apiVersion":          "kubeproxy.config.k8s.io/v1alpha1",
-		"kind":                "KubeProxyConfiguration",
-		"bindAddress":         "0.0.0.0",
-		"bindAddressHardFail": false,
-		"clientConnection": object{
-			"acceptContentTypes": "", "burst": 0, "contentType": "", "kubeconfig": "", "qps": 0,
-		},
-		"clusterCIDR":      "",
-		"configSyncPeriod": "0s",
-		"conntrack": object{
-			"maxPerCore": nil, "min": nil, "tcpBeLiberal": false,
-			"tcpCloseWaitTimeout": nil, "tcpEstablishedTimeout": nil,
-			"udpStreamTimeout": "0s", "udpTimeout": "0s",
-		},
-		"detectLocal":        object{"bridgeInterface": "", "interfaceNamePrefix": ""},
-		"detectLocalMode":    "",
-		"enableProfiling":    false,
-		"healthzBindAddress": "",
-		"hostnameOverride":   "",
-		"iptables": object{
-			"localhostNodePorts": nil, "masqueradeAll": false, "masqueradeBit": nil,
-			"minSyncPeriod": "0s", "syncPeriod": "0s",
-		},
-		"ipvs": object{
-			"excludeCIDRs": nil, "minSyncPeriod": "0s", "scheduler": "", "strictARP": false,
-			"syncPeriod": "0s", "tcpFinTimeout": "0s", "tcpTimeout": "0s", "udpTimeout": "0s",
-		},
-		"logging": object{
-			"flushFrequency": 0, "verbosity": 0,
-			"options": object{
-				"json": object{"infoBufferSize": "0"},
-				"text": object{"infoBufferSize": "0"},
-			},
-		},
-		"metricsBindAddress": "",
-		"mode":               "",
-		"nftables": object{
-			"masqueradeAll": false, "masqueradeBit": nil, "minSyncPeriod": "0s", "syncPeriod": "0s",
-		},
-		"nodePortAddresses":           nil,
-		"oomScoreAdj":                 nil,
-		"portRange":                   "",
-		"showHiddenMetricsForVersion": "",
-		"winkernel": object{
-			"enableDSR": false, "forwardHealthCheckVip": false, "networkName": "",
-			"rootHnsEndpointName": "", "sourceVip": "",
-		},
-	}
-}
+// kubeadmConfig is the configuration that "kubeadm init phase addon kube-proxy" of v1.36 puts
+// into its ConfigMap: every field, most of them empty, which stands for the default.
+//
+//go:embed kubeadm.yaml
+var kubeadmConfig []byte

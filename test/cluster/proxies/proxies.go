@@ -19,7 +19,7 @@ import (
 // Kind is a proxy, in one of its modes.
 type Kind string
 
-// The proxies there are.
+// The proxies.
 const (
 	Slipstream        Kind = "slipstream"
 	KubeProxyNFTables Kind = "kube-proxy-nftables"
@@ -54,7 +54,7 @@ type Options struct {
 	Configure func(config map[string]any)
 	// Flags are further ones.
 	Flags []string
-	// Log is told what takes long. It may be nil.
+	// Log is called about what takes long. It may be nil.
 	Log upstream.Log
 }
 
@@ -63,8 +63,7 @@ type Options struct {
 type Proxy struct {
 	*program.Program
 	Kind Kind
-
-	node *lab.Node
+	Node *lab.Node
 }
 
 // Start starts a proxy on a node and returns at once: use Await, or traffic, to learn

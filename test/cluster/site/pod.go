@@ -18,8 +18,8 @@ import (
 // TargetPort is the port that pods answer on, over TCP and UDP.
 const TargetPort = 8080
 
-// gracePeriod is how long a pod that is being deleted is there, in seconds, if nobody
-// says that it is gone. It is longer than any test.
+// gracePeriod is how long the object of a terminating pod stays, in seconds, unless the
+// test deletes it. It is longer than any test.
 const gracePeriod = 3600
 
 // Pod is a pod of the cluster that answers.
@@ -100,7 +100,7 @@ func (p *Pod) Terminate(ctx context.Context) error {
 	return p.site.Plane.Client.CoreV1().Pods(Namespace).Delete(ctx, p.Name(), metav1.DeleteOptions{})
 }
 
-// Drain stops to take new connections, as a server does when it is told to end.
+// Drain stops listening, as a server does when it shuts down.
 func (p *Pod) Drain() { p.tcp.Drain() }
 
 // Remove ends the pod, and its connections, and then deletes its object, if there is one

@@ -30,7 +30,7 @@ type Site struct {
 	Lab   *lab.Lab
 	Plane *control.Plane
 	Nodes []*Node // those that New made
-	// Outside is a machine that is no part of the cluster.
+	// Outside is a machine outside the cluster.
 	Outside *lab.Host
 
 	stop context.CancelFunc

@@ -41,6 +41,7 @@ func run() (int, error) {
 	timeout := flag.Duration("timeout", 10*time.Minute, "kill the machine after this time")
 	version := flag.String("kernel", uml.Versions[0], "Linux version: "+strings.Join(uml.Versions, " or "))
 	memory := flag.String("mem", "2G", "memory of the machine")
+	parameters := flag.String("append", "", "more parameters of the kernel, such as \"ipv6.disable=1\"")
 	dir := flag.String("C", ".", "working directory")
 	script := flag.String("build-script", "test/kernel/build.sh", "build.sh, which knows where a built kernel is cached")
 	console := flag.Bool("console", false, "show the kernel's own messages on standard error")
@@ -74,7 +75,7 @@ func run() (int, error) {
 	if err != nil {
 		return noResult, err
 	}
-	machine := uml.Machine{Kernel: kernel, Memory: *memory}
+	machine := uml.Machine{Kernel: kernel, Memory: *memory, Parameters: strings.Fields(*parameters)}
 	if err := machine.Check(ctx); err != nil {
 		return noResult, err
 	}

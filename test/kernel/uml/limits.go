@@ -3,6 +3,7 @@
 package uml
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -30,7 +31,11 @@ var sysctls = []struct{ name, value string }{
 func setSysctls() error {
 	for _, s := range sysctls {
 		path := "/proc/sys/" + strings.ReplaceAll(s.name, ".", "/")
-		if err := os.WriteFile(path, []byte(s.value), 0); err != nil {
+		err := os.WriteFile(path, []byte(s.value), 0)
+		if errors.Is(err, os.ErrNotExist) && strings.HasPrefix(s.name, "net.ipv6.") {
+			continue // with ipv6.disable=1
+		}
+		if err != nil {
 			return fmt.Errorf("sysctl %s: %w", s.name, err)
 		}
 	}

@@ -31,6 +31,8 @@ type Machine struct {
 	// Memory is how much the machine may use, as the kernel's mem= option takes it;
 	// empty means 2G.
 	Memory string
+	// Parameters are more of the kernel's, such as "ipv6.disable=1".
+	Parameters []string
 	// Console receives the kernel's own messages of level error and above, and the
 	// complaints of process 1. It may be nil: errors of Run carry the end of them.
 	Console io.Writer
@@ -181,6 +183,7 @@ func (m Machine) boot(ctx context.Context, dir string, console, output io.Writer
 		"umid="+randomID(), "uml_dir="+dir,
 		jobVariable+"="+dir,
 	)
+	cmd.Args = append(cmd.Args, m.Parameters...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir, "TMPDIR=" + memoryDir()}
 	cmd.Stdout, cmd.Stderr = consoleWrite, consoleWrite

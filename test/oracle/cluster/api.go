@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	k8s "k8s.io/client-go/kubernetes"
@@ -91,40 +93,33 @@ func Clear(ctx context.Context, api k8s.Interface) error {
 	return errors.Join(errs...)
 }
 
-// Read is the objects as the API server has them, with its defaults, sorted by
+// Read returns the objects as the API server has them, with its defaults, sorted by
 // namespace and name.
 func Read(ctx context.Context, api k8s.Interface) (*Cluster, error) {
-	c := &Cluster{}
-	nodes, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
+	everything := metav1.ListOptions{}
+	nodes, err1 := api.CoreV1().Nodes().List(ctx, everything)
+	services, err2 := api.CoreV1().Services("").List(ctx, everything)
+	endpoints, err3 := api.DiscoveryV1().EndpointSlices("").List(ctx, everything)
+	cidrs, err4 := api.NetworkingV1().ServiceCIDRs().List(ctx, everything)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return nil, err
 	}
-	services, err := api.CoreV1().Services("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
+	return &Cluster{
+		Nodes: sorted[*corev1.Node](nodes.Items), Services: sorted[*corev1.Service](services.Items),
+		Slices: sorted[*discoveryv1.EndpointSlice](endpoints.Items), ServiceCIDRs: sorted[*networkingv1.ServiceCIDR](cidrs.Items),
+	}, nil
+}
+
+// sorted returns pointers to objects, by namespace and name.
+func sorted[P interface {
+	*T
+	metav1.Object
+}, T any](items []T) (all []P) {
+	for i := range items {
+		all = append(all, &items[i])
 	}
-	groups, err := api.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	cidrs, err := api.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	for i := range cidrs.Items {
-		c.ServiceCIDRs = append(c.ServiceCIDRs, &cidrs.Items[i])
-	}
-	for i := range nodes.Items {
-		c.Nodes = append(c.Nodes, &nodes.Items[i])
-	}
-	for i := range services.Items {
-		c.Services = append(c.Services, &services.Items[i])
-	}
-	for i := range groups.Items {
-		c.Slices = append(c.Slices, &groups.Items[i])
-	}
-	slices.SortFunc(c.Nodes, func(a, b *corev1.Node) int { return byName(a, b) })
-	slices.SortFunc(c.Services, func(a, b *corev1.Service) int { return byName(a, b) })
-	slices.SortFunc(c.Slices, func(a, b *discoveryv1.EndpointSlice) int { return byName(a, b) })
-	return c, nil
+	slices.SortFunc(all, func(a, b P) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	return all
 }

@@ -8,7 +8,6 @@
 package cluster
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -25,7 +24,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Cluster is what a proxy is fed with.
+// Cluster is the input of a proxy.
 type Cluster struct {
 	Seed     uint64
 	Settings Settings
@@ -58,7 +57,7 @@ func Random(seed uint64) *Cluster {
 	return c
 }
 
-// Named is the cluster's Service of that namespace and name, or nil.
+// Named returns the Service of that namespace and name, or nil.
 func (c *Cluster) Named(namespace, name string) *corev1.Service {
 	i := slices.IndexFunc(c.Services, func(s *corev1.Service) bool { return s.Namespace == namespace && s.Name == name })
 	if i < 0 {
@@ -67,7 +66,7 @@ func (c *Cluster) Named(namespace, name string) *corev1.Service {
 	return c.Services[i]
 }
 
-// Objects are all of them.
+// Objects returns all objects.
 func (c *Cluster) Objects() (all []source.Object) {
 	for _, n := range c.Nodes {
 		all = append(all, n)
@@ -84,20 +83,18 @@ func (c *Cluster) Objects() (all []source.Object) {
 	return all
 }
 
-// DeepCopy is a cluster that shares nothing with this one but its settings' ranges.
+// DeepCopy returns a cluster that shares only the settings' ranges with this one.
 func (c *Cluster) DeepCopy() *Cluster {
-	out := &Cluster{Seed: c.Seed, Settings: c.Settings}
-	for _, n := range c.Nodes {
-		out.Nodes = append(out.Nodes, n.DeepCopy())
+	return &Cluster{
+		Seed: c.Seed, Settings: c.Settings,
+		Nodes: copied(c.Nodes), Services: copied(c.Services), Slices: copied(c.Slices), ServiceCIDRs: copied(c.ServiceCIDRs),
 	}
-	for _, svc := range c.Services {
-		out.Services = append(out.Services, svc.DeepCopy())
-	}
-	for _, s := range c.Slices {
-		out.Slices = append(out.Slices, s.DeepCopy())
-	}
-	for _, r := range c.ServiceCIDRs {
-		out.ServiceCIDRs = append(out.ServiceCIDRs, r.DeepCopy())
+}
+
+func copied[T interface{ DeepCopy() T }](all []T) []T {
+	out := make([]T, len(all))
+	for i, o := range all {
+		out[i] = o.DeepCopy()
 	}
 	return out
 }
@@ -210,7 +207,7 @@ func fresh[T comparable](g *generator, next func() T) T {
 	}
 }
 
-// address is one of a range that nobody has: its last 16 bits are random.
+// address returns an unused address of a range: its last 16 bits are random.
 func (g *generator) address(r netip.Prefix) netip.Addr {
 	return fresh(g, func() netip.Addr {
 		b := r.Masked().Addr().AsSlice()
@@ -231,11 +228,6 @@ func texts[T fmt.Stringer](all ...T) []string {
 		s = append(s, a.String())
 	}
 	return s
-}
-
-// byName sorts objects by namespace and name.
-func byName(a, b metav1.Object) int {
-	return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 }
 
 // Unallocated is a ClusterIP of a family that no Service has.

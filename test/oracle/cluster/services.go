@@ -14,13 +14,13 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Labels that give a Service, or a slice, to somebody else.
+// Labels by which a proxy ignores a Service or a slice.
 const (
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless  = corev1.IsHeadlessService
 )
 
-// Proxied says whether a Service is a proxy's business at all.
+// Proxied reports whether a proxy handles a Service at all.
 func Proxied(svc *corev1.Service) bool {
 	_, another := svc.Labels[labelProxyName]
 	return !another && svc.Spec.Type != corev1.ServiceTypeExternalName && svc.Spec.ClusterIP != corev1.ClusterIPNone

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -18,25 +17,14 @@ import (
 func (l *look) health(p Probe) Outcome {
 	l.slots <- struct{}{}
 	defer func() { <-l.slots }()
-	// There are few of these, and they take the proxy itself some time to answer.
+	// There are few of these, and the proxy itself answers them, which takes longer.
 	ctx, cancel := context.WithTimeout(l.ctx, max(l.pace.Timeout, Careful.Timeout))
 	defer cancel()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, address string) (conn net.Conn, err error) {
-			err = l.stage.Vantages[p.From].Machine.Do(func() error {
-				var d net.Dialer
-				conn, err = d.DialContext(ctx, "tcp", address)
-				return err
-			})
-			return conn, err
-		},
-	}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.To.String()+"/", nil)
 	if err != nil {
 		return Outcome{Failures: []string{err.Error()}}
 	}
-	response, err := client.Do(request)
+	response, err := l.stage.Vantages[p.From].Machine.Namespace().HTTPClient().Do(request)
 	switch {
 	case ctx.Err() != nil:
 		return Outcome{Failures: []string{Timeout}}

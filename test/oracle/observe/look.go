@@ -16,7 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 )
 
-// Observer looks at what is on one stage.
+// Observer makes the probes of one stage.
 type Observer struct {
 	stage *stage.Stage
 
@@ -53,7 +53,7 @@ var (
 	Careful = Pace{Timeout: time.Second, AtOnce: 128, Effort: 2, OneByOne: true}
 )
 
-// Look makes all probes and returns what was seen of each.
+// Look makes all probes and returns the result of each.
 func (o *Observer) Look(ctx context.Context, probes []Probe, pace Pace) []Outcome {
 	l := look{Observer: o, ctx: ctx, pace: pace, slots: make(chan struct{}, pace.AtOnce)}
 	out := make([]Outcome, len(probes))
@@ -91,8 +91,8 @@ func (l *look) probe(p Probe) Outcome {
 	return l.reach(p)
 }
 
-// attempt is one connection's outcome: by whom it was answered and as whom it was seen,
-// or why not.
+// attempt is the result of one connection: the server and the owner of the source address
+// that it saw, or the failure.
 type attempt struct {
 	server, as string
 	failure    string

@@ -9,22 +9,22 @@ import (
 	"strings"
 )
 
-// Outcome is what was seen of a probe.
+// Outcome is the result of a probe.
 type Outcome struct {
-	// Answers are the servers that answered, as "name:port", by whom they saw.
+	// Answers are the servers that answered, as "name:port", by the owner of the source
+	// address that they saw.
 	Answers map[string][]string
-	// Failures are what became of connections without an answer: "refused",
-	// "timeout" and the like.
+	// Failures are the errors of connections without an answer, such as "refused".
 	Failures []string
-	// Note is anything else: whether connections stay with one server, or what a
-	// health check said.
+	// Note is anything else: whether connections stay with one server, or the answer of
+	// a health check.
 	Note string
 }
 
-// Failures that others have to know.
+// Failures that other packages refer to.
 const (
-	Timeout = "timeout" // nothing was said
-	Refused = "refused" // somebody said no
+	Timeout = "timeout" // no answer
+	Refused = "refused" // a reset or an ICMP error
 )
 
 // String is the outcome in one line; equal outcomes have the same.
@@ -46,7 +46,7 @@ func (o Outcome) String() string {
 // Equal says whether both are the same.
 func (o Outcome) Equal(p Outcome) bool { return o.String() == p.String() }
 
-// tally collects what connections come to.
+// tally collects the results of connections.
 type tally struct {
 	answers  map[string]map[string]bool
 	failures map[string]bool

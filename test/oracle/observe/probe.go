@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package observe finds out who reaches whom on a stage, and as whom: for each client
-// and each address of a Service, which servers answer, which address they see, or what
-// becomes of the connection instead.
+// Package observe makes connections on a stage: for each client and each address of a
+// Service it finds the servers that answer, the source address that they see, or the
+// error.
 package observe
 
 import (

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -29,11 +28,6 @@ type Program struct {
 // Start starts a program in a namespace and in the directory dir; its output is added to
 // NAME.log there. The program ends with this process at the latest.
 func Start(ns *lab.Namespace, dir, name, path string, args ...string) (*Program, error) {
-	return StartWith(nil, ns, dir, name, path, args...)
-}
-
-// StartWith is Start with variables, as "NAME=value", added to the environment.
-func StartWith(env []string, ns *lab.Namespace, dir, name, path string, args ...string) (*Program, error) {
 	log := filepath.Join(dir, name+".log")
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -42,7 +36,6 @@ func StartWith(env []string, ns *lab.Namespace, dir, name, path string, args ...
 	defer f.Close()
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = f, f
 	p, err := ns.Start(cmd)
 	if err != nil {
@@ -94,18 +87,12 @@ func (p *Program) Stop() error {
 	return nil
 }
 
-// Terminate asks the program to end, by SIGTERM, and waits until it has. One that has not
-// when ctx ends is killed, which is an error.
+// Terminate is [lab.Process.Terminate] with an error that holds the end of the log.
 func (p *Program) Terminate(ctx context.Context) error {
-	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("%s: %w", p.name, err)
+	if err := p.Process.Terminate(ctx); err != nil {
+		return p.Explain(err)
 	}
-	select {
-	case <-p.Done():
-		return nil
-	case <-ctx.Done():
-		return errors.Join(p.Explain(fmt.Errorf("does not end: %w", ctx.Err())), p.Stop())
-	}
+	return nil
 }
 
 // Tail is the last n lines of a program's output.

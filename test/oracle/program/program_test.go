@@ -27,7 +27,7 @@ func run(t *testing.T, script string) *Program {
 	return p
 }
 
-// TestEndsEarly wants a program's end to be noticed at once, and its last words told.
+// TestEndsEarly expects Await to return when the program ends, with the end of its log.
 func TestEndsEarly(t *testing.T) {
 	p := run(t, "echo wrong flag >&2; exit 3")
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

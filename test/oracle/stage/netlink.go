@@ -12,43 +12,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// route adds a route through a link of the machine's.
-func route(m *lab.Machine, r netlink.Route, link string) error {
-	return m.Do(func() error {
-		l, err := netlink.LinkByName(link)
-		if err != nil {
-			return fmt.Errorf("%s: %s: %w", m.Name(), link, err)
-		}
-		r.LinkIndex = l.Attrs().Index
-		if err := netlink.RouteAdd(&r); err != nil {
-			return fmt.Errorf("%s: route to %v: %w", m.Name(), r.Dst, err)
-		}
-		return nil
-	})
-}
-
 // address adds an address to a link of the machine's, such that the kernel does not
 // choose it as a source for other machines: on lo it is of host scope, and an IPv6 one
 // is deprecated.
 func address(m *lab.Machine, link string, p netip.Prefix) error {
-	return m.Do(func() error {
-		l, err := netlink.LinkByName(link)
-		if err != nil {
-			return fmt.Errorf("%s: %s: %w", m.Name(), link, err)
-		}
-		a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
-		if link == "lo" && p.Addr().Is4() {
-			a.Scope = int(netlink.SCOPE_HOST)
-		}
-		if p.Addr().Is6() {
-			a.Flags = unix.IFA_F_NODAD
-			a.ValidLft, a.PreferedLft = forever, 0
-		}
-		if err := netlink.AddrAdd(l, a); err != nil {
-			return fmt.Errorf("%s: address %v: %w", m.Name(), p, err)
-		}
-		return nil
-	})
+	handle := m.Namespace().Netlink()
+	l, err := handle.LinkByName(link)
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", m.Name(), link, err)
+	}
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if link == "lo" && p.Addr().Is4() {
+		a.Scope = int(netlink.SCOPE_HOST)
+	}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+		a.ValidLft, a.PreferedLft = forever, 0
+	}
+	if err := handle.AddrAdd(l, a); err != nil {
+		return fmt.Errorf("%s: address %v: %w", m.Name(), p, err)
+	}
+	return nil
 }
 
 // forever is the kernel's INFINITY_LIFE_TIME, in seconds.

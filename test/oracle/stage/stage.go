@@ -7,8 +7,8 @@
 //	n1       the node with the proxy: pods a (no endpoint), b, c; a second address; a
 //	         load balancer's address on lo
 //	n2       a node without a proxy: pods d, e, f (no endpoint)
-//	elsewhere takes whatever n1 lets pass to a Service address, and answers on every
-//	         port: what the proxy should have dropped or refused is seen there
+//	elsewhere gets what n1 forwards to Service addresses, and answers on every port: it
+//	         shows packets that the proxy should have dropped or refused
 //
 // All of them have IPv4 and IPv6.
 package stage
@@ -20,7 +20,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // Stage is the machines.
@@ -107,7 +106,7 @@ func (s *Stage) nodes(context.Context) error {
 	return nil
 }
 
-// podsOn are a node's pods, those that are no endpoints first.
+// podsOn returns a node's pods, those that are not endpoints first.
 func podsOn(node string) []Endpoint {
 	pods := []Endpoint{{"a", Node1, podA}, {"f", Node2, podF}}
 	var all []Endpoint
@@ -122,12 +121,20 @@ func podsOn(node string) []Endpoint {
 // alias gives a pod a whole range of addresses to connect from.
 func (s *Stage) alias(pod *lab.Pod) error {
 	for f, r := range aliases {
-		if err := anyAddress(&pod.Machine, r); err != nil {
+		if err := pod.Namespace().AddLocalRange(r); err != nil {
 			return err
 		}
 		// Through the pod's own address: n1 would have to find out the link address
 		// of each alias otherwise, and the kernel bounds how many it keeps.
-		err := route(&s.N1.Machine, netlink.Route{Dst: ipNet(r), Gw: podA[f].AsSlice(), Flags: int(netlink.FLAG_ONLINK), Src: NodeAddress(Node1)[f].AsSlice()}, pod.NodeLink())
+		handle := s.N1.Namespace().Netlink()
+		link, err := handle.LinkByName(pod.NodeLink())
+		if err != nil {
+			return err
+		}
+		err = handle.RouteAdd(&netlink.Route{
+			LinkIndex: link.Attrs().Index, Dst: ipNet(r), Gw: podA[f].AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK), Src: NodeAddress(Node1)[f].AsSlice(),
+		})
 		if err != nil {
 			return err
 		}
@@ -161,7 +168,7 @@ func (s *Stage) extraAddresses(context.Context) error {
 		}
 		s.owners[LocalVIP[f]] = "n1 (load balancer's address)"
 		for _, r := range []netip.Prefix{Clients[f], Strangers[f]} {
-			if err := anyAddress(s.machines["client"], r); err != nil {
+			if err := s.machines["client"].Namespace().AddLocalRange(r); err != nil {
 				return err
 			}
 		}
@@ -201,7 +208,7 @@ func (s *Stage) elsewhere(ctx context.Context) error {
 	m := s.machines[Elsewhere]
 	for f := range VIPs {
 		for _, r := range []netip.Prefix{ServiceCIDRs[f], VIPs[f]} {
-			if err := anyAddress(m, r); err != nil {
+			if err := m.Namespace().AddLocalRange(r); err != nil {
 				return err
 			}
 		}
@@ -239,13 +246,4 @@ func (s *Stage) serve(context.Context) error {
 
 func onFabric(p Pair[netip.Addr]) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(p[0], nodeRange[0].Bits()), netip.PrefixFrom(p[1], nodeRange[1].Bits())}
-}
-
-// anyAddress makes every address of a range the machine's own (a local route).
-func anyAddress(m *lab.Machine, r netip.Prefix) error {
-	// IPv6 sockets bind to addresses on links only, if they are not told.
-	if err := m.Namespace().SetSysctl("ipv6/ip_nonlocal_bind", "1"); err != nil {
-		return err
-	}
-	return route(m, netlink.Route{Dst: ipNet(r), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}, "lo")
 }

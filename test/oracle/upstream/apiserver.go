@@ -12,7 +12,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -89,13 +88,7 @@ func (c *ControlPlane) Compact(ctx context.Context, revision string) error {
 	if err != nil {
 		return err
 	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return dialIn(ctx, c.ns, address)
-		},
-	}}
-	response, err := client.Do(request)
+	response, err := c.ns.HTTPClient().Do(request)
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,13 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,7 +51,7 @@ type ControlPlaneOptions struct {
 	Address netip.AddrPort
 	// APIFlags are further flags of kube-apiserver's. The last one of a name counts.
 	APIFlags []string
-	// Log is told what takes long. It may be nil.
+	// Log is called about what takes long. It may be nil.
 	Log Log
 }
 
@@ -129,14 +133,14 @@ func (c *ControlPlane) RESTConfig() *rest.Config {
 		QPS:             -1,
 		WarningHandler:  rest.NoWarnings{}, // of what is deprecated, and so has to be looked at
 		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialIn(ctx, c.ns, c.options.Address.String())
+			return c.ns.DialContext(ctx, "tcp", c.Address())
 		},
 		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 	}
 }
 
 func (c *ControlPlane) dialEtcd(ctx context.Context) error {
-	conn, err := dialIn(ctx, c.ns, strings.TrimPrefix(etcdClients, "http://"))
+	conn, err := c.ns.DialContext(ctx, "tcp", strings.TrimPrefix(etcdClients, "http://"))
 	if err != nil {
 		return err
 	}
@@ -152,6 +156,28 @@ func (c *ControlPlane) apiReady(ctx context.Context) error {
 	return nil
 }
 
+// serveIn serves the API on a node's loopback address, by plain HTTP and without a need to
+// log in: a reverse proxy in this process replaces a link between the two namespaces.
+func (c *ControlPlane) serveIn(ns *lab.Namespace) (*http.Server, error) {
+	target, err := url.Parse(c.RESTConfig().Host)
+	if err != nil {
+		return nil, err
+	}
+	handler := httputil.NewSingleHostReverseProxy(target)
+	handler.FlushInterval = -1 // watches
+	handler.ErrorLog = log.New(io.Discard, "", 0)
+	if handler.Transport, err = rest.TransportFor(c.RESTConfig()); err != nil {
+		return nil, err
+	}
+	listener, err := ns.Listen("tcp", apiAddress)
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{Handler: handler, ErrorLog: handler.ErrorLog}
+	go func() { _ = server.Serve(listener) }() // until it is closed
+	return server, nil
+}
+
 // Close ends both programs and removes their files.
 func (c *ControlPlane) Close() error {
 	var errs []error
@@ -164,14 +190,4 @@ func (c *ControlPlane) Close() error {
 		errs = append(errs, c.ns.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
-}
-
-// dialIn makes a TCP connection within a namespace, to an address given as numbers.
-func dialIn(ctx context.Context, ns *lab.Namespace, address string) (conn net.Conn, err error) {
-	err = ns.Do(func() error {
-		var d net.Dialer
-		conn, err = d.DialContext(ctx, "tcp", address)
-		return err
-	})
-	return conn, err
 }

@@ -4,6 +4,6 @@
 // network namespaces: etcd, kube-apiserver and kube-proxy.
 //
 // etcd is Debian's (package etcd-server); the other two are built from the Go module
-// k8s.io/kubernetes, in the version that ../tools/go.mod says, when they are first
+// k8s.io/kubernetes, in the version that ../tools/go.mod requires, when they are first
 // needed. See [Binary].
 package upstream

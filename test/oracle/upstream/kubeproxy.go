@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -24,14 +22,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// metricsAddress is where kube-proxy serves its metrics, in its namespace.
-const metricsAddress = "127.0.0.1:10249"
+// Where kube-proxy finds the API and serves its metrics, in its namespace.
+const (
+	apiAddress     = "127.0.0.1:6443"
+	metricsAddress = "127.0.0.1:10249"
+)
 
 // KubeProxy is an upstream kube-proxy on the stage's n1.
 type KubeProxy struct {
-	dir   string
-	node  *lab.Machine
-	relay *relay
+	dir  string
+	node *lab.Machine
+	api  *http.Server
 	*program.Program
 }
 
@@ -55,10 +56,10 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 			err = errors.Join(err, k.Close())
 		}
 	}()
-	if k.relay, err = newRelay(k.node.Namespace(), c.ns, c.Address()); err != nil {
+	if k.api, err = c.serveIn(k.node.Namespace()); err != nil {
 		return nil, err
 	}
-	config, err := k.writeConfig(c, settings)
+	config, err := k.writeConfig(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -70,15 +71,15 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	if err != nil {
 		return nil, err
 	}
-	var env []string
+	command := []string{binary, "--config=" + config, "--master=http://" + apiAddress, "--v=2"}
 	if settings.Mode == cluster.IPTables {
 		path, err := iptablesPath(k.dir, settings.Variant)
 		if err != nil {
 			return nil, err
 		}
-		env = []string{"PATH=" + path}
+		command = append([]string{"env", "PATH=" + path}, command...)
 	}
-	if k.Program, err = program.StartWith(env, k.node.Namespace(), k.dir, "kube-proxy", binary, "--config="+config, "--v=2"); err != nil {
+	if k.Program, err = program.Start(k.node.Namespace(), k.dir, "kube-proxy", command[0], command[1:]...); err != nil {
 		return nil, err
 	}
 	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
@@ -100,21 +101,8 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	return k, k.Await(ctx, k.knowsServiceCIDRs)
 }
 
-// writeConfig writes kube-proxy's configuration and kubeconfig, and returns the path of
-// the former.
-func (k *KubeProxy) writeConfig(c *ControlPlane, s cluster.Settings) (string, error) {
-	kubeconfig := filepath.Join(k.dir, "kubeconfig.yaml")
-	err := writeYAML(kubeconfig, map[string]any{
-		"apiVersion": "v1", "kind": "Config", "current-context": "oracle",
-		"clusters": []any{map[string]any{"name": "oracle", "cluster": map[string]any{
-			"server": "https://" + c.Address(), "insecure-skip-tls-verify": true,
-		}}},
-		"users":    []any{map[string]any{"name": "oracle", "user": map[string]any{"token": c.token}}},
-		"contexts": []any{map[string]any{"name": "oracle", "context": map[string]any{"cluster": "oracle", "user": "oracle"}}},
-	})
-	if err != nil {
-		return "", err
-	}
+// writeConfig writes kube-proxy's configuration and returns its path.
+func (k *KubeProxy) writeConfig(s cluster.Settings) (string, error) {
 	config := filepath.Join(k.dir, "config.yaml")
 	local := map[string]any{}
 	switch s.DetectLocalMode {
@@ -127,11 +115,10 @@ func (k *KubeProxy) writeConfig(c *ControlPlane, s cluster.Settings) (string, er
 	if s.Mode == cluster.IPTables {
 		ofMode["localhostNodePorts"] = s.LocalhostNodePorts
 	}
-	return config, writeYAML(config, map[string]any{
+	b, err := yaml.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode":               s.Mode,
 		s.Mode:               ofMode,
-		"clientConnection":   map[string]any{"kubeconfig": kubeconfig},
 		"hostnameOverride":   stage.Node1,
 		"healthzBindAddress": "127.0.0.1:10256",
 		"metricsBindAddress": metricsAddress,
@@ -142,6 +129,10 @@ func (k *KubeProxy) writeConfig(c *ControlPlane, s cluster.Settings) (string, er
 		// 0 leaves the kernel's settings, which are not all per namespace, alone.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 	})
+	if err != nil {
+		return "", err
+	}
+	return config, os.WriteFile(config, b, 0o600)
 }
 
 func joinPrefixes(all []netip.Prefix) string {
@@ -150,14 +141,6 @@ func joinPrefixes(all []netip.Prefix) string {
 		s = append(s, p.String())
 	}
 	return strings.Join(s, ",")
-}
-
-func writeYAML(path string, v any) error {
-	b, err := yaml.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, b, 0o600)
 }
 
 // setZone gives the Node of n1 another zone, "" for none, and returns the one it had.
@@ -179,9 +162,9 @@ func setZone(ctx context.Context, c *ControlPlane, zone string) (was string, err
 // fullSyncs is how often kube-proxy has programmed everything, in the family in which
 // that was less often.
 func (k *KubeProxy) fullSyncs(ctx context.Context) (int, error) {
-	body, err := k.get(ctx, "http://"+metricsAddress+"/metrics")
-	if err != nil {
-		return 0, err
+	status, body, err := k.node.Namespace().Get(ctx, "http://"+metricsAddress+"/metrics")
+	if err != nil || status != http.StatusOK {
+		return 0, fmt.Errorf("metrics: status %d, error %v", status, err)
 	}
 	least := -1
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -224,38 +207,14 @@ func (k *KubeProxy) knowsServiceCIDRs(ctx context.Context) error {
 	return nil
 }
 
-// get reads a URL of n1's loopback.
-func (k *KubeProxy) get(ctx context.Context, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return dialIn(ctx, k.node.Namespace(), address)
-		},
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", url, response.Status, body)
-	}
-	return string(body), err
-}
-
 // Close ends kube-proxy, leaves what it has programmed, and removes its files.
 func (k *KubeProxy) Close() error {
 	var errs []error
 	if k.Program != nil {
 		errs = append(errs, k.Stop())
 	}
-	if k.relay != nil {
-		errs = append(errs, k.relay.close())
+	if k.api != nil {
+		errs = append(errs, k.api.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(k.dir))...)
 }

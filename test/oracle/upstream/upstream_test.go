@@ -3,11 +3,9 @@
 package upstream
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
@@ -56,23 +54,5 @@ func TestControlPlane(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
-	}
-}
-
-// TestLock wants one build at a time.
-func TestLock(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := lock(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if _, err := lock(ctx, path); err == nil {
-		t.Fatal("is locked twice")
-	}
-	unlock()
-	if _, err := lock(t.Context(), path); err != nil {
-		t.Fatal(err)
 	}
 }

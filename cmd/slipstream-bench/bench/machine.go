@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what measurements were made on.
+type Machine struct {
+	Kernel string `json:"kernel"`
+	CPU    string `json:"cpu"`
+	CPUs   int    `json:"cpus"`
+	Go     string `json:"go"`
+	// Load is the load average over a minute before measuring. More than a few tenths is
+	// the work of other processes, and disturbs the measurement.
+	Load string `json:"load_average"`
+}
+
+// ThisMachine describes the machine at hand.
+func ThisMachine() Machine {
+	m := Machine{CPU: "unknown", CPUs: runtime.NumCPU(), Go: runtime.Version(), Load: LoadAverage()}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if f, err := os.Open("/proc/cpuinfo"); err == nil {
+		m.CPU = cpuModel(f)
+		f.Close()
+	}
+	return m
+}
+
+// LoadAverage is the load average over a minute.
+func LoadAverage() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	load, _, _ := strings.Cut(string(b), " ")
+	return load
+}
+
+// String is the machine in one line, without its load.
+func (m Machine) String() string {
+	return fmt.Sprintf("Linux %s, %d x %s, %s", m.Kernel, m.CPUs, m.CPU, m.Go)
+}
+
+// cpuModel is the first processor's name in the text of /proc/cpuinfo.
+func cpuModel(cpuinfo io.Reader) string {
+	for lines := bufio.NewScanner(cpuinfo); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		switch strings.TrimSpace(name) {
+		case "model name", "Model", "cpu model":
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown"
+}
+
+// QuietLimit is how long [Quiet] waits at most. Tests that do not look at times set it
+// to 0.
+var QuietLimit = 10 * time.Second
+
+// Quiet waits until the machine is nearly idle, but not for longer than [QuietLimit]. The
+// kernel frees transactions and network namespaces on its own threads, for up to seconds.
+// That should not be measured together with the next step.
+func Quiet(ctx context.Context) {
+	const window, mostBusy = 200 * time.Millisecond, 0.15 // of all processors
+	busy, all := processorSeconds()
+	for deadline := time.Now().Add(QuietLimit); time.Now().Before(deadline) && Sleep(ctx, window) == nil; {
+		b, a := processorSeconds()
+		if b-busy <= mostBusy*(a-all) {
+			return
+		}
+		busy, all = b, a
+	}
+}
+
+// processorSeconds are how long all processors have worked, and existed.
+func processorSeconds() (busy, all float64) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0, 0
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return 0, 0
+	}
+	c := stat.CPUTotal
+	busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	return busy, busy + c.Idle + c.Iowait
+}
+
+// Sleep waits for d or the end of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// Used is the processor time, user and system, that a process has used, and commands that
+// it has run to their end, to the kernel's tick (10 ms).
+func Used(pid int) (time.Duration, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	s, err := p.Stat()
+	const tick = 10 * time.Millisecond // USER_HZ, on all kernels
+	return time.Duration(int(s.UTime+s.STime)+s.CUTime+s.CSTime) * tick, err
+}
+
+// Memory is a process's memory.
+func Memory(pid int) (procfs.ProcStatus, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return procfs.ProcStatus{}, err
+	}
+	return p.NewStatus()
+}
+
+// WatchCommands looks every 50 ms at the commands that a process runs. stop returns the
+// most memory (VmHWM) that one of them was seen to have, in bytes.
+func WatchCommands(pid int) (stop func() uint64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var most uint64
+	var done sync.WaitGroup
+	done.Go(func() {
+		for Sleep(ctx, 50*time.Millisecond) == nil {
+			for _, child := range Children(pid) {
+				if m, err := Memory(child); err == nil {
+					most = max(most, m.VmHWM)
+				}
+			}
+		}
+	})
+	return func() uint64 { cancel(); done.Wait(); return most }
+}
+
+// Children are the processes that a process has started. A kernel without
+// CONFIG_PROC_CHILDREN names none.
+func Children(pid int) (all []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		b, _ := os.ReadFile(list) // the thread may have ended
+		for _, text := range strings.Fields(string(b)) {
+			if child, err := strconv.Atoi(text); err == nil {
+				all = append(all, child)
+			}
+		}
+	}
+	return all
+}

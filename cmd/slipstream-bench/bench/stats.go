@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/aclements/go-moremath/stats"
+)
+
+// Statistic is a number that sums up values.
+type Statistic string
+
+// The statistics.
+const (
+	P50     Statistic = "median"
+	P99     Statistic = "99th percentile"
+	Mean    Statistic = "mean"
+	Lowest  Statistic = "lowest"
+	Highest Statistic = "highest"
+)
+
+func (s Statistic) of(values []float64) float64 {
+	switch s {
+	case P99:
+		return Percentile(values, 99)
+	case Mean:
+		return stats.Mean(values)
+	case Lowest:
+		return slices.Min(values)
+	case Highest:
+		return slices.Max(values)
+	}
+	return Median(values)
+}
+
+// Median is the middle value, or the mean of the two in the middle; 0 of none.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	return stats.Sample{Xs: values}.Quantile(0.5)
+}
+
+// Percentile is the smallest value that p percent of the values do not exceed (nearest
+// rank); 0 of none.
+func Percentile(values []float64, p float64) float64 {
+	n := len(values)
+	if n == 0 {
+		return 0
+	}
+	rank := int(math.Ceil(p / 100 * float64(n)))
+	return slices.Sorted(slices.Values(values))[min(max(rank, 1), n)-1]
+}
+
+// StdDev is the standard deviation of the population that the values are a sample of.
+func StdDev(values []float64) float64 { return stats.StdDev(values) }
+
+// Average is the arithmetic mean.
+func Average(values []float64) float64 { return stats.Mean(values) }
+
+// MannWhitney is the p-value of the two-sided Mann-Whitney U test: how probable it is
+// that two series differ at least as much by chance. It assumes no distribution of the
+// values, only that they are independent. Series of equal values have a p-value of 1.
+//
+// With one value on a side no p-value is small. Three on each side reach 0.1, five 0.008.
+func MannWhitney(first, second []float64) (float64, error) {
+	r, err := stats.MannWhitneyUTest(first, second, stats.LocationDiffers)
+	switch err {
+	case nil:
+		return r.P, nil
+	case stats.ErrSamplesEqual:
+		return 1, nil
+	}
+	return 1, fmt.Errorf("Mann-Whitney test of %d and %d values: %w", len(first), len(second), err)
+}
+
+// Sign is the p-value of the one-sided sign test: how probable it is that the first value
+// is greater in at least so many of the pairs by chance. It assumes only that pairs are
+// independent, so a disturbance that lasts for both values of a pair does no harm. Pairs
+// of equal values do not count; without any other, p is 1.
+//
+// Seven pairs in which the first value is greater have a p-value of 0.008.
+func Sign(first, second []float64) (float64, error) {
+	if len(first) != len(second) {
+		return 1, errors.New("sign test: the values are not in pairs")
+	}
+	greater, less := 0, 0
+	for i := range first {
+		switch {
+		case first[i] > second[i]:
+			greater++
+		case first[i] < second[i]:
+			less++
+		}
+	}
+	return min(1, stats.BinomialDist{N: greater + less, P: 0.5}.CDF(float64(less))), nil
+}
+
+// Turns makes rounds, in each of which each of n subjects has a turn, in the order of
+// [Order]. What disturbs the machine for longer than a turn then disturbs all subjects.
+func Turns(ctx context.Context, rounds, n int, turn func(round, subject int) error) error {
+	for round := range rounds {
+		for _, i := range Order(n, round) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err := turn(round, i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Order is the order of n turns in a round. Over 2n rounds each subject is first, second
+// and so on equally often, and follows each other subject equally often.
+func Order(n, round int) []int {
+	turns := make([]int, n)
+	for i := range turns {
+		turns[i] = (round + i) % n
+	}
+	if round/n%2 == 1 {
+		slices.Reverse(turns)
+	}
+	return turns
+}
+
+// Interrupted makes one plain error of all that the end of ctx leads to.
+func Interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	return err
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package programming
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+)
+
+// baseline is the same Services as rules in the shape of kube-proxy's, in its mode of the
+// same name, programmed by the command that it uses.
+type baseline struct {
+	cluster   *cluster.Cluster
+	shape     shape
+	namespace *lab.Namespace
+	timeout   time.Duration
+	// peak is the most memory that a command had resident, in bytes. The kernel includes
+	// this process's memory from when it started the command, about 20 MB.
+	peak float64
+}
+
+// shape writes rules of one kind as scripts for a command, for one address family each.
+type shape interface {
+	name() string
+	load(cluster.Family) []string // the command that reads scripts
+	list(cluster.Family) []string // a command that prints the rules
+	// address matches addresses of Services and of endpoints in what that prints.
+	address() *regexp.Regexp
+	// all writes everything, or only some Services over what there is.
+	all(w *script, services []int, first bool)
+	// replace writes the replacement of one endpoint, which the cluster has made already.
+	replace(w *script, r cluster.Replacement)
+}
+
+func newShape(o *Options) shape {
+	if o.iptables() {
+		return iptablesShape{o.Mode}
+	}
+	return nftShape{}
+}
+
+var (
+	errNotInstalled = errors.New("is not installed")
+	errTimeout      = errors.New("it took too long")
+)
+
+func newBaseline(o *Options) (*baseline, error) {
+	b := &baseline{cluster: o.newCluster(), shape: newShape(o), timeout: o.BaselineTimeout}
+	for _, f := range b.cluster.Families {
+		if name := b.shape.load(f)[0]; !installed(name) {
+			return nil, fmt.Errorf("the command %s %w", name, errNotInstalled)
+		}
+	}
+	var err error
+	b.namespace, err = lab.NewNamespace()
+	return b, err
+}
+
+func installed(command string) bool {
+	_, err := exec.LookPath(command)
+	return err == nil
+}
+
+func (b *baseline) close() error { return b.namespace.Close() }
+
+// load measures a cold start, in one transaction.
+func (b *baseline) load(ctx context.Context, all bench.Samples) error {
+	u, err := b.run(ctx, func(w *script) { b.shape.all(w, slices.Collect(b.cluster.Each()), true) })
+	if err == nil {
+		all.Add(coldStart, float64(u.took))
+		all.Add(coldStart+"_bytes", float64(u.bytes))
+	}
+	return err
+}
+
+// splitServices is how many Services loadSplit has in each transaction.
+const splitServices = 1000
+
+// loadSplit measures a cold start of the nftables shape in several transactions. For each
+// rule with a map of its own the kernel walks the transaction so far
+// (__nft_set_trans_bind), so many small ones take less time. The rules are incomplete
+// until the last is done.
+func (b *baseline) loadSplit(ctx context.Context, all bench.Samples) error {
+	if _, err := b.run(ctx, func(w *script) { w.printf("add table %[1]s\ndelete table %[1]s\n", nftTable(w.Family)) }); err != nil {
+		return err
+	}
+	var sum usage
+	for part := range slices.Chunk(slices.Collect(b.cluster.Each()), splitServices) {
+		if b.timeout > 0 && sum.took > b.timeout {
+			return fmt.Errorf("%w (more than %s)", errTimeout, b.timeout)
+		}
+		u, err := b.run(ctx, func(w *script) { b.shape.all(w, part, sum.took == 0) })
+		if err != nil {
+			return err
+		}
+		sum.add(u)
+	}
+	all.Add(coldSplit, float64(sum.took))
+	return nil
+}
+
+// replace measures the replacement of a random endpoint.
+func (b *baseline) replace(ctx context.Context, all bench.Samples) (time.Duration, error) {
+	r := b.cluster.ReplaceRandom()
+	u, err := b.run(ctx, func(w *script) { b.shape.replace(w, r) })
+	if err == nil {
+		all.Add(endpointReplaced, float64(u.took))
+		all.Add(endpointReplaced+cpuSuffix, float64(u.cpu))
+	}
+	return u.took, err
+}
+
+// verify compares the addresses that the kernel has with those that it should have.
+func (b *baseline) verify(ctx context.Context) error {
+	var want []string
+	for i := range b.cluster.Each() {
+		for _, f := range b.cluster.Families {
+			want = append(want, f.ClusterIP(i).String())
+			for _, pod := range b.cluster.Pods(i) {
+				want = append(want, f.PodAddr(pod).String())
+			}
+		}
+	}
+	slices.Sort(want)
+	// The kernel leaves elements out while it resizes a set, for some milliseconds.
+	diff, err := dataplane.Lasting(ctx, func() (string, error) {
+		var got []string
+		for _, f := range b.cluster.Families {
+			args := b.shape.list(f)
+			out, err := b.namespace.Run(ctx, args[0], args[1:]...)
+			if err != nil {
+				return "", err
+			}
+			for _, found := range b.shape.address().FindAllSubmatch(out, -1) {
+				got = append(got, string(found[1])+string(found[2])) // one of them matches
+			}
+		}
+		slices.Sort(got)
+		if slices.Equal(want, got) {
+			return "", nil
+		}
+		return fmt.Sprintf("the kernel has %d addresses where %d others were meant: got %.200s, want %.200s",
+			len(got), len(want), strings.Join(got, " "), strings.Join(want, " ")), nil
+	})
+	if err == nil && diff != "" {
+		err = errors.New(diff)
+	}
+	return err
+}
+
+// script is a command's input in the making.
+type script struct {
+	*bufio.Writer // keeps its first error for Flush
+	cluster.Family
+	cluster *cluster.Cluster
+}
+
+func (w *script) printf(format string, args ...any) { fmt.Fprintf(w, format, args...) }
+
+// usage is the cost of running commands.
+type usage struct {
+	took, cpu time.Duration
+	bytes     int64 // of the scripts
+}
+
+func (u *usage) add(more usage) {
+	u.took, u.cpu, u.bytes = u.took+more.took, u.cpu+more.cpu, u.bytes+more.bytes
+}
+
+// run writes a script for each family, and runs the command with it. Writing is not
+// measured.
+func (b *baseline) run(ctx context.Context, write func(*script)) (sum usage, err error) {
+	for _, f := range b.cluster.Families {
+		u, err := b.runFamily(ctx, f, write)
+		sum.add(u)
+		if err != nil {
+			return sum, err
+		}
+	}
+	return sum, nil
+}
+
+func (b *baseline) runFamily(ctx context.Context, f cluster.Family, write func(*script)) (u usage, err error) {
+	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
+	if err != nil {
+		return u, fmt.Errorf("file in memory: %w", err)
+	}
+	input := os.NewFile(uintptr(fd), "script")
+	defer input.Close()
+	w := &script{bufio.NewWriterSize(input, 1<<20), f, b.cluster}
+	write(w)
+	if err := w.Flush(); err != nil {
+		return u, err
+	}
+	if u.bytes, err = input.Seek(0, 1); err != nil {
+		return u, err
+	}
+	if _, err := input.Seek(0, 0); err != nil {
+		return u, err
+	}
+	if b.timeout > 0 {
+		var cancel func()
+		ctx, cancel = context.WithTimeoutCause(ctx, b.timeout, errTimeout)
+		defer cancel()
+	}
+	args := b.shape.load(f)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	var problems bytes.Buffer
+	cmd.Stdin, cmd.Stderr = input, &problems
+	start := time.Now()
+	p, err := b.namespace.Start(cmd)
+	if err == nil {
+		err = p.Wait()
+	}
+	u.took = time.Since(start)
+	switch {
+	case errors.Is(context.Cause(ctx), errTimeout):
+		return u, fmt.Errorf("%w (more than %s)", errTimeout, b.timeout)
+	case err != nil:
+		line, _, _ := strings.Cut(strings.TrimSpace(problems.String()), "\n")
+		return u, fmt.Errorf("%s: %w: %.300s", args[0], err, line)
+	}
+	u.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	if rusage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		b.peak = max(b.peak, float64(rusage.Maxrss<<10))
+	}
+	return u, nil
+}
+
+// hash keeps names apart that have to be cut short.
+func hash(s string, length int) string {
+	sum := sha256.Sum256([]byte(s))
+	return base32.StdEncoding.EncodeToString(sum[:])[:length]
+}

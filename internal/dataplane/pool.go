@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// Pool is what a dataplane remembers of a pool that the kernel Has: which backend is in
+// which slot. Slots are numbered from 0 without gaps, so that a random number below their
+// number always hits one.
+type Pool struct {
+	Family  desired.Family
+	Scope   desired.Scope
+	Sticky  bool
+	Service desired.ServicePort
+	IfEmpty desired.Verdict
+
+	Slots     []desired.Backend
+	Frontends []*desired.Frontend // that refer to the pool
+
+	index map[desired.Backend]int32 // of large pools
+}
+
+// NewPool is an empty pool as described by a change.
+func NewPool(c *desired.PoolChange) Pool {
+	return Pool{Family: c.Family, Scope: c.Scope, Sticky: c.Sticky, Service: c.Service, IfEmpty: c.IfEmpty}
+}
+
+// Fill sets the backends of a pool that is new, without a list of what changed. It keeps
+// the slice.
+func (p *Pool) Fill(all []desired.Backend) {
+	p.Slots = all
+	p.keepIndex()
+}
+
+// Refer records a frontend that refers to the pool from now on.
+func (p *Pool) Refer(f *desired.Frontend) { p.Frontends = append(p.Frontends, f) }
+
+// Unrefer removes the frontend with a key from those that refer to the pool.
+func (p *Pool) Unrefer(key desired.FrontendKey) {
+	p.Frontends = slices.DeleteFunc(p.Frontends, func(f *desired.Frontend) bool { return f.FrontendKey == key })
+}
+
+// Pools are a dataplane's pools by ID. P is its own type of pool, which has a Pool.
+type Pools[P any] []*P
+
+// Get is the pool with an ID, or nil.
+func (p Pools[P]) Get(id desired.PoolID) *P {
+	if int64(id) >= int64(len(p)) {
+		return nil
+	}
+	return p[id]
+}
+
+// Set records a pool; nil forgets it.
+func (p *Pools[P]) Set(id desired.PoolID, pool *P) {
+	for int(id) >= len(*p) {
+		*p = append(*p, nil)
+	}
+	(*p)[id] = pool
+}
+
+// indexFrom is the size from which a pool keeps an index of its slots.
+const indexFrom = 64
+
+// SlotChange is a slot whose content differs.
+type SlotChange struct {
+	Slot     int
+	Old, New desired.Backend
+	Had, Has bool // whether there is an Old, and a New
+}
+
+// Replace takes backends out and puts others in, touching as few slots as
+// possible: new ones take the places of old ones, and what holes remain are
+// filled from the end. Backends that are not there to be removed are ignored.
+func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
+	var changes []SlotChange
+	for _, b := range removed {
+		if i := p.find(b); i >= 0 {
+			delete(p.index, b)
+			changes = append(changes, SlotChange{Slot: i, Old: b, Had: true})
+		}
+	}
+	// In order, so that holes near the end are left, where cutting the end
+	// off removes some.
+	slices.SortFunc(changes, func(a, b SlotChange) int { return a.Slot - b.Slot })
+	filled := min(len(changes), len(added))
+	for k := range filled {
+		changes[k].New, changes[k].Has = added[k], true
+		p.put(changes[k].Slot, added[k])
+	}
+	if filled < len(changes) {
+		changes = p.close(changes, filled)
+	}
+	for _, b := range added[filled:] {
+		p.Slots = append(p.Slots, b)
+		p.put(len(p.Slots)-1, b)
+		changes = append(changes, SlotChange{Slot: len(p.Slots) - 1, New: b, Has: true})
+	}
+	p.keepIndex()
+	return changes
+}
+
+// close fills the holes, which changes[from:] are about in order, with the last
+// slots.
+func (p *Pool) close(changes []SlotChange, from int) []SlotChange {
+	end := len(changes) // of the holes; moves are appended after them
+	size := len(p.Slots) - (end - from)
+	last, lastHole := len(p.Slots)-1, end-1
+	for k := from; k < end; k++ {
+		hole := changes[k].Slot
+		if hole >= size {
+			break // cut off with the end, as all after it
+		}
+		for lastHole > k && changes[lastHole].Slot == last {
+			last, lastHole = last-1, lastHole-1
+		}
+		moved := p.Slots[last]
+		changes[k].New, changes[k].Has = moved, true
+		changes = append(changes, SlotChange{Slot: last, Old: moved, Had: true})
+		p.put(hole, moved)
+		last--
+	}
+	p.Slots = p.Slots[:size]
+	return changes
+}
+
+func (p *Pool) put(i int, b desired.Backend) {
+	p.Slots[i] = b
+	if p.index != nil {
+		p.index[b] = int32(i)
+	}
+}
+
+func (p *Pool) find(b desired.Backend) int {
+	if p.index != nil {
+		if i, ok := p.index[b]; ok {
+			return int(i)
+		}
+		return -1
+	}
+	for i := range p.Slots {
+		if p.Slots[i] == b {
+			return i
+		}
+	}
+	return -1
+}
+
+// keepIndex makes or drops the index as the size asks for it.
+func (p *Pool) keepIndex() {
+	switch {
+	case p.index == nil && len(p.Slots) >= indexFrom:
+		p.index = make(map[desired.Backend]int32, 2*len(p.Slots))
+		for i, b := range p.Slots {
+			p.index[b] = int32(i)
+		}
+	case p.index != nil && len(p.Slots) < indexFrom/2:
+		p.index = nil
+	}
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netif
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// world is a network namespace that is watched.
+type world struct {
+	t  *testing.T
+	ns *lab.Namespace
+	nl *netlink.Handle
+
+	updates chan Update
+	known   map[int]Interface
+}
+
+func newWorld(t *testing.T) *world {
+	kerneltest.Require(t, kerneltest.Root)
+	w := &world{t: t, updates: make(chan Update, 10000), known: map[int]Interface{}}
+	var err error
+	w.ns, err = lab.NewNamespace()
+	w.check(err)
+	t.Cleanup(func() { w.ns.Close() })
+	w.nl, err = netlink.NewHandleAt(netns.NsHandle(w.ns.FD()), unix.NETLINK_ROUTE)
+	w.check(err)
+	t.Cleanup(w.nl.Close)
+	return w
+}
+
+func (w *world) check(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// watch starts Watch, and waits for the first update.
+func (w *world) watch() {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Namespace(w.ns.FD()).Watch(ctx, func(u Update) { w.updates <- u }) }()
+	w.t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				w.t.Errorf("Watch: %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			w.t.Error("Watch goes on after its context has ended")
+		}
+	})
+	if u := <-w.updates; !u.Full {
+		w.t.Fatalf("the first update is %+v", u)
+	} else {
+		w.take(u)
+	}
+}
+
+func (w *world) take(u Update) {
+	if u.Full {
+		w.known = map[int]Interface{}
+	}
+	for _, i := range u.Changed {
+		w.known[i.Index] = i
+	}
+	for _, i := range u.Gone {
+		delete(w.known, i)
+	}
+}
+
+// describe is interfaces in order, without IPv6 link-local addresses, which come by
+// themselves.
+func describe(all []Interface) string {
+	var lines []string
+	for _, i := range all {
+		if i.Type == "sit" {
+			continue // there from the start on some kernels
+		}
+		line := fmt.Sprint(i.Name, " ", i.Type, " ", i.MTU)
+		if i.Up {
+			line += " up"
+		}
+		if i.Loopback {
+			line += " loopback"
+		}
+		if i.PortOf != "" {
+			line += " port of " + i.PortOf
+		}
+		for _, a := range i.Addresses {
+			if !a.IsLinkLocalUnicast() {
+				line += " " + a.String()
+			}
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", ")
+}
+
+const loopback = "lo device 65536 up loopback 127.0.0.1 ::1"
+
+// sees waits until the updates come to this, beside the loopback interface, and
+// compares it with a list.
+func (w *world) sees(want string) {
+	w.t.Helper()
+	all := []string{loopback}
+	if want != "" {
+		all = append(all, strings.Split(want, ", ")...)
+	}
+	slices.Sort(all)
+	want = strings.Join(all, ", ")
+	timeout := time.After(10 * time.Second)
+	for {
+		got := describe(slices.Collect(maps.Values(w.known)))
+		if got == want {
+			break
+		}
+		select {
+		case u := <-w.updates:
+			w.take(u)
+		case <-timeout:
+			w.t.Fatalf("there is\n%s, want\n%s", got, want)
+		}
+	}
+	list, err := Namespace(w.ns.FD()).List()
+	w.check(err)
+	if got := describe(list); got != want {
+		w.t.Errorf("the list is\n%s, want\n%s", got, want)
+	}
+}
+
+func (w *world) add(l netlink.Link) netlink.Link {
+	w.t.Helper()
+	w.check(w.nl.LinkAdd(l))
+	return l
+}
+
+func (w *world) address(do func(netlink.Link, *netlink.Addr) error, l netlink.Link, a string) {
+	w.t.Helper()
+	addr, err := netlink.ParseAddr(a)
+	w.check(err)
+	if addr.IP.To4() == nil {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	w.check(do(l, addr))
+}
+
+func TestWatch(t *testing.T) {
+	w := newWorld(t)
+	w.add(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"})
+	w.watch()
+	w.sees("a veth 1500, b veth 1500")
+	a, err := w.nl.LinkByName("a")
+	w.check(err)
+	w.check(w.nl.LinkSetUp(a))
+	w.sees("a veth 1500 up, b veth 1500")
+	w.address(w.nl.AddrAdd, a, "192.0.2.2/24")
+	w.address(w.nl.AddrAdd, a, "192.0.2.1/24")
+	w.address(w.nl.AddrAdd, a, "2001:db8::1/64")
+	w.sees("a veth 1500 up 192.0.2.1 192.0.2.2 2001:db8::1, b veth 1500")
+	w.check(w.nl.LinkSetMTU(a, 1400))
+	w.address(w.nl.AddrDel, a, "192.0.2.2/24")
+	w.sees("a veth 1400 up 2001:db8::1, b veth 1500") // with the first address of a subnet, the others go
+	// Before Linux 6.2 it has to be down for that, which takes its IPv6 addresses away.
+	if err := w.nl.LinkSetName(a, "c"); errors.Is(err, unix.EBUSY) {
+		w.check(w.nl.LinkSetDown(a))
+		w.check(w.nl.LinkSetName(a, "c"))
+		w.check(w.nl.LinkSetUp(a))
+		w.address(w.nl.AddrAdd, a, "2001:db8::1/64")
+	} else {
+		w.check(err)
+	}
+	w.sees("b veth 1500, c veth 1400 up 2001:db8::1")
+
+	// To enter a bridge or leave it is no end of an interface.
+	bridge := w.add(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}})
+	w.check(w.nl.LinkSetMaster(a, bridge))
+	w.sees("b veth 1500, br bridge 1400, c veth 1400 up port of bridge 2001:db8::1")
+	w.check(w.nl.LinkSetNoMaster(a))
+	w.sees("b veth 1500, br bridge 1500, c veth 1400 up 2001:db8::1")
+	w.check(w.nl.LinkSetDown(a))
+	w.sees("b veth 1500, br bridge 1500, c veth 1400")
+
+	// Into another namespace, and back.
+	other, err := lab.NewNamespace()
+	w.check(err)
+	defer other.Close()
+	w.check(w.nl.LinkSetNsFd(a, other.FD()))
+	w.sees("b veth 1500, br bridge 1500")
+	h, err := netlink.NewHandleAt(netns.NsHandle(other.FD()), unix.NETLINK_ROUTE)
+	w.check(err)
+	defer h.Close()
+	a, err = h.LinkByName("c")
+	w.check(err)
+	w.check(h.LinkSetNsFd(a, w.ns.FD()))
+	w.sees("b veth 1500, br bridge 1500, c veth 1400")
+	w.check(w.nl.LinkDel(bridge))
+	w.check(w.nl.LinkDel(a))
+	w.sees("")
+}
+
+// TestManyChanges has more changes at once than the kernel keeps for who listens
+// too slowly, which this one does.
+func TestManyChanges(t *testing.T) {
+	w := newWorld(t)
+	w.updates = make(chan Update)
+	release := make(chan struct{})
+	inner := w.updates
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	first := make(chan struct{})
+	go func() {
+		n := 0
+		done <- Namespace(w.ns.FD()).Watch(ctx, func(u Update) {
+			if n++; n == 1 {
+				close(first)
+				<-release
+			}
+			select {
+			case inner <- u:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	<-first
+	a := w.add(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"})
+	for n := range 6000 {
+		w.check(w.nl.LinkSetMTU(a, 1000+n%2))
+	}
+	w.check(w.nl.LinkSetMTU(a, 1234))
+	close(release)
+	fulls := 0
+	for timeout := time.After(20 * time.Second); ; {
+		var u Update
+		select {
+		case u = <-inner:
+		case <-timeout:
+			t.Fatalf("there is %s", describe(slices.Collect(maps.Values(w.known))))
+		}
+		w.take(u)
+		if u.Full {
+			fulls++
+		}
+		if i, ok := w.known[a.Attrs().Index]; ok && i.MTU == 1234 {
+			break
+		}
+	}
+	if fulls < 2 {
+		t.Error("all changes fitted into the queue: this test has tested nothing")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWatchFails(t *testing.T) {
+	if err := Namespace(1<<20).Watch(t.Context(), func(Update) { t.Error("it delivers") }); err == nil {
+		t.Error("no error for a namespace that there is none of")
+	}
+	if _, err := Namespace(1 << 20).List(); err == nil {
+		t.Error("no error for a namespace that there is none of")
+	}
+}
+
+func TestParseRubbish(t *testing.T) {
+	for n := range 40 {
+		if _, ok := parseLink(make([]byte, n)); ok {
+			t.Errorf("%d bytes are a link", n)
+		}
+		if _, a, _, ok := parseAddress(make([]byte, n)); ok {
+			t.Errorf("%d bytes are the address %v", n, a)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// topology is the lab with a story's machines.
+type topology struct {
+	lab      *lab.Lab
+	machines map[string]*lab.Machine
+	nodes    map[string]*lab.Node
+	hosts    []*lab.Host
+	owner    map[netip.Addr]string // which machine has an address
+}
+
+// require skips the story on a kernel that lacks a feature.
+func require(t *testing.T, d *datadriven.TestData) {
+	for _, a := range d.CmdArgs {
+		i := slices.IndexFunc(kerneltest.Features(), func(f kerneltest.Feature) bool {
+			return strings.ReplaceAll(f.String(), " ", "-") == a.Key
+		})
+		if i < 0 {
+			d.Fatalf(t, "no such feature: %s", a.Key)
+		}
+		kerneltest.Require(t, kerneltest.Features()[i])
+	}
+}
+
+// lab makes the machines, and a proxy on every node.
+func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
+	config, desired := options(t, d)
+	if s.mode != nil {
+		l, err := lab.New()
+		if err != nil {
+			d.Fatalf(t, "lab: %v", err)
+		}
+		s.topology = &topology{
+			lab: l, machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
+		}
+	}
+	for _, line := range lines(d.Input) {
+		words := strings.Fields(line)
+		if words[0] == "node" {
+			s.nodes = append(s.nodes, newNode(t, d, words, config, desired))
+		}
+		if s.topology == nil {
+			continue
+		}
+		if err := s.topology.machine(t, d, words); err != nil {
+			d.Fatalf(t, "%s: %v", line, err)
+		}
+	}
+	s.eachNode(func(n *node) {
+		if s.topology != nil {
+			n.config.NetNS = s.topology.nodes[n.name].Namespace().FD()
+		}
+		n.learn(nil)
+		n.start(t, d, s.mode)
+	})
+	return "ok\n"
+}
+
+// options returns the proxy's options, from the arguments of the directive lab.
+func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, desired desired.Config) {
+	config.MasqueradeBit = dataplane.DefaultMasqueradeBit
+	for _, a := range d.CmdArgs {
+		switch a.Key {
+		case "masquerade-all":
+			desired.MasqueradeAll = true
+		case "cluster-cidr":
+			desired.DetectLocal.CIDRs = prefixes(t, d, a.Vals)
+		case "detect-local":
+			desired.DetectLocal = detectLocal(t, d, a.Vals[0])
+		case "nodeport-addresses":
+			if desired.NodePorts.Primary = a.Vals[0] == "primary"; !desired.NodePorts.Primary {
+				desired.NodePorts.CIDRs = prefixes(t, d, a.Vals)
+			}
+		default:
+			d.Fatalf(t, "no such option: %s", a.Key)
+		}
+	}
+	return config, desired
+}
+
+func detectLocal(t *testing.T, d *datadriven.TestData, text string) desired.DetectLocal {
+	mode, name, _ := strings.Cut(text, ":")
+	modes := map[string]desired.DetectLocalMode{
+		"NodeCIDR":            desired.ByNodeCIDR,
+		"BridgeInterface":     desired.ByBridgeInterface,
+		"InterfaceNamePrefix": desired.ByInterfaceNamePrefix,
+	}
+	m, ok := modes[mode]
+	if !ok {
+		d.Fatalf(t, "no such mode: %s", text)
+	}
+	return desired.DetectLocal{Mode: m, Interface: name}
+}
+
+// newNode makes a node's proxy from the node's line.
+func newNode(t *testing.T, d *datadriven.TestData, words []string, config dataplane.Config, desired desired.Config) *node {
+	n := &node{name: words[1], config: config, desired: desired}
+	n.desired.NodeName = n.name
+	addrs, _ := cut(words[2:], "pods")
+	n.addrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
+	for _, p := range prefixes(t, d, addrs) {
+		n.addrs = append(n.addrs, p.Addr())
+	}
+	return n
+}
+
+// machine makes one machine of the lab from its line.
+func (top *topology) machine(t *testing.T, d *datadriven.TestData, words []string) error {
+	kind, name, rest := words[0], words[1], words[2:]
+	switch kind {
+	case "node":
+		addrs, pods := cut(rest, "pods")
+		n, err := top.lab.Node(name, lab.NodeOptions{Addresses: prefixes(t, d, addrs), PodCIDRs: prefixes(t, d, pods)})
+		if err != nil {
+			return err
+		}
+		top.nodes[name] = n
+		top.add(&n.Machine)
+	case "pod":
+		on, addrs := rest[1], rest[2:]
+		var ips []netip.Addr
+		for _, a := range addrs {
+			ips = append(ips, netip.MustParseAddr(a))
+		}
+		p, err := top.nodes[on].Pod(name, ips...)
+		if err != nil {
+			return err
+		}
+		top.add(&p.Machine)
+	case "host":
+		addrs, via := cut(rest, "via")
+		h, err := top.lab.Host(name, prefixes(t, d, addrs)...)
+		if err != nil {
+			return err
+		}
+		top.hosts = append(top.hosts, h)
+		top.add(&h.Machine)
+		if len(via) > 0 {
+			for _, r := range prefixes(t, d, via[2:]) { // after "NODE for"
+				if err := h.AddRoute(r, top.nodes[via[0]].Addr(r.Addr().Is6())); err != nil {
+					return err
+				}
+			}
+		}
+	default:
+		return fmt.Errorf("no such kind of machine")
+	}
+	return nil
+}
+
+func (top *topology) add(m *lab.Machine) {
+	top.machines[m.Name()] = m
+	for _, a := range m.Addrs() {
+		top.owner[a] = m.Name()
+	}
+}
+
+func (s *story) serve(t *testing.T, d *datadriven.TestData) string {
+	for _, line := range lines(d.Input) {
+		if s.topology == nil {
+			break
+		}
+		words := strings.Fields(line)
+		m := s.topology.machines[words[0]]
+		port, err := strconv.ParseUint(words[2], 10, 16)
+		if err != nil || m == nil {
+			d.Fatalf(t, "%s: no such machine or port", line)
+		}
+		if _, err := m.Serve(protocol(words[1]), netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port))); err != nil {
+			d.Fatalf(t, "%s: %v", line, err)
+		}
+	}
+	return "ok\n"
+}
+
+func protocol(name string) lab.Protocol {
+	switch name {
+	case "udp":
+		return lab.UDP
+	case "sctp":
+		return lab.SCTP
+	}
+	return lab.TCP
+}
+
+func prefixes(t *testing.T, d *datadriven.TestData, texts []string) (all []netip.Prefix) {
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			d.Fatalf(t, "%v", err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// cut splits words at the first that is sep.
+func cut(words []string, sep string) (before, after []string) {
+	if i := slices.Index(words, sep); i >= 0 {
+		return words[:i], words[i+1:]
+	}
+	return words, nil
+}
