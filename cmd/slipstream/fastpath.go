@@ -24,6 +24,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
@@ -241,7 +242,7 @@ func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) 
 func offloadMetrics(m *metrics.Metrics, ctl *fastpath.Controller) (*flows.Conn, error) {
 	conn, err := flows.New(0)
 	if err == nil {
-		m.OnFlows(conn.Each, ctl.Service)
+		m.OnFlows(func() (map[types.NamespacedName]int, error) { return ctl.CountFlows(conn.Each) })
 	}
 	return conn, err
 }

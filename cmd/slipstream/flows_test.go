@@ -35,7 +35,7 @@ func TestStaleFlows(t *testing.T) {
 		t.Helper()
 		s.until(n+" entries are counted", func() bool {
 			m := s.metrics()
-			return strings.Contains(m, "slipstream_conntrack_entries_deleted_total "+n+"\n") && strings.Contains(m, "slipstream_conntrack_failures_total 0\n")
+			return strings.Contains(m, `kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} `+n+"\n") && strings.Contains(m, "slipstream_conntrack_failures_total 0\n")
 		})
 	}
 

@@ -252,12 +252,12 @@ func cleanFlows(m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack
 	if err != nil {
 		return nil, nil, err
 	}
+	conn.Observe = m.ConntrackCleaned
 	clean := conn.Clean
 	if fast != nil {
 		clean = fast.Cleaning(clean)
 	}
-	flows = conntrack.NewCleaner(m.Cleaning(clean), func(stats conntrack.Stats, err error) {
-		m.ConntrackDeleted.Add(float64(stats.Deleted))
+	flows = conntrack.NewCleaner(clean, func(stats conntrack.Stats, err error) {
 		if err != nil {
 			m.ConntrackFailures.Inc()
 			klog.ErrorS(err, "Could not delete all stale entries of conntrack")

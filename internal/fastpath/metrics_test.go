@@ -9,6 +9,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestFlowsMetric has the metric count what is on the fast path, by Service.
@@ -17,7 +18,7 @@ func TestFlowsMetric(t *testing.T) {
 	tcp, udp := w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)
 	w.fast(tcp, udp)
 	m := metrics.New()
-	m.OnFlows(w.flows.Each, w.Service)
+	m.OnFlows(func() (map[types.NamespacedName]int, error) { return w.CountFlows(w.flows.Each) })
 	a := httptest.NewRecorder()
 	m.Handler().ServeHTTP(a, httptest.NewRequest("GET", "/metrics", nil))
 	want := `slipstream_fastpath_flows{namespace="default",service="` + serviceName[web] + `"} 2` + "\n"

@@ -2,7 +2,11 @@
 
 package fastpath
 
-import "github.com/slipstream-proxy/slipstream/internal/desired"
+import (
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // Stats are for metrics.
 type Stats struct {
@@ -37,4 +41,17 @@ func (c *Controller) Service(k desired.FrontendKey) (desired.ServicePort, bool) 
 	defer c.mu.Unlock()
 	known, ok := c.frontends.known[k]
 	return known.service, ok
+}
+
+// CountFlows returns the number of flows by Service, those of no Service under the empty
+// name. Each is that of a flows.Conn.
+func (c *Controller) CountFlows(each func(visit func(*flows.Flow)) error) (map[types.NamespacedName]int, error) {
+	byFrontend := map[desired.FrontendKey]int{}
+	err := each(func(f *flows.Flow) { byFrontend[f.Frontend()]++ })
+	byService := map[types.NamespacedName]int{}
+	for k, n := range byFrontend {
+		s, _ := c.Service(k)
+		byService[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] += n
+	}
+	return byService, err
 }

@@ -144,9 +144,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 	}
 	for name, script := range s.scripts {
 		if !script.empty() {
-			before := t.known[name].entries()
-			script.done(t.known[name])
-			b.guard.restored(t.family, name, t.known[name].entries()-before)
+			b.guard.restored(t.family, name, script.done(t.known[name]))
 		}
 	}
 	return b.writeSets(ctx, t, s.sets.after, stats)

@@ -54,9 +54,9 @@ func (r registry) rules() (n int) {
 	return n
 }
 
-// entries is how many entries the chains have in x_tables: each has one more at its
-// beginning and at its end.
-func (r registry) entries() int { return r.rules() + 2*len(r) }
+// entries is how many entries the chain has in x_tables: one more at its beginning and one
+// at its end.
+func (r *chainRecord) entries() int { return int(r.rules) + 2 }
 
 // references is how many of our rules lead to each chain.
 func (r registry) references() map[chainHash]int32 {

@@ -115,12 +115,21 @@ func (w *scriptWriter) chain(c chainText) {
 	}
 }
 
-// done updates what is known, once the kernel has taken the script.
-func (s *script) done(known registry) {
+// done updates what is known, once the kernel has taken the script. It returns how many
+// entries the table has more than before in x_tables.
+func (s *script) done(known registry) (entries int) {
 	for _, name := range s.dead {
-		delete(known, name)
+		if was, is := known[name]; is {
+			entries -= was.entries()
+			delete(known, name)
+		}
 	}
 	for name, record := range s.now {
+		if was, is := known[name]; is {
+			entries -= was.entries()
+		}
+		entries += record.entries()
 		known[name] = record
 	}
+	return entries
 }

@@ -3,11 +3,13 @@
 package conntrack
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -236,6 +238,23 @@ func TestClean(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestObserve has each search of a family be observed.
+func TestObserve(t *testing.T) {
+	tab := newTable(t)
+	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
+	deleted := map[desired.Family]int{}
+	tab.Observe = func(f desired.Family, took time.Duration, n int) {
+		if _, twice := deleted[f]; twice || took <= 0 {
+			t.Errorf("%v: took %s, after %v", f, took, deleted)
+		}
+		deleted[f] = n
+	}
+	tab.clean(stale("10.96.0.10:53 [fd00:96::10]:53", "10.244.1.5:53 [fd00:244::5]:53"))
+	if want := map[desired.Family]int{desired.IPv4: 1, desired.IPv6: 0}; !maps.Equal(deleted, want) {
+		t.Errorf("deleted %v, want %v", deleted, want)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -21,6 +22,10 @@ type Conn struct {
 	raw  syscall.RawConn
 
 	able map[family]abilities
+
+	// Observe, if set, is called after each search for stale entries of a family.
+	// It is set before the first use.
+	Observe func(f desired.Family, took time.Duration, deleted int)
 
 	// unfiltered asks for a family's whole table, as from a kernel without
 	// filters.
@@ -78,12 +83,20 @@ func (c *Conn) run(searches []*search) (Stats, error) {
 	var stats Stats
 	var failed []error
 	for _, s := range searches {
+		start, before := time.Now(), stats.Deleted
 		stale, err := c.find(s, &stats)
 		if err == nil {
 			err = c.delete(stale, &stats)
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("conntrack entries of %v: %w", s.family, err))
+		}
+		if c.Observe != nil {
+			f := desired.IPv4
+			if s.family == ipv6 {
+				f = desired.IPv6
+			}
+			c.Observe(f, time.Since(start), stats.Deleted-before)
 		}
 	}
 	return stats, errors.Join(failed...)

@@ -9,41 +9,39 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// MostServices is how many Services the flows on the fast path are told of one by
-// one: those that have most. All others are one, so that a node with many Services
-// does not have many time series.
+// MostServices is the number of Services with a time series each: those with most
+// flows. All others share one.
 const MostServices = 50
 
-// In the place of a Service's name: no Service can be named so.
+// Names in the place of a Service's. They are no valid names.
 const (
 	OtherServices = "(other)" // all that are not among the MostServices
-	NoService     = "(none)"  // what was connected to is no Service's, or no more
+	NoService     = "(none)"  // flows that belong to no Service
 )
 
-// The kernel walks its whole table of connections to find those on the fast path.
-// That is done when somebody asks for metrics and at no other time, and not again
-// until flowsPeriod is over; nor sooner than flowsRest times as long as it took, so
-// that it costs 2 % of a CPU at most. Until then the same is told again.
+// To count flows, the kernel walks its table of connections. That is done for a scrape
+// only, at most every flowsPeriod, and at most every flowsRest times its duration: so
+// it costs at most 2 % of a CPU. Scrapes in between get the last numbers.
 const (
 	flowsPeriod = 10 * time.Second
 	flowsRest   = 50
 )
 
-// OnFlows tells of the connections that are on the fast path, by Service. List is
-// the Each of a flows.Conn, which must be for this alone; service says whose a
-// frontend is, as a fastpath.Controller does.
-func (m *Metrics) OnFlows(list func(visit func(*flows.Flow)) error, service func(desired.FrontendKey) (desired.ServicePort, bool)) {
-	m.registry.MustRegister(&flowsCollector{list: list, service: service, now: time.Now})
+// CountFlows returns the number of connections on the fast path by Service. Those of no
+// Service have the empty name.
+type CountFlows func() (map[types.NamespacedName]int, error)
+
+// OnFlows serves the number of connections on the fast path by Service.
+func (m *Metrics) OnFlows(count CountFlows) {
+	m.registry.MustRegister(&flowsCollector{count: count, now: time.Now})
 }
 
 type flowsCollector struct {
-	list    func(func(*flows.Flow)) error
-	service func(desired.FrontendKey) (desired.ServicePort, bool)
-	now     func() time.Time
+	count CountFlows
+	now   func() time.Time
 
 	mu       sync.Mutex
 	notUntil time.Time
@@ -51,7 +49,7 @@ type flowsCollector struct {
 	failed   error
 }
 
-// serviceFlows is how many flows a Service has.
+// serviceFlows is the number of flows of a Service.
 type serviceFlows struct {
 	namespace, name string
 	flows           int
@@ -75,7 +73,7 @@ func (c *flowsCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// read is what was last found, or what there is now when that is due.
+// read returns the last numbers, or new ones when they are due.
 func (c *flowsCollector) read() ([]serviceFlows, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,53 +81,35 @@ func (c *flowsCollector) read() ([]serviceFlows, error) {
 	if start.Before(c.notUntil) {
 		return c.last, c.failed
 	}
-	byFrontend := map[desired.FrontendKey]int{}
-	c.failed = c.list(func(f *flows.Flow) { byFrontend[f.Frontend()]++ })
-	c.last = most(c.byService(byFrontend), MostServices)
+	byService, err := c.count()
+	c.last, c.failed = most(byService, MostServices), err
 	end := c.now()
 	c.notUntil = end.Add(max(flowsPeriod, flowsRest*end.Sub(start)))
 	return c.last, c.failed
 }
 
-// byService adds up the frontends of each Service.
-func (c *flowsCollector) byService(byFrontend map[desired.FrontendKey]int) []serviceFlows {
-	type name struct{ namespace, name string }
-	sums := map[name]int{}
-	for k, n := range byFrontend {
-		of := name{"", NoService}
-		if s, ok := c.service(k); ok {
-			of = name{s.Namespace, s.Name}
+// most returns the n Services with most flows, the sum of the others, and the flows of
+// no Service.
+func most(byService map[types.NamespacedName]int, n int) (out []serviceFlows) {
+	var all []serviceFlows
+	for name, flows := range byService {
+		if name.Name == "" {
+			out = append(out, serviceFlows{name: NoService, flows: flows})
+			continue
 		}
-		sums[of] += n
+		all = append(all, serviceFlows{name.Namespace, name.Name, flows})
 	}
-	all := make([]serviceFlows, 0, len(sums))
-	for n, sum := range sums {
-		all = append(all, serviceFlows{n.namespace, n.name, sum})
-	}
-	return all
-}
-
-// most are the n Services with most flows, and the rest as one. What is of no
-// Service does not count as one.
-func most(all []serviceFlows, n int) []serviceFlows {
 	slices.SortFunc(all, func(a, b serviceFlows) int {
 		return cmp.Or(cmp.Compare(b.flows, a.flows), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
-	var out []serviceFlows
-	other := serviceFlows{name: OtherServices}
-	for _, s := range all {
-		switch {
-		case s.name == NoService:
-			out = append(out, s)
-		case n > 0:
-			out = append(out, s)
-			n--
-		default:
-			other.flows += s.flows
-		}
+	n = min(n, len(all))
+	other := 0
+	for _, s := range all[n:] {
+		other += s.flows
 	}
-	if other.flows > 0 {
-		out = append(out, other)
+	out = append(out, all[:n]...)
+	if other > 0 {
+		out = append(out, serviceFlows{name: OtherServices, flows: other})
 	}
 	return out
 }

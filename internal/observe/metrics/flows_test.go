@@ -5,52 +5,38 @@ package metrics
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// table is a table of connections: how many there are by destination.
+// table is a table of connections: their number by Service.
 type table struct {
-	byDestination map[string]int
-	listed        int
-	took          time.Duration
-	now           time.Time
-	err           error
+	byService map[types.NamespacedName]int
+	counted   int
+	took      time.Duration
+	now       time.Time
+	err       error
 }
 
-func (tab *table) list(visit func(*flows.Flow)) error {
-	tab.listed++
+func (tab *table) count() (map[types.NamespacedName]int, error) {
+	tab.counted++
 	tab.now = tab.now.Add(tab.took)
-	for destination, n := range tab.byDestination {
-		for range n {
-			visit(&flows.Flow{Protocol: desired.TCP, Destination: netip.MustParseAddrPort(destination)})
-		}
-	}
-	return tab.err
-}
-
-// service is the Service "s<last byte>" of the addresses 10.96.0.0/16; no others
-// are a Service's.
-func (tab *table) service(k desired.FrontendKey) (desired.ServicePort, bool) {
-	if k.Addr().As4()[1] != 96 {
-		return desired.ServicePort{}, false
-	}
-	return desired.ServicePort{Namespace: "ns", Name: fmt.Sprint("s", k.Addr().As4()[3]), Port: "http"}, true
+	return tab.byService, tab.err
 }
 
 func (tab *table) collector() *flowsCollector {
-	return &flowsCollector{list: tab.list, service: tab.service, now: func() time.Time { return tab.now }}
+	return &flowsCollector{count: tab.count, now: func() time.Time { return tab.now }}
+}
+
+func named(i int) types.NamespacedName {
+	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}
 }
 
 func TestFlowsByService(t *testing.T) {
-	tab := &table{byDestination: map[string]int{
-		"10.96.0.1:80": 2, "10.96.0.1:443": 3, "10.96.0.2:80": 1, "10.244.1.1:80": 4,
-	}}
+	tab := &table{byService: map[types.NamespacedName]int{named(1): 5, named(2): 1, {}: 4}}
 	got := values(t, tab.collector())
 	want := map[string]float64{"ns/s1": 5, "ns/s2": 1, "/(none)": 4}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -59,9 +45,9 @@ func TestFlowsByService(t *testing.T) {
 }
 
 func TestFlowsOfManyServices(t *testing.T) {
-	tab := &table{byDestination: map[string]int{"10.244.1.1:80": 1}}
+	tab := &table{byService: map[types.NamespacedName]int{{}: 1}}
 	for i := range 60 { // from 1 to 60 flows
-		tab.byDestination[fmt.Sprintf("10.96.0.%d:80", i+1)] = i + 1
+		tab.byService[named(i+1)] = i + 1
 	}
 	got := values(t, tab.collector())
 	if len(got) != MostServices+2 {
@@ -75,26 +61,26 @@ func TestFlowsOfManyServices(t *testing.T) {
 	}
 }
 
-// TestFlowsAreNotListedOften has two scrapes listen to one list, and a slow list
-// last for longer.
-func TestFlowsAreNotListedOften(t *testing.T) {
-	tab := &table{byDestination: map[string]int{"10.96.0.1:80": 1}, took: time.Second, now: time.Unix(1000, 0)}
+// TestFlowsAreNotCountedOften has two scrapes share one count, and a slow count last
+// for longer.
+func TestFlowsAreNotCountedOften(t *testing.T) {
+	tab := &table{byService: map[types.NamespacedName]int{named(1): 1}, took: time.Second, now: time.Unix(1000, 0)}
 	c := tab.collector()
 	values(t, c)
-	tab.byDestination["10.96.0.1:80"] = 2
+	tab.byService[named(1)] = 2
 	tab.now = tab.now.Add(flowsRest*time.Second - 1)
-	if got := values(t, c); got["ns/s1"] != 1 || tab.listed != 1 {
-		t.Errorf("%v after %d lists", got, tab.listed)
+	if got := values(t, c); got["ns/s1"] != 1 || tab.counted != 1 {
+		t.Errorf("%v after %d counts", got, tab.counted)
 	}
 	tab.took = 0
 	tab.now = tab.now.Add(1)
-	if got := values(t, c); got["ns/s1"] != 2 || tab.listed != 2 {
-		t.Errorf("%v after %d lists", got, tab.listed)
+	if got := values(t, c); got["ns/s1"] != 2 || tab.counted != 2 {
+		t.Errorf("%v after %d counts", got, tab.counted)
 	}
 	tab.now = tab.now.Add(flowsPeriod)
 	tab.err = errors.New("the kernel does not tell")
-	if _, err := testutil.CollectAndLint(c); err == nil || tab.listed != 3 {
-		t.Errorf("%v after %d lists", err, tab.listed)
+	if _, err := testutil.CollectAndLint(c); err == nil || tab.counted != 3 {
+		t.Errorf("%v after %d counts", err, tab.counted)
 	}
 }
 

@@ -18,14 +18,10 @@ import (
 // Metrics are the proxy's counters. All are valid once New has returned; methods
 // may be called by any goroutine.
 type Metrics struct {
-	registry     *prometheus.Registry
-	kubeProxy    kubeProxy
-	verify       verify
-	syncDuration map[string]prometheus.Observer // SyncDuration's children
+	registry  *prometheus.Registry
+	kubeProxy kubeProxy
+	verify    verify
 
-	// SyncDuration is the time that programming a change took, in seconds,
-	// by kind: "full" or "change".
-	SyncDuration *prometheus.HistogramVec
 	// SyncFailures counts changes and full contents that the kernel
 	// refused, by kind.
 	SyncFailures *prometheus.CounterVec
@@ -39,9 +35,6 @@ type Metrics struct {
 	ObjectProblems prometheus.Counter
 	// Services is how many Services are proxied.
 	Services prometheus.Gauge
-	// ConntrackDeleted counts entries of conntrack that were deleted because
-	// they kept UDP or SCTP from where it would go now.
-	ConntrackDeleted prometheus.Counter
 	// ConntrackFailures counts the times that not all such entries could be
 	// found and deleted.
 	ConntrackFailures prometheus.Counter
@@ -62,12 +55,6 @@ func New() *Metrics {
 		registry:  prometheus.NewRegistry(),
 		kubeProxy: newKubeProxy(),
 		verify:    newVerify(),
-		SyncDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: namespace, Name: "sync_duration_seconds",
-			Help: "Time that programming the kernel took, by kind: full or change.",
-			// 16 us to 8 s: a change takes tens of microseconds.
-			Buckets: prometheus.ExponentialBuckets(16e-6, 2, 20),
-		}, []string{"kind"}),
 		SyncFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "sync_failures_total",
 			Help: "Changes and full contents that the kernel refused, by kind.",
@@ -75,7 +62,6 @@ func New() *Metrics {
 		Elements:          counter("elements_written_total", "Objects written to and deleted from the kernel."),
 		Repairs:           counter("repairs_total", "Times that somebody else had damaged what was programmed."),
 		ObjectProblems:    counter("object_problems_total", "Objects, or parts of objects, that could not be acted on."),
-		ConntrackDeleted:  counter("conntrack_entries_deleted_total", "Entries of conntrack deleted because they kept UDP or SCTP from where it would go now."),
 		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
 		FeatureMissing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "kernel_feature_missing",
@@ -86,13 +72,11 @@ func New() *Metrics {
 			Help: "Services that are proxied.",
 		}),
 	}
-	m.syncDuration = map[string]prometheus.Observer{}
 	for _, kind := range []string{Full, Change} { // so that both are there from the start
 		m.SyncFailures.WithLabelValues(kind)
-		m.syncDuration[kind] = m.SyncDuration.WithLabelValues(kind)
 	}
-	m.registry.MustRegister(m.SyncDuration, m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing,
-		m.ConntrackDeleted, m.ConntrackFailures)
+	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing,
+		m.ConntrackFailures)
 	return m
 }
 

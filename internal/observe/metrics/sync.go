@@ -21,11 +21,6 @@ func (m *Metrics) Queued(at time.Time) {
 // Programmed says that the kernel has taken a change, or everything, that was
 // about some families, and how long that took.
 func (m *Metrics) Programmed(full bool, about Families, took time.Duration) {
-	kind := m.syncDuration[Change]
-	if full {
-		kind = m.syncDuration[Full]
-	}
-	kind.Observe(took.Seconds())
 	for f, is := range about {
 		if !is {
 			continue
@@ -101,6 +96,12 @@ func (m *Metrics) NoLocalEndpoints(n desired.NoLocalEndpoints) {
 		m.kubeProxy.noLocalInternal[f].Set(float64(n.Internal[f]))
 		m.kubeProxy.noLocalExternal[f].Set(float64(n.External[f]))
 	}
+}
+
+// ConntrackCleaned records a search for stale entries of conntrack.
+func (m *Metrics) ConntrackCleaned(f desired.Family, took time.Duration, deleted int) {
+	m.kubeProxy.conntrackDuration[f].Observe(took.Seconds())
+	m.kubeProxy.conntrackDeleted[f].Add(float64(deleted))
 }
 
 // seconds is a time as Prometheus has it: seconds since 1970.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command build builds kube-apiserver and kube-proxy, which the tests compare with, unless
-// they are in the go command's cache. It takes minutes.
+// that has been done before. It takes minutes.
 package main
 
 import (

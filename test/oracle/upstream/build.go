@@ -5,18 +5,18 @@ package upstream
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 )
 
-// Programs are the names that [Binary] knows: tools of the module ../tools.
+// Programs are the names that [Binary] knows.
 var Programs = []string{"kube-proxy", "kube-apiserver"}
 
 // Log is called with one line about what takes long. It may be nil.
@@ -28,21 +28,10 @@ func (l Log) printf(format string, args ...any) {
 	}
 }
 
-// built are the paths of the programs that this process has asked for.
-var built = struct {
-	sync.Mutex
-	paths map[string]string
-}{paths: map[string]string{}}
-
-// Binary returns the path of one of Kubernetes' programs, in the go command's build cache.
-// The go command builds it unless it is there, which takes minutes. Several processes may
-// do so at the same time.
+// Binary returns the path of one of Kubernetes' programs. It is built, which takes minutes,
+// unless it is in the folder slipstream/oracle of the user's cache directory, where each
+// content of the module tools has a folder. Several processes may build at the same time.
 func Binary(ctx context.Context, name string, log Log) (string, error) {
-	built.Lock()
-	defer built.Unlock()
-	if path := built.paths[name]; path != "" {
-		return path, nil
-	}
 	// The module is found from anywhere in this module or in one that requires it.
 	oracle, err := Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream/test/oracle")
 	if err != nil {
@@ -53,28 +42,35 @@ func Binary(ctx context.Context, name string, log Log) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	slow := time.AfterFunc(10*time.Second, func() {
-		log.printf("building %s %s, which takes minutes the first time", name, version)
-	})
-	defer slow.Stop()
-	flags := "GOFLAGS=-buildvcs=false -trimpath '-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=" + version + "'"
-	path, err := goWith(ctx, flags, tools, "tool", "-n", name)
-	if err != nil {
+	mod, err1 := os.ReadFile(filepath.Join(tools, "go.mod"))
+	sum, err2 := os.ReadFile(filepath.Join(tools, "go.sum"))
+	cache, err3 := os.UserCacheDir()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "slipstream", "oracle", fmt.Sprintf("%s-%.6x", version, sha256.Sum256(append(mod, sum...))))
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	log.printf("building %s %s, once, into %s: this takes minutes", name, version, dir)
+	part := fmt.Sprintf("%s.%d.part", path, os.Getpid()) // renamed when it is complete
+	defer os.Remove(part)
+	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
+	if _, err := Go(ctx, tools, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, "k8s.io/kubernetes/cmd/"+name); err != nil {
 		return "", fmt.Errorf("build %s %s: %w", name, version, err)
 	}
-	built.paths[name] = path
-	return path, nil
+	return path, os.Rename(part, path)
 }
 
 // Go runs the go command in a directory and returns its standard output.
 func Go(ctx context.Context, dir string, args ...string) (string, error) {
-	return goWith(ctx, "CGO_ENABLED=0", dir, args...)
-}
-
-func goWith(ctx context.Context, env, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", env)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
