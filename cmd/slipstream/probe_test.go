@@ -172,7 +172,7 @@ func TestIPv6Disabled(t *testing.T) {
 	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
 		t.Skip("NOT RUN: User Mode Linux boots no machine of its own")
 	}
-	kernel, err := uml.Find(ctx, "../../test/kernel/build.sh")
+	kernel, err := uml.Find(ctx, "../../test/kernel/build.sh", uml.Versions[0])
 	if err != nil {
 		t.Skipf("NOT RUN: %v", err)
 	}
