@@ -10,6 +10,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
@@ -27,6 +28,8 @@ var colours = []color.RGBA{
 }
 
 func newPlot(r *bench.Result) *plot.Plot {
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+	plotter.DefaultFont = plot.DefaultFont
 	p := plot.New()
 	p.BackgroundColor = color.White
 	p.Title.Text = r.Title
@@ -55,7 +58,7 @@ func drawBars(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, e
 			return nil, 0, fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
 		}
 		centre := -group * float64(i) // from top to bottom
-		ticks = append(ticks, plot.Tick{Value: centre, Label: s.Text})
+		ticks = append(ticks, plot.Tick{Value: centre, Label: "   " + s.Text})
 		for k, o := range s.Outcomes {
 			ratio := o.Ratio
 			if k == 0 {
@@ -91,9 +94,9 @@ func drawBars(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, e
 	p.Add(values)
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
 	p.Y.Tick.Length, p.Y.LineStyle.Width = 0, 0
-	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2
-	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, vg.Points(-4), vg.Points(2)
-	return p, vg.Points(group*float64(len(series)) + 110), nil
+	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2+50 // room for the legend
+	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, vg.Points(-4), vg.Points(3)
+	return p, vg.Points(group*float64(len(series)) + 160), nil
 }
 
 // drawLines draws a line for each subject through the medians, by what the series were
@@ -105,7 +108,7 @@ func drawLines(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, 
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	p.X.Tick.Marker, p.Y.Tick.Marker = thousands{}, thousands{}
 	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(-8)
+	p.Legend.XOffs, p.Legend.Padding = vg.Points(8), vg.Points(3)
 	p.Add(plotter.NewGrid())
 	any := false
 	for k, subject := range r.Subjects {
