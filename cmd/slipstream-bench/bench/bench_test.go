@@ -191,6 +191,8 @@ func TestFormat(t *testing.T) {
 		{Count.Format(130_031), "130,031"},
 		{Count.Format(5_283.5), "5,283.5"},
 		{times(1.5), "1.5"},
+		{times(1.96), "2.0"},
+		{times(0.0123), "0.012"},
 		{times(9.96), "10"},
 		{times(99.4), "99"},
 		{times(996), "1,000"},

@@ -295,8 +295,10 @@ func times(r float64) string {
 	switch {
 	case r <= 0:
 		return ""
-	case r < 9.95:
+	case r < 0.95:
 		return fmt.Sprintf("%.2g", r)
+	case r < 9.95:
+		return fmt.Sprintf("%.1f", r)
 	}
 	unit := math.Pow(10, math.Floor(math.Log10(r))-1)
 	return Thousands(int(math.Round(r/unit) * unit))

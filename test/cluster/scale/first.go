@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ignore has the pods' server see no connections any more, by a filter that drops all
-// its packets. Nothing is answered then.
+// ignore hides all connections from the pods' server, by a filter that drops the packets.
+// Nothing is answered then.
 func (p *pods) ignore(yes bool) error {
 	if !yes {
 		return unix.SetsockoptInt(p.listener, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
@@ -24,15 +24,15 @@ func (p *pods) ignore(yes bool) error {
 }
 
 // first has a pod send the first packet of a connection, and no other one, and returns
-// where among the pods it came to. They have to ignore it.
-func (p *pods) first(from *lab.Pod, to netip.AddrPort) (landed netip.AddrPort, err error) {
+// where among the pods it arrived. The pods must ignore it.
+func (p *pods) first(from *lab.Pod, to netip.AddrPort) (arrived netip.AddrPort, err error) {
 	raw := -1
 	err = p.Do(func() error {
 		raw, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 		return err
 	})
 	if err != nil {
-		return landed, err
+		return arrived, err
 	}
 	defer unix.Close(raw)
 	err = from.Do(func() error {
@@ -40,20 +40,19 @@ func (p *pods) first(from *lab.Pod, to netip.AddrPort) (landed netip.AddrPort, e
 		if err != nil {
 			return err
 		}
-		// Before the packet is sent again, which would be after a second.
+		// Close it before the packet is sent again, which is after a second.
 		defer unix.Close(fd)
 		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
 		if !errors.Is(err, unix.EINPROGRESS) {
 			return fmt.Errorf("connect to %v: %w", to, err)
 		}
-		landed, err = nextSYN(raw, 900*time.Millisecond)
+		arrived, err = nextSYN(raw, 900*time.Millisecond)
 		return err
 	})
-	return landed, err
+	return arrived, err
 }
 
-// nextSYN is where the next first packet of a TCP connection goes that a raw socket
-// receives.
+// nextSYN is the destination of the next SYN packet that a raw socket receives.
 func nextSYN(raw int, wait time.Duration) (to netip.AddrPort, err error) {
 	timeout := unix.NsecToTimeval(int64(wait))
 	if err := unix.SetsockoptTimeval(raw, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
@@ -77,7 +76,7 @@ func nextSYN(raw int, wait time.Duration) (to netip.AddrPort, err error) {
 	return to, errSilent
 }
 
-// parseSYN is where a packet of IPv4 and TCP goes to, if it has SYN set and not ACK.
+// parseSYN is the destination of an IPv4 TCP packet, if it has SYN set and not ACK.
 func parseSYN(b []byte) (to netip.AddrPort, ok bool) {
 	if len(b) < 20 {
 		return to, false

@@ -13,16 +13,16 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 )
 
-// The variants of the iptables commands. Both are installed on Debian, which calls the
-// second one by default. In version 1.8.9 that one looks through all chains for each chain
-// it adds: a start with 1,500 Services took 16 s, and one with 2,000 took 45 s, nearly all
-// of it in iptables-restore. That would be measuring a defect of one version.
+// The variants of the iptables commands. Both are installed on Debian, where iptables-nft is
+// the default. Its version 1.8.9 looks through all chains for each chain it adds: a start of
+// kube-proxy with 1,500 Services took 16 s, and one with 2,000 took 45 s, nearly all of it in
+// iptables-restore. That would measure a defect of one version.
 const (
 	legacyVariant = "legacy"
 	nftVariant    = "nft"
 )
 
-// iptablesMode is what the configuration of all proxies calls it.
+// iptablesMode is the mode's name in the configuration of all proxies.
 const iptablesMode = "iptables"
 
 // hint makes the chain by which a kubelet shows which variant its node uses (KEP-3178):
@@ -32,7 +32,7 @@ func hint(ctx context.Context, n *site.Node) error {
 	return err
 }
 
-// useIPTables has all programs that are started from now on find one variant under the
+// useIPTables makes all programs that are started from now on find one variant under the
 // usual names, by links in dir.
 func useIPTables(variant, dir string) error {
 	dir = filepath.Join(dir, "iptables")
@@ -54,7 +54,7 @@ func useIPTables(variant, dir string) error {
 	return os.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// iptablesVersion is what the command says of itself, e.g. "iptables v1.8.9 (legacy)".
+// iptablesVersion is what the command prints as its version, e.g. "iptables v1.8.9 (legacy)".
 func iptablesVersion() string {
 	out, err := exec.Command("iptables", "--version").Output()
 	if err != nil {

@@ -1,5 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Command scale measures Service proxies on a real Kubernetes API, from outside: objects
+// are written to kube-apiserver, connections are made to Services.
+//
+//	go run ./scale -services 10000 -endpoints 10
+//
+// One kube-apiserver with its etcd is filled with Services. Then each subject runs on a
+// node of its own, one after the other: Slipstream and upstream kube-proxy, each in its
+// nftables and its iptables mode, with the configuration that kubeadm writes. One machine
+// has the addresses of all pods and answers every connection with the address that it was
+// made to (pods.go), so any Service can be connected to, and the answer says which endpoint
+// it was. The iptables modes use the commands of the legacy variant, unless -iptables says
+// otherwise (iptables.go).
+//
+// What is measured of each subject:
+//
+//   - start: from the start of the process on a node without any rules until a new
+//     connection to each Service of a random sample is answered.
+//   - change: from the API server's reply to a change of an EndpointSlice until a new
+//     connection reaches the new endpoint. The pause before the next change is longer than
+//     the subject's minimum time between two syncs, so that no change waits for the one
+//     before it. The Services that are changed have one endpoint, so that every connection
+//     shows it.
+//   - processor time for each of these changes: user and system, of the process and of
+//     commands it runs (nft, iptables-restore). The kernel's later work on its own threads,
+//     such as freeing memory, is not included.
+//   - burst: endpoints of many Services are replaced as fast as the API server accepts it;
+//     from the last reply until the last change has its effect.
+//   - peak resident memory (VmHWM) of the process, after the start and in the end; and of
+//     the commands it runs, by looking every 50 ms.
+//
+// Connections are tried all the time, with pauses of 0.1 ms, or of a thousandth of the time
+// that has passed so far if that is more (at most 10 ms).
+//
+// # Rules
+//
+//	go run ./scale rules -services 10,100,1000,10000
+//
+// counts the iptables rules that the kernel executes for a new connection, with more and
+// more Services in the same API server, for Slipstream's and kube-proxy's iptables modes
+// (rules.go).
 package main
 
 import (
@@ -13,7 +53,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )
 
@@ -29,84 +69,71 @@ func main() {
 	}
 }
 
-// command does what the command line says.
+// command does what the command line says. If not everything could be measured of a
+// subject, that is an error after the result has been written.
 func command(ctx context.Context, args []string, out io.Writer, log upstream.Log) error {
-	if len(args) > 0 && args[0] == "rules" {
-		o, err := parseRules(args[1:])
-		if err != nil {
-			return err
-		}
-		return rules(ctx, &o, out, log)
-	}
 	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	machine.QuietLimit = o.quiet
-	return scale(ctx, &o, out, log)
-}
-
-// scale measures and writes the result. A subject of which not all could be measured makes
-// an error, after the result has been written.
-func scale(ctx context.Context, o *options, out io.Writer, log upstream.Log) error {
 	r, err := measure(ctx, o, log)
 	if err != nil {
-		return err
+		return bench.Interrupted(ctx, err)
 	}
-	err = o.write(out, r.writeTable, r.writeJSON)
-	for _, s := range r.Subjects {
-		if s.Failed != "" {
-			err = errors.Join(err, fmt.Errorf("%s: %s", s.Name, s.Failed))
-		}
-	}
-	return err
+	return errors.Join(r.Write(out, o.output, o.save), r.Failures())
 }
 
 // measure fills a cluster and runs all subjects in turns.
-func measure(ctx context.Context, o *options, log upstream.Log) (_ *result, err error) {
+func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result, err error) {
+	bench.QuietLimit = o.quiet
 	dir, done, err := o.directory()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	programs, err := findPrograms(ctx, &o.common, dir, log)
+	programs, err := findPrograms(ctx, o, dir, log)
 	if err != nil {
 		return nil, err
 	}
-	chosen := programs.choose(ctx, o.Subjects...)
-	r := &result{Machine: machine.This(), Options: *o}
-	r.Options.Subjects = nil
+	chosen := choose(o.Subjects)
+	r := &bench.Result{Benchmark: "scale", Options: o, Machine: bench.ThisMachine()}
 	for _, s := range chosen {
-		r.Options.Subjects = append(r.Options.Subjects, s.name)
-		r.Subjects = append(r.Subjects, &outcome{Name: s.name, Version: programs.version(ctx, s)})
+		r.Subjects = append(r.Subjects, bench.Subject{Name: s.name, Version: programs.version(ctx, s)})
 	}
-	c := newContent(o.Services, o.Endpoints, changing, o.Seed)
-	w, err := newWorld(ctx, c, o.Runs*len(chosen), dir, log)
+	rounds, series := o.Runs, measuredSeries(o)
+	r.Title = fmt.Sprintf("%s Services x %s endpoints on kube-apiserver; runs: %d", bench.Thousands(o.most()), bench.Thousands(o.Endpoints), o.Runs)
+	if o.rules {
+		rounds, series = len(o.Services), rulesSeries(o)
+		r.Benchmark = "rules"
+		r.Title = fmt.Sprintf("Rules executed for a new connection, Services of %s endpoints, at most %d of them drawn with seed %d", bench.Thousands(o.Endpoints), o.Sample, o.Seed)
+	}
+	e, err := newEnvironment(ctx, o, rounds*len(chosen), dir, log)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, w.close()) }()
-	if r.Filled, err = fill(ctx, w.plane.Client, w.content, 0, o.Services); err != nil {
+	defer func() { err = errors.Join(err, e.close()) }()
+	samples := make([]bench.Samples, len(chosen))
+	for i := range samples {
+		samples[i] = bench.Samples{}
+	}
+	err = bench.Turns(ctx, rounds, len(chosen), func(round, i int) error {
+		if err := e.fill(ctx, o.Services[min(round, len(o.Services)-1)]); err != nil {
+			return err
+		}
+		if r.Subjects[i].Failed != "" {
+			return nil
+		}
+		one, err := e.run(ctx, chosen[i], programs.of(chosen[i]))
+		samples[i].Merge(one)
+		if ctx.Err() == nil && err != nil {
+			log("%s: %v", chosen[i].name, err)
+			r.Subjects[i].Failed = err.Error()
+		}
+		return ctx.Err()
+	})
+	if err != nil {
 		return nil, err
 	}
-	log("wrote %d Services and %d EndpointSlices in %.1f s", r.Filled.Services, r.Filled.Slices, r.Filled.Seconds)
-	for range o.Runs {
-		for i, s := range chosen {
-			if r.Subjects[i].Failed != "" {
-				continue
-			}
-			one, err := w.measure(ctx, o, s, programs.of(s), log)
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			r.Subjects[i].Runs = append(r.Subjects[i].Runs, one)
-			if err != nil {
-				log("%s: %v", s.name, err)
-				r.Subjects[i].Failed = err.Error()
-			}
-		}
-	}
-	r.LoadAfter = machine.This().Load
-	r.sumUp()
-	return r, nil
+	r.LoadAfter = bench.LoadAverage()
+	return r, r.Fill(series, samples)
 }

@@ -6,115 +6,232 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )
 
-// run is what is measured of a subject in one run.
-type run struct {
-	StartMS        float64 `json:"start_ms"`
-	StartUserMS    float64 `json:"start_user_ms"`
-	StartSystemMS  float64 `json:"start_system_ms"`
-	PeakStartBytes int64   `json:"peak_rss_start_bytes"`
+// Names of series.
+const (
+	started      = "start"
+	startCPU     = "start_cpu"
+	changed      = "change"
+	changeCPU    = "change_cpu"
+	burst        = "burst"
+	burstWritten = "burst_written"
+	peakStart    = "peak_rss_start"
+	peak         = "peak_rss"
+	peakCommands = "peak_rss_commands"
+)
 
-	ChangesMS       []float64 `json:"changes_ms"`
-	ChangeUserMS    float64   `json:"change_user_ms"` // mean
-	ChangeSystemMS  float64   `json:"change_system_ms"`
-	BurstsMS        []float64 `json:"bursts_ms"`
-	BurstWrittenMS  []float64 `json:"burst_written_ms"` // how long the API server took for all
-	PeakBytes       int64     `json:"peak_rss_bytes"`
-	PeakCommandByte int64     `json:"peak_rss_commands_bytes"`
+// measuredSeries are what is measured of each subject, in the order of the table.
+func measuredSeries(o *options) (all []bench.Series) {
+	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
+		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
+	}
+	add(started, "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
+	add(startCPU, "  processor time", bench.Nanoseconds)
+	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	add(changeCPU, "  processor time", bench.Nanoseconds)
+	add(burst, fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1))), bench.Nanoseconds, bench.P50, bench.Highest)
+	add(burstWritten, "  writing it", bench.Nanoseconds)
+	add(peakStart, "peak RSS when started", bench.Bytes)
+	add(peak, "peak RSS in the end", bench.Bytes)
+	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
+	return all
 }
 
 // measurement is a subject being measured.
 type measurement struct {
-	*world
-	run
-	options *options
+	*environment
+	node    *node
 	subject subject
+	start   func() (*proxies.Proxy, error)
 	proxy   *proxies.Proxy
 	prober  *prober
-	log     upstream.Log
+	samples bench.Samples
 }
 
-// measure runs a subject once. What was measured before an error is returned with it.
-func (w *world) measure(ctx context.Context, o *options, s subject, program string, log upstream.Log) (_ *run, err error) {
-	m := &measurement{world: w, options: o, subject: s, log: log}
-	n, start, err := w.prepare(ctx, s, program)
-	if err != nil {
-		return &m.run, err
+// measure measures start, changes, bursts and memory.
+func (m *measurement) measure(ctx context.Context) (err error) {
+	bench.Quiet(ctx) // the kernel frees the rules of the subject before
+	sample := append([]int(nil), m.Single...)
+	const sampled = 50 // beside those that changes are made to
+	for _, k := range m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))] {
+		sample = append(sample, m.Others[k])
 	}
-	defer func() { err = errors.Join(err, n.remove(context.WithoutCancel(ctx))) }()
-	machine.Quiet(ctx) // others' rules are being freed
-	m.prober = &prober{client: n.client, timeout: o.Timeout}
-	err = m.start(ctx, n, start)
-	if m.proxy == nil {
-		return &m.run, err
+	begin := time.Now()
+	if m.proxy, err = m.start(); err != nil {
+		return err
 	}
-	stop := watchCommands(m.proxy.PID())
-	for _, step := range []func(context.Context) error{m.changes, m.bursts, m.memory} {
+	m.prober.ended = m.proxy.Done()
+	stop := bench.WatchCommands(m.proxy.PID())
+	answered, err := m.awaitAll(ctx, sample, begin)
+	if err == nil {
+		m.samples.Add(started, float64(answered.Sub(begin)))
+		m.log("%s: Services answer after %v", m.subject.name, answered.Sub(begin).Round(time.Millisecond))
+	}
+	for _, step := range []func(context.Context) error{m.startUsage, m.changes, m.bursts, m.memory} {
 		if err == nil {
 			err = step(ctx)
 		}
 	}
-	m.PeakCommandByte = max(m.PeakCommandByte, stop())
+	if most := stop(); most > 0 {
+		m.samples.Add(peakCommands, float64(most))
+	}
 	if err != nil {
 		err = m.proxy.Explain(err)
 	}
-	return &m.run, errors.Join(err, m.proxy.Stop())
+	return errors.Join(err, m.proxy.Stop())
 }
 
-// prepare makes a node for a subject, and says how to start it there. The caller removes
-// the node.
-func (w *world) prepare(ctx context.Context, s subject, program string) (_ *node, start proxies.Options, err error) {
-	n, err := w.newNode(ctx, s.mode)
-	if err != nil {
-		return nil, start, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.remove(context.WithoutCancel(ctx)))
+// awaitAll waits until all Services of a sample answer. They are tried one after the other:
+// a Service that has answered goes on to, so when the last one has, all do.
+func (m *measurement) awaitAll(ctx context.Context, sample []int, begin time.Time) (answered time.Time, err error) {
+	err = m.prober.do(func() error {
+		for _, i := range sample {
+			answered, err = m.prober.until(ctx, frontend(i), begin, func(netip.Addr) bool { return true })
+			if err != nil {
+				return fmt.Errorf("start: Service %s: %w", cluster.Name(i), err)
+			}
 		}
-	}()
-	access, err := w.plane.NewAccess(ctx, w.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
-	if err != nil {
-		return nil, start, err
-	}
-	return n, proxies.Options{
-		Dir: w.dir, Binary: program, Kubeconfig: access.Kubeconfig,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		Configure:    func(config map[string]any) { config["mode"] = s.mode },
-		Flags:        []string{"--v=0"}, // the default, which kubeadm leaves in place
-	}, w.reachable(n)
+		return nil
+	})
+	return answered, err
 }
 
-// reachable tries the way from the client to the pods, without any proxy.
-func (w *world) reachable(n *node) error {
-	pod := w.endpoint(0, 0)
-	return n.client.Do(func() error {
-		answer, err := connect(netip.AddrPortFrom(pod, targetPort), 2*time.Second)
-		if err == nil && answer != pod {
-			err = fmt.Errorf("%v answers", answer)
+// startUsage measures processor time and memory when the process has nothing more to do.
+func (m *measurement) startUsage(ctx context.Context) error {
+	if err := m.calm(ctx); err != nil {
+		return err
+	}
+	cpu, err := bench.Used(m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	memory, err := bench.Memory(m.proxy.PID())
+	m.samples.Add(startCPU, float64(cpu))
+	m.samples.Add(peakStart, float64(memory.VmHWM))
+	return err
+}
+
+func (m *measurement) memory(context.Context) error {
+	memory, err := bench.Memory(m.proxy.PID())
+	m.samples.Add(peak, float64(memory.VmHWM))
+	return err
+}
+
+// calm waits until the process does next to nothing, for up to five minutes.
+func (m *measurement) calm(ctx context.Context) error {
+	const window = 500 * time.Millisecond
+	pid := m.proxy.PID()
+	before, err := bench.Used(pid)
+	for deadline := time.Now().Add(min(m.options.Timeout, 5*time.Minute)); err == nil && time.Now().Before(deadline); {
+		if err := bench.Sleep(ctx, window); err != nil {
+			return err
+		}
+		now, failed := bench.Used(pid)
+		if failed == nil && now-before <= window/25 && len(bench.Children(pid)) == 0 {
+			return nil
+		}
+		before, err = now, failed
+	}
+	return err
+}
+
+// changes replaces single endpoints, one after the other.
+func (m *measurement) changes(ctx context.Context) error {
+	const least = 3 // are made however long they take
+	before, err := bench.Used(m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	begin, n := time.Now(), 0
+	for ; n < m.options.Changes && (n < least || time.Since(begin) < m.options.Budget); n++ {
+		// Up to half as long again, so that nothing periodic is always met or missed.
+		if err := bench.Sleep(ctx, m.subject.pause+rand.N(m.subject.pause/2)); err != nil {
+			return err
+		}
+		took, err := m.change(ctx, m.Single[n%len(m.Single)])
+		if err != nil {
+			return fmt.Errorf("change %d: %w", n+1, err)
+		}
+		m.samples.Add(changed, float64(took))
+	}
+	if err := m.calm(ctx); err != nil {
+		return err
+	}
+	after, err := bench.Used(m.proxy.PID())
+	m.samples.Add(changeCPU, float64(after-before)/float64(n))
+	m.log("%s: %d changes in %v", m.subject.name, n, time.Since(begin).Round(time.Millisecond))
+	return err
+}
+
+// change replaces the endpoint of a Service with a single one, and measures from the API
+// server's reply until a connection reaches the new one.
+func (m *measurement) change(ctx context.Context, service int) (took time.Duration, err error) {
+	pod := m.replaceFirst(service)
+	err = m.prober.do(func() error {
+		if err := m.writeFirst(ctx, service); err != nil {
+			return err
+		}
+		replied := time.Now()
+		reached, err := m.prober.until(ctx, frontend(service), replied, func(a netip.Addr) bool { return a == pod })
+		took = reached.Sub(replied)
+		return err
+	})
+	return took, err
+}
+
+// bursts replaces endpoints of many Services at a time.
+func (m *measurement) bursts(ctx context.Context) error {
+	begin := time.Now()
+	for k := 0; k < m.options.Bursts && (k < 1 || time.Since(begin) < m.options.Budget); k++ {
+		err := m.calm(ctx)
+		if err == nil {
+			err = m.burst(ctx)
 		}
 		if err != nil {
-			return fmt.Errorf("from the client on %s to pod %v: %w", n.Name(), pod, err)
+			return fmt.Errorf("burst %d: %w", k+1, err)
+		}
+	}
+	m.log("%s: %d bursts in %v", m.subject.name, len(m.samples[burst]), time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// burst measures from the API server's last reply until the last change has its effect. The
+// API server delivers changes in the order in which it accepted them. That the other
+// changes have their effect too is checked afterwards, in a sample.
+func (m *measurement) burst(ctx context.Context) error {
+	some := m.Others
+	m.Rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+	some = some[:min(m.options.Burst-1, len(some))]
+	pods := make([]netip.Addr, len(some))
+	for k, i := range some {
+		pods[k] = m.replaceFirst(i)
+	}
+	begin := time.Now()
+	if err := each(len(some), func(k int) error { return m.writeFirst(ctx, some[k]) }); err != nil {
+		return err
+	}
+	written := time.Since(begin)
+	behind, err := m.change(ctx, m.Single[m.Rand.IntN(len(m.Single))])
+	if err != nil {
+		return err
+	}
+	m.samples.Add(burst, float64(behind))
+	m.samples.Add(burstWritten, float64(written))
+	return m.prober.do(func() error {
+		for k := range min(10, len(some)) {
+			_, err := m.prober.until(ctx, frontend(some[k]), time.Now(), func(a netip.Addr) bool { return a == pods[k] })
+			if err != nil {
+				return fmt.Errorf("Service %s, endpoint %v: %w", cluster.Name(some[k]), pods[k], err)
+			}
 		}
 		return nil
 	})
 }
-
-// memory reads what the process has had at most.
-func (m *measurement) memory(context.Context) (err error) {
-	m.PeakBytes, err = peak(m.proxy.PID())
-	return err
-}
-
-func (m *measurement) calm(ctx context.Context) error {
-	return calm(ctx, m.proxy.PID(), m.options.Timeout)
-}
-
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

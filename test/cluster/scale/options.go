@@ -3,79 +3,156 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 )
 
 // options say what is measured. Their JSON is part of the result.
 type options struct {
-	common
-	Services int           `json:"services"`
-	Subjects []string      `json:"subjects"`
-	Runs     int           `json:"runs"`
-	Changes  int           `json:"changes"` // in each run, at most
-	Burst    int           `json:"burst"`   // changes in one
-	Bursts   int           `json:"bursts"`  // in each run, at most
-	Budget   time.Duration `json:"budget_ns"`
+	Services  []int         `json:"services"` // one number, or for rules several that rise
+	Endpoints int           `json:"endpoints_per_service"`
+	Timeout   time.Duration `json:"timeout_ns"`
+	Seed      uint64        `json:"seed"`
+	IPTables  string        `json:"iptables"` // the variant
+	Subjects  []string      `json:"subjects"`
 
-	quiet time.Duration
+	Runs    int           `json:"runs,omitempty"`
+	Changes int           `json:"changes,omitempty"` // in each run, at most
+	Burst   int           `json:"burst,omitempty"`   // changes in one
+	Bursts  int           `json:"bursts,omitempty"`  // in each run, at most
+	Budget  time.Duration `json:"budget_ns,omitempty"`
+
+	Sample int `json:"sample,omitempty"` // connections for each number of Services, at most
+
+	rules      bool
+	slipstream string // path of the program; built if empty
+	output     string
+	save       string
+	logs       string // directory where logs stay; empty for none
+	quiet      time.Duration
 }
 
-// minServices leaves as many of several endpoints as there are of one.
-const minServices = 2 * changing
+// The limits follow from the ranges of addresses.
+const (
+	maxServices     = 500_000
+	maxEndpoints    = 1000
+	maxAllEndpoints = 5_000_000
+	maxNodes        = 99 // the names of site's nodes
+
+	// singles is how many Services have one endpoint, which single changes replace.
+	singles = 16
+)
+
+// most is the number of Services in the end.
+func (o *options) most() int { return o.Services[len(o.Services)-1] }
 
 // parse reads the command line.
-func parse(args []string) (options, error) {
-	var o options
-	var names string
+func parse(args []string) (*options, error) {
+	o := &options{rules: len(args) > 0 && args[0] == "rules"}
+	var services, names string
 	f := flag.NewFlagSet("scale", flag.ContinueOnError)
-	o.define(f)
-	f.IntVar(&o.Services, "services", 10_000, "Services in the cluster")
-	f.StringVar(&names, "subjects", "", "what to measure, with commas between: of "+strings.Join(subjectNames(), ", ")+"; by default all that this slipstream can be")
-	f.IntVar(&o.Runs, "runs", 1, "runs of each subject, each a new process on a new node, in turns")
-	f.IntVar(&o.Changes, "changes", 200, "single changes in each run, at most; see -budget")
-	f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
-	f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see -budget")
-	f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
-	// Rules of ten thousand Services take the kernel a while to free.
-	f.DurationVar(&o.quiet, "quiet", 2*time.Minute, "how long to wait, at most, for the machine to be idle before each start")
-	if err := parseFlags(f, args); err != nil {
-		return o, err
+	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each Service")
+	f.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "longest wait for one start, change or burst; a subject that needs longer is given up")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the choice of Services")
+	f.StringVar(&o.IPTables, "iptables", legacyVariant, "`variant` of the iptables commands that iptables modes use, legacy or nft")
+	f.StringVar(&o.slipstream, "slipstream", "", "path of the slipstream `program`; built from this checkout by default")
+	f.StringVar(&o.output, "output", "table", "table or json")
+	f.StringVar(&o.save, "save", "", "`file` to write the result to as JSON too")
+	f.StringVar(&o.logs, "logs", "", "existing `directory` where configurations and logs stay")
+	if o.rules {
+		args, names = args[1:], slipstreamIPTables+","+kubeProxyIPTables
+		f.StringVar(&services, "services", "10,100,1000,10000", "numbers of Services in the cluster, with commas between, from few to many")
+		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
+	} else {
+		f.StringVar(&services, "services", "10000", "Services in the cluster")
+		f.StringVar(&names, "subjects", strings.Join(subjectNames(), ","), "what to measure, with commas between")
+		f.IntVar(&o.Runs, "runs", 1, "runs of each subject, each a new process on a new node, in turns")
+		f.IntVar(&o.Changes, "changes", 200, "single changes in each run, at most; see -budget")
+		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
+		f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see -budget")
+		f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
+		// The kernel frees rules of ten thousand Services for a while.
+		f.DurationVar(&o.quiet, "quiet", 2*time.Minute, "how long to wait, at most, for the machine to be idle before each start")
 	}
-	if names != "" {
-		o.Subjects = strings.Split(names, ",")
+	if err := f.Parse(args); err != nil {
+		return nil, err
 	}
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("%q: only flags are expected", f.Arg(0))
+	}
+	for text := range strings.SplitSeq(services, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return nil, fmt.Errorf("-services: %q is not a number", text)
+		}
+		o.Services = append(o.Services, n)
+	}
+	o.Subjects = strings.Split(names, ",")
 	return o, o.validate()
 }
 
 func (o *options) validate() error {
-	for _, v := range []struct {
-		flag           string
-		n, least, most int
-	}{
-		{"services", o.Services, minServices, maxServices},
-		{"runs", o.Runs, 1, maxNodes / len(subjects)},
-		{"changes", o.Changes, 1, 100_000},
-		{"burst", o.Burst, 1, 100_000},
-		{"bursts", o.Bursts, 1, 1000},
-	} {
-		if v.n < v.least || v.n > v.most {
-			return fmt.Errorf("-%s: must be %d to %d", v.flag, v.least, v.most)
+	last := 0
+	for _, n := range o.Services {
+		if n <= last || n > maxServices {
+			return fmt.Errorf("-services: %d after %d: must rise, from 1 to %d", n, last, maxServices)
 		}
-	}
-	if err := o.common.validate(o.Services); err != nil {
-		return err
+		last = n
 	}
 	for i, name := range o.Subjects {
-		if !slices.Contains(subjectNames(), name) {
-			return fmt.Errorf("-subjects: %q is none of %s", name, strings.Join(subjectNames(), ", "))
+		if err := bench.OneOf("-subjects", name, subjectNames()...); err != nil {
+			return err
 		}
 		if slices.Contains(o.Subjects[:i], name) {
-			return fmt.Errorf("-subjects: %s is there twice", name)
+			return fmt.Errorf("-subjects: %s is given twice", name)
 		}
 	}
-	return nil
+	if n := last * o.Endpoints; n > maxAllEndpoints {
+		return fmt.Errorf("-endpoints: %d Services of %d endpoints are %d in all, more than %d", last, o.Endpoints, n, maxAllEndpoints)
+	}
+	if o.Timeout <= 0 {
+		return fmt.Errorf("-timeout: must be more than 0")
+	}
+	errs := []error{
+		bench.Within("-endpoints", o.Endpoints, 1, maxEndpoints),
+		bench.OneOf("-iptables", o.IPTables, legacyVariant, nftVariant),
+		bench.CheckFormat("-output", o.output),
+	}
+	if o.rules {
+		return errors.Join(append(errs,
+			bench.Within("-sample", o.Sample, 1, 10_000),
+			bench.Within("-services: how many numbers there are", len(o.Services), 1, maxNodes/2))...)
+	}
+	return errors.Join(append(errs,
+		bench.Within("-services: how many numbers there are", len(o.Services), 1, 1),
+		// As many Services of several endpoints as of one.
+		bench.Within("-services", last, 2*singles, maxServices),
+		bench.Within("-runs", o.Runs, 1, maxNodes/len(subjects)),
+		bench.Within("-changes", o.Changes, 1, 100_000),
+		bench.Within("-burst", o.Burst, 1, 100_000),
+		bench.Within("-bursts", o.Bursts, 1, 1000))...)
+}
+
+// directory is where configurations and logs are written, with the commands of the variant
+// in it. done deletes it, unless it was given.
+func (o *options) directory() (dir string, done func() error, err error) {
+	dir, done = o.logs, func() error { return nil }
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "slipstream-scale-"); err != nil {
+			return "", nil, err
+		}
+		done = func() error { return os.RemoveAll(dir) }
+	}
+	if err := useIPTables(o.IPTables, dir); err != nil {
+		return "", nil, errors.Join(err, done())
+	}
+	return dir, done, nil
 }

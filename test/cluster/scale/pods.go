@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
 )
@@ -15,11 +16,11 @@ import (
 // podsAddress is the machine of all pods, on the fabric.
 var podsAddress = netip.MustParsePrefix("192.168.100.210/24")
 
-// pods is a machine that has every address of podRange. Its one server answers a
-// connection with the four bytes of the address that it came to, and closes it.
+// pods is a machine that has the addresses of all pods. Its one server answers a connection
+// with the four bytes of the address that it was made to, and closes it.
 //
-// It is one thread with system calls that block: of what lies between a change and its
-// being seen, as little as possible is to be the benchmark's own.
+// It is one thread with blocking system calls, so that as little as possible of the measured
+// time is the benchmark's own.
 type pods struct {
 	*lab.Host
 	listener int
@@ -34,8 +35,8 @@ func newPods(ctx context.Context, l *lab.Lab) (*pods, error) {
 	if err := host.RouteToPods(); err != nil { // to the clients' pods
 		return nil, err
 	}
-	// All of the range is local (AnyIP).
-	if _, err := host.Run(ctx, "ip", "route", "add", "local", podRange.String(), "dev", "lo"); err != nil {
+	// All of the range is local (AnyIP); the routes to the clients are more specific.
+	if _, err := host.Run(ctx, "ip", "route", "add", "local", cluster.IPv4.Pods.String(), "dev", "lo"); err != nil {
 		return nil, err
 	}
 	p := &pods{Host: host, done: make(chan struct{})}
@@ -55,7 +56,7 @@ func listen() (fd int, err error) {
 	}
 	if err := errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-		unix.Bind(fd, &unix.SockaddrInet4{Port: targetPort}),
+		unix.Bind(fd, &unix.SockaddrInet4{Port: cluster.TargetPort}),
 		unix.Listen(fd, 1024),
 	); err != nil {
 		unix.Close(fd)

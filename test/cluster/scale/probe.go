@@ -23,11 +23,11 @@ type prober struct {
 	ended   <-chan struct{} // of the subject's process
 }
 
-// do runs fn on a thread that is in the client's pod; what follows is called in there.
+// do runs fn on a thread in the client's pod. The other functions here are called in it.
 func (p *prober) do(fn func() error) error { return p.client.Do(fn) }
 
-// until connects again and again until some pod answers that is wanted, and returns when.
-// The time since begin decides how long to wait for an answer and between connections.
+// until connects again and again until a wanted pod answers, and returns when it did. The
+// time since begin decides how long to wait for an answer and between connections.
 func (p *prober) until(ctx context.Context, to netip.AddrPort, begin time.Time, wanted func(pod netip.Addr) bool) (time.Time, error) {
 	for {
 		elapsed := time.Since(begin)
@@ -58,11 +58,11 @@ func sleep(d time.Duration) {
 	_, _ = unix.Ppoll(nil, &t, nil)
 }
 
-// errSilent is no answer at all.
+// errSilent says that nothing answers.
 var errSilent = errors.New("no answer")
 
 // connect makes a TCP connection in the namespace of the calling thread and returns the
-// pod that has answered, if one does in time.
+// pod that answered.
 func connect(to netip.AddrPort, wait time.Duration) (pod netip.Addr, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

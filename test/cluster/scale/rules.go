@@ -4,156 +4,156 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/executed"
-	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/machine"
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
+	"github.com/slipstream-proxy/slipstream/test/rulewalk"
 )
 
-// rulesSubjects are the proxies whose rules are counted.
-var rulesSubjects = []string{slipstreamIPTables, kubeProxyIPTables}
+// rulesSeries are the rules executed with each number of Services, in the order of the
+// table. kube-proxy's rules depend on the Service's place in its list (KUBE-SERVICES), so the
+// Services at its ends are counted too.
+func rulesSeries(o *options) (all []bench.Series) {
+	for _, n := range o.Services {
+		s := bench.Series{
+			Name: rulesName(n), Text: bench.Thousands(n) + " Services", Unit: bench.Count, Better: bench.Less, At: n,
+			Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
+		}
+		first, last := s, s
+		first.Name, first.Text, first.Show, first.At = firstName(n), "  first of its list", nil, 0
+		last.Name, last.Text, last.Show, last.At = lastName(n), "  last of its list", nil, 0
+		all = append(all, s, first, last)
+	}
+	return all
+}
 
-// rules counts, and writes the result. A subject of which not all could be counted makes
-// an error, after the result has been written.
-func rules(ctx context.Context, o *rulesOptions, out io.Writer, log upstream.Log) error {
-	r, err := countRules(ctx, o, log)
-	if err != nil {
+func rulesName(services int) string { return fmt.Sprintf("rules_%d", services) }
+func firstName(services int) string { return fmt.Sprintf("rules_%d_first", services) }
+func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", services) }
+
+// countRules counts the rules that the kernel executes for the first packet of a connection
+// from a pod on the node, to one Service of a random sample after the other. Rules and
+// counters are read before and after each. Package rulewalk finds the packet's path through
+// all tables, PREROUTING to POSTROUTING: a rule was executed if the packet came to it,
+// whether it matched or not. The path must end where the packet arrived (first.go).
+func (m *measurement) countRules(ctx context.Context) (err error) {
+	n := m.filled
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%d Services: %w", n, err)
+		}
+	}()
+	if err := m.program(ctx); err != nil {
 		return err
 	}
-	err = o.write(out, r.WriteTable, r.WriteJSON)
-	for _, s := range r.Subjects {
-		if s.Failed != "" {
-			err = errors.Join(err, fmt.Errorf("%s: %s", s.Name, s.Failed))
+	// From here on there are no answers, so that only the first packets are counted.
+	if err := m.pods.ignore(true); err != nil {
+		return err
+	}
+	defer func() {
+		if failed := m.pods.ignore(false); err == nil {
+			err = failed
 		}
+	}()
+	c := &counter{pods: m.pods, node: m.node}
+	if c.now, err = c.dump(ctx); err != nil {
+		return err
+	}
+	count := func(series string, services ...int) error {
+		for _, i := range services {
+			rules, err := c.connect(ctx, i)
+			if err != nil {
+				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
+			}
+			m.samples.Add(series, float64(rules))
+		}
+		return nil
+	}
+	if err := count(rulesName(n), m.sample...); err != nil {
+		return err
+	}
+	m.log("%s: %d Services, %v rules", m.subject.name, n, bench.Median(m.samples[rulesName(n)]))
+	list := c.list(n)
+	if len(list) == 0 {
+		return nil
+	}
+	if err := count(firstName(n), list[0]); err != nil {
+		return err
+	}
+	return count(lastName(n), list[len(list)-1])
+}
+
+// program has the subject program the node, and ends it when it has nothing more to do, so
+// that rules and counters are not touched while they are read. The rules stay.
+func (m *measurement) program(ctx context.Context) (err error) {
+	begin := time.Now()
+	if m.proxy, err = m.start(); err != nil {
+		return err
+	}
+	m.prober.ended = m.proxy.Done()
+	if _, err = m.awaitAll(ctx, m.sample, begin); err == nil {
+		err = m.calm(ctx)
+	}
+	if err != nil {
+		err = m.proxy.Explain(err)
+	}
+	if stopped := m.proxy.Stop(); err == nil {
+		err = stopped
 	}
 	return err
 }
 
-// countRules fills a cluster more and more, and counts each subject's rules in turn.
-func countRules(ctx context.Context, o *rulesOptions, log upstream.Log) (_ *executed.Result, err error) {
-	dir, done, err := o.directory()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, done()) }()
-	programs, err := findPrograms(ctx, &o.common, dir, log)
-	if err != nil {
-		return nil, err
-	}
-	chosen := programs.choose(ctx, rulesSubjects...)
-	r := &executed.Result{
-		Benchmark: executed.Benchmark, Machine: machine.This(),
-		Endpoints: o.Endpoints, Sample: o.sample, Seed: o.Seed,
-	}
-	for _, s := range chosen {
-		r.Subjects = append(r.Subjects, &executed.Subject{Name: s.name, Version: programs.version(ctx, s)})
-	}
-	most := o.services[len(o.services)-1]
-	w, err := newWorld(ctx, newContent(most, o.Endpoints, 0, o.Seed), len(o.services)*len(chosen), dir, log)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, w.close()) }()
-	there := 0
-	for _, n := range o.services {
-		if _, err := fill(ctx, w.plane.Client, w.content, there, n); err != nil {
-			return nil, err
-		}
-		there = n
-		sample := w.random.Perm(n)[:min(o.sample, n)]
-		for i, s := range chosen {
-			if r.Subjects[i].Failed != "" {
-				continue
-			}
-			count, err := w.countRules(ctx, o, s, programs.of(s), n, sample)
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			if err != nil {
-				log("%s: %v", s.name, err)
-				r.Subjects[i].Failed = fmt.Sprintf("%d Services: %v", n, err)
-				continue
-			}
-			log("%s: %d Services, %v rules", s.name, n, count.Median)
-			r.Subjects[i].Counts = append(r.Subjects[i].Counts, *count)
-		}
-	}
-	r.LoadAfter = machine.This().Load
-	return r, nil
+// counter counts rules on a node where nothing else happens.
+type counter struct {
+	pods *pods
+	node *node
+	now  rulewalk.Dump
 }
 
-// countRules counts the rules that a subject has for connections to a sample of n
-// Services.
-func (w *world) countRules(ctx context.Context, o *rulesOptions, s subject, program string, n int, sample []int) (c *executed.Count, err error) {
-	node, start, err := w.prepare(ctx, s, program)
+// dump reads all rules of IPv4, with their counters.
+func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
+	text, err := c.node.Run(ctx, "iptables-save", "-c")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, node.remove(context.WithoutCancel(ctx))) }()
-	if err := w.program(ctx, o, s, node, start, sample); err != nil {
-		return nil, err
-	}
-	// From here on no answers, and so no packets but those that are counted.
-	if err := w.pods.ignore(true); err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, w.pods.ignore(false)) }()
-	k, err := newCounter(ctx, w, node)
-	if err != nil {
-		return nil, err
-	}
-	c = &executed.Count{Services: n}
-	for _, i := range sample {
-		rules, err := k.connect(ctx, i)
-		if err != nil {
-			return nil, err
-		}
-		c.Rules = append(c.Rules, rules)
-	}
-	if list := k.list(n); len(list) > 0 {
-		if c.First, err = k.connect(ctx, list[0]); err != nil {
-			return nil, err
-		}
-		if c.Last, err = k.connect(ctx, list[len(list)-1]); err != nil {
-			return nil, err
-		}
-	}
-	c.SumUp()
-	return c, nil
+	return rulewalk.Parse(string(text))
 }
 
-// program has a subject program a node, and ends it, so that nothing touches rules and
-// counters while they are read. What it has programmed stays.
-func (w *world) program(ctx context.Context, o *rulesOptions, s subject, n *node, start proxies.Options, sample []int) (err error) {
-	begin := time.Now()
-	proxy, err := proxies.Start(ctx, s.kind, n.Node.Node, start)
+// connect sends the first packet of a connection from the client to a Service, and returns
+// how many rules the node has executed for it.
+func (c *counter) connect(ctx context.Context, service int) (rules int, err error) {
+	arrived, err := c.pods.first(c.node.client, frontend(service))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	defer func() {
-		if err != nil {
-			err = proxy.Explain(err)
-		}
-		err = errors.Join(err, proxy.Stop())
-	}()
-	prober := &prober{client: n.client, timeout: o.Timeout, ended: proxy.Done()}
-	err = prober.do(func() error {
-		for _, i := range sample {
-			_, err := prober.until(ctx, frontend(i), begin, func(netip.Addr) bool { return true })
-			if err != nil {
-				return fmt.Errorf("to Service %s: %w", name(i), err)
-			}
-		}
-		return nil
-	})
+	before := c.now
+	if c.now, err = c.dump(ctx); err != nil {
+		return 0, err
+	}
+	walk, err := rulewalk.Follow(before, c.now, "PREROUTING", "FORWARD", "POSTROUTING")
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return calm(ctx, proxy.PID(), o.Timeout)
+	if walk.Destination != arrived.String() {
+		return 0, fmt.Errorf("the rules say %q, but the packet arrived at %v", walk.Destination, arrived)
+	}
+	return walk.Rules, nil
+}
+
+// list are those of n Services that are in kube-proxy's list, in its order.
+func (c *counter) list(n int) (all []int) {
+	numbers := map[netip.Addr]int{}
+	for i := range n {
+		numbers[frontend(i).Addr()] = i
+	}
+	for _, r := range c.now["nat"]["KUBE-SERVICES"] {
+		to, err := netip.ParsePrefix(r.Option("-d"))
+		if i, ours := numbers[to.Addr()]; ours && err == nil {
+			all = append(all, i)
+		}
+	}
+	return all
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -31,7 +30,7 @@ const (
 	shortPause = 30 * time.Millisecond
 )
 
-// subjects are all that there can be. Ratios are to the first one that is measured.
+// subjects are all that can be measured. Ratios are to the first one that is.
 var subjects = []subject{
 	{"slipstream", proxies.Slipstream, "nftables", shortPause},
 	{slipstreamIPTables, proxies.Slipstream, iptablesMode, longPause},
@@ -39,8 +38,7 @@ var subjects = []subject{
 	{kubeProxyIPTables, proxies.KubeProxyIPTables, iptablesMode, longPause},
 }
 
-// The subjects in iptables mode. Slipstream's is measured by default only if the program
-// has this mode.
+// The subjects in iptables mode.
 const (
 	slipstreamIPTables = "slipstream-iptables"
 	kubeProxyIPTables  = "kube-proxy-iptables"
@@ -53,11 +51,11 @@ func subjectNames() (names []string) {
 	return names
 }
 
-// programs are the paths of what is run.
+// programs are the paths of the programs.
 type programs struct{ slipstream, kubeProxy string }
 
-// findPrograms builds what is not built yet.
-func findPrograms(ctx context.Context, o *common, dir string, log upstream.Log) (p programs, err error) {
+// findPrograms builds programs that are not built yet.
+func findPrograms(ctx context.Context, o *options, dir string, log upstream.Log) (p programs, err error) {
 	if p.kubeProxy, err = upstream.Binary(ctx, "kube-proxy", log); err != nil {
 		return p, err
 	}
@@ -76,7 +74,7 @@ func (p *programs) of(s subject) string {
 	return p.kubeProxy
 }
 
-// version is what the program says of itself.
+// version is what the program prints as its version.
 func (p *programs) version(ctx context.Context, s subject) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -95,25 +93,12 @@ func (p *programs) version(ctx context.Context, s subject) string {
 	return text
 }
 
-// choose returns the subjects of these names; all that there can be for none.
-func (p *programs) choose(ctx context.Context, names ...string) (chosen []subject) {
+// choose returns the subjects of these names, in the order of [subjects].
+func choose(names []string) (chosen []subject) {
 	for _, s := range subjects {
-		byDefault := len(names) == 0 && (s.name != slipstreamIPTables || p.hasIPTables(ctx))
-		if byDefault || slices.Contains(names, s.name) {
+		if slices.Contains(names, s.name) {
 			chosen = append(chosen, s)
 		}
 	}
 	return chosen
-}
-
-// modesInHelp is where 'slipstream run --help' lists the modes.
-var modesInHelp = regexp.MustCompile(`--proxy-mode string +proxy mode: ([^(\n]*)`)
-
-// hasIPTables says whether this slipstream has an iptables mode.
-func (p *programs) hasIPTables(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	help, err := exec.CommandContext(ctx, p.slipstream, "run", "--help").Output()
-	modes := modesInHelp.FindSubmatch(help)
-	return err == nil && modes != nil && strings.Contains(string(modes[1]), "iptables")
 }
