@@ -239,10 +239,12 @@ func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) 
 
 // offloadMetrics has the connections on the fast path counted by Service. What it
 // returns is to be closed when nobody asks for metrics any more.
-func offloadMetrics(m *metrics.Metrics, ctl *fastpath.Controller) (*flows.Conn, error) {
+func offloadMetrics(ctx context.Context, m *metrics.Metrics, ctl *fastpath.Controller) (*flows.Conn, error) {
 	conn, err := flows.New(0)
 	if err == nil {
-		m.OnFlows(func() (map[types.NamespacedName]int, error) { return ctl.CountFlows(conn.Each) })
+		m.OnFlows(func() (map[types.NamespacedName]int, error) {
+			return ctl.CountFlows(func(visit func(*flows.Flow)) error { return conn.Each(ctx, visit) })
+		})
 	}
 	return conn, err
 }

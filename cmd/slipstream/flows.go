@@ -65,7 +65,7 @@ func showFlows(ctx context.Context, out io.Writer, o flowsOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	show := func() error {
-		all, err := conn.List()
+		all, err := conn.List(ctx)
 		if err != nil {
 			return fmt.Errorf("reading conntrack: %w", err)
 		}

@@ -132,7 +132,7 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	if s.fast == nil {
 		return nil
 	}
-	if offloaded, err := offloadMetrics(s.metrics, s.fast); err == nil {
+	if offloaded, err := offloadMetrics(ctx, s.metrics, s.fast); err == nil {
 		s.onClose(offloaded.Close)
 	} else {
 		klog.ErrorS(err, "Connections on the fast path are not counted by Service")
@@ -141,8 +141,8 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	return nil
 }
 
-func (s *parts) openConntrack(context.Context) (err error) {
-	flows, closeFlows, err := cleanFlows(s.metrics, s.fast)
+func (s *parts) openConntrack(ctx context.Context) (err error) {
+	flows, closeFlows, err := cleanFlows(ctx, s.metrics, s.fast)
 	if err != nil {
 		return err
 	}
@@ -247,18 +247,18 @@ func nodeName(override string) (name string, err error) {
 
 // cleanFlows makes the one that deletes stale entries of conntrack, also those of
 // connections on the fast path, if there is one.
-func cleanFlows(m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack.Cleaner, closeAll func() error, err error) {
+func cleanFlows(ctx context.Context, m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack.Cleaner, closeAll func() error, err error) {
 	conn, err := conntrack.New(0)
 	if err != nil {
 		return nil, nil, err
 	}
 	conn.Observe = m.ConntrackCleaned
-	clean := conn.Clean
+	clean := conntrack.CleanFunc(conn.Clean)
 	if fast != nil {
 		clean = fast.Cleaning(clean)
 	}
-	flows = conntrack.NewCleaner(clean, func(stats conntrack.Stats, err error) {
-		if err != nil {
+	flows = conntrack.NewCleaner(ctx, clean, func(stats conntrack.Stats, err error) {
+		if err != nil && ctx.Err() == nil {
 			m.ConntrackFailures.Inc()
 			klog.ErrorS(err, "Could not delete all stale entries of conntrack")
 		}

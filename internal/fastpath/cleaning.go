@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -19,14 +20,13 @@ const (
 	cleanEvery = 20 * time.Millisecond
 )
 
-// Cleaning makes of clean ([conntrack.Conn.Clean]) one that does not stumble over
-// offloaded connections. Most kernels delete their entries like all others, and the
-// flow goes with them. Those from before Linux 6.4 that did not get its fix refuse
-// (EBUSY) for as long as the connection is offloaded; there it is brought back to
-// the slow path first.
-func (c *Controller) Cleaning(clean func([]desired.StaleFlows) (conntrack.Stats, error)) func([]desired.StaleFlows) (conntrack.Stats, error) {
-	return func(stale []desired.StaleFlows) (conntrack.Stats, error) {
-		stats, err := clean(stale)
+// Cleaning returns a function that does what clean does, and also deletes the entries of
+// offloaded connections where the kernel refuses that. Kernels from before Linux 6.4
+// without its fix refuse it (EBUSY) for as long as a connection is offloaded. There the
+// connections are brought back to the slow path first.
+func (c *Controller) Cleaning(clean conntrack.CleanFunc) conntrack.CleanFunc {
+	return func(ctx context.Context, stale []desired.StaleFlows) (conntrack.Stats, error) {
+		stats, err := clean(ctx, stale)
 		if !errors.Is(err, unix.EBUSY) {
 			return stats, err
 		}
@@ -37,12 +37,19 @@ func (c *Controller) Cleaning(clean func([]desired.StaleFlows) (conntrack.Stats,
 		if e := c.Flush(f); e != nil {
 			return stats, errors.Join(err, e)
 		}
-		// What is deleted stays so; the rest is as good as offloaded until the
-		// old flowtable is out of use.
-		for end := time.Now().Add(cleanHold); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
-			time.Sleep(cleanEvery)
+		// Connections count as offloaded until the kernel has removed the old flowtable.
+		ctx, cancel := context.WithTimeout(ctx, cleanHold)
+		defer cancel()
+		again := time.NewTicker(cleanEvery)
+		defer again.Stop()
+		for errors.Is(err, unix.EBUSY) {
+			select {
+			case <-ctx.Done():
+				return stats, err
+			case <-again.C:
+			}
 			var more conntrack.Stats
-			more, err = clean(stale)
+			more, err = clean(ctx, stale)
 			stats.Dumps += more.Dumps
 			stats.Entries += more.Entries
 			stats.Deleted += more.Deleted

@@ -121,7 +121,7 @@ func TestFactOneWay(t *testing.T) {
 		var b [16]byte
 		_, _, err := server.ReadFrom(b[:])
 		w.check(err)
-		all, err := w.flows.List()
+		all, err := w.flows.List(t.Context())
 		w.check(err)
 		if is := len(all) == 1; is != (n > threshold) {
 			t.Fatalf("after %d packets: offloaded %t", n, is)

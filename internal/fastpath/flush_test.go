@@ -141,7 +141,7 @@ func TestFlushTable(t *testing.T) {
 	if got := services[s.to]; got != "default/web:tcp" || len(services) != 8 {
 		t.Errorf("%d Services, %v is %q", len(services), s.to, got)
 	}
-	all, err := w.flows.List()
+	all, err := w.flows.List(t.Context())
 	w.check(err)
 	groups := flows.Groups(all, services)
 	if len(groups) != 1 || groups[0].Flows != 2 || groups[0].Service != "default/web:tcp" || groups[0].Backends != 1 {

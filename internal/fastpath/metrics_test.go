@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,7 +19,9 @@ func TestFlowsMetric(t *testing.T) {
 	tcp, udp := w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)
 	w.fast(tcp, udp)
 	m := metrics.New()
-	m.OnFlows(func() (map[types.NamespacedName]int, error) { return w.CountFlows(w.flows.Each) })
+	m.OnFlows(func() (map[types.NamespacedName]int, error) {
+		return w.CountFlows(func(visit func(*flows.Flow)) error { return w.flows.Each(t.Context(), visit) })
+	})
 	a := httptest.NewRecorder()
 	m.Handler().ServeHTTP(a, httptest.NewRequest("GET", "/metrics", nil))
 	want := `slipstream_fastpath_flows{namespace="default",service="` + serviceName[web] + `"} 2` + "\n"

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -134,7 +135,7 @@ func TestStop(t *testing.T) {
 	w.fast(streams...)
 	w.stop()
 	w.check(w.Stop())
-	if all, err := w.flows.List(); err != nil || len(all) > 0 {
+	if all, err := w.flows.List(t.Context()); err != nil || len(all) > 0 {
 		t.Errorf("still offloaded: %v, %v", all, err)
 	}
 	w.goesOn(streams...)
@@ -300,18 +301,18 @@ func TestCleaning(t *testing.T) {
 	udp, bystander := w.stream(lab.UDP, web, false), w.stream(lab.UDP, other, false)
 	w.fast(udp, bystander)
 	refused := 0
-	clean := w.Cleaning(func(stale []desired.StaleFlows) (conntrack.Stats, error) {
+	clean := w.Cleaning(func(ctx context.Context, stale []desired.StaleFlows) (conntrack.Stats, error) {
 		if _, is := udp.flow(); is {
 			refused++
 			return conntrack.Stats{Dumps: 1}, fmt.Errorf("deleting: %w", unix.EBUSY)
 		}
-		return w.clean.Clean(stale)
+		return w.clean.Clean(ctx, stale)
 	})
 	w.endpoints(web, w.web[1])
 	change := w.state.Change()
 	w.check2(w.proxy.Apply(w.t.Context(), &change.Change))
 	w.check2(w.Controller.Apply(w.t.Context(), &change.Change))
-	stats, err := clean(change.Flows)
+	stats, err := clean(t.Context(), change.Flows)
 	if err != nil || stats.Deleted != 1 || stats.Dumps <= 1 || refused == 0 {
 		t.Errorf("%+v, %v; refused %d times", stats, err, refused)
 	}
@@ -322,10 +323,10 @@ func TestCleaning(t *testing.T) {
 
 	// Other errors are passed on at once.
 	calls := 0
-	_, err = w.Cleaning(func([]desired.StaleFlows) (conntrack.Stats, error) {
+	_, err = w.Cleaning(func(context.Context, []desired.StaleFlows) (conntrack.Stats, error) {
 		calls++
 		return conntrack.Stats{}, unix.EPERM
-	})(nil)
+	})(t.Context(), nil)
 	if !errors.Is(err, unix.EPERM) || calls != 1 {
 		t.Errorf("%v after %d calls", err, calls)
 	}

@@ -23,6 +23,7 @@ type underlay struct {
 
 // newUnderlay connects the two nodes by the veth pairs a0 and b0 and runs the script on
 // both. Then it routes their pods' traffic over an interface, unless the script did that.
+// While that interface is down, the pods are unreachable.
 func newUnderlay(t *testing.T, over, script string) *underlay {
 	t.Helper()
 	w := newQuietWorld(t)
@@ -34,7 +35,7 @@ func newUnderlay(t *testing.T, over, script string) *underlay {
 		pair.PeerName, pair.PeerNamespace = name, netlink.NsFd(u.n2.Namespace().FD())
 		w.check(w.links.LinkAdd(pair))
 	}
-	u.onBoth(script)
+	u.onBoth(script + "\nfor pods in 10.244.$j.0/24 fd00:244:$j::/64; do ip route add unreachable $pods metric 4096; done")
 	if over != "" {
 		u.route()
 	}
@@ -52,13 +53,12 @@ func (u *underlay) onBoth(script string) {
 	}
 }
 
-// route routes the pods' traffic over the interface, and nowhere else while it is down.
+// route routes the pods' traffic over the interface.
 func (u *underlay) route() {
 	u.t.Helper()
 	u.onBoth("over=" + u.over + `
 		ip addr replace 10.255.0.$i/24 dev $over; ip addr replace fd00:255::$i/64 dev $over nodad
 		ip link set $over up
-		for v in 10.244.$j.0/24 fd00:244:$j::/64; do ip route replace unreachable $v metric 4096; done
 		ip route replace 10.244.$j.0/24 via 10.255.0.$j dev $over
 		ip route replace fd00:244:$j::/64 via fd00:255::$j dev $over`)
 }

@@ -50,7 +50,7 @@ func TestThreshold(t *testing.T) {
 				}
 				offloaded := func() int {
 					t.Helper()
-					all, err := w.flows.List()
+					all, err := w.flows.List(t.Context())
 					w.check(err)
 					return len(all)
 				}
@@ -68,7 +68,7 @@ func TestThreshold(t *testing.T) {
 				if offloaded() != 1 {
 					t.Fatalf("it is not offloaded after %d packets:\n%s", threshold+1, w.sh("conntrack -L"))
 				}
-				all, err := w.flows.List()
+				all, err := w.flows.List(t.Context())
 				w.check(err)
 				if got := all[0].Sent.Packets + all[0].Received.Packets; got != uint64(threshold+1) {
 					t.Errorf("conntrack has counted %d packets, want %d", got, threshold+1)

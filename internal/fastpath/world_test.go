@@ -248,7 +248,7 @@ func (w *world) apply() {
 	change := w.state.Change()
 	w.check2(w.proxy.Apply(w.t.Context(), &change.Change))
 	w.check2(w.Controller.Apply(w.t.Context(), &change.Change))
-	w.check2(w.clean.Clean(change.Flows))
+	w.check2(w.clean.Clean(w.t.Context(), change.Flows))
 }
 
 // stream has the client talk to a Service, a message every 2 ms.
@@ -278,7 +278,7 @@ type stream struct {
 func (s *stream) flow() (flow flows.Flow, offloaded bool) {
 	s.w.t.Helper()
 	source := s.Stats().Source
-	s.w.check(s.w.flows.Each(func(f *flows.Flow) {
+	s.w.check(s.w.flows.Each(s.w.t.Context(), func(f *flows.Flow) {
 		if f.Source == source && f.Frontend() == s.to {
 			flow, offloaded = *f, true
 		}

@@ -134,7 +134,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	if err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
-	flows := conntrack.NewCleaner(conn.Clean, func(_ conntrack.Stats, err error) { r.failed(err) })
+	flows := conntrack.NewCleaner(context.Background(), conn.Clean, func(_ conntrack.Stats, err error) { r.failed(err) })
 	r.closes = append(r.closes, conn.Close, func() error { flows.Close(); return nil })
 	var loop *proxy.Proxy
 	checks := healthcheck.New(healthcheck.Options{

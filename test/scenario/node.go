@@ -91,7 +91,7 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 
 // clean deletes stale flows from conntrack.
 func (n *node) clean(t *testing.T, d *datadriven.TestData, flows []desired.StaleFlows) {
-	if _, err := n.flows.Clean(flows); err != nil {
+	if _, err := n.flows.Clean(t.Context(), flows); err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ctnetlink is what the messages of the kernel's subsystem of netlink for
-// conntrack consist of (linux/netfilter/nfnetlink_conntrack.h).
+// Package ctnetlink speaks netlink with the kernel's connection tracking
+// (linux/netfilter/nfnetlink_conntrack.h).
 package ctnetlink
 
 import (

@@ -3,6 +3,8 @@
 package conntrack
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -348,7 +350,7 @@ func found(t *testing.T) (*table, []netlink.Message) {
 	tab := newTable(t)
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
 	var stats Stats
-	deletions, err := tab.find(plan([]desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})[0], &stats)
+	deletions, err := tab.find(t.Context(), plan([]desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})[0], &stats)
 	if err != nil || len(deletions) != 1 {
 		t.Fatalf("%d deletions, %v", len(deletions), err)
 	}
@@ -367,11 +369,11 @@ func TestAnotherID(t *testing.T) {
 	}
 	id[0] ^= 1
 	var stats Stats
-	if err := tab.delete(deletions, &stats); err != nil || stats.Deleted != 0 || len(tab.flows()) != 1 {
+	if err := tab.delete(t.Context(), deletions, &stats); err != nil || stats.Deleted != 0 || len(tab.flows()) != 1 {
 		t.Fatalf("%+v, %v, left are %v", stats, err, tab.flows())
 	}
 	id[0] ^= 1
-	if err := tab.delete(deletions, &stats); err != nil || stats.Deleted != 1 || len(tab.flows()) != 0 {
+	if err := tab.delete(t.Context(), deletions, &stats); err != nil || stats.Deleted != 1 || len(tab.flows()) != 0 {
 		t.Fatalf("%+v, %v, left are %v", stats, err, tab.flows())
 	}
 }
@@ -381,7 +383,7 @@ func TestGone(t *testing.T) {
 	tab, deletions := found(t)
 	tab.conntrack("-D", "-p", "udp")
 	var stats Stats
-	if err := tab.delete(deletions, &stats); err != nil || stats.Deleted != 0 {
+	if err := tab.delete(t.Context(), deletions, &stats); err != nil || stats.Deleted != 0 {
 		t.Errorf("%+v, %v", stats, err)
 	}
 }
@@ -393,7 +395,7 @@ func TestDeleteFails(t *testing.T) {
 	bad.Data = slices.Clone(bad.Data)
 	bad.Data[0] = 255 // a family that is none
 	var stats Stats
-	err := tab.delete([]netlink.Message{bad, deletions[0], bad}, &stats)
+	err := tab.delete(t.Context(), []netlink.Message{bad, deletions[0], bad}, &stats)
 	if err == nil || !strings.HasPrefix(err.Error(), "2 of 3 were not deleted") || stats.Deleted != 1 {
 		t.Errorf("%+v, %v", stats, err)
 	}
@@ -410,30 +412,37 @@ func TestRefusedFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := 0
-	if err := tab.dump(unix.AF_UNSPEC, attributes, func([]byte) { seen++ }); !refused(err) || seen != 0 {
+	if err := tab.dump(t.Context(), unix.AF_UNSPEC, attributes, func([]byte) { seen++ }); !refused(err) || seen != 0 {
 		t.Fatalf("a filter for no family: %v, %d entries", err, seen)
 	}
 	s.family = unix.AF_UNSPEC
 	var stats Stats
-	if _, err := tab.find(s, &stats); err != nil || stats != (Stats{Dumps: 2, Entries: 1}) {
+	if _, err := tab.find(t.Context(), s, &stats); err != nil || stats != (Stats{Dumps: 2, Entries: 1}) {
 		t.Errorf("%+v, %v", stats, err)
 	}
 }
 
-// TestLeftovers cleans after exchanges whose answers nobody has read.
-func TestLeftovers(t *testing.T) {
+// TestCanceled ends a dump half-way. Its end is not taken for an answer to what follows.
+func TestCanceled(t *testing.T) {
 	tab := crowd(t, 10)
 	tab.clean(stale("10.96.0.10:53", crowdBackend(2).String()))
-	for _, m := range []netlink.Message{
-		{Header: netlink.Header{Type: ctnetlink.MsgGet, Flags: netlink.Request | netlink.Dump}, Data: header(ipv4)},
-		{Header: netlink.Header{Type: ctnetlink.MsgGet, Flags: netlink.Request | netlink.Acknowledge}, Data: header(ipv4)},
-	} {
-		if _, err := tab.sock.Send(m); err != nil {
+	for canceled := false; !canceled; {
+		ctx, cancel := context.WithCancel(t.Context())
+		err := tab.dump(ctx, ipv4, nil, func([]byte) {
+			cancel()
+			time.Sleep(time.Millisecond) // so that the rest comes later, mostly
+		})
+		if canceled = errors.Is(err, context.Canceled); !canceled && err != nil {
 			t.Fatal(err)
 		}
 	}
 	if stats := tab.clean(stale("10.96.0.10:53", crowdBackend(3).String())); stats != (Stats{1, 100, 100}) {
 		t.Errorf("%+v", stats)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if stats, err := tab.Clean(ctx, []desired.StaleFlows{stale("10.96.0.10:53", crowdBackend(4).String())}); !errors.Is(err, context.Canceled) || stats.Deleted != 0 {
+		t.Errorf("%+v, %v", stats, err)
 	}
 }
 
@@ -447,7 +456,7 @@ func TestClosed(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stats, err := c.Clean([]desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})
+	stats, err := c.Clean(t.Context(), []desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})
 	if err == nil || !strings.Contains(err.Error(), "conntrack entries of IPv4") {
 		t.Errorf("%+v, %v", stats, err)
 	}

@@ -3,20 +3,24 @@
 package conntrack
 
 import (
+	"context"
 	"sync"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Cleaner cleans in a goroutine of its own, so that nobody has to wait for the
-// kernel to walk its table. What comes while it does is cleaned together
+// CleanFunc deletes the entries of stale flows, as [Conn.Clean] does.
+type CleanFunc func(context.Context, []desired.StaleFlows) (Stats, error)
+
+// Cleaner cleans in a goroutine of its own, so that its callers do not wait while the
+// kernel walks its table. Flows that are enqueued meanwhile are cleaned together
 // afterwards.
 //
 // A flow may be hit that began after its StaleFlows were found: to an endpoint
 // that came back meanwhile, or that is new beside those of an Only. Its next
 // packet chooses among the backends again.
 type Cleaner struct {
-	clean func([]desired.StaleFlows) (Stats, error)
+	clean CleanFunc
 	done  func(Stats, error)
 
 	mu     sync.Mutex
@@ -27,13 +31,12 @@ type Cleaner struct {
 	ended chan struct{}
 }
 
-// NewCleaner starts a Cleaner that calls clean ([Conn.Clean]), and done after
-// each time, both in its goroutine. The Conn stays the caller's, to be closed
-// after the Cleaner.
-func NewCleaner(clean func([]desired.StaleFlows) (Stats, error), done func(Stats, error)) *Cleaner {
+// NewCleaner starts a Cleaner that calls clean with ctx, and done after each call, both in
+// its goroutine. A Conn that clean uses is to be closed after the Cleaner.
+func NewCleaner(ctx context.Context, clean CleanFunc, done func(Stats, error)) *Cleaner {
 	c := &Cleaner{clean: clean, done: done, ended: make(chan struct{})}
 	c.more.L = &c.mu
-	go c.run()
+	go c.run(ctx)
 	return c
 }
 
@@ -48,7 +51,7 @@ func (c *Cleaner) Enqueue(flows []desired.StaleFlows) {
 	}
 }
 
-// Close returns when all is cleaned that was enqueued before. Calls after the
+// Close returns when all is cleaned that was enqueued before, or clean has failed. Calls after the
 // first do nothing more.
 func (c *Cleaner) Close() {
 	c.mu.Lock()
@@ -58,7 +61,7 @@ func (c *Cleaner) Close() {
 	<-c.ended
 }
 
-func (c *Cleaner) run() {
+func (c *Cleaner) run(ctx context.Context) {
 	defer close(c.ended)
 	for {
 		c.mu.Lock()
@@ -71,6 +74,6 @@ func (c *Cleaner) run() {
 		if len(flows) == 0 {
 			return // closed
 		}
-		c.done(c.clean(flows))
+		c.done(c.clean(ctx, flows))
 	}
 }

@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -33,7 +34,7 @@ func TestCleanerMerges(t *testing.T) {
 		var cleaned [][]int
 		var done []int
 		gate := make(chan struct{})
-		c := NewCleaner(func(flows []desired.StaleFlows) (Stats, error) {
+		c := NewCleaner(t.Context(), func(_ context.Context, flows []desired.StaleFlows) (Stats, error) {
 			cleaned = append(cleaned, numbers(flows))
 			<-gate
 			return Stats{Deleted: len(flows)}, nil
@@ -83,7 +84,8 @@ func TestCleanerErrors(t *testing.T) {
 		broken := errors.New("broken")
 		var told []error
 		c := NewCleaner(
-			func(flows []desired.StaleFlows) (Stats, error) {
+			t.Context(),
+			func(_ context.Context, flows []desired.StaleFlows) (Stats, error) {
 				if numbers(flows)[0] == 1 {
 					return Stats{}, broken
 				}
@@ -106,7 +108,7 @@ func TestCleanerErrors(t *testing.T) {
 func TestCleanerKernel(t *testing.T) {
 	tab := crowd(t, 20)
 	deleted := 0
-	c := NewCleaner(tab.Clean, func(s Stats, err error) {
+	c := NewCleaner(t.Context(), tab.Clean, func(s Stats, err error) {
 		if err != nil {
 			t.Error(err)
 		}

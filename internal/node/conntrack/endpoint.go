@@ -29,6 +29,14 @@ const (
 	ipv6 family = unix.AF_INET6
 )
 
+// desired is the family as package desired has it.
+func (f family) desired() desired.Family {
+	if f == ipv4 {
+		return desired.IPv4
+	}
+	return desired.IPv6
+}
+
 func (e endpoint) family() family {
 	if netip.AddrFrom16(e.ip).Is4In6() {
 		return ipv4

@@ -66,9 +66,7 @@ func (e *entry) deletion() (netlink.Message, error) {
 	return request(ctnetlink.MsgDelete, netlink.Acknowledge, e.family, a)
 }
 
-// header is the fixed part of a message (struct nfgenmsg), as the start of its
-// data.
-func header(f family) []byte { return []byte{byte(f), unix.NFNETLINK_V0, 0, 0} }
+func header(f family) []byte { return ctnetlink.Header(uint8(f)) }
 
 // request is a message to the kernel.
 func request(typ netlink.HeaderType, flags netlink.HeaderFlags, f family, a *netlink.AttributeEncoder) (netlink.Message, error) {

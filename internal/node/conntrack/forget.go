@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"context"
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -13,7 +14,7 @@ import (
 // which only see a flow's first one. Entries of flows that such rules have translated
 // already stay: IPVS, which translates by itself, does not set their status (IPS_DST_NAT).
 // Protocol is UDP or SCTP.
-func (c *Conn) ForgetIPVS(protocol desired.Protocol, servers []netip.AddrPort) (Stats, error) {
+func (c *Conn) ForgetIPVS(ctx context.Context, protocol desired.Protocol, servers []netip.AddrPort) (Stats, error) {
 	var searches []*search
 	for _, server := range servers {
 		e := endpointOf(server)
@@ -23,5 +24,5 @@ func (c *Conn) ForgetIPVS(protocol desired.Protocol, servers []netip.AddrPort) (
 		s.filter.replies.addAll()
 		s.frontends[destination{e, protocol}] = &frontend{noNAT: true}
 	}
-	return c.run(searches)
+	return c.run(ctx, searches)
 }

@@ -28,7 +28,7 @@ func TestForgetIPVS(t *testing.T) {
 		tab.add(flowOf(f))
 	}
 	servers := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:53"), netip.MustParseAddrPort("[fd00:96::10]:53")}
-	stats, err := tab.ForgetIPVS(desired.UDP, servers)
+	stats, err := tab.ForgetIPVS(t.Context(), desired.UDP, servers)
 	if err != nil || stats.Dumps != 2 || stats.Deleted != 3 {
 		t.Errorf("%+v, %v; want 3 of 2 dumps deleted", stats, err)
 	}

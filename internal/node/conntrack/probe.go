@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -42,10 +43,10 @@ const (
 
 // probe finds out what the kernel can do, by having it look for an entry made for
 // the purpose.
-func (c *Conn) probe(f family) (able abilities, err error) {
+func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) {
 	to := endpoint{probeAddress[f].As16(), probePort}
 	from := endpoint{to.ip, uint16(1024 + rand.IntN(60_000))}
-	if err := c.ask(ctnetlink.MsgNew, netlink.Create|netlink.Excl, f, func(a *netlink.AttributeEncoder) {
+	if err := c.ask(ctx, ctnetlink.MsgNew, netlink.Create|netlink.Excl, f, func(a *netlink.AttributeEncoder) {
 		encodeTuple(a, ctnetlink.TupleOrig, f, desired.UDP, &from, &to)
 		encodeTuple(a, ctnetlink.TupleReply, f, desired.UDP, &to, &from)
 		a.Bytes(ctnetlink.Timeout, binary.BigEndian.AppendUint32(nil, probeTimeout))
@@ -53,7 +54,7 @@ func (c *Conn) probe(f family) (able abilities, err error) {
 		return able, fmt.Errorf("making an entry to probe filters with: %w", err)
 	}
 	defer func() {
-		e := c.ask(ctnetlink.MsgDelete, 0, f, func(a *netlink.AttributeEncoder) {
+		e := c.ask(ctx, ctnetlink.MsgDelete, 0, f, func(a *netlink.AttributeEncoder) {
 			encodeTuple(a, ctnetlink.TupleOrig, f, desired.UDP, &from, &to)
 		})
 		if e != nil && !errors.Is(e, unix.ENOENT) {
@@ -64,7 +65,7 @@ func (c *Conn) probe(f family) (able abilities, err error) {
 		attributes, e := filter.attributes(f, able)
 		if e == nil {
 			var seen entry
-			e = c.dump(f, attributes, func(data []byte) {
+			e = c.dump(ctx, f, attributes, func(data []byte) {
 				found = found || seen.parse(data) && seen.destination == to && seen.replies == to
 			})
 		}
@@ -85,16 +86,14 @@ func (c *Conn) probe(f family) (able abilities, err error) {
 }
 
 // ask sends one request and waits for its acknowledgement.
-func (c *Conn) ask(typ netlink.HeaderType, flags netlink.HeaderFlags, f family, fill func(*netlink.AttributeEncoder)) error {
+func (c *Conn) ask(ctx context.Context, typ netlink.HeaderType, flags netlink.HeaderFlags, f family, fill func(*netlink.AttributeEncoder)) error {
 	a := netlink.NewAttributeEncoder()
 	fill(a)
 	m, err := request(typ, flags|netlink.Acknowledge, f, a)
 	if err != nil {
 		return err
 	}
-	c.drain()
-	if _, err := c.sock.Send(m); err != nil {
-		return err
-	}
-	return c.acknowledgement()
+	var refused error
+	err = c.conn.Execute(ctx, []netlink.Message{m}, func(e error) { refused = e })
+	return errors.Join(err, refused)
 }

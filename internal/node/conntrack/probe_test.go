@@ -19,7 +19,7 @@ func TestProbe(t *testing.T) {
 		t.Run(f.String(), func(t *testing.T) {
 			tab := newTable(t)
 			tab.add(flowOf(flow))
-			able, err := tab.probe(f)
+			able, err := tab.probe(t.Context(), f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -35,7 +35,7 @@ func TestProbe(t *testing.T) {
 					t.Fatal(err)
 				}
 				found := false
-				if err := tab.dump(f, attributes, func([]byte) { found = true }); err != nil && !refused(err) {
+				if err := tab.dump(t.Context(), f, attributes, func([]byte) { found = true }); err != nil && !refused(err) {
 					t.Fatal(err)
 				}
 				return found
@@ -72,7 +72,7 @@ func TestAbilities(t *testing.T) {
 		for _, f := range []family{ipv4, ipv6} {
 			delete(tab.able, f)
 			if able != nil {
-				real, err := tab.probe(f)
+				real, err := tab.probe(t.Context(), f)
 				if err != nil {
 					t.Fatal(err)
 				}

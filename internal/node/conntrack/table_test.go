@@ -150,7 +150,7 @@ func (tab *table) flows() (all []string) {
 // clean cleans and fails the test on an error.
 func (tab *table) clean(flows ...desired.StaleFlows) Stats {
 	tab.t.Helper()
-	stats, err := tab.Clean(flows)
+	stats, err := tab.Clean(tab.t.Context(), flows)
 	if err != nil {
 		tab.t.Fatal(err)
 	}

@@ -161,7 +161,7 @@ func (s *street) flows(p desired.Protocol, backends ...int) (f desired.StaleFlow
 // cleans deletes n entries.
 func (s *street) cleans(n int, f desired.StaleFlows) {
 	s.t.Helper()
-	stats, err := s.Clean([]desired.StaleFlows{f})
+	stats, err := s.Clean(s.t.Context(), []desired.StaleFlows{f})
 	if err != nil || stats.Deleted != n {
 		s.t.Fatalf("%+v: %+v, %v; want %d deleted", f, stats, err, n)
 	}
@@ -198,7 +198,7 @@ func TestUDP(t *testing.T) {
 			s.cleans(1, untranslated(s.flows(desired.UDP)))
 			asks("web-1")
 			s.cleans(0, untranslated(s.flows(desired.UDP)))
-			if stats, err := s.ForgetIPVS(desired.UDP, []netip.AddrPort{s.service}); err != nil || stats.Entries < 1 || stats.Deleted != 0 {
+			if stats, err := s.ForgetIPVS(t.Context(), desired.UDP, []netip.AddrPort{s.service}); err != nil || stats.Entries < 1 || stats.Deleted != 0 {
 				t.Errorf("looking for flows of IPVS: %+v, %v; want one that is none", stats, err)
 			}
 			s.cleans(1, only(s.flows(desired.UDP)))

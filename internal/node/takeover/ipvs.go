@@ -186,7 +186,7 @@ func forgetFlows(servers []netip.AddrPort) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	if _, err := conn.ForgetIPVS(desired.UDP, servers); err != nil {
+	if _, err := conn.ForgetIPVS(context.Background(), desired.UDP, servers); err != nil {
 		return fmt.Errorf("deleting conntrack's entries of UDP flows to IPVS virtual servers: %w", err)
 	}
 	return nil
