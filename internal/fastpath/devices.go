@@ -52,7 +52,7 @@ func (c *Controller) list() error {
 	return nil
 }
 
-// update hears of interfaces.
+// update takes a change of interfaces into account.
 func (c *Controller) update(u netif.Update) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,7 +99,8 @@ func (c *Controller) renamed(from, to string) {
 	}
 }
 
-// patterns are the names for the kernel to go by itself; nil when it cannot.
+// patterns are names and prefixes of names that the kernel itself can match; nil when the
+// kernel or the expression does not allow that.
 func (c *Controller) patterns() (all []nfnl.Device) {
 	if !c.able.prefixes {
 		return nil
@@ -110,7 +111,7 @@ func (c *Controller) patterns() (all []nfnl.Device) {
 	return all
 }
 
-// wanted is what the flowtable ought to have.
+// wanted are the devices that the flowtable should have.
 func (c *Controller) wanted() deviceSet {
 	if p := c.patterns(); p != nil {
 		return newDeviceSet(p)
@@ -120,6 +121,22 @@ func (c *Controller) wanted() deviceSet {
 		s[nfnl.Device{Name: name}] = true
 	}
 	return s
+}
+
+// wantedNow is what wanted will be once the Controller has been notified of all changes of
+// interfaces so far.
+func (c *Controller) wantedNow() (deviceSet, error) {
+	if p := c.patterns(); p != nil {
+		return newDeviceSet(p), nil
+	}
+	all, err := netif.Namespace(c.config.NetNS).List()
+	s := deviceSet{}
+	for i := range all {
+		if chosen, _ := c.config.Interfaces.Selects(&all[i]); chosen { // an error means no
+			s[nfnl.Device{Name: all[i].Name}] = true
+		}
+	}
+	return s, err
 }
 
 // wantsHardware says whether to hand flows to hardware: when asked to, and when all
@@ -154,12 +171,12 @@ func (c *Controller) refusedHardware(err error) {
 	}
 }
 
-// sync has the flowtable and the set of interfaces have what they ought to. When
-// that fails, it will be tried again.
+// sync programs which interfaces take part, in the flowtable and in the set of
+// interfaces. After a failure it is tried again by resync.
 func (c *Controller) sync() {
 	err := c.trySync()
 	for try := 1; err != nil && try < maxTries; try++ {
-		// Interfaces may have gone, or somebody may have changed our table.
+		// Interfaces may have been deleted, or our table may have been modified.
 		if c.devices, err = c.readDevices(); err != nil {
 			break
 		}
@@ -189,60 +206,27 @@ func (c *Controller) readDevices() (deviceSet, error) {
 		return nil, fmt.Errorf("reading flowtable %s: %w", flowtableName, err)
 	}
 	if f == nil {
-		// There are too many devices to be shown, or it is gone; then
-		// adding to it fails.
+		// The kernel does not list so many devices, or the flowtable does not
+		// exist. In the second case adding to it fails.
 		return c.devices, nil
 	}
 	return newDeviceSet(f.Devices), nil
 }
 
+// trySync commits, in one transaction, what the flowtable and the set of interfaces lack
+// and what they have too much. It assumes that the kernel has c.devices and c.members.
 func (c *Controller) trySync() error {
 	wanted := c.wanted()
-	add, del := wanted.without(c.devices), c.devices.without(wanted)
-	exists := map[nfnl.Device]bool{}
-	up := map[nfnl.Device]bool{}
-	for _, l := range c.links {
-		d := nfnl.Device{Name: l.Name}
-		exists[d], up[d] = true, l.Up
-	}
-	if !c.able.byName {
-		// The kernel has taken those out that do not exist any more, and
-		// would refuse to do it again.
-		del = slices.DeleteFunc(del, func(d nfnl.Device) bool { return !exists[d] })
-	}
 	c.batch.Reset()
-	if slices.ContainsFunc(del, func(d nfnl.Device) bool { return up[d] }) {
-		// The flows of an interface that is down are gone. Those of others
-		// go only with the flowtable.
-		if err := c.writeReplacement(&c.batch, wanted.list()); err != nil {
-			return err
-		}
-	} else {
-		if len(del) > 0 {
-			c.batch.DeleteDevices(table, c.flowtable(del))
-		}
-		if len(add) > 0 {
-			c.batch.AddFlowtable(table, c.flowtable(add))
-		}
+	if err := c.writeDevices(wanted); err != nil {
+		return err
 	}
-	set := interfaces(c.patterns() != nil)
-	for _, d := range c.members.without(wanted) {
-		c.member(set, d, c.batch.DeleteInterval, c.batch.DeleteElement)
-	}
-	for _, d := range wanted.without(c.members) {
-		c.member(set, d, c.batch.AddInterval, func(t nfnl.Table, s *nfnl.Set, key []byte) {
-			c.batch.AddElement(t, s, key, nil, "")
-		})
-	}
+	c.writeMembers(wanted)
 	err := c.commit()
 	if errors.Is(err, unix.EOPNOTSUPP) && c.hardware {
+		// A new interface's driver does not take flows.
 		c.refusedHardware(err)
-		c.hardware = false
-		c.batch.Reset()
-		if err := c.writeReplacement(&c.batch, c.devices.list()); err != nil {
-			return err
-		}
-		if err := c.commit(); err != nil {
+		if err := c.leaveHardware(); err != nil {
 			return err
 		}
 		return c.trySync()
@@ -252,6 +236,56 @@ func (c *Controller) trySync() error {
 	}
 	c.devices, c.members = wanted, maps.Clone(wanted)
 	return nil
+}
+
+// writeDevices writes what makes the flowtable's devices the wanted ones. It replaces the
+// flowtable when a device leaves that is up: taking it out would not end its flows. Those
+// of a device that is down have ended.
+func (c *Controller) writeDevices(wanted deviceSet) error {
+	add, del := wanted.without(c.devices), c.devices.without(wanted)
+	exists, up := deviceSet{}, deviceSet{}
+	for _, l := range c.links {
+		d := nfnl.Device{Name: l.Name}
+		exists[d], up[d] = true, l.Up
+	}
+	if !c.able.byName {
+		// The kernel has taken out those that do not exist any more, and refuses to
+		// do it again.
+		del = slices.DeleteFunc(del, func(d nfnl.Device) bool { return !exists[d] })
+	}
+	if slices.ContainsFunc(del, func(d nfnl.Device) bool { return up[d] }) {
+		return c.writeReplacement(&c.batch, wanted.list())
+	}
+	if len(del) > 0 {
+		c.batch.DeleteDevices(table, c.flowtable(del))
+	}
+	if len(add) > 0 {
+		c.batch.AddFlowtable(table, c.flowtable(add))
+	}
+	return nil
+}
+
+// writeMembers writes what makes the set of interfaces the wanted one.
+func (c *Controller) writeMembers(wanted deviceSet) {
+	set := interfaces(c.patterns() != nil)
+	for _, d := range c.members.without(wanted) {
+		c.member(set, d, c.batch.DeleteInterval, c.batch.DeleteElement)
+	}
+	for _, d := range wanted.without(c.members) {
+		c.member(set, d, c.batch.AddInterval, func(t nfnl.Table, s *nfnl.Set, key []byte) {
+			c.batch.AddElement(t, s, key, nil, "")
+		})
+	}
+}
+
+// leaveHardware replaces the flowtable by one without the flag for hardware.
+func (c *Controller) leaveHardware() error {
+	c.hardware = false
+	c.batch.Reset()
+	if err := c.writeReplacement(&c.batch, c.devices.list()); err != nil {
+		return err
+	}
+	return c.commit()
 }
 
 // member writes an element of the set of interfaces: an interval where it can have
@@ -264,8 +298,8 @@ func (c *Controller) member(set *nfnl.Set, d nfnl.Device, interval func(nfnl.Tab
 	}
 }
 
-// complain logs an error, once for as long as nothing else is to be said in these words.
-// It returns whether it did.
+// complain logs an error unless it is the one that was last logged with this message. It
+// returns whether it did.
 func (c *Controller) complain(err error, message string) (news bool) {
 	if news = err != nil && c.said[message] != err.Error(); news {
 		c.said[message] = err.Error()

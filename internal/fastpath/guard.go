@@ -7,16 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
 
-// guard notices when somebody else changes our table, as that of the nftables
-// backend does: by the number of transactions that the kernel has seen, and when
-// that is off, by a look. Replaced rules and a replaced flowtable are no damage
-// when they are the same as before: that is how FlushTable works.
+// guard notices when another program modifies our table, as the guard of the nftables
+// dataplane does: it compares the kernel's number of transactions with our own, and looks
+// at the table when there were others. Rules and a flowtable that were replaced by the same
+// are no damage, as FlushTable does that.
 type guard struct {
 	generation uint32 // as it is when nobody else does anything; 0 when not known
 	rules      uint64 // hash of what the rules do
@@ -83,7 +84,7 @@ func damaged(format string, args ...any) error {
 func (c *Controller) checkTable() error {
 	reading := func(err error) error {
 		if errors.Is(err, unix.ENOENT) {
-			return damaged("it is gone")
+			return damaged("it does not exist")
 		}
 		return fmt.Errorf("fast path: reading table %s %s: %w", table.Family, table.Name, err)
 	}
@@ -127,25 +128,20 @@ func (c *Controller) checkTable() error {
 	return nil
 }
 
-// checkDevices compares what the flowtable has with what it ought to. Interfaces
-// come and go without us having heard of it yet.
+// checkDevices compares the flowtable's devices with those that were written. A difference
+// is no damage where an interface has changed since: then the kernel has what is wanted
+// now, and the next update makes it known here too.
 func (c *Controller) checkDevices(has deviceSet) error {
-	differ := func() bool { return len(has.without(c.devices)) > 0 || len(c.devices.without(has)) > 0 }
-	if c.unsynced || !differ() {
+	if c.unsynced || maps.Equal(has, c.devices) {
 		return nil
 	}
-	if err := c.list(); err != nil {
-		return err
+	now, err := c.wantedNow()
+	if err != nil {
+		return fmt.Errorf("fast path: %w", err)
 	}
-	if wanted := c.wanted(); len(has.without(wanted)) > 0 || len(wanted.without(has)) > 0 {
-		// Take those that have come or gone just now out of the question.
-		c.sync()
-		ft, err := readFlowtable(c.conn)
-		if err != nil || ft == nil {
-			return err
-		}
-		if has = newDeviceSet(ft.Devices); differ() {
-			return damaged("flowtable %s has other devices", ft.Name)
+	for _, d := range append(has.without(c.devices), c.devices.without(has)...) {
+		if has[d] != now[d] {
+			return damaged("flowtable %s has other devices", flowtableName)
 		}
 	}
 	return nil
