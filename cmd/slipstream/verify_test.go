@@ -78,7 +78,7 @@ func TestVerifyInBackground(t *testing.T) {
 			for _, want := range []string{
 				`"The kernel differs from what was programmed" difference="- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080"`,
 				`"The kernel differs from what was programmed" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080"`,
-				`"Event" reason="Damaged" note="somebody else has changed what was programmed: 2 differences, such as`,
+				`"Event" reason="Damaged" note="ruleset modified externally: 2 differences, such as`,
 			} {
 				if !strings.Contains(s.log.String(), want) {
 					t.Errorf("the log does not have %s", want)

@@ -37,7 +37,7 @@ type Dataplane interface {
 	Apply(ctx context.Context, change *desired.Change) (Stats, error)
 
 	// Check finds out, cheaply enough to be called every second, whether
-	// somebody else has damaged what was programmed. It returns an error
+	// the kernel still holds what was programmed. It returns an error
 	// that wraps ErrDamaged when a Reconcile is due, or ErrDue when it is due
 	// although nothing is known to be damaged.
 	Check(ctx context.Context) error
@@ -52,7 +52,7 @@ type Dataplane interface {
 }
 
 // ErrDamaged says that the kernel does not hold what was programmed.
-var ErrDamaged = errors.New("somebody else has changed what was programmed")
+var ErrDamaged = errors.New("ruleset modified externally")
 
 // ErrDue says that it is time to program everything again, as somebody has asked for
 // from time to time.

@@ -129,16 +129,16 @@ func replaceFlowtable(conn *nfnl.Conn, b *nfnl.Batch, f *nfnl.Flowtable) error {
 	b.DeleteFlowtable(table, f.Name)
 	b.AddFlowtable(table, f)
 	for _, r := range rules {
-		b.AddRuleBody(table, r)
+		b.AddRuleInfo(table, r)
 	}
 	return nil
 }
 
-func readRules(conn *nfnl.Conn) (all []nfnl.RuleBody, err error) {
+func readRules(conn *nfnl.Conn) (all []nfnl.RuleInfo, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil
-		return conn.RuleBodies(table, func(r nfnl.RuleBody) {
-			all = append(all, nfnl.RuleBody{Chain: r.Chain, Expressions: slices.Clone(r.Expressions), UserData: slices.Clone(r.UserData)})
+		return conn.Rules(table, func(r nfnl.RuleInfo) {
+			all = append(all, nfnl.RuleInfo{Chain: r.Chain, Expressions: slices.Clone(r.Expressions), Comment: slices.Clone(r.Comment)})
 		})
 	})
 	return all, err

@@ -29,7 +29,7 @@ var owner = iptchains.Owner{
 
 // Cleanup implements dataplane.Dataplane.
 func (b *Backend) Cleanup(ctx context.Context) error {
-	b.valid = false
+	b.sequence.Begin()
 	return inside(b.config.NetNS, func() error { return Remove(ctx) })
 }
 

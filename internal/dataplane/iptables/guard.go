@@ -115,8 +115,8 @@ func (s stamp) is(expected stamp) bool {
 // Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
 // sets that have lost members.
 func (b *Backend) Check(ctx context.Context) error {
-	if !b.valid {
-		return fmt.Errorf("%w: the last change failed", dataplane.ErrDamaged)
+	if err := b.sequence.Check(); err != nil {
+		return err
 	}
 	if err := b.checkSets(); err != nil {
 		return err

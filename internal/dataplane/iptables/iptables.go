@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -38,9 +37,9 @@ type Backend struct {
 
 	tables    []*table // one for each family that is served
 	missing   []dataplane.Missing
-	pools     []*pool // what the kernel has, by PoolID
+	pools     dataplane.Pools[pool] // that the kernel has
 	frontends map[desired.FrontendKey]*frontend
-	valid     bool // false until the first Reconcile, and after a failure
+	sequence  dataplane.Sequence
 	alone     bool // the other variant has none of our chains
 	full      fullRestore
 	counts    atomic.Pointer[Counts]
@@ -102,12 +101,8 @@ func (b *Backend) Close() error {
 // chains that differ, in one restore for each family. A failure can leave part of the
 // change, for the Reconcile that has to follow.
 func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
-	if !b.valid {
-		return dataplane.Stats{}, errors.New("iptables: Apply without a Reconcile before it")
-	}
-	b.valid = false // until the kernel has it too
-	if change.Rebuild {
-		return dataplane.Stats{}, errors.New("iptables: Apply of a change that only Reconcile can make")
+	if err := b.sequence.BeginApply(ctx, change); err != nil {
+		return dataplane.Stats{}, fmt.Errorf("iptables: %w", err)
 	}
 	var stats dataplane.Stats
 	steps := b.take(change)
@@ -118,7 +113,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 			return stats, fmt.Errorf("restoring what has changed of %s: %w", step.table.family, err)
 		}
 	}
-	b.valid = true
+	b.sequence.Done()
 	b.count(steps)
 	return stats, b.guard.committed()
 }

@@ -126,13 +126,17 @@ func web(s *desired.State, i int, hosts ...int) {
 	}
 }
 
-// TestRandomSequences applies random sequences of changes to the kernel.
-func TestRandomSequences(t *testing.T) {
+// TestConformance runs the tests that all dataplanes pass.
+func TestConformance(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
-		k := newKernel(t, v)
-		dataplanetest.RandomSequence(t, seed, 4_000, k, newKernel(t, v))
+		dataplanetest.Conformance(t, 1, 4_000, func(t *testing.T) func() dataplanetest.Backend {
+			k := newKernel(t, v)
+			return func() dataplanetest.Backend {
+				b := k.open(v)
+				t.Cleanup(func() { b.Close() })
+				return b
+			}
+		})
 	})
 }
 

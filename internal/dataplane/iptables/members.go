@@ -24,13 +24,13 @@ func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setRestricted] = f.Sources != nil
 	// Packets that no rule translates, as a pool has no endpoints, get that pool's
 	// verdict. If the Cluster pool has endpoints, it is the Local pool.
-	empty := b.pools[f.Pool]
-	if len(empty.slots) > 0 && in[setLocal] {
-		empty = b.pools[f.LocalPool]
+	empty := b.pools.Get(f.Pool)
+	if len(empty.Slots) > 0 && in[setLocal] {
+		empty = b.pools.Get(f.LocalPool)
 	}
-	if len(empty.slots) == 0 {
-		in[setReject] = empty.ifEmpty == desired.Reject
-		in[setDrop] = empty.ifEmpty == desired.Drop
+	if len(empty.Slots) == 0 {
+		in[setReject] = empty.IfEmpty == desired.Reject
+		in[setDrop] = empty.IfEmpty == desired.Drop
 	}
 	return in
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -16,14 +17,7 @@ const fanOut = 16
 
 // pool is a pool as programmed.
 type pool struct {
-	family  desired.Family
-	scope   desired.Scope
-	service desired.ServicePort
-	ifEmpty desired.Verdict
-	sticky  bool
-
-	slots     []desired.Backend // in the order of rules
-	frontends []*desired.Frontend
+	dataplane.Pool // rules are in the order of its slots
 
 	// With session affinity, endpoints that were removed but may return. A client that
 	// goes to another endpoint meanwhile is removed from their lists of clients.
@@ -37,42 +31,30 @@ type pool struct {
 // the last rule that uses it. A full restore keeps none.
 const maxRetired = 16
 
-// replace removes and adds backends. New ones take the slots of old ones, and remaining
-// holes are filled from the end, so that few chains of a large pool change.
+// replace removes and adds backends such that few chains of a large pool change.
 func (p *pool) replace(removed, added []desired.Backend) {
-	if p.sticky {
+	if p.Sticky {
 		p.retired = append(p.retired, removed...)
 		p.retired = slices.DeleteFunc(p.retired, func(b desired.Backend) bool { return slices.Contains(added, b) })
 		p.retired = p.retired[max(0, len(p.retired)-maxRetired):]
 	}
-	for _, b := range removed {
-		i := slices.Index(p.slots, b)
-		switch last := len(p.slots) - 1; {
-		case i < 0:
-		case len(added) > 0:
-			p.slots[i], added = added[0], added[1:]
-		default:
-			p.slots[i] = p.slots[last]
-			p.slots = p.slots[:last]
-		}
-	}
-	p.slots = append(p.slots, added...)
+	p.Replace(removed, added)
 }
 
 // name is the name of the pool's first chain. A pool without frontends has no chains.
-func (p *pool) name() string { return poolPrefixes[p.scope] + p.hash() }
+func (p *pool) name() string { return poolPrefixes[p.Scope] + p.hash() }
 
 func (p *pool) hash(parts ...string) string {
-	s := p.service
+	s := p.Service
 	return hashOf(append([]string{s.Namespace, s.Name, s.Port, p.protocol().String()}, parts...)...)
 }
 
 // protocol is the protocol of all frontends.
-func (p *pool) protocol() desired.Protocol { return p.frontends[0].Protocol }
+func (p *pool) protocol() desired.Protocol { return p.Frontends[0].Protocol }
 
 // affinity is how long clients stay with their endpoint, in seconds, or 0.
 func (p *pool) affinity() (seconds uint32) {
-	for _, f := range p.frontends {
+	for _, f := range p.Frontends {
 		seconds = max(seconds, f.Affinity)
 	}
 	return seconds
@@ -82,7 +64,7 @@ func (p *pool) affinity() (seconds uint32) {
 func (p *pool) write(out *script) {
 	former := p.chains
 	p.chains, p.dirty = nil, false
-	if len(p.frontends) > 0 {
+	if len(p.Frontends) > 0 {
 		w := poolWriter{pool: p, out: out, seconds: p.affinity()}
 		w.protocol = "-p " + protocolName(p.protocol())
 		w.root()
@@ -112,7 +94,7 @@ func (w *poolWriter) chain(name string, text []byte) {
 func (w *poolWriter) root() {
 	var text []byte
 	if w.seconds > 0 {
-		for _, b := range w.slots {
+		for _, b := range w.Slots {
 			text = append(text, "-m recent --name "...)
 			text = append(text, w.list(b)...)
 			text = append(text, " --rcheck --seconds "...)
@@ -127,14 +109,14 @@ func (w *poolWriter) root() {
 			text = append(text, w.list(b)...)
 			text = append(text, " --remove --rsource\n"...)
 		}
-		if len(w.slots) == 0 {
+		if len(w.Slots) == 0 {
 			// For reading back: without endpoints no other rule has the timeout.
 			text = append(text, affinityComment...)
 			text = strconv.AppendUint(text, uint64(w.seconds), 10)
 			text = append(text, " s\" -j RETURN\n"...)
 		}
 	}
-	w.chain(w.name(), w.choose(text, 0, len(w.slots)))
+	w.chain(w.name(), w.choose(text, 0, len(w.Slots)))
 }
 
 const affinityComment = `-m comment --comment "affinity `
@@ -143,7 +125,7 @@ const affinityComment = `-m comment --comment "affinity `
 func (w *poolWriter) list(b desired.Backend) string { return listPrefix + w.hash(b.String()) }
 
 func (w *poolWriter) endpointChain(b desired.Backend) string {
-	return stickyPrefix + w.hash(b.String(), w.scope.String())
+	return stickyPrefix + w.hash(b.String(), w.Scope.String())
 }
 
 // endpoint writes the chain of an endpoint with session affinity.
@@ -177,7 +159,7 @@ func (w *poolWriter) choose(text []byte, from, to int) []byte {
 			text = append(append(text, name...), '\n')
 			continue
 		}
-		b := w.slots[at]
+		b := w.Slots[at]
 		if w.seconds > 0 {
 			text = append(probability(text, 1, to-at), "-g "...)
 			text = append(append(text, w.endpointChain(b)...), '\n')

@@ -32,7 +32,7 @@ func (c chainsOf) longest(chain string) (n int) {
 func TestPool(t *testing.T) {
 	for _, size := range []int{1, 2, 10, 16, 17, 33, 256, 257, 1000, 4097} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			p := &pool{frontends: []*desired.Frontend{{FrontendKey: tcpKey(netip.MustParseAddr("10.96.0.1"), 80)}}}
+			p := &pool{Pool: dataplane.Pool{Frontends: []*desired.Frontend{{FrontendKey: tcpKey(netip.MustParseAddr("10.96.0.1"), 80)}}}}
 			kernel, known, lines := chainsOf{}, registry{}, 0
 			change := func(removed, added []desired.Backend) {
 				t.Helper()
@@ -44,11 +44,11 @@ func TestPool(t *testing.T) {
 				lines = out.lines
 				r := reader{content: dataplane.NewContent(), chains: kernel}
 				weights := map[desired.Backend]float64{}
-				if left := r.choose(kernel[p.name()], 1, weights); left > 1e-6 || len(weights) != len(p.slots) || len(r.content.Faults) > 0 {
-					t.Fatalf("nothing is chosen with a probability of %g, %d of %d endpoints otherwise; %v", left, len(weights), len(p.slots), r.content.Faults)
+				if left := r.choose(kernel[p.name()], 1, weights); left > 1e-6 || len(weights) != len(p.Slots) || len(r.content.Faults) > 0 {
+					t.Fatalf("nothing is chosen with a probability of %g, %d of %d endpoints otherwise; %v", left, len(weights), len(p.Slots), r.content.Faults)
 				}
 				for b, w := range weights {
-					if !slices.Contains(p.slots, b) || math.Abs(w*float64(len(p.slots))-1) > 1e-4 {
+					if !slices.Contains(p.Slots, b) || math.Abs(w*float64(len(p.Slots))-1) > 1e-4 {
 						t.Fatalf("%s is chosen with a probability of %g", b, w)
 					}
 				}
@@ -63,7 +63,7 @@ func TestPool(t *testing.T) {
 			}
 			few := 3*(1+fanOut) + 3*(2+size/(fanOut*fanOut*fanOut)*fanOut)
 			for i := range 5 {
-				gone, come := p.slots[rand.IntN(len(p.slots))], backendNumber(1<<20+i)
+				gone, come := p.Slots[rand.IntN(len(p.Slots))], backendNumber(1<<20+i)
 				if change([]desired.Backend{gone}, []desired.Backend{come}); lines > 2+fanOut {
 					t.Errorf("%d lines for one endpoint that is another", lines)
 				}

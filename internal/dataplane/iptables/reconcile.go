@@ -19,8 +19,8 @@ import (
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	var stats dataplane.Stats
 	start := time.Now()
-	b.valid = false
-	b.pools = make([]*pool, 0, len(full.Pools))
+	b.sequence.Begin()
+	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
 		t.forget(b.variant)
@@ -38,7 +38,8 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		}
 		b.alone = true
 	}
-	b.valid, b.full = true, fullRestore{time.Now(), time.Since(start)}
+	b.sequence.Done()
+	b.full = fullRestore{time.Now(), time.Since(start)}
 	b.count(steps)
 	b.guard.known = false // other programs may have changed something between its steps
 	return stats, nil

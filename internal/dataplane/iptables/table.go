@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -103,7 +104,7 @@ func (b *Backend) take(change *desired.Change) []*step {
 	}
 	for i := range change.Pools {
 		if c := &change.Pools[i]; c.Gone {
-			b.pools[c.ID] = nil
+			b.pools.Set(c.ID, nil)
 		}
 	}
 	for _, s := range steps {
@@ -116,22 +117,19 @@ func (b *Backend) take(change *desired.Change) []*step {
 }
 
 func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.FrontendKey]bool) {
-	for int(c.ID) >= len(b.pools) {
-		b.pools = append(b.pools, nil)
-	}
-	p := b.pools[c.ID]
+	p := b.pools.Get(c.ID)
 	if c.New {
-		p = &pool{family: c.Family, scope: c.Scope, service: c.Service, ifEmpty: c.IfEmpty, sticky: c.Sticky}
-		b.pools[c.ID] = p
+		p = &pool{Pool: dataplane.NewPool(c)}
+		b.pools.Set(c.ID, p)
 	}
-	wasEmpty, was := len(p.slots) == 0, p.ifEmpty
+	wasEmpty, was := len(p.Slots) == 0, p.IfEmpty
 	p.replace(c.Removed, c.Added)
-	p.ifEmpty = c.IfEmpty
+	p.IfEmpty = c.IfEmpty
 	if s != nil {
 		s.touch(p)
 	}
-	if wasEmpty != (len(p.slots) == 0) || was != p.ifEmpty {
-		for _, f := range p.frontends {
+	if wasEmpty != (len(p.Slots) == 0) || was != p.IfEmpty {
+		for _, f := range p.Frontends {
 			stale[f.FrontendKey] = true
 		}
 	}
@@ -145,8 +143,8 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	if c.Old != nil {
 		s.lead(c.Old, true, b)
 		for _, id := range poolsOf(c.Old) {
-			if p := b.pools[id]; p != nil {
-				p.frontends = slices.DeleteFunc(p.frontends, func(f *desired.Frontend) bool { return f.FrontendKey == c.Old.FrontendKey })
+			if p := b.pools.Get(id); p != nil {
+				p.Unrefer(c.Key())
 				s.touch(p)
 			}
 		}
@@ -155,8 +153,8 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	var is *frontend
 	if c.New != nil {
 		for _, id := range poolsOf(c.New) {
-			p := b.pools[id]
-			p.frontends = append(p.frontends, c.New)
+			p := b.pools.Get(id)
+			p.Refer(c.New)
 			s.touch(p)
 		}
 		s.lead(c.New, false, b)
@@ -182,7 +180,7 @@ func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
 	set := func(edits *[]edit, id desired.PoolID) {
 		e := edit{leaf: leaf{key: key}, gone: gone}
 		if !gone {
-			e.rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools[id].name()
+			e.rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools.Get(id).name()
 		}
 		*edits = append(*edits, e)
 	}

@@ -55,7 +55,7 @@ const (
 func (s *schema) loadSticky() []expr.Any {
 	return []expr.Any{
 		dport(regID), dport(regID + 1), dport(regTimeout), // for nft alone
-		lookup(s.sticky, regKey, regSticky), shownIn(regSticky),
+		lookup(s.sticky, regKey, regSticky), matchZeroPrefix(regSticky),
 	}
 }
 
@@ -69,11 +69,11 @@ func (w *ruleWriter) affinity(d *side) {
 	for range 2 {
 		w.rule(chain, comment, w.frontend(), client,
 			w.loadTo(w.daddr, regBackend), []expr.Any{dport(regBackend + w.addrLen/4)}, // for nft alone
-			[]expr.Any{lookup(w.schema.affinity, regID, regRemember), shownIn(regRemember)},
+			[]expr.Any{lookup(w.schema.affinity, regID, regRemember), matchZeroPrefix(regRemember)},
 			w.frontendTo(regID),
 			[]expr.Any{
 				dport(regRemember), // for nft alone
-				lookup(d.frontends, regID, regRemember-1), shownIn(regRemember - 1),
+				lookup(d.frontends, regID, regRemember-1), matchZeroPrefix(regRemember - 1),
 				&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember},
 				w.dnatTo(regBackend),
 			})

@@ -174,15 +174,16 @@ func web(s *desired.State, i int, hosts ...int) {
 	}
 }
 
-// TestRandomSequences applies long random sequences of changes to the kernel,
-// each as strictly checked as the kernel does.
-func TestRandomSequences(t *testing.T) {
-	for i := range 8 {
-		seed := uint64(time.Now().UnixNano()) + uint64(i)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			dataplanetest.RandomSequence(t, seed, 30_000, newKernel(t), newKernel(t))
-		})
-	}
+// TestConformance runs the tests that all dataplanes pass.
+func TestConformance(t *testing.T) {
+	dataplanetest.Conformance(t, 8, 30_000, func(t *testing.T) func() dataplanetest.Backend {
+		k := newKernel(t)
+		return func() dataplanetest.Backend {
+			b := k.open()
+			t.Cleanup(func() { b.Close() })
+			return b
+		}
+	})
 }
 
 // TestReconcileTakesOver starts on what the kernel may have been left with.

@@ -167,7 +167,7 @@ func (w *ruleWriter) dispatch(chain string, d *side) {
 	comment := "@" + d.frontends.Name + "[ip daddr . meta l4proto . th dport], its @pools, its @" + d.picks.Name
 	for range 2 {
 		w.rule(chain, comment, w.pool(d), []expr.Any{
-			lookup(w.pools, regValueWord, regValue), shown(),
+			lookup(w.pools, regValueWord, regValue), matchZeroPrefix(regValue),
 			lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
 		})
 		comment = "the same once more: see the documentation"
@@ -188,7 +188,7 @@ func (s *schema) afterFrontend() uint32 { return regKey + s.addrLen/4 + 2 }
 // pool finds the packet's pool. Loading the port into the register where the
 // pool arrives is for nft alone (see the package's documentation).
 func (s *schema) pool(d *side) []expr.Any {
-	return append(s.frontend(), dport(regValueWord), lookup(d.frontends, regKey, regValue), shown())
+	return append(s.frontend(), dport(regValueWord), lookup(d.frontends, regKey, regValue), matchZeroPrefix(regValue))
 }
 
 // dport loads the packet's destination port.
@@ -196,11 +196,9 @@ func dport(reg uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// shown compares a value's first word with the 0 that it always is, which makes
-// nft list the look-up.
-func shown() expr.Any { return shownIn(regValue) }
-
-func shownIn(reg uint32) expr.Any {
+// matchZeroPrefix compares the first word of a look-up's value, which is always 0, with 0. That
+// makes nft list the look-up.
+func matchZeroPrefix(reg uint32) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)}
 }
 
@@ -233,7 +231,7 @@ func in(set *nfnl.Set) []expr.Any {
 // inMap matches what is in a map of values, for which the kernel knows no other
 // way than to look the value up.
 func inMap(set *nfnl.Set) []expr.Any {
-	return []expr.Any{lookup(set, regKey, regValue), shown()}
+	return []expr.Any{lookup(set, regKey, regValue), matchZeroPrefix(regValue)}
 }
 
 func (s *schema) load(offset uint32) []expr.Any { return s.loadTo(offset, regKey) }

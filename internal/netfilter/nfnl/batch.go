@@ -163,6 +163,18 @@ func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error
 	return nil
 }
 
+// AddRuleInfo appends a rule as it was read to its chain.
+func (b *Batch) AddRuleInfo(t Table, r RuleInfo) {
+	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
+	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
+	b.buf.string(unix.NFTA_RULE_CHAIN, r.Chain)
+	b.buf.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.Expressions)
+	if len(r.Comment) > 0 {
+		b.buf.bytes(unix.NFTA_RULE_USERDATA, r.Comment)
+	}
+	b.end()
+}
+
 // AddSet makes sure that a set or map exists. A set of the same name and
 // another type is an error (EEXIST).
 func (b *Batch) AddSet(t Table, s *Set) {

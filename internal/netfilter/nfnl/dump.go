@@ -87,8 +87,9 @@ func (c *Conn) Chains(t Table, visit func(ChainInfo)) error {
 	})
 }
 
-// RuleInfo is a rule as read; its slices are valid only during the call that they
-// are passed to.
+// RuleInfo is what a rule does, in the kernel's encoding: it can be added again as it was
+// read, and is the same for the same rule. As read, its slices are valid only during the
+// call that they are passed to.
 type RuleInfo struct {
 	Chain string
 	// Expressions and Comment are what the rule does and what it says, as the

@@ -112,8 +112,8 @@ func TestFlowtable(t *testing.T) {
 	}
 }
 
-// TestRuleBodies replaces rules by themselves.
-func TestRuleBodies(t *testing.T) {
+// TestAddRuleInfo replaces rules by themselves.
+func TestAddRuleInfo(t *testing.T) {
 	c := dialFlowtables(t, 1)
 	set := &Set{Name: "s", KeyType: TypeIPAddr, KeyLen: 4}
 	commit(t, c, func(b *Batch) {
@@ -133,17 +133,17 @@ func TestRuleBodies(t *testing.T) {
 			}
 		}
 	})
-	read := func() (all []RuleBody) {
+	read := func() (all []RuleInfo) {
 		t.Helper()
-		if err := c.RuleBodies(both, func(r RuleBody) {
-			all = append(all, RuleBody{r.Chain, bytes.Clone(r.Expressions), bytes.Clone(r.UserData)})
+		if err := c.Rules(both, func(r RuleInfo) {
+			all = append(all, RuleInfo{r.Chain, bytes.Clone(r.Expressions), bytes.Clone(r.Comment)})
 		}); err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
 	before := read()
-	if len(before) != 3 || before[0].Chain != "forward" || !bytes.Contains(before[2].UserData, []byte("a comment")) {
+	if len(before) != 3 || before[0].Chain != "forward" || !bytes.Contains(before[2].Comment, []byte("a comment")) {
 		t.Fatalf("%q", before)
 	}
 	commit(t, c, func(b *Batch) {
@@ -151,7 +151,7 @@ func TestRuleBodies(t *testing.T) {
 		b.DeleteFlowtable(both, "f")
 		b.AddFlowtable(both, &Flowtable{Name: "f", Devices: devices(0, 1)})
 		for _, r := range before {
-			b.AddRuleBody(both, r)
+			b.AddRuleInfo(both, r)
 		}
 	})
 	if after := read(); fmt.Sprint(after) != fmt.Sprint(before) {

@@ -32,7 +32,7 @@ const (
 	FailedToSetSysctl               = "FailedToSetSysctl"               // another setting of the kernel could not be written
 	FeatureMissing                  = "FeatureMissing"                  // the node lacks something that the mode needs
 	FailedToProgram                 = "FailedToProgram"                 // the kernel refuses what is to be programmed
-	Damaged                         = "Damaged"                         // somebody else has changed what was programmed; it is programmed again
+	Damaged                         = "Damaged"                         // the ruleset was modified externally; everything is programmed again
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables
 	FailedToAccelerate              = "FailedToAccelerate"              // the fast path could not be programmed
 	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not take connections

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplanetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
+)
+
+// Namespace makes an empty network namespace. Each call of open makes another dataplane in
+// it, as another run would; all are closed at the end of the test.
+type Namespace func(t *testing.T) (open func() Backend)
+
+// Conformance is what every dataplane has to do. It has so many random sequences, which are
+// the longer the larger size is.
+func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
+	for i := range sequences {
+		seed := uint64(time.Now().UnixNano()) + uint64(i)
+		t.Run(fmt.Sprint("random sequence ", seed), func(t *testing.T) {
+			RandomSequence(t, seed, size, namespace(t)(), namespace(t)())
+		})
+	}
+	t.Run("next run", func(t *testing.T) {
+		open := namespace(t)
+		Reconcile(t, open(), someState(1))
+		next, s := open(), someState(2)
+		Reconcile(t, next, s)
+		Has(t, next, s)
+		isIntact(t, next)
+	})
+	t.Run("order of calls", func(t *testing.T) {
+		d, s := namespace(t)(), someState(3)
+		refuses := func(what string, change *desired.Change) {
+			t.Helper()
+			if _, err := d.Apply(t.Context(), change); err == nil {
+				t.Errorf("Apply takes a change %s", what)
+			}
+			isDamaged(t, d)
+		}
+		refuses("before the first Reconcile", &s.Change().Change)
+		Reconcile(t, d, s)
+		isIntact(t, d)
+		refuses("that only Reconcile can make", &desired.Change{Rebuild: true})
+		refuses("after an error", &desired.Change{})
+		Reconcile(t, d, s)
+		Has(t, d, s)
+		isIntact(t, d)
+	})
+	t.Run("context ends", func(t *testing.T) {
+		d, s := namespace(t)(), someState(4)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := d.Reconcile(ctx, &s.Full().Change); !errors.Is(err, context.Canceled) {
+			t.Errorf("Reconcile: %v", err)
+		}
+		isDamaged(t, d)
+		Reconcile(t, d, s)
+		if _, err := d.Apply(ctx, &s.Change().Change); !errors.Is(err, context.Canceled) {
+			t.Errorf("Apply: %v", err)
+		}
+		isDamaged(t, d)
+		Reconcile(t, d, s)
+		Has(t, d, s)
+	})
+	t.Run("cleanup", func(t *testing.T) {
+		d, s := namespace(t)(), someState(5)
+		Reconcile(t, d, s)
+		for range 2 { // the second one finds nothing
+			if err := d.Cleanup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			got, err := d.Read(t.Context())
+			if err != nil || len(got.Lines()) > 0 {
+				t.Errorf("left: %v %v", got, err)
+			}
+			isDamaged(t, d)
+		}
+		Reconcile(t, d, s)
+		Has(t, d, s)
+	})
+}
+
+func isIntact(t *testing.T, d dataplane.Dataplane) {
+	t.Helper()
+	if err := d.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func isDamaged(t *testing.T, d dataplane.Dataplane) {
+	t.Helper()
+	if err := d.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// someState is a state after some random events.
+func someState(seed uint64) *desired.State {
+	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 2_000))
+	s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+	var w desiredtest.World
+	for c.More() {
+		w.Step(c, s)
+	}
+	return s
+}
