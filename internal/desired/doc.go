@@ -17,10 +17,11 @@
 //	s := desired.New(desired.Config{NodeName: "node-1"})
 //	s.SetService(svc)          // any number of objects, in any order;
 //	s.SetEndpointSlice(slice)  // a slice may come before its Service
-//	change := s.Change()       // what differs from the last Change or Full
+//	update := s.Change()       // what differs from the last Change or Full
 //
-// A backend of the proxy (package backend) is given either [State.Full], the
-// whole content, or the [Change] since. Applying each Change to what the last
+// A dataplane is given the Change part of either [State.Full], the whole content,
+// or [State.Change], what differs since. The other parts of an [Update] are for
+// health checks, conntrack and the log. Applying each Change to what the last
 // one left always gives the content that Full would describe; the final content
 // depends on the objects alone and not on the order in which they came. Both
 // are fuzzed.
@@ -36,7 +37,7 @@
 //
 // # Where a decision belongs
 //
-// Every decision about which backends a frontend has is taken in policy.go and
-// nowhere else, least of all in a backend. A backend of the proxy only learns
-// the outcome: pools, and what to do when one is empty.
+// Every decision about which backends a frontend has, and about what is
+// masqueraded, is taken in policy.go. A dataplane gets the outcome as data: pools,
+// the verdict of an empty one, and a [MasqueradePolicy].
 package desired

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guard notices when somebody else changes our tables.
+// guard detects external modifications of our tables.
 //
 // The kernel counts the ruleset's transactions. As long as the count is what
 // our own commits make it, nothing can have happened, and the check is one
 // small request. (Being notified of changes would cost more: with a listener,
 // the kernel reports every element of our own transactions too.) When the count
-// is off, somebody has changed something, mostly some other table, and a look
-// at ours tells: whether they are the same tables with the same rules, and then,
+// is off, another process has committed, mostly to other tables, and ours are
+// read to find out whether they are the same tables with the same rules, and then,
 // spread over the next checks, whether every pool still has its elements.
 type guard struct {
 	generation uint32               // as it is when nobody else does anything; 0 when not known
@@ -40,7 +40,7 @@ func (g *guard) committed() {
 }
 
 // reset makes what was just committed, for a generation, the norm. Rules that were
-// written with it are given their fingerprint, unless somebody else has committed
+// written with it are given their fingerprint, unless another process has committed
 // meanwhile: the next Check then finds that they have none.
 func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
 	g.generation, g.unlooked = 0, 0
