@@ -157,6 +157,43 @@ func TestFamilyMissing(t *testing.T) {
 	stop()
 }
 
+// TestStopDuringCommand ends a proxy with SIGTERM while it waits for a command of iptables
+// that takes minutes.
+func TestStopDuringCommand(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPTablesLegacy, kerneltest.IPSet)
+	s := newSite(t)
+	dir := t.TempDir()
+	begun := filepath.Join(dir, "begun")
+	for _, variant := range []string{"nft", "legacy"} {
+		for _, family := range []string{"iptables-", "ip6tables-"} {
+			for _, end := range []string{"", "-save"} {
+				path, err := exec.LookPath(family + variant + end)
+				s.check(err)
+				s.check(os.Symlink(path, filepath.Join(dir, family+variant+end)))
+			}
+			script := "#!/bin/sh\n: >" + begun + "\nexec /bin/sleep 600\n"
+			s.check(os.WriteFile(filepath.Join(dir, family+variant+"-restore"), []byte(script), 0o755))
+		}
+	}
+	cmd := s.command("run", "--manifests", s.dir, "--hostname-override", "n1", "--proxy-mode", "iptables")
+	cmd.Env = append(cmd.Env, "PATH="+dir)
+	p, err := s.node.Start(cmd)
+	s.check(err)
+	t.Cleanup(func() { p.Kill() })
+	s.until("the command runs", func() bool { _, err := os.Stat(begun); return err == nil })
+	s.check(p.Signal(syscall.SIGTERM))
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("after SIGTERM: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for the command")
+	}
+}
+
 // inside is set where TestIPv6Disabled runs on its machine.
 const inside = "SLIPSTREAM_TEST_INSIDE"
 
