@@ -13,23 +13,23 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// reporter is who reports the Events.
+// reporter is the reporting controller of the Events.
 const reporter = "slipstream"
 
-// noteLimit is how long, in bytes, the API lets a note be (pkg/apis/events/validation
-// of Kubernetes).
+// noteLimit is the API's limit for a note, in bytes (pkg/apis/events/validation of
+// Kubernetes).
 const noteLimit = 1024
 
-// stopWithin is how long the end waits for Events that are on their way.
+// stopWithin is for how long stop waits for Events that are not sent yet.
 const stopWithin = 2 * time.Second
 
-// OnNode is a Recorder whose Events are of the Node of that name (events.k8s.io/v1,
-// of which client is one; it takes the right to create and patch events), and in the
-// log. An API server that does not answer is tried again for about two minutes. Stop
-// returns when what has been told has been sent, after two seconds at the latest.
+// OnNode returns a Recorder of Events of a Node, which are also logged. The client is one
+// of events.k8s.io/v1 and needs the right to create and patch events. An API server that
+// does not answer is tried again for about two minutes. Stop returns when all Events
+// have been sent, after two seconds at the latest.
 //
-// The recorder of client-go is not used: it brings all groups of the API with it,
-// which take 8 MB of memory.
+// The recorder of client-go is not used, as it links all groups of the API, which take
+// 8 MB of memory.
 func OnNode(client rest.Interface, node string) (r Recorder, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	instance, err := os.Hostname()
@@ -71,7 +71,7 @@ func (n *onNode) OnService(service types.NamespacedName, reason, note string) {
 	n.sender.tell(about, corev1.EventTypeWarning, reason, cut(note))
 }
 
-// cut makes a note as short as the API wants it.
+// cut shortens a note to the limit of the API.
 func cut(note string) string {
 	if len(note) <= noteLimit {
 		return note

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics counts what the proxy does, for Prometheus: with kube-proxy's
-// names what kube-proxy counts too, so that its dashboards and alerts go on
-// working, and with the prefix slipstream_ what is ours. docs/metrics.md lists
-// them all.
+// Package metrics has the proxy's metrics for Prometheus: those of kube-proxy, under the
+// same names, so that its dashboards and alerts keep working, and Slipstream's own, with
+// the prefix slipstream_. docs/metrics.md lists them.
 package metrics
 
 import (
@@ -27,8 +26,7 @@ type Metrics struct {
 	SyncFailures *prometheus.CounterVec
 	// Elements counts the objects written to and deleted from the kernel.
 	Elements prometheus.Counter
-	// Repairs counts how often somebody else had damaged what was
-	// programmed.
+	// Repairs counts how often the ruleset was modified externally.
 	Repairs prometheus.Counter
 	// ObjectProblems counts objects, or parts of objects, that could not be
 	// acted on.
@@ -60,7 +58,7 @@ func New() *Metrics {
 			Help: "Changes and full contents that the kernel refused, by kind.",
 		}, []string{"kind"}),
 		Elements:          counter("elements_written_total", "Objects written to and deleted from the kernel."),
-		Repairs:           counter("repairs_total", "Times that somebody else had damaged what was programmed."),
+		Repairs:           counter("repairs_total", "Times that the ruleset was modified externally and programmed again."),
 		ObjectProblems:    counter("object_problems_total", "Objects, or parts of objects, that could not be acted on."),
 		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
 		FeatureMissing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
