@@ -23,9 +23,9 @@ func (s *Sequence) BeginApply(ctx context.Context, change *desired.Change) error
 	s.valid = false // until the kernel has the change too
 	switch {
 	case !valid:
-		return errors.New("Apply without a Reconcile before it")
+		return errors.New("no successful Reconcile before this Apply")
 	case change.Rebuild:
-		return errors.New("Apply of a change that only Reconcile can make")
+		return errors.New("a change with Rebuild needs a Reconcile")
 	}
 	return ctx.Err()
 }

@@ -229,7 +229,7 @@ func (m *measurement) burst(ctx context.Context) error {
 		for k := range min(10, len(some)) {
 			_, err := m.prober.until(ctx, frontend(some[k]), time.Now(), func(a netip.Addr) bool { return a == pods[k] })
 			if err != nil {
-				return fmt.Errorf("Service %s, endpoint %v: %w", cluster.Name(some[k]), pods[k], err)
+				return fmt.Errorf("endpoint %[2]v of Service %[1]s: %[3]w", cluster.Name(some[k]), pods[k], err)
 			}
 		}
 		return nil
