@@ -27,7 +27,7 @@ func TestDocs(t *testing.T) {
 		}
 		rows++
 		proofs := code.FindAllStringSubmatch(cells[3], -1)
-		if len(proofs) == 0 && strings.TrimSpace(cells[2]) != "nothing" {
+		if len(proofs) == 0 && strings.TrimSpace(cells[2]) != "none" {
 			t.Errorf("no proof of%s", cells[1])
 		}
 		for _, p := range proofs {
