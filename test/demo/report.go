@@ -141,7 +141,7 @@ func (d *demo) summary(context.Context) error {
 		rows = append(rows, []string{mark + s.name, span(s.programmed), span(s.seen)})
 	}
 	d.table(rows)
-	d.say("\nSlipstream waits some 10ms for further writes before it reads a changed file.\n\n")
+	d.say("\nSlipstream reads a directory once nothing in it has changed for 100 ms.\n\n")
 	all := d.held + len(d.broken)
 	if len(d.broken) == 0 {
 		d.line("  " + good.Sprintf("All %d claims hold.", all))
