@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
@@ -25,6 +27,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 )
 
@@ -77,7 +80,7 @@ All connections are back on the slow path when it has stopped; none is cut.`,
 
 // configs checks the flags.
 func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err error) {
-	c, errs := o.fastPath.Parse(nil)
+	c, errs := parseFastPath(&o.fastPath, nil)
 	ranges := config.Config{}
 	ranges.KubeProxy.NodePortAddresses = o.nodePorts
 	errs = append(errs, ranges.ValidateNodePortAddresses()...)
@@ -91,6 +94,31 @@ func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err er
 	want.NodePorts.Primary = len(want.NodePorts.CIDRs) == 0
 	want.NodeName, err = nodeName(o.hostname)
 	return c, want, err
+}
+
+// parseFastPath converts the settings to those of package fastpath, and returns the
+// errors in them.
+func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpath.Config, errs field.ErrorList) {
+	invalid := func(name string, value any, err error) {
+		if err != nil {
+			errs = append(errs, field.Invalid(path.Child(name), value, err.Error()))
+		}
+	}
+	if n := *f.OffloadPacketThreshold; n < 0 || n > math.MaxInt32 {
+		invalid("offloadPacketThreshold", n, fmt.Errorf("must be a number of packets from 0 to %d", math.MaxInt32))
+	} else {
+		c.Threshold = uint32(n)
+	}
+	var err error
+	c.Scope, err = fastpath.ParseScope(f.Scope)
+	invalid("scope", f.Scope, err)
+	c.Hardware, err = fastpath.ParseHardware(string(f.HardwareOffload))
+	invalid("hardwareOffload", f.HardwareOffload, err)
+	if f.Interfaces != "" {
+		c.Interfaces, err = iface.Compile(f.Interfaces)
+		invalid("interfaces", f.Interfaces, err)
+	}
+	return c, errs
 }
 
 // agentFlags are the flags for fields.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"
@@ -38,6 +39,8 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 		modes = config.Modes() // none is run, and what these do is the same in all
 	}
 	errs := c.Validate(modes)
+	_, more := parseFastPath(&c.Slipstream.FastPath, field.NewPath("fastPath"))
+	errs = append(errs, more...)
 	for _, e := range errs {
 		e.Field = o.flagFor(fs, e.Field)
 	}

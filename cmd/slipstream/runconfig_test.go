@@ -12,6 +12,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 )
 
 // changes are the lines of a configuration that differ from what no flags come to.
@@ -244,6 +245,31 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 	_, _, err = parse(t, "--config "+file+" --cluster-cidr 10.0.0.0/8")
 	if err == nil || !strings.Contains(err.Error(), "clusterCIDR: Invalid") || strings.Contains(err.Error(), "--cluster-cidr") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestFastPathMistakes has each mistake in the settings of the fast path reported by the
+// field's path, and the defaults parsed.
+func TestFastPathMistakes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	for text, want := range map[string]string{
+		"offloadPacketThreshold: -1":         "fastPath.offloadPacketThreshold: Invalid value: -1: must be a number of packets from 0 to 2147483647",
+		"offloadPacketThreshold: 2147483648": "fastPath.offloadPacketThreshold: Invalid value: 2147483648: must be a number",
+		"scope: most":                        `fastPath.scope: Invalid value: "most": scope "most": is neither services nor all`,
+		"interfaces: interface.colour":       `fastPath.interfaces: Invalid value: "interface.colour": interface expression "interface.colour": column 10: undefined field 'colour'`,
+		"hardwareOffload: maybe":             `fastPath.hardwareOffload: Invalid value: "maybe": hardware offload "maybe": is none of auto, on and off`,
+	} {
+		text = "apiVersion: slipstream.config/v1alpha1\nkind: SlipstreamConfiguration\nfastPath: {" + text + "}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := parse(t, "--config "+file); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v; want %s", text, err, want)
+		}
+	}
+	got, errs := parseFastPath(&config.New().Slipstream.FastPath, nil)
+	if got.Threshold != 20 || got.Scope != fastpath.Services || got.Hardware != fastpath.Auto || got.Interfaces != nil || len(errs) > 0 {
+		t.Errorf("defaults: %+v, %v", got, errs)
 	}
 }
 

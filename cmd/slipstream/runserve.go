@@ -124,7 +124,9 @@ func (s *parts) openDataplane(ctx context.Context) (err error) {
 
 // openFastPath opens the fast path, without which Services work too.
 func (s *parts) openFastPath(ctx context.Context) (err error) {
-	if s.fast, err = newFastPath(s.config.FastPath(), s.events); err != nil {
+	settings := s.config.FastPath()
+	fast, _ := parseFastPath(&settings, nil) // valid
+	if s.fast, err = newFastPath(fast, s.events); err != nil {
 		s.fast = nil
 		s.events.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
 	}

@@ -51,15 +51,15 @@ mode: `
 
 // TestAcceleration has the gate close the fast path.
 func TestAcceleration(t *testing.T) {
-	for text, want := range map[string]uint32{
+	for text, want := range map[string]int64{
 		"": 20,
 		"featureGates: {KubeProxyAcceleration: true}":  20,
 		"featureGates: {KubeProxyAcceleration: false}": 0,
 		"featureGates: {AllBeta: false}":               0,
 		"featureGates: {AllAlpha: false}":              20,
 	} {
-		if got := decoded(t, kubeProxyDoc+text).FastPath().Threshold; got != want {
-			t.Errorf("%s: threshold %d; want %d", text, got, want)
+		if got := decoded(t, kubeProxyDoc+text).FastPath().OffloadPacketThreshold; *got != want {
+			t.Errorf("%s: threshold %d; want %d", text, *got, want)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -26,6 +25,9 @@ const (
 	DefaultIPTablesMinSyncPeriod = time.Second
 
 	DefaultCheckPeriod = 500 * time.Millisecond
+
+	// DefaultOffloadPacketThreshold is the value of KEP-4963.
+	DefaultOffloadPacketThreshold = 20
 )
 
 // Ports of kube-proxy's, of which cloud providers' load balancers and scrapers of
@@ -82,9 +84,9 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	c.APIVersion, c.Kind = GroupVersion.String(), SlipstreamKind
 	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})
 	set(&c.VerifyPeriod, &metav1.Duration{})
-	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](fastpath.DefaultThreshold))
-	set(&c.FastPath.Scope, fastpath.Services.String())
-	set(&c.FastPath.HardwareOffload, Switch(fastpath.Auto.String()))
+	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](DefaultOffloadPacketThreshold))
+	set(&c.FastPath.Scope, "services")
+	set(&c.FastPath.HardwareOffload, "auto")
 }
 
 // set sets what has not been.

@@ -49,7 +49,7 @@ type SlipstreamConfiguration struct {
 type FastPathConfiguration struct {
 	// OffloadPacketThreshold is the number of packets, of both directions
 	// together, that a connection has to have carried before it takes the fast
-	// path. 0 turns the fast path off. Unset: fastpath.DefaultThreshold.
+	// path. 0 turns the fast path off. Unset: [DefaultOffloadPacketThreshold].
 	OffloadPacketThreshold *int64 `json:"offloadPacketThreshold,omitempty"`
 
 	// Scope is which connections may take it: "services" (default) or "all".

@@ -12,8 +12,9 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Validate returns all that is wrong with a complete configuration, by the path of
-// the field in the file. Modes are those that there are.
+// Validate returns all errors in a complete configuration, each with the field's path in
+// the file. Modes are the supported proxy modes. The caller validates Slipstream.FastPath,
+// as this package does not import CEL.
 func (c *Config) Validate(modes []string) (errs field.ErrorList) {
 	k := &c.KubeProxy
 	add := func(more ...*field.Error) { errs = append(errs, more...) }

@@ -69,12 +69,8 @@ func TestValidate(t *testing.T) {
 		"minSyncPeriod: 0s":  `minSyncPeriod: Invalid value: "0s": must be greater than 0`,
 		"minSyncPeriod: 31s": `minSyncPeriod: Invalid value: "31s": must not be greater than nftables.syncPeriod (30s)`,
 		"minSyncPeriod: 6s\n---\n" + kubeProxyDoc + "mode: iptables\niptables: {syncPeriod: 5s}": `minSyncPeriod: Invalid value: "6s": must not be greater than iptables.syncPeriod (5s)`,
-		"checkPeriod: -1s":                         `checkPeriod: Invalid value: "-1s": must be greater than 0`,
-		"verifyPeriod: -1s":                        `verifyPeriod: Invalid value: "-1s": must not be negative`,
-		"fastPath: {offloadPacketThreshold: -1}":   "fastPath.offloadPacketThreshold: Invalid value: -1: is no number of packets",
-		"fastPath: {scope: most}":                  `fastPath.scope: Invalid value: "most"`,
-		"fastPath: {interfaces: interface.colour}": `fastPath.interfaces: Invalid value: "interface.colour"`,
-		"fastPath: {hardwareOffload: maybe}":       `fastPath.hardwareOffload: Invalid value: "maybe"`,
+		"checkPeriod: -1s":  `checkPeriod: Invalid value: "-1s": must be greater than 0`,
+		"verifyPeriod: -1s": `verifyPeriod: Invalid value: "-1s": must not be negative`,
 		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": objects come from here or`,
 	} {
 		wantError(t, slipstreamDoc+text+"\n", want)

@@ -10,10 +10,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 )
 
-// DefaultThreshold is how many packets a connection has to have carried before it
-// is offloaded, as KEP-4963 has it.
-const DefaultThreshold = 20
-
 // DefaultRefresh is how often all connections pass the slow path once. The kernel
 // gives the conntrack entry of a connection a day when it is offloaded, and little
 // more while it is; what is left of that is how long it may be idle then.
