@@ -261,7 +261,7 @@ func (s *site) hasManifests() {
 		data, err := os.ReadFile(file)
 		s.check(err)
 		for _, o := range manifest.Decode(file, data).Objects {
-			proxy.Tell(state, source.Event{Type: source.Set, Object: o.Object})
+			proxy.ApplyEvent(state, source.Event{Type: source.Set, Object: o.Object})
 		}
 	}
 	b := s.kernel()

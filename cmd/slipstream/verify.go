@@ -150,7 +150,7 @@ func (w *watched) untilReady(ctx context.Context) error {
 		case batch := <-w.events:
 			for _, e := range batch {
 				w.synced = w.synced || e.Type == source.Synced
-				proxy.Tell(w.state, e)
+				proxy.ApplyEvent(w.state, e)
 			}
 		case all := <-w.addresses:
 			w.state.SetNodeAddresses(all)

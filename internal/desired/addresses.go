@@ -2,22 +2,22 @@
 
 package desired
 
-// counted is a set whose members have users, and a memory of what was last told.
+// counted is a reference-counted set that remembers which members were last reported.
 type counted[T comparable] struct {
 	all   map[T]*uses
 	dirty []T
 }
 
-// addresses are a counted set; made from 16 bytes, they hold no pointers.
+// addresses is a counted set of addresses. Its keys hold no pointers.
 type addresses struct{ counted[ipBytes] }
 
 type uses struct {
-	users int
-	told  bool
-	dirty bool
+	users    int
+	reported bool
+	dirty    bool
 }
 
-// use adds n users of a member (n may be negative).
+// use adds n users of a member. A negative n removes users.
 func (a *counted[T]) use(member T, n int) {
 	u := a.all[member]
 	if u == nil {
@@ -28,25 +28,25 @@ func (a *counted[T]) use(member T, n int) {
 		a.all[member] = u
 	}
 	u.users += n
-	if !u.dirty && (u.users > 0) != u.told {
+	if !u.dirty && (u.users > 0) != u.reported {
 		u.dirty = true
 		a.dirty = append(a.dirty, member)
 	}
 }
 
-// change is what differs from what was told, which counts as told from here.
+// change returns the difference from the last report and marks it as reported.
 func (a *counted[T]) change() (c SetChange[T]) {
 	for _, member := range a.dirty {
 		u := a.all[member]
 		u.dirty = false
 		wanted := u.users > 0
 		switch {
-		case wanted && !u.told:
+		case wanted && !u.reported:
 			c.Added = append(c.Added, member)
-		case !wanted && u.told:
+		case !wanted && u.reported:
 			c.Removed = append(c.Removed, member)
 		}
-		u.told = wanted
+		u.reported = wanted
 		if !wanted {
 			delete(a.all, member)
 		}
@@ -55,10 +55,10 @@ func (a *counted[T]) change() (c SetChange[T]) {
 	return c
 }
 
-// full lists all that was told.
+// full lists all reported members.
 func (a *counted[T]) full() (c SetChange[T]) {
 	for member, u := range a.all {
-		if u.told {
+		if u.reported {
 			c.Added = append(c.Added, member)
 		}
 	}

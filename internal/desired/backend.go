@@ -11,19 +11,19 @@ type Backend struct {
 	port uint16
 }
 
-// NewBackend is the backend at an address and port.
+// NewBackend returns the backend at an address and port.
 func NewBackend(ap netip.AddrPort) Backend {
 	return Backend{ip: ap.Addr().As16(), port: ap.Port()}
 }
 
-// Addr is the backend's address; an IPv4 address comes back as one.
+// Addr is the backend's address. IPv4 addresses are not in their IPv4-mapped form.
 func (b Backend) Addr() netip.Addr { return b.ip.addr() }
 
 // Port is the backend's port number.
 func (b Backend) Port() uint16 { return b.port }
 
-// As16 is the address in 16 bytes, an IPv4 one in its IPv4-mapped form. It
-// costs nothing, for backends of the proxy that encode many.
+// As16 is the address in 16 bytes, an IPv4 one in its IPv4-mapped form. It does
+// not convert, for dataplanes that encode many backends.
 func (b Backend) As16() [16]byte { return b.ip }
 
 // String is "10.0.1.5:8080" or "[fd00::5]:8080".

@@ -7,22 +7,22 @@ import (
 	"net/netip"
 )
 
-// PoolID names a pool for as long as it lives. IDs of pools that are gone are
-// used again, but never within one Change.
+// PoolID identifies a pool. The ID of a deleted pool is reused, but never within
+// one Change.
 type PoolID uint32
 
-// Update is what differs between two contents, in a part for each reader.
+// Update is the difference between two contents, with one part for each consumer.
 type Update struct {
-	// Change is for dataplanes. The other parts are acted on when it is in effect.
+	// Change is for dataplanes. The other parts apply once it is in effect.
 	Change
 
-	// Health is what load balancers' health checks are answered from now on.
+	// Health lists the health checks of load balancers that have a new answer.
 	Health []HealthCheck
 
-	// Flows tell which conntrack entries keep traffic from where it would go now.
+	// Flows lists the conntrack entries that are to be deleted.
 	Flows []StaleFlows
 
-	// Problems are contradictions among the objects. Each is in one Update only.
+	// Problems lists parts of objects that are not programmed. Each is in one Update only.
 	Problems []Problem
 }
 
@@ -31,44 +31,42 @@ type Change struct {
 	Frontends []FrontendChange
 	Pools     []PoolChange
 
-	// Rebuild says that something changed that everything depends on: only
-	// Full describes it. The rest of the Change is empty then.
+	// Rebuild says that Local or Masquerade changed. Only Full describes the new
+	// content, and the rest of the Change is empty.
 	Rebuild bool
 
-	// Local tells how to recognize traffic of this node's pods, and Masquerade
-	// what is masqueraded. They differ from the last Change's only after a Rebuild.
+	// Local says how to recognize traffic from this node's pods, Masquerade which
+	// traffic is masqueraded. They stay the same until a Rebuild.
 	Local      LocalTraffic
 	Masquerade MasqueradePolicy
 
-	// ClusterIPs are the addresses that belong to Services as a whole.
-	// Traffic to one of them that meets no frontend is refused.
+	// ClusterIPs are the addresses that belong to one Service as a whole.
+	// Traffic to one of them that matches no frontend is rejected.
 	ClusterIPs AddressChange
 
 	// HairpinIPs are the addresses of chosen backends that may be on this
-	// node. Only they can reach themselves through a Service by way of
-	// this node, and their replies return only when the source is
-	// masqueraded.
+	// node. Traffic from such a backend that a Service sends back to the same
+	// backend is masqueraded, because its replies would not return otherwise.
 	HairpinIPs AddressChange
 
-	// ServiceCIDRs are the ranges from which ClusterIPs are taken, without
-	// overlaps. Traffic to an address in them that is no Service's is
-	// dropped.
+	// ServiceCIDRs are the ranges from which ClusterIPs are allocated, without
+	// overlaps. Traffic to an address in them that no Service has is dropped.
 	ServiceCIDRs PrefixChange
 
-	// HealthPorts are the TCP ports on which this node answers load balancers'
-	// health checks. A dataplane does not answer there, but may have to accept
-	// the packets.
+	// HealthPorts are the TCP ports on which this node answers the health checks
+	// of load balancers. A dataplane does not answer, but may have to accept the
+	// packets.
 	HealthPorts SetChange[HealthPort]
 }
 
-// Empty says that there is nothing to program.
+// Empty reports whether there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
 		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty()
 }
 
-// FrontendChange is a frontend that is new (no Old), gone (no New) or
-// different.
+// FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or
+// changed.
 type FrontendChange struct {
 	Old, New *Frontend
 }
@@ -81,29 +79,29 @@ func (c FrontendChange) Key() FrontendKey {
 	return c.Old.FrontendKey
 }
 
-// PoolChange is what differs in a pool. Backends are in no particular order,
-// and none is in both lists.
+// PoolChange is the difference in a pool. The lists of backends are unordered and
+// disjoint.
 type PoolChange struct {
 	ID      PoolID
-	Service ServicePort // whose endpoints these are, for comments and messages
+	Service ServicePort // the Service port that has the endpoints, for comments and messages
 	Family  Family
 	Scope   Scope
-	Sticky  bool // frontends of the pool have an Affinity; the same for as long as the pool lives
+	Sticky  bool // frontends of the pool have an Affinity; never changes for a pool
 	Added   []Backend
 	Removed []Backend
 	IfEmpty Verdict
-	New     bool // the pool was not there before
-	Gone    bool // the pool is no more; Removed then lists all it had
+	New     bool // the pool was added
+	Gone    bool // the pool was deleted; Removed lists all of its backends
 }
 
-// Scope is from where in the cluster a pool takes its backends.
+// Scope says which endpoints a pool can choose from.
 type Scope uint8
 
 // The scopes of pools.
 const (
-	// Cluster takes endpoints anywhere, as topology hints say.
+	// Cluster is all endpoints of the cluster, filtered by topology hints.
 	Cluster Scope = iota
-	// Local takes those on this node.
+	// Local is the endpoints on this node.
 	Local
 	scopes = 2
 )
@@ -121,10 +119,10 @@ type Verdict uint8
 
 // The verdicts for an empty pool.
 const (
-	// Reject answers at once that nobody is there.
+	// Reject answers with a TCP reset or an ICMP error.
 	Reject Verdict = iota
-	// Drop says nothing: there are endpoints, but traffic policy keeps this
-	// node from using them.
+	// Drop discards packets silently: there are endpoints, but the traffic policy
+	// excludes all of them on this node.
 	Drop
 )
 
@@ -136,17 +134,17 @@ func (v Verdict) String() string {
 	return "reject"
 }
 
-// SetChange is what differs in a set.
+// SetChange is the difference in a set.
 type SetChange[T any] struct {
 	Added, Removed []T
 }
 
 func (c *SetChange[T]) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
 
-// AddressChange is what differs in a set of addresses.
+// AddressChange is the difference in a set of addresses.
 type AddressChange = SetChange[netip.Addr]
 
-// PrefixChange is what differs in a set of address ranges.
+// PrefixChange is the difference in a set of address ranges.
 type PrefixChange = SetChange[netip.Prefix]
 
 // HealthPort is a port for health checks in one family.
@@ -155,8 +153,8 @@ type HealthPort struct {
 	Port   uint16
 }
 
-// Problem is something about an object that cannot be done, and why. The rest
-// of the object, and all other objects, are not affected.
+// Problem is a part of an object that cannot be programmed, and the reason. The rest
+// of the object and all other objects are not affected.
 type Problem struct {
 	Object string // "Service default/web"
 	Field  string // "spec.clusterIPs[0]"

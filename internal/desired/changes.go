@@ -2,25 +2,25 @@
 
 package desired
 
-// Change is what differs from the last Change or Full.
+// Change returns the difference from the last Change or Full.
 func (s *State) Change() *Update {
-	if s.local() != s.toldLocal {
+	if s.local() != s.reportedLocal {
 		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
 	}
 	return s.collect()
 }
 
-// collect takes what differs from what was told and counts it as told.
+// collect returns the difference from the last report and marks it as reported.
 func (s *State) collect() *Update {
-	s.toldLocal = s.local()
-	c := &Update{Change: Change{Local: s.toldLocal, Masquerade: s.config.masquerade()}, Problems: s.problems}
+	s.reportedLocal = s.local()
+	c := &Update{Change: Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}, Problems: s.problems}
 	s.problems = nil
 	for _, p := range s.dirtyPools {
 		p.dirty = false
 		if pc, differs := p.change(&s.hairpins); differs {
 			c.Pools = append(c.Pools, pc)
 		}
-		s.countLack(p)
+		s.updateNoLocal(p)
 		c.Flows = s.staleFlows(c.Flows, p)
 	}
 	for _, f := range s.dirtyFrontends {
@@ -33,7 +33,7 @@ func (s *State) collect() *Update {
 			delete(s.frontends, f.key)
 		}
 	}
-	// IDs are free only now, so that none means two pools in one Change.
+	// IDs are freed last, so that no ID stands for two pools in one Change.
 	for _, p := range s.dirtyPools {
 		if p.flows != nil {
 			p.flows.firstServed = false
@@ -52,39 +52,39 @@ func (s *State) collect() *Update {
 	return c
 }
 
-// Full is the whole content, as the Change from nothing to it. The next Change
-// starts from it. Health checks that are gone since the last Change or Full are
-// among the others, with Port 0.
+// Full returns the whole content, as a Change from nothing. The next Change starts
+// from it. Health checks that were removed since the last Change or Full are included,
+// with Port 0.
 func (s *State) Full() *Update {
 	last := s.collect()
-	c := &Update{Change: *s.Told(), Problems: last.Problems, Flows: s.allFlows()}
+	c := &Update{Change: *s.Reported(), Problems: last.Problems, Flows: s.allFlows()}
 	for _, h := range last.Health {
 		if h.Port == 0 {
 			c.Health = append(c.Health, h)
 		}
 	}
 	for _, svc := range s.services {
-		if svc.health != nil && svc.health.told.Port != 0 {
-			c.Health = append(c.Health, svc.health.told)
+		if svc.health != nil && svc.health.reported.Port != 0 {
+			c.Health = append(c.Health, svc.health.reported)
 		}
 	}
 	return c
 }
 
-// Told is the content as the last Change or Full left it, as the Change from nothing
-// to it: what the kernel has, if it took that. What objects have changed since is not in
-// it. It changes nothing.
-func (s *State) Told() *Change {
-	c := &Change{Local: s.toldLocal, Masquerade: s.config.masquerade()}
+// Reported returns the content as of the last Change or Full, as a Change from
+// nothing. The kernel has it if programming succeeded. Later events are not included.
+// Reported does not modify the State.
+func (s *State) Reported() *Change {
+	c := &Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}
 	c.Frontends = make([]FrontendChange, 0, len(s.frontends))
 	for _, f := range s.frontends {
-		if f.told != nil {
-			c.Frontends = append(c.Frontends, FrontendChange{New: f.told})
+		if f.reported != nil {
+			c.Frontends = append(c.Frontends, FrontendChange{New: f.reported})
 		}
 	}
 	c.Pools = make([]PoolChange, 0, len(s.pools))
 	for _, p := range s.pools {
-		if p != nil && p.told {
+		if p != nil && p.reported {
 			c.Pools = append(c.Pools, p.full())
 		}
 	}

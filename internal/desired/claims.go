@@ -9,19 +9,19 @@ import (
 	"slices"
 )
 
-// frontend is a frontend and the Service ports that claim it. More than one is
-// a mistake of somebody's (the API server prevents it for ClusterIPs and
-// NodePorts, but not for other addresses). The first kind of address has it,
-// so that nobody can take a ClusterIP away; among those of one kind the oldest
-// Service, by creation time and then by name, as the outcome must not depend on
-// the order in which objects come.
+// frontend is a frontend and the Service ports that claim it. More than one claim
+// is a conflict between Services. (The API server prevents conflicts of ClusterIPs
+// and NodePorts, but not of other addresses.) The claim with the lowest AddressKind
+// wins, so that no external IP can take over a ClusterIP. Among claims of one kind,
+// the oldest Service wins, by creation time and then by name, so that the outcome does
+// not depend on the order of events.
 type frontend struct {
-	key    FrontendKey
-	claims []claim // the first one has the frontend
-	told   *Frontend
-	dirty  bool
+	key      FrontendKey
+	claims   []claim // in order of precedence; the first one wins
+	reported *Frontend
+	dirty    bool
 
-	contest [2]ServicePort // who had it and who did not, as last told
+	contest [2]ServicePort // winner and loser of the last conflict that was reported
 }
 
 type claim struct {
@@ -42,7 +42,7 @@ func (a claim) compare(b claim) int {
 	)
 }
 
-// eachClaim calls do for every frontend that a spec's ports want.
+// eachClaim calls do for every frontend that the ports of a spec claim.
 func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey, AddressKind, *port)) {
 	for _, p := range ports {
 		for _, ip := range spec.clusterIPs {
@@ -73,17 +73,17 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 	}
 	f.claims = append(f.claims, claim{kind, p, p.service.spec.created})
 	slices.SortFunc(f.claims, claim.compare)
-	if has := f.claims[0].port; len(f.claims) > 1 {
+	if winner := f.claims[0].port; len(f.claims) > 1 {
 		loser := p
-		if loser == has {
+		if loser == winner {
 			loser = f.claims[1].port
 		}
-		if contest := [2]ServicePort{has.name, loser.name}; loser.service != has.service && f.contest != contest {
+		if contest := [2]ServicePort{winner.name, loser.name}; loser.service != winner.service && f.contest != contest {
 			f.contest = contest
 			s.problems = append(s.problems, Problem{
 				Object: "Service " + loser.name.Namespace + "/" + loser.name.Name,
 				Field:  "spec.ports",
-				Reason: fmt.Sprintf("%s belongs to Service %s as its %s", key, has.name, f.claims[0].kind),
+				Reason: fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.name, f.claims[0].kind),
 			})
 		}
 	}
@@ -104,9 +104,9 @@ func (s *State) dirtyFrontend(f *frontend) {
 	}
 }
 
-// change brings what is told up to date and returns the difference.
+// change returns the difference from the last report and marks it as reported.
 func (f *frontend) change() (FrontendChange, bool) {
-	c := FrontendChange{Old: f.told}
+	c := FrontendChange{Old: f.reported}
 	if len(f.claims) < 2 {
 		f.contest = [2]ServicePort{}
 	}
@@ -116,11 +116,11 @@ func (f *frontend) change() (FrontendChange, bool) {
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return c, false
 	}
-	f.told = c.New
+	f.reported = c.New
 	return c, true
 }
 
-// frontend is what a claim makes of a frontend.
+// frontend builds the Frontend of the winning claim.
 func (c claim) frontend(key FrontendKey) *Frontend {
 	spec, family := c.port.service.spec, FamilyOf(key.Addr())
 	scope, fromOutside := spec.policy.scopes(c.kind)

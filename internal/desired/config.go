@@ -7,51 +7,49 @@ import (
 	"slices"
 )
 
-// Config is what a State has to know beside objects.
+// Config is the part of a State's input that does not come from objects.
 type Config struct {
 	// NodeName is the name of the node that is being programmed, as
 	// EndpointSlices write it.
 	NodeName string
 
-	// NodeIP, if it is valid, is the node's address of its family, whatever
-	// the Node object says, and also without one (kube-proxy's
-	// bindAddress).
+	// NodeIP, if valid, overrides the Node object's address of the same family
+	// (kube-proxy's bindAddress).
 	NodeIP netip.Addr
 
 	// NodePorts selects the addresses on which NodePorts answer.
 	NodePorts NodePortAddresses
 
-	// DetectLocal says how traffic of this node's pods is recognized.
+	// DetectLocal says how traffic from this node's pods is recognized.
 	DetectLocal DetectLocal
 
-	// MasqueradeAll has all traffic to ClusterIPs masqueraded.
+	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 
-	// Without are the families that the node cannot serve. What objects say
-	// about them is ignored.
+	// Without lists the families that the node cannot serve. Addresses of these
+	// families are ignored.
 	Without Families
 }
 
-// NodePortAddresses selects addresses of this node's for NodePorts
+// NodePortAddresses selects the addresses of this node that serve NodePorts
 // (kube-proxy's --nodeport-addresses). The zero value selects all.
 type NodePortAddresses struct {
 	// Primary selects the Node's own addresses (status.addresses), one of
 	// each family, and nothing else.
 	Primary bool
 
-	// CIDRs select the addresses on this node's interfaces that are in one
-	// of them. A family of which there is none has all its addresses
-	// selected.
+	// CIDRs selects the addresses on this node's interfaces that are in one of
+	// the ranges. All addresses of a family without a range are selected.
 	CIDRs []netip.Prefix
 
-	// Loopback lets IPv4 loopback addresses be selected too
-	// (kube-proxy's --iptables-localhost-nodeports). The kernel sends nothing
-	// from ::1 to another machine, so IPv6 ones never are.
+	// Loopback allows IPv4 loopback addresses too (kube-proxy's
+	// --iptables-localhost-nodeports). IPv6 has no equivalent: the kernel never
+	// sends packets with the source ::1 to another machine.
 	Loopback bool
 }
 
-// OnLoopback says whether NodePorts may answer on an IPv4 loopback address. For that
-// the kernel has to route packets from there to other machines.
+// OnLoopback reports whether an IPv4 loopback address may serve NodePorts. The kernel
+// then has to route packets with such a source to other machines (route_localnet).
 func (n NodePortAddresses) OnLoopback() bool {
 	return n.Loopback && !n.Primary && (n.selects(netip.AddrFrom4([4]byte{127})) ||
 		slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() && p.Addr().IsLoopback() }))
@@ -60,7 +58,7 @@ func (n NodePortAddresses) OnLoopback() bool {
 // DetectLocalMode is kube-proxy's --detect-local-mode.
 type DetectLocalMode uint8
 
-// The ways to recognize traffic of this node's pods.
+// The ways to recognize traffic from this node's pods.
 const (
 	ByClusterCIDR         DetectLocalMode = iota // the source is in CIDRs
 	ByNodeCIDR                                   // the source is in the Node's spec.podCIDRs
@@ -68,23 +66,22 @@ const (
 	ByInterfaceNamePrefix                        // it arrives on an interface whose name starts with Interface
 )
 
-// DetectLocal says how traffic of this node's pods is recognized. The zero value
-// recognizes nothing, which is not the same as there being none; see
-// [LocalTraffic].
+// DetectLocal says how traffic from this node's pods is recognized. With the zero
+// value it cannot be recognized; see [LocalTraffic].
 type DetectLocal struct {
 	Mode      DetectLocalMode
 	CIDRs     []netip.Prefix // for ByClusterCIDR: at most one of each family
 	Interface string         // at most 15 bytes
 }
 
-// LocalTraffic tells how to recognize traffic of this node's pods. Where it
-// tells nothing, there is no saying: then traffic to ClusterIPs is not
-// masqueraded, and none is known to come from a pod.
+// LocalTraffic says how to recognize traffic from this node's pods. For a family
+// without a criterion, traffic to ClusterIPs is not masqueraded, and no traffic is
+// treated as coming from a pod.
 type LocalTraffic struct {
-	CIDRs    [families]netip.Prefix // its source is in it; not valid where there is none
-	Iface    string                 // or it arrives on this interface,
-	IsPrefix bool                   // or on those whose name starts so
+	CIDRs    [families]netip.Prefix // the range of its source address, or invalid
+	Iface    string                 // the interface on which it arrives, or ""
+	IsPrefix bool                   // Iface is a prefix of interface names
 }
 
-// Known says whether traffic of a family's pods can be recognized.
+// Known reports whether pod traffic of a family can be recognized.
 func (l LocalTraffic) Known(f Family) bool { return l.Iface != "" || l.CIDRs[f].IsValid() }

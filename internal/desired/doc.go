@@ -1,43 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package desired decides what a node's Service proxy should do. It is pure:
-// Services, EndpointSlices and the Node go in; frontends, the backends chosen
-// for them, and the exact change since it was last asked come out. It does no
-// I/O, has no clock and no goroutine, and is not safe for concurrent use.
+// Package desired computes the desired state of a node's Service proxy. Its input is
+// Services, EndpointSlices, ServiceCIDRs and the Node. Its output is the frontends,
+// the pools of backends, and the exact difference from the previous output. The
+// package does no I/O, uses no clock and no goroutine, and is not safe for concurrent
+// use.
 //
-// # Words
+// # Terms
 //
-// A frontend is what a client connects to: an address, a protocol and a port.
-// A backend is an endpoint that may answer: an address and a port. Between the
-// two stands a pool: the backends that were chosen for one Service port in one
-// address family. Frontends that share their backends share their pool.
+// A frontend is an address, protocol and port that clients connect to. A backend is
+// the address and port of an endpoint. A pool is the set of backends chosen for one
+// Service port in one address family. Frontends with the same backends share a pool.
 //
-// # How it is used
+// # Usage
 //
 //	s := desired.New(desired.Config{NodeName: "node-1"})
 //	s.SetService(svc)          // any number of objects, in any order;
-//	s.SetEndpointSlice(slice)  // a slice may come before its Service
-//	update := s.Change()       // what differs from the last Change or Full
+//	s.SetEndpointSlice(slice)  // a slice may precede its Service
+//	update := s.Change()       // the difference from the last Change or Full
 //
-// A dataplane is given the Change part of either [State.Full], the whole content,
-// or [State.Change], what differs since. The other parts of an [Update] are for
-// health checks, conntrack and the log. Applying each Change to what the last
-// one left always gives the content that Full would describe; the final content
-// depends on the objects alone and not on the order in which they came. Both
-// are fuzzed.
+// A dataplane receives the Change part of either [State.Full], the whole content, or
+// [State.Change], the difference. The other parts of an [Update] are for health
+// checks, conntrack and the log. Applying each Change in turn always leads to the
+// content that Full describes. The final content depends on the objects only, not on
+// the order of events. Fuzz tests check both.
 //
 // # Cost
 //
-// The cost of an event, and of the Change it leads to, follows what differs:
-// an EndpointSlice that changes one of its endpoints costs a comparison with
-// its old self and one step for each endpoint that differs; no other Service,
-// and no other slice of the same Service, is looked at. The exceptions follow
-// from what they mean: when the last ready endpoint of a Service goes, all of
-// its terminating ones are chosen instead, and so all are looked at.
+// The cost of an event is proportional to the difference that it makes. An
+// EndpointSlice with one changed endpoint is compared with its previous version, and
+// one entry is updated; no other Service and no other slice of the same Service is
+// visited. All endpoints of a Service port are visited only when the choice among them
+// changes: for example, when its last ready endpoint is removed, all terminating
+// endpoints are chosen instead.
 //
-// # Where a decision belongs
+// # Where decisions are made
 //
-// Every decision about which backends a frontend has, and about what is
-// masqueraded, is taken in policy.go. A dataplane gets the outcome as data: pools,
-// the verdict of an empty one, and a [MasqueradePolicy].
+// Which backends a frontend has and which traffic is masqueraded is decided in
+// policy.go and nowhere else. A dataplane receives the outcome as data: pools, the
+// verdict of an empty pool, and a [MasqueradePolicy].
 package desired

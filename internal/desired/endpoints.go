@@ -4,10 +4,10 @@ package desired
 
 import "slices"
 
-// This file takes endpoints from slices into pools.
+// This file merges the endpoints of slices into pools.
 
 // portNumber is the port number that the slice's endpoints have for a Service
-// port, or 0. Both go by the port's name and protocol.
+// port, or 0. A Service port and a slice port match by name and protocol.
 func (sl *slice) portNumber(p *port) uint16 {
 	for _, sp := range sl.ports {
 		if sp.name == p.portID.name && sp.protocol == p.protocol {
@@ -17,8 +17,8 @@ func (sl *slice) portNumber(p *port) uint16 {
 	return 0
 }
 
-// replaceSlice takes the step from one version of a slice to another in all
-// pools it has endpoints in; either may be nil. Both belong to this Service.
+// replaceSlice replaces one version of a slice by another in all pools and health
+// checks of the Service. Either version may be nil.
 func (svc *service) replaceSlice(s *State, from, to *slice) {
 	for _, p := range svc.ports {
 		for pool := range p.eachPool {
@@ -38,19 +38,19 @@ func (s *State) moveEndpoints(p *pool, from, to *slice) {
 	if to != nil && to.family == p.family {
 		toPort, toEndpoints = to.portNumber(p.port), to.endpoints
 	}
-	gone := func(e sliceEndpoint) { p.contribute(Backend{e.ip, fromPort}, e.cond, -1) }
-	come := func(e sliceEndpoint) { p.contribute(Backend{e.ip, toPort}, e.cond, 1) }
+	remove := func(e sliceEndpoint) { p.contribute(Backend{e.ip, fromPort}, e.cond, -1) }
+	add := func(e sliceEndpoint) { p.contribute(Backend{e.ip, toPort}, e.cond, 1) }
 	switch {
 	case fromPort == toPort && toPort != 0:
-		difference(fromEndpoints, toEndpoints, gone, come)
+		difference(fromEndpoints, toEndpoints, remove, add)
 	default:
 		if fromPort != 0 {
-			difference(fromEndpoints, nil, gone, come)
+			difference(fromEndpoints, nil, remove, add)
 		}
 		if toPort != 0 {
 			p.entries = slices.Grow(p.entries, len(toEndpoints))
 			p.touched = slices.Grow(p.touched, len(toEndpoints))
-			difference(nil, toEndpoints, gone, come)
+			difference(nil, toEndpoints, remove, add)
 		}
 	}
 	if len(p.touched) > 0 {

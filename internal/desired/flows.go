@@ -4,10 +4,9 @@ package desired
 
 import "slices"
 
-// StaleFlows are entries of conntrack that keep a flow without connections (UDP)
-// or one that is hard to break (SCTP) from where its packets would go now. They
-// are to be deleted, so that the next packet makes a new one. TCP is left alone:
-// its clients notice.
+// StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a
+// backend that it should no longer go to. They are to be deleted, so that the next
+// packet creates a new entry. TCP connections are left alone: their clients notice.
 type StaleFlows struct {
 	// Protocol is UDP or SCTP.
 	Protocol Protocol
@@ -15,33 +14,32 @@ type StaleFlows struct {
 	// Frontends are the original destinations of the flows.
 	Frontends []FrontendKey
 
-	// Backends are endpoints that no longer serve: flows that were sent to
-	// one of them are stale.
+	// Backends are endpoints that no longer serve. Flows to them are stale.
 	Backends []Backend
 
-	// Only turns the meaning of Backends around: it lists all that serve,
-	// and flows that were sent anywhere else, or nowhere, are stale.
+	// Only inverts Backends: it lists all endpoints that serve, and flows that
+	// were sent elsewhere, or were not translated, are stale.
 	Only bool
 }
 
-// flowWatch is what a pool knows about flows to its endpoints. Which of them are
-// chosen as backends does not matter to flows that exist: like connections of TCP,
-// they stay where they are for as long as their endpoint serves.
+// flowWatch tracks which endpoints of a pool serve existing flows. Whether an
+// endpoint is chosen as a backend does not matter: like TCP connections, existing
+// flows keep their endpoint for as long as it serves.
 type flowWatch struct {
-	serving       int       // entries that are told as isServing
-	wasServed     bool      // there were some at the last change
-	firstServed   bool      // this change's are the first
-	gone, stopped []Backend // which are no more, and which only do not serve any more
+	serving          int       // number of entries with isServing
+	wasServed        bool      // serving was > 0 at the last change
+	firstServed      bool      // serving became > 0 with this change
+	removed, stopped []Backend // since the last change: deleted, or present but no longer serving
 }
 
-// watchesFlows says whether a pool is the one of its Service port and family
-// that watches over flows.
+// watchesFlows reports whether the pool of a scope is the one that tracks the flows
+// of its Service port and family.
 func (p *port) watchesFlows(s Scope, others [scopes]bool) bool {
 	return p.protocol != TCP && (s == Cluster || !others[Cluster])
 }
 
-// setWatch has a pool watch over flows, or not any more. What it has is looked
-// at when it starts to, and not told: those flows were another pool's before.
+// setWatch starts or stops the tracking of flows. Entries that the pool has at the
+// start are recorded without a report: until then, another pool tracked their flows.
 func (p *pool) setWatch(on bool) {
 	if (p.flows != nil) == on {
 		return
@@ -53,7 +51,7 @@ func (p *pool) setWatch(on bool) {
 	for i := range p.entries {
 		e := &p.entries[i]
 		e.flags = e.flags.with(isServing, false)
-		if on && p.told {
+		if on && p.reported {
 			p.watchFlows(e)
 		}
 	}
@@ -62,43 +60,50 @@ func (p *pool) setWatch(on bool) {
 	}
 }
 
-// watchFlows brings what flows are told by up to date for one entry.
+// watchFlows updates the tracking of flows for one entry:
+//
+//	the endpoint             existing flows to it
+//	starts to serve          stay
+//	stops serving            are stale while other endpoints serve: stopped
+//	is removed               are stale, if it has ever served: removed
 func (p *pool) watchFlows(e *entry) {
 	w := p.flows
-	now := !p.gone && e.slices > 0 && e.cond&serving != 0
 	was := e.flags&isServing != 0
-	switch {
-	case now && !was:
-		w.serving++
-	case !now && was:
+	now := !p.gone && e.slices > 0 && e.cond&serving != 0
+	if was {
 		w.serving--
+		e.flags |= hadFlows
+	}
+	if now {
+		w.serving++
 	}
 	switch {
-	case e.slices == 0 && e.flags&(isServing|hadFlows) != 0:
-		w.gone = append(w.gone, e.backend)
-	case !now && was:
+	case e.slices == 0 && e.flags&hadFlows != 0:
+		w.removed = append(w.removed, e.backend)
+	case was && !now:
 		w.stopped = append(w.stopped, e.backend)
 	}
-	e.flags = e.flags.with(isServing, now).with(hadFlows, was || e.flags&hadFlows != 0)
+	e.flags = e.flags.with(isServing, now)
 }
 
-// staleFlows appends the flows that a pool's change makes stale: those to
-// endpoints that are gone, and those to endpoints that do not serve when others
-// do. When some serve for the first time, no flow to any other place is good.
+// staleFlows appends the flows that the change of a pool makes stale: flows to
+// removed endpoints and, if any endpoint serves, flows to endpoints that stopped
+// serving. When endpoints serve for the first time, all flows to other destinations
+// are stale.
 func (s *State) staleFlows(all []StaleFlows, p *pool) []StaleFlows {
 	w := p.flows
 	if w == nil {
 		return all
 	}
 	served := w.serving > 0
-	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.gone}
+	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.removed}
 	switch w.firstServed = served && !w.wasServed; {
 	case w.firstServed:
 		stale.Only, stale.Backends = true, p.servingBackends()
 	case served:
 		stale.Backends = append(stale.Backends, w.stopped...)
 	}
-	w.gone, w.stopped, w.wasServed = nil, nil, served
+	w.removed, w.stopped, w.wasServed = nil, nil, served
 	if p.gone || len(stale.Backends) == 0 {
 		return all
 	}
@@ -108,7 +113,7 @@ func (s *State) staleFlows(all []StaleFlows, p *pool) []StaleFlows {
 	return append(all, stale)
 }
 
-// servingBackends are those to which flows are good.
+// servingBackends lists the endpoints that serve.
 func (p *pool) servingBackends() (all []Backend) {
 	for i := range p.entries {
 		if e := &p.entries[i]; e.flags&isServing != 0 {
@@ -118,8 +123,7 @@ func (p *pool) servingBackends() (all []Backend) {
 	return all
 }
 
-// frontendsOf are the frontends that lead to the endpoints of a pool's Service
-// port in its family.
+// frontendsOf lists the frontends of a pool's Service port in the pool's family.
 func (s *State) frontendsOf(p *pool) (keys []FrontendKey) {
 	svc := p.port.service
 	if svc.spec == nil {
@@ -134,8 +138,8 @@ func (s *State) frontendsOf(p *pool) (keys []FrontendKey) {
 	return keys
 }
 
-// newFrontendFlows appends the flows that a frontend makes stale that is new, or
-// leads somewhere else: those from before.
+// newFrontendFlows appends the flows that a new frontend, or a frontend with another
+// pool, makes stale: flows to endpoints other than its own.
 func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlows {
 	if c.New == nil || c.New.Protocol == TCP || c.Old != nil && c.Old.Pool == c.New.Pool && c.Old.LocalPool == c.New.LocalPool {
 		return all
@@ -153,8 +157,8 @@ func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlow
 	return all
 }
 
-// allFlows lists for every frontend which flows are good: those to endpoints that
-// serve or, where none does, to those that are there.
+// allFlows lists, for all frontends, the flows that are not stale: flows to endpoints
+// that serve or, if none serves, to any existing endpoint.
 func (s *State) allFlows() (all []StaleFlows) {
 	for _, p := range s.pools {
 		if p == nil || p.flows == nil {

@@ -32,8 +32,8 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// protocolOf is the protocol that the API names; none named is TCP, the API's
-// default. It is 0 for names the API does not have.
+// protocolOf parses the API's name of a protocol. The empty name is TCP, the API's
+// default. An unknown name gives 0.
 func protocolOf(p corev1.Protocol) Protocol {
 	switch p {
 	case corev1.ProtocolTCP, "":
@@ -49,22 +49,22 @@ func protocolOf(p corev1.Protocol) Protocol {
 // AddressKind is what kind of address a frontend has.
 type AddressKind uint8
 
-// The kinds of frontend addresses. Where two Services claim one address, port
-// and protocol, the kind that comes first here has it.
+// The kinds of frontend addresses, in order of precedence: if two Services claim one
+// address, port and protocol, the kind that is listed first wins.
 const (
 	// ClusterIP is a virtual address that belongs to one Service as a
-	// whole: ports that the Service does not have are refused.
+	// whole: traffic to other ports is rejected.
 	ClusterIP AddressKind = iota + 1
 	// LoadBalancerIP is an address of status.loadBalancer.ingress whose
 	// traffic arrives with that address as its destination (ipMode VIP).
 	LoadBalancerIP
 	// ExternalIP is an address of spec.externalIPs.
 	ExternalIP
-	// NodePort is an address of this node's, with a port of its own.
+	// NodePort is an address of this node, with the port's own nodePort.
 	NodePort
 )
 
-// String is the kind in the API's words.
+// String is the kind as in the Kubernetes documentation.
 func (k AddressKind) String() string {
 	switch k {
 	case ClusterIP:
@@ -79,12 +79,11 @@ func (k AddressKind) String() string {
 	return fmt.Sprintf("address kind %d", uint8(k))
 }
 
-// External says whether traffic to addresses of the kind is external traffic,
-// to which externalTrafficPolicy applies and which is masqueraded unless that
-// policy keeps it on this node.
+// External reports whether externalTrafficPolicy applies to addresses of the kind.
+// Traffic to them is masqueraded unless that policy is Local.
 func (k AddressKind) External() bool { return k != ClusterIP }
 
-// FrontendKey is what tells frontends apart.
+// FrontendKey identifies a frontend.
 type FrontendKey struct {
 	netip.AddrPort
 	Protocol Protocol
@@ -94,7 +93,7 @@ type FrontendKey struct {
 func (k FrontendKey) String() string { return k.AddrPort.String() + "/" + k.Protocol.String() }
 
 // Frontend is an address, protocol and port that clients connect to. It is
-// comparable: frontends that are equal mean the same.
+// comparable.
 type Frontend struct {
 	FrontendKey
 	Kind    AddressKind
@@ -104,26 +103,25 @@ type Frontend struct {
 	Pool  PoolID
 	Scope Scope
 
-	// LocalPool, unless it is [NoPool], has the Local scope, where Pool has
-	// the Cluster scope, and has those backends that answer instead when
-	// the traffic comes from outside: neither from a pod of this node (see
-	// [LocalTraffic]) nor from the node itself (externalTrafficPolicy: Local).
+	// LocalPool has the backends for traffic from outside, which comes neither
+	// from a pod of this node (see [LocalTraffic]) nor from the node itself. It is
+	// set with externalTrafficPolicy: Local, and [NoPool] otherwise. Its scope is
+	// Local, and that of Pool is Cluster.
 	LocalPool PoolID
 
-	// Affinity is for how many seconds a client's address stays with its
-	// backend after its last new connection (sessionAffinity: ClientIP); 0
-	// for not at all.
+	// Affinity is how many seconds a client's address keeps its backend after its
+	// last new connection (sessionAffinity: ClientIP); 0 without affinity.
 	Affinity uint32
 
-	// Sources are who may connect; nil for everybody.
+	// Sources are the client addresses that may connect; nil for all.
 	Sources *SourceRanges
 }
 
-// NoPool is no pool's ID.
+// NoPool is a PoolID that no pool has.
 const NoPool PoolID = 1<<32 - 1
 
 // SourceRanges are ranges of client addresses of one family, disjoint and in
-// order. They do not change.
+// order. They are immutable.
 type SourceRanges struct{ ranges []netip.Prefix }
 
 // All lists the ranges.

@@ -12,9 +12,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
 )
 
-// checkSequence runs a sequence of events and returns an error unless every
-// change fits the content before it, and the end is what a fresh computation
-// comes to.
+// checkSequence runs a sequence of events. It returns an error unless every change
+// fits the content before it and the final content equals that of a fresh State.
 func checkSequence(input []byte) error {
 	c := desiredtest.NewChoices(input)
 	config := Config{
@@ -25,18 +24,18 @@ func checkSequence(input []byte) error {
 	if c.Below(2) == 1 {
 		config.NodePorts.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
 	}
-	var w desiredtest.World
+	var objects desiredtest.Objects
 	s := New(config)
 	kernel := newModel()
 	for step := 1; c.More(); step++ {
-		w.Step(c, s)
+		objects.Step(c, s)
 		if step%16 == 0 {
-			if err := checkTold(s, kernel); err != nil {
+			if err := checkReported(s, kernel); err != nil {
 				return err
 			}
 		}
 		if c.Below(3) > 0 {
-			continue // let some more events come together
+			continue // so that a change covers several events
 		}
 		if c.Below(8) == 0 { // as after a failure
 			kernel = newModel()
@@ -62,8 +61,8 @@ func checkSequence(input []byte) error {
 	var seed [32]byte
 	copy(seed[:], input)
 	fresh := New(config)
-	w.Tell(fresh, rand.New(rand.NewChaCha8(seed)))
-	counted := s.NoLocalEndpoints()
+	objects.SetAll(fresh, rand.New(rand.NewChaCha8(seed)))
+	byChanges := s.NoLocalEndpoints()
 	for what, other := range map[string]*State{"the state's own full content": s, "a fresh computation": fresh} {
 		full := newModel()
 		if err := full.apply(other.Full()); err != nil {
@@ -73,52 +72,52 @@ func checkSequence(input []byte) error {
 			return fmt.Errorf("%s differs; by changes:\n%s\n\nfull:\n%s", what, got, want)
 		}
 	}
-	if recounted := fresh.NoLocalEndpoints(); counted != recounted {
-		return fmt.Errorf("no local endpoints: %+v, by changes: %+v", recounted, counted)
+	if fromScratch := fresh.NoLocalEndpoints(); byChanges != fromScratch {
+		return fmt.Errorf("no local endpoints: %+v, by changes: %+v", fromScratch, byChanges)
 	}
-	return checkResidue(s, &w)
+	return checkResidue(s, &objects)
 }
 
-// checkTold returns an error unless what a State says it has told is what the kernel
-// has, whatever has come since.
-func checkTold(s *State, kernel *model) error {
-	told := newModel()
-	if err := told.apply(&Update{Change: *s.Told()}); err != nil {
-		return fmt.Errorf("told: %w", err)
+// checkReported returns an error unless State.Reported equals the kernel's content,
+// whatever events there were since the last change.
+func checkReported(s *State, kernel *model) error {
+	reported := newModel()
+	if err := reported.apply(&Update{Change: *s.Reported()}); err != nil {
+		return fmt.Errorf("reported content: %w", err)
 	}
-	told.health = kernel.health
-	if kernel.local == (LocalTraffic{}) { // nothing has been told yet
-		told.local = kernel.local
+	reported.health = kernel.health
+	if kernel.local == (LocalTraffic{}) { // nothing has been reported yet
+		reported.local = kernel.local
 	}
-	if got, want := told.String(), kernel.String(); got != want {
-		return fmt.Errorf("told is\n%s\n\nby changes:\n%s", got, want)
+	if got, want := reported.String(), kernel.String(); got != want {
+		return fmt.Errorf("reported content:\n%s\n\nby changes:\n%s", got, want)
 	}
 	return nil
 }
 
-// checkResidue returns an error when a State remembers more than it has to: of
-// endpoints that are gone, and of anything once all objects are.
-func checkResidue(s *State, w *desiredtest.World) error {
+// checkResidue returns an error if a State retains removed endpoints, or anything after
+// all objects are deleted.
+func checkResidue(s *State, objects *desiredtest.Objects) error {
 	for _, p := range s.pools {
 		if p == nil {
 			continue
 		}
 		for _, e := range p.entries {
 			if e.slices == 0 {
-				return fmt.Errorf("pool %s remembers %s, which is in no slice", p.port.name, e.backend)
+				return fmt.Errorf("pool %s retains %s, which is in no slice", p.port.name, e.backend)
 			}
 		}
 	}
-	w.Clear(s)
+	objects.Clear(s)
 	s.Change()
 	if n := s.NoLocalEndpoints(); n != (NoLocalEndpoints{}) {
-		return fmt.Errorf("ports without local endpoints after all objects are gone: %+v", n)
+		return fmt.Errorf("ports without local endpoints after all objects are deleted: %+v", n)
 	}
-	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.told) + len(s.dirtyHealths); n != 0 {
-		return fmt.Errorf("%d lists of Services are not empty after all objects are gone", n)
+	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
+		return fmt.Errorf("%d lists of Services are not empty after all objects are deleted", n)
 	}
 	if n := len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
-		return fmt.Errorf("%d things are remembered after all objects are gone", n)
+		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil
 }
@@ -135,8 +134,8 @@ func FuzzEvents(f *testing.F) {
 	})
 }
 
-// TestRandomSequences is the fuzzer's property on long random inputs, which a
-// coverage-guided fuzzer with its short ones seldom comes to.
+// TestRandomSequences checks the property of FuzzEvents on long random inputs, which the
+// coverage-guided fuzzer rarely generates.
 func TestRandomSequences(t *testing.T) {
 	n := 300
 	if testing.Short() {

@@ -4,31 +4,30 @@ package desired
 
 import "k8s.io/apimachinery/pkg/types"
 
-// HealthCheck is what a load balancer that asks this node about a Service
-// (spec.healthCheckNodePort) is to learn. One that the State told before is
-// replaced by the next one of the same Service.
+// HealthCheck is the answer to a load balancer that asks this node about a Service
+// (spec.healthCheckNodePort). It replaces the previous HealthCheck of the same
+// Service.
 type HealthCheck struct {
 	Service types.NamespacedName
 
-	// Port is where to answer; 0 when the Service has no such port any more.
+	// Port is where to answer; 0 if the Service no longer has a health check.
 	Port uint16
 
-	// Serves says in which families the Service has addresses, and
-	// LocalEndpoints how many of its endpoints, counted by address, are
-	// ready and on this node.
+	// Serves says in which families the Service has addresses. LocalEndpoints is
+	// the number of addresses of ready endpoints on this node.
 	Serves         [families]bool
 	LocalEndpoints [families]int
 }
 
-// healthState is what a Service's health checks rest on. It is kept only while
-// the Service has a port for them, or had when it was last told.
+// healthState is the input of a Service's health check. It exists while the Service
+// has a health check port, or had one at the last report.
 type healthState struct {
-	told  HealthCheck
-	dirty bool
-	local [families]map[ipBytes]int // ready endpoints on this node, and in how many slices each is
+	reported HealthCheck
+	dirty    bool
+	local    [families]map[ipBytes]int // number of slices that contain each ready endpoint of this node
 }
 
-// setHealth takes note of a Service's new spec.
+// setHealth updates the health state for a Service's new spec.
 func (s *State) setHealth(svc *service) {
 	wanted := svc.spec != nil && svc.spec.healthPort != 0
 	if !wanted && svc.health == nil {
@@ -43,7 +42,7 @@ func (s *State) setHealth(svc *service) {
 	s.dirtyHealth(svc)
 }
 
-// moveHealth takes the step from one version of a slice to another.
+// moveHealth replaces one version of a slice by another in the health state.
 func (s *State) moveHealth(svc *service, from, to *slice) {
 	h := svc.health
 	if h == nil {
@@ -59,7 +58,7 @@ func (s *State) moveHealth(svc *service, from, to *slice) {
 			}
 		}
 	}
-	// Endpoints without a port are nobody's.
+	// A slice without ports has no endpoints for any Service port.
 	if from != nil && len(from.ports) == 0 {
 		from = nil
 	}
@@ -87,7 +86,7 @@ func (s *State) dirtyHealth(svc *service) {
 	}
 }
 
-// healthCheck is what is to be told of a Service now.
+// healthCheck computes the current HealthCheck of a Service.
 func (svc *service) healthCheck() HealthCheck {
 	h := HealthCheck{Service: svc.name}
 	if svc.spec == nil || svc.spec.healthPort == 0 {
@@ -102,8 +101,8 @@ func (svc *service) healthCheck() HealthCheck {
 	return h
 }
 
-// useHealthPort counts a health check's users of its port. No two Services should have
-// the same, but they may.
+// useHealthPort adds n users of a health check's port. Several Services may have the
+// same port, although they should not.
 func (s *State) useHealthPort(h HealthCheck, n int) {
 	for f, serves := range h.Serves {
 		if serves && h.Port != 0 {
@@ -112,12 +111,12 @@ func (s *State) useHealthPort(h HealthCheck, n int) {
 	}
 }
 
-// healthChanges are the health checks that differ from what was told.
+// healthChanges returns the health checks that differ from the last report.
 func (s *State) healthChanges() (out []HealthCheck) {
 	for _, svc := range s.dirtyHealths {
 		svc.health.dirty = false
-		now, was := svc.healthCheck(), svc.health.told
-		svc.health.told = now
+		now, was := svc.healthCheck(), svc.health.reported
+		svc.health.reported = now
 		s.useHealthPort(was, -1)
 		s.useHealthPort(now, 1)
 		if now.Port == 0 {

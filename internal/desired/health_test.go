@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestHealthCounts counts what load balancers are told: ready endpoints on this
-// node, by address, in slices that have a port.
+// TestHealthCounts checks the count for load balancers: addresses of ready endpoints on
+// this node, in slices with a port.
 func TestHealthCounts(t *testing.T) {
 	s := New(Config{NodeName: "here"})
 	s.SetService(&corev1.Service{
@@ -38,7 +38,7 @@ func TestHealthCounts(t *testing.T) {
 		t.Helper()
 		c := s.Change()
 		if len(c.Health) != 1 || c.Health[0].Port != 30000 || c.Health[0].LocalEndpoints[IPv4] != n {
-			t.Errorf("told %+v, want %d", c.Health, n)
+			t.Errorf("health checks %+v, want %d local endpoints", c.Health, n)
 		}
 	}
 	want(0)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// model is a kernel that is programmed by Changes and checks each as strictly as
-// nf_tables would: what is added must not be there, what is removed must be.
+// model stands for a kernel that is programmed by Changes. It is as strict as nf_tables:
+// what is added must not exist, and what is removed must exist.
 type model struct {
 	frontends   map[FrontendKey]Frontend
 	pools       map[PoolID]*modelPool
@@ -41,7 +41,7 @@ func newModel() *model {
 	}
 }
 
-// apply takes a change in; the error says what does not fit.
+// apply applies a change. The error describes the first inconsistency.
 func (m *model) apply(c *Update) (err error) {
 	wrong := func(format string, args ...any) {
 		if err == nil {
@@ -52,34 +52,34 @@ func (m *model) apply(c *Update) (err error) {
 		pool := m.pools[p.ID]
 		if p.New {
 			if pool != nil {
-				wrong("pool %d of %s is new but there", p.ID, p.Service)
+				wrong("pool %d of %s is new but exists", p.ID, p.Service)
 			}
 			pool = &modelPool{p.Service, p.Family, p.Scope, p.Sticky, p.IfEmpty, map[Backend]bool{}}
 			m.pools[p.ID] = pool
 		}
 		if pool == nil {
-			wrong("pool %d of %s is not there", p.ID, p.Service)
+			wrong("pool %d of %s does not exist", p.ID, p.Service)
 			continue
 		}
 		if pool.service != p.Service || pool.family != p.Family || pool.scope != p.Scope || pool.sticky != p.Sticky {
-			wrong("pool %d of %s is another one than before", p.ID, p.Service)
+			wrong("pool %d of %s changed its description", p.ID, p.Service)
 		}
 		for _, b := range p.Removed {
 			if !pool.backends[b] {
-				wrong("%s is removed from pool %s but not there", b, p.Service)
+				wrong("%s is removed from pool %s but not in it", b, p.Service)
 			}
 			delete(pool.backends, b)
 		}
 		for _, b := range p.Added {
 			if pool.backends[b] {
-				wrong("%s is added to pool %s but there", b, p.Service)
+				wrong("%s is added to pool %s but already in it", b, p.Service)
 			}
 			pool.backends[b] = true
 		}
 		pool.ifEmpty = p.IfEmpty
 		if p.Gone {
 			if len(pool.backends) > 0 {
-				wrong("pool %s is gone but has backends", p.Service)
+				wrong("pool %s is deleted but has backends", p.Service)
 			}
 			delete(m.pools, p.ID)
 		}
@@ -87,10 +87,10 @@ func (m *model) apply(c *Update) (err error) {
 	for _, f := range c.Frontends {
 		there, ok := m.frontends[f.Key()]
 		if ok != (f.Old != nil) || ok && there != *f.Old {
-			wrong("frontend %s: old is %v, but there is %v", f.Key(), f.Old, there)
+			wrong("frontend %s: old is %v, but the kernel has %v", f.Key(), f.Old, there)
 		}
 		if f.Old != nil && f.New != nil && sameMeaning(*f.Old, *f.New) {
-			wrong("frontend %s is told again though nothing differs", f.Key())
+			wrong("frontend %s is reported although it did not change", f.Key())
 		}
 		delete(m.frontends, f.Key())
 		if f.New != nil {
@@ -102,29 +102,29 @@ func (m *model) apply(c *Update) (err error) {
 			switch p := m.pools[id]; {
 			case id == NoPool:
 			case p == nil:
-				wrong("frontend %s leads to pool %d, which is not there", f.FrontendKey, id)
+				wrong("frontend %s has pool %d, which does not exist", f.FrontendKey, id)
 			case p.service != f.Service || p.family != FamilyOf(f.Addr()) || p.sticky != (f.Affinity != 0):
-				wrong("frontend %s of %s leads to a pool of %s", f.FrontendKey, f.Service, p.service)
+				wrong("frontend %s of %s has a pool of %s", f.FrontendKey, f.Service, p.service)
 			}
 		}
 	}
 	addresses := func(what string, set map[netip.Addr]bool, c AddressChange) {
 		for _, a := range c.Removed {
 			if !set[a] {
-				wrong("%s %s is removed but not there", what, a)
+				wrong("%s %s is removed but does not exist", what, a)
 			}
 			delete(set, a)
 		}
 		for _, a := range c.Added {
 			if set[a] {
-				wrong("%s %s is added but there", what, a)
+				wrong("%s %s is added but exists", what, a)
 			}
 			set[a] = true
 		}
 	}
 	for _, p := range c.ServiceCIDRs.Removed {
 		if !m.cidrs[p] {
-			wrong("ServiceCIDR %s is removed but not there", p)
+			wrong("ServiceCIDR %s is removed but does not exist", p)
 		}
 		delete(m.cidrs, p)
 	}
@@ -145,13 +145,13 @@ func (m *model) apply(c *Update) (err error) {
 	}
 	for _, p := range c.HealthPorts.Removed {
 		if !m.healthPorts[p] {
-			wrong("health port %v is removed but not there", p)
+			wrong("health port %v is removed but does not exist", p)
 		}
 		delete(m.healthPorts, p)
 	}
 	for _, p := range c.HealthPorts.Added {
 		if m.healthPorts[p] {
-			wrong("health port %v is added but there already", p)
+			wrong("health port %v is added but exists", p)
 		}
 		m.healthPorts[p] = true
 	}
@@ -161,7 +161,7 @@ func (m *model) apply(c *Update) (err error) {
 		}
 		for _, key := range stale.Frontends {
 			if _, ok := m.frontends[key]; !ok || key.Protocol != stale.Protocol {
-				wrong("flows to %s are stale, which is no frontend", key)
+				wrong("flows to %s are stale, but no such frontend exists", key)
 			}
 		}
 	}
@@ -171,15 +171,14 @@ func (m *model) apply(c *Update) (err error) {
 	return err
 }
 
-// sameMeaning compares frontends by the ranges themselves.
+// sameMeaning compares frontends, and their source ranges by value.
 func sameMeaning(a, b Frontend) bool {
 	same := fmt.Sprint(a.Sources) == fmt.Sprint(b.Sources)
 	a.Sources, b.Sources = nil, nil
 	return same && a == b
 }
 
-// step takes the state's next change in, or its full content when only that will
-// do.
+// step applies the state's next change, or its full content if the change is a Rebuild.
 func (m *model) step(s *State) error {
 	c := s.Change()
 	if c.Rebuild {
@@ -203,7 +202,7 @@ func (m *model) step(s *State) error {
 	return nil
 }
 
-// String is the content with nothing left of IDs or order.
+// String is the content without IDs, in canonical order.
 func (m *model) String() string {
 	var lines []string
 	for _, f := range m.frontends {
@@ -222,7 +221,7 @@ func (m *model) String() string {
 
 func (p *modelPool) String() string {
 	if p == nil {
-		return "nowhere else"
+		return "no other pool"
 	}
 	return fmt.Sprintf("pool %s %s %s %t %s %s", p.service, p.family, p.scope, p.sticky, p.ifEmpty, names(p.backends))
 }
@@ -230,7 +229,7 @@ func (p *modelPool) String() string {
 // String is the ranges.
 func (s *SourceRanges) String() string {
 	if s == nil {
-		return "everybody"
+		return "all clients"
 	}
 	return fmt.Sprint(s.ranges)
 }

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// node is what is known of this node.
+// node is the input that describes this node.
 type node struct {
 	zone     string
 	ips      [families]netip.Addr   // the first of each family that the Node object has
@@ -17,16 +17,16 @@ type node struct {
 	addrs    []netip.Addr           // on its interfaces
 }
 
-// SetNode takes a Node that is new or has changed. Only the one that this State
-// is for matters. Addresses and ranges that a Node has had stay when a later
-// version has none: what is programmed rests on them.
+// SetNode adds or replaces the Node. Objects of other nodes are ignored. Addresses and
+// pod CIDRs are kept when a later version of the object lacks them, so that an
+// incomplete object does not change what is programmed.
 func (s *State) SetNode(in *corev1.Node) {
 	if in.Name != s.config.NodeName {
 		return
 	}
 	if zone := in.Labels[corev1.LabelTopologyZone]; zone != s.node.zone {
 		s.node.zone = zone
-		s.rezone()
+		s.updateZoneHints()
 	}
 	former := s.node.ips
 	var seen [families]bool
@@ -41,7 +41,7 @@ func (s *State) SetNode(in *corev1.Node) {
 	s.node.setIP(s.config.NodeIP)
 	if s.node.ips != former {
 		s.selectNodePortAddrs()
-		s.allowAgain()
+		s.updateSources()
 	}
 	for _, text := range in.Spec.PodCIDRs {
 		if p, ok := parsePrefix(text); ok {
@@ -57,17 +57,16 @@ func (n *node) setIP(ip netip.Addr) {
 	}
 }
 
-// DeleteNode takes note that a Node is gone. What its own node has programmed
-// goes on as it was.
+// DeleteNode does nothing: the last known Node stays in effect.
 func (s *State) DeleteNode(string) {}
 
-// SetNodeAddresses takes the addresses on this node's interfaces, all of them.
+// SetNodeAddresses sets all addresses on this node's interfaces.
 func (s *State) SetNodeAddresses(addrs []netip.Addr) {
 	s.node.addrs = slices.Clone(addrs)
 	s.selectNodePortAddrs()
 }
 
-// local is how traffic of this node's pods is recognized now.
+// local returns the current LocalTraffic.
 func (s *State) local() (l LocalTraffic) {
 	switch d := s.config.DetectLocal; d.Mode {
 	case ByClusterCIDR:
@@ -86,13 +85,13 @@ func (s *State) local() (l LocalTraffic) {
 	return l
 }
 
-// selectNodePortAddrs finds the addresses on which NodePorts answer, and claims
-// what follows for all Services that have NodePorts.
+// selectNodePortAddrs selects the addresses that serve NodePorts, and updates the
+// claims of all Services with NodePorts.
 func (s *State) selectNodePortAddrs() {
 	from := s.nodePortAddrs
 	s.nodePortAddrs = s.config.NodePorts.of(&s.node)
-	gone, come := without(from, s.nodePortAddrs), without(s.nodePortAddrs, from)
-	if len(gone)+len(come) == 0 {
+	removed, added := subtract(from, s.nodePortAddrs), subtract(s.nodePortAddrs, from)
+	if len(removed)+len(added) == 0 {
 		return
 	}
 	for svc := range s.nodePortServices {
@@ -100,12 +99,12 @@ func (s *State) selectNodePortAddrs() {
 			if p.nodePort == 0 {
 				continue
 			}
-			for _, ip := range gone {
+			for _, ip := range removed {
 				if svc.spec.has(FamilyOf(ip)) {
 					s.unclaim(frontendKey(ip, p.nodePort, p), NodePort, p)
 				}
 			}
-			for _, ip := range come {
+			for _, ip := range added {
 				if svc.spec.has(FamilyOf(ip)) {
 					s.claim(frontendKey(ip, p.nodePort, p), NodePort, p)
 				}
@@ -114,8 +113,8 @@ func (s *State) selectNodePortAddrs() {
 	}
 }
 
-// without are the addresses of a that are not in b.
-func without(a, b []netip.Addr) (out []netip.Addr) {
+// subtract returns the addresses of a that are not in b.
+func subtract(a, b []netip.Addr) (out []netip.Addr) {
 	for _, ip := range a {
 		if !slices.Contains(b, ip) {
 			out = append(out, ip)
@@ -124,7 +123,7 @@ func without(a, b []netip.Addr) (out []netip.Addr) {
 	return out
 }
 
-// of are the addresses that are selected, each once.
+// of returns the selected addresses, without duplicates.
 func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 	add := func(ip netip.Addr) {
 		ip = ip.Unmap().WithZone("")
@@ -148,9 +147,9 @@ func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 	return out
 }
 
-// NodePortAddresses are the addresses on which NodePorts answer, for others that
-// are to answer there too. An unspecified address stands for all of its family,
-// where all are selected.
+// NodePortAddresses returns the addresses that serve NodePorts, for health check
+// servers that listen on the same addresses. If all addresses of a family are
+// selected, the unspecified address stands for them.
 func (s *State) NodePortAddresses() (out []netip.Addr) {
 	n := s.config.NodePorts
 	if n.Primary {
@@ -176,7 +175,7 @@ func (s *State) NodePortAddresses() (out []netip.Addr) {
 	return out
 }
 
-// selects says whether the ranges select an address.
+// selects reports whether the ranges select an address.
 func (n NodePortAddresses) selects(ip netip.Addr) bool {
 	any := true
 	for _, p := range n.CIDRs {
@@ -190,12 +189,12 @@ func (n NodePortAddresses) selects(ip netip.Addr) bool {
 	return any
 }
 
-// allowAgain derives the Services' source ranges again, for other addresses of
-// the Node.
-func (s *State) allowAgain() {
+// updateSources derives the source ranges of all Services again after the Node's
+// addresses changed.
+func (s *State) updateSources() {
 	for svc := range s.restricted {
 		former := svc.spec.sources
-		s.allow(svc.spec, former)
+		s.deriveSources(svc.spec, former)
 		if svc.spec.sources != former {
 			s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) {
 				s.dirtyFrontend(s.frontends[key])

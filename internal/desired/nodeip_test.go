@@ -11,15 +11,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestNodeIP has an address of the node's go before what the Node object says, in its
-// family, and be there without one.
+// TestNodeIP checks that Config.NodeIP overrides the Node object's address of its family,
+// and applies without a Node object.
 func TestNodeIP(t *testing.T) {
 	given, own4, own6 := netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	s := New(Config{NodeName: "n1", NodeIP: given, NodePorts: NodePortAddresses{Primary: true}})
 	want := func(what string, want ...netip.Addr) {
 		t.Helper()
 		if got := s.NodePortAddresses(); !slices.Equal(got, want) {
-			t.Errorf("%s: NodePorts answer on %v; want %v", what, got, want)
+			t.Errorf("%s: NodePort addresses %v; want %v", what, got, want)
 		}
 	}
 	want("without a Node", given)
@@ -31,8 +31,8 @@ func TestNodeIP(t *testing.T) {
 	want("with a Node", given, own6)
 }
 
-// TestLoopback has NodePorts on IPv4 loopback addresses where they are selected and may
-// be there.
+// TestLoopback checks that NodePorts are on IPv4 loopback addresses if these are allowed
+// and selected.
 func TestLoopback(t *testing.T) {
 	v4, v6, other := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(), netip.MustParseAddr("192.0.2.1")
 	for _, tc := range []struct {
@@ -56,7 +56,7 @@ func TestLoopback(t *testing.T) {
 			n.CIDRs = []netip.Prefix{netip.MustParsePrefix(tc.ranges)}
 		}
 		if got := n.of(&node{addrs: []netip.Addr{v4, v6, other}}); !slices.Equal(got, tc.want) {
-			t.Errorf("%+v: NodePorts answer on %v; want %v", tc, got, tc.want)
+			t.Errorf("%+v: NodePort addresses %v; want %v", tc, got, tc.want)
 		}
 		if got, want := n.OnLoopback(), slices.Contains(tc.want, v4); got != want {
 			t.Errorf("%+v: on loopback addresses: %v, want %v", tc, got, want)

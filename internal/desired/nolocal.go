@@ -2,43 +2,43 @@
 
 package desired
 
-// NoLocalEndpoints counts Service ports that have endpoints, but none on this node,
-// while the internal or external traffic policy is Local: what comes for them is
-// dropped here. A port counts in each family in which it has addresses.
+// NoLocalEndpoints counts the Service ports with an internal or external traffic policy
+// of Local that have endpoints, but none on this node. Traffic to them is dropped. A port
+// counts once in each family in which it has addresses.
 type NoLocalEndpoints struct{ Internal, External [families]int }
 
-// NoLocalEndpoints are the counts as of the last Change or Full.
+// NoLocalEndpoints returns the counts as of the last Change or Full.
 func (s *State) NoLocalEndpoints() NoLocalEndpoints { return s.noLocal }
 
-// lack says for which traffic a pool lacks local endpoints.
-type lack uint8
+// missingLocal is the kinds of traffic for which a pool lacks local endpoints.
+type missingLocal uint8
 
 const (
-	lacksInternal lack = 1 << iota
-	lacksExternal
+	missingInternal missingLocal = 1 << iota
+	missingExternal
 )
 
-// lacks finds out what a pool lacks now.
-func (p *pool) lacks() (l lack) {
+// missing computes the kinds of traffic for which the pool lacks local endpoints.
+func (p *pool) missing() (l missingLocal) {
 	spec := p.port.service.spec
 	local := p.tally.local
-	if p.gone || p.scope != Local || spec == nil || p.toldVerdict != Drop || local[usable]+local[lastResort] > 0 {
+	if p.gone || p.scope != Local || spec == nil || p.reportedVerdict != Drop || local[usable]+local[lastResort] > 0 {
 		return 0
 	}
 	if spec.policy.internalLocal {
-		l |= lacksInternal
+		l |= missingInternal
 	}
 	if spec.policy.externalLocal && spec.isExternal(p.port.nodePort, p.family) {
-		l |= lacksExternal
+		l |= missingExternal
 	}
 	return l
 }
 
-// countLack brings the counts up to date for one pool.
-func (s *State) countLack(p *pool) {
-	was, now := p.counted, p.lacks()
+// updateNoLocal updates the counts for one pool.
+func (s *State) updateNoLocal(p *pool) {
+	was, now := p.counted, p.missing()
 	p.counted = now
-	step := func(n *int, bit lack) {
+	step := func(n *int, bit missingLocal) {
 		if was&bit != 0 {
 			*n--
 		}
@@ -46,6 +46,6 @@ func (s *State) countLack(p *pool) {
 			*n++
 		}
 	}
-	step(&s.noLocal.Internal[p.family], lacksInternal)
-	step(&s.noLocal.External[p.family], lacksExternal)
+	step(&s.noLocal.Internal[p.family], missingInternal)
+	step(&s.noLocal.External[p.family], missingExternal)
 }

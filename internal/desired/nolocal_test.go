@@ -12,7 +12,7 @@ import (
 )
 
 // TestNoLocalEndpoints counts Service ports whose traffic is dropped on this node.
-// That changing counts agree with fresh ones is fuzzed.
+// FuzzEvents compares counts after changes with fresh counts.
 func TestNoLocalEndpoints(t *testing.T) {
 	s := New(Config{NodeName: "here"})
 	local := corev1.ServiceInternalTrafficPolicyLocal

@@ -9,11 +9,11 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// The API has taken, and keeps, some notations that are not used any more: leading
-// zeros in IPv4 addresses ("010.0.0.1" is 10.0.0.1), and IPv4 addresses and ranges
-// in their IPv6-mapped form. They mean here what they mean to kube-proxy.
+// Stored objects may contain notations that the API no longer accepts: leading zeros
+// in IPv4 addresses ("010.0.0.1" is 10.0.0.1), and IPv4-mapped IPv6 addresses and
+// ranges. They are parsed as kube-proxy does.
 
-// parseAddr reads an address; an IPv4-mapped one becomes an IPv4 one.
+// parseAddr parses an address. An IPv4-mapped address becomes an IPv4 address.
 func parseAddr(text string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
@@ -22,13 +22,13 @@ func parseAddr(text string) (netip.Addr, bool) {
 	return ip.Unmap().WithZone(""), ip.IsValid()
 }
 
-// canBeReached reports whether other hosts can send packets to an address. Programming
-// others would take traffic away from the node itself.
+// canBeReached reports whether other hosts can send packets to an address. A frontend
+// at any other address would capture the node's own traffic.
 func canBeReached(ip netip.Addr) bool {
 	return !ip.IsUnspecified() && !ip.IsLoopback() && !ip.IsMulticast()
 }
 
-// parsePrefix reads a range of addresses of one family.
+// parsePrefix parses a range of addresses of one family.
 func parsePrefix(text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -48,8 +48,8 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(ip, bits)
 }
 
-// unmap makes a range of IPv4-mapped addresses one of IPv4 addresses. A larger
-// one, which has both, is not valid.
+// unmap converts a range of IPv4-mapped addresses to a range of IPv4 addresses. A
+// range that also contains other IPv6 addresses becomes invalid.
 func unmap(p netip.Prefix) netip.Prefix {
 	if !p.Addr().Is4In6() {
 		return p.Masked()

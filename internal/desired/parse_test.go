@@ -39,7 +39,7 @@ func TestParseAddr(t *testing.T) {
 	}
 }
 
-// TestUnreadableRanges makes sure that a range that cannot be read opens nothing.
+// TestUnreadableRanges checks that an invalid source range admits no client.
 func TestUnreadableRanges(t *testing.T) {
 	for _, c := range []struct {
 		ranges []string
@@ -70,7 +70,7 @@ func TestUnreadableRanges(t *testing.T) {
 			if open := f.New.Sources == nil; open != c.open {
 				t.Errorf("%q: open is %t", c.ranges, open)
 			} else if !open && len(f.New.Sources.All()) != c.want {
-				t.Errorf("%q lets in %s", c.ranges, f.New.Sources.All())
+				t.Errorf("%q admits %s", c.ranges, f.New.Sources.All())
 			}
 		}
 		if !found {

@@ -4,30 +4,28 @@ package desired
 
 import corev1 "k8s.io/api/core/v1"
 
-// This file decides which endpoints of a Service port become its backends.
-// Decisions are made from counts (tally), never from a walk over endpoints, so
-// that their cost does not depend on how many there are; only when a decision
-// comes out differently from before (choice differs) is every endpoint of that
-// one Service port looked at again.
+// This file decides which endpoints of a Service port become its backends. Decisions
+// are made from counts (tally), so that their cost does not depend on the number of
+// endpoints. All endpoints of a Service port are visited only when its choice changes.
 
-// condition is what is known about an endpoint, as bits.
+// condition is the state of an endpoint, as bits.
 type condition uint16
 
 const (
 	ready       condition = 1 << iota // takes new connections
-	serving                           // answers, though perhaps terminating
-	terminating                       // is on its way out
+	serving                           // serves, possibly while terminating
+	terminating                       // is shutting down
 	local                             // is on this node
-	maybeLocal                        // is on this node, or does not say where
-	zoneHint                          // is meant for certain zones,
-	hintsHere                         // this node's among them
-	nodeHint                          // is meant for certain nodes,
-	hintsNode                         // this one among them
+	maybeLocal                        // is on this node, or its node is unknown
+	zoneHint                          // has hints for zones
+	zoneMatches                       // has a hint for this node's zone
+	nodeHint                          // has hints for nodes
+	nodeMatches                       // has a hint for this node
 
 	conditionBits = iota
 )
 
-// class sorts an endpoint by its fitness to take new connections.
+// class says whether an endpoint may take new connections.
 type class uint8
 
 const (
@@ -37,8 +35,8 @@ const (
 	classes
 )
 
-// class of an endpoint: terminating endpoints that still serve are a last
-// resort (KEP-1669), not ready ones are of no use.
+// class returns the class of an endpoint. Terminating endpoints that still serve are
+// the last resort (KEP-1669). Other endpoints that are not ready are unusable.
 func (c condition) class() class {
 	switch {
 	case c&ready != 0:
@@ -54,7 +52,7 @@ type tally struct {
 	all   [classes]int32
 	local [classes]int32
 
-	zoneHint, hintsHere, nodeHint, hintsNode int32
+	zoneHint, zoneMatches, nodeHint, nodeMatches int32
 }
 
 func (t *tally) count(c condition, n int32) {
@@ -69,14 +67,14 @@ func (t *tally) count(c condition, n int32) {
 	for _, hint := range []struct {
 		bit condition
 		sum *int32
-	}{{zoneHint, &t.zoneHint}, {hintsHere, &t.hintsHere}, {nodeHint, &t.nodeHint}, {hintsNode, &t.hintsNode}} {
+	}{{zoneHint, &t.zoneHint}, {zoneMatches, &t.zoneMatches}, {nodeHint, &t.nodeHint}, {nodeMatches, &t.nodeMatches}} {
 		if c&hint.bit != 0 {
 			*hint.sum += n
 		}
 	}
 }
 
-// policy is what a Service says about the choice of its backends.
+// policy is the traffic policies of a Service.
 type policy struct {
 	internalLocal bool // internalTrafficPolicy: Local (KEP-2086)
 	externalLocal bool // externalTrafficPolicy: Local
@@ -90,9 +88,9 @@ func policyOf(svc *corev1.Service) (p policy) {
 	return p
 }
 
-// uses says whether a Service with that policy has a pool of a scope, when it
-// has external frontends and when it has not. External traffic that starts on
-// this node goes to the whole cluster whatever the policy.
+// uses reports whether a Service with this policy needs a pool of a scope, given
+// whether it has external frontends. External traffic that starts on this node always
+// uses the Cluster scope.
 func (p policy) uses(s Scope, external bool) bool {
 	if s == Local {
 		return p.internalLocal || p.externalLocal && external
@@ -100,8 +98,8 @@ func (p policy) uses(s Scope, external bool) bool {
 	return !p.internalLocal || external
 }
 
-// scopes are where a frontend of some kind finds its backends: in pool, and
-// for traffic from outside in fromOutside, if that differs.
+// scopes returns the scopes of a frontend's pools by its kind: the scope for traffic
+// from this node and its pods, and the scope for traffic from outside.
 func (p policy) scopes(k AddressKind) (pool, fromOutside Scope) {
 	switch {
 	case !k.External() && p.internalLocal:
@@ -112,28 +110,28 @@ func (p policy) scopes(k AddressKind) (pool, fromOutside Scope) {
 	return Cluster, Cluster
 }
 
-// Masquerade says which traffic gets an address of this node's as its source address.
+// Masquerade says which traffic gets an address of this node as its source address.
 type Masquerade uint8
 
 const (
-	// MasqueradeNotPods is all that [LocalTraffic] does not recognize as traffic of this
-	// node's pods; nothing where it recognizes nothing.
+	// MasqueradeNotPods is all traffic that does not come from this node's pods. If
+	// [LocalTraffic] has no criterion, it is no traffic.
 	MasqueradeNotPods Masquerade = iota
 	// MasqueradeAlways is all traffic.
 	MasqueradeAlways
-	// MasqueradeNode is what starts on this node itself.
+	// MasqueradeNode is traffic that starts on this node itself, outside of pods.
 	MasqueradeNode
 )
 
-// MasqueradePolicy is what is masqueraded, by the kind of frontend that traffic is for.
-// What an endpoint sends to itself is masqueraded in addition (Change.HairpinIPs).
+// MasqueradePolicy says which traffic is masqueraded, by the kind of frontend. Traffic
+// from an endpoint to itself is masqueraded in addition (Change.HairpinIPs).
 type MasqueradePolicy struct {
 	ClusterIPs Masquerade // MasqueradeNotPods or MasqueradeAlways
 	External   Masquerade // of external frontends without a LocalPool
-	Local      Masquerade // of those with one: traffic from outside keeps its source
+	Local      Masquerade // of external frontends with a LocalPool
 }
 
-// masquerade is the policy that follows from the configuration.
+// masquerade derives the policy from the configuration.
 func (c *Config) masquerade() MasqueradePolicy {
 	m := MasqueradePolicy{ClusterIPs: MasqueradeNotPods, External: MasqueradeAlways, Local: MasqueradeNode}
 	if c.MasqueradeAll {
@@ -142,14 +140,14 @@ func (c *Config) masquerade() MasqueradePolicy {
 	return m
 }
 
-// choice is which endpoints are backends.
+// choice is the criterion by which endpoints are chosen as backends.
 type choice struct {
 	class class
 	has   condition // bits that an endpoint must have
 }
 
-// choose decides for a pool. Endpoints of the best class that has any are
-// taken, in the Cluster scope narrowed by hints (KEP-2433, KEP-3015).
+// choose returns the choice for a pool. It takes all endpoints of the best class that
+// is not empty. In the Cluster scope, hints narrow them (KEP-2433, KEP-3015).
 func (t *tally) choose(s Scope) (c choice, ifEmpty Verdict) {
 	among := &t.all
 	if s == Local {
@@ -168,18 +166,18 @@ func (t *tally) choose(s Scope) (c choice, ifEmpty Verdict) {
 	return c, ifEmpty
 }
 
-// hinted is the hint that all backends must have. Hints count when every usable
-// endpoint has some and one of them means this node; those for nodes before
-// those for zones.
+// hinted returns the hint that all backends must have, or 0. Hints apply if every
+// usable endpoint has them and at least one is for this node or its zone. Hints for
+// nodes take precedence over hints for zones.
 func (t *tally) hinted() condition {
 	switch all := t.all[usable]; {
-	case t.nodeHint == all && t.hintsNode > 0:
-		return hintsNode
-	case t.zoneHint == all && t.hintsHere > 0:
-		return hintsHere
+	case t.nodeHint == all && t.nodeMatches > 0:
+		return nodeMatches
+	case t.zoneHint == all && t.zoneMatches > 0:
+		return zoneMatches
 	}
 	return 0
 }
 
-// takes says whether an endpoint of that condition is a backend.
+// takes reports whether an endpoint of a condition is a backend.
 func (c choice) takes(e condition) bool { return e.class() == c.class && e&c.has == c.has }

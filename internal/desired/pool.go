@@ -2,9 +2,9 @@
 
 package desired
 
-// pool holds the endpoints of one Service port in one address family, merged
-// over the Service's slices, and knows which of them are told as backends. A
-// port has a pool for each scope that its Service's policies use.
+// pool holds the endpoints of one Service port in one address family, merged over the
+// Service's slices, and records which of them were reported as backends. A port has a
+// pool for each scope that the Service's policies use.
 type pool struct {
 	id     PoolID
 	port   *port
@@ -12,19 +12,19 @@ type pool struct {
 	scope  Scope
 
 	entries []entry
-	index   map[Backend]int32   // where an entry is; only kept for large pools
-	shared  map[Backend]*shares // of entries in several slices
+	index   map[Backend]int32            // positions of entries; only kept for large pools
+	shared  map[Backend]*conditionCounts // of entries in several slices
 
 	tally  tally
-	choice choice // the one that the told backends were taken by
+	choice choice // the choice by which the reported backends were taken
 
-	told        bool // the pool itself has been told
-	toldVerdict Verdict
-	counted     lack       // in State.noLocal
-	gone        bool       // its Service port is no more
-	dirty       bool       // it is in State.dirtyPools
-	touched     []Backend  // entries to look at again
-	flows       *flowWatch // of the pool of its Service port and family that watches over flows
+	reported        bool // the pool itself has been reported
+	reportedVerdict Verdict
+	counted         missingLocal // in State.noLocal
+	gone            bool         // its Service port no longer needs it
+	dirty           bool         // it is in State.dirtyPools
+	touched         []Backend    // entries that changed since the last report
+	flows           *flowWatch   // nil unless this pool tracks the flows of its Service port and family
 }
 
 // entry is one endpoint.
@@ -32,24 +32,24 @@ type entry struct {
 	backend Backend
 	cond    condition
 	flags   entryFlags
-	slices  uint16 // how many slices have it; 0 only until the next change
+	slices  uint16 // number of slices that contain it; entries with 0 are removed by the next change
 }
 
 type entryFlags uint8
 
 const (
-	isTold          entryFlags = 1 << iota // it is one of the backends, as last told
-	isTouched                              // it is in pool.touched
-	countsAsHairpin                        // it is a user of its address in State.hairpins
-	isServing                              // flows to it are good
-	hadFlows                               // they were, before
+	isReported      entryFlags = 1 << iota // was a backend at the last report
+	isTouched                              // is in pool.touched
+	countsAsHairpin                        // counts as a user of its address in State.hairpins
+	isServing                              // serves flows, by the tracking of flows
+	hadFlows                               // has served flows before
 )
 
-// indexFrom is the size from which a pool keeps an index. Below, a walk over
-// 24-byte entries is as fast, and ten thousand maps take memory.
+// indexFrom is the size from which a pool keeps an index. In smaller pools, a linear
+// search over the 24-byte entries is as fast and saves the memory of the map.
 const indexFrom = 32
 
-// find is the position of a backend's entry, or -1.
+// find returns the position of a backend's entry, or -1.
 func (p *pool) find(b Backend) int {
 	if p.index != nil {
 		if i, ok := p.index[b]; ok {
@@ -65,7 +65,7 @@ func (p *pool) find(b Backend) int {
 	return -1
 }
 
-// add makes an entry without slices.
+// add appends an entry without slices.
 func (p *pool) add(b Backend) int {
 	i := len(p.entries)
 	p.entries = append(p.entries, entry{backend: b})
@@ -81,7 +81,7 @@ func (p *pool) add(b Backend) int {
 	return i
 }
 
-// remove takes an entry out; the last one takes its place.
+// remove deletes an entry. The last entry moves to its position.
 func (p *pool) remove(i int) {
 	last := len(p.entries) - 1
 	if p.index != nil {
@@ -97,25 +97,34 @@ func (p *pool) remove(i int) {
 	}
 }
 
-// contribute records that one more (n = 1) or one fewer (n = -1) slice has an
-// endpoint, in a condition.
+// contribute adds (n = 1) or removes (n = -1) an endpoint of one slice, with its
+// condition in that slice. The condition of the entry depends on the number of slices
+// that contain the endpoint, before and after:
+//
+//	before   after   condition
+//	0        1       that of the slice
+//	1        0       unchanged; the next change removes the entry
+//	1        2       merged, and counted in shared from here on
+//	2 ...    2 ...   merged
+//	2        1       that of the remaining slice; no longer counted in shared
 func (p *pool) contribute(b Backend, c condition, n int) {
 	i := p.find(b)
 	if i < 0 {
 		i = p.add(b)
 	}
 	e := &p.entries[i]
-	was := e.slices
-	if was > 0 {
+	before, after := e.slices, uint16(int(e.slices)+n)
+	if before > 0 {
 		p.tally.count(e.cond, -1)
 	}
-	e.slices = uint16(int(was) + n)
-	if was == 0 {
+	e.slices = after
+	switch {
+	case before == 0:
 		e.cond = c
-	} else if was > 1 || e.slices > 1 {
-		e.cond = p.share(e, c, n)
+	case before > 1 || after > 1:
+		e.cond = p.merge(e, c, n)
 	}
-	if e.slices > 0 {
+	if after > 0 {
 		p.tally.count(e.cond, 1)
 	}
 	if e.flags&isTouched == 0 {
@@ -124,69 +133,69 @@ func (p *pool) contribute(b Backend, c condition, n int) {
 	}
 }
 
-// share takes a slice's part in an endpoint that several slices have, or had just
-// now, and returns the condition that follows.
-func (p *pool) share(e *entry, c condition, n int) condition {
-	s := p.shared[e.backend]
-	if s == nil {
-		s = &shares{}
-		s.count(e.cond, 1)
+// merge adds or removes the condition in one slice of an endpoint that several slices
+// contain, or contained before, and returns the merged condition.
+func (p *pool) merge(e *entry, c condition, n int) condition {
+	counts := p.shared[e.backend]
+	if counts == nil {
+		counts = &conditionCounts{}
+		counts.add(e.cond, 1)
 		if p.shared == nil {
-			p.shared = map[Backend]*shares{}
+			p.shared = map[Backend]*conditionCounts{}
 		}
-		p.shared[e.backend] = s
+		p.shared[e.backend] = counts
 	}
-	s.count(c, n)
+	counts.add(c, n)
 	if e.slices == 1 {
 		delete(p.shared, e.backend)
 	}
-	return s.merged(e.slices)
+	return counts.merged(e.slices)
 }
 
-// takes says whether an entry is a backend under the pool's choice.
+// takes reports whether an entry is a backend under the pool's choice.
 func (p *pool) takes(e *entry) bool { return !p.gone && e.slices > 0 && p.choice.takes(e.cond) }
 
-// change brings what is told up to date and returns the difference.
+// change returns the difference from the last report and marks it as reported.
 func (p *pool) change(hairpins *addresses) (PoolChange, bool) {
 	c := p.describe()
-	c.New, c.Gone = !p.told, p.gone
+	c.New, c.Gone = !p.reported, p.gone
 	choice, ifEmpty := p.tally.choose(p.scope)
 	if choice != p.choice || p.gone {
 		p.choice = choice
-		for i := len(p.entries) - 1; i >= 0; i-- { // backwards, as tell may move the last one here
-			p.tell(i, &c, hairpins)
+		for i := len(p.entries) - 1; i >= 0; i-- { // backwards, because report may move the last entry to i
+			p.report(i, &c, hairpins)
 		}
 	} else {
 		for _, b := range p.touched {
 			if i := p.find(b); i >= 0 {
-				p.tell(i, &c, hairpins)
+				p.report(i, &c, hairpins)
 			}
 		}
 	}
 	p.touched = nil
-	differs := c.New || c.Gone || len(c.Added)+len(c.Removed) > 0 || ifEmpty != p.toldVerdict
-	p.told, p.toldVerdict, c.IfEmpty = true, ifEmpty, ifEmpty
-	unseen := c.New && c.Gone // it came and went between two changes
-	return c, differs && !unseen
+	differs := c.New || c.Gone || len(c.Added)+len(c.Removed) > 0 || ifEmpty != p.reportedVerdict
+	p.reported, p.reportedVerdict, c.IfEmpty = true, ifEmpty, ifEmpty
+	neverReported := c.New && c.Gone // added and deleted between two changes
+	return c, differs && !neverReported
 }
 
-// describe is what never changes about the pool.
+// describe returns the properties of the pool that never change.
 func (p *pool) describe() PoolChange {
 	return PoolChange{ID: p.id, Service: p.port.name, Family: p.family, Scope: p.scope, Sticky: p.port.sticky}
 }
 
-// tell brings what is told of one entry up to date.
-func (p *pool) tell(i int, c *PoolChange, hairpins *addresses) {
+// report adds the difference in one entry to c and marks it as reported.
+func (p *pool) report(i int, c *PoolChange, hairpins *addresses) {
 	e := &p.entries[i]
 	e.flags &^= isTouched
 	now := p.takes(e)
 	switch {
-	case now && e.flags&isTold == 0:
+	case now && e.flags&isReported == 0:
 		c.Added = append(c.Added, e.backend)
-	case !now && e.flags&isTold != 0:
+	case !now && e.flags&isReported != 0:
 		c.Removed = append(c.Removed, e.backend)
 	}
-	e.flags = e.flags.with(isTold, now)
+	e.flags = e.flags.with(isReported, now)
 	hairpin := now && e.cond&maybeLocal != 0
 	switch counts := e.flags&countsAsHairpin != 0; {
 	case hairpin && !counts:
@@ -210,13 +219,13 @@ func (f entryFlags) with(bit entryFlags, on bool) entryFlags {
 	return f &^ bit
 }
 
-// full describes the pool as told.
+// full describes the pool as of the last report.
 func (p *pool) full() PoolChange {
 	c := p.describe()
-	c.New, c.IfEmpty = true, p.toldVerdict
+	c.New, c.IfEmpty = true, p.reportedVerdict
 	c.Added = make([]Backend, 0, len(p.entries))
 	for i := range p.entries {
-		if p.entries[i].flags&isTold != 0 {
+		if p.entries[i].flags&isReported != 0 {
 			c.Added = append(c.Added, p.entries[i].backend)
 		}
 	}

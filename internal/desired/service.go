@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// labelProxyName on a Service gives it to another proxy. The label's presence
-// counts, not its value. (On a slice it is ignored, as the label for headless
-// Services is on a Service: its ClusterIP says that.)
+// labelProxyName assigns a Service to another proxy, whatever its value. The label is
+// ignored on slices. (The label for headless Services is ignored on Services, because
+// their clusterIP says whether they are headless.)
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// service is what is kept of a Service: its spec, once known, and the slices
-// that name it, which may come before it.
+// service is the record of a Service: its spec, and the slices that refer to it. The
+// slices may precede the Service.
 type service struct {
 	name   types.NamespacedName
 	spec   *serviceSpec // nil while there is no Service to proxy
@@ -26,7 +26,7 @@ type service struct {
 	health *healthState // nil for most
 }
 
-// serviceSpec is what matters of a Service's spec and status.
+// serviceSpec is the part of a Service's spec and status that the proxy uses.
 type serviceSpec struct {
 	created    int64 // Unix time in seconds
 	clusterIPs []netip.Addr
@@ -37,15 +37,15 @@ type serviceSpec struct {
 	healthPort uint16 // 0 for none
 
 	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
-	// empty where everybody may connect. sources are what follows from them
-	// on this node.
+	// empty if all clients may connect. sources are the ranges that follow from
+	// them on this node.
 	ranges  [families][]netip.Prefix
 	sources [families]*SourceRanges
-	open    [families]bool // there is a range of everything
-	closed  bool           // some range could not be read
+	open    [families]bool // one range contains all addresses
+	closed  bool           // one range is invalid
 }
 
-// externalAddr is an address of a Service beside its ClusterIPs.
+// externalAddr is an address of a Service other than its ClusterIPs.
 type externalAddr struct {
 	kind AddressKind
 	ip   netip.Addr
@@ -56,8 +56,8 @@ type portSpec struct {
 	nodePort uint16 // 0 for none
 }
 
-// portID is what a port of a Service may not change without becoming another
-// one.
+// portID identifies a port of a Service. A port whose portID changes is a new port,
+// with new pools.
 type portID struct {
 	name     string
 	protocol Protocol
@@ -71,24 +71,24 @@ type port struct {
 	nodePort uint16
 	name     ServicePort
 	service  *service
-	pools    [families][scopes]*pool // nil where there is no use for one
+	pools    [families][scopes]*pool // nil if not used
 }
 
-// has says whether the Service has addresses of a family. One without a
-// ClusterIP in a family has nothing in that family.
+// has reports whether the Service has addresses of a family. Without a ClusterIP in a
+// family, the Service has no frontends in that family.
 func (spec *serviceSpec) has(f Family) bool {
 	return slices.ContainsFunc(spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
 }
 
-// isExternal says whether traffic from outside the cluster is meant to come to
-// a port in a family.
+// isExternal reports whether a port has external frontends in a family.
 func (spec *serviceSpec) isExternal(nodePort uint16, f Family) bool {
 	return nodePort != 0 || slices.ContainsFunc(spec.external, func(a externalAddr) bool { return FamilyOf(a.ip) == f })
 }
 
-// compactService takes from a Service what is proxied; nil when nothing is.
+// compactService extracts the serviceSpec. It returns nil for a Service that this proxy
+// does not handle.
 func (s *State) compactService(in *corev1.Service) *serviceSpec {
-	if _, anothers := in.Labels[labelProxyName]; anothers || in.Spec.Type == corev1.ServiceTypeExternalName {
+	if _, otherProxy := in.Labels[labelProxyName]; otherProxy || in.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
 	out := &serviceSpec{policy: policyOf(in)}
@@ -133,7 +133,8 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	return out
 }
 
-// address reads an address of a Service. One that cannot be used is a problem.
+// address parses an address of a Service. It reports a Problem for an address that
+// cannot be used.
 func (s *State) address(in *corev1.Service, field, text string) (ip netip.Addr, ok bool) {
 	switch ip, ok = parseAddr(text); {
 	case !ok:
@@ -145,9 +146,8 @@ func (s *State) address(in *corev1.Service, field, text string) (ip netip.Addr, 
 	return ip, ok
 }
 
-// externalAddrs reads spec.externalIPs and status.loadBalancer.ingress.
-// Addresses of load balancers that are proxies themselves (ipMode Proxy,
-// KEP-1860) are theirs alone.
+// externalAddrs parses spec.externalIPs and status.loadBalancer.ingress. Addresses of
+// load balancers that are proxies (ipMode Proxy, KEP-1860) are left out.
 func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 	seen := map[externalAddr]bool{}
 	add := func(kind AddressKind, field, text string) {
@@ -170,8 +170,7 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 	}
 }
 
-// affinitySeconds is for how long a client stays with its backend; the API's
-// default where it does not say.
+// affinitySeconds returns the timeout of session affinity, by default the API's.
 func affinitySeconds(in *corev1.Service) uint32 {
 	c := in.Spec.SessionAffinityConfig
 	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil || *c.ClientIP.TimeoutSeconds <= 0 {
@@ -180,8 +179,8 @@ func affinitySeconds(in *corev1.Service) uint32 {
 	return uint32(*c.ClientIP.TimeoutSeconds)
 }
 
-// collides says whether two ports of one Service cannot be told apart, by
-// clients or by slices.
+// collides reports whether clients or slices cannot distinguish two ports of one
+// Service.
 func (p portSpec) collides(q portSpec) bool {
 	return p.protocol == q.protocol && (p.number == q.number || p.name == q.name)
 }

@@ -10,14 +10,14 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// serviceCIDRs are the ranges of all ServiceCIDR objects, and what was told.
+// serviceCIDRs holds the ranges of all ServiceCIDR objects, and the reported ranges.
 type serviceCIDRs struct {
-	byName map[string][]netip.Prefix
-	told   []netip.Prefix
-	dirty  bool
+	byName   map[string][]netip.Prefix
+	reported []netip.Prefix
+	dirty    bool
 }
 
-// SetServiceCIDR takes a ServiceCIDR that is new or has changed (KEP-1880).
+// SetServiceCIDR adds or replaces a ServiceCIDR (KEP-1880).
 func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 	var all []netip.Prefix
 	for i, text := range in.Spec.CIDRs {
@@ -37,14 +37,14 @@ func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 	s.serviceCIDRs.dirty = true
 }
 
-// DeleteServiceCIDR takes note that a ServiceCIDR is gone.
+// DeleteServiceCIDR deletes a ServiceCIDR.
 func (s *State) DeleteServiceCIDR(name string) {
 	delete(s.serviceCIDRs.byName, name)
 	s.serviceCIDRs.dirty = true
 }
 
-// change is what differs from what was told, which counts as told from here.
-// There are few ranges, so all are looked at.
+// change returns the difference from the last report and marks it as reported. All
+// ranges are compared, because there are few.
 func (c *serviceCIDRs) change() (out PrefixChange) {
 	if !c.dirty {
 		return out
@@ -56,18 +56,18 @@ func (c *serviceCIDRs) change() (out PrefixChange) {
 	}
 	all = disjoint(all)
 	for _, p := range all {
-		if !slices.Contains(c.told, p) {
+		if !slices.Contains(c.reported, p) {
 			out.Added = append(out.Added, p)
 		}
 	}
-	for _, p := range c.told {
+	for _, p := range c.reported {
 		if !slices.Contains(all, p) {
 			out.Removed = append(out.Removed, p)
 		}
 	}
-	c.told = all
+	c.reported = all
 	return out
 }
 
-// full lists all that was told.
-func (c *serviceCIDRs) full() PrefixChange { return PrefixChange{Added: slices.Clone(c.told)} }
+// full lists all reported ranges.
+func (c *serviceCIDRs) full() PrefixChange { return PrefixChange{Added: slices.Clone(c.reported)} }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// slice is what is kept of an EndpointSlice.
+// slice is the part of an EndpointSlice that the proxy uses.
 type slice struct {
 	service   types.NamespacedName
 	family    Family
@@ -21,7 +21,7 @@ type slice struct {
 	zones     zoneSets // of the endpoints
 }
 
-// same says whether two versions of a slice mean the same. Either may be nil.
+// same reports whether two versions of a slice are equivalent. Either may be nil.
 func (sl *slice) same(o *slice) bool {
 	if sl == nil || o == nil {
 		return sl == o
@@ -30,8 +30,8 @@ func (sl *slice) same(o *slice) bool {
 		slices.Equal(sl.endpoints, o.endpoints) && slices.EqualFunc(sl.zones, o.zones, slices.Equal)
 }
 
-// slicePort is a port that all endpoints of the slice have, under the name by
-// which Services refer to it.
+// slicePort is a port of all endpoints of the slice. Service ports refer to it by name
+// and protocol.
 type slicePort struct {
 	name     string
 	protocol Protocol
@@ -41,11 +41,11 @@ type slicePort struct {
 type sliceEndpoint struct {
 	ip    ipBytes
 	cond  condition
-	zones zoneSet // for which it is meant
+	zones zoneSet // the zones in its hints
 }
 
-// compactSlice takes from an EndpointSlice what matters to this node; nil when
-// nothing does.
+// compactSlice extracts the slice. It returns nil for an EndpointSlice that is
+// ignored.
 func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	name := in.Labels[discoveryv1.LabelServiceName]
 	if _, headless := in.Labels[corev1.IsHeadlessService]; name == "" || headless {
@@ -86,8 +86,7 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 		if len(e.Addresses) == 0 {
 			continue
 		}
-		// More than one address of an endpoint has no defined meaning; the
-		// API's documentation says to use the first.
+		// The API's documentation says to use the first address only.
 		ip, ok := parseAddr(e.Addresses[0])
 		if !ok || FamilyOf(ip) != out.family || !canBeReached(ip) || ip.IsLinkLocalUnicast() {
 			if unusable++; unusable == 1 {
@@ -108,14 +107,14 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	return out
 }
 
-// sameName says whether two ports go by the same name, so that no Service could
-// tell them apart.
+// sameName reports whether two ports have the same name and protocol, so that Service
+// ports cannot distinguish them.
 func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
 
 // mergeDuplicates merges endpoints of a slice that have the same address.
 func (s *State) mergeDuplicates(sl *slice) {
-	if len(sl.endpoints) <= 16 && !anyTwice(sl.endpoints) {
-		return // as most slices, and cheaper to find out than with a map
+	if len(sl.endpoints) <= 16 && !hasDuplicates(sl.endpoints) {
+		return // the common case, which is cheaper to detect than with a map
 	}
 	at := make(map[ipBytes]int, len(sl.endpoints))
 	out := sl.endpoints[:0]
@@ -123,7 +122,7 @@ func (s *State) mergeDuplicates(sl *slice) {
 		if i, seen := at[e.ip]; seen {
 			have := &out[i]
 			have.zones = sl.zones.union(have.zones, e.zones)
-			have.cond = have.cond.merge(e.cond)&^(zoneHint|hintsHere) | s.zoneCondition(sl.zones.names(have.zones))
+			have.cond = have.cond.merge(e.cond)&^(zoneHint|zoneMatches) | s.zoneCondition(sl.zones.names(have.zones))
 			continue
 		}
 		at[e.ip] = len(out)
@@ -132,8 +131,9 @@ func (s *State) mergeDuplicates(sl *slice) {
 	sl.endpoints = out
 }
 
-// anyTwice says whether some address is there twice. It is for few endpoints.
-func anyTwice(all []sliceEndpoint) bool {
+// hasDuplicates reports whether two endpoints have the same address. It takes quadratic
+// time, and so is for few endpoints only.
+func hasDuplicates(all []sliceEndpoint) bool {
 	for i := range all {
 		for j := range i {
 			if all[i].ip == all[j].ip {
@@ -144,7 +144,7 @@ func anyTwice(all []sliceEndpoint) bool {
 	return false
 }
 
-// endpoint is what is kept of an endpoint of a slice.
+// endpoint extracts the sliceEndpoint of an endpoint.
 func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
 	if e.Hints != nil && len(e.Hints.ForZones) > 0 {
@@ -155,8 +155,8 @@ func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) slic
 	return out
 }
 
-// conditionOf reads an endpoint's conditions, except for zones; those that are
-// not set have the API's defaults: ready, serving, not terminating.
+// conditionOf returns an endpoint's condition, without its hints for zones. Unset
+// conditions have the API's defaults: ready, serving, not terminating.
 func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	if e.Conditions.Ready == nil || *e.Conditions.Ready {
 		c |= ready
@@ -176,23 +176,23 @@ func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	if e.Hints != nil && len(e.Hints.ForNodes) > 0 {
 		c |= nodeHint
 		if slices.ContainsFunc(e.Hints.ForNodes, func(n discoveryv1.ForNode) bool { return n.Name == s.config.NodeName }) {
-			c |= hintsNode
+			c |= nodeMatches
 		}
 	}
 	return c
 }
 
-// merge is the condition of an endpoint that is in several slices: the best
-// that any of them says, so that the order in which they came is no matter.
+// merge returns the condition of an endpoint that is listed twice: every bit that
+// either entry has, but terminating only if both have it. The result does not depend on
+// the order.
 func (c condition) merge(d condition) condition {
 	const best = ^terminating
 	return (c|d)&best | c&d&terminating
 }
 
-// difference calls gone and come for the endpoints in which two versions of a
-// slice differ. Endpoints that are the same at the start and at the end of both
-// are passed over without a look-up.
-func difference(from, to []sliceEndpoint, gone, come func(sliceEndpoint)) {
+// difference calls remove and add for the endpoints in which two versions of a slice
+// differ. A common prefix and suffix are skipped without a look-up.
+func difference(from, to []sliceEndpoint, remove, add func(sliceEndpoint)) {
 	for len(from) > 0 && len(to) > 0 && from[0] == to[0] {
 		from, to = from[1:], to[1:]
 	}
@@ -203,12 +203,12 @@ func difference(from, to []sliceEndpoint, gone, come func(sliceEndpoint)) {
 	if len(from) <= few && len(to) <= few {
 		for _, e := range from {
 			if !slices.Contains(to, e) {
-				gone(e)
+				remove(e)
 			}
 		}
 		for _, e := range to {
 			if !slices.Contains(from, e) {
-				come(e)
+				add(e)
 			}
 		}
 		return
@@ -219,13 +219,13 @@ func difference(from, to []sliceEndpoint, gone, come func(sliceEndpoint)) {
 	}
 	for _, e := range to {
 		if _, both := left[e]; !both {
-			come(e)
+			add(e)
 		}
 	}
 	for _, e := range to {
 		delete(left, e)
 	}
 	for e := range left {
-		gone(e)
+		remove(e)
 	}
 }

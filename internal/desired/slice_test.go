@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestSliceChanged has SetEndpointSlice say whether anything that matters is new.
+// TestSliceChanged checks when SetEndpointSlice and DeleteEndpointSlice report a change.
 func TestSliceChanged(t *testing.T) {
 	s := New(Config{NodeName: "here"})
 	sl := &discoveryv1.EndpointSlice{
@@ -43,12 +43,12 @@ func TestSliceChanged(t *testing.T) {
 	set("headless", true)
 	set("still headless", false)
 	if s.DeleteEndpointSlice("default", "web") {
-		t.Error("a slice that did not matter is gone, and that is said to be a change")
+		t.Error("the deletion of an ignored slice is reported as a change")
 	}
 }
 
-// TestAddressTwice has a slice with an address twice, as the API lets it: it is one
-// endpoint, and gone when the slice is.
+// TestAddressTwice checks a slice with a duplicate address, which the API allows. It is
+// one endpoint, which is removed with the slice.
 func TestAddressTwice(t *testing.T) {
 	for _, others := range []int{0, 100} {
 		s := New(Config{})
@@ -79,13 +79,13 @@ func TestAddressTwice(t *testing.T) {
 		s.Change()
 		s.DeleteEndpointSlice("default", "web")
 		if c := s.Change(); len(c.Pools) != 1 || len(c.Pools[0].Removed) != 3+others {
-			t.Errorf("%d others, gone: %+v", others, c.Pools)
+			t.Errorf("%d others, after deletion: %+v", others, c.Pools)
 		}
 	}
 }
 
-// TestUnusableAddresses has addresses that would take traffic away from the node
-// itself. An API server of today does not store them.
+// TestUnusableAddresses checks addresses that would capture the node's own traffic.
+// Current API servers reject them.
 func TestUnusableAddresses(t *testing.T) {
 	s := New(Config{})
 	s.SetService(&corev1.Service{

@@ -12,12 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// sourceRanges reads spec.loadBalancerSourceRanges. A family of which there is
-// no range, or one with a range of everything, is open to everybody; but if some
-// cannot be read, a family that has no other is open to nobody.
+// sourceRanges parses spec.loadBalancerSourceRanges. A family without a range, or with
+// a range of all addresses, is open to all clients. If any range is invalid, a family
+// without a range is closed instead.
 func (s *State) sourceRanges(out *serviceSpec, in *corev1.Service) {
 	for i, text := range in.Spec.LoadBalancerSourceRanges {
-		p, ok := parsePrefix(strings.TrimSpace(text)) // the API lets spaces pass
+		p, ok := parsePrefix(strings.TrimSpace(text)) // the API accepts spaces
 		if !ok {
 			out.closed = true
 			s.serviceProblem(in, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "not a range of addresses: "+text)
@@ -35,7 +35,7 @@ func (s *State) sourceRanges(out *serviceSpec, in *corev1.Service) {
 	}
 }
 
-// disjoint are the ranges that are in no other one, in order.
+// disjoint masks and sorts the ranges, and drops those that another range contains.
 func disjoint(all []netip.Prefix) (out []netip.Prefix) {
 	for i := range all {
 		all[i] = all[i].Masked()
@@ -49,16 +49,16 @@ func disjoint(all []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// comparePrefix orders ranges by family and address, the larger one first.
+// comparePrefix orders ranges by family and address, and larger ranges first.
 func comparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
-// allow derives from a Service's source ranges who may connect. Where they let
-// this node in, its connections to the load balancer's address are let in too,
-// which come back to it with that address as their source when it has been
-// given to the node. The result is the former one as long as it is the same.
-func (s *State) allow(spec *serviceSpec, former [families]*SourceRanges) {
+// deriveSources computes spec.sources from a Service's source ranges. If the ranges
+// contain this node's address, the load balancer's addresses are added: if such an
+// address is assigned to an interface of the node, the node's own connections to it
+// have it as their source. An unchanged result keeps the pointer of former.
+func (s *State) deriveSources(spec *serviceSpec, former [families]*SourceRanges) {
 	for f := range Family(families) {
 		ranges := spec.ranges[f]
 		if len(ranges) == 0 && !(spec.closed && !spec.open[f]) {

@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// State holds the objects' meaning. The zero value is not usable; see [New].
+// State holds the desired state. Create it with [New].
 type State struct {
 	config    Config
 	services  map[types.NamespacedName]*service
 	slices    map[types.NamespacedName]*slice
 	frontends map[FrontendKey]*frontend
-	pools     []*pool // by PoolID; nil where free
+	pools     []*pool // by PoolID; nil if free
 	freePools []PoolID
 
 	clusterIPs  addresses
@@ -27,20 +27,20 @@ type State struct {
 	node         node
 	serviceCIDRs serviceCIDRs
 
-	nodePortAddrs    []netip.Addr          // on which NodePorts answer
-	nodePortServices map[*service]struct{} // which have NodePorts
-	restricted       map[*service]struct{} // which have source ranges
+	nodePortAddrs    []netip.Addr          // that serve NodePorts
+	nodePortServices map[*service]struct{} // Services with NodePorts
+	restricted       map[*service]struct{} // Services with source ranges
 
 	dirtyFrontends []*frontend
 	dirtyPools     []*pool
 	dirtyHealths   []*service
 	problems       []Problem
-	toldLocal      LocalTraffic
+	reportedLocal  LocalTraffic
 	noLocal        NoLocalEndpoints
-	proxied        int // Services with a spec
+	proxied        int // number of Services with a spec
 }
 
-// New is a State without objects.
+// New returns a State without objects.
 func New(c Config) *State {
 	s := &State{
 		config:           c,
@@ -50,25 +50,24 @@ func New(c Config) *State {
 		nodePortServices: map[*service]struct{}{},
 		restricted:       map[*service]struct{}{},
 	}
-	s.toldLocal = s.local()
+	s.reportedLocal = s.local()
 	s.node.setIP(c.NodeIP)
 	s.selectNodePortAddrs()
 	return s
 }
 
-// SetService takes a Service that is new or has changed. The object is not
-// kept.
+// SetService adds or replaces a Service. The object is not retained.
 func (s *State) SetService(in *corev1.Service) {
 	s.setSpec(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, s.compactService(in))
 }
 
-// DeleteService takes note that a Service is gone.
+// DeleteService deletes a Service.
 func (s *State) DeleteService(namespace, name string) {
 	s.setSpec(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 }
 
-// SetEndpointSlice takes an EndpointSlice that is new or has changed, and says
-// whether what matters of it has. The object is not kept.
+// SetEndpointSlice adds or replaces an EndpointSlice, and reports whether any part that
+// the proxy uses has changed. The object is not retained.
 func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
 	name, to := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, s.compactSlice(in)
 	if to.same(s.slices[name]) {
@@ -78,8 +77,7 @@ func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
 	return true
 }
 
-// DeleteEndpointSlice takes note that an EndpointSlice is gone, and says whether
-// it mattered.
+// DeleteEndpointSlice deletes an EndpointSlice, and reports whether it was in use.
 func (s *State) DeleteEndpointSlice(namespace, name string) (changed bool) {
 	n := types.NamespacedName{Namespace: namespace, Name: name}
 	_, changed = s.slices[n]
@@ -87,10 +85,10 @@ func (s *State) DeleteEndpointSlice(namespace, name string) (changed bool) {
 	return changed
 }
 
-// Services is how many Services are proxied.
+// Services returns the number of Services that are proxied.
 func (s *State) Services() int { return s.proxied }
 
-// service is the record of a Service, made when there is none.
+// service returns the record of a Service, and creates it if needed.
 func (s *State) service(name types.NamespacedName) *service {
 	svc := s.services[name]
 	if svc == nil {
@@ -100,14 +98,14 @@ func (s *State) service(name types.NamespacedName) *service {
 	return svc
 }
 
-// tidy forgets a Service of which nothing is known any more.
-func (s *State) tidy(svc *service) {
+// deleteIfUnused deletes the record of a Service without a spec and slices.
+func (s *State) deleteIfUnused(svc *service) {
 	if svc.spec == nil && len(svc.slices) == 0 {
 		delete(s.services, svc.name)
 	}
 }
 
-// setSlice replaces a slice; to is nil when it is gone or of no interest.
+// setSlice replaces a slice. to is nil if it was deleted or is ignored.
 func (s *State) setSlice(name types.NamespacedName, to *slice) {
 	from := s.slices[name]
 	if to == nil {
@@ -119,7 +117,7 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 		svc := s.services[from.service]
 		svc.slices = slices.DeleteFunc(svc.slices, func(x *slice) bool { return x == from })
 		svc.replaceSlice(s, from, nil)
-		s.tidy(svc)
+		s.deleteIfUnused(svc)
 		from = nil
 	}
 	if to == nil {
@@ -134,8 +132,7 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 	svc.replaceSlice(s, from, to)
 }
 
-// setSpec replaces a Service's spec. Ports that both versions have keep their
-// pools.
+// setSpec replaces a Service's spec. Ports of both versions keep their pools.
 func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	svc := s.services[name]
 	if svc == nil {
@@ -159,7 +156,7 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 		if old != nil {
 			former = old.sources
 		}
-		s.allow(spec, former)
+		s.deriveSources(spec, former)
 		for _, ps := range spec.ports {
 			svc.ports = append(svc.ports, s.port(svc, oldPorts, ps))
 		}
@@ -170,17 +167,17 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	}
 	for _, p := range oldPorts {
 		if !slices.Contains(svc.ports, p) {
-			s.wantPools(p, func(Family, Scope) bool { return false })
+			s.updatePools(p, func(Family, Scope) bool { return false })
 		}
 	}
-	member(s.nodePortServices, svc, slices.ContainsFunc(svc.ports, func(p *port) bool { return p.nodePort != 0 }))
-	member(s.restricted, svc, spec != nil && len(spec.ranges[IPv4])+len(spec.ranges[IPv6]) > 0)
+	setMember(s.nodePortServices, svc, slices.ContainsFunc(svc.ports, func(p *port) bool { return p.nodePort != 0 }))
+	setMember(s.restricted, svc, spec != nil && len(spec.ranges[IPv4])+len(spec.ranges[IPv6]) > 0)
 	s.setHealth(svc)
-	s.tidy(svc)
+	s.deleteIfUnused(svc)
 }
 
-// member puts a Service into a set or takes it out.
-func member(set map[*service]struct{}, svc *service, in bool) {
+// setMember adds a Service to a set or removes it.
+func setMember(set map[*service]struct{}, svc *service, in bool) {
 	if in {
 		set[svc] = struct{}{}
 	} else {
@@ -188,17 +185,17 @@ func member(set map[*service]struct{}, svc *service, in bool) {
 	}
 }
 
-// port finds the port among those the Service had, or makes it, and sees to it
-// that it has the pools that the Service's addresses and policies ask for.
-func (s *State) port(svc *service, had []*port, spec portSpec) *port {
+// port returns the port among the previous ports of the Service, or a new one, with the
+// pools that the Service's addresses and policies need.
+func (s *State) port(svc *service, previous []*port, spec portSpec) *port {
 	var p *port
-	if i := slices.IndexFunc(had, func(p *port) bool { return p.portID == spec.portID }); i >= 0 {
-		p = had[i]
+	if i := slices.IndexFunc(previous, func(p *port) bool { return p.portID == spec.portID }); i >= 0 {
+		p = previous[i]
 	} else {
 		p = &port{portID: spec.portID, service: svc, name: ServicePort{svc.name.Namespace, svc.name.Name, spec.name}}
 	}
 	p.nodePort = spec.nodePort
-	s.wantPools(p, func(f Family, scope Scope) bool {
+	s.updatePools(p, func(f Family, scope Scope) bool {
 		return svc.spec.has(f) && svc.spec.policy.uses(scope, svc.spec.isExternal(p.nodePort, f))
 	})
 	return p
@@ -215,8 +212,8 @@ func (p *port) eachPool(yield func(*pool) bool) {
 	}
 }
 
-// wantPools makes the port's pools that are wanted and ends those that are not.
-func (s *State) wantPools(p *port, wanted func(Family, Scope) bool) {
+// updatePools creates the wanted pools of a port and deletes the others.
+func (s *State) updatePools(p *port, wanted func(Family, Scope) bool) {
 	for f := range Family(families) {
 		var want [scopes]bool
 		for scope := range Scope(scopes) {
@@ -239,7 +236,7 @@ func (s *State) wantPools(p *port, wanted func(Family, Scope) bool) {
 				(*at).setWatch(p.watchesFlows(scope, want))
 			}
 			if *at != nil && scope == Local {
-				s.dirtyPool(*at) // which traffic it is for may be other than before
+				s.dirtyPool(*at) // updates State.noLocal, which depends on the policies
 			}
 		}
 	}
@@ -248,8 +245,8 @@ func (s *State) wantPools(p *port, wanted func(Family, Scope) bool) {
 func (s *State) newPool(p *port, f Family, scope Scope) *pool {
 	pool := &pool{port: p, family: f, scope: scope}
 	if len(s.freePools) > 0 {
-		// The one that has been free for longest, as something may still
-		// be under way to the one that became free last.
+		// Reuse the ID that was freed first: a packet in the kernel may still
+		// refer to a pool that was deleted recently.
 		pool.id = s.freePools[0]
 		s.freePools = s.freePools[1:]
 		s.pools[pool.id] = pool

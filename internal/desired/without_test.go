@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestWithout leaves a family out of everything that is programmed, whichever it is.
+// TestWithout checks that nothing is programmed for a family in Config.Without.
 func TestWithout(t *testing.T) {
 	objects := func(c Config) *State {
 		s := New(c)

@@ -9,15 +9,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// zoneSets are the sets of zones that endpoints of one slice are meant for. An
-// endpoint has its set's number, two bytes, so that they can be asked again when
-// this node's zone becomes known.
+// zoneSets are the distinct sets of zones in the hints of one slice. An endpoint stores
+// the number of its set, in two bytes, so that its hints can be evaluated again when
+// this node's zone changes.
 type zoneSets [][]string
 
-// zoneSet is the number of a set, from 1 on; 0 is the empty set.
+// zoneSet is the number of a set, starting at 1. 0 is the empty set.
 type zoneSet uint16
 
-// of is the number of a set, which gets one if it has none.
+// of returns the number of a set, and adds the set if needed.
 func (z *zoneSets) of(names []string) zoneSet {
 	slices.Sort(names)
 	names = slices.Compact(names)
@@ -29,7 +29,7 @@ func (z *zoneSets) of(names []string) zoneSet {
 	return zoneSet(i + 1)
 }
 
-// names are the zones of a set.
+// names returns the zones of a set.
 func (z zoneSets) names(n zoneSet) []string {
 	if n == 0 {
 		return nil
@@ -37,7 +37,7 @@ func (z zoneSets) names(n zoneSet) []string {
 	return z[n-1]
 }
 
-// union is the set of the zones that are in one of two.
+// union returns the union of two sets.
 func (z *zoneSets) union(a, b zoneSet) zoneSet {
 	if a == b || b == 0 {
 		return a
@@ -45,8 +45,8 @@ func (z *zoneSets) union(a, b zoneSet) zoneSet {
 	return z.of(slices.Concat(z.names(a), z.names(b)))
 }
 
-// zoneNames are the names in hints. They are copied, as the object they are part
-// of is not to be kept in memory for them.
+// zoneNames returns copies of the names in hints, because substrings would keep the
+// object's memory alive.
 func zoneNames(hints []discoveryv1.ForZone) (names []string) {
 	for _, h := range hints {
 		names = append(names, strings.Clone(h.Name))
@@ -54,19 +54,19 @@ func zoneNames(hints []discoveryv1.ForZone) (names []string) {
 	return names
 }
 
-// zoneCondition is what the zones that an endpoint is meant for say about it.
+// zoneCondition returns the bits of a condition for the zones in an endpoint's hints.
 func (s *State) zoneCondition(names []string) condition {
 	switch {
 	case len(names) == 0:
 		return 0
 	case s.node.zone != "" && slices.Contains(names, s.node.zone):
-		return zoneHint | hintsHere
+		return zoneHint | zoneMatches
 	}
 	return zoneHint
 }
 
-// rezone looks at all hints again, for another zone of this node's.
-func (s *State) rezone() {
+// updateZoneHints evaluates all zone hints again after this node's zone changed.
+func (s *State) updateZoneHints() {
 	for name, sl := range s.slices {
 		if len(sl.zones) == 0 {
 			continue
@@ -76,7 +76,7 @@ func (s *State) rezone() {
 		to.endpoints = slices.Clone(sl.endpoints)
 		for i := range to.endpoints {
 			e := &to.endpoints[i]
-			e.cond = e.cond&^(zoneHint|hintsHere) | s.zoneCondition(sl.zones.names(e.zones))
+			e.cond = e.cond&^(zoneHint|zoneMatches) | s.zoneCondition(sl.zones.names(e.zones))
 		}
 		s.setSlice(name, to)
 	}

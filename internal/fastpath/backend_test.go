@@ -130,10 +130,10 @@ func TestFrontends(t *testing.T) {
 	for seed := range uint64(4) {
 		state := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
 		w.check2(w.Reconcile(w.t.Context(), &state.Full().Change))
-		var world desiredtest.World
+		var objects desiredtest.Objects
 		choices := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3000))
 		for n := 0; choices.More(); n++ {
-			world.Step(choices, state)
+			objects.Step(choices, state)
 			if n%3 > 0 {
 				continue
 			}

@@ -70,10 +70,10 @@ func (in *inputs) stop() {
 	in.running.Wait()
 }
 
-// Tell tells a state of what a source has learned. Events without an object say
-// nothing to it. It returns whether there may be something to program now, of which
-// it is only sure for EndpointSlices.
-func Tell(s *desired.State, e source.Event) (changed bool) {
+// ApplyEvent applies an event of a source to a state. Events without an object have no
+// effect. It reports whether the state may have changed, which is exact for
+// EndpointSlices only.
+func ApplyEvent(s *desired.State, e source.Event) (changed bool) {
 	gone := e.Type == source.Delete
 	switch o := e.Object.(type) {
 	case *corev1.Service:

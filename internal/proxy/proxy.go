@@ -206,7 +206,7 @@ func (p *Proxy) take(batch []source.Event) {
 		if e.Type == source.Synced {
 			p.synced = true
 		}
-		p.note(e, Tell(p.state, e))
+		p.note(e, ApplyEvent(p.state, e))
 	}
 	p.watchNode()
 	p.queued()

@@ -85,7 +85,7 @@ func (p *Proxy) beginLook(ctx context.Context) {
 		return
 	}
 	v.due, v.look, v.touched = false, make(chan sighting, 1), newTouched()
-	programmed, to := p.state.Told(), v.look
+	programmed, to := p.state.Reported(), v.look
 	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }
 

@@ -27,7 +27,7 @@ import (
 func contentOf(services ...int) *dataplane.Content {
 	s := desired.New(desired.Config{})
 	for _, i := range services {
-		Tell(s, service(i))
+		ApplyEvent(s, service(i))
 	}
 	return dataplane.ContentOf(&s.Full().Change)
 }

@@ -56,7 +56,7 @@ func BenchmarkVerify(b *testing.B) {
 			state := desired.New(desired.Config{})
 			for i := range services {
 				for _, e := range many(i, endpoints) {
-					Tell(state, e)
+					ApplyEvent(state, e)
 				}
 			}
 			_, err = kernel.Reconcile(b.Context(), &state.Full().Change)
@@ -74,7 +74,7 @@ func BenchmarkVerify(b *testing.B) {
 			for b.Loop() {
 				before := resident(b, true)
 				start := time.Now()
-				content := state.Told()
+				content := state.Reported()
 				told += time.Since(start)
 				to := make(chan sighting, 1)
 				look(b.Context(), open, content, to)

@@ -168,7 +168,7 @@ func (r *run) failed(err error) {
 func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Config) error {
 	state := desired.New(config)
 	for _, o := range c.Objects() {
-		proxy.Tell(state, set(o))
+		proxy.ApplyEvent(state, set(o))
 	}
 	addrs, err := addressesOf(s.N1.Namespace())
 	if err != nil {

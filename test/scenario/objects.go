@@ -37,7 +37,7 @@ func (all *objects) remove(o source.Object) bool {
 // addTo adds all objects to a state, the last one first, to vary their order.
 func (all objects) addTo(s *desired.State) {
 	for _, o := range slices.Backward(all) {
-		proxy.Tell(s, source.Event{Type: source.Set, Object: o})
+		proxy.ApplyEvent(s, source.Event{Type: source.Set, Object: o})
 	}
 }
 
@@ -88,5 +88,5 @@ func (s *story) delete(t *testing.T, d *datadriven.TestData) string {
 
 // send passes an event to every node.
 func (s *story) send(e source.Event) {
-	s.eachNode(func(n *node) { proxy.Tell(n.state, e) })
+	s.eachNode(func(n *node) { proxy.ApplyEvent(n.state, e) })
 }

@@ -105,9 +105,9 @@ func isDamaged(t *testing.T, d dataplane.Dataplane) {
 func someState(seed uint64) *desired.State {
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 2_000))
 	s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-	var w desiredtest.World
+	var objects desiredtest.Objects
 	for c.More() {
-		w.Step(c, s)
+		objects.Step(c, s)
 	}
 	return s
 }

@@ -17,14 +17,14 @@ import (
 func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 	t.Helper()
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, size))
-	var w desiredtest.World
+	var objects desiredtest.Objects
 	s := desired.New(desired.Config{
 		NodeName:    desiredtest.ThisNode,
 		DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
 	})
 	Reconcile(t, k, s)
 	for n := 0; c.More(); n++ {
-		w.Step(c, s)
+		objects.Step(c, s)
 		if c.Below(3) > 0 {
 			continue
 		}
@@ -44,7 +44,7 @@ func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 	}
 
 	fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-	w.Tell(fresh, rand.New(rand.NewPCG(seed, 1)))
+	objects.SetAll(fresh, rand.New(rand.NewPCG(seed, 1)))
 	Reconcile(t, other, fresh)
 	Has(t, other, fresh)
 	Has(t, k, fresh) // so what changes led to and fresh programming are the same

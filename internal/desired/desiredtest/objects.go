@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package desiredtest makes up sequences of events for tests of the desired
-// state and of backends: Services and EndpointSlices that come, change a little
-// or a lot, and go.
+// Package desiredtest generates random sequences of events for tests of the desired
+// state and of dataplanes: objects that are created, changed and deleted.
 package desiredtest
 
 import (
@@ -18,18 +17,18 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The world is small, so that its objects meet: few Services that
-// share addresses and ports, few slices that share endpoints, on two nodes.
+// There are few objects, so that they interact: Services share addresses and ports,
+// slices share endpoints, on two nodes.
 const (
 	services = 4
 	slices   = 6
 	cidrs    = 2
 )
 
-// ThisNode is the name of the node that events are made up for.
+// ThisNode is the name of the node that the desired state is for.
 const ThisNode = "here"
 
-// State is what learns of events: a desired.State.
+// State is the consumer of events, as implemented by desired.State.
 type State interface {
 	SetService(*corev1.Service)
 	DeleteService(namespace, name string)
@@ -42,14 +41,14 @@ type State interface {
 	SetNodeAddresses([]netip.Addr)
 }
 
-// Choices turns bytes, random or a fuzzer's, into decisions. After their end
-// all are 0.
+// Choices turns input bytes, random or from a fuzzer, into decisions. At the end of the
+// input all decisions are 0.
 type Choices struct{ rest []byte }
 
-// NewChoices takes decisions from input.
+// NewChoices returns the decisions of an input.
 func NewChoices(input []byte) *Choices { return &Choices{input} }
 
-// RandomInput is n random bytes, the same ones for the same seed.
+// RandomInput returns n random bytes, which the seed determines.
 func RandomInput(seed uint64, n int) []byte {
 	r := rand.New(rand.NewPCG(seed, 0))
 	input := make([]byte, n)
@@ -59,10 +58,10 @@ func RandomInput(seed uint64, n int) []byte {
 	return input
 }
 
-// More says whether there are decisions left.
+// More reports whether there is input left.
 func (c *Choices) More() bool { return len(c.rest) > 0 }
 
-// Below decides for a number from 0 to n-1; n is at most 256.
+// Below chooses a number from 0 to n-1; n is at most 256.
 func (c *Choices) Below(n int) int {
 	if len(c.rest) == 0 {
 		return 0
@@ -74,8 +73,8 @@ func (c *Choices) Below(n int) int {
 
 func (c *Choices) yes() bool { return c.Below(2) == 1 }
 
-// World is the objects as an API server would have them.
-type World struct {
+// Objects are the objects as an API server would have them.
+type Objects struct {
 	services [services]*corev1.Service
 	slices   [slices]*discoveryv1.EndpointSlice
 	cidrs    [cidrs]*networkingv1.ServiceCIDR
@@ -83,16 +82,16 @@ type World struct {
 	addrs    []netip.Addr
 }
 
-// once in n times, something unusual is done.
+// once returns true in one of n cases.
 func (c *Choices) once(n int) bool { return c.Below(n) == n-1 }
 
-// portNames are names and protocols that Services and slices have in common.
+// portNames are the names and protocols of ports of Services and slices.
 var portNames = []struct {
 	name     string
 	protocol corev1.Protocol
 }{{"http", ""}, {"http", corev1.ProtocolTCP}, {"dns", corev1.ProtocolUDP}, {"dns", corev1.ProtocolTCP}, {"", corev1.ProtocolTCP}}
 
-// service makes up a Service. Now and then its addresses are another one's.
+// service generates a Service. Sometimes it has the addresses of another one.
 func (c *Choices) service(i int) *corev1.Service {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("svc", i)}}
 	if c.once(4) {
@@ -130,8 +129,8 @@ func (c *Choices) service(i int) *corev1.Service {
 	return svc
 }
 
-// external gives a Service what makes it reachable from outside. Now and then
-// its addresses are another Service's ClusterIP or this node's.
+// external adds external addresses and policies to a Service. Sometimes they include
+// another Service's ClusterIP or an address of this node.
 func (c *Choices) external(svc *corev1.Service, i int) {
 	ip := func() string {
 		return []string{fmt.Sprint("203.0.113.", i), fmt.Sprintf("2001:db8::%x", i), "203.0.113.9", "192.168.0.1", "10.96.0.1", "fd00:96::1"}[c.Below(6)]
@@ -157,10 +156,10 @@ func (c *Choices) external(svc *corev1.Service, i int) {
 	}
 }
 
-// zones are names of zones; the last one is nobody's.
+// zones are names of zones. No node is in the last one.
 var zones = []string{"a", "b", "c"}
 
-// thisNode makes up the Node.
+// thisNode generates the Node.
 func (c *Choices) thisNode() *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: ThisNode, Labels: map[string]string{}}}
 	if c.once(8) {
@@ -179,7 +178,7 @@ func (c *Choices) thisNode() *corev1.Node {
 	return n
 }
 
-// addresses makes up the addresses on the node's interfaces.
+// addresses generates the addresses on the node's interfaces.
 func (c *Choices) addresses() (all []netip.Addr) {
 	for _, text := range []string{"127.0.0.1", "192.168.0.1", "192.168.0.2", "192.168.7.1", "203.0.113.1", "::1", "fd00::1", "fd00::2"} {
 		if c.yes() {
@@ -189,7 +188,7 @@ func (c *Choices) addresses() (all []netip.Addr) {
 	return all
 }
 
-// serviceCIDR makes up a ServiceCIDR; they overlap.
+// serviceCIDR generates a ServiceCIDR, which may overlap others.
 func (c *Choices) serviceCIDR(i int) *networkingv1.ServiceCIDR {
 	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("cidr", i)}}
 	cidr.Spec.CIDRs = [][]string{{"10.96.0.0/16"}, {"10.96.0.0/24", "fd00:96::/112"}, {"10.96.1.0/24"}, {"fd00:96::/108"}, {"nonsense"}}[c.Below(5)]
@@ -230,7 +229,7 @@ func (c *Choices) slice(i int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// endpoint makes up an endpoint, of few addresses, so that slices share them.
+// endpoint generates an endpoint. There are few addresses, so that slices share them.
 func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	format := map[discoveryv1.AddressType]string{
 		discoveryv1.AddressTypeIPv4: "10.0.0.%d", discoveryv1.AddressTypeIPv6: "fd00::%x", discoveryv1.AddressTypeFQDN: "host%d.example",
@@ -263,7 +262,7 @@ func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	return e
 }
 
-// edit makes a small change to a slice.
+// edit returns a copy of a slice with a small change.
 func (c *Choices) edit(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	s = s.DeepCopy()
 	n := len(s.Endpoints)
@@ -279,43 +278,43 @@ func (c *Choices) edit(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice 
 	return s
 }
 
-// Step changes the world and the state in the same way.
-func (w *World) Step(c *Choices, s State) {
+// Step makes a random change to the objects and applies it to the state.
+func (o *Objects) Step(c *Choices, s State) {
 	what, service, slice := c.Below(20), c.Below(services), c.Below(slices)
 	switch {
 	case what == 16:
-		w.addrs = c.addresses()
-		s.SetNodeAddresses(w.addrs)
+		o.addrs = c.addresses()
+		s.SetNodeAddresses(o.addrs)
 	case what == 17:
-		w.nodeStep(c, s)
+		o.nodeStep(c, s)
 	case what == 18:
 		i := c.Below(cidrs)
-		w.cidrs[i] = c.serviceCIDR(i)
-		s.SetServiceCIDR(w.cidrs[i])
+		o.cidrs[i] = c.serviceCIDR(i)
+		s.SetServiceCIDR(o.cidrs[i])
 	case what == 19:
 		i := c.Below(cidrs)
-		w.cidrs[i] = nil
+		o.cidrs[i] = nil
 		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
 	case what == 0:
-		w.services[service] = nil
+		o.services[service] = nil
 		s.DeleteService("ns", fmt.Sprint("svc", service))
 	case what == 1:
-		w.slices[slice] = nil
+		o.slices[slice] = nil
 		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", slice))
 	case what < 5:
-		w.services[service] = c.service(service)
-		s.SetService(w.services[service])
-	case what < 10 && w.slices[slice] != nil:
-		w.slices[slice] = c.edit(w.slices[slice])
-		s.SetEndpointSlice(w.slices[slice])
+		o.services[service] = c.service(service)
+		s.SetService(o.services[service])
+	case what < 10 && o.slices[slice] != nil:
+		o.slices[slice] = c.edit(o.slices[slice])
+		s.SetEndpointSlice(o.slices[slice])
 	default:
-		w.slices[slice] = c.slice(slice)
-		s.SetEndpointSlice(w.slices[slice])
+		o.slices[slice] = c.slice(slice)
+		s.SetEndpointSlice(o.slices[slice])
 	}
 }
 
-// nodeStep changes the Node. Its deletion means nothing.
-func (w *World) nodeStep(c *Choices, s State) {
+// nodeStep changes or deletes the Node. The state ignores its deletion.
+func (o *Objects) nodeStep(c *Choices, s State) {
 	if c.once(4) {
 		s.DeleteNode(ThisNode)
 		return
@@ -323,40 +322,40 @@ func (w *World) nodeStep(c *Choices, s State) {
 	n := c.thisNode()
 	s.SetNode(n)
 	if n.Name == ThisNode {
-		w.node = n
+		o.node = n
 	}
 }
 
-// Tell tells a state of all objects, in random order.
-func (w *World) Tell(s State, order *rand.Rand) {
+// SetAll adds all objects to a state, in random order.
+func (o *Objects) SetAll(s State, order *rand.Rand) {
 	var sets []func()
-	for _, svc := range w.services {
+	for _, svc := range o.services {
 		if svc != nil {
 			sets = append(sets, func() { s.SetService(svc) })
 		}
 	}
-	for _, sl := range w.slices {
+	for _, sl := range o.slices {
 		if sl != nil {
 			sets = append(sets, func() { s.SetEndpointSlice(sl) })
 		}
 	}
-	for _, cidr := range w.cidrs {
+	for _, cidr := range o.cidrs {
 		if cidr != nil {
 			sets = append(sets, func() { s.SetServiceCIDR(cidr) })
 		}
 	}
-	if w.node != nil {
-		sets = append(sets, func() { s.SetNode(w.node) })
+	if o.node != nil {
+		sets = append(sets, func() { s.SetNode(o.node) })
 	}
-	sets = append(sets, func() { s.SetNodeAddresses(w.addrs) })
+	sets = append(sets, func() { s.SetNodeAddresses(o.addrs) })
 	order.Shuffle(len(sets), func(i, j int) { sets[i], sets[j] = sets[j], sets[i] })
 	for _, set := range sets {
 		set()
 	}
 }
 
-// Clear deletes all objects.
-func (w *World) Clear(s State) {
+// Clear deletes all objects, here and in the state.
+func (o *Objects) Clear(s State) {
 	for i := range services {
 		s.DeleteService("ns", fmt.Sprint("svc", i))
 	}
@@ -366,5 +365,5 @@ func (w *World) Clear(s State) {
 	for i := range cidrs {
 		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
 	}
-	*w = World{}
+	*o = Objects{}
 }

@@ -7,17 +7,17 @@ import (
 	"testing"
 )
 
-// TestShares counts random conditions in and some out again, and compares with
-// merging those that are left.
-func TestShares(t *testing.T) {
+// TestConditionCounts adds random conditions and removes some again, and compares the
+// result with merging the remaining ones.
+func TestConditionCounts(t *testing.T) {
 	for range 10_000 {
-		var s shares
+		var s conditionCounts
 		var left []condition
 		for range 1 + rand.IntN(4) {
 			c := condition(rand.Uint32()) & (1<<conditionBits - 1)
-			s.count(c, 1)
+			s.add(c, 1)
 			if rand.IntN(3) == 0 {
-				s.count(c, -1)
+				s.add(c, -1)
 			} else {
 				left = append(left, c)
 			}
@@ -33,7 +33,7 @@ func TestShares(t *testing.T) {
 			t.Fatalf("%b merged are %b, want %b", left, got, want)
 		}
 	}
-	if hintsNode != 1<<(conditionBits-1) {
+	if nodeMatches != 1<<(conditionBits-1) {
 		t.Errorf("there are bits beyond %d", conditionBits)
 	}
 }
