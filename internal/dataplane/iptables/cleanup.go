@@ -48,7 +48,7 @@ func removeSets(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	var names []string
+	names := []string{probeName}
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
 		for k := range setKinds {
 			names = append(names, setName(f, k))

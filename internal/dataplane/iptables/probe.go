@@ -12,13 +12,20 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"golang.org/x/sys/unix"
 )
 
 // probeName names the chain and the set that a probe makes for a moment. No rule leads
-// to the chain. Should the proxy be killed at that moment, the next full restore removes
-// the chain.
+// to the chain. If the proxy is killed at that moment, the next probe removes both.
 const probeName = prefix + "PROBE"
+
+// probeOwner owns the chain.
+var probeOwner = iptchains.Owner{
+	Name:    "slipstream",
+	Owns:    func(chain string) bool { return chain == probeName },
+	Entered: func(string) bool { return false },
+}
 
 // extension is a match or target that rules of ours have.
 type extension struct {
@@ -51,6 +58,11 @@ var extensions = []extension{
 // kernel take a chain to which no rule leads, with all matches and targets that rules of
 // ours have.
 func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
+	// The set of a probe that was interrupted may be of another type.
+	err := inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
+	if err = errors.Join(err, b.sets.Destroy(ctx, probeName)); err != nil {
+		return nil, err
+	}
 	for _, t := range slices.Clone(b.tables) {
 		m := b.probeSets(ctx, t.family)
 		if m == nil {

@@ -36,6 +36,35 @@ func TestProbe(t *testing.T) {
 	})
 }
 
+// TestProbeWasInterrupted probes after a proxy was killed during a probe: the set and the
+// rules of that probe are still there.
+func TestProbeWasInterrupted(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		leave := func() {
+			t.Helper()
+			script := "*nat\n:" + probeName + " - [0:0]\n-A " + probeName + " -m set --match-set " + probeName + " dst\nCOMMIT\n"
+			err := k.sets.Create(probeName, "hash:ip", false)
+			if err == nil {
+				err = v.restore(t.Context(), k.config.NetNS, desired.IPv4, []byte(script))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		leave()
+		if missing, err := k.Probe(t.Context()); err != nil || len(missing) > 0 {
+			t.Errorf("missing %v, error %v", missing, err)
+		}
+		k.hasNoProbe(v)
+		leave()
+		if err := k.Cleanup(t.Context()); err != nil {
+			t.Error(err)
+		}
+		k.hasNoProbe(v)
+	})
+}
+
 func (k *kernel) hasNoProbe(v Variant) {
 	k.t.Helper()
 	for _, command := range []string{string("iptables-" + v + "-save"), string("ip6tables-" + v + "-save"), "ipset list -n"} {
