@@ -226,7 +226,7 @@ func TestIdle(t *testing.T) {
 		ipv6     bool
 		least    int // seconds
 	}{{lab.TCP, false, 3600}, {lab.UDP, true, 20}} {
-		t.Run(c.protocol.String(), func(t *testing.T) {
+		t.Run(string(c.protocol), func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: 1})
 			for _, protocol := range []string{"tcp", "udp"} {
 				w.check(w.node.Namespace().SetSysctl("netfilter/nf_flowtable_"+protocol+"_timeout", "1"))

@@ -99,7 +99,7 @@ func (m *manifests) addPods(s *discoveryv1.EndpointSlice, later bool) {
 			pod.addrs = append(pod.addrs, ip)
 		}
 		for _, p := range s.Ports {
-			pod.ports[protocol(*p.Protocol)] = uint16(*p.Port)
+			pod.ports[lab.Protocol(*p.Protocol)] = uint16(*p.Port)
 		}
 	}
 }
@@ -131,20 +131,13 @@ func (m *manifests) clusterIP(service string, p lab.Protocol, ipv6 bool) netip.A
 		for _, text := range s.Spec.ClusterIPs {
 			for _, port := range s.Spec.Ports {
 				ip := netip.MustParseAddr(text)
-				if s.Name == service && ip.Is6() == ipv6 && protocol(port.Protocol) == p {
+				if s.Name == service && ip.Is6() == ipv6 && lab.Protocol(port.Protocol) == p {
 					return netip.AddrPortFrom(ip, uint16(port.Port))
 				}
 			}
 		}
 	}
 	return netip.AddrPort{}
-}
-
-func protocol(p corev1.Protocol) lab.Protocol {
-	if p == corev1.ProtocolUDP {
-		return lab.UDP
-	}
-	return lab.TCP
 }
 
 func (m *manifests) remove() error { return os.RemoveAll(m.dir) }

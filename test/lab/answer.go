@@ -5,13 +5,9 @@ package lab
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 )
-
-// maxLine bounds a line of the lab's protocol, in bytes.
-const maxLine = 4096
 
 // answer is the line of JSON that a server sends first: who it is, and what it
 // sees of the connection.
@@ -34,28 +30,20 @@ func parseAnswer(line []byte) (answer, error) {
 	return a, nil
 }
 
-var errLongLine = errors.New("line is too long")
-
 // lineReader reads lines. A line that a deadline interrupts continues with the next call.
 type lineReader struct {
 	r    *bufio.Reader
 	part []byte // of a line
 }
 
-// next returns a line without its newline.
+// next returns a line with its newline.
 func (l *lineReader) next() ([]byte, error) {
-	for {
-		piece, err := l.r.ReadSlice('\n')
-		l.part = append(l.part, piece...)
-		switch {
-		case len(l.part) > maxLine:
-			return nil, errLongLine
-		case err == nil:
-			line := l.part[:len(l.part)-1]
-			l.part = nil
-			return line, nil
-		case !errors.Is(err, bufio.ErrBufferFull):
-			return nil, err
-		}
+	rest, err := l.r.ReadBytes('\n')
+	l.part = append(l.part, rest...)
+	if err != nil {
+		return nil, err
 	}
+	line := l.part
+	l.part = nil
+	return line, nil
 }

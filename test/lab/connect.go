@@ -4,8 +4,10 @@ package lab
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
@@ -108,15 +110,10 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, o connectOptions) (*clie
 			s.Close()
 			return fail("send", err)
 		}
-		if a, _, err = s.readDatagram(); s.mayBeThere(err, o.timeout) {
-			a, _, err = s.readDatagram()
-		}
-	} else {
+		a, _, err = c.receive(o.timeout)
+	} else if err = s.file.SetDeadline(time.Now().Add(max(o.timeout, answerTimeout))); err == nil {
 		var line []byte
-		if err = s.file.SetDeadline(time.Now().Add(max(o.timeout, answerTimeout))); err == nil {
-			line, err = c.lines.next()
-		}
-		if err == nil {
+		if _, line, err = c.receive(o.timeout); err == nil {
 			a, err = parseAnswer(line)
 		}
 	}
@@ -210,18 +207,32 @@ func (s *socket) send(b []byte) error {
 	return err
 }
 
+// receive waits for the server's next message until the socket's deadline. A message of UDP
+// is the server's answer with an echo, one of TCP and SCTP is a line.
+//
+// This process is the server, too, and may be late to run either side: a message that is
+// there after another tenth of the timeout is in time.
+func (c *client) receive(timeout time.Duration) (a answer, line []byte, err error) {
+	for again := false; ; again = true {
+		if c.proto == UDP {
+			a, line, err = c.readDatagram()
+		} else {
+			line, err = c.lines.next()
+		}
+		if again || !errors.Is(err, os.ErrDeadlineExceeded) || c.file.SetDeadline(time.Now().Add(timeout/10)) != nil {
+			return a, line, err
+		}
+	}
+}
+
 // readDatagram reads one answer of a UDP server: its line, and the echo.
 func (s *socket) readDatagram() (answer, []byte, error) {
-	buf := make([]byte, maxLine)
+	buf := make([]byte, bufferSize)
 	n, err := s.Read(buf)
 	if err != nil {
 		return answer{}, nil, err
 	}
-	for i, b := range buf[:n] {
-		if b == '\n' {
-			a, err := parseAnswer(buf[:i])
-			return a, buf[i+1 : n], err
-		}
-	}
-	return answer{}, nil, errors.New("answer is not a lab server's: no line")
+	line, echo, _ := bytes.Cut(buf[:n], []byte("\n"))
+	a, err := parseAnswer(line)
+	return a, echo, err
 }

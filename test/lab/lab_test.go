@@ -59,7 +59,7 @@ func TestBadArguments(t *testing.T) {
 			return err
 		}, "pod web-1: serve TCP 10.244.1.6:80"},
 		{"unknown protocol", func() error {
-			_, err := b.web1.Connect(lab.Protocol(9), netip.MustParseAddrPort("1.2.3.4:5"))
+			_, err := b.web1.Connect(lab.Protocol("ICMP"), netip.MustParseAddrPort("1.2.3.4:5"))
 			return err
 		}, "unsupported"},
 		{"unknown sysctl", func() error { return b.web1.Namespace().SetSysctl("ipv4/nothing", "1") }, "sysctl net/ipv4/nothing"},

@@ -45,7 +45,6 @@ type LoadStats struct {
 	Servers  map[string]int64 // OK by the server's name
 	Failures map[string]int64 // Failed by Outcome
 	First    error            // the first failure, whole; nil if none
-	Slowest  time.Duration    // of the connections in OK
 	Elapsed  time.Duration
 }
 
@@ -176,7 +175,6 @@ func (l *Load) count(r Reply, err error) {
 	}
 	l.stats.OK++
 	l.stats.Servers[r.Server]++
-	l.stats.Slowest = max(l.stats.Slowest, r.Took)
 }
 
 // Stats returns the numbers so far.

@@ -109,14 +109,6 @@ func (m *Machine) addPodRoutes(node *Machine) error {
 	return nil
 }
 
-// DeleteRoute takes back the route to prefix.
-func (m *Machine) DeleteRoute(prefix netip.Prefix) error {
-	if err := m.ns.nl.RouteDel(&netlink.Route{Dst: ipNet(prefix.Masked())}); err != nil {
-		return m.wrap(fmt.Errorf("delete route to %v: %w", prefix, err))
-	}
-	return nil
-}
-
 // wrap says in which machine the error happened.
 func (m *Machine) wrap(err error) error {
 	if err == nil {

@@ -2,20 +2,12 @@
 
 package lab
 
-// Protocol is a transport protocol of Services.
-type Protocol int
+// Protocol is a transport protocol, by the name that Kubernetes gives it.
+type Protocol string
 
-// The protocols that Kubernetes Services know.
+// The protocols of Services.
 const (
-	TCP Protocol = iota
-	UDP
-	SCTP // one-to-one sockets, for which the kernel needs CONFIG_IP_SCTP
+	TCP  Protocol = "TCP"
+	UDP  Protocol = "UDP"
+	SCTP Protocol = "SCTP" // one-to-one sockets, for which the kernel needs CONFIG_IP_SCTP
 )
-
-// String returns the name as Kubernetes writes it: "TCP", "UDP" or "SCTP".
-func (p Protocol) String() string {
-	if p < TCP || p > SCTP {
-		return "unknown protocol"
-	}
-	return [...]string{"TCP", "UDP", "SCTP"}[p]
-}

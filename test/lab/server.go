@@ -3,15 +3,17 @@
 package lab
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Server answers on one port of a machine, with a line of JSON that says its
@@ -32,8 +34,8 @@ type Server struct {
 	mu        sync.Mutex
 	closed    bool
 	drained   bool
-	listeners []io.Closer
-	conns     map[io.Closer]struct{}
+	listeners []*socket
+	conns     map[*socket]struct{}
 }
 
 // ServeOption changes what Serve does by default.
@@ -47,7 +49,7 @@ func ServerName(name string) ServeOption { return func(s *Server) { s.name = nam
 // netip.Addr for all addresses of both families. Port 0 chooses a free port;
 // see Server.Addr. The server ends with its machine.
 func (m *Machine) Serve(p Protocol, addr netip.AddrPort, opts ...ServeOption) (*Server, error) {
-	s := &Server{machine: m, name: m.name, addr: addr, conns: map[io.Closer]struct{}{}}
+	s := &Server{machine: m, name: m.name, addr: addr, conns: map[*socket]struct{}{}}
 	for _, o := range opts {
 		o(s)
 	}
@@ -68,11 +70,7 @@ func (m *Machine) Serve(p Protocol, addr netip.AddrPort, opts ...ServeOption) (*
 		if i > 0 {
 			a = netip.AddrPortFrom(a.Addr(), s.addr.Port())
 		}
-		listen := s.listenStream
-		if p == UDP {
-			listen = s.listenUDP
-		}
-		bound, err := listen(p, a)
+		bound, err := s.listen(p, a)
 		if err != nil {
 			return fail(err)
 		}
@@ -129,14 +127,6 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// listening keeps a listener for Drain and Close and runs its loop.
-func (s *Server) listening(l io.Closer, loop func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.listeners = append(s.listeners, l)
-	s.running.Go(loop)
-}
-
 // stopped says whether the server no longer listens.
 func (s *Server) stopped() bool {
 	s.mu.Lock()
@@ -144,7 +134,7 @@ func (s *Server) stopped() bool {
 	return s.drained
 }
 
-func (s *Server) listenStream(p Protocol, addr netip.AddrPort) (netip.AddrPort, error) {
+func (s *Server) listen(p Protocol, addr netip.AddrPort) (netip.AddrPort, error) {
 	var l *socket
 	err := s.machine.Do(func() (err error) {
 		l, err = openSocket(p, addr.Addr().Is6())
@@ -157,9 +147,17 @@ func (s *Server) listenStream(p Protocol, addr netip.AddrPort) (netip.AddrPort, 
 		l.Close()
 		return addr, err
 	}
-	addr = l.local()
-	s.listening(l, func() { s.acceptLoop(p, l) })
-	return addr, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listeners = append(s.listeners, l)
+	s.running.Go(func() {
+		if p == UDP {
+			s.answerDatagrams(l)
+		} else {
+			s.acceptLoop(p, l)
+		}
+	})
+	return l.local(), nil
 }
 
 func (s *Server) acceptLoop(p Protocol, l *socket) {
@@ -201,7 +199,7 @@ func (s *Server) serveConn(p Protocol, c *socket, from netip.AddrPort) {
 		s.served.Add(-1)
 		return
 	}
-	buf := make([]byte, maxLine)
+	buf := make([]byte, bufferSize)
 	for {
 		n, err := c.Read(buf)
 		if err != nil {
@@ -211,4 +209,52 @@ func (s *Server) serveConn(p Protocol, c *socket, from netip.AddrPort) {
 			return
 		}
 	}
+}
+
+// answerDatagrams answers until the server stops.
+func (s *Server) answerDatagrams(l *socket) {
+	port := l.local().Port()
+	buf, oob := make([]byte, 65536), make([]byte, 256)
+	for {
+		n, oobn, from, err := l.receiveFrom(buf, oob)
+		if s.stopped() {
+			return
+		}
+		if err != nil {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		local, source := packetInfo(oob[:oobn])
+		reply := answer{Server: s.name, Client: addrPort(from), Local: netip.AddrPortFrom(local, port)}.line()
+		s.served.Add(1) // before the client can know
+		if err := l.sendTo(append(reply, buf[:n]...), source, from); err != nil {
+			s.served.Add(-1)
+		}
+	}
+}
+
+// packetInfo returns the address that a datagram was sent to, from its control
+// messages, and the control message that sends an answer from there: a wildcard
+// socket of a machine with several addresses would take another.
+func packetInfo(oob []byte) (local netip.Addr, source []byte) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return netip.Addr{}, nil
+	}
+	for _, m := range msgs {
+		switch {
+		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
+			// struct in_pktinfo: link, address to answer from, address in the header
+			local = netip.AddrFrom4([4]byte(m.Data[8:12]))
+			return local, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: local.As4()})
+		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+			local = netip.AddrFrom16([16]byte(m.Data[:16]))
+			info := &unix.Inet6Pktinfo{Addr: local.As16()}
+			if local.IsLinkLocalUnicast() {
+				info.Ifindex = binary.NativeEndian.Uint32(m.Data[16:20])
+			}
+			return local, unix.PktInfo6(info)
+		}
+	}
+	return netip.Addr{}, nil
 }

@@ -14,8 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// bufferSize is that of a read, in bytes. Lines of the lab's protocol are shorter.
+const bufferSize = 4096
+
 // socket is a non-blocking socket that Go's poller waits for. Package net has
-// no SCTP, so all stream sockets and all clients go this way.
+// no SCTP.
 type socket struct {
 	file  *os.File
 	raw   syscall.RawConn
@@ -39,7 +42,7 @@ func openSocket(p Protocol, ipv6 bool) (*socket, error) {
 	case SCTP:
 		proto = unix.IPPROTO_SCTP
 	default:
-		return nil, fmt.Errorf("protocol %d: %w", int(p), errors.ErrUnsupported)
+		return nil, fmt.Errorf("protocol %q: %w", p, errors.ErrUnsupported)
 	}
 	fd, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
@@ -137,13 +140,6 @@ func (s *socket) connected(fd int) error {
 	return err
 }
 
-// mayBeThere says, of a read that has failed, to read once more: it had to be done by a
-// deadline, and this process, which is the server's too, may have been late itself. It
-// has a tenth of the time for that.
-func (s *socket) mayBeThere(failed error, timeout time.Duration) bool {
-	return errors.Is(failed, os.ErrDeadlineExceeded) && s.file.SetDeadline(time.Now().Add(timeout/10)) == nil
-}
-
 // pendingError takes the socket's pending error, soft errors included.
 func pendingError(fd int) error {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
@@ -151,6 +147,27 @@ func pendingError(fd int) error {
 		err = unix.Errno(code)
 	}
 	return err
+}
+
+// listen has the socket receive what is sent to addr: connections, or datagrams with the
+// address that each was sent to.
+func (s *socket) listen(addr netip.AddrPort) error {
+	s.listens.Store(true)
+	level, option := unix.SOL_SOCKET, unix.SO_REUSEADDR // a port with connections in TIME_WAIT, too
+	switch {
+	case s.proto == UDP && addr.Addr().Is6():
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	case s.proto == UDP:
+		level, option = unix.IPPROTO_IP, unix.IP_PKTINFO
+	}
+	if err := s.setInt(level, option, 1); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	if err := s.bind(addr); err != nil || s.proto == UDP {
+		return os.NewSyscallError("bind", err)
+	}
+	// The kernel bounds the backlog by net.core.somaxconn.
+	return os.NewSyscallError("listen", s.control(func(fd int) error { return unix.Listen(fd, 65535) }))
 }
 
 // accept waits for the next connection.
@@ -172,6 +189,24 @@ func (s *socket) accept() (*socket, netip.AddrPort, error) {
 	}
 	c, err := newSocket(s.proto, fd)
 	return c, addrPort(from), err
+}
+
+// receiveFrom waits for a datagram and returns its length and that of its control messages.
+func (s *socket) receiveFrom(buf, oob []byte) (n, oobn int, from unix.Sockaddr, err error) {
+	rerr := s.raw.Read(func(fd uintptr) bool {
+		n, oobn, _, from, err = unix.Recvmsg(int(fd), buf, oob, 0)
+		return err != unix.EAGAIN && err != unix.EINTR
+	})
+	return n, oobn, from, errors.Join(rerr, err)
+}
+
+// sendTo sends a datagram with control messages.
+func (s *socket) sendTo(b, oob []byte, to unix.Sockaddr) (err error) {
+	werr := s.raw.Write(func(fd uintptr) bool {
+		err = unix.Sendmsg(int(fd), b, oob, to, 0)
+		return err != unix.EAGAIN && err != unix.EINTR
+	})
+	return errors.Join(werr, err)
 }
 
 // local returns the socket's own address, the invalid one if it has none.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -136,21 +137,12 @@ func (s *Stream) send(n int64) (a answer, op string, err error) {
 	if err := s.conn.send([]byte(strconv.FormatInt(n, 10) + "\n")); err != nil {
 		return a, "send", err
 	}
-	for again := false; ; {
+	for {
 		var line []byte
-		if s.proto == UDP {
-			a, line, err = s.conn.readDatagram()
-		} else {
-			line, err = s.conn.lines.next()
-		}
-		if !again && s.conn.mayBeThere(err, s.bound) {
-			again = true
-			continue
-		}
-		if err != nil {
+		if a, line, err = s.conn.receive(s.bound); err != nil {
 			return a, "receive", err
 		}
-		got, perr := strconv.ParseInt(trimNewline(line), 10, 64)
+		got, perr := strconv.ParseInt(strings.TrimSuffix(string(line), "\n"), 10, 64)
 		switch {
 		case perr != nil || got > n:
 			return a, "receive", fmt.Errorf("message %d: echo is %q", n, line)
@@ -158,13 +150,6 @@ func (s *Stream) send(n int64) (a answer, op string, err error) {
 			return a, "", nil
 		}
 	}
-}
-
-func trimNewline(b []byte) string {
-	if n := len(b); n > 0 && b[n-1] == '\n' {
-		b = b[:n-1]
-	}
-	return string(b)
 }
 
 // count takes down a message's fate and says whether the stream goes on.

@@ -90,9 +90,9 @@ func eachWayOf(t *testing.T, protocols []lab.Protocol, fn func(t *testing.T, p l
 	t.Helper()
 	for _, p := range protocols {
 		for _, ipv6 := range []bool{false, true} {
-			name := p.String() + "/IPv4"
+			name := string(p) + "/IPv4"
 			if ipv6 {
-				name = p.String() + "/IPv6"
+				name = string(p) + "/IPv6"
 			}
 			t.Run(name, func(t *testing.T) {
 				if p == lab.SCTP {

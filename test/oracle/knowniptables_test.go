@@ -28,7 +28,7 @@ func isUnusedPort(c *cluster.Cluster, d difference) bool {
 	}
 	svc := ownerOf(c, d.probe.To.Addr())
 	return svc != nil && !slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool {
-		return uint16(p.Port) == d.probe.To.Port() && observe.Protocol(p.Protocol) == d.probe.Protocol
+		return uint16(p.Port) == d.probe.To.Port() && lab.Protocol(p.Protocol) == d.probe.Protocol
 	})
 }
 
@@ -77,7 +77,7 @@ func unusable(c *cluster.Cluster, p observe.Probe) *corev1.Service {
 		return nil
 	}
 	i := slices.IndexFunc(svc.Spec.Ports, func(port corev1.ServicePort) bool {
-		return uint16(port.Port) == p.To.Port() && observe.Protocol(port.Protocol) == p.Protocol
+		return uint16(port.Port) == p.To.Port() && lab.Protocol(port.Protocol) == p.Protocol
 	})
 	if i < 0 || c.Usable(svc, svc.Spec.Ports[i], stage.Family(p.To.Addr())) {
 		return nil
@@ -99,7 +99,7 @@ func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
 		return false
 	}
 	i := slices.IndexFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool {
-		return uint16(p.NodePort) == d.probe.To.Port() && observe.Protocol(p.Protocol) == d.probe.Protocol
+		return uint16(p.NodePort) == d.probe.To.Port() && lab.Protocol(p.Protocol) == d.probe.Protocol
 	})
 	if i < 0 {
 		return false
@@ -196,7 +196,7 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	at := func(ip string, port uint16) observe.Probe {
 		return observe.Probe{
 			From: stage.PodNoEndpoint, Namespace: svc.Namespace, Service: svc.Name,
-			To: netip.AddrPortFrom(netip.MustParseAddr(ip), port), Protocol: observe.Protocol(svc.Spec.Ports[0].Protocol),
+			To: netip.AddrPortFrom(netip.MustParseAddr(ip), port), Protocol: lab.Protocol(svc.Spec.Ports[0].Protocol),
 		}
 	}
 	port := uint16(svc.Spec.Ports[0].Port)

@@ -30,8 +30,8 @@ type attempt struct {
 
 // attempt reads the arguments of connect.
 func (top *topology) attempt(t *testing.T, d *datadriven.TestData) attempt {
-	var from, to, proto, source, gap, until string
-	n, port := 40, 0
+	var from, to, source, gap, until string
+	n, port, proto := 40, 0, "tcp"
 	for key, value := range map[string]any{
 		"from": &from, "to": &to, "proto": &proto, "source": &source, "port": &port, "n": &n, "gap": &gap, "until": &until,
 	} {
@@ -40,7 +40,7 @@ func (top *topology) attempt(t *testing.T, d *datadriven.TestData) attempt {
 		}
 	}
 	a := attempt{
-		from: top.machines[from], proto: protocol(proto), n: n, sticky: d.HasArg("sticky"), until: until,
+		from: top.machines[from], proto: lab.Protocol(strings.ToUpper(proto)), n: n, sticky: d.HasArg("sticky"), until: until,
 		opts: []lab.ConnectOption{lab.Timeout(time.Second)},
 	}
 	if a.from == nil {

@@ -183,21 +183,11 @@ func (s *story) serve(t *testing.T, d *datadriven.TestData) string {
 		if err != nil || m == nil {
 			d.Fatalf(t, "%s: no such machine or port", line)
 		}
-		if _, err := m.Serve(protocol(words[1]), netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port))); err != nil {
+		if _, err := m.Serve(lab.Protocol(strings.ToUpper(words[1])), netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port))); err != nil {
 			d.Fatalf(t, "%s: %v", line, err)
 		}
 	}
 	return "ok\n"
-}
-
-func protocol(name string) lab.Protocol {
-	switch name {
-	case "udp":
-		return lab.UDP
-	case "sctp":
-		return lab.SCTP
-	}
-	return lab.TCP
 }
 
 func prefixes(t *testing.T, d *datadriven.TestData, texts []string) (all []netip.Prefix) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
@@ -68,7 +69,7 @@ func TestPlan(t *testing.T) {
 						continue // see sticky
 					}
 					if !slices.ContainsFunc(probes, func(p Probe) bool {
-						return p.To == at.to && p.Protocol == Protocol(port.Protocol) && p.Service == svc.Name && p.Namespace == svc.Namespace
+						return p.To == at.to && p.Protocol == lab.Protocol(port.Protocol) && p.Service == svc.Name && p.Namespace == svc.Namespace
 					}) {
 						t.Errorf("seed %d: nobody looks at %s %v", seed, at.what, at.to)
 					}

@@ -38,7 +38,7 @@ func Plan(c *cluster.Cluster) []Probe {
 	}
 	for f := range stage.ServiceCIDRs {
 		const what = "a ClusterIP that no Service has"
-		p.from(inside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 80), What: what})
+		p.from(inside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 80), Protocol: lab.TCP, What: what})
 		p.from(aside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 53), Protocol: lab.UDP, What: what})
 	}
 	return p.probes
@@ -79,7 +79,7 @@ func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
 		var probes []Probe
 		for _, at := range placesOf(svc, port) {
 			probe := Probe{
-				Protocol: Protocol(port.Protocol), To: at.to,
+				Protocol: lab.Protocol(port.Protocol), To: at.to,
 				What:      fmt.Sprintf("%s of %s/%s:%s", at.what, svc.Namespace, svc.Name, port.Name),
 				Namespace: svc.Namespace, Service: svc.Name,
 				Backends: c.Backends(svc, port, stage.Family(at.to.Addr())),
@@ -125,14 +125,6 @@ func sticky(probes []Probe) (all []Probe) {
 		}
 	}
 	return all
-}
-
-// Protocol is a Service's protocol, if it is TCP or UDP.
-func Protocol(p corev1.Protocol) lab.Protocol {
-	if p == corev1.ProtocolUDP {
-		return lab.UDP
-	}
-	return lab.TCP
 }
 
 // placesOf are the addresses of a Service port, ClusterIPs first.
@@ -210,7 +202,7 @@ func (p *planner) healthCheck(svc *corev1.Service) {
 	for f := range stage.Second {
 		for _, a := range []netip.Addr{stage.NodeAddress(stage.Node1)[f], stage.Second[f]} {
 			p.from(outside, Probe{
-				Kind: Health, To: netip.AddrPortFrom(a, uint16(svc.Spec.HealthCheckNodePort)),
+				Kind: Health, Protocol: lab.TCP, To: netip.AddrPortFrom(a, uint16(svc.Spec.HealthCheckNodePort)),
 				What:      fmt.Sprintf("health check node port of %s/%s", svc.Namespace, svc.Name),
 				Namespace: svc.Namespace, Service: svc.Name,
 			})
