@@ -135,7 +135,7 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	}
 	m := metrics.New()
 	problem := func(err error) {
-		klog.ErrorS(nil, err.Error())
+		logProblem(err)
 		m.ObjectProblems.Inc()
 	}
 	var services source.Source

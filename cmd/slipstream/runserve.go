@@ -89,9 +89,13 @@ func serve(ctx context.Context, o serving) (err error) {
 	return s.run(ctx)
 }
 
-// problem reports an object, or a part of one, that is not acted on.
+// logProblem logs an error of the source of objects: an object, or a part of one, that is
+// not applied, or a failed request.
+func logProblem(err error) { klog.ErrorS(err, "Problem with the source of objects") }
+
+// problem logs and counts an error of the source of objects.
 func (s *parts) problem(err error) {
-	klog.ErrorS(nil, err.Error())
+	logProblem(err)
 	s.metrics.ObjectProblems.Inc()
 }
 

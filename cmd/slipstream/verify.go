@@ -19,7 +19,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 )
 
 const (
@@ -74,8 +73,8 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	// What cannot be understood is left out, as by the proxy.
-	objects, _, err := newSource(c, master, node, func(err error) { klog.ErrorS(nil, err.Error()) })
+	// Invalid objects are left out, as by the proxy.
+	objects, _, err := newSource(c, master, node, logProblem)
 	if err != nil {
 		return nil, err
 	}

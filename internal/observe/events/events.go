@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events tells an administrator what must be seen: as Events on the Node,
-// where 'kubectl describe node' shows them, or in the log where there is no API
-// server. docs/metrics.md lists them.
+// Package events reports conditions to administrators: as Events on the Node, which
+// 'kubectl describe node' shows, or in the log if there is no API server. docs/metrics.md
+// lists them.
 package events
 
 import (
@@ -10,19 +10,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Recorder takes what is to be told. Its methods return at once and may be called
-// by any goroutine. What is told again and again becomes one Event that counts.
+// Recorder records Events. Its methods do not block and may be called by several
+// goroutines. Repeated Events with the same reason and note become one Event with a count.
 type Recorder interface {
-	// Normal tells of something that is as it should be.
+	// Normal records an Event of type Normal on the Node.
 	Normal(reason, note string)
-	// Warning tells of something that is not.
+	// Warning records an Event of type Warning on the Node.
 	Warning(reason, note string)
-	// OnService tells of something about a Service on this node that is not as
-	// it should be.
+	// OnService records an Event of type Warning on a Service, about this node.
 	OnService(service types.NamespacedName, reason, note string)
 }
 
-// Reasons. Those that kube-proxy has too go by its names.
+// Reasons. Where kube-proxy has the same Event, the name is kube-proxy's.
 const (
 	Starting                        = "Starting"                        // the proxy starts
 	FailedToStartProxierHealthcheck = "FailedToStartProxierHealthcheck" // the healthz address cannot be listened on
@@ -31,17 +30,16 @@ const (
 	FailedToTuneConntrack           = "FailedToTuneConntrack"           // conntrack's settings could not be written
 	FailedToSetSysctl               = "FailedToSetSysctl"               // another setting of the kernel could not be written
 	FeatureMissing                  = "FeatureMissing"                  // the node lacks something that the mode needs
-	FailedToProgram                 = "FailedToProgram"                 // the kernel refuses what is to be programmed
+	FailedToProgram                 = "FailedToProgram"                 // the kernel rejects a change
 	Damaged                         = "Damaged"                         // the ruleset was modified externally; everything is programmed again
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables
 	FailedToAccelerate              = "FailedToAccelerate"              // the fast path could not be programmed
-	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not take connections
-	NodeMissing                     = "NodeMissing"                     // there is no Node object of the name by which the proxy knows its node
-	LeftoversStay                   = "LeftoversStay"                   // something that kube-proxy has left could not be removed
+	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not accept connections
+	NodeMissing                     = "NodeMissing"                     // there is no Node object with the name of this node
+	LeftoversStay                   = "LeftoversStay"                   // a leftover of kube-proxy or of another mode could not be removed
 )
 
-// actionOf is what was being done when something with that reason happened, which
-// an Event says beside the reason.
+// actionOf returns the action of an Event: what the proxy was doing.
 func actionOf(reason string) string {
 	switch reason {
 	case FailedToProgram, Damaged, FailedToAccelerate:
@@ -52,7 +50,7 @@ func actionOf(reason string) string {
 	return "StartKubeProxy"
 }
 
-// Log is a Recorder that only writes a line in the log.
+// Log returns a Recorder that writes to the log only.
 func Log() Recorder { return logged{} }
 
 type logged struct{}

@@ -110,15 +110,34 @@ func sendDue(t *testing.T, s *sender, at time.Time) {
 	}
 }
 
+// TestNoteChanges expects a new Event when the note has changed, as the API server rejects
+// a change of the note: the last note is kept, and at most one Event a minute is created.
+func TestNoteChanges(t *testing.T) {
+	var a api
+	s := newSender(a.client(t), "test")
+	now := time.Now()
+	for _, note := range []string{"one", "two", "three", "three"} {
+		s.record(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, note)
+		sendDue(t, s, now)
+	}
+	for range 2 {
+		now = now.Add(countPeriod + time.Second)
+		sendDue(t, s, now)
+	}
+	if len(a.created) != 2 || a.created[0].Note != "one" || a.created[1].Note != "three" || a.created[0].Name == a.created[1].Name || len(a.patches) != 0 {
+		t.Errorf("%v, changed by %q", a.created, a.patches)
+	}
+}
+
 // TestAgainAndAgain makes one Event of many that are alike.
 func TestAgainAndAgain(t *testing.T) {
 	var a api
 	s := newSender(a.client(t), "test")
 	tell := func(note string) {
-		s.tell(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, note)
+		s.record(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, note)
 	}
 	now := time.Now()
-	tell("one")
+	tell("again")
 	sendDue(t, s, now)
 	for range 19 {
 		tell("again")
@@ -153,7 +172,7 @@ func TestRefused(t *testing.T) {
 	for status, want := range map[int]int{http.StatusInternalServerError: 1, http.StatusUnauthorized: 1, http.StatusForbidden: 0} {
 		a := api{refuse: []int{status}}
 		s := newSender(a.client(t), "test")
-		s.tell(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, "")
+		s.record(corev1.ObjectReference{Kind: "Node", Name: "node-1"}, corev1.EventTypeWarning, FailedToProgram, "")
 		now := time.Now()
 		sendDue(t, s, now)
 		sendDue(t, s, now) // too early
@@ -170,7 +189,7 @@ func TestRefused(t *testing.T) {
 // TestLimits keeps to what the API lets an Event have.
 func TestLimits(t *testing.T) {
 	node := strings.Repeat("a", 235) + "." + strings.Repeat("b", 17)
-	e := newSender(nil, node).event(alike{corev1.ObjectReference{Name: node}, "Warning", Damaged}, "", time.Now())
+	e := newSender(nil, node).event(seriesKey{corev1.ObjectReference{Name: node}, "Warning", Damaged}, "", time.Now())
 	if msgs := validation.IsDNS1123Subdomain(e.Name); len(msgs) > 0 || len(e.ReportingInstance) > 128 {
 		t.Errorf("%v: %s, reported by %s", msgs, e.Name, e.ReportingInstance)
 	}

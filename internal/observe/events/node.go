@@ -20,13 +20,13 @@ const reporter = "slipstream"
 // Kubernetes).
 const noteLimit = 1024
 
-// stopWithin is for how long stop waits for Events that are not sent yet.
+// stopWithin bounds how long stop waits for pending Events.
 const stopWithin = 2 * time.Second
 
-// OnNode returns a Recorder of Events of a Node, which are also logged. The client is one
-// of events.k8s.io/v1 and needs the right to create and patch events. An API server that
-// does not answer is tried again for about two minutes. Stop returns when all Events
-// have been sent, after two seconds at the latest.
+// OnNode returns a Recorder that creates Events on a Node, or a Service, and logs them. The
+// client is for events.k8s.io/v1 and needs the verbs create and patch for events. Failed
+// requests are retried for about two minutes. Stop returns when all Events have been sent,
+// after two seconds at the latest.
 //
 // The recorder of client-go is not used, as it links all groups of the API, which take
 // 8 MB of memory.
@@ -57,18 +57,18 @@ type onNode struct {
 
 func (n *onNode) Normal(reason, note string) {
 	logged{}.Normal(reason, note)
-	n.sender.tell(n.node, corev1.EventTypeNormal, reason, cut(note))
+	n.sender.record(n.node, corev1.EventTypeNormal, reason, cut(note))
 }
 
 func (n *onNode) Warning(reason, note string) {
 	logged{}.Warning(reason, note)
-	n.sender.tell(n.node, corev1.EventTypeWarning, reason, cut(note))
+	n.sender.record(n.node, corev1.EventTypeWarning, reason, cut(note))
 }
 
 func (n *onNode) OnService(service types.NamespacedName, reason, note string) {
 	logged{}.OnService(service, reason, note)
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
-	n.sender.tell(about, corev1.EventTypeWarning, reason, cut(note))
+	n.sender.record(about, corev1.EventTypeWarning, reason, cut(note))
 }
 
 // cut shortens a note to the limit of the API.

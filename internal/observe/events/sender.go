@@ -21,90 +21,90 @@ import (
 
 // Periods of a sender.
 const (
-	// retryPeriod is how long after a failure an Event is tried again, and
-	// retries how often, as client-go has it.
+	// retryPeriod is the pause after a failure, and retries the number of further
+	// attempts, as in client-go.
 	retryPeriod = 10 * time.Second
 	retries     = 12
 
-	// countPeriod is how often at most an Event is told to have happened again.
+	// countPeriod is the least time between two requests about one series.
 	countPeriod = time.Minute
 
-	// seriesEnd is after how long without it what happens again is another
-	// Event (KEP-383).
+	// seriesEnd is the quiet time that ends a series (KEP-383).
 	seriesEnd = 6 * time.Minute
 )
 
-// sender sends Events to an API server, one at a time. Of those that are alike it
-// makes one, and counts.
+// sender sends Events to an API server, one at a time. Events that are alike become one
+// Event with a count.
 type sender struct {
 	client   rest.Interface
 	instance string
-	news     chan struct{} // has an element when there is something to send
+	wake     chan struct{} // has an element when there is something to send
 
 	mu     sync.Mutex
-	series map[alike]*series
+	series map[seriesKey]*series
 }
 
-// alike is what Events have in common that are counted as one.
-type alike struct {
+// seriesKey is what Events of one series have in common.
+type seriesKey struct {
 	about        corev1.ObjectReference
 	kind, reason string
 }
 
-// series is an Event and how often it has happened again.
+// series is an Event and its repetitions.
 type series struct {
-	event    *eventsv1.Event // not changed once it is being sent
-	created  bool            // the API server has it
-	tries    int             // that failed
-	again    int             // times that it happened again
-	counted  int             // of which the API server knows
-	last     time.Time       // when it happened last
-	notUntil time.Time       // nothing is sent of it until then
+	event    *eventsv1.Event // immutable, as it may be being sent
+	note     string          // of the last repetition
+	created  bool            // the API server has the Event
+	failures int             // in a row
+	repeats  int
+	reported int // repeats that the API server knows of
+	last     time.Time
+	nextTry  time.Time
 }
 
 func newSender(client rest.Interface, instance string) *sender {
-	return &sender{client: client, instance: instance, news: make(chan struct{}, 1), series: map[alike]*series{}}
+	return &sender{client: client, instance: instance, wake: make(chan struct{}, 1), series: map[seriesKey]*series{}}
 }
 
-// tell takes down what is to be sent.
-func (s *sender) tell(about corev1.ObjectReference, kind, reason, note string) {
+// record stores an Event to be sent.
+func (s *sender) record(about corev1.ObjectReference, kind, reason, note string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	key := alike{about, kind, reason}
-	if old := s.series[key]; old != nil {
-		old.again++
-		old.last = now
+	key := seriesKey{about, kind, reason}
+	if known := s.series[key]; known != nil {
+		known.repeats++
+		known.note, known.last = note, now
 	} else {
-		s.series[key] = &series{event: s.event(key, note, now), last: now}
+		s.series[key] = &series{event: s.event(key, note, now), note: note, last: now}
 	}
 	select {
-	case s.news <- struct{}{}:
+	case s.wake <- struct{}{}:
 	default:
 	}
 }
 
-// event is the object.
-func (s *sender) event(of alike, note string, now time.Time) *eventsv1.Event {
-	namespace := of.about.Namespace
+// event makes the object.
+func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Event {
+	namespace := key.about.Namespace
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault
 	}
 	return &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(of.about.Name, now)},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(key.about.Name, now)},
 		EventTime:           metav1.NewMicroTime(now),
 		ReportingController: reporter,
 		ReportingInstance:   s.instance[:min(len(s.instance), 128)],
-		Action:              actionOf(of.reason),
-		Reason:              of.reason,
-		Regarding:           of.about,
+		Action:              actionOf(key.reason),
+		Reason:              key.reason,
+		Regarding:           key.about,
 		Note:                note,
-		Type:                of.kind,
+		Type:                key.kind,
 	}
 }
 
-// eventName is a name that no other Event has, no longer than the API lets it be: 253
-// bytes, of which 17 are the time's.
+// eventName is a unique name within the API's limit of 253 bytes, 17 of which are for
+// the time.
 func eventName(about string, now time.Time) string {
 	about = strings.TrimRight(about[:min(len(about), 253-17)], "-.")
 	return fmt.Sprintf("%s.%x", about, now.UnixNano())
@@ -118,40 +118,45 @@ func (s *sender) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.news:
+		case <-s.wake:
 		case <-timer.C:
 		}
-		for key, one := range s.due(time.Now()) {
-			s.send(ctx, key, one)
+		for key, due := range s.due(time.Now()) {
+			s.send(ctx, key, due)
 		}
 	}
 }
 
-// due are those of which there is something to send now. It forgets those that have
-// ended.
-func (s *sender) due(now time.Time) map[alike]*series {
+// due returns the series that have something to send now, and removes those that have
+// ended. The note of an Event is immutable, so a repetition with another note becomes a
+// new Event.
+func (s *sender) due(now time.Time) map[seriesKey]*series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	due := map[alike]*series{}
+	due := map[seriesKey]*series{}
 	for key, one := range s.series {
-		switch unsent := !one.created || one.again > one.counted; {
-		case one.tries > retries, !unsent && now.Sub(one.last) > seriesEnd:
+		switch unsent := !one.created || one.repeats > one.reported; {
+		case one.failures > retries, !unsent && now.Sub(one.last) > seriesEnd:
 			delete(s.series, key)
-		case unsent && !now.Before(one.notUntil):
+		case unsent && !now.Before(one.nextTry):
+			if one.note != one.event.Note {
+				one.event = s.event(key, one.note, one.last)
+				one.created, one.repeats, one.reported = false, 0, 0
+			}
 			due[key] = one
 		}
 	}
 	return due
 }
 
-// send has the API server create an Event, or count that it has happened again.
-func (s *sender) send(ctx context.Context, key alike, one *series) {
+// send creates an Event, or updates its count.
+func (s *sender) send(ctx context.Context, key seriesKey, one *series) {
 	s.mu.Lock()
-	event, created, again, last := one.event, one.created, one.again, one.last
+	event, created, repeats, last := one.event, one.created, one.repeats, one.last
 	s.mu.Unlock()
 	var err error
 	if created {
-		err = s.count(ctx, event, again, last)
+		err = s.count(ctx, event, repeats, last)
 	} else {
 		err = s.client.Post().Namespace(event.Namespace).Resource("events").Body(event).Do(ctx).Error()
 	}
@@ -164,29 +169,29 @@ func (s *sender) send(ctx context.Context, key alike, one *series) {
 	switch {
 	case err == nil:
 		if created {
-			one.counted = again
+			one.reported = repeats
 		}
-		one.created, one.tries = true, 0
-		one.notUntil = now.Add(countPeriod)
-	case created || refused(err): // it will be another Event when it happens again
-		klog.V(2).ErrorS(err, "An Event was not taken", "reason", key.reason)
+		one.created, one.failures = true, 0
+		one.nextTry = now.Add(countPeriod)
+	case created || rejected(err): // a repetition will be a new Event
+		klog.V(2).ErrorS(err, "API server rejected an Event", "reason", key.reason)
 		delete(s.series, key)
 	default:
-		klog.V(2).ErrorS(err, "An Event could not be sent, will try again", "reason", key.reason)
-		one.tries++
-		one.notUntil = now.Add(retryPeriod)
+		klog.V(2).ErrorS(err, "Could not send an Event, will try again", "reason", key.reason)
+		one.failures++
+		one.nextTry = now.Add(retryPeriod)
 	}
 }
 
-// refused says whether an API server has understood a request and does not want it.
-func refused(err error) bool {
+// rejected reports whether an error of the API server is permanent.
+func rejected(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err)
 }
 
-// count tells that an Event has happened again.
-func (s *sender) count(ctx context.Context, event *eventsv1.Event, again int, last time.Time) error {
+// count updates the number of repetitions of an Event.
+func (s *sender) count(ctx context.Context, event *eventsv1.Event, repeats int, last time.Time) error {
 	patch, err := json.Marshal(map[string]any{
-		"series": eventsv1.EventSeries{Count: int32(again + 1), LastObservedTime: metav1.NewMicroTime(last)},
+		"series": eventsv1.EventSeries{Count: int32(repeats + 1), LastObservedTime: metav1.NewMicroTime(last)},
 	})
 	if err != nil {
 		return err
@@ -194,9 +199,9 @@ func (s *sender) count(ctx context.Context, event *eventsv1.Event, again int, la
 	return s.client.Patch(types.MergePatchType).Namespace(event.Namespace).Resource("events").Name(event.Name).Body(patch).Do(ctx).Error()
 }
 
-// wait returns when all Events have been sent or tried, or the time is over.
-func (s *sender) wait(most time.Duration) {
-	for end := time.Now().Add(most); s.waiting() && time.Now().Before(end); {
+// wait returns when each Event has been sent or attempted once, or after the timeout.
+func (s *sender) wait(timeout time.Duration) {
+	for end := time.Now().Add(timeout); s.waiting() && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 	}
 }
@@ -205,7 +210,7 @@ func (s *sender) waiting() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.series {
-		if !one.created && one.tries == 0 {
+		if !one.created && one.failures == 0 {
 			return true
 		}
 	}

@@ -49,6 +49,8 @@ type Server struct {
 	services  map[types.NamespacedName]*service
 	failing   map[*service]struct{} // those that do not listen everywhere they should
 	retry     *time.Timer           // pending while there are such
+
+	running sync.WaitGroup // one goroutine for each listener
 }
 
 // New makes a Server that serves nothing yet.
@@ -130,7 +132,7 @@ func (s *Server) listen(services []*service) {
 		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
 	})
 	for _, svc := range slices.Compact(services) {
-		err := svc.listen(s.addresses, s.options.Listen, s.ended)
+		err := svc.listen(s.addresses, s.options.Listen, s.serve)
 		if err != nil {
 			if other := s.rival(svc); other != nil {
 				err = fmt.Errorf("%w, by Service %s", err, other.name)
@@ -182,12 +184,17 @@ func (s *Server) tryAgainLater() {
 	})
 }
 
-// ended takes note that a listener has stopped by itself.
+// serve answers on a listener in a goroutine until the listener is closed.
+func (s *Server) serve(svc *service, ip netip.Addr, l net.Listener) {
+	s.running.Go(func() { s.ended(svc, ip, l, svc.http.Serve(l)) })
+}
+
+// ended handles a listener that has stopped by itself.
 func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.services[svc.name] != svc || svc.listeners[ip] != l {
-		return // it was told to
+		return // it was closed on purpose
 	}
 	delete(svc.listeners, ip)
 	l.Close()
@@ -195,8 +202,14 @@ func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {
 	s.tryAgainLater()
 }
 
-// Close ends all answers. Calls after the first do nothing.
+// Close closes all listeners and connections, and returns when their goroutines have
+// ended. It may be called more than once.
 func (s *Server) Close() {
+	s.close()
+	s.running.Wait()
+}
+
+func (s *Server) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true

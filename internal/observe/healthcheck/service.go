@@ -107,7 +107,7 @@ func ServiceOf(err error) (name types.NamespacedName, ok bool) {
 
 // listen listens wherever it should and does not yet. One address that it cannot
 // listen on does not keep it from others.
-func (svc *service) listen(addresses []netip.Addr, open func(network, address string) (net.Listener, error), ended func(*service, netip.Addr, net.Listener, error)) error {
+func (svc *service) listen(addresses []netip.Addr, open func(network, address string) (net.Listener, error), serve func(*service, netip.Addr, net.Listener)) error {
 	var failed []string
 	for _, ip := range addresses {
 		if svc.listeners[ip] != nil || !svc.wants(ip, addresses) {
@@ -124,9 +124,7 @@ func (svc *service) listen(addresses []netip.Addr, open func(network, address st
 		}
 		svc.listeners[ip] = l
 		klog.V(2).InfoS("Answering health checks", "service", svc.name, "address", l.Addr())
-		go func() {
-			ended(svc, ip, l, svc.http.Serve(l))
-		}()
+		serve(svc, ip, l)
 	}
 	if len(failed) > 0 {
 		return &cannotListen{svc, failed}
