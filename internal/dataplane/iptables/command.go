@@ -15,13 +15,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-const (
-	// commandTimeout is how long one command may take.
-	commandTimeout = 2 * time.Minute
+// commandTimeout is how long one command may take.
+const commandTimeout = 2 * time.Minute
 
-	// lockSeconds is how long iptables-legacy waits for its lock.
-	lockSeconds = "60"
-)
+// lockSeconds is how long iptables-legacy waits for its lock.
+var lockSeconds = "60"
 
 // command is the name of an iptables command for a family: what is "", "-restore" or "-save".
 func (v Variant) command(f desired.Family, what string) string {

@@ -57,7 +57,9 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 		}
 	}
 	for _, f := range families {
-		if err := b.variant.probe(ctx, c.NetNS, f); err != nil {
+		if err := b.variant.probe(ctx, c.NetNS, f); isTemporary(err) {
+			return nil, err
+		} else if err != nil {
 			b.missing = append(b.missing, b.variant.missing(f, err))
 			continue
 		}

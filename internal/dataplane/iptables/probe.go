@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -57,49 +58,76 @@ var extensions = []extension{
 // Probe implements dataplane.Prober. It makes a set of each type, and then has the
 // kernel take a chain to which no rule leads, with all matches and targets that rules of
 // ours have.
-func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
-	// The set of a probe that was interrupted may be of another type.
-	err := inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
-	if err = errors.Join(err, b.sets.Destroy(ctx, probeName)); err != nil {
+func (b *Backend) Probe(ctx context.Context) (_ []dataplane.Missing, err error) {
+	if err := b.removeProbe(ctx); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if ctx.Err() != nil { // then the command that removes the chain may not have run
+			err = errors.Join(err, b.removeProbe(context.WithoutCancel(ctx)))
+		}
+	}()
 	for _, t := range slices.Clone(b.tables) {
-		m := b.probeSets(ctx, t.family)
-		if m == nil {
-			m = b.probeRules(ctx, t.family)
+		m, err := b.probeSets(ctx, t.family)
+		if err == nil && m == nil {
+			m, err = b.probeRules(ctx, t.family)
+		}
+		if err == nil && m != nil && (errors.Is(m.Err, unix.EPERM) || isTemporary(m.Err)) {
+			err = m.Err
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
+		case err != nil:
+			return nil, fmt.Errorf("trying what the node can do: %w", err)
 		case m == nil:
 			continue
-		case errors.Is(m.Err, unix.EPERM):
-			return nil, fmt.Errorf("trying what the node can do: %w", m.Err)
 		}
+		m.Family = t.family
 		b.missing = append(b.missing, *m)
 		b.tables = slices.DeleteFunc(b.tables, func(other *table) bool { return other == t })
 	}
 	return b.missing, nil
 }
 
-// probeSets returns the first type of IP sets that the kernel lacks.
-func (b *Backend) probeSets(ctx context.Context, f desired.Family) *dataplane.Missing {
-	for _, k := range setTypes {
-		err := b.sets.Create(probeName, k.typ, f == desired.IPv6)
-		if err = errors.Join(err, b.sets.Destroy(ctx, probeName)); err != nil {
-			config := "CONFIG_IP_SET_" + strings.ToUpper(strings.NewReplacer(":", "_", ",", "").Replace(k.typ))
-			return &dataplane.Missing{Family: f, Feature: "IP sets of the type " + k.typ, Err: err, Remedy: "needs " + config}
-		}
+// removeTimeout is how long removeProbe may take.
+const removeTimeout = 5 * time.Second
+
+// removeProbe removes what a probe has left that was killed, without commands. A chain of
+// it in the table nat uses the set.
+func (b *Backend) removeProbe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	if b.sets.Destroy(ctx, probeName) == nil {
+		return nil
+	}
+	err := inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
+	if err = errors.Join(err, b.sets.Destroy(ctx, probeName)); err != nil {
+		return fmt.Errorf("removing what an earlier probe has left: %w", err)
 	}
 	return nil
 }
 
-// probeRules returns the first extension that does not work, or nil.
-func (b *Backend) probeRules(ctx context.Context, f desired.Family) (m *dataplane.Missing) {
-	err := b.sets.Create(probeName, "hash:ip", f == desired.IPv6)
-	if err == nil {
-		err = b.tryRules(ctx, f, extensions)
+// probeSets returns the first type of IP sets that the kernel lacks.
+func (b *Backend) probeSets(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
+	for _, k := range setTypes {
+		if err := b.sets.Create(probeName, k.typ, f == desired.IPv6); err != nil {
+			config := "CONFIG_IP_SET_" + strings.ToUpper(strings.NewReplacer(":", "_", ",", "").Replace(k.typ))
+			return &dataplane.Missing{Feature: "IP sets of the type " + k.typ, Err: err, Remedy: "needs " + config}, nil
+		}
+		if err := b.sets.Destroy(ctx, probeName); err != nil {
+			return nil, err
+		}
 	}
+	return nil, nil
+}
+
+// probeRules returns the first extension that does not work, or nil.
+func (b *Backend) probeRules(ctx context.Context, f desired.Family) (m *dataplane.Missing, err error) {
+	if err := b.sets.Create(probeName, "hash:ip", f == desired.IPv6); err != nil {
+		return nil, err
+	}
+	err = b.tryRules(ctx, f, extensions)
 	for i := 0; err != nil && m == nil; i++ {
 		if i == len(extensions) { // each works by itself
 			m = &dataplane.Missing{Feature: "rules", Err: err, Remedy: "see the error"}
@@ -107,13 +135,7 @@ func (b *Backend) probeRules(ctx context.Context, f desired.Family) (m *dataplan
 			m = &dataplane.Missing{Feature: extensions[i].name, Err: err, Remedy: "needs " + extensions[i].config}
 		}
 	}
-	if err := b.sets.Destroy(ctx, probeName); err != nil && m == nil {
-		m = &dataplane.Missing{Feature: "match set", Err: err, Remedy: "see the error"}
-	}
-	if m != nil {
-		m.Family = f
-	}
-	return m
+	return m, b.sets.Destroy(ctx, probeName)
 }
 
 // tryRules has the kernel take the rules of extensions, and removes them.
@@ -140,6 +162,13 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 		}
 	}
 	return err
+}
+
+// isTemporary says whether an error of a command may be another one's fault: one that has
+// the lock of iptables-legacy, or all of the processor.
+func isTemporary(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) ||
+		err != nil && (strings.Contains(err.Error(), "xtables lock") || strings.Contains(err.Error(), "Resource temporarily unavailable"))
 }
 
 // missing says what a family lacks of which a variant's commands do not work.

@@ -3,16 +3,20 @@
 package iptables
 
 import (
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -71,6 +75,65 @@ func (k *kernel) hasNoProbe(v Variant) {
 		if out := k.run(command); strings.Contains(out, probeName) {
 			k.t.Errorf("%s:\n%s", command, out)
 		}
+	}
+}
+
+// TestProbeStopped ends the context while the rules of a probe are in the kernel: when the
+// command runs that is to remove them.
+func TestProbeStopped(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		dir := t.TempDir()
+		begun, restore := filepath.Join(dir, "begun"), string("iptables-"+v+"-restore")
+		path, err := exec.LookPath(restore)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := "#!/bin/sh\ninput=$(cat)\ncase $input in *-X*) : >" + begun + "; exec sleep 600;; esac\necho \"$input\" | " + path + " \"$@\"\n"
+		if err := os.WriteFile(filepath.Join(dir, restore), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			defer cancel()
+			for ctx.Err() == nil {
+				if _, err := os.Stat(begun); err == nil {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		if missing, err := k.Probe(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("missing %v, error %v", missing, err)
+		}
+		k.hasNoProbe(v)
+	})
+}
+
+// TestProbeLocked probes while another program has the lock of iptables-legacy, which says
+// nothing about the node.
+func TestProbeLocked(t *testing.T) {
+	requireVariant(t, Legacy)
+	k := newKernel(t, Legacy)
+	k.run("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT")
+	defer func(s string) { lockSeconds = s }(lockSeconds)
+	lockSeconds = "1"
+	lock := filepath.Join(t.TempDir(), "lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	held, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := k.Probe(t.Context()); err == nil || len(missing) > 0 || len(k.tables) != 2 {
+		t.Errorf("missing %v, error %v, %d tables", missing, err, len(k.tables))
+	}
+	if v, err := Detect(t.Context(), k.ns.FD()); err == nil {
+		t.Errorf("variant %s", v)
 	}
 }
 

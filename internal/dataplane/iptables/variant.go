@@ -63,6 +63,9 @@ func Detect(ctx context.Context, netns int) (Variant, error) {
 			if err == nil {
 				return v, nil
 			}
+			if isTemporary(err) {
+				return "", err // the other variant is not better
+			}
 			failed = append(failed, err)
 		}
 	}
