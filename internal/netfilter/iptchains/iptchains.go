@@ -74,7 +74,8 @@ func (t Table) String() string {
 func (t Table) Name() string { return t.name }
 
 // Chains lists the names of the table's chains in the calling thread's network namespace,
-// and how many rules each has. A table that does not exist has none, and is not created.
+// and about how many rules each has: others may change the table meanwhile. A table that
+// does not exist has none, and is not created.
 func (t Table) Chains() (rules map[string]int, err error) {
 	v, err := t.open()
 	if v == nil || err != nil {
@@ -173,7 +174,7 @@ func isDisturbance(err error) bool {
 type view interface {
 	// chains are the names of all chains, as they are now.
 	chains() ([]string, error)
-	// countRules adds how many rules each of them has.
+	// countRules adds about how many rules each of them has.
 	countRules(map[string]int) error
 	// jumps are the rules of one of them that lead to another.
 	jumps(chain string) ([]jump, error)

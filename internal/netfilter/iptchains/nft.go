@@ -43,13 +43,13 @@ func (n *nft) chains() (names []string, err error) {
 	return names, err
 }
 
+// countRules reads once: there may be so many rules that others commit during each reading.
 func (n *nft) countRules(rules map[string]int) error {
-	return nfnl.Undisturbed(func() error {
-		for chain := range rules {
-			rules[chain] = 0
-		}
-		return n.conn.Rules(n.table, func(r nfnl.RuleInfo) { rules[r.Chain]++ })
-	})
+	err := n.conn.Rules(n.table, func(r nfnl.RuleInfo) { rules[r.Chain]++ })
+	if errors.Is(err, nfnl.ErrInterrupted) {
+		err = nil
+	}
+	return err
 }
 
 func (n *nft) jumps(chain string) (all []jump, err error) {
