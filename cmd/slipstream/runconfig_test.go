@@ -322,3 +322,14 @@ func TestNoArgs(t *testing.T) {
 		}
 	}
 }
+
+// TestExternalIPsGate has the feature gate of KEP-5707 reach the desired state.
+func TestExternalIPsGate(t *testing.T) {
+	c := config.New()
+	for _, allowed := range []bool{true, false} {
+		c.KubeProxy.FeatureGates = map[string]bool{"AllowServiceExternalIPs": allowed}
+		if got := desiredConfig(c, "n1", desired.Families{}).NoExternalIPs; got == allowed {
+			t.Errorf("allowed %v: external IPs ignored: %v", allowed, got)
+		}
+	}
+}

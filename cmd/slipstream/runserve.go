@@ -234,6 +234,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		DetectLocal:   detectLocal(c),
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
+		NoExternalIPs: !c.AllowExternalIPs(),
 	}
 }
 

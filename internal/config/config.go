@@ -68,6 +68,9 @@ func (c *Config) MasqueradeAll() bool {
 	return *ofMode(&c.KubeProxy, c.KubeProxy.Mode).masqueradeAll
 }
 
+// AllowExternalIPs says whether spec.externalIPs of Services is programmed.
+func (c *Config) AllowExternalIPs() bool { return c.Gates().Enabled(externalIPs) }
+
 // MasqueradeBit is the bit of the packet mark, 0 to 31, that is set on what is to
 // be masqueraded.
 func (c *Config) MasqueradeBit() int {

@@ -64,6 +64,19 @@ func TestAcceleration(t *testing.T) {
 	}
 }
 
+// TestExternalIPs has the gate of KEP-5707 decide on external IPs.
+func TestExternalIPs(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": true,
+		"featureGates: {AllowServiceExternalIPs: true}":  true,
+		"featureGates: {AllowServiceExternalIPs: false}": false,
+	} {
+		if got := decoded(t, kubeProxyDoc+text).AllowExternalIPs(); got != want {
+			t.Errorf("%s: %v; want %v", text, got, want)
+		}
+	}
+}
+
 func TestConntrack(t *testing.T) {
 	for text, want := range map[string]sysctl.Conntrack{
 		"":                    {Max: 131072, TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour},

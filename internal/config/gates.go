@@ -22,12 +22,16 @@ import (
 // Acceleration is KEP-4963's feature gate: with it closed there is no fast path.
 const Acceleration = "KubeProxyAcceleration"
 
+// externalIPs is KEP-5707's feature gate: if it is disabled, spec.externalIPs is ignored.
+const externalIPs = "AllowServiceExternalIPs"
+
 // KubernetesVersion is of the release whose kube-proxy this stands in for.
 const KubernetesVersion = "v1.36.3"
 
 // effective are the gates that make a difference.
 var effective = map[string]bool{
 	Acceleration:                         true,
+	externalIPs:                          true,
 	string(logsapi.ContextualLogging):    true,
 	string(logsapi.LoggingAlphaOptions):  true,
 	string(logsapi.LoggingBetaOptions):   true,

@@ -26,6 +26,10 @@ type Config struct {
 	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 
+	// NoExternalIPs ignores spec.externalIPs (feature gate AllowServiceExternalIPs,
+	// KEP-5707), a defence against CVE-2020-8554.
+	NoExternalIPs bool
+
 	// Without lists the families that the node cannot serve. Addresses of these
 	// families are ignored.
 	Without Families

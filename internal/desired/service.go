@@ -159,7 +159,11 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 			out.external = append(out.external, a)
 		}
 	}
-	for i, text := range in.Spec.ExternalIPs {
+	externalIPs := in.Spec.ExternalIPs
+	if s.config.NoExternalIPs {
+		externalIPs = nil
+	}
+	for i, text := range externalIPs {
 		add(ExternalIP, fmt.Sprintf("spec.externalIPs[%d]", i), text)
 	}
 	for i, ingress := range in.Status.LoadBalancer.Ingress {

@@ -32,6 +32,7 @@
 //	                             (a node's links to its pods are veth1, veth2 ...
 //	                             in the order of the pods)
 //	                           masquerade-all
+//	                           no-external-ips
 //	                           nodeport-addresses=(RANGE,...) or =primary
 //	serve                    one server a line: MACHINE PROTOCOL PORT; output: ok
 //	apply                    objects in YAML; output: what changed on the first

@@ -80,6 +80,8 @@ func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, des
 		switch a.Key {
 		case "masquerade-all":
 			desired.MasqueradeAll = true
+		case "no-external-ips":
+			desired.NoExternalIPs = true
 		case "cluster-cidr":
 			desired.DetectLocal.CIDRs = prefixes(t, d, a.Vals)
 		case "detect-local":
