@@ -48,7 +48,7 @@ func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn fu
 	case ctx.Err() != nil && err != nil:
 		return nil, without, err
 	case errors.Is(err, unix.EPERM):
-		return nil, without, fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err)
+		return nil, without, needsNetAdmin(err)
 	case err != nil && c.FallBack():
 		warn(fmt.Sprintf("No mode is set, so running in iptables mode: %v", err))
 		b, without, err = probeMode(ctx, c, m, warn)
@@ -58,6 +58,8 @@ func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn fu
 	}
 	return b, without, err
 }
+
+func needsNetAdmin(err error) error { return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err) }
 
 // probeMode opens the configured mode's dataplane and warns of what is missing, if the
 // node can serve a family.

@@ -157,6 +157,26 @@ func TestFamilyMissing(t *testing.T) {
 	stop()
 }
 
+// TestUnprivileged runs and verifies without privileges in the network namespace. No other
+// mode takes the place of nftables mode for that.
+func TestUnprivileged(t *testing.T) {
+	s := newSite(t)
+	s.save("web.yaml", web(0))
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	s.check(os.WriteFile(file, []byte("{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, manifests: "+s.dir+"}"), 0o644))
+	for _, command := range []string{"run", "verify"} {
+		var out bytes.Buffer
+		cmd := s.command(command, "--config", file, "--hostname-override", "n1")
+		cmd.Stderr = &out
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
+		p, err := s.node.Start(cmd)
+		s.check(err)
+		if err := p.Wait(); err == nil || !strings.Contains(out.String(), "slipstream needs CAP_NET_ADMIN") || strings.Contains(out.String(), "iptables-") {
+			t.Errorf("%s: error %v, output:\n%s", command, err, &out)
+		}
+	}
+}
+
 // TestStopDuringCommand ends a proxy with SIGTERM while it waits for a command of iptables
 // that takes minutes.
 func TestStopDuringCommand(t *testing.T) {

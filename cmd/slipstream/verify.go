@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -186,10 +187,12 @@ func openToVerify(ctx context.Context, c *config.Config) (b programmer, without 
 		}
 		err = errors.Join(err, b.Close())
 	}
-	if c.FallBack() {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		err = needsNetAdmin(err)
+	case ctx.Err() == nil && c.FallBack():
 		return openToVerify(ctx, c)
-	}
-	if err == nil {
+	case err == nil:
 		err = fmt.Errorf("mode %s does not work on this node", c.Mode())
 	}
 	return nil, without, err
