@@ -57,9 +57,8 @@ func TestOracle(t *testing.T) {
 // controlPlane starts etcd and kube-apiserver for the time of the test.
 func controlPlane(t *testing.T) *upstream.ControlPlane {
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables)
-	cidrs := stage.ServiceCIDRs
 	control, err := upstream.StartControlPlane(t.Context(), upstream.ControlPlaneOptions{
-		Dir: t.TempDir(), ServiceCIDRs: []string{cidrs[0].String(), cidrs[1].String()}, Log: t.Logf,
+		Dir: t.TempDir(), ServiceCIDRs: stage.ServiceCIDRs[:], Log: t.Logf,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package scenario
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -92,7 +91,10 @@ func setAddress(m *lab.Machine, p netip.Prefix, add bool, link string) (err erro
 	if err != nil {
 		return err
 	}
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	addr, err := netlink.ParseAddr(p.String())
+	if err != nil {
+		return err
+	}
 	if !add {
 		return handle.AddrDel(l, addr)
 	}

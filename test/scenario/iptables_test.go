@@ -39,14 +39,14 @@ func onlyOldest(story string) string {
 // TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	RunSome(t, newIPTables(iptables.Legacy), onlyHere)
+	Run(t, newIPTables(iptables.Legacy), onlyHere)
 }
 
 // TestIPTablesNFT runs every story in iptables mode, over nf_tables, which is what Debian's
 // iptables uses.
 func TestIPTablesNFT(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
-	RunSome(t, newIPTables(iptables.NFT), onlyOldest)
+	Run(t, newIPTables(iptables.NFT), onlyOldest)
 }
 
 // TestIPTablesLegacySpread makes sure that backends share the load, in iptables mode.

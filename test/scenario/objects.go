@@ -88,5 +88,7 @@ func (s *story) delete(t *testing.T, d *datadriven.TestData) string {
 
 // send passes an event to every node.
 func (s *story) send(e source.Event) {
-	s.eachNode(func(n *node) { proxy.ApplyEvent(n.state, e) })
+	for _, n := range s.nodes {
+		proxy.ApplyEvent(n.state, e)
+	}
 }

@@ -19,14 +19,9 @@ type Mode func(dataplane.Config) (dataplane.Dataplane, error)
 // Dir is the folder of the stories.
 const Dir = "stories"
 
-// RunAll runs every story as a subtest.
-func RunAll(t *testing.T, mode Mode) {
-	RunSome(t, mode, func(string) string { return "" })
-}
-
-// RunSome runs every story as a subtest, except where skip returns a reason for the
-// story's name.
-func RunSome(t *testing.T, mode Mode, skip func(name string) string) {
+// Run runs every story as a subtest, except where skip, if not nil, returns a reason for
+// the story's name.
+func Run(t *testing.T, mode Mode, skip func(name string) string) {
 	files, err := filepath.Glob(filepath.Join(Dir, "*.txt"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no stories in %s (%v)", Dir, err)
@@ -34,8 +29,10 @@ func RunSome(t *testing.T, mode Mode, skip func(name string) string) {
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".txt")
 		t.Run(name, func(t *testing.T) {
-			if why := skip(name); why != "" {
-				t.Skip(why)
+			if skip != nil {
+				if why := skip(name); why != "" {
+					t.Skip(why)
+				}
 			}
 			t.Parallel() // a story waits for clients that get no answer, mostly
 			run(t, file, mode)
@@ -107,22 +104,16 @@ func (s *story) node(t *testing.T, d *datadriven.TestData) *node {
 	return nil
 }
 
-func (s *story) eachNode(do func(*node)) {
-	for _, n := range s.nodes {
-		do(n)
-	}
-}
-
 // program applies each node's change to its dataplane, and returns the description of the
 // change of the directive's node.
 func (s *story) program(t *testing.T, d *datadriven.TestData) (out string) {
 	shown := s.node(t, d)
-	s.eachNode(func(n *node) {
+	for _, n := range s.nodes {
 		change := n.program(t, d)
 		if n == shown {
 			out = change + "\n"
 		}
-	})
+	}
 	return out
 }
 
@@ -144,16 +135,18 @@ func (s *story) wait(t *testing.T, d *datadriven.TestData) string {
 // restart restarts the proxy of a node, or of all, with the kernel's content unchanged.
 func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
 	only := s.node(t, d)
-	s.eachNode(func(n *node) {
+	for _, n := range s.nodes {
 		if n == only || !d.HasArg("node") {
 			n.restart(t, d, s)
 		}
-	})
+	}
 	return "ok\n"
 }
 
 func (s *story) close(t *testing.T) {
-	s.eachNode(func(n *node) { n.close(t) })
+	for _, n := range s.nodes {
+		n.close(t)
+	}
 	if s.topology != nil {
 		if err := s.topology.lab.Close(); err != nil {
 			t.Errorf("lab: %v", err)

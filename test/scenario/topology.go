@@ -63,13 +63,13 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 			d.Fatalf(t, "%s: %v", line, err)
 		}
 	}
-	s.eachNode(func(n *node) {
+	for _, n := range s.nodes {
 		if s.topology != nil {
 			n.config.NetNS = s.topology.nodes[n.name].Namespace().FD()
 		}
 		n.learn(nil)
 		n.start(t, d, s.mode)
-	})
+	}
 	return "ok\n"
 }
 

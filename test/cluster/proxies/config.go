@@ -4,11 +4,10 @@ package proxies
 
 import (
 	_ "embed"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	"sigs.k8s.io/yaml"
 )
 
@@ -20,7 +19,7 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 	}
 	config["mode"] = kind.mode()
 	config["hostnameOverride"] = nodeName
-	config["clusterCIDR"] = joined(o.ClusterCIDRs)
+	config["clusterCIDR"] = upstream.JoinPrefixes(o.ClusterCIDRs)
 	config["clientConnection"].(map[string]any)["kubeconfig"] = o.Kubeconfig
 	// A node of the lab is only a network namespace: these settings would affect the whole
 	// machine.
@@ -36,14 +35,6 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 	}
 	path := filepath.Join(o.Dir, name+"-config.yaml")
 	return path, os.WriteFile(path, b, 0o600)
-}
-
-func joined(prefixes []netip.Prefix) string {
-	var all []string
-	for _, p := range prefixes {
-		all = append(all, p.String())
-	}
-	return strings.Join(all, ",")
 }
 
 // kubeadmConfig is the configuration that "kubeadm init phase addon kube-proxy" of v1.36 puts

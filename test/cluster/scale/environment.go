@@ -73,8 +73,8 @@ func newEnvironment(ctx context.Context, o *options, runs int, dir string, log u
 			err = errors.Join(err, e.close())
 		}
 	}()
-	e.plane, err = control.Start(ctx, l, control.Options{
-		Dir: dir, Addresses: []netip.Prefix{planeAddress}, ServiceCIDRs: []netip.Prefix{cluster.IPv4.Services}, Log: log,
+	e.plane, err = control.Start(ctx, l, []netip.Prefix{planeAddress}, upstream.ControlPlaneOptions{
+		Dir: dir, ServiceCIDRs: []netip.Prefix{cluster.IPv4.Services}, Log: log,
 	})
 	if err != nil {
 		return nil, err

@@ -52,9 +52,7 @@ func New(ctx context.Context, dir string, nodes int, log upstream.Log) (_ *Site,
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	s.Plane, err = control.Start(ctx, l, control.Options{
-		Dir: dir, Addresses: onFabric(2), ServiceCIDRs: ServiceCIDRs, Log: log,
-	})
+	s.Plane, err = control.Start(ctx, l, onFabric(2), upstream.ControlPlaneOptions{Dir: dir, ServiceCIDRs: ServiceCIDRs, Log: log})
 	if err != nil {
 		return nil, err
 	}

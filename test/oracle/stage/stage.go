@@ -20,6 +20,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Stage is the machines.
@@ -131,8 +132,12 @@ func (s *Stage) alias(pod *lab.Pod) error {
 		if err != nil {
 			return err
 		}
+		dst, err := netlink.ParseIPNet(r.String())
+		if err != nil {
+			return err
+		}
 		err = handle.RouteAdd(&netlink.Route{
-			LinkIndex: link.Attrs().Index, Dst: ipNet(r), Gw: podA[f].AsSlice(),
+			LinkIndex: link.Attrs().Index, Dst: dst, Gw: podA[f].AsSlice(),
 			Flags: int(netlink.FLAG_ONLINK), Src: NodeAddress(Node1)[f].AsSlice(),
 		})
 		if err != nil {
@@ -240,6 +245,35 @@ func (s *Stage) serve(context.Context) error {
 				}
 			}
 		}
+	}
+	return nil
+}
+
+// forever is the kernel's INFINITY_LIFE_TIME, in seconds.
+const forever = 1<<32 - 1
+
+// address adds an address to a link of the machine's, such that the kernel does not
+// choose it as a source for other machines: on lo it is of host scope, and an IPv6 one
+// is deprecated.
+func address(m *lab.Machine, link string, p netip.Prefix) error {
+	a, err := netlink.ParseAddr(p.String())
+	if err != nil {
+		return err
+	}
+	if link == "lo" && p.Addr().Is4() {
+		a.Scope = int(netlink.SCOPE_HOST)
+	}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+		a.ValidLft, a.PreferedLft = forever, 0
+	}
+	handle := m.Namespace().Netlink()
+	l, err := handle.LinkByName(link)
+	if err == nil {
+		err = handle.AddrAdd(l, a)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: address %v on %s: %w", m.Name(), p, link, err)
 	}
 	return nil
 }

@@ -4,9 +4,9 @@ package stage
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/big"
 	"net/netip"
 	"sync"
 	"time"
@@ -59,16 +59,11 @@ func (v *Vantage) Source(family, i int) netip.Addr {
 		}
 		i--
 	}
-	first := new(big.Int).SetBytes(v.sources[family].Masked().Addr().AsSlice())
-	n := first.Add(first, big.NewInt(int64(i)+1))
-	if family == 0 {
-		var b [4]byte
-		n.FillBytes(b[:])
-		return netip.AddrFrom4(b)
-	}
-	var b [16]byte
-	n.FillBytes(b[:])
-	return netip.AddrFrom16(b)
+	b := v.sources[family].Masked().Addr().AsSlice()
+	low := b[len(b)-4:]
+	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)+uint32(i)+1)
+	a, _ := netip.AddrFromSlice(b)
+	return a
 }
 
 // Connect makes one connection from the i-th address.

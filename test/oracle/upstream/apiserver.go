@@ -5,17 +5,11 @@ package upstream
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 )
@@ -38,7 +32,7 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 		"--bind-address=" + address.Addr().String(), fmt.Sprintf("--secure-port=%d", address.Port()),
 		"--cert-dir=" + filepath.Dir(c.CertificateAuthority()), // it makes one and signs it itself
 		"--token-auth-file=" + c.tokens(), "--authorization-mode=AlwaysAllow",
-		"--service-cluster-ip-range=" + strings.Join(c.options.ServiceCIDRs, ","),
+		"--service-cluster-ip-range=" + JoinPrefixes(c.options.ServiceCIDRs),
 		// The Service "kubernetes" gets no endpoints.
 		"--advertise-address=" + advertise, "--endpoint-reconciler-type=none",
 		"--service-account-issuer=https://oracle.invalid",
@@ -66,15 +60,6 @@ func (c *ControlPlane) CertificateAuthority() string {
 
 func (c *ControlPlane) tokens() string            { return filepath.Join(c.dir, "tokens.csv") }
 func (c *ControlPlane) serviceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
-
-func writeKey(path string) error {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return err
-	}
-	block := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}
-	return os.WriteFile(path, pem.EncodeToMemory(block), 0o600)
-}
 
 // Compact has etcd forget what was before a revision, which is a resourceVersion of
 // Kubernetes'.

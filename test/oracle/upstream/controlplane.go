@@ -25,6 +25,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	k8s "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
 )
 
 // Where etcd listens in the control plane's namespace.
@@ -42,7 +43,7 @@ type ControlPlaneOptions struct {
 	// Dir is where a folder for what the programs write is made.
 	Dir string
 	// ServiceCIDRs are where ClusterIPs are from: one, or one of each family.
-	ServiceCIDRs []string
+	ServiceCIDRs []netip.Prefix
 	// Namespace is where the programs run; if nil, in one of their own that has no
 	// link but lo. It is closed with the control plane only in that case.
 	Namespace *lab.Namespace
@@ -112,10 +113,14 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	if err := c.etcd.Await(ctx, c.dialEtcd); err != nil {
 		return nil, err
 	}
-	if err := writeKey(c.serviceAccountKey()); err != nil {
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(c.tokens(), []byte(c.token+",oracle,1,system:masters\n"), 0o600); err != nil {
+	if err := errors.Join(
+		os.WriteFile(c.serviceAccountKey(), key, 0o600),
+		os.WriteFile(c.tokens(), []byte(c.token+",oracle,1,system:masters\n"), 0o600),
+	); err != nil {
 		return nil, err
 	}
 	if c.Client, err = k8s.NewForConfig(c.RESTConfig()); err != nil {

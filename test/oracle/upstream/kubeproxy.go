@@ -124,7 +124,7 @@ func (k *KubeProxy) writeConfig(s cluster.Settings) (string, error) {
 		"metricsBindAddress": metricsAddress,
 		"detectLocalMode":    s.DetectLocalMode,
 		"detectLocal":        local,
-		"clusterCIDR":        joinPrefixes(s.ClusterCIDRs),
+		"clusterCIDR":        JoinPrefixes(s.ClusterCIDRs),
 		"nodePortAddresses":  s.NodePortAddresses,
 		// 0 leaves the kernel's settings, which are not all per namespace, alone.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
@@ -135,7 +135,8 @@ func (k *KubeProxy) writeConfig(s cluster.Settings) (string, error) {
 	return config, os.WriteFile(config, b, 0o600)
 }
 
-func joinPrefixes(all []netip.Prefix) string {
+// JoinPrefixes returns ranges as flags list them.
+func JoinPrefixes(all []netip.Prefix) string {
 	var s []string
 	for _, p := range all {
 		s = append(s, p.String())

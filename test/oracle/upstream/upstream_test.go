@@ -17,9 +17,8 @@ import (
 func TestControlPlane(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
 	dir := t.TempDir()
-	r := stage.ServiceCIDRs
 	c, err := StartControlPlane(t.Context(), ControlPlaneOptions{
-		Dir: dir, ServiceCIDRs: []string{r[0].String(), r[1].String()}, Log: t.Logf,
+		Dir: dir, ServiceCIDRs: stage.ServiceCIDRs[:], Log: t.Logf,
 	})
 	if err != nil {
 		t.Fatal(err)
