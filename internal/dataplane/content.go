@@ -13,8 +13,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Content is what is programmed, in terms that all backends share and without
-// the IDs that pools have: what a client would meet.
+// Content is the programmed content in terms that all dataplanes share, as seen by
+// clients: without the IDs of pools.
 type Content struct {
 	Frontends  map[desired.FrontendKey]Target
 	ClusterIPs map[netip.Addr]bool
@@ -22,15 +22,15 @@ type Content struct {
 
 	ServiceCIDRs map[netip.Prefix]bool
 
-	// Faults are things found in the kernel that no content can have, such
-	// as a pool with a hole.
+	// Faults are inconsistencies in the kernel's objects, such as a pool with an
+	// unused slot.
 	Faults []string
 }
 
-// faultPrefix is what the lines of faults start with.
+// faultPrefix is the prefix of lines for faults.
 const faultPrefix = "fault: "
 
-// NewContent is an empty content.
+// NewContent returns an empty content.
 func NewContent() *Content {
 	return &Content{
 		Frontends:    map[desired.FrontendKey]Target{},
@@ -40,29 +40,28 @@ func NewContent() *Content {
 	}
 }
 
-// Target is where a frontend leads.
+// Target says how traffic to a frontend is handled.
 type Target struct {
 	Choice
-	External    bool           // it is no ClusterIP
-	FromOutside *Choice        // for external traffic that may go to local backends only
+	External    bool           // it is not a ClusterIP
+	FromOutside *Choice        // for traffic from outside, if it may go to local backends only
 	Affinity    uint32         // seconds
-	Sources     []netip.Prefix // who may connect, in order; nil for everybody
+	Sources     []netip.Prefix // client addresses that may connect, in order; nil for all
 }
 
-// Choice is which backends a pool has.
+// Choice is the backends of a pool.
 type Choice struct {
 	Backends []desired.Backend // in order
 	IfEmpty  desired.Verdict   // Reject unless Backends is empty
 }
 
-// Reader is a Backend that can read back what the kernel has. Reading is for
-// tests and for verifying; it costs more than programming.
+// Reader is a dataplane that can read the content back from the kernel. Reading is for
+// tests and verification. It takes longer than programming.
 type Reader interface {
 	Read(ctx context.Context) (*Content, error)
 }
 
-// ContentOf is the content that a full description (desired.State.Full) asks
-// for.
+// ContentOf returns the content that a full description (desired.State.Full) describes.
 func ContentOf(full *desired.Change) *Content {
 	c := NewContent()
 	choices := map[desired.PoolID]*Choice{}
@@ -76,7 +75,7 @@ func ContentOf(full *desired.Change) *Content {
 	for _, f := range full.Frontends {
 		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity}
 		if f.New.Sources != nil {
-			t.Sources = append([]netip.Prefix{}, f.New.Sources.All()...) // none is not nil
+			t.Sources = append([]netip.Prefix{}, f.New.Sources.All()...) // not nil if empty
 		}
 		c.Frontends[f.New.FrontendKey] = t
 	}
@@ -92,8 +91,8 @@ func ContentOf(full *desired.Change) *Content {
 	return c
 }
 
-// Lines is the content as sorted lines of text, one for each frontend and each
-// address.
+// Lines returns the content as sorted lines of text, one for each frontend, address, range
+// and fault.
 func (c *Content) Lines() []string {
 	var all []string
 	for k, t := range c.Frontends {
@@ -115,7 +114,7 @@ func (c *Content) Lines() []string {
 	return all
 }
 
-// String is where the target leads, in words.
+// String describes the target in one line.
 func (t Target) String() string {
 	s := t.Choice.String()
 	if t.External {
@@ -133,7 +132,7 @@ func (t Target) String() string {
 	return s
 }
 
-// String is the backends, or what happens without any.
+// String lists the backends, or the verdict without any.
 func (t Choice) String() string {
 	if len(t.Backends) == 0 {
 		return t.IfEmpty.String()
@@ -145,8 +144,8 @@ func (t Choice) String() string {
 	return strings.Join(s, " ")
 }
 
-// Difference is what one content has and the other has not, as lines that start
-// with "-" for want and "+" for got; empty when they are the same.
+// Difference returns the lines that only one of two contents has, with the prefix "-" for
+// want and "+" for got. It is empty if they are equal.
 func Difference(want, got *Content) string {
 	w, g := want.Lines(), got.Lines()
 	var out []string
@@ -163,11 +162,10 @@ func Difference(want, got *Content) string {
 	return strings.Join(out, "\n")
 }
 
-// Compare reads back what the kernel has and returns how it differs from what is
-// wanted, as Difference does. A difference is believed only when it lasts: while
-// the kernel resizes a hash table in the background, which it does for some
-// milliseconds after many elements were added or deleted, its dump of a set can
-// leave elements out (Linux up to at least 6.18).
+// Compare reads the content from the kernel and returns its Difference from want. It
+// ignores differences that do not last: for some milliseconds after many elements were
+// added or deleted, while the kernel resizes a hash table in the background, its dump of a
+// set can lack elements (Linux up to at least 6.18).
 func Compare(ctx context.Context, r Reader, want *Content) (string, error) {
 	return Lasting(ctx, func() (string, error) {
 		got, err := r.Read(ctx)
@@ -179,7 +177,7 @@ func Compare(ctx context.Context, r Reader, want *Content) (string, error) {
 }
 
 // Lasting compares until there is no difference, for about a second at most, and returns
-// the last one. An error ends it at once.
+// the last difference. It stops at the first error.
 func Lasting(ctx context.Context, compare func() (difference string, err error)) (string, error) {
 	const tries, pause = 20, 50 * time.Millisecond
 	for try := 1; ; try++ {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dataplane is the boundary between what is wanted (package desired) and
-// the kernel's objects. A backend turns a change into such objects and decides
-// nothing: which frontends there are, which backends they have, what happens
-// when they have none, has been decided when it is called.
+// Package dataplane is the interface between the desired state (package desired) and the
+// kernel. A dataplane translates changes into the kernel's objects. It makes no
+// decisions: frontends, their backends and the verdict of empty pools are its input.
 package dataplane
 
 import (
@@ -13,66 +12,59 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Dataplane programs the kernel of one node (one network namespace). It owns
-// certain objects there, by name, and touches nothing else. Its methods are not for concurrent
-// use. When its context ends, a method returns soon, with an error that wraps the
-// context's.
+// Dataplane programs the kernel in one network namespace. It owns certain objects there,
+// by name, and modifies no others. Its methods are not safe for concurrent use. When its
+// context ends, a method returns soon, with an error that wraps the context's.
 type Dataplane interface {
-	// Reconcile makes the kernel hold exactly what full says (as from
-	// desired.State.Full), whatever it holds: nothing, what an earlier run
-	// left, or something damaged. It takes effect in one step: at no time
-	// is a new connection to a frontend refused, or sent to a wrong
-	// backend, that both the old and the new content serve. Established
-	// connections are not touched. Its cost follows the cluster's size; it
-	// is for starting and for repair. It may keep slices of full and change
-	// them.
+	// Reconcile programs the whole content (from desired.State.Full), whatever the
+	// kernel has: nothing, the objects of an earlier run, or damaged objects. It
+	// takes effect atomically: new connections to a frontend that both the old and
+	// the new content serve are never rejected or sent to a wrong backend.
+	// Established connections are not affected. Its cost is proportional to the
+	// size of the cluster; it is for the start and for repair. It may retain and
+	// modify slices of full.
 	Reconcile(ctx context.Context, full *desired.Change) (Stats, error)
 
-	// Apply takes the step that change describes (as from
-	// desired.State.Change) from what the last Reconcile or Apply left. It
-	// takes effect as a whole or not at all, at a cost that follows the
-	// change, of which it may keep and change slices too. After an error only
-	// Reconcile may follow; so it is after a change with Rebuild, which Apply
-	// refuses.
+	// Apply programs a change (from desired.State.Change) to the content of the
+	// last Reconcile or Apply. It takes effect atomically or not at all. Its cost
+	// is proportional to the size of the change. It may retain and modify slices
+	// of change. It refuses a change with Rebuild. After an error, only Reconcile
+	// may follow.
 	Apply(ctx context.Context, change *desired.Change) (Stats, error)
 
-	// Check finds out, cheaply enough to be called every second, whether
-	// the kernel still holds what was programmed. It returns an error
-	// that wraps ErrDamaged when a Reconcile is due, or ErrDue when it is due
-	// although nothing is known to be damaged.
+	// Check checks, cheaply enough to be called every second, whether the kernel
+	// still has what was programmed. If a Reconcile is needed, it returns an error
+	// that wraps ErrDamaged, or ErrDue if no damage is known.
 	Check(ctx context.Context) error
 
-	// Cleanup removes everything that a backend of this kind has ever
-	// programmed, also by an earlier run. Nothing there is no error.
+	// Cleanup removes all objects of this kind of dataplane, including those of an
+	// earlier run. It is not an error if there are none.
 	Cleanup(ctx context.Context) error
 
-	// Close frees what the backend holds in this process and leaves the
-	// kernel's objects as they are.
+	// Close frees the resources of this process. The kernel's objects remain.
 	Close() error
 }
 
 // ErrDamaged says that the kernel does not hold what was programmed.
 var ErrDamaged = errors.New("ruleset modified externally")
 
-// ErrDue says that it is time to program everything again, as somebody has asked for
-// from time to time.
+// ErrDue says that the configured period for programming everything again has passed.
 var ErrDue = errors.New("everything is to be programmed again")
 
-// Stats tells what a Reconcile or Apply cost.
+// Stats is the cost of a Reconcile or Apply.
 type Stats struct {
-	Elements int // objects written and deleted: set and map elements, rules or destinations
+	Elements int // number of objects written and deleted: elements of sets and maps, or rules
 	Bytes    int // sent to the kernel
 }
 
-// Config is what all kinds of backend have to know beside the desired state.
+// Config is the configuration that all dataplanes share.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace to program; 0 is
+	// NetNS is a file descriptor of the network namespace to program. 0 stands for
 	// the calling thread's.
 	NetNS int
 
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that a packet
-	// carries between the hook where masquerading is decided and the one
-	// where it is done.
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that marks a packet
+	// for masquerading between the hooks.
 	MasqueradeBit int
 }
 

@@ -8,25 +8,25 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Differing is one line of a difference between what is wanted and what there is, and
-// whom it is about.
+// Differing is one line of a difference between the desired content and the kernel's, and
+// the object that it is about.
 type Differing struct {
-	// Surplus says that this is there and should not be; otherwise it should be,
-	// and is not.
+	// Surplus says that the kernel has this line and should not. Otherwise the
+	// kernel lacks the line.
 	Surplus bool
 
 	// Subject is the frontend, or the address with its role: "10.96.0.10:80/TCP",
 	// "ClusterIP 10.96.0.10". It is empty for faults.
 	Subject string
 
-	// Service is whose frontend this is by what is wanted; zero for everything else.
+	// Service is the Service of a desired frontend; zero for everything else.
 	Service desired.ServicePort
 
-	Text string // all of the line but the sign
+	Text string // the line without its prefix
 }
 
-// Differings takes a difference, as from Difference or Compare, apart. Full is the
-// description of what was wanted.
+// Differings parses the result of Difference or Compare. full describes the desired
+// content.
 func Differings(difference string, full *desired.Change) (all []Differing) {
 	if difference == "" {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// TestDifferings takes a difference apart and has its lines name their Services.
+// TestDifferings parses a difference and checks that its lines name their Services.
 func TestDifferings(t *testing.T) {
 	web := desired.ServicePort{Namespace: "default", Name: "web", Port: "http"}
 	key := desired.FrontendKey{AddrPort: netip.MustParseAddrPort("[fd00::10]:80"), Protocol: desired.TCP}

@@ -8,9 +8,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Pool is what a dataplane remembers of a pool that the kernel Has: which backend is in
-// which slot. Slots are numbered from 0 without gaps, so that a random number below their
-// number always hits one.
+// Pool is a dataplane's record of a pool in the kernel: which backend is in which slot.
+// Slots are numbered from 0 without gaps, so that a random number below the number of slots
+// always selects a backend.
 type Pool struct {
 	Family  desired.Family
 	Scope   desired.Scope
@@ -24,30 +24,29 @@ type Pool struct {
 	index map[desired.Backend]int32 // of large pools
 }
 
-// NewPool is an empty pool as described by a change.
+// NewPool returns an empty pool that a change describes.
 func NewPool(c *desired.PoolChange) Pool {
 	return Pool{Family: c.Family, Scope: c.Scope, Sticky: c.Sticky, Service: c.Service, IfEmpty: c.IfEmpty}
 }
 
-// Fill sets the backends of a pool that is new, without a list of what changed. It keeps
-// the slice.
+// Fill sets the backends of a new pool. It retains the slice.
 func (p *Pool) Fill(all []desired.Backend) {
 	p.Slots = all
 	p.keepIndex()
 }
 
-// Refer records a frontend that refers to the pool from now on.
+// Refer adds a frontend that refers to the pool.
 func (p *Pool) Refer(f *desired.Frontend) { p.Frontends = append(p.Frontends, f) }
 
-// Unrefer removes the frontend with a key from those that refer to the pool.
+// Unrefer removes the frontend with a key from the frontends that refer to the pool.
 func (p *Pool) Unrefer(key desired.FrontendKey) {
 	p.Frontends = slices.DeleteFunc(p.Frontends, func(f *desired.Frontend) bool { return f.FrontendKey == key })
 }
 
-// Pools are a dataplane's pools by ID. P is its own type of pool, which has a Pool.
+// Pools are a dataplane's pools by ID. P is the dataplane's type, which contains a Pool.
 type Pools[P any] []*P
 
-// Get is the pool with an ID, or nil.
+// Get returns the pool with an ID, or nil.
 func (p Pools[P]) Get(id desired.PoolID) *P {
 	if int64(id) >= int64(len(p)) {
 		return nil
@@ -55,7 +54,7 @@ func (p Pools[P]) Get(id desired.PoolID) *P {
 	return p[id]
 }
 
-// Set records a pool; nil forgets it.
+// Set sets the pool with an ID. nil deletes it.
 func (p *Pools[P]) Set(id desired.PoolID, pool *P) {
 	for int(id) >= len(*p) {
 		*p = append(*p, nil)
@@ -66,16 +65,16 @@ func (p *Pools[P]) Set(id desired.PoolID, pool *P) {
 // indexFrom is the size from which a pool keeps an index of its slots.
 const indexFrom = 64
 
-// SlotChange is a slot whose content differs.
+// SlotChange is a slot with a changed backend.
 type SlotChange struct {
 	Slot     int
 	Old, New desired.Backend
-	Had, Has bool // whether there is an Old, and a New
+	Had, Has bool // whether Old and New are set
 }
 
-// Replace takes backends out and puts others in, touching as few slots as
-// possible: new ones take the places of old ones, and what holes remain are
-// filled from the end. Backends that are not there to be removed are ignored.
+// Replace removes and adds backends with as few slot changes as possible: added backends
+// fill the slots of removed ones, and backends from the end fill the remaining holes. It
+// ignores removed backends that the pool does not have.
 func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
 	var changes []SlotChange
 	for _, b := range removed {
@@ -84,8 +83,8 @@ func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
 			changes = append(changes, SlotChange{Slot: i, Old: b, Had: true})
 		}
 	}
-	// In order, so that holes near the end are left, where cutting the end
-	// off removes some.
+	// In order, so that the remaining holes are near the end, where truncation
+	// removes some of them.
 	slices.SortFunc(changes, func(a, b SlotChange) int { return a.Slot - b.Slot })
 	filled := min(len(changes), len(added))
 	for k := range filled {
@@ -104,16 +103,16 @@ func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
 	return changes
 }
 
-// close fills the holes, which changes[from:] are about in order, with the last
-// slots.
+// close fills the holes, which are changes[from:] in order, with the backends of the last
+// slots, and truncates the pool.
 func (p *Pool) close(changes []SlotChange, from int) []SlotChange {
-	end := len(changes) // of the holes; moves are appended after them
+	end := len(changes) // end of the holes; moves are appended after it
 	size := len(p.Slots) - (end - from)
 	last, lastHole := len(p.Slots)-1, end-1
 	for k := from; k < end; k++ {
 		hole := changes[k].Slot
 		if hole >= size {
-			break // cut off with the end, as all after it
+			break // truncated, like all holes after it
 		}
 		for lastHole > k && changes[lastHole].Slot == last {
 			last, lastHole = last-1, lastHole-1
@@ -150,7 +149,7 @@ func (p *Pool) find(b desired.Backend) int {
 	return -1
 }
 
-// keepIndex makes or drops the index as the size asks for it.
+// keepIndex creates or drops the index, by the size of the pool.
 func (p *Pool) keepIndex() {
 	switch {
 	case p.index == nil && len(p.Slots) >= indexFrom:

@@ -17,9 +17,9 @@ func testBackend(i int) desired.Backend {
 	return desired.NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80))
 }
 
-// TestReplace changes a pool at random and follows the slot changes in a map as
-// the kernel would: a slot is deleted only when there, added only when free, and
-// at the end the slots are exactly the pool's, without gaps.
+// TestReplace makes random changes to a pool and applies the slot changes to a map, with the
+// kernel's rules: only an existing slot can be deleted, and only a free one added. At the
+// end, the map has exactly the pool's slots, without gaps.
 func TestReplace(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -49,23 +49,23 @@ func TestReplace(t *testing.T) {
 				t.Fatalf("seed %d, round %d, step %d: %v", seed, round, step, err)
 			}
 			if len(kernel) != len(have) || len(p.Slots) != len(have) {
-				t.Fatalf("seed %d: %d slots in the kernel, %d remembered, for %d backends", seed, len(kernel), len(p.Slots), len(have))
+				t.Fatalf("seed %d: %d slots in the kernel, %d in the pool, for %d backends", seed, len(kernel), len(p.Slots), len(have))
 			}
 			for i, b := range p.Slots {
 				if kernel[i] != b || !have[b] {
-					t.Fatalf("seed %d: slot %d holds %v, remembered as %v", seed, i, kernel[i], b)
+					t.Fatalf("seed %d: slot %d has %v in the kernel, %v in the pool", seed, i, kernel[i], b)
 				}
 			}
 		}
 	}
 }
 
-// replay does what the writer does: all deletions, then all additions.
+// replay applies the changes like the writer: all deletions, then all additions.
 func replay(kernel map[int]desired.Backend, changes []SlotChange) error {
 	for _, c := range changes {
 		if c.Had {
 			if there, ok := kernel[c.Slot]; !ok || there != c.Old {
-				return fmt.Errorf("slot %d should hold %v to be deleted, but holds %v", c.Slot, c.Old, there)
+				return fmt.Errorf("slot %d: the deletion expects %v, but the kernel has %v", c.Slot, c.Old, there)
 			}
 			delete(kernel, c.Slot)
 		}
@@ -73,7 +73,7 @@ func replay(kernel map[int]desired.Backend, changes []SlotChange) error {
 	for _, c := range changes {
 		if c.Has {
 			if there, ok := kernel[c.Slot]; ok {
-				return fmt.Errorf("slot %d should be free, but holds %v", c.Slot, there)
+				return fmt.Errorf("slot %d: the addition expects it to be free, but the kernel has %v", c.Slot, there)
 			}
 			kernel[c.Slot] = c.New
 		}
@@ -81,8 +81,8 @@ func replay(kernel map[int]desired.Backend, changes []SlotChange) error {
 	return nil
 }
 
-// TestReplaceTouchesLittle bounds the slots that are written for typical changes
-// of a large pool.
+// TestReplaceTouchesLittle checks the number of slots written for typical changes of a large
+// pool.
 func TestReplaceTouchesLittle(t *testing.T) {
 	for _, tc := range []struct {
 		name           string

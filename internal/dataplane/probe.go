@@ -9,15 +9,14 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Prober is a Dataplane that can find out beforehand what the node lacks.
+// Prober is a Dataplane that can detect missing features of the node before it programs.
 type Prober interface {
-	// Probe tries what the dataplane needs of the node, by use, for each
-	// family, and returns what is missing. It programs nothing and leaves
-	// nothing behind. Afterwards the dataplane leaves a family out if
-	// something is missing for it.
+	// Probe tries to use all features that the dataplane needs, in each family,
+	// and returns those that are missing. It changes nothing. Afterwards the
+	// dataplane does not program a family with a missing feature.
 	//
-	// An error says that the probe itself was not possible, for example for
-	// want of CAP_NET_ADMIN (EPERM).
+	// An error says that the probe was not possible, for example without
+	// CAP_NET_ADMIN (EPERM).
 	Probe(ctx context.Context) ([]Missing, error)
 }
 
@@ -25,8 +24,8 @@ type Prober interface {
 type Missing struct {
 	Family  desired.Family
 	Feature string // short and the same on all nodes, such as "expression masq"
-	Err     error  // what the kernel or a command answered
-	Remedy  string // what to do, such as "needs CONFIG_NFT_MASQ"
+	Err     error  // error of the kernel or of a command
+	Remedy  string // such as "needs CONFIG_NFT_MASQ"
 }
 
 // String describes it in one line.

@@ -10,17 +10,17 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Sequence keeps the order of a dataplane's calls: Apply may follow only a Reconcile or an
-// Apply that succeeded. The zero value is that of one that has programmed nothing.
+// Sequence enforces the order of a dataplane's calls: Apply may follow only a successful
+// Reconcile or Apply. The zero value is the state before the first call.
 type Sequence struct{ valid bool }
 
-// Begin is the start of a Reconcile or a Cleanup, after which the kernel may have anything.
+// Begin starts a Reconcile or a Cleanup.
 func (s *Sequence) Begin() { s.valid = false }
 
-// BeginApply is the start of an Apply. On an error the change is not to be programmed.
+// BeginApply starts an Apply. If it returns an error, the change must not be programmed.
 func (s *Sequence) BeginApply(ctx context.Context, change *desired.Change) error {
 	valid := s.valid
-	s.valid = false // until the kernel has the change too
+	s.valid = false // until Done
 	switch {
 	case !valid:
 		return errors.New("no successful Reconcile before this Apply")
@@ -30,7 +30,7 @@ func (s *Sequence) BeginApply(ctx context.Context, change *desired.Change) error
 	return ctx.Err()
 }
 
-// Done is the end of a Reconcile or an Apply that succeeded.
+// Done ends a successful Reconcile or Apply.
 func (s *Sequence) Done() { s.valid = true }
 
 // Check returns an error that wraps ErrDamaged unless the last call succeeded.

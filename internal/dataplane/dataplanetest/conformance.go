@@ -14,12 +14,12 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
 )
 
-// Namespace makes an empty network namespace. Each call of open makes another dataplane in
-// it, as another run would; all are closed at the end of the test.
+// Namespace creates an empty network namespace. Each call of open opens another dataplane
+// in it, like another run of the proxy. All are closed at the end of the test.
 type Namespace func(t *testing.T) (open func() Backend)
 
-// Conformance is what every dataplane has to do. It has so many random sequences, which are
-// the longer the larger size is.
+// Conformance runs the tests that every dataplane has to pass. sequences is the number of
+// random sequences, and size the length of each, in bytes of random input.
 func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
 	for i := range sequences {
 		seed := uint64(time.Now().UnixNano()) + uint64(i)
@@ -40,7 +40,7 @@ func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
 		refuses := func(what string, change *desired.Change) {
 			t.Helper()
 			if _, err := d.Apply(t.Context(), change); err == nil {
-				t.Errorf("Apply takes a change %s", what)
+				t.Errorf("Apply accepts a change %s", what)
 			}
 			isDamaged(t, d)
 		}
@@ -72,13 +72,13 @@ func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
 	t.Run("cleanup", func(t *testing.T) {
 		d, s := namespace(t)(), someState(5)
 		Reconcile(t, d, s)
-		for range 2 { // the second one finds nothing
+		for range 2 { // the second time without objects
 			if err := d.Cleanup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			got, err := d.Read(t.Context())
 			if err != nil || len(got.Lines()) > 0 {
-				t.Errorf("left: %v %v", got, err)
+				t.Errorf("after Cleanup: %v, error %v", got, err)
 			}
 			isDamaged(t, d)
 		}
@@ -101,7 +101,7 @@ func isDamaged(t *testing.T, d dataplane.Dataplane) {
 	}
 }
 
-// someState is a state after some random events.
+// someState returns a state after random events.
 func someState(seed uint64) *desired.State {
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 2_000))
 	s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dataplanetest is what the tests of all backends have in common: stories that
-// each has to pass on a real kernel, and the steps of such stories.
+// Package dataplanetest has the tests that every dataplane has to pass on a real kernel, and
+// helpers for further tests.
 package dataplanetest
 
 import (
@@ -11,13 +11,13 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Backend is one whose kernel can be looked at.
+// Backend is a dataplane that can read its content back.
 type Backend interface {
 	dataplane.Dataplane
 	dataplane.Reader
 }
 
-// Reconcile has a backend program all of a state.
+// Reconcile programs the whole content of a state.
 func Reconcile(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	t.Helper()
 	if _, err := b.Reconcile(t.Context(), &s.Full().Change); err != nil {
@@ -25,14 +25,14 @@ func Reconcile(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	}
 }
 
-// Apply has a backend program what changed in a state; all of it where only that will do,
-// which Apply then has to refuse.
+// Apply programs the change of a state. If the change is a Rebuild, it checks that Apply
+// refuses it, and programs the whole content.
 func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	t.Helper()
 	c := &s.Change().Change
 	if c.Rebuild {
 		if _, err := b.Apply(t.Context(), c); err == nil {
-			t.Fatal("Apply has taken a change that only Reconcile can make")
+			t.Fatal("Apply accepted a change with Rebuild")
 		}
 		Reconcile(t, b, s)
 		return
@@ -42,7 +42,7 @@ func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	}
 }
 
-// Has fails the test unless the kernel has what a state says.
+// Has fails the test unless the kernel has the content of a state.
 func Has(t testing.TB, kernel dataplane.Reader, s *desired.State) {
 	t.Helper()
 	diff, err := dataplane.Compare(t.Context(), kernel, dataplane.ContentOf(&s.Full().Change))
@@ -54,7 +54,7 @@ func Has(t testing.TB, kernel dataplane.Reader, s *desired.State) {
 	}
 }
 
-// Hosts are n host numbers.
+// Hosts returns the host numbers 1 to n.
 func Hosts(n int) (all []int) {
 	for i := range n {
 		all = append(all, 1+i)

@@ -14,8 +14,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// another is somebody else who has the street's Service, as kube-proxy has when it runs
-// again: what it is asked to translate it does, and it masquerades what is marked.
+// another is the ruleset of another proxy, such as kube-proxy, that serves the same Service.
+// It translates the ClusterIP and masquerades marked packets.
 const another = `
 add table ip another
 add chain ip another prerouting { type nat hook prerouting priority -100; }
@@ -23,9 +23,9 @@ add chain ip another postrouting { type nat hook postrouting priority 100; }
 add rule ip another prerouting ip daddr 10.96.0.1 tcp dport 80 dnat to 10.244.1.3:%d
 add rule ip another postrouting meta mark and %#x != 0 masquerade`
 
-// HandOver has somebody else have the street's Service too, and makes connections all the
-// time while the backend removes what it has programmed and programs it again, for so many
-// rounds. No connection may fail.
+// HandOver adds another proxy's rules for the street's Service. Then, for a number of
+// rounds, the dataplane runs Cleanup and Reconcile under constant new connections. No
+// connection may fail.
 func HandOver(t *testing.T, s *Street, b dataplane.Dataplane, state *desired.State, rounds int) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())

@@ -10,10 +10,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
 )
 
-// RandomSequence applies a random sequence of changes to a kernel, and compares what it
-// then has with what is wanted, and with what another one has that is programmed from
-// nothing. The sequence follows from the seed, and is the longer the more bytes of
-// choices it has.
+// RandomSequence applies a random sequence of changes to a dataplane. It compares the
+// kernel's content with the desired content, and with that of another dataplane that is
+// programmed from nothing. The seed determines the sequence. size is its length in bytes of
+// random input.
 func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 	t.Helper()
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, size))
@@ -47,5 +47,5 @@ func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 	objects.SetAll(fresh, rand.New(rand.NewPCG(seed, 1)))
 	Reconcile(t, other, fresh)
 	Has(t, other, fresh)
-	Has(t, k, fresh) // so what changes led to and fresh programming are the same
+	Has(t, k, fresh) // so the results of changes and of fresh programming are equal
 }

@@ -15,17 +15,17 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// FirstPort is the first one on which a street's server listens.
+// FirstPort is the first port on which a street's server listens.
 const FirstPort = 8000
 
-// Street is a node with a client and one server that listens on many ports, each of
-// which counts as an endpoint of Service default/web.
+// Street is a node with a client and one server that listens on many ports. Each port is
+// an endpoint of Service default/web.
 type Street struct {
 	Node           *lab.Node
 	Client, Server *lab.Pod
 }
 
-// NewStreet makes a street whose server listens on some ports.
+// NewStreet creates a street with a server that listens on a number of ports.
 func NewStreet(t testing.TB, ports int) *Street {
 	t.Helper()
 	must := func(err error) {
@@ -52,11 +52,10 @@ func NewStreet(t testing.TB, ports int) *Street {
 	return &s
 }
 
-// SliceName is the name of the slice of a port.
+// SliceName returns the name of a port's slice.
 func SliceName(i int) string { return fmt.Sprint("web-", i) }
 
-// Slice makes a port of the server's, counted from 0, an endpoint of the Service, by a
-// slice of its own.
+// Slice returns the slice with one port of the server, counted from 0, as its endpoint.
 func Slice(i int) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: SliceName(i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
@@ -66,7 +65,7 @@ func Slice(i int) *discoveryv1.EndpointSlice {
 	}
 }
 
-// Service is default/web at 10.96.0.1:80, with what else its specification has.
+// Service returns default/web at 10.96.0.1:80, with a given specification otherwise.
 func Service(spec corev1.ServiceSpec) *corev1.Service {
 	spec.ClusterIP, spec.Ports = "10.96.0.1", []corev1.ServicePort{{Port: 80}}
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: spec}

@@ -15,23 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Session affinity is one map for all Services, "affinity", that the rules fill
-// themselves: from Service port (by its affinity ID) and client address to
-// backend, with a timeout. No element of it is ever ours to write, so it stays
-// when the proxy starts again.
+// Session affinity is implemented by the map "affinity", which all Services share. Rules
+// add its elements: they map a Service port (by its affinity ID) and a client address to
+// a backend, with a timeout. The proxy never writes elements of the map, so they survive
+// its restart.
 //
-// A connection to a frontend with affinity looks there first. What it finds counts
-// only if it is still a backend of the frontend's pool, which the set "members"
-// tells; otherwise it is forgotten, and a backend is picked as for any other.
+// For a connection to a frontend with affinity, the rules first look up the client's
+// previous backend. It is used if the set "members" still contains it for the frontend's
+// pool. Otherwise the element is deleted, and a backend is picked as for any other
+// connection.
 //
-// What is remembered is written where the connection leaves this node (or reaches
-// it), after DNAT, so that no rule that picks needs to know of it. Every new
-// connection refreshes the timeout. A rule has one timeout, so there is a chain for
-// each that some Service has, "remember-10800", made when it is first needed; that
-// is the one change of Services that makes the kernel validate the table (see the
+// Elements are written after DNAT, where the connection leaves this node or is delivered
+// to it, so that the rules that pick a backend do not depend on affinity. Every new
+// connection refreshes the timeout. The timeout is a constant of a rule, so each distinct
+// timeout has a chain such as "remember-10800", which is created when it is first needed.
+// This is the only change of Services that makes the kernel validate the table (see the
 // package's documentation).
 
-// stickyDraw in a pool's draw says that its frontends have affinity.
+// stickyDraw is a flag in a pool's value in the map pools: its frontends have affinity.
 const stickyDraw = 1 << 20
 
 // dynset operations (enum nft_dynset_ops).
@@ -40,52 +41,70 @@ const (
 	dynsetDelete = 2 // Linux 5.4
 )
 
-// Registers of affinity. All values have a first word that nothing uses (see the
-// package's documentation), which is why they do not follow each other.
+// Registers of affinity. The first word of every value is unused (see the package's
+// documentation).
+//
+//	9         unused word of affinity's value, then the pool
+//	10 ...    backend: address and port
+//	14        unused word of sticky's value
+//	15, 16    affinity ID
+//	17 ...    timeout, then the client's address, which completes affinity's key
 const (
-	regSticky   = 14            // unused word, then what sticky says of the frontend:
-	regID       = regSticky + 1 // its affinity ID, in two,
-	regTimeout  = regSticky + 3 // and timeout,
-	regClient   = regTimeout    // where the client's address then completes affinity's key
-	regRemember = 9             // unused word of affinity's value, and later the pool
+	regRemember = 9
 	regBackend  = regRemember + 1
+	regSticky   = 14
+	regID       = regSticky + 1
+	regTimeout  = regSticky + 3
+	regClient   = regTimeout
 )
 
-// loadSticky loads what sticky says of the frontend whose key is loaded.
+// loadSticky looks up the frontend whose key is loaded in the map sticky.
 func (s *schema) loadSticky() []expr.Any {
 	return []expr.Any{
-		dport(regID), dport(regID + 1), dport(regTimeout), // for nft alone
+		dport(regID), dport(regID + 1), dport(regTimeout), // only for the nft command
 		lookup(s.sticky, regKey, regSticky), matchZeroPrefix(regSticky),
 	}
 }
 
-// affinity writes the chain of a side that sends a client to the backend it had;
-// the chain returns when there is none. A try that straddles a commit can miss,
-// and the client would lose its backend; hence the second.
+// affinity writes the chain of a side that sends a client to its previous backend, in
+// these steps:
+//
+//	sticky[frontend]               -> affinity ID
+//	affinity[affinity ID . client] -> backend
+//	frontends[frontend]            -> pool
+//	pool . backend in members      -> DNAT to the backend
+//
+// The chain returns if a look-up finds nothing. There are two tries, because a look-up
+// during a commit can miss an element that exists before and after it.
 func (w *ruleWriter) affinity(d *side) {
 	chain := d.prefix + chainAffinity
-	comment := "@affinity[ID in @sticky . saddr], if that is in @members of the pool"
-	client := append(w.loadSticky(), w.loadTo(w.saddr, regClient)...)
-	for range 2 {
-		w.rule(chain, comment, w.frontend(), client,
-			w.loadTo(w.daddr, regBackend), []expr.Any{dport(regBackend + w.addrLen/4)}, // for nft alone
-			[]expr.Any{lookup(w.schema.affinity, regID, regRemember), matchZeroPrefix(regRemember)},
-			w.frontendTo(regID),
-			[]expr.Any{
-				dport(regRemember), // for nft alone
-				lookup(d.frontends, regID, regRemember-1), matchZeroPrefix(regRemember - 1),
-				&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember},
-				w.dnatTo(regBackend),
-			})
-		comment = "the same once more: see the documentation"
+	client := slices.Concat(w.frontend(), w.loadSticky(), w.loadTo(w.saddr, regClient))
+	for _, comment := range []string{"@affinity[ID in @sticky . saddr], if that is in @members of the pool", secondTry} {
+		w.rule(chain, comment, client, w.previousBackend(), w.poolBeforeBackend(d), []expr.Any{
+			&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember},
+			w.dnatTo(regBackend),
+		})
 	}
-	// The kernel wants to be given a value with the key, whatever it is.
-	w.rule(chain, "forget what is not", w.frontend(), client, w.valueOfAffinity(), []expr.Any{
+	// The kernel requires a value beside the key, and ignores it.
+	w.rule(chain, "delete a stale element", client, w.valueOfAffinity(), []expr.Any{
 		&expr.Dynset{SetName: w.schema.affinity.Name, Operation: dynsetDelete, SrcRegKey: regID, SrcRegData: regKey},
 	})
 }
 
-// valueOfAffinity loads the packet's destination as a value of affinity.
+// previousBackend looks up the client's backend in affinity, into regBackend.
+func (s *schema) previousBackend() []expr.Any {
+	return append(s.loadTo(s.daddr, regBackend), dport(regBackend+s.addrLen/4), // only for the nft command
+		lookup(s.affinity, regID, regRemember), matchZeroPrefix(regRemember))
+}
+
+// poolBeforeBackend looks up the frontend's pool, into the register before regBackend, so
+// that both form a key of members.
+func (s *schema) poolBeforeBackend(d *side) []expr.Any {
+	return append(s.frontendTo(regID), dport(regRemember), // only for the nft command
+		lookup(d.frontends, regID, regRemember-1), matchZeroPrefix(regRemember-1))
+}
+
+// valueOfAffinity loads the packet's destination, in the format of affinity's values.
 func (s *schema) valueOfAffinity() []expr.Any {
 	all := []expr.Any{&expr.Immediate{Register: regKey, Data: word(0)}}
 	all = append(all, s.loadTo(s.daddr, regKey+1)...)
@@ -94,14 +113,13 @@ func (s *schema) valueOfAffinity() []expr.Any {
 
 const rememberComment = "@remember[timeout of the original destination in @sticky]"
 
-// remembered goes to the chain that remembers which backend a client has, if the
-// connection is to a frontend with affinity.
+// remembered jumps to the chain that records the client's backend, if the connection is
+// to a frontend with affinity.
 func (s *schema) remembered() []expr.Any {
 	return append(s.originalSticky(), lookup(s.remember, regTimeout, unix.NFT_REG_VERDICT))
 }
 
-// originalSticky loads what sticky says of the frontend that the connection was
-// made to.
+// originalSticky looks up the connection's original destination in the map sticky.
 func (s *schema) originalSticky() []expr.Any {
 	next := regKey + s.addrLen/4
 	all := append(dnatted(),
@@ -116,20 +134,20 @@ const rememberPrefix = "remember-"
 
 func rememberChain(seconds uint32) string { return fmt.Sprintf("%s%d", rememberPrefix, seconds) }
 
-// isRememberChain says whether a chain is one of those that remember.
+// isRememberChain reports whether a chain records backends of clients.
 func isRememberChain(name string) bool {
 	_, is := timeoutOf(name)
 	return is
 }
 
-// timeoutOf is for how many seconds a chain remembers, if it is one that does.
+// timeoutOf returns the timeout of a chain that records backends of clients.
 func timeoutOf(chain string) (seconds uint32, is bool) {
 	text, is := strings.CutPrefix(chain, rememberPrefix)
 	n, err := strconv.ParseUint(text, 10, 32)
 	return uint32(n), is && err == nil
 }
 
-// writeRemember makes the chain that remembers for a time.
+// writeRemember creates the chain for a timeout.
 func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 	chain := rememberChain(seconds)
 	batch.AddChain(s.table, nfnl.Chain{Name: chain})
@@ -145,19 +163,19 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 	return rules.err
 }
 
-// newTimeouts makes the chains for timeouts that no frontend had so far.
+// newTimeouts creates the chains for timeouts that no frontend had before.
 func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) error {
 	for i := range change.Frontends {
 		f := change.Frontends[i].New
-		if f == nil || f.Affinity == 0 || b.without[desired.FamilyOf(f.Addr())] {
+		if f == nil || f.Affinity == 0 || b.unsupported[desired.FamilyOf(f.Addr())] {
 			continue
 		}
 		s := schemaOf(f.Addr())
-		known := &b.timeouts[s.family()]
-		if slices.Contains(*known, f.Affinity) {
+		timeouts := &b.timeouts[s.family()]
+		if slices.Contains(*timeouts, f.Affinity) {
 			continue
 		}
-		*known = append(*known, f.Affinity)
+		*timeouts = append(*timeouts, f.Affinity)
 		if err := s.writeRemember(batch, f.Affinity); err != nil {
 			return err
 		}

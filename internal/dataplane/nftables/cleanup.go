@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cleanup implements dataplane.Dataplane. Packets stop entering the tables before these go:
-// one that was on its way through a table just then would find the rules, of which it
-// sees all or none, but nothing in their sets, and be refused although somebody else, such
-// as kube-proxy, has its Service.
+// Cleanup implements dataplane.Dataplane. It first removes the rules through which packets
+// enter the tables, waits until no packet is inside, and then deletes the tables. Otherwise
+// a packet inside a table would find its rules but empty sets, and be rejected even if
+// another proxy, such as kube-proxy, serves the Service.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
-	var shut, remove nfnl.Batch
+	var closeEntries, remove nfnl.Batch
 	for f := range schemas {
 		t := schemas[f].table
 		switch _, err := b.conn.Table(t); {
@@ -31,12 +31,12 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 			return fmt.Errorf("reading the chains of table %s %s: %w", t.Family, tableName, err)
 		}
 		for _, chain := range entries {
-			shut.FlushChain(t, chain)
+			closeEntries.FlushChain(t, chain)
 		}
 		remove.DeleteTable(t)
 	}
-	if !shut.Empty() {
-		if err := b.conn.Commit(0, &shut); err != nil {
+	if !closeEntries.Empty() {
+		if err := b.conn.Commit(0, &closeEntries); err != nil {
 			return err
 		}
 		if err := nfnl.Settle(b.config.NetNS); err != nil {
@@ -46,7 +46,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return b.conn.Commit(0, &remove)
 }
 
-// entries are those of the chains through which packets come in that a table has.
+// entries returns the chains of a table through which packets enter it.
 func (b *Backend) entries(t nfnl.Table) (all []string, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil

@@ -12,13 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNotCold says that there is something of ours already.
+// errNotCold says that one of the tables already exists.
 var errNotCold = errors.New("not a cold start")
 
-// startCold programs the full content where there is no table of ours. Packets
-// enter the tables only with the last of several transactions, so that the others
-// can be small, which is faster (nfnl.Conn.CommitPieces). A start that is broken off
-// leaves tables that no packet enters, and the next finds that rules are missing.
+// startCold programs the full content if none of the tables exists. Only the last of
+// several transactions lets packets enter the tables. So the others can be small, which
+// is faster (nfnl.Conn.CommitPieces):
+//
+//  1. the tables, with chains, sets and rules, but no rule of a base chain
+//  2. ... the elements
+//     last   the rules of the base chains
+//
+// An interrupted start leaves tables that no packet enters. The next start detects that
+// rules are missing.
 func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -41,7 +47,7 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons
 	}
 	switch err := b.conn.Commit(generation, batches...); {
 	case errors.Is(err, nfnl.ErrGeneration):
-		return errNotCold // perhaps: somebody is at work, and the other way copes with that
+		return errNotCold // another process may have created one of the tables
 	case err != nil:
 		return err
 	}
@@ -65,11 +71,11 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons
 	return b.enter(generation, skeletons, rules)
 }
 
-// fingerprints are those of the tables of all families.
+// fingerprints holds the fingerprint of each family's table.
 type fingerprints [len(schemas)]fingerprint
 
-// rulesOf reads what the tables' rules are, as long as the ruleset is of a
-// generation, and so nobody else can have changed them.
+// rulesOf reads the fingerprints of the tables' rules. It returns errNotCold unless the
+// ruleset still has the generation, because another process may have changed them then.
 func (b *Backend) rulesOf(generation uint32) (all fingerprints, err error) {
 	for f := range b.served {
 		o, err := b.outline(&schemas[f])
@@ -87,9 +93,9 @@ func (b *Backend) rulesOf(generation uint32) (all fingerprints, err error) {
 	return all, nil
 }
 
-// enter makes packets enter the tables, whose rules must still be those that were
-// read before. Should somebody else have committed since the generation, most
-// likely to other tables, the next Checks look whether it was to ours.
+// enter adds the rules that let packets enter the tables. The other rules must still have
+// the given fingerprints. If another process has committed since the generation, most
+// likely to other tables, the next Checks find out whether it modified elements.
 func (b *Backend) enter(generation uint32, skeletons *[len(schemas)]*skeleton, rules fingerprints) error {
 	var batches []*nfnl.Batch
 	var written [len(schemas)]bool
@@ -100,9 +106,9 @@ func (b *Backend) enter(generation uint32, skeletons *[len(schemas)]*skeleton, r
 	for range maxTries {
 		err := b.conn.Commit(generation, batches...)
 		if err == nil {
-			err = b.guard.reset(b, generation, written)
+			err = b.detector.reset(b, generation, written)
 			if disturbed {
-				b.guard.unlooked = len(b.pools)
+				b.detector.unchecked = len(b.pools)
 			}
 		}
 		if !errors.Is(err, nfnl.ErrGeneration) {
@@ -113,11 +119,11 @@ func (b *Backend) enter(generation uint32, skeletons *[len(schemas)]*skeleton, r
 			return fmt.Errorf("reading the ruleset's generation: %w", err)
 		}
 		switch now, err := b.rulesOf(generation); {
-		case errors.Is(err, errNotCold): // and once more
+		case errors.Is(err, errNotCold): // try again
 		case err != nil:
 			return err
 		case now != rules:
-			return errNotCold // somebody has changed our rules
+			return errNotCold // another process has changed the rules
 		}
 	}
 	return errNotCold

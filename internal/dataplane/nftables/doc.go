@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftables is the backend that programs the kernel's nf_tables.
+// Package nftables is the dataplane that programs the kernel's nf_tables.
 //
 // Everything that depends on Services and endpoints is an element of a map or
-// set; chains and rules are always the same. There is one table for each address
-// family, "ip slipstream" and "ip6 slipstream". In nft's notation, for IPv4, with
+// set. Chains and rules are constant. There is one table for each address family, "ip slipstream" and "ip6 slipstream". In nft's notation, for IPv4, with
 // two Services, the second one of type LoadBalancer, with externalTrafficPolicy
 // Local, session affinity and source ranges:
 //
 //	table ip slipstream {
-//	  # what clients connect to -> pool
+//	  # frontend -> pool
 //	  map frontends { 10.96.0.10 . udp . 53 : 1,  10.96.0.20 . tcp . 80 : 2,
 //	                  192.168.0.1 . tcp . 30080 : 2,  203.0.113.2 . tcp . 80 : 2 }
-//	  # pool -> number to draw below: that of its backends, or a power of two above
+//	  # pool -> upper bound of the random slot: the number of backends, or the next power of two
 //	  map pools     { 1 : 2,  2 : 1 | sticky,  3 : 1 | sticky }
-//	  # number to draw below -> chain that does it
+//	  # upper bound -> chain that draws the slot
 //	  map picks     { 0 : goto reject,  1 : goto pick-1,  1 | sticky : goto sticky-1, ...  -1 : goto drop }
 //	  # pool . slot -> backend
 //	  map endpoints { 1 . 0 : 10.0.1.2 . 53,  1 . 1 : 10.0.2.2 . 53,  2 . 0 : 10.0.2.7 . 8080 }
-//	  # the same three for pools of local backends
+//	  # the same three maps for pools of local backends
 //	  map local-frontends { 192.168.0.1 . tcp . 30080 : 3,  203.0.113.2 . tcp . 80 : 3 }
 //	  map local-picks     { ... }
 //	  map local-endpoints { 3 . 0 : 10.0.1.7 . 8080 }
@@ -65,7 +64,7 @@
 //	  }
 //	  chain postrouting {
 //	    type nat hook postrouting priority srcnat - 1
-//	    # which backend the client has, for session affinity; also in a chain input
+//	    # records the client's backend for session affinity; also in a chain input
 //	    meta mark & 0x4000 != 0 goto masquerade
 //	    ct status dnat ip saddr . ip daddr @hairpin goto masquerade
 //	  }
@@ -73,35 +72,31 @@
 //
 // # Why it has this shape
 //
-// All base chains are of type nat, which only a connection's first packet
-// passes. An established connection pays nothing for Services, not even a
-// look-up.
+// All base chains have the type nat, so only the first packet of a connection traverses
+// them. Packets of established connections are not looked up in any map.
 //
-// Chains, rules and verdict maps are expensive to change while Services run.
-// Whenever an element with a goto is added, the kernel validates the whole table
-// again, following every element of every verdict map (nft_table_validate); and
-// a new rule that uses a map makes it walk that map (nf_tables_bind_set).
-// BenchmarkVerdictMap and BenchmarkNewRule in package nfnl show what that costs.
-// So nothing of the kind is changed: verdict maps and chains are made at the
-// start (except when a Service comes with a timeout of session affinity that no
-// other had), and the way from a frontend to its chain goes through maps of plain
-// values. Within a rule one look-up's value is the next one's key,
-// in the kernel's registers. A change of Services is elements of such maps and
-// nothing else, at some microseconds each.
+// Changing chains, rules and verdict maps is expensive. When an element with a goto is
+// added, the kernel validates the whole table and follows every element of every verdict
+// map (nft_table_validate). When a rule that uses a map is added, the kernel walks that
+// map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
+// measure this. So chains and verdict maps are created at the start and stay the same,
+// except that a new timeout of session affinity adds a chain. Between a frontend and
+// its chain there are maps of plain values. Within a rule, the value of one look-up is
+// the key of the next, in the kernel's registers. A change of Services consists of
+// elements of such maps, at a few microseconds each.
 //
-// Frontends are not replaced when their backends change, and seldom otherwise.
+// A frontend's element is not replaced when its backends change.
 //
-// Every element that is added to a map is checked against every rule that uses the
-// map (nft_setelem_validate_data). So the maps with many elements, frontends and
-// endpoints, are used by few rules, and what few Services need has maps of its own.
+// The kernel checks every added element against every rule that uses its map
+// (nft_setelem_validate_data). So few rules use the large maps, frontends and endpoints,
+// and features that few Services need have their own maps.
 //
-// # What nft shows
+// # Output of the nft command
 //
-// The nft command has no notation for a look-up in the result of a look-up, and
-// up to at least version 1.0.6 it aborts when it meets one. So values have a
-// first word that nothing uses, and the second word arrives in a register of
-// which nft believes that it holds "th dport", loaded there just before. nft
-// then lists "th dport vmap @picks" where the truth is the chain of maps above;
-// the rule's comment says so. A table listed by nft is for reading, not for
-// loading again.
+// The nft command has no notation for a look-up of the result of a look-up. Up to at
+// least version 1.0.6 it aborts on such rules. To avoid that, every value has an unused
+// first word, and its second word is written to a register into which the rule has just
+// loaded "th dport". nft then prints "th dport vmap @picks" for the sequence of look-ups
+// above. The rule's comment describes the actual look-ups. So the output of nft cannot
+// be loaded again.
 package nftables

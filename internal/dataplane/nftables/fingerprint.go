@@ -13,25 +13,25 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// fingerprint is a hash of what a table's rules do, as the kernel tells: of the
-// rules, in their order, and of how base chains are attached. The chains that
-// remember clients' backends come and go with Services and are not part of it.
+// fingerprint is a hash of a table's rules as the kernel returns them, in order, and of
+// the hooks of base chains. Chains for session affinity are excluded, because they depend
+// on Services.
 //
-// The kernel does not tell rules in the words in which they were given to it, so a
-// fingerprint can be compared with an earlier one only. The one of rules that were
-// just written is kept in the table, as the name of an empty chain.
+// The kernel's encoding of a rule differs from the encoding in which it was sent, so a
+// fingerprint can only be compared with an earlier one. The fingerprint of newly written
+// rules is stored in the table, as the name of an empty chain.
 type fingerprint uint64
 
-// fingerprintPrefix starts the name of that chain.
+// fingerprintPrefix is the prefix of that chain's name.
 const fingerprintPrefix = "rules-"
 
 func (f fingerprint) chain() string { return fmt.Sprintf("%s%016x", fingerprintPrefix, uint64(f)) }
 
-// outline is what a table has beside elements.
+// outline is the content of a table without elements.
 type outline struct {
 	fingerprint
 	chains     []string
-	remembered map[string]int // rules in chains that remember
+	remembered map[string]int // number of rules in each chain for session affinity
 }
 
 // outline reads a table's outline.
@@ -71,7 +71,7 @@ func (b *Backend) outline(s *schema) (o outline, err error) {
 	return o, err
 }
 
-// write adds parts to a chain's hash.
+// write adds parts to the hash of a chain.
 func write(to map[string]hash.Hash64, chain string, parts ...[]byte) {
 	h := to[chain]
 	if h == nil {
@@ -92,10 +92,10 @@ func sorted(m map[string]hash.Hash64) (names []string) {
 	return names
 }
 
-// intact says whether the rules are still those that were written.
+// intact reports whether the rules match the stored fingerprint.
 func (o *outline) intact() bool { return slices.Contains(o.chains, o.fingerprint.chain()) }
 
-// marked is the name of the chain that says which skeleton the table has.
+// marked returns the name of the chain that identifies the table's skeleton.
 func (o *outline) marked() string {
 	for _, name := range o.chains {
 		if strings.HasPrefix(name, markerPrefix) {

@@ -9,19 +9,19 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// A frontend is up to six kinds of element: where it leads, whether it is external,
-// where traffic from outside goes instead, whether clients keep their backend,
-// whether it matters who they are, and who they may be. A change rewrites those that differ: an
-// element that stays is never missed by a look-up.
+// A frontend has up to six kinds of elements: its pool, membership in external, its pool
+// for traffic from outside, its session affinity, membership in restricted, and its
+// source ranges. A change rewrites only the elements that differ, so that look-ups never
+// miss the others.
 
-// aspect is one of these kinds.
-type aspect struct {
+// elementKind is one of these kinds.
+type elementKind struct {
 	has   func(*desired.Frontend) bool
 	same  func(a, b *desired.Frontend) bool
 	write func(*writer, op, *schema, *desired.Frontend)
 }
 
-var aspects = []aspect{
+var elementKinds = []elementKind{
 	{
 		has: func(*desired.Frontend) bool { return true },
 		same: func(a, b *desired.Frontend) bool {
@@ -64,7 +64,7 @@ var aspects = []aspect{
 	},
 }
 
-// lead writes where a frontend leads.
+// lead writes the pool of a frontend in a scope.
 func (w *writer) lead(op op, s *schema, scope desired.Scope, f *desired.Frontend, pool desired.PoolID) {
 	set := s.sides[scope].frontends
 	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
@@ -76,13 +76,13 @@ func (w *writer) lead(op op, s *schema, scope desired.Scope, f *desired.Frontend
 	w.batch.AddElement(s.table, set, w.key, w.value, f.Service.String())
 }
 
-// frontendMember writes that a frontend is in a set.
+// frontendMember adds a frontend to a set or deletes it.
 func (w *writer) frontendMember(op op, s *schema, set *nfnl.Set, f *desired.Frontend) {
 	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
 	w.member(op, s, set)
 }
 
-// sources writes who may connect.
+// sources writes the source ranges of a frontend.
 func (w *writer) sources(op op, s *schema, f *desired.Frontend) {
 	key := s.frontendKey(nil, f.FrontendKey)
 	for _, p := range f.Sources.All() {
@@ -91,21 +91,21 @@ func (w *writer) sources(op op, s *schema, f *desired.Frontend) {
 	}
 }
 
-// eachFrontend writes what is to be deleted or added for a change's frontends of
-// one family.
+// eachFrontend writes the elements to delete or to add for a change's frontends of one
+// family.
 func (w *writer) eachFrontend(s *schema, change *desired.Change, op op) {
-	for i := range aspects {
-		a := &aspects[i]
+	for i := range elementKinds {
+		kind := &elementKinds[i]
 		for j := range change.Frontends {
 			c := &change.Frontends[j]
 			from, to := c.Old, c.New
 			if op == add {
 				from, to = to, from
 			}
-			if from == nil || !s.is(from.Addr()) || !a.has(from) || to != nil && a.has(to) && a.same(from, to) {
+			if from == nil || !s.is(from.Addr()) || !kind.has(from) || to != nil && kind.has(to) && kind.same(from, to) {
 				continue
 			}
-			a.write(w, op, s, from)
+			kind.write(w, op, s, from)
 		}
 	}
 }

@@ -205,7 +205,7 @@ func TestReconcileTakesOver(t *testing.T) {
 		},
 		"another configuration without its marker": func(k *kernel) {
 			dataplanetest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
-			there, err := k.look(&schemas[desired.IPv4])
+			there, err := k.readExisting(&schemas[desired.IPv4])
 			if err != nil {
 				k.t.Fatal(err)
 			}
@@ -514,7 +514,7 @@ func TestDamageBeforeReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.nft("delete", "table", "ip", tableName)
-	if err := k.guard.reset(k.Backend, generation-1, [len(schemas)]bool{}); err != nil {
+	if err := k.detector.reset(k.Backend, generation-1, [len(schemas)]bool{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
@@ -531,7 +531,7 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 		web(s, i, dataplanetest.Hosts(3)...)
 	}
 	dataplanetest.Reconcile(t, k.Backend, s)
-	before := k.guard.tables
+	before := k.detector.tables
 	// A busy machine needs more than a millisecond to read in, now and then.
 	stop := k.commitElsewhere(time.Millisecond, 20*time.Millisecond)
 	for range 20 {
@@ -541,7 +541,7 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 		t.Errorf("only %d commits of others", n)
 	}
 	for f := range schemas {
-		if k.guard.tables[f] != before[f] {
+		if k.detector.tables[f] != before[f] {
 			t.Error("a table was replaced")
 		}
 	}

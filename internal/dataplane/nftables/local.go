@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file recognizes where a packet comes from.
+// This file has the expressions that match a packet's origin.
 
-// fromPod matches traffic of this node's pods, and notFromPod all other; both are
-// nil when there is no telling.
+// fromPod matches traffic from this node's pods, and notFromPod all other traffic. Both
+// are nil without a criterion.
 func (s *schema) fromPod(l desired.LocalTraffic) []expr.Any { return s.podMatch(l, expr.CmpOpEq) }
 
 func (s *schema) notFromPod(l desired.LocalTraffic) []expr.Any { return s.podMatch(l, expr.CmpOpNeq) }
@@ -28,8 +28,8 @@ func (s *schema) podMatch(l desired.LocalTraffic, op expr.CmpOp) []expr.Any {
 	return nil
 }
 
-// iifname compares the name of the interface on which the packet came; it is
-// empty for packets of this node's own.
+// iifname compares the name of the interface on which the packet arrived. It is empty
+// for packets that this node sends.
 func iifname(name string, isPrefix bool, op expr.CmpOp) []expr.Any {
 	data := []byte(name)
 	if !isPrefix {
@@ -53,8 +53,8 @@ func (s *schema) saddrIn(cidr netip.Prefix, op expr.CmpOp) []expr.Any {
 	)
 }
 
-// notOurs matches packets that are not for an address of the node's own: one may
-// have a ClusterIP on an interface, for a port that no Service has.
+// notOurs matches packets that are not for an address of this node. A ClusterIP may be
+// assigned to an interface, and serve a port that no Service has.
 func notOurs() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagDADDR: true},
@@ -62,7 +62,7 @@ func notOurs() []expr.Any {
 	}
 }
 
-// fromNode matches packets whose source address is the node's own.
+// fromNode matches packets with a source address of this node.
 func fromNode() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagSADDR: true},

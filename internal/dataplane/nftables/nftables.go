@@ -11,24 +11,24 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// Backend is the nftables backend. It needs Linux 5.13 and CAP_NET_ADMIN in
-// the network namespace.
+// Backend is the nftables dataplane. It needs Linux 5.13 and CAP_NET_ADMIN in the
+// network namespace.
 type Backend struct {
-	config dataplane.Config
-	conn   *nfnl.Conn
-	batch  nfnl.Batch
-	writer writer
-	guard  guard
+	config   dataplane.Config
+	conn     *nfnl.Conn
+	batch    nfnl.Batch
+	writer   writer
+	detector detector
 
-	pools    dataplane.Pools[dataplane.Pool] // that the kernel has
-	timeouts [len(schemas)][]uint32          // of affinity, in seconds, that the kernel has chains for
-	sequence dataplane.Sequence
-	without  desired.Families // families that are left out
+	pools       dataplane.Pools[dataplane.Pool] // in the kernel
+	timeouts    [len(schemas)][]uint32          // of session affinity, in seconds, that have a chain
+	sequence    dataplane.Sequence
+	unsupported desired.Families // families that the kernel does not support
 }
 
 var _ dataplane.Dataplane = (*Backend)(nil)
 
-// New opens the way to the kernel and programs nothing yet.
+// New opens a netlink socket. It programs nothing.
 func New(c dataplane.Config) (*Backend, error) {
 	conn, err := nfnl.Dial(c.NetNS)
 	if err != nil {
@@ -42,10 +42,10 @@ func New(c dataplane.Config) (*Backend, error) {
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error { return b.conn.Close() }
 
-// served yields the indexes of the schemas of families that are not left out.
+// served yields the indexes of the schemas of supported families.
 func (b *Backend) served(yield func(f int) bool) {
 	for f := range schemas {
-		if !b.without[f] && !yield(f) {
+		if !b.unsupported[f] && !yield(f) {
 			return
 		}
 	}
@@ -66,7 +66,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return stats, b.explain(err, change)
 	}
 	if !b.batch.Empty() {
-		b.guard.committed()
+		b.detector.committed()
 	}
 	b.release()
 	b.sequence.Done()
@@ -76,27 +76,27 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 // keepBatch is the largest buffer, in bytes, that is kept for the next change.
 const keepBatch = 1 << 20
 
-// release gives the memory of an unusually large batch back.
+// release frees the memory of an unusually large batch.
 func (b *Backend) release() {
 	if b.batch.Len() > keepBatch {
-		b.batch, b.writer.resized = nfnl.Batch{}, nil
+		b.batch, b.writer.poolUpdates = nfnl.Batch{}, nil
 	}
 }
 
-// write encodes a change, one family after the other, so that elements of one
-// set follow each other and share messages. The order matters to the kernel: the
-// old element of a key goes before the new one comes.
+// write encodes a change, one family after the other, so that consecutive elements
+// belong to one set and share a message. The old element of a key is deleted before the
+// new one is added, as the kernel requires.
 func (b *Backend) write(change *desired.Change) {
 	w := &b.writer
-	b.resize(change)
+	b.updatePools(change)
 	for f := range b.served {
 		s := &schemas[f]
 		w.eachFrontend(s, change, del)
 		w.addresses(del, s, &change.ClusterIPs, &change.HairpinIPs)
 		w.cidrs(del, s, change.ServiceCIDRs.Removed)
-		for _, step := range []func(*resized){w.deleteMembers, w.deleteSlots, w.deletePool, w.addPool, w.addSlots, w.addMembers} {
-			for i := range w.resized {
-				if r := &w.resized[i]; r.schema == s {
+		for _, step := range []func(*poolUpdate){w.deleteMembers, w.deleteSlots, w.deletePool, w.addPool, w.addSlots, w.addMembers} {
+			for i := range w.poolUpdates {
+				if r := &w.poolUpdates[i]; r.schema == s {
 					step(r)
 				}
 			}
@@ -119,13 +119,13 @@ func (b *Backend) write(change *desired.Change) {
 }
 
 // resize takes the pools' changes into our memory of the kernel, and notes in
-// the writer what is to be written for each.
-func (b *Backend) resize(change *desired.Change) {
+// updates to write.
+func (b *Backend) updatePools(change *desired.Change) {
 	w := &b.writer
-	w.resized = w.resized[:0]
+	w.poolUpdates = w.poolUpdates[:0]
 	for i := range change.Pools {
 		c := &change.Pools[i]
-		r := resized{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
+		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
 		r.side = &r.schema.sides[c.Scope]
 		if c.Sticky {
 			r.removed, r.added = c.Removed, c.Added
@@ -138,10 +138,10 @@ func (b *Backend) resize(change *desired.Change) {
 		}
 		r.before = drawOf(p)
 		if c.New && !c.Gone {
-			// The common case of a cold start: no slot to search, no
-			// list of changes to keep.
+			// The common case of a cold start, without a search for
+			// slots and a list of their changes.
 			p.Fill(c.Added)
-			r.fresh = c.Added
+			r.all = c.Added
 		} else {
 			r.slots = p.Replace(c.Removed, c.Added)
 		}
@@ -150,15 +150,15 @@ func (b *Backend) resize(change *desired.Change) {
 		if c.Gone {
 			b.pools.Set(c.ID, nil)
 		}
-		w.resized = append(w.resized, r)
+		w.poolUpdates = append(w.poolUpdates, r)
 	}
 }
 
-// dropDraw stands in the place of a size to draw below where traffic is dropped.
+// dropDraw is the value of an empty pool with the verdict Drop.
 const dropDraw = -1
 
-// drawOf is the value of a pool in the map pools: the size to draw below, and
-// stickyDraw.
+// drawOf returns a pool's value in the map pools: the upper bound of the random slot, with
+// the flag stickyDraw, or dropDraw.
 func drawOf(p *dataplane.Pool) int {
 	switch n := len(p.Slots); {
 	case n == 0 && p.IfEmpty == desired.Drop:

@@ -9,19 +9,15 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// A backend is picked at random by the number of its slot. nf_tables draws
-// random numbers below a constant, so each size that a pool can have would need
-// a rule of its own. Creating one while Services run is expensive: a new rule
-// that uses a map makes the kernel walk the whole map (nf_tables_bind_set), and
-// a new verdict makes it validate the whole table (nft_table_validate). Having
-// many is expensive too: every element that is added is checked against every
-// rule that uses its map.
+// A backend is picked by a random slot number. In nf_tables, the upper bound of a random
+// number is a constant of the rule, so each size of a pool would need its own rule. New
+// rules and verdicts are expensive, and many rules that use one map make each of its
+// elements expensive (see the package's documentation).
 //
-// So there is a small number of rules, all there from the start: a chain for
-// each size up to exactSizes, and above that for each power of two. A chain for
-// a power of two draws again when the slot it drew is beyond the pool's end,
-// which is less than every second time, and which leaves all backends equally
-// likely. Growing and shrinking a pool mostly changes nothing but slots.
+// So there is a fixed set of chains: one for each size up to exactSizes, and one for each
+// power of two above. A chain for a power of two draws again if the slot is beyond the
+// pool's end, which has a probability below one half. All backends remain equally
+// likely. Growing and shrinking a pool usually changes only its slots.
 
 const (
 	// exactSizes is the size up to which a draw always hits.
@@ -30,13 +26,13 @@ const (
 	// maxSize is the largest number of backends of a pool that are used.
 	maxSize = 1 << 16
 
-	// draws is how often a chain for a power of two draws at the most. The
-	// last resort after that, reached once in 2^draws connections or more
-	// seldom, is a draw among the first half, where no slot is empty.
+	// draws is how often a chain for a power of two draws at most. After that,
+	// with a probability of 2^-draws or less, it draws from the first half, where
+	// no slot is empty.
 	draws = 14
 )
 
-// pickSizes are the sizes that have a chain.
+// pickSizes lists the sizes that have a chain.
 var pickSizes = func() (all []int) {
 	for n := 1; n < exactSizes; n++ {
 		all = append(all, n)
@@ -47,7 +43,7 @@ var pickSizes = func() (all []int) {
 	return all
 }()
 
-// pickSize is the size whose chain serves a pool of n backends.
+// pickSize returns the size of the chain for a pool of n backends.
 func pickSize(n int) int {
 	if n <= exactSizes {
 		return n
@@ -58,13 +54,13 @@ func pickSize(n int) int {
 // Names of the chains of a side.
 func (d *side) pickChain(size int) string { return fmt.Sprintf("%spick-%d", d.prefix, size) }
 
-// drawChain draws once; it returns when it hits no backend.
+// drawChain draws once. It returns if the slot is empty.
 func (d *side) drawChain(size int) string { return fmt.Sprintf("%sdraw-%d", d.prefix, size) }
 
-// stickyChain looks for the client's backend before it picks one.
+// stickyChain tries the client's previous backend before it picks one.
 func (d *side) stickyChain(size int) string { return fmt.Sprintf("%ssticky-%d", d.prefix, size) }
 
-// chainNames are the names of all chains of a side.
+// chainNames lists the names of all chains of a side.
 func (d *side) chainNames() (all []string) {
 	all = append(all, d.prefix+chainAffinity)
 	for _, size := range pickSizes {
@@ -83,7 +79,7 @@ func (w *ruleWriter) picks(d *side) {
 	}
 }
 
-// draw writes the chain that draws once below a size.
+// draw writes the chain that draws one slot below a size.
 func (w *ruleWriter) draw(d *side, size int) {
 	w.rule(d.drawChain(size), "@"+d.endpoints.Name+"[pool of the frontend . random slot]", w.pool(d), w.dnat(d, size))
 }
@@ -91,7 +87,7 @@ func (w *ruleWriter) draw(d *side, size int) {
 // pick writes the chain for pools of a size.
 func (w *ruleWriter) pick(d *side, size int) {
 	chain := d.pickChain(size)
-	tries := 2 // a pool's number may just have changed; see Reconcile
+	tries := 2 // the pool's number may change meanwhile; see Reconcile
 	if size > exactSizes {
 		tries = draws
 	}
@@ -101,12 +97,12 @@ func (w *ruleWriter) pick(d *side, size int) {
 	if size > exactSizes {
 		w.rule(chain, "", jump(d.drawChain(size/2)))
 	}
-	// A pool can shrink after the packet came here. No pool that has
-	// backends is without the first slot.
+	// The pool may have shrunk since its size was looked up. Slot 0 is never
+	// empty in a pool with backends.
 	if size > 1 {
-		w.rule(chain, "the pool has just shrunk", jump(d.drawChain(1)))
+		w.rule(chain, "the pool shrank meanwhile", jump(d.drawChain(1)))
 	}
-	w.rule(chain, "the pool has just gone", drop())
+	w.rule(chain, "the pool was deleted meanwhile", drop())
 }
 
 // writePicks fills the map picks of a side.

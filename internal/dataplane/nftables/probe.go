@@ -13,15 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeTable is the name of the table that a probe has the kernel prepare. It never
-// exists.
+// probeTable is the name of the table in the transactions of a probe, which are never
+// committed.
 const probeTable = "slipstream-probe"
 
-// Probe implements dataplane.Prober. For each family, the kernel prepares a
-// transaction that makes all that a table of ours has, without Services, and gives it
-// up ([nfnl.Conn.DryRun]). The table is dormant, so that its chains are not attached to
-// hooks meanwhile: where nobody has the kernel translate addresses, that would be a
-// moment in which it sets connections up for that.
+// Probe implements dataplane.Prober. For each family, the kernel prepares a transaction
+// that creates a table with all chains, sets and rules, and aborts it
+// ([nfnl.Conn.DryRun]). The table is dormant, so that its chains are not attached to
+// hooks meanwhile, which would enable NAT in the kernel.
 func (b *Backend) Probe(ctx context.Context) (missing []dataplane.Missing, err error) {
 	for f := range schemas {
 		if err := ctx.Err(); err != nil {
@@ -34,13 +33,13 @@ func (b *Backend) Probe(ctx context.Context) (missing []dataplane.Missing, err e
 		if m != nil {
 			m.Family = desired.Family(f)
 			missing = append(missing, *m)
-			b.without[f] = true
+			b.unsupported[f] = true
 		}
 	}
 	return missing, nil
 }
 
-// probe returns the first thing that the kernel refuses of a schema, or nil.
+// probe returns the first feature of a schema that the kernel lacks, or nil.
 func (b *Backend) probe(s schema) (*dataplane.Missing, error) {
 	const anyTimeout = 10800
 	var batch nfnl.Batch
@@ -64,8 +63,8 @@ func (b *Backend) probe(s schema) (*dataplane.Missing, error) {
 	return &dataplane.Missing{Feature: feature, Err: err, Remedy: remedy}, nil
 }
 
-// feature is the feature of the kernel that a refusal shows to be missing, and what
-// it takes.
+// feature derives the missing feature of the kernel from its refusal, and what provides
+// it.
 func (s *schema) feature(refused *nfnl.BatchError) (feature, remedy string) {
 	const unexpected = "needs Linux 5.13 or later"
 	switch {

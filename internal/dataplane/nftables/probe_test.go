@@ -80,8 +80,8 @@ func TestProbeNames(t *testing.T) {
 // TestWithoutFamily leaves one family out, of which the content has frontends.
 func TestWithoutFamily(t *testing.T) {
 	k := newKernel(t)
-	k.without[desired.IPv6] = true
-	s := desired.New(desired.Config{Without: k.without})
+	k.unsupported[desired.IPv6] = true
+	s := desired.New(desired.Config{Without: k.unsupported})
 	fancy(s)
 	dataplanetest.Reconcile(t, k.Backend, s)
 	k.has(s)

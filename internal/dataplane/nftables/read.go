@@ -19,15 +19,14 @@ import (
 
 var _ dataplane.Reader = (*Backend)(nil)
 
-// Read implements dataplane.Reader, from the kernel alone: nothing that the
-// Backend remembers goes into it.
+// Read implements dataplane.Reader. It uses nothing but the kernel's answers.
 func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for f := range schemas {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		r := reader{schema: &schemas[f], conn: b.conn, content: c}
+		r := tableReader{schema: &schemas[f], conn: b.conn, content: c}
 		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
 		}
@@ -36,24 +35,24 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	return c, nil
 }
 
-// reader reads one table.
-type reader struct {
+// tableReader reads one table.
+type tableReader struct {
 	*schema
 	conn    *nfnl.Conn
 	content *dataplane.Content
 
-	draws     map[uint32]uint32 // pool -> size to draw below, with stickyDraw
+	draws     map[uint32]uint32 // values of the map pools, by pool
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
-	remembers map[uint32]bool       // timeouts that have a chain
-	stickies  []desired.FrontendKey // whose pools have affinity
+	remembers map[uint32]bool       // timeouts with a chain
+	stickies  []desired.FrontendKey // frontends that have a pool with affinity
 }
 
-func (r *reader) fault(format string, args ...any) {
+func (r *tableReader) fault(format string, args ...any) {
 	r.content.Faults = append(r.content.Faults, fmt.Sprintf("%s: ", r.table.Family)+fmt.Sprintf(format, args...))
 }
 
-func (r *reader) read() error {
+func (r *tableReader) read() error {
 	if _, err := r.conn.Table(r.table); errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -98,9 +97,9 @@ func (r *reader) read() error {
 	return err
 }
 
-// elements reads a set. Where transactions keep coming it would never be read undisturbed:
-// what is wrong for that reason, the caller finds by reading again.
-func (r *reader) elements(set *nfnl.Set, visit func(nfnl.Element)) error {
+// elements reads a set. It accepts interrupted dumps, because under constant transactions
+// every dump is interrupted. The caller reads again to confirm a difference.
+func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) error {
 	err := r.conn.Elements(r.table, set.Name, visit)
 	if errors.Is(err, nfnl.ErrInterrupted) {
 		return nil
@@ -108,12 +107,12 @@ func (r *reader) elements(set *nfnl.Set, visit func(nfnl.Element)) error {
 	return err
 }
 
-// checkSlots finds slots that no pool can have.
-func (r *reader) checkSlots() {
+// checkSlots reports inconsistent slots and members as faults.
+func (r *tableReader) checkSlots() {
 	for i := range r.slots {
 		for id, slots := range r.slots[i] {
 			if _, ok := r.draws[id]; !ok {
-				r.fault("%s of pool %d, which is not there", r.sides[i].endpoints.Name, id)
+				r.fault("%s of pool %d, which does not exist", r.sides[i].endpoints.Name, id)
 			}
 			for slot := range slots {
 				if int(slot) >= len(slots) {
@@ -129,17 +128,17 @@ func (r *reader) checkSlots() {
 	}
 }
 
-func (r *reader) ip(key []byte) netip.Addr {
+func (r *tableReader) ip(key []byte) netip.Addr {
 	ip, _ := netip.AddrFromSlice(key[:r.addrLen])
 	return ip
 }
 
-// backend is the address and port in a key or value.
-func (r *reader) backend(b []byte) desired.Backend {
+// backend decodes the address and port in a key or value.
+func (r *tableReader) backend(b []byte) desired.Backend {
 	return desired.NewBackend(netip.AddrPortFrom(r.ip(b), binary.BigEndian.Uint16(b[r.addrLen:])))
 }
 
-func (r *reader) endpoint(side int, e nfnl.Element) {
+func (r *tableReader) endpoint(side int, e nfnl.Element) {
 	id, slot := firstNumber(e.Key), firstNumber(e.Key[4:])
 	if r.slots[side][id] == nil {
 		r.slots[side][id] = map[uint32]desired.Backend{}
@@ -147,13 +146,13 @@ func (r *reader) endpoint(side int, e nfnl.Element) {
 	r.slots[side][id][slot] = r.backend(e.Value)
 }
 
-// choice is what a frontend's pool has.
-func (r *reader) choice(scope desired.Scope, e nfnl.Element) (key desired.FrontendKey, c dataplane.Choice, sticky, ok bool) {
+// choice returns the backends of a frontend's pool.
+func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.FrontendKey, c dataplane.Choice, sticky, ok bool) {
 	key, ok = r.decodeFrontendKey(e.Key)
 	id := firstNumber(e.Value[4:])
-	draw, there := r.draws[id]
-	if !ok || !there {
-		r.fault("frontend %x leads to pool %d, which is not there", e.Key, id)
+	draw, exists := r.draws[id]
+	if !ok || !exists {
+		r.fault("frontend %x has pool %d, which does not exist", e.Key, id)
 		return key, c, false, false
 	}
 	for _, b := range r.slots[scope][id] {
@@ -179,9 +178,9 @@ func (r *reader) choice(scope desired.Scope, e nfnl.Element) (key desired.Fronte
 	return key, c, sticky, true
 }
 
-func (r *reader) frontend(e nfnl.Element) { r.lead(desired.Cluster, e) }
+func (r *tableReader) frontend(e nfnl.Element) { r.lead(desired.Cluster, e) }
 
-func (r *reader) lead(scope desired.Scope, e nfnl.Element) {
+func (r *tableReader) lead(scope desired.Scope, e nfnl.Element) {
 	key, c, sticky, ok := r.choice(scope, e)
 	if !ok {
 		return
@@ -192,21 +191,21 @@ func (r *reader) lead(scope desired.Scope, e nfnl.Element) {
 	}
 }
 
-// update changes what is known of a frontend.
-func (r *reader) update(e nfnl.Element, what string, change func(*dataplane.Target)) {
+// update modifies a frontend that was read before.
+func (r *tableReader) update(e nfnl.Element, what string, change func(*dataplane.Target)) {
 	key, ok := r.decodeFrontendKey(e.Key)
-	t, there := r.content.Frontends[key]
-	if !ok || !there {
-		r.fault("%s of %s, which is no frontend", what, key)
+	t, exists := r.content.Frontends[key]
+	if !ok || !exists {
+		r.fault("%s of frontend %s, which does not exist", what, key)
 		return
 	}
 	change(&t)
 	r.content.Frontends[key] = t
 }
 
-// localFrontend is a frontend that leads nowhere else, or where traffic from
-// outside goes instead.
-func (r *reader) localFrontend(e nfnl.Element) {
+// localFrontend reads a frontend with a local pool: its only pool, or its pool for traffic
+// from outside.
+func (r *tableReader) localFrontend(e nfnl.Element) {
 	key, _ := r.decodeFrontendKey(e.Key)
 	if _, also := r.content.Frontends[key]; !also {
 		r.lead(desired.Local, e)
@@ -215,27 +214,27 @@ func (r *reader) localFrontend(e nfnl.Element) {
 	}
 }
 
-func (r *reader) sticky(e nfnl.Element) {
+func (r *tableReader) sticky(e nfnl.Element) {
 	seconds := firstNumber(e.Value[12:])
 	r.update(e, "affinity", func(t *dataplane.Target) { t.Affinity = seconds })
 	if !r.remembers[seconds] {
-		r.fault("nothing remembers for %d s", seconds)
+		r.fault("no chain for session affinity of %d s", seconds)
 	}
 }
 
-// restrictions reads who may connect.
-func (r *reader) restrictions() error {
+// restrictions reads the source ranges of frontends.
+func (r *tableReader) restrictions() error {
 	err := r.elements(r.restricted, func(e nfnl.Element) {
 		r.update(e, "restriction", func(t *dataplane.Target) { t.Sources = []netip.Prefix{} })
 	})
 	return errors.Join(err, r.intervals(r.schema.sources, func(first, last []byte) {
 		at := len(first) - int(r.addrLen)
 		if !bytes.Equal(first[:at], last[:at]) {
-			r.fault("a range of sources of two frontends %x %x", first, last)
+			r.fault("source range from %x to %x spans two frontends", first, last)
 		}
 		r.update(nfnl.Element{Key: first}, "source", func(t *dataplane.Target) {
 			if t.Sources == nil {
-				r.fault("ranges of sources without a restriction %x", first)
+				r.fault("source ranges of an unrestricted frontend %x", first)
 			}
 			t.Sources = append(t.Sources, r.prefix(first[at:], last[at:]))
 			slices.SortFunc(t.Sources, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
@@ -244,7 +243,7 @@ func (r *reader) restrictions() error {
 }
 
 // intervals reads a set of intervals.
-func (r *reader) intervals(set *nfnl.Set, visit func(first, last []byte)) error {
+func (r *tableReader) intervals(set *nfnl.Set, visit func(first, last []byte)) error {
 	var starts, ends [][]byte
 	err := r.elements(set, func(e nfnl.Element) {
 		key := slices.Clone(e.Key)
@@ -269,7 +268,7 @@ func (r *reader) intervals(set *nfnl.Set, visit func(first, last []byte)) error 
 	return err
 }
 
-// before is the key before one.
+// before returns the preceding key.
 func before(key []byte) []byte {
 	prev := slices.Clone(key)
 	for i := len(prev) - 1; i >= 0; i-- {
@@ -280,15 +279,15 @@ func before(key []byte) []byte {
 	return prev
 }
 
-// prefix is the range between two addresses.
-func (r *reader) prefix(first, last []byte) netip.Prefix {
+// prefix returns the prefix that contains exactly the addresses from first to last.
+func (r *tableReader) prefix(first, last []byte) netip.Prefix {
 	bits := 0
 	for bits < len(first)*8 && (first[bits/8]^last[bits/8])&(0x80>>(bits%8)) == 0 {
 		bits++
 	}
 	p := netip.PrefixFrom(r.ip(first), bits)
 	if f, l := r.rangeOf(p); !bytes.Equal(f, first) || !bytes.Equal(l, last) {
-		r.fault("no range of addresses: %x to %x", first, last)
+		r.fault("not a prefix: %x to %x", first, last)
 	}
 	return p
 }

@@ -18,20 +18,17 @@ import (
 
 // Reconcile implements dataplane.Dataplane.
 //
-// Where there is nothing of ours it starts cold. Otherwise it reads what tables,
-// sets, chains and rules there are. What is as it should be stays, emptied of
-// elements and filled anew; rules and chains that are not are replaced; all in one
-// transaction. Elements are not read and compared: to dump a set, the kernel starts
-// from its beginning for every message of the answer, which makes reading dearer
-// than writing.
+// If none of the tables exists, it is a cold start. Otherwise one transaction flushes and
+// refills the sets, and replaces the chains and rules if they differ. Elements are not
+// read and compared: for every message of a dump, the kernel walks the set from its
+// beginning, which makes reading slower than writing.
 //
-// A table is replaced as a whole only when its sets are of other types or when
-// nothing else works. That is not quite without a gap: a packet that is on its
-// way through the old table's rules at the moment of the commit finds its sets
-// empty.
+// A table is replaced as a whole only if its sets have other types or the kernel refuses
+// the transaction. A packet that is inside the old table at the moment of the commit then
+// finds its sets empty, and may be lost.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.sequence.Begin()
-	b.forget(full)
+	b.reset(full)
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
 		var err error
@@ -41,7 +38,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	}
 	err := b.startCold(ctx, full, &skeletons)
 	if errors.Is(err, errNotCold) {
-		b.forget(full)
+		b.reset(full)
 		err = b.replace(ctx, full, &skeletons)
 	}
 	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
@@ -53,18 +50,18 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	return stats, nil
 }
 
-// forget makes ready for a full content.
-func (b *Backend) forget(full *desired.Change) {
+// reset prepares for a full content.
+func (b *Backend) reset(full *desired.Change) {
 	b.batch = nfnl.Batch{}
 	b.pools = make(dataplane.Pools[dataplane.Pool], 0, len(full.Pools))
 	b.timeouts = [len(schemas)][]uint32{}
-	// A packet that has just looked up its pool's number in the old content
-	// must not find another pool by it in the new one. With other numbers it
+	// A packet that looked up its pool's number in the old content must not find
+	// a different pool by that number in the new content. With other numbers it
 	// finds none, and the rules try again.
 	b.writer.base = rand.Uint32()
 }
 
-// replace makes the full content that of tables that there are.
+// replace programs the full content if a table exists.
 func (b *Backend) replace(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
 	b.batch.Grow(estimate(full))
 	if err := b.newTimeouts(&b.batch, full); err != nil {
@@ -74,18 +71,18 @@ func (b *Backend) replace(ctx context.Context, full *desired.Change, skeletons *
 	err := b.commit(ctx, skeletons, false)
 	var refused *nfnl.BatchError
 	if errors.As(err, &refused) {
-		// What is there can't be built upon; take nothing of it.
+		// The kernel refused to modify the existing tables; delete them.
 		err = b.commit(ctx, skeletons, true)
 	}
 	return err
 }
 
-// maxTries is how often a table is read again because somebody changed the
-// ruleset meanwhile. After that it is programmed as it was last seen.
+// maxTries is how often the tables are read again because another process changed the
+// ruleset meanwhile. After that, the commit does not check the generation.
 const maxTries = 20
 
-// commit sends the content in the batch, behind what it takes to make the tables
-// ready for it. With replace, they are replaced whatever they are.
+// commit sends the content in the batch, preceded by the batches that prepare the tables.
+// With replace, existing tables are deleted.
 func (b *Backend) commit(ctx context.Context, skeletons *[len(schemas)]*skeleton, replace bool) error {
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil {
@@ -110,15 +107,15 @@ func (b *Backend) commit(ctx context.Context, skeletons *[len(schemas)]*skeleton
 		}
 		switch {
 		case err == nil:
-			return b.guard.reset(b, generation, written)
+			return b.detector.reset(b, generation, written)
 		case try > maxTries, !errors.Is(err, nfnl.ErrGeneration) && !errors.Is(err, nfnl.ErrInterrupted):
 			return err
 		}
 	}
 }
 
-// estimate is roughly how many bytes a content takes, so that the buffer need
-// not grow by copying.
+// estimate returns the approximate size of a content in bytes, so that the buffer is
+// allocated once.
 func estimate(full *desired.Change) (n int) {
 	const perFrontend, perPool, perEndpoint = 112, 48, 44
 	n = 64<<10 + len(full.Frontends)*perFrontend + len(full.Pools)*perPool
@@ -128,57 +125,82 @@ func estimate(full *desired.Change) (n int) {
 	return n
 }
 
-// prepare appends the batches that it takes to have the family's table empty of
-// Services, and says whether they write the rules.
+// prepare appends the batches that leave the family's table with the wanted rules and
+// without Services, and reports whether they write the rules:
+//
+//	existing table        batches
+//	none                  create the table
+//	with other set types  delete and create the table
+//	with other rules      flush sets and rules, delete other chains, write the rules
+//	with the same rules   flush sets
 func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, replace bool) ([]*nfnl.Batch, bool, error) {
-	there, err := b.look(s)
+	existing, err := b.readExisting(s)
 	if err != nil {
 		return nil, false, err
 	}
 	var head nfnl.Batch
 	switch {
-	case !there.table:
-	case replace || !there.compatible:
+	case !existing.table:
+	case replace || !existing.compatible:
 		head.DeleteTable(s.table)
 	default:
-		for _, set := range s.programmed() {
-			if there.sets[set.Name] {
-				head.FlushSet(s.table, set)
-			}
-		}
-		b.forgetTimeouts(&head, s, &there)
-		foreign := slices.DeleteFunc(slices.Clone(there.chains), func(name string) bool {
-			return name == want.marker || name == there.fingerprint.chain() || s.hasChain(name) || isRememberChain(name)
-		})
-		if there.intact() && there.marked() == want.marker && len(foreign) == 0 {
-			// With the rules, the sets that they use are there too.
-			head.AddTable(s.table, tableComment) // which wakes a dormant one
-			for i := range s.sides {
-				s.writePicks(&head, &s.sides[i])
-			}
+		s.flush(&head, &existing)
+		b.deleteTimeouts(&head, s, &existing)
+		other := existing.otherChains(s, want)
+		if existing.intact() && existing.marked() == want.marker && len(other) == 0 {
+			s.keepRules(&head)
 			return append(batches, &head), false, nil
 		}
-		head.FlushTable(s.table)
-		for _, chain := range foreign {
-			head.DeleteChain(s.table, chain)
-		}
-		if there.intact() {
-			head.DeleteChain(s.table, there.fingerprint.chain()) // of what these rules were
-		}
+		s.deleteRules(&head, &existing, other)
 	}
 	return append(batches, &head, &want.batch, &want.entry), true, nil
 }
 
-// forgetTimeouts takes the rules out of chains that remember for a time that no
-// frontend has any more, and deletes those that have been without rules. (A chain
-// cannot always be deleted with the last element that leads to it: before Linux 6.2
-// the kernel lets go of such elements a little later.)
-func (b *Backend) forgetTimeouts(head *nfnl.Batch, s *schema, there *found) {
-	for _, name := range there.chains {
+// flush deletes the elements that the proxy writes.
+func (s *schema) flush(head *nfnl.Batch, existing *existingTable) {
+	for _, set := range s.programmed() {
+		if existing.sets[set.Name] {
+			head.FlushSet(s.table, set)
+		}
+	}
+}
+
+// keepRules completes a table with the wanted rules, and so with all sets, after flush.
+func (s *schema) keepRules(head *nfnl.Batch) {
+	head.AddTable(s.table, tableComment) // clears the flag of a dormant table
+	for i := range s.sides {
+		s.writePicks(head, &s.sides[i])
+	}
+}
+
+// deleteRules deletes all rules, the chains that are not wanted, and the fingerprint.
+func (s *schema) deleteRules(head *nfnl.Batch, existing *existingTable, other []string) {
+	head.FlushTable(s.table)
+	for _, chain := range other {
+		head.DeleteChain(s.table, chain)
+	}
+	if existing.intact() {
+		head.DeleteChain(s.table, existing.fingerprint.chain())
+	}
+}
+
+// otherChains lists the chains that belong neither to the wanted skeleton nor to session
+// affinity.
+func (e *existingTable) otherChains(s *schema, want *skeleton) []string {
+	return slices.DeleteFunc(slices.Clone(e.chains), func(name string) bool {
+		return name == want.marker || name == e.fingerprint.chain() || s.hasChain(name) || isRememberChain(name)
+	})
+}
+
+// deleteTimeouts flushes the chains for timeouts that no frontend has, and deletes those
+// that an earlier run has flushed. (A chain cannot be deleted together with the last
+// element that refers to it: before Linux 6.2 the kernel releases such elements later.)
+func (b *Backend) deleteTimeouts(head *nfnl.Batch, s *schema, existing *existingTable) {
+	for _, name := range existing.chains {
 		seconds, is := timeoutOf(name)
 		switch {
 		case !is || slices.Contains(b.timeouts[s.family()], seconds):
-		case there.remembered[name] == 0:
+		case existing.remembered[name] == 0:
 			head.DeleteChain(s.table, name)
 		default:
 			head.FlushChain(s.table, name)
@@ -186,41 +208,41 @@ func (b *Backend) forgetTimeouts(head *nfnl.Batch, s *schema, there *found) {
 	}
 }
 
-// found is what the kernel has under our table's name.
-type found struct {
+// existingTable is the kernel's table with the schema's name.
+type existingTable struct {
 	outline
 	table      bool
-	sets       map[string]bool // of ours
-	compatible bool            // all of these are of our types
+	sets       map[string]bool // of the schema's sets, those that exist
+	compatible bool            // the sets have the schema's types
 }
 
-func (b *Backend) look(s *schema) (found, error) {
-	l := found{sets: map[string]bool{}}
+func (b *Backend) readExisting(s *schema) (existingTable, error) {
+	e := existingTable{sets: map[string]bool{}}
 	switch _, err := b.conn.Table(s.table); {
 	case errors.Is(err, unix.ENOENT):
-		return l, nil
+		return e, nil
 	case err != nil:
-		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+		return e, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
-	l.table = true
+	e.table = true
 	var err error
-	l.outline, err = b.outline(s)
+	e.outline, err = b.outline(s)
 	err = errors.Join(err, nfnl.Undisturbed(func() error {
-		clear(l.sets)
-		l.compatible = true
+		clear(e.sets)
+		e.compatible = true
 		return b.conn.Sets(s.table, func(got nfnl.Set) {
 			for _, want := range s.sets() {
 				if want.Name == got.Name {
-					l.sets[got.Name] = true
-					l.compatible = l.compatible && sameType(got, *want)
+					e.sets[got.Name] = true
+					e.compatible = e.compatible && sameType(got, *want)
 				}
 			}
 		})
 	}))
 	if err != nil {
-		return l, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+		return e, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
-	return l, nil
+	return e, nil
 }
 
 func sameType(a, b nfnl.Set) bool {
@@ -228,15 +250,15 @@ func sameType(a, b nfnl.Set) bool {
 		(a.DataType == nfnl.TypeVerdict || a.DataLen == b.DataLen)
 }
 
-// markerPrefix starts the name of an empty chain that nothing leads to. The rest
-// is a hash of all that a table consists of beside Services, so that the next
-// run, perhaps of another version or configuration, knows what it finds.
+// markerPrefix is the prefix of the name of an empty, unused chain. The rest of the name
+// is a hash of the skeleton, by which the next run, perhaps of another version or with
+// another configuration, recognizes the table.
 const markerPrefix = "skeleton-"
 
 // skeleton is a table without Services.
 type skeleton struct {
-	batch  nfnl.Batch // makes it, where there is none or one without rules
-	entry  nfnl.Batch // makes packets enter it
+	batch  nfnl.Batch // creates it, or completes a table without rules
+	entry  nfnl.Batch // lets packets enter it
 	marker string
 }
 
@@ -255,14 +277,14 @@ func (s *schema) skeleton(c dataplane.Config, full *desired.Change) (*skeleton, 
 	return k, nil
 }
 
-// writeSkeleton writes the table, its sets, chains and rules, but for those by which
-// packets enter it.
+// writeSkeleton writes the table, its sets, chains and rules, except for those of
+// entry.
 func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
 	batch.AddTable(s.table, tableComment)
 	return s.writeInside(batch, c, full)
 }
 
-// writeInside writes what the table has.
+// writeInside writes the content of the table.
 func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
@@ -286,13 +308,13 @@ func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desire
 	return rules.err
 }
 
-// hasChain says whether a chain is one of those that writeSkeleton makes.
+// hasChain reports whether writeSkeleton creates a chain.
 func (s *schema) hasChain(name string) bool {
 	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name }) ||
 		slices.ContainsFunc(s.sides[:], func(d side) bool { return slices.Contains(d.chainNames(), name) })
 }
 
-// explain adds to a refusal of the kernel's which object it is about.
+// explain adds the Service to a refusal by the kernel.
 func (b *Backend) explain(err error, change *desired.Change) error {
 	var refused *nfnl.BatchError
 	if !errors.As(err, &refused) || refused.Key == nil {

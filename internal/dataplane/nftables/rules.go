@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names of chains, beside those of sides.
+// Names of chains.
 const (
 	chainPrerouting    = "prerouting"
 	chainOutput        = "output"
@@ -30,10 +30,10 @@ const (
 	chainAffinity      = "affinity" // of a side
 )
 
-// chains are all chains but those of sides. The base chains have the priorities
-// that nft calls dstnat and srcnat, as kube-proxy's do, but the latter is one less:
-// the kernel asks no further chain once one has masqueraded, and where that is
-// somebody else's, no client's backend would be remembered.
+// chains lists all chains except those of sides. The base chains have the priorities dstnat
+// and srcnat - 1. kube-proxy uses dstnat and srcnat. After one chain has masqueraded a
+// packet, the kernel skips the following ones, so a chain of another process could prevent
+// that a client's backend is recorded.
 var chains = []nfnl.Chain{
 	{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100}},
 	{Name: chainOutput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -100}},
@@ -50,13 +50,13 @@ var chains = []nfnl.Chain{
 	{Name: chainMasquerade},
 }
 
-// Registers, 4 bytes each (NFT_REG32_00 is 8). A look-up's value takes two, of
-// which the second one counts.
+// Registers, 4 bytes each (NFT_REG32_00 is 8). The value of a look-up takes two, and the
+// first of them is unused.
 const (
 	regKey       = 8  // address, protocol and port: up to 6 registers
 	regValue     = 16 // unused word
-	regValueWord = 17 // pool, then the size to draw below
-	regSlot      = 18 // beside the pool, as endpoints' key has it
+	regValueWord = 17 // pool, then its value in the map pools
+	regSlot      = 18 // next to the pool: both form a key of endpoints
 )
 
 const (
@@ -82,7 +82,8 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 	}
 }
 
-// static writes the rules that depend on configuration alone, but for entry's.
+// static writes the rules that depend only on the configuration, except for those of
+// entry.
 func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	cluster := &w.sides[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
@@ -103,13 +104,13 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainExternal, "", goTo(chainDispatch))
 
 	w.rule(chainSources, "", w.frontend(), w.loadTo(w.saddr, w.afterFrontend()), in(w.sources), ret())
-	w.rule(chainSources, "who is not let in", drop())
+	w.rule(chainSources, "source address not allowed", drop())
 
 	w.externalLocal(full, mark)
 
 	w.dispatch(chainDispatch, cluster)
 	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
-	w.rule(chainDispatch, "not while its size changes", w.frontend(), inMap(cluster.frontends), drop())
+	w.rule(chainDispatch, "the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainDispatch, "", notOurs(), goTo(chainReject))
 
 	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
@@ -123,12 +124,12 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainInput, rememberComment, w.remembered())
 	w.rule(chainPostrouting, rememberComment, w.remembered())
 	w.rule(chainPostrouting, "", marked(mark), goTo(chainMasquerade))
-	w.rule(chainPostrouting, "a pod that reaches itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
+	w.rule(chainPostrouting, "from a pod to itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
 }
 
-// masquerade writes the rule that marks what is masqueraded.
+// masquerade writes the rule that marks the traffic to masquerade.
 func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desired.LocalTraffic, mark uint32) {
 	switch from := w.notFromPod(local); {
 	case m == desired.MasqueradeAlways:
@@ -140,15 +141,15 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 	}
 }
 
-// entry writes the rules that lead packets to Services.
+// entry writes the rules through which packets enter the table.
 func (w *ruleWriter) entry() {
 	w.rule(chainPrerouting, "", jump(chainServices))
 	w.rule(chainOutput, "", jump(chainServices))
 }
 
-// externalLocal writes the chain for external traffic that may go to local
-// backends only. What starts on this node may go to all, as if it had gone out to
-// a load balancer and come in again somewhere else.
+// externalLocal writes the chain for external traffic that may go to local backends only.
+// Traffic that starts on this node may go to all backends, as if it had passed a load
+// balancer and arrived at another node.
 func (w *ruleWriter) externalLocal(full *desired.Change, mark uint32) {
 	if from := w.fromPod(full.Local); from != nil {
 		w.rule(chainExternalLocal, "from a pod", from, goTo(chainDispatch))
@@ -156,21 +157,22 @@ func (w *ruleWriter) externalLocal(full *desired.Change, mark uint32) {
 	w.masquerade(chainExternalLocal, full.Masquerade.Local, full.Local, mark)
 	w.rule(chainExternalLocal, "from this node", fromNode(), goTo(chainDispatch))
 	w.dispatch(chainExternalLocal, &w.sides[desired.Local])
-	w.rule(chainExternalLocal, "not while its size changes", drop())
+	w.rule(chainExternalLocal, "the pool is being changed", drop())
 }
 
-// dispatch writes the rules that go from a packet to the chain that picks one of
-// its backends. While a transaction replaces the size of a pool, a look-up that
-// straddles its commit can find neither the old nor the new element (up to Linux
-// 6.16). The second try finds the new one.
+// secondTry is the comment of a rule that repeats the one before it.
+const secondTry = "second try: see the documentation"
+
+// dispatch writes the rules that go to the chain that picks a backend for the packet.
+// During the commit of a transaction that replaces an element, a look-up can find neither
+// the old nor the new element (up to Linux 6.16). The second try finds the new one.
 func (w *ruleWriter) dispatch(chain string, d *side) {
-	comment := "@" + d.frontends.Name + "[ip daddr . meta l4proto . th dport], its @pools, its @" + d.picks.Name
-	for range 2 {
+	firstTry := "@" + d.frontends.Name + "[ip daddr . meta l4proto . th dport], its @pools, its @" + d.picks.Name
+	for _, comment := range []string{firstTry, secondTry} {
 		w.rule(chain, comment, w.pool(d), []expr.Any{
 			lookup(w.pools, regValueWord, regValue), matchZeroPrefix(regValue),
 			lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
 		})
-		comment = "the same once more: see the documentation"
 	}
 }
 
@@ -182,11 +184,11 @@ func (s *schema) frontendTo(reg uint32) []expr.Any {
 	return append(s.loadTo(s.daddr, reg), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next}, dport(next+1))
 }
 
-// afterFrontend is the register that follows frontend's.
+// afterFrontend is the register after the key of frontends.
 func (s *schema) afterFrontend() uint32 { return regKey + s.addrLen/4 + 2 }
 
-// pool finds the packet's pool. Loading the port into the register where the
-// pool arrives is for nft alone (see the package's documentation).
+// pool looks up the packet's pool. The port in the register of the pool is only for the
+// nft command (see the package's documentation).
 func (s *schema) pool(d *side) []expr.Any {
 	return append(s.frontend(), dport(regValueWord), lookup(d.frontends, regKey, regValue), matchZeroPrefix(regValue))
 }
@@ -196,8 +198,8 @@ func dport(reg uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// matchZeroPrefix compares the first word of a look-up's value, which is always 0, with 0. That
-// makes nft list the look-up.
+// matchZeroPrefix compares the first word of a look-up's value with 0. It always matches,
+// and makes the nft command print the look-up.
 func matchZeroPrefix(reg uint32) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)}
 }
@@ -223,13 +225,13 @@ func lookup(set *nfnl.Set, from, to uint32) expr.Any {
 	return &expr.Lookup{SetName: set.Name, SourceRegister: from, DestRegister: to, IsDestRegSet: true}
 }
 
-// in matches what is in a set.
+// in matches the members of a set.
 func in(set *nfnl.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey}}
 }
 
-// inMap matches what is in a map of values, for which the kernel knows no other
-// way than to look the value up.
+// inMap matches the keys of a map of values. The kernel has no expression for this but to
+// look up the value.
 func inMap(set *nfnl.Set) []expr.Any {
 	return []expr.Any{lookup(set, regKey, regValue), matchZeroPrefix(regValue)}
 }
@@ -251,7 +253,7 @@ func protocol(p byte) []expr.Any {
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// masked keeps the bits of the register that are in mask, and flips those in xor.
+// masked computes register & mask ^ xor.
 func masked(mask, xor uint32) expr.Any {
 	return &expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(mask), Xor: word(xor)}
 }

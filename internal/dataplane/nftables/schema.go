@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableName is the name of our tables in both families.
+// tableName is the name of the tables of both families.
 const tableName = "slipstream"
 
-// tableComment is the comment of our tables.
+// tableComment is the comment of the tables.
 const tableComment = "slipstream Service proxy"
 
-// schema is what depends on the address family.
+// schema describes the table of one address family.
 type schema struct {
 	table   nfnl.Table
 	addrLen uint32 // bytes
@@ -28,21 +28,21 @@ type schema struct {
 
 	sides [scopes]side // by desired.Scope
 
-	pools               *nfnl.Set // what to draw below, of pools of both sides
-	external            *nfnl.Set // frontends that are no ClusterIPs
+	pools               *nfnl.Set // upper bounds of random slots, for pools of both sides
+	external            *nfnl.Set // frontends that are not ClusterIPs
 	clusterIPs          *nfnl.Set
 	serviceCIDRs        *nfnl.Set
 	hairpin             *nfnl.Set
-	restricted, sources *nfnl.Set // frontends for which it matters who connects, and who may
+	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	sticky              *nfnl.Set // frontends with session affinity
-	affinity, members   *nfnl.Set // which client has which backend, and which backends there are
-	remember            *nfnl.Set // for how long
+	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
+	remember            *nfnl.Set // chains by timeout
 }
 
 const scopes = 2
 
-// side is what there is twice: for pools of the Cluster scope and of the Local
-// scope. A frontend can have one of each.
+// side is the part of a schema that exists twice: for pools of the Cluster scope and of
+// the Local scope. A frontend can have one of each.
 type side struct {
 	prefix                      string // of the names of sets and chains
 	frontends, endpoints, picks *nfnl.Set
@@ -53,9 +53,9 @@ var schemas = [...]schema{
 	desired.IPv6: newSchema(nfnl.IPv6, 16, 8, 24, nfnl.TypeIP6Addr),
 }
 
-// affinities is how many clients' backends are remembered at the most, for each
-// family and over all Services. Further clients are served without affinity. The
-// kernel allocates 16 bytes for each of these at the start.
+// affinities is the maximum number of clients with session affinity, in each family and
+// for all Services together. Further clients are served without affinity. The kernel
+// allocates 16 bytes for each at the start.
 const affinities = 1 << 18
 
 func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) schema {
@@ -99,9 +99,9 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 		hairpin:      &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
 		restricted:   &nfnl.Set{Name: "restricted", KeyType: frontendType, KeyLen: frontendLen},
 		sources: &nfnl.Set{
-			// One long number rather than a concatenation, for which the
-			// kernel has another kind of set, copied as a whole with
-			// every change (nft_set_pipapo).
+			// One long number instead of a concatenation: the kernel's
+			// set for concatenations with intervals is copied as a whole
+			// with every change (nft_set_pipapo).
 			Name:    "sources",
 			KeyType: nfnl.TypeInteger, KeyLen: frontendLen + addrLen, Flags: unix.NFT_SET_INTERVAL,
 		},
@@ -128,11 +128,11 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 	}
 }
 
-// sets are all sets and maps.
+// sets lists all sets and maps.
 func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) }
 
-// programmed are the sets and maps whose elements are ours; the other's are the
-// rules' own.
+// programmed lists the sets and maps with elements that the proxy writes: all except
+// affinity.
 func (s *schema) programmed() []*nfnl.Set {
 	all := []*nfnl.Set{
 		s.pools, s.external, s.clusterIPs, s.serviceCIDRs, s.hairpin,
@@ -144,16 +144,16 @@ func (s *schema) programmed() []*nfnl.Set {
 	return all
 }
 
-// Keys and values are appended to a buffer that the caller uses again. Numbers
-// of our own making are in host byte order, as registers are; what is compared
-// with or written to packets is in network byte order.
+// Keys and values are appended to a buffer that the caller reuses. The proxy's numbers
+// are in host byte order, like registers. Values from or for packets are in network byte
+// order.
 
 // addr appends an address of the schema's family.
 func (s *schema) addr(b []byte, ip [16]byte) []byte { return append(b, ip[16-s.addrLen:]...) }
 
 func number(b []byte, n uint32) []byte { return binary.NativeEndian.AppendUint32(b, n) }
 
-// firstNumber is the number that a key or value starts with.
+// firstNumber decodes the number at the start of a key or value.
 func firstNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 func port(b []byte, p uint16) []byte { return append(b, byte(p>>8), byte(p), 0, 0) }
@@ -164,7 +164,7 @@ func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
 	return port(b, k.Port())
 }
 
-// secondWord is a value whose first word nothing uses (see the package's
+// secondWord encodes a value with an unused first word (see the package's
 // documentation).
 func secondWord(b []byte, n uint32) []byte { return number(number(b, 0), n) }
 
@@ -172,16 +172,15 @@ func (s *schema) endpointValue(b []byte, e desired.Backend) []byte {
 	return port(s.addr(b, e.As16()), e.Port())
 }
 
-// is says whether an address is of the schema's family.
+// is reports whether an address is of the schema's family.
 func (s *schema) is(a netip.Addr) bool { return a.BitLen() == int(s.addrLen)*8 }
 
 func (s *schema) hairpinKey(b []byte, a netip.Addr) []byte {
 	return s.addr(s.addr(b, a.As16()), a.As16())
 }
 
-// affinityID is a number for a Service port that all its frontends share and that
-// stays the same from run to run: 64 bits of a hash of its name. Upstream, too,
-// remembers clients by Service port.
+// affinityID identifies a Service port, with all of its frontends, across runs: a 64-bit
+// hash of its name. kube-proxy, too, records clients by Service port.
 func affinityID(p desired.ServicePort, proto desired.Protocol) uint64 {
 	hash := fnv.New64a()
 	for _, part := range []string{p.Namespace, p.Name, p.Port, proto.String()} {
@@ -191,18 +190,18 @@ func affinityID(p desired.ServicePort, proto desired.Protocol) uint64 {
 	return hash.Sum64()
 }
 
-// stickyValue is what sticky says of a frontend: its affinity ID and timeout.
+// stickyValue encodes a frontend's value in the map sticky: its affinity ID and timeout.
 func stickyValue(b []byte, f *desired.Frontend) []byte {
 	b = binary.NativeEndian.AppendUint64(number(b, 0), affinityID(f.Service, f.Protocol))
 	return number(b, f.Affinity)
 }
 
-// memberKey says that a backend is in a pool.
+// memberKey encodes the key of a pool and a backend in members.
 func (s *schema) memberKey(b []byte, pool uint32, e desired.Backend) []byte {
 	return s.endpointValue(number(b, pool), e)
 }
 
-// rangeOf are the first and the last address of a range.
+// rangeOf returns the first and the last address of a range.
 func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
 	first = p.Masked().Addr().AsSlice()
 	last = slices.Clone(first)
@@ -212,7 +211,7 @@ func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
 	return first, last
 }
 
-// decodeFrontendKey is the inverse of frontendKey, for messages.
+// decodeFrontendKey is the inverse of frontendKey.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
 	if len(k) < int(s.addrLen)+2*4 {
 		return f, false
@@ -225,10 +224,10 @@ func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
 	}, true
 }
 
-// schemaOf is the schema for an address.
+// schemaOf returns the schema for an address.
 func schemaOf(a netip.Addr) *schema { return &schemas[desired.FamilyOf(a)] }
 
-// family is the schema's family.
+// family returns the schema's family.
 func (s *schema) family() desired.Family {
 	if s.table.Family == nfnl.IPv4 {
 		return desired.IPv4
@@ -236,7 +235,7 @@ func (s *schema) family() desired.Family {
 	return desired.IPv6
 }
 
-// nfproto is the schema's family in the kernel's numbers.
+// nfproto returns the schema's family as an NFPROTO_* number.
 func (s *schema) nfproto() uint32 {
 	if s.table.Family == nfnl.IPv4 {
 		return unix.NFPROTO_IPV4

@@ -10,7 +10,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// op says what to do with an element.
+// op is the operation on an element.
 type op bool
 
 const (
@@ -18,28 +18,28 @@ const (
 	del op = false
 )
 
-// writer encodes elements. Its buffers are used again for every element.
+// writer encodes elements. It reuses its buffers.
 type writer struct {
-	batch      *nfnl.Batch
-	key, value []byte
-	base       uint32 // the number of the pool with ID 0
-	resized    []resized
+	batch       *nfnl.Batch
+	key, value  []byte
+	base        uint32 // the kernel's number for the pool with ID 0
+	poolUpdates []poolUpdate
 }
 
-// resized is what is to be written for one pool.
-type resized struct {
+// poolUpdate is the difference to write for one pool.
+type poolUpdate struct {
 	id            desired.PoolID
 	schema        *schema
 	side          *side
-	before, after int // the size to draw below, or dropDraw
+	before, after int // as from drawOf
 	isNew, gone   bool
 	slots         []dataplane.SlotChange
-	fresh         []desired.Backend // instead of slots, when the pool is new: all of them
+	all           []desired.Backend // instead of slots for a new pool: its backends in order of slots
 
-	removed, added []desired.Backend // of a pool with affinity
+	removed, added []desired.Backend // only for a pool with affinity
 }
 
-// number is a pool's number in the kernel.
+// number returns a pool's number in the kernel.
 func (w *writer) number(id desired.PoolID) uint32 { return w.base + uint32(id) }
 
 func (w *writer) poolKey(id desired.PoolID) []byte {
@@ -52,7 +52,7 @@ func (w *writer) endpointKey(id desired.PoolID, slot int) []byte {
 	return w.key
 }
 
-func (w *writer) addPool(r *resized) {
+func (w *writer) addPool(r *poolUpdate) {
 	if r.gone || !r.isNew && r.before == r.after {
 		return
 	}
@@ -60,15 +60,15 @@ func (w *writer) addPool(r *resized) {
 	w.batch.AddElement(r.schema.table, r.schema.pools, w.poolKey(r.id), w.value, "")
 }
 
-func (w *writer) deletePool(r *resized) {
+func (w *writer) deletePool(r *poolUpdate) {
 	if r.isNew || !r.gone && r.before == r.after {
 		return
 	}
 	w.batch.DeleteElement(r.schema.table, r.schema.pools, w.poolKey(r.id))
 }
 
-func (w *writer) addSlots(r *resized) {
-	for i, e := range r.fresh {
+func (w *writer) addSlots(r *poolUpdate) {
+	for i, e := range r.all {
 		w.addSlot(r, i, e)
 	}
 	for _, c := range r.slots {
@@ -78,12 +78,12 @@ func (w *writer) addSlots(r *resized) {
 	}
 }
 
-func (w *writer) addSlot(r *resized, slot int, e desired.Backend) {
+func (w *writer) addSlot(r *poolUpdate, slot int, e desired.Backend) {
 	w.value = r.schema.endpointValue(w.value[:0], e)
 	w.batch.AddElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, slot), w.value, "")
 }
 
-func (w *writer) deleteSlots(r *resized) {
+func (w *writer) deleteSlots(r *poolUpdate) {
 	for _, c := range r.slots {
 		if c.Had {
 			w.batch.DeleteElement(r.schema.table, r.side.endpoints, w.endpointKey(r.id, c.Slot))
@@ -91,15 +91,15 @@ func (w *writer) deleteSlots(r *resized) {
 	}
 }
 
-func (w *writer) deleteMembers(r *resized) { w.eachMember(del, r, r.removed) }
+func (w *writer) deleteMembers(r *poolUpdate) { w.eachMember(del, r, r.removed) }
 
-func (w *writer) addMembers(r *resized) {
+func (w *writer) addMembers(r *poolUpdate) {
 	if !r.gone {
 		w.eachMember(add, r, r.added)
 	}
 }
 
-func (w *writer) eachMember(op op, r *resized, all []desired.Backend) {
+func (w *writer) eachMember(op op, r *poolUpdate, all []desired.Backend) {
 	for _, e := range all {
 		w.key = r.schema.memberKey(w.key[:0], w.number(r.id), e)
 		w.member(op, r.schema, r.schema.members)
@@ -122,7 +122,7 @@ func (w *writer) addresses(op op, s *schema, clusterIPs, hairpinIPs *desired.Add
 	}
 }
 
-// of is the part of a change that op is for.
+// of returns the part of a change that the operation applies to.
 func (o op) of(c *desired.AddressChange) []netip.Addr {
 	if o == add {
 		return c.Added

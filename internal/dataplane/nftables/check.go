@@ -13,49 +13,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guard detects external modifications of our tables.
+// detector detects modifications of the tables by other processes.
 //
-// The kernel counts the ruleset's transactions. As long as the count is what
-// our own commits make it, nothing can have happened, and the check is one
-// small request. (Being notified of changes would cost more: with a listener,
-// the kernel reports every element of our own transactions too.) When the count
-// is off, another process has committed, mostly to other tables, and ours are
-// read to find out whether they are the same tables with the same rules, and then,
-// spread over the next checks, whether every pool still has its elements.
-type guard struct {
-	generation uint32               // as it is when nobody else does anything; 0 when not known
-	tables     [len(schemas)]uint64 // handles, unique to each incarnation of a table
+// The kernel counts the ruleset's transactions in its generation. While the generation
+// equals the one after this process's last commit, no other process has committed, and a
+// check is one small request. (Notifications would cost more: with a listener, the kernel
+// also reports every element of this process's transactions.) If the generation differs,
+// another process has committed, usually to other tables. Then the handles and rules of
+// the tables are compared at once, and the elements of all pools are looked up, spread
+// over the next checks.
+type detector struct {
+	generation uint32               // after this process's last commit; 0 if unknown
+	tables     [len(schemas)]uint64 // handles, which differ when a table is created again
 
-	sample   int // where in the list of pools the next sample starts
-	unlooked int // pools that no sample has had since somebody changed something
+	nextSample int // index in the list of pools
+	unchecked  int // number of pools to check after a commit by another process
 }
 
 // sampleSize is how many pools of each family are looked up in one Check.
 const sampleSize = 16
 
-func (g *guard) committed() {
-	if g.generation != 0 {
-		g.generation = nfnl.NextGeneration(g.generation)
+func (d *detector) committed() {
+	if d.generation != 0 {
+		d.generation = nfnl.NextGeneration(d.generation)
 	}
 }
 
-// reset makes what was just committed, for a generation, the norm. Rules that were
-// written with it are given their fingerprint, unless another process has committed
-// meanwhile: the next Check then finds that they have none.
-func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
-	g.generation, g.unlooked = 0, 0
+// reset records the state after a commit for a generation as the expected state. For
+// tables whose rules were written, it commits the fingerprint of the rules. If another
+// process has committed meanwhile it does not, and the next Check finds no fingerprint.
+func (d *detector) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
+	d.generation, d.unchecked = 0, 0
 	if generation != 0 {
 		generation = nfnl.NextGeneration(generation)
 	}
 	var batch nfnl.Batch
 	for f := range b.served {
-		handle, o, err := b.mark(f)
+		handle, o, err := b.identify(f)
 		if errors.Is(err, unix.ENOENT) {
-			generation = 0 // it is gone already, which the next Check is to see
+			generation = 0 // deleted by another process; the next Check reports it
 		} else if err != nil {
 			return err
 		}
-		g.tables[f] = handle
+		d.tables[f] = handle
 		if written[f] {
 			batch.AddChain(schemas[f].table, nfnl.Chain{Name: o.fingerprint.chain()})
 		}
@@ -70,13 +70,13 @@ func (g *guard) reset(b *Backend, generation uint32, written [len(schemas)]bool)
 			generation = nfnl.NextGeneration(generation)
 		}
 	}
-	g.generation = generation
+	d.generation = generation
 	return nil
 }
 
 // mark reads a table's handle and outline. Where there is no table, the error wraps
 // ENOENT.
-func (b *Backend) mark(f int) (handle uint64, o outline, err error) {
+func (b *Backend) identify(f int) (handle uint64, o outline, err error) {
 	s := &schemas[f]
 	info, err := b.conn.Table(s.table)
 	if err == nil && info.Dormant {
@@ -91,11 +91,11 @@ func (b *Backend) mark(f int) (handle uint64, o outline, err error) {
 	return info.Handle, o, nil
 }
 
-var errDormant = errors.New("it is dormant")
+var errDormant = errors.New("the table is dormant")
 
 // Check implements dataplane.Dataplane. It finds missing and replaced tables,
 // missing and replaced rules and emptied sets at once, and single missing
-// elements by and by.
+// elements within several calls.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
@@ -104,15 +104,15 @@ func (b *Backend) Check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the ruleset's generation: %w", err)
 	}
-	if generation != b.guard.generation {
+	if generation != b.detector.generation {
 		for f := range b.served {
 			if err := b.checkTable(f); err != nil {
 				return err
 			}
 		}
-		b.guard.generation, b.guard.unlooked = generation, len(b.pools)
+		b.detector.generation, b.detector.unchecked = generation, len(b.pools)
 	}
-	if b.guard.unlooked > 0 {
+	if b.detector.unchecked > 0 {
 		return b.checkSample()
 	}
 	return nil
@@ -124,18 +124,18 @@ func damaged(s *schema, what string) error {
 
 func (b *Backend) checkTable(f int) error {
 	s := &schemas[f]
-	handle, o, err := b.mark(f)
+	handle, o, err := b.identify(f)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return damaged(s, "it is gone")
+		return damaged(s, "the table was deleted")
 	case errors.Is(err, errDormant):
-		return damaged(s, "it is dormant")
+		return damaged(s, "the table is dormant")
 	case err != nil:
 		return err
-	case handle != b.guard.tables[f]:
-		return damaged(s, "it has been replaced")
+	case handle != b.detector.tables[f]:
+		return damaged(s, "the table was replaced")
 	case !o.intact():
-		return damaged(s, "it has other rules")
+		return damaged(s, "rules were modified")
 	}
 	for i := range s.sides {
 		d := &s.sides[i]
@@ -147,7 +147,7 @@ func (b *Backend) checkTable(f int) error {
 	}
 	for _, seconds := range b.timeouts[f] {
 		if o.remembered[rememberChain(seconds)] != 1 {
-			return damaged(s, "chain "+rememberChain(seconds)+" has other rules")
+			return damaged(s, "chain "+rememberChain(seconds)+" was modified")
 		}
 		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
 			return err
@@ -156,13 +156,13 @@ func (b *Backend) checkTable(f int) error {
 	return nil
 }
 
-// checkElement returns an error unless an element is there.
+// checkElement returns an error unless an element exists.
 func (b *Backend) checkElement(s *schema, set *nfnl.Set, key []byte, what string) error {
-	there, err := b.conn.Has(s.table, set.Name, key)
+	exists, err := b.conn.Has(s.table, set.Name, key)
 	if err != nil {
 		return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 	}
-	if !there {
+	if !exists {
 		return damaged(s, what+" is missing")
 	}
 	return nil
@@ -170,23 +170,23 @@ func (b *Backend) checkElement(s *schema, set *nfnl.Set, key []byte, what string
 
 // checkSample looks up elements of the next few pools.
 func (b *Backend) checkSample() error {
-	for n := len(schemas) * sampleSize; n > 0 && b.guard.unlooked > 0; {
-		b.guard.unlooked--
-		b.guard.sample = (b.guard.sample + 1) % len(b.pools)
-		p := b.pools[b.guard.sample]
+	for n := len(schemas) * sampleSize; n > 0 && b.detector.unchecked > 0; {
+		b.detector.unchecked--
+		b.detector.nextSample = (b.detector.nextSample + 1) % len(b.pools)
+		p := b.pools[b.detector.nextSample]
 		if p == nil {
 			continue
 		}
 		n--
-		if err := b.checkPool(desired.PoolID(b.guard.sample), p); err != nil {
+		if err := b.checkPool(desired.PoolID(b.detector.nextSample), p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkPool looks up one element of each kind on the way from a frontend to a
-// backend of the pool.
+// checkPool looks up one element of each kind that leads from a frontend to a backend of
+// the pool.
 func (b *Backend) checkPool(id desired.PoolID, p *dataplane.Pool) error {
 	s, w := &schemas[p.Family], &b.writer
 	what := fmt.Sprintf("an element of Service %s", p.Service)
@@ -205,7 +205,7 @@ func (b *Backend) checkPool(id desired.PoolID, p *dataplane.Pool) error {
 	return err
 }
 
-// checkFrontend looks up all elements of a frontend but its ranges of sources.
+// checkFrontend looks up all elements of a frontend except its source ranges.
 func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) error {
 	key := s.frontendKey(nil, f.FrontendKey)
 	err := b.checkElement(s, s.sides[f.Scope].frontends, key, what)
