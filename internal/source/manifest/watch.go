@@ -76,7 +76,7 @@ func newWatch(dir string) (*watch, error) {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	w := &watch{dir: dir, notify: notify, files: map[string]*file{}, objects: map[key]source.Object{}}
-	if _, err = w.follow(); err == nil {
+	if err = w.follow(); err == nil {
 		_, err = os.ReadDir(dir)
 	}
 	if err != nil {
@@ -93,13 +93,17 @@ func (w *watch) close() {
 // look reads the files if something has changed, and delivers what follows. It returns
 // after how long to look again.
 func (w *watch) look(now time.Time) time.Duration {
-	dir, err := w.follow()
+	err := w.follow()
 	if err == nil && !w.changed && !w.poll {
 		return pollPeriod
 	}
 	var infos map[string]fs.FileInfo
+	var dir fs.FileInfo
 	if err == nil {
 		infos, err = w.list()
+	}
+	if err == nil {
+		dir, err = os.Stat(w.dir) // after it was listed: the list may lack a file that was being renamed
 	}
 	if err != nil {
 		w.changed = true
@@ -120,28 +124,28 @@ func (w *watch) look(now time.Time) time.Duration {
 }
 
 // follow makes sure that the directory that is there now is the one that is watched.
-func (w *watch) follow() (os.FileInfo, error) {
+func (w *watch) follow() error {
 	info, err := os.Stat(w.dir)
 	if err == nil && !info.IsDir() {
 		err = errors.New("is not a directory")
 	}
 	if err != nil {
 		w.watched = nil
-		return nil, err
+		return err
 	}
 	// fsnotify forgets a directory that is removed. A new one may have its inode number.
 	if w.watched != nil && os.SameFile(info, w.watched) && len(w.notify.WatchList()) > 0 {
-		return info, nil
+		return nil
 	}
 	if err := w.notify.Remove(w.dir); err != nil && !errors.Is(err, fsnotify.ErrNonExistentWatch) {
 		w.log.V(4).Info("Removing a watch", "err", err)
 	}
 	w.changed, w.replaced, w.watched = true, w.synced, nil
 	if err := w.notify.Add(w.dir); err != nil {
-		return nil, fmt.Errorf("cannot be watched: %w", err)
+		return fmt.Errorf("cannot be watched: %w", err)
 	}
 	w.watched = info
-	return info, nil
+	return nil
 }
 
 // list returns the manifests of the directory. The targets of links count.
@@ -163,7 +167,11 @@ func (w *watch) list() (map[string]fs.FileInfo, error) {
 		if err != nil && isLink {
 			info, err = entry.Info() // reading it tells what is wrong
 		}
-		if err == nil && !info.IsDir() {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // deleted meanwhile
+		case err != nil:
+			return nil, err
+		case !info.IsDir():
 			infos[name] = info
 		}
 	}
@@ -173,18 +181,18 @@ func (w *watch) list() (map[string]fs.FileInfo, error) {
 // unsettled returns after how long the directory and its files may be read, if they
 // have just changed.
 func (w *watch) unsettled(dir fs.FileInfo, infos map[string]fs.FileInfo, now time.Time) time.Duration {
-	newest := dir.ModTime()
-	for _, info := range infos {
-		if t := info.ModTime(); t.After(newest) {
-			newest = t
-		}
-	}
 	quiet := settle
 	if w.replaced {
 		quiet = settleBack
 	}
-	delay := newest.Add(quiet).Sub(now)
-	if delay <= 0 || delay > quiet { // a time in the future says nothing
+	delay := time.Duration(0)
+	for _, info := range append(slices.Collect(maps.Values(infos)), dir) {
+		// A time in the future says nothing, unless it has just become the present.
+		if d := quiet - now.Sub(info.ModTime()); d <= 2*quiet {
+			delay = max(delay, min(d, quiet))
+		}
+	}
+	if delay == 0 {
 		return 0
 	}
 	if w.since.IsZero() {

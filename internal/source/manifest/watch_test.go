@@ -5,11 +5,14 @@ package manifest
 import (
 	"io/fs"
 	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -145,15 +148,56 @@ func TestChangesThatGoOn(t *testing.T) {
 	c.want("Set Service default/other")
 }
 
-// TestTimeInTheFuture has a file with a wrong time of modification.
+// TestTimeInTheFuture has a directory and a file with a wrong time of modification.
 func TestTimeInTheFuture(t *testing.T) {
 	c := newClock(t)
 	c.write("other.yaml", service("other", 1))
 	now := c.newest().Add(settle)
-	c.check(os.Chtimes(c.path("other.yaml"), now, now.Add(time.Hour)))
+	for _, path := range []string{c.dir, c.path("other.yaml")} {
+		c.check(os.Chtimes(path, now, now.Add(time.Hour)))
+	}
 	c.watch.changed = true
 	c.watch.look(now)
 	c.want("Set Service default/other")
+}
+
+// TestTimeInTheFutureOfAnother writes a file beside one with a wrong time of modification.
+func TestTimeInTheFutureOfAnother(t *testing.T) {
+	c := newClock(t)
+	c.write("other.yaml", service("other", 1))
+	wrote := c.newest()
+	c.check(os.Chtimes(c.path("web.yaml"), wrote, wrote.Add(time.Hour)))
+	c.watch.changed = true
+	if delay := c.watch.look(wrote.Add(settle - time.Millisecond)); delay != time.Millisecond {
+		t.Errorf("looks again after %s", delay)
+	}
+	c.want()
+}
+
+// TestDirectoryWithoutSearchPermission has a directory that can be listed, but no file in
+// it can be looked at.
+func TestDirectoryWithoutSearchPermission(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("takes on another user's rights, so needs root")
+	}
+	c := newClock(t)
+	var errs []string
+	c.watch.onError = func(err error) { errs = append(errs, err.Error()) }
+	for dir := filepath.Dir(c.dir); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		c.check(os.Chmod(dir, 0o755))
+	}
+	c.check(os.Chmod(c.dir, 0o744))
+	now := c.newest().Add(settle)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c.check(unix.Setfsuid(65534))
+	defer func() { c.check(unix.Setfsuid(0)) }()
+	c.watch.changed = true
+	c.watch.look(now)
+	c.want()
+	if len(errs) != 1 || !strings.HasSuffix(errs[0], "permission denied: keeping the 1 objects known from it") {
+		t.Errorf("errors %q", errs)
+	}
 }
 
 // TestDirectoryIsFilledAgain has a directory that was removed come back empty.
