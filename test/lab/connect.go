@@ -35,9 +35,9 @@ type connectOptions struct {
 // ConnectOption changes what Connect, Stream and Load do by default.
 type ConnectOption func(*connectOptions)
 
-// answerTimeout is how long, at least, the answer on an established connection is waited
-// for. A handshake is the kernels' work alone and shows a lost packet after a second; an
-// answer needs a server to run, which on a busy machine can take as long.
+// answerTimeout is the minimum timeout of the answer on an established connection. Only
+// the kernel takes part in a handshake. An answer also needs the server's goroutine, which
+// may wait for a second on a busy machine.
 const answerTimeout = 3 * time.Second
 
 // Timeout bounds a handshake, or (with a tenth more) the exchange of a datagram. The
@@ -59,8 +59,8 @@ func newConnectOptions(opts []ConnectOption) connectOptions {
 // Connect makes one short connection, or exchanges one datagram, with a lab
 // server. It waits for the server's answer and ends a connection with a reset.
 // Errors are of type *TrafficError; see ErrRefused, ErrTimeout and Outcome.
-// ICMP errors other than port unreachable come as their error numbers
-// (EHOSTUNREACH), a datagram dropped on its way out of the machine as EPERM.
+// ICMP errors other than port unreachable are returned as their error numbers
+// (EHOSTUNREACH), a datagram dropped by the machine's own rules as EPERM.
 func (m *Machine) Connect(p Protocol, dest netip.AddrPort, opts ...ConnectOption) (Reply, error) {
 	return m.exchange(p, dest, newConnectOptions(opts))
 }
@@ -75,7 +75,7 @@ func (m *Machine) exchange(p Protocol, dest netip.AddrPort, o connectOptions) (R
 	return c.reply, nil
 }
 
-// client is a connection on which the first answer has come.
+// client is a connection on which the first answer was received.
 type client struct {
 	*socket
 	lines lineReader // TCP and SCTP: what follows the first answer
@@ -137,8 +137,8 @@ func (m *Machine) clientSocket(p Protocol, dest netip.AddrPort) (s *socket, err 
 	if err != nil || p == TCP {
 		return s, err
 	}
-	// Without this UDP hears of port unreachable but of no other ICMP error, and
-	// SCTP of none.
+	// Without this, the kernel reports only port unreachable to UDP sockets, and no
+	// ICMP error to SCTP sockets.
 	if ipv6 {
 		err = s.setInt(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
 	} else {

@@ -15,7 +15,7 @@ import (
 // ICMP port unreachable in answer to the first packet (ECONNREFUSED).
 var ErrRefused = errors.New("refused")
 
-// ErrTimeout says that no answer came in time.
+// ErrTimeout says that no answer was received in time.
 var ErrTimeout = errors.New("timeout")
 
 // TrafficError is the failure of a connection or a datagram exchange.

@@ -30,8 +30,8 @@ func (l *Lab) Host(name string, addrs ...netip.Prefix) (*Host, error) {
 	return h, nil
 }
 
-// RouteToPods gives the host routes to the pod CIDRs of all nodes, those that
-// come later included.
+// RouteToPods gives the host routes to the pod CIDRs of all nodes, including nodes that are
+// added later.
 func (h *Host) RouteToPods() error {
 	h.lab.build.Lock()
 	defer h.lab.build.Unlock()

@@ -113,14 +113,14 @@ func (l *Lab) add(m *Machine, kind, name string, profile profile) error {
 		l.forget(m)
 		return fmt.Errorf("lab: %s %s: %w", kind, name, err)
 	}
-	if !m.setNamespace(ns) { // Lab.Close came in between
+	if !m.setNamespace(ns) { // Lab.Close was called meanwhile
 		ns.Close()
 		return fmt.Errorf("lab: %s %s: lab: %w", kind, name, ErrClosed)
 	}
 	return nil
 }
 
-// forget gives the machine's name free.
+// forget frees the machine's name.
 func (l *Lab) forget(m *Machine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -132,10 +132,10 @@ func (n *Namespace) waitNeighbor(index int, a netip.Addr, deadline time.Time) er
 			return fmt.Errorf("neighbor %v did not answer in %v", a, usableTimeout)
 		}
 		if now.Sub(asked) > 20*time.Millisecond {
-			// The first question may come too early: IPv6 joins an address's
-			// multicast group, and makes the link-local address to ask from, in the
-			// background. The kernel itself asks again only after a second, so
-			// an unanswered question is taken back and put anew.
+			// The first request may be too early: IPv6 joins an address's multicast
+			// group, and makes the link-local source address, in the background. The
+			// kernel repeats a request only after a second, so a request without an
+			// answer is cancelled and sent again.
 			asked = now
 			if err := n.nl.NeighDel(neigh); err != nil && !errors.Is(err, unix.ENOENT) {
 				return fmt.Errorf("forget neighbor %v: %w", a, err)

@@ -24,11 +24,11 @@ type LoadOptions struct {
 	// Pace is the time from one connection's begin to the next one's, of a
 	// worker; 0: no wait.
 	//
-	// On UDP and SCTP a source port comes again after some 49,000 connections
-	// of the machine (on a node 32,000). Within 30 s (UDP) or 10 s (SCTP) of its
-	// last use, conntrack sends it to the same backend as before, removed or
-	// not. Loads that run while endpoints change want a Pace that keeps the
-	// rate below 1,000 a second.
+	// On UDP and SCTP a source port is used again after about 49,000 connections
+	// of the machine (32,000 on a node). Within 30 s (UDP) or 10 s (SCTP) of its
+	// last use, conntrack sends it to the same backend as before, even if that was
+	// removed. While endpoints change, use a Pace that keeps the rate below 1,000 a
+	// second.
 	Pace time.Duration
 	// Connect are options of each connection. A Source with a port makes sense
 	// only with one worker.
@@ -82,8 +82,8 @@ type Load struct {
 }
 
 // Load makes many short connections (see Connect), one after the other per
-// worker, until Duration or Count is over or ctx is done, and returns what came
-// of them. At least one of the three must bound it.
+// worker, until Duration or Count is reached or ctx is done, and returns the
+// numbers. At least one of the three must bound it.
 func (m *Machine) Load(ctx context.Context, p Protocol, dest netip.AddrPort, opts LoadOptions) (LoadStats, error) {
 	l, err := m.StartLoad(ctx, p, dest, opts)
 	if err != nil {

@@ -122,7 +122,7 @@ func (n *Namespace) Sysctl(key string) (value string, err error) {
 }
 
 // Close kills the processes that were started in the namespace, waits for
-// their end and lets go of the namespace. Calls after the first do nothing.
+// their end and releases the namespace. Calls after the first do nothing.
 func (n *Namespace) Close() error {
 	n.mu.Lock()
 	file := n.file

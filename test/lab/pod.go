@@ -120,16 +120,16 @@ func (p *Pod) Node() *Node { return p.node }
 func (p *Pod) NodeLink() string { return p.veth.Attrs().Name }
 
 // Delete ends all that runs in the pod, its servers' connections included, and
-// takes away its link and its namespace. Its name and addresses are free again
+// removes its link and its namespace. Its name and addresses are free again
 // on return. Calls after the first do nothing.
 func (p *Pod) Delete() error {
 	p.close()
 	if p.veth == nil {
 		return nil
 	}
-	// The namespace's end would take the link away, but only some time later.
+	// The kernel removes the link with the namespace, but only some time later.
 	err := p.node.ns.nl.LinkDel(p.veth)
-	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it went by itself
+	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: removed with the namespace
 		return p.wrap(fmt.Errorf("delete link %s of node %s: %w", p.veth.Attrs().Name, p.node.name, err))
 	}
 	return nil

@@ -5,11 +5,13 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,11 +90,11 @@ func (s *socket) bind(a netip.AddrPort) error {
 // connect connects, or gives up at the deadline with os.ErrDeadlineExceeded.
 //
 // An ICMP error that arrives while the connect call still holds the socket is
-// only a soft error to TCP over IPv6 and to SCTP: the caller hears of it when
-// TCP repeats the SYN after a second, or never. Between veth pairs, whose packets
-// are handled within the call that sends them, this is the usual case (seen on
-// 6.12 and 6.18), also for the rejection of a Service without endpoints.
-// SO_ERROR reports soft errors too, so it is asked at once.
+// only a soft error to TCP over IPv6 and to SCTP: the kernel reports it when TCP
+// repeats the SYN after a second, or never. On veth pairs this is the usual case
+// (seen on 6.12 and 6.18), also for the rejection of a Service without endpoints,
+// because a packet is handled within the call that sends it. SO_ERROR reports soft
+// errors too, so it is read at once.
 func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
 	if err := s.file.SetDeadline(deadline); err != nil {
 		return err
@@ -149,8 +151,8 @@ func pendingError(fd int) error {
 	return err
 }
 
-// listen has the socket receive what is sent to addr: connections, or datagrams with the
-// address that each was sent to.
+// listen makes the socket accept connections on addr, or receive datagrams together with
+// the address that each was sent to.
 func (s *socket) listen(addr netip.AddrPort) error {
 	s.listens.Store(true)
 	level, option := unix.SOL_SOCKET, unix.SO_REUSEADDR // a port with connections in TIME_WAIT, too
@@ -256,6 +258,42 @@ func (s *socket) Write(b []byte) (int, error) {
 func (s *socket) Close() error {
 	s.endAtOnce()
 	return closeNow(s.file)
+}
+
+// endAtOnce ends the socket's connection or listener before its descriptor is closed.
+// Closing is not always enough: a child of this process holds copies of all descriptors
+// between fork and exec, with which a listener would go on to accept and a connection to
+// hold its port.
+func (s *socket) endAtOnce() {
+	_ = s.control(func(fd int) error {
+		switch {
+		case s.listens.Load() && s.proto == SCTP:
+			return unix.Listen(fd, 0) // the way to stop an SCTP listener
+		case s.proto != TCP:
+			return nil
+		case s.abort.Load():
+			return disconnect(fd)
+		}
+		return unix.Shutdown(fd, unix.SHUT_RDWR)
+	})
+}
+
+// disconnect resets a TCP connection, by a connect to no address (AF_UNSPEC).
+func disconnect(fd int) error {
+	var sa unix.RawSockaddr
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&sa)), unsafe.Sizeof(sa))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// closeNow closes c while this process is not about to fork; see endAtOnce. A
+// short while in the child's exec remains, which cannot be excluded from here.
+func closeNow(c io.Closer) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return c.Close()
 }
 
 func bare(err error) error {

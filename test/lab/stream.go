@@ -34,14 +34,14 @@ type Stream struct {
 // neither Received nor Failed.
 type StreamStats struct {
 	Sent     int64 // messages sent
-	Received int64 // echoes that came in time
+	Received int64 // echoes that were received in time
 	Failed   int64 // messages without an echo in time, or that could not be sent
 
 	// Server is the server that answered last. On TCP and SCTP it is the same
 	// for the connection's life.
 	Server string
-	// Moved counts how often, on UDP, an echo came from another server than
-	// the one before.
+	// Moved counts, on UDP, the echoes from another server than the previous
+	// echo's.
 	Moved int64
 	// Seen is the client as the server saw it last.
 	Seen netip.AddrPort
@@ -56,7 +56,7 @@ type StreamStats struct {
 }
 
 // Stream connects to a lab server and then sends a message at each interval, or
-// later if the echo before has not come or been given up. The timeout (option
+// later while the previous echo is awaited. The timeout (option
 // Timeout, by default DefaultTimeout) bounds the connection, and with a tenth more each
 // echo.
 func (m *Machine) Stream(p Protocol, dest netip.AddrPort, interval time.Duration, opts ...ConnectOption) (*Stream, error) {
@@ -152,7 +152,7 @@ func (s *Stream) send(n int64) (a answer, op string, err error) {
 	}
 }
 
-// count takes down a message's fate and says whether the stream goes on.
+// count counts a message's result and reports whether the stream goes on.
 func (s *Stream) count(a answer, op string, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,8 +25,8 @@ var (
 	endProfile    = profile{firstPort: 16384, lastPort: 65535}
 )
 
-// apply sets the sysctls in the calling thread's namespace. It comes before any
-// link is made, as links take over the "default" values. All values are set
+// apply sets the sysctls in the calling thread's namespace. It is called before
+// any link is made, as links copy the "default" values. All values are set
 // outright: a new namespace takes its IPv4 values from the root namespace
 // (net.core.devconf_inherit_init_net is 0), so they differ between machines.
 func (p profile) apply() error {
@@ -35,7 +35,7 @@ func (p profile) apply() error {
 		forward = "1"
 	}
 	required := [][2]string{
-		{"ipv4/ip_forward", forward}, // resets other values, so it comes first
+		{"ipv4/ip_forward", forward}, // resets other values, so it is the first
 		{"ipv6/conf/all/forwarding", forward},
 		{"ipv6/conf/default/forwarding", forward},
 		{"ipv4/ip_local_port_range", fmt.Sprintf("%d %d", p.firstPort, p.lastPort)},

@@ -12,7 +12,7 @@ import (
 )
 
 // onThread runs fn on an operating system thread of its own and puts that
-// thread back into the network namespace that it came from. A thread that
+// thread back into its previous network namespace. A thread that
 // cannot be put back ends with its goroutine, so no other goroutine ever runs
 // in a foreign namespace. A panic or runtime.Goexit in fn (testing's FailNow,
 // for instance) goes on in the caller.

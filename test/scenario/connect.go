@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attempt is what a connect directive asks for.
+// attempt holds the arguments of a connect directive.
 type attempt struct {
 	from   *lab.Machine
 	to     netip.AddrPort

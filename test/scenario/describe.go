@@ -80,7 +80,7 @@ func (d *describer) learn(c *desired.Update) {
 	}
 }
 
-// frontend is what a frontend is, without its key.
+// frontend describes a frontend, without its key.
 func (d *describer) frontend(f *desired.Frontend) string {
 	s := fmt.Sprintf("%s of %s", f.Kind, f.Service)
 	switch {

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Vantages by what they look at.
+// Vantages by the kind of address that they connect to.
 var (
 	inside   = []string{stage.PodNoEndpoint, stage.PodEndpoint, stage.OnNode, stage.Outside}
 	external = []string{stage.PodNoEndpoint, stage.PodEndpoint, stage.OnNode, stage.Outside, stage.OtherPod}

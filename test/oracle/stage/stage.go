@@ -206,7 +206,7 @@ func (s *Stage) routes(context.Context) error {
 	return nil
 }
 
-// discard is the port on which elsewhere answers what came for any port.
+// discard is the port to which elsewhere redirects connections to any port.
 const discard = 9
 
 func (s *Stage) elsewhere(ctx context.Context) error {

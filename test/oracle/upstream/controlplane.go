@@ -136,7 +136,7 @@ func (c *ControlPlane) RESTConfig() *rest.Config {
 		BearerToken:     c.token,
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // no other machine can be at the other end
 		QPS:             -1,
-		WarningHandler:  rest.NoWarnings{}, // of what is deprecated, and so has to be looked at
+		WarningHandler:  rest.NoWarnings{}, // deprecated fields are tested on purpose
 		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return c.ns.DialContext(ctx, "tcp", c.Address())
 		},
