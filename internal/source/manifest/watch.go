@@ -119,6 +119,9 @@ func (w *watch) look(now time.Time) time.Duration {
 	for name, info := range infos {
 		w.read(name, info, now)
 	}
+	if w.changed && !w.synced {
+		return settle
+	}
 	w.deliver()
 	return pollPeriod
 }
@@ -225,7 +228,8 @@ func (w *watch) read(name string, info fs.FileInfo, now time.Time) {
 		return
 	}
 	if after, err := os.Stat(path); err != nil || stampOf(after) != s {
-		w.poll = true // it changes just now
+		// It has just changed. Before Synced, others would be delivered without it.
+		w.poll, w.changed = true, true
 		return
 	}
 	if now.Sub(s.mtime) >= settle { // else it may change again without another time of modification

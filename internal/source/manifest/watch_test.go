@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -104,6 +105,35 @@ func TestHalfWritten(t *testing.T) {
 	c.wait()
 	c.check(f.Close())
 	c.settled("Set Service default/last", "Set Service default/web")
+}
+
+// TestSyncedWithAllFiles writes a file between the moments in which the first look finds
+// it and reads it: when the other file has been decoded.
+func TestSyncedWithAllFiles(t *testing.T) {
+	pod := "---\napiVersion: v1\nkind: Pod\n"
+	c := &clock{world: newWorld(t, "a.yaml", service("a", 1)+pod, "b.yaml", service("b", 1)+pod)}
+	w, err := newWatch(c.dir)
+	c.check(err)
+	t.Cleanup(w.close)
+	c.watch = w
+	written := false
+	w.log = funcr.New(func(_, args string) {
+		if other := map[bool]string{true: "a", false: "b"}[strings.Contains(args, "b.yaml")]; !written {
+			written = true
+			c.overwrite(other+".yaml", service(other, 2))
+		}
+	}, funcr.Options{})
+	w.onError = func(err error) { t.Error(err) }
+	w.sink = func(batch []source.Event) {
+		for _, e := range batch {
+			c.events = append(c.events, e.String())
+		}
+	}
+	c.settled()
+	if !written {
+		t.Error("no file was written meanwhile")
+	}
+	c.settled("Set Service default/a", "Set Service default/b", "Synced")
 }
 
 func TestEditors(t *testing.T) {
