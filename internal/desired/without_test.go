@@ -4,6 +4,7 @@ package desired
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,12 @@ func TestWithout(t *testing.T) {
 			Type: corev1.ServiceTypeNodePort, ClusterIPs: []string{"10.96.0.10", "fd96::10"}, ExternalIPs: []string{"192.0.2.1", "2001:db8::1"},
 			Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}},
 		}})
+		for name, ip := range map[string]string{"only-4": "10.96.0.11", "only-6": "fd96::11"} {
+			s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{ip}, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+				HealthCheckNodePort: map[string]int32{"only-4": 32004, "only-6": 32006}[name],
+			}})
+		}
 		for name, address := range map[string]string{"IPv4": "10.244.0.1", "IPv6": "fd44::1"} {
 			s.SetEndpointSlice(&discoveryv1.EndpointSlice{
 				ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-" + name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
@@ -51,10 +58,13 @@ func TestWithout(t *testing.T) {
 				t.Errorf("without %s: a pool of %s", f, p.Service)
 			}
 		}
-		for _, all := range [][]netip.Addr{full.ClusterIPs.Added, full.HairpinIPs.Added, s.NodePortAddresses()} {
-			if len(all) != 1 || FamilyOf(all[0]) != other {
+		for i, all := range [][]netip.Addr{full.ClusterIPs.Added, full.HairpinIPs.Added, s.NodePortAddresses()} {
+			if len(all) != []int{2, 1, 1}[i] || slices.ContainsFunc(all, func(ip netip.Addr) bool { return FamilyOf(ip) == f }) {
 				t.Errorf("without %s: %v", f, all)
 			}
+		}
+		if all := full.HealthPorts.Added; len(all) != 1 || all[0] != (HealthPort{other, map[Family]uint16{IPv4: 32004, IPv6: 32006}[other]}) {
+			t.Errorf("without %s: health ports %v", f, all)
 		}
 		if all := full.ServiceCIDRs.Added; len(all) != 1 || FamilyOf(all[0].Addr()) != other {
 			t.Errorf("without %s: %v", f, all)
