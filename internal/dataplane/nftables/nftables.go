@@ -118,8 +118,8 @@ func (b *Backend) write(change *desired.Change) {
 	}
 }
 
-// resize takes the pools' changes into our memory of the kernel, and notes in
-// updates to write.
+// updatePools applies the changes of pools to b.pools, and collects the updates to write
+// in the writer.
 func (b *Backend) updatePools(change *desired.Change) {
 	w := &b.writer
 	w.poolUpdates = w.poolUpdates[:0]

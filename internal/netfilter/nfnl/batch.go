@@ -11,25 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxElementBytes bounds the elements of one message. A nested attribute holds
-// 64 KiB at the most, its length being a 16-bit number.
+// maxElementBytes limits the elements of one message. A nested attribute holds at most
+// 64 KiB, because its length is a 16-bit number.
 const maxElementBytes = 60 << 10
 
-// Batch is one nf_tables transaction under construction. The zero value is an
-// empty batch. A Batch is for one goroutine; Reset lets its memory be used
-// again.
+// Batch is one nf_tables transaction under construction. The zero value is an empty
+// batch. A Batch is not safe for concurrent use. Reset allows its memory to be reused.
 type Batch struct {
 	buf      attrs
-	messages []int // where each message starts, for describing failures
+	messages []int // offset of each message
 	elements int
 
 	// The open element message, if any: consecutive elements of one set
 	// and one operation share a message.
 	run  runKey
-	list int // where the run's list of elements starts
+	list int // offset of the run's list of elements
 
-	spill   func() // takes the messages away; see CommitPieces
-	spilled int    // bytes that it took
+	spill   func() // hands the messages over; see CommitPieces
+	spilled int    // bytes that it handed over
 }
 
 // runKey is what elements of one message have in common.
@@ -44,19 +43,19 @@ func (b *Batch) Reset() {
 	b.buf, b.messages, b.elements, b.run, b.spilled = b.buf[:0], b.messages[:0], 0, runKey{}, 0
 }
 
-// Empty says whether committing the batch would change nothing.
+// Empty reports whether the batch has no messages.
 func (b *Batch) Empty() bool { return len(b.messages) == 0 }
 
 // Elements is the number of set and map elements the batch adds and deletes.
 func (b *Batch) Elements() int { return b.elements }
 
-// Grow makes room for n more bytes.
+// Grow allocates space for n more bytes.
 func (b *Batch) Grow(n int) { b.buf = slices.Grow(b.buf, n) }
 
 // Len is the size of the batch in bytes.
 func (b *Batch) Len() int { return b.spilled + len(b.buf) }
 
-// Wire is the batch as encoded so far.
+// Wire returns the encoded batch.
 func (b *Batch) Wire() []byte {
 	b.endRun()
 	return b.buf
@@ -72,17 +71,16 @@ func (b *Batch) begin(msg uint16, flags uint16, family Family) {
 	b.buf.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(family), 0)
 }
 
-// end completes the message begun last.
+// end completes the last message.
 func (b *Batch) end() {
 	at := b.messages[len(b.messages)-1]
 	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
 }
 
-// AddTable makes sure that a table exists. The comment is kept in the table
-// and shown by nft.
+// AddTable makes sure that a table exists. The nft command prints the comment.
 func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
 
-// AddDormantTable makes a table that must not exist. Its chains are not attached to
+// AddDormantTable creates a table, which must not exist. Its chains are not attached to
 // their hooks.
 func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
 
@@ -96,7 +94,7 @@ func (b *Batch) addTable(t Table, comment string, flags uint32) {
 	b.end()
 }
 
-// DeleteTable deletes a table with all it holds; it must exist.
+// DeleteTable deletes a table with its content. It must exist.
 func (b *Batch) DeleteTable(t Table) {
 	b.begin(unix.NFT_MSG_DELTABLE, 0, t.Family)
 	b.buf.string(unix.NFTA_TABLE_NAME, t.Name)
@@ -119,7 +117,7 @@ func (b *Batch) AddChain(t Table, c Chain) {
 	b.end()
 }
 
-// DeleteChain deletes a chain that has no rules and that nothing leads to.
+// DeleteChain deletes a chain, which must have no rules and no references.
 func (b *Batch) DeleteChain(t Table, name string) {
 	b.begin(unix.NFT_MSG_DELCHAIN, 0, t.Family)
 	b.buf.string(unix.NFTA_CHAIN_TABLE, t.Name)
@@ -127,7 +125,7 @@ func (b *Batch) DeleteChain(t Table, name string) {
 	b.end()
 }
 
-// FlushTable deletes all rules of a table and leaves its chains and sets.
+// FlushTable deletes all rules of a table, but not its chains and sets.
 func (b *Batch) FlushTable(t Table) {
 	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
 	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
@@ -142,7 +140,7 @@ func (b *Batch) FlushChain(t Table, name string) {
 	b.end()
 }
 
-// AddRule appends a rule to a chain. The comment is shown by nft.
+// AddRule appends a rule to a chain. The nft command prints the comment.
 func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error {
 	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
 	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
@@ -163,7 +161,7 @@ func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error
 	return nil
 }
 
-// AddRuleInfo appends a rule as it was read to its chain.
+// AddRuleInfo appends a rule, as read by Conn.Rules, to its chain.
 func (b *Batch) AddRuleInfo(t Table, r RuleInfo) {
 	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
 	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)

@@ -9,10 +9,10 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// The benchmarks here show what the shape of a ruleset costs to change, which is
-// what the nftables backend's shape follows from. Run them with
+// These benchmarks measure the cost of changes to different forms of rulesets. The design
+// of package dataplane/nftables is based on them. Run them with
 //
-//	go test ./internal/dataplane/nftables/nfnl -run '^$' -bench . -benchtime 200x
+//	go test ./internal/netfilter/nfnl -run '^$' -bench . -benchtime 200x
 
 // filled makes a table with a map of n values and a map of n verdicts.
 func filled(b *testing.B, n int) *Conn {

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// receiveBuffer is the size of one read, in bytes. The kernel fills a dump's
-// messages up to what the reader has shown it can take (32 KiB at the most).
+// receiveBuffer is the size of one read, in bytes. The kernel fills the messages of a dump
+// up to the size of previous reads (at most 32 KiB).
 const receiveBuffer = 64 << 10
 
-// socketBuffer is the size asked for the socket's queue of answers, in bytes.
+// socketBuffer is the requested size of the socket's receive queue, in bytes.
 const socketBuffer = 8 << 20
 
-// Conn is a netlink socket to nf_tables. It is for one goroutine.
+// Conn is a netlink socket to nf_tables. It is not safe for concurrent use.
 type Conn struct {
 	sock *netlink.Conn
 	raw  syscall.RawConn
@@ -27,13 +27,12 @@ type Conn struct {
 	wbuf int // size of the socket's send queue, in bytes
 	seq  uint32
 
-	// unread says that answers of an exchange that was given up may still
-	// be in the queue.
+	// unread says that answers of an aborted exchange may still be in the queue.
 	unread bool
 }
 
-// Dial opens a socket in the network namespace that the file descriptor names,
-// or in the calling thread's when netns is 0. It needs CAP_NET_ADMIN there.
+// Dial opens a socket in the network namespace of the file descriptor netns, or in the
+// calling thread's if netns is 0. It needs CAP_NET_ADMIN there.
 func Dial(netns int) (*Conn, error) {
 	sock, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
 	if err != nil {
@@ -57,30 +56,29 @@ func Dial(netns int) (*Conn, error) {
 // Close closes the socket.
 func (c *Conn) Close() error { return c.sock.Close() }
 
-// ErrGeneration says that somebody changed the ruleset since the generation
-// that a batch was made for.
+// ErrGeneration says that the ruleset no longer has the generation that a batch was made
+// for.
 var ErrGeneration = errors.New("the ruleset has changed since it was read")
 
-// Commit sends batches, one after the other, as one transaction. When it returns
-// nil the kernel uses the new content; on an error (a *[BatchError] when the
-// kernel refused it) nothing has changed. A generation other than 0 makes the
-// commit fail with [ErrGeneration] unless the ruleset is still of that generation
-// (NFNL_BATCH_GENID, Linux 4.18).
+// Commit sends batches, one after the other, as one transaction. If it returns nil, the
+// transaction is in effect. After an error (a *[BatchError] if the kernel refused it),
+// nothing has changed. If generation is not 0 and not the ruleset's, the commit fails with
+// [ErrGeneration] (NFNL_BATCH_GENID, Linux 4.18).
 //
-// The kernel works on a transaction inside the system call that sends it, so
-// what it has to say is there to read once the call is back.
+// The kernel processes a transaction inside the system call that sends it, so all answers
+// can be read without waiting.
 func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
 	return c.transact(generation, true, batches)
 }
 
-// DryRun finds out whether the kernel would take batches as one transaction: it
-// prepares all of it, and gives it up instead of committing it. The ruleset and its
-// generation do not change, and nobody is notified. The error is as Commit's, but what
-// only a look at all chains of a new table finds, such as a loop, is not found.
+// DryRun checks whether the kernel would accept batches as one transaction. The kernel
+// prepares the transaction and aborts it. The ruleset and its generation do not change, and
+// no process is notified. The error is like Commit's, except that errors which the kernel
+// detects by validating the whole table, such as a loop, are not found.
 func (c *Conn) DryRun(batches ...*Batch) error { return c.transact(0, false, batches) }
 
-// transact sends batches as one transaction. Without the mark of its end, the kernel
-// gives it up (as for "nft --check").
+// transact sends batches as one transaction. Without its end message, the kernel aborts it
+// (as for "nft --check").
 func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error {
 	c.drain()
 	wire, first, bytes := c.transaction(generation, batches)
@@ -92,7 +90,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 		return nil
 	}
 	if bytes > c.wbuf {
-		// The whole transaction has to fit the socket's send queue.
+		// The whole transaction has to fit into the socket's send queue.
 		if err := c.sock.SetWriteBuffer(bytes + 64<<10); err != nil {
 			return fmt.Errorf("netlink send buffer of %d bytes: %w", bytes, err)
 		}
@@ -109,7 +107,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 			break
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			continue // there were more refusals than the queue holds; the first are in it
+			continue // the queue overflowed, but has the first errors
 		}
 		if err != nil {
 			c.unread = true
@@ -140,8 +138,9 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 	return nil
 }
 
-// transaction puts batches between the marks of a transaction and numbers their
-// messages, from first on. The last one asks for an acknowledgement.
+// transaction puts batches between the begin and end messages of a transaction, and numbers
+// their messages, starting with first. The last message of the batches requests an
+// acknowledgement.
 func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, first uint32, bytes int) {
 	var begin, end attrs
 	begin.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
@@ -178,7 +177,7 @@ func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, 
 	return wire, first, bytes
 }
 
-// drain throws away what an exchange that was given up has left.
+// drain discards the remaining answers of an aborted exchange.
 func (c *Conn) drain() {
 	for c.unread {
 		_, err := c.receive(unix.MSG_DONTWAIT)
@@ -186,7 +185,7 @@ func (c *Conn) drain() {
 	}
 }
 
-// send sends one datagram, given in parts.
+// send sends one datagram, which consists of parts.
 func (c *Conn) send(parts ...[]byte) error {
 	var sent error
 	err := c.raw.Write(func(fd uintptr) bool {
@@ -215,14 +214,13 @@ func (c *Conn) receive(flags int) (n int, err error) {
 	return n, errors.Join(err, got)
 }
 
-// header is what matters of struct nlmsghdr.
+// header has the used fields of struct nlmsghdr.
 type header struct {
 	typ, flags uint16
 	seq        uint32
 }
 
-// eachMessage calls visit for the messages of one datagram until it returns
-// false.
+// eachMessage calls visit for the messages of one datagram until visit returns false.
 func eachMessage(b []byte, visit func(header, []byte) bool) {
 	for len(b) >= nlmsgHeaderLen {
 		n := int(binary.NativeEndian.Uint32(b))

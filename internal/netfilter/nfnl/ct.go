@@ -7,42 +7,63 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Directions of a connection (enum ip_conntrack_dir).
+const (
+	Original uint8 = 0
+	Reply    uint8 = 1
+)
+
 // Conntrack keys that packages unix and expr lack (enum nft_ct_keys).
 const (
+	ctSrcIP  = 19 // NFT_CT_SRC_IP
 	ctDstIP  = 20 // NFT_CT_DST_IP
+	ctSrcIP6 = 21 // NFT_CT_SRC_IP6
 	ctDstIP6 = 22 // NFT_CT_DST_IP6
 )
 
-// ctOriginalDaddr is the expression that CtOriginalDaddr describes. It has an
-// encoding of its own; the embedded one makes it an expression.
-type ctOriginalDaddr struct {
+// ctAddress loads an address of a connection in one direction. It is not an expr.Ct, which
+// encodes the direction as a 32-bit number, while the kernel reads a byte. The embedded
+// expression only implements the interface.
+type ctAddress struct {
 	*expr.Ct
 	key, register uint32
+	direction     uint8
 }
 
-// CtOriginalDaddr loads the address that the connection's first packet was sent
-// to, before any DNAT (Linux 4.17). expr.Ct can only ask for it by an older key,
-// on which nft up to at least 1.0.6 aborts when it is part of a concatenation.
+// CtOriginalDaddr loads the destination address of the connection's first packet, before
+// any DNAT (Linux 4.17). expr.Ct has only an older key for it, on which the nft command
+// aborts up to at least version 1.0.6 if it is part of a concatenation.
 func CtOriginalDaddr(f Family, register uint32) expr.Any {
 	key := uint32(ctDstIP)
 	if f == IPv6 {
 		key = ctDstIP6
 	}
-	return ctOriginalDaddr{&expr.Ct{}, key, register}
+	return ctAddress{&expr.Ct{}, key, register, Original}
 }
 
-func (e ctOriginalDaddr) encode() []byte {
+// CtSource loads the source address of a connection's packets in one direction: the client's
+// address in the original direction, and the server's address, after any DNAT, in the reply
+// direction (Linux 4.17). The rule does not match connections of the other family.
+func CtSource(f Family, direction uint8, register uint32) expr.Any {
+	key := uint32(ctSrcIP)
+	if f == IPv6 {
+		key = ctSrcIP6
+	}
+	return ctAddress{&expr.Ct{}, key, register, direction}
+}
+
+func (e ctAddress) encode() []byte {
 	var a attrs
 	a.string(unix.NFTA_EXPR_NAME, "ct")
 	data := a.open(unix.NFTA_EXPR_DATA)
 	a.be32(unix.NFTA_CT_KEY, e.key)
 	a.be32(unix.NFTA_CT_DREG, e.register)
-	a.bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // IP_CT_DIR_ORIGINAL
+	a.bytes(unix.NFTA_CT_DIRECTION, []byte{e.direction})
 	a.close(data)
 	return a
 }
 
-// encode is an expression as the kernel wants it.
+// encode encodes an expression.
 func encode(f Family, e expr.Any) ([]byte, error) {
 	if own, ok := e.(interface{ encode() []byte }); ok {
 		return own.encode(), nil

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nfnl speaks nf_tables over netlink, as far as a Service proxy needs
-// it and as fast as the kernel takes it.
+// Package nfnl implements the part of nf_tables over netlink that a Service proxy needs,
+// with low overhead.
 //
-// A [Batch] is one nf_tables transaction in the kernel's own encoding: it is
-// appended to, sent in one system call by [Conn.Commit], and takes effect as a
-// whole or not at all. Map and set elements, of which a proxy has hundreds of
-// thousands, go straight from key and value into the buffer; nothing is
-// allocated for an element. Reading back ([Conn.Elements], [Conn.Rules] and the
-// others) walks the kernel's answer in place in the same way.
+// A [Batch] is one nf_tables transaction in the kernel's encoding. [Conn.Commit] sends it
+// in one system call, and it takes effect atomically or not at all. Elements of maps and
+// sets, of which a proxy has hundreds of thousands, are encoded directly into the buffer
+// without an allocation. Functions that read ([Conn.Elements], [Conn.Rules] and others)
+// decode the kernel's answer in place.
 //
-// What it does not do: it is no general nftables library. Expressions come
-// from github.com/google/nftables/expr, the socket from
-// github.com/mdlayher/netlink; this package is the part between them whose
-// cost follows the size of the cluster.
+// This is not a general nftables library. Expressions come from
+// github.com/google/nftables/expr, and the socket from github.com/mdlayher/netlink.
 //
 // Source: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h of the
 // kernel; all of it works from Linux 5.13 on.

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInterrupted says that the ruleset changed while it was being read, so
-// that what was read may be of two minds. Read again.
+// ErrInterrupted says that the ruleset changed while it was being read, so that the result
+// may be inconsistent. Read again.
 var ErrInterrupted = errors.New("the ruleset changed while it was read")
 
-// undisturbedTries is how often [Undisturbed] reads at the most.
+// undisturbedTries is how often [Undisturbed] reads at most.
 const undisturbedTries = 100
 
-// Undisturbed reads until nobody has changed the ruleset meanwhile. After a hundred
-// times it gives up, with [ErrInterrupted].
+// Undisturbed calls read until the ruleset does not change meanwhile. After a hundred tries
+// it returns [ErrInterrupted].
 func Undisturbed(read func() error) (err error) {
 	for range undisturbedTries {
 		if err = read(); !errors.Is(err, ErrInterrupted) {
@@ -28,8 +28,8 @@ func Undisturbed(read func() error) (err error) {
 	return err
 }
 
-// Generation is the number of transactions the kernel's ruleset (of the
-// network namespace) has seen; it wraps and is never 0.
+// Generation returns the number of transactions of the network namespace's ruleset. It wraps
+// and is never 0.
 func (c *Conn) Generation() (gen uint32, err error) {
 	err = c.request(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(body []byte) {
 		gen = be32(findAttr(body, unix.NFTA_GEN_ID))
@@ -37,17 +37,17 @@ func (c *Conn) Generation() (gen uint32, err error) {
 	return gen, err
 }
 
-// NextGeneration is the generation after one more transaction; the kernel leaves 0 out.
+// NextGeneration returns the generation after one more transaction. The kernel skips 0.
 func NextGeneration(generation uint32) uint32 { return max(generation+1, 1) }
 
-// TableInfo is what the kernel says about a table.
+// TableInfo is a table as read.
 type TableInfo struct {
 	Handle  uint64 // unique to this incarnation of the table
-	Dormant bool   // it is switched off (NFT_TABLE_F_DORMANT)
+	Dormant bool   // its chains are not attached (NFT_TABLE_F_DORMANT)
 	Comment string
 }
 
-// Table reads a table. One that does not exist is an error that wraps ENOENT.
+// Table reads a table. If it does not exist, the error wraps ENOENT.
 func (c *Conn) Table(t Table) (info TableInfo, err error) {
 	var a attrs
 	a.string(unix.NFTA_TABLE_NAME, t.Name)
@@ -64,12 +64,12 @@ func (c *Conn) Table(t Table) (info TableInfo, err error) {
 type ChainInfo struct {
 	Name string
 
-	// Base is how a base chain is attached and what its policy is, as the
-	// kernel encodes it; empty for other chains.
+	// Base is the hook, type and policy of a base chain in the kernel's encoding;
+	// empty for other chains.
 	Base [][]byte
 
-	// Uses is how many rules the chain has, and how many rules and elements of
-	// maps lead to it, in sum.
+	// Uses is the number of the chain's rules plus the number of rules and elements
+	// of maps that refer to it.
 	Uses uint32
 }
 
@@ -87,20 +87,18 @@ func (c *Conn) Chains(t Table, visit func(ChainInfo)) error {
 	})
 }
 
-// RuleInfo is what a rule does, in the kernel's encoding: it can be added again as it was
-// read, and is the same for the same rule. As read, its slices are valid only during the
-// call that they are passed to.
+// RuleInfo is a rule in the kernel's encoding. It can be added again, and is equal for equal
+// rules. Its slices are valid only during the call that they are passed to.
 type RuleInfo struct {
 	Chain string
-	// Expressions and Comment are what the rule does and what it says, as the
-	// kernel encodes it.
+	// Expressions and Comment are in the kernel's encoding.
 	Expressions, Comment []byte
 }
 
-// Rules calls visit with every rule of a table, those of a chain in their order.
+// Rules calls visit with every rule of a table. Rules of one chain are in order.
 func (c *Conn) Rules(t Table, visit func(RuleInfo)) error {
 	var a attrs
-	a.string(unix.NFTA_RULE_TABLE, t.Name) // the kernel filters by it
+	a.string(unix.NFTA_RULE_TABLE, t.Name) // a filter in the kernel
 	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
 		visit(RuleInfo{
 			Chain:       cString(findAttr(body, unix.NFTA_RULE_CHAIN)),
@@ -133,14 +131,14 @@ type Element struct {
 	Value   []byte // of a map of values
 	Chain   string // of a verdict map
 	Comment []byte
-	End     bool // it ends an interval, and is not part of it itself
+	End     bool // first key after an interval
 }
 
-// Elements calls visit with every element of a set or map. When the ruleset changed
-// meanwhile it returns [ErrInterrupted]: between two messages of its answer the kernel
-// remembers by number how far it is, and leaves elements out when others before them have
-// gone. That can also happen, with nothing said, within milliseconds after a commit: the
-// kernel then removes the elements that are to go, and resizes hash tables of large sets.
+// Elements calls visit with every element of a set or map. If the ruleset changed meanwhile,
+// it returns [ErrInterrupted]: between two messages, the kernel only remembers the number of
+// elements so far, so it skips elements if others before them were deleted. This can also
+// happen without an error within milliseconds after a commit, while the kernel frees deleted
+// elements and resizes the hash tables of large sets.
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	var a attrs
 	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
@@ -153,7 +151,7 @@ func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	})
 }
 
-// Has says whether a set or map has an element.
+// Has reports whether a set or map has an element.
 func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
 	var a attrs
 	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
@@ -208,7 +206,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 		return fmt.Errorf("netlink request: %w", err)
 	}
 	var failed error
-	generation := -1 // the lower half of it, which every message of a dump has
+	generation := -1 // its lower 16 bits, from the messages of a dump
 	for done := false; !done; {
 		n, err := c.receive(0)
 		if err != nil {
@@ -217,7 +215,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 		}
 		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
 			if h.seq != c.seq {
-				return true // of an exchange that was given up
+				return true // of an aborted exchange
 			}
 			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
 				failed = ErrInterrupted
@@ -226,7 +224,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 			case unix.NLMSG_DONE:
 				done = true
 				if e := parseError(h, payload); e.errno != 0 {
-					failed = e.errno // the dump ended before its end
+					failed = e.errno // the dump is incomplete
 				}
 			case unix.NLMSG_ERROR:
 				done = true
@@ -237,7 +235,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 				if len(payload) < nfgenHeaderLen {
 					break
 				}
-				// The kernel flags all dumps but those of elements.
+				// The kernel does not set NLM_F_DUMP_INTR in dumps of elements.
 				g := int(binary.BigEndian.Uint16(payload[nfgenResourceAt:]))
 				if generation >= 0 && g != generation {
 					failed = ErrInterrupted

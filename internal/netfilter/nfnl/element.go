@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddElement adds an element to a set, or to a map with its value. The comment
-// may be empty. An element that is there already with the same value is left
-// as it is; with another value the batch fails.
+// AddElement adds an element to a set, or an element with a value to a map. The comment may
+// be empty. If the element exists with the same value, it is not changed. If it exists with
+// another value, the batch fails (EEXIST).
 func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	if len(value) > 0 {
@@ -24,16 +24,16 @@ func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	b.buf.close(at)
 }
 
-// Verdict is what an element of a verdict map does with its chain.
+// Verdict says how an element of a verdict map enters its chain.
 type Verdict int32
 
 // The verdicts that name a chain.
 const (
-	Goto Verdict = unix.NFT_GOTO // keeps no return address
+	Goto Verdict = unix.NFT_GOTO // does not return
 	Jump Verdict = unix.NFT_JUMP
 )
 
-// AddVerdict adds to a verdict map the element that sends its key to a chain.
+// AddVerdict adds an element with a chain to a verdict map.
 func (b *Batch) AddVerdict(t Table, s *Set, key []byte, v Verdict, chain string) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	data := b.buf.open(unix.NFTA_SET_ELEM_DATA)
@@ -57,9 +57,8 @@ func (b *Batch) DeleteInterval(t Table, s *Set, first, last []byte) {
 	b.interval(unix.NFT_MSG_DELSETELEM, t, s, first, last)
 }
 
-// interval writes the two elements that an interval is to the kernel: its first
-// key, and the one after its last, marked as an end. One that goes up to the last
-// key there is has no end.
+// interval writes the kernel's two elements of an interval: its first key, and the key after
+// its last, with a flag. An interval up to the largest key has no second element.
 func (b *Batch) interval(msg uint16, t Table, s *Set, first, last []byte) {
 	b.buf.close(b.element(msg, t, s, first))
 	end, ok := after(last)
@@ -71,7 +70,7 @@ func (b *Batch) interval(msg uint16, t Table, s *Set, first, last []byte) {
 	b.buf.close(at)
 }
 
-// after is the key that follows one; false if none does.
+// after returns the following key, or false if there is none.
 func after(key []byte) ([]byte, bool) {
 	next := slices.Clone(key)
 	for i := len(next) - 1; i >= 0; i-- {
@@ -87,8 +86,8 @@ func (b *Batch) DeleteElement(t Table, s *Set, key []byte) {
 	b.buf.close(b.element(unix.NFT_MSG_DELSETELEM, t, s, key))
 }
 
-// element opens an element with its key, in the message that is open when it
-// fits there and belongs there, else in a new one.
+// element opens an element with its key. It continues the open message if the element
+// belongs there and fits, and starts a new message otherwise.
 func (b *Batch) element(msg uint16, t Table, s *Set, key []byte) int {
 	run := runKey{msg, t, s.Name}
 	if b.run != run || len(b.buf)-b.list > maxElementBytes {
@@ -144,7 +143,7 @@ func (b *Batch) elementComment(s string) {
 	b.buf.pad()
 }
 
-// parseComment is the comment in user data, or nothing.
+// parseComment returns the comment in user data, or "".
 func parseComment(udata []byte) string {
 	for len(udata) >= 2 {
 		n := int(udata[1])

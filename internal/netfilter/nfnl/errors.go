@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BatchError is the kernel's refusal of a transaction: what it refused first
-// and why. Nothing of the transaction has taken effect.
+// BatchError is the kernel's refusal of a transaction, and describes the first operation
+// that was refused. No part of the transaction has taken effect.
 type BatchError struct {
 	Errno   unix.Errno
-	Message string // the kernel's own words, where it has some
-	Op      string // "add element", "delete chain" ...; "" when the whole batch was refused
+	Message string // the kernel's message, or ""
+	Op      string // "add element", "delete chain" ...; "" if the whole batch was refused
 	Table   Table
 	Object  string // the set, chain or rule's chain
-	Key     []byte // the element's key, where the kernel pointed at an element
-	Expr    string // the name of the rule's expression that the kernel pointed at, such as "masq"
+	Key     []byte // the element's key, if the error is about an element
+	Expr    string // the name of the rule's refused expression, such as "masq", or ""
 }
 
 // Error describes the refusal in one line.
@@ -48,11 +48,11 @@ func (e *BatchError) Error() string {
 	return s.String()
 }
 
-// Unwrap gives the errno.
+// Unwrap returns the errno.
 func (e *BatchError) Unwrap() error { return e.Errno }
 
-// IsUnsupported says whether an error means that the kernel lacks a subsystem of
-// netfilter, or a family of it.
+// IsUnsupported reports whether an error means that the kernel lacks a subsystem of
+// netfilter, or support for a family.
 func IsUnsupported(err error) bool {
 	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, errno) {
@@ -66,7 +66,7 @@ func IsUnsupported(err error) bool {
 type kernelError struct {
 	errno   unix.Errno
 	message string
-	offset  int // of the attribute at fault from the start of our message, 0 if not told
+	offset  int // of the refused attribute in the message; 0 if unknown
 }
 
 // nlmsgAckTLVs marks an acknowledgement that carries attributes
@@ -79,7 +79,7 @@ func parseError(h header, payload []byte) kernelError {
 		return e
 	}
 	e.errno = unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
-	const fixed = 4 + nlmsgHeaderLen // the error and the header it is about; NETLINK_CAP_ACK leaves the rest out
+	const fixed = 4 + nlmsgHeaderLen // the error and the request's header, without the rest because of NETLINK_CAP_ACK
 	if h.flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
 		eachAttr(payload[fixed:], func(typ uint16, v []byte) bool {
 			switch typ {
@@ -96,7 +96,7 @@ func parseError(h header, payload []byte) kernelError {
 	return e
 }
 
-// failure finds out what the batches' message number i was about.
+// failure describes an error about message number i of the batches.
 func failure(batches []*Batch, i int, e kernelError) *BatchError {
 	f := &BatchError{Errno: e.errno, Message: e.message}
 	for len(batches) > 0 && i >= len(batches[0].messages) {
@@ -104,7 +104,7 @@ func failure(batches []*Batch, i int, e kernelError) *BatchError {
 		batches = batches[1:]
 	}
 	if i < 0 || len(batches) == 0 {
-		return f // the transaction as a whole: its mark has no message number
+		return f // about the begin or end message of the transaction
 	}
 	b := batches[0]
 	msg := b.buf[b.messages[i]:]
@@ -131,7 +131,7 @@ func failure(batches []*Batch, i int, e kernelError) *BatchError {
 	return f
 }
 
-// expressionAt is the name of a rule's expression that holds the offset.
+// expressionAt returns the name of the rule's expression at an offset.
 func expressionAt(msg []byte, offset int) (name string) {
 	list := findAttr(msg[nlmsgHeaderLen+nfgenHeaderLen:], unix.NFTA_RULE_EXPRESSIONS)
 	eachAttr(list, func(_ uint16, e []byte) bool {
@@ -143,8 +143,8 @@ func expressionAt(msg []byte, offset int) (name string) {
 	return name
 }
 
-// isAt says whether an attribute of the message, given by its payload, holds the offset.
-// They share the backing array, so capacity gives position.
+// isAt reports whether an attribute of the message, given by its payload, contains the
+// offset. Both slices share one array, so the difference in capacity is the position.
 func isAt(msg, payload []byte, offset int) bool {
 	at := cap(msg) - cap(payload)
 	return offset >= at-attrHeaderLen && offset < at+len(payload)
@@ -165,8 +165,8 @@ var operations = map[uint16]string{
 	msgDelFlowtable:         "delete flowtable",
 }
 
-// elementAt is the key of the element that holds the offset; of the only
-// element when no offset was told.
+// elementAt returns the key of the element at an offset, or of the only element if the
+// offset is unknown.
 func elementAt(msg []byte, offset int) (key []byte) {
 	const start = nlmsgHeaderLen + nfgenHeaderLen
 	list := findAttr(msg[start:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)

@@ -34,18 +34,18 @@ const (
 
 // Flags of flowtables.
 const (
-	// FlowtableHardware has flows handed to the devices' drivers, all of
-	// which must be able to (else EOPNOTSUPP). It cannot be changed.
+	// FlowtableHardware offloads flows to the devices, which must all support it
+	// (else EOPNOTSUPP). It cannot be changed.
 	FlowtableHardware uint32 = 0x1 // NFT_FLOWTABLE_HW_OFFLOAD, Linux 5.5
-	// FlowtableCounter keeps the counters of conntrack entries going.
+	// FlowtableCounter updates the counters of conntrack entries.
 	FlowtableCounter uint32 = 0x2 // NFT_FLOWTABLE_COUNTER, Linux 5.7
 )
 
-// MaxFlowtableDevices is how many devices one message may name: the kernel
-// refuses the 256th with EFBIG (NFT_NETDEVICE_MAX).
+// MaxFlowtableDevices is the maximum number of devices in one message. The kernel refuses
+// more with EFBIG (NFT_NETDEVICE_MAX).
 const MaxFlowtableDevices = 255
 
-// Flowtable is a flowtable with its hook, which is always the devices' ingress.
+// Flowtable is a flowtable. Its hook is the devices' ingress.
 type Flowtable struct {
 	Name     string
 	Priority int32
@@ -53,16 +53,16 @@ type Flowtable struct {
 	Devices  []Device
 }
 
-// Device is the name of a network device, or, where the kernel has such
-// wildcards (else EINVAL), how its name begins.
+// Device is the name of a network device, or a prefix of names if the kernel supports it
+// (else EINVAL).
 type Device struct {
 	Name   string
 	Prefix bool
 }
 
-// AddFlowtable makes sure that a flowtable exists and has the devices, of which
-// there may be any number; those that it has already are left alone. Up to Linux
-// 6.15 a device that does not exist is an error (ENOENT).
+// AddFlowtable makes sure that a flowtable exists and has the devices, in any number. Other
+// devices of an existing flowtable are not removed. Up to Linux 6.15, a device that does not
+// exist is an error (ENOENT).
 func (b *Batch) AddFlowtable(t Table, f *Flowtable) {
 	devices := f.Devices
 	for first := true; first || len(devices) > 0; first = false {
@@ -77,8 +77,8 @@ func (b *Batch) AddFlowtable(t Table, f *Flowtable) {
 	}
 }
 
-// DeleteFlowtable deletes a flowtable that no rule uses any more; it must exist.
-// Its flows go back to the slow path, soon after the commit.
+// DeleteFlowtable deletes a flowtable, which must exist and must not be used by a rule. Its
+// flows return to the slow path soon after the commit.
 func (b *Batch) DeleteFlowtable(t Table, name string) {
 	b.begin(msgDelFlowtable, 0, t.Family)
 	b.buf.string(nftaFlowtableTable, t.Name)
@@ -86,8 +86,8 @@ func (b *Batch) DeleteFlowtable(t Table, name string) {
 	b.end()
 }
 
-// DeleteDevices takes devices, which must be in it (else ENOENT), out of a
-// flowtable. It does nothing to flows that there are.
+// DeleteDevices removes devices, which must exist (else ENOENT), from a flowtable. It does
+// not affect existing flows.
 func (b *Batch) DeleteDevices(t Table, f *Flowtable) {
 	for devices := range slices.Chunk(f.Devices, MaxFlowtableDevices) {
 		b.begin(msgDelFlowtable, 0, t.Family)
@@ -121,17 +121,17 @@ func (b *Batch) devices(typ uint16, devices []Device) {
 	b.buf.close(list)
 }
 
-// FlowtableInfo is a flowtable as the kernel has it.
+// FlowtableInfo is a flowtable as read.
 type FlowtableInfo struct {
 	Flowtable
-	Handle uint64 // unique within the table, for ever
+	Handle uint64 // unique within the table, and never reused
 }
 
-// Flowtables calls visit with every flowtable of a table. The kernel leaves out
-// one whose devices do not fit into the 32 KiB of an answer, some 1,600 of them.
+// Flowtables calls visit with every flowtable of a table. The kernel omits a flowtable if
+// its devices do not fit into an answer of 32 KiB, which is about 1,600 devices.
 func (c *Conn) Flowtables(t Table, visit func(FlowtableInfo)) error {
-	// The first answer on a socket is smaller: the kernel has not seen yet how
-	// much is read at once.
+	// The size of an answer depends on the size of previous reads, so the first
+	// answer on a socket would be smaller.
 	if _, err := c.Generation(); err != nil {
 		return err
 	}

@@ -8,27 +8,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RuleJump is a rule that leads to another chain by a verdict of its own, be it a jump or a
-// goto. Verdict maps are not looked into.
+// RuleJump is a rule with a jump or goto to another chain. Verdict maps are not included.
 type RuleJump struct {
 	To     string
 	Handle uint64 // of the rule; unique in its table
 }
 
-// RuleJumps calls visit with every rule of a chain that leads to another one. A chain that
-// does not exist has none.
+// RuleJumps calls visit with every jump or goto in the rules of a chain. A chain that does
+// not exist has none.
 func (c *Conn) RuleJumps(t Table, chain string, visit func(RuleJump)) error {
 	var a attrs
 	a.string(unix.NFTA_RULE_TABLE, t.Name)
-	a.string(unix.NFTA_RULE_CHAIN, chain) // the kernel filters by both
+	a.string(unix.NFTA_RULE_CHAIN, chain) // a filter in the kernel
 	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
 		handle := be64(findAttr(body, unix.NFTA_RULE_HANDLE))
 		jumps(findAttr(body, unix.NFTA_RULE_EXPRESSIONS), func(to string) { visit(RuleJump{To: to, Handle: handle}) })
 	})
 }
 
-// Jumps calls visit with every chain that the rule leads to by a verdict of its own, as
-// RuleJumps does.
+// Jumps calls visit with the target of every jump or goto in the rule, like
+// [Conn.RuleJumps].
 func (r RuleInfo) Jumps(visit func(to string)) { jumps(r.Expressions, visit) }
 
 func jumps(expressions []byte, visit func(to string)) {
@@ -40,7 +39,7 @@ func jumps(expressions []byte, visit func(to string)) {
 	})
 }
 
-// verdictChain is where an expression leads that sets a verdict; "" of any other.
+// verdictChain returns the chain of a jump or goto expression, and "" for any other.
 func verdictChain(expression []byte) string {
 	if cString(findAttr(expression, unix.NFTA_EXPR_NAME)) != "immediate" {
 		return ""

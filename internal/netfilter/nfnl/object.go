@@ -13,8 +13,7 @@ const (
 	nftaCounterPackets = 2
 )
 
-// AddCounter makes sure that a named counter exists. One that does keeps its
-// count.
+// AddCounter makes sure that a named counter exists. An existing counter is not reset.
 func (b *Batch) AddCounter(t Table, name string) {
 	b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, t.Family)
 	b.buf.string(unix.NFTA_OBJ_TABLE, t.Name)
@@ -24,13 +23,12 @@ func (b *Batch) AddCounter(t Table, name string) {
 	b.end()
 }
 
-// CountIn is the expression that counts a packet in a named counter.
+// CountIn returns the expression that counts a packet in a named counter.
 func CountIn(name string) expr.Any {
 	return &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: name}
 }
 
-// Counter reads a named counter. One that does not exist is an error that wraps
-// ENOENT.
+// Counter reads a named counter. If it does not exist, the error wraps ENOENT.
 func (c *Conn) Counter(t Table, name string) (packets, bytes uint64, err error) {
 	var a attrs
 	a.string(unix.NFTA_OBJ_TABLE, t.Name)

@@ -4,32 +4,33 @@ package nfnl
 
 import "context"
 
-// Pieces is how many bytes, roughly, each transaction of CommitPieces has. Up to
-// there a transaction stays in the processor's caches; larger ones gain nothing.
+// Pieces is the approximate size of each transaction of CommitPieces, in bytes. Such a
+// transaction fits into the processor's caches. Larger ones are not faster.
 const Pieces = 128 << 10
 
-// CommitPieces commits what write writes to b in many small transactions, the
-// first while write is still busy with the others. That is faster than one large
-// transaction, and takes less memory: the kernel goes through a transaction's
-// elements several times, and enlarges the hash tables that they are in on another
-// processor meanwhile. It is for content that nothing uses yet.
+// CommitPieces commits the messages that write adds to b, in many small transactions. A
+// goroutine commits one piece while write fills the next:
 //
-// After an error, as of [Conn.Commit] or the context's, what was committed before stays. The batch is
-// empty afterwards, but still counts its bytes and elements.
+//	write -> b -> full -> commit
+//	         ^            |
+//	         +--- free <--+
+//
+// This is faster than one large transaction and takes less memory: the kernel processes
+// the elements of a transaction several times, and meanwhile resizes their hash tables on
+// another processor. It is for content that no packet uses yet.
+//
+// After an error of [Conn.Commit] or of the context, earlier transactions remain in effect.
+// Finally the batch is empty, but still counts its bytes and elements.
 func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) (transactions int, err error) {
-	full := make(chan *Batch)
-	free := make(chan *Batch, 2)
+	full, free := make(chan *Batch), make(chan *Batch, 2)
 	free <- new(Batch)
 	free <- new(Batch)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for piece := range full {
-			if err == nil {
-				err = ctx.Err()
-			}
 			if err == nil && !piece.Empty() {
-				if err = c.Commit(0, piece); err == nil {
+				if err = c.commitPiece(ctx, piece); err == nil {
 					transactions++
 				}
 			}
@@ -37,13 +38,7 @@ func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) (transa
 			free <- piece
 		}
 	}()
-	b.spill = func() {
-		piece := <-free
-		b.buf, piece.buf = piece.buf, b.buf
-		b.messages, piece.messages = piece.messages, b.messages
-		b.spilled += len(piece.buf)
-		full <- piece
-	}
+	b.spill = func() { full <- b.moveTo(<-free) }
 	write()
 	b.endRun()
 	b.spill()
@@ -51,4 +46,19 @@ func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) (transa
 	close(full)
 	<-done
 	return transactions, err
+}
+
+func (c *Conn) commitPiece(ctx context.Context, piece *Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.Commit(0, piece)
+}
+
+// moveTo moves the messages to an empty piece.
+func (b *Batch) moveTo(piece *Batch) *Batch {
+	b.buf, piece.buf = piece.buf, b.buf
+	b.messages, piece.messages = piece.messages, b.messages
+	b.spilled += len(piece.buf)
+	return piece
 }

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddElementFor adds an element that the kernel deletes after a time, at least a
-// millisecond, to a set with the flag NFT_SET_TIMEOUT. One that is there already
-// keeps its time.
+// AddElementFor adds an element that the kernel deletes after a time of at least a
+// millisecond, to a set with the flag NFT_SET_TIMEOUT. An existing element keeps its
+// timeout.
 func (b *Batch) AddElementFor(t Table, s *Set, key []byte, d time.Duration) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	ms := uint64(max(d.Milliseconds(), 1))

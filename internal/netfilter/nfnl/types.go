@@ -7,14 +7,14 @@ import "golang.org/x/sys/unix"
 // Family is the protocol family of a table (NFPROTO_*).
 type Family uint8
 
-// The families a table can have here.
+// The families of tables.
 const (
 	IPv4 Family = unix.NFPROTO_IPV4 // nft: ip
 	IPv6 Family = unix.NFPROTO_IPV6 // nft: ip6
-	INET Family = unix.NFPROTO_INET // nft: inet, both of them
+	INET Family = unix.NFPROTO_INET // nft: inet, for IPv4 and IPv6
 )
 
-// String is the family's name in nft's language.
+// String is the name of the family in the nft command.
 func (f Family) String() string {
 	switch f {
 	case IPv4:
@@ -46,12 +46,12 @@ type Hook struct {
 	Priority int32  // lower runs first; dstnat is -100, srcnat 100
 }
 
-// DataType is nft's number for a data type, used only so that nft prints
-// elements in the right notation; the kernel looks at lengths alone.
+// DataType is the nft command's number for a data type, which determines how it prints
+// elements. The kernel only uses lengths.
 type DataType uint32
 
-// Data types, with the length in bytes that a field of it takes in a
-// concatenation (fields are padded to 32-bit registers).
+// Data types, with the length of a field in bytes. In a concatenation, fields are padded to
+// 32-bit registers.
 const (
 	TypeInteger     DataType = 4  // any
 	TypeIPAddr      DataType = 7  // 4
@@ -62,10 +62,10 @@ const (
 	TypeVerdict     DataType = unix.NFT_DATA_VERDICT
 )
 
-// typeBits is how many bits nft gives each type in a concatenation.
+// typeBits is the number of bits of each type in the type of a concatenation.
 const typeBits = 6
 
-// Concat is the type of a concatenation.
+// Concat returns the type of a concatenation.
 func Concat(types ...DataType) DataType {
 	var all DataType
 	for _, t := range types {
@@ -74,21 +74,21 @@ func Concat(types ...DataType) DataType {
 	return all
 }
 
-// Set is a set, or, with a DataType, a map.
+// Set is a set, or a map if it has a DataType.
 type Set struct {
 	Name     string
 	KeyType  DataType
 	KeyLen   uint32 // bytes
 	DataType DataType
 	DataLen  uint32 // bytes; 0 for a set, ignored for verdicts
-	Flags    uint32 // NFT_SET_*, beside NFT_SET_MAP, which follows from the types
+	Flags    uint32 // NFT_SET_*; NFT_SET_MAP is added for maps
 
-	// Size is the largest number of elements; 0 for no limit, except that
-	// rules add no more than 65,535 to a set without one.
+	// Size is the maximum number of elements; 0 for no limit, except that rules add
+	// at most 65,535 elements to a set without a limit.
 	Size uint32
 
-	// HostOrder tells nft that a key that is a single number is in host
-	// byte order, so that it prints it as it is meant.
+	// HostOrder says that a key with a single number is in host byte order. It only
+	// affects the output of the nft command.
 	HostOrder bool
 }
 

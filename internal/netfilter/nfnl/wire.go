@@ -22,25 +22,25 @@ func align(n int) int { return (n + 3) &^ 3 }
 // attrs appends netlink attributes to a buffer.
 type attrs []byte
 
-// message appends the headers of a netfilter message. Its length is to be set by
-// the caller; its sequence number is the Conn's to set.
+// message appends the headers of a netfilter message. The caller sets its length, and the
+// Conn its sequence number.
 func (a *attrs) message(typ, flags uint16, family uint8, resource uint16) {
 	*a = binary.NativeEndian.AppendUint32(*a, 0)
 	*a = binary.NativeEndian.AppendUint16(*a, typ)
 	*a = binary.NativeEndian.AppendUint16(*a, flags|unix.NLM_F_REQUEST)
 	*a = binary.NativeEndian.AppendUint32(*a, 0)
-	*a = binary.NativeEndian.AppendUint32(*a, 0) // port id: the kernel's to fill
+	*a = binary.NativeEndian.AppendUint32(*a, 0) // port ID: set by the kernel
 	*a = append(*a, family, unix.NFNETLINK_V0)
 	*a = binary.BigEndian.AppendUint16(*a, resource)
 }
 
-// Where things are in a message's header.
+// Offsets in a message's header.
 const (
 	flagsAt = 6
 	seqAt   = 8
 )
 
-// header appends the head of an attribute whose payload has n bytes.
+// header appends the header of an attribute with a payload of n bytes.
 func (a *attrs) header(typ uint16, n int) {
 	*a = binary.NativeEndian.AppendUint16(*a, uint16(attrHeaderLen+n))
 	*a = binary.NativeEndian.AppendUint16(*a, typ)
@@ -58,7 +58,7 @@ func (a *attrs) bytes(typ uint16, payload []byte) {
 	a.pad()
 }
 
-// string appends a NUL-terminated string, as the kernel wants names.
+// string appends a NUL-terminated string.
 func (a *attrs) string(typ uint16, s string) {
 	a.header(typ, len(s)+1)
 	*a = append(*a, s...)
@@ -66,26 +66,26 @@ func (a *attrs) string(typ uint16, s string) {
 	a.pad()
 }
 
-// be32 appends a number in network byte order, as nf_tables wants all of them.
+// be32 appends a number in network byte order, which nf_tables uses for all numbers.
 func (a *attrs) be32(typ uint16, v uint32) {
 	a.header(typ, 4)
 	*a = binary.BigEndian.AppendUint32(*a, v)
 }
 
-// open starts a nested attribute and returns where it starts, for close.
+// open starts a nested attribute and returns its offset, for close.
 func (a *attrs) open(typ uint16) int {
 	at := len(*a)
 	a.header(typ|unix.NLA_F_NESTED, 0)
 	return at
 }
 
-// close ends the nested attribute that starts at.
+// close ends the nested attribute at an offset.
 func (a *attrs) close(at int) {
 	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
 }
 
-// eachAttr calls visit for every attribute in b until visit returns false. A
-// truncated attribute ends the walk: the kernel sends none.
+// eachAttr calls visit for every attribute in b until visit returns false. It stops at a
+// truncated attribute, which the kernel never sends.
 func eachAttr(b []byte, visit func(typ uint16, payload []byte) bool) {
 	for len(b) >= attrHeaderLen {
 		n := int(binary.NativeEndian.Uint16(b))
@@ -111,7 +111,7 @@ func findAttr(b []byte, want uint16) (found []byte) {
 	return found
 }
 
-// cString is the text of a NUL-terminated attribute.
+// cString returns the text of a NUL-terminated attribute.
 func cString(b []byte) string {
 	for i, c := range b {
 		if c == 0 {
