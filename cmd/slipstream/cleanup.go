@@ -31,13 +31,13 @@ this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" an
 "inet slipstream-fastpath", and iptables chains and IP sets with names that begin with
 SLIP-. Like 'kube-proxy --cleanup', it also removes everything of kube-proxy, in any
 mode: nftables tables, iptables chains, IPVS virtual servers, the interface kube-ipvs0
-and IP sets. With --keep-kube-proxy, kube-proxy's objects stay: for the way back, when
-kube-proxy runs again.
+and IP sets. With --keep-kube-proxy, kube-proxy's objects are kept: use it when kube-proxy
+runs again.
 
-New connections to Services no longer work after it, unless kube-proxy runs.
-Established ones go on where something else on the node translates addresses too,
-as most pod networks do; otherwise the kernel stops translating altogether, and they
-end. Stop 'slipstream run' before, or it will repair what is removed.`,
+After that, new connections to Services do not work unless kube-proxy runs.
+Established connections continue if other software on the node uses NAT, as most pod
+networks do; otherwise the kernel stops translating addresses and they end. Stop
+'slipstream run' first, as it repairs what is removed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			exclude, errs := config.ParseExcludeCIDRs(field.NewPath("--ipvs-exclude-cidrs"), o.excludeCIDRs)
@@ -49,13 +49,13 @@ end. Stop 'slipstream run' before, or it will repair what is removed.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.keepKubeProxy, "keep-kube-proxy", false, "remove only what slipstream has programmed")
-	f.StringSliceVar(&o.excludeCIDRs, "ipvs-exclude-cidrs", nil, "ranges of addresses whose IPVS virtual servers are not kube-proxy's")
+	f.StringSliceVar(&o.excludeCIDRs, "ipvs-exclude-cidrs", nil, "address ranges of IPVS virtual servers that do not belong to kube-proxy")
 	cmd.MarkFlagsMutuallyExclusive("keep-kube-proxy", "ipvs-exclude-cidrs")
 	return cmd
 }
 
-// cleanUp removes what slipstream has programmed and, unless that is to stay, what
-// kube-proxy has. It does all it can, whatever fails.
+// cleanUp removes everything that slipstream and, unless keepKubeProxy is set, kube-proxy
+// have programmed. It continues after errors.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
 	errs := []error{removeModes(ctx, ""), cleanUpFastPath()}
 	if !keepKubeProxy {
@@ -65,18 +65,17 @@ func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy boo
 }
 
 func cleanUpFastPath() error {
-	fast, err := fastpath.New(fastpath.Config{}) // off: it only removes
+	fast, err := fastpath.New(fastpath.Config{}) // threshold 0: only removes
 	if err != nil {
 		return err
 	}
 	return fast.Stop()
 }
 
-// takeOverOptions have the log tell what goes of what kube-proxy has left. excludeCIDRs
-// is its ipvs.excludeCIDRs.
+// takeOverOptions logs removed leftovers. excludeCIDRs is kube-proxy's ipvs.excludeCIDRs.
 func takeOverOptions(excludeCIDRs []netip.Prefix) takeover.Options {
 	return takeover.Options{
 		ExcludeCIDRs: excludeCIDRs,
-		Removed:      func(what string) { klog.InfoS("Removed what kube-proxy had left", "what", what) },
+		Removed:      func(what string) { klog.InfoS("Removed leftovers of kube-proxy", "object", what) },
 	}
 }

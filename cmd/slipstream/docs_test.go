@@ -32,7 +32,7 @@ func TestConfigurationDocs(t *testing.T) {
 		delete(rows, f.Name)
 		field, ok := fieldOf[f.Name]
 		if !ok {
-			field, ok = beforeFile[f.Name]
+			field, ok = overridesFile[f.Name]
 		}
 		field = strings.Replace(field, "iptables.masqueradeAll", "nftables.masqueradeAll", 1)
 		if strings.HasSuffix(f.Name, "sync-period") {

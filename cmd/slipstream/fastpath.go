@@ -37,7 +37,7 @@ const fastPathThreshold = "fastpath-threshold"
 // agentOptions are the flags of "slipstream fastpath".
 type agentOptions struct {
 	fastPath    config.FastPathConfiguration
-	objects     config.Config // of which only where they come from
+	objects     config.Config // only the source of objects
 	master      string
 	hostname    string
 	nodePorts   []string
@@ -48,17 +48,17 @@ func newFastPathAgent() *cobra.Command {
 	o := agentOptions{fastPath: config.New().Slipstream.FastPath}
 	cmd := &cobra.Command{
 		Use:   "fastpath",
-		Short: "Run the fast path alone, beside any Service proxy",
-		Long: `Fastpath offloads established connections to the kernel's flowtable, whoever made
-them: it works beside kube-proxy in any mode and beside other Service proxies, and
-touches nothing of theirs. It needs a kernel with flowtables (CONFIG_NF_FLOW_TABLE_INET,
+		Short: "Run only the fast path, together with any Service proxy",
+		Long: `Fastpath offloads established connections to the kernel's flowtable. It works with
+kube-proxy in any mode and with other Service proxies, and does not change their
+rules. It needs a kernel with flowtables (CONFIG_NF_FLOW_TABLE_INET,
 CONFIG_NFT_FLOW_OFFLOAD).
 
 With --scope=all, every connection that the node forwards may take the fast path.
-With --scope=services, only those to Services; it reads these from the Kubernetes API
-or from --manifests then, as 'slipstream run' does.
+With --scope=services, only connections to Services may; it then reads Services from the
+Kubernetes API or from --manifests, as 'slipstream run' does.
 
-All connections are back on the slow path when it has stopped; none is cut.`,
+When it stops, all connections return to the slow path; none is interrupted.`,
 		Example: `  slipstream fastpath --fastpath-threshold=20 --scope=all
   slipstream fastpath --kubeconfig /var/lib/kube-proxy/kubeconfig.conf`,
 		Args: cobra.NoArgs,
@@ -67,9 +67,9 @@ All connections are back on the slow path when it has stopped; none is cut.`,
 	f := cmd.Flags()
 	addFastPath(f, &o.fastPath, fastPathThreshold)
 	addNodePorts(f, &o.nodePorts, config.Primary)
-	f.StringVar(&o.objects.Slipstream.Manifests, "manifests", "", "directory of manifests to take Services from, in place of the Kubernetes API")
-	f.StringVar(&o.objects.KubeProxy.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig file that says how to reach the Kubernetes API")
-	f.StringVar(&o.master, "master", "", "URL of the Kubernetes API, in place of the kubeconfig's")
+	f.StringVar(&o.objects.Slipstream.Manifests, "manifests", "", "directory of manifests to read Services from, instead of the Kubernetes API")
+	f.StringVar(&o.objects.KubeProxy.ClientConnection.Kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API")
+	f.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's")
 	cmd.MarkFlagsMutuallyExclusive("manifests", "kubeconfig")
 	cmd.MarkFlagsMutuallyExclusive("manifests", "master")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name)")
@@ -78,7 +78,7 @@ All connections are back on the slow path when it has stopped; none is cut.`,
 	return cmd
 }
 
-// configs checks the flags.
+// configs validates the flags.
 func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err error) {
 	c, errs := parseFastPath(&o.fastPath, nil)
 	ranges := config.Config{}
@@ -121,7 +121,7 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	return c, errs
 }
 
-// agentFlags are the flags for fields.
+// agentFlags replaces names of fields with names of flags.
 var agentFlags = strings.NewReplacer(
 	"offloadPacketThreshold", fastPathThreshold,
 	"hardwareOffload", "hardware-offload",
@@ -169,7 +169,7 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	}).Run(ctx)
 }
 
-// followAll keeps a fast path that needs to know nothing of Services.
+// followAll runs a fast path for all connections, without Services.
 func followAll(ctx context.Context, ctl *fastpath.Controller) error {
 	if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
 		return fmt.Errorf("fast path: %w", err)
@@ -189,7 +189,7 @@ func addLogFlags(cmd *cobra.Command) {
 	var all flag.FlagSet
 	klog.InitFlags(&all)
 	v := all.Lookup("v")
-	v.Usage = "verbosity of the log: 0 for what an operator must see, 2 for every update of the kernel"
+	v.Usage = "log verbosity: 0 for what an operator must see, 2 for every update of the kernel"
 	cmd.Flags().AddGoFlag(v)
 }
 
@@ -214,33 +214,33 @@ func serveMetrics(address string, m *metrics.Metrics) (stop func(), err error) {
 // addFastPath defines the flags that "slipstream run" and "slipstream fastpath" have
 // in common; the threshold goes by the name that KEP-4963 or kindnet has for it.
 func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold string) {
-	fs.Int64Var(c.OffloadPacketThreshold, threshold, *c.OffloadPacketThreshold, "number of packets, of both directions together, that a connection has to have carried before it takes the fast path; 0 turns the fast path off")
+	fs.Int64Var(c.OffloadPacketThreshold, threshold, *c.OffloadPacketThreshold, "number of packets, of both directions together, after which a connection takes the fast path; 0 disables the fast path")
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
 }
 
-// newFastPath makes a controller. Where the kernel has no flowtables it returns
-// nil, having said so: nothing else depends on it.
-func newFastPath(c fastpath.Config, tell events.Recorder) (*fastpath.Controller, error) {
-	c.NoHardware = func(err error) { tell.Warning(events.HardwareOffloadUnavailable, err.Error()) }
+// newFastPath makes a controller. If the kernel has no flowtables, it records an Event and
+// returns nil, as the rest of the proxy works without.
+func newFastPath(c fastpath.Config, recorder events.Recorder) (*fastpath.Controller, error) {
+	c.NoHardware = func(err error) { recorder.Warning(events.HardwareOffloadUnavailable, err.Error()) }
 	ctl, err := fastpath.New(c)
 	if errors.Is(err, fastpath.ErrUnsupported) {
-		tell.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
+		recorder.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
 		return nil, nil
 	}
 	return ctl, err
 }
 
-// runFastPath has a controller follow the interfaces until stop is called, which
-// takes what it has programmed out of the kernel.
+// runFastPath runs a controller until stop is called, which removes its table from the
+// kernel.
 func runFastPath(ctx context.Context, ctl *fastpath.Controller) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		if err := ctl.Run(ctx); err != nil {
-			klog.ErrorS(err, "The fast path does not follow the interfaces any more")
+			klog.ErrorS(err, "Fast path: could not watch interfaces")
 		}
 	}()
 	return func() error {
@@ -250,8 +250,8 @@ func runFastPath(ctx context.Context, ctl *fastpath.Controller) (stop func() err
 	}
 }
 
-// fastPathMetrics reads a controller's numbers for whoever asks; ctl is nil where
-// the kernel has no fast path.
+// fastPathMetrics returns a function that reads a controller's metrics. ctl is nil if the
+// kernel has no flowtables.
 func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) {
 	return func() (metrics.FastPath, error) {
 		if ctl == nil {
@@ -261,12 +261,12 @@ func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) 
 		return metrics.FastPath{
 			Supported: true, Offloaded: s.Offloaded, Interfaces: s.Interfaces,
 			Hardware: s.Hardware, Flushes: s.Flushes, Errors: s.Errors,
-		}, errors.Join(err)
+		}, err
 	}
 }
 
-// offloadMetrics has the connections on the fast path counted by Service. What it
-// returns is to be closed when nobody asks for metrics any more.
+// offloadMetrics publishes the number of offloaded connections by Service. The caller
+// closes the returned connection when metrics are no longer served.
 func offloadMetrics(ctx context.Context, m *metrics.Metrics, ctl *fastpath.Controller) (*flows.Conn, error) {
 	conn, err := flows.New(0)
 	if err == nil {

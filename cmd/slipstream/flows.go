@@ -32,9 +32,8 @@ func newFlows() *cobra.Command {
 		Use:   "flows",
 		Short: "Show connections on the fast path",
 		Long: `Flows lists the connections that are offloaded to the kernel's flowtable at this
-moment, as conntrack knows them: to which Service, which backend answers, how much
-they have carried and for how long they have been there (where the kernel keeps
-connections' times: net.netfilter.nf_conntrack_timestamp).`,
+moment, with their Service, backend, traffic and, if net.netfilter.nf_conntrack_timestamp
+is set, age.`,
 		Example: `  slipstream flows
   slipstream flows --by-service --watch
   slipstream flows -o json`,
@@ -50,10 +49,10 @@ connections' times: net.netfilter.nf_conntrack_timestamp).`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.byService, "by-service", false, "one line for each frontend of a Service instead of each connection")
+	f.BoolVar(&o.byService, "by-service", false, "one line per frontend of a Service instead of per connection")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json")
-	f.BoolVarP(&o.watch, "watch", "w", false, "show them again and again until interrupted")
-	f.DurationVar(&o.period, "period", 2*time.Second, "how often, with --watch")
+	f.BoolVarP(&o.watch, "watch", "w", false, "repeat until interrupted")
+	f.DurationVar(&o.period, "period", 2*time.Second, "interval of --watch")
 	cmd.AddCommand(newFlowsFlush())
 	return cmd
 }
@@ -105,19 +104,19 @@ func newFlowsFlush() *cobra.Command {
 	var o flushOptions
 	cmd := &cobra.Command{
 		Use:   "flush --all | --service NAMESPACE/NAME | --pod ADDRESS",
-		Short: "Bring connections back to the slow path",
-		Long: `Flush brings connections back to the slow path, where their packets pass all rules
-again, those of network policies for example. None is cut, and none gets another
-backend. The kernel can only let go of all connections at once, so all come back
-for a moment; those that were meant are kept on the slow path for --hold.`,
+		Short: "Return connections to the slow path",
+		Long: `Flush returns connections to the slow path, where their packets pass all rules again,
+for example those of network policies. No connection is interrupted or gets another
+backend. The kernel can only flush all connections at once, so all return for a moment;
+the selected ones stay on the slow path for --hold.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return flushFlows(o) },
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.all, "all", false, "all connections")
-	f.StringVar(&o.service, "service", "", "those to a Service, as NAMESPACE/NAME or NAMESPACE/NAME:PORT")
-	f.StringVar(&o.pod, "pod", "", "those from or to a pod, by its address")
-	f.DurationVar(&o.hold, "hold", 10*time.Second, "for how long they stay on the slow path at least")
+	f.StringVar(&o.service, "service", "", "connections to a Service, as NAMESPACE/NAME or NAMESPACE/NAME:PORT")
+	f.StringVar(&o.pod, "pod", "", "connections from or to a pod, by its address")
+	f.DurationVar(&o.hold, "hold", 10*time.Second, "minimum time that they stay on the slow path")
 	cmd.MarkFlagsOneRequired("all", "service", "pod")
 	cmd.MarkFlagsMutuallyExclusive("all", "service", "pod")
 	return cmd
@@ -128,7 +127,7 @@ func flushFlows(o flushOptions) error {
 	if o.pod != "" {
 		ip, err := netip.ParseAddr(o.pod)
 		if err != nil {
-			return fmt.Errorf("--pod: %q is no IP address", o.pod)
+			return fmt.Errorf("--pod: %q is not an IP address", o.pod)
 		}
 		flush.Addresses = []netip.Addr{ip.Unmap()}
 	}
@@ -144,7 +143,7 @@ func flushFlows(o flushOptions) error {
 	return fastpath.FlushTable(0, flush)
 }
 
-// frontendsOf are the frontends of a Service, or of one port of it.
+// frontendsOf returns the frontends of a Service, or of one of its ports.
 func frontendsOf(services flows.Services, name string) (all []desired.FrontendKey) {
 	for key, service := range services {
 		if service == name || strings.HasPrefix(service, name+":") {
@@ -154,7 +153,7 @@ func frontendsOf(services flows.Services, name string) (all []desired.FrontendKe
 	return all
 }
 
-// repeatUntil does something from time to time until ctx ends.
+// repeatUntil calls do periodically until ctx ends.
 func repeatUntil(ctx context.Context, period time.Duration, do func()) error {
 	t := time.NewTicker(period)
 	defer t.Stop()

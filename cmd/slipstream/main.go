@@ -25,10 +25,10 @@ func main() {
 	}
 }
 
-// kubeProxy is the name under which this program is what it stands in for.
+// kubeProxy is the program name under which slipstream accepts the flags of kube-proxy.
 const kubeProxy = "kube-proxy"
 
-// commandFor is the command of a program that is started under a name.
+// commandFor returns the root command for a program name.
 func commandFor(path string) *cobra.Command {
 	if filepath.Base(path) != kubeProxy {
 		return newRoot()

@@ -19,15 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programmer is what a mode programs the kernel with.
+// programmer is the dataplane of a proxy mode.
 type programmer interface {
 	dataplane.Dataplane
 	dataplane.Prober
 	dataplane.Reader
 }
 
-// modes are the proxy modes. To add one is to add a line here and in removals, and a
-// row in docs/configuration.md.
+// modes are the proxy modes. A new mode needs a line here and in removals, and a row in
+// docs/configuration.md.
 var modes = map[string]func(context.Context, *config.Config) (programmer, error){
 	config.NFTables: func(_ context.Context, c *config.Config) (programmer, error) {
 		return nftables.New(backendConfig(c))
@@ -37,11 +37,11 @@ var modes = map[string]func(context.Context, *config.Config) (programmer, error)
 	},
 }
 
-// openMode opens the dataplane of the configured mode and probes what the node lacks
-// for it. Without are the families that the node cannot serve.
+// openMode opens the dataplane of the configured mode and probes whether the node supports
+// it. Without has the families that the node cannot serve.
 //
-// A mode in which the node can serve no family is an error, as with kube-proxy. But if
-// no mode was set, iptables mode takes its place, which kube-proxy would run.
+// If the node can serve no family, openMode returns an error, as kube-proxy does; if no
+// mode was set, it uses iptables mode, kube-proxy's default, instead.
 func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn func(note string)) (b programmer, without desired.Families, err error) {
 	b, without, err = probeMode(ctx, c, m, warn)
 	switch {
@@ -50,7 +50,7 @@ func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn fu
 	case errors.Is(err, unix.EPERM):
 		return nil, without, needsNetAdmin(err)
 	case err != nil && c.FallBack():
-		warn(fmt.Sprintf("No mode is set, so running in iptables mode: %v", err))
+		warn(fmt.Sprintf("No mode is set and nftables mode does not work: using iptables mode: %v", err))
 		b, without, err = probeMode(ctx, c, m, warn)
 	}
 	if err != nil {
@@ -61,7 +61,7 @@ func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn fu
 
 func needsNetAdmin(err error) error { return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err) }
 
-// probeMode opens the configured mode's dataplane and warns of what is missing, if the
+// probeMode opens the configured mode's dataplane and warns of missing features, if the
 // node can serve a family.
 func probeMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn func(note string)) (_ programmer, without desired.Families, err error) {
 	b, err := modes[c.Mode()](ctx, c)
@@ -87,22 +87,22 @@ func probeMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn f
 	return b, without, nil
 }
 
-// removals remove what any run in a mode has programmed.
+// removals remove everything that was programmed in a mode.
 var removals = map[string]func(context.Context) error{
 	config.NFTables: removeNFTables,
 	config.IPTables: iptables.Remove,
 }
 
-// modeNames are their names, in the order of the alphabet.
+// modeNames returns the names of the modes in alphabetical order.
 func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
 
-// backendConfig is what all modes need of a valid configuration.
+// backendConfig returns the part of a valid configuration that all modes need.
 func backendConfig(c *config.Config) dataplane.Config {
 	return dataplane.Config{MasqueradeBit: c.MasqueradeBit()}
 }
 
-// removeModes removes what runs in all modes but one have programmed; "" for all. It
-// does all it can, whatever fails.
+// removeModes removes everything that was programmed in modes other than one; "" for all
+// modes. It continues after errors.
 func removeModes(ctx context.Context, but string) (err error) {
 	for _, name := range modeNames() {
 		if name == but {
@@ -124,7 +124,7 @@ func removeNFTables(ctx context.Context) (err error) {
 	return b.Cleanup(ctx)
 }
 
-// countRules has the numbers of rules be metrics, where a mode has rules.
+// countRules publishes the numbers of rules as metrics in iptables mode.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	if rules, ok := b.(*iptables.Backend); ok {
 		m.OnIPTables(func() (metrics.IPTables, error) {

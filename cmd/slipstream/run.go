@@ -25,41 +25,40 @@ func newRun() *cobra.Command {
 		Use:   "run",
 		Short: "Run the Service proxy",
 		Long: `Run reads Services, EndpointSlices, ServiceCIDRs and this node's Node, and keeps the
-kernel's rules, nftables or iptables, in line with them until it is stopped. What it has programmed
-stays when it stops, and is taken over without a gap when it starts again;
-'slipstream cleanup' removes it.
+kernel's rules, nftables or iptables, in line with them until it is stopped. The rules
+stay when it stops, and a new run takes them over without interruption;
+'slipstream cleanup' removes them.
 
-It is a drop-in for kube-proxy: it takes its configuration file (--config) and its
-flags, and does so too when it is started under the name kube-proxy. What it does
-not support it refuses, or names in the log. docs/configuration.md has all of it,
-and the settings that are Slipstream's own.
+It is a drop-in for kube-proxy: it accepts its configuration file (--config) and its
+flags, also when it is started under the name kube-proxy. Unsupported settings are
+errors, or are named in the log. docs/configuration.md describes all settings,
+including Slipstream's own.
 
-Objects come from one of
-  the Kubernetes API  that --kubeconfig, --master or the configuration file names,
-                      or that of the cluster whose pod this is
+Objects are read from one of
+  the Kubernetes API  of --kubeconfig, --master or the configuration file, or of
+                      the cluster in which this is a pod
   --manifests         a directory of manifests (*.yaml, *.yml, *.json), as for
-                      'kubectl apply -f DIR'. It is watched: a file that is saved
-                      is programmed at once. A file or an object with a mistake
-                      in it is reported in one line, and what it last said well
-                      stays in force. Without --config, nothing is served then
-                      and nothing else of the machine is set, unless by flags.
+                      'kubectl apply -f DIR'. It is watched: a saved file is
+                      applied at once. An error in a file or an object is reported
+                      in one line, and its last valid content stays in effect.
+                      Without --config, no addresses are served and no other
+                      settings of the machine are changed, except by flags.
 
 NodePorts, and the ports for health checks of load balancers, answer on the
 addresses of this node that --nodeport-addresses selects:
   primary  the first address of each family in the status of the Node object that
-           is named as this node, an InternalIP if there is one; without that
-           Node object, they answer nowhere
+           of this node, an InternalIP if there is one; without that Node object,
+           they answer nowhere
   ranges   the addresses on this node's interfaces that are in one of them; of a
            family without a range, all
-Addresses that come and go are followed. On loopback addresses, NodePorts answer in
+Changes of addresses are followed. On loopback addresses, NodePorts answer in
 iptables mode only, on IPv4 ones; not with --iptables-localhost-nodeports=false.
 
-Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node. How
-to tell is what --detect-local-mode says:
+Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node, which
+--detect-local-mode recognizes:
   ClusterCIDR          its source is in --cluster-cidr; in a family without such a
                        range, nothing is masqueraded
-  NodeCIDR             its source is in spec.podCIDRs of the Node object that is
-                       named as this node
+  NodeCIDR             its source is in spec.podCIDRs of this node's Node object
   BridgeInterface      it arrives on the bridge --pod-bridge-interface
   InterfaceNamePrefix  it arrives on an interface whose name starts with
                        --pod-interface-name-prefix`,
@@ -73,13 +72,13 @@ to tell is what --detect-local-mode says:
 	return cmd
 }
 
-// noArgs refuses all arguments but empty ones, which kube-proxy takes: manifests of
-// pods have them where a variable is empty.
+// noArgs rejects arguments, except empty ones, which kube-proxy accepts: pod manifests
+// produce them from empty variables.
 func noArgs(cmd *cobra.Command, args []string) error {
 	return cobra.NoArgs(cmd, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "" }))
 }
 
-// run does what the flags say.
+// run executes the command.
 func (o *runFlags) run(cmd *cobra.Command) error {
 	switch o.version {
 	case "false":
@@ -87,7 +86,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		fmt.Fprintln(cmd.OutOrStdout(), "slipstream", versionText(), "in the place of kube-proxy", config.KubernetesVersion)
 		return nil
 	default:
-		return fmt.Errorf("--version: %q is none of true, raw and false", o.version)
+		return fmt.Errorf("--version: %q must be true, raw or false", o.version)
 	}
 	c, notes, err := o.complete(cmd.Flags())
 	if err != nil {
@@ -125,20 +124,19 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	return err
 }
 
-// flagValues are the flags and their values.
+// flagValues returns the values of all flags.
 func flagValues(fs *pflag.FlagSet) map[string]string {
 	values := map[string]string{}
 	fs.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
 	return values
 }
 
-// errConfigChanged ends a proxy so that whoever started it starts it again.
-var errConfigChanged = errors.New("--config: the file has changed: ending, to be started with the new one")
+// errConfigChanged ends the proxy so that its supervisor starts it again.
+var errConfigChanged = errors.New("--config: the file has changed: exiting to be restarted with the new file")
 
 // watchConfig calls changed when a configuration file is written to or renamed, until
-// stop is called. As with kube-proxy, a file that is replaced as a whole is not noticed:
-// that is how a ConfigMap changes in a pod, of which an administrator rolls out the
-// DaemonSet again when it suits them.
+// stop is called. As in kube-proxy, the replacement of the file is not noticed: this is how
+// a ConfigMap changes in a pod, after which the administrator rolls out the DaemonSet.
 func watchConfig(file string, changed context.CancelCauseFunc) (stop func(), err error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -166,7 +164,7 @@ func watchConfig(file string, changed context.CancelCauseFunc) (stop func(), err
 		}
 	})
 	return func() {
-		if err := w.Close(); err != nil { // which closes the channels
+		if err := w.Close(); err != nil { // closes the channels
 			klog.ErrorS(err, "Could not stop watching the configuration file")
 		}
 		watching.Wait()

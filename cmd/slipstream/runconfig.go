@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// complete makes a valid configuration of file and flags. Notes are for the log.
+// complete returns a valid configuration from the file and the flags. Notes are for the log.
 func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config.Note, err error) {
 	if o.file != "" {
 		c, notes, err = o.fromFile(fs)
@@ -29,14 +29,14 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	if name := strings.TrimSpace(o.hostname); name != "" {
 		c.KubeProxy.HostnameOverride = strings.ToLower(name)
 	} else if o.hostname != "" {
-		return nil, nil, fmt.Errorf("--hostname-override: %q is no name", o.hostname)
+		return nil, nil, fmt.Errorf("--hostname-override: %q is not a valid name", o.hostname)
 	}
 	if c.Slipstream.Manifests != "" && o.master != "" {
-		return nil, nil, errors.New("--manifests and --master: objects come from one of them, not from both")
+		return nil, nil, errors.New("--manifests and --master cannot be combined")
 	}
 	modes := modeNames()
 	if o.cleanup || o.initOnly || o.writeTo != "" {
-		modes = config.Modes() // none is run, and what these do is the same in all
+		modes = config.Modes() // these actions are the same in all modes
 	}
 	errs := c.Validate(modes)
 	_, more := parseFastPath(&c.Slipstream.FastPath, field.NewPath("fastPath"))
@@ -47,8 +47,7 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	return c, append(notes, c.Notes()...), errs.ToAggregate()
 }
 
-// fromFile takes the configuration from a file, and from those flags that go before
-// it.
+// fromFile reads the configuration from a file, and from the flags that override it.
 func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, error) {
 	c, notes, err := config.Load(o.file)
 	if err != nil {
@@ -63,13 +62,13 @@ func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, e
 	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, fromFile...)
 	fs.Visit(func(f *pflag.Flag) {
 		if _, ok := fieldOf[f.Name]; ok {
-			notes = append(notes, config.Note{Field: "--" + f.Name, Text: "is ignored beside --config"})
+			notes = append(notes, config.Note{Field: "--" + f.Name, Text: "is ignored with --config"})
 		}
 	})
 	return c, notes, err
 }
 
-// copyFlags sets those of the flags that define defines that are set in from.
+// copyFlags copies the values of flags that are set in from to the flags that define adds.
 func copyFlags(from *pflag.FlagSet, define func(*pflag.FlagSet)) (err error) {
 	var to pflag.FlagSet
 	define(&to)
@@ -81,7 +80,7 @@ func copyFlags(from *pflag.FlagSet, define func(*pflag.FlagSet)) (err error) {
 	return err
 }
 
-// fromFlags takes the configuration from flags.
+// fromFlags returns the configuration from the flags.
 func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, error) {
 	c := o.config
 	k := &c.KubeProxy
@@ -100,16 +99,16 @@ func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, 
 	k.IPTables.MasqueradeAll, k.NFTables.MasqueradeAll = o.masqueradeAll, o.masqueradeAll
 	o.setPeriods(fs)
 	c.Complete()
-	k.HealthzBindAddress = served(o.healthz, k.HealthzBindAddress, o.healthzPort)
-	k.MetricsBindAddress = served(o.metrics, "", o.metricsPort)
+	k.HealthzBindAddress = listenAddress(o.healthz, k.HealthzBindAddress, o.healthzPort)
+	k.MetricsBindAddress = listenAddress(o.metrics, "", o.metricsPort)
 	if alone {
 		standAlone(k, given)
 	}
 	return c, notes, nil
 }
 
-// setPeriods sets the mode's sync periods. The flags for iptables mode count in
-// nftables mode too, which has none of its own.
+// setPeriods sets the sync periods. The flags for iptables mode also apply to nftables
+// mode, which has no flags of its own.
 func (o *runFlags) setPeriods(fs *pflag.FlagSet) {
 	k := &o.config.KubeProxy
 	if fs.Changed("iptables-sync-period") {
@@ -124,11 +123,11 @@ func (o *runFlags) setPeriods(fs *pflag.FlagSet) {
 	k.IPVS.SyncPeriod.Duration, k.IPVS.MinSyncPeriod.Duration = o.ipvs.sync, o.ipvs.minSync
 }
 
-// served is the address to serve on by a flag, and by the older flag for the port
-// alone. Otherwise is what an empty address stands for.
-func served(address, otherwise string, port int32) string {
+// listenAddress returns the address to listen on from a flag and the deprecated flag for
+// the port. An empty address stands for the default.
+func listenAddress(address, byDefault string, port int32) string {
 	if address == "" {
-		address = otherwise
+		address = byDefault
 	}
 	if port == 0 {
 		return ""
@@ -136,16 +135,16 @@ func served(address, otherwise string, port int32) string {
 	return config.WithPort(address, int(port))
 }
 
-// flagFor is the flag that has set a field, or the field if none has.
+// flagFor returns the flag that has set a field, or the path if no flag has.
 func (o *runFlags) flagFor(fs *pflag.FlagSet, path string) string {
 	stem, index := path, ""
 	if at := strings.IndexByte(path, '['); at >= 0 {
 		stem, index = path[:at], path[at:]
 	}
 	if name, isPeriod := strings.CutPrefix(stem, "nftables."); isPeriod && strings.HasSuffix(name, "yncPeriod") {
-		stem = "iptables." + name // whose flags count
+		stem = "iptables." + name // set by the flags for iptables mode
 	}
-	tables := []map[string]string{beforeFile, fieldOf}
+	tables := []map[string]string{overridesFile, fieldOf}
 	if o.file != "" {
 		tables = tables[:1]
 	}
@@ -171,7 +170,7 @@ func (o *runFlags) writeConfig(c *config.Config) error {
 	return nil
 }
 
-// unused tells which of the flags that were given make no difference.
+// unused returns notes about flags without effect.
 func (o *runFlags) unused(fs *pflag.FlagSet) (notes []config.Note) {
 	k := &o.config.KubeProxy
 	fs.Visit(func(f *pflag.Flag) {
@@ -182,13 +181,13 @@ func (o *runFlags) unused(fs *pflag.FlagSet) (notes []config.Note) {
 	return notes
 }
 
-// whyUnused says why a flag makes no difference in a mode; "" if it does.
+// whyUnused returns why a flag has no effect in a mode, or "" if it has one.
 func (o *runFlags) whyUnused(name, mode string) string {
 	switch {
 	case name == "boot-id-file" || name == "machine-id-file":
-		return ", nor had it with kube-proxy"
+		return ", as in kube-proxy"
 	case name == "config-sync-period":
-		return ": what is watched is not told again in between"
+		return ": watched objects are not delivered again periodically"
 	case name == "show-hidden-metrics-for-version":
 		return ", as there are no hidden metrics"
 	case name == "iptables-localhost-nodeports" && mode != config.IPTables && *o.config.KubeProxy.IPTables.LocalhostNodePorts:
@@ -198,14 +197,14 @@ func (o *runFlags) whyUnused(name, mode string) string {
 	case name == "nftables-masquerade-bit" && mode == config.IPTables:
 		return " in iptables mode, which has --iptables-masquerade-bit"
 	case strings.HasPrefix(name, "ipvs-") && name != "ipvs-exclude-cidrs" && mode != config.IPVS:
-		return " in another mode than ipvs"
+		return " in modes other than ipvs"
 	}
 	return ""
 }
 
-// standAlone has a proxy whose objects come from manifests, and that has no
-// configuration file, leave the machine as it is but for what it is told by flags:
-// nothing is served, and no parameter of the kernel or of this process is set.
+// standAlone changes the defaults for a proxy with manifests and without a configuration
+// file: unless flags say otherwise, it serves nothing and sets no parameters of the kernel
+// or of this process.
 func standAlone(k *kubeproxy.KubeProxyConfiguration, given func(flag string) bool) {
 	if !given("healthz-bind-address") {
 		k.HealthzBindAddress = ""

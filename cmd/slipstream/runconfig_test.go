@@ -229,7 +229,7 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 		}
 	}
 	slices.Sort(ignored)
-	want = []string{"--cluster-cidr: is ignored beside --config", "--healthz-port: is ignored beside --config", "--proxy-mode: is ignored beside --config"}
+	want = []string{"--cluster-cidr: is ignored with --config", "--healthz-port: is ignored with --config", "--proxy-mode: is ignored with --config"}
 	if !slices.Equal(ignored, want) {
 		t.Errorf("%q; want %q", ignored, want)
 	}

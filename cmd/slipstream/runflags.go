@@ -14,10 +14,10 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// runFlags are the flags of "slipstream run". Those that kube-proxy has too go by
-// its names. Most set a field of the configuration; fieldOf says which.
+// runFlags are the flags of "slipstream run". Flags that kube-proxy also has use its names.
+// Most set a field of the configuration; fieldOf has the names of the fields.
 type runFlags struct {
-	config *config.Config // what they set
+	config *config.Config // the fields that flags set directly
 
 	file, writeTo      string
 	master             string
@@ -32,8 +32,7 @@ type runFlags struct {
 	bootID, machineIDs string
 }
 
-// periods are flags that kube-proxy has for each mode, and a field for the mode in
-// use.
+// periods are the sync periods of one mode.
 type periods struct{ sync, minSync time.Duration }
 
 // offloadThreshold is KEP-4963's name for the flag.
@@ -44,13 +43,13 @@ func (o *runFlags) add(fs *pflag.FlagSet) {
 	o.config = config.New()
 	k := &o.config.KubeProxy
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // kube-proxy takes _ for -
-	fs.StringVar(&o.file, "config", "", "configuration file (KubeProxyConfiguration, and SlipstreamConfiguration in a second document); kube-proxy's flags for what is in it are ignored then")
+	fs.StringVar(&o.file, "config", "", "configuration file (KubeProxyConfiguration, and SlipstreamConfiguration in a second document); flags for fields of KubeProxyConfiguration are then ignored")
 	fs.StringVar(&o.writeTo, "write-config-to", "", "write the configuration with all its defaults to this file, and exit")
-	fs.BoolVar(&o.cleanup, "cleanup", false, "remove what is programmed, as 'slipstream cleanup' does, and exit")
-	fs.BoolVar(&o.initOnly, "init-only", false, "set the kernel's parameters that take full privileges, and exit")
+	fs.BoolVar(&o.cleanup, "cleanup", false, "remove everything that slipstream and kube-proxy have programmed, as 'slipstream cleanup' does, and exit")
+	fs.BoolVar(&o.initOnly, "init-only", false, "set the kernel parameters that need full privileges, and exit")
 	fs.StringVar(&o.version, "version", "false", "true or raw: print the version and exit")
 	fs.Lookup("version").NoOptDefVal = "true"
-	fs.StringVar(&o.hostname, "hostname-override", "", "name of this node, as its Node object and EndpointSlices write it (default: the host's name); goes before --config")
+	fs.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object (default: the host name); overrides --config")
 	o.addAPI(fs, k)
 	o.addServing(fs, k)
 	o.addMode(fs, k)
@@ -59,21 +58,21 @@ func (o *runFlags) add(fs *pflag.FlagSet) {
 	addConntrack(fs, &k.Conntrack)
 	addOwn(fs, &o.config.Slipstream)
 	logsapi.AddFlags(&k.Logging, fs)
-	// cAdvisor's, which kube-proxy has by accident.
+	// Flags of cAdvisor that kube-proxy registers by accident.
 	fs.StringVar(&o.bootID, "boot-id-file", "", "no effect")
 	fs.StringVar(&o.machineIDs, "machine-id-file", "", "no effect")
 }
 
 // addOwn defines Slipstream's own flags.
 func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
-	fs.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of manifests to take objects from, in place of the Kubernetes API")
+	fs.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of manifests to read objects from, instead of the Kubernetes API")
 	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
-	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to look whether somebody else has damaged what was programmed")
-	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare all that the kernel has with what was programmed, in the background, as 'slipstream verify' does, and to repair it; 0 for never")
+	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to check whether the ruleset was modified externally")
+	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the kernel's complete content with the desired state in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
 	addFastPath(fs, &c.FastPath, offloadThreshold)
 }
 
-// period is a flag for a period that may be left open.
+// period is a flag for an optional period.
 type period struct{ to **metav1.Duration }
 
 func (p period) Set(text string) error {
@@ -96,80 +95,80 @@ func (p period) Type() string { return "duration" }
 // addAPI defines the flags about the Kubernetes API.
 func (o *runFlags) addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	c := &k.ClientConnection
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file that says how to reach the Kubernetes API")
-	fs.StringVar(&o.master, "master", "", "URL of the Kubernetes API, in place of the kubeconfig's; goes before --config")
-	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "media type of what is sent to the Kubernetes API")
-	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests to the Kubernetes API a second, on average")
-	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "requests to the Kubernetes API at once")
-	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "no effect: what is watched is not told again in between")
-	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which turns the fast path off (default: true); those of kube-proxy's that make no difference here are accepted")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API")
+	fs.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's; overrides --config")
+	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "media type of requests to the Kubernetes API")
+	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests per second to the Kubernetes API, on average")
+	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "burst of requests to the Kubernetes API")
+	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "no effect: watched objects are not delivered again periodically")
+	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which disables the fast path (default: true); kube-proxy's other gates are accepted without effect")
 }
 
-// addServing defines the flags about what is served.
+// addServing defines the flags for the HTTP servers and this process.
 func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
-	fs.StringVar(&k.BindAddress, "bind-address", k.BindAddress, "address of this node in place of the Node object's, of its family; an unspecified one stands for none")
+	fs.StringVar(&k.BindAddress, "bind-address", k.BindAddress, "address of this node, instead of the Node object's address of the same family; 0.0.0.0 or :: for the Node object's")
 	fs.StringVar(&o.healthz, "healthz-bind-address", k.HealthzBindAddress, "address and port to serve /healthz and /livez on")
-	fs.StringVar(&o.metrics, "metrics-bind-address", k.MetricsBindAddress, "address and port to serve /metrics on; empty for nowhere")
-	fs.Int32Var(&o.healthzPort, "healthz-port", 10256, "port of --healthz-bind-address where that has none; 0 turns it off")
-	fs.Int32Var(&o.metricsPort, "metrics-port", 10249, "port of --metrics-bind-address where that has none; 0 turns it off")
+	fs.StringVar(&o.metrics, "metrics-bind-address", k.MetricsBindAddress, "address and port to serve /metrics on; empty to disable")
+	fs.Int32Var(&o.healthzPort, "healthz-port", 10256, "port of --healthz-bind-address if that has none; 0 to disable")
+	fs.Int32Var(&o.metricsPort, "metrics-port", 10249, "port of --metrics-bind-address if that has none; 0 to disable")
 	_ = fs.MarkDeprecated("healthz-port", "use --healthz-bind-address")
 	_ = fs.MarkDeprecated("metrics-port", "use --metrics-bind-address")
-	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", false, "exit when an address to serve on cannot be had, rather than try again")
-	fs.BoolVar(&k.EnableProfiling, "profiling", false, "serve /debug/pprof/ beside /metrics")
+	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", false, "exit if an address cannot be listened on, instead of retrying")
+	fs.BoolVar(&k.EnableProfiling, "profiling", false, "serve /debug/pprof/ on the metrics address")
 	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "no effect: there are no hidden metrics")
-	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "how much sooner (to 1000) or later (to -1000) the kernel ends this process for want of memory")
+	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "OOM score adjustment of this process, from -1000 (killed last) to 1000 (killed first)")
 }
 
 // addMode defines the flags about the proxy mode.
 func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), " or ")+" (default: nftables)")
 	fs.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
-	fs.Int32Var(k.NFTables.MasqueradeBit, "nftables-masquerade-bit", *k.NFTables.MasqueradeBit, "bit of the packet mark, 0 to 31, that is set in nftables mode on what is to be masqueraded")
-	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "bit of the packet mark, 0 to 31, that is set in iptables mode on what is to be masqueraded")
+	fs.Int32Var(k.NFTables.MasqueradeBit, "nftables-masquerade-bit", *k.NFTables.MasqueradeBit, "bit of the packet mark, 0 to 31, for packets to be masqueraded, in nftables mode")
+	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "bit of the packet mark, 0 to 31, for packets to be masqueraded, in iptables mode")
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "answer on NodePorts of IPv4 loopback addresses, in iptables mode")
-	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half of how long a change may wait until this proxy is not healthy, in nftables mode too; in iptables mode also how often at most everything is programmed again")
-	fs.DurationVar(&o.iptables.minSync, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, in nftables mode too; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
+	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy, also in nftables mode; in iptables mode also how often the complete ruleset is written at most")
+	fs.DurationVar(&o.iptables.minSync, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, also in nftables mode; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
 }
 
 // addIPVS defines the flags about IPVS mode.
 func (o *runFlags) addIPVS(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	const only = " (IPVS mode only)"
 	c := &k.IPVS
-	fs.DurationVar(&o.ipvs.sync, "ipvs-sync-period", k.IPVS.SyncPeriod.Duration, "half of how long a change may wait until this proxy is not healthy"+only)
+	fs.DurationVar(&o.ipvs.sync, "ipvs-sync-period", k.IPVS.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+only)
 	fs.DurationVar(&o.ipvs.minSync, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+only)
 	fs.StringVar(&c.Scheduler, "ipvs-scheduler", "", "IPVS scheduler"+only)
-	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "ranges of addresses whose IPVS virtual servers are not kube-proxy's: they stay when its leftovers are removed")
+	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "address ranges of IPVS virtual servers that do not belong to kube-proxy and are not removed")
 	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "answer ARP requests only on the interface that has the address"+only)
-	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long IPVS keeps idle TCP connections; 0 to leave as it is"+only)
-	fs.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long IPVS keeps TCP connections after a FIN; 0 to leave as it is"+only)
-	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long IPVS keeps UDP flows; 0 to leave as it is"+only)
+	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long IPVS keeps idle TCP connections; 0 to keep the current value"+only)
+	fs.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long IPVS keeps TCP connections after a FIN; 0 to keep the current value"+only)
+	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long IPVS keeps UDP flows; 0 to keep the current value"+only)
 }
 
-// addTraffic defines the flags about which traffic is whose.
+// addTraffic defines the flags that classify traffic.
 func (o *runFlags) addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
-	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", "", "how to tell that traffic comes from a pod of this node: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix (default: ClusterCIDR)")
+	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", "", "how to recognize traffic from pods of this node: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix (default: ClusterCIDR)")
 	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated")
-	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge that this node's pods are on")
-	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "what the names of this node's pods' interfaces start with")
-	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; where objects come from the Kubernetes API and no mode is set, all, as with kube-proxy")
+	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge of this node's pods")
+	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "prefix of the names of this node's pod interfaces")
+	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; all addresses if objects are read from the Kubernetes API and no mode is set, as in kube-proxy")
 }
 
 // addConntrack defines the flags about the kernel's connection tracking.
 func addConntrack(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConntrackConfiguration) {
-	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "entries of conntrack for each CPU; 0 to leave the limit as it is")
-	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "entries of conntrack at least, unless --conntrack-max-per-core is 0")
+	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "conntrack entries per CPU; 0 to keep the current limit")
+	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "least number of conntrack entries, unless --conntrack-max-per-core is 0")
 	timeout := func(d *metav1.Duration, name, of string) {
-		fs.DurationVar(&d.Duration, name, d.Duration, "how long conntrack keeps "+of+"; 0 to leave as it is")
+		fs.DurationVar(&d.Duration, name, d.Duration, "how long conntrack keeps "+of+"; 0 to keep the current value")
 	}
-	timeout(c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", "established TCP connections that are idle")
-	timeout(c.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", "TCP connections of which one side is closed")
-	timeout(&c.UDPTimeout, "conntrack-udp-timeout", "UDP flows without an answer so far")
-	timeout(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", "UDP flows with answers")
-	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "have conntrack take TCP packets outside of the window for valid")
+	timeout(c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", "idle established TCP connections")
+	timeout(c.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", "TCP connections in state CLOSE_WAIT")
+	timeout(&c.UDPTimeout, "conntrack-udp-timeout", "UDP flows without replies")
+	timeout(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", "UDP flows with replies")
+	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "accept TCP packets outside of the window in conntrack")
 }
 
-// fieldOf says which field of kube-proxy's configuration a flag sets. These flags
-// are ignored beside --config, as kube-proxy ignores them.
+// fieldOf maps flags to fields of kube-proxy's configuration. With --config, these flags
+// are ignored, as in kube-proxy.
 var fieldOf = map[string]string{
 	"bind-address":                      "bindAddress",
 	"bind-address-hard-fail":            "bindAddressHardFail",
@@ -215,9 +214,9 @@ var fieldOf = map[string]string{
 	"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
 }
 
-// beforeFile says the same of flags that go before the file: those about logs, as
-// with kube-proxy, and those for Slipstream's own configuration.
-var beforeFile = map[string]string{
+// overridesFile maps flags that override the file to fields: the flags for logs, as in
+// kube-proxy, and those for Slipstream's own configuration.
+var overridesFile = map[string]string{
 	"hostname-override": "hostnameOverride",
 
 	"log-flush-frequency":       "logging.flushFrequency",

@@ -35,11 +35,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// serving is what "slipstream run" serves with.
+// serving has the inputs of "slipstream run".
 type serving struct {
 	config *config.Config // valid
 	master string
-	flags  map[string]string // to be shown
+	flags  map[string]string // for /flagz
 }
 
 // parts are the parts of a running Service proxy.
@@ -106,11 +106,11 @@ func (s *parts) openSource(context.Context) (err error) {
 	if s.objects, s.client, err = newSource(s.config, s.master, s.node, s.problem); err != nil {
 		return err
 	}
-	tell, stop, err := recorder(s.client, s.node)
+	events, stop, err := newRecorder(s.client, s.node)
 	if err != nil {
 		return err
 	}
-	s.events = tell
+	s.events = events
 	s.onClose(func() error { stop(); return nil })
 	return nil
 }
@@ -126,7 +126,7 @@ func (s *parts) openDataplane(ctx context.Context) (err error) {
 	return nil
 }
 
-// openFastPath opens the fast path, without which Services work too.
+// openFastPath opens the fast path. Services work without it.
 func (s *parts) openFastPath(ctx context.Context) (err error) {
 	settings := s.config.FastPath()
 	fast, _ := parseFastPath(&settings, nil) // valid
@@ -141,7 +141,7 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	if offloaded, err := offloadMetrics(ctx, s.metrics, s.fast); err == nil {
 		s.onClose(offloaded.Close)
 	} else {
-		klog.ErrorS(err, "Connections on the fast path are not counted by Service")
+		klog.ErrorS(err, "Could not count connections on the fast path by Service")
 	}
 	s.onClose(runFastPath(ctx, s.fast))
 	return nil
@@ -168,7 +168,7 @@ func (s *parts) tuneNode() {
 	}
 }
 
-// run runs the loop, and the servers that answer about it.
+// run runs the proxy, health checks and the HTTP servers.
 func (s *parts) run(ctx context.Context) error {
 	c := s.config
 	var p *proxy.Proxy
@@ -212,8 +212,8 @@ func (s *parts) run(ctx context.Context) error {
 
 func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }
 
-// removeLeftovers removes what earlier runs in other modes have programmed, and, on a
-// cluster, what kube-proxy has. It returns when that is done, or ctx ends.
+// removeLeftovers removes everything that earlier runs have programmed in other modes and,
+// in a cluster, everything of kube-proxy. It returns when that is done, or ctx ends.
 func (s *parts) removeLeftovers(ctx context.Context) {
 	var both sync.WaitGroup
 	defer both.Wait()
@@ -225,7 +225,7 @@ func (s *parts) removeLeftovers(ctx context.Context) {
 	}
 }
 
-// desiredConfig is what the desired state needs of a valid configuration.
+// desiredConfig returns the part of a valid configuration for the desired state.
 func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
 	return desired.Config{
 		NodeName:      node,
@@ -238,7 +238,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 	}
 }
 
-// nodeName is the name of this node: as overridden, or the host's, in lower case, as
+// nodeName returns the name of this node: override, or the host name in lower case, as
 // kubelet registers it.
 func nodeName(override string) (name string, err error) {
 	if name = override; name == "" {
@@ -247,13 +247,13 @@ func nodeName(override string) (name string, err error) {
 		}
 	}
 	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
-		return "", errors.New("the name of this node is empty: give --hostname-override")
+		return "", errors.New("the name of this node is empty: set --hostname-override")
 	}
 	return name, nil
 }
 
-// cleanFlows makes the one that deletes stale entries of conntrack, also those of
-// connections on the fast path, if there is one.
+// cleanFlows makes the Cleaner that deletes stale conntrack entries, including those of
+// connections on the fast path.
 func cleanFlows(ctx context.Context, m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack.Cleaner, closeAll func() error, err error) {
 	conn, err := conntrack.New(0)
 	if err != nil {
@@ -267,17 +267,17 @@ func cleanFlows(ctx context.Context, m *metrics.Metrics, fast *fastpath.Controll
 	flows = conntrack.NewCleaner(ctx, clean, func(stats conntrack.Stats, err error) {
 		if err != nil && ctx.Err() == nil {
 			m.ConntrackFailures.Inc()
-			klog.ErrorS(err, "Could not delete all stale entries of conntrack")
+			klog.ErrorS(err, "Could not delete all stale conntrack entries")
 		}
 		if stats.Deleted > 0 {
-			klog.V(2).InfoS("Deleted stale entries of conntrack", "entries", stats.Deleted)
+			klog.V(2).InfoS("Deleted stale conntrack entries", "entries", stats.Deleted)
 		}
 	})
 	return flows, func() error { flows.Close(); return conn.Close() }, nil
 }
 
-// serveHTTP runs a proxy and answers about it, until ctx ends or one of both fails.
-func serveHTTP(ctx context.Context, o serving, m *metrics.Metrics, p *proxy.Proxy, tell events.Recorder) error {
+// serveHTTP runs a proxy and its HTTP servers until ctx ends or one of them fails.
+func serveHTTP(ctx context.Context, o serving, m *metrics.Metrics, p *proxy.Proxy, recorder events.Recorder) error {
 	k := &o.config.KubeProxy
 	s := server.New(server.Options{
 		MetricsAddress: k.MetricsBindAddress,
@@ -290,7 +290,7 @@ func serveHTTP(ctx context.Context, o serving, m *metrics.Metrics, p *proxy.Prox
 		Flags:          o.flags,
 		Metrics:        m,
 		Proxy:          p,
-		Events:         tell,
+		Events:         recorder,
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -301,9 +301,9 @@ func serveHTTP(ctx context.Context, o serving, m *metrics.Metrics, p *proxy.Prox
 	return errors.Join(err, <-failed)
 }
 
-// recorder is who is told what an administrator must see: the Node's Events where
-// there is a Kubernetes API, otherwise the log.
-func recorder(server *api.Client, node string) (r events.Recorder, stop func(), err error) {
+// newRecorder makes a Recorder of Events, or one that only logs if there is no Kubernetes
+// API.
+func newRecorder(server *api.Client, node string) (r events.Recorder, stop func(), err error) {
 	if server == nil {
 		return events.Log(), func() {}, nil
 	}
@@ -315,8 +315,7 @@ func recorder(server *api.Client, node string) (r events.Recorder, stop func(), 
 	return r, stop, nil
 }
 
-// newSource makes the source of objects. The client is nil where they come from
-// manifests.
+// newSource makes the source of objects. The client is nil for manifests.
 func newSource(c *config.Config, master, node string, problem func(error)) (source.Source, *api.Client, error) {
 	if dir := c.Slipstream.Manifests; dir != "" {
 		return manifest.New(dir, problem), nil, nil
@@ -332,10 +331,10 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	return api.New(client, api.Options{NodeName: node, OnError: problem}), client, nil
 }
 
-// initialize sets what takes more privileges than the proxy needs afterwards
+// initialize sets the kernel parameters that need more privileges than the proxy
 // (--init-only).
 func initialize(c *config.Config) error {
-	conn, err := conntrack.New(0) // so that the kernel has loaded nf_conntrack
+	conn, err := conntrack.New(0) // loads the module nf_conntrack
 	if err != nil {
 		return err
 	}
@@ -343,8 +342,8 @@ func initialize(c *config.Config) error {
 	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts())))
 }
 
-// localhostNodePorts has the kernel do what NodePorts take that answer on IPv4 loopback
-// addresses, if any are to.
+// localhostNodePorts sets the kernel parameters for NodePorts on IPv4 loopback addresses,
+// if there are any.
 func localhostNodePorts(n desired.NodePortAddresses) error {
 	if !n.OnLoopback() {
 		return nil
@@ -352,8 +351,8 @@ func localhostNodePorts(n desired.NodePortAddresses) error {
 	return sysctl.RouteLocalnet()
 }
 
-// adjustOOMScore says how soon the kernel ends this process for want of memory, where
-// there is something to say. Less than before takes CAP_SYS_RESOURCE.
+// adjustOOMScore sets oom_score_adj of this process, unless score is nil. Lower values need
+// CAP_SYS_RESOURCE.
 func adjustOOMScore(score *int32) {
 	if score == nil {
 		return
@@ -363,34 +362,35 @@ func adjustOOMScore(score *int32) {
 	}
 }
 
-// removeFormerModes removes what earlier runs have programmed in other modes than this
-// one, and tries again until that has worked or ctx ends: what stays may be asked before
-// what is programmed now. Failed is told the same thing once.
+// removeFormerModes removes everything that earlier runs have programmed in other modes. It
+// retries until it succeeds or ctx ends, as the old rules may take precedence over the new
+// ones. Repeated errors are reported once.
 func removeFormerModes(ctx context.Context, mode string, failed func(error)) {
 	fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
 	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, mode) }, failed)
 }
 
-// retryUntilSuccess does something until it succeeds or ctx ends.
+// retryUntilSuccess calls do until it succeeds or ctx ends. It calls failed for each error
+// that differs from the one before.
 func retryUntilSuccess(ctx context.Context, pauses wait.Backoff, do func() error, failed func(error)) {
-	said := ""
+	last := ""
 	_ = pauses.DelayFunc().Until(ctx, true, true, func(context.Context) (done bool, _ error) {
 		err := do()
-		if err != nil && err.Error() != said {
-			said = err.Error()
+		if err != nil && err.Error() != last {
+			last = err.Error()
 			failed(err)
 		}
 		return err == nil, nil
 	}) // the error is ctx's
 }
 
-// addNodePorts defines the flag for where NodePorts answer.
+// addNodePorts defines the flag for the addresses of NodePorts.
 func addNodePorts(fs *pflag.FlagSet, addresses *[]string, otherwise string) {
-	fs.StringSliceVar(addresses, "nodeport-addresses", nil, "where NodePorts answer: "+config.Primary+", or ranges of this node's addresses, comma-separated (default: "+otherwise+")")
+	fs.StringSliceVar(addresses, "nodeport-addresses", nil, "addresses of NodePorts: "+config.Primary+", or ranges of this node's addresses, comma-separated (default: "+otherwise+")")
 }
 
-// nodePorts says on which addresses NodePorts answer, by valid settings. Loopback
-// is whether those on loopback addresses are to.
+// nodePorts returns the addresses of NodePorts from valid settings. Loopback includes IPv4
+// loopback addresses.
 func nodePorts(addresses []string, loopback bool) (n desired.NodePortAddresses) {
 	n.Loopback = loopback
 	for _, text := range addresses {
@@ -407,7 +407,7 @@ func nodePorts(addresses []string, loopback bool) (n desired.NodePortAddresses) 
 	return n
 }
 
-// loopbackBits is the prefix length of a family's loopback addresses.
+// loopbackBits returns the prefix length of a family's loopback range.
 func loopbackBits(p netip.Prefix) int {
 	if p.Addr().Is4() {
 		return 8
@@ -415,7 +415,7 @@ func loopbackBits(p netip.Prefix) int {
 	return 128
 }
 
-// detectLocal says how traffic of this node's pods is recognized, by a valid
+// detectLocal returns how traffic of this node's pods is recognized, from a valid
 // configuration.
 func detectLocal(c *config.Config) desired.DetectLocal {
 	k := &c.KubeProxy

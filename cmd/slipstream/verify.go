@@ -23,12 +23,12 @@ import (
 )
 
 const (
-	// verifyTries is how often a difference is looked at again, as the proxy may
-	// just be at work.
+	// verifyTries is the number of comparisons before differences are reported, as
+	// the proxy may be applying a change.
 	verifyTries = 3
 
-	// verifyPatience is how long the objects may take to be delivered.
-	verifyPatience = 2 * time.Minute
+	// deliveryTimeout bounds how long the objects may take to be delivered.
+	deliveryTimeout = 2 * time.Minute
 )
 
 func newVerify() *cobra.Command {
@@ -37,15 +37,15 @@ func newVerify() *cobra.Command {
 		Use:   "verify",
 		Short: "Compare the kernel's content with what Services require",
 		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
-the same flags does, works out what should be programmed, and compares it with what
-the kernel has, in whatever mode. It changes nothing, and needs no running proxy.
+the same flags does, computes the desired state, and compares it with the kernel's
+content, in any mode. It changes nothing, and works without a running proxy.
 
-Each difference is a line: "-" is what should be there, "+" is what there is instead.
-The exit code is 1 if there are differences. A difference that lasts for less than a
-few seconds is none: the proxy may just be at work.
+Each difference is a line: "-" is missing in the kernel, "+" is unexpected. The exit
+code is 1 if there are differences. A difference that disappears within a few seconds
+is not reported, as the proxy may be applying a change.
 
-'slipstream run' does the same from time to time with --verify-period, and repairs what
-it finds.`,
+'slipstream run' does the same periodically with --verify-period, and repairs
+differences.`,
 		Example: `  slipstream verify --config /var/lib/kube-proxy/config.conf --hostname-override node-1
   slipstream verify --manifests /etc/slipstream`,
 		Args: cobra.NoArgs,
@@ -68,7 +68,7 @@ it finds.`,
 	return cmd
 }
 
-// verify returns the differences, each a line.
+// verify returns the differences, one per line.
 func verify(ctx context.Context, c *config.Config, master string) (lines []string, err error) {
 	node, err := nodeName(c.KubeProxy.HostnameOverride)
 	if err != nil {
@@ -109,7 +109,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	return lines, nil
 }
 
-// watched is a state that learns of objects and of the node's addresses.
+// watched keeps a desired state up to date with objects and the node's addresses.
 type watched struct {
 	state *desired.State
 
@@ -140,9 +140,9 @@ func send[T any](ctx context.Context, to chan<- T, v T) {
 	}
 }
 
-// untilReady takes what there is, and waits for what must be known.
+// untilReady waits until all objects and addresses are known and applies them.
 func (w *watched) untilReady(ctx context.Context) error {
-	patience := time.NewTimer(verifyPatience)
+	patience := time.NewTimer(deliveryTimeout)
 	defer patience.Stop()
 	for {
 		quiet := time.NewTimer(100 * time.Millisecond)
@@ -156,7 +156,7 @@ func (w *watched) untilReady(ctx context.Context) error {
 			w.state.SetNodeAddresses(all)
 			w.addressed = true
 		case err := <-w.failed:
-			return errors.Join(errors.New("verify: what should be programmed is not known"), err, ctx.Err())
+			return errors.Join(errors.New("verify: the desired state is not known"), err, ctx.Err())
 		case <-patience.C:
 			return errors.New("verify: the objects were not delivered in time")
 		case <-quiet.C:
@@ -168,10 +168,10 @@ func (w *watched) untilReady(ctx context.Context) error {
 	}
 }
 
-// openToVerify opens what reads what any run with a configuration has programmed.
-// Without are the families that such a run does not serve. The probe of iptables mode
-// makes a chain for a moment, so it is not for a command that changes nothing; there,
-// families count whose commands do not work.
+// openToVerify opens a reader for the ruleset of a run with this configuration. Without
+// has the families that such a run does not serve. The probe of iptables mode creates a
+// chain, so it is not used here, as this command changes nothing; a family counts as not
+// served if its commands do not work.
 func openToVerify(ctx context.Context, c *config.Config) (b programmer, without desired.Families, err error) {
 	if b, err = modes[c.Mode()](ctx, c); err == nil {
 		if rules, ok := b.(*iptables.Backend); ok {
@@ -198,22 +198,22 @@ func openToVerify(ctx context.Context, c *config.Config) (b programmer, without 
 	return nil, without, err
 }
 
-// another opens a dataplane like the one that runs, to read what that has programmed. To look again for
-// the variant of iptables that the node uses would cost as much as to read, and may come
-// to another one than it did.
-func another(ctx context.Context, c *config.Config, running programmer) (proxy.Reader, error) {
+// openReader opens a second dataplane to read the ruleset of the running one. It uses the
+// same variant of iptables: detection is as expensive as reading, and its result may have
+// changed.
+func openReader(ctx context.Context, c *config.Config, running programmer) (proxy.Reader, error) {
 	if b, ok := running.(*iptables.Backend); ok {
 		return iptables.New(ctx, backendConfig(c), iptables.Options{Variant: b.Variant()})
 	}
 	return modes[c.Mode()](ctx, c)
 }
 
-// verifyInBackground has a proxy verify what a backend has programmed, where it is to.
+// verifyInBackground configures verification if verifyPeriod is set.
 func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b programmer) {
 	if c.VerifyPeriod() == 0 {
 		return
 	}
 	m.OnVerify()
 	o.VerifyPeriod = c.VerifyPeriod()
-	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return another(ctx, c, b) }
+	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, c, b) }
 }

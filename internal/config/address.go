@@ -14,7 +14,7 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// ParseRange parses a range of addresses, in the notations that kube-proxy takes.
+// ParseRange parses a range of addresses in the notations that kube-proxy accepts.
 // Bits beyond its length are dropped.
 func ParseRange(text string) (p netip.Prefix, ok bool) {
 	_, ipnet, err := netutils.ParseCIDRSloppy(text)
@@ -26,16 +26,16 @@ func ParseRange(text string) (p netip.Prefix, ok bool) {
 	return netip.PrefixFrom(addr, bits), !addr.Is4In6()
 }
 
-// ParseAddr parses an IP address, in the notations that kube-proxy takes: IPv4 with
-// leading zeros, and within IPv6, are IPv4.
+// ParseAddr parses an IP address in the notations that kube-proxy accepts: IPv4 with
+// leading zeros and IPv4-mapped IPv6 addresses are IPv4.
 func ParseAddr(text string) (ip netip.Addr, ok bool) {
 	ip, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(text))
 	return ip.Unmap(), ok
 }
 
-// NodeIP is the address that stands in for the Node object's of its family, by a valid
-// configuration: bindAddress. It is the zero Addr where that is unspecified (0.0.0.0 or
-// ::), and the Node object's hold.
+// NodeIP returns bindAddress of a valid configuration, which replaces the Node object's
+// address of the same family. It returns the zero Addr if bindAddress is unspecified
+// (0.0.0.0 or ::), so that the Node object's addresses are used.
 func (c *Config) NodeIP() netip.Addr {
 	ip, _ := ParseAddr(c.KubeProxy.BindAddress)
 	if ip.IsUnspecified() {
@@ -52,7 +52,7 @@ func (c *Config) ValidateNodePortAddresses() (errs field.ErrorList) {
 	for i, text := range all {
 		if text == Primary {
 			if len(all) > 1 {
-				errs = append(errs, field.Invalid(path.Index(i), text, "is one value, and takes no ranges beside it"))
+				errs = append(errs, field.Invalid(path.Index(i), text, "cannot be combined with ranges"))
 			}
 			continue
 		}
@@ -63,8 +63,8 @@ func (c *Config) ValidateNodePortAddresses() (errs field.ErrorList) {
 	return errs
 }
 
-// ParseExcludeCIDRs parses the ranges of addresses whose IPVS virtual servers are not
-// kube-proxy's, and returns what is wrong with them.
+// ParseExcludeCIDRs parses the address ranges of IPVS virtual servers that do not belong
+// to kube-proxy, and returns the errors in them.
 func ParseExcludeCIDRs(path *field.Path, texts []string) (all []netip.Prefix, errs field.ErrorList) {
 	for i, text := range texts {
 		p, ok := ParseRange(text)
@@ -77,13 +77,13 @@ func ParseExcludeCIDRs(path *field.Path, texts []string) (all []netip.Prefix, er
 	return all, errs
 }
 
-// ExcludeCIDRs are ipvs.excludeCIDRs of a valid configuration.
+// ExcludeCIDRs returns ipvs.excludeCIDRs of a valid configuration.
 func (c *Config) ExcludeCIDRs() []netip.Prefix {
 	all, _ := ParseExcludeCIDRs(nil, c.KubeProxy.IPVS.ExcludeCIDRs)
 	return all
 }
 
-// validateHostPort accepts an IP address and a port, or nothing.
+// validateHostPort accepts an IP address with a port, or the empty string.
 func validateHostPort(path *field.Path, text string) field.ErrorList {
 	if text == "" {
 		return nil
@@ -101,7 +101,7 @@ func validateHostPort(path *field.Path, text string) field.ErrorList {
 	return nil
 }
 
-// ClusterCIDRs are the ranges of clusterCIDR that can be parsed.
+// ClusterCIDRs returns the valid ranges of clusterCIDR.
 func ClusterCIDRs(c *kubeproxy.KubeProxyConfiguration) (all []netip.Prefix) {
 	for _, text := range strings.Split(c.ClusterCIDR, ",") {
 		if p, ok := ParseRange(text); ok {

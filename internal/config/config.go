@@ -9,17 +9,17 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Modes of kube-proxy.
+// Proxy modes of kube-proxy.
 const (
 	NFTables = "nftables"
 	IPTables = "iptables"
 	IPVS     = "ipvs"
 )
 
-// Modes are all of kube-proxy's on Linux.
+// Modes returns all proxy modes of kube-proxy on Linux.
 func Modes() []string { return []string{IPTables, IPVS, NFTables} }
 
-// Config is everything that "slipstream run" is told.
+// Config is the configuration of "slipstream run".
 type Config struct {
 	KubeProxy  kubeproxy.KubeProxyConfiguration
 	Slipstream SlipstreamConfiguration
@@ -27,8 +27,8 @@ type Config struct {
 	modeUnset bool // the mode is the default
 }
 
-// New is a configuration in which nothing has been set, with the defaults that do
-// not depend on anything that may still be set. See [Config.Complete].
+// New returns a configuration with the defaults that do not depend on other settings.
+// [Config.Complete] sets the others.
 func New() *Config {
 	var c Config
 	setDefaults(&c.KubeProxy)
@@ -39,7 +39,7 @@ func New() *Config {
 // Mode is the proxy mode.
 func (c *Config) Mode() string { return string(c.KubeProxy.Mode) }
 
-// perMode are the settings that each mode has in a block of its own.
+// perMode points to the settings that each mode has in its own block.
 type perMode struct {
 	block         string // the block's name
 	masqueradeAll *bool
@@ -48,8 +48,8 @@ type perMode struct {
 	minSyncPeriod *metav1.Duration
 }
 
-// ofMode are the settings of a mode. IPVS mode takes those for masquerading from
-// the block for iptables, as does a mode that is not set.
+// ofMode returns the settings of a mode. IPVS mode uses the masquerading settings of the
+// block iptables. An unset mode uses the block iptables.
 func ofMode(c *kubeproxy.KubeProxyConfiguration, mode kubeproxy.ProxyMode) perMode {
 	switch mode {
 	case NFTables:
@@ -71,8 +71,8 @@ func (c *Config) MasqueradeAll() bool {
 // AllowExternalIPs says whether spec.externalIPs of Services is programmed.
 func (c *Config) AllowExternalIPs() bool { return c.Gates().Enabled(externalIPs) }
 
-// MasqueradeBit is the bit of the packet mark, 0 to 31, that is set on what is to
-// be masqueraded.
+// MasqueradeBit is the bit of the packet mark, 0 to 31, that marks packets to be
+// masqueraded.
 func (c *Config) MasqueradeBit() int {
 	return int(**ofMode(&c.KubeProxy, c.KubeProxy.Mode).masqueradeBit)
 }
@@ -85,21 +85,21 @@ func (c *Config) MinSyncPeriod() time.Duration {
 	return ofMode(&c.KubeProxy, c.KubeProxy.Mode).minSyncPeriod.Duration
 }
 
-// LateAfter is how long a change may wait until the proxy is not healthy: twice the
-// sync period, as with kube-proxy.
+// LateAfter is how long a change may be pending before the proxy is unhealthy: twice the
+// sync period, as in kube-proxy.
 func (c *Config) LateAfter() time.Duration {
 	return 2 * ofMode(&c.KubeProxy, c.KubeProxy.Mode).syncPeriod.Duration
 }
 
-// CheckPeriod is how often to look for damage.
+// CheckPeriod is how often to check for external modifications.
 func (c *Config) CheckPeriod() time.Duration { return c.Slipstream.CheckPeriod.Duration }
 
-// VerifyPeriod is how often to compare all that the kernel has with what was
-// programmed; 0 for never.
+// VerifyPeriod is how often to compare the kernel's complete content with the desired
+// state; 0 is never.
 func (c *Config) VerifyPeriod() time.Duration { return c.Slipstream.VerifyPeriod.Duration }
 
-// LocalhostNodePorts says whether NodePorts are to answer on loopback addresses,
-// which only iptables mode can.
+// LocalhostNodePorts reports whether NodePorts are reachable on loopback addresses, which
+// only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts
 }

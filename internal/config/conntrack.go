@@ -11,13 +11,13 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// namedPeriod is a period and the field's name.
+// namedPeriod is a period with the name of its field.
 type namedPeriod struct {
 	name string
 	time.Duration
 }
 
-// conntrackPeriods are all there are.
+// conntrackPeriods returns all timeouts.
 func conntrackPeriods(c *kubeproxy.KubeProxyConntrackConfiguration) []namedPeriod {
 	return []namedPeriod{
 		{"tcpEstablishedTimeout", ptr.Deref(c.TCPEstablishedTimeout, metav1.Duration{}).Duration},
@@ -27,12 +27,11 @@ func conntrackPeriods(c *kubeproxy.KubeProxyConntrackConfiguration) []namedPerio
 	}
 }
 
-// maxConntrack is where maxPerCore ends on machines with many CPUs, as each entry
+// maxConntrack limits the effect of maxPerCore on machines with many CPUs, as each entry
 // takes memory that is not given back.
 const maxConntrack = 1 << 20
 
-// Conntrack is what to set of the kernel's connection tracking on a machine with so
-// many CPUs.
+// Conntrack returns the conntrack parameters for a machine with this number of CPUs.
 func (c *Config) Conntrack(cpus int) sysctl.Conntrack {
 	k := &c.KubeProxy.Conntrack
 	out := sysctl.Conntrack{

@@ -34,11 +34,11 @@ func Load(file string) (*Config, []Note, error) {
 
 // Decode reads a configuration, in YAML or JSON: at most one document each of
 // kube-proxy's settings and of Slipstream's, in any order, and at least one of
-// them. The outcome is complete but not validated. Notes tell what is to be known
-// of what the file says.
+// them. The configuration is complete but not validated. Notes are remarks about the
+// file.
 //
-// kube-proxy takes unknown and duplicate fields of its document, with a warning;
-// so does Decode. Of Slipstream's document they are errors.
+// As in kube-proxy, unknown and duplicate fields of kube-proxy's document are ignored,
+// with a note. In Slipstream's document they are errors.
 func Decode(data []byte) (*Config, []Note, error) {
 	var (
 		c     Config
@@ -70,7 +70,7 @@ func Decode(data []byte) (*Config, []Note, error) {
 	return &c, notes, nil
 }
 
-// oneLine is an error's text in one line. Those about YAML come in several.
+// oneLine returns an error's text in one line. Errors about YAML have several lines.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 var strict = newSerializer()
@@ -82,7 +82,7 @@ func newSerializer() runtime.Decoder {
 	return json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
 }
 
-// decode reads one document and says of what kind it is.
+// decode reads one document and returns its kind.
 func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 	var meta metav1.TypeMeta
 	if err := yaml.Unmarshal(text, &meta); err != nil {
@@ -97,7 +97,7 @@ func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 	object, _, err := strict.Decode(text, nil, nil)
 	unknown := runtime.IsStrictDecodingError(err)
 	if runtime.IsNotRegisteredError(err) {
-		err = fmt.Errorf("%s of %s is not known here: only %s of %s and %s of %s are", meta.Kind, meta.APIVersion,
+		err = fmt.Errorf("%s of %s is not supported: must be %s of %s or %s of %s", meta.Kind, meta.APIVersion,
 			kubeProxyKind, kubeproxy.SchemeGroupVersion, SlipstreamKind, GroupVersion)
 	}
 	if err != nil && !unknown {
@@ -114,5 +114,5 @@ func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 		c.Slipstream = *o
 		return SlipstreamKind, nil, err
 	}
-	return "", nil, fmt.Errorf("%s is no configuration", meta.Kind)
+	return "", nil, fmt.Errorf("%s is not a configuration", meta.Kind)
 }

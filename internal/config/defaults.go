@@ -14,14 +14,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Defaults of Slipstream's own.
+// Slipstream's own defaults.
 const (
-	// DefaultMinSyncPeriod is in the place of kube-proxy's second, which it
-	// takes since each of its updates of the kernel costs as much.
+	// DefaultMinSyncPeriod replaces kube-proxy's default of 1s, which it has
+	// because each of its updates of the kernel is expensive.
 	DefaultMinSyncPeriod = 10 * time.Millisecond
 
-	// DefaultIPTablesMinSyncPeriod is kube-proxy's, as in iptables mode the kernel may
-	// take a whole table for every change.
+	// DefaultIPTablesMinSyncPeriod is kube-proxy's default, as in iptables mode a
+	// change may replace a whole table.
 	DefaultIPTablesMinSyncPeriod = time.Second
 
 	DefaultCheckPeriod = 500 * time.Millisecond
@@ -30,17 +30,16 @@ const (
 	DefaultOffloadPacketThreshold = 20
 )
 
-// Ports of kube-proxy's, of which cloud providers' load balancers and scrapers of
-// metrics know.
+// kube-proxy's ports, which cloud providers' load balancers and scrapers of metrics use.
 const (
 	healthzPort = 10256
 	metricsPort = 10249
 )
 
-// kind of kube-proxy's configuration.
+// kubeProxyKind is the kind of kube-proxy's configuration.
 const kubeProxyKind = "KubeProxyConfiguration"
 
-// setDefaults fills in what kube-proxy's own defaulting fills in.
+// setDefaults sets the same fields as kube-proxy's defaulting.
 func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = kubeproxy.SchemeGroupVersion.String(), kubeProxyKind
 	set(&c.BindAddress, "0.0.0.0")
@@ -79,7 +78,7 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 }
 
-// setOwnDefaults fills in what a document of Slipstream's leaves out.
+// setOwnDefaults sets the unset fields of Slipstream's own settings.
 func setOwnDefaults(c *SlipstreamConfiguration) {
 	c.APIVersion, c.Kind = GroupVersion.String(), SlipstreamKind
 	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})
@@ -89,7 +88,7 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	set(&c.FastPath.HardwareOffload, "auto")
 }
 
-// set sets what has not been.
+// set sets a variable that has the zero value.
 func set[T comparable](to *T, value T) {
 	var unset T
 	if *to == unset {
@@ -97,8 +96,8 @@ func set[T comparable](to *T, value T) {
 	}
 }
 
-// WithPort appends a port to an IP address that has none. Anything else is
-// returned as it is.
+// WithPort appends a port to an IP address without one. Other strings are returned
+// unchanged.
 func WithPort(address string, port int) string {
 	if netutils.ParseIPSloppy(address) == nil {
 		return address

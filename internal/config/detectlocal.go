@@ -11,8 +11,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// validateDetectLocal checks how traffic of this node's pods is recognized. What
-// the mode does not use is not looked at, as with kube-proxy.
+// validateDetectLocal checks the settings by which traffic of this node's pods is
+// recognized. As in kube-proxy, settings that the mode does not use are not checked.
 func validateDetectLocal(k *kubeproxy.KubeProxyConfiguration) field.ErrorList {
 	path := field.NewPath("detectLocal")
 	switch k.DetectLocalMode {
@@ -29,7 +29,7 @@ func validateDetectLocal(k *kubeproxy.KubeProxyConfiguration) field.ErrorList {
 	return field.ErrorList{field.NotSupported(field.NewPath("detectLocalMode"), k.DetectLocalMode, detectLocalModes)}
 }
 
-// validateClusterCIDR accepts a range, one of each family, or nothing.
+// validateClusterCIDR accepts one range for each family, or the empty string.
 func validateClusterCIDR(text string) (errs field.ErrorList) {
 	path := field.NewPath("clusterCIDR")
 	if text == "" {
@@ -50,19 +50,19 @@ func validateClusterCIDR(text string) (errs field.ErrorList) {
 	return errs
 }
 
-// maxInterface is the most bytes that an interface's name has: IFNAMSIZ less the
+// maxInterface is the maximum length of an interface name in bytes: IFNAMSIZ without the
 // final zero.
 const maxInterface = 15
 
-// validateInterface checks an interface's name, or the beginning of one.
+// validateInterface checks an interface name or a prefix of one.
 func validateInterface(path *field.Path, name string, mode kubeproxy.LocalMode) field.ErrorList {
 	switch {
 	case name == "":
-		return field.ErrorList{field.Required(path, fmt.Sprintf("detectLocalMode %s needs it", mode))}
+		return field.ErrorList{field.Required(path, fmt.Sprintf("detectLocalMode %s requires it", mode))}
 	case len(name) > maxInterface:
 		return field.ErrorList{field.TooLong(path, name, maxInterface)}
 	case strings.ContainsAny(name, "/: \t\n"):
-		return field.ErrorList{field.Invalid(path, name, "has a character that the name of an interface cannot have")}
+		return field.ErrorList{field.Invalid(path, name, "contains a character that is not allowed in interface names")}
 	}
 	return nil
 }

@@ -19,16 +19,16 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// Acceleration is KEP-4963's feature gate: with it closed there is no fast path.
+// Acceleration is the feature gate of KEP-4963. If it is disabled, there is no fast path.
 const Acceleration = "KubeProxyAcceleration"
 
 // externalIPs is KEP-5707's feature gate: if it is disabled, spec.externalIPs is ignored.
 const externalIPs = "AllowServiceExternalIPs"
 
-// KubernetesVersion is of the release whose kube-proxy this stands in for.
+// KubernetesVersion is the release of the kube-proxy that Slipstream replaces.
 const KubernetesVersion = "v1.36.3"
 
-// effective are the gates that make a difference.
+// effective are the gates that have an effect on Slipstream.
 var effective = map[string]bool{
 	Acceleration:                         true,
 	externalIPs:                          true,
@@ -40,19 +40,18 @@ var effective = map[string]bool{
 	"AllBeta":                            true,
 }
 
-// upstreamGates are the gates that kube-proxy knows, with their stage, default,
-// and whether it is the only value: what testdata/gates prints.
+// upstreamGates are kube-proxy's gates, each with stage, default, and whether the default
+// is locked. testdata/gates prints it.
 //
 //go:embed gates.txt
 var upstreamGates string
 
-// obsolete are gates that older releases had, and that are still to be found in
-// configurations.
+// obsolete are gates of older releases that old configurations may still set.
 var obsolete = map[featuregate.Feature]featuregate.FeatureSpec{
 	"MinimizeIPTablesRestore": {Default: true, PreRelease: featuregate.GA},
 }
 
-// knownGates are all there are, at their defaults.
+// knownGates returns all gates, at their defaults.
 var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse("1.36"))
 	utilruntime.Must(logsapi.AddFeatureGates(gates))
@@ -64,7 +63,7 @@ var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
 	for line := range strings.Lines(upstreamGates) {
 		var name, stage, on, locked string
 		if _, err := fmt.Sscan(line, &name, &stage, &on, &locked); err != nil {
-			panic(err) // it is our own file
+			panic(err) // the file is embedded
 		}
 		if _, ok := known[featuregate.Feature(name)]; ok {
 			continue
@@ -86,31 +85,28 @@ var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
 	return gates
 })
 
-// validateGates refuses gates that there are not, and values that a gate cannot
-// have.
+// validateGates rejects unknown gates and changes of locked gates.
 func validateGates(set map[string]bool, path *field.Path) (errs field.ErrorList) {
 	known := knownGates().GetAll()
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		spec, ok := known[featuregate.Feature(name)]
 		switch {
 		case !ok:
-			errs = append(errs, field.Invalid(path.Key(name), set[name], "there is no such feature gate"))
+			errs = append(errs, field.Invalid(path.Key(name), set[name], "unknown feature gate"))
 		case spec.LockToDefault && spec.Default != set[name]:
-			errs = append(errs, field.Invalid(path.Key(name), set[name], "it can only be "+strconv.FormatBool(spec.Default)))
+			errs = append(errs, field.Invalid(path.Key(name), set[name], "must be "+strconv.FormatBool(spec.Default)))
 		}
 	}
 	return errs
 }
 
-// quietGates can be set without a line in the log for each that is no news: there are
-// notes for those that matter.
+// quietGates can be set without a log line for each gate. Notes report those that matter.
 type quietGates interface {
 	featuregate.FeatureGate
 	SetFromMapWithLogger(logger logr.Logger, set map[string]bool) error
 }
 
-// gates are all feature gates as set; those that cannot be set so are left at
-// their defaults.
+// gates returns all feature gates as set. Gates with invalid values have their defaults.
 func gates(set map[string]bool) featuregate.FeatureGate {
 	gates := knownGates().DeepCopy().(quietGates)
 	valid := maps.Clone(set)
@@ -123,9 +119,9 @@ func gates(set map[string]bool) featuregate.FeatureGate {
 	return gates
 }
 
-// Gates are all feature gates as set.
+// Gates returns all feature gates as set.
 func (c *Config) Gates() featuregate.FeatureGate { return gates(c.KubeProxy.FeatureGates) }
 
-// CountGates has the feature gates shown as kube-proxy's metric
-// kubernetes_feature_enabled.
+// CountGates publishes the feature gates as the metric kubernetes_feature_enabled, as
+// kube-proxy does.
 func (c *Config) CountGates() { c.Gates().(interface{ AddMetrics() }).AddMetrics() }

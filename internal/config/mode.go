@@ -4,16 +4,15 @@ package config
 
 import kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
-// Primary is the value of nodePortAddresses that stands for the Node's own
-// addresses.
+// Primary is the value of nodePortAddresses for the Node object's addresses.
 const Primary = "primary"
 
-// Complete fills in what depends on the mode.
+// Complete sets the defaults that depend on the mode.
 //
-// kube-proxy is in iptables mode where no mode is set. Slipstream is in nftables
-// mode, and keeps to what the configuration meant there: the settings of the
-// block "iptables" hold, where the block "nftables" does not say otherwise, and
-// NodePorts answer on all of the node's addresses unless nodePortAddresses is set.
+// If no mode is set, kube-proxy uses iptables mode. Slipstream uses nftables mode with the
+// same meaning of the other settings: the block "iptables" applies where the block
+// "nftables" does not set a field, and NodePorts are reachable on all of the node's
+// addresses unless nodePortAddresses is set.
 func (c *Config) Complete() {
 	k := &c.KubeProxy
 	if k.Mode == "" {
@@ -30,8 +29,8 @@ func (c *Config) Complete() {
 	set(&k.DetectLocalMode, detectLocalModes[0])
 }
 
-// FallBack changes a complete configuration in which no mode was set to iptables mode,
-// which kube-proxy would run. It says whether it has.
+// FallBack changes a complete configuration without a mode to iptables mode, kube-proxy's
+// default. It reports whether it did.
 func (c *Config) FallBack() bool {
 	if !c.modeUnset || c.KubeProxy.Mode == IPTables {
 		return false
@@ -40,7 +39,7 @@ func (c *Config) FallBack() bool {
 	return true
 }
 
-// inherit sets what a mode has not set as another has.
+// inherit copies settings that a mode has not set from another mode.
 func inherit(to, from perMode) {
 	*to.masqueradeAll = *to.masqueradeAll || *from.masqueradeAll
 	set(to.masqueradeBit, copied(*from.masqueradeBit))

@@ -11,18 +11,18 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Note is something that an operator is to know about a configuration that is
-// otherwise good: a setting that makes no difference, for example.
+// Note is a remark for the log about a valid configuration, for example that a setting
+// has no effect.
 type Note struct {
-	Field string // its path in the file; "" where it is about no single field
+	Field string // its path in the file; "" if the note is about several fields
 	Text  string
 
-	// Verbosity of the log from which on it is worth telling: 0 for what the
-	// operator is likely to have meant something by.
+	// Verbosity is the log verbosity at which the note is logged. It is 0 if the
+	// operator probably set the field on purpose.
 	Verbosity int
 }
 
-// String is the field and the text.
+// String returns the field and the text.
 func (n Note) String() string {
 	if n.Field == "" {
 		return n.Text
@@ -30,16 +30,16 @@ func (n Note) String() string {
 	return n.Field + ": " + n.Text
 }
 
-// Why a setting makes no difference.
+// Reasons why a setting has no effect.
 const (
-	onWindows   = "has no effect, as it is about Windows"
-	unusedSince = "has no effect, as kube-proxy does not use it any more either"
-	resync      = "has no effect: what is watched is not told again in between"
+	onWindows   = "has no effect on Linux"
+	unusedSince = "has no effect, as in kube-proxy"
+	resync      = "has no effect: watched objects are not delivered again periodically"
 	noHidden    = "has no effect, as there are no hidden metrics"
 )
 
-// unused tells which settings make no difference. It is about a configuration
-// without defaults.
+// unused returns notes about settings without effect. It expects a configuration without
+// defaults.
 func (c *Config) unused() (notes []Note) {
 	k := &c.KubeProxy
 	for _, f := range []struct {
@@ -61,16 +61,16 @@ func (c *Config) unused() (notes []Note) {
 	return notes
 }
 
-// unusedOfModes tells which settings of modes make no difference.
+// unusedOfModes returns notes about settings for modes that have no effect.
 func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	if v := k.IPVS; k.Mode != IPVS && (v.Scheduler != "" || v.StrictARP || v.TCPTimeout.Duration != 0 || v.TCPFinTimeout.Duration != 0 || v.UDPTimeout.Duration != 0) {
-		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in another mode, but for excludeCIDRs"})
+		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in other modes, except excludeCIDRs"})
 	}
 	if k.Mode == IPTables {
 		return notes
 	}
 	if l := k.IPTables.LocalhostNodePorts; l != nil && *l {
-		// kube-proxy writes this default out, so it is seldom meant.
+		// kube-proxy writes this default to its file, so it is seldom set on purpose.
 		notes = append(notes, Note{Field: "iptables.localhostNodePorts", Text: noLocalhost, Verbosity: 1})
 	}
 	if k.Mode == "" {
@@ -82,20 +82,20 @@ func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	return notes
 }
 
-// ModeUnset is what a mode that is not set means; see [Config.Complete].
-const ModeUnset = "is not set, so it is nftables, with what is configured for iptables mode"
+// ModeUnset is the note for a mode that is not set; see [Config.Complete].
+const ModeUnset = "is not set: using nftables with the settings for iptables mode"
 
 const noLocalhost = "has no effect in nftables mode, which does not answer on NodePorts of loopback addresses"
 
-// unusual says whether a period is set to something that is not the default.
+// unusual reports whether a period is set, and not to the default.
 func unusual(d, usual time.Duration) bool { return d != 0 && d != usual }
 
-// Notes tells what is to be known of a complete and valid configuration.
+// Notes returns notes about a complete and valid configuration.
 func (c *Config) Notes() (notes []Note) {
 	for _, name := range slices.Sorted(maps.Keys(c.KubeProxy.FeatureGates)) {
 		if !effective[name] {
 			notes = append(notes, Note{
-				Field: fmt.Sprintf("featureGates[%s]", name), Text: "makes no difference to Slipstream", Verbosity: 1,
+				Field: fmt.Sprintf("featureGates[%s]", name), Text: "has no effect on Slipstream", Verbosity: 1,
 			})
 		}
 	}
@@ -116,8 +116,8 @@ func (c *Config) Notes() (notes []Note) {
 	return notes
 }
 
-// unknownPods tells of which families no traffic can be taken for that of pods, for
-// want of a range. A cluster may well have one family only.
+// unknownPods returns a note about the families for which clusterCIDR has no range, so
+// that traffic of pods is not recognized. Clusters with one family only are common.
 func (c *Config) unknownPods() (notes []Note) {
 	if c.KubeProxy.DetectLocalMode != "ClusterCIDR" {
 		return nil
@@ -125,7 +125,7 @@ func (c *Config) unknownPods() (notes []Note) {
 	note := func(of string, verbosity int) []Note {
 		return []Note{{
 			Field: "clusterCIDR", Verbosity: verbosity,
-			Text: fmt.Sprintf("has no range of %s, so no such traffic counts as that of pods (detectLocalMode ClusterCIDR), and none to ClusterIPs is masqueraded for coming from elsewhere", of),
+			Text: fmt.Sprintf("has no range of %s, so traffic from pods is not recognized (detectLocalMode ClusterCIDR) and traffic to ClusterIPs from outside the cluster is not masqueraded", of),
 		}}
 	}
 	var ranges [2]bool // of IPv4, IPv6

@@ -27,7 +27,7 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 		errs = append(errs, field.Invalid(field.NewPath("verifyPeriod"), d.Duration.String(), notNegative))
 	}
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
-		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "objects come from here or from the Kubernetes API (clientConnection.kubeconfig), not from both"))
+		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
 	}
 	return errs
 }

@@ -18,8 +18,8 @@ const SlipstreamKind = "SlipstreamConfiguration"
 // settings.
 var GroupVersion = schema.GroupVersion{Group: "slipstream.config", Version: "v1alpha1"}
 
-// SlipstreamConfiguration is what kube-proxy's configuration has no fields for.
-// It is decoded strictly: a field that is not here is an error.
+// SlipstreamConfiguration has the settings that kube-proxy's configuration has no fields
+// for. It is decoded strictly: unknown fields are errors.
 type SlipstreamConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -28,28 +28,26 @@ type SlipstreamConfiguration struct {
 	Manifests string `json:"manifests"`
 
 	// MinSyncPeriod is the least time between two updates of the kernel. It
-	// goes before the minSyncPeriod of kube-proxy's configuration. Unset, that
-	// holds.
+	// overrides minSyncPeriod of kube-proxy's configuration.
 	MinSyncPeriod *metav1.Duration `json:"minSyncPeriod,omitempty"`
 
-	// CheckPeriod is how often to look whether somebody else has damaged what
-	// was programmed. Unset: [DefaultCheckPeriod].
+	// CheckPeriod is how often to check whether the ruleset was modified
+	// externally. Unset: [DefaultCheckPeriod].
 	CheckPeriod *metav1.Duration `json:"checkPeriod,omitempty"`
 
-	// VerifyPeriod is how often to compare all that the kernel has with what
-	// was programmed, in the background. 0, the default, is never.
+	// VerifyPeriod is how often to compare the kernel's complete content with
+	// the desired state, in the background. 0, the default, is never.
 	VerifyPeriod *metav1.Duration `json:"verifyPeriod,omitempty"`
 
-	// FastPath is about established connections that skip the stack.
+	// FastPath configures the fast path.
 	FastPath FastPathConfiguration `json:"fastPath"`
 }
 
-// FastPathConfiguration is about established connections that skip the stack
-// (KEP-4963). See package fastpath.
+// FastPathConfiguration configures the fast path: established connections skip most of
+// the network stack (KEP-4963). See package fastpath.
 type FastPathConfiguration struct {
 	// OffloadPacketThreshold is the number of packets, of both directions
-	// together, that a connection has to have carried before it takes the fast
-	// path. 0 turns the fast path off. Unset: [DefaultOffloadPacketThreshold].
+	// together, after which a connection takes the fast path. 0 turns the fast path off. Unset: [DefaultOffloadPacketThreshold].
 	OffloadPacketThreshold *int64 `json:"offloadPacketThreshold,omitempty"`
 
 	// Scope is which connections may take it: "services" (default) or "all".
@@ -66,7 +64,7 @@ type FastPathConfiguration struct {
 }
 
 // Switch is "auto", "on" or "off". The latter two are booleans in YAML unless
-// they are quoted, so these are taken as well.
+// they are quoted, so booleans are accepted too.
 type Switch string
 
 // UnmarshalJSON reads a string or a boolean.
@@ -82,7 +80,7 @@ func (s *Switch) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*string)(s))
 }
 
-// DeepCopyObject returns a copy that shares nothing.
+// DeepCopyObject returns a deep copy.
 func (c *SlipstreamConfiguration) DeepCopyObject() runtime.Object {
 	out := *c
 	out.MinSyncPeriod = copied(c.MinSyncPeriod)

@@ -32,7 +32,7 @@ func (c *Config) Validate(modes []string) (errs field.ErrorList) {
 	add(validateHidden(k.ShowHiddenMetricsForVersion)...)
 	add(validateDetectLocal(k)...)
 	add(c.ValidateNodePortAddresses()...)
-	// Whatever the mode, what kube-proxy has left is removed by them.
+	// kube-proxy's leftovers are removed in every mode, except in these ranges.
 	_, exclude := ParseExcludeCIDRs(field.NewPath("ipvs", "excludeCIDRs"), k.IPVS.ExcludeCIDRs)
 	add(exclude...)
 	if o := k.OOMScoreAdj; o != nil && (*o < -1000 || *o > 1000) {
@@ -47,7 +47,7 @@ func (c *Config) Validate(modes []string) (errs field.ErrorList) {
 	return errs
 }
 
-// What is asked of numbers and periods.
+// Error texts for numbers and periods.
 const (
 	positive    = "must be greater than 0"
 	notNegative = "must not be negative"
@@ -64,8 +64,8 @@ func validateMode(mode string, modes []string) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("mode"), mode, detail)}
 }
 
-// validateOfMode checks what each mode has in a block of its own. Of modes that
-// are not in use, kube-proxy checks the bit of iptables mode only.
+// validateOfMode checks the blocks of the modes. Like kube-proxy, it checks only
+// iptables.masqueradeBit of modes that are not in use.
 func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) {
 	m := ofMode(k, k.Mode)
 	blocks := []perMode{m}
@@ -89,8 +89,8 @@ func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 	return errs
 }
 
-// validateHidden accepts what kube-proxy of [KubernetesVersion] accepts: the minor
-// version before its own.
+// validateHidden accepts the same value as kube-proxy of [KubernetesVersion]: the previous
+// minor version.
 func validateHidden(version string) field.ErrorList {
 	const previous = "1.35"
 	if version == "" || version == previous {

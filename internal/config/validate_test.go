@@ -29,9 +29,9 @@ func TestValidate(t *testing.T) {
 			"detectLocalMode: BridgeInterface":        "detectLocal.bridgeInterface: Required value",
 			"detectLocalMode: InterfaceNamePrefix":    "detectLocal.interfaceNamePrefix: Required value",
 			"detectLocal: {bridgeInterface: sixteen-bytes-xx}\ndetectLocalMode: BridgeInterface": "detectLocal.bridgeInterface: Too long: may not be more than 15",
-			"detectLocal: {interfaceNamePrefix: a/b}\ndetectLocalMode: InterfaceNamePrefix":      `detectLocal.interfaceNamePrefix: Invalid value: "a/b": has a character`,
-			"featureGates: {NoSuch: true}":                     "featureGates[NoSuch]: Invalid value: true: there is no such feature gate",
-			"featureGates: {MultiCIDRServiceAllocator: false}": "featureGates[MultiCIDRServiceAllocator]: Invalid value: false: it can only be true",
+			"detectLocal: {interfaceNamePrefix: a/b}\ndetectLocalMode: InterfaceNamePrefix":      `detectLocal.interfaceNamePrefix: Invalid value: "a/b": contains a character`,
+			"featureGates: {NoSuch: true}":                     "featureGates[NoSuch]: Invalid value: true: unknown feature gate",
+			"featureGates: {MultiCIDRServiceAllocator: false}": "featureGates[MultiCIDRServiceAllocator]: Invalid value: false: must be true",
 			"healthzBindAddress: localhost:1":                  `healthzBindAddress: Invalid value: "localhost:1": "localhost" is not an IP address`,
 			"healthzBindAddress: 1.2.3.4:0":                    `healthzBindAddress: Invalid value: "1.2.3.4:0": "0" is not a port`,
 			"metricsBindAddress: 1.2.3:4:5":                    `metricsBindAddress: Invalid value: "1.2.3:4:5": must be an IP address and a port`,
@@ -45,7 +45,7 @@ func TestValidate(t *testing.T) {
 			"nftables: {minSyncPeriod: -1s}":                   `nftables.minSyncPeriod: Invalid value: "-1s": must not be negative`,
 			"nftables: {minSyncPeriod: 31s}":                   `nftables.minSyncPeriod: Invalid value: "31s": must not be greater than nftables.syncPeriod (30s)`,
 			"nodePortAddresses: [10.0.0.0/8, 10.0.0.1]":        `nodePortAddresses[1]: Invalid value: "10.0.0.1": must be a range`,
-			"nodePortAddresses: [primary, 10.0.0.0/8]":         `nodePortAddresses[0]: Invalid value: "primary": is one value`,
+			"nodePortAddresses: [primary, 10.0.0.0/8]":         `nodePortAddresses[0]: Invalid value: "primary": cannot be combined with ranges`,
 			"oomScoreAdj: 1001":                                "oomScoreAdj: Invalid value: 1001: must be from -1000 to 1000",
 			"oomScoreAdj: -1001":                               "oomScoreAdj: Invalid value: -1001",
 			"showHiddenMetricsForVersion: '1.34'":              `showHiddenMetricsForVersion: Invalid value: "1.34": must be empty or 1.35`,
@@ -71,7 +71,7 @@ func TestValidate(t *testing.T) {
 		"minSyncPeriod: 6s\n---\n" + kubeProxyDoc + "mode: iptables\niptables: {syncPeriod: 5s}": `minSyncPeriod: Invalid value: "6s": must not be greater than iptables.syncPeriod (5s)`,
 		"checkPeriod: -1s":  `checkPeriod: Invalid value: "-1s": must be greater than 0`,
 		"verifyPeriod: -1s": `verifyPeriod: Invalid value: "-1s": must not be negative`,
-		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": objects come from here or`,
+		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": cannot be combined with the Kubernetes API`,
 	} {
 		wantError(t, slipstreamDoc+text+"\n", want)
 	}

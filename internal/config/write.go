@@ -8,8 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// YAML is the configuration as a file that [Decode] reads: both documents, with
-// all their fields.
+// YAML returns the configuration as a file for [Decode]: both documents with all fields.
 func (c *Config) YAML() ([]byte, error) {
 	var out bytes.Buffer
 	for i, document := range []any{&c.KubeProxy, &c.Slipstream} {
