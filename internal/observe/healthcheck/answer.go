@@ -33,7 +33,7 @@ func (svc *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.ServiceProxyHealthy = svc.healthy()
 	body, err := json.MarshalIndent(a, "", "\t")
 	if err != nil {
-		panic(err) // there is nothing in it that JSON has no word for
+		panic(err) // all fields can be encoded
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -45,7 +45,7 @@ func (svc *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusOK
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that has gone is no problem of ours
+	_, _ = w.Write(body) // the client may have disconnected
 }
 
 // family is the one of the address that a request came to. A listener is of one

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package healthcheck answers load balancers that ask a node whether it has endpoints
-// of a Service, on the port that spec.healthCheckNodePort names. What it says,
-// and how, is what kube-proxy says.
+// Package healthcheck serves the health checks of load balancers: whether a node has local
+// endpoints of a Service, on the port spec.healthCheckNodePort. Responses are those of
+// kube-proxy.
 package healthcheck
 
 import (
@@ -19,22 +19,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// retryPeriod is how long after an error a port is tried again, when nothing
-// happens before that makes it worth a try.
+// retryPeriod is the pause after an error, unless a change causes an earlier attempt.
 const retryPeriod = 5 * time.Second
 
-// Options are what a Server needs from others.
+// Options configure a Server.
 type Options struct {
 	// Listen opens a listening socket, as net.Listen does, which it is when
 	// nil. Networks are "tcp4" and "tcp6".
 	Listen func(network, address string) (net.Listener, error)
 
-	// Healthy says whether this node's proxy works. It is asked for each
-	// answer, by several goroutines.
+	// Healthy reports whether this node's proxy works. It is called for each
+	// request, by several goroutines.
 	Healthy func() bool
 
-	// Report is told when a Service's port cannot be served, once, until
-	// the reason is another one or none. It is not to call the Server.
+	// Report is called when a Service's port cannot be served, and again when
+	// the error has changed. It must not call the Server.
 	Report func(error)
 }
 
@@ -143,7 +142,7 @@ func (s *Server) listen(services []*service) {
 	s.tryAgainLater()
 }
 
-// rival is another Service that has a Service's port.
+// rival returns another Service that listens on a Service's port.
 func (s *Server) rival(svc *service) *service {
 	for _, other := range s.services {
 		if other != svc && other.port == svc.port && len(other.listeners) > 0 {
@@ -153,7 +152,7 @@ func (s *Server) rival(svc *service) *service {
 	return nil
 }
 
-// note takes down how it went, and reports it when that is news.
+// note stores the result of listen, and reports an error that has changed.
 func (s *Server) note(svc *service, err error) {
 	if err == nil {
 		delete(s.failing, svc)
@@ -169,7 +168,7 @@ func (s *Server) note(svc *service, err error) {
 	}
 }
 
-// tryAgainLater sees to it that nobody fails for longer than necessary.
+// tryAgainLater starts a timer to retry failed listeners.
 func (s *Server) tryAgainLater() {
 	if len(s.failing) == 0 || s.retry != nil || s.closed {
 		return

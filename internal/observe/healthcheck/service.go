@@ -33,8 +33,7 @@ type service struct {
 	reported  string // the last error
 }
 
-// The bounds keep a port that anybody can reach from being held for nothing.
-// Load balancers that keep their connections ask every few seconds.
+// The limits protect a port that is reachable from outside. Load balancers that keep their connections ask every few seconds.
 const (
 	headerTimeout = 5 * time.Second
 	idleTimeout   = 2 * time.Minute
@@ -53,7 +52,7 @@ func newService(name types.NamespacedName, port uint16, healthy func() bool) *se
 	return svc
 }
 
-// httpLog is where net/http tells of connections that cannot be accepted.
+// httpLog receives errors of net/http, such as failed accepts.
 var httpLog = log.New(logWriter{}, "", 0)
 
 type logWriter struct{}
@@ -63,7 +62,7 @@ func (logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// set takes what is to be answered from now on.
+// set updates the response.
 func (svc *service) set(c desired.HealthCheck) {
 	svc.serves = c.Serves
 	for f, n := range c.LocalEndpoints {
@@ -96,7 +95,7 @@ func (e *cannotListen) Error() string {
 	return fmt.Sprintf("Service %s: spec.healthCheckNodePort: cannot answer on port %d: %s", e.service.name, e.service.port, strings.Join(e.reasons, "; "))
 }
 
-// ServiceOf is the Service that an error is about which Options.Report was told.
+// ServiceOf returns the Service of an error passed to Options.Report.
 func ServiceOf(err error) (name types.NamespacedName, ok bool) {
 	var e *cannotListen
 	if errors.As(err, &e) {

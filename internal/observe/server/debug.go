@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// addDebug serves profiles, and the log's verbosity to be changed:
+// addDebug serves profiles, and an endpoint to change the log's verbosity:
 //
 //	curl -X PUT -d 4 http://127.0.0.1:10249/debug/flags/v
 func addDebug(mux *http.ServeMux) {
@@ -28,7 +28,7 @@ func addDebug(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/flags/v", setVerbosity)
 }
 
-// setVerbosity takes a new verbosity of the log.
+// setVerbosity sets the log's verbosity.
 func setVerbosity(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPut {
 		writeText(w, http.StatusNotAcceptable, "unsupported http method")
@@ -44,6 +44,6 @@ func setVerbosity(w http.ResponseWriter, r *http.Request) {
 		writeText(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	klog.InfoS("Somebody has changed the log's verbosity", "v", string(body))
+	klog.InfoS("Log verbosity changed", "v", string(body))
 	writeText(w, http.StatusOK, answer)
 }

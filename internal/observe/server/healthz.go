@@ -26,7 +26,7 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// healthz answers on the healthz address.
+// healthz returns the handler of the healthz address.
 func (s *Server) healthz() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -41,7 +41,7 @@ func (s *Server) healthz() http.Handler {
 	return mux
 }
 
-// health is how the proxy is now.
+// health returns the current health of the proxy.
 func (s *Server) health() *health {
 	h := &health{
 		CurrentTime: time.Now(),
@@ -68,11 +68,11 @@ func (h *health) write(w http.ResponseWriter, good bool) (status int) {
 	}
 	body, err := json.Marshal(h)
 	if err != nil {
-		panic(err) // there is nothing in it that JSON has no word for
+		panic(err) // all fields can be encoded
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that has gone is no problem of ours
+	_, _ = w.Write(body) // the client may have disconnected
 	return status
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// metrics answers on the metrics address.
+// metrics returns the handler of the metrics address.
 func (s *Server) metrics() http.Handler {
 	p := &paths{}
 	p.Handle("/metrics", s.options.Metrics.Handler())
@@ -28,13 +28,13 @@ func (s *Server) metrics() http.Handler {
 	return p
 }
 
-// paths remembers what it answers to.
+// paths is a ServeMux that records its paths.
 type paths struct {
 	http.ServeMux
 	listed []string
 }
 
-// Handle implements what installs itself.
+// Handle registers a handler and records its path.
 func (p *paths) Handle(path string, h http.Handler) {
 	p.listed = append(p.listed, path)
 	p.ServeMux.Handle(path, h)
@@ -56,7 +56,7 @@ func writeText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprint(w, text) // a client that has gone is no problem of ours
+	_, _ = fmt.Fprint(w, text) // the client may have disconnected
 }
 
 // configz shows the configurations: an object with one member for each API group.

@@ -13,17 +13,15 @@ import (
 )
 
 const (
-	// retryPeriod is how long after a failure an address is tried again
-	// (kube-proxy's).
+	// retryPeriod is the pause after a failure, as in kube-proxy.
 	retryPeriod = 5 * time.Second
-	// lastAnswers is how long answers that have begun may take when the end has
-	// come.
-	lastAnswers = time.Second
-	// requestWithin is how long a client may take to say what it wants.
-	requestWithin = 10 * time.Second
+	// shutdownTimeout bounds how long Run waits for active requests at the end.
+	shutdownTimeout = time.Second
+	// headerTimeout bounds how long a client may take to send the request header.
+	headerTimeout = 10 * time.Second
 )
 
-// endpoint is an address and who answers there.
+// endpoint is an address with its handler.
 type endpoint struct {
 	name    string // as in the configuration's name of the address
 	address string
@@ -33,8 +31,7 @@ type endpoint struct {
 	reported string // the last failure that was reported
 }
 
-// serve answers on one address until ctx ends, or with HardFail until the first
-// failure.
+// serve serves one address until ctx ends or, with HardFail, until the first failure.
 func (s *Server) serve(ctx context.Context, e *endpoint) error {
 	for {
 		err := s.once(ctx, e)
@@ -54,7 +51,7 @@ func (s *Server) serve(ctx context.Context, e *endpoint) error {
 	}
 }
 
-// report tells of a failure, once until it is another one.
+// report records an Event or logs a failure, unless it is the same as the one before.
 func (s *Server) report(e *endpoint, err error) {
 	if err.Error() == e.reported {
 		klog.V(2).ErrorS(err, "Still cannot serve", "endpoint", e.name)
@@ -68,22 +65,22 @@ func (s *Server) report(e *endpoint, err error) {
 	klog.ErrorS(err, "Cannot serve", "endpoint", e.name)
 }
 
-// once listens and answers until ctx ends or it fails.
+// once listens and serves until ctx ends or it fails.
 func (s *Server) once(ctx context.Context, e *endpoint) error {
 	l, err := s.options.Listen("tcp", e.address)
 	if err != nil {
 		return err
 	}
 	if e.reported != "" {
-		klog.InfoS("Serving after all", "endpoint", e.name, "address", l.Addr())
+		klog.InfoS("Serving again", "endpoint", e.name, "address", l.Addr())
 		e.reported = ""
 	}
 	klog.V(3).InfoS("Serving", "endpoint", e.name, "address", l.Addr())
-	server := &http.Server{Handler: e.handler, ReadHeaderTimeout: requestWithin}
+	server := &http.Server{Handler: e.handler, ReadHeaderTimeout: headerTimeout}
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		last, cancel := context.WithTimeout(context.Background(), lastAnswers)
+		last, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
 		if server.Shutdown(last) != nil {
 			server.Close()

@@ -3,8 +3,8 @@
 // Package server answers kube-proxy's HTTP endpoints. On the metrics address:
 // /metrics, /proxyMode, /configz, /healthz (that this process answers, nothing
 // more), /metrics/slis, /flagz, /statusz and, if profiling is on, /debug/pprof/ and
-// /debug/flags/v. On the healthz address: /healthz (this node may be sent traffic)
-// and /livez (this proxy works). What they say is what kube-proxy v1.36 says.
+// /debug/flags/v. On the healthz address: /healthz (whether this node accepts traffic) and
+// /livez (whether this proxy works). Responses are those of kube-proxy v1.36.
 package server
 
 import (
@@ -17,27 +17,26 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 )
 
-// Proxy is what the answers on the healthz address rest on; a proxy.Proxy. It is
-// asked for each answer, by several goroutines.
+// Proxy is the source of the responses on the healthz address: a proxy.Proxy. Its methods
+// are called for each request, by several goroutines.
 type Proxy interface {
-	// Healthy says whether the kernel has what it should, or has been without
-	// for less than the time it is given.
+	// Healthy reports whether no change has been pending for too long.
 	Healthy() bool
-	// NodeEligible says whether this node is there to stay.
+	// NodeEligible reports whether load balancers may send traffic to this node.
 	NodeEligible() bool
-	// Updated is when the kernel last had everything; zero before it first had.
+	// Updated returns when the kernel was last up to date; zero before the first time.
 	Updated() time.Time
 }
 
-// Options are what to answer and where.
+// Options configure a Server.
 type Options struct {
 	// MetricsAddress and HealthzAddress are host and port to listen on; 0.0.0.0
 	// and [::] both mean all addresses of both families. Nothing is served
 	// where one is empty.
 	MetricsAddress, HealthzAddress string
 
-	// HardFail makes Run return when an address cannot be listened on, or no
-	// more. Else it is tried again every five seconds.
+	// HardFail makes Run return an error if an address cannot be served. Otherwise
+	// the Server retries every five seconds.
 	HardFail bool
 
 	// Profiling serves /debug/.
@@ -59,14 +58,14 @@ type Options struct {
 	Metrics *metrics.Metrics
 	Proxy   Proxy
 
-	// Events is told when an address cannot be listened on. Nil for nobody.
+	// Events records addresses that cannot be listened on. If nil, they are logged.
 	Events events.Recorder
 
 	// Listen opens a listening socket; net.Listen when nil.
 	Listen func(network, address string) (net.Listener, error)
 }
 
-// Server answers. It is used once.
+// Server serves kube-proxy's HTTP endpoints. It is used once.
 type Server struct {
 	options Options
 	retry   time.Duration
@@ -85,8 +84,8 @@ func New(o Options) *Server {
 	return &Server{options: o, retry: retryPeriod, started: time.Now()}
 }
 
-// Run answers until ctx ends, which is no error. When it returns, nothing listens
-// any more.
+// Run serves until ctx ends, and then returns nil. All listeners are closed when it
+// returns.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
