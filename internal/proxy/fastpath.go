@@ -13,24 +13,24 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// FastPath takes the same changes of frontends as the dataplane, as a
-// fastpath.Controller does. Services do not depend on it: what fails there is tried
-// again, and nothing waits for it.
+// FastPath receives the same changes as the dataplane, as implemented by
+// fastpath.Controller. Services do not depend on it: its failures are retried, and do not
+// delay the dataplane.
 type FastPath interface {
 	Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error)
 	Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error)
 	Check(ctx context.Context) error
 }
 
-// fastPathState says what the fast path has.
+// fastPathState is the loop's state of the fast path.
 type fastPathState struct {
 	ready    bool // it has all changes so far
 	notUntil time.Time
 	backoff  wait.Backoff
 }
 
-// accelerate gives the fast path a change that the dataplane has programmed. The state
-// must not have changed since the change was taken from it.
+// accelerate programs the fast path with a change that the dataplane has programmed. The
+// state must not have changed since.
 func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 	fast := p.options.FastPath
 	if fast == nil {
@@ -66,8 +66,8 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 	p.fastPath = fastPathState{ready: true}
 }
 
-// checkFastPath looks for damage of the fast path, and programs it again where it is
-// damaged or the last attempt failed. It does nothing while a change is pending.
+// checkFastPath checks the fast path, and programs it again if it is damaged or the last
+// attempt failed. It does nothing while a change is pending.
 func (p *Proxy) checkFastPath(ctx context.Context) {
 	if p.options.FastPath == nil || p.full || p.pending {
 		return

@@ -13,33 +13,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// HealthChecks answers load balancers, as a healthcheck.Server does.
+// HealthChecks answers load balancers, as implemented by healthcheck.Server.
 type HealthChecks interface {
-	// Set takes what load balancers are to learn from now on, at most one
-	// check for each Service.
+	// Set replaces the answers of the given Services, with at most one check for
+	// each.
 	Set([]desired.HealthCheck)
 
-	// SetAddresses says on which addresses to answer. An unspecified one
-	// stands for all of its family's.
+	// SetAddresses sets the addresses on which to answer. An unspecified address
+	// stands for all of its family.
 	SetAddresses([]netip.Addr)
 }
 
-// StaleFlows has the kernel forget flows, as a conntrack.Cleaner does.
+// StaleFlows deletes flows from conntrack, as implemented by conntrack.Cleaner.
 type StaleFlows interface {
-	// Enqueue has flows forgotten soon, in the order in which they come. It
-	// does not wait for that.
+	// Enqueue deletes flows soon, in order. It does not block.
 	Enqueue([]desired.StaleFlows)
 }
 
-// followUp is what is to be done once the changes so far are in effect. The state
-// tells each of it once, so it is kept here for as long as changes fail.
+// followUp is the work to do when the changes so far are in effect. The state reports each
+// item only once, so items are kept here while programming fails.
 type followUp struct {
 	checks map[types.NamespacedName]desired.HealthCheck
 	stale  []desired.StaleFlows
 }
 
-// expect takes down what follows a change that is about to be programmed. What
-// flows a full content makes stale is told again with the next one.
+// expect adds the work that follows a change, before it is programmed. Stale flows of a full
+// content are not added, because the next full content includes them.
 func (f *followUp) expect(c *desired.Update, full bool) {
 	for _, h := range c.Health {
 		if f.checks == nil {
@@ -52,7 +51,7 @@ func (f *followUp) expect(c *desired.Update, full bool) {
 	}
 }
 
-// take takes what is due now that a change is in effect.
+// take returns and clears the work, when a change is in effect.
 func (f *followUp) take(c *desired.Update, full bool) (checks []desired.HealthCheck, stale []desired.StaleFlows) {
 	checks, stale = slices.Collect(maps.Values(f.checks)), f.stale
 	if full {
@@ -62,11 +61,11 @@ func (f *followUp) take(c *desired.Update, full bool) (checks []desired.HealthCh
 	return checks, stale
 }
 
-// follow does what follows a change that is in effect.
+// follow does the work that follows a change, when it is in effect.
 func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	checks, stale := p.followUp.take(c, p.full)
 	p.accelerate(ctx, &c.Change)
-	if addrs, differ := p.listens.now(p.state); differ && p.options.HealthChecks != nil {
+	if addrs, differ := p.nodePorts.update(p.state); differ && p.options.HealthChecks != nil {
 		p.options.HealthChecks.SetAddresses(addrs)
 	}
 	if len(checks) > 0 && p.options.HealthChecks != nil {
@@ -77,22 +76,21 @@ func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	}
 }
 
-// nodePortAddrs are the addresses on which NodePorts answer, and with them
-// health checks.
+// nodePortAddrs are the addresses that serve NodePorts and health checks.
 type nodePortAddrs struct {
-	unsure bool // something has come that they depend on
-	known  bool
-	addrs  []netip.Addr
+	stale bool // the input has changed
+	valid bool // addrs is set
+	addrs []netip.Addr
 }
 
-// now returns them, and whether they differ from the last time.
-func (n *nodePortAddrs) now(s *desired.State) (addrs []netip.Addr, differ bool) {
-	if n.known && !n.unsure {
+// update returns the addresses, and whether they differ from those of the last call.
+func (n *nodePortAddrs) update(s *desired.State) (addrs []netip.Addr, differ bool) {
+	if n.valid && !n.stale {
 		return n.addrs, false
 	}
 	addrs = s.NodePortAddresses()
-	differ = !n.known || !slices.Equal(addrs, n.addrs)
-	n.known, n.unsure, n.addrs = true, false, addrs
+	differ = !n.valid || !slices.Equal(addrs, n.addrs)
+	n.valid, n.stale, n.addrs = true, false, addrs
 	switch {
 	case !differ:
 	case len(addrs) == 0:

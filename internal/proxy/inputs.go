@@ -16,21 +16,21 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// inputs are what the loop hears of.
+// inputs are the loop's inputs. Goroutines deliver them.
 type inputs struct {
 	events    chan []source.Event
 	addresses chan []netip.Addr
-	failed    chan error // why there will be no more of one of them
+	failed    chan error // why one of the inputs ended
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 }
 
-// waitingBatches is how many batches of events can wait for a sync to end before
-// the source has to.
+// waitingBatches is how many batches of events are queued during a sync before the source
+// blocks.
 const waitingBatches = 2
 
-// listen starts to hear, until ctx ends or stop is called.
+// listen starts the inputs. They run until ctx ends or stop is called.
 func (p *Proxy) listen(ctx context.Context) *inputs {
 	ctx, cancel := context.WithCancel(ctx)
 	in := &inputs{
@@ -39,15 +39,15 @@ func (p *Proxy) listen(ctx context.Context) *inputs {
 		failed:    make(chan error, 2),
 		cancel:    cancel,
 	}
-	hear(ctx, in, "source of objects", in.events, p.source.Run)
+	forward(ctx, in, "source of objects", in.events, p.source.Run)
 	if p.options.NodeAddresses != nil {
-		hear(ctx, in, "addresses of this node", in.addresses, p.options.NodeAddresses)
+		forward(ctx, in, "addresses of this node", in.addresses, p.options.NodeAddresses)
 	}
 	return in
 }
 
-// hear has run send to c whatever it delivers.
-func hear[T any](ctx context.Context, in *inputs, name string, c chan<- T, run func(context.Context, func(T)) error) {
+// forward starts run in a goroutine and sends the values that it delivers to c.
+func forward[T any](ctx context.Context, in *inputs, name string, c chan<- T, run func(context.Context, func(T)) error) {
 	in.running.Go(func() {
 		err := run(ctx, func(v T) {
 			select {
@@ -64,7 +64,7 @@ func hear[T any](ctx context.Context, in *inputs, name string, c chan<- T, run f
 	})
 }
 
-// stop returns when nothing delivers any more.
+// stop ends the inputs and waits for their goroutines.
 func (in *inputs) stop() {
 	in.cancel()
 	in.running.Wait()
@@ -74,27 +74,27 @@ func (in *inputs) stop() {
 // effect. It reports whether the state may have changed, which is exact for
 // EndpointSlices only.
 func ApplyEvent(s *desired.State, e source.Event) (changed bool) {
-	gone := e.Type == source.Delete
+	deleted := e.Type == source.Delete
 	switch o := e.Object.(type) {
 	case *corev1.Service:
-		if gone {
+		if deleted {
 			s.DeleteService(o.Namespace, o.Name)
 		} else {
 			s.SetService(o)
 		}
 	case *discoveryv1.EndpointSlice:
-		if gone {
+		if deleted {
 			return s.DeleteEndpointSlice(o.Namespace, o.Name)
 		}
 		return s.SetEndpointSlice(o)
 	case *corev1.Node:
-		if gone {
+		if deleted {
 			s.DeleteNode(o.Name)
 		} else {
 			s.SetNode(o)
 		}
 	case *networkingv1.ServiceCIDR:
-		if gone {
+		if deleted {
 			s.DeleteServiceCIDR(o.Name)
 		} else {
 			s.SetServiceCIDR(o)

@@ -13,11 +13,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// triggers are the times at which something changed in the cluster that the kernel
-// does not have yet, as EndpointSlices tell it: the API's name for it is
-// endpoints.kubernetes.io/last-change-trigger-time.
+// triggers are the times of changes in the cluster that the kernel does not have yet, from
+// the annotation endpoints.kubernetes.io/last-change-trigger-time of EndpointSlices.
 type triggers struct {
-	since   time.Time // what was triggered before this proxy started is not its concern
+	since   time.Time // earlier triggers are ignored: the proxy did not run yet
 	waiting []trigger
 }
 
@@ -27,8 +26,8 @@ type trigger struct {
 	at              time.Time
 }
 
-// set takes a slice that has changed. A slice that does not say what triggered it,
-// or not in RFC 3339, is passed over.
+// set adds the trigger of a changed slice. A slice without the annotation, or with one that
+// is not in RFC 3339, is ignored.
 func (t *triggers) set(s *discoveryv1.EndpointSlice) {
 	text, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok {
@@ -45,29 +44,29 @@ func (t *triggers) set(s *discoveryv1.EndpointSlice) {
 	t.waiting = append(t.waiting, trigger{s.Namespace, s.Name, f, at})
 }
 
-// gone takes a slice that is no more. What it last told was not about that.
+// gone drops the triggers of a deleted slice, which were not about its deletion.
 func (t *triggers) gone(namespace, name string) {
 	t.waiting = slices.DeleteFunc(t.waiting, func(w trigger) bool { return w.name == name && w.namespace == namespace })
 }
 
-// done says that the kernel has it all since then. What would have been triggered
-// later than that comes from a clock that goes differently, and says nothing.
+// done records the latency of all triggers, when the kernel has their changes. A trigger in
+// the future comes from a different clock and is ignored.
 func (t *triggers) done(now time.Time, m *metrics.Metrics) {
 	for _, w := range t.waiting {
 		if took := now.Sub(w.at); took >= 0 {
 			m.Latency(w.family, took)
 		}
 	}
-	clear(t.waiting) // lets go of the names
+	clear(t.waiting) // frees the names
 	if t.waiting = t.waiting[:0]; cap(t.waiting) > manyTriggers {
 		t.waiting = nil
 	}
 }
 
-// manyTriggers is from how many on their memory is not kept for those that follow.
+// manyTriggers is the capacity above which the memory of triggers is not reused.
 const manyTriggers = 1024
 
-// families are those that a change is about.
+// families returns the families that a change affects.
 func families(c *desired.Change) (out metrics.Families) {
 	for i := range c.Pools {
 		if out[c.Pools[i].Family] = true; out == metrics.Both {

@@ -13,25 +13,25 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// nodeWait is how long this node's object may be missing until an administrator is
-// told. kube-proxy waits as long for it.
+// nodeWait is how long this node's object may be missing before a warning. kube-proxy waits
+// for the same time.
 const nodeWait = 30 * time.Second
 
-// nodeObject knows whether this node's object is there, and has what is needed of it.
-// Its zero value says that it never was. It is the loop's alone.
+// nodeObject records whether this node's object exists and has the required fields. Only the
+// loop uses it. Its zero value stands for an object that has never existed.
 type nodeObject struct {
-	there    bool
-	podCIDRs bool // it has or has had some; desired keeps those
+	exists   bool
+	podCIDRs bool // it has or had podCIDRs, which package desired keeps
 
-	missing  *time.Timer // since the object is missing; nil while it is not
-	told     bool        // that it is missing
-	toldPods bool        // that it has no podCIDRs
+	missing    *time.Timer // since the object is missing; nil while it is not
+	warned     bool        // that it is missing
+	warnedPods bool        // that it has no podCIDRs
 }
 
-// note takes this node's object, or its end.
-func (n *nodeObject) note(o *corev1.Node, there bool) {
-	n.there = there
-	n.podCIDRs = n.podCIDRs || there && len(o.Spec.PodCIDRs) > 0
+// note records this node's object, or its deletion.
+func (n *nodeObject) note(o *corev1.Node, exists bool) {
+	n.exists = exists
+	n.podCIDRs = n.podCIDRs || exists && len(o.Spec.PodCIDRs) > 0
 }
 
 // overdue delivers once when the object has been missing for too long.
@@ -42,33 +42,31 @@ func (n *nodeObject) overdue() <-chan time.Time {
 	return n.missing.C
 }
 
-// watchNode looks for what this node's object lacks, once the source has delivered
-// what there was.
+// watchNode checks this node's object once the source has delivered its initial content.
 func (p *Proxy) watchNode() {
 	n := &p.node
 	if !p.synced {
 		return
 	}
-	if p.options.PodCIDRs && n.there && !n.podCIDRs && !n.toldPods {
-		n.toldPods = true
+	if p.options.PodCIDRs && n.exists && !n.podCIDRs && !n.warnedPods {
+		n.warnedPods = true
 		klog.InfoS("The Node has no spec.podCIDRs: until it has, no traffic counts as that of this node's pods (detectLocalMode NodeCIDR)", "node", p.options.NodeName)
 	}
 	switch {
-	case n.there && n.missing != nil:
+	case n.exists && n.missing != nil:
 		n.missing.Stop()
-		if n.told {
+		if n.warned {
 			klog.InfoS("The Node object is there", "node", p.options.NodeName)
 		}
-		n.missing, n.told = nil, false
-	case !n.there && n.missing == nil && p.options.NodeRequired:
+		n.missing, n.warned = nil, false
+	case !n.exists && n.missing == nil && p.options.NodeRequired:
 		n.missing = time.NewTimer(p.options.NodeWait)
 	}
 }
 
-// tellNodeMissing tells an administrator that there is no object of this node, and
-// what does not work for want of it.
-func (p *Proxy) tellNodeMissing() {
-	p.node.told = true
+// warnNodeMissing warns that this node's object does not exist, and lists the consequences.
+func (p *Proxy) warnNodeMissing() {
+	p.node.warned = true
 	var without []string
 	if len(p.state.NodePortAddresses()) == 0 {
 		without = append(without, "NodePorts answer nowhere")
@@ -91,19 +89,18 @@ func (p *Proxy) tellNodeMissing() {
 	p.warn("NodeMissing", err) // also in the log
 }
 
-// taintToBeDeleted is what the cluster autoscaler puts on a node before it takes
-// the node away.
+// taintToBeDeleted is the cluster autoscaler's taint on a node that it is about to delete.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// eligibility is what the Node object says about whether load balancers should
-// send traffic here.
+// eligibility records whether load balancers should send traffic to this node, by the Node
+// object.
 type eligibility struct {
-	known   atomic.Bool // there is or has been a Node object
-	leaving atomic.Bool // it says that the node is going to be deleted
+	known   atomic.Bool // there is or was a Node object
+	leaving atomic.Bool // the node is about to be deleted
 }
 
-// set takes this node's object. One that vanishes says nothing: that is how
-// kube-proxy has it, and what is to be deleted has said so before.
+// set records this node's object. Its deletion is ignored, as in kube-proxy: an object that
+// is about to be deleted has the deletion timestamp before.
 func (e *eligibility) set(n *corev1.Node) {
 	leaving := !n.DeletionTimestamp.IsZero() ||
 		slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
@@ -111,9 +108,9 @@ func (e *eligibility) set(n *corev1.Node) {
 	e.known.Store(true)
 }
 
-// NodeEligible says whether this node is there to stay, so that load balancers
-// should send traffic to it: its object is not being deleted and does not have the
-// cluster autoscaler's taint. It may be called by any goroutine.
+// NodeEligible reports whether load balancers should send traffic to this node: its object is
+// not being deleted and does not have the cluster autoscaler's taint. It is safe for
+// concurrent use.
 func (p *Proxy) NodeEligible() bool {
 	if !p.eligibility.known.Load() {
 		return !p.options.NodeRequired

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proxy is the loop that keeps the kernel in line with the objects:
-// events of a source go into the desired state, and what changed there goes to
-// a backend.
+// Package proxy is the main loop: it applies events of a source to the desired state, and
+// programs the resulting changes into a dataplane.
 package proxy
 
 import (
@@ -24,63 +23,61 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Options are how the loop behaves.
+// Options configure the loop.
 type Options struct {
-	// MinSyncPeriod is the least time between two syncs. A change after a
-	// quiet time is programmed at once; those that follow within this time
-	// are programmed together when it is over.
+	// MinSyncPeriod is the minimum time between two syncs. The first change is
+	// programmed at once. Changes within this time after it are programmed together
+	// when it has passed.
 	MinSyncPeriod time.Duration
 
-	// CheckPeriod is how often the loop looks whether somebody else has
-	// damaged what was programmed.
+	// CheckPeriod is the period of Dataplane.Check.
 	CheckPeriod time.Duration
 
-	// VerifyPeriod is how often all that the kernel has is compared with what was
-	// programmed, in the background and with low priority; 0 for never. OpenReader
-	// makes what reads it. It is called by other goroutines.
+	// VerifyPeriod is the period of comparing the kernel's whole content with the
+	// programmed content, in the background and with low priority; 0 for never.
+	// OpenReader opens the Reader for that. It is called by other goroutines.
 	VerifyPeriod time.Duration
 	OpenReader   func(context.Context) (Reader, error)
 
-	// NodeAddresses delivers all addresses of this node, as a
-	// netif.Namespace.WatchAddresses does: once soon, and again when they are others. Nil
-	// when none are needed.
+	// NodeAddresses delivers all addresses of this node, at the start and after each
+	// change, as implemented by netif.Namespace.WatchAddresses. Nil if not needed.
 	NodeAddresses func(ctx context.Context, deliver func([]netip.Addr)) error
 
-	// HealthChecks and StaleFlows are told what follows a change once the
-	// kernel has it. Nil where nobody is to be told.
+	// HealthChecks and StaleFlows are called when the kernel has a change. They may
+	// be nil.
 	HealthChecks HealthChecks
 	StaleFlows   StaleFlows
 
-	// FastPath is told of frontends too. Nil where there is none.
+	// FastPath receives changes too. It may be nil.
 	FastPath FastPath
 
-	// NodeName is the name of this node's object, which says whether the node
-	// is eligible (see Proxy.NodeEligible); empty for none. With NodeRequired
-	// it is not until there is that object.
+	// NodeName is the name of this node's object, which determines whether the node
+	// is eligible (see Proxy.NodeEligible). With NodeRequired, the node is not
+	// eligible before the object exists.
 	NodeName     string
 	NodeRequired bool
 
-	// NodeWait is how long the object of a node that is required may be missing
-	// until an administrator is told; 30 seconds when 0.
+	// NodeWait is how long a required Node object may be missing before a warning;
+	// 30 seconds if 0.
 	NodeWait time.Duration
 
-	// PodCIDRs says that traffic of this node's pods is recognized by the ranges
-	// that the Node object has.
+	// PodCIDRs says that traffic from this node's pods is recognized by the Node's
+	// spec.podCIDRs.
 	PodCIDRs bool
 
-	// LateAfter is how long a change may wait until the proxy is not healthy;
-	// a minute when 0.
+	// LateAfter is how long a change may wait before the proxy becomes unhealthy; a
+	// minute if 0.
 	LateAfter time.Duration
 
-	// Ready is called once, in a goroutine of its own, when the kernel first
-	// has everything. Run waits for it. It may be nil.
+	// Ready is called once, in its own goroutine, after the first successful sync.
+	// Run waits for it. It may be nil.
 	Ready func(context.Context)
 
-	// Events is told what an administrator must see. Nil for nobody.
+	// Events receives warnings for administrators. It may be nil.
 	Events Events
 }
 
-// Events takes what an administrator must see, as an events.Recorder does.
+// Events receives warnings for administrators, as implemented by events.Recorder.
 type Events interface {
 	Warning(reason, note string)
 }
@@ -93,17 +90,17 @@ type Proxy struct {
 	metrics *metrics.Metrics
 	options Options
 
-	synced    bool         // the source has delivered what there was
+	synced    bool         // the source has delivered its initial content
 	addressed bool         // the node's addresses are known
-	pending   bool         // the state has changes that the kernel has not
-	full      bool         // only a full content will do
-	notUntil  time.Time    // the next sync is held off until then
+	pending   bool         // the state has changes that are not programmed
+	full      bool         // the whole content must be programmed
+	notUntil  time.Time    // the earliest time of the next sync
 	backoff   wait.Backoff // after failures
-	repairs   wait.Backoff // of repairs that follow each other closely
-	repaired  time.Time    // when the last one was asked for
+	repairs   wait.Backoff // between repairs in quick succession
+	repaired  time.Time    // time of the last repair
 
 	followUp    followUp
-	listens     nodePortAddrs
+	nodePorts   nodePortAddrs
 	lateness    lateness
 	triggers    triggers
 	eligibility eligibility
@@ -113,7 +110,7 @@ type Proxy struct {
 	background  sync.WaitGroup // goroutines that Run waits for
 }
 
-// New makes a loop. State and backend are the loop's from now on.
+// New creates a loop. Only the loop may use st and b from now on.
 func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.Metrics, o Options) *Proxy {
 	if o.LateAfter == 0 {
 		o.LateAfter = lateAfter
@@ -130,13 +127,13 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 	}
 }
 
-// newBackoff is how long to wait after failures: from 100 ms to 30 s.
+// newBackoff returns the delays after failures: from 100 ms to 30 s.
 func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 30 * time.Second}
 }
 
-// Run works until ctx ends, which is no error, or until one that it hears from
-// fails. The kernel keeps what has been programmed.
+// Run runs the loop until ctx ends, which is not an error, or until an input fails. The
+// kernel keeps what has been programmed.
 func (p *Proxy) Run(ctx context.Context) error {
 	defer p.background.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -160,10 +157,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.takeWaiting(in.events)
 		case addrs := <-in.addresses:
 			p.state.SetNodeAddresses(addrs)
-			p.addressed, p.listens.unsure = true, true
+			p.addressed, p.nodePorts.stale = true, true
 			p.queued()
 		case <-p.node.overdue():
-			p.tellNodeMissing()
+			p.warnNodeMissing()
 		case <-hold.C:
 		case <-check.C:
 			p.check(ctx)
@@ -171,7 +168,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-p.verifying.overdue():
 			p.verifying.due = true
 		case s := <-p.verifying.look:
-			p.seen(s)
+			p.endLook(s)
 		}
 		if !p.pending || !p.synced || !p.addressed {
 			continue
@@ -188,8 +185,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 }
 
-// takeWaiting takes the batches that came during the last sync, so that they
-// become one.
+// takeWaiting takes the batches that were queued during the last sync, so that they are
+// programmed together.
 func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 	for range waitingBatches {
 		select {
@@ -212,7 +209,7 @@ func (p *Proxy) take(batch []source.Event) {
 	p.queued()
 }
 
-// note takes down what the state has no use for of an event that it was told.
+// note updates everything except the state for an event.
 func (p *Proxy) note(e source.Event, changed bool) {
 	switch o := e.Object.(type) {
 	case *corev1.Service:
@@ -226,7 +223,7 @@ func (p *Proxy) note(e source.Event, changed bool) {
 			p.triggers.set(o)
 		}
 	case *corev1.Node:
-		p.listens.unsure = true
+		p.nodePorts.stale = true
 		if o.Name != p.options.NodeName {
 			break
 		}
@@ -237,15 +234,14 @@ func (p *Proxy) note(e source.Event, changed bool) {
 	}
 }
 
-// queued says that there is something to program.
+// queued records that there is a change to program.
 func (p *Proxy) queued() {
 	p.pending = true
 	p.metrics.Queued(time.Now())
 }
 
-// sync brings the kernel in line. What the kernel refuses as a change is tried
-// as the full content at once; if that fails too, again after a while, with
-// whatever has changed until then.
+// sync programs the pending changes. If the kernel refuses a change, it programs the full
+// content at once. If that fails too, the next sync follows after a delay.
 func (p *Proxy) sync(ctx context.Context) {
 	err := p.program(ctx)
 	if err != nil && !p.full && ctx.Err() == nil {
@@ -275,15 +271,15 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.notUntil = now.Add(p.options.MinSyncPeriod)
 }
 
-// warn tells an administrator of an error.
+// warn reports an error to administrators.
 func (p *Proxy) warn(reason string, err error) {
 	if p.options.Events != nil {
 		p.options.Events.Warning(reason, err.Error())
 	}
 }
 
-// next is what to program: the change, or everything when p.full is or becomes
-// true.
+// next returns the update to program: the change, or the full content if p.full is or
+// becomes true.
 func (p *Proxy) next() *desired.Update {
 	if !p.full {
 		c := p.state.Change()
@@ -295,7 +291,7 @@ func (p *Proxy) next() *desired.Update {
 	return p.state.Full()
 }
 
-// program is one try.
+// program programs the next update.
 func (p *Proxy) program(ctx context.Context) error {
 	c := p.next()
 	for _, problem := range c.Problems {
@@ -316,7 +312,7 @@ func (p *Proxy) program(ctx context.Context) error {
 	return nil
 }
 
-// apply hands a change to the backend.
+// apply programs a change into the dataplane.
 func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	kind, apply := metrics.Change, p.backend.Apply
 	if p.full {
@@ -339,17 +335,16 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	level := klog.Level(2)
 	if p.full {
 		level = 0
-		debug.FreeOSMemory() // a full content takes many times what a change does
+		debug.FreeOSMemory() // a full content takes much more memory than a change
 	}
 	klog.V(level).InfoS("Programmed the kernel", "kind", kind, "frontends", len(c.Frontends), "pools", len(c.Pools), "elements", stats.Elements, "took", took.Round(time.Microsecond))
 	return nil
 }
 
-// quietAfterRepair is how long nothing must have been damaged for a repair to be
-// made at once.
+// quietAfterRepair is the time without damage after which the next repair is immediate.
 const quietAfterRepair = 10 * time.Second
 
-// check finds damage and asks for its repair.
+// check detects damage and schedules its repair.
 func (p *Proxy) check(ctx context.Context) {
 	if p.full {
 		return // a full sync is due anyway
@@ -365,7 +360,7 @@ func (p *Proxy) check(ctx context.Context) {
 	}
 }
 
-// damaged has damage be repaired: at once, unless somebody does it again and again.
+// damaged schedules a repair: at once, or with a backoff if damage recurs.
 func (p *Proxy) damaged(err error) {
 	klog.ErrorS(err, "Programming everything again")
 	p.metrics.Repairs.Inc()
@@ -381,18 +376,18 @@ func (p *Proxy) damaged(err error) {
 	p.repaired = time.Now()
 }
 
-// lateAfter is how long a change may wait until the kernel has it, if nobody says.
-// It is kube-proxy's: twice its usual sync period.
+// lateAfter is the default of Options.LateAfter. It is kube-proxy's: twice its default sync
+// period.
 const lateAfter = time.Minute
 
-// lateness knows since when changes have been waiting. Its zero value says that
-// none are.
+// lateness records since when changes have been waiting. Its zero value has no waiting
+// changes.
 type lateness struct {
 	since   atomic.Pointer[time.Time]
-	updated atomic.Pointer[time.Time] // when none was last
+	updated atomic.Pointer[time.Time] // when no change was waiting last
 }
 
-// waiting says that there is a change; those before count from their own start.
+// waiting records a waiting change, unless an earlier one is waiting.
 func (l *lateness) waiting() {
 	if l.since.Load() == nil {
 		now := time.Now()
@@ -400,24 +395,24 @@ func (l *lateness) waiting() {
 	}
 }
 
-// done says that the kernel has all changes.
+// done records that the kernel has all changes.
 func (l *lateness) done(now time.Time) {
 	l.since.Store(nil)
 	l.updated.Store(&now)
 }
 
-// late says whether a change has waited for too long.
+// late reports whether a change has waited for too long.
 func (l *lateness) late(after time.Duration) bool {
 	since := l.since.Load()
 	return since != nil && time.Since(*since) >= after
 }
 
-// Healthy says whether the kernel has what it should, or has been without for
-// less than Options.LateAfter. It may be called by any goroutine.
+// Healthy reports whether no change has been waiting for Options.LateAfter or longer. It is
+// safe for concurrent use.
 func (p *Proxy) Healthy() bool { return !p.lateness.late(p.options.LateAfter) }
 
-// Updated is when the kernel last had all changes; zero before it first had. It
-// may be called by any goroutine.
+// Updated returns when the kernel last had all changes, or zero before the first sync. It is
+// safe for concurrent use.
 func (p *Proxy) Updated() time.Time {
 	if at := p.lateness.updated.Load(); at != nil {
 		return *at

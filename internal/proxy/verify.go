@@ -19,11 +19,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Verifying compares all of the kernel's content with what was programmed, every
-// Options.VerifyPeriod, in the background. (Check, which is called much more often, looks
-// at a part.) The loop goes on meanwhile, so a comparison can see the kernel before or
-// after a change, and a dump of the kernel can lack elements that exist. A consensus of
-// several looks tells these from real differences.
+// Verification compares the kernel's whole content with the programmed content, every
+// Options.VerifyPeriod, in the background. (Check, which is called much more often, reads
+// only a part.) The loop keeps running, so a comparison can see the kernel before or after a
+// change. Also, a dump can lack elements that exist. So a difference counts only if several
+// comparisons ("looks") agree on it.
 
 const (
 	// nextLook is how long after a look that saw a difference the next one follows. A
@@ -45,18 +45,18 @@ type Reader interface {
 	io.Closer
 }
 
-// verifying is the state of verifying. It is the loop's alone.
+// verifying is the state of verification. Only the loop uses it.
 type verifying struct {
-	timer   *time.Timer   // of the next look; nil without verifying
-	due     bool          // the next look is to begin as soon as possible
-	look    chan sighting // delivers what a look has seen; nil during none
-	touched *touched      // what was programmed during the look; nil during none
+	timer   *time.Timer     // of the next look; nil without verification
+	due     bool            // the next look is to begin as soon as possible
+	look    chan lookResult // delivers the result of the running look; nil if none runs
+	touched *touched        // what was programmed during the running look; nil if none runs
 
 	consensus consensus
 }
 
-// sighting is the result of one look.
-type sighting struct {
+// lookResult is the result of one look.
+type lookResult struct {
 	differences []dataplane.Differing
 	took        time.Duration
 	err         error
@@ -84,13 +84,13 @@ func (p *Proxy) beginLook(ctx context.Context) {
 	if !v.due || p.full {
 		return
 	}
-	v.due, v.look, v.touched = false, make(chan sighting, 1), newTouched()
+	v.due, v.look, v.touched = false, make(chan lookResult, 1), newTouched()
 	programmed, to := p.state.Reported(), v.look
 	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }
 
-// seen takes the result of a look.
-func (p *Proxy) seen(s sighting) {
+// endLook evaluates the result of a look.
+func (p *Proxy) endLook(s lookResult) {
 	v := &p.verifying
 	touched := v.touched
 	v.look, v.touched = nil, nil
@@ -101,7 +101,7 @@ func (p *Proxy) seen(s sighting) {
 		p.metrics.VerifyFailed()
 		v.consensus = consensus{}
 	case len(s.differences) > 0 && (touched.everything || p.full):
-		v.consensus = consensus{} // before or after: this look says nothing
+		v.consensus = consensus{} // everything was programmed during the look
 		next = min(nextLook, next)
 	default:
 		if differences, certain := v.consensus.add(s.differences, touched); certain {
@@ -114,7 +114,7 @@ func (p *Proxy) seen(s sighting) {
 	v.timer.Reset(next)
 }
 
-// verified reports the differences that verifying has found, and has them repaired.
+// verified reports confirmed differences and schedules their repair.
 func (p *Proxy) verified(all []dataplane.Differing, took time.Duration) {
 	p.metrics.Verified(len(all), time.Now())
 	klog.V(2).InfoS("Verified what is programmed", "differences", len(all), "took", took.Round(time.Millisecond))
@@ -130,10 +130,10 @@ func (p *Proxy) verified(all []dataplane.Differing, took time.Duration) {
 	p.damaged(fmt.Errorf("%w: %d differences, such as %s", dataplane.ErrDamaged, len(all), all[0]))
 }
 
-// consensus is what looks in a row agree on. The zero value is that of no look.
+// consensus is the differences that consecutive looks agree on. The zero value has no look.
 type consensus struct {
 	looks    int
-	suspects map[dataplane.Differing]bool // that all looks have seen
+	suspects map[dataplane.Differing]bool // seen by all looks
 }
 
 // add adds a look, during which something may have been programmed. It returns the
@@ -151,10 +151,10 @@ func (c *consensus) add(seen []dataplane.Differing, touched *touched) (agreed []
 	return agreed, len(agreed) == 0 || c.looks >= busyLooks || c.looks > 1 && touched.nothing()
 }
 
-// look delivers how the kernel differs from what was programmed. For 10,000 Services it
-// takes some tens of megabytes, which it gives back.
-func look(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change, to chan<- sighting) {
-	var s sighting
+// look delivers the differences between the kernel's content and the programmed content. For
+// 10,000 Services it takes some tens of megabytes, which it frees.
+func look(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change, to chan<- lookResult) {
+	var s lookResult
 	runAtLowPriority(func() {
 		start := time.Now()
 		s.differences, s.err = compare(ctx, open, programmed)
@@ -167,8 +167,8 @@ func look(ctx context.Context, open func(context.Context) (Reader, error), progr
 // lowestPriority is the highest nice value.
 const lowestPriority = 19
 
-// runAtLowPriority runs something on a thread of the lowest priority, which commands that
-// it starts inherit.
+// runAtLowPriority runs do on a thread with the lowest priority. Commands that do starts
+// inherit it.
 func runAtLowPriority(do func()) {
 	done := make(chan struct{})
 	go func() {
@@ -189,7 +189,7 @@ func runAtLowPriority(do func()) {
 	<-done
 }
 
-// compare reads what the kernel has, and compares.
+// compare reads the kernel's content and compares it.
 func compare(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change) (all []dataplane.Differing, err error) {
 	r, err := open(ctx)
 	if err != nil {
@@ -214,7 +214,7 @@ func newTouched() *touched {
 	return &touched{services: map[desired.ServicePort]bool{}, subjects: map[string]bool{}}
 }
 
-// note adds a change. t is nil during no look.
+// note adds a change. t is nil if no look runs.
 func (t *touched) note(c *desired.Change, full bool) {
 	if t == nil {
 		return
@@ -246,13 +246,13 @@ func (t *touched) note(c *desired.Change, full bool) {
 	}
 }
 
-// nothing says that nothing was programmed.
+// nothing reports whether nothing was programmed.
 func (t *touched) nothing() bool {
 	return !t.everything && len(t.services)+len(t.subjects) == 0
 }
 
-// others are the differences in what was not programmed. One without a subject may come
-// from anything that was.
+// others returns the differences that programming during the look cannot explain. A
+// difference without a subject may come from any change.
 func (t *touched) others(all []dataplane.Differing) (others []dataplane.Differing) {
 	quiet := t.nothing()
 	for _, d := range all {

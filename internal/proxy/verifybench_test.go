@@ -76,7 +76,7 @@ func BenchmarkVerify(b *testing.B) {
 				start := time.Now()
 				content := state.Reported()
 				told += time.Since(start)
-				to := make(chan sighting, 1)
+				to := make(chan lookResult, 1)
 				look(b.Context(), open, content, to)
 				s := <-to
 				if s.err != nil || len(s.differences) > 0 {
