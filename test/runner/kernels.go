@@ -7,62 +7,37 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 )
 
-// hostKernel is the name of the machine's own kernel.
-const hostKernel = "host"
+// kernelNames are the values of -kernel.
+var kernelNames = append([]string{"all", "uml", "host"}, uml.Versions...)
 
-// kernel is one to run tests on.
+// kernel is a kernel to run tests on.
 type kernel struct {
-	name    string // hostKernel, or one of uml.Versions
-	release string
-	path    string // of a User Mode Linux kernel
+	name  string // "host", or one of uml.Versions
+	label string // with the release, such as "uml 6.12.117"
+	path  string // of a UML kernel; empty for the host
 }
 
-func (k kernel) uml() bool { return k.name != hostKernel }
-
-func (k kernel) String() string {
-	if k.uml() {
-		return "uml " + k.release
-	}
-	return "host " + k.release
-}
-
-// kernels is a list of them, which prints as such.
-type kernels []kernel
-
-func (ks kernels) String() string {
-	names := make([]string, len(ks))
-	for i, k := range ks {
-		names[i] = k.String()
-	}
-	return strings.Join(names, ", ")
-}
-
-// kernelNames are what -kernel takes.
-func kernelNames() []string {
-	return append([]string{"all", "uml", hostKernel}, uml.Versions...)
-}
-
-// findKernels returns the kernels that the options ask for. It may build. A kernel that is
-// not there and cannot be built on this machine is an error only in CI, or if it is the
-// only one asked for; one that does not boot is always an error.
-func findKernels(ctx context.Context, opts options, packages []testPackage, stderr io.Writer) (kernels, error) {
-	var found kernels
-	if opts.kernel == "all" || opts.kernel == hostKernel {
-		release, err := hostRelease()
+// findKernels returns the kernels that the options select, and builds those that are
+// missing. One that cannot be built on this machine is an error in CI, and where -kernel
+// names it; one that does not boot is always an error.
+func findKernels(ctx context.Context, opts options, packages []testPackage, stderr io.Writer) ([]kernel, error) {
+	var found []kernel
+	if opts.kernel == "all" || opts.kernel == "host" {
+		release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, kernel{name: hostKernel, release: release})
+		found = append(found, kernel{name: "host", label: "host " + strings.TrimSpace(string(release))})
 	}
-	if !anyKernelTest(packages) {
+	if !slices.ContainsFunc(packages, func(p testPackage) bool { return p.kernel }) {
 		return found, nil
 	}
 	for _, version := range uml.Versions {
@@ -77,57 +52,29 @@ func findKernels(ctx context.Context, opts options, packages []testPackage, stde
 		if err != nil {
 			return nil, err
 		}
-		machine := uml.Machine{Kernel: path}
-		if err := machine.Check(ctx); err != nil {
-			return nil, err
-		}
-		release, err := machine.Version(ctx)
+		release, err := uml.Machine{Kernel: path}.Check(ctx)
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, kernel{name: version, release: release, path: path})
+		found = append(found, kernel{name: version, label: "uml " + release, path: path})
 	}
 	return found, nil
 }
 
-func anyKernelTest(packages []testPackage) bool {
-	for _, p := range packages {
-		if p.kernel {
-			return true
-		}
-	}
-	return false
-}
-
-// errUnavailable means that a kernel is not there and cannot be built on this machine.
+// errUnavailable means that a kernel is missing and cannot be built on this machine.
 var errUnavailable = errors.New("not available")
 
-// buildKernel returns the path of a kernel, which build.sh builds if none is named or
-// cached.
+// buildKernel returns the path of a kernel. build.sh builds it if none is named or cached.
 func buildKernel(ctx context.Context, script, version string, stderr io.Writer) (string, error) {
 	cmd := exec.CommandContext(ctx, script, version)
 	cmd.Stderr = stderr
 	out, err := cmd.Output()
 	var status *exec.ExitError
 	if errors.As(err, &status) && status.ExitCode() == 3 {
-		return "", fmt.Errorf("kernel %s: %w, see what build.sh said", version, errUnavailable)
+		return "", fmt.Errorf("kernel %s: %w, see the output of build.sh", version, errUnavailable)
 	}
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %s: %w", version, script, err)
 	}
 	return strings.TrimSpace(string(out)), nil
-}
-
-func hostRelease() (string, error) {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return "", fmt.Errorf("uname: %w", err)
-	}
-	return unix.ByteSliceToString(name.Release[:]), nil
-}
-
-// banner prints what nobody shall overlook.
-func banner(w io.Writer, title, text string) {
-	line := strings.Repeat("=", 78)
-	fmt.Fprintf(w, "%s\n%s\n%s\n%s\n", line, title, text, line)
 }

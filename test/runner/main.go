@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command runner runs the project's tests, those that need a kernel on every kernel
-// that there is, and says what ran where.
+// Command runner runs the project's tests, kernel tests on several kernels, and merges
+// the results.
 //
 //	go run ./test/runner [flags] [packages]
 //
-// Packages default to ./... Each package's test binary is built once. It runs on the
-// host; if its tests import test/kerneltest it runs on the User Mode Linux kernels as
-// well. A test passes if it passed on one kernel at least and failed on none. A test
-// that was skipped everywhere has not been run at all: that is a failure unless -strict
-// is off. See test/README.md.
+// Packages default to ./... Each package's test binary is built once and runs on the
+// host. If its tests import test/kerneltest it also runs on the User Mode Linux (UML)
+// kernels. A test passes if it passed on at least one kernel and failed on none. A test
+// that was skipped on every kernel counts as failed, unless -strict is off. See
+// test/README.md.
 //
-// The last line of the output is of the form "N passed, N failed, N skipped", and the
-// exit code 0 only if nothing failed and something passed.
+// The last line of the output has the form "N passed, N failed, N skipped". The exit
+// code is 0 only if nothing failed and something passed.
 package main
 
 import (
@@ -23,7 +23,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -39,21 +38,19 @@ const (
 	exitUsage  = 2 // the runner itself could not work
 )
 
-// options are what the command line says.
+// options are the command line's.
 type options struct {
-	dir       string // where go commands run; empty for the working directory
-	patterns  []string
-	run       string
-	verbose   bool
-	kernel    string // one of kernelNames
-	timeout   time.Duration
-	count     int
-	short     bool
-	strict    bool
-	ci        bool
-	serial    bool
-	script    string
-	allowSkip *regexp.Regexp // nil allows none
+	patterns []string
+	run      string
+	verbose  bool
+	kernel   string // one of kernelNames
+	timeout  time.Duration
+	count    int
+	strict   bool
+	ci       bool // a missing kernel is an error
+
+	dir    string // where go commands run; empty for the working directory
+	script string // test/kernel/build.sh
 }
 
 func main() {
@@ -64,9 +61,11 @@ func main() {
 		os.Exit(exitPassed)
 	}
 	if err != nil {
-		os.Exit(exitUsage) // the flag package has said why
+		os.Exit(exitUsage) // parseFlags has printed the error
 	}
-	// On a signal everything that was started is killed, and reported as failed.
+	// Tests call commands such as nft, whose directory another user's PATH may lack.
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin")
+	// On a signal all tests are killed and reported as failed.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	code, err := run(ctx, opts, os.Stdout, os.Stderr)
@@ -76,55 +75,34 @@ func main() {
 	os.Exit(code)
 }
 
-// parseFlags reads the command line. ci says that nothing may be forgiven.
+// parseFlags reads the command line and prints what is wrong with it. With ci, -strict
+// cannot be switched off.
 func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
-	var opts options
-	var allow string
-	flags := flag.NewFlagSet("runner", flag.ContinueOnError)
+	opts := options{kernel: "all", ci: ci, script: "test/kernel/build.sh"}
+	flags := flag.NewFlagSet("runner [flags] [packages]", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.Usage = func() {
-		fmt.Fprintln(stderr, "usage: go run ./test/runner [flags] [packages]")
-		flags.PrintDefaults()
-	}
+	names := strings.Join(kernelNames, ", ")
+	flags.Func("kernel", "run on the `kernels` "+names+" (default all)", func(name string) error {
+		if !slices.Contains(kernelNames, name) {
+			return fmt.Errorf("must be one of %s", names)
+		}
+		opts.kernel = name
+		return nil
+	})
 	flags.StringVar(&opts.run, "run", "", "run only tests that match this `regexp`, as in go test")
-	flags.BoolVar(&opts.verbose, "v", false, "show all output of the tests as it comes")
-	flags.StringVar(&opts.kernel, "kernel", "all", "kernels to run on: "+strings.Join(kernelNames(), ", "))
+	flags.BoolVar(&opts.verbose, "v", false, "show all output of the tests as it arrives")
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "fail a package on a kernel after this time")
 	flags.IntVar(&opts.count, "count", 1, "run each test this many times")
-	flags.BoolVar(&opts.short, "short", false, "tell tests to be short; what they skip for that is allowed")
 	flags.BoolVar(&opts.strict, "strict", true, "a test that ran on no kernel has failed (always so with CI=true)")
-	flags.BoolVar(&opts.serial, "serial", false, "use one kernel at a time, not all side by side")
-	flags.StringVar(&allow, "allow-skip", "", "tests may be skipped everywhere if \"package test: reason\" matches this `regexp`")
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
 	}
-	complain := func(format string, args ...any) (options, error) {
-		err := fmt.Errorf(format, args...)
+	if opts.timeout <= 0 || opts.count < 1 {
+		err := errors.New("-timeout and -count must be more than 0")
 		fmt.Fprintln(stderr, "runner:", err)
 		return options{}, err
 	}
-	if !slices.Contains(kernelNames(), opts.kernel) {
-		return complain("-kernel %q: must be one of %s", opts.kernel, strings.Join(kernelNames(), ", "))
-	}
-	if opts.timeout <= 0 {
-		return complain("-timeout %v: must be more than 0", opts.timeout)
-	}
-	if opts.count < 1 {
-		return complain("-count %d: must be 1 or more", opts.count)
-	}
-	if opts.short {
-		if allow != "" {
-			allow = "(?:" + allow + ")|"
-		}
-		allow += `(?i:: .*\bshort\b)`
-	}
-	if allow != "" {
-		var err error
-		if opts.allowSkip, err = regexp.Compile(allow); err != nil {
-			return complain("-allow-skip: %w", err)
-		}
-	}
-	opts.strict, opts.ci = opts.strict || ci, ci
+	opts.strict = opts.strict || ci
 	opts.patterns = flags.Args()
 	if len(opts.patterns) == 0 {
 		opts.patterns = []string{"./..."}

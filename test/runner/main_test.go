@@ -23,18 +23,13 @@ func TestParseFlags(t *testing.T) {
 		check func(options) bool
 	}{
 		{"", false, func(o options) bool {
-			return o.strict && o.kernel == "all" && o.count == 1 && o.allowSkip == nil
+			return o.strict && o.kernel == "all" && o.count == 1
 		}},
 		{"", false, func(o options) bool { return strings.Join(o.patterns, " ") == "./..." }},
 		{"./a ./b", false, func(o options) bool { return strings.Join(o.patterns, " ") == "./a ./b" }},
 		{"-kernel 6.1", false, func(o options) bool { return o.kernel == "6.1" }},
 		{"-strict=false", false, func(o options) bool { return !o.strict }},
 		{"-strict=false", true, func(o options) bool { return o.strict }},
-		{"-short", false, func(o options) bool { return o.allowSkip.MatchString("p T: skipped, being short") }},
-		{"-short", false, func(o options) bool { return !o.allowSkip.MatchString("p/short T: no SCTP sockets") }},
-		{"-short -allow-skip SCTP", false, func(o options) bool {
-			return o.allowSkip.MatchString("p T: no SCTP sockets") && o.allowSkip.MatchString("p T: in short mode") && !o.allowSkip.MatchString("p T: no IPVS")
-		}},
 	}
 	for _, test := range tests {
 		opts, err := parseFlags(strings.Fields(test.args), test.ci, io.Discard)
@@ -46,7 +41,7 @@ func TestParseFlags(t *testing.T) {
 			t.Errorf("%q, CI %v: got %+v", test.args, test.ci, opts)
 		}
 	}
-	for _, args := range []string{"-kernel windows", "-timeout 0s", "-count 0", "-allow-skip (", "-nonsense", "-timeout x"} {
+	for _, args := range []string{"-kernel windows", "-timeout 0s", "-count 0", "-nonsense", "-timeout x"} {
 		var said strings.Builder
 		if _, err := parseFlags(strings.Fields(args), false, &said); err == nil || said.Len() == 0 {
 			t.Errorf("%q: error %v, message %q", args, err, said.String())

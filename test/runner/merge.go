@@ -4,245 +4,129 @@ package main
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 )
 
-// policy says what becomes of tests that were skipped on every kernel.
-type policy struct {
-	strict    bool           // they failed
-	allowSkip *regexp.Regexp // except these; nil for none
-}
-
-// verdict on a test over all kernels.
-type verdict int
-
-// Verdicts.
-const (
-	verdictPassed  verdict = iota // on one kernel at least, and failed on none
-	verdictFailed                 // on one kernel at least
-	verdictNotRun                 // on no kernel
-	verdictAllowed                // on no kernel, and that is all right
-)
-
-// mergedTest is one test over all kernels.
+// mergedTest is one test over all kernels. It failed if it failed on any kernel, passed if
+// it passed on at least one, and was skipped if it was skipped on all.
 type mergedTest struct {
 	pkg, name string
-	verdict   verdict
-	details   []detail // by kernel: where it failed, or else where it was skipped
+	outcome   outcome
+	details   []detail // failures, or else skips
 }
 
 // detail is the output of a failed test, or the reason of a skipped one.
 type detail struct{ kernel, text string }
 
-// packageRow is one package over all kernels.
-type packageRow struct {
-	pkg   string
-	tests int
-	cells map[string]cell // by kernel; none where the package was not run
-}
-
-// cell counts the outcomes of a package on a kernel.
-type cell struct{ passed, failed, skipped int }
-
-// result is what the whole run comes to.
+// result of all tests.
 type result struct {
-	rows                    []packageRow
 	tests                   []mergedTest
 	passed, failed, skipped int
 }
 
-// ok reports whether the run is a success. A run that passed nothing is none.
+// ok reports whether the run is a success, which takes at least one test that passed.
 func (r result) ok() bool { return r.failed == 0 && r.passed > 0 }
 
-// outsideTests stands for the test's name where something failed outside of all tests.
+// outsideTests stands for the test's name of a failure outside of all tests.
 const outsideTests = "(package)"
 
-// merge counts each test once, whatever the number of kernels it ran on. What is counted
-// are the tests without subtests and the subtests without subtests of their own; a test
-// with subtests counts only if it failed, or was skipped, by itself.
-func merge(runs []packageRun, rules policy) result {
-	var out result
-	byPackage := map[string][]packageRun{}
-	var order []string
+// merge counts each test once, on however many kernels it ran. It counts tests and
+// subtests that have no subtests; one with subtests counts only if it failed, or was
+// skipped, by itself. With strict, skipped tests count as failed.
+func merge(runs []packageRun, strict bool) result {
+	packages := map[string][]packageRun{}
 	for _, r := range runs {
-		if byPackage[r.pkg] == nil {
-			order = append(order, r.pkg)
-		}
-		byPackage[r.pkg] = append(byPackage[r.pkg], r)
+		packages[r.pkg] = append(packages[r.pkg], r)
 	}
-	slices.Sort(order)
-	for _, pkg := range order {
-		row := packageRow{pkg: pkg, cells: map[string]cell{}}
-		for _, r := range byPackage[pkg] {
-			row.cells[r.kernel] = cell{}
+	var out result
+	for _, pkg := range slices.Sorted(maps.Keys(packages)) {
+		out.tests = append(out.tests, mergePackage(packages[pkg])...)
+	}
+	for _, t := range out.tests {
+		switch {
+		case t.outcome == passed:
+			out.passed++
+		case t.outcome == failed || strict:
+			out.failed++
+		default:
+			out.skipped++
 		}
-		for _, t := range mergePackage(byPackage[pkg]) {
-			if t.verdict == verdictNotRun && rules.allows(t) {
-				t.verdict = verdictAllowed
-			}
-			out.count(t.verdict, rules.strict)
-			out.tests = append(out.tests, t.mergedTest)
-			row.tests++
-			for kernel, o := range t.on {
-				c := row.cells[kernel]
-				c.count(o)
-				row.cells[kernel] = c
-			}
-		}
-		out.rows = append(out.rows, row)
 	}
 	return out
 }
 
-func (r *result) count(v verdict, strict bool) {
-	switch {
-	case v == verdictPassed:
-		r.passed++
-	case v == verdictFailed, v == verdictNotRun && strict:
-		r.failed++
-	default:
-		r.skipped++
-	}
-}
-
-func (c *cell) count(o outcome) {
-	switch o {
-	case passed:
-		c.passed++
-	case failed:
-		c.failed++
-	case skipped:
-		c.skipped++
-	}
-}
-
-// allows reports whether a test that ran nowhere is one of those that need not: all of
-// its reasons must be allowed.
-func (p policy) allows(t placedTest) bool {
-	if p.allowSkip == nil {
-		return false
-	}
-	for _, d := range t.details {
-		if !p.allowSkip.MatchString(t.pkg + " " + t.name + ": " + d.text) {
-			return false
-		}
-	}
-	return true
-}
-
-// placedTest is a merged test with its outcomes by kernel.
-type placedTest struct {
-	mergedTest
-	on map[string]outcome
-}
-
-// mergePackage merges the runs of one package, one run for each kernel.
-func mergePackage(runs []packageRun) []placedTest {
+// mergePackage merges the runs of one package, one for each kernel.
+func mergePackage(runs []packageRun) []mergedTest {
 	names := map[string]bool{}
 	for _, r := range runs {
 		for name := range r.tests {
 			names[name] = true
 		}
 	}
-	sorted := slices.Sorted(maps.Keys(names))
-	parents := parentsOf(sorted)
-
-	var out []placedTest
-	for _, name := range sorted {
-		t := mergeTest(name, runs, !parents[name])
-		if t != nil {
-			out = append(out, *t)
+	var out []mergedTest
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		t := mergeTest(name, runs)
+		hasSubtests := slices.ContainsFunc(runs, func(r packageRun) bool { return len(r.subtests(name)) > 0 })
+		if t.outcome != passed || !hasSubtests {
+			out = append(out, t)
 		}
 	}
 	for _, r := range runs {
 		if r.failure != "" {
-			out = append(out, placedTest{
-				mergedTest: mergedTest{pkg: r.pkg, name: outsideTests, verdict: verdictFailed, details: []detail{{r.kernel, r.failure}}},
-				on:         map[string]outcome{r.kernel: failed},
-			})
+			out = append(out, mergedTest{r.pkg, outsideTests, failed, []detail{{r.kernel, r.failure}}})
 		}
 	}
 	return out
 }
 
-// parentsOf returns the tests that have subtests, on whatever kernel.
-func parentsOf(names []string) map[string]bool {
-	parents := map[string]bool{}
-	for _, name := range names {
-		for i, c := range name {
-			if c == '/' {
-				parents[name[:i]] = true
-			}
-		}
-	}
-	return parents
-}
-
-// mergeTest merges one test, or returns nil if its subtests say all there is to say.
-func mergeTest(name string, runs []packageRun, leaf bool) *placedTest {
-	t := placedTest{mergedTest: mergedTest{pkg: runs[0].pkg, name: name}, on: map[string]outcome{}}
+// mergeTest merges one test.
+func mergeTest(name string, runs []packageRun) mergedTest {
+	t := mergedTest{pkg: runs[0].pkg, name: name, outcome: skipped}
 	var failures, skips []detail
-	ran := false
 	for _, r := range runs {
 		run := r.tests[name]
 		if run == nil {
-			// A subtest that is not there on this kernel, perhaps for its parent was skipped.
-			if reason, ok := skippedAbove(name, r); ok {
-				t.on[r.kernel] = skipped
-				skips = append(skips, detail{r.kernel, reason})
+			// A subtest does not exist on kernels where a test above it was skipped.
+			if run = r.above(name); run == nil || run.outcome != skipped {
+				continue
 			}
-			continue
 		}
-		switch run.outcome {
-		case passed:
-			ran = true
-			t.on[r.kernel] = passed
-		case skipped:
-			t.on[r.kernel] = skipped
+		subtestFailed := slices.ContainsFunc(r.subtests(name), func(s *testRun) bool { return s.outcome == failed })
+		switch {
+		case run.outcome == skipped:
 			skips = append(skips, detail{r.kernel, run.reason})
+		case run.outcome == failed && !subtestFailed:
+			failures = append(failures, detail{r.kernel, strings.Join(run.output, "")})
 		default:
-			ran = true
-			if leaf || !failedBelow(name, r) {
-				t.on[r.kernel] = failed
-				failures = append(failures, detail{r.kernel, strings.Join(run.output, "")})
-			}
+			t.outcome = passed
 		}
 	}
-	switch {
-	case len(failures) > 0:
-		t.verdict, t.details = verdictFailed, failures
-	case ran && leaf:
-		t.verdict, t.details = verdictPassed, skips
-	case ran:
-		return nil
-	default:
-		t.verdict, t.details = verdictNotRun, skips
+	t.details = skips
+	if len(failures) > 0 {
+		t.outcome, t.details = failed, failures
 	}
-	return &t
+	return t
 }
 
-// skippedAbove returns why the nearest test above that did run was skipped, if it was.
-func skippedAbove(name string, r packageRun) (reason string, ok bool) {
-	for {
-		i := strings.LastIndexByte(name, '/')
-		if i < 0 {
-			return "", false
-		}
-		name = name[:i]
-		if run := r.tests[name]; run != nil {
-			return run.reason, run.outcome == skipped
-		}
-	}
-}
-
-// failedBelow reports whether a subtest of a test failed.
-func failedBelow(name string, r packageRun) bool {
+// subtests returns the tests below a test.
+func (r packageRun) subtests(name string) []*testRun {
+	var out []*testRun
 	for other, run := range r.tests {
-		if run.outcome == failed && strings.HasPrefix(other, name+"/") {
-			return true
+		if strings.HasPrefix(other, name+"/") {
+			out = append(out, run)
 		}
 	}
-	return false
+	return out
+}
+
+// above returns the nearest test above a subtest, or nil. A subtest's own name may
+// contain slashes.
+func (r packageRun) above(name string) *testRun {
+	for i := strings.LastIndexByte(name, '/'); i >= 0; i = strings.LastIndexByte(name[:i], '/') {
+		if run := r.tests[name[:i]]; run != nil {
+			return run
+		}
+	}
+	return nil
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,13 +29,11 @@ func (o on) run(kernel, failure string) packageRun {
 }
 
 func TestMerge(t *testing.T) {
-	lenient := policy{}
-	strict := policy{strict: true}
-	allowing := policy{strict: true, allowSkip: regexp.MustCompile(`^p [AB]: fine`)}
+	const lenient, strict = false, true
 	tests := []struct {
 		name      string
 		host, uml on
-		rules     policy
+		strict    bool
 		counts    [3]int // passed, failed, skipped
 		failed    string // tests that failed, and where
 		notRun    string // tests that ran nowhere, and why
@@ -51,10 +48,6 @@ func TestMerge(t *testing.T) {
 		{"skipped everywhere fails", on{"-A:x"}, on{"-A:y"}, strict, [3]int{0, 1, 0}, "", "A@host:x,uml:y"},
 		{"skipped on the only kernel fails", on{"-A:x", "B"}, nil, strict, [3]int{1, 1, 0}, "", "A@host:x"},
 		{"skipped everywhere, lenient", on{"-A:x"}, on{"-A:y"}, lenient, [3]int{0, 0, 1}, "", "A@host:x,uml:y"},
-		{"skipped everywhere, allowed", on{"-A:fine"}, on{"-A:fine too"}, allowing, [3]int{0, 0, 1}, "", ""},
-		{"skipped everywhere, one reason not allowed", on{"-A:fine"}, on{"-A:x"}, allowing, [3]int{0, 1, 0}, "", "A@host:fine,uml:x"},
-		{"skipped everywhere, another test not allowed", on{"-C:fine"}, on{"-C:fine"}, allowing, [3]int{0, 1, 0}, "", "C@host:fine,uml:fine"},
-		{"an allowed skip is no excuse to fail", on{"!A"}, on{"-A:fine"}, allowing, [3]int{0, 1, 0}, "A@host", ""},
 
 		{"parents do not count", on{"A", "A/a", "A/b"}, on{"A", "A/a", "A/b"}, strict, [3]int{2, 0, 0}, "", ""},
 		{"nested parents do not count", on{"A", "A/a", "A/a/x", "A/a/y"}, nil, strict, [3]int{2, 0, 0}, "", ""},
@@ -81,36 +74,36 @@ func TestMerge(t *testing.T) {
 			if test.uml != nil {
 				runs = append(runs, test.uml.run("uml", ""))
 			}
-			got := merge(runs, test.rules)
+			got := merge(runs, test.strict)
 			if counts := [3]int{got.passed, got.failed, got.skipped}; counts != test.counts {
 				t.Errorf("passed, failed, skipped: %v, want %v", counts, test.counts)
 			}
 			if want := test.counts[0] > 0 && test.counts[1] == 0; got.ok() != want {
 				t.Errorf("ok: %v, want %v", got.ok(), want)
 			}
-			if text := describe(got, verdictFailed); text != test.failed {
+			if text := describe(got, failed); text != test.failed {
 				t.Errorf("failed: %q, want %q", text, test.failed)
 			}
-			if text := describe(got, verdictNotRun); text != test.notRun {
+			if text := describe(got, skipped); text != test.notRun {
 				t.Errorf("not run: %q, want %q", text, test.notRun)
 			}
-			if len(got.rows) != 1 || got.rows[0].tests != test.counts[0]+test.counts[1]+test.counts[2] {
-				t.Errorf("rows: %+v", got.rows)
+			if len(got.tests) != test.counts[0]+test.counts[1]+test.counts[2] {
+				t.Errorf("tests: %+v", got.tests)
 			}
 		})
 	}
 }
 
-// describe lists the tests of one verdict with the kernels, and the reasons of skips.
-func describe(r result, v verdict) string {
+// describe lists the tests of one outcome with the kernels, and the reasons of skips.
+func describe(r result, o outcome) string {
 	var out []string
 	for _, t := range r.tests {
-		if t.verdict != v {
+		if t.outcome != o {
 			continue
 		}
 		var kernels []string
 		for _, d := range t.details {
-			if v == verdictNotRun {
+			if o == skipped {
 				kernels = append(kernels, d.kernel+":"+d.text)
 			} else {
 				kernels = append(kernels, d.kernel)
@@ -122,25 +115,36 @@ func describe(r result, v verdict) string {
 }
 
 func TestMergeFailureOutsideOfTests(t *testing.T) {
-	got := merge([]packageRun{on{"A"}.run("host", ""), on{"A"}.run("uml", "it burned")}, policy{})
+	got := merge([]packageRun{on{"A"}.run("host", ""), on{"A"}.run("uml", "it burned")}, false)
 	if got.passed != 1 || got.failed != 1 || got.ok() {
 		t.Errorf("passed %d, failed %d, ok %v", got.passed, got.failed, got.ok())
 	}
-	if text := describe(got, verdictFailed); text != "(package)@uml" {
+	if text := describe(got, failed); text != "(package)@uml" {
 		t.Errorf("failed: %q", text)
 	}
 }
 
-func TestMergeRows(t *testing.T) {
-	other := on{"B"}.run("host", "")
+// Tests of the same name in two packages are two tests, listed by package.
+func TestMergePackages(t *testing.T) {
+	other := on{"B", "!C"}.run("host", "")
 	other.pkg = "a"
-	got := merge([]packageRun{on{"A", "-B:x", "!C"}.run("host", ""), on{"A", "B", "C"}.run("uml", ""), other}, policy{strict: true})
-	var rows []string
-	for _, r := range got.rows {
-		rows = append(rows, fmt.Sprintf("%s %d %v", r.pkg, r.tests, r.cells))
+	got := merge([]packageRun{on{"A", "-B:x", "!C"}.run("host", ""), on{"A", "B", "C"}.run("uml", ""), other}, true)
+	var tests []string
+	for _, t := range got.tests {
+		tests = append(tests, fmt.Sprint(t.pkg, " ", t.name, " ", t.outcome == passed))
 	}
-	want := []string{"a 1 map[host:1 passed]", "p 3 map[host:1 passed, 1 FAILED, 1 skipped uml:3 passed]"}
-	if !slices.Equal(rows, want) {
-		t.Errorf("rows %q, want %q", rows, want)
+	want := []string{"a B true", "a C false", "p A true", "p B true", "p C false"}
+	if !slices.Equal(tests, want) || got.String() != "3 passed, 2 failed, 0 skipped" {
+		t.Errorf("tests %q, want %q; %v", tests, want, got)
+	}
+}
+
+// The summary counts the tests of one kernel and shows what failed.
+func TestSummary(t *testing.T) {
+	for kernel, want := range map[string]string{"host": "FAIL  host p 1 passed, 1 failed, 1 skipped (0s) C output on host", "uml": "ok uml p 3 passed, 0 failed, 0 skipped (0s)"} {
+		run := map[string]on{"host": {"A", "-B:x", "!C"}, "uml": {"A", "B", "C"}}[kernel].run(kernel, "")
+		if got := strings.Join(strings.Fields(run.summary()), " "); got != strings.Join(strings.Fields(want), " ") {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

@@ -9,78 +9,76 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 )
 
-// marker ends the import path of the package that makes a test a kernel test.
-const marker = "/test/kerneltest"
-
 // testPackage is a package with tests.
 type testPackage struct {
 	path   string // import path
+	name   string // in the output: the path, relative to the module
 	dir    string // where its tests run
-	kernel bool   // they need a kernel, so they run on each
+	kernel bool   // its tests run on every kernel
+
+	binary string       // of the tests
+	build  func() error // builds the binary, once; the error has the compiler's output
 }
 
-// listedPackage is the part of go list's output that matters here.
-type listedPackage struct {
-	ImportPath   string
-	Dir          string
-	Name         string
-	ForTest      string
-	Deps         []string
-	TestGoFiles  []string
-	XTestGoFiles []string
-	Error        *struct{ Err string }
-}
-
-// listPackages returns the packages that match patterns and have tests.
-func listPackages(ctx context.Context, dir string, patterns []string) ([]testPackage, error) {
-	args := []string{"list", "-e", "-test", "-json=ImportPath,Dir,Name,ForTest,Deps,TestGoFiles,XTestGoFiles,Error", "--"}
-	out, err := goOutput(ctx, dir, append(args, patterns...)...)
+// listPackages returns the packages that match the patterns and have tests. Without the
+// host's kernel, they are those with kernel tests.
+func listPackages(ctx context.Context, opts options) ([]testPackage, error) {
+	fields := "-json=ImportPath,Dir,Name,ForTest,Deps,TestGoFiles,XTestGoFiles,Module,Error"
+	cmd := goCommand(ctx, opts.dir, append([]string{"list", "-e", "-test", fields, "--"}, opts.patterns...)...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("go list: %w\n%s", err, &stderr)
 	}
-	packages, err := readList(strings.NewReader(out))
-	if err != nil {
-		return nil, err
+	packages, err := readList(bytes.NewReader(out))
+	if err == nil && len(packages) == 0 {
+		err = fmt.Errorf("no package with tests matches %s", strings.Join(opts.patterns, " "))
 	}
-	if len(packages) == 0 {
-		return nil, fmt.Errorf("no package with tests matches %s", strings.Join(patterns, " "))
+	if opts.kernel != "all" && opts.kernel != "host" {
+		packages = slices.DeleteFunc(packages, func(p testPackage) bool { return !p.kernel })
 	}
-	return packages, nil
+	return packages, err
 }
 
-// readList makes packages of what go list -test printed. For each package with tests
-// that names the package itself, variants of it such as "a [a.test]", and the test's
-// main package "a.test", whose dependencies are all that the tests import, by whatever
-// way.
+// readList reads the output of go list -test. For each package with tests it has the
+// package "a" itself, variants such as "a [a.test]", and the main package "a.test", which
+// depends on everything that the tests import, directly or not.
 func readList(r io.Reader) ([]testPackage, error) {
 	var packages []testPackage
 	kernel := map[string]bool{}
-	for decoder := json.NewDecoder(r); ; {
-		var l listedPackage
-		err := decoder.Decode(&l)
-		if errors.Is(err, io.EOF) {
-			break
+	for decoder := json.NewDecoder(r); decoder.More(); {
+		var l struct {
+			ImportPath, Dir, Name, ForTest  string
+			Deps, TestGoFiles, XTestGoFiles []string
+			Module                          struct{ Path string }
+			Error                           *struct{ Err string }
 		}
-		if err != nil {
+		if err := decoder.Decode(&l); err != nil {
 			return nil, fmt.Errorf("go list: %w", err)
 		}
+		hasTests := len(l.TestGoFiles)+len(l.XTestGoFiles) > 0
+		tested, isTestMain := strings.CutSuffix(l.ImportPath, ".test")
 		switch {
 		case l.ForTest != "" || strings.Contains(l.ImportPath, " "):
-			// A variant for a test: its files are listed with the package proper.
-		case l.Name == "main" && strings.HasSuffix(l.ImportPath, ".test") && len(l.TestGoFiles)+len(l.XTestGoFiles) == 0:
-			if slices.ContainsFunc(l.Deps, isMarker) {
-				kernel[strings.TrimSuffix(l.ImportPath, ".test")] = true
-			}
+			// A variant for a test. Its files are listed with the package itself.
+		case isTestMain && l.Name == "main" && !hasTests:
+			kernel[tested] = slices.ContainsFunc(l.Deps, isMarker)
 		case l.Error != nil && l.Dir == "":
-			// A pattern that names nothing.
-			return nil, errors.New(string(bytes.TrimSpace([]byte(l.Error.Err))))
-		case l.Error != nil || len(l.TestGoFiles)+len(l.XTestGoFiles) > 0:
-			// Building a package with an error will tell it.
-			packages = append(packages, testPackage{path: l.ImportPath, dir: l.Dir})
+			// A pattern that matches nothing.
+			return nil, errors.New(strings.TrimSpace(l.Error.Err))
+		case l.Error != nil || hasTests:
+			// The error, if any, is reported when the package is built.
+			packages = append(packages, testPackage{path: l.ImportPath, dir: l.Dir, name: l.ImportPath})
+			if rest, ok := strings.CutPrefix(l.ImportPath, l.Module.Path); ok && l.Module.Path != "" {
+				packages[len(packages)-1].name = "." + rest
+			}
 		}
 	}
 	for i := range packages {
@@ -89,8 +87,31 @@ func readList(r io.Reader) ([]testPackage, error) {
 	return packages, nil
 }
 
-// isMarker tells the marking package, or the variant of it that its own tests use.
+// isMarker reports whether a dependency is the package that makes tests kernel tests, or
+// the variant of it that its own tests use.
 func isMarker(dependency string) bool {
 	path, _, _ := strings.Cut(dependency, " ")
-	return strings.HasSuffix(path, marker)
+	return strings.HasSuffix(path, "/test/kerneltest")
+}
+
+// goCommand returns a go command that works in dir, at the lowest priority so that it does
+// not slow down tests that are running. Without cgo a test binary needs no libraries of
+// the machine that it runs on.
+func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "19", "go"}, args...)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	return cmd
+}
+
+// compile builds one test binary.
+func compile(ctx context.Context, dir, path, binary string) error {
+	out, err := goCommand(ctx, dir, "test", "-c", "-o", binary, path).CombinedOutput()
+	if err == nil {
+		_, err = os.Stat(binary) // go test -c succeeds without a binary when there are no tests
+	}
+	if err != nil {
+		return fmt.Errorf("the tests do not build:\n%s%w", out, err)
+	}
+	return nil
 }

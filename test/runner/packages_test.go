@@ -14,7 +14,7 @@ func TestReadList(t *testing.T) {
 {"ImportPath": "m/plain", "Dir": "/m/plain", "Name": "plain", "TestGoFiles": ["a_test.go"], "Deps": ["fmt"]}
 {"ImportPath": "m/plain.test", "Dir": "/m/plain", "Name": "main", "Deps": ["fmt", "testing"]}
 {"ImportPath": "m/plain [m/plain.test]", "Dir": "/m/plain", "Name": "plain", "ForTest": "m/plain", "TestGoFiles": ["a_test.go"]}
-{"ImportPath": "m/far", "Dir": "/m/far", "Name": "far", "XTestGoFiles": ["a_test.go"]}
+{"ImportPath": "m/far", "Dir": "/m/far", "Name": "far", "Module": {"Path": "m"}, "XTestGoFiles": ["a_test.go"]}
 {"ImportPath": "m/far.test", "Dir": "/m/far", "Name": "main", "Deps": ["m/helper", "m/test/kerneltest"]}
 {"ImportPath": "m/test/kerneltest", "Dir": "/m/test/kerneltest", "Name": "kerneltest", "TestGoFiles": ["a_test.go"]}
 {"ImportPath": "m/test/kerneltest.test", "Dir": "/m/test/kerneltest", "Name": "main", "Deps": ["m/test/kerneltest [m/test/kerneltest.test]"]}
@@ -29,14 +29,14 @@ func TestReadList(t *testing.T) {
 	}
 	var got []string
 	for _, p := range packages {
-		got = append(got, fmt.Sprint(p.path, " ", p.dir, " ", p.kernel))
+		got = append(got, fmt.Sprint(p.path, " ", p.name, " ", p.dir, " ", p.kernel))
 	}
 	want := []string{
-		"m/plain /m/plain false",
-		"m/far /m/far true",
-		"m/test/kerneltest /m/test/kerneltest true",
-		"m/like /m/like false",
-		"m/broken /m/broken false",
+		"m/plain m/plain /m/plain false",
+		"m/far ./far /m/far true",
+		"m/test/kerneltest m/test/kerneltest /m/test/kerneltest true",
+		"m/like m/like /m/like false",
+		"m/broken m/broken /m/broken false",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)

@@ -12,7 +12,7 @@ import (
 // outcome of a test on one kernel.
 type outcome int
 
-// Outcomes. The zero value is that of a test that began and never ended.
+// Outcomes. The zero value is that of a test that has not ended.
 const (
 	unfinished outcome = iota
 	passed
@@ -32,11 +32,11 @@ type packageRun struct {
 	pkg, kernel string
 	tests       map[string]*testRun
 	output      []string // lines that belong to no test
-	failure     string   // what went wrong other than in a test, or empty
+	failure     string   // what went wrong outside of the tests, or empty
 	elapsed     time.Duration
 }
 
-// add takes one event.
+// add records one event.
 func (r *packageRun) add(e event) {
 	if e.Test == "" {
 		if e.Action == "output" {
@@ -49,14 +49,13 @@ func (r *packageRun) add(e event) {
 		t = &testRun{}
 		r.tests[e.Test] = t
 	}
+	// With -count a test has several outcomes: a failure stays, and a pass replaces a skip.
 	switch e.Action {
 	case "output":
 		t.output = append(t.output, e.Output)
 	case "pass":
-		// With -count a test has several outcomes: a failure stays, and a skip gives
-		// way to a pass.
 		if t.outcome != failed {
-			t.outcome = passed
+			t.outcome, t.output = passed, nil // only failures show their output
 		}
 	case "skip":
 		if t.outcome == unfinished {
@@ -68,51 +67,40 @@ func (r *packageRun) add(e event) {
 	}
 }
 
-// finish settles what the end of the test binary means. err is how it ended.
+// finish completes the run with the error that the test binary ended with.
 func (r *packageRun) finish(err error) {
-	failures := 0
 	for _, t := range r.tests {
 		if t.outcome == unfinished {
 			t.outcome = failed
 			t.output = append(t.output, "(the test did not end)\n")
 		}
-		if t.outcome == failed {
-			failures++
-		}
 	}
-	switch {
-	case err == nil:
-	case failures > 0 && strings.HasSuffix(err.Error(), "exit status 1"):
-		// A test that fails makes the binary fail: nothing to add.
-	default:
+	// Exit status 1 is the consequence of a failed test.
+	if err != nil && !(r.failed() && strings.HasSuffix(err.Error(), "exit status 1")) {
 		r.failure = fmt.Sprintf("the test binary: %v\n%s", err, strings.Join(r.output, ""))
 	}
 }
 
 // failed reports whether anything went wrong.
 func (r *packageRun) failed() bool {
-	if r.failure != "" {
-		return true
-	}
 	for _, t := range r.tests {
 		if t.outcome == failed {
 			return true
 		}
 	}
-	return false
+	return r.failure != ""
 }
 
-// skipPrefix is the place of the call that testing puts before a message.
-var skipPrefix = regexp.MustCompile(`^[^\s:]+\.go:\d+: `)
+// location is what testing puts before a message.
+var location = regexp.MustCompile(`^[^\s:]+\.go:\d+: `)
 
-// skipReason finds the message of a skip in the output of a test: what came last.
+// skipReason returns the last message in the output of a skipped test.
 func skipReason(output []string) string {
 	for i := len(output) - 1; i >= 0; i-- {
 		line := strings.TrimSpace(output[i])
-		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
-			continue
+		if line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			return location.ReplaceAllString(line, "")
 		}
-		return skipPrefix.ReplaceAllString(line, "")
 	}
 	return "no reason given"
 }

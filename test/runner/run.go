@@ -6,110 +6,83 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
-// run does all that the command does, and returns its exit code.
+// run runs the tests and writes the report. It returns the command's exit code.
 func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, error) {
-	packages, err := listPackages(ctx, opts.dir, opts.patterns)
+	packages, err := listPackages(ctx, opts)
 	if err != nil {
 		return exitUsage, err
-	}
-	module, err := goOutput(ctx, opts.dir, "list", "-m", "-f", "{{.Path}}\n{{.Dir}}")
-	if err != nil {
-		return exitUsage, err
-	}
-	modulePath, moduleDir, _ := strings.Cut(module, "\n")
-	if opts.script == "" {
-		opts.script = filepath.Join(moduleDir, "test", "kernel", "build.sh")
 	}
 	kernels, err := findKernels(ctx, opts, packages, stderr)
 	if err != nil {
 		return exitUsage, err
 	}
-	test2json, err := goOutput(ctx, opts.dir, "tool", "-n", "test2json")
+	test2json, err := goCommand(ctx, opts.dir, "tool", "-n", "test2json").Output()
 	if err != nil {
-		return exitUsage, err
+		return exitUsage, fmt.Errorf("go tool -n test2json: %w", err)
 	}
-	// On User Mode Linux this is reached through the host's file system.
+	// UML reaches this directory through the host's file system.
 	binaries, err := os.MkdirTemp("", "slipstream-tests-")
 	if err != nil {
 		return exitUsage, err
 	}
 	defer os.RemoveAll(binaries)
 
-	fmt.Fprintf(stdout, "Kernels: %s\n", kernels)
-	builds := compileAll(ctx, opts.dir, packages, binaries)
-	x := executor{
-		opts:      opts,
-		test2json: test2json,
-		progress:  &progress{to: stdout, module: modulePath, verbose: opts.verbose},
+	separator := "Kernels: "
+	for _, k := range kernels {
+		fmt.Fprint(stdout, separator, k.label)
+		separator = ", "
 	}
+	fmt.Fprintln(stdout)
 
-	// The kernels work side by side, each of them on one package at a time: packages
-	// that share a kernel could get in each other's way.
-	lanes := make([][]packageRun, len(kernels))
-	var working sync.WaitGroup
+	// Building goes on in the background, in the order in which the binaries are needed.
+	for i := range packages {
+		p := &packages[i]
+		p.binary = filepath.Join(binaries, fmt.Sprintf("%d.test", i))
+		p.build = sync.OnceValue(func() error { return compile(ctx, opts.dir, p.path, p.binary) })
+	}
+	var builders errgroup.Group
+	builders.SetLimit(runtime.NumCPU())
+	go func() {
+		for _, p := range packages {
+			builders.Go(p.build)
+		}
+	}()
+
+	// The kernels work side by side, each on one package at a time: packages that share a
+	// kernel can disturb each other.
+	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
+	runs := make([][]packageRun, len(kernels))
+	var lanes sync.WaitGroup
 	for i, k := range kernels {
-		lane := func() {
+		lanes.Go(func() {
 			for _, p := range packages {
-				if k.uml() && !p.kernel {
-					continue
+				if p.kernel || k.path == "" {
+					runs[i] = append(runs[i], x.run(ctx, k, p))
 				}
-				lanes[i] = append(lanes[i], x.run(ctx, k, p, builds[p.path]))
 			}
-		}
-		if opts.serial {
-			lane()
-		} else {
-			working.Go(lane)
-		}
+		})
 	}
-	working.Wait()
+	lanes.Wait()
 
-	total := merge(slices.Concat(lanes...), policy{strict: opts.strict, allowSkip: opts.allowSkip})
-	report{result: total, module: modulePath, kernels: kernels, strict: opts.strict}.write(stdout)
-	if err := ctx.Err(); err != nil {
+	total := merge(slices.Concat(runs...), opts.strict)
+	total.write(stdout, opts.strict)
+	switch {
+	case ctx.Err() != nil:
 		return exitFailed, fmt.Errorf("interrupted: %w", context.Cause(ctx))
-	}
-	if !total.ok() {
+	case total.ok():
+		return exitPassed, nil
+	default:
 		return exitFailed, nil
 	}
-	return exitPassed, nil
-}
-
-// build is the test binary of a package, once ready is closed.
-type build struct {
-	ready  chan struct{}
-	binary string
-	output string // the compiler's, if it failed
-	failed bool
-}
-
-// compileAll builds the test binaries, several at a time, and returns at once.
-func compileAll(ctx context.Context, dir string, packages []testPackage, to string) map[string]*build {
-	builds := make(map[string]*build, len(packages))
-	turns := make(chan struct{}, runtime.NumCPU())
-	previous := make(chan struct{})
-	close(previous)
-	for i, p := range packages {
-		b := &build{ready: make(chan struct{}), binary: filepath.Join(to, fmt.Sprintf("%d.test", i))}
-		builds[p.path] = b
-		// In order of the list, which is the order in which they are wanted.
-		before, started := previous, make(chan struct{})
-		previous = started
-		go func() {
-			<-before
-			turns <- struct{}{}
-			close(started)
-			defer func() { <-turns; close(b.ready) }()
-			b.output, b.failed = compile(ctx, dir, p.path, b.binary)
-		}()
-	}
-	return builds
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command run runs one command on the User Mode Linux test kernel and exits with the
+// Command run runs one command on a User Mode Linux test kernel and exits with the
 // command's exit code, or with 125 when there is no result.
 //
 //	go run ./test/kernel/run [flags] command [argument...]
 //
-// The kernel is the one that SLIPSTREAM_TESTKERNEL names (with -kernel 6.1
-// SLIPSTREAM_TESTKERNEL_6_1), or else the one that test/kernel/build.sh has cached. The
-// command sees the host's files.
+// It is started in the repository's root. The kernel is the one that SLIPSTREAM_TESTKERNEL
+// names (with -kernel 6.1 SLIPSTREAM_TESTKERNEL_6_1), or else the one that
+// test/kernel/build.sh has cached. The command sees the host's files.
 package main
 
 import (
@@ -40,11 +40,6 @@ func main() {
 func run() (int, error) {
 	timeout := flag.Duration("timeout", 10*time.Minute, "kill the machine after this time")
 	version := flag.String("kernel", uml.Versions[0], "Linux version: "+strings.Join(uml.Versions, " or "))
-	memory := flag.String("mem", "2G", "memory of the machine")
-	parameters := flag.String("append", "", "more parameters of the kernel, such as \"ipv6.disable=1\"")
-	dir := flag.String("C", ".", "working directory")
-	script := flag.String("build-script", "test/kernel/build.sh", "build.sh, which knows where a built kernel is cached")
-	console := flag.Bool("console", false, "show the kernel's own messages on standard error")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: run [flags] command [argument...]")
 		flag.PrintDefaults()
@@ -60,7 +55,7 @@ func run() (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
 
-	kernel, err := uml.Find(ctx, *script, *version)
+	kernel, err := uml.Find(ctx, "test/kernel/build.sh", *version)
 	if err != nil {
 		return noResult, err
 	}
@@ -71,23 +66,15 @@ func run() (int, error) {
 	if path, err = filepath.Abs(path); err != nil {
 		return noResult, err
 	}
-	workDir, err := filepath.Abs(*dir)
+	dir, err := os.Getwd()
 	if err != nil {
 		return noResult, err
 	}
-	machine := uml.Machine{Kernel: kernel, Memory: *memory, Parameters: strings.Fields(*parameters)}
-	if err := machine.Check(ctx); err != nil {
+	machine := uml.Machine{Kernel: kernel}
+	if _, err := machine.Check(ctx); err != nil {
 		return noResult, err
 	}
-	if *console {
-		machine.Console = os.Stderr
-	}
-	result, err := machine.Run(ctx, uml.Command{
-		Path: path,
-		Args: flag.Args()[1:],
-		Dir:  workDir,
-		Env:  os.Environ(),
-	}, os.Stdout)
+	result, err := machine.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
 	if err != nil {
 		return noResult, err
 	}

@@ -23,16 +23,16 @@ type Command struct {
 	Env []string
 }
 
-// Result tells how a command ended.
+// Result is how a command ended.
 type Result struct {
 	// ExitCode is the command's own, or 128 plus the number of the signal that ended it.
-	ExitCode int `json:"exitCode"`
+	ExitCode int
 	// Failure says why the command could not be started, or is empty.
-	Failure string `json:"failure,omitempty"`
+	Failure string
 }
 
 // jobVariable is on the kernel's command line, which makes it part of the environment
-// of process 1. It names the directory with the job's files.
+// of process 1. It names the job's directory.
 const jobVariable = "SLIPSTREAM_UML_JOB"
 
 // Names in the directory of a job.
@@ -42,23 +42,19 @@ const (
 	resultFile = "result.json" // a Result, written by process 1
 )
 
-// hidden are the directories where the machine has mounts of its own, so that the
-// host's files below them cannot be seen.
-var hidden = []string{"/dev", "/proc", "/run", "/sys", "/var/run"}
-
-// checkVisible returns an error unless the host's path can be reached on a machine.
-// what names the path in the error.
+// checkVisible returns an error if a machine cannot reach a path of the host, because it
+// has mounts of its own above. what names the path in the error.
 func checkVisible(what, path string) error {
 	if !filepath.IsAbs(path) {
-		return fmt.Errorf("uml: %s %q is not an absolute path", what, path)
+		return fmt.Errorf("%s %q is not an absolute path", what, path)
 	}
 	clean := filepath.Clean(path)
 	if resolved, err := filepath.EvalSymlinks(clean); err == nil {
 		clean = resolved
 	}
-	for _, dir := range hidden {
+	for _, dir := range []string{"/dev", "/proc", "/run", "/sys", "/var/run"} {
 		if clean == dir || strings.HasPrefix(clean, dir+"/") {
-			return fmt.Errorf("uml: %s %q is below %s, where the machine has a mount of its own; use another place (see TMPDIR)", what, path, dir)
+			return fmt.Errorf("%s %q is below %s, where the machine has a mount of its own; use another place (see TMPDIR)", what, path, dir)
 		}
 	}
 	return nil
@@ -77,8 +73,5 @@ func readJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
+	return json.Unmarshal(data, v)
 }
