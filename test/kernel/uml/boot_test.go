@@ -281,6 +281,21 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A kernel that aborts while it powers off has delivered the command's result before.
+func TestAbortAtPowerOff(t *testing.T) {
+	ctx, m := machine(t)
+	script := filepath.Join(t.TempDir(), "kernel")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"+m.Kernel+" \"$@\"\nkill -ABRT $$\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m.Kernel = script
+	var out bytes.Buffer
+	result, err := m.Run(ctx, shell("echo done; exit 7"), &out)
+	if err != nil || result.ExitCode != 7 || out.String() != "done\n" {
+		t.Errorf("exit code %d, output %q, error %v", result.ExitCode, &out, err)
+	}
+}
+
 func TestMachinesAtTheSameTime(t *testing.T) {
 	_, m := machine(t)
 	for i := range 3 {

@@ -82,11 +82,15 @@ func (m Machine) run(ctx context.Context, c Command, output io.Writer, console *
 	if err := prepare(dir, c); err != nil {
 		return Result{}, err
 	}
-	if err := m.boot(ctx, dir, output, console); err != nil {
-		return Result{}, fmt.Errorf("%w%s", err, console.quote())
-	}
+	bootErr := m.boot(ctx, dir, output, console)
 	var result Result
-	if err := readJSON(filepath.Join(dir, resultFile), &result); err != nil {
+	switch err := readJSON(filepath.Join(dir, resultFile), &result); {
+	case err == nil:
+		// Output and result are complete before the kernel powers off. UML has been seen
+		// to abort after that, which changes nothing.
+	case bootErr != nil:
+		return Result{}, fmt.Errorf("%w%s", bootErr, console.quote())
+	default:
 		return Result{}, fmt.Errorf("the machine stopped without a result: %w%s", err, console.quote())
 	}
 	if result.Failure != "" {
