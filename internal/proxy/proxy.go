@@ -145,7 +145,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	hold := time.NewTimer(0)
 	defer hold.Stop()
 	p.startVerifying()
-	for {
+	for ctx.Err() == nil { // a sync that ended with ctx leaves a dataplane that must not be checked
 		p.beginLook(ctx)
 		select {
 		case <-ctx.Done():
@@ -183,6 +183,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			hold.Reset(time.Until(p.notUntil))
 		}
 	}
+	return nil
 }
 
 // takeWaiting takes the batches that were queued during the last sync, so that they are

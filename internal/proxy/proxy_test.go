@@ -316,6 +316,33 @@ func TestEnds(t *testing.T) {
 	})
 }
 
+// TestEndIsNoDamage ends the loop during a change while a check is due. The dataplane has
+// not finished the change, which is not an external modification.
+func TestEndIsNoDamage(t *testing.T) {
+	for range 20 { // select chooses among the ready cases at random
+		synctest.Test(t, func(t *testing.T) {
+			events := make(notes, 10)
+			l := start(t, Options{CheckPeriod: 5 * time.Millisecond, Events: events})
+			l.events <- []source.Event{synced}
+			l.wait("full")
+			busy := make(chan struct{})
+			l.set(func() { l.busy, l.fail = busy, []error{context.Canceled} })
+			l.events <- []source.Event{service(1)}
+			l.wait("full", "change +s1")
+			l.set(func() { l.check = dataplane.ErrDamaged })
+			time.Sleep(20 * time.Millisecond)
+			l.stop()
+			close(busy)
+			if err := <-l.done; err != nil {
+				t.Error(err)
+			}
+			for len(events) > 0 {
+				t.Errorf("Event %q", <-events)
+			}
+		})
+	}
+}
+
 // lingering is a source that takes a while to end.
 type lingering chan struct{}
 
