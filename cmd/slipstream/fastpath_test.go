@@ -165,8 +165,8 @@ func TestNoFastPath(t *testing.T) {
 	s.save("web.yaml", web(0, 1))
 	s.run("--metrics-bind-address", "127.0.0.1:10249")
 	s.untilReached("web-0", "web-1")
+	s.untilMetric("slipstream_fastpath_supported 0")
 	if n := strings.Count(s.log.String(), "No fast path"); n != 1 {
 		t.Errorf("%d lines say that there is no fast path", n)
 	}
-	s.untilMetric("slipstream_fastpath_supported 0")
 }

@@ -226,7 +226,7 @@ func TestIPIP(t *testing.T) {
 	for name, remote := range map[string]string{"remote": "remote 192.168.100.1$j", "any": ""} {
 		t.Run(name, func(t *testing.T) {
 			u := newUnderlay(t, "", "ip link add tun0 type sit mode ipip local 192.168.100.1$i "+remote+`
-				ip link set tun0 up; ip route replace unreachable 10.244.$j.0/24 metric 4096
+				ip link set tun0 up
 				ip route replace 10.244.$j.0/24 via 192.168.100.1$j dev tun0 onlink`)
 			u.start(Config{Threshold: threshold})
 			u.has("eth0 tun0 veth1 veth2 veth3")
