@@ -41,6 +41,7 @@ if [[ $("${GO:-go}" env GOARCH) != $("${GO:-go}" env GOHOSTARCH) ]]; then
   exit 1
 fi
 mkdir -p "$root/usr/sbin" "$root/run"
+programs=()
 for variant in legacy nft; do
   program=$(PATH=$PATH:/usr/sbin:/sbin type -P "xtables-$variant-multi") || {
     echo "rootfs.sh: --iptables: xtables-$variant-multi is not installed here (Debian's package iptables)" >&2
@@ -52,10 +53,12 @@ for variant in legacy nft; do
       ln -s "xtables-$variant-multi" "$root/usr/sbin/$command-$variant$what"
     done
   done
-  # The third word is a library's path, the first that of the dynamic loader.
-  mapfile -t libraries < <(ldd "$program" | awk '$2 == "=>" { print $3 } $1 ~ /^\// { print $1 }')
-  install "${libraries[@]}"
+  programs+=("$program")
 done
 # The extensions are beside the libraries, in a directory that is compiled in.
-extensions=$(dirname "$(find /usr/lib /lib -name libxt_set.so -print -quit)")
-install "$extensions"/lib{xt,ipt,ip6t}_*.so
+extensions=("$(dirname "$(find /usr/lib /lib -name libxt_set.so -print -quit)")"/lib{xt,ipt,ip6t}_*.so)
+install "${extensions[@]}"
+# Extensions need libraries, too: libxt_statistic needs libm. In a line of ldd, the third word
+# is a library's path, or the first is that of the dynamic loader.
+mapfile -t libraries < <(ldd "${programs[@]}" "${extensions[@]}" | awk '$2 == "=>" && $3 ~ /^\// { print $3 } $1 ~ /^\/.*[^:]$/ { print $1 }' | sort -u)
+install "${libraries[@]}"
