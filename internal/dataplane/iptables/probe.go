@@ -164,8 +164,8 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 	return err
 }
 
-// isTemporary says whether an error of a command may be another one's fault: one that has
-// the lock of iptables-legacy, or all of the processor.
+// isTemporary says whether a command may have failed because of other programs: one holds
+// the lock of iptables-legacy, or the node is too busy.
 func isTemporary(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) ||
 		err != nil && (strings.Contains(err.Error(), "xtables lock") || strings.Contains(err.Error(), "Resource temporarily unavailable"))
