@@ -5,6 +5,7 @@ package lab
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"net/netip"
 	"os"
@@ -196,15 +197,18 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 
 // send sends a datagram. One that a rule of the machine's own rejects fails
 // with EPERM, like one that is dropped; the ICMP error that distinguishes the two
-// is then pending already.
+// is then pending already, or about to be: before Linux 6.3 a busy ksoftirqd delivers it.
 func (s *socket) send(b []byte) error {
 	_, err := s.Write(b)
-	if errors.Is(err, syscall.EPERM) {
-		if pending := s.control(pendingError); pending != nil {
-			return pending
-		}
+	if !errors.Is(err, syscall.EPERM) {
+		return err
 	}
-	return err
+	pending := s.control(func(fd int) error {
+		const wait = 200 // milliseconds; only a dropped datagram takes them all
+		unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, wait)
+		return pendingError(fd)
+	})
+	return cmp.Or(pending, err)
 }
 
 // receive waits for the server's next message until the socket's deadline. A message of UDP
