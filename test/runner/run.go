@@ -59,23 +59,39 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 		}
 	}()
 
-	// The kernels work side by side, each on one package at a time: packages that share a
-	// kernel can disturb each other.
+	// Packages that share a kernel can disturb each other. So the host runs them one by one,
+	// and each has a UML machine of its own. Those machines have one processor and often
+	// wait: one more of them runs than the host has processors. The last packages have the
+	// longest tests and the oldest kernel is the slowest: they begin.
 	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
-	runs := make([][]packageRun, len(kernels))
-	var lanes sync.WaitGroup
+	runs := make([]packageRun, len(kernels)*len(packages))
+	var host sync.WaitGroup
+	var machines errgroup.Group
+	machines.SetLimit(runtime.NumCPU() + 1)
 	for i, k := range kernels {
-		lanes.Go(func() {
-			for _, p := range packages {
-				if p.kernel || k.path == "" {
-					runs[i] = append(runs[i], x.run(ctx, k, p))
+		if k.path == "" {
+			host.Go(func() {
+				for j, p := range packages {
+					runs[i*len(packages)+j] = x.run(ctx, k, p)
 				}
-			}
-		})
+			})
+		}
 	}
-	lanes.Wait()
+	for j, p := range slices.Backward(packages) {
+		for i, k := range slices.Backward(kernels) {
+			if p.kernel && k.path != "" {
+				machines.Go(func() error {
+					runs[i*len(packages)+j] = x.run(ctx, k, p)
+					return nil
+				})
+			}
+		}
+	}
+	_ = machines.Wait()
+	host.Wait()
+	runs = slices.DeleteFunc(runs, func(r packageRun) bool { return r.pkg == "" })
 
-	total := merge(slices.Concat(runs...), opts.strict)
+	total := merge(runs, opts.strict)
 	total.write(stdout, opts.strict)
 	switch {
 	case ctx.Err() != nil:
