@@ -36,7 +36,8 @@ type Config struct {
 }
 
 // NodePortAddresses selects the addresses of this node that serve NodePorts
-// (kube-proxy's --nodeport-addresses). The zero value selects all.
+// (kube-proxy's --nodeport-addresses). The zero value selects all. IPv6 link-local
+// addresses never serve NodePorts.
 type NodePortAddresses struct {
 	// Primary selects the Node's own addresses (status.addresses), one of
 	// each family, and nothing else.

@@ -123,11 +123,14 @@ func subtract(a, b []netip.Addr) (out []netip.Addr) {
 	return out
 }
 
-// of returns the selected addresses, without duplicates.
+// of returns the selected addresses, without duplicates. IPv6 link-local addresses are left
+// out: each interface has one, also those of pods, and clients cannot use them without
+// naming an interface.
 func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 	add := func(ip netip.Addr) {
 		ip = ip.Unmap().WithZone("")
-		if !slices.Contains(out, ip) && !ip.IsUnspecified() && !ip.IsMulticast() && (!ip.IsLoopback() || n.Loopback && ip.Is4()) {
+		unusable := ip.IsUnspecified() || ip.IsMulticast() || ip.Is6() && ip.IsLinkLocalUnicast() || ip.IsLoopback() && !(n.Loopback && ip.Is4())
+		if !unusable && !slices.Contains(out, ip) {
 			out = append(out, ip)
 		}
 	}

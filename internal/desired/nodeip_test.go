@@ -63,3 +63,25 @@ func TestLoopback(t *testing.T) {
 		}
 	}
 }
+
+// TestLinkLocal checks that an interface that comes or goes with a pod, and has an IPv6
+// link-local address only, changes nothing.
+func TestLinkLocal(t *testing.T) {
+	for _, ranges := range [][]netip.Prefix{nil, {netip.MustParsePrefix("::/0"), netip.MustParsePrefix("0.0.0.0/0")}, {netip.MustParsePrefix("fe80::/10")}} {
+		s := New(Config{NodePorts: NodePortAddresses{CIDRs: ranges}})
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1", "fd00:96::1"}, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}},
+		})
+		own := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+		s.SetNodeAddresses(own)
+		s.Change()
+		pods := append(slices.Clone(own), netip.MustParseAddr("fe80::1%veth1"), netip.MustParseAddr("fe80::2"))
+		for _, addrs := range [][]netip.Addr{pods, own} {
+			s.SetNodeAddresses(addrs)
+			if c := s.Change(); !c.Empty() {
+				t.Errorf("ranges %v, addresses %v: %+v", ranges, addrs, c.Frontends)
+			}
+		}
+	}
+}
