@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
@@ -172,5 +173,31 @@ func TestPrefixSet(t *testing.T) {
 		if has != want {
 			t.Errorf("%s is in it: %t", name, has)
 		}
+	}
+}
+
+// TestOverlappingPatterns has the kernel accept the patterns of an expression in which one
+// pattern includes another.
+func TestOverlappingPatterns(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	c := Controller{able: abilities{byName: true, prefixes: true}}
+	c.config.Interfaces, err = iface.Compile(`interface.name == "eth0" || interface.name.startsWith("eth") || interface.name.startsWith("eth1") || interface.name == "veth1"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.batch.AddTable(table, "")
+	c.batch.AddSet(table, interfaces(true))
+	c.writeMembers(c.wanted())
+	if c.conn, err = nfnl.Dial(ns.FD()); err != nil {
+		t.Fatal(err)
+	}
+	defer c.conn.Close()
+	if err := c.conn.Commit(0, &c.batch); err != nil {
+		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ package iface
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/ext"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
+	"golang.org/x/sys/unix"
 )
 
 // Selector tells which interfaces take part. It is safe for concurrent use.
@@ -81,7 +83,7 @@ func Compile(expression string) (*Selector, error) {
 	}
 	s := &Selector{expression: expression, program: program}
 	if p, ok := patterns(compiled.NativeRep().Expr()); ok {
-		s.patterns = p
+		s.patterns = disjoint(p)
 	}
 	return s, nil
 }
@@ -107,16 +109,31 @@ func (s *Selector) Selects(i *netif.Interface) (bool, error) {
 	return result.Value() == true, nil
 }
 
-// Pattern is an interface's name, or how its name begins.
+// Pattern is an interface's name or, with Prefix, a prefix of names.
 type Pattern struct {
 	Name   string
 	Prefix bool
 }
 
-// Patterns are names such that the Selector selects exactly the interfaces with
-// one of them, for a kernel that can go by names itself; nil when there are none
-// such.
+func (p Pattern) includes(q Pattern) bool {
+	return p == q || p.Prefix && strings.HasPrefix(q.Name, p.Name)
+}
+
+// Patterns returns patterns that match exactly the interfaces that the Selector selects,
+// for kernels that match names themselves. No two of them match the same name. It returns
+// nil if the expression uses anything but names.
 func (s *Selector) Patterns() []Pattern { return s.patterns }
+
+// disjoint removes patterns that others include, which the kernel refuses in one flowtable
+// (EEXIST), and names that are too long for an interface.
+func disjoint(all []Pattern) (some []Pattern) {
+	for _, p := range all {
+		if len(p.Name) < unix.IFNAMSIZ && !slices.ContainsFunc(some, func(q Pattern) bool { return q.includes(p) }) {
+			some = append(slices.DeleteFunc(some, p.includes), p)
+		}
+	}
+	return some
+}
 
 // patterns reads an expression that consists of name.startsWith("...") and name ==
 // "...", with || between.
