@@ -5,6 +5,8 @@ package proxy
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -13,9 +15,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// FastPath receives the same changes as the dataplane, as implemented by
-// fastpath.Controller. Services do not depend on it: its failures are retried, and do not
-// delay the dataplane.
+// FastPath receives the frontends of changes that the dataplane has programmed, as
+// implemented by fastpath.Controller. Services do not depend on it: its calls run in the
+// background, and its failures are retried.
 type FastPath interface {
 	Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error)
 	Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error)
@@ -24,64 +26,122 @@ type FastPath interface {
 
 // fastPathState is the loop's state of the fast path.
 type fastPathState struct {
-	ready    bool // it has all changes so far
+	done     chan func() // delivers how to handle the result of the running call; nil if none runs
+	ready    bool        // it has all changes so far except waiting, or receives them in the running call
+	waiting  map[desired.FrontendKey]desired.FrontendChange
 	notUntil time.Time
 	backoff  wait.Backoff
 }
 
-// accelerate programs the fast path with a change that the dataplane has programmed. The
-// state must not have changed since.
+// add merges changes into those that wait.
+func (f *fastPathState) add(changes []desired.FrontendChange) {
+	if f.waiting == nil {
+		f.waiting = map[desired.FrontendKey]desired.FrontendChange{}
+	}
+	for _, c := range changes {
+		key := c.Key()
+		if earlier, exists := f.waiting[key]; exists {
+			c.Old = earlier.Old
+		}
+		if f.waiting[key] = c; c.Old == nil && c.New == nil {
+			delete(f.waiting, key)
+		}
+	}
+}
+
+// failed makes the next call a Reconcile.
+func (f *fastPathState) failed() { f.ready, f.waiting = false, nil }
+
+// accelerate passes a change that the dataplane has programmed to the fast path.
 func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
-	fast := p.options.FastPath
-	if fast == nil {
+	if p.options.FastPath == nil {
 		return
 	}
-	if p.fastPath.ready && !p.full {
-		if len(c.Frontends) == 0 {
-			return
-		}
-		_, err := fast.Apply(ctx, c)
-		if err == nil {
-			return
-		}
-		klog.ErrorS(err, "The fast path did not take a change, trying everything again")
-		p.fastPath.ready = false
+	if p.full {
+		p.fastPath.failed()
 	}
-	if time.Now().Before(p.fastPath.notUntil) {
+	if p.fastPath.ready {
+		p.fastPath.add(c.Frontends)
+	}
+	p.programFastPath(ctx)
+}
+
+// programFastPath starts the call that the fast path needs, unless one is running. The
+// dataplane must have what the state has reported.
+func (p *Proxy) programFastPath(ctx context.Context) {
+	f, fast := &p.fastPath, p.options.FastPath
+	switch {
+	case f.done != nil, f.ready && len(f.waiting) == 0, !f.ready && time.Now().Before(f.notUntil):
+	case f.ready:
+		change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting))}
+		f.waiting = nil
+		p.callFastPath(ctx, func() error { _, err := fast.Apply(ctx, change); return err }, func(err error) {
+			if err != nil {
+				klog.ErrorS(err, "The fast path did not take a change, trying everything again")
+				f.failed()
+			}
+		})
+	default:
+		full := p.state.Reported()
+		f.ready = true
+		p.callFastPath(ctx, func() error { _, err := fast.Reconcile(ctx, full); return err }, p.fastPathReconciled)
+	}
+}
+
+// callFastPath starts call in the background. The loop passes its error to handle.
+func (p *Proxy) callFastPath(ctx context.Context, call func() error, handle func(error)) {
+	done := make(chan func(), 1)
+	p.fastPath.done = done
+	p.background.Go(func() {
+		err := call()
+		done <- func() {
+			p.fastPath.done = nil
+			if ctx.Err() != nil {
+				return
+			}
+			handle(err)
+			if !p.full {
+				p.programFastPath(ctx)
+			}
+		}
+	})
+}
+
+// fastPathReconciled handles the result of a Reconcile.
+func (p *Proxy) fastPathReconciled(err error) {
+	f := &p.fastPath
+	if err == nil {
+		f.notUntil, f.backoff = time.Time{}, wait.Backoff{}
 		return
 	}
-	if !p.full {
-		c = &p.state.Full().Change
+	if f.backoff.Duration == 0 {
+		f.backoff = newBackoff()
 	}
-	if _, err := fast.Reconcile(ctx, c); err != nil {
-		if p.fastPath.backoff.Duration == 0 {
-			p.fastPath.backoff = newBackoff()
-		}
-		delay := p.fastPath.backoff.Step()
-		klog.ErrorS(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
-		p.warn("FailedToAccelerate", err)
-		p.fastPath = fastPathState{notUntil: time.Now().Add(delay), backoff: p.fastPath.backoff}
-		return
-	}
-	p.fastPath = fastPathState{ready: true}
+	delay := f.backoff.Step()
+	klog.ErrorS(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
+	p.warn("FailedToAccelerate", err)
+	f.failed()
+	f.notUntil = time.Now().Add(delay)
 }
 
 // checkFastPath checks the fast path, and programs it again if it is damaged or the last
 // attempt failed. It does nothing while a change is pending.
 func (p *Proxy) checkFastPath(ctx context.Context) {
-	if p.options.FastPath == nil || p.full || p.pending {
+	fast := p.options.FastPath
+	if fast == nil || p.full || p.pending || p.fastPath.done != nil {
 		return
 	}
-	if p.fastPath.ready {
-		switch err := p.options.FastPath.Check(ctx); {
+	if !p.fastPath.ready {
+		p.programFastPath(ctx)
+		return
+	}
+	p.callFastPath(ctx, func() error { return fast.Check(ctx) }, func(err error) {
+		switch {
 		case errors.Is(err, dataplane.ErrDamaged):
 			klog.ErrorS(err, "Programming the fast path again")
-			p.fastPath.ready = false
+			p.fastPath.failed()
 		case err != nil:
 			klog.ErrorS(err, "Could not check the fast path")
 		}
-	}
-	if !p.fastPath.ready {
-		p.accelerate(ctx, nil)
-	}
+	})
 }

@@ -64,7 +64,6 @@ func (f *followUp) take(c *desired.Update, full bool) (checks []desired.HealthCh
 // follow does the work that follows a change, when it is in effect.
 func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	checks, stale := p.followUp.take(c, p.full)
-	p.accelerate(ctx, &c.Change)
 	if addrs, differ := p.nodePorts.update(p.state); differ && p.options.HealthChecks != nil {
 		p.options.HealthChecks.SetAddresses(addrs)
 	}
@@ -74,6 +73,7 @@ func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	if len(stale) > 0 && p.options.StaleFlows != nil {
 		p.options.StaleFlows.Enqueue(stale)
 	}
+	p.accelerate(ctx, &c.Change)
 }
 
 // nodePortAddrs are the addresses that serve NodePorts and health checks.

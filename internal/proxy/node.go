@@ -83,7 +83,7 @@ func (p *Proxy) warnNodeMissing() {
 	err := fmt.Errorf("there is no Node %q, by which name this proxy knows its node (hostnameOverride, --hostname-override, or the host's name). Until there is: %s",
 		p.options.NodeName, strings.Join(without, "; "))
 	if p.options.Events == nil {
-		klog.ErrorS(nil, err.Error())
+		klog.ErrorS(err, "This node's object is missing")
 		return
 	}
 	p.warn("NodeMissing", err) // also in the log

@@ -48,7 +48,7 @@ type Options struct {
 	HealthChecks HealthChecks
 	StaleFlows   StaleFlows
 
-	// FastPath receives changes too. It may be nil.
+	// FastPath receives frontends too, in other goroutines. It may be nil.
 	FastPath FastPath
 
 	// NodeName is the name of this node's object, which determines whether the node
@@ -169,6 +169,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.verifying.due = true
 		case s := <-p.verifying.look:
 			p.endLook(s)
+		case handle := <-p.fastPath.done:
+			handle()
 		}
 		if !p.pending || !p.synced || !p.addressed {
 			continue
