@@ -127,9 +127,9 @@ func removeNFTables(ctx context.Context) (err error) {
 // countRules publishes the numbers of rules as metrics in iptables mode.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	if rules, ok := b.(*iptables.Backend); ok {
-		m.OnIPTables(func() (metrics.IPTables, error) {
+		m.OnIPTables(func() metrics.IPTables {
 			c := rules.RuleCounts()
-			return metrics.IPTables{Total: c.Total, Last: c.Last}, nil
+			return metrics.IPTables{Total: c.Total, Last: c.Last}
 		})
 	}
 }

@@ -66,15 +66,17 @@ func (t *triggers) done(now time.Time, m *metrics.Metrics) {
 // manyTriggers is the capacity above which the memory of triggers is not reused.
 const manyTriggers = 1024
 
+var bothFamilies = desired.Families{true, true}
+
 // families returns the families that a change affects.
-func families(c *desired.Change) (out metrics.Families) {
+func families(c *desired.Change) (out desired.Families) {
 	for i := range c.Pools {
-		if out[c.Pools[i].Family] = true; out == metrics.Both {
+		if out[c.Pools[i].Family] = true; out == bothFamilies {
 			return out
 		}
 	}
 	for _, f := range c.Frontends {
-		if out[desired.FamilyOf(f.Key().Addr())] = true; out == metrics.Both {
+		if out[desired.FamilyOf(f.Key().Addr())] = true; out == bothFamilies {
 			return out
 		}
 	}

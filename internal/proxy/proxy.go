@@ -321,7 +321,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	if p.full {
 		kind, apply = metrics.Full, p.backend.Reconcile
 	}
-	about := metrics.Both
+	about := bothFamilies
 	if !p.full {
 		about = families(c)
 	}

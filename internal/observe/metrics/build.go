@@ -9,15 +9,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The release of Kubernetes whose kube-proxy this is.
+// The release of Kubernetes whose kube-proxy Slipstream is compatible with.
 const (
 	KubernetesMajor = "1"
 	KubernetesMinor = "36"
 )
 
-// OnBuild serves kubernetes_build_info: our version under the labels that every
-// part of Kubernetes has. Commit, its state and its time are what Go noted when it
-// built the program, if it did.
+// OnBuild serves kubernetes_build_info: Slipstream's version under the labels that all
+// Kubernetes components have. Commit, tree state and date are empty if Go did not record
+// them at build time.
 func (m *Metrics) OnBuild(version string) {
 	vcs := map[string]string{}
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -28,7 +28,7 @@ func (m *Metrics) OnBuild(version string) {
 	state := map[string]string{"true": "dirty", "false": "clean"}[vcs["vcs.modified"]]
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kubernetes_build_info",
-		Help: "Always 1; the labels say what was built, from what and by what.",
+		Help: "Always 1; the labels describe the build.",
 		ConstLabels: prometheus.Labels{
 			"major": KubernetesMajor, "minor": KubernetesMinor,
 			"git_version": version, "git_commit": vcs["vcs.revision"], "git_tree_state": state, "build_date": vcs["vcs.time"],

@@ -12,18 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MostServices is the number of Services with a time series each: those with most
-// flows. All others share one.
+// MostServices is the number of Services, those with most flows, that have a time series
+// each. All others share one.
 const MostServices = 50
 
-// Names in the place of a Service's. They are no valid names.
+// Values of the label service that are not valid names of Services.
 const (
 	OtherServices = "(other)" // all that are not among the MostServices
 	NoService     = "(none)"  // flows that belong to no Service
 )
 
-// To count flows, the kernel walks its table of connections. That is done for a scrape
-// only, at most every flowsPeriod, and at most every flowsRest times its duration: so
+// To count flows, the kernel walks its table of connections. That happens on a scrape
+// only, at most every flowsPeriod, and at most every flowsRest times its duration, so that
 // it costs at most 2 % of a CPU. Scrapes in between get the last numbers.
 const (
 	flowsPeriod = 10 * time.Second
@@ -36,17 +36,18 @@ type CountFlows func() (map[types.NamespacedName]int, error)
 
 // OnFlows serves the number of connections on the fast path by Service.
 func (m *Metrics) OnFlows(count CountFlows) {
-	m.registry.MustRegister(&flowsCollector{count: count, now: time.Now})
+	m.registry.MustRegister((&flowsReader{count: count, now: time.Now}).collector())
 }
 
-type flowsCollector struct {
+// flowsReader reads the number of connections, or returns the last result.
+type flowsReader struct {
 	count CountFlows
 	now   func() time.Time
 
 	mu       sync.Mutex
 	notUntil time.Time
 	last     []serviceFlows
-	failed   error
+	err      error
 }
 
 // serviceFlows is the number of flows of a Service.
@@ -55,37 +56,33 @@ type serviceFlows struct {
 	flows           int
 }
 
-var fastPathFlows = prometheus.NewDesc("slipstream_fastpath_flows",
-	"Connections on the fast path now, by Service.", []string{"namespace", "service"}, nil)
-
-// Describe implements prometheus.Collector.
-func (*flowsCollector) Describe(ch chan<- *prometheus.Desc) { ch <- fastPathFlows }
-
-// Collect implements prometheus.Collector.
-func (c *flowsCollector) Collect(ch chan<- prometheus.Metric) {
-	all, err := c.read()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(fastPathFlows, err)
-		return
-	}
-	for _, s := range all {
-		ch <- prometheus.MustNewConstMetric(fastPathFlows, prometheus.GaugeValue, float64(s.flows), s.namespace, s.name)
-	}
+func (r *flowsReader) collector() prometheus.Collector {
+	desc := prometheus.NewDesc("slipstream_fastpath_flows", "Connections on the fast path now, by Service.", []string{"namespace", "service"}, nil)
+	return &onScrape{[]*prometheus.Desc{desc}, func(send send) error {
+		all, err := r.read()
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			send(desc, prometheus.GaugeValue, float64(s.flows), s.namespace, s.name)
+		}
+		return nil
+	}}
 }
 
 // read returns the last numbers, or new ones when they are due.
-func (c *flowsCollector) read() ([]serviceFlows, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	start := c.now()
-	if start.Before(c.notUntil) {
-		return c.last, c.failed
+func (r *flowsReader) read() ([]serviceFlows, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	start := r.now()
+	if start.Before(r.notUntil) {
+		return r.last, r.err
 	}
-	byService, err := c.count()
-	c.last, c.failed = most(byService, MostServices), err
-	end := c.now()
-	c.notUntil = end.Add(max(flowsPeriod, flowsRest*end.Sub(start)))
-	return c.last, c.failed
+	byService, err := r.count()
+	r.last, r.err = most(byService, MostServices), err
+	end := r.now()
+	r.notUntil = end.Add(max(flowsPeriod, flowsRest*end.Sub(start)))
+	return r.last, r.err
 }
 
 // most returns the n Services with most flows, the sum of the others, and the flows of

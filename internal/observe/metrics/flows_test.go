@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -27,8 +28,8 @@ func (tab *table) count() (map[types.NamespacedName]int, error) {
 	return tab.byService, tab.err
 }
 
-func (tab *table) collector() *flowsCollector {
-	return &flowsCollector{count: tab.count, now: func() time.Time { return tab.now }}
+func (tab *table) collector() prometheus.Collector {
+	return (&flowsReader{count: tab.count, now: func() time.Time { return tab.now }}).collector()
 }
 
 func named(i int) types.NamespacedName {
@@ -85,7 +86,7 @@ func TestFlowsAreNotCountedOften(t *testing.T) {
 }
 
 // values are a collector's, by "namespace/service".
-func values(t *testing.T, c *flowsCollector) map[string]float64 {
+func values(t *testing.T, c prometheus.Collector) map[string]float64 {
 	t.Helper()
 	m := New()
 	m.registry.MustRegister(c)

@@ -1,44 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics has the proxy's metrics for Prometheus: those of kube-proxy, under the
+// Package metrics provides the proxy's metrics for Prometheus: those of kube-proxy, under the
 // same names, so that its dashboards and alerts keep working, and Slipstream's own, with
 // the prefix slipstream_. docs/metrics.md lists them.
 package metrics
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // what client-go does
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // metrics of client-go
+	"k8s.io/klog/v2"
 )
 
-// Metrics are the proxy's counters. All are valid once New has returned; methods
-// may be called by any goroutine.
+// Metrics are the proxy's metrics. Methods may be called by several goroutines.
 type Metrics struct {
 	registry  *prometheus.Registry
 	kubeProxy kubeProxy
-	verify    verify
 
-	// SyncFailures counts changes and full contents that the kernel
-	// refused, by kind.
+	// SyncFailures counts changes and full contents that the kernel rejected, by kind.
 	SyncFailures *prometheus.CounterVec
 	// Elements counts the objects written to and deleted from the kernel.
 	Elements prometheus.Counter
 	// Repairs counts how often the ruleset was modified externally.
 	Repairs prometheus.Counter
-	// ObjectProblems counts objects, or parts of objects, that could not be
-	// acted on.
+	// ObjectProblems counts objects, or parts of objects, that could not be applied.
 	ObjectProblems prometheus.Counter
-	// Services is how many Services are proxied.
+	// Services is the number of Services that are proxied.
 	Services prometheus.Gauge
-	// ConntrackFailures counts the times that not all such entries could be
-	// found and deleted.
+	// ConntrackFailures counts failures to find or delete stale conntrack entries.
 	ConntrackFailures prometheus.Counter
 	// FeatureMissing is 1 for each feature that a mode needs and the node
 	// lacks, by mode, family and feature.
 	FeatureMissing *prometheus.GaugeVec
+
+	// Of background comparisons with the kernel's content.
+	verifyRuns                      *prometheus.CounterVec
+	verifyDifferences, verifyLastAt prometheus.Gauge
 }
 
 // Kinds of sync, as label values.
@@ -47,54 +50,87 @@ const (
 	Change = "change"
 )
 
+// Results of a comparison, as label values.
+const (
+	verifySame      = "same"
+	verifyDifferent = "different"
+	verifyFailed    = "failed"
+)
+
 // New makes the metrics. Those of kube-proxy are served from OnMode on.
 func New() *Metrics {
 	m := &Metrics{
-		registry:  prometheus.NewRegistry(),
-		kubeProxy: newKubeProxy(),
-		verify:    newVerify(),
-		SyncFailures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "sync_failures_total",
-			Help: "Changes and full contents that the kernel refused, by kind.",
-		}, []string{"kind"}),
-		Elements:          counter("elements_written_total", "Objects written to and deleted from the kernel."),
-		Repairs:           counter("repairs_total", "Times that the ruleset was modified externally and programmed again."),
-		ObjectProblems:    counter("object_problems_total", "Objects, or parts of objects, that could not be acted on."),
-		ConntrackFailures: counter("conntrack_failures_total", "Times that not all stale entries of conntrack could be found and deleted."),
-		FeatureMissing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "kernel_feature_missing",
-			Help: "1 for each feature that a proxy mode needs and that this node lacks.",
-		}, []string{"mode", "family", "feature"}),
-		Services: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Name: "services",
-			Help: "Services that are proxied.",
-		}),
+		registry:          prometheus.NewRegistry(),
+		kubeProxy:         newKubeProxy(),
+		SyncFailures:      prometheus.NewCounterVec(counter("sync_failures_total", "Changes and full contents that the kernel rejected, by kind."), []string{"kind"}),
+		Elements:          prometheus.NewCounter(counter("elements_written_total", "Objects written to and deleted from the kernel.")),
+		Repairs:           prometheus.NewCounter(counter("repairs_total", "Repairs after the ruleset was modified externally.")),
+		ObjectProblems:    prometheus.NewCounter(counter("object_problems_total", "Objects, or parts of objects, that could not be applied.")),
+		Services:          prometheus.NewGauge(gauge("services", "Services that are proxied.")),
+		ConntrackFailures: prometheus.NewCounter(counter("conntrack_failures_total", "Failures to find or delete stale conntrack entries.")),
+		FeatureMissing: prometheus.NewGaugeVec(gauge("kernel_feature_missing", "1 for each feature that a proxy mode needs and that this node lacks."),
+			[]string{"mode", "family", "feature"}),
+		verifyRuns: prometheus.NewCounterVec(counter("verify_runs_total",
+			"Comparisons of the kernel's whole content with the desired state, by result: same, different or failed."), []string{"result"}),
+		verifyDifferences: prometheus.NewGauge(gauge("verify_differences", "Differences found by the last comparison.")),
+		verifyLastAt:      prometheus.NewGauge(gauge("verify_last_success_timestamp_seconds", "When a comparison last completed, with any result, in Unix time.")),
 	}
-	for _, kind := range []string{Full, Change} { // so that both are there from the start
+	// Counters with these labels exist from the start.
+	for _, kind := range []string{Full, Change} {
 		m.SyncFailures.WithLabelValues(kind)
 	}
-	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing,
-		m.ConntrackFailures)
+	for _, result := range []string{verifySame, verifyDifferent, verifyFailed} {
+		m.verifyRuns.WithLabelValues(result)
+	}
+	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing, m.ConntrackFailures)
 	return m
 }
 
-const namespace = "slipstream"
-
-func counter(name, help string) prometheus.Counter {
-	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+func counter(name, help string) prometheus.CounterOpts {
+	return prometheus.CounterOpts{Namespace: "slipstream", Name: name, Help: help}
 }
 
-// gather is all there is: ours, and what Kubernetes' libraries count about
-// themselves, the process and the Go runtime.
+func gauge(name, help string) prometheus.GaugeOpts { return prometheus.GaugeOpts(counter(name, help)) }
+
+// OnVerify serves the metrics of comparisons. It is called once, if there are comparisons.
+func (m *Metrics) OnVerify() {
+	m.registry.MustRegister(m.verifyRuns, m.verifyDifferences, m.verifyLastAt)
+}
+
+// Verified records the number of differences between the kernel's content and the desired
+// state that a comparison found.
+func (m *Metrics) Verified(differences int, at time.Time) {
+	result := verifySame
+	if differences > 0 {
+		result = verifyDifferent
+	}
+	m.verifyRuns.WithLabelValues(result).Inc()
+	m.verifyDifferences.Set(float64(differences))
+	m.verifyLastAt.Set(seconds(at))
+}
+
+// VerifyFailed records that the kernel's content could not be read.
+func (m *Metrics) VerifyFailed() { m.verifyRuns.WithLabelValues(verifyFailed).Inc() }
+
+// gather returns the metrics of this package, of Kubernetes' libraries, of the process and
+// of the Go runtime.
 func (m *Metrics) gather() prometheus.Gatherer {
 	return prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
 }
 
-// Handler serves the metrics in the formats that Prometheus reads. What cannot be
-// found out is left out and logged.
+// Handler serves the metrics in the formats that Prometheus reads. Metrics that cannot be
+// read are left out and logged.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.gather(), promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError,
 		ErrorLog:      errorLog{},
 	})
+}
+
+// errorLog logs errors of promhttp.
+type errorLog struct{}
+
+// Println implements promhttp.Logger.
+func (errorLog) Println(v ...any) {
+	klog.ErrorS(nil, "Not all metrics could be gathered", "reason", strings.TrimSpace(fmt.Sprintln(v...)))
 }

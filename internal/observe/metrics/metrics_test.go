@@ -14,6 +14,7 @@ import (
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -29,10 +30,10 @@ func complete(mode string) *Metrics {
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
 	if mode == ModeIPTables {
-		m.OnIPTables(func() (IPTables, error) {
+		m.OnIPTables(func() IPTables {
 			return IPTables{
 				Total: [2]map[string]int{{"nat": 3}, {"nat": 4}}, Last: [2]map[string]int{{"nat": 1}, {"nat": 2}},
-			}, nil
+			}
 		})
 	}
 	m.FeatureMissing.WithLabelValues(mode, "IPv6", "chain type nat").Set(1)
@@ -215,7 +216,7 @@ func TestRefusedInAMode(t *testing.T) {
 		ModeIPVS:     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 	} {
 		m := complete(mode)
-		m.Refused(false, Families{false, true}, time.Second)
+		m.Refused(false, desired.Families{false, true}, time.Second)
 		var got []float64
 		for _, metric := range gathered(t, m)[want].Metric {
 			got = append(got, metric.Counter.GetValue())
