@@ -31,6 +31,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
 	"github.com/spf13/pflag"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
@@ -174,13 +175,9 @@ func (s *parts) run(ctx context.Context) error {
 	var p *proxy.Proxy
 	checks := healthcheck.New(healthcheck.Options{
 		Healthy: func() bool { return p.Healthy() },
-		Report: func(err error) {
-			if service, ok := healthcheck.ServiceOf(err); ok {
-				s.events.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
-				s.metrics.ObjectProblems.Inc()
-				return
-			}
-			s.problem(err)
+		Report: func(service types.NamespacedName, err error) {
+			s.events.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
+			s.metrics.ObjectProblems.Inc()
 		},
 	})
 	defer checks.Close()

@@ -24,6 +24,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // slipstream is Slipstream, as "slipstream run" puts it together, but in this process and
@@ -140,7 +141,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	checks := healthcheck.New(healthcheck.Options{
 		Listen:  ns.Listen,
 		Healthy: func() bool { return loop.Healthy() },
-		Report:  r.failed,
+		Report:  func(_ types.NamespacedName, err error) { r.failed(err) },
 	})
 	r.closes = append(r.closes, func() error { checks.Close(); return nil })
 	loop = proxy.New(newFeed(c), desired.New(want), b, metrics.New(), proxy.Options{

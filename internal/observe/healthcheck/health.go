@@ -24,8 +24,8 @@ const retryPeriod = 5 * time.Second
 
 // Options configure a Server.
 type Options struct {
-	// Listen opens a listening socket, as net.Listen does, which it is when
-	// nil. Networks are "tcp4" and "tcp6".
+	// Listen opens a listening socket; net.Listen if nil. Networks are "tcp4" and
+	// "tcp6".
 	Listen func(network, address string) (net.Listener, error)
 
 	// Healthy reports whether this node's proxy works. It is called for each
@@ -34,7 +34,7 @@ type Options struct {
 
 	// Report is called when a Service's port cannot be served, and again when
 	// the error has changed. It must not call the Server.
-	Report func(error)
+	Report func(service types.NamespacedName, err error)
 }
 
 // Server answers on the health check ports of Services. Its methods may be
@@ -46,8 +46,8 @@ type Server struct {
 	closed    bool
 	addresses []netip.Addr
 	services  map[types.NamespacedName]*service
-	failing   map[*service]struct{} // those that do not listen everywhere they should
-	retry     *time.Timer           // pending while there are such
+	failing   map[*service]struct{} // those that cannot listen on some address
+	retry     *time.Timer           // pending while some fail
 
 	running sync.WaitGroup // one goroutine for each listener
 }
@@ -64,9 +64,9 @@ func New(o Options) *Server {
 	}
 }
 
-// SetAddresses says on which addresses to answer: all of them, replacing those
-// before. An unspecified address (0.0.0.0, ::) stands for all of its family's.
-// IPv6 link-local addresses are passed over: they mean nothing without a link.
+// SetAddresses replaces the addresses on which to answer. An unspecified address
+// (0.0.0.0, ::) stands for all of its family. IPv6 link-local addresses are ignored, as
+// they need a link to be bound to.
 func (s *Server) SetAddresses(all []netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,36 +75,24 @@ func (s *Server) SetAddresses(all []netip.Addr) {
 		return
 	}
 	s.addresses = all
-	for _, svc := range s.services {
-		svc.leave(all)
-	}
 	s.listen(slices.Collect(maps.Values(s.services)))
 }
 
-// Set takes what load balancers are to learn about some Services, at most one
-// check for each. It replaces the one before of that Service.
+// Set replaces the checks of some Services, with at most one check for each.
 func (s *Server) Set(checks []desired.HealthCheck) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return
 	}
-	// One Service may get the port that another gives up.
-	for _, c := range checks {
-		svc := s.services[c.Service]
-		if svc == nil {
-			continue
-		}
-		if c.Port != svc.port {
+	for _, c := range checks { // another Service may get a port that is closed here
+		if svc := s.services[c.Service]; svc != nil && c.Port != svc.port {
 			svc.close()
 			delete(s.services, c.Service)
 			delete(s.failing, svc)
-			continue
 		}
-		svc.set(c)
-		svc.leave(s.addresses)
 	}
-	var open []*service
+	var changed []*service
 	for _, c := range checks {
 		if c.Port == 0 {
 			continue
@@ -115,22 +103,25 @@ func (s *Server) Set(checks []desired.HealthCheck) {
 			s.services[c.Service] = svc
 		}
 		svc.set(c)
-		open = append(open, svc)
+		changed = append(changed, svc)
 	}
-	s.listen(open)
+	s.listen(changed)
 }
 
-// listen has Services, and those that could not before, listen wherever they
-// should.
+// listen opens and closes listeners of the given Services and of those that failed.
 func (s *Server) listen(services []*service) {
 	for svc := range s.failing {
 		services = append(services, svc)
 	}
-	// Where two have the same port, it is always the same one that gets it.
+	// Of two Services with the same port, it is always the same one that gets it.
 	slices.SortFunc(services, func(a, b *service) int {
 		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
 	})
-	for _, svc := range slices.Compact(services) {
+	services = slices.Compact(services)
+	for _, svc := range services {
+		svc.leave(s.addresses)
+	}
+	for _, svc := range services {
 		err := svc.listen(s.addresses, s.options.Listen, s.serve)
 		if err != nil {
 			if other := s.rival(svc); other != nil {
@@ -163,7 +154,7 @@ func (s *Server) note(svc *service, err error) {
 	if text := err.Error(); text != svc.reported {
 		svc.reported = text
 		if s.options.Report != nil {
-			s.options.Report(err)
+			s.options.Report(svc.name, err)
 		}
 	}
 }
@@ -188,27 +179,23 @@ func (s *Server) serve(svc *service, ip netip.Addr, l net.Listener) {
 	s.running.Go(func() { s.ended(svc, ip, l, svc.http.Serve(l)) })
 }
 
-// ended handles a listener that has stopped by itself.
+// ended handles the end of a listener's goroutine.
 func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.services[svc.name] != svc || svc.listeners[ip] != l {
-		return // it was closed on purpose
+		return // the Server has closed it
 	}
 	delete(svc.listeners, ip)
 	l.Close()
-	s.note(svc, &cannotListen{svc, []string{err.Error()}})
+	s.note(svc, svc.cannotListen(err.Error()))
 	s.tryAgainLater()
 }
 
 // Close closes all listeners and connections, and returns when their goroutines have
 // ended. It may be called more than once.
 func (s *Server) Close() {
-	s.close()
-	s.running.Wait()
-}
-
-func (s *Server) close() {
+	defer s.running.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -222,8 +209,8 @@ func (s *Server) close() {
 	clear(s.failing)
 }
 
-// listenOn are the addresses to bind to: what an unspecified one stands for is
-// left out, as are duplicates and what cannot be bound to.
+// listenOn returns the addresses to bind to, without duplicates, those that an
+// unspecified address includes, and link-local ones.
 func listenOn(addrs []netip.Addr) (out []netip.Addr) {
 	for _, ip := range addrs {
 		every := netip.IPv4Unspecified()

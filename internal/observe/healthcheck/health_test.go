@@ -59,11 +59,11 @@ func newWorld(t *testing.T) *world {
 	w.server = New(Options{
 		Listen:  w.listen,
 		Healthy: func() bool { return !w.sick.Load() },
-		Report: func(err error) {
+		Report: func(of types.NamespacedName, err error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.reports = append(w.reports, err.Error())
-			if of, ok := ServiceOf(err); !ok || !strings.Contains(err.Error(), "Service "+of.String()+": ") {
+			if !strings.Contains(err.Error(), "Service "+of.String()+": ") {
 				t.Errorf("of Service %v: %v", of, err)
 			}
 		},

@@ -3,7 +3,7 @@
 package healthcheck
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
 	"log"
 	"net"
@@ -20,8 +20,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// service answers for one Service on one port. All but its answers is under the
-// Server's lock.
+// service answers for one Service on one port. The Server's lock guards everything except
+// the answers.
 type service struct {
 	name      types.NamespacedName
 	port      uint16
@@ -33,7 +33,8 @@ type service struct {
 	reported  string // the last error
 }
 
-// The limits protect a port that is reachable from outside. Load balancers that keep their connections ask every few seconds.
+// Limits protect a port that is reachable from outside. Load balancers that keep their
+// connections send a request every few seconds.
 const (
 	headerTimeout = 5 * time.Second
 	idleTimeout   = 2 * time.Minute
@@ -70,12 +71,12 @@ func (svc *service) set(c desired.HealthCheck) {
 	}
 }
 
-// wants says whether to listen on an address, of those that there are.
-func (svc *service) wants(ip netip.Addr, all []netip.Addr) bool {
-	return svc.serves[desired.FamilyOf(ip)] && slices.Contains(all, ip)
+// wants reports whether to listen on one of the addresses.
+func (svc *service) wants(ip netip.Addr, addresses []netip.Addr) bool {
+	return svc.serves[desired.FamilyOf(ip)] && slices.Contains(addresses, ip)
 }
 
-// leave stops to listen where it no longer should.
+// leave closes listeners that are no longer wanted.
 func (svc *service) leave(addresses []netip.Addr) {
 	for ip, l := range svc.listeners {
 		if !svc.wants(ip, addresses) {
@@ -85,27 +86,7 @@ func (svc *service) leave(addresses []netip.Addr) {
 	}
 }
 
-// cannotListen is why a Service's port is not served everywhere.
-type cannotListen struct {
-	service *service
-	reasons []string
-}
-
-func (e *cannotListen) Error() string {
-	return fmt.Sprintf("Service %s: spec.healthCheckNodePort: cannot answer on port %d: %s", e.service.name, e.service.port, strings.Join(e.reasons, "; "))
-}
-
-// ServiceOf returns the Service of an error passed to Options.Report.
-func ServiceOf(err error) (name types.NamespacedName, ok bool) {
-	var e *cannotListen
-	if errors.As(err, &e) {
-		return e.service.name, true
-	}
-	return name, false
-}
-
-// listen listens wherever it should and does not yet. One address that it cannot
-// listen on does not keep it from others.
+// listen opens the listeners that are missing. If one fails, the others are still opened.
 func (svc *service) listen(addresses []netip.Addr, open func(network, address string) (net.Listener, error), serve func(*service, netip.Addr, net.Listener)) error {
 	var failed []string
 	for _, ip := range addresses {
@@ -126,16 +107,65 @@ func (svc *service) listen(addresses []netip.Addr, open func(network, address st
 		serve(svc, ip, l)
 	}
 	if len(failed) > 0 {
-		return &cannotListen{svc, failed}
+		return svc.cannotListen(failed...)
 	}
 	return nil
 }
 
-// close ends all answers, those under way too. The port is free on return.
+func (svc *service) cannotListen(reasons ...string) error {
+	return fmt.Errorf("%s: spec.healthCheckNodePort: cannot answer on port %d: %s", "Service "+svc.name.String(), svc.port, strings.Join(reasons, "; "))
+}
+
+// close ends all answers, including active ones. The port is free on return.
 func (svc *service) close() {
 	for ip, l := range svc.listeners {
 		delete(svc.listeners, ip)
 		l.Close() // the http.Server may not know of it yet
 	}
-	svc.http.Close() // which can only say that listeners have been closed
+	svc.http.Close() // its only error is that listeners are closed already
+}
+
+// answer is the body of an answer (k8s.io/kubernetes v1.36,
+// pkg/proxy/healthcheck).
+type answer struct {
+	Service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	} `json:"service"`
+	LocalEndpoints      int64 `json:"localEndpoints"`
+	ServiceProxyHealthy bool  `json:"serviceProxyHealthy"`
+}
+
+// ServeHTTP answers any request: 200 if traffic for the Service may be sent to this node,
+// else 503. It counts the endpoints of the request's address family.
+func (svc *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var a answer
+	a.Service.Namespace, a.Service.Name = svc.name.Namespace, svc.name.Name
+	a.LocalEndpoints = svc.local[family(r)].Load()
+	a.ServiceProxyHealthy = svc.healthy()
+	body, err := json.MarshalIndent(a, "", "\t")
+	if err != nil {
+		panic(err) // all fields can be encoded
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("X-Content-Type-Options", "nosniff")
+	// Some load balancers distribute traffic by it.
+	h.Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(a.LocalEndpoints, 10))
+	status := http.StatusServiceUnavailable
+	if a.LocalEndpoints > 0 && a.ServiceProxyHealthy {
+		status = http.StatusOK
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the client may have disconnected
+}
+
+// family returns the address family of a request's local address.
+func family(r *http.Request) desired.Family {
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			return desired.FamilyOf(ip.Unmap())
+		}
+	}
+	return desired.IPv4
 }

@@ -3,6 +3,7 @@
 package api
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -394,6 +395,56 @@ func TestSlowSink(t *testing.T) {
 		return ok && s.Endpoints[0].Addresses[0] == "10.0.0.4" && last["b"].Type == source.Delete
 	})
 	if n := len(w.seen()); n > 50 {
+		t.Errorf("%d events came, want few", n)
+	}
+}
+
+// TestReadsWhileSinkIsBlocked has more changes than fit into the queue or into socket buffers:
+// connections are read while the sink is blocked, as an API server closes others.
+func TestReadsWhileSinkIsBlocked(t *testing.T) {
+	const slices, endpoints, rounds = 64, 100, 40
+	w := newWorld(t, protobuf, slice("0", "10.0.0.1")).start()
+	w.expect("Set EndpointSlice default/0", "Synced")
+	w.allWatch()
+	block := make(chan struct{})
+	w.seeing.Lock()
+	w.block = block
+	w.seeing.Unlock()
+	for r := range rounds {
+		for i := range slices {
+			s := slice(fmt.Sprint(i))
+			for e := range endpoints {
+				s.Endpoints = append(s.Endpoints, slice("", fmt.Sprintf("10.%d.0.%d", r, e)).Endpoints...)
+			}
+			w.set(s)
+		}
+	}
+	w.eventually("all changes being read", func() bool { return w.unsent() == 0 })
+	w.seeing.Lock()
+	if !w.blocked {
+		t.Error("the sink is not blocked")
+	}
+	w.block = nil
+	w.seeing.Unlock()
+	close(block)
+	w.eventually("the last version of each", func() bool {
+		w.seeing.Lock()
+		defer w.seeing.Unlock()
+		last := map[string]string{}
+		for _, e := range w.events {
+			if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok {
+				last[s.Name] = s.Endpoints[0].Addresses[0]
+			}
+		}
+		newest := 0
+		for _, address := range last {
+			if address == fmt.Sprintf("10.%d.0.0", rounds-1) {
+				newest++
+			}
+		}
+		return newest == slices
+	})
+	if n := len(w.seen()); n > rounds*slices/4 {
 		t.Errorf("%d events came, want few", n)
 	}
 }

@@ -22,8 +22,8 @@ type Client struct {
 	http   *http.Client
 }
 
-// NewClient returns a client. Nothing is sent yet; an error is one of the
-// configuration, e.g. that a certificate cannot be read.
+// NewClient returns a client. It sends nothing. It returns an error if the configuration
+// is not valid, e.g. if a certificate cannot be read.
 func NewClient(config *rest.Config) (*Client, error) {
 	c := &Client{config: *config}
 	if c.config.RateLimiter == nil && c.config.QPS >= 0 {
@@ -43,7 +43,7 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return c, nil
 }
 
-// takesProtobuf says whether answers may come in Kubernetes' protobuf encoding.
+// takesProtobuf reports whether answers may have Kubernetes' protobuf encoding.
 func (c *Client) takesProtobuf() bool {
 	accepted := c.config.AcceptContentTypes
 	if accepted == "" {
@@ -58,7 +58,7 @@ func (c *Client) For(gv schema.GroupVersion, types ...runtime.Object) (rest.Inte
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv, types...)
 	metav1.AddToGroupVersion(scheme, gv)
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // Status, in which refusals come
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // for Status, the type of errors
 
 	config := c.config
 	config.GroupVersion = &gv

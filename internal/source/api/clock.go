@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// endingClock is a real clock whose After does not outlast a context: the Reflector
-// waits for up to a minute between attempts to connect, without an eye on the context.
+// endingClock is a real clock whose After also fires when a context ends. The Reflector
+// waits for up to a minute between attempts to connect and ignores its context meanwhile.
 type endingClock struct {
 	clock.RealClock
 	ctx context.Context

@@ -15,14 +15,14 @@ import (
 	componentbase "k8s.io/component-base/config/v1alpha1"
 )
 
-// ClientConfig says how to reach the API server, as kube-proxy does: by the
-// kubeconfig file of connection and by master, the URL of a server, which overrides
-// the file's; where neither is given, as a pod does that runs in the cluster. Tokens
-// and certificates that are in files are read again when they change.
+// ClientConfig returns the configuration of a client, as in kube-proxy: from connection's
+// kubeconfig file and master, the URL of a server, which overrides the file's. If neither
+// is given, it returns the configuration of a pod in the cluster. Tokens and certificates
+// in files are read again when they change.
 //
-// What is left empty in connection gets kube-proxy's default: contentType
+// Empty fields of connection have kube-proxy's defaults: contentType
 // application/vnd.kubernetes.protobuf, qps 5 (negative for no limit), burst 10.
-// The version is this program's, for its user agent.
+// version is part of the user agent.
 //
 // Errors name the flag and the field of the configuration file.
 func ClientConfig(connection componentbase.ClientConnectionConfiguration, master, version string) (*rest.Config, error) {
@@ -41,7 +41,7 @@ func ClientConfig(connection componentbase.ClientConnectionConfiguration, master
 	return config, nil
 }
 
-// checkConnection checks what does not depend on files.
+// checkConnection checks the fields that do not depend on files.
 func checkConnection(c componentbase.ClientConnectionConfiguration) error {
 	if c.Burst < 0 {
 		return fmt.Errorf("--kube-api-burst (clientConnection.burst): %d must not be negative", c.Burst)
@@ -90,7 +90,7 @@ func locate(kubeconfig, master string) (*rest.Config, error) {
 	return config, nil
 }
 
-// or is a value, or what it is by default.
+// or returns a value, or its default if it is zero.
 func or[T comparable](value, fallback T) T {
 	var zero T
 	if value == zero {

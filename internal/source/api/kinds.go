@@ -14,76 +14,67 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// labelProxyName on a Service gives it to another proxy.
+// labelProxyName on a Service assigns it to another proxy.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// kind is a kind of objects that is watched, and which of them.
+// kind is a kind of objects that is watched.
 type kind struct {
-	name     string // as source.Kind has it
+	name     string // as in source.Kind
 	version  schema.GroupVersion
 	resource string // in paths of the API
 	labels   string // selectors
 	fields   string
+	empty    source.Object
 	list     runtime.Object
-	// object makes an object of the kind that has a name and nothing else.
-	object func(namespace, name string) source.Object
 
-	// optional says that it does without when the API server does not have the
-	// kind or does not let it be listed.
+	// optional says that the source works without the kind if the API server does not
+	// have it or does not allow to list it.
 	optional bool
 }
 
-// selectFrom has a request ask for what is watched of the kind.
+// object returns a new object of the kind that has only a name.
+func (k *kind) object(namespace, name string) source.Object {
+	o := k.empty.DeepCopyObject().(source.Object)
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	return o
+}
+
+// selectFrom adds the kind's selectors to a request.
 func (k *kind) selectFrom(o *metav1.ListOptions) {
 	o.LabelSelector, o.FieldSelector = k.labels, k.fields
 }
 
-// kindsFor are the kinds that are watched on a node.
+// kindsFor returns the kinds that are watched on a node.
 func kindsFor(nodeName string) []*kind {
 	return []*kind{{
 		name:     "Node",
 		version:  corev1.SchemeGroupVersion,
 		resource: "nodes",
 		fields:   fields.OneTermEqualSelector("metadata.name", nodeName).String(),
+		empty:    &corev1.Node{},
 		list:     &corev1.NodeList{},
-		object: func(_, name string) source.Object {
-			o := &corev1.Node{}
-			o.Name = name
-			return o
-		},
 	}, {
 		name:     "ServiceCIDR",
 		version:  networkingv1.SchemeGroupVersion,
 		resource: "servicecidrs",
+		empty:    &networkingv1.ServiceCIDR{},
 		list:     &networkingv1.ServiceCIDRList{},
 		optional: true,
-		object: func(_, name string) source.Object {
-			o := &networkingv1.ServiceCIDR{}
-			o.Name = name
-			return o
-		},
 	}, {
 		name:     "Service",
 		version:  corev1.SchemeGroupVersion,
 		resource: "services",
 		labels:   "!" + labelProxyName,
 		fields:   fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		empty:    &corev1.Service{},
 		list:     &corev1.ServiceList{},
-		object: func(namespace, name string) source.Object {
-			o := &corev1.Service{}
-			o.Namespace, o.Name = namespace, name
-			return o
-		},
 	}, {
 		name:     "EndpointSlice",
 		version:  discoveryv1.SchemeGroupVersion,
 		resource: "endpointslices",
 		labels:   "!" + corev1.IsHeadlessService,
+		empty:    &discoveryv1.EndpointSlice{},
 		list:     &discoveryv1.EndpointSliceList{},
-		object: func(namespace, name string) source.Object {
-			o := &discoveryv1.EndpointSlice{}
-			o.Namespace, o.Name = namespace, name
-			return o
-		},
 	}}
 }

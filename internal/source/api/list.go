@@ -18,12 +18,11 @@ import (
 )
 
 // This file reads the answer to a list request object by object, for servers that do
-// not stream lists: before 1.34 as a rule, or with an etcd that does not tell how far
-// its watches have come. client-go would read all of it into memory, and then decode
-// all of it, which takes several times what is kept of it.
+// not stream lists: most before 1.34, and those with an etcd that does not report the
+// progress of its watches. client-go would read and decode the whole answer in memory.
 
-// magic is what objects in Kubernetes' protobuf encoding start with. A
-// runtime.Unknown follows, in which is the object.
+// magic starts an object in Kubernetes' protobuf encoding. A runtime.Unknown follows, which
+// contains the object.
 const magic = "k8s\x00"
 
 // Numbers of fields: of runtime.Unknown, and of every list.
@@ -35,10 +34,10 @@ const (
 	listItems = 2
 )
 
-// errNotProtobuf says that a server answers in its own way.
+// errNotProtobuf says that a server answers in another encoding.
 var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encoding")
 
-// list lists, passing objects on as they come, and returns their names.
+// list lists the kind, delivers each object when it is read, and returns their names.
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	if !w.protobuf {
 		return w.client.ListWithContext(ctx, o)
@@ -77,8 +76,7 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 	return out, nil
 }
 
-// readList reads a list of a kind, calling item for each of its objects, which may not
-// keep what it is called with.
+// readList reads a list of a kind and calls item for each object. item must not retain raw.
 func readList(r io.Reader, kind string, item func(raw []byte) error) (meta metav1.ListMeta, err error) {
 	answer := reader{Reader: bufio.NewReader(r)}
 	if start, err := answer.Peek(len(magic)); err != nil || string(start) != magic {
@@ -126,7 +124,7 @@ func readList(r io.Reader, kind string, item func(raw []byte) error) (meta metav
 	}
 }
 
-// noEOF makes the end of an answer what it is where there should be more.
+// noEOF converts an end that is not expected.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -140,8 +138,8 @@ type reader struct {
 	buffer []byte
 }
 
-// field reads up to the length of the next field that is one of two messages, and
-// returns its number. It returns io.EOF at the end.
+// field returns the number of the next field that is one of two messages, and stops before
+// its length. It returns io.EOF at the end.
 func (r *reader) field(a, b protowire.Number) (protowire.Number, error) {
 	for {
 		tag, err := binary.ReadUvarint(r)
@@ -158,7 +156,7 @@ func (r *reader) field(a, b protowire.Number) (protowire.Number, error) {
 	}
 }
 
-// skip passes over the value of a field.
+// skip reads the value of a field.
 func (r *reader) skip(typ protowire.Type) error {
 	var size uint64
 	var err error
@@ -180,11 +178,10 @@ func (r *reader) skip(typ protowire.Type) error {
 	return err
 }
 
-// maxMessage is the most that one object may take, in bytes. etcd takes 1.5 MB by
-// default.
+// maxMessage is the maximum size of an object in bytes. etcd's limit is 1.5 MB by default.
 const maxMessage = 64 << 20
 
-// message reads the value of a field that is a message.
+// message calls read with the value of a field that is a message.
 func (r *reader) message(read func([]byte) error) error {
 	size, err := binary.ReadUvarint(r)
 	if err != nil {

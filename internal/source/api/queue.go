@@ -11,27 +11,32 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// queueLimit is how much may wait for the sink, by weight. It is some megabytes of
-// objects.
+// queueLimit is the weight above which a queue that is not synced makes put wait: some
+// megabytes of objects.
 const queueLimit = 4096
 
-// queue is what waits for the sink. Of each object, only the last event waits.
+// queue holds the events that wait for the sink, at most one for each object.
+//
+// Until Synced it is bounded, so that initial objects, which arrive faster than they are
+// applied, do not all wait at once. Afterwards put does not wait: the API server closes
+// watches that are not read, and the newest version of each object replaces the one that
+// waits.
 type queue struct {
-	// ready has something in it when the queue may have.
-	ready chan struct{}
+	ready chan struct{} // has an element when there may be events
 
 	ctx    context.Context
 	mu     sync.Mutex
 	space  sync.Cond
+	synced bool
 	events []source.Event
-	at     map[ref]int // in events
+	at     map[ref]int // index in events
 	weight int
 }
 
-// ref says which object an event is about.
+// ref identifies an object.
 type ref struct{ kind, namespace, name string }
 
-// newQueue makes a queue. When ctx ends, nobody waits for space any more.
+// newQueue makes a queue. When ctx ends, put no longer waits.
 func newQueue(ctx context.Context) *queue {
 	q := &queue{ready: make(chan struct{}, 1), ctx: ctx, at: map[ref]int{}}
 	q.space.L = &q.mu
@@ -43,16 +48,17 @@ func newQueue(ctx context.Context) *queue {
 	return q
 }
 
-// put adds an event, in the place of one that waits for the same object. It waits
-// while the queue is full.
+// put adds an event, which replaces a waiting one of the same object.
 func (q *queue) put(e source.Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.weight >= queueLimit && q.ctx.Err() == nil {
+	for !q.synced && q.weight >= queueLimit && q.ctx.Err() == nil {
 		q.space.Wait()
 	}
 	q.weight += weight(e)
-	if e.Object == nil {
+	if e.Type == source.Synced {
+		q.synced = true
+		q.space.Broadcast()
 		q.events = append(q.events, e)
 	} else {
 		r := ref{source.Kind(e.Object), e.Object.GetNamespace(), e.Object.GetName()}
@@ -70,7 +76,7 @@ func (q *queue) put(e source.Event) {
 	}
 }
 
-// take returns all that waits.
+// take returns and removes all events.
 func (q *queue) take() []source.Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -81,7 +87,7 @@ func (q *queue) take() []source.Event {
 	return events
 }
 
-// weight is how much of the queue an event takes: one, and one for each endpoint.
+// weight is 1, and 1 for each endpoint.
 func weight(e source.Event) int {
 	if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok {
 		return 1 + len(s.Endpoints)

@@ -36,8 +36,30 @@ func TestQueueKeepsTheLast(t *testing.T) {
 	}
 }
 
-// TestQueueIsBounded: who puts into a full queue waits until something is taken, or
-// the source ends.
+// TestQueueKeepsReading: once it is synced, put does not wait, and the queue holds one
+// version of each object.
+func TestQueueKeepsReading(t *testing.T) {
+	q := newQueue(t.Context())
+	q.put(source.Event{Type: source.Synced})
+	done := make(chan int)
+	go func() {
+		for i := range 3 * queueLimit {
+			put(q, source.Set, slice(fmt.Sprint(i%queueLimit), "10.0.0.1"))
+		}
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("put waits")
+	}
+	if n := len(q.take()); n != queueLimit+1 {
+		t.Errorf("%d events wait, want %d", n, queueLimit+1)
+	}
+}
+
+// TestQueueIsBounded: before it is synced, put waits while the queue is full, until
+// something is taken or the source ends.
 func TestQueueIsBounded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

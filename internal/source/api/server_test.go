@@ -159,6 +159,16 @@ func (s *server) sendLocked(resource string, e watch.Event) {
 	}
 }
 
+// unsent returns the number of events that the open watches have not been sent yet.
+func (s *server) unsent() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for st := range s.streams {
+		n += len(st.events)
+	}
+	return n
+}
+
 // hangUp ends the open watches.
 func (s *server) hangUp() {
 	s.mu.Lock()

@@ -41,7 +41,7 @@ func New(client *Client, o Options) *Source {
 // the API server cannot be reached. Logs go to the logger of ctx.
 func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	if s.options.NodeName == "" {
-		return errors.New("the Kubernetes API as a source needs the name of this node")
+		return errors.New("watching the API server needs the name of this node")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -55,7 +55,7 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 		log:     klog.FromContext(ctx),
 		missing: map[string]bool{},
 	}
-	r.trouble = trouble{tell: r.tell, log: r.log, server: s.client.config.Host, kinds: map[string]bool{}, told: map[string]time.Time{}}
+	r.failures = failures{report: r.report, log: r.log, server: s.client.config.Host, kinds: map[string]bool{}, reported: map[string]time.Time{}}
 	kinds := kindsFor(s.options.NodeName)
 	for _, k := range kinds {
 		r.missing[k.name] = true
@@ -79,20 +79,21 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	}
 }
 
-// run is what the watchers of one Run share.
+// run is the state that the watchers of one Run share.
 type run struct {
-	queue   *queue
-	options Options
-	log     klog.Logger
-	trouble trouble
+	queue    *queue
+	options  Options
+	log      klog.Logger
+	failures failures
 
 	mu      sync.Mutex
 	missing map[string]bool // kinds that have not been listed yet
-	telling sync.Mutex
+
+	reporting sync.Mutex
 }
 
-// listed records that all objects of a kind have been delivered. The last kind makes
-// the source synced.
+// listed records that all objects of a kind have been delivered. After the last kind, the
+// source is synced.
 func (r *run) listed(k *kind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,9 +106,9 @@ func (r *run) listed(k *kind) {
 	}
 }
 
-// tell reports an error.
-func (r *run) tell(err error) {
-	r.telling.Lock()
-	defer r.telling.Unlock()
+// report calls OnError.
+func (r *run) report(err error) {
+	r.reporting.Lock()
+	defer r.reporting.Unlock()
 	r.options.OnError(err)
 }

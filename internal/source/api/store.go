@@ -13,58 +13,56 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// store is what the Reflector of one kind takes for its cache. It passes objects on
-// and keeps their versions. It is used by one goroutine at a time.
+// store is the cache of a kind's Reflector. It delivers objects and keeps only their
+// versions. It is used by one goroutine at a time.
 type store struct {
 	kind  *kind
 	put   func(source.Event)
-	full  func()           // all objects there are have been passed on
-	known map[string]known // by namespace/name: what was passed on
+	full  func()           // called when all existing objects have been delivered
+	known map[string]known // delivered objects by namespace/name
 	round uint32
 }
 
-// known is what is kept of an object.
+// known is a delivered object.
 type known struct {
 	// version is the resourceVersion; 0 if it is not a number of 64 bits. The API
-	// promises numbers that can be compared (KEP-5504), of any length; with longer
-	// ones there is no passing over, and everything else works.
+	// promises comparable numbers of any length (KEP-5504). Objects with longer
+	// ones are delivered even if they have not changed.
 	version uint64
 	round   uint32 // the last complete list that had it
 }
 
 var _ cache.TransformingStore = (*store)(nil)
 
-// passed is the name of an object that was passed on when it was read, in a list that
-// the Reflector has instead of objects.
-type passed string
+// delivered is the name of an object that was delivered when it was read. The Reflector
+// collects it instead of the object.
+type delivered string
 
 // GetObjectKind implements runtime.Object.
-func (passed) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+func (delivered) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 
 // DeepCopyObject implements runtime.Object.
-func (p passed) DeepCopyObject() runtime.Object { return p }
+func (d delivered) DeepCopyObject() runtime.Object { return d }
 
-// Transformer is what the Reflector does with each object of a stream before it puts
-// it into the store in which it collects them, until it calls Replace with what is in
-// there. Objects are passed on right here, and only their names are collected. If the
-// stream breaks off, what came of it was as true as any, and Replace is called after
-// a later one.
+// Transformer returns a function that the Reflector applies to each initial object of a
+// stream, before it collects them for Replace. The function delivers the object, and its name
+// is collected. If the stream ends early, Replace follows a later stream.
 func (s *store) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) { return s.set(o, true) }
 }
 
-// Replace takes a complete list, of objects or of the names of those that were passed
-// on already, and forgets what is not in it.
+// Replace takes a complete list, of objects or of names of those delivered, and deletes
+// all other objects.
 func (s *store) Replace(list []any, _ string) error {
 	s.round++
 	for i, o := range list {
-		name, done := o.(passed)
+		name, done := o.(delivered)
 		if !done {
 			var err error
 			if name, err = s.set(o, true); err != nil {
 				return err
 			}
-			list[i] = nil // it need not wait for the others
+			list[i] = nil // frees the object early
 		}
 		k := s.known[string(name)]
 		k.round = s.round
@@ -72,23 +70,23 @@ func (s *store) Replace(list []any, _ string) error {
 	}
 	for name, k := range s.known {
 		if k.round != s.round {
-			s.gone(name)
+			s.deleted(name)
 		}
 	}
 	s.full()
 	return nil
 }
 
-// Add takes an object that a watch says is new.
+// Add takes a new object of a watch.
 func (s *store) Add(o any) error {
 	_, err := s.set(o, false)
 	return err
 }
 
-// Update takes an object that a watch says has changed.
+// Update takes a changed object of a watch.
 func (s *store) Update(o any) error { return s.Add(o) }
 
-// Delete takes an object that a watch says is gone, with the version of its end.
+// Delete takes a deleted object of a watch, with the version of its deletion.
 func (s *store) Delete(object any) error {
 	o, ok := object.(source.Object)
 	if !ok {
@@ -96,17 +94,17 @@ func (s *store) Delete(object any) error {
 	}
 	name := cache.MetaObjectToName(o).String()
 	if k, ok := s.known[name]; ok && !older(versionOf(o), k.version) {
-		s.gone(name)
+		s.deleted(name)
 	}
 	return nil
 }
 
-// Resync does nothing: there are no copies that could be delivered again.
+// Resync does nothing, as the store has no copies to deliver again.
 func (s *store) Resync() error { return nil }
 
-// set passes an object on, unless that version was, and returns its name. What a list
-// says counts; in a watch, nothing older than what is known does.
-func (s *store) set(object any, listed bool) (passed, error) {
+// set delivers an object, unless this version was delivered, and returns its name. In a
+// watch, older versions are ignored.
+func (s *store) set(object any, listed bool) (delivered, error) {
 	o, ok := object.(source.Object)
 	if !ok {
 		return "", fmt.Errorf("%T instead of %s", object, s.kind.name)
@@ -115,26 +113,26 @@ func (s *store) set(object any, listed bool) (passed, error) {
 	version := versionOf(o)
 	k, ok := s.known[name]
 	if ok && version != 0 && version == k.version || !listed && older(version, k.version) {
-		return passed(name), nil
+		return delivered(name), nil
 	}
 	k.version = version
 	s.known[name] = k
-	o.SetManagedFields(nil) // may be most of an object that waits in the queue
+	o.SetManagedFields(nil) // may be most of the object
 	s.put(source.Event{Type: source.Set, Object: o})
-	return passed(name), nil
+	return delivered(name), nil
 }
 
-// gone passes on that an object is gone.
-func (s *store) gone(name string) {
+// deleted delivers the deletion of an object.
+func (s *store) deleted(name string) {
 	delete(s.known, name)
 	n, err := cache.ParseObjectName(name)
 	if err != nil {
-		return // it was made by String
+		return // cannot happen: String made the name
 	}
 	s.put(source.Event{Type: source.Delete, Object: s.kind.object(n.Namespace, n.Name)})
 }
 
-// versionOf is an object's version, or 0.
+// versionOf returns an object's version as in known.
 func versionOf(o source.Object) uint64 {
 	v, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
@@ -143,5 +141,5 @@ func versionOf(o source.Object) uint64 {
 	return v
 }
 
-// older says whether version a comes before b, as far as that is known.
+// older reports whether version a is known to precede b.
 func older(a, b uint64) bool { return a != 0 && a < b }

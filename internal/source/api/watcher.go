@@ -4,6 +4,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"time"
@@ -21,19 +22,17 @@ import (
 
 // Tests shorten these.
 var (
-	// backoff is how long to wait before a kind is listed again, and between
-	// attempts to connect. It is what client-go does by default: from 0.8 s, twice as
-	// long each time up to 30 s, and each up to twice as long at random, so
-	// that nodes do not all come back at the same moment.
+	// backoff is the time before a kind is listed again, and between attempts to
+	// connect. It is client-go's default: from 0.8 s to 30 s, doubled each time, with
+	// jitter of up to the same time, so that nodes do not reconnect at the same moment.
 	backoff = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 38, Factor: 2, Jitter: 1}
 
-	// askAgain is after how long an API server is asked again for a kind that it
-	// did not have: half of that at least, one and a half times at most.
+	// askAgain is the mean time between attempts to list a kind that the API server
+	// does not have. The time varies by half.
 	askAgain = 10 * time.Minute
 )
 
-// backoffReset is after how long without a failure the back-off starts from its
-// beginning.
+// backoffReset is the time without a failure after which backoff starts again.
 const backoffReset = 2 * time.Minute
 
 // watcher watches one kind.
@@ -44,9 +43,9 @@ type watcher struct {
 	rest   rest.Interface
 	client *cache.ListWatch
 
-	protobuf bool               // lists may be asked for in that encoding
-	absent   error              // why the kind cannot be had
-	giveUp   context.CancelFunc // ends the attempts to
+	protobuf bool               // lists may have protobuf encoding
+	absent   error              // why an optional kind cannot be listed
+	giveUp   context.CancelFunc // ends the current attempt
 }
 
 func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
@@ -82,7 +81,7 @@ func (w *watcher) watch(ctx context.Context) {
 	}
 }
 
-// attempt watches until ctx ends or the kind turns out not to be there.
+// attempt watches until ctx ends or an optional kind cannot be listed.
 func (w *watcher) attempt(ctx context.Context) {
 	ctx, w.giveUp = context.WithCancel(ctx)
 	defer w.giveUp()
@@ -90,7 +89,7 @@ func (w *watcher) attempt(ctx context.Context) {
 	r := cache.NewReflectorWithOptions(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := w.list(ctx, o)
-			w.asked(ctx, &o, err)
+			w.requested(ctx, &o, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -98,14 +97,14 @@ func (w *watcher) attempt(ctx context.Context) {
 			if err == nil && reflect.TypeOf(stream) == reflect.TypeOf(watch.NewEmptyWatch()) {
 				stream, err = nil, errNoAnswer
 			}
-			w.asked(ctx, &o, err)
+			w.requested(ctx, &o, err)
 			return stream, err
 		},
 	}, w.kind.object("", ""), w.store, cache.ReflectorOptions{Logger: &w.log, Name: w.kind.name, Backoff: &again, Clock: endingClock{ctx: ctx}})
 
-	// The Reflector's own loop would log each error once more.
-	mine := backoff
-	_ = mine.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	// The Reflector's own loop would log each error again.
+	relist := backoff
+	_ = relist.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := r.ListAndWatchWithContext(klog.NewContext(ctx, w.log)); err != nil && ctx.Err() == nil {
 			w.log.V(2).Info("Watch ended", "kind", w.kind.name, "err", err)
 		}
@@ -113,38 +112,28 @@ func (w *watcher) attempt(ctx context.Context) {
 	})
 }
 
-// asked looks at what became of a request.
-func (w *watcher) asked(ctx context.Context, o *metav1.ListOptions, err error) {
+// requested evaluates the result of a request.
+func (w *watcher) requested(ctx context.Context, o *metav1.ListOptions, err error) {
 	switch {
 	case err == nil:
-		w.trouble.over(w.kind.name)
-		return
+		w.failures.succeeded(w.kind.name)
 	case ctx.Err() != nil:
-		return
-	case o.SendInitialEvents != nil && apierrors.IsInvalid(err):
+	case o.SendInitialEvents != nil && apierrors.IsInvalid(err): // the Reflector lists instead
 		w.log.V(2).Info("The API server does not stream lists", "kind", w.kind.name, "err", err)
-		return // the Reflector lists instead
-	}
-	switch {
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		w.log.V(2).Info("Listing again", "kind", w.kind.name, "err", err)
 	case w.kind.optional && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
-		w.doWithout(err)
+		if w.absent == nil {
+			w.report(fmt.Errorf("going on without %ss, which the API server does not have or does not let this node list: %s", w.kind.name, causeOf(err)))
+		}
+		w.absent = err
+		w.giveUp()
 	default:
-		w.trouble.is(w.kind.name, err)
+		w.failures.failed(w.kind.name, err)
 	}
 }
 
-// doWithout gives up a kind for a while.
-func (w *watcher) doWithout(err error) {
-	if w.absent == nil {
-		w.tell(without(w.kind, err))
-	}
-	w.absent = err
-	w.giveUp()
-}
-
-// full takes note that all there is of the kind has been passed on.
+// full is called when all objects of the kind have been delivered.
 func (w *watcher) full() {
 	if w.absent != nil {
 		w.log.Info("The API server lets a kind be listed now", "kind", w.kind.name)
