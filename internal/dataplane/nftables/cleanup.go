@@ -51,8 +51,10 @@ func (b *Backend) entries(t nfnl.Table) (all []string, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil
 		return b.conn.Chains(t, func(c nfnl.ChainInfo) {
-			if c.Name == chainPrerouting || c.Name == chainOutput {
-				all = append(all, c.Name)
+			for _, e := range entries {
+				if c.Name == e.base {
+					all = append(all, c.Name)
+				}
 			}
 		})
 	})

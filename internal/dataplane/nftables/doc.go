@@ -35,7 +35,6 @@
 //	  chain services {
 //	    ip daddr . meta l4proto . th dport @external goto external
 //	    ip daddr @cluster-ips goto cluster-ip
-//	    ip daddr @service-cidrs drop
 //	  }
 //	  chain cluster-ip {
 //	    ip saddr != 10.0.0.0/16 meta mark set meta mark | 0x4000     # as --detect-local-mode says
@@ -57,10 +56,17 @@
 //	  chain dispatch {
 //	    frontends[ip daddr . meta l4proto . th dport] -> pools -> picks
 //	    local-frontends[ip daddr . meta l4proto . th dport] -> pools -> local-picks
-//	    goto reject
+//	    meta mark set meta mark & 0xffffbfff
 //	  }
 //	  chain pick-2 {
 //	    dnat to endpoints[ frontends[ip daddr . meta l4proto . th dport] . numgen random mod 2 ]
+//	  }
+//	  # what neither Slipstream nor another proxy has translated
+//	  chain prerouting-unserved { type nat hook prerouting priority 1000;  jump unserved }
+//	  chain output-unserved { type nat hook output priority 1000;          jump unserved }
+//	  chain unserved {
+//	    ip daddr @cluster-ips goto unknown-port                          # reject
+//	    ip daddr @service-cidrs drop
 //	  }
 //	  chain postrouting {
 //	    type nat hook postrouting priority srcnat - 1

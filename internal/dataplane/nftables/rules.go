@@ -15,7 +15,9 @@ import (
 // Names of chains.
 const (
 	chainPrerouting    = "prerouting"
+	chainPrerouting2   = "prerouting-unserved"
 	chainOutput        = "output"
+	chainOutput2       = "output-unserved"
 	chainInput         = "input"
 	chainPostrouting   = "postrouting"
 	chainServices      = "services"
@@ -24,6 +26,8 @@ const (
 	chainExternalLocal = "external-local"
 	chainSources       = "check-source"
 	chainDispatch      = "dispatch"
+	chainUnserved      = "unserved"
+	chainUnknownPort   = "unknown-port"
 	chainReject        = "reject"
 	chainDrop          = "drop"
 	chainMasquerade    = "masquerade"
@@ -34,9 +38,17 @@ const (
 // and srcnat - 1. kube-proxy uses dstnat and srcnat. After one chain has masqueraded a
 // packet, the kernel skips the following ones, so a chain of another process could prevent
 // that a client's backend is recorded.
+//
+// Two more base chains refuse and drop what no proxy serves. Their priority is behind all
+// others, because an address of a ServiceCIDR can be another proxy's Service. In a hook of
+// the type nat, the kernel runs the chains in order until one has translated the packet, and
+// only for the first packet of a connection. So these chains see what no chain has
+// translated, and cost established connections nothing, unlike chains of the type filter.
 var chains = []nfnl.Chain{
 	{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100}},
+	{Name: chainPrerouting2, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: lastPriority}},
 	{Name: chainOutput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -100}},
+	{Name: chainOutput2, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: lastPriority}},
 	{Name: chainInput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_IN, Priority: 99}},
 	{Name: chainPostrouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_POST_ROUTING, Priority: 99}},
 	{Name: chainServices},
@@ -45,9 +57,20 @@ var chains = []nfnl.Chain{
 	{Name: chainExternalLocal},
 	{Name: chainSources},
 	{Name: chainDispatch},
+	{Name: chainUnserved},
+	{Name: chainUnknownPort},
 	{Name: chainReject},
 	{Name: chainDrop},
 	{Name: chainMasquerade},
+}
+
+// lastPriority is behind all priorities that other proxies use for DNAT.
+const lastPriority = 1000
+
+// entries are the base chains through which packets enter the table, and where each leads.
+var entries = []struct{ base, to string }{
+	{chainPrerouting, chainServices}, {chainPrerouting2, chainUnserved},
+	{chainOutput, chainServices}, {chainOutput2, chainUnserved},
 }
 
 // Registers, 4 bytes each (NFT_REG32_00 is 8). The value of a look-up takes two, and the
@@ -91,7 +114,10 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 	}
-	w.rule(chainServices, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), drop())
+	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), notOurs(), goTo(chainUnknownPort))
+	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), drop())
+	w.rule(chainUnknownPort, "the Service is new", w.frontend(), inMap(cluster.frontends), drop())
+	w.rule(chainUnknownPort, "", goTo(chainReject))
 
 	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
@@ -111,7 +137,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.dispatch(chainDispatch, cluster)
 	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
 	w.rule(chainDispatch, "the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
-	w.rule(chainDispatch, "", notOurs(), goTo(chainReject))
+	w.rule(chainDispatch, "not ours", clearMark(mark))
 
 	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	code := uint8(icmpPort)
@@ -143,8 +169,9 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 
 // entry writes the rules through which packets enter the table.
 func (w *ruleWriter) entry() {
-	w.rule(chainPrerouting, "", jump(chainServices))
-	w.rule(chainOutput, "", jump(chainServices))
+	for _, e := range entries {
+		w.rule(e.base, "", jump(e.to))
+	}
 }
 
 // externalLocal writes the chain for external traffic that may go to local backends only.
