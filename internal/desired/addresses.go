@@ -8,9 +8,6 @@ type counted[T comparable] struct {
 	dirty []T
 }
 
-// addresses is a counted set of addresses. Its keys hold no pointers.
-type addresses struct{ counted[ipBytes] }
-
 type uses struct {
 	users    int
 	reported bool
@@ -63,18 +60,4 @@ func (a *counted[T]) full() (c SetChange[T]) {
 		}
 	}
 	return c
-}
-
-func (a *addresses) change() AddressChange { return addressChange(a.counted.change()) }
-
-func (a *addresses) full() AddressChange { return addressChange(a.counted.full()) }
-
-func addressChange(c SetChange[ipBytes]) (out AddressChange) {
-	for _, ip := range c.Added {
-		out.Added = append(out.Added, ip.addr())
-	}
-	for _, ip := range c.Removed {
-		out.Removed = append(out.Removed, ip.addr())
-	}
-	return out
 }

@@ -69,7 +69,7 @@ func (p *pool) setWatch(on bool) {
 func (p *pool) watchFlows(e *entry) {
 	w := p.flows
 	was := e.flags&isServing != 0
-	now := !p.gone && e.slices > 0 && e.cond&serving != 0
+	now := !p.gone && e.listed > 0 && e.cond&serving != 0
 	if was {
 		w.serving--
 		e.flags |= hadFlows
@@ -78,7 +78,7 @@ func (p *pool) watchFlows(e *entry) {
 		w.serving++
 	}
 	switch {
-	case e.slices == 0 && e.flags&hadFlows != 0:
+	case e.listed == 0 && e.flags&hadFlows != 0:
 		w.removed = append(w.removed, e.backend)
 	case was && !now:
 		w.stopped = append(w.stopped, e.backend)

@@ -103,7 +103,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 			continue
 		}
 		for _, e := range p.entries {
-			if e.slices == 0 {
+			if e.listed == 0 {
 				return fmt.Errorf("pool %s retains %s, which is in no slice", p.port.name, e.backend)
 			}
 		}

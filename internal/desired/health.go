@@ -24,7 +24,7 @@ type HealthCheck struct {
 type healthState struct {
 	reported HealthCheck
 	dirty    bool
-	local    [families]map[ipBytes]int // number of slices that contain each ready endpoint of this node
+	local    [families]map[ipBytes]int // how often slices list each ready endpoint of this node
 }
 
 // setHealth updates the health state for a Service's new spec.
@@ -58,25 +58,19 @@ func (s *State) moveHealth(svc *service, from, to *slice) {
 			}
 		}
 	}
-	// A slice without ports has no endpoints for any Service port.
-	if from != nil && len(from.ports) == 0 {
-		from = nil
-	}
-	if to != nil && len(to.ports) == 0 {
-		to = nil
-	}
-	switch {
-	case from != nil && to != nil && from.family == to.family:
-		difference(from.endpoints, to.endpoints, add(from.family, -1), add(to.family, 1))
-	default:
-		if from != nil {
-			difference(from.endpoints, nil, add(from.family, -1), nil)
-		}
-		if to != nil {
-			difference(nil, to.endpoints, nil, add(to.family, 1))
-		}
+	for _, f := range []Family{IPv4, IPv6} {
+		difference(from.healthEndpoints(f), to.healthEndpoints(f), add(f, -1), add(f, 1))
 	}
 	s.dirtyHealth(svc)
+}
+
+// healthEndpoints returns the endpoints of a family. A slice without ports has none for any
+// Service port.
+func (sl *slice) healthEndpoints(f Family) []sliceEndpoint {
+	if sl == nil || len(sl.ports) == 0 || sl.family != f {
+		return nil
+	}
+	return sl.endpoints
 }
 
 func (s *State) dirtyHealth(svc *service) {

@@ -2,9 +2,9 @@
 
 package desired
 
-// conditionCounts counts, for an endpoint in several slices, the slices in which each
-// bit of its condition is set. An endpoint is in several slices only while a controller
-// moves it between them, or if slices are written by hand.
+// conditionCounts counts, for an endpoint that slices list several times, the entries in
+// which each bit of its condition is set. This happens while a controller moves an endpoint
+// between slices, and in slices that are written by hand.
 type conditionCounts [conditionBits]uint16
 
 func (s *conditionCounts) add(c condition, n int) {
@@ -15,11 +15,11 @@ func (s *conditionCounts) add(c condition, n int) {
 	}
 }
 
-// merged returns the condition over a number of slices, as [condition.merge] defines
-// it.
-func (s *conditionCounts) merged(slices uint16) (c condition) {
+// merged returns the condition over a number of entries: every bit that any entry has, but
+// terminating only if all have it.
+func (s *conditionCounts) merged(entries uint16) (c condition) {
 	for i, n := range s {
-		if bit := condition(1) << i; n > 0 && (bit != terminating || n == slices) {
+		if bit := condition(1) << i; n > 0 && (bit != terminating || n == entries) {
 			c |= bit
 		}
 	}

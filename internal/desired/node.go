@@ -113,11 +113,11 @@ func (s *State) selectNodePortAddrs() {
 	}
 }
 
-// subtract returns the addresses of a that are not in b.
-func subtract(a, b []netip.Addr) (out []netip.Addr) {
-	for _, ip := range a {
-		if !slices.Contains(b, ip) {
-			out = append(out, ip)
+// subtract returns the members of a that are not in b.
+func subtract[T comparable](a, b []T) (out []T) {
+	for _, v := range a {
+		if !slices.Contains(b, v) {
+			out = append(out, v)
 		}
 	}
 	return out

@@ -2,6 +2,8 @@
 
 package desired
 
+import "net/netip"
+
 // pool holds the endpoints of one Service port in one address family, merged over the
 // Service's slices, and records which of them were reported as backends. A port has a
 // pool for each scope that the Service's policies use.
@@ -13,7 +15,7 @@ type pool struct {
 
 	entries []entry
 	index   map[Backend]int32            // positions of entries; only kept for large pools
-	shared  map[Backend]*conditionCounts // of entries in several slices
+	shared  map[Backend]*conditionCounts // of entries that are listed several times
 
 	tally  tally
 	choice choice // the choice by which the reported backends were taken
@@ -32,7 +34,7 @@ type entry struct {
 	backend Backend
 	cond    condition
 	flags   entryFlags
-	slices  uint16 // number of slices that contain it; entries with 0 are removed by the next change
+	listed  uint16 // how often slices list it; entries with 0 are removed by the next change
 }
 
 type entryFlags uint8
@@ -65,7 +67,7 @@ func (p *pool) find(b Backend) int {
 	return -1
 }
 
-// add appends an entry without slices.
+// add appends an entry that no slice lists yet.
 func (p *pool) add(b Backend) int {
 	i := len(p.entries)
 	p.entries = append(p.entries, entry{backend: b})
@@ -97,9 +99,9 @@ func (p *pool) remove(i int) {
 	}
 }
 
-// contribute adds (n = 1) or removes (n = -1) an endpoint of one slice, with its
-// condition in that slice. The condition of the entry depends on the number of slices
-// that contain the endpoint, before and after:
+// contribute adds (n = 1) or removes (n = -1) an endpoint that a slice lists, with its
+// condition there. The condition of the entry depends on how often slices list the
+// endpoint, before and after:
 //
 //	before   after   condition
 //	0        1       that of the slice
@@ -113,11 +115,11 @@ func (p *pool) contribute(b Backend, c condition, n int) {
 		i = p.add(b)
 	}
 	e := &p.entries[i]
-	before, after := e.slices, uint16(int(e.slices)+n)
+	before, after := e.listed, uint16(int(e.listed)+n)
 	if before > 0 {
 		p.tally.count(e.cond, -1)
 	}
-	e.slices = after
+	e.listed = after
 	switch {
 	case before == 0:
 		e.cond = c
@@ -133,8 +135,8 @@ func (p *pool) contribute(b Backend, c condition, n int) {
 	}
 }
 
-// merge adds or removes the condition in one slice of an endpoint that several slices
-// contain, or contained before, and returns the merged condition.
+// merge adds or removes one condition of an endpoint that slices list several times, or did
+// before, and returns the merged condition.
 func (p *pool) merge(e *entry, c condition, n int) condition {
 	counts := p.shared[e.backend]
 	if counts == nil {
@@ -146,17 +148,17 @@ func (p *pool) merge(e *entry, c condition, n int) condition {
 		p.shared[e.backend] = counts
 	}
 	counts.add(c, n)
-	if e.slices == 1 {
+	if e.listed == 1 {
 		delete(p.shared, e.backend)
 	}
-	return counts.merged(e.slices)
+	return counts.merged(e.listed)
 }
 
 // takes reports whether an entry is a backend under the pool's choice.
-func (p *pool) takes(e *entry) bool { return !p.gone && e.slices > 0 && p.choice.takes(e.cond) }
+func (p *pool) takes(e *entry) bool { return !p.gone && e.listed > 0 && p.choice.takes(e.cond) }
 
 // change returns the difference from the last report and marks it as reported.
-func (p *pool) change(hairpins *addresses) (PoolChange, bool) {
+func (p *pool) change(hairpins *counted[netip.Addr]) (PoolChange, bool) {
 	c := p.describe()
 	c.New, c.Gone = !p.reported, p.gone
 	choice, ifEmpty := p.tally.choose(p.scope)
@@ -185,7 +187,7 @@ func (p *pool) describe() PoolChange {
 }
 
 // report adds the difference in one entry to c and marks it as reported.
-func (p *pool) report(i int, c *PoolChange, hairpins *addresses) {
+func (p *pool) report(i int, c *PoolChange, hairpins *counted[netip.Addr]) {
 	e := &p.entries[i]
 	e.flags &^= isTouched
 	now := p.takes(e)
@@ -199,15 +201,15 @@ func (p *pool) report(i int, c *PoolChange, hairpins *addresses) {
 	hairpin := now && e.cond&maybeLocal != 0
 	switch counts := e.flags&countsAsHairpin != 0; {
 	case hairpin && !counts:
-		hairpins.use(e.backend.ip, 1)
+		hairpins.use(e.backend.Addr(), 1)
 	case !hairpin && counts:
-		hairpins.use(e.backend.ip, -1)
+		hairpins.use(e.backend.Addr(), -1)
 	}
 	e.flags = e.flags.with(countsAsHairpin, hairpin)
 	if p.flows != nil {
 		p.watchFlows(e)
 	}
-	if e.slices == 0 {
+	if e.listed == 0 {
 		p.remove(i)
 	}
 }

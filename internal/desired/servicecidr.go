@@ -55,16 +55,7 @@ func (c *serviceCIDRs) change() (out PrefixChange) {
 		all = append(all, ps...)
 	}
 	all = disjoint(all)
-	for _, p := range all {
-		if !slices.Contains(c.reported, p) {
-			out.Added = append(out.Added, p)
-		}
-	}
-	for _, p := range c.reported {
-		if !slices.Contains(all, p) {
-			out.Removed = append(out.Removed, p)
-		}
-	}
+	out = PrefixChange{Added: subtract(all, c.reported), Removed: subtract(c.reported, all)}
 	c.reported = all
 	return out
 }

@@ -103,46 +103,12 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 			Reason: fmt.Sprintf("not an %s address that packets can be sent to: %s (%d such endpoints are ignored)", out.family, in.Endpoints[first].Addresses[0], unusable),
 		})
 	}
-	s.mergeDuplicates(out)
 	return out
 }
 
 // sameName reports whether two ports have the same name and protocol, so that Service
 // ports cannot distinguish them.
 func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
-
-// mergeDuplicates merges endpoints of a slice that have the same address.
-func (s *State) mergeDuplicates(sl *slice) {
-	if len(sl.endpoints) <= 16 && !hasDuplicates(sl.endpoints) {
-		return // the common case, which is cheaper to detect than with a map
-	}
-	at := make(map[ipBytes]int, len(sl.endpoints))
-	out := sl.endpoints[:0]
-	for _, e := range sl.endpoints {
-		if i, seen := at[e.ip]; seen {
-			have := &out[i]
-			have.zones = sl.zones.union(have.zones, e.zones)
-			have.cond = have.cond.merge(e.cond)&^(zoneHint|zoneMatches) | s.zoneCondition(sl.zones.names(have.zones))
-			continue
-		}
-		at[e.ip] = len(out)
-		out = append(out, e)
-	}
-	sl.endpoints = out
-}
-
-// hasDuplicates reports whether two endpoints have the same address. It takes quadratic
-// time, and so is for few endpoints only.
-func hasDuplicates(all []sliceEndpoint) bool {
-	for i := range all {
-		for j := range i {
-			if all[i].ip == all[j].ip {
-				return true
-			}
-		}
-	}
-	return false
-}
 
 // endpoint extracts the sliceEndpoint of an endpoint.
 func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
@@ -182,16 +148,8 @@ func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	return c
 }
 
-// merge returns the condition of an endpoint that is listed twice: every bit that
-// either entry has, but terminating only if both have it. The result does not depend on
-// the order.
-func (c condition) merge(d condition) condition {
-	const best = ^terminating
-	return (c|d)&best | c&d&terminating
-}
-
-// difference calls remove and add for the endpoints in which two versions of a slice
-// differ. A common prefix and suffix are skipped without a look-up.
+// difference calls remove and then add for the endpoints in which two versions of a slice
+// differ. An endpoint that a version lists twice counts twice.
 func difference(from, to []sliceEndpoint, remove, add func(sliceEndpoint)) {
 	for len(from) > 0 && len(to) > 0 && from[0] == to[0] {
 		from, to = from[1:], to[1:]
@@ -199,33 +157,27 @@ func difference(from, to []sliceEndpoint, remove, add func(sliceEndpoint)) {
 	for len(from) > 0 && len(to) > 0 && from[len(from)-1] == to[len(to)-1] {
 		from, to = from[:len(from)-1], to[:len(to)-1]
 	}
-	const few = 8
-	if len(from) <= few && len(to) <= few {
-		for _, e := range from {
-			if !slices.Contains(to, e) {
-				remove(e)
-			}
-		}
-		for _, e := range to {
-			if !slices.Contains(from, e) {
-				add(e)
-			}
-		}
-		return
+	if len(from) > 0 && len(to) > 0 {
+		from, to = onlyIn(from, to), onlyIn(to, from)
 	}
-	left := make(map[sliceEndpoint]struct{}, len(from))
 	for _, e := range from {
-		left[e] = struct{}{}
-	}
-	for _, e := range to {
-		if _, both := left[e]; !both {
-			add(e)
-		}
-	}
-	for _, e := range to {
-		delete(left, e)
-	}
-	for e := range left {
 		remove(e)
 	}
+	for _, e := range to {
+		add(e)
+	}
+}
+
+// onlyIn returns the endpoints of a that are not in b.
+func onlyIn(a, b []sliceEndpoint) (out []sliceEndpoint) {
+	in := make(map[sliceEndpoint]int, len(b))
+	for _, e := range b {
+		in[e]++
+	}
+	for _, e := range a {
+		if in[e]--; in[e] < 0 {
+			out = append(out, e)
+		}
+	}
+	return out
 }

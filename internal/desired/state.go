@@ -20,8 +20,8 @@ type State struct {
 	pools     []*pool // by PoolID; nil if free
 	freePools []PoolID
 
-	clusterIPs  addresses
-	hairpins    addresses
+	clusterIPs  counted[netip.Addr]
+	hairpins    counted[netip.Addr]
 	healthPorts counted[HealthPort]
 
 	node         node
@@ -146,7 +146,7 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	if old != nil {
 		s.proxied--
 		for _, ip := range old.clusterIPs {
-			s.clusterIPs.use(ip.As16(), -1)
+			s.clusterIPs.use(ip, -1)
 		}
 		s.eachClaim(old, oldPorts, s.unclaim)
 	}
@@ -161,7 +161,7 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 			svc.ports = append(svc.ports, s.port(svc, oldPorts, ps))
 		}
 		for _, ip := range spec.clusterIPs {
-			s.clusterIPs.use(ip.As16(), 1)
+			s.clusterIPs.use(ip, 1)
 		}
 		s.eachClaim(spec, svc.ports, s.claim)
 	}

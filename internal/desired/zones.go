@@ -37,14 +37,6 @@ func (z zoneSets) names(n zoneSet) []string {
 	return z[n-1]
 }
 
-// union returns the union of two sets.
-func (z *zoneSets) union(a, b zoneSet) zoneSet {
-	if a == b || b == 0 {
-		return a
-	}
-	return z.of(slices.Concat(z.names(a), z.names(b)))
-}
-
 // zoneNames returns copies of the names in hints, because substrings would keep the
 // object's memory alive.
 func zoneNames(hints []discoveryv1.ForZone) (names []string) {
