@@ -42,8 +42,8 @@ var modes = map[string]func(context.Context, *config.Config) (programmer, error)
 //
 // If the node can serve no family, openMode returns an error, as kube-proxy does; if no
 // mode was set, it uses iptables mode, kube-proxy's default, instead.
-func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn func(note string)) (b programmer, without desired.Families, err error) {
-	b, without, err = probeMode(ctx, c, m, warn)
+func openMode(ctx context.Context, c *config.Config, probe probe, m *metrics.Metrics, warn func(note string)) (b programmer, without desired.Families, err error) {
+	b, without, err = probeMode(ctx, c, probe, m, warn)
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return nil, without, err
@@ -51,7 +51,7 @@ func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn fu
 		return nil, without, needsNetAdmin(err)
 	case err != nil && c.FallBack():
 		warn(fmt.Sprintf("No mode is set and nftables mode does not work: using iptables mode: %v", err))
-		b, without, err = probeMode(ctx, c, m, warn)
+		b, without, err = probeMode(ctx, c, probe, m, warn)
 	}
 	if err != nil {
 		warn(err.Error())
@@ -61,14 +61,17 @@ func openMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn fu
 
 func needsNetAdmin(err error) error { return fmt.Errorf("slipstream needs CAP_NET_ADMIN: %w", err) }
 
+// probe returns the features that a dataplane needs and the node lacks.
+type probe func(programmer, context.Context) ([]dataplane.Missing, error)
+
 // probeMode opens the configured mode's dataplane and warns of missing features, if the
 // node can serve a family.
-func probeMode(ctx context.Context, c *config.Config, m *metrics.Metrics, warn func(note string)) (_ programmer, without desired.Families, err error) {
+func probeMode(ctx context.Context, c *config.Config, probe probe, m *metrics.Metrics, warn func(note string)) (_ programmer, without desired.Families, err error) {
 	b, err := modes[c.Mode()](ctx, c)
 	if err != nil {
 		return nil, without, fmt.Errorf("proxy mode %s: %w", c.Mode(), err)
 	}
-	missing, err := b.Probe(ctx)
+	missing, err := probe(b, ctx)
 	if err != nil {
 		return nil, without, errors.Join(fmt.Errorf("proxy mode %s: %w", c.Mode(), err), b.Close())
 	}

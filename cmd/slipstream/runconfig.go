@@ -61,7 +61,7 @@ func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, e
 	})
 	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, fromFile...)
 	fs.Visit(func(f *pflag.Flag) {
-		if _, ok := fieldOf[f.Name]; ok {
+		if o.upstream.Lookup(f.Name) != nil {
 			notes = append(notes, config.Note{Field: "--" + f.Name, Text: "is ignored with --config"})
 		}
 	})
@@ -144,17 +144,12 @@ func (o *runFlags) flagFor(fs *pflag.FlagSet, path string) string {
 	if name, isPeriod := strings.CutPrefix(stem, "nftables."); isPeriod && strings.HasSuffix(name, "yncPeriod") {
 		stem = "iptables." + name // set by the flags for iptables mode
 	}
-	tables := []map[string]string{overridesFile, fieldOf}
-	if o.file != "" {
-		tables = tables[:1]
-	}
-	for _, fields := range tables {
-		for name, of := range fields {
-			if of == stem && fs.Changed(name) {
-				return "--" + name + index
-			}
+	fs.Visit(func(f *pflag.Flag) {
+		ignored := o.file != "" && o.upstream.Lookup(f.Name) != nil
+		if !ignored && sets(f.Name, stem) {
+			path = "--" + f.Name + index
 		}
-	}
+	})
 	return path
 }
 

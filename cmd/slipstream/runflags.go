@@ -15,9 +15,10 @@ import (
 )
 
 // runFlags are the flags of "slipstream run". Flags that kube-proxy also has use its names.
-// Most set a field of the configuration; fieldOf has the names of the fields.
+// Most set a field of the configuration; see sets.
 type runFlags struct {
-	config *config.Config // the fields that flags set directly
+	config   *config.Config // the fields that flags set directly
+	upstream pflag.FlagSet  // for fields of KubeProxyConfiguration; ignored with --config, as in kube-proxy
 
 	file, writeTo      string
 	master             string
@@ -50,12 +51,14 @@ func (o *runFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&o.version, "version", "false", "true or raw: print the version and exit")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object (default: the host name); overrides --config")
-	o.addAPI(fs, k)
-	o.addServing(fs, k)
-	o.addMode(fs, k)
-	o.addIPVS(fs, k)
-	o.addTraffic(fs, k)
-	addConntrack(fs, &k.Conntrack)
+	fs.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's; overrides --config")
+	addAPI(&o.upstream, k)
+	o.addServing(&o.upstream, k)
+	o.addMode(&o.upstream, k)
+	o.addIPVS(&o.upstream, k)
+	addTraffic(&o.upstream, k)
+	addConntrack(&o.upstream, &k.Conntrack)
+	fs.AddFlagSet(&o.upstream)
 	addOwn(fs, &o.config.Slipstream)
 	logsapi.AddFlags(&k.Logging, fs)
 	// Flags of cAdvisor that kube-proxy registers by accident.
@@ -93,10 +96,9 @@ func (p period) String() string {
 func (p period) Type() string { return "duration" }
 
 // addAPI defines the flags about the Kubernetes API.
-func (o *runFlags) addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+func addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	c := &k.ClientConnection
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API")
-	fs.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's; overrides --config")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "media type of requests to the Kubernetes API")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests per second to the Kubernetes API, on average")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "burst of requests to the Kubernetes API")
@@ -145,7 +147,7 @@ func (o *runFlags) addIPVS(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguratio
 }
 
 // addTraffic defines the flags that classify traffic.
-func (o *runFlags) addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+func addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", "", "how to recognize traffic from pods of this node: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix (default: ClusterCIDR)")
 	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated")
 	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge of this node's pods")
@@ -167,73 +169,38 @@ func addConntrack(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConntrackConfiguratio
 	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "accept TCP packets outside of the window in conntrack")
 }
 
-// fieldOf maps flags to fields of kube-proxy's configuration. With --config, these flags
-// are ignored, as in kube-proxy.
-var fieldOf = map[string]string{
-	"bind-address":                      "bindAddress",
-	"bind-address-hard-fail":            "bindAddressHardFail",
-	"cluster-cidr":                      "clusterCIDR",
-	"config-sync-period":                "configSyncPeriod",
-	"conntrack-max-per-core":            "conntrack.maxPerCore",
-	"conntrack-min":                     "conntrack.min",
-	"conntrack-tcp-be-liberal":          "conntrack.tcpBeLiberal",
+// otherNames maps flags to fields of other names.
+var otherNames = map[string]string{
 	"conntrack-tcp-timeout-close-wait":  "conntrack.tcpCloseWaitTimeout",
 	"conntrack-tcp-timeout-established": "conntrack.tcpEstablishedTimeout",
-	"conntrack-udp-timeout":             "conntrack.udpTimeout",
 	"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
-	"detect-local-mode":                 "detectLocalMode",
-	"feature-gates":                     "featureGates",
-	"healthz-bind-address":              "healthzBindAddress",
-	"healthz-port":                      "",
-	"iptables-localhost-nodeports":      "iptables.localhostNodePorts",
-	"iptables-masquerade-bit":           "iptables.masqueradeBit",
-	"iptables-min-sync-period":          "iptables.minSyncPeriod",
-	"iptables-sync-period":              "iptables.syncPeriod",
-	"ipvs-exclude-cidrs":                "ipvs.excludeCIDRs",
-	"ipvs-min-sync-period":              "ipvs.minSyncPeriod",
-	"ipvs-scheduler":                    "ipvs.scheduler",
-	"ipvs-strict-arp":                   "ipvs.strictARP",
-	"ipvs-sync-period":                  "ipvs.syncPeriod",
-	"ipvs-tcp-timeout":                  "ipvs.tcpTimeout",
-	"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
-	"ipvs-udp-timeout":                  "ipvs.udpTimeout",
+	"hardware-offload":                  "fastPath.hardwareOffload",
+	"interfaces":                        "fastPath.interfaces",
 	"kube-api-burst":                    "clientConnection.burst",
 	"kube-api-content-type":             "clientConnection.contentType",
 	"kube-api-qps":                      "clientConnection.qps",
 	"kubeconfig":                        "clientConnection.kubeconfig",
+	"log-flush-frequency":               "logging.flushFrequency",
+	"log-json-info-buffer-size":         "logging.options.json.infoBufferSize",
+	"log-json-split-stream":             "logging.options.json.splitStream",
+	"log-text-info-buffer-size":         "logging.options.text.infoBufferSize",
+	"log-text-split-stream":             "logging.options.text.splitStream",
 	"masquerade-all":                    "iptables.masqueradeAll",
-	"metrics-bind-address":              "metricsBindAddress",
-	"metrics-port":                      "",
-	"nftables-masquerade-bit":           "nftables.masqueradeBit",
-	"nodeport-addresses":                "nodePortAddresses",
-	"oom-score-adj":                     "oomScoreAdj",
+	offloadThreshold:                    "fastPath.offloadPacketThreshold",
 	"pod-bridge-interface":              "detectLocal.bridgeInterface",
 	"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
 	"profiling":                         "enableProfiling",
 	"proxy-mode":                        "mode",
-	"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
+	"scope":                             "fastPath.scope",
+	"v":                                 "logging.verbosity",
+	"vmodule":                           "logging.vmodule",
 }
 
-// overridesFile maps flags that override the file to fields: the flags for logs, as in
-// kube-proxy, and those for Slipstream's own configuration.
-var overridesFile = map[string]string{
-	"hostname-override": "hostnameOverride",
-
-	"log-flush-frequency":       "logging.flushFrequency",
-	"log-json-info-buffer-size": "logging.options.json.infoBufferSize",
-	"log-json-split-stream":     "logging.options.json.splitStream",
-	"log-text-info-buffer-size": "logging.options.text.infoBufferSize",
-	"log-text-split-stream":     "logging.options.text.splitStream",
-	"logging-format":            "logging.format",
-	"v":                         "logging.verbosity",
-	"vmodule":                   "logging.vmodule",
-
-	"manifests":        "manifests",
-	"min-sync-period":  "minSyncPeriod",
-	"check-period":     "checkPeriod",
-	"verify-period":    "verifyPeriod",
-	offloadThreshold:   "fastPath.offloadPacketThreshold",
-	"scope":            "fastPath.scope",
-	"interfaces":       "fastPath.interfaces",
-	"hardware-offload": "fastPath.hardwareOffload",
+// sets reports whether a flag sets a field. Most flags have the name of their field:
+// --conntrack-max-per-core sets conntrack.maxPerCore.
+func sets(flag, field string) bool {
+	if other, ok := otherNames[flag]; ok {
+		return other == field
+	}
+	return strings.EqualFold(strings.ReplaceAll(flag, "-", ""), strings.ReplaceAll(field, ".", ""))
 }

@@ -117,7 +117,7 @@ func (s *parts) openSource(context.Context) (err error) {
 }
 
 func (s *parts) openDataplane(ctx context.Context) (err error) {
-	s.dataplane, s.without, err = openMode(ctx, s.config, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
+	s.dataplane, s.without, err = openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (s *parts) tuneNode() {
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
-	if err := localhostNodePorts(nodePorts(s.config.KubeProxy.NodePortAddresses, s.config.LocalhostNodePorts())); err != nil {
+	if err := localhostNodePorts(s.config); err != nil {
 		s.events.Warning(events.FailedToSetSysctl, err.Error())
 	}
 }
@@ -183,7 +183,7 @@ func (s *parts) run(ctx context.Context) error {
 	defer checks.Close()
 	options := proxy.Options{
 		MinSyncPeriod: c.MinSyncPeriod(),
-		CheckPeriod:   c.CheckPeriod(),
+		CheckPeriod:   c.Slipstream.CheckPeriod.Duration,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
 		HealthChecks:  checks,
 		StaleFlows:    s.flows,
@@ -336,13 +336,13 @@ func initialize(c *config.Config) error {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts())))
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(c))
 }
 
 // localhostNodePorts sets the kernel parameters for NodePorts on IPv4 loopback addresses,
 // if there are any.
-func localhostNodePorts(n desired.NodePortAddresses) error {
-	if !n.OnLoopback() {
+func localhostNodePorts(c *config.Config) error {
+	if !nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()).OnLoopback() {
 		return nil
 	}
 	return sysctl.RouteLocalnet()

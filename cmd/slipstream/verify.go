@@ -19,7 +19,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -79,7 +78,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	if err != nil {
 		return nil, err
 	}
-	reader, without, err := openToVerify(ctx, c)
+	reader, without, err := openMode(ctx, c, probeToVerify, metrics.New(), func(string) {})
 	if err != nil {
 		return nil, err
 	}
@@ -168,34 +167,19 @@ func (w *watched) untilReady(ctx context.Context) error {
 	}
 }
 
-// openToVerify opens a reader for the ruleset of a run with this configuration. Without
-// has the families that such a run does not serve. The probe of iptables mode creates a
-// chain, so it is not used here, as this command changes nothing; a family counts as not
-// served if its commands do not work.
-func openToVerify(ctx context.Context, c *config.Config) (b programmer, without desired.Families, err error) {
-	if b, err = modes[c.Mode()](ctx, c); err == nil {
-		if rules, ok := b.(*iptables.Backend); ok {
-			return b, rules.Without(), nil
-		}
-		var missing []dataplane.Missing
-		missing, err = b.Probe(ctx)
-		for _, m := range missing {
-			without[m.Family] = true
-		}
-		if err == nil && !(without[desired.IPv4] && without[desired.IPv6]) {
-			return b, without, nil
-		}
-		err = errors.Join(err, b.Close())
+// probeToVerify is a probe that changes nothing. That of iptables mode creates a chain, so a
+// family counts as not served there if its commands do not work.
+func probeToVerify(b programmer, ctx context.Context) (missing []dataplane.Missing, err error) {
+	rules, ok := b.(*iptables.Backend)
+	if !ok {
+		return b.Probe(ctx)
 	}
-	switch {
-	case errors.Is(err, unix.EPERM):
-		err = needsNetAdmin(err)
-	case ctx.Err() == nil && c.FallBack():
-		return openToVerify(ctx, c)
-	case err == nil:
-		err = fmt.Errorf("mode %s does not work on this node", c.Mode())
+	for f, without := range rules.Without() {
+		if without {
+			missing = append(missing, dataplane.Missing{Family: desired.Family(f)})
+		}
 	}
-	return nil, without, err
+	return missing, nil
 }
 
 // openReader opens a second dataplane to read the ruleset of the running one. It uses the
@@ -210,10 +194,10 @@ func openReader(ctx context.Context, c *config.Config, running programmer) (prox
 
 // verifyInBackground configures verification if verifyPeriod is set.
 func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b programmer) {
-	if c.VerifyPeriod() == 0 {
+	o.VerifyPeriod = c.Slipstream.VerifyPeriod.Duration
+	if o.VerifyPeriod == 0 {
 		return
 	}
 	m.OnVerify()
-	o.VerifyPeriod = c.VerifyPeriod()
 	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, c, b) }
 }

@@ -91,13 +91,6 @@ func (c *Config) LateAfter() time.Duration {
 	return 2 * ofMode(&c.KubeProxy, c.KubeProxy.Mode).syncPeriod.Duration
 }
 
-// CheckPeriod is how often to check for external modifications.
-func (c *Config) CheckPeriod() time.Duration { return c.Slipstream.CheckPeriod.Duration }
-
-// VerifyPeriod is how often to compare the kernel's complete content with the desired
-// state; 0 is never.
-func (c *Config) VerifyPeriod() time.Duration { return c.Slipstream.VerifyPeriod.Duration }
-
 // LocalhostNodePorts reports whether NodePorts are reachable on loopback addresses, which
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {

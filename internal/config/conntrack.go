@@ -3,29 +3,10 @@
 package config
 
 import (
-	"time"
-
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"
 )
-
-// namedPeriod is a period with the name of its field.
-type namedPeriod struct {
-	name string
-	time.Duration
-}
-
-// conntrackPeriods returns all timeouts.
-func conntrackPeriods(c *kubeproxy.KubeProxyConntrackConfiguration) []namedPeriod {
-	return []namedPeriod{
-		{"tcpEstablishedTimeout", ptr.Deref(c.TCPEstablishedTimeout, metav1.Duration{}).Duration},
-		{"tcpCloseWaitTimeout", ptr.Deref(c.TCPCloseWaitTimeout, metav1.Duration{}).Duration},
-		{"udpTimeout", c.UDPTimeout.Duration},
-		{"udpStreamTimeout", c.UDPStreamTimeout.Duration},
-	}
-}
 
 // maxConntrack limits the effect of maxPerCore on machines with many CPUs, as each entry
 // takes memory that is not given back.

@@ -46,19 +46,15 @@ var effective = map[string]bool{
 //go:embed gates.txt
 var upstreamGates string
 
-// obsolete are gates of older releases that old configurations may still set.
-var obsolete = map[featuregate.Feature]featuregate.FeatureSpec{
-	"MinimizeIPTablesRestore": {Default: true, PreRelease: featuregate.GA},
-}
-
 // knownGates returns all gates, at their defaults.
 var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse("1.36"))
 	utilruntime.Must(logsapi.AddFeatureGates(gates))
 	more := map[featuregate.Feature]featuregate.FeatureSpec{
 		Acceleration: {Default: true, PreRelease: featuregate.Beta},
+		// A gate of older releases, which old configurations may still set.
+		"MinimizeIPTablesRestore": {Default: true, PreRelease: featuregate.GA},
 	}
-	maps.Copy(more, obsolete)
 	known := gates.GetAll()
 	for line := range strings.Lines(upstreamGates) {
 		var name, stage, on, locked string

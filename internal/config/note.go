@@ -5,6 +5,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -50,15 +51,14 @@ func (c *Config) unused() (notes []Note) {
 		{k.WindowsRunAsService, "windowsRunAsService", onWindows},
 		{k.Winkernel != kubeproxy.KubeProxyWinkernelConfiguration{}, "winkernel", onWindows},
 		{k.PortRange != "", "portRange", unusedSince},
-		{unusual(k.ConfigSyncPeriod.Duration, 15*time.Minute), "configSyncPeriod", resync},
+		{k.ConfigSyncPeriod.Duration != 0 && k.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod", resync},
 		{k.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", noHidden},
 	} {
 		if f.set {
 			notes = append(notes, Note{Field: f.path, Text: f.why})
 		}
 	}
-	notes = append(notes, unusedOfModes(k)...)
-	return notes
+	return append(notes, unusedOfModes(k)...)
 }
 
 // unusedOfModes returns notes about settings for modes that have no effect.
@@ -87,9 +87,6 @@ const ModeUnset = "is not set: using nftables with the settings for iptables mod
 
 const noLocalhost = "has no effect in nftables mode, which does not answer on NodePorts of loopback addresses"
 
-// unusual reports whether a period is set, and not to the default.
-func unusual(d, usual time.Duration) bool { return d != 0 && d != usual }
-
 // Notes returns notes about a complete and valid configuration.
 func (c *Config) Notes() (notes []Note) {
 	for _, name := range slices.Sorted(maps.Keys(c.KubeProxy.FeatureGates)) {
@@ -100,45 +97,49 @@ func (c *Config) Notes() (notes []Note) {
 		}
 	}
 	notes = append(notes, c.unknownPods()...)
-	var ranges [2]bool // of IPv4, IPv6
+	var all []netip.Prefix
 	for _, text := range c.KubeProxy.NodePortAddresses {
 		if p, ok := ParseRange(text); ok {
-			ranges[p.Addr().BitLen()/128] = true
+			all = append(all, p)
 		}
 	}
-	if ranges[0] != ranges[1] {
-		has, other := "IPv4", "IPv6"
-		if ranges[1] {
-			has, other = other, has
-		}
+	if other := missingFamily(all); other == "IPv4" || other == "IPv6" {
+		has := map[string]string{"IPv4": "IPv6", "IPv6": "IPv4"}[other]
 		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprintf("has ranges of %s only, so NodePorts answer on all %s addresses", has, other)})
 	}
 	return notes
 }
 
+// missingFamily names the families of which there is no range; "" if there is one of each.
+func missingFamily(ranges []netip.Prefix) string {
+	var has4, has6 bool
+	for _, p := range ranges {
+		has4, has6 = has4 || p.Addr().Is4(), has6 || p.Addr().Is6()
+	}
+	switch {
+	case has4 && has6:
+		return ""
+	case has4:
+		return "IPv6"
+	case has6:
+		return "IPv4"
+	}
+	return "IPv4 or IPv6"
+}
+
 // unknownPods returns a note about the families for which clusterCIDR has no range, so
 // that traffic of pods is not recognized. Clusters with one family only are common.
-func (c *Config) unknownPods() (notes []Note) {
-	if c.KubeProxy.DetectLocalMode != "ClusterCIDR" {
+func (c *Config) unknownPods() []Note {
+	missing := missingFamily(ClusterCIDRs(&c.KubeProxy))
+	if missing == "" || c.KubeProxy.DetectLocalMode != "ClusterCIDR" {
 		return nil
 	}
-	note := func(of string, verbosity int) []Note {
-		return []Note{{
-			Field: "clusterCIDR", Verbosity: verbosity,
-			Text: fmt.Sprintf("has no range of %s, so traffic from pods is not recognized (detectLocalMode ClusterCIDR) and traffic to ClusterIPs from outside the cluster is not masqueraded", of),
-		}}
+	note := Note{
+		Field: "clusterCIDR", Verbosity: 2,
+		Text: fmt.Sprintf("has no range of %s, so traffic from pods is not recognized (detectLocalMode ClusterCIDR) and traffic to ClusterIPs from outside the cluster is not masqueraded", missing),
 	}
-	var ranges [2]bool // of IPv4, IPv6
-	for _, p := range ClusterCIDRs(&c.KubeProxy) {
-		ranges[p.Addr().BitLen()/128] = true
+	if missing == "IPv4 or IPv6" {
+		note.Verbosity = 0
 	}
-	switch ranges {
-	case [2]bool{false, false}:
-		return note("IPv4 or IPv6", 0)
-	case [2]bool{true, false}:
-		return note("IPv6", 2)
-	case [2]bool{false, true}:
-		return note("IPv4", 2)
-	}
-	return nil
+	return []Note{note}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -108,10 +109,14 @@ func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) (errs field
 	}
 	number("maxPerCore", c.MaxPerCore)
 	number("min", c.Min)
-	for _, d := range conntrackPeriods(c) {
-		if d.Duration < 0 {
-			errs = append(errs, field.Invalid(path.Child(d.name), d.Duration.String(), notNegative))
+	period := func(name string, d *metav1.Duration) {
+		if d != nil && d.Duration < 0 {
+			errs = append(errs, field.Invalid(path.Child(name), d.Duration.String(), notNegative))
 		}
 	}
+	period("tcpEstablishedTimeout", c.TCPEstablishedTimeout)
+	period("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout)
+	period("udpTimeout", &c.UDPTimeout)
+	period("udpStreamTimeout", &c.UDPStreamTimeout)
 	return errs
 }
