@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -131,6 +132,9 @@ func (s *parts) openDataplane(ctx context.Context) (err error) {
 func (s *parts) openFastPath(ctx context.Context) (err error) {
 	settings := s.config.FastPath()
 	fast, _ := parseFastPath(&settings, nil) // valid
+	if b, ok := s.dataplane.(*nftables.Backend); ok {
+		fast.Commits = b.Commits()
+	}
 	if s.fast, err = newFastPath(fast, s.events); err != nil {
 		s.fast = nil
 		s.events.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())

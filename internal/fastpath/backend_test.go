@@ -221,6 +221,41 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestOwnCommits has the dataplane and the Controller change their tables. Neither must read
+// its table for that, as both do after a commit of another program.
+func TestOwnCommits(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	w := newQuietWorld(t)
+	w.start(Config{Threshold: threshold, Commits: w.proxy.Commits()})
+	w.check(w.Check(t.Context()))
+	dumps := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.conn.Dumps
+	}
+	before := dumps()
+	for i := range 5 {
+		w.endpoints(web, w.web[i%2])
+		w.apply()
+		w.check(w.Check(t.Context()))
+		w.check(w.proxy.Check(t.Context()))
+		link := w.dummy("late")
+		w.has("eth0 late veth1 veth2 veth3")
+		w.check(w.Check(t.Context()))
+		w.check(w.proxy.Check(t.Context()))
+		w.check(w.links.LinkDel(link))
+		w.has("eth0 veth1 veth2 veth3")
+	}
+	if n := dumps() - before; n > 0 {
+		t.Errorf("%d dumps after the process's own commits", n)
+	}
+	w.nft("add table inet another")
+	w.check(w.Check(t.Context()))
+	if dumps() == before {
+		t.Error("no dump after a commit of another program")
+	}
+}
+
 // TestOthersTables has somebody change what is not ours.
 func TestOthersTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)

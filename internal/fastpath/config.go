@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
 // DefaultRefresh is how often all connections pass the slow path once. The kernel
@@ -91,6 +92,10 @@ type Config struct {
 	// the Controller removes what an earlier one has left, and does nothing
 	// else.
 	Threshold uint32
+
+	// Commits, if not nil, counts the transactions of the dataplane and the Controller
+	// in the namespace, so that neither takes the other's for those of another program.
+	Commits *nfnl.Commits
 
 	Scope    Scope
 	Hardware Hardware

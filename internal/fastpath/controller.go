@@ -24,8 +24,9 @@ import (
 type Controller struct {
 	config Config
 	able   abilities
+	settle func(netns int) error // nfnl.Settle, which takes an RCU grace period for each interface
 
-	mu    sync.Mutex
+	mu    sync.Mutex // not held while settling
 	conn  *nfnl.Conn
 	batch nfnl.Batch
 	key   []byte
@@ -61,7 +62,10 @@ func New(c Config) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctl := &Controller{config: c, conn: conn, said: map[string]string{}}
+	if c.Commits != nil {
+		conn.Share(c.Commits)
+	}
+	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}}
 	if !ctl.off() {
 		if ctl.able, err = probe(conn); err != nil {
 			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close())
@@ -119,14 +123,16 @@ func (c *Controller) keep(ctx context.Context) {
 // frontends. A table of an earlier run is kept where it fits, and with it what has
 // been offloaded.
 func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.valid = false
 	if c.off() {
-		err := c.cleanup()
+		err := c.Cleanup(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.valid = err == nil
 		return dataplane.Stats{}, err
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.valid = false
 	if err := c.list(); err != nil {
 		c.stats.Errors++
 		return dataplane.Stats{}, err
@@ -169,22 +175,13 @@ func (c *Controller) Apply(ctx context.Context, change *desired.Change) (datapla
 	c.batch.Reset()
 	c.write(change)
 	stats := dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
-	if err := c.commit(); err != nil {
+	if err := c.conn.Commit(0, &c.batch); err != nil {
 		c.stats.Errors++
 		return stats, fmt.Errorf("fast path: %w", c.explain(err))
 	}
 	c.release()
 	c.valid = true
 	return stats, nil
-}
-
-// commit commits the batch.
-func (c *Controller) commit() error {
-	err := c.conn.Commit(0, &c.batch)
-	if err == nil && !c.batch.Empty() {
-		c.guard.committed()
-	}
-	return err
 }
 
 // keepBatch is the largest buffer, in bytes, that is kept for the next change.
@@ -216,27 +213,26 @@ func (c *Controller) explain(err error) error {
 // Cleanup implements dataplane.Dataplane. When it returns, all connections are back on
 // the slow path; none is cut.
 func (c *Controller) Cleanup(ctx context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.valid = false
-	return c.cleanup()
-}
-
-func (c *Controller) cleanup() error {
-	c.devices, c.members = nil, nil
-	_, err := c.conn.Table(table)
-	switch {
+	switch err := c.deleteTable(); {
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case err != nil:
-		return fmt.Errorf("fast path: reading table %s %s: %w", table.Family, table.Name, err)
+		return fmt.Errorf("fast path: deleting table %s %s: %w", table.Family, table.Name, err)
+	}
+	return c.settle(c.config.NetNS)
+}
+
+func (c *Controller) deleteTable() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.valid = false
+	c.devices, c.members = nil, nil
+	if _, err := c.conn.Table(table); err != nil {
+		return err
 	}
 	var b nfnl.Batch
 	b.DeleteTable(table)
-	if err := c.conn.Commit(0, &b); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("fast path: %w", err)
-	}
-	return nfnl.Settle(c.config.NetNS)
+	return c.conn.Commit(0, &b)
 }
 
 // Close implements dataplane.Dataplane: it leaves what is in the kernel, so that it

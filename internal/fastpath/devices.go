@@ -222,7 +222,7 @@ func (c *Controller) trySync() error {
 		return err
 	}
 	c.writeMembers(wanted)
-	err := c.commit()
+	err := c.conn.Commit(0, &c.batch)
 	if errors.Is(err, unix.EOPNOTSUPP) && c.hardware {
 		// A new interface's driver does not take flows.
 		c.refusedHardware(err)
@@ -285,7 +285,7 @@ func (c *Controller) leaveHardware() error {
 	if err := c.writeReplacement(&c.batch, c.devices.list()); err != nil {
 		return err
 	}
-	return c.commit()
+	return c.conn.Commit(0, &c.batch)
 }
 
 // member writes an element of the set of interfaces: an interval where it can have

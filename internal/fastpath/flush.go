@@ -30,22 +30,24 @@ type Flush struct {
 
 // Flush brings connections back to the slow path. When it returns, they are.
 func (c *Controller) Flush(f Flush) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.flush(f)
-}
-
-func (c *Controller) flush(f Flush) error {
 	if c.off() {
 		return nil
 	}
+	if err := c.flush(f); err != nil {
+		return err
+	}
+	return c.settle(c.config.NetNS)
+}
+
+func (c *Controller) flush(f Flush) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err := flush(c.conn, f, c.devices.list()); err != nil {
 		c.stats.Errors++
 		return err
 	}
-	c.guard.committed()
 	c.stats.Flushes++
-	return nfnl.Settle(c.config.NetNS)
+	return nil
 }
 
 // FlushTable brings connections back to the slow path in a network namespace, given

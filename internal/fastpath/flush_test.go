@@ -37,6 +37,30 @@ func TestFlush(t *testing.T) {
 	}
 }
 
+// TestFlushSettles has the kernel take long to free the old flowtable. Flush waits for it,
+// and nothing else does.
+func TestFlushSettles(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	settling, settled, flushed := make(chan bool), make(chan error), make(chan error, 1)
+	w.settle = func(int) error { settling <- true; return <-settled }
+	go func() { flushed <- w.Flush(Flush{All: true}) }()
+	<-settling
+	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
+	w.endpoints(web, w.web[1])
+	w.apply()
+	w.check(w.Check(w.t.Context()))
+	w.check2(w.Stats())
+	w.dummy("late")
+	w.has("eth0 late veth1 veth2 veth3")
+	select {
+	case err := <-flushed:
+		t.Errorf("Flush returned before the kernel had settled: %v", err)
+	default:
+	}
+	settled <- nil
+	w.check(<-flushed)
+}
+
 // TestFlushHolds keeps some connections on the slow path, while others do not
 // notice.
 func TestFlushHolds(t *testing.T) {

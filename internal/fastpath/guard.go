@@ -10,16 +10,14 @@ import (
 	"maps"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
 
-// guard notices when another program modifies our table, as the guard of the nftables
-// dataplane does: it compares the kernel's number of transactions with our own, and looks
-// at the table when there were others. Rules and a flowtable that were replaced by the same
-// are no damage, as FlushTable does that.
+// guard detects modifications of the table by other programs, like the detector of the
+// nftables dataplane: it reads the table when [nfnl.Conn.Generation] has changed. Rules and a
+// flowtable that were replaced by equal ones are no damage, as FlushTable does that.
 type guard struct {
-	generation uint32 // as it is when nobody else does anything; 0 when not known
+	generation uint32 // 0 if unknown
 	rules      uint64 // hash of what the rules do
 	unlooked   int    // frontends that have not been looked up since somebody changed something
 	next       int    // which of the controller's keys is next
@@ -27,12 +25,6 @@ type guard struct {
 
 // sampleSize is how many frontends are looked up in one Check.
 const sampleSize = 32
-
-func (g *guard) committed() {
-	if g.generation != 0 {
-		g.generation = nfnl.NextGeneration(g.generation)
-	}
-}
 
 // reset makes the rules that there are the norm.
 func (g *guard) reset(c *Controller) (err error) {

@@ -15,15 +15,14 @@ import (
 
 // detector detects modifications of the tables by other processes.
 //
-// The kernel counts the ruleset's transactions in its generation. While the generation
-// equals the one after this process's last commit, no other process has committed, and a
-// check is one small request. (Notifications would cost more: with a listener, the kernel
-// also reports every element of this process's transactions.) If the generation differs,
-// another process has committed, usually to other tables. Then the handles and rules of
-// the tables are compared at once, and the elements of all pools are looked up, spread
-// over the next checks.
+// While the generation (see [nfnl.Conn.Generation]) does not change, no other process has
+// committed, and a check is one small request. (Notifications would cost more: with a
+// listener, the kernel also reports every element of this process's transactions.) If the
+// generation differs, another process has committed, usually to other tables. Then the
+// handles and rules of the tables are compared at once, and the elements of all pools are
+// looked up, spread over the next checks.
 type detector struct {
-	generation uint32               // after this process's last commit; 0 if unknown
+	generation uint32               // 0 if unknown
 	tables     [len(schemas)]uint64 // handles, which differ when a table is created again
 
 	nextSample int // index in the list of pools
@@ -33,20 +32,11 @@ type detector struct {
 // sampleSize is how many pools of each family are looked up in one Check.
 const sampleSize = 16
 
-func (d *detector) committed() {
-	if d.generation != 0 {
-		d.generation = nfnl.NextGeneration(d.generation)
-	}
-}
-
 // reset records the state after a commit for a generation as the expected state. For
 // tables whose rules were written, it commits the fingerprint of the rules. If another
 // process has committed meanwhile it does not, and the next Check finds no fingerprint.
 func (d *detector) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
 	d.generation, d.unchecked = 0, 0
-	if generation != 0 {
-		generation = nfnl.NextGeneration(generation)
-	}
 	var batch nfnl.Batch
 	for f := range b.served {
 		handle, o, err := b.identify(f)
@@ -66,8 +56,6 @@ func (d *detector) reset(b *Backend, generation uint32, written [len(schemas)]bo
 			generation = 0
 		case err != nil:
 			return err
-		default:
-			generation = nfnl.NextGeneration(generation)
 		}
 	}
 	d.generation = generation

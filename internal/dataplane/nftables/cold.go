@@ -51,22 +51,18 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons
 	case err != nil:
 		return err
 	}
-	generation = nfnl.NextGeneration(generation)
 	rules, err := b.rulesOf(generation)
 	if err != nil {
 		return err
 	}
 
 	var timeouts error
-	transactions, err := b.conn.CommitPieces(ctx, &b.batch, func() {
+	_, err = b.conn.CommitPieces(ctx, &b.batch, func() {
 		timeouts = b.newTimeouts(&b.batch, full)
 		b.write(full)
 	})
 	if err = errors.Join(timeouts, err); err != nil {
 		return err
-	}
-	for range transactions {
-		generation = nfnl.NextGeneration(generation)
 	}
 	return b.enter(generation, skeletons, rules)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -56,6 +57,17 @@ func (k *kernel) open() *Backend {
 		k.t.Fatal(err)
 	}
 	return b
+}
+
+// dial opens a connection to nf_tables, as another program would.
+func (k *kernel) dial() *nfnl.Conn {
+	k.t.Helper()
+	conn, err := nfnl.Dial(k.ns.FD())
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 // has fails the test unless the kernel has what the state says.
@@ -467,7 +479,7 @@ func TestCheckFindsMissingParts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := k.conn.Commit(0, &batch); err != nil {
+			if err := k.dial().Commit(0, &batch); err != nil {
 				t.Fatal(err)
 			}
 			if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
@@ -489,7 +501,7 @@ func TestCheckFindsMissingElement(t *testing.T) {
 	v4 := &schemas[desired.IPv4]
 	var batch nfnl.Batch
 	batch.DeleteElement(v4.table, v4.pools, k.writer.poolKey(k.poolOf(t, "web-77")))
-	if err := k.conn.Commit(0, &batch); err != nil {
+	if err := k.dial().Commit(0, &batch); err != nil {
 		t.Fatal(err)
 	}
 	var err error
@@ -514,11 +526,49 @@ func TestDamageBeforeReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.nft("delete", "table", "ip", tableName)
-	if err := k.detector.reset(k.Backend, generation-1, [len(schemas)]bool{}); err != nil {
+	if err := k.detector.reset(k.Backend, generation, [len(schemas)]bool{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check: %v", err)
+	}
+}
+
+// TestSharedCommits has a connection that shares the dataplane's Commits, as the fast path's
+// does, commit to another table. That must not make Check read the tables.
+func TestSharedCommits(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, dataplanetest.Hosts(3)...)
+	dataplanetest.Reconcile(t, k.Backend, s)
+	shared, other := k.dial(), k.dial()
+	shared.Share(k.Commits())
+	dumps := func(conn *nfnl.Conn) int {
+		t.Helper()
+		var batch nfnl.Batch
+		batch.AddTable(nfnl.Table{Family: nfnl.IPv4, Name: "other"}, "")
+		batch.DeleteTable(nfnl.Table{Family: nfnl.IPv4, Name: "other"})
+		if err := conn.Commit(0, &batch); err != nil {
+			t.Fatal(err)
+		}
+		before := k.conn.Dumps
+		if err := k.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		return k.conn.Dumps - before
+	}
+	for range 3 {
+		if n := dumps(shared); n != 0 {
+			t.Errorf("%d dumps after a commit that is counted", n)
+		}
+		web(s, 1, dataplanetest.Hosts(rand.IntN(9))...)
+		dataplanetest.Apply(t, k.Backend, s)
+	}
+	if n := dumps(other); n == 0 {
+		t.Error("no dump after a commit of another program")
+	}
+	if n := dumps(shared); n != 0 {
+		t.Errorf("%d dumps after a commit that is counted", n)
 	}
 }
 

@@ -39,6 +39,9 @@ func New(c dataplane.Config) (*Backend, error) {
 	return b, nil
 }
 
+// Commits returns the count of the dataplane's transactions, for [nfnl.Conn.Share].
+func (b *Backend) Commits() *nfnl.Commits { return b.conn.Commits() }
+
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error { return b.conn.Close() }
 
@@ -64,9 +67,6 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err := b.conn.Commit(0, &b.batch); err != nil {
 		return stats, b.explain(err, change)
-	}
-	if !b.batch.Empty() {
-		b.detector.committed()
 	}
 	b.release()
 	b.sequence.Done()

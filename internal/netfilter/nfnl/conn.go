@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/mdlayher/netlink"
@@ -21,6 +22,8 @@ const socketBuffer = 8 << 20
 
 // Conn is a netlink socket to nf_tables. It is not safe for concurrent use.
 type Conn struct {
+	Dumps int // number of dumps requested so far, for tests
+
 	sock *netlink.Conn
 	raw  syscall.RawConn
 	rbuf []byte
@@ -29,6 +32,8 @@ type Conn struct {
 
 	// unread says that answers of an aborted exchange may still be in the queue.
 	unread bool
+
+	commits *Commits
 }
 
 // Dial opens a socket in the network namespace of the file descriptor netns, or in the
@@ -38,7 +43,7 @@ func Dial(netns int) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket to netfilter: %w", err)
 	}
-	c := &Conn{sock: sock, rbuf: make([]byte, receiveBuffer)}
+	c := &Conn{sock: sock, rbuf: make([]byte, receiveBuffer), commits: new(Commits)}
 	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
 		if err := sock.SetOption(o, true); err != nil {
 			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
@@ -62,13 +67,22 @@ var ErrGeneration = errors.New("the ruleset has changed since it was read")
 
 // Commit sends batches, one after the other, as one transaction. If it returns nil, the
 // transaction is in effect. After an error (a *[BatchError] if the kernel refused it),
-// nothing has changed. If generation is not 0 and not the ruleset's, the commit fails with
-// [ErrGeneration] (NFNL_BATCH_GENID, Linux 4.18).
+// nothing has changed. If generation is not 0 and not the ruleset's [Conn.Generation], the
+// commit fails with [ErrGeneration] (NFNL_BATCH_GENID, Linux 4.18).
 //
 // The kernel processes a transaction inside the system call that sends it, so all answers
 // can be read without waiting.
 func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
-	return c.transact(generation, true, batches)
+	c.commits.mu.Lock()
+	defer c.commits.mu.Unlock()
+	if generation != 0 {
+		generation = max(generation+c.commits.n, 1)
+	}
+	err := c.transact(generation, true, batches)
+	if err == nil && slices.ContainsFunc(batches, func(b *Batch) bool { return !b.Empty() }) {
+		c.commits.n++
+	}
+	return err
 }
 
 // DryRun checks whether the kernel would accept batches as one transaction. The kernel

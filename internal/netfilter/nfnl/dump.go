@@ -28,18 +28,6 @@ func Undisturbed(read func() error) (err error) {
 	return err
 }
 
-// Generation returns the number of transactions of the network namespace's ruleset. It wraps
-// and is never 0.
-func (c *Conn) Generation() (gen uint32, err error) {
-	err = c.request(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(body []byte) {
-		gen = be32(findAttr(body, unix.NFTA_GEN_ID))
-	})
-	return gen, err
-}
-
-// NextGeneration returns the generation after one more transaction. The kernel skips 0.
-func NextGeneration(generation uint32) uint32 { return max(generation+1, 1) }
-
 // TableInfo is a table as read.
 type TableInfo struct {
 	Handle  uint64 // unique to this incarnation of the table
@@ -197,6 +185,9 @@ func parseElement(b []byte) (e Element) {
 func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([]byte)) error {
 	c.drain()
 	c.seq++
+	if flags&unix.NLM_F_DUMP != 0 {
+		c.Dumps++
+	}
 	var a attrs
 	a.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags|unix.NLM_F_ACK, family, 0)
 	a = append(a, body...)

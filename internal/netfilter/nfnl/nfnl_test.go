@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -325,15 +326,19 @@ func TestRefusal(t *testing.T) {
 
 // TestGeneration commits for a generation that has passed.
 func TestGeneration(t *testing.T) {
-	c, _ := dial(t)
+	c, ns := dial(t)
 	commit(t, c, func(b *Batch) { b.AddTable(table, "") })
 	before, err := c.Generation()
 	if err != nil {
 		t.Fatal(err)
 	}
 	commit(t, c, func(b *Batch) { b.AddSet(table, numbers) })
+	if now, err := c.Generation(); err != nil || now != before {
+		t.Fatalf("generation %d after %d: %v", now, before, err)
+	}
+	commit(t, dialAgain(t, ns), func(b *Batch) { b.AddTable(Table{IPv4, "other"}, "") })
 	after, err := c.Generation()
-	if err != nil || after != before+1 {
+	if err != nil || after != NextGeneration(before) {
 		t.Fatalf("generation %d after %d: %v", after, before, err)
 	}
 	for gen, want := range map[uint32]error{before: ErrGeneration, after: nil} {
@@ -345,6 +350,53 @@ func TestGeneration(t *testing.T) {
 	}
 	if got := elements(t, c, numbers); len(got) != 1 {
 		t.Errorf("%d elements", len(got))
+	}
+}
+
+// dialAgain opens another connection to a namespace.
+func dialAgain(t testing.TB, ns *lab.Namespace) *Conn {
+	t.Helper()
+	c, err := Dial(ns.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestShare has two connections commit at the same time. The generation must be right at any
+// moment, and commits for it must succeed.
+func TestShare(t *testing.T) {
+	c, ns := dial(t)
+	commit(t, c, func(b *Batch) { b.AddTable(table, ""); b.AddSet(table, numbers) })
+	want, err := c.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const commits = 300
+	var both sync.WaitGroup
+	for i := range uint32(2) {
+		conn := dialAgain(t, ns)
+		conn.Share(c.Commits())
+		both.Go(func() {
+			for n := range uint32(commits) {
+				var b Batch
+				b.AddElement(table, numbers, key(2*n+i), key(n), "")
+				if err := conn.Commit(want, &b); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range commits {
+		if got, err := c.Generation(); err != nil || got != want {
+			t.Errorf("generation %d, want %d: %v", got, want, err)
+		}
+	}
+	both.Wait()
+	commit(t, dialAgain(t, ns), func(b *Batch) { b.AddTable(Table{IPv4, "other"}, "") })
+	if got, err := c.Generation(); err != nil || got != NextGeneration(want) {
+		t.Errorf("generation %d after a commit of another program, was %d: %v", got, want, err)
 	}
 }
 
