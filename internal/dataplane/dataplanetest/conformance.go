@@ -6,12 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Namespace creates an empty network namespace. Each call of open opens another dataplane
@@ -34,6 +38,22 @@ func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
 		Reconcile(t, next, s)
 		Has(t, next, s)
 		isIntact(t, next)
+	})
+	t.Run("interface of a pod", func(t *testing.T) {
+		d, s := namespace(t)(), someState(6)
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "node-port"},
+			Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.7.1", "fd00:96::7:1"}, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30777}}},
+		})
+		own := []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fd00::1")}
+		s.SetNodeAddresses(own)
+		Reconcile(t, d, s)
+		for _, addrs := range [][]netip.Addr{append(slices.Clone(own), netip.MustParseAddr("fe80::7")), own} {
+			s.SetNodeAddresses(addrs)
+			if stats, err := d.Apply(t.Context(), &s.Change().Change); err != nil || stats != (dataplane.Stats{}) {
+				t.Errorf("addresses %v: wrote %+v, error %v", addrs, stats, err)
+			}
+		}
 	})
 	t.Run("order of calls", func(t *testing.T) {
 		d, s := namespace(t)(), someState(3)
