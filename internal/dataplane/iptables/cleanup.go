@@ -11,6 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"k8s.io/klog/v2"
 )
 
@@ -20,7 +21,7 @@ var owner = iptchains.Owner{
 	Owns: func(chain string) bool { return strings.HasPrefix(chain, prefix) },
 	Entered: func(chain string) bool {
 		switch chain {
-		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward:
+		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward, chainLocalnet:
 			return true
 		}
 		return false
@@ -35,8 +36,17 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 
 // Remove removes all that any dataplane of this kind has programmed in the calling
 // thread's network namespace, in both variants. It runs no command.
+//
+// While net.ipv4.conf.all.route_localnet is 1, chainLocalnet stays. This proxy may have set
+// the parameter, and another proxy may rely on it, so Remove does not reset it. Without the
+// chain neighbors could connect to loopback addresses (CVE-2020-8558).
 func Remove(ctx context.Context) error {
-	return errors.Join(iptchains.Remove(ctx, owner), removeSets(ctx))
+	o := owner
+	set, err := sysctl.HasRouteLocalnet()
+	if set {
+		o.Owns = func(chain string) bool { return owner.Owns(chain) && chain != chainLocalnet }
+	}
+	return errors.Join(err, iptchains.Remove(ctx, o), removeSets(ctx))
 }
 
 func removeSets(ctx context.Context) error {

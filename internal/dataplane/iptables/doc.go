@@ -37,9 +37,10 @@
 //
 //	*filter
 //	-A OUTPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j SLIP-FIREWALL
+//	-A INPUT -d 127.0.0.0/8 ! -i lo -j SLIP-LOCALNET
 //	-A INPUT -j SLIP-INPUT
 //	-A FORWARD -j SLIP-FORWARD
-//	-A SLIP-INPUT -d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+//	-A SLIP-LOCALNET -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
 //	-A SLIP-INPUT -m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j SLIP-FIREWALL
 //	-A SLIP-INPUT -p tcp -m set --match-set SLIP-4-HEALTH-CHECKS dst -j ACCEPT
 //	-A SLIP-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
@@ -51,9 +52,9 @@
 //	-A SLIP-TRANSLATED -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -g SLIP-TREE-FORWARD
 //
 //	# what Services have not translated
-//	-A SLIP-FIREWALL -m set --match-set SLIP-4-REJECT dst,dst -j REJECT
+//	-A SLIP-FIREWALL -m set --match-set SLIP-4-REJECT dst,dst -j REJECT --reject-with icmp-port-unreachable
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-DROP dst,dst -j DROP
-//	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype ! --dst-type LOCAL -j REJECT
+//	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype ! --dst-type LOCAL -j REJECT --reject-with icmp-port-unreachable
 //	...
 //
 // # Why it has this shape
@@ -91,17 +92,19 @@
 // Rules in kube-proxy's shape make 105 MB, and the same change takes 1.3 s. Two fifths of
 // ours are for the match statistic, which 90 % of the rules have.
 //
-// iptables-nft spends 0.14 s of a change on the kernel's validation of all chains. At a cold
-// start, which takes 3.0 s, versions up to 1.8.9 look for the chains of each line in a
-// sorted list; script.finish explains the order of lines with which they find them early.
-// In the order of names a start took 4.3 s.
+// iptables-nft spends most of a change on the kernel's validation of all chains: 0.07 s with
+// 10,000 Services of 4 endpoints, 0.15 s with 27,381. At a cold start, versions up to 1.8.9
+// look for the chains of each line in a sorted list of the transaction's chains, so scripts
+// are divided into transactions (script.finish). In one transaction, a start with 27,381
+// Services took 30 s.
 //
 // # Partial restores
 //
 // Apply writes the chains that differ and nothing else (KEP-3453). It takes the kernel's
 // chains to be as they were last written. Where they are not, such as when another program
 // has deleted a chain, the restore fails, which package metrics counts, and a Reconcile
-// follows: it finds out which chains of ours exist, and writes all.
+// follows. It reads all chains with iptables-save and writes those that differ: rules are
+// written as iptables-save prints them, so that a restart writes nothing.
 //
 // # No gap
 //
@@ -122,6 +125,6 @@
 // # Not handled
 //
 // NodePorts on loopback addresses work only where route_localnet is set, which package
-// sysctl does. What route_localnet would let in from elsewhere is dropped in any case. There
-// are no nfacct counters.
+// sysctl does. What route_localnet would let in from elsewhere is dropped in any case, also
+// after Cleanup ([Remove]). There are no nfacct counters.
 package iptables

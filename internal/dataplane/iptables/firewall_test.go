@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -154,6 +155,22 @@ func TestLoopback(t *testing.T) {
 		s.wants("the node, to a NodePort", &s.node.Machine, fmt.Sprint("127.0.0.1:", nodePort), "ok")
 		s.wants("the neighbor, to a NodePort", &s.neighbor.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
 		s.wants("a pod, to the node", &s.pod.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
+
+		// While route_localnet is set, the rule stays.
+		save := v.command(desired.IPv4, "-save")
+		s.must(s.backend.Cleanup(t.Context()))
+		s.wants("a neighbor, after cleanup", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
+		s.wants("the node, after cleanup", &s.node.Machine, "127.0.0.1:9000", "ok")
+		out, err := s.node.Run(t.Context(), save)
+		s.must(err)
+		if left := strings.ReplaceAll(string(out), chainLocalnet, ""); strings.Contains(left, prefix) {
+			t.Errorf("after cleanup there is more than %s:\n%s", chainLocalnet, out)
+		}
+		s.must(s.node.Namespace().SetSysctl("ipv4/conf/all/route_localnet", "0"))
+		s.must(s.backend.Cleanup(t.Context()))
+		if out, err := s.node.Run(t.Context(), save); err != nil || strings.Contains(string(out), prefix) {
+			t.Errorf("without route_localnet something stays (%v):\n%s", err, out)
+		}
 	})
 }
 

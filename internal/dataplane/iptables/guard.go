@@ -46,9 +46,9 @@ var guarded = [...]struct {
 // watch is how to look at the tables of one variant.
 type watch interface {
 	stamp() (stamp, error)
-	// expect makes of a stamp what it is after a restore of ours, by which a table
-	// (of guarded, by index) has more entries, or fewer.
-	expect(s *stamp, table, entries int)
+	// expect makes of a stamp what it is after a restore of ours, of some transactions,
+	// by which a table (of guarded, by index) has more entries, or fewer.
+	expect(s *stamp, table, entries, commits int)
 	// look counts what a table has. Known is what it should have.
 	look(f desired.Family, table string, known registry) (*tally, error)
 	close() error
@@ -83,10 +83,10 @@ func openGuard(v Variant, netns int) (g guard, err error) {
 
 // restored is called after each partial restore, with the number of entries that the table
 // has more than before.
-func (g *guard) restored(f desired.Family, table string, entries int) {
+func (g *guard) restored(f desired.Family, table string, entries, commits int) {
 	for n, of := range guarded {
 		if of.family == f && of.table == table {
-			g.watch.expect(&g.stamp, n, entries)
+			g.watch.expect(&g.stamp, n, entries, commits)
 		}
 	}
 }
@@ -150,6 +150,7 @@ func (b *Backend) checkTable(f desired.Family, table string, known registry) err
 		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", dataplane.ErrDamaged, b.variant, f, table, what)
 	}
 	if name := got.differs(known); name != "" {
+		b.suspect = name
 		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], known[name].rules))
 	}
 	missing := map[string]int{}

@@ -50,7 +50,7 @@ func (w legacyWatch) stamp() (s stamp, err error) {
 }
 
 // expect knows only the number of entries.
-func (w legacyWatch) expect(s *stamp, table, entries int) {
+func (w legacyWatch) expect(s *stamp, table, entries, _ int) {
 	s.tables[table] = xtables.Info{Entries: s.tables[table].Entries + uint32(entries)}
 }
 

@@ -25,8 +25,11 @@ func (w nftWatch) stamp() (s stamp, err error) {
 	return s, err
 }
 
-// expect: the restore of a table is one transaction.
-func (w nftWatch) expect(s *stamp, _, _ int) { s.generation = nfnl.NextGeneration(s.generation) }
+func (w nftWatch) expect(s *stamp, _, _, commits int) {
+	for range commits {
+		s.generation = nfnl.NextGeneration(s.generation)
+	}
+}
 
 // look reads chains, and the rules of others only, as listing 100,000 rules takes the kernel
 // seconds. For a chain the kernel says how often it is used: by its own rules, and by those

@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -40,7 +41,8 @@ type Backend struct {
 	pools     dataplane.Pools[pool] // that the kernel has
 	frontends map[desired.FrontendKey]*frontend
 	sequence  dataplane.Sequence
-	alone     bool // the other variant has none of our chains
+	alone     bool   // the other variant has none of our chains
+	suspect   string // a chain that Check found changed
 	full      fullRestore
 	counts    atomic.Pointer[Counts]
 }
@@ -126,10 +128,14 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 	if err := b.writeSets(ctx, t, s.sets.before, stats); err != nil {
 		return err
 	}
+	most := math.MaxInt
+	if b.variant == NFT {
+		most = transactionLines
+	}
 	var input []byte
 	for _, name := range chainTables {
 		if script := s.scripts[name]; !script.empty() {
-			input = append(input, script.finish(name)...)
+			input = append(input, script.finish(name, most)...)
 			stats.Elements += script.lines
 		}
 	}
@@ -141,7 +147,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 	}
 	for name, script := range s.scripts {
 		if !script.empty() {
-			b.guard.restored(t.family, name, script.done(t.known[name]))
+			b.guard.restored(t.family, name, script.done(t.known[name]), script.commits)
 		}
 	}
 	return b.writeSets(ctx, t, s.sets.after, stats)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -528,6 +529,89 @@ func TestDetect(t *testing.T) {
 		}
 		if err := k.ns.Do(func() error { return Remove(t.Context()) }); err != nil {
 			t.Errorf("nothing to remove: %v", err)
+		}
+	})
+}
+
+// TestRestart starts again on what an earlier run programmed. It writes nothing, as
+// iptables-save prints all rules as they are written.
+func TestRestart(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		s := desired.New(desired.Config{DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, NodeName: "node-1"})
+		web(s, 1, dataplanetest.Hosts(40)...)
+		web(s, 2)
+		spec := func(name string, p corev1.Protocol, affinity corev1.ServiceAffinity, policy corev1.ServiceExternalTrafficPolicy) {
+			web(s, len(name), dataplanetest.Hosts(5)...)
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%d", len(name))},
+				Spec: corev1.ServiceSpec{
+					Type: corev1.ServiceTypeLoadBalancer, SessionAffinity: affinity, ExternalTrafficPolicy: policy,
+					ClusterIPs:  []string{fmt.Sprintf("10.96.0.%d", len(name)), fmt.Sprintf("fd00:96::%d", len(name))},
+					Ports:       []corev1.ServicePort{{Port: 80, Protocol: p}},
+					ExternalIPs: []string{fmt.Sprintf("192.0.2.%d", len(name)), fmt.Sprintf("2001:db8::%d", len(name))},
+				},
+			})
+		}
+		spec("sticky", corev1.ProtocolTCP, corev1.ServiceAffinityClientIP, corev1.ServiceExternalTrafficPolicyLocal)
+		spec("datagram", corev1.ProtocolUDP, corev1.ServiceAffinityNone, corev1.ServiceExternalTrafficPolicyLocal)
+		spec("multihome", corev1.ProtocolSCTP, corev1.ServiceAffinityNone, corev1.ServiceExternalTrafficPolicyCluster)
+		dataplanetest.Reconcile(t, k.Backend, s)
+		if err := k.Close(); err != nil {
+			t.Fatal(err)
+		}
+		k.Backend = k.open(v)
+		stats, err := k.Reconcile(t.Context(), &s.Full().Change)
+		if err != nil || stats.Elements != 0 {
+			t.Errorf("%d written, error %v", stats.Elements, err)
+		}
+		k.has(s)
+		if err := k.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestSiblingKeepsClients has the Cluster pool of a Service lose an endpoint that the Local
+// pool still has. A client that connects to another endpoint by the ClusterIP stays in that
+// endpoint's list of clients, for the Local pool.
+func TestSiblingKeepsClients(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k := newKernel(t, v)
+		k.routeAway()
+		s := desired.New(desired.Config{NodeName: "node-1"})
+		web(s, 1, 1, 2)
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1", ExternalIPs: []string{"192.0.2.100"},
+				Ports:           []corev1.ServicePort{{Port: 80}},
+				SessionAffinity: corev1.ServiceAffinityClientIP, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+			},
+		})
+		dataplanetest.Reconcile(t, k.Backend, s)
+		var local desired.Backend
+		var cluster desired.PoolID
+		for id, p := range k.pools {
+			switch {
+			case p == nil || p.Family != desired.IPv4:
+			case p.Scope == desired.Local:
+				local = p.Slots[0]
+			default:
+				cluster = desired.PoolID(id)
+			}
+		}
+		list := "/proc/net/xt_recent/" + listPrefix + k.pools.Get(cluster).hash(local.String())
+		k.run("echo +192.0.2.1 > " + list)
+		without := &desired.Change{Pools: []desired.PoolChange{{ID: cluster, Removed: []desired.Backend{local}, Sticky: true}}}
+		if _, err := k.Apply(t.Context(), without); err != nil {
+			t.Fatal(err)
+		}
+		if _, to := k.executed(netip.MustParseAddrPort("10.96.0.1:80")); !strings.Contains(to, ":8080") || strings.Contains(to, local.String()) {
+			t.Fatalf("the ClusterIP leads to %q", to)
+		}
+		if clients := k.run("cat " + list); !strings.Contains(clients, "192.0.2.1") {
+			t.Errorf("the Local pool's endpoint has lost its client: %q", clients)
 		}
 	})
 }

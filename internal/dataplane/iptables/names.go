@@ -25,6 +25,7 @@ const (
 	chainInput      = prefix + "INPUT"
 	chainForward    = prefix + "FORWARD"
 	chainTranslated = prefix + "TRANSLATED"
+	chainLocalnet   = prefix + "LOCALNET" // stays while route_localnet is set (Remove)
 
 	// Chains that other trees begin in.
 	chainExternalTree = prefix + "TREE-EXTERNAL"

@@ -4,6 +4,8 @@ package iptables
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -20,8 +22,10 @@ type pool struct {
 	dataplane.Pool // rules are in the order of its slots
 
 	// With session affinity, endpoints that were removed but may return. A client that
-	// goes to another endpoint meanwhile is removed from their lists of clients.
+	// goes to another endpoint meanwhile is removed from their lists of clients, unless
+	// they are endpoints of sibling, the same Service's pool of the other scope, still.
 	retired []desired.Backend
+	sibling *pool
 
 	chains []string // of this pool, in the kernel
 	dirty  bool     // chains have to be written
@@ -95,25 +99,18 @@ func (w *poolWriter) root() {
 	var text []byte
 	if w.seconds > 0 {
 		for _, b := range w.Slots {
-			text = append(text, "-m recent --name "...)
-			text = append(text, w.list(b)...)
-			text = append(text, " --rcheck --seconds "...)
-			text = strconv.AppendUint(text, uint64(w.seconds), 10)
-			text = append(text, " --reap --rsource -g "...)
-			text = append(text, w.endpointChain(b)...)
-			text = append(text, '\n')
-			w.endpoint(b)
+			check := fmt.Sprintf("rcheck --seconds %d --reap", w.seconds)
+			text = fmt.Appendf(text, "%s -g %s\n", w.recent(check, b), w.endpointChain(b))
+			w.chain(w.endpointChain(b), w.dnat([]byte(w.protocol+" "+w.recent("set", b)), b))
 		}
 		for _, b := range w.retired {
-			text = append(text, "-m recent --name "...)
-			text = append(text, w.list(b)...)
-			text = append(text, " --remove --rsource\n"...)
+			if w.sibling == nil || !slices.Contains(w.sibling.Slots, b) {
+				text = append(append(text, w.recent("remove", b)...), '\n')
+			}
 		}
 		if len(w.Slots) == 0 {
 			// For reading back: without endpoints no other rule has the timeout.
-			text = append(text, affinityComment...)
-			text = strconv.AppendUint(text, uint64(w.seconds), 10)
-			text = append(text, " s\" -j RETURN\n"...)
+			text = fmt.Appendf(text, "%s%d s\" -j RETURN\n", affinityComment, w.seconds)
 		}
 	}
 	w.chain(w.name(), w.choose(text, 0, len(w.Slots)))
@@ -121,17 +118,18 @@ func (w *poolWriter) root() {
 
 const affinityComment = `-m comment --comment "affinity `
 
-// list is the name of the list of clients of an endpoint. Both scopes have one.
-func (w *poolWriter) list(b desired.Backend) string { return listPrefix + w.hash(b.String()) }
+// recent matches by, or changes, the list of clients of an endpoint, which both scopes
+// share.
+func (w *poolWriter) recent(do string, b desired.Backend) string {
+	mask := "255.255.255.255"
+	if w.Family == desired.IPv6 {
+		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	}
+	return fmt.Sprintf("-m recent --%s --name %s --mask %s --rsource", do, listPrefix+w.hash(b.String()), mask)
+}
 
 func (w *poolWriter) endpointChain(b desired.Backend) string {
 	return stickyPrefix + w.hash(b.String(), w.Scope.String())
-}
-
-// endpoint writes the chain of an endpoint with session affinity.
-func (w *poolWriter) endpoint(b desired.Backend) {
-	text := []byte(w.protocol + " -m recent --name " + w.list(b) + " --set --rsource")
-	w.chain(w.endpointChain(b), w.dnat(text, b))
 }
 
 func (w *poolWriter) dnat(text []byte, b desired.Backend) []byte {
@@ -180,7 +178,8 @@ func probability(text []byte, n, of int) []byte {
 	if n == of {
 		return text
 	}
+	const one = 1 << 31 // as the kernel has it, so that iptables-save prints the same
 	text = append(text, "-m statistic --mode random --probability "...)
-	text = strconv.AppendFloat(text, float64(n)/float64(of), 'f', 11, 64)
+	text = strconv.AppendFloat(text, math.Round(one*float64(n)/float64(of))/one, 'f', 11, 64)
 	return append(text, ' ')
 }

@@ -27,12 +27,10 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 			return nil, err
 		}
 		there := parseSave(text)
-		for _, line := range there.rules {
-			r.chains[line.chain] = append(r.chains[line.chain], parseRule(line.rule))
-		}
 		for _, name := range there.chains {
-			if r.chains[name] == nil {
-				r.chains[name] = []rule{}
+			r.chains[name] = []rule{}
+			for _, text := range there.rules[name] {
+				r.chains[name] = append(r.chains[name], parseRule(text))
 			}
 		}
 		r.chains[chainServices] = withoutHead(r.chains[chainServices])

@@ -14,8 +14,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Reconcile implements dataplane.Dataplane. It writes all chains, deletes all others of
-// ours, and writes what differs in the sets. Each table takes effect in one step.
+// Reconcile implements dataplane.Dataplane. It reads all chains and sets, writes those that
+// differ, and deletes all other chains of ours. Each table takes effect in one step.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	var stats dataplane.Stats
 	start := time.Now()
@@ -38,6 +38,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		}
 		b.alone = true
 	}
+	b.suspect = ""
 	b.sequence.Done()
 	b.full = fullRestore{time.Now(), time.Since(start)}
 	b.count(steps)
@@ -55,67 +56,57 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 	if s.sets, err = b.compareSets(t, &s.sets); err != nil {
 		return err
 	}
-	s.scripts = newScripts(nil)
+	there := map[string]*saved{}
+	for _, name := range chainTables {
+		text, err := b.variant.save(ctx, b.config.NetNS, t.family, name)
+		if err != nil {
+			return err
+		}
+		there[name] = parseSave(text)
+		t.known[name] = there[name].registry()
+		if _, is := t.known[name][b.suspect]; is {
+			t.known[name][b.suspect] = chainRecord{} // iptables-save may not show the change
+		}
+	}
+	s.scripts = newScripts(t.known)
+	for _, name := range chainTables {
+		if there[name].incompatible {
+			s.scripts[name].known = nil
+		}
+	}
 	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
 	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
 	nat.nat(b.config, full)
 	t.cluster.head = nat.services(b.config, full)
 	s.write()
 	for _, name := range chainTables {
-		if err := b.addEntries(ctx, s.scripts[name], t.family, name); err != nil {
-			return err
-		}
+		there[name].replace(s.scripts[name], entries(b.config, t.family, name))
 	}
 	return b.commit(ctx, s, stats)
-}
-
-// addEntries adds to the script of a table what makes packets enter our chains, and the
-// deletion of chains that are not written any more.
-func (b *Backend) addEntries(ctx context.Context, out *script, f desired.Family, table string) error {
-	text, err := b.variant.save(ctx, b.config.NetNS, f, table)
-	if err != nil {
-		return err
-	}
-	there := parseSave(text)
-	for _, name := range there.chains {
-		if _, written := out.now[name]; !written {
-			out.drop(name)
-		}
-	}
-	wanted := entries(b.config, f, table)
-	for _, rule := range there.entries {
-		if i := slices.Index(wanted, rule); i >= 0 {
-			wanted = slices.Delete(wanted, i, i+1)
-		} else {
-			out.rule("-D " + rule) // for another configuration, or twice
-		}
-	}
-	for _, rule := range slices.Backward(wanted) {
-		chain, rest, _ := strings.Cut(rule, " ")
-		out.rule("-I " + chain + " " + rest)
-	}
-	return nil
 }
 
 // saved is what iptables-save prints about our chains.
 type saved struct {
 	chains  []string
-	entries []string    // rules of others' chains that lead to ours, without "-A"
-	rules   []savedRule // in our chains
+	entries []string            // rules of others' chains that lead to ours, without "-A"
+	rules   map[string][]string // of each of our chains
+
+	incompatible bool // it has rules that are not of iptables, so none are printed
 }
 
-type savedRule struct{ chain, rule string }
-
 // parseSave reads what iptables-save prints.
-func parseSave(text []byte) (s saved) {
+func parseSave(text []byte) *saved {
+	s := &saved{rules: map[string][]string{}}
 	for line := range bytes.Lines(text) {
 		switch {
+		case bytes.HasPrefix(line, []byte("# Table")) && bytes.Contains(line, []byte("incompatible")):
+			s.incompatible = true
 		case bytes.HasPrefix(line, []byte(":"+prefix)):
 			name, _, _ := strings.Cut(string(line[1:]), " ")
 			s.chains = append(s.chains, name)
 		case bytes.HasPrefix(line, []byte("-A "+prefix)):
 			name, rule, _ := strings.Cut(strings.TrimSpace(string(line[3:])), " ")
-			s.rules = append(s.rules, savedRule{name, rule})
+			s.rules[name] = append(s.rules[name], rule)
 		case bytes.HasPrefix(line, []byte("-A ")):
 			// A jump has no options after its target.
 			rule := strings.TrimSpace(string(line[3:]))
@@ -127,6 +118,36 @@ func parseSave(text []byte) (s saved) {
 		}
 	}
 	return s
+}
+
+// registry records the chains.
+func (s *saved) registry() registry {
+	r := make(registry, len(s.chains))
+	for _, name := range s.chains {
+		r[name] = recordOf([]byte(strings.Join(append(s.rules[name], ""), "\n")))
+	}
+	return r
+}
+
+// replace adds to the script of a table what makes packets enter our chains, and the
+// deletion of chains that are not written any more.
+func (s *saved) replace(out *script, entries []string) {
+	for _, name := range s.chains {
+		if _, written := out.now[name]; !written {
+			out.drop(name)
+		}
+	}
+	for _, rule := range s.entries {
+		if i := slices.Index(entries, rule); i >= 0 {
+			entries = slices.Delete(entries, i, i+1)
+		} else {
+			out.rule("-D " + rule) // for another configuration, or twice
+		}
+	}
+	for _, rule := range slices.Backward(entries) {
+		chain, rest, _ := strings.Cut(rule, " ")
+		out.rule("-I " + chain + " " + rest)
+	}
 }
 
 // compareSets reads a family's sets, and returns the writes after which they have what the

@@ -29,11 +29,16 @@ var chainTables = []string{tableFilter, tableNAT}
 // DROP, and chainInput, as KUBE-NODEPORTS, accepts health checks of load balancers.
 func entries(c dataplane.Config, f desired.Family, table string) []string {
 	if table == tableFilter {
-		return []string{
+		all := []string{
+			"INPUT -d 127.0.0.0/8 ! -i lo -j " + chainLocalnet,
 			"INPUT -j " + chainInput,
 			"OUTPUT " + untranslated + " -j " + chainFirewall,
 			"FORWARD -j " + chainForward,
 		}
+		if f == desired.IPv6 {
+			all = all[1:]
+		}
+		return all
 	}
 	return []string{
 		"PREROUTING -j " + chainServices,
@@ -127,6 +132,10 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 // filter writes the chains of the table filter that do not depend on Services.
 func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	const notOurs = " -m addrtype ! --dst-type LOCAL" // a node may have a ClusterIP on an interface
+	unreachable := "icmp-port-unreachable"
+	if w.family == desired.IPv6 {
+		unreachable = "icmp6-port-unreachable"
+	}
 	firewall := []string{w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j DROP"}
 	for _, match := range []string{w.in(setReject, byFrontend), w.in(setClusterIPs, "dst") + notOurs} {
 		if len(firewall) > 1 {
@@ -134,21 +143,20 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 		}
 		firewall = append(firewall,
 			"-p tcp "+match+" -j REJECT --reject-with tcp-reset",
-			match+" -j REJECT",
+			match+" -j REJECT --reject-with "+unreachable,
 		)
 	}
 	w.chain(chainFirewall, append(firewall, w.in(setServiceCIDRs, "dst")+notOurs+" -j DROP")...)
 
-	var input []string
 	if w.family == desired.IPv4 {
 		// With route_localnet, which NodePorts on loopback addresses need, the kernel
 		// accepts packets of neighbors to these addresses (CVE-2020-8558).
-		input = append(input, "-d 127.0.0.0/8 ! -i lo -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
+		w.chain(chainLocalnet, "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
 	}
-	w.chain(chainInput, append(input,
+	w.chain(chainInput,
 		untranslated+" -j "+chainFirewall,
 		"-p tcp "+w.in(setHealthChecks, "dst")+" -j ACCEPT",
-	)...)
+	)
 
 	accept := "-m mark --mark " + markOf(c) + " -j ACCEPT"
 	forward := []string{

@@ -9,9 +9,9 @@ import (
 )
 
 // script is input for iptables-restore --noflush, for one table: chains, each of which is
-// written as a whole, and chains to delete. It takes effect in one step.
+// written as a whole, and chains to delete. Packets see its effect in one step.
 type script struct {
-	known registry // what the kernel has; nil if that is unknown
+	known registry // chains that the kernel has; nil if that is unknown
 	now   registry // the chains that the script is about, as they are after it
 
 	chains []chainText
@@ -19,6 +19,7 @@ type script struct {
 	dead   []string
 
 	lines, ruleLines int
+	commits          int // transactions
 }
 
 // chainText is a chain and its rules, each a line without "-A" and the name.
@@ -53,46 +54,84 @@ func (s *script) drop(name string) { s.dead = append(s.dead, name) }
 // empty says whether the script has nothing to do.
 func (s *script) empty() bool { return s.lines == 0 && len(s.dead) == 0 }
 
-// finish returns the script's text.
+// transactionLines is how many lines a transaction of iptables-nft should have at most.
+// For each line, iptables-nft-restore (1.8.9) looks for the line's chains from the front of
+// a sorted list of all chains that the transaction has named so far: the time to read one
+// follows the square of its size.
+const transactionLines = 3000
+
+// finish returns the script's text. Where one transaction would have more lines than most,
+// chains that the kernel does not have are created in transactions before it. Packets reach
+// them after the last transaction, which writes all chains that exist.
 //
-// Chains are written one after the other with their rules, from the last name to the
-// first. Both variants of iptables keep sorted lists that they look through from the
-// front: the legacy one for the place of each new chain, and that of nf_tables (at least up
-// to 1.8.9) for the chains of each single line, which with 10,000 chains ahead takes longer
-// than all the rest. In this order they find them at the front. The names of chains are
-// chosen (branchPrefix) so that a chain is mostly written after those that it leads to;
-// others are created first.
-func (s *script) finish(table string) []byte {
+// Each transaction writes chains from the last name to the first: both variants keep sorted
+// lists, and find the place of each new chain at the front in this order. Names are chosen
+// (branchPrefix) so that a chain is mostly written after those that it leads to. Others are
+// created first.
+func (s *script) finish(table string, most int) []byte {
 	var tail strings.Builder
-	gone := map[string]bool{}
+	deleted := map[string]bool{}
 	for _, name := range s.dead {
-		if _, written := s.now[name]; written || gone[name] {
+		if _, written := s.now[name]; written || deleted[name] {
 			continue
 		}
-		gone[name] = true
+		deleted[name] = true
 		s.chains = append(s.chains, chainText{name: name}) // only an empty chain can be deleted
 		tail.WriteString("-X " + name + "\n")
 		s.lines += 2
 	}
-	slices.SortFunc(s.chains, func(a, b chainText) int { return strings.Compare(b.name, a.name) })
-	w := scriptWriter{waiting: make(map[string]bool, len(s.chains))}
-	size := s.others.Len() + tail.Len() + 64
-	for _, c := range s.chains {
-		w.waiting[c.name] = true
-		size += len(c.text) + (int(s.now[c.name].rules)+1)*(len(c.name)+len(": - [0:0]\n"))
+	last, created := s.chains, []chainText(nil)
+	if s.known != nil && s.lines > most {
+		last = nil
+		for _, c := range s.chains {
+			if _, exists := s.known[c.name]; exists {
+				last = append(last, c)
+			} else {
+				created = append(created, c)
+			}
+		}
 	}
-	w.out = append(make([]byte, 0, size), "*"+table+"\n"...)
-	for _, c := range s.chains {
-		w.chain(c)
+	w := scriptWriter{waiting: map[string]bool{}}
+	w.await(created)
+	for len(created) > 0 {
+		n, lines := 0, 0
+		for ; n < len(created) && lines < most; n++ {
+			lines += 1 + int(s.now[created[n].name].rules)
+		}
+		w.chains(table, created[:n])
+		w.out = append(w.out, "COMMIT\n"...)
+		s.commits++
+		created = created[n:]
 	}
+	w.await(last)
+	w.chains(table, last)
 	w.out = append(append(w.out, s.others.Bytes()...), tail.String()...)
+	s.commits++
 	return append(w.out, "COMMIT\n"...)
 }
 
 // scriptWriter writes chains.
 type scriptWriter struct {
 	out     []byte
-	waiting map[string]bool // chains that are not created yet
+	waiting map[string]bool // chains to create or to empty before a rule leads there
+}
+
+func (w *scriptWriter) await(chains []chainText) {
+	size := 64
+	for _, c := range chains {
+		w.waiting[c.name] = true
+		size += len(c.text) + (bytes.Count(c.text, []byte{'\n'})+1)*(len(c.name)+len(": - [0:0]\n"))
+	}
+	w.out = slices.Grow(w.out, size)
+}
+
+// chains begins a transaction that writes some chains.
+func (w *scriptWriter) chains(table string, chains []chainText) {
+	w.out = append(w.out, "*"+table+"\n"...)
+	slices.SortFunc(chains, func(a, b chainText) int { return strings.Compare(b.name, a.name) })
+	for _, c := range chains {
+		w.chain(c)
+	}
 }
 
 // declare creates a chain, or empties it.

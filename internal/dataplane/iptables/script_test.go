@@ -3,6 +3,8 @@
 package iptables
 
 import (
+	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -38,7 +40,7 @@ func TestScriptOrder(t *testing.T) {
 -X SLIP-DEAD
 COMMIT
 `
-	got := string(s.finish(tableNAT))
+	got := string(s.finish(tableNAT, math.MaxInt))
 	if got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
@@ -50,7 +52,7 @@ COMMIT
 	again.chain("SLIP-SVC-A", nil)
 	again.chain("SLIP-BR-C", []byte("-g SLIP-ELSEWHERE\n"))
 	if !again.empty() {
-		t.Errorf("what the kernel has is written again:\n%s", again.finish(tableNAT))
+		t.Errorf("what the kernel has is written again:\n%s", again.finish(tableNAT, math.MaxInt))
 	}
 }
 
@@ -61,5 +63,47 @@ func TestNamesInOrder(t *testing.T) {
 		if !slices.IsSorted([]string{branchPrefix, pool}) {
 			t.Errorf("%s is not before %s", branchPrefix, pool)
 		}
+	}
+}
+
+// TestTransactions divides a script. Chains that the kernel has are written in the last
+// transaction only, and no rule leads to a chain that does not exist yet.
+func TestTransactions(t *testing.T) {
+	s := &script{known: registry{"SLIP-SERVICES": {}, "SLIP-BR-5": {}}, now: registry{}}
+	for i := range 9 {
+		s.chain(fmt.Sprintf("SLIP-BR-%d", i), fmt.Appendf(nil, "-d 10.0.0.1/32 -g SLIP-SVC-%d\n-g SLIP-BR-%d\n", i, (i+4)%9))
+		s.chain(fmt.Sprintf("SLIP-SVC-%d", i), []byte("-p tcp -j DNAT --to-destination 10.0.0.2:80\n"))
+	}
+	s.chain("SLIP-SERVICES", []byte("-g SLIP-BR-1\n"))
+	transactions := strings.SplitAfter(string(s.finish(tableNAT, 10)), "COMMIT\n")
+	transactions = transactions[:len(transactions)-1]
+	if len(transactions) < 4 || len(transactions) != s.commits {
+		t.Errorf("%d transactions, %d counted", len(transactions), s.commits)
+	}
+	exists, rules := map[string]bool{"SLIP-SERVICES": true, "SLIP-BR-5": true}, 0
+	for i, text := range transactions {
+		if n := strings.Count(text, "\n"); n > 20 || !strings.HasPrefix(text, "*nat\n") {
+			t.Errorf("%d lines:\n%s", n, text)
+		}
+		for line := range strings.Lines(text) {
+			words := strings.Fields(line)
+			last := words[len(words)-1]
+			switch {
+			case line[0] == ':':
+				name := words[0][1:]
+				if exists[name] && i < len(transactions)-1 {
+					t.Errorf("transaction %d empties %s", i, name)
+				}
+				exists[name] = true
+			case line[0] == '-':
+				rules++
+				if !exists[words[1]] || strings.HasPrefix(last, prefix) && !exists[last] {
+					t.Errorf("a chain that does not exist: %s", line)
+				}
+			}
+		}
+	}
+	if rules != 9*3+1 {
+		t.Errorf("%d rules", rules)
 	}
 }

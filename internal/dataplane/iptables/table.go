@@ -157,6 +157,10 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 			p.Refer(c.New)
 			s.touch(p)
 		}
+		if c.New.LocalPool != desired.NoPool {
+			cluster, local := b.pools.Get(c.New.Pool), b.pools.Get(c.New.LocalPool)
+			cluster.sibling, local.sibling = local, cluster
+		}
 		s.lead(c.New, false, b)
 		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
 		if c.New.Sources != nil {

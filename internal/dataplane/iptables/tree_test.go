@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -20,7 +21,7 @@ type chainsOf map[string][]rule
 func (c chainsOf) apply(t *testing.T, s *script) {
 	t.Helper()
 	fresh := map[string]bool{}
-	for line := range strings.Lines(string(s.finish(tableNAT))) {
+	for line := range strings.Lines(string(s.finish(tableNAT, math.MaxInt))) {
 		line = strings.TrimSpace(line)
 		switch {
 		case strings.HasPrefix(line, ":"):
@@ -202,7 +203,7 @@ func testTreeOfMany(t *testing.T, n int, name string, v Variant) {
 	for i := range 100 {
 		out := &script{known: known, now: registry{}}
 		tr.change(out, []edit{editOf(key(r, n+i), false)})
-		out.finish(tableNAT)
+		out.finish(tableNAT, math.MaxInt)
 		out.done(known)
 		lines = max(lines, out.lines)
 	}

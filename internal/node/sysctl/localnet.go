@@ -3,8 +3,12 @@
 package sysctl
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"strings"
 )
 
 // routeLocalnet is of all interfaces of the calling thread's network namespace
@@ -17,6 +21,16 @@ const routeLocalnet = "proc/sys/net/ipv4/conf/all/route_localnet"
 // addresses have to be dropped then by some rule, as the kernel does not do so any more
 // (CVE-2020-8558).
 func RouteLocalnet() error { return enableRouteLocalnet("/") }
+
+// HasRouteLocalnet reports whether the parameter is set in the calling thread's network
+// namespace.
+func HasRouteLocalnet() (bool, error) {
+	text, err := os.ReadFile("/" + routeLocalnet)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // a kernel without IPv4
+	}
+	return strings.TrimSpace(string(text)) == "1", err
+}
 
 func enableRouteLocalnet(root string) error {
 	if err := ensure(filepath.Join(root, routeLocalnet), 1, different); err != nil {
