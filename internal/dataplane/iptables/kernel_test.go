@@ -250,6 +250,8 @@ func TestCancel(t *testing.T) {
 	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
+	web(s, 1, dataplanetest.Hosts(3)...) // something to write
+	s.Change()
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	if _, err := k.Reconcile(ctx, &s.Full().Change); !errors.Is(err, context.Canceled) {
