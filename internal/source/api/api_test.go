@@ -339,12 +339,17 @@ func (w *world) expectSet(name string, others ...string) *corev1.Service {
 	return events[i].Object.(*corev1.Service)
 }
 
-// TestBrokenStream cuts the first stream in its middle and removes what it had: the
-// next one tells.
+// TestBrokenStream cuts the first stream in its middle and removes an object that was
+// delivered: the next stream shows that it is missing.
 func TestBrokenStream(t *testing.T) {
 	w := newWorld(t, protobuf, service("a", "10.96.0.1"), service("b", "10.96.0.2"), service("c", "10.96.0.3"))
 	w.cutAfter["services"] = 2
-	w.atCut = func() { w.remove(service("a", "")) }
+	w.atCut = func() {
+		for end := time.Now().Add(patience); !w.has("Set Service default/a") && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		w.remove(service("a", ""))
+	}
 	w.start()
 	events := w.expect("Set Service default/a", "Set Service default/b", "Set Service default/c", "Delete Service default/a", "Synced")
 	at := map[string]int{}
