@@ -33,14 +33,19 @@ func (w *world) bridged() {
 	}
 }
 
-// noSlowPackets fails the test when packets of a stream take the slow path.
+// noSlowPackets fails the test when packets of a stream take the slow path. One that was on
+// its way before, or that the kernel refreshes the flow with, may: then it looks again.
 func (w *world) noSlowPackets(s *stream) {
 	w.t.Helper()
-	w.watchSlowPath()
-	w.goesOn(s)
-	if original, reply := w.slowPackets(); original+reply > 0 {
-		w.t.Errorf("%d and %d packets went the slow path", original, reply)
+	var original, reply int
+	for range 3 {
+		w.watchSlowPath()
+		w.goesOn(s)
+		if original, reply = w.slowPackets(); original+reply == 0 {
+			return
+		}
 	}
+	w.t.Errorf("%d and %d packets went the slow path", original, reply)
 }
 
 // newLinkAddress gives the server's interface another address, and tells everybody.
