@@ -20,7 +20,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
-	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -218,18 +217,6 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
-}
-
-// newFastPath makes a controller. If the kernel has no flowtables, it records an Event and
-// returns nil, as the rest of the proxy works without.
-func newFastPath(c fastpath.Config, recorder events.Recorder) (*fastpath.Controller, error) {
-	c.NoHardware = func(err error) { recorder.Warning(events.HardwareOffloadUnavailable, err.Error()) }
-	ctl, err := fastpath.New(c)
-	if errors.Is(err, fastpath.ErrUnsupported) {
-		recorder.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
-		return nil, nil
-	}
-	return ctl, err
 }
 
 // runFastPath runs a controller until stop is called, which removes its table from the

@@ -108,11 +108,16 @@ func (s *parts) openSource(context.Context) (err error) {
 	if s.objects, s.client, err = newSource(s.config, s.master, s.node, s.problem); err != nil {
 		return err
 	}
-	events, stop, err := newRecorder(s.client, s.node)
+	if s.client == nil {
+		s.events = events.Log()
+		return nil
+	}
+	client, err := s.client.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
 	if err != nil {
 		return err
 	}
-	s.events = events
+	var stop func()
+	s.events, stop = events.OnNode(client, s.node)
 	s.onClose(func() error { stop(); return nil })
 	return nil
 }
@@ -135,7 +140,12 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	if b, ok := s.dataplane.(*nftables.Backend); ok {
 		fast.Commits = b.Commits()
 	}
-	if s.fast, err = newFastPath(fast, s.events); err != nil {
+	fast.NoHardware = func(err error) { s.events.Warning(events.HardwareOffloadUnavailable, err.Error()) }
+	switch s.fast, err = fastpath.New(fast); {
+	case errors.Is(err, fastpath.ErrUnsupported):
+		s.fast = nil
+		s.events.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
+	case err != nil:
 		s.fast = nil
 		s.events.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
 	}
@@ -152,13 +162,29 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	return nil
 }
 
-func (s *parts) openConntrack(ctx context.Context) (err error) {
-	flows, closeFlows, err := cleanFlows(ctx, s.metrics, s.fast)
+// openConntrack makes the Cleaner that deletes stale conntrack entries, including those of
+// connections on the fast path.
+func (s *parts) openConntrack(ctx context.Context) error {
+	conn, err := conntrack.New(0)
 	if err != nil {
 		return err
 	}
-	s.flows = flows
-	s.onClose(closeFlows)
+	s.onClose(conn.Close)
+	conn.Observe = s.metrics.ConntrackCleaned
+	clean := conntrack.CleanFunc(conn.Clean)
+	if s.fast != nil {
+		clean = s.fast.Cleaning(clean)
+	}
+	s.flows = conntrack.NewCleaner(ctx, clean, func(stats conntrack.Stats, err error) {
+		if err != nil && ctx.Err() == nil {
+			s.metrics.ConntrackFailures.Inc()
+			klog.ErrorS(err, "Could not delete all stale conntrack entries")
+		}
+		if stats.Deleted > 0 {
+			klog.V(2).InfoS("Deleted stale conntrack entries", "entries", stats.Deleted)
+		}
+	})
+	s.onClose(func() error { s.flows.Close(); return nil })
 	return nil
 }
 
@@ -208,7 +234,7 @@ func (s *parts) run(ctx context.Context) error {
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(desiredConfig(c, s.node, s.without)), s.dataplane, s.metrics, options)
-	return serveHTTP(ctx, s.serving, s.metrics, p, s.events)
+	return s.serveHTTP(ctx, p)
 }
 
 func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }
@@ -253,67 +279,29 @@ func nodeName(override string) (name string, err error) {
 	return name, nil
 }
 
-// cleanFlows makes the Cleaner that deletes stale conntrack entries, including those of
-// connections on the fast path.
-func cleanFlows(ctx context.Context, m *metrics.Metrics, fast *fastpath.Controller) (flows *conntrack.Cleaner, closeAll func() error, err error) {
-	conn, err := conntrack.New(0)
-	if err != nil {
-		return nil, nil, err
-	}
-	conn.Observe = m.ConntrackCleaned
-	clean := conntrack.CleanFunc(conn.Clean)
-	if fast != nil {
-		clean = fast.Cleaning(clean)
-	}
-	flows = conntrack.NewCleaner(ctx, clean, func(stats conntrack.Stats, err error) {
-		if err != nil && ctx.Err() == nil {
-			m.ConntrackFailures.Inc()
-			klog.ErrorS(err, "Could not delete all stale conntrack entries")
-		}
-		if stats.Deleted > 0 {
-			klog.V(2).InfoS("Deleted stale conntrack entries", "entries", stats.Deleted)
-		}
-	})
-	return flows, func() error { flows.Close(); return conn.Close() }, nil
-}
-
 // serveHTTP runs a proxy and its HTTP servers until ctx ends or one of them fails.
-func serveHTTP(ctx context.Context, o serving, m *metrics.Metrics, p *proxy.Proxy, recorder events.Recorder) error {
-	k := &o.config.KubeProxy
-	s := server.New(server.Options{
+func (s *parts) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
+	k := &s.config.KubeProxy
+	servers := server.New(server.Options{
 		MetricsAddress: k.MetricsBindAddress,
 		HealthzAddress: k.HealthzBindAddress,
 		HardFail:       k.BindAddressHardFail,
 		Profiling:      k.EnableProfiling,
-		Mode:           o.config.Mode(),
+		Mode:           s.config.Mode(),
 		Version:        version,
-		Configz:        map[string]any{"kubeproxy.config.k8s.io": k, "slipstream.config": &o.config.Slipstream},
-		Flags:          o.flags,
-		Metrics:        m,
+		Configz:        map[string]any{"kubeproxy.config.k8s.io": k, "slipstream.config": &s.config.Slipstream},
+		Flags:          s.flags,
+		Metrics:        s.metrics,
 		Proxy:          p,
-		Events:         recorder,
+		Events:         s.events,
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	failed := make(chan error, 1)
-	go func() { defer cancel(); failed <- s.Run(ctx) }()
+	go func() { defer cancel(); failed <- servers.Run(ctx) }()
 	err := p.Run(ctx)
 	cancel()
 	return errors.Join(err, <-failed)
-}
-
-// newRecorder makes a Recorder of Events, or one that only logs if there is no Kubernetes
-// API.
-func newRecorder(server *api.Client, node string) (r events.Recorder, stop func(), err error) {
-	if server == nil {
-		return events.Log(), func() {}, nil
-	}
-	client, err := server.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
-	if err != nil {
-		return nil, nil, err
-	}
-	r, stop = events.OnNode(client, node)
-	return r, stop, nil
 }
 
 // newSource makes the source of objects. The client is nil for manifests.

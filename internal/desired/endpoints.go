@@ -6,15 +6,15 @@ import "slices"
 
 // This file merges the endpoints of slices into pools.
 
-// replaceSlice replaces one version of a slice by another in all pools and health
-// checks of the Service. Either version may be nil.
+// replaceSlice replaces one version of a slice by another in all pools and the health check
+// of the Service, after svc.slices has been updated. Either version may be nil.
 func (svc *service) replaceSlice(s *State, from, to *slice) {
 	for _, p := range svc.ports {
 		for pool := range p.eachPool {
 			s.moveEndpoints(pool, from, to)
 		}
 	}
-	s.moveHealth(svc, from, to)
+	s.setHealth(svc)
 }
 
 // moveEndpoints is replaceSlice for one pool.

@@ -19,68 +19,28 @@ type HealthCheck struct {
 	LocalEndpoints [families]int
 }
 
-// healthState is the input of a Service's health check. It exists while the Service
-// has a health check port, or had one at the last report.
+// healthState exists while a Service has a health check port, or had one at the last report.
 type healthState struct {
 	reported HealthCheck
 	dirty    bool
-	local    [families]map[ipBytes]int // how often slices list each ready endpoint of this node
 }
 
-// setHealth updates the health state for a Service's new spec.
+// setHealth updates the health state after a Service's spec or one of its slices changed.
 func (s *State) setHealth(svc *service) {
-	wanted := svc.spec != nil && svc.spec.healthPort != 0
-	if !wanted && svc.health == nil {
-		return
-	}
-	if wanted && svc.health == nil {
-		svc.health = &healthState{local: [families]map[ipBytes]int{{}, {}}}
-		for _, sl := range svc.slices {
-			s.moveHealth(svc, nil, sl)
+	if svc.health == nil {
+		if svc.spec == nil || svc.spec.healthPort == 0 {
+			return
 		}
+		svc.health = &healthState{}
 	}
-	s.dirtyHealth(svc)
-}
-
-// moveHealth replaces one version of a slice by another in the health state.
-func (s *State) moveHealth(svc *service, from, to *slice) {
-	h := svc.health
-	if h == nil {
-		return
-	}
-	add := func(f Family, n int) func(sliceEndpoint) {
-		return func(e sliceEndpoint) {
-			if e.cond&(ready|local) != ready|local {
-				return
-			}
-			if h.local[f][e.ip] += n; h.local[f][e.ip] == 0 {
-				delete(h.local[f], e.ip)
-			}
-		}
-	}
-	for _, f := range []Family{IPv4, IPv6} {
-		difference(from.healthEndpoints(f), to.healthEndpoints(f), add(f, -1), add(f, 1))
-	}
-	s.dirtyHealth(svc)
-}
-
-// healthEndpoints returns the endpoints of a family. A slice without ports has none for any
-// Service port.
-func (sl *slice) healthEndpoints(f Family) []sliceEndpoint {
-	if sl == nil || len(sl.ports) == 0 || sl.family != f {
-		return nil
-	}
-	return sl.endpoints
-}
-
-func (s *State) dirtyHealth(svc *service) {
 	if !svc.health.dirty {
 		svc.health.dirty = true
 		s.dirtyHealths = append(s.dirtyHealths, svc)
 	}
 }
 
-// healthCheck computes the current HealthCheck of a Service.
+// healthCheck computes the current HealthCheck of a Service. It visits all endpoints: few
+// Services have health checks, and a visit takes nanoseconds.
 func (svc *service) healthCheck() HealthCheck {
 	h := HealthCheck{Service: svc.name}
 	if svc.spec == nil || svc.spec.healthPort == 0 {
@@ -88,8 +48,18 @@ func (svc *service) healthCheck() HealthCheck {
 	}
 	h.Port = svc.spec.healthPort
 	for f := range Family(families) {
-		if h.Serves[f] = svc.spec.has(f); h.Serves[f] {
-			h.LocalEndpoints[f] = len(svc.health.local[f])
+		h.Serves[f] = svc.spec.has(f)
+	}
+	addrs := map[ipBytes]bool{} // that have been counted
+	for _, sl := range svc.slices {
+		if !h.Serves[sl.family] || len(sl.ports) == 0 {
+			continue // a slice without ports has no endpoints for any Service port
+		}
+		for _, e := range sl.endpoints {
+			if e.cond&(ready|local) == ready|local && !addrs[e.ip] {
+				addrs[e.ip] = true
+				h.LocalEndpoints[sl.family]++
+			}
 		}
 	}
 	return h

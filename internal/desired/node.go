@@ -158,38 +158,39 @@ func (s *State) NodePortAddresses() (out []netip.Addr) {
 	if n.Primary {
 		return slices.Clone(s.nodePortAddrs)
 	}
-	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		if s.config.Without[FamilyOf(all)] {
-			continue
-		}
-		narrowed := slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool {
-			return FamilyOf(p.Addr()) == FamilyOf(all)
-		})
-		if !narrowed || slices.Contains(n.CIDRs, netip.PrefixFrom(all, 0)) {
-			out = append(out, all)
-			continue
-		}
-		for _, ip := range s.nodePortAddrs {
-			if FamilyOf(ip) == FamilyOf(all) {
-				out = append(out, ip)
+	for f, unspecified := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		switch {
+		case s.config.Without[f]:
+		case n.all(Family(f)):
+			out = append(out, unspecified)
+		default:
+			for _, ip := range s.nodePortAddrs {
+				if FamilyOf(ip) == Family(f) {
+					out = append(out, ip)
+				}
 			}
 		}
 	}
 	return out
 }
 
-// selects reports whether the ranges select an address.
-func (n NodePortAddresses) selects(ip netip.Addr) bool {
-	any := true
+// all reports whether the ranges select all addresses of a family.
+func (n NodePortAddresses) all(f Family) bool {
+	any := false
 	for _, p := range n.CIDRs {
-		if FamilyOf(p.Addr()) == FamilyOf(ip) {
-			if p.Contains(ip) {
+		if FamilyOf(p.Addr()) == f {
+			if p.Bits() == 0 {
 				return true
 			}
-			any = false
+			any = true
 		}
 	}
-	return any
+	return !any
+}
+
+// selects reports whether the ranges select an address.
+func (n NodePortAddresses) selects(ip netip.Addr) bool {
+	return n.all(FamilyOf(ip)) || slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
 // updateSources derives the source ranges of all Services again after the Node's
