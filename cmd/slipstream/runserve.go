@@ -18,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
@@ -213,6 +214,7 @@ func (s *parts) run(ctx context.Context) error {
 	defer checks.Close()
 	options := proxy.Options{
 		MinSyncPeriod: c.MinSyncPeriod(),
+		ReadTime:      func() (time.Duration, error) { return nfnl.ReadTime(0) },
 		CheckPeriod:   c.Slipstream.CheckPeriod.Duration,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
 		HealthChecks:  checks,

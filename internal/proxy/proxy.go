@@ -30,6 +30,11 @@ type Options struct {
 	// when it has passed.
 	MinSyncPeriod time.Duration
 
+	// ReadTime measures how long the kernel takes to dump the ruleset, as implemented by
+	// nfnl.ReadTime. While changes continue, syncs leave gaps for programs that read the
+	// ruleset (see pace). If nil, only MinSyncPeriod applies.
+	ReadTime func() (time.Duration, error)
+
 	// CheckPeriod is the period of Dataplane.Check.
 	CheckPeriod time.Duration
 
@@ -99,6 +104,7 @@ type Proxy struct {
 	repairs   wait.Backoff // between repairs in quick succession
 	repaired  time.Time    // time of the last repair
 
+	pace        pace
 	followUp    followUp
 	nodePorts   nodePortAddrs
 	lateness    lateness
@@ -123,6 +129,7 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 		addressed: o.NodeAddresses == nil,
 		full:      true,
 		backoff:   newBackoff(),
+		pace:      pace{min: o.MinSyncPeriod, readTime: o.ReadTime, measured: make(chan time.Duration, 1)},
 		triggers:  triggers{since: time.Now()},
 	}
 }
@@ -167,6 +174,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.checkFastPath(ctx)
 		case <-p.verifying.overdue():
 			p.verifying.due = true
+		case took := <-p.pace.measured:
+			p.pace.setTook(took)
 		case s := <-p.verifying.look:
 			p.endLook(s)
 		case handle := <-p.fastPath.done:
@@ -271,7 +280,10 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.metrics.Synced(now)
 	p.metrics.NoLocalEndpoints(p.state.NoLocalEndpoints())
 	p.backoff = newBackoff()
-	p.notUntil = now.Add(p.options.MinSyncPeriod)
+	if p.notUntil = now.Add(p.options.MinSyncPeriod); p.notUntil.Before(p.pace.next()) {
+		p.notUntil = p.pace.next()
+	}
+	p.measure()
 }
 
 // warn reports an error to administrators.
@@ -333,6 +345,8 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 		p.metrics.Refused(p.full, about, took)
 		return err
 	}
+	p.pace.committed(p.lateness.waitingSince(start), time.Now())
+	p.metrics.SyncGap.Set(p.pace.gap.Seconds())
 	p.metrics.Programmed(p.full, about, took)
 	p.metrics.Elements.Add(float64(stats.Elements))
 	level := klog.Level(2)
@@ -396,6 +410,14 @@ func (l *lateness) waiting() {
 		now := time.Now()
 		l.since.Store(&now)
 	}
+}
+
+// waitingSince returns since when changes have been waiting, or now if there are none.
+func (l *lateness) waitingSince(now time.Time) time.Time {
+	if since := l.since.Load(); since != nil {
+		return *since
+	}
+	return now
 }
 
 // done records that the kernel has all changes.

@@ -33,6 +33,9 @@ type Metrics struct {
 	ObjectProblems prometheus.Counter
 	// Services is the number of Services that are proxied.
 	Services prometheus.Gauge
+	// SyncGap is the least time from the last update of the kernel to the next, in
+	// seconds.
+	SyncGap prometheus.Gauge
 	// ConntrackFailures counts failures to find or delete stale conntrack entries.
 	ConntrackFailures prometheus.Counter
 	// FeatureMissing is 1 for each feature that a mode needs and the node
@@ -67,6 +70,7 @@ func New() *Metrics {
 		Repairs:           prometheus.NewCounter(counter("repairs_total", "Repairs after the ruleset was modified externally.")),
 		ObjectProblems:    prometheus.NewCounter(counter("object_problems_total", "Objects, or parts of objects, that could not be applied.")),
 		Services:          prometheus.NewGauge(gauge("services", "Services that are proxied.")),
+		SyncGap:           prometheus.NewGauge(gauge("sync_gap_seconds", "Least time from the last update of the kernel to the next.")),
 		ConntrackFailures: prometheus.NewCounter(counter("conntrack_failures_total", "Failures to find or delete stale conntrack entries.")),
 		FeatureMissing: prometheus.NewGaugeVec(gauge("kernel_feature_missing", "1 for each feature that a proxy mode needs and that this node lacks."),
 			[]string{"mode", "family", "feature"}),
@@ -82,7 +86,7 @@ func New() *Metrics {
 	for _, result := range []string{verifySame, verifyDifferent, verifyFailed} {
 		m.verifyRuns.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.FeatureMissing, m.ConntrackFailures)
+	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.SyncGap, m.FeatureMissing, m.ConntrackFailures)
 	return m
 }
 

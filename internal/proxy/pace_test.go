@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// stopwatch is a kernel that costs nothing and records the times of commits.
+type stopwatch struct {
+	free
+	at []time.Time
+}
+
+func (s *stopwatch) Apply(context.Context, *desired.Change) (dataplane.Stats, error) {
+	s.at = append(s.at, time.Now())
+	return dataplane.Stats{}, nil
+}
+
+// gap returns the time between the last two commits.
+func (s *stopwatch) gap() time.Duration {
+	if len(s.at) < 2 {
+		return 0
+	}
+	return s.at[len(s.at)-1].Sub(s.at[len(s.at)-2])
+}
+
+// paced is a loop with a stopwatch in a bubble.
+func paced(t *testing.T, o Options) (change func(i int), kernel *stopwatch) {
+	kernel = &stopwatch{}
+	events := make(script)
+	o.CheckPeriod = time.Hour
+	p := New(events, desired.New(desired.Config{}), kernel, metrics.New(), o)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go func() { _ = p.Run(ctx) }()
+	events <- append(many(0, 3), synced)
+	change = func(i int) {
+		synctest.Wait()
+		events <- moved(i)
+		synctest.Wait()
+	}
+	time.Sleep(time.Minute)
+	return change, kernel
+}
+
+// moved returns an endpoint with an address that no other i has. (Changes that undo each other
+// are no commit.)
+func moved(i int) []source.Event {
+	e := many(0, 1)[1:]
+	e[0].Object.(*discoveryv1.EndpointSlice).Endpoints[0].Addresses[0] = netip.AddrFrom4([4]byte{10, byte(200 + i>>16), byte(i >> 8), byte(i)}).String()
+	return e
+}
+
+// reads returns a function for Options.ReadTime that takes some time.
+func reads(took time.Duration, err error) func() (time.Duration, error) {
+	return func() (time.Duration, error) {
+		time.Sleep(took)
+		return took, err
+	}
+}
+
+func TestGapsWhileChangesContinue(t *testing.T) {
+	const short, long = 10 * time.Millisecond, 2 * time.Second
+	for _, c := range []struct {
+		name     string
+		min      time.Duration
+		read     func() (time.Duration, error)
+		period   time.Duration // of changes
+		from, to time.Duration // of a gap
+	}{
+		{"for readers", short, reads(40*time.Millisecond, nil), 10 * time.Millisecond, readFactor * 40 * time.Millisecond, readFactor*40*time.Millisecond + short},
+		{"slower changes", short, reads(40*time.Millisecond, nil), 90 * time.Millisecond, readFactor * 40 * time.Millisecond, readFactor*40*time.Millisecond + 90*time.Millisecond},
+		{"few rules", short, reads(time.Millisecond, nil), 10 * time.Millisecond, short, 2 * short},
+		{"bounded", short, reads(300*time.Millisecond, nil), 10 * time.Millisecond, maxGap, maxGap + short},
+		{"not known", short, reads(time.Millisecond, errors.New("not permitted")), 10 * time.Millisecond, maxGap, maxGap + short},
+		{"the configured period", long, reads(40*time.Millisecond, nil), 10 * time.Millisecond, long, long + short},
+		{"the configured period alone", short, nil, 10 * time.Millisecond, short, 2 * short},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				change, kernel := paced(t, Options{MinSyncPeriod: c.min, ReadTime: c.read})
+				for i := range int(10 * time.Second / c.period) {
+					change(i)
+					time.Sleep(c.period)
+				}
+				if gap := kernel.gap(); gap < c.from || gap > c.to {
+					t.Errorf("the last gap is %v, want %v to %v", gap, c.from, c.to)
+				}
+
+				// After a quiet time, a change is programmed at once.
+				time.Sleep(5 * time.Second)
+				begin := time.Now()
+				change(10001)
+				change(10002)
+				change(10003)
+				if last := kernel.at[len(kernel.at)-1]; !last.Equal(begin) {
+					t.Errorf("the first change waits for %v", last.Sub(begin))
+				}
+				time.Sleep(c.from)
+				if last := kernel.at[len(kernel.at)-1]; last.Sub(begin) > c.min {
+					t.Errorf("the second change waits for %v", last.Sub(begin))
+				}
+			})
+		})
+	}
+}
+
+// TestReaderFinishes saves many rules with iptables-nft, which starts again whenever the ruleset
+// changes, while endpoints change 100 times a second.
+func TestReaderFinishes(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT)
+	const rules = 8000
+	node, err := labtest.New(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
+	check(t, err)
+	fd := node.Namespace().FD()
+	restore := exec.CommandContext(t.Context(), "iptables-nft-restore")
+	restore.Stdin = strings.NewReader(manyRules(rules))
+	p, err := node.Namespace().Start(restore)
+	check(t, err)
+	check(t, p.Wait())
+
+	kernel, err := nftables.New(dataplane.Config{NetNS: fd, MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	check(t, err)
+	defer kernel.Close()
+	l := &loop{t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
+	l.proxy = New(l.events, desired.New(desired.Config{}), kernel, l.metrics, Options{
+		MinSyncPeriod: 10 * time.Millisecond, CheckPeriod: time.Second,
+		ReadTime: func() (time.Duration, error) { return nfnl.ReadTime(fd) },
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { l.done <- l.proxy.Run(ctx) }()
+	l.events <- append(many(0, 3), synced)
+
+	save := func() error {
+		begin := time.Now()
+		out, err := node.Namespace().Run(ctx, "iptables-nft-save", "-t", "nat")
+		if n := strings.Count(string(out), "-A "); err == nil && n != rules {
+			err = fmt.Errorf("%d rules were saved, want %d", n, rules)
+		}
+		t.Logf("iptables-nft-save took %v", time.Since(begin))
+		return err
+	}
+	check(t, save()) // quiet
+	saved := make(chan error, 1)
+	go func() {
+		time.Sleep(time.Second) // while changes continue
+		saved <- save()
+	}()
+	defer func() {
+		cancel()
+		if err := <-l.done; err != nil {
+			t.Error(err)
+		}
+	}()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.After(5 * time.Minute)
+	for i := 0; ; i++ {
+		select {
+		case <-tick.C:
+			l.events <- moved(i)
+		case err := <-saved:
+			check(t, err)
+			t.Logf("%d changes", i)
+			return
+		case <-timeout:
+			t.Fatal("iptables-nft-save does not finish")
+		}
+	}
+}
+
+// manyRules returns a table with n rules of DNAT.
+func manyRules(n int) string {
+	var b strings.Builder
+	b.WriteString("*nat\n")
+	for i := range n {
+		fmt.Fprintf(&b, "-A PREROUTING -d 10.1.%d.%d/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.2.%d.%d:8080\n", i>>8, i&255, i>>8, i&255)
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
