@@ -9,8 +9,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestCleanupOfKubeProxy wants kube-proxy's things to go with ours, unless they are to
-// stay; and somebody else's to stay.
+// TestCleanupOfKubeProxy checks that cleanup removes kube-proxy's objects with ours, unless
+// --keep-kube-proxy is set, and never other objects.
 func TestCleanupOfKubeProxy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT)
 	s := newSite(t)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestClockJumps sets the machine's clock by days while a proxy runs: changes take effect
-// as ever, and it stays healthy.
+// TestClockJumps sets the machine's clock by days while a proxy runs. Changes still take
+// effect, and the proxy stays healthy.
 func TestClockJumps(t *testing.T) {
 	kerneltest.Require(t, kerneltest.OwnClock)
 	s := newSite(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// siteConfig is a configuration file for manifests.
+// siteConfig is a configuration file with a directory of manifests.
 const siteConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables
@@ -51,7 +51,7 @@ func (s *site) kubeProxy(args ...string) *lab.Process {
 	return p
 }
 
-// sysctls are parameters of connection tracking on the node.
+// sysctls returns the node's conntrack parameters.
 func (s *site) sysctls() string {
 	s.t.Helper()
 	out, err := s.node.Run(s.t.Context(), "sh", "-c", "cd /proc/sys/net/netfilter && cat nf_conntrack_tcp_timeout_close_wait nf_conntrack_udp_timeout nf_conntrack_udp_timeout_stream nf_conntrack_tcp_be_liberal")
@@ -59,7 +59,7 @@ func (s *site) sysctls() string {
 	return strings.Join(strings.Fields(string(out)), " ")
 }
 
-// TestConfigFile has the program under kube-proxy's name be configured by a file.
+// TestConfigFile configures the program by a file, under kube-proxy's name.
 func TestConfigFile(t *testing.T) {
 	s := newSite(t)
 	s.save("web.yaml", web(0, 1))
@@ -111,7 +111,7 @@ func TestConfigFile(t *testing.T) {
 	}
 }
 
-// ask gets a page on the node, or nothing.
+// ask gets a page on the node; "" after an error.
 func (s *site) ask(address, path string) string {
 	text, err := s.getPage(address, path)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *site) ask(address, path string) string {
 	return text
 }
 
-// TestInitOnly sets the kernel's parameters and nothing else.
+// TestInitOnly checks that --init-only sets the kernel's parameters and nothing else.
 func TestInitOnly(t *testing.T) {
 	s := newSite(t)
 	before := strings.Fields(s.sysctls())
@@ -133,7 +133,7 @@ func TestInitOnly(t *testing.T) {
 	}
 }
 
-// TestWriteConfig has what is written be read again.
+// TestWriteConfig checks that the written file can be read again.
 func TestWriteConfig(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "out.yaml")
 	output := func(args ...string) (string, error) {
@@ -172,8 +172,8 @@ func TestWriteConfig(t *testing.T) {
 	}
 }
 
-// TestNoAPIServer has a proxy wait for an API server that is not there. Until it has
-// seen what there is, it programs nothing.
+// TestNoAPIServer starts a proxy without a reachable API server. It waits, and programs
+// nothing before it has received the objects.
 func TestNoAPIServer(t *testing.T) {
 	s := newSite(t)
 	p := s.kubeProxy("--master=http://127.0.0.1:1", "--proxy-mode=nftables", "--conntrack-max-per-core=0", "--hostname-override=n1")

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestConfigurationDocs has a row in docs/configuration.md for each flag of "slipstream
-// run", with the field that it sets, and none for others.
+// TestConfigurationDocs checks that docs/configuration.md has a row for each flag of
+// "slipstream run", with the field that it sets, and no other rows.
 func TestConfigurationDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
@@ -50,7 +50,7 @@ func TestConfigurationDocs(t *testing.T) {
 	}
 }
 
-// TestKubeProxysFlags has all of kube-proxy v1.36's flags be there.
+// TestKubeProxysFlags checks that all flags of kube-proxy v1.36 exist.
 func TestKubeProxysFlags(t *testing.T) {
 	fs := newRun().Flags()
 	for _, name := range strings.Fields(`bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config

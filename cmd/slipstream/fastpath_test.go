@@ -28,7 +28,7 @@ func (s *site) output(args ...string) string {
 	return out.String()
 }
 
-// tables are the node's nftables tables.
+// tables returns the node's nftables tables.
 func (s *site) tables() string {
 	s.t.Helper()
 	out, err := s.node.Run(s.t.Context(), "nft", "list", "tables")
@@ -45,8 +45,8 @@ func (s *site) stream() *lab.Stream {
 	return stream
 }
 
-// offloaded is how many connections are offloaded to a Service, as "slipstream
-// flows" says.
+// offloaded returns how many connections to a Service are offloaded, as listed by
+// "slipstream flows".
 func (s *site) offloaded(service string) (n int) {
 	s.t.Helper()
 	var listing struct {
@@ -61,15 +61,15 @@ func (s *site) offloaded(service string) (n int) {
 	return n
 }
 
-// alive fails the test unless the stream goes on.
+// alive fails the test unless the stream continues.
 func (s *site) alive(stream *lab.Stream) {
 	s.t.Helper()
 	before := stream.Stats().Received
 	s.until("the connection goes on", func() bool { return stream.Stats().Received > before+10 })
 }
 
-// untilFastPath waits until the fast path's table is there, or gone. Connections that are
-// to be offloaded have to begin after it came: only then does the kernel count packets.
+// untilFastPath waits until the fast path's table exists, or does not. Only connections that
+// begin afterwards are offloaded, as the kernel counts their packets.
 func (s *site) untilFastPath(there bool) {
 	s.t.Helper()
 	s.until(fmt.Sprint("the fast path is there: ", there), func() bool {
@@ -110,8 +110,8 @@ func TestFastPath(t *testing.T) {
 	}
 }
 
-// TestFastPathOff has nothing in the kernel with a threshold of 0, or with the
-// feature gate closed, even after a run that had.
+// TestFastPathOff checks that there is no table with a threshold of 0 or a disabled feature
+// gate, also after a run with a fast path.
 func TestFastPathOff(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Flowtable)
 	s := newSite(t)
@@ -132,8 +132,7 @@ func TestFastPathOff(t *testing.T) {
 	}
 }
 
-// TestFastPathAgent runs the fast path alone, for all connections, beside a proxy
-// that has none.
+// TestFastPathAgent runs only the fast path, for all connections, beside a proxy without one.
 func TestFastPathAgent(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Flowtable)
 	s := newSite(t)
@@ -154,7 +153,7 @@ func TestFastPathAgent(t *testing.T) {
 	}
 }
 
-// TestNoFastPath runs on a kernel without flowtables, where one line says so and
+// TestNoFastPath runs on a kernel without flowtables. One line in the log says so, and
 // everything else works.
 func TestNoFastPath(t *testing.T) {
 	if kerneltest.Flowtable.Probe() == nil {

@@ -18,8 +18,8 @@ func udp(servers ...int) string {
 	).Replace(web(servers...))
 }
 
-// TestStaleFlows has a UDP client that never changes its port: to the kernel, all
-// it sends is one flow.
+// TestStaleFlows has a UDP client that never changes its port: for the kernel, all of its
+// packets are one flow.
 func TestStaleFlows(t *testing.T) {
 	s := newSite(t)
 	p := s.run("--metrics-bind-address", "127.0.0.1:10249")

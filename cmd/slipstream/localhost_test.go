@@ -10,8 +10,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestLocalhostNodePorts has NodePorts answer the node on 127.0.0.1 in iptables mode,
-// unless they are not to.
+// TestLocalhostNodePorts checks that NodePorts answer the node on 127.0.0.1 in iptables mode,
+// unless that is disabled.
 func TestLocalhostNodePorts(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
 	const parameter = "/proc/sys/net/ipv4/conf/all/route_localnet"

@@ -11,7 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// traces are what each mode leaves in the kernel, as commands show it.
+// traces reports which modes have objects in the kernel, by commands.
 func (s *site) traces(variant string) map[string]bool {
 	s.t.Helper()
 	shows := func(what, command string) bool {
@@ -27,9 +27,9 @@ func (s *site) traces(variant string) map[string]bool {
 	}
 }
 
-// TestChangeOfMode has a proxy start in another mode than the one before. Connections
-// never fail, and nothing is left of the mode before; nor of any after cleanup. The mode
-// before may have had commands that are missing in the next.
+// TestChangeOfMode starts a proxy in another mode than before. No connection fails, and
+// nothing of the former mode remains, nor of any mode after cleanup. The commands of the
+// former mode may be missing in the new run.
 func TestChangeOfMode(t *testing.T) {
 	for variant, needs := range map[string]kerneltest.Feature{"nft": kerneltest.IPTablesNFT, "legacy": kerneltest.IPTablesLegacy} {
 		t.Run(variant, func(t *testing.T) {

@@ -31,7 +31,7 @@ metadata: {name: n1}
 status: {addresses: [{type: Hostname, address: n1}, {type: InternalIP, address: 192.168.100.11}]}
 `
 
-// The node's addresses: its own, and one that comes and goes.
+// The node's addresses: its own, and one that is added and deleted.
 var (
 	ownAddr   = netip.MustParseAddr("192.168.100.11")
 	otherAddr = netip.MustParseAddr("192.168.100.77")
@@ -45,15 +45,14 @@ func (s *site) outside() *lab.Host {
 	return h
 }
 
-// address has ip(8) add or delete an address of the node.
+// address adds or deletes an address of the node with ip(8).
 func (s *site) address(do string, a netip.Addr) {
 	s.t.Helper()
 	_, err := s.node.Run(s.t.Context(), "ip", "address", do, a.String()+"/24", "dev", "eth0")
 	s.check(err)
 }
 
-// get makes an HTTP request from a machine, and returns status and body, or why
-// there is none.
+// get makes an HTTP request from a machine, and returns status and body, or the error.
 func (s *site) get(from *lab.Host, to netip.Addr, port uint16) (answer string) {
 	err := from.Do(func() error {
 		// The dialer makes its socket on this thread, in the namespace.
@@ -83,8 +82,8 @@ func (s *site) get(from *lab.Host, to netip.Addr, port uint16) (answer string) {
 	return answer
 }
 
-// TestNodePortPrimary has NodePorts on the Node's own address, once there is a
-// Node.
+// TestNodePortPrimary checks that NodePorts answer on the Node's own address, once the Node
+// object exists.
 func TestNodePortPrimary(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := newSite(t)
@@ -112,8 +111,8 @@ func TestNodePortPrimary(t *testing.T) {
 	s.hasManifests()
 }
 
-// TestNodePortRanges has NodePorts and health checks on addresses that come and
-// go.
+// TestNodePortRanges checks that NodePorts and health checks follow addresses that are added
+// and deleted.
 func TestNodePortRanges(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := newSite(t)
@@ -165,8 +164,8 @@ func (s *site) untilHealth(from *lab.Host, to netip.Addr, status, endpoints int)
 	})
 }
 
-// TestHealthChecks asks as a load balancer does, while endpoints and the proxy
-// come and go.
+// TestHealthChecks sends requests like a load balancer, while endpoints and the proxy start
+// and stop.
 func TestHealthChecks(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := newSite(t)

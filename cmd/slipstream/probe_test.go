@@ -26,9 +26,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lacks names families of which nftables mode is to find nat missing, as it would on a
-// kernel without CONFIG_NFT_NAT. No kernel that tests run on is one; that the probe
-// recognizes what kernels do lack is tested in package nftables.
+// lacks names the environment variable with the families in which nftables mode finds nat
+// missing, as on a kernel without CONFIG_NFT_NAT. Package nftables tests the probe itself.
 const lacks = "SLIPSTREAM_TEST_LACKS"
 
 // lacking is a dataplane on such a kernel.
@@ -68,7 +67,7 @@ func (s *site) startLacking(families string, args ...string) (wait func() error,
 	return p.Wait, func() { s.check(p.Signal(syscall.SIGTERM)); s.check(p.Wait()) }
 }
 
-// hasLine wants a line of the log to have all of the words.
+// hasLine fails the test unless a line of the log has all of the words.
 func (s *site) hasLine(words ...string) {
 	s.t.Helper()
 	for line := range strings.Lines(s.log.String()) {

@@ -26,8 +26,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
-// asMain makes the test binary be slipstream itself, so that tests run the real
-// command as a process of its own.
+// asMain makes the test binary behave as slipstream, so that tests run the real command as
+// a separate process.
 const asMain = "SLIPSTREAM_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
@@ -51,7 +51,7 @@ type site struct {
 	log     logBuffer
 }
 
-// logBuffer collects what processes say.
+// logBuffer collects the output of processes.
 type logBuffer struct {
 	mu  sync.Mutex
 	all bytes.Buffer
@@ -111,7 +111,7 @@ func (s *site) check(err error) {
 	}
 }
 
-// command is slipstream with arguments.
+// command returns slipstream with arguments.
 func (s *site) command(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), asMain+"=1")
@@ -190,7 +190,7 @@ endpoints: [{addresses: [10.1.%[2]d.%[3]d], nodeName: n2}, {addresses: [10.2.%[2
 	return b.String()
 }
 
-// until waits for something to come true.
+// until waits for a condition.
 func (s *site) until(what string, ok func() bool) {
 	s.t.Helper()
 	for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(10 * time.Millisecond) {
@@ -201,7 +201,7 @@ func (s *site) until(what string, ok func() bool) {
 	s.t.Fatalf("waited in vain: %s", what)
 }
 
-// connector is a machine that can make connections.
+// connector is a machine that makes connections.
 type connector interface {
 	Connect(lab.Protocol, netip.AddrPort, ...lab.ConnectOption) (lab.Reply, error)
 }
@@ -242,7 +242,7 @@ func (s *site) untilReachedFrom(from connector, to netip.AddrPort, names ...stri
 	})
 }
 
-// kernel reads what is programmed on the node.
+// kernel reads the programmed content of the node.
 func (s *site) kernel() *nftables.Backend {
 	s.t.Helper()
 	b, err := nftables.New(dataplane.Config{NetNS: s.node.Namespace().FD()})
@@ -250,8 +250,7 @@ func (s *site) kernel() *nftables.Backend {
 	return b
 }
 
-// hasManifests fails the test unless the kernel has just what the directory
-// says.
+// hasManifests fails the test unless the kernel has exactly the directory's content.
 func (s *site) hasManifests() {
 	s.t.Helper()
 	state := desired.New(desired.Config{NodeName: "n1", NodePorts: desired.NodePortAddresses{Primary: true}})

@@ -20,7 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// TestRun is a proxy's whole life on a node.
+// TestRun runs a proxy on a node from its start to its cleanup.
 func TestRun(t *testing.T) {
 	s := newSite(t)
 	s.save("web.yaml", web(0, 1))
@@ -30,7 +30,7 @@ func TestRun(t *testing.T) {
 	s.untilReached("web-1", "web-2")
 	s.hasManifests()
 
-	// A mistake is told in one line, and what was there goes on.
+	// A mistake is reported in one line, and the last valid content stays in effect.
 	s.save("web.yaml", strings.Replace(web(0), "port: 80,", "port: 80000,", 1))
 	s.until("the mistake is in the log", func() bool {
 		return strings.Contains(s.log.String(), "web.yaml: document 1: Service default/web: spec.ports[0].port: Invalid value: 80000")
@@ -113,8 +113,7 @@ func TestKill(t *testing.T) {
 	s.check(stream.Close())
 }
 
-// TestFlushRuleset has somebody else delete everything, as restarting a firewall
-// does.
+// TestFlushRuleset deletes the whole ruleset, as the restart of a firewall does.
 func TestFlushRuleset(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newSite(t)
@@ -187,7 +186,7 @@ func TestScaling(t *testing.T) {
 	}
 }
 
-// TestFlagErrors are told in one line that names the flag.
+// TestFlagErrors checks that errors are one line that names the flag.
 func TestFlagErrors(t *testing.T) {
 	dir := t.TempDir()
 	cases := map[string][]string{

@@ -15,7 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 )
 
-// changes are the lines of a configuration that differ from what no flags come to.
+// changes returns the lines of a configuration that differ from the one without flags.
 func changes(t *testing.T, c *config.Config) (lines []string) {
 	t.Helper()
 	text := func(c *config.Config) []string {
@@ -52,7 +52,7 @@ func changes(t *testing.T, c *config.Config) (lines []string) {
 	return lines
 }
 
-// TestRunFlags has each of kube-proxy's flags set its field.
+// TestRunFlags checks that each of kube-proxy's flags sets its field.
 func TestRunFlags(t *testing.T) {
 	for flag, want := range map[string]string{
 		"":                                                      "",
@@ -129,7 +129,7 @@ func TestRunFlags(t *testing.T) {
 	}
 }
 
-// TestStandAlone has a proxy that is fed from files alone leave the machine as it is.
+// TestStandAlone checks that a proxy with manifests changes no settings of the machine.
 func TestStandAlone(t *testing.T) {
 	got := changes(t, parsed(t, "--manifests /m"))
 	want := []string{
@@ -149,7 +149,7 @@ func TestStandAlone(t *testing.T) {
 	}
 }
 
-// TestNoMode has what kube-proxy's iptables mode means hold where no mode is set.
+// TestNoMode checks that settings have the meaning of iptables mode if no mode is set.
 func TestNoMode(t *testing.T) {
 	c, notes, err := parse(t, "--kubeconfig /k --iptables-masquerade-bit 3 --cluster-cidr 10.0.0.0/8,fd00::/8")
 	if err != nil || c.Mode() != config.NFTables || c.MasqueradeBit() != 3 {
@@ -163,7 +163,7 @@ func TestNoMode(t *testing.T) {
 	}
 }
 
-// TestNotes has flags that make no difference be told.
+// TestNotes checks that there is a note for each flag without effect.
 func TestNotes(t *testing.T) {
 	_, notes, err := parse(t, "--proxy-mode nftables --detect-local-mode NodeCIDR --boot-id-file /b --config-sync-period 1m --iptables-localhost-nodeports --iptables-masquerade-bit 1"+
 		" --ipvs-strict-arp --ipvs-exclude-cidrs 10.0.0.0/8 --show-hidden-metrics-for-version 1.35 --feature-gates WatchList=true -v 2 --iptables-sync-period 1m")
@@ -180,8 +180,8 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestPrecedence has kube-proxy's flags give way to a file, as they do there, and
-// those about logs and Slipstream's own go before it.
+// TestPrecedence checks that a file overrides kube-proxy's flags, as in kube-proxy, and that
+// flags about logs and Slipstream's own flags override the file.
 func TestPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	const text = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -234,7 +234,7 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 		t.Errorf("%q; want %q", ignored, want)
 	}
 
-	// A mistake in the file is told by the field's path, one in a flag by its name.
+	// The error names the field's path for a mistake in the file, and the flag otherwise.
 	_, _, err = parse(t, "--config "+file+" --scope some")
 	if err == nil || !strings.Contains(err.Error(), "--scope: Invalid") {
 		t.Errorf("%v", err)
@@ -273,7 +273,7 @@ func TestFastPathMistakes(t *testing.T) {
 	}
 }
 
-// TestModesNotRun has what runs no mode refuse none of kube-proxy's.
+// TestModesNotRun checks that actions that run no mode accept all of kube-proxy's modes.
 func TestModesNotRun(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	const text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8]}\n"
@@ -300,7 +300,7 @@ func TestModesNotRun(t *testing.T) {
 	}
 }
 
-// TestBindAddress has the address that was found valid be used.
+// TestBindAddress checks that the address is used as it was validated.
 func TestBindAddress(t *testing.T) {
 	c := parsed(t, "--proxy-mode nftables --detect-local-mode NodeCIDR --bind-address 010.0.0.1")
 	if got := desiredConfig(c, "n1", desired.Families{}).NodeIP.String(); got != "10.0.0.1" {
@@ -308,7 +308,7 @@ func TestBindAddress(t *testing.T) {
 	}
 }
 
-// TestNoArgs has empty arguments be taken, as kube-proxy takes them.
+// TestNoArgs checks that empty arguments are accepted, as by kube-proxy.
 func TestNoArgs(t *testing.T) {
 	for _, program := range []string{"kube-proxy", "slipstream run"} {
 		for args, want := range map[string]string{"--version": "", "--version,": "", "--version,,": "", "--version, ": "unknown command", "--version,x,": "unknown command"} {
@@ -323,7 +323,7 @@ func TestNoArgs(t *testing.T) {
 	}
 }
 
-// TestExternalIPsGate has the feature gate of KEP-5707 reach the desired state.
+// TestExternalIPsGate checks that the feature gate of KEP-5707 reaches the desired state.
 func TestExternalIPsGate(t *testing.T) {
 	c := config.New()
 	for _, allowed := range []bool{true, false} {

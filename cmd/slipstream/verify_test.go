@@ -11,8 +11,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestVerify makes sure that verify finds nothing where all is well, and names the
-// Service of what somebody else has deleted.
+// TestVerify checks that verify finds no difference in an intact ruleset, and names the
+// Service of an element that was deleted externally.
 func TestVerify(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newSite(t)
@@ -34,9 +34,8 @@ func TestVerify(t *testing.T) {
 	t.Log(out)
 }
 
-// misdirect has a Service's connections to 10.244.1.10 go to 10.244.1.12 instead: a
-// shell command for each mode. What is there is as much as before, so only who looks at
-// all of it notices.
+// misdirect has a shell command for each mode that replaces the backend 10.244.1.10 by
+// 10.244.1.12. The number of objects stays the same, so only a full comparison finds it.
 var misdirect = map[string]string{
 	config.NFTables: `
 		key=$(nft list map ip slipstream endpoints | grep -oE '[^{},]+ : 10\.244\.1\.10 \. ' | sed 's/ :.*//')
@@ -46,8 +45,8 @@ var misdirect = map[string]string{
 		iptables-nft-save -t nat | sed s/10.244.1.10:8080/10.244.1.12:8080/ | iptables-nft-restore`,
 }
 
-// TestVerifyInBackground has a running proxy find and repair, in each mode, what somebody
-// else has changed in a way that no check notices.
+// TestVerifyInBackground checks that a running proxy finds and repairs, in each mode, an
+// external modification that Check does not detect.
 func TestVerifyInBackground(t *testing.T) {
 	needs := map[string][]kerneltest.Feature{
 		config.NFTables: {kerneltest.NFTBinary},

@@ -20,7 +20,7 @@ func decoded(t *testing.T, text string) *Config {
 	return c
 }
 
-// TestOfMode has settings come from the block of the mode.
+// TestOfMode checks that settings are taken from the block of the mode.
 func TestOfMode(t *testing.T) {
 	const text = kubeProxyDoc + `
 iptables: {masqueradeAll: true, masqueradeBit: 1, minSyncPeriod: 2s, syncPeriod: 20s, localhostNodePorts: true}
@@ -49,7 +49,7 @@ mode: `
 	}
 }
 
-// TestAcceleration has the gate close the fast path.
+// TestAcceleration checks that the gate turns the fast path off.
 func TestAcceleration(t *testing.T) {
 	for text, want := range map[string]int64{
 		"": 20,
@@ -64,7 +64,7 @@ func TestAcceleration(t *testing.T) {
 	}
 }
 
-// TestExternalIPs has the gate of KEP-5707 decide on external IPs.
+// TestExternalIPs checks that the gate of KEP-5707 decides on external IPs.
 func TestExternalIPs(t *testing.T) {
 	for text, want := range map[string]bool{
 		"": true,
@@ -103,7 +103,7 @@ func TestParseRange(t *testing.T) {
 	}
 }
 
-// TestNotes has ranges of one family alone be told.
+// TestNotes checks the note about ranges of one family only.
 func TestNotes(t *testing.T) {
 	for addresses, want := range map[string]string{
 		"":                    "",
@@ -122,8 +122,8 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestUnknownPods has ranges that are missing be told: at verbosity 0 if there is none
-// at all, as many clusters have one family only.
+// TestUnknownPods checks the note about missing ranges: at verbosity 0 if there are none,
+// because many clusters have one family only.
 func TestUnknownPods(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                   "0 clusterCIDR: has no range of IPv4 or IPv6,",
@@ -143,7 +143,7 @@ func TestUnknownPods(t *testing.T) {
 	}
 }
 
-// TestNodeIP has what is valid as an address be that address.
+// TestNodeIP checks that each valid notation gives the address.
 func TestNodeIP(t *testing.T) {
 	for text, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "010.0.0.1": "10.0.0.1", "'::ffff:10.0.0.1'": "10.0.0.1", "fd00::1": "fd00::1",
@@ -159,7 +159,7 @@ func TestNodeIP(t *testing.T) {
 	}
 }
 
-// TestExcludeCIDRs has all ranges that are valid be there.
+// TestExcludeCIDRs checks that all valid ranges are returned.
 func TestExcludeCIDRs(t *testing.T) {
 	got := fmt.Sprint(decoded(t, kubeProxyDoc+"ipvs: {excludeCIDRs: [010.0.0.0/8, 'fd00::7/8']}").ExcludeCIDRs())
 	if want := "[10.0.0.0/8 fd00::/8]"; got != want {

@@ -88,7 +88,7 @@ func TestKubeadm(t *testing.T) {
 	}
 }
 
-// TestDefaults has flags start from what an empty file comes to.
+// TestDefaults checks that an empty file and no flags give the same configuration.
 func TestDefaults(t *testing.T) {
 	file, _, err := Decode([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"))
 	if err != nil {
@@ -111,7 +111,7 @@ const (
 	slipstreamDoc = "apiVersion: slipstream.config/v1alpha1\nkind: SlipstreamConfiguration\n"
 )
 
-// TestDecodeErrors are told all at once.
+// TestDecodeErrors checks that all errors are reported together.
 func TestDecodeErrors(t *testing.T) {
 	for text, wants := range map[string][]string{
 		"":                              {"there is no configuration"},

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fieldPaths are the paths of all fields of a type that are settings of their own.
+// fieldPaths returns the paths of all settings in a type.
 func fieldPaths(prefix string, t reflect.Type) (all []string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -30,7 +30,7 @@ func fieldPaths(prefix string, t reflect.Type) (all []string) {
 	return all
 }
 
-// TestDocs has a row in docs/configuration.md for each field, and none for others.
+// TestDocs checks that docs/configuration.md has a row for each field, and no other rows.
 func TestDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

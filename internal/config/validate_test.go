@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestValidate has each mistake told once, by the field's path, and nothing else.
+// TestValidate checks that each mistake gives one error, with the field's path.
 func TestValidate(t *testing.T) {
 	type table map[string]string // what is in the file, to the error
 	for mode, mistakes := range map[string]table{
@@ -122,7 +122,7 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// TestAllAtOnce has a file with several mistakes be told of all.
+// TestAllAtOnce checks that all mistakes in a file are reported together.
 func TestAllAtOnce(t *testing.T) {
 	c, _, err := Decode([]byte(kubeProxyDoc + "mode: ipvs\noomScoreAdj: 2000\nbindAddress: x\n---\n" + slipstreamDoc + "checkPeriod: 0s\n"))
 	if err != nil {

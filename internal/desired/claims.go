@@ -51,12 +51,15 @@ func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey,
 		for _, a := range spec.external {
 			do(frontendKey(a.ip, p.number, p), a.kind, p)
 		}
-		if p.nodePort != 0 {
-			for _, ip := range s.nodePortAddrs {
-				if spec.has(FamilyOf(ip)) {
-					do(frontendKey(ip, p.nodePort, p), NodePort, p)
-				}
-			}
+		spec.eachNodePort(p, s.nodePortAddrs, do)
+	}
+}
+
+// eachNodePort calls do for a port's NodePort at each address.
+func (spec *serviceSpec) eachNodePort(p *port, addrs []netip.Addr, do func(FrontendKey, AddressKind, *port)) {
+	for _, ip := range addrs {
+		if p.nodePort != 0 && spec.has(FamilyOf(ip)) {
+			do(frontendKey(ip, p.nodePort, p), NodePort, p)
 		}
 	}
 }

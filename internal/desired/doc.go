@@ -4,13 +4,8 @@
 // Services, EndpointSlices, ServiceCIDRs and the Node. Its output is the frontends,
 // the pools of backends, and the exact difference from the previous output. The
 // package does no I/O, uses no clock and no goroutine, and is not safe for concurrent
-// use.
-//
-// # Terms
-//
-// A frontend is an address, protocol and port that clients connect to. A backend is
-// the address and port of an endpoint. A pool is the set of backends chosen for one
-// Service port in one address family. Frontends with the same backends share a pool.
+// use. docs/architecture.md explains its terms: frontends, pools and changes. policy.go
+// decides which backends a frontend has.
 //
 // # Usage
 //
@@ -33,10 +28,4 @@
 // visited. All endpoints of a Service port are visited only when the choice among them
 // changes: for example, when its last ready endpoint is removed, all terminating
 // endpoints are chosen instead. And those of a Service with a health check port are counted.
-//
-// # Where decisions are made
-//
-// Which backends a frontend has and which traffic is masqueraded is decided in
-// policy.go and nowhere else. A dataplane receives the outcome as data: pools, the
-// verdict of an empty pool, and a [MasqueradePolicy].
 package desired

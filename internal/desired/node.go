@@ -96,19 +96,8 @@ func (s *State) selectNodePortAddrs() {
 	}
 	for svc := range s.nodePortServices {
 		for _, p := range svc.ports {
-			if p.nodePort == 0 {
-				continue
-			}
-			for _, ip := range removed {
-				if svc.spec.has(FamilyOf(ip)) {
-					s.unclaim(frontendKey(ip, p.nodePort, p), NodePort, p)
-				}
-			}
-			for _, ip := range added {
-				if svc.spec.has(FamilyOf(ip)) {
-					s.claim(frontendKey(ip, p.nodePort, p), NodePort, p)
-				}
-			}
+			svc.spec.eachNodePort(p, removed, s.unclaim)
+			svc.spec.eachNodePort(p, added, s.claim)
 		}
 	}
 }

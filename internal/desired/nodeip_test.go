@@ -64,8 +64,8 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestLinkLocal checks that an interface that comes or goes with a pod, and has an IPv6
-// link-local address only, changes nothing.
+// TestLinkLocal checks that an interface with only an IPv6 link-local address, such as a
+// pod's, changes nothing when it is added or deleted.
 func TestLinkLocal(t *testing.T) {
 	for _, ranges := range [][]netip.Prefix{nil, {netip.MustParsePrefix("::/0"), netip.MustParsePrefix("0.0.0.0/0")}, {netip.MustParsePrefix("fe80::/10")}} {
 		s := New(Config{NodePorts: NodePortAddresses{CIDRs: ranges}})

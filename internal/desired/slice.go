@@ -157,7 +157,7 @@ func difference(from, to []sliceEndpoint, remove, add func(sliceEndpoint)) {
 	for len(from) > 0 && len(to) > 0 && from[len(from)-1] == to[len(to)-1] {
 		from, to = from[:len(from)-1], to[:len(to)-1]
 	}
-	if len(from) > 0 && len(to) > 0 {
+	if len(from)*len(to) > 1 {
 		from, to = onlyIn(from, to), onlyIn(to, from)
 	}
 	for _, e := range from {
