@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn reads the conntrack table of one network namespace. It is for one goroutine at a
-// time.
+// Conn reads the conntrack table of one network namespace. It is not safe for concurrent
+// use.
 type Conn struct{ *ctnetlink.Conn }
 
 // New opens a Conn, see [ctnetlink.Dial].
@@ -23,9 +23,8 @@ func New(netns int) (*Conn, error) {
 	return &Conn{conn}, err
 }
 
-// List lists the offloaded connections in order. The kernel walks its whole table
-// of connections for it, and reports those that are offloaded (from Linux 5.15 on;
-// before, it reports all and the rest is left out here).
+// List returns the offloaded connections in order. The kernel walks its whole table for it.
+// Before Linux 5.15 it reports all connections, and List removes the others.
 func (c *Conn) List(ctx context.Context) (all []Flow, err error) {
 	err = c.Each(ctx, func(f *Flow) { all = append(all, *f) })
 	slices.SortFunc(all, func(a, b Flow) int { return a.Compare(&b) })

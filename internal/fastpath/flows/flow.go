@@ -14,20 +14,16 @@ import (
 type Flow struct {
 	Protocol    desired.Protocol
 	Source      netip.AddrPort // the client
-	Destination netip.AddrPort // what it connected to
-	Backend     netip.AddrPort // who answers: Destination itself, where there was no DNAT
+	Destination netip.AddrPort // the address that the client connected to
+	Backend     netip.AddrPort // the source of replies: Destination itself without DNAT
 
-	// Sent is from the client, Received is what came back.
-	Sent, Received Count
+	Sent, Received Count // from the client, and to it
 
-	// Began is when the connection began; zero where the kernel does not know.
-	Began time.Time
-
-	// Hardware says that network hardware forwards it.
-	Hardware bool
+	Began    time.Time // zero if the kernel does not know
+	Hardware bool      // network hardware forwards the connection
 }
 
-// Count is how much was sent in one direction, as far as conntrack has seen.
+// Count is conntrack's counters of one direction.
 type Count struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"` // from the IP header on
@@ -38,15 +34,15 @@ func (c *Count) add(o Count) {
 	c.Bytes += o.Bytes
 }
 
-// Frontend is what the client connected to.
+// Frontend returns the destination with its protocol.
 func (f *Flow) Frontend() desired.FrontendKey {
 	return desired.FrontendKey{AddrPort: f.Destination, Protocol: f.Protocol}
 }
 
-// Bytes are those of both directions.
+// Bytes returns the sum of both directions.
 func (f *Flow) Bytes() uint64 { return f.Sent.Bytes + f.Received.Bytes }
 
-// Compare orders flows by what they were made to, and then by who made them.
+// Compare orders flows by destination, backend and source.
 func (f *Flow) Compare(o *Flow) int {
 	return cmp.Or(
 		f.Destination.Compare(o.Destination), cmp.Compare(f.Protocol, o.Protocol),

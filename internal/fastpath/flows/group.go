@@ -3,42 +3,40 @@
 package flows
 
 import (
+	"cmp"
+	"maps"
+	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Services tells which Service a frontend belongs to: "default/web:http".
+// Services has the Service of each frontend, such as "default/web:http".
 type Services map[desired.FrontendKey]string
 
 // Group is the offloaded connections to one frontend.
 type Group struct {
 	Frontend desired.FrontendKey
-	Service  string // "" when it is not known: a Service's no more, or never
-	Flows    int
-	Backends int // how many of them answer
-	Hardware int // flows that network hardware forwards
+	Service  string // empty if unknown
+	Flows    int    // number of connections
+	Backends int    // number of their backends
+	Hardware int    // number of connections that network hardware forwards
 	Sent     Count
 	Received Count
 }
 
-// Groups are flows by their frontends, in order of Services and frontends; what is
-// of no Service comes last.
-func Groups(all []Flow, services Services) []Group {
-	groups := map[desired.FrontendKey]*Group{}
-	type answered struct {
-		frontend desired.FrontendKey
-		backend  string
-	}
-	backends := map[answered]bool{}
+// Groups groups flows by frontend, in the order of Services and frontends; groups without a
+// Service come last.
+func Groups(all []Flow, services Services) (groups []Group) {
+	byFrontend := map[desired.FrontendKey]*Group{}
+	backends := map[desired.FrontendKey]map[netip.AddrPort]bool{}
 	for i := range all {
 		f := &all[i]
 		k := f.Frontend()
-		g := groups[k]
+		g := byFrontend[k]
 		if g == nil {
 			g = &Group{Frontend: k, Service: services[k]}
-			groups[k] = g
+			byFrontend[k], backends[k] = g, map[netip.AddrPort]bool{}
 		}
 		g.Flows++
 		g.Sent.add(f.Sent)
@@ -46,29 +44,20 @@ func Groups(all []Flow, services Services) []Group {
 		if f.Hardware {
 			g.Hardware++
 		}
-		if b := (answered{k, f.Backend.String()}); !backends[b] {
-			backends[b] = true
-			g.Backends++
-		}
+		backends[k][f.Backend] = true
+		g.Backends = len(backends[k])
 	}
-	sorted := make([]Group, 0, len(groups))
-	for _, g := range groups {
-		sorted = append(sorted, *g)
+	for g := range maps.Values(byFrontend) {
+		groups = append(groups, *g)
 	}
-	slices.SortFunc(sorted, func(a, b Group) int {
-		if none := a.Service == ""; none != (b.Service == "") {
-			if none {
-				return 1
-			}
-			return -1
-		}
-		if c := strings.Compare(a.Service, b.Service); c != 0 {
-			return c
-		}
-		if c := a.Frontend.Compare(b.Frontend.AddrPort); c != 0 {
-			return c
-		}
-		return int(a.Frontend.Protocol) - int(b.Frontend.Protocol)
+	unknown := map[bool]int{true: 1}
+	slices.SortFunc(groups, func(a, b Group) int {
+		return cmp.Or(
+			unknown[a.Service == ""]-unknown[b.Service == ""],
+			cmp.Compare(a.Service, b.Service),
+			a.Frontend.Compare(b.Frontend.AddrPort),
+			cmp.Compare(a.Frontend.Protocol, b.Frontend.Protocol),
+		)
 	})
-	return sorted
+	return groups
 }

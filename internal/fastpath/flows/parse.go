@@ -3,35 +3,27 @@
 package flows
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
 
-// tuple is the protocol and the two ends of packets in one direction.
-type tuple struct {
-	protocol desired.Protocol
-	src, dst netip.AddrPort
-}
-
-// parse reads an entry. ok is false for what is not offloaded, and for what has no
-// ports.
+// parse parses an entry. ok is false for connections that are not offloaded or have no ports.
 func (f *Flow) parse(data []byte) (ok bool) {
 	const header = 4 // struct nfgenmsg
 	if len(data) < header {
 		return false
 	}
 	*f = Flow{}
-	var original, reply tuple
+	var original, reply ctnetlink.Tuple
 	var okOriginal, okReply, offloaded bool
 	for typ, b := range ctnetlink.Attributes(data[header:]) {
 		switch typ {
 		case ctnetlink.TupleOrig:
-			original, okOriginal = parseTuple(b)
+			original, okOriginal = ctnetlink.ParseTuple(b)
 		case ctnetlink.TupleReply:
-			reply, okReply = parseTuple(b)
+			reply, okReply = ctnetlink.ParseTuple(b)
 		case ctnetlink.Status:
 			status := number(b)
 			offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
@@ -47,34 +39,8 @@ func (f *Flow) parse(data []byte) (ok bool) {
 			}
 		}
 	}
-	f.Protocol, f.Source, f.Destination, f.Backend = original.protocol, original.src, original.dst, reply.src
+	f.Protocol, f.Source, f.Destination, f.Backend = desired.Protocol(original.Protocol), original.Src, original.Dst, reply.Src
 	return okOriginal && okReply && offloaded
-}
-
-func parseTuple(b []byte) (t tuple, ok bool) {
-	var src, dst netip.Addr
-	var srcPort, dstPort uint16
-	ports := 0
-	for typ, b := range ctnetlink.Attributes(b) {
-		for inner, b := range ctnetlink.Attributes(b) {
-			switch {
-			case typ == ctnetlink.TupleIP && (inner == ctnetlink.IPv4Src || inner == ctnetlink.IPv6Src):
-				src, _ = netip.AddrFromSlice(b)
-			case typ == ctnetlink.TupleIP && (inner == ctnetlink.IPv4Dst || inner == ctnetlink.IPv6Dst):
-				dst, _ = netip.AddrFromSlice(b)
-			case typ == ctnetlink.TupleProto && inner == ctnetlink.ProtoNum:
-				t.protocol = desired.Protocol(number(b))
-			case typ == ctnetlink.TupleProto && inner == ctnetlink.ProtoSrcPort:
-				srcPort = uint16(number(b))
-				ports++
-			case typ == ctnetlink.TupleProto && inner == ctnetlink.ProtoDstPort:
-				dstPort = uint16(number(b))
-				ports++
-			}
-		}
-	}
-	t.src, t.dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
-	return t, src.IsValid() && dst.IsValid() && ports == 2
 }
 
 func parseCount(b []byte) (c Count) {
@@ -89,7 +55,7 @@ func parseCount(b []byte) (c Count) {
 	return c
 }
 
-// number is a number in network byte order, of any length up to 8 bytes.
+// number decodes a number in network byte order, of up to 8 bytes.
 func number(b []byte) (n uint64) {
 	if len(b) > 8 {
 		return 0

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// Listing is what there is to show at one time.
+// Listing is the offloaded connections at one time.
 type Listing struct {
 	At       time.Time
 	Flows    []Flow
 	Services Services
 }
 
-// WriteTable writes one line for each connection, or, grouped, for each frontend.
+// WriteTable writes a line for each connection or, if grouped, for each frontend.
 func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
@@ -34,7 +34,7 @@ func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 	for i := range l.Flows {
 		f := &l.Flows[i]
 		row(orNone(l.Services[f.Frontend()]), f.Frontend().String(), f.Source.String(), f.Backend.String(),
-			fmt.Sprint(f.Sent.Packets+f.Received.Packets), binarySize(f.Bytes()), l.age(f), yesNo(f.Hardware))
+			fmt.Sprint(f.Sent.Packets+f.Received.Packets), binarySize(f.Bytes()), l.age(f), map[bool]string{true: "yes", false: "no"}[f.Hardware])
 	}
 	return t.Flush()
 }
@@ -46,14 +46,7 @@ func orNone(s string) string {
 	return s
 }
 
-func yesNo(is bool) string {
-	if is {
-		return "yes"
-	}
-	return "no"
-}
-
-// age is for how long the connection has been there, "-" where that is not known.
+// age returns the age of the connection, or "-" if it is unknown.
 func (l *Listing) age(f *Flow) string {
 	if f.Began.IsZero() {
 		return "-"
@@ -61,7 +54,7 @@ func (l *Listing) age(f *Flow) string {
 	return max(l.At.Sub(f.Began), 0).Truncate(time.Second).String()
 }
 
-// binarySize is a number of bytes to three digits: "1.46 MiB".
+// binarySize formats a number of bytes with three digits: "1.46 MiB".
 func binarySize(n uint64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
@@ -82,7 +75,7 @@ func binarySize(n uint64) string {
 
 var units = []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// The JSON has plain strings and numbers, without pods' and Services' objects.
+// The JSON has plain strings and numbers.
 type (
 	jsonListing struct {
 		At    time.Time  `json:"time"`
@@ -115,7 +108,7 @@ type (
 	}
 )
 
-// WriteJSON writes the same as WriteTable as one JSON object, indented.
+// WriteJSON writes the content of WriteTable as one indented JSON object.
 func (l *Listing) WriteJSON(w io.Writer, grouped bool) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

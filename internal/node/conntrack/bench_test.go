@@ -12,7 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// BenchmarkClean cleans up after one gone backend, which has a hundred entries,
+// BenchmarkClean cleans up after one removed backend, which has a hundred entries,
 // in tables of different sizes, of which half are UDP: with the kernel's filter
 // and without, in turns. "ratio" is how many times longer it takes without, by
 // medians. Run it with

@@ -45,7 +45,7 @@ sctp 10.0.0.1:1004 10.96.0.10:54 10.244.1.5:53
 sctp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:53
 `
 
-// bothInBoth is a case whose flows have no address in common, in one of the families.
+// bothInBoth is a case with flows that share no address in one of the families.
 const bothInBoth = "UDP and SCTP of both families"
 
 func lines(s string) (all []string) {
@@ -68,26 +68,26 @@ func TestClean(t *testing.T) {
 		ipv6    int // of these, those of IPv6, where the kernel compares addresses
 		deleted string
 	}{{
-		name:  "a gone backend of one frontend",
+		name:  "a removed backend of one frontend",
 		flows: []desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")},
 		dumps: 1, entries: 1,
 		deleted: "udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53",
 	}, {
-		name:  "a gone backend of two frontends",
+		name:  "a removed backend of two frontends",
 		flows: []desired.StaleFlows{stale("10.96.0.10:53 192.0.2.1:53", "10.244.1.5:53")},
 		dumps: 1, entries: 4,
 		deleted: `
 			udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53
 			udp 10.0.0.1:1005 192.0.2.1:53 10.244.1.5:53`,
 	}, {
-		name:  "two gone backends, which differ in their address and port",
+		name:  "two removed backends, which differ in their address and port",
 		flows: []desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53 10.244.1.6:54")},
 		dumps: 1, entries: 4,
 		deleted: `
 			udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53
 			udp 10.244.1.5:53 10.96.0.10:53 10.244.1.6:54`,
 	}, {
-		name: "gone backends of two Services",
+		name: "removed backends of two Services",
 		flows: []desired.StaleFlows{
 			stale("10.96.0.10:53", "10.244.1.6:53"),
 			stale("10.96.0.20:53", "10.244.1.5:53"),
@@ -97,14 +97,14 @@ func TestClean(t *testing.T) {
 			udp 10.0.0.1:1002 10.96.0.10:53 10.244.1.6:53
 			udp 10.0.0.1:1006 10.96.0.20:53 10.244.1.5:53`,
 	}, {
-		name:  "a gone backend with addresses of both families",
+		name:  "a removed backend with addresses of both families",
 		flows: []desired.StaleFlows{stale("10.96.0.10:53 [fd00:96::10]:53", "10.244.1.5:53 [fd00:244::5]:53")},
 		dumps: 2, entries: 2, ipv6: 1,
 		deleted: `
 			udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53
 			udp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:53`,
 	}, {
-		name:  "a gone backend of one family, of a Service with both",
+		name:  "a removed backend of one family, of a Service with both",
 		flows: []desired.StaleFlows{stale("10.96.0.10:53 [fd00:96::10]:53", "[fd00:244::5]:53")},
 		dumps: 1, entries: 1, ipv6: 1,
 		deleted: "udp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:53",
@@ -122,7 +122,7 @@ func TestClean(t *testing.T) {
 			udp 10.0.0.1:1007 10.96.0.20:53 10.96.0.20:53
 			udp [fd00::1]:1003 [fd00:96::10]:53 [fd00:96::10]:53`,
 	}, {
-		name:  "a gone backend and flows to nowhere",
+		name:  "a removed backend and flows to nowhere",
 		flows: []desired.StaleFlows{untranslated(stale("10.96.0.10:53", "10.244.1.6:54"))},
 		dumps: 1, entries: 4,
 		deleted: `
@@ -260,7 +260,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// TestMapped takes IPv4 addresses in their IPv4-mapped form for what they are.
+// TestMapped passes IPv4 addresses in their IPv4-mapped form.
 func TestMapped(t *testing.T) {
 	tab := newTable(t)
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
@@ -319,7 +319,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestManyItems has ten thousand frontends with a gone backend each.
+// TestManyItems has ten thousand frontends with a removed backend each.
 func TestManyItems(t *testing.T) {
 	tab := crowd(t, 20)
 	flows := make([]desired.StaleFlows, 10_000)
@@ -378,7 +378,7 @@ func TestAnotherID(t *testing.T) {
 	}
 }
 
-// TestGone has an entry end between being found and being deleted.
+// TestGone ends an entry between finding and deleting it.
 func TestGone(t *testing.T) {
 	tab, deletions := found(t)
 	tab.conntrack("-D", "-p", "udp")
@@ -393,7 +393,7 @@ func TestDeleteFails(t *testing.T) {
 	tab, deletions := found(t)
 	bad := deletions[0]
 	bad.Data = slices.Clone(bad.Data)
-	bad.Data[0] = 255 // a family that is none
+	bad.Data[0] = 255 // no family has this number
 	var stats Stats
 	err := tab.delete(t.Context(), []netlink.Message{bad, deletions[0], bad}, &stats)
 	if err == nil || !strings.HasPrefix(err.Error(), "2 of 3 were not deleted") || stats.Deleted != 1 {
@@ -401,8 +401,8 @@ func TestDeleteFails(t *testing.T) {
 	}
 }
 
-// TestRefusedFilter has the kernel refuse a filter, and finds what there is
-// without. The kernel at hand has filters, but not for both families at once.
+// TestRefusedFilter makes the kernel refuse a filter, by one for both families, and finds the
+// entries without it.
 func TestRefusedFilter(t *testing.T) {
 	tab := newTable(t)
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
@@ -422,7 +422,7 @@ func TestRefusedFilter(t *testing.T) {
 	}
 }
 
-// TestCanceled ends a dump half-way. Its end is not taken for an answer to what follows.
+// TestCanceled interrupts a dump, the rest of which must not be taken for a later answer.
 func TestCanceled(t *testing.T) {
 	tab := crowd(t, 10)
 	tab.clean(stale("10.96.0.10:53", crowdBackend(2).String()))

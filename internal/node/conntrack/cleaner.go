@@ -12,19 +12,17 @@ import (
 // CleanFunc deletes the entries of stale flows, as [Conn.Clean] does.
 type CleanFunc func(context.Context, []desired.StaleFlows) (Stats, error)
 
-// Cleaner cleans in a goroutine of its own, so that its callers do not wait while the
-// kernel walks its table. Flows that are enqueued meanwhile are cleaned together
-// afterwards.
+// Cleaner cleans in its own goroutine, because the kernel takes long to walk its table.
+// Flows that are enqueued meanwhile are cleaned together afterwards.
 //
-// A flow may be hit that began after its StaleFlows were found: to an endpoint
-// that came back meanwhile, or that is new beside those of an Only. Its next
-// packet chooses among the backends again.
+// It may delete a flow that began after its StaleFlows were found, to an endpoint that was
+// added meanwhile. The flow's next packet then gets a backend again.
 type Cleaner struct {
 	clean CleanFunc
 	done  func(Stats, error)
 
 	mu     sync.Mutex
-	more   sync.Cond // there is something in queue, or closed has been set
+	more   sync.Cond // queue is not empty, or closed is set
 	queue  []desired.StaleFlows
 	closed bool
 
@@ -32,7 +30,7 @@ type Cleaner struct {
 }
 
 // NewCleaner starts a Cleaner that calls clean with ctx, and done after each call, both in
-// its goroutine. A Conn that clean uses is to be closed after the Cleaner.
+// its goroutine. A Conn that clean uses must be closed after the Cleaner.
 func NewCleaner(ctx context.Context, clean CleanFunc, done func(Stats, error)) *Cleaner {
 	c := &Cleaner{clean: clean, done: done, ended: make(chan struct{})}
 	c.more.L = &c.mu
@@ -40,8 +38,8 @@ func NewCleaner(ctx context.Context, clean CleanFunc, done func(Stats, error)) *
 	return c
 }
 
-// Enqueue has flows cleaned soon, and returns at once. The slices that they hold
-// are read later. After Close it does nothing.
+// Enqueue makes the Cleaner clean flows soon, and returns at once. It retains their slices.
+// After Close it does nothing.
 func (c *Cleaner) Enqueue(flows []desired.StaleFlows) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,8 +49,8 @@ func (c *Cleaner) Enqueue(flows []desired.StaleFlows) {
 	}
 }
 
-// Close returns when all is cleaned that was enqueued before, or clean has failed. Calls after the
-// first do nothing more.
+// Close returns when clean has been called for all flows that were enqueued before. It may be
+// called more than once.
 func (c *Cleaner) Close() {
 	c.mu.Lock()
 	c.closed = true

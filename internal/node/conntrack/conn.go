@@ -16,19 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn finds and deletes entries of the conntrack table of one network namespace. It is
-// for one goroutine at a time.
+// Conn finds and deletes entries of the conntrack table of one network namespace. It is not
+// safe for concurrent use.
 type Conn struct {
-	// Observe, if not nil, is called for each address family that was searched: how long
-	// that took, and how many entries were deleted.
+	// Observe, if not nil, is called after the search of an address family, with its
+	// duration and the number of deleted entries.
 	Observe func(f desired.Family, took time.Duration, deleted int)
 
 	conn *ctnetlink.Conn
 	able map[family]abilities
 
-	// unfiltered asks for a family's whole table, as from a kernel without
-	// filters.
-	unfiltered bool
+	unfiltered bool // for tests: as on a kernel without filters
 }
 
 // New opens a Conn, see [ctnetlink.Dial].
@@ -40,27 +38,25 @@ func New(netns int) (*Conn, error) {
 // Close closes the socket.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// Stats tell what [Conn.Clean] did.
+// Stats are numbers about one [Conn.Clean].
 type Stats struct {
-	Dumps   int // how often the kernel walked its table, without the probe
-	Entries int // entries that it reported
-	Deleted int // of these, those that were stale and still there
+	Dumps   int // number of times that the kernel walked its table, without the probe
+	Entries int // number of entries that it reported
+	Deleted int // number of entries that were stale and still existed
 }
 
-// Clean deletes the entries that flows describe. Those of TCP are left alone,
-// whatever flows say.
+// Clean deletes the entries that flows describe, except those of TCP.
 //
-// Flows are in the order in which they were found: a [desired.StaleFlows] with
-// Only replaces what came before it about the same frontend, as an endpoint
-// that was gone then may serve again.
+// Flows are in the order in which they were found. A [desired.StaleFlows] with Only replaces
+// earlier ones about the same frontend, because an endpoint that was removed may serve again.
 //
-// When something fails, what can be done is done all the same; Stats are right
-// in any case. When ctx ends, Clean stops.
+// After a failure Clean continues with what is possible; Stats are correct in any case. When
+// ctx ends, it stops.
 func (c *Conn) Clean(ctx context.Context, flows []desired.StaleFlows) (Stats, error) {
 	return c.run(ctx, plan(flows))
 }
 
-// run deletes what searches find.
+// run deletes the entries that searches find.
 func (c *Conn) run(ctx context.Context, searches []*search) (Stats, error) {
 	var stats Stats
 	var failed []error
@@ -80,7 +76,7 @@ func (c *Conn) run(ctx context.Context, searches []*search) (Stats, error) {
 	return stats, errors.Join(failed...)
 }
 
-// find returns the requests that delete what is stale.
+// find returns requests that delete the stale entries.
 func (c *Conn) find(ctx context.Context, s *search, stats *Stats) (stale []netlink.Message, err error) {
 	var e entry
 	var bad error
@@ -102,13 +98,12 @@ func (c *Conn) find(ctx context.Context, s *search, stats *Stats) (stale []netli
 		}
 		stale = nil
 	}
-	// Whatever it is that this kernel does not like of the filter.
 	stats.Dumps++
 	err = c.dump(ctx, s.family, nil, visit)
 	return stale, errors.Join(err, bad)
 }
 
-// findFiltered calls visit with what the kernel's filter lets through.
+// findFiltered calls visit with the entries that match the filter.
 func (c *Conn) findFiltered(ctx context.Context, s *search, stats *Stats, visit func(data []byte)) error {
 	able := c.abilities(ctx, s.family)
 	for _, f := range s.filter.parts(able) {
@@ -124,9 +119,8 @@ func (c *Conn) findFiltered(ctx context.Context, s *search, stats *Stats, visit 
 	return nil
 }
 
-// abilities are what the kernel can do in a family. It is asked when there is
-// something to be found for the first time. Where it cannot be asked, little is
-// taken for granted, and it will be asked again.
+// abilities returns the kernel's abilities in a family, which it probes at the first use. If
+// that fails, it assumes none, and the next call probes again.
 func (c *Conn) abilities(ctx context.Context, f family) abilities {
 	able, known := c.able[f]
 	if known {
@@ -140,21 +134,21 @@ func (c *Conn) abilities(ctx context.Context, f family) abilities {
 	return able
 }
 
-// refused says that the kernel understood a request and does not do such things.
+// refused reports whether the kernel does not support a request.
 func refused(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ERANGE)
 }
 
-// dump has the kernel report entries and calls visit with each.
+// dump calls visit with each entry that matches the attributes.
 func (c *Conn) dump(ctx context.Context, f family, attributes []byte, visit func(data []byte)) error {
 	return c.conn.Dump(ctx, uint8(f), attributes, visit)
 }
 
-// deleteAtOnce is how many deletions go to the kernel in one message.
+// deleteAtOnce is the number of deletions in one message.
 const deleteAtOnce = 64
 
-// delete sends deletions. An entry that does not exist any more is no error; of other
-// errors only the first is returned.
+// delete sends deletions. It ignores entries that do not exist any more, and returns the
+// first of other errors.
 func (c *Conn) delete(ctx context.Context, deletions []netlink.Message, stats *Stats) error {
 	var first error
 	failed := 0

@@ -4,6 +4,7 @@ package conntrack
 
 import (
 	"encoding/binary"
+	"net/netip"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -11,20 +12,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is what matters here of an entry, as the kernel reports it.
+// family is an address family in netlink's numbers.
+type family uint8
+
+const (
+	ipv4 family = unix.AF_INET
+	ipv6 family = unix.AF_INET6
+)
+
+func familyOf(a netip.AddrPort) family {
+	if a.Addr().Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+func (f family) desired() desired.Family {
+	if f == ipv4 {
+		return desired.IPv4
+	}
+	return desired.IPv6
+}
+
+func (f family) String() string { return f.desired().String() }
+
+// entry is the relevant part of an entry.
 type entry struct {
 	family      family
 	protocol    desired.Protocol
-	destination endpoint // where the first packet was sent
-	replies     endpoint // where replies come from: the backend, or the destination itself
-	translated  bool     // by a rule of NAT
+	destination netip.AddrPort // of the first packet
+	replies     netip.AddrPort // source of replies: the backend, or the destination itself
+	translated  bool           // by a NAT rule
 
-	// What names the entry, in the kernel's encoding.
+	// These identify the entry, in the kernel's encoding.
 	original, id, zone []byte
 }
 
-// parse reads a message of a dump, whose data it refers to afterwards. ok is
-// false for what is no entry with ports.
+// parse parses a message of a dump. The entry refers to its data. ok is false unless the
+// message is an entry with ports.
 func (e *entry) parse(data []byte) (ok bool) {
 	*e = entry{}
 	if len(data) < len(header(0)) {
@@ -46,16 +71,15 @@ func (e *entry) parse(data []byte) (ok bool) {
 			e.zone = payload
 		}
 	}
-	src, dst := e.family.ipAttributes()
-	var okReply bool
-	e.protocol, e.destination, ok = parseTuple(e.original, e.family, dst, ctnetlink.ProtoDstPort)
-	_, e.replies, okReply = parseTuple(reply, e.family, src, ctnetlink.ProtoSrcPort)
-	return ok && okReply && len(e.id) == 4
+	there, ok := ctnetlink.ParseTuple(e.original)
+	back, okBack := ctnetlink.ParseTuple(reply)
+	e.protocol, e.destination, e.replies = desired.Protocol(there.Protocol), there.Dst, back.Src
+	return ok && okBack && len(e.id) == 4
 }
 
-// deletion is a request to delete the entry. With its ID in it the kernel leaves
-// a later entry of the same flow alone. (Without a tuple in it, it would empty
-// the whole table; parse accepts no such entry.)
+// deletion returns a request to delete the entry. Because of its ID, the kernel keeps a later
+// entry of the same flow. (A request without a tuple would empty the whole table; parse
+// accepts no such entry.)
 func (e *entry) deletion() (netlink.Message, error) {
 	a := netlink.NewAttributeEncoder()
 	a.Bytes(ctnetlink.TupleOrig|unix.NLA_F_NESTED, e.original)
@@ -68,7 +92,7 @@ func (e *entry) deletion() (netlink.Message, error) {
 
 func header(f family) []byte { return ctnetlink.Header(uint8(f)) }
 
-// request is a message to the kernel.
+// request returns a message to the kernel.
 func request(typ netlink.HeaderType, flags netlink.HeaderFlags, f family, a *netlink.AttributeEncoder) (netlink.Message, error) {
 	b, err := a.Encode()
 	return netlink.Message{

@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -10,9 +11,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
 
-// filter is what all flows of a search have in common: the protocol, the original
-// destination, and the source of replies. The kernel reports the entries that agree
-// in all of it. It compares no ports of SCTP, and none where the protocols differ.
+// filter describes what all flows of a search have in common: the protocol, the original
+// destination, and the source of replies. The kernel reports the entries that match all of
+// it. It compares no ports of SCTP, and no ports without the protocol.
 type filter struct {
 	protocols   []desired.Protocol
 	to, replies common
@@ -24,37 +25,36 @@ func (f *filter) addProtocol(p desired.Protocol) {
 	}
 }
 
-// common is the address, and the port, that all of several endpoints have.
+// common is the address and the port that several endpoints share.
 type common struct {
-	endpoint
-	known                   bool
-	addressDiffers, differs bool // the address, the port
+	netip.AddrPort                   // the first endpoint; invalid without any
+	addressDiffers, portDiffers bool // between the endpoints
 }
 
-func (c *common) add(e endpoint) {
-	if !c.known {
-		c.endpoint, c.known = e, true
+func (c *common) add(e netip.AddrPort) {
+	if !c.IsValid() {
+		c.AddrPort = e
 	}
-	c.addressDiffers = c.addressDiffers || e.ip != c.ip
-	c.differs = c.differs || e.port != c.port
+	c.addressDiffers = c.addressDiffers || e.Addr() != c.Addr()
+	c.portDiffers = c.portDiffers || e.Port() != c.Port()
 }
 
-// addAll says that any endpoint may be among them.
-func (c *common) addAll() { c.addressDiffers, c.differs = true, true }
+// addAll adds all endpoints.
+func (c *common) addAll() { c.addressDiffers, c.portDiffers = true, true }
 
-// flags are bits of CTA_FILTER for what is common.
+// flags returns the given bits of CTA_FILTER for what is shared.
 func (c *common) flags(address, port uint32) (flags uint32) {
-	if c.known && !c.addressDiffers {
+	if c.IsValid() && !c.addressDiffers {
 		flags |= address
 	}
-	if c.known && !c.differs {
+	if c.IsValid() && !c.portDiffers {
 		flags |= port
 	}
 	return flags
 }
 
-// parts are filters that say it together: one, or where that would let everything
-// through, one for each protocol.
+// parts returns equivalent filters: one, or if it would match everything, one for each
+// protocol.
 func (f *filter) parts(able abilities) (all []filter) {
 	if original, reply := f.flags(able); original|reply != 0 {
 		return []filter{*f}
@@ -65,13 +65,13 @@ func (f *filter) parts(able abilities) (all []filter) {
 	return all
 }
 
-// flags are which parts of the two tuples the kernel is to compare. What it does not
-// do right is left out.
+// flags returns which parts of the two tuples the kernel is to compare, without those that
+// it compares wrong.
 func (f *filter) flags(able abilities) (original, reply uint32) {
 	original = f.to.flags(ctnetlink.FilterIPDst, ctnetlink.FilterDstPort) | ctnetlink.FilterProto
 	reply = f.replies.flags(ctnetlink.FilterIPSrc, ctnetlink.FilterSrcPort)
 	if reply != 0 {
-		reply |= ctnetlink.FilterProto // ports are not taken without
+		reply |= ctnetlink.FilterProto // the kernel refuses ports without it
 	}
 	if len(f.protocols) != 1 {
 		const ofProtocol = ctnetlink.FilterProto | ctnetlink.FilterSrcPort | ctnetlink.FilterDstPort
@@ -88,17 +88,28 @@ func (f *filter) flags(able abilities) (original, reply uint32) {
 	return original, reply
 }
 
-// attributes are the filter as the kernel takes it: two tuples of which it
-// compares the parts that are flagged.
+// attributes encodes the filter: two tuples, and flags for the parts to compare.
 func (f *filter) attributes(family family, able abilities) ([]byte, error) {
 	original, reply := f.flags(able)
 	a := netlink.NewAttributeEncoder()
-	encodeTuple(a, ctnetlink.TupleOrig, family, f.protocols[0], nil, &f.to.endpoint)
-	encodeTuple(a, ctnetlink.TupleReply, family, f.protocols[0], &f.replies.endpoint, nil)
+	protocol := uint8(f.protocols[0])
+	ctnetlink.Tuple{Protocol: protocol, Dst: f.to.or(family)}.Encode(a, ctnetlink.TupleOrig)
+	ctnetlink.Tuple{Protocol: protocol, Src: f.replies.or(family)}.Encode(a, ctnetlink.TupleReply)
 	a.Nested(ctnetlink.Filter, func(a *netlink.AttributeEncoder) error {
-		a.Uint32(ctnetlink.FilterOrigFlags, original) // unlike most of netfilter, in the machine's byte order
+		a.Uint32(ctnetlink.FilterOrigFlags, original) // in the machine's byte order, unlike most of netfilter
 		a.Uint32(ctnetlink.FilterReplyFlags, reply)
 		return nil
 	})
 	return a.Encode()
+}
+
+// or returns the shared endpoint, or an unspecified one of the family.
+func (c *common) or(f family) netip.AddrPort {
+	switch {
+	case c.IsValid():
+		return c.AddrPort
+	case f == ipv4:
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
 }

@@ -16,21 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// abilities are parts of a filter that the kernel does right in one family.
+// abilities are the parts of a filter that the kernel compares correctly in one family.
 //
-// A kernel without filters reports more than it is asked for, which does no harm.
-// But kernels have also reported less. From Linux 5.8 to 5.15.14 they read of the
-// reply's tuple what is flagged in the original one, and compare with zeros for the
-// rest. And from 5.8 on they compare IPv6 addresses the wrong way round: 6.12.117
-// has that mended, 6.18.44 has not.
+// A kernel without filters reports more entries than requested, which is harmless. But some
+// kernels report fewer. From Linux 5.8 to 5.15.14 they parse only those parts of the reply's
+// tuple that are flagged in the original one, and compare the rest with zeros. And from 5.8
+// on they negate the comparison of IPv6 addresses: 6.12.117 has the fix, 6.18.44 does not.
 type abilities struct {
-	addresses bool // compares addresses
-	replies   bool // compares the reply's tuple
+	addresses bool // it compares addresses
+	replies   bool // it compares the reply's tuple
 }
 
-// The probe's entry is between two addresses that are nobody's: the IPv4 dummy
-// address (RFC 7600), and one of the discard-only prefix (RFC 6666). The
-// destination's port is that of the discard protocol.
+// The probe's entry is between unused addresses: the IPv4 dummy address (RFC 7600), and one
+// of the discard-only prefix (RFC 6666). The destination's port is that of the discard
+// protocol.
 var probeAddress = map[family]netip.Addr{
 	ipv4: netip.MustParseAddr("192.0.0.8"),
 	ipv6: netip.MustParseAddr("100::8"),
@@ -38,27 +37,28 @@ var probeAddress = map[family]netip.Addr{
 
 const (
 	probePort    = 9
-	probeTimeout = 60 // seconds, should we not get to delete it
+	probeTimeout = 60 // seconds, if the entry is not deleted
 )
 
-// probe finds out what the kernel can do, by having it look for an entry made for
-// the purpose.
+// probe determines the kernel's abilities by requesting an entry that it creates.
 func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) {
-	to := endpoint{probeAddress[f].As16(), probePort}
-	from := endpoint{to.ip, uint16(1024 + rand.IntN(60_000))}
+	to := netip.AddrPortFrom(probeAddress[f], probePort)
+	from := netip.AddrPortFrom(probeAddress[f], uint16(1024+rand.IntN(60_000)))
+	there := ctnetlink.Tuple{Protocol: uint8(desired.UDP), Src: from, Dst: to}
+	back := ctnetlink.Tuple{Protocol: uint8(desired.UDP), Src: to, Dst: from}
 	if err := c.ask(ctx, ctnetlink.MsgNew, netlink.Create|netlink.Excl, f, func(a *netlink.AttributeEncoder) {
-		encodeTuple(a, ctnetlink.TupleOrig, f, desired.UDP, &from, &to)
-		encodeTuple(a, ctnetlink.TupleReply, f, desired.UDP, &to, &from)
+		there.Encode(a, ctnetlink.TupleOrig)
+		back.Encode(a, ctnetlink.TupleReply)
 		a.Bytes(ctnetlink.Timeout, binary.BigEndian.AppendUint32(nil, probeTimeout))
 	}); err != nil {
-		return able, fmt.Errorf("making an entry to probe filters with: %w", err)
+		return able, fmt.Errorf("creating an entry to probe filters: %w", err)
 	}
 	defer func() {
 		e := c.ask(ctx, ctnetlink.MsgDelete, 0, f, func(a *netlink.AttributeEncoder) {
-			encodeTuple(a, ctnetlink.TupleOrig, f, desired.UDP, &from, &to)
+			there.Encode(a, ctnetlink.TupleOrig)
 		})
 		if e != nil && !errors.Is(e, unix.ENOENT) {
-			err = errors.Join(err, fmt.Errorf("deleting the entry to probe filters with: %w", e))
+			err = errors.Join(err, fmt.Errorf("deleting the entry to probe filters: %w", e))
 		}
 	}()
 	finds := func(filter filter, able abilities) (found bool) {

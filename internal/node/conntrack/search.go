@@ -4,40 +4,30 @@ package conntrack
 
 import (
 	"maps"
+	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// search is what is stale in one address family. To tell of an entry whether it is
-// takes two look-ups, however much there is to look for.
+// search describes the stale flows of one address family. Looking up whether an entry is
+// stale takes two map accesses, whatever the size of the search.
 type search struct {
 	family    family
-	frontends map[destination]*frontend
+	frontends map[desired.FrontendKey]*frontend
 	filter    filter
 }
 
-// destination is where the flows to a frontend are sent.
-type destination struct {
-	endpoint
-	protocol desired.Protocol
-}
-
-// frontend is which flows to one frontend are stale.
+// frontend describes the stale flows to one frontend.
 type frontend struct {
-	gone  set  // sent to one of these
+	gone  set  // flows to these backends are stale
 	own   bool // gone is not shared with other frontends
-	only  set  // sent to none of these; nil if that does not matter
-	noNAT bool // not translated by a rule of NAT
+	only  set  // flows to other backends are stale, if not nil
+	noNAT bool // flows that no NAT rule has translated are stale
 }
 
-type set map[endpoint]struct{}
+type set map[netip.AddrPort]bool
 
-func (s set) has(e endpoint) bool {
-	_, ok := s[e]
-	return ok
-}
-
-// plan sorts flows by family. Those of TCP it leaves out.
+// plan sorts flows by family, without those of TCP.
 func plan(flows []desired.StaleFlows) (searches []*search) {
 	for _, f := range flows {
 		if f.Protocol != desired.UDP && f.Protocol != desired.SCTP {
@@ -55,9 +45,9 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 }
 
 // ofFamily returns the frontends and backends of one family.
-func ofFamily(f desired.StaleFlows, family family) (frontends []endpoint, backends set) {
+func ofFamily(f desired.StaleFlows, family family) (frontends []netip.AddrPort, backends set) {
 	for _, k := range f.Frontends {
-		if e := endpointOf(k.AddrPort); e.family() == family {
+		if e := netip.AddrPortFrom(k.Addr().Unmap(), k.Port()); familyOf(e) == family {
 			frontends = append(frontends, e)
 		}
 	}
@@ -66,32 +56,32 @@ func ofFamily(f desired.StaleFlows, family family) (frontends []endpoint, backen
 	}
 	backends = make(set, len(f.Backends))
 	for _, b := range f.Backends {
-		if e := backendOf(b); e.family() == family {
-			backends[e] = struct{}{}
+		if e := netip.AddrPortFrom(b.Addr(), b.Port()); familyOf(e) == family {
+			backends[e] = true
 		}
 	}
 	return frontends, backends
 }
 
-// searchIn returns the search in a family, a new one if need be.
+// searchIn returns the search in a family, which it creates if there is none.
 func searchIn(searches *[]*search, f family) *search {
 	for _, s := range *searches {
 		if s.family == f {
 			return s
 		}
 	}
-	s := &search{family: f, frontends: map[destination]*frontend{}}
+	s := &search{family: f, frontends: map[desired.FrontendKey]*frontend{}}
 	*searches = append(*searches, s)
 	return s
 }
 
-// add adds what one desired.StaleFlows says. The frontends that it names share
-// its set of backends until there is more to say about one of them: a Service
-// with many frontends and many backends is not their product.
-func (s *search) add(p desired.Protocol, frontends []endpoint, backends set, only bool) {
+// add adds one desired.StaleFlows. Its frontends share the set of backends until another
+// StaleFlows names one of them, so that a Service with many frontends and many backends does
+// not need a set for each frontend.
+func (s *search) add(p desired.Protocol, frontends []netip.AddrPort, backends set, only bool) {
 	s.filter.addProtocol(p)
 	for _, e := range frontends {
-		to := destination{e, p}
+		to := desired.FrontendKey{AddrPort: e, Protocol: p}
 		f := s.frontends[to]
 		if f == nil || only {
 			f = &frontend{}
@@ -119,16 +109,8 @@ func (s *search) add(p desired.Protocol, frontends []endpoint, backends set, onl
 	}
 }
 
-// stale says whether an entry is to be deleted.
+// stale reports whether an entry is to be deleted.
 func (s *search) stale(e *entry) bool {
-	f := s.frontends[destination{e.destination, e.protocol}]
-	switch {
-	case f == nil:
-		return false
-	case f.gone.has(e.replies):
-		return true
-	case f.noNAT && !e.translated:
-		return true
-	}
-	return f.only != nil && !f.only.has(e.replies)
+	f := s.frontends[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}]
+	return f != nil && (f.gone[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])
 }

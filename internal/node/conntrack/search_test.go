@@ -14,8 +14,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
 
-// staleByTheWords says of one entry what the comments of desired.StaleFlows and
-// Clean say, without tables.
+// staleByTheWords reports whether an entry is stale by the documentation of
+// desired.StaleFlows and Clean.
 func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
 	if f.protocol == desired.TCP {
 		return false
@@ -34,8 +34,8 @@ func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
 	return stale
 }
 
-// TestSearches compares random StaleFlows with what their words say, and sees
-// that filters let all that is stale through.
+// TestSearches compares random StaleFlows with their documentation, and checks that filters
+// match all stale entries.
 func TestSearches(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -69,8 +69,8 @@ func TestSearches(t *testing.T) {
 				continue
 			}
 			fl := flow{protocol: protocols[r.IntN(len(protocols))], to: endpointAt(a), answeredBy: endpointAt(b)}
-			e := entry{protocol: fl.protocol, destination: endpointOf(fl.to), replies: endpointOf(fl.answeredBy)}
-			e.family = e.destination.family()
+			e := entry{protocol: fl.protocol, destination: fl.to, replies: fl.answeredBy}
+			e.family = familyOf(e.destination)
 			got := false
 			for _, s := range searches {
 				if s.family != e.family || !s.stale(&e) {
@@ -97,15 +97,14 @@ func TestSearches(t *testing.T) {
 	}
 }
 
-// agrees says whether the kernel would report e.
-func (c *common) agrees(e endpoint) bool {
+// agrees reports whether the kernel would report e.
+func (c *common) agrees(e netip.AddrPort) bool {
 	flags := c.flags(1, 2)
-	return (flags&1 == 0 || e.ip == c.ip) && (flags&2 == 0 || e.port == c.port)
+	return (flags&1 == 0 || e.Addr() == c.Addr()) && (flags&2 == 0 || e.Port() == c.Port())
 }
 
-// TestSharedBackends gives many frontends many backends, which must not be their
-// product, and more to say about one of them afterwards, which must not be said
-// about the others.
+// TestSharedBackends has many frontends with many backends, which must share one set, and then
+// another backend of one frontend, which must not affect the others.
 func TestSharedBackends(t *testing.T) {
 	var many desired.StaleFlows
 	many.Protocol = desired.UDP
@@ -125,16 +124,16 @@ func TestSharedBackends(t *testing.T) {
 		t.Errorf("%d bytes were allocated", n)
 	}
 	for i, want := range []bool{true, false} {
-		e := entry{family: ipv4, protocol: desired.UDP, destination: endpointOf(many.Frontends[i].AddrPort), replies: endpointOf(crowdBackend(5000))}
+		e := entry{family: ipv4, protocol: desired.UDP, destination: many.Frontends[i].AddrPort, replies: crowdBackend(5000)}
 		if s.stale(&e) != want {
 			t.Errorf("frontend %d: stale %v", i, !want)
 		}
 	}
 }
 
-// FuzzEntry parses what no kernel sends.
+// FuzzEntry parses invalid messages.
 func FuzzEntry(f *testing.F) {
-	to := endpointOf(netip.MustParseAddrPort("10.96.0.10:53"))
+	to := netip.MustParseAddrPort("10.96.0.10:53")
 	seed := filter{protocols: []desired.Protocol{desired.UDP}}
 	seed.to.add(to)
 	a, err := seed.attributes(ipv4, abilities{true, true})

@@ -19,7 +19,7 @@ import (
 )
 
 // table is the conntrack table of a network namespace. Entries are made and
-// listed by others' code: by a library, and by the command conntrack.
+// listed by other code: a library, and the command conntrack.
 type table struct {
 	*Conn
 	ns     *lab.Namespace

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// WatchAddresses delivers the addresses of all interfaces, whether those are up or not:
-// all of them, in order and without duplicates, first at once and then whenever they
-// differ. The slice belongs to the receiver. Errors are those of [Namespace.Watch].
+// WatchAddresses delivers the addresses of all interfaces, up or down, in order and without
+// duplicates: first at once, and then whenever they differ. The receiver owns the slice.
+// Errors are those of [Namespace.Watch].
 func (n Namespace) WatchAddresses(ctx context.Context, deliver func([]netip.Addr)) error {
 	byInterface := map[int][]netip.Addr{}
 	var last []netip.Addr

@@ -225,7 +225,7 @@ func (w *addressWorld) until(ok func() bool) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	w.t.Fatal("waited in vain")
+	w.t.Fatal("no such delivery in time")
 }
 
 // A burst is few deliveries, and none of its changes are lost, whether the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -34,7 +35,7 @@ func (n Namespace) dial() (*netlink.Conn, error) {
 	return conn, nil
 }
 
-// table has the interfaces of a namespace.
+// table is the interfaces of a namespace.
 type table struct {
 	links     map[int]Interface // without addresses
 	addresses map[int]map[address]bool
@@ -64,8 +65,8 @@ func (t *table) all() (all []Interface) {
 	return all
 }
 
-// apply takes a message of a list, or a notification, into the table. It returns the
-// index of the interface that has changed, or 0.
+// apply applies a message of a dump, or a notification. It returns the index of the interface
+// that has changed, or 0.
 func (t *table) apply(m netlink.Message) (index int) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -80,7 +81,7 @@ func (t *table) apply(m netlink.Message) (index int) {
 			if !had {
 				return 0
 			}
-		case had && same(&old, &i):
+		case had && reflect.DeepEqual(old, i): // neither has addresses
 			return 0
 		default:
 			t.links[i.Index] = i
@@ -105,12 +106,7 @@ func (t *table) apply(m netlink.Message) (index int) {
 	return 0
 }
 
-// same compares all but addresses.
-func same(a, b *Interface) bool {
-	return a.Name == b.Name && a.Type == b.Type && a.MTU == b.MTU && a.Up == b.Up && a.Loopback == b.Loopback && a.PortOf == b.PortOf
-}
-
-// list reads a table. It tries again when interfaces have changed meanwhile.
+// list reads a table. It tries again if interfaces have changed meanwhile.
 func list(conn *netlink.Conn) (*table, error) {
 	const tries = 100
 	for try := 1; ; try++ {

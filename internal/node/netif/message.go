@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unspecific is the type of an interface that is not virtual.
+// unspecific is the type of interfaces that are not virtual.
 const unspecific = "device"
 
-// parseLink reads RTM_NEWLINK and RTM_DELLINK (rtnetlink(7)). ok is false for
-// messages that are about an interface as a bridge's port, and for what is none.
+// parseLink parses RTM_NEWLINK and RTM_DELLINK (rtnetlink(7)). ok is false for messages
+// about an interface as a bridge's port, and for invalid ones.
 func parseLink(data []byte) (i Interface, ok bool) {
 	if len(data) < unix.SizeofIfInfomsg || data[0] != unix.AF_UNSPEC {
 		return i, false
@@ -49,15 +49,15 @@ func parseLink(data []byte) (i Interface, ok bool) {
 	return i, a.Err() == nil && i.Name != ""
 }
 
-// address names one of an interface's addresses: the same local address can be there with
+// address identifies an address of an interface, which can have the same local address with
 // several prefixes or peers.
 type address struct {
 	local, peer netip.Addr // the same where there is no peer
 	bits        uint8
 }
 
-// parseAddress reads RTM_NEWADDR and RTM_DELADDR. An address is usable if the kernel
-// answers on it, which it also does on a deprecated one.
+// parseAddress parses RTM_NEWADDR and RTM_DELADDR. An address is usable if the kernel answers
+// on it, even if it is deprecated.
 func parseAddress(data []byte) (index int, addr address, usable, ok bool) {
 	if len(data) < unix.SizeofIfAddrmsg {
 		return 0, addr, false, false

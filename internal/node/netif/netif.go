@@ -5,8 +5,7 @@ package netif
 
 import "net/netip"
 
-// Namespace is a network namespace: a file descriptor of it, or 0 for the one of the
-// calling thread.
+// Namespace is a file descriptor of a network namespace, or 0 for the calling thread's.
 type Namespace int
 
 // Interface is a network interface.
@@ -19,20 +18,20 @@ type Interface struct {
 	Type string
 
 	// Addresses are the addresses on which the kernel answers, in order and without
-	// zones. An IPv6 address is left out while duplicate address detection
-	// (RFC 4862, 5.4) has not finished, and when it has found a duplicate.
+	// zones: not IPv6 addresses during duplicate address detection (RFC 4862, 5.4),
+	// or after it has found a duplicate.
 	Addresses []netip.Addr
 
 	MTU      int  // bytes
 	Up       bool // set up (IFF_UP), with or without a carrier
 	Loopback bool
 
-	// PortOf is the kind of the interface that this one is a port of (bridge,
-	// bond, team ...); "" for none.
+	// PortOf is the kind of the interface of which this one is a port (bridge, bond,
+	// team ...); "" for none.
 	PortOf string
 }
 
-// Update is a difference to the interfaces that were delivered before.
+// Update is the difference from the interfaces delivered before.
 type Update struct {
 	Full    bool // Changed has all interfaces
 	Changed []Interface

@@ -15,16 +15,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settle is how long after a change others are waited for, to be delivered together.
+// settle is how long further changes are collected, to be delivered together.
 const settle = 2 * time.Millisecond
 
-// socketBuffer is the size asked for the socket's queue of notifications, in
-// bytes: some thousand of them.
+// socketBuffer is the size of the socket's queue, in bytes. It holds some thousand
+// notifications.
 const socketBuffer = 4 << 20
 
-// Watch delivers all interfaces at once, and then what changes, within milliseconds. It
-// ends when ctx does, with nil. It fails when interfaces cannot be listed to begin with,
-// and tries again after later errors.
+// Watch delivers all interfaces at once, and then changes, within milliseconds. It returns nil
+// when ctx ends. It returns an error if interfaces cannot be listed first; it tries again
+// after later errors.
 func (n Namespace) Watch(ctx context.Context, deliver func(Update)) error {
 	return keepWatching(ctx, n.watch, deliver)
 }
@@ -57,16 +57,14 @@ func keepWatching(ctx context.Context, watch func(context.Context, func(Update))
 	}
 }
 
-// newBackoff is how long to wait after errors: from 10 ms to 10 s.
+// newBackoff returns the delays after errors: from 10 ms to 10 s.
 func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 11, Cap: 10 * time.Second}
 }
 
-// watch lists the interfaces and then follows notifications until there is an
-// error or ctx ends.
-//
-// It subscribes before it lists. A notification can be older than the list, but then all
-// changes in between follow it.
+// watch lists the interfaces and then follows notifications until an error or ctx ends. It
+// subscribes before it lists. A notification can be older than the list, but then all later
+// changes follow it.
 func (n Namespace) watch(ctx context.Context, deliver func(Update)) error {
 	news, err := n.dial()
 	if err != nil {
@@ -102,7 +100,7 @@ func (n Namespace) watch(ctx context.Context, deliver func(Update)) error {
 	}
 }
 
-// follow waits for a change, and for those that come right after it.
+// follow waits for a change, and for others within settle.
 func (t *table) follow(ctx context.Context, news *netlink.Conn, changed map[int]bool) error {
 	deadline := time.Time{}
 	for {

@@ -190,7 +190,7 @@ func TestWatch(t *testing.T) {
 	}
 	w.sees("b veth 1500, c veth 1400 up 2001:db8::1")
 
-	// To enter a bridge or leave it is no end of an interface.
+	// Entering or leaving a bridge does not end an interface.
 	bridge := w.add(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}})
 	w.check(w.nl.LinkSetMaster(a, bridge))
 	w.sees("b veth 1500, br bridge 1400, c veth 1400 up port of bridge 2001:db8::1")

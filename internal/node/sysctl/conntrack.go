@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sysctl sets what kube-proxy sets of the kernel's parameters: for connection
-// tracking (Documentation/networking/nf_conntrack-sysctl.rst), and, in iptables mode, for
-// NodePorts on loopback addresses.
+// Package sysctl sets the kernel parameters that kube-proxy sets: for connection tracking
+// (Documentation/networking/nf_conntrack-sysctl.rst) and, in iptables mode, for NodePorts on
+// loopback addresses.
 package sysctl
 
 import (
@@ -17,9 +17,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Conntrack are parameters of connection tracking. Zero values leave them as they
-// are. Timeouts are of the calling thread's network namespace, in whole seconds;
-// the others are of the machine.
+// Conntrack is the parameters of connection tracking. Zero values do not change them. Timeouts
+// belong to the calling thread's network namespace, in whole seconds; the others to the
+// machine.
 type Conntrack struct {
 	Max                   int           // nf_conntrack_max
 	TCPEstablishedTimeout time.Duration // nf_conntrack_tcp_timeout_established
@@ -29,13 +29,11 @@ type Conntrack struct {
 	UDPStreamTimeout      time.Duration // nf_conntrack_udp_timeout_stream
 }
 
-// entriesPerBucket is how many entries there may be for each bucket of the hash
-// table before look-ups become slow.
+// entriesPerBucket is the maximum number of entries for each bucket of the hash table.
 const entriesPerBucket = 4
 
-// Apply sets the parameters that are not as wanted, all that can be set. Within a
-// container /proc/sys may be read-only; the error tells what is not as wanted then.
-// The files exist once the kernel has loaded nf_conntrack.
+// Apply sets the parameters that differ, and continues after errors, such as a read-only
+// /proc/sys in a container. The files exist once the kernel has loaded nf_conntrack.
 func (c Conntrack) Apply() error { return c.apply("/") }
 
 func (c Conntrack) apply(root string) error {
@@ -66,11 +64,11 @@ func (c Conntrack) apply(root string) error {
 
 func seconds(d time.Duration) int { return int(d / time.Second) }
 
-// When a value that is found is not good enough.
+// Conditions for changing a value.
 func different(is, want int) bool { return is != want }
 func less(is, want int) bool      { return is < want }
 
-// ensure writes a number to a file unless the one that is there is good enough.
+// ensure writes a number to a file if the current one is bad.
 func ensure(file string, want int, bad func(is, want int) bool) error {
 	text, err := os.ReadFile(file)
 	if err != nil {

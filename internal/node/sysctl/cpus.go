@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// CPUs is how many the machine has, also where this process may only use some.
+// CPUs returns the machine's number of CPUs, even if this process may use fewer.
 func CPUs() int {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err == nil {
@@ -20,7 +20,7 @@ func CPUs() int {
 	return runtime.NumCPU()
 }
 
-// count counts a list such as "0-3,5"; 0 is for one that cannot be read.
+// count returns the length of a list such as "0-3,5"; 0 if it is invalid.
 func count(list string) (n int) {
 	for _, part := range strings.Split(list, ",") {
 		first, last, isRange := strings.Cut(part, "-")

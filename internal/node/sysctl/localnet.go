@@ -11,15 +11,13 @@ import (
 	"strings"
 )
 
-// routeLocalnet is of all interfaces of the calling thread's network namespace
+// routeLocalnet applies to all interfaces of the calling thread's network namespace
 // (Documentation/networking/ip-sysctl.rst).
 const routeLocalnet = "proc/sys/net/ipv4/conf/all/route_localnet"
 
-// RouteLocalnet has the kernel route packets from and to IPv4 loopback addresses, in the
-// calling thread's network namespace: a connection of the node's to a NodePort at
-// 127.0.0.1 begins with one that has to reach a pod. Packets from outside to loopback
-// addresses have to be dropped then by some rule, as the kernel does not do so any more
-// (CVE-2020-8558).
+// RouteLocalnet makes the kernel route packets from and to IPv4 loopback addresses, in the
+// calling thread's network namespace, so that NodePorts answer on 127.0.0.1. The kernel then
+// no longer drops packets from outside to loopback addresses, so a rule must (CVE-2020-8558).
 func RouteLocalnet() error { return enableRouteLocalnet("/") }
 
 // HasRouteLocalnet reports whether the parameter is set in the calling thread's network

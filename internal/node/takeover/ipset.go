@@ -9,7 +9,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// removeSets removes the IP sets of IPVS mode. kube-proxy cuts off names that are too long.
+// removeSets removes the IP sets of IPVS mode. kube-proxy truncates long names.
 func removeSets(ctx context.Context) error {
 	conn, err := ipset.Dial(0)
 	if nfnl.IsUnsupported(err) {

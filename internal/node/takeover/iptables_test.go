@@ -9,8 +9,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestIPTables has kube-proxy's rules be there together with others': when they are gone,
-// others' have to be what they are where kube-proxy never was, to the last counter.
+// TestIPTables removes kube-proxy's rules. The rules of other programs must then be the same as
+// on a node that never had kube-proxy, including counters.
 func TestIPTables(t *testing.T) {
 	for _, mode := range []string{"iptables", "ipvs"} {
 		t.Run(mode, func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestIPTables(t *testing.T) {
 				x.takeOver()
 				compare(t, x.command, x.save(), want)
 				if len(x.removed) == 0 {
-					t.Error("nothing was told to be removed")
+					t.Error("no removal was reported")
 				}
 				x.takeOver()
 				if len(x.removed) > 0 {
@@ -54,8 +54,8 @@ func TestIPTablesAlone(t *testing.T) {
 	})
 }
 
-// TestIPTablesUsed wants chains to stay to which somebody else's rule leads, with those
-// to which they lead, and that to be told; all others to go.
+// TestIPTablesUsed has rules of another program that lead to kube-proxy's chains. These chains
+// and those to which they lead must stay and be reported; all others are removed.
 func TestIPTablesUsed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, x *iptables) {
 		x.restoreRecorded("iptables")

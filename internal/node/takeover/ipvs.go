@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// virtualServers is the step that removes what IPVS mode has beside its chains: virtual
-// servers, IP sets, addresses, and the interface. The interface goes last, as it shows
-// that there may be anything at all.
+// virtualServers is the step that removes what IPVS mode has besides chains: virtual servers,
+// IP sets, addresses, and the interface. The interface is removed last, because it shows that
+// the rest may exist.
 //
 // With drain set, a virtual server stays while it has established connections:
 //
@@ -36,9 +36,9 @@ type virtualServers struct {
 	drain   bool
 	exclude []netip.Prefix
 
-	looked   bool
-	idle     map[server]bool // those left by the last look
-	setsGone bool
+	looked      bool
+	idle        map[server]bool // those that the last look has left
+	setsRemoved bool
 }
 
 // server identifies a virtual server.
@@ -58,7 +58,7 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 	switch {
 	case link != nil:
 		err = v.look(ctx, link, &out)
-	case err == nil && v.looked: // another process has removed the interface
+	case err == nil && v.looked: // another program has removed the interface
 		err = keepRoutes(nil)
 	}
 	if errors.Is(err, errNotDummy) || errors.Is(err, errBack) {
@@ -69,16 +69,16 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 	return out
 }
 
-// look removes all that no connection needs.
+// look removes everything that no connection needs.
 func (v *virtualServers) look(ctx context.Context, link netlink.Link, out *outcome) error {
-	if err := v.removeServers(out); err != nil {
+	if err := v.removeServers(ctx, out); err != nil {
 		return err
 	}
-	if !v.setsGone {
+	if !v.setsRemoved {
 		if err := removeSets(ctx); err != nil {
 			return err
 		}
-		v.setsGone = true
+		v.setsRemoved = true
 	}
 	busy := map[netip.Addr]bool{}
 	for s := range v.idle {
@@ -99,26 +99,19 @@ func (v *virtualServers) look(ctx context.Context, link netlink.Link, out *outco
 }
 
 // removeServers removes kube-proxy's virtual servers, except those that drain.
-func (v *virtualServers) removeServers(out *outcome) error {
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
-		if errors.Is(err, unix.ENOENT) {
-			return nil // the kernel has no IPVS
-		}
-		return fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
-	}
+func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error {
 	handle, err := openIPVS()
-	if err != nil {
-		return fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
+	if handle == nil {
+		return err
 	}
 	defer handle.Close()
-	theirs, err := v.list(handle)
+	servers, err := v.list(handle)
 	if err != nil {
 		return err
 	}
 	left := map[server]bool{}
-	var datagrams []netip.AddrPort
-	removed := 0
-	for name, s := range theirs {
+	var removed []server
+	for name, s := range servers {
 		if v.drain {
 			active, err := established(handle, s)
 			if err != nil {
@@ -132,53 +125,65 @@ func (v *virtualServers) removeServers(out *outcome) error {
 		if err := handle.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("removing IPVS virtual server %s: %w", name, err)
 		}
-		removed++
-		if name.protocol == unix.IPPROTO_UDP {
-			datagrams = append(datagrams, name.AddrPort)
-		}
+		removed = append(removed, name)
 	}
 	v.looked, v.idle = true, left
-	if removed > 0 {
-		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", removed))
+	if len(removed) > 0 {
+		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", len(removed)))
 	}
-	return forgetFlows(datagrams)
+	return forgetFlows(ctx, removed)
 }
 
-// openIPVS keeps moby/ipvs from logging, which it does to a log of its own where modprobe
-// is not installed. It is used only where the kernel has IPVS.
-func openIPVS() (*ipvs.Handle, error) {
-	defer logrus.SetOutput(logrus.StandardLogger().Out)
-	logrus.SetOutput(io.Discard)
-	return ipvs.New("")
+// openIPVS returns nil if the kernel has no IPVS. It silences moby/ipvs, which logs if
+// modprobe is not installed.
+func openIPVS() (handle *ipvs.Handle, err error) {
+	_, err = netlink.GenlFamilyGet("IPVS")
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err == nil {
+		defer logrus.SetOutput(logrus.StandardLogger().Out)
+		logrus.SetOutput(io.Discard)
+		handle, err = ipvs.New("")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
+	}
+	return handle, nil
 }
 
-// list lists kube-proxy's virtual servers.
+// list returns kube-proxy's virtual servers.
 func (v *virtualServers) list(handle *ipvs.Handle) (map[server]*ipvs.Service, error) {
 	all, err := handle.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("listing IPVS virtual servers: %w", err)
 	}
-	theirs := map[server]*ipvs.Service{}
+	servers := map[server]*ipvs.Service{}
 	for _, s := range all {
 		addr, ok := netip.AddrFromSlice(s.Address)
 		addr = addr.Unmap()
 		if !ok || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
-			continue // without an address: by firewall mark, never kube-proxy's
+			continue // one without an address is by firewall mark, which kube-proxy does not use
 		}
 		name := server{netip.AddrPortFrom(addr, s.Port), s.Protocol}
 		if _, known := v.idle[name]; v.looked && !known {
 			return nil, errBack
 		}
-		theirs[name] = s
+		servers[name] = s
 	}
-	return theirs, nil
+	return servers, nil
 }
 
-// forgetFlows makes conntrack forget UDP flows that virtual servers carried. Otherwise the
-// packets of clients that keep sending would not begin new flows, which our rules
-// translate.
-func forgetFlows(servers []netip.AddrPort) (err error) {
-	if len(servers) == 0 {
+// forgetFlows deletes the conntrack entries of UDP flows to virtual servers, so that the next
+// packets of clients that keep sending pass the NAT rules.
+func forgetFlows(ctx context.Context, servers []server) (err error) {
+	var udp []netip.AddrPort
+	for _, s := range servers {
+		if s.protocol == unix.IPPROTO_UDP {
+			udp = append(udp, s.AddrPort)
+		}
+	}
+	if len(udp) == 0 {
 		return nil
 	}
 	conn, err := conntrack.New(0)
@@ -186,13 +191,13 @@ func forgetFlows(servers []netip.AddrPort) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	if _, err := conn.ForgetIPVS(context.Background(), desired.UDP, servers); err != nil {
-		return fmt.Errorf("deleting conntrack's entries of UDP flows to IPVS virtual servers: %w", err)
+	if _, err := conn.ForgetIPVS(ctx, desired.UDP, udp); err != nil {
+		return fmt.Errorf("deleting conntrack entries of UDP flows to IPVS virtual servers: %w", err)
 	}
 	return nil
 }
 
-// established is the number of established connections of a virtual server.
+// established returns the number of established connections of a virtual server.
 func established(handle *ipvs.Handle, s *ipvs.Service) (n int, err error) {
 	destinations, err := handle.GetDestinations(s)
 	for _, d := range destinations {

@@ -26,7 +26,8 @@ func (n *node) recordIPVS() {
 	n.run(testdata(n, "ipvs.ipvsadm"), "ipvsadm", "--restore")
 }
 
-// TestIPVS wants everything of IPVS mode to go, but what is excluded, and others' sets.
+// TestIPVS removes everything of IPVS mode, except excluded virtual servers and other
+// programs' sets.
 func TestIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesNFT)
 	n := newNode(t)
@@ -46,7 +47,7 @@ func TestIPVS(t *testing.T) {
 	}
 	compare(t, "the node", state(), before)
 	if said := strings.Join(n.removed, ", "); !strings.Contains(said, "35 IPVS virtual servers") || !strings.Contains(said, "its ipsets") {
-		t.Errorf("told: %s", said)
+		t.Errorf("reported: %s", said)
 	}
 	n.takeOver()
 	if len(n.removed) > 0 {
@@ -54,7 +55,7 @@ func TestIPVS(t *testing.T) {
 	}
 }
 
-// TestIPVSNotKubeProxy wants virtual servers to stay where there is no kube-ipvs0.
+// TestIPVSNotKubeProxy keeps virtual servers if there is no kube-ipvs0.
 func TestIPVSNotKubeProxy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS)
 	n := newNode(t)
@@ -176,7 +177,7 @@ func TestIPVSDrain(t *testing.T) {
 	if server := newOwn.Stats().Server; server != "new" {
 		t.Errorf("the node's new connection is answered by %s", server)
 	}
-	// It has begun when the address is gone that no connection needs.
+	// It has begun when the address without connections is removed.
 	await(t, "the unused address goes", func() bool {
 		return !strings.Contains(n.run("", "ip", "route", "show", "table", "local"), "10.96.0.20")
 	})
@@ -248,7 +249,7 @@ func TestIPVSLooksTwice(t *testing.T) {
 				t.Errorf("after the second look there are %d virtual servers, want %d", servers(), want)
 			}
 			if said := strings.Join(n.failed, "; "); strings.Contains(said, "running again") != back || !back && said != "" {
-				t.Errorf("told: %q", said)
+				t.Errorf("reported: %q", said)
 			}
 		})
 	}

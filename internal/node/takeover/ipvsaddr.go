@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kubeIPVS is kube-proxy's interface of IPVS mode; nil where there is none.
+// kubeIPVS returns kube-proxy's interface of IPVS mode, or nil if it does not exist.
 func kubeIPVS() (netlink.Link, error) {
 	link, err := netlink.LinkByName(dummy)
 	switch {
@@ -26,27 +26,27 @@ func kubeIPVS() (netlink.Link, error) {
 	return link, nil
 }
 
-// The routes that replace addresses have a larger metric than those which the kernel makes
-// for addresses, and a protocol of their own, by which they are recognized. They are routes
-// of the interface lo: kube-ipvs0 is down, and IPv6 accepts no routes of such an interface.
+// The routes that replace addresses have a larger metric than the kernel's routes for
+// addresses, and are recognized by their protocol. They use the interface lo, because
+// kube-ipvs0 is down and IPv6 accepts no routes of such an interface.
 const (
 	routeMetric   = 1024
 	routeProtocol = 83
 )
 
-// anyTable selects routes of all tables: without CONFIG_IPV6_MULTIPLE_TABLES the kernel
-// has them all in one.
+// anyTable selects routes of all tables, because without CONFIG_IPV6_MULTIPLE_TABLES the
+// kernel has one table.
 const anyTable = unix.RT_TABLE_UNSPEC
 
-// Prepare gives connections that this node makes to Services a source address of the node.
-// In IPVS mode their source is the Service's address, as the interface has it. They would
-// end with that address, and once IPVS does not carry them any more no endpoint on another
-// node could answer. Prepare replaces each address of the interface by a route in table
-// local, which makes the kernel accept packets for it as before, and names another source.
+// Prepare changes the source address of new connections from this node to Services. In IPVS
+// mode it is the Service's address, because the interface has it. Such connections would end
+// with that address, and without IPVS endpoints on other nodes could not reply. Prepare
+// replaces each address of the interface by a route in table local. The kernel then still
+// accepts packets for the address, and uses an address of the node as the source.
 //
-// Call it in the calling thread's network namespace before Services are programmed. It
-// needs CAP_NET_ADMIN. Without kube-ipvs0 it does nothing. A family of which the node has
-// no other address stays as it is.
+// It must be called before Services are programmed. It works in the calling thread's network
+// namespace and needs CAP_NET_ADMIN. Without kube-ipvs0 it does nothing. It does not change a
+// family of which the node has no other address.
 func Prepare() error {
 	link, err := kubeIPVS()
 	if link == nil {
@@ -85,7 +85,7 @@ func Prepare() error {
 	return errors.Join(errs...)
 }
 
-// localRoute makes the kernel accept packets to an address as its own.
+// localRoute returns a route that makes the kernel accept packets to an address.
 func localRoute(lo netlink.Link, ip, src net.IP) *netlink.Route {
 	bits := 8 * len(ip)
 	if v4 := ip.To4(); v4 != nil {
@@ -101,11 +101,11 @@ func localRoute(lo netlink.Link, ip, src net.IP) *netlink.Route {
 	return r
 }
 
-// elsewhere are addresses that no machine has (RFC 5737, RFC 3849).
+// elsewhere are documentation addresses (RFC 5737, RFC 3849).
 var elsewhere = map[bool]net.IP{true: net.ParseIP("192.0.2.1"), false: net.ParseIP("2001:db8::1")}
 
-// ownAddress is the source address of the node's connections to other machines; without a
-// route, any global address of the family; nil if only the given interface has one.
+// ownAddress returns the source address of the node's connections to other machines; without
+// a route, any global address of the family; nil if only the given interface has one.
 func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 	if routes, err := netlink.RouteGet(elsewhere[is4]); err == nil && len(routes) > 0 && routes[0].Src != nil {
 		return routes[0].Src, nil
@@ -127,7 +127,7 @@ func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 }
 
 // keepAddresses removes all addresses of the interface, except those of virtual servers
-// with connections: the kernel has to accept their packets as its own.
+// with connections, whose packets the kernel must accept.
 func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
 	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -183,5 +183,5 @@ func plain(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// isLinkLocal6 says whether the kernel itself has given the interface an address.
+// isLinkLocal6 reports whether the kernel itself has assigned an address.
 func isLinkLocal6(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLock wants iptables-legacy to stay as it is while somebody else is at it.
+// TestLock does not change iptables-legacy while another program holds its lock.
 func TestLock(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesLegacy)
 	x := &iptables{newNode(t), "iptables-legacy"}

@@ -3,7 +3,7 @@
 package takeover
 
 import (
-	"strings"
+	"regexp"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 )
@@ -30,9 +30,9 @@ var inner = names(
 	"KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-FIRE-WALL",
 )
 
-// serviceChains are the prefixes of its chains for Services and endpoints;
-// KUBE-XLB- up to Kubernetes 1.23. A hash follows.
-var serviceChains = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"}
+// serviceChain matches its chains for Services and endpoints, with a hash in base 32;
+// KUBE-XLB- up to Kubernetes 1.23.
+var serviceChain = regexp.MustCompile(`^KUBE-(SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}$`)
 
 func names(all ...string) map[string]bool {
 	m := map[string]bool{}
@@ -42,23 +42,9 @@ func names(all ...string) map[string]bool {
 	return m
 }
 
-// isKubeProxy says whether a chain of iptables is kube-proxy's.
+// isKubeProxy reports whether a chain of iptables is kube-proxy's.
 func isKubeProxy(chain string) bool {
-	if entered[chain] || inner[chain] {
-		return true
-	}
-	for _, prefix := range serviceChains {
-		if hash, ok := strings.CutPrefix(chain, prefix); ok && isHash(hash) {
-			return true
-		}
-	}
-	return false
-}
-
-// isHash says whether text is the hash at the end of a chain's name: 16 characters in
-// base 32.
-func isHash(text string) bool {
-	return len(text) == 16 && strings.Trim(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
+	return entered[chain] || inner[chain] || serviceChain.MatchString(chain)
 }
 
 // ipsets are the sets of IPVS mode, without the prefixes for IPv4 and IPv6.

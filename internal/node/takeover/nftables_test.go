@@ -19,7 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestNFTables wants kube-proxy's tables to go, and others' to stay.
+// TestNFTables removes kube-proxy's tables and no others.
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	n := newNode(t)
@@ -39,11 +39,11 @@ table ip firewall {
 	n.takeOver()
 	compare(t, "nftables", n.run("", "nft", "list", "ruleset"), before)
 	if want := []string{"nftables table ip kube-proxy", "nftables table ip6 kube-proxy"}; !slices.Equal(n.removed, want) {
-		t.Errorf("told %v, want %v", n.removed, want)
+		t.Errorf("reported %v, want %v", n.removed, want)
 	}
 }
 
-// TestDisturbed has somebody else commit to nf_tables all the time, which makes the
+// TestDisturbed has another program commit to nf_tables all the time, which makes the
 // kernel give up reading.
 func TestDisturbed(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
@@ -108,7 +108,7 @@ func TestRunTriesAgain(t *testing.T) {
 			return out
 		}})
 		if calls != 2 || other != 1 {
-			t.Errorf("told %d times, and %d attempts of what went well; want 2 and 1", calls, other)
+			t.Errorf("reported %d times, and %d attempts of what went well; want 2 and 1", calls, other)
 		}
 		want := []time.Duration{0, 5, 15, 35, 75, 155, 315, 615, 915, 1215, 1220}
 		for i := range want {

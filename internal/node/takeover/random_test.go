@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// randomOthers are chains and rules of others', with jumps and counters, in the table
+// randomOthers are chains and rules of other programs, with jumps and counters, in the table
 // filter. Chains come before and after kube-proxy's in the alphabet, as the kernel has
 // them in that order.
 func randomOthers(r *rand.Rand) string {
@@ -46,7 +46,7 @@ func randomOthers(r *rand.Rand) string {
 	return text.String() + "COMMIT\n"
 }
 
-// TestIPTablesRandom is TestIPTables with random rules of others'.
+// TestIPTablesRandom is TestIPTables with random rules of other programs.
 func TestIPTablesRandom(t *testing.T) {
 	eachVariant(t, func(t *testing.T, x *iptables) {
 		for seed := range uint64(8) {
@@ -87,7 +87,7 @@ func TestIPTablesMany(t *testing.T) {
 			t.Errorf("left:\n%.2000s", left)
 		}
 		if want := fmt.Sprintf("%d chains of %s", 2*services+1, x.table("nat")); len(x.removed) != 1 || x.removed[0] != want {
-			t.Errorf("told %q, want %q", x.removed, want)
+			t.Errorf("reported %q, want %q", x.removed, want)
 		}
 	})
 }

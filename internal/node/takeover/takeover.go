@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Options say what is not kube-proxy's, and receive what happens.
+// Options configure Run and Remove.
 type Options struct {
-	// ExcludeCIDRs are ranges of addresses whose IPVS virtual servers are not
-	// kube-proxy's: ipvs.excludeCIDRs of kube-proxy's configuration.
+	// ExcludeCIDRs are ranges of addresses of IPVS virtual servers that stay:
+	// ipvs.excludeCIDRs of kube-proxy's configuration.
 	ExcludeCIDRs []netip.Prefix
 
 	// Removed is called with one line for each thing that was removed. It may be nil.
@@ -29,33 +29,33 @@ type Options struct {
 	Failed func(error)
 }
 
-// step removes one kind of thing. Once it has succeeded it is not repeated: what appears
-// later belongs to a kube-proxy that runs again.
+// step removes one kind of thing. It is not repeated after a success, because later things
+// belong to a kube-proxy that runs again.
 type step func(context.Context) outcome
 
-// outcome is what a step has done.
+// outcome is the result of a step.
 type outcome struct {
 	removed  []string
-	stays    []error // cannot be removed, also not by another try
-	failed   error   // worth another try
+	stays    []error // failures that are not tried again
+	failed   error   // a failure that is tried again
 	draining bool    // connections still use the rest
 }
 
-// drainPeriod is how often [Run] checks whether connections have ended.
+// drainPeriod is the interval at which [Run] checks whether connections have ended.
 const drainPeriod = 5 * time.Second
 
-// newPauses is how long to wait after failures before the next try: from 5 s to 5 min.
+// newPauses returns the pauses after failures: from 5 s to 5 min.
 func newPauses() wait.Backoff {
 	return wait.Backoff{Duration: drainPeriod, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
 }
 
-// Run removes what kube-proxy has left in the calling thread's network namespace, and
-// tries again what fails. It returns when nothing is left but chains that others use, or
-// when ctx ends; without IPVS and failures that is at once. The same failure is reported
-// once. Call it when all Services are programmed; it needs CAP_NET_ADMIN.
+// Run removes kube-proxy's objects in the calling thread's network namespace, and retries
+// failures. It returns when only chains that other programs use are left, or when ctx ends;
+// without IPVS and failures that is at once. The same failure is reported once. It must be
+// called after all Services are programmed; it needs CAP_NET_ADMIN.
 func Run(ctx context.Context, o Options) { repeat(ctx, o, o.steps(true)) }
 
-// repeat takes steps until none fails in a way worth another try, and none is draining.
+// repeat repeats steps that fail or drain.
 func repeat(ctx context.Context, o Options, steps []step) {
 	reported, report := map[string]bool{}, o.Failed
 	o.Failed = func(err error) {
@@ -68,11 +68,11 @@ func repeat(ctx context.Context, o Options, steps []step) {
 	for {
 		var left []step
 		failed := false
-		for _, take := range steps {
-			out := take(ctx)
+		for _, do := range steps {
+			out := do(ctx)
 			o.report(out)
 			if out.draining || out.failed != nil {
-				left = append(left, take)
+				left = append(left, do)
 			}
 			failed = failed || out.failed != nil
 		}
@@ -93,12 +93,12 @@ func repeat(ctx context.Context, o Options, steps []step) {
 	}
 }
 
-// Remove removes what kube-proxy has left in the calling thread's network namespace, also
-// what connections still use. The error joins all failures. It needs CAP_NET_ADMIN.
+// Remove removes kube-proxy's objects in the calling thread's network namespace, including
+// virtual servers with connections. The error joins all failures. It needs CAP_NET_ADMIN.
 func Remove(ctx context.Context, o Options) error {
 	var errs []error
-	for _, take := range o.steps(false) {
-		out := take(ctx)
+	for _, do := range o.steps(false) {
+		out := do(ctx)
 		o.report(out)
 		errs = append(append(errs, out.stays...), out.failed)
 	}
@@ -111,19 +111,15 @@ func (o *Options) report(out outcome) {
 			o.Removed(what)
 		}
 	}
-	failed := out.stays
-	if out.failed != nil {
-		failed = append(failed, out.failed)
-	}
-	for _, err := range failed {
-		if o.Failed != nil {
+	for _, err := range append(out.stays, out.failed) {
+		if err != nil && o.Failed != nil {
 			o.Failed(err)
 		}
 	}
 }
 
-// steps remove everything; with drain set, IPVS virtual servers only when they have no
-// established connections. These go last, as rules use the IP sets.
+// steps returns the steps that remove everything; with drain set, IPVS virtual servers only
+// when they have no established connections. They are last, because rules use the IP sets.
 func (o *Options) steps(drain bool) (all []step) {
 	for _, family := range []nfnl.Family{nfnl.IPv4, nfnl.IPv6} {
 		table := nfnl.Table{Family: family, Name: "kube-proxy"}

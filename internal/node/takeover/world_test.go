@@ -120,7 +120,7 @@ type iptables struct {
 
 func (x *iptables) v6() bool { return strings.HasPrefix(x.command, "ip6") }
 
-// restore adds to what there is, with counters.
+// restore adds rules, with counters.
 func (x *iptables) restore(rules string) {
 	x.Helper()
 	x.run(rules, x.command+"-restore", "--noflush", "--counters", "-w", "10")
