@@ -88,7 +88,7 @@ func (f *family) originalDestination() []expr.Any {
 	return []expr.Any{
 		nfnl.CtOriginalDaddr(f.Family, regKey),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		&expr.Ct{Key: expr.CtKeyPROTODST, Register: next + 1},
+		nfnl.CtOriginalDport(next + 1),
 	}
 }
 

@@ -125,7 +125,7 @@ func (s *schema) originalSticky() []expr.Any {
 	all := append(dnatted(),
 		nfnl.CtOriginalDaddr(s.table.Family, regKey),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		&expr.Ct{Key: expr.CtKeyPROTODST, Register: next + 1},
+		nfnl.CtOriginalDport(next+1),
 	)
 	return append(all, s.loadSticky()...)
 }

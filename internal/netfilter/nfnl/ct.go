@@ -21,10 +21,10 @@ const (
 	ctDstIP6 = 22 // NFT_CT_DST_IP6
 )
 
-// ctAddress loads an address of a connection in one direction. It is not an expr.Ct, which
-// encodes the direction as a 32-bit number, while the kernel reads a byte. The embedded
-// expression only implements the interface.
-type ctAddress struct {
+// ctDirected loads a field of a connection in one direction. It is not an expr.Ct, which
+// encodes the direction as a 32-bit number: the kernel reads a byte, and logs 'attribute type
+// 3 has an invalid length'. The embedded expression only implements the interface.
+type ctDirected struct {
 	*expr.Ct
 	key, register uint32
 	direction     uint8
@@ -38,7 +38,12 @@ func CtOriginalDaddr(f Family, register uint32) expr.Any {
 	if f == IPv6 {
 		key = ctDstIP6
 	}
-	return ctAddress{&expr.Ct{}, key, register, Original}
+	return ctDirected{&expr.Ct{}, key, register, Original}
+}
+
+// CtOriginalDport loads the destination port of the connection's first packet, before any DNAT.
+func CtOriginalDport(register uint32) expr.Any {
+	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTODST), register, Original}
 }
 
 // CtSource loads the source address of a connection's packets in one direction: the client's
@@ -49,10 +54,10 @@ func CtSource(f Family, direction uint8, register uint32) expr.Any {
 	if f == IPv6 {
 		key = ctSrcIP6
 	}
-	return ctAddress{&expr.Ct{}, key, register, direction}
+	return ctDirected{&expr.Ct{}, key, register, direction}
 }
 
-func (e ctAddress) encode() []byte {
+func (e ctDirected) encode() []byte {
 	var a attrs
 	a.string(unix.NFTA_EXPR_NAME, "ct")
 	data := a.open(unix.NFTA_EXPR_DATA)
