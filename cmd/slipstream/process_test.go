@@ -245,7 +245,7 @@ func (s *site) untilReachedFrom(from connector, to netip.AddrPort, names ...stri
 // kernel reads the programmed content of the node.
 func (s *site) kernel() *nftables.Backend {
 	s.t.Helper()
-	b, err := nftables.New(dataplane.Config{NetNS: s.node.Namespace().FD()})
+	b, err := nftables.New(dataplane.Config{NetNS: s.node.FD()})
 	s.check(err)
 	return b
 }

@@ -78,7 +78,7 @@ func TestKill(t *testing.T) {
 	s.save("web.yaml", web(0, 1, 2))
 	p := s.run()
 	s.untilReached("web-0", "web-1", "web-2")
-	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2, Duration: 2 * time.Minute})
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2})
 	s.check(err)
 	stream, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond)
 	s.check(err)
@@ -173,7 +173,7 @@ func TestScaling(t *testing.T) {
 	s.save("web.yaml", web(0, 1, 2))
 	s.run("--min-sync-period", "1ms")
 	s.untilReached("web-0", "web-1", "web-2")
-	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2, Duration: time.Minute})
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2})
 	s.check(err)
 	for range 5 {
 		s.save("web.yaml", web(1))

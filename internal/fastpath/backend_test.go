@@ -114,7 +114,7 @@ func TestReadable(t *testing.T) {
 // inSets are the frontends that the kernel has.
 func (w *world) inSets() (all []string) {
 	w.t.Helper()
-	services, err := ReadServices(w.node.Namespace().FD())
+	services, err := ReadServices(w.node.FD())
 	w.check(err)
 	for k, s := range services {
 		all = append(all, fmt.Sprint(k, " ", s))

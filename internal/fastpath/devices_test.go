@@ -22,7 +22,7 @@ import (
 // inKernel lists the flowtable's devices as the kernel has them.
 func (w *world) inKernel() string {
 	w.t.Helper()
-	conn, err := nfnl.Dial(w.node.Namespace().FD())
+	conn, err := nfnl.Dial(w.node.FD())
 	w.check(err)
 	defer conn.Close()
 	f, err := readFlowtable(conn)

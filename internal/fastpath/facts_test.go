@@ -80,7 +80,7 @@ func TestFactEntryDeleted(t *testing.T) {
 // no counters, and is never offloaded; those that begin later are.
 func TestFactAccounting(t *testing.T) {
 	w := newQuietWorld(t)
-	w.check(w.node.Namespace().SetSysctl("netfilter/nf_conntrack_acct", "0"))
+	w.check(w.node.SetSysctl("netfilter/nf_conntrack_acct", "0"))
 	old := w.stream(lab.TCP, web, false)
 	w.goesOn(old)
 	w.start(Config{Threshold: threshold})
@@ -90,7 +90,7 @@ func TestFactAccounting(t *testing.T) {
 	if _, is := old.flow(); is {
 		t.Error("a connection without counters is offloaded")
 	}
-	if got, err := w.node.Namespace().Sysctl("netfilter/nf_conntrack_acct"); err != nil || got != "1" {
+	if got, err := w.node.Sysctl("netfilter/nf_conntrack_acct"); err != nil || got != "1" {
 		t.Errorf("nf_conntrack_acct is %s, %v", got, err)
 	}
 	w.fast(w.stream(lab.TCP, web, false))
@@ -166,7 +166,7 @@ func TestFactRestOfTheDay(t *testing.T) {
 			before := s.Stats().Received
 			w.until("it goes on", func() bool { return s.Stats().Received > before })
 			w.fast(s)
-			w.check(w.node.Namespace().SetSysctl("netfilter/nf_flowtable_tcp_timeout", "3"))
+			w.check(w.node.SetSysctl("netfilter/nf_flowtable_tcp_timeout", "3"))
 			before = s.Stats().Received
 			w.until("it goes on", func() bool { return s.Stats().Received > before+1 })
 			// It falls silent: no packet gets to the node any more.

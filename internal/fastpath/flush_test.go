@@ -141,7 +141,7 @@ func TestPolicy(t *testing.T) {
 // TestFlushTable flushes as another process does. The Controller does not mind.
 func TestFlushTable(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
-	fd := w.node.Namespace().FD()
+	fd := w.node.FD()
 	s, held := w.stream(lab.TCP, web, false), w.stream(lab.UDP, other, true)
 	w.fast(s, held)
 	w.check(w.Check(w.t.Context()))

@@ -139,7 +139,7 @@ func TestOtherNode(t *testing.T) {
 // beginnings of names: our rules are to find the same interfaces in it.
 func TestPrefixSet(t *testing.T) {
 	w := newQuietWorld(t)
-	conn, err := nfnl.Dial(w.node.Namespace().FD())
+	conn, err := nfnl.Dial(w.node.FD())
 	w.check(err)
 	defer conn.Close()
 	own := nfnl.Table{Family: nfnl.INET, Name: "own"}

@@ -229,7 +229,7 @@ func TestIdle(t *testing.T) {
 		t.Run(string(c.protocol), func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: 1})
 			for _, protocol := range []string{"tcp", "udp"} {
-				w.check(w.node.Namespace().SetSysctl("netfilter/nf_flowtable_"+protocol+"_timeout", "1"))
+				w.check(w.node.SetSysctl("netfilter/nf_flowtable_"+protocol+"_timeout", "1"))
 			}
 			s := w.streamFrom(w.client, c.protocol, web, c.ipv6, 8*time.Second)
 			w.fast(s)

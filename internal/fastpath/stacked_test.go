@@ -32,7 +32,7 @@ func newUnderlay(t *testing.T, over, script string) *underlay {
 	w.serve(u.far)
 	for _, name := range []string{"a0", "b0"} {
 		pair := netlink.NewVeth(netlink.LinkAttrs{Name: name})
-		pair.PeerName, pair.PeerNamespace = name, netlink.NsFd(u.n2.Namespace().FD())
+		pair.PeerName, pair.PeerNamespace = name, netlink.NsFd(u.n2.FD())
 		w.check(w.links.LinkAdd(pair))
 	}
 	u.onBoth(script + "\nfor pods in 10.244.$j.0/24 fd00:244:$j::/64; do ip route add unreachable $pods metric 4096; done")

@@ -83,7 +83,7 @@ func newQuietWorld(t *testing.T) *world {
 	w.check(err)
 	t.Cleanup(func() { w.lab.Close() })
 	w.node = w.newNode("n1", 11, 1)
-	w.links, err = netlink.NewHandleAt(netns.NsHandle(w.node.Namespace().FD()), unix.NETLINK_ROUTE)
+	w.links, err = netlink.NewHandleAt(netns.NsHandle(w.node.FD()), unix.NETLINK_ROUTE)
 	w.check(err)
 	t.Cleanup(w.links.Close)
 	w.unreachable(w.node)
@@ -92,7 +92,7 @@ func newQuietWorld(t *testing.T) *world {
 		w.web[i] = w.newPod(w.node, fmt.Sprintf("web-%d", i+1), 11+i)
 		w.serve(w.web[i])
 	}
-	fd := w.node.Namespace().FD()
+	fd := w.node.FD()
 	w.proxy, err = nftables.New(dataplane.Config{NetNS: fd, MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	w.check(err)
 	t.Cleanup(func() { w.proxy.Close() })
@@ -119,7 +119,7 @@ func (w *world) start(c Config) {
 
 func (w *world) startWith(c Config, prepare func(*Controller)) {
 	w.t.Helper()
-	c.NetNS = w.node.Namespace().FD()
+	c.NetNS = w.node.FD()
 	var err error
 	w.Controller, err = New(c)
 	w.check(err)

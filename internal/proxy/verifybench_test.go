@@ -49,7 +49,7 @@ func BenchmarkVerify(b *testing.B) {
 			kerneltest.Require(b, mode.needs...)
 			node, err := labtest.New(b).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 			check(b, err)
-			c := dataplane.Config{NetNS: node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
+			c := dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
 			kernel, err := mode.new(c)
 			check(b, err)
 			defer kernel.Close()

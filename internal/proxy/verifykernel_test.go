@@ -24,7 +24,7 @@ func TestVerifyWhileChanging(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	node, err := labtest.New(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 	check(t, err)
-	c := dataplane.Config{NetNS: node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
+	c := dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
 	kernel, err := nftables.New(c)
 	check(t, err)
 	defer kernel.Close()

@@ -226,7 +226,7 @@ func TestHealth(t *testing.T) {
 		t.Helper()
 		url := "http://" + netip.AddrPortFrom(n.Addr(false), 10256).String() + path
 		e.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
-			status, body, err := e.Outside.Namespace().Get(t.Context(), url)
+			status, body, err := e.Outside.Get(t.Context(), url)
 			if err == nil && status != want {
 				err = fmt.Errorf("status %d: %s", status, body)
 			}

@@ -39,7 +39,7 @@ func TestExternalLocal(t *testing.T) {
 		t.Helper()
 		url := fmt.Sprintf("http://%v:%d/healthz", n.Addr(false), svc.Spec.HealthCheckNodePort)
 		e.until(fmt.Sprintf("%s is answered with %d", url, want), func() error {
-			status, body, err := outside.Namespace().Get(t.Context(), url)
+			status, body, err := outside.Get(t.Context(), url)
 			if err == nil && status != want {
 				err = fmt.Errorf("status %d: %s", status, body)
 			}

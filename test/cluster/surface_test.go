@@ -66,7 +66,7 @@ func TestSurface(t *testing.T) {
 // get reads a URL of a proxy's node.
 func (e *env) get(p *proxies.Proxy, url string) (status int, body string) {
 	e.Helper()
-	status, body, err := p.Node.Namespace().Get(e.Context(), url)
+	status, body, err := p.Node.Get(e.Context(), url)
 	e.check(err)
 	return status, body
 }

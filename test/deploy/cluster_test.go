@@ -62,7 +62,7 @@ func newCluster(t testing.TB) *cluster {
 	c.ControlPlane, err = upstream.StartControlPlane(t.Context(), upstream.ControlPlaneOptions{
 		Dir:          c.dir,
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-		Namespace:    machine.Namespace(),
+		Namespace:    machine.Namespace,
 		Address:      apiServer,
 		APIFlags:     []string{"--authorization-mode=RBAC", "--allow-privileged=true", "--audit-policy-file=" + policy, "--audit-log-path=" + c.audit},
 		Log:          t.Logf,

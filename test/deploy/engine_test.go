@@ -103,7 +103,7 @@ func TestEngine(t *testing.T) {
 	p := newPod(c, all, "slipstream")
 	args := append([]string{
 		"run", "--detach", "--name=slipstream", "--security-opt=no-new-privileges", "--cap-drop=ALL",
-		fmt.Sprintf("--network=ns:/proc/%d/fd/%d", os.Getpid(), c.node.Namespace().FD()),
+		fmt.Sprintf("--network=ns:/proc/%d/fd/%d", os.Getpid(), c.node.FD()),
 	}, limits...)
 	security := p.main().SecurityContext
 	for _, name := range security.Capabilities.Add {

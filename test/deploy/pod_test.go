@@ -216,7 +216,7 @@ func (p *pod) probe(what *corev1.Probe) error {
 		ports[port.Name] = port.ContainerPort
 	}
 	url := fmt.Sprintf("http://%s:%d%s", p.node.Addr(false), ports[what.HTTPGet.Port.StrVal], what.HTTPGet.Path)
-	client := p.node.Namespace().HTTPClient()
+	client := p.node.HTTPClient()
 	client.Timeout = 5 * time.Second
 	response, err := client.Get(url)
 	if err != nil {

@@ -7,13 +7,47 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// Errors of connections and datagram exchanges, for errors.Is.
+var (
+	// ErrRefused says that the other side refuses: a TCP RST, an SCTP ABORT or an
+	// ICMP port unreachable in answer to the first packet.
+	ErrRefused error = syscall.ECONNREFUSED
+	// ErrTimeout says that no answer was received in time.
+	ErrTimeout = os.ErrDeadlineExceeded
+)
+
+// Outcome says in few words how an attempt ended: "ok" for nil, "refused",
+// "timeout", "closed without an answer", or the system's text for the error
+// number ("no route to host"). There are no addresses in it, so it can be
+// counted by.
+func Outcome(err error) string {
+	var errno syscall.Errno
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, ErrRefused):
+		return "refused"
+	case errors.Is(err, ErrTimeout):
+		return "timeout"
+	case errors.Is(err, io.EOF):
+		return "closed without an answer"
+	case errors.As(err, &errno):
+		return errno.Error()
+	}
+	return err.Error()
+}
 
 // DefaultTimeout is the option Timeout where nothing else is said. TCP repeats a lost
 // SYN after one second, so a lost one shows as a timeout.
@@ -25,7 +59,6 @@ type Reply struct {
 	Seen   netip.AddrPort // the client, as the server sees it
 	Local  netip.AddrPort // the server's own address and port, after any DNAT
 	Source netip.AddrPort // the client's own address and port, before any SNAT
-	Took   time.Duration  // from connect to answer
 }
 
 type connectOptions struct {
@@ -33,7 +66,7 @@ type connectOptions struct {
 	source  netip.AddrPort
 }
 
-// ConnectOption changes what Connect, Stream and Load do by default.
+// ConnectOption changes what Connect, Stream and StartLoad do by default.
 type ConnectOption func(*connectOptions)
 
 // answerTimeout is the minimum timeout of the answer on an established connection. Only
@@ -41,33 +74,21 @@ type ConnectOption func(*connectOptions)
 // may wait for a second on a busy machine.
 const answerTimeout = 3 * time.Second
 
-// Timeout bounds a handshake, or (with a tenth more) the exchange of a datagram. The
-// first answer on an established connection may take three seconds.
+// Timeout bounds a handshake, or the exchange of a datagram. The first answer on an
+// established connection may take three seconds.
 func Timeout(d time.Duration) ConnectOption { return func(o *connectOptions) { o.timeout = d } }
 
 // Source sets the client's own address and port. Port 0 chooses a free one; the
 // zero or an unspecified address chooses as the routes say.
 func Source(a netip.AddrPort) ConnectOption { return func(o *connectOptions) { o.source = a } }
 
-func newConnectOptions(opts []ConnectOption) connectOptions {
-	o := connectOptions{timeout: DefaultTimeout}
-	for _, opt := range opts {
-		opt(&o)
-	}
-	return o
-}
-
 // Connect makes one short connection, or exchanges one datagram, with a lab
-// server. It waits for the server's answer and ends a connection with a reset.
-// Errors are of type *TrafficError; see ErrRefused, ErrTimeout and Outcome.
+// server. It waits for the server's answer and ends a connection with a reset. See
+// ErrRefused, ErrTimeout and Outcome.
 // ICMP errors other than port unreachable are returned as their error numbers
 // (EHOSTUNREACH), a datagram dropped by the machine's own rules as EPERM.
 func (m *Machine) Connect(p Protocol, dest netip.AddrPort, opts ...ConnectOption) (Reply, error) {
-	return m.exchange(p, dest, newConnectOptions(opts))
-}
-
-func (m *Machine) exchange(p Protocol, dest netip.AddrPort, o connectOptions) (Reply, error) {
-	c, err := m.dial(p, dest, o)
+	c, err := m.dial(p, dest, opts)
 	if err != nil {
 		return Reply{}, err
 	}
@@ -79,53 +100,65 @@ func (m *Machine) exchange(p Protocol, dest netip.AddrPort, o connectOptions) (R
 // client is a connection on which the first answer was received.
 type client struct {
 	*socket
-	lines lineReader // TCP and SCTP: what follows the first answer
-	reply Reply
+	timeout time.Duration
+	reply   Reply
+
+	// TCP and SCTP: what follows the first answer.
+	buffer *bufio.Reader
+	line   []byte // begun; it continues after a deadline that interrupted it
 }
 
 // dial connects and waits for the first answer.
-func (m *Machine) dial(p Protocol, dest netip.AddrPort, o connectOptions) (*client, error) {
-	begin := time.Now()
-	deadline := begin.Add(o.timeout)
-	fail := func(op string, err error) (*client, error) {
-		return nil, &TrafficError{Protocol: p, Dest: dest, Op: op, Err: err}
+func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c *client, err error) {
+	o := connectOptions{timeout: DefaultTimeout}
+	for _, opt := range opts {
+		opt(&o)
 	}
+	op := "open"
+	defer func() {
+		if err == nil {
+			return
+		}
+		if c != nil {
+			c.abortOnClose()
+			c.Close()
+		}
+		if errors.Is(err, syscall.ETIMEDOUT) {
+			err = ErrTimeout
+		}
+		c, err = nil, fmt.Errorf("%v %v: %s: %w", p, dest, op, err)
+	}()
+	deadline := time.Now().Add(o.timeout)
 	s, err := m.clientSocket(p, dest)
 	if err != nil {
-		return fail("open", err)
+		return nil, err
 	}
-	c := &client{socket: s}
-	c.lines.r = bufio.NewReader(s)
+	c = &client{socket: s, timeout: o.timeout, buffer: bufio.NewReader(s)}
+	op = "bind"
 	if err := m.bindSource(s, p, dest, o.source); err != nil {
-		s.Close()
-		return fail("bind", err)
+		return c, err
 	}
+	op = "connect"
 	if err := s.connect(dest, deadline); err != nil {
-		s.Close()
-		return fail("connect", err)
+		return c, err
 	}
-	c.reply.Source = s.local()
 	var a answer
 	if p == UDP {
+		op = "send"
 		if err := s.send([]byte("hello\n")); err != nil {
-			s.Close()
-			return fail("send", err)
+			return c, err
 		}
-		a, _, err = c.receive(o.timeout)
+		op = "receive"
+		a, _, err = c.receive()
 	} else if err = s.file.SetDeadline(time.Now().Add(max(o.timeout, answerTimeout))); err == nil {
+		op = "receive"
 		var line []byte
-		if _, line, err = c.receive(o.timeout); err == nil {
+		if _, line, err = c.receive(); err == nil {
 			a, err = parseAnswer(line)
 		}
 	}
-	if err != nil {
-		s.abortOnClose()
-		s.Close()
-		return fail("receive", err)
-	}
-	c.reply.Server, c.reply.Seen, c.reply.Local = a.Server, a.Client, a.Local
-	c.reply.Took = time.Since(begin)
-	return c, nil
+	c.reply = Reply{Server: a.Server, Seen: a.Client, Local: a.Local, Source: s.local()}
+	return c, err
 }
 
 // clientSocket opens a socket in the machine's namespace.
@@ -159,10 +192,7 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 	}
 	addr := source.Addr()
 	if !addr.IsValid() {
-		addr = netip.IPv6Unspecified()
-		if dest.Addr().Is4() {
-			addr = netip.IPv4Unspecified()
-		}
+		addr = defaultRoute(dest.Addr()).Addr()
 		// An SCTP socket bound to no address offers its peer all of the
 		// machine's; one bound to a single address offers none, which is what
 		// NAT can cope with.
@@ -181,9 +211,8 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 				return err
 			}
 		}
-		return s.bind(netip.AddrPortFrom(addr, source.Port()))
 	}
-	if source.Port() != 0 {
+	if p == TCP || source.Port() != 0 {
 		return s.bind(netip.AddrPortFrom(addr, source.Port()))
 	}
 	for range 1000 {
@@ -193,6 +222,28 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 		}
 	}
 	return syscall.EADDRINUSE
+}
+
+// portCounter hands out a machine's local ports for UDP and SCTP one after the
+// other. The kernel would choose at random, and soon reuse a port with a
+// conntrack entry of an earlier backend (30 s for UDP, 10 s for SCTP), which looks
+// like traffic to a removed endpoint. TCP
+// has no need: conntrack lets a SYN replace the entry of a closed connection.
+type portCounter struct {
+	first, count uint32
+	next         atomic.Uint32
+}
+
+func (c *portCounter) init(p profile) {
+	c.first = uint32(p.firstPort)
+	c.count = uint32(p.lastPort) - c.first + 1
+	// Not the same start for each machine, as a pod may get the address of one
+	// deleted just before.
+	c.next.Store(rand.Uint32N(c.count))
+}
+
+func (c *portCounter) take() uint16 {
+	return uint16(c.first + (c.next.Add(1)-1)%c.count)
 }
 
 // send sends a datagram. One that a rule of the machine's own rejects fails
@@ -208,22 +259,28 @@ func (s *socket) send(b []byte) error {
 		unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, wait)
 		return pendingError(fd)
 	})
+	if pending == nil {
+		catchUp()
+		pending = s.control(pendingError)
+	}
 	return cmp.Or(pending, err)
 }
 
 // receive waits for the server's next message until the socket's deadline. A message of UDP
-// is the server's answer with an echo, one of TCP and SCTP is a line.
-//
-// This process is the server, too, and may be late to run either side: a message that is
-// there after another tenth of the timeout is in time.
-func (c *client) receive(timeout time.Duration) (a answer, line []byte, err error) {
+// is the server's answer with an echo, one of TCP and SCTP is a line. A message that is
+// there only because this process, which is the server too, was late is in time.
+func (c *client) receive() (a answer, line []byte, err error) {
 	for again := false; ; again = true {
 		if c.proto == UDP {
 			a, line, err = c.readDatagram()
 		} else {
-			line, err = c.lines.next()
+			line, err = c.readLine()
 		}
-		if again || !errors.Is(err, os.ErrDeadlineExceeded) || c.file.SetDeadline(time.Now().Add(timeout/10)) != nil {
+		if again || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return a, line, err
+		}
+		catchUp()
+		if err := c.file.SetDeadline(time.Now().Add(c.timeout / 10)); err != nil {
 			return a, line, err
 		}
 	}
@@ -239,4 +296,15 @@ func (s *socket) readDatagram() (answer, []byte, error) {
 	line, echo, _ := bytes.Cut(buf[:n], []byte("\n"))
 	a, err := parseAnswer(line)
 	return a, echo, err
+}
+
+// readLine returns a line with its newline.
+func (c *client) readLine() ([]byte, error) {
+	rest, err := c.buffer.ReadBytes('\n')
+	line := append(c.line, rest...)
+	if c.line = line; err != nil {
+		return nil, err
+	}
+	c.line = nil
+	return line, nil
 }

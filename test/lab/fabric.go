@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -15,14 +16,14 @@ import (
 // nodes' default gateway. It takes packets and forwards none, so that a
 // ClusterIP has a route, as on a real node, but no answer without a proxy.
 type fabric struct {
-	ns      *Namespace
+	*Namespace
 	bridge  netlink.Link
 	subnets [2]netip.Prefix // by familyIndex; taken from the first machine
 	ports   int
 }
 
 func newFabric() (*fabric, error) {
-	ns, err := newNamespace(endProfile)
+	ns, err := newNamespace("fabric", endProfile)
 	if err != nil {
 		return nil, err
 	}
@@ -30,18 +31,20 @@ func newFabric() (*fabric, error) {
 	attrs.Name = "fabric"
 	// Without a multicast querier, snooping may withhold ND from ports.
 	snooping := false
-	f := &fabric{ns: ns, bridge: &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}}
-	if err := ns.nl.LinkAdd(f.bridge); err != nil {
-		ns.Close()
-		return nil, fmt.Errorf("make bridge: %w", err)
+	f := &fabric{Namespace: ns, bridge: &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}}
+	err = ns.nl.LinkAdd(f.bridge)
+	if err == nil {
+		err = ns.repeatSolicitations(attrs.Name)
 	}
 	// Without a forwarding sysctl IPv4 is silent, but IPv6 answers packets that
 	// have no route with an ICMP error.
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		if err := ns.addRoute(netlink.Route{Dst: ipNet(defaultRoute(a)), Type: unix.RTN_BLACKHOLE}); err != nil {
-			ns.Close()
-			return nil, err
+		if err == nil {
+			err = ns.addRoute(netlink.Route{Dst: ipNet(defaultRoute(a)), Type: unix.RTN_BLACKHOLE})
 		}
+	}
+	if err != nil {
+		return nil, errors.Join(ns.wrap(err), ns.Close())
 	}
 	return f, nil
 }
@@ -73,35 +76,35 @@ func (f *fabric) attach(m *Machine, addrs []netip.Prefix) error {
 		}
 	}
 	f.ports++
-	port, eth0, err := f.ns.addVeth(fmt.Sprintf("port%d", f.ports), m.ns, "eth0")
+	port, eth0, err := f.addVeth(fmt.Sprintf("port%d", f.ports), m.Namespace)
 	if err != nil {
 		return err
 	}
-	if err := f.ns.nl.LinkSetMaster(port, f.bridge); err != nil {
+	if err := f.nl.LinkSetMaster(port, f.bridge); err != nil {
 		return fmt.Errorf("add %s to the bridge: %w", port.Attrs().Name, err)
 	}
 	// The bridge goes up only now: set up without a port, it would start to send
 	// when the kernel next looks at carrier changes, up to a second later.
-	if err := f.ns.nl.LinkSetUp(f.bridge); err != nil {
+	if err := f.nl.LinkSetUp(f.bridge); err != nil {
 		return fmt.Errorf("set bridge up: %w", err)
 	}
 	for _, p := range fresh {
 		gw := netip.PrefixFrom(f.gateway(p.Addr()), p.Bits())
-		if err := f.ns.addAddr(f.bridge, gw, netlink.SCOPE_UNIVERSE); err != nil {
+		if err := f.addAddr(f.bridge, gw, netlink.SCOPE_UNIVERSE); err != nil {
 			return err
 		}
 	}
 	var gateways []netip.Addr
 	for _, p := range addrs {
-		if err := m.ns.addAddr(eth0, p, netlink.SCOPE_UNIVERSE); err != nil {
+		if err := m.addAddr(eth0, p, netlink.SCOPE_UNIVERSE); err != nil {
 			return err
 		}
 		m.addrs[familyIndex(p.Addr())] = p.Addr()
 		gateways = append(gateways, f.gateway(p.Addr()))
 	}
-	m.link = eth0
-	if err := m.ns.waitUsable(eth0, gateways...); err != nil {
+	m.link, m.onFabric = eth0, true
+	if err := m.waitUsable(eth0, gateways...); err != nil {
 		return err
 	}
-	return f.ns.waitUsable(f.bridge, m.Addrs()...)
+	return f.waitUsable(f.bridge, m.Addrs()...)
 }

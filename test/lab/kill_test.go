@@ -80,7 +80,7 @@ func beVictim() error {
 	}
 	v := victim{Child: child.PID()}
 	for _, m := range []*lab.Machine{&n.Machine, &p.Machine} {
-		v.Namespaces = append(v.Namespaces, fmt.Sprintf("net:[%d]", m.Namespace().Inode()))
+		v.Namespaces = append(v.Namespaces, namespaceOf(m))
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(v); err != nil {
 		return err
@@ -97,7 +97,7 @@ func TestKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fd, err := unix.FcntlInt(uintptr(witness.Namespace().FD()), unix.F_DUPFD_CLOEXEC, 0)
+	fd, err := unix.FcntlInt(uintptr(witness.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

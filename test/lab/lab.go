@@ -27,7 +27,9 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -52,7 +54,7 @@ type Lab struct {
 func New() (*Lab, error) {
 	f, err := newFabric()
 	if err != nil {
-		return nil, fmt.Errorf("lab: fabric: %w", err)
+		return nil, err
 	}
 	return &Lab{fabric: f, machines: map[string]*Machine{}}, nil
 }
@@ -64,69 +66,58 @@ func (l *Lab) Close() error {
 	l.build.Lock()
 	defer l.build.Unlock()
 	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return nil
-	}
 	l.closed = true
-	machines := make([]*Machine, 0, len(l.machines))
-	for _, m := range l.machines {
-		machines = append(machines, m)
-	}
+	machines := slices.Collect(maps.Values(l.machines))
 	l.mu.Unlock()
 
 	var wg sync.WaitGroup
-	// Clients go before servers, so that none counts the lab's end as a failure.
+	// Clients end before servers, so that none counts the lab's end as a failure.
 	for _, m := range machines {
-		wg.Go(m.closeClients)
+		wg.Go(func() { _ = m.closeOpen(true) })
 	}
 	wg.Wait()
 	for _, m := range machines {
-		wg.Go(m.close)
+		wg.Go(func() { _ = m.Close() })
 	}
 	wg.Wait()
-	l.fabric.ns.Close()
-	return nil
+	return l.fabric.Close()
 }
 
 // add makes m a machine with an empty namespace, under a name that is not taken.
-func (l *Lab) add(m *Machine, kind, name string, profile profile) error {
+func (l *Lab) add(m *Machine, kind, name string, p profile) error {
 	if name == "" {
 		return fmt.Errorf("lab: %s: name is empty", kind)
 	}
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return fmt.Errorf("lab: %s %s: lab: %w", kind, name, ErrClosed)
-	}
-	if old := l.machines[name]; old != nil {
-		l.mu.Unlock()
-		return fmt.Errorf("lab: %s %s: name is taken by a %s", kind, name, old.kind)
-	}
-	m.lab, m.kind, m.name = l, kind, name
-	m.ports.init(profile)
-	l.machines[name] = m // reserves the name while the namespace is made
-	l.mu.Unlock()
-
-	ns, err := newNamespace(profile)
+	ns, err := newNamespace(kind+" "+name, p)
 	if err != nil {
-		l.forget(m)
-		return fmt.Errorf("lab: %s %s: %w", kind, name, err)
+		return err
 	}
-	if !m.setNamespace(ns) { // Lab.Close was called meanwhile
-		ns.Close()
-		return fmt.Errorf("lab: %s %s: lab: %w", kind, name, ErrClosed)
+	m.Namespace, m.lab, m.name = ns, l, name
+	m.ports.init(p)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old := l.machines[name]; old != nil {
+		err = fmt.Errorf("name is taken by %s", old.label)
 	}
+	if l.closed {
+		err = ErrClosed
+	}
+	if err != nil {
+		return ns.wrap(errors.Join(err, ns.Close()))
+	}
+	l.machines[name] = m
 	return nil
 }
 
-// forget frees the machine's name.
-func (l *Lab) forget(m *Machine) {
+// remove ends a machine and frees its name.
+func (l *Lab) remove(m *Machine) error {
+	err := m.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.machines[m.name] == m {
 		delete(l.machines, m.name)
 	}
+	return err
 }
 
 // onFabric returns all nodes and hosts; the caller holds build.
@@ -134,7 +125,7 @@ func (l *Lab) onFabric() (all []*Machine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, m := range l.machines {
-		if m.kind != "pod" {
+		if m.onFabric {
 			all = append(all, m)
 		}
 	}

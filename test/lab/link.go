@@ -5,6 +5,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"time"
@@ -18,9 +19,9 @@ import (
 // machine is slow, and only a broken one gets there.
 const usableTimeout = 10 * time.Second
 
-// addVeth makes a veth pair, one end here under name, the other as peerName in
-// the namespace peer, and sets both up.
-func (n *Namespace) addVeth(name string, peer *Namespace, peerName string) (here, there netlink.Link, err error) {
+// addVeth makes a veth pair, one end here under name, the other as eth0 in the namespace
+// peer, and sets both up.
+func (n *Namespace) addVeth(name string, peer *Namespace) (here, there netlink.Link, err error) {
 	fd := peer.FD()
 	if n.FD() < 0 || fd < 0 {
 		return nil, nil, fmt.Errorf("veth %s: %w", name, ErrClosed)
@@ -28,22 +29,41 @@ func (n *Namespace) addVeth(name string, peer *Namespace, peerName string) (here
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	veth := netlink.NewVeth(attrs)
-	veth.PeerName = peerName
-	veth.PeerNamespace = netlink.NsFd(fd)
+	veth.PeerName, veth.PeerNamespace = "eth0", netlink.NsFd(fd)
 	if err := n.nl.LinkAdd(veth); err != nil {
 		return nil, nil, fmt.Errorf("make veth %s: %w", name, err)
 	}
-	there, err = peer.nl.LinkByName(peerName)
+	there, err = peer.nl.LinkByName(veth.PeerName)
 	if err != nil {
-		return nil, nil, fmt.Errorf("find %s: %w", peerName, err)
+		return nil, nil, fmt.Errorf("find %s: %w", veth.PeerName, err)
 	}
-	if err := n.nl.LinkSetUp(veth); err != nil {
-		return nil, nil, fmt.Errorf("set %s up: %w", name, err)
-	}
-	if err := peer.nl.LinkSetUp(there); err != nil {
-		return nil, nil, fmt.Errorf("set %s up: %w", peerName, err)
+	err = errors.Join(
+		n.repeatSolicitations(name), peer.repeatSolicitations(veth.PeerName),
+		n.nl.LinkSetUp(veth), peer.nl.LinkSetUp(there),
+	)
+	if err != nil {
+		return nil, nil, fmt.Errorf("set veth %s up: %w", name, err)
 	}
 	return veth, there, nil
+}
+
+// repeatSolicitations has ARP and ND requests on a link repeated after 20 ms instead of a
+// second, for as long as a busy machine may need. The first one may be too early: IPv6
+// joins an address's multicast group, and makes the link-local source address, in the
+// background.
+func (n *Namespace) repeatSolicitations(link string) error {
+	return n.Do(func() error {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			for _, kv := range [][2]string{{"retrans_time_ms", "20"}, {"mcast_solicit", "500"}, {"ucast_solicit", "500"}} {
+				// In a user namespace these sysctls do not exist.
+				err := writeSysctl(family+"/neigh/"+link+"/"+kv[0], kv[1])
+				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return err
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // addAddr puts an address on a link, without duplicate address detection, so
@@ -115,34 +135,21 @@ func (n *Namespace) waitNeighbor(index int, a netip.Addr, deadline time.Time) er
 	if a.Is6() {
 		family = unix.AF_INET6
 	}
-	neigh := &netlink.Neigh{LinkIndex: index, Family: family, IP: a.AsSlice()}
-	var asked time.Time
+	if err := n.Do(func() error { return resolve(index, family, a) }); err != nil {
+		return fmt.Errorf("resolve %v: %w", a, err)
+	}
 	for {
 		list, err := n.nl.NeighList(index, family)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return fmt.Errorf("list neighbors: %w", err)
 		}
 		for _, found := range list {
-			if found.IP.Equal(neigh.IP) && found.State&answered != 0 {
+			if found.IP.Equal(a.AsSlice()) && found.State&answered != 0 {
 				return nil
 			}
 		}
-		now := time.Now()
-		if now.After(deadline) {
+		if time.Now().After(deadline) {
 			return fmt.Errorf("neighbor %v did not answer in %v", a, usableTimeout)
-		}
-		if now.Sub(asked) > 20*time.Millisecond {
-			// The first request may be too early: IPv6 joins an address's multicast
-			// group, and makes the link-local source address, in the background. The
-			// kernel repeats a request only after a second, so a request without an
-			// answer is cancelled and sent again.
-			asked = now
-			if err := n.nl.NeighDel(neigh); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("forget neighbor %v: %w", a, err)
-			}
-			if err := n.Do(func() error { return resolve(index, family, a) }); err != nil {
-				return fmt.Errorf("resolve %v: %w", a, err)
-			}
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,8 +18,6 @@ import (
 type LoadOptions struct {
 	// Workers make connections side by side, each one after the other; 1 if 0.
 	Workers int
-	// Duration ends the load; 0 leaves that to the context and Stop.
-	Duration time.Duration
 	// Count ends the load after so many connections of all workers; 0: no end.
 	Count int64
 	// Pace is the time from one connection's begin to the next one's, of a
@@ -45,13 +44,11 @@ type LoadStats struct {
 	Servers  map[string]int64 // OK by the server's name
 	Failures map[string]int64 // Failed by Outcome
 	First    error            // the first failure, whole; nil if none
-	Elapsed  time.Duration
 }
 
-// String sums up in one line: "120 ok in 1s (web-1 61, web-2 59), 0 failed".
+// String sums up in one line: "120 ok (web-1 61, web-2 59), 0 failed".
 func (s LoadStats) String() string {
-	line := fmt.Sprintf("%d ok in %v%s, %d failed%s", s.OK, s.Elapsed.Round(time.Millisecond),
-		list(s.Servers), s.Failed, list(s.Failures))
+	line := fmt.Sprintf("%d ok%s, %d failed%s", s.OK, list(s.Servers), s.Failed, list(s.Failures))
 	if s.First != nil {
 		line += fmt.Sprintf(", first: %v", s.First)
 	}
@@ -71,57 +68,30 @@ func list(counts map[string]int64) string {
 
 // Load is many short connections to one destination.
 type Load struct {
-	machine *Machine
-	begin   time.Time
 	cancel  context.CancelFunc
 	done    chan struct{}
+	started atomic.Int64
 
-	mu      sync.Mutex
-	started int64
-	stats   LoadStats
+	mu    sync.Mutex
+	stats LoadStats
 }
 
-// Load makes many short connections (see Connect), one after the other per
-// worker, until Duration or Count is reached or ctx is done, and returns the
-// numbers. At least one of the three must bound it.
-func (m *Machine) Load(ctx context.Context, p Protocol, dest netip.AddrPort, opts LoadOptions) (LoadStats, error) {
-	l, err := m.StartLoad(ctx, p, dest, opts)
-	if err != nil {
-		return LoadStats{}, err
-	}
-	return l.Wait(), nil
-}
-
-// StartLoad is Load in the background, to be ended by Load.Stop.
+// StartLoad makes many short connections (see Connect) in the background, one after the
+// other per worker, until Count is reached, ctx is done or Load.Stop is called.
 func (m *Machine) StartLoad(ctx context.Context, p Protocol, dest netip.AddrPort, opts LoadOptions) (*Load, error) {
-	if opts.Workers < 0 || opts.Duration < 0 || opts.Count < 0 || opts.Pace < 0 {
-		return nil, m.wrap(fmt.Errorf("load %v %v: negative option in %+v", p, dest, opts))
-	}
-	workers := max(opts.Workers, 1)
-	o := newConnectOptions(opts.Connect)
-	l := &Load{
-		machine: m, begin: time.Now(), done: make(chan struct{}),
-		stats: LoadStats{Servers: map[string]int64{}, Failures: map[string]int64{}},
-	}
-	if opts.Duration > 0 {
-		ctx, l.cancel = context.WithTimeout(ctx, opts.Duration)
-	} else {
-		ctx, l.cancel = context.WithCancel(ctx)
-	}
-	if err := m.track(l); err != nil {
+	l := &Load{done: make(chan struct{}), stats: LoadStats{Servers: map[string]int64{}, Failures: map[string]int64{}}}
+	ctx, l.cancel = context.WithCancel(ctx)
+	if err := m.track(l, true); err != nil {
 		l.cancel()
 		return nil, m.wrap(fmt.Errorf("load %v %v: %w", p, dest, err))
 	}
 	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() { l.work(ctx, opts, func() (Reply, error) { return m.exchange(p, dest, o) }) })
+	for range max(opts.Workers, 1) {
+		wg.Go(func() { l.work(ctx, opts, func() (Reply, error) { return m.Connect(p, dest, opts.Connect...) }) })
 	}
 	go func() {
 		wg.Wait()
 		l.cancel()
-		l.mu.Lock()
-		l.stats.Elapsed = time.Since(l.begin)
-		l.mu.Unlock()
 		m.untrack(l)
 		close(l.done)
 	}()
@@ -135,7 +105,7 @@ func (l *Load) work(ctx context.Context, opts LoadOptions, once func() (Reply, e
 		defer t.Stop()
 		tick = t.C
 	}
-	for ctx.Err() == nil && l.mayStart(opts.Count) {
+	for ctx.Err() == nil && (l.started.Add(1) <= opts.Count || opts.Count == 0) {
 		begin := time.Now()
 		reply, err := once()
 		l.count(reply, err)
@@ -150,16 +120,6 @@ func (l *Load) work(ctx context.Context, opts LoadOptions, once func() (Reply, e
 		case <-tick:
 		}
 	}
-}
-
-func (l *Load) mayStart(limit int64) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if limit > 0 && l.started == limit {
-		return false
-	}
-	l.started++
-	return true
 }
 
 func (l *Load) count(r Reply, err error) {
@@ -183,9 +143,6 @@ func (l *Load) Stats() LoadStats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Servers, s.Failures = maps.Clone(s.Servers), maps.Clone(s.Failures)
-	if s.Elapsed == 0 {
-		s.Elapsed = time.Since(l.begin)
-	}
 	return s
 }
 

@@ -3,8 +3,13 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
 	"os"
 	"sync"
 
@@ -15,35 +20,30 @@ import (
 // Namespace is an unnamed network namespace. It lives as long as the file
 // descriptor held here, the sockets made in it and the processes started in it.
 type Namespace struct {
-	nl *netlink.Handle
+	label string // for errors: "pod web-1"
+	nl    *netlink.Handle
 
 	mu     sync.RWMutex
 	file   *os.File // nil once closed
-	procs  map[*Process]struct{}
-	number uint64 // inode number, as in "net:[4026531840]"
+	closed bool
+	open   map[io.Closer]bool // ends with the namespace; true: a client, which ends first
 }
 
 // NewNamespace makes a namespace outside any lab, with nothing in it but lo. The
 // caller closes it.
-func NewNamespace() (*Namespace, error) { return newNamespace(endProfile) }
+func NewNamespace() (*Namespace, error) { return newNamespace("namespace", endProfile) }
 
 // newNamespace makes a namespace with lo up and the sysctls of the profile.
-func newNamespace(p profile) (*Namespace, error) {
-	n := &Namespace{procs: map[*Process]struct{}{}}
+func newNamespace(label string, p profile) (*Namespace, error) {
+	n := &Namespace{label: label, open: map[io.Closer]bool{}}
 	err := onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("make network namespace: %w", err)
 		}
-		f, err := openThreadNamespace()
-		if err != nil {
+		var err error
+		if n.file, err = openThreadNamespace(); err != nil {
 			return err
 		}
-		n.file = f
-		var st unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			return fmt.Errorf("stat network namespace: %w", err)
-		}
-		n.number = st.Ino
 		if err := p.apply(); err != nil {
 			return err
 		}
@@ -52,19 +52,27 @@ func newNamespace(p profile) (*Namespace, error) {
 			return fmt.Errorf("open netlink: %w", err)
 		}
 		lo, err := n.nl.LinkByName("lo")
-		if err != nil {
-			return fmt.Errorf("find lo: %w", err)
+		if err == nil {
+			err = n.nl.LinkSetUp(lo)
 		}
-		if err := n.nl.LinkSetUp(lo); err != nil {
+		if err != nil {
 			return fmt.Errorf("set lo up: %w", err)
 		}
 		return nil
 	})
 	if err != nil {
 		n.Close()
-		return nil, err
+		return nil, n.wrap(err)
 	}
 	return n, nil
+}
+
+// wrap says in which namespace the error happened.
+func (n *Namespace) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("lab: %s: %w", n.label, err)
 }
 
 // Do runs fn on a thread that is in the namespace and returns fn's error. Only
@@ -85,10 +93,10 @@ func (n *Namespace) enter() error {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	if n.file == nil {
-		return fmt.Errorf("network namespace: %w", ErrClosed)
+		return n.wrap(ErrClosed)
 	}
 	if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter network namespace: %w", err)
+		return n.wrap(fmt.Errorf("enter network namespace: %w", err))
 	}
 	return nil
 }
@@ -105,8 +113,8 @@ func (n *Namespace) FD() int {
 	return int(n.file.Fd())
 }
 
-// Inode returns the namespace's number in /proc/PID/ns/net.
-func (n *Namespace) Inode() uint64 { return n.number }
+// Netlink returns a rtnetlink handle of the namespace, which is closed with it.
+func (n *Namespace) Netlink() *netlink.Handle { return n.nl }
 
 // SetSysctl writes a value below /proc/sys/net of the namespace, with the key
 // in slashes: "ipv4/ip_forward". Keys that the kernel shows only in the root
@@ -121,29 +129,115 @@ func (n *Namespace) Sysctl(key string) (value string, err error) {
 	return value, err
 }
 
-// Close kills the processes that were started in the namespace, waits for
-// their end and releases the namespace. Calls after the first do nothing.
+// DialContext is net.Dialer.DialContext in the namespace, to an address given as numbers.
+func (n *Namespace) DialContext(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = n.Do(func() error {
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Listen is net.Listen in the namespace.
+func (n *Namespace) Listen(network, address string) (l net.Listener, err error) {
+	err = n.Do(func() error {
+		l, err = net.Listen(network, address)
+		return err
+	})
+	return l, err
+}
+
+// HTTPClient returns a client that makes a new connection from the namespace for each
+// request.
+func (n *Namespace) HTTPClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: n.DialContext}}
+}
+
+// Get reads a URL from the namespace, whatever the response's status is.
+func (n *Namespace) Get(ctx context.Context, url string) (status int, body string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	response, err := n.HTTPClient().Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	all, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(all), err
+}
+
+// AddLocalRange makes every address of a range the namespace's own, to serve on and to
+// connect from, by a local route.
+func (n *Namespace) AddLocalRange(p netip.Prefix) error {
+	// Without this, IPv6 sockets bind to addresses of links only.
+	if err := n.SetSysctl("ipv6/ip_nonlocal_bind", "1"); err != nil {
+		return err
+	}
+	lo, err := n.nl.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return n.wrap(n.addRoute(netlink.Route{
+		LinkIndex: lo.Attrs().Index, Dst: ipNet(p.Masked()),
+		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+	}))
+}
+
+// track remembers what ends with the namespace.
+func (n *Namespace) track(c io.Closer, client bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return ErrClosed
+	}
+	n.open[c] = client
+	return nil
+}
+
+func (n *Namespace) untrack(c io.Closer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.open, c)
+}
+
+// closeOpen ends clients (streams and loads), or servers and processes.
+func (n *Namespace) closeOpen(clients bool) (err error) {
+	var open []io.Closer
+	n.mu.RLock()
+	for c, client := range n.open {
+		if client == clients {
+			open = append(open, c)
+		}
+	}
+	n.mu.RUnlock()
+	for _, c := range open {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// Close ends all clients, servers and processes in the namespace, and releases it. Calls
+// after the first do nothing.
 func (n *Namespace) Close() error {
+	n.mu.Lock()
+	closed := n.closed
+	n.closed = true
+	n.mu.Unlock()
+	if closed {
+		return nil
+	}
+	err := errors.Join(n.closeOpen(true), n.closeOpen(false))
 	n.mu.Lock()
 	file := n.file
 	n.file = nil
-	procs := make([]*Process, 0, len(n.procs))
-	for p := range n.procs {
-		procs = append(procs, p)
-	}
 	n.mu.Unlock()
-	if file == nil {
-		return nil
-	}
-	var errs []error
-	for _, p := range procs {
-		errs = append(errs, p.Kill())
-	}
-	for _, p := range procs {
-		<-p.Done()
-	}
 	if n.nl != nil {
 		n.nl.Close()
 	}
-	return errors.Join(append(errs, closeNow(file))...)
+	if file != nil {
+		err = errors.Join(err, closeNow(file))
+	}
+	return err
 }

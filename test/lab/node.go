@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
+	"slices"
+	"sync/atomic"
 )
 
 // NodeOptions are a node's addresses.
@@ -29,8 +30,7 @@ type NodeOptions struct {
 type Node struct {
 	Machine
 
-	podMu sync.Mutex
-	veths int
+	veths atomic.Int32
 }
 
 // Node adds a node. Nodes have routes to each other's pod CIDRs.
@@ -49,7 +49,7 @@ func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
 	}
 	n.routesToPods = true
 	if err := n.setUp(opts); err != nil {
-		n.close()
+		_ = l.remove(&n.Machine)
 		return nil, n.wrap(err)
 	}
 	return n, nil
@@ -66,11 +66,8 @@ func checkNode(opts NodeOptions) error {
 		return err
 	}
 	for _, cidr := range opts.PodCIDRs {
-		found := false
-		for _, a := range opts.Addresses {
-			found = found || a.Addr().Is4() == cidr.Addr().Is4()
-		}
-		if !found {
+		sameFamily := func(a netip.Prefix) bool { return a.Addr().Is4() == cidr.Addr().Is4() }
+		if !slices.ContainsFunc(opts.Addresses, sameFamily) {
 			return fmt.Errorf("PodCIDRs: %v: the node has no address of that family", cidr)
 		}
 	}
@@ -82,7 +79,7 @@ func (n *Node) setUp(opts NodeOptions) error {
 		return err
 	}
 	for _, a := range n.Addrs() {
-		if err := n.addRoute(defaultRoute(a), n.lab.fabric.gateway(a)); err != nil {
+		if err := n.addRouteVia(defaultRoute(a), n.lab.fabric.gateway(a)); err != nil {
 			return err
 		}
 	}

@@ -61,11 +61,7 @@ func (n *Node) checkPod(addrs []netip.Addr) error {
 
 func (p *Pod) setUp(addrs []netip.Addr) error {
 	n := p.node
-	n.podMu.Lock()
-	n.veths++
-	name := fmt.Sprintf("veth%d", n.veths)
-	n.podMu.Unlock()
-	veth, eth0, err := n.ns.addVeth(name, p.ns, "eth0")
+	veth, eth0, err := n.addVeth(fmt.Sprintf("veth%d", n.veths.Add(1)), p.Namespace)
 	if err != nil {
 		return err
 	}
@@ -76,10 +72,10 @@ func (p *Pod) setUp(addrs []netip.Addr) error {
 		gw := podGateways[i]
 		gateways = append(gateways, gw.Addr())
 		// On the node: the gateway, and the way to the pod.
-		if err := n.ns.addAddr(veth, gw, netlink.SCOPE_LINK); err != nil {
+		if err := n.addAddr(veth, gw, netlink.SCOPE_LINK); err != nil {
 			return err
 		}
-		err := n.ns.addRoute(netlink.Route{
+		err := n.addRoute(netlink.Route{
 			LinkIndex: veth.Attrs().Index,
 			Dst:       ipNet(single(a)),
 			Src:       n.addrs[i].AsSlice(),
@@ -89,12 +85,12 @@ func (p *Pod) setUp(addrs []netip.Addr) error {
 			return err
 		}
 		// In the pod: its address, and the way out.
-		if err := p.ns.addAddr(eth0, single(a), netlink.SCOPE_UNIVERSE); err != nil {
+		if err := p.addAddr(eth0, single(a), netlink.SCOPE_UNIVERSE); err != nil {
 			return err
 		}
 		p.addrs[i] = a
 		if a.Is4() {
-			err := p.ns.addRoute(netlink.Route{
+			err := p.addRoute(netlink.Route{
 				LinkIndex: eth0.Attrs().Index,
 				Dst:       ipNet(single(gw.Addr())),
 				Scope:     netlink.SCOPE_LINK,
@@ -103,14 +99,14 @@ func (p *Pod) setUp(addrs []netip.Addr) error {
 				return err
 			}
 		}
-		if err := p.addRoute(defaultRoute(a), gw.Addr()); err != nil {
+		if err := p.addRouteVia(defaultRoute(a), gw.Addr()); err != nil {
 			return err
 		}
 	}
-	if err := p.ns.waitUsable(eth0, gateways...); err != nil {
+	if err := p.waitUsable(eth0, gateways...); err != nil {
 		return err
 	}
-	return n.ns.waitUsable(veth, p.Addrs()...)
+	return n.waitUsable(veth, p.Addrs()...)
 }
 
 // Node returns the node that the pod runs on.
@@ -123,14 +119,13 @@ func (p *Pod) NodeLink() string { return p.veth.Attrs().Name }
 // removes its link and its namespace. Its name and addresses are free again
 // on return. Calls after the first do nothing.
 func (p *Pod) Delete() error {
-	p.close()
-	if p.veth == nil {
-		return nil
+	err := p.lab.remove(&p.Machine)
+	if p.veth == nil || p.node.FD() < 0 {
+		return err
 	}
 	// The kernel removes the link with the namespace, but only some time later.
-	err := p.node.ns.nl.LinkDel(p.veth)
-	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: removed with the namespace
-		return p.wrap(fmt.Errorf("delete link %s of node %s: %w", p.veth.Attrs().Name, p.node.name, err))
+	if err := p.node.nl.LinkDel(p.veth); err != nil && !errors.Is(err, unix.ENODEV) {
+		return p.wrap(fmt.Errorf("delete link %s of node %s: %w", p.NodeLink(), p.node.name, err))
 	}
-	return nil
+	return err
 }

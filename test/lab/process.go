@@ -48,18 +48,12 @@ func (n *Namespace) Start(cmd *exec.Cmd) (*Process, error) {
 		// child ends, so this thread stays until the child has ended.
 		err := n.Do(func() error {
 			if err := cmd.Start(); err != nil {
-				return fmt.Errorf("start %s: %w", cmd.Path, err)
+				return n.wrap(fmt.Errorf("start %s: %w", cmd.Path, err))
 			}
-			n.mu.Lock()
-			closed := n.file == nil
-			if !closed {
-				n.procs[p] = struct{}{}
-			}
-			n.mu.Unlock()
-			if closed {
+			if err := n.track(p, false); err != nil {
 				process.KillGroup(cmd)
 				_ = cmd.Wait()
-				return fmt.Errorf("start %s: network namespace: %w", cmd.Path, ErrClosed)
+				return n.wrap(err)
 			}
 			started <- nil
 			p.err = process.Wait(cmd)
@@ -69,9 +63,7 @@ func (n *Namespace) Start(cmd *exec.Cmd) (*Process, error) {
 			started <- err
 			return
 		}
-		n.mu.Lock()
-		delete(n.procs, p)
-		n.mu.Unlock()
+		n.untrack(p)
 		close(p.done)
 	}()
 	if err := <-started; err != nil {
@@ -91,7 +83,7 @@ func (n *Namespace) Run(ctx context.Context, name string, args ...string) ([]byt
 		return nil, err
 	}
 	if err := p.Wait(); err != nil {
-		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
+		return stdout.Bytes(), n.wrap(fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes())))
 	}
 	return stdout.Bytes(), nil
 }
@@ -112,6 +104,13 @@ func (p *Process) Kill() error {
 	return nil
 }
 
+// Close is Kill and waits for the end.
+func (p *Process) Close() error {
+	err := p.Kill()
+	<-p.done
+	return err
+}
+
 // Terminate sends SIGTERM and waits for the end of the process, however it ends. A
 // process that has not ended when ctx does is killed, which is an error.
 func (p *Process) Terminate(ctx context.Context) error {
@@ -122,9 +121,7 @@ func (p *Process) Terminate(ctx context.Context) error {
 	case <-p.done:
 		return nil
 	case <-ctx.Done():
-		err := errors.Join(fmt.Errorf("does not end after SIGTERM: %w", ctx.Err()), p.Kill())
-		<-p.done
-		return err
+		return errors.Join(fmt.Errorf("does not end after SIGTERM: %w", ctx.Err()), p.Close())
 	}
 }
 

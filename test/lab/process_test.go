@@ -37,7 +37,7 @@ func TestProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID()))
-		if want := fmt.Sprintf("net:[%d]", b.web1.Namespace().Inode()); err != nil || ns != want {
+		if want := namespaceOf(&b.web1.Machine); err != nil || ns != want {
 			t.Errorf("namespace %s, %v, want %s", ns, err, want)
 		}
 		if err := p.Kill(); err != nil {

@@ -46,7 +46,7 @@ func TestReach(t *testing.T) {
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		for _, c := range pairs {
 			t.Run(c.name, func(t *testing.T) {
-				s := serve(t, c.to, p, netip.AddrPortFrom(c.to.Addr(ipv6), 0))
+				s := serve(t, c.to, p, netip.AddrPortFrom(c.to.Addr(ipv6), 80))
 				defer s.Close()
 				r, err := c.from.Connect(p, s.Addr())
 				if err != nil {
@@ -70,7 +70,7 @@ func TestWildcardServer(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		s := serve(t, &b.n1.Machine, p, wildcard(8080), lab.ServerName("other"))
+		s := serve(t, &b.n1.Machine, p, wildcard(8080))
 		defer s.Close()
 		dests := []netip.Addr{b.n1.Addr(ipv6)}
 		if !ipv6 && p != lab.SCTP { // SCTP does not leave a link-scope address
@@ -84,8 +84,8 @@ func TestWildcardServer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.Server != "other" || r.Local != dest {
-				t.Errorf("answered by %q at %v, want %q at %v", r.Server, r.Local, "other", dest)
+			if r.Server != "n1" || r.Local != dest {
+				t.Errorf("answered by %q at %v, want %q at %v", r.Server, r.Local, "n1", dest)
 			}
 		}
 	})

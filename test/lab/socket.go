@@ -16,6 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Protocol is a transport protocol, by the name that Kubernetes gives it.
+type Protocol string
+
+// The protocols of Services.
+const (
+	TCP  Protocol = "TCP"
+	UDP  Protocol = "UDP"
+	SCTP Protocol = "SCTP" // one-to-one sockets, for which the kernel needs CONFIG_IP_SCTP
+)
+
 // bufferSize is that of a read, in bytes. Lines of the lab's protocol are shorter.
 const bufferSize = 4096
 
@@ -232,15 +242,6 @@ func (s *socket) abortOnClose() {
 	_ = s.control(func(fd int) error {
 		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	})
-}
-
-// keepAlive finds out about dead TCP peers in about a minute. SCTP has its own
-// heartbeats.
-func (s *socket) keepAlive() {
-	_ = s.setInt(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-	_ = s.setInt(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30)
-	_ = s.setInt(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 10)
-	_ = s.setInt(unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3)
 }
 
 // Read, Write and Close make a socket an io.ReadWriteCloser. Unlike os.File's,

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,10 +17,7 @@ import (
 // awaited.
 type Stream struct {
 	machine *Machine
-	proto   Protocol
-	dest    netip.AddrPort
 	conn    *client
-	bound   time.Duration
 	stop    chan struct{}
 	done    chan struct{}
 
@@ -57,24 +53,21 @@ type StreamStats struct {
 
 // Stream connects to a lab server and then sends a message at each interval, or
 // later while the previous echo is awaited. The timeout (option
-// Timeout, by default DefaultTimeout) bounds the connection, and with a tenth more each
-// echo.
+// Timeout, by default DefaultTimeout) bounds the connection and each echo.
 func (m *Machine) Stream(p Protocol, dest netip.AddrPort, interval time.Duration, opts ...ConnectOption) (*Stream, error) {
 	if interval <= 0 {
 		return nil, m.wrap(fmt.Errorf("stream %v %v: interval %v is not positive", p, dest, interval))
 	}
-	o := newConnectOptions(opts)
-	c, err := m.dial(p, dest, o)
+	c, err := m.dial(p, dest, opts)
 	if err != nil {
 		return nil, err
 	}
 	s := &Stream{
-		machine: m, proto: p, dest: dest, conn: c, bound: o.timeout,
-		stop: make(chan struct{}), done: make(chan struct{}),
+		machine: m, conn: c, stop: make(chan struct{}), done: make(chan struct{}),
 		stats: StreamStats{Server: c.reply.Server, Seen: c.reply.Seen, Source: c.reply.Source},
 	}
 	go s.run(interval)
-	if err := m.track(s); err != nil {
+	if err := m.track(s, true); err != nil {
 		_ = s.Close()
 		return nil, m.wrap(fmt.Errorf("stream %v %v: %w", p, dest, err))
 	}
@@ -112,8 +105,7 @@ func (s *Stream) run(interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for n := int64(1); ; n++ {
-		a, op, err := s.send(n)
-		if !s.count(a, op, err) {
+		if a, err := s.send(n); !s.count(a, err) {
 			_ = s.conn.Close()
 			return
 		}
@@ -127,54 +119,52 @@ func (s *Stream) run(interval time.Duration) {
 
 // send sends message n and waits for its echo; late echoes of earlier messages
 // are passed over.
-func (s *Stream) send(n int64) (a answer, op string, err error) {
+func (s *Stream) send(n int64) (a answer, err error) {
 	s.mu.Lock()
 	s.stats.Sent++
 	s.mu.Unlock()
-	if err := s.conn.file.SetDeadline(time.Now().Add(s.bound)); err != nil {
-		return a, "send", bare(err)
+	if err := s.conn.file.SetDeadline(time.Now().Add(s.conn.timeout)); err != nil {
+		return a, bare(err)
 	}
 	if err := s.conn.send([]byte(strconv.FormatInt(n, 10) + "\n")); err != nil {
-		return a, "send", err
+		return a, err
 	}
 	for {
 		var line []byte
-		if a, line, err = s.conn.receive(s.bound); err != nil {
-			return a, "receive", err
+		if a, line, err = s.conn.receive(); err != nil {
+			return a, err
 		}
 		got, perr := strconv.ParseInt(strings.TrimSuffix(string(line), "\n"), 10, 64)
 		switch {
 		case perr != nil || got > n:
-			return a, "receive", fmt.Errorf("message %d: echo is %q", n, line)
+			return a, fmt.Errorf("message %d: echo is %q", n, line)
 		case got == n:
-			return a, "", nil
+			return a, nil
 		}
 	}
 }
 
 // count counts a message's result and reports whether the stream goes on.
-func (s *Stream) count(a answer, op string, err error) bool {
+func (s *Stream) count(a answer, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
+	udp := s.conn.proto == UDP
+	switch {
+	case err == nil:
 		s.stats.Received++
-		if s.proto == UDP {
+		if udp {
 			if a.Server != s.stats.Server {
 				s.stats.Moved++
 			}
 			s.stats.Server, s.stats.Seen = a.Server, a.Client
 		}
 		return true
-	}
-	if s.closing {
+	case s.closing:
 		s.stats.Sent--
 		return false
 	}
 	s.stats.Failed++
-	s.stats.Last = &TrafficError{Protocol: s.proto, Dest: s.dest, Op: op, Err: err}
-	if s.proto == UDP || errors.Is(err, os.ErrDeadlineExceeded) {
-		return true
-	}
-	s.stats.Ended = true
-	return false
+	s.stats.Last = err
+	s.stats.Ended = !udp && !errors.Is(err, ErrTimeout)
+	return !s.stats.Ended
 }

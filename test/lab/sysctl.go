@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -72,19 +71,18 @@ func (p profile) apply() error {
 	return nil
 }
 
-// sysctlPath is right for the calling thread: /proc/sys/net shows the reader's
-// own namespace.
-func sysctlPath(key string) string { return filepath.Join("/proc/sys/net", key) }
+// sysctls shows those of the reading thread's namespace.
+const sysctls = "/proc/sys/net/"
 
 func writeSysctl(key, value string) error {
-	if err := os.WriteFile(sysctlPath(key), []byte(value), 0); err != nil {
+	if err := os.WriteFile(sysctls+key, []byte(value), 0); err != nil {
 		return fmt.Errorf("sysctl net/%s: %w", key, err)
 	}
 	return nil
 }
 
 func readSysctl(key string) (string, error) {
-	b, err := os.ReadFile(sysctlPath(key))
+	b, err := os.ReadFile(sysctls + key)
 	if err != nil {
 		return "", fmt.Errorf("sysctl net/%s: %w", key, err)
 	}

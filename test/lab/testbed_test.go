@@ -4,6 +4,7 @@ package lab_test
 
 import (
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
@@ -67,13 +68,19 @@ func pod(t *testing.T, n *lab.Node, name string, addrs ...string) *lab.Pod {
 	return p
 }
 
-func serve(t *testing.T, m *lab.Machine, p lab.Protocol, addr netip.AddrPort, opts ...lab.ServeOption) *lab.Server {
+func serve(t *testing.T, m *lab.Machine, p lab.Protocol, addr netip.AddrPort) *lab.Server {
 	t.Helper()
-	s, err := m.Serve(p, addr, opts...)
+	s, err := m.Serve(p, addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// namespaceOf returns the name of a machine's namespace, as in /proc/PID/ns/net.
+func namespaceOf(m *lab.Machine) (name string) {
+	_ = m.Do(func() (err error) { name, err = os.Readlink("/proc/thread-self/ns/net"); return err })
+	return name
 }
 
 // wildcard is all addresses of both families.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,16 +13,12 @@ import (
 // onThread runs fn on an operating system thread of its own and puts that
 // thread back into its previous network namespace. A thread that
 // cannot be put back ends with its goroutine, so no other goroutine ever runs
-// in a foreign namespace. A panic or runtime.Goexit in fn (testing's FailNow,
-// for instance) goes on in the caller.
+// in a foreign namespace. A runtime.Goexit in fn (testing's FailNow, for instance) goes
+// on in the caller.
 func onThread(fn func() error) error {
-	type result struct {
-		err      error
-		returned bool
-		panicked any
-		stack    []byte
-	}
-	done := make(chan result, 1)
+	var err error
+	returned := false
+	done := make(chan struct{})
 	var body func()
 	body = func() {
 		runtime.LockOSThread()
@@ -36,36 +31,27 @@ func onThread(fn func() error) error {
 			runtime.UnlockOSThread()
 			return
 		}
-		var r result
-		origin, err := openThreadNamespace()
-		defer func() {
-			if p := recover(); p != nil {
-				r.panicked, r.stack = p, debug.Stack()
-			}
-			if err == nil {
-				if unix.Setns(int(origin.Fd()), unix.CLONE_NEWNET) == nil {
-					runtime.UnlockOSThread()
-				}
-				origin.Close()
-			}
-			done <- r
-		}()
-		if err != nil {
-			r.err, r.returned = err, true
+		defer close(done)
+		origin, openErr := openThreadNamespace()
+		if openErr != nil {
+			err, returned = openErr, true
 			return
 		}
-		r.err = fn()
-		r.returned = true
+		defer func() {
+			if unix.Setns(int(origin.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+			origin.Close()
+		}()
+		err = fn()
+		returned = true
 	}
 	go body()
-	r := <-done
-	switch {
-	case r.panicked != nil:
-		panic(fmt.Sprintf("%v\n\nin a namespace thread:\n%s", r.panicked, r.stack))
-	case !r.returned:
+	<-done
+	if !returned {
 		runtime.Goexit()
 	}
-	return r.err
+	return err
 }
 
 // openThreadNamespace opens the network namespace of the calling thread; the

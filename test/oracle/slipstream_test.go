@@ -116,7 +116,7 @@ type run struct {
 
 func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desired.Config) (*run, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	ns := s.N1.Namespace()
+	ns := s.N1.Namespace
 	r := &run{cancel: cancel, config: dataplane.Config{
 		NetNS:         ns.FD(),
 		MasqueradeBit: dataplane.DefaultMasqueradeBit,
@@ -171,7 +171,7 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 	for _, o := range c.Objects() {
 		proxy.ApplyEvent(state, set(o))
 	}
-	addrs, err := addressesOf(s.N1.Namespace())
+	addrs, err := addressesOf(s.N1.Namespace)
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func setAddress(m *lab.Machine, p netip.Prefix, add bool, link string) (err erro
 			err = fmt.Errorf("%s: %s: %s: %w", m.Name(), link, p, err)
 		}
 	}()
-	handle := m.Namespace().Netlink()
+	handle := m.Netlink()
 	l, err := handle.LinkByName(link)
 	if err != nil {
 		return err

@@ -117,7 +117,7 @@ func newSpread(t *testing.T, mode Mode, size int, policy corev1.ServiceExternalT
 			state.SetEndpointSlice(spreadSlice(i, "elsewhere", "n2", "10.244.2.3"))
 		}
 	}
-	kernel, err := mode(dataplane.Config{NetNS: s.n1.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	kernel, err := mode(dataplane.Config{NetNS: s.n1.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	must(err)
 	t.Cleanup(func() { kernel.Close() })
 	_, err = kernel.Reconcile(t.Context(), &state.Full().Change)
@@ -173,7 +173,7 @@ func (s *spread) check(t *testing.T, from *lab.Machine, to netip.AddrPort, size 
 // manyAddresses makes all addresses of 172.30.0.0/16 a machine's own.
 func (s *spread) manyAddresses(m *lab.Machine) error {
 	all := netip.MustParsePrefix("172.30.0.0/16")
-	err := m.Namespace().AddLocalRange(all)
+	err := m.AddLocalRange(all)
 	if err == nil && m == s.outside() {
 		err = s.n1.AddRoute(all, s.host.Addr(false))
 	}

@@ -65,7 +65,7 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	}
 	for _, n := range s.nodes {
 		if s.topology != nil {
-			n.config.NetNS = s.topology.nodes[n.name].Namespace().FD()
+			n.config.NetNS = s.topology.nodes[n.name].FD()
 		}
 		n.learn(nil)
 		n.start(t, d, s.mode)

@@ -108,7 +108,7 @@ func (n *network) program(ctx context.Context, m *node) (err error) {
 	if m.services, err = n.service(m.Node); err != nil {
 		return err
 	}
-	m.proxy, err = nftables.New(dataplane.Config{NetNS: m.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	m.proxy, err = nftables.New(dataplane.Config{NetNS: m.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (m *node) setFastPath(ctx context.Context, threshold uint32) error {
 	if err := m.stopFastPath(); err != nil || threshold == 0 {
 		return err
 	}
-	c, err := fastpath.New(fastpath.Config{NetNS: m.Namespace().FD(), Threshold: threshold})
+	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: threshold})
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (m *node) stopFastPath() error {
 
 // probe fails with [fastpath.ErrUnsupported] on a kernel without flowtables.
 func (n *network) probe() error {
-	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].Namespace().FD(), Threshold: 1})
+	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1})
 	if err != nil {
 		return err
 	}

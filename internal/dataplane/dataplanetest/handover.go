@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -34,7 +33,7 @@ func HandOver(t *testing.T, s *Street, b dataplane.Dataplane, state *desired.Sta
 		t.Fatalf("%v: %s", err, out)
 	}
 	web := netip.MustParseAddrPort("10.96.0.1:80")
-	load, err := s.Client.StartLoad(ctx, lab.TCP, web, lab.LoadOptions{Workers: 4, Duration: 5 * time.Minute})
+	load, err := s.Client.StartLoad(ctx, lab.TCP, web, lab.LoadOptions{Workers: 4})
 	if err != nil {
 		t.Fatal(err)
 	}

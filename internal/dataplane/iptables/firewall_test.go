@@ -56,7 +56,7 @@ func newSite(t *testing.T, v Variant) *site {
 	s.must(err)
 	s.neighbor, err = l.Host("neighbor", netip.MustParsePrefix("192.168.100.200/24"))
 	s.must(err)
-	s.backend, err = New(t.Context(), dataplane.Config{NetNS: s.node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+	s.backend, err = New(t.Context(), dataplane.Config{NetNS: s.node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 	s.must(err)
 	t.Cleanup(func() { s.backend.Close() })
 	s.state = desired.New(desired.Config{NodeName: "n1", NodePorts: desired.NodePortAddresses{Loopback: true}})
@@ -129,8 +129,8 @@ func TestLoopback(t *testing.T) {
 		_, err := s.node.Serve(lab.TCP, netip.MustParseAddrPort("127.0.0.1:9000"))
 		s.must(err)
 		s.must(s.node.Do(sysctl.RouteLocalnet))
-		s.must(s.node.Namespace().SetSysctl("ipv4/conf/all/rp_filter", "0"))
-		s.must(s.node.Namespace().SetSysctl("ipv4/conf/eth0/rp_filter", "0"))
+		s.must(s.node.SetSysctl("ipv4/conf/all/rp_filter", "0"))
+		s.must(s.node.SetSysctl("ipv4/conf/eth0/rp_filter", "0"))
 		// To the neighbor, 127.0.0.1 is an address like any other, and at the node;
 		// 127.0.0.5 is its own.
 		s.must(s.neighbor.Do(sysctl.RouteLocalnet))

@@ -5,7 +5,6 @@ package iptables
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
@@ -40,7 +39,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 			}
 		}
 		street := dataplanetest.NewStreet(t, most)
-		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 		must(err)
 		defer b.Close()
 		state := desired.New(desired.Config{NodeName: "n1"})
@@ -48,7 +47,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 		dataplanetest.Reconcile(t, b, state)
 		var loads []*lab.Load
 		for _, to := range []string{"10.96.0.1:80", "192.0.2.1:80"} {
-			load, err := street.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort(to), lab.LoadOptions{Workers: 2, Duration: time.Minute})
+			load, err := street.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort(to), lab.LoadOptions{Workers: 2})
 			must(err)
 			loads = append(loads, load)
 		}
@@ -80,7 +79,7 @@ func TestHandOver(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		kerneltest.Require(t, kerneltest.NFTBinary)
 		street := dataplanetest.NewStreet(t, 5)
-		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 		if err != nil {
 			t.Fatal(err)
 		}

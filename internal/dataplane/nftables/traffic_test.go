@@ -39,7 +39,7 @@ func newStreet(t *testing.T, ports int) *street {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1"})}
 	var err error
-	s.Backend, err = New(dataplane.Config{NetNS: s.Node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	s.Backend, err = New(dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestSpread(t *testing.T) {
 func TestNothingFailsMeanwhile(t *testing.T) {
 	const ports = 20
 	s := newStreet(t, ports)
-	load, err := s.Client.StartLoad(t.Context(), lab.TCP, webKey(1).AddrPort, lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	load, err := s.Client.StartLoad(t.Context(), lab.TCP, webKey(1).AddrPort, lab.LoadOptions{Workers: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestNobodyShutOutMeanwhile(t *testing.T) {
 	}
 	s.state.SetService(allow("172.16.0.0/12"))
 	dataplanetest.Apply(t, s.Backend, s.state)
-	load, err := s.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort("192.0.2.1:80"), lab.LoadOptions{Workers: 4, Duration: time.Minute})
+	load, err := s.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort("192.0.2.1:80"), lab.LoadOptions{Workers: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestForeignMasquerade(t *testing.T) {
 		},
 	})
 	dataplanetest.Apply(t, s.Backend, s.state)
-	err := s.Node.Namespace().Do(func() error {
+	err := s.Node.Do(func() error {
 		out, err := exec.Command("nft", `
 			add table ip cni
 			add chain ip cni postrouting { type nat hook postrouting priority 100; }

@@ -62,7 +62,7 @@ func newStreet(t *testing.T, ipv6 bool) *street {
 	for i := range s.web {
 		s.web[i] = pod(fmt.Sprintf("web-%d", i+1), 11+i)
 	}
-	s.Conn = dial(t, s.node.Namespace())
+	s.Conn = dial(t, s.node.Namespace)
 	s.nft("add table inet street")
 	s.nft("add chain inet street services { type nat hook prerouting priority dstnat; }")
 	return s

@@ -79,7 +79,7 @@ func TestIPVSDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{TB: t, ns: machine.Namespace()}
+	n := &node{TB: t, ns: machine.Namespace}
 	pod := func(name, addr string) *lab.Pod {
 		p, err := machine.Pod(name, netip.MustParseAddr(addr))
 		if err != nil {

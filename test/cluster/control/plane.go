@@ -30,7 +30,7 @@ func Start(ctx context.Context, l *lab.Lab, addresses []netip.Prefix, o upstream
 	if err != nil {
 		return nil, err
 	}
-	o.Namespace, o.Address = host.Namespace(), netip.AddrPortFrom(addresses[0].Addr(), 6443)
+	o.Namespace, o.Address = host.Namespace, netip.AddrPortFrom(addresses[0].Addr(), 6443)
 	o.APIFlags = append(o.APIFlags, "--authorization-mode=RBAC")
 	p := &Plane{Host: host}
 	if p.ControlPlane, err = upstream.StartControlPlane(ctx, o); err != nil {

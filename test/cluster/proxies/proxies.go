@@ -82,7 +82,7 @@ func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, e
 	if kind == Slipstream && !o.AsKubeProxy {
 		flags = append([]string{"run"}, flags...)
 	}
-	p, err := program.Start(node.Namespace(), o.Dir, name, binary, flags...)
+	p, err := program.Start(node.Namespace, o.Dir, name, binary, flags...)
 	if err != nil {
 		return nil, err
 	}

@@ -248,5 +248,5 @@ func (n *node) remove(ctx context.Context) error {
 	if n.client != nil {
 		err = n.client.Delete()
 	}
-	return errors.Join(err, n.Namespace().Close(), n.Unregister(ctx))
+	return errors.Join(err, n.Namespace.Close(), n.Unregister(ctx))
 }

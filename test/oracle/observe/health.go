@@ -24,7 +24,7 @@ func (l *look) health(p Probe) Outcome {
 	if err != nil {
 		return Outcome{Failures: []string{err.Error()}}
 	}
-	response, err := l.stage.Vantages[p.From].Machine.Namespace().HTTPClient().Do(request)
+	response, err := l.stage.Vantages[p.From].Machine.HTTPClient().Do(request)
 	switch {
 	case ctx.Err() != nil:
 		return Outcome{Failures: []string{Timeout}}

@@ -122,12 +122,12 @@ func podsOn(node string) []Endpoint {
 // alias gives a pod a whole range of addresses to connect from.
 func (s *Stage) alias(pod *lab.Pod) error {
 	for f, r := range aliases {
-		if err := pod.Namespace().AddLocalRange(r); err != nil {
+		if err := pod.AddLocalRange(r); err != nil {
 			return err
 		}
 		// Through the pod's own address: n1 would have to find out the link address
 		// of each alias otherwise, and the kernel bounds how many it keeps.
-		handle := s.N1.Namespace().Netlink()
+		handle := s.N1.Netlink()
 		link, err := handle.LinkByName(pod.NodeLink())
 		if err != nil {
 			return err
@@ -173,7 +173,7 @@ func (s *Stage) extraAddresses(context.Context) error {
 		}
 		s.owners[LocalVIP[f]] = "n1 (load balancer's address)"
 		for _, r := range []netip.Prefix{Clients[f], Strangers[f]} {
-			if err := s.machines["client"].Namespace().AddLocalRange(r); err != nil {
+			if err := s.machines["client"].AddLocalRange(r); err != nil {
 				return err
 			}
 		}
@@ -213,7 +213,7 @@ func (s *Stage) elsewhere(ctx context.Context) error {
 	m := s.machines[Elsewhere]
 	for f := range VIPs {
 		for _, r := range []netip.Prefix{ServiceCIDRs[f], VIPs[f]} {
-			if err := m.Namespace().AddLocalRange(r); err != nil {
+			if err := m.AddLocalRange(r); err != nil {
 				return err
 			}
 		}
@@ -267,7 +267,7 @@ func address(m *lab.Machine, link string, p netip.Prefix) error {
 		a.Flags = unix.IFA_F_NODAD
 		a.ValidLft, a.PreferedLft = forever, 0
 	}
-	handle := m.Namespace().Netlink()
+	handle := m.Netlink()
 	l, err := handle.LinkByName(link)
 	if err == nil {
 		err = handle.AddrAdd(l, a)

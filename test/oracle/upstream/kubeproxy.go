@@ -56,7 +56,7 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 			err = errors.Join(err, k.Close())
 		}
 	}()
-	if k.api, err = c.serveIn(k.node.Namespace()); err != nil {
+	if k.api, err = c.serveIn(k.node.Namespace); err != nil {
 		return nil, err
 	}
 	config, err := k.writeConfig(settings)
@@ -79,7 +79,7 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 		}
 		command = append([]string{"env", "PATH=" + path}, command...)
 	}
-	if k.Program, err = program.Start(k.node.Namespace(), k.dir, "kube-proxy", command[0], command[1:]...); err != nil {
+	if k.Program, err = program.Start(k.node.Namespace, k.dir, "kube-proxy", command[0], command[1:]...); err != nil {
 		return nil, err
 	}
 	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
@@ -163,7 +163,7 @@ func setZone(ctx context.Context, c *ControlPlane, zone string) (was string, err
 // fullSyncs is how often kube-proxy has programmed everything, in the family in which
 // that was less often.
 func (k *KubeProxy) fullSyncs(ctx context.Context) (int, error) {
-	status, body, err := k.node.Namespace().Get(ctx, "http://"+metricsAddress+"/metrics")
+	status, body, err := k.node.Get(ctx, "http://"+metricsAddress+"/metrics")
 	if err != nil || status != http.StatusOK {
 		return 0, fmt.Errorf("metrics: status %d, error %v", status, err)
 	}
