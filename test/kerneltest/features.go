@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kerneltest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// Root is the right to change a kernel's network configuration. It is about the user,
+// not about the kernel; capabilities short of user 0 do not count, because the commands
+// that tests run ask for user 0.
+var Root = define("root", func() error {
+	if id := os.Geteuid(); id != 0 {
+		return fmt.Errorf("running as user %d", id)
+	}
+	return nil
+})
+
+// OwnClock is a clock of the machine's that a test may set: that of User Mode Linux. Any
+// other is everybody's.
+var OwnClock = define("clock of its own", func() error {
+	if !strings.HasSuffix(Kernel(), " uml") {
+		return errors.New("not User Mode Linux, so the clock is everybody's")
+	}
+	return nil
+}, Root)
+
+// NetNS is the right and the ability to make network namespaces. It needs
+// CONFIG_NET_NS (Linux 2.6.29) and, in a container, CAP_SYS_ADMIN.
+var NetNS = define("network namespaces", func() error {
+	return inNewNetNS(func() error { return nil })
+}, Root)
+
+// inNewNetNS runs f in a network namespace of its own, on a thread of its own. Commands
+// that f starts are in that namespace, too.
+func inNewNetNS(f func() error) error {
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(f)
+}
+
+// SCTPSockets is sockets of protocol SCTP, in both styles and both address families. It
+// needs CONFIG_IP_SCTP (Linux 2.6) and, for the second family, CONFIG_IPV6. Passing
+// SCTP on and tracking it needs neither.
+var SCTPSockets = define("SCTP sockets", func() error {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		for _, style := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
+			fd, err := unix.Socket(family, style|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+			if err != nil {
+				return fmt.Errorf("socket: %w", err)
+			}
+			unix.Close(fd)
+		}
+	}
+	return nil
+})
+
+// NFTables is nf_tables with tables of family inet, programmed over netlink. It needs
+// CONFIG_NF_TABLES (Linux 3.13) and CONFIG_NF_TABLES_INET (Linux 3.14).
+var NFTables = define("nf_tables", func() error {
+	return withProbeTable(func(*nftables.Conn, *nftables.Table) {})
+}, NetNS)
+
+// Flowtable is nf_tables flowtables of family inet and the rules that put connections
+// into them and count these. It needs CONFIG_NF_FLOW_TABLE_INET and
+// CONFIG_NFT_FLOW_OFFLOAD (both Linux 4.16), and before Linux 6.2 CONFIG_NFT_OBJREF.
+var Flowtable = define("flowtables", func() error {
+	return withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
+		flowtable := conn.AddFlowtable(&nftables.Flowtable{
+			Table:    table,
+			Name:     "probe",
+			Hooknum:  nftables.FlowtableHookIngress,
+			Priority: nftables.FlowtablePriorityRef(0),
+			Devices:  []string{"lo"},
+		})
+		chain := conn.AddChain(&nftables.Chain{
+			Table:    table,
+			Name:     "forward",
+			Type:     nftables.ChainTypeFilter,
+			Hooknum:  nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityFilter,
+		})
+		counter := conn.AddObj(&nftables.CounterObj{Table: table, Name: "probe"}).(*nftables.CounterObj)
+		conn.AddRule(&nftables.Rule{
+			Table: table,
+			Chain: chain,
+			Exprs: []expr.Any{&expr.FlowOffload{Name: flowtable.Name}, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter.Name}},
+		})
+	})
+}, NFTables)
+
+const probeTable = "kerneltest-probe"
+
+// withProbeTable makes a table of family inet in a network namespace of its own,
+// together with whatever fill adds to the transaction.
+func withProbeTable(fill func(*nftables.Conn, *nftables.Table)) error {
+	return inNewNetNS(func() error {
+		conn, err := nftables.New(nftables.AsLasting())
+		if err != nil {
+			return fmt.Errorf("netlink: %w", err)
+		}
+		defer func() { _ = conn.CloseLasting() }()
+		fill(conn, conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: probeTable}))
+		if err := conn.Flush(); err != nil {
+			return fmt.Errorf("add: %w", err)
+		}
+		tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+		if err == nil && !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == probeTable }) {
+			err = errors.New("a table that was added is not listed")
+		}
+		return err
+	})
+}
+
+// NFTBinary is the command nft with JSON output, from Debian's package nftables. Tests
+// use it as a second opinion about what the kernel holds. Of the kernel it needs what
+// [NFTables] needs.
+var NFTBinary = define("command nft", func() error {
+	return inNewNetNS(func() error {
+		if err := runCommand("nft add table inet " + probeTable); err != nil {
+			return err
+		}
+		return runCommand("nft -j list table inet " + probeTable)
+	})
+}, NFTables)
+
+// IPTablesLegacy is iptables by way of x_tables, both address families: the commands
+// iptables-legacy and ip6tables-legacy (Debian's package iptables), and in the kernel
+// CONFIG_IP_NF_NAT, CONFIG_IP6_NF_NAT, CONFIG_NETFILTER_XT_MATCH_STATISTIC and
+// CONFIG_NETFILTER_XT_TARGET_MASQUERADE (Linux 5.2; before that one per family). Since
+// Linux 6.17 they depend on CONFIG_NETFILTER_XTABLES_LEGACY, which may be off.
+var IPTablesLegacy = define("iptables-legacy", func() error { return probeIPTables("legacy") }, NetNS)
+
+// IPTablesNFT is iptables by way of nf_tables, both address families: the commands
+// iptables-nft and ip6tables-nft (Debian's package iptables), and in the kernel what
+// [NFTables] needs, the extensions named at [IPTablesLegacy], and CONFIG_NFT_COMPAT
+// (Linux 3.13) to reach them.
+var IPTablesNFT = define("iptables-nft", func() error { return probeIPTables("nft") }, NFTables)
+
+// probeIPTables adds rules of the kind that kube-proxy's iptables mode has.
+func probeIPTables(variant string) error {
+	return inNewNetNS(func() error {
+		for _, command := range []string{"iptables-", "ip6tables-"} {
+			for _, rule := range []string{
+				"-N PROBE",
+				"-A PROBE -m statistic --mode random --probability 0.5 -j RETURN",
+				"-A PROBE -m comment --comment probe -j MASQUERADE",
+				"-A POSTROUTING -j PROBE",
+			} {
+				if err := runCommand(command + variant + " -w 10 -t nat " + rule); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// runCommand runs a command with its arguments, separated by single spaces. Its error
+// carries the first line of what the command said.
+func runCommand(line string) error {
+	words := strings.Fields(line)
+	path, err := exec.LookPath(words[0])
+	if err != nil {
+		return fmt.Errorf("command %s is not installed (see test/deps.sh)", words[0])
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, words[1:]...).CombinedOutput()
+	if err != nil {
+		said, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
+		return fmt.Errorf("%s: %w: %s", line, err, said)
+	}
+	return nil
+}
+
+// IPSet is the kernel's IP sets of the types that iptables mode uses, over netlink. It
+// needs CONFIG_IP_SET, CONFIG_IP_SET_HASH_IP, CONFIG_IP_SET_HASH_IPPORT,
+// CONFIG_IP_SET_HASH_IPPORTNET, CONFIG_IP_SET_HASH_NET and CONFIG_IP_SET_BITMAP_PORT
+// (Linux 2.6.39), and CONFIG_NETFILTER_XT_SET for rules to use them.
+var IPSet = define("IP sets", func() error {
+	return inNewNetNS(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		ports := netlink.IpsetCreateOptions{PortTo: 1<<16 - 1}
+		if err := h.IpsetCreate("probe ports", "bitmap:port", ports); err != nil {
+			return fmt.Errorf("bitmap:port: %w", err)
+		}
+		for _, typ := range []string{"hash:ip", "hash:ip,port", "hash:ip,port,net", "hash:net"} {
+			if err := h.IpsetCreate("probe "+typ, typ, netlink.IpsetCreateOptions{Family: unix.AF_INET6}); err != nil {
+				return fmt.Errorf("%s: %w", typ, err)
+			}
+		}
+		return nil
+	})
+}, NetNS)
+
+// IPVS is the kernel's own load balancer, which kube-proxy's IPVS mode programs. It
+// needs CONFIG_IP_VS (Linux 2.6; its netlink interface is there since 2.6.28).
+var IPVS = define("IPVS", func() error {
+	return inNewNetNS(func() error {
+		if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+			return fmt.Errorf("generic netlink family IPVS: %w", err)
+		}
+		return nil
+	})
+}, NetNS)
+
+// VLAN is VLAN interfaces. It needs CONFIG_VLAN_8021Q.
+var VLAN = define("VLANs", func() error {
+	return probeLink(func(parent int) netlink.Link {
+		return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "probe", ParentIndex: parent}, VlanId: 5}
+	})
+}, NetNS)
+
+// Bond is bonds of interfaces. It needs CONFIG_BONDING.
+var Bond = define("bonds", func() error {
+	return probeLink(func(int) netlink.Link { return netlink.NewLinkBond(netlink.LinkAttrs{Name: "probe"}) })
+}, NetNS)
+
+// IPIP is IPv4 tunnels of the driver sit, in its mode ipip. It needs CONFIG_IPV6_SIT.
+var IPIP = define("IPv4 tunnels", func() error {
+	return probeLink(func(int) netlink.Link {
+		return &netlink.Sittun{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Local: net.IPv4(192, 0, 2, 1), Proto: unix.IPPROTO_IPIP}
+	})
+}, NetNS)
+
+// probeLink adds an interface. It is given the index of one that a VLAN can be on.
+func probeLink(make func(parent int) netlink.Link) error {
+	return inNewNetNS(func() error {
+		parent := netlink.NewVeth(netlink.LinkAttrs{Name: "parent"})
+		parent.PeerName = "peer"
+		if err := netlink.LinkAdd(parent); err != nil {
+			return err
+		}
+		return netlink.LinkAdd(make(parent.Index))
+	})
+}
