@@ -3,7 +3,6 @@
 package scenario
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -44,60 +42,20 @@ func (s *story) addresses(t *testing.T, d *datadriven.TestData) string {
 
 // address adds an address to a node's link, or removes it.
 func (top *topology) address(node string, p netip.Prefix, add bool, link string) error {
-	if err := setAddress(&top.nodes[node].Machine, p, add, link); err != nil {
-		return err
-	}
-	if !add {
-		delete(top.owner, p.Addr())
-		return nil
-	}
-	top.owner[p.Addr()] = node
-	if link != "eth0" {
-		return nil
-	}
-	for _, h := range top.hosts {
-		if h.Addr(p.Addr().Is6()).IsValid() {
-			if err := awaitNeighbor(&h.Machine, p.Addr()); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// awaitNeighbor waits until a machine finds the neighbor with an address: IPv6 joins
-// an address's multicast group in the background.
-func awaitNeighbor(m *lab.Machine, a netip.Addr) error {
-	const unused = 9 // the port of the discard protocol
-	for range 20 {
-		_, err := m.Connect(lab.TCP, netip.AddrPortFrom(a, unused))
-		if errors.Is(err, lab.ErrRefused) {
-			return nil
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return fmt.Errorf("%s does not answer %s", a, m.Name())
-}
-
-// setAddress adds an address to a machine's link, or removes it.
-func setAddress(m *lab.Machine, p netip.Prefix, add bool, link string) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%s: %s: %s: %w", m.Name(), link, p, err)
-		}
-	}()
-	handle := m.Netlink()
+	handle := top.nodes[node].Netlink()
 	l, err := handle.LinkByName(link)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", link, err)
 	}
 	addr, err := netlink.ParseAddr(p.String())
 	if err != nil {
 		return err
 	}
 	if !add {
+		delete(top.owner, p.Addr())
 		return handle.AddrDel(l, addr)
 	}
+	top.owner[p.Addr()] = node
 	if p.Addr().Is6() {
 		addr.Flags = unix.IFA_F_NODAD
 	}
@@ -110,7 +68,7 @@ func setAddress(m *lab.Machine, p netip.Prefix, add bool, link string) (err erro
 // awaitLocalRoute waits until packets to an address stay in the namespace: IPv6 adds the
 // route in the background.
 func awaitLocalRoute(handle *netlink.Handle, a netip.Addr) error {
-	for range 1000 {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		routes, err := handle.RouteGet(a.AsSlice())
 		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
 			return nil

@@ -41,7 +41,6 @@ func (top *topology) attempt(t *testing.T, d *datadriven.TestData) attempt {
 	}
 	a := attempt{
 		from: top.machines[from], proto: lab.Protocol(strings.ToUpper(proto)), n: n, sticky: d.HasArg("sticky"), until: until,
-		opts: []lab.ConnectOption{lab.Timeout(time.Second)},
 	}
 	if a.from == nil {
 		d.Fatalf(t, "no such machine: %s", from)
@@ -56,10 +55,7 @@ func (top *topology) attempt(t *testing.T, d *datadriven.TestData) attempt {
 		}
 	}
 	if source != "" || port != 0 {
-		addr := netip.IPv4Unspecified()
-		if a.to.Addr().Is6() {
-			addr = netip.IPv6Unspecified()
-		}
+		var addr netip.Addr
 		if source != "" {
 			addr = netip.MustParseAddr(source)
 		}

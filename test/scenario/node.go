@@ -40,28 +40,26 @@ func (n *node) learn(all objects) {
 
 // start makes the node's dataplane and programs the whole state.
 func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
-	full := n.state.Full()
-	n.describer.full(full)
-	if mode == nil {
-		return
+	if mode != nil {
+		var err error
+		if n.kernel, err = mode(n.config); err != nil {
+			d.Fatalf(t, "node %s: %v", n.name, err)
+		}
+		if n.flows, err = conntrack.New(n.config.NetNS); err != nil {
+			d.Fatalf(t, "node %s: %v", n.name, err)
+		}
 	}
-	var err error
-	if n.kernel, err = mode(n.config); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
-	if n.flows, err = conntrack.New(n.config.NetNS); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
-	n.reconcile(t, d, full)
+	n.reconcile(t, d)
 }
 
-func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Update) {
-	flows := full.Flows
-	if _, err := n.kernel.Reconcile(t.Context(), &full.Change); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
+// reconcile programs the whole state and returns its description.
+func (n *node) reconcile(t *testing.T, d *datadriven.TestData) string {
+	full := n.state.Full()
+	if n.kernel != nil {
+		_, err := n.kernel.Reconcile(t.Context(), &full.Change)
+		n.finish(t, d, full.Flows, err)
 	}
-	n.clean(t, d, flows)
-	n.compare(t, d)
+	return n.describer.full(full)
 }
 
 // program applies the change since the last call to the node's dataplane, as the proxy
@@ -69,44 +67,34 @@ func (n *node) reconcile(t *testing.T, d *datadriven.TestData, full *desired.Upd
 func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 	change := n.state.Change()
 	if change.Rebuild {
-		full := n.state.Full()
-		out := n.describer.full(full)
-		if n.kernel != nil {
-			n.reconcile(t, d, full)
-		}
-		return out
+		return n.reconcile(t, d)
 	}
 	out := n.describer.change(change)
-	if n.kernel == nil {
-		return out
+	if n.kernel != nil {
+		_, err := n.kernel.Apply(t.Context(), &change.Change)
+		n.finish(t, d, change.Flows, err)
 	}
-	flows := change.Flows
-	if _, err := n.kernel.Apply(t.Context(), &change.Change); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
-	n.clean(t, d, flows)
-	n.compare(t, d)
 	return out
 }
 
-// clean deletes stale flows from conntrack.
-func (n *node) clean(t *testing.T, d *datadriven.TestData, flows []desired.StaleFlows) {
-	if _, err := n.flows.Clean(t.Context(), flows); err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
-	}
-}
-
-// compare fails the test unless the kernel has the content of the state.
-func (n *node) compare(t *testing.T, d *datadriven.TestData) {
+// finish deletes stale flows from conntrack after an update that returned err. It fails
+// the test unless the kernel has the content of the state then.
+func (n *node) finish(t *testing.T, d *datadriven.TestData, stale []desired.StaleFlows, err error) {
 	t.Helper()
-	diff, err := dataplane.Compare(t.Context(), n.kernel.(dataplane.Reader), n.content())
-	if err != nil {
-		d.Fatalf(t, "node %s: %v", n.name, err)
+	if err == nil {
+		_, err = n.flows.Clean(t.Context(), stale)
+	}
+	var diff string
+	if err == nil {
+		diff, err = dataplane.Compare(t.Context(), n.kernel.(dataplane.Reader), n.content())
 	}
 	if diff != "" {
 		d.Fatalf(t, "node %s: the kernel differs:\n%s", n.name, diff)
 	}
-	if err := n.kernel.Check(t.Context()); err != nil {
+	if err == nil {
+		err = n.kernel.Check(t.Context())
+	}
+	if err != nil {
 		d.Fatalf(t, "node %s: %v", n.name, err)
 	}
 }

@@ -22,7 +22,6 @@ type topology struct {
 	lab      *lab.Lab
 	machines map[string]*lab.Machine
 	nodes    map[string]*lab.Node
-	hosts    []*lab.Host
 	owner    map[netip.Addr]string // which machine has an address
 }
 
@@ -152,7 +151,6 @@ func (top *topology) machine(t *testing.T, d *datadriven.TestData, words []strin
 		if err != nil {
 			return err
 		}
-		top.hosts = append(top.hosts, h)
 		top.add(&h.Machine)
 		if len(via) > 0 {
 			for _, r := range prefixes(t, d, via[2:]) { // after "NODE for"

@@ -21,6 +21,7 @@ const FirstPort = 8000
 // Street is a node with a client and one server that listens on many ports. Each port is
 // an endpoint of Service default/web.
 type Street struct {
+	Lab            *lab.Lab
 	Node           *lab.Node
 	Client, Server *lab.Pod
 }
@@ -34,9 +35,9 @@ func NewStreet(t testing.TB, ports int) *Street {
 			t.Fatal(err)
 		}
 	}
-	var s Street
+	s := Street{Lab: labtest.New(t)}
 	var err error
-	s.Node, err = labtest.New(t).Node("n1", lab.NodeOptions{
+	s.Node, err = s.Lab.Node("n1", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 	})
