@@ -68,7 +68,7 @@ func besideAnotherProxy(t *testing.T, oursFirst bool) {
 	_, err = server.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv6Unspecified(), 8000)) // and IPv4
 	must(err)
 
-	b, err := New(dataplane.Config{NetNS: node.Namespace().FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	b, err := New(dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	must(err)
 	defer b.Close()
 	// MasqueradeAll: the server sees the node's address if a packet has our mark.
