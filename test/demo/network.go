@@ -50,33 +50,18 @@ type podSpec struct {
 // newManifests reads the manifests, makes the directory and copies the first ones there.
 func newManifests() (*manifests, error) {
 	m := &manifests{}
-	err := fs.WalkDir(examples.Demo, demoDir, func(name string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
-		}
-		data, err := examples.Demo.ReadFile(name)
+	for i, pattern := range []string{demoDir + "/*", stepsDir + "/*/*"} {
+		names, err := fs.Glob(examples.Demo, pattern+".yaml")
 		if err != nil {
-			return err
+			return nil, err
 		}
-		content := manifest.Decode(path.Base(name), data)
-		if len(content.Errors) > 0 {
-			return content.Errors[0]
-		}
-		for _, o := range content.Objects {
-			switch o := o.Object.(type) {
-			case *corev1.Service:
-				m.services = append(m.services, o)
-			case *corev1.Node:
-				m.nodes = append(m.nodes, o)
-			case *discoveryv1.EndpointSlice:
-				m.addPods(o, strings.HasPrefix(name, stepsDir))
+		for _, name := range names {
+			if err := m.read(name, i > 0); err != nil {
+				return nil, err
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
 	}
+	var err error
 	if m.dir, err = os.MkdirTemp("", "slipstream-demo-"); err != nil {
 		return nil, err
 	}
@@ -86,15 +71,37 @@ func newManifests() (*manifests, error) {
 	return m, nil
 }
 
+// read adds the objects of a file. The first manifests are read before later ones.
+func (m *manifests) read(name string, later bool) error {
+	data, err := examples.Demo.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	content := manifest.Decode(path.Base(name), data)
+	if len(content.Errors) > 0 {
+		return content.Errors[0]
+	}
+	for _, o := range content.Objects {
+		switch o := o.Object.(type) {
+		case *corev1.Service:
+			m.services = append(m.services, o)
+		case *corev1.Node:
+			m.nodes = append(m.nodes, o)
+		case *discoveryv1.EndpointSlice:
+			m.addPods(o, later)
+		}
+	}
+	return nil
+}
+
 // addPods adds what a slice says about pods. A pod is in one slice of each family.
 func (m *manifests) addPods(s *discoveryv1.EndpointSlice, later bool) {
 	for _, e := range s.Endpoints {
 		pod := m.pod(e.TargetRef.Name)
 		if pod == nil {
-			pod = &podSpec{name: e.TargetRef.Name, node: *e.NodeName, ports: map[lab.Protocol]uint16{}, later: true}
+			pod = &podSpec{name: e.TargetRef.Name, node: *e.NodeName, ports: map[lab.Protocol]uint16{}, later: later}
 			m.pods = append(m.pods, pod)
 		}
-		pod.later = pod.later && later
 		if ip := netip.MustParseAddr(e.Addresses[0]); !slices.Contains(pod.addrs, ip) {
 			pod.addrs = append(pod.addrs, ip)
 		}
@@ -146,24 +153,22 @@ func (m *manifests) remove() error { return os.RemoveAll(m.dir) }
 // under another name and renames it, so that slipstream never reads half a file. It
 // returns the time just before the last rename.
 func (m *manifests) copy(from string) (renamed time.Time, err error) {
-	entries, err := fs.ReadDir(examples.Demo, from)
+	names, err := fs.Glob(examples.Demo, from+"/*.yaml")
 	if err != nil {
 		return renamed, err
 	}
-	for _, e := range entries {
-		if e.IsDir() {
-			continue
-		}
-		data, err := examples.Demo.ReadFile(path.Join(from, e.Name()))
+	for _, name := range names {
+		data, err := examples.Demo.ReadFile(name)
 		if err != nil {
 			return renamed, err
 		}
-		hidden := filepath.Join(m.dir, "."+e.Name()+".new")
+		name = path.Base(name)
+		hidden := filepath.Join(m.dir, "."+name+".new")
 		if err := os.WriteFile(hidden, data, 0o644); err != nil {
 			return renamed, err
 		}
 		renamed = time.Now()
-		if err := os.Rename(hidden, filepath.Join(m.dir, e.Name())); err != nil {
+		if err := os.Rename(hidden, filepath.Join(m.dir, name)); err != nil {
 			return renamed, err
 		}
 	}

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"os/exec"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +28,7 @@ type proxy struct {
 
 // start starts slipstream and waits until it has programmed the kernel.
 func (p *proxy) start(ctx context.Context, binary, dir string) (update, error) {
-	n := len(p.log.updates())
+	begin := time.Now()
 	cmd := exec.Command(binary, "run", "--manifests", dir, "--hostname-override", p.node.Name(),
 		"--cluster-cidr", clusterCIDR, "-v", "2")
 	cmd.Stdout, cmd.Stderr = &p.log, &p.log
@@ -34,15 +36,22 @@ func (p *proxy) start(ctx context.Context, binary, dir string) (update, error) {
 	if p.process, err = p.node.Start(cmd); err != nil {
 		return update{}, err
 	}
-	return p.update(ctx, n)
+	return p.updateSince(ctx, begin)
 }
 
-// update waits for update n of the kernel, counted from 0 over all processes.
-func (p *proxy) update(ctx context.Context, n int) (update, error) {
-	if !await(ctx, func() bool { return len(p.log.updates()) > n }) {
-		return update{}, fmt.Errorf("slipstream on %s has not programmed the kernel within %v", p.node.Name(), patience)
+// updateSince waits for the first update of the kernel since a time.
+func (p *proxy) updateSince(ctx context.Context, t time.Time) (u update, err error) {
+	if !await(ctx, func() bool {
+		all := p.log.updates()
+		i := slices.IndexFunc(all, func(u update) bool { return !u.read.Before(t) })
+		if i >= 0 {
+			u = all[i]
+		}
+		return i >= 0
+	}) {
+		return u, fmt.Errorf("slipstream on %s has not programmed the kernel within %v", p.node.Name(), patience)
 	}
-	return p.log.updates()[n], nil
+	return u, nil
 }
 
 // update is one update of the kernel.
@@ -53,10 +62,10 @@ type update struct {
 
 // logbook keeps what a slipstream process logs.
 type logbook struct {
-	mu     sync.Mutex
-	rest   []byte // of a line that is not complete
-	lines  []string
-	update []update
+	mu    sync.Mutex
+	rest  []byte // of a line that is not complete
+	lines []string
+	all   []update
 }
 
 var programmedLine = regexp.MustCompile(`"Programmed the kernel" .*took="([^"]+)"`)
@@ -76,7 +85,7 @@ func (l *logbook) Write(p []byte) (int, error) {
 		l.lines = append(l.lines, string(line))
 		if m := programmedLine.FindSubmatch(line); m != nil {
 			if took, err := time.ParseDuration(string(m[1])); err == nil {
-				l.update = append(l.update, update{took, now})
+				l.all = append(l.all, update{took, now})
 			}
 		}
 	}
@@ -86,25 +95,18 @@ func (l *logbook) Write(p []byte) (int, error) {
 func (l *logbook) updates() []update {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.update[:len(l.update):len(l.update)]
+	return slices.Clone(l.all)
 }
 
 // warnings returns the lines that are more than information: klog's lines begin with
 // their severity, and a line without klog's header is a process's last one.
-func (l *logbook) warnings() (lines []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, line := range l.lines {
-		if line != "" && line[0] != 'I' {
-			lines = append(lines, line)
-		}
-	}
-	return lines
+func (l *logbook) warnings() []string {
+	return slices.DeleteFunc(l.tail(math.MaxInt), func(line string) bool { return line == "" || line[0] == 'I' })
 }
 
 // tail returns the last n lines.
 func (l *logbook) tail(n int) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]string(nil), l.lines[max(0, len(l.lines)-n):]...)
+	return slices.Clone(l.lines[max(0, len(l.lines)-n):])
 }

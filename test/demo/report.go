@@ -3,16 +3,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/fatih/color"
+
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // width is the number of columns that the output takes at most.
@@ -100,36 +102,58 @@ func (r *report) claim(holds bool, format string, args ...any) {
 
 // table prints rows of cells in columns, the first row as a heading.
 func (r *report) table(rows [][]string) {
-	var b bytes.Buffer
+	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	for _, row := range rows {
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	_ = w.Flush() // a bytes.Buffer does not fail
-	for l := range strings.Lines(b.String()) {
-		l = "  " + strings.TrimRight(l, " \n")
-		if rows != nil {
-			l, rows = faint.Sprint(l), nil
-		}
-		// The marks get their colours last: a tabwriter counts escape sequences.
-		l = strings.Replace(l, "✓", good.Sprint("✓"), 1)
-		r.line(strings.Replace(l, "✗", bad.Sprint("✗"), 1))
-	}
+	_ = w.Flush() // a strings.Builder does not fail
+	// Colours are added last: a tabwriter counts escape sequences.
+	colours := strings.NewReplacer("✓", good.Sprint("✓"), "✗", bad.Sprint("✗"))
+	heading, rest, _ := strings.Cut(b.String(), "\n")
+	r.line("  " + faint.Sprint(strings.TrimRight(heading, " ")))
+	r.say("%s", colours.Replace(rest))
 }
 
 // summary adds up.
 func (d *demo) summary(context.Context) error {
-	t := d.totals()
+	var made, refused, failed, echoed, lost int64
+	why := map[string]int64{}
+	for _, f := range slices.Concat(d.kinds, d.web, d.orders) {
+		s := f.load.Stats()
+		made += s.OK + s.Failed
+		for kind, n := range s.Failures {
+			if kind == lab.Outcome(lab.ErrRefused) && slices.Contains(d.orders, f) {
+				refused += n // the step noEndpoints checks when
+				continue
+			}
+			failed += n
+			why[kind] += n
+		}
+	}
+	kinds := ""
+	for _, kind := range slices.Sorted(maps.Keys(why)) {
+		kinds += fmt.Sprintf(" (%d %s)", why[kind], kind)
+	}
+	ended := 0
+	for _, s := range d.streams {
+		stats := s.Stats()
+		echoed += stats.Received
+		lost += stats.Failed
+		if stats.Ended {
+			ended++
+		}
+	}
 	warnings := 0
 	for _, p := range d.proxies {
 		warnings += len(p.log.warnings())
 	}
 	d.current = nil
 	d.heading("summary")
-	d.claim(t.failed == 0 && t.refused > 0, "%d connections, TCP and UDP, IPv4 and IPv6: %d failed%s", t.made, t.failed, t.why)
-	d.say("  (%d were refused, as they should be, while orders had no endpoints)", t.refused)
-	d.claim(t.ended == 0 && t.lost == 0 && t.echoed > 0, "%d long-lived connections: %d broken; %d messages, %d lost",
-		len(d.streams), t.ended, t.echoed, t.lost)
+	d.claim(failed == 0 && refused > 0, "%d connections, TCP and UDP, IPv4 and IPv6: %d failed%s", made, failed, kinds)
+	d.say("  (%d were refused, as they should be, while orders had no endpoints)", refused)
+	d.claim(ended == 0 && lost == 0 && echoed > 0, "%d long-lived connections: %d broken; %d messages, %d lost",
+		len(d.streams), ended, echoed, lost)
 	d.claim(warnings == 0, "%d warnings and errors in slipstream's log", warnings)
 	d.line("")
 	rows := [][]string{{"", "kernel programmed in", "clients saw it after"}}

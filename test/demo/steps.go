@@ -47,8 +47,14 @@ func (d *demo) start(ctx context.Context) error {
 	d.say("\nSlipstream watches a copy of examples/demo:")
 	d.command("slipstream run --manifests DIR --hostname-override NODE")
 	for _, n := range d.network.nodes {
-		p := &proxy{node: n}
-		d.proxies = append(d.proxies, p)
+		d.proxies = append(d.proxies, &proxy{node: n})
+	}
+	return d.startAll(ctx, s)
+}
+
+// startAll starts slipstream on each node.
+func (d *demo) startAll(ctx context.Context, s *step) error {
+	for _, p := range d.proxies {
 		u, err := p.start(ctx, d.binary, d.manifests.dir)
 		if err != nil {
 			return err
@@ -82,12 +88,12 @@ func (d *demo) reach(ctx context.Context) error {
 		}
 		d.kinds = append(d.kinds, f)
 		stats := f.load.Wait()
+		pods := slices.Sorted(maps.Keys(stats.Servers))
 		var servers []string
-		for _, server := range slices.Sorted(maps.Keys(stats.Servers)) {
-			servers = append(servers, fmt.Sprintf("%s %d", server, stats.Servers[server]))
+		for _, pod := range pods {
+			servers = append(servers, fmt.Sprintf("%s %d", pod, stats.Servers[pod]))
 		}
-		pods := d.manifests.podsOf(c.service)
-		d.claim(stats.OK == each && slices.Equal(slices.Sorted(maps.Keys(stats.Servers)), pods),
+		d.claim(stats.OK == each && slices.Equal(pods, d.manifests.podsOf(c.service)),
 			"%-8s -> %-20s %d of %d: %s%s", c.from.Name(), fmt.Sprintf("%v/%v", to, c.proto),
 			stats.OK, each, strings.Join(servers, ", "), because(stats.First))
 	}
@@ -108,15 +114,11 @@ func (c change) done() time.Time {
 // apply copies the next version of a manifest and waits until both kernels have it.
 func (d *demo) apply(ctx context.Context, s *step, dir string) (c change, err error) {
 	d.command("cp examples/%s/%s/* DIR", stepsDir, dir)
-	var before []int
-	for _, p := range d.proxies {
-		before = append(before, len(p.log.updates()))
-	}
 	if c.renamed, err = d.manifests.copy(stepsDir + "/" + dir); err != nil {
 		return c, err
 	}
-	for i, p := range d.proxies {
-		u, err := p.update(ctx, before[i])
+	for _, p := range d.proxies {
+		u, err := p.updateSince(ctx, c.renamed)
 		if err != nil {
 			return c, err
 		}
@@ -154,20 +156,13 @@ func (d *demo) scaleUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all := await(ctx, func() bool {
-		for _, f := range d.web {
-			for _, server := range webJoining {
-				if len(f.answers(c.renamed, server)) == 0 {
-					return false
-				}
-			}
-		}
-		return true
-	})
+	all := true
 	for _, f := range d.web {
 		for _, server := range webJoining {
-			if a := f.answers(c.renamed, server); len(a) > 0 {
-				s.seen = append(s.seen, a[0].end.Sub(c.renamed))
+			answered := await(ctx, func() bool { return len(f.answers(c.renamed, server)) > 0 })
+			all = all && answered
+			if answered {
+				s.seen = append(s.seen, f.answers(c.renamed, server)[0].end.Sub(c.renamed))
 			}
 		}
 	}
@@ -204,12 +199,9 @@ func (d *demo) scaleDown(ctx context.Context) error {
 	}
 	pause(ctx, time.Second)
 	d.claim(d.updates() == before, "that they leave the EndpointSlices does not change the kernel")
-	var leaving []*lab.Stream
-	for _, s := range d.streams {
-		if slices.Contains(webLeaving, s.Stats().Server) {
-			leaving = append(leaving, s)
-		}
-	}
+	leaving := slices.DeleteFunc(slices.Clone(d.streams), func(s *lab.Stream) bool {
+		return !slices.Contains(webLeaving, s.Stats().Server)
+	})
 	d.claim(alive(ctx, leaving), "the %d established connections to them go on", len(leaving))
 	return nil
 }
@@ -316,12 +308,8 @@ func (d *demo) restart(ctx context.Context) error {
 	ok, failed := d.webSince(dead)
 	d.claim(ok > 0 && failed == 0, "%d new connections in %s without slipstream, %d failed", ok+failed, short(time.Since(dead)), failed)
 	again := time.Now()
-	for _, p := range d.proxies {
-		u, err := p.start(ctx, d.binary, d.manifests.dir)
-		if err != nil {
-			return err
-		}
-		s.programmed = append(s.programmed, u.took)
+	if err := d.startAll(ctx, s); err != nil {
+		return err
 	}
 	flowed(ctx, d.web, time.Now())
 	ok, failed = d.webSince(again)

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -24,8 +23,7 @@ const (
 // flow makes one short connection after the other from one client to one Service, and
 // remembers each.
 type flow struct {
-	client string
-	load   *lab.Load
+	load *lab.Load
 
 	mu       sync.Mutex
 	attempts []attempt // by their end
@@ -39,18 +37,17 @@ type attempt struct {
 }
 
 // newFlow starts a flow that makes a connection every pace, count in all if that is not 0.
-func newFlow(ctx context.Context, from *lab.Machine, p lab.Protocol, to netip.AddrPort, pace time.Duration, count int64) (*flow, error) {
-	f := &flow{client: from.Name()}
-	o := lab.LoadOptions{Pace: pace, Count: count, Connect: []lab.ConnectOption{lab.Timeout(connectTimeout)}, Result: f.add}
-	var err error
-	f.load, err = from.StartLoad(ctx, p, to, o)
+func newFlow(ctx context.Context, from *lab.Machine, p lab.Protocol, to netip.AddrPort, pace time.Duration, count int64) (f *flow, err error) {
+	f = &flow{}
+	f.load, err = from.StartLoad(ctx, p, to, lab.LoadOptions{
+		Pace: pace, Count: count, Connect: []lab.ConnectOption{lab.Timeout(connectTimeout)},
+		Result: func(begin time.Time, r lab.Reply, err error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.attempts = append(f.attempts, attempt{begin, time.Now(), r.Server, err})
+		},
+	})
 	return f, err
-}
-
-func (f *flow) add(begin time.Time, r lab.Reply, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.attempts = append(f.attempts, attempt{begin, time.Now(), r.Server, err})
 }
 
 // since returns the connections that began at t or later.
@@ -62,13 +59,8 @@ func (f *flow) since(t time.Time) []attempt {
 }
 
 // answers returns those of the connections since t that the server answered.
-func (f *flow) answers(t time.Time, server string) (some []attempt) {
-	for _, a := range f.since(t) {
-		if a.err == nil && a.server == server {
-			some = append(some, a)
-		}
-	}
-	return some
+func (f *flow) answers(t time.Time, server string) []attempt {
+	return slices.DeleteFunc(f.since(t), func(a attempt) bool { return a.err != nil || a.server != server })
 }
 
 // flowed waits until each flow has made 5 connections that began after t, so that all
@@ -83,7 +75,10 @@ func flowed(ctx context.Context, flows []*flow, t time.Time) {
 // servers has n. It gives up after many tries.
 func streamsTo(from *lab.Pod, to netip.AddrPort, servers []string, n int) (all []*lab.Stream, err error) {
 	has := map[string]int{}
-	for tries := 0; len(all) < n*len(servers) && tries < 200; tries++ {
+	for range 200 {
+		if len(all) == n*len(servers) {
+			return all, nil
+		}
 		s, err := from.Stream(lab.TCP, to, 20*time.Millisecond, lab.Timeout(echoTimeout))
 		if err != nil {
 			return all, err
@@ -96,62 +91,18 @@ func streamsTo(from *lab.Pod, to netip.AddrPort, servers []string, n int) (all [
 		has[server]++
 		all = append(all, s)
 	}
-	if len(all) < n*len(servers) {
-		return all, fmt.Errorf("connections to %v go to %v, want %d to each of %v", to, has, n, servers)
-	}
-	return all, nil
+	return all, fmt.Errorf("connections to %v go to %v, want %d to each of %v", to, has, n, servers)
 }
 
 // alive waits until each of the streams has echoed three more messages.
 func alive(ctx context.Context, streams []*lab.Stream) bool {
-	before := make([]int64, len(streams))
-	for i, s := range streams {
-		before[i] = s.Stats().Received
+	before := map[*lab.Stream]int64{}
+	for _, s := range streams {
+		before[s] = s.Stats().Received
 	}
 	return len(streams) > 0 && await(ctx, func() bool {
-		for i, s := range streams {
-			if s.Stats().Received < before[i]+3 {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(streams, func(s *lab.Stream) bool { return s.Stats().Received < before[s]+3 })
 	})
-}
-
-// totals are the results of all traffic.
-type totals struct {
-	made, refused, failed int64
-	why                   string // the failures by kind: " (3 timeout)"
-	ended                 int    // streams
-	echoed, lost          int64  // messages
-}
-
-func (d *demo) totals() (t totals) {
-	why := map[string]int64{}
-	for _, f := range slices.Concat(d.kinds, d.web, d.orders) {
-		s := f.load.Stats()
-		t.made += s.OK + s.Failed
-		for kind, n := range s.Failures {
-			if kind == lab.Outcome(lab.ErrRefused) && slices.Contains(d.orders, f) {
-				t.refused += n // the step noEndpoints checks when
-				continue
-			}
-			t.failed += n
-			why[kind] += n
-		}
-	}
-	for _, kind := range slices.Sorted(maps.Keys(why)) {
-		t.why += fmt.Sprintf(" (%d %s)", why[kind], kind)
-	}
-	for _, s := range d.streams {
-		stats := s.Stats()
-		t.echoed += stats.Received
-		t.lost += stats.Failed
-		if stats.Ended {
-			t.ended++
-		}
-	}
-	return t
 }
 
 // webSince counts the connections to web since t that a pod answered that is to answer,
