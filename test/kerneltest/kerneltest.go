@@ -81,7 +81,7 @@ func Require(t testing.TB, features ...Feature) {
 	t.Helper()
 	for _, f := range features {
 		if err := f.Probe(); err != nil {
-			t.Skip(fmt.Sprintf("NOT RUN on kernel %s: %v", Kernel(), missing(f, err)))
+			t.Skip("NOT RUN on kernel " + Kernel() + ": " + missing(f, err).Error())
 		}
 	}
 }

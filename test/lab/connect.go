@@ -128,7 +128,6 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c
 		}
 		c, err = nil, fmt.Errorf("%v %v: %s: %w", p, dest, op, err)
 	}()
-	deadline := time.Now().Add(o.timeout)
 	s, err := m.clientSocket(p, dest)
 	if err != nil {
 		return nil, err
@@ -139,23 +138,23 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c
 		return c, err
 	}
 	op = "connect"
-	if err := s.connect(dest, deadline); err != nil {
+	if err := s.connect(dest, o.timeout); err != nil {
 		return c, err
 	}
-	var a answer
+	limit := max(o.timeout, answerTimeout)
 	if p == UDP {
-		op = "send"
+		op, limit = "send", o.timeout
 		if err := s.send([]byte("hello\n")); err != nil {
 			return c, err
 		}
-		op = "receive"
-		a, _, err = c.receive()
-	} else if err = s.file.SetDeadline(time.Now().Add(max(o.timeout, answerTimeout))); err == nil {
-		op = "receive"
-		var line []byte
-		if _, line, err = c.receive(); err == nil {
-			a, err = parseAnswer(line)
-		}
+	}
+	op = "receive"
+	if err := s.file.SetDeadline(time.Now().Add(limit)); err != nil {
+		return c, err
+	}
+	a, line, err := c.receive()
+	if err == nil && p != UDP {
+		a, err = parseAnswer(line)
 	}
 	c.reply = Reply{Server: a.Server, Seen: a.Client, Local: a.Local, Source: s.local()}
 	return c, err

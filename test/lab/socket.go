@@ -97,7 +97,8 @@ func (s *socket) bind(a netip.AddrPort) error {
 	return s.control(func(fd int) error { return unix.Bind(fd, sockaddr(a)) })
 }
 
-// connect connects, or gives up at the deadline with os.ErrDeadlineExceeded.
+// connect connects, or gives up after the timeout with os.ErrDeadlineExceeded. The time
+// begins with the first packet, however late a busy machine sends it.
 //
 // An ICMP error that arrives while the connect call still holds the socket is
 // only a soft error to TCP over IPv6 and to SCTP: the kernel reports it when TCP
@@ -105,20 +106,15 @@ func (s *socket) bind(a netip.AddrPort) error {
 // (seen on 6.12 and 6.18), also for the rejection of a Service without endpoints,
 // because a packet is handled within the call that sends it. SO_ERROR reports soft
 // errors too, so it is read at once.
-func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
-	if err := s.file.SetDeadline(deadline); err != nil {
+func (s *socket) connect(dest netip.AddrPort, timeout time.Duration) error {
+	err := s.control(func(fd int) error { return unix.Connect(fd, sockaddr(dest)) })
+	if err != unix.EINPROGRESS && err != unix.EINTR && err != unix.EALREADY {
 		return err
 	}
-	var err error
-	begun := false
+	if err := s.file.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
 	werr := s.raw.Write(func(fd uintptr) bool {
-		if !begun {
-			begun = true
-			err = unix.Connect(int(fd), sockaddr(dest))
-			if err != unix.EINPROGRESS && err != unix.EINTR && err != unix.EALREADY {
-				return true
-			}
-		}
 		if err = pendingError(int(fd)); err != nil {
 			return true
 		}
@@ -129,7 +125,9 @@ func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
 	if werr == nil {
 		return err
 	}
-	// The cause may be a soft error, which does not end the wait.
+	// Perhaps only this process was late. The cause may also be a soft error, which does
+	// not end the wait.
+	catchUp()
 	if err := s.control(pendingError); err != nil {
 		return err
 	}
@@ -139,14 +137,15 @@ func (s *socket) connect(dest netip.AddrPort, deadline time.Time) error {
 	return werr
 }
 
-// connected fails unless the socket is connected by its first SYN: then only this process
-// was late to learn of it.
+// connected fails unless the socket is connected by its first SYN.
 func (s *socket) connected(fd int) error {
 	if _, err := unix.Getpeername(fd); err != nil || s.proto != TCP {
 		return err
 	}
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err == nil && info.Total_retrans > 0 {
+	// A busy machine also repeats a SYN whose answer it only handles later. Timestamps then
+	// tell that the answer is to a SYN of a second ago, the first.
+	if repeatedAfter := uint32(time.Second / time.Microsecond); err == nil && info.Total_retrans > 0 && info.Rtt < repeatedAfter {
 		err = errors.New("the SYN was repeated")
 	}
 	return err

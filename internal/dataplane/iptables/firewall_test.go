@@ -166,7 +166,7 @@ func TestLoopback(t *testing.T) {
 		if left := strings.ReplaceAll(string(out), chainLocalnet, ""); strings.Contains(left, prefix) {
 			t.Errorf("after cleanup there is more than %s:\n%s", chainLocalnet, out)
 		}
-		s.must(s.node.Namespace().SetSysctl("ipv4/conf/all/route_localnet", "0"))
+		s.must(s.node.SetSysctl("ipv4/conf/all/route_localnet", "0"))
 		s.must(s.backend.Cleanup(t.Context()))
 		if out, err := s.node.Run(t.Context(), save); err != nil || strings.Contains(string(out), prefix) {
 			t.Errorf("without route_localnet something stays (%v):\n%s", err, out)
