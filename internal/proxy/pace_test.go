@@ -132,10 +132,10 @@ func TestReaderFinishes(t *testing.T) {
 	const rules = 8000
 	node, err := labtest.New(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 	check(t, err)
-	fd := node.Namespace().FD()
+	fd := node.FD()
 	restore := exec.CommandContext(t.Context(), "iptables-nft-restore")
 	restore.Stdin = strings.NewReader(manyRules(rules))
-	p, err := node.Namespace().Start(restore)
+	p, err := node.Namespace.Start(restore)
 	check(t, err)
 	check(t, p.Wait())
 
@@ -153,7 +153,7 @@ func TestReaderFinishes(t *testing.T) {
 
 	save := func() error {
 		begin := time.Now()
-		out, err := node.Namespace().Run(ctx, "iptables-nft-save", "-t", "nat")
+		out, err := node.Namespace.Run(ctx, "iptables-nft-save", "-t", "nat")
 		if n := strings.Count(string(out), "-A "); err == nil && n != rules {
 			err = fmt.Errorf("%d rules were saved, want %d", n, rules)
 		}
