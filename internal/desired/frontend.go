@@ -117,6 +117,15 @@ type Frontend struct {
 	Sources *SourceRanges
 }
 
+// Pools are Pool, and LocalPool if it is set. Where a dataplane does not tell apart the traffic
+// of both, the verdict of the first empty one applies.
+func (f *Frontend) Pools() []PoolID {
+	if f.LocalPool == NoPool {
+		return []PoolID{f.Pool}
+	}
+	return []PoolID{f.Pool, f.LocalPool}
+}
+
 // NoPool is a PoolID that no pool has.
 const NoPool PoolID = 1<<32 - 1
 

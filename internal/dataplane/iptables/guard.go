@@ -31,24 +31,18 @@ type guard struct {
 const lookShare = 20
 
 // stamp is the generation of nf_tables, which is one for all tables, or the descriptions
-// of tables in x_tables.
+// of tables in x_tables, by family and index in chainTables.
 type stamp struct {
 	generation uint32
-	tables     [len(guarded)]xtables.Info
+	tables     [2][2]xtables.Info
 }
-
-// guarded are the tables that have rules of ours.
-var guarded = [...]struct {
-	family desired.Family
-	table  string
-}{{desired.IPv4, tableNAT}, {desired.IPv4, tableFilter}, {desired.IPv6, tableNAT}, {desired.IPv6, tableFilter}}
 
 // watch is how to look at the tables of one variant.
 type watch interface {
-	stamp() (stamp, error)
+	stamp(of []*table) (stamp, error)
 	// expect makes of a stamp what it is after a restore of ours, of some transactions,
-	// by which a table (of guarded, by index) has more entries, or fewer.
-	expect(s *stamp, table, entries, commits int)
+	// by which a table has more entries, or fewer.
+	expect(s *stamp, f desired.Family, table, entries, commits int)
 	// look counts what a table has. Known is what it should have.
 	look(f desired.Family, table string, known registry) (*tally, error)
 	close() error
@@ -81,21 +75,11 @@ func openGuard(v Variant, netns int) (g guard, err error) {
 	return g, err
 }
 
-// restored is called after each partial restore, with the number of entries that the table
-// has more than before.
-func (g *guard) restored(f desired.Family, table string, entries, commits int) {
-	for n, of := range guarded {
-		if of.family == f && of.table == table {
-			g.watch.expect(&g.stamp, n, entries, commits)
-		}
-	}
-}
-
 // committed is called after the last restore of a change. It compares the stamp with the
 // expected one. Comparing only with the stamp before the restore would take for ours what
 // another program does while iptables-restore waits for its lock.
-func (g *guard) committed() error {
-	now, err := g.watch.stamp()
+func (g *guard) committed(of []*table) error {
+	now, err := g.watch.stamp(of)
 	g.known = err == nil && g.known && now.is(g.stamp)
 	g.stamp = now
 	return err
@@ -104,9 +88,11 @@ func (g *guard) committed() error {
 // is says whether a stamp is the expected one. Of an expected table, all but the number of
 // entries may be unknown.
 func (s stamp) is(expected stamp) bool {
-	for n, e := range expected.tables {
-		if e.Size == 0 {
-			s.tables[n] = xtables.Info{Entries: s.tables[n].Entries}
+	for f := range expected.tables {
+		for i, e := range expected.tables[f] {
+			if e.Size == 0 {
+				s.tables[f][i] = xtables.Info{Entries: s.tables[f][i].Entries}
+			}
 		}
 	}
 	return s == expected
@@ -121,7 +107,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	if err := b.checkSets(); err != nil {
 		return err
 	}
-	now, err := b.guard.watch.stamp()
+	now, err := b.guard.watch.stamp(b.tables)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
-	"golang.org/x/sys/unix"
 )
 
 // legacyWatch looks at iptables-legacy.
@@ -35,23 +34,21 @@ func (w legacyWatch) close() (err error) {
 	return err
 }
 
-func (w legacyWatch) stamp() (s stamp, err error) {
-	for n, of := range guarded {
-		conn := w[of.family]
-		if conn == nil {
-			continue
-		}
-		s.tables[n], err = conn.Info(of.table)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return s, fmt.Errorf("reading table %s of %s: %w", of.table, of.family, err)
+// stamp reads no tables of families that are not served: reading would create them.
+func (w legacyWatch) stamp(of []*table) (s stamp, err error) {
+	for _, t := range of {
+		for i, name := range chainTables {
+			if s.tables[t.family][i], err = w[t.family].Info(name); err != nil {
+				return s, fmt.Errorf("reading table %s of %s: %w", name, t.family, err)
+			}
 		}
 	}
 	return s, nil
 }
 
 // expect knows only the number of entries.
-func (w legacyWatch) expect(s *stamp, table, entries, _ int) {
-	s.tables[table] = xtables.Info{Entries: s.tables[table].Entries + uint32(entries)}
+func (w legacyWatch) expect(s *stamp, f desired.Family, table, entries, _ int) {
+	s.tables[f][table] = xtables.Info{Entries: s.tables[f][table].Entries + uint32(entries)}
 }
 
 func (w legacyWatch) look(f desired.Family, table string, _ registry) (*tally, error) {

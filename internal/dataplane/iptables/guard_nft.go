@@ -20,12 +20,12 @@ func openNFT(netns int) (nftWatch, error) {
 
 func (w nftWatch) close() error { return w.conn.Close() }
 
-func (w nftWatch) stamp() (s stamp, err error) {
+func (w nftWatch) stamp([]*table) (s stamp, err error) {
 	s.generation, err = w.conn.Generation()
 	return s, err
 }
 
-func (w nftWatch) expect(s *stamp, _, _, commits int) {
+func (w nftWatch) expect(s *stamp, _ desired.Family, _, _, commits int) {
 	for range commits {
 		s.generation = nfnl.NextGeneration(s.generation)
 	}

@@ -119,7 +119,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 	}
 	b.sequence.Done()
 	b.count(steps)
-	return stats, b.guard.committed()
+	return stats, b.guard.committed(b.tables)
 }
 
 // commit writes a step to the kernel.
@@ -145,9 +145,9 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 			return err
 		}
 	}
-	for name, script := range s.scripts {
-		if !script.empty() {
-			b.guard.restored(t.family, name, script.done(t.known[name]), script.commits)
+	for i, name := range chainTables {
+		if script := s.scripts[name]; !script.empty() {
+			b.guard.expect(&b.guard.stamp, t.family, i, script.done(t.known[name]), script.commits)
 		}
 	}
 	return b.writeSets(ctx, t, s.sets.after, stats)

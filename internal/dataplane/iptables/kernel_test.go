@@ -240,22 +240,27 @@ func TestSyncPeriod(t *testing.T) {
 func TestCancel(t *testing.T) {
 	requireVariant(t, Legacy)
 	k, s := newWeb(t, Legacy)
-	lock := filepath.Join(t.TempDir(), "lock")
-	t.Setenv("XTABLES_LOCKFILE", lock)
-	held, err := os.Create(lock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	holdLock(t)
 	web(s, 1, dataplanetest.Hosts(3)...) // something to write
 	s.Change()
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
 	if _, err := k.Reconcile(ctx, &s.Full().Change); !errors.Is(err, context.Canceled) {
 		t.Errorf("Reconcile: %v", err)
+	}
+}
+
+// holdLock holds the lock of iptables-legacy until the test ends.
+func holdLock(t *testing.T) {
+	lock := filepath.Join(t.TempDir(), "lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	held, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { held.Close() })
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -346,7 +351,7 @@ func TestCheckAfterChange(t *testing.T) {
 				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
 				}
-				if now, err := k.guard.watch.stamp(); err != nil || now != k.guard.stamp || !k.guard.known {
+				if now, err := k.guard.watch.stamp(k.tables); err != nil || now != k.guard.stamp || !k.guard.known {
 					t.Errorf("known: %t, %v", k.guard.known, err)
 				}
 			})

@@ -22,15 +22,11 @@ func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setExternal] = f.Kind.External()
 	in[setLocal] = f.LocalPool != desired.NoPool
 	in[setRestricted] = f.Sources != nil
-	// Packets that no rule translates, as a pool has no endpoints, get that pool's
-	// verdict. If the Cluster pool has endpoints, it is the Local pool.
-	empty := b.pools.Get(f.Pool)
-	if len(empty.Slots) > 0 && in[setLocal] {
-		empty = b.pools.Get(f.LocalPool)
-	}
-	if len(empty.Slots) == 0 {
-		in[setReject] = empty.IfEmpty == desired.Reject
-		in[setDrop] = empty.IfEmpty == desired.Drop
+	for _, id := range f.Pools() {
+		if p := b.pools.Get(id); len(p.Slots) == 0 { // so no rule translates its packets
+			in[setReject], in[setDrop] = p.IfEmpty == desired.Reject, p.IfEmpty == desired.Drop
+			break
+		}
 	}
 	return in
 }
@@ -46,14 +42,6 @@ type setWrite struct {
 // order no packet is refused meanwhile that both the old and the new content serve.
 type setWrites struct{ before, after []setWrite }
 
-func (w *setWrites) write(s setWrite, before bool) {
-	if before {
-		w.before = append(w.before, s)
-	} else {
-		w.after = append(w.after, s)
-	}
-}
-
 // one adds or deletes one member. Most sets matter only for packets that a rule translates
 // afterwards, or that no rule has translated; so members are added before the rules and
 // deleted after them. There are two exceptions. setLocal sends packets to the rules for
@@ -68,7 +56,11 @@ func (w *setWrites) one(k setKind, m member, add, fresh bool) {
 	case setServiceCIDRs:
 		early = !add
 	}
-	w.write(setWrite{k, m, add}, early)
+	to := &w.after
+	if early {
+		to = &w.before
+	}
+	*to = append(*to, setWrite{k, m, add})
 }
 
 // update writes what differs of a frontend in sets. Either may be nil.
@@ -97,41 +89,29 @@ func (w *setWrites) update(from, to *frontend) {
 	ranges(was.sources, is.sources, false)
 }
 
-// addresses writes changes of the sets of addresses.
+// addresses writes changes of the other sets of one family.
 func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
-	for _, s := range []struct {
-		kind    setKind
-		changes desired.AddressChange
-	}{{setClusterIPs, change.ClusterIPs}, {setHairpin, change.HairpinIPs}} {
-		for _, a := range s.changes.Added {
-			if desired.FamilyOf(a) == f {
-				w.one(s.kind, addrMember(a), true, false)
-			}
-		}
-		for _, a := range s.changes.Removed {
-			if desired.FamilyOf(a) == f {
-				w.one(s.kind, addrMember(a), false, false)
-			}
+	one := func(k setKind, of desired.Family, m member, add bool) {
+		if of == f {
+			w.one(k, m, add, false)
 		}
 	}
-	for _, p := range change.HealthPorts.Added {
-		if p.Family == f {
-			w.one(setHealthChecks, ipset.Port(p.Port), true, false)
+	each(change.ClusterIPs, func(a netip.Addr, add bool) { one(setClusterIPs, desired.FamilyOf(a), addrMember(a), add) })
+	each(change.HairpinIPs, func(a netip.Addr, add bool) { one(setHairpin, desired.FamilyOf(a), addrMember(a), add) })
+	each(change.HealthPorts, func(p desired.HealthPort, add bool) { one(setHealthChecks, p.Family, ipset.Port(p.Port), add) })
+	each(change.ServiceCIDRs, func(p netip.Prefix, add bool) {
+		for _, p := range split([]netip.Prefix{p}) {
+			one(setServiceCIDRs, desired.FamilyOf(p.Addr()), member{Net: p}, add)
 		}
+	})
+}
+
+// each calls do for each element that a change adds or removes.
+func each[T any](c desired.SetChange[T], do func(element T, add bool)) {
+	for _, e := range c.Added {
+		do(e, true)
 	}
-	for _, p := range change.HealthPorts.Removed {
-		if p.Family == f {
-			w.one(setHealthChecks, ipset.Port(p.Port), false, false)
-		}
-	}
-	for _, p := range split(change.ServiceCIDRs.Added) {
-		if desired.FamilyOf(p.Addr()) == f {
-			w.one(setServiceCIDRs, member{Net: p}, true, false)
-		}
-	}
-	for _, p := range split(change.ServiceCIDRs.Removed) {
-		if desired.FamilyOf(p.Addr()) == f {
-			w.one(setServiceCIDRs, member{Net: p}, false, false)
-		}
+	for _, e := range c.Removed {
+		do(e, false)
 	}
 }

@@ -58,15 +58,10 @@ var extensions = []extension{
 // Probe implements dataplane.Prober. It makes a set of each type, and then has the
 // kernel take a chain to which no rule leads, with all matches and targets that rules of
 // ours have.
-func (b *Backend) Probe(ctx context.Context) (_ []dataplane.Missing, err error) {
+func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	if err := b.removeProbe(ctx); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if ctx.Err() != nil { // then the command that removes the chain may not have run
-			err = errors.Join(err, b.removeProbe(context.WithoutCancel(ctx)))
-		}
-	}()
 	for _, t := range slices.Clone(b.tables) {
 		m, err := b.probeSets(ctx, t.family)
 		if err == nil && m == nil {
@@ -93,17 +88,13 @@ func (b *Backend) Probe(ctx context.Context) (_ []dataplane.Missing, err error) 
 // removeTimeout is how long removeProbe may take.
 const removeTimeout = 5 * time.Second
 
-// removeProbe removes what a probe has left that was killed, without commands. A chain of
-// it in the table nat uses the set.
+// removeProbe removes the chains and the set of a probe, without commands.
 func (b *Backend) removeProbe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	if b.sets.Destroy(ctx, probeName) == nil {
-		return nil
-	}
 	err := inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
 	if err = errors.Join(err, b.sets.Destroy(ctx, probeName)); err != nil {
-		return fmt.Errorf("removing what an earlier probe has left: %w", err)
+		return fmt.Errorf("removing the chains of a probe: %w", err)
 	}
 	return nil
 }
@@ -123,45 +114,42 @@ func (b *Backend) probeSets(ctx context.Context, f desired.Family) (*dataplane.M
 }
 
 // probeRules returns the first extension that does not work, or nil.
-func (b *Backend) probeRules(ctx context.Context, f desired.Family) (m *dataplane.Missing, err error) {
+func (b *Backend) probeRules(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
+	refused, err := b.tryRules(ctx, f, extensions)
+	if refused == nil || err != nil {
+		return nil, err
+	}
+	for i, e := range extensions {
+		if refused, err := b.tryRules(ctx, f, extensions[i:i+1]); refused != nil || err != nil {
+			return &dataplane.Missing{Feature: e.name, Err: refused, Remedy: "needs " + e.config}, err
+		}
+	}
+	return &dataplane.Missing{Feature: "rules", Err: refused, Remedy: "see the error"}, nil
+}
+
+// tryRules has the kernel take the rules of extensions, in one restore, and removes them.
+func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extension) (refused, err error) {
 	if err := b.sets.Create(probeName, "hash:ip", f == desired.IPv6); err != nil {
 		return nil, err
 	}
-	err = b.tryRules(ctx, f, extensions)
-	for i := 0; err != nil && m == nil; i++ {
-		if i == len(extensions) { // each works by itself
-			m = &dataplane.Missing{Feature: "rules", Err: err, Remedy: "see the error"}
-		} else if err := b.tryRules(ctx, f, extensions[i:i+1]); err != nil {
-			m = &dataplane.Missing{Feature: extensions[i].name, Err: err, Remedy: "needs " + extensions[i].config}
-		}
-	}
-	return m, b.sets.Destroy(ctx, probeName)
-}
-
-// tryRules has the kernel take the rules of extensions, and removes them.
-func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extension) (err error) {
 	address := "127.0.0.1"
 	if f == desired.IPv6 {
 		address = "[::1]"
 	}
-	for _, table := range []string{tableNAT, tableFilter} {
-		var rules strings.Builder
+	var input strings.Builder
+	for _, table := range chainTables {
+		input.WriteString("*" + table + "\n:" + probeName + " - [0:0]\n")
 		for _, e := range all {
 			for _, rule := range e.rules {
 				if e.table == table {
-					rules.WriteString("-A " + probeName + " " + strings.Replace(rule, "%s", address, 1) + "\n")
+					input.WriteString("-A " + probeName + " " + strings.Replace(rule, "%s", address, 1) + "\n")
 				}
 			}
 		}
-		if rules.Len() == 0 || err != nil {
-			continue
-		}
-		head, tail := "*"+table+"\n:"+probeName+" - [0:0]\n", "COMMIT\n"
-		if err = b.variant.restore(ctx, b.config.NetNS, f, []byte(head+rules.String()+tail)); err == nil {
-			err = b.variant.restore(ctx, b.config.NetNS, f, []byte(head+"-X "+probeName+"\n"+tail))
-		}
+		input.WriteString("COMMIT\n")
 	}
-	return err
+	refused = b.variant.restore(ctx, b.config.NetNS, f, []byte(input.String()))
+	return refused, b.removeProbe(context.WithoutCancel(ctx))
 }
 
 // isTemporary says whether a command may have failed because of other programs: one holds

@@ -16,7 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"golang.org/x/sys/unix"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -78,8 +78,8 @@ func (k *kernel) hasNoProbe(v Variant) {
 	}
 }
 
-// TestProbeStopped ends the context while the rules of a probe are in the kernel: when the
-// command runs that is to remove them.
+// TestProbeStopped ends the context while the rules of a probe are in the kernel: the command
+// hangs after it has restored them.
 func TestProbeStopped(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		k := newKernel(t, v)
@@ -89,7 +89,7 @@ func TestProbeStopped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		script := "#!/bin/sh\ninput=$(cat)\ncase $input in *-X*) : >" + begun + "; exec sleep 600;; esac\necho \"$input\" | " + path + " \"$@\"\n"
+		script := "#!/bin/sh\ninput=$(cat)\necho \"$input\" | " + path + " \"$@\"\n: >" + begun + "\nexec sleep 600\n"
 		if err := os.WriteFile(filepath.Join(dir, restore), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -119,16 +119,7 @@ func TestProbeLocked(t *testing.T) {
 	k.run("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT")
 	defer func(s string) { lockSeconds = s }(lockSeconds)
 	lockSeconds = "1"
-	lock := filepath.Join(t.TempDir(), "lock")
-	t.Setenv("XTABLES_LOCKFILE", lock)
-	held, err := os.Create(lock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	holdLock(t)
 	if missing, err := k.Probe(t.Context()); err == nil || len(missing) > 0 || len(k.tables) != 2 {
 		t.Errorf("missing %v, error %v, %d tables", missing, err, len(k.tables))
 	}
@@ -180,6 +171,14 @@ func TestProbeLeavesOut(t *testing.T) {
 				k.has(s)
 				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
+				}
+				var names []string
+				err = k.ns.Do(func() (err error) {
+					names, err = [...]*xtables.Family{xtables.IPv4, xtables.IPv6}[without].Tables()
+					return err
+				})
+				if err != nil || len(names) > 0 {
+					t.Errorf("tables of x_tables of the other family: %v, error %v", names, err)
 				}
 			})
 		}

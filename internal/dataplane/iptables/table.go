@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -142,7 +143,7 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	was := b.frontends[c.Key()]
 	if c.Old != nil {
 		s.lead(c.Old, true, b)
-		for _, id := range poolsOf(c.Old) {
+		for _, id := range c.Old.Pools() {
 			if p := b.pools.Get(id); p != nil {
 				p.Unrefer(c.Key())
 				s.touch(p)
@@ -152,7 +153,7 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	}
 	var is *frontend
 	if c.New != nil {
-		for _, id := range poolsOf(c.New) {
+		for _, id := range c.New.Pools() {
 			p := b.pools.Get(id)
 			p.Refer(c.New)
 			s.touch(p)
@@ -171,22 +172,15 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	s.sets.update(was, is)
 }
 
-func poolsOf(f *desired.Frontend) []desired.PoolID {
-	if f.LocalPool == desired.NoPool {
-		return []desired.PoolID{f.Pool}
-	}
-	return []desired.PoolID{f.Pool, f.LocalPool}
-}
-
 // lead edits the rules that lead from a frontend to its pools.
 func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
 	key := frontendTreeKey(f.FrontendKey)
 	set := func(edits *[]edit, id desired.PoolID) {
-		e := edit{leaf: leaf{key: key}, gone: gone}
+		rule := ""
 		if !gone {
-			e.rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools.Get(id).name()
+			rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools.Get(id).name()
 		}
-		*edits = append(*edits, e)
+		*edits = append(*edits, edit{leaf{key, rule}, gone})
 	}
 	edits := &s.cluster
 	if f.Kind.External() {
@@ -210,17 +204,12 @@ func comment(p desired.ServicePort) string {
 
 // hairpins edits the rules that masquerade and accept packets of endpoints to themselves.
 func (s *step) hairpins(c desired.AddressChange) {
-	for _, a := range c.Added {
-		if desired.FamilyOf(a) == s.table.family {
-			match := fmt.Sprintf("-s %s/%d -d %s/%d", a, a.BitLen(), a, a.BitLen())
-			s.hairpin = append(s.hairpin, edit{leaf: leaf{addrTreeKey(a), match + " -g " + chainMasquerade}})
-			s.forward = append(s.forward, edit{leaf: leaf{addrTreeKey(a), match + " -j ACCEPT"}})
+	each(c, func(a netip.Addr, add bool) {
+		if desired.FamilyOf(a) != s.table.family {
+			return
 		}
-	}
-	for _, a := range c.Removed {
-		if desired.FamilyOf(a) == s.table.family {
-			gone := edit{leaf: leaf{key: addrTreeKey(a)}, gone: true}
-			s.hairpin, s.forward = append(s.hairpin, gone), append(s.forward, gone)
-		}
-	}
+		match, key := fmt.Sprintf("-s %s/%d -d %[1]s/%d", a, a.BitLen()), addrTreeKey(a)
+		s.hairpin = append(s.hairpin, edit{leaf{key, match + " -g " + chainMasquerade}, !add})
+		s.forward = append(s.forward, edit{leaf{key, match + " -j ACCEPT"}, !add})
+	})
 }
