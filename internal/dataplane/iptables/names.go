@@ -33,8 +33,7 @@ const (
 	chainHairpinTree  = prefix + "TREE-HAIRPIN"
 	chainForwardTree  = prefix + "TREE-FORWARD" // in the table filter
 
-	// branchPrefix begins the names of a tree's other chains. It sorts before the
-	// prefixes of pools, for the sake of iptables' speed (script.finish).
+	// branchPrefix begins the names of a tree's other chains.
 	branchPrefix = prefix + "BR-"
 )
 

@@ -4,8 +4,8 @@ package iptables
 
 import (
 	"bytes"
+	"math"
 	"slices"
-	"strings"
 )
 
 // script is input for iptables-restore --noflush, for one table: chains, each of which is
@@ -15,7 +15,7 @@ type script struct {
 	now   registry // the chains that the script is about, as they are after it
 
 	chains []chainText
-	others bytes.Buffer // rules in others' chains
+	others bytes.Buffer // lines after all chains
 	dead   []string
 
 	lines, ruleLines int
@@ -28,8 +28,8 @@ type chainText struct {
 	text []byte
 }
 
-// chain writes a chain, unless the kernel has it. It keeps text: rules, each a line
-// without "-A" and the name.
+// chain writes a chain, unless the kernel has it. Text is its rules, each a line without "-A"
+// and the name.
 func (s *script) chain(name string, text []byte) {
 	record := recordOf(text)
 	s.now[name] = record
@@ -41,7 +41,7 @@ func (s *script) chain(name string, text []byte) {
 	s.ruleLines += int(record.rules)
 }
 
-// rule writes one rule as it stands, after all chains.
+// rule writes one line as it stands, after all chains.
 func (s *script) rule(line string) {
 	s.others.WriteString(line)
 	s.others.WriteByte('\n')
@@ -54,103 +54,80 @@ func (s *script) drop(name string) { s.dead = append(s.dead, name) }
 // empty says whether the script has nothing to do.
 func (s *script) empty() bool { return s.lines == 0 && len(s.dead) == 0 }
 
-// transactionLines is how many lines a transaction of iptables-nft should have at most.
-// For each line, iptables-nft-restore (1.8.9) looks for the line's chains from the front of
-// a sorted list of all chains that the transaction has named so far: the time to read one
-// follows the square of its size.
-const transactionLines = 3000
+// transactionLines is how many lines a transaction of iptables-nft has at most, where it can
+// be divided. For each line, iptables-nft-restore (1.8.9) looks for the line's chains from
+// the front of a sorted list of all chains that the transaction has named so far: the time
+// to read a transaction follows the square of its size.
+const transactionLines = 1500
 
-// finish returns the script's text. Where one transaction would have more lines than most,
-// chains that the kernel does not have are created in transactions before it. Packets reach
-// them after the last transaction, which writes all chains that exist.
-//
-// Each transaction writes chains from the last name to the first: both variants keep sorted
-// lists, and find the place of each new chain at the front in this order. Names are chosen
-// (branchPrefix) so that a chain is mostly written after those that it leads to. Others are
-// created first.
+// finish returns the script's text. If that has more lines than most, chains that the kernel
+// does not have are written in transactions of their own. Packets reach them after the last
+// transaction, which writes all chains that exist.
 func (s *script) finish(table string, most int) []byte {
-	var tail strings.Builder
-	deleted := map[string]bool{}
-	for _, name := range s.dead {
-		if _, written := s.now[name]; written || deleted[name] {
-			continue
+	slices.Sort(s.dead)
+	for _, name := range slices.Compact(s.dead) {
+		if _, written := s.now[name]; !written {
+			s.chains = append(s.chains, chainText{name: name}) // only an empty chain can be deleted
+			s.rule("-X " + name)
+			s.lines++
 		}
-		deleted[name] = true
-		s.chains = append(s.chains, chainText{name: name}) // only an empty chain can be deleted
-		tail.WriteString("-X " + name + "\n")
-		s.lines += 2
 	}
-	last, created := s.chains, []chainText(nil)
+	w := scriptWriter{begin: "*" + table + "\n", most: most}
+	last := s.chains
 	if s.known != nil && s.lines > most {
-		last = nil
-		for _, c := range s.chains {
-			if _, exists := s.known[c.name]; exists {
-				last = append(last, c)
-			} else {
-				created = append(created, c)
-			}
-		}
+		isNew := func(c chainText) bool { _, exists := s.known[c.name]; return !exists }
+		w.chains(slices.DeleteFunc(slices.Clone(s.chains), func(c chainText) bool { return !isNew(c) }))
+		w.commit()
+		last = slices.DeleteFunc(s.chains, isNew)
 	}
-	w := scriptWriter{waiting: map[string]bool{}}
-	w.await(created)
-	for len(created) > 0 {
-		n, lines := 0, 0
-		for ; n < len(created) && lines < most; n++ {
-			lines += 1 + int(s.now[created[n].name].rules)
-		}
-		w.chains(table, created[:n])
-		w.out = append(w.out, "COMMIT\n"...)
-		s.commits++
-		created = created[n:]
+	w.most = math.MaxInt
+	w.chains(last)
+	if s.others.Len() > 0 {
+		w.next()
+		w.out = append(w.out, s.others.Bytes()...)
 	}
-	w.await(last)
-	w.chains(table, last)
-	w.out = append(append(w.out, s.others.Bytes()...), tail.String()...)
-	s.commits++
-	return append(w.out, "COMMIT\n"...)
+	w.commit()
+	s.commits = w.commits
+	return w.out
 }
 
-// scriptWriter writes chains.
+// scriptWriter writes transactions of at most so many lines.
 type scriptWriter struct {
-	out     []byte
-	waiting map[string]bool // chains to create or to empty before a rule leads there
+	out                  []byte
+	begin                string
+	most, lines, commits int
 }
 
-func (w *scriptWriter) await(chains []chainText) {
-	size := 64
-	for _, c := range chains {
-		w.waiting[c.name] = true
-		size += len(c.text) + (bytes.Count(c.text, []byte{'\n'})+1)*(len(c.name)+len(": - [0:0]\n"))
+// chains creates or empties all chains, and then writes their rules.
+func (w *scriptWriter) chains(all []chainText) {
+	for _, c := range all {
+		w.next()
+		w.out = append(append(append(w.out, ':'), c.name...), " - [0:0]\n"...)
 	}
-	w.out = slices.Grow(w.out, size)
-}
-
-// chains begins a transaction that writes some chains.
-func (w *scriptWriter) chains(table string, chains []chainText) {
-	w.out = append(w.out, "*"+table+"\n"...)
-	slices.SortFunc(chains, func(a, b chainText) int { return strings.Compare(b.name, a.name) })
-	for _, c := range chains {
-		w.chain(c)
+	for _, c := range all {
+		for rule := range bytes.Lines(c.text) {
+			w.next()
+			w.out = append(append(append(w.out, "-A "...), c.name...), ' ')
+			w.out = append(w.out, rule...)
+		}
 	}
 }
 
-// declare creates a chain, or empties it.
-func (w *scriptWriter) declare(name string) {
-	if w.waiting[name] {
-		delete(w.waiting, name)
-		w.out = append(append(append(w.out, ':'), name...), " - [0:0]\n"...)
+// next prepares for the next line.
+func (w *scriptWriter) next() {
+	if w.lines == w.most {
+		w.commit()
+	}
+	if w.lines++; w.lines == 1 {
+		w.out = append(w.out, w.begin...)
 	}
 }
 
-// chain writes a chain with its rules.
-func (w *scriptWriter) chain(c chainText) {
-	w.declare(c.name)
-	for to := range targets(c.text) {
-		w.declare(string(to))
-	}
-	for line := range bytes.Lines(c.text) {
-		w.out = append(append(append(w.out, "-A "...), c.name...), ' ')
-		w.out = append(w.out, line...)
+func (w *scriptWriter) commit() {
+	if w.lines > 0 {
+		w.out = append(w.out, "COMMIT\n"...)
+		w.lines = 0
+		w.commits++
 	}
 }
 

@@ -5,37 +5,30 @@ package iptables
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 )
 
-// TestScriptOrder makes sure that a script makes each chain once and before any rule
-// that leads to it, as iptables demands, and writes chains from the last name to the first,
-// for the sake of its speed.
-func TestScriptOrder(t *testing.T) {
+// TestScript makes sure that a script makes each chain before any rule that leads to it, as
+// iptables demands, and writes nothing that the kernel has.
+func TestScript(t *testing.T) {
 	known := registry{}
 	s := &script{known: known, now: registry{}}
 	s.chain("SLIP-BR-A", []byte("-d 10.0.0.1/32 -g SLIP-SVC-B\n-g SLIP-BR-C\n"))
-	s.chain("SLIP-SERVICES", []byte("-m mark --mark 1 -j SLIP-BR-A\n-g SLIP-SVC-B\n"))
-	s.chain("SLIP-BR-C", []byte("-g SLIP-ELSEWHERE\n"))
-	s.chain("SLIP-SVC-B", []byte("-p tcp -j DNAT --to-destination 10.0.0.2:80\n"))
 	s.chain("SLIP-SVC-A", nil)
+	s.chain("SLIP-BR-C", []byte("-g SLIP-ELSEWHERE\n"))
+	s.drop("SLIP-DEAD")
+	s.drop("SLIP-BR-C") // and written
 	s.drop("SLIP-DEAD")
 	s.rule("-I OUTPUT -j SLIP-SERVICES")
 	want := `*nat
-:SLIP-SVC-B - [0:0]
--A SLIP-SVC-B -p tcp -j DNAT --to-destination 10.0.0.2:80
-:SLIP-SVC-A - [0:0]
-:SLIP-SERVICES - [0:0]
 :SLIP-BR-A - [0:0]
--A SLIP-SERVICES -m mark --mark 1 -j SLIP-BR-A
--A SLIP-SERVICES -g SLIP-SVC-B
-:SLIP-DEAD - [0:0]
+:SLIP-SVC-A - [0:0]
 :SLIP-BR-C - [0:0]
--A SLIP-BR-C -g SLIP-ELSEWHERE
+:SLIP-DEAD - [0:0]
 -A SLIP-BR-A -d 10.0.0.1/32 -g SLIP-SVC-B
 -A SLIP-BR-A -g SLIP-BR-C
+-A SLIP-BR-C -g SLIP-ELSEWHERE
 -I OUTPUT -j SLIP-SERVICES
 -X SLIP-DEAD
 COMMIT
@@ -56,16 +49,6 @@ COMMIT
 	}
 }
 
-// TestNamesInOrder makes sure that what leads somewhere has names before those of what it
-// leads to.
-func TestNamesInOrder(t *testing.T) {
-	for _, pool := range poolPrefixes {
-		if !slices.IsSorted([]string{branchPrefix, pool}) {
-			t.Errorf("%s is not before %s", branchPrefix, pool)
-		}
-	}
-}
-
 // TestTransactions divides a script. Chains that the kernel has are written in the last
 // transaction only, and no rule leads to a chain that does not exist yet.
 func TestTransactions(t *testing.T) {
@@ -82,7 +65,7 @@ func TestTransactions(t *testing.T) {
 	}
 	exists, rules := map[string]bool{"SLIP-SERVICES": true, "SLIP-BR-5": true}, 0
 	for i, text := range transactions {
-		if n := strings.Count(text, "\n"); n > 20 || !strings.HasPrefix(text, "*nat\n") {
+		if n := strings.Count(text, "\n"); n > 12 && i < len(transactions)-1 || !strings.HasPrefix(text, "*nat\n") {
 			t.Errorf("%d lines:\n%s", n, text)
 		}
 		for line := range strings.Lines(text) {
