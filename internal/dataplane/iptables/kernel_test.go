@@ -78,7 +78,7 @@ func (k *kernel) open(v Variant) *Backend {
 	return b
 }
 
-// has fails the test unless the kernel has what the state says.
+// has fails the test unless the kernel has what the state describes.
 func (k *kernel) has(s *desired.State) {
 	k.t.Helper()
 	dataplanetest.Has(k.t, k, s)
@@ -178,7 +178,7 @@ func TestPartialRestoreFails(t *testing.T) {
 			"iptables-"+string(v), chainServices))
 		web(s, 9, dataplanetest.Hosts(2)...)
 		if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
-			t.Fatal("a rule to a chain that is not there")
+			t.Fatal("a rule to a chain that does not exist was accepted")
 		} else {
 			t.Log(err)
 		}
@@ -279,7 +279,7 @@ func (k *kernel) damage(line string) {
 	k.run(strings.ReplaceAll(line, "-V", "-"+string(k.variant)))
 }
 
-// TestCheck damages what was programmed, and makes sure that it is found and healed.
+// TestCheck damages what was programmed, and makes sure that Check finds it and Reconcile repairs it.
 func TestCheck(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		for name, line := range map[string]string{
@@ -318,8 +318,7 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestCheckAfterChange damages what was programmed and then changes something else, which
-// must not take the damage for its own work.
+// TestCheckAfterChange damages what was programmed and then changes something else, which must not hide the damage.
 func TestCheckAfterChange(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		for name, line := range map[string]string{
@@ -346,7 +345,7 @@ func TestCheckAfterChange(t *testing.T) {
 				if name != "not a damage" {
 					return
 				}
-				// What nobody else has changed is not looked at again.
+				// Unchanged tables are not read again.
 				web(s, 1, dataplanetest.Hosts(4)...)
 				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
@@ -359,8 +358,8 @@ func TestCheckAfterChange(t *testing.T) {
 	})
 }
 
-// TestOwnChanges makes sure that changes of our own are known for such, whatever chains
-// they make and delete: nothing is to be looked at after them.
+// TestOwnChanges makes sure that the guard recognizes our own changes, whatever chains they
+// make and delete, and does not read the tables after them.
 func TestOwnChanges(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		seed := uint64(time.Now().UnixNano())
@@ -382,7 +381,7 @@ func TestOwnChanges(t *testing.T) {
 			}
 			dataplanetest.Apply(t, k.Backend, s)
 			if !k.guard.known {
-				t.Fatalf("step %d is taken for somebody else's", step)
+				t.Fatalf("step %d: a change of ours is not recognized", step)
 			}
 		}
 		k.has(s)
@@ -390,13 +389,13 @@ func TestOwnChanges(t *testing.T) {
 		web(s, 1, dataplanetest.Hosts(3)...)
 		dataplanetest.Apply(t, k.Backend, s)
 		if k.guard.known {
-			t.Error("somebody else's rule is taken for ours")
+			t.Error("another program's rule is not noticed")
 		}
 	})
 }
 
-// TestOthersComments has somebody else's rules whose comments look like our jumps. They
-// stay, and do not stand for ours.
+// TestOthersComments has rules of another program with comments that look like our jumps. They
+// stay, and do not count as ours.
 func TestOthersComments(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		k := newKernel(t, v)
@@ -420,7 +419,27 @@ func TestOthersComments(t *testing.T) {
 		text := k.run("iptables-" + string(v) + "-save -t filter")
 		for _, rule := range others {
 			if !strings.Contains(text, rule) {
-				t.Errorf("gone: %s\n%s", rule, text)
+				t.Errorf("deleted: %s\n%s", rule, text)
+			}
+		}
+	})
+}
+
+// TestForeignJumps has rules of another program lead to our chains. A full restore deletes
+// only those that lead to a chain that it deletes.
+func TestForeignJumps(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		k, s := newWeb(t, v)
+		pool := k.pools[0].name()
+		k.damage("iptables-V -t nat -N OTHER; iptables-V -t nat -A OTHER -j SLIP-OUTSIDE; iptables-V -t nat -A OTHER -j " + pool)
+		s.DeleteService("default", "web-1")
+		s.Change()
+		for range 2 {
+			dataplanetest.Reconcile(t, k.Backend, s)
+			k.has(s)
+			text := k.run("iptables-" + string(v) + "-save -t nat")
+			if !strings.Contains(text, "-A OTHER -j SLIP-OUTSIDE\n") || strings.Contains(text, pool) {
+				t.Errorf("after a full restore:\n%s", text)
 			}
 		}
 	})
@@ -523,7 +542,7 @@ func TestDetect(t *testing.T) {
 			}
 			dataplanetest.Reconcile(t, k.Backend, desired.New(desired.Config{}))
 			if names := k.run("cat /proc/thread-self/net/ip_tables_names"); names != "" && test.want == NFT && !strings.Contains(test.line, "legacy") {
-				t.Errorf("tables of x_tables that nobody has asked for: %s", names)
+				t.Errorf("unneeded tables of x_tables: %s", names)
 			}
 		})
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 )
 
 // Reconcile implements dataplane.Dataplane. It reads all chains and sets, writes those that
@@ -138,10 +139,14 @@ func (s *saved) replace(out *script, entries []string) {
 		}
 	}
 	for _, rule := range s.entries {
+		from, _, _ := strings.Cut(rule, " ")
+		_, stays := out.now[lastWord(rule)]
 		if i := slices.Index(entries, rule); i >= 0 {
 			entries = slices.Delete(entries, i, i+1)
-		} else {
-			out.rule("-D " + rule) // for another configuration, or twice
+		} else if iptchains.IsBuiltin(from) || !stays {
+			// It is for another configuration, or twice; or it is another program's
+			// and leads to a chain that can only be deleted without it.
+			out.rule("-D " + rule)
 		}
 	}
 	for _, rule := range slices.Backward(entries) {

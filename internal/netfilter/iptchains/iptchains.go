@@ -28,12 +28,10 @@ type Owner struct {
 	Owns, Entered func(chain string) bool
 }
 
-// ownJump says whether a rule in one chain that leads to another is the owner's.
-func (o *Owner) ownJump(from, to string) bool {
-	return slices.Contains(builtin, from) && o.Entered(to)
+// IsBuiltin says whether a chain is one of the kernel's hooks.
+func IsBuiltin(chain string) bool {
+	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
 }
-
-var builtin = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 // Table is a table of one variant and family.
 type Table struct {
@@ -237,7 +235,7 @@ func makePlan(v view, o *Owner) (p plan, err error) {
 		for _, j := range jumps {
 			switch {
 			case !o.Owns(j.to):
-			case o.ownJump(chain, j.to):
+			case IsBuiltin(chain) && o.Entered(j.to):
 				p.jumps = append(p.jumps, ownJump{chain, j.rule})
 			default:
 				p.kept = append(p.kept, keptChain{j.to, chain})
