@@ -53,6 +53,7 @@ addresses of this node that --nodeport-addresses selects:
            family without a range, all
 Changes of addresses are followed. On loopback addresses, NodePorts answer in
 iptables mode only, on IPv4 ones; not with --iptables-localhost-nodeports=false.
+On IPv6 link-local addresses, they never answer.
 
 Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node, which
 --detect-local-mode recognizes:

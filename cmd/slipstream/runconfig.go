@@ -96,8 +96,14 @@ func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, 
 			k.NFTables.MasqueradeBit = k.IPTables.MasqueradeBit
 		}
 	}
-	k.IPTables.MasqueradeAll, k.NFTables.MasqueradeAll = o.masqueradeAll, o.masqueradeAll
-	o.setPeriods(fs)
+	k.NFTables.MasqueradeAll = k.IPTables.MasqueradeAll
+	// The flags for iptables mode also apply to nftables mode, which has none of its own.
+	if given("iptables-sync-period") {
+		k.IPTables.SyncPeriod.Duration, k.NFTables.SyncPeriod.Duration = o.syncPeriod, o.syncPeriod
+	}
+	if given("iptables-min-sync-period") && o.minSyncPeriod != 0 {
+		k.IPTables.MinSyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration = o.minSyncPeriod, o.minSyncPeriod
+	}
 	c.Complete()
 	k.HealthzBindAddress = listenAddress(o.healthz, k.HealthzBindAddress, o.healthzPort)
 	k.MetricsBindAddress = listenAddress(o.metrics, "", o.metricsPort)
@@ -105,22 +111,6 @@ func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, 
 		standAlone(k, given)
 	}
 	return c, notes, nil
-}
-
-// setPeriods sets the sync periods. The flags for iptables mode also apply to nftables
-// mode, which has no flags of its own.
-func (o *runFlags) setPeriods(fs *pflag.FlagSet) {
-	k := &o.config.KubeProxy
-	if fs.Changed("iptables-sync-period") {
-		k.IPTables.SyncPeriod.Duration = o.iptables.sync
-		k.NFTables.SyncPeriod.Duration = o.iptables.sync
-	}
-	if fs.Changed("iptables-min-sync-period") {
-		if period := o.iptables.minSync; period != 0 {
-			k.IPTables.MinSyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration = period, period
-		}
-	}
-	k.IPVS.SyncPeriod.Duration, k.IPVS.MinSyncPeriod.Duration = o.ipvs.sync, o.ipvs.minSync
 }
 
 // listenAddress returns the address to listen on from a flag and the deprecated flag for

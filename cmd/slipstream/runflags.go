@@ -20,21 +20,17 @@ type runFlags struct {
 	config   *config.Config // the fields that flags set directly
 	upstream pflag.FlagSet  // for fields of KubeProxyConfiguration; ignored with --config, as in kube-proxy
 
-	file, writeTo      string
-	master             string
-	hostname           string
-	cleanup, initOnly  bool
-	version            string
-	masqueradeAll      bool
-	healthz, metrics   string
-	healthzPort        int32
-	metricsPort        int32
-	iptables, ipvs     periods
-	bootID, machineIDs string
+	file, writeTo     string
+	master            string
+	hostname          string
+	cleanup, initOnly bool
+	version           string
+	healthz, metrics  string
+	healthzPort       int32
+	metricsPort       int32
+	syncPeriod        time.Duration // of iptables and nftables mode
+	minSyncPeriod     time.Duration
 }
-
-// periods are the sync periods of one mode.
-type periods struct{ sync, minSync time.Duration }
 
 // offloadThreshold is KEP-4963's name for the flag.
 const offloadThreshold = "offload-packet-threshold"
@@ -55,15 +51,15 @@ func (o *runFlags) add(fs *pflag.FlagSet) {
 	addAPI(&o.upstream, k)
 	o.addServing(&o.upstream, k)
 	o.addMode(&o.upstream, k)
-	o.addIPVS(&o.upstream, k)
+	addIPVS(&o.upstream, &k.IPVS)
 	addTraffic(&o.upstream, k)
 	addConntrack(&o.upstream, &k.Conntrack)
 	fs.AddFlagSet(&o.upstream)
 	addOwn(fs, &o.config.Slipstream)
 	logsapi.AddFlags(&k.Logging, fs)
 	// Flags of cAdvisor that kube-proxy registers by accident.
-	fs.StringVar(&o.bootID, "boot-id-file", "", "no effect")
-	fs.StringVar(&o.machineIDs, "machine-id-file", "", "no effect")
+	fs.String("boot-id-file", "", "no effect")
+	fs.String("machine-id-file", "", "no effect")
 }
 
 // addOwn defines Slipstream's own flags.
@@ -124,20 +120,19 @@ func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfigura
 // addMode defines the flags about the proxy mode.
 func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), " or ")+" (default: nftables)")
-	fs.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
+	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	fs.Int32Var(k.NFTables.MasqueradeBit, "nftables-masquerade-bit", *k.NFTables.MasqueradeBit, "bit of the packet mark, 0 to 31, for packets to be masqueraded, in nftables mode")
 	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "bit of the packet mark, 0 to 31, for packets to be masqueraded, in iptables mode")
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "answer on NodePorts of IPv4 loopback addresses, in iptables mode")
-	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy, also in nftables mode; in iptables mode also how often the complete ruleset is written at most")
-	fs.DurationVar(&o.iptables.minSync, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, also in nftables mode; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
+	fs.DurationVar(&o.syncPeriod, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy, also in nftables mode; in iptables mode also how often the complete ruleset is written at most")
+	fs.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, also in nftables mode; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
 }
 
 // addIPVS defines the flags about IPVS mode.
-func (o *runFlags) addIPVS(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+func addIPVS(fs *pflag.FlagSet, c *kubeproxy.KubeProxyIPVSConfiguration) {
 	const only = " (IPVS mode only)"
-	c := &k.IPVS
-	fs.DurationVar(&o.ipvs.sync, "ipvs-sync-period", k.IPVS.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+only)
-	fs.DurationVar(&o.ipvs.minSync, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+only)
+	fs.DurationVar(&c.SyncPeriod.Duration, "ipvs-sync-period", c.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+only)
+	fs.DurationVar(&c.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+only)
 	fs.StringVar(&c.Scheduler, "ipvs-scheduler", "", "IPVS scheduler"+only)
 	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "address ranges of IPVS virtual servers that do not belong to kube-proxy and are not removed")
 	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "answer ARP requests only on the interface that has the address"+only)
