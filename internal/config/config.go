@@ -96,3 +96,13 @@ func (c *Config) LateAfter() time.Duration {
 func (c *Config) LocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts
 }
+
+// FastPath returns the settings of the fast path, with threshold 0 (off) if the gate
+// [Acceleration] is disabled.
+func (c *Config) FastPath() FastPathConfiguration {
+	f := c.Slipstream.FastPath
+	if !c.Gates().Enabled(Acceleration) {
+		f.OffloadPacketThreshold = new(int64)
+	}
+	return f
+}

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -115,4 +116,20 @@ func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 		return SlipstreamKind, nil, err
 	}
 	return "", nil, fmt.Errorf("%s is not a configuration", meta.Kind)
+}
+
+// YAML returns the configuration as a file for [Decode]: both documents with all fields.
+func (c *Config) YAML() ([]byte, error) {
+	var out bytes.Buffer
+	for i, document := range []any{&c.KubeProxy, &c.Slipstream} {
+		data, err := yaml.Marshal(document)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		out.Write(data)
+	}
+	return out.Bytes(), nil
 }

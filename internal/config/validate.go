@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -84,10 +85,16 @@ func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 	}
 	if d := m.minSyncPeriod.Duration; d < 0 {
 		errs = append(errs, field.Invalid(path.Child("minSyncPeriod"), d.String(), notNegative))
-	} else if d > m.syncPeriod.Duration && m.syncPeriod.Duration > 0 {
-		errs = append(errs, field.Invalid(path.Child("minSyncPeriod"), d.String(), fmt.Sprintf("must not be greater than %s (%v)", path.Child("syncPeriod"), m.syncPeriod.Duration)))
 	}
-	return errs
+	return append(errs, m.validateMin(path.Child("minSyncPeriod"), m.minSyncPeriod.Duration)...)
+}
+
+// validateMin checks that a minimum period is not longer than the mode's sync period.
+func (m perMode) validateMin(path *field.Path, d time.Duration) field.ErrorList {
+	if most := m.syncPeriod.Duration; d > most && most > 0 {
+		return field.ErrorList{field.Invalid(path, d.String(), fmt.Sprintf("must not be greater than %s (%v)", field.NewPath(m.block, "syncPeriod"), most))}
+	}
+	return nil
 }
 
 // validateHidden accepts the same value as kube-proxy of [KubernetesVersion]: the previous
@@ -118,5 +125,26 @@ func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) (errs field
 	period("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout)
 	period("udpTimeout", &c.UDPTimeout)
 	period("udpStreamTimeout", &c.UDPStreamTimeout)
+	return errs
+}
+
+// validateOwn checks Slipstream's own settings, except fastPath (see [Config.Validate]).
+func (c *Config) validateOwn() (errs field.ErrorList) {
+	period := func(path string, d *metav1.Duration) {
+		if d != nil && d.Duration <= 0 {
+			errs = append(errs, field.Invalid(field.NewPath(path), d.Duration.String(), positive))
+		}
+	}
+	period("minSyncPeriod", c.Slipstream.MinSyncPeriod)
+	if d := c.Slipstream.MinSyncPeriod; d != nil {
+		errs = append(errs, ofMode(&c.KubeProxy, c.KubeProxy.Mode).validateMin(field.NewPath("minSyncPeriod"), d.Duration)...)
+	}
+	period("checkPeriod", c.Slipstream.CheckPeriod)
+	if d := c.Slipstream.VerifyPeriod; d.Duration < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("verifyPeriod"), d.Duration.String(), notNegative))
+	}
+	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
+		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
+	}
 	return errs
 }
