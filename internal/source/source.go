@@ -14,12 +14,15 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Object is what an event is about: a *corev1.Service, a
-// *discoveryv1.EndpointSlice, a *corev1.Node or a *networkingv1.ServiceCIDR.
+// Object is a *corev1.Service, a *discoveryv1.EndpointSlice, a *corev1.Node or a
+// *networkingv1.ServiceCIDR.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -81,4 +84,29 @@ type Source interface {
 	// sink is not called concurrently, nor after Run has returned. It may block:
 	// changes meanwhile follow in a later batch.
 	Run(ctx context.Context, sink func(batch []Event)) error
+}
+
+// Kind returns the Kubernetes kind of an object by its Go type. Decoded objects of an API server
+// have an empty kind.
+func Kind(o Object) string {
+	switch o.(type) {
+	case *corev1.Service:
+		return "Service"
+	case *discoveryv1.EndpointSlice:
+		return "EndpointSlice"
+	case *corev1.Node:
+		return "Node"
+	case *networkingv1.ServiceCIDR:
+		return "ServiceCIDR"
+	}
+	return fmt.Sprintf("%T", o)
+}
+
+// Name returns an object's kind, namespace and name for messages, e.g. "Service default/web" or
+// "Node worker-1".
+func Name(o Object) string {
+	if ns := o.GetNamespace(); ns != "" {
+		return Kind(o) + " " + ns + "/" + o.GetName()
+	}
+	return Kind(o) + " " + o.GetName()
 }

@@ -17,7 +17,7 @@ type health struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"` // of /healthz only
-	Healthy      bool                    `json:"healthy"`                // whatever the node is
+	Healthy      bool                    `json:"healthy"`                // of the proxy
 	Status       map[string]familyHealth `json:"status,omitempty"`
 }
 
@@ -57,9 +57,8 @@ func (s *Server) health() *health {
 	return h
 }
 
-// write answers with the status that it returns. As long as all is well, the last
-// update is always now: kube-proxy keeps that for clients from the time when it
-// programmed everything every few seconds.
+// write answers and returns the status. While it is good, the time of the last update is the
+// current time, as in kube-proxy.
 func (h *health) write(w http.ResponseWriter, good bool) (status int) {
 	status = http.StatusServiceUnavailable
 	if good {

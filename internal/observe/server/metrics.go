@@ -5,8 +5,17 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
+	"net/http/pprof"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"k8s.io/component-base/logs"
 	"k8s.io/component-base/metrics/prometheus/slis"
 	"k8s.io/klog/v2"
 )
@@ -76,12 +85,72 @@ func (s *Server) configz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(body)
 }
 
-// ping says that this process answers, in the words of every part of Kubernetes.
+// ping answers as in all Kubernetes components.
 func ping(r *http.Request) string {
-	// It never fails, so neither does this.
+	// It returns no error.
 	_ = slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success)
 	if r.URL.Query().Has("verbose") {
 		return "[+]ping ok\nhealthz check passed\n"
 	}
 	return "ok"
+}
+
+// notForMachines is the header that KEP-4827 and KEP-4828 require.
+const notForMachines = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n\n"
+
+// flagz shows the flags (KEP-4828), as text only.
+func (s *Server) flagz(*http.Request) string {
+	var b strings.Builder
+	b.WriteString("\nslipstream flagz\n" + notForMachines)
+	for _, name := range slices.Sorted(maps.Keys(s.options.Flags)) {
+		fmt.Fprintf(&b, "%s=%s\n", name, s.options.Flags[name])
+	}
+	return b.String()
+}
+
+// statusz shows the version, the start time and the paths (KEP-4827), as text only.
+func (s *Server) statusz(listed []string) func(*http.Request) string {
+	listed = slices.Sorted(slices.Values(listed))
+	return func(*http.Request) string {
+		now := time.Now()
+		return fmt.Sprintf("\nslipstream statusz\n%sStarted: %s\nUp: %s\nGo version: %s\nBinary version: %s\nKubernetes version: %s.%s\nMode: %s\nPaths: %s\n",
+			notForMachines, s.started.UTC().Format(time.RFC1123), now.Sub(s.started).Round(time.Second), runtime.Version(), s.options.Version,
+			metrics.KubernetesMajor, metrics.KubernetesMinor, s.options.Mode, strings.Join(listed, " "))
+	}
+}
+
+// addDebug serves profiles, and an endpoint to change the log's verbosity:
+//
+//	curl -X PUT -d 4 http://127.0.0.1:10249/debug/flags/v
+func addDebug(mux *http.ServeMux) {
+	mux.Handle("/debug/pprof", http.RedirectHandler("/debug/pprof/", http.StatusFound))
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+
+	index := func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "/debug/flags/v\n") }
+	mux.HandleFunc("/debug/flags", index)
+	mux.HandleFunc("/debug/flags/", index)
+	mux.HandleFunc("/debug/flags/v", setVerbosity)
+}
+
+// setVerbosity sets the log's verbosity.
+func setVerbosity(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPut {
+		writeText(w, http.StatusNotAcceptable, "unsupported http method")
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 16))
+	if err != nil {
+		writeText(w, http.StatusBadRequest, "error reading request body: "+err.Error())
+		return
+	}
+	answer, err := logs.GlogSetter(strings.TrimSpace(string(body)))
+	if err != nil {
+		writeText(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	klog.InfoS("Log verbosity changed", "v", string(body))
+	writeText(w, http.StatusOK, answer)
 }

@@ -15,13 +15,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
 // Validate returns the faults of an object whose defaults are set: of its metadata and
 // of the fields that Slipstream reads, by the API server's rules for new objects. A
-// Service must also have what an API server would have allocated: its cluster IPs.
+// Service must also have cluster IPs, which an API server would have allocated.
 func Validate(o source.Object) field.ErrorList {
 	switch o := o.(type) {
 	case *corev1.Service:
@@ -42,17 +43,12 @@ func Validate(o source.Object) field.ErrorList {
 	return field.ErrorList{field.InternalError(nil, fmt.Errorf("no rules for %T", o))}
 }
 
-// metadata checks the metadata. The rule for the name returns what is wrong with one.
+// metadata checks the metadata. rule returns the faults of a name.
 func metadata(m *metav1.ObjectMeta, namespaced bool, rule func(string) []string) field.ErrorList {
 	if m.Name == "" {
 		return field.ErrorList{field.Required(field.NewPath("metadata", "name"), "")}
 	}
-	name := func(path *field.Path, value string) (faults field.ErrorList) {
-		for _, message := range rule(value) {
-			faults = append(faults, field.Invalid(path, value, message))
-		}
-		return faults
-	}
+	name := func(path *field.Path, value string) field.ErrorList { return invalid(path, value, rule(value)) }
 	return apivalidation.ValidateObjectMetaWithOpts(m, namespaced, name, field.NewPath("metadata"))
 }
 
@@ -67,24 +63,39 @@ func validateService(s *corev1.Service) field.ErrorList {
 	}
 	faults = append(faults, clusterIPs(path, spec)...)
 	faults = append(faults, servicePorts(path.Child("ports"), spec)...)
-	faults = append(faults, affinity(path, spec)...)
-	faults = append(faults, policies(path, spec)...)
+	faults = append(faults, optional(path.Child("sessionAffinity"), &spec.SessionAffinity, corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)...)
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		const day = 86400
+		seconds := *c.ClientIP.TimeoutSeconds
+		faults = append(faults, invalid(path.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), seconds, validation.IsInRange(int(seconds), 1, day))...)
+	}
+	faults = append(faults, optional(path.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
+		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
+	faults = append(faults, optional(path.Child("externalTrafficPolicy"), &spec.ExternalTrafficPolicy,
+		corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)...)
+	faults = append(faults, optional(path.Child("trafficDistribution"), spec.TrafficDistribution,
+		corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
+		corev1.ServiceTrafficDistributionPreferSameNode)...)
+	if spec.HealthCheckNodePort != 0 {
+		faults = append(faults, portNumber(path.Child("healthCheckNodePort"), spec.HealthCheckNodePort)...)
+	}
 	for i, value := range spec.ExternalIPs {
 		faults = append(faults, unicast(path.Child("externalIPs").Index(i), value)...)
 	}
+	sourceRanges := path.Child("loadBalancerSourceRanges")
 	if len(spec.LoadBalancerSourceRanges) > 0 && spec.Type != corev1.ServiceTypeLoadBalancer {
-		faults = append(faults, field.Forbidden(path.Child("loadBalancerSourceRanges"), "only for type LoadBalancer"))
+		faults = append(faults, field.Forbidden(sourceRanges, "only for type LoadBalancer"))
 	}
 	for i, value := range spec.LoadBalancerSourceRanges {
-		// The API server takes white space around a range here and nowhere else.
-		faults = append(faults, validation.IsValidCIDRForLegacyField(path.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(value), true, nil)...)
+		// The API server accepts white space around a range only here.
+		faults = append(faults, validation.IsValidCIDRForLegacyField(sourceRanges.Index(i), strings.TrimSpace(value), true, nil)...)
 	}
 	for i, in := range s.Status.LoadBalancer.Ingress {
 		path := field.NewPath("status", "loadBalancer", "ingress").Index(i)
 		if in.IP != "" {
 			faults = append(faults, validation.IsValidIPForLegacyField(path.Child("ip"), in.IP, true, nil)...)
 		}
-		faults = append(faults, oneOfOptional(path.Child("ipMode"), in.IPMode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)...)
+		faults = append(faults, optional(path.Child("ipMode"), in.IPMode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)...)
 	}
 	return faults
 }
@@ -119,17 +130,15 @@ func clusterIPs(path *field.Path, spec *corev1.ServiceSpec) (faults field.ErrorL
 	return faults
 }
 
-// portKey is unique among the ports of a Service.
-type portKey struct {
-	protocol corev1.Protocol
-	port     int32
-}
-
 func servicePorts(path *field.Path, spec *corev1.ServiceSpec) (faults field.ErrorList) {
 	if len(spec.Ports) == 0 && spec.ClusterIP != corev1.ClusterIPNone {
 		faults = append(faults, field.Required(path, "a Service with a cluster IP needs at least one port"))
 	}
-	names, ports, nodePorts := map[string]bool{}, map[portKey]bool{}, map[portKey]bool{}
+	type key struct {
+		protocol corev1.Protocol
+		port     int32
+	}
+	names, ports, nodePorts := map[string]bool{}, map[key]bool{}, map[key]bool{}
 	for i, p := range spec.Ports {
 		path := path.Index(i)
 		if p.Name == "" && len(spec.Ports) > 1 {
@@ -139,53 +148,25 @@ func servicePorts(path *field.Path, spec *corev1.ServiceSpec) (faults field.Erro
 		}
 		faults = append(faults, protocol(path.Child("protocol"), p.Protocol)...)
 		faults = append(faults, portNumber(path.Child("port"), p.Port)...)
-		if key := (portKey{p.Protocol, p.Port}); ports[key] {
+		if k := (key{p.Protocol, p.Port}); ports[k] {
 			faults = append(faults, field.Duplicate(path, fmt.Sprintf("%d/%s", p.Port, p.Protocol)))
 		} else {
-			ports[key] = true
+			ports[k] = true
 		}
 		if p.NodePort == 0 {
 			continue
 		}
 		path = path.Child("nodePort")
-		key := portKey{p.Protocol, p.NodePort}
+		k := key{p.Protocol, p.NodePort}
 		switch {
 		case spec.Type == corev1.ServiceTypeClusterIP:
 			faults = append(faults, field.Forbidden(path, "a Service of type ClusterIP has no node ports"))
-		case nodePorts[key]:
+		case nodePorts[k]:
 			faults = append(faults, field.Duplicate(path, p.NodePort))
 		default:
 			faults = append(faults, portNumber(path, p.NodePort)...)
 		}
-		nodePorts[key] = true
-	}
-	return faults
-}
-
-// affinity checks spec.sessionAffinity and its timeout.
-func affinity(path *field.Path, spec *corev1.ServiceSpec) field.ErrorList {
-	faults := oneOfOptional(path.Child("sessionAffinity"), &spec.SessionAffinity, corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)
-	const day = 86400
-	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-		seconds := *c.ClientIP.TimeoutSeconds
-		for _, m := range validation.IsInRange(int(seconds), 1, day) {
-			faults = append(faults, field.Invalid(path.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), seconds, m))
-		}
-	}
-	return faults
-}
-
-// policies checks the fields that choose endpoints.
-func policies(path *field.Path, spec *corev1.ServiceSpec) field.ErrorList {
-	faults := oneOfOptional(path.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
-		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)
-	faults = append(faults, oneOfOptional(path.Child("externalTrafficPolicy"), &spec.ExternalTrafficPolicy,
-		corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)...)
-	faults = append(faults, oneOfOptional(path.Child("trafficDistribution"), spec.TrafficDistribution,
-		corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
-		corev1.ServiceTrafficDistributionPreferSameNode)...)
-	if spec.HealthCheckNodePort != 0 {
-		faults = append(faults, portNumber(path.Child("healthCheckNodePort"), spec.HealthCheckNodePort)...)
+		nodePorts[k] = true
 	}
 	return faults
 }
@@ -200,7 +181,7 @@ func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 			faults = append(faults, field.Required(path, "an endpoint needs at least one address"))
 		}
 		if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 {
-			continue // FQDN endpoints are not for proxies
+			continue // proxies ignore FQDN endpoints
 		}
 		for i, value := range e.Addresses {
 			if f := family(value); f != "" && f != s.AddressType {
@@ -213,7 +194,7 @@ func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 	names := map[string]bool{}
 	for i, p := range s.Ports {
 		path := field.NewPath("ports").Index(i)
-		faults = append(faults, portName(path.Child("name"), deref(p.Name), names)...)
+		faults = append(faults, portName(path.Child("name"), ptr.Deref(p.Name, ""), names)...)
 		if p.Protocol != nil {
 			faults = append(faults, protocol(path.Child("protocol"), *p.Protocol)...)
 		}
@@ -224,8 +205,8 @@ func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 	return faults
 }
 
-// unicast checks an IP address to which other hosts can send packets. Programming
-// others would take traffic away from the node itself, or none at all.
+// unicast checks an IP address to which other hosts can send packets. Others are never reached,
+// or belong to the node itself.
 func unicast(path *field.Path, value string) field.ErrorList {
 	if faults := validation.IsValidIPForLegacyField(path, value, true, nil); len(faults) > 0 {
 		return faults
@@ -268,8 +249,8 @@ func family(value string) discoveryv1.AddressType {
 	return discoveryv1.AddressTypeIPv6
 }
 
-// portName checks the name of a port that must not be in seen, to which it is added.
-func portName(path *field.Path, name string, seen map[string]bool) (faults field.ErrorList) {
+// portName checks the name of a port and adds it to seen, in which it must not be.
+func portName(path *field.Path, name string, seen map[string]bool) field.ErrorList {
 	if seen[name] {
 		return field.ErrorList{field.Duplicate(path, name)}
 	}
@@ -277,21 +258,23 @@ func portName(path *field.Path, name string, seen map[string]bool) (faults field
 	if name == "" {
 		return nil
 	}
-	for _, m := range validation.IsDNS1123Label(name) {
-		faults = append(faults, field.Invalid(path, name, m))
-	}
-	return faults
+	return invalid(path, name, validation.IsDNS1123Label(name))
 }
 
-func portNumber(path *field.Path, port int32) (faults field.ErrorList) {
-	for _, m := range validation.IsValidPortNum(int(port)) {
-		faults = append(faults, field.Invalid(path, port, m))
-	}
-	return faults
+func portNumber(path *field.Path, port int32) field.ErrorList {
+	return invalid(path, port, validation.IsValidPortNum(int(port)))
 }
 
 func protocol(path *field.Path, p corev1.Protocol) field.ErrorList {
 	return oneOf(path, p, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
+}
+
+// invalid returns a fault for each message.
+func invalid(path *field.Path, value any, messages []string) (faults field.ErrorList) {
+	for _, m := range messages {
+		faults = append(faults, field.Invalid(path, value, m))
+	}
+	return faults
 }
 
 func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
@@ -304,17 +287,10 @@ func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, value, allowed)}
 }
 
-// oneOfOptional is oneOf for a field that may be unset.
-func oneOfOptional[T ~string](path *field.Path, value *T, allowed ...T) field.ErrorList {
+// optional is oneOf for a field that may be unset.
+func optional[T ~string](path *field.Path, value *T, allowed ...T) field.ErrorList {
 	if value == nil || *value == "" {
 		return nil
 	}
 	return oneOf(path, *value, allowed...)
-}
-
-func deref(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }
