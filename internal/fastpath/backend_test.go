@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -108,6 +109,22 @@ func TestReadable(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("it has no %q:\n%s", want, got)
 		}
+	}
+	w.stop()
+	// As text, it can be loaded again, and then offloads nothing.
+	ns := w.node.Namespace
+	saved := dataplanetest.ReloadRuleset(t, ns, "nft", "")
+	dataplanetest.SameRuleset(t, ns, "nft", saved)
+	if err := w.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("Check of the copy: %v", err)
+	}
+	w.check2(w.proxy.Reconcile(t.Context(), &w.state.Full().Change))
+	s := w.stream(lab.TCP, web, false)
+	for range threshold {
+		w.goesOn(s) // by several packets
+	}
+	if _, offloaded := s.flow(); offloaded {
+		t.Error("the copy offloads")
 	}
 }
 

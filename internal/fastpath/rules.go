@@ -52,7 +52,7 @@ func (w *ruleWriter) rules(threshold uint32, scope Scope) {
 			w.rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
-	w.rule(chainOffload, "", []expr.Any{&expr.FlowOffload{Name: flowtableName}, nfnl.CountIn(counterOffloaded)})
+	w.rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), []expr.Any{&expr.FlowOffload{Name: flowtableName}, nfnl.CountIn(counterOffloaded)})
 }
 
 // packetsUpTo matches connections of which conntrack has counted no more packets,
@@ -85,11 +85,11 @@ func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 // packet was sent to. The rule ends for packets of the other family.
 func (f *family) originalDestination() []expr.Any {
 	next := regKey + f.addrLen/4
-	return []expr.Any{
+	return append(nfnl.AsTCP(),
 		nfnl.CtOriginalDaddr(f.Family, regKey),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		nfnl.CtOriginalDport(next + 1),
-	}
+		nfnl.CtOriginalDport(next+1),
+	)
 }
 
 func meta(key expr.MetaKey) []expr.Any { return []expr.Any{&expr.Meta{Key: key, Register: regKey}} }

@@ -45,7 +45,7 @@ const (
 // documentation).
 //
 //	9         unused word of affinity's value, then the pool
-//	10 ...    backend: address and port
+//	10, 11 ...  backend: port and address. (The other order is one that nft 1.0.6 cannot load.)
 //	14        unused word of sticky's value
 //	15, 16    affinity ID
 //	17 ...    timeout, then the client's address, which completes affinity's key
@@ -61,8 +61,8 @@ const (
 // loadSticky looks up the frontend whose key is loaded in the map sticky.
 func (s *schema) loadSticky() []expr.Any {
 	return []expr.Any{
-		dport(regID), dport(regID + 1), dport(regTimeout), // only for the nft command
-		lookup(s.sticky, regKey, regSticky), matchZeroPrefix(regSticky),
+		loadMarkTo(regID), loadMarkTo(regID + 1), loadMarkTo(regTimeout), // only for the nft command
+		lookup(s.sticky, regKey, regSticky),
 	}
 }
 
@@ -80,9 +80,9 @@ func (w *ruleWriter) affinity(d *side) {
 	chain := d.prefix + chainAffinity
 	client := slices.Concat(w.frontend(), w.loadSticky(), w.loadTo(w.saddr, regClient))
 	for _, comment := range []string{"@affinity[ID in @sticky . saddr], if that is in @members of the pool", secondTry} {
-		w.rule(chain, comment, client, w.previousBackend(), w.poolBeforeBackend(d), []expr.Any{
+		w.rule(chain, comment, nfnl.AsTCP(), client, w.previousBackend(), w.poolBeforeBackend(d), []expr.Any{
 			&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember},
-			w.dnatTo(regBackend),
+			w.dnatTo(regBackend+1, regBackend),
 		})
 	}
 	// The kernel requires a value beside the key, and ignores it.
@@ -93,22 +93,21 @@ func (w *ruleWriter) affinity(d *side) {
 
 // previousBackend looks up the client's backend in affinity, into regBackend.
 func (s *schema) previousBackend() []expr.Any {
-	return append(s.loadTo(s.daddr, regBackend), dport(regBackend+s.addrLen/4), // only for the nft command
-		lookup(s.affinity, regID, regRemember), matchZeroPrefix(regRemember))
+	return append(s.loadTo(s.daddr, regBackend+1), dport(regBackend), // only for the nft command
+		lookup(s.affinity, regID, regRemember))
 }
 
 // poolBeforeBackend looks up the frontend's pool, into the register before regBackend, so
 // that both form a key of members.
 func (s *schema) poolBeforeBackend(d *side) []expr.Any {
-	return append(s.frontendTo(regID), dport(regRemember), // only for the nft command
-		lookup(d.frontends, regID, regRemember-1), matchZeroPrefix(regRemember-1))
+	return append(s.frontendTo(regID), loadMarkTo(regRemember), // only for the nft command
+		lookup(d.frontends, regID, regRemember-1))
 }
 
-// valueOfAffinity loads the packet's destination, in the format of affinity's values.
+// valueOfAffinity loads the packet's destination, in the format of affinity's values, with the
+// mark as the unused first word.
 func (s *schema) valueOfAffinity() []expr.Any {
-	all := []expr.Any{&expr.Immediate{Register: regKey, Data: word(0)}}
-	all = append(all, s.loadTo(s.daddr, regKey+1)...)
-	return append(all, dport(regKey+1+s.addrLen/4))
+	return append(s.loadTo(s.daddr, regKey+2), loadMark(), dport(regKey+1))
 }
 
 const rememberComment = "@remember[timeout of the original destination in @sticky]"

@@ -14,7 +14,7 @@
 //	  # pool -> upper bound of the random slot: the number of backends, or the next power of two
 //	  map pools     { 1 : 2,  2 : 1 | sticky,  3 : 1 | sticky }
 //	  # upper bound -> chain that draws the slot
-//	  map picks     { 0 : goto reject,  1 : goto pick-1,  1 | sticky : goto sticky-1, ...  -1 : goto drop }
+//	  map picks     { 0 : goto refuse,  1 : goto pick-1,  1 | sticky : goto sticky-1, ...  -1 : goto discard }
 //	  # pool . slot -> backend
 //	  map endpoints { 1 . 0 : 10.0.1.2 . 53,  1 . 1 : 10.0.2.2 . 53,  2 . 0 : 10.0.2.7 . 8080 }
 //	  # the same three maps for pools of local backends
@@ -65,14 +65,15 @@
 //	  chain prerouting-unserved { type nat hook prerouting priority 1000;  jump unserved }
 //	  chain output-unserved { type nat hook output priority 1000;          jump unserved }
 //	  chain unserved {
-//	    ip daddr @cluster-ips goto unknown-port                          # reject
+//	    ip daddr @cluster-ips goto unknown-port                          # refuses
 //	    ip daddr @service-cidrs drop
 //	  }
-//	  chain postrouting {
-//	    type nat hook postrouting priority srcnat - 1
-//	    # records the client's backend for session affinity; also in a chain input
-//	    meta mark & 0x4000 != 0 goto masquerade
-//	    ct status dnat ip saddr . ip daddr @hairpin goto masquerade
+//	  chain postrouting { type nat hook postrouting priority srcnat - 1;  jump after-dnat }
+//	  chain input { type nat hook input priority srcnat - 1;              jump record-client }
+//	  chain after-dnat {
+//	    jump record-client          # records the client's backend for session affinity
+//	    meta mark & 0x4000 != 0 goto masq
+//	    ct status dnat ip saddr . ip daddr @hairpin goto masq
 //	  }
 //	}
 //
@@ -99,10 +100,26 @@
 //
 // # Output of the nft command
 //
-// The nft command has no notation for a look-up of the result of a look-up. Up to at
-// least version 1.0.6 it aborts on such rules. To avoid that, every value has an unused
-// first word, and its second word is written to a register into which the rule has just
-// loaded "th dport". nft then prints "th dport vmap @picks" for the sequence of look-ups
-// above. The rule's comment describes the actual look-ups. So the output of nft cannot
-// be loaded again.
+// "nft list ruleset" prints text that nft can load again, so that a saved ruleset of the
+// node does not fail as a whole because of Slipstream's tables. But nft has no notation for
+// a look-up of the result of a look-up, and up to at least version 1.0.6 it aborts on such
+// rules. So rules contain expressions that only nft sees. It records for each register the
+// expression that was last written to it, by the number of the first register, and does not
+// print what no later expression reads:
+//
+//   - Every value has an unused first word. Its second word is written to a register into
+//     which the rule has just loaded the mark. nft then prints "meta mark vmap @picks" for
+//     the sequence of look-ups above. The rule's comment describes the actual look-ups. Where
+//     a look-up is only a condition, nft prints nothing, and the comment says so.
+//   - nfnl.Always compares a constant with itself, and nft prints a comparison with a field
+//     of the packet.
+//
+// A copy that nft has loaded from such text is another ruleset, which must do nothing. So
+// nft prints the rules of base chains as "meta length 0 jump ...", which no packet matches.
+// The next start recognizes the copy by its fingerprint and writes the rules again.
+//
+// TestSavedRulesetLoads and TestSavedRulesetIsHarmless try this with the nft command of the
+// machine, and with others that SLIPSTREAM_TEST_NFT names. Names of chains must not be
+// keywords of nft. Version 1.0.6 aborts on concatenations in a statement such as "update",
+// unless each field starts within the first four words; so ports come before addresses.
 package nftables

@@ -710,9 +710,8 @@ func TestChainsAndRulesDoNotGrow(t *testing.T) {
 	}
 }
 
-// TestNFTLists makes sure that the nft command can show our tables, as text and
-// as JSON: versions up to 1.0.6 abort on look-ups in the result of look-ups
-// unless these are dressed up (see the package's documentation).
+// TestNFTLists makes sure that the nft command shows Services in our tables, as text and as
+// JSON.
 func TestNFTLists(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
@@ -104,7 +105,11 @@ func besideAnotherProxy(t *testing.T, oursFirst bool) {
 				{"78", "80", "timeout"},
 			} {
 				dest := netip.MustParseAddrPort(fmt.Sprintf(addr, test.host) + ":" + test.port)
-				reply, err := from.Connect(lab.TCP, dest)
+				timeout := 10 * time.Second
+				if test.want == "timeout" {
+					timeout = time.Second
+				}
+				reply, err := from.Connect(lab.TCP, dest, lab.Timeout(timeout))
 				if got := lab.Outcome(err); got != test.want {
 					t.Errorf("from %s to %s: %s, want %s", from.Name(), dest, got, test.want)
 				} else if err == nil && reply.Seen.Addr() != reply.Source.Addr() {

@@ -81,7 +81,7 @@ func (w *ruleWriter) picks(d *side) {
 
 // draw writes the chain that draws one slot below a size.
 func (w *ruleWriter) draw(d *side, size int) {
-	w.rule(d.drawChain(size), "@"+d.endpoints.Name+"[pool of the frontend . random slot]", w.pool(d), w.dnat(d, size))
+	w.rule(d.drawChain(size), "@"+d.endpoints.Name+"[pool of the frontend . random slot]", nfnl.AsTCP(), w.pool(d), w.dnat(d, size))
 }
 
 // pick writes the chain for pools of a size.

@@ -61,7 +61,7 @@ func (r *tableReader) read() error {
 		r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) }),
 		r.elements(r.schema.members, func(e nfnl.Element) {
 			id := firstNumber(e.Key)
-			r.members[id] = append(r.members[id], r.backend(e.Key[4:]))
+			r.members[id] = append(r.members[id], r.backend(e.Key[8:], e.Key[4:]))
 		}),
 		r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true }),
 	)
@@ -133,9 +133,9 @@ func (r *tableReader) ip(key []byte) netip.Addr {
 	return ip
 }
 
-// backend decodes the address and port in a key or value.
-func (r *tableReader) backend(b []byte) desired.Backend {
-	return desired.NewBackend(netip.AddrPortFrom(r.ip(b), binary.BigEndian.Uint16(b[r.addrLen:])))
+// backend decodes an address and a port.
+func (r *tableReader) backend(addr, port []byte) desired.Backend {
+	return desired.NewBackend(netip.AddrPortFrom(r.ip(addr), binary.BigEndian.Uint16(port)))
 }
 
 func (r *tableReader) endpoint(side int, e nfnl.Element) {
@@ -143,7 +143,7 @@ func (r *tableReader) endpoint(side int, e nfnl.Element) {
 	if r.slots[side][id] == nil {
 		r.slots[side][id] = map[uint32]desired.Backend{}
 	}
-	r.slots[side][id][slot] = r.backend(e.Value)
+	r.slots[side][id][slot] = r.backend(e.Value, e.Value[r.addrLen:])
 }
 
 // choice returns the backends of a frontend's pool.

@@ -28,9 +28,11 @@ const (
 	chainDispatch      = "dispatch"
 	chainUnserved      = "unserved"
 	chainUnknownPort   = "unknown-port"
-	chainReject        = "reject"
-	chainDrop          = "drop"
-	chainMasquerade    = "masquerade"
+	chainReject        = "refuse" // not a keyword of nft, like the other names
+	chainDrop          = "discard"
+	chainAfterDNAT     = "after-dnat"
+	chainRemember      = "record-client"
+	chainMasquerade    = "masq"
 	chainAffinity      = "affinity" // of a side
 )
 
@@ -61,6 +63,8 @@ var chains = []nfnl.Chain{
 	{Name: chainUnknownPort},
 	{Name: chainReject},
 	{Name: chainDrop},
+	{Name: chainAfterDNAT},
+	{Name: chainRemember},
 	{Name: chainMasquerade},
 }
 
@@ -116,7 +120,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	}
 	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), notOurs(), goTo(chainUnknownPort))
 	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), drop())
-	w.rule(chainUnknownPort, "the Service is new", w.frontend(), inMap(cluster.frontends), drop())
+	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainUnknownPort, "", goTo(chainReject))
 
 	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
@@ -124,19 +128,19 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 
 	for range 2 { // see dispatch
 		w.rule(chainExternal, "", w.frontend(), in(w.restricted), jump(chainSources))
-		w.rule(chainExternal, "", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
+		w.rule(chainExternal, "if in @local-frontends", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
 	}
 	w.masquerade(chainExternal, full.Masquerade.External, full.Local, mark)
 	w.rule(chainExternal, "", goTo(chainDispatch))
 
-	w.rule(chainSources, "", w.frontend(), w.loadTo(w.saddr, w.afterFrontend()), in(w.sources), ret())
+	w.source()
 	w.rule(chainSources, "source address not allowed", drop())
 
 	w.externalLocal(full, mark)
 
 	w.dispatch(chainDispatch, cluster)
 	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
-	w.rule(chainDispatch, "the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
+	w.rule(chainDispatch, "if in @frontends: the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainDispatch, "not ours", clearMark(mark))
 
 	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
@@ -147,10 +151,12 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainReject, "", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}})
 	w.rule(chainDrop, "no endpoint that traffic policy allows", drop())
 
-	w.rule(chainInput, rememberComment, w.remembered())
-	w.rule(chainPostrouting, rememberComment, w.remembered())
-	w.rule(chainPostrouting, "", marked(mark), goTo(chainMasquerade))
-	w.rule(chainPostrouting, "from a pod to itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
+	w.enter(chainInput, chainRemember)
+	w.enter(chainPostrouting, chainAfterDNAT)
+	w.rule(chainAfterDNAT, "", jump(chainRemember))
+	w.rule(chainRemember, rememberComment, w.remembered())
+	w.rule(chainAfterDNAT, "", marked(mark), goTo(chainMasquerade))
+	w.rule(chainAfterDNAT, "from a pod to itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
 }
@@ -170,8 +176,24 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 // entry writes the rules through which packets enter the table.
 func (w *ruleWriter) entry() {
 	for _, e := range entries {
-		w.rule(e.base, "", jump(e.to))
+		w.enter(e.base, e.to)
 	}
+}
+
+// source writes the rule that matches a source address that may connect to the frontend. The
+// set's key is the frontend and the address. For nft, it is the beginning of the network header
+// (see the package's documentation): source and destination are loaded together, in front of
+// the register that nft knows.
+func (w *ruleWriter) source() {
+	words := w.addrLen / 4
+	key := regKey + words
+	w.rule(chainSources, "frontend . source address @sources",
+		[]expr.Any{
+			&expr.Payload{DestRegister: key, Base: expr.PayloadBaseNetworkHeader, Len: w.sources.KeyLen},
+			&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: w.saddr, Len: 2 * w.addrLen},
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key + words}, dport(key + words + 1),
+		}, w.loadTo(w.saddr, key+words+2),
+		[]expr.Any{&expr.Lookup{SetName: w.sources.Name, SourceRegister: key}}, ret())
 }
 
 // externalLocal writes the chain for external traffic that may go to local backends only.
@@ -197,7 +219,7 @@ func (w *ruleWriter) dispatch(chain string, d *side) {
 	firstTry := "@" + d.frontends.Name + "[ip daddr . meta l4proto . th dport], its @pools, its @" + d.picks.Name
 	for _, comment := range []string{firstTry, secondTry} {
 		w.rule(chain, comment, w.pool(d), []expr.Any{
-			lookup(w.pools, regValueWord, regValue), matchZeroPrefix(regValue),
+			lookup(w.pools, regValueWord, regValue),
 			lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
 		})
 	}
@@ -211,13 +233,10 @@ func (s *schema) frontendTo(reg uint32) []expr.Any {
 	return append(s.loadTo(s.daddr, reg), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next}, dport(next+1))
 }
 
-// afterFrontend is the register after the key of frontends.
-func (s *schema) afterFrontend() uint32 { return regKey + s.addrLen/4 + 2 }
-
-// pool looks up the packet's pool. The port in the register of the pool is only for the
-// nft command (see the package's documentation).
+// pool looks up the packet's pool. The mark in the register of the pool is only for the nft
+// command (see the package's documentation).
 func (s *schema) pool(d *side) []expr.Any {
-	return append(s.frontend(), dport(regValueWord), lookup(d.frontends, regKey, regValue), matchZeroPrefix(regValue))
+	return append(s.frontend(), loadMarkTo(regValueWord), lookup(d.frontends, regKey, regValue))
 }
 
 // dport loads the packet's destination port.
@@ -225,10 +244,9 @@ func dport(reg uint32) expr.Any {
 	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
-// matchZeroPrefix compares the first word of a look-up's value with 0. It always matches,
-// and makes the nft command print the look-up.
-func matchZeroPrefix(reg uint32) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)}
+// enter writes the rule through which all packets of a base chain leave for another chain.
+func (w *ruleWriter) enter(base, to string) {
+	w.rule(base, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), jump(to))
 }
 
 // dnat sends the packet to the backend in a random slot below size.
@@ -236,15 +254,15 @@ func (s *schema) dnat(d *side, size int) []expr.Any {
 	return []expr.Any{
 		&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_RANDOM},
 		lookup(d.endpoints, regValueWord, regKey),
-		s.dnatTo(regKey),
+		s.dnatTo(regKey, regKey+s.addrLen/4),
 	}
 }
 
 // dnatTo sends the packet to the backend in registers.
-func (s *schema) dnatTo(reg uint32) expr.Any {
+func (s *schema) dnatTo(addr, port uint32) expr.Any {
 	return &expr.NAT{
 		Type: expr.NATTypeDestNAT, Family: s.nfproto(), Specified: true,
-		RegAddrMin: reg, RegProtoMin: reg + s.addrLen/4,
+		RegAddrMin: addr, RegProtoMin: port,
 	}
 }
 
@@ -260,7 +278,7 @@ func in(set *nfnl.Set) []expr.Any {
 // inMap matches the keys of a map of values. The kernel has no expression for this but to
 // look up the value.
 func inMap(set *nfnl.Set) []expr.Any {
-	return []expr.Any{lookup(set, regKey, regValue), matchZeroPrefix(regValue)}
+	return []expr.Any{lookup(set, regKey, regValue)}
 }
 
 func (s *schema) load(offset uint32) []expr.Any { return s.loadTo(offset, regKey) }
@@ -285,7 +303,9 @@ func masked(mask, xor uint32) expr.Any {
 	return &expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(mask), Xor: word(xor)}
 }
 
-func loadMark() expr.Any { return &expr.Meta{Key: expr.MetaKeyMARK, Register: regKey} }
+func loadMark() expr.Any { return loadMarkTo(regKey) }
+
+func loadMarkTo(reg uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyMARK, Register: reg} }
 
 func storeMark() expr.Any {
 	return &expr.Meta{Key: expr.MetaKeyMARK, Register: regKey, SourceRegister: true}

@@ -49,8 +49,8 @@ type side struct {
 }
 
 var schemas = [...]schema{
-	desired.IPv4: newSchema(nfnl.IPv4, 4, 12, 16, nfnl.TypeIPAddr),
-	desired.IPv6: newSchema(nfnl.IPv6, 16, 8, 24, nfnl.TypeIP6Addr),
+	desired.IPv4: newSchema(nfnl.IPv4, 4, 12, 16, nfnl.TypeIPAddr, nfnl.IPDaddr),
+	desired.IPv6: newSchema(nfnl.IPv6, 16, 8, 24, nfnl.TypeIP6Addr, nfnl.IP6Daddr),
 }
 
 // affinities is the maximum number of clients with session affinity, in each family and
@@ -58,7 +58,7 @@ var schemas = [...]schema{
 // allocates 16 bytes for each at the start.
 const affinities = 1 << 18
 
-func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) schema {
+func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, typeofAddr nfnl.Typeof) schema {
 	const word = 4
 	frontendType := nfnl.Concat(addr, nfnl.TypeInetProto, nfnl.TypeInetService)
 	frontendLen := addrLen + 2*word
@@ -77,8 +77,10 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 			},
 			endpoints: &nfnl.Set{
 				Name:    prefix + "endpoints",
-				KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), KeyLen: 2 * word,
+				KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInteger), KeyLen: 2 * word,
 				DataType: nfnl.Concat(addr, nfnl.TypeInetService), DataLen: addrLen + word,
+				KeyTypeof:  nfnl.Concatenation(nfnl.MetaMark, nfnl.RandomNumber(maxSize)),
+				DataTypeof: nfnl.Concatenation(typeofAddr, nfnl.TCPDport),
 			},
 		}
 	}
@@ -104,6 +106,7 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 			// with every change (nft_set_pipapo).
 			Name:    "sources",
 			KeyType: nfnl.TypeInteger, KeyLen: frontendLen + addrLen, Flags: unix.NFT_SET_INTERVAL,
+			KeyTypeof: nfnl.NetworkHeader(frontendLen + addrLen),
 		},
 		sticky: &nfnl.Set{
 			Name:    "sticky",
@@ -113,12 +116,12 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType) 
 		affinity: &nfnl.Set{
 			Name:    "affinity",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, addr), KeyLen: 2*word + addrLen,
-			DataType: nfnl.Concat(nfnl.TypeMark, addr, nfnl.TypeInetService), DataLen: word + addrLen + word,
+			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), DataLen: 2*word + addrLen,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: affinities,
 		},
 		members: &nfnl.Set{
 			Name:    "members",
-			KeyType: nfnl.Concat(nfnl.TypeMark, addr, nfnl.TypeInetService), KeyLen: word + addrLen + word,
+			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), KeyLen: 2*word + addrLen,
 		},
 		remember: &nfnl.Set{
 			Name:    "remember",
@@ -198,7 +201,7 @@ func stickyValue(b []byte, f *desired.Frontend) []byte {
 
 // memberKey encodes the key of a pool and a backend in members.
 func (s *schema) memberKey(b []byte, pool uint32, e desired.Backend) []byte {
-	return s.endpointValue(number(b, pool), e)
+	return s.addr(port(number(b, pool), e.Port()), e.As16())
 }
 
 // rangeOf returns the first and the last address of a range.

@@ -198,15 +198,11 @@ func (b *Batch) AddSet(t Table, s *Set) {
 		b.buf.be32(unix.NFTA_SET_DESC_SIZE, s.Size)
 		b.buf.close(desc)
 	}
-	if s.HostOrder {
-		b.buf.bytes(unix.NFTA_SET_USERDATA, keyInHostOrder)
+	if u := s.userdata(); u != "" {
+		b.buf.bytes(unix.NFTA_SET_USERDATA, []byte(u))
 	}
 	b.end()
 }
-
-// keyInHostOrder is user data as libnftnl writes it: NFTNL_UDATA_SET_KEYBYTEORDER
-// with nft's number for host byte order.
-var keyInHostOrder = binary.NativeEndian.AppendUint32([]byte{0, 4}, 1)
 
 // FlushSet deletes all elements of a set or map, which must exist.
 func (b *Batch) FlushSet(t Table, s *Set) {

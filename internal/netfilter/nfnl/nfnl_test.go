@@ -139,7 +139,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 	for _, want := range []*Set{numbers, ports, members} {
 		got := sets[want.Name]
-		got.HostOrder = want.HostOrder // not read back
+		got.HostOrder = want.HostOrder // not read back, like Typeof
 		if got != *want {
 			t.Errorf("set %+v read as %+v", *want, got)
 		}

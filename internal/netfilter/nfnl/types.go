@@ -90,6 +90,10 @@ type Set struct {
 	// HostOrder says that a key with a single number is in host byte order. It only
 	// affects the output of the nft command.
 	HostOrder bool
+
+	// KeyTypeof and DataTypeof, if set, are what the nft command prints in place of
+	// the types. A map has both or none.
+	KeyTypeof, DataTypeof Typeof
 }
 
 func (s *Set) isMap() bool { return s.DataType != 0 }
