@@ -23,7 +23,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 // asMain makes the test binary behave as slipstream, so that tests run the real command as
@@ -73,7 +72,7 @@ var webAddr = netip.MustParseAddrPort("10.96.0.10:80")
 
 func newSite(t *testing.T) *site {
 	kerneltest.Require(t, kerneltest.NFTables)
-	s := &site{t: t, lab: labtest.New(t), dir: t.TempDir()}
+	s := &site{t: t, lab: kerneltest.NewLab(t), dir: t.TempDir()}
 	var err error
 	s.node, err = s.lab.Node("n1", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},

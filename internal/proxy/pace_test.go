@@ -21,7 +21,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
@@ -130,7 +129,7 @@ func TestGapsWhileChangesContinue(t *testing.T) {
 func TestReaderFinishes(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT)
 	const rules = 8000
-	node, err := labtest.New(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
+	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 	check(t, err)
 	fd := node.FD()
 	restore := exec.CommandContext(t.Context(), "iptables-nft-restore")

@@ -20,7 +20,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -47,7 +46,7 @@ func BenchmarkVerify(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("%s/%dx%d", mode.name, services, endpoints), func(b *testing.B) {
 			kerneltest.Require(b, mode.needs...)
-			node, err := labtest.New(b).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
+			node, err := kerneltest.NewLab(b).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 			check(b, err)
 			c := dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
 			kernel, err := mode.new(c)

@@ -15,14 +15,13 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 // TestVerifyWhileChanging has nothing be found in the real kernel while Services and
 // endpoints come and go in the midst of all looks.
 func TestVerifyWhileChanging(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	node, err := labtest.New(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
+	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 	check(t, err)
 	c := dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
 	kernel, err := nftables.New(c)

@@ -47,7 +47,7 @@ func slipstreamBinary(t *testing.T) string {
 // play runs the demo, and fails the test if it leaves files or processes behind.
 func play(ctx context.Context, t *testing.T, binary string, out io.Writer) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 8*time.Minute)
 	defer cancel()
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)

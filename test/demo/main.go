@@ -27,7 +27,7 @@ import (
 )
 
 // patience bounds the wait for something that usually takes milliseconds.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func main() {
 	binary := flag.String("slipstream", "bin/slipstream", "the slipstream `binary`")

@@ -12,7 +12,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,7 +50,7 @@ func newCluster(t testing.TB) *cluster {
 	c.audit = filepath.Join(c.dir, "audit.log")
 	policy := filepath.Join(c.dir, "audit-policy.yaml")
 	c.check(os.WriteFile(policy, []byte(auditPolicy), 0o600))
-	l := labtest.New(t)
+	l := kerneltest.NewLab(t)
 	machine, err := l.Host("control-plane", netip.PrefixFrom(apiServer.Addr(), 24))
 	c.check(err)
 	c.node, err = l.Node("n1", lab.NodeOptions{

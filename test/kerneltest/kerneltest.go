@@ -27,6 +27,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // Feature is something of the kernel or the machine that a test may need.
@@ -84,6 +86,23 @@ func Require(t testing.TB, features ...Feature) {
 			t.Skip("NOT RUN on kernel " + Kernel() + ": " + missing(f, err).Error())
 		}
 	}
+}
+
+// NewLab makes a lab that is closed at the end of the test. It skips the test where the
+// process may not make network namespaces.
+func NewLab(t testing.TB) *lab.Lab {
+	t.Helper()
+	Require(t, NetNS)
+	l, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close lab: %v", err)
+		}
+	})
+	return l
 }
 
 // Kernel returns the release of the running kernel as uname -r has it, such as

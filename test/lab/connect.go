@@ -279,7 +279,7 @@ func (c *client) receive() (a answer, line []byte, err error) {
 			return a, line, err
 		}
 		catchUp()
-		if err := c.file.SetDeadline(time.Now().Add(c.timeout / 10)); err != nil {
+		if err := c.file.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 			return a, line, err
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 // victimVariable makes this test binary the victim of TestKilled.
@@ -92,7 +92,7 @@ func beVictim() error {
 // TestKilled kills a process that has a lab and looks for what is left.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	l := labtest.New(t)
+	l := kerneltest.NewLab(t)
 	witness, err := l.Host("witness", prefixList("192.168.100.9/24")...)
 	if err != nil {
 		t.Fatal(err)

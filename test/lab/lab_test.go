@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 func TestBadArguments(t *testing.T) {
@@ -112,6 +112,8 @@ func TestNodeSysctls(t *testing.T) {
 		"ipv6/conf/all/forwarding":                       "1",
 		"ipv6/conf/eth0/forwarding":                      "1",
 		"ipv6/conf/eth0/accept_dad":                      "0",
+		"ipv4/neigh/eth0/retrans_time_ms":                "20",
+		"ipv6/neigh/eth0/retrans_time_ms":                "20",
 		"ipv4/conf/" + b.web1.NodeLink() + "/rp_filter":  "0",
 		"ipv6/conf/" + b.web1.NodeLink() + "/forwarding": "1",
 	} {
@@ -183,7 +185,7 @@ func TestThreadsComeBack(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	l := labtest.New(t)
+	l := kerneltest.NewLab(t)
 	n := node(t, l, "n", 1)
 	p := pod(t, n, "p", "10.244.1.5")
 	for range 2 {

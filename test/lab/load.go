@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,24 +44,9 @@ type LoadStats struct {
 	First    error            // the first failure, whole; nil if none
 }
 
-// String sums up in one line: "120 ok (web-1 61, web-2 59), 0 failed".
+// String sums up in one line.
 func (s LoadStats) String() string {
-	line := fmt.Sprintf("%d ok%s, %d failed%s", s.OK, list(s.Servers), s.Failed, list(s.Failures))
-	if s.First != nil {
-		line += fmt.Sprintf(", first: %v", s.First)
-	}
-	return line
-}
-
-func list(counts map[string]int64) string {
-	if len(counts) == 0 {
-		return ""
-	}
-	var parts []string
-	for _, k := range slices.Sorted(maps.Keys(counts)) {
-		parts = append(parts, fmt.Sprintf("%s %d", k, counts[k]))
-	}
-	return " (" + strings.Join(parts, ", ") + ")"
+	return fmt.Sprintf("%d ok %v, %d failed %v, first: %v", s.OK, s.Servers, s.Failed, s.Failures, s.First)
 }
 
 // Load is many short connections to one destination.

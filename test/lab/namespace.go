@@ -93,10 +93,10 @@ func (n *Namespace) enter() error {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	if n.file == nil {
-		return n.wrap(ErrClosed)
+		return fmt.Errorf("network namespace: %w", ErrClosed)
 	}
 	if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-		return n.wrap(fmt.Errorf("enter network namespace: %w", err))
+		return fmt.Errorf("enter network namespace: %w", err)
 	}
 	return nil
 }

@@ -192,6 +192,23 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
+// A client that looks for the result of its handshake only after the timeout, as on a busy
+// machine, finds it.
+func TestLateClient(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	for _, ipv6 := range []bool{false, true} {
+		s := serve(t, &b.web3.Machine, lab.TCP, netip.AddrPortFrom(b.web3.Addr(ipv6), 80))
+		if _, err := b.web1.Connect(lab.TCP, s.Addr(), lab.Timeout(1)); err != nil {
+			t.Errorf("IPv6 %v: %v", ipv6, err)
+		}
+		closed := netip.AddrPortFrom(b.web3.Addr(ipv6), 9999)
+		if _, err := b.web1.Connect(lab.TCP, closed, lab.Timeout(1)); !errors.Is(err, lab.ErrRefused) {
+			t.Errorf("closed port, IPv6 %v: %v, want %v", ipv6, err, lab.ErrRefused)
+		}
+	}
+}
+
 func TestAddRoute(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

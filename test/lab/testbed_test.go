@@ -9,7 +9,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 // testbed is the picture in the package's documentation.
@@ -23,7 +22,7 @@ type testbed struct {
 
 func newTestbed(t *testing.T) *testbed {
 	t.Helper()
-	b := &testbed{lab: labtest.New(t)}
+	b := &testbed{lab: kerneltest.NewLab(t)}
 	b.n1 = node(t, b.lab, "n1", 1)
 	b.n2 = node(t, b.lab, "n2", 2)
 	b.web1 = pod(t, b.n1, "web-1", "10.244.1.5", "fd00:244:1::5")

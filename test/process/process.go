@@ -6,6 +6,8 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -13,52 +15,121 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run starts a command in a session of its own, waits until it has ended, kills what it
-// left running in its process group, and returns what [exec.Cmd.Wait] says.
-//
-// When ctx ends first, the whole group is killed. When the calling program dies, the
-// command's own process is. The command must not have been made with
-// [exec.CommandContext], and its SysProcAttr is replaced.
-func Run(ctx context.Context, cmd *exec.Cmd) error {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-
-	// The signal of Pdeathsig comes when the thread that started the process ends, so
-	// that thread must stay.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	killed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		KillGroup(cmd)
-		close(killed)
-	})
-	awaitEnd(cmd)
-	if !stop() {
-		<-killed
-	}
-	return Wait(cmd)
+// Process is a child process that leads a process group.
+type Process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // valid once done is closed
 }
 
-// Wait waits until a started command that leads a process group has ended, kills the rest
-// of the group, and returns what [exec.Cmd.Wait] does.
-func Wait(cmd *exec.Cmd) error {
+// Start starts a command, on a thread that do chooses. The caller fills in cmd as for
+// [exec.Cmd.Start]; Start adds to cmd.SysProcAttr a process group of its own and SIGKILL on
+// the death of this process. When the process ends, what is left in its process group is
+// killed.
+func Start(cmd *exec.Cmd, do func(func() error) error) (*Process, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	cmd.SysProcAttr.Setpgid = !cmd.SysProcAttr.Setsid // setsid makes a process group too
+	p := &Process{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		err := do(func() error {
+			// The kernel sends the death signal when the thread that started the child
+			// ends, so this thread stays until the child has ended.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			started <- nil
+			p.err = wait(cmd)
+			close(p.done)
+			return nil
+		})
+		if err != nil {
+			started <- err
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// wait waits until a started command has ended, kills the rest of its process group, and
+// returns what [exec.Cmd.Wait] does.
+func wait(cmd *exec.Cmd) error {
 	// Before it is reaped, its number, which is the group's, cannot be reused.
-	awaitEnd(cmd)
-	KillGroup(cmd)
+	for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
+		err = unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+	}
+	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	return cmd.Wait()
 }
 
-// awaitEnd returns when a child has ended, without reaping it.
-func awaitEnd(cmd *exec.Cmd) {
-	for {
-		err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return
-		}
+// Run starts a command in a session of its own, waits until it has ended, kills what it
+// left running in its process group, and returns what [exec.Cmd.Wait] says. When ctx ends
+// first, the whole group is killed. The command's SysProcAttr is replaced.
+func Run(ctx context.Context, cmd *exec.Cmd) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	p, err := Start(cmd, func(f func() error) error { return f() })
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		_ = p.Kill()
+	}
+	return p.Wait()
+}
+
+// PID returns the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal to the process, not to its group. The error is
+// os.ErrProcessDone after its end.
+func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
+
+// Kill sends SIGKILL; no error if the process has ended before. What else is in
+// its process group is killed right after it.
+func (p *Process) Kill() error {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// Close is Kill and waits for the end.
+func (p *Process) Close() error {
+	err := p.Kill()
+	<-p.done
+	return err
+}
+
+// Terminate sends SIGTERM and waits for the end of the process, however it ends. A
+// process that has not ended when ctx does is killed, which is an error.
+func (p *Process) Terminate(ctx context.Context) error {
+	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return errors.Join(fmt.Errorf("does not end after SIGTERM: %w", ctx.Err()), p.Close())
 	}
 }
 
-// KillGroup kills the process group that a command leads. The command has not been reaped.
-func KillGroup(cmd *exec.Cmd) { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+// Done returns a channel that is closed when the process has ended and its
+// output has been written.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait waits for the end of the process and returns what exec.Cmd.Wait
+// returns. It may be called often and from several goroutines.
+func (p *Process) Wait() error {
+	<-p.done
+	return p.err
+}

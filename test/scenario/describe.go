@@ -179,10 +179,4 @@ func backends(sign string, all []desired.Backend) string {
 	return strings.Join(s, " ")
 }
 
-func list(all []netip.Prefix) string {
-	var s []string
-	for _, p := range all {
-		s = append(s, p.String())
-	}
-	return strings.Join(s, " ")
-}
+func list(all []netip.Prefix) string { return strings.Trim(fmt.Sprint(all), "[]") }

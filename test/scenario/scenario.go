@@ -147,11 +147,6 @@ func (s *story) close(t *testing.T) {
 	for _, n := range s.nodes {
 		n.close(t)
 	}
-	if s.topology != nil {
-		if err := s.topology.lab.Close(); err != nil {
-			t.Errorf("lab: %v", err)
-		}
-	}
 }
 
 // lines returns the lines of a directive's input that are not empty.

@@ -42,12 +42,8 @@ func require(t *testing.T, d *datadriven.TestData) {
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	config, desired := options(t, d)
 	if s.mode != nil {
-		l, err := lab.New()
-		if err != nil {
-			d.Fatalf(t, "lab: %v", err)
-		}
 		s.topology = &topology{
-			lab: l, machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
+			lab: kerneltest.NewLab(t), machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
 		}
 	}
 	for _, line := range lines(d.Input) {

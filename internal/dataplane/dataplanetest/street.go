@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,7 +35,7 @@ func NewStreet(t testing.TB, ports int) *Street {
 			t.Fatal(err)
 		}
 	}
-	s := Street{Lab: labtest.New(t)}
+	s := Street{Lab: kerneltest.NewLab(t)}
 	var err error
 	s.Node, err = s.Lab.Node("n1", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},

@@ -18,8 +18,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,7 +42,7 @@ type site struct {
 }
 
 func newSite(t *testing.T, v Variant) *site {
-	l := labtest.New(t)
+	l := kerneltest.NewLab(t)
 	s := &site{t: t}
 	var err error
 	s.node, err = l.Node("n1", lab.NodeOptions{

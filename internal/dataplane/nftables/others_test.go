@@ -14,7 +14,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -57,7 +56,7 @@ func besideAnotherProxy(t *testing.T, oursFirst bool) {
 			t.Fatal(err)
 		}
 	}
-	node, err := labtest.New(t).Node("n1", lab.NodeOptions{
+	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24"), netip.MustParsePrefix("fd00:100::11/64")},
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:244:1::/64")},
 	})

@@ -12,7 +12,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/lab/labtest"
 )
 
 // recordIPVS adds what kube-proxy has in IPVS mode beside rules.
@@ -71,7 +70,7 @@ func TestIPVSNotKubeProxy(t *testing.T) {
 // node itself that are new live on then.
 func TestIPVSDrain(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesNFT)
-	l := labtest.New(t)
+	l := kerneltest.NewLab(t)
 	machine, err := l.Node("n1", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},

@@ -70,11 +70,7 @@ func run() (int, error) {
 	if err != nil {
 		return noResult, err
 	}
-	machine := uml.Machine{Kernel: kernel}
-	if _, err := machine.Check(ctx); err != nil {
-		return noResult, err
-	}
-	result, err := machine.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
+	result, err := uml.Machine{Kernel: kernel}.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
 	if err != nil {
 		return noResult, err
 	}
