@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -19,13 +20,6 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := newRoot().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
-		os.Exit(1)
-	}
-}
-
-func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "slipstream-bench",
 		Short:         "Measure what Slipstream costs and gains on this machine",
@@ -34,26 +28,20 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	child := &cobra.Command{
-		Use: "child", Hidden: true, Args: cobra.NoArgs,
+		Use: "child", Hidden: true, Args: cobra.ExactArgs(1),
 		Short: "Measure Slipstream as a parent process asks",
-		RunE:  func(*cobra.Command, []string) error { return programming.RunChild(os.Stdin, os.Stdout) },
+		RunE:  func(_ *cobra.Command, args []string) error { return programming.RunChild(args[0], os.Stdout) },
 	}
-	peer := &cobra.Command{
-		Use: "peer", Hidden: true, Args: cobra.ArbitraryArgs,
-		Short: "Run one side of the connections of crr",
-		RunE:  func(_ *cobra.Command, args []string) error { return forward.RunPeer(args, os.Stdout) },
+	root.AddCommand(newSync(), newThroughput(), newCRR(), child)
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
+		os.Exit(1)
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), child, peer)
-	return root
 }
 
-// self starts this program's hidden command name.
-func self(name string) []string { return []string{"/proc/self/exe", name} }
-
-// measuring makes cmd a command that measures and writes the result, with the flags for
-// that. They come last, so it is called when cmd has all others.
 func measuring(cmd *cobra.Command, measure func(context.Context) (*bench.Result, error)) *cobra.Command {
 	var format, save string
+	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVarP(&format, "output", "o", "table", "table or json")
 	cmd.Flags().StringVar(&save, "save", "", "file to write the result to, too, as JSON")
 	cmd.Args = cobra.NoArgs
@@ -68,4 +56,81 @@ func measuring(cmd *cobra.Command, measure func(context.Context) (*bench.Result,
 		return r.Write(cmd.OutOrStdout(), format, save)
 	}
 	return cmd
+}
+
+func newSync() *cobra.Command {
+	var o programming.Options
+	cmd := &cobra.Command{
+		Use:   "sync --services N --endpoints M",
+		Short: "Measure programming the kernel: cold start, single changes, memory",
+		Long: `Sync makes up a cluster of N Services with M endpoints each and measures what it
+costs to program this machine's kernel with it: a cold start, a restart, single
+changes to random Services, a burst of changes, and memory.
+
+Then the same Services are programmed as rules in the shape of kube-proxy's (a chain for
+each Service and each endpoint). In mode nftables the nft command loads them, as in
+kube-proxy's nftables mode. In modes iptables there is a list of all Services, and
+iptables-restore loads it with the chains; for a change, only the list and the chains of
+the Service (KEP-3453).
+
+It needs root. Both are measured in network namespaces of their own, which are deleted
+afterwards; the machine's own rules are not touched. The time of a change is from handing
+the changed objects over until the kernel uses them. Measure on a quiet machine: the load
+average is in the header.`,
+		Example: `  slipstream-bench sync --services 1000 --endpoints 10
+  slipstream-bench sync --services 10000 --endpoints 10 --runs 5 -o json
+  slipstream-bench sync --services 100000 --endpoints 10 --baseline off
+  slipstream-bench sync --services 10000 --mode iptables --repetitions 10`,
+	}
+	o.AddFlags(cmd.Flags())
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) {
+		return programming.Sync(ctx, []string{"/proc/self/exe", "child"}, o)
+	})
+}
+
+const forwardLong = `
+One node that forwards, or two, is between the client's pod and the only backend of a
+Service; all are network namespaces of this machine. Each round has a turn without the
+fast path ("off"), one that offloads each connection at once ("no threshold") and one
+with the default threshold, in an order that changes. The table has medians, and their
+ratios to "off" in the same round.
+
+On a kernel without flowtables only "off" is measured. Measure on a quiet machine: the
+load average is in the header. go run ./cmd/slipstream-bench/chart draws what --save
+has written.`
+
+func newThroughput() *cobra.Command {
+	var o forward.Options
+	cmd := &cobra.Command{
+		Use:   "throughput",
+		Short: "Measure what the fast path gains for long connections",
+		Long: `Throughput measures connections to a Service with the fast path and without: a TCP
+stream by iperf3, once with segments aggregated on the pods' interfaces, as usual, and
+once with GSO, TSO and GRO off, where every packet is forwarded by itself; small UDP
+datagrams a second; and the cost of forwarding one packet.
+` + forwardLong,
+		Example: `  slipstream-bench throughput
+  slipstream-bench throughput --rounds 20 --measure packets,udp --save result.json`,
+	}
+	o.AddFlags(cmd.Flags(), 10)
+	cmd.Flags().IntVar(&o.Seconds, "seconds", 1, "length of a turn")
+	cmd.Flags().StringSliceVar(&o.Measures, "measure", forward.Measures, "what to measure: "+strings.Join(forward.Measures, ", "))
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.Throughput(ctx, o) })
+}
+
+func newCRR() *cobra.Command {
+	var o forward.Options
+	cmd := &cobra.Command{
+		Use:   "crr",
+		Short: "Measure what the fast path costs short connections",
+		Long: `Crr measures connections to a Service that carry one request and one response (connect,
+request, response), one after the other, with the fast path and without: how many a
+second, and the time of each, from the call of connect to the server's end of it.
+` + forwardLong,
+		Example: `  slipstream-bench crr
+  slipstream-bench crr --rounds 50 --connections 5000 --save result.json`,
+	}
+	o.AddFlags(cmd.Flags(), 20)
+	cmd.Flags().IntVar(&o.Connections, "connections", 2000, "connections in a turn")
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.CRR(ctx, o) })
 }

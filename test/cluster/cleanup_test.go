@@ -24,7 +24,7 @@ func TestCleanup(t *testing.T) {
 	theirs := e.start(proxies.KubeProxyNFTables, n)
 	e.untilProgrammed(proxies.KubeProxyNFTables, n, svc)
 	e.stop(theirs)
-	e.check(proxies.CleanupAsKubeProxy(t.Context(), n.Node, proxies.Options{Dir: e.dir, Binary: slipstreamBinary(t)}))
+	e.check(proxies.Cleanup(t.Context(), proxies.Slipstream, n.Node, proxies.Options{Dir: e.dir, Binary: slipstreamBinary(t), AsKubeProxy: true}))
 	e.noSlipstream(n)
 	if left := e.leftovers(n); len(left) > 0 {
 		t.Errorf("left of kube-proxy: %q", left)

@@ -26,9 +26,9 @@ func TestExternalLocal(t *testing.T) {
 		s.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	})
 	vip := netip.MustParseAddrPort("203.0.113.7:80")
-	_, err := e.PatchServiceStatus(t.Context(), svc.Name, map[string]any{"status": map[string]any{
+	_, err := e.PatchService(t.Context(), svc.Name, map[string]any{"status": map[string]any{
 		"loadBalancer": map[string]any{"ingress": []any{map[string]any{"ip": vip.Addr().String()}}},
-	}})
+	}}, "status")
 	e.check(err)
 	outside := &e.Outside.Machine
 	direct := func(to *site.Node) {

@@ -54,6 +54,7 @@ func (e *env) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Opt
 		if err := p.Stop(); err != nil {
 			e.Error(err)
 		}
+		o.AsKubeProxy = false
 		if err := proxies.Cleanup(ctx, kind, n.Node, o); err != nil {
 			e.Error(err)
 		}

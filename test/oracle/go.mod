@@ -9,6 +9,7 @@ replace github.com/slipstream-proxy/slipstream => ../..
 require (
 	github.com/slipstream-proxy/slipstream v0.0.0-00010101000000-000000000000
 	github.com/vishvananda/netlink v1.3.1
+	golang.org/x/sync v0.20.0
 	golang.org/x/sys v0.43.0
 	k8s.io/api v0.36.3
 	k8s.io/apimachinery v0.36.3
@@ -54,7 +55,6 @@ require (
 	go.yaml.in/yaml/v3 v3.0.4 // indirect
 	golang.org/x/net v0.53.0 // indirect
 	golang.org/x/oauth2 v0.34.0 // indirect
-	golang.org/x/sync v0.20.0 // indirect
 	golang.org/x/term v0.42.0 // indirect
 	golang.org/x/text v0.36.0 // indirect
 	golang.org/x/time v0.14.0 // indirect

@@ -158,15 +158,21 @@ func TestOrderIsBalanced(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	var all [][2]int
-	err := Turns(t.Context(), 2, 3, func(round, subject int) error {
+	samples, err := Turns(t.Context(), 2, 3, func(round, subject int, into Samples) error {
 		all = append(all, [2]int{round, subject})
+		into.Add("round", float64(round))
 		return nil
 	})
 	if want := [][2]int{{0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {1, 0}}; err != nil || !slices.Equal(all, want) {
 		t.Errorf("%v, %v; want %v", all, err, want)
 	}
+	for i, s := range samples {
+		if !slices.Equal(s["round"], []float64{0, 1}) {
+			t.Errorf("subject %d: %v", i, s)
+		}
+	}
 	broken := errors.New("broken")
-	if err := Turns(t.Context(), 2, 3, func(_, _ int) error { return broken }); err != broken {
+	if _, err := Turns(t.Context(), 2, 3, func(_, _ int, _ Samples) error { return broken }); err != broken {
 		t.Errorf("error %v", err)
 	}
 }

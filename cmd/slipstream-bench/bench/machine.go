@@ -56,7 +56,6 @@ func (m Machine) String() string {
 	return fmt.Sprintf("Linux %s, %d x %s, %s", m.Kernel, m.CPUs, m.CPU, m.Go)
 }
 
-// cpuModel is the first processor's name in the text of /proc/cpuinfo.
 func cpuModel(cpuinfo io.Reader) string {
 	for lines := bufio.NewScanner(cpuinfo); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), ":")

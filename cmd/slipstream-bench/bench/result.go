@@ -39,7 +39,6 @@ type Subject struct {
 // Better says which values of a series are better.
 type Better string
 
-// The directions of a series.
 const (
 	More Better = "more"
 	Less Better = "less"
@@ -102,16 +101,8 @@ func (r *Result) Fill(series []Series, bySubject []Samples) error {
 				measured, o.Lowest, o.Highest = true, slices.Min(o.Values), slices.Max(o.Values)
 			}
 			if first := bySubject[0][s.Name]; i > 0 && len(o.Values) > 0 && len(first) > 0 {
-				o.Ratio = ratio(Median(first), o.Median)
-				if s.Paired {
-					if len(first) != len(o.Values) {
-						return fmt.Errorf("%s: %d and %d values are not pairs", s.Name, len(first), len(o.Values))
-					}
-					o.Ratio = Median(ratios(first, o.Values))
-					var err error
-					if o.P, err = MannWhitney(o.Values, first); err != nil {
-						return err
-					}
+				if err := s.compare(&o, first); err != nil {
+					return err
 				}
 			}
 			s.Outcomes = append(s.Outcomes, o)
@@ -123,14 +114,24 @@ func (r *Result) Fill(series []Series, bySubject []Samples) error {
 	return nil
 }
 
-// ratios are the values as multiples of the base in the same round.
-func ratios(base, values []float64) (all []float64) {
-	for i, v := range values {
-		if base[i] > 0 {
-			all = append(all, v/base[i])
+// compare sets an outcome's ratio, and its p-value if the series is paired.
+func (s *Series) compare(o *Outcome, first []float64) (err error) {
+	o.Ratio = ratio(Median(first), o.Median)
+	if !s.Paired {
+		return nil
+	}
+	if len(first) != len(o.Values) {
+		return fmt.Errorf("%s: %d and %d values are not pairs", s.Name, len(first), len(o.Values))
+	}
+	var ratios []float64
+	for i, v := range o.Values {
+		if first[i] > 0 {
+			ratios = append(ratios, v/first[i])
 		}
 	}
-	return all
+	o.Ratio = Median(ratios)
+	o.P, err = MannWhitney(o.Values, first)
+	return err
 }
 
 func ratio(base, value float64) float64 {
@@ -235,7 +236,6 @@ func (r *Result) WriteTable(w io.Writer) error {
 	return err
 }
 
-// rows are the series' rows in the table.
 func (s *Series) rows() (all [][]string) {
 	var counts []string
 	repeated := false
@@ -302,4 +302,65 @@ func times(r float64) string {
 	}
 	unit := math.Pow(10, math.Floor(math.Log10(r))-1)
 	return Thousands(int(math.Round(r/unit) * unit))
+}
+
+// Unit is the unit of a series' values.
+type Unit string
+
+const (
+	BitsPerSecond Unit = "bit/s"
+	PerSecond     Unit = "1/s"
+	Nanoseconds   Unit = "ns"
+	Bytes         Unit = "B"
+	Percent       Unit = "%"
+	Count         Unit = ""
+)
+
+type scale struct {
+	factor float64
+	suffix string
+}
+
+var scales = map[Unit][]scale{
+	BitsPerSecond: {{1e9, " Gbit/s"}},
+	PerSecond:     {{1, " /s"}},
+	Nanoseconds:   {{1, " ns"}, {1e3, " µs"}, {1e6, " ms"}, {1e9, " s"}},
+	Bytes:         {{1, " B"}, {1e3, " kB"}, {1e6, " MB"}, {1e9, " GB"}},
+	Percent:       {{1, " %"}},
+	Count:         {{1, ""}},
+}
+
+// Format writes a value with its unit, to three digits, or to the whole number where
+// that has more.
+func (u Unit) Format(x float64) string {
+	if x < 0 { // a difference of two measurements can be
+		return "-" + u.Format(-x)
+	}
+	s := scales[u][0]
+	for _, larger := range scales[u][1:] {
+		if x >= 0.9995*larger.factor {
+			s = larger
+		}
+	}
+	x /= s.factor
+	switch {
+	case u == Percent:
+		return fmt.Sprintf("%.1f%s", x, s.suffix)
+	case x == math.Trunc(x) && (u == Count || u == PerSecond || s.suffix == " B"), x >= 99.95 && u != Count:
+		return Thousands(int(math.Round(x))) + s.suffix
+	case u == Count: // a median between two
+		return Thousands(int(x)) + fmt.Sprintf("%.1f", x-math.Trunc(x))[1:]
+	case x < 9.995:
+		return fmt.Sprintf("%.2f%s", x, s.suffix)
+	}
+	return fmt.Sprintf("%.1f%s", x, s.suffix)
+}
+
+// Thousands writes a whole number with commas.
+func Thousands(n int) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
 }

@@ -15,7 +15,6 @@ import (
 // Statistic is a number that sums up values.
 type Statistic string
 
-// The statistics.
 const (
 	P50     Statistic = "median"
 	P99     Statistic = "99th percentile"
@@ -102,19 +101,24 @@ func Sign(first, second []float64) (float64, error) {
 }
 
 // Turns makes rounds, in each of which each of n subjects has a turn, in the order of
-// [Order]. What disturbs the machine for longer than a turn then disturbs all subjects.
-func Turns(ctx context.Context, rounds, n int, turn func(round, subject int) error) error {
+// [Order], and returns the samples of each subject. What disturbs the machine for longer
+// than a turn then disturbs all subjects.
+func Turns(ctx context.Context, rounds, n int, turn func(round, subject int, into Samples) error) ([]Samples, error) {
+	samples := make([]Samples, n)
+	for i := range samples {
+		samples[i] = Samples{}
+	}
 	for round := range rounds {
 		for _, i := range Order(n, round) {
 			if ctx.Err() != nil {
-				return ctx.Err()
+				return nil, ctx.Err()
 			}
-			if err := turn(round, i); err != nil {
-				return err
+			if err := turn(round, i, samples[i]); err != nil {
+				return nil, err
 			}
 		}
 	}
-	return nil
+	return samples, nil
 }
 
 // Order is the order of n turns in a round. Over 2n rounds each subject is first, second

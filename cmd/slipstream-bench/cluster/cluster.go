@@ -79,6 +79,11 @@ func New(c Config) *Cluster {
 // Live is how many Services there are.
 func (c *Cluster) Live() int { return c.next - len(c.gone) }
 
+// ObjectsPerService is how many objects a new Service has: itself, and its EndpointSlices.
+func (c *Cluster) ObjectsPerService() int {
+	return 1 + len(c.Families)*((c.Endpoints+SliceSize-1)/SliceSize)
+}
+
 // Each gives the numbers of all Services.
 func (c *Cluster) Each() iter.Seq[int] {
 	return func(yield func(int) bool) {
@@ -167,7 +172,6 @@ func (c *Cluster) Slices(f Family, service int) (all []*discoveryv1.EndpointSlic
 	return all
 }
 
-// setSlice are the events for a slice in all families.
 func (c *Cluster) setSlice(service, slice int, pods []int) (events []source.Event) {
 	for _, f := range c.Families {
 		s := new(discoveryv1.EndpointSlice)
@@ -202,7 +206,6 @@ func (c *Cluster) randomPod() (service, slice, at int) {
 	}
 }
 
-// newPod is a pod that was not there before.
 func (c *Cluster) newPod() int {
 	c.nextPod++
 	return c.nextPod - 1

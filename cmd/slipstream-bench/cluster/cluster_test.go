@@ -10,9 +10,9 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
@@ -96,7 +96,7 @@ func TestEventsLeadToContent(t *testing.T) {
 				}
 			}
 			for e := range c.Events() {
-				take(t, state, e)
+				proxy.ApplyEvent(state, e)
 			}
 			check("all events")
 			if got, want := len(c.Content().Frontends), (o.Services+2*(o.Services*o.External/100))*len(c.Families); got != want {
@@ -109,7 +109,7 @@ func TestEventsLeadToContent(t *testing.T) {
 						continue
 					}
 					for _, e := range change.make() {
-						take(t, state, e)
+						proxy.ApplyEvent(state, e)
 					}
 					if slices.Equal(before, c.Content().Lines()) {
 						t.Fatalf("%s changed nothing", change.name)
@@ -119,7 +119,7 @@ func TestEventsLeadToContent(t *testing.T) {
 			}
 			state = newState()
 			for e := range c.Events() {
-				take(t, state, e)
+				proxy.ApplyEvent(state, e)
 			}
 			check("all events of the changed cluster")
 		})
@@ -141,21 +141,23 @@ func newState() *desired.State {
 	return state
 }
 
-// take hands an event to a state.
-func take(t *testing.T, state *desired.State, e source.Event) {
-	t.Helper()
-	switch o := e.Object.(type) {
-	case *corev1.Service:
-		if e.Type == source.Delete {
-			state.DeleteService(o.Namespace, o.Name)
-		} else {
-			state.SetService(o)
-		}
-	case *discoveryv1.EndpointSlice:
-		if e.Type == source.Delete {
-			state.DeleteEndpointSlice(o.Namespace, o.Name)
-		} else {
-			state.SetEndpointSlice(o)
+// A removed Service leaves no EndpointSlice: a new one of its name has no endpoints.
+func TestRemoveServiceRemovesSlices(t *testing.T) {
+	c := New(Config{Services: 1, Endpoints: 250, Families: []Family{IPv4, IPv6}})
+	state, svc := newState(), c.Service(0)
+	for e := range c.Events() {
+		proxy.ApplyEvent(state, e)
+	}
+	for _, e := range append(c.RemoveService(), source.Event{Type: source.Set, Object: svc}) {
+		proxy.ApplyEvent(state, e)
+	}
+	left := dataplane.ContentOf(&state.Full().Change).Frontends
+	if len(left) != 2 {
+		t.Errorf("%d frontends, want one in each family", len(left))
+	}
+	for key, target := range left {
+		if len(target.Backends) > 0 {
+			t.Errorf("%v has %d backends", key, len(target.Backends))
 		}
 	}
 }

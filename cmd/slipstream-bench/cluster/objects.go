@@ -6,9 +6,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +19,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// What all Services have in common.
 const (
 	PortName   = "http"
 	Port       = 80
@@ -43,7 +45,6 @@ type Family struct {
 	Node        netip.Addr     // of LocalNode
 }
 
-// The address families.
 var (
 	IPv4 = Family{
 		corev1.IPv4Protocol, discoveryv1.AddressTypeIPv4,
@@ -74,7 +75,6 @@ func (f Family) PodIP(pod int) netip.Addr { return nth(f.Pods, pod%podIPs+1) }
 // PodAddr is where a pod listens.
 func (f Family) PodAddr(pod int) netip.AddrPort { return netip.AddrPortFrom(f.PodIP(pod), TargetPort) }
 
-// nth is the address at a distance from a range's first.
 func nth(p netip.Prefix, n int) netip.Addr {
 	b := p.Addr().AsSlice()
 	end := b[len(b)-4:]
@@ -107,7 +107,6 @@ func nodeOf(pod, nodes int) string { return fmt.Sprintf("node-%d", pod%nodes) }
 
 var createdAt = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 
-// fillService makes svc the object of a Service, as the API server would deliver it.
 func (c *Cluster) fillService(svc *corev1.Service, service int) {
 	policy := corev1.IPFamilyPolicySingleStack
 	if len(c.Families) > 1 {
@@ -196,7 +195,6 @@ func (c *Cluster) external(service int) (before int, is bool) {
 
 func nodePort(before int) uint16 { return uint16(firstNodePort + before%(2*MaxExternal)) }
 
-// loadBalancerIP is the address of an external Service's load balancer.
 func (f Family) loadBalancerIP(before int) netip.Addr { return nth(f.external, before+1) }
 
 func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
@@ -211,4 +209,46 @@ func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
 			svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, p.String())
 		}
 	}
+}
+
+// Content is what the kernel should have for the cluster as it is. It follows from the
+// numbers alone: none of the measured code takes part.
+func (c *Cluster) Content() *dataplane.Content {
+	out := dataplane.NewContent()
+	for i := range c.Each() {
+		for _, f := range c.Families {
+			var t dataplane.Target
+			var local []desired.Backend
+			for _, pod := range c.Pods(i) {
+				b := desired.NewBackend(f.PodAddr(pod))
+				t.Backends = append(t.Backends, b)
+				if nodeOf(pod, c.nodes) == LocalNode {
+					out.HairpinIPs[f.PodIP(pod)] = true
+					local = append(local, b)
+				}
+			}
+			slices.SortFunc(t.Backends, desired.Backend.Compare)
+			slices.SortFunc(local, desired.Backend.Compare)
+			if before, is := c.external(i); is {
+				t.Affinity = affinitySeconds
+				outside := t
+				outside.External = true
+				outside.FromOutside = &dataplane.Choice{Backends: local}
+				if len(local) == 0 && len(t.Backends) > 0 {
+					outside.FromOutside.IfEmpty = desired.Drop
+				}
+				out.Frontends[key(f.Node, nodePort(before))] = outside
+				outside.Sources = f.sources
+				out.Frontends[key(f.loadBalancerIP(before), Port)] = outside
+			}
+			ip := f.ClusterIP(i)
+			out.ClusterIPs[ip] = true
+			out.Frontends[key(ip, Port)] = t
+		}
+	}
+	return out
+}
+
+func key(ip netip.Addr, port uint16) desired.FrontendKey {
+	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, port), Protocol: desired.TCP}
 }

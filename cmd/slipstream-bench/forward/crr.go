@@ -4,18 +4,17 @@ package forward
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
+	"io"
+	"net/netip"
 	"os"
-	"os/exec"
+	"runtime"
+	"runtime/debug"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -29,70 +28,119 @@ var (
 	crrSeries = []bench.Series{crrRate, crrMin, crrMedian, crrMean, crrP99, crrStdDev}
 )
 
+// ignored is how many connections a client makes before it measures.
+const ignored = 50
+
 // CRR measures connections that carry one request and one response of a byte each, one
 // after the other: their rate, and the time of each from the call of connect to the
-// server's end of the connection. command starts a process that calls [RunPeer] with the
-// arguments that follow.
-func CRR(ctx context.Context, command []string, o Options) (*bench.Result, error) {
+// server's end of the connection.
+//
+// Client and server are threads with blocking system calls. Each needs a processor of Go's
+// scheduler when its call returns, also on a machine with one processor.
+func CRR(ctx context.Context, o Options) (*bench.Result, error) {
 	if err := o.validateCRR(); err != nil {
 		return nil, err
 	}
-	return run(ctx, "crr", bench.Thousands(o.Connections)+" connections", &o, func(m *measurement) (err error) {
-		server, err := m.requestServer(command)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(4, runtime.NumCPU())))
+	return run(ctx, "crr", bench.Thousands(o.Connections)+" connections", &o, func(m *measurement) error {
+		stop, err := bench.Serve(m.server.Namespace, m.backend(requestPort), respond)
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, server.Kill()) }()
+		defer func() { go stop() }() // the server may wait for a request of an interrupted client
 		return m.turns(ctx, false, func(ctx context.Context) (values, error) {
-			return m.requests(ctx, command, o.Connections)
+			return m.requests(ctx, o.Connections)
 		}, crrSeries...)
 	})
 }
 
-// requestServer starts the server in its pod, with a socket that listens already.
-func (n *network) requestServer(command []string) (*lab.Process, error) {
-	var socket *os.File
-	err := n.server.Do(func() error {
-		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(n.backend(requestPort)))
-		if err != nil {
-			return err
-		}
-		defer l.Close()
-		socket, err = l.File()
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("server: %w", err)
+// respond answers a request. The server ends the connection: its own port stays in
+// TIME_WAIT, and the client's can be used again.
+func respond(fd int) {
+	var b [1]byte
+	if n, err := unix.Read(fd, b[:]); n == 1 && err == nil {
+		_, _ = unix.Write(fd, b[:])
 	}
-	defer socket.Close()
-	cmd := exec.Command(command[0], append(slices.Clone(command[1:]), peerServer)...)
-	cmd.Stderr = os.Stderr
-	cmd.ExtraFiles = []*os.File{socket}
-	return n.server.Start(cmd)
 }
 
-// requests has a client make connections, and sums up their times.
-func (n *network) requests(ctx context.Context, command []string, count int) (values, error) {
+func (n *network) requests(ctx context.Context, count int) (values, error) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	ctx, cancel := context.WithTimeout(ctx, patience+time.Duration(count)*10*time.Millisecond)
 	defer cancel()
-	args := append(slices.Clone(command[1:]), peerClient, n.frontend(requestPort).String(), strconv.Itoa(count))
-	out, err := n.client.Run(ctx, command[0], args...)
+	type result struct {
+		took    []float64
+		elapsed time.Duration
+		err     error
+	}
+	done := make(chan result, 1)
+	go func() {
+		r := result{took: make([]float64, 0, count)}
+		r.err = n.client.Do(func() (err error) {
+			r.took, r.elapsed, err = makeRequests(ctx, n.frontend(requestPort), count)
+			return err
+		})
+		done <- r
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return values{
+			crrRate.Name:   float64(count) / r.elapsed.Seconds(),
+			crrMin.Name:    slices.Min(r.took),
+			crrMedian.Name: bench.Median(r.took),
+			crrMean.Name:   bench.Average(r.took),
+			crrP99.Name:    bench.Percentile(r.took, 99),
+			crrStdDev.Name: bench.StdDev(r.took),
+		}, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("connections to %v: %w", n.frontend(requestPort), ctx.Err())
+	}
+}
+
+// makeRequests makes connections one after the other, and returns the time of each in
+// nanoseconds.
+func makeRequests(ctx context.Context, to netip.AddrPort, n int) (all []float64, elapsed time.Duration, err error) {
+	var begin time.Time
+	for i := 0; i < ignored+n && ctx.Err() == nil; i++ {
+		if i == ignored {
+			begin = time.Now()
+		}
+		took, err := makeRequest(to)
+		if err != nil {
+			return nil, 0, fmt.Errorf("connection %d to %v: %w", i+1, to, err)
+		}
+		if i >= ignored {
+			all = append(all, float64(took))
+		}
+	}
+	return all, time.Since(begin), ctx.Err()
+}
+
+func makeRequest(to netip.AddrPort) (time.Duration, error) {
+	family, address := bench.Sockaddr(to)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return 0, os.NewSyscallError("socket", err)
 	}
-	var report clientReport
-	if err := json.Unmarshal(out, &report); err != nil {
-		return nil, fmt.Errorf("client: report: %w", err)
+	defer unix.Close(fd)
+	b := [1]byte{'?'}
+	start := time.Now()
+	if err := unix.Connect(fd, address); err != nil {
+		return 0, os.NewSyscallError("connect", err)
 	}
-	if len(report.Took) != count {
-		return nil, fmt.Errorf("client: report: %d connections, want %d", len(report.Took), count)
+	if _, err := unix.Write(fd, b[:]); err != nil {
+		return 0, os.NewSyscallError("write", err)
 	}
-	return values{
-		crrRate.Name:   float64(count) / report.Elapsed.Seconds(),
-		crrMin.Name:    slices.Min(report.Took),
-		crrMedian.Name: bench.Median(report.Took),
-		crrMean.Name:   bench.Average(report.Took),
-		crrP99.Name:    bench.Percentile(report.Took, 99),
-		crrStdDev.Name: bench.StdDev(report.Took),
-	}, nil
+	for _, want := range []int{1, 0} {
+		n, err := unix.Read(fd, b[:])
+		if err != nil {
+			return 0, os.NewSyscallError("read", err)
+		}
+		if n != want {
+			return 0, io.ErrUnexpectedEOF
+		}
+	}
+	return time.Since(start), nil
 }

@@ -37,7 +37,6 @@ const (
 	mostLost = 0.01
 )
 
-// floods measures floods of small datagrams.
 func (m *measurement) floods(ctx context.Context) (err error) {
 	echo, err := m.server.Serve(lab.UDP, m.backend(floodPort))
 	if err != nil {
@@ -59,13 +58,14 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 }
 
 // floodTurn counts the datagrams of a flood where they are dropped, and measures the cost
-// of one.
+// of one: the median of the differences of neighbouring batches, as disturbances slow
+// neighbours alike.
 func (n *network) floodTurn(ctx context.Context, references []reference, d time.Duration) (values, error) {
 	before, err := arrived(&n.server.Machine)
 	if err != nil {
 		return nil, err
 	}
-	sent, took, err := n.flood(ctx, d/2)
+	times, err := n.flood(ctx, d/2)
 	if err != nil {
 		return nil, err
 	}
@@ -73,39 +73,55 @@ func (n *network) floodTurn(ctx context.Context, references []reference, d time.
 	if err != nil {
 		return nil, err
 	}
-	got := int(after - before)
-	if lost := sent - got; float64(lost) > mostLost*float64(sent) {
-		return nil, fmt.Errorf("flood: of %d datagrams %d were lost on the way", sent, lost)
+	got, sent := float64(after-before), float64(batchSize*len(times[0]))
+	if lost := sent - got; lost > mostLost*sent {
+		return nil, fmt.Errorf("flood: of %.0f datagrams %.0f were lost on the way", sent, lost)
 	}
-	v, err := n.costs(ctx, references, d/2)
-	if err != nil {
+	v := values{datagrams.Name: got / sent * batchSize * 1e9 / bench.Average(times[0])}
+	if times, err = n.flood(ctx, d/2, references...); err != nil {
 		return nil, err
 	}
-	v[datagrams.Name] = float64(got) / took.Seconds()
+	for i, r := range references {
+		differences := times[i+1]
+		for k := range differences {
+			differences[k] = (times[0][k] - differences[k]) / batchSize
+		}
+		v[r.Name] = bench.Median(differences)
+		v[diverted] += float64(batchSize * len(differences))
+	}
 	return v, nil
 }
 
-// flood sends datagrams to the Service over one socket for a time, from one processor.
-func (n *network) flood(ctx context.Context, d time.Duration) (sent int, took time.Duration, err error) {
-	b, err := n.newBatch(floodPort.port)
-	if err != nil {
-		return 0, 0, err
+// flood sends batches of datagrams to the Service and to references, in turns, for a time,
+// from one processor. It returns how long each batch took in nanoseconds, those to the
+// Service first.
+func (n *network) flood(ctx context.Context, d time.Duration, references ...reference) ([][]float64, error) {
+	var batches []*batch
+	for _, r := range append([]reference{{port: floodPort.port}}, references...) {
+		b, err := n.newBatch(r.port)
+		if err != nil {
+			return nil, err
+		}
+		defer b.conn.Close()
+		batches = append(batches, b)
 	}
-	defer b.conn.Close()
-	if err := b.converse(); err != nil {
-		return 0, 0, err
+	if err := batches[0].converse(); err != nil {
+		return nil, err
 	}
-	err = onOneProcessor(func() error {
-		for start := time.Now(); took < d && ctx.Err() == nil; took = time.Since(start) {
-			k, _, err := b.send()
-			if err != nil {
-				return err
+	times := make([][]float64, len(batches))
+	err := onOneProcessor(func() error {
+		for start := time.Now(); time.Since(start) < d && ctx.Err() == nil; {
+			for i, b := range batches {
+				took, err := b.send()
+				if err != nil {
+					return err
+				}
+				times[i] = append(times[i], float64(took))
 			}
-			sent += k
 		}
 		return ctx.Err()
 	})
-	return sent, took, err
+	return times, err
 }
 
 // reference is a port of the Service's address that the Service does not have, with a
@@ -154,63 +170,12 @@ func (n *network) divert(ctx context.Context) (all []reference, undo func() erro
 	return all, func() error { return errors.Join(restore(node), restore(pod)) }, nil
 }
 
-// costs sends batches to the Service and to references in turns, and returns the cost of
-// a datagram to the Service beyond those, in nanoseconds: the median of the differences
-// of neighbouring batches, as disturbances slow neighbours alike.
-func (n *network) costs(ctx context.Context, references []reference, d time.Duration) (values, error) {
-	service, err := n.newBatch(floodPort.port)
-	if err != nil {
-		return nil, err
-	}
-	defer service.conn.Close()
-	if err := service.converse(); err != nil {
-		return nil, err
-	}
-	batches := []*batch{service}
-	for _, r := range references {
-		b, err := n.newBatch(r.port)
-		if err != nil {
-			return nil, err
-		}
-		defer b.conn.Close()
-		batches = append(batches, b)
-	}
-	differences, v := make([][]float64, len(references)), values{}
-	err = onOneProcessor(func() error {
-		for start := time.Now(); time.Since(start) < d && ctx.Err() == nil; {
-			var toService time.Duration
-			for i, b := range batches {
-				k, took, err := b.send()
-				if err != nil {
-					return err
-				}
-				if k < batchSize {
-					return fmt.Errorf("flood: only %d of %d datagrams could be sent at once", k, batchSize)
-				}
-				if i == 0 {
-					toService = took
-					continue
-				}
-				v[diverted] += batchSize
-				differences[i-1] = append(differences[i-1], float64(toService-took)/batchSize)
-			}
-		}
-		return ctx.Err()
-	})
-	for i, r := range references {
-		v[r.Name] = bench.Median(differences[i])
-	}
-	return v, err
-}
-
-// batch is datagrams that are sent with one system call.
 type batch struct {
 	conn     *net.UDPConn
 	packets  *ipv4.PacketConn // the same system call is used for IPv6
 	messages []ipv4.Message
 }
 
-// newBatch opens a socket in the client's pod, for a port of the Service's address.
 func (n *network) newBatch(port uint16) (b *batch, err error) {
 	b = &batch{messages: make([]ipv4.Message, batchSize)}
 	for i := range b.messages {
@@ -243,13 +208,17 @@ func (b *batch) converse() error {
 	return nil
 }
 
-// send sends the batch, and returns how many of its datagrams were sent in which time.
-func (b *batch) send() (n int, took time.Duration, err error) {
+func (b *batch) send() (time.Duration, error) {
 	start := time.Now()
-	if n, err = b.packets.WriteBatch(b.messages, 0); err != nil {
-		return n, 0, fmt.Errorf("flood: %w", err)
+	n, err := b.packets.WriteBatch(b.messages, 0)
+	took := time.Since(start)
+	if err == nil && n < batchSize {
+		err = fmt.Errorf("only %d of %d datagrams could be sent at once", n, batchSize)
 	}
-	return n, time.Since(start), nil
+	if err != nil {
+		return 0, fmt.Errorf("flood: %w", err)
+	}
+	return took, nil
 }
 
 // onOneProcessor runs f on a thread that stays on the last processor that this process

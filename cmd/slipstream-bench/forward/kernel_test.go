@@ -54,7 +54,7 @@ func TestCRR(t *testing.T) {
 	for _, o := range []Options{{Rounds: 2, Nodes: 1, Family: FamilyIPv4}, {Rounds: 1, Nodes: 2, Family: FamilyIPv6}} {
 		t.Run(o.Family, func(t *testing.T) {
 			o.Connections = 100
-			r, err := CRR(bounded(t), peer, o)
+			r, err := CRR(bounded(t), o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -171,8 +171,8 @@ func TestDiverted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sent, _, err := b.send(); err != nil || sent != batchSize {
-			t.Fatalf("%d sent, %v", sent, err)
+		if _, err := b.send(); err != nil {
+			t.Fatal(err)
 		}
 		want := uint64(0)
 		if r.Name == pathCost.Name {
@@ -192,7 +192,7 @@ func TestDiverted(t *testing.T) {
 			t.Errorf("%s: %d datagrams arrived in the server's pod, want %d", r.Name, got, want)
 		}
 	}
-	if _, _, err := n.flood(t.Context(), 10*time.Millisecond); err != nil {
+	if _, err := n.flood(t.Context(), 10*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	if got := server.Served(); got != warmUp {
@@ -201,7 +201,7 @@ func TestDiverted(t *testing.T) {
 	if err := undo(); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := n.flood(t.Context(), 10*time.Millisecond); err != nil {
+	if _, err := n.flood(t.Context(), 10*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(patience); server.Served() <= 2*warmUp; time.Sleep(time.Millisecond) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/safchain/ethtool"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -20,7 +21,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// network is a client, a server behind a Service, and the nodes between them.
 type network struct {
 	lab            *lab.Lab
 	nodes          []*node
@@ -39,33 +39,18 @@ type node struct {
 	stopped  chan error // what fastPath.Run returned
 }
 
-// addresses are a network's, of one family.
+// addresses are a network's, of one family. The formats take the number of a node, from 1,
+// and of a pod on it.
 type addresses struct {
-	ipv6      bool
-	nodes     netip.Prefix
-	pods      netip.Prefix // of all nodes
-	clusterIP netip.Addr
+	ipv6            bool
+	node, cidr, pod string
+	pods            netip.Prefix // of all nodes
+	clusterIP       netip.Addr
 }
 
 var addressesOf = map[string]addresses{
-	FamilyIPv4: {false, netip.MustParsePrefix("192.168.100.0/24"), netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.96.0.1")},
-	FamilyIPv6: {true, netip.MustParsePrefix("fd00:1::/64"), netip.MustParsePrefix("fd00:244::/32"), netip.MustParseAddr("fd00:96::1")},
-}
-
-// podCIDR is the range of the pods on a node.
-func (a addresses) podCIDR(node int) netip.Prefix {
-	b := a.pods.Addr().AsSlice()
-	b[a.pods.Bits()/8] = byte(1 + node)
-	ip, _ := netip.AddrFromSlice(b)
-	return netip.PrefixFrom(ip, a.pods.Bits()+8)
-}
-
-// host is the address in a range that ends in a number.
-func host(p netip.Prefix, number byte) netip.Addr {
-	b := p.Addr().AsSlice()
-	b[len(b)-1] = number
-	ip, _ := netip.AddrFromSlice(b)
-	return ip
+	FamilyIPv4: {false, "192.168.100.1%d/24", "10.244.%d.0/24", "10.244.%d.%d", netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.96.0.1")},
+	FamilyIPv6: {true, "fd00:1::1%d/64", "fd00:244:%d::/64", "fd00:244:%d::%d", netip.MustParsePrefix("fd00:244::/32"), netip.MustParseAddr("fd00:96::1")},
 }
 
 func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
@@ -80,19 +65,18 @@ func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
 	}()
 	for i := range o.Nodes {
 		m, err := n.lab.Node(fmt.Sprintf("node-%d", i+1), lab.NodeOptions{
-			Addresses: []netip.Prefix{netip.PrefixFrom(host(n.addresses.nodes, byte(11+i)), n.addresses.nodes.Bits())},
-			PodCIDRs:  []netip.Prefix{n.podCIDR(i)},
+			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf(n.node, i+1))},
+			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf(n.cidr, i+1))},
 		})
 		if err != nil {
 			return nil, err
 		}
 		n.nodes = append(n.nodes, &node{Node: m})
 	}
-	last := o.Nodes - 1
-	if n.client, err = n.nodes[0].Pod("client", host(n.podCIDR(0), 2)); err != nil {
+	if n.client, err = n.nodes[0].Pod("client", netip.MustParseAddr(fmt.Sprintf(n.pod, 1, 2))); err != nil {
 		return nil, err
 	}
-	if n.server, err = n.nodes[last].Pod("server", host(n.podCIDR(last), 3)); err != nil {
+	if n.server, err = n.nodes[o.Nodes-1].Pod("server", netip.MustParseAddr(fmt.Sprintf(n.pod, o.Nodes, 3))); err != nil {
 		return nil, err
 	}
 	for _, m := range n.nodes {
@@ -103,7 +87,6 @@ func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
 	return n, nil
 }
 
-// program programs the Service on a node.
 func (n *network) program(ctx context.Context, m *node) (err error) {
 	if m.services, err = n.service(m.Node); err != nil {
 		return err
@@ -176,7 +159,6 @@ func (n *network) close() error {
 	return errors.Join(append(errs, n.lab.Close())...)
 }
 
-// servicePort is one port of the Service, the same on the backend.
 type servicePort struct {
 	name     string
 	protocol corev1.Protocol
@@ -189,17 +171,14 @@ var (
 	floodPort   = servicePort{"flood", corev1.ProtocolUDP, 5353}
 )
 
-// frontend is where clients connect to.
 func (n *network) frontend(p servicePort) netip.AddrPort {
 	return netip.AddrPortFrom(n.clusterIP, p.port)
 }
 
-// backend is where the server listens.
 func (n *network) backend(p servicePort) netip.AddrPort {
 	return netip.AddrPortFrom(n.server.Addr(n.ipv6), p.port)
 }
 
-// service is the desired state of a node: one Service with one backend.
 func (n *network) service(m *lab.Node) (*desired.Change, error) {
 	meta := metav1.ObjectMeta{Namespace: "bench", Name: "server"}
 	svc := &corev1.Service{
@@ -235,4 +214,89 @@ func (n *network) service(m *lab.Node) (*desired.Change, error) {
 		return nil, full.Problems[0]
 	}
 	return &full.Change, nil
+}
+
+const podLink = "eth0"
+
+func eachLink(m *lab.Machine, f func(*netlink.LinkAttrs)) error {
+	return m.Do(func() error {
+		all, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("%s: list of interfaces: %w", m.Name(), err)
+		}
+		for _, l := range all {
+			if a := l.Attrs(); a.Name != "lo" {
+				f(a)
+			}
+		}
+		return nil
+	})
+}
+
+// arrived is how many packets have arrived on a machine's interfaces. Aggregated packets
+// count as one.
+func arrived(m *lab.Machine) (n uint64, err error) {
+	err = eachLink(m, func(a *netlink.LinkAttrs) { n += a.Statistics.RxPackets })
+	return n, err
+}
+
+// aggregation are the features of an interface by which many packets of a connection pass
+// the stack as one, by the kernel's names.
+var aggregation = []string{
+	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation",
+	"tx-generic-segmentation", "tx-udp-segmentation", "tx-gso-list", "rx-gro", "rx-gro-list",
+}
+
+// disableAggregation disables GSO, TSO and GRO on the pods' interfaces, until restore.
+func (n *network) disableAggregation() (restore func() error, err error) {
+	change := func(pod *lab.Pod, names []string, on bool) (still []string, err error) {
+		err = pod.Do(func() error {
+			e, err := ethtool.NewEthtool()
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			features := map[string]bool{}
+			for _, name := range names {
+				features[name] = on
+			}
+			if len(features) > 0 {
+				if err := e.Change(podLink, features); err != nil {
+					return err
+				}
+			}
+			now, err := e.Features(podLink)
+			for _, name := range aggregation {
+				if now[name] {
+					still = append(still, name)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("pod %s: %s: segmentation offloads: %w", pod.Name(), podLink, err)
+		}
+		return still, err
+	}
+	enabled := map[*lab.Pod][]string{}
+	for _, pod := range []*lab.Pod{n.client, n.server} {
+		if enabled[pod], err = change(pod, nil, false); err != nil {
+			return nil, err
+		}
+		still, err := change(pod, enabled[pod], false)
+		if err == nil && len(still) > 0 {
+			err = fmt.Errorf("pod %s: %s: %v cannot be disabled", pod.Name(), podLink, still)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		for pod, names := range enabled {
+			if _, err := change(pod, names, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
 }

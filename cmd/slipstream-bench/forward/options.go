@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/spf13/pflag"
 )
 
 // Options say what is measured. Their JSON is part of the result.
@@ -21,11 +22,17 @@ type Options struct {
 	Seconds  int      `json:"seconds_per_turn,omitempty"`
 	Measures []string `json:"measures,omitempty"` // of Measures
 
-	// Connections in a turn of [CRR].
+	// Of [CRR].
 	Connections int `json:"connections_per_turn,omitempty"`
 }
 
-// The values of Options.Family.
+// AddFlags adds the flags that throughput and crr have in common.
+func (o *Options) AddFlags(f *pflag.FlagSet, rounds int) {
+	f.IntVar(&o.Rounds, "rounds", rounds, "rounds of turns, one for each setting of the fast path")
+	f.IntVar(&o.Nodes, "nodes", 1, "nodes between the pods: 1 or 2")
+	f.StringVar(&o.Family, "family", FamilyIPv4, "address family: "+strings.Join(Families, ", "))
+}
+
 const (
 	FamilyIPv4 = "ipv4"
 	FamilyIPv6 = "ipv6"
@@ -34,7 +41,6 @@ const (
 // Families lists the values of Options.Family.
 var Families = []string{FamilyIPv4, FamilyIPv6}
 
-// The values of Options.Measures.
 const (
 	MeasureAggregated = "aggregated" // a TCP stream of aggregated segments
 	MeasurePackets    = "packets"    // a TCP stream of single packets
@@ -65,7 +71,6 @@ func (o *Options) validate() error {
 	)
 }
 
-// validateThroughput finds values that cannot be measured, and missing commands.
 func (o *Options) validateThroughput() error {
 	if err := errors.Join(o.validate(), bench.Within("--seconds", o.Seconds, 1, 600)); err != nil {
 		return err

@@ -60,7 +60,6 @@ func (m *measurement) streams(ctx context.Context, whole, best bench.Series) (er
 	}, whole, best)
 }
 
-// packetStreams measures TCP streams without aggregation.
 func (m *measurement) packetStreams(ctx context.Context) (err error) {
 	restore, err := m.disableAggregation()
 	if err != nil {
@@ -89,7 +88,6 @@ type streamed struct {
 // a moment between two streams.
 var errNotReady = errors.New("iperf3: the server is not ready")
 
-// stream sends over one TCP connection to the Service for some seconds.
 func (n *network) stream(ctx context.Context, seconds int) (s streamed, err error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		s, err = n.tryStream(ctx, seconds)

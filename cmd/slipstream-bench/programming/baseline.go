@@ -6,8 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/base32"
 	"errors"
 	"fmt"
 	"os"
@@ -81,7 +79,6 @@ func installed(command string) bool {
 
 func (b *baseline) close() error { return b.namespace.Close() }
 
-// load measures a cold start, in one transaction.
 func (b *baseline) load(ctx context.Context, all bench.Samples) error {
 	u, err := b.run(ctx, func(w *script) { b.shape.all(w, slices.Collect(b.cluster.Each()), true) })
 	if err == nil {
@@ -102,22 +99,21 @@ func (b *baseline) loadSplit(ctx context.Context, all bench.Samples) error {
 	if _, err := b.run(ctx, func(w *script) { w.printf("add table %[1]s\ndelete table %[1]s\n", nftTable(w.Family)) }); err != nil {
 		return err
 	}
-	var sum usage
+	sum := time.Duration(0)
 	for part := range slices.Chunk(slices.Collect(b.cluster.Each()), splitServices) {
-		if b.timeout > 0 && sum.took > b.timeout {
+		if b.timeout > 0 && sum > b.timeout {
 			return fmt.Errorf("%w (more than %s)", errTimeout, b.timeout)
 		}
-		u, err := b.run(ctx, func(w *script) { b.shape.all(w, part, sum.took == 0) })
+		u, err := b.run(ctx, func(w *script) { b.shape.all(w, part, sum == 0) })
 		if err != nil {
 			return err
 		}
-		sum.add(u)
+		sum += u.took
 	}
-	all.Add(coldSplit, float64(sum.took))
+	all.Add(coldSplit, float64(sum))
 	return nil
 }
 
-// replace measures the replacement of a random endpoint.
 func (b *baseline) replace(ctx context.Context, all bench.Samples) (time.Duration, error) {
 	r := b.cluster.ReplaceRandom()
 	u, err := b.run(ctx, func(w *script) { b.shape.replace(w, r) })
@@ -166,7 +162,6 @@ func (b *baseline) verify(ctx context.Context) error {
 	return err
 }
 
-// script is a command's input in the making.
 type script struct {
 	*bufio.Writer // keeps its first error for Flush
 	cluster.Family
@@ -175,47 +170,38 @@ type script struct {
 
 func (w *script) printf(format string, args ...any) { fmt.Fprintf(w, format, args...) }
 
-// usage is the cost of running commands.
 type usage struct {
 	took, cpu time.Duration
 	bytes     int64 // of the scripts
-}
-
-func (u *usage) add(more usage) {
-	u.took, u.cpu, u.bytes = u.took+more.took, u.cpu+more.cpu, u.bytes+more.bytes
 }
 
 // run writes a script for each family, and runs the command with it. Writing is not
 // measured.
 func (b *baseline) run(ctx context.Context, write func(*script)) (sum usage, err error) {
 	for _, f := range b.cluster.Families {
-		u, err := b.runFamily(ctx, f, write)
-		sum.add(u)
-		if err != nil {
+		if err := b.runFamily(ctx, f, write, &sum); err != nil {
 			return sum, err
 		}
 	}
 	return sum, nil
 }
 
-func (b *baseline) runFamily(ctx context.Context, f cluster.Family, write func(*script)) (u usage, err error) {
+func (b *baseline) runFamily(ctx context.Context, f cluster.Family, write func(*script), sum *usage) error {
 	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
 	if err != nil {
-		return u, fmt.Errorf("file in memory: %w", err)
+		return fmt.Errorf("file in memory: %w", err)
 	}
 	input := os.NewFile(uintptr(fd), "script")
 	defer input.Close()
 	w := &script{bufio.NewWriterSize(input, 1<<20), f, b.cluster}
 	write(w)
-	if err := w.Flush(); err != nil {
-		return u, err
+	flushed := w.Flush()
+	n, sought := input.Seek(0, 1)
+	_, back := input.Seek(0, 0)
+	if err := errors.Join(flushed, sought, back); err != nil {
+		return err
 	}
-	if u.bytes, err = input.Seek(0, 1); err != nil {
-		return u, err
-	}
-	if _, err := input.Seek(0, 0); err != nil {
-		return u, err
-	}
+	sum.bytes += n
 	if b.timeout > 0 {
 		var cancel func()
 		ctx, cancel = context.WithTimeoutCause(ctx, b.timeout, errTimeout)
@@ -230,23 +216,17 @@ func (b *baseline) runFamily(ctx context.Context, f cluster.Family, write func(*
 	if err == nil {
 		err = p.Wait()
 	}
-	u.took = time.Since(start)
+	sum.took += time.Since(start)
 	switch {
 	case errors.Is(context.Cause(ctx), errTimeout):
-		return u, fmt.Errorf("%w (more than %s)", errTimeout, b.timeout)
+		return fmt.Errorf("%w (more than %s)", errTimeout, b.timeout)
 	case err != nil:
 		line, _, _ := strings.Cut(strings.TrimSpace(problems.String()), "\n")
-		return u, fmt.Errorf("%s: %w: %.300s", args[0], err, line)
+		return fmt.Errorf("%s: %w: %.300s", args[0], err, line)
 	}
-	u.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	sum.cpu += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if rusage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
 		b.peak = max(b.peak, float64(rusage.Maxrss<<10))
 	}
-	return u, nil
-}
-
-// hash keeps names apart that have to be cut short.
-func hash(s string, length int) string {
-	sum := sha256.Sum256([]byte(s))
-	return base32.StdEncoding.EncodeToString(sum[:])[:length]
+	return nil
 }

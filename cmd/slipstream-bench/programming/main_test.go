@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	var work func() error
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == childCommand[1]:
-		work = func() error { return RunChild(os.Stdin, os.Stdout) }
+		work = func() error { return RunChild(os.Args[2], os.Stdout) }
 	case len(os.Args) > 1 && os.Args[1] == "bench-trace":
 		work = traceOfSync
 	default:

@@ -8,7 +8,7 @@ import (
 )
 
 func someOptions() Options {
-	return Options{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1, Baseline: BaselineAuto}
+	return Options{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1, Baseline: baselineAuto}
 }
 
 func TestValidate(t *testing.T) {
@@ -32,7 +32,7 @@ func TestValidate(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			o := someOptions()
 			test.set(&o)
-			err := o.validate()
+			err := o.validate(t.Context())
 			if test.want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
@@ -47,12 +47,12 @@ func TestNoBaseline(t *testing.T) {
 		family              string
 		skipped             bool
 	}{
-		{BaselineAuto, 10, 10, FamilyIPv4, false},
-		{BaselineAuto, 30_000, 10, FamilyIPv4, false},
-		{BaselineAuto, 30_000, 10, FamilyDual, true},
-		{BaselineAuto, 100_000, 10, FamilyIPv4, true},
-		{BaselineOn, 100_000, 10, FamilyIPv4, false},
-		{BaselineOff, 10, 10, FamilyIPv4, true},
+		{baselineAuto, 10, 10, FamilyIPv4, false},
+		{baselineAuto, 30_000, 10, FamilyIPv4, false},
+		{baselineAuto, 30_000, 10, FamilyDual, true},
+		{baselineAuto, 100_000, 10, FamilyIPv4, true},
+		{baselineOn, 100_000, 10, FamilyIPv4, false},
+		{baselineOff, 10, 10, FamilyIPv4, true},
 	}
 	for _, test := range tests {
 		o := Options{Baseline: test.baseline, Services: test.services, Endpoints: test.endpoints, Family: test.family}

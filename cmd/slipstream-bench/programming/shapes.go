@@ -3,6 +3,8 @@
 package programming
 
 import (
+	"crypto/sha256"
+	"encoding/base32"
 	"fmt"
 	"regexp"
 	"strings"
@@ -10,6 +12,12 @@ import (
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	corev1 "k8s.io/api/core/v1"
 )
+
+// hash keeps names apart that have to be cut short.
+func hash(s string, length int) string {
+	sum := sha256.Sum256([]byte(s))
+	return base32.StdEncoding.EncodeToString(sum[:])[:length]
+}
 
 // nftShape is rules in the shape of kube-proxy's nftables mode (KEP-3866): a chain for
 // each Service and one for each of its endpoints. A verdict map leads from ClusterIP,
@@ -28,33 +36,14 @@ func (nftShape) address() *regexp.Regexp {
 	return regexp.MustCompile(`(?m)^\s*meta l4proto tcp dnat to (\S+)$|(\S+) \. tcp \. 80 comment "[^"]*" : goto service-`)
 }
 
-// nftFamily is the family's name in nft's notation.
+// nftFamily and nftTable are a family and the table in nft's notation.
 func nftFamily(f cluster.Family) string {
 	if f.Name == corev1.IPv6Protocol {
 		return "ip6"
 	}
 	return "ip"
 }
-
-// nftTable is the table in nft's notation.
 func nftTable(f cluster.Family) string { return nftFamily(f) + " slipstream-bench" }
-
-func (s nftShape) all(w *script, services []int, first bool) {
-	t := nftTable(w.Family)
-	if first {
-		w.printf(nftBase, t, strings.ToLower(string(w.Name)), nftFamily(w.Family))
-	}
-	for _, service := range services {
-		w.printf("add chain %s %s\n", t, s.serviceChain(w, service))
-		for _, pod := range w.cluster.Pods(service) {
-			s.endpoint(w, service, pod)
-		}
-		s.service(w, service)
-		w.printf("add element %s service-ips { %s . tcp . %d comment \"%s\" : goto %s }\n", t,
-			w.ClusterIP(service), cluster.Port, w.cluster.FullName(service), s.serviceChain(w, service))
-		w.printf("add element %s cluster-ips { %s }\n", t, w.ClusterIP(service))
-	}
-}
 
 // nftBase is all that does not depend on Services.
 const nftBase = `table %[1]s {
@@ -75,24 +64,22 @@ const nftBase = `table %[1]s {
 }
 `
 
-// endpoint writes the chain of an endpoint.
-func (s nftShape) endpoint(w *script, service, pod int) {
-	t, chain, at := nftTable(w.Family), s.endpointChain(w, service, pod), w.PodAddr(pod)
-	w.printf("add chain %s %s\n", t, chain)
-	w.printf("add rule %s %s %s saddr %s jump mark-for-masquerade\n", t, chain, nftFamily(w.Family), at.Addr())
-	w.printf("add rule %s %s meta l4proto tcp dnat to %s\n", t, chain, at)
-}
-
-// service writes the rules in the chain of a Service.
-func (s nftShape) service(w *script, service int) {
-	t, nft, chain := nftTable(w.Family), nftFamily(w.Family), s.serviceChain(w, service)
-	w.printf("add rule %s %s %s daddr %s tcp dport %d %s saddr != %s jump mark-for-masquerade\n", t, chain,
-		nft, w.ClusterIP(service), cluster.Port, nft, w.Pods)
-	var targets []string
-	for i, pod := range w.cluster.Pods(service) {
-		targets = append(targets, fmt.Sprintf("%d : goto %s", i, s.endpointChain(w, service, pod)))
+func (s nftShape) all(w *script, services []int, first bool) {
+	t := nftTable(w.Family)
+	if first {
+		w.printf(nftBase, t, strings.ToLower(string(w.Name)), nftFamily(w.Family))
 	}
-	w.printf("add rule %s %s numgen random mod %d vmap { %s }\n", t, chain, len(targets), strings.Join(targets, ", "))
+	for _, service := range services {
+		chain := s.serviceChain(w, service)
+		w.printf("add chain %s %s\n", t, chain)
+		for _, pod := range w.cluster.Pods(service) {
+			s.endpoint(w, service, pod)
+		}
+		s.service(w, service)
+		w.printf("add element %s service-ips { %s . tcp . %d comment \"%s\" : goto %s }\n", t,
+			w.ClusterIP(service), cluster.Port, w.cluster.FullName(service), chain)
+		w.printf("add element %s cluster-ips { %s }\n", t, w.ClusterIP(service))
+	}
 }
 
 func (s nftShape) replace(w *script, r cluster.Replacement) {
@@ -101,6 +88,24 @@ func (s nftShape) replace(w *script, r cluster.Replacement) {
 	s.endpoint(w, r.Service, r.New)
 	s.service(w, r.Service)
 	w.printf("flush chain %[1]s %[2]s\ndelete chain %[1]s %[2]s\n", t, old)
+}
+
+func (s nftShape) endpoint(w *script, service, pod int) {
+	chain, at := nftTable(w.Family)+" "+s.endpointChain(w, service, pod), w.PodAddr(pod)
+	w.printf("add chain %s\n", chain)
+	w.printf("add rule %s %s saddr %s jump mark-for-masquerade\n", chain, nftFamily(w.Family), at.Addr())
+	w.printf("add rule %s meta l4proto tcp dnat to %s\n", chain, at)
+}
+
+func (s nftShape) service(w *script, service int) {
+	nft, chain := nftFamily(w.Family), nftTable(w.Family)+" "+s.serviceChain(w, service)
+	w.printf("add rule %s %s daddr %s tcp dport %d %s saddr != %s jump mark-for-masquerade\n", chain,
+		nft, w.ClusterIP(service), cluster.Port, nft, w.Pods)
+	var targets []string
+	for i, pod := range w.cluster.Pods(service) {
+		targets = append(targets, fmt.Sprintf("%d : goto %s", i, s.endpointChain(w, service, pod)))
+	}
+	w.printf("add rule %s numgen random mod %d vmap { %s }\n", chain, len(targets), strings.Join(targets, ", "))
 }
 
 func (nftShape) serviceChain(w *script, service int) string {
@@ -147,25 +152,23 @@ func (iptablesShape) address() *regexp.Regexp {
 	return regexp.MustCompile(`(?m)^-A ` + endpointPrefix + `.* --to-destination (\S+)$|^-A ` + listChain + ` -d (\S+)/\d+ .* -j ` + servicePrefix)
 }
 
-// command is the variant's program for a family, such as ip6tables-nft-save.
 func (s iptablesShape) command(f cluster.Family, what string) string {
-	name := s.mode + "-" + what
-	if f.Name == corev1.IPv6Protocol {
-		name = strings.Replace(name, "ip", "ip6", 1)
-	}
-	return name
+	return strings.Replace(s.mode, "ip", nftFamily(f), 1) + "-" + what
 }
 
 func (s iptablesShape) all(w *script, services []int, _ bool) {
-	w.printf("*nat\n:%s - [0:0]\n:%s - [0:0]\n:%s - [0:0]\n", listChain, markChain, postChain)
+	w.printf("*nat\n:%[1]s - [0:0]\n:%[2]s - [0:0]\n:%[3]s - [0:0]\n", listChain, markChain, postChain)
 	for _, service := range services {
 		s.declare(w, service)
 	}
-	w.printf("-A PREROUTING -j %[1]s\n-A OUTPUT -j %[1]s\n-A POSTROUTING -j %[2]s\n", listChain, postChain)
-	w.printf("-A %s -j MARK --or-mark 0x4000\n", markChain)
-	w.printf("-A %s -m mark ! --mark 0x4000/0x4000 -j RETURN\n", postChain)
-	w.printf("-A %s -j MARK --xor-mark 0x4000\n", postChain)
-	w.printf("-A %s -j MASQUERADE --random-fully\n", postChain)
+	w.printf(`-A PREROUTING -j %[1]s
+-A OUTPUT -j %[1]s
+-A POSTROUTING -j %[3]s
+-A %[2]s -j MARK --or-mark 0x4000
+-A %[3]s -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A %[3]s -j MARK --xor-mark 0x4000
+-A %[3]s -j MASQUERADE --random-fully
+`, listChain, markChain, postChain)
 	s.services(w)
 	for _, service := range services {
 		s.service(w, service)
@@ -183,46 +186,43 @@ func (s iptablesShape) replace(w *script, r cluster.Replacement) {
 	w.printf("-X %s\nCOMMIT\n", old)
 }
 
-// services writes the list, a rule for each Service.
-func (s iptablesShape) services(w *script) {
-	for service := range w.cluster.Each() {
-		w.printf("-A %s -m comment --comment \"%s cluster IP\" %s -j %s\n", listChain, w.cluster.FullName(service), matches(w, service), serviceChain(w, service))
+func (iptablesShape) services(w *script) {
+	for i := range w.cluster.Each() {
+		w.printf("-A %s -m comment --comment \"%s cluster IP\" %s -j %s\n", listChain, w.cluster.FullName(i), matches(w, i), serviceChain(w, i))
 	}
 }
 
 // declare writes that a Service's chains exist and are empty.
-func (s iptablesShape) declare(w *script, service int) {
+func (iptablesShape) declare(w *script, service int) {
 	w.printf(":%s - [0:0]\n", serviceChain(w, service))
 	for _, pod := range w.cluster.Pods(service) {
 		w.printf(":%s - [0:0]\n", endpointChain(w, service, pod))
 	}
 }
 
-// service writes the rules in a Service's chains.
-func (s iptablesShape) service(w *script, service int) {
+func (iptablesShape) service(w *script, service int) {
 	name, chain, pods := w.cluster.FullName(service), serviceChain(w, service), w.cluster.Pods(service)
-	comment := func(format string, args ...any) string {
+	comment := func(text string) string {
 		if w.cluster.Services*w.cluster.Endpoints > fewEndpoints {
 			return ""
 		}
-		return " -m comment --comment \"" + fmt.Sprintf(format, args...) + "\""
+		return " -m comment --comment \"" + text + "\""
 	}
 	w.printf("-A %s -m comment --comment \"%s cluster IP\" %s ! -s %s -j %s\n", chain, name, matches(w, service), w.Pods, markChain)
 	for i, pod := range pods {
-		match := comment("%s -> %s", name, w.PodAddr(pod))
+		match := comment(fmt.Sprintf("%s -> %s", name, w.PodAddr(pod)))
 		if left := len(pods) - i; left > 1 {
 			match += fmt.Sprintf(" -m statistic --mode random --probability %.10f", 1/float64(left))
 		}
 		w.printf("-A %s%s -j %s\n", chain, match, endpointChain(w, service, pod))
 	}
 	for _, pod := range pods {
-		chain := endpointChain(w, service, pod)
-		w.printf("-A %s%s -s %s -j %s\n", chain, comment("%s", name), w.PodIP(pod), markChain)
-		w.printf("-A %s%s -m tcp -p tcp -j DNAT --to-destination %s\n", chain, comment("%s", name), w.PodAddr(pod))
+		chain := endpointChain(w, service, pod) + comment(name)
+		w.printf("-A %s -s %s -j %s\n", chain, w.PodIP(pod), markChain)
+		w.printf("-A %s -m tcp -p tcp -j DNAT --to-destination %s\n", chain, w.PodAddr(pod))
 	}
 }
 
-// matches matches packets to a Service.
 func matches(w *script, service int) string {
 	return fmt.Sprintf("-m tcp -p tcp -d %s --dport %d", w.ClusterIP(service), cluster.Port)
 }

@@ -5,25 +5,26 @@
 // Services are programmed as a baseline of rules in the shape of kube-proxy's, in its
 // nftables or iptables mode.
 //
-// Slipstream runs in a child process, so that memory numbers are its own, and each
-// system in a network namespace of its own, so that nothing is left behind. The measured
-// code is the product's: package desired and a dataplane, called as package proxy calls
-// them.
+// Slipstream runs in a child process, so that memory numbers are its own, and each of the
+// two in a network namespace of its own, so that nothing is left behind. The measured code
+// is the product's: package desired and a dataplane, called as package proxy calls them.
 package programming
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 const (
-	// rounds is how many turns Slipstream and the baseline have in a run, so that both
-	// meet the same disturbances.
+	// rounds is into how many parts the changes of a run are divided, and how many changes
+	// are made of the baseline.
 	rounds = 5
 
 	// burstChanges is how many changes a burst has.
@@ -47,7 +48,6 @@ const (
 	elementsSuffix = "_elements"
 )
 
-// changes are the kinds of single changes, in the order of the table.
 var changes = []struct{ name, text string }{
 	{endpointReplaced, "one endpoint replaced"},
 	{endpointAdded, "one endpoint added"},
@@ -56,7 +56,6 @@ var changes = []struct{ name, text string }{
 	{serviceRemoved, "one Service removed"},
 }
 
-// series are what is measured, in the order of the table.
 func series() (all []bench.Series) {
 	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
 		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
@@ -90,13 +89,10 @@ func series() (all []bench.Series) {
 }
 
 // Sync measures what it costs to program the kernel. command starts a process that calls
-// [RunChild].
+// [RunChild] with the argument that follows, and standard output.
 func Sync(ctx context.Context, command []string, o Options) (*bench.Result, error) {
-	if err := o.validate(); err != nil {
+	if err := o.validate(ctx); err != nil {
 		return nil, err
-	}
-	if err := o.resolve(ctx); err != nil {
-		return nil, fmt.Errorf("--mode: %w", err)
 	}
 	if o.ProfileDir != "" {
 		if err := os.MkdirAll(o.ProfileDir, 0o755); err != nil {
@@ -107,137 +103,116 @@ func Sync(ctx context.Context, command []string, o Options) (*bench.Result, erro
 	if o.External > 0 {
 		external = fmt.Sprintf(", %d %% of them external", o.External)
 	}
-	s := &syncs{
-		command: command, options: &o, skipped: o.skipBaseline(),
-		slipstream: bench.Samples{}, baseline: bench.Samples{},
-	}
-	s.off = s.skipped != ""
 	r := &bench.Result{
 		Benchmark: "sync", Options: &o, Machine: bench.ThisMachine(),
 		Title: fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d",
 			bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Seed, o.Runs),
 	}
+	slipstream := bench.Samples{}
+	chains := &baselines{options: &o, skipped: o.skipBaseline(), samples: bench.Samples{}}
+	chains.off = chains.skipped != ""
 	for range o.Runs {
-		if err := s.run(ctx); err != nil {
+		more, err := runChild(ctx, command, &o)
+		if err == nil {
+			slipstream.Merge(more)
+			err = chains.run(ctx)
+		}
+		if err != nil {
 			return nil, bench.Interrupted(ctx, err)
 		}
 	}
 	for _, c := range changes {
-		if len(s.slipstream[c.name]) == 0 {
+		if len(slipstream[c.name]) == 0 {
 			return nil, fmt.Errorf("nothing was measured of %q", c.text)
 		}
 	}
 	r.LoadAfter = bench.LoadAverage()
-	r.Subjects = []bench.Subject{{Name: "slipstream"}, {Name: newShape(&o).name(), Failed: s.skipped}}
+	r.Subjects = []bench.Subject{{Name: "slipstream"}, {Name: newShape(&o).name(), Failed: chains.skipped}}
 	if o.Verify {
 		r.Notes = append(r.Notes, "verified: in the end the kernel had what was meant")
 	}
-	return r, r.Fill(series(), []bench.Samples{s.slipstream, s.baseline})
+	return r, r.Fill(series(), []bench.Samples{slipstream, chains.samples})
 }
 
-// syncs collects what the runs measure.
-type syncs struct {
-	command []string
-	options *Options
+// runChild measures Slipstream in a new process and network namespace.
+func runChild(ctx context.Context, command []string, o *Options) (all bench.Samples, err error) {
+	options, err := json.Marshal(o)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, ns.Close()) }()
+	out, err := ns.Run(ctx, command[0], append(command[1:len(command):len(command)], string(options))...)
+	if err == nil {
+		err = json.Unmarshal(out, &all)
+	}
+	if err != nil {
+		err = fmt.Errorf("slipstream: %w", err)
+	}
+	return all, err
+}
 
-	off      bool   // the baseline is not measured any more
+// baselines measures the baseline in each run, until that takes too long.
+type baselines struct {
+	options  *Options
+	off      bool   // not measured any more
 	coldLong bool   // its cold start in one transaction takes too long
-	skipped  string // why not all of the baseline was measured
-
-	slipstream, baseline bench.Samples
+	skipped  string // why not all was measured
+	samples  bench.Samples
 }
 
-// run is one run, in new processes and namespaces.
-func (s *syncs) run(ctx context.Context) (err error) {
-	c, err := startChild(ctx, s.command, s.options)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	for _, step := range []string{"Cold", "Restart"} {
-		bench.Quiet(ctx)
-		if err := c.call(step, 0, s.slipstream); err != nil {
-			return err
-		}
-	}
-	base, err := s.startBaseline(ctx)
-	if err != nil {
-		return err
-	}
-	if base != nil {
-		defer func() { err = errors.Join(err, base.close()) }()
-	}
-	spent := time.Duration(0)
-	err = bench.Turns(ctx, rounds, 2, func(round, subject int) error {
-		if subject == 0 {
-			bench.Quiet(ctx)
-			n := s.options.Repetitions
-			return c.call("Changes", n*(round+1)/rounds-n*round/rounds, s.slipstream)
-		}
-		limit := s.options.BaselineTimeout / 2
-		if base == nil || s.off || round > 0 && limit > 0 && spent >= limit {
-			return nil
-		}
-		took, err := base.replace(ctx, s.baseline)
-		spent += took
-		return s.skip("change", err)
-	})
-	if err != nil {
-		return err
-	}
-	if err := c.call("Memory", 0, s.slipstream); err != nil {
-		return err
-	}
-	if base != nil {
-		s.baseline.Add(peakCold, base.peak)
-	}
-	if !s.options.Verify {
-		return nil
-	}
-	if err := c.call("Verify", 0, nil); err != nil || base == nil || s.off {
-		return err
-	}
-	return base.verify(ctx)
-}
-
-// startBaseline measures the baseline's cold start: in one transaction, as kube-proxy
-// loads its rules, and in several where the mode has them. It returns nil when there is
-// nothing to measure changes of.
-func (s *syncs) startBaseline(ctx context.Context) (*baseline, error) {
+// run measures the baseline in a new network namespace: a cold start in one transaction, as
+// kube-proxy loads its rules, and in several where the mode has them, and changes.
+func (s *baselines) run(ctx context.Context) (err error) {
 	if s.off {
-		return nil, nil
+		return nil
 	}
 	b, err := newBaseline(s.options)
 	if errors.Is(err, errNotInstalled) {
 		s.off, s.skipped = true, err.Error()
-		return nil, nil
+		return nil
 	} else if err != nil {
-		return nil, err
+		return err
 	}
+	defer func() { err = errors.Join(err, b.close()) }()
 	if !s.coldLong {
 		bench.Quiet(ctx)
-		err := b.load(ctx, s.baseline)
+		err := b.load(ctx, s.samples)
 		s.coldLong = errors.Is(err, errTimeout)
 		if err := s.skip("cold start", err); err != nil {
-			return nil, errors.Join(err, b.close())
+			return err
 		}
 	}
 	if !s.options.iptables() && s.options.Services > splitServices {
 		bench.Quiet(ctx)
-		err := b.loadSplit(ctx, s.baseline)
 		s.off = false
-		if err := s.skip("cold start in parts", err); err != nil {
-			return nil, errors.Join(err, b.close())
+		if err := s.skip("cold start in parts", b.loadSplit(ctx, s.samples)); err != nil {
+			return err
 		}
 	}
 	if s.off {
-		return nil, b.close()
+		return nil
 	}
-	return b, nil
+	limit, spent := s.options.BaselineTimeout/2, time.Duration(0)
+	for round := 0; round < rounds && !s.off && (round == 0 || limit == 0 || spent < limit); round++ {
+		took, err := b.replace(ctx, s.samples)
+		spent += took
+		if err := s.skip("change", err); err != nil {
+			return err
+		}
+	}
+	s.samples.Add(peakCold, b.peak)
+	if s.off || !s.options.Verify {
+		return nil
+	}
+	return b.verify(ctx)
 }
 
 // skip turns the baseline off when a step of it took too long. Other errors stay errors.
-func (s *syncs) skip(step string, err error) error {
+func (s *baselines) skip(step string, err error) error {
 	if !errors.Is(err, errTimeout) {
 		return err
 	}

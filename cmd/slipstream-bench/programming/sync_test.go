@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -26,7 +25,7 @@ import (
 func small(family string) Options {
 	return Options{
 		Services: 50, Endpoints: 5, Family: family, Mode: "nftables", Repetitions: 5, Runs: 1, Seed: 1,
-		Baseline: BaselineOn, BaselineTimeout: time.Minute, Verify: true,
+		Baseline: baselineOn, BaselineTimeout: time.Minute, Verify: true,
 	}
 }
 
@@ -79,7 +78,7 @@ func checkSeries(t *testing.T, r *bench.Result) {
 // account, and the result has every series.
 func TestSyncMeasures(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	for _, family := range Families {
+	for _, family := range familyNames {
 		t.Run(family, func(t *testing.T) {
 			o := small(family)
 			r := measure(t, o)
@@ -128,10 +127,7 @@ func TestResolve(t *testing.T) {
 	inNamespace(t, func() {
 		o := small(FamilyIPv4)
 		o.Mode = modeIPTables
-		if err := o.validate(); err != nil {
-			t.Error(err)
-		}
-		if err := o.resolve(t.Context()); err != nil || o.Mode != "iptables-nft" {
+		if err := o.validate(t.Context()); err != nil || o.Mode != "iptables-nft" {
 			t.Errorf("without any rules, it is %s, %v", o.Mode, err)
 		}
 	})
@@ -164,14 +160,13 @@ func TestVerifyFindsDifferences(t *testing.T) {
 		t.Run("slipstream, "+mode, func(t *testing.T) {
 			require(t)
 			inNamespace(t, func() {
-				s, all := &Slipstream{}, bench.Samples{}
+				s := newSlipstream(&o)
 				defer s.close()
-				err := errors.Join(s.Open(&o, nil), s.Cold(0, &all), s.Changes(3, &all), s.Verify(0, nil))
-				if err != nil {
+				if err := errors.Join(s.cold(), s.changes(3), s.verify()); err != nil {
 					t.Error(err)
 				}
 				s.cluster.ReplaceEndpoint() // a change that the kernel does not get
-				if s.Verify(0, nil) == nil {
+				if s.verify() == nil {
 					t.Error("no difference was found")
 				}
 			})
@@ -237,7 +232,7 @@ func TestBaselineTimeout(t *testing.T) {
 func TestSmallestCluster(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	o := small(FamilyIPv4)
-	o.Services, o.Endpoints, o.Baseline, o.Runs = 1, 1, BaselineOff, 2
+	o.Services, o.Endpoints, o.Baseline, o.Runs = 1, 1, baselineOff, 2
 	o.Repetitions = 4 * rounds
 	r := measure(t, o)
 	checkRepetitions(t, r, o)
@@ -297,8 +292,9 @@ func TestChildProblems(t *testing.T) {
 		want    string
 	}{
 		{"no such program", []string{"/nonexistent"}, "start /nonexistent"},
-		{"ends at once", []string{"/bin/true"}, "slipstream: Open: "},
-		{"does not answer", []string{"/bin/cat", "/proc/version"}, "slipstream: Open: "},
+		{"ends at once", []string{"/bin/true"}, "slipstream: "},
+		{"fails", []string{"/bin/cat", "/nonexistent"}, "No such file"},
+		{"prints something else", []string{"/bin/echo", "hello"}, "slipstream: "},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -319,22 +315,11 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-type output struct{ strings.Builder }
-
-func (*output) Close() error { return nil }
-
-func TestRunChildAnswers(t *testing.T) {
-	for in, want := range map[string]string{
-		"": "",
-		`{"method":"Slipstream.Open","params":[{"mode":"x"}],"id":1}`: `no mode \"x\"`,
-		`{"method":"Slipstream.Sleep","params":[1],"id":1}`:           "can't find method Slipstream.Sleep",
-	} {
-		var out output
-		if err := RunChild(io.NopCloser(strings.NewReader(in)), &out); err != nil {
-			t.Errorf("%s: %v", in, err)
-		}
-		if got := out.String(); !strings.Contains(got, want) || want == "" && got != "" {
-			t.Errorf("%s: %s, want %s", in, got, want)
+func TestRunChildFails(t *testing.T) {
+	for options, want := range map[string]string{"": "options: ", `{"mode":"x"}`: `no mode "x"`} {
+		var out strings.Builder
+		if err := RunChild(options, &out); err == nil || !strings.Contains(err.Error(), want) || out.Len() > 0 {
+			t.Errorf("%s: error %v, want %s; it wrote %q", options, err, want, &out)
 		}
 	}
 }
@@ -343,7 +328,7 @@ func TestRunChildAnswers(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	o := small(FamilyIPv4)
-	o.Baseline, o.ProfileDir = BaselineOff, filepath.Join(t.TempDir(), "profiles")
+	o.Baseline, o.ProfileDir = baselineOff, filepath.Join(t.TempDir(), "profiles")
 	measure(t, o)
 	for _, want := range []string{"cold-1.cpu.pprof", "restart-1.cpu.pprof", "replace-1.cpu.pprof", "replace-5.cpu.pprof", "burst-5.cpu.pprof", "heap.pprof"} {
 		if _, err := os.Stat(filepath.Join(o.ProfileDir, want)); err != nil {

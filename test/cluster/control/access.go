@@ -28,7 +28,6 @@ const (
 	proxyRole      = "system:node-proxier"
 )
 
-// allowProxies makes the proxies' ServiceAccount.
 func (p *Plane) allowProxies(ctx context.Context) error {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: proxyNamespace, Name: proxyAccount}}
 	// The API server makes the namespace in the background when it first starts.
@@ -51,10 +50,9 @@ func (p *Plane) allowProxies(ctx context.Context) error {
 }
 
 // Access is what a proxy reaches the API server with: a kubeconfig file that names a file
-// with a token, as a pod has it. The token is good for an hour unless it is revoked.
+// with a token, as a pod has it. The token is valid for an hour unless it is revoked.
 type Access struct {
-	// Kubeconfig is the path of the file.
-	Kubeconfig string
+	Kubeconfig string // path
 
 	plane     *Plane
 	name      string

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package control is the control plane of a cluster in a lab: etcd, kube-apiserver and
-// the endpointslice controller, and what can go wrong with them.
+// the endpointslice controller, and the faults that tests provoke in them.
 package control
 
 import (
@@ -13,6 +13,8 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"k8s.io/client-go/informers"
+	"k8s.io/kubernetes/pkg/controller/endpointslice"
 )
 
 // Plane is a control plane on a machine of the lab's. Its Client, without a limit on its
@@ -50,3 +52,15 @@ func (p *Plane) Resume() error { return p.API().Signal(syscall.SIGCONT) }
 
 // Kill ends the API server at once. StartAPI starts it again, on the same content.
 func (p *Plane) Kill() error { return p.API().Stop() }
+
+// RunEndpointSlices runs Kubernetes' own endpointslice controller until ctx ends, in this
+// process. It makes EndpointSlices of Services with a selector and of Pods.
+func (p *Plane) RunEndpointSlices(ctx context.Context) {
+	all := informers.NewSharedInformerFactory(p.Client, 0)
+	controller := endpointslice.NewController(ctx,
+		all.Core().V1().Pods(), all.Core().V1().Services(), all.Core().V1().Nodes(), all.Discovery().V1().EndpointSlices(),
+		100, p.Client, 0) // endpoints in a slice: kube-controller-manager's default
+	all.Start(ctx.Done())
+	controller.Run(ctx, 2)
+	all.Shutdown()
+}

@@ -12,29 +12,17 @@ import (
 
 // Cleanup removes all that a proxy has programmed on a node, by the command that it has
 // for this. No proxy of its own may be running there; with Slipstream, another one may.
+// Under kube-proxy's name, Slipstream removes what kube-proxy has programmed too.
 func Cleanup(ctx context.Context, kind Kind, node *lab.Node, o Options) error {
-	o.AsKubeProxy = false
 	binary, err := o.binary(ctx, kind)
 	if err != nil {
 		return err
 	}
-	args := []string{"cleanup", "--keep-kube-proxy"}
-	if kind != Slipstream {
-		args = []string{"--cleanup"}
+	args := []string{"--cleanup"}
+	if kind == Slipstream && !o.AsKubeProxy {
+		args = []string{"cleanup", "--keep-kube-proxy"}
 	}
 	_, err = node.Run(ctx, binary, args...)
-	return err
-}
-
-// CleanupAsKubeProxy has Slipstream, under kube-proxy's name and by its flag, remove all
-// that either of them has programmed on a node.
-func CleanupAsKubeProxy(ctx context.Context, node *lab.Node, o Options) error {
-	o.AsKubeProxy = true
-	binary, err := o.binary(ctx, Slipstream)
-	if err != nil {
-		return err
-	}
-	_, err = node.Run(ctx, binary, "--cleanup")
 	return err
 }
 

@@ -6,6 +6,7 @@ package proxies
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"net/netip"
 	"os"
@@ -14,12 +15,12 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"sigs.k8s.io/yaml"
 )
 
 // Kind is a proxy, in one of its modes.
 type Kind string
 
-// The proxies.
 const (
 	Slipstream        Kind = "slipstream"
 	KubeProxyNFTables Kind = "kube-proxy-nftables"
@@ -29,7 +30,6 @@ const (
 // Kinds are all of them.
 var Kinds = []Kind{Slipstream, KubeProxyNFTables, KubeProxyIPTables}
 
-// mode is what the configuration calls it.
 func (k Kind) mode() string {
 	if k == KubeProxyIPTables {
 		return "iptables"
@@ -39,23 +39,14 @@ func (k Kind) mode() string {
 
 // Options are what a proxy is started with.
 type Options struct {
-	// Dir is an existing directory for its configuration and its log.
-	Dir string
-	// Binary is the path of the program: what [BuildSlipstream] returned for
-	// Slipstream; for kube-proxy it may be empty, then it is built when first needed.
-	Binary string
-	// Kubeconfig is the path of the file that says where the API server is.
-	Kubeconfig string
-	// ClusterCIDRs are where all pods are.
-	ClusterCIDRs []netip.Prefix
-	// AsKubeProxy starts Slipstream under kube-proxy's name and with its flags.
-	AsKubeProxy bool
-	// Configure, if not nil, may change the configuration before it is written.
-	Configure func(config map[string]any)
-	// Flags are further ones.
-	Flags []string
-	// Log is called about what takes long. It may be nil.
-	Log upstream.Log
+	Dir          string                      // an existing directory for its configuration and its log
+	Binary       string                      // path of the program; if empty, kube-proxy is built when first needed
+	Kubeconfig   string                      // path
+	ClusterCIDRs []netip.Prefix              // of all pods
+	AsKubeProxy  bool                        // start Slipstream under kube-proxy's name and with its flags
+	Configure    func(config map[string]any) // changes the configuration before it is written, if not nil
+	Flags        []string                    // further ones
+	Log          upstream.Log                // called about what takes long, if not nil
 }
 
 // Proxy is a proxy's process on a node. See [program.Program] for how to end it; what it
@@ -89,7 +80,6 @@ func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, e
 	return &Proxy{p, kind, node}, nil
 }
 
-// binary is the path of the program to start.
 func (o *Options) binary(ctx context.Context, kind Kind) (string, error) {
 	switch {
 	case kind != Slipstream && o.Binary == "":
@@ -103,3 +93,46 @@ func (o *Options) binary(ctx context.Context, kind Kind) (string, error) {
 	}
 	return o.Binary, nil
 }
+
+// BuildSlipstream builds the command slipstream of this checkout into dir and returns its
+// path.
+func BuildSlipstream(ctx context.Context, dir string) (string, error) {
+	root, err := upstream.Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "slipstream")
+	_, err = upstream.Go(ctx, root, "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/slipstream")
+	return path, err
+}
+
+func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) {
+	var config map[string]any
+	if err := yaml.Unmarshal(kubeadmConfig, &config); err != nil {
+		return "", err
+	}
+	config["mode"] = kind.mode()
+	config["hostnameOverride"] = nodeName
+	config["clusterCIDR"] = upstream.JoinPrefixes(o.ClusterCIDRs)
+	config["clientConnection"].(map[string]any)["kubeconfig"] = o.Kubeconfig
+	// A node of the lab is only a network namespace: these settings would affect the whole
+	// machine.
+	config["conntrack"].(map[string]any)["maxPerCore"] = 0
+	config["conntrack"].(map[string]any)["min"] = 0
+	config["oomScoreAdj"] = 0
+	if o.Configure != nil {
+		o.Configure(config)
+	}
+	b, err := yaml.Marshal(config)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(o.Dir, name+"-config.yaml")
+	return path, os.WriteFile(path, b, 0o600)
+}
+
+// kubeadmConfig is the configuration that "kubeadm init phase addon kube-proxy" puts into
+// its ConfigMap: every field, most of them empty, which stands for the default.
+//
+//go:embed kubeadm.yaml
+var kubeadmConfig []byte

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -19,8 +17,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -31,7 +30,8 @@ type environment struct {
 	options *options
 	site    *site.Site
 	plane   *control.Plane
-	pods    *pods
+	pods    *lab.Host
+	stop    func() // ends the pods' server
 	dir     string
 	log     upstream.Log
 	nodes   []*site.Node // not used yet
@@ -39,21 +39,12 @@ type environment struct {
 	sample  []int        // of them, whose rules are counted for all subjects
 }
 
-// planeAddress is the control plane's, on the fabric.
-var planeAddress = netip.MustParsePrefix("192.168.100.2/24")
+var (
+	planeAddress = netip.MustParsePrefix("192.168.100.2/24")
+	podsAddress  = netip.MustParsePrefix("192.168.100.210/24")
+)
 
 const namespace = "default"
-
-// newCluster makes up the objects.
-func newCluster(o *options) *cluster.Cluster {
-	c := cluster.Config{
-		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
-	}
-	if !o.rules {
-		c.Singles = singles
-	}
-	return cluster.New(c)
-}
 
 // newEnvironment starts everything but the subjects, with nodes for a number of runs. The
 // caller closes it.
@@ -67,7 +58,13 @@ func newEnvironment(ctx context.Context, o *options, runs int, dir string, log u
 	if err != nil {
 		return nil, err
 	}
-	e := &environment{Cluster: newCluster(o), options: o, dir: dir, log: log, site: &site.Site{Lab: l}}
+	c := cluster.Config{
+		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
+	}
+	if !o.rules {
+		c.Singles = singles
+	}
+	e := &environment{Cluster: cluster.New(c), options: o, dir: dir, log: log, site: &site.Site{Lab: l}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
@@ -80,7 +77,7 @@ func newEnvironment(ctx context.Context, o *options, runs int, dir string, log u
 		return nil, err
 	}
 	e.site.Plane = e.plane
-	if e.pods, err = newPods(ctx, l); err != nil {
+	if e.pods, e.stop, err = newPods(l); err != nil {
 		return nil, err
 	}
 	// All nodes now: a lab connects new nodes with deleted ones too.
@@ -94,10 +91,29 @@ func newEnvironment(ctx context.Context, o *options, runs int, dir string, log u
 	return e, nil
 }
 
+// newPods makes a machine that has the addresses of all pods. Its one server answers a
+// connection with the four bytes of the address that it was made to, and closes it.
+func newPods(l *lab.Lab) (host *lab.Host, stop func(), err error) {
+	if host, err = l.Host("pods", podsAddress); err != nil {
+		return nil, nil, err
+	}
+	// The routes to the clients' pods are more specific than the local range.
+	if err := errors.Join(host.RouteToPods(), host.AddLocalRange(cluster.IPv4.Pods)); err != nil {
+		return nil, nil, err
+	}
+	stop, err = bench.Serve(host.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), cluster.TargetPort), func(fd int) {
+		if local, err := unix.Getsockname(fd); err == nil {
+			a := local.(*unix.SockaddrInet4).Addr
+			_, _ = unix.Write(fd, a[:])
+		}
+	})
+	return host, stop, err
+}
+
 func (e *environment) close() error {
 	var errs []error
-	if e.pods != nil {
-		e.pods.close()
+	if e.stop != nil {
+		e.stop()
 	}
 	if e.plane != nil {
 		errs = append(errs, e.plane.Close())
@@ -105,7 +121,6 @@ func (e *environment) close() error {
 	return errors.Join(append(errs, e.site.Lab.Close())...)
 }
 
-// fill writes Services and their EndpointSlices until there are n Services.
 func (e *environment) fill(ctx context.Context, n int) error {
 	if n <= e.filled {
 		return nil
@@ -129,21 +144,16 @@ func (e *environment) fill(ctx context.Context, n int) error {
 }
 
 // writeFirst writes the first slice of a Service, and returns after the API server's reply.
+// The slice has the annotation that the EndpointSlice controller writes and kube-proxy
+// reads.
 func (e *environment) writeFirst(ctx context.Context, service int) error {
-	s := e.firstSlice(service)
+	s := e.Slices(cluster.IPv4, service)[0]
+	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
 	// Without a version, whatever is stored is replaced.
 	if _, err := e.plane.Client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
 	return nil
-}
-
-// firstSlice is the first slice of a Service, with the annotation that the EndpointSlice
-// controller writes and kube-proxy reads.
-func (e *environment) firstSlice(service int) *discoveryv1.EndpointSlice {
-	s := e.Slices(cluster.IPv4, service)[0]
-	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
-	return s
 }
 
 // replaceFirst replaces the first endpoint of a Service, and returns the new one's address.
@@ -152,52 +162,38 @@ func (e *environment) replaceFirst(service int) netip.Addr {
 	return cluster.IPv4.PodIP(e.ReplaceFirst(service).New)
 }
 
-// frontend is where clients of a Service connect to.
 func frontend(service int) netip.AddrPort {
 	return netip.AddrPortFrom(cluster.IPv4.ClusterIP(service), cluster.Port)
 }
 
-// each calls do for 0 to n-1, several at a time, until one fails.
 func each(n int, do func(i int) error) error {
-	const writers = 24 // requests to the API server at a time
-	var next atomic.Int64
-	var once sync.Once
-	var failed error
-	var all sync.WaitGroup
-	for range writers {
-		all.Go(func() {
-			for i := int(next.Add(1) - 1); i < n; i = int(next.Add(1) - 1) {
-				if err := do(i); err != nil {
-					once.Do(func() { failed = err })
-					next.Store(int64(n))
-				}
-			}
-		})
+	var all errgroup.Group
+	all.SetLimit(24) // requests to the API server at a time
+	for i := range n {
+		all.Go(func() error { return do(i) })
 	}
-	all.Wait()
-	return failed
+	return all.Wait()
 }
 
-// node is where one subject runs once.
 type node struct {
 	*site.Node
 	client *lab.Pod
 }
 
-// run runs a subject once, on a node that was not used before. It returns what was measured
+// run runs a subject once, on a node that was not used before. It adds what was measured
 // before an error too.
-func (e *environment) run(ctx context.Context, s subject, program string) (_ bench.Samples, err error) {
+func (e *environment) run(ctx context.Context, s subject, program string, samples bench.Samples) (err error) {
 	n := &node{Node: e.nodes[0]}
 	e.nodes = e.nodes[1:]
 	defer func() { err = errors.Join(err, n.remove(context.WithoutCancel(ctx))) }()
 	if err := e.prepare(ctx, n, s); err != nil {
-		return nil, err
+		return err
 	}
 	access, err := e.plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m := &measurement{environment: e, node: n, subject: s, samples: bench.Samples{}, prober: &prober{client: n.client, timeout: e.options.Timeout}}
+	m := &measurement{environment: e, node: n, subject: s, samples: samples, prober: &prober{client: n.client, timeout: e.options.Timeout}}
 	m.start = func() (*proxies.Proxy, error) {
 		return proxies.Start(ctx, s.kind, n.Node.Node, proxies.Options{
 			Dir: e.dir, Binary: program, Kubeconfig: access.Kubeconfig,
@@ -207,13 +203,15 @@ func (e *environment) run(ctx context.Context, s subject, program string) (_ ben
 		})
 	}
 	if e.options.rules {
-		return m.samples, m.countRules(ctx)
+		return m.countRules(ctx)
 	}
-	return m.samples, m.measure(ctx)
+	return m.measure(ctx)
 }
 
-// prepare makes a client's pod on the node, and for an iptables mode the sign of which
-// variant the node uses. It tries the way from the client to the pods, without any proxy.
+// prepare makes a client's pod on the node. For an iptables mode it makes the chain by
+// which a kubelet shows which variant its node uses (KEP-3178): Slipstream looks for it,
+// kube-proxy takes what is called iptables. It tries the way from the client to the pods,
+// without any proxy.
 func (e *environment) prepare(ctx context.Context, n *node, s subject) (err error) {
 	if err := n.AddRoute(cluster.IPv4.Pods, podsAddress.Addr()); err != nil {
 		return err
@@ -222,7 +220,7 @@ func (e *environment) prepare(ctx context.Context, n *node, s subject) (err erro
 		return fmt.Errorf("register node %s: %w", n.Name(), err)
 	}
 	if s.mode == iptablesMode {
-		if err := hint(ctx, n.Node); err != nil {
+		if _, err := n.Run(ctx, "iptables", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"); err != nil {
 			return err
 		}
 	}
@@ -242,7 +240,6 @@ func (e *environment) prepare(ctx context.Context, n *node, s subject) (err erro
 	})
 }
 
-// remove deletes the node, with its processes and rules.
 func (n *node) remove(ctx context.Context) error {
 	var err error
 	if n.client != nil {

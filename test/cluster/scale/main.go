@@ -9,9 +9,9 @@
 // node of its own, one after the other: Slipstream and upstream kube-proxy, each in its
 // nftables and its iptables mode, with the configuration that kubeadm writes. One machine
 // has the addresses of all pods and answers every connection with the address that it was
-// made to (pods.go), so any Service can be connected to, and the answer says which endpoint
+// made to, so any Service can be connected to, and the answer says which endpoint
 // it was. The iptables modes use the commands of the legacy variant, unless -iptables says
-// otherwise (iptables.go).
+// otherwise.
 //
 // What is measured of each subject:
 //
@@ -50,6 +50,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -83,7 +84,6 @@ func command(ctx context.Context, args []string, out io.Writer, log upstream.Log
 	return errors.Join(r.Write(out, o.output, o.save), r.Failures())
 }
 
-// measure fills a cluster and runs all subjects in turns.
 func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result, err error) {
 	bench.QuietLimit = o.quiet
 	dir, done, err := o.directory()
@@ -95,10 +95,13 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 	if err != nil {
 		return nil, err
 	}
-	chosen := choose(o.Subjects)
+	var chosen []subject
 	r := &bench.Result{Benchmark: "scale", Options: o, Machine: bench.ThisMachine()}
-	for _, s := range chosen {
-		r.Subjects = append(r.Subjects, bench.Subject{Name: s.name, Version: programs.version(ctx, s)})
+	for _, s := range subjects {
+		if slices.Contains(o.Subjects, s.name) {
+			chosen = append(chosen, s)
+			r.Subjects = append(r.Subjects, bench.Subject{Name: s.name, Version: s.version(ctx, programs[s.kind])})
+		}
 	}
 	rounds, series := o.Runs, measuredSeries(o)
 	r.Title = fmt.Sprintf("%s Services x %s endpoints on kube-apiserver; runs: %d", bench.Thousands(o.most()), bench.Thousands(o.Endpoints), o.Runs)
@@ -112,20 +115,14 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	samples := make([]bench.Samples, len(chosen))
-	for i := range samples {
-		samples[i] = bench.Samples{}
-	}
-	err = bench.Turns(ctx, rounds, len(chosen), func(round, i int) error {
+	samples, err := bench.Turns(ctx, rounds, len(chosen), func(round, i int, samples bench.Samples) error {
 		if err := e.fill(ctx, o.Services[min(round, len(o.Services)-1)]); err != nil {
 			return err
 		}
 		if r.Subjects[i].Failed != "" {
 			return nil
 		}
-		one, err := e.run(ctx, chosen[i], programs.of(chosen[i]))
-		samples[i].Merge(one)
-		if ctx.Err() == nil && err != nil {
+		if err := e.run(ctx, chosen[i], programs[chosen[i].kind], samples); ctx.Err() == nil && err != nil {
 			log("%s: %v", chosen[i].name, err)
 			r.Subjects[i].Failed = err.Error()
 		}

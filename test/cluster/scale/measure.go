@@ -13,9 +13,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
 )
 
-// Names of series.
 const (
 	started      = "start"
 	startCPU     = "start_cpu"
@@ -28,7 +29,6 @@ const (
 	peakCommands = "peak_rss_commands"
 )
 
-// measuredSeries are what is measured of each subject, in the order of the table.
 func measuredSeries(o *options) (all []bench.Series) {
 	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
 		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
@@ -45,7 +45,6 @@ func measuredSeries(o *options) (all []bench.Series) {
 	return all
 }
 
-// measurement is a subject being measured.
 type measurement struct {
 	*environment
 	node    *node
@@ -56,7 +55,6 @@ type measurement struct {
 	samples bench.Samples
 }
 
-// measure measures start, changes, bursts and memory.
 func (m *measurement) measure(ctx context.Context) (err error) {
 	bench.Quiet(ctx) // the kernel frees the rules of the subject before
 	sample := append([]int(nil), m.Single...)
@@ -75,10 +73,14 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		m.samples.Add(started, float64(answered.Sub(begin)))
 		m.log("%s: Services answer after %v", m.subject.name, answered.Sub(begin).Round(time.Millisecond))
 	}
-	for _, step := range []func(context.Context) error{m.startUsage, m.changes, m.bursts, m.memory} {
+	for _, step := range []func(context.Context) error{m.startUsage, m.changes, m.bursts} {
 		if err == nil {
 			err = step(ctx)
 		}
+	}
+	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
+		m.samples.Add(peak, float64(memory.VmHWM))
+		err = failed
 	}
 	if most := stop(); most > 0 {
 		m.samples.Add(peakCommands, float64(most))
@@ -119,12 +121,6 @@ func (m *measurement) startUsage(ctx context.Context) error {
 	return err
 }
 
-func (m *measurement) memory(context.Context) error {
-	memory, err := bench.Memory(m.proxy.PID())
-	m.samples.Add(peak, float64(memory.VmHWM))
-	return err
-}
-
 // calm waits until the process does next to nothing, for up to five minutes.
 func (m *measurement) calm(ctx context.Context) error {
 	const window = 500 * time.Millisecond
@@ -143,7 +139,6 @@ func (m *measurement) calm(ctx context.Context) error {
 	return err
 }
 
-// changes replaces single endpoints, one after the other.
 func (m *measurement) changes(ctx context.Context) error {
 	const least = 3 // are made however long they take
 	before, err := bench.Used(m.proxy.PID())
@@ -187,7 +182,6 @@ func (m *measurement) change(ctx context.Context, service int) (took time.Durati
 	return took, err
 }
 
-// bursts replaces endpoints of many Services at a time.
 func (m *measurement) bursts(ctx context.Context) error {
 	begin := time.Now()
 	for k := 0; k < m.options.Bursts && (k < 1 || time.Since(begin) < m.options.Budget); k++ {
@@ -234,4 +228,90 @@ func (m *measurement) burst(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+var errTooLong = errors.New("not within -timeout")
+
+type prober struct {
+	client  *lab.Pod
+	timeout time.Duration
+	ended   <-chan struct{} // of the subject's process
+}
+
+// do runs fn on a thread in the client's pod. The other functions here are called in it.
+func (p *prober) do(fn func() error) error { return p.client.Do(fn) }
+
+// until connects again and again until a wanted pod answers, and returns when it did. The
+// time since begin decides how long to wait for an answer and between connections.
+func (p *prober) until(ctx context.Context, to netip.AddrPort, begin time.Time, wanted func(pod netip.Addr) bool) (time.Time, error) {
+	for {
+		elapsed := time.Since(begin)
+		pod, err := connect(to, bounded(elapsed/100, 2*time.Millisecond, 100*time.Millisecond))
+		now := time.Now()
+		if err == nil && wanted(pod) {
+			return now, nil
+		}
+		select {
+		case <-ctx.Done():
+			return now, ctx.Err()
+		case <-p.ended:
+			return now, errors.New("it ended")
+		default:
+		}
+		if now.Sub(begin) > p.timeout {
+			return now, fmt.Errorf("%w: connections to %v: %v %v", errTooLong, to, pod, err)
+		}
+		sleep(bounded(elapsed/1000, 100*time.Microsecond, 10*time.Millisecond))
+	}
+}
+
+func bounded(d, least, most time.Duration) time.Duration { return min(max(d, least), most) }
+
+// sleep is more precise than [time.Sleep], and holds its thread.
+func sleep(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
+	_, _ = unix.Ppoll(nil, &t, nil)
+}
+
+// errSilent says that nothing answers.
+var errSilent = errors.New("no answer")
+
+func connect(to netip.AddrPort, wait time.Duration) (pod netip.Addr, err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return pod, err
+	}
+	defer unix.Close(fd)
+	// Close by a reset, so that no state of the connection stays behind in the pods.
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return pod, err
+	}
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return pod, err
+	}
+	deadline := time.Now().Add(wait)
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return pod, errSilent
+		}
+		t := unix.NsecToTimespec(int64(left))
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, &t, nil)
+		if n > 0 {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return pod, err
+		}
+	}
+	var a [4]byte
+	n, err := unix.Read(fd, a[:])
+	if err != nil {
+		return pod, err
+	}
+	if n != len(a) {
+		return pod, fmt.Errorf("an answer of %d bytes", n)
+	}
+	return netip.AddrFrom4(a), nil
 }

@@ -24,11 +24,11 @@ func TestProber(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	p, err := newPods(t.Context(), l)
+	_, stop, err := newPods(l)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
+	defer stop()
 	n, err := (&site.Site{Lab: l}).Machine(1)
 	if err != nil {
 		t.Fatal(err)

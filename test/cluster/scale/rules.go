@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/rulewalk"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // rulesSeries are the rules executed with each number of Services, in the order of the
@@ -38,7 +41,7 @@ func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", servic
 // from a pod on the node, to one Service of a random sample after the other. Rules and
 // counters are read before and after each. Package rulewalk finds the packet's path through
 // all tables, PREROUTING to POSTROUTING: a rule was executed if the packet came to it,
-// whether it matched or not. The path must end where the packet arrived (first.go).
+// whether it matched or not. The path must end where the kernel has sent the packet.
 func (m *measurement) countRules(ctx context.Context) (err error) {
 	n := m.filled
 	defer func() {
@@ -50,15 +53,14 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 		return err
 	}
 	// From here on there are no answers, so that only the first packets are counted.
-	if err := m.pods.ignore(true); err != nil {
+	if _, err := m.pods.Run(ctx, "nft", "table ip silent {\nchain c { type filter hook prerouting priority raw; policy drop; }\n}"); err != nil {
 		return err
 	}
 	defer func() {
-		if failed := m.pods.ignore(false); err == nil {
-			err = failed
-		}
+		_, failed := m.pods.Run(context.WithoutCancel(ctx), "nft", "delete table ip silent")
+		err = errors.Join(err, failed)
 	}()
-	c := &counter{pods: m.pods, node: m.node}
+	c := &counter{node: m.node}
 	if c.now, err = c.dump(ctx); err != nil {
 		return err
 	}
@@ -106,14 +108,11 @@ func (m *measurement) program(ctx context.Context) (err error) {
 	return err
 }
 
-// counter counts rules on a node where nothing else happens.
 type counter struct {
-	pods *pods
 	node *node
 	now  rulewalk.Dump
 }
 
-// dump reads all rules of IPv4, with their counters.
 func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
 	text, err := c.node.Run(ctx, "iptables-save", "-c")
 	if err != nil {
@@ -125,7 +124,7 @@ func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
 // connect sends the first packet of a connection from the client to a Service, and returns
 // how many rules the node has executed for it.
 func (c *counter) connect(ctx context.Context, service int) (rules int, err error) {
-	arrived, err := c.pods.first(c.node.client, frontend(service))
+	sent, err := c.node.sendFirst(frontend(service))
 	if err != nil {
 		return 0, err
 	}
@@ -137,10 +136,50 @@ func (c *counter) connect(ctx context.Context, service int) (rules int, err erro
 	if err != nil {
 		return 0, err
 	}
-	if walk.Destination != arrived.String() {
-		return 0, fmt.Errorf("the rules say %q, but the packet arrived at %v", walk.Destination, arrived)
+	if walk.Destination != sent.String() {
+		return 0, fmt.Errorf("the rules say %q, but the packet was sent to %v", walk.Destination, sent)
 	}
 	return walk.Rules, nil
+}
+
+// sendFirst sends the first packet of a connection from the client, and no other one, and
+// returns where connection tracking says that it was sent. Nothing may answer.
+func (n *node) sendFirst(to netip.AddrPort) (sent netip.AddrPort, err error) {
+	err = n.client.Do(func() error {
+		family, address := bench.Sockaddr(to)
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		// Close it before the packet is sent again, which is after a second.
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, address); !errors.Is(err, unix.EINPROGRESS) {
+			return fmt.Errorf("connect to %v: %w", to, err)
+		}
+		local, err := unix.Getsockname(fd)
+		if err != nil {
+			return err
+		}
+		port := uint16(local.(*unix.SockaddrInet4).Port)
+		for deadline := time.Now().Add(900 * time.Millisecond); time.Now().Before(deadline); sleep(time.Millisecond) {
+			var flows []*netlink.ConntrackFlow
+			if err := n.Do(func() (err error) {
+				flows, err = netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+				return err
+			}); err != nil {
+				return fmt.Errorf("connection tracking: %w", err)
+			}
+			for _, f := range flows {
+				if f.Forward.SrcPort == port && f.Forward.DstIP.Equal(to.Addr().AsSlice()) {
+					pod, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
+					sent = netip.AddrPortFrom(pod.Unmap(), f.Reverse.SrcPort)
+					return nil
+				}
+			}
+		}
+		return errSilent
+	})
+	return sent, err
 }
 
 // list are those of n Services that are in kube-proxy's list, in its order.

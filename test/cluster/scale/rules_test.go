@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,25 +103,5 @@ func TestRulesGivenUp(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("no row of 3 Services in\n%s", &out)
-	}
-}
-
-// TestParseSYN has a packet with options of IP.
-func TestParseSYN(t *testing.T) {
-	b := make([]byte, 24+20)
-	b[0] = 4<<4 | 6
-	copy(b[16:], []byte{10, 128, 0, 7})
-	copy(b[24:], []byte{0x80, 0x00, 0x1f, 0x90})
-	for flags, want := range map[byte]bool{0x02: true, 0x12: false, 0x10: false, 0x04: false} {
-		b[24+13] = flags
-		to, ok := parseSYN(b)
-		if ok != want || to != netip.MustParseAddrPort("10.128.0.7:8080") {
-			t.Errorf("flags %#x: %v, %v", flags, to, ok)
-		}
-	}
-	for n := range len(b) {
-		if _, ok := parseSYN(b[:n]); ok {
-			t.Errorf("%d bytes are a packet", n)
-		}
 	}
 }

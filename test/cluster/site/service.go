@@ -38,17 +38,9 @@ func (s *Site) NewService(ctx context.Context, name, app string, change func(*co
 	return s.Plane.Client.CoreV1().Services(Namespace).Create(ctx, svc, metav1.CreateOptions{})
 }
 
-// PatchService changes a Service by a strategic merge patch, given as what becomes JSON.
-func (s *Site) PatchService(ctx context.Context, name string, patch any) (*corev1.Service, error) {
-	return s.patchService(ctx, name, patch)
-}
-
-// PatchServiceStatus changes a Service's status, as a load balancer's controller does.
-func (s *Site) PatchServiceStatus(ctx context.Context, name string, patch any) (*corev1.Service, error) {
-	return s.patchService(ctx, name, patch, "status")
-}
-
-func (s *Site) patchService(ctx context.Context, name string, patch any, sub ...string) (*corev1.Service, error) {
+// PatchService changes a Service, or its subresource "status", as a load balancer's
+// controller does, by a strategic merge patch: what becomes its JSON.
+func (s *Site) PatchService(ctx context.Context, name string, patch any, sub ...string) (*corev1.Service, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return nil, err

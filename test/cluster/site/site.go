@@ -16,7 +16,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )
 
-// Where addresses are from, IPv4 first.
 var (
 	ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
 	ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/32")} // of all pods
@@ -71,7 +70,6 @@ func New(ctx context.Context, dir string, nodes int, log upstream.Log) (_ *Site,
 	return s, err
 }
 
-// onFabric is a machine's addresses on the fabric.
 func onFabric(number int) []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix(fmt.Sprintf("192.168.100.%d/24", number)),

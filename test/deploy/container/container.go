@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -22,35 +23,26 @@ import (
 
 // Spec says what to run, and in what.
 type Spec struct {
-	// Root is the root file system. What is mounted has to have a place in it: see
-	// [Prepare].
-	Root string
-	// ReadOnly makes the root file system read-only.
-	ReadOnly bool
-	// Mounts are files and directories of the machine, by their path in the container.
-	Mounts map[string]Mount
-	// Capabilities are numbers (unix.CAP_...) of all that the program has.
-	Capabilities []int
-	// Command and Env are the program.
+	Root         string           // the root file system; see [Prepare]
+	ReadOnly     bool             // the root file system
+	Mounts       map[string]Mount // by their path in the container
+	Capabilities []int            // all that the program has (unix.CAP_...)
 	Command, Env []string
 }
 
-// Mount is a file or directory of the machine's.
+// Mount is a file or directory of the machine.
 type Mount struct {
 	Source   string
 	ReadOnly bool
 }
 
-// variable carries a Spec to the container's first process.
 const variable = "DEPLOY_TEST_CONTAINER"
 
 // system are the file systems that an engine mounts.
-var system = []struct{ path, kind string }{{"/proc", "proc"}, {"/sys", "sysfs"}}
-
 // Prepare makes the places in the root file system where something is mounted.
 func (s *Spec) Prepare() error {
-	for _, m := range system {
-		if err := os.MkdirAll(filepath.Join(s.Root, m.path), 0o755); err != nil {
+	for _, system := range []string{"proc", "sys"} {
+		if err := os.MkdirAll(filepath.Join(s.Root, system), 0o755); err != nil {
 			return err
 		}
 	}
@@ -100,7 +92,6 @@ func Init() {
 	os.Exit(125)
 }
 
-// enter becomes the program.
 func (s *Spec) enter() error {
 	runtime.LockOSThread()
 	if err := s.mount(); err != nil {
@@ -123,16 +114,14 @@ func (s *Spec) enter() error {
 
 func (s *Spec) mount() error {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	proc, sys, settings := filepath.Join(s.Root, "proc"), filepath.Join(s.Root, "sys"), filepath.Join(s.Root, "proc/sys")
 	errs := []error{
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 		unix.Mount(s.Root, s.Root, "", unix.MS_BIND, ""),
+		unix.Mount("proc", proc, "proc", quiet, ""),
+		unix.Mount("sysfs", sys, "sysfs", quiet, ""),
+		bind(settings, settings, true), bind(sys, sys, true),
 	}
-	for _, m := range system {
-		place := filepath.Join(s.Root, m.path)
-		errs = append(errs, unix.Mount(m.kind, place, m.kind, quiet, ""))
-	}
-	settings := filepath.Join(s.Root, "proc/sys")
-	errs = append(errs, bind(settings, settings, true), bind(filepath.Join(s.Root, "sys"), filepath.Join(s.Root, "sys"), true))
 	for path, m := range s.Mounts {
 		errs = append(errs, bind(m.Source, filepath.Join(s.Root, path), m.ReadOnly))
 	}
@@ -164,11 +153,7 @@ func keepCapabilities(keep []int) error {
 		return fmt.Errorf("get capabilities: %w", err)
 	}
 	for c := 0; c <= unix.CAP_LAST_CAP; c++ {
-		kept := false
-		for _, k := range keep {
-			kept = kept || k == c
-		}
-		if kept {
+		if slices.Contains(keep, c) {
 			data[c/32].Permitted |= have[c/32].Permitted & (1 << (c % 32))
 			data[c/32].Effective = data[c/32].Permitted
 			continue

@@ -20,7 +20,7 @@ import (
 // Write makes the objects in the API server exactly the cluster's. The Service
 // "kubernetes", which the API server makes itself, stays.
 func (c *Cluster) Write(ctx context.Context, api k8s.Interface) error {
-	if err := Clear(ctx, api); err != nil {
+	if err := deleteAll(ctx, api); err != nil {
 		return err
 	}
 	for _, ns := range Namespaces {
@@ -29,68 +29,50 @@ func (c *Cluster) Write(ctx context.Context, api k8s.Interface) error {
 			return fmt.Errorf("create namespace %s: %w", ns, err)
 		}
 	}
+	create := metav1.CreateOptions{}
 	for _, n := range c.Nodes {
-		if err := writeNode(ctx, api, n); err != nil {
+		got, err := api.CoreV1().Nodes().Create(ctx, n, create)
+		if err == nil {
+			got.Status.Addresses = n.Status.Addresses
+			_, err = api.CoreV1().Nodes().UpdateStatus(ctx, got, metav1.UpdateOptions{})
+		}
+		if err != nil {
 			return fmt.Errorf("create Node %s: %w", n.Name, err)
 		}
 	}
 	for _, svc := range c.Services {
-		if err := writeService(ctx, api, svc); err != nil {
+		got, err := api.CoreV1().Services(svc.Namespace).Create(ctx, svc, create)
+		if err == nil && len(svc.Status.LoadBalancer.Ingress) > 0 {
+			got.Status.LoadBalancer = svc.Status.LoadBalancer
+			_, err = api.CoreV1().Services(svc.Namespace).UpdateStatus(ctx, got, metav1.UpdateOptions{})
+		}
+		if err != nil {
 			return fmt.Errorf("create Service %s/%s: %w", svc.Namespace, svc.Name, err)
 		}
 	}
 	for _, s := range c.Slices {
-		if _, err := api.DiscoveryV1().EndpointSlices(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
+		if _, err := api.DiscoveryV1().EndpointSlices(s.Namespace).Create(ctx, s, create); err != nil {
 			return fmt.Errorf("create EndpointSlice %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}
 	return nil
 }
 
-func writeNode(ctx context.Context, api k8s.Interface, n *corev1.Node) error {
-	nodes := api.CoreV1().Nodes()
-	got, err := nodes.Create(ctx, n, metav1.CreateOptions{})
+func deleteAll(ctx context.Context, api k8s.Interface) error {
+	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
+	services, err := api.CoreV1().Services("").List(ctx, all)
 	if err != nil {
 		return err
 	}
-	got.Status.Addresses = n.Status.Addresses
-	_, err = nodes.UpdateStatus(ctx, got, metav1.UpdateOptions{})
-	return err
-}
-
-func writeService(ctx context.Context, api k8s.Interface, svc *corev1.Service) error {
-	services := api.CoreV1().Services(svc.Namespace)
-	got, err := services.Create(ctx, svc, metav1.CreateOptions{})
-	if err != nil || len(svc.Status.LoadBalancer.Ingress) == 0 {
-		return err
-	}
-	got.Status.LoadBalancer = svc.Status.LoadBalancer
-	_, err = services.UpdateStatus(ctx, got, metav1.UpdateOptions{})
-	return err
-}
-
-// kubernetesService is made by the API server, again and again.
-const kubernetesService = "kubernetes"
-
-// Clear deletes all Nodes, Services and EndpointSlices.
-func Clear(ctx context.Context, api k8s.Interface) error {
-	stored, err := Read(ctx, api)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, s := range stored.Slices {
-		errs = append(errs, api.DiscoveryV1().EndpointSlices(s.Namespace).Delete(ctx, s.Name, metav1.DeleteOptions{}))
-	}
-	for _, svc := range stored.Services {
-		if svc.Name != kubernetesService {
-			errs = append(errs, api.CoreV1().Services(svc.Namespace).Delete(ctx, svc.Name, metav1.DeleteOptions{}))
+	for _, svc := range services.Items {
+		if svc.Name != "kubernetes" { // the API server makes that again and again
+			err = errors.Join(err, api.CoreV1().Services(svc.Namespace).Delete(ctx, svc.Name, now))
 		}
 	}
-	for _, n := range stored.Nodes {
-		errs = append(errs, api.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}))
+	for _, ns := range Namespaces {
+		err = errors.Join(err, api.DiscoveryV1().EndpointSlices(ns).DeleteCollection(ctx, now, all))
 	}
-	return errors.Join(errs...)
+	return errors.Join(err, api.CoreV1().Nodes().DeleteCollection(ctx, now, all))
 }
 
 // Read returns the objects as the API server has them, with its defaults, sorted by

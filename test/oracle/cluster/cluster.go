@@ -39,7 +39,6 @@ type Cluster struct {
 // Namespaces are those that objects are in. Services of one name are in both.
 var Namespaces = []string{"default", "other"}
 
-// services is how many Services a cluster has, at most.
 const services = 12
 
 // Random makes up a cluster.
@@ -59,26 +58,22 @@ func Random(seed uint64) *Cluster {
 
 // Named returns the Service of that namespace and name, or nil.
 func (c *Cluster) Named(namespace, name string) *corev1.Service {
-	i := slices.IndexFunc(c.Services, func(s *corev1.Service) bool { return s.Namespace == namespace && s.Name == name })
-	if i < 0 {
-		return nil
+	for _, svc := range c.Services {
+		if svc.Namespace == namespace && svc.Name == name {
+			return svc
+		}
 	}
-	return c.Services[i]
+	return nil
 }
 
 // Objects returns all objects.
-func (c *Cluster) Objects() (all []source.Object) {
-	for _, n := range c.Nodes {
-		all = append(all, n)
-	}
-	for _, svc := range c.Services {
-		all = append(all, svc)
-	}
-	for _, s := range c.Slices {
-		all = append(all, s)
-	}
-	for _, r := range c.ServiceCIDRs {
-		all = append(all, r)
+func (c *Cluster) Objects() []source.Object {
+	return slices.Concat(objects(c.Nodes), objects(c.Services), objects(c.Slices), objects(c.ServiceCIDRs))
+}
+
+func objects[T source.Object](some []T) (all []source.Object) {
+	for _, o := range some {
+		all = append(all, o)
 	}
 	return all
 }
@@ -149,24 +144,17 @@ func (c *Cluster) Usable(svc *corev1.Service, port corev1.ServicePort, family in
 	return false
 }
 
-// Describe is a Service and its slices in YAML, without what says nothing about
-// proxying.
+// Describe is a Service and its slices in YAML.
 func (c *Cluster) Describe(svc *corev1.Service) string {
-	var parts []string
-	svc = svc.DeepCopy()
-	strip(&svc.ObjectMeta)
-	svc.Status.Conditions = nil
-	parts = append(parts, asYAML(map[string]any{"metadata": svc.ObjectMeta, "spec": svc.Spec, "status": svc.Status}))
+	parts := []string{asYAML(map[string]any{"metadata": short(svc.ObjectMeta), "spec": svc.Spec, "status": svc.Status})}
 	for _, s := range c.SlicesOf(svc) {
-		s = s.DeepCopy()
-		strip(&s.ObjectMeta)
-		parts = append(parts, asYAML(map[string]any{"metadata": s.ObjectMeta, "addressType": s.AddressType, "ports": s.Ports, "endpoints": s.Endpoints}))
+		parts = append(parts, asYAML(map[string]any{"metadata": short(s.ObjectMeta), "addressType": s.AddressType, "ports": s.Ports, "endpoints": s.Endpoints}))
 	}
 	return strings.Join(parts, "---\n")
 }
 
-func strip(m *metav1.ObjectMeta) {
-	*m = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations}
+func short(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations}
 }
 
 func asYAML(v any) string {

@@ -11,7 +11,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 )
 
-// The modes of a proxy.
 const (
 	NFTables = "nftables"
 	IPTables = "iptables"

@@ -85,7 +85,6 @@ func (g *generator) slicePorts(svc *corev1.Service, endpoints int) (ports []disc
 	return ports
 }
 
-// endpoint makes up the state of an endpoint.
 func (g *generator) endpoint(e stage.Endpoint, family int, h hinting) discoveryv1.Endpoint {
 	out := discoveryv1.Endpoint{Addresses: []string{e.Address[family].String()}, NodeName: ptr.To(e.Node)}
 	switch {

@@ -3,9 +3,13 @@
 package observe
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +23,6 @@ import (
 // Observer makes the probes of one stage.
 type Observer struct {
 	stage *stage.Stage
-
 	// fresh counts the source addresses that were used up, by vantage: session
 	// affinity remembers them.
 	fresh map[string]*atomic.Int64
@@ -56,16 +59,19 @@ var (
 // Look makes all probes and returns the result of each.
 func (o *Observer) Look(ctx context.Context, probes []Probe, pace Pace) []Outcome {
 	l := look{Observer: o, ctx: ctx, pace: pace, slots: make(chan struct{}, pace.AtOnce)}
-	out := make([]Outcome, len(probes))
+	return sideBySide(probes, l.probe)
+}
+
+func sideBySide[T, R any](all []T, do func(T) R) []R {
+	out := make([]R, len(all))
 	var wg sync.WaitGroup
-	for i, p := range probes {
-		wg.Go(func() { out[i] = l.probe(p) })
+	for i, one := range all {
+		wg.Go(func() { out[i] = do(one) })
 	}
 	wg.Wait()
 	return out
 }
 
-// look is one call of Look.
 type look struct {
 	*Observer
 	ctx   context.Context
@@ -88,43 +94,31 @@ func (l *look) probe(p Probe) Outcome {
 	case Health:
 		return l.health(p)
 	}
-	return l.reach(p)
+	t := tally{}
+	for _, a := range l.most(p, make([]int, enough(p.Backends)*l.pace.Effort)) {
+		t[a] = true
+	}
+	return t.outcome("")
 }
 
-// attempt is the result of one connection: the server and the owner of the source address
-// that it saw, or the failure.
-type attempt struct {
-	server, as string
-	failure    string
-}
-
-// connect makes one connection from the source-th address of the vantage.
-func (l *look) connect(p Probe, source int) attempt {
-	l.slots <- struct{}{}
-	defer func() { <-l.slots }()
-	if err := l.ctx.Err(); err != nil {
-		return attempt{failure: err.Error()}
-	}
-	v := l.stage.Vantages[p.From]
-	reply, err := v.Connect(p.Protocol, p.To, source, lab.Timeout(l.pace.Timeout))
-	if err != nil {
-		return attempt{failure: lab.Outcome(err)}
-	}
-	return attempt{
-		server: fmt.Sprintf("%s:%d", reply.Server, reply.Local.Port()),
-		as:     l.stage.Owner(reply.Seen.Addr()),
-	}
-}
-
-// all makes connections from these sources side by side.
+// all makes connections from these source addresses of the vantage side by side.
 func (l *look) all(p Probe, sources []int) []attempt {
-	out := make([]attempt, len(sources))
-	var wg sync.WaitGroup
-	for i, source := range sources {
-		wg.Go(func() { out[i] = l.connect(p, source) })
-	}
-	wg.Wait()
-	return out
+	v := l.stage.Vantages[p.From]
+	return sideBySide(sources, func(source int) attempt {
+		l.slots <- struct{}{}
+		defer func() { <-l.slots }()
+		if err := l.ctx.Err(); err != nil {
+			return attempt{failure: err.Error()}
+		}
+		reply, err := v.Connect(p.Protocol, p.To, source, lab.Timeout(l.pace.Timeout))
+		if err != nil {
+			return attempt{failure: lab.Outcome(err)}
+		}
+		return attempt{
+			server: fmt.Sprintf("%s:%d", reply.Server, reply.Local.Port()),
+			as:     l.stage.Owner(reply.Seen.Addr()),
+		}
+	})
 }
 
 // maxMissed bounds the probability that some backend of a probe is not met.
@@ -145,14 +139,6 @@ const (
 	first      = 8
 	firstMixed = 24
 )
-
-func (l *look) reach(p Probe) Outcome {
-	t := newTally()
-	for _, a := range l.most(p, make([]int, enough(p.Backends)*l.pace.Effort)) {
-		t.add(a)
-	}
-	return t.outcome("")
-}
 
 // most makes connections from these sources, but only the first ones where these all
 // fail in the same way.
@@ -202,7 +188,7 @@ func (l *look) stick(p Probe) Outcome {
 	if many {
 		n = enough(p.Backends) * l.pace.Effort
 	}
-	t, note := newTally(), "each source stays with its server"
+	t, note := tally{}, "each source stays with its server"
 	sources := l.sources(p.From, n)
 	answered := false
 	see := func(a attempt) {
@@ -211,7 +197,7 @@ func (l *look) stick(p Probe) Outcome {
 		if oneOf && (a.failure == "" || a.failure == Timeout) {
 			a = attempt{failure: OneOfThem}
 		}
-		t.add(a)
+		t[a] = true
 	}
 	got := l.most(p, sources)
 	for _, a := range got {
@@ -231,13 +217,11 @@ func (l *look) stick(p Probe) Outcome {
 	return t.outcome(note)
 }
 
-// Notes of Share.
 const (
 	SameServer = "the same server at both addresses"
 	NotBoth    = "not both addresses answer"
 )
 
-// share connects to both addresses from many sources.
 func (l *look) share(p Probe) Outcome {
 	sources := l.sources(p.From, sharing*l.pace.Effort)
 	then := p
@@ -252,4 +236,34 @@ func (l *look) share(p Probe) Outcome {
 		}
 	}
 	return Outcome{Note: SameServer}
+}
+
+func (l *look) health(p Probe) Outcome {
+	l.slots <- struct{}{}
+	defer func() { <-l.slots }()
+	failed := func(failure string) Outcome { return Outcome{Failures: []string{failure}} }
+	// There are few of these, and the proxy itself answers them, which takes longer.
+	ctx, cancel := context.WithTimeout(l.ctx, max(l.pace.Timeout, Careful.Timeout))
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.To.String()+"/", nil)
+	if err != nil {
+		return failed(err.Error())
+	}
+	response, err := l.stage.Vantages[p.From].Machine.HTTPClient().Do(request)
+	if ctx.Err() != nil {
+		return failed(Timeout)
+	} else if err != nil {
+		return failed(lab.Outcome(err))
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return failed(lab.Outcome(err))
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, body); err != nil {
+		compact = *bytes.NewBuffer(body)
+	}
+	h := response.Header
+	return Outcome{Note: fmt.Sprintf("%d, %s, weight %q, %s", response.StatusCode, h.Get("Content-Type"), h.Get("X-Load-Balancing-Endpoint-Weight"), compact.String())}
 }

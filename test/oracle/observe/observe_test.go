@@ -43,15 +43,11 @@ func TestEnough(t *testing.T) {
 }
 
 func TestOutcome(t *testing.T) {
-	a := newTally()
-	for _, x := range []attempt{{server: "c:8080", as: "n1"}, {failure: "refused"}, {server: "b:8080", as: "n1"}, {server: "c:8080", as: "a"}} {
-		a.add(x)
-	}
+	a := tally{{server: "c:8080", as: "n1"}: true, {failure: "refused"}: true, {server: "b:8080", as: "n1"}: true, {server: "c:8080", as: "a"}: true}
 	if got, want := a.outcome("").String(), "c:8080 seen as a; b:8080 c:8080 seen as n1; refused"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	b := newTally()
-	b.add(attempt{server: "c:8080", as: "n1"})
+	b := tally{{server: "c:8080", as: "n1"}: true}
 	if a.outcome("").Equal(b.outcome("")) {
 		t.Error("different outcomes are equal")
 	}

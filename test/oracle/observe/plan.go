@@ -26,7 +26,6 @@ var (
 // manyAddresses are the vantages that have any number of addresses.
 var manyAddresses = []string{stage.PodNoEndpoint, stage.Outside, stage.Stranger}
 
-// unusedPort is a port that no Service has.
 const unusedPort = 7
 
 // Plan is what to look at in a cluster: each address of each Service from where it
@@ -49,25 +48,17 @@ type planner struct {
 	probes   []Probe
 }
 
-func (p *planner) add(probes ...Probe) {
-	for _, probe := range probes {
+func (p *planner) from(vantages []string, probe Probe) {
+	for _, v := range vantages {
+		probe.From = v
 		// From n2, n1 may lead a connection back to n2, and the answer does not
 		// come through n1 again. A firewall may accept only what an endpoint sends
 		// to itself.
-		probe.Mixed = probe.From == stage.OtherPod || p.firewall && probe.From == stage.PodEndpoint
+		probe.Mixed = v == stage.OtherPod || p.firewall && v == stage.PodEndpoint
 		p.probes = append(p.probes, probe)
 	}
 }
 
-// from adds a probe for each of the vantages.
-func (p *planner) from(vantages []string, probe Probe) {
-	for _, v := range vantages {
-		probe.From = v
-		p.add(probe)
-	}
-}
-
-// place is an address of a Service port.
 type place struct {
 	what string
 	to   netip.AddrPort
@@ -76,23 +67,18 @@ type place struct {
 
 func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
 	for _, port := range svc.Spec.Ports {
-		var probes []Probe
+		before := len(p.probes)
 		for _, at := range placesOf(svc, port) {
-			probe := Probe{
+			p.from(at.from, Probe{
 				Protocol: lab.Protocol(port.Protocol), To: at.to,
 				What:      fmt.Sprintf("%s of %s/%s:%s", at.what, svc.Namespace, svc.Name, port.Name),
 				Namespace: svc.Namespace, Service: svc.Name,
 				Backends: c.Backends(svc, port, stage.Family(at.to.Addr())),
-			}
-			for _, v := range at.from {
-				probe.From = v
-				probes = append(probes, probe)
-			}
+			})
 		}
 		if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-			probes = sticky(probes)
+			p.probes = append(p.probes[:before:before], sticky(p.probes[before:])...)
 		}
-		p.add(probes...)
 	}
 	p.nearby(svc)
 	p.healthCheck(svc)

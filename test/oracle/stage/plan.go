@@ -34,8 +34,6 @@ var (
 	aliases      = ranges("10.201.128.0/17", "fd00:244:1:0:1::/80") // of pod a
 )
 
-// Node names. n1 runs the proxy that is looked at, n2 none; n3 is an object without a
-// machine.
 const (
 	Node1 = "n1"
 	Node2 = "n2"
@@ -45,7 +43,6 @@ const (
 // Elsewhere is the machine that answers what n1 lets pass to Service addresses.
 const Elsewhere = "elsewhere"
 
-// nodePlan is a node's addresses.
 type nodePlan struct {
 	address Pair[netip.Addr]
 	pods    Pair[netip.Prefix]

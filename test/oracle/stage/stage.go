@@ -15,11 +15,14 @@ package stage
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -81,6 +84,7 @@ func (s *Stage) add(m *lab.Machine) {
 }
 
 func (s *Stage) nodes(context.Context) error {
+	nodes, pods := map[string]*lab.Node{}, map[string]*lab.Pod{}
 	for _, name := range []string{Node1, Node2} {
 		plan := nodePlans[name]
 		n, err := s.Lab.Node(name, lab.NodeOptions{Addresses: onFabric(plan.address), PodCIDRs: plan.pods[:]})
@@ -88,35 +92,22 @@ func (s *Stage) nodes(context.Context) error {
 			return err
 		}
 		s.add(&n.Machine)
-		if name == Node1 {
-			s.N1 = n
-		}
-		for _, p := range podsOn(name) {
-			pod, err := n.Pod(p.Name, p.Address[:]...)
-			if err != nil {
-				return err
-			}
-			s.add(&pod.Machine)
-			if p.Name == "a" {
-				if err := s.alias(pod); err != nil {
-					return err
-				}
-			}
-		}
+		nodes[name] = n
 	}
-	return nil
-}
-
-// podsOn returns a node's pods, those that are not endpoints first.
-func podsOn(node string) []Endpoint {
-	pods := []Endpoint{{"a", Node1, podA}, {"f", Node2, podF}}
-	var all []Endpoint
-	for _, e := range append(pods, Endpoints...) {
-		if e.Node == node && e.Name != node {
-			all = append(all, e)
+	s.N1 = nodes[Node1]
+	// The interfaces of n1's pods are named in this order, pod a's first.
+	for _, p := range append([]Endpoint{{"a", Node1, podA}, {"f", Node2, podF}}, Endpoints...) {
+		if p.Name == p.Node {
+			continue
 		}
+		pod, err := nodes[p.Node].Pod(p.Name, p.Address[:]...)
+		if err != nil {
+			return err
+		}
+		s.add(&pod.Machine)
+		pods[p.Name] = pod
 	}
-	return all
+	return s.alias(pods["a"])
 }
 
 // alias gives a pod a whole range of addresses to connect from.
@@ -206,7 +197,6 @@ func (s *Stage) routes(context.Context) error {
 	return nil
 }
 
-// discard is the port to which elsewhere redirects connections to any port.
 const discard = 9
 
 func (s *Stage) elsewhere(ctx context.Context) error {
@@ -235,7 +225,6 @@ func (s *Stage) elsewhere(ctx context.Context) error {
 	return nil
 }
 
-// serve has all endpoints answer.
 func (s *Stage) serve(context.Context) error {
 	for _, e := range Endpoints {
 		for _, port := range TargetPorts {
@@ -280,4 +269,113 @@ func address(m *lab.Machine, link string, p netip.Prefix) error {
 
 func onFabric(p Pair[netip.Addr]) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(p[0], nodeRange[0].Bits()), netip.PrefixFrom(p[1], nodeRange[1].Bits())}
+}
+
+// Firewall has n1 let in and forward nothing but what some rule accepts, by one variant
+// of the iptables commands ("legacy" or "nft"). The rules that it adds itself accept, to
+// n1, only answers, what n1 sends to itself, and what IPv6 cannot do without.
+func (s *Stage) Firewall(ctx context.Context, variant string) error {
+	for _, command := range []string{"iptables-" + variant, "ip6tables-" + variant} {
+		for _, args := range [][]string{
+			{"-A", "INPUT", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT"},
+			{"-A", "INPUT", "-i", "lo", "-j", "ACCEPT"},
+			{"-A", "INPUT", "-p", "ipv6-icmp", "-j", "ACCEPT"},
+			{"-P", "INPUT", "DROP"},
+			{"-P", "FORWARD", "DROP"},
+		} {
+			if _, err := s.N1.Run(ctx, command, append([]string{"-w", "60"}, args...)...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// The vantages: where clients are.
+const (
+	PodNoEndpoint = "a"        // a pod of n1
+	PodEndpoint   = "b"        // a pod of n1 that is often an endpoint itself
+	OnNode        = Node1      // n1 itself
+	OtherPod      = "f"        // a pod of n2
+	Outside       = "client"   // outside the cluster
+	Stranger      = "stranger" // outside, from another range
+)
+
+// Vantage is where connections come from.
+type Vantage struct {
+	Name    string
+	Machine *lab.Machine
+
+	sources Pair[netip.Prefix] // the addresses to take; not valid: the machine's own
+	own     bool               // whether the first is the machine's own
+}
+
+func (s *Stage) vantages(context.Context) error {
+	for _, v := range []*Vantage{
+		{PodNoEndpoint, s.machines["a"], aliases, true},
+		{PodEndpoint, s.machines["b"], Pair[netip.Prefix]{}, true},
+		{OnNode, s.machines[Node1], Pair[netip.Prefix]{}, true},
+		{OtherPod, s.machines["f"], Pair[netip.Prefix]{}, true},
+		{Outside, s.machines["client"], Clients, false},
+		{Stranger, s.machines["client"], Strangers, false},
+	} {
+		s.Vantages[v.Name] = v
+	}
+	return s.warm()
+}
+
+// Many says whether the vantage has any number of addresses to connect from.
+func (v *Vantage) Many() bool { return v.sources[0].IsValid() }
+
+// Source is the i-th address to connect from; the invalid address stands for the one
+// that the kernel chooses.
+func (v *Vantage) Source(family, i int) netip.Addr {
+	if v.own {
+		if i == 0 || !v.Many() {
+			return netip.Addr{}
+		}
+		i--
+	}
+	b := v.sources[family].Masked().Addr().AsSlice()
+	low := b[len(b)-4:]
+	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)+uint32(i)+1)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// Connect makes one connection from the i-th address.
+func (v *Vantage) Connect(p lab.Protocol, to netip.AddrPort, i int, opts ...lab.ConnectOption) (lab.Reply, error) {
+	if source := v.Source(Family(to.Addr()), i); source.IsValid() {
+		opts = append(opts, lab.Source(netip.AddrPortFrom(source, 0)))
+	}
+	return v.Machine.Connect(p, to, opts...)
+}
+
+// warm makes each vantage talk to each endpoint's own address once, so that no later
+// connection has to wait for neighbor discovery, and so that it is known that they can.
+func (s *Stage) warm() error {
+	var all errgroup.Group
+	const patience = 5 * time.Second // the first connections may have to be tried again
+	for _, v := range s.Vantages {
+		for _, e := range Endpoints {
+			for _, a := range e.Address {
+				all.Go(func() error {
+					if _, err := v.Connect(lab.TCP, netip.AddrPortFrom(a, TargetPorts[0]), 0, lab.Timeout(patience)); err != nil {
+						return fmt.Errorf("%s cannot talk to %s: %w", v.Name, e.Name, err)
+					}
+					return nil
+				})
+			}
+		}
+		for _, r := range VIPs {
+			all.Go(func() error {
+				reply, err := v.Connect(lab.TCP, netip.AddrPortFrom(r.Masked().Addr().Next().Next(), 1), 0, lab.Timeout(patience))
+				if err != nil || reply.Server != Elsewhere {
+					return fmt.Errorf("%s is not led elsewhere without a proxy: %v %v", v.Name, reply.Server, err)
+				}
+				return nil
+			})
+		}
+	}
+	return all.Wait()
 }

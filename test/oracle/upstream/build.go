@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package upstream runs what Kubernetes itself is made of, as child processes in
+// network namespaces: etcd, kube-apiserver and kube-proxy.
+//
+// etcd is Debian's (package etcd-server); the other two are built from the Go module
+// k8s.io/kubernetes, in the version that ../tools/go.mod requires, when they are first
+// needed. See [Binary].
 package upstream
 
 import (
@@ -78,4 +84,25 @@ func Go(ctx context.Context, dir string, args ...string) (string, error) {
 		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, program.Tail(stderr.Bytes(), 20))
 	}
 	return strings.TrimSpace(string(out)), nil
+}
+
+// IPTablesPath is a PATH with which a program finds one variant of the iptables commands
+// ("legacy" or "nft") under the names that kube-proxy calls, by links in dir.
+func IPTablesPath(dir, variant string) (string, error) {
+	dir = filepath.Join(dir, "iptables-"+variant)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(family + "-" + variant + suffix)
+			if err != nil {
+				return "", fmt.Errorf("%w (Debian's package is iptables; test/deps.sh installs it)", err)
+			}
+			if err := os.Symlink(path, filepath.Join(dir, family+suffix)); err != nil && !os.IsExist(err) {
+				return "", err
+			}
+		}
+	}
+	return dir + string(os.PathListSeparator) + os.Getenv("PATH"), nil
 }

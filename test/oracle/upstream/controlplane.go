@@ -3,8 +3,10 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -36,24 +37,21 @@ const (
 
 // startTimeout bounds how long a program may take to be of use. It is long: only a
 // broken one gets there.
-const startTimeout = time.Minute
+const startTimeout = 3 * time.Minute
 
 // ControlPlaneOptions are how a control plane is set up.
 type ControlPlaneOptions struct {
-	// Dir is where a folder for what the programs write is made.
-	Dir string
-	// ServiceCIDRs are where ClusterIPs are from: one, or one of each family.
-	ServiceCIDRs []netip.Prefix
+	Dir          string         // in which a folder for the programs' files is made
+	ServiceCIDRs []netip.Prefix // of ClusterIPs: one, or one of each family
+	APIFlags     []string       // further flags of kube-apiserver; the last one of a name counts
+	Log          Log            // called about what takes long, if not nil
+
 	// Namespace is where the programs run; if nil, in one of their own that has no
 	// link but lo. It is closed with the control plane only in that case.
 	Namespace *lab.Namespace
 	// Address is where the API server listens, and what its certificate is for:
 	// 127.0.0.1:6443 if it is not valid.
 	Address netip.AddrPort
-	// APIFlags are further flags of kube-apiserver's. The last one of a name counts.
-	APIFlags []string
-	// Log is called about what takes long. It may be nil.
-	Log Log
 }
 
 // ControlPlane is an etcd and a kube-apiserver with no controllers: Services,
@@ -110,7 +108,10 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	); err != nil {
 		return nil, err
 	}
-	if err := c.etcd.Await(ctx, c.dialEtcd); err != nil {
+	if err := c.etcd.Await(ctx, func(ctx context.Context) error {
+		_, _, err := c.ns.Get(ctx, etcdClients+"/version")
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	key, err := keyutil.MakeEllipticPrivateKeyPEM()
@@ -129,6 +130,76 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	return c, c.StartAPI(ctx)
 }
 
+// StartAPI starts the API server, again after it was stopped, and returns when it serves.
+func (c *ControlPlane) StartAPI(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	binary, err := Binary(ctx, "kube-apiserver", c.options.Log)
+	if err != nil {
+		return err
+	}
+	address := c.options.Address
+	advertise := address.Addr().String()
+	if address.Addr().IsLoopback() {
+		advertise = "192.0.2.1" // for documentation: loopback is refused, and nothing connects to it
+	}
+	flags := []string{
+		"--etcd-servers=" + etcdClients,
+		"--bind-address=" + address.Addr().String(), fmt.Sprintf("--secure-port=%d", address.Port()),
+		"--cert-dir=" + filepath.Dir(c.CertificateAuthority()), // it makes one and signs it itself
+		"--token-auth-file=" + c.tokens(), "--authorization-mode=AlwaysAllow",
+		"--service-cluster-ip-range=" + JoinPrefixes(c.options.ServiceCIDRs),
+		// The Service "kubernetes" gets no endpoints.
+		"--advertise-address=" + advertise, "--endpoint-reconciler-type=none",
+		"--service-account-issuer=https://oracle.invalid",
+		"--service-account-key-file=" + c.serviceAccountKey(), "--service-account-signing-key-file=" + c.serviceAccountKey(),
+		"--disable-admission-plugins=ServiceAccount", // it wants each pod to have one
+	}
+	c.api, err = program.Start(c.ns, c.dir, "kube-apiserver", binary, append(flags, c.options.APIFlags...)...)
+	if err != nil {
+		return err
+	}
+	return c.api.Await(ctx, c.apiReady)
+}
+
+// API is the API server's process, the last one that was started.
+func (c *ControlPlane) API() *program.Program { return c.api }
+
+// Address is where the API server listens.
+func (c *ControlPlane) Address() string { return c.options.Address.String() }
+
+// CertificateAuthority is the path of the certificates by which clients know the API
+// server.
+func (c *ControlPlane) CertificateAuthority() string {
+	return filepath.Join(c.dir, "certificates", "apiserver.crt")
+}
+
+func (c *ControlPlane) tokens() string            { return filepath.Join(c.dir, "tokens.csv") }
+func (c *ControlPlane) serviceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
+
+// Compact has etcd forget what was before a revision, which is a resourceVersion of
+// Kubernetes'.
+func (c *ControlPlane) Compact(ctx context.Context, revision string) error {
+	// etcd's API in JSON has 64-bit numbers as strings.
+	body, err := json.Marshal(map[string]any{"revision": revision, "physical": true})
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, etcdClients+"/v3/kv/compaction", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := c.ns.HTTPClient().Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if said, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK {
+		return fmt.Errorf("etcd: compact to revision %s: %s: %s (%v)", revision, response.Status, said, err)
+	}
+	return nil
+}
+
 // RESTConfig is how to reach the API server from this process, by a user who may do all.
 func (c *ControlPlane) RESTConfig() *rest.Config {
 	return &rest.Config{
@@ -142,14 +213,6 @@ func (c *ControlPlane) RESTConfig() *rest.Config {
 		},
 		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 	}
-}
-
-func (c *ControlPlane) dialEtcd(ctx context.Context) error {
-	conn, err := c.ns.DialContext(ctx, "tcp", strings.TrimPrefix(etcdClients, "http://"))
-	if err != nil {
-		return err
-	}
-	return conn.Close()
 }
 
 func (c *ControlPlane) apiReady(ctx context.Context) error {

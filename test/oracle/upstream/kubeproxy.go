@@ -73,7 +73,7 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	}
 	command := []string{binary, "--config=" + config, "--master=http://" + apiAddress, "--v=2"}
 	if settings.Mode == cluster.IPTables {
-		path, err := iptablesPath(k.dir, settings.Variant)
+		path, err := IPTablesPath(k.dir, settings.Variant)
 		if err != nil {
 			return nil, err
 		}
@@ -82,7 +82,7 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	if k.Program, err = program.Start(k.node.Namespace, k.dir, "kube-proxy", command[0], command[1:]...); err != nil {
 		return nil, err
 	}
-	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, 1) }); err != nil {
+	if err := k.awaitSyncs(ctx, 1); err != nil {
 		return nil, err
 	}
 	before, err := k.fullSyncs(ctx)
@@ -92,7 +92,7 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	if _, err := setZone(ctx, c, zone); err != nil {
 		return nil, err
 	}
-	if err := k.Await(ctx, func(ctx context.Context) error { return k.hasSynced(ctx, before+1) }); err != nil {
+	if err := k.awaitSyncs(ctx, before+1); err != nil {
 		return nil, err
 	}
 	if settings.Mode == cluster.IPTables { // which does not look at ServiceCIDRs
@@ -101,7 +101,6 @@ func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settin
 	return k, k.Await(ctx, k.knowsServiceCIDRs)
 }
 
-// writeConfig writes kube-proxy's configuration and returns its path.
 func (k *KubeProxy) writeConfig(s cluster.Settings) (string, error) {
 	config := filepath.Join(k.dir, "config.yaml")
 	local := map[string]any{}
@@ -185,13 +184,15 @@ func (k *KubeProxy) fullSyncs(ctx context.Context) (int, error) {
 	return least, nil
 }
 
-// hasSynced says whether everything has been programmed n times.
-func (k *KubeProxy) hasSynced(ctx context.Context, n int) error {
-	have, err := k.fullSyncs(ctx)
-	if err == nil && have < n {
-		err = fmt.Errorf("has programmed everything %d times, %d wanted", have, n)
-	}
-	return err
+// awaitSyncs waits until everything has been programmed n times.
+func (k *KubeProxy) awaitSyncs(ctx context.Context, n int) error {
+	return k.Await(ctx, func(ctx context.Context) error {
+		have, err := k.fullSyncs(ctx)
+		if err == nil && have < n {
+			err = fmt.Errorf("has programmed everything %d times, %d wanted", have, n)
+		}
+		return err
+	})
 }
 
 // knowsServiceCIDRs says whether the rules are there that ServiceCIDRs lead to.

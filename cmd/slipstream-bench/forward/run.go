@@ -1,12 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package forward measures what the fast path gains for connections to a Service, and
+// what it costs short ones.
+//
+// The topology is KEP-4963's: a Service with one backend, a client pod, and one or two
+// nodes that forward between them. Nodes and pods are network namespaces (package lab).
+// Package internal/dataplane/nftables programs the Service as on a real node, and package
+// internal/fastpath offloads connections.
+//
+// [Throughput] measures a TCP stream (iperf3), datagrams a second and the cost of
+// forwarding one packet. [CRR] measures connections that carry one request each. Each
+// round has a turn of each of the [Settings], and values are compared with those of "off"
+// in the same round.
+//
+// # Cost of a packet
+//
+// A process on one processor sends small datagrams as fast as it can. In this topology
+// all work for a packet is done on the sender's processor, before the next packet is
+// sent or soon after, so the time for a packet is its processor time. Batches of
+// datagrams that cross the node and are dropped as they arrive in the server's pod
+// alternate with batches that are dropped as they arrive on the node. The difference is
+// the cost of forwarding a packet, the second link included. Other batches are redirected
+// to the second link as they arrive on the node. The difference to those is the cost of
+// the path alone: connection tracking, address translation, routing and all hooks on the
+// slow path, a flowtable look-up and the rewriting of the packet on the fast path.
 package forward
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -15,7 +38,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// measurement is a benchmark under way.
 type measurement struct {
 	*network
 	*bench.Result
@@ -23,7 +45,6 @@ type measurement struct {
 	settings []Setting // that this kernel can have
 }
 
-// run makes the network and the result, and measures.
 func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*measurement) error) (_ *bench.Result, err error) {
 	over := map[int]string{1: "one node", 2: "two nodes"}[o.Nodes]
 	m := &measurement{options: o, settings: Settings, Result: &bench.Result{
@@ -65,6 +86,9 @@ func slowPath(name string) bench.Series {
 	return bench.Series{Name: name + "_slow_path", Text: "  packets on the slow path", Unit: bench.Percent, Better: bench.Less}
 }
 
+// values are what one turn has measured, by the name of the series.
+type values map[string]float64
+
 // diverted is the value of a turn for how many of its packets took neither path.
 const diverted = "diverted"
 
@@ -72,10 +96,6 @@ const diverted = "diverted"
 // with cold caches, and is not counted.
 func (m *measurement) turns(ctx context.Context, offloads bool, turn func(context.Context) (values, error), series ...bench.Series) error {
 	slow := slowPath(series[0].Name)
-	samples := make([]bench.Samples, len(m.settings))
-	for i := range samples {
-		samples[i] = bench.Samples{}
-	}
 	one := func(s Setting, into bench.Samples) error {
 		v, share, err := m.turn(ctx, s, turn)
 		if err != nil {
@@ -90,15 +110,15 @@ func (m *measurement) turns(ctx context.Context, offloads bool, turn func(contex
 	if err := one(m.settings[0], bench.Samples{}); err != nil {
 		return err
 	}
-	err := bench.Turns(ctx, m.options.Rounds, len(m.settings), func(_, i int) error { return one(m.settings[i], samples[i]) })
+	samples, err := bench.Turns(ctx, m.options.Rounds, len(m.settings), func(_, i int, into bench.Samples) error {
+		return one(m.settings[i], into)
+	})
 	if err != nil {
 		return err
 	}
-	if offloads {
-		for i, s := range m.settings {
-			if err := s.offloaded(samples[i][slow.Name]); err != nil {
-				return err
-			}
+	for i, s := range m.settings {
+		if err := s.offloaded(samples[i][slow.Name]); err != nil && offloads {
+			return err
 		}
 	}
 	return m.Fill(append(series, slow), samples)
@@ -115,10 +135,6 @@ func (s Setting) offloaded(slow []float64) error {
 	return nil
 }
 
-// values are what one turn has measured, by the name of the series.
-type values map[string]float64
-
-// turn is one turn of a setting; slow is the slow path's share of the packets.
 func (m *measurement) turn(ctx context.Context, s Setting, turn func(context.Context) (values, error)) (v values, slow float64, err error) {
 	if err = m.set(ctx, s); err != nil {
 		return nil, 0, err
@@ -144,15 +160,14 @@ type packets struct {
 // countPackets counts now. Packets arrive between the two counts, so those of the slow
 // path are counted last at the start and first at the end: they are never more than all.
 func countPackets(n *lab.Node, atEnd bool) (p packets, err error) {
-	count := func() error { p.arrived, err = arrived(&n.Machine); return err }
 	if !atEnd {
-		if err := count(); err != nil {
+		if p.arrived, err = arrived(&n.Machine); err != nil {
 			return p, err
 		}
 	}
 	err = n.Do(func() (err error) { p.slow, err = forwarded(); return err })
 	if err == nil && atEnd {
-		err = count()
+		p.arrived, err = arrived(&n.Machine)
 	}
 	return p, err
 }
@@ -175,19 +190,16 @@ func forwarded() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	v4, err := thread.Snmp()
-	if err != nil {
+	v4, err4 := thread.Snmp()
+	v6, err6 := thread.Snmp6()
+	if err := errors.Join(err4, err6); err != nil {
 		return 0, err
 	}
 	if v4.ForwDatagrams == nil {
 		return 0, errors.New("/proc/net/snmp has no Ip ForwDatagrams")
 	}
-	v6, err := thread.Snmp6()
-	if err != nil && !os.IsNotExist(err) { // without IPv6 there is no such file
-		return 0, err
-	}
 	n := *v4.ForwDatagrams
-	if v6.OutForwDatagrams != nil {
+	if v6.OutForwDatagrams != nil { // it is without IPv6
 		n += *v6.OutForwDatagrams
 	}
 	return uint64(n), nil
