@@ -110,7 +110,7 @@ for example those of network policies. No connection is interrupted or gets anot
 backend. The kernel can only flush all connections at once, so all return for a moment;
 the selected ones stay on the slow path for --hold.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return flushFlows(o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return flushFlows(cmd.Context(), o) },
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.all, "all", false, "all connections")
@@ -122,7 +122,7 @@ the selected ones stay on the slow path for --hold.`,
 	return cmd
 }
 
-func flushFlows(o flushOptions) error {
+func flushFlows(ctx context.Context, o flushOptions) error {
 	flush := fastpath.Flush{All: o.all, Hold: o.hold}
 	if o.pod != "" {
 		ip, err := netip.ParseAddr(o.pod)
@@ -140,7 +140,7 @@ func flushFlows(o flushOptions) error {
 			return fmt.Errorf("--service: the fast path knows no Service %s", o.service)
 		}
 	}
-	return fastpath.FlushTable(0, flush)
+	return fastpath.FlushTable(ctx, 0, flush)
 }
 
 // frontendsOf returns the frontends of a Service, or of one of its ports.

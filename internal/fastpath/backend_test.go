@@ -20,7 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// TestSupport asks for a Controller on whatever kernel there is.
+// TestSupport creates a Controller on any kernel.
 func TestSupport(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	ns, err := lab.NewNamespace()
@@ -46,7 +46,7 @@ func TestSupport(t *testing.T) {
 	}
 }
 
-// TestOff has a threshold of 0: nothing is in the kernel, whatever was before.
+// TestOff has a threshold of 0, which removes the table of an earlier run.
 func TestOff(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	ns, err := lab.NewNamespace()
@@ -74,7 +74,7 @@ func TestOff(t *testing.T) {
 	if _, err := c.Apply(t.Context(), full); err != nil {
 		t.Error(err)
 	}
-	for what, err := range map[string]error{"Check": c.Check(t.Context()), "Flush": c.Flush(Flush{All: true})} {
+	for what, err := range map[string]error{"Check": c.Check(t.Context()), "Flush": c.Flush(t.Context(), Flush{All: true})} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -90,11 +90,11 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestReadable has the command nft list the table.
+// TestReadable lists the table with the command nft.
 func TestReadable(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	w := newWorld(t, Config{Threshold: threshold})
-	w.check(w.Flush(Flush{Frontends: []desired.FrontendKey{frontend(desired.UDP, web, true)}, Addresses: w.client.Addrs(), Hold: time.Hour}))
+	w.check(w.Flush(w.t.Context(), Flush{Frontends: []desired.FrontendKey{frontend(desired.UDP, web, true)}, Addresses: w.client.Addrs(), Hold: time.Hour}))
 	got := w.nft("list table inet " + TableName)
 	for _, want := range []string{
 		`10.96.0.10 . tcp . 80 comment "default/web:tcp"`,
@@ -128,7 +128,7 @@ func TestReadable(t *testing.T) {
 	}
 }
 
-// inSets are the frontends that the kernel has.
+// inSets returns the frontends in the kernel's sets.
 func (w *world) inSets() (all []string) {
 	w.t.Helper()
 	services, err := ReadServices(w.node.FD())
@@ -140,8 +140,8 @@ func (w *world) inSets() (all []string) {
 	return all
 }
 
-// TestFrontends has events of all kinds, and compares what the kernel has with what
-// it should have.
+// TestFrontends applies events of all kinds and compares the kernel's frontends with the
+// state's.
 func TestFrontends(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	for seed := range uint64(4) {
@@ -190,7 +190,7 @@ func (w *world) compare(state *desired.State) {
 	}
 }
 
-// TestDamage has somebody else change the table, in ways that are noticed at once.
+// TestDamage modifies the table as another program. Check must detect it at once.
 func TestDamage(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	const inTable = " inet " + TableName + " "
@@ -238,42 +238,46 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestOwnCommits has the dataplane and the Controller change their tables. Neither must read
-// its table for that, as both do after a commit of another program.
+// TestOwnCommits changes the tables of the dataplane and the Controller. Neither must read its
+// table for that in Check, as both do after a commit of another program.
 func TestOwnCommits(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	w := newQuietWorld(t)
 	w.start(Config{Threshold: threshold, Commits: w.proxy.Commits()})
-	w.check(w.Check(t.Context()))
 	dumps := func() int {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return w.conn.Dumps
 	}
-	before := dumps()
+	check := func() int {
+		t.Helper()
+		w.check(w.proxy.Check(t.Context()))
+		before := dumps()
+		w.check(w.Check(t.Context()))
+		return dumps() - before
+	}
+	check()
 	for i := range 5 {
 		w.endpoints(web, w.web[i%2])
 		w.apply()
-		w.check(w.Check(t.Context()))
-		w.check(w.proxy.Check(t.Context()))
+		if n := check(); n > 0 {
+			t.Errorf("%d dumps after a change of endpoints", n)
+		}
 		link := w.dummy("late")
 		w.has("eth0 late veth1 veth2 veth3")
-		w.check(w.Check(t.Context()))
-		w.check(w.proxy.Check(t.Context()))
+		if n := check(); n > 0 {
+			t.Errorf("%d dumps after a change of interfaces", n)
+		}
 		w.check(w.links.LinkDel(link))
 		w.has("eth0 veth1 veth2 veth3")
 	}
-	if n := dumps() - before; n > 0 {
-		t.Errorf("%d dumps after the process's own commits", n)
-	}
 	w.nft("add table inet another")
-	w.check(w.Check(t.Context()))
-	if dumps() == before {
+	if check() == 0 {
 		t.Error("no dump after a commit of another program")
 	}
 }
 
-// TestOthersTables has somebody change what is not ours.
+// TestOthersTables changes another table with a flowtable. The two must not affect each other.
 func TestOthersTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	w := newWorld(t, Config{Threshold: threshold})
@@ -284,7 +288,7 @@ func TestOthersTables(t *testing.T) {
 	w.check(w.Check(w.t.Context()))
 	before := w.nft("list table inet another")
 	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
-	w.check(w.Flush(Flush{All: true}))
+	w.check(w.Flush(w.t.Context(), Flush{All: true}))
 	w.goesOn(s)
 	w.fast(s)
 	w.check2(w.Reconcile(w.t.Context(), &desired.Change{}))
@@ -302,7 +306,7 @@ func TestOthersTables(t *testing.T) {
 	}
 }
 
-// TestOtherVersion finds a table of the same name with other things in it.
+// TestOtherVersion starts with a table of the same name and other content.
 func TestOtherVersion(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	w := newQuietWorld(t)
@@ -317,7 +321,7 @@ func TestOtherVersion(t *testing.T) {
 	w.unharmed(s)
 }
 
-// TestExplains has the kernel refuse a frontend.
+// TestExplains makes the kernel refuse a frontend. The error must name it.
 func TestExplains(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	f := &desired.Frontend{

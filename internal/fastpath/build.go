@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,25 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxTries is how often something is tried when others change the ruleset, or
-// interfaces go, at the same time.
+// maxTries is how often a change is tried while other programs change the ruleset or
+// interfaces disappear.
 const maxTries = 20
 
-// build makes the table, with the frontends that are in the batch and without
-// interfaces. Until these are in, nothing is offloaded.
-func (c *Controller) build() error {
+// build programs the table, with the frontends in the batch and without interfaces.
+// Nothing is offloaded before these are added.
+func (c *Controller) build(ctx context.Context) error {
 	c.hardware = c.hardware || c.wantsHardware()
-	err := c.buildOn(false)
+	err := c.buildOn(ctx, false)
 	var refused *nfnl.BatchError
 	if errors.As(err, &refused) {
-		// What is there cannot be built upon; take nothing of it.
-		err = c.buildOn(true)
+		err = c.buildOn(ctx, true) // the kernel refused to modify the existing table
 	}
 	return c.explain(err)
 }
 
-func (c *Controller) buildOn(replace bool) error {
+// buildOn builds on the existing table, or replaces it.
+func (c *Controller) buildOn(ctx context.Context, replace bool) error {
 	for try := 1; ; try++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		generation, err := c.conn.Generation()
 		if err != nil {
 			return fmt.Errorf("reading the ruleset's generation: %w", err)
@@ -39,9 +43,7 @@ func (c *Controller) buildOn(replace bool) error {
 		}
 		var head, tail nfnl.Batch
 		kept, err := c.prepare(&head, replace)
-		if err == nil {
-			err = c.skeleton(&head)
-		}
+		c.skeleton(&head)
 		w := ruleWriter{batch: &tail}
 		w.rules(c.config.Threshold, c.config.Scope)
 		if err = errors.Join(err, w.err); err == nil {
@@ -57,8 +59,8 @@ func (c *Controller) buildOn(replace bool) error {
 	}
 }
 
-// skeleton writes all but rules, elements and interfaces.
-func (c *Controller) skeleton(b *nfnl.Batch) error {
+// skeleton writes the table without rules, elements and interfaces.
+func (c *Controller) skeleton(b *nfnl.Batch) {
 	b.AddTable(table, tableComment)
 	for _, s := range c.sets() {
 		b.AddSet(table, s)
@@ -68,12 +70,11 @@ func (c *Controller) skeleton(b *nfnl.Batch) error {
 	for _, chain := range chains {
 		b.AddChain(table, chain)
 	}
-	return nil
 }
 
 func (c *Controller) sets() []*nfnl.Set { return sets(c.patterns() != nil) }
 
-// flowtable is our flowtable, with some devices.
+// flowtable returns the flowtable with the given devices.
 func (c *Controller) flowtable(devices []nfnl.Device) *nfnl.Flowtable {
 	f := &nfnl.Flowtable{Name: flowtableName, Priority: flowtablePriority, Flags: nfnl.FlowtableCounter, Devices: devices}
 	if c.hardware {
@@ -82,73 +83,78 @@ func (c *Controller) flowtable(devices []nfnl.Device) *nfnl.Flowtable {
 	return f
 }
 
-// prepare writes what it takes to have the table empty of rules and elements,
-// except for what holds connections for a while. kept are the devices of a
-// flowtable that stays, and so do its flows.
+// prepare removes the rules and elements of an existing table, except for the elements that
+// hold connections on the slow path. If the table does not fit, or replace is set, it
+// deletes the table. It returns the devices of a flowtable that is kept with its flows.
 func (c *Controller) prepare(b *nfnl.Batch, replace bool) (kept deviceSet, err error) {
-	switch _, err := c.conn.Table(table); {
-	case errors.Is(err, unix.ENOENT):
-		return deviceSet{}, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading table %s %s: %w", table.Family, table.Name, err)
-	}
-	there, err := c.look()
+	existing, err := c.readExisting()
 	if err != nil {
-		return nil, fmt.Errorf("reading table %s %s: %w", table.Family, table.Name, err)
+		return nil, fmt.Errorf("reading %s: %w", tableText, err)
 	}
 	want := c.flowtable(nil)
-	if replace || !there.compatible || there.flowtable == nil ||
-		there.flowtable.Flags != want.Flags || there.flowtable.Priority != want.Priority {
+	switch f := existing.flowtable; {
+	case !existing.table:
+		return deviceSet{}, nil
+	case replace || !existing.compatible || f == nil || f.Flags != want.Flags || f.Priority != want.Priority:
 		b.DeleteTable(table)
 		return deviceSet{}, nil
 	}
 	b.FlushTable(table)
 	for _, s := range c.sets() {
-		if there.sets[s.Name] && s.Flags&unix.NFT_SET_TIMEOUT == 0 {
+		if existing.sets[s.Name] && s.Flags&unix.NFT_SET_TIMEOUT == 0 {
 			b.FlushSet(table, s)
 		}
 	}
-	for _, name := range there.chains {
+	for _, name := range existing.chains {
 		if !slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name }) {
 			b.DeleteChain(table, name)
 		}
 	}
-	return newDeviceSet(there.flowtable.Devices), nil
+	return newDeviceSet(existing.flowtable.Devices), nil
 }
 
-// found is what the kernel has under our table's name.
-type found struct {
-	sets       map[string]bool // of ours
-	compatible bool            // all of these are of our types
+// existing is the table in the kernel.
+type existing struct {
+	table      bool            // it exists
+	sets       map[string]bool // names of sets that the Controller uses
+	compatible bool            // these sets have the right types
 	chains     []string
-	flowtable  *nfnl.FlowtableInfo // nil when the kernel does not show it
+	flowtable  *nfnl.FlowtableInfo // nil if it does not exist or the kernel does not return it
 }
 
-func (c *Controller) look() (f found, err error) {
+func (c *Controller) readExisting() (e existing, err error) {
+	switch _, err := c.conn.Table(table); {
+	case errors.Is(err, unix.ENOENT):
+		return e, nil
+	case err != nil:
+		return e, err
+	}
+	e.table = true
 	err = errors.Join(
 		nfnl.Undisturbed(func() error {
-			f.sets, f.compatible = map[string]bool{}, true
+			e.sets, e.compatible = map[string]bool{}, true
 			return c.conn.Sets(table, func(got nfnl.Set) {
 				for _, want := range c.sets() {
 					if want.Name == got.Name {
-						f.sets[got.Name] = true
-						f.compatible = f.compatible && want.KeyType == got.KeyType && want.KeyLen == got.KeyLen && want.Flags == got.Flags
+						e.sets[got.Name] = true
+						e.compatible = e.compatible && want.KeyType == got.KeyType && want.KeyLen == got.KeyLen && want.Flags == got.Flags
 					}
 				}
 			})
 		}),
 		nfnl.Undisturbed(func() error {
-			f.chains = nil
-			return c.conn.Chains(table, func(chain nfnl.ChainInfo) { f.chains = append(f.chains, chain.Name) })
+			e.chains = nil
+			return c.conn.Chains(table, func(chain nfnl.ChainInfo) { e.chains = append(e.chains, chain.Name) })
 		}),
 	)
 	if err == nil {
-		f.flowtable, err = readFlowtable(c.conn)
+		e.flowtable, err = readFlowtable(c.conn)
 	}
-	return f, err
+	return e, err
 }
 
-// readFlowtable reads our flowtable; nil when the kernel does not show it.
+// readFlowtable returns the flowtable, or nil if it does not exist or the kernel does not
+// return it (see [nfnl.Conn.Flowtables]).
 func readFlowtable(conn *nfnl.Conn) (f *nfnl.FlowtableInfo, err error) {
 	err = nfnl.Undisturbed(func() error {
 		f = nil

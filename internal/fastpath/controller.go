@@ -15,12 +15,13 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
-// Controller keeps the fast path of one network namespace. It is a
-// [dataplane.Dataplane] for the frontends of Services, and follows the interfaces
-// while Run runs. Its methods are safe for concurrent use.
+// Controller programs the fast path of one network namespace. It is a
+// [dataplane.Dataplane] for the frontends of Services, and follows the interfaces while Run
+// runs. Its methods are safe for concurrent use.
 type Controller struct {
 	config Config
 	able   abilities
@@ -29,28 +30,27 @@ type Controller struct {
 	mu    sync.Mutex // not held while settling
 	conn  *nfnl.Conn
 	batch nfnl.Batch
-	key   []byte
+	key   []byte // a buffer
 
-	valid     bool // the kernel has our table; false until the first Reconcile, and after a failure
-	frontends frontends
+	sequence  dataplane.Sequence
+	frontends map[desired.FrontendKey]desired.ServicePort // in the kernel's sets
 	guard     guard
 
-	links    map[int]netif.Interface // nil until they have been listed
-	chosen   map[int]string          // those of them that take part
-	devices  deviceSet               // what the kernel's flowtable has; nil when not known
-	members  deviceSet               // what the set of interfaces has
-	hardware bool                    // what the flowtable is
-	unsynced bool                    // devices are to be tried again
+	links    map[int]netif.Interface // by index; nil until they are listed
+	chosen   map[int]string          // names of the interfaces that take part
+	devices  deviceSet               // in the kernel's flowtable; nil if unknown
+	members  deviceSet               // in the set of interfaces
+	hardware bool                    // the flowtable has the flag for hardware
+	unsynced bool                    // the kernel refused a change of interfaces
 	stats    Stats
-	said     map[string]string // what was complained of last, by message
+	said     map[string]string // the last error logged with each message
 }
 
 var _ dataplane.Dataplane = (*Controller)(nil)
 
-// New opens the way to the kernel and programs nothing yet. It needs
-// CAP_NET_ADMIN, and Linux 5.13. The error wraps [ErrUnsupported] where the kernel
-// has no flowtables: nothing is to be done then, and nothing need be. With a
-// Threshold of 0 it does not ask.
+// New opens a netlink socket and programs nothing. It needs CAP_NET_ADMIN, and Linux 5.13.
+// The error wraps [ErrUnsupported] if the kernel has no flowtables. With a Threshold of 0,
+// flowtables are not needed.
 func New(c Config) (*Controller, error) {
 	if c.Interfaces == nil {
 		c.Interfaces = iface.Default()
@@ -76,9 +76,12 @@ func New(c Config) (*Controller, error) {
 
 func (c *Controller) off() bool { return c.config.Threshold == 0 }
 
-// Run follows the interfaces until ctx ends, and then returns nil. It may start
-// before the first Reconcile or after. It leaves what is in the kernel, see Stop.
-// An error is that interfaces cannot be listed.
+// retry is the time after which a refused change of interfaces is tried again.
+const retry = time.Second
+
+// Run follows the interfaces until ctx ends, and then returns nil. It may start before the
+// first Reconcile or after. It leaves the kernel's objects, see Stop. It returns an error if
+// interfaces cannot be listed.
 func (c *Controller) Run(ctx context.Context) error {
 	if c.off() {
 		<-ctx.Done()
@@ -88,113 +91,117 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	wg.Go(func() { c.keep(ctx) })
-	return netif.Namespace(c.config.NetNS).Watch(ctx, c.update)
+	wg.Go(func() { repeat(ctx, retry, c.resync) })
+	if c.config.Refresh > 0 {
+		wg.Go(func() { repeat(ctx, c.config.Refresh, c.refresh) })
+	}
+	return netif.Namespace(c.config.NetNS).Watch(ctx, func(u netif.Update) { c.update(ctx, u) })
 }
 
-// retry is how long after a failure the interfaces are tried again.
-const retry = time.Second
+// repeat calls do with a pause before each call, until ctx ends.
+func repeat(ctx context.Context, pause time.Duration, do func(context.Context)) {
+	_ = wait.PollUntilContextCancel(ctx, pause, false, func(ctx context.Context) (bool, error) {
+		do(ctx)
+		return false, nil
+	}) // the error is ctx's
+}
 
-// keep does what is to be done from time to time.
-func (c *Controller) keep(ctx context.Context) {
-	again := time.NewTicker(retry)
-	defer again.Stop()
-	var refresh <-chan time.Time
-	if c.config.Refresh > 0 {
-		t := time.NewTicker(c.config.Refresh)
-		defer t.Stop()
-		refresh = t.C
+func (c *Controller) refresh(ctx context.Context) {
+	if err := c.Flush(ctx, Flush{All: true}); err != nil && ctx.Err() == nil {
+		klog.ErrorS(err, "Fast path: connections were not refreshed")
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-			c.resync()
-		case <-refresh:
-			if err := c.Flush(Flush{All: true}); err != nil {
-				klog.ErrorS(err, "Fast path: connections were not refreshed")
+}
+
+// failed counts an error and adds the context to it. It returns nil for nil.
+func (c *Controller) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	c.stats.Errors++
+	return fmt.Errorf("fast path: %w", err)
+}
+
+// Reconcile implements dataplane.Dataplane. Of full it reads only the frontends. It keeps
+// the flowtable of an earlier run if it fits, and thus the flows.
+func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
+	if c.off() {
+		return dataplane.Stats{}, c.Cleanup(ctx)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sequence.Begin()
+	stats, err := c.reconcile(ctx, full)
+	return stats, c.failed(err)
+}
+
+func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
+	if err := c.list(); err != nil {
+		return stats, err
+	}
+	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
+	c.batch = nfnl.Batch{}
+	if c.config.Scope != All {
+		c.write(full)
+	}
+	stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
+	if err := c.build(ctx); err != nil {
+		return stats, err
+	}
+	c.batch = nfnl.Batch{} // frees it
+	c.sequence.Done()
+	// A refused interface does not prevent the rest.
+	c.sync(ctx)
+	return stats, c.guard.reset(c)
+}
+
+// Apply implements dataplane.Dataplane.
+func (c *Controller) Apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {
+	if c.off() {
+		return stats, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.sequence.BeginApply(ctx, change); err != nil {
+		return stats, fmt.Errorf("fast path: %w", err)
+	}
+	if c.config.Scope != All {
+		c.batch.Reset()
+		c.write(change)
+		stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
+		if err := c.conn.Commit(0, &c.batch); err != nil {
+			return stats, c.failed(c.explain(err))
+		}
+	}
+	c.sequence.Done()
+	return stats, nil
+}
+
+// write adds the frontends of a change to the batch and to c.frontends, except those of
+// protocols that are not offloaded. An element has its Service as a comment, so it is
+// replaced if the Service changes.
+func (c *Controller) write(change *desired.Change) {
+	for _, del := range []bool{true, false} {
+		for i := range change.Frontends {
+			f := &change.Frontends[i]
+			k := f.Key()
+			if !offloadable(k.Protocol) || f.Old != nil && f.New != nil && f.Old.Service == f.New.Service {
+				continue
+			}
+			set := familyOf(k.Addr()).frontends
+			c.key = frontendKey(c.key[:0], k)
+			switch {
+			case del && f.Old != nil:
+				c.batch.DeleteElement(table, set, c.key)
+				delete(c.frontends, k)
+			case !del && f.New != nil:
+				c.batch.AddElement(table, set, c.key, nil, f.New.Service.String())
+				c.frontends[k] = f.New.Service
 			}
 		}
 	}
 }
 
-// Reconcile implements dataplane.Dataplane. It needs nothing of full but its
-// frontends. A table of an earlier run is kept where it fits, and with it what has
-// been offloaded.
-func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
-	if c.off() {
-		err := c.Cleanup(ctx)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.valid = err == nil
-		return dataplane.Stats{}, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.valid = false
-	if err := c.list(); err != nil {
-		c.stats.Errors++
-		return dataplane.Stats{}, err
-	}
-	c.frontends.reset(len(full.Frontends))
-	c.batch = nfnl.Batch{}
-	if c.config.Scope == Services {
-		c.write(full)
-	}
-	stats := dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
-	if err := c.build(); err != nil {
-		c.stats.Errors++
-		return stats, fmt.Errorf("fast path: %w", err)
-	}
-	c.release()
-	c.valid = true
-	// What is wrong with an interface is no reason to take the rest back.
-	c.sync()
-	if err := c.guard.reset(c); err != nil {
-		c.stats.Errors++
-		return stats, err
-	}
-	return stats, nil
-}
-
-// Apply implements dataplane.Dataplane.
-func (c *Controller) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.valid {
-		return dataplane.Stats{}, errors.New("fast path: Apply without a Reconcile before it")
-	}
-	if c.off() || c.config.Scope == All {
-		return dataplane.Stats{}, nil
-	}
-	c.valid = false // until the kernel has it too
-	if change.Rebuild {
-		return dataplane.Stats{}, errors.New("fast path: Apply of a change that only Reconcile can make")
-	}
-	c.batch.Reset()
-	c.write(change)
-	stats := dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
-	if err := c.conn.Commit(0, &c.batch); err != nil {
-		c.stats.Errors++
-		return stats, fmt.Errorf("fast path: %w", c.explain(err))
-	}
-	c.release()
-	c.valid = true
-	return stats, nil
-}
-
-// keepBatch is the largest buffer, in bytes, that is kept for the next change.
-const keepBatch = 1 << 20
-
-// release gives the memory of an unusually large batch back.
-func (c *Controller) release() {
-	if c.batch.Len() > keepBatch {
-		c.batch = nfnl.Batch{}
-	}
-}
-
-// explain adds to a refusal of the kernel's which frontend it is about.
+// explain adds the frontend to a refusal by the kernel.
 func (c *Controller) explain(err error) error {
 	var refused *nfnl.BatchError
 	if !errors.As(err, &refused) {
@@ -210,14 +217,14 @@ func (c *Controller) explain(err error) error {
 	return err
 }
 
-// Cleanup implements dataplane.Dataplane. When it returns, all connections are back on
-// the slow path; none is cut.
-func (c *Controller) Cleanup(ctx context.Context) error {
+// Cleanup implements dataplane.Dataplane. When it returns, all connections are on the slow
+// path; none is interrupted.
+func (c *Controller) Cleanup(context.Context) error {
 	switch err := c.deleteTable(); {
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case err != nil:
-		return fmt.Errorf("fast path: deleting table %s %s: %w", table.Family, table.Name, err)
+		return fmt.Errorf("fast path: deleting %s: %w", tableText, err)
 	}
 	return c.settle(c.config.NetNS)
 }
@@ -225,7 +232,7 @@ func (c *Controller) Cleanup(ctx context.Context) error {
 func (c *Controller) deleteTable() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.valid = false
+	c.sequence.Begin()
 	c.devices, c.members = nil, nil
 	if _, err := c.conn.Table(table); err != nil {
 		return err
@@ -235,18 +242,16 @@ func (c *Controller) deleteTable() error {
 	return c.conn.Commit(0, &b)
 }
 
-// Close implements dataplane.Dataplane: it leaves what is in the kernel, so that it
-// goes on without anybody who adds interfaces or Services to it. That is for
-// handing over to another Controller at once; everybody else calls Stop.
+// Close implements dataplane.Dataplane. The kernel's table remains, for another Controller
+// that takes it over at once. Use Stop otherwise.
 func (c *Controller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.valid = false
+	c.sequence.Begin()
 	return c.conn.Close()
 }
 
-// Stop is Cleanup and Close: what nobody looks after any more is not to stay. Call
-// it once Run has returned.
+// Stop is Cleanup and Close, for after Run has returned.
 func (c *Controller) Stop() error {
 	return errors.Join(c.Cleanup(context.Background()), c.Close())
 }

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,54 +16,41 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// deviceSet is devices of a flowtable.
+// deviceSet is a set of devices of a flowtable.
 type deviceSet map[nfnl.Device]bool
 
-func newDeviceSet(all []nfnl.Device) deviceSet {
-	s := deviceSet{}
-	for _, d := range all {
-		s[d] = true
-	}
-	return s
-}
+func newDeviceSet(all []nfnl.Device) deviceSet { return unique(all) }
 
-// list is the devices in order.
+// list returns the devices in order.
 func (s deviceSet) list() []nfnl.Device {
 	return slices.SortedFunc(maps.Keys(s), func(a, b nfnl.Device) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// without is what s has and other has not, in order.
+// without returns the devices that only s has, in order.
 func (s deviceSet) without(other deviceSet) []nfnl.Device {
-	difference := deviceSet{}
-	for d := range s {
-		if !other[d] {
-			difference[d] = true
-		}
-	}
-	return difference.list()
+	return slices.DeleteFunc(s.list(), func(d nfnl.Device) bool { return other[d] })
 }
 
-// list lists the interfaces anew.
+// list lists the interfaces.
 func (c *Controller) list() error {
 	all, err := netif.Namespace(c.config.NetNS).List()
-	if err != nil {
-		return fmt.Errorf("fast path: %w", err)
+	if err == nil {
+		c.take(netif.Update{Full: true, Changed: all})
 	}
-	c.take(netif.Update{Full: true, Changed: all})
-	return nil
+	return err
 }
 
-// update takes a change of interfaces into account.
-func (c *Controller) update(u netif.Update) {
+// update programs a change of interfaces.
+func (c *Controller) update(ctx context.Context, u netif.Update) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.take(u)
-	if c.valid {
-		c.sync()
+	if c.sequence.Check() == nil {
+		c.sync(ctx)
 	}
 }
 
-// take notes which interfaces there are and which take part.
+// take records a change of interfaces.
 func (c *Controller) take(u netif.Update) {
 	if u.Full {
 		c.links, c.chosen = map[int]netif.Interface{}, map[int]string{}
@@ -76,22 +64,21 @@ func (c *Controller) take(u netif.Update) {
 			c.renamed(old.Name, i.Name)
 		}
 		c.links[i.Index] = i
+		delete(c.chosen, i.Index)
 		chosen, err := c.config.Interfaces.Selects(&i)
-		if err != nil && c.said[badExpression] == "" {
-			c.complain(err, badExpression) // others will go the same way
-		}
 		if chosen {
 			c.chosen[i.Index] = i.Name
-		} else {
-			delete(c.chosen, i.Index)
+		}
+		if c.said[badExpression] == "" { // it may fail for many interfaces
+			c.logOnce(err, badExpression)
 		}
 	}
 }
 
-const badExpression = "Fast path: an interface takes no part, as the expression has no answer"
+const badExpression = "Fast path: an interface does not take part, because the expression failed"
 
-// renamed notes an interface's new name. A kernel that keeps devices by themselves
-// keeps it in the flowtable.
+// renamed records an interface's new name. A kernel that does not keep devices by name
+// keeps the interface in the flowtable.
 func (c *Controller) renamed(from, to string) {
 	if d := (nfnl.Device{Name: from}); !c.able.byName && c.devices[d] {
 		delete(c.devices, d)
@@ -99,19 +86,16 @@ func (c *Controller) renamed(from, to string) {
 	}
 }
 
-// patterns are names and prefixes of names that the kernel itself can match; nil when the
-// kernel or the expression does not allow that.
-func (c *Controller) patterns() (all []nfnl.Device) {
+// patterns returns names and prefixes that the kernel matches itself, or nil if the kernel
+// or the expression does not allow that.
+func (c *Controller) patterns() []nfnl.Device {
 	if !c.able.prefixes {
 		return nil
 	}
-	for _, p := range c.config.Interfaces.Patterns() {
-		all = append(all, nfnl.Device{Name: p.Name, Prefix: p.Prefix})
-	}
-	return all
+	return c.config.Interfaces.Patterns()
 }
 
-// wanted are the devices that the flowtable should have.
+// wanted returns the devices that the flowtable should have.
 func (c *Controller) wanted() deviceSet {
 	if p := c.patterns(); p != nil {
 		return newDeviceSet(p)
@@ -123,98 +107,80 @@ func (c *Controller) wanted() deviceSet {
 	return s
 }
 
-// wantedNow is what wanted will be once the Controller has been notified of all changes of
-// interfaces so far.
+// wantedNow returns what wanted will return after all changes of interfaces so far.
 func (c *Controller) wantedNow() (deviceSet, error) {
-	if p := c.patterns(); p != nil {
-		return newDeviceSet(p), nil
-	}
-	all, err := netif.Namespace(c.config.NetNS).List()
-	s := deviceSet{}
-	for i := range all {
-		if chosen, _ := c.config.Interfaces.Selects(&all[i]); chosen { // an error means no
-			s[nfnl.Device{Name: all[i].Name}] = true
-		}
-	}
-	return s, err
+	now := Controller{config: c.config, able: c.able, said: c.said}
+	err := now.list()
+	return now.wanted(), err
 }
 
-// wantsHardware says whether to hand flows to hardware: when asked to, and when all
-// interfaces take them.
+// wantsHardware reports whether to use hardware: it is configured, and the drivers of all
+// interfaces support it.
 func (c *Controller) wantsHardware() bool {
-	if c.config.Hardware == Off {
-		return false
-	}
-	var refused error
 	wanted := c.wanted().list()
-	if len(wanted) == 0 {
+	if c.config.Hardware == Off || len(wanted) == 0 {
 		return false
 	}
 	for _, d := range wanted {
-		var e *nfnl.BatchError
-		if refused = canHave(c.conn, nfnl.FlowtableHardware, []nfnl.Device{d}); errors.As(refused, &e) {
-			refused = fmt.Errorf("interface %s: its driver does not take flows: %w", d.Name, e.Errno)
+		err := canHave(c.conn, nfnl.FlowtableHardware, []nfnl.Device{d})
+		var refused *nfnl.BatchError
+		if errors.As(err, &refused) {
+			err = fmt.Errorf("interface %s: its driver does not take flows: %w", d.Name, refused.Errno)
 		}
-		if refused != nil {
-			break
+		if err != nil {
+			c.refusedHardware(err)
+			return false
 		}
 	}
-	if refused != nil {
-		c.refusedHardware(refused)
-	}
-	return refused == nil
+	return true
 }
 
 func (c *Controller) refusedHardware(err error) {
-	if c.config.Hardware == On && c.complain(err, "Fast path: no hardware offload, connections take the fast path in software") && c.config.NoHardware != nil {
+	if c.config.Hardware == On && c.logOnce(err, "Fast path: no hardware offload, connections take the fast path in software") && c.config.NoHardware != nil {
 		c.config.NoHardware(err)
 	}
 }
 
-// sync programs which interfaces take part, in the flowtable and in the set of
-// interfaces. After a failure it is tried again by resync.
-func (c *Controller) sync() {
+// sync programs which interfaces take part. After a failure, resync tries again.
+func (c *Controller) sync(ctx context.Context) {
 	err := c.trySync()
-	for try := 1; err != nil && try < maxTries; try++ {
-		// Interfaces may have been deleted, or our table may have been modified.
-		if c.devices, err = c.readDevices(); err != nil {
-			break
-		}
-		if err = c.list(); err == nil {
+	for try := 1; err != nil && try < maxTries && ctx.Err() == nil; try++ {
+		// An interface may have been deleted, or the table may have been modified.
+		if err = c.reread(); err == nil {
 			err = c.trySync()
 		}
 	}
-	c.unsynced = err != nil
-	if err != nil {
+	if c.unsynced = err != nil; c.unsynced {
 		c.stats.Errors++
-		c.complain(err, "Fast path: interfaces could not be changed, will try again")
+		c.logOnce(err, "Fast path: interfaces could not be changed, will try again")
 	}
 }
 
-// resync tries again what failed.
-func (c *Controller) resync() {
+// resync repeats a sync that failed.
+func (c *Controller) resync(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.valid && c.unsynced {
-		c.sync()
+	if c.unsynced && c.sequence.Check() == nil {
+		c.sync(ctx)
 	}
 }
 
-func (c *Controller) readDevices() (deviceSet, error) {
+// reread reads the flowtable's devices and the interfaces.
+func (c *Controller) reread() error {
 	f, err := readFlowtable(c.conn)
 	if err != nil {
-		return nil, fmt.Errorf("reading flowtable %s: %w", flowtableName, err)
+		return fmt.Errorf("reading flowtable %s: %w", flowtableName, err)
 	}
-	if f == nil {
-		// The kernel does not list so many devices, or the flowtable does not
-		// exist. In the second case adding to it fails.
-		return c.devices, nil
+	// If f is nil, the kernel does not return so many devices, or the flowtable does not
+	// exist. In the second case adding devices fails.
+	if f != nil {
+		c.devices = newDeviceSet(f.Devices)
 	}
-	return newDeviceSet(f.Devices), nil
+	return c.list()
 }
 
-// trySync commits, in one transaction, what the flowtable and the set of interfaces lack
-// and what they have too much. It assumes that the kernel has c.devices and c.members.
+// trySync commits the differences between the wanted devices and those of the flowtable
+// (c.devices) and of the set of interfaces (c.members), in one transaction.
 func (c *Controller) trySync() error {
 	wanted := c.wanted()
 	c.batch.Reset()
@@ -224,23 +190,21 @@ func (c *Controller) trySync() error {
 	c.writeMembers(wanted)
 	err := c.conn.Commit(0, &c.batch)
 	if errors.Is(err, unix.EOPNOTSUPP) && c.hardware {
-		// A new interface's driver does not take flows.
+		// The driver of a new interface does not take flows.
 		c.refusedHardware(err)
 		if err := c.leaveHardware(); err != nil {
 			return err
 		}
 		return c.trySync()
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		c.devices, c.members = wanted, maps.Clone(wanted)
 	}
-	c.devices, c.members = wanted, maps.Clone(wanted)
-	return nil
+	return err
 }
 
-// writeDevices writes what makes the flowtable's devices the wanted ones. It replaces the
-// flowtable when a device leaves that is up: taking it out would not end its flows. Those
-// of a device that is down have ended.
+// writeDevices changes the flowtable's devices to the wanted ones. It replaces the flowtable
+// if a device leaves that is up, because its flows would remain.
 func (c *Controller) writeDevices(wanted deviceSet) error {
 	add, del := wanted.without(c.devices), c.devices.without(wanted)
 	exists, up := deviceSet{}, deviceSet{}
@@ -249,12 +213,11 @@ func (c *Controller) writeDevices(wanted deviceSet) error {
 		exists[d], up[d] = true, l.Up
 	}
 	if !c.able.byName {
-		// The kernel has taken out those that do not exist any more, and refuses to
-		// do it again.
+		// The kernel has already removed interfaces that do not exist any more.
 		del = slices.DeleteFunc(del, func(d nfnl.Device) bool { return !exists[d] })
 	}
 	if slices.ContainsFunc(del, func(d nfnl.Device) bool { return up[d] }) {
-		return c.writeReplacement(&c.batch, wanted.list())
+		return replaceFlowtable(c.conn, &c.batch, c.flowtable(wanted.list()))
 	}
 	if len(del) > 0 {
 		c.batch.DeleteDevices(table, c.flowtable(del))
@@ -265,16 +228,24 @@ func (c *Controller) writeDevices(wanted deviceSet) error {
 	return nil
 }
 
-// writeMembers writes what makes the set of interfaces the wanted one.
+// writeMembers changes the set of interfaces to the wanted ones. Its elements are intervals
+// if there can be prefixes.
 func (c *Controller) writeMembers(wanted deviceSet) {
 	set := interfaces(c.patterns() != nil)
+	intervals := set.Flags&unix.NFT_SET_INTERVAL != 0
 	for _, d := range c.members.without(wanted) {
-		c.member(set, d, c.batch.DeleteInterval, c.batch.DeleteElement)
+		if first, last := interfaceRange(d); intervals {
+			c.batch.DeleteInterval(table, set, first, last)
+		} else {
+			c.batch.DeleteElement(table, set, first)
+		}
 	}
 	for _, d := range wanted.without(c.members) {
-		c.member(set, d, c.batch.AddInterval, func(t nfnl.Table, s *nfnl.Set, key []byte) {
-			c.batch.AddElement(t, s, key, nil, "")
-		})
+		if first, last := interfaceRange(d); intervals {
+			c.batch.AddInterval(table, set, first, last)
+		} else {
+			c.batch.AddElement(table, set, first, nil, "")
+		}
 	}
 }
 
@@ -282,28 +253,19 @@ func (c *Controller) writeMembers(wanted deviceSet) {
 func (c *Controller) leaveHardware() error {
 	c.hardware = false
 	c.batch.Reset()
-	if err := c.writeReplacement(&c.batch, c.devices.list()); err != nil {
+	if err := replaceFlowtable(c.conn, &c.batch, c.flowtable(c.devices.list())); err != nil {
 		return err
 	}
 	return c.conn.Commit(0, &c.batch)
 }
 
-// member writes an element of the set of interfaces: an interval where it can have
-// prefixes.
-func (c *Controller) member(set *nfnl.Set, d nfnl.Device, interval func(nfnl.Table, *nfnl.Set, []byte, []byte), element func(nfnl.Table, *nfnl.Set, []byte)) {
-	if first, last := interfaceRange(d); set.Flags&unix.NFT_SET_INTERVAL != 0 {
-		interval(table, set, first, last)
-	} else {
-		element(table, set, first)
+// logOnce logs an error unless it is nil or the last one that was logged with this message.
+// It reports whether it did.
+func (c *Controller) logOnce(err error, message string) (logged bool) {
+	if err == nil || c.said[message] == err.Error() {
+		return false
 	}
-}
-
-// complain logs an error unless it is the one that was last logged with this message. It
-// returns whether it did.
-func (c *Controller) complain(err error, message string) (news bool) {
-	if news = err != nil && c.said[message] != err.Error(); news {
-		c.said[message] = err.Error()
-		klog.ErrorS(err, message)
-	}
-	return news
+	c.said[message] = err.Error()
+	klog.ErrorS(err, message)
+	return true
 }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inKernel lists the flowtable's devices as the kernel has them.
+// inKernel returns the names of the flowtable's devices.
 func (w *world) inKernel() string {
 	w.t.Helper()
 	conn, err := nfnl.Dial(w.node.FD())
@@ -32,7 +32,7 @@ func (w *world) inKernel() string {
 		names = append(names, d.Name)
 	}
 	slices.Sort(names)
-	// The set that the rules look at has the same ones.
+	// The set of the rules must have the same ones.
 	all := map[string]bool{}
 	w.check(nfnl.Undisturbed(func() error {
 		clear(all)
@@ -67,7 +67,7 @@ func (w *world) dummy(name string) netlink.Link {
 	return d
 }
 
-// rename renames an interface that is up. Before Linux 6.2 it has to be down meanwhile.
+// rename renames an interface that is up. Before Linux 6.2 it must be down meanwhile.
 func (w *world) rename(link netlink.Link, name string) {
 	w.t.Helper()
 	err := w.links.LinkSetName(link, name)
@@ -80,7 +80,7 @@ func (w *world) rename(link netlink.Link, name string) {
 	w.check(w.links.LinkSetUp(link))
 }
 
-// TestInterfaces has interfaces come, go and change.
+// TestInterfaces adds, removes and changes interfaces.
 func TestInterfaces(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	s := w.stream(lab.TCP, web, true)
@@ -96,7 +96,7 @@ func TestInterfaces(t *testing.T) {
 	w.check(w.links.LinkSetUp(a))
 	w.has("b " + four)
 
-	// A port of a bridge is the bridge's affair.
+	// Ports of a bridge do not take part.
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge"}}
 	w.check(w.links.LinkAdd(bridge))
 	w.has("b " + four)
@@ -117,7 +117,7 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// TestJoin has pods come while others' connections go on, and be fast at once.
+// TestJoin adds pods, whose connections must take the fast path, during another connection.
 func TestJoin(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
@@ -134,8 +134,8 @@ func TestJoin(t *testing.T) {
 	w.check(w.Check(w.t.Context()))
 }
 
-// TestExpression chooses interfaces. A connection between one that takes part and
-// one that does not is not offloaded; and it comes back when one leaves.
+// TestExpression selects interfaces. A connection between one that takes part and one that
+// does not is not offloaded, and it returns to the slow path when an interface is deselected.
 func TestExpression(t *testing.T) {
 	selector, err := iface.Compile(`interface.name in ["veth1", "veth2", "gone"] && interface.mtu <= 1500`)
 	if err != nil {
@@ -162,7 +162,7 @@ func TestExpression(t *testing.T) {
 	w.check(w.links.LinkSetMTU(link, 1500))
 	w.has("veth1 veth2")
 	w.fast(in)
-	// One that is given another name may not be meant any more.
+	// A renamed interface is selected by its new name.
 	gone := w.dummy("gone")
 	w.has("gone veth1 veth2")
 	w.rename(gone, "unmeant")
@@ -172,7 +172,7 @@ func TestExpression(t *testing.T) {
 	w.check(w.Check(w.t.Context()))
 }
 
-// TestAddresses chooses interfaces by addresses, which come later than they do.
+// TestAddresses selects interfaces by addresses, which are added later.
 func TestAddresses(t *testing.T) {
 	selector, err := iface.Compile(`interface.addresses.exists(a, a.startsWith("198.51.100."))`)
 	if err != nil {
@@ -189,7 +189,7 @@ func TestAddresses(t *testing.T) {
 	w.has("")
 }
 
-// TestManyInterfaces has a thousand of them, most of which are there already.
+// TestManyInterfaces has a thousand interfaces, most of them from the start.
 func TestManyInterfaces(t *testing.T) {
 	const many = 1000
 	w := newQuietWorld(t)
@@ -203,8 +203,8 @@ func TestManyInterfaces(t *testing.T) {
 	w.fast(s)
 	count := func() int { return len(strings.Fields(w.inKernel())) }
 	w.until("all interfaces are in the flowtable", func() bool { return count() == many+4 })
-	// That others join is nothing to a flow. (That they are set up is: the kernel
-	// has it pass the slow path once.)
+	// Adding devices to the flowtable does not affect a flow. (Setting up an interface
+	// does: the flow then takes the slow path once.)
 	w.stop()
 	for i := range 20 {
 		w.dummy(fmt.Sprintf("more%d", i))
@@ -216,9 +216,9 @@ func TestManyInterfaces(t *testing.T) {
 	w.until("all interfaces take part", func() bool { return count() == many+4+20 })
 	w.goesOn(s)
 	if n := w.offloaded() - before; n > 0 {
-		t.Errorf("a flow of others was disturbed %d times", n)
+		t.Errorf("a flow between other interfaces was offloaded again %d times", n)
 	}
-	w.check(w.Flush(Flush{All: true}))
+	w.check(w.Flush(w.t.Context(), Flush{All: true}))
 	w.goesOn(s)
 	w.fast(s)
 	w.check(w.Check(w.t.Context()))
@@ -231,7 +231,7 @@ func TestManyInterfaces(t *testing.T) {
 			w.check(w.links.LinkDel(link))
 		}
 	}
-	w.until("those that have gone have left", func() bool { return count() == many+4+20-300 })
+	w.until("the deleted interfaces have left", func() bool { return count() == many+4+20-300 })
 	w.goesOn(s)
 	w.unharmed(s)
 	w.check(w.Check(w.t.Context()))
@@ -244,12 +244,12 @@ func TestManyInterfaces(t *testing.T) {
 	t.Logf("took the table away in %v", time.Since(begin))
 }
 
-// TestHardware asks for hardware offload, of interfaces that have none.
+// TestHardware configures hardware offload with interfaces that do not support it.
 func TestHardware(t *testing.T) {
 	for _, h := range []Hardware{Auto, On, Off} {
-		t.Run(h.String(), func(t *testing.T) {
-			var told atomic.Int64
-			w := newWorld(t, Config{Threshold: threshold, Hardware: h, NoHardware: func(error) { told.Add(1) }})
+		t.Run(string(h), func(t *testing.T) {
+			var reported atomic.Int64
+			w := newWorld(t, Config{Threshold: threshold, Hardware: h, NoHardware: func(error) { reported.Add(1) }})
 			s := w.stream(lab.TCP, web, false)
 			w.fast(s)
 			if f, _ := s.flow(); f.Hardware {
@@ -259,17 +259,17 @@ func TestHardware(t *testing.T) {
 				t.Errorf("%+v, %v", s, err)
 			}
 			if said := len(w.said) > 0; said != (h == On) {
-				t.Errorf("it complains: %t", said)
+				t.Errorf("it logged an error: %t", said)
 			}
-			if n := told.Load(); n > 1 || n == 1 != (h == On) {
-				t.Errorf("it tells %d times", n)
+			if n := reported.Load(); n > 1 || n == 1 != (h == On) {
+				t.Errorf("it reported %d times", n)
 			}
 		})
 	}
 }
 
-// TestHardwareRefusedLater has an interface come that cannot do what those before
-// it could: none, here, which is enough for the kernel to take the flag.
+// TestHardwareRefusedLater adds an interface without hardware offload to a flowtable with it.
+// The kernel accepts the flag for a flowtable without devices.
 func TestHardwareRefusedLater(t *testing.T) {
 	none, err := iface.Compile(`interface.name.endsWith("x")`)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The tests here hold the kernel to what the package's documentation says of it.
+// These tests check the package's documentation of the kernel's behaviour.
 
 // TestFactDeviceTakenOut takes a device out of the flowtable and puts it back, by
 // the command nft. Its flows stay: what comes in there takes the slow path
@@ -96,7 +96,7 @@ func TestFactAccounting(t *testing.T) {
 	w.fast(w.stream(lab.TCP, web, false))
 }
 
-// TestFactOneWay has a client that nobody answers. It is offloaded like others.
+// TestFactOneWay has a client without replies. It is offloaded like others.
 func TestFactOneWay(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	deaf := w.newPod(w.node, "deaf", 21)
@@ -161,7 +161,7 @@ func TestFactRestOfTheDay(t *testing.T) {
 			w.fast(s)
 			w.expire(s, 1000)
 			if refreshed {
-				w.check(w.Flush(Flush{All: true}))
+				w.check(w.Flush(w.t.Context(), Flush{All: true}))
 			}
 			before := s.Stats().Received
 			w.until("it goes on", func() bool { return s.Stats().Received > before })

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,35 +15,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flush says which connections are to come back to the slow path. None of them is
-// cut, and none loses its backend.
+// Flush selects connections that return to the slow path. None of them is interrupted, and
+// none gets another backend.
 //
-// The kernel lets go of all flows or of none. So all connections come back, and
-// those that are not meant are offloaded again with their next packet. Those that
-// are meant are kept on the slow path for as long as Hold says; with a Hold of 0
-// they, too, go again once they have passed all rules.
+// The kernel can only flush all connections at once. So all return, and those that are not
+// selected are offloaded again with their next packet. The selected ones stay on the slow
+// path for the time Hold. If Hold is 0, they too are offloaded again, after a packet has
+// passed all rules.
 type Flush struct {
 	All       bool
-	Frontends []desired.FrontendKey // that connections were made to
-	Addresses []netip.Addr          // of clients or backends: of pods
+	Frontends []desired.FrontendKey // of the connections
+	Addresses []netip.Addr          // of their clients or backends
 	Hold      time.Duration
 }
 
-// Flush brings connections back to the slow path. When it returns, they are.
-func (c *Controller) Flush(f Flush) error {
+// Flush returns connections to the slow path. They have returned when it returns.
+func (c *Controller) Flush(ctx context.Context, f Flush) error {
 	if c.off() {
 		return nil
 	}
-	if err := c.flush(f); err != nil {
+	if err := c.flush(ctx, f); err != nil {
 		return err
 	}
 	return c.settle(c.config.NetNS)
 }
 
-func (c *Controller) flush(f Flush) error {
+func (c *Controller) flush(ctx context.Context, f Flush) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := flush(c.conn, f, c.devices.list()); err != nil {
+	if err := flush(ctx, c.conn, f, c.devices.list()); err != nil {
 		c.stats.Errors++
 		return err
 	}
@@ -50,45 +51,45 @@ func (c *Controller) flush(f Flush) error {
 	return nil
 }
 
-// FlushTable brings connections back to the slow path in a network namespace, given
-// by file descriptor (0 is the calling thread's), without its Controller, which
-// does not mind. Where there is no fast path, nothing is to be done.
-func FlushTable(netns int, f Flush) error {
+// FlushTable returns connections to the slow path in a network namespace, given by file
+// descriptor (0 is the calling thread's), without its Controller, which takes that for no
+// damage. Without a fast path it does nothing.
+func FlushTable(ctx context.Context, netns int, f Flush) error {
 	conn, err := nfnl.Dial(netns)
 	if err != nil {
 		return err
 	}
-	return errors.Join(flush(conn, f, nil), conn.Close()) // see nfnl.Settle
+	return errors.Join(flush(ctx, conn, f, nil), conn.Close()) // Close waits like nfnl.Settle
 }
 
-// flush replaces the flowtable by one that is the same but empty. devices are for
-// when the kernel does not show which it has.
-func flush(conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
+// flush replaces the flowtable by an equal one without flows. devices are used if the
+// kernel does not return the flowtable's.
+func flush(ctx context.Context, conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
 	for try := 1; ; try++ {
-		err := tryFlush(conn, f, devices)
+		err := ctx.Err()
+		if err == nil {
+			err = tryFlush(conn, f, devices)
+		}
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, errNoTable):
-			return nil
-		// What was read may be outdated: by others, by interfaces that have
-		// gone, by elements whose time was over.
+		// The table has changed since it was read, an interface has disappeared, or an
+		// element has expired.
 		case try < maxTries && (errors.Is(err, nfnl.ErrGeneration) || errors.Is(err, nfnl.ErrInterrupted) || errors.Is(err, unix.ENOENT)):
 		default:
-			return fmt.Errorf("fast path: bringing connections back to the slow path: %w", err)
+			return fmt.Errorf("fast path: returning connections to the slow path: %w", err)
 		}
 	}
 }
 
-var errNoTable = errors.New("no fast path")
-
+// tryFlush does nothing if the table does not exist.
 func tryFlush(conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
 	generation, err := conn.Generation()
 	if err != nil {
 		return err
 	}
 	if _, err := conn.Table(table); errors.Is(err, unix.ENOENT) {
-		return errNoTable
+		return nil
 	} else if err != nil {
 		return err
 	}
@@ -97,10 +98,10 @@ func tryFlush(conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
 		return err
 	}
 	if ft == nil {
-		ft = &nfnl.FlowtableInfo{Flowtable: nfnl.Flowtable{Name: flowtableName, Priority: flowtablePriority, Flags: nfnl.FlowtableCounter, Devices: devices}}
 		if devices == nil {
-			return errors.New("the kernel does not show the flowtable")
+			return errors.New("the kernel does not return the flowtable")
 		}
+		ft = &nfnl.FlowtableInfo{Flowtable: nfnl.Flowtable{Name: flowtableName, Priority: flowtablePriority, Flags: nfnl.FlowtableCounter, Devices: devices}}
 	}
 	var b nfnl.Batch
 	if err := replaceFlowtable(conn, &b, &ft.Flowtable); err != nil {
@@ -114,14 +115,8 @@ func tryFlush(conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
 	return conn.Commit(generation, &b)
 }
 
-// writeReplacement writes what makes the flowtable one with other devices, and with
-// no flows.
-func (c *Controller) writeReplacement(b *nfnl.Batch, devices []nfnl.Device) error {
-	return replaceFlowtable(c.conn, b, c.flowtable(devices))
-}
-
-// replaceFlowtable writes a new flowtable in the old one's place. All rules are
-// written anew, as they are, for none may use a flowtable that is deleted.
+// replaceFlowtable writes a new flowtable in place of the old one. It writes all rules again,
+// because a flowtable that rules use cannot be deleted.
 func replaceFlowtable(conn *nfnl.Conn, b *nfnl.Batch, f *nfnl.Flowtable) error {
 	rules, err := readRules(conn)
 	if err != nil {
@@ -147,40 +142,34 @@ func readRules(conn *nfnl.Conn) (all []nfnl.RuleInfo, err error) {
 }
 
 // hold writes the elements that keep connections on the slow path.
-func (f *Flush) hold(conn *nfnl.Conn, b *nfnl.Batch) error {
-	var err error
+func (f *Flush) hold(conn *nfnl.Conn, b *nfnl.Batch) (err error) {
 	put := func(set *nfnl.Set, key []byte) {
-		// An element that is there would keep the time that it has.
-		there, e := conn.Has(table, set.Name, key)
-		if there {
+		exists, e := conn.Has(table, set.Name, key)
+		err = errors.Join(err, e)
+		if exists { // it would keep its timeout
 			b.DeleteElement(table, set, key)
 		}
 		b.AddElementFor(table, set, key, f.Hold)
-		err = errors.Join(err, e)
 	}
-	for i := range families {
-		if f.All {
+	if f.All {
+		for i := range families {
 			put(heldFamilies, []byte{byte(families[i].Family)})
 		}
 	}
-	for _, k := range compact(f.Frontends) {
+	for k := range unique(f.Frontends) {
 		put(familyOf(k.Addr()).heldFrontends, frontendKey(nil, k))
 	}
-	for _, a := range compact(f.Addresses) {
+	for a := range unique(f.Addresses) {
 		a = a.Unmap()
 		put(familyOf(a).heldAddresses, a.AsSlice())
 	}
 	return err
 }
 
-// compact leaves out what is there twice.
-func compact[T comparable](all []T) (once []T) {
-	seen := map[T]bool{}
+func unique[T comparable](all []T) map[T]bool {
+	set := map[T]bool{}
 	for _, a := range all {
-		if !seen[a] {
-			seen[a] = true
-			once = append(once, a)
-		}
+		set[a] = true
 	}
-	return once
+	return set
 }

@@ -19,13 +19,13 @@ func (w *world) offloaded() uint64 {
 	return s.Offloaded
 }
 
-// TestFlush brings connections back to the slow path without holding them there.
+// TestFlush returns connections to the slow path without holding them there.
 func TestFlush(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	streams := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true), w.stream(lab.TCP, other, true)}
 	w.fast(streams...)
 	for n := uint64(2); n < 5; n++ {
-		w.check(w.Flush(Flush{All: true}))
+		w.check(w.Flush(w.t.Context(), Flush{All: true}))
 		w.until("all have been offloaded again", func() bool { return w.offloaded() == n*uint64(len(streams)) })
 		w.check(w.Check(w.t.Context()))
 	}
@@ -43,7 +43,7 @@ func TestFlushSettles(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	settling, settled, flushed := make(chan bool), make(chan error), make(chan error, 1)
 	w.settle = func(int) error { settling <- true; return <-settled }
-	go func() { flushed <- w.Flush(Flush{All: true}) }()
+	go func() { flushed <- w.Flush(w.t.Context(), Flush{All: true}) }()
 	<-settling
 	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.endpoints(web, w.web[1])
@@ -61,8 +61,7 @@ func TestFlushSettles(t *testing.T) {
 	w.check(<-flushed)
 }
 
-// TestFlushHolds keeps some connections on the slow path, while others do not
-// notice.
+// TestFlushHolds keeps some connections on the slow path and does not affect others.
 func TestFlushHolds(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -91,7 +90,7 @@ func TestFlushHolds(t *testing.T) {
 			w.fast(streams[:]...)
 			f := c.flush(w)
 			f.Hold = time.Minute
-			w.check(w.Flush(f))
+			w.check(w.Flush(w.t.Context(), f))
 			for i, s := range streams {
 				if _, is := s.flow(); is && c.held[i] {
 					t.Errorf("%v is offloaded after a flush", s.to)
@@ -110,7 +109,7 @@ func TestFlushHolds(t *testing.T) {
 				}
 			}
 			f.Hold = time.Second // from now on
-			w.check(w.Flush(f))
+			w.check(w.Flush(w.t.Context(), f))
 			w.check(w.Check(w.t.Context()))
 			w.fast(streams[:]...)
 			w.goesOn(streams[:]...)
@@ -119,8 +118,8 @@ func TestFlushHolds(t *testing.T) {
 	}
 }
 
-// TestPolicy forbids a connection that is offloaded already. It passes no rules any
-// more, which is what a flush is for. What is dropped is not offloaded again.
+// TestPolicy drops packets of an offloaded connection, which takes effect after a flush.
+// Dropped packets are not offloaded again.
 func TestPolicy(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	s, bystander := w.stream(lab.UDP, web, false), w.stream(lab.UDP, other, false)
@@ -128,24 +127,24 @@ func TestPolicy(t *testing.T) {
 	w.nft("add table inet np; add chain inet np forward { type filter hook forward priority 0; };" +
 		"add rule inet np forward ct original ip daddr " + s.to.Addr().String() + " drop")
 	w.goesOn(s)
-	w.check(w.Flush(Flush{All: true}))
+	w.check(w.Flush(w.t.Context(), Flush{All: true}))
 	w.until("it is dropped", func() bool { return s.Stats().Failed > 0 })
 	if _, is := s.flow(); is {
-		t.Error("what is dropped is offloaded")
+		t.Error("a dropped connection is offloaded")
 	}
 	w.goesOn(bystander)
 	w.fast(bystander)
 	w.unharmed(bystander)
 }
 
-// TestFlushTable flushes as another process does. The Controller does not mind.
+// TestFlushTable flushes as another process does, which the Controller takes for no damage.
 func TestFlushTable(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	fd := w.node.FD()
 	s, held := w.stream(lab.TCP, web, false), w.stream(lab.UDP, other, true)
 	w.fast(s, held)
 	w.check(w.Check(w.t.Context()))
-	w.check(FlushTable(fd, Flush{Frontends: []desired.FrontendKey{held.to}, Hold: time.Minute}))
+	w.check(FlushTable(t.Context(), fd, Flush{Frontends: []desired.FrontendKey{held.to}, Hold: time.Minute}))
 	if _, is := held.flow(); is {
 		t.Errorf("%v is offloaded after a flush", held.to)
 	}
@@ -172,10 +171,10 @@ func TestFlushTable(t *testing.T) {
 		t.Errorf("%+v", groups)
 	}
 
-	// Where there is no fast path, there is nothing to flush.
+	// Without a fast path, flushing does nothing.
 	w.stop()
 	w.check(w.Stop())
-	w.check(FlushTable(fd, Flush{All: true}))
+	w.check(FlushTable(t.Context(), fd, Flush{All: true}))
 	if services, err := ReadServices(fd); err != nil || len(services) > 0 {
 		t.Errorf("%v, %v", services, err)
 	}

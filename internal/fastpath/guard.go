@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,20 +20,19 @@ import (
 // flowtable that were replaced by equal ones are no damage, as FlushTable does that.
 type guard struct {
 	generation uint32 // 0 if unknown
-	rules      uint64 // hash of what the rules do
-	unlooked   int    // frontends that have not been looked up since somebody changed something
-	next       int    // which of the controller's keys is next
+	rules      uint64 // hash of the rules
+	suspect    bool   // another program has committed since unchecked was filled
+	unchecked  []desired.FrontendKey
 }
 
 // sampleSize is how many frontends are looked up in one Check.
 const sampleSize = 32
 
-// reset makes the rules that there are the norm.
+// reset records the kernel's rules as the expected ones.
 func (g *guard) reset(c *Controller) (err error) {
-	g.generation, g.unlooked = 0, 0
-	g.rules, err = c.hashRules()
-	if err != nil {
-		return fmt.Errorf("fast path: reading rules: %w", err)
+	*g = guard{}
+	if g.rules, err = c.hashRules(); err != nil {
+		return fmt.Errorf("reading rules: %w", err)
 	}
 	return nil
 }
@@ -47,91 +48,95 @@ func (c *Controller) hashRules() (uint64, error) {
 }
 
 // Check implements dataplane.Dataplane.
-func (c *Controller) Check(ctx context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.valid {
-		return fmt.Errorf("%w: the fast path's last change failed", dataplane.ErrDamaged)
-	}
+func (c *Controller) Check(context.Context) error {
 	if c.off() {
 		return nil
 	}
-	generation, err := c.conn.Generation()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.sequence.Check()
+	if err == nil {
+		err = c.checkGeneration()
+	}
+	if err == nil {
+		err = c.checkSample()
+	}
 	if err != nil {
-		return fmt.Errorf("fast path: reading the ruleset's generation: %w", err)
-	}
-	if generation != c.guard.generation {
-		if err := c.checkTable(); err != nil {
-			return err
-		}
-		c.guard.generation, c.guard.unlooked = generation, len(c.frontends.keys)
-	}
-	return c.checkSample()
-}
-
-func damaged(format string, args ...any) error {
-	return fmt.Errorf("%w: table %s %s: %s", dataplane.ErrDamaged, table.Family, table.Name, fmt.Sprintf(format, args...))
-}
-
-func (c *Controller) checkTable() error {
-	reading := func(err error) error {
-		if errors.Is(err, unix.ENOENT) {
-			return damaged("it does not exist")
-		}
-		return fmt.Errorf("fast path: reading table %s %s: %w", table.Family, table.Name, err)
-	}
-	info, err := c.conn.Table(table)
-	if err != nil {
-		return reading(err)
-	}
-	if info.Dormant {
-		return damaged("it is dormant")
-	}
-	rules, err := c.hashRules()
-	if err != nil {
-		return reading(err)
-	}
-	if rules != c.guard.rules {
-		return damaged("it has other rules")
-	}
-	ft, err := readFlowtable(c.conn)
-	if err != nil {
-		return reading(err)
-	}
-	if ft != nil {
-		if want := c.flowtable(nil); ft.Flags != want.Flags || ft.Priority != want.Priority {
-			return damaged("flowtable %s is another", ft.Name)
-		}
-		if err := c.checkDevices(newDeviceSet(ft.Devices)); err != nil {
-			return err
-		}
-	}
-	for d := range c.members {
-		first, _ := interfaceRange(d)
-		there, err := c.conn.Has(table, interfaces(false).Name, first)
-		if err != nil {
-			return reading(err)
-		}
-		if !there {
-			return damaged("interface %s is missing", d.Name)
-		}
-		break // one is enough to notice an empty set
+		return fmt.Errorf("fast path: %w", err)
 	}
 	return nil
 }
 
-// checkDevices compares the flowtable's devices with those that were written. A difference
-// is no damage where an interface has changed since: then the kernel has what is wanted
-// now, and the next update makes it known here too.
-func (c *Controller) checkDevices(has deviceSet) error {
+// checkGeneration checks the table if another program has committed.
+func (c *Controller) checkGeneration() error {
+	generation, err := c.conn.Generation()
+	if err != nil || generation == c.guard.generation {
+		return err
+	}
+	switch err := c.checkTable(); {
+	case errors.Is(err, unix.ENOENT):
+		return damaged("it does not exist")
+	case err != nil:
+		return err
+	}
+	c.guard.generation, c.guard.suspect = generation, true
+	return nil
+}
+
+func damaged(format string, args ...any) error {
+	return fmt.Errorf("%w: %s: %s", dataplane.ErrDamaged, tableText, fmt.Sprintf(format, args...))
+}
+
+// checkTable checks everything except frontends.
+func (c *Controller) checkTable() error {
+	info, err := c.conn.Table(table)
+	if err != nil {
+		return err
+	}
+	rules, err := c.hashRules()
+	switch {
+	case err != nil:
+		return err
+	case info.Dormant:
+		return damaged("it is dormant")
+	case rules != c.guard.rules:
+		return damaged("rules were modified")
+	}
+	if err := c.checkFlowtable(); err != nil {
+		return err
+	}
+	for d := range c.members {
+		first, _ := interfaceRange(d)
+		if exists, err := c.conn.Has(table, interfaces(false).Name, first); err != nil {
+			return err
+		} else if !exists {
+			return damaged("interface %s is missing", d.Name)
+		}
+		break // one is enough to detect an empty set
+	}
+	return nil
+}
+
+// checkFlowtable compares the flowtable with the one that was programmed. Devices may differ
+// if interfaces have changed since: then the kernel has the devices that the next update of
+// interfaces will program.
+func (c *Controller) checkFlowtable() error {
+	ft, err := readFlowtable(c.conn)
+	if err != nil || ft == nil {
+		return err
+	}
+	if want := c.flowtable(nil); ft.Flags != want.Flags || ft.Priority != want.Priority {
+		return damaged("flowtable %s was modified", ft.Name)
+	}
+	has := newDeviceSet(ft.Devices)
 	if c.unsynced || maps.Equal(has, c.devices) {
 		return nil
 	}
 	now, err := c.wantedNow()
 	if err != nil {
-		return fmt.Errorf("fast path: %w", err)
+		return err
 	}
-	for _, d := range append(has.without(c.devices), c.devices.without(has)...) {
+	for _, d := range slices.Concat(has.without(c.devices), c.devices.without(has)) {
 		if has[d] != now[d] {
 			return damaged("flowtable %s has other devices", flowtableName)
 		}
@@ -139,21 +144,27 @@ func (c *Controller) checkDevices(has deviceSet) error {
 	return nil
 }
 
-// checkSample looks up the next few frontends.
+// checkSample looks up the next few frontends, after another program has committed.
 func (c *Controller) checkSample() error {
-	keys := c.frontends.keys
-	for n := min(sampleSize, len(keys)); n > 0 && c.guard.unlooked > 0; n-- {
-		c.guard.unlooked--
-		c.guard.next = (c.guard.next + 1) % len(keys)
-		k := keys[c.guard.next]
-		c.key = frontendKey(c.key[:0], k)
-		there, err := c.conn.Has(table, familyOf(k.Addr()).frontends.Name, c.key)
-		if err != nil {
-			return fmt.Errorf("fast path: reading table %s %s: %w", table.Family, table.Name, err)
+	g := &c.guard
+	if len(g.unchecked) == 0 && g.suspect {
+		g.unchecked, g.suspect = slices.Collect(maps.Keys(c.frontends)), false
+	}
+	n := min(sampleSize, len(g.unchecked))
+	for _, k := range g.unchecked[:n] {
+		service, exists := c.frontends[k]
+		if !exists {
+			continue // removed meanwhile
 		}
-		if !there {
-			return damaged("frontend %s of Service %s is missing", k, c.frontends.known[k].service)
+		c.key = frontendKey(c.key[:0], k)
+		exists, err := c.conn.Has(table, familyOf(k.Addr()).frontends.Name, c.key)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			return damaged("frontend %s of Service %s is missing", k, service)
 		}
 	}
+	g.unchecked = g.unchecked[n:]
 	return nil
 }

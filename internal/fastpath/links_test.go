@@ -14,8 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// bridged puts the client and the first server behind a bridge, as the CNI plugin
-// of that name does.
+// bridged puts the client and the first server behind a bridge, like the CNI plugin bridge.
 func (w *world) bridged() {
 	w.t.Helper()
 	script := "set -e; ip link add br0 type bridge mcast_snooping 0; ip link set br0 up; ip addr add 169.254.1.1/32 dev br0;"
@@ -33,8 +32,8 @@ func (w *world) bridged() {
 	}
 }
 
-// noSlowPackets fails the test when packets of a stream take the slow path. One that was on
-// its way before, or that the kernel refreshes the flow with, may: then it looks again.
+// noSlowPackets fails the test if packets of a stream take the slow path. A packet that was
+// on its way, or with which the kernel refreshes the flow, may: then it counts again.
 func (w *world) noSlowPackets(s *stream) {
 	w.t.Helper()
 	var original, reply int
@@ -48,14 +47,14 @@ func (w *world) noSlowPackets(s *stream) {
 	w.t.Errorf("%d and %d packets went the slow path", original, reply)
 }
 
-// newLinkAddress gives the server's interface another address, and tells everybody.
+// newLinkAddress changes the link address of the server's interface, and announces it.
 func (w *world) newLinkAddress(address string) {
 	w.t.Helper()
 	w.check2(w.web[0].Run(context.Background(), "sh", "-c", "ip link set eth0 address "+address+"; ping -c 1 -W 5 169.254.1.1"))
 }
 
-// TestBridge has pods behind a bridge. By default the bridge takes part and its
-// ports do not: then flows follow the next hop's link address, as all traffic does.
+// TestBridge has pods behind a bridge. By default the bridge takes part and its ports do not,
+// so that flows follow changes of the next hop's link address.
 func TestBridge(t *testing.T) {
 	w := newQuietWorld(t)
 	w.bridged()
@@ -72,8 +71,8 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// TestBridgePorts is why: with a bridge's ports in the flowtable, the kernel sends to
-// the port and link address that it knew when the flow began.
+// TestBridgePorts shows why: with a bridge's ports in the flowtable, the kernel keeps sending
+// to the port and link address of the flow's start.
 func TestBridgePorts(t *testing.T) {
 	all, err := iface.Compile("interface.up")
 	if err != nil {
@@ -88,7 +87,7 @@ func TestBridgePorts(t *testing.T) {
 	w.noSlowPackets(s)
 	w.newLinkAddress("02:00:00:00:00:99")
 	w.until("the stream is lost", func() bool { return s.Stats().Failed > 0 })
-	w.check(w.Flush(Flush{All: true}))
+	w.check(w.Flush(w.t.Context(), Flush{All: true}))
 	w.goesOn(s)
 }
 
@@ -135,8 +134,8 @@ func TestOtherNode(t *testing.T) {
 	})
 }
 
-// TestPrefixSet has the set of interfaces as it is where the kernel takes the
-// beginnings of names: our rules are to find the same interfaces in it.
+// TestPrefixSet has the set of interfaces as on kernels with prefixes of names. Rules must find
+// the same interfaces in it.
 func TestPrefixSet(t *testing.T) {
 	w := newQuietWorld(t)
 	conn, err := nfnl.Dial(w.node.FD())

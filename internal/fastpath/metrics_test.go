@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestFlowsMetric has the metric count what is on the fast path, by Service.
+// TestFlowsMetric counts connections on the fast path by Service.
 func TestFlowsMetric(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	tcp, udp := w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)

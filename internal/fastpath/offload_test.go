@@ -35,10 +35,10 @@ func TestOffload(t *testing.T) {
 	})
 }
 
-// TestScope has a connection to a pod, which is no Service's.
+// TestScope has a connection to a pod's own address.
 func TestScope(t *testing.T) {
 	for _, scope := range []Scope{Services, All} {
-		t.Run(scope.String(), func(t *testing.T) {
+		t.Run(string(scope), func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
 			direct := desired.FrontendKey{Protocol: desired.TCP}
 			for _, a := range w.web[0].Addrs() {

@@ -12,7 +12,7 @@ import (
 // regKey is the register where keys start (NFT_REG32_00).
 const regKey = 8
 
-// ruleWriter adds rules to a batch and keeps the first error.
+// ruleWriter adds rules to a batch and records the first error.
 type ruleWriter struct {
 	batch *nfnl.Batch
 	err   error
@@ -28,8 +28,8 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 	}
 }
 
-// rules writes all rules. Most packets that come here at all are of short
-// connections, and leave with the first one.
+// rules writes all rules. Most packets belong to short connections and leave at the first
+// rule.
 func (w *ruleWriter) rules(threshold uint32, scope Scope) {
 	w.rule(chainForward, "too short yet, both directions counted", packetsUpTo(threshold), ret())
 	w.rule(chainForward, "an ICMP error is no packet of the connection", stateIs(notOfConnection), ret())
@@ -55,20 +55,20 @@ func (w *ruleWriter) rules(threshold uint32, scope Scope) {
 	w.rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), []expr.Any{&expr.FlowOffload{Name: flowtableName}, nfnl.CountIn(counterOffloaded)})
 }
 
-// packetsUpTo matches connections of which conntrack has counted no more packets,
-// this one included.
+// packetsUpTo matches connections of which conntrack has counted at most n packets,
+// including this one.
 func packetsUpTo(n uint32) []expr.Any {
 	const size = 8
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeyPKTS, Register: regKey},
-		// Numbers are compared byte by byte, the first one first.
+		// The kernel compares bytes, so the order is the network's.
 		&expr.Byteorder{SourceRegister: regKey, DestRegister: regKey, Op: expr.ByteorderHton, Len: size, Size: size},
 		&expr.Cmp{Op: expr.CmpOpLte, Register: regKey, Data: binary.BigEndian.AppendUint64(nil, uint64(n))},
 	}
 }
 
-// notOfConnection are states of packets on which nothing is offloaded: ICMP errors
-// have the conntrack entry of the connection they are about, but come another way.
+// notOfConnection are the states of packets that do not cause an offload. An ICMP error has
+// the conntrack entry of the connection that it refers to, but may take another route.
 const notOfConnection = expr.CtStateBitINVALID | expr.CtStateBitRELATED | expr.CtStateBitUNTRACKED
 
 func stateIs(any uint32) []expr.Any {
@@ -81,8 +81,8 @@ func stateIs(any uint32) []expr.Any {
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// originalDestination loads the key of frontends: what the connection's first
-// packet was sent to. The rule ends for packets of the other family.
+// originalDestination loads the original destination of the connection, as a key of
+// frontends. The rule does not match packets of the other family.
 func (f *family) originalDestination() []expr.Any {
 	next := regKey + f.addrLen/4
 	return append(nfnl.AsTCP(),

@@ -107,7 +107,7 @@ func TestServiceGone(t *testing.T) {
 		t.Errorf("a new connection is answered by %s", by)
 	}
 	w.goesOn(tcp, bystander)
-	w.check(w.Flush(Flush{All: true}))
+	w.check(w.Flush(w.t.Context(), Flush{All: true}))
 	if _, is := tcp.flow(); is {
 		t.Error("the Service's connection is offloaded after a flush")
 	}
@@ -243,7 +243,7 @@ func TestIdle(t *testing.T) {
 			w.until("it goes on", func() bool { return s.Stats().Received == 2 })
 			w.fast(s)
 			// The same when it comes back to the slow path by a flush.
-			w.check(w.Flush(Flush{All: true, Hold: time.Minute}))
+			w.check(w.Flush(w.t.Context(), Flush{All: true, Hold: time.Minute}))
 			if _, is := s.flow(); is {
 				t.Error("it is offloaded after a flush")
 			}

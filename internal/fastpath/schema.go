@@ -13,6 +13,8 @@ import (
 // TableName is the name of our table, of family inet.
 const TableName = "slipstream-fastpath"
 
+const tableText = "table inet " + TableName // in messages
+
 var table = nfnl.Table{Family: nfnl.INET, Name: TableName}
 
 const tableComment = "slipstream fast path"
@@ -25,12 +27,11 @@ const (
 	chainOffload     = "to-flowtable"
 )
 
-// flowtablePriority puts the flowtable where nft's name "filter" does, among other
-// hooks at ingress.
+// flowtablePriority is nft's "filter", among hooks at ingress.
 const flowtablePriority = 0
 
-// forwardPriority puts our chain behind all chains of others: what they drop is
-// not offloaded.
+// forwardPriority is after all chains of other programs: packets that they drop are not
+// offloaded.
 const forwardPriority = 1000
 
 // chains are our chains, the base chain last.
@@ -39,7 +40,7 @@ var chains = []nfnl.Chain{
 	{Name: chainForward, Hook: &nfnl.Hook{Type: "filter", Num: unix.NF_INET_FORWARD, Priority: forwardPriority}},
 }
 
-// typeInterfaceName is nft's number for a name of an interface: 16 bytes.
+// typeInterfaceName is nft's number for names of interfaces, of 16 bytes.
 const typeInterfaceName nfnl.DataType = 41
 
 const interfaceNameLen = unix.IFNAMSIZ
@@ -50,8 +51,8 @@ type family struct {
 	addrLen uint32 // bytes
 
 	frontends     *nfnl.Set // of Services
-	heldFrontends *nfnl.Set // kept on the slow path for a while
-	heldAddresses *nfnl.Set // clients or backends whose connections are
+	heldFrontends *nfnl.Set // connections to these stay on the slow path for a while
+	heldAddresses *nfnl.Set // connections from or to these do
 }
 
 // families are in the order of desired.Family.
@@ -71,8 +72,8 @@ func newFamily(f nfnl.Family, addrLen uint32, addr nfnl.DataType, name string) f
 	}
 }
 
-// interfaces is the set of the interfaces that take part; an interval set where
-// their names' beginnings are in it.
+// interfaces is the set of the interfaces that take part. With prefixes it is an interval
+// set.
 func interfaces(prefixes bool) *nfnl.Set {
 	s := &nfnl.Set{Name: "interfaces", KeyType: typeInterfaceName, KeyLen: interfaceNameLen, HostOrder: true}
 	if prefixes {
@@ -81,13 +82,13 @@ func interfaces(prefixes bool) *nfnl.Set {
 	return s
 }
 
-// typeProtocolFamily is nft's number for ipv4 and ipv6: one byte.
+// typeProtocolFamily is nft's number for address families, of one byte.
 const typeProtocolFamily nfnl.DataType = 2
 
-// heldFamilies are the families of which nothing is offloaded for a while.
+// heldFamilies are the families whose connections stay on the slow path for a while.
 var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily, KeyLen: 1, Flags: unix.NFT_SET_TIMEOUT}
 
-// sets are all sets of the table.
+// sets returns all sets of the table.
 func sets(prefixes bool) []*nfnl.Set {
 	all := []*nfnl.Set{interfaces(prefixes), heldFamilies}
 	for i := range families {
@@ -97,7 +98,7 @@ func sets(prefixes bool) []*nfnl.Set {
 	return all
 }
 
-// frontendKey appends a frontend's key in its family's sets.
+// frontendKey appends a frontend's key in the sets of its family.
 func frontendKey(b []byte, k desired.FrontendKey) []byte {
 	b = append(b, k.Addr().AsSlice()...)
 	b = append(b, byte(k.Protocol), 0, 0, 0)
@@ -116,14 +117,14 @@ func parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
 	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(a, port), Protocol: desired.Protocol(b[0])}, ok
 }
 
-// interfaceKey is a name as the kernel has it in a register.
+// interfaceKey encodes an interface's name like the kernel's registers.
 func interfaceKey(name string) []byte {
 	var key [interfaceNameLen]byte
 	copy(key[:interfaceNameLen-1], name)
 	return key[:]
 }
 
-// interfaceRange is the first and the last name with a prefix, or only one name.
+// interfaceRange returns the first and the last name with a prefix, or the name twice.
 func interfaceRange(d nfnl.Device) (first, last []byte) {
 	first, last = interfaceKey(d.Name), interfaceKey(d.Name)
 	if d.Prefix {
@@ -134,7 +135,7 @@ func interfaceRange(d nfnl.Device) (first, last []byte) {
 	return first, last
 }
 
-// offloadable says whether the kernel's flowtable takes a protocol's connections.
+// offloadable reports whether the kernel offloads connections of a protocol.
 func offloadable(p desired.Protocol) bool { return p == desired.TCP || p == desired.UDP }
 
 func familyOf(a netip.Addr) *family { return &families[desired.FamilyOf(a)] }

@@ -14,12 +14,11 @@ import (
 // readTries is how often [ReadServices] reads a set that changes meanwhile.
 const readTries = 3
 
-// ReadServices reads from the kernel which Services the frontends in a network
-// namespace, given by file descriptor (0 is the calling thread's), belong to, for
-// who is not the Controller. A name of more than 127 bytes is cut off. Where there
-// is no fast path, there are none. It is for looking, not for every second: the
-// kernel reads a set at a cost that grows with the square of its size. Where transactions
-// keep coming, one or the other may be missing.
+// ReadServices reads the Services of the frontends from the kernel, in a network namespace
+// given by file descriptor (0 is the calling thread's), for processes other than the
+// Controller's. Names are truncated to 127 bytes. Without a fast path there are none. It is
+// for occasional use: the cost of reading a set grows with the square of its size. Under
+// constant transactions, some frontends may be missing.
 func ReadServices(netns int) (flows.Services, error) {
 	conn, err := nfnl.Dial(netns)
 	if err != nil {
@@ -30,7 +29,7 @@ func ReadServices(netns int) (flows.Services, error) {
 		set := families[i].frontends.Name
 		e := nfnl.ErrInterrupted
 		for try := 0; try < readTries && errors.Is(e, nfnl.ErrInterrupted); try++ {
-			// What one try leaves out, the next one adds; names of what has gone do no harm.
+			// Each try adds frontends that the one before has missed.
 			e = conn.Elements(table, set, func(e nfnl.Element) {
 				if k, ok := parseFrontendKey(e.Key); ok {
 					all[k] = string(e.Comment)

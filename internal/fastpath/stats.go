@@ -8,43 +8,43 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Stats are for metrics.
+// Stats are numbers for metrics.
 type Stats struct {
-	// Offloaded is how many times a connection was offloaded, as the kernel
-	// has counted since the table was made; again after a Flush counts again.
+	// Offloaded is how often a connection was offloaded since the table was created.
+	// A connection is counted again after a Flush.
 	Offloaded uint64
 
-	Interfaces int    // that take part
-	Frontends  int    // in the sets; 0 for the scope All
-	Hardware   bool   // flows are handed to network hardware
-	Flushes    uint64 // of all connections, to the slow path
-	Errors     uint64 // changes that failed
+	Interfaces int    // number of interfaces that take part
+	Frontends  int    // number of frontends in the sets; 0 for the scope All
+	Hardware   bool   // flows are offloaded to network hardware
+	Flushes    uint64 // number of flushes of all connections
+	Errors     uint64 // number of failed changes
 }
 
-// Stats reads the numbers so far.
+// Stats returns the current numbers.
 func (c *Controller) Stats() (Stats, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
-	if c.off() || !c.valid {
+	if c.off() || c.sequence.Check() != nil {
 		return s, nil
 	}
-	s.Interfaces, s.Frontends, s.Hardware = len(c.chosen), len(c.frontends.keys), c.hardware
+	s.Interfaces, s.Frontends, s.Hardware = len(c.chosen), len(c.frontends), c.hardware
 	var err error
 	s.Offloaded, _, err = c.conn.Counter(table, counterOffloaded)
 	return s, err
 }
 
-// Service is the Service that a frontend belongs to.
+// Service returns the Service of a frontend.
 func (c *Controller) Service(k desired.FrontendKey) (desired.ServicePort, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	known, ok := c.frontends.known[k]
-	return known.service, ok
+	s, ok := c.frontends[k]
+	return s, ok
 }
 
-// CountFlows returns the number of flows by Service, those of no Service under the empty
-// name. Each is that of a flows.Conn.
+// CountFlows returns the number of flows by Service; flows without a Service have the empty
+// name. each is the method Each of a flows.Conn.
 func (c *Controller) CountFlows(each func(visit func(*flows.Flow)) error) (map[types.NamespacedName]int, error) {
 	byFrontend := map[desired.FrontendKey]int{}
 	err := each(func(f *flows.Flow) { byFrontend[f.Frontend()]++ })

@@ -26,8 +26,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// world is a node with a client and two servers, with the nftables backend as its
-// Service proxy and a Controller beside it. Both learn of the same changes.
+// world is a node with a client and two servers. The nftables dataplane and a Controller
+// program the same changes.
 type world struct {
 	*Controller
 	t      *testing.T
@@ -111,7 +111,7 @@ func newQuietWorld(t *testing.T) *world {
 	return w
 }
 
-// start starts a Controller, which knows of all that the proxy knows.
+// start starts a Controller with the content of the dataplane.
 func (w *world) start(c Config) {
 	w.t.Helper()
 	w.startWith(c, func(*Controller) {})
@@ -242,7 +242,7 @@ func (w *world) endpoints(service int, pods ...*lab.Pod) {
 	}
 }
 
-// apply programs what has changed: the proxy, the fast path, conntrack.
+// apply programs changes: the dataplane, the fast path, conntrack.
 func (w *world) apply() {
 	w.t.Helper()
 	change := w.state.Change()
@@ -291,7 +291,7 @@ func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			w.t.Fatalf("waited in vain: %s\n%s", what, w.sh("nft list table inet "+TableName+"; cat /proc/net/nf_conntrack; conntrack -L"))
+			w.t.Fatalf("waited for: %s\n%s", what, w.sh("nft list table inet "+TableName+"; cat /proc/net/nf_conntrack; conntrack -L"))
 		}
 	}
 }
@@ -350,7 +350,7 @@ func (w *world) watchSlowPath() {
 		"add rule inet watch forward ct direction original counter; add rule inet watch forward ct direction reply counter")
 }
 
-// slowPackets reads what has been counted, in both directions.
+// slowPackets returns the counted packets of both directions.
 func (w *world) slowPackets() (original, reply int) {
 	w.t.Helper()
 	var n [2]int
@@ -410,8 +410,7 @@ func (w *world) timeout(s *stream) (seconds int) {
 	return seconds
 }
 
-// expire has the stream's entry expire in so many seconds, unless somebody does
-// something about it.
+// expire sets the timeout of the stream's entry, in seconds.
 func (w *world) expire(s *stream, seconds int) {
 	w.t.Helper()
 	said := w.sh(fmt.Sprintf("conntrack -U -p %s --sport %d -d %s -t %d 2>&1", strings.ToLower(s.to.Protocol.String()), s.Stats().Source.Port(), s.to.Addr(), seconds))

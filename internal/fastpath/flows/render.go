@@ -77,10 +77,6 @@ var units = []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
 // The JSON has plain strings and numbers.
 type (
-	jsonListing struct {
-		At    time.Time  `json:"time"`
-		Flows []jsonFlow `json:"flows"`
-	}
 	jsonFlow struct {
 		Service    string   `json:"service,omitempty"`
 		Frontend   string   `json:"frontend"`
@@ -91,10 +87,6 @@ type (
 		Received   Count    `json:"received"`
 		AgeSeconds *float64 `json:"ageSeconds,omitempty"`
 		Hardware   bool     `json:"hardware"`
-	}
-	jsonGroups struct {
-		At     time.Time   `json:"time"`
-		Groups []jsonGroup `json:"services"`
 	}
 	jsonGroup struct {
 		Service  string `json:"service,omitempty"`
@@ -113,16 +105,19 @@ func (l *Listing) WriteJSON(w io.Writer, grouped bool) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	if grouped {
-		out := jsonGroups{At: l.At, Groups: []jsonGroup{}}
+		groups := []jsonGroup{}
 		for _, g := range Groups(l.Flows, l.Services) {
-			out.Groups = append(out.Groups, jsonGroup{
+			groups = append(groups, jsonGroup{
 				Service: g.Service, Frontend: g.Frontend.AddrPort.String(), Protocol: g.Frontend.Protocol.String(),
 				Flows: g.Flows, Backends: g.Backends, Hardware: g.Hardware, Sent: g.Sent, Received: g.Received,
 			})
 		}
-		return e.Encode(out)
+		return e.Encode(struct {
+			At     time.Time   `json:"time"`
+			Groups []jsonGroup `json:"services"`
+		}{l.At, groups})
 	}
-	out := jsonListing{At: l.At, Flows: []jsonFlow{}}
+	flows := []jsonFlow{}
 	for i := range l.Flows {
 		f := &l.Flows[i]
 		j := jsonFlow{
@@ -133,7 +128,10 @@ func (l *Listing) WriteJSON(w io.Writer, grouped bool) error {
 			age := max(l.At.Sub(f.Began), 0).Seconds()
 			j.AgeSeconds = &age
 		}
-		out.Flows = append(out.Flows, j)
+		flows = append(flows, j)
 	}
-	return e.Encode(out)
+	return e.Encode(struct {
+		At    time.Time  `json:"time"`
+		Flows []jsonFlow `json:"flows"`
+	}{l.At, flows})
 }

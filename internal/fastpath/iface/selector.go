@@ -13,22 +13,23 @@ import (
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/ext"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
 )
 
-// Selector tells which interfaces take part. It is safe for concurrent use.
+// Selector selects the interfaces that take part. It is safe for concurrent use.
 type Selector struct {
 	expression string
 	program    cel.Program // nil for the default
-	patterns   []Pattern
+	patterns   []nfnl.Device
 }
 
 // Default selects the interfaces that are up and neither loopback nor WireGuard nor
 // ports of a bridge or bond.
 func Default() *Selector { return &Selector{} }
 
-// variable is the interface as an expression sees it.
+// variable is the interface in an expression.
 type variable struct {
 	Name      string   `cel:"name"`
 	Type      string   `cel:"type"`
@@ -47,20 +48,19 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 	)
 })
 
-// costLimit bounds what one evaluation may cost, in CEL's units: enough for
-// looking at some thousand addresses.
+// costLimit limits the cost of one evaluation, in CEL's units. It is enough to compare some
+// thousand addresses.
 const costLimit = 1_000_000
 
-// Compile makes a Selector of an expression in CEL (https://cel.dev), such as
+// Compile returns a Selector for an expression in CEL (https://cel.dev), such as
 //
 //	interface.name.startsWith("veth") || interface.type == "vxlan"
 //
-// It knows interface.name, .type, .addresses (a list of strings), .mtu (bytes),
-// .up and .portOf, as [netif.Interface] has them. It alone decides: it may select
-// interfaces that the default leaves out. An empty expression is the default.
+// Its variables are interface.name, .type, .addresses (a list of strings), .mtu (bytes), .up
+// and .portOf, as in [netif.Interface]. It may select interfaces that the default does not.
+// An empty expression is the default.
 //
-// An expression that has mistakes, or whose value is not a truth value, gives an
-// error in one line.
+// An invalid expression, or one that is not of type bool, returns an error of one line.
 func Compile(expression string) (*Selector, error) {
 	if strings.TrimSpace(expression) == "" {
 		return Default(), nil
@@ -88,12 +88,11 @@ func Compile(expression string) (*Selector, error) {
 	return s, nil
 }
 
-// String is the expression; "" for the default.
+// String returns the expression; "" for the default.
 func (s *Selector) String() string { return s.expression }
 
-// Selects says whether an interface takes part. An error is the expression's, when
-// it asks for what is not there (addresses[0] of an interface without any); such
-// an interface does not take part.
+// Selects reports whether an interface takes part. It does not if the expression fails, for
+// example addresses[0] of an interface without addresses.
 func (s *Selector) Selects(i *netif.Interface) (bool, error) {
 	if s.program == nil {
 		return byDefault(i), nil
@@ -109,35 +108,26 @@ func (s *Selector) Selects(i *netif.Interface) (bool, error) {
 	return result.Value() == true, nil
 }
 
-// Pattern is an interface's name or, with Prefix, a prefix of names.
-type Pattern struct {
-	Name   string
-	Prefix bool
-}
-
-func (p Pattern) includes(q Pattern) bool {
-	return p == q || p.Prefix && strings.HasPrefix(q.Name, p.Name)
-}
-
 // Patterns returns patterns that match exactly the interfaces that the Selector selects,
 // for kernels that match names themselves. No two of them match the same name. It returns
 // nil if the expression uses anything but names.
-func (s *Selector) Patterns() []Pattern { return s.patterns }
+func (s *Selector) Patterns() []nfnl.Device { return s.patterns }
 
 // disjoint removes patterns that others include, which the kernel refuses in one flowtable
 // (EEXIST), and names that are too long for an interface.
-func disjoint(all []Pattern) (some []Pattern) {
+func disjoint(all []nfnl.Device) (some []nfnl.Device) {
+	includes := func(p, q nfnl.Device) bool { return p == q || p.Prefix && strings.HasPrefix(q.Name, p.Name) }
 	for _, p := range all {
-		if len(p.Name) < unix.IFNAMSIZ && !slices.ContainsFunc(some, func(q Pattern) bool { return q.includes(p) }) {
-			some = append(slices.DeleteFunc(some, p.includes), p)
+		if len(p.Name) < unix.IFNAMSIZ && !slices.ContainsFunc(some, func(q nfnl.Device) bool { return includes(q, p) }) {
+			some = append(slices.DeleteFunc(some, func(q nfnl.Device) bool { return includes(p, q) }), p)
 		}
 	}
 	return some
 }
 
-// patterns reads an expression that consists of name.startsWith("...") and name ==
-// "...", with || between.
-func patterns(e ast.Expr) (all []Pattern, ok bool) {
+// patterns parses an expression of terms name.startsWith("...") and name == "...", joined by
+// ||.
+func patterns(e ast.Expr) (all []nfnl.Device, ok bool) {
 	if e.Kind() != ast.CallKind {
 		return nil, false
 	}
@@ -155,12 +145,12 @@ func patterns(e ast.Expr) (all []Pattern, ok bool) {
 	case operators.Equals:
 		for i := range args {
 			if name, ok := text(args[1-i]); ok && isName(args[i]) {
-				return []Pattern{{Name: name}}, name != ""
+				return []nfnl.Device{{Name: name}}, name != ""
 			}
 		}
 	case "startsWith":
 		if name, ok := text(args[0]); ok && call.IsMemberFunction() && isName(call.Target()) {
-			return []Pattern{{Name: name, Prefix: true}}, name != ""
+			return []nfnl.Device{{Name: name, Prefix: true}}, name != ""
 		}
 	}
 	return nil, false

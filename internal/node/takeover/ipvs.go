@@ -13,6 +13,8 @@ import (
 	"github.com/moby/ipvs"
 	"github.com/sirupsen/logrus"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -172,6 +174,26 @@ func (v *virtualServers) list(handle *ipvs.Handle) (map[server]*ipvs.Service, er
 		servers[name] = s
 	}
 	return servers, nil
+}
+
+// removeSets removes the IP sets of IPVS mode. kube-proxy truncates long names.
+func removeSets(ctx context.Context) error {
+	conn, err := ipset.Dial(0)
+	if nfnl.IsUnsupported(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var names []string
+	for _, prefix := range []string{"KUBE-", "KUBE-6-"} {
+		for _, name := range ipsets {
+			name = prefix + name
+			names = append(names, name[:min(ipset.MaxNameLen, len(name))])
+		}
+	}
+	return conn.Destroy(ctx, names...)
 }
 
 // forgetFlows deletes the conntrack entries of UDP flows to virtual servers, so that the next
