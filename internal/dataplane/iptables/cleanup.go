@@ -67,7 +67,7 @@ func removeSets(ctx context.Context) error {
 	return conn.Destroy(ctx, names...)
 }
 
-// cleanOther removes what an earlier run has left in the variant that is not used.
+// cleanOther removes the chains of an earlier run from the variant that is not used.
 func (b *Backend) cleanOther(ctx context.Context) error {
 	return inside(b.config.NetNS, func() error {
 		var errs []error

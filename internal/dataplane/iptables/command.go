@@ -21,15 +21,15 @@ const commandTimeout = 2 * time.Minute
 // lockSeconds is how long iptables-legacy waits for its lock.
 var lockSeconds = "60"
 
-// command is the name of an iptables command for a family: what is "", "-restore" or "-save".
-func (v Variant) command(f desired.Family, what string) string {
+// command is the name of an iptables command for a family. Suffix is "", "-restore" or "-save".
+func (v Variant) command(f desired.Family, suffix string) string {
 	if f == desired.IPv6 {
-		return "ip6tables-" + string(v) + what
+		return "ip6tables-" + string(v) + suffix
 	}
-	return "iptables-" + string(v) + what
+	return "iptables-" + string(v) + suffix
 }
 
-// run runs a command in a network namespace and returns what it printed.
+// run runs a command in a network namespace and returns its output.
 func run(ctx context.Context, netns int, input []byte, name string, args ...string) (out []byte, err error) {
 	err = inside(netns, func() error {
 		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
@@ -39,7 +39,7 @@ func run(ctx context.Context, netns int, input []byte, name string, args ...stri
 		cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &said
 		if out, err = cmd.Output(); err != nil {
 			if ctx.Err() != nil {
-				err = ctx.Err() // and not that it was killed
+				err = ctx.Err() // rather than "signal: killed"
 			}
 			return fmt.Errorf("%s: %w%s", strings.Join(append([]string{name}, args...), " "), err, explain(said.String(), input))
 		}

@@ -51,7 +51,7 @@
 //	-A SLIP-TRANSLATED -m mark --mark 0x4000/0x4000 -j ACCEPT
 //	-A SLIP-TRANSLATED -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -g SLIP-TREE-FORWARD
 //
-//	# what Services have not translated
+//	# packets that Services have not translated
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-REJECT dst,dst -j REJECT --reject-with icmp-port-unreachable
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-DROP dst,dst -j DROP
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype ! --dst-type LOCAL -j REJECT --reject-with icmp-port-unreachable
@@ -76,7 +76,7 @@
 // microseconds and no rule changes: which frontends are external, restricted to some
 // sources, refused or dropped, and which endpoints may send to themselves.
 //
-// iptables-nft adds what changed to nf_tables, but the kernel then validates all chains that
+// iptables-nft writes only changes to nf_tables, but the kernel then validates all chains that
 // packets can reach. It allows 16 on the way of a packet; so the depth of its trees is
 // limited, which costs a rule or two.
 //
@@ -88,7 +88,7 @@
 // 6.18), takes 0.45 s of processor time, in one restore that writes one chain. Nine tenths
 // are the kernel's, for a table of 34 MB and 138,000 entries: two thirds to take it in (to
 // copy it, and to look up and check each rule's match and target), a fifth to hand it out
-// before. The rest is the command's, and all that writing the table without it could save.
+// before. The rest is the command's, and all that could be saved by writing without it.
 // Rules in kube-proxy's shape make 105 MB, and the same change takes 1.3 s. Two fifths of
 // ours are for the match statistic, which 90 % of the rules have.
 //
@@ -119,7 +119,7 @@
 // The extension recent remembers clients, in a list for each endpoint, as with kube-proxy.
 // The kernel keeps the last 100 clients of each (its parameter ip_list_tot), and the list
 // for as long as a rule uses it; so the lists of up to 16 removed endpoints of a pool are
-// kept, in case they come back. A connection looks through the lists of all endpoints of
+// kept, in case they return. A connection looks through the lists of all endpoints of
 // the pool: here the number of rules does follow that of endpoints.
 //
 // # Not handled

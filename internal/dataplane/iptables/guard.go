@@ -15,15 +15,14 @@ import (
 
 // guard notices when another program modifies our rules.
 //
-// The kernel has something cheap to read that differs after each change, the stamp. While
-// it is what our own restores make of the stamp of the last look, no other program has
-// changed anything. Otherwise, and after a full restore, Check looks at the tables: whether each
-// chain of ours has as many rules as were written, and the rules that lead packets to ours
-// exist.
+// The kernel has a stamp that is cheap to read and differs after each change. While the stamp
+// is the one expected after our own restores, no other program has changed a table. Otherwise,
+// and after a full restore, Check reads the tables: each chain of ours must have as many rules
+// as were written, and the rules that lead packets to our chains must exist.
 type guard struct {
 	watch
 
-	stamp stamp     // the last one, and what our restores since make of it
+	stamp stamp     // the expected one
 	known bool      // all was well at that stamp
 	next  time.Time // of the next look, so that looks take at most 1/lookShare of the time
 }
@@ -40,15 +39,15 @@ type stamp struct {
 // watch is how to look at the tables of one variant.
 type watch interface {
 	stamp(of []*table) (stamp, error)
-	// expect makes of a stamp what it is after a restore of ours, of some transactions,
-	// by which a table has more entries, or fewer.
+	// expect changes a stamp to the one after a restore of ours with some transactions,
+	// which adds entries to a table (or removes them).
 	expect(s *stamp, f desired.Family, table, entries, commits int)
-	// look counts what a table has. Known is what it should have.
+	// look counts rules in a table. Known are the expected chains.
 	look(f desired.Family, table string, known registry) (*tally, error)
 	close() error
 }
 
-// tally is what a table has.
+// tally is the rules of a table.
 type tally struct {
 	rules map[string]int32 // in each chain of ours
 	jumps map[string]int   // to each chain of ours, from chains of others
@@ -76,8 +75,8 @@ func openGuard(v Variant, netns int) (g guard, err error) {
 }
 
 // committed is called after the last restore of a change. It compares the stamp with the
-// expected one. Comparing only with the stamp before the restore would take for ours what
-// another program does while iptables-restore waits for its lock.
+// expected one. Otherwise a change of another program while iptables-restore waits for its
+// lock would not be noticed.
 func (g *guard) committed(of []*table) error {
 	now, err := g.watch.stamp(of)
 	g.known = err == nil && g.known && now.is(g.stamp)
@@ -132,8 +131,8 @@ func (b *Backend) checkTable(f desired.Family, table string, known registry) err
 	if err != nil {
 		return fmt.Errorf("reading table %s of %s: %w", table, f, err)
 	}
-	damaged := func(what string) error {
-		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", dataplane.ErrDamaged, b.variant, f, table, what)
+	damaged := func(how string) error {
+		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", dataplane.ErrDamaged, b.variant, f, table, how)
 	}
 	if name := got.differs(known); name != "" {
 		b.suspect = name

@@ -87,7 +87,7 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 // Variant is the variant in use.
 func (b *Backend) Variant() Variant { return b.variant }
 
-// Without are the families that are left out, as far as is known.
+// Without are the families that are known to be left out.
 func (b *Backend) Without() (without desired.Families) {
 	for _, m := range b.missing {
 		without[m.Family] = true
@@ -114,7 +114,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		step.scripts = newScripts(step.table.known)
 		step.write()
 		if err := b.commit(ctx, step, &stats); err != nil {
-			return stats, fmt.Errorf("restoring what has changed of %s: %w", step.table.family, err)
+			return stats, fmt.Errorf("restoring changes of %s: %w", step.table.family, err)
 		}
 	}
 	b.sequence.Done()

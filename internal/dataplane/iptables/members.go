@@ -38,8 +38,8 @@ type setWrite struct {
 	add bool
 }
 
-// setWrites are the writes of one family, before and after those of the rules. In this
-// order no packet is refused meanwhile that both the old and the new content serve.
+// setWrites are the writes of one family, before and after those of the rules. In this order
+// no packet is refused that both the old and the new content serve.
 type setWrites struct{ before, after []setWrite }
 
 // one adds or deletes one member. Most sets matter only for packets that a rule translates
@@ -63,7 +63,7 @@ func (w *setWrites) one(k setKind, m member, add, fresh bool) {
 	*to = append(*to, setWrite{k, m, add})
 }
 
-// update writes what differs of a frontend in sets. Either may be nil.
+// update writes the changes of a frontend's memberships. Either may be nil.
 func (w *setWrites) update(from, to *frontend) {
 	var was, is frontend
 	var m member

@@ -74,7 +74,7 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err != nil:
-			return nil, fmt.Errorf("trying what the node can do: %w", err)
+			return nil, fmt.Errorf("probing the features of the node: %w", err)
 		case m == nil:
 			continue
 		}
@@ -159,7 +159,7 @@ func isTemporary(err error) bool {
 		err != nil && (strings.Contains(err.Error(), "xtables lock") || strings.Contains(err.Error(), "Resource temporarily unavailable"))
 }
 
-// missing says what a family lacks of which a variant's commands do not work.
+// missing describes a family for which a variant's commands do not work.
 func (v Variant) missing(f desired.Family, err error) dataplane.Missing {
 	m := dataplane.Missing{Family: f, Feature: "table nat of iptables-" + string(v), Err: err, Remedy: "needs CONFIG_NF_TABLES_" + f.String() + ", CONFIG_NFT_NAT and CONFIG_NFT_COMPAT"}
 	command := v.command(f, "-restore")

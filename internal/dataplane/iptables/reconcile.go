@@ -86,16 +86,16 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 	return b.commit(ctx, s, stats)
 }
 
-// saved is what iptables-save prints about our chains.
+// saved is our chains in the output of iptables-save.
 type saved struct {
 	chains  []string
 	entries []string            // rules of others' chains that lead to ours, without "-A"
 	rules   map[string][]string // of each of our chains
 
-	incompatible bool // it has rules that are not of iptables, so none are printed
+	incompatible bool // it has rules that iptables cannot print, so it prints none
 }
 
-// parseSave reads what iptables-save prints.
+// parseSave parses the output of iptables-save.
 func parseSave(text []byte) *saved {
 	s := &saved{rules: map[string][]string{}}
 	for line := range bytes.Lines(text) {
@@ -130,8 +130,8 @@ func (s *saved) registry() registry {
 	return r
 }
 
-// replace adds to the script of a table what makes packets enter our chains, and the
-// deletion of chains that are not written any more.
+// replace adds to the script of a table the entry rules, and the deletion of chains that are
+// not written any more.
 func (s *saved) replace(out *script, entries []string) {
 	for _, name := range s.chains {
 		if _, written := out.now[name]; !written {

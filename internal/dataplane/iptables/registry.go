@@ -5,14 +5,13 @@ package iptables
 import (
 	"bytes"
 	"hash/maphash"
-	"iter"
 )
 
-// registry is what the kernel has of our chains in one table, by name.
+// registry is our chains in one table of the kernel, by name.
 type registry map[string]chainRecord
 
-// chainRecord is what is kept of a chain: enough to see whether it has changed, and how
-// many rules lead where. The rules themselves would be most of our memory.
+// chainRecord describes a chain: whether it has changed, and how many of its rules lead where.
+// The rules themselves would be most of our memory.
 type chainRecord struct {
 	text  uint64 // a hash of its rules
 	rules int32
@@ -28,22 +27,12 @@ func hashChain(name []byte) chainHash { return chainHash(maphash.Bytes(textSeed,
 
 func recordOf(text []byte) chainRecord {
 	r := chainRecord{text: maphash.Bytes(textSeed, text), rules: int32(bytes.Count(text, []byte{'\n'}))}
-	for to := range targets(text) {
-		r.to = append(r.to, hashChain(to))
-	}
-	return r
-}
-
-// targets are our chains that rules lead to.
-func targets(text []byte) iter.Seq[[]byte] {
-	return func(yield func([]byte) bool) {
-		for line := range bytes.Lines(text) {
-			to := line[bytes.LastIndexByte(line, ' ')+1 : len(line)-1]
-			if bytes.HasPrefix(to, []byte(prefix)) && !yield(to) {
-				return
-			}
+	for line := range bytes.Lines(text) {
+		if to := line[bytes.LastIndexByte(line, ' ')+1 : len(line)-1]; bytes.HasPrefix(to, []byte(prefix)) {
+			r.to = append(r.to, hashChain(to))
 		}
 	}
+	return r
 }
 
 // rules is how many rules the chains have.

@@ -89,7 +89,7 @@ func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 	return head
 }
 
-// masquerade is the rule that marks what is masqueraded of what matches, if any is.
+// masquerade is the rule that marks packets for masquerading, of those that match, if any.
 func (w *ruleWriter) masquerade(c dataplane.Config, m desired.Masquerade, local desired.LocalTraffic, match string) []string {
 	mark := match + "-j MARK --set-xmark " + markOf(c)
 	switch _, notFromPod := podMatch(local, w.family); {
@@ -111,8 +111,8 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 	}
 	external = append(external, w.masquerade(c, full.Masquerade.External, full.Local, "")...)
 	w.chain(chainExternal, append(external, "-g "+chainExternalTree)...)
-	// Connections from this node may go to all endpoints, as if they had gone out to
-	// a load balancer and come in at another node.
+	// Connections from this node may go to all endpoints, as through a load balancer
+	// and another node.
 	var outside []string
 	if fromPod, _ := podMatch(full.Local, w.family); fromPod != "" {
 		outside = append(outside, fromPod+" -g "+chainExternalTree)

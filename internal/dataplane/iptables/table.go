@@ -48,8 +48,7 @@ type step struct {
 	scripts map[string]*script // by table
 }
 
-// newScripts returns empty scripts for all tables. Known is what the kernel has, nil if
-// that is unknown.
+// newScripts returns empty scripts for all tables. Known are the kernel's chains.
 func newScripts(known map[string]registry) map[string]*script {
 	all := map[string]*script{}
 	for _, name := range chainTables {
@@ -79,8 +78,7 @@ func (s *step) touch(p *pool) {
 	}
 }
 
-// take updates what is remembered of the kernel, and returns what to write for each
-// family.
+// take records a change, and returns a step for each family that writes it.
 func (b *Backend) take(change *desired.Change) []*step {
 	steps := make([]*step, len(families))
 	for _, t := range b.tables {

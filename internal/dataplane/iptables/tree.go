@@ -9,28 +9,29 @@ import (
 	"strconv"
 )
 
-// A tree is how a packet finds the rule of its frontend among many. It is a binary
-// tree over the bits of address, protocol and port. Where frontends differ in a bit, a rule
-// sends those that have it set to another chain (goto), and the chain goes on with those
-// that have not. So each bit costs one rule, and on average a packet meets two rules for
-// each chain on its way. Bits in which no two frontends differ are not tested.
+// A tree is how a packet finds the rule of its frontend among many: a binary tree over the
+// bits of address, protocol and port. Where frontends differ in a bit, a rule sends those that
+// have it set to another chain (goto), and the chain goes on with the others. So each bit
+// costs one rule, and on average a packet meets two rules for each chain on its way. Bits in
+// which no two frontends differ are not tested.
 //
-// A rule matches the packets whose key begins with certain bits, and no others: in words
-// of iptables, a prefix of the address, and below that a protocol and a range of ports.
-// Of two rules in a chain whose prefixes contain each other, the longer one comes first.
-// Each rule of a frontend matches the whole key.
+// In the words of iptables, a rule matches a prefix of the address, or the whole address and
+// a protocol, or also a range of ports. The rule of a frontend matches its whole key.
 //
-// Which chains exist, and what is in them, follows from the keys alone: a tree that was
-// changed often is the same as one made at once. A change of a frontend rewrites the chain
-// that has its rule, and seldom one that leads there.
+// The order of rules in a chain is the tree's invariant (layout): a rule may match packets of
+// frontends that an earlier rule of the chain has matched, but no packet of a frontend that a
+// later rule leads to. So of two rules whose prefixes contain each other, the longer is first.
+//
+// Names and rules of all chains follow from the keys alone: a tree that was changed often is
+// the same as one made at once. A change of a frontend rewrites the chain that has its rule,
+// and seldom one that leads there.
 
 const (
 	// bucket is how many rules of frontends follow each other in a chain.
 	bucket = 4
 
-	// nf_tables allows 16 chains on the way of a packet, counting those left by a
-	// goto too. What is not needed before and after is left to a tree: the number
-	// of branches below its first chain.
+	// nf_tables allows 16 chains on the way of a packet, including those left by a
+	// goto. These are the numbers that are left for branches below a tree's first chain.
 	clusterBranches  = 10
 	externalBranches = 7
 
@@ -74,22 +75,18 @@ type branch struct {
 	from, to int // its leaves; only while it is being written
 }
 
-// edit is what becomes of a key: it has a rule, or none.
+// edit sets or deletes the leaf of a key.
 type edit struct {
 	leaf
 	gone bool
 }
 
-// change takes edits, of which the last one for a key counts, and writes what differs.
+// change makes edits, of which the last one for a key counts, and writes chains that differ.
 func (t *tree) change(out *script, edits []edit) {
 	if len(edits) == 0 && t.root != nil {
 		return
 	}
 	slices.SortStableFunc(edits, func(a, b edit) int { return a.key.compare(b.key) })
-	edits = slices.DeleteFunc(edits, func() func(edit) bool {
-		i := 0
-		return func(e edit) bool { i++; return i < len(edits) && edits[i].key == e.key }
-	}())
 	t.leaves = merge(t.leaves, edits)
 	if t.root == nil {
 		t.root = &branch{name: t.name}
@@ -98,10 +95,13 @@ func (t *tree) change(out *script, edits []edit) {
 	t.write(out, t.root, t.branches, edits)
 }
 
-// merge is the leaves after edits. Both are in order.
+// merge returns the leaves after edits. Both are in order.
 func merge(leaves []leaf, edits []edit) []leaf {
 	out := make([]leaf, 0, len(leaves)+len(edits))
-	for _, e := range edits {
+	for i, e := range edits {
+		if i+1 < len(edits) && edits[i+1].key == e.key {
+			continue
+		}
 		n := sort.Search(len(leaves), func(i int) bool { return leaves[i].key.compare(e.key) >= 0 })
 		out, leaves = append(out, leaves[:n]...), leaves[n:]
 		if len(leaves) > 0 && leaves[0].key == e.key {
@@ -154,14 +154,19 @@ func (b *branch) drop(out *script) {
 	}
 }
 
-// layout writes the rules of a chain for the leaves in [from, to) and returns the branches
-// that it goes to. Left is how many more branches may follow each other.
+// layout writes the rules of a chain for the leaves in [from, to), in the order that the tree
+// needs, and returns the branches that the chain goes to. Left is how many more branches may
+// follow each other.
+//
+// Each round takes the leaves at the end of the range, those with the first bit set in which
+// the range differs. Their rule tests no later bit, so it matches no leaf before them.
 func (t *tree) layout(text *bytes.Buffer, from, to, left int) (below []*branch) {
 	for to-from > bucket && left > 0 {
 		middle, end, part := t.split(from, to), to, ""
-		// Where going right every time would take more branches than are left, the
-		// right half of the right half gets a branch before the rest of it: for two
-		// bits that makes two and a half rules on average instead of two.
+		// If going right every time takes more branches than are left, the right half of
+		// the right half gets a branch of its own, before that of the rest, which has a
+		// shorter prefix. For two bits that makes two and a half rules on average
+		// instead of two.
 		if (to-from)>>left > 3 && to-middle > bucket {
 			end, part = t.split(middle, to), "half"
 			below = append(below, t.goTo(text, middle, end, to, ""))
@@ -176,16 +181,15 @@ func (t *tree) layout(text *bytes.Buffer, from, to, left int) (below []*branch) 
 	return below
 }
 
-// split is where the leaves begin that have the first bit set in which some differ.
+// split returns where the leaves of [from, to) begin that have the first differing bit set.
 func (t *tree) split(from, to int) int {
 	bit := firstDifference(t.leaves[from].key, t.leaves[to-1].key)
 	return from + sort.Search(to-from, func(i int) bool { return t.leaves[from+i].key.bit(bit) })
 }
 
-// goTo writes the rule for the branch of the leaves in [from, to). The bits that it tests
-// end with the first in which they differ from those in [before, from). A branch that has
-// only part of the leaves with these bits, because a rule before has the others, says so
-// in its name.
+// goTo writes the rule for the branch of the leaves in [from, to). The bits that it tests end
+// with the first in which they differ from those in [before, from). Part is not empty if an
+// earlier rule has some of the leaves with these bits; the branch has another name then.
 func (t *tree) goTo(text *bytes.Buffer, before, from, to int, part string) *branch {
 	b := &branch{key: t.leaves[from].key, from: from, to: to}
 	b.bits = firstDifference(t.leaves[before].key, b.key) + 1

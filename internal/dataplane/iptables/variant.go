@@ -81,7 +81,7 @@ func systemVariant(ctx context.Context) Variant {
 	return NFT
 }
 
-// survey is what there is of a variant's rules.
+// survey describes a variant's rules.
 type survey struct {
 	hinted bool
 	ours   bool
@@ -128,7 +128,7 @@ func (v Variant) survey(netns int) (s survey, err error) {
 	})
 }
 
-// probe finds out whether a variant works, by what it needs anyway. (Listing one chain
+// probe finds out whether a variant works. (Listing one chain
 // does not make nf_tables list all, as saving the table would.)
 func (v Variant) probe(ctx context.Context, netns int, f desired.Family) error {
 	_, err := run(ctx, netns, nil, v.command(f, ""), "-w", lockSeconds, "-t", tableNAT, "-S", "PREROUTING")

@@ -115,8 +115,8 @@ func (c *Conn) exchange(ctx context.Context, f func() error) error {
 	return err
 }
 
-// drain throws away what an exchange that failed half-way has left in the socket, so that
-// it is not taken for an answer to the next.
+// drain discards answers that a failed exchange has left in the socket, so that the next
+// exchange does not read them.
 func (c *Conn) drain() {
 	var buf [1]byte // the rest of a datagram is dropped
 	// An error is reported by the next exchange.

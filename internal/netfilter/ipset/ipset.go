@@ -62,7 +62,7 @@ func Port(port uint16) Member {
 // a time.
 type Conn struct {
 	handle *netlink.Handle
-	socket *nl.NetlinkSocket // for what the handle cannot do
+	socket *nl.NetlinkSocket // for requests that the handle lacks
 }
 
 // Dial connects in a network namespace, given by a file descriptor; 0 is the calling

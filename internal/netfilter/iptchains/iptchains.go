@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptchains removes chains from the tables of iptables, as one owner has them
-// there, in both variants: iptables-nft, by netlink, and iptables-legacy, by socket options.
-// It runs no command, so it works where none is installed, and all that packets pass of a
-// table disappears in one step. Rules of others stay as they are, with their counters.
+// Package iptchains removes an owner's chains from the tables of iptables, in both variants:
+// iptables-nft, by netlink, and iptables-legacy, by socket options. It runs no command, so it
+// works where none is installed. The chains of a table stop to see packets in one step. Rules
+// of others stay as they are, with their counters.
 package iptchains
 
 import (
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner is who has chains, by their names.
+// Owner is a program that owns chains, by their names.
 type Owner struct {
 	Name string // for messages
 
@@ -60,7 +60,7 @@ func Tables() (all []Table) {
 // Legacy says whether the table is of iptables-legacy.
 func (t Table) Legacy() bool { return t.x != nil }
 
-// String is what messages call the table.
+// String is the table in messages.
 func (t Table) String() string {
 	if t.x != nil {
 		return fmt.Sprintf("%s table %s", t.x, t.name)
@@ -72,8 +72,8 @@ func (t Table) String() string {
 func (t Table) Name() string { return t.name }
 
 // Chains lists the names of the table's chains in the calling thread's network namespace,
-// and about how many rules each has: others may change the table meanwhile. A table that
-// does not exist has none, and is not created.
+// and about how many rules each has, since others may change the table. A table that does not
+// exist has no chains, and is not created.
 func (t Table) Chains() (rules map[string]int, err error) {
 	v, err := t.open()
 	if v == nil || err != nil {
@@ -109,8 +109,8 @@ type Removed struct {
 	Kept   []error // chains that stay, as rules of others lead to them
 }
 
-// maxTries is how often Remove tries in the presence of concurrent changes. Reading
-// nf_tables fails with each commit of anybody, so many tries are needed.
+// maxTries is how often Remove tries in the presence of concurrent changes. Each commit
+// interrupts a reading of nf_tables, so many tries are needed.
 const maxTries = 100
 
 // Remove removes an owner's chains, and the owner's jumps to them, from the table in the
@@ -216,13 +216,18 @@ func makePlan(v view, o *Owner) (p plan, err error) {
 	if err != nil {
 		return p, err
 	}
-	keep := map[string]bool{}
-	var queue []string // of chains that stay, for those they lead to
-	add := func(chain string) {
-		if !keep[chain] {
-			keep[chain] = true
-			queue = append(queue, chain)
+	keep := map[string]bool{} // chains that stay, with those they lead to
+	var add func(chain string) error
+	add = func(chain string) error {
+		if keep[chain] {
+			return nil
 		}
+		keep[chain] = true
+		jumps, err := v.jumps(chain)
+		for _, j := range jumps {
+			err = errors.Join(err, add(j.to))
+		}
+		return err
 	}
 	for _, chain := range all {
 		if o.Owns(chain) {
@@ -239,18 +244,10 @@ func makePlan(v view, o *Owner) (p plan, err error) {
 				p.jumps = append(p.jumps, ownJump{chain, j.rule})
 			default:
 				p.kept = append(p.kept, keptChain{j.to, chain})
-				add(j.to)
+				if err := add(j.to); err != nil {
+					return p, err
+				}
 			}
-		}
-	}
-	for len(queue) > 0 {
-		jumps, err := v.jumps(queue[0])
-		if err != nil {
-			return p, err
-		}
-		queue = queue[1:]
-		for _, j := range jumps {
-			add(j.to)
 		}
 	}
 	for _, chain := range all {

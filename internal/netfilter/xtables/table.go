@@ -84,7 +84,7 @@ func (t *Table) parse() error {
 			}
 		case "ERROR":
 			head = cString(body[targetLen:min(targetLen+errorNameLen, len(body))])
-			if int(e.next) < len(t.blob) { // what ends the table looks like a chain
+			if int(e.next) < len(t.blob) { // the end of the table looks like a chain
 				t.names[e.next] = head
 			}
 		}
@@ -112,7 +112,7 @@ func (t *Table) Jump(entry int) string {
 	return ""
 }
 
-// verdictOf is an offset, or negative for what ends the way through the table.
+// verdictOf is an offset, or negative for a verdict that ends the traversal.
 func (t *Table) verdictOf(e entry) int32 {
 	return int32(binary.NativeEndian.Uint32(t.blob[e.verdict:]))
 }

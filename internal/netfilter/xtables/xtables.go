@@ -126,7 +126,7 @@ func (c *Conn) Info(table string) (Info, error) {
 	return buf.Info, err
 }
 
-// readTries is how often Read reads a table that changes meanwhile.
+// readTries is how often Read tries to read a table that changes.
 const readTries = 100
 
 // Read reads a table. It creates the table if it does not exist.
@@ -191,8 +191,7 @@ func (c *Conn) Replace(t *Table, gone func(entry int) bool) error {
 	return c.addCounters(t.Name, left, counters)
 }
 
-// addCounters adds to the entries that are left what they had counted, as new ones begin
-// with zero.
+// addCounters adds the former counters to the entries that are left. They begin with zero.
 func (c *Conn) addCounters(table string, left []int, counters []byte) error {
 	b := make([]byte, entriesAt, entriesAt+counterLen*len(left))
 	copy(b, table)
@@ -204,10 +203,10 @@ func (c *Conn) addCounters(table string, left []int, counters []byte) error {
 	if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("restoring counters: %w", err)
 	}
-	return nil // at worst the table has changed meanwhile and the counters are lost
+	return nil // if the table has changed, the counters are lost
 }
 
-// LockFile is what the iptables-legacy commands lock while they change a table.
+// LockFile is locked by the iptables-legacy commands while they change a table.
 const LockFile = "/run/xtables.lock"
 
 // LockTimeout is how long [Lock] waits at most, as iptables with "-w 60".
