@@ -384,6 +384,13 @@ func TestOwnChanges(t *testing.T) {
 				t.Fatalf("step %d: a change of ours is not recognized", step)
 			}
 		}
+		for i := range 400 { // several transactions of iptables-nft
+			web(s, 100+i, dataplanetest.Hosts(4)...)
+		}
+		dataplanetest.Apply(t, k.Backend, s)
+		if !k.guard.known {
+			t.Error("many changes at once are not recognized")
+		}
 		k.has(s)
 		k.run("iptables-" + string(v) + " -t nat -A PREROUTING -d 192.0.2.1 -j RETURN")
 		web(s, 1, dataplanetest.Hosts(3)...)
