@@ -3,15 +3,11 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -53,33 +49,12 @@ func (s *site) address(do string, a netip.Addr) {
 }
 
 // get makes an HTTP request from a machine, and returns status and body, or the error.
-func (s *site) get(from *lab.Host, to netip.Addr, port uint16) (answer string) {
-	err := from.Do(func() error {
-		// The dialer makes its socket on this thread, in the namespace.
-		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, port).String(), time.Second)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-			return err
-		}
-		if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
-			return err
-		}
-		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			return err
-		}
-		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
-		answer = fmt.Sprintf("%s %s", r.Status, body)
-		return err
-	})
+func (s *site) get(from *lab.Host, to netip.Addr, port uint16) string {
+	status, text, err := request(from.Do, netip.AddrPortFrom(to, port).String(), "/")
 	if err != nil {
 		return err.Error()
 	}
-	return answer
+	return status + " " + text
 }
 
 // TestNodePortPrimary checks that NodePorts answer on the Node's own address, once the Node

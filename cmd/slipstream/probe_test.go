@@ -298,7 +298,7 @@ func onIPv4Machine(t *testing.T) {
 		}
 		proxy := run(append([]string{"run", "--check-period", "20ms"}, objects...)...)
 		s.until(mode+" "+variant+" serves IPv4", func() bool {
-			c, err := net.DialTimeout("tcp4", netip.AddrPortFrom(webAddr.Addr(), 80).String(), 100*time.Millisecond)
+			c, err := net.DialTimeout("tcp4", netip.AddrPortFrom(webAddr.Addr(), 80).String(), time.Second)
 			if err == nil {
 				c.Close()
 			}

@@ -192,7 +192,7 @@ endpoints: [{addresses: [10.1.%[2]d.%[3]d], nodeName: n2}, {addresses: [10.2.%[2
 // until waits for a condition.
 func (s *site) until(what string, ok func() bool) {
 	s.t.Helper()
-	for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(10 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
