@@ -3,7 +3,6 @@
 package proxy
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
@@ -44,8 +43,8 @@ func (t *triggers) set(s *discoveryv1.EndpointSlice) {
 	t.waiting = append(t.waiting, trigger{s.Namespace, s.Name, f, at})
 }
 
-// gone drops the triggers of a deleted slice, which were not about its deletion.
-func (t *triggers) gone(namespace, name string) {
+// drop drops the triggers of a deleted slice, which were not about its deletion.
+func (t *triggers) drop(namespace, name string) {
 	t.waiting = slices.DeleteFunc(t.waiting, func(w trigger) bool { return w.name == name && w.namespace == namespace })
 }
 
@@ -71,24 +70,16 @@ var bothFamilies = desired.Families{true, true}
 // families returns the families that a change affects.
 func families(c *desired.Change) (out desired.Families) {
 	for i := range c.Pools {
-		if out[c.Pools[i].Family] = true; out == bothFamilies {
-			return out
-		}
+		out[c.Pools[i].Family] = true
 	}
 	for _, f := range c.Frontends {
-		if out[desired.FamilyOf(f.Key().Addr())] = true; out == bothFamilies {
-			return out
-		}
+		out[desired.FamilyOf(f.Key().Addr())] = true
 	}
-	for _, addrs := range [][]netip.Addr{c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed} {
-		for _, a := range addrs {
-			out[desired.FamilyOf(a)] = true
-		}
+	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed) {
+		out[desired.FamilyOf(a)] = true
 	}
-	for _, prefixes := range [][]netip.Prefix{c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed} {
-		for _, p := range prefixes {
-			out[desired.FamilyOf(p.Addr())] = true
-		}
+	for _, p := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
+		out[desired.FamilyOf(p.Addr())] = true
 	}
 	return out
 }

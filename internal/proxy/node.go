@@ -72,15 +72,15 @@ func (p *Proxy) warnNodeMissing() {
 		without = append(without, "NodePorts answer nowhere")
 	}
 	if !p.NodeEligible() {
-		without = append(without, "load balancers are told not to send traffic here")
+		without = append(without, "load balancers do not send traffic here")
 	}
 	if p.options.PodCIDRs && !p.node.podCIDRs {
 		without = append(without, "no traffic counts as that of this node's pods")
 	}
 	if len(without) == 0 {
-		without = append(without, "what it said last holds")
+		without = append(without, "its last version is used")
 	}
-	err := fmt.Errorf("there is no Node %q, by which name this proxy knows its node (hostnameOverride, --hostname-override, or the host's name). Until there is: %s",
+	err := fmt.Errorf("there is no Node %q, which is the name of this node (hostnameOverride, --hostname-override, or the host's name). Until it exists: %s",
 		p.options.NodeName, strings.Join(without, "; "))
 	if p.options.Events == nil {
 		klog.ErrorS(err, "This node's object is missing")

@@ -61,7 +61,7 @@ func TestNodeMissing(t *testing.T) {
 
 		l.events <- []source.Event{synced, node("there", func(*corev1.Node) {})}
 		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) ||
-			!strings.Contains(got, "NodePorts answer nowhere") || !strings.Contains(got, "load balancers are told") {
+			!strings.Contains(got, "NodePorts answer nowhere") || !strings.Contains(got, "load balancers do not send traffic here") {
 			t.Errorf("told %q", got)
 		}
 		l.events <- []source.Event{service(1)}

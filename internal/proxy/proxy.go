@@ -5,6 +5,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -118,12 +119,7 @@ type Proxy struct {
 
 // New creates a loop. Only the loop may use st and b from now on.
 func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.Metrics, o Options) *Proxy {
-	if o.LateAfter == 0 {
-		o.LateAfter = lateAfter
-	}
-	if o.NodeWait == 0 {
-		o.NodeWait = nodeWait
-	}
+	o.LateAfter, o.NodeWait = cmp.Or(o.LateAfter, lateAfter), cmp.Or(o.NodeWait, nodeWait)
 	return &Proxy{
 		source: s, state: st, backend: b, metrics: m, options: o,
 		addressed: o.NodeAddresses == nil,
@@ -230,7 +226,7 @@ func (p *Proxy) note(e source.Event, changed bool) {
 		p.metrics.EndpointChange(changed)
 		switch {
 		case e.Type == source.Delete:
-			p.triggers.gone(o.Namespace, o.Name)
+			p.triggers.drop(o.Namespace, o.Name)
 		case changed:
 			p.triggers.set(o)
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -84,7 +83,8 @@ func (p *Proxy) beginLook(ctx context.Context) {
 	if !v.due || p.full {
 		return
 	}
-	v.due, v.look, v.touched = false, make(chan lookResult, 1), newTouched()
+	v.due, v.look = false, make(chan lookResult, 1)
+	v.touched = &touched{services: map[desired.ServicePort]bool{}, subjects: map[string]bool{}}
 	programmed, to := p.state.Reported(), v.look
 	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }
@@ -216,10 +216,6 @@ type touched struct {
 	subjects   map[string]bool              // as in dataplane.Differing
 }
 
-func newTouched() *touched {
-	return &touched{services: map[desired.ServicePort]bool{}, subjects: map[string]bool{}}
-}
-
 // note adds a change. t is nil if no look runs.
 func (t *touched) note(c *desired.Change, full bool) {
 	if t == nil {
@@ -235,20 +231,14 @@ func (t *touched) note(c *desired.Change, full bool) {
 	for _, p := range c.Pools {
 		t.services[p.Service] = true
 	}
-	for role, change := range map[string]desired.AddressChange{
-		"ClusterIP ": c.ClusterIPs,
-		"hairpin ":   c.HairpinIPs,
-	} {
-		for _, list := range [][]netip.Addr{change.Added, change.Removed} {
-			for _, a := range list {
-				t.subjects[role+a.String()] = true
-			}
-		}
+	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed) {
+		t.subjects["ClusterIP "+a.String()] = true
 	}
-	for _, list := range [][]netip.Prefix{c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed} {
-		for _, r := range list {
-			t.subjects["ServiceCIDR "+r.String()] = true
-		}
+	for _, a := range slices.Concat(c.HairpinIPs.Added, c.HairpinIPs.Removed) {
+		t.subjects["hairpin "+a.String()] = true
+	}
+	for _, r := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
+		t.subjects["ServiceCIDR "+r.String()] = true
 	}
 }
 

@@ -3,6 +3,7 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strings"
@@ -27,14 +28,8 @@ type Client struct {
 func NewClient(config *rest.Config) (*Client, error) {
 	c := &Client{config: *config}
 	if c.config.RateLimiter == nil && c.config.QPS >= 0 {
-		qps, burst := c.config.QPS, c.config.Burst
-		if qps == 0 {
-			qps = rest.DefaultQPS
-		}
-		if burst == 0 {
-			burst = rest.DefaultBurst
-		}
-		c.config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, burst)
+		c.config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(
+			cmp.Or(c.config.QPS, rest.DefaultQPS), cmp.Or(c.config.Burst, rest.DefaultBurst))
 	}
 	var err error
 	if c.http, err = rest.HTTPClientFor(&c.config); err != nil {
@@ -45,11 +40,7 @@ func NewClient(config *rest.Config) (*Client, error) {
 
 // takesProtobuf reports whether answers may have Kubernetes' protobuf encoding.
 func (c *Client) takesProtobuf() bool {
-	accepted := c.config.AcceptContentTypes
-	if accepted == "" {
-		accepted = c.config.ContentType
-	}
-	return strings.Contains(accepted, runtime.ContentTypeProtobuf)
+	return strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf)
 }
 
 // For returns a REST client for a few types of one version of one group of the API,

@@ -3,6 +3,7 @@
 package api
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"mime"
@@ -33,11 +34,11 @@ func ClientConfig(connection componentbase.ClientConnectionConfiguration, master
 	if err != nil {
 		return nil, err
 	}
-	config.ContentType = or(connection.ContentType, kruntime.ContentTypeProtobuf)
+	config.ContentType = cmp.Or(connection.ContentType, kruntime.ContentTypeProtobuf)
 	config.AcceptContentTypes = connection.AcceptContentTypes
-	config.QPS = or(connection.QPS, rest.DefaultQPS)
-	config.Burst = int(or(connection.Burst, int32(rest.DefaultBurst)))
-	config.UserAgent = fmt.Sprintf("slipstream/%s (%s/%s)", or(version, "unknown"), runtime.GOOS, runtime.GOARCH)
+	config.QPS = cmp.Or(connection.QPS, rest.DefaultQPS)
+	config.Burst = int(cmp.Or(connection.Burst, int32(rest.DefaultBurst)))
+	config.UserAgent = fmt.Sprintf("slipstream/%s (%s/%s)", cmp.Or(version, "unknown"), runtime.GOOS, runtime.GOARCH)
 	return config, nil
 }
 
@@ -88,13 +89,4 @@ func locate(kubeconfig, master string) (*rest.Config, error) {
 		return nil, fmt.Errorf("--kubeconfig (clientConnection.kubeconfig): %s: %w", kubeconfig, err)
 	}
 	return config, nil
-}
-
-// or returns a value, or its default if it is zero.
-func or[T comparable](value, fallback T) T {
-	var zero T
-	if value == zero {
-		return fallback
-	}
-	return value
 }

@@ -3,6 +3,8 @@
 package manifest
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -14,15 +16,15 @@ import (
 func setDefaults(o source.Object) {
 	switch o := o.(type) {
 	case *corev1.Service:
-		setIfZero(&o.Namespace, corev1.NamespaceDefault)
+		o.Namespace = cmp.Or(o.Namespace, corev1.NamespaceDefault)
 		spec := &o.Spec
-		setIfZero(&spec.Type, corev1.ServiceTypeClusterIP)
+		spec.Type = cmp.Or(spec.Type, corev1.ServiceTypeClusterIP)
 		for i := range spec.Ports {
-			setIfZero(&spec.Ports[i].Protocol, corev1.ProtocolTCP)
+			spec.Ports[i].Protocol = cmp.Or(spec.Ports[i].Protocol, corev1.ProtocolTCP)
 		}
 		setFirstAndAll(&spec.ClusterIP, &spec.ClusterIPs)
 	case *discoveryv1.EndpointSlice:
-		setIfZero(&o.Namespace, corev1.NamespaceDefault)
+		o.Namespace = cmp.Or(o.Namespace, corev1.NamespaceDefault)
 	case *corev1.Node:
 		setFirstAndAll(&o.Spec.PodCIDR, &o.Spec.PodCIDRs)
 	}
@@ -36,13 +38,5 @@ func setFirstAndAll(first *string, all *[]string) {
 		*first = (*all)[0]
 	case *first != "" && len(*all) == 0:
 		*all = []string{*first}
-	}
-}
-
-// setIfZero sets a field that has the zero value of its type.
-func setIfZero[T comparable](p *T, value T) {
-	var zero T
-	if *p == zero {
-		*p = value
 	}
 }
