@@ -50,7 +50,7 @@ func TestConfigurationDocs(t *testing.T) {
 	}
 }
 
-// TestKubeProxysFlags checks that all flags of kube-proxy v1.36 exist.
+// TestKubeProxysFlags checks that all flags of kube-proxy v1.37 exist.
 func TestKubeProxysFlags(t *testing.T) {
 	fs := newRun().Flags()
 	for _, name := range strings.Fields(`bind-address bind-address-hard-fail boot-id-file cleanup cluster-cidr config

@@ -89,8 +89,8 @@ func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err er
 	if len(errs) > 0 {
 		return c, want, errs.ToAggregate()
 	}
-	want.NodePorts = nodePorts(o.nodePorts, false)
-	want.NodePorts.Primary = len(want.NodePorts.CIDRs) == 0
+	want.NodePorts = nodePorts(&ranges)
+	want.NodePorts.Primary = want.NodePorts.Primary || len(want.NodePorts.CIDRs) == 0
 	want.NodeName, err = nodeName(o.hostname)
 	return c, want, err
 }

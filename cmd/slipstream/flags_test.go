@@ -51,9 +51,13 @@ func TestNodePortFlags(t *testing.T) {
 		"--nodeport-addresses 192.0.2.7/24,2001:db8::/64":                        {CIDRs: ranges("192.0.2.0/24", "2001:db8::/64")},
 		"--nodeport-addresses 192.0.2.0/24 --nodeport-addresses 198.51.100.0/24": {CIDRs: ranges("192.0.2.0/24", "198.51.100.0/24")},
 		"--nodeport-addresses 127.0.0.0/8 --iptables-localhost-nodeports=false":  {CIDRs: ranges("127.0.0.0/8")},
+		"--nodeport-addresses localhost,primary":                                 {Primary: true, CIDRs: ranges("127.0.0.0/8", "::1/128")},
+		"--nodeport-addresses all,primary,192.0.2.0/24":                          {Primary: true, CIDRs: ranges("0.0.0.0/0", "::/0", "192.0.2.0/24")},
+		"--nodeport-addresses localhost --proxy-mode iptables":                   {Loopback: true, CIDRs: ranges("127.0.0.0/8", "::1/128")},
+		"--proxy-mode iptables":                                                  {Loopback: true},
 	} {
 		c := parsed(t, "--manifests /m "+args)
-		if got := nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()); !reflect.DeepEqual(got, want) {
+		if got := nodePorts(c); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v; want %+v", args, got, want)
 		}
 	}

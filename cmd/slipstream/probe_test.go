@@ -109,6 +109,7 @@ func TestFallBack(t *testing.T) {
 	_, stop := s.startLacking("IPv4 IPv6", "--config", file)
 	s.untilReached("web-0", "web-1")
 	s.hasLine(`"Event" reason="FeatureMissing" note="No mode is set and nftables mode does not work: using iptables mode: proxy mode nftables: ` + missing)
+	s.hasLine(`"Event" reason="KubeProxyDefaultMode" note="No mode is set: using iptables.`)
 	for _, want := range []string{
 		`slipstream_kernel_feature_missing{family="IPv4",feature="chain type nat",mode="nftables"} 1`,
 		`kubeproxy_sync_proxy_rules_iptables_total`,

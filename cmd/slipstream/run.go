@@ -46,12 +46,13 @@ Objects are read from one of
 
 NodePorts, and the ports for health checks of load balancers, answer on the
 addresses of this node that --nodeport-addresses selects:
-  primary  the first address of each family in the status of the Node object that
-           of this node, an InternalIP if there is one; without that Node object,
-           they answer nowhere
-  ranges   the addresses on this node's interfaces that are in one of them; of a
-           family without a range, all
-Changes of addresses are followed. On loopback addresses, NodePorts answer in
+  primary    the first address of each family in the status of this node's Node
+             object, an InternalIP if there is one; without that object, none
+  all        all addresses on this node's interfaces
+  localhost  loopback addresses
+  ranges     the addresses on this node's interfaces that are in one of them; of a
+             family without a range, all, unless there is primary
+They may be combined. Changes of addresses are followed. On loopback addresses, NodePorts answer in
 iptables mode only, on IPv4 ones; not with --iptables-localhost-nodeports=false.
 On IPv6 link-local addresses, they never answer.
 

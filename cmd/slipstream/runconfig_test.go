@@ -109,7 +109,7 @@ func TestRunFlags(t *testing.T) {
 		"--pod-interface-name-prefix veth":       "detectLocal.interfaceNamePrefix: veth",
 		"--pod_interface_name_prefix veth":       "detectLocal.interfaceNamePrefix: veth",
 		"--profiling":                            "enableProfiling: true",
-		"--show-hidden-metrics-for-version 1.35": `showHiddenMetricsForVersion: "1.35"`,
+		"--show-hidden-metrics-for-version 1.36": `showHiddenMetricsForVersion: "1.36"`,
 		"-v 3":                                   "logging.verbosity: 3",
 		"--vmodule run=4":                        "logging.vmodule: logging.vmodule.filePattern: run logging.vmodule.verbosity: 4",
 		"--boot-id-file /b --machine-id-file /m": "",
@@ -155,7 +155,7 @@ func TestNoMode(t *testing.T) {
 	if err != nil || c.Mode() != config.NFTables || c.MasqueradeBit() != 3 {
 		t.Errorf("mode %s, bit %d, error %v", c.Mode(), c.MasqueradeBit(), err)
 	}
-	if got := c.KubeProxy.NodePortAddresses; !slices.Equal(got, []string{"0.0.0.0/0", "::/0"}) {
+	if got := c.KubeProxy.NodePortAddresses; !slices.Equal(got, []string{config.All}) {
 		t.Errorf("NodePorts answer on %q", got)
 	}
 	if len(notes) != 1 || !strings.HasPrefix(notes[0].String(), "--proxy-mode: is not set") {
@@ -166,7 +166,7 @@ func TestNoMode(t *testing.T) {
 // TestNotes checks that there is a note for each flag without effect.
 func TestNotes(t *testing.T) {
 	_, notes, err := parse(t, "--proxy-mode nftables --detect-local-mode NodeCIDR --boot-id-file /b --config-sync-period 1m --iptables-localhost-nodeports --iptables-masquerade-bit 1"+
-		" --ipvs-strict-arp --ipvs-exclude-cidrs 10.0.0.0/8 --show-hidden-metrics-for-version 1.35 --feature-gates WatchList=true -v 2 --iptables-sync-period 1m")
+		" --ipvs-strict-arp --ipvs-exclude-cidrs 10.0.0.0/8 --show-hidden-metrics-for-version 1.36 --feature-gates WatchList=true -v 2 --iptables-sync-period 1m")
 	var got []string
 	for _, n := range notes {
 		got = append(got, n.Field)

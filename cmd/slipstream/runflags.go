@@ -147,7 +147,7 @@ func addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated")
 	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge of this node's pods")
 	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "prefix of the names of this node's pod interfaces")
-	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; all addresses if objects are read from the Kubernetes API and no mode is set, as in kube-proxy")
+	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; "+config.All+" in iptables mode, and if objects are read from the Kubernetes API and no mode is set")
 }
 
 // addConntrack defines the flags about the kernel's connection tracking.

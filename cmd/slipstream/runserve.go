@@ -131,6 +131,12 @@ func (s *parts) openDataplane(ctx context.Context) (err error) {
 	s.onClose(s.dataplane.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
+	if s.config.CountLocalhostNodePorts() {
+		s.metrics.OnLocalhostNodePorts()
+	}
+	if s.config.ModeIsDefault() {
+		s.events.Warning(events.DefaultMode, fmt.Sprintf("No mode is set: using %s. kube-proxy's default is iptables, and nftables from Kubernetes 1.40 on. Set the mode to keep it.", s.config.Mode()))
+	}
 	return nil
 }
 
@@ -259,7 +265,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 	return desired.Config{
 		NodeName:      node,
 		NodeIP:        c.NodeIP(),
-		NodePorts:     nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()),
+		NodePorts:     nodePorts(c),
 		DetectLocal:   detectLocal(c),
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
@@ -336,7 +342,7 @@ func initialize(c *config.Config) error {
 // localhostNodePorts sets the kernel parameters for NodePorts on IPv4 loopback addresses,
 // if there are any.
 func localhostNodePorts(c *config.Config) error {
-	if !nodePorts(c.KubeProxy.NodePortAddresses, c.LocalhostNodePorts()).OnLoopback() {
+	if !nodePorts(c).OnLoopback() {
 		return nil
 	}
 	return sysctl.RouteLocalnet()
@@ -377,23 +383,17 @@ func retryUntilSuccess(ctx context.Context, pauses wait.Backoff, do func() error
 
 // addNodePorts defines the flag for the addresses of NodePorts.
 func addNodePorts(fs *pflag.FlagSet, addresses *[]string, otherwise string) {
-	fs.StringSliceVar(addresses, "nodeport-addresses", nil, "addresses of NodePorts: "+config.Primary+", or ranges of this node's addresses, comma-separated (default: "+otherwise+")")
+	fs.StringSliceVar(addresses, "nodeport-addresses", nil, "addresses of this node that answer on NodePorts, comma-separated: ranges, "+config.Primary+" (the Node object's addresses), "+config.Localhost+" (127.0.0.0/8 and ::1/128) and "+config.All+" (default: "+otherwise+")")
 }
 
-// nodePorts returns the addresses of NodePorts from valid settings. Loopback includes IPv4
-// loopback addresses.
-func nodePorts(addresses []string, loopback bool) (n desired.NodePortAddresses) {
-	n.Loopback = loopback
-	for _, text := range addresses {
-		if text == config.Primary {
-			n.Primary = true
-			continue
-		}
-		p, _ := config.ParseRange(text)
-		if (!loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
+// nodePorts returns the addresses of NodePorts from valid settings.
+func nodePorts(c *config.Config) (n desired.NodePortAddresses) {
+	n.CIDRs, n.Primary = c.NodePortRanges()
+	n.Loopback = c.LocalhostNodePorts()
+	for _, p := range n.CIDRs {
+		if (!n.Loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
 			klog.InfoS("--nodeport-addresses: NodePorts do not answer on these loopback addresses", "range", p)
 		}
-		n.CIDRs = append(n.CIDRs, p)
 	}
 	return n
 }

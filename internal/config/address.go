@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,18 +47,47 @@ func (c *Config) NodeIP() netip.Addr {
 
 const notRange = "must be a range of addresses such as 10.244.0.0/16 or fd00:244::/32"
 
-// ValidateNodePortAddresses checks nodePortAddresses alone: "primary", or ranges.
+// Keywords of nodePortAddresses. They may be combined with each other and with ranges.
+const (
+	Primary   = "primary"   // the Node object's addresses
+	Localhost = "localhost" // 127.0.0.0/8 and ::1/128
+	All       = "all"       // 0.0.0.0/0 and ::/0
+)
+
+// keywordRanges are the ranges that a keyword of nodePortAddresses stands for.
+var keywordRanges = map[string][]netip.Prefix{
+	Primary:   nil,
+	Localhost: {netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+	All:       {netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+}
+
+// NodePortRanges returns the ranges of a valid nodePortAddresses, with keywords replaced
+// by the ranges that they stand for, and whether it has the keyword [Primary].
+func (c *Config) NodePortRanges() (ranges []netip.Prefix, primary bool) {
+	for _, text := range c.KubeProxy.NodePortAddresses {
+		if more, ok := keywordRanges[text]; ok {
+			ranges, primary = append(ranges, more...), primary || text == Primary
+			continue
+		}
+		p, _ := ParseRange(text)
+		ranges = append(ranges, p)
+	}
+	return ranges, primary
+}
+
+// ValidateNodePortAddresses checks nodePortAddresses alone: ranges and keywords, of which
+// each may occur once.
 func (c *Config) ValidateNodePortAddresses() (errs field.ErrorList) {
 	path, all := field.NewPath("nodePortAddresses"), c.KubeProxy.NodePortAddresses
 	for i, text := range all {
-		if text == Primary {
-			if len(all) > 1 {
-				errs = append(errs, field.Invalid(path.Index(i), text, "cannot be combined with ranges"))
+		if _, ok := keywordRanges[text]; ok {
+			if slices.Contains(all[:i], text) {
+				errs = append(errs, field.Duplicate(path.Index(i), text))
 			}
 			continue
 		}
 		if _, ok := ParseRange(text); !ok {
-			errs = append(errs, field.Invalid(path.Index(i), text, notRange+", or "+Primary))
+			errs = append(errs, field.Invalid(path.Index(i), text, notRange+", or "+Primary+", "+Localhost+" or "+All))
 		}
 	}
 	return errs

@@ -91,6 +91,15 @@ func (c *Config) LateAfter() time.Duration {
 	return 2 * ofMode(&c.KubeProxy, c.KubeProxy.Mode).syncPeriod.Duration
 }
 
+// ModeIsDefault reports whether no mode was set.
+func (c *Config) ModeIsDefault() bool { return c.modeUnset }
+
+// CountLocalhostNodePorts says whether to publish kube-proxy's metrics of NodePorts on
+// loopback addresses in nftables mode.
+func (c *Config) CountLocalhostNodePorts() bool {
+	return c.KubeProxy.Mode == NFTables && c.Gates().Enabled(localhostNodePorts)
+}
+
 // LocalhostNodePorts reports whether NodePorts are reachable on loopback addresses, which
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {

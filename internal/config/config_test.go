@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,9 @@ func TestNotes(t *testing.T) {
 		"10.0.0.0/8":          "nodePortAddresses: has ranges of IPv4 only, so NodePorts answer on all IPv6 addresses",
 		"fd00::/8":            "nodePortAddresses: has ranges of IPv6 only, so NodePorts answer on all IPv4 addresses",
 		"10.0.0.0/8,fd00::/8": "",
+		"all":                 "",
+		"localhost":           "",
+		"primary,10.0.0.0/8":  "",
 	} {
 		got := ""
 		for _, n := range decoded(t, kubeProxyDoc+"mode: nftables\ndetectLocalMode: NodeCIDR\nnodePortAddresses: ["+addresses+"]").Notes() {
@@ -118,6 +122,67 @@ func TestNotes(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %q; want %q", addresses, got, want)
+		}
+	}
+}
+
+// TestNodePortRanges has keywords stand for ranges, in any combination.
+func TestNodePortRanges(t *testing.T) {
+	for addresses, want := range map[string]string{
+		"":                                 "[0.0.0.0/0 ::/0] false",
+		"all":                              "[0.0.0.0/0 ::/0] false",
+		"primary":                          "[] true",
+		"localhost":                        "[127.0.0.0/8 ::1/128] false",
+		"192.0.2.7/24":                     "[192.0.2.0/24] false",
+		"localhost, primary":               "[127.0.0.0/8 ::1/128] true",
+		"fd00::/8, all, fd00::/8, primary": "[fd00::/8 0.0.0.0/0 ::/0 fd00::/8] true",
+	} {
+		ranges, primary := decoded(t, kubeProxyDoc+"nodePortAddresses: ["+addresses+"]").NodePortRanges()
+		if got := fmt.Sprint(ranges, primary); got != want {
+			t.Errorf("%s: %s; want %s", addresses, got, want)
+		}
+	}
+}
+
+// TestNodePortDefaults has what kube-proxy serves NodePorts on in each mode be the default.
+func TestNodePortDefaults(t *testing.T) {
+	for mode, want := range map[string][]string{NFTables: {Primary}, IPTables: nil, "": {All}} {
+		if got := decoded(t, kubeProxyDoc+"mode: '"+mode+"'").KubeProxy.NodePortAddresses; !slices.Equal(got, want) {
+			t.Errorf("mode %q: %q; want %q", mode, got, want)
+		}
+	}
+}
+
+// TestGateNotes has gates without effect be told, with the reason where there is one.
+func TestGateNotes(t *testing.T) {
+	for gate, want := range map[string]string{
+		"NFTablesNetlink":                     "1 featureGates[NFTablesNetlink]: has no effect: Slipstream programs nftables by netlink and does not run nft",
+		"WatchList":                           "1 featureGates[WatchList]: has no effect on Slipstream",
+		"KubeProxyNFTablesLocalhostNodePorts": "",
+		"KubeProxyIPVS":                       "",
+	} {
+		var got []string
+		c := decoded(t, kubeProxyDoc+"mode: nftables\ndetectLocalMode: NodeCIDR\nfeatureGates: {"+gate+": true}")
+		for _, n := range c.Notes() {
+			got = append(got, fmt.Sprint(n.Verbosity, " ", n))
+		}
+		if strings.Join(got, "; ") != want {
+			t.Errorf("%s: %q; want %q", gate, got, want)
+		}
+	}
+}
+
+// TestCountLocalhostNodePorts has the metrics of KEP-6032 be there in nftables mode, if its
+// gate is on.
+func TestCountLocalhostNodePorts(t *testing.T) {
+	for text, want := range map[string]bool{
+		"mode: nftables": false,
+		"mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}": true,
+		"mode: nftables\nfeatureGates: {AllAlpha: true}":                            true,
+		"mode: iptables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}": false,
+	} {
+		if got := decoded(t, kubeProxyDoc+text).CountLocalhostNodePorts(); got != want {
+			t.Errorf("%s: %v", text, got)
 		}
 	}
 }

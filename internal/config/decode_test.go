@@ -69,12 +69,13 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestKubeadm has the file be exactly what kubeadm 1.36 writes: all fields of the
+// TestKubeadm has the file be exactly what kubeadm 1.37 writes: all fields of the
 // type, of which it sets a few.
 func TestKubeadm(t *testing.T) {
 	k := kubeproxy.KubeProxyConfiguration{
 		BindAddress:      "0.0.0.0",
 		ClusterCIDR:      "10.244.0.0/16",
+		Mode:             "iptables",
 		ClientConnection: componentbase.ClientConnectionConfiguration{Kubeconfig: "/var/lib/kube-proxy/kubeconfig.conf"},
 	}
 	k.APIVersion, k.Kind = "kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration"

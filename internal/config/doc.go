@@ -6,7 +6,7 @@
 //
 // A configuration is decoded, completed with defaults, and validated, in this order. Each
 // step is a separate function, since flags are applied between the second and the third.
-// Defaults and validation are those of kube-proxy in Kubernetes 1.36, except where
+// Defaults and validation are those of kube-proxy in Kubernetes 1.37, except where
 // docs/configuration.md says otherwise: a file that kube-proxy accepts is accepted, and has
 // the same meaning. All errors are returned at once, each with the field's path in the file.
 package config

@@ -7,19 +7,17 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // fieldPaths returns the paths of all settings in a type.
 func fieldPaths(prefix string, t reflect.Type) (all []string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
-		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		ours := strings.Contains(f.Type.PkgPath(), "k8s.io/kube-proxy") || strings.Contains(f.Type.PkgPath(), "slipstream")
 		more := strings.HasSuffix(f.Type.Name(), "Configuration") || strings.HasSuffix(f.Type.Name(), "Options")
 		switch {
-		case f.Type == reflect.TypeFor[metav1.TypeMeta](), strings.Contains(options, "inline"):
+		case f.Anonymous && name == "":
 			all = append(all, fieldPaths(prefix, f.Type)...)
 		case f.Type.Kind() == reflect.Struct && (ours || more):
 			all = append(all, fieldPaths(prefix+name+".", f.Type)...)

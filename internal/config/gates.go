@@ -26,18 +26,32 @@ const Acceleration = "KubeProxyAcceleration"
 const externalIPs = "AllowServiceExternalIPs"
 
 // KubernetesVersion is the release of the kube-proxy that Slipstream replaces.
-const KubernetesVersion = "v1.36.3"
+const KubernetesVersion = "v1.37.1"
+
+// localhostNodePorts is KEP-6032's feature gate.
+const localhostNodePorts = "KubeProxyNFTablesLocalhostNodePorts"
+
+// ipvsMode is KEP-5495's feature gate: if it is disabled, mode ipvs is invalid.
+const ipvsMode = "KubeProxyIPVS"
 
 // effective are the gates that have an effect on Slipstream.
 var effective = map[string]bool{
 	Acceleration:                         true,
 	externalIPs:                          true,
+	localhostNodePorts:                   true,
+	ipvsMode:                             true,
 	string(logsapi.ContextualLogging):    true,
 	string(logsapi.LoggingAlphaOptions):  true,
 	string(logsapi.LoggingBetaOptions):   true,
 	string(logsapi.LoggingStableOptions): true,
 	"AllAlpha":                           true,
 	"AllBeta":                            true,
+}
+
+// whyNoEffect explains why a gate has no effect, for gates that change what kube-proxy does
+// with nftables.
+var whyNoEffect = map[string]string{
+	"NFTablesNetlink": "has no effect: Slipstream programs nftables by netlink and does not run nft",
 }
 
 // upstreamGates are kube-proxy's gates, each with stage, default, and whether the default
@@ -48,7 +62,7 @@ var upstreamGates string
 
 // knownGates returns all gates, at their defaults.
 var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
-	gates := featuregate.NewVersionedFeatureGate(version.MustParse("1.36"))
+	gates := featuregate.NewVersionedFeatureGate(version.MustParse("1.37"))
 	utilruntime.Must(logsapi.AddFeatureGates(gates))
 	more := map[featuregate.Feature]featuregate.FeatureSpec{
 		Acceleration: {Default: true, PreRelease: featuregate.Beta},

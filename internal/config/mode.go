@@ -4,9 +4,6 @@ package config
 
 import kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
-// Primary is the value of nodePortAddresses for the Node object's addresses.
-const Primary = "primary"
-
 // Complete sets the defaults that depend on the mode.
 //
 // If no mode is set, kube-proxy uses iptables mode. Slipstream uses nftables mode with the
@@ -19,7 +16,7 @@ func (c *Config) Complete() {
 		c.modeUnset = true
 		inherit(ofMode(k, NFTables), ofMode(k, IPTables))
 		if len(k.NodePortAddresses) == 0 {
-			k.NodePortAddresses = []string{"0.0.0.0/0", "::/0"}
+			k.NodePortAddresses = []string{All}
 		}
 		k.Mode = NFTables
 	}

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -92,18 +93,13 @@ func (c *Config) Notes() (notes []Note) {
 	for _, name := range slices.Sorted(maps.Keys(c.KubeProxy.FeatureGates)) {
 		if !effective[name] {
 			notes = append(notes, Note{
-				Field: fmt.Sprintf("featureGates[%s]", name), Text: "has no effect on Slipstream", Verbosity: 1,
+				Field: fmt.Sprintf("featureGates[%s]", name), Text: cmp.Or(whyNoEffect[name], "has no effect on Slipstream"), Verbosity: 1,
 			})
 		}
 	}
 	notes = append(notes, c.unknownPods()...)
-	var all []netip.Prefix
-	for _, text := range c.KubeProxy.NodePortAddresses {
-		if p, ok := ParseRange(text); ok {
-			all = append(all, p)
-		}
-	}
-	if other := missingFamily(all); other == "IPv4" || other == "IPv6" {
+	all, primary := c.NodePortRanges()
+	if other := missingFamily(all); !primary && (other == "IPv4" || other == "IPv6") {
 		has := map[string]string{"IPv4": "IPv6", "IPv6": "IPv4"}[other]
 		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprintf("has ranges of %s only, so NodePorts answer on all %s addresses", has, other)})
 	}

@@ -20,7 +20,7 @@ import (
 func (c *Config) Validate(modes []string) (errs field.ErrorList) {
 	k := &c.KubeProxy
 	add := func(more ...*field.Error) { errs = append(errs, more...) }
-	add(validateMode(c.Mode(), modes)...)
+	add(c.validateMode(modes)...)
 	add(validateOfMode(k)...)
 	add(validateGates(k.FeatureGates, field.NewPath("featureGates"))...)
 	if k.ClientConnection.Burst < 0 {
@@ -55,12 +55,17 @@ const (
 	notNegative = "must not be negative"
 )
 
-func validateMode(mode string, modes []string) field.ErrorList {
-	if slices.Contains(modes, mode) {
+func (c *Config) validateMode(modes []string) field.ErrorList {
+	mode := c.Mode()
+	disabled := mode == IPVS && !c.Gates().Enabled(ipvsMode)
+	if slices.Contains(modes, mode) && !disabled {
 		return nil
 	}
-	detail := "must be one of " + strings.Join(modes, ", ")
-	if slices.Contains([]string{IPVS, IPTables}, mode) {
+	detail := "must be one of " + strings.Join(slices.DeleteFunc(slices.Clone(modes), func(m string) bool { return disabled && m == IPVS }), ", ")
+	switch {
+	case disabled:
+		detail = "is disabled by the feature gate " + ipvsMode + ": " + detail
+	case slices.Contains([]string{IPVS, IPTables}, mode):
 		detail = "is not supported by Slipstream: " + detail
 	}
 	return field.ErrorList{field.Invalid(field.NewPath("mode"), mode, detail)}
@@ -100,7 +105,7 @@ func (m perMode) validateMin(path *field.Path, d time.Duration) field.ErrorList 
 // validateHidden accepts the same value as kube-proxy of [KubernetesVersion]: the previous
 // minor version.
 func validateHidden(version string) field.ErrorList {
-	const previous = "1.35"
+	const previous = "1.36"
 	if version == "" || version == previous {
 		return nil
 	}

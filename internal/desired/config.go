@@ -40,11 +40,12 @@ type Config struct {
 // addresses never serve NodePorts.
 type NodePortAddresses struct {
 	// Primary selects the Node's own addresses (status.addresses), one of
-	// each family, and nothing else.
+	// each family.
 	Primary bool
 
 	// CIDRs selects the addresses on this node's interfaces that are in one of
-	// the ranges. All addresses of a family without a range are selected.
+	// the ranges. All addresses of a family without a range are selected, unless
+	// Primary is set.
 	CIDRs []netip.Prefix
 
 	// Loopback allows IPv4 loopback addresses too (kube-proxy's
@@ -56,7 +57,7 @@ type NodePortAddresses struct {
 // OnLoopback reports whether an IPv4 loopback address may serve NodePorts. The kernel
 // then has to route packets with such a source to other machines (route_localnet).
 func (n NodePortAddresses) OnLoopback() bool {
-	return n.Loopback && !n.Primary && (n.selects(netip.AddrFrom4([4]byte{127})) ||
+	return n.Loopback && (n.selects(netip.AddrFrom4([4]byte{127})) ||
 		slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() && p.Addr().IsLoopback() }))
 }
 

@@ -129,7 +129,6 @@ func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 				add(ip)
 			}
 		}
-		return out
 	}
 	for _, ip := range node.addrs {
 		if n.selects(ip.Unmap().WithZone("")) {
@@ -144,9 +143,6 @@ func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 // selected, the unspecified address stands for them.
 func (s *State) NodePortAddresses() (out []netip.Addr) {
 	n := s.config.NodePorts
-	if n.Primary {
-		return slices.Clone(s.nodePortAddrs)
-	}
 	for f, unspecified := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		switch {
 		case s.config.Without[f]:
@@ -163,9 +159,9 @@ func (s *State) NodePortAddresses() (out []netip.Addr) {
 	return out
 }
 
-// all reports whether the ranges select all addresses of a family.
+// all reports whether all addresses of a family are selected.
 func (n NodePortAddresses) all(f Family) bool {
-	any := false
+	any := n.Primary
 	for _, p := range n.CIDRs {
 		if FamilyOf(p.Addr()) == f {
 			if p.Bits() == 0 {

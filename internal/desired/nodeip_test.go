@@ -5,6 +5,7 @@ package desired
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,12 +32,35 @@ func TestNodeIP(t *testing.T) {
 	want("with a Node", given, own6)
 }
 
+// TestPrimaryAndRanges checks that ranges add to the Node object's addresses, and that a
+// family without a range has these alone.
+func TestPrimaryAndRanges(t *testing.T) {
+	own4, own6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	other4, other6 := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::2")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	for _, ip := range []netip.Addr{own4, own6} {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+	}
+	for ranges, want := range map[string][]netip.Addr{
+		"198.51.100.0/24": {own4, other4, own6},
+		"2001:db8::2/128": {own4, own6, other6},
+		"0.0.0.0/0":       {netip.IPv4Unspecified(), own6},
+	} {
+		s := New(Config{NodeName: "n1", NodePorts: NodePortAddresses{Primary: true, CIDRs: []netip.Prefix{netip.MustParsePrefix(ranges)}}})
+		s.SetNode(node)
+		s.SetNodeAddresses([]netip.Addr{own4, other4, own6, other6})
+		if got := s.NodePortAddresses(); !slices.Equal(got, want) {
+			t.Errorf("%s: NodePort addresses %v; want %v", ranges, got, want)
+		}
+	}
+}
+
 // TestLoopback checks that NodePorts are on IPv4 loopback addresses if these are allowed
 // and selected.
 func TestLoopback(t *testing.T) {
 	v4, v6, other := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(), netip.MustParseAddr("192.0.2.1")
 	for _, tc := range []struct {
-		ranges  string
+		ranges  string // separated by spaces
 		may     bool
 		primary bool
 		want    []netip.Addr
@@ -50,10 +74,13 @@ func TestLoopback(t *testing.T) {
 		{"192.0.2.0/24", true, false, []netip.Addr{other}},
 		{"::1/128", true, false, []netip.Addr{v4, other}},
 		{"", true, true, nil},
+		{"127.0.0.0/8 ::1/128", true, true, []netip.Addr{v4}},
+		{"192.0.2.0/24", true, true, []netip.Addr{other}},
+		{"0.0.0.0/0 ::/0", true, true, []netip.Addr{v4, other}},
 	} {
 		n := NodePortAddresses{Loopback: tc.may, Primary: tc.primary}
-		if tc.ranges != "" {
-			n.CIDRs = []netip.Prefix{netip.MustParsePrefix(tc.ranges)}
+		for text := range strings.FieldsSeq(tc.ranges) {
+			n.CIDRs = append(n.CIDRs, netip.MustParsePrefix(text))
 		}
 		if got := n.of(&node{addrs: []netip.Addr{v4, v6, other}}); !slices.Equal(got, tc.want) {
 			t.Errorf("%+v: NodePort addresses %v; want %v", tc, got, tc.want)

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster tests Slipstream end to end, on a real Kubernetes API: bin/slipstream as
-<<<<<<< HEAD
 // it is in this checkout, etcd, kube-apiserver and kube-proxy of the version that
 // test/oracle/tools/go.mod requires, Kubernetes' own endpointslice controller (go.mod), and
 // nodes and pods that are network namespaces.
-=======
-// it is in this checkout, etcd, kube-apiserver v1.37.1, Kubernetes' own endpointslice
-// controller, and nodes and pods that are network namespaces.
->>>>>>> 988030c (docs, deploy, test/cluster: Kubernetes 1.37, and what kubeadm of it writes)
 //
 //	go test -timeout 20m ./...                     # in this folder; root
 //	go test . -run TestSwap -v                     # one test

@@ -30,6 +30,7 @@ const (
 	FailedToTuneConntrack           = "FailedToTuneConntrack"           // conntrack's settings could not be written
 	FailedToSetSysctl               = "FailedToSetSysctl"               // another setting of the kernel could not be written
 	FeatureMissing                  = "FeatureMissing"                  // the node lacks something that the mode needs
+	DefaultMode                     = "KubeProxyDefaultMode"            // no mode is set
 	FailedToProgram                 = "FailedToProgram"                 // the kernel rejects a change
 	Damaged                         = "Damaged"                         // the ruleset was modified externally; everything is programmed again
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables

@@ -130,7 +130,7 @@ func (w *world) expect(ip netip.Addr, port uint16, service string, endpoints int
 	}
 }
 
-// answerText is an answer of kube-proxy v1.36.
+// answerText is an answer of kube-proxy v1.37.
 func answerText(status, namespace, name string, endpoints int, healthy bool) string {
 	body := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}", namespace, name, endpoints, healthy)
 	return fmt.Sprintf("%s\nContent-Length: %d\nContent-Type: application/json\nX-Content-Type-Options: nosniff\nX-Load-Balancing-Endpoint-Weight: %d\n\n%s", status, len(body), endpoints, body)

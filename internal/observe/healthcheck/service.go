@@ -125,7 +125,7 @@ func (svc *service) close() {
 	svc.http.Close() // its only error is that listeners are closed already
 }
 
-// answer is the body of an answer (k8s.io/kubernetes v1.36,
+// answer is the body of an answer (k8s.io/kubernetes v1.37,
 // pkg/proxy/healthcheck).
 type answer struct {
 	Service struct {

@@ -12,7 +12,7 @@ import (
 // The release of Kubernetes whose kube-proxy Slipstream is compatible with.
 const (
 	KubernetesMajor = "1"
-	KubernetesMinor = "36"
+	KubernetesMinor = "37"
 )
 
 // OnBuild serves kubernetes_build_info: Slipstream's version under the labels that all

@@ -11,7 +11,7 @@ import (
 )
 
 // kubeProxy are the metrics that kube-proxy has, with its names, types, labels and
-// buckets (k8s.io/kubernetes v1.36, pkg/proxy/metrics). Arrays are by desired.Family.
+// buckets (k8s.io/kubernetes v1.37, pkg/proxy/metrics). Arrays are by desired.Family.
 type kubeProxy struct {
 	byMode map[string][]prometheus.Collector
 
@@ -46,6 +46,13 @@ func (m *Metrics) OnMode(mode string) {
 	m.registry.MustRegister(all...)
 }
 
+// localhostNodePorts is the key of the metrics of [Metrics.OnLocalhostNodePorts].
+const localhostNodePorts = "localhost NodePorts"
+
+// OnLocalhostNodePorts serves kube-proxy's metrics of NodePorts on loopback addresses, which
+// it has in nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts.
+func (m *Metrics) OnLocalhostNodePorts() { m.OnMode(localhostNodePorts) }
+
 // Buckets of kube-proxy, in seconds.
 var (
 	syncBuckets        = prometheus.ExponentialBuckets(0.001, 2, 15) // 1 ms to 16 s
@@ -65,6 +72,7 @@ func newKubeProxy() (k kubeProxy) {
 	var (
 		nftables = []string{ModeNFTables}
 		iptables = []string{ModeIPTables}
+		loopback = []string{localhostNodePorts}
 		restore  = []string{ModeIPTables, ModeIPVS}     // modes that restore iptables
 		partial  = []string{ModeNFTables, ModeIPTables} // modes that can program changes alone
 		all      = []string{ModeNFTables, ModeIPTables, ModeIPVS}
@@ -93,6 +101,15 @@ func newKubeProxy() (k kubeProxy) {
 		"Rejected partial restores of iptables, after which a full one follows.", labelFamily))
 	k.nftablesFailures = byFamily(k.counter(nftables, prefix+"nftables_sync_failures_total", "Rejected transactions of nftables.", labelFamily))
 	byFamily(k.counter(nftables, prefix+"nftables_cleanup_failures_total", "Always 0: there is no deferred cleanup.", labelFamily))
+
+	byFamily(k.gauge(loopback, "nftables_localhost_nodeport_listeners", "Listeners for NodePorts on loopback addresses.", labelFamily))
+	byFamily(k.counter(loopback, "nftables_localhost_nodeport_listener_creation_failures_total",
+		"Listeners for NodePorts on loopback addresses that could not be opened.", labelFamily))
+	rejected := k.counter(loopback, "nftables_localhost_nodeport_rejected_packets_total",
+		"Packets to NodePorts on loopback addresses that were rejected.", "protocol", labelFamily)
+	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
+		byFamily(rejected, protocol)
+	}
 
 	k.healthz = register(&k, all, prometheus.NewCounterVec(kubeProxyCounter("proxy_healthz_total", "Answers to /healthz, by HTTP status."), []string{"code"}))
 	k.livez = register(&k, all, prometheus.NewCounterVec(kubeProxyCounter("proxy_livez_total", "Answers to /livez, by HTTP status."), []string{"code"}))

@@ -18,12 +18,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// localhost is nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts.
+const localhost = ModeNFTables + "+localhost"
+
 // modes are all there are.
-var modes = []string{ModeNFTables, ModeIPTables, ModeIPVS}
+var modes = []string{ModeNFTables, localhost, ModeIPTables, ModeIPVS}
 
 // complete are metrics of a mode, of which each has a value.
 func complete(mode string) *Metrics {
 	m := New()
+	if mode == localhost {
+		mode = ModeNFTables
+		m.OnLocalhostNodePorts()
+	}
 	m.OnMode(mode)
 	m.OnBuild("v1.2.3")
 	m.OnVerify()
@@ -66,7 +73,7 @@ func labelsOf(f *dto.MetricFamily) (names []string) {
 }
 
 // TestLikeKubeProxy compares names, types, labels and buckets with those that
-// kube-proxy v1.36.3 registers in each mode.
+// kube-proxy v1.37.1 registers in each mode.
 func TestLikeKubeProxy(t *testing.T) {
 	for _, mode := range modes {
 		want := map[string]string{}
@@ -76,7 +83,9 @@ func TestLikeKubeProxy(t *testing.T) {
 		}
 		for s := bufio.NewScanner(f); s.Scan(); {
 			if fields := strings.Fields(s.Text()); len(fields) >= 3 && fields[0] != "#" {
-				if fields[0] == "all" || slices.Contains(strings.Split(fields[0], ","), mode) {
+				of := strings.Split(fields[0], ",")
+				base, _, _ := strings.Cut(mode, "+")
+				if fields[0] == "all" || slices.Contains(of, mode) || slices.Contains(of, base) {
 					want[fields[1]] = strings.Join(fields[2:], " ")
 				}
 			}
@@ -203,7 +212,7 @@ func TestBuildInfo(t *testing.T) {
 	for _, l := range f.Metric[0].Label {
 		labels[l.GetName()] = l.GetValue()
 	}
-	if labels["major"] != "1" || labels["minor"] != "36" || labels["git_version"] != "v1.2.3" || labels["go_version"] == "" {
+	if labels["major"] != "1" || labels["minor"] != "37" || labels["git_version"] != "v1.2.3" || labels["go_version"] == "" {
 		t.Errorf("%v", labels)
 	}
 }

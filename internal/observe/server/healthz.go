@@ -10,7 +10,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// health is the body of an answer (k8s.io/kubernetes v1.36,
+// health is the body of an answer (k8s.io/kubernetes v1.37,
 // pkg/proxy/healthcheck). There, each address family has a proxier and a state of
 // its own; here they are programmed together.
 type health struct {

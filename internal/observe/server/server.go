@@ -4,7 +4,7 @@
 // /metrics, /proxyMode, /configz, /healthz (that this process answers, nothing
 // more), /metrics/slis, /flagz, /statusz and, if profiling is on, /debug/pprof/ and
 // /debug/flags/v. On the healthz address: /healthz (whether this node accepts traffic) and
-// /livez (whether this proxy works). Responses are those of kube-proxy v1.36.
+// /livez (whether this proxy works). Responses are those of kube-proxy v1.37.
 package server
 
 import (

@@ -10,7 +10,7 @@
 //
 // # Selectors
 //
-// They are those of kube-proxy 1.36: Services without the label
+// They are those of kube-proxy 1.37: Services without the label
 // service.kubernetes.io/service-proxy-name and with a cluster IP; EndpointSlices
 // without the label service.kubernetes.io/headless; this Node; all ServiceCIDRs. If an
 // API server has no ServiceCIDRs (before 1.33) or does not allow to list them, the source
