@@ -26,10 +26,10 @@ type StaleFlows struct {
 // endpoint is chosen as a backend does not matter: like TCP connections, existing
 // flows keep their endpoint for as long as it serves.
 type flowWatch struct {
-	serving          int       // number of entries with isServing
-	wasServed        bool      // serving was > 0 at the last change
-	firstServed      bool      // serving became > 0 with this change
-	removed, stopped []Backend // since the last change: deleted, or present but no longer serving
+	serving     int       // number of entries with isServing
+	wasServed   bool      // serving was > 0 at the last change
+	firstServed bool      // serving became > 0 with this change
+	stopped     []Backend // since the last change: no longer serving, or deleted
 }
 
 // watchesFlows reports whether the pool of a scope is the one that tracks the flows
@@ -60,50 +60,36 @@ func (p *pool) setWatch(on bool) {
 	}
 }
 
-// watchFlows updates the tracking of flows for one entry:
-//
-//	the endpoint             existing flows to it
-//	starts to serve          stay
-//	stops serving            are stale while other endpoints serve: stopped
-//	is removed               are stale, if it has ever served: removed
+// watchFlows updates the tracking of flows for one entry: those to an endpoint that stops
+// serving, or is deleted, are stale, also if no other endpoint serves.
 func (p *pool) watchFlows(e *entry) {
 	w := p.flows
 	was := e.flags&isServing != 0
 	now := !p.gone && e.listed > 0 && e.cond&serving != 0
-	if was {
-		w.serving--
-		e.flags |= hadFlows
-	}
-	if now {
-		w.serving++
-	}
 	switch {
-	case e.listed == 0 && e.flags&hadFlows != 0:
-		w.removed = append(w.removed, e.backend)
+	case now && !was:
+		w.serving++
 	case was && !now:
+		w.serving--
 		w.stopped = append(w.stopped, e.backend)
 	}
 	e.flags = e.flags.with(isServing, now)
 }
 
-// staleFlows appends the flows that the change of a pool makes stale: flows to
-// removed endpoints and, if any endpoint serves, flows to endpoints that stopped
-// serving. When endpoints serve for the first time, all flows to other destinations
-// are stale.
+// staleFlows appends the flows that the change of a pool makes stale: flows to endpoints
+// that stopped serving. When endpoints serve for the first time, all flows to other
+// destinations are stale.
 func (s *State) staleFlows(all []StaleFlows, p *pool) []StaleFlows {
 	w := p.flows
 	if w == nil {
 		return all
 	}
 	served := w.serving > 0
-	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.removed}
-	switch w.firstServed = served && !w.wasServed; {
-	case w.firstServed:
+	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.stopped}
+	if w.firstServed = served && !w.wasServed; w.firstServed {
 		stale.Only, stale.Backends = true, p.servingBackends()
-	case served:
-		stale.Backends = append(stale.Backends, w.stopped...)
 	}
-	w.removed, w.stopped, w.wasServed = nil, nil, served
+	w.stopped, w.wasServed = nil, served
 	if p.gone || len(stale.Backends) == 0 {
 		return all
 	}
@@ -158,18 +144,13 @@ func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlow
 }
 
 // allFlows lists, for all frontends, the flows that are not stale: flows to endpoints
-// that serve or, if none serves, to any existing endpoint.
+// that serve.
 func (s *State) allFlows() (all []StaleFlows) {
 	for _, p := range s.pools {
 		if p == nil || p.flows == nil {
 			continue
 		}
 		stale := StaleFlows{Protocol: p.port.protocol, Frontends: s.frontendsOf(p), Only: true, Backends: p.servingBackends()}
-		if p.flows.serving == 0 {
-			for i := range p.entries {
-				stale.Backends = append(stale.Backends, p.entries[i].backend)
-			}
-		}
 		if len(stale.Frontends) > 0 {
 			all = append(all, stale)
 		}

@@ -44,7 +44,6 @@ const (
 	isTouched                              // is in pool.touched
 	countsAsHairpin                        // counts as a user of its address in State.hairpins
 	isServing                              // serves flows, by the tracking of flows
-	hadFlows                               // has served flows before
 )
 
 // indexFrom is the size from which a pool keeps an index. In smaller pools, a linear

@@ -33,7 +33,7 @@
 //	                             in the order of the pods)
 //	                           masquerade-all
 //	                           no-external-ips
-//	                           nodeport-addresses=(RANGE,...) or =primary
+//	                           nodeport-addresses=(RANGE or primary,...)
 //	serve                    one server a line: MACHINE PROTOCOL PORT; output: ok
 //	apply                    objects in YAML; output: what changed on the first
 //	                         node, or on node=NAME

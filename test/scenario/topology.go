@@ -82,9 +82,9 @@ func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, des
 		case "detect-local":
 			desired.DetectLocal = detectLocal(t, d, a.Vals[0])
 		case "nodeport-addresses":
-			if desired.NodePorts.Primary = a.Vals[0] == "primary"; !desired.NodePorts.Primary {
-				desired.NodePorts.CIDRs = prefixes(t, d, a.Vals)
-			}
+			isPrimary := func(text string) bool { return text == "primary" }
+			desired.NodePorts.Primary = slices.ContainsFunc(a.Vals, isPrimary)
+			desired.NodePorts.CIDRs = prefixes(t, d, slices.DeleteFunc(a.Vals, isPrimary))
 		default:
 			d.Fatalf(t, "no such option: %s", a.Key)
 		}
