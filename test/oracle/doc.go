@@ -16,6 +16,7 @@
 //	make oracle MODE=iptables-nft                    # in one mode: nftables, iptables-legacy, iptables-nft
 //	go test . -run Oracle -mode iptables-nft -clusters 1 -seed 1042 -v    # one of them again
 //	go test . -run Oracle -against kube-proxy        # kube-proxy with itself
+//	go test . -run Releases -seed 7                  # kube-proxy with that of the previous release
 //
 // A seed makes the same cluster in all modes, except for a few settings of iptables mode.
 // One of these is a firewall on the node that accepts nothing by default, which tests what
@@ -33,6 +34,7 @@
 // # What is where
 //
 //	tools     the versions of what is compared with: a module of its own
+//	previous  the previous release's: the same
 //	program   programs in network namespaces
 //	upstream  etcd, kube-apiserver and kube-proxy as child processes
 //	cluster   random clusters

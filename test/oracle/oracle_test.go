@@ -5,6 +5,7 @@ package oracle
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
@@ -23,7 +24,7 @@ var (
 // TestOracle compares the two proxies on random clusters.
 func TestOracle(t *testing.T) {
 	control := controlPlane(t)
-	oracle := kubeProxy{control, t.TempDir(), t.Logf}
+	oracle := kubeProxy{upstream.Current, control, t.TempDir(), t.Logf}
 	subjects := [2]subject{oracle, slipstream{}}
 	switch *against {
 	case "slipstream":
@@ -49,6 +50,29 @@ func TestOracle(t *testing.T) {
 						report(t, c, found)
 					}
 				})
+			}
+		})
+	}
+}
+
+// TestReleases compares kube-proxy with the one of the previous release on a random cluster
+// in each mode, so that a change of behavior is seen. A new one is a new section of
+// docs/services.md, and is left out here.
+func TestReleases(t *testing.T) {
+	control := controlPlane(t)
+	var subjects [2]subject
+	for i, r := range []upstream.Release{upstream.Previous, upstream.Current} {
+		subjects[i] = kubeProxy{r, control, t.TempDir(), t.Logf}
+	}
+	for i, m := range allModes {
+		t.Run(m.name, func(t *testing.T) {
+			kerneltest.Require(t, m.needs...)
+			c := write(t, control, *firstSeed+uint64(i), m)
+			if slices.Contains(c.Settings.NodePortAddresses, "primary") {
+				c.Settings.NodePortAddresses = []string{"primary"} // combinations are new
+			}
+			if found := compare(t, c, performBoth(t, subjects, c)); len(found) > 0 {
+				report(t, c, found)
 			}
 		})
 	}

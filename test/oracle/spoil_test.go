@@ -149,7 +149,7 @@ func TestSpoiledIsSeen(t *testing.T) {
 			kerneltest.Require(t, m.needs...)
 			c := write(t, control, spoiledSeed, m)
 			c.Settings.Firewall = false // it would hide some of it
-			oracle, err := perform(t, kubeProxy{control, t.TempDir(), t.Logf}, c)
+			oracle, err := perform(t, kubeProxy{upstream.Current, control, t.TempDir(), t.Logf}, c)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,15 +20,21 @@ type subject interface {
 
 // kubeProxy is the oracle.
 type kubeProxy struct {
+	release upstream.Release
 	control *upstream.ControlPlane
 	dir     string
 	log     upstream.Log
 }
 
-func (kubeProxy) name() string { return "kube-proxy" }
+func (k kubeProxy) name() string {
+	if k.release == upstream.Previous {
+		return "previous kube-proxy"
+	}
+	return "kube-proxy"
+}
 
 func (k kubeProxy) start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (func() error, error) {
-	p, err := upstream.StartKubeProxy(ctx, s, k.control, c.Settings, k.dir, k.log)
+	p, err := upstream.StartKubeProxy(ctx, k.release, s, k.control, c.Settings, k.dir, k.log)
 	if err != nil {
 		return nil, err
 	}

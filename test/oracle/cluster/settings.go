@@ -24,7 +24,7 @@ type Settings struct {
 	ClusterCIDRs    []netip.Prefix // with ClusterCIDR; may be empty
 	Interface       string         // with BridgeInterface and InterfaceNamePrefix
 
-	// NodePortAddresses is "primary", or ranges. (Nothing would stand for "primary" in
+	// NodePortAddresses has ranges and "primary". (Nothing would stand for "primary" in
 	// nftables mode, and for all in iptables mode.)
 	NodePortAddresses []string
 
@@ -67,7 +67,11 @@ func (s Settings) HasNodePorts(a netip.Addr) bool {
 	some := false // ranges of the family
 	for _, text := range s.NodePortAddresses {
 		if text == "primary" {
-			return a == stage.NodeAddress(stage.Node1)[stage.Family(a)]
+			if a == stage.NodeAddress(stage.Node1)[stage.Family(a)] {
+				return true
+			}
+			some = true
+			continue
 		}
 		if p := netip.MustParsePrefix(text); p.Addr().Is4() == a.Is4() {
 			if p.Contains(a) {
@@ -99,7 +103,7 @@ func (g *generator) settings() Settings {
 		netip.PrefixFrom(stage.Second[0], 32).String(), netip.PrefixFrom(stage.Second[1], 128).String(),
 	}
 	s.NodePortAddresses = [][]string{
-		{"primary"}, {"primary"},
+		{"primary"}, append([]string{"primary"}, second...),
 		{"0.0.0.0/0", "::/0"},
 		second, second[:1],
 		{"192.168.0.0/16", "fd00:100::/64"},

@@ -22,8 +22,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 )
 
-// Programs are the names that [Binary] knows.
-var Programs = []string{"kube-proxy", "kube-apiserver"}
+// Release is a release of Kubernetes that can be built: the folder of test/oracle with the
+// module that requires it.
+type Release string
+
+// The releases.
+const (
+	Current  Release = "tools"    // kube-proxy and kube-apiserver
+	Previous Release = "previous" // kube-proxy
+)
+
+// Programs are the names that [Binary] knows, by release.
+var Programs = map[Release][]string{Current: {"kube-proxy", "kube-apiserver"}, Previous: {"kube-proxy"}}
 
 // Log is called with one line about what takes long. It may be nil.
 type Log func(format string, args ...any)
@@ -34,22 +44,29 @@ func (l Log) printf(format string, args ...any) {
 	}
 }
 
-// Binary returns the path of one of Kubernetes' programs. It is built, which takes minutes,
-// unless it is in the folder slipstream/oracle of the user's cache directory, where each
-// content of the module tools has a folder. Several processes may build at the same time.
+// Binary returns the path of one of Kubernetes' programs, of the current release. See
+// [Release.Binary].
 func Binary(ctx context.Context, name string, log Log) (string, error) {
+	return Current.Binary(ctx, name, log)
+}
+
+// Binary returns the path of one of the release's programs. It is built, which takes
+// minutes, unless it is in the folder slipstream/oracle of the user's cache directory, where
+// each content of the release's module has a folder. Several processes may build at the same
+// time.
+func (r Release) Binary(ctx context.Context, name string, log Log) (string, error) {
 	// The module is found from anywhere in this module or in one that requires it.
 	oracle, err := Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream/test/oracle")
 	if err != nil {
 		return "", fmt.Errorf("not in the module test/oracle, nor in one that requires it: %w", err)
 	}
-	tools := filepath.Join(oracle, "tools")
-	version, err := Go(ctx, tools, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	module := filepath.Join(oracle, string(r))
+	version, err := Go(ctx, module, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 	if err != nil {
 		return "", err
 	}
-	mod, err1 := os.ReadFile(filepath.Join(tools, "go.mod"))
-	sum, err2 := os.ReadFile(filepath.Join(tools, "go.sum"))
+	mod, err1 := os.ReadFile(filepath.Join(module, "go.mod"))
+	sum, err2 := os.ReadFile(filepath.Join(module, "go.sum"))
 	cache, err3 := os.UserCacheDir()
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return "", err
@@ -66,7 +83,7 @@ func Binary(ctx context.Context, name string, log Log) (string, error) {
 	part := fmt.Sprintf("%s.%d.part", path, os.Getpid()) // renamed when it is complete
 	defer os.Remove(part)
 	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
-	if _, err := Go(ctx, tools, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, "k8s.io/kubernetes/cmd/"+name); err != nil {
+	if _, err := Go(ctx, module, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, "k8s.io/kubernetes/cmd/"+name); err != nil {
 		return "", fmt.Errorf("build %s %s: %w", name, version, err)
 	}
 	return path, os.Rename(part, path)

@@ -42,8 +42,8 @@ type KubeProxy struct {
 //
 // It changes the Node object for a moment, as that is what has kube-proxy program
 // everything once more: a change of ServiceCIDRs alone has not.
-func StartKubeProxy(ctx context.Context, s *stage.Stage, c *ControlPlane, settings cluster.Settings, dir string, log Log) (_ *KubeProxy, err error) {
-	binary, err := Binary(ctx, "kube-proxy", log)
+func StartKubeProxy(ctx context.Context, r Release, s *stage.Stage, c *ControlPlane, settings cluster.Settings, dir string, log Log) (_ *KubeProxy, err error) {
+	binary, err := r.Binary(ctx, "kube-proxy", log)
 	if err != nil {
 		return nil, err
 	}
