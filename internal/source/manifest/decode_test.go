@@ -183,7 +183,7 @@ func TestDecode(t *testing.T) {
 		{name: "ServiceCIDR in a namespace", data: strings.Replace(serviceCIDRYAML, "{name: extra}", "{name: extra, namespace: shop}", 1),
 			errors: []string{"web.yaml: document 1: ServiceCIDR shop/extra: metadata.namespace: Forbidden: not allowed on this type"}},
 		{name: "managed fields are checked before they are dropped", data: strings.Replace(service("a", 1), "  name: a\n", "  name: a\n  managedFields: [{operation: Steal}]\n", 1),
-			errors: []string{`web.yaml: document 1: Service default/a: metadata.managedFields[0].operation: Invalid value: "Steal": must be ` + "`Apply` or `Update`"}},
+			errors: []string{`web.yaml: document 1: Service default/a: metadata.managedFields[0].operation: Unsupported value: "Steal": supported values: "Apply", "Update"`}},
 		{name: "twice", data: service("a", 1) + "---\n" + service("b", 2) + "---\n" + service("a", 3),
 			objects: []string{"1 Service default/a", "2 Service default/b"},
 			errors:  []string{"web.yaml: document 3: Service default/a: document 1 of this file already has it: the first one counts"}},
