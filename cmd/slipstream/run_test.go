@@ -228,7 +228,7 @@ func TestFlagErrors(t *testing.T) {
 		`--pod-interface-name-prefix: Invalid value: "a/b": contains a character`:                         "--detect-local-mode InterfaceNamePrefix --pod-interface-name-prefix a/b",
 		`--nodeport-addresses[0]: Invalid value: "10.0.0.1": must be a range`:                             "--nodeport-addresses 10.0.0.1",
 		`--nodeport-addresses[1]: Invalid value: "::ffff:10.0.0.0/104"`:                                   "--nodeport-addresses 10.0.0.0/8,::ffff:10.0.0.0/104",
-		`--nodeport-addresses[1]: Invalid value: "primary": cannot be combined with ranges`:               "--nodeport-addresses 10.0.0.0/8,primary",
+		`--nodeport-addresses[2]: Duplicate value: "primary"`:                                             "--nodeport-addresses primary,10.0.0.0/8,primary",
 		"--nftables-masquerade-bit: Invalid value: 32":                                                    "--nftables-masquerade-bit 32",
 		"--nftables-masquerade-bit: Invalid value: -1":                                                    "--nftables-masquerade-bit -1",
 		"--offload-packet-threshold: Invalid value: -1: must be a number of packets from 0 to 2147483647": "--offload-packet-threshold -1",
