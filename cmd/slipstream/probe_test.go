@@ -288,6 +288,7 @@ func onIPv4Machine(t *testing.T) {
 		}
 		objects := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode}
 		log := &logBuffer{}
+		defer func() { t.Logf("%s %s:\n%s", mode, variant, log) }()
 		s := &site{t: t, dir: dir}
 		run := func(args ...string) *exec.Cmd {
 			cmd := s.command(args...)
@@ -322,7 +323,6 @@ func onIPv4Machine(t *testing.T) {
 				t.Errorf("%s %s: the log has %q", mode, variant, bad)
 			}
 		}
-		t.Logf("%s %s:\n%s", mode, variant, log)
 		if err := run("cleanup").Wait(); err != nil {
 			t.Errorf("%s %s: cleanup: %v", mode, variant, err)
 		}
