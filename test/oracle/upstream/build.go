@@ -4,8 +4,8 @@
 // network namespaces: etcd, kube-apiserver and kube-proxy.
 //
 // etcd is Debian's (package etcd-server); the other two are built from the Go module
-// k8s.io/kubernetes, in the version that ../tools/go.mod requires, when they are first
-// needed. See [Binary].
+// k8s.io/kubernetes, in the versions that ../tools/go.mod and ../previous/go.mod require,
+// when they are first needed. See [Binary].
 package upstream
 
 import (
