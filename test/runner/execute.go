@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
@@ -61,38 +60,31 @@ type event struct {
 // convert calls execute with a writer that leads through test2json, and deliver with each
 // event. It returns when all events are delivered, with execute's error.
 func (x executor) convert(execute func(output io.Writer) error, deliver func(event)) error {
-	read, write := io.Pipe()
 	cmd := exec.Command(x.test2json)
-	cmd.Stdin, cmd.Stderr = read, os.Stderr
-	lines, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
+	cmd.Stderr = os.Stderr
+	input, inputErr := cmd.StdinPipe()
+	lines, linesErr := cmd.StdoutPipe()
+	if err := errors.Join(inputErr, linesErr, cmd.Start()); err != nil {
 		return fmt.Errorf("test2json: %w", err)
 	}
-	var converting sync.WaitGroup
-	converting.Go(func() {
+	converted := make(chan error)
+	go func() {
 		for decoder := json.NewDecoder(lines); ; {
 			var e event
-			if err = decoder.Decode(&e); err != nil {
-				break
+			if err := decoder.Decode(&e); err != nil {
+				_, _ = io.Copy(io.Discard, lines)
+				converted <- err
+				return
 			}
 			deliver(e)
 		}
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-		_, _ = io.Copy(io.Discard, lines)
-		if err = errors.Join(err, cmd.Wait()); err != nil {
-			err = fmt.Errorf("test2json: %w", err)
-		}
-		read.Close() // if test2json ended early, writers must not block
-	})
-	executeErr := execute(write)
-	write.Close()
-	converting.Wait()
-	return errors.Join(executeErr, err)
+	}()
+	err := execute(input)
+	input.Close()
+	if convertErr := <-converted; convertErr != io.EOF {
+		err = errors.Join(err, fmt.Errorf("test2json: %w", convertErr))
+	}
+	return errors.Join(err, cmd.Wait())
 }
 
 // execute runs a package's test binary on a kernel.
