@@ -44,7 +44,7 @@ type podSpec struct {
 	name, node string
 	addrs      []netip.Addr
 	ports      map[lab.Protocol]uint16
-	later      bool // is not in the first manifests
+	later      bool // is not an endpoint in the first manifests
 }
 
 // newManifests reads the manifests, makes the directory and copies the first ones there.
@@ -97,11 +97,12 @@ func (m *manifests) read(name string, later bool) error {
 // addPods adds what a slice says about pods. A pod is in one slice of each family.
 func (m *manifests) addPods(s *discoveryv1.EndpointSlice, later bool) {
 	for _, e := range s.Endpoints {
-		pod := m.pod(e.TargetRef.Name)
-		if pod == nil {
-			pod = &podSpec{name: e.TargetRef.Name, node: *e.NodeName, ports: map[lab.Protocol]uint16{}, later: later}
-			m.pods = append(m.pods, pod)
+		i := slices.IndexFunc(m.pods, func(p *podSpec) bool { return p.name == e.TargetRef.Name })
+		if i < 0 {
+			i = len(m.pods)
+			m.pods = append(m.pods, &podSpec{name: e.TargetRef.Name, node: *e.NodeName, ports: map[lab.Protocol]uint16{}, later: later})
 		}
+		pod := m.pods[i]
 		if ip := netip.MustParseAddr(e.Addresses[0]); !slices.Contains(pod.addrs, ip) {
 			pod.addrs = append(pod.addrs, ip)
 		}
@@ -109,16 +110,6 @@ func (m *manifests) addPods(s *discoveryv1.EndpointSlice, later bool) {
 			pod.ports[lab.Protocol(*p.Protocol)] = uint16(*p.Port)
 		}
 	}
-}
-
-// pod returns the pod of that name, nil if there is none.
-func (m *manifests) pod(name string) *podSpec {
-	for _, p := range m.pods {
-		if p.name == name {
-			return p
-		}
-	}
-	return nil
 }
 
 // podsOf returns the names of a Service's pods in the first manifests, sorted.
@@ -175,13 +166,12 @@ func (m *manifests) copy(from string) (renamed time.Time, err error) {
 	return renamed, nil
 }
 
-// network is the lab with the nodes and pods of the manifests, and a client pod on
-// each node.
+// network is the lab with the nodes of the manifests, the pods of all their versions, and
+// a client pod on each node.
 type network struct {
 	lab     *lab.Lab
 	nodes   []*lab.Node
 	clients []*lab.Pod
-	pods    map[string]*lab.Pod
 	servers map[string][]*lab.Server // by pod
 }
 
@@ -196,7 +186,7 @@ func newNetwork(m *manifests) (*network, error) {
 	case err != nil:
 		return nil, err
 	}
-	n := &network{lab: l, pods: map[string]*lab.Pod{}, servers: map[string][]*lab.Server{}}
+	n := &network{lab: l, servers: map[string][]*lab.Server{}}
 	if err := n.fill(m); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -236,10 +226,8 @@ func (n *network) fill(m *manifests) error {
 		n.clients = append(n.clients, pod)
 	}
 	for _, p := range m.pods {
-		if !p.later {
-			if err := n.addPod(p); err != nil {
-				return err
-			}
+		if err := n.addPod(p); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -255,7 +243,6 @@ func (n *network) addPod(p *podSpec) error {
 	if err != nil {
 		return err
 	}
-	n.pods[p.name] = pod
 	for proto, port := range p.ports {
 		s, err := pod.Serve(proto, netip.AddrPortFrom(netip.IPv6Unspecified(), port))
 		if err != nil {

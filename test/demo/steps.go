@@ -146,11 +146,6 @@ func (d *demo) scaleUp(ctx context.Context) error {
 	}
 	d.say("From here to the end each client makes a connection to web every %v, and\nkeeps %d connections open on which messages go back and forth.",
 		pace, len(d.streams)/len(d.network.clients))
-	for _, name := range webJoining {
-		if err := d.network.addPod(d.manifests.pod(name)); err != nil {
-			return err
-		}
-	}
 	pause(ctx, 500*time.Millisecond)
 	c, err := d.apply(ctx, s, "1-scale-up")
 	if err != nil {
@@ -265,9 +260,6 @@ func (d *demo) noEndpoints(ctx context.Context) error {
 // newEndpoint gives that Service another pod.
 func (d *demo) newEndpoint(ctx context.Context) error {
 	s := d.step("a new endpoint is added")
-	if err := d.network.addPod(d.manifests.pod("orders-2")); err != nil {
-		return err
-	}
 	c, err := d.apply(ctx, s, "5-orders-back")
 	if err != nil {
 		return err
