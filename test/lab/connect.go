@@ -149,7 +149,7 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c
 		}
 	}
 	op = "receive"
-	if err := s.file.SetDeadline(time.Now().Add(limit)); err != nil {
+	if err := s.SetDeadline(time.Now().Add(limit)); err != nil {
 		return c, err
 	}
 	a, line, err := c.receive()
@@ -173,9 +173,9 @@ func (m *Machine) clientSocket(p Protocol, dest netip.AddrPort) (s *socket, err 
 	// Without this, the kernel reports only port unreachable to UDP sockets, and no
 	// ICMP error to SCTP sockets.
 	if ipv6 {
-		err = s.setInt(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
+		err = s.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
 	} else {
-		err = s.setInt(unix.IPPROTO_IP, unix.IP_RECVERR, 1)
+		err = s.SetsockoptInt(unix.IPPROTO_IP, unix.IP_RECVERR, 1)
 	}
 	if err != nil {
 		s.Close()
@@ -201,21 +201,21 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 		}
 	}
 	if p == TCP {
-		if err := s.setInt(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		if err := s.SetsockoptInt(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return err
 		}
 		if source.Port() == 0 {
 			// The kernel then chooses at connect, among all free pairs.
-			if err := s.setInt(unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+			if err := s.SetsockoptInt(unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 				return err
 			}
 		}
 	}
 	if p == TCP || source.Port() != 0 {
-		return s.bind(netip.AddrPortFrom(addr, source.Port()))
+		return s.Bind(sockaddr(netip.AddrPortFrom(addr, source.Port())))
 	}
 	for range 1000 {
-		err := s.bind(netip.AddrPortFrom(addr, m.ports.take()))
+		err := s.Bind(sockaddr(netip.AddrPortFrom(addr, m.ports.take())))
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return err
 		}
@@ -279,7 +279,7 @@ func (c *client) receive() (a answer, line []byte, err error) {
 			return a, line, err
 		}
 		catchUp()
-		if err := c.file.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		if err := c.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 			return a, line, err
 		}
 	}

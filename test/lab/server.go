@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -203,7 +204,7 @@ func (s *Server) serveConn(c *socket, from netip.AddrPort) {
 func (s *Server) answerDatagrams(l *socket) {
 	buf, oob := make([]byte, 65536), make([]byte, 256)
 	for {
-		n, oobn, from, err := l.receiveFrom(buf, oob)
+		n, oobn, _, from, err := l.Recvmsg(context.Background(), buf, oob, 0)
 		if s.stopped() {
 			return
 		}
@@ -214,7 +215,7 @@ func (s *Server) answerDatagrams(l *socket) {
 		local := answerFrom(oob[:oobn])
 		reply := answer{Server: s.machine.name, Client: addrPort(from), Local: netip.AddrPortFrom(local, s.addr.Port())}.line()
 		s.served.Add(1) // before the client can know
-		if err := l.sendTo(append(reply, buf[:n]...), oob[:oobn], from); err != nil {
+		if _, err := l.Sendmsg(context.Background(), append(reply, buf[:n]...), oob[:oobn], from, 0); err != nil {
 			s.served.Add(-1)
 		}
 	}

@@ -3,16 +3,17 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
 
+	mdsocket "github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,11 +30,9 @@ const (
 // bufferSize is that of a read, in bytes. Lines of the lab's protocol are shorter.
 const bufferSize = 4096
 
-// socket is a non-blocking socket that Go's poller waits for. Package net has
-// no SCTP.
+// socket is a socket of one of the protocols. Package net has no SCTP.
 type socket struct {
-	file  *os.File
-	raw   syscall.RawConn
+	*mdsocket.Conn
 	proto Protocol
 
 	listens, abort atomic.Bool // how Close ends it
@@ -56,45 +55,29 @@ func openSocket(p Protocol, ipv6 bool) (*socket, error) {
 	default:
 		return nil, fmt.Errorf("protocol %q: %w", p, errors.ErrUnsupported)
 	}
-	fd, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, proto)
+	c, err := mdsocket.Socket(domain, kind, proto, string(p), nil)
 	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	if ipv6 {
-		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
-			unix.Close(fd)
-			return nil, os.NewSyscallError("setsockopt IPV6_V6ONLY", err)
-		}
-	}
-	return newSocket(p, fd)
-}
-
-// newSocket takes over a non-blocking file descriptor.
-func newSocket(p Protocol, fd int) (*socket, error) {
-	f := os.NewFile(uintptr(fd), "socket")
-	raw, err := f.SyscallConn()
-	if err != nil {
-		f.Close()
 		return nil, err
 	}
-	return &socket{file: f, raw: raw, proto: p}, nil
+	if ipv6 {
+		if err := c.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			c.Close()
+			return nil, err
+		}
+	}
+	return &socket{Conn: c, proto: p}, nil
 }
 
 // control runs fn on the descriptor.
 func (s *socket) control(fn func(fd int) error) error {
-	var err error
-	if cerr := s.raw.Control(func(fd uintptr) { err = fn(int(fd)) }); cerr != nil {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if cerr := raw.Control(func(fd uintptr) { err = fn(int(fd)) }); cerr != nil {
 		return cerr
 	}
 	return err
-}
-
-func (s *socket) setInt(level, option, value int) error {
-	return s.control(func(fd int) error { return unix.SetsockoptInt(fd, level, option, value) })
-}
-
-func (s *socket) bind(a netip.AddrPort) error {
-	return s.control(func(fd int) error { return unix.Bind(fd, sockaddr(a)) })
 }
 
 // connect connects, or gives up after the timeout with os.ErrDeadlineExceeded. The time
@@ -111,10 +94,14 @@ func (s *socket) connect(dest netip.AddrPort, timeout time.Duration) error {
 	if err != unix.EINPROGRESS && err != unix.EINTR && err != unix.EALREADY {
 		return err
 	}
-	if err := s.file.SetDeadline(time.Now().Add(timeout)); err != nil {
+	raw, err := s.SyscallConn()
+	if err != nil {
 		return err
 	}
-	werr := s.raw.Write(func(fd uintptr) bool {
+	if err := s.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	werr := raw.Write(func(fd uintptr) bool {
 		if err = pendingError(int(fd)); err != nil {
 			return true
 		}
@@ -171,66 +158,22 @@ func (s *socket) listen(addr netip.AddrPort) error {
 	case s.proto == UDP:
 		level, option = unix.IPPROTO_IP, unix.IP_PKTINFO
 	}
-	if err := s.setInt(level, option, 1); err != nil {
-		return os.NewSyscallError("setsockopt", err)
+	if err := errors.Join(s.SetsockoptInt(level, option, 1), s.Bind(sockaddr(addr))); err != nil || s.proto == UDP {
+		return err
 	}
-	if err := s.bind(addr); err != nil || s.proto == UDP {
-		return os.NewSyscallError("bind", err)
-	}
-	// The kernel bounds the backlog by net.core.somaxconn.
-	return os.NewSyscallError("listen", s.control(func(fd int) error { return unix.Listen(fd, 65535) }))
+	return s.Listen(65535) // the kernel bounds it by net.core.somaxconn
 }
 
 // accept waits for the next connection.
 func (s *socket) accept() (*socket, netip.AddrPort, error) {
-	var (
-		fd   int
-		from unix.Sockaddr
-		err  error
-	)
-	rerr := s.raw.Read(func(lfd uintptr) bool {
-		fd, from, err = unix.Accept4(int(lfd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		return err != unix.EAGAIN && err != unix.EINTR
-	})
-	if rerr != nil {
-		return nil, netip.AddrPort{}, rerr
-	}
-	if err != nil {
-		return nil, netip.AddrPort{}, os.NewSyscallError("accept", err)
-	}
-	c, err := newSocket(s.proto, fd)
-	return c, addrPort(from), err
-}
-
-// receiveFrom waits for a datagram and returns its length and that of its control messages.
-func (s *socket) receiveFrom(buf, oob []byte) (n, oobn int, from unix.Sockaddr, err error) {
-	rerr := s.raw.Read(func(fd uintptr) bool {
-		n, oobn, _, from, err = unix.Recvmsg(int(fd), buf, oob, 0)
-		return err != unix.EAGAIN && err != unix.EINTR
-	})
-	return n, oobn, from, errors.Join(rerr, err)
-}
-
-// sendTo sends a datagram with control messages.
-func (s *socket) sendTo(b, oob []byte, to unix.Sockaddr) (err error) {
-	werr := s.raw.Write(func(fd uintptr) bool {
-		err = unix.Sendmsg(int(fd), b, oob, to, 0)
-		return err != unix.EAGAIN && err != unix.EINTR
-	})
-	return errors.Join(werr, err)
+	c, from, err := s.Accept(context.Background(), 0)
+	return &socket{Conn: c, proto: s.proto}, addrPort(from), err
 }
 
 // local returns the socket's own address, the invalid one if it has none.
 func (s *socket) local() netip.AddrPort {
-	var a netip.AddrPort
-	_ = s.control(func(fd int) error {
-		sa, err := unix.Getsockname(fd)
-		if err == nil {
-			a = addrPort(sa)
-		}
-		return err
-	})
-	return a
+	a, _ := s.Getsockname()
+	return addrPort(a)
 }
 
 // abortOnClose makes Close end the connection with TCP's RST or SCTP's ABORT.
@@ -243,28 +186,11 @@ func (s *socket) abortOnClose() {
 	})
 }
 
-// Read, Write and Close make a socket an io.ReadWriteCloser. Unlike os.File's,
-// their errors do not name the descriptor.
-func (s *socket) Read(b []byte) (int, error) {
-	n, err := s.file.Read(b)
-	return n, bare(err)
-}
-
-func (s *socket) Write(b []byte) (int, error) {
-	n, err := s.file.Write(b)
-	return n, bare(err)
-}
-
-func (s *socket) Close() error {
-	s.endAtOnce()
-	return closeNow(s.file)
-}
-
-// endAtOnce ends the socket's connection or listener before its descriptor is closed.
+// Close ends the socket's connection or listener before its descriptor is closed.
 // Closing is not always enough: a child of this process holds copies of all descriptors
 // between fork and exec, with which a listener would go on to accept and a connection to
 // hold its port.
-func (s *socket) endAtOnce() {
+func (s *socket) Close() error {
 	_ = s.control(func(fd int) error {
 		switch {
 		case s.listens.Load() && s.proto == SCTP:
@@ -276,6 +202,7 @@ func (s *socket) endAtOnce() {
 		}
 		return unix.Shutdown(fd, unix.SHUT_RDWR)
 	})
+	return closeNow(s.Conn)
 }
 
 // disconnect resets a TCP connection, by a connect to no address (AF_UNSPEC).
@@ -288,19 +215,12 @@ func disconnect(fd int) error {
 	return nil
 }
 
-// closeNow closes c while this process is not about to fork; see endAtOnce. A
+// closeNow closes c while this process is not about to fork; see socket.Close. A
 // short while in the child's exec remains, which cannot be excluded from here.
 func closeNow(c io.Closer) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return c.Close()
-}
-
-func bare(err error) error {
-	if pe := (*os.PathError)(nil); errors.As(err, &pe) {
-		return pe.Err
-	}
-	return err
 }
 
 // sockaddr is for addresses without a zone, except that a numeric zone is taken

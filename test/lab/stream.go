@@ -123,8 +123,8 @@ func (s *Stream) send(n int64) (a answer, err error) {
 	s.mu.Lock()
 	s.stats.Sent++
 	s.mu.Unlock()
-	if err := s.conn.file.SetDeadline(time.Now().Add(s.conn.timeout)); err != nil {
-		return a, bare(err)
+	if err := s.conn.SetDeadline(time.Now().Add(s.conn.timeout)); err != nil {
+		return a, err
 	}
 	if err := s.conn.send([]byte(strconv.FormatInt(n, 10) + "\n")); err != nil {
 		return a, err
