@@ -59,16 +59,18 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 	}
 	if p.full {
 		p.fastPath.failed()
+		p.programFastPath(ctx, c)
+		return
 	}
 	if p.fastPath.ready {
 		p.fastPath.add(c.Frontends)
 	}
-	p.programFastPath(ctx)
+	p.programFastPath(ctx, nil)
 }
 
-// programFastPath starts the call that the fast path needs, unless one is running. The
-// dataplane must have what the state has reported.
-func (p *Proxy) programFastPath(ctx context.Context) {
+// programFastPath starts the call that the fast path needs, unless one is running. full is
+// the content that the dataplane has, or nil if it is to be asked of the state.
+func (p *Proxy) programFastPath(ctx context.Context, full *desired.Change) {
 	f, fast := &p.fastPath, p.options.FastPath
 	switch {
 	case f.done != nil, f.ready && len(f.waiting) == 0, !f.ready && time.Now().Before(f.notUntil):
@@ -82,7 +84,9 @@ func (p *Proxy) programFastPath(ctx context.Context) {
 			}
 		})
 	default:
-		full := p.state.Reported()
+		if full == nil {
+			full = p.state.Reported()
+		}
 		f.ready = true
 		p.callFastPath(ctx, func() error { _, err := fast.Reconcile(ctx, full); return err }, p.fastPathReconciled)
 	}
@@ -101,7 +105,7 @@ func (p *Proxy) callFastPath(ctx context.Context, call func() error, handle func
 			}
 			handle(err)
 			if !p.full {
-				p.programFastPath(ctx)
+				p.programFastPath(ctx, nil)
 			}
 		}
 	})
@@ -132,7 +136,7 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 		return
 	}
 	if !p.fastPath.ready {
-		p.programFastPath(ctx)
+		p.programFastPath(ctx, nil)
 		return
 	}
 	p.callFastPath(ctx, func() error { return fast.Check(ctx) }, func(err error) {

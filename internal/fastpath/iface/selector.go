@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package iface selects the network interfaces that take part in the fast path.
 package iface
 
 import (
@@ -28,6 +29,20 @@ type Selector struct {
 // Default selects the interfaces that are up and neither loopback nor WireGuard nor
 // ports of a bridge or bond.
 func Default() *Selector { return &Selector{} }
+
+// byDefault reports whether an interface takes part without an expression: it is up, not
+// loopback, not WireGuard (which no test kernel has), and not a port of another interface
+// (see package fastpath).
+func byDefault(i *netif.Interface) bool {
+	if !i.Up || i.Loopback || i.Type == "wireguard" {
+		return false
+	}
+	switch i.PortOf {
+	case "bridge", "bond", "team", "openvswitch":
+		return false
+	}
+	return true
+}
 
 // variable is the interface in an expression.
 type variable struct {

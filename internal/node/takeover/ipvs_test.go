@@ -114,7 +114,8 @@ func TestIPVSDrain(t *testing.T) {
 `, "ipvsadm", "--restore")
 
 	web, datagrams := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("10.96.0.20:80")
-	stream, err := client.Stream(lab.TCP, web, 20*time.Millisecond)
+	patience := lab.Timeout(time.Minute) // a connection that is lost does not go on within await's time
+	stream, err := client.Stream(lab.TCP, web, 20*time.Millisecond, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,7 @@ func TestIPVSDrain(t *testing.T) {
 	}
 	own := func(addr netip.AddrPort) *lab.Stream {
 		t.Helper()
-		s, err := machine.Stream(lab.TCP, addr, 20*time.Millisecond)
+		s, err := machine.Stream(lab.TCP, addr, 20*time.Millisecond, patience)
 		if err != nil {
 			t.Fatal(err)
 		}

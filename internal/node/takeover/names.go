@@ -4,6 +4,7 @@ package takeover
 
 import (
 	"regexp"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 )
@@ -12,39 +13,31 @@ import (
 var kubeProxy = iptchains.Owner{
 	Name:    "kube-proxy",
 	Owns:    isKubeProxy,
-	Entered: func(chain string) bool { return entered[chain] },
+	Entered: func(chain string) bool { return slices.Contains(entered, chain) },
 }
 
 // entered are kube-proxy's chains to which it jumps from built-in chains.
-var entered = names(
+var entered = []string{
 	"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING",
 	"KUBE-FORWARD", "KUBE-PROXY-FIREWALL",
 	// In IPVS mode.
 	"KUBE-NODE-PORT", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
-)
+}
 
 // inner are its other chains with fixed names.
-var inner = names(
+var inner = []string{
 	"KUBE-MARK-MASQ", "KUBE-PROXY-CANARY",
 	// In IPVS mode; KUBE-FIRE-WALL up to Kubernetes 1.26.
 	"KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-FIRE-WALL",
-)
+}
 
 // serviceChain matches its chains for Services and endpoints, with a hash in base 32;
 // KUBE-XLB- up to Kubernetes 1.23.
 var serviceChain = regexp.MustCompile(`^KUBE-(SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}$`)
 
-func names(all ...string) map[string]bool {
-	m := map[string]bool{}
-	for _, name := range all {
-		m[name] = true
-	}
-	return m
-}
-
 // isKubeProxy reports whether a chain of iptables is kube-proxy's.
 func isKubeProxy(chain string) bool {
-	return entered[chain] || inner[chain] || serviceChain.MatchString(chain)
+	return slices.Contains(entered, chain) || slices.Contains(inner, chain) || serviceChain.MatchString(chain)
 }
 
 // ipsets are the sets of IPVS mode, without the prefixes for IPv4 and IPv6.
