@@ -21,7 +21,7 @@ type frontend struct {
 	reported *Frontend
 	dirty    bool
 
-	contest [2]ServicePort // winner and loser of the last conflict that was reported
+	contest *[2]ServicePort // winner and loser of the last conflict that was reported; nil for none
 }
 
 type claim struct {
@@ -81,8 +81,8 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		if loser == winner {
 			loser = f.claims[1].port
 		}
-		if contest := [2]ServicePort{winner.name, loser.name}; loser.service != winner.service && f.contest != contest {
-			f.contest = contest
+		if contest := [2]ServicePort{winner.name, loser.name}; loser.service != winner.service && (f.contest == nil || *f.contest != contest) {
+			f.contest = &contest
 			s.problems = append(s.problems, Problem{
 				Object: "Service " + loser.name.Namespace + "/" + loser.name.Name,
 				Field:  "spec.ports",
@@ -111,7 +111,7 @@ func (s *State) dirtyFrontend(f *frontend) {
 func (f *frontend) change() (FrontendChange, bool) {
 	c := FrontendChange{Old: f.reported}
 	if len(f.claims) < 2 {
-		f.contest = [2]ServicePort{}
+		f.contest = nil
 	}
 	if len(f.claims) > 0 {
 		c.New = f.claims[0].frontend(f.key)

@@ -27,5 +27,6 @@
 // one entry is updated; no other Service and no other slice of the same Service is
 // visited. All endpoints of a Service port are visited only when the choice among them
 // changes: for example, when its last ready endpoint is removed, all terminating
-// endpoints are chosen instead. And those of a Service with a health check port are counted.
+// endpoints are chosen instead. The endpoints of a Service with a health check port are
+// counted after each change.
 package desired
