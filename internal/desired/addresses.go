@@ -4,7 +4,7 @@ package desired
 
 // counted is a reference-counted set that remembers which members were last reported.
 type counted[T comparable] struct {
-	all   map[T]*uses
+	all   map[T]uses
 	dirty []T
 }
 
@@ -16,35 +16,31 @@ type uses struct {
 
 // use adds n users of a member. A negative n removes users.
 func (a *counted[T]) use(member T, n int) {
-	u := a.all[member]
-	if u == nil {
-		if a.all == nil {
-			a.all = map[T]*uses{}
-		}
-		u = &uses{}
-		a.all[member] = u
+	if a.all == nil {
+		a.all = map[T]uses{}
 	}
+	u := a.all[member]
 	u.users += n
 	if !u.dirty && (u.users > 0) != u.reported {
 		u.dirty = true
 		a.dirty = append(a.dirty, member)
 	}
+	a.all[member] = u
 }
 
 // change returns the difference from the last report and marks it as reported.
 func (a *counted[T]) change() (c SetChange[T]) {
 	for _, member := range a.dirty {
 		u := a.all[member]
-		u.dirty = false
-		wanted := u.users > 0
-		switch {
+		switch wanted := u.users > 0; {
 		case wanted && !u.reported:
 			c.Added = append(c.Added, member)
 		case !wanted && u.reported:
 			c.Removed = append(c.Removed, member)
 		}
-		u.reported = wanted
-		if !wanted {
+		if u.users > 0 {
+			a.all[member] = uses{users: u.users, reported: true}
+		} else {
 			delete(a.all, member)
 		}
 	}
