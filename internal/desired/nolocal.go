@@ -10,42 +10,33 @@ type NoLocalEndpoints struct{ Internal, External [families]int }
 // NoLocalEndpoints returns the counts as of the last Change or Full.
 func (s *State) NoLocalEndpoints() NoLocalEndpoints { return s.noLocal }
 
-// missingLocal is the kinds of traffic for which a pool lacks local endpoints.
-type missingLocal uint8
+// missingLocal says for which traffic a pool lacks local endpoints.
+type missingLocal struct{ internal, external bool }
 
-const (
-	missingInternal missingLocal = 1 << iota
-	missingExternal
-)
-
-// missing computes the kinds of traffic for which the pool lacks local endpoints.
+// missing computes for which traffic the pool lacks local endpoints.
 func (p *pool) missing() (l missingLocal) {
 	spec := p.port.service.spec
 	local := p.tally.local
 	if p.gone || p.scope != Local || spec == nil || p.reportedVerdict != Drop || local[usable]+local[lastResort] > 0 {
-		return 0
+		return l
 	}
-	if spec.policy.internalLocal {
-		l |= missingInternal
-	}
-	if spec.policy.externalLocal && spec.isExternal(p.port.nodePort, p.family) {
-		l |= missingExternal
-	}
+	l.internal = spec.policy.internalLocal
+	l.external = spec.policy.externalLocal && spec.isExternal(p.port.nodePort, p.family)
 	return l
 }
 
 // updateNoLocal updates the counts for one pool.
 func (s *State) updateNoLocal(p *pool) {
-	was, now := p.counted, p.missing()
-	p.counted = now
-	step := func(n *int, bit missingLocal) {
-		if was&bit != 0 {
-			*n--
-		}
-		if now&bit != 0 {
-			*n++
-		}
+	s.countNoLocal(p, -1)
+	p.counted = p.missing()
+	s.countNoLocal(p, 1)
+}
+
+func (s *State) countNoLocal(p *pool, n int) {
+	if p.counted.internal {
+		s.noLocal.Internal[p.family] += n
 	}
-	step(&s.noLocal.Internal[p.family], missingInternal)
-	step(&s.noLocal.External[p.family], missingExternal)
+	if p.counted.external {
+		s.noLocal.External[p.family] += n
+	}
 }
