@@ -71,37 +71,22 @@ func (p *Pod) setUp(addrs []netip.Addr) error {
 		i := familyIndex(a)
 		gw := podGateways[i]
 		gateways = append(gateways, gw.Addr())
-		// On the node: the gateway, and the way to the pod.
-		if err := n.addAddr(veth, gw, netlink.SCOPE_LINK); err != nil {
-			return err
-		}
-		err := n.addRoute(netlink.Route{
-			LinkIndex: veth.Attrs().Index,
-			Dst:       ipNet(single(a)),
-			Src:       n.addrs[i].AsSlice(),
-			Scope:     netlink.SCOPE_LINK,
-		})
+		err := errors.Join(
+			// On the node: the gateway, and the way to the pod.
+			n.addAddr(veth, gw, netlink.SCOPE_LINK),
+			n.addRoute(netlink.Route{
+				LinkIndex: veth.Attrs().Index, Dst: ipNet(single(a)), Src: n.addrs[i].AsSlice(), Scope: netlink.SCOPE_LINK,
+			}),
+			// In the pod: its address, and the way out.
+			p.addAddr(eth0, single(a), netlink.SCOPE_UNIVERSE),
+			p.addRoute(netlink.Route{
+				LinkIndex: eth0.Attrs().Index, Dst: ipNet(defaultRoute(a)), Gw: gw.Addr().AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			}),
+		)
 		if err != nil {
 			return err
 		}
-		// In the pod: its address, and the way out.
-		if err := p.addAddr(eth0, single(a), netlink.SCOPE_UNIVERSE); err != nil {
-			return err
-		}
 		p.addrs[i] = a
-		if a.Is4() {
-			err := p.addRoute(netlink.Route{
-				LinkIndex: eth0.Attrs().Index,
-				Dst:       ipNet(single(gw.Addr())),
-				Scope:     netlink.SCOPE_LINK,
-			})
-			if err != nil {
-				return err
-			}
-		}
-		if err := p.addRouteVia(defaultRoute(a), gw.Addr()); err != nil {
-			return err
-		}
 	}
 	if err := p.waitUsable(eth0, gateways...); err != nil {
 		return err

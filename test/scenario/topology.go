@@ -40,7 +40,7 @@ func require(t *testing.T, d *datadriven.TestData) {
 
 // lab makes the machines, and a proxy on every node.
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
-	config, desired := options(t, d)
+	config := options(t, d)
 	if s.mode != nil {
 		s.topology = &topology{
 			lab: kerneltest.NewLab(t), machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
@@ -49,7 +49,7 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	for _, line := range lines(d.Input) {
 		words := strings.Fields(line)
 		if words[0] == "node" {
-			s.nodes = append(s.nodes, newNode(t, d, words, config, desired))
+			s.nodes = append(s.nodes, newNode(t, d, words, config))
 		}
 		if s.topology == nil {
 			continue
@@ -69,27 +69,26 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 }
 
 // options returns the proxy's options, from the arguments of the directive lab.
-func options(t *testing.T, d *datadriven.TestData) (config dataplane.Config, desired desired.Config) {
-	config.MasqueradeBit = dataplane.DefaultMasqueradeBit
+func options(t *testing.T, d *datadriven.TestData) (config desired.Config) {
 	for _, a := range d.CmdArgs {
 		switch a.Key {
 		case "masquerade-all":
-			desired.MasqueradeAll = true
+			config.MasqueradeAll = true
 		case "no-external-ips":
-			desired.NoExternalIPs = true
+			config.NoExternalIPs = true
 		case "cluster-cidr":
-			desired.DetectLocal.CIDRs = prefixes(t, d, a.Vals)
+			config.DetectLocal.CIDRs = prefixes(t, d, a.Vals)
 		case "detect-local":
-			desired.DetectLocal = detectLocal(t, d, a.Vals[0])
+			config.DetectLocal = detectLocal(t, d, a.Vals[0])
 		case "nodeport-addresses":
 			isPrimary := func(text string) bool { return text == "primary" }
-			desired.NodePorts.Primary = slices.ContainsFunc(a.Vals, isPrimary)
-			desired.NodePorts.CIDRs = prefixes(t, d, slices.DeleteFunc(a.Vals, isPrimary))
+			config.NodePorts.Primary = slices.ContainsFunc(a.Vals, isPrimary)
+			config.NodePorts.CIDRs = prefixes(t, d, slices.DeleteFunc(a.Vals, isPrimary))
 		default:
 			d.Fatalf(t, "no such option: %s", a.Key)
 		}
 	}
-	return config, desired
+	return config
 }
 
 func detectLocal(t *testing.T, d *datadriven.TestData, text string) desired.DetectLocal {
@@ -107,8 +106,8 @@ func detectLocal(t *testing.T, d *datadriven.TestData, text string) desired.Dete
 }
 
 // newNode makes a node's proxy from the node's line.
-func newNode(t *testing.T, d *datadriven.TestData, words []string, config dataplane.Config, desired desired.Config) *node {
-	n := &node{name: words[1], config: config, desired: desired}
+func newNode(t *testing.T, d *datadriven.TestData, words []string, config desired.Config) *node {
+	n := &node{name: words[1], config: dataplane.Config{MasqueradeBit: dataplane.DefaultMasqueradeBit}, desired: config}
 	n.desired.NodeName = n.name
 	addrs, _ := cut(words[2:], "pods")
 	n.addrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
