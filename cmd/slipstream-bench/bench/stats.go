@@ -78,28 +78,6 @@ func MannWhitney(first, second []float64) (float64, error) {
 	return 1, fmt.Errorf("Mann-Whitney test of %d and %d values: %w", len(first), len(second), err)
 }
 
-// Sign is the p-value of the one-sided sign test: how probable it is that the first value
-// is greater in at least so many of the pairs by chance. It assumes only that pairs are
-// independent, so a disturbance that lasts for both values of a pair does no harm. Pairs
-// of equal values do not count; without any other, p is 1.
-//
-// Seven pairs in which the first value is greater have a p-value of 0.008.
-func Sign(first, second []float64) (float64, error) {
-	if len(first) != len(second) {
-		return 1, errors.New("sign test: the values are not in pairs")
-	}
-	greater, less := 0, 0
-	for i := range first {
-		switch {
-		case first[i] > second[i]:
-			greater++
-		case first[i] < second[i]:
-			less++
-		}
-	}
-	return min(1, stats.BinomialDist{N: greater + less, P: 0.5}.CDF(float64(less))), nil
-}
-
 // Turns makes rounds, in each of which each of n subjects has a turn, in the order of
 // [Order], and returns the samples of each subject. What disturbs the machine for longer
 // than a turn then disturbs all subjects.

@@ -110,16 +110,12 @@ func (c *Cluster) pods(service int) pods {
 }
 
 // consecutive are n pods from a first one on, distributed to slices.
-func consecutive(first, n int) (all pods) {
-	for n > 0 {
-		one := make([]int, min(n, SliceSize))
-		for i := range one {
-			one[i] = first + i
-		}
-		all = append(all, one)
-		first, n = first+len(one), n-len(one)
+func consecutive(first, n int) pods {
+	numbers := make([]int, n)
+	for i := range numbers {
+		numbers[i] = first + i
 	}
-	return all
+	return slices.Collect(slices.Chunk(numbers, SliceSize))
 }
 
 // own are the pods of a Service, to be changed.

@@ -4,7 +4,6 @@ package control
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 )
 
 // The ServiceAccount of proxies, and the ClusterRole that is all they may do: the one
@@ -68,26 +66,15 @@ func (p *Plane) NewAccess(ctx context.Context, dir, name string) (*Access, error
 		plane:      p, name: name,
 		tokenFile: filepath.Join(dir, name+"-token"),
 	}
-	authority, err := os.ReadFile(p.CertificateAuthority())
-	if err != nil {
-		return nil, err
-	}
 	if err := a.Renew(ctx); err != nil {
 		return nil, err
 	}
-	config, err := yaml.Marshal(map[string]any{
-		"apiVersion": "v1", "kind": "Config", "current-context": "default",
-		"clusters": []any{map[string]any{"name": "default", "cluster": map[string]any{
-			"server":                     "https://" + p.Address(),
-			"certificate-authority-data": base64.StdEncoding.EncodeToString(authority),
-		}}},
-		"users":    []any{map[string]any{"name": "default", "user": map[string]any{"tokenFile": a.tokenFile}}},
-		"contexts": []any{map[string]any{"name": "default", "context": map[string]any{"cluster": "default", "user": "default"}}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return a, os.WriteFile(a.Kubeconfig, config, 0o600)
+	config := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "default",
+		"clusters": [{"name": "default", "cluster": {"server": "https://%s", "certificate-authority": %q}}],
+		"users":    [{"name": "default", "user": {"tokenFile": %q}}],
+		"contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}]}`,
+		p.Address(), p.CertificateAuthority(), a.tokenFile)
+	return a, os.WriteFile(a.Kubeconfig, []byte(config), 0o600)
 }
 
 // Renew puts another token into the file; the one before stays good.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"sync"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -21,9 +20,7 @@ type Node struct {
 	*lab.Node
 	site   *Site
 	number int
-
-	mu   sync.Mutex
-	pods int // so far
+	pods   int // so far
 }
 
 // Machine makes node n<number>, from 1 to 99, of which the control plane does not know
@@ -92,8 +89,6 @@ func (n *Node) Idle(name string) (*lab.Pod, error) {
 
 // nextPod are addresses that no pod had before.
 func (n *Node) nextPod() ([]netip.Addr, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.pods++
 	if n.pods > 250 {
 		return nil, fmt.Errorf("node %s: no pod addresses are left", n.Name())

@@ -3,10 +3,8 @@
 package upstream
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -181,11 +180,8 @@ func (c *ControlPlane) serviceAccountKey() string { return filepath.Join(c.dir, 
 // Kubernetes'.
 func (c *ControlPlane) Compact(ctx context.Context, revision string) error {
 	// etcd's API in JSON has 64-bit numbers as strings.
-	body, err := json.Marshal(map[string]any{"revision": revision, "physical": true})
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, etcdClients+"/v3/kv/compaction", bytes.NewReader(body))
+	body := fmt.Sprintf(`{"revision": %q, "physical": true}`, revision)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, etcdClients+"/v3/kv/compaction", strings.NewReader(body))
 	if err != nil {
 		return err
 	}
