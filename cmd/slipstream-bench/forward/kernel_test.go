@@ -37,7 +37,7 @@ func TestThroughput(t *testing.T) {
 				for i, o := range r.Find(slow.Name).Outcomes {
 					least, most := 95.0, 100.0
 					if Settings[i].Threshold > 0 {
-						least, most = 0, 10
+						least, most = 0, 50 // a busy machine carries few packets in a second
 					}
 					if o.Median < least || o.Median > most {
 						t.Errorf("%s, %s: %.1f %% of the packets took the slow path, want %v to %v", slow.Name, Settings[i].Name, o.Median, least, most)
