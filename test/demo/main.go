@@ -27,7 +27,7 @@ import (
 )
 
 // patience bounds the wait for something that usually takes milliseconds.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 func main() {
 	binary := flag.String("slipstream", "bin/slipstream", "the slipstream `binary`")

@@ -80,13 +80,10 @@ func (f *fabric) attach(m *Machine, addrs []netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	if err := f.nl.LinkSetMaster(port, f.bridge); err != nil {
-		return fmt.Errorf("add %s to the bridge: %w", port.Attrs().Name, err)
-	}
 	// The bridge goes up only now: set up without a port, it would start to send
 	// when the kernel next looks at carrier changes, up to a second later.
-	if err := f.nl.LinkSetUp(f.bridge); err != nil {
-		return fmt.Errorf("set bridge up: %w", err)
+	if err := errors.Join(f.nl.LinkSetMaster(port, f.bridge), f.nl.LinkSetUp(f.bridge)); err != nil {
+		return fmt.Errorf("add %s to the bridge: %w", port.Attrs().Name, err)
 	}
 	for _, p := range fresh {
 		gw := netip.PrefixFrom(f.gateway(p.Addr()), p.Bits())

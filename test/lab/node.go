@@ -56,13 +56,11 @@ func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
 }
 
 func checkNode(opts NodeOptions) error {
-	if err := onePerFamily("Addresses", opts.Addresses); err != nil {
-		return err
+	err := onePerFamily("Addresses", opts.Addresses)
+	if err == nil && len(opts.PodCIDRs) > 0 {
+		err = onePerFamily("PodCIDRs", opts.PodCIDRs)
 	}
-	if len(opts.PodCIDRs) == 0 {
-		return nil
-	}
-	if err := onePerFamily("PodCIDRs", opts.PodCIDRs); err != nil {
+	if err != nil {
 		return err
 	}
 	for _, cidr := range opts.PodCIDRs {
