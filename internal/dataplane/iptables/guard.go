@@ -135,7 +135,6 @@ func (b *Backend) checkTable(f desired.Family, table string, known registry) err
 		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", dataplane.ErrDamaged, b.variant, f, table, how)
 	}
 	if name := got.differs(known); name != "" {
-		b.suspect = name
 		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], known[name].rules))
 	}
 	missing := map[string]int{}

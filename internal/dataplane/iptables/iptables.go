@@ -41,8 +41,7 @@ type Backend struct {
 	pools     dataplane.Pools[pool] // that the kernel has
 	frontends map[desired.FrontendKey]*frontend
 	sequence  dataplane.Sequence
-	alone     bool   // the other variant has none of our chains
-	suspect   string // a chain that Check found changed
+	alone     bool // the other variant has none of our chains
 	full      fullRestore
 	counts    atomic.Pointer[Counts]
 }

@@ -452,6 +452,36 @@ func TestForeignJumps(t *testing.T) {
 	})
 }
 
+// TestNativeRules has rules of nft in tables of iptables-nft, which iptables-nft-save cannot
+// print: it prints nothing of such a table. A full restore writes all chains then.
+func TestNativeRules(t *testing.T) {
+	requireVariant(t, NFT)
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	k, s := newWeb(t, NFT)
+	k.run("nft add rule ip nat SLIP-OUTSIDE ct state invalid counter && nft add chain ip filter OTHER && nft add rule ip filter OTHER ct state invalid counter")
+	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("check: %v", err)
+	}
+	for range 2 {
+		web(s, 1, dataplanetest.Hosts(3)...)
+		s.Change()
+		dataplanetest.Reconcile(t, k.Backend, s)
+		k.has(s)
+		if err := k.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	k.run("nft delete chain ip filter OTHER")
+	text := k.run("iptables-nft-save")
+	for _, f := range chainTables {
+		for _, rule := range entries(k.config, desired.IPv4, f) {
+			if strings.Count(text, "\n-A "+rule+"\n") != 1 {
+				t.Errorf("not once after two full restores: %s\n%s", rule, text)
+			}
+		}
+	}
+}
+
 // TestTakesOver starts on what an earlier run has left, in the same variant and in the
 // other, and cleans up.
 func TestTakesOver(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +40,6 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		}
 		b.alone = true
 	}
-	b.suspect = ""
 	b.sequence.Done()
 	b.full = fullRestore{time.Now(), time.Since(start)}
 	b.count(steps)
@@ -65,8 +65,10 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 		}
 		there[name] = parseSave(text)
 		t.known[name] = there[name].registry()
-		if _, is := t.known[name][b.suspect]; is {
-			t.known[name][b.suspect] = chainRecord{} // iptables-save may not show the change
+		if there[name].incompatible {
+			if err := b.readUnprinted(t.family, name, there[name]); err != nil {
+				return err
+			}
 		}
 	}
 	s.scripts = newScripts(t.known)
@@ -119,6 +121,23 @@ func parseSave(text []byte) *saved {
 		}
 	}
 	return s
+}
+
+// readUnprinted reads the names of our chains, and which of our entries exist, from a table
+// that iptables-save does not print.
+func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error {
+	got, err := b.guard.look(f, table, nil)
+	if err != nil {
+		return err
+	}
+	s.chains = slices.Collect(maps.Keys(got.rules))
+	for _, rule := range entries(b.config, f, table) {
+		if to := lastWord(rule); got.jumps[to] > 0 {
+			got.jumps[to]--
+			s.entries = append(s.entries, rule)
+		}
+	}
+	return nil
 }
 
 // registry records the chains.
