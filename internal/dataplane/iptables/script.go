@@ -72,7 +72,11 @@ func (s *script) finish(table string, most int) []byte {
 			s.lines++
 		}
 	}
-	w := scriptWriter{begin: "*" + table + "\n", most: most}
+	size := s.others.Len() + 64
+	for _, c := range s.chains {
+		size += len(c.text) + (int(s.now[c.name].rules)+1)*(len(c.name)+len(": - [0:0]\n"))
+	}
+	w := scriptWriter{out: make([]byte, 0, size), begin: "*" + table + "\n", most: most}
 	last := s.chains
 	if s.known != nil && s.lines > most {
 		isNew := func(c chainText) bool { _, exists := s.known[c.name]; return !exists }
