@@ -170,7 +170,7 @@ func (o *runFlags) unused(fs *pflag.FlagSet) (notes []config.Note) {
 func (o *runFlags) whyUnused(name, mode string) string {
 	switch {
 	case name == "boot-id-file" || name == "machine-id-file":
-		return ", as in kube-proxy"
+		return ": kube-proxy dropped it in v1.37"
 	case name == "config-sync-period":
 		return ": watched objects are not delivered again periodically"
 	case name == "show-hidden-metrics-for-version":

@@ -23,7 +23,17 @@ import (
 // time: metrics, other answers on their ports, and Events.
 func TestSurface(t *testing.T) {
 	e := newEnv(t)
-	theirs, ours := e.start(proxies.KubeProxyNFTables, e.Nodes[0]), e.start(proxies.Slipstream, e.Nodes[1])
+	all := func(o *proxies.Options) { // all metrics that there are
+		before := o.Configure
+		o.Configure = func(config map[string]any) {
+			if before != nil {
+				before(config)
+			}
+			config["featureGates"] = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true}
+			config["nodePortAddresses"] = []string{"primary", "localhost"}
+		}
+	}
+	theirs, ours := e.start(proxies.KubeProxyNFTables, e.Nodes[0], all), e.start(proxies.Slipstream, e.Nodes[1], all)
 	pod := e.pod(2, "web")
 	svc := e.service("web", nil)
 	for _, n := range e.Nodes[:2] {
