@@ -45,6 +45,10 @@ func TestFlushSettles(t *testing.T) {
 	w.settle = func(int) error { settling <- true; return <-settled }
 	go func() { flushed <- w.Flush(w.t.Context(), Flush{All: true}) }()
 	<-settling
+	defer time.AfterFunc(2*time.Minute, func() {
+		t.Error("another method waits for Flush")
+		settled <- nil
+	}).Stop()
 	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.endpoints(web, w.web[1])
 	w.apply()

@@ -114,7 +114,7 @@ func TestIPVSDrain(t *testing.T) {
 `, "ipvsadm", "--restore")
 
 	web, datagrams := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("10.96.0.20:80")
-	patience := lab.Timeout(time.Minute) // a connection that is lost does not go on within await's time
+	patience := lab.Timeout(3 * time.Minute) // a connection that is lost does not go on within await's time
 	stream, err := client.Stream(lab.TCP, web, 20*time.Millisecond, patience)
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestIPVSDrain(t *testing.T) {
 }
 `, "nft", "-f", "-")
 	done := make(chan error, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	go func() { done <- n.ns.Do(func() error { Run(ctx, n.options()); return nil }) }()
 
@@ -290,9 +290,9 @@ func TestPrepare(t *testing.T) {
 // await waits until something is so, at most half a minute.
 func await(t testing.TB, what string, so func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !so(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within half a minute: %s", what)
+			t.Fatalf("not within two minutes: %s", what)
 		}
 	}
 }
