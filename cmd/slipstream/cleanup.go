@@ -37,7 +37,10 @@ runs again.
 After that, new connections to Services do not work unless kube-proxy runs.
 Established connections continue if other software on the node uses NAT, as most pod
 networks do; otherwise the kernel stops translating addresses and they end. Stop
-'slipstream run' first, as it repairs what is removed.`,
+'slipstream run' first, as it repairs what is removed.
+
+While net.ipv4.conf.all.route_localnet is 1, which iptables mode may have set, the chain
+SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			exclude, errs := config.ParseExcludeCIDRs(field.NewPath("--ipvs-exclude-cidrs"), o.excludeCIDRs)
