@@ -105,7 +105,7 @@ func consecutive(first, n int) (all []int) {
 	return all
 }
 
-// routeAway has packets leave for where nobody takes them. (On lo they would come in
+// routeAway routes packets to an interface where they are lost. (On lo they would arrive
 // again.)
 func (k *kernel) routeAway() {
 	k.t.Helper()
@@ -119,7 +119,7 @@ func (k *kernel) executed(to netip.AddrPort) (rules int, destination string) {
 	k.t.Helper()
 	before := k.counters()
 	err := k.ns.Do(func() error {
-		// The handshake goes no further than its first packet: nobody answers.
+		// The handshake consists of its first packet only, as there is no answer.
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err

@@ -102,7 +102,7 @@ func (s *site) run(command string, args ...string) {
 	s.must(err)
 }
 
-// What must come is waited for with patience, what must not for as long as silence.
+// How long to wait for an expected packet, and for an unexpected one.
 const (
 	patience = 10 * time.Second
 	silence  = 300 * time.Millisecond
@@ -121,8 +121,8 @@ func (s *site) wants(what string, from *lab.Machine, to, want string) {
 	}
 }
 
-// TestLoopback wants NodePorts on 127.0.0.1 to answer the node, and nobody else to reach
-// anything there: route_localnet, which it takes, would let in a neighbor (CVE-2020-8558).
+// TestLoopback makes sure that NodePorts on 127.0.0.1 answer the node, and that a neighbor
+// reaches nothing there: route_localnet would let it in (CVE-2020-8558).
 func TestLoopback(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		s := newSite(t, v)
@@ -144,12 +144,12 @@ func TestLoopback(t *testing.T) {
 		}
 		s.wants("a neighbor, without rules", &s.neighbor.Machine, "127.0.0.1:9000", "ok")
 		if !s.hears("127.0.0.5", patience) {
-			t.Error("a datagram that is said to be from 127.0.0.5 does not come in without rules, so this test shows nothing of it")
+			t.Error("a datagram with source 127.0.0.5 does not arrive without rules, so this test proves nothing")
 		}
 		dataplanetest.Reconcile(t, s.backend, s.state)
 		s.wants("a neighbor", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
 		if s.hears("127.0.0.5", silence) {
-			t.Error("a datagram of a neighbor that is said to be from 127.0.0.5 comes in")
+			t.Error("a neighbor's datagram with source 127.0.0.5 arrives")
 		}
 		s.wants("the node", &s.node.Machine, "127.0.0.1:9000", "ok")
 		s.wants("the node, to a NodePort", &s.node.Machine, fmt.Sprint("127.0.0.1:", nodePort), "ok")
@@ -174,8 +174,8 @@ func TestLoopback(t *testing.T) {
 	})
 }
 
-// hears says whether a datagram of the neighbor's, from that address, comes to one of the
-// node's programs on 127.0.0.1.
+// hears says whether a datagram of the neighbor with a source address arrives at a socket of
+// the node on 127.0.0.1.
 func (s *site) hears(from string, within time.Duration) bool {
 	s.t.Helper()
 	var listener net.PacketConn
@@ -201,8 +201,8 @@ func (s *site) hears(from string, within time.Duration) bool {
 	return err == nil
 }
 
-// TestFirewall wants what is Services' to be let in and forwarded where the node's
-// policy is to drop.
+// TestFirewall makes sure that packets of Services are accepted and forwarded where the node's
+// policy is DROP.
 func TestFirewall(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		s := newSite(t, v)
@@ -220,18 +220,18 @@ func TestFirewall(t *testing.T) {
 		s.wants("the pod, to itself by a NodePort", &s.pod.Machine, fmt.Sprint("192.168.100.11:", nodePort), "ok")
 		s.service("web", healthPort+1)
 		dataplanetest.Apply(t, s.backend, s.state)
-		s.wants("a health check at a port that is none any more", &s.neighbor.Machine, address, "timeout")
+		s.wants("a health check at a former port", &s.neighbor.Machine, address, "timeout")
 
 		s.state.DeleteEndpointSlice("default", "web-1")
 		dataplanetest.Apply(t, s.backend, s.state)
 		if n := s.backend.tables[0].forward.leaves; len(n) != 0 {
-			t.Errorf("is still accepted: %v", n)
+			t.Errorf("still accepted: %v", n)
 		}
 	})
 }
 
-// TestHealthPorts wants the set of ports to follow Services, also when two have the same
-// and when one takes over another's.
+// TestHealthPorts makes sure that the set of ports follows Services, also when two have the
+// same port and when one takes over another's.
 func TestHealthPorts(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		s := newSite(t, v)

@@ -28,7 +28,7 @@ func ports(s *desired.State, n int) {
 
 // TestNothingFailsMeanwhile makes connections all the time while the backend
 // programs: a pool that grows and shrinks across the sizes that have chains of their own,
-// Services around it in the tree, and everything anew. No connection may fail.
+// other Services in the tree, and full restores. No connection may fail.
 func TestNothingFailsMeanwhile(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		const most = 20
@@ -74,7 +74,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	})
 }
 
-// TestHandOver removes what was programmed while somebody else has the Service too.
+// TestHandOver cleans up while another proxy serves the Service too.
 func TestHandOver(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		kerneltest.Require(t, kerneltest.NFTBinary)

@@ -46,7 +46,7 @@ func (c chainsOf) apply(t *testing.T, s *script) {
 	}
 }
 
-// walk is where a packet comes to in a tree, after how many rules, by way of how many
+// walk returns where a packet leaves a tree, after how many rules, by way of how many
 // chains.
 func (c chainsOf) walk(chain string, key desired.FrontendKey) (to string, rules, chains int) {
 	for {
@@ -66,7 +66,7 @@ func (c chainsOf) walk(chain string, key desired.FrontendKey) (to string, rules,
 	}
 }
 
-// keyMakers make up frontends as clusters have them, and as nobody would.
+// keyMakers make frontends as clusters have them, and unlikely ones.
 var keyMakers = map[string]func(r *rand.Rand, i int) desired.FrontendKey{
 	"consecutive": func(_ *rand.Rand, i int) desired.FrontendKey {
 		return tcpKey(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80)
