@@ -127,12 +127,16 @@ func removeNFTables(ctx context.Context) (err error) {
 	return b.Cleanup(ctx)
 }
 
-// countRules publishes the numbers of rules as metrics in iptables mode.
+// countRules publishes what a mode counts as metrics: in iptables mode the numbers of rules,
+// in nftables mode the clients without session affinity.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
-	if rules, ok := b.(*iptables.Backend); ok {
+	switch b := b.(type) {
+	case *iptables.Backend:
 		m.OnIPTables(func() metrics.IPTables {
-			c := rules.RuleCounts()
+			c := b.RuleCounts()
 			return metrics.IPTables{Total: c.Total, Last: c.Last}
 		})
+	case *nftables.Backend:
+		m.OnNFTables(b.UnrecordedClients)
 	}
 }

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -28,7 +29,9 @@ import (
 // Elements are written after DNAT, where the connection leaves this node or is delivered
 // to it, so that the rules that pick a backend do not depend on affinity. Every new
 // connection refreshes the timeout. The timeout is a constant of a rule, so each distinct
-// timeout has a chain such as "remember-10800", which is created when it is first needed.
+// timeout has a chain such as "remember-10800", which is created when it is first needed. The
+// set "new-clients" limits the rate of new clients of each Service port, so that no Service
+// fills the map for all.
 // This is the only change of Services that makes the kernel validate the table (see the
 // package's documentation).
 
@@ -151,15 +154,60 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 	chain := rememberChain(seconds)
 	batch.AddChain(s.table, nfnl.Chain{Name: chain})
 	batch.FlushChain(s.table, chain)
-	rules := ruleWriter{schema: s, batch: batch}
-	rules.rule(chain, "", s.originalSticky(), s.loadTo(s.saddr, regClient), s.valueOfAffinity(), []expr.Any{
-		&expr.Dynset{
-			SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: regKey,
-			Timeout: time.Duration(seconds) * time.Second,
-		},
+	timeout := time.Duration(seconds) * time.Second
+	client := append(s.originalSticky(), s.loadTo(s.saddr, regClient)...)
+	record := append(s.valueOfAffinity(), &expr.Dynset{
+		SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: regKey, Timeout: timeout,
 	})
+	rules := ruleWriter{schema: s, batch: batch}
+	rules.rule(chain, "if in @affinity", client, []expr.Any{lookup(s.affinity, regID, regKey)}, record, ret())
+	rules.rule(chain, "a new client", client, []expr.Any{&expr.Dynset{
+		SetName: s.newClients.Name, Operation: dynsetUpdate, SrcRegKey: regID, Timeout: timeout,
+		Exprs: []expr.Any{newClientsLimit(seconds)},
+	}}, record, ret())
+	rules.rule(chain, notRecorded, []expr.Any{&expr.Counter{}})
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
 	return rules.err
+}
+
+// rememberRules is the number of rules in each such chain.
+const rememberRules = 3
+
+// notRecorded is the comment of the rule that counts the connections of new clients above a
+// limit.
+const notRecorded = "too many clients"
+
+// newClientsLimit matches up to affinitiesPerService new clients of a Service port within a
+// timeout.
+func newClientsLimit(timeout uint32) expr.Any {
+	const week = 7 * 24 * 60 * 60 // the largest unit that nft has a name for
+	half := affinitiesPerService / 2
+	return &expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(half) * week / uint64(timeout), Unit: expr.LimitTime(week), Burst: half}
+}
+
+// UnrecordedClients returns the number of connections whose client got no session affinity,
+// because its Service or all Services had too many clients. It starts from 0 when the rules are
+// written. It can be called at any time, by any goroutine.
+func (b *Backend) UnrecordedClients() (n [len(schemas)]uint64, err error) {
+	conn, err := nfnl.Dial(b.config.NetNS)
+	if err != nil {
+		return n, err
+	}
+	defer conn.Close()
+	for f := range schemas {
+		err := nfnl.Undisturbed(func() error {
+			n[f] = 0
+			return conn.Rules(schemas[f].table, func(r nfnl.RuleInfo) {
+				if isRememberChain(r.Chain) {
+					n[f] += r.Counted()
+				}
+			})
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return n, err
+		}
+	}
+	return n, nil
 }
 
 // newTimeouts creates the chains for timeouts that no frontend had before.

@@ -134,7 +134,7 @@ func (b *Backend) checkTable(f int) error {
 		}
 	}
 	for _, seconds := range b.timeouts[f] {
-		if o.remembered[rememberChain(seconds)] != 1 {
+		if o.remembered[rememberChain(seconds)] != rememberRules {
 			return damaged(s, "chain "+rememberChain(seconds)+" was modified")
 		}
 		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {

@@ -28,6 +28,17 @@ func CountIn(name string) expr.Any {
 	return &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: name}
 }
 
+// Counted returns the number of packets that the rule's counters have counted.
+func (r RuleInfo) Counted() (packets uint64) {
+	eachAttr(r.Expressions, func(_ uint16, e []byte) bool {
+		if cString(findAttr(e, unix.NFTA_EXPR_NAME)) == "counter" {
+			packets += be64(findAttr(findAttr(e, unix.NFTA_EXPR_DATA), nftaCounterPackets))
+		}
+		return true
+	})
+	return packets
+}
+
 // Counter reads a named counter. If it does not exist, the error wraps ENOENT.
 func (c *Conn) Counter(t Table, name string) (packets, bytes uint64, err error) {
 	var a attrs

@@ -79,6 +79,21 @@ func oneIf(is bool) float64 {
 	return 0
 }
 
+// OnNFTables serves the number of connections without session affinity, by desired.Family.
+func (m *Metrics) OnNFTables(read func() ([2]uint64, error)) {
+	unrecorded := prometheus.NewDesc("slipstream_session_affinity_unrecorded_total",
+		"Connections whose client got no session affinity because there were too many clients.", []string{labelFamily}, nil)
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{unrecorded}, func(send send) error {
+		n, err := read()
+		for f := range n {
+			if err == nil {
+				send(unrecorded, prometheus.CounterValue, float64(n[f]), desired.Family(f).String())
+			}
+		}
+		return err
+	}})
+}
+
 // IPTables holds the numbers of rules in iptables mode.
 type IPTables struct {
 	// Total is the number of rules by table ("filter", "nat"), Last the number
