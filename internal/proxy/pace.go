@@ -21,6 +21,10 @@ const (
 	// maxGap bounds how long a change waits. It is kube-proxy's default minSyncPeriod.
 	maxGap = time.Second
 
+	// burst is the time for which changes may continue before gaps get longer, so that a burst
+	// of changes, such as a Deployment's rollout, is programmed without delay.
+	burst = 2 * time.Second
+
 	// firstGap is the first gap that is longer than Options.MinSyncPeriod.
 	firstGap = 10 * time.Millisecond
 
@@ -32,14 +36,15 @@ const (
 )
 
 // pace determines the gaps between commits. A change that arrives when a reader has had enough
-// time is programmed at once. For each that arrives earlier, the gap after it doubles, up to
-// that time. So a few changes in a row wait little, and changes that continue leave gaps.
+// time is programmed at once. After a burst without such a time, the gap doubles with each
+// commit, up to that time. So changes that continue leave gaps.
 type pace struct {
 	min      time.Duration                 // the least gap
 	readTime func() (time.Duration, error) // see Options.ReadTime; nil for gaps of min
 
 	commit time.Time     // the last one
 	gap    time.Duration // after it
+	began  time.Time     // the first of the commits that left a reader no time
 
 	took     time.Duration // result of readTime; 0 if not known
 	measured chan time.Duration
@@ -59,9 +64,10 @@ func (p *pace) enough() time.Duration {
 
 // committed records a commit of changes, the first of which arrived at the given time.
 func (p *pace) committed(arrived, now time.Time) {
-	if enough := p.enough(); arrived.Sub(p.commit) >= enough {
-		p.gap = p.min
-	} else {
+	switch enough := p.enough(); {
+	case arrived.Sub(p.commit) >= enough:
+		p.began, p.gap = now, p.min
+	case now.Sub(p.began) >= burst:
 		p.gap = min(max(2*p.gap, firstGap), enough)
 	}
 	p.commit = now

@@ -100,6 +100,11 @@ func TestGapsWhileChangesContinue(t *testing.T) {
 				for i := range int(10 * time.Second / c.period) {
 					change(i)
 					time.Sleep(c.period)
+					if i == int(burst/2/c.period) && c.min == short {
+						if _, gap := kernel.last(); gap > short+c.period {
+							t.Errorf("a gap in a burst is %v", gap)
+						}
+					}
 				}
 				if _, gap := kernel.last(); gap < c.from || gap > c.to {
 					t.Errorf("the last gap is %v, want %v to %v", gap, c.from, c.to)
@@ -161,7 +166,7 @@ func TestReaderFinishes(t *testing.T) {
 	check(t, save()) // quiet
 	saved := make(chan error, 1)
 	go func() {
-		time.Sleep(time.Second) // while changes continue
+		time.Sleep(2 * burst) // while changes continue
 		saved <- save()
 	}()
 	defer func() {
