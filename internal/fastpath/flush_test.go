@@ -4,6 +4,7 @@ package fastpath
 
 import (
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,13 +42,14 @@ func TestFlush(t *testing.T) {
 // and nothing else does.
 func TestFlushSettles(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
-	settling, settled, flushed := make(chan bool), make(chan error), make(chan error, 1)
-	w.settle = func(int) error { settling <- true; return <-settled }
+	settling, settled, flushed := make(chan bool), make(chan bool), make(chan error, 1)
+	settle := sync.OnceFunc(func() { close(settled) })
+	w.settle = func(int) error { settling <- true; <-settled; return nil }
 	go func() { flushed <- w.Flush(w.t.Context(), Flush{All: true}) }()
 	<-settling
 	defer time.AfterFunc(2*time.Minute, func() {
 		t.Error("another method waits for Flush")
-		settled <- nil
+		settle()
 	}).Stop()
 	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.endpoints(web, w.web[1])
@@ -61,7 +63,7 @@ func TestFlushSettles(t *testing.T) {
 		t.Errorf("Flush returned before the kernel had settled: %v", err)
 	default:
 	}
-	settled <- nil
+	settle()
 	w.check(<-flushed)
 }
 
