@@ -148,7 +148,7 @@ func (m *measurement) changes(ctx context.Context) error {
 	begin, n := time.Now(), 0
 	for ; n < m.options.Changes && (n < least || time.Since(begin) < m.options.Budget); n++ {
 		// Up to half as long again, so that nothing periodic is always met or missed.
-		if err := bench.Sleep(ctx, m.subject.pause+rand.N(m.subject.pause/2)); err != nil {
+		if err := bench.Sleep(ctx, pause+rand.N(pause/2)); err != nil {
 			return err
 		}
 		took, err := m.change(ctx, m.Single[n%len(m.Single)])

@@ -177,8 +177,6 @@ type subject struct {
 	name string
 	kind proxies.Kind
 	mode string
-	// pause between two changes: more than the least time between two syncs.
-	pause time.Duration
 }
 
 const (
@@ -187,18 +185,17 @@ const (
 
 	iptablesMode = "iptables" // its name in the configuration of all proxies
 
-	// The pauses follow from the defaults of min-sync-period: 10 ms in Slipstream's
-	// nftables mode, 1 s in its iptables mode and in both of kube-proxy's.
-	longPause  = 1200 * time.Millisecond
-	shortPause = 30 * time.Millisecond
+	// pause between two changes. All subjects let one second pass between two syncs, unless
+	// changes are rare (Slipstream's nftables mode).
+	pause = 1200 * time.Millisecond
 )
 
 // subjects are all that can be measured. Ratios are to the first one that is.
 var subjects = []subject{
-	{"slipstream", proxies.Slipstream, "nftables", shortPause},
-	{slipstreamIPTables, proxies.Slipstream, iptablesMode, longPause},
-	{"kube-proxy-nftables", proxies.KubeProxyNFTables, "nftables", longPause},
-	{kubeProxyIPTables, proxies.KubeProxyIPTables, iptablesMode, longPause},
+	{"slipstream", proxies.Slipstream, "nftables"},
+	{slipstreamIPTables, proxies.Slipstream, iptablesMode},
+	{"kube-proxy-nftables", proxies.KubeProxyNFTables, "nftables"},
+	{kubeProxyIPTables, proxies.KubeProxyIPTables, iptablesMode},
 }
 
 func subjectNames() (names []string) {
