@@ -99,7 +99,7 @@ func addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests per second to the Kubernetes API, on average")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "burst of requests to the Kubernetes API")
 	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "no effect: watched objects are not delivered again periodically")
-	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which disables the fast path (default: true); kube-proxy's other gates are accepted without effect")
+	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which disables the fast path (default: true); docs/configuration.md lists kube-proxy's gates that have an effect")
 }
 
 // addServing defines the flags for the HTTP servers and this process.

@@ -37,13 +37,13 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 // Remove removes all that any dataplane of this kind has programmed in the calling
 // thread's network namespace, in both variants. It runs no command.
 //
-// While net.ipv4.conf.all.route_localnet is 1, chainLocalnet stays. This proxy may have set
+// Unless net.ipv4.conf.all.route_localnet is 0, chainLocalnet stays. This proxy may have set
 // the parameter, and another proxy may rely on it, so Remove does not reset it. Without the
 // chain neighbors could connect to loopback addresses (CVE-2020-8558).
 func Remove(ctx context.Context) error {
 	o := owner
 	set, err := sysctl.HasRouteLocalnet()
-	if set {
+	if set || err != nil {
 		o.Owns = func(chain string) bool { return owner.Owns(chain) && chain != chainLocalnet }
 	}
 	return errors.Join(err, iptchains.Remove(ctx, o), removeSets(ctx))

@@ -31,15 +31,19 @@ func (w nftWatch) expect(s *stamp, _ desired.Family, _, _, commits int) {
 	}
 }
 
+func nftTable(f desired.Family, name string) nfnl.Table {
+	if f == desired.IPv6 {
+		return nfnl.Table{Family: nfnl.IPv6, Name: name}
+	}
+	return nfnl.Table{Family: nfnl.IPv4, Name: name}
+}
+
 // look reads chains, and the rules of others only, as listing 100,000 rules takes the kernel
 // seconds. For a chain the kernel says how often it is used: by its own rules, and by those
 // that lead to it. The latter are rules of ours, if these are as known, rules of base
 // chains, and seldom rules of other chains, which are read if the sum is too high.
 func (w nftWatch) look(f desired.Family, table string, known registry) (t *tally, err error) {
-	of := nfnl.Table{Family: nfnl.IPv4, Name: table}
-	if f == desired.IPv6 {
-		of.Family = nfnl.IPv6
-	}
+	of := nftTable(f, table)
 	err = nfnl.Undisturbed(func() error {
 		t = newTally()
 		var base, others []string

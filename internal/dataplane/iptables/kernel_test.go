@@ -471,14 +471,30 @@ func TestNativeRules(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	k.run("nft delete chain ip filter OTHER")
-	text := k.run("iptables-nft-save")
-	for _, f := range chainTables {
-		for _, rule := range entries(k.config, desired.IPv4, f) {
-			if strings.Count(text, "\n-A "+rule+"\n") != 1 {
-				t.Errorf("not once after two full restores: %s\n%s", rule, text)
+	once := func() {
+		t.Helper()
+		text := k.run("iptables-nft-save")
+		for _, f := range chainTables {
+			for _, rule := range entries(k.config, desired.IPv4, f) {
+				if strings.Count(text, "\n-A "+rule+"\n") != 1 {
+					t.Errorf("not once after full restores: %s\n%s", rule, text)
+				}
 			}
 		}
+	}
+	// Both chains lead to the same chain of ours, so the rule of one says nothing about the other.
+	k.run("nft flush chain ip nat PREROUTING; nft add rule ip nat SLIP-OUTSIDE ct state invalid counter")
+	s.Change()
+	dataplanetest.Reconcile(t, k.Backend, s)
+	k.run("nft delete chain ip filter OTHER")
+	once()
+
+	// Other base chains change nothing in what is printed, but a comment.
+	k.run("nft add chain ip nat other '{ type nat hook postrouting priority srcnat; }'")
+	for range 2 {
+		s.Change()
+		dataplanetest.Reconcile(t, k.Backend, s)
+		once()
 	}
 }
 

@@ -5,8 +5,8 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
 // Reconcile implements dataplane.Dataplane. It reads all chains and sets, writes those that
@@ -85,7 +86,13 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 	for _, name := range chainTables {
 		there[name].replace(s.scripts[name], entries(b.config, t.family, name))
 	}
-	return b.commit(ctx, s, stats)
+	if err := b.deleteUnread(s, there, false); err != nil {
+		return err
+	}
+	if err := b.commit(ctx, s, stats); err != nil {
+		return err
+	}
+	return b.deleteUnread(s, there, true)
 }
 
 // saved is our chains in the output of iptables-save.
@@ -94,7 +101,8 @@ type saved struct {
 	entries []string            // rules of others' chains that lead to ours, without "-A"
 	rules   map[string][]string // of each of our chains
 
-	incompatible bool // it has rules that iptables cannot print, so it prints none
+	incompatible bool     // it has rules that iptables cannot print, so it prints none
+	unread       []unread // if incompatible
 }
 
 // parseSave parses the output of iptables-save.
@@ -102,8 +110,8 @@ func parseSave(text []byte) *saved {
 	s := &saved{rules: map[string][]string{}}
 	for line := range bytes.Lines(text) {
 		switch {
-		case bytes.HasPrefix(line, []byte("# Table")) && bytes.Contains(line, []byte("incompatible")):
-			s.incompatible = true
+		case bytes.HasPrefix(line, []byte("# Table")) && bytes.Contains(line, []byte(" is incompatible")):
+			s.incompatible = true // "contains incompatible base-chains" is followed by the table
 		case bytes.HasPrefix(line, []byte(":"+prefix)):
 			name, _, _ := strings.Cut(string(line[1:]), " ")
 			s.chains = append(s.chains, name)
@@ -123,18 +131,56 @@ func parseSave(text []byte) *saved {
 	return s
 }
 
-// readUnprinted reads the names of our chains, and which of our entries exist, from a table
-// that iptables-save does not print.
+// readUnprinted reads the names of our chains, and the rules of built-in chains that lead to
+// them, from a table that iptables-save does not print. What such a rule matches is unknown.
+// So all entries are written again, and these are removed: after that, or before it if a
+// chain that they lead to is to be deleted.
 func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error {
-	got, err := b.guard.look(f, table, nil)
-	if err != nil {
+	conn, of := b.guard.watch.(nftWatch).conn, nftTable(f, table)
+	return nfnl.Undisturbed(func() error {
+		s.chains, s.unread = nil, nil
+		var builtin []string
+		err := conn.Chains(of, func(c nfnl.ChainInfo) {
+			if owner.Owns(c.Name) {
+				s.chains = append(s.chains, c.Name)
+			} else if iptchains.IsBuiltin(c.Name) {
+				builtin = append(builtin, c.Name)
+			}
+		})
+		for _, chain := range builtin {
+			err = errors.Join(err, conn.RuleJumps(of, chain, func(j nfnl.RuleJump) {
+				if owner.Owns(j.To) {
+					s.unread = append(s.unread, unread{of, chain, j})
+				}
+			}))
+		}
 		return err
-	}
-	s.chains = slices.Collect(maps.Keys(got.rules))
-	for _, rule := range entries(b.config, f, table) {
-		if to := lastWord(rule); got.jumps[to] > 0 {
-			got.jumps[to]--
-			s.entries = append(s.entries, rule)
+	})
+}
+
+// unread is a rule that leads to one of our chains and that iptables-save does not print.
+type unread struct {
+	table nfnl.Table
+	chain string
+	nfnl.RuleJump
+}
+
+// deleteUnread deletes those of the rules that lead to a chain that stays, or to another one.
+func (b *Backend) deleteUnread(s *step, there map[string]*saved, stays bool) error {
+	for _, name := range chainTables {
+		var batch nfnl.Batch
+		n := 0
+		for _, u := range there[name].unread {
+			if _, is := s.scripts[name].now[u.To]; is == stays {
+				batch.DeleteRule(u.table, u.chain, u.Handle)
+				n++
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		if err := b.guard.watch.(nftWatch).conn.Commit(0, &batch); err != nil {
+			return fmt.Errorf("deleting rules of table %s: %w", name, err)
 		}
 	}
 	return nil

@@ -27,7 +27,7 @@ func HasRouteLocalnet() (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil // a kernel without IPv4
 	}
-	return strings.TrimSpace(string(text)) == "1", err
+	return strings.TrimSpace(string(text)) != "0", err
 }
 
 func enableRouteLocalnet(root string) error {

@@ -36,6 +36,9 @@ func complete(mode string) *Metrics {
 	m.OnVerify()
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
+	if mode == ModeNFTables {
+		m.OnNFTables(func() ([2]uint64, error) { return [2]uint64{1, 2}, nil })
+	}
 	if mode == ModeIPTables {
 		m.OnIPTables(func() IPTables {
 			return IPTables{
