@@ -129,10 +129,10 @@ func (p *Proxy) fastPathReconciled(err error) {
 }
 
 // checkFastPath checks the fast path, and programs it again if it is damaged or the last
-// attempt failed. It does nothing while a change is pending.
+// attempt failed. It does nothing until the kernel has what was last reported.
 func (p *Proxy) checkFastPath(ctx context.Context) {
 	fast := p.options.FastPath
-	if fast == nil || p.full || p.pending || p.fastPath.done != nil {
+	if fast == nil || p.full || p.fastPath.done != nil {
 		return
 	}
 	if !p.fastPath.ready {

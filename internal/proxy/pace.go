@@ -33,6 +33,10 @@ const (
 	// CPU.
 	measurePeriod = 30 * time.Second
 	measureRest   = 100
+
+	// forgetAfter is the age of a measurement that does not count any more. If it was so short
+	// that gaps do not grow, no other would be made.
+	forgetAfter = 10 * time.Minute
 )
 
 // pace determines the gaps between commits. A change that arrives when a reader has had enough
@@ -47,6 +51,7 @@ type pace struct {
 	began  time.Time     // the first of the commits that left a reader no time
 
 	took     time.Duration // result of readTime; 0 if not known
+	forget   time.Time     // when took is too old, as other programs may have added rules
 	measured chan time.Duration
 	nextTime time.Time // of a measurement
 }
@@ -56,7 +61,7 @@ func (p *pace) enough() time.Duration {
 	switch {
 	case p.readTime == nil:
 		return p.min
-	case p.took == 0:
+	case p.took == 0 || time.Now().After(p.forget):
 		return max(p.min, maxGap)
 	}
 	return max(p.min, min(readFactor*p.took, maxGap))
@@ -97,6 +102,7 @@ func (p *Proxy) measure() {
 // setTook records the result of a measurement; 0 if it failed.
 func (p *pace) setTook(took time.Duration) {
 	p.took = took
+	p.forget = time.Now().Add(forgetAfter)
 	p.nextTime = time.Now().Add(max(measurePeriod, measureRest*took))
 	klog.V(2).InfoS("Reading the ruleset takes", "kernel", took, "gap", p.enough())
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,11 +129,41 @@ func TestGapsWhileChangesContinue(t *testing.T) {
 	}
 }
 
+// TestReadTimeGrows has other programs add rules after a measurement that was too short for
+// gaps.
+func TestReadTimeGrows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var took atomic.Int64
+		took.Store(int64(time.Millisecond))
+		const period, later = 90 * time.Millisecond, 100 * time.Millisecond
+		change, kernel := paced(t, Options{MinSyncPeriod: 10 * time.Millisecond, ReadTime: func() (time.Duration, error) {
+			return time.Duration(took.Load()), nil
+		}})
+		n := 0
+		goOn := func(d time.Duration) (gap time.Duration) {
+			for range d / period {
+				n++
+				change(n)
+				time.Sleep(period)
+			}
+			_, gap = kernel.last()
+			return gap
+		}
+		if gap := goOn(10 * time.Second); gap > 2*period {
+			t.Errorf("a gap with few rules is %v", gap)
+		}
+		took.Store(int64(later))
+		if gap := goOn(forgetAfter + 10*time.Second); gap < readFactor*later {
+			t.Errorf("a gap with many rules is %v, want %v", gap, readFactor*later)
+		}
+	})
+}
+
 // TestReaderFinishes saves many rules with iptables-nft, which starts again whenever the ruleset
 // changes, while endpoints change 100 times a second.
 func TestReaderFinishes(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT)
-	const rules = 8000
+	const rules = 4000
 	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
 	check(t, err)
 	fd := node.FD()

@@ -29,9 +29,7 @@ import (
 // Elements are written after DNAT, where the connection leaves this node or is delivered
 // to it, so that the rules that pick a backend do not depend on affinity. Every new
 // connection refreshes the timeout. The timeout is a constant of a rule, so each distinct
-// timeout has a chain such as "remember-10800", which is created when it is first needed. The
-// set "new-clients" limits the rate of new clients of each Service port, so that no Service
-// fills the map for all.
+// timeout has a chain such as "remember-10800", which is created when it is first needed.
 // This is the only change of Services that makes the kernel validate the table (see the
 // package's documentation).
 
@@ -160,33 +158,21 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 		SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: regKey, Timeout: timeout,
 	})
 	rules := ruleWriter{schema: s, batch: batch}
-	rules.rule(chain, "if in @affinity", client, []expr.Any{lookup(s.affinity, regID, regKey)}, record, ret())
-	rules.rule(chain, "a new client", client, []expr.Any{&expr.Dynset{
-		SetName: s.newClients.Name, Operation: dynsetUpdate, SrcRegKey: regID, Timeout: timeout,
-		Exprs: []expr.Any{newClientsLimit(seconds)},
-	}}, record, ret())
+	rules.rule(chain, "", client, record, ret())
 	rules.rule(chain, notRecorded, []expr.Any{&expr.Counter{}})
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
 	return rules.err
 }
 
 // rememberRules is the number of rules in each such chain.
-const rememberRules = 3
+const rememberRules = 2
 
-// notRecorded is the comment of the rule that counts the connections of new clients above a
-// limit.
+// notRecorded is the comment of the rule that counts the connections of new clients while
+// affinity is full.
 const notRecorded = "too many clients"
 
-// newClientsLimit matches up to affinitiesPerService new clients of a Service port within a
-// timeout.
-func newClientsLimit(timeout uint32) expr.Any {
-	const week = 7 * 24 * 60 * 60 // the largest unit that nft has a name for
-	half := affinitiesPerService / 2
-	return &expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(half) * week / uint64(timeout), Unit: expr.LimitTime(week), Burst: half}
-}
-
 // UnrecordedClients returns the number of connections whose client got no session affinity,
-// because its Service or all Services had too many clients. It starts from 0 when the rules are
+// because all Services together had too many clients. It starts from 0 when the rules are
 // written. It can be called at any time, by any goroutine.
 func (b *Backend) UnrecordedClients() (n [len(schemas)]uint64, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)

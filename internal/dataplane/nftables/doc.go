@@ -28,7 +28,7 @@
 //	  set hairpin       { 10.0.1.2 . 10.0.1.2,  10.0.1.7 . 10.0.1.7 }
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
-//	  map sticky, affinity, remember; set members, new-clients      # see affinity.go
+//	  map sticky, affinity, remember; set members      # see affinity.go
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
 //	  chain output     { type nat hook output priority dstnat;      jump services }
@@ -64,9 +64,9 @@
 //	  # what neither Slipstream nor another proxy has translated
 //	  chain prerouting-unserved { type nat hook prerouting priority 1000;  jump unserved }
 //	  chain output-unserved { type nat hook output priority 1000;          jump unserved }
-//	  chain unserved {
-//	    ip daddr @cluster-ips goto unknown-port                          # refuses
-//	    ip daddr @service-cidrs drop
+//	  chain unserved {                                                   # IPVS serves local addresses
+//	    ip daddr @cluster-ips fib daddr type != local goto unknown-port  # refuses
+//	    ip daddr @service-cidrs fib daddr type != local drop
 //	  }
 //	  chain postrouting { type nat hook postrouting priority srcnat - 1;  jump after-dnat }
 //	  chain input { type nat hook input priority srcnat - 1;              jump record-client }

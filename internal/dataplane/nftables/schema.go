@@ -36,7 +36,6 @@ type schema struct {
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	sticky              *nfnl.Set // frontends with session affinity
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
-	newClients          *nfnl.Set // Service ports with affinity that had new clients
 	remember            *nfnl.Set // chains by timeout
 }
 
@@ -58,13 +57,6 @@ var schemas = [...]schema{
 // for all Services together. Further clients are served without affinity. The kernel
 // allocates 16 bytes for each at the start.
 const affinities = 1 << 18
-
-// affinitiesPerService is the maximum for one Service port, so that no single Service uses
-// up affinities. Half of it may be new at once, and the other half within a timeout.
-var affinitiesPerService = uint32(1 << 16) // changed by tests
-
-// stickyServices is the maximum number of Service ports with affinity and new clients.
-const stickyServices = 1 << 16
 
 func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, typeofAddr nfnl.Typeof) schema {
 	const word = 4
@@ -127,11 +119,6 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), DataLen: 2*word + addrLen,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: affinities,
 		},
-		newClients: &nfnl.Set{
-			Name:    "new-clients",
-			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), KeyLen: 2 * word,
-			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: stickyServices,
-		},
 		members: &nfnl.Set{
 			Name:    "members",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), KeyLen: 2*word + addrLen,
@@ -145,7 +132,7 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 }
 
 // sets lists all sets and maps.
-func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity, s.newClients) }
+func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) }
 
 // programmed lists the sets and maps with elements that the proxy writes, and not rules.
 func (s *schema) programmed() []*nfnl.Set {

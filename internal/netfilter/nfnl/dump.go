@@ -159,6 +159,9 @@ func ReadTime(netns int) (took time.Duration, err error) {
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_ARP, unix.NFPROTO_BRIDGE, unix.NFPROTO_NETDEV} {
 		var sets []attrs
 		dump(unix.NFT_MSG_GETSET, family, nil, func(set []byte) {
+			if be32(findAttr(set, unix.NFTA_SET_FLAGS))&unix.NFT_SET_EVAL != 0 {
+				return // rules add its elements, such as clients with session affinity
+			}
 			var a attrs
 			a.string(unix.NFTA_SET_ELEM_LIST_TABLE, cString(findAttr(set, unix.NFTA_SET_TABLE)))
 			a.string(unix.NFTA_SET_ELEM_LIST_SET, cString(findAttr(set, unix.NFTA_SET_NAME)))
