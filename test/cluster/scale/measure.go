@@ -185,7 +185,10 @@ func (m *measurement) change(ctx context.Context, service int) (took time.Durati
 func (m *measurement) bursts(ctx context.Context) error {
 	begin := time.Now()
 	for k := 0; k < m.options.Bursts && (k < 1 || time.Since(begin) < m.options.Budget); k++ {
-		err := m.calm(ctx)
+		err := bench.Sleep(ctx, pause) // or the bursts are one sustained change
+		if err == nil {
+			err = m.calm(ctx)
+		}
 		if err == nil {
 			err = m.burst(ctx)
 		}
