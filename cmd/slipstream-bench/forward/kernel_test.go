@@ -22,7 +22,7 @@ func TestThroughput(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	for _, o := range []Options{{Rounds: 1, Nodes: 1, Family: FamilyIPv6}, {Rounds: 1, Nodes: 2, Family: FamilyIPv4}} {
 		t.Run(o.Family, func(t *testing.T) {
-			o.Seconds, o.Measures = 1, Measures
+			o.Seconds, o.Measures = 3, Measures // a busy machine carries few packets in one
 			r, err := Throughput(bounded(t), o)
 			if err != nil {
 				t.Fatal(err)
@@ -37,7 +37,7 @@ func TestThroughput(t *testing.T) {
 				for i, o := range r.Find(slow.Name).Outcomes {
 					least, most := 95.0, 100.0
 					if Settings[i].Threshold > 0 {
-						least, most = 0, 50 // a busy machine carries few packets in a second
+						least, most = 0, 10
 					}
 					if o.Median < least || o.Median > most {
 						t.Errorf("%s, %s: %.1f %% of the packets took the slow path, want %v to %v", slow.Name, Settings[i].Name, o.Median, least, most)

@@ -150,7 +150,7 @@ func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error 
 		for _, chain := range builtin {
 			err = errors.Join(err, conn.RuleJumps(of, chain, func(j nfnl.RuleJump) {
 				if owner.Owns(j.To) {
-					s.unread = append(s.unread, unread{of, chain, j})
+					s.unread = append(s.unread, unread{chain, j})
 				}
 			}))
 		}
@@ -160,7 +160,6 @@ func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error 
 
 // unread is a rule that leads to one of our chains and that iptables-save does not print.
 type unread struct {
-	table nfnl.Table
 	chain string
 	nfnl.RuleJump
 }
@@ -169,14 +168,12 @@ type unread struct {
 func (b *Backend) deleteUnread(s *step, there map[string]*saved, stays bool) error {
 	for _, name := range chainTables {
 		var batch nfnl.Batch
-		n := 0
 		for _, u := range there[name].unread {
 			if _, is := s.scripts[name].now[u.To]; is == stays {
-				batch.DeleteRule(u.table, u.chain, u.Handle)
-				n++
+				batch.DeleteRule(nftTable(s.table.family, name), u.chain, u.Handle)
 			}
 		}
-		if n == 0 {
+		if batch.Empty() {
 			continue
 		}
 		if err := b.guard.watch.(nftWatch).conn.Commit(0, &batch); err != nil {

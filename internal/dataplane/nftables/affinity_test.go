@@ -26,8 +26,7 @@ func TestTooManyClients(t *testing.T) {
 	defer func(before uint32) { set.Size = before }(set.Size)
 	set.Size = most
 	s := newStreet(t, 4)
-	for i := range 2 {
-		name := []string{"web", "other"}[i]
+	for i, name := range []string{"web", "other"} {
 		s.state.SetService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 			Spec: corev1.ServiceSpec{

@@ -62,7 +62,7 @@ func (d *detector) reset(b *Backend, generation uint32, written [len(schemas)]bo
 	return nil
 }
 
-// mark reads a table's handle and outline. Where there is no table, the error wraps
+// identify reads a table's handle and outline. Where there is no table, the error wraps
 // ENOENT.
 func (b *Backend) identify(f int) (handle uint64, o outline, err error) {
 	s := &schemas[f]
