@@ -5,6 +5,8 @@ package desired
 import (
 	"fmt"
 	"net/netip"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // PoolID identifies a pool. The ID of a deleted pool is reused, but never within
@@ -159,6 +161,9 @@ type Problem struct {
 	Object string // "Service default/web"
 	Field  string // "spec.clusterIPs[0]"
 	Reason string
+
+	Service   types.NamespacedName // the Object, if it is a Service
+	Contested bool                 // another Service has the frontend
 }
 
 // Error is the problem in one line.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // frontend is a frontend and the Service ports that claim it. More than one claim
@@ -74,8 +76,10 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		f = &frontend{key: key}
 		s.frontends[key] = f
 	}
+	s.countContested(f, -1)
 	f.claims = append(f.claims, claim{kind, p, p.service.spec.created})
 	slices.SortFunc(f.claims, claim.compare)
+	s.countContested(f, 1)
 	if winner := f.claims[0].port; len(f.claims) > 1 {
 		loser := p
 		if loser == winner {
@@ -83,11 +87,9 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		}
 		if contest := [2]ServicePort{winner.name, loser.name}; loser.service != winner.service && (f.contest == nil || *f.contest != contest) {
 			f.contest = &contest
-			s.problems = append(s.problems, Problem{
-				Object: "Service " + loser.name.Namespace + "/" + loser.name.Name,
-				Field:  "spec.ports",
-				Reason: fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.name, f.claims[0].kind),
-			})
+			problem := problemOf(loser.service.name, "spec.ports", fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.name, f.claims[0].kind))
+			problem.Contested = true
+			s.problems = append(s.problems, problem)
 		}
 	}
 	s.dirtyFrontend(f)
@@ -96,8 +98,36 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
 	f := s.frontends[key]
 	i := slices.IndexFunc(f.claims, func(c claim) bool { return c.port == p && c.kind == kind })
+	s.countContested(f, -1)
 	f.claims = slices.Delete(f.claims, i, i+1)
+	s.countContested(f, 1)
 	s.dirtyFrontend(f)
+}
+
+// countContested adds n to the count of each Service that does not have the frontend although
+// it claims it.
+func (s *State) countContested(f *frontend, n int) {
+	if len(f.claims) < 2 {
+		return
+	}
+	for _, c := range f.claims[1:] {
+		if c.port.service == f.claims[0].port.service {
+			continue
+		}
+		name := c.port.service.name
+		s.contestedDiffers = true
+		if s.contested[name] += n; s.contested[name] == 0 {
+			delete(s.contested, name)
+		}
+	}
+}
+
+// Contested returns the number of frontends that Services claim and do not have because
+// another Service has them, by Service, and whether it differs from the last call. The map must
+// not be modified, and changes with the State.
+func (s *State) Contested() (all map[types.NamespacedName]int, differs bool) {
+	differs, s.contestedDiffers = s.contestedDiffers, false
+	return s.contested, differs
 }
 
 func (s *State) dirtyFrontend(f *frontend) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // checkSequence runs a sequence of events. It returns an error unless every change
@@ -75,7 +76,25 @@ func checkSequence(input []byte) error {
 	if fromScratch := fresh.NoLocalEndpoints(); byChanges != fromScratch {
 		return fmt.Errorf("no local endpoints: %+v, by changes: %+v", fromScratch, byChanges)
 	}
+	for name, other := range map[string]*State{"by changes": s, "fresh": fresh} {
+		if counted, is := fmt.Sprint(other.contested), fmt.Sprint(contestedOf(other)); counted != is {
+			return fmt.Errorf("contested frontends %s: counted %s, are %s", name, counted, is)
+		}
+	}
 	return checkResidue(s, &objects)
+}
+
+// contestedOf counts the contested frontends from nothing.
+func contestedOf(s *State) map[types.NamespacedName]int {
+	all := map[types.NamespacedName]int{}
+	for _, f := range s.frontends {
+		for _, c := range f.claims {
+			if name := c.port.service.name; name != f.claims[0].port.service.name {
+				all[name]++
+			}
+		}
+	}
+	return all
 }
 
 // checkReported returns an error unless State.Reported equals the kernel's content,
@@ -116,7 +135,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
 		return fmt.Errorf("%d lists of Services are not empty after all objects are deleted", n)
 	}
-	if n := len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil

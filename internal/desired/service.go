@@ -190,5 +190,9 @@ func (p portSpec) collides(q portSpec) bool {
 }
 
 func (s *State) serviceProblem(in *corev1.Service, field, reason string) {
-	s.problems = append(s.problems, Problem{"Service " + in.Namespace + "/" + in.Name, field, reason})
+	s.problems = append(s.problems, problemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, field, reason))
+}
+
+func problemOf(service types.NamespacedName, field, reason string) Problem {
+	return Problem{Object: "Service " + service.String(), Field: field, Reason: reason, Service: service}
 }

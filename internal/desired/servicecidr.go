@@ -23,7 +23,7 @@ func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 	for i, text := range in.Spec.CIDRs {
 		p, ok := parsePrefix(text)
 		if !ok {
-			s.problems = append(s.problems, Problem{"ServiceCIDR " + in.Name, fmt.Sprintf("spec.cidrs[%d]", i), "not a range of addresses: " + text})
+			s.problems = append(s.problems, Problem{Object: "ServiceCIDR " + in.Name, Field: fmt.Sprintf("spec.cidrs[%d]", i), Reason: "not a range of addresses: " + text})
 			continue
 		}
 		if !s.config.Without[FamilyOf(p.Addr())] {

@@ -35,9 +35,12 @@ type State struct {
 	dirtyPools     []*pool
 	dirtyHealths   []*service
 	problems       []Problem
-	reportedLocal  LocalTraffic
-	noLocal        NoLocalEndpoints
-	proxied        int // number of Services with a spec
+	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
+
+	contestedDiffers bool // from the last call of Contested
+	reportedLocal    LocalTraffic
+	noLocal          NoLocalEndpoints
+	proxied          int // number of Services with a spec
 }
 
 // New returns a State without objects.
@@ -47,6 +50,7 @@ func New(c Config) *State {
 		services:         map[types.NamespacedName]*service{},
 		slices:           map[types.NamespacedName]*slice{},
 		frontends:        map[FrontendKey]*frontend{},
+		contested:        map[types.NamespacedName]int{},
 		nodePortServices: map[*service]struct{}{},
 		restricted:       map[*service]struct{}{},
 	}

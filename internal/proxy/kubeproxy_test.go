@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // noted are events that were told.
@@ -31,6 +32,10 @@ func (n *noted) Warning(reason, _ string) {
 		n.reasons = map[string]int{}
 	}
 	n.reasons[reason]++
+}
+
+func (n *noted) OnService(service types.NamespacedName, reason, note string) {
+	n.Warning(reason+" on "+service.String()+": "+note, "")
 }
 
 func (n *noted) count(reason string) int {
@@ -92,6 +97,34 @@ func TestKubeProxyCounts(t *testing.T) {
 		if n := told.count("Damaged"); n != 1 {
 			t.Errorf("told %d times of damage", n)
 		}
+	})
+}
+
+// TestProblemsOfServices has a Service with an invalid address and an external IP that an
+// older Service has.
+func TestProblemsOfServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var events noted
+		l := start(t, Options{Events: &events})
+		older, younger := service(1), service(2)
+		for i, e := range []source.Event{older, younger} {
+			svc := e.Object.(*corev1.Service)
+			svc.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.300"}[:1+i]
+			svc.CreationTimestamp = metav1.Unix(int64(1+i), 0)
+		}
+		l.events <- []source.Event{older, younger, synced}
+		const metric = `slipstream_contested_frontends{namespace="default",service="s2"}`
+		l.waitSample(metric, "1")
+		for _, want := range []string{
+			"FrontendContested on default/s2: spec.ports: 192.0.2.1:80/TCP belongs to Service default/s1 as its external IP",
+			"InvalidService on default/s2: spec.externalIPs[1]: not an IP address: 192.0.2.300",
+		} {
+			if events.count(want) != 1 {
+				t.Errorf("no Event %q; there are %v", want, events.reasons)
+			}
+		}
+		l.events <- []source.Event{{Type: source.Delete, Object: older.Object}}
+		l.waitSample(metric, "none")
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
@@ -22,6 +23,10 @@ import (
 type notes chan string
 
 func (n notes) Warning(reason, note string) { n <- reason + " " + note }
+
+func (n notes) OnService(service types.NamespacedName, reason, note string) {
+	n <- reason + " " + service.String() + " " + note
+}
 
 // next is the next one.
 func (n notes) next(t *testing.T) string {

@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
@@ -86,6 +87,7 @@ type Options struct {
 // Events receives warnings for administrators, as implemented by events.Recorder.
 type Events interface {
 	Warning(reason, note string)
+	OnService(service types.NamespacedName, reason, note string)
 }
 
 // Proxy is the loop. It is used once.
@@ -289,6 +291,18 @@ func (p *Proxy) warn(reason string, err error) {
 	}
 }
 
+// warnOfService reports a problem of a Service to its owner.
+func (p *Proxy) warnOfService(problem desired.Problem) {
+	if p.options.Events == nil || problem.Service.Name == "" {
+		return
+	}
+	reason := "InvalidService"
+	if problem.Contested {
+		reason = "FrontendContested"
+	}
+	p.options.Events.OnService(problem.Service, reason, problem.Field+": "+problem.Reason)
+}
+
 // next returns the update to program: the change, or the full content if p.full is or
 // becomes true.
 func (p *Proxy) next() *desired.Update {
@@ -308,8 +322,12 @@ func (p *Proxy) program(ctx context.Context) error {
 	for _, problem := range c.Problems {
 		klog.ErrorS(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
 		p.metrics.ObjectProblems.Inc()
+		p.warnOfService(problem)
 	}
 	p.metrics.Services.Set(float64(p.state.Services()))
+	if contested, differ := p.state.Contested(); differ {
+		p.metrics.SetContested(contested)
+	}
 	p.followUp.expect(c, p.full)
 	if p.full || !c.Empty() {
 		if err := p.apply(ctx, &c.Change); err != nil {

@@ -17,7 +17,7 @@ type Recorder interface {
 	Normal(reason, note string)
 	// Warning records an Event of type Warning on the Node.
 	Warning(reason, note string)
-	// OnService records an Event of type Warning on a Service, about this node.
+	// OnService records an Event of type Warning on a Service.
 	OnService(service types.NamespacedName, reason, note string)
 }
 
@@ -38,12 +38,20 @@ const (
 	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not accept connections
 	NodeMissing                     = "NodeMissing"                     // there is no Node object with the name of this node
 	LeftoversStay                   = "LeftoversStay"                   // a leftover of kube-proxy or of another mode could not be removed
+	InvalidService                  = "InvalidService"                  // on a Service: an address or another field cannot be programmed
+	FrontendContested               = "FrontendContested"               // on a Service: another Service has one of its frontends
 )
+
+// sameOnAllNodes reports whether all nodes record the same Events with a reason, of which the
+// API server keeps one.
+func sameOnAllNodes(reason string) bool {
+	return reason == InvalidService || reason == FrontendContested
+}
 
 // actionOf returns the action of an Event: what the proxy was doing.
 func actionOf(reason string) string {
 	switch reason {
-	case FailedToProgram, Damaged, FailedToAccelerate:
+	case FailedToProgram, Damaged, FailedToAccelerate, InvalidService, FrontendContested:
 		return "SyncProxyRules"
 	case FailedToStartServiceHealthcheck:
 		return "Listen"

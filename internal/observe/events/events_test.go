@@ -4,6 +4,7 @@ package events
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -167,6 +168,54 @@ func TestAgainAndAgain(t *testing.T) {
 	}
 }
 
+// TestSameOnAllNodes has two nodes report two problems of a Service, one after the other. Each
+// problem becomes one Event, which all nodes name alike.
+func TestSameOnAllNodes(t *testing.T) {
+	var a api
+	service := corev1.ObjectReference{Kind: "Service", Namespace: "ns", Name: "web"}
+	names := map[string]map[string]bool{}
+	for _, node := range []string{"node-1", "node-2"} {
+		s := newSender(a.client(t), node)
+		for _, note := range []string{"one", "two", "one"} {
+			s.record(service, corev1.EventTypeWarning, InvalidService, note)
+		}
+		sendDue(t, s, time.Now())
+	}
+	for _, e := range a.created {
+		if names[e.Note] == nil {
+			names[e.Note] = map[string]bool{}
+		}
+		names[e.Note][e.Name] = true
+		if msgs := validation.IsDNS1123Subdomain(e.Name); len(msgs) > 0 {
+			t.Errorf("%s: %v", e.Name, msgs)
+		}
+	}
+	if len(a.created) != 4 || len(names["one"]) != 1 || len(names["two"]) != 1 {
+		t.Errorf("%d Events, names by note: %v", len(a.created), names)
+	}
+	// The API server has it from another node.
+	a.refuse = []int{http.StatusConflict}
+	s := newSender(a.client(t), "node-3")
+	s.record(service, corev1.EventTypeWarning, InvalidService, "one")
+	now := time.Now()
+	sendDue(t, s, now)
+	sendDue(t, s, now.Add(time.Hour))
+	if len(a.created) != 4 || len(s.series) != 0 {
+		t.Errorf("after a conflict: %d Events, %d series", len(a.created), len(s.series))
+	}
+}
+
+// TestManySeries has more Services with problems than a sender remembers.
+func TestManySeries(t *testing.T) {
+	s := newSender(nil, "node-1")
+	for i := range maxSeries + 1 {
+		s.record(corev1.ObjectReference{Kind: "Service", Name: fmt.Sprint(i)}, corev1.EventTypeWarning, FrontendContested, "")
+	}
+	if len(s.series) != maxSeries {
+		t.Errorf("%d series", len(s.series))
+	}
+}
+
 // TestRefused tries again what an API server cannot do now, and nothing else.
 func TestRefused(t *testing.T) {
 	for status, want := range map[int]int{http.StatusInternalServerError: 1, http.StatusUnauthorized: 1, http.StatusForbidden: 0} {
@@ -189,7 +238,7 @@ func TestRefused(t *testing.T) {
 // TestLimits keeps to what the API lets an Event have.
 func TestLimits(t *testing.T) {
 	node := strings.Repeat("a", 235) + "." + strings.Repeat("b", 17)
-	e := newSender(nil, node).event(seriesKey{corev1.ObjectReference{Name: node}, "Warning", Damaged}, "", time.Now())
+	e := newSender(nil, node).event(seriesKey{about: corev1.ObjectReference{Name: node}, kind: "Warning", reason: Damaged}, "", time.Now())
 	if msgs := validation.IsDNS1123Subdomain(e.Name); len(msgs) > 0 || len(e.ReportingInstance) > 128 {
 		t.Errorf("%v: %s, reported by %s", msgs, e.Name, e.ReportingInstance)
 	}

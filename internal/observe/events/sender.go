@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,9 @@ const (
 	seriesEnd = 6 * time.Minute
 )
 
+// maxSeries is the maximum number of series. Further Events are in the log only.
+const maxSeries = 1000
+
 // sender sends Events to an API server, one at a time. Events that are alike become one
 // Event with a count.
 type sender struct {
@@ -48,6 +52,7 @@ type sender struct {
 type seriesKey struct {
 	about        corev1.ObjectReference
 	kind, reason string
+	note         string // only if all nodes record the same Event
 }
 
 // series is an Event and its repetitions.
@@ -71,11 +76,14 @@ func (s *sender) record(about corev1.ObjectReference, kind, reason, note string)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	key := seriesKey{about, kind, reason}
+	key := seriesKey{about: about, kind: kind, reason: reason}
+	if sameOnAllNodes(reason) {
+		key.note = note
+	}
 	if known := s.series[key]; known != nil {
 		known.repeats++
 		known.note, known.last = note, now
-	} else {
+	} else if len(s.series) < maxSeries {
 		s.series[key] = &series{event: s.event(key, note, now), note: note, last: now}
 	}
 	select {
@@ -90,8 +98,15 @@ func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Even
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault
 	}
+	// With one name for all nodes, the API server accepts the Event of one of them.
+	unique := uint64(now.UnixNano())
+	if sameOnAllNodes(key.reason) {
+		hash := fnv.New64a()
+		fmt.Fprintf(hash, "%s %s", key.reason, note)
+		unique = hash.Sum64()
+	}
 	return &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(key.about.Name, now)},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(key.about.Name, unique)},
 		EventTime:           metav1.NewMicroTime(now),
 		ReportingController: reporter,
 		ReportingInstance:   s.instance[:min(len(s.instance), 128)],
@@ -103,11 +118,11 @@ func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Even
 	}
 }
 
-// eventName is a unique name within the API's limit of 253 bytes, 17 of which are for
-// the time.
-func eventName(about string, now time.Time) string {
+// eventName is a name within the API's limit of 253 bytes, 17 of which are for the
+// number.
+func eventName(about string, unique uint64) string {
 	about = strings.TrimRight(about[:min(len(about), 253-17)], "-.")
-	return fmt.Sprintf("%s.%x", about, now.UnixNano())
+	return fmt.Sprintf("%s.%x", about, unique)
 }
 
 // run sends until ctx ends.

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MostServices is the number of Services, those with most flows, that have a time series
-// each. All others share one.
+// MostServices is the number of Services, those with the largest numbers, that have a time
+// series each. All others share one.
 const MostServices = 50
 
 // Values of the label service that are not valid names of Services.
@@ -46,14 +46,14 @@ type flowsReader struct {
 
 	mu       sync.Mutex
 	notUntil time.Time
-	last     []serviceFlows
+	last     []ofService
 	err      error
 }
 
-// serviceFlows is the number of flows of a Service.
-type serviceFlows struct {
+// ofService is a number of a Service.
+type ofService struct {
 	namespace, name string
-	flows           int
+	count           int
 }
 
 func (r *flowsReader) collector() prometheus.Collector {
@@ -64,14 +64,14 @@ func (r *flowsReader) collector() prometheus.Collector {
 			return err
 		}
 		for _, s := range all {
-			send(desc, prometheus.GaugeValue, float64(s.flows), s.namespace, s.name)
+			send(desc, prometheus.GaugeValue, float64(s.count), s.namespace, s.name)
 		}
 		return nil
 	}}
 }
 
 // read returns the last numbers, or new ones when they are due.
-func (r *flowsReader) read() ([]serviceFlows, error) {
+func (r *flowsReader) read() ([]ofService, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	start := r.now()
@@ -85,28 +85,28 @@ func (r *flowsReader) read() ([]serviceFlows, error) {
 	return r.last, r.err
 }
 
-// most returns the n Services with most flows, the sum of the others, and the flows of
-// no Service.
-func most(byService map[types.NamespacedName]int, n int) (out []serviceFlows) {
-	var all []serviceFlows
-	for name, flows := range byService {
+// most returns the n Services with the largest numbers, the sum of the others, and the number
+// of no Service.
+func most(byService map[types.NamespacedName]int, n int) (out []ofService) {
+	var all []ofService
+	for name, count := range byService {
 		if name.Name == "" {
-			out = append(out, serviceFlows{name: NoService, flows: flows})
+			out = append(out, ofService{name: NoService, count: count})
 			continue
 		}
-		all = append(all, serviceFlows{name.Namespace, name.Name, flows})
+		all = append(all, ofService{name.Namespace, name.Name, count})
 	}
-	slices.SortFunc(all, func(a, b serviceFlows) int {
-		return cmp.Or(cmp.Compare(b.flows, a.flows), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	slices.SortFunc(all, func(a, b ofService) int {
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
 	n = min(n, len(all))
 	other := 0
 	for _, s := range all[n:] {
-		other += s.flows
+		other += s.count
 	}
 	out = append(out, all[:n]...)
 	if other > 0 {
-		out = append(out, serviceFlows{name: OtherServices, flows: other})
+		out = append(out, ofService{name: OtherServices, count: other})
 	}
 	return out
 }

@@ -38,6 +38,7 @@ type Metrics struct {
 	SyncGap prometheus.Gauge
 	// ConntrackFailures counts failures to find or delete stale conntrack entries.
 	ConntrackFailures prometheus.Counter
+	contested         *prometheus.GaugeVec
 	// FeatureMissing is 1 for each feature that a mode needs and the node
 	// lacks, by mode, family and feature.
 	FeatureMissing *prometheus.GaugeVec
@@ -72,6 +73,8 @@ func New() *Metrics {
 		Services:          prometheus.NewGauge(gauge("services", "Services that are proxied.")),
 		SyncGap:           prometheus.NewGauge(gauge("sync_gap_seconds", "Least time from the last update of the kernel to the next.")),
 		ConntrackFailures: prometheus.NewCounter(counter("conntrack_failures_total", "Failures to find or delete stale conntrack entries.")),
+		contested: prometheus.NewGaugeVec(gauge("contested_frontends", "Frontends that a Service claims and another Service has."),
+			[]string{"namespace", "service"}),
 		FeatureMissing: prometheus.NewGaugeVec(gauge("kernel_feature_missing", "1 for each feature that a proxy mode needs and that this node lacks."),
 			[]string{"mode", "family", "feature"}),
 		verifyRuns: prometheus.NewCounterVec(counter("verify_runs_total",
@@ -86,7 +89,7 @@ func New() *Metrics {
 	for _, result := range []string{verifySame, verifyDifferent, verifyFailed} {
 		m.verifyRuns.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.SyncGap, m.FeatureMissing, m.ConntrackFailures)
+	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.SyncGap, m.FeatureMissing, m.ConntrackFailures, m.contested)
 	return m
 }
 

@@ -47,6 +47,7 @@ func complete(mode string) *Metrics {
 		})
 	}
 	m.FeatureMissing.WithLabelValues(mode, "IPv6", "chain type nat").Set(1)
+	m.SetContested(map[types.NamespacedName]int{{Namespace: "ns", Name: "web"}: 1})
 	m.Healthz(200)
 	m.Livez(503)
 	return m

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // The methods of this file record into kube-proxy's metrics. The loop calls most of them
@@ -89,6 +90,14 @@ func (m *Metrics) NoLocalEndpoints(n desired.NoLocalEndpoints) {
 	for f := range n.Internal {
 		m.kubeProxy.noLocalInternal[f].Set(float64(n.Internal[f]))
 		m.kubeProxy.noLocalExternal[f].Set(float64(n.External[f]))
+	}
+}
+
+// SetContested sets the number of frontends that Services claim and do not have, by Service.
+func (m *Metrics) SetContested(byService map[types.NamespacedName]int) {
+	m.contested.Reset()
+	for _, s := range most(byService, MostServices) {
+		m.contested.WithLabelValues(s.namespace, s.name).Set(float64(s.count))
 	}
 }
 
