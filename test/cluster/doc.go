@@ -32,8 +32,7 @@
 //
 // # What is where
 //
-//	control  the control plane, and what can go wrong with it
-//	site     the cluster: nodes, pods and Services, and the objects of each
+//	site     the cluster: control plane, nodes, pods and Services, and the objects of each
 //	proxies  Slipstream and kube-proxy as processes on nodes
 //
 // etcd, kube-apiserver and kube-proxy come from the module test/oracle.

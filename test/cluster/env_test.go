@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/control"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -29,9 +28,9 @@ type env struct {
 	*testing.T
 	*site.Site
 	dir    string
-	number int64                      // of the test, for names
-	access map[string]*control.Access // by node
-	names  map[string]int             // how many there are
+	number int64                   // of the test, for names
+	access map[string]*site.Access // by node
+	names  map[string]int          // how many there are
 }
 
 // serial makes names of one test different from those of the others.
@@ -40,7 +39,7 @@ var serial atomic.Int64
 // newEnv returns an env without proxies.
 func newEnv(t *testing.T) *env {
 	t.Helper()
-	e := &env{T: t, Site: cluster(t), number: serial.Add(1), access: map[string]*control.Access{}, names: map[string]int{}}
+	e := &env{T: t, Site: cluster(t), number: serial.Add(1), access: map[string]*site.Access{}, names: map[string]int{}}
 	e.dir = *keepLogs
 	if e.dir == "" {
 		e.dir = t.TempDir()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
-	"github.com/slipstream-proxy/slipstream/test/oracle/program"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // options are those of the proxy on a node.
@@ -49,9 +49,9 @@ func (e *env) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Opt
 		ctx, cancel := ending()
 		defer cancel()
 		if e.Failed() && *keepLogs == "" {
-			e.Logf("log of %s on %s:\n%s", kind, n.Name(), program.Tail([]byte(p.Log()), 15))
+			e.Logf("log of %s on %s:\n%s", kind, n.Name(), lab.Tail(p.Log(), 15))
 		}
-		if err := p.Stop(); err != nil {
+		if err := p.Close(); err != nil {
 			e.Error(err)
 		}
 		o.AsKubeProxy = false

@@ -136,7 +136,7 @@ func TestRestart(t *testing.T) {
 	s.use()
 	for _, end := range []func(*proxies.Proxy){
 		e.stop,
-		func(p *proxies.Proxy) { e.check(p.Stop()) }, // by SIGKILL
+		func(p *proxies.Proxy) { e.check(p.Close()) }, // by SIGKILL
 	} {
 		for i := range running {
 			end(running[i])

@@ -35,7 +35,6 @@
 //
 //	tools     the versions of what is compared with: a module of its own
 //	previous  the previous release's: the same
-//	program   programs in network namespaces
 //	upstream  etcd, kube-apiserver and kube-proxy as child processes
 //	cluster   random clusters
 //	stage     the machines

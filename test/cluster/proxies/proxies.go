@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	"sigs.k8s.io/yaml"
 )
@@ -49,10 +48,10 @@ type Options struct {
 	Log          upstream.Log                // called about what takes long, if not nil
 }
 
-// Proxy is a proxy's process on a node. See [program.Program] for how to end it; what it
+// Proxy is a proxy's process on a node. See [lab.Program] for how to end it; what it
 // has programmed then stays.
 type Proxy struct {
-	*program.Program
+	*lab.Program
 	Kind Kind
 	Node *lab.Node
 }
@@ -73,7 +72,7 @@ func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, e
 	if kind == Slipstream && !o.AsKubeProxy {
 		flags = append([]string{"run"}, flags...)
 	}
-	p, err := program.Start(node.Namespace, o.Dir, name, binary, flags...)
+	p, err := node.StartProgram(o.Dir, name, binary, flags...)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/control"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -23,13 +22,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// environment is a control plane that is filled with Services, the pods of all Services, and
-// nodes.
+// environment is a cluster that is filled with Services, and the pods of all Services.
 type environment struct {
 	*cluster.Cluster
 	options *options
 	site    *site.Site
-	plane   *control.Plane
 	pods    *lab.Host
 	stop    func() // ends the pods' server
 	dir     string
@@ -39,10 +36,7 @@ type environment struct {
 	sample  []int        // of them, whose rules are counted for all subjects
 }
 
-var (
-	planeAddress = netip.MustParsePrefix("192.168.100.2/24")
-	podsAddress  = netip.MustParsePrefix("192.168.100.210/24")
-)
+var podsAddress = netip.MustParsePrefix("192.168.100.210/24")
 
 const namespace = "default"
 
@@ -54,30 +48,23 @@ func newEnvironment(ctx context.Context, o *options, runs int, dir string, log u
 	if err := os.Setenv("ETCD_UNSAFE_NO_FSYNC", "true"); err != nil {
 		return nil, err
 	}
-	l, err := lab.New()
-	if err != nil {
-		return nil, err
-	}
 	c := cluster.Config{
 		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
 	}
 	if !o.rules {
 		c.Singles = singles
 	}
-	e := &environment{Cluster: cluster.New(c), options: o, dir: dir, log: log, site: &site.Site{Lab: l}}
+	e := &environment{Cluster: cluster.New(c), options: o, dir: dir, log: log}
+	e.site, err = site.Start(ctx, upstream.ControlPlaneOptions{Dir: dir, ServiceCIDRs: []netip.Prefix{cluster.IPv4.Services}, Log: log})
+	if err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
 		}
 	}()
-	e.plane, err = control.Start(ctx, l, []netip.Prefix{planeAddress}, upstream.ControlPlaneOptions{
-		Dir: dir, ServiceCIDRs: []netip.Prefix{cluster.IPv4.Services}, Log: log,
-	})
-	if err != nil {
-		return nil, err
-	}
-	e.site.Plane = e.plane
-	if e.pods, e.stop, err = newPods(l); err != nil {
+	if e.pods, e.stop, err = newPods(e.site.Lab); err != nil {
 		return nil, err
 	}
 	// All nodes now: a lab connects new nodes with deleted ones too.
@@ -111,14 +98,10 @@ func newPods(l *lab.Lab) (host *lab.Host, stop func(), err error) {
 }
 
 func (e *environment) close() error {
-	var errs []error
 	if e.stop != nil {
 		e.stop()
 	}
-	if e.plane != nil {
-		errs = append(errs, e.plane.Close())
-	}
-	return errors.Join(append(errs, e.site.Lab.Close())...)
+	return e.site.Close()
 }
 
 func (e *environment) fill(ctx context.Context, n int) error {
@@ -128,11 +111,11 @@ func (e *environment) fill(ctx context.Context, n int) error {
 	begin, first := time.Now(), e.filled
 	err := each(n-first, func(k int) error {
 		svc := e.Service(first + k)
-		if _, err := e.plane.Client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+		if _, err := e.site.Plane.Client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create Service %s: %w", svc.Name, err)
 		}
 		for _, s := range e.Slices(cluster.IPv4, first+k) {
-			if _, err := e.plane.Client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			if _, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
 				return fmt.Errorf("create EndpointSlice %s: %w", s.Name, err)
 			}
 		}
@@ -150,7 +133,7 @@ func (e *environment) writeFirst(ctx context.Context, service int) error {
 	s := e.Slices(cluster.IPv4, service)[0]
 	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
 	// Without a version, whatever is stored is replaced.
-	if _, err := e.plane.Client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+	if _, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
 	return nil
@@ -189,7 +172,7 @@ func (e *environment) run(ctx context.Context, s subject, program string, sample
 	if err := e.prepare(ctx, n, s); err != nil {
 		return err
 	}
-	access, err := e.plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
+	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	if err != nil {
 		err = m.proxy.Explain(err)
 	}
-	return errors.Join(err, m.proxy.Stop())
+	return errors.Join(err, m.proxy.Close())
 }
 
 // awaitAll waits until all Services of a sample answer. They are tried one after the other:

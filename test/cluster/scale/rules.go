@@ -102,7 +102,7 @@ func (m *measurement) program(ctx context.Context) (err error) {
 	if err != nil {
 		err = m.proxy.Explain(err)
 	}
-	if stopped := m.proxy.Stop(); err == nil {
+	if stopped := m.proxy.Close(); err == nil {
 		err = stopped
 	}
 	return err

@@ -10,10 +10,12 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"syscall"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/control"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"k8s.io/client-go/informers"
+	"k8s.io/kubernetes/pkg/controller/endpointslice"
 )
 
 var (
@@ -27,35 +29,65 @@ const Namespace = "default"
 // Site is a cluster.
 type Site struct {
 	Lab   *lab.Lab
-	Plane *control.Plane
+	Plane *Plane
 	Nodes []*Node // those that New made
 	// Outside is a machine outside the cluster.
 	Outside *lab.Host
 
-	stop context.CancelFunc
-	done sync.WaitGroup // what runs until stop
+	stop context.CancelFunc // ends what runs in the background
+	done sync.WaitGroup
 }
 
-// New makes a cluster of nodes named n1, n2, ... with a control plane that serves. What is
-// written to files is in dir. The caller closes it.
-func New(ctx context.Context, dir string, nodes int, log upstream.Log) (_ *Site, err error) {
+// Plane is the cluster's control plane, on a machine of its own, and the faults that tests
+// provoke in it.
+type Plane struct {
+	*upstream.ControlPlane
+	Host *lab.Host
+}
+
+// Start makes a cluster without nodes and without controllers: etcd and kube-apiserver
+// serve. It sets the address and the namespace of the options. The caller closes the Site.
+func Start(ctx context.Context, o upstream.ControlPlaneOptions) (_ *Site, err error) {
 	l, err := lab.New()
 	if err != nil {
 		return nil, err
 	}
-	s := &Site{Lab: l}
-	background, stop := context.WithCancel(context.Background())
-	s.stop = stop
+	s := &Site{Lab: l, stop: func() {}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	s.Plane, err = control.Start(ctx, l, onFabric(2), upstream.ControlPlaneOptions{Dir: dir, ServiceCIDRs: ServiceCIDRs, Log: log})
+	host, err := l.Host("control-plane", onFabric(2)...)
 	if err != nil {
 		return nil, err
 	}
-	s.done.Go(func() { s.Plane.RunEndpointSlices(background) })
+	o.Namespace, o.Address = host.Namespace, netip.AddrPortFrom(host.Addr(false), 6443)
+	o.APIFlags = append(o.APIFlags, "--authorization-mode=RBAC")
+	plane, err := upstream.StartControlPlane(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("control plane: %w", err)
+	}
+	s.Plane = &Plane{plane, host}
+	return s, s.Plane.allowProxies(ctx)
+}
+
+// New starts a cluster of nodes named n1, n2, ... and Kubernetes' own endpointslice
+// controller, which makes EndpointSlices of Services with a selector and of Pods. Files are
+// written into dir.
+func New(ctx context.Context, dir string, nodes int, log upstream.Log) (_ *Site, err error) {
+	s, err := Start(ctx, upstream.ControlPlaneOptions{Dir: dir, ServiceCIDRs: ServiceCIDRs, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	background, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.done.Go(func() { s.Plane.runEndpointSlices(background) })
 	for i := range nodes {
 		n, err := s.Machine(i + 1)
 		if err != nil {
@@ -66,9 +98,28 @@ func New(ctx context.Context, dir string, nodes int, log upstream.Log) (_ *Site,
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
-	s.Outside, err = l.Host("outside", onFabric(200)...)
+	s.Outside, err = s.Lab.Host("outside", onFabric(200)...)
 	return s, err
 }
+
+func (p *Plane) runEndpointSlices(ctx context.Context) {
+	all := informers.NewSharedInformerFactory(p.Client, 0)
+	controller := endpointslice.NewController(ctx,
+		all.Core().V1().Pods(), all.Core().V1().Services(), all.Core().V1().Nodes(), all.Discovery().V1().EndpointSlices(),
+		100, p.Client, 0) // endpoints in a slice: kube-controller-manager's default
+	all.Start(ctx.Done())
+	controller.Run(ctx, 2)
+	all.Shutdown()
+}
+
+// Pause stops the API server: connections stay open, requests get no answer.
+func (p *Plane) Pause() error { return p.API().Signal(syscall.SIGSTOP) }
+
+// Resume lets a paused API server continue.
+func (p *Plane) Resume() error { return p.API().Signal(syscall.SIGCONT) }
+
+// Kill ends the API server at once. StartAPI starts it again, on the same content.
+func (p *Plane) Kill() error { return p.API().Close() }
 
 func onFabric(number int) []netip.Prefix {
 	return []netip.Prefix{

@@ -19,7 +19,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/test/oracle/program"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // Release is a release of Kubernetes that can be built: the folder of test/oracle with the
@@ -98,7 +98,7 @@ func Go(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, program.Tail(stderr.Bytes(), 20))
+		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, lab.Tail(stderr.String(), 20))
 	}
 	return strings.TrimSpace(string(out)), nil
 }

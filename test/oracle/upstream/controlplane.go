@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	k8s "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
@@ -66,8 +65,8 @@ type ControlPlane struct {
 	ns      *lab.Namespace
 	dir     string
 	token   string
-	etcd    *program.Program
-	api     *program.Program
+	etcd    *lab.Program
+	api     *lab.Program
 }
 
 // StartControlPlane starts a control plane and returns when it serves. What it writes
@@ -99,7 +98,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	}()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if c.etcd, err = program.Start(c.ns, c.dir, "etcd", etcd,
+	if c.etcd, err = c.ns.StartProgram(c.dir, "etcd", etcd,
 		"--data-dir="+filepath.Join(c.dir, "etcd"),
 		"--listen-client-urls="+etcdClients, "--advertise-client-urls="+etcdClients,
 		"--listen-peer-urls="+etcdPeers, "--initial-advertise-peer-urls="+etcdPeers,
@@ -154,7 +153,7 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 		"--service-account-key-file=" + c.serviceAccountKey(), "--service-account-signing-key-file=" + c.serviceAccountKey(),
 		"--disable-admission-plugins=ServiceAccount", // it wants each pod to have one
 	}
-	c.api, err = program.Start(c.ns, c.dir, "kube-apiserver", binary, append(flags, c.options.APIFlags...)...)
+	c.api, err = c.ns.StartProgram(c.dir, "kube-apiserver", binary, append(flags, c.options.APIFlags...)...)
 	if err != nil {
 		return err
 	}
@@ -162,7 +161,7 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 }
 
 // API is the API server's process, the last one that was started.
-func (c *ControlPlane) API() *program.Program { return c.api }
+func (c *ControlPlane) API() *lab.Program { return c.api }
 
 // Address is where the API server listens.
 func (c *ControlPlane) Address() string { return c.options.Address.String() }
@@ -245,9 +244,9 @@ func (c *ControlPlane) serveIn(ns *lab.Namespace) (*http.Server, error) {
 // Close ends both programs and removes their files.
 func (c *ControlPlane) Close() error {
 	var errs []error
-	for _, p := range []*program.Program{c.api, c.etcd} {
+	for _, p := range []*lab.Program{c.api, c.etcd} {
 		if p != nil {
-			errs = append(errs, p.Stop())
+			errs = append(errs, p.Close())
 		}
 	}
 	if c.options.Namespace == nil {

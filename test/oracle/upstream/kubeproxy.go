@@ -14,7 +14,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/oracle/program"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,7 +32,7 @@ type KubeProxy struct {
 	dir  string
 	node *lab.Machine
 	api  *http.Server
-	*program.Program
+	*lab.Program
 }
 
 // StartKubeProxy starts kube-proxy, fed by the control plane, and returns when it has
@@ -79,7 +78,7 @@ func StartKubeProxy(ctx context.Context, r Release, s *stage.Stage, c *ControlPl
 		}
 		command = append([]string{"env", "PATH=" + path}, command...)
 	}
-	if k.Program, err = program.Start(k.node.Namespace, k.dir, "kube-proxy", command[0], command[1:]...); err != nil {
+	if k.Program, err = k.node.StartProgram(k.dir, "kube-proxy", command[0], command[1:]...); err != nil {
 		return nil, err
 	}
 	if err := k.awaitSyncs(ctx, 1); err != nil {
@@ -213,7 +212,7 @@ func (k *KubeProxy) knowsServiceCIDRs(ctx context.Context) error {
 func (k *KubeProxy) Close() error {
 	var errs []error
 	if k.Program != nil {
-		errs = append(errs, k.Stop())
+		errs = append(errs, k.Program.Close())
 	}
 	if k.api != nil {
 		errs = append(errs, k.api.Close())

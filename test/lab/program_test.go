@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package program
+package lab_test
 
 import (
 	"context"
@@ -13,23 +13,23 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-func run(t *testing.T, script string) *Program {
+func startProgram(t *testing.T, script string) *lab.Program {
 	kerneltest.Require(t, kerneltest.Root)
 	ns, err := lab.NewNamespace()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
-	p, err := Start(ns, t.TempDir(), "program", "/bin/sh", "-c", script)
+	p, err := ns.StartProgram(t.TempDir(), "program", "/bin/sh", "-c", script)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// TestEndsEarly expects Await to return when the program ends, with the end of its log.
-func TestEndsEarly(t *testing.T) {
-	p := run(t, "echo wrong flag >&2; exit 3")
+// TestProgramEndsEarly expects Await to return when the program ends, with the end of its log.
+func TestProgramEndsEarly(t *testing.T) {
+	p := startProgram(t, "echo wrong flag >&2; exit 3")
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	err := p.Await(ctx, func(context.Context) error { return os.ErrNotExist })
@@ -38,8 +38,8 @@ func TestEndsEarly(t *testing.T) {
 	}
 }
 
-// TestTerminate wants a program to be given the time to end by itself, and no more.
-func TestTerminate(t *testing.T) {
+// TestProgramTerminates wants a program to be given the time to end by itself, and no more.
+func TestProgramTerminates(t *testing.T) {
 	for _, c := range []struct {
 		name, script, want string
 		bound              time.Duration
@@ -48,7 +48,7 @@ func TestTerminate(t *testing.T) {
 		{"does not", "trap '' TERM; echo up; while :; do sleep 0.01; done", "up\n", 300 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := run(t, c.script)
+			p := startProgram(t, c.script)
 			up := func(context.Context) error {
 				if p.Log() == "" {
 					return os.ErrNotExist
