@@ -95,7 +95,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if c.config.Refresh > 0 {
 		wg.Go(func() { repeat(ctx, c.config.Refresh, c.refresh) })
 	}
-	return netif.Namespace(c.config.NetNS).Watch(ctx, func(u netif.Update) { c.update(ctx, u) })
+	return netif.Namespace(c.config.NetNS).Watch(ctx, func(all []netif.Interface) { c.update(ctx, all) })
 }
 
 // repeat calls do with a pause before each call, until ctx ends.

@@ -35,36 +35,30 @@ func (s deviceSet) without(other deviceSet) []nfnl.Device {
 func (c *Controller) list() error {
 	all, err := netif.Namespace(c.config.NetNS).List()
 	if err == nil {
-		c.take(netif.Update{Full: true, Changed: all})
+		c.take(all)
 	}
 	return err
 }
 
 // update programs a change of interfaces.
-func (c *Controller) update(ctx context.Context, u netif.Update) {
+func (c *Controller) update(ctx context.Context, all []netif.Interface) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.take(u)
+	c.take(all)
 	if c.sequence.Check() == nil {
 		c.sync(ctx)
 	}
 }
 
-// take records a change of interfaces.
-func (c *Controller) take(u netif.Update) {
-	if u.Full {
-		c.links, c.chosen = map[int]netif.Interface{}, map[int]string{}
-	}
-	for _, index := range u.Gone {
-		delete(c.links, index)
-		delete(c.chosen, index)
-	}
-	for _, i := range u.Changed {
-		if old, had := c.links[i.Index]; had && old.Name != i.Name {
+// take records the interfaces and chooses those for the flowtable.
+func (c *Controller) take(all []netif.Interface) {
+	former := c.links
+	c.links, c.chosen = map[int]netif.Interface{}, map[int]string{}
+	for _, i := range all {
+		if old, had := former[i.Index]; had && old.Name != i.Name {
 			c.renamed(old.Name, i.Name)
 		}
 		c.links[i.Index] = i
-		delete(c.chosen, i.Index)
 		chosen, err := c.config.Interfaces.Selects(&i)
 		if chosen {
 			c.chosen[i.Index] = i.Name

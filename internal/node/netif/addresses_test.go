@@ -258,10 +258,10 @@ func TestBurst(t *testing.T) {
 func TestBrokenWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	tries, deliveries := 0, 0
-	err := keepWatching(ctx, func(_ context.Context, deliver func(Update)) error {
+	err := keepWatching(ctx, func(_ context.Context, deliver func([]Interface)) error {
 		switch tries++; tries {
 		case 1, 4:
-			deliver(Update{Full: true})
+			deliver(nil)
 		case 2: // not even a list
 		case 3:
 			return unix.ENOBUFS
@@ -269,12 +269,12 @@ func TestBrokenWatch(t *testing.T) {
 			cancel()
 		}
 		return errors.New("it broke")
-	}, func(Update) { deliveries++ })
+	}, func([]Interface) { deliveries++ })
 	if err != nil || tries != 5 || deliveries != 2 {
 		t.Errorf("%d deliveries in %d tries, ended with %v", deliveries, tries, err)
 	}
 	broken := errors.New("it broke")
-	if err := keepWatching(t.Context(), func(context.Context, func(Update)) error { return broken }, nil); err != broken {
+	if err := keepWatching(t.Context(), func(context.Context, func([]Interface)) error { return broken }, nil); err != broken {
 		t.Errorf("a watch that never began ended with %v", err)
 	}
 }

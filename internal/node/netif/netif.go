@@ -3,7 +3,17 @@
 // Package netif lists and watches a node's network interfaces and their addresses.
 package netif
 
-import "net/netip"
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
 
 // Namespace is a file descriptor of a network namespace, or 0 for the calling thread's.
 type Namespace int
@@ -26,14 +36,89 @@ type Interface struct {
 	Up       bool // set up (IFF_UP), with or without a carrier
 	Loopback bool
 
-	// PortOf is the kind of the interface of which this one is a port (bridge, bond,
+	// PortOf is the type of the interface of which this one is a port (bridge, bond,
 	// team ...); "" for none.
 	PortOf string
 }
 
-// Update is the difference from the interfaces delivered before.
-type Update struct {
-	Full    bool // Changed has all interfaces
-	Changed []Interface
-	Gone    []int // indexes
+// List lists the interfaces by index.
+func (n Namespace) List() ([]Interface, error) {
+	h, err := n.open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return list(h)
+}
+
+func (n Namespace) open() (*netlink.Handle, error) {
+	ns := netns.None()
+	if n != 0 {
+		ns = netns.NsHandle(n)
+	}
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket to rtnetlink: %w", err)
+	}
+	return h, nil
+}
+
+// list tries again if interfaces have changed meanwhile.
+func list(h *netlink.Handle) ([]Interface, error) {
+	const tries = 100
+	for try := 1; ; try++ {
+		links, err := h.LinkList()
+		var addresses []netlink.Addr
+		if err == nil {
+			addresses, err = h.AddrList(nil, netlink.FAMILY_ALL)
+		}
+		switch {
+		case err == nil:
+			return interfaces(links, addresses), nil
+		case try == tries || !errors.Is(err, netlink.ErrDumpInterrupted):
+			return nil, fmt.Errorf("list interfaces: %w", err)
+		}
+	}
+}
+
+func interfaces(links []netlink.Link, addresses []netlink.Addr) (all []Interface) {
+	types := map[int]string{}
+	for _, l := range links {
+		types[l.Attrs().Index] = typeOf(l)
+	}
+	byIndex := map[int][]netip.Addr{}
+	for _, a := range addresses {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && answers(a.Flags) {
+			byIndex[a.LinkIndex] = append(byIndex[a.LinkIndex], addr)
+		}
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		all = append(all, Interface{
+			Index: a.Index, Name: a.Name, Type: types[a.Index], Addresses: inOrder(byIndex[a.Index]), MTU: a.MTU,
+			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, PortOf: types[a.MasterIndex],
+		})
+	}
+	slices.SortFunc(all, func(a, b Interface) int { return a.Index - b.Index })
+	return all
+}
+
+func typeOf(l netlink.Link) string {
+	if _, ok := l.(*netlink.Tuntap); ok {
+		return "tun" // the kernel's name; the library has its own
+	}
+	return l.Type()
+}
+
+// answers reports whether the kernel answers on an address with some flags.
+func answers(flags int) bool {
+	tentative := flags&unix.IFA_F_TENTATIVE != 0 && flags&unix.IFA_F_OPTIMISTIC == 0
+	return !tentative && flags&unix.IFA_F_DADFAILED == 0
+}
+
+// inOrder sorts addresses and removes duplicates: an interface can have the same address
+// with several prefixes or peers.
+func inOrder(all []netip.Addr) []netip.Addr {
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
 }
