@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -119,4 +120,110 @@ func openOutput() (*os.File, error) {
 	mode.Lflag &^= unix.ECHO | unix.ICANON | unix.ISIG | unix.TOSTOP
 	mode.Iflag = 0
 	return os.NewFile(uintptr(fd), outputTTY), unix.IoctlSetTermios(fd, unix.TCSETS, mode)
+}
+
+// tempDir is TMPDIR of the command. It is on a tmpfs, for speed, and because hostfs has
+// no UNIX sockets. /tmp itself stays the host's, as test binaries are usually there.
+const tempDir = "/run/tmp"
+
+const noDevices = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+// mounts of the machine, in order.
+var mounts = []struct {
+	fstype, target, data string
+	flags                uintptr
+	mkdir                bool // the target is on one of our own mounts, not on the host's disk
+	optional             bool // the kernel may have been built without it
+}{
+	{fstype: "proc", target: "/proc", flags: noDevices},
+	{fstype: "sysfs", target: "/sys", flags: noDevices},
+	{fstype: "cgroup2", target: "/sys/fs/cgroup", optional: true},
+	{fstype: "bpf", target: "/sys/fs/bpf", data: "mode=0700", optional: true},
+	{fstype: "devtmpfs", target: "/dev", data: "mode=0755", flags: unix.MS_NOSUID},
+	{fstype: "devpts", target: "/dev/pts", data: "ptmxmode=0666", mkdir: true},
+	{fstype: "tmpfs", target: "/dev/shm", data: "mode=1777", mkdir: true},
+	{fstype: "mqueue", target: "/dev/mqueue", mkdir: true, optional: true},
+	// ip-netns(8) keeps its names in /run/netns, iptables its lock in /run.
+	{fstype: "tmpfs", target: "/run", data: "mode=0755"},
+	{fstype: "tmpfs", target: tempDir, data: "mode=1777", mkdir: true},
+}
+
+// links that devtmpfs lacks.
+var links = map[string]string{
+	"/dev/fd":     "/proc/self/fd",
+	"/dev/stdin":  "/proc/self/fd/0",
+	"/dev/stdout": "/proc/self/fd/1",
+	"/dev/stderr": "/proc/self/fd/2",
+}
+
+// sysctls whose defaults are too low, as the kernel derives them from little memory.
+var sysctls = map[string]string{
+	// Watches of manifest directories, one instance each.
+	"fs.inotify.max_user_instances": "1024",
+	"fs.inotify.max_user_watches":   "65536",
+	// The Go runtime reserves far more address space than it uses.
+	"vm.overcommit_memory": "1",
+	// Neighbour tables are shared by all network namespaces of a kernel; the lab's
+	// nodes and pods together exceed the default of 1024 entries.
+	"net.ipv4.neigh.default.gc_thresh1": "4096",
+	"net.ipv4.neigh.default.gc_thresh2": "8192",
+	"net.ipv4.neigh.default.gc_thresh3": "16384",
+	"net.ipv6.neigh.default.gc_thresh1": "4096",
+	"net.ipv6.neigh.default.gc_thresh2": "8192",
+	"net.ipv6.neigh.default.gc_thresh3": "16384",
+}
+
+// setUp prepares the machine for tests.
+func setUp() error {
+	for _, m := range mounts {
+		if m.mkdir {
+			if err := os.MkdirAll(m.target, 0o755); err != nil {
+				return fmt.Errorf("mount %s: %w", m.target, err)
+			}
+		}
+		err := unix.Mount(m.fstype, m.target, m.fstype, m.flags, m.data)
+		if m.optional && (errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT)) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("mount %s (%s): %w", m.target, m.fstype, err)
+		}
+	}
+	for _, dir := range []string{"/run/lock", "/run/netns"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for name, target := range links {
+		if err := os.Symlink(target, name); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	for name, value := range sysctls {
+		err := os.WriteFile("/proc/sys/"+strings.ReplaceAll(name, ".", "/"), []byte(value), 0)
+		ipv6Disabled := errors.Is(err, os.ErrNotExist) && strings.HasPrefix(name, "net.ipv6.")
+		if err != nil && !ipv6Disabled {
+			return fmt.Errorf("sysctl %s: %w", name, err)
+		}
+	}
+	if err := unix.Sethostname([]byte("uml")); err != nil {
+		return fmt.Errorf("host name: %w", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("link lo: %w", err)
+	}
+	// Servers and clients of the lab are sockets of one test process.
+	const files = 1 << 18
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}); err != nil {
+		return fmt.Errorf("limit of open files: %w", err)
+	}
+	// A core would be written to the host's source tree.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("limit of core files: %w", err)
+	}
+	return nil
 }

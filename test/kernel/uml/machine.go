@@ -14,8 +14,10 @@
 package uml
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,9 +28,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/slipstream-proxy/slipstream/test/process"
+	"golang.org/x/sys/unix"
 )
 
 // Machine describes a User Mode Linux machine. Each Run boots a new one.
@@ -236,4 +237,94 @@ func (t *tail) panicked() string {
 		}
 	}
 	return why
+}
+
+// Command is a program to run on a machine. All paths are the host's.
+type Command struct {
+	// Path of the program, absolute.
+	Path string
+	// Args are its arguments, without the program's own name.
+	Args []string
+	// Dir is the working directory, absolute; empty means "/".
+	Dir string
+	// Env is the whole environment as NAME=value. PATH and HOME are added when they
+	// are absent; TMPDIR always names a tmpfs of the machine.
+	Env []string
+}
+
+// Result is how a command ended.
+type Result struct {
+	// ExitCode is the command's own, or 128 plus the number of the signal that ended it.
+	ExitCode int
+	// Failure says why the command could not be started, or is empty.
+	Failure string
+}
+
+// jobVariable is on the kernel's command line, which makes it part of the environment
+// of process 1. It names the job's directory.
+const jobVariable = "SLIPSTREAM_UML_JOB"
+
+// Names in the directory of a job.
+const (
+	initFile   = "init"        // symbolic link to the binary that is process 1
+	jobFile    = "job.json"    // a Command, written by the host
+	resultFile = "result.json" // a Result, written by process 1
+)
+
+// checkVisible returns an error if a machine cannot reach a path of the host, because it
+// has mounts of its own above. what names the path in the error.
+func checkVisible(what, path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%s %q is not an absolute path", what, path)
+	}
+	clean := filepath.Clean(path)
+	if resolved, err := filepath.EvalSymlinks(clean); err == nil {
+		clean = resolved
+	}
+	for _, dir := range []string{"/dev", "/proc", "/run", "/sys", "/var/run"} {
+		if clean == dir || strings.HasPrefix(clean, dir+"/") {
+			return fmt.Errorf("%s %q is below %s, where the machine has a mount of its own; use another place (see TMPDIR)", what, path, dir)
+		}
+	}
+	return nil
+}
+
+func writeJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o600)
+}
+
+func readJSON(path string, v any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
+}
+
+// Versions are the Linux versions that tests run on, as test/kernel/build.sh takes them.
+var Versions = []string{"6.12", "6.1"}
+
+// ErrNoKernel means that no kernel of the version is named and none is cached.
+var ErrNoKernel = errors.New("no User Mode Linux kernel")
+
+// Find returns the path of the kernel of a version that the environment names, else of
+// the one that buildScript, the path of test/kernel/build.sh, has cached, else
+// [ErrNoKernel] with what the script said. It builds nothing.
+func Find(ctx context.Context, buildScript, version string) (string, error) {
+	cmd := exec.CommandContext(ctx, buildScript, "--cached", version)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	var status *exec.ExitError
+	if errors.As(err, &status) && status.ExitCode() == 1 {
+		return "", fmt.Errorf("%w: %s", ErrNoKernel, bytes.TrimSpace(said.Bytes()))
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s --cached %s: %w", buildScript, version, err)
+	}
+	return strings.TrimSuffix(string(out), "\n"), nil
 }
