@@ -32,15 +32,15 @@ race: deps ## Run the packages that start goroutines under the race detector (ro
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
-	cd test/oracle && $(GO) run ./build && $(GO) test ./cluster ./observe ./stage ./upstream
+	cd test/oracle && $(GO) run ./build tools previous && $(GO) test ./cluster ./observe ./stage ./upstream
 	cd test/oracle && $(GO) test -count=1 -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
 test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, with several nodes, beside kube-proxy (root)
-	cd test/oracle && $(GO) run ./build
+	cd test/oracle && $(GO) run ./build tools oldest
 	cd test/cluster && $(GO) test -count=1 -timeout 30m ./...
 
 test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
-	cd test/oracle && $(GO) run ./build
+	cd test/oracle && $(GO) run ./build tools
 	cd test/deploy && $(GO) test -count=1 -timeout 20m ./...
 
 image: ## Build the container image with $(ENGINE)

@@ -37,7 +37,6 @@ needs=(
   'ping iputils-ping'
   'tcpdump tcpdump'             # looking at a test that fails
   'iperf3 iperf3'               # benchmarks
-  'etcd etcd-server'            # the API server that the oracle test feeds kube-proxy from
   'gcc build-essential'         # the race detector needs cgo
   'ps procps'
   'sysctl procps'

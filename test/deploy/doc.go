@@ -4,7 +4,7 @@
 // say the same, that a real kube-apiserver takes it, and that what it describes works and
 // needs all that it asks for.
 //
-//	go test .       # root; etcd; kube-apiserver is built when it is first needed
+//	go test .       # root; kube-apiserver and etcd are built when they are first needed
 //
 // The DaemonSet's container is run as the manifest says, without an engine: the image's
 // root file system, read-only, with the pod's volumes, its capabilities and no others,

@@ -27,14 +27,15 @@
 // passing: they come from a slow machine or, with session affinity in iptables mode, from
 // the kernel, which remembers only the last 100 clients of an endpoint.
 //
-// It needs root, nft, etcd, and iptables for the mode of that name; test/deps.sh installs
-// all three. kube-apiserver and kube-proxy are built when they are first needed, which
-// takes minutes; "go run ./build" does nothing else.
+// It needs root, nft, and iptables for the mode of that name; test/deps.sh installs both.
+// etcd, kube-apiserver and kube-proxy are built when they are first needed, which takes
+// minutes; "go run ./build tools previous" does nothing else.
 //
 // # What is where
 //
 //	tools     the versions of what is compared with: a module of its own
 //	previous  the previous release's: the same
+//	oldest    kube-apiserver of the oldest release that Slipstream supports: the same
 //	upstream  etcd, kube-apiserver and kube-proxy as child processes
 //	cluster   random clusters
 //	stage     the machines

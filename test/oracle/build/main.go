@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command build builds kube-apiserver and kube-proxy, which the tests compare with, and the
-// kube-proxy of the previous release, unless that has been done before. It takes minutes.
+// Command build builds the programs that tests run beside Slipstream, those of the releases
+// named as arguments, unless that has been done before. It takes minutes.
+//
+//	go run ./build tools previous oldest
 package main
 
 import (
@@ -16,7 +18,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	for release, names := range upstream.Programs {
+	for _, folder := range os.Args[1:] {
+		release := upstream.Release(folder)
+		names, ok := upstream.Programs[release]
+		if !ok {
+			fmt.Fprintf(os.Stderr, "oracle: no release %q\n", folder)
+			os.Exit(2)
+		}
 		for _, name := range names {
 			_, err := release.Binary(ctx, name, func(format string, args ...any) {
 				fmt.Fprintf(os.Stderr, "oracle: "+format+"\n", args...)

@@ -3,9 +3,8 @@
 // Package upstream runs what Kubernetes itself is made of, as child processes in
 // network namespaces: etcd, kube-apiserver and kube-proxy.
 //
-// etcd is Debian's (package etcd-server); the other two are built from the Go module
-// k8s.io/kubernetes, in the versions that ../tools/go.mod and ../previous/go.mod require,
-// when they are first needed. See [Binary].
+// They are built from Go modules, in the versions that ../tools/go.mod, ../previous/go.mod
+// and ../oldest/go.mod require, when they are first needed. See [Binary].
 package upstream
 
 import (
@@ -28,12 +27,25 @@ type Release string
 
 // The releases.
 const (
-	Current  Release = "tools"    // kube-proxy and kube-apiserver
-	Previous Release = "previous" // kube-proxy
+	Current  Release = "tools"
+	Previous Release = "previous"
+	Oldest   Release = "oldest" // that Slipstream supports
 )
 
-// Programs are the names that [Binary] knows, by release.
-var Programs = map[Release][]string{Current: {"kube-proxy", "kube-apiserver"}, Previous: {"kube-proxy"}}
+// Programs are the names that [Release.Binary] knows, by release.
+var Programs = map[Release][]string{
+	Current:  {"kube-apiserver", "kube-proxy", "etcd"},
+	Previous: {"kube-proxy"},
+	Oldest:   {"kube-apiserver"},
+}
+
+// packageOf returns the Go package of a program.
+func packageOf(name string) string {
+	if name == "etcd" {
+		return "go.etcd.io/etcd/server/v3"
+	}
+	return "k8s.io/kubernetes/cmd/" + name
+}
 
 // Log is called with one line about what takes long. It may be nil.
 type Log func(format string, args ...any)
@@ -44,7 +56,7 @@ func (l Log) printf(format string, args ...any) {
 	}
 }
 
-// Binary returns the path of one of Kubernetes' programs, of the current release. See
+// Binary returns the path of one of the programs, of the current release. See
 // [Release.Binary].
 func Binary(ctx context.Context, name string, log Log) (string, error) {
 	return Current.Binary(ctx, name, log)
@@ -79,12 +91,12 @@ func (r Release) Binary(ctx context.Context, name string, log Log) (string, erro
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	log.printf("building %s %s, once, into %s: this takes minutes", name, version, dir)
+	log.printf("building %s for Kubernetes %s, once, into %s: this takes minutes", name, version, dir)
 	part := fmt.Sprintf("%s.%d.part", path, os.Getpid()) // renamed when it is complete
 	defer os.Remove(part)
 	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
-	if _, err := Go(ctx, module, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, "k8s.io/kubernetes/cmd/"+name); err != nil {
-		return "", fmt.Errorf("build %s %s: %w", name, version, err)
+	if _, err := Go(ctx, module, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, packageOf(name)); err != nil {
+		return "", fmt.Errorf("build %s for Kubernetes %s: %w", name, version, err)
 	}
 	return path, os.Rename(part, path)
 }

@@ -3,6 +3,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -15,7 +16,6 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -41,6 +41,7 @@ const startTimeout = 3 * time.Minute
 type ControlPlaneOptions struct {
 	Dir          string         // in which a folder for the programs' files is made
 	ServiceCIDRs []netip.Prefix // of ClusterIPs: one, or one of each family
+	Release      Release        // of kube-apiserver; Current if empty
 	APIFlags     []string       // further flags of kube-apiserver; the last one of a name counts
 	Log          Log            // called about what takes long, if not nil
 
@@ -72,11 +73,12 @@ type ControlPlane struct {
 // StartControlPlane starts a control plane and returns when it serves. What it writes
 // goes away with it.
 func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPlane, err error) {
-	etcd, err := exec.LookPath("etcd")
+	o.Release = cmp.Or(o.Release, Current)
+	etcd, err := Binary(ctx, "etcd", o.Log)
 	if err != nil {
-		return nil, fmt.Errorf("%w (Debian's package is etcd-server; test/deps.sh installs it)", err)
+		return nil, err
 	}
-	if _, err := Binary(ctx, "kube-apiserver", o.Log); err != nil {
+	if _, err := o.Release.Binary(ctx, "kube-apiserver", o.Log); err != nil {
 		return nil, err
 	}
 	if !o.Address.IsValid() {
@@ -132,7 +134,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 func (c *ControlPlane) StartAPI(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	binary, err := Binary(ctx, "kube-apiserver", c.options.Log)
+	binary, err := c.options.Release.Binary(ctx, "kube-apiserver", c.options.Log)
 	if err != nil {
 		return err
 	}
