@@ -22,6 +22,8 @@ type Content struct {
 
 	ServiceCIDRs map[netip.Prefix]bool
 
+	RefusedNodePorts map[desired.RefusedNodePort]bool
+
 	// Faults are inconsistencies in the kernel's objects, such as a pool with an
 	// unused slot.
 	Faults []string
@@ -37,6 +39,8 @@ func NewContent() *Content {
 		ClusterIPs:   map[netip.Addr]bool{},
 		HairpinIPs:   map[netip.Addr]bool{},
 		ServiceCIDRs: map[netip.Prefix]bool{},
+
+		RefusedNodePorts: map[desired.RefusedNodePort]bool{},
 	}
 }
 
@@ -82,6 +86,9 @@ func ContentOf(full *desired.Change) *Content {
 	for _, p := range full.ServiceCIDRs.Added {
 		c.ServiceCIDRs[p] = true
 	}
+	for _, p := range full.RefusedNodePorts.Added {
+		c.RefusedNodePorts[p] = true
+	}
 	for _, a := range full.ClusterIPs.Added {
 		c.ClusterIPs[a] = true
 	}
@@ -106,6 +113,9 @@ func (c *Content) Lines() []string {
 	}
 	for p := range c.ServiceCIDRs {
 		all = append(all, fmt.Sprintf("ServiceCIDR %s", p))
+	}
+	for p := range c.RefusedNodePorts {
+		all = append(all, p.String())
 	}
 	for _, f := range c.Faults {
 		all = append(all, faultPrefix+f)

@@ -21,6 +21,10 @@ type Update struct {
 	// Health lists the health checks of load balancers that have a new answer.
 	Health []HealthCheck
 
+	// Relays lists the NodePorts on loopback addresses that are served otherwise than
+	// before.
+	Relays []Relay
+
 	// Flows lists the conntrack entries that are to be deleted.
 	Flows []StaleFlows
 
@@ -55,6 +59,9 @@ type Change struct {
 	// overlaps. Traffic to an address in them that no Service has is dropped.
 	ServiceCIDRs PrefixChange
 
+	// RefusedNodePorts are refused at loopback addresses, and counted.
+	RefusedNodePorts SetChange[RefusedNodePort]
+
 	// HealthPorts are the TCP ports on which this node answers the health checks
 	// of load balancers. A dataplane does not answer, but may have to accept the
 	// packets.
@@ -64,7 +71,8 @@ type Change struct {
 // Empty reports whether there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty()
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty() &&
+		c.RefusedNodePorts.empty()
 }
 
 // FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or

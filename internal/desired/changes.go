@@ -21,11 +21,14 @@ func (s *State) collect() *Update {
 			c.Pools = append(c.Pools, pc)
 		}
 		s.updateNoLocal(p)
+		s.dirtyRelay(p)
 		c.Flows = s.staleFlows(c.Flows, p)
 	}
 	for _, f := range s.dirtyFrontends {
 		f.dirty = false
-		if fc, differs := f.change(); differs {
+		if s.config.relayed(f.key) {
+			c.Relays = append(c.Relays, s.relay(f))
+		} else if fc, differs := f.change(); differs {
 			c.Frontends = append(c.Frontends, fc)
 			c.Flows = s.newFrontendFlows(c.Flows, fc)
 		}
@@ -49,18 +52,29 @@ func (s *State) collect() *Update {
 	c.ServiceCIDRs = s.serviceCIDRs.change()
 	c.Health = s.healthChanges()
 	c.HealthPorts = s.healthPorts.change()
+	c.RefusedNodePorts = s.refused.change()
 	return c
 }
 
 // Full returns the whole content, as a Change from nothing. The next Change starts
 // from it. Health checks that were removed since the last Change or Full are included,
-// with Port 0.
+// with Port 0, and relays without a Service.
 func (s *State) Full() *Update {
 	last := s.collect()
 	c := &Update{Change: *s.Reported(), Problems: last.Problems, Flows: s.allFlows()}
 	for _, h := range last.Health {
 		if h.Port == 0 {
 			c.Health = append(c.Health, h)
+		}
+	}
+	for _, r := range last.Relays {
+		if r.Service == (ServicePort{}) {
+			c.Relays = append(c.Relays, r)
+		}
+	}
+	for key, f := range s.frontends {
+		if s.config.relayed(key) {
+			c.Relays = append(c.Relays, s.relay(f))
 		}
 	}
 	for _, svc := range s.services {
@@ -92,5 +106,6 @@ func (s *State) Reported() *Change {
 	c.HairpinIPs = s.hairpins.full()
 	c.ServiceCIDRs = s.serviceCIDRs.full()
 	c.HealthPorts = s.healthPorts.full()
+	c.RefusedNodePorts = s.refused.full()
 	return c
 }

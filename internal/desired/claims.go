@@ -54,6 +54,7 @@ func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey,
 			do(frontendKey(a.ip, p.number, p), a.kind, p)
 		}
 		spec.eachNodePort(p, s.nodePortAddrs, do)
+		s.eachRelay(spec, p, do)
 	}
 }
 

@@ -20,6 +20,10 @@ type Config struct {
 	// NodePorts selects the addresses on which NodePorts answer.
 	NodePorts NodePortAddresses
 
+	// LoopbackNodePorts says how NodePorts on loopback addresses are handled, by
+	// Family.
+	LoopbackNodePorts [families]LoopbackNodePorts
+
 	// DetectLocal says how traffic from this node's pods is recognized.
 	DetectLocal DetectLocal
 
@@ -48,7 +52,7 @@ type NodePortAddresses struct {
 	// Primary is set.
 	CIDRs []netip.Prefix
 
-	// Loopback allows IPv4 loopback addresses too (kube-proxy's
+	// Loopback allows IPv4 loopback addresses too, served by the kernel (kube-proxy's
 	// --iptables-localhost-nodeports). IPv6 has no equivalent: the kernel never
 	// sends packets with the source ::1 to another machine.
 	Loopback bool

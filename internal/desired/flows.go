@@ -117,7 +117,7 @@ func (s *State) frontendsOf(p *pool) (keys []FrontendKey) {
 	}
 	s.eachClaim(svc.spec, []*port{p.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
-		if FamilyOf(key.Addr()) == p.family && f.claims[0].port == port && !slices.Contains(keys, key) {
+		if FamilyOf(key.Addr()) == p.family && !s.config.relayed(key) && f.claims[0].port == port && !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
 	})

@@ -19,6 +19,9 @@ const (
 	SCTP Protocol = 132
 )
 
+// Protocols lists them.
+var Protocols = []Protocol{TCP, UDP, SCTP}
+
 // String is the protocol as the Kubernetes API writes it.
 func (p Protocol) String() string {
 	switch p {

@@ -25,6 +25,9 @@ func checkSequence(input []byte) error {
 	if c.Below(2) == 1 {
 		config.NodePorts.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
 	}
+	for f := range config.LoopbackNodePorts {
+		config.LoopbackNodePorts[f] = LoopbackNodePorts(c.Below(3))
+	}
 	var objects desiredtest.Objects
 	s := New(config)
 	kernel := newModel()
@@ -104,7 +107,7 @@ func checkReported(s *State, kernel *model) error {
 	if err := reported.apply(&Update{Change: *s.Reported()}); err != nil {
 		return fmt.Errorf("reported content: %w", err)
 	}
-	reported.health = kernel.health
+	reported.health, reported.relays = kernel.health, kernel.relays
 	if kernel.local == (LocalTraffic{}) { // nothing has been reported yet
 		reported.local = kernel.local
 	}
@@ -135,7 +138,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
 		return fmt.Errorf("%d lists of Services are not empty after all objects are deleted", n)
 	}
-	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.refused.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil

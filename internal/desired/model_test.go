@@ -23,6 +23,8 @@ type model struct {
 	health      map[types.NamespacedName]HealthCheck
 	healthPorts map[HealthPort]bool
 	local       LocalTraffic
+	relays      map[FrontendKey]string
+	refused     map[RefusedNodePort]bool
 }
 
 type modelPool struct {
@@ -38,6 +40,7 @@ func newModel() *model {
 	return &model{
 		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
 		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, map[HealthPort]bool{}, LocalTraffic{},
+		map[FrontendKey]string{}, map[RefusedNodePort]bool{},
 	}
 }
 
@@ -83,6 +86,23 @@ func (m *model) apply(c *Update) (err error) {
 			}
 			delete(m.pools, p.ID)
 		}
+	}
+	for _, r := range c.Relays {
+		if delete(m.relays, r.FrontendKey); r.Service != (ServicePort{}) {
+			m.relays[r.FrontendKey] = fmt.Sprintf("%s %d %s, flows to %s", r.Service, r.Affinity, sortedBackends(r.Backends), sortedBackends(r.Serving))
+		}
+	}
+	for _, p := range c.RefusedNodePorts.Removed {
+		if !m.refused[p] {
+			wrong("NodePort %v is refused no more but was not refused", p)
+		}
+		delete(m.refused, p)
+	}
+	for _, p := range c.RefusedNodePorts.Added {
+		if m.refused[p] {
+			wrong("NodePort %v is refused but already was", p)
+		}
+		m.refused[p] = true
 	}
 	for _, f := range c.Frontends {
 		there, ok := m.frontends[f.Key()]
@@ -211,10 +231,13 @@ func (m *model) String() string {
 	for _, p := range m.pools {
 		lines = append(lines, p.String())
 	}
+	for key, r := range m.relays {
+		lines = append(lines, fmt.Sprintf("relay %s -> %s", key, r))
+	}
 	for _, h := range m.health {
 		lines = append(lines, fmt.Sprintf("%+v", h))
 	}
-	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v", m.local, m.healthPorts))
+	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v, refused %v", m.local, m.healthPorts, m.refused))
 	slices.Sort(lines)
 	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "ServiceCIDRs "+names(m.cidrs)), "\n")
 }
@@ -232,6 +255,10 @@ func (s *SourceRanges) String() string {
 		return "all clients"
 	}
 	return fmt.Sprint(s.ranges)
+}
+
+func sortedBackends(all []Backend) []Backend {
+	return slices.SortedFunc(slices.Values(all), Backend.Compare)
 }
 
 func names[T interface {

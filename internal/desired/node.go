@@ -154,6 +154,9 @@ func (s *State) NodePortAddresses() (out []netip.Addr) {
 					out = append(out, ip)
 				}
 			}
+			if s.config.LoopbackNodePorts[f] == LoopbackRelayed {
+				out = append(out, loopbacks[f])
+			}
 		}
 	}
 	return out

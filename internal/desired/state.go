@@ -23,6 +23,7 @@ type State struct {
 	clusterIPs  counted[netip.Addr]
 	hairpins    counted[netip.Addr]
 	healthPorts counted[HealthPort]
+	refused     counted[RefusedNodePort]
 
 	node         node
 	serviceCIDRs serviceCIDRs
@@ -153,6 +154,7 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 			s.clusterIPs.use(ip, -1)
 		}
 		s.eachClaim(old, oldPorts, s.unclaim)
+		s.refuse(old, oldPorts, -1)
 	}
 	if spec != nil {
 		s.proxied++
@@ -168,6 +170,7 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 			s.clusterIPs.use(ip, 1)
 		}
 		s.eachClaim(spec, svc.ports, s.claim)
+		s.refuse(spec, svc.ports, 1)
 	}
 	for _, p := range oldPorts {
 		if !slices.Contains(svc.ports, p) {

@@ -78,6 +78,9 @@ func families(c *desired.Change) (out desired.Families) {
 	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed) {
 		out[desired.FamilyOf(a)] = true
 	}
+	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {
+		out[p.Family] = true
+	}
 	for _, p := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
 		out[desired.FamilyOf(p.Addr())] = true
 	}

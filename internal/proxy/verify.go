@@ -237,6 +237,9 @@ func (t *touched) note(c *desired.Change, full bool) {
 	for _, a := range slices.Concat(c.HairpinIPs.Added, c.HairpinIPs.Removed) {
 		t.subjects["hairpin "+a.String()] = true
 	}
+	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {
+		t.subjects[p.String()] = true
+	}
 	for _, r := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
 		t.subjects["ServiceCIDR "+r.String()] = true
 	}

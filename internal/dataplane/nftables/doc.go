@@ -26,6 +26,7 @@
 //	  set cluster-ips   { 10.96.0.10, 10.96.0.20 }
 //	  set service-cidrs { 10.96.0.0/16 }
 //	  set hairpin       { 10.0.1.2 . 10.0.1.2,  10.0.1.7 . 10.0.1.7 }
+//	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePort
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
 //	  map sticky, affinity, remember; set members      # see affinity.go
@@ -67,6 +68,7 @@
 //	  chain unserved {                                                   # IPVS serves local addresses
 //	    ip daddr @cluster-ips fib daddr type != local goto unknown-port  # refuses
 //	    ip daddr @service-cidrs fib daddr type != local drop
+//	    ip daddr 127.0.0.0/8 meta l4proto . th dport @loopback-ports goto loopback  # counts and refuses
 //	  }
 //	  chain postrouting { type nat hook postrouting priority srcnat - 1;  jump after-dnat }
 //	  chain input { type nat hook input priority srcnat - 1;              jump record-client }

@@ -23,7 +23,7 @@ func (s *schema) podMatch(l desired.LocalTraffic, op expr.CmpOp) []expr.Any {
 	case l.Iface != "":
 		return iifname(l.Iface, l.IsPrefix, op)
 	case l.CIDRs[s.family()].IsValid():
-		return s.saddrIn(l.CIDRs[s.family()], op)
+		return s.addrIn(s.saddr, l.CIDRs[s.family()], op)
 	}
 	return nil
 }
@@ -42,12 +42,13 @@ func iifname(name string, isPrefix bool, op expr.CmpOp) []expr.Any {
 	}
 }
 
-func (s *schema) saddrIn(cidr netip.Prefix, op expr.CmpOp) []expr.Any {
+// addrIn compares the address at an offset in the network header with a range.
+func (s *schema) addrIn(offset uint32, cidr netip.Prefix, op expr.CmpOp) []expr.Any {
 	mask := make([]byte, s.addrLen)
 	for i := range cidr.Bits() {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
-	return append(s.load(s.saddr),
+	return append(s.load(offset),
 		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: s.addrLen, Mask: mask, Xor: make([]byte, s.addrLen)},
 		&expr.Cmp{Op: op, Register: regKey, Data: cidr.Addr().AsSlice()},
 	)

@@ -94,6 +94,7 @@ func (b *Backend) write(change *desired.Change) {
 		w.eachFrontend(s, change, del)
 		w.addresses(del, s, &change.ClusterIPs, &change.HairpinIPs)
 		w.cidrs(del, s, change.ServiceCIDRs.Removed)
+		w.loopbackPorts(del, s, change.RefusedNodePorts.Removed)
 		for _, step := range []func(*poolUpdate){w.deleteMembers, w.deleteSlots, w.deletePool, w.addPool, w.addSlots, w.addMembers} {
 			for i := range w.poolUpdates {
 				if r := &w.poolUpdates[i]; r.schema == s {
@@ -104,6 +105,7 @@ func (b *Backend) write(change *desired.Change) {
 		w.eachFrontend(s, change, add)
 		w.addresses(add, s, &change.ClusterIPs, &change.HairpinIPs)
 		w.cidrs(add, s, change.ServiceCIDRs.Added)
+		w.loopbackPorts(add, s, change.RefusedNodePorts.Added)
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]

@@ -78,6 +78,11 @@ func (r *tableReader) read() error {
 		r.elements(r.schema.sticky, r.sticky),
 		r.restrictions(),
 		r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),
+		r.elements(r.loopback, func(e nfnl.Element) {
+			r.content.RefusedNodePorts[desired.RefusedNodePort{
+				Family: r.family(), Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
+			}] = true
+		}),
 		r.elements(r.hairpin, func(e nfnl.Element) {
 			r.content.HairpinIPs[r.ip(e.Key)] = true
 			if r.ip(e.Key) != r.ip(e.Key[r.addrLen:]) {

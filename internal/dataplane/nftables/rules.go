@@ -28,6 +28,7 @@ const (
 	chainDispatch      = "dispatch"
 	chainUnserved      = "unserved"
 	chainUnknownPort   = "unknown-port"
+	chainLoopback      = "loopback"
 	chainReject        = "refuse" // not a keyword of nft, like the other names
 	chainDrop          = "discard"
 	chainAfterDNAT     = "after-dnat"
@@ -61,6 +62,7 @@ var chains = []nfnl.Chain{
 	{Name: chainDispatch},
 	{Name: chainUnserved},
 	{Name: chainUnknownPort},
+	{Name: chainLoopback},
 	{Name: chainReject},
 	{Name: chainDrop},
 	{Name: chainAfterDNAT},
@@ -123,6 +125,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(), inMap(w.sides[desired.Local].frontends), drop())
 	w.rule(chainUnknownPort, "", goTo(chainReject))
+	w.loopbackPorts()
 
 	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
@@ -160,6 +163,18 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainAfterDNAT, "from a pod to itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
+}
+
+// loopbackPorts writes the rules that count and refuse NodePorts at loopback addresses.
+func (w *ruleWriter) loopbackPorts() {
+	w.rule(chainUnserved, "", w.addrIn(w.daddr, loopbackRanges[w.family()], expr.CmpOpEq), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regKey}, dport(regKey + 1),
+	}, in(w.loopback), goTo(chainLoopback))
+	for _, p := range desired.Protocols {
+		w.batch.AddCounter(w.table, refusedCounter(p))
+		w.rule(chainLoopback, "", protocol(byte(p)), []expr.Any{nfnl.CountIn(refusedCounter(p))})
+	}
+	w.rule(chainLoopback, "", goTo(chainReject))
 }
 
 // masquerade writes the rule that marks the traffic to masquerade.

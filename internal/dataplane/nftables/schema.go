@@ -33,6 +33,7 @@ type schema struct {
 	clusterIPs          *nfnl.Set
 	serviceCIDRs        *nfnl.Set
 	hairpin             *nfnl.Set
+	loopback            *nfnl.Set // NodePorts that are refused at loopback addresses
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	sticky              *nfnl.Set // frontends with session affinity
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
@@ -99,7 +100,11 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 		clusterIPs:   &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
 		serviceCIDRs: &nfnl.Set{Name: "service-cidrs", KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_INTERVAL},
 		hairpin:      &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
-		restricted:   &nfnl.Set{Name: "restricted", KeyType: frontendType, KeyLen: frontendLen},
+		loopback: &nfnl.Set{
+			Name:    "loopback-ports",
+			KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 2 * word,
+		},
+		restricted: &nfnl.Set{Name: "restricted", KeyType: frontendType, KeyLen: frontendLen},
 		sources: &nfnl.Set{
 			// One long number instead of a concatenation: the kernel's
 			// set for concatenations with intervals is copied as a whole
@@ -137,7 +142,7 @@ func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) 
 // programmed lists the sets and maps with elements that the proxy writes, and not rules.
 func (s *schema) programmed() []*nfnl.Set {
 	all := []*nfnl.Set{
-		s.pools, s.external, s.clusterIPs, s.serviceCIDRs, s.hairpin,
+		s.pools, s.external, s.clusterIPs, s.serviceCIDRs, s.hairpin, s.loopback,
 		s.restricted, s.sources, s.sticky, s.members, s.remember,
 	}
 	for i := range s.sides {
