@@ -32,17 +32,17 @@ func (a *counted[T]) use(member T, n int) {
 func (a *counted[T]) change() (c SetChange[T]) {
 	for _, member := range a.dirty {
 		u := a.all[member]
-		switch wanted := u.users > 0; {
-		case wanted && !u.reported:
-			c.Added = append(c.Added, member)
-		case !wanted && u.reported:
+		if u.users > 0 {
+			if !u.reported {
+				c.Added = append(c.Added, member)
+			}
+			a.all[member] = uses{users: u.users, reported: true}
+			continue
+		}
+		if u.reported {
 			c.Removed = append(c.Removed, member)
 		}
-		if u.users > 0 {
-			a.all[member] = uses{users: u.users, reported: true}
-		} else {
-			delete(a.all, member)
-		}
+		delete(a.all, member)
 	}
 	a.dirty = nil
 	return c

@@ -15,14 +15,21 @@ func (s *State) collect() *Update {
 	s.reportedLocal = s.local()
 	c := &Update{Change: Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}, Problems: s.problems}
 	s.problems = nil
-	for _, p := range s.dirtyPools {
-		p.dirty = false
-		if pc, differs := p.change(&s.hairpins); differs {
-			c.Pools = append(c.Pools, pc)
+	for _, e := range s.dirtyEndpoints {
+		e.dirty = false
+		c.Pools = e.change(c.Pools, &s.hairpins)
+		s.dirtyRelay(e)
+		c.Flows = s.staleFlows(c.Flows, e)
+		for scope, p := range e.pools {
+			if p == nil {
+				continue
+			}
+			s.updateNoLocal(p)
+			if p.gone {
+				e.pools[scope], s.pools[p.id] = nil, nil
+				s.freePools = append(s.freePools, p.id)
+			}
 		}
-		s.updateNoLocal(p)
-		s.dirtyRelay(p)
-		c.Flows = s.staleFlows(c.Flows, p)
 	}
 	for _, f := range s.dirtyFrontends {
 		f.dirty = false
@@ -36,17 +43,12 @@ func (s *State) collect() *Update {
 			delete(s.frontends, f.key)
 		}
 	}
-	// IDs are freed last, so that no ID stands for two pools in one Change.
-	for _, p := range s.dirtyPools {
-		if p.flows != nil {
-			p.flows.firstServed = false
-		}
-		if p.gone {
-			s.pools[p.id] = nil
-			s.freePools = append(s.freePools, p.id)
+	for _, e := range s.dirtyEndpoints {
+		if e.flows != nil {
+			e.flows.firstServed = false
 		}
 	}
-	s.dirtyPools, s.dirtyFrontends = nil, nil
+	s.dirtyEndpoints, s.dirtyFrontends = nil, nil
 	c.ClusterIPs = s.clusterIPs.change()
 	c.HairpinIPs = s.hairpins.change()
 	c.ServiceCIDRs = s.serviceCIDRs.change()

@@ -157,18 +157,19 @@ func (f *frontend) change() (FrontendChange, bool) {
 // frontend builds the Frontend of the winning claim.
 func (c claim) frontend(key FrontendKey) *Frontend {
 	spec, family := c.port.service.spec, FamilyOf(key.Addr())
+	pools := &c.port.endpoints[family].pools
 	scope, fromOutside := spec.policy.scopes(c.kind)
 	f := &Frontend{
 		FrontendKey: key,
 		Kind:        c.kind,
 		Service:     c.port.name,
-		Pool:        c.port.pools[family][scope].id,
+		Pool:        pools[scope].id,
 		Scope:       scope,
 		LocalPool:   NoPool,
 		Affinity:    spec.affinity,
 	}
 	if fromOutside != scope {
-		f.LocalPool = c.port.pools[family][fromOutside].id
+		f.LocalPool = pools[fromOutside].id
 	}
 	if c.kind == LoadBalancerIP {
 		f.Sources = spec.sources[family]

@@ -2,50 +2,277 @@
 
 package desired
 
-import "slices"
+import (
+	"net/netip"
+	"slices"
+)
 
-// This file merges the endpoints of slices into pools.
+// endpoints are the endpoints of one Service port in one address family, merged over the
+// Service's slices. Its pools choose backends among them.
+type endpoints struct {
+	port   *port
+	family Family
+	pools  [scopes]*pool // nil if the Service's policies do not use the scope
 
-// replaceSlice replaces one version of a slice by another in all pools and the health check
-// of the Service, after svc.slices has been updated. Either version may be nil.
+	entries []entry
+	index   map[Backend]int32 // positions of entries; only kept for many
+	tally   tally
+	touched []Backend  // entries that changed since the last report
+	flows   *flowWatch // nil for TCP
+	gone    bool       // the Service port no longer has the family
+	dirty   bool       // they are in State.dirtyEndpoints
+}
+
+// entry is one endpoint.
+type entry struct {
+	backend Backend
+	cond    condition
+	flags   entryFlags
+	listed  uint16 // how often slices list it; entries with 0 are removed by the next change
+}
+
+type entryFlags uint8
+
+const (
+	inCluster       entryFlags = 1 << iota // was a backend of the pool of scope Cluster at the last report
+	inLocal                                // the same for scope Local
+	isTouched                              // is in endpoints.touched
+	countsAsHairpin                        // counts as a user of its address in State.hairpins
+	isServing                              // serves flows, by the tracking of flows
+)
+
+// inScope returns inCluster or inLocal.
+func inScope(s Scope) entryFlags { return inCluster << s }
+
+// set sets or clears a flag, and reports whether that changed it.
+func (f *entryFlags) set(flag entryFlags, on bool) (changed bool) {
+	was := *f
+	if *f |= flag; !on {
+		*f &^= flag
+	}
+	return *f != was
+}
+
+// indexFrom is the number of entries from which there is an index. For fewer, a linear
+// search over the 24-byte entries is as fast and saves the memory of the map.
+const indexFrom = 32
+
+// find returns the position of a backend's entry, or -1.
+func (e *endpoints) find(b Backend) int {
+	if e.index != nil {
+		if i, ok := e.index[b]; ok {
+			return int(i)
+		}
+		return -1
+	}
+	for i := range e.entries {
+		if e.entries[i].backend == b {
+			return i
+		}
+	}
+	return -1
+}
+
+// add appends an entry that no slice lists yet.
+func (e *endpoints) add(b Backend) int {
+	i := len(e.entries)
+	e.entries = append(e.entries, entry{backend: b})
+	switch {
+	case e.index != nil:
+		e.index[b] = int32(i)
+	case len(e.entries) == indexFrom:
+		e.index = make(map[Backend]int32, 2*indexFrom)
+		for i := range e.entries {
+			e.index[e.entries[i].backend] = int32(i)
+		}
+	}
+	return i
+}
+
+// remove deletes an entry. The last entry moves to its position.
+func (e *endpoints) remove(i int) {
+	last := len(e.entries) - 1
+	if e.index != nil {
+		delete(e.index, e.entries[i].backend)
+		if i != last {
+			e.index[e.entries[last].backend] = int32(i)
+		}
+	}
+	e.entries[i] = e.entries[last]
+	e.entries = e.entries[:last]
+	if e.index != nil && last < indexFrom/2 {
+		e.index = nil
+	}
+}
+
+// replaceSlice replaces one version of a slice by another in all endpoints and the health
+// check of the Service, after svc.slices has been updated. Either version may be nil.
 func (svc *service) replaceSlice(s *State, from, to *slice) {
 	for _, p := range svc.ports {
-		for pool := range p.eachPool {
-			s.moveEndpoints(pool, from, to)
+		for _, e := range p.endpoints {
+			if e != nil {
+				s.moveEndpoints(e, from, to)
+			}
 		}
 	}
 	s.setHealth(svc)
 }
 
-// moveEndpoints is replaceSlice for one pool.
-func (s *State) moveEndpoints(p *pool, from, to *slice) {
-	fromPort, fromEndpoints := from.endpointsFor(p)
-	toPort, toEndpoints := to.endpointsFor(p)
-	remove := func(e sliceEndpoint) { p.contribute(Backend{e.ip, fromPort}, e.cond, -1) }
-	add := func(e sliceEndpoint) { p.contribute(Backend{e.ip, toPort}, e.cond, 1) }
+// moveEndpoints is replaceSlice for one family of a port.
+func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
+	fromPort, fromEndpoints := from.endpointsFor(e)
+	toPort, toEndpoints := to.endpointsFor(e)
+	var shared []Backend
+	list := func(b Backend, c condition, n int) {
+		if e.list(b, c, n) {
+			shared = append(shared, b)
+		}
+	}
+	remove := func(x sliceEndpoint) { list(Backend{x.ip, fromPort}, x.cond, -1) }
+	add := func(x sliceEndpoint) { list(Backend{x.ip, toPort}, x.cond, 1) }
 	if fromPort == toPort {
 		difference(fromEndpoints, toEndpoints, remove, add)
 	} else {
 		difference(fromEndpoints, nil, remove, nil)
-		p.entries = slices.Grow(p.entries, len(toEndpoints))
-		p.touched = slices.Grow(p.touched, len(toEndpoints))
+		e.entries = slices.Grow(e.entries, len(toEndpoints))
+		e.touched = slices.Grow(e.touched, len(toEndpoints))
 		difference(nil, toEndpoints, nil, add)
 	}
-	if len(p.touched) > 0 {
-		s.dirtyPool(p)
+	if len(shared) > 0 {
+		e.merge(shared)
+	}
+	if len(e.touched) > 0 {
+		s.markDirty(e)
 	}
 }
 
-// endpointsFor returns the slice's endpoints for a pool, and their port number. A Service
-// port and a slice port match by name and protocol.
-func (sl *slice) endpointsFor(p *pool) (port uint16, all []sliceEndpoint) {
-	if sl == nil || sl.family != p.family {
+// endpointsFor returns the slice's endpoints for a Service port and family, and their port
+// number. A Service port and a slice port match by name and protocol.
+func (sl *slice) endpointsFor(e *endpoints) (port uint16, all []sliceEndpoint) {
+	if sl == nil || sl.family != e.family {
 		return 0, nil
 	}
 	for _, sp := range sl.ports {
-		if sp.name == p.port.portID.name && sp.protocol == p.port.protocol {
+		if sp.name == e.port.portID.name && sp.protocol == e.port.protocol {
 			return sp.number, sl.endpoints
 		}
 	}
 	return 0, nil
+}
+
+// list adds (n = 1) or removes (n = -1) an endpoint that a slice lists, with its condition
+// there. It reports whether slices list it several times, before or after: then its condition
+// follows from all of them.
+func (e *endpoints) list(b Backend, c condition, n int) (shared bool) {
+	i := e.find(b)
+	if i < 0 {
+		i = e.add(b)
+	}
+	en := &e.entries[i]
+	shared = en.listed > 1 || en.listed == 1 && n > 0
+	e.count(en, -1)
+	if en.listed == 0 {
+		en.cond = c
+	}
+	en.listed = uint16(int(en.listed) + n)
+	e.count(en, 1)
+	if en.flags.set(isTouched, true) {
+		e.touched = append(e.touched, b)
+	}
+	return shared
+}
+
+// count adds n to the tally for an entry that slices list.
+func (e *endpoints) count(en *entry, n int32) {
+	if en.listed > 0 {
+		e.tally.count(en.cond, n)
+	}
+}
+
+// merge sets the conditions of endpoints that several slices list. They exist while a
+// controller moves endpoints between slices, and in slices that are written by hand.
+func (e *endpoints) merge(shared []Backend) {
+	merged := map[Backend]condition{}
+	for _, b := range shared {
+		merged[b] = terminating // merged with another condition, it gives the other one
+	}
+	for _, sl := range e.port.service.slices {
+		port, all := sl.endpointsFor(e)
+		for i := range all {
+			b := Backend{all[i].ip, port}
+			if c, ok := merged[b]; ok {
+				merged[b] = c.merge(all[i].cond)
+			}
+		}
+	}
+	for b, c := range merged {
+		en := &e.entries[e.find(b)]
+		e.count(en, -1)
+		en.cond = c
+		e.count(en, 1)
+	}
+}
+
+// change appends the differences of the pools from the last report to all, and marks them as
+// reported.
+func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr]) []PoolChange {
+	var changes [scopes]PoolChange
+	chosenAgain := false
+	for scope, p := range e.pools {
+		if p != nil {
+			changes[scope] = p.describe()
+			chosenAgain = p.choose(&changes[scope]) || chosenAgain
+		}
+	}
+	if chosenAgain {
+		for i := len(e.entries) - 1; i >= 0; i-- { // backwards, because report may move the last entry to i
+			e.report(i, &changes, hairpins)
+		}
+	} else {
+		for _, b := range e.touched {
+			if i := e.find(b); i >= 0 {
+				e.report(i, &changes, hairpins)
+			}
+		}
+	}
+	e.touched = nil
+	for scope, p := range e.pools {
+		if p != nil && p.changed(&changes[scope]) {
+			all = append(all, changes[scope])
+		}
+	}
+	return all
+}
+
+// report adds the difference in one entry to changes and marks it as reported.
+func (e *endpoints) report(i int, changes *[scopes]PoolChange, hairpins *counted[netip.Addr]) {
+	en := &e.entries[i]
+	en.flags &^= isTouched
+	for scope, p := range e.pools {
+		if p == nil {
+			continue
+		}
+		takes, c := p.takes(en), &changes[scope]
+		switch {
+		case !en.flags.set(inScope(Scope(scope)), takes):
+		case takes:
+			c.Added = append(c.Added, en.backend)
+		default:
+			c.Removed = append(c.Removed, en.backend)
+		}
+	}
+	hairpin := en.flags&(inCluster|inLocal) != 0 && en.cond&maybeLocal != 0
+	if en.flags.set(countsAsHairpin, hairpin) {
+		users := -1
+		if hairpin {
+			users = 1
+		}
+		hairpins.use(en.backend.Addr(), users)
+	}
+	if e.flows != nil {
+		e.watchFlows(en)
+	}
+	if en.listed == 0 {
+		e.remove(i)
+	}
 }

@@ -22,9 +22,9 @@ type StaleFlows struct {
 	Only bool
 }
 
-// flowWatch tracks which endpoints of a pool serve existing flows. Whether an
-// endpoint is chosen as a backend does not matter: like TCP connections, existing
-// flows keep their endpoint for as long as it serves.
+// flowWatch tracks which endpoints serve existing flows. Whether an endpoint is chosen as a
+// backend does not matter: like TCP connections, existing flows keep their endpoint for as
+// long as it serves.
 type flowWatch struct {
 	serving     int       // number of entries with isServing
 	wasServed   bool      // serving was > 0 at the last change
@@ -32,92 +32,62 @@ type flowWatch struct {
 	stopped     []Backend // since the last change: no longer serving, or deleted
 }
 
-// watchesFlows reports whether the pool of a scope is the one that tracks the flows
-// of its Service port and family.
-func (p *port) watchesFlows(s Scope, others [scopes]bool) bool {
-	return p.protocol != TCP && (s == Cluster || !others[Cluster])
-}
-
-// setWatch starts or stops the tracking of flows. Entries that the pool has at the
-// start are recorded without a report: until then, another pool tracked their flows.
-func (p *pool) setWatch(on bool) {
-	if (p.flows != nil) == on {
-		return
-	}
-	p.flows = nil
-	if on {
-		p.flows = &flowWatch{}
-	}
-	for i := range p.entries {
-		e := &p.entries[i]
-		e.flags = e.flags.with(isServing, false)
-		if on && p.reported {
-			p.watchFlows(e)
-		}
-	}
-	if on {
-		p.flows.wasServed = p.flows.serving > 0
-	}
-}
-
 // watchFlows updates the tracking of flows for one entry: those to an endpoint that stops
 // serving, or is deleted, are stale, also if no other endpoint serves.
-func (p *pool) watchFlows(e *entry) {
-	w := p.flows
-	was := e.flags&isServing != 0
-	now := !p.gone && e.listed > 0 && e.cond&serving != 0
-	switch {
-	case now && !was:
+func (e *endpoints) watchFlows(en *entry) {
+	serves := !e.gone && en.listed > 0 && en.cond&serving != 0
+	switch w := e.flows; {
+	case !en.flags.set(isServing, serves):
+	case serves:
 		w.serving++
-	case was && !now:
+	default:
 		w.serving--
-		w.stopped = append(w.stopped, e.backend)
+		w.stopped = append(w.stopped, en.backend)
 	}
-	e.flags = e.flags.with(isServing, now)
 }
 
-// staleFlows appends the flows that the change of a pool makes stale: flows to endpoints
-// that stopped serving. When endpoints serve for the first time, all flows to other
-// destinations are stale.
-func (s *State) staleFlows(all []StaleFlows, p *pool) []StaleFlows {
-	w := p.flows
+// staleFlows appends the flows that the last change made stale: flows to endpoints that
+// stopped serving. When endpoints serve for the first time, all flows to other destinations
+// are stale.
+func (s *State) staleFlows(all []StaleFlows, e *endpoints) []StaleFlows {
+	w := e.flows
 	if w == nil {
 		return all
 	}
 	served := w.serving > 0
-	stale := StaleFlows{Protocol: p.port.protocol, Backends: w.stopped}
+	stale := StaleFlows{Protocol: e.port.protocol, Backends: w.stopped}
 	if w.firstServed = served && !w.wasServed; w.firstServed {
-		stale.Only, stale.Backends = true, p.servingBackends()
+		stale.Only, stale.Backends = true, e.servingBackends()
 	}
 	w.stopped, w.wasServed = nil, served
-	if p.gone || len(stale.Backends) == 0 {
+	if e.gone || len(stale.Backends) == 0 {
 		return all
 	}
-	if stale.Frontends = s.frontendsOf(p); len(stale.Frontends) == 0 {
+	if stale.Frontends = s.frontendsOf(e); len(stale.Frontends) == 0 {
 		return all
 	}
 	return append(all, stale)
 }
 
 // servingBackends lists the endpoints that serve.
-func (p *pool) servingBackends() (all []Backend) {
-	for i := range p.entries {
-		if e := &p.entries[i]; e.flags&isServing != 0 {
-			all = append(all, e.backend)
+func (e *endpoints) servingBackends() (all []Backend) {
+	for i := range e.entries {
+		if en := &e.entries[i]; en.flags&isServing != 0 {
+			all = append(all, en.backend)
 		}
 	}
 	return all
 }
 
-// frontendsOf lists the frontends of a pool's Service port in the pool's family.
-func (s *State) frontendsOf(p *pool) (keys []FrontendKey) {
-	svc := p.port.service
+// frontendsOf lists the frontends of a Service port in one family.
+func (s *State) frontendsOf(e *endpoints) (keys []FrontendKey) {
+	svc := e.port.service
 	if svc.spec == nil {
 		return nil
 	}
-	s.eachClaim(svc.spec, []*port{p.port}, func(key FrontendKey, _ AddressKind, port *port) {
+	s.eachClaim(svc.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
-		if FamilyOf(key.Addr()) == p.family && !s.config.relayed(key) && f.claims[0].port == port && !slices.Contains(keys, key) {
+		if FamilyOf(key.Addr()) == e.family && !s.config.relayed(key) && f.claims[0].port == port && !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
 	})
@@ -130,29 +100,29 @@ func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlow
 	if c.New == nil || c.New.Protocol == TCP || c.Old != nil && c.Old.Pool == c.New.Pool && c.Old.LocalPool == c.New.LocalPool {
 		return all
 	}
-	port := s.frontends[c.New.FrontendKey].claims[0].port
-	for pool := range port.eachPool {
-		w := pool.flows
-		if w != nil && pool.family == FamilyOf(c.New.Addr()) && w.serving > 0 && !w.firstServed {
-			all = append(all, StaleFlows{
-				Protocol: c.New.Protocol, Frontends: []FrontendKey{c.New.FrontendKey},
-				Only: true, Backends: pool.servingBackends(),
-			})
-		}
+	e := s.frontends[c.New.FrontendKey].claims[0].port.endpoints[FamilyOf(c.New.Addr())]
+	if e.flows.serving == 0 || e.flows.firstServed {
+		return all
 	}
-	return all
+	return append(all, StaleFlows{
+		Protocol: c.New.Protocol, Frontends: []FrontendKey{c.New.FrontendKey},
+		Only: true, Backends: e.servingBackends(),
+	})
 }
 
 // allFlows lists, for all frontends, the flows that are not stale: flows to endpoints
 // that serve.
 func (s *State) allFlows() (all []StaleFlows) {
-	for _, p := range s.pools {
-		if p == nil || p.flows == nil {
-			continue
-		}
-		stale := StaleFlows{Protocol: p.port.protocol, Frontends: s.frontendsOf(p), Only: true, Backends: p.servingBackends()}
-		if len(stale.Frontends) > 0 {
-			all = append(all, stale)
+	for _, svc := range s.services {
+		for _, p := range svc.ports {
+			for _, e := range p.endpoints {
+				if e == nil || e.flows == nil {
+					continue
+				}
+				if keys := s.frontendsOf(e); len(keys) > 0 {
+					all = append(all, StaleFlows{Protocol: p.protocol, Frontends: keys, Only: true, Backends: e.servingBackends()})
+				}
+			}
 		}
 	}
 	return all

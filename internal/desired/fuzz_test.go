@@ -124,9 +124,9 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 		if p == nil {
 			continue
 		}
-		for _, e := range p.entries {
+		for _, e := range p.of.entries {
 			if e.listed == 0 {
-				return fmt.Errorf("pool %s retains %s, which is in no slice", p.port.name, e.backend)
+				return fmt.Errorf("pool %s retains %s, which is in no slice", p.of.port.name, e.backend)
 			}
 		}
 	}

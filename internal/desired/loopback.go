@@ -88,12 +88,12 @@ func (s *State) refuse(spec *serviceSpec, ports []*port, n int) {
 	}
 }
 
-// dirtyRelay makes the next Change include the relay whose backends are a pool's.
-func (s *State) dirtyRelay(p *pool) {
-	if p.scope != Cluster || !s.config.relays(p.family, p.port.protocol) {
+// dirtyRelay makes the next Change include the relay to a Service port's endpoints.
+func (s *State) dirtyRelay(e *endpoints) {
+	if !s.config.relays(e.family, e.port.protocol) {
 		return
 	}
-	if f := s.frontends[frontendKey(loopbacks[p.family], p.port.nodePort, p.port)]; f != nil {
+	if f := s.frontends[frontendKey(loopbacks[e.family], e.port.nodePort, e.port)]; f != nil {
 		s.dirtyFrontend(f)
 	}
 }
@@ -111,8 +111,8 @@ func (s *State) relay(f *frontend) Relay {
 	r.Service, r.Affinity = now.Service, now.Affinity
 	pool := s.pools[now.Pool] // as for all external traffic that starts on this node
 	r.Backends = pool.full().Added
-	if pool.flows != nil {
-		r.Serving = pool.servingBackends()
+	if pool.of.flows != nil {
+		r.Serving = pool.of.servingBackends()
 	}
 	return r
 }

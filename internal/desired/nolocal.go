@@ -13,30 +13,29 @@ func (s *State) NoLocalEndpoints() NoLocalEndpoints { return s.noLocal }
 // missingLocal says for which traffic a pool lacks local endpoints.
 type missingLocal struct{ internal, external bool }
 
-// missing computes for which traffic the pool lacks local endpoints.
-func (p *pool) missing() (l missingLocal) {
-	spec := p.port.service.spec
-	local := p.tally.local
-	if p.gone || p.scope != Local || spec == nil || p.reportedVerdict != Drop || local[usable]+local[lastResort] > 0 {
+// lacksLocal returns for which traffic the pool lacks local endpoints.
+func (p *pool) lacksLocal() (l missingLocal) {
+	spec, local := p.of.port.service.spec, p.of.tally.local
+	if p.gone || p.scope != Local || spec == nil || p.ifEmpty != Drop || local[usable]+local[lastResort] > 0 {
 		return l
 	}
 	l.internal = spec.policy.internalLocal
-	l.external = spec.policy.externalLocal && spec.isExternal(p.port.nodePort, p.family)
+	l.external = spec.policy.externalLocal && spec.isExternal(p.of.port.nodePort, p.of.family)
 	return l
 }
 
 // updateNoLocal updates the counts for one pool.
 func (s *State) updateNoLocal(p *pool) {
 	s.countNoLocal(p, -1)
-	p.counted = p.missing()
+	p.missing = p.lacksLocal()
 	s.countNoLocal(p, 1)
 }
 
 func (s *State) countNoLocal(p *pool, n int) {
-	if p.counted.internal {
-		s.noLocal.Internal[p.family] += n
+	if p.missing.internal {
+		s.noLocal.Internal[p.of.family] += n
 	}
-	if p.counted.external {
-		s.noLocal.External[p.family] += n
+	if p.missing.external {
+		s.noLocal.External[p.of.family] += n
 	}
 }

@@ -57,7 +57,7 @@ type portSpec struct {
 }
 
 // portID identifies a port of a Service. A port whose portID changes is a new port,
-// with new pools.
+// with new endpoints and pools.
 type portID struct {
 	name     string
 	protocol Protocol
@@ -68,10 +68,10 @@ type portID struct {
 // port is a port of a Service that is proxied.
 type port struct {
 	portID
-	nodePort uint16
-	name     ServicePort
-	service  *service
-	pools    [families][scopes]*pool // nil if not used
+	nodePort  uint16
+	name      ServicePort
+	service   *service
+	endpoints [families]*endpoints // nil without addresses of the family
 }
 
 // has reports whether the Service has addresses of a family. Without a ClusterIP in a

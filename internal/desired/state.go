@@ -33,7 +33,7 @@ type State struct {
 	restricted       map[*service]struct{} // Services with source ranges
 
 	dirtyFrontends []*frontend
-	dirtyPools     []*pool
+	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
 	problems       []Problem
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
@@ -174,7 +174,7 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	}
 	for _, p := range oldPorts {
 		if !slices.Contains(svc.ports, p) {
-			s.updatePools(p, func(Family, Scope) bool { return false })
+			s.updatePools(p, nil)
 		}
 	}
 	setMember(s.nodePortServices, svc, slices.ContainsFunc(svc.ports, func(p *port) bool { return p.nodePort != 0 }))
@@ -202,55 +202,51 @@ func (s *State) port(svc *service, previous []*port, spec portSpec) *port {
 		p = &port{portID: spec.portID, service: svc, name: ServicePort{svc.name.Namespace, svc.name.Name, spec.name}}
 	}
 	p.nodePort = spec.nodePort
-	s.updatePools(p, func(f Family, scope Scope) bool {
-		return svc.spec.has(f) && svc.spec.policy.uses(scope, svc.spec.isExternal(p.nodePort, f))
-	})
+	s.updatePools(p, svc.spec)
 	return p
 }
 
-// eachPool yields the port's pools.
-func (p *port) eachPool(yield func(*pool) bool) {
-	for f := range p.pools {
-		for _, pool := range p.pools[f] {
-			if pool != nil && !yield(pool) {
-				return
-			}
-		}
-	}
-}
-
-// updatePools creates the wanted pools of a port and deletes the others.
-func (s *State) updatePools(p *port, wanted func(Family, Scope) bool) {
+// updatePools creates the endpoints and pools of a port that a spec needs, and deletes the
+// others: all without a spec.
+func (s *State) updatePools(p *port, spec *serviceSpec) {
 	for f := range Family(families) {
-		var want [scopes]bool
-		for scope := range Scope(scopes) {
-			want[scope] = wanted(f, scope)
+		e := p.endpoints[f]
+		served := spec != nil && spec.has(f)
+		switch {
+		case e == nil && !served:
+			continue
+		case e == nil:
+			e = s.newEndpoints(p, f)
+		case !served:
+			e.gone, p.endpoints[f] = true, nil
 		}
 		for scope := range Scope(scopes) {
-			at := &p.pools[f][scope]
-			switch {
-			case want[scope] && *at == nil:
-				*at = s.newPool(p, f, scope)
-				for _, sl := range p.service.slices {
-					s.moveEndpoints(*at, nil, sl)
-				}
-			case !want[scope] && *at != nil:
-				(*at).gone = true
-				s.dirtyPool(*at)
-				*at = nil
+			uses := served && spec.policy.uses(scope, spec.isExternal(p.nodePort, f))
+			if uses && e.pools[scope] == nil {
+				e.pools[scope] = s.newPool(e, scope)
 			}
-			if *at != nil {
-				(*at).setWatch(p.watchesFlows(scope, want))
-			}
-			if *at != nil && scope == Local {
-				s.dirtyPool(*at) // updates State.noLocal, which depends on the policies
+			if pool := e.pools[scope]; pool != nil {
+				pool.gone = !uses
 			}
 		}
+		s.markDirty(e) // also if no pool differs: State.noLocal depends on the policies
 	}
 }
 
-func (s *State) newPool(p *port, f Family, scope Scope) *pool {
-	pool := &pool{port: p, family: f, scope: scope}
+func (s *State) newEndpoints(p *port, f Family) *endpoints {
+	e := &endpoints{port: p, family: f}
+	if p.protocol != TCP {
+		e.flows = &flowWatch{}
+	}
+	p.endpoints[f] = e
+	for _, sl := range p.service.slices {
+		s.moveEndpoints(e, nil, sl)
+	}
+	return e
+}
+
+func (s *State) newPool(e *endpoints, scope Scope) *pool {
+	pool := &pool{of: e, scope: scope}
 	if len(s.freePools) > 0 {
 		// Reuse the ID that was freed first: a packet in the kernel may still
 		// refer to a pool that was deleted recently.
@@ -261,13 +257,12 @@ func (s *State) newPool(p *port, f Family, scope Scope) *pool {
 		pool.id = PoolID(len(s.pools))
 		s.pools = append(s.pools, pool)
 	}
-	s.dirtyPool(pool)
 	return pool
 }
 
-func (s *State) dirtyPool(p *pool) {
-	if !p.dirty {
-		p.dirty = true
-		s.dirtyPools = append(s.dirtyPools, p)
+func (s *State) markDirty(e *endpoints) {
+	if !e.dirty {
+		e.dirty = true
+		s.dirtyEndpoints = append(s.dirtyEndpoints, e)
 	}
 }
