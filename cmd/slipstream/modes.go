@@ -127,16 +127,19 @@ func removeNFTables(ctx context.Context) (err error) {
 	return b.Cleanup(ctx)
 }
 
-// countRules publishes what a mode counts as metrics: in iptables mode the numbers of rules,
-// in nftables mode the clients without session affinity.
+// countRules publishes what a mode counts as metrics.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	switch b := b.(type) {
 	case *iptables.Backend:
-		m.OnIPTables(func() metrics.IPTables {
-			c := b.RuleCounts()
-			return metrics.IPTables{Total: c.Total, Last: c.Last}
+		m.OnIPTables(func() (metrics.IPTables, error) {
+			rules := b.RuleCounts()
+			packets, err := b.PacketCounts()
+			return metrics.IPTables{Total: rules.Total, Last: rules.Last, Rejected: packets.Rejected, Invalid: packets.Invalid}, err
 		})
 	case *nftables.Backend:
-		m.OnNFTables(b.UnrecordedClients)
+		m.OnNFTables(func() (metrics.NFTables, error) {
+			c, err := b.Counts()
+			return metrics.NFTables{Rejected: c.Rejected, Unrecorded: c.Unrecorded}, err
+		})
 	}
 }

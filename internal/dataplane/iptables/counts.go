@@ -2,6 +2,12 @@
 
 package iptables
 
+import (
+	"errors"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+)
+
 // Counts are numbers of rules, by address family (desired.IPv4, desired.IPv6) and table.
 type Counts struct {
 	Total [2]map[string]int // in the kernel
@@ -32,4 +38,53 @@ func (b *Backend) count(steps []*step) {
 		}
 	}
 	b.counts.Store(c)
+}
+
+// rejections are the reasons for which the rules of chainFirewall reject packets, in the order
+// of the rules.
+var rejections = []string{
+	dataplane.SourceNotAllowed,
+	dataplane.NoEndpoints, dataplane.NoEndpoints, // TCP and others
+	dataplane.NoLocalEndpoints,
+	dataplane.UnknownPort, dataplane.UnknownPort,
+	dataplane.UnallocatedAddress,
+}
+
+// invalidRule is the index in chainForward of the rule that drops invalid packets, which does
+// not exist if conntrack accepts TCP segments out of window.
+const invalidRule = 4
+
+// PacketCounts are numbers that the kernel counts, by desired.Family. They start from 0 when
+// the rules are created again.
+type PacketCounts struct {
+	Rejected dataplane.Rejected
+	Invalid  [2]uint64 // forwarded packets that conntrack considers invalid
+}
+
+// PacketCounts reads the counters of rules. It can be called at any time, by any goroutine.
+func (b *Backend) PacketCounts() (c PacketCounts, err error) {
+	g, err := openGuard(b.variant, b.config.NetNS)
+	if err != nil {
+		return c, err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	for _, t := range b.tables {
+		rejected, err := g.packets(t.family, tableFilter, chainFirewall)
+		if err != nil {
+			return c, err
+		}
+		byReason := map[string]uint64{}
+		for i := range min(len(rejected), len(rejections)) {
+			byReason[rejections[i]] += rejected[i]
+		}
+		c.Rejected[t.family] = byReason
+		forwarded, err := g.packets(t.family, tableFilter, chainForward)
+		if err != nil {
+			return c, err
+		}
+		if len(forwarded) > invalidRule {
+			c.Invalid[t.family] = forwarded[invalidRule]
+		}
+	}
+	return c, nil
 }

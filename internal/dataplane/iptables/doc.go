@@ -126,5 +126,6 @@
 //
 // NodePorts on loopback addresses work only where route_localnet is set, which package
 // sysctl does. What route_localnet would let in from elsewhere is dropped in any case, also
-// after Cleanup ([Remove]). There are no nfacct counters.
+// after Cleanup ([Remove]). There are no nfacct counters; those of rules take their place
+// ([Backend.PacketCounts]).
 package iptables

@@ -44,6 +44,8 @@ type watch interface {
 	expect(s *stamp, f desired.Family, table, entries, commits int)
 	// look counts rules in a table. Known are the expected chains.
 	look(f desired.Family, table string, known registry) (*tally, error)
+	// packets returns how many packets each rule of a chain has matched, in order.
+	packets(f desired.Family, table, chain string) ([]uint64, error)
 	close() error
 }
 

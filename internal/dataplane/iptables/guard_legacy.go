@@ -68,3 +68,18 @@ func (w legacyWatch) look(f desired.Family, table string, _ registry) (*tally, e
 	}
 	return t, nil
 }
+
+func (w legacyWatch) packets(f desired.Family, table, chain string) (all []uint64, err error) {
+	got, err := w[f].Read(table)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range got.Chains() {
+		for i := range c.Rules() {
+			if c.Name == chain {
+				all = append(all, got.Packets(c.First+1+i))
+			}
+		}
+	}
+	return all, nil
+}

@@ -79,3 +79,14 @@ func (w nftWatch) look(f desired.Family, table string, known registry) (t *tally
 	}
 	return t, err
 }
+
+func (w nftWatch) packets(f desired.Family, table, chain string) (all []uint64, err error) {
+	err = nfnl.Undisturbed(func() error {
+		all = nil
+		return w.conn.ChainRules(nftTable(f, table), chain, func(r nfnl.RuleInfo) { all = append(all, r.Counted()) })
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	return all, err
+}

@@ -90,3 +90,22 @@ func TestHandOver(t *testing.T) {
 		dataplanetest.HandOver(t, street, b, state, 20)
 	})
 }
+
+// TestRejected counts rejected packets in each variant.
+func TestRejected(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		street := dataplanetest.NewStreet(t, 1)
+		b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		dataplanetest.Rejected(t, street, b, func() (dataplane.Rejected, error) {
+			c, err := b.PacketCounts()
+			return c.Rejected, err
+		}, func(state *desired.State) {
+			b.config.MasqueradeBit ^= 1
+			dataplanetest.Reconcile(t, b, state)
+		})
+	})
+}

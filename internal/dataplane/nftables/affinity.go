@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -170,31 +169,6 @@ const rememberRules = 2
 // notRecorded is the comment of the rule that counts the connections of new clients while
 // affinity is full.
 const notRecorded = "too many clients"
-
-// UnrecordedClients returns the number of connections whose client got no session affinity,
-// because all Services together had too many clients. It starts from 0 when the rules are
-// written. It can be called at any time, by any goroutine.
-func (b *Backend) UnrecordedClients() (n [len(schemas)]uint64, err error) {
-	conn, err := nfnl.Dial(b.config.NetNS)
-	if err != nil {
-		return n, err
-	}
-	defer conn.Close()
-	for f := range schemas {
-		err := nfnl.Undisturbed(func() error {
-			n[f] = 0
-			return conn.Rules(schemas[f].table, func(r nfnl.RuleInfo) {
-				if isRememberChain(r.Chain) {
-					n[f] += r.Counted()
-				}
-			})
-		})
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return n, err
-		}
-	}
-	return n, nil
-}
 
 // newTimeouts creates the chains for timeouts that no frontend had before.
 func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) error {

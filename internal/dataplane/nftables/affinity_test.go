@@ -73,8 +73,8 @@ func TestTooManyClients(t *testing.T) {
 	}
 	unrecorded := func(want uint64) {
 		t.Helper()
-		if n, err := s.UnrecordedClients(); err != nil || n[desired.IPv4] != want {
-			t.Errorf("%d unrecorded connections, %v; want %d", n[desired.IPv4], err, want)
+		if n, err := s.Counts(); err != nil || n.Unrecorded[desired.IPv4] != want {
+			t.Errorf("%d unrecorded connections, %v; want %d", n.Unrecorded[desired.IPv4], err, want)
 		}
 	}
 	first := connect(1, 1)

@@ -289,6 +289,9 @@ func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desire
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
 	}
+	for _, reason := range counters {
+		batch.AddCounter(s.table, reason)
+	}
 	for _, c := range chains {
 		batch.AddChain(s.table, c)
 	}

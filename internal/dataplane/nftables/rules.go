@@ -121,10 +121,11 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 	}
 	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), notOurs(), goTo(chainUnknownPort))
-	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), drop())
+	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), count(dataplane.UnallocatedAddress), drop())
 	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(), inMap(w.sides[desired.Local].frontends), drop())
-	w.rule(chainUnknownPort, "", goTo(chainReject))
+	w.rule(chainUnknownPort, "", count(dataplane.UnknownPort))
+	w.refuse(chainUnknownPort)
 	w.loopbackPorts()
 
 	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
@@ -138,7 +139,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainExternal, "", goTo(chainDispatch))
 
 	w.source()
-	w.rule(chainSources, "source address not allowed", drop())
+	w.rule(chainSources, "source address not allowed", count(dataplane.SourceNotAllowed), drop())
 
 	w.externalLocal(full, mark)
 
@@ -147,13 +148,9 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainDispatch, "if in @frontends: the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainDispatch, "not ours", clearMark(mark))
 
-	w.rule(chainReject, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
-	code := uint8(icmpPort)
-	if w.table.Family == nfnl.IPv6 {
-		code = icmp6Port
-	}
-	w.rule(chainReject, "", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}})
-	w.rule(chainDrop, "no endpoint that traffic policy allows", drop())
+	w.rule(chainReject, "", count(dataplane.NoEndpoints))
+	w.refuse(chainReject)
+	w.rule(chainDrop, "no endpoint that traffic policy allows", count(dataplane.NoLocalEndpoints), drop())
 
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)
@@ -172,9 +169,19 @@ func (w *ruleWriter) loopbackPorts() {
 	}, in(w.loopback), goTo(chainLoopback))
 	for _, p := range desired.Protocols {
 		w.batch.AddCounter(w.table, refusedCounter(p))
-		w.rule(chainLoopback, "", protocol(byte(p)), []expr.Any{nfnl.CountIn(refusedCounter(p))})
+		w.rule(chainLoopback, "", protocol(byte(p)), count(refusedCounter(p)))
 	}
-	w.rule(chainLoopback, "", goTo(chainReject))
+	w.refuse(chainLoopback)
+}
+
+// refuse writes the rules that refuse all packets of a chain.
+func (w *ruleWriter) refuse(chain string) {
+	w.rule(chain, "", protocol(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	code := uint8(icmpPort)
+	if w.table.Family == nfnl.IPv6 {
+		code = icmp6Port
+	}
+	w.rule(chain, "", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}})
 }
 
 // masquerade writes the rule that marks the traffic to masquerade.
@@ -344,6 +351,9 @@ func dnatted() []expr.Any {
 }
 
 func notZero() expr.Any { return &expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(0)} }
+
+// count counts the packet in a named counter.
+func count(name string) []expr.Any { return []expr.Any{nfnl.CountIn(name)} }
 
 func jump(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}

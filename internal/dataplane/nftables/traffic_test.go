@@ -277,3 +277,18 @@ func TestHandOver(t *testing.T) {
 	s := newStreet(t, 5)
 	dataplanetest.HandOver(t, s.Street, s.Backend, s.state, 40)
 }
+
+// TestRejected rewrites the rules by another configuration.
+func TestRejected(t *testing.T) {
+	s := newStreet(t, 1)
+	dataplanetest.Rejected(t, s.Street, s.Backend, func() (dataplane.Rejected, error) {
+		c, err := s.Counts()
+		return c.Rejected, err
+	}, func(state *desired.State) {
+		s.config.MasqueradeBit ^= 1
+		dataplanetest.Reconcile(t, s.Backend, state)
+	})
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

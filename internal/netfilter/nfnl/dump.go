@@ -85,9 +85,16 @@ type RuleInfo struct {
 }
 
 // Rules calls visit with every rule of a table. Rules of one chain are in order.
-func (c *Conn) Rules(t Table, visit func(RuleInfo)) error {
+func (c *Conn) Rules(t Table, visit func(RuleInfo)) error { return c.ChainRules(t, "", visit) }
+
+// ChainRules calls visit with every rule of a chain, in order; "" stands for all chains of the
+// table. A chain that does not exist has none.
+func (c *Conn) ChainRules(t Table, chain string, visit func(RuleInfo)) error {
 	var a attrs
 	a.string(unix.NFTA_RULE_TABLE, t.Name) // a filter in the kernel
+	if chain != "" {
+		a.string(unix.NFTA_RULE_CHAIN, chain)
+	}
 	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
 		visit(RuleInfo{
 			Chain:       cString(findAttr(body, unix.NFTA_RULE_CHAIN)),

@@ -112,6 +112,11 @@ func (t *Table) Jump(entry int) string {
 	return ""
 }
 
+// Packets is how many packets have matched an entry.
+func (t *Table) Packets(entry int) uint64 {
+	return binary.NativeEndian.Uint64(t.blob[int(t.entries[entry].at)+t.family.entryLen-counterLen:])
+}
+
 // verdictOf is an offset, or negative for a verdict that ends the traversal.
 func (t *Table) verdictOf(e entry) int32 {
 	return int32(binary.NativeEndian.Uint32(t.blob[e.verdict:]))

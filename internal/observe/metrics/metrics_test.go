@@ -37,13 +37,16 @@ func complete(mode string) *Metrics {
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
 	if mode == ModeNFTables {
-		m.OnNFTables(func() ([2]uint64, error) { return [2]uint64{1, 2}, nil })
+		m.OnNFTables(func() (NFTables, error) {
+			return NFTables{Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2}}, nil
+		})
 	}
 	if mode == ModeIPTables {
-		m.OnIPTables(func() IPTables {
+		m.OnIPTables(func() (IPTables, error) {
 			return IPTables{
 				Total: [2]map[string]int{{"nat": 3}, {"nat": 4}}, Last: [2]map[string]int{{"nat": 1}, {"nat": 2}},
-			}
+				Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}},
+			}, nil
 		})
 	}
 	m.FeatureMissing.WithLabelValues(mode, "IPv6", "chain type nat").Set(1)
@@ -132,7 +135,6 @@ func TestLikeKubeProxy(t *testing.T) {
 // notCounted are metrics that kube-proxy reads from nfacct, which Slipstream does not use.
 var notCounted = map[string]bool{
 	"kubeproxy_iptables_localhost_nodeports_accepted_packets_total": true,
-	"kubeproxy_iptables_ct_state_invalid_dropped_packets_total":     true,
 }
 
 // row is a line of a table in docs/metrics.md: names, type, labels.
@@ -236,6 +238,23 @@ func TestRefusedInAMode(t *testing.T) {
 		}
 		if !slices.Equal(got, []float64{0, 1}) {
 			t.Errorf("mode %s: %s by family is %v", mode, want, got)
+		}
+	}
+}
+
+// TestKernelCountersGrow has the kernel's counters start from 0 when the ruleset is created
+// again.
+func TestKernelCountersGrow(t *testing.T) {
+	m := New()
+	var now NFTables
+	m.OnNFTables(func() (NFTables, error) { return now, nil })
+	for _, step := range []struct{ kernel, want uint64 }{{5, 5}, {7, 7}, {0, 7}, {2, 9}, {1, 10}} {
+		now = NFTables{Rejected: [2]map[string]uint64{{"no_endpoints": step.kernel}, {"no_endpoints": 1000}}, Unrecorded: [2]uint64{step.kernel, 0}}
+		all := gathered(t, m)
+		for _, name := range []string{"slipstream_rejected_packets_total", "slipstream_session_affinity_unrecorded_total"} {
+			if got := all[name].Metric[0].Counter.GetValue(); got != float64(step.want) {
+				t.Errorf("%s is %v after the kernel's %d, want %d", name, got, step.kernel, step.want)
+			}
 		}
 	}
 }

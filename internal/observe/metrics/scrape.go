@@ -3,6 +3,8 @@
 package metrics
 
 import (
+	"sync"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -79,36 +81,96 @@ func oneIf(is bool) float64 {
 	return 0
 }
 
-// OnNFTables serves the number of connections without session affinity, by desired.Family.
-func (m *Metrics) OnNFTables(read func() ([2]uint64, error)) {
+// kernelCounters are counters of the kernel. They go on growing for a scrape when those of the
+// kernel start from 0 again.
+type kernelCounters struct {
+	mu     sync.Mutex // held from reading the kernel until the values are sent
+	series map[string]*grown
+}
+
+type grown struct{ before, last uint64 }
+
+// total returns the total of a series from the kernel's current value.
+func (k *kernelCounters) total(series string, now uint64) float64 {
+	if k.series == nil {
+		k.series = map[string]*grown{}
+	}
+	g := k.series[series]
+	if g == nil {
+		g = &grown{}
+		k.series[series] = g
+	}
+	if now < g.last {
+		g.before += g.last
+	}
+	g.last = now
+	return float64(g.before + now)
+}
+
+var rejectedDesc = prometheus.NewDesc("slipstream_rejected_packets_total",
+	"Packets to Services that were refused or dropped, by reason.", []string{"reason", labelFamily}, nil)
+
+// sendRejected sends the numbers of rejected packets, by desired.Family and reason.
+func (k *kernelCounters) sendRejected(send send, rejected [2]map[string]uint64) {
+	for f, byReason := range rejected {
+		for reason, n := range byReason {
+			family := desired.Family(f).String()
+			send(rejectedDesc, prometheus.CounterValue, k.total(reason+family, n), reason, family)
+		}
+	}
+}
+
+// NFTables holds what the kernel counts in nftables mode, by desired.Family.
+type NFTables struct {
+	Rejected   [2]map[string]uint64 // packets, by reason
+	Unrecorded [2]uint64            // connections without session affinity
+}
+
+// OnNFTables serves what the kernel counts in nftables mode.
+func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
 	unrecorded := prometheus.NewDesc("slipstream_session_affinity_unrecorded_total",
 		"Connections whose client got no session affinity because there were too many clients.", []string{labelFamily}, nil)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{unrecorded}, func(send send) error {
+	var k kernelCounters
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{unrecorded, rejectedDesc}, func(send send) error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		n, err := read()
-		for f := range n {
-			if err == nil {
-				send(unrecorded, prometheus.CounterValue, float64(n[f]), desired.Family(f).String())
-			}
+		if err != nil {
+			return err
 		}
-		return err
+		k.sendRejected(send, n.Rejected)
+		for f := range n.Unrecorded {
+			family := desired.Family(f).String()
+			send(unrecorded, prometheus.CounterValue, k.total("unrecorded"+family, n.Unrecorded[f]), family)
+		}
+		return nil
 	}})
 }
 
-// IPTables holds the numbers of rules in iptables mode.
+// IPTables holds the numbers of rules in iptables mode, and what the kernel counts, by
+// desired.Family.
 type IPTables struct {
 	// Total is the number of rules by table ("filter", "nat"), Last the number
 	// of those that the last sync wrote.
-	Total, Last [2]map[string]int // by desired.Family
+	Total, Last [2]map[string]int
+
+	Rejected [2]map[string]uint64 // packets, by reason
+	Invalid  [2]uint64            // packets that conntrack considers invalid
 }
 
-// OnIPTables serves the numbers of rules.
-func (m *Metrics) OnIPTables(read func() IPTables) {
+// OnIPTables serves the numbers of rules, and what the kernel counts in iptables mode.
+func (m *Metrics) OnIPTables(read func() (IPTables, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_"+name, help, []string{"table", labelFamily}, nil)
 	}
 	total, last := desc("total", "Slipstream's rules of iptables."), desc("last", "Rules of iptables that the last sync wrote.")
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{total, last}, func(send send) error {
-		n := read()
+	invalid := prometheus.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+		"Forwarded packets that were dropped because conntrack considers them invalid.", nil, nil)
+	var k kernelCounters
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{total, last, invalid, rejectedDesc}, func(send send) error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		n, err := read()
 		for d, byFamily := range map[*prometheus.Desc][2]map[string]int{total: n.Total, last: n.Last} {
 			for f, tables := range byFamily {
 				for table, rules := range tables {
@@ -116,6 +178,11 @@ func (m *Metrics) OnIPTables(read func() IPTables) {
 				}
 			}
 		}
+		if err != nil {
+			return err
+		}
+		k.sendRejected(send, n.Rejected)
+		send(invalid, prometheus.CounterValue, k.total("invalid IPv4", n.Invalid[0])+k.total("invalid IPv6", n.Invalid[1]))
 		return nil
 	}})
 }
