@@ -209,7 +209,7 @@ func (c *Controller) explain(err error) error {
 	}
 	for i := range families {
 		if refused.Object == families[i].frontends.Name {
-			if k, ok := parseFrontendKey(refused.Key); ok {
+			if k, ok := families[i].parseFrontendKey(refused.Key); ok {
 				return fmt.Errorf("frontend %s: %w", k, err)
 			}
 		}

@@ -120,13 +120,7 @@ func (s *schema) remembered() []expr.Any {
 
 // originalSticky looks up the connection's original destination in the map sticky.
 func (s *schema) originalSticky() []expr.Any {
-	next := regKey + s.addrLen/4
-	all := append(dnatted(),
-		nfnl.CtOriginalDaddr(s.table.Family, regKey),
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		nfnl.CtOriginalDport(next+1),
-	)
-	return append(all, s.loadSticky()...)
+	return slices.Concat(dnatted(), nfnl.OriginalDestination(s.table.Family, regKey), s.loadSticky())
 }
 
 const rememberPrefix = "remember-"
@@ -147,7 +141,7 @@ func timeoutOf(chain string) (seconds uint32, is bool) {
 }
 
 // writeRemember creates the chain for a timeout.
-func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
+func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 	chain := rememberChain(seconds)
 	batch.AddChain(s.table, nfnl.Chain{Name: chain})
 	batch.FlushChain(s.table, chain)
@@ -156,11 +150,9 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
 	record := append(s.valueOfAffinity(), &expr.Dynset{
 		SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: regKey, Timeout: timeout,
 	})
-	rules := ruleWriter{schema: s, batch: batch}
-	rules.rule(chain, "", client, record, ret())
-	rules.rule(chain, notRecorded, []expr.Any{&expr.Counter{}})
+	batch.AddRule(s.table, chain, "", client, record, ret())
+	batch.AddRule(s.table, chain, notRecorded, []expr.Any{&expr.Counter{}})
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
-	return rules.err
 }
 
 // rememberRules is the number of rules in each such chain.
@@ -171,21 +163,16 @@ const rememberRules = 2
 const notRecorded = "too many clients"
 
 // newTimeouts creates the chains for timeouts that no frontend had before.
-func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) error {
+func (b *Backend) newTimeouts(change *desired.Change) {
 	for i := range change.Frontends {
 		f := change.Frontends[i].New
-		if f == nil || f.Affinity == 0 || b.unsupported[desired.FamilyOf(f.Addr())] {
+		if f == nil || f.Affinity == 0 {
 			continue
 		}
-		s := schemaOf(f.Addr())
-		timeouts := &b.timeouts[s.family()]
-		if slices.Contains(*timeouts, f.Affinity) {
-			continue
-		}
-		*timeouts = append(*timeouts, f.Affinity)
-		if err := s.writeRemember(batch, f.Affinity); err != nil {
-			return err
+		family := desired.FamilyOf(f.Addr())
+		if !b.unsupported[family] && !slices.Contains(b.timeouts[family], f.Affinity) {
+			b.timeouts[family] = append(b.timeouts[family], f.Affinity)
+			schemas[family].writeRemember(&b.batch, f.Affinity)
 		}
 	}
-	return nil
 }

@@ -113,8 +113,8 @@
 //     which the rule has just loaded the mark. nft then prints "meta mark vmap @picks" for
 //     the sequence of look-ups above. The rule's comment describes the actual look-ups. Where
 //     a look-up is only a condition, nft prints nothing, and the comment says so.
-//   - nfnl.Always compares a constant with itself, and nft prints a comparison with a field
-//     of the packet.
+//   - nfnl.AsTCP and nfnl.UnlessLoaded compare a constant with itself, and nft prints a
+//     comparison with a field of the packet.
 //
 // A copy that nft has loaded from such text is another ruleset, which must do nothing. So
 // nft prints the rules of base chains as "meta length 0 jump ...", which no packet matches.

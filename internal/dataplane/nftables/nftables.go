@@ -60,9 +60,6 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
 	}
 	b.batch.Reset()
-	if err := b.newTimeouts(&b.batch, change); err != nil {
-		return dataplane.Stats{}, err
-	}
 	b.write(change)
 	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err := b.conn.Commit(0, &b.batch); err != nil {
@@ -88,6 +85,7 @@ func (b *Backend) release() {
 // new one is added, as the kernel requires.
 func (b *Backend) write(change *desired.Change) {
 	w := &b.writer
+	b.newTimeouts(change)
 	b.updatePools(change)
 	for f := range b.served {
 		s := &schemas[f]

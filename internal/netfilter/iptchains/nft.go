@@ -71,7 +71,7 @@ func (n *nft) remove(ctx context.Context, p *plan) error {
 		return err
 	}
 	batch.Reset()
-	_, err := n.conn.CommitPieces(ctx, &batch, func() {
+	return n.conn.CommitPieces(ctx, &batch, func() {
 		for _, chain := range p.chains {
 			batch.FlushChain(n.table, chain)
 		}
@@ -79,5 +79,4 @@ func (n *nft) remove(ctx context.Context, p *plan) error {
 			batch.DeleteChain(n.table, chain)
 		}
 	})
-	return err
 }
