@@ -108,7 +108,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)
 	}
 	if o.initOnly {
-		return initialize(c)
+		return initialize(cmd.Context(), c)
 	}
 	ctx, changed := context.WithCancelCause(cmd.Context())
 	defer changed(nil)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
@@ -86,7 +87,7 @@ func serve(ctx context.Context, o serving) (err error) {
 			return err
 		}
 	}
-	s.tuneNode()
+	s.tuneNode(ctx)
 	klog.InfoS("Starting", "version", versionText(), "node", s.node, "mode", o.config.Mode(), "manifests", o.config.Slipstream.Manifests)
 	s.events.Normal(events.Starting, "")
 	return s.run(ctx)
@@ -196,12 +197,12 @@ func (s *parts) openConntrack(ctx context.Context) error {
 }
 
 // tuneNode sets parameters of this process and of the kernel.
-func (s *parts) tuneNode() {
+func (s *parts) tuneNode(ctx context.Context) {
 	adjustOOMScore(s.config.KubeProxy.OOMScoreAdj)
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
-	if err := localhostNodePorts(s.config); err != nil {
+	if err := localhostNodePorts(ctx, s.config); err != nil {
 		s.events.Warning(events.FailedToSetSysctl, err.Error())
 	}
 }
@@ -330,22 +331,23 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 
 // initialize sets the kernel parameters that need more privileges than the proxy
 // (--init-only).
-func initialize(c *config.Config) error {
+func initialize(ctx context.Context, c *config.Config) error {
 	conn, err := conntrack.New(0) // loads the module nf_conntrack
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(c))
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(ctx, c))
 }
 
-// localhostNodePorts sets the kernel parameters for NodePorts on IPv4 loopback addresses,
-// if there are any.
-func localhostNodePorts(c *config.Config) error {
+// localhostNodePorts sets the kernel parameter for NodePorts on IPv4 loopback addresses, if
+// there are any, after it has programmed the rule that then drops packets to these addresses
+// from other machines.
+func localhostNodePorts(ctx context.Context, c *config.Config) error {
 	if !nodePorts(c).OnLoopback() {
 		return nil
 	}
-	return sysctl.RouteLocalnet()
+	return iptables.RouteLocalnet(ctx)
 }
 
 // adjustOOMScore sets oom_score_adj of this process, unless score is nil. Lower values need
