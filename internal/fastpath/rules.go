@@ -19,13 +19,16 @@ func rules(b *nfnl.Batch, threshold uint32, scope Scope) {
 	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
 	rule(chainForward, "too short yet, both directions counted", packetsUpTo(threshold), ret())
 	rule(chainForward, "an ICMP error is no packet of the connection", stateIs(notOfConnection), ret())
+	listed := goTo(chainOffload)
+	if scope == All {
+		listed = ret()
+	}
+	for i := range families {
+		f := &families[i]
+		rule(chainForward, "", f.toFrontend(f.frontends), listed)
+	}
 	if scope == All {
 		rule(chainForward, "", goTo(chainOffload))
-	} else {
-		for i := range families {
-			f := &families[i]
-			rule(chainForward, "", f.toFrontend(f.frontends), goTo(chainOffload))
-		}
 	}
 	set := interfaces(false)
 	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
