@@ -56,7 +56,7 @@ type parts struct {
 	events  events.Recorder
 
 	dataplane programmer
-	without   desired.Families
+	desired   desired.Config
 	fast      *fastpath.Controller // nil without a fast path
 	flows     *conntrack.Cleaner
 
@@ -124,12 +124,13 @@ func (s *parts) openSource(context.Context) (err error) {
 	return nil
 }
 
-func (s *parts) openDataplane(ctx context.Context) (err error) {
-	s.dataplane, s.without, err = openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
+func (s *parts) openDataplane(ctx context.Context) error {
+	b, without, err := openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
 	if err != nil {
 		return err
 	}
-	s.onClose(s.dataplane.Close)
+	s.dataplane, s.desired = b, desiredConfig(s.config, s.node, without)
+	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
 	if s.config.CountLocalhostNodePorts() {
@@ -202,7 +203,7 @@ func (s *parts) tuneNode(ctx context.Context) {
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
-	if err := localhostNodePorts(ctx, s.config); err != nil {
+	if err := localhostNodePorts(ctx, s.desired.NodePorts); err != nil {
 		s.events.Warning(events.FailedToSetSysctl, err.Error())
 	}
 }
@@ -242,7 +243,7 @@ func (s *parts) run(ctx context.Context) error {
 		options.FastPath = s.fast
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
-	p = proxy.New(s.objects, desired.New(desiredConfig(c, s.node, s.without)), s.dataplane, s.metrics, options)
+	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
 	return s.serveHTTP(ctx, p)
 }
 
@@ -337,14 +338,14 @@ func initialize(ctx context.Context, c *config.Config) error {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(ctx, c))
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(ctx, nodePorts(c)))
 }
 
 // localhostNodePorts sets the kernel parameter for NodePorts on IPv4 loopback addresses, if
 // there are any, after it has programmed the rule that then drops packets to these addresses
 // from other machines.
-func localhostNodePorts(ctx context.Context, c *config.Config) error {
-	if !nodePorts(c).OnLoopback() {
+func localhostNodePorts(ctx context.Context, n desired.NodePortAddresses) error {
+	if !n.OnLoopback() {
 		return nil
 	}
 	return iptables.RouteLocalnet(ctx)
