@@ -36,6 +36,8 @@ import (
 type Machine struct {
 	Kernel string // path
 	Memory string // as in the kernel's option mem=; 2G if empty. The host provides pages as they are touched
+
+	Parameters []string // further kernel parameters, such as "ipv6.disable=1"
 }
 
 // bootTimeout bounds a boot that takes less than a second on an idle host.
@@ -147,6 +149,7 @@ func (m Machine) boot(ctx context.Context, dir string, output io.Writer, console
 		"umid=machine", "uml_dir="+dir,
 		jobVariable+"="+dir,
 	)
+	cmd.Args = append(cmd.Args, m.Parameters...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir, "TMPDIR=" + memoryDir()}
 	cmd.Stdout, cmd.Stderr = console, console
