@@ -55,9 +55,7 @@ CONFIG_NFT_FLOW_OFFLOAD).
 
 With --scope=all, every connection that the node forwards may take the fast path.
 With --scope=services, only connections to Services may; it then reads Services from the
-Kubernetes API or from --manifests, as 'slipstream run' does. With --scope=all, it reads them
-only if --kubeconfig, --master or --manifests is set, to exclude Services with the annotation
-slipstream.io/fast-path: "off".
+Kubernetes API or from --manifests, as 'slipstream run' does.
 
 When it stops, all connections return to the slow path; none is interrupted.`,
 		Example: `  slipstream fastpath --fastpath-threshold=20 --scope=all
@@ -140,10 +138,9 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 		m.ObjectProblems.Inc()
 	}
 	var services source.Source
-	sourceSet := o.master+o.objects.Slipstream.Manifests+o.objects.KubeProxy.ClientConnection.Kubeconfig != ""
-	if c.Scope == fastpath.Services || sourceSet {
+	if c.Scope == fastpath.Services {
 		if services, _, err = newSource(&o.objects, o.master, want.NodeName, problem); err != nil {
-			return fmt.Errorf("--scope=%s: %w", c.Scope, err)
+			return fmt.Errorf("--scope=services: %w", err)
 		}
 	}
 	ctl, err := fastpath.New(c)
@@ -225,19 +222,23 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 // runFastPath runs a controller until stop is called, which removes its table from the
 // kernel.
 func runFastPath(ctx context.Context, ctl *fastpath.Controller) (stop func() error) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	end := inBackground(ctx, func(ctx context.Context) {
 		if err := ctl.Run(ctx); err != nil {
 			klog.ErrorS(err, "Fast path: could not watch interfaces")
 		}
-	}()
+	})
 	return func() error {
-		cancel()
-		<-done
+		end()
 		return ctl.Stop()
 	}
+}
+
+// inBackground calls run in a goroutine. Stop ends run's context and waits for it.
+func inBackground(ctx context.Context, run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); run(ctx) }()
+	return func() { cancel(); <-done }
 }
 
 // fastPathMetrics returns a function that reads a controller's metrics. ctl is nil if the

@@ -20,7 +20,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/process"
 )
 
-// grace is the time that a test binary has, after its timeout, to report the hanging test.
+// grace is the time that a test binary has, after its own timeout, to report the hanging
+// test before it is killed.
 const grace = 30 * time.Second
 
 // executor runs test binaries.

@@ -41,11 +41,12 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	}
 	defer os.RemoveAll(binaries)
 
-	var labels []string
+	separator := "Kernels: "
 	for _, k := range kernels {
-		labels = append(labels, k.label)
+		fmt.Fprint(stdout, separator, k.label)
+		separator = ", "
 	}
-	fmt.Fprintln(stdout, "Kernels:", strings.Join(labels, ", "))
+	fmt.Fprintln(stdout)
 
 	// Building goes on in the background, in the order in which the binaries are needed.
 	for i := range packages {
@@ -61,10 +62,10 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 		}
 	}()
 
-	// Packages that share a kernel can disturb each other: the host runs them one by one, and
-	// each has a UML machine of its own. These have one processor and often wait, so one more
-	// runs than the host has processors. The last packages, with the longest tests, and the
-	// oldest kernel, the slowest, begin.
+	// Packages that share a kernel can disturb each other. So the host runs them one by one,
+	// and each has a UML machine of its own. Those machines have one processor and often
+	// wait: one more of them runs than the host has processors. The last packages have the
+	// longest tests and the oldest kernel is the slowest: they begin.
 	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
 	runs := make([]packageRun, len(kernels)*len(packages))
 	var host sync.WaitGroup
@@ -95,13 +96,14 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 
 	total := merge(runs, opts.strict)
 	total.write(stdout, opts.strict)
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return exitFailed, fmt.Errorf("interrupted: %w", context.Cause(ctx))
-	}
-	if !total.ok() {
+	case total.ok():
+		return exitPassed, nil
+	default:
 		return exitFailed, nil
 	}
-	return exitPassed, nil
 }
 
 // kernelNames are the values of -kernel.
@@ -150,7 +152,8 @@ func findKernels(ctx context.Context, opts options, packages []testPackage, stde
 	return found, nil
 }
 
-var errUnavailable = errors.New("not available") // missing, and cannot be built on this machine
+// errUnavailable means that a kernel is missing and cannot be built on this machine.
+var errUnavailable = errors.New("not available")
 
 // buildKernel returns the path of a kernel. build.sh builds it if none is named or cached.
 func buildKernel(ctx context.Context, script, version string, stderr io.Writer) (string, error) {

@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -30,8 +29,8 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		there := parseSave(text)
 		for _, name := range there.chains {
 			r.chains[name] = []rule{}
-			for line := range bytes.Lines(there.rules[name]) {
-				r.chains[name] = append(r.chains[name], parseRule(string(line)))
+			for _, text := range there.rules[name] {
+				r.chains[name] = append(r.chains[name], parseRule(text))
 			}
 		}
 		r.chains[chainServices] = withoutHead(r.chains[chainServices])

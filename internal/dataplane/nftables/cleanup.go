@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
@@ -52,8 +51,10 @@ func (b *Backend) entries(t nfnl.Table) (all []string, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil
 		return b.conn.Chains(t, func(c nfnl.ChainInfo) {
-			if slices.ContainsFunc(entries, func(e entry) bool { return e.base == c.Name }) {
-				all = append(all, c.Name)
+			for _, e := range entries {
+				if c.Name == e.base {
+					all = append(all, c.Name)
+				}
 			}
 		})
 	})

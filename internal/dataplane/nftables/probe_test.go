@@ -65,7 +65,10 @@ func TestProbeNames(t *testing.T) {
 	table := nfnl.Table{Family: netdev, Name: probeTable}
 	b.AddDormantTable(table)
 	b.AddChain(table, nfnl.Chain{Name: "c"})
-	b.AddRule(table, "c", "", []expr.Any{&expr.Counter{}, &expr.Masq{}, &expr.Counter{}})
+	err := b.AddRule(table, "c", "", &expr.Counter{}, &expr.Masq{}, &expr.Counter{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var refused *nfnl.BatchError
 	if err := k.conn.DryRun(&b); !errors.As(err, &refused) || refused.Expr != "masq" {
 		t.Fatalf("%v", err)

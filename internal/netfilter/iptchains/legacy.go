@@ -17,66 +17,56 @@ type legacy struct {
 	index map[string]xtables.Chain
 }
 
-func openLegacy(t Table) (View, error) {
-	if names, err := t.xtables().Tables(); err != nil || !slices.Contains(names, t.Name) {
+func openLegacy(f *xtables.Family, name string) (view, error) {
+	if names, err := f.Tables(); err != nil || !slices.Contains(names, name) {
 		return nil, err
 	}
-	conn, err := xtables.Dial(t.xtables())
+	conn, err := xtables.Dial(f)
 	if err != nil {
 		return nil, err
 	}
-	return &legacy{conn: conn, name: t.Name}, nil
+	return &legacy{conn: conn, name: name}, nil
 }
 
 func (l *legacy) close() { l.conn.Close() }
 
 func (l *legacy) lock(ctx context.Context) (func(), error) { return xtables.Lock(ctx) }
 
-func (l *legacy) Chains() (all []Chain, err error) {
+func (l *legacy) chains() (names []string, err error) {
 	if l.table, err = l.conn.Read(l.name); err != nil {
 		return nil, err
 	}
 	l.index = map[string]xtables.Chain{}
-	jumps := map[string]int{}
 	for _, c := range l.table.Chains() {
 		l.index[c.Name] = c
-		for i := c.First; i <= c.Last; i++ {
-			jumps[l.table.Jump(i)]++
-		}
+		names = append(names, c.Name)
 	}
-	for _, c := range l.table.Chains() {
-		all = append(all, Chain{c.Name, c.Rules() + jumps[c.Name]})
-	}
-	return all, nil
+	return names, nil
 }
 
-func (l *legacy) Jumps(chain string) (all []Jump, err error) {
+func (l *legacy) countRules(rules map[string]int) error {
+	for name, c := range l.index {
+		rules[name] += c.Rules()
+	}
+	return nil
+}
+
+func (l *legacy) jumps(chain string) (all []jump, err error) {
 	c, ok := l.index[chain]
 	for i := c.First; ok && i <= c.Last; i++ {
 		if to := l.table.Jump(i); to != "" {
-			all = append(all, Jump{chain, to, uint64(i)})
+			all = append(all, jump{to, uint64(i)})
 		}
 	}
 	return all, nil
 }
 
-func (l *legacy) Packets(chain string) (all []uint64, err error) {
-	if _, err := l.Chains(); err != nil {
-		return nil, err
-	}
-	c := l.index[chain]
-	for i := range c.Rules() {
-		all = append(all, l.table.Packets(c.First+1+i))
-	}
-	return all, nil
-}
-
-func (l *legacy) Remove(_ context.Context, rules []Jump, chains []string) error {
+func (l *legacy) remove(_ context.Context, p *plan) error {
 	gone := map[int]bool{}
-	for _, j := range rules {
+	for _, j := range p.jumps {
 		gone[int(j.rule)] = true
 	}
-	for _, name := range chains {
+	for _, name := range p.chains {
 		for i := l.index[name].First; i <= l.index[name].Last; i++ {
 			gone[i] = true
 		}
