@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package config is the configuration of "slipstream run": kube-proxy's configuration
+// (kubeproxy.config.k8s.io/v1alpha1), as kubeadm writes it, and a second document with
+// Slipstream's own settings (slipstream.config/v1alpha1), which may be in the same file.
+//
+// A configuration is decoded, completed with defaults, and validated, in this order. Each
+// step is a separate function, since flags are applied between the second and the third.
+// Defaults and validation are those of kube-proxy in Kubernetes 1.37, except where
+// docs/configuration.md says otherwise: a file that kube-proxy accepts is accepted, and has
+// the same meaning. All errors are returned at once, each with the field's path in the file.
 package config
 
 import (
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
 )
 
 // Proxy modes of kube-proxy.
@@ -114,4 +125,59 @@ func (c *Config) FastPath() FastPathConfiguration {
 		f.OffloadPacketThreshold = new(int64)
 	}
 	return f
+}
+
+// maxConntrack limits the effect of maxPerCore on machines with many CPUs, as each entry
+// takes memory that is not given back.
+const maxConntrack = 1 << 20
+
+// Conntrack returns the conntrack parameters for a machine with this number of CPUs.
+func (c *Config) Conntrack(cpus int) sysctl.Conntrack {
+	k := &c.KubeProxy.Conntrack
+	out := sysctl.Conntrack{
+		TCPEstablishedTimeout: ptr.Deref(k.TCPEstablishedTimeout, metav1.Duration{}).Duration,
+		TCPCloseWaitTimeout:   ptr.Deref(k.TCPCloseWaitTimeout, metav1.Duration{}).Duration,
+		TCPBeLiberal:          k.TCPBeLiberal,
+		UDPTimeout:            k.UDPTimeout.Duration,
+		UDPStreamTimeout:      k.UDPStreamTimeout.Duration,
+	}
+	if each := int(ptr.Deref(k.MaxPerCore, 0)); each > 0 {
+		out.Max = max(each*cpus, int(ptr.Deref(k.Min, 0)))
+		if each*cpus > maxConntrack {
+			out.Max = maxConntrack
+		}
+	}
+	return out
+}
+
+// Complete sets the defaults that depend on the mode.
+//
+// If no mode is set, kube-proxy uses iptables mode. Slipstream uses nftables mode with the
+// same meaning of the other settings: the block "iptables" applies where the block
+// "nftables" does not set a field, and NodePorts are reachable on all of the node's
+// addresses unless nodePortAddresses is set.
+func (c *Config) Complete() {
+	k := &c.KubeProxy
+	if k.Mode == "" {
+		c.modeUnset = true
+		inherit(ofMode(k, NFTables), ofMode(k, IPTables))
+		if len(k.NodePortAddresses) == 0 {
+			k.NodePortAddresses = []string{All}
+		}
+		k.Mode = NFTables
+	}
+	if k.Mode == NFTables && len(k.NodePortAddresses) == 0 {
+		k.NodePortAddresses = []string{Primary}
+	}
+	set(&k.DetectLocalMode, detectLocalModes[0])
+}
+
+// FallBack changes a complete configuration without a mode to iptables mode, kube-proxy's
+// default. It reports whether it did.
+func (c *Config) FallBack() bool {
+	if !c.modeUnset || c.KubeProxy.Mode == IPTables {
+		return false
+	}
+	c.KubeProxy.Mode = IPTables
+	return true
 }

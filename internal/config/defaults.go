@@ -104,3 +104,11 @@ func WithPort(address string, port int) string {
 	}
 	return net.JoinHostPort(address, strconv.Itoa(port))
 }
+
+// inherit copies settings that a mode has not set from another mode.
+func inherit(to, from perMode) {
+	*to.masqueradeAll = *to.masqueradeAll || *from.masqueradeAll
+	set(to.masqueradeBit, copied(*from.masqueradeBit))
+	set(to.syncPeriod, *from.syncPeriod)
+	set(to.minSyncPeriod, *from.minSyncPeriod)
+}

@@ -11,6 +11,9 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
+// detectLocalModes are the values of detectLocalMode, the default first.
+var detectLocalModes = []kubeproxy.LocalMode{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
+
 // validateDetectLocal checks the settings by which traffic of this node's pods is
 // recognized. As in kube-proxy, settings that the mode does not use are not checked.
 func validateDetectLocal(k *kubeproxy.KubeProxyConfiguration) field.ErrorList {

@@ -116,21 +116,14 @@ type quietGates interface {
 	SetFromMapWithLogger(logger logr.Logger, set map[string]bool) error
 }
 
-// gates returns all feature gates as set. Gates with invalid values have their defaults.
-func gates(set map[string]bool) featuregate.FeatureGate {
+// Gates returns all feature gates as set. Gates with invalid values have their defaults.
+func (c *Config) Gates() featuregate.FeatureGate {
 	gates := knownGates().DeepCopy().(quietGates)
-	valid := maps.Clone(set)
-	for name := range set {
-		if validateGates(map[string]bool{name: set[name]}, nil) != nil {
-			delete(valid, name)
-		}
-	}
+	valid := maps.Clone(c.KubeProxy.FeatureGates)
+	maps.DeleteFunc(valid, func(name string, on bool) bool { return validateGates(map[string]bool{name: on}, nil) != nil })
 	utilruntime.Must(gates.SetFromMapWithLogger(logr.Discard(), valid))
 	return gates
 }
-
-// Gates returns all feature gates as set.
-func (c *Config) Gates() featuregate.FeatureGate { return gates(c.KubeProxy.FeatureGates) }
 
 // CountGates publishes the feature gates as the metric kubernetes_feature_enabled, as
 // kube-proxy does.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
 )
 
 // Validate returns all errors in a complete configuration, each with the field's path in
@@ -114,18 +115,18 @@ func validateHidden(version string) field.ErrorList {
 
 func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) (errs field.ErrorList) {
 	path := field.NewPath("conntrack")
-	number := func(name string, n *int32) {
-		if n != nil && *n < 0 {
-			errs = append(errs, field.Invalid(path.Child(name), *n, notNegative))
+	invalid := func(name string, negative bool, value any) {
+		if negative {
+			errs = append(errs, field.Invalid(path.Child(name), value, notNegative))
 		}
 	}
-	number("maxPerCore", c.MaxPerCore)
-	number("min", c.Min)
 	period := func(name string, d *metav1.Duration) {
-		if d != nil && d.Duration < 0 {
-			errs = append(errs, field.Invalid(path.Child(name), d.Duration.String(), notNegative))
+		if d != nil {
+			invalid(name, d.Duration < 0, d.Duration.String())
 		}
 	}
+	invalid("maxPerCore", ptr.Deref(c.MaxPerCore, 0) < 0, c.MaxPerCore)
+	invalid("min", ptr.Deref(c.Min, 0) < 0, c.Min)
 	period("tcpEstablishedTimeout", c.TCPEstablishedTimeout)
 	period("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout)
 	period("udpTimeout", &c.UDPTimeout)

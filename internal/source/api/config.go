@@ -27,7 +27,7 @@ import (
 //
 // Errors name the flag and the field of the configuration file.
 func ClientConfig(connection componentbase.ClientConnectionConfiguration, master, version string) (*rest.Config, error) {
-	if err := checkConnection(connection); err != nil {
+	if err := checkContentType(connection.ContentType); err != nil {
 		return nil, err
 	}
 	config, err := locate(connection.Kubeconfig, master)
@@ -42,20 +42,16 @@ func ClientConfig(connection componentbase.ClientConnectionConfiguration, master
 	return config, nil
 }
 
-// checkConnection checks the fields that do not depend on files.
-func checkConnection(c componentbase.ClientConnectionConfiguration) error {
-	if c.Burst < 0 {
-		return fmt.Errorf("--kube-api-burst (clientConnection.burst): %d must not be negative", c.Burst)
-	}
-	if c.ContentType == "" {
+func checkContentType(contentType string) error {
+	if contentType == "" {
 		return nil
 	}
-	switch media, _, err := mime.ParseMediaType(c.ContentType); {
+	const field = "--kube-api-content-type (clientConnection.contentType)"
+	switch media, _, err := mime.ParseMediaType(contentType); {
 	case err != nil:
-		return fmt.Errorf("--kube-api-content-type (clientConnection.contentType): %q: %w", c.ContentType, err)
+		return fmt.Errorf("%s: %q: %w", field, contentType, err)
 	case media != kruntime.ContentTypeProtobuf && media != kruntime.ContentTypeJSON:
-		return fmt.Errorf("--kube-api-content-type (clientConnection.contentType): %q must be %s or %s",
-			c.ContentType, kruntime.ContentTypeProtobuf, kruntime.ContentTypeJSON)
+		return fmt.Errorf("%s: %q must be %s or %s", field, contentType, kruntime.ContentTypeProtobuf, kruntime.ContentTypeJSON)
 	}
 	return nil
 }

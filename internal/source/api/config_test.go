@@ -86,7 +86,6 @@ func TestClientConfigErrors(t *testing.T) {
 		{"master", componentbase.ClientConnectionConfiguration{}, "http://a b", []string{"--master: "}},
 		{"content type", componentbase.ClientConnectionConfiguration{ContentType: "text/plain"}, "http://a", []string{`--kube-api-content-type (clientConnection.contentType): "text/plain" must be application/vnd.kubernetes.protobuf or application/json`}},
 		{"no content type", componentbase.ClientConnectionConfiguration{ContentType: "/"}, "http://a", []string{`--kube-api-content-type (clientConnection.contentType): "/": `}},
-		{"burst", componentbase.ClientConnectionConfiguration{Burst: -1}, "http://a", []string{"--kube-api-burst (clientConnection.burst): -1 must not be negative"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config, err := ClientConfig(c.connection, c.master, "")

@@ -25,15 +25,6 @@ import (
 // contains the object.
 const magic = "k8s\x00"
 
-// Numbers of fields: of runtime.Unknown, and of every list.
-const (
-	unknownType = 1 // runtime.TypeMeta
-	unknownRaw  = 2
-
-	listMeta  = 1 // metav1.ListMeta
-	listItems = 2
-)
-
 // errNotProtobuf says that a server answers in another encoding.
 var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encoding")
 
@@ -77,59 +68,36 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 }
 
 // readList reads a list of a kind and calls item for each object. item must not retain raw.
+// The list is field 2 of a runtime.Unknown, of which field 1 is the TypeMeta.
 func readList(r io.Reader, kind string, item func(raw []byte) error) (meta metav1.ListMeta, err error) {
 	answer := reader{Reader: bufio.NewReader(r)}
 	if start, err := answer.Peek(len(magic)); err != nil || string(start) != magic {
 		return meta, errors.Join(errNotProtobuf, err)
 	}
 	_, _ = answer.Discard(len(magic))
-	for {
-		switch field, err := answer.field(unknownType, unknownRaw); {
-		case err != nil:
-			return meta, noEOF(err)
-		case field == unknownType:
-			var t runtime.TypeMeta
-			if err := answer.message(t.Unmarshal); err != nil {
-				return meta, err
-			}
-			if t.Kind != kind {
-				return meta, fmt.Errorf("%s instead of %s", t.Kind, kind)
-			}
-			continue
+	complete := false
+	err = answer.fields(func(size uint64) error {
+		var t runtime.TypeMeta
+		if err := answer.message(size, t.Unmarshal); err != nil {
+			return err
 		}
-		break
-	}
-	size, err := binary.ReadUvarint(answer)
-	if err != nil {
-		return meta, noEOF(err)
-	}
-	rest := &io.LimitedReader{R: answer, N: int64(size)}
-	list := reader{Reader: bufio.NewReader(rest)}
-	for {
-		switch field, err := list.field(listMeta, listItems); {
-		case err == io.EOF && rest.N == 0:
-			return meta, nil
-		case err != nil:
-			return meta, noEOF(err)
-		case field == listMeta:
-			err = list.message(meta.Unmarshal)
-			if err != nil {
-				return meta, err
-			}
-		default:
-			if err := list.message(item); err != nil {
-				return meta, err
-			}
+		if t.Kind != kind {
+			return fmt.Errorf("%s instead of %s", t.Kind, kind)
 		}
+		return nil
+	}, func(size uint64) error {
+		rest := &io.LimitedReader{R: answer, N: int64(size)}
+		list := reader{Reader: bufio.NewReader(rest)}
+		err := list.fields(
+			func(size uint64) error { return list.message(size, meta.Unmarshal) },
+			func(size uint64) error { return list.message(size, item) })
+		complete = rest.N == 0
+		return err
+	})
+	if err == nil && !complete {
+		err = io.ErrUnexpectedEOF
 	}
-}
-
-// noEOF converts an end that is not expected.
-func noEOF(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
+	return meta, err
 }
 
 // reader reads protobuf messages.
@@ -138,55 +106,53 @@ type reader struct {
 	buffer []byte
 }
 
-// field returns the number of the next field that is one of two messages, and stops before
-// its length. It returns io.EOF at the end.
-func (r *reader) field(a, b protowire.Number) (protowire.Number, error) {
+// fields reads a message until its end. It calls one and two at fields 1 and 2, which are
+// messages, with their sizes.
+func (r *reader) fields(one, two func(size uint64) error) error {
 	for {
 		tag, err := binary.ReadUvarint(r)
-		if err != nil {
-			return 0, err
+		if err == io.EOF {
+			return nil
 		}
 		number, typ := protowire.DecodeTag(tag)
-		if typ == protowire.BytesType && (number == a || number == b) {
-			return number, nil
+		var size uint64
+		switch {
+		case err != nil:
+			return err
+		case typ == protowire.VarintType:
+			_, err = binary.ReadUvarint(r)
+		case typ == protowire.Fixed32Type:
+			size = 4
+		case typ == protowire.Fixed64Type:
+			size = 8
+		case typ == protowire.BytesType:
+			size, err = binary.ReadUvarint(r)
+		default:
+			err = fmt.Errorf("wire type %d", typ)
 		}
-		if err := r.skip(typ); err != nil {
-			return 0, noEOF(err)
+		switch {
+		case err != nil:
+		case typ == protowire.BytesType && number == 1:
+			err = one(size)
+		case typ == protowire.BytesType && number == 2:
+			err = two(size)
+		default:
+			_, err = io.CopyN(io.Discard, r, int64(size))
+		}
+		if err == io.EOF { // within the field
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
 		}
 	}
-}
-
-// skip reads the value of a field.
-func (r *reader) skip(typ protowire.Type) error {
-	var size uint64
-	var err error
-	switch typ {
-	case protowire.VarintType:
-		_, err = binary.ReadUvarint(r)
-	case protowire.Fixed32Type:
-		size = 4
-	case protowire.Fixed64Type:
-		size = 8
-	case protowire.BytesType:
-		size, err = binary.ReadUvarint(r)
-	default:
-		err = fmt.Errorf("wire type %d", typ)
-	}
-	if err == nil {
-		_, err = io.CopyN(io.Discard, r, int64(size))
-	}
-	return err
 }
 
 // maxMessage is the maximum size of an object in bytes. etcd's limit is 1.5 MB by default.
 const maxMessage = 64 << 20
 
-// message calls read with the value of a field that is a message.
-func (r *reader) message(read func([]byte) error) error {
-	size, err := binary.ReadUvarint(r)
-	if err != nil {
-		return noEOF(err)
-	}
+// message calls read with a message.
+func (r *reader) message(size uint64, read func([]byte) error) error {
 	if size > maxMessage {
 		return fmt.Errorf("an object of %d bytes", size)
 	}
@@ -194,7 +160,7 @@ func (r *reader) message(read func([]byte) error) error {
 		r.buffer = make([]byte, size, size+size/2)
 	}
 	if _, err := io.ReadFull(r, r.buffer[:size]); err != nil {
-		return noEOF(err)
+		return err
 	}
 	return read(r.buffer[:size])
 }

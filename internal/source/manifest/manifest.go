@@ -3,32 +3,11 @@
 // Package manifest is a source that reads a directory of manifests: Services,
 // EndpointSlices, Nodes and ServiceCIDRs, in files that kubectl apply -f DIR takes.
 //
-// It reads *.yaml, *.yml and *.json of the directory itself, skips hidden files,
-// follows symbolic links to files, and ignores objects of other kinds. Each object is
-// decoded strictly, gets defaults and is validated. There is no API server to allocate
-// cluster IPs, so Services must have them.
-//
-// # Changes
+// Each object is decoded strictly, gets defaults and is validated. A mistake is reported once
+// and removes nothing. docs/manifests.md has the rules.
 //
 // The directory is watched with inotify and read when neither it nor any manifest has
 // changed for 100 ms. What has changed is delivered in one batch.
-//
-// # Mistakes
-//
-// A mistake is reported once and removes nothing:
-//
-//   - An invalid object keeps its last valid version; the other objects of the file
-//     are used.
-//   - While a file has a mistake, no object that it had before is deleted, since the
-//     mistake may be in that object.
-//   - A file that cannot be read, or has 0 bytes, keeps its objects. One that has only
-//     white space or comments does not.
-//   - When the directory is removed or unreadable, all objects stay until it is back.
-//
-// # Duplicates
-//
-// Of files with the same object, the first one by name counts. The others are
-// reported, and take over when the first one no longer has the object.
 package manifest
 
 import (
