@@ -125,14 +125,14 @@ func eventName(about string, unique uint64) string {
 	return fmt.Sprintf("%s.%x", about, unique)
 }
 
-// run sends until ctx ends.
-func (s *sender) run(ctx context.Context) {
+// run sends until stop is closed, and then once more what has not been sent.
+func (s *sender) run(ctx context.Context, stop <-chan struct{}) {
 	timer := time.NewTicker(retryPeriod / 2)
 	defer timer.Stop()
-	for {
+	for stopped := false; !stopped; {
 		select {
-		case <-ctx.Done():
-			return
+		case <-stop:
+			stopped = true
 		case <-s.wake:
 		case <-timer.C:
 		}
@@ -212,22 +212,4 @@ func (s *sender) count(ctx context.Context, event *eventsv1.Event, repeats int, 
 		return err
 	}
 	return s.client.Patch(types.MergePatchType).Namespace(event.Namespace).Resource("events").Name(event.Name).Body(patch).Do(ctx).Error()
-}
-
-// wait returns when each Event has been sent or attempted once, or after the timeout.
-func (s *sender) wait(timeout time.Duration) {
-	for end := time.Now().Add(timeout); s.waiting() && time.Now().Before(end); {
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-func (s *sender) waiting() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, one := range s.series {
-		if !one.created && one.failures == 0 {
-			return true
-		}
-	}
-	return false
 }
