@@ -37,7 +37,7 @@ oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 C
 
 test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, with several nodes, beside kube-proxy (root)
 	cd test/oracle && $(GO) run ./build tools oldest
-	cd test/cluster && $(GO) test -count=1 -timeout 30m ./...
+	cd test/cluster && $(GO) test -count=1 -parallel 3 -timeout 30m ./...
 
 test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
 	cd test/oracle && $(GO) run ./build tools

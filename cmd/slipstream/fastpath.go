@@ -55,7 +55,9 @@ CONFIG_NFT_FLOW_OFFLOAD).
 
 With --scope=all, every connection that the node forwards may take the fast path.
 With --scope=services, only connections to Services may; it then reads Services from the
-Kubernetes API or from --manifests, as 'slipstream run' does.
+Kubernetes API or from --manifests, as 'slipstream run' does. With --scope=all, it reads them
+only if --kubeconfig, --master or --manifests is set, to exclude Services with the annotation
+slipstream.io/fast-path: "off".
 
 When it stops, all connections return to the slow path; none is interrupted.`,
 		Example: `  slipstream fastpath --fastpath-threshold=20 --scope=all
@@ -138,9 +140,10 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 		m.ObjectProblems.Inc()
 	}
 	var services source.Source
-	if c.Scope == fastpath.Services {
+	sourceSet := o.master+o.objects.Slipstream.Manifests+o.objects.KubeProxy.ClientConnection.Kubeconfig != ""
+	if c.Scope == fastpath.Services || sourceSet {
 		if services, _, err = newSource(&o.objects, o.master, want.NodeName, problem); err != nil {
-			return fmt.Errorf("--scope=services: %w", err)
+			return fmt.Errorf("--scope=%s: %w", c.Scope, err)
 		}
 	}
 	ctl, err := fastpath.New(c)
@@ -222,23 +225,19 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 // runFastPath runs a controller until stop is called, which removes its table from the
 // kernel.
 func runFastPath(ctx context.Context, ctl *fastpath.Controller) (stop func() error) {
-	end := inBackground(ctx, func(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
 		if err := ctl.Run(ctx); err != nil {
 			klog.ErrorS(err, "Fast path: could not watch interfaces")
 		}
-	})
+	}()
 	return func() error {
-		end()
+		cancel()
+		<-done
 		return ctl.Stop()
 	}
-}
-
-// inBackground calls run in a goroutine. Stop ends run's context and waits for it.
-func inBackground(ctx context.Context, run func(context.Context)) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { defer close(done); run(ctx) }()
-	return func() { cancel(); <-done }
 }
 
 // fastPathMetrics returns a function that reads a controller's metrics. ctl is nil if the

@@ -31,3 +31,18 @@ func TestLocalhostNodePorts(t *testing.T) {
 		})
 	}
 }
+
+// TestInitOnlyLoopback checks that --init-only programs the rule that route_localnet needs
+// before it sets that: otherwise neighbors reach loopback addresses until the proxy runs.
+func TestInitOnlyLoopback(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
+	s := newSite(t)
+	s.check(s.kubeProxy("--init-only", "--proxy-mode=iptables", "--conntrack-max-per-core=0").Wait())
+	set, err := s.node.Run(t.Context(), "cat", "/proc/sys/net/ipv4/conf/all/route_localnet")
+	s.check(err)
+	rules, err := s.node.Run(t.Context(), "iptables-nft-save", "-t", "filter")
+	s.check(err)
+	if string(set) != "1\n" || !strings.Contains(string(rules), "-j SLIP-LOCALNET") || !strings.Contains(string(rules), "-A SLIP-LOCALNET") {
+		t.Errorf("route_localnet is %s, and the rules are\n%s", set, rules)
+	}
+}

@@ -52,9 +52,9 @@ addresses of this node that --nodeport-addresses selects:
   localhost  loopback addresses
   ranges     the addresses on this node's interfaces that are in one of them; of a
              family without a range, all, unless there is primary
-They may be combined. Changes of addresses are followed. On loopback addresses, NodePorts answer in
-iptables mode only, on IPv4 ones; not with --iptables-localhost-nodeports=false.
-On IPv6 link-local addresses, they never answer.
+They may be combined. Changes of addresses are followed. On loopback addresses,
+NodePorts answer in iptables mode only, on IPv4 ones; not with
+--iptables-localhost-nodeports=false. On IPv6 link-local addresses, they never answer.
 
 Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node, which
 --detect-local-mode recognizes:
@@ -108,7 +108,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)
 	}
 	if o.initOnly {
-		return initialize(c)
+		return initialize(cmd.Context(), c)
 	}
 	ctx, changed := context.WithCancelCause(cmd.Context())
 	defer changed(nil)

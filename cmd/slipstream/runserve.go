@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
@@ -55,7 +56,7 @@ type parts struct {
 	events  events.Recorder
 
 	dataplane programmer
-	without   desired.Families
+	desired   desired.Config
 	fast      *fastpath.Controller // nil without a fast path
 	flows     *conntrack.Cleaner
 
@@ -86,7 +87,7 @@ func serve(ctx context.Context, o serving) (err error) {
 			return err
 		}
 	}
-	s.tuneNode()
+	s.tuneNode(ctx)
 	klog.InfoS("Starting", "version", versionText(), "node", s.node, "mode", o.config.Mode(), "manifests", o.config.Slipstream.Manifests)
 	s.events.Normal(events.Starting, "")
 	return s.run(ctx)
@@ -123,18 +124,15 @@ func (s *parts) openSource(context.Context) (err error) {
 	return nil
 }
 
-func (s *parts) openDataplane(ctx context.Context) (err error) {
-	s.dataplane, s.without, err = openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
+func (s *parts) openDataplane(ctx context.Context) error {
+	b, without, err := openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
 	if err != nil {
 		return err
 	}
-	s.onClose(s.dataplane.Close)
+	s.dataplane, s.desired = b, desiredConfig(s.config, s.node, without)
+	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
-	if b, ok := s.dataplane.(*nftables.Backend); ok {
-		stop := inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull, clientsNotCounted) })
-		s.onClose(func() error { stop(); return nil })
-	}
 	if s.config.CountLocalhostNodePorts() {
 		s.metrics.OnLocalhostNodePorts()
 	}
@@ -142,15 +140,6 @@ func (s *parts) openDataplane(ctx context.Context) (err error) {
 		s.events.Warning(events.DefaultMode, fmt.Sprintf("No mode is set: using %s. kube-proxy's default is iptables, and nftables from Kubernetes 1.40 on. Set the mode to keep it.", s.config.Mode()))
 	}
 	return nil
-}
-
-// affinityFull reports that a Service has so many clients that new ones get no session affinity.
-func (s *parts) affinityFull(service types.NamespacedName, family desired.Family) {
-	s.events.OnService(service, events.SessionAffinityFull, fmt.Sprintf("Node %s: almost as many %s clients have session affinity as the Service may have there; further ones get none", s.node, family))
-}
-
-func clientsNotCounted(err error) {
-	klog.ErrorS(err, "Could not count and limit clients with session affinity")
 }
 
 // openFastPath opens the fast path. Services work without it.
@@ -209,12 +198,12 @@ func (s *parts) openConntrack(ctx context.Context) error {
 }
 
 // tuneNode sets parameters of this process and of the kernel.
-func (s *parts) tuneNode() {
+func (s *parts) tuneNode(ctx context.Context) {
 	adjustOOMScore(s.config.KubeProxy.OOMScoreAdj)
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
-	if err := localhostNodePorts(s.config); err != nil {
+	if err := localhostNodePorts(ctx, s.desired.NodePorts); err != nil {
 		s.events.Warning(events.FailedToSetSysctl, err.Error())
 	}
 }
@@ -254,7 +243,7 @@ func (s *parts) run(ctx context.Context) error {
 		options.FastPath = s.fast
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
-	p = proxy.New(s.objects, desired.New(desiredConfig(c, s.node, s.without)), s.dataplane, s.metrics, options)
+	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
 	return s.serveHTTP(ctx, p)
 }
 
@@ -343,22 +332,23 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 
 // initialize sets the kernel parameters that need more privileges than the proxy
 // (--init-only).
-func initialize(c *config.Config) error {
+func initialize(ctx context.Context, c *config.Config) error {
 	conn, err := conntrack.New(0) // loads the module nf_conntrack
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(c))
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(ctx, nodePorts(c)))
 }
 
-// localhostNodePorts sets the kernel parameters for NodePorts on IPv4 loopback addresses,
-// if there are any.
-func localhostNodePorts(c *config.Config) error {
-	if !nodePorts(c).OnLoopback() {
+// localhostNodePorts sets the kernel parameter for NodePorts on IPv4 loopback addresses, if
+// there are any, after it has programmed the rule that then drops packets to these addresses
+// from other machines.
+func localhostNodePorts(ctx context.Context, n desired.NodePortAddresses) error {
+	if !n.OnLoopback() {
 		return nil
 	}
-	return sysctl.RouteLocalnet()
+	return iptables.RouteLocalnet(ctx)
 }
 
 // adjustOOMScore sets oom_score_adj of this process, unless score is nil. Lower values need

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
@@ -83,11 +81,11 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
-	var w *watched
-	defer func() { w.running.Wait() }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w = watchObjects(ctx, objects, desired.New(desiredConfig(c, node, without)))
+	w := watched{
+		Inputs: proxy.Listen(ctx, objects, netif.Namespace(0).WatchAddresses),
+		state:  desired.New(desiredConfig(c, node, without)),
+	}
+	defer w.Stop()
 	for range verifyTries {
 		if err := w.untilReady(ctx); err != nil {
 			return nil, err
@@ -110,33 +108,9 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 
 // watched keeps a desired state up to date with objects and the node's addresses.
 type watched struct {
-	state *desired.State
-
-	events    chan []source.Event
-	addresses chan []netip.Addr
-	failed    chan error
-
+	*proxy.Inputs
+	state             *desired.State
 	synced, addressed bool
-
-	running sync.WaitGroup
-}
-
-func watchObjects(ctx context.Context, objects source.Source, state *desired.State) *watched {
-	w := &watched{state: state, events: make(chan []source.Event), addresses: make(chan []netip.Addr), failed: make(chan error, 2)}
-	w.running.Go(func() {
-		w.failed <- objects.Run(ctx, func(batch []source.Event) { send(ctx, w.events, batch) })
-	})
-	w.running.Go(func() {
-		w.failed <- netif.Namespace(0).WatchAddresses(ctx, func(all []netip.Addr) { send(ctx, w.addresses, all) })
-	})
-	return w
-}
-
-func send[T any](ctx context.Context, to chan<- T, v T) {
-	select {
-	case to <- v:
-	case <-ctx.Done():
-	}
 }
 
 // untilReady waits until all objects and addresses are known and applies them.
@@ -146,16 +120,18 @@ func (w *watched) untilReady(ctx context.Context) error {
 	for {
 		quiet := time.NewTimer(100 * time.Millisecond)
 		select {
-		case batch := <-w.events:
+		case batch := <-w.Events:
 			for _, e := range batch {
 				w.synced = w.synced || e.Type == source.Synced
 				proxy.ApplyEvent(w.state, e)
 			}
-		case all := <-w.addresses:
+		case all := <-w.Addresses:
 			w.state.SetNodeAddresses(all)
 			w.addressed = true
-		case err := <-w.failed:
-			return errors.Join(errors.New("verify: the desired state is not known"), err, ctx.Err())
+		case err := <-w.Failed:
+			return errors.Join(errors.New("verify: the desired state is not known"), err)
+		case <-ctx.Done():
+			return errors.Join(errors.New("verify: the desired state is not known"), ctx.Err())
 		case <-patience.C:
 			return errors.New("verify: the objects were not delivered in time")
 		case <-quiet.C:

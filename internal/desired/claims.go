@@ -167,6 +167,7 @@ func (c claim) frontend(key FrontendKey) *Frontend {
 		Scope:       scope,
 		LocalPool:   NoPool,
 		Affinity:    spec.affinity,
+		SlowPath:    spec.slowPath,
 	}
 	if fromOutside != scope {
 		f.LocalPool = pools[fromOutside].id

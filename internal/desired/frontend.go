@@ -118,6 +118,9 @@ type Frontend struct {
 
 	// Sources are the client addresses that may connect; nil for all.
 	Sources *SourceRanges
+
+	// SlowPath keeps connections off the fast path ([AnnotationFastPath]).
+	SlowPath bool
 }
 
 // Pools are Pool, and LocalPool if it is set. Where a dataplane does not tell apart the traffic

@@ -16,6 +16,9 @@ import (
 // their clusterIP says whether they are headless.)
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
+// AnnotationFastPath with the value "off" keeps the connections of a Service off the fast path.
+const AnnotationFastPath = "slipstream.io/fast-path"
+
 // service is the record of a Service: its spec, and the slices that refer to it. The
 // slices may precede the Service.
 type service struct {
@@ -35,6 +38,7 @@ type serviceSpec struct {
 	policy     policy
 	affinity   uint32 // seconds; 0 for none
 	healthPort uint16 // 0 for none
+	slowPath   bool   // connections do not take the fast path
 
 	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
 	// empty if all clients may connect. sources are the ranges that follow from
@@ -106,6 +110,13 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		if ip, ok := s.address(in, fmt.Sprintf("spec.clusterIPs[%d]", i), text); ok && !s.config.Without[FamilyOf(ip)] && !slices.Contains(out.clusterIPs, ip) {
 			out.clusterIPs = append(out.clusterIPs, ip)
 		}
+	}
+	switch value := in.Annotations[AnnotationFastPath]; value {
+	case "off":
+		out.slowPath = true
+	case "", "on":
+	default:
+		s.serviceProblem(in, "metadata.annotations["+AnnotationFastPath+"]", "neither on nor off: "+value)
 	}
 	s.externalAddrs(out, in)
 	s.sourceRanges(out, in)

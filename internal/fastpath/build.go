@@ -44,9 +44,8 @@ func (c *Controller) buildOn(ctx context.Context, replace bool) error {
 		var head, tail nfnl.Batch
 		kept, err := c.prepare(&head, replace)
 		c.skeleton(&head)
-		w := ruleWriter{batch: &tail}
-		w.rules(c.config.Threshold, c.config.Scope)
-		if err = errors.Join(err, w.err); err == nil {
+		rules(&tail, c.config.Threshold, c.config.Scope)
+		if err == nil {
 			err = c.conn.Commit(generation, &head, &c.batch, &tail)
 		}
 		switch {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -127,11 +128,26 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 	if c.off() {
 		return dataplane.Stats{}, c.Cleanup(ctx)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.sequence.Begin()
-	stats, err := c.reconcile(ctx, full)
-	return stats, c.failed(err)
+	stats, err := func() (dataplane.Stats, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.sequence.Begin()
+		stats, err := c.reconcile(ctx, full)
+		return stats, c.failed(err)
+	}()
+	return stats, c.flushExcluded(ctx, full, err)
+}
+
+// flushExcluded returns connections to the slow path if a change, which was programmed with the
+// given error, excludes frontends. They may have been offloaded before.
+func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, err error) error {
+	excludes := func(f desired.FrontendChange) bool {
+		return f.New != nil && f.New.SlowPath && (f.Old == nil || !f.Old.SlowPath)
+	}
+	if err != nil || !slices.ContainsFunc(change.Frontends, excludes) {
+		return err
+	}
+	return c.Flush(ctx, Flush{})
 }
 
 func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
@@ -140,9 +156,7 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	}
 	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
 	c.batch = nfnl.Batch{}
-	if c.config.Scope != All {
-		c.write(full)
-	}
+	c.write(full)
 	stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
 	if err := c.build(ctx); err != nil {
 		return stats, err
@@ -155,19 +169,23 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 }
 
 // Apply implements dataplane.Dataplane.
-func (c *Controller) Apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {
+func (c *Controller) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if c.off() {
-		return stats, nil
+		return dataplane.Stats{}, nil
 	}
+	stats, err := c.apply(ctx, change)
+	return stats, c.flushExcluded(ctx, change, err)
+}
+
+func (c *Controller) apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.sequence.BeginApply(ctx, change); err != nil {
 		return stats, fmt.Errorf("fast path: %w", err)
 	}
-	if c.config.Scope != All {
-		c.batch.Reset()
-		c.write(change)
-		stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
+	c.batch.Reset()
+	c.write(change)
+	if stats = (dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}); !c.batch.Empty() {
 		if err := c.conn.Commit(0, &c.batch); err != nil {
 			return stats, c.failed(c.explain(err))
 		}
@@ -176,26 +194,36 @@ func (c *Controller) Apply(ctx context.Context, change *desired.Change) (stats d
 	return stats, nil
 }
 
-// write adds the frontends of a change to the batch and to c.frontends, except those of
-// protocols that are not offloaded. An element has its Service as a comment, so it is
-// replaced if the Service changes.
+// lists returns the Service of a frontend, if it is in the sets. They have the frontends that
+// are offloaded or, with the scope All, those that are not.
+func (c *Controller) lists(f *desired.Frontend) (s desired.ServicePort, is bool) {
+	if f == nil || !offloadable(f.Protocol) || f.SlowPath != (c.config.Scope == All) {
+		return s, false
+	}
+	return f.Service, true
+}
+
+// write adds the frontends of a change to the batch and to c.frontends. An element has its
+// Service as a comment, so it is replaced if the Service changes.
 func (c *Controller) write(change *desired.Change) {
 	for _, del := range []bool{true, false} {
 		for i := range change.Frontends {
 			f := &change.Frontends[i]
 			k := f.Key()
-			if !offloadable(k.Protocol) || f.Old != nil && f.New != nil && f.Old.Service == f.New.Service {
+			was, listed := c.lists(f.Old)
+			is, lists := c.lists(f.New)
+			if listed == lists && was == is {
 				continue
 			}
 			set := familyOf(k.Addr()).frontends
 			c.key = frontendKey(c.key[:0], k)
 			switch {
-			case del && f.Old != nil:
+			case del && listed:
 				c.batch.DeleteElement(table, set, c.key)
 				delete(c.frontends, k)
-			case !del && f.New != nil:
-				c.batch.AddElement(table, set, c.key, nil, f.New.Service.String())
-				c.frontends[k] = f.New.Service
+			case !del && lists:
+				c.batch.AddElement(table, set, c.key, nil, is.String())
+				c.frontends[k] = is
 			}
 		}
 	}
@@ -209,7 +237,7 @@ func (c *Controller) explain(err error) error {
 	}
 	for i := range families {
 		if refused.Object == families[i].frontends.Name {
-			if k, ok := parseFrontendKey(refused.Key); ok {
+			if k, ok := families[i].parseFrontendKey(refused.Key); ok {
 				return fmt.Errorf("frontend %s: %w", k, err)
 			}
 		}

@@ -116,7 +116,7 @@ func (c *Controller) wantsHardware() bool {
 		return false
 	}
 	for _, d := range wanted {
-		err := canHave(c.conn, nfnl.FlowtableHardware, []nfnl.Device{d})
+		err := canHave(c.conn, nfnl.FlowtableHardware, d)
 		var refused *nfnl.BatchError
 		if errors.As(err, &refused) {
 			err = fmt.Errorf("interface %s: its driver does not take flows: %w", d.Name, refused.Errno)

@@ -29,7 +29,9 @@
 //	}
 //
 // The chain forward comes after all chains of other programs, so packets that they drop are
-// not offloaded. With the scope All it does not look at frontends.
+// not offloaded. Frontends of Services that opt out (desired.AnnotationFastPath) are not in the
+// sets. With the scope All only these are in the sets, and not offloaded; all other connections
+// are.
 //
 // # Kernel behaviour
 //

@@ -153,7 +153,7 @@ func TestPrefixSet(t *testing.T) {
 	b.AddChain(own, nfnl.Chain{Name: "forward", Hook: chains[1].Hook})
 	for name, key := range map[string]expr.MetaKey{"in": expr.MetaKeyIIFNAME, "out": expr.MetaKeyOIFNAME} {
 		b.AddCounter(own, name)
-		w.check(b.AddRule(own, "forward", "", append(append(meta(key), in(set)...), nfnl.CountIn(name))...))
+		b.AddRule(own, "forward", "", meta(key), in(set), nfnl.CountIn(name))
 	}
 	w.check(conn.Commit(0, &b))
 	count := func(name string) uint64 {

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
 // abilities are optional features of the kernel.
@@ -31,27 +29,26 @@ func probe(conn *nfnl.Conn) (able abilities, err error) {
 	b.AddCounter(probeTable, counterOffloaded)
 	b.AddChain(probeTable, chains[1])
 	// Named counters are an option of the kernel's configuration until Linux 6.2.
-	err = b.AddRule(probeTable, chainForward, "", append(packetsUpTo(1), &expr.FlowOffload{Name: flowtableName}, nfnl.CountIn(counterOffloaded))...)
-	if err == nil {
-		err = conn.DryRun(&b)
-	}
+	b.AddRule(probeTable, chainForward, "", packetsUpTo(1), offload())
+	err = conn.DryRun(&b)
+	var refused *nfnl.BatchError
 	switch {
-	case errors.Is(err, unix.EPERM):
-		return able, err
-	case err != nil:
+	case errors.As(err, &refused) && refused.Lacks():
 		return able, fmt.Errorf("%w: %w", ErrUnsupported, err)
+	case err != nil:
+		return able, err
 	}
-	accepts := func(d nfnl.Device) bool { return canHave(conn, 0, []nfnl.Device{d}) == nil }
+	accepts := func(d nfnl.Device) bool { return canHave(conn, 0, d) == nil }
 	able.byName = accepts(nfnl.Device{Name: noDevice})
 	able.prefixes = able.byName && accepts(nfnl.Device{Name: noDevice, Prefix: true})
 	return able, nil
 }
 
 // canHave returns an error unless a flowtable can have the flags, beside counting, and the
-// devices.
-func canHave(conn *nfnl.Conn, flags uint32, devices []nfnl.Device) error {
+// device.
+func canHave(conn *nfnl.Conn, flags uint32, d nfnl.Device) error {
 	var b nfnl.Batch
 	b.AddTable(probeTable, "")
-	b.AddFlowtable(probeTable, &nfnl.Flowtable{Name: flowtableName, Flags: flags | nfnl.FlowtableCounter, Devices: devices})
+	b.AddFlowtable(probeTable, &nfnl.Flowtable{Name: flowtableName, Flags: flags | nfnl.FlowtableCounter, Devices: []nfnl.Device{d}})
 	return conn.DryRun(&b)
 }

@@ -4,6 +4,7 @@ package fastpath
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -12,47 +13,35 @@ import (
 // regKey is the register where keys start (NFT_REG32_00).
 const regKey = 8
 
-// ruleWriter adds rules to a batch and records the first error.
-type ruleWriter struct {
-	batch *nfnl.Batch
-	err   error
-}
-
-func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
-	var all []expr.Any
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	if err := w.batch.AddRule(table, chain, comment, all...); err != nil && w.err == nil {
-		w.err = err
-	}
-}
-
 // rules writes all rules. Most packets belong to short connections and leave at the first
 // rule.
-func (w *ruleWriter) rules(threshold uint32, scope Scope) {
-	w.rule(chainForward, "too short yet, both directions counted", packetsUpTo(threshold), ret())
-	w.rule(chainForward, "an ICMP error is no packet of the connection", stateIs(notOfConnection), ret())
+func rules(b *nfnl.Batch, threshold uint32, scope Scope) {
+	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
+	rule(chainForward, "too short yet, both directions counted", packetsUpTo(threshold), ret())
+	rule(chainForward, "an ICMP error is no packet of the connection", stateIs(notOfConnection), ret())
+	listed := goTo(chainOffload)
 	if scope == All {
-		w.rule(chainForward, "", goTo(chainOffload))
-	} else {
-		for i := range families {
-			f := &families[i]
-			w.rule(chainForward, "", f.originalDestination(), in(f.frontends), goTo(chainOffload))
-		}
+		listed = ret()
 	}
-	set := interfaces(false)
-	w.rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
-	w.rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(set), ret())
-	w.rule(chainOffload, "", meta(expr.MetaKeyNFPROTO), in(heldFamilies), ret())
 	for i := range families {
 		f := &families[i]
-		w.rule(chainOffload, "", f.originalDestination(), in(f.heldFrontends), ret())
+		rule(chainForward, "", f.toFrontend(f.frontends), listed)
+	}
+	if scope == All {
+		rule(chainForward, "", goTo(chainOffload))
+	}
+	set := interfaces(false)
+	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
+	rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(set), ret())
+	rule(chainOffload, "", meta(expr.MetaKeyNFPROTO), in(heldFamilies), ret())
+	for i := range families {
+		f := &families[i]
+		rule(chainOffload, "", f.toFrontend(f.heldFrontends), ret())
 		for _, direction := range []uint8{nfnl.Original, nfnl.Reply} {
-			w.rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
+			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
-	w.rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), []expr.Any{&expr.FlowOffload{Name: flowtableName}, nfnl.CountIn(counterOffloaded)})
+	rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), offload())
 }
 
 // packetsUpTo matches connections of which conntrack has counted at most n packets,
@@ -65,6 +54,11 @@ func packetsUpTo(n uint32) []expr.Any {
 		&expr.Byteorder{SourceRegister: regKey, DestRegister: regKey, Op: expr.ByteorderHton, Len: size, Size: size},
 		&expr.Cmp{Op: expr.CmpOpLte, Register: regKey, Data: binary.BigEndian.AppendUint64(nil, uint64(n))},
 	}
+}
+
+// offload adds the connection to the flowtable.
+func offload() []expr.Any {
+	return append([]expr.Any{&expr.FlowOffload{Name: flowtableName}}, nfnl.CountIn(counterOffloaded)...)
 }
 
 // notOfConnection are the states of packets that do not cause an offload. An ICMP error has
@@ -81,15 +75,9 @@ func stateIs(any uint32) []expr.Any {
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// originalDestination loads the original destination of the connection, as a key of
-// frontends. The rule does not match packets of the other family.
-func (f *family) originalDestination() []expr.Any {
-	next := regKey + f.addrLen/4
-	return append(nfnl.AsTCP(),
-		nfnl.CtOriginalDaddr(f.Family, regKey),
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		nfnl.CtOriginalDport(next+1),
-	)
+// toFrontend matches connections with an original destination in a set.
+func (f *family) toFrontend(set *nfnl.Set) []expr.Any {
+	return slices.Concat(nfnl.AsTCP(), nfnl.OriginalDestination(f.Family, regKey), in(set))
 }
 
 func meta(key expr.MetaKey) []expr.Any { return []expr.Any{&expr.Meta{Key: key, Register: regKey}} }

@@ -48,7 +48,6 @@ const interfaceNameLen = unix.IFNAMSIZ
 // family is what depends on the address family.
 type family struct {
 	nfnl.Family
-	addrLen uint32 // bytes
 
 	frontends     *nfnl.Set // of Services
 	heldFrontends *nfnl.Set // connections to these stay on the slow path for a while
@@ -57,19 +56,19 @@ type family struct {
 
 // families are in the order of desired.Family.
 var families = [...]family{
-	desired.IPv4: newFamily(nfnl.IPv4, 4, nfnl.TypeIPAddr, "ipv4"),
-	desired.IPv6: newFamily(nfnl.IPv6, 16, nfnl.TypeIP6Addr, "ipv6"),
+	desired.IPv4: newFamily(nfnl.IPv4, "ipv4"),
+	desired.IPv6: newFamily(nfnl.IPv6, "ipv6"),
 }
 
-func newFamily(f nfnl.Family, addrLen uint32, addr nfnl.DataType, name string) family {
-	const word = 4
-	frontend := nfnl.Concat(addr, nfnl.TypeInetProto, nfnl.TypeInetService)
-	return family{
-		Family: f, addrLen: addrLen,
-		frontends:     &nfnl.Set{Name: "frontends-" + name, KeyType: frontend, KeyLen: addrLen + 2*word},
-		heldFrontends: &nfnl.Set{Name: "held-frontends-" + name, KeyType: frontend, KeyLen: addrLen + 2*word, Flags: unix.NFT_SET_TIMEOUT},
-		heldAddresses: &nfnl.Set{Name: "held-addresses-" + name, KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_TIMEOUT},
+func newFamily(f nfnl.Family, name string) family {
+	all := family{
+		Family:        f,
+		frontends:     nfnl.DestinationSet(f, "frontends-"+name),
+		heldFrontends: nfnl.DestinationSet(f, "held-frontends-"+name),
+		heldAddresses: &nfnl.Set{Name: "held-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_TIMEOUT},
 	}
+	all.heldFrontends.Flags = unix.NFT_SET_TIMEOUT
+	return all
 }
 
 // interfaces is the set of the interfaces that take part. With prefixes it is an interval
@@ -100,21 +99,13 @@ func sets(prefixes bool) []*nfnl.Set {
 
 // frontendKey appends a frontend's key in the sets of its family.
 func frontendKey(b []byte, k desired.FrontendKey) []byte {
-	b = append(b, k.Addr().AsSlice()...)
-	b = append(b, byte(k.Protocol), 0, 0, 0)
-	return append(b, byte(k.Port()>>8), byte(k.Port()), 0, 0)
+	return nfnl.AppendDestination(b, uint8(k.Protocol), k.AddrPort)
 }
 
 // parseFrontendKey is the inverse of frontendKey.
-func parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
-	const words = 8
-	if len(b) < words {
-		return k, false
-	}
-	a, ok := netip.AddrFromSlice(b[:len(b)-words])
-	b = b[len(b)-words:]
-	port := uint16(b[4])<<8 | uint16(b[5])
-	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(a, port), Protocol: desired.Protocol(b[0])}, ok
+func (f *family) parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
+	protocol, a, ok := nfnl.ParseDestination(f.Family, b)
+	return desired.FrontendKey{AddrPort: a, Protocol: desired.Protocol(protocol)}, ok
 }
 
 // interfaceKey encodes an interface's name like the kernel's registers.

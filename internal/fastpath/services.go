@@ -31,7 +31,7 @@ func ReadServices(netns int) (flows.Services, error) {
 		for try := 0; try < readTries && errors.Is(e, nfnl.ErrInterrupted); try++ {
 			// Each try adds frontends that the one before has missed.
 			e = conn.Elements(table, set, func(e nfnl.Element) {
-				if k, ok := parseFrontendKey(e.Key); ok {
+				if k, ok := families[i].parseFrontendKey(e.Key); ok {
 					all[k] = string(e.Comment)
 				}
 			})

@@ -15,7 +15,7 @@ type Stats struct {
 	Offloaded uint64
 
 	Interfaces int    // number of interfaces that take part
-	Frontends  int    // number of frontends in the sets; 0 for the scope All
+	Frontends  int    // number of frontends in the sets; with the scope All, those that are excluded
 	Hardware   bool   // flows are offloaded to network hardware
 	Flushes    uint64 // number of flushes of all connections
 	Errors     uint64 // number of failed changes

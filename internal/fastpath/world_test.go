@@ -205,9 +205,12 @@ func (w *world) serve(p *lab.Pod) {
 }
 
 // addService adds one of the Services to the state.
-func (w *world) addService(service int) {
+func (w *world) addService(service int) { w.annotate(service, "") }
+
+// annotate adds a Service that opts out of the fast path if the value is "off".
+func (w *world) annotate(service int, fastPath string) {
 	w.state.SetService(&corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: serviceName[service]},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: serviceName[service], Annotations: map[string]string{desired.AnnotationFastPath: fastPath}},
 		Spec: corev1.ServiceSpec{
 			ClusterIPs: []string{frontend(desired.TCP, service, false).Addr().String(), frontend(desired.TCP, service, true).Addr().String()},
 			Ports: []corev1.ServicePort{

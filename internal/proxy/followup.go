@@ -64,9 +64,7 @@ func (f *followUp) take(c *desired.Update, full bool) (checks []desired.HealthCh
 // follow does the work that follows a change, when it is in effect.
 func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	checks, stale := p.followUp.take(c, p.full)
-	if addrs, differ := p.nodePorts.update(p.state); differ && p.options.HealthChecks != nil {
-		p.options.HealthChecks.SetAddresses(addrs)
-	}
+	p.updateNodePorts()
 	if len(checks) > 0 && p.options.HealthChecks != nil {
 		p.options.HealthChecks.Set(checks)
 	}
@@ -76,27 +74,19 @@ func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	p.accelerate(ctx, &c.Change)
 }
 
-// nodePortAddrs are the addresses that serve NodePorts and health checks.
-type nodePortAddrs struct {
-	stale bool // the input has changed
-	valid bool // addrs is set
-	addrs []netip.Addr
-}
-
-// update returns the addresses, and whether they differ from those of the last call.
-func (n *nodePortAddrs) update(s *desired.State) (addrs []netip.Addr, differ bool) {
-	if n.valid && !n.stale {
-		return n.addrs, false
+// updateNodePorts passes on the addresses that serve NodePorts if they have changed.
+func (p *Proxy) updateNodePorts() {
+	addrs := p.state.NodePortAddresses()
+	if p.nodePorts != nil && slices.Equal(addrs, p.nodePorts) {
+		return
 	}
-	addrs = s.NodePortAddresses()
-	differ = !n.valid || !slices.Equal(addrs, n.addrs)
-	n.valid, n.stale, n.addrs = true, false, addrs
-	switch {
-	case !differ:
-	case len(addrs) == 0:
+	p.nodePorts = append([]netip.Addr{}, addrs...)
+	if len(addrs) == 0 {
 		klog.InfoS("NodePorts answer nowhere, as no address of this node is selected")
-	default:
+	} else {
 		klog.V(2).InfoS("NodePorts answer on", "addresses", addrs)
 	}
-	return addrs, differ
+	if p.options.HealthChecks != nil {
+		p.options.HealthChecks.SetAddresses(addrs)
+	}
 }

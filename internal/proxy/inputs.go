@@ -16,11 +16,11 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// inputs are the loop's inputs. Goroutines deliver them.
-type inputs struct {
-	events    chan []source.Event
-	addresses chan []netip.Addr
-	failed    chan error // why one of the inputs ended
+// Inputs deliver the objects of a source and the addresses of this node.
+type Inputs struct {
+	Events    chan []source.Event
+	Addresses chan []netip.Addr
+	Failed    chan error // why one of them ended
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -30,24 +30,25 @@ type inputs struct {
 // blocks.
 const waitingBatches = 2
 
-// listen starts the inputs. They run until ctx ends or stop is called.
-func (p *Proxy) listen(ctx context.Context) *inputs {
+// Listen starts inputs, which run until ctx ends or Stop is called. addresses is
+// [Options.NodeAddresses].
+func Listen(ctx context.Context, objects source.Source, addresses func(context.Context, func([]netip.Addr)) error) *Inputs {
 	ctx, cancel := context.WithCancel(ctx)
-	in := &inputs{
-		events:    make(chan []source.Event, waitingBatches),
-		addresses: make(chan []netip.Addr),
-		failed:    make(chan error, 2),
+	in := &Inputs{
+		Events:    make(chan []source.Event, waitingBatches),
+		Addresses: make(chan []netip.Addr),
+		Failed:    make(chan error, 2),
 		cancel:    cancel,
 	}
-	forward(ctx, in, "source of objects", in.events, p.source.Run)
-	if p.options.NodeAddresses != nil {
-		forward(ctx, in, "addresses of this node", in.addresses, p.options.NodeAddresses)
+	forward(ctx, in, "source of objects", in.Events, objects.Run)
+	if addresses != nil {
+		forward(ctx, in, "addresses of this node", in.Addresses, addresses)
 	}
 	return in
 }
 
 // forward starts run in a goroutine and sends the values that it delivers to c.
-func forward[T any](ctx context.Context, in *inputs, name string, c chan<- T, run func(context.Context, func(T)) error) {
+func forward[T any](ctx context.Context, in *Inputs, name string, c chan<- T, run func(context.Context, func(T)) error) {
 	in.running.Go(func() {
 		err := run(ctx, func(v T) {
 			select {
@@ -59,13 +60,13 @@ func forward[T any](ctx context.Context, in *inputs, name string, c chan<- T, ru
 			err = errors.New("it ended")
 		}
 		if err != nil {
-			in.failed <- fmt.Errorf("%s: %w", name, err)
+			in.Failed <- fmt.Errorf("%s: %w", name, err)
 		}
 	})
 }
 
-// stop ends the inputs and waits for their goroutines.
-func (in *inputs) stop() {
+// Stop ends the inputs and waits for their goroutines.
+func (in *Inputs) Stop() {
 	in.cancel()
 	in.running.Wait()
 }

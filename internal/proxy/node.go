@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,12 +25,6 @@ type nodeObject struct {
 	missing    *time.Timer // since the object is missing; nil while it is not
 	warned     bool        // that it is missing
 	warnedPods bool        // that it has no podCIDRs
-}
-
-// note records this node's object, or its deletion.
-func (n *nodeObject) note(o *corev1.Node, exists bool) {
-	n.exists = exists
-	n.podCIDRs = n.podCIDRs || exists && len(o.Spec.PodCIDRs) > 0
 }
 
 // overdue delivers once when the object has been missing for too long.
@@ -92,28 +85,19 @@ func (p *Proxy) warnNodeMissing() {
 // taintToBeDeleted is the cluster autoscaler's taint on a node that it is about to delete.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// eligibility records whether load balancers should send traffic to this node, by the Node
-// object.
-type eligibility struct {
-	known   atomic.Bool // there is or was a Node object
-	leaving atomic.Bool // the node is about to be deleted
-}
-
-// set records this node's object. Its deletion is ignored, as in kube-proxy: an object that
-// is about to be deleted has the deletion timestamp before.
-func (e *eligibility) set(n *corev1.Node) {
-	leaving := !n.DeletionTimestamp.IsZero() ||
-		slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
-	e.leaving.Store(leaving)
-	e.known.Store(true)
+// noteNode records this node's object, or its deletion. A deletion does not affect whether the
+// node is eligible, as in kube-proxy: an object has the deletion timestamp before.
+func (p *Proxy) noteNode(o *corev1.Node, exists bool) {
+	p.node.exists = exists
+	if !exists {
+		return
+	}
+	p.node.podCIDRs = p.node.podCIDRs || len(o.Spec.PodCIDRs) > 0
+	p.eligible.Store(o.DeletionTimestamp.IsZero() &&
+		!slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted }))
 }
 
 // NodeEligible reports whether load balancers should send traffic to this node: its object is
 // not being deleted and does not have the cluster autoscaler's taint. It is safe for
 // concurrent use.
-func (p *Proxy) NodeEligible() bool {
-	if !p.eligibility.known.Load() {
-		return !p.options.NodeRequired
-	}
-	return !p.eligibility.leaving.Load()
-}
+func (p *Proxy) NodeEligible() bool { return p.eligible.Load() }

@@ -107,22 +107,22 @@ type Proxy struct {
 	repairs   wait.Backoff // between repairs in quick succession
 	repaired  time.Time    // time of the last repair
 
-	pace        pace
-	followUp    followUp
-	nodePorts   nodePortAddrs
-	lateness    lateness
-	triggers    triggers
-	eligibility eligibility
-	node        nodeObject
-	fastPath    fastPathState
-	verifying   verifying
-	background  sync.WaitGroup // goroutines that Run waits for
+	pace       pace
+	followUp   followUp
+	nodePorts  []netip.Addr // that serve NodePorts and health checks; nil if not known yet
+	lateness   lateness
+	triggers   triggers
+	eligible   atomic.Bool
+	node       nodeObject
+	fastPath   fastPathState
+	verifying  verifying
+	background sync.WaitGroup // goroutines that Run waits for
 }
 
 // New creates a loop. Only the loop may use st and b from now on.
 func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.Metrics, o Options) *Proxy {
 	o.LateAfter, o.NodeWait = cmp.Or(o.LateAfter, lateAfter), cmp.Or(o.NodeWait, nodeWait)
-	return &Proxy{
+	p := &Proxy{
 		source: s, state: st, backend: b, metrics: m, options: o,
 		addressed: o.NodeAddresses == nil,
 		full:      true,
@@ -130,6 +130,8 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 		pace:      pace{min: o.MinSyncPeriod, readTime: o.ReadTime, measured: make(chan time.Duration, 1)},
 		triggers:  triggers{since: time.Now()},
 	}
+	p.eligible.Store(!o.NodeRequired)
+	return p
 }
 
 // newBackoff returns the delays after failures: from 100 ms to 30 s.
@@ -143,8 +145,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer p.background.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in := p.listen(ctx)
-	defer in.stop()
+	in := Listen(ctx, p.source, p.options.NodeAddresses)
+	defer in.Stop()
 	check := time.NewTicker(p.options.CheckPeriod)
 	defer check.Stop()
 	hold := time.NewTimer(0)
@@ -155,14 +157,14 @@ func (p *Proxy) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-in.failed:
+		case err := <-in.Failed:
 			return err
-		case batch := <-in.events:
+		case batch := <-in.Events:
 			p.take(batch)
-			p.takeWaiting(in.events)
-		case addrs := <-in.addresses:
+			p.takeWaiting(in.Events)
+		case addrs := <-in.Addresses:
 			p.state.SetNodeAddresses(addrs)
-			p.addressed, p.nodePorts.stale = true, true
+			p.addressed = true
 			p.queued()
 		case <-p.node.overdue():
 			p.warnNodeMissing()
@@ -233,13 +235,8 @@ func (p *Proxy) note(e source.Event, changed bool) {
 			p.triggers.set(o)
 		}
 	case *corev1.Node:
-		p.nodePorts.stale = true
-		if o.Name != p.options.NodeName {
-			break
-		}
-		p.node.note(o, e.Type == source.Set)
-		if e.Type == source.Set {
-			p.eligibility.set(o)
+		if o.Name == p.options.NodeName {
+			p.noteNode(o, e.Type == source.Set)
 		}
 	}
 }
@@ -347,7 +344,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	if p.full {
 		kind, apply = metrics.Full, p.backend.Reconcile
 	}
-	about := bothFamilies
+	about := desired.Families{true, true}
 	if !p.full {
 		about = families(c)
 	}
@@ -359,7 +356,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 		p.metrics.Refused(p.full, about, took)
 		return err
 	}
-	p.pace.committed(p.lateness.waitingSince(start), time.Now())
+	p.pace.committed(*p.lateness.since.Load(), time.Now())
 	p.metrics.SyncGap.Set(p.pace.gap.Seconds())
 	p.metrics.Programmed(p.full, about, took)
 	p.metrics.Elements.Add(float64(stats.Elements))
@@ -424,14 +421,6 @@ func (l *lateness) waiting() {
 		now := time.Now()
 		l.since.Store(&now)
 	}
-}
-
-// waitingSince returns since when changes have been waiting, or now if there are none.
-func (l *lateness) waitingSince(now time.Time) time.Time {
-	if since := l.since.Load(); since != nil {
-		return *since
-	}
-	return now
 }
 
 // done records that the kernel has all changes.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster tests Slipstream end to end, on a real Kubernetes API: bin/slipstream as
-// it is in this checkout, etcd, kube-apiserver and kube-proxy of the version that
-// test/oracle/tools/go.mod requires, Kubernetes' own endpointslice controller (go.mod), and
-// nodes and pods that are network namespaces.
+// it is in this checkout, etcd, kube-apiserver and kube-proxy of the versions that
+// test/oracle/tools/go.mod requires, kube-apiserver of the oldest release that Slipstream
+// supports (test/oracle/oldest), Kubernetes' own endpointslice controller (go.mod), and nodes
+// and pods that are network namespaces.
 //
 //	go test -timeout 20m ./...                     # in this folder; root
 //	go test . -run TestSwap -v                     # one test
@@ -21,14 +22,15 @@
 //	policies_test.go  external and internal traffic policy Local, health checks
 //	swap_test.go      kube-proxy replaced by Slipstream and back, restarts
 //	cleanup_test.go   "kube-proxy --cleanup"
-//	faults_test.go    an API server that hangs, is slow or down, 410 Gone, a revoked token
+//	faults_test.go    an API server that hangs, is slow or down, is old or does not stream
+//	                  lists, 410 Gone, a revoked token
 //	surface_test.go   metrics and Events, beside kube-proxy's
 //
 // Proxies get the configuration file that kubeadm writes for kube-proxy, and may do what
 // the ClusterRole system:node-proxier allows, no more.
 //
-// All tests share one cluster, as it takes seconds to start, and run one after the other.
-// What a test made goes away with it.
+// All tests share one cluster, as it takes seconds to start, and run one after the other,
+// but for those that need another API server. What a test made goes away with it.
 //
 // # What is where
 //

@@ -37,9 +37,12 @@ type env struct {
 var serial atomic.Int64
 
 // newEnv returns an env without proxies.
-func newEnv(t *testing.T) *env {
+func newEnv(t *testing.T) *env { return newEnvIn(t, cluster(t)) }
+
+// newEnvIn returns an env without proxies in a cluster.
+func newEnvIn(t *testing.T, s *site.Site) *env {
 	t.Helper()
-	e := &env{T: t, Site: cluster(t), number: serial.Add(1), access: map[string]*site.Access{}, names: map[string]int{}}
+	e := &env{T: t, Site: s, number: serial.Add(1), access: map[string]*site.Access{}, names: map[string]int{}}
 	e.dir = *keepLogs
 	if e.dir == "" {
 		e.dir = t.TempDir()

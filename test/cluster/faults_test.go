@@ -13,6 +13,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -106,11 +107,40 @@ func TestAPIServerSlow(t *testing.T) {
 // later. One node's proxy starts anew in the meantime; another's network is down for
 // longer, so that it comes back to a history that etcd has compacted (410 Gone), in which
 // a Service was deleted; and the third one's token is no longer good.
+//
+// The API server is of the newest and of the oldest release that Slipstream supports. The
+// proxies ask for streamed lists (WatchList, KEP-3157) at their start. If the server refuses,
+// they list.
 func TestAPIServerGone(t *testing.T) {
-	e := newEnv(t)
+	for _, c := range []struct {
+		name    string
+		release upstream.Release
+		streams bool
+	}{
+		{"newest release", upstream.Current, true},
+		{"oldest release", upstream.Oldest, true},
+		{"oldest release without WatchList", upstream.Oldest, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			if c.release == upstream.Current {
+				newEnv(t).apiServerGone(c.streams)
+				return
+			}
+			newEnvIn(t, startCluster(t, upstream.ControlPlaneOptions{
+				Release: c.release, APIFlags: []string{fmt.Sprintf("--feature-gates=WatchList=%t", c.streams)},
+			})).apiServerGone(c.streams)
+		})
+	}
+}
+
+func (e *env) apiServerGone(streams bool) {
+	before, err := e.Plane.Requests()
+	e.check(err)
 	running := e.startAll()
 	s := newSwapped(e)
 	s.use()
+	e.listed(len(before), streams)
 	restarted, behind, refused := e.Nodes[0], e.Nodes[1], e.Nodes[2]
 
 	cut := false
@@ -125,15 +155,15 @@ func TestAPIServerGone(t *testing.T) {
 	}
 	defer mend()
 	passing := e.pod(1, "passing")
-	gone, err := e.NewService(t.Context(), e.name("gone"), "passing", nil)
+	gone, err := e.NewService(e.Context(), e.name("gone"), "passing", nil)
 	e.check(err)
 	e.everywhere(gone, passing)
-	e.check(behind.Cut(t.Context(), e.Plane.Host.Addr(false)))
+	e.check(behind.Cut(e.Context(), e.Plane.Host.Addr(false)))
 	cut = true
 	// Before the server ends: what it has sent by then is still delivered.
 	old := e.revision()
-	e.check(e.access[refused.Name()].Revoke(t.Context()))
-	e.check(e.Plane.Compact(t.Context(), e.revision()))
+	e.check(e.access[refused.Name()].Revoke(e.Context()))
+	e.check(e.Plane.Compact(e.Context(), e.revision()))
 
 	down := true
 	start := func() {
@@ -147,14 +177,14 @@ func TestAPIServerGone(t *testing.T) {
 	defer start()
 	e.check(e.Plane.Kill())
 	e.stop(running[0])
-	e.start(proxyKind(t), restarted)
+	e.start(proxyKind(e.T), restarted)
 	time.Sleep(downFor)
 	s.run.more(20)
 	s.run.fine("without an API server")
 	start()
 	e.isGone(old)
 
-	e.check(e.DeleteService(t.Context(), gone.Name))
+	e.check(e.DeleteService(e.Context(), gone.Name))
 	s.pods = append(s.pods, e.pod(2, "web"))
 	e.knows(restarted, s.svc, s.pods...)
 	for _, n := range []*site.Node{behind, refused} {
@@ -163,9 +193,34 @@ func TestAPIServerGone(t *testing.T) {
 	mend()
 	e.knows(behind, s.svc, s.pods...)
 	e.silent(&behind.Machine, site.ClusterIP(gone, false))
-	e.check(e.access[refused.Name()].Renew(t.Context()))
+	e.check(e.access[refused.Name()].Renew(e.Context()))
 	e.knows(refused, s.svc, s.pods...)
 	s.run.more(20)
+}
+
+// listed wants proxies to have listed all kinds in streams, or without; before is the number
+// of requests that are not considered.
+func (e *env) listed(before int, streams bool) {
+	e.Helper()
+	all, err := e.Plane.Requests()
+	e.check(err)
+	count := map[string]int{}
+	for _, r := range all[before:] {
+		if r.Query.Get("sendInitialEvents") == "true" {
+			r.Verb = "stream"
+		}
+		count[fmt.Sprintf("%s %s: %d", r.Verb, r.Resource, r.Code)]++
+	}
+	for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
+		streamed, refused, listed := count["stream "+resource+": 200"], count["stream "+resource+": 422"], count["list "+resource+": 200"]
+		ok := streamed == 0 && refused >= len(e.Nodes) && listed >= len(e.Nodes)
+		if streams {
+			ok = streamed >= len(e.Nodes) && refused == 0 && listed == 0
+		}
+		if !ok {
+			e.Errorf("%s: %d streamed lists, %d refused, %d lists; requests %v", resource, streamed, refused, listed, count)
+		}
+	}
 }
 
 // knows waits until a Service is answered by these pods on a node.

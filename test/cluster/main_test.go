@@ -14,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	"k8s.io/klog/v2"
 )
 
@@ -26,11 +27,11 @@ var (
 // nodes is how many nodes the cluster has.
 const nodes = 3
 
-// shared is the one cluster of all tests; starting one takes seconds.
+// shared is the cluster of all tests that do not need another; starting one takes seconds.
 var shared struct {
 	once sync.Once
 	site *site.Site
-	dir  string
+	dir  string // of the cluster and the command
 	err  error
 }
 
@@ -47,6 +48,11 @@ func TestMain(m *testing.M) {
 	// The endpointslice controller's, and client-go's: faults are on purpose here.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
+	var err error
+	if shared.dir, err = os.MkdirTemp("", "slipstream-cluster-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	if shared.site != nil {
 		if err := shared.site.Close(); err != nil {
@@ -54,9 +60,7 @@ func TestMain(m *testing.M) {
 			code = 1
 		}
 	}
-	if shared.dir != "" {
-		os.RemoveAll(shared.dir)
-	}
+	os.RemoveAll(shared.dir)
 	tellFailures(os.Stderr)
 	os.Exit(code)
 }
@@ -66,17 +70,30 @@ func cluster(t *testing.T) *site.Site {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
 	shared.once.Do(func() {
-		ctx := context.Background()
-		if shared.dir, shared.err = os.MkdirTemp("", "slipstream-cluster-"); shared.err != nil {
-			return
-		}
 		log := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "cluster: "+format+"\n", args...) }
-		shared.site, shared.err = site.New(ctx, shared.dir, nodes, log)
+		shared.site, shared.err = site.New(context.Background(), nodes, upstream.ControlPlaneOptions{Dir: shared.dir, Log: log})
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
 	return shared.site
+}
+
+// startCluster starts a cluster for one test.
+func startCluster(t *testing.T, o upstream.ControlPlaneOptions) *site.Site {
+	t.Helper()
+	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
+	o.Dir, o.Log = t.TempDir(), t.Logf
+	s, err := site.New(t.Context(), nodes, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 // slipstreamBinary is the path of the command.

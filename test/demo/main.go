@@ -109,8 +109,11 @@ func run(ctx context.Context, binary string, out io.Writer) (err error) {
 // printLogs prints the end of each proxy's log.
 func (d *demo) printLogs() {
 	for _, p := range d.proxies {
-		for _, line := range p.log.tail(12) {
-			d.line(faint.Sprintf("%s: %s", p.node.Name(), line))
+		if p.Program == nil {
+			continue
+		}
+		for line := range strings.Lines(lab.Tail(p.Log(), 12)) {
+			d.line(faint.Sprintf("%s: %s", p.node.Name(), strings.TrimSpace(line)))
 		}
 	}
 }

@@ -30,13 +30,14 @@ const (
 	stepsDir = "demo/steps"
 )
 
-// manifests is the temporary directory that slipstream watches, and what the first
-// manifests in it and all later ones describe. The demo has no addresses of its own.
+// manifests is the temporary directory that slipstream watches, one for its logs, and what
+// the first manifests and all later ones describe. The demo has no addresses of its own.
 type manifests struct {
-	dir      string
-	nodes    []*corev1.Node
-	services []*corev1.Service
-	pods     []*podSpec
+	temporary string
+	dir, logs string // in temporary
+	nodes     []*corev1.Node
+	services  []*corev1.Service
+	pods      []*podSpec
 }
 
 // podSpec is what EndpointSlices say about a pod.
@@ -62,10 +63,15 @@ func newManifests() (*manifests, error) {
 		}
 	}
 	var err error
-	if m.dir, err = os.MkdirTemp("", "slipstream-demo-"); err != nil {
+	if m.temporary, err = os.MkdirTemp("", "slipstream-demo-"); err != nil {
 		return nil, err
 	}
-	if _, err := m.copy(demoDir); err != nil {
+	m.dir, m.logs = filepath.Join(m.temporary, "manifests"), filepath.Join(m.temporary, "logs")
+	err = errors.Join(os.Mkdir(m.dir, 0o755), os.Mkdir(m.logs, 0o755))
+	if err == nil {
+		_, err = m.copy(demoDir)
+	}
+	if err != nil {
 		return nil, errors.Join(err, m.remove())
 	}
 	return m, nil
@@ -138,7 +144,7 @@ func (m *manifests) clusterIP(service string, p lab.Protocol, ipv6 bool) netip.A
 	return netip.AddrPort{}
 }
 
-func (m *manifests) remove() error { return os.RemoveAll(m.dir) }
+func (m *manifests) remove() error { return os.RemoveAll(m.temporary) }
 
 // copy copies the files of a folder of the examples into the directory. It writes each
 // under another name and renames it, so that slipstream never reads half a file. It

@@ -3,14 +3,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"math"
-	"os/exec"
 	"regexp"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -21,29 +18,29 @@ const clusterCIDR = "10.244.0.0/16,fd00:244::/32"
 
 // proxy is slipstream on one node. It may be started again after its end.
 type proxy struct {
-	node    *lab.Node
-	process *lab.Process
-	log     logbook // of all its processes
+	*lab.Program
+	node *lab.Node
 }
 
 // start starts slipstream and waits until it has programmed the kernel.
-func (p *proxy) start(ctx context.Context, binary, dir string) (update, error) {
+func (p *proxy) start(ctx context.Context, binary string, m *manifests) (u update, err error) {
 	begin := time.Now()
-	cmd := exec.Command(binary, "run", "--manifests", dir, "--hostname-override", p.node.Name(),
-		"--cluster-cidr", clusterCIDR, "-v", "2")
-	cmd.Stdout, cmd.Stderr = &p.log, &p.log
-	var err error
-	if p.process, err = p.node.Start(cmd); err != nil {
-		return update{}, err
+	p.Program, err = p.node.StartProgram(m.logs, p.node.Name(), binary,
+		"run", "--manifests", m.dir, "--hostname-override", p.node.Name(), "--cluster-cidr", clusterCIDR, "-v", "2")
+	if err != nil {
+		return u, err
 	}
 	return p.updateSince(ctx, begin)
 }
 
+// log is what all its processes have logged.
+func (p *proxy) log() logbook { return logbook(p.Log()) }
+
 // updateSince waits for the first update of the kernel since a time.
 func (p *proxy) updateSince(ctx context.Context, t time.Time) (u update, err error) {
 	if !await(ctx, func() bool {
-		all := p.log.updates()
-		i := slices.IndexFunc(all, func(u update) bool { return !u.read.Before(t) })
+		all := p.log().updates()
+		i := slices.IndexFunc(all, func(u update) bool { return !u.done.Before(t) })
 		if i >= 0 {
 			u = all[i]
 		}
@@ -54,59 +51,32 @@ func (p *proxy) updateSince(ctx context.Context, t time.Time) (u update, err err
 	return u, nil
 }
 
-// update is one update of the kernel.
+// update is one update of the kernel, as slipstream logged it.
 type update struct {
-	took time.Duration // as slipstream logged it
-	read time.Time     // when the log line was read: a little after the update
+	took time.Duration
+	done time.Time
 }
 
-// logbook keeps what a slipstream process logs.
-type logbook struct {
-	mu    sync.Mutex
-	rest  []byte // of a line that is not complete
-	lines []string
-	all   []update
-}
+// logbook is what slipstream logs.
+type logbook string
 
-var programmedLine = regexp.MustCompile(`"Programmed the kernel" .*took="([^"]+)"`)
-
-// Write implements io.Writer.
-func (l *logbook) Write(p []byte) (int, error) {
-	now := time.Now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.rest = append(l.rest, p...)
-	for {
-		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
-		if !found {
-			return len(p), nil
-		}
-		l.rest = rest
-		l.lines = append(l.lines, string(line))
-		if m := programmedLine.FindSubmatch(line); m != nil {
-			if took, err := time.ParseDuration(string(m[1])); err == nil {
-				l.all = append(l.all, update{took, now})
-			}
-		}
-	}
-}
+var programmedLine = regexp.MustCompile(`(?m)^I(\S+ \S+) .*"Programmed the kernel" .*took="([^"]+)"`)
 
 // updates returns all updates so far.
-func (l *logbook) updates() []update {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.all)
+func (l logbook) updates() (all []update) {
+	year := time.Now().Format("2006") // klog leaves it out
+	for _, m := range programmedLine.FindAllStringSubmatch(string(l), -1) {
+		done, err1 := time.ParseInLocation("20060102 15:04:05", year+m[1], time.Local)
+		took, err2 := time.ParseDuration(m[2])
+		if err1 == nil && err2 == nil {
+			all = append(all, update{took, done})
+		}
+	}
+	return all
 }
 
 // warnings returns the lines that are more than information: klog's lines begin with
 // their severity, and a line without klog's header is a process's last one.
-func (l *logbook) warnings() []string {
-	return slices.DeleteFunc(l.tail(math.MaxInt), func(line string) bool { return line == "" || line[0] == 'I' })
-}
-
-// tail returns the last n lines.
-func (l *logbook) tail(n int) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.lines[max(0, len(l.lines)-n):])
+func (l logbook) warnings() []string {
+	return slices.DeleteFunc(strings.Split(string(l), "\n"), func(line string) bool { return line == "" || line[0] == 'I' })
 }

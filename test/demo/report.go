@@ -146,7 +146,7 @@ func (d *demo) summary(context.Context) error {
 	}
 	warnings := 0
 	for _, p := range d.proxies {
-		warnings += len(p.log.warnings())
+		warnings += len(p.log().warnings())
 	}
 	d.current = nil
 	d.heading("summary")

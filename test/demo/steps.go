@@ -55,7 +55,7 @@ func (d *demo) start(ctx context.Context) error {
 // startAll starts slipstream on each node.
 func (d *demo) startAll(ctx context.Context, s *step) error {
 	for _, p := range d.proxies {
-		u, err := p.start(ctx, d.binary, d.manifests.dir)
+		u, err := p.start(ctx, d.binary, d.manifests)
 		if err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ type change struct {
 
 // done is when all kernels had been programmed.
 func (c change) done() time.Time {
-	return slices.MaxFunc(c.nodes, func(a, b update) int { return a.read.Compare(b.read) }).read
+	return slices.MaxFunc(c.nodes, func(a, b update) int { return a.done.Compare(b.done) }).done
 }
 
 // apply copies the next version of a manifest and waits until both kernels have it.
@@ -177,7 +177,7 @@ func (d *demo) scaleDown(ctx context.Context) error {
 	late := 0
 	for i, f := range d.web {
 		for _, server := range webLeaving {
-			late += len(f.answers(c.nodes[i].read, server))
+			late += len(f.answers(c.nodes[i].done, server))
 			if a := f.answers(c.renamed, server); len(a) > 0 {
 				s.seen = append(s.seen, a[len(a)-1].begin.Sub(c.renamed))
 			}
@@ -204,7 +204,7 @@ func (d *demo) scaleDown(ctx context.Context) error {
 // updates returns how often slipstream has programmed the kernels of all nodes.
 func (d *demo) updates() (n int) {
 	for _, p := range d.proxies {
-		n += len(p.log.updates())
+		n += len(p.log().updates())
 	}
 	return n
 }
@@ -236,9 +236,9 @@ func (d *demo) noEndpoints(ctx context.Context) error {
 			switch {
 			case a.end.Before(c.renamed) && a.err != nil:
 				early++
-			case !a.begin.Before(c.nodes[i].read) && !refused:
+			case !a.begin.Before(c.nodes[i].done) && !refused:
 				other++
-			case !a.begin.Before(c.nodes[i].read):
+			case !a.begin.Before(c.nodes[i].done):
 				waits = append(waits, a.end.Sub(a.begin))
 			}
 			if refused && !seen {
@@ -269,7 +269,7 @@ func (d *demo) newEndpoint(ctx context.Context) error {
 	answered, failed := 0, 0
 	for i, f := range d.orders {
 		f.load.Stop()
-		for _, a := range f.since(c.nodes[i].read) {
+		for _, a := range f.since(c.nodes[i].done) {
 			if a.err != nil {
 				failed++
 			} else {
@@ -288,11 +288,11 @@ func (d *demo) newEndpoint(ctx context.Context) error {
 func (d *demo) restart(ctx context.Context) error {
 	s := d.step("kill -9 and restart")
 	for _, p := range d.proxies {
-		d.command("kill -9 %d    # slipstream on %s", p.process.PID(), p.node.Name())
-		if err := p.process.Kill(); err != nil {
+		d.command("kill -9 %d    # slipstream on %s", p.PID(), p.node.Name())
+		if err := p.Kill(); err != nil {
 			return err
 		}
-		<-p.process.Done()
+		<-p.Done()
 	}
 	dead := time.Now()
 	pause(ctx, time.Second)
@@ -315,10 +315,10 @@ func (d *demo) cleanup(ctx context.Context) error {
 	d.step("cleanup")
 	for _, p := range d.proxies {
 		ctx, cancel := context.WithTimeout(ctx, patience)
-		err := p.process.Terminate(ctx)
+		err := p.Terminate(ctx)
 		cancel()
 		if err == nil {
-			err = p.process.Wait()
+			err = p.Wait()
 		}
 		d.claim(err == nil, "slipstream on %s ends after SIGTERM%s", p.node.Name(), because(err))
 	}

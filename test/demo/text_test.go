@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 )
@@ -25,17 +26,12 @@ func TestShort(t *testing.T) {
 }
 
 func TestLogbook(t *testing.T) {
-	var l logbook
-	for _, piece := range []string{
+	l := logbook(strings.Join([]string{
 		"I0101 10:00:00.000000 7 run.go:1] \"Starting\" node=\"n\"\nI0101 10:00:00.100000 7 proxy.go:1] \"Programmed the ker",
 		"nel\" kind=\"full\" frontends=3 pools=2 elements=40 took=\"1.25ms\"\n",
 		"I0101 10:00:01.000000 7 proxy.go:1] \"Programmed the kernel\" kind=\"change\" frontends=0 pools=1 elements=2 took=\"85µs\"\n",
 		"E0101 10:00:02.000000 7 run.go:1] \"web.yaml: is empty\"\nslipstream: last words\n",
-	} {
-		if _, err := l.Write([]byte(piece)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	}, ""))
 	all := l.updates()
 	if len(all) != 2 || all[0].took != 1250*time.Microsecond || all[1].took != 85*time.Microsecond {
 		t.Errorf("updates: %+v", all)
@@ -43,8 +39,11 @@ func TestLogbook(t *testing.T) {
 	if got := l.warnings(); len(got) != 2 || got[1] != "slipstream: last words" {
 		t.Errorf("warnings: %q", got)
 	}
-	if got := l.tail(1); len(got) != 1 || got[0] != "slipstream: last words" {
-		t.Errorf("tail: %q", got)
+	if got := all[1].done.Sub(all[0].done); got != 900*time.Millisecond {
+		t.Errorf("the second update is %v after the first", got)
+	}
+	if cut := logbook(strings.TrimSuffix(string(l[:strings.Index(string(l), "1.25")]), "E")).updates(); len(cut) != 0 {
+		t.Errorf("updates in half a line: %+v", cut)
 	}
 }
 

@@ -22,9 +22,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// Root is the right to change a kernel's network configuration. It is about the user,
-// not about the kernel; capabilities short of user 0 do not count, because the commands
-// that tests run ask for user 0.
+// Root is user 0, which commands that tests run ask for; capabilities do not count.
 var Root = define("root", func() error {
 	if id := os.Geteuid(); id != 0 {
 		return fmt.Errorf("running as user %d", id)
@@ -32,8 +30,7 @@ var Root = define("root", func() error {
 	return nil
 })
 
-// OwnClock is a clock of the machine's that a test may set: that of User Mode Linux. Any
-// other is everybody's.
+// OwnClock is a clock that a test may set: that of User Mode Linux.
 var OwnClock = define("clock of its own", func() error {
 	if !strings.HasSuffix(Kernel(), " uml") {
 		return errors.New("not User Mode Linux, so the clock is everybody's")
@@ -41,14 +38,13 @@ var OwnClock = define("clock of its own", func() error {
 	return nil
 }, Root)
 
-// NetNS is the right and the ability to make network namespaces. It needs
-// CONFIG_NET_NS (Linux 2.6.29) and, in a container, CAP_SYS_ADMIN.
+// NetNS is the right and the ability to make network namespaces (CONFIG_NET_NS; in a
+// container, CAP_SYS_ADMIN).
 var NetNS = define("network namespaces", func() error {
 	return inNewNetNS(func() error { return nil })
 }, Root)
 
-// inNewNetNS runs f in a network namespace of its own, on a thread of its own. Commands
-// that f starts are in that namespace, too.
+// inNewNetNS runs f, and the commands that it starts, in a network namespace of its own.
 func inNewNetNS(f func() error) error {
 	ns, err := lab.NewNamespace()
 	if err != nil {
@@ -58,9 +54,8 @@ func inNewNetNS(f func() error) error {
 	return ns.Do(f)
 }
 
-// SCTPSockets is sockets of protocol SCTP, in both styles and both address families. It
-// needs CONFIG_IP_SCTP (Linux 2.6) and, for the second family, CONFIG_IPV6. Passing
-// SCTP on and tracking it needs neither.
+// SCTPSockets is sockets of protocol SCTP, in both styles and both address families
+// (CONFIG_IP_SCTP). Forwarding and tracking SCTP does not need them.
 var SCTPSockets = define("SCTP sockets", func() error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		for _, style := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
@@ -74,15 +69,14 @@ var SCTPSockets = define("SCTP sockets", func() error {
 	return nil
 })
 
-// NFTables is nf_tables with tables of family inet, programmed over netlink. It needs
-// CONFIG_NF_TABLES (Linux 3.13) and CONFIG_NF_TABLES_INET (Linux 3.14).
+// NFTables is nf_tables with tables of family inet (CONFIG_NF_TABLES_INET, Linux 3.14).
 var NFTables = define("nf_tables", func() error {
 	return withProbeTable(func(*nftables.Conn, *nftables.Table) {})
 }, NetNS)
 
-// Flowtable is nf_tables flowtables of family inet and the rules that put connections
-// into them and count these. It needs CONFIG_NF_FLOW_TABLE_INET and
-// CONFIG_NFT_FLOW_OFFLOAD (both Linux 4.16), and before Linux 6.2 CONFIG_NFT_OBJREF.
+// Flowtable is nf_tables flowtables of family inet and the rules that put connections into
+// them and count these (CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD, Linux 4.16;
+// before Linux 6.2 CONFIG_NFT_OBJREF).
 var Flowtable = define("flowtables", func() error {
 	return withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
 		flowtable := conn.AddFlowtable(&nftables.Flowtable{
@@ -131,9 +125,7 @@ func withProbeTable(fill func(*nftables.Conn, *nftables.Table)) error {
 	})
 }
 
-// NFTBinary is the command nft with JSON output, from Debian's package nftables. Tests
-// use it as a second opinion about what the kernel holds. Of the kernel it needs what
-// [NFTables] needs.
+// NFTBinary is the command nft with JSON output, from Debian's package nftables.
 var NFTBinary = define("command nft", func() error {
 	return inNewNetNS(func() error {
 		if err := runCommand("nft add table inet " + probeTable); err != nil {
@@ -143,17 +135,15 @@ var NFTBinary = define("command nft", func() error {
 	})
 }, NFTables)
 
-// IPTablesLegacy is iptables by way of x_tables, both address families: the commands
-// iptables-legacy and ip6tables-legacy (Debian's package iptables), and in the kernel
-// CONFIG_IP_NF_NAT, CONFIG_IP6_NF_NAT, CONFIG_NETFILTER_XT_MATCH_STATISTIC and
-// CONFIG_NETFILTER_XT_TARGET_MASQUERADE (Linux 5.2; before that one per family). Since
-// Linux 6.17 they depend on CONFIG_NETFILTER_XTABLES_LEGACY, which may be off.
+// IPTablesLegacy is iptables over x_tables, both address families: the commands
+// iptables-legacy and ip6tables-legacy (Debian's package iptables), CONFIG_IP_NF_NAT,
+// CONFIG_IP6_NF_NAT, CONFIG_NETFILTER_XT_MATCH_STATISTIC and
+// CONFIG_NETFILTER_XT_TARGET_MASQUERADE; since Linux 6.17 CONFIG_NETFILTER_XTABLES_LEGACY.
 var IPTablesLegacy = define("iptables-legacy", func() error { return probeIPTables("legacy") }, NetNS)
 
-// IPTablesNFT is iptables by way of nf_tables, both address families: the commands
-// iptables-nft and ip6tables-nft (Debian's package iptables), and in the kernel what
-// [NFTables] needs, the extensions named at [IPTablesLegacy], and CONFIG_NFT_COMPAT
-// (Linux 3.13) to reach them.
+// IPTablesNFT is iptables over nf_tables, both address families: the commands iptables-nft
+// and ip6tables-nft (Debian's package iptables), the extensions named at [IPTablesLegacy] and
+// CONFIG_NFT_COMPAT.
 var IPTablesNFT = define("iptables-nft", func() error { return probeIPTables("nft") }, NFTables)
 
 // probeIPTables adds rules of the kind that kube-proxy's iptables mode has.
@@ -175,8 +165,7 @@ func probeIPTables(variant string) error {
 	})
 }
 
-// runCommand runs a command with its arguments, separated by single spaces. Its error
-// carries the first line of what the command said.
+// runCommand runs a command line. Its error has the first line of the command's output.
 func runCommand(line string) error {
 	words := strings.Fields(line)
 	path, err := exec.LookPath(words[0])
@@ -193,10 +182,8 @@ func runCommand(line string) error {
 	return nil
 }
 
-// IPSet is the kernel's IP sets of the types that iptables mode uses, over netlink. It
-// needs CONFIG_IP_SET, CONFIG_IP_SET_HASH_IP, CONFIG_IP_SET_HASH_IPPORT,
-// CONFIG_IP_SET_HASH_IPPORTNET, CONFIG_IP_SET_HASH_NET and CONFIG_IP_SET_BITMAP_PORT
-// (Linux 2.6.39), and CONFIG_NETFILTER_XT_SET for rules to use them.
+// IPSet is the kernel's IP sets of the types that iptables mode uses: CONFIG_IP_SET_HASH_IP,
+// _HASH_IPPORT, _HASH_IPPORTNET, _HASH_NET and _BITMAP_PORT, and CONFIG_NETFILTER_XT_SET.
 var IPSet = define("IP sets", func() error {
 	return inNewNetNS(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
@@ -217,8 +204,8 @@ var IPSet = define("IP sets", func() error {
 	})
 }, NetNS)
 
-// IPVS is the kernel's own load balancer, which kube-proxy's IPVS mode programs. It
-// needs CONFIG_IP_VS (Linux 2.6; its netlink interface is there since 2.6.28).
+// IPVS is the kernel's own load balancer, which kube-proxy's IPVS mode programs
+// (CONFIG_IP_VS).
 var IPVS = define("IPVS", func() error {
 	return inNewNetNS(func() error {
 		if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
@@ -228,19 +215,19 @@ var IPVS = define("IPVS", func() error {
 	})
 }, NetNS)
 
-// VLAN is VLAN interfaces. It needs CONFIG_VLAN_8021Q.
+// VLAN is VLAN interfaces (CONFIG_VLAN_8021Q).
 var VLAN = define("VLANs", func() error {
 	return probeLink(func(parent int) netlink.Link {
 		return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "probe", ParentIndex: parent}, VlanId: 5}
 	})
 }, NetNS)
 
-// Bond is bonds of interfaces. It needs CONFIG_BONDING.
+// Bond is bonds of interfaces (CONFIG_BONDING).
 var Bond = define("bonds", func() error {
 	return probeLink(func(int) netlink.Link { return netlink.NewLinkBond(netlink.LinkAttrs{Name: "probe"}) })
 }, NetNS)
 
-// IPIP is IPv4 tunnels of the driver sit, in its mode ipip. It needs CONFIG_IPV6_SIT.
+// IPIP is IPv4 tunnels of the driver sit, in its mode ipip (CONFIG_IPV6_SIT).
 var IPIP = define("IPv4 tunnels", func() error {
 	return probeLink(func(int) netlink.Link {
 		return &netlink.Sittun{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Local: net.IPv4(192, 0, 2, 1), Proto: unix.IPPROTO_IPIP}

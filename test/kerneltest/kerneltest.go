@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerneltest lets tests say what they need from the kernel and the machine
-// that they run on.
-//
-// A test that needs something begins with
+// Package kerneltest lets tests say what they need from the kernel and the machine that they
+// run on: a test that begins with
 //
 //	kerneltest.Require(t, kerneltest.NFTables, kerneltest.SCTPSockets)
 //
-// and is skipped, with a message that test/runner understands, where one of them is
-// missing. Features are probed by using them, never derived from a version number:
-// what a kernel can do depends on how it was built as much as on its age.
+// is skipped where one of them is missing. Features are probed by using them, never derived
+// from a version number.
 //
-// Importing this package from tests also marks them as kernel tests: test/runner runs
-// them on the host's kernel and on the User Mode Linux kernels, all others on the host
-// alone.
+// Importing this package also marks tests as kernel tests: test/runner runs them on the host's
+// kernel and on the User Mode Linux kernels, all others on the host alone.
 package kerneltest
 
 import (
@@ -37,11 +33,11 @@ type Feature struct {
 	probe func() error // nil if it is there, else what is missing
 }
 
-// String returns the feature's name as it stands in messages, such as "SCTP sockets".
+// String returns the feature's name, such as "SCTP sockets".
 func (f Feature) String() string { return f.name }
 
-// Probe returns nil if the feature is there, and otherwise an error that says how
-// using it failed. The kernel is asked once per process.
+// Probe returns nil if the feature is there, and otherwise an error that says how using it
+// failed. It is used once per process.
 func (f Feature) Probe() error { return f.probe() }
 
 // features are all of them.

@@ -9,10 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/netip"
 	"os"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,10 +26,8 @@ var (
 	ErrTimeout = os.ErrDeadlineExceeded
 )
 
-// Outcome says in few words how an attempt ended: "ok" for nil, "refused",
-// "timeout", "closed without an answer", or the system's text for the error
-// number ("no route to host"). There are no addresses in it, so it can be
-// counted by.
+// Outcome names the result of an attempt, without addresses: "ok", "refused", "timeout",
+// "closed without an answer", or the text of the error number ("no route to host").
 func Outcome(err error) string {
 	var errno syscall.Errno
 	switch {
@@ -49,9 +45,8 @@ func Outcome(err error) string {
 	return err.Error()
 }
 
-// DefaultTimeout is the option Timeout where nothing else is said. TCP repeats a lost
-// SYN after one second, so a lost one shows as a timeout.
-const DefaultTimeout = time.Second
+// defaultTimeout ends before TCP repeats a lost SYN, so that a lost one is a timeout.
+const defaultTimeout = time.Second
 
 // Reply is what a client learns from one exchange.
 type Reply struct {
@@ -69,24 +64,22 @@ type connectOptions struct {
 // ConnectOption changes what Connect, Stream and StartLoad do by default.
 type ConnectOption func(*connectOptions)
 
-// answerTimeout is the minimum timeout of the answer on an established connection. Only
-// the kernel takes part in a handshake. An answer also needs the server's goroutine, which
-// may wait for a second on a busy machine.
+// answerTimeout is the minimum timeout of the answer on an established connection: the
+// server's goroutine may wait for a second on a busy machine.
 const answerTimeout = 3 * time.Second
 
-// Timeout bounds a handshake, or the exchange of a datagram. The first answer on an
-// established connection may take three seconds.
+// Timeout bounds a handshake, or the exchange of a datagram; the default is a second. The
+// first answer on an established connection may take three seconds.
 func Timeout(d time.Duration) ConnectOption { return func(o *connectOptions) { o.timeout = d } }
 
-// Source sets the client's own address and port. Port 0 chooses a free one; the
-// zero or an unspecified address chooses as the routes say.
+// Source sets the client's own address and port. Port 0 chooses a free one, the zero or an
+// unspecified address chooses by the routes.
 func Source(a netip.AddrPort) ConnectOption { return func(o *connectOptions) { o.source = a } }
 
-// Connect makes one short connection, or exchanges one datagram, with a lab
-// server. It waits for the server's answer and ends a connection with a reset. See
-// ErrRefused, ErrTimeout and Outcome.
-// ICMP errors other than port unreachable are returned as their error numbers
-// (EHOSTUNREACH), a datagram dropped by the machine's own rules as EPERM.
+// Connect makes one short connection, or exchanges one datagram, with a lab server. It waits
+// for the server's answer and ends a connection with a reset. ICMP errors other than port
+// unreachable are returned as their error numbers (EHOSTUNREACH), a datagram dropped by the
+// machine's own rules as EPERM.
 func (m *Machine) Connect(p Protocol, dest netip.AddrPort, opts ...ConnectOption) (Reply, error) {
 	c, err := m.dial(p, dest, opts)
 	if err != nil {
@@ -110,7 +103,7 @@ type client struct {
 
 // dial connects and waits for the first answer.
 func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c *client, err error) {
-	o := connectOptions{timeout: DefaultTimeout}
+	o := connectOptions{timeout: defaultTimeout}
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -192,9 +185,8 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 	addr := source.Addr()
 	if !addr.IsValid() {
 		addr = defaultRoute(dest.Addr()).Addr()
-		// An SCTP socket bound to no address offers its peer all of the
-		// machine's; one bound to a single address offers none, which is what
-		// NAT can cope with.
+		// An SCTP socket bound to no address offers its peer all of the machine's. NAT
+		// needs one that is bound to a single address and offers none.
 		own := m.Addr(dest.Addr().Is6())
 		if p == SCTP && own.IsValid() && !dest.Addr().IsLoopback() && !dest.Addr().IsLinkLocalUnicast() {
 			addr = own
@@ -215,7 +207,7 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 		return s.Bind(sockaddr(netip.AddrPortFrom(addr, source.Port())))
 	}
 	for range 1000 {
-		err := s.Bind(sockaddr(netip.AddrPortFrom(addr, m.ports.take())))
+		err := s.Bind(sockaddr(netip.AddrPortFrom(addr, m.takePort())))
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return err
 		}
@@ -223,31 +215,18 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 	return syscall.EADDRINUSE
 }
 
-// portCounter hands out a machine's local ports for UDP and SCTP one after the
-// other. The kernel would choose at random, and soon reuse a port with a
-// conntrack entry of an earlier backend (30 s for UDP, 10 s for SCTP), which looks
-// like traffic to a removed endpoint. TCP
-// has no need: conntrack lets a SYN replace the entry of a closed connection.
-type portCounter struct {
-	first, count uint32
-	next         atomic.Uint32
+// takePort returns the machine's next local port for UDP and SCTP. The kernel would choose at
+// random, and soon reuse a port with a conntrack entry of an earlier backend (30 s for UDP,
+// 10 s for SCTP), which looks like traffic to a removed endpoint. For TCP, conntrack lets a
+// SYN replace the entry of a closed connection.
+func (m *Machine) takePort() uint16 {
+	count := 1<<16 - uint32(m.profile.firstPort)
+	return m.profile.firstPort + uint16(m.ports.Add(1)%count)
 }
 
-func (c *portCounter) init(p profile) {
-	c.first = uint32(p.firstPort)
-	c.count = uint32(p.lastPort) - c.first + 1
-	// Not the same start for each machine, as a pod may get the address of one
-	// deleted just before.
-	c.next.Store(rand.Uint32N(c.count))
-}
-
-func (c *portCounter) take() uint16 {
-	return uint16(c.first + (c.next.Add(1)-1)%c.count)
-}
-
-// send sends a datagram. One that a rule of the machine's own rejects fails
-// with EPERM, like one that is dropped; the ICMP error that distinguishes the two
-// is then pending already, or about to be: before Linux 6.3 a busy ksoftirqd delivers it.
+// send sends a datagram. If a rule of the machine itself rejects or drops it, the error is
+// EPERM. A pending ICMP error distinguishes the two; before Linux 6.3 a busy ksoftirqd
+// delivers it later.
 func (s *socket) send(b []byte) error {
 	_, err := s.Write(b)
 	if !errors.Is(err, syscall.EPERM) {
@@ -265,9 +244,9 @@ func (s *socket) send(b []byte) error {
 	return cmp.Or(pending, err)
 }
 
-// receive waits for the server's next message until the socket's deadline. A message of UDP
-// is the server's answer with an echo, one of TCP and SCTP is a line. A message that is
-// there only because this process, which is the server too, was late is in time.
+// receive waits for the server's next message until the socket's deadline, and again if this
+// process, which is the server too, was late. A message of UDP is the server's answer with an
+// echo, one of TCP and SCTP is a line.
 func (c *client) receive() (a answer, line []byte, err error) {
 	for again := false; ; again = true {
 		if c.proto == UDP {

@@ -28,6 +28,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -83,8 +84,8 @@ func (l *Lab) Close() error {
 	return l.fabric.Close()
 }
 
-// add makes m a machine with an empty namespace, under a name that is not taken.
-func (l *Lab) add(m *Machine, kind, name string, p profile) error {
+// add makes m a machine with a namespace, under a name that is not taken, and sets it up.
+func (l *Lab) add(m *Machine, kind, name string, p profile, setUp func() error) error {
 	if name == "" {
 		return fmt.Errorf("lab: %s: name is empty", kind)
 	}
@@ -92,20 +93,29 @@ func (l *Lab) add(m *Machine, kind, name string, p profile) error {
 	if err != nil {
 		return err
 	}
-	m.Namespace, m.lab, m.name = ns, l, name
-	m.ports.init(p)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if old := l.machines[name]; old != nil {
-		err = fmt.Errorf("name is taken by %s", old.label)
-	}
-	if l.closed {
-		err = ErrClosed
-	}
-	if err != nil {
+	m.Namespace, m.lab, m.name, m.profile = ns, l, name, p
+	// Not the same first port for each machine: a pod may get the address of one deleted
+	// just before.
+	m.ports.Store(rand.Uint32())
+	if err := l.register(m); err != nil {
 		return ns.wrap(errors.Join(err, ns.Close()))
 	}
-	l.machines[name] = m
+	if err := setUp(); err != nil {
+		return ns.wrap(errors.Join(err, l.remove(m)))
+	}
+	return nil
+}
+
+func (l *Lab) register(m *Machine) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	if old := l.machines[m.name]; old != nil {
+		return fmt.Errorf("name is taken by %s", old.label)
+	}
+	l.machines[m.name] = m
 	return nil
 }
 

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// usableTimeout bounds the wait for a new link. It is long: a loaded test
-// machine is slow, and only a broken one gets there.
+// usableTimeout bounds the wait for a new link; only a broken machine gets there.
 const usableTimeout = 10 * time.Second
 
 // addVeth makes a veth pair, one end here under name, the other as eth0 in the namespace
@@ -48,9 +47,7 @@ func (n *Namespace) addVeth(name string, peer *Namespace) (here, there netlink.L
 }
 
 // repeatSolicitations has ARP and ND requests on a link repeated after 20 ms instead of a
-// second, for as long as a busy machine may need. The first one may be too early: IPv6
-// joins an address's multicast group, and makes the link-local source address, in the
-// background.
+// second. The first one may be too early: IPv6 joins multicast groups in the background.
 func (n *Namespace) repeatSolicitations(link string) error {
 	return n.Do(func() error {
 		for _, family := range []string{"ipv4", "ipv6"} {
@@ -66,8 +63,7 @@ func (n *Namespace) repeatSolicitations(link string) error {
 	})
 }
 
-// addAddr puts an address on a link, without duplicate address detection, so
-// that it can be used at once.
+// addAddr puts an address on a link, without duplicate address detection.
 func (n *Namespace) addAddr(link netlink.Link, p netip.Prefix, scope netlink.Scope) error {
 	addr := &netlink.Addr{IPNet: ipNet(p), Scope: int(scope)}
 	if p.Addr().Is6() {
@@ -102,9 +98,9 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// waitUsable waits until the link has a carrier and each neighbor answers ARP
-// or ND on it: carrier, bridge port and address changes take effect some time
-// after the calls that cause them. No packet of a protocol above is sent.
+// waitUsable waits until the link has a carrier and each neighbor answers ARP or ND on it:
+// changes of links take effect some time after the calls. No packet of a protocol above is
+// sent.
 func (n *Namespace) waitUsable(link netlink.Link, neighbors ...netip.Addr) error {
 	deadline := time.Now().Add(usableTimeout)
 	index, name := link.Attrs().Index, link.Attrs().Name
@@ -165,10 +161,9 @@ func resolve(index, family int, a netip.Addr) error {
 	return err
 }
 
-// fabric is the network between nodes and outside hosts: a bridge in a
-// namespace of its own. The bridge's address, the first of the subnet, is the
-// nodes' default gateway. It takes packets and forwards none, so that a
-// ClusterIP has a route, as on a real node, but no answer without a proxy.
+// fabric is the network between nodes and outside hosts: a bridge in a namespace of its own.
+// The bridge's address, the first of the subnet, is the nodes' default gateway. It forwards no
+// packets, so that without a proxy a ClusterIP has a route, as on a real node, but no answer.
 type fabric struct {
 	*Namespace
 	bridge  netlink.Link

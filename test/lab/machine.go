@@ -18,11 +18,12 @@ import (
 // part of a Node, Pod or Host and is not copied.
 type Machine struct {
 	*Namespace
-	lab   *Lab
-	name  string
-	link  netlink.Link  // eth0
-	addrs [2]netip.Addr // by familyIndex
-	ports portCounter
+	lab     *Lab
+	name    string
+	link    netlink.Link  // eth0
+	addrs   [2]netip.Addr // by familyIndex
+	profile profile
+	ports   atomic.Uint32 // see takePort
 
 	// Guarded by Lab.build.
 	onFabric     bool
@@ -44,18 +45,11 @@ func (m *Machine) Addr(ipv6 bool) netip.Addr {
 
 // Addrs returns the machine's own addresses, IPv4 first.
 func (m *Machine) Addrs() []netip.Addr {
-	var addrs []netip.Addr
-	for _, a := range m.addrs {
-		if a.IsValid() {
-			addrs = append(addrs, a)
-		}
-	}
-	return addrs
+	return slices.DeleteFunc(slices.Clone(m.addrs[:]), func(a netip.Addr) bool { return !a.IsValid() })
 }
 
-// AddRoute sends packets for prefix through the neighbor via, an address in the
-// same family on the machine's eth0 link; a route to the same prefix is
-// replaced.
+// AddRoute sends packets for prefix through the neighbor via on eth0; a route to the same
+// prefix is replaced.
 func (m *Machine) AddRoute(prefix netip.Prefix, via netip.Addr) error {
 	return m.wrap(m.addRouteVia(prefix, via))
 }
@@ -91,12 +85,8 @@ func (l *Lab) Host(name string, addrs ...netip.Prefix) (*Host, error) {
 		return nil, fmt.Errorf("lab: host %s: %w", name, err)
 	}
 	h := &Host{}
-	if err := l.add(&h.Machine, "host", name, endProfile); err != nil {
+	if err := l.add(&h.Machine, "host", name, endProfile, func() error { return l.fabric.attach(&h.Machine, addrs) }); err != nil {
 		return nil, err
-	}
-	if err := l.fabric.attach(&h.Machine, addrs); err != nil {
-		_ = l.remove(&h.Machine)
-		return nil, h.wrap(err)
 	}
 	return h, nil
 }
@@ -146,16 +136,12 @@ func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
 		return nil, fmt.Errorf("lab: node %s: %w", name, err)
 	}
 	n := &Node{}
-	if err := l.add(&n.Machine, "node", name, routerProfile); err != nil {
-		return nil, err
-	}
+	n.routesToPods = true
 	for _, p := range opts.PodCIDRs {
 		n.podCIDRs[familyIndex(p.Addr())] = p.Masked()
 	}
-	n.routesToPods = true
-	if err := n.setUp(opts); err != nil {
-		_ = l.remove(&n.Machine)
-		return nil, n.wrap(err)
+	if err := l.add(&n.Machine, "node", name, routerProfile, func() error { return n.setUp(opts) }); err != nil {
+		return nil, err
 	}
 	return n, nil
 }
@@ -199,13 +185,7 @@ func (n *Node) setUp(opts NodeOptions) error {
 
 // PodCIDRs returns the node's pod CIDRs, IPv4 first.
 func (n *Node) PodCIDRs() []netip.Prefix {
-	var cidrs []netip.Prefix
-	for _, p := range n.podCIDRs {
-		if p.IsValid() {
-			cidrs = append(cidrs, p)
-		}
-	}
-	return cidrs
+	return slices.DeleteFunc(slices.Clone(n.podCIDRs[:]), func(p netip.Prefix) bool { return !p.IsValid() })
 }
 
 // The pods' default gateways, held by their node on each pod's veth. They are
@@ -232,12 +212,8 @@ func (n *Node) Pod(name string, addrs ...netip.Addr) (*Pod, error) {
 		return nil, fmt.Errorf("lab: pod %s: %w", name, err)
 	}
 	p := &Pod{node: n}
-	if err := n.lab.add(&p.Machine, "pod", name, endProfile); err != nil {
-		return nil, err
-	}
-	if err := p.setUp(addrs); err != nil {
-		_ = p.Delete()
-		return nil, p.wrap(err)
+	if err := n.lab.add(&p.Machine, "pod", name, endProfile, func() error { return p.setUp(addrs) }); err != nil {
+		return nil, errors.Join(err, p.deleteLink())
 	}
 	return p, nil
 }
@@ -297,17 +273,19 @@ func (p *Pod) Node() *Node { return p.node }
 // NodeLink returns the name of the veth's end on the node.
 func (p *Pod) NodeLink() string { return p.veth.Attrs().Name }
 
-// Delete ends all that runs in the pod, its servers' connections included, and
-// removes its link and its namespace. Its name and addresses are free again
-// on return. Calls after the first do nothing.
+// Delete ends all that runs in the pod, and removes its link and its namespace. Its name and
+// addresses are free again on return. Calls after the first do nothing.
 func (p *Pod) Delete() error {
-	err := p.lab.remove(&p.Machine)
+	return errors.Join(p.lab.remove(&p.Machine), p.deleteLink())
+}
+
+// deleteLink deletes what the kernel would delete with the namespace, but some time later.
+func (p *Pod) deleteLink() error {
 	if p.veth == nil || p.node.FD() < 0 {
-		return err
+		return nil
 	}
-	// The kernel removes the link with the namespace, but only some time later.
 	if err := p.node.nl.LinkDel(p.veth); err != nil && !errors.Is(err, unix.ENODEV) {
 		return p.wrap(fmt.Errorf("delete link %s of node %s: %w", p.NodeLink(), p.node.name, err))
 	}
-	return err
+	return nil
 }

@@ -78,10 +78,9 @@ func (n *Namespace) wrap(err error) error {
 	return fmt.Errorf("lab: %s: %w", n.label, err)
 }
 
-// Do runs fn on a thread that is in the namespace and returns fn's error. Only
-// fn's own goroutine is there, not the ones it starts; sockets that fn opens
-// belong to the namespace for good, whoever uses them later. The error is
-// ErrClosed after Close.
+// Do runs fn on a thread that is in the namespace and returns fn's error. Goroutines that fn
+// starts are not in the namespace, sockets that it opens are, whoever uses them later. The
+// error is ErrClosed after Close.
 func (n *Namespace) Do(fn func() error) error {
 	return onThread(func() error {
 		if err := n.enter(); err != nil {
@@ -104,9 +103,8 @@ func (n *Namespace) enter() error {
 	return nil
 }
 
-// FD returns a file descriptor of the namespace, for netlink libraries. It
-// belongs to the namespace: do not close it, and do not use it after Close.
-// It is -1 after Close.
+// FD returns a file descriptor of the namespace, for netlink libraries, which belongs to the
+// namespace. It is -1 after Close.
 func (n *Namespace) FD() int {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -245,11 +243,9 @@ func (n *Namespace) Close() error {
 	return err
 }
 
-// onThread runs fn on an operating system thread of its own and puts that
-// thread back into its previous network namespace. A thread that
-// cannot be put back ends with its goroutine, so no other goroutine ever runs
-// in a foreign namespace. A runtime.Goexit in fn (testing's FailNow, for instance) goes
-// on in the caller.
+// onThread runs fn on an operating system thread of its own and puts that thread back into
+// its previous network namespace. A thread that cannot be put back ends with its goroutine.
+// A runtime.Goexit in fn (testing's FailNow, for instance) continues in the caller.
 func onThread(fn func() error) error {
 	var err error
 	returned := false
@@ -304,20 +300,19 @@ func openThreadNamespace() (*os.File, error) {
 type profile struct {
 	forward bool // routes packets between links, as a node does
 
-	// Local ports that clients get. Nodes stay clear of the usual node port
-	// range 30000-32767.
-	firstPort, lastPort uint16
+	// firstPort is the first local port that clients get. Nodes stay clear of the usual
+	// node port range 30000-32767.
+	firstPort uint16
 }
 
 var (
-	routerProfile = profile{forward: true, firstPort: 32768, lastPort: 65535}
-	endProfile    = profile{firstPort: 16384, lastPort: 65535}
+	routerProfile = profile{forward: true, firstPort: 32768}
+	endProfile    = profile{firstPort: 16384}
 )
 
-// apply sets the sysctls in the calling thread's namespace. It is called before
-// any link is made, as links copy the "default" values. All values are set
-// outright: a new namespace takes its IPv4 values from the root namespace
-// (net.core.devconf_inherit_init_net is 0), so they differ between machines.
+// apply sets the sysctls in the calling thread's namespace, before any link is made, as links
+// copy the "default" values. A new namespace takes its IPv4 values from the root namespace, so
+// all are set.
 func (p profile) apply() error {
 	forward := "0"
 	if p.forward {
@@ -327,7 +322,7 @@ func (p profile) apply() error {
 		{"ipv4/ip_forward", forward}, // resets other values, so it is the first
 		{"ipv6/conf/all/forwarding", forward},
 		{"ipv6/conf/default/forwarding", forward},
-		{"ipv4/ip_local_port_range", fmt.Sprintf("%d %d", p.firstPort, p.lastPort)},
+		{"ipv4/ip_local_port_range", fmt.Sprintf("%d 65535", p.firstPort)},
 	}
 	for _, scope := range []string{"all", "default"} {
 		required = append(required, [][2]string{

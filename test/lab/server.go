@@ -17,14 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server answers on one port of a machine, with a line of JSON that says the machine's
-// name and what it sees of the client: {"server":"web-1",
-// "client":"10.244.1.5:40000","local":"10.244.2.3:8080"}.
-//
-// On TCP and SCTP it sends the line when a connection begins and then echoes
-// what it gets until the client closes. On UDP it answers each datagram with
-// one that holds the line and the datagram's content after it; its answers come
-// from the address that the datagram was sent to.
+// Server answers on one port of a machine, with a line of JSON: {"server":"web-1",
+// "client":"10.244.1.5:40000","local":"10.244.2.3:8080"}. On TCP and SCTP it sends the line
+// when a connection begins and then echoes until the client closes. On UDP it answers each
+// datagram, from the address that it was sent to, with the line and the datagram's content.
 type Server struct {
 	machine *Machine
 	addr    netip.AddrPort
@@ -52,15 +48,15 @@ func (a answer) line() []byte {
 
 func parseAnswer(line []byte) (answer, error) {
 	var a answer
-	if err := json.Unmarshal(line, &a); err != nil {
-		return a, fmt.Errorf("answer is not a lab server's: %w", err)
+	err := json.Unmarshal(line, &a)
+	if err != nil {
+		err = fmt.Errorf("answer is not a lab server's: %w", err)
 	}
-	return a, nil
+	return a, err
 }
 
-// Serve starts a server on addr. An address of netip.IPv4Unspecified stands for
-// all IPv4 addresses of the machine, one of netip.IPv6Unspecified or the zero
-// netip.Addr for all addresses of both families. The server ends with its machine.
+// Serve starts a server on addr. 0.0.0.0 stands for all IPv4 addresses of the machine, :: or
+// the zero netip.Addr for all addresses. The server ends with its machine.
 func (m *Machine) Serve(p Protocol, addr netip.AddrPort) (*Server, error) {
 	s := &Server{machine: m, addr: addr, conns: map[*socket]struct{}{}}
 	addrs := []netip.AddrPort{addr}
@@ -91,8 +87,8 @@ func (s *Server) Addr() netip.AddrPort { return s.addr }
 // has answered.
 func (s *Server) Served() int64 { return s.served.Load() }
 
-// Drain stops to listen, so that new connections are refused; those that are
-// open go on. That is what a terminating pod does. A UDP server is closed.
+// Drain stops to listen, as a terminating pod does: new connections are refused, open ones
+// continue. A UDP server is closed.
 func (s *Server) Drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,8 +98,7 @@ func (s *Server) Drain() {
 	}
 }
 
-// Close stops to listen, closes all connections and waits until all is done.
-// Calls after the first do nothing.
+// Close stops to listen and closes all connections. Calls after the first do nothing.
 func (s *Server) Close() error {
 	s.Drain()
 	s.mu.Lock()

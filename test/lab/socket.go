@@ -82,15 +82,13 @@ func (s *socket) control(fn func(fd int) error) error {
 	return err
 }
 
-// connect connects, or gives up after the timeout with os.ErrDeadlineExceeded. The time
-// begins with the first packet, however late a busy machine sends it.
+// connect connects, or gives up with os.ErrDeadlineExceeded when the timeout has passed since
+// the first packet.
 //
-// An ICMP error that arrives while the connect call still holds the socket is
-// only a soft error to TCP over IPv6 and to SCTP: the kernel reports it when TCP
-// repeats the SYN after a second, or never. On veth pairs this is the usual case
-// (seen on 6.12 and 6.18), also for the rejection of a Service without endpoints,
-// because a packet is handled within the call that sends it. SO_ERROR reports soft
-// errors too, so it is read at once.
+// An ICMP error that arrives within the connect call, as usual on veth pairs, is only a soft
+// error to TCP over IPv6 and to SCTP (seen on 6.12 and 6.18): the kernel reports it when TCP
+// repeats the SYN after a second, or never. SO_ERROR reports soft errors too, so it is read at
+// once.
 func (s *socket) connect(dest netip.AddrPort, timeout time.Duration) error {
 	err := s.control(func(fd int) error { return unix.Connect(fd, sockaddr(dest)) })
 	if err != unix.EINPROGRESS && err != unix.EINTR && err != unix.EALREADY {
@@ -178,9 +176,8 @@ func (s *socket) local() netip.AddrPort {
 	return addrPort(a)
 }
 
-// abortOnClose makes Close end the connection with TCP's RST or SCTP's ABORT.
-// Then no TIME_WAIT holds the port, and conntrack takes the next connection from
-// the same port as a new one.
+// abortOnClose makes Close end the connection with TCP's RST or SCTP's ABORT: no TIME_WAIT
+// holds the port, and conntrack takes the next connection from it as a new one.
 func (s *socket) abortOnClose() {
 	s.abort.Store(true)
 	_ = s.control(func(fd int) error {
@@ -188,10 +185,8 @@ func (s *socket) abortOnClose() {
 	})
 }
 
-// Close ends the socket's connection or listener before its descriptor is closed.
-// Closing is not always enough: a child of this process holds copies of all descriptors
-// between fork and exec, with which a listener would go on to accept and a connection to
-// hold its port.
+// Close ends the socket's connection or listener before its descriptor is closed: a child of
+// this process holds copies of all descriptors between fork and exec.
 func (s *socket) Close() error {
 	_ = s.control(func(fd int) error {
 		switch {
@@ -217,8 +212,7 @@ func disconnect(fd int) error {
 	return nil
 }
 
-// closeNow closes c while this process is not about to fork; see socket.Close. A
-// short while in the child's exec remains, which cannot be excluded from here.
+// closeNow closes c while this process is not about to fork; see socket.Close.
 func closeNow(c io.Closer) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -249,10 +243,9 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// catchUp returns when packets and goroutines that were waiting for a processor have had
-// it, so that on a busy machine a late answer is not taken for a lost one: a datagram goes
-// to another goroutine and back on this process's lo, some times, as one may overtake what
-// waits on another processor. Errors mean that there is nothing to wait for.
+// catchUp returns when packets and goroutines that were waiting for a processor have had it,
+// so that on a busy machine a late answer is not taken for a lost one: datagrams go to another
+// goroutine and back on this process's lo. One may overtake what waits on another processor.
 func catchUp() {
 	c, err := net.Dial("udp", echo())
 	if err != nil {

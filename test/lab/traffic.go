@@ -21,18 +21,13 @@ type LoadOptions struct {
 	Workers int
 	// Count ends the load after so many connections of all workers; 0: no end.
 	Count int64
-	// Pace is the time from one connection's begin to the next one's, of a
-	// worker; 0: no wait.
-	//
-	// On UDP and SCTP a source port is used again after about 49,000 connections
-	// of the machine (32,000 on a node). Within 30 s (UDP) or 10 s (SCTP) of its
-	// last use, conntrack sends it to the same backend as before, even if that was
-	// removed. While endpoints change, use a Pace that keeps the rate below 1,000 a
-	// second.
-	Pace time.Duration
-	// Connect are options of each connection. A Source with a port makes sense
-	// only with one worker.
-	Connect []ConnectOption
+	// Pace is the time from one connection's begin to the next one's, of a worker; 0: no
+	// wait. On UDP and SCTP a source port is used again after 49,000 connections (32,000 on
+	// a node). If that is within 30 s (UDP) or 10 s (SCTP), conntrack sends it to the same
+	// backend as before, even if that was removed: while endpoints change, keep the rate
+	// below 1,000 a second.
+	Pace    time.Duration
+	Connect []ConnectOption // of each connection
 	// Result, if not nil, is called with each connection's begin and result. With
 	// several workers, calls overlap.
 	Result func(begin time.Time, r Reply, err error)
@@ -62,8 +57,8 @@ type Load struct {
 	stats LoadStats
 }
 
-// StartLoad makes many short connections (see Connect) in the background, one after the
-// other per worker, until Count is reached, ctx is done or Load.Stop is called.
+// StartLoad makes many short connections (see Connect) in the background, until Count is
+// reached, ctx is done or Load.Stop is called.
 func (m *Machine) StartLoad(ctx context.Context, p Protocol, dest netip.AddrPort, opts LoadOptions) (*Load, error) {
 	l := &Load{done: make(chan struct{}), stats: LoadStats{Servers: map[string]int64{}, Failures: map[string]int64{}}}
 	ctx, l.cancel = context.WithCancel(ctx)
@@ -138,9 +133,7 @@ func (l *Load) Wait() LoadStats {
 	return l.Stats()
 }
 
-// Stop starts no more connections, waits for those under way and returns the
-// numbers. Connections under way go to their end, or to their timeout, and are
-// counted.
+// Stop starts no more connections, waits for those under way and returns the numbers.
 func (l *Load) Stop() LoadStats {
 	l.cancel()
 	return l.Wait()
@@ -152,9 +145,8 @@ func (l *Load) Close() error {
 	return nil
 }
 
-// Stream is a long-lived client: an established connection (or, on UDP, one
-// socket) on which numbered messages go out at an interval and their echoes are
-// awaited.
+// Stream is a long-lived client: an established connection (or, on UDP, one socket) on which
+// numbered messages are sent at an interval and their echoes are awaited.
 type Stream struct {
 	machine *Machine
 	conn    *client
@@ -173,27 +165,19 @@ type StreamStats struct {
 	Received int64 // echoes that were received in time
 	Failed   int64 // messages without an echo in time, or that could not be sent
 
-	// Server is the server that answered last. On TCP and SCTP it is the same
-	// for the connection's life.
-	Server string
-	// Moved counts, on UDP, the echoes from another server than the previous
-	// echo's.
-	Moved int64
-	// Seen is the client as the server saw it last.
-	Seen netip.AddrPort
-	// Source is the client's own address and port.
-	Source netip.AddrPort
+	Server string         // that answered last
+	Moved  int64          // on UDP, echoes from another server than the previous echo's
+	Seen   netip.AddrPort // the client as the server saw it last
+	Source netip.AddrPort // the client's own address and port
 
-	// Last is the error of the last message that failed; nil if none did.
-	Last error
-	// Ended says that the connection broke (reset, closed by the server) and no
-	// more messages are sent. Never on UDP, nor by Stream.Close.
+	Last error // of the last message that failed
+	// Ended says that the connection broke (reset, closed by the server). Never on UDP, nor
+	// by Stream.Close.
 	Ended bool
 }
 
-// Stream connects to a lab server and then sends a message at each interval, or
-// later while the previous echo is awaited. The timeout (option
-// Timeout, by default DefaultTimeout) bounds the connection and each echo.
+// Stream connects to a lab server and then sends a message at each interval, or later while
+// the previous echo is awaited. The option Timeout bounds the connection and each echo.
 func (m *Machine) Stream(p Protocol, dest netip.AddrPort, interval time.Duration, opts ...ConnectOption) (*Stream, error) {
 	if interval <= 0 {
 		return nil, m.wrap(fmt.Errorf("stream %v %v: interval %v is not positive", p, dest, interval))
@@ -221,12 +205,10 @@ func (s *Stream) Stats() StreamStats {
 	return s.stats
 }
 
-// Done returns a channel that is closed when no more messages are sent: the
-// connection broke, or Close was called.
+// Done returns a channel that is closed when no more messages are sent.
 func (s *Stream) Done() <-chan struct{} { return s.done }
 
-// Close ends the stream. A message on its way is not counted as failed. Calls
-// after the first do nothing.
+// Close ends the stream. Calls after the first do nothing.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	if !s.closing {

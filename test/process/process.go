@@ -22,10 +22,9 @@ type Process struct {
 	err  error // valid once done is closed
 }
 
-// Start starts a command, on a thread that do chooses. The caller fills in cmd as for
-// [exec.Cmd.Start]; Start adds to cmd.SysProcAttr a process group of its own and SIGKILL on
-// the death of this process. When the process ends, what is left in its process group is
-// killed.
+// Start starts a command, on a thread that do chooses. It adds to cmd.SysProcAttr a process
+// group of its own and SIGKILL on the death of this process. When the process ends, what is
+// left in its process group is killed.
 func Start(cmd *exec.Cmd, do func(func() error) error) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -69,9 +68,9 @@ func wait(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// Run starts a command in a session of its own, waits until it has ended, kills what it
-// left running in its process group, and returns what [exec.Cmd.Wait] says. When ctx ends
-// first, the whole group is killed. The command's SysProcAttr is replaced.
+// Run starts a command as Start does, in a session of its own, and returns what
+// [exec.Cmd.Wait] does. When ctx ends first, the process group is killed. The command's
+// SysProcAttr is replaced.
 func Run(ctx context.Context, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	p, err := Start(cmd, func(f func() error) error { return f() })
@@ -93,8 +92,7 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // os.ErrProcessDone after its end.
 func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
 
-// Kill sends SIGKILL; no error if the process has ended before. What else is in
-// its process group is killed right after it.
+// Kill sends SIGKILL; it is no error if the process has ended before.
 func (p *Process) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -109,8 +107,8 @@ func (p *Process) Close() error {
 	return err
 }
 
-// Terminate sends SIGTERM and waits for the end of the process, however it ends. A
-// process that has not ended when ctx does is killed, which is an error.
+// Terminate sends SIGTERM and waits for the end of the process. If ctx ends first, the
+// process is killed, which is an error.
 func (p *Process) Terminate(ctx context.Context) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -123,12 +121,11 @@ func (p *Process) Terminate(ctx context.Context) error {
 	}
 }
 
-// Done returns a channel that is closed when the process has ended and its
-// output has been written.
+// Done returns a channel that is closed when the process has ended and its output is written.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the end of the process and returns what exec.Cmd.Wait
-// returns. It may be called often and from several goroutines.
+// Wait waits for the end of the process and returns what [exec.Cmd.Wait] does, to any number
+// of callers.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.err

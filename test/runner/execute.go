@@ -20,8 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/process"
 )
 
-// grace is the time that a test binary has, after its own timeout, to report the hanging
-// test before it is killed.
+// grace is the time that a test binary has, after its timeout, to report the hanging test.
 const grace = 30 * time.Second
 
 // executor runs test binaries.

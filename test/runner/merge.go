@@ -135,11 +135,9 @@ func (r packageRun) above(name string) *testRun {
 }
 
 // linesAtOnce is how many lines of a failed test are shown as soon as its package ends.
-// The report at the end has all of them.
 const linesAtOnce = 12
 
-// summary returns a line for a package that ended on a kernel, and its failures, which
-// are then in the output even if it breaks off before the report.
+// summary returns a line for a package that ended on a kernel, and its failures.
 func (r packageRun) summary() string {
 	total := merge([]packageRun{r}, false)
 	status := "ok  "
@@ -157,7 +155,6 @@ func (r packageRun) summary() string {
 	return s
 }
 
-// String returns the counts.
 func (r result) String() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", r.passed, r.failed, r.skipped)
 }

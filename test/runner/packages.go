@@ -47,9 +47,9 @@ func listPackages(ctx context.Context, opts options) ([]testPackage, error) {
 	return packages, err
 }
 
-// readList reads the output of go list -test. For each package with tests it has the
-// package "a" itself, variants such as "a [a.test]", and the main package "a.test", which
-// depends on everything that the tests import, directly or not.
+// readList reads the output of go list -test: for each package with tests the package "a"
+// itself, variants such as "a [a.test]", and the main package "a.test", which depends on
+// everything that the tests import.
 func readList(r io.Reader) ([]testPackage, error) {
 	var packages []testPackage
 	kernel := map[string]bool{}
@@ -69,7 +69,10 @@ func readList(r io.Reader) ([]testPackage, error) {
 		case l.ForTest != "" || strings.Contains(l.ImportPath, " "):
 			// A variant for a test. Its files are listed with the package itself.
 		case isTestMain && l.Name == "main" && !hasTests:
-			kernel[tested] = slices.ContainsFunc(l.Deps, isMarker)
+			kernel[tested] = slices.ContainsFunc(l.Deps, func(path string) bool {
+				path, _, _ = strings.Cut(path, " ") // a variant
+				return strings.HasSuffix(path, "/test/kerneltest")
+			})
 		case l.Error != nil && l.Dir == "":
 			// A pattern that matches nothing.
 			return nil, errors.New(strings.TrimSpace(l.Error.Err))
@@ -87,16 +90,8 @@ func readList(r io.Reader) ([]testPackage, error) {
 	return packages, nil
 }
 
-// isMarker reports whether a dependency is the package that makes tests kernel tests, or
-// the variant of it that its own tests use.
-func isMarker(dependency string) bool {
-	path, _, _ := strings.Cut(dependency, " ")
-	return strings.HasSuffix(path, "/test/kerneltest")
-}
-
 // goCommand returns a go command that works in dir, at the lowest priority so that it does
-// not slow down tests that are running. Without cgo a test binary needs no libraries of
-// the machine that it runs on.
+// not slow down tests. Without cgo a test binary needs no libraries of its machine.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "19", "go"}, args...)...)
 	cmd.Dir = dir

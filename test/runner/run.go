@@ -41,12 +41,11 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	}
 	defer os.RemoveAll(binaries)
 
-	separator := "Kernels: "
+	var labels []string
 	for _, k := range kernels {
-		fmt.Fprint(stdout, separator, k.label)
-		separator = ", "
+		labels = append(labels, k.label)
 	}
-	fmt.Fprintln(stdout)
+	fmt.Fprintln(stdout, "Kernels:", strings.Join(labels, ", "))
 
 	// Building goes on in the background, in the order in which the binaries are needed.
 	for i := range packages {
@@ -62,10 +61,10 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 		}
 	}()
 
-	// Packages that share a kernel can disturb each other. So the host runs them one by one,
-	// and each has a UML machine of its own. Those machines have one processor and often
-	// wait: one more of them runs than the host has processors. The last packages have the
-	// longest tests and the oldest kernel is the slowest: they begin.
+	// Packages that share a kernel can disturb each other: the host runs them one by one, and
+	// each has a UML machine of its own. These have one processor and often wait, so one more
+	// runs than the host has processors. The last packages, with the longest tests, and the
+	// oldest kernel, the slowest, begin.
 	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
 	runs := make([]packageRun, len(kernels)*len(packages))
 	var host sync.WaitGroup
@@ -96,14 +95,13 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 
 	total := merge(runs, opts.strict)
 	total.write(stdout, opts.strict)
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return exitFailed, fmt.Errorf("interrupted: %w", context.Cause(ctx))
-	case total.ok():
-		return exitPassed, nil
-	default:
+	}
+	if !total.ok() {
 		return exitFailed, nil
 	}
+	return exitPassed, nil
 }
 
 // kernelNames are the values of -kernel.
@@ -152,8 +150,7 @@ func findKernels(ctx context.Context, opts options, packages []testPackage, stde
 	return found, nil
 }
 
-// errUnavailable means that a kernel is missing and cannot be built on this machine.
-var errUnavailable = errors.New("not available")
+var errUnavailable = errors.New("not available") // missing, and cannot be built on this machine
 
 // buildKernel returns the path of a kernel. build.sh builds it if none is named or cached.
 func buildKernel(ctx context.Context, script, version string, stderr io.Writer) (string, error) {

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -35,26 +34,6 @@ type baseline struct {
 	peak float64
 }
 
-// shape writes rules of one kind as scripts for a command, for one address family each.
-type shape interface {
-	name() string
-	load(cluster.Family) []string // the command that reads scripts
-	list(cluster.Family) []string // a command that prints the rules
-	// address matches addresses of Services and of endpoints in what that prints.
-	address() *regexp.Regexp
-	// all writes everything, or only some Services over what there is.
-	all(w *script, services []int, first bool)
-	// replace writes the replacement of one endpoint, which the cluster has made already.
-	replace(w *script, r cluster.Replacement)
-}
-
-func newShape(o *Options) shape {
-	if o.iptables() {
-		return iptablesShape{o.Mode}
-	}
-	return nftShape{}
-}
-
 var (
 	errNotInstalled = errors.New("is not installed")
 	errTimeout      = errors.New("it took too long")
@@ -63,7 +42,7 @@ var (
 func newBaseline(o *Options) (*baseline, error) {
 	b := &baseline{cluster: o.newCluster(), shape: newShape(o), timeout: o.BaselineTimeout}
 	for _, f := range b.cluster.Families {
-		if name := b.shape.load(f)[0]; !installed(name) {
+		if name := command(f, b.shape.load)[0]; !installed(name) {
 			return nil, fmt.Errorf("the command %s %w", name, errNotInstalled)
 		}
 	}
@@ -80,7 +59,7 @@ func installed(command string) bool {
 func (b *baseline) close() error { return b.namespace.Close() }
 
 func (b *baseline) load(ctx context.Context, all bench.Samples) error {
-	u, err := b.run(ctx, func(w *script) { b.shape.all(w, slices.Collect(b.cluster.Each()), true) })
+	u, err := b.run(ctx, "all", script{some: slices.Collect(b.cluster.Each()), First: true})
 	if err == nil {
 		all.Add(coldStart, float64(u.took))
 		all.Add(coldStart+"_bytes", float64(u.bytes))
@@ -96,7 +75,7 @@ const splitServices = 1000
 // (__nft_set_trans_bind), so many small ones take less time. The rules are incomplete
 // until the last is done.
 func (b *baseline) loadSplit(ctx context.Context, all bench.Samples) error {
-	if _, err := b.run(ctx, func(w *script) { w.printf("add table %[1]s\ndelete table %[1]s\n", nftTable(w.Family)) }); err != nil {
+	if _, err := b.run(ctx, "delete", script{}); err != nil {
 		return err
 	}
 	sum := time.Duration(0)
@@ -104,7 +83,7 @@ func (b *baseline) loadSplit(ctx context.Context, all bench.Samples) error {
 		if b.timeout > 0 && sum > b.timeout {
 			return fmt.Errorf("%w (more than %s)", errTimeout, b.timeout)
 		}
-		u, err := b.run(ctx, func(w *script) { b.shape.all(w, part, sum == 0) })
+		u, err := b.run(ctx, "all", script{some: part, First: sum == 0})
 		if err != nil {
 			return err
 		}
@@ -115,8 +94,7 @@ func (b *baseline) loadSplit(ctx context.Context, all bench.Samples) error {
 }
 
 func (b *baseline) replace(ctx context.Context, all bench.Samples) (time.Duration, error) {
-	r := b.cluster.ReplaceRandom()
-	u, err := b.run(ctx, func(w *script) { b.shape.replace(w, r) })
+	u, err := b.run(ctx, "replace", script{replaced: b.cluster.ReplaceRandom()})
 	if err == nil {
 		all.Add(endpointReplaced, float64(u.took))
 		all.Add(endpointReplaced+cpuSuffix, float64(u.cpu))
@@ -140,12 +118,12 @@ func (b *baseline) verify(ctx context.Context) error {
 	diff, err := dataplane.Lasting(ctx, func() (string, error) {
 		var got []string
 		for _, f := range b.cluster.Families {
-			args := b.shape.list(f)
+			args := command(f, b.shape.list)
 			out, err := b.namespace.Run(ctx, args[0], args[1:]...)
 			if err != nil {
 				return "", err
 			}
-			for _, found := range b.shape.address().FindAllSubmatch(out, -1) {
+			for _, found := range b.shape.address.FindAllSubmatch(out, -1) {
 				got = append(got, string(found[1])+string(found[2])) // one of them matches
 			}
 		}
@@ -162,43 +140,35 @@ func (b *baseline) verify(ctx context.Context) error {
 	return err
 }
 
-type script struct {
-	*bufio.Writer // keeps its first error for Flush
-	cluster.Family
-	cluster *cluster.Cluster
-}
-
-func (w *script) printf(format string, args ...any) { fmt.Fprintf(w, format, args...) }
-
 type usage struct {
 	took, cpu time.Duration
 	bytes     int64 // of the scripts
 }
 
-// run writes a script for each family, and runs the command with it. Writing is not
-// measured.
-func (b *baseline) run(ctx context.Context, write func(*script)) (sum usage, err error) {
-	for _, f := range b.cluster.Families {
-		if err := b.runFamily(ctx, f, write, &sum); err != nil {
+// run writes one of the shape's templates for each family, and runs the command with it.
+// Writing is not measured.
+func (b *baseline) run(ctx context.Context, name string, s script) (sum usage, err error) {
+	s.cluster, s.shape = b.cluster, &b.shape
+	for _, s.Family = range b.cluster.Families {
+		if err := b.runFamily(ctx, name, &s, &sum); err != nil {
 			return sum, err
 		}
 	}
 	return sum, nil
 }
 
-func (b *baseline) runFamily(ctx context.Context, f cluster.Family, write func(*script), sum *usage) error {
+func (b *baseline) runFamily(ctx context.Context, name string, s *script, sum *usage) error {
 	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("file in memory: %w", err)
 	}
 	input := os.NewFile(uintptr(fd), "script")
 	defer input.Close()
-	w := &script{bufio.NewWriterSize(input, 1<<20), f, b.cluster}
-	write(w)
-	flushed := w.Flush()
+	w := bufio.NewWriterSize(input, 1<<20)
+	err = errors.Join(b.shape.rules.ExecuteTemplate(w, name, s), w.Flush())
 	n, sought := input.Seek(0, 1)
 	_, back := input.Seek(0, 0)
-	if err := errors.Join(flushed, sought, back); err != nil {
+	if err := errors.Join(err, sought, back); err != nil {
 		return err
 	}
 	sum.bytes += n
@@ -207,7 +177,7 @@ func (b *baseline) runFamily(ctx context.Context, f cluster.Family, write func(*
 		ctx, cancel = context.WithTimeoutCause(ctx, b.timeout, errTimeout)
 		defer cancel()
 	}
-	args := b.shape.load(f)
+	args := command(s.Family, b.shape.load)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	var problems bytes.Buffer
 	cmd.Stdin, cmd.Stderr = input, &problems

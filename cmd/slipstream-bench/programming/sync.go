@@ -127,7 +127,7 @@ func Sync(ctx context.Context, command []string, o Options) (*bench.Result, erro
 		}
 	}
 	r.LoadAfter = bench.LoadAverage()
-	r.Subjects = []bench.Subject{{Name: "slipstream"}, {Name: newShape(&o).name(), Failed: chains.skipped}}
+	r.Subjects = []bench.Subject{{Name: "slipstream"}, {Name: newShape(&o).name, Failed: chains.skipped}}
 	if o.Verify {
 		r.Notes = append(r.Notes, "verified: in the end the kernel had what was meant")
 	}

@@ -72,7 +72,7 @@ func (b *Backend) cleanOther(ctx context.Context) error {
 	return inside(b.config.NetNS, func() error {
 		var errs []error
 		for _, table := range iptchains.Tables() {
-			if table.Legacy() == (b.variant == Legacy) {
+			if table.Legacy == (b.variant == Legacy) {
 				continue
 			}
 			removed, err := table.Remove(ctx, owner)

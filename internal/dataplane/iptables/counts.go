@@ -3,9 +3,8 @@
 package iptables
 
 import (
-	"errors"
-
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 )
 
 // Counts are numbers of rules, by address family (desired.IPv4, desired.IPv6) and table.
@@ -63,27 +62,25 @@ type PacketCounts struct {
 
 // PacketCounts reads the counters of rules. It can be called at any time, by any goroutine.
 func (b *Backend) PacketCounts() (c PacketCounts, err error) {
-	g, err := openGuard(b.variant, b.config.NetNS)
-	if err != nil {
-		return c, err
-	}
-	defer func() { err = errors.Join(err, g.close()) }()
 	for _, t := range b.tables {
-		rejected, err := g.packets(t.family, tableFilter, chainFirewall)
+		err := b.view(t.family, tableFilter, func(v iptchains.View) error {
+			rejected, err := v.Packets(chainFirewall)
+			if err != nil {
+				return err
+			}
+			byReason := map[string]uint64{}
+			for i := range min(len(rejected), len(rejections)) {
+				byReason[rejections[i]] += rejected[i]
+			}
+			c.Rejected[t.family] = byReason
+			forwarded, err := v.Packets(chainForward)
+			if len(forwarded) > invalidRule {
+				c.Invalid[t.family] = forwarded[invalidRule]
+			}
+			return err
+		})
 		if err != nil {
 			return c, err
-		}
-		byReason := map[string]uint64{}
-		for i := range min(len(rejected), len(rejections)) {
-			byReason[rejections[i]] += rejected[i]
-		}
-		c.Rejected[t.family] = byReason
-		forwarded, err := g.packets(t.family, tableFilter, chainForward)
-		if err != nil {
-			return c, err
-		}
-		if len(forwarded) > invalidRule {
-			c.Invalid[t.family] = forwarded[invalidRule]
 		}
 	}
 	return c, nil

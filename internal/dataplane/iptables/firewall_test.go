@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -146,7 +147,12 @@ func TestLoopback(t *testing.T) {
 		if !s.hears("127.0.0.5", patience) {
 			t.Error("a datagram with source 127.0.0.5 does not arrive without rules, so this test proves nothing")
 		}
+		for range 2 { // the second time nothing is missing
+			s.must(s.node.Do(func() error { return RouteLocalnet(t.Context()) }))
+			s.wants("a neighbor, before Services are programmed", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
+		}
 		dataplanetest.Reconcile(t, s.backend, s.state)
+		s.must(s.backend.Check(t.Context()))
 		s.wants("a neighbor", &s.neighbor.Machine, "127.0.0.1:9000", "timeout")
 		if s.hears("127.0.0.5", silence) {
 			t.Error("a neighbor's datagram with source 127.0.0.5 arrives")
@@ -172,6 +178,23 @@ func TestLoopback(t *testing.T) {
 			t.Errorf("without route_localnet something stays (%v):\n%s", err, out)
 		}
 	})
+}
+
+// TestRouteLocalnetLast does not set route_localnet where the rule that it needs cannot be
+// programmed.
+func TestRouteLocalnetLast(t *testing.T) {
+	requireVariant(t, Legacy)
+	k := newKernel(t, Legacy)
+	k.run("iptables-legacy -A INPUT -j ACCEPT") // which decides the variant
+	holdLock(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	if err := k.ns.Do(func() error { return RouteLocalnet(ctx) }); !errors.Is(err, context.Canceled) {
+		t.Errorf("the rule: %v", err)
+	}
+	if set := k.run("cat /proc/sys/net/ipv4/conf/all/route_localnet"); set != "0\n" {
+		t.Errorf("without the rule, route_localnet is %s", set)
+	}
 }
 
 // hears says whether a datagram of the neighbor with a source address arrives at a socket of

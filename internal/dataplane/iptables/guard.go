@@ -10,6 +10,8 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 )
 
@@ -20,8 +22,6 @@ import (
 // and after a full restore, Check reads the tables: each chain of ours must have as many rules
 // as were written, and the rules that lead packets to our chains must exist.
 type guard struct {
-	watch
-
 	stamp stamp     // the expected one
 	known bool      // all was well at that stamp
 	next  time.Time // of the next look, so that looks take at most 1/lookShare of the time
@@ -36,54 +36,45 @@ type stamp struct {
 	tables     [2][2]xtables.Info
 }
 
-// watch is how to look at the tables of one variant.
-type watch interface {
-	stamp(of []*table) (stamp, error)
-	// expect changes a stamp to the one after a restore of ours with some transactions,
-	// which adds entries to a table (or removes them).
-	expect(s *stamp, f desired.Family, table, entries, commits int)
-	// look counts rules in a table. Known are the expected chains.
-	look(f desired.Family, table string, known registry) (*tally, error)
-	// packets returns how many packets each rule of a chain has matched, in order.
-	packets(f desired.Family, table, chain string) ([]uint64, error)
-	close() error
-}
-
-// tally is the rules of a table.
-type tally struct {
-	rules map[string]int32 // in each chain of ours
-	jumps map[string]int   // to each chain of ours, from chains of others
-}
-
-func newTally() *tally { return &tally{map[string]int32{}, map[string]int{}} }
-
-// differs is a chain that has not as many rules as is known, or "".
-func (t *tally) differs(known registry) string {
-	for name, record := range known {
-		if t.rules[name] != record.rules {
-			return name
+// stamp reads the stamp of the tables. It reads none of a family that is not served: reading
+// would create them.
+func (b *Backend) stamp() (s stamp, err error) {
+	return s, inside(b.config.NetNS, func() error {
+		if b.variant == NFT {
+			conn, err := nfnl.Dial(0)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			s.generation, err = conn.Generation()
+			return err
 		}
-	}
-	return ""
+		for _, t := range b.tables {
+			conn, err := xtables.Dial([]*xtables.Family{xtables.IPv4, xtables.IPv6}[t.family])
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			for i, name := range chainTables {
+				if s.tables[t.family][i], err = conn.Info(name); err != nil {
+					return fmt.Errorf("reading table %s of %s: %w", name, t.family, err)
+				}
+			}
+		}
+		return nil
+	})
 }
 
-func openGuard(v Variant, netns int) (g guard, err error) {
-	if v == NFT {
-		g.watch, err = openNFT(netns)
-	} else {
-		g.watch, err = openLegacy(netns)
+// expect changes the stamp to the one after a restore of ours with some transactions, which
+// adds entries to a table (or removes them). Of x_tables, only the number of entries is known.
+func (s *stamp) expect(v Variant, f desired.Family, table, entries, commits int) {
+	if v == Legacy {
+		s.tables[f][table] = xtables.Info{Entries: s.tables[f][table].Entries + uint32(entries)}
+		return
 	}
-	return g, err
-}
-
-// committed is called after the last restore of a change. It compares the stamp with the
-// expected one. Otherwise a change of another program while iptables-restore waits for its
-// lock would not be noticed.
-func (g *guard) committed(of []*table) error {
-	now, err := g.watch.stamp(of)
-	g.known = err == nil && g.known && now.is(g.stamp)
-	g.stamp = now
-	return err
+	for range commits {
+		s.generation = nfnl.NextGeneration(s.generation)
+	}
 }
 
 // is says whether a stamp is the expected one. Of an expected table, all but the number of
@@ -99,6 +90,16 @@ func (s stamp) is(expected stamp) bool {
 	return s == expected
 }
 
+// committed is called after the last restore of a change. It compares the stamp with the
+// expected one. Otherwise a change of another program while iptables-restore waits for its
+// lock would not be noticed.
+func (b *Backend) committed() error {
+	now, err := b.stamp()
+	b.guard.known = err == nil && b.guard.known && now.is(b.guard.stamp)
+	b.guard.stamp = now
+	return err
+}
+
 // Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
 // sets that have lost members.
 func (b *Backend) Check(ctx context.Context) error {
@@ -108,7 +109,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	if err := b.checkSets(); err != nil {
 		return err
 	}
-	now, err := b.guard.watch.stamp(b.tables)
+	now, err := b.stamp()
 	if err != nil {
 		return err
 	}
@@ -128,25 +129,88 @@ func (b *Backend) Check(ctx context.Context) error {
 	return b.due()
 }
 
+// view calls do with a table, unless it does not exist.
+func (b *Backend) view(f desired.Family, table string, do func(iptchains.View) error) error {
+	t := iptchains.Table{Name: table, Legacy: b.variant == Legacy, IPv6: f == desired.IPv6}
+	return inside(b.config.NetNS, func() error { return t.View(do) })
+}
+
+// checkTable looks for the known chains in a table.
 func (b *Backend) checkTable(f desired.Family, table string, known registry) error {
-	got, err := b.guard.look(f, table, known)
-	if err != nil {
+	var t tally
+	if err := b.view(f, table, func(v iptchains.View) error { return t.count(v, known) }); err != nil {
 		return fmt.Errorf("reading table %s of %s: %w", table, f, err)
 	}
 	damaged := func(how string) error {
 		return fmt.Errorf("%w: iptables-%s, %s, table %s: %s", dataplane.ErrDamaged, b.variant, f, table, how)
 	}
-	if name := got.differs(known); name != "" {
-		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, got.rules[name], known[name].rules))
+	if name := t.differs(known); name != "" {
+		return damaged(fmt.Sprintf("chain %s has %d rules instead of %d", name, t.rules[name], known[name].rules))
 	}
-	missing := map[string]int{}
 	for _, rule := range entries(b.config, f, table) {
 		chain := lastWord(rule)
-		if missing[chain]++; missing[chain] > got.jumps[chain] {
+		if t.jumps[chain]--; t.jumps[chain] < 0 {
 			return damaged("packets do not enter " + chain)
 		}
 	}
 	return nil
+}
+
+// tally is the rules of a table.
+type tally struct {
+	rules map[string]int // in each chain of ours
+	jumps map[string]int // to each chain of ours, from chains of others
+}
+
+// differs is a chain that has not as many rules as is known, or "".
+func (t *tally) differs(known registry) string {
+	for name, record := range known {
+		if t.rules[name] != int(record.rules) {
+			return name
+		}
+	}
+	return ""
+}
+
+// count reads chains, and the rules of others only, as iptables-nft takes seconds to list
+// 100,000 rules. A chain is used by its own rules, and by those that lead to it. The latter are
+// rules of ours, if these are as known, rules of built-in chains, and seldom rules of other
+// chains, which are read if the sum is too high.
+func (t *tally) count(v iptchains.View, known registry) error {
+	t.rules, t.jumps = map[string]int{}, map[string]int{}
+	references := known.references()
+	chains, err := v.Chains()
+	if err != nil {
+		return err
+	}
+	var builtin, others []string
+	for _, c := range chains {
+		switch {
+		case owner.Owns(c.Name):
+			t.rules[c.Name] = c.Uses - references[hashChain([]byte(c.Name))]
+		case iptchains.IsBuiltin(c.Name):
+			builtin = append(builtin, c.Name)
+		default:
+			others = append(others, c.Name)
+		}
+	}
+	subtract := func(chains []string) error {
+		for _, chain := range chains {
+			jumps, err := v.Jumps(chain)
+			if err != nil {
+				return err
+			}
+			for _, j := range jumps {
+				t.jumps[j.To]++
+				t.rules[j.To]--
+			}
+		}
+		return nil
+	}
+	if err := subtract(builtin); err != nil || t.differs(known) == "" {
+		return err
+	}
+	return subtract(others)
 }
 
 func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }

@@ -73,14 +73,8 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 		return nil, fmt.Errorf("iptables-%s does not work: %s", b.variant, b.missing[0])
 	}
 	var err error
-	if b.sets, err = ipset.Dial(c.NetNS); err != nil {
-		return nil, err
-	}
-	if b.guard, err = openGuard(b.variant, c.NetNS); err != nil {
-		b.sets.Close()
-		return nil, err
-	}
-	return b, nil
+	b.sets, err = ipset.Dial(c.NetNS)
+	return b, err
 }
 
 // Variant is the variant in use.
@@ -97,7 +91,7 @@ func (b *Backend) Without() (without desired.Families) {
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error {
 	b.sets.Close()
-	return b.guard.close()
+	return nil
 }
 
 // Apply implements dataplane.Dataplane. It writes sets member by member, and only the
@@ -118,7 +112,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 	}
 	b.sequence.Done()
 	b.count(steps)
-	return stats, b.guard.committed(b.tables)
+	return stats, b.committed()
 }
 
 // commit writes a step to the kernel.
@@ -146,7 +140,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 	}
 	for i, name := range chainTables {
 		if script := s.scripts[name]; !script.empty() {
-			b.guard.expect(&b.guard.stamp, t.family, i, script.done(t.known[name]), script.commits)
+			b.guard.stamp.expect(b.variant, t.family, i, script.done(t.known[name]), script.commits)
 		}
 	}
 	return b.writeSets(ctx, t, s.sets.after, stats)

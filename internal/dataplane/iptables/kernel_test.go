@@ -87,15 +87,7 @@ func (k *kernel) has(s *desired.State) {
 // run runs a command in the namespace.
 func (k *kernel) run(line string) string {
 	k.t.Helper()
-	var out []byte
-	err := k.ns.Do(func() (err error) {
-		out, err = exec.Command("sh", "-c", line).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		k.t.Fatalf("%s: %v: %s", line, err, out)
-	}
-	return string(out)
+	return dataplanetest.RunIn(k.t, k.ns, "", "sh", "-c", line)
 }
 
 // web sets Service default/web-i with endpoints at host numbers.
@@ -350,7 +342,7 @@ func TestCheckAfterChange(t *testing.T) {
 				if _, err := k.Apply(t.Context(), &s.Change().Change); err != nil {
 					t.Fatal(err)
 				}
-				if now, err := k.guard.watch.stamp(k.tables); err != nil || now != k.guard.stamp || !k.guard.known {
+				if now, err := k.stamp(); err != nil || now != k.guard.stamp || !k.guard.known {
 					t.Errorf("known: %t, %v", k.guard.known, err)
 				}
 			})
@@ -579,6 +571,7 @@ func TestDetect(t *testing.T) {
 		"our own rules in the one":     {"iptables-legacy -t nat -N SLIP-SERVICES; iptables-nft -A INPUT -j ACCEPT", Legacy},
 		"more rules in the other one":  {"iptables-legacy -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT", NFT},
 		"rules, iptables is legacy":    {"iptables-nft -A INPUT -j ACCEPT", NFT},
+		"what Remove leaves":           {"iptables-legacy -N SLIP-LOCALNET; iptables-legacy -A SLIP-LOCALNET -j DROP; iptables-legacy -A INPUT -d 127.0.0.0/8 ! -i lo -j SLIP-LOCALNET", NFT},
 		"a hint counts more than ours": {"iptables-legacy -t nat -N SLIP-SERVICES; iptables-nft -t mangle -N KUBE-KUBELET-CANARY", NFT},
 	} {
 		t.Run(name, func(t *testing.T) {

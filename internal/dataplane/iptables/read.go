@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -29,8 +30,8 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		there := parseSave(text)
 		for _, name := range there.chains {
 			r.chains[name] = []rule{}
-			for _, text := range there.rules[name] {
-				r.chains[name] = append(r.chains[name], parseRule(text))
+			for line := range bytes.Lines(there.rules[name]) {
+				r.chains[name] = append(r.chains[name], parseRule(string(line)))
 			}
 		}
 		r.chains[chainServices] = withoutHead(r.chains[chainServices])

@@ -14,7 +14,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
 // Reconcile implements dataplane.Dataplane. It reads all chains and sets, writes those that
@@ -74,6 +73,7 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 	}
 	s.scripts = newScripts(t.known)
 	for _, name := range chainTables {
+		s.scripts[name].unreached = len(there[name].entries) == 0
 		if there[name].incompatible {
 			s.scripts[name].known = nil
 		}
@@ -86,28 +86,28 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 	for _, name := range chainTables {
 		there[name].replace(s.scripts[name], entries(b.config, t.family, name))
 	}
-	if err := b.deleteUnread(s, there, false); err != nil {
+	if err := b.deleteUnread(ctx, s, there, false); err != nil {
 		return err
 	}
 	if err := b.commit(ctx, s, stats); err != nil {
 		return err
 	}
-	return b.deleteUnread(s, there, true)
+	return b.deleteUnread(ctx, s, there, true)
 }
 
 // saved is our chains in the output of iptables-save.
 type saved struct {
 	chains  []string
-	entries []string            // rules of others' chains that lead to ours, without "-A"
-	rules   map[string][]string // of each of our chains
+	entries []string          // rules of others' chains that lead to ours, without "-A"
+	rules   map[string][]byte // of each of our chains, each a line without "-A" and the name
 
-	incompatible bool     // it has rules that iptables cannot print, so it prints none
-	unread       []unread // if incompatible
+	incompatible bool             // it has rules that iptables cannot print, so it prints none
+	unread       []iptchains.Jump // to our chains from built-in ones, if incompatible
 }
 
 // parseSave parses the output of iptables-save.
 func parseSave(text []byte) *saved {
-	s := &saved{rules: map[string][]string{}}
+	s := &saved{rules: map[string][]byte{}}
 	for line := range bytes.Lines(text) {
 		switch {
 		case bytes.HasPrefix(line, []byte("# Table")) && bytes.Contains(line, []byte(" is incompatible")):
@@ -116,8 +116,8 @@ func parseSave(text []byte) *saved {
 			name, _, _ := strings.Cut(string(line[1:]), " ")
 			s.chains = append(s.chains, name)
 		case bytes.HasPrefix(line, []byte("-A "+prefix)):
-			name, rule, _ := strings.Cut(strings.TrimSpace(string(line[3:])), " ")
-			s.rules[name] = append(s.rules[name], rule)
+			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
+			s.rules[string(name)] = append(s.rules[string(name)], rule...)
 		case bytes.HasPrefix(line, []byte("-A ")):
 			// A jump has no options after its target.
 			rule := strings.TrimSpace(string(line[3:]))
@@ -136,47 +136,34 @@ func parseSave(text []byte) *saved {
 // So all entries are written again, and these are removed: after that, or before it if a
 // chain that they lead to is to be deleted.
 func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error {
-	conn, of := b.guard.watch.(nftWatch).conn, nftTable(f, table)
-	return nfnl.Undisturbed(func() error {
-		s.chains, s.unread = nil, nil
-		var builtin []string
-		err := conn.Chains(of, func(c nfnl.ChainInfo) {
+	return b.view(f, table, func(v iptchains.View) error {
+		chains, err := v.Chains()
+		for _, c := range chains {
 			if owner.Owns(c.Name) {
 				s.chains = append(s.chains, c.Name)
 			} else if iptchains.IsBuiltin(c.Name) {
-				builtin = append(builtin, c.Name)
+				jumps, failed := v.Jumps(c.Name)
+				s.unread = append(s.unread, slices.DeleteFunc(jumps, func(j iptchains.Jump) bool { return !owner.Owns(j.To) })...)
+				err = errors.Join(err, failed)
 			}
-		})
-		for _, chain := range builtin {
-			err = errors.Join(err, conn.RuleJumps(of, chain, func(j nfnl.RuleJump) {
-				if owner.Owns(j.To) {
-					s.unread = append(s.unread, unread{chain, j})
-				}
-			}))
 		}
 		return err
 	})
 }
 
-// unread is a rule that leads to one of our chains and that iptables-save does not print.
-type unread struct {
-	chain string
-	nfnl.RuleJump
-}
-
 // deleteUnread deletes those of the rules that lead to a chain that stays, or to another one.
-func (b *Backend) deleteUnread(s *step, there map[string]*saved, stays bool) error {
+func (b *Backend) deleteUnread(ctx context.Context, s *step, there map[string]*saved, stays bool) error {
 	for _, name := range chainTables {
-		var batch nfnl.Batch
-		for _, u := range there[name].unread {
-			if _, is := s.scripts[name].now[u.To]; is == stays {
-				batch.DeleteRule(nftTable(s.table.family, name), u.chain, u.Handle)
+		var rules []iptchains.Jump
+		for _, j := range there[name].unread {
+			if _, is := s.scripts[name].now[j.To]; is == stays {
+				rules = append(rules, j)
 			}
 		}
-		if batch.Empty() {
+		if len(rules) == 0 {
 			continue
 		}
-		if err := b.guard.watch.(nftWatch).conn.Commit(0, &batch); err != nil {
+		if err := b.view(s.table.family, name, func(v iptchains.View) error { return v.Remove(ctx, rules, nil) }); err != nil {
 			return fmt.Errorf("deleting rules of table %s: %w", name, err)
 		}
 	}
@@ -187,7 +174,7 @@ func (b *Backend) deleteUnread(s *step, there map[string]*saved, stays bool) err
 func (s *saved) registry() registry {
 	r := make(registry, len(s.chains))
 	for _, name := range s.chains {
-		r[name] = recordOf([]byte(strings.Join(append(s.rules[name], ""), "\n")))
+		r[name] = recordOf(s.rules[name])
 	}
 	return r
 }

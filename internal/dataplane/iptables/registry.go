@@ -48,8 +48,8 @@ func (r registry) rules() (n int) {
 func (r *chainRecord) entries() int { return int(r.rules) + 2 }
 
 // references is how many of our rules lead to each chain.
-func (r registry) references() map[chainHash]int32 {
-	all := make(map[chainHash]int32, len(r))
+func (r registry) references() map[chainHash]int {
+	all := make(map[chainHash]int, len(r))
 	for _, record := range r {
 		for _, to := range record.to {
 			all[to]++

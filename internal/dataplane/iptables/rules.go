@@ -3,12 +3,16 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
+	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 )
 
 const (
@@ -30,7 +34,7 @@ var chainTables = []string{tableFilter, tableNAT}
 func entries(c dataplane.Config, f desired.Family, table string) []string {
 	if table == tableFilter {
 		all := []string{
-			"INPUT -d 127.0.0.0/8 ! -i lo -j " + chainLocalnet,
+			localnetEntry,
 			"INPUT -j " + chainInput,
 			"OUTPUT " + untranslated + " -j " + chainFirewall,
 			"FORWARD -j " + chainForward,
@@ -46,6 +50,36 @@ func entries(c dataplane.Config, f desired.Family, table string) []string {
 		"POSTROUTING -m mark --mark " + markOf(c) + " -j " + chainMasquerade,
 		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + " -m conntrack --ctstate DNAT -j " + chainHairpinTree,
 	}
+}
+
+// With route_localnet, which NodePorts on loopback addresses need, the kernel accepts packets
+// of neighbors to these addresses (CVE-2020-8558). This rule drops them.
+const (
+	localnetEntry = "INPUT -d 127.0.0.0/8 ! -i lo -j " + chainLocalnet
+	localnetRule  = "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n"
+)
+
+// RouteLocalnet programs the rule that route_localnet needs, unless it exists, and then sets
+// the parameter, both in the calling thread's network namespace.
+func RouteLocalnet(ctx context.Context) error {
+	v, err := Detect(ctx, 0)
+	if err != nil {
+		return err
+	}
+	text, err := v.save(ctx, 0, desired.IPv4, tableFilter)
+	if err != nil {
+		return err
+	}
+	there := parseSave(text)
+	out := &script{known: there.registry(), now: registry{}}
+	out.chain(chainLocalnet, []byte(localnetRule))
+	if !slices.Contains(there.entries, localnetEntry) {
+		out.rule("-I " + localnetEntry)
+	}
+	if err := v.restore(ctx, 0, desired.IPv4, out.finish(tableFilter, math.MaxInt)); err != nil {
+		return fmt.Errorf("dropping packets from other machines to loopback addresses: %w", err)
+	}
+	return sysctl.RouteLocalnet()
 }
 
 // markOf is the mark of packets to masquerade, with its mask.
@@ -149,9 +183,7 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	w.chain(chainFirewall, append(firewall, w.in(setServiceCIDRs, "dst")+notOurs+" -j DROP")...)
 
 	if w.family == desired.IPv4 {
-		// With route_localnet, which NodePorts on loopback addresses need, the kernel
-		// accepts packets of neighbors to these addresses (CVE-2020-8558).
-		w.chain(chainLocalnet, "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
+		w.out.chain(chainLocalnet, []byte(localnetRule))
 	}
 	w.chain(chainInput,
 		untranslated+" -j "+chainFirewall,

@@ -14,6 +14,10 @@ type script struct {
 	known registry // chains that the kernel has; nil if that is unknown
 	now   registry // the chains that the script is about, as they are after it
 
+	// unreached says that no rule leads packets to the known chains, as after a first
+	// restore that was interrupted.
+	unreached bool
+
 	chains []chainText
 	others bytes.Buffer // lines after all chains
 	dead   []string
@@ -60,9 +64,9 @@ func (s *script) empty() bool { return s.lines == 0 && len(s.dead) == 0 }
 // to read a transaction follows the square of its size.
 const transactionLines = 1500
 
-// finish returns the script's text. If that has more lines than most, chains that the kernel
-// does not have are written in transactions of their own. Packets reach them after the last
-// transaction, which writes all chains that exist.
+// finish returns the script's text. If that has more lines than most, chains that no packet
+// reaches yet are written in transactions of their own. The last transaction writes the others,
+// and the rules that lead packets to our chains.
 func (s *script) finish(table string, most int) []byte {
 	slices.Sort(s.dead)
 	for _, name := range slices.Compact(s.dead) {
@@ -79,10 +83,10 @@ func (s *script) finish(table string, most int) []byte {
 	w := scriptWriter{out: make([]byte, 0, size), begin: "*" + table + "\n", most: most}
 	last := s.chains
 	if s.known != nil && s.lines > most {
-		isNew := func(c chainText) bool { _, exists := s.known[c.name]; return !exists }
-		w.chains(slices.DeleteFunc(slices.Clone(s.chains), func(c chainText) bool { return !isNew(c) }))
+		isReached := func(c chainText) bool { _, exists := s.known[c.name]; return exists && !s.unreached }
+		w.chains(slices.DeleteFunc(slices.Clone(s.chains), isReached))
 		w.commit()
-		last = slices.DeleteFunc(s.chains, isNew)
+		last = slices.DeleteFunc(s.chains, func(c chainText) bool { return !isReached(c) })
 	}
 	w.most = math.MaxInt
 	w.chains(last)

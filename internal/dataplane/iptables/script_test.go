@@ -49,21 +49,38 @@ COMMIT
 	}
 }
 
-// TestTransactions divides a script. Chains that the kernel has are written in the last
+// TestTransactions divides a script. Chains that packets reach are written in the last
 // transaction only, and no rule leads to a chain that does not exist yet.
 func TestTransactions(t *testing.T) {
-	s := &script{known: registry{"SLIP-SERVICES": {}, "SLIP-BR-5": {}}, now: registry{}}
+	t.Run("changed", func(t *testing.T) {
+		testTransactions(t, script{known: registry{"SLIP-SERVICES": {}, "SLIP-BR-5": {}}})
+	})
+	t.Run("interrupted", func(t *testing.T) {
+		all := registry{"SLIP-SERVICES": {}}
+		for i := range 9 {
+			all[fmt.Sprintf("SLIP-BR-%d", i)], all[fmt.Sprintf("SLIP-SVC-%d", i)] = chainRecord{}, chainRecord{}
+		}
+		testTransactions(t, script{known: all, unreached: true})
+	})
+}
+
+func testTransactions(t *testing.T, s script) {
+	s.now = registry{}
 	for i := range 9 {
 		s.chain(fmt.Sprintf("SLIP-BR-%d", i), fmt.Appendf(nil, "-d 10.0.0.1/32 -g SLIP-SVC-%d\n-g SLIP-BR-%d\n", i, (i+4)%9))
 		s.chain(fmt.Sprintf("SLIP-SVC-%d", i), []byte("-p tcp -j DNAT --to-destination 10.0.0.2:80\n"))
 	}
 	s.chain("SLIP-SERVICES", []byte("-g SLIP-BR-1\n"))
+	s.rule("-I OUTPUT -j SLIP-SERVICES")
 	transactions := strings.SplitAfter(string(s.finish(tableNAT, 10)), "COMMIT\n")
 	transactions = transactions[:len(transactions)-1]
 	if len(transactions) < 4 || len(transactions) != s.commits {
 		t.Errorf("%d transactions, %d counted", len(transactions), s.commits)
 	}
-	exists, rules := map[string]bool{"SLIP-SERVICES": true, "SLIP-BR-5": true}, 0
+	exists, rules := map[string]bool{}, 0
+	for name := range s.known {
+		exists[name] = true
+	}
 	for i, text := range transactions {
 		if n := strings.Count(text, "\n"); n > 12 && i < len(transactions)-1 || !strings.HasPrefix(text, "*nat\n") {
 			t.Errorf("%d lines:\n%s", n, text)
@@ -74,10 +91,14 @@ func TestTransactions(t *testing.T) {
 			switch {
 			case line[0] == ':':
 				name := words[0][1:]
-				if exists[name] && i < len(transactions)-1 {
+				if exists[name] && i < len(transactions)-1 && !s.unreached {
 					t.Errorf("transaction %d empties %s", i, name)
 				}
 				exists[name] = true
+			case strings.HasPrefix(line, "-I "):
+				if i < len(transactions)-1 {
+					t.Errorf("packets enter after transaction %d of %d", i, len(transactions))
+				}
 			case line[0] == '-':
 				rules++
 				if !exists[words[1]] || strings.HasPrefix(last, prefix) && !exists[last] {

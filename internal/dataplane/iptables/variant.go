@@ -85,7 +85,7 @@ func systemVariant(ctx context.Context) Variant {
 type survey struct {
 	hinted bool
 	ours   bool
-	rules  int
+	rules  int // and jumps
 }
 
 func (s survey) betterThan(t survey) bool {
@@ -97,6 +97,10 @@ func (s survey) betterThan(t survey) bool {
 	}
 	return s.rules > t.rules
 }
+
+// localnetUses is how much chainLocalnet adds to survey.rules: its rule, the rule that leads
+// there, and the jump of the latter.
+const localnetUses = 3
 
 // survey does not create tables of x_tables: they would exist for ever.
 func (v Variant) survey(netns int) (s survey, err error) {
@@ -111,17 +115,23 @@ func (v Variant) survey(netns int) (s survey, err error) {
 	}
 	return s, inside(netns, func() error {
 		for _, table := range iptchains.Tables() {
-			if table.Legacy() != (v == Legacy) {
+			if table.Legacy != (v == Legacy) {
 				continue
 			}
-			chains, err := table.Chains()
+			err := table.View(func(view iptchains.View) error {
+				chains, err := view.Chains()
+				for _, c := range chains {
+					s.rules += c.Uses
+					s.hinted = s.hinted || table.Name == "mangle" && slices.Contains(hints, c.Name)
+					s.ours = s.ours || c.Name == chainServices
+					if c.Name == chainLocalnet { // it stays, with its entry rule, after Remove
+						s.rules -= localnetUses
+					}
+				}
+				return err
+			})
 			if err != nil {
 				return fmt.Errorf("reading %s: %w", table, err)
-			}
-			for chain, rules := range chains {
-				s.rules += rules
-				s.hinted = s.hinted || table.Name() == "mangle" && slices.Contains(hints, chain)
-				s.ours = s.ours || chain == chainServices
 			}
 		}
 		return nil

@@ -22,7 +22,8 @@ import (
 //
 // For a connection to a frontend with affinity, the rules first look up the client's
 // previous backend. It is used if the set "members" still contains it for the frontend's
-// pool. Otherwise a backend is picked as for any other connection.
+// pool. Otherwise the element is deleted, and a backend is picked as for any other
+// connection.
 //
 // Elements are written after DNAT, where the connection leaves this node or is delivered
 // to it, so that the rules that pick a backend do not depend on affinity. Every new
@@ -30,10 +31,6 @@ import (
 // timeout has a chain such as "remember-10800", which is created when it is first needed.
 // This is the only change of Services that makes the kernel validate the table (see the
 // package's documentation).
-//
-// A client that loses its backend keeps its element, with port 0 as a sign, until the
-// connection's new backend is recorded. So a client that is already recorded never counts as
-// a new one: those are limited (see clients.go).
 
 // stickyDraw is a flag in a pool's value in the map pools: its frontends have affinity.
 const stickyDraw = 1 << 20
@@ -88,27 +85,10 @@ func (w *ruleWriter) affinity(d *side) {
 			w.dnatTo(regBackend+1, regBackend),
 		})
 	}
-	w.rule(chain, "forget the backend, if in @affinity", client, w.previousBackend(), w.valueOfAffinity(regRemember), []expr.Any{
-		// Port 0. nft does not see it (see nfnl.Always).
-		&expr.Immediate{Register: regRemember - 1, Data: make([]byte, 3*4)},
-		w.deleteClient(regRemember), w.recordClient(regRemember, backendless),
+	// The kernel requires a value beside the key, and ignores it.
+	w.rule(chain, "delete a stale element", client, w.valueOfAffinity(), []expr.Any{
+		&expr.Dynset{SetName: w.schema.affinity.Name, Operation: dynsetDelete, SrcRegKey: regID, SrcRegData: regKey},
 	})
-}
-
-// backendless is how long a client stays recorded without a backend: from the translation of
-// a packet to where it leaves this node.
-const backendless = time.Minute
-
-// deleteClient deletes a client's element, if there is one. The kernel requires a value beside
-// the key, and ignores it.
-func (s *schema) deleteClient(value uint32) expr.Any {
-	return &expr.Dynset{SetName: s.affinity.Name, Operation: dynsetDelete, SrcRegKey: regID, SrcRegData: value}
-}
-
-// recordClient adds an element for a client, or refreshes its timeout. Existing elements keep
-// their value.
-func (s *schema) recordClient(value uint32, timeout time.Duration) expr.Any {
-	return &expr.Dynset{SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: value, Timeout: timeout}
 }
 
 // previousBackend looks up the client's backend in affinity, into regBackend.
@@ -126,8 +106,8 @@ func (s *schema) poolBeforeBackend(d *side) []expr.Any {
 
 // valueOfAffinity loads the packet's destination, in the format of affinity's values, with the
 // mark as the unused first word.
-func (s *schema) valueOfAffinity(reg uint32) []expr.Any {
-	return append(s.loadTo(s.daddr, reg+2), loadMarkTo(reg), dport(reg+1))
+func (s *schema) valueOfAffinity() []expr.Any {
+	return append(s.loadTo(s.daddr, regKey+2), loadMark(), dport(regKey+1))
 }
 
 const rememberComment = "@remember[timeout of the original destination in @sticky]"
@@ -140,13 +120,7 @@ func (s *schema) remembered() []expr.Any {
 
 // originalSticky looks up the connection's original destination in the map sticky.
 func (s *schema) originalSticky() []expr.Any {
-	next := regKey + s.addrLen/4
-	all := append(dnatted(),
-		nfnl.CtOriginalDaddr(s.table.Family, regKey),
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		nfnl.CtOriginalDport(next+1),
-	)
-	return append(all, s.loadSticky()...)
+	return slices.Concat(dnatted(), nfnl.OriginalDestination(s.table.Family, regKey), s.loadSticky())
 }
 
 const rememberPrefix = "remember-"
@@ -167,43 +141,38 @@ func timeoutOf(chain string) (seconds uint32, is bool) {
 }
 
 // writeRemember creates the chain for a timeout.
-func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) error {
+func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 	chain := rememberChain(seconds)
 	batch.AddChain(s.table, nfnl.Chain{Name: chain})
 	batch.FlushChain(s.table, chain)
 	timeout := time.Duration(seconds) * time.Second
 	client := append(s.originalSticky(), s.loadTo(s.saddr, regClient)...)
-	value, record := s.valueOfAffinity(regKey), s.recordClient(regKey, timeout)
-	rules := ruleWriter{schema: s, batch: batch}
-	rules.rule(chain, "if in @affinity with a backend", client, s.previousBackend(), []expr.Any{
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
-	}, value, []expr.Any{record}, ret())
-	rules.rule(chain, "if in @affinity without a backend", client, s.previousBackend(), value, []expr.Any{s.deleteClient(regKey), record}, ret())
-	rules.rule(chain, "a new client", client, []expr.Any{s.limitNewClients()}, value, []expr.Any{record}, count(newClients), ret())
-	rules.rule(chain, "too many clients", count(unrecorded))
+	record := append(s.valueOfAffinity(), &expr.Dynset{
+		SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: regKey, Timeout: timeout,
+	})
+	batch.AddRule(s.table, chain, "", client, record, ret())
+	batch.AddRule(s.table, chain, notRecorded, []expr.Any{&expr.Counter{}})
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
-	return rules.err
 }
 
 // rememberRules is the number of rules in each such chain.
-const rememberRules = 4
+const rememberRules = 2
+
+// notRecorded is the comment of the rule that counts the connections of new clients while
+// affinity is full.
+const notRecorded = "too many clients"
 
 // newTimeouts creates the chains for timeouts that no frontend had before.
-func (b *Backend) newTimeouts(batch *nfnl.Batch, change *desired.Change) error {
+func (b *Backend) newTimeouts(change *desired.Change) {
 	for i := range change.Frontends {
 		f := change.Frontends[i].New
-		if f == nil || f.Affinity == 0 || b.unsupported[desired.FamilyOf(f.Addr())] {
+		if f == nil || f.Affinity == 0 {
 			continue
 		}
-		s := schemaOf(f.Addr())
-		timeouts := &b.timeouts[s.family()]
-		if slices.Contains(*timeouts, f.Affinity) {
-			continue
-		}
-		*timeouts = append(*timeouts, f.Affinity)
-		if err := s.writeRemember(batch, f.Affinity); err != nil {
-			return err
+		family := desired.FamilyOf(f.Addr())
+		if !b.unsupported[family] && !slices.Contains(b.timeouts[family], f.Affinity) {
+			b.timeouts[family] = append(b.timeouts[family], f.Affinity)
+			schemas[family].writeRemember(&b.batch, f.Affinity)
 		}
 	}
-	return nil
 }

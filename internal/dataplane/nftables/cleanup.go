@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
@@ -51,10 +52,8 @@ func (b *Backend) entries(t nfnl.Table) (all []string, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil
 		return b.conn.Chains(t, func(c nfnl.ChainInfo) {
-			for _, e := range entries {
-				if c.Name == e.base {
-					all = append(all, c.Name)
-				}
+			if slices.ContainsFunc(entries, func(e entry) bool { return e.base == c.Name }) {
+				all = append(all, c.Name)
 			}
 		})
 	})

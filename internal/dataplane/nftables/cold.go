@@ -56,12 +56,7 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons
 		return err
 	}
 
-	var timeouts error
-	_, err = b.conn.CommitPieces(ctx, &b.batch, func() {
-		timeouts = b.newTimeouts(&b.batch, full)
-		b.write(full)
-	})
-	if err = errors.Join(timeouts, err); err != nil {
+	if err := b.conn.CommitPieces(ctx, &b.batch, func() { b.write(full) }); err != nil {
 		return err
 	}
 	return b.enter(generation, skeletons, rules)

@@ -24,20 +24,12 @@ func TestColdStartBrokenOff(t *testing.T) {
 	}
 	fancy(s)
 	for f := range schemas {
-		skeleton, err := schemas[f].skeleton(k.config, &s.Full().Change)
-		if err == nil {
-			err = k.conn.Commit(0, &skeleton.batch)
-		}
-		if err != nil {
+		skeleton := schemas[f].skeleton(k.config, &s.Full().Change)
+		if err := k.conn.Commit(0, &skeleton.batch); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := k.conn.CommitPieces(t.Context(), &k.batch, func() {
-		if err := k.newTimeouts(&k.batch, &s.Full().Change); err != nil {
-			t.Error(err)
-		}
-		k.write(&s.Full().Change)
-	}); err != nil {
+	if err := k.conn.CommitPieces(t.Context(), &k.batch, func() { k.write(&s.Full().Change) }); err != nil {
 		t.Fatal(err)
 	}
 	const entry = "jump services"
@@ -101,11 +93,7 @@ func TestColdStartDisturbed(t *testing.T) {
 	for i := range 3000 {
 		web(s, i, dataplanetest.Hosts(3)...)
 	}
-	other, err := nfnl.Dial(k.ns.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	other := k.dial()
 	failed := make(chan error)
 	go func() {
 		_, err := k.Reconcile(t.Context(), &s.Full().Change)

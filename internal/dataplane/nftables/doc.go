@@ -29,7 +29,7 @@
 //	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePort
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
-//	  map sticky, affinity, remember; set members, new-clients      # see affinity.go
+//	  map sticky, affinity, remember; set members      # see affinity.go
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
 //	  chain output     { type nat hook output priority dstnat;      jump services }
@@ -113,8 +113,8 @@
 //     which the rule has just loaded the mark. nft then prints "meta mark vmap @picks" for
 //     the sequence of look-ups above. The rule's comment describes the actual look-ups. Where
 //     a look-up is only a condition, nft prints nothing, and the comment says so.
-//   - nfnl.Always compares a constant with itself, and nft prints a comparison with a field
-//     of the packet.
+//   - nfnl.AsTCP and nfnl.UnlessLoaded compare a constant with itself, and nft prints a
+//     comparison with a field of the packet.
 //
 // A copy that nft has loaded from such text is another ruleset, which must do nothing. So
 // nft prints the rules of base chains as "meta length 0 jump ...", which no packet matches.

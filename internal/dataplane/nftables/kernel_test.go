@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -80,15 +79,7 @@ func (k *kernel) has(s *desired.State) {
 func (k *kernel) nft(args ...string) string {
 	k.t.Helper()
 	kerneltest.Require(k.t, kerneltest.NFTBinary)
-	var out []byte
-	err := k.ns.Do(func() (err error) {
-		out, err = exec.Command("nft", args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		k.t.Fatalf("nft %s: %v: %s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return dataplanetest.RunIn(k.t, k.ns, "", "nft", args...)
 }
 
 // commitElsewhere commits to another table all the time, until it is stopped, and

@@ -22,8 +22,8 @@ func (s *schema) podMatch(l desired.LocalTraffic, op expr.CmpOp) []expr.Any {
 	switch {
 	case l.Iface != "":
 		return iifname(l.Iface, l.IsPrefix, op)
-	case l.CIDRs[s.family()].IsValid():
-		return s.addrIn(s.saddr, l.CIDRs[s.family()], op)
+	case l.CIDRs[s.family].IsValid():
+		return s.addrIn(s.saddr, l.CIDRs[s.family], op)
 	}
 	return nil
 }

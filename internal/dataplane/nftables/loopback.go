@@ -27,7 +27,7 @@ func refusedCounter(p desired.Protocol) string {
 // loopbackPorts writes the NodePorts of one family that are refused at loopback addresses.
 func (w *writer) loopbackPorts(op op, s *schema, all []desired.RefusedNodePort) {
 	for _, p := range all {
-		if p.Family == s.family() {
+		if p.Family == s.family {
 			w.key = port(append(w.key[:0], byte(p.Protocol), 0, 0, 0), p.Port)
 			w.member(op, s, s.loopback)
 		}

@@ -19,7 +19,6 @@ type Backend struct {
 	batch    nfnl.Batch
 	writer   writer
 	detector detector
-	clients  Clients
 
 	pools       dataplane.Pools[dataplane.Pool] // in the kernel
 	timeouts    [len(schemas)][]uint32          // of session affinity, in seconds, that have a chain
@@ -37,16 +36,11 @@ func New(c dataplane.Config) (*Backend, error) {
 	}
 	b := &Backend{config: c, conn: conn}
 	b.writer.batch = &b.batch
-	b.clients.init(b)
 	return b, nil
 }
 
 // Commits returns the count of the dataplane's transactions, for [nfnl.Conn.Share].
 func (b *Backend) Commits() *nfnl.Commits { return b.conn.Commits() }
-
-// Clients returns what counts and limits clients with session affinity, in parallel to the
-// Backend's methods.
-func (b *Backend) Clients() *Clients { return &b.clients }
 
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error { return b.conn.Close() }
@@ -66,9 +60,6 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
 	}
 	b.batch.Reset()
-	if err := b.newTimeouts(&b.batch, change); err != nil {
-		return dataplane.Stats{}, err
-	}
 	b.write(change)
 	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err := b.conn.Commit(0, &b.batch); err != nil {
@@ -94,6 +85,7 @@ func (b *Backend) release() {
 // new one is added, as the kernel requires.
 func (b *Backend) write(change *desired.Change) {
 	w := &b.writer
+	b.newTimeouts(change)
 	b.updatePools(change)
 	for f := range b.served {
 		s := &schemas[f]

@@ -10,7 +10,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
 // probeTable is the name of the table in the transactions of a probe, which are never
@@ -45,18 +44,15 @@ func (b *Backend) probe(s schema) (*dataplane.Missing, error) {
 	var batch nfnl.Batch
 	s.table.Name = probeTable
 	batch.AddDormantTable(s.table)
-	err := errors.Join(s.writeInside(&batch, b.config, &desired.Change{}), s.writeRemember(&batch, anyTimeout))
-	entry := ruleWriter{schema: &s, batch: &batch}
-	entry.entry()
-	if err = errors.Join(err, entry.err); err != nil {
-		return nil, err
-	}
-	err = b.conn.DryRun(&batch)
+	s.write(&batch, b.config, &desired.Change{})
+	s.writeRemember(&batch, anyTimeout)
+	s.writeEntry(&batch)
+	err := b.conn.DryRun(&batch)
 	var refused *nfnl.BatchError
 	switch {
 	case err == nil:
 		return nil, nil
-	case !errors.As(err, &refused), refused.Errno == unix.EPERM:
+	case !errors.As(err, &refused), !refused.Lacks():
 		return nil, fmt.Errorf("trying what the kernel can do: %w", err)
 	}
 	feature, remedy := s.feature(refused)
@@ -71,7 +67,7 @@ func (s *schema) feature(refused *nfnl.BatchError) (feature, remedy string) {
 	case refused.Op == "":
 		return "nf_tables", "needs CONFIG_NF_TABLES"
 	case refused.Op == "add table":
-		return "tables of the family " + s.table.Family.String(), "needs CONFIG_NF_TABLES_" + s.family().String()
+		return "tables of the family " + s.table.Family.String(), "needs CONFIG_NF_TABLES_" + s.family.String()
 	case refused.Op == "add chain":
 		return "chain type nat", "needs CONFIG_NFT_NAT"
 	case refused.Op == "add set", refused.Op == "add element":
@@ -80,7 +76,7 @@ func (s *schema) feature(refused *nfnl.BatchError) (feature, remedy string) {
 		return "rules of chain " + refused.Object, unexpected
 	}
 	config := map[string]string{
-		"ct": "CT", "dynset": "LIMIT", "fib": "FIB_" + s.family().String(), "masq": "MASQ", "nat": "NAT", "numgen": "NUMGEN", "objref": "OBJREF", "reject": "REJECT",
+		"ct": "CT", "fib": "FIB_" + s.family.String(), "masq": "MASQ", "nat": "NAT", "numgen": "NUMGEN", "objref": "OBJREF", "reject": "REJECT",
 	}[refused.Expr]
 	if config == "" {
 		return "expression " + refused.Expr, unexpected

@@ -65,10 +65,7 @@ func TestProbeNames(t *testing.T) {
 	table := nfnl.Table{Family: netdev, Name: probeTable}
 	b.AddDormantTable(table)
 	b.AddChain(table, nfnl.Chain{Name: "c"})
-	err := b.AddRule(table, "c", "", &expr.Counter{}, &expr.Masq{}, &expr.Counter{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b.AddRule(table, "c", "", []expr.Any{&expr.Counter{}, &expr.Masq{}, &expr.Counter{}})
 	var refused *nfnl.BatchError
 	if err := k.conn.DryRun(&b); !errors.As(err, &refused) || refused.Expr != "masq" {
 		t.Fatalf("%v", err)

@@ -80,7 +80,7 @@ func (r *tableReader) read() error {
 		r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),
 		r.elements(r.loopback, func(e nfnl.Element) {
 			r.content.RefusedNodePorts[desired.RefusedNodePort{
-				Family: r.family(), Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
+				Family: r.family, Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
 			}] = true
 		}),
 		r.elements(r.hairpin, func(e nfnl.Element) {

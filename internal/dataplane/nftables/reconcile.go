@@ -31,10 +31,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	b.reset(full)
 	var skeletons [len(schemas)]*skeleton
 	for f := range schemas {
-		var err error
-		if skeletons[f], err = schemas[f].skeleton(b.config, full); err != nil {
-			return dataplane.Stats{}, err
-		}
+		skeletons[f] = schemas[f].skeleton(b.config, full)
 	}
 	err := b.startCold(ctx, full, &skeletons)
 	if errors.Is(err, errNotCold) {
@@ -64,9 +61,6 @@ func (b *Backend) reset(full *desired.Change) {
 // replace programs the full content if a table exists.
 func (b *Backend) replace(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
 	b.batch.Grow(estimate(full))
-	if err := b.newTimeouts(&b.batch, full); err != nil {
-		return err
-	}
 	b.write(full)
 	err := b.commit(ctx, skeletons, false)
 	var refused *nfnl.BatchError
@@ -199,7 +193,7 @@ func (b *Backend) deleteTimeouts(head *nfnl.Batch, s *schema, existing *existing
 	for _, name := range existing.chains {
 		seconds, is := timeoutOf(name)
 		switch {
-		case !is || slices.Contains(b.timeouts[s.family()], seconds):
+		case !is || slices.Contains(b.timeouts[s.family], seconds):
 		case existing.remembered[name] == 0:
 			head.DeleteChain(s.table, name)
 		default:
@@ -262,30 +256,21 @@ type skeleton struct {
 	marker string
 }
 
-func (s *schema) skeleton(c dataplane.Config, full *desired.Change) (*skeleton, error) {
+func (s *schema) skeleton(c dataplane.Config, full *desired.Change) *skeleton {
 	k := &skeleton{}
-	entry := ruleWriter{schema: s, batch: &k.entry}
-	entry.entry()
-	if err := errors.Join(s.writeSkeleton(&k.batch, c, full), entry.err); err != nil {
-		return nil, err
-	}
+	k.batch.AddTable(s.table, tableComment)
+	s.write(&k.batch, c, full)
+	s.writeEntry(&k.entry)
 	hash := fnv.New64a()
 	hash.Write(k.batch.Wire())
 	hash.Write(k.entry.Wire())
 	k.marker = fmt.Sprintf("%s%016x", markerPrefix, hash.Sum64())
 	k.batch.AddChain(s.table, nfnl.Chain{Name: k.marker})
-	return k, nil
+	return k
 }
 
-// writeSkeleton writes the table, its sets, chains and rules, except for those of
-// entry.
-func (s *schema) writeSkeleton(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
-	batch.AddTable(s.table, tableComment)
-	return s.writeInside(batch, c, full)
-}
-
-// writeInside writes the content of the table.
-func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) error {
+// write writes the table's sets, chains and rules, except for those of writeEntry.
+func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) {
 	for _, set := range s.sets() {
 		batch.AddSet(s.table, set)
 	}
@@ -308,10 +293,9 @@ func (s *schema) writeInside(batch *nfnl.Batch, c dataplane.Config, full *desire
 	for i := range s.sides {
 		s.writePicks(batch, &s.sides[i])
 	}
-	return rules.err
 }
 
-// hasChain reports whether writeSkeleton creates a chain.
+// hasChain reports whether write creates a chain.
 func (s *schema) hasChain(name string) bool {
 	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name }) ||
 		slices.ContainsFunc(s.sides[:], func(d side) bool { return slices.Contains(d.chainNames(), name) })

@@ -73,8 +73,10 @@ var chains = []nfnl.Chain{
 // lastPriority is behind all priorities that other proxies use for DNAT.
 const lastPriority = 1000
 
-// entries are the base chains through which packets enter the table, and where each leads.
-var entries = []struct{ base, to string }{
+// entry is a base chain through which packets enter the table, and where it leads.
+type entry struct{ base, to string }
+
+var entries = []entry{
 	{chainPrerouting, chainServices}, {chainPrerouting2, chainUnserved},
 	{chainOutput, chainServices}, {chainOutput2, chainUnserved},
 }
@@ -94,25 +96,18 @@ const (
 	conntrackDNATFlag = 1 << 5 // IPS_DST_NAT
 )
 
-// ruleWriter adds rules to a batch and keeps the first error.
+// ruleWriter adds rules to a batch.
 type ruleWriter struct {
 	*schema
 	batch *nfnl.Batch
-	err   error
 }
 
 func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
-	var all []expr.Any
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	if err := w.batch.AddRule(w.table, chain, comment, all...); err != nil && w.err == nil {
-		w.err = err
-	}
+	w.batch.AddRule(w.table, chain, comment, parts...)
 }
 
 // static writes the rules that depend only on the configuration, except for those of
-// entry.
+// writeEntry.
 func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	cluster := &w.sides[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
@@ -121,10 +116,10 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 	}
 	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), notOurs(), goTo(chainUnknownPort))
-	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), count(dataplane.UnallocatedAddress), drop())
+	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), nfnl.CountIn(dataplane.UnallocatedAddress), drop())
 	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(), inMap(w.sides[desired.Local].frontends), drop())
-	w.rule(chainUnknownPort, "", count(dataplane.UnknownPort))
+	w.rule(chainUnknownPort, "", nfnl.CountIn(dataplane.UnknownPort))
 	w.refuse(chainUnknownPort)
 	w.loopbackPorts()
 
@@ -139,7 +134,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainExternal, "", goTo(chainDispatch))
 
 	w.source()
-	w.rule(chainSources, "source address not allowed", count(dataplane.SourceNotAllowed), drop())
+	w.rule(chainSources, "source address not allowed", nfnl.CountIn(dataplane.SourceNotAllowed), drop())
 
 	w.externalLocal(full, mark)
 
@@ -148,9 +143,9 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainDispatch, "if in @frontends: the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
 	w.rule(chainDispatch, "not ours", clearMark(mark))
 
-	w.rule(chainReject, "", count(dataplane.NoEndpoints))
+	w.rule(chainReject, "", nfnl.CountIn(dataplane.NoEndpoints))
 	w.refuse(chainReject)
-	w.rule(chainDrop, "no endpoint that traffic policy allows", count(dataplane.NoLocalEndpoints), drop())
+	w.rule(chainDrop, "no endpoint that traffic policy allows", nfnl.CountIn(dataplane.NoLocalEndpoints), drop())
 
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)
@@ -164,12 +159,12 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 
 // loopbackPorts writes the rules that count and refuse NodePorts at loopback addresses.
 func (w *ruleWriter) loopbackPorts() {
-	w.rule(chainUnserved, "", w.addrIn(w.daddr, loopbackRanges[w.family()], expr.CmpOpEq), []expr.Any{
+	w.rule(chainUnserved, "", w.addrIn(w.daddr, loopbackRanges[w.family], expr.CmpOpEq), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regKey}, dport(regKey + 1),
 	}, in(w.loopback), goTo(chainLoopback))
 	for _, p := range desired.Protocols {
 		w.batch.AddCounter(w.table, refusedCounter(p))
-		w.rule(chainLoopback, "", protocol(byte(p)), count(refusedCounter(p)))
+		w.rule(chainLoopback, "", protocol(byte(p)), nfnl.CountIn(refusedCounter(p)))
 	}
 	w.refuse(chainLoopback)
 }
@@ -196,8 +191,9 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 	}
 }
 
-// entry writes the rules through which packets enter the table.
-func (w *ruleWriter) entry() {
+// writeEntry writes the rules through which packets enter the table.
+func (s *schema) writeEntry(batch *nfnl.Batch) {
+	w := ruleWriter{s, batch}
 	for _, e := range entries {
 		w.enter(e.base, e.to)
 	}
@@ -284,7 +280,7 @@ func (s *schema) dnat(d *side, size int) []expr.Any {
 // dnatTo sends the packet to the backend in registers.
 func (s *schema) dnatTo(addr, port uint32) expr.Any {
 	return &expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: s.nfproto(), Specified: true,
+		Type: expr.NATTypeDestNAT, Family: uint32(s.table.Family), Specified: true,
 		RegAddrMin: addr, RegProtoMin: port,
 	}
 }
@@ -353,7 +349,6 @@ func dnatted() []expr.Any {
 func notZero() expr.Any { return &expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(0)} }
 
 // count counts the packet in a named counter.
-func count(name string) []expr.Any { return []expr.Any{nfnl.CountIn(name)} }
 
 func jump(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}

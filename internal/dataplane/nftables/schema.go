@@ -4,9 +4,7 @@ package nftables
 
 import (
 	"encoding/binary"
-	"fmt"
 	"hash/fnv"
-	"io"
 	"net/netip"
 	"slices"
 
@@ -24,6 +22,7 @@ const tableComment = "slipstream Service proxy"
 // schema describes the table of one address family.
 type schema struct {
 	table   nfnl.Table
+	family  desired.Family
 	addrLen uint32 // bytes
 
 	saddr, daddr uint32 // offsets in the network header, bytes
@@ -39,7 +38,6 @@ type schema struct {
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	sticky              *nfnl.Set // frontends with session affinity
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
-	newClients          *nfnl.Set // limits of new clients, by the Service's number in its affinity IDs
 	remember            *nfnl.Set // chains by timeout
 }
 
@@ -53,8 +51,8 @@ type side struct {
 }
 
 var schemas = [...]schema{
-	desired.IPv4: newSchema(nfnl.IPv4, 4, 12, 16, nfnl.TypeIPAddr, nfnl.IPDaddr),
-	desired.IPv6: newSchema(nfnl.IPv6, 16, 8, 24, nfnl.TypeIP6Addr, nfnl.IP6Daddr),
+	desired.IPv4: newSchema(nfnl.IPv4, desired.IPv4, 12, nfnl.IPDaddr),
+	desired.IPv6: newSchema(nfnl.IPv6, desired.IPv6, 8, nfnl.IP6Daddr),
 }
 
 // affinities is the maximum number of clients with session affinity, in each family and
@@ -62,18 +60,20 @@ var schemas = [...]schema{
 // allocates 16 bytes for each at the start.
 const affinities = 1 << 18
 
-func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, typeofAddr nfnl.Typeof) schema {
+func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nfnl.Typeof) schema {
 	const word = 4
-	frontendType := nfnl.Concat(addr, nfnl.TypeInetProto, nfnl.TypeInetService)
-	frontendLen := addrLen + 2*word
+	addr, addrLen := f.AddrType(), f.AddrLen()
+	frontends := func(name string) *nfnl.Set { return nfnl.DestinationSet(f, name) }
+	frontendLen := frontends("").KeyLen
+	// valueOf makes a set a map with values of some words.
+	valueOf := func(words int, s *nfnl.Set) *nfnl.Set {
+		s.DataType, s.DataLen = nfnl.Concat(slices.Repeat([]nfnl.DataType{nfnl.TypeMark}, words)...), uint32(words)*word
+		return s
+	}
 	newSide := func(prefix string) side {
 		return side{
-			prefix: prefix,
-			frontends: &nfnl.Set{
-				Name:    prefix + "frontends",
-				KeyType: frontendType, KeyLen: frontendLen,
-				DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), DataLen: 2 * word,
-			},
+			prefix:    prefix,
+			frontends: valueOf(2, frontends(prefix+"frontends")),
 			picks: &nfnl.Set{
 				Name:    prefix + "picks",
 				KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
@@ -89,17 +89,14 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 		}
 	}
 	return schema{
-		table:   nfnl.Table{Family: f, Name: tableName},
-		addrLen: addrLen,
-		saddr:   saddr,
-		daddr:   daddr,
-		sides:   [scopes]side{desired.Cluster: newSide(""), desired.Local: newSide("local-")},
-		pools: &nfnl.Set{
-			Name:    "pools",
-			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
-			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), DataLen: 2 * word,
-		},
-		external:     &nfnl.Set{Name: "external", KeyType: frontendType, KeyLen: frontendLen},
+		table:        nfnl.Table{Family: f, Name: tableName},
+		family:       family,
+		addrLen:      addrLen,
+		saddr:        saddr,
+		daddr:        saddr + addrLen,
+		sides:        [scopes]side{desired.Cluster: newSide(""), desired.Local: newSide("local-")},
+		pools:        valueOf(2, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
+		external:     frontends("external"),
 		clusterIPs:   &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
 		serviceCIDRs: &nfnl.Set{Name: "service-cidrs", KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_INTERVAL},
 		hairpin:      &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
@@ -107,7 +104,7 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 			Name:    "loopback-ports",
 			KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 2 * word,
 		},
-		restricted: &nfnl.Set{Name: "restricted", KeyType: frontendType, KeyLen: frontendLen},
+		restricted: frontends("restricted"),
 		sources: &nfnl.Set{
 			// One long number instead of a concatenation: the kernel's
 			// set for concatenations with intervals is copied as a whole
@@ -116,21 +113,12 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 			KeyType: nfnl.TypeInteger, KeyLen: frontendLen + addrLen, Flags: unix.NFT_SET_INTERVAL,
 			KeyTypeof: nfnl.NetworkHeader(frontendLen + addrLen),
 		},
-		sticky: &nfnl.Set{
-			Name:    "sticky",
-			KeyType: frontendType, KeyLen: frontendLen,
-			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, nfnl.TypeMark, nfnl.TypeMark), DataLen: 4 * word,
-		},
+		sticky: valueOf(4, frontends("sticky")),
 		affinity: &nfnl.Set{
 			Name:    "affinity",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, addr), KeyLen: 2*word + addrLen,
 			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), DataLen: 2*word + addrLen,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: affinities,
-		},
-		newClients: &nfnl.Set{ // without a size, of which the kernel would allocate the hash table at once
-			Name:    "new-clients",
-			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
-			Flags: unix.NFT_SET_EVAL,
 		},
 		members: &nfnl.Set{
 			Name:    "members",
@@ -145,7 +133,7 @@ func newSchema(f nfnl.Family, addrLen, saddr, daddr uint32, addr nfnl.DataType, 
 }
 
 // sets lists all sets and maps.
-func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity, s.newClients) }
+func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) }
 
 // programmed lists the sets and maps with elements that the proxy writes, and not rules.
 func (s *schema) programmed() []*nfnl.Set {
@@ -174,9 +162,7 @@ func firstNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 func port(b []byte, p uint16) []byte { return append(b, byte(p>>8), byte(p), 0, 0) }
 
 func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
-	b = s.addr(b, k.Addr().As16())
-	b = append(b, byte(k.Protocol), 0, 0, 0)
-	return port(b, k.Port())
+	return nfnl.AppendDestination(b, uint8(k.Protocol), k.AddrPort)
 }
 
 // secondWord encodes a value with an unused first word (see the package's
@@ -194,22 +180,21 @@ func (s *schema) hairpinKey(b []byte, a netip.Addr) []byte {
 	return s.addr(s.addr(b, a.As16()), a.As16())
 }
 
-// affinityID identifies a Service port, with all of its frontends, across runs, by two hashes
-// of names. The first is the same for all ports of a Service. kube-proxy, too, records clients
-// by Service port.
-func affinityID(p desired.ServicePort, proto desired.Protocol) (service, port uint32) {
-	ofService, ofPort := fnv.New32a(), fnv.New64a()
-	both := io.MultiWriter(ofService, ofPort)
-	fmt.Fprint(both, p.Namespace, "\x00", p.Name)
-	fmt.Fprint(ofPort, "\x00", p.Port, "\x00", proto)
-	h := ofPort.Sum64()
-	return ofService.Sum32(), uint32(h ^ h>>32)
+// affinityID identifies a Service port, with all of its frontends, across runs: a 64-bit
+// hash of its name. kube-proxy, too, records clients by Service port.
+func affinityID(p desired.ServicePort, proto desired.Protocol) uint64 {
+	hash := fnv.New64a()
+	for _, part := range []string{p.Namespace, p.Name, p.Port, proto.String()} {
+		hash.Write([]byte(part))
+		hash.Write([]byte{0})
+	}
+	return hash.Sum64()
 }
 
 // stickyValue encodes a frontend's value in the map sticky: its affinity ID and timeout.
 func stickyValue(b []byte, f *desired.Frontend) []byte {
-	service, port := affinityID(f.Service, f.Protocol)
-	return number(number(number(number(b, 0), service), port), f.Affinity)
+	b = binary.NativeEndian.AppendUint64(number(b, 0), affinityID(f.Service, f.Protocol))
+	return number(b, f.Affinity)
 }
 
 // memberKey encodes the key of a pool and a backend in members.
@@ -229,32 +214,6 @@ func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
 
 // decodeFrontendKey is the inverse of frontendKey.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
-	if len(k) < int(s.addrLen)+2*4 {
-		return f, false
-	}
-	ip, _ := netip.AddrFromSlice(k[:s.addrLen])
-	k = k[s.addrLen:]
-	return desired.FrontendKey{
-		AddrPort: netip.AddrPortFrom(ip, binary.BigEndian.Uint16(k[4:])),
-		Protocol: desired.Protocol(k[0]),
-	}, true
-}
-
-// schemaOf returns the schema for an address.
-func schemaOf(a netip.Addr) *schema { return &schemas[desired.FamilyOf(a)] }
-
-// family returns the schema's family.
-func (s *schema) family() desired.Family {
-	if s.table.Family == nfnl.IPv4 {
-		return desired.IPv4
-	}
-	return desired.IPv6
-}
-
-// nfproto returns the schema's family as an NFPROTO_* number.
-func (s *schema) nfproto() uint32 {
-	if s.table.Family == nfnl.IPv4 {
-		return unix.NFPROTO_IPV4
-	}
-	return unix.NFPROTO_IPV6
+	protocol, a, ok := nfnl.ParseDestination(s.table.Family, k)
+	return desired.FrontendKey{AddrPort: a, Protocol: desired.Protocol(protocol)}, ok
 }

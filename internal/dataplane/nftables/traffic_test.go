@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -35,7 +34,7 @@ type street struct {
 	state *desired.State
 }
 
-func newStreet(t testing.TB, ports int) *street {
+func newStreet(t *testing.T, ports int) *street {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1"})}
 	var err error
@@ -238,26 +237,12 @@ func TestRenumbering(t *testing.T) {
 func TestForeignMasquerade(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newStreet(t, 4)
-	s.state.SetService(&corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}, SessionAffinity: corev1.ServiceAffinityClientIP,
-		},
-	})
+	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}))
 	dataplanetest.Apply(t, s.Backend, s.state)
-	err := s.Node.Do(func() error {
-		out, err := exec.Command("nft", `
-			add table ip cni
-			add chain ip cni postrouting { type nat hook postrouting priority 100; }
-			add rule ip cni postrouting ct status dnat masquerade`).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dataplanetest.RunIn(t, s.Node.Namespace, `
+		add table ip cni
+		add chain ip cni postrouting { type nat hook postrouting priority 100; }
+		add rule ip cni postrouting ct status dnat masquerade`, "nft", "-f", "-")
 	hits := map[uint16]bool{}
 	for range 30 {
 		reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)

@@ -35,60 +35,91 @@ func IsBuiltin(chain string) bool {
 
 // Table is a table of one variant and family.
 type Table struct {
-	name string
-	x    *xtables.Family // of iptables-legacy; nil for iptables-nft
-	nft  nfnl.Table
+	Name   string // such as "nat"
+	Legacy bool   // of iptables-legacy, and not of iptables-nft
+	IPv6   bool
 }
 
 // Tables are the tables in which owners have chains, in the order in which to remove these:
 // nat before the tables that act on its marks.
 func Tables() (all []Table) {
-	names := []string{"nat", "filter", "mangle"}
-	for _, f := range []nfnl.Family{nfnl.IPv4, nfnl.IPv6} {
-		for _, name := range names {
-			all = append(all, Table{name: name, nft: nfnl.Table{Family: f, Name: name}})
-		}
-	}
-	for _, f := range []*xtables.Family{xtables.IPv4, xtables.IPv6} {
-		for _, name := range names {
-			all = append(all, Table{name: name, x: f})
+	for _, legacy := range []bool{false, true} {
+		for _, ipv6 := range []bool{false, true} {
+			for _, name := range []string{"nat", "filter", "mangle"} {
+				all = append(all, Table{name, legacy, ipv6})
+			}
 		}
 	}
 	return all
 }
 
-// Legacy says whether the table is of iptables-legacy.
-func (t Table) Legacy() bool { return t.x != nil }
+// xtables is the family of a table of iptables-legacy.
+func (t Table) xtables() *xtables.Family {
+	if t.IPv6 {
+		return xtables.IPv6
+	}
+	return xtables.IPv4
+}
+
+// nft is the table of nf_tables that a table of iptables-nft is.
+func (t Table) nft() nfnl.Table {
+	if t.IPv6 {
+		return nfnl.Table{Family: nfnl.IPv6, Name: t.Name}
+	}
+	return nfnl.Table{Family: nfnl.IPv4, Name: t.Name}
+}
 
 // String is the table in messages.
 func (t Table) String() string {
-	if t.x != nil {
-		return fmt.Sprintf("%s table %s", t.x, t.name)
+	if t.Legacy {
+		return fmt.Sprintf("%s table %s", t.xtables(), t.Name)
 	}
-	return fmt.Sprintf("iptables-nft table %s %s", t.nft.Family, t.name)
+	return fmt.Sprintf("iptables-nft table %s %s", t.nft().Family, t.Name)
 }
 
-// Name is the table's name: "nat".
-func (t Table) Name() string { return t.name }
-
-// Chains lists the names of the table's chains in the calling thread's network namespace,
-// and about how many rules each has, since others may change the table. A table that does not
-// exist has no chains, and is not created.
-func (t Table) Chains() (rules map[string]int, err error) {
-	v, err := t.open()
+// View calls do with the table in the calling thread's network namespace. It does not call do
+// if there is no such table, and creates none.
+func (t Table) View(do func(View) error) error {
+	open := openNFT
+	if t.Legacy {
+		open = openLegacy
+	}
+	v, err := open(t)
 	if v == nil || err != nil {
-		return nil, err
+		return err
 	}
 	defer v.close()
-	names, err := v.chains()
-	if err != nil {
-		return nil, err
-	}
-	rules = map[string]int{}
-	for _, name := range names {
-		rules[name] = 0
-	}
-	return rules, v.countRules(rules)
+	return do(v)
+}
+
+// View reads and changes a table.
+type View interface {
+	// Chains lists the table's chains, as they are now.
+	Chains() ([]Chain, error)
+	// Jumps lists the rules of one of them that lead to another.
+	Jumps(chain string) ([]Jump, error)
+	// Packets returns how many packets each rule of a chain has matched, in order. The
+	// chain is not a built-in one. One that does not exist has no rules.
+	Packets(chain string) ([]uint64, error)
+	// Remove removes rules, and chains with their rules. No packet reaches the chains
+	// after the removal of the former.
+	Remove(ctx context.Context, rules []Jump, chains []string) error
+
+	// lock keeps the commands of the variant from changing the table.
+	lock(context.Context) (unlock func(), err error)
+	close()
+}
+
+// Chain is a chain of a table. It is used by its rules, and by the rules that lead to it.
+type Chain struct {
+	Name string
+	Uses int
+}
+
+// Jump is a rule that leads from one chain to another.
+type Jump struct {
+	From, To string
+	rule     uint64 // in nf_tables its handle, in x_tables its index
 }
 
 // Remove removes an owner's chains from all tables of the calling thread's network
@@ -117,32 +148,30 @@ const maxTries = 100
 // calling thread's network namespace. A chain to which a rule of another owner leads
 // stays, with all to which it leads. A table that does not exist is not created.
 func (t Table) Remove(ctx context.Context, o Owner) (done Removed, err error) {
-	v, err := t.open()
-	if v == nil || err != nil {
-		return done, t.failed(o, err)
-	}
-	defer v.close()
 	var p plan
-	for try := 1; ; try++ {
-		p, err = tryRemove(ctx, v, &o)
-		if try == maxTries || !isDisturbance(err) || ctx.Err() != nil {
-			break
+	err = t.View(func(v View) (err error) {
+		for try := 1; ; try++ {
+			p, err = tryRemove(ctx, v, &o)
+			if try == maxTries || !isDisturbance(err) || ctx.Err() != nil {
+				return err
+			}
+			time.Sleep(rand.N(40 * time.Millisecond))
 		}
-		time.Sleep(rand.N(40 * time.Millisecond))
+	})
+	for _, j := range p.kept {
+		done.Kept = append(done.Kept, fmt.Errorf("%s's chain %s in %s stays: a rule in chain %s, which is not %[1]s's, leads there", o.Name, j.To, t, j.From))
 	}
-	for _, k := range p.kept {
-		done.Kept = append(done.Kept, fmt.Errorf("%s's chain %s in %s stays: a rule in chain %s, which is not %[1]s's, leads there", o.Name, k.chain, t, k.user))
+	if err != nil {
+		return done, fmt.Errorf("removing %s's chains from %s: %w", o.Name, t, err)
 	}
-	if err == nil {
-		done.Chains, done.Any = len(p.chains), p.any()
-	}
-	return done, t.failed(o, err)
+	done.Chains, done.Any = len(p.chains), p.any()
+	return done, nil
 }
 
 // tryRemove does not take the lock where the owner has no chain.
-func tryRemove(ctx context.Context, v view, o *Owner) (p plan, err error) {
-	names, err := v.chains()
-	if err != nil || !slices.ContainsFunc(names, o.Owns) {
+func tryRemove(ctx context.Context, v View, o *Owner) (p plan, err error) {
+	all, err := v.Chains()
+	if err != nil || !slices.ContainsFunc(all, func(c Chain) bool { return o.Owns(c.Name) }) {
 		return p, err
 	}
 	unlock, err := v.lock(ctx)
@@ -153,14 +182,7 @@ func tryRemove(ctx context.Context, v view, o *Owner) (p plan, err error) {
 	if p, err = makePlan(v, o); err != nil || !p.any() {
 		return p, err
 	}
-	return p, v.remove(ctx, &p)
-}
-
-func (t Table) failed(o Owner, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("removing %s's chains from %s: %w", o.Name, t, err)
+	return p, v.Remove(ctx, p.jumps, p.chains)
 }
 
 // isDisturbance says whether an error comes from concurrent changes.
@@ -168,51 +190,17 @@ func isDisturbance(err error) bool {
 	return errors.Is(err, nfnl.ErrInterrupted) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAGAIN)
 }
 
-// view is a table as one variant has it.
-type view interface {
-	// chains are the names of all chains, as they are now.
-	chains() ([]string, error)
-	// countRules adds about how many rules each of them has.
-	countRules(map[string]int) error
-	// jumps are the rules of one of them that lead to another.
-	jumps(chain string) ([]jump, error)
-	// lock keeps the commands of the variant from changing the table.
-	lock(context.Context) (unlock func(), err error)
-	remove(context.Context, *plan) error
-	close()
-}
-
-type jump struct {
-	to   string
-	rule uint64 // in nf_tables its handle, in x_tables its index
-}
-
-// open returns nil where there is no such table.
-func (t Table) open() (view, error) {
-	if t.x != nil {
-		return openLegacy(t.x, t.name)
-	}
-	return openNFT(t.nft)
-}
-
 // plan is what to remove.
 type plan struct {
 	chains []string
-	jumps  []ownJump
-	kept   []keptChain
+	jumps  []Jump // of the owner, in built-in chains
+	kept   []Jump // of others, to chains that therefore stay
 }
-
-type ownJump struct {
-	chain string
-	rule  uint64
-}
-
-type keptChain struct{ chain, user string }
 
 func (p *plan) any() bool { return len(p.chains)+len(p.jumps) > 0 }
 
-func makePlan(v view, o *Owner) (p plan, err error) {
-	all, err := v.chains()
+func makePlan(v View, o *Owner) (p plan, err error) {
+	all, err := v.Chains()
 	if err != nil {
 		return p, err
 	}
@@ -223,36 +211,36 @@ func makePlan(v view, o *Owner) (p plan, err error) {
 			return nil
 		}
 		keep[chain] = true
-		jumps, err := v.jumps(chain)
+		jumps, err := v.Jumps(chain)
 		for _, j := range jumps {
-			err = errors.Join(err, add(j.to))
+			err = errors.Join(err, add(j.To))
 		}
 		return err
 	}
-	for _, chain := range all {
-		if o.Owns(chain) {
+	for _, c := range all {
+		if o.Owns(c.Name) {
 			continue
 		}
-		jumps, err := v.jumps(chain)
+		jumps, err := v.Jumps(c.Name)
 		if err != nil {
 			return p, err
 		}
 		for _, j := range jumps {
 			switch {
-			case !o.Owns(j.to):
-			case IsBuiltin(chain) && o.Entered(j.to):
-				p.jumps = append(p.jumps, ownJump{chain, j.rule})
+			case !o.Owns(j.To):
+			case IsBuiltin(c.Name) && o.Entered(j.To):
+				p.jumps = append(p.jumps, j)
 			default:
-				p.kept = append(p.kept, keptChain{j.to, chain})
-				if err := add(j.to); err != nil {
+				p.kept = append(p.kept, j)
+				if err := add(j.To); err != nil {
 					return p, err
 				}
 			}
 		}
 	}
-	for _, chain := range all {
-		if o.Owns(chain) && !keep[chain] {
-			p.chains = append(p.chains, chain)
+	for _, c := range all {
+		if o.Owns(c.Name) && !keep[c.Name] {
+			p.chains = append(p.chains, c.Name)
 		}
 	}
 	return p, nil

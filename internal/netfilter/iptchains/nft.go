@@ -16,68 +16,66 @@ type nft struct {
 	table nfnl.Table
 }
 
-func openNFT(table nfnl.Table) (view, error) {
+func openNFT(t Table) (View, error) {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := conn.Table(table); err != nil {
+	if _, err := conn.Table(t.nft()); err != nil {
 		conn.Close()
 		if errors.Is(err, unix.ENOENT) || nfnl.IsUnsupported(err) {
 			err = nil
 		}
 		return nil, err
 	}
-	return &nft{conn, table}, nil
+	return &nft{conn, t.nft()}, nil
 }
 
 func (n *nft) close() { n.conn.Close() }
 
 func (n *nft) lock(context.Context) (func(), error) { return func() {}, nil }
 
-func (n *nft) chains() (names []string, err error) {
-	err = nfnl.Undisturbed(func() error {
-		names = nil
-		return n.conn.Chains(n.table, func(c nfnl.ChainInfo) { names = append(names, c.Name) })
-	})
-	return names, err
-}
-
-// countRules reads once: there may be so many rules that others commit during each reading.
-func (n *nft) countRules(rules map[string]int) error {
-	err := n.conn.Rules(n.table, func(r nfnl.RuleInfo) { rules[r.Chain]++ })
-	if errors.Is(err, nfnl.ErrInterrupted) {
-		err = nil
-	}
-	return err
-}
-
-func (n *nft) jumps(chain string) (all []jump, err error) {
+func (n *nft) Chains() (all []Chain, err error) {
 	err = nfnl.Undisturbed(func() error {
 		all = nil
-		return n.conn.RuleJumps(n.table, chain, func(j nfnl.RuleJump) { all = append(all, jump{j.To, j.Handle}) })
+		return n.conn.Chains(n.table, func(c nfnl.ChainInfo) { all = append(all, Chain{c.Name, int(c.Uses)}) })
 	})
 	return all, err
 }
 
-// remove removes the jumps in one transaction: after it no packet reaches the chains.
-// There can be so many chains that they take several, between which others can commit.
-func (n *nft) remove(ctx context.Context, p *plan) error {
+func (n *nft) Jumps(chain string) (all []Jump, err error) {
+	err = nfnl.Undisturbed(func() error {
+		all = nil
+		return n.conn.RuleJumps(n.table, chain, func(j nfnl.RuleJump) { all = append(all, Jump{chain, j.To, j.Handle}) })
+	})
+	return all, err
+}
+
+func (n *nft) Packets(chain string) (all []uint64, err error) {
+	err = nfnl.Undisturbed(func() error {
+		all = nil
+		return n.conn.ChainRules(n.table, chain, func(r nfnl.RuleInfo) { all = append(all, r.Counted()) })
+	})
+	return all, err
+}
+
+// Remove removes the rules in one transaction. There can be so many chains that they take
+// several, between which others can commit.
+func (n *nft) Remove(ctx context.Context, rules []Jump, chains []string) error {
 	var batch nfnl.Batch
-	for _, j := range p.jumps {
-		batch.DeleteRule(n.table, j.chain, j.rule)
+	for _, j := range rules {
+		batch.DeleteRule(n.table, j.From, j.rule)
 	}
 	if err := n.conn.Commit(0, &batch); err != nil {
 		return err
 	}
 	batch.Reset()
-	_, err := n.conn.CommitPieces(ctx, &batch, func() {
-		for _, chain := range p.chains {
+	return n.conn.CommitPieces(ctx, &batch, func() {
+		for _, chain := range chains {
 			batch.FlushChain(n.table, chain)
 		}
-		for _, chain := range p.chains { // now no rule leads there
+		for _, chain := range chains { // now no rule leads there
 			batch.DeleteChain(n.table, chain)
 		}
 	})
-	return err
 }

@@ -21,6 +21,7 @@ type Batch struct {
 	buf      attrs
 	messages []int // offset of each message
 	elements int
+	err      error // the first expression that cannot be encoded
 
 	// The open element message, if any: consecutive elements of one set
 	// and one operation share a message.
@@ -40,7 +41,7 @@ type runKey struct {
 
 // Reset empties the batch and keeps its memory.
 func (b *Batch) Reset() {
-	b.buf, b.messages, b.elements, b.run, b.spilled = b.buf[:0], b.messages[:0], 0, runKey{}, 0
+	*b = Batch{buf: b.buf[:0], messages: b.messages[:0], spill: b.spill}
 }
 
 // Empty reports whether the batch has no messages.
@@ -140,16 +141,17 @@ func (b *Batch) FlushChain(t Table, name string) {
 	b.end()
 }
 
-// AddRule appends a rule to a chain. The nft command prints the comment.
-func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error {
+// AddRule appends a rule, which consists of parts, to a chain. The nft command prints the
+// comment. Commit returns an error if an expression cannot be encoded.
+func (b *Batch) AddRule(t Table, chain, comment string, parts ...[]expr.Any) {
 	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
 	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
 	b.buf.string(unix.NFTA_RULE_CHAIN, chain)
 	list := b.buf.open(unix.NFTA_RULE_EXPRESSIONS)
-	for _, e := range exprs {
+	for _, e := range slices.Concat(parts...) {
 		encoded, err := encode(t.Family, e)
-		if err != nil {
-			return fmt.Errorf("rule in chain %s of table %s %s: %T: %w", chain, t.Family, t.Name, e, err)
+		if err != nil && b.err == nil {
+			b.err = fmt.Errorf("rule in chain %s of table %s %s: %T: %w", chain, t.Family, t.Name, e, err)
 		}
 		b.buf.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, encoded)
 	}
@@ -158,7 +160,6 @@ func (b *Batch) AddRule(t Table, chain, comment string, exprs ...expr.Any) error
 		b.buf.bytes(unix.NFTA_RULE_USERDATA, userComment(comment))
 	}
 	b.end()
-	return nil
 }
 
 // AddRuleInfo appends a rule, as read by Conn.Rules, to its chain.

@@ -23,9 +23,10 @@ func filled(b *testing.B, n int) *Conn {
 		batch.AddChain(table, Chain{Name: "target"})
 		batch.AddSet(table, numbers)
 		batch.AddSet(table, chains)
-		batch.AddRule(table, "base", "",
+		batch.AddRule(table, "base", "", []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: 8},
-			&expr.Lookup{SourceRegister: 8, IsDestRegSet: true, SetName: chains.Name})
+			&expr.Lookup{SourceRegister: 8, IsDestRegSet: true, SetName: chains.Name},
+		})
 		for i := range uint32(n) {
 			batch.AddElement(table, numbers, key(i), key(i), "")
 		}
@@ -80,9 +81,7 @@ func BenchmarkNewRule(b *testing.B) {
 				each(b, filled(b, n), func(batch *Batch, i uint32) {
 					name := fmt.Sprint("c", i)
 					batch.AddChain(table, Chain{Name: name})
-					if err := batch.AddRule(table, name, "", use...); err != nil {
-						b.Fatal(err)
-					}
+					batch.AddRule(table, name, "", use)
 				})
 			})
 		}

@@ -94,6 +94,11 @@ func (c *Conn) DryRun(batches ...*Batch) error { return c.transact(0, false, bat
 // transact sends batches as one transaction. Without its end message, the kernel aborts it
 // (as for "nft --check").
 func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error {
+	for _, b := range batches {
+		if b.err != nil {
+			return b.err
+		}
+	}
 	c.drain()
 	wire, first, bytes := c.transaction(generation, batches)
 	if !commit && bytes > 0 {

@@ -30,20 +30,21 @@ type ctDirected struct {
 	direction     uint8
 }
 
-// CtOriginalDaddr loads the destination address of the connection's first packet, before
-// any DNAT (Linux 4.17). expr.Ct has only an older key for it, on which the nft command
+// OriginalDestination loads the destination of the connection's first packet, before any DNAT
+// (Linux 4.17), in the format of [AppendDestination]. The rule does not match connections of
+// the other family. expr.Ct has only an older key for the address, on which the nft command
 // aborts up to at least version 1.0.6 if it is part of a concatenation.
-func CtOriginalDaddr(f Family, register uint32) expr.Any {
+func OriginalDestination(f Family, register uint32) []expr.Any {
 	key := uint32(ctDstIP)
 	if f == IPv6 {
 		key = ctDstIP6
 	}
-	return ctDirected{&expr.Ct{}, key, register, Original}
-}
-
-// CtOriginalDport loads the destination port of the connection's first packet, before any DNAT.
-func CtOriginalDport(register uint32) expr.Any {
-	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTODST), register, Original}
+	next := register + f.AddrLen()/4
+	return []expr.Any{
+		ctDirected{&expr.Ct{}, key, register, Original},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
+		ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTODST), next + 1, Original},
+	}
 }
 
 // CtSource loads the source address of a connection's packets in one direction: the client's

@@ -12,10 +12,11 @@ import (
 
 // TestCtDirectionIsAByte: the kernel logs a line for each direction of another length.
 func TestCtDirectionIsAByte(t *testing.T) {
+	original := OriginalDestination(IPv6, 8)
 	for name, e := range map[string]expr.Any{
-		"CtOriginalDaddr": CtOriginalDaddr(IPv6, 8),
-		"CtOriginalDport": CtOriginalDport(8),
-		"CtSource":        CtSource(IPv4, Original, 8),
+		"address":  original[0],
+		"port":     original[2],
+		"CtSource": CtSource(IPv4, Original, 8),
 	} {
 		b, err := encode(IPv4, e)
 		if err != nil {

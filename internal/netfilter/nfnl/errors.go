@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,12 @@ func (e *BatchError) Error() string {
 
 // Unwrap returns the errno.
 func (e *BatchError) Unwrap() error { return e.Errno }
+
+// Lacks reports whether the refusal can mean that the kernel lacks a feature: not for lack
+// of permission or memory.
+func (e *BatchError) Lacks() bool {
+	return !slices.Contains([]unix.Errno{unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.ENFILE}, e.Errno)
+}
 
 // IsUnsupported reports whether an error means that the kernel lacks a subsystem of
 // netfilter, or support for a family.

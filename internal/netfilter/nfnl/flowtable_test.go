@@ -126,11 +126,9 @@ func TestAddRuleInfo(t *testing.T) {
 		for _, exprs := range [][]expr.Any{
 			{CtSource(IPv4, Reply, 8), &expr.Lookup{SourceRegister: 8, SetName: set.Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictReturn}},
 			{&expr.Ct{Key: expr.CtKeyPKTS, Register: 8}, &expr.Byteorder{SourceRegister: 8, DestRegister: 8, Op: expr.ByteorderHton, Len: 8, Size: 8}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: "next"}},
-			{&expr.FlowOffload{Name: "f"}, CountIn("n")},
+			append([]expr.Any{&expr.FlowOffload{Name: "f"}}, CountIn("n")...),
 		} {
-			if err := b.AddRule(both, "forward", "a comment", exprs...); err != nil {
-				t.Fatal(err)
-			}
+			b.AddRule(both, "forward", "a comment", exprs)
 		}
 	})
 	read := func() (all []RuleInfo) {

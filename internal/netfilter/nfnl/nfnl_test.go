@@ -100,9 +100,7 @@ func TestRoundTrip(t *testing.T) {
 		}
 		b.AddChain(table, Chain{Name: "target"})
 		b.AddChain(table, Chain{Name: "base", Hook: &Hook{"nat", unix.NF_INET_PRE_ROUTING, -100}})
-		if err := b.AddRule(table, "base", "why", &expr.Counter{}); err != nil {
-			t.Error(err)
-		}
+		b.AddRule(table, "base", "why", []expr.Any{&expr.Counter{}})
 		b.AddElement(table, numbers, key(7), key(8), "")
 		b.AddElement(table, ports, web, pod, "default/web")
 		b.AddVerdict(table, chains, key(9), Goto, "target")
@@ -218,11 +216,7 @@ func TestManyElements(t *testing.T) {
 // others out.
 func TestElementsInterrupted(t *testing.T) {
 	c, ns := dial(t)
-	other, err := Dial(ns.FD())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	other := dialAgain(t, ns)
 	const n = 5000 // more than fits one message
 	commit(t, c, func(b *Batch) {
 		b.AddTable(table, "")
@@ -243,7 +237,7 @@ func TestElementsInterrupted(t *testing.T) {
 	if err := read(func(Element) {}); err != nil {
 		t.Errorf("undisturbed: %v", err)
 	}
-	err = read(func(e Element) {
+	err := read(func(e Element) {
 		gone := bytes.Clone(e.Key)
 		commit(t, other, func(b *Batch) { b.DeleteElement(table, numbers, gone) })
 	})
@@ -297,7 +291,7 @@ func TestRefusal(t *testing.T) {
 		"a rule that leads nowhere": {
 			func(b *Batch) {
 				b.AddChain(table, Chain{Name: "c"})
-				b.AddRule(table, "c", "", &expr.Verdict{Kind: expr.VerdictJump, Chain: "nowhere"})
+				b.AddRule(table, "c", "", []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: "nowhere"}})
 			},
 			unix.ENOENT, "add rule", "c", nil,
 		},
@@ -321,6 +315,18 @@ func TestRefusal(t *testing.T) {
 				t.Errorf("a refused batch had an effect: %d elements, had %d", len(after), len(before))
 			}
 		})
+	}
+}
+
+// TestLacks: a probe must not take a lack of permission or memory for a missing feature.
+func TestLacks(t *testing.T) {
+	for errno, want := range map[unix.Errno]bool{
+		unix.ENOENT: true, unix.EOPNOTSUPP: true, unix.EINVAL: true,
+		unix.EPERM: false, unix.ENOMEM: false, unix.ENOBUFS: false, unix.ENFILE: false,
+	} {
+		if got := (&BatchError{Errno: errno}).Lacks(); got != want {
+			t.Errorf("%v: %t, want %t", errno, got, want)
+		}
 	}
 }
 

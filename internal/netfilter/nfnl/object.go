@@ -24,8 +24,8 @@ func (b *Batch) AddCounter(t Table, name string) {
 }
 
 // CountIn returns the expression that counts a packet in a named counter.
-func CountIn(name string) expr.Any {
-	return &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: name}
+func CountIn(name string) []expr.Any {
+	return []expr.Any{&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: name}}
 }
 
 // Counted returns the number of packets that the rule's counters have counted.

@@ -8,12 +8,8 @@ import "context"
 // transaction fits into the processor's caches. Larger ones are not faster.
 const Pieces = 128 << 10
 
-// CommitPieces commits the messages that write adds to b, in many small transactions. A
-// goroutine commits one piece while write fills the next:
-//
-//	write -> b -> full -> commit
-//	         ^            |
-//	         +--- free <--+
+// CommitPieces commits the messages that write adds to b, in many small transactions. Each is
+// committed in the background, while write fills the batch for the next.
 //
 // This is faster than one large transaction and takes less memory: the kernel processes
 // the elements of a transaction several times, and meanwhile resizes their hash tables on
@@ -21,44 +17,35 @@ const Pieces = 128 << 10
 //
 // After an error of [Conn.Commit] or of the context, earlier transactions remain in effect.
 // Finally the batch is empty, but still counts its bytes and elements.
-func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) (transactions int, err error) {
-	full, free := make(chan *Batch), make(chan *Batch, 2)
-	free <- new(Batch)
-	free <- new(Batch)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for piece := range full {
-			if err == nil && !piece.Empty() {
-				if err = c.commitPiece(ctx, piece); err == nil {
-					transactions++
-				}
+func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) error {
+	var piece Batch
+	last := make(chan error, 1) // the result of the transactions so far
+	last <- nil
+	b.spill = func() {
+		err := <-last
+		b.moveTo(&piece)
+		go func() {
+			if err == nil {
+				err = ctx.Err()
 			}
-			piece.Reset()
-			free <- piece
-		}
-	}()
-	b.spill = func() { full <- b.moveTo(<-free) }
+			if err == nil {
+				err = c.Commit(0, &piece)
+			}
+			last <- err
+		}()
+	}
 	write()
 	b.endRun()
 	b.spill()
 	b.spill = nil
-	close(full)
-	<-done
-	return transactions, err
+	return <-last
 }
 
-func (c *Conn) commitPiece(ctx context.Context, piece *Batch) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return c.Commit(0, piece)
-}
-
-// moveTo moves the messages to an empty piece.
-func (b *Batch) moveTo(piece *Batch) *Batch {
+// moveTo moves the messages to a piece, which has been committed.
+func (b *Batch) moveTo(piece *Batch) {
+	piece.Reset()
 	b.buf, piece.buf = piece.buf, b.buf
 	b.messages, piece.messages = piece.messages, b.messages
+	b.err, piece.err = nil, b.err
 	b.spilled += len(piece.buf)
-	return piece
 }

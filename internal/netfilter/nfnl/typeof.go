@@ -15,17 +15,17 @@ import (
 // what different versions of nft have in common.
 type Typeof string
 
-// Payload is a field of a header, by nft's numbers of both.
-func Payload(header, field uint32) Typeof {
+// payload is a field of a header, by nft's numbers of both.
+func payload(header, field uint32) Typeof {
 	const etype = 7 // EXPR_PAYLOAD
 	return typeof(etype, udata32(0, header)+udata32(1, field))
 }
 
-// The fields for Payload.
+// Fields of headers.
 var (
-	IPDaddr  = Payload(12, 12)
-	IP6Daddr = Payload(13, 9)
-	TCPDport = Payload(8, 2)
+	IPDaddr  = payload(12, 12)
+	IP6Daddr = payload(13, 9)
+	TCPDport = payload(8, 2)
 )
 
 // NetworkHeader is the first bytes of the network header, as a number.

@@ -27,6 +27,22 @@ func (f Family) String() string {
 	return "family?"
 }
 
+// AddrLen returns the length of an address of IPv4 or IPv6 in bytes.
+func (f Family) AddrLen() uint32 {
+	if f == IPv6 {
+		return 16
+	}
+	return 4
+}
+
+// AddrType returns the type of an address of IPv4 or IPv6.
+func (f Family) AddrType() DataType {
+	if f == IPv6 {
+		return TypeIP6Addr
+	}
+	return TypeIPAddr
+}
+
 // Table names a table.
 type Table struct {
 	Family Family

@@ -60,28 +60,24 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	w.log = klog.FromContext(ctx).WithValues("directory", s.dir)
 	w.onError, w.sink = s.onError, sink
 
-	due := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-timer.C:
+			timer.Reset(w.look(time.Now()))
+			continue
 		case _, ok := <-w.notify.Events:
 			if !ok {
 				return errors.New("fsnotify: closed")
 			}
 		case err := <-w.notify.Errors:
 			w.log.V(2).Info("Notifications were lost, looking at all files", "err", err)
-		case <-timer.C:
-			now := time.Now()
-			due = now.Add(w.look(now))
-			timer.Reset(time.Until(due))
-			continue
 		}
-		w.changed = true
-		if soon := time.Now().Add(settle); soon.Before(due) {
-			due = soon
+		if !w.changed {
+			w.changed = true
 			timer.Reset(settle)
 		}
 	}

@@ -31,14 +31,14 @@ func Validate(o source.Object) field.ErrorList {
 		return validateSlice(o)
 	case *corev1.Node:
 		faults := metadata(&o.ObjectMeta, false, validation.IsDNS1123Subdomain)
-		return append(faults, ranges(field.NewPath("spec", "podCIDRs"), o.Spec.PodCIDRs)...)
+		return append(faults, perFamily(field.NewPath("spec", "podCIDRs"), o.Spec.PodCIDRs, validation.IsValidCIDR)...)
 	case *networkingv1.ServiceCIDR:
 		faults := metadata(&o.ObjectMeta, false, validation.IsDNS1123Subdomain)
 		path := field.NewPath("spec", "cidrs")
 		if len(o.Spec.CIDRs) == 0 {
 			faults = append(faults, field.Required(path, "a ServiceCIDR needs at least one range"))
 		}
-		return append(faults, ranges(path, o.Spec.CIDRs)...)
+		return append(faults, perFamily(path, o.Spec.CIDRs, validation.IsValidCIDR)...)
 	}
 	return field.ErrorList{field.InternalError(nil, fmt.Errorf("no rules for %T", o))}
 }
@@ -54,50 +54,52 @@ func metadata(m *metav1.ObjectMeta, namespaced bool, rule func(string) []string)
 
 func validateService(s *corev1.Service) field.ErrorList {
 	spec, path := &s.Spec, field.NewPath("spec")
-	// Names of Services are DNS labels since KEP-5311.
-	faults := metadata(&s.ObjectMeta, true, validation.IsDNS1123Label)
-	faults = append(faults, oneOf(path.Child("type"), spec.Type, corev1.ServiceTypeClusterIP,
-		corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)...)
+	faults := slices.Concat(
+		metadata(&s.ObjectMeta, true, validation.IsDNS1123Label), // names are DNS labels since KEP-5311
+		oneOf(path.Child("type"), spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
+			corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName),
+	)
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return faults // without addresses and traffic
-	}
-	faults = append(faults, clusterIPs(path, spec)...)
-	faults = append(faults, servicePorts(path.Child("ports"), spec)...)
-	faults = append(faults, optional(path.Child("sessionAffinity"), &spec.SessionAffinity, corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)...)
-	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-		const day = 86400
-		seconds := *c.ClientIP.TimeoutSeconds
-		faults = append(faults, invalid(path.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), seconds, validation.IsInRange(int(seconds), 1, day))...)
-	}
-	faults = append(faults, optional(path.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
-		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
-	faults = append(faults, optional(path.Child("externalTrafficPolicy"), &spec.ExternalTrafficPolicy,
-		corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)...)
-	faults = append(faults, optional(path.Child("trafficDistribution"), spec.TrafficDistribution,
-		corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
-		corev1.ServiceTrafficDistributionPreferSameNode)...)
-	if spec.HealthCheckNodePort != 0 {
-		faults = append(faults, portNumber(path.Child("healthCheckNodePort"), spec.HealthCheckNodePort)...)
-	}
-	for i, value := range spec.ExternalIPs {
-		faults = append(faults, unicast(path.Child("externalIPs").Index(i), value)...)
 	}
 	sourceRanges := path.Child("loadBalancerSourceRanges")
 	if len(spec.LoadBalancerSourceRanges) > 0 && spec.Type != corev1.ServiceTypeLoadBalancer {
 		faults = append(faults, field.Forbidden(sourceRanges, "only for type LoadBalancer"))
 	}
-	for i, value := range spec.LoadBalancerSourceRanges {
-		// The API server accepts white space around a range only here.
-		faults = append(faults, validation.IsValidCIDRForLegacyField(sourceRanges.Index(i), strings.TrimSpace(value), true, nil)...)
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		const day = 86400
+		seconds := *c.ClientIP.TimeoutSeconds
+		faults = append(faults, invalid(path.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), seconds, validation.IsInRange(int(seconds), 1, day))...)
 	}
-	for i, in := range s.Status.LoadBalancer.Ingress {
-		path := field.NewPath("status", "loadBalancer", "ingress").Index(i)
-		if in.IP != "" {
-			faults = append(faults, validation.IsValidIPForLegacyField(path.Child("ip"), in.IP, true, nil)...)
-		}
-		faults = append(faults, optional(path.Child("ipMode"), in.IPMode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)...)
+	if spec.HealthCheckNodePort != 0 {
+		faults = append(faults, portNumber(path.Child("healthCheckNodePort"), spec.HealthCheckNodePort)...)
 	}
-	return faults
+	return slices.Concat(
+		faults,
+		clusterIPs(path, spec),
+		servicePorts(path.Child("ports"), spec),
+		optional(path.Child("sessionAffinity"), spec.SessionAffinity, corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP),
+		optional(path.Child("internalTrafficPolicy"), ptr.Deref(spec.InternalTrafficPolicy, ""),
+			corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal),
+		optional(path.Child("externalTrafficPolicy"), spec.ExternalTrafficPolicy,
+			corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal),
+		optional(path.Child("trafficDistribution"), ptr.Deref(spec.TrafficDistribution, ""), corev1.ServiceTrafficDistributionPreferClose,
+			corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode),
+		each(path.Child("externalIPs"), spec.ExternalIPs, unicast),
+		each(sourceRanges, spec.LoadBalancerSourceRanges, func(path *field.Path, value string) field.ErrorList {
+			// The API server accepts white space around a range only here.
+			return validation.IsValidCIDRForLegacyField(path, strings.TrimSpace(value), true, nil)
+		}),
+		each(field.NewPath("status", "loadBalancer", "ingress"), s.Status.LoadBalancer.Ingress, ingress),
+	)
+}
+
+func ingress(path *field.Path, in corev1.LoadBalancerIngress) field.ErrorList {
+	faults := optional(path.Child("ipMode"), ptr.Deref(in.IPMode, ""), corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)
+	if in.IP == "" {
+		return faults
+	}
+	return append(faults, validation.IsValidIPForLegacyField(path.Child("ip"), in.IP, true, nil)...)
 }
 
 // clusterIPs checks spec.clusterIP, clusterIPs and ipFamilyPolicy.
@@ -119,10 +121,7 @@ func clusterIPs(path *field.Path, spec *corev1.ServiceSpec) (faults field.ErrorL
 		}
 		return faults
 	}
-	for i, value := range ips {
-		faults = append(faults, unicast(list.Index(i), value)...)
-	}
-	faults = append(faults, twoFamilies(list, ips)...)
+	faults = append(faults, perFamily(list, ips, unicast)...)
 	if p := spec.IPFamilyPolicy; p != nil && *p == corev1.IPFamilyPolicyRequireDualStack && len(ips) < 2 {
 		faults = append(faults, field.Required(list.Index(1),
 			"a directory of manifests has no API server to allocate the second address that ipFamilyPolicy RequireDualStack asks for"))
@@ -139,68 +138,67 @@ func servicePorts(path *field.Path, spec *corev1.ServiceSpec) (faults field.Erro
 		port     int32
 	}
 	names, ports, nodePorts := map[string]bool{}, map[key]bool{}, map[key]bool{}
-	for i, p := range spec.Ports {
-		path := path.Index(i)
+	return append(faults, each(path, spec.Ports, func(path *field.Path, p corev1.ServicePort) field.ErrorList {
+		faults := slices.Concat(protocol(path.Child("protocol"), p.Protocol), portNumber(path.Child("port"), p.Port))
 		if p.Name == "" && len(spec.Ports) > 1 {
 			faults = append(faults, field.Required(path.Child("name"), "needed when there is more than one port"))
 		} else {
 			faults = append(faults, portName(path.Child("name"), p.Name, names)...)
 		}
-		faults = append(faults, protocol(path.Child("protocol"), p.Protocol)...)
-		faults = append(faults, portNumber(path.Child("port"), p.Port)...)
-		if k := (key{p.Protocol, p.Port}); ports[k] {
+		if seen(ports, key{p.Protocol, p.Port}) {
 			faults = append(faults, field.Duplicate(path, fmt.Sprintf("%d/%s", p.Port, p.Protocol)))
-		} else {
-			ports[k] = true
-		}
-		if p.NodePort == 0 {
-			continue
 		}
 		path = path.Child("nodePort")
-		k := key{p.Protocol, p.NodePort}
 		switch {
+		case p.NodePort == 0:
 		case spec.Type == corev1.ServiceTypeClusterIP:
 			faults = append(faults, field.Forbidden(path, "a Service of type ClusterIP has no node ports"))
-		case nodePorts[k]:
+		case seen(nodePorts, key{p.Protocol, p.NodePort}):
 			faults = append(faults, field.Duplicate(path, p.NodePort))
 		default:
 			faults = append(faults, portNumber(path, p.NodePort)...)
 		}
-		nodePorts[k] = true
-	}
-	return faults
+		return faults
+	})...)
 }
 
 func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
-	faults := metadata(&s.ObjectMeta, true, validation.IsDNS1123Subdomain)
-	faults = append(faults, oneOf(field.NewPath("addressType"), s.AddressType,
-		discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN)...)
-	for i, e := range s.Endpoints {
-		path := field.NewPath("endpoints").Index(i).Child("addresses")
-		if len(e.Addresses) == 0 {
-			faults = append(faults, field.Required(path, "an endpoint needs at least one address"))
+	address := func(path *field.Path, value string) field.ErrorList {
+		if f := family(value); f != "" && f != s.AddressType {
+			return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be an %s address, as addressType says", s.AddressType))}
 		}
-		if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 {
-			continue // proxies ignore FQDN endpoints
+		return unicast(path, value)
+	}
+	endpoint := func(path *field.Path, e discoveryv1.Endpoint) field.ErrorList {
+		path = path.Child("addresses")
+		switch {
+		case len(e.Addresses) == 0:
+			return field.ErrorList{field.Required(path, "an endpoint needs at least one address")}
+		case s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6:
+			return nil // proxies ignore FQDN endpoints
 		}
-		for i, value := range e.Addresses {
-			if f := family(value); f != "" && f != s.AddressType {
-				faults = append(faults, field.Invalid(path.Index(i), value, fmt.Sprintf("must be an %s address, as addressType says", s.AddressType)))
-				continue
-			}
-			faults = append(faults, unicast(path.Index(i), value)...)
-		}
+		return each(path, e.Addresses, address)
 	}
 	names := map[string]bool{}
-	for i, p := range s.Ports {
-		path := field.NewPath("ports").Index(i)
-		faults = append(faults, portName(path.Child("name"), ptr.Deref(p.Name, ""), names)...)
-		if p.Protocol != nil {
-			faults = append(faults, protocol(path.Child("protocol"), *p.Protocol)...)
-		}
-		if p.Port != nil {
-			faults = append(faults, portNumber(path.Child("port"), *p.Port)...)
-		}
+	port := func(path *field.Path, p discoveryv1.EndpointPort) field.ErrorList {
+		return slices.Concat(
+			portName(path.Child("name"), ptr.Deref(p.Name, ""), names),
+			protocol(path.Child("protocol"), ptr.Deref(p.Protocol, corev1.ProtocolTCP)),
+			portNumber(path.Child("port"), ptr.Deref(p.Port, 1)),
+		)
+	}
+	return slices.Concat(
+		metadata(&s.ObjectMeta, true, validation.IsDNS1123Subdomain),
+		oneOf(field.NewPath("addressType"), s.AddressType, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN),
+		each(field.NewPath("endpoints"), s.Endpoints, endpoint),
+		each(field.NewPath("ports"), s.Ports, port),
+	)
+}
+
+// each checks all members of a list.
+func each[T any](path *field.Path, all []T, check func(*field.Path, T) field.ErrorList) (faults field.ErrorList) {
+	for i, value := range all {
+		faults = append(faults, check(path.Index(i), value)...)
 	}
 	return faults
 }
@@ -218,23 +216,16 @@ func unicast(path *field.Path, value string) field.ErrorList {
 	return nil
 }
 
-// ranges checks a list of at most one range of addresses for each family.
-func ranges(path *field.Path, values []string) (faults field.ErrorList) {
-	for i, value := range values {
-		faults = append(faults, validation.IsValidCIDR(path.Index(i), value)...)
+// perFamily checks a list of at most one address or range for each family.
+func perFamily(path *field.Path, values []string, check func(*field.Path, string) field.ErrorList) field.ErrorList {
+	faults := each(path, values, check)
+	switch {
+	case len(values) > 2:
+		return append(faults, field.TooMany(path, len(values), 2))
+	case len(values) == 2 && family(values[0]) != "" && family(values[0]) == family(values[1]):
+		return append(faults, field.Invalid(path, values, "must not hold two of the same IP family"))
 	}
-	return append(faults, twoFamilies(path, values)...)
-}
-
-// twoFamilies checks a list of at most one address or range for each family.
-func twoFamilies(path *field.Path, values []string) field.ErrorList {
-	if len(values) > 2 {
-		return field.ErrorList{field.TooMany(path, len(values), 2)}
-	}
-	if len(values) == 2 && family(values[0]) != "" && family(values[0]) == family(values[1]) {
-		return field.ErrorList{field.Invalid(path, values, "must not hold two of the same IP family")}
-	}
-	return nil
+	return faults
 }
 
 // family returns the IP family of an address or range, "" for other text.
@@ -249,16 +240,22 @@ func family(value string) discoveryv1.AddressType {
 	return discoveryv1.AddressTypeIPv6
 }
 
-// portName checks the name of a port and adds it to seen, in which it must not be.
-func portName(path *field.Path, name string, seen map[string]bool) field.ErrorList {
-	if seen[name] {
+// portName checks the name of a port and adds it to names, in which it must not be.
+func portName(path *field.Path, name string, names map[string]bool) field.ErrorList {
+	switch {
+	case seen(names, name):
 		return field.ErrorList{field.Duplicate(path, name)}
-	}
-	seen[name] = true
-	if name == "" {
+	case name == "":
 		return nil
 	}
 	return invalid(path, name, validation.IsDNS1123Label(name))
+}
+
+// seen reports whether a set has a member, and adds it.
+func seen[T comparable](set map[T]bool, member T) bool {
+	was := set[member]
+	set[member] = true
+	return was
 }
 
 func portNumber(path *field.Path, port int32) field.ErrorList {
@@ -288,9 +285,46 @@ func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 }
 
 // optional is oneOf for a field that may be unset.
-func optional[T ~string](path *field.Path, value *T, allowed ...T) field.ErrorList {
-	if value == nil || *value == "" {
+func optional[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
+	if value == "" {
 		return nil
 	}
-	return oneOf(path, *value, allowed...)
+	return oneOf(path, value, allowed...)
+}
+
+// warnings returns what is valid in an object but seldom intended, each as one line
+// that starts with the field.
+func warnings(o source.Object) (out []string) {
+	warn := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	switch o := o.(type) {
+	case *discoveryv1.EndpointSlice:
+		if o.Labels[discoveryv1.LabelServiceName] == "" {
+			warn("metadata.labels: without the label %s the slice belongs to no Service", discoveryv1.LabelServiceName)
+		}
+	case *corev1.Service:
+		balanced := o.Spec.Type == corev1.ServiceTypeLoadBalancer
+		hint := ""
+		if balanced {
+			hint = " (allocateLoadBalancerNodePorts: false says that this is intended)"
+		}
+		allocate := o.Spec.AllocateLoadBalancerNodePorts
+		for i, p := range o.Spec.Ports {
+			if p.NodePort == 0 && (o.Spec.Type == corev1.ServiceTypeNodePort || balanced && (allocate == nil || *allocate)) {
+				warn("spec.ports[%d].nodePort: not set, and there is no API server to allocate one: the port is not opened on nodes%s", i, hint)
+			}
+		}
+		if balanced && o.Spec.HealthCheckNodePort == 0 && o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+			warn("spec.healthCheckNodePort: not set, and there is no API server to allocate one: load balancers cannot ask this node for its endpoints")
+		}
+	case *corev1.Node:
+		for i, a := range o.Status.Addresses {
+			if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+				continue
+			}
+			if ip, err := netip.ParseAddr(a.Address); err != nil || ip.Zone() != "" {
+				warn("status.addresses[%d].address: %q is not an IP address and is ignored", i, a.Address)
+			}
+		}
+	}
+	return out
 }

@@ -4,7 +4,6 @@ package manifest
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -46,27 +44,15 @@ type watch struct {
 
 // file is the last known content of a file.
 type file struct {
-	stamp   stamp // zero if it must be read again
-	sum     [sha256.Size]byte
+	info    fs.FileInfo // as it was read; nil if it must be read again
 	objects []Object
 	errs    []*Error
 	err     *Error // why the file could not be read
 }
 
-// stamp changes when a file does.
-type stamp struct {
-	dev, ino     uint64
-	size         int64
-	mtime, ctime time.Time
-}
-
-func stampOf(info fs.FileInfo) stamp {
-	s := stamp{size: info.Size(), mtime: info.ModTime()}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.dev, s.ino = uint64(st.Dev), st.Ino
-		s.ctime = time.Unix(st.Ctim.Unix())
-	}
-	return s
+// unchanged reports whether a file has not changed from one look to the next.
+func unchanged(was, is fs.FileInfo) bool {
+	return was != nil && is != nil && os.SameFile(was, is) && was.Size() == is.Size() && was.Mode() == is.Mode() && was.ModTime().Equal(is.ModTime())
 }
 
 // newWatch starts to watch a directory.
@@ -98,12 +84,8 @@ func (w *watch) look(now time.Time) time.Duration {
 		return pollPeriod
 	}
 	var infos map[string]fs.FileInfo
-	var dir fs.FileInfo
 	if err == nil {
 		infos, err = w.list()
-	}
-	if err == nil {
-		dir, err = os.Stat(w.dir) // after it was listed: the list may lack a file that was being renamed
 	}
 	if err != nil {
 		w.changed = true
@@ -111,19 +93,31 @@ func (w *watch) look(now time.Time) time.Duration {
 		w.report(append(slices.Clip(w.problems), &Error{File: w.dir, Errs: []error{err}}))
 		return pollPeriod
 	}
-	if delay := w.unsettled(dir, infos, now); delay > 0 {
+	if delay := w.unsettled(infos, now); delay > 0 && w.mayWait(now) {
 		return delay
 	}
-	w.changed, w.replaced, w.since = false, false, time.Time{}
-	maps.DeleteFunc(w.files, func(name string, _ *file) bool { return infos[name] == nil })
+	files := map[string]*file{}
 	for name, info := range infos {
-		w.read(name, info, now)
+		if name != "." {
+			files[name] = w.read(name, info, now)
+		}
 	}
-	if w.changed && !w.synced {
+	if after, err := w.list(); !maps.EqualFunc(infos, after, unchanged) && w.mayWait(now) {
+		w.log.V(4).Info("Files have changed while they were read", "err", err)
 		return settle
 	}
+	w.changed, w.replaced, w.since, w.files = false, false, time.Time{}, files
 	w.deliver()
 	return pollPeriod
+}
+
+// mayWait reports whether changes may delay reading further.
+func (w *watch) mayWait(now time.Time) bool {
+	w.changed = true
+	if w.since.IsZero() {
+		w.since = now
+	}
+	return now.Sub(w.since) < settleMax
 }
 
 // follow makes sure that the directory that is there now is the one that is watched.
@@ -151,7 +145,8 @@ func (w *watch) follow() error {
 	return nil
 }
 
-// list returns the manifests of the directory. The targets of links count.
+// list returns the manifests of the directory, and the directory itself as ".". The targets
+// of links count.
 func (w *watch) list() (map[string]fs.FileInfo, error) {
 	entries, err := os.ReadDir(w.dir)
 	if err != nil {
@@ -178,68 +173,41 @@ func (w *watch) list() (map[string]fs.FileInfo, error) {
 			infos[name] = info
 		}
 	}
-	return infos, nil
+	// The directory is looked at last: the list may lack a file that was being renamed.
+	infos["."], err = os.Stat(w.dir)
+	return infos, err
 }
 
 // unsettled returns after how long the directory and its files may be read, if they
 // have just changed.
-func (w *watch) unsettled(dir fs.FileInfo, infos map[string]fs.FileInfo, now time.Time) time.Duration {
+func (w *watch) unsettled(infos map[string]fs.FileInfo, now time.Time) (delay time.Duration) {
 	quiet := settle
 	if w.replaced {
 		quiet = settleBack
 	}
-	delay := time.Duration(0)
-	for _, info := range append(slices.Collect(maps.Values(infos)), dir) {
+	for _, info := range infos {
 		// A time in the future says nothing, unless it has just become the present.
 		if d := quiet - now.Sub(info.ModTime()); d <= 2*quiet {
 			delay = max(delay, min(d, quiet))
 		}
 	}
-	if delay == 0 {
-		return 0
-	}
-	if w.since.IsZero() {
-		w.since = now
-	}
-	if now.Sub(w.since) >= settleMax {
-		return 0
-	}
-	w.changed = true
 	return delay
 }
 
 // read reads a file if it has changed.
-func (w *watch) read(name string, info fs.FileInfo, now time.Time) {
-	f := w.files[name]
-	if f == nil {
-		f = &file{}
-		w.files[name] = f
+func (w *watch) read(name string, info fs.FileInfo, now time.Time) *file {
+	was := w.files[name]
+	switch {
+	case was == nil:
+		was = &file{}
+	case unchanged(was.info, info):
+		return was
 	}
-	s := stampOf(info)
-	if s == f.stamp {
-		return
-	}
-	f.stamp, f.err = stamp{}, nil
-	path := filepath.Join(w.dir, name)
-	data, err := readFile(path, info)
+	data, err := readFile(filepath.Join(w.dir, name), info)
 	if err != nil {
 		w.poll = true // it may become readable in ways that inotify does not report
-		f.err = &Error{File: name, Errs: []error{withoutPath(err)}}
-		return
+		return &file{objects: was.objects, errs: was.errs, err: &Error{File: name, Errs: []error{withoutPath(err)}}}
 	}
-	if after, err := os.Stat(path); err != nil || stampOf(after) != s {
-		// It has just changed. Before Synced, others would be delivered without it.
-		w.poll, w.changed = true, true
-		return
-	}
-	if now.Sub(s.mtime) >= settle { // else it may change again without another time of modification
-		f.stamp = s
-	}
-	sum := sha256.Sum256(data)
-	if sum == f.sum {
-		return
-	}
-	f.sum = sum
 	content := Decode(name, data)
 	for _, warning := range content.Warnings {
 		w.log.Info("Manifest has a warning", "warning", warning)
@@ -247,10 +215,14 @@ func (w *watch) read(name string, info fs.FileInfo, now time.Time) {
 	if n := len(content.Ignored); n > 0 {
 		w.log.Info("Ignoring objects of other kinds", "file", name, "count", n, "objects", strings.Join(content.Ignored[:min(n, 10)], ", "))
 	}
-	if f.errs = content.Errors; len(f.errs) > 0 {
-		content.Objects = append(content.Objects, missing(f.objects, content.Objects)...)
+	f := &file{objects: content.Objects, errs: content.Errors}
+	if len(f.errs) > 0 {
+		f.objects = append(f.objects, missing(was.objects, f.objects)...)
 	}
-	f.objects = content.Objects
+	if now.Sub(info.ModTime()) >= settle { // else it may change again without another time of modification
+		f.info = info
+	}
+	return f
 }
 
 // readFile reads a regular file.

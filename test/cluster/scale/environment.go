@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -43,11 +42,6 @@ const namespace = "default"
 // newEnvironment starts everything but the subjects, with nodes for a number of runs. The
 // caller closes it.
 func newEnvironment(ctx context.Context, o *options, runs int, dir string, log upstream.Log) (_ *environment, err error) {
-	// Without this, filling waits until each write of etcd is on the disk. Nothing that is
-	// measured does.
-	if err := os.Setenv("ETCD_UNSAFE_NO_FSYNC", "true"); err != nil {
-		return nil, err
-	}
 	c := cluster.Config{
 		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
 	}

@@ -43,10 +43,13 @@ type Site struct {
 type Plane struct {
 	*upstream.ControlPlane
 	Host *lab.Host
+
+	auditLog string // path
 }
 
 // Start makes a cluster without nodes and without controllers: etcd and kube-apiserver
-// serve. It sets the address and the namespace of the options. The caller closes the Site.
+// serve. It sets the address and the namespace of the options, and writes into their
+// directory. The caller closes the Site.
 func Start(ctx context.Context, o upstream.ControlPlaneOptions) (_ *Site, err error) {
 	l, err := lab.New()
 	if err != nil {
@@ -63,20 +66,25 @@ func Start(ctx context.Context, o upstream.ControlPlaneOptions) (_ *Site, err er
 		return nil, err
 	}
 	o.Namespace, o.Address = host.Namespace, netip.AddrPortFrom(host.Addr(false), 6443)
-	o.APIFlags = append(o.APIFlags, "--authorization-mode=RBAC")
+	audit, log, err := auditFlags(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	o.APIFlags = append(append(o.APIFlags, "--authorization-mode=RBAC"), audit...)
 	plane, err := upstream.StartControlPlane(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
-	s.Plane = &Plane{plane, host}
+	s.Plane = &Plane{plane, host, log}
 	return s, s.Plane.allowProxies(ctx)
 }
 
 // New starts a cluster of nodes named n1, n2, ... and Kubernetes' own endpointslice
-// controller, which makes EndpointSlices of Services with a selector and of Pods. Files are
-// written into dir.
-func New(ctx context.Context, dir string, nodes int, log upstream.Log) (_ *Site, err error) {
-	s, err := Start(ctx, upstream.ControlPlaneOptions{Dir: dir, ServiceCIDRs: ServiceCIDRs, Log: log})
+// controller, which makes EndpointSlices of Services with a selector and of Pods. It sets
+// ServiceCIDRs in the options. See [Start].
+func New(ctx context.Context, nodes int, o upstream.ControlPlaneOptions) (_ *Site, err error) {
+	o.ServiceCIDRs = ServiceCIDRs
+	s, err := Start(ctx, o)
 	if err != nil {
 		return nil, err
 	}

@@ -34,8 +34,7 @@ func Init() {
 	if err := writeJSON(filepath.Join(dir, resultFile), result); err != nil {
 		fmt.Fprintln(os.Stderr, "uml: init: result:", err)
 	}
-	// hostfs writes a file to the host when the file is closed. This is for files that are
-	// still open: a kernel that powers off does not close them.
+	// hostfs writes a file to the host when it is closed, which a power off does not do.
 	unix.Sync()
 	err = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	fmt.Fprintln(os.Stderr, "uml: init: power off:", err)
@@ -138,11 +137,9 @@ var mounts = []struct {
 	{fstype: "proc", target: "/proc", flags: noDevices},
 	{fstype: "sysfs", target: "/sys", flags: noDevices},
 	{fstype: "cgroup2", target: "/sys/fs/cgroup", optional: true},
-	{fstype: "bpf", target: "/sys/fs/bpf", data: "mode=0700", optional: true},
 	{fstype: "devtmpfs", target: "/dev", data: "mode=0755", flags: unix.MS_NOSUID},
 	{fstype: "devpts", target: "/dev/pts", data: "ptmxmode=0666", mkdir: true},
 	{fstype: "tmpfs", target: "/dev/shm", data: "mode=1777", mkdir: true},
-	{fstype: "mqueue", target: "/dev/mqueue", mkdir: true, optional: true},
 	// ip-netns(8) keeps its names in /run/netns, iptables its lock in /run.
 	{fstype: "tmpfs", target: "/run", data: "mode=0755"},
 	{fstype: "tmpfs", target: tempDir, data: "mode=1777", mkdir: true},

@@ -34,13 +34,10 @@ import (
 
 // Machine describes a User Mode Linux machine. Each Run boots a new one.
 type Machine struct {
-	// Kernel is the path of the kernel, an executable file.
-	Kernel string
-	// Memory is the machine's memory in the form of the kernel's mem= option; empty means
-	// 2G. The host provides pages as they are touched.
-	Memory string
-	// Parameters are further kernel parameters, such as "ipv6.disable=1".
-	Parameters []string
+	Kernel string // path
+	Memory string // as in the kernel's option mem=; 2G if empty. The host provides pages as they are touched
+
+	Parameters []string // further kernel parameters, such as "ipv6.disable=1"
 }
 
 // bootTimeout bounds a boot that takes less than a second on an idle host.
@@ -70,12 +67,8 @@ func (m Machine) Check(ctx context.Context) (release string, err error) {
 
 // Run boots the machine, runs the command, and returns its result once the machine has
 // ended. The command's standard output and standard error both go to output, which may be
-// nil, as they arrive.
-//
-// An error means that there is no result: the kernel did not start, panicked, or ctx
-// ended first. All processes of the machine have been killed then.
-//
-// The calling program must be one that calls [Init].
+// nil, as they arrive. An error means that the kernel did not start, panicked, or ctx ended
+// first. The calling program must be one that calls [Init].
 func (m Machine) Run(ctx context.Context, c Command, output io.Writer) (Result, error) {
 	result, err := m.run(ctx, c, output, &tail{})
 	if err != nil {
@@ -183,8 +176,8 @@ func (m Machine) boot(ctx context.Context, dir string, output io.Writer, console
 	return nil
 }
 
-// memoryDir returns the directory for the file that is the machine's memory. The kernel
-// maps it for execution, and it should not be on a disk.
+// memoryDir returns the directory for the file that is the machine's memory: not on a disk,
+// and the kernel maps it for execution.
 func memoryDir() string {
 	const shm = "/dev/shm"
 	const need = 3 << 30 // bytes; the machine takes what it touches
@@ -239,17 +232,12 @@ func (t *tail) panicked() string {
 	return why
 }
 
-// Command is a program to run on a machine. All paths are the host's.
+// Command is a program to run on a machine. Paths are the host's, and absolute.
 type Command struct {
-	// Path of the program, absolute.
 	Path string
-	// Args are its arguments, without the program's own name.
-	Args []string
-	// Dir is the working directory, absolute; empty means "/".
-	Dir string
-	// Env is the whole environment as NAME=value. PATH and HOME are added when they
-	// are absent; TMPDIR always names a tmpfs of the machine.
-	Env []string
+	Args []string // without the program's own name
+	Dir  string   // the working directory; "/" if empty
+	Env  []string // NAME=value; with PATH and HOME if absent, and TMPDIR on a tmpfs of the machine
 }
 
 // Result is how a command ended.
@@ -260,19 +248,19 @@ type Result struct {
 	Failure string
 }
 
-// jobVariable is on the kernel's command line, which makes it part of the environment
-// of process 1. It names the job's directory.
-const jobVariable = "SLIPSTREAM_UML_JOB"
-
-// Names in the directory of a job.
 const (
+	// jobVariable names the job's directory, in the environment of process 1: it is on the
+	// kernel's command line.
+	jobVariable = "SLIPSTREAM_UML_JOB"
+
+	// Names in the directory of a job.
 	initFile   = "init"        // symbolic link to the binary that is process 1
 	jobFile    = "job.json"    // a Command, written by the host
 	resultFile = "result.json" // a Result, written by process 1
 )
 
-// checkVisible returns an error if a machine cannot reach a path of the host, because it
-// has mounts of its own above. what names the path in the error.
+// checkVisible returns an error if a machine has mounts of its own above a path of the host.
+// what names the path in the error.
 func checkVisible(what, path string) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("%s %q is not an absolute path", what, path)
@@ -311,9 +299,9 @@ var Versions = []string{"6.12", "6.1"}
 // ErrNoKernel means that no kernel of the version is named and none is cached.
 var ErrNoKernel = errors.New("no User Mode Linux kernel")
 
-// Find returns the path of the kernel of a version that the environment names, else of
-// the one that buildScript, the path of test/kernel/build.sh, has cached, else
-// [ErrNoKernel] with what the script said. It builds nothing.
+// Find returns the path of the kernel of a version that the environment names, else of the
+// one that buildScript (test/kernel/build.sh) has cached, else [ErrNoKernel] with what the
+// script said. It builds nothing.
 func Find(ctx context.Context, buildScript, version string) (string, error) {
 	cmd := exec.CommandContext(ctx, buildScript, "--cached", version)
 	var said bytes.Buffer

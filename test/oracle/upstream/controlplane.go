@@ -105,6 +105,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 		"--listen-client-urls="+etcdClients, "--advertise-client-urls="+etcdClients,
 		"--listen-peer-urls="+etcdPeers, "--initial-advertise-peer-urls="+etcdPeers,
 		"--initial-cluster=default="+etcdPeers,
+		"--unsafe-no-fsync", // what is written need not survive the machine
 	); err != nil {
 		return nil, err
 	}
