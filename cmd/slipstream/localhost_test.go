@@ -3,11 +3,15 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // TestLocalhostNodePorts checks that NodePorts answer the node on 127.0.0.1 in iptables mode,
@@ -44,5 +48,75 @@ func TestInitOnlyLoopback(t *testing.T) {
 	s.check(err)
 	if string(set) != "1\n" || !strings.Contains(string(rules), "-j SLIP-LOCALNET") || !strings.Contains(string(rules), "-A SLIP-LOCALNET") {
 		t.Errorf("route_localnet is %s, and the rules are\n%s", set, rules)
+	}
+}
+
+const localhostGate = "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"
+
+// TestNFTablesLocalhostNodePorts checks that NodePorts answer the node on 127.0.0.1 in nftables
+// mode, if the gate and the keyword are there, until the proxy stops. At first another program
+// has the port.
+func TestNFTablesLocalhostNodePorts(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	s := newSite(t)
+	loopback := netip.MustParseAddrPort("127.0.0.1:30080")
+	other, err := s.node.Serve(lab.TCP, loopback)
+	s.check(err)
+	s.save("web.yaml", nodePort(0, 1))
+	args := []string{"--proxy-mode=nftables", localhostGate, "--nodeport-addresses=localhost", "--metrics-bind-address=127.0.0.1:10249"}
+	p := s.run(args...)
+	s.until("the Event is in the log", func() bool {
+		return strings.Contains(s.log.String(), `service="default/web" reason="FailedToServeLoopbackNodePort" note="Service default/web: NodePort 30080 cannot be served on 127.0.0.1:30080/TCP: listen tcp4 127.0.0.1:30080: bind: address already in use"`)
+	})
+	const listeners, failures = `kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} %d`, `kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"} 0`
+	if m := s.metrics(); !strings.Contains(m, fmt.Sprintf(listeners, 0)) || strings.Contains(m, failures) {
+		t.Errorf("beside another program, the metrics are:\n%s", m)
+	}
+	s.check(other.Close())
+	s.untilReachedFrom(s.node, loopback, "web-0", "web-1")
+	s.untilReached("web-0", "web-1")
+	if m := s.metrics(); !strings.Contains(m, fmt.Sprintf(listeners, 1)) || strings.Contains(m, failures) {
+		t.Errorf("the metrics are:\n%s", m)
+	}
+	if got, err := reached(s.node, netip.AddrPortFrom(ownAddr, 30080), 1); err == nil {
+		t.Errorf("at an address that is not selected, connections reach %v", got)
+	}
+	if out, err := s.verify(args[:3]...); err != nil {
+		t.Errorf("verify: %v: %s", err, out)
+	}
+
+	s.check(p.Signal(syscall.SIGTERM))
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if got, err := reached(s.node, loopback, 1); !errors.Is(err, lab.ErrRefused) {
+		t.Errorf("without the proxy, connections reach %v (%v)", got, err)
+	}
+	if out, err := s.verify(args[:3]...); err == nil || !strings.Contains(out, "- Service default/web: listener on 127.0.0.1:30080/TCP\n") {
+		t.Errorf("verify without the proxy: %v: %s", err, out)
+	}
+	s.run(args...)
+	s.untilReachedFrom(s.node, loopback, "web-0", "web-1")
+}
+
+// TestLocalhostNodePortsRefused checks that the gate has NodePorts refused and counted on
+// loopback addresses, if no range is about these alone, also those that a program listens on.
+func TestLocalhostNodePortsRefused(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	s := newSite(t)
+	loopback := netip.MustParseAddrPort("127.0.0.1:30080")
+	_, err := s.node.Serve(lab.TCP, loopback)
+	s.check(err)
+	s.save("web.yaml", nodePort(0, 1))
+	s.run("--proxy-mode=nftables", localhostGate, "--nodeport-addresses=all", "--metrics-bind-address=127.0.0.1:10249")
+	s.untilReached("web-0", "web-1")
+	if got, err := reached(s.node, loopback, 1); !errors.Is(err, lab.ErrRefused) {
+		t.Errorf("connections reach %v (%v)", got, err)
+	}
+	m := s.metrics()
+	for _, want := range []string{`ip_family="IPv4",protocol="TCP"} 1`, `ip_family="IPv4",protocol="UDP"} 0`, `ip_family="IPv6",protocol="TCP"} 0`} {
+		if !strings.Contains(m, "kubeproxy_nftables_localhost_nodeport_rejected_packets_total{"+want) {
+			t.Errorf("no %s in the metrics:\n%s", want, m)
+		}
 	}
 }

@@ -53,8 +53,11 @@ addresses of this node that --nodeport-addresses selects:
   ranges     the addresses on this node's interfaces that are in one of them; of a
              family without a range, all, unless there is primary
 They may be combined. Changes of addresses are followed. On loopback addresses,
-NodePorts answer in iptables mode only, on IPv4 ones; not with
---iptables-localhost-nodeports=false. On IPv6 link-local addresses, they never answer.
+NodePorts answer in iptables mode on IPv4 ones, unless
+--iptables-localhost-nodeports=false; and in nftables mode on 127.0.0.1 and ::1, if the
+feature gate KubeProxyNFTablesLocalhostNodePorts is on and there is localhost, or a
+range of loopback addresses of the family. On IPv6 link-local addresses, they never
+answer.
 
 Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node, which
 --detect-local-mode recognizes:

@@ -176,7 +176,7 @@ func (o *runFlags) whyUnused(name, mode string) string {
 	case name == "show-hidden-metrics-for-version":
 		return ", as there are no hidden metrics"
 	case name == "iptables-localhost-nodeports" && mode != config.IPTables && *o.config.KubeProxy.IPTables.LocalhostNodePorts:
-		return " in nftables mode, which does not answer on NodePorts of loopback addresses"
+		return " in nftables mode, which has the feature gate KubeProxyNFTablesLocalhostNodePorts"
 	case name == "iptables-masquerade-bit" && mode == config.NFTables:
 		return " in nftables mode, which has --nftables-masquerade-bit"
 	case name == "nftables-masquerade-bit" && mode == config.IPTables:

@@ -21,6 +21,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
@@ -133,8 +134,8 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
-	if s.config.CountLocalhostNodePorts() {
-		s.metrics.OnLocalhostNodePorts()
+	if b, ok := s.dataplane.(*nftables.Backend); ok && s.config.HandlesLocalhostNodePorts() {
+		s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
 	}
 	if s.config.ModeIsDefault() {
 		s.events.Warning(events.DefaultMode, fmt.Sprintf("No mode is set: using %s. kube-proxy's default is iptables, and nftables from Kubernetes 1.40 on. Set the mode to keep it.", s.config.Mode()))
@@ -234,6 +235,11 @@ func (s *parts) run(ctx context.Context) error {
 		Events:        s.events,
 		Ready:         s.removeLeftovers,
 	}
+	if handled := loopbackNodePorts(c); slices.Contains(handled[:], desired.LoopbackRelayed) {
+		relays := s.newRelays()
+		defer relays.Close()
+		options.Relays = relays
+	}
 	if s.client != nil {
 		if err := takeover.Prepare(); err != nil {
 			s.staysBehind(err)
@@ -245,6 +251,20 @@ func (s *parts) run(ctx context.Context) error {
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
 	return s.serveHTTP(ctx, p)
+}
+
+// newRelays makes the server of NodePorts on loopback addresses in nftables mode.
+func (s *parts) newRelays() *loopback.Server {
+	o := loopback.Options{
+		Report: func(service types.NamespacedName, err error) {
+			s.events.OnService(service, events.FailedToServeLoopbackNodePort, err.Error())
+			s.metrics.ObjectProblems.Inc()
+		},
+		Failed:    s.metrics.LoopbackFailed,
+		Listening: s.metrics.LoopbackListeners,
+	}
+	o.UDPTimeout, o.UDPStreamTimeout = sysctl.UDPTimeouts()
+	return loopback.New(o)
 }
 
 func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }
@@ -272,6 +292,8 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
 		NoExternalIPs: !c.AllowExternalIPs(),
+
+		LoopbackNodePorts: loopbackNodePorts(c),
 	}
 }
 
@@ -393,12 +415,29 @@ func addNodePorts(fs *pflag.FlagSet, addresses *[]string, otherwise string) {
 func nodePorts(c *config.Config) (n desired.NodePortAddresses) {
 	n.CIDRs, n.Primary = c.NodePortRanges()
 	n.Loopback = c.LocalhostNodePorts()
+	handled := loopbackNodePorts(c)
 	for _, p := range n.CIDRs {
-		if (!n.Loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
+		if handled[desired.FamilyOf(p.Addr())] != desired.LoopbackRelayed && (!n.Loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
 			klog.InfoS("--nodeport-addresses: NodePorts do not answer on these loopback addresses", "range", p)
 		}
 	}
 	return n
+}
+
+// loopbackNodePorts says how nftables mode handles NodePorts on loopback addresses. As in
+// kube-proxy, only a range of loopback addresses alone has them served in its family.
+func loopbackNodePorts(c *config.Config) (handled [2]desired.LoopbackNodePorts) {
+	if !c.HandlesLocalhostNodePorts() {
+		return handled
+	}
+	handled = [2]desired.LoopbackNodePorts{desired.LoopbackRefused, desired.LoopbackRefused}
+	ranges, _ := c.NodePortRanges()
+	for _, p := range ranges {
+		if p.Addr().IsLoopback() {
+			handled[desired.FamilyOf(p.Addr())] = desired.LoopbackRelayed
+		}
+	}
+	return handled
 }
 
 // loopbackBits returns the prefix length of a family's loopback range.

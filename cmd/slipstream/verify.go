@@ -12,6 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
@@ -35,7 +36,8 @@ func newVerify() *cobra.Command {
 		Short: "Compare the kernel's content with what Services require",
 		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
 the same flags does, computes the desired state, and compares it with the kernel's
-content, in any mode. It changes nothing, and works without a running proxy.
+content, in any mode. It changes nothing, and works without a running proxy, except that
+NodePorts on loopback addresses lack their listeners then.
 
 Each difference is a line: "-" is missing in the kernel, "+" is unexpected. The exit
 code is 1 if there are differences. A difference that disappears within a few seconds
@@ -98,6 +100,13 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		lines = nil
 		for _, d := range dataplane.Differings(diff, &full.Change) {
 			lines = append(lines, d.String())
+		}
+		unserved, err := loopback.Unserved(full.Relays)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range unserved {
+			lines = append(lines, fmt.Sprintf("- Service %s: listener on %s", r.Service, r.FrontendKey))
 		}
 		if len(lines) == 0 {
 			break

@@ -94,9 +94,9 @@ func (s *site) untilMetric(line string) {
 }
 
 // verify runs slipstream verify on the node.
-func (s *site) verify() (string, error) {
+func (s *site) verify(args ...string) (string, error) {
 	var out bytes.Buffer
-	cmd := s.command("verify", "--manifests", s.dir, "--hostname-override", "n1")
+	cmd := s.command(append([]string{"verify", "--manifests", s.dir, "--hostname-override", "n1"}, args...)...)
 	cmd.Stdout = &out
 	p, err := s.node.Start(cmd)
 	s.check(err)

@@ -105,13 +105,13 @@ func (c *Config) LateAfter() time.Duration {
 // ModeIsDefault reports whether no mode was set.
 func (c *Config) ModeIsDefault() bool { return c.modeUnset }
 
-// CountLocalhostNodePorts says whether to publish kube-proxy's metrics of NodePorts on
-// loopback addresses in nftables mode.
-func (c *Config) CountLocalhostNodePorts() bool {
+// HandlesLocalhostNodePorts reports whether NodePorts on loopback addresses are served or
+// refused in nftables mode, and counted in kube-proxy's metrics.
+func (c *Config) HandlesLocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == NFTables && c.Gates().Enabled(localhostNodePorts)
 }
 
-// LocalhostNodePorts reports whether NodePorts are reachable on loopback addresses, which
+// LocalhostNodePorts reports whether the kernel serves NodePorts on loopback addresses, which
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts

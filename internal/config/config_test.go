@@ -172,16 +172,16 @@ func TestGateNotes(t *testing.T) {
 	}
 }
 
-// TestCountLocalhostNodePorts has the metrics of KEP-6032 be there in nftables mode, if its
+// TestHandlesLocalhostNodePorts has the metrics of KEP-6032 be there in nftables mode, if its
 // gate is on.
-func TestCountLocalhostNodePorts(t *testing.T) {
+func TestHandlesLocalhostNodePorts(t *testing.T) {
 	for text, want := range map[string]bool{
 		"mode: nftables": false,
 		"mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}": true,
 		"mode: nftables\nfeatureGates: {AllAlpha: true}":                            true,
 		"mode: iptables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}": false,
 	} {
-		if got := decoded(t, kubeProxyDoc+text).CountLocalhostNodePorts(); got != want {
+		if got := decoded(t, kubeProxyDoc+text).HandlesLocalhostNodePorts(); got != want {
 			t.Errorf("%s: %v", text, got)
 		}
 	}

@@ -86,7 +86,7 @@ func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 // ModeUnset is the note for a mode that is not set; see [Config.Complete].
 const ModeUnset = "is not set: using nftables with the settings for iptables mode"
 
-const noLocalhost = "has no effect in nftables mode, which does not answer on NodePorts of loopback addresses"
+const noLocalhost = "has no effect in nftables mode, which has the feature gate " + localhostNodePorts
 
 // Notes returns notes about a complete and valid configuration.
 func (c *Config) Notes() (notes []Note) {

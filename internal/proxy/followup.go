@@ -24,6 +24,12 @@ type HealthChecks interface {
 	SetAddresses([]netip.Addr)
 }
 
+// Relays serves NodePorts on loopback addresses, as implemented by loopback.Server.
+type Relays interface {
+	// Set replaces relays.
+	Set([]desired.Relay)
+}
+
 // StaleFlows deletes flows from conntrack, as implemented by conntrack.Cleaner.
 type StaleFlows interface {
 	// Enqueue deletes flows soon, in order. It does not block.
@@ -34,6 +40,7 @@ type StaleFlows interface {
 // item only once, so items are kept here while programming fails.
 type followUp struct {
 	checks map[types.NamespacedName]desired.HealthCheck
+	relays map[desired.FrontendKey]desired.Relay
 	stale  []desired.StaleFlows
 }
 
@@ -46,30 +53,39 @@ func (f *followUp) expect(c *desired.Update, full bool) {
 		}
 		f.checks[h.Service] = h
 	}
+	for _, r := range c.Relays {
+		if f.relays == nil {
+			f.relays = map[desired.FrontendKey]desired.Relay{}
+		}
+		f.relays[r.FrontendKey] = r
+	}
 	if !full {
 		f.stale = append(f.stale, c.Flows...)
 	}
 }
 
 // take returns and clears the work, when a change is in effect.
-func (f *followUp) take(c *desired.Update, full bool) (checks []desired.HealthCheck, stale []desired.StaleFlows) {
-	checks, stale = slices.Collect(maps.Values(f.checks)), f.stale
+func (f *followUp) take(c *desired.Update, full bool) followUp {
+	due := *f
 	if full {
-		stale = append(stale, c.Flows...)
+		due.stale = append(due.stale, c.Flows...)
 	}
 	*f = followUp{}
-	return checks, stale
+	return due
 }
 
 // follow does the work that follows a change, when it is in effect.
 func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
-	checks, stale := p.followUp.take(c, p.full)
+	due := p.followUp.take(c, p.full)
 	p.updateNodePorts()
-	if len(checks) > 0 && p.options.HealthChecks != nil {
-		p.options.HealthChecks.Set(checks)
+	if len(due.checks) > 0 && p.options.HealthChecks != nil {
+		p.options.HealthChecks.Set(slices.Collect(maps.Values(due.checks)))
 	}
-	if len(stale) > 0 && p.options.StaleFlows != nil {
-		p.options.StaleFlows.Enqueue(stale)
+	if len(due.relays) > 0 && p.options.Relays != nil {
+		p.options.Relays.Set(slices.Collect(maps.Values(due.relays)))
+	}
+	if len(due.stale) > 0 && p.options.StaleFlows != nil {
+		p.options.StaleFlows.Enqueue(due.stale)
 	}
 	p.accelerate(ctx, &c.Change)
 }

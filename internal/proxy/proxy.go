@@ -50,9 +50,10 @@ type Options struct {
 	// change, as implemented by netif.Namespace.WatchAddresses. Nil if not needed.
 	NodeAddresses func(ctx context.Context, deliver func([]netip.Addr)) error
 
-	// HealthChecks and StaleFlows are called when the kernel has a change. They may
-	// be nil.
+	// HealthChecks, Relays and StaleFlows are called when the kernel has a change.
+	// They may be nil.
 	HealthChecks HealthChecks
+	Relays       Relays
 	StaleFlows   StaleFlows
 
 	// FastPath receives frontends too, in other goroutines. It may be nil.

@@ -53,6 +53,15 @@ func (d *describer) change(c *desired.Update) string {
 	for _, p := range c.ServiceCIDRs.Removed {
 		add("service CIDR %s: gone", p)
 	}
+	for _, r := range c.Relays {
+		add("relay %s: %s", r.FrontendKey, relay(r))
+	}
+	for _, p := range c.RefusedNodePorts.Added {
+		add("%s: new", p)
+	}
+	for _, p := range c.RefusedNodePorts.Removed {
+		add("%s: gone", p)
+	}
 	for _, h := range c.Health {
 		add("health check %s: %s", h.Service, healthCheck(h))
 	}
@@ -123,6 +132,20 @@ func pool(p desired.PoolChange) string {
 		parts = append(parts, "rejects when empty again")
 	}
 	return name + ": " + strings.Join(parts, ", ")
+}
+
+func relay(r desired.Relay) string {
+	if r.Service == (desired.ServicePort{}) {
+		return "gone"
+	}
+	s := fmt.Sprintf("of %s to [%s]", r.Service, backends("", r.Backends))
+	if r.Protocol == desired.UDP {
+		s += fmt.Sprintf(", flows to [%s]", backends("", r.Serving))
+	}
+	if r.Affinity > 0 {
+		s += fmt.Sprintf(", affinity %ds", r.Affinity)
+	}
+	return s
 }
 
 func healthCheck(h desired.HealthCheck) string {

@@ -34,6 +34,7 @@
 //	                           masquerade-all
 //	                           no-external-ips
 //	                           nodeport-addresses=(RANGE or primary,...)
+//	                           loopback-relays (in nftables mode)
 //	serve                    one server a line: MACHINE PROTOCOL PORT; output: ok
 //	apply                    objects in YAML; output: what changed on the first
 //	                         node, or on node=NAME

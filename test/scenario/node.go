@@ -9,11 +9,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // node is a node's proxy, without the loop around it.
@@ -26,6 +29,8 @@ type node struct {
 	describer describer
 	kernel    dataplane.Dataplane // nil without a kernel
 	flows     *conntrack.Conn
+	in        func(func() error) error // calls a function in its network namespace
+	relays    *loopback.Server
 }
 
 // content returns the content that the node's kernel should have.
@@ -48,6 +53,10 @@ func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 		if n.flows, err = conntrack.New(n.config.NetNS); err != nil {
 			d.Fatalf(t, "node %s: %v", n.name, err)
 		}
+		n.relays = loopback.New(loopback.Options{
+			In: n.in, UDPTimeout: time.Hour, UDPStreamTimeout: time.Hour,
+			Report: func(_ types.NamespacedName, err error) { t.Errorf("node %s: %v", n.name, err) },
+		})
 	}
 	n.reconcile(t, d)
 }
@@ -57,7 +66,7 @@ func (n *node) reconcile(t *testing.T, d *datadriven.TestData) string {
 	full := n.state.Full()
 	if n.kernel != nil {
 		_, err := n.kernel.Reconcile(t.Context(), &full.Change)
-		n.finish(t, d, full.Flows, err)
+		n.finish(t, d, full, err)
 	}
 	return n.describer.full(full)
 }
@@ -72,17 +81,18 @@ func (n *node) program(t *testing.T, d *datadriven.TestData) string {
 	out := n.describer.change(change)
 	if n.kernel != nil {
 		_, err := n.kernel.Apply(t.Context(), &change.Change)
-		n.finish(t, d, change.Flows, err)
+		n.finish(t, d, change, err)
 	}
 	return out
 }
 
-// finish deletes stale flows from conntrack after an update that returned err. It fails
-// the test unless the kernel has the content of the state then.
-func (n *node) finish(t *testing.T, d *datadriven.TestData, stale []desired.StaleFlows, err error) {
+// finish changes relays and deletes stale flows from conntrack after an update that
+// returned err. It fails the test unless the kernel has the content of the state then.
+func (n *node) finish(t *testing.T, d *datadriven.TestData, u *desired.Update, err error) {
 	t.Helper()
 	if err == nil {
-		_, err = n.flows.Clean(t.Context(), stale)
+		n.relays.Set(u.Relays)
+		_, err = n.flows.Clean(t.Context(), u.Flows)
 	}
 	var diff string
 	if err == nil {
@@ -103,6 +113,7 @@ func (n *node) finish(t *testing.T, d *datadriven.TestData, stale []desired.Stal
 func (n *node) restart(t *testing.T, d *datadriven.TestData, s *story) {
 	before := n.content().Lines()
 	if n.kernel != nil {
+		n.relays.Close()
 		if err := errors.Join(n.kernel.Close(), n.flows.Close()); err != nil {
 			d.Fatalf(t, "node %s: %v", n.name, err)
 		}
@@ -119,6 +130,7 @@ func (n *node) close(t *testing.T) {
 	if n.kernel == nil || n.flows == nil {
 		return
 	}
+	n.relays.Close()
 	if err := n.kernel.Cleanup(context.WithoutCancel(t.Context())); err != nil {
 		t.Errorf("node %s: cleanup: %v", n.name, err)
 	}

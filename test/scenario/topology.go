@@ -64,6 +64,7 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	for _, n := range s.nodes {
 		if s.topology != nil {
 			n.config.NetNS = s.topology.nodes[n.name].FD()
+			n.in = s.topology.nodes[n.name].Do
 		}
 		n.learn(nil)
 		n.start(t, d, s.mode)
@@ -77,6 +78,8 @@ func options(t *testing.T, d *datadriven.TestData) (config desired.Config) {
 		switch a.Key {
 		case "masquerade-all":
 			config.MasqueradeAll = true
+		case "loopback-relays":
+			config.LoopbackNodePorts = [2]desired.LoopbackNodePorts{desired.LoopbackRelayed, desired.LoopbackRelayed}
 		case "no-external-ips":
 			config.NoExternalIPs = true
 		case "cluster-cidr":

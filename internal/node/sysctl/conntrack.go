@@ -62,6 +62,20 @@ func (c Conntrack) apply(root string) error {
 	return errors.Join(errs...)
 }
 
+// UDPTimeouts returns the kernel's timeouts of flows of UDP without and with answers, or its
+// defaults if they cannot be read.
+func UDPTimeouts() (unreplied, stream time.Duration) {
+	read := func(name string, otherwise int) time.Duration {
+		text, err := os.ReadFile(filepath.Join("/proc/sys/net/netfilter", name))
+		n, notNumber := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil || notNumber != nil {
+			n = otherwise
+		}
+		return time.Duration(n) * time.Second
+	}
+	return read("nf_conntrack_udp_timeout", 30), read("nf_conntrack_udp_timeout_stream", 120)
+}
+
 func seconds(d time.Duration) int { return int(d / time.Second) }
 
 // Conditions for changing a value.

@@ -34,6 +34,7 @@ const (
 	FailedToStartProxierHealthcheck = "FailedToStartProxierHealthcheck" // the healthz address cannot be listened on
 	FailedToStartMetricServer       = "FailedToStartMetricServer"       // the metrics address cannot be listened on
 	FailedToStartServiceHealthcheck = "FailedToStartServiceHealthcheck" // on a Service: its health check port cannot be listened on
+	FailedToServeLoopbackNodePort   = "FailedToServeLoopbackNodePort"   // on a Service: its NodePort cannot be listened on at a loopback address
 	FailedToTuneConntrack           = "FailedToTuneConntrack"           // conntrack's settings could not be written
 	FailedToSetSysctl               = "FailedToSetSysctl"               // another setting of the kernel could not be written
 	FeatureMissing                  = "FeatureMissing"                  // the node lacks something that the mode needs
@@ -60,7 +61,7 @@ func actionOf(reason string) string {
 	switch reason {
 	case FailedToProgram, Damaged, FailedToAccelerate, InvalidService, FrontendContested:
 		return "SyncProxyRules"
-	case FailedToStartServiceHealthcheck:
+	case FailedToStartServiceHealthcheck, FailedToServeLoopbackNodePort:
 		return "Listen"
 	}
 	return "StartKubeProxy"

@@ -26,6 +26,8 @@ type kubeProxy struct {
 	conntrackDuration                 [2]prometheus.Observer
 	conntrackDeleted                  [2]prometheus.Counter
 	healthz, livez                    *prometheus.CounterVec
+	loopbackListeners                 [2]prometheus.Gauge
+	loopbackFailures                  [2]prometheus.Counter
 }
 
 // Proxy modes, as kube-proxy's configuration names them.
@@ -50,8 +52,39 @@ func (m *Metrics) OnMode(mode string) {
 const localhostNodePorts = "localhost NodePorts"
 
 // OnLocalhostNodePorts serves kube-proxy's metrics of NodePorts on loopback addresses, which
-// it has in nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts.
-func (m *Metrics) OnLocalhostNodePorts() { m.OnMode(localhostNodePorts) }
+// it has in nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts. rejected
+// reads the numbers of rejected packets by desired.Family and protocol.
+func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]uint64, error)) {
+	m.OnMode(localhostNodePorts)
+	packets := prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
+		"Packets to NodePorts on loopback addresses that were rejected.", []string{"protocol", labelFamily}, nil)
+	var k kernelCounters
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{packets}, func(send send) error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		n, err := rejected()
+		if err != nil {
+			return err
+		}
+		for f := range n {
+			for _, p := range desired.Protocols {
+				protocol, family := p.String(), desired.Family(f).String()
+				send(packets, prometheus.CounterValue, k.total(protocol+family, n[f][p]), protocol, family)
+			}
+		}
+		return nil
+	}})
+}
+
+// LoopbackListeners records the numbers of listeners for NodePorts on loopback addresses.
+func (m *Metrics) LoopbackListeners(n [2]int) {
+	for f, gauge := range m.kubeProxy.loopbackListeners {
+		gauge.Set(float64(n[f]))
+	}
+}
+
+// LoopbackFailed counts a failure to open such a listener.
+func (m *Metrics) LoopbackFailed(f desired.Family) { m.kubeProxy.loopbackFailures[f].Inc() }
 
 // Buckets of kube-proxy, in seconds.
 var (
@@ -102,14 +135,9 @@ func newKubeProxy() (k kubeProxy) {
 	k.nftablesFailures = byFamily(k.counter(nftables, prefix+"nftables_sync_failures_total", "Rejected transactions of nftables.", labelFamily))
 	byFamily(k.counter(nftables, prefix+"nftables_cleanup_failures_total", "Always 0: there is no deferred cleanup.", labelFamily))
 
-	byFamily(k.gauge(loopback, "nftables_localhost_nodeport_listeners", "Listeners for NodePorts on loopback addresses.", labelFamily))
-	byFamily(k.counter(loopback, "nftables_localhost_nodeport_listener_creation_failures_total",
+	k.loopbackListeners = byFamily(k.gauge(loopback, "nftables_localhost_nodeport_listeners", "Listeners for NodePorts on loopback addresses.", labelFamily))
+	k.loopbackFailures = byFamily(k.counter(loopback, "nftables_localhost_nodeport_listener_creation_failures_total",
 		"Listeners for NodePorts on loopback addresses that could not be opened.", labelFamily))
-	rejected := k.counter(loopback, "nftables_localhost_nodeport_rejected_packets_total",
-		"Packets to NodePorts on loopback addresses that were rejected.", "protocol", labelFamily)
-	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
-		byFamily(rejected, protocol)
-	}
 
 	k.healthz = register(&k, all, prometheus.NewCounterVec(kubeProxyCounter("proxy_healthz_total", "Answers to /healthz, by HTTP status."), []string{"code"}))
 	k.livez = register(&k, all, prometheus.NewCounterVec(kubeProxyCounter("proxy_livez_total", "Answers to /livez, by HTTP status."), []string{"code"}))

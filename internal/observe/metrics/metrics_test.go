@@ -29,7 +29,7 @@ func complete(mode string) *Metrics {
 	m := New()
 	if mode == localhost {
 		mode = ModeNFTables
-		m.OnLocalhostNodePorts()
+		m.OnLocalhostNodePorts(func() (n [2]map[desired.Protocol]uint64, err error) { return n, nil })
 	}
 	m.OnMode(mode)
 	m.OnBuild("v1.2.3")
