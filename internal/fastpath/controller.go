@@ -37,12 +37,10 @@ type Controller struct {
 	frontends map[desired.FrontendKey]desired.ServicePort // in the kernel's sets
 	guard     guard
 
-	links    map[int]netif.Interface // by index; nil until they are listed
-	chosen   map[int]string          // names of the interfaces that take part
-	devices  deviceSet               // in the kernel's flowtable; nil if unknown
-	members  deviceSet               // in the set of interfaces
-	hardware bool                    // the flowtable has the flag for hardware
-	unsynced bool                    // the kernel refused a change of interfaces
+	links    map[int]link // by index
+	devices  deviceSet    // in the kernel's flowtable and, unless unsynced, the set of interfaces
+	hardware bool         // the flowtable has the flag for hardware
+	unsynced bool         // the kernel has not accepted the devices yet
 	stats    Stats
 	said     map[string]string // the last error logged with each message
 }
@@ -261,7 +259,7 @@ func (c *Controller) deleteTable() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sequence.Begin()
-	c.devices, c.members = nil, nil
+	c.devices = nil
 	if _, err := c.conn.Table(table); err != nil {
 		return err
 	}

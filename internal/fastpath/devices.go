@@ -16,6 +16,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// link is an interface.
+type link struct {
+	name       string
+	up, chosen bool // chosen interfaces take part
+}
+
 // deviceSet is a set of devices of a flowtable.
 type deviceSet map[nfnl.Device]bool
 
@@ -50,35 +56,35 @@ func (c *Controller) update(ctx context.Context, all []netif.Interface) {
 	}
 }
 
-// take records the interfaces and chooses those for the flowtable.
+// take records the interfaces. A kernel that does not keep devices by name keeps a renamed
+// interface in the flowtable, but not in the set of interfaces.
 func (c *Controller) take(all []netif.Interface) {
 	former := c.links
-	c.links, c.chosen = map[int]netif.Interface{}, map[int]string{}
+	c.links = c.choose(all)
+	for index, l := range c.links {
+		d := nfnl.Device{Name: former[index].name}
+		if d.Name != l.name && !c.able.byName && c.devices[d] {
+			delete(c.devices, d)
+			c.devices[nfnl.Device{Name: l.name}] = true
+			c.unsynced = true
+		}
+	}
+}
+
+// choose returns the interfaces by index, with the choice of those that take part.
+func (c *Controller) choose(all []netif.Interface) map[int]link {
+	links := make(map[int]link, len(all))
 	for _, i := range all {
-		if old, had := former[i.Index]; had && old.Name != i.Name {
-			c.renamed(old.Name, i.Name)
-		}
-		c.links[i.Index] = i
 		chosen, err := c.config.Interfaces.Selects(&i)
-		if chosen {
-			c.chosen[i.Index] = i.Name
-		}
+		links[i.Index] = link{name: i.Name, up: i.Up, chosen: chosen}
 		if c.said[badExpression] == "" { // it may fail for many interfaces
 			c.logOnce(err, badExpression)
 		}
 	}
+	return links
 }
 
 const badExpression = "Fast path: an interface does not take part, because the expression failed"
-
-// renamed records an interface's new name. A kernel that does not keep devices by name
-// keeps the interface in the flowtable.
-func (c *Controller) renamed(from, to string) {
-	if d := (nfnl.Device{Name: from}); !c.able.byName && c.devices[d] {
-		delete(c.devices, d)
-		c.devices[nfnl.Device{Name: to}] = true
-	}
-}
 
 // patterns returns names and prefixes that the kernel matches itself, or nil if the kernel
 // or the expression does not allow that.
@@ -90,22 +96,19 @@ func (c *Controller) patterns() []nfnl.Device {
 }
 
 // wanted returns the devices that the flowtable should have.
-func (c *Controller) wanted() deviceSet {
+func (c *Controller) wanted() deviceSet { return c.wantedOf(c.links) }
+
+func (c *Controller) wantedOf(links map[int]link) deviceSet {
 	if p := c.patterns(); p != nil {
 		return newDeviceSet(p)
 	}
 	s := deviceSet{}
-	for _, name := range c.chosen {
-		s[nfnl.Device{Name: name}] = true
+	for _, l := range links {
+		if l.chosen {
+			s[nfnl.Device{Name: l.name}] = true
+		}
 	}
 	return s
-}
-
-// wantedNow returns what wanted will return after all changes of interfaces so far.
-func (c *Controller) wantedNow() (deviceSet, error) {
-	now := Controller{config: c.config, able: c.able, said: c.said}
-	err := now.list()
-	return now.wanted(), err
 }
 
 // wantsHardware reports whether to use hardware: it is configured, and the drivers of all
@@ -137,11 +140,12 @@ func (c *Controller) refusedHardware(err error) {
 
 // sync programs which interfaces take part. After a failure, resync tries again.
 func (c *Controller) sync(ctx context.Context) {
-	err := c.trySync()
-	for try := 1; err != nil && try < maxTries && ctx.Err() == nil; try++ {
+	const tries = 20
+	err := c.trySync(false)
+	for try := 1; err != nil && try < tries && ctx.Err() == nil; try++ {
 		// An interface may have been deleted, or the table may have been modified.
 		if err = c.reread(); err == nil {
-			err = c.trySync()
+			err = c.trySync(false)
 		}
 	}
 	if c.unsynced = err != nil; c.unsynced {
@@ -161,57 +165,67 @@ func (c *Controller) resync(ctx context.Context) {
 
 // reread reads the flowtable's devices and the interfaces.
 func (c *Controller) reread() error {
-	f, err := readFlowtable(c.conn)
+	c.unsynced = true
+	t, err := c.conn.Contents(table)
 	if err != nil {
-		return fmt.Errorf("reading flowtable %s: %w", flowtableName, err)
+		return err
 	}
-	// If f is nil, the kernel does not return so many devices, or the flowtable does not
-	// exist. In the second case adding devices fails.
-	if f != nil {
+	// If there is no flowtable, the kernel does not return so many devices, or the
+	// flowtable does not exist. In the second case adding devices fails.
+	if f := t.Flowtable(flowtableName); f != nil {
 		c.devices = newDeviceSet(f.Devices)
 	}
 	return c.list()
 }
 
 // trySync commits the differences between the wanted devices and those of the flowtable
-// (c.devices) and of the set of interfaces (c.members), in one transaction.
-func (c *Controller) trySync() error {
+// (c.devices), or a new flowtable, and the set of interfaces.
+func (c *Controller) trySync(replace bool) error {
 	wanted := c.wanted()
-	c.batch.Reset()
-	if err := c.writeDevices(wanted); err != nil {
-		return err
+	if !c.unsynced && maps.Equal(wanted, c.devices) {
+		return nil
 	}
+	c.batch.Reset()
 	c.writeMembers(wanted)
-	err := c.conn.Commit(0, &c.batch)
+	err := c.writeDevices(wanted, replace)
+	if err == nil {
+		err = c.conn.Commit(0, &c.batch)
+	}
 	if errors.Is(err, unix.EOPNOTSUPP) && c.hardware {
 		// The driver of a new interface does not take flows.
 		c.refusedHardware(err)
-		if err := c.leaveHardware(); err != nil {
-			return err
-		}
-		return c.trySync()
+		c.hardware = false
+		return c.trySync(true)
 	}
 	if err == nil {
-		c.devices, c.members = wanted, maps.Clone(wanted)
+		c.devices = wanted
 	}
 	return err
 }
 
-// writeDevices changes the flowtable's devices to the wanted ones. It replaces the flowtable
-// if a device leaves that is up, because its flows would remain.
-func (c *Controller) writeDevices(wanted deviceSet) error {
+// writeDevices changes the flowtable's devices to the wanted ones. It also replaces the
+// flowtable if a device leaves that is up, because its flows would remain.
+func (c *Controller) writeDevices(wanted deviceSet, replace bool) error {
 	add, del := wanted.without(c.devices), c.devices.without(wanted)
 	exists, up := deviceSet{}, deviceSet{}
 	for _, l := range c.links {
-		d := nfnl.Device{Name: l.Name}
-		exists[d], up[d] = true, l.Up
+		d := nfnl.Device{Name: l.name}
+		exists[d], up[d] = true, l.up
 	}
 	if !c.able.byName {
 		// The kernel has already removed interfaces that do not exist any more.
 		del = slices.DeleteFunc(del, func(d nfnl.Device) bool { return !exists[d] })
 	}
-	if slices.ContainsFunc(del, func(d nfnl.Device) bool { return up[d] }) {
-		return replaceFlowtable(c.conn, &c.batch, c.flowtable(wanted.list()))
+	if replace || slices.ContainsFunc(del, func(d nfnl.Device) bool { return up[d] }) {
+		t, err := c.conn.Contents(table)
+		if err == nil && t == nil {
+			err = unix.ENOENT
+		}
+		if err != nil {
+			return err
+		}
+		replaceFlowtable(&c.batch, t.Rules, c.flowtable(wanted.list()))
+		return nil
 	}
 	if len(del) > 0 {
 		c.batch.DeleteDevices(table, c.flowtable(del))
@@ -222,35 +236,18 @@ func (c *Controller) writeDevices(wanted deviceSet) error {
 	return nil
 }
 
-// writeMembers changes the set of interfaces to the wanted ones. Its elements are intervals
-// if there can be prefixes.
+// writeMembers writes the set of interfaces. Its elements are intervals if there can be
+// prefixes.
 func (c *Controller) writeMembers(wanted deviceSet) {
 	set := interfaces(c.patterns() != nil)
-	intervals := set.Flags&unix.NFT_SET_INTERVAL != 0
-	for _, d := range c.members.without(wanted) {
-		if first, last := interfaceRange(d); intervals {
-			c.batch.DeleteInterval(table, set, first, last)
-		} else {
-			c.batch.DeleteElement(table, set, first)
-		}
-	}
-	for _, d := range wanted.without(c.members) {
-		if first, last := interfaceRange(d); intervals {
+	c.batch.FlushSet(table, set)
+	for d := range wanted {
+		if first, last := interfaceRange(d); set.Flags&unix.NFT_SET_INTERVAL != 0 {
 			c.batch.AddInterval(table, set, first, last)
 		} else {
 			c.batch.AddElement(table, set, first, nil, "")
 		}
 	}
-}
-
-// leaveHardware replaces the flowtable by one without the flag for hardware.
-func (c *Controller) leaveHardware() error {
-	c.hardware = false
-	c.batch.Reset()
-	if err := replaceFlowtable(c.conn, &c.batch, c.flowtable(c.devices.list())); err != nil {
-		return err
-	}
-	return c.conn.Commit(0, &c.batch)
 }
 
 // logOnce logs an error unless it is nil or the last one that was logged with this message.

@@ -25,10 +25,10 @@ func (w *world) inKernel() string {
 	conn, err := nfnl.Dial(w.node.FD())
 	w.check(err)
 	defer conn.Close()
-	f, err := readFlowtable(conn)
+	t, err := conn.Contents(table)
 	w.check(err)
 	var names []string
-	for _, d := range f.Devices {
+	for _, d := range t.Flowtable(flowtableName).Devices {
 		names = append(names, d.Name)
 	}
 	slices.Sort(names)
@@ -279,6 +279,23 @@ func TestHardwareRefusedLater(t *testing.T) {
 	w.startWith(Config{Threshold: threshold, Hardware: On, Interfaces: none}, func(c *Controller) { c.hardware = true })
 	if s, err := w.Stats(); err != nil || !s.Hardware {
 		t.Fatalf("%+v, %v: the flowtable is not one for hardware", s, err)
+	}
+	// A flush keeps the flag, also if the kernel does not return the flowtable.
+	flushed := func() (flags uint32) {
+		t, err := w.conn.Contents(table)
+		w.check(err)
+		flags = t.Flowtable(flowtableName).Flags
+		t.Flowtables = nil
+		b, err := renew(t, w.flowtable(nil))
+		w.check(err)
+		w.check(w.conn.Commit(0, b))
+		return flags
+	}
+	w.check(w.Flush(t.Context(), Flush{All: true}))
+	for range 2 {
+		if flags := flushed(); flags&nfnl.FlowtableHardware == 0 {
+			t.Errorf("the flowtable has the flags %#x after a flush", flags)
+		}
 	}
 	w.dummy("x")
 	w.has("x")

@@ -3,16 +3,15 @@
 package fastpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
 // Flush selects connections that return to the slow path. None of them is interrupted, and
@@ -43,7 +42,7 @@ func (c *Controller) Flush(ctx context.Context, f Flush) error {
 func (c *Controller) flush(ctx context.Context, f Flush) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := flush(ctx, c.conn, f, c.devices.list()); err != nil {
+	if err := flush(ctx, c.conn, f, c.flowtable(c.devices.list())); err != nil {
 		c.stats.Errors++
 		return err
 	}
@@ -62,83 +61,46 @@ func FlushTable(ctx context.Context, netns int, f Flush) error {
 	return errors.Join(flush(ctx, conn, f, nil), conn.Close()) // Close waits like nfnl.Settle
 }
 
-// flush replaces the flowtable by an equal one without flows. devices are used if the
-// kernel does not return the flowtable's.
-func flush(ctx context.Context, conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
-	for try := 1; ; try++ {
-		err := ctx.Err()
-		if err == nil {
-			err = tryFlush(conn, f, devices)
+// flush replaces the flowtable by an equal one without flows. It does nothing if the table
+// does not exist. known, if not nil, is used if the kernel does not return the flowtable.
+func flush(ctx context.Context, conn *nfnl.Conn, f Flush, known *nfnl.Flowtable) error {
+	_, err := conn.CommitRead(ctx, func() ([]*nfnl.Batch, error) {
+		t, err := conn.Contents(table)
+		if t == nil {
+			return nil, err
 		}
-		switch {
-		case err == nil:
-			return nil
-		// The table has changed since it was read, an interface has disappeared, or an
-		// element has expired.
-		case try < maxTries && (errors.Is(err, nfnl.ErrGeneration) || errors.Is(err, nfnl.ErrInterrupted) || errors.Is(err, unix.ENOENT)):
-		default:
-			return fmt.Errorf("fast path: returning connections to the slow path: %w", err)
+		b, err := renew(t, known)
+		if err == nil && f.Hold > 0 {
+			err = f.hold(conn, b)
 		}
+		return []*nfnl.Batch{b}, err
+	})
+	if err != nil {
+		return fmt.Errorf("fast path: returning connections to the slow path: %w", err)
 	}
+	return nil
 }
 
-// tryFlush does nothing if the table does not exist.
-func tryFlush(conn *nfnl.Conn, f Flush, devices []nfnl.Device) error {
-	generation, err := conn.Generation()
-	if err != nil {
-		return err
+// renew replaces the flowtable by an equal one.
+func renew(t *nfnl.Contents, known *nfnl.Flowtable) (*nfnl.Batch, error) {
+	f := cmp.Or(t.Flowtable(flowtableName), known)
+	if f == nil {
+		return nil, errors.New("the kernel does not return the flowtable")
 	}
-	if _, err := conn.Table(table); errors.Is(err, unix.ENOENT) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	ft, err := readFlowtable(conn)
-	if err != nil {
-		return err
-	}
-	if ft == nil {
-		if devices == nil {
-			return errors.New("the kernel does not return the flowtable")
-		}
-		ft = &nfnl.FlowtableInfo{Flowtable: nfnl.Flowtable{Name: flowtableName, Priority: flowtablePriority, Flags: nfnl.FlowtableCounter, Devices: devices}}
-	}
-	var b nfnl.Batch
-	if err := replaceFlowtable(conn, &b, &ft.Flowtable); err != nil {
-		return err
-	}
-	if f.Hold > 0 {
-		if err := f.hold(conn, &b); err != nil {
-			return err
-		}
-	}
-	return conn.Commit(generation, &b)
+	b := &nfnl.Batch{}
+	replaceFlowtable(b, t.Rules, f)
+	return b, nil
 }
 
 // replaceFlowtable writes a new flowtable in place of the old one. It writes all rules again,
 // because a flowtable that rules use cannot be deleted.
-func replaceFlowtable(conn *nfnl.Conn, b *nfnl.Batch, f *nfnl.Flowtable) error {
-	rules, err := readRules(conn)
-	if err != nil {
-		return err
-	}
+func replaceFlowtable(b *nfnl.Batch, rules []nfnl.RuleInfo, f *nfnl.Flowtable) {
 	b.FlushTable(table)
 	b.DeleteFlowtable(table, f.Name)
 	b.AddFlowtable(table, f)
 	for _, r := range rules {
 		b.AddRuleInfo(table, r)
 	}
-	return nil
-}
-
-func readRules(conn *nfnl.Conn) (all []nfnl.RuleInfo, err error) {
-	err = nfnl.Undisturbed(func() error {
-		all = nil
-		return conn.Rules(table, func(r nfnl.RuleInfo) {
-			all = append(all, nfnl.RuleInfo{Chain: r.Chain, Expressions: slices.Clone(r.Expressions), Comment: slices.Clone(r.Comment)})
-		})
-	})
-	return all, err
 }
 
 // hold writes the elements that keep connections on the slow path.

@@ -4,15 +4,14 @@ package fastpath
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"golang.org/x/sys/unix"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 )
 
 // guard detects modifications of the table by other programs, like the detector of the
@@ -29,22 +28,17 @@ type guard struct {
 const sampleSize = 32
 
 // reset records the kernel's rules as the expected ones.
-func (g *guard) reset(c *Controller) (err error) {
+func (g *guard) reset(c *Controller) error {
 	*g = guard{}
-	if g.rules, err = c.hashRules(); err != nil {
-		return fmt.Errorf("reading rules: %w", err)
+	t, err := c.conn.Contents(table)
+	if t != nil {
+		g.rules = fingerprint(t)
 	}
-	return nil
+	return err
 }
 
-func (c *Controller) hashRules() (uint64, error) {
-	rules, err := readRules(c.conn)
-	hash := fnv.New64a()
-	for _, r := range rules {
-		fmt.Fprintf(hash, "%s\n%d\n", r.Chain, len(r.Expressions))
-		hash.Write(r.Expressions)
-	}
-	return hash.Sum64(), err
+func fingerprint(t *nfnl.Contents) uint64 {
+	return t.Fingerprint(func(string) bool { return false })
 }
 
 // Check implements dataplane.Dataplane.
@@ -73,10 +67,7 @@ func (c *Controller) checkGeneration() error {
 	if err != nil || generation == c.guard.generation {
 		return err
 	}
-	switch err := c.checkTable(); {
-	case errors.Is(err, unix.ENOENT):
-		return damaged("it does not exist")
-	case err != nil:
+	if err := c.checkTable(); err != nil {
 		return err
 	}
 	c.guard.generation, c.guard.suspect = generation, true
@@ -89,23 +80,23 @@ func damaged(format string, args ...any) error {
 
 // checkTable checks everything except frontends.
 func (c *Controller) checkTable() error {
-	info, err := c.conn.Table(table)
-	if err != nil {
-		return err
-	}
-	rules, err := c.hashRules()
+	t, err := c.conn.Contents(table)
 	switch {
 	case err != nil:
 		return err
-	case info.Dormant:
+	case t == nil:
+		return damaged("it does not exist")
+	case t.Dormant:
 		return damaged("it is dormant")
-	case rules != c.guard.rules:
+	case fingerprint(t) != c.guard.rules:
 		return damaged("rules were modified")
+	case c.unsynced:
+		return nil
 	}
-	if err := c.checkFlowtable(); err != nil {
+	if err := c.checkFlowtable(t.Flowtable(flowtableName)); err != nil {
 		return err
 	}
-	for d := range c.members {
+	for d := range c.devices {
 		first, _ := interfaceRange(d)
 		if exists, err := c.conn.Has(table, interfaces(false).Name, first); err != nil {
 			return err
@@ -117,28 +108,28 @@ func (c *Controller) checkTable() error {
 	return nil
 }
 
-// checkFlowtable compares the flowtable with the one that was programmed. Devices may differ
-// if interfaces have changed since: then the kernel has the devices that the next update of
-// interfaces will program.
-func (c *Controller) checkFlowtable() error {
-	ft, err := readFlowtable(c.conn)
-	if err != nil || ft == nil {
-		return err
+// checkFlowtable compares the flowtable, if the kernel returns it, with the one that was
+// programmed. Devices may differ if interfaces have changed since: then the kernel has the
+// devices that the next update of interfaces will program.
+func (c *Controller) checkFlowtable(f *nfnl.Flowtable) error {
+	switch {
+	case f == nil:
+		return nil
+	case !c.isOurs(f):
+		return damaged("flowtable %s was modified", f.Name)
 	}
-	if want := c.flowtable(nil); ft.Flags != want.Flags || ft.Priority != want.Priority {
-		return damaged("flowtable %s was modified", ft.Name)
-	}
-	has := newDeviceSet(ft.Devices)
-	if c.unsynced || maps.Equal(has, c.devices) {
+	has := newDeviceSet(f.Devices)
+	if maps.Equal(has, c.devices) {
 		return nil
 	}
-	now, err := c.wantedNow()
+	all, err := netif.Namespace(c.config.NetNS).List()
 	if err != nil {
 		return err
 	}
+	now := c.wantedOf(c.choose(all))
 	for _, d := range slices.Concat(has.without(c.devices), c.devices.without(has)) {
 		if has[d] != now[d] {
-			return damaged("flowtable %s has other devices", flowtableName)
+			return damaged("flowtable %s has other devices", f.Name)
 		}
 	}
 	return nil

@@ -29,7 +29,12 @@ func (c *Controller) Stats() (Stats, error) {
 	if c.off() || c.sequence.Check() != nil {
 		return s, nil
 	}
-	s.Interfaces, s.Frontends, s.Hardware = len(c.chosen), len(c.frontends), c.hardware
+	s.Frontends, s.Hardware = len(c.frontends), c.hardware
+	for _, l := range c.links {
+		if l.chosen {
+			s.Interfaces++
+		}
+	}
 	var err error
 	s.Offloaded, _, err = c.conn.Counter(table, counterOffloaded)
 	return s, err

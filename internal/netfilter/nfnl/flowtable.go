@@ -51,6 +51,7 @@ type Flowtable struct {
 	Priority int32
 	Flags    uint32
 	Devices  []Device
+	Handle   uint64 // as read: unique within the table, and never reused
 }
 
 // Device is the name of a network device, or a prefix of names if the kernel supports it
@@ -121,15 +122,9 @@ func (b *Batch) devices(typ uint16, devices []Device) {
 	b.buf.close(list)
 }
 
-// FlowtableInfo is a flowtable as read.
-type FlowtableInfo struct {
-	Flowtable
-	Handle uint64 // unique within the table, and never reused
-}
-
 // Flowtables calls visit with every flowtable of a table. The kernel omits a flowtable if
 // its devices do not fit into an answer of 32 KiB, which is about 1,600 devices.
-func (c *Conn) Flowtables(t Table, visit func(FlowtableInfo)) error {
+func (c *Conn) Flowtables(t Table, visit func(Flowtable)) error {
 	// The size of an answer depends on the size of previous reads, so the first
 	// answer on a socket would be smaller.
 	if _, err := c.Generation(); err != nil {
@@ -138,11 +133,13 @@ func (c *Conn) Flowtables(t Table, visit func(FlowtableInfo)) error {
 	var a attrs
 	a.string(nftaFlowtableTable, t.Name) // the kernel filters by it
 	return c.request(msgGetFlowtable, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
-		f := FlowtableInfo{Handle: be64(findAttr(body, nftaFlowtableHandle))}
-		f.Name = cString(findAttr(body, nftaFlowtableName))
-		f.Flags = be32(findAttr(body, nftaFlowtableFlags))
 		hook := findAttr(body, nftaFlowtableHook)
-		f.Priority = int32(be32(findAttr(hook, nftaFlowtableHookPriority)))
+		f := Flowtable{
+			Name:     cString(findAttr(body, nftaFlowtableName)),
+			Priority: int32(be32(findAttr(hook, nftaFlowtableHookPriority))),
+			Flags:    be32(findAttr(body, nftaFlowtableFlags)),
+			Handle:   be64(findAttr(body, nftaFlowtableHandle)),
+		}
 		eachAttr(findAttr(hook, nftaFlowtableHookDevs), func(typ uint16, name []byte) bool {
 			f.Devices = append(f.Devices, Device{Name: cString(name), Prefix: typ == nftaDevicePrefix})
 			return true

@@ -54,9 +54,9 @@ func devices(first, end int) (all []Device) {
 }
 
 // flowtables reads those of the table.
-func flowtables(t *testing.T, c *Conn) (all []FlowtableInfo) {
+func flowtables(t *testing.T, c *Conn) (all []Flowtable) {
 	t.Helper()
-	if err := c.Flowtables(both, func(f FlowtableInfo) { all = append(all, f) }); err != nil {
+	if err := c.Flowtables(both, func(f Flowtable) { all = append(all, f) }); err != nil {
 		t.Fatal(err)
 	}
 	return all
