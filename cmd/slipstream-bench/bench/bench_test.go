@@ -324,7 +324,7 @@ func TestMachine(t *testing.T) {
 		{"", "unknown"},
 	}
 	for _, test := range tests {
-		if got := cpuModel(strings.NewReader(test.cpuinfo)); got != test.want {
+		if got := cpuModel(test.cpuinfo); got != test.want {
 			t.Errorf("%q, want %q", got, test.want)
 		}
 	}

@@ -3,12 +3,11 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -25,22 +24,18 @@ type Machine struct {
 	CPU    string `json:"cpu"`
 	CPUs   int    `json:"cpus"`
 	Go     string `json:"go"`
-	// Load is the load average over a minute before measuring. More than a few tenths is
-	// the work of other processes, and disturbs the measurement.
-	Load string `json:"load_average"`
+	Load   string `json:"load_average"` // over a minute, before measuring
 }
 
 // ThisMachine describes the machine at hand.
 func ThisMachine() Machine {
-	m := Machine{CPU: "unknown", CPUs: runtime.NumCPU(), Go: runtime.Version(), Load: LoadAverage()}
+	m := Machine{CPUs: runtime.NumCPU(), Go: runtime.Version(), Load: LoadAverage()}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if f, err := os.Open("/proc/cpuinfo"); err == nil {
-		m.CPU = cpuModel(f)
-		f.Close()
-	}
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	m.CPU = cpuModel(string(b))
 	return m
 }
 
@@ -56,24 +51,20 @@ func (m Machine) String() string {
 	return fmt.Sprintf("Linux %s, %d x %s, %s", m.Kernel, m.CPUs, m.CPU, m.Go)
 }
 
-func cpuModel(cpuinfo io.Reader) string {
-	for lines := bufio.NewScanner(cpuinfo); lines.Scan(); {
-		name, value, _ := strings.Cut(lines.Text(), ":")
-		switch strings.TrimSpace(name) {
-		case "model name", "Model", "cpu model":
-			return strings.TrimSpace(value)
-		}
+var model = regexp.MustCompile(`(?m)^(?:model name|Model|cpu model)\s*:\s*(.*?)\s*$`)
+
+func cpuModel(cpuinfo string) string {
+	if m := model.FindStringSubmatch(cpuinfo); m != nil {
+		return m[1]
 	}
 	return "unknown"
 }
 
-// QuietLimit is how long [Quiet] waits at most. Tests that do not look at times set it
-// to 0.
+// QuietLimit is how long [Quiet] waits at most.
 var QuietLimit = 10 * time.Second
 
-// Quiet waits until the machine is nearly idle, but not for longer than [QuietLimit]. The
+// Quiet waits until the machine is nearly idle, but not for longer than [QuietLimit]: the
 // kernel frees transactions and network namespaces on its own threads, for up to seconds.
-// That should not be measured together with the next step.
 func Quiet(ctx context.Context) {
 	const window, mostBusy = 200 * time.Millisecond, 0.15 // of all processors
 	busy, all := processorSeconds()

@@ -56,31 +56,21 @@ func Percentile(values []float64, p float64) float64 {
 	return slices.Sorted(slices.Values(values))[min(max(rank, 1), n)-1]
 }
 
-// StdDev is the standard deviation of the population that the values are a sample of.
-func StdDev(values []float64) float64 { return stats.StdDev(values) }
-
-// Average is the arithmetic mean.
-func Average(values []float64) float64 { return stats.Mean(values) }
-
 // MannWhitney is the p-value of the two-sided Mann-Whitney U test: how probable it is
-// that two series differ at least as much by chance. It assumes no distribution of the
-// values, only that they are independent. Series of equal values have a p-value of 1.
-//
-// With one value on a side no p-value is small. Three on each side reach 0.1, five 0.008.
+// that two series of independent values differ at least as much by chance. Series of equal
+// values have a p-value of 1. Three values on each side reach 0.1, five 0.008.
 func MannWhitney(first, second []float64) (float64, error) {
 	r, err := stats.MannWhitneyUTest(first, second, stats.LocationDiffers)
-	switch err {
-	case nil:
-		return r.P, nil
-	case stats.ErrSamplesEqual:
+	if err == stats.ErrSamplesEqual {
 		return 1, nil
+	} else if err != nil {
+		return 1, fmt.Errorf("Mann-Whitney test of %d and %d values: %w", len(first), len(second), err)
 	}
-	return 1, fmt.Errorf("Mann-Whitney test of %d and %d values: %w", len(first), len(second), err)
+	return r.P, nil
 }
 
-// Turns makes rounds, in each of which each of n subjects has a turn, in the order of
-// [Order], and returns the samples of each subject. What disturbs the machine for longer
-// than a turn then disturbs all subjects.
+// Turns makes rounds of a turn of each of n subjects, in the order of [Order], and returns the
+// samples of each. What disturbs the machine for longer than a turn disturbs all subjects.
 func Turns(ctx context.Context, rounds, n int, turn func(round, subject int, into Samples) error) ([]Samples, error) {
 	samples := make([]Samples, n)
 	for i := range samples {

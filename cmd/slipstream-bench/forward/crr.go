@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/aclements/go-moremath/stats"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"golang.org/x/sys/unix"
 )
@@ -33,10 +34,8 @@ const ignored = 50
 
 // CRR measures connections that carry one request and one response of a byte each, one
 // after the other: their rate, and the time of each from the call of connect to the
-// server's end of the connection.
-//
-// Client and server are threads with blocking system calls. Each needs a processor of Go's
-// scheduler when its call returns, also on a machine with one processor.
+// server's end of the connection. Client and server are threads with blocking system calls:
+// each needs a processor of Go's scheduler when its call returns.
 func CRR(ctx context.Context, o Options) (*bench.Result, error) {
 	if err := o.validateCRR(); err != nil {
 		return nil, err
@@ -67,32 +66,27 @@ func (n *network) requests(ctx context.Context, count int) (values, error) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	ctx, cancel := context.WithTimeout(ctx, patience+time.Duration(count)*10*time.Millisecond)
 	defer cancel()
-	type result struct {
-		took    []float64
-		elapsed time.Duration
-		err     error
-	}
-	done := make(chan result, 1)
+	var took []float64
+	var elapsed time.Duration
+	done := make(chan error, 1)
 	go func() {
-		r := result{took: make([]float64, 0, count)}
-		r.err = n.client.Do(func() (err error) {
-			r.took, r.elapsed, err = makeRequests(ctx, n.frontend(requestPort), count)
+		done <- n.client.Do(func() (err error) {
+			took, elapsed, err = makeRequests(ctx, n.frontend(requestPort), count)
 			return err
 		})
-		done <- r
 	}()
 	select {
-	case r := <-done:
-		if r.err != nil {
-			return nil, r.err
+	case err := <-done:
+		if err != nil {
+			return nil, err
 		}
 		return values{
-			crrRate.Name:   float64(count) / r.elapsed.Seconds(),
-			crrMin.Name:    slices.Min(r.took),
-			crrMedian.Name: bench.Median(r.took),
-			crrMean.Name:   bench.Average(r.took),
-			crrP99.Name:    bench.Percentile(r.took, 99),
-			crrStdDev.Name: bench.StdDev(r.took),
+			crrRate.Name:   float64(count) / elapsed.Seconds(),
+			crrMin.Name:    slices.Min(took),
+			crrMedian.Name: bench.Median(took),
+			crrMean.Name:   stats.Mean(took),
+			crrP99.Name:    bench.Percentile(took, 99),
+			crrStdDev.Name: stats.StdDev(took),
 		}, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("connections to %v: %w", n.frontend(requestPort), ctx.Err())
@@ -102,6 +96,7 @@ func (n *network) requests(ctx context.Context, count int) (values, error) {
 // makeRequests makes connections one after the other, and returns the time of each in
 // nanoseconds.
 func makeRequests(ctx context.Context, to netip.AddrPort, n int) (all []float64, elapsed time.Duration, err error) {
+	all = make([]float64, 0, n)
 	var begin time.Time
 	for i := 0; i < ignored+n && ctx.Err() == nil; i++ {
 		if i == ignored {

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/aclements/go-moremath/stats"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/net/ipv4"
@@ -27,14 +28,9 @@ const (
 	// datagramSize makes 60 bytes with UDP, IPv4 and Ethernet headers, as short as an
 	// Ethernet frame can be.
 	datagramSize = 18
-	// batchSize is how many datagrams are sent with one system call.
-	batchSize = 64
-	// warmUp is how many datagrams go each way before a flood, more than any threshold
-	// in Settings.
-	warmUp = 30
-	// mostLost is the share of a flood that may be lost. If packets were queued and
-	// dropped, the sender's time would not be that of the packets.
-	mostLost = 0.01
+	batchSize    = 64   // datagrams that are sent with one system call
+	warmUp       = 30   // datagrams each way before a flood, more than any threshold in Settings
+	mostLost     = 0.01 // of a flood. If packets were dropped, the sender's time would not be theirs
 )
 
 func (m *measurement) floods(ctx context.Context) (err error) {
@@ -58,27 +54,21 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 }
 
 // floodTurn counts the datagrams of a flood where they are dropped, and measures the cost
-// of one: the median of the differences of neighbouring batches, as disturbances slow
-// neighbours alike.
+// of one: the median of the differences of neighbouring batches.
 func (n *network) floodTurn(ctx context.Context, references []reference, d time.Duration) (values, error) {
-	before, err := arrived(&n.server.Machine)
-	if err != nil {
-		return nil, err
-	}
-	times, err := n.flood(ctx, d/2)
-	if err != nil {
-		return nil, err
-	}
-	after, err := arrived(&n.server.Machine)
-	if err != nil {
+	before, err1 := arrived(&n.server.Machine)
+	times, err2 := n.flood(ctx, d/2)
+	after, err3 := arrived(&n.server.Machine)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
 	got, sent := float64(after-before), float64(batchSize*len(times[0]))
 	if lost := sent - got; lost > mostLost*sent {
 		return nil, fmt.Errorf("flood: of %.0f datagrams %.0f were lost on the way", sent, lost)
 	}
-	v := values{datagrams.Name: got / sent * batchSize * 1e9 / bench.Average(times[0])}
-	if times, err = n.flood(ctx, d/2, references...); err != nil {
+	v := values{datagrams.Name: got / sent * batchSize * 1e9 / stats.Mean(times[0])}
+	times, err := n.flood(ctx, d/2, references...)
+	if err != nil {
 		return nil, err
 	}
 	for i, r := range references {
@@ -133,10 +123,10 @@ type reference struct {
 	verdict string // of nft, in the first node's ingress hook
 }
 
-// divert has datagrams to the Service dropped where they arrive in the server's pod, and
-// applies the references' verdicts where they arrive on the first node, before all other
-// rules. It returns the references that this kernel and this network can have: a packet
-// cannot be redirected to a link of another node, nor without CONFIG_NFT_FWD_NETDEV.
+// divert has datagrams to the Service dropped as they arrive in the server's pod, and applies
+// the references' verdicts as they arrive on the first node. It returns the references that
+// this network and this kernel can have: a packet cannot be redirected to a link of another
+// node, nor without CONFIG_NFT_FWD_NETDEV.
 func (n *network) divert(ctx context.Context) (all []reference, undo func() error, err error) {
 	all = []reference{
 		{packetCost, floodPort.port + 1, "drop"},

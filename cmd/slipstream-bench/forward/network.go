@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/safchain/ethtool"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -73,10 +75,10 @@ func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
 		}
 		n.nodes = append(n.nodes, &node{Node: m})
 	}
-	if n.client, err = n.nodes[0].Pod("client", netip.MustParseAddr(fmt.Sprintf(n.pod, 1, 2))); err != nil {
-		return nil, err
-	}
-	if n.server, err = n.nodes[o.Nodes-1].Pod("server", netip.MustParseAddr(fmt.Sprintf(n.pod, o.Nodes, 3))); err != nil {
+	var err2 error
+	n.client, err = n.nodes[0].Pod("client", netip.MustParseAddr(fmt.Sprintf(n.pod, 1, 2)))
+	n.server, err2 = n.nodes[o.Nodes-1].Pod("server", netip.MustParseAddr(fmt.Sprintf(n.pod, o.Nodes, 3)))
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	for _, m := range n.nodes {
@@ -249,41 +251,36 @@ var aggregation = []string{
 
 // disableAggregation disables GSO, TSO and GRO on the pods' interfaces, until restore.
 func (n *network) disableAggregation() (restore func() error, err error) {
-	change := func(pod *lab.Pod, names []string, on bool) (still []string, err error) {
+	// change sets features of a pod's interface, and returns those that are enabled then.
+	change := func(pod *lab.Pod, features map[string]bool) (enabled map[string]bool, err error) {
 		err = pod.Do(func() error {
 			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
 			}
 			defer e.Close()
-			features := map[string]bool{}
-			for _, name := range names {
-				features[name] = on
+			if err := e.Change(podLink, features); err != nil {
+				return err
 			}
-			if len(features) > 0 {
-				if err := e.Change(podLink, features); err != nil {
-					return err
-				}
-			}
-			now, err := e.Features(podLink)
-			for _, name := range aggregation {
-				if now[name] {
-					still = append(still, name)
-				}
-			}
+			enabled, err = e.Features(podLink)
+			maps.DeleteFunc(enabled, func(name string, on bool) bool { return !on || !slices.Contains(aggregation, name) })
 			return err
 		})
 		if err != nil {
 			err = fmt.Errorf("pod %s: %s: segmentation offloads: %w", pod.Name(), podLink, err)
 		}
-		return still, err
+		return enabled, err
 	}
-	enabled := map[*lab.Pod][]string{}
+	before := map[*lab.Pod]map[string]bool{}
 	for _, pod := range []*lab.Pod{n.client, n.server} {
-		if enabled[pod], err = change(pod, nil, false); err != nil {
+		if before[pod], err = change(pod, nil); err != nil {
 			return nil, err
 		}
-		still, err := change(pod, enabled[pod], false)
+		off := maps.Clone(before[pod])
+		for name := range off {
+			off[name] = false
+		}
+		still, err := change(pod, off)
 		if err == nil && len(still) > 0 {
 			err = fmt.Errorf("pod %s: %s: %v cannot be disabled", pod.Name(), podLink, still)
 		}
@@ -291,12 +288,11 @@ func (n *network) disableAggregation() (restore func() error, err error) {
 			return nil, err
 		}
 	}
-	return func() error {
-		for pod, names := range enabled {
-			if _, err := change(pod, names, true); err != nil {
-				return err
-			}
+	return func() (err error) {
+		for pod, features := range before {
+			_, failed := change(pod, features)
+			err = errors.Join(err, failed)
 		}
-		return nil
+		return err
 	}, nil
 }

@@ -4,26 +4,19 @@
 // what it costs short ones.
 //
 // The topology is KEP-4963's: a Service with one backend, a client pod, and one or two
-// nodes that forward between them. Nodes and pods are network namespaces (package lab).
-// Package internal/dataplane/nftables programs the Service as on a real node, and package
-// internal/fastpath offloads connections.
-//
-// [Throughput] measures a TCP stream (iperf3), datagrams a second and the cost of
-// forwarding one packet. [CRR] measures connections that carry one request each. Each
-// round has a turn of each of the [Settings], and values are compared with those of "off"
-// in the same round.
+// nodes that forward between them, all of them network namespaces (package lab). Package
+// internal/dataplane/nftables programs the Service, and package internal/fastpath offloads
+// connections. Each round has a turn of each of the [Settings], and values are compared with
+// those of "off" in the same round.
 //
 // # Cost of a packet
 //
-// A process on one processor sends small datagrams as fast as it can. In this topology
-// all work for a packet is done on the sender's processor, before the next packet is
-// sent or soon after, so the time for a packet is its processor time. Batches of
-// datagrams that cross the node and are dropped as they arrive in the server's pod
-// alternate with batches that are dropped as they arrive on the node. The difference is
-// the cost of forwarding a packet, the second link included. Other batches are redirected
-// to the second link as they arrive on the node. The difference to those is the cost of
-// the path alone: connection tracking, address translation, routing and all hooks on the
-// slow path, a flowtable look-up and the rewriting of the packet on the fast path.
+// A process on one processor sends small datagrams as fast as it can. All work for a packet is
+// done on the sender's processor, so the time for a packet is its processor time. Batches of
+// datagrams that cross the node and are dropped as they arrive in the server's pod alternate
+// with batches that are dropped as they arrive on the node: the difference is the cost of
+// forwarding a packet, the second link included. The difference to batches that are redirected
+// to the second link as they arrive on the node is the cost of the path alone.
 package forward
 
 import (
@@ -254,9 +247,8 @@ type Setting struct {
 	Threshold uint32
 }
 
-// Settings are compared with the first one. A threshold of one packet is no threshold:
-// the first packet of a connection is never offloaded, and a TCP connection not before it
-// is established.
+// Settings are compared with the first one. A threshold of one packet is no threshold: the
+// first packet of a connection is never offloaded.
 var Settings = []Setting{{"off", 0}, {"no threshold", 1}, {"threshold 20", 20}}
 
 func (o *Options) validate() error {
