@@ -34,8 +34,8 @@ type Config struct {
 	Seed      uint64
 }
 
-// Cluster is a made-up cluster that changes. Services and pods are numbers, from which
-// their objects follow. Only what has changed takes memory.
+// Cluster is a made-up cluster that changes. Services and pods are numbers, from which their
+// objects follow.
 type Cluster struct {
 	Config
 	Rand   *rand.Rand
@@ -120,16 +120,13 @@ func consecutive(first, n int) pods {
 
 // own are the pods of a Service, to be changed.
 func (c *Cluster) own(service int) pods {
-	p, ok := c.changed[service]
-	if !ok {
-		p = c.pods(service)
-		c.changed[service] = p
-	}
+	p := c.pods(service)
+	c.changed[service] = p
 	return p
 }
 
-// Events describes the whole cluster. The object of an event is only valid until the next
-// event, so that the generator takes little memory beside what is measured.
+// Events describes the whole cluster. To take little memory beside what is measured, the
+// object of an event is only valid until the next event.
 func (c *Cluster) Events() iter.Seq[source.Event] {
 	return func(yield func(source.Event) bool) {
 		var svc corev1.Service

@@ -29,9 +29,7 @@ type baseline struct {
 	shape     shape
 	namespace *lab.Namespace
 	timeout   time.Duration
-	// peak is the most memory that a command had resident, in bytes. The kernel includes
-	// this process's memory from when it started the command, about 20 MB.
-	peak float64
+	peak      float64 // resident memory of a command, in bytes, with this process's when it started, some 20 MB
 }
 
 var (
@@ -70,10 +68,9 @@ func (b *baseline) load(ctx context.Context, all bench.Samples) error {
 // splitServices is how many Services loadSplit has in each transaction.
 const splitServices = 1000
 
-// loadSplit measures a cold start of the nftables shape in several transactions. For each
-// rule with a map of its own the kernel walks the transaction so far
-// (__nft_set_trans_bind), so many small ones take less time. The rules are incomplete
-// until the last is done.
+// loadSplit measures a cold start of the nftables shape in several transactions, which take
+// less time: for each rule with a map of its own the kernel walks the transaction so far
+// (__nft_set_trans_bind). The rules are incomplete until the last is done.
 func (b *baseline) loadSplit(ctx context.Context, all bench.Samples) error {
 	if _, err := b.run(ctx, "delete", script{}); err != nil {
 		return err

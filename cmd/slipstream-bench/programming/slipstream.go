@@ -26,9 +26,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunChild is the work of the process that [Sync] starts: it measures Slipstream in the
-// network namespace that it is in. options is the JSON of [Options]; the samples are
-// written as JSON.
+// RunChild is the work of the process that [Sync] starts: it measures Slipstream in its
+// network namespace. options is the JSON of [Options]; the samples are written as JSON.
 func RunChild(options string, out io.Writer) error {
 	var o Options
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
@@ -68,17 +67,12 @@ func (s *slipstream) close() error {
 
 func (s *slipstream) measure() error {
 	ctx := context.Background() // the parent process kills this one
-	step := func(name string, do func() error) error {
-		bench.Quiet(ctx)
-		if err := s.profiled(name, do); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		return nil
-	}
-	if err := step("cold", s.cold); err != nil {
+	bench.Quiet(ctx)
+	if err := s.profiled("cold", s.cold); err != nil {
 		return err
 	}
-	if err := step("restart", s.restart); err != nil {
+	bench.Quiet(ctx)
+	if err := s.profiled("restart", s.restart); err != nil {
 		return err
 	}
 	for round := range rounds {
@@ -102,16 +96,13 @@ func (s *slipstream) cold() error {
 	if err := s.program(coldStart); err != nil {
 		return err
 	}
-	top, err := bench.Memory(os.Getpid())
-	if err != nil {
-		return err
-	}
-	m, heap, err := rest()
+	top, err1 := bench.Memory(os.Getpid())
+	m, heap, err2 := rest()
 	s.samples.Add(peakCold, float64(top.VmHWM))
 	s.samples.Add("rss_cold_start", float64(m.VmRSS))
 	s.samples.Add("rss_file_cold_start", float64(m.RssFile))
 	s.samples.Add("heap_cold_start", heap)
-	return errors.Join(err, s.profileHeap())
+	return errors.Join(err1, err2, s.profile("heap.pprof", func(w io.Writer) error { return pprof.Lookup("heap").WriteTo(w, 0) }))
 }
 
 // restart programs everything again, as a new process would, after the memory of the old
@@ -184,24 +175,20 @@ type kind struct {
 
 func (s *slipstream) changes(n int) error {
 	c := s.cluster
-	for _, step := range []struct {
-		name string
-		do   func() error
-	}{
-		{"replace", func() error { return s.repeat(n, kind{endpointReplaced, c.ReplaceEndpoint}) }},
-		{"endpoints", func() error {
-			return s.repeat(n, kind{endpointRemoved, c.RemoveEndpoint}, kind{endpointAdded, c.AddEndpoint})
-		}},
-		{"services", func() error {
-			return s.repeat(n, kind{serviceRemoved, c.RemoveService}, kind{serviceAdded, c.AddService})
-		}},
-		{"burst", s.burst},
-	} {
-		if err := s.profiled(step.name, step.do); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
+	repeat := func(step string, kinds ...kind) error {
+		return s.profiled(step, func() error { return s.repeat(n, kinds...) })
 	}
-	return nil
+	err := repeat("replace", kind{endpointReplaced, c.ReplaceEndpoint})
+	if err == nil {
+		err = repeat("endpoints", kind{endpointRemoved, c.RemoveEndpoint}, kind{endpointAdded, c.AddEndpoint})
+	}
+	if err == nil {
+		err = repeat("services", kind{serviceRemoved, c.RemoveService}, kind{serviceAdded, c.AddService})
+	}
+	if err == nil {
+		err = s.profiled("burst", s.burst)
+	}
+	return err
 }
 
 // repeat makes n changes of each kind, in turns, fewer if that takes too long. The kinds
@@ -260,14 +247,11 @@ func (s *slipstream) burst() error {
 }
 
 func (s *slipstream) memory() error {
-	top, err := bench.Memory(os.Getpid())
-	if err != nil {
-		return err
-	}
-	m, _, err := rest()
+	top, err1 := bench.Memory(os.Getpid())
+	m, _, err2 := rest()
 	s.samples.Add("peak_rss", float64(top.VmHWM))
 	s.samples.Add("rss", float64(m.VmRSS))
-	return err
+	return errors.Join(err1, err2)
 }
 
 func (s *slipstream) verify() error {
@@ -302,29 +286,26 @@ func cpuTime() (sum time.Duration) {
 // profiled does a step, with a CPU profile of it if there is a directory for profiles.
 // Repeated steps have files of their own, which "go tool pprof" adds up.
 func (s *slipstream) profiled(step string, do func() error) error {
-	if s.ProfileDir == "" {
-		return do()
-	}
 	s.profiles[step]++
-	f, err := os.Create(filepath.Join(s.ProfileDir, fmt.Sprintf("%s-%d.cpu.pprof", step, s.profiles[step])))
+	err := s.profile(fmt.Sprintf("%s-%d.cpu.pprof", step, s.profiles[step]), pprof.StartCPUProfile)
+	if err == nil {
+		err = do()
+		pprof.StopCPUProfile()
+	}
 	if err != nil {
-		return err
+		err = fmt.Errorf("%s: %w", step, err)
 	}
-	if err := pprof.StartCPUProfile(f); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	err = do()
-	pprof.StopCPUProfile()
-	return errors.Join(err, f.Close())
+	return err
 }
 
-func (s *slipstream) profileHeap() error {
+// profile has write open a profile of a name, if there is a directory for profiles.
+func (s *slipstream) profile(name string, write func(io.Writer) error) error {
 	if s.ProfileDir == "" {
 		return nil
 	}
-	f, err := os.Create(filepath.Join(s.ProfileDir, "heap.pprof"))
+	f, err := os.Create(filepath.Join(s.ProfileDir, name)) // closed when the process ends
 	if err != nil {
 		return err
 	}
-	return errors.Join(pprof.Lookup("heap").WriteTo(f, 0), f.Close())
+	return write(f)
 }

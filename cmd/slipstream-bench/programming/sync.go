@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package programming measures what it costs Slipstream to program the kernel of this
-// machine: a cold start, a restart, single changes, bursts and memory. Next to it the same
-// Services are programmed as a baseline of rules in the shape of kube-proxy's, in its
-// nftables or iptables mode.
+// machine, and next to it a baseline: the same Services as rules in the shape of kube-proxy's.
 //
 // Slipstream runs in a child process, so that memory numbers are its own, and each of the
-// two in a network namespace of its own, so that nothing is left behind. The measured code
-// is the product's: package desired and a dataplane, called as package proxy calls them.
+// two in a network namespace of its own. The measured code is the product's: package desired
+// and a dataplane, called as package proxy calls them.
 package programming
 
 import (
@@ -23,11 +21,7 @@ import (
 )
 
 const (
-	// rounds is into how many parts the changes of a run are divided, and how many changes
-	// are made of the baseline.
-	rounds = 5
-
-	// burstChanges is how many changes a burst has.
+	rounds       = 5 // parts of the changes of a run, and changes of the baseline
 	burstChanges = 1000
 )
 
