@@ -23,6 +23,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
@@ -168,7 +169,17 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 		MinSyncPeriod: config.DefaultMinSyncPeriod,
 		CheckPeriod:   config.DefaultCheckPeriod,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
+		PolicyChanged: watchPolicies(services, ctl),
 	}).Run(ctx)
+}
+
+// watchPolicies has a source deliver NetworkPolicies if connections can be on the fast path. It
+// returns the function to call when one has changed.
+func watchPolicies(objects source.Source, fast *fastpath.Controller) func(context.Context) error {
+	if s, isAPI := objects.(*api.Source); isAPI && !fast.Off() {
+		s.WatchNetworkPolicies()
+	}
+	return fast.PolicyChanged
 }
 
 // followAll runs a fast path for all connections, without Services.

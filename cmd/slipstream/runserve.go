@@ -247,6 +247,7 @@ func (s *parts) run(ctx context.Context) error {
 	}
 	if s.fast != nil {
 		options.FastPath = s.fast
+		options.PolicyChanged = watchPolicies(s.objects, s.fast)
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)

@@ -65,7 +65,7 @@ func New(c Config) (*Controller, error) {
 		conn.Share(c.Commits)
 	}
 	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}}
-	if !ctl.off() {
+	if !ctl.Off() {
 		if ctl.able, err = probe(conn); err != nil {
 			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close())
 		}
@@ -73,7 +73,8 @@ func New(c Config) (*Controller, error) {
 	return ctl, nil
 }
 
-func (c *Controller) off() bool { return c.config.Threshold == 0 }
+// Off reports whether the fast path is off: Config.Threshold is 0.
+func (c *Controller) Off() bool { return c.config.Threshold == 0 }
 
 // retry is the time after which a refused change of interfaces is tried again.
 const retry = time.Second
@@ -82,7 +83,7 @@ const retry = time.Second
 // first Reconcile or after. It leaves the kernel's objects, see Stop. It returns an error if
 // interfaces cannot be listed.
 func (c *Controller) Run(ctx context.Context) error {
-	if c.off() {
+	if c.Off() {
 		<-ctx.Done()
 		return nil
 	}
@@ -123,7 +124,7 @@ func (c *Controller) failed(err error) error {
 // Reconcile implements dataplane.Dataplane. Of full it reads only the frontends. It keeps
 // the flowtable of an earlier run if it fits, and thus the flows.
 func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
-	if c.off() {
+	if c.Off() {
 		return dataplane.Stats{}, c.Cleanup(ctx)
 	}
 	stats, err := func() (dataplane.Stats, error) {
@@ -168,7 +169,7 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 
 // Apply implements dataplane.Dataplane.
 func (c *Controller) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
-	if c.off() {
+	if c.Off() {
 		return dataplane.Stats{}, nil
 	}
 	stats, err := c.apply(ctx, change)

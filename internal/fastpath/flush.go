@@ -28,9 +28,18 @@ type Flush struct {
 	Hold      time.Duration
 }
 
+// policyHold is how long connections stay on the slow path after a NetworkPolicy has changed: a
+// policy engine needs some time to program the change.
+const policyHold = 5 * time.Second
+
+// PolicyChanged has all connections pass all rules for some seconds.
+func (c *Controller) PolicyChanged(ctx context.Context) error {
+	return c.Flush(ctx, Flush{All: true, Hold: policyHold})
+}
+
 // Flush returns connections to the slow path. They have returned when it returns.
 func (c *Controller) Flush(ctx context.Context, f Flush) error {
-	if c.off() {
+	if c.Off() {
 		return nil
 	}
 	if err := c.flush(ctx, f); err != nil {

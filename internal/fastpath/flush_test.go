@@ -143,6 +143,20 @@ func TestPolicy(t *testing.T) {
 	w.unharmed(bystander)
 }
 
+// TestPolicyLater drops packets of an offloaded connection some time after the policy's object has
+// changed, as policy engines do.
+func TestPolicyLater(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	s, bystander := w.stream(lab.UDP, web, false), w.stream(lab.TCP, other, true)
+	w.fast(s, bystander)
+	w.check(w.PolicyChanged(t.Context()))
+	w.nft("add table inet np; add chain inet np forward { type filter hook forward priority 0; };" +
+		"add rule inet np forward ct original ip daddr " + s.to.Addr().String() + " drop")
+	w.until("it is dropped", func() bool { return s.Stats().Failed > 0 })
+	w.fast(bystander)
+	w.unharmed(bystander)
+}
+
 // TestFlushTable flushes as another process does, which the Controller takes for no damage.
 func TestFlushTable(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})

@@ -43,7 +43,7 @@ func fingerprint(t *nfnl.Contents) uint64 {
 
 // Check implements dataplane.Dataplane.
 func (c *Controller) Check(context.Context) error {
-	if c.off() {
+	if c.Off() {
 		return nil
 	}
 	c.mu.Lock()

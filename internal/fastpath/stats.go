@@ -26,7 +26,7 @@ func (c *Controller) Stats() (Stats, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
-	if c.off() || c.sequence.Check() != nil {
+	if c.Off() || c.sequence.Check() != nil {
 		return s, nil
 	}
 	s.Frontends, s.Hardware = len(c.frontends), c.hardware

@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
@@ -58,6 +59,10 @@ type Options struct {
 
 	// FastPath receives frontends too, in other goroutines. It may be nil.
 	FastPath FastPath
+
+	// PolicyChanged is called some time after a NetworkPolicy has changed, in another
+	// goroutine. It is called again after an error. It may be nil.
+	PolicyChanged func(context.Context) error
 
 	// NodeName is the name of this node's object, which determines whether the node
 	// is eligible (see Proxy.NodeEligible). With NodeRequired, the node is not
@@ -116,6 +121,7 @@ type Proxy struct {
 	eligible   atomic.Bool
 	node       nodeObject
 	fastPath   fastPathState
+	policies   policies
 	verifying  verifying
 	background sync.WaitGroup // goroutines that Run waits for
 }
@@ -173,6 +179,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-check.C:
 			p.check(ctx)
 			p.checkFastPath(ctx)
+			p.checkPolicies(ctx)
 		case <-p.verifying.overdue():
 			p.verifying.due = true
 		case took := <-p.pace.measured:
@@ -234,6 +241,10 @@ func (p *Proxy) note(e source.Event, changed bool) {
 			p.triggers.drop(o.Namespace, o.Name)
 		case changed:
 			p.triggers.set(o)
+		}
+	case *networkingv1.NetworkPolicy:
+		if p.synced {
+			p.policies.changed.Store(true)
 		}
 	case *corev1.Node:
 		if o.Name == p.options.NodeName {

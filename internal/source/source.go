@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source defines sources of Services, EndpointSlices, Nodes and ServiceCIDRs,
-// which deliver them as a stream of events. Package api watches a Kubernetes API
+// Package source defines sources of Services, EndpointSlices, Nodes, ServiceCIDRs and
+// NetworkPolicies, which deliver them as a stream of events. Package api watches a Kubernetes API
 // server, package manifest a directory of manifests.
 //
 // Objects are decoded, but need not be valid: an API server keeps objects that it has
@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Object is a *corev1.Service, a *discoveryv1.EndpointSlice, a *corev1.Node or a
-// *networkingv1.ServiceCIDR.
+// Object is a *corev1.Service, a *discoveryv1.EndpointSlice, a *corev1.Node, a
+// *networkingv1.ServiceCIDR or a *networkingv1.NetworkPolicy.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -98,6 +98,8 @@ func Kind(o Object) string {
 		return "Node"
 	case *networkingv1.ServiceCIDR:
 		return "ServiceCIDR"
+	case *networkingv1.NetworkPolicy:
+		return "NetworkPolicy"
 	}
 	return fmt.Sprintf("%T", o)
 }

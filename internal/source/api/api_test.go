@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -131,6 +133,33 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 			w.change(func() { delete(w.refuse, "servicecidrs") })
 			w.expect("Set ServiceCIDR kubernetes")
 		})
+	}
+}
+
+// TestNetworkPolicies is allowed to watch them, or not, which is no error.
+func TestNetworkPolicies(t *testing.T) {
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}
+	for _, refused := range []bool{false, true} {
+		w := newWorld(t, protobuf, service("web", "10.96.0.1"), policy)
+		w.options.NetworkPolicies = true
+		if refused {
+			w.refuse["networkpolicies"] = http.StatusForbidden
+			w.start()
+			w.expect("Set Service default/web", "Synced")
+			w.eventually("being asked again", func() bool { return len(w.query("networkpolicies")) > 4 })
+			w.change(func() { delete(w.refuse, "networkpolicies") })
+			w.expect("Set NetworkPolicy default/deny")
+		} else {
+			w.start()
+			w.expect("Set Service default/web", "Set NetworkPolicy default/deny", "Synced")
+		}
+		w.set(policy)
+		w.expect("Set NetworkPolicy default/deny")
+		w.remove(policy)
+		w.expect("Delete NetworkPolicy default/deny")
+		if told := w.told(); len(told) > 0 {
+			t.Errorf("errors %q", told)
+		}
 	}
 }
 
@@ -256,7 +285,7 @@ func TestCut(t *testing.T) {
 // kindIn is the kind that the first error is about: any may be the first to fail.
 func kindIn(told []string) string {
 	if len(told) > 0 {
-		for _, k := range kindsFor("") {
+		for _, k := range (&Options{}).kinds() {
 			if strings.Contains(told[0], " "+k.name+"s:") {
 				return k.name
 			}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package api is a source that watches a Kubernetes API server: Services, EndpointSlices,
-// ServiceCIDRs, and the Node that Slipstream runs on. The selectors are those of kube-proxy
+// ServiceCIDRs, the Node that Slipstream runs on, and for the fast path NetworkPolicies. The selectors are those of kube-proxy
 // 1.37 (kinds.go).
 //
 // The Reflector of client-go lists and watches: WatchList (KEP-3157), or a list where the

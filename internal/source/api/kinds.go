@@ -30,6 +30,10 @@ type kind struct {
 	// optional says that the source works without the kind if the API server does not
 	// have it or does not allow to list it.
 	optional bool
+
+	// consequence says what does not work without an optional kind that only some
+	// features need. Its absence is no error.
+	consequence string
 }
 
 // object returns a new object of the kind that has only a name.
@@ -45,13 +49,13 @@ func (k *kind) selectFrom(o *metav1.ListOptions) {
 	o.LabelSelector, o.FieldSelector = k.labels, k.fields
 }
 
-// kindsFor returns the kinds that are watched on a node.
-func kindsFor(nodeName string) []*kind {
-	return []*kind{{
+// kinds returns the kinds that are watched.
+func (o *Options) kinds() []*kind {
+	all := []*kind{{
 		name:     "Node",
 		version:  corev1.SchemeGroupVersion,
 		resource: "nodes",
-		fields:   fields.OneTermEqualSelector("metadata.name", nodeName).String(),
+		fields:   fields.OneTermEqualSelector("metadata.name", o.NodeName).String(),
 		empty:    &corev1.Node{},
 		list:     &corev1.NodeList{},
 	}, {
@@ -77,4 +81,16 @@ func kindsFor(nodeName string) []*kind {
 		empty:    &discoveryv1.EndpointSlice{},
 		list:     &discoveryv1.EndpointSliceList{},
 	}}
+	if o.NetworkPolicies {
+		all = append(all, &kind{
+			name:        "NetworkPolicy",
+			version:     networkingv1.SchemeGroupVersion,
+			resource:    "networkpolicies",
+			empty:       &networkingv1.NetworkPolicy{},
+			list:        &networkingv1.NetworkPolicyList{},
+			optional:    true,
+			consequence: "connections stay on the fast path when a NetworkPolicy changes",
+		})
+	}
+	return all
 }

@@ -91,7 +91,9 @@ func newServer(t *testing.T, media string) *server {
 	return s
 }
 
-func resourceOf(o source.Object) string { return strings.ToLower(source.Kind(o)) + "s" }
+func resourceOf(o source.Object) string {
+	return strings.Replace(strings.ToLower(source.Kind(o))+"s", "policys", "policies", 1)
+}
 
 func (s *server) info(media string) runtime.SerializerInfo {
 	info, ok := runtime.SerializerInfoForMediaType(s.codec.SupportedMediaTypes(), media)
@@ -282,6 +284,7 @@ func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, res
 	list := map[string]runtime.Object{
 		"nodes": &corev1.NodeList{}, "services": &corev1.ServiceList{},
 		"endpointslices": &discoveryv1.EndpointSliceList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
+		"networkpolicies": &networkingv1.NetworkPolicyList{},
 	}[resource]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -371,7 +374,7 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema
 // bookmark says that all initial events have been sent.
 func (s *server) bookmark(resource string) watch.Event {
 	var o source.Object
-	for _, k := range kindsFor("") {
+	for _, k := range (&Options{NetworkPolicies: true}).kinds() {
 		if k.resource == resource {
 			o = k.object("", "")
 		}

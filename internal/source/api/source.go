@@ -18,6 +18,9 @@ type Options struct {
 	// NodeName is the name of the Node that is watched. Required.
 	NodeName string
 
+	// NetworkPolicies delivers NetworkPolicies too, where the API server allows it.
+	NetworkPolicies bool
+
 	// OnError is called when the API server cannot be reached or refuses a
 	// request, once for each cause while it lasts. Calls are not concurrent.
 	// Required.
@@ -36,6 +39,9 @@ var _ source.Source = (*Source)(nil)
 func New(client *Client, o Options) *Source {
 	return &Source{client: client, options: o}
 }
+
+// WatchNetworkPolicies sets Options.NetworkPolicies, before Run.
+func (s *Source) WatchNetworkPolicies() { s.options.NetworkPolicies = true }
 
 // Run implements source.Source. It returns an error only when it cannot start, not when
 // the API server cannot be reached. Logs go to the logger of ctx.
@@ -56,7 +62,7 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 		missing: map[string]bool{},
 	}
 	r.failures = failures{report: r.report, log: r.log, server: s.client.config.Host, kinds: map[string]bool{}, reported: map[string]time.Time{}}
-	kinds := kindsFor(s.options.NodeName)
+	kinds := s.options.kinds()
 	for _, k := range kinds {
 		r.missing[k.name] = true
 	}

@@ -123,7 +123,9 @@ func (w *watcher) requested(ctx context.Context, o *metav1.ListOptions, err erro
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		w.log.V(2).Info("Listing again", "kind", w.kind.name, "err", err)
 	case w.kind.optional && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)):
-		if w.absent == nil {
+		if w.absent == nil && w.kind.consequence != "" {
+			w.log.Info("The API server does not have a kind, or does not let this node list it", "kind", w.kind.name, "consequence", w.kind.consequence, "cause", causeOf(err))
+		} else if w.absent == nil {
 			w.report(fmt.Errorf("going on without %ss, which the API server does not have or does not let this node list: %s", w.kind.name, causeOf(err)))
 		}
 		w.absent = err

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestPolicyChanged counts the calls after changes of NetworkPolicies: none for those that exist
+// at the start, the first one at once, few for many changes, and again after an error.
+func TestPolicyChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls, result := 0, error(nil)
+		l := start(t, Options{CheckPeriod: time.Millisecond, PolicyChanged: func(context.Context) error { calls++; return result }})
+		policy := source.Event{Type: source.Set, Object: &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}}
+		after := func(pause time.Duration, want int) {
+			t.Helper()
+			time.Sleep(pause)
+			synctest.Wait()
+			if calls != want {
+				t.Errorf("%d calls, want %d", calls, want)
+			}
+		}
+		l.events <- []source.Event{policy, synced}
+		l.wait("full")
+		after(time.Minute, 0)
+		l.events <- []source.Event{policy}
+		after(10*time.Millisecond, 1)
+		for range 5 {
+			l.events <- []source.Event{policy}
+			after(10*time.Millisecond, 1)
+		}
+		after(policyPause, 2)
+		result = errors.New("no")
+		l.events <- []source.Event{{Type: source.Delete, Object: policy.Object}}
+		after(policyPause, 3)
+		result = nil
+		after(policyPause, 4)
+		after(time.Minute, 4)
+		l.wait("full") // no NetworkPolicy has programmed Services
+	})
+}
