@@ -49,7 +49,7 @@ type Target struct {
 	Choice
 	External    bool           // it is not a ClusterIP
 	FromOutside *Choice        // for traffic from outside, if it may go to local backends only
-	Affinity    uint32         // seconds
+	Affinity    uint32         // seconds; it does not matter without backends
 	Sources     []netip.Prefix // client addresses that may connect, in order; nil for all
 }
 
@@ -133,7 +133,7 @@ func (t Target) String() string {
 	if t.FromOutside != nil {
 		s += "; from outside " + t.FromOutside.String()
 	}
-	if t.Affinity != 0 {
+	if t.Affinity != 0 && len(t.Backends) > 0 {
 		s += fmt.Sprintf("; affinity %ds", t.Affinity)
 	}
 	if t.Sources != nil {

@@ -3,11 +3,11 @@
 package iptables
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -69,8 +69,7 @@ func (p *pool) write(out *script) {
 	former := p.chains
 	p.chains, p.dirty = nil, false
 	if len(p.Frontends) > 0 {
-		w := poolWriter{pool: p, out: out, seconds: p.affinity()}
-		w.protocol = "-p " + protocolName(p.protocol())
+		w := poolWriter{pool: p, out: out, protocol: "-p " + protocolName(p.protocol()), seconds: p.affinity()}
 		w.root()
 	}
 	for _, name := range former {
@@ -101,22 +100,16 @@ func (w *poolWriter) root() {
 		for _, b := range w.Slots {
 			check := fmt.Sprintf("rcheck --seconds %d --reap", w.seconds)
 			text = fmt.Appendf(text, "%s -g %s\n", w.recent(check, b), w.endpointChain(b))
-			w.chain(w.endpointChain(b), w.dnat([]byte(w.protocol+" "+w.recent("set", b)), b))
+			w.chain(w.endpointChain(b), fmt.Appendf(nil, "%s %s%s\n", w.protocol, w.recent("set", b), dnat(b)))
 		}
 		for _, b := range w.retired {
 			if w.sibling == nil || !slices.Contains(w.sibling.Slots, b) {
 				text = append(append(text, w.recent("remove", b)...), '\n')
 			}
 		}
-		if len(w.Slots) == 0 {
-			// For reading back: without endpoints no other rule has the timeout.
-			text = fmt.Appendf(text, "%s%d s\" -j RETURN\n", affinityComment, w.seconds)
-		}
 	}
 	w.chain(w.name(), w.choose(text, 0, len(w.Slots)))
 }
-
-const affinityComment = `-m comment --comment "affinity `
 
 // recent matches by, or changes, the list of clients of an endpoint, which both scopes
 // share.
@@ -132,11 +125,7 @@ func (w *poolWriter) endpointChain(b desired.Backend) string {
 	return stickyPrefix + w.hash(b.String(), w.Scope.String())
 }
 
-func (w *poolWriter) dnat(text []byte, b desired.Backend) []byte {
-	text = append(text, " -j DNAT --to-destination "...)
-	text = append(text, b.String()...)
-	return append(text, '\n')
-}
+func dnat(b desired.Backend) string { return " -j DNAT --to-destination " + b.String() }
 
 // choose appends rules that choose one of the slots in [from, to), all with the same
 // probability. Many slots are divided into groups, each with a chain.
@@ -147,39 +136,32 @@ func (w *poolWriter) choose(text []byte, from, to int) []byte {
 	}
 	for at := from; at < to; at += step {
 		end := min(at+step, to)
-		if step > 1 {
+		var match, target string
+		switch {
+		case step > 1:
 			name := w.name() + "-" + strconv.Itoa(at/step)
 			if step > fanOut {
 				name += "B" // for big
 			}
 			w.chain(name, w.choose(nil, at, end))
-			text = append(probability(text, end-at, to-at), "-g "...)
-			text = append(append(text, name...), '\n')
-			continue
+			target = " -g " + name
+		case w.seconds > 0:
+			target = " -g " + w.endpointChain(w.Slots[at])
+		default:
+			match, target = w.protocol, dnat(w.Slots[at])
 		}
-		b := w.Slots[at]
-		if w.seconds > 0 {
-			text = append(probability(text, 1, to-at), "-g "...)
-			text = append(append(text, w.endpointChain(b)...), '\n')
-			continue
-		}
-		if to-at > 1 {
-			text = append(append(text, w.protocol...), ' ')
-			text = w.dnat(bytes.TrimSuffix(probability(text, 1, to-at), []byte(" ")), b)
-		} else {
-			text = w.dnat(append(text, w.protocol...), b)
-		}
+		rule := match + probability(end-at, to-at) + target
+		text = append(append(text, strings.TrimPrefix(rule, " ")...), '\n')
 	}
 	return text
 }
 
-// probability appends a match with the probability n/of, unless that is 1.
-func probability(text []byte, n, of int) []byte {
+// probability matches with the probability n/of.
+func probability(n, of int) string {
 	if n == of {
-		return text
+		return ""
 	}
 	const one = 1 << 31 // as the kernel has it, so that iptables-save prints the same
-	text = append(text, "-m statistic --mode random --probability "...)
-	text = strconv.AppendFloat(text, math.Round(one*float64(n)/float64(of))/one, 'f', 11, 64)
-	return append(text, ' ')
+	p := math.Round(one*float64(n)/float64(of)) / one
+	return " -m statistic --mode random --probability " + strconv.FormatFloat(p, 'f', 11, 64)
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -34,7 +35,8 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 				r.chains[name] = append(r.chains[name], parseRule(string(line)))
 			}
 		}
-		r.chains[chainServices] = withoutHead(r.chains[chainServices])
+		// The rules of chainServices that are not the tree's match sets.
+		r.chains[chainServices] = slices.DeleteFunc(r.chains[chainServices], func(l rule) bool { return l.has("--match-set") })
 		if r.sets, err = readSets(b.sets, t.family); err != nil {
 			return nil, err
 		}
@@ -42,14 +44,6 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	}
 	slices.Sort(c.Faults)
 	return c, nil
-}
-
-// withoutHead skips the rules of chainServices that are not the tree's. They match sets.
-func withoutHead(chain []rule) []rule {
-	for len(chain) > 0 && chain[0].has("--match-set") {
-		chain = chain[1:]
-	}
-	return chain
 }
 
 // rule is a rule as iptables-save prints it: options and their values. The name of a
@@ -66,10 +60,8 @@ func parseRule(text string) rule {
 		case strings.HasPrefix(word, "-"):
 			last = not + word
 			r[last], not = "", ""
-		case r[last] == "":
-			r[last] = word
 		default:
-			r[last] += " " + word
+			r[last] = strings.TrimSpace(r[last] + " " + word)
 		}
 	}
 	return r
@@ -93,39 +85,33 @@ func (r *reader) fault(format string, args ...any) {
 }
 
 func (r *reader) read() {
-	r.tree(chainServices, func(k desired.FrontendKey, to string) {
-		r.content.Frontends[k] = r.target(k, to)
-	})
-	r.tree(chainExternalTree, func(k desired.FrontendKey, to string) {
-		t := r.target(k, to)
+	frontends := r.content.Frontends
+	r.tree(chainServices, func(k desired.FrontendKey, t dataplane.Target) { frontends[k] = t })
+	r.tree(chainExternalTree, func(k desired.FrontendKey, t dataplane.Target) {
 		t.External = true
-		r.content.Frontends[k] = t
+		frontends[k] = t
 	})
-	r.tree(chainLocalTree, func(k desired.FrontendKey, to string) {
-		local := r.target(k, to)
-		t := r.content.Frontends[k]
+	r.tree(chainLocalTree, func(k desired.FrontendKey, local dataplane.Target) {
+		t := frontends[k]
 		t.FromOutside = &local.Choice
-		r.content.Frontends[k] = t
-		if local.Affinity != t.Affinity {
+		frontends[k] = t
+		if local.Affinity != t.Affinity && len(local.Backends) > 0 {
 			r.fault("frontend %s has an affinity of %d s and of %d s from outside", k, t.Affinity, local.Affinity)
 		}
 	})
-	r.frontendSets()
+	r.memberships()
+	r.sources()
 	for m := range r.sets[setClusterIPs] {
 		r.content.ClusterIPs[m.Net.Addr()] = true
 	}
-	for _, p := range unsplit(sortedPrefixes(r.sets[setServiceCIDRs])) {
+	var all []netip.Prefix
+	for m := range r.sets[setServiceCIDRs] {
+		all = append(all, m.Net)
+	}
+	for _, p := range unsplit(all) {
 		r.content.ServiceCIDRs[p] = true
 	}
 	r.hairpins()
-}
-
-func sortedPrefixes(all map[member]bool) (out []netip.Prefix) {
-	for m := range all {
-		out = append(out, m.Net)
-	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return out
 }
 
 // leaves are the rules of a tree that do not lead to other chains of it.
@@ -144,7 +130,7 @@ func (r *reader) leaves(root string) (out []rule) {
 }
 
 // tree visits a tree's frontends, and checks that their packets find them.
-func (r *reader) tree(root string, visit func(key desired.FrontendKey, to string)) {
+func (r *reader) tree(root string, visit func(desired.FrontendKey, dataplane.Target)) {
 	for _, line := range r.leaves(root) {
 		key, ok := frontendOf(line)
 		if !ok || line["-g"] == "" {
@@ -154,20 +140,19 @@ func (r *reader) tree(root string, visit func(key desired.FrontendKey, to string
 		if to := r.follow(root, func(l rule) bool { return l.matches(key) }); to != line["-g"] {
 			r.fault("packets to %s go to %q instead of %s", key, to, line["-g"])
 		}
-		visit(key, line["-g"])
+		visit(key, r.target(key, line["-g"]))
 	}
 }
 
 // follow is the chain outside of a tree to which a packet goes.
 func (r *reader) follow(chain string, matches func(rule) bool) string {
 	for _, line := range r.chains[chain] {
-		if !matches(line) {
-			continue
+		if matches(line) {
+			if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {
+				return r.follow(to, matches)
+			}
+			return line["-g"]
 		}
-		if to := line["-g"]; strings.HasPrefix(to, branchPrefix) {
-			return r.follow(to, matches)
-		}
-		return line["-g"]
 	}
 	return ""
 }
@@ -187,24 +172,164 @@ func frontendOf(line rule) (k desired.FrontendKey, ok bool) {
 
 // matches says whether packets to a frontend match a rule of a tree.
 func (line rule) matches(k desired.FrontendKey) bool {
-	if d := line["-d"]; d != "" {
-		if p, err := netip.ParsePrefix(d); err != nil || !p.Contains(k.Addr()) {
-			return false
-		}
-	}
-	if p := line["-p"]; p != "" && p != protocolName(k.Protocol) {
+	if line.has("-d") && !contains(line["-d"], k.Addr()) || line.has("-p") && line["-p"] != protocolName(k.Protocol) {
 		return false
 	}
-	if d := line["--dport"]; d != "" {
-		first, last, isRange := strings.Cut(d, ":")
-		if !isRange {
-			last = first
-		}
-		from, err := strconv.ParseUint(first, 10, 16)
-		to, err2 := strconv.ParseUint(last, 10, 16)
-		if err != nil || err2 != nil || uint64(k.Port()) < from || uint64(k.Port()) > to {
-			return false
+	if !line.has("--dport") {
+		return true
+	}
+	first, last, isRange := strings.Cut(line["--dport"], ":")
+	if !isRange {
+		last = first
+	}
+	from, err := strconv.ParseUint(first, 10, 16)
+	to, err2 := strconv.ParseUint(last, 10, 16)
+	return err == nil && err2 == nil && from <= uint64(k.Port()) && uint64(k.Port()) <= to
+}
+
+// contains says whether a prefix, as text, contains an address.
+func contains(prefix string, a netip.Addr) bool {
+	p, err := netip.ParsePrefix(prefix)
+	return err == nil && p.Contains(a)
+}
+
+// target reads where a frontend leads, from a pool's first chain on.
+func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
+	rules, there := r.chains[to]
+	if !there {
+		r.fault("frontend %s leads to chain %s, which does not exist", k, to)
+	}
+	looked := map[desired.Backend]bool{}
+	choose := rules[:0:0]
+	for _, line := range rules {
+		switch {
+		case line.has("--seconds"):
+			n, _ := strconv.ParseUint(line["--seconds"], 10, 32)
+			t.Affinity = uint32(n)
+			b, _ := r.endpoint(line)
+			looked[b] = true
+		case !line.has("--remove"):
+			choose = append(choose, line)
 		}
 	}
-	return true
+	weights := map[desired.Backend]float64{}
+	if left := r.choose(choose, 1, weights); len(choose) > 0 && left > 1e-6 {
+		r.fault("frontend %s chooses nothing with a probability of %g", k, left)
+	}
+	for b, w := range weights {
+		t.Backends = append(t.Backends, b)
+		if math.Abs(w*float64(len(weights))-1) > 1e-3 {
+			r.fault("frontend %s chooses %s with a probability of %g, one of %d", k, b, w, len(weights))
+		}
+		if t.Affinity > 0 && !looked[b] {
+			r.fault("frontend %s does not know clients of %s", k, b)
+		}
+	}
+	if t.Affinity > 0 && len(looked) != len(weights) {
+		r.fault("frontend %s has %d endpoints and knows clients of %d", k, len(weights), len(looked))
+	}
+	slices.SortFunc(t.Backends, desired.Backend.Compare)
+	if len(t.Backends) == 0 && r.sets[setDrop][frontendMember(k)] {
+		t.IfEmpty = desired.Drop
+	}
+	return t
+}
+
+// choose adds to weights the probability with which rules choose each backend, given the
+// probability with which they are reached, and returns that of choosing none.
+func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]float64) float64 {
+	for _, line := range rules {
+		p := 1.0
+		if text := line["--probability"]; text != "" {
+			p, _ = strconv.ParseFloat(text, 64)
+		}
+		if b, ok := r.endpoint(line); ok {
+			weights[b] += of * p
+			of -= of * p
+			continue
+		}
+		next, there := r.chains[line["-g"]]
+		if !there {
+			r.fault("a rule for an endpoint that leads nowhere: %v", line)
+			continue
+		}
+		missed := r.choose(next, of*p, weights)
+		of -= of*p - missed
+	}
+	return of
+}
+
+// endpoint is the endpoint to which a rule sends packets, directly or through the chain of
+// an endpoint with session affinity.
+func (r *reader) endpoint(line rule) (b desired.Backend, ok bool) {
+	if to := line["-g"]; strings.HasPrefix(to, stickyPrefix) && len(r.chains[to]) == 1 {
+		line = r.chains[to][0]
+	}
+	ap, err := netip.ParseAddrPort(line["--to-destination"])
+	return desired.NewBackend(ap), err == nil
+}
+
+// memberships compares the sets of frontends with the rules.
+func (r *reader) memberships() {
+	for k := range frontendSets {
+		for m := range r.sets[k] {
+			if _, there := r.content.Frontends[keyOf(m)]; !there {
+				r.fault("%s has %s, which is not a frontend", setTypes[k].name, keyOf(m))
+			}
+		}
+	}
+	for f, t := range r.content.Frontends {
+		if desired.FamilyOf(f.Addr()) != r.family {
+			continue
+		}
+		c := t.Choice
+		if len(c.Backends) > 0 && t.FromOutside != nil {
+			c = *t.FromOutside
+		}
+		empty := len(c.Backends) == 0
+		for k, want := range map[setKind]bool{
+			setExternal: t.External, setLocal: t.FromOutside != nil,
+			setReject: empty && c.IfEmpty == desired.Reject, setDrop: empty && c.IfEmpty == desired.Drop,
+		} {
+			if has := r.sets[k][frontendMember(f)]; has != want {
+				r.fault("%s %s %s", setTypes[k].name, map[bool]string{true: "has", false: "lacks"}[has], f)
+			}
+		}
+	}
+}
+
+// sources reads who may connect to restricted frontends.
+func (r *reader) sources() {
+	sources := map[desired.FrontendKey][]netip.Prefix{}
+	for m := range r.sets[setSources] {
+		sources[keyOf(m)] = append(sources[keyOf(m)], m.Net)
+		if !r.sets[setRestricted][frontendMember(keyOf(m))] {
+			r.fault("SOURCES has %s, which is not restricted", m)
+		}
+	}
+	for m := range r.sets[setRestricted] {
+		t := r.content.Frontends[keyOf(m)]
+		t.Sources = append([]netip.Prefix{}, unsplit(sources[keyOf(m)])...) // not nil if empty
+		r.content.Frontends[keyOf(m)] = t
+	}
+}
+
+// hairpins reads the addresses that are masqueraded when they send to themselves.
+func (r *reader) hairpins() {
+	leaves := r.leaves(chainHairpinTree)
+	for _, line := range leaves {
+		p, err := netip.ParsePrefix(line["-s"])
+		if err != nil || line["-d"] != line["-s"] || line["-g"] != chainMasquerade {
+			r.fault("a rule of %s is not a hairpin's: %v", chainHairpinTree, line)
+			continue
+		}
+		self := func(l rule) bool { return contains(l["-s"], p.Addr()) }
+		if r.follow(chainHairpinTree, self) != chainMasquerade || !r.sets[setHairpin][addrMember(p.Addr())] {
+			r.fault("%s is not masqueraded when sent to itself", p.Addr())
+		}
+		r.content.HairpinIPs[p.Addr()] = true
+	}
+	if n := len(r.sets[setHairpin]); n != len(leaves) {
+		r.fault("HAIRPIN has %d addresses for %d rules", n, len(leaves))
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -85,8 +86,9 @@ func split(all []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// unsplit is the inverse of split, for prefixes in order.
+// unsplit sorts prefixes, and is the inverse of split.
 func unsplit(all []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	if len(all) == 2 && all[0].Bits() == 1 && all[1].Bits() == 1 {
 		return []netip.Prefix{netip.PrefixFrom(all[0].Addr(), 0)}
 	}
