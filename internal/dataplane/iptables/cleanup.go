@@ -10,7 +10,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"k8s.io/klog/v2"
 )
@@ -50,21 +49,13 @@ func Remove(ctx context.Context) error {
 }
 
 func removeSets(ctx context.Context) error {
-	conn, err := ipset.Dial(0)
-	if nfnl.IsUnsupported(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
 	names := []string{probeName}
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
 		for k := range setKinds {
 			names = append(names, setName(f, k))
 		}
 	}
-	return conn.Destroy(ctx, names...)
+	return ipset.Destroy(ctx, names...)
 }
 
 // cleanOther removes the chains of an earlier run from the variant that is not used.

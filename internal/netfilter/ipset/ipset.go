@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -235,6 +236,20 @@ func (c *Conn) request(command int, name string) *nl.NetlinkRequest {
 
 // destroyTimeout is how long Destroy waits for rules to let go of sets.
 const destroyTimeout = 2 * time.Second
+
+// Destroy destroys those sets that exist in the calling thread's network namespace, see
+// [Conn.Destroy].
+func Destroy(ctx context.Context, names ...string) error {
+	conn, err := Dial(0)
+	if nfnl.IsUnsupported(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.Destroy(ctx, names...)
+}
 
 // Destroy destroys those sets that exist. The kernel frees rules of nf_tables a little after
 // their removal; so while sets are in use Destroy waits, up to two seconds in all.

@@ -14,7 +14,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -38,9 +37,9 @@ type virtualServers struct {
 	drain   bool
 	exclude []netip.Prefix
 
-	looked      bool
-	idle        map[server]bool // those that the last look has left
-	setsRemoved bool
+	// left has the virtual servers that the last look has left, and whether they are
+	// idle. It is nil before the first look.
+	left map[server]bool
 }
 
 // server identifies a virtual server.
@@ -49,55 +48,43 @@ type server struct {
 	protocol uint16
 }
 
-// Failures that another try cannot change.
-var (
-	errNotDummy = errors.New("interface " + dummy + " stays: it is not kube-proxy's")
-	errBack     = errors.New("interface " + dummy + " stays: there are new IPVS virtual servers, as if kube-proxy were running again")
-)
+// errBack is a failure that another try cannot change.
+var errBack = errors.New("interface " + dummy + " stays: there are new IPVS virtual servers, as if kube-proxy were running again")
 
+// remove removes everything that no connection needs.
 func (v *virtualServers) remove(ctx context.Context) (out outcome) {
-	link, err := kubeIPVS()
-	switch {
-	case link != nil:
-		err = v.look(ctx, link, &out)
-	case err == nil && v.looked: // another program has removed the interface
-		err = keepRoutes(nil)
-	}
-	if errors.Is(err, errNotDummy) || errors.Is(err, errBack) {
-		out.stays = append(out.stays, err)
-	} else {
-		out.failed = err
-	}
-	return out
-}
-
-// look removes everything that no connection needs.
-func (v *virtualServers) look(ctx context.Context, link netlink.Link, out *outcome) error {
-	if err := v.removeServers(ctx, out); err != nil {
-		return err
-	}
-	if !v.setsRemoved {
-		if err := removeSets(ctx); err != nil {
+	out.failed = func() error {
+		link, err := kubeIPVS()
+		if err != nil {
 			return err
 		}
-		v.setsRemoved = true
+		if link == nil {
+			return keepRoutes(nil) // another program may have removed the interface
+		}
+		if err := v.removeServers(ctx, &out); err != nil {
+			return err
+		}
+		busy := map[netip.Addr]bool{}
+		for s := range v.left {
+			busy[s.Addr()] = true
+		}
+		if err := errors.Join(removeSets(ctx), keepRoutes(busy)); err != nil {
+			return err
+		}
+		if len(busy) > 0 {
+			out.draining = true
+			return keepAddresses(link, busy)
+		}
+		if err := netlink.LinkDel(link); err != nil {
+			return fmt.Errorf("removing kube-proxy's interface %s: %w", dummy, err)
+		}
+		out.removed = append(out.removed, "interface "+dummy+" and its ipsets")
+		return nil
+	}()
+	if errors.Is(out.failed, errBack) {
+		out.stays, out.failed = []error{out.failed}, nil
 	}
-	busy := map[netip.Addr]bool{}
-	for s := range v.idle {
-		busy[s.Addr()] = true
-	}
-	if err := keepRoutes(busy); err != nil {
-		return err
-	}
-	if len(busy) > 0 {
-		out.draining = true
-		return keepAddresses(link, busy)
-	}
-	if err := netlink.LinkDel(link); err != nil {
-		return fmt.Errorf("removing kube-proxy's interface %s: %w", dummy, err)
-	}
-	out.removed = append(out.removed, "interface "+dummy+" and its ipsets")
-	return nil
+	return out
 }
 
 // removeServers removes kube-proxy's virtual servers, except those that drain.
@@ -112,14 +99,14 @@ func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error 
 		return err
 	}
 	left := map[server]bool{}
-	var removed []server
+	var udp []netip.AddrPort // of those that were removed
 	for name, s := range servers {
 		if v.drain {
 			active, err := established(handle, s)
 			if err != nil {
 				return fmt.Errorf("listing destinations of IPVS virtual server %s: %w", name, err)
 			}
-			if active > 0 || !v.idle[name] {
+			if active > 0 || !v.left[name] {
 				left[name] = active == 0
 				continue
 			}
@@ -127,13 +114,15 @@ func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error 
 		if err := handle.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("removing IPVS virtual server %s: %w", name, err)
 		}
-		removed = append(removed, name)
+		if s.Protocol == unix.IPPROTO_UDP {
+			udp = append(udp, name.AddrPort)
+		}
 	}
-	v.looked, v.idle = true, left
-	if len(removed) > 0 {
-		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", len(removed)))
+	v.left = left
+	if n := len(servers) - len(left); n > 0 {
+		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", n))
 	}
-	return forgetFlows(ctx, removed)
+	return forgetFlows(ctx, udp)
 }
 
 // openIPVS returns nil if the kernel has no IPVS. It silences moby/ipvs, which logs if
@@ -162,61 +151,17 @@ func (v *virtualServers) list(handle *ipvs.Handle) (map[server]*ipvs.Service, er
 	}
 	servers := map[server]*ipvs.Service{}
 	for _, s := range all {
-		addr, ok := netip.AddrFromSlice(s.Address)
-		addr = addr.Unmap()
-		if !ok || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+		addr := plain(s.Address)
+		if !addr.IsValid() || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
 			continue // one without an address is by firewall mark, which kube-proxy does not use
 		}
 		name := server{netip.AddrPortFrom(addr, s.Port), s.Protocol}
-		if _, known := v.idle[name]; v.looked && !known {
+		if _, known := v.left[name]; v.left != nil && !known {
 			return nil, errBack
 		}
 		servers[name] = s
 	}
 	return servers, nil
-}
-
-// removeSets removes the IP sets of IPVS mode. kube-proxy truncates long names.
-func removeSets(ctx context.Context) error {
-	conn, err := ipset.Dial(0)
-	if nfnl.IsUnsupported(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	var names []string
-	for _, prefix := range []string{"KUBE-", "KUBE-6-"} {
-		for _, name := range ipsets {
-			name = prefix + name
-			names = append(names, name[:min(ipset.MaxNameLen, len(name))])
-		}
-	}
-	return conn.Destroy(ctx, names...)
-}
-
-// forgetFlows deletes the conntrack entries of UDP flows to virtual servers, so that the next
-// packets of clients that keep sending pass the NAT rules.
-func forgetFlows(ctx context.Context, servers []server) (err error) {
-	var udp []netip.AddrPort
-	for _, s := range servers {
-		if s.protocol == unix.IPPROTO_UDP {
-			udp = append(udp, s.AddrPort)
-		}
-	}
-	if len(udp) == 0 {
-		return nil
-	}
-	conn, err := conntrack.New(0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if _, err := conn.ForgetIPVS(ctx, desired.UDP, udp); err != nil {
-		return fmt.Errorf("deleting conntrack entries of UDP flows to IPVS virtual servers: %w", err)
-	}
-	return nil
 }
 
 // established returns the number of established connections of a virtual server.
@@ -226,4 +171,33 @@ func established(handle *ipvs.Handle, s *ipvs.Service) (n int, err error) {
 		n += d.ActiveConnections
 	}
 	return n, err
+}
+
+// forgetFlows deletes the conntrack entries of UDP flows to virtual servers, so that the next
+// packets of clients that keep sending pass the NAT rules.
+func forgetFlows(ctx context.Context, servers []netip.AddrPort) (err error) {
+	if len(servers) == 0 {
+		return nil
+	}
+	conn, err := conntrack.New(0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if _, err := conn.ForgetIPVS(ctx, desired.UDP, servers); err != nil {
+		return fmt.Errorf("deleting conntrack entries of UDP flows to IPVS virtual servers: %w", err)
+	}
+	return nil
+}
+
+// removeSets removes the IP sets of IPVS mode. kube-proxy truncates long names.
+func removeSets(ctx context.Context) error {
+	var names []string
+	for _, prefix := range []string{"KUBE-", "KUBE-6-"} {
+		for _, name := range ipsets {
+			name = prefix + name
+			names = append(names, name[:min(ipset.MaxNameLen, len(name))])
+		}
+	}
+	return ipset.Destroy(ctx, names...)
 }

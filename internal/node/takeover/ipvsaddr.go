@@ -20,8 +20,6 @@ func kubeIPVS() (netlink.Link, error) {
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("looking for kube-proxy's interface %s: %w", dummy, err)
-	case link.Type() != "dummy":
-		return nil, fmt.Errorf("%w: it is of type %s and not dummy", errNotDummy, link.Type())
 	}
 	return link, nil
 }
@@ -32,6 +30,7 @@ func kubeIPVS() (netlink.Link, error) {
 const (
 	routeMetric   = 1024
 	routeProtocol = 83
+	loopback      = 1 // the index of lo in each network namespace
 )
 
 // anyTable selects routes of all tables, because without CONFIG_IPV6_MULTIPLE_TABLES the
@@ -50,18 +49,7 @@ const anyTable = unix.RT_TABLE_UNSPEC
 func Prepare() error {
 	link, err := kubeIPVS()
 	if link == nil {
-		if errors.Is(err, errNotDummy) {
-			err = nil
-		}
 		return err
-	}
-	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("listing addresses of interface %s: %w", dummy, err)
-	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("looking for interface lo: %w", err)
 	}
 	sources := map[bool]net.IP{}
 	for _, is4 := range []bool{true, false} {
@@ -69,33 +57,25 @@ func Prepare() error {
 			return err
 		}
 	}
-	var errs []error
-	for i := range addresses {
-		a := &addresses[i]
+	return eachAddress(link, func(a *netlink.Addr) error {
 		src := sources[a.IP.To4() != nil]
-		if src == nil || isLinkLocal6(a.IP) {
-			continue
+		if src == nil {
+			return nil
 		}
-		if err := netlink.RouteReplace(localRoute(lo, a.IP, src)); err != nil {
-			errs = append(errs, fmt.Errorf("making a route of address %s of interface %s: %w", a.IP, dummy, err))
-			continue
+		if err := netlink.RouteReplace(localRoute(a.IP, src)); err != nil {
+			return fmt.Errorf("making a route of address %s of interface %s: %w", a.IP, dummy, err)
 		}
-		errs = append(errs, removeAddress(link, a))
-	}
-	return errors.Join(errs...)
+		return removeAddress(link, a)
+	})
 }
 
 // localRoute returns a route that makes the kernel accept packets to an address.
-func localRoute(lo netlink.Link, ip, src net.IP) *netlink.Route {
-	bits := 8 * len(ip)
-	if v4 := ip.To4(); v4 != nil {
-		ip, bits = v4, 32
-	}
+func localRoute(ip, src net.IP) *netlink.Route {
 	r := &netlink.Route{
-		LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, bits)}, Src: src,
+		LinkIndex: loopback, Dst: netlink.NewIPNet(ip), Src: src,
 		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Priority: routeMetric, Protocol: routeProtocol,
 	}
-	if bits == 32 {
+	if ip.To4() != nil {
 		r.Scope = netlink.SCOPE_HOST
 	}
 	return r
@@ -129,18 +109,35 @@ func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 // keepAddresses removes all addresses of the interface, except those of virtual servers
 // with connections, whose packets the kernel must accept.
 func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
+	return eachAddress(link, func(a *netlink.Addr) error {
+		if busy[plain(a.IP)] {
+			return nil
+		}
+		return removeAddress(link, a)
+	})
+}
+
+// eachAddress calls do for the addresses of the interface, except those that the kernel itself
+// has assigned.
+func eachAddress(link netlink.Link, do func(*netlink.Addr) error) error {
 	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("listing addresses of interface %s: %w", dummy, err)
 	}
 	var errs []error
 	for i := range addresses {
-		a := &addresses[i]
-		if !busy[plain(a.IP)] && !isLinkLocal6(a.IP) {
-			errs = append(errs, removeAddress(link, a))
+		if a := &addresses[i]; a.IP.To4() != nil || !a.IP.IsLinkLocalUnicast() {
+			errs = append(errs, do(a))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func removeAddress(link netlink.Link, a *netlink.Addr) error {
+	if err := netlink.AddrDel(link, a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("removing %s from interface %s: %w", a.IP, dummy, err)
+	}
+	return nil
 }
 
 // keepRoutes removes the routes that Prepare has added, except those of virtual servers
@@ -171,17 +168,7 @@ func keepRoutes(busy map[netip.Addr]bool) error {
 	return errors.Join(errs...)
 }
 
-func removeAddress(link netlink.Link, a *netlink.Addr) error {
-	if err := netlink.AddrDel(link, a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("removing %s from interface %s: %w", a.IP, dummy, err)
-	}
-	return nil
-}
-
 func plain(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
 }
-
-// isLinkLocal6 reports whether the kernel itself has assigned an address.
-func isLinkLocal6(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }

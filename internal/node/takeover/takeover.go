@@ -135,19 +135,16 @@ func (o *Options) steps(drain bool) (all []step) {
 // removeTable removes a table of kube-proxy's nftables mode.
 func removeTable(table nfnl.Table) (out outcome) {
 	name := fmt.Sprintf("nftables table %s %s", table.Family, table.Name)
-	err := func() error {
-		conn, err := nfnl.Dial(0)
-		if err != nil {
-			return err
-		}
+	conn, err := nfnl.Dial(0)
+	if err == nil {
 		defer conn.Close()
-		if _, err := conn.Table(table); err != nil {
-			return err
-		}
+		_, err = conn.Table(table)
+	}
+	if err == nil {
 		var batch nfnl.Batch
 		batch.DeleteTable(table)
-		return conn.Commit(0, &batch)
-	}()
+		err = conn.Commit(0, &batch)
+	}
 	switch {
 	case err == nil:
 		out.removed = []string{name}
