@@ -236,19 +236,23 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 // runFastPath runs a controller until stop is called, which removes its table from the
 // kernel.
 func runFastPath(ctx context.Context, ctl *fastpath.Controller) (stop func() error) {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	end := inBackground(ctx, func(ctx context.Context) {
 		if err := ctl.Run(ctx); err != nil {
 			klog.ErrorS(err, "Fast path: could not watch interfaces")
 		}
-	}()
+	})
 	return func() error {
-		cancel()
-		<-done
+		end()
 		return ctl.Stop()
 	}
+}
+
+// inBackground calls run in a goroutine. Stop ends run's context and waits for it.
+func inBackground(ctx context.Context, run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); run(ctx) }()
+	return func() { cancel(); <-done }
 }
 
 // fastPathMetrics returns a function that reads a controller's metrics. ctl is nil if the

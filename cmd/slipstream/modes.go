@@ -139,7 +139,11 @@ func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	case *nftables.Backend:
 		m.OnNFTables(func() (metrics.NFTables, error) {
 			c, err := b.Counts()
-			return metrics.NFTables{Rejected: c.Rejected, Unrecorded: c.Unrecorded}, err
+			n := metrics.NFTables{Rejected: c.Rejected, Unrecorded: c.Unrecorded}
+			for f, c := range b.Clients().Count() {
+				n.Affinity[f] = metrics.Affinity{Clients: c.Recorded, MostClients: c.Most, FullServices: c.Full}
+			}
+			return n, err
 		})
 	}
 }

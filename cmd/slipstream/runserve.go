@@ -134,13 +134,26 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
-	if b, ok := s.dataplane.(*nftables.Backend); ok && s.config.HandlesLocalhostNodePorts() {
-		s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
+	if b, ok := s.dataplane.(*nftables.Backend); ok {
+		stop := inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull, clientsNotCounted) })
+		s.onClose(func() error { stop(); return nil })
+		if s.config.HandlesLocalhostNodePorts() {
+			s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
+		}
 	}
 	if s.config.ModeIsDefault() {
 		s.events.Warning(events.DefaultMode, fmt.Sprintf("No mode is set: using %s. kube-proxy's default is iptables, and nftables from Kubernetes 1.40 on. Set the mode to keep it.", s.config.Mode()))
 	}
 	return nil
+}
+
+// affinityFull reports that a Service has so many clients that new ones get no session affinity.
+func (s *parts) affinityFull(service types.NamespacedName, family desired.Family) {
+	s.events.OnService(service, events.SessionAffinityFull, fmt.Sprintf("Node %s: almost as many %s clients have session affinity as the Service may have there; further ones get none", s.node, family))
+}
+
+func clientsNotCounted(err error) {
+	klog.ErrorS(err, "Could not count and limit clients with session affinity")
 }
 
 // openFastPath opens the fast path. Services work without it.

@@ -22,8 +22,7 @@ import (
 //
 // For a connection to a frontend with affinity, the rules first look up the client's
 // previous backend. It is used if the set "members" still contains it for the frontend's
-// pool. Otherwise the element is deleted, and a backend is picked as for any other
-// connection.
+// pool. Otherwise a backend is picked as for any other connection.
 //
 // Elements are written after DNAT, where the connection leaves this node or is delivered
 // to it, so that the rules that pick a backend do not depend on affinity. Every new
@@ -31,6 +30,10 @@ import (
 // timeout has a chain such as "remember-10800", which is created when it is first needed.
 // This is the only change of Services that makes the kernel validate the table (see the
 // package's documentation).
+//
+// A client that loses its backend keeps its element, with port 0 as a sign, until the
+// connection's new backend is recorded. So a client that is already recorded never counts as
+// a new one: those are limited (see clients.go).
 
 // stickyDraw is a flag in a pool's value in the map pools: its frontends have affinity.
 const stickyDraw = 1 << 20
@@ -85,10 +88,27 @@ func (w *ruleWriter) affinity(d *side) {
 			w.dnatTo(regBackend+1, regBackend),
 		})
 	}
-	// The kernel requires a value beside the key, and ignores it.
-	w.rule(chain, "delete a stale element", client, w.valueOfAffinity(), []expr.Any{
-		&expr.Dynset{SetName: w.schema.affinity.Name, Operation: dynsetDelete, SrcRegKey: regID, SrcRegData: regKey},
+	w.rule(chain, "forget the backend, if in @affinity", client, w.previousBackend(), w.valueOfAffinity(regRemember), []expr.Any{
+		// Port 0. nft does not see it (see nfnl.Always).
+		&expr.Immediate{Register: regRemember - 1, Data: make([]byte, 3*4)},
+		w.deleteClient(regRemember), w.recordClient(regRemember, backendless),
 	})
+}
+
+// backendless is how long a client stays recorded without a backend: from the translation of
+// a packet to where it leaves this node.
+const backendless = time.Minute
+
+// deleteClient deletes a client's element, if there is one. The kernel requires a value beside
+// the key, and ignores it.
+func (s *schema) deleteClient(value uint32) expr.Any {
+	return &expr.Dynset{SetName: s.affinity.Name, Operation: dynsetDelete, SrcRegKey: regID, SrcRegData: value}
+}
+
+// recordClient adds an element for a client, or refreshes its timeout. Existing elements keep
+// their value.
+func (s *schema) recordClient(value uint32, timeout time.Duration) expr.Any {
+	return &expr.Dynset{SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: value, Timeout: timeout}
 }
 
 // previousBackend looks up the client's backend in affinity, into regBackend.
@@ -106,8 +126,8 @@ func (s *schema) poolBeforeBackend(d *side) []expr.Any {
 
 // valueOfAffinity loads the packet's destination, in the format of affinity's values, with the
 // mark as the unused first word.
-func (s *schema) valueOfAffinity() []expr.Any {
-	return append(s.loadTo(s.daddr, regKey+2), loadMark(), dport(regKey+1))
+func (s *schema) valueOfAffinity(reg uint32) []expr.Any {
+	return append(s.loadTo(s.daddr, reg+2), loadMarkTo(reg), dport(reg+1))
 }
 
 const rememberComment = "@remember[timeout of the original destination in @sticky]"
@@ -147,20 +167,19 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 	batch.FlushChain(s.table, chain)
 	timeout := time.Duration(seconds) * time.Second
 	client := append(s.originalSticky(), s.loadTo(s.saddr, regClient)...)
-	record := append(s.valueOfAffinity(), &expr.Dynset{
-		SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: regKey, Timeout: timeout,
-	})
-	batch.AddRule(s.table, chain, "", client, record, ret())
-	batch.AddRule(s.table, chain, notRecorded, []expr.Any{&expr.Counter{}})
+	value, record := s.valueOfAffinity(regKey), s.recordClient(regKey, timeout)
+	rules := ruleWriter{s, batch}
+	rules.rule(chain, "if in @affinity with a backend", client, s.previousBackend(), []expr.Any{
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
+	}, value, []expr.Any{record}, ret())
+	rules.rule(chain, "if in @affinity without a backend", client, s.previousBackend(), value, []expr.Any{s.deleteClient(regKey), record}, ret())
+	rules.rule(chain, "a new client", client, []expr.Any{s.limitNewClients()}, value, []expr.Any{record}, nfnl.CountIn(newClients), ret())
+	rules.rule(chain, "too many clients", nfnl.CountIn(unrecorded))
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
 }
 
 // rememberRules is the number of rules in each such chain.
-const rememberRules = 2
-
-// notRecorded is the comment of the rule that counts the connections of new clients while
-// affinity is full.
-const notRecorded = "too many clients"
+const rememberRules = 4
 
 // newTimeouts creates the chains for timeouts that no frontend had before.
 func (b *Backend) newTimeouts(change *desired.Change) {

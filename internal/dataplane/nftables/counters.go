@@ -10,10 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Counters of connections with session affinity.
+const (
+	newClients = "new_clients"        // with a new client
+	unrecorded = "unrecorded_clients" // with a client that gets no affinity
+)
+
 // counters are the named counters of each table. Unlike the counters of rules, they survive
 // when rules are written again, and are not part of what a dump of rules returns.
 var counters = []string{
 	dataplane.NoEndpoints, dataplane.NoLocalEndpoints, dataplane.SourceNotAllowed, dataplane.UnknownPort, dataplane.UnallocatedAddress,
+	newClients, unrecorded,
 }
 
 // Counts are numbers that the kernel counts.
@@ -21,8 +28,7 @@ type Counts struct {
 	Rejected dataplane.Rejected
 
 	// Unrecorded is the number of connections, by desired.Family, whose client got no
-	// session affinity, because all Services together had too many clients. It starts
-	// from 0 when the rules are written.
+	// session affinity, because its Service or all together had too many clients.
 	Unrecorded [len(schemas)]uint64
 }
 
@@ -41,27 +47,20 @@ func (b *Backend) Counts() (c Counts, err error) {
 
 // read reads the counters of a family, if its table exists.
 func (c *Counts) read(conn *nfnl.Conn, f int) error {
-	table, rejected := schemas[f].table, map[string]uint64{}
-	for _, reason := range counters {
-		packets, _, err := conn.Counter(table, reason)
-		if errors.Is(err, unix.ENOENT) {
+	rejected := map[string]uint64{}
+	for _, name := range counters {
+		packets, _, err := conn.Counter(schemas[f].table, name)
+		switch {
+		case errors.Is(err, unix.ENOENT):
 			return nil
-		} else if err != nil {
+		case err != nil:
 			return err
+		case name == unrecorded:
+			c.Unrecorded[f] = packets
+		case name != newClients:
+			rejected[name] = packets
 		}
-		rejected[reason] = packets
 	}
 	c.Rejected[f] = rejected
-	err := nfnl.Undisturbed(func() error {
-		c.Unrecorded[f] = 0
-		return conn.Rules(table, func(r nfnl.RuleInfo) {
-			if isRememberChain(r.Chain) {
-				c.Unrecorded[f] += r.Counted()
-			}
-		})
-	})
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	return err
+	return nil
 }

@@ -29,7 +29,7 @@
 //	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePort
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
-//	  map sticky, affinity, remember; set members      # see affinity.go
+//	  map sticky, affinity, remember; set members, new-clients      # see affinity.go
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
 //	  chain output     { type nat hook output priority dstnat;      jump services }

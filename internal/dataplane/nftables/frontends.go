@@ -49,7 +49,7 @@ var elementKinds = []elementKind{
 				return
 			}
 			w.value = stickyValue(w.value[:0], f)
-			w.batch.AddElement(s.table, s.sticky, w.key, w.value, "")
+			w.batch.AddElement(s.table, s.sticky, w.key, w.value, f.Service.String())
 		},
 	},
 	{

@@ -19,6 +19,7 @@ type Backend struct {
 	batch    nfnl.Batch
 	writer   writer
 	detector detector
+	clients  Clients
 
 	pools       dataplane.Pools[dataplane.Pool] // in the kernel
 	timeouts    [len(schemas)][]uint32          // of session affinity, in seconds, that have a chain
@@ -36,11 +37,16 @@ func New(c dataplane.Config) (*Backend, error) {
 	}
 	b := &Backend{config: c, conn: conn}
 	b.writer.batch = &b.batch
+	b.clients.init(b)
 	return b, nil
 }
 
 // Commits returns the count of the dataplane's transactions, for [nfnl.Conn.Share].
 func (b *Backend) Commits() *nfnl.Commits { return b.conn.Commits() }
+
+// Clients returns what counts and limits clients with session affinity, in parallel to the
+// Backend's methods.
+func (b *Backend) Clients() *Clients { return &b.clients }
 
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error { return b.conn.Close() }

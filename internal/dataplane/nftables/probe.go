@@ -76,7 +76,7 @@ func (s *schema) feature(refused *nfnl.BatchError) (feature, remedy string) {
 		return "rules of chain " + refused.Object, unexpected
 	}
 	config := map[string]string{
-		"ct": "CT", "fib": "FIB_" + s.family.String(), "masq": "MASQ", "nat": "NAT", "numgen": "NUMGEN", "objref": "OBJREF", "reject": "REJECT",
+		"ct": "CT", "dynset": "LIMIT", "fib": "FIB_" + s.family.String(), "masq": "MASQ", "nat": "NAT", "numgen": "NUMGEN", "objref": "OBJREF", "reject": "REJECT",
 	}[refused.Expr]
 	if config == "" {
 		return "expression " + refused.Expr, unexpected

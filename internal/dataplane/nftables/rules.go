@@ -348,8 +348,6 @@ func dnatted() []expr.Any {
 
 func notZero() expr.Any { return &expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(0)} }
 
-// count counts the packet in a named counter.
-
 func jump(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
 }

@@ -41,6 +41,8 @@ func TestSavedRulesetLoads(t *testing.T) {
 				dataplanetest.Reconcile(t, k.Backend, s)
 				dataplanetest.RunIn(t, k.ns, `
 					add element ip slipstream affinity { 0x1 . 0x2 . 10.244.1.9 timeout 3h : 0x0 . 8080 . 10.244.1.2 }
+					add element ip slipstream new-clients { 0x1 limit rate 1/day burst 5 packets }
+					add element ip6 slipstream new-clients { 0x1 limit rate 1/day burst 5 packets }
 					add element ip6 slipstream affinity { 0x1 . 0x2 . fd00::9 timeout 3h : 0x0 . 8080 . fd00::2 }
 					add table inet firewall
 					add chain inet firewall input { type filter hook input priority 0; policy drop; }`, nft, "-f", "-")

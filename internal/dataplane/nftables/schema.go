@@ -3,10 +3,11 @@
 package nftables
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
-	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -38,6 +39,7 @@ type schema struct {
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	sticky              *nfnl.Set // frontends with session affinity
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
+	newClients          *nfnl.Set // limits of new clients, by the Service's number in its affinity IDs
 	remember            *nfnl.Set // chains by timeout
 }
 
@@ -120,6 +122,11 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), DataLen: 2*word + addrLen,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: affinities,
 		},
+		newClients: &nfnl.Set{ // without a size, of which the kernel would allocate the hash table at once
+			Name:    "new-clients",
+			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
+			Flags: unix.NFT_SET_EVAL,
+		},
 		members: &nfnl.Set{
 			Name:    "members",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), KeyLen: 2*word + addrLen,
@@ -133,7 +140,7 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 }
 
 // sets lists all sets and maps.
-func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity) }
+func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity, s.newClients) }
 
 // programmed lists the sets and maps with elements that the proxy writes, and not rules.
 func (s *schema) programmed() []*nfnl.Set {
@@ -180,21 +187,22 @@ func (s *schema) hairpinKey(b []byte, a netip.Addr) []byte {
 	return s.addr(s.addr(b, a.As16()), a.As16())
 }
 
-// affinityID identifies a Service port, with all of its frontends, across runs: a 64-bit
-// hash of its name. kube-proxy, too, records clients by Service port.
-func affinityID(p desired.ServicePort, proto desired.Protocol) uint64 {
-	hash := fnv.New64a()
-	for _, part := range []string{p.Namespace, p.Name, p.Port, proto.String()} {
-		hash.Write([]byte(part))
-		hash.Write([]byte{0})
+// affinityID identifies a Service port, with all of its frontends, across runs, by two hashes
+// of names: one that all ports of the Service share, and one of the port. They are hard to
+// forge, as a Service shares its limit with all that have the same first hash (see clients.go).
+// kube-proxy, too, records clients by Service port.
+func affinityID(p desired.ServicePort, proto desired.Protocol) (service, port uint32) {
+	hash := func(parts ...string) uint32 {
+		sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+		return firstNumber(sum[:])
 	}
-	return hash.Sum64()
+	return hash(p.Namespace, p.Name), hash(p.Namespace, p.Name, p.Port, proto.String())
 }
 
 // stickyValue encodes a frontend's value in the map sticky: its affinity ID and timeout.
 func stickyValue(b []byte, f *desired.Frontend) []byte {
-	b = binary.NativeEndian.AppendUint64(number(b, 0), affinityID(f.Service, f.Protocol))
-	return number(b, f.Affinity)
+	service, port := affinityID(f.Service, f.Protocol)
+	return number(number(number(number(b, 0), service), port), f.Affinity)
 }
 
 // memberKey encodes the key of a pool and a backend in members.

@@ -34,7 +34,7 @@ type street struct {
 	state *desired.State
 }
 
-func newStreet(t *testing.T, ports int) *street {
+func newStreet(t testing.TB, ports int) *street {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1"})}
 	var err error

@@ -3,8 +3,10 @@
 package nfnl
 
 import (
+	"fmt"
 	"slices"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,6 +23,18 @@ func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	if comment != "" {
 		b.elementComment(comment)
 	}
+	b.buf.close(at)
+}
+
+// AddElementWith adds an element with a stateful expression, such as a limit, to a set with the
+// flag NFT_SET_EVAL. Commit returns an error if the expression cannot be encoded.
+func (b *Batch) AddElementWith(t Table, s *Set, key []byte, e expr.Any) {
+	encoded, err := encode(t.Family, e)
+	if err != nil && b.err == nil {
+		b.err = fmt.Errorf("element of set %s of table %s %s: %T: %w", s.Name, t.Family, t.Name, e, err)
+	}
+	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
+	b.buf.bytes(unix.NFTA_SET_ELEM_EXPR|unix.NLA_F_NESTED, encoded)
 	b.buf.close(at)
 }
 

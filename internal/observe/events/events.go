@@ -47,6 +47,7 @@ const (
 	NodeMissing                     = "NodeMissing"                     // there is no Node object with the name of this node
 	LeftoversStay                   = "LeftoversStay"                   // a leftover of kube-proxy or of another mode could not be removed
 	InvalidService                  = "InvalidService"                  // on a Service: an address or another field cannot be programmed
+	SessionAffinityFull             = "SessionAffinityFull"             // on a Service: it has as many clients with session affinity as it may have
 	FrontendContested               = "FrontendContested"               // on a Service: another Service has one of its frontends
 )
 

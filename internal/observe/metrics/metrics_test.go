@@ -38,7 +38,10 @@ func complete(mode string) *Metrics {
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
 	if mode == ModeNFTables {
 		m.OnNFTables(func() (NFTables, error) {
-			return NFTables{Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2}}, nil
+			return NFTables{
+				Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2},
+				Affinity: [2]Affinity{{1, 3, 1}, {2, 3, 1}},
+			}, nil
 		})
 	}
 	if mode == ModeIPTables {

@@ -124,14 +124,28 @@ func (k *kernelCounters) sendRejected(send send, rejected [2]map[string]uint64) 
 type NFTables struct {
 	Rejected   [2]map[string]uint64 // packets, by reason
 	Unrecorded [2]uint64            // connections without session affinity
+	Affinity   [2]Affinity
+}
+
+// Affinity is the number of clients with session affinity, when they were last counted.
+type Affinity struct {
+	Clients, MostClients int
+	FullServices         int // Services that have almost as many clients as they may have
 }
 
 // OnNFTables serves what the kernel counts in nftables mode.
 func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
-	unrecorded := prometheus.NewDesc("slipstream_session_affinity_unrecorded_total",
-		"Connections whose client got no session affinity because there were too many clients.", []string{labelFamily}, nil)
-	var k kernelCounters
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{unrecorded, rejectedDesc}, func(send send) error {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("slipstream_session_affinity_"+name, help, []string{labelFamily}, nil)
+	}
+	var (
+		unrecorded = desc("unrecorded_total", "Connections whose client got no session affinity because there were too many clients.")
+		clients    = desc("clients", "Clients with session affinity.")
+		most       = desc("clients_max", "Maximum of clients with session affinity.")
+		full       = desc("full_services", "Services that have at least nine tenths of the clients with session affinity that they may have.")
+		k          kernelCounters
+	)
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{unrecorded, clients, most, full, rejectedDesc}, func(send send) error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		n, err := read()
@@ -142,6 +156,9 @@ func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
 		for f := range n.Unrecorded {
 			family := desired.Family(f).String()
 			send(unrecorded, prometheus.CounterValue, k.total("unrecorded"+family, n.Unrecorded[f]), family)
+			send(clients, prometheus.GaugeValue, float64(n.Affinity[f].Clients), family)
+			send(most, prometheus.GaugeValue, float64(n.Affinity[f].MostClients), family)
+			send(full, prometheus.GaugeValue, float64(n.Affinity[f].FullServices), family)
 		}
 		return nil
 	}})
