@@ -24,7 +24,8 @@ type StaleFlows struct {
 
 // flowWatch tracks which endpoints serve existing flows. Whether an endpoint is chosen as a
 // backend does not matter: like TCP connections, existing flows keep their endpoint for as
-// long as it serves.
+// long as it serves. As in kube-proxy, they do not keep one that is ready without serving
+// (publishNotReadyAddresses).
 type flowWatch struct {
 	serving     int       // number of entries with isServing
 	wasServed   bool      // serving was > 0 at the last change

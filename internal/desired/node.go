@@ -12,6 +12,7 @@ import (
 // node is the input that describes this node.
 type node struct {
 	zone     string
+	primary  netip.Addr             // Config.NodeIP, or the first that the Node object has
 	ips      [families]netip.Addr   // the first of each family that the Node object has
 	podCIDRs [families]netip.Prefix // as the Node object has them
 	addrs    []netip.Addr           // on its interfaces
@@ -28,15 +29,21 @@ func (s *State) SetNode(in *corev1.Node) {
 		s.node.zone = zone
 		s.updateZoneHints()
 	}
-	former := s.node.ips
+	former, primary := s.node.ips, s.config.NodeIP
 	var seen [families]bool
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range in.Status.Addresses {
 			ip, ok := parseAddr(a.Address)
 			if f := FamilyOf(ip); a.Type == kind && ok && !seen[f] {
 				s.node.ips[f], seen[f] = ip, true
+				if !primary.IsValid() {
+					primary = ip
+				}
 			}
 		}
+	}
+	if primary.IsValid() {
+		s.node.primary = primary
 	}
 	s.node.setIP(s.config.NodeIP)
 	if s.node.ips != former {
@@ -48,6 +55,13 @@ func (s *State) SetNode(in *corev1.Node) {
 			s.node.podCIDRs[FamilyOf(p.Addr())] = p
 		}
 	}
+}
+
+// LacksPrimary reports whether the node cannot serve the family of its primary address, which
+// is [Config.NodeIP] or the first InternalIP of the Node object.
+func (s *State) LacksPrimary() (f Family, lacks bool) {
+	f = FamilyOf(s.node.primary)
+	return f, s.node.primary.IsValid() && s.config.Without[f]
 }
 
 // setIP sets the node's address of a family, if it is valid.

@@ -56,6 +56,7 @@ func New(c Config) *State {
 		restricted:       map[*service]struct{}{},
 	}
 	s.reportedLocal = s.local()
+	s.node.primary = c.NodeIP
 	s.node.setIP(c.NodeIP)
 	s.selectNodePortAddrs()
 	return s

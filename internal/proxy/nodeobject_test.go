@@ -5,6 +5,7 @@ package proxy
 import (
 	"bytes"
 	"flag"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
@@ -161,5 +163,35 @@ func TestNoPodCIDRs(t *testing.T) {
 		if got := log.count("spec.podCIDRs") - before; got != c.want {
 			t.Errorf("%d: told %d times; want %d", i, got, c.want)
 		}
+	}
+}
+
+// TestPrimaryFamilyIsNotServed checks that the loop ends, as kube-proxy does, when the node's
+// primary address is of a family that is not served, and not when another one is.
+func TestPrimaryFamilyIsNotServed(t *testing.T) {
+	node := func(ips ...string) source.Event {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
+		for _, ip := range ips {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
+		}
+		return source.Event{Type: source.Set, Object: n}
+	}
+	config := desired.Config{NodeName: "here"}
+	config.Without[desired.IPv6] = true
+	l := startWith(t, &recorder{}, desired.New(config), Options{NodeName: "here"})
+	l.events <- []source.Event{node("192.0.2.1", "2001:db8::1"), service(1), synced}
+	l.wait("full +s1")
+	l.events <- []source.Event{node("2001:db8::1", "192.0.2.1")}
+	select {
+	case err := <-l.done:
+		if err == nil || !strings.Contains(err.Error(), "primary address, IPv6, is not served") {
+			t.Errorf("error %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the loop goes on")
+	}
+	config.NodeIP = netip.MustParseAddr("2001:db8::1") // bindAddress
+	if f, lacks := desired.New(config).LacksPrimary(); !lacks || f != desired.IPv6 {
+		t.Errorf("with a node IP: %s, %t", f, lacks)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime/debug"
 	"sync"
@@ -169,6 +170,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case batch := <-in.Events:
 			p.take(batch)
 			p.takeWaiting(in.Events)
+			if f, lacks := p.state.LacksPrimary(); lacks { // kube-proxy ends too
+				return fmt.Errorf("the family of this node's primary address, %s, is not served", f)
+			}
 		case addrs := <-in.Addresses:
 			p.state.SetNodeAddresses(addrs)
 			p.addressed = true
