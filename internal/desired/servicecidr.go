@@ -22,8 +22,8 @@ func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 	var all []netip.Prefix
 	for i, text := range in.Spec.CIDRs {
 		p, ok := parsePrefix(text)
-		if !ok {
-			s.problems = append(s.problems, Problem{Object: "ServiceCIDR " + in.Name, Field: fmt.Sprintf("spec.cidrs[%d]", i), Reason: "not a range of addresses: " + text})
+		if !ok || p.Bits() == 0 { // all addresses would be dropped
+			s.problems = append(s.problems, Problem{Object: "ServiceCIDR " + in.Name, Field: fmt.Sprintf("spec.cidrs[%d]", i), Reason: "not a range of addresses, or of all: " + text})
 			continue
 		}
 		if !s.config.Without[FamilyOf(p.Addr())] {

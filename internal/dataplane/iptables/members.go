@@ -99,11 +99,7 @@ func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
 	each(change.ClusterIPs, func(a netip.Addr, add bool) { one(setClusterIPs, desired.FamilyOf(a), addrMember(a), add) })
 	each(change.HairpinIPs, func(a netip.Addr, add bool) { one(setHairpin, desired.FamilyOf(a), addrMember(a), add) })
 	each(change.HealthPorts, func(p desired.HealthPort, add bool) { one(setHealthChecks, p.Family, ipset.Port(p.Port), add) })
-	each(change.ServiceCIDRs, func(p netip.Prefix, add bool) {
-		for _, p := range split([]netip.Prefix{p}) {
-			one(setServiceCIDRs, desired.FamilyOf(p.Addr()), member{Net: p}, add)
-		}
-	})
+	each(change.ServiceCIDRs, func(p netip.Prefix, add bool) { one(setServiceCIDRs, desired.FamilyOf(p.Addr()), member{Net: p}, add) })
 }
 
 // each calls do for each element that a change adds or removes.

@@ -104,12 +104,8 @@ func (r *reader) read() {
 	for m := range r.sets[setClusterIPs] {
 		r.content.ClusterIPs[m.Net.Addr()] = true
 	}
-	var all []netip.Prefix
 	for m := range r.sets[setServiceCIDRs] {
-		all = append(all, m.Net)
-	}
-	for _, p := range unsplit(all) {
-		r.content.ServiceCIDRs[p] = true
+		r.content.ServiceCIDRs[m.Net] = true
 	}
 	r.hairpins()
 }
@@ -309,7 +305,8 @@ func (r *reader) sources() {
 	}
 	for m := range r.sets[setRestricted] {
 		t := r.content.Frontends[keyOf(m)]
-		t.Sources = append([]netip.Prefix{}, unsplit(sources[keyOf(m)])...) // not nil if empty
+		t.Sources = append([]netip.Prefix{}, sources[keyOf(m)]...) // not nil if empty
+		slices.SortFunc(t.Sources, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 		r.content.Frontends[keyOf(m)] = t
 	}
 }

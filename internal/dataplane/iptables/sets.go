@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -69,30 +68,6 @@ func addrMember(a netip.Addr) member { return member{Net: netip.PrefixFrom(a, a.
 // keyOf is the frontend of a member of a set of frontends.
 func keyOf(m member) desired.FrontendKey {
 	return desired.FrontendKey{AddrPort: m.AddrPort, Protocol: desired.Protocol(m.Protocol)}
-}
-
-// split replaces the prefix of all addresses, which sets cannot have, by two.
-func split(all []netip.Prefix) (out []netip.Prefix) {
-	for _, p := range all {
-		if p.Bits() > 0 {
-			out = append(out, p)
-			continue
-		}
-		high := p.Addr().AsSlice()
-		high[0] = 0x80
-		a, _ := netip.AddrFromSlice(high)
-		out = append(out, netip.PrefixFrom(p.Addr(), 1), netip.PrefixFrom(a, 1))
-	}
-	return out
-}
-
-// unsplit sorts prefixes, and is the inverse of split.
-func unsplit(all []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	if len(all) == 2 && all[0].Bits() == 1 && all[1].Bits() == 1 {
-		return []netip.Prefix{netip.PrefixFrom(all[0].Addr(), 0)}
-	}
-	return all
 }
 
 // createSets creates the sets of a family that do not exist.

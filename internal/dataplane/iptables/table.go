@@ -163,7 +163,7 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 		s.lead(c.New, false, b)
 		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
 		if c.New.Sources != nil {
-			is.sources = split(c.New.Sources.All())
+			is.sources = c.New.Sources.All()
 		}
 		b.frontends[c.Key()] = is
 	}

@@ -18,12 +18,8 @@ type CleanFunc func(context.Context, []desired.StaleFlows) (Stats, error)
 // It may delete a flow that began after its StaleFlows were found, to an endpoint that was
 // added meanwhile. The flow's next packet then gets a backend again.
 type Cleaner struct {
-	clean CleanFunc
-	done  func(Stats, error)
-
-	mu     sync.Mutex
-	more   sync.Cond // queue is not empty, or closed is set
-	queue  []desired.StaleFlows
+	mu     sync.Mutex // held while the queue is written or closed
+	queue  chan []desired.StaleFlows
 	closed bool
 
 	ended chan struct{}
@@ -32,9 +28,13 @@ type Cleaner struct {
 // NewCleaner starts a Cleaner that calls clean with ctx, and done after each call, both in
 // its goroutine. A Conn that clean uses must be closed after the Cleaner.
 func NewCleaner(ctx context.Context, clean CleanFunc, done func(Stats, error)) *Cleaner {
-	c := &Cleaner{clean: clean, done: done, ended: make(chan struct{})}
-	c.more.L = &c.mu
-	go c.run(ctx)
+	c := &Cleaner{queue: make(chan []desired.StaleFlows, 1), ended: make(chan struct{})}
+	go func() {
+		defer close(c.ended)
+		for flows := range c.queue {
+			done(clean(ctx, flows))
+		}
+	}()
 	return c
 }
 
@@ -43,35 +43,25 @@ func NewCleaner(ctx context.Context, clean CleanFunc, done func(Stats, error)) *
 func (c *Cleaner) Enqueue(flows []desired.StaleFlows) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.closed {
-		c.queue = append(c.queue, flows...)
-		c.more.Signal()
+	if c.closed || len(flows) == 0 {
+		return
 	}
+	select {
+	case waiting := <-c.queue:
+		flows = append(waiting, flows...)
+	default:
+	}
+	c.queue <- flows // has room
 }
 
 // Close returns when clean has been called for all flows that were enqueued before. It may be
 // called more than once.
 func (c *Cleaner) Close() {
 	c.mu.Lock()
-	c.closed = true
-	c.more.Signal()
+	if !c.closed {
+		c.closed = true
+		close(c.queue)
+	}
 	c.mu.Unlock()
 	<-c.ended
-}
-
-func (c *Cleaner) run(ctx context.Context) {
-	defer close(c.ended)
-	for {
-		c.mu.Lock()
-		for len(c.queue) == 0 && !c.closed {
-			c.more.Wait()
-		}
-		flows := c.queue
-		c.queue = nil
-		c.mu.Unlock()
-		if len(flows) == 0 {
-			return // closed
-		}
-		c.done(c.clean(ctx, flows))
-	}
 }

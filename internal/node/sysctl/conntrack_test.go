@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -97,12 +98,7 @@ func TestApplyRest(t *testing.T) {
 }
 
 func TestCPUs(t *testing.T) {
-	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-1,4,6-7": 5, "": 0, "3-1": 0, "a": 0} {
-		if got := count(list); got != want {
-			t.Errorf("%q: %d; want %d", list, got, want)
-		}
-	}
-	if CPUs() < 1 {
-		t.Errorf("%d CPUs", CPUs())
+	if n := CPUs(); n < runtime.NumCPU() {
+		t.Errorf("%d CPUs, of which this process may use %d", n, runtime.NumCPU())
 	}
 }

@@ -8,13 +8,16 @@ package sysctl
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/cpuset"
 )
 
 // Conntrack is the parameters of connection tracking. Zero values do not change them. Timeouts
@@ -65,15 +68,14 @@ func (c Conntrack) apply(root string) error {
 // UDPTimeouts returns the kernel's timeouts of flows of UDP without and with answers, or its
 // defaults if they cannot be read.
 func UDPTimeouts() (unreplied, stream time.Duration) {
-	read := func(name string, otherwise int) time.Duration {
-		text, err := os.ReadFile(filepath.Join("/proc/sys/net/netfilter", name))
-		n, notNumber := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil || notNumber != nil {
+	timeout := func(name string, otherwise int) time.Duration {
+		n, err := read(filepath.Join("/proc/sys/net/netfilter", name))
+		if err != nil {
 			n = otherwise
 		}
 		return time.Duration(n) * time.Second
 	}
-	return read("nf_conntrack_udp_timeout", 30), read("nf_conntrack_udp_timeout_stream", 120)
+	return timeout("nf_conntrack_udp_timeout", 30), timeout("nf_conntrack_udp_timeout_stream", 120)
 }
 
 func seconds(d time.Duration) int { return int(d / time.Second) }
@@ -84,13 +86,9 @@ func less(is, want int) bool      { return is < want }
 
 // ensure writes a number to a file if the current one is bad.
 func ensure(file string, want int, bad func(is, want int) bool) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
+	is, err := read(file)
+	if err != nil || !bad(is, want) {
 		return err
-	}
-	is, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err == nil && !bad(is, want) {
-		return nil
 	}
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -101,4 +99,47 @@ func ensure(file string, want int, bad func(is, want int) bool) error {
 		klog.InfoS("Set a parameter of the kernel", "file", file, "from", is, "to", want)
 	}
 	return err
+}
+
+// read reads a number from a file.
+func read(file string) (int, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// routeLocalnet applies to all interfaces of the calling thread's network namespace
+// (Documentation/networking/ip-sysctl.rst).
+const routeLocalnet = "proc/sys/net/ipv4/conf/all/route_localnet"
+
+// RouteLocalnet makes the kernel route packets from and to IPv4 loopback addresses, in the
+// calling thread's network namespace, so that NodePorts answer on 127.0.0.1. The kernel then
+// no longer drops packets from outside to loopback addresses, so a rule must (CVE-2020-8558).
+func RouteLocalnet() error { return enableRouteLocalnet("/") }
+
+// HasRouteLocalnet reports whether the parameter is set in the calling thread's network
+// namespace.
+func HasRouteLocalnet() (bool, error) {
+	n, err := read("/" + routeLocalnet)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // a kernel without IPv4
+	}
+	return n != 0, err
+}
+
+func enableRouteLocalnet(root string) error {
+	if err := ensure(filepath.Join(root, routeLocalnet), 1, different); err != nil {
+		return fmt.Errorf("route_localnet: cannot be set to 1, so NodePorts do not answer on loopback addresses: %w", err)
+	}
+	return nil
+}
+
+// CPUs returns the machine's number of CPUs, even if this process may use fewer.
+func CPUs() int {
+	if n, err := cpuset.NumCPU(); err == nil {
+		return n
+	}
+	return runtime.NumCPU()
 }
