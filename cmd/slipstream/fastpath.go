@@ -116,6 +116,22 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	invalid("scope", f.Scope, err)
 	c.Hardware, err = fastpath.ParseHardware(string(f.HardwareOffload))
 	invalid("hardwareOffload", f.HardwareOffload, err)
+	for _, text := range f.ExcludeAddresses {
+		p, err := fastpath.ParsePrefix(text)
+		invalid("excludeAddresses", text, err)
+		c.Exclude.Addresses = append(c.Exclude.Addresses, p)
+	}
+	for _, text := range f.ExcludeMarks {
+		m, err := fastpath.ParseMark(text)
+		invalid("excludeMarks", text, err)
+		c.Exclude.Marks = append(c.Exclude.Marks, m)
+	}
+	for _, n := range f.ExcludeDSCP {
+		if n < 0 || n > 63 {
+			invalid("excludeDSCP", n, errors.New("must be from 0 to 63"))
+		}
+		c.Exclude.DSCP = append(c.Exclude.DSCP, uint8(n))
+	}
 	if f.Interfaces != "" {
 		c.Interfaces, err = iface.Compile(f.Interfaces)
 		invalid("interfaces", f.Interfaces, err)
@@ -127,6 +143,9 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 var agentFlags = strings.NewReplacer(
 	"offloadPacketThreshold", fastPathThreshold,
 	"hardwareOffload", "hardware-offload",
+	"excludeAddresses", "exclude-addresses",
+	"excludeMarks", "exclude-marks",
+	"excludeDSCP", "exclude-dscp",
 	"nodePortAddresses", "nodeport-addresses",
 )
 
@@ -231,6 +250,9 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
+	fs.StringSliceVar(&c.ExcludeAddresses, "exclude-addresses", c.ExcludeAddresses, "addresses and ranges of clients and backends whose connections do not take the fast path, comma-separated")
+	fs.StringSliceVar(&c.ExcludeMarks, "exclude-marks", c.ExcludeMarks, "packet marks and connection marks, as value or value/mask, with which connections do not take the fast path, comma-separated")
+	fs.IntSliceVar(&c.ExcludeDSCP, "exclude-dscp", c.ExcludeDSCP, "DSCP values, 0 to 63, with which connections do not take the fast path, comma-separated")
 }
 
 // runFastPath runs a controller until stop is called, which removes its table from the

@@ -4,6 +4,7 @@ package config
 
 import (
 	"encoding/json"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -61,6 +62,18 @@ type FastPathConfiguration struct {
 	// HardwareOffload is whether to hand connections to network hardware:
 	// "auto" (default), "on" or "off".
 	HardwareOffload Switch `json:"hardwareOffload,omitempty"`
+
+	// ExcludeAddresses are addresses and ranges of clients and backends whose
+	// connections do not take it.
+	ExcludeAddresses []string `json:"excludeAddresses,omitempty"`
+
+	// ExcludeMarks are packet marks and connection marks, as value or value/mask,
+	// such as "0x10/0xf0", with which connections do not take it.
+	ExcludeMarks []string `json:"excludeMarks,omitempty"`
+
+	// ExcludeDSCP are values of the DSCP field, 0 to 63, with which connections do
+	// not take it.
+	ExcludeDSCP []int `json:"excludeDSCP,omitempty"`
 }
 
 // Switch is "auto", "on" or "off". The latter two are booleans in YAML unless
@@ -87,6 +100,9 @@ func (c *SlipstreamConfiguration) DeepCopyObject() runtime.Object {
 	out.CheckPeriod = copied(c.CheckPeriod)
 	out.VerifyPeriod = copied(c.VerifyPeriod)
 	out.FastPath.OffloadPacketThreshold = copied(c.FastPath.OffloadPacketThreshold)
+	out.FastPath.ExcludeAddresses = slices.Clone(c.FastPath.ExcludeAddresses)
+	out.FastPath.ExcludeMarks = slices.Clone(c.FastPath.ExcludeMarks)
+	out.FastPath.ExcludeDSCP = slices.Clone(c.FastPath.ExcludeDSCP)
 	return &out
 }
 

@@ -33,7 +33,7 @@ func (c *Controller) buildOn(ctx context.Context, replace bool) error {
 		var head, tail nfnl.Batch
 		c.devices, c.unsynced = c.prepare(&head, existing, replace), true
 		c.skeleton(&head)
-		rules(&tail, c.config.Threshold, c.config.Scope)
+		rules(&tail, &c.config)
 		return []*nfnl.Batch{&head, &c.batch, &tail}, nil
 	})
 	return err

@@ -76,6 +76,9 @@ type Config struct {
 	Scope    Scope
 	Hardware Hardware
 
+	// Exclude selects connections that are not offloaded.
+	Exclude Exclude
+
 	// Interfaces selects the interfaces that take part; nil is iface.Default. Only
 	// connections between two of these interfaces are offloaded.
 	Interfaces *iface.Selector

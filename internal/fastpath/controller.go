@@ -134,17 +134,23 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 		stats, err := c.reconcile(ctx, full)
 		return stats, c.failed(err)
 	}()
-	return stats, c.flushExcluded(ctx, full, err)
+	return stats, c.flushExcluded(ctx, full, !c.config.Exclude.empty(), err)
 }
 
 // flushExcluded returns connections to the slow path if a change, which was programmed with the
-// given error, excludes frontends. They may have been offloaded before.
-func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, err error) error {
+// given error, excludes frontends, or the configuration of this run excludes any. They may have
+// been offloaded before.
+func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, configured bool, err error) error {
 	excludes := func(f desired.FrontendChange) bool {
 		return f.New != nil && f.New.SlowPath && (f.Old == nil || !f.Old.SlowPath)
 	}
-	if err != nil || !slices.ContainsFunc(change.Frontends, excludes) {
+	switch {
+	case err != nil:
 		return err
+	case configured: // packets of both directions have to pass the rules
+		return c.Flush(ctx, Flush{All: true, Hold: ruleHold})
+	case !slices.ContainsFunc(change.Frontends, excludes):
+		return nil
 	}
 	return c.Flush(ctx, Flush{})
 }
@@ -156,6 +162,7 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
 	c.batch = nfnl.Batch{}
 	c.write(full)
+	c.config.Exclude.writeAddresses(&c.batch)
 	stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
 	if err := c.build(ctx); err != nil {
 		return stats, err
@@ -173,7 +180,7 @@ func (c *Controller) Apply(ctx context.Context, change *desired.Change) (datapla
 		return dataplane.Stats{}, nil
 	}
 	stats, err := c.apply(ctx, change)
-	return stats, c.flushExcluded(ctx, change, err)
+	return stats, c.flushExcluded(ctx, change, false, err)
 }
 
 func (c *Controller) apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {

@@ -4,8 +4,11 @@ package fastpath
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
@@ -55,5 +58,78 @@ func TestServiceOptsOut(t *testing.T) {
 			w.unharmed(out...)
 			w.unharmed(others...)
 		})
+	}
+}
+
+// TestExclude has rules of another program mark packets of some connections, each in one
+// direction or in a connection mark, and excludes one of the clients. All were offloaded before.
+func TestExclude(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	for _, scope := range []Scope{Services, All} {
+		t.Run(fmt.Sprint(scope), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			inPool := w.newPod(w.node, "in-pool", 200)
+			w.interfaces(5)
+			excluded := []*stream{
+				w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true), w.stream(lab.UDP, web, false), w.stream(lab.TCP, web, true),
+				w.streamFrom(inPool, lab.TCP, other, false, interval),
+			}
+			others := []*stream{w.stream(lab.TCP, other, false), w.stream(lab.UDP, other, true)}
+			w.fast(excluded...)
+			w.fast(others...)
+			rules := "add table inet marks; add chain inet marks forward { type filter hook forward priority mangle; };"
+			for i, statement := range []string{
+				"ct direction reply meta mark set 0x123", "ct direction original ip6 dscp set 46", "ct direction reply ip dscp set 8", "ct mark set 0x7",
+			} {
+				to := excluded[i].to
+				match := "ip"
+				if to.Addr().Is6() {
+					match = "ip6"
+				}
+				rules += fmt.Sprintf("add rule inet marks forward ct original %s daddr %s meta l4proto %s %s;", match, to.Addr(), to.Protocol, statement)
+			}
+			w.nft(rules + "add rule inet marks forward ct original ip daddr 10.96.0.20 meta mark set 0x113")
+			w.stop()
+			w.check(w.Close())
+			c := Config{Threshold: threshold, Scope: scope, Exclude: Exclude{
+				Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.192/26"), netip.MustParsePrefix("10.244.1.200/32"), netip.MustParsePrefix("fd00:7::/64")},
+				Marks:     []Mark{{0x20, 0x20}, {0x7, ^uint32(0)}},
+				DSCP:      []uint8{46, 8},
+			}}
+			w.start(c)
+			w.stays(excluded...)
+			w.fast(others...)
+			w.check(w.Check(t.Context()))
+			w.unharmed(excluded...)
+			w.unharmed(others...)
+			w.stop()
+			for _, s := range append(excluded, others...) {
+				w.check(s.Close())
+			}
+			// As text, it can be loaded again.
+			w.nft("flush set inet " + TableName + " " + remembered.Name)
+			saved := dataplanetest.ReloadRuleset(t, w.node.Namespace, "nft", "")
+			dataplanetest.SameRuleset(t, w.node.Namespace, "nft", saved)
+		})
+	}
+}
+
+// TestParse has values of the configuration, and mistakes in them.
+func TestParse(t *testing.T) {
+	for text, want := range map[string]Mark{
+		"0x10/0xf0": {0x10, 0xf0}, "16": {16, ^uint32(0)}, "0/1": {0, 1},
+		"": {}, "x": {}, "1/0": {}, "0x10/0x1": {}, "1/2/3": {}, "0x100000000": {}, "-1": {},
+	} {
+		if m, err := ParseMark(text); err == nil && m != want || (err != nil) != (want == Mark{}) {
+			t.Errorf("mark %q: %+v, %v", text, m, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"10.1.2.3": "10.1.2.3/32", "10.1.2.3/24": "10.1.2.0/24", "fd00::1": "fd00::1/128", "::ffff:10.0.0.1": "10.0.0.1/32",
+		"": "", "10.0.0.0/33": "", "::ffff:10.0.0.0/104": "",
+	} {
+		if p, err := ParsePrefix(text); err == nil && p.String() != want || (err != nil) != (want == "") {
+			t.Errorf("range %q: %s, %v", text, p, err)
+		}
 	}
 }

@@ -28,13 +28,13 @@ type Flush struct {
 	Hold      time.Duration
 }
 
-// policyHold is how long connections stay on the slow path after a NetworkPolicy has changed: a
-// policy engine needs some time to program the change.
-const policyHold = 5 * time.Second
+// ruleHold is how long connections stay on the slow path to pass rules that are new. After a
+// change of a NetworkPolicy, a policy engine needs some time to program it.
+const ruleHold = 5 * time.Second
 
 // PolicyChanged has all connections pass all rules for some seconds.
 func (c *Controller) PolicyChanged(ctx context.Context) error {
-	return c.Flush(ctx, Flush{All: true, Hold: policyHold})
+	return c.Flush(ctx, Flush{All: true, Hold: ruleHold})
 }
 
 // Flush returns connections to the slow path. They have returned when it returns.

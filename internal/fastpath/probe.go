@@ -27,7 +27,7 @@ func probe(conn *nfnl.Conn) (able abilities, err error) {
 	b.AddTable(probeTable, "")
 	b.AddFlowtable(probeTable, &nfnl.Flowtable{Name: flowtableName, Flags: nfnl.FlowtableCounter})
 	b.AddCounter(probeTable, counterOffloaded)
-	b.AddChain(probeTable, chains[1])
+	b.AddChain(probeTable, chains[len(chains)-1])
 	// Named counters are an option of the kernel's configuration until Linux 6.2.
 	b.AddRule(probeTable, chainForward, "", packetsUpTo(1), offload())
 	err = conn.DryRun(&b)

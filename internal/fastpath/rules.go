@@ -15,21 +15,23 @@ const regKey = 8
 
 // rules writes all rules. Most packets belong to short connections and leave at the first
 // rule.
-func rules(b *nfnl.Batch, threshold uint32, scope Scope) {
+func rules(b *nfnl.Batch, c *Config) {
 	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
-	rule(chainForward, "too short yet, both directions counted", packetsUpTo(threshold), ret())
+	c.Exclude.byPacket(rule)
+	rule(chainForward, "too short yet, both directions counted", packetsUpTo(c.Threshold), ret())
 	rule(chainForward, "an ICMP error is no packet of the connection", stateIs(notOfConnection), ret())
 	listed := goTo(chainOffload)
-	if scope == All {
+	if c.Scope == All {
 		listed = ret()
 	}
 	for i := range families {
 		f := &families[i]
 		rule(chainForward, "", f.toFrontend(f.frontends), listed)
 	}
-	if scope == All {
+	if c.Scope == All {
 		rule(chainForward, "", goTo(chainOffload))
 	}
+	c.Exclude.byAddress(rule)
 	set := interfaces(false)
 	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
 	rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(set), ret())

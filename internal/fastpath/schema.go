@@ -25,6 +25,7 @@ const (
 	counterOffloaded = "offloaded"
 	chainForward     = "forward"
 	chainOffload     = "to-flowtable"
+	chainRemember    = "exclude"
 )
 
 // flowtablePriority is nft's "filter", among hooks at ingress.
@@ -37,6 +38,7 @@ const forwardPriority = 1000
 // chains are our chains, the base chain last.
 var chains = []nfnl.Chain{
 	{Name: chainOffload},
+	{Name: chainRemember},
 	{Name: chainForward, Hook: &nfnl.Hook{Type: "filter", Num: unix.NF_INET_FORWARD, Priority: forwardPriority}},
 }
 
@@ -52,6 +54,7 @@ type family struct {
 	frontends     *nfnl.Set // of Services
 	heldFrontends *nfnl.Set // connections to these stay on the slow path for a while
 	heldAddresses *nfnl.Set // connections from or to these do
+	excluded      *nfnl.Set // addresses of connections that always do
 }
 
 // families are in the order of desired.Family.
@@ -65,6 +68,7 @@ func newFamily(f nfnl.Family, name string) family {
 		Family:        f,
 		frontends:     nfnl.DestinationSet(f, "frontends-"+name),
 		heldFrontends: nfnl.DestinationSet(f, "held-frontends-"+name),
+		excluded:      &nfnl.Set{Name: "excluded-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_INTERVAL},
 		heldAddresses: &nfnl.Set{Name: "held-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_TIMEOUT},
 	}
 	all.heldFrontends.Flags = unix.NFT_SET_TIMEOUT
@@ -89,10 +93,10 @@ var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily,
 
 // sets returns all sets of the table.
 func sets(prefixes bool) []*nfnl.Set {
-	all := []*nfnl.Set{interfaces(prefixes), heldFamilies}
+	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered}
 	for i := range families {
 		f := &families[i]
-		all = append(all, f.frontends, f.heldFrontends, f.heldAddresses)
+		all = append(all, f.frontends, f.heldFrontends, f.heldAddresses, f.excluded)
 	}
 	return all
 }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// Exclude selects connections that are not offloaded, beside those of Services that opt out.
+//
+// A mark or a DSCP value is a property of a packet, often in one direction only, but either
+// direction can cause the offload. So the rules look at all packets that pass the hook forward,
+// and remember the connection of a packet that matches.
+type Exclude struct {
+	Addresses []netip.Prefix // of clients and backends
+	Marks     []Mark         // of packets and of connections
+	DSCP      []uint8        // of packets
+}
+
+// Mark is a packet mark or connection mark: those that equal Value in the bits of Mask.
+type Mark struct{ Value, Mask uint32 }
+
+// ParseMark parses "0x10/0xf0", or "0x10" for all bits.
+func ParseMark(text string) (m Mark, err error) {
+	value, mask, hasMask := strings.Cut(text, "/")
+	parse := func(s string) uint32 {
+		n, e := strconv.ParseUint(s, 0, 32)
+		if e != nil {
+			err = fmt.Errorf("not a mark of 32 bits, such as 0x10 or 0x10/0xf0")
+		}
+		return uint32(n)
+	}
+	m = Mark{parse(value), ^uint32(0)}
+	if hasMask {
+		m.Mask = parse(mask)
+	}
+	if err == nil && (m.Mask == 0 || m.Value&^m.Mask != 0) {
+		err = fmt.Errorf("the mask has none of the bits, or not all bits of the value")
+	}
+	return m, err
+}
+
+// ParsePrefix parses a range of addresses, or one address.
+func ParsePrefix(text string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4In6() {
+		return p, fmt.Errorf("not an address or a range of addresses")
+	}
+	return p.Masked(), nil
+}
+
+func (e *Exclude) empty() bool { return len(e.Addresses)+len(e.Marks)+len(e.DSCP) == 0 }
+
+// Connections of packets that match are remembered by their ID. Each such packet renews the
+// time. If there are more of them, those packets themselves still do not cause an offload.
+const (
+	rememberFor  = time.Hour
+	mostRemember = 1 << 16
+)
+
+// ctKeyID is the connection's ID (NFT_CT_ID), a hash that differs for all connections that exist.
+const ctKeyID expr.CtKey = 23
+
+var remembered = &nfnl.Set{
+	Name: "excluded", KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID,
+	Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: mostRemember,
+}
+
+// byPacket writes the rules for properties of packets, before all others.
+func (e *Exclude) byPacket(rule func(chain, comment string, parts ...[]expr.Any)) {
+	if len(e.Marks)+len(e.DSCP) == 0 {
+		return
+	}
+	for _, m := range e.Marks {
+		rule(chainForward, "", meta(expr.MetaKeyMARK), m.is(), goTo(chainRemember))
+		rule(chainForward, "", []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: regKey}}, m.is(), ret())
+	}
+	for _, dscp := range e.DSCP {
+		rule(chainForward, "", dscpIs(desired.IPv4, dscp), goTo(chainRemember))
+		rule(chainForward, "", dscpIs(desired.IPv6, dscp), goTo(chainRemember))
+	}
+	id := []expr.Any{&expr.Ct{Key: ctKeyID, Register: regKey}}
+	const update = 1 // NFT_DYNSET_OP_UPDATE
+	rule(chainRemember, "", id, []expr.Any{&expr.Dynset{SetName: remembered.Name, Operation: update, SrcRegKey: regKey, Timeout: rememberFor}})
+	rule(chainForward, "", id, in(remembered), ret())
+}
+
+// byAddress writes the rules for addresses.
+func (e *Exclude) byAddress(rule func(chain, comment string, parts ...[]expr.Any)) {
+	if len(e.Addresses) == 0 {
+		return
+	}
+	for i := range families {
+		f := &families[i]
+		for _, direction := range []uint8{nfnl.Original, nfnl.Reply} {
+			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.excluded), ret())
+		}
+	}
+}
+
+// writeAddresses fills the sets of addresses.
+func (e *Exclude) writeAddresses(b *nfnl.Batch) {
+	all := slices.Clone(e.Addresses)
+	slices.SortFunc(all, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	var last netip.Prefix
+	for _, p := range all {
+		if last.IsValid() && last.Overlaps(p) {
+			continue // contained
+		}
+		last = p
+		end := p.Addr().AsSlice()
+		for i := p.Bits(); i < len(end)*8; i++ {
+			end[i/8] |= 0x80 >> (i % 8)
+		}
+		b.AddInterval(table, familyOf(p.Addr()).excluded, p.Addr().AsSlice(), end)
+	}
+}
+
+// is compares a mark in the register.
+func (m Mark) is() []expr.Any {
+	return []expr.Any{
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(m.Mask), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(m.Value)},
+	}
+}
+
+// dscpIs matches packets of a family with a DSCP value.
+func dscpIs(f desired.Family, dscp uint8) []expr.Any {
+	nfproto, at, mask, value := byte(unix.NFPROTO_IPV4), uint32(1), []byte{0xfc}, []byte{dscp << 2}
+	if f == desired.IPv6 { // in the middle of the first two bytes
+		nfproto, at, mask, value = unix.NFPROTO_IPV6, 0, []byte{0x0f, 0xc0}, binary.BigEndian.AppendUint16(nil, uint16(dscp)<<6)
+	}
+	size := uint32(len(mask))
+	return append(meta(expr.MetaKeyNFPROTO),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: []byte{nfproto}},
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: size},
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: size, Mask: mask, Xor: make([]byte, size)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: value},
+	)
+}
