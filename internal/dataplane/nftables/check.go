@@ -10,7 +10,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
 // detector detects modifications of the tables by other processes.
@@ -22,38 +21,45 @@ import (
 // handles and rules of the tables are compared at once, and the elements of all pools are
 // looked up, spread over the next checks.
 type detector struct {
-	generation uint32               // 0 if unknown
-	tables     [len(schemas)]uint64 // handles, which differ when a table is created again
+	generation uint32 // 0 if unknown
+	tables     [len(schemas)]programmed
 
 	nextSample int // index in the list of pools
 	unchecked  int // number of pools to check after a commit by another process
 }
 
+// programmed is a table that was programmed.
+type programmed struct {
+	handle   uint64 // which differs when the table is created again
+	skeleton uint64 // hash
+}
+
 // sampleSize is how many pools of each family are looked up in one Check.
 const sampleSize = 16
 
-// reset records the state after a commit for a generation as the expected state. For
-// tables whose rules were written, it commits the fingerprint of the rules. If another
-// process has committed meanwhile it does not, and the next Check finds no fingerprint.
-func (d *detector) reset(b *Backend, generation uint32, written [len(schemas)]bool) error {
+// reset records the state after a commit for a generation as the expected state. It seals
+// tables whose rules were written. If another process has committed meanwhile it does not,
+// and the next Check finds no seal.
+func (d *detector) reset(b *Backend, generation uint32, skeletons *skeletons, written [len(schemas)]bool) error {
 	d.generation, d.unchecked = 0, 0
 	var batch nfnl.Batch
 	for f := range b.served {
-		handle, o, err := b.identify(f)
-		if errors.Is(err, unix.ENOENT) {
-			generation = 0 // deleted by another process; the next Check reports it
-		} else if err != nil {
+		t, err := b.conn.Contents(schemas[f].table)
+		if err != nil {
 			return err
 		}
-		d.tables[f] = handle
+		if t == nil {
+			return nil // deleted by another process; the next Check reports it
+		}
+		d.tables[f] = programmed{t.Handle, skeletons[f].hash}
 		if written[f] {
-			batch.AddChain(schemas[f].table, nfnl.Chain{Name: o.fingerprint.chain()})
+			batch.AddChain(schemas[f].table, nfnl.Chain{Name: seal(t, skeletons[f].hash)})
 		}
 	}
 	if generation != 0 && !batch.Empty() {
 		switch err := b.conn.Commit(generation, &batch); {
 		case errors.Is(err, nfnl.ErrGeneration):
-			generation = 0
+			return nil
 		case err != nil:
 			return err
 		}
@@ -61,25 +67,6 @@ func (d *detector) reset(b *Backend, generation uint32, written [len(schemas)]bo
 	d.generation = generation
 	return nil
 }
-
-// identify reads a table's handle and outline. Where there is no table, the error wraps
-// ENOENT.
-func (b *Backend) identify(f int) (handle uint64, o outline, err error) {
-	s := &schemas[f]
-	info, err := b.conn.Table(s.table)
-	if err == nil && info.Dormant {
-		err = errDormant
-	}
-	if err == nil {
-		o, err = b.outline(s)
-	}
-	if err != nil {
-		return 0, o, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
-	}
-	return info.Handle, o, nil
-}
-
-var errDormant = errors.New("the table is dormant")
 
 // Check implements dataplane.Dataplane. It finds missing and replaced tables,
 // missing and replaced rules and emptied sets at once, and single missing
@@ -111,18 +98,18 @@ func damaged(s *schema, what string) error {
 }
 
 func (b *Backend) checkTable(f int) error {
-	s := &schemas[f]
-	handle, o, err := b.identify(f)
+	s, want := &schemas[f], b.detector.tables[f]
+	t, err := b.conn.Contents(s.table)
 	switch {
-	case errors.Is(err, unix.ENOENT):
-		return damaged(s, "the table was deleted")
-	case errors.Is(err, errDormant):
-		return damaged(s, "the table is dormant")
 	case err != nil:
 		return err
-	case handle != b.detector.tables[f]:
+	case t == nil:
+		return damaged(s, "the table was deleted")
+	case t.Dormant:
+		return damaged(s, "the table is dormant")
+	case t.Handle != want.handle:
 		return damaged(s, "the table was replaced")
-	case !o.intact():
+	case !sealed(t, want.skeleton):
 		return damaged(s, "rules were modified")
 	}
 	for i := range s.sides {
@@ -134,7 +121,7 @@ func (b *Backend) checkTable(f int) error {
 		}
 	}
 	for _, seconds := range b.timeouts[f] {
-		if o.remembered[rememberChain(seconds)] != rememberRules {
+		if countRules(t, rememberChain(seconds)) != rememberRules {
 			return damaged(s, "chain "+rememberChain(seconds)+" was modified")
 		}
 		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
@@ -194,20 +181,11 @@ func (b *Backend) checkPool(id desired.PoolID, p *dataplane.Pool) error {
 }
 
 // checkFrontend looks up all elements of a frontend except its source ranges.
-func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) error {
+func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) (err error) {
 	key := s.frontendKey(nil, f.FrontendKey)
-	err := b.checkElement(s, s.sides[f.Scope].frontends, key, what)
-	for _, also := range []struct {
-		set *nfnl.Set
-		has bool
-	}{
-		{s.external, f.Kind.External()},
-		{s.sides[desired.Local].frontends, f.LocalPool != desired.NoPool},
-		{s.sticky, f.Affinity != 0},
-		{s.restricted, f.Sources != nil},
-	} {
-		if err == nil && also.has {
-			err = b.checkElement(s, also.set, key, what)
+	for _, kind := range elementKinds {
+		if e := kind(&b.writer, s, f); err == nil && e.set != nil {
+			err = b.checkElement(s, e.set, key, what)
 		}
 	}
 	if err == nil && f.Kind == desired.ClusterIP {

@@ -4,12 +4,8 @@ package nftables
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
 // Cleanup implements dataplane.Dataplane. It first removes the rules through which packets
@@ -20,21 +16,20 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
 	var closeEntries, remove nfnl.Batch
 	for f := range schemas {
-		t := schemas[f].table
-		switch _, err := b.conn.Table(t); {
-		case errors.Is(err, unix.ENOENT), nfnl.IsUnsupported(err):
+		table := schemas[f].table
+		t, err := b.conn.Contents(table)
+		switch {
+		case nfnl.IsUnsupported(err), err == nil && t == nil:
 			continue
 		case err != nil:
-			return fmt.Errorf("reading table %s %s: %w", t.Family, tableName, err)
+			return err
 		}
-		entries, err := b.entries(t)
-		if err != nil {
-			return fmt.Errorf("reading the chains of table %s %s: %w", t.Family, tableName, err)
+		for _, e := range entries {
+			if hasChain(t, e.base) {
+				closeEntries.FlushChain(table, e.base)
+			}
 		}
-		for _, chain := range entries {
-			closeEntries.FlushChain(t, chain)
-		}
-		remove.DeleteTable(t)
+		remove.DeleteTable(table)
 	}
 	if !closeEntries.Empty() {
 		if err := b.conn.Commit(0, &closeEntries); err != nil {
@@ -45,17 +40,4 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 		}
 	}
 	return b.conn.Commit(0, &remove)
-}
-
-// entries returns the chains of a table through which packets enter it.
-func (b *Backend) entries(t nfnl.Table) (all []string, err error) {
-	err = nfnl.Undisturbed(func() error {
-		all = nil
-		return b.conn.Chains(t, func(c nfnl.ChainInfo) {
-			if slices.ContainsFunc(entries, func(e entry) bool { return e.base == c.Name }) {
-				all = append(all, c.Name)
-			}
-		})
-	})
-	return all, err
 }

@@ -25,7 +25,7 @@ var errNotCold = errors.New("not a cold start")
 //
 // An interrupted start leaves tables that no packet enters. The next start detects that
 // rules are missing.
-func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
+func (b *Backend) startCold(ctx context.Context, full *desired.Change, want *skeletons) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons
 	if err != nil {
 		return fmt.Errorf("reading the ruleset's generation: %w", err)
 	}
-	var batches []*nfnl.Batch
+	var tables, entries []*nfnl.Batch
 	var written [len(schemas)]bool
 	for f := range b.served {
 		s := &schemas[f]
@@ -43,79 +43,60 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, skeletons
 		case !errors.Is(err, unix.ENOENT):
 			return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
 		}
-		batches, written[f] = append(batches, &skeletons[f].batch), true
+		tables, entries, written[f] = append(tables, &want[f].batch), append(entries, &want[f].entry), true
 	}
-	switch err := b.conn.Commit(generation, batches...); {
-	case errors.Is(err, nfnl.ErrGeneration):
+	err = b.conn.Commit(generation, tables...)
+	if errors.Is(err, nfnl.ErrGeneration) {
 		return errNotCold // another process may have created one of the tables
-	case err != nil:
+	} else if err != nil {
 		return err
 	}
-	rules, err := b.rulesOf(generation)
+	before, err := b.seals(want)
 	if err != nil {
 		return err
 	}
-
+	switch now, err := b.conn.Generation(); {
+	case err != nil:
+		return fmt.Errorf("reading the ruleset's generation: %w", err)
+	case now != generation:
+		return errNotCold // another process may have changed the rules before they were read
+	}
 	if err := b.conn.CommitPieces(ctx, &b.batch, func() { b.write(full) }); err != nil {
 		return err
 	}
-	return b.enter(generation, skeletons, rules)
+
+	now, err := generation, b.conn.Commit(generation, entries...)
+	if errors.Is(err, nfnl.ErrGeneration) {
+		// Another process has committed, most likely to other tables.
+		now, err = b.conn.CommitRead(ctx, func() ([]*nfnl.Batch, error) {
+			after, err := b.seals(want)
+			if err == nil && after != before {
+				err = errNotCold
+			}
+			return entries, err
+		})
+	}
+	if err != nil {
+		return err
+	}
+	err = b.detector.reset(b, now, want, written)
+	if now != generation {
+		b.detector.unchecked = len(b.pools) // the next Checks find out whether elements were modified
+	}
+	return err
 }
 
-// fingerprints holds the fingerprint of each family's table.
-type fingerprints [len(schemas)]fingerprint
-
-// rulesOf reads the fingerprints of the tables' rules. It returns errNotCold unless the
-// ruleset still has the generation, because another process may have changed them then.
-func (b *Backend) rulesOf(generation uint32) (all fingerprints, err error) {
+// seals returns the seals of the tables' current rules, which tables need not have yet.
+func (b *Backend) seals(want *skeletons) (all [len(schemas)]string, err error) {
 	for f := range b.served {
-		o, err := b.outline(&schemas[f])
-		if err != nil {
-			return all, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
+		t, err := b.conn.Contents(schemas[f].table)
+		if err == nil && t == nil {
+			err = errNotCold
 		}
-		all[f] = o.fingerprint
-	}
-	switch now, err := b.conn.Generation(); {
-	case err != nil:
-		return all, fmt.Errorf("reading the ruleset's generation: %w", err)
-	case now != generation:
-		return all, errNotCold
+		if err != nil {
+			return all, err
+		}
+		all[f] = seal(t, want[f].hash)
 	}
 	return all, nil
-}
-
-// enter adds the rules that let packets enter the tables. The other rules must still have
-// the given fingerprints. If another process has committed since the generation, most
-// likely to other tables, the next Checks find out whether it modified elements.
-func (b *Backend) enter(generation uint32, skeletons *[len(schemas)]*skeleton, rules fingerprints) error {
-	var batches []*nfnl.Batch
-	var written [len(schemas)]bool
-	for f := range b.served {
-		batches, written[f] = append(batches, &skeletons[f].entry), true
-	}
-	disturbed := false
-	for range maxTries {
-		err := b.conn.Commit(generation, batches...)
-		if err == nil {
-			err = b.detector.reset(b, generation, written)
-			if disturbed {
-				b.detector.unchecked = len(b.pools)
-			}
-		}
-		if !errors.Is(err, nfnl.ErrGeneration) {
-			return err
-		}
-		disturbed = true
-		if generation, err = b.conn.Generation(); err != nil {
-			return fmt.Errorf("reading the ruleset's generation: %w", err)
-		}
-		switch now, err := b.rulesOf(generation); {
-		case errors.Is(err, errNotCold): // try again
-		case err != nil:
-			return err
-		case now != rules:
-			return errNotCold // another process has changed the rules
-		}
-	}
-	return errNotCold
 }

@@ -9,103 +9,88 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// A frontend has up to six kinds of elements: its pool, membership in external, its pool
-// for traffic from outside, its session affinity, membership in restricted, and its
-// source ranges. A change rewrites only the elements that differ, so that look-ups never
-// miss the others.
-
-// elementKind is one of these kinds.
-type elementKind struct {
-	has   func(*desired.Frontend) bool
-	same  func(a, b *desired.Frontend) bool
-	write func(*writer, op, *schema, *desired.Frontend)
+// element is an element of a frontend in a set of frontends.
+type element struct {
+	set     *nfnl.Set // nil if the frontend has none
+	value   [4]uint32
+	words   int                 // of value
+	service desired.ServicePort // is written as the comment
 }
 
-var elementKinds = []elementKind{
-	{
-		has: func(*desired.Frontend) bool { return true },
-		same: func(a, b *desired.Frontend) bool {
-			return a.Pool == b.Pool && a.Scope == b.Scope && a.Service == b.Service
-		},
-		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.lead(op, s, f.Scope, f, f.Pool) },
+// elementKinds returns the elements of a frontend: its pool, membership in external, its pool
+// for traffic from outside, its session affinity, and membership in restricted. A change
+// rewrites only the elements that differ, so that look-ups never miss the others.
+var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
+	func(w *writer, s *schema, f *desired.Frontend) element { return w.lead(s, f.Scope, f, f.Pool) },
+	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
+		if f.Kind.External() {
+			e.set = s.external
+		}
+		return e
 	},
-	{
-		has:   func(f *desired.Frontend) bool { return f.Kind.External() },
-		same:  func(a, b *desired.Frontend) bool { return true },
-		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.frontendMember(op, s, s.external, f) },
+	func(w *writer, s *schema, f *desired.Frontend) (e element) {
+		if f.LocalPool != desired.NoPool {
+			e = w.lead(s, desired.Local, f, f.LocalPool)
+		}
+		return e
 	},
-	{
-		has:   func(f *desired.Frontend) bool { return f.LocalPool != desired.NoPool },
-		same:  func(a, b *desired.Frontend) bool { return a.LocalPool == b.LocalPool && a.Service == b.Service },
-		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.lead(op, s, desired.Local, f, f.LocalPool) },
+	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
+		if f.Affinity != 0 {
+			service, port := affinityID(f.Service, f.Protocol)
+			e = element{set: s.sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
+		}
+		return e
 	},
-	{
-		has:  func(f *desired.Frontend) bool { return f.Affinity != 0 },
-		same: func(a, b *desired.Frontend) bool { return a.Affinity == b.Affinity && a.Service == b.Service },
-		write: func(w *writer, op op, s *schema, f *desired.Frontend) {
-			w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-			if op == del {
-				w.batch.DeleteElement(s.table, s.sticky, w.key)
+	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
+		if f.Sources != nil {
+			e.set = s.restricted
+		}
+		return e
+	},
+}
+
+// lead returns the element with the pool of a frontend in a scope.
+func (w *writer) lead(s *schema, scope desired.Scope, f *desired.Frontend, pool desired.PoolID) element {
+	return element{set: s.sides[scope].frontends, value: [4]uint32{1: w.number(pool)}, words: 2, service: f.Service}
+}
+
+// frontends writes the elements of frontends.
+func (w *writer) frontends(op op, s *schema, change *desired.Change) {
+	frontends := func(yield func(f, other *desired.Frontend) bool) {
+		for i := range change.Frontends {
+			c := &change.Frontends[i]
+			f, other := of(op, c.New, c.Old), of(op, c.Old, c.New)
+			if f != nil && s.is(f.Addr()) && !yield(f, other) {
 				return
 			}
-			w.value = stickyValue(w.value[:0], f)
-			w.batch.AddElement(s.table, s.sticky, w.key, w.value, f.Service.String())
-		},
-	},
-	{
-		has:   func(f *desired.Frontend) bool { return f.Sources != nil },
-		same:  func(a, b *desired.Frontend) bool { return true },
-		write: func(w *writer, op op, s *schema, f *desired.Frontend) { w.frontendMember(op, s, s.restricted, f) },
-	},
-	{
-		has:   func(f *desired.Frontend) bool { return f.Sources != nil },
-		same:  func(a, b *desired.Frontend) bool { return a.Sources == b.Sources },
-		write: (*writer).sources,
-	},
-}
-
-// lead writes the pool of a frontend in a scope.
-func (w *writer) lead(op op, s *schema, scope desired.Scope, f *desired.Frontend, pool desired.PoolID) {
-	set := s.sides[scope].frontends
-	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-	if op == del {
-		w.batch.DeleteElement(s.table, set, w.key)
-		return
+		}
 	}
-	w.value = secondWord(w.value[:0], w.number(pool))
-	w.batch.AddElement(s.table, set, w.key, w.value, f.Service.String())
-}
-
-// frontendMember adds a frontend to a set or deletes it.
-func (w *writer) frontendMember(op op, s *schema, set *nfnl.Set, f *desired.Frontend) {
-	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-	w.member(op, s, set)
-}
-
-// sources writes the source ranges of a frontend.
-func (w *writer) sources(op op, s *schema, f *desired.Frontend) {
-	key := s.frontendKey(nil, f.FrontendKey)
-	for _, p := range f.Sources.All() {
-		first, last := s.rangeOf(p)
-		w.interval(op, s, s.sources, slices.Concat(key, first), slices.Concat(key, last))
-	}
-}
-
-// eachFrontend writes the elements to delete or to add for a change's frontends of one
-// family.
-func (w *writer) eachFrontend(s *schema, change *desired.Change, op op) {
-	for i := range elementKinds {
-		kind := &elementKinds[i]
-		for j := range change.Frontends {
-			c := &change.Frontends[j]
-			from, to := c.Old, c.New
-			if op == add {
-				from, to = to, from
-			}
-			if from == nil || !s.is(from.Addr()) || !kind.has(from) || to != nil && kind.has(to) && kind.same(from, to) {
+	for _, kind := range elementKinds {
+		for f, other := range frontends {
+			e := kind(w, s, f)
+			if e.set == nil || other != nil && e == kind(w, s, other) {
 				continue
 			}
-			kind.write(w, op, s, from)
+			w.key = s.frontendKey(w.key[:0], f.FrontendKey)
+			w.value = w.value[:0]
+			for _, n := range e.value[:e.words] {
+				w.value = number(w.value, n)
+			}
+			comment := ""
+			if op == add && e.service != (desired.ServicePort{}) {
+				comment = e.service.String()
+			}
+			w.element(op, s, e.set, comment)
+		}
+	}
+	for f, other := range frontends {
+		if f.Sources == nil || other != nil && f.Sources == other.Sources {
+			continue
+		}
+		key := s.frontendKey(nil, f.FrontendKey)
+		for _, p := range f.Sources.All() {
+			first, last := s.rangeOf(p)
+			w.interval(op, s, s.sources, slices.Concat(key, first), slices.Concat(key, last))
 		}
 	}
 }

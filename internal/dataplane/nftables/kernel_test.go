@@ -206,13 +206,17 @@ func TestReconcileTakesOver(t *testing.T) {
 		"another configuration": func(k *kernel) {
 			dataplanetest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 		},
-		"another configuration without its marker": func(k *kernel) {
+		"another configuration without its seal": func(k *kernel) {
 			dataplanetest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
-			there, err := k.readExisting(&schemas[desired.IPv4])
+			there, err := k.conn.Contents(schemas[desired.IPv4].table)
 			if err != nil {
 				k.t.Fatal(err)
 			}
-			k.nft("delete", "chain", "ip", tableName, there.marked())
+			for _, c := range there.Chains {
+				if strings.HasPrefix(c.Name, sealPrefix) {
+					k.nft("delete", "chain", "ip", tableName, c.Name)
+				}
+			}
 		},
 		"one family only":        func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
 		"somebody's extra chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
@@ -517,7 +521,7 @@ func TestDamageBeforeReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.nft("delete", "table", "ip", tableName)
-	if err := k.detector.reset(k.Backend, generation, [len(schemas)]bool{}); err != nil {
+	if err := k.detector.reset(k.Backend, generation, &skeletons{{}, {}}, [len(schemas)]bool{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {

@@ -24,16 +24,6 @@ func refusedCounter(p desired.Protocol) string {
 	return "loopback-refused-" + strings.ToLower(p.String())
 }
 
-// loopbackPorts writes the NodePorts of one family that are refused at loopback addresses.
-func (w *writer) loopbackPorts(op op, s *schema, all []desired.RefusedNodePort) {
-	for _, p := range all {
-		if p.Family == s.family {
-			w.key = port(append(w.key[:0], byte(p.Protocol), 0, 0, 0), p.Port)
-			w.member(op, s, s.loopback)
-		}
-	}
-}
-
 // RefusedPackets returns the number of packets to NodePorts that were refused at loopback
 // addresses, by family, since the family's table was created. It can be called at any
 // time, by any goroutine.

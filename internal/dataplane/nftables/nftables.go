@@ -86,30 +86,14 @@ func (b *Backend) release() {
 	}
 }
 
-// write encodes a change, one family after the other, so that consecutive elements
-// belong to one set and share a message. The old element of a key is deleted before the
-// new one is added, as the kernel requires.
+// write encodes a change, one family after the other. The old element of a key is deleted
+// before the new one is added, as the kernel requires.
 func (b *Backend) write(change *desired.Change) {
-	w := &b.writer
 	b.newTimeouts(change)
 	b.updatePools(change)
 	for f := range b.served {
-		s := &schemas[f]
-		w.eachFrontend(s, change, del)
-		w.addresses(del, s, &change.ClusterIPs, &change.HairpinIPs)
-		w.cidrs(del, s, change.ServiceCIDRs.Removed)
-		w.loopbackPorts(del, s, change.RefusedNodePorts.Removed)
-		for _, step := range []func(*poolUpdate){w.deleteMembers, w.deleteSlots, w.deletePool, w.addPool, w.addSlots, w.addMembers} {
-			for i := range w.poolUpdates {
-				if r := &w.poolUpdates[i]; r.schema == s {
-					step(r)
-				}
-			}
-		}
-		w.eachFrontend(s, change, add)
-		w.addresses(add, s, &change.ClusterIPs, &change.HairpinIPs)
-		w.cidrs(add, s, change.ServiceCIDRs.Added)
-		w.loopbackPorts(add, s, change.RefusedNodePorts.Added)
+		b.writer.write(del, &schemas[f], change)
+		b.writer.write(add, &schemas[f], change)
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]
@@ -131,7 +115,7 @@ func (b *Backend) updatePools(change *desired.Change) {
 	w.poolUpdates = w.poolUpdates[:0]
 	for i := range change.Pools {
 		c := &change.Pools[i]
-		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], isNew: c.New, gone: c.Gone}
+		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], before: noDraw, after: noDraw}
 		r.side = &r.schema.sides[c.Scope]
 		if c.Sticky {
 			r.removed, r.added = c.Removed, c.Added
@@ -141,27 +125,28 @@ func (b *Backend) updatePools(change *desired.Change) {
 			empty := dataplane.NewPool(c)
 			p = &empty
 			b.pools.Set(c.ID, p)
-		}
-		r.before = drawOf(p)
-		if c.New && !c.Gone {
 			// The common case of a cold start, without a search for
 			// slots and a list of their changes.
 			p.Fill(c.Added)
 			r.all = c.Added
 		} else {
+			r.before = drawOf(p)
 			r.slots = p.Replace(c.Removed, c.Added)
 		}
 		p.IfEmpty = c.IfEmpty
-		r.after = drawOf(p)
 		if c.Gone {
 			b.pools.Set(c.ID, nil)
+		} else {
+			r.after = drawOf(p)
 		}
 		w.poolUpdates = append(w.poolUpdates, r)
 	}
 }
 
-// dropDraw is the value of an empty pool with the verdict Drop.
-const dropDraw = -1
+const (
+	dropDraw = -1 // value of an empty pool with the verdict Drop
+	noDraw   = -2 // of a pool that does not exist
+)
 
 // drawOf returns a pool's value in the map pools: the upper bound of the random slot, with
 // the flag stickyDraw, or dropDraw.

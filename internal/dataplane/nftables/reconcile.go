@@ -29,14 +29,14 @@ import (
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.sequence.Begin()
 	b.reset(full)
-	var skeletons [len(schemas)]*skeleton
+	var want skeletons
 	for f := range schemas {
-		skeletons[f] = schemas[f].skeleton(b.config, full)
+		want[f] = schemas[f].skeleton(b.config, full)
 	}
-	err := b.startCold(ctx, full, &skeletons)
+	err := b.startCold(ctx, full, &want)
 	if errors.Is(err, errNotCold) {
 		b.reset(full)
-		err = b.replace(ctx, full, &skeletons)
+		err = b.replace(ctx, full, &want)
 	}
 	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
 	if err != nil {
@@ -59,53 +59,40 @@ func (b *Backend) reset(full *desired.Change) {
 }
 
 // replace programs the full content if a table exists.
-func (b *Backend) replace(ctx context.Context, full *desired.Change, skeletons *[len(schemas)]*skeleton) error {
+func (b *Backend) replace(ctx context.Context, full *desired.Change, want *skeletons) error {
 	b.batch.Grow(estimate(full))
 	b.write(full)
-	err := b.commit(ctx, skeletons, false)
+	err := b.commit(ctx, want, false)
 	var refused *nfnl.BatchError
 	if errors.As(err, &refused) {
 		// The kernel refused to modify the existing tables; delete them.
-		err = b.commit(ctx, skeletons, true)
+		err = b.commit(ctx, want, true)
 	}
 	return err
 }
 
-// maxTries is how often the tables are read again because another process changed the
-// ruleset meanwhile. After that, the commit does not check the generation.
-const maxTries = 20
-
 // commit sends the content in the batch, preceded by the batches that prepare the tables.
 // With replace, existing tables are deleted.
-func (b *Backend) commit(ctx context.Context, skeletons *[len(schemas)]*skeleton, replace bool) error {
-	for try := 1; ; try++ {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		generation, err := b.conn.Generation()
-		if err != nil {
-			return fmt.Errorf("reading the ruleset's generation: %w", err)
-		}
-		if try > maxTries {
-			generation = 0
-		}
-		var batches []*nfnl.Batch
-		var written [len(schemas)]bool
+func (b *Backend) commit(ctx context.Context, want *skeletons, replace bool) error {
+	var written [len(schemas)]bool
+	generation, err := b.conn.CommitRead(ctx, func() (batches []*nfnl.Batch, err error) {
 		for f := range b.served {
-			if err == nil {
-				batches, written[f], err = b.prepare(batches, &schemas[f], skeletons[f], replace)
+			t, err := b.conn.Contents(schemas[f].table)
+			if err != nil {
+				return nil, err
+			}
+			head := &nfnl.Batch{}
+			batches = append(batches, head)
+			if written[f] = b.prepare(head, &schemas[f], t, want[f], replace); written[f] {
+				batches = append(batches, &want[f].batch, &want[f].entry)
 			}
 		}
-		if err == nil {
-			err = b.conn.Commit(generation, append(batches, &b.batch)...)
-		}
-		switch {
-		case err == nil:
-			return b.detector.reset(b, generation, written)
-		case try > maxTries, !errors.Is(err, nfnl.ErrGeneration) && !errors.Is(err, nfnl.ErrInterrupted):
-			return err
-		}
+		return append(batches, &b.batch), nil
+	})
+	if err != nil {
+		return err
 	}
+	return b.detector.reset(b, generation, want, written)
 }
 
 // estimate returns the approximate size of a content in bytes, so that the buffer is
@@ -119,142 +106,64 @@ func estimate(full *desired.Change) (n int) {
 	return n
 }
 
-// prepare appends the batches that leave the family's table with the wanted rules and
-// without Services, and reports whether they write the rules:
+// prepare leaves a family's table without Services, and reports whether the skeleton is to be
+// written:
 //
-//	existing table        batches
-//	none                  create the table
-//	with other set types  delete and create the table
-//	with other rules      flush sets and rules, delete other chains, write the rules
-//	with the same rules   flush sets
-func (b *Backend) prepare(batches []*nfnl.Batch, s *schema, want *skeleton, replace bool) ([]*nfnl.Batch, bool, error) {
-	existing, err := b.readExisting(s)
-	if err != nil {
-		return nil, false, err
+//	existing table        changes              skeleton
+//	none                                       written
+//	with other set types  delete the table     written
+//	with other rules      flush sets and rules,
+//	                      delete other chains  written
+//	with the same rules   flush sets           kept
+func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *skeleton, replace bool) (write bool) {
+	if t == nil {
+		return true
 	}
-	var head nfnl.Batch
-	switch {
-	case !existing.table:
-	case replace || !existing.compatible:
+	sets, compatible := t.Compatible(s.sets())
+	if replace || !compatible {
 		head.DeleteTable(s.table)
-	default:
-		s.flush(&head, &existing)
-		b.deleteTimeouts(&head, s, &existing)
-		other := existing.otherChains(s, want)
-		if existing.intact() && existing.marked() == want.marker && len(other) == 0 {
-			s.keepRules(&head)
-			return append(batches, &head), false, nil
-		}
-		s.deleteRules(&head, &existing, other)
+		return true
 	}
-	return append(batches, &head, &want.batch, &want.entry), true, nil
-}
-
-// flush deletes the elements that the proxy writes.
-func (s *schema) flush(head *nfnl.Batch, existing *existingTable) {
-	for _, set := range s.programmed() {
-		if existing.sets[set.Name] {
+	for _, set := range sets {
+		if set.Flags&unix.NFT_SET_EVAL == 0 { // rules write the elements of the others
 			head.FlushSet(s.table, set)
 		}
 	}
-}
-
-// keepRules completes a table with the wanted rules, and so with all sets, after flush.
-func (s *schema) keepRules(head *nfnl.Batch) {
-	head.AddTable(s.table, tableComment) // clears the flag of a dormant table
-	for i := range s.sides {
-		s.writePicks(head, &s.sides[i])
-	}
-}
-
-// deleteRules deletes all rules, the chains that are not wanted, and the fingerprint.
-func (s *schema) deleteRules(head *nfnl.Batch, existing *existingTable, other []string) {
-	head.FlushTable(s.table)
-	for _, chain := range other {
-		head.DeleteChain(s.table, chain)
-	}
-	if existing.intact() {
-		head.DeleteChain(s.table, existing.fingerprint.chain())
-	}
-}
-
-// otherChains lists the chains that belong neither to the wanted skeleton nor to session
-// affinity.
-func (e *existingTable) otherChains(s *schema, want *skeleton) []string {
-	return slices.DeleteFunc(slices.Clone(e.chains), func(name string) bool {
-		return name == want.marker || name == e.fingerprint.chain() || s.hasChain(name) || isRememberChain(name)
-	})
-}
-
-// deleteTimeouts flushes the chains for timeouts that no frontend has, and deletes those
-// that an earlier run has flushed. (A chain cannot be deleted together with the last
-// element that refers to it: before Linux 6.2 the kernel releases such elements later.)
-func (b *Backend) deleteTimeouts(head *nfnl.Batch, s *schema, existing *existingTable) {
-	for _, name := range existing.chains {
-		seconds, is := timeoutOf(name)
-		switch {
-		case !is || slices.Contains(b.timeouts[s.family], seconds):
-		case existing.remembered[name] == 0:
-			head.DeleteChain(s.table, name)
-		default:
-			head.FlushChain(s.table, name)
+	if write = !sealed(t, want.hash); write {
+		head.FlushTable(s.table)
+	} else {
+		head.AddTable(s.table, tableComment) // clears the flag of a dormant table
+		for i := range s.sides {
+			s.writePicks(head, &s.sides[i])
 		}
 	}
-}
-
-// existingTable is the kernel's table with the schema's name.
-type existingTable struct {
-	outline
-	table      bool
-	sets       map[string]bool // of the schema's sets, those that exist
-	compatible bool            // the sets have the schema's types
-}
-
-func (b *Backend) readExisting(s *schema) (existingTable, error) {
-	e := existingTable{sets: map[string]bool{}}
-	switch _, err := b.conn.Table(s.table); {
-	case errors.Is(err, unix.ENOENT):
-		return e, nil
-	case err != nil:
-		return e, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
+	for _, c := range t.Chains {
+		seconds, remembers := timeoutOf(c.Name)
+		switch {
+		case !remembers && write && !s.hasChain(c.Name):
+			head.DeleteChain(s.table, c.Name)
+		case !remembers, slices.Contains(b.timeouts[s.family], seconds):
+		case countRules(t, c.Name) > 0:
+			// A chain cannot be deleted together with the last element that
+			// refers to it: before Linux 6.2 the kernel releases such elements
+			// later. The next Reconcile deletes it.
+			head.FlushChain(s.table, c.Name)
+		default:
+			head.DeleteChain(s.table, c.Name)
+		}
 	}
-	e.table = true
-	var err error
-	e.outline, err = b.outline(s)
-	err = errors.Join(err, nfnl.Undisturbed(func() error {
-		clear(e.sets)
-		e.compatible = true
-		return b.conn.Sets(s.table, func(got nfnl.Set) {
-			for _, want := range s.sets() {
-				if want.Name == got.Name {
-					e.sets[got.Name] = true
-					e.compatible = e.compatible && sameType(got, *want)
-				}
-			}
-		})
-	}))
-	if err != nil {
-		return e, fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
-	}
-	return e, nil
+	return write
 }
-
-func sameType(a, b nfnl.Set) bool {
-	return a.KeyType == b.KeyType && a.KeyLen == b.KeyLen && a.Flags == b.Flags && a.DataType == b.DataType &&
-		(a.DataType == nfnl.TypeVerdict || a.DataLen == b.DataLen)
-}
-
-// markerPrefix is the prefix of the name of an empty, unused chain. The rest of the name
-// is a hash of the skeleton, by which the next run, perhaps of another version or with
-// another configuration, recognizes the table.
-const markerPrefix = "skeleton-"
 
 // skeleton is a table without Services.
 type skeleton struct {
-	batch  nfnl.Batch // creates it, or completes a table without rules
-	entry  nfnl.Batch // lets packets enter it
-	marker string
+	batch nfnl.Batch // creates it, or completes a table without rules
+	entry nfnl.Batch // lets packets enter it
+	hash  uint64     // of both
 }
+
+// skeletons are the skeletons of all families.
+type skeletons [len(schemas)]*skeleton
 
 func (s *schema) skeleton(c dataplane.Config, full *desired.Change) *skeleton {
 	k := &skeleton{}
@@ -264,8 +173,7 @@ func (s *schema) skeleton(c dataplane.Config, full *desired.Change) *skeleton {
 	hash := fnv.New64a()
 	hash.Write(k.batch.Wire())
 	hash.Write(k.entry.Wire())
-	k.marker = fmt.Sprintf("%s%016x", markerPrefix, hash.Sum64())
-	k.batch.AddChain(s.table, nfnl.Chain{Name: k.marker})
+	k.hash = hash.Sum64()
 	return k
 }
 

@@ -140,13 +140,10 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 }
 
 // sets lists all sets and maps.
-func (s *schema) sets() []*nfnl.Set { return append(s.programmed(), s.affinity, s.newClients) }
-
-// programmed lists the sets and maps with elements that the proxy writes, and not rules.
-func (s *schema) programmed() []*nfnl.Set {
+func (s *schema) sets() []*nfnl.Set {
 	all := []*nfnl.Set{
 		s.pools, s.external, s.clusterIPs, s.serviceCIDRs, s.hairpin, s.loopback,
-		s.restricted, s.sources, s.sticky, s.members, s.remember,
+		s.restricted, s.sources, s.sticky, s.affinity, s.newClients, s.members, s.remember,
 	}
 	for i := range s.sides {
 		all = append(all, s.sides[i].frontends, s.sides[i].endpoints, s.sides[i].picks)
@@ -183,10 +180,6 @@ func (s *schema) endpointValue(b []byte, e desired.Backend) []byte {
 // is reports whether an address is of the schema's family.
 func (s *schema) is(a netip.Addr) bool { return a.BitLen() == int(s.addrLen)*8 }
 
-func (s *schema) hairpinKey(b []byte, a netip.Addr) []byte {
-	return s.addr(s.addr(b, a.As16()), a.As16())
-}
-
 // affinityID identifies a Service port, with all of its frontends, across runs, by two hashes
 // of names: one that all ports of the Service share, and one of the port. They are hard to
 // forge, as a Service shares its limit with all that have the same first hash (see clients.go).
@@ -197,12 +190,6 @@ func affinityID(p desired.ServicePort, proto desired.Protocol) (service, port ui
 		return firstNumber(sum[:])
 	}
 	return hash(p.Namespace, p.Name), hash(p.Namespace, p.Name, p.Port, proto.String())
-}
-
-// stickyValue encodes a frontend's value in the map sticky: its affinity ID and timeout.
-func stickyValue(b []byte, f *desired.Frontend) []byte {
-	service, port := affinityID(f.Service, f.Protocol)
-	return number(number(number(number(b, 0), service), port), f.Affinity)
 }
 
 // memberKey encodes the key of a pool and a backend in members.

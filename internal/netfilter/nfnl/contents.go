@@ -62,8 +62,8 @@ func collect[T any](all *[]T, read func(visit func(T)) error) error {
 	})
 }
 
-// Fingerprint is a hash of the hooks of base chains and of the rules, as the kernel returns
-// them, except for the chains that skip selects. The kernel's encoding of a rule differs from
+// Fingerprint is a hash of the chains and their rules, as the kernel returns them, except for
+// the chains that skip selects. The kernel's encoding of a rule differs from
 // the one in which it was sent, so a fingerprint can only be compared with an earlier one.
 func (t *Contents) Fingerprint(skip func(chain string) bool) uint64 {
 	hash := fnv.New64a()
@@ -78,9 +78,7 @@ func (t *Contents) Fingerprint(skip func(chain string) bool) uint64 {
 		}
 	}
 	for _, c := range t.Chains {
-		if c.Base != nil {
-			write(c.Name, c.Base...)
-		}
+		write(c.Name, c.Base...)
 	}
 	for _, r := range t.Rules {
 		write(r.Chain, r.Expressions, r.Comment)
