@@ -23,7 +23,7 @@
 //	swap_test.go      kube-proxy replaced by Slipstream and back, restarts
 //	cleanup_test.go   "kube-proxy --cleanup"
 //	faults_test.go    an API server that hangs, is slow or down, is old or does not stream
-//	                  lists, 410 Gone, a revoked token
+//	                  lists, 410 Gone, a revoked token, a restored backup of etcd
 //	surface_test.go   metrics and Events, beside kube-proxy's
 //
 // Proxies get the configuration file that kubeadm writes for kube-proxy, and may do what

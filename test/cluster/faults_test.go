@@ -198,6 +198,40 @@ func (e *env) apiServerGone(streams bool) {
 	s.run.more(20)
 }
 
+// TestRestoredBackup restores a backup of etcd: the proxy has to list again, and the objects
+// have older versions than those that it knows.
+func TestRestoredBackup(t *testing.T) {
+	e := newEnv(t)
+	n := e.Nodes[0]
+	e.start(proxyKind(t), n)
+	web, db := e.pod(0, "web"), e.pod(1, "db")
+	changed, deleted := e.service("web", nil), e.service("web", nil)
+	answers := func(svc *corev1.Service, pod *site.Pod) {
+		t.Helper()
+		e.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, false), pod)
+	}
+	answers(changed, web)
+	answers(deleted, web)
+	backup := t.TempDir()
+	e.check(e.Plane.Backup(t.Context(), backup))
+	e.check(e.Plane.StartAPI(t.Context()))
+
+	e.check(e.DeleteService(t.Context(), deleted.Name))
+	e.silent(&n.Machine, site.ClusterIP(deleted, false))
+	added, err := e.NewService(t.Context(), e.name("db"), "db", nil)
+	e.check(err)
+	answers(added, db)
+	_, err = e.PatchService(t.Context(), changed.Name, map[string]any{"spec": map[string]any{"selector": map[string]any{"app": "db"}}})
+	e.check(err)
+	answers(changed, db)
+
+	e.check(e.Plane.Restore(t.Context(), backup))
+	e.check(e.Plane.StartAPI(t.Context()))
+	answers(changed, web)
+	answers(deleted, web)
+	e.silent(&n.Machine, site.ClusterIP(added, false))
+}
+
 // listed wants proxies to have listed all kinds in streams, or without; before is the number
 // of requests that are not considered.
 func (e *env) listed(before int, streams bool) {

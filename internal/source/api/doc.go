@@ -20,6 +20,9 @@
 //   - Objects of a list are delivered even if they are older than the known version, as
 //     after a restore of etcd from a backup.
 //   - In a watch, versions that are not newer than the delivered one are ignored.
+//   - A backup of etcd that is restored with the old revisions (without etcdutl's
+//     --bump-revision) is not noticed: the server lets a watch resume at a version that it
+//     has not reached. The same is true for kube-proxy. Both have to be restarted then.
 //   - ServiceCIDRs that a server does not have (before 1.33) or does not allow to list are
 //     asked for every ten minutes. Synced does not wait for them, nor for a Node that does
 //     not exist yet.

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -74,10 +75,6 @@ type ControlPlane struct {
 // goes away with it.
 func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPlane, err error) {
 	o.Release = cmp.Or(o.Release, Current)
-	etcd, err := Binary(ctx, "etcd", o.Log)
-	if err != nil {
-		return nil, err
-	}
 	if _, err := o.Release.Binary(ctx, "kube-apiserver", o.Log); err != nil {
 		return nil, err
 	}
@@ -100,19 +97,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	}()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if c.etcd, err = c.ns.StartProgram(c.dir, "etcd", etcd,
-		"--data-dir="+filepath.Join(c.dir, "etcd"),
-		"--listen-client-urls="+etcdClients, "--advertise-client-urls="+etcdClients,
-		"--listen-peer-urls="+etcdPeers, "--initial-advertise-peer-urls="+etcdPeers,
-		"--initial-cluster=default="+etcdPeers,
-		"--unsafe-no-fsync", // what is written need not survive the machine
-	); err != nil {
-		return nil, err
-	}
-	if err := c.etcd.Await(ctx, func(ctx context.Context) error {
-		_, _, err := c.ns.Get(ctx, etcdClients+"/version")
-		return err
-	}); err != nil {
+	if err := c.startEtcd(ctx); err != nil {
 		return nil, err
 	}
 	key, err := keyutil.MakeEllipticPrivateKeyPEM()
@@ -129,6 +114,26 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 		return nil, err
 	}
 	return c, c.StartAPI(ctx)
+}
+
+func (c *ControlPlane) startEtcd(ctx context.Context) error {
+	binary, err := Binary(ctx, "etcd", c.options.Log)
+	if err != nil {
+		return err
+	}
+	if c.etcd, err = c.ns.StartProgram(c.dir, "etcd", binary,
+		"--data-dir="+c.etcdData(),
+		"--listen-client-urls="+etcdClients, "--advertise-client-urls="+etcdClients,
+		"--listen-peer-urls="+etcdPeers, "--initial-advertise-peer-urls="+etcdPeers,
+		"--initial-cluster=default="+etcdPeers,
+		"--unsafe-no-fsync", // what is written need not survive the machine
+	); err != nil {
+		return err
+	}
+	return c.etcd.Await(ctx, func(ctx context.Context) error {
+		_, _, err := c.ns.Get(ctx, etcdClients+"/version")
+		return err
+	})
 }
 
 // StartAPI starts the API server, again after it was stopped, and returns when it serves.
@@ -175,27 +180,67 @@ func (c *ControlPlane) CertificateAuthority() string {
 	return filepath.Join(c.dir, "certificates", "apiserver.crt")
 }
 
+func (c *ControlPlane) etcdData() string          { return filepath.Join(c.dir, "etcd") }
 func (c *ControlPlane) tokens() string            { return filepath.Join(c.dir, "tokens.csv") }
 func (c *ControlPlane) serviceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
 
 // Compact has etcd forget what was before a revision, which is a resourceVersion of
 // Kubernetes'.
 func (c *ControlPlane) Compact(ctx context.Context, revision string) error {
-	// etcd's API in JSON has 64-bit numbers as strings.
-	body := fmt.Sprintf(`{"revision": %q, "physical": true}`, revision)
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, etcdClients+"/v3/kv/compaction", strings.NewReader(body))
+	_, err := c.etcdRequest(ctx, "/v3/kv/compaction", fmt.Sprintf(`{"revision": %q, "physical": true}`, revision))
+	return err
+}
+
+// etcdRequest calls etcd's API in JSON, which has 64-bit numbers as strings, and returns the
+// revision after it.
+func (c *ControlPlane) etcdRequest(ctx context.Context, path, body string) (revision int64, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, etcdClients+path, strings.NewReader(body))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	response, err := c.ns.HTTPClient().Do(request)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer response.Body.Close()
-	if said, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK {
-		return fmt.Errorf("etcd: compact to revision %s: %s: %s (%v)", revision, response.Status, said, err)
+	said, err := io.ReadAll(response.Body)
+	var answer struct {
+		Header struct {
+			Revision int64 `json:",string"`
+		}
 	}
-	return nil
+	if err == nil && response.StatusCode == http.StatusOK {
+		err = json.Unmarshal(said, &answer)
+	}
+	if err != nil || response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("etcd: %s %s: %s: %s (%v)", path, body, response.Status, said, err)
+	}
+	return answer.Header.Revision, err
+}
+
+// Backup ends the API server and copies what etcd holds into a directory.
+func (c *ControlPlane) Backup(ctx context.Context, dir string) error {
+	if err := errors.Join(c.api.Close(), c.etcd.Close()); err != nil {
+		return err
+	}
+	return errors.Join(os.CopyFS(dir, os.DirFS(c.etcdData())), c.startEtcd(ctx))
+}
+
+// Restore ends the API server and replaces what etcd holds by a backup. The next revision is
+// later than the one before, as after "etcdutl snapshot restore --bump-revision".
+func (c *ControlPlane) Restore(ctx context.Context, dir string) error {
+	const put = `{"key": "c2xpcHN0cmVhbQ=="}`
+	before, err := c.etcdRequest(ctx, "/v3/kv/put", put)
+	if err := errors.Join(err, c.api.Close(), c.etcd.Close(), os.RemoveAll(c.etcdData())); err != nil {
+		return err
+	}
+	if err := errors.Join(os.CopyFS(c.etcdData(), os.DirFS(dir)), c.startEtcd(ctx)); err != nil {
+		return err
+	}
+	for now := int64(0); now <= before && err == nil; {
+		now, err = c.etcdRequest(ctx, "/v3/kv/put", put)
+	}
+	return err
 }
 
 // RESTConfig is how to reach the API server from this process, by a user who may do all.
