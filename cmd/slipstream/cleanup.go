@@ -15,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// cleanupOptions are the flags of "slipstream cleanup".
 type cleanupOptions struct {
 	keepKubeProxy bool
 	excludeCIDRs  []string

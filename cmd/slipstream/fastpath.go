@@ -34,7 +34,6 @@ import (
 // fastPathThreshold is kindnet's name for the flag.
 const fastPathThreshold = "fastpath-threshold"
 
-// agentOptions are the flags of "slipstream fastpath".
 type agentOptions struct {
 	fastPath    config.FastPathConfiguration
 	objects     config.Config // only the source of objects
@@ -80,7 +79,6 @@ When it stops, all connections return to the slow path; none is interrupted.`,
 	return cmd
 }
 
-// configs validates the flags.
 func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err error) {
 	c, errs := parseFastPath(&o.fastPath, nil)
 	ranges := config.Config{}
@@ -216,7 +214,6 @@ func followAll(ctx context.Context, ctl *fastpath.Controller) error {
 	})
 }
 
-// addLogFlags adds klog's verbosity.
 func addLogFlags(cmd *cobra.Command) {
 	var all flag.FlagSet
 	klog.InitFlags(&all)
@@ -225,7 +222,6 @@ func addLogFlags(cmd *cobra.Command) {
 	cmd.Flags().AddGoFlag(v)
 }
 
-// serveMetrics serves /metrics until stop is called.
 func serveMetrics(address string, m *metrics.Metrics) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

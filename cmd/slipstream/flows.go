@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// flowsOptions are the flags of "slipstream flows".
 type flowsOptions struct {
 	byService bool
 	output    string
@@ -92,7 +91,6 @@ func showFlows(ctx context.Context, out io.Writer, o flowsOptions) (err error) {
 	})
 }
 
-// flushOptions are the flags of "slipstream flows flush".
 type flushOptions struct {
 	all     bool
 	service string
@@ -153,7 +151,6 @@ func frontendsOf(services flows.Services, name string) (all []desired.FrontendKe
 	return all
 }
 
-// repeatUntil calls do periodically until ctx ends.
 func repeatUntil(ctx context.Context, period time.Duration, do func()) error {
 	t := time.NewTicker(period)
 	defer t.Stop()

@@ -96,7 +96,6 @@ var removals = map[string]func(context.Context) error{
 	config.IPTables: iptables.Remove,
 }
 
-// modeNames returns the names of the modes in alphabetical order.
 func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
 
 // backendConfig returns the part of a valid configuration that all modes need.

@@ -83,7 +83,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return cobra.NoArgs(cmd, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "" }))
 }
 
-// run executes the command.
 func (o *runFlags) run(cmd *cobra.Command) error {
 	switch o.version {
 	case "false":
@@ -129,7 +128,6 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	return err
 }
 
-// flagValues returns the values of all flags.
 func flagValues(fs *pflag.FlagSet) map[string]string {
 	values := map[string]string{}
 	fs.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })

@@ -80,7 +80,6 @@ func copyFlags(from *pflag.FlagSet, define func(*pflag.FlagSet)) (err error) {
 	return err
 }
 
-// fromFlags returns the configuration from the flags.
 func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, error) {
 	c := o.config
 	k := &c.KubeProxy
@@ -143,7 +142,6 @@ func (o *runFlags) flagFor(fs *pflag.FlagSet, path string) string {
 	return path
 }
 
-// writeConfig writes the configuration to the file of --write-config-to.
 func (o *runFlags) writeConfig(c *config.Config) error {
 	data, err := c.YAML()
 	if err == nil {
@@ -155,7 +153,6 @@ func (o *runFlags) writeConfig(c *config.Config) error {
 	return nil
 }
 
-// unused returns notes about flags without effect.
 func (o *runFlags) unused(fs *pflag.FlagSet) (notes []config.Note) {
 	k := &o.config.KubeProxy
 	fs.Visit(func(f *pflag.Flag) {

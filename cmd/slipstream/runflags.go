@@ -35,7 +35,6 @@ type runFlags struct {
 // offloadThreshold is KEP-4963's name for the flag.
 const offloadThreshold = "offload-packet-threshold"
 
-// add defines the flags.
 func (o *runFlags) add(fs *pflag.FlagSet) {
 	o.config = config.New()
 	k := &o.config.KubeProxy
@@ -62,7 +61,6 @@ func (o *runFlags) add(fs *pflag.FlagSet) {
 	fs.String("machine-id-file", "", "no effect")
 }
 
-// addOwn defines Slipstream's own flags.
 func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of manifests to read objects from, instead of the Kubernetes API")
 	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
@@ -91,7 +89,6 @@ func (p period) String() string {
 
 func (p period) Type() string { return "duration" }
 
-// addAPI defines the flags about the Kubernetes API.
 func addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	c := &k.ClientConnection
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API")
@@ -102,7 +99,6 @@ func addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which disables the fast path (default: true); docs/configuration.md lists kube-proxy's gates that have an effect")
 }
 
-// addServing defines the flags for the HTTP servers and this process.
 func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar(&k.BindAddress, "bind-address", k.BindAddress, "address of this node, instead of the Node object's address of the same family; 0.0.0.0 or :: for the Node object's")
 	fs.StringVar(&o.healthz, "healthz-bind-address", k.HealthzBindAddress, "address and port to serve /healthz and /livez on")
@@ -117,7 +113,6 @@ func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfigura
 	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "OOM score adjustment of this process, from -1000 (killed last) to 1000 (killed first)")
 }
 
-// addMode defines the flags about the proxy mode.
 func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), " or ")+" (default: nftables)")
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
@@ -128,7 +123,6 @@ func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguratio
 	fs.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, also in nftables mode; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
 }
 
-// addIPVS defines the flags about IPVS mode.
 func addIPVS(fs *pflag.FlagSet, c *kubeproxy.KubeProxyIPVSConfiguration) {
 	const only = " (IPVS mode only)"
 	fs.DurationVar(&c.SyncPeriod.Duration, "ipvs-sync-period", c.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+only)
@@ -141,7 +135,6 @@ func addIPVS(fs *pflag.FlagSet, c *kubeproxy.KubeProxyIPVSConfiguration) {
 	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long IPVS keeps UDP flows; 0 to keep the current value"+only)
 }
 
-// addTraffic defines the flags that classify traffic.
 func addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", "", "how to recognize traffic from pods of this node: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix (default: ClusterCIDR)")
 	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated")
@@ -150,7 +143,6 @@ func addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; "+config.All+" in iptables mode, and if objects are read from the Kubernetes API and no mode is set")
 }
 
-// addConntrack defines the flags about the kernel's connection tracking.
 func addConntrack(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConntrackConfiguration) {
 	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "conntrack entries per CPU; 0 to keep the current limit")
 	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "least number of conntrack entries, unless --conntrack-max-per-core is 0")

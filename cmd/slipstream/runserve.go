@@ -47,7 +47,6 @@ type serving struct {
 	flags  map[string]string // for /flagz
 }
 
-// parts are the parts of a running Service proxy.
 type parts struct {
 	serving
 	node    string
@@ -98,7 +97,6 @@ func serve(ctx context.Context, o serving) (err error) {
 // not applied, or a failed request.
 func logProblem(err error) { klog.ErrorS(err, "Problem with the source of objects") }
 
-// problem logs and counts an error of the source of objects.
 func (s *parts) problem(err error) {
 	logProblem(err)
 	s.metrics.ObjectProblems.Inc()
@@ -211,7 +209,6 @@ func (s *parts) openConntrack(ctx context.Context) error {
 	return nil
 }
 
-// tuneNode sets parameters of this process and of the kernel.
 func (s *parts) tuneNode(ctx context.Context) {
 	adjustOOMScore(s.config.KubeProxy.OOMScoreAdj)
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
@@ -420,7 +417,6 @@ func retryUntilSuccess(ctx context.Context, pauses wait.Backoff, do func() error
 	}) // the error is ctx's
 }
 
-// addNodePorts defines the flag for the addresses of NodePorts.
 func addNodePorts(fs *pflag.FlagSet, addresses *[]string, otherwise string) {
 	fs.StringSliceVar(addresses, "nodeport-addresses", nil, "addresses of this node that answer on NodePorts, comma-separated: ranges, "+config.Primary+" (the Node object's addresses), "+config.Localhost+" (127.0.0.0/8 and ::1/128) and "+config.All+" (default: "+otherwise+")")
 }
@@ -454,7 +450,6 @@ func loopbackNodePorts(c *config.Config) (handled [2]desired.LoopbackNodePorts) 
 	return handled
 }
 
-// loopbackBits returns the prefix length of a family's loopback range.
 func loopbackBits(p netip.Prefix) int {
 	if p.Addr().Is4() {
 		return 8

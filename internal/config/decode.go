@@ -83,7 +83,6 @@ func newSerializer() runtime.Decoder {
 	return json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
 }
 
-// decode reads one document and returns its kind.
 func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 	var meta metav1.TypeMeta
 	if err := yaml.Unmarshal(text, &meta); err != nil {

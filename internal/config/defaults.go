@@ -78,7 +78,6 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 }
 
-// setOwnDefaults sets the unset fields of Slipstream's own settings.
 func setOwnDefaults(c *SlipstreamConfiguration) {
 	c.APIVersion, c.Kind = GroupVersion.String(), SlipstreamKind
 	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})

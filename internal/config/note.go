@@ -62,7 +62,6 @@ func (c *Config) unused() (notes []Note) {
 	return append(notes, unusedOfModes(k)...)
 }
 
-// unusedOfModes returns notes about settings for modes that have no effect.
 func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	if v := k.IPVS; k.Mode != IPVS && (v.Scheduler != "" || v.StrictARP || v.TCPTimeout.Duration != 0 || v.TCPFinTimeout.Duration != 0 || v.UDPTimeout.Duration != 0) {
 		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in other modes, except excludeCIDRs"})

@@ -48,7 +48,6 @@ func (a *counted[T]) change() (c SetChange[T]) {
 	return c
 }
 
-// full lists all reported members.
 func (a *counted[T]) full() (c SetChange[T]) {
 	for member, u := range a.all {
 		if u.reported {

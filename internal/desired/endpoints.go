@@ -23,7 +23,6 @@ type endpoints struct {
 	dirty   bool       // they are in State.dirtyEndpoints
 }
 
-// entry is one endpoint.
 type entry struct {
 	backend Backend
 	cond    condition
@@ -41,7 +40,6 @@ const (
 	isServing                              // serves flows, by the tracking of flows
 )
 
-// inScope returns inCluster or inLocal.
 func inScope(s Scope) entryFlags { return inCluster << s }
 
 // set sets or clears a flag, and reports whether that changed it.

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// node is the input that describes this node.
 type node struct {
 	zone     string
 	primary  netip.Addr             // Config.NodeIP, or the first that the Node object has
@@ -80,14 +79,11 @@ func (s *State) SetNodeAddresses(addrs []netip.Addr) {
 	s.selectNodePortAddrs()
 }
 
-// local returns the current LocalTraffic.
 func (s *State) local() (l LocalTraffic) {
 	switch d := s.config.DetectLocal; d.Mode {
 	case ByClusterCIDR:
 		for _, p := range d.CIDRs {
-			if p = unmap(p); p.IsValid() {
-				l.CIDRs[FamilyOf(p.Addr())] = p
-			}
+			l.CIDRs[FamilyOf(p.Addr())] = p.Masked()
 		}
 	case ByNodeCIDR:
 		l.CIDRs = s.node.podCIDRs
@@ -176,7 +172,6 @@ func (s *State) NodePortAddresses() (out []netip.Addr) {
 	return out
 }
 
-// all reports whether all addresses of a family are selected.
 func (n NodePortAddresses) all(f Family) bool {
 	any := n.Primary
 	for _, p := range n.CIDRs {

@@ -10,7 +10,6 @@ type NoLocalEndpoints struct{ Internal, External [families]int }
 // NoLocalEndpoints returns the counts as of the last Change or Full.
 func (s *State) NoLocalEndpoints() NoLocalEndpoints { return s.noLocal }
 
-// missingLocal says for which traffic a pool lacks local endpoints.
 type missingLocal struct{ internal, external bool }
 
 // lacksLocal returns for which traffic the pool lacks local endpoints.
@@ -24,7 +23,6 @@ func (p *pool) lacksLocal() (l missingLocal) {
 	return l
 }
 
-// updateNoLocal updates the counts for one pool.
 func (s *State) updateNoLocal(p *pool) {
 	s.countNoLocal(p, -1)
 	p.missing = p.lacksLocal()

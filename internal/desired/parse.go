@@ -3,7 +3,6 @@
 package desired
 
 import (
-	"net"
 	"net/netip"
 
 	netutils "k8s.io/utils/net"
@@ -32,20 +31,12 @@ func canBeReached(ip netip.Addr) bool {
 func parsePrefix(text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
-		_, n, _ := netutils.ParseCIDRSloppy(text)
-		p = prefixOf(n)
+		if _, n, err := netutils.ParseCIDRSloppy(text); err == nil {
+			p, _ = netip.ParsePrefix(n.String())
+		}
 	}
 	p = unmap(p)
 	return p, p.IsValid()
-}
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	ip, _ := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(ip, bits)
 }
 
 // unmap converts a range of IPv4-mapped addresses to a range of IPv4 addresses. A

@@ -78,7 +78,6 @@ func (t *tally) count(c condition, n int32) {
 	}
 }
 
-// policy is the traffic policies of a Service.
 type policy struct {
 	internalLocal bool // internalTrafficPolicy: Local (KEP-2086)
 	externalLocal bool // externalTrafficPolicy: Local
@@ -135,7 +134,6 @@ type MasqueradePolicy struct {
 	Local      Masquerade // of external frontends with a LocalPool
 }
 
-// masquerade derives the policy from the configuration.
 func (c *Config) masquerade() MasqueradePolicy {
 	m := MasqueradePolicy{ClusterIPs: MasqueradeNotPods, External: MasqueradeAlways, Local: MasqueradeNode}
 	if c.MasqueradeAll {
@@ -183,5 +181,4 @@ func (t *tally) hinted() condition {
 	return 0
 }
 
-// takes reports whether an endpoint of a condition is a backend.
 func (c choice) takes(e condition) bool { return e.class() == c.class && e&c.has == c.has }

@@ -22,7 +22,6 @@ func (p *pool) choose(c *PoolChange) (changed bool) {
 	return p.choice != former || p.gone
 }
 
-// takes reports whether an entry is a backend.
 func (p *pool) takes(e *entry) bool { return !p.gone && e.listed > 0 && p.choice.takes(e.cond) }
 
 // changed completes a change that has the added and removed backends. It reports whether
@@ -41,7 +40,6 @@ func (p *pool) describe() PoolChange {
 	return PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.scope, Sticky: port.sticky}
 }
 
-// full describes the pool as of the last report.
 func (p *pool) full() PoolChange {
 	c := p.describe()
 	c.New, c.IfEmpty = true, p.ifEmpty

@@ -69,7 +69,6 @@ type portID struct {
 	sticky   bool // the Service has session affinity
 }
 
-// port is a port of a Service that is proxied.
 type port struct {
 	portID
 	nodePort  uint16
@@ -84,7 +83,6 @@ func (spec *serviceSpec) has(f Family) bool {
 	return slices.ContainsFunc(spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
 }
 
-// isExternal reports whether a port has external frontends in a family.
 func (spec *serviceSpec) isExternal(nodePort uint16, f Family) bool {
 	return nodePort != 0 || slices.ContainsFunc(spec.external, func(a externalAddr) bool { return FamilyOf(a.ip) == f })
 }

@@ -60,5 +60,4 @@ func (c *serviceCIDRs) change() (out PrefixChange) {
 	return out
 }
 
-// full lists all reported ranges.
 func (c *serviceCIDRs) full() PrefixChange { return PrefixChange{Added: slices.Clone(c.reported)} }

@@ -110,7 +110,6 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 // ports cannot distinguish them.
 func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
 
-// endpoint extracts the sliceEndpoint of an endpoint.
 func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
 	if e.Hints != nil && len(e.Hints.ForZones) > 0 {

@@ -184,7 +184,6 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	s.deleteIfUnused(svc)
 }
 
-// setMember adds a Service to a set or removes it.
 func setMember(set map[*service]struct{}, svc *service, in bool) {
 	if in {
 		set[svc] = struct{}{}

@@ -29,7 +29,6 @@ func (z *zoneSets) of(names []string) zoneSet {
 	return zoneSet(i + 1)
 }
 
-// names returns the zones of a set.
 func (z zoneSets) names(n zoneSet) []string {
 	if n == 0 {
 		return nil

@@ -24,7 +24,6 @@ type FastPath interface {
 	Check(ctx context.Context) error
 }
 
-// fastPathState is the loop's state of the fast path.
 type fastPathState struct {
 	done     chan func() // delivers how to handle the result of the running call; nil if none runs
 	ready    bool        // it has all changes so far except waiting, or receives them in the running call
@@ -111,7 +110,6 @@ func (p *Proxy) callFastPath(ctx context.Context, call func() error, handle func
 	})
 }
 
-// fastPathReconciled handles the result of a Reconcile.
 func (p *Proxy) fastPathReconciled(err error) {
 	f := &p.fastPath
 	if err == nil {

@@ -65,7 +65,6 @@ func (t *triggers) done(now time.Time, m *metrics.Metrics) {
 // manyTriggers is the capacity above which the memory of triggers is not reused.
 const manyTriggers = 1024
 
-// families returns the families that a change affects.
 func families(c *desired.Change) (out desired.Families) {
 	for i := range c.Pools {
 		out[c.Pools[i].Family] = true

@@ -297,7 +297,6 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.measure()
 }
 
-// warn reports an error to administrators.
 func (p *Proxy) warn(reason string, err error) {
 	if p.options.Events != nil {
 		p.options.Events.Warning(reason, err.Error())
@@ -329,7 +328,6 @@ func (p *Proxy) next() *desired.Update {
 	return p.state.Full()
 }
 
-// program programs the next update.
 func (p *Proxy) program(ctx context.Context) error {
 	c := p.next()
 	for _, problem := range c.Problems {
@@ -354,7 +352,6 @@ func (p *Proxy) program(ctx context.Context) error {
 	return nil
 }
 
-// apply programs a change into the dataplane.
 func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	kind, apply := metrics.Change, p.backend.Apply
 	if p.full {
@@ -445,7 +442,6 @@ func (l *lateness) done(now time.Time) {
 	l.updated.Store(&now)
 }
 
-// late reports whether a change has waited for too long.
 func (l *lateness) late(after time.Duration) bool {
 	since := l.since.Load()
 	return since != nil && time.Since(*since) >= after

@@ -54,14 +54,12 @@ type verifying struct {
 	consensus consensus
 }
 
-// lookResult is the result of one look.
 type lookResult struct {
 	differences []dataplane.Differing
 	took        time.Duration
 	err         error
 }
 
-// startVerifying schedules the first look.
 func (p *Proxy) startVerifying() {
 	if p.options.VerifyPeriod > 0 && p.options.OpenReader != nil {
 		p.verifying.timer = time.NewTimer(p.options.VerifyPeriod)
@@ -89,7 +87,6 @@ func (p *Proxy) beginLook(ctx context.Context) {
 	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }
 
-// endLook evaluates the result of a look.
 func (p *Proxy) endLook(s lookResult) {
 	v := &p.verifying
 	touched := v.touched
@@ -195,7 +192,6 @@ func runAtLowPriority(do func()) {
 	<-done
 }
 
-// compare reads the kernel's content and compares it.
 func compare(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change) (all []dataplane.Differing, err error) {
 	r, err := open(ctx)
 	if err != nil {
@@ -245,7 +241,6 @@ func (t *touched) note(c *desired.Change, full bool) {
 	}
 }
 
-// nothing reports whether nothing was programmed.
 func (t *touched) nothing() bool {
 	return !t.everything && len(t.services)+len(t.subjects) == 0
 }

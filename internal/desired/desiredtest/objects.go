@@ -159,7 +159,6 @@ func (c *Choices) external(svc *corev1.Service, i int) {
 // zones are names of zones. No node is in the last one.
 var zones = []string{"a", "b", "c"}
 
-// thisNode generates the Node.
 func (c *Choices) thisNode() *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: ThisNode, Labels: map[string]string{}}}
 	if c.once(8) {
@@ -178,7 +177,6 @@ func (c *Choices) thisNode() *corev1.Node {
 	return n
 }
 
-// addresses generates the addresses on the node's interfaces.
 func (c *Choices) addresses() (all []netip.Addr) {
 	for _, text := range []string{"127.0.0.1", "192.168.0.1", "192.168.0.2", "192.168.7.1", "203.0.113.1", "::1", "fd00::1", "fd00::2"} {
 		if c.yes() {
@@ -262,7 +260,6 @@ func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	return e
 }
 
-// edit returns a copy of a slice with a small change.
 func (c *Choices) edit(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	s = s.DeepCopy()
 	n := len(s.Endpoints)

@@ -140,7 +140,6 @@ func (n *onNode) OnService(service types.NamespacedName, reason, note string) {
 	n.sender.record(about, corev1.EventTypeWarning, reason, cut(note))
 }
 
-// cut shortens a note to the limit of the API.
 func cut(note string) string {
 	if len(note) <= noteLimit {
 		return note

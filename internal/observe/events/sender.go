@@ -55,7 +55,6 @@ type seriesKey struct {
 	note         string // only if all nodes record the same Event
 }
 
-// series is an Event and its repetitions.
 type series struct {
 	event    *eventsv1.Event // immutable, as it may be being sent
 	note     string          // of the last repetition
@@ -71,7 +70,6 @@ func newSender(client rest.Interface, instance string) *sender {
 	return &sender{client: client, instance: instance, wake: make(chan struct{}, 1), series: map[seriesKey]*series{}}
 }
 
-// record stores an Event to be sent.
 func (s *sender) record(about corev1.ObjectReference, kind, reason, note string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +90,6 @@ func (s *sender) record(about corev1.ObjectReference, kind, reason, note string)
 	}
 }
 
-// event makes the object.
 func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Event {
 	namespace := key.about.Namespace
 	if namespace == "" {
@@ -164,7 +161,6 @@ func (s *sender) due(now time.Time) map[seriesKey]*series {
 	return due
 }
 
-// send creates an Event, or updates its count.
 func (s *sender) send(ctx context.Context, key seriesKey, one *series) {
 	s.mu.Lock()
 	event, created, repeats, last := one.event, one.created, one.repeats, one.last
@@ -198,12 +194,10 @@ func (s *sender) send(ctx context.Context, key seriesKey, one *series) {
 	}
 }
 
-// rejected reports whether an error of the API server is permanent.
 func rejected(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err)
 }
 
-// count updates the number of repetitions of an Event.
 func (s *sender) count(ctx context.Context, event *eventsv1.Event, repeats int, last time.Time) error {
 	patch, err := json.Marshal(map[string]any{
 		"series": eventsv1.EventSeries{Count: int32(repeats + 1), LastObservedTime: metav1.NewMicroTime(last)},

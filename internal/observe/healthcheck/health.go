@@ -46,8 +46,7 @@ type Server struct {
 	closed    bool
 	addresses []netip.Addr
 	services  map[types.NamespacedName]*service
-	failing   map[*service]struct{} // those that cannot listen on some address
-	retry     *time.Timer           // pending while some fail
+	retry     *time.Timer // pending while a Service cannot listen on some address
 
 	running sync.WaitGroup // one goroutine for each listener
 }
@@ -57,11 +56,7 @@ func New(o Options) *Server {
 	if o.Listen == nil {
 		o.Listen = net.Listen
 	}
-	return &Server{
-		options:  o,
-		services: map[types.NamespacedName]*service{},
-		failing:  map[*service]struct{}{},
-	}
+	return &Server{options: o, services: map[types.NamespacedName]*service{}}
 }
 
 // SetAddresses replaces the addresses on which to answer. An unspecified address
@@ -89,7 +84,6 @@ func (s *Server) Set(checks []desired.HealthCheck) {
 		if svc := s.services[c.Service]; svc != nil && c.Port != svc.port {
 			svc.close()
 			delete(s.services, c.Service)
-			delete(s.failing, svc)
 		}
 	}
 	var changed []*service
@@ -110,8 +104,10 @@ func (s *Server) Set(checks []desired.HealthCheck) {
 
 // listen opens and closes listeners of the given Services and of those that failed.
 func (s *Server) listen(services []*service) {
-	for svc := range s.failing {
-		services = append(services, svc)
+	for _, svc := range s.services {
+		if svc.failed != "" {
+			services = append(services, svc)
+		}
 	}
 	// Of two Services with the same port, it is always the same one that gets it.
 	slices.SortFunc(services, func(a, b *service) int {
@@ -130,7 +126,6 @@ func (s *Server) listen(services []*service) {
 		}
 		s.note(svc, err)
 	}
-	s.tryAgainLater()
 }
 
 // rival returns another Service that listens on a Service's port.
@@ -143,35 +138,28 @@ func (s *Server) rival(svc *service) *service {
 	return nil
 }
 
-// note stores the result of listen, and reports an error that has changed.
+// note stores the result of listen, reports an error that has changed, and starts a timer to
+// retry.
 func (s *Server) note(svc *service, err error) {
 	if err == nil {
-		delete(s.failing, svc)
-		svc.reported = ""
+		svc.failed = ""
 		return
 	}
-	s.failing[svc] = struct{}{}
-	if text := err.Error(); text != svc.reported {
-		svc.reported = text
+	if text := err.Error(); text != svc.failed {
+		svc.failed = text
 		if s.options.Report != nil {
 			s.options.Report(svc.name, err)
 		}
 	}
-}
-
-// tryAgainLater starts a timer to retry failed listeners.
-func (s *Server) tryAgainLater() {
-	if len(s.failing) == 0 || s.retry != nil || s.closed {
-		return
+	if s.retry == nil {
+		s.retry = time.AfterFunc(retryPeriod, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.retry = nil; !s.closed {
+				s.listen(nil)
+			}
+		})
 	}
-	s.retry = time.AfterFunc(retryPeriod, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.retry = nil
-		if !s.closed {
-			s.listen(nil)
-		}
-	})
 }
 
 // serve answers on a listener in a goroutine until the listener is closed.
@@ -179,7 +167,6 @@ func (s *Server) serve(svc *service, ip netip.Addr, l net.Listener) {
 	s.running.Go(func() { s.ended(svc, ip, l, svc.http.Serve(l)) })
 }
 
-// ended handles the end of a listener's goroutine.
 func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +176,6 @@ func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {
 	delete(svc.listeners, ip)
 	l.Close()
 	s.note(svc, svc.cannotListen(err.Error()))
-	s.tryAgainLater()
 }
 
 // Close closes all listeners and connections, and returns when their goroutines have
@@ -206,7 +192,6 @@ func (s *Server) Close() {
 		svc.close()
 	}
 	clear(s.services)
-	clear(s.failing)
 }
 
 // listenOn returns the addresses to bind to, without duplicates, those that an

@@ -30,7 +30,7 @@ type service struct {
 	healthy   func() bool
 	http      http.Server
 	listeners map[netip.Addr]net.Listener
-	reported  string // the last error
+	failed    string // why it cannot listen on some address; "" if it can
 }
 
 // Limits protect a port that is reachable from outside. Load balancers that keep their
@@ -63,7 +63,6 @@ func (logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// set updates the response.
 func (svc *service) set(c desired.HealthCheck) {
 	svc.serves = c.Serves
 	for f, n := range c.LocalEndpoints {
@@ -76,7 +75,6 @@ func (svc *service) wants(ip netip.Addr, addresses []netip.Addr) bool {
 	return svc.serves[desired.FamilyOf(ip)] && slices.Contains(addresses, ip)
 }
 
-// leave closes listeners that are no longer wanted.
 func (svc *service) leave(addresses []netip.Addr) {
 	for ip, l := range svc.listeners {
 		if !svc.wants(ip, addresses) {
@@ -160,7 +158,6 @@ func (svc *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body) // the client may have disconnected
 }
 
-// family returns the address family of a request's local address.
 func family(r *http.Request) desired.Family {
 	if a, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok {

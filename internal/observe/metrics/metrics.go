@@ -134,7 +134,6 @@ func (m *Metrics) Handler() http.Handler {
 	})
 }
 
-// errorLog logs errors of promhttp.
 type errorLog struct{}
 
 // Println implements promhttp.Logger.

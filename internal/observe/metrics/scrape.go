@@ -16,7 +16,6 @@ type onScrape struct {
 	read  func(send send) error
 }
 
-// send sends a value to a scrape.
 type send func(d *prometheus.Desc, t prometheus.ValueType, value float64, labels ...string)
 
 // Describe implements prometheus.Collector.

@@ -26,7 +26,6 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// healthz returns the handler of the healthz address.
 func (s *Server) healthz() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -41,7 +40,6 @@ func (s *Server) healthz() http.Handler {
 	return mux
 }
 
-// health returns the current health of the proxy.
 func (s *Server) health() *health {
 	h := &health{
 		CurrentTime: time.Now(),

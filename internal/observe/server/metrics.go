@@ -54,7 +54,6 @@ func (p *paths) HandleFunc(path string, h func(http.ResponseWriter, *http.Reques
 	p.Handle(path, http.HandlerFunc(h))
 }
 
-// text answers with plain text.
 func (p *paths) text(path string, answer func(*http.Request) string) {
 	p.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 		writeText(w, http.StatusOK, answer(r))
@@ -135,7 +134,6 @@ func addDebug(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/flags/v", setVerbosity)
 }
 
-// setVerbosity sets the log's verbosity.
 func setVerbosity(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPut {
 		writeText(w, http.StatusNotAcceptable, "unsupported http method")

@@ -21,7 +21,6 @@ const (
 	headerTimeout = 10 * time.Second
 )
 
-// endpoint is an address with its handler.
 type endpoint struct {
 	name    string // as in the configuration's name of the address
 	address string

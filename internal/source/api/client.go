@@ -38,7 +38,6 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return c, nil
 }
 
-// takesProtobuf reports whether answers may have Kubernetes' protobuf encoding.
 func (c *Client) takesProtobuf() bool {
 	return strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf)
 }

@@ -30,7 +30,6 @@ type failures struct {
 // reportAgain is the time after which the same cause is reported again.
 const reportAgain = 10 * time.Minute
 
-// failed records that a request for a kind failed.
 func (f *failures) failed(kind string, err error) {
 	cause := causeOf(err)
 	f.mu.Lock()
@@ -48,7 +47,6 @@ func (f *failures) failed(kind string, err error) {
 	f.report(fmt.Errorf("API server %s: cannot list and watch %ss: %s (what is programmed stays; trying again)", f.server, kind, cause))
 }
 
-// succeeded records that a request for a kind succeeded.
 func (f *failures) succeeded(kind string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

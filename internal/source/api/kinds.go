@@ -17,7 +17,6 @@ import (
 // labelProxyName on a Service assigns it to another proxy.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// kind is a kind of objects that is watched.
 type kind struct {
 	name     string // as in source.Kind
 	version  schema.GroupVersion
@@ -44,7 +43,6 @@ func (k *kind) object(namespace, name string) source.Object {
 	return o
 }
 
-// selectFrom adds the kind's selectors to a request.
 func (k *kind) selectFrom(o *metav1.ListOptions) {
 	o.LabelSelector, o.FieldSelector = k.labels, k.fields
 }

@@ -100,7 +100,6 @@ func readList(r io.Reader, kind string, item func(raw []byte) error) (meta metav
 	return meta, err
 }
 
-// reader reads protobuf messages.
 type reader struct {
 	*bufio.Reader
 	buffer []byte
@@ -151,7 +150,6 @@ func (r *reader) fields(one, two func(size uint64) error) error {
 // maxMessage is the maximum size of an object in bytes. etcd's limit is 1.5 MB by default.
 const maxMessage = 64 << 20
 
-// message calls read with a message.
 func (r *reader) message(size uint64, read func([]byte) error) error {
 	if size > maxMessage {
 		return fmt.Errorf("an object of %d bytes", size)

@@ -33,7 +33,6 @@ type queue struct {
 	weight int
 }
 
-// ref identifies an object.
 type ref struct{ kind, namespace, name string }
 
 // newQueue makes a queue. When ctx ends, put no longer waits.
@@ -76,7 +75,6 @@ func (q *queue) put(e source.Event) {
 	}
 }
 
-// take returns and removes all events.
 func (q *queue) take() []source.Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -112,7 +112,6 @@ func (r *run) listed(k *kind) {
 	}
 }
 
-// report calls OnError.
 func (r *run) report(err error) {
 	r.reporting.Lock()
 	defer r.reporting.Unlock()

@@ -23,7 +23,6 @@ type store struct {
 	round uint32
 }
 
-// known is a delivered object.
 type known struct {
 	// version is the resourceVersion; 0 if it is not a number of 64 bits. The API
 	// promises comparable numbers of any length (KEP-5504). Objects with longer

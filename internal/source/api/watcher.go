@@ -35,7 +35,6 @@ var (
 // backoffReset is the time without a failure after which backoff starts again.
 const backoffReset = 2 * time.Minute
 
-// watcher watches one kind.
 type watcher struct {
 	*run
 	kind   *kind

@@ -93,12 +93,10 @@ func Decode(file string, data []byte) *Content {
 	return c
 }
 
-// error returns an error about an object of a file.
 func (o *Object) error(file string, err error) *Error {
 	return &Error{File: file, Document: o.Document, Item: o.Item, Object: source.Name(o.Object), Errs: []error{err}}
 }
 
-// key identifies an object.
 type key struct{ kind, namespace, name string }
 
 func keyOf(o source.Object) key {
@@ -132,7 +130,6 @@ func jsonValues(d yamldoc.Document) (all []yamldoc.Document) {
 // isFlow reports whether a document starts with a JSON object or YAML flow mapping.
 func isFlow(text []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) }
 
-// document is what has been read of one document.
 type document struct {
 	file    string
 	number  int // see Error.Document
@@ -327,7 +324,6 @@ func decodeObject(data []byte, kind schema.GroupVersionKind) (source.Object, []e
 	return o, errs
 }
 
-// decodeErrors returns the errors of a decoder one by one.
 func decodeErrors(err error) []error {
 	if s, ok := kruntime.AsStrictDecodingError(err); ok {
 		return s.Errors()

@@ -102,7 +102,6 @@ func ingress(path *field.Path, in corev1.LoadBalancerIngress) field.ErrorList {
 	return append(faults, validation.IsValidIPForLegacyField(path.Child("ip"), in.IP, true, nil)...)
 }
 
-// clusterIPs checks spec.clusterIP, clusterIPs and ipFamilyPolicy.
 func clusterIPs(path *field.Path, spec *corev1.ServiceSpec) (faults field.ErrorList) {
 	list, ips := path.Child("clusterIPs"), spec.ClusterIPs
 	if len(ips) == 0 {
@@ -195,7 +194,6 @@ func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 	)
 }
 
-// each checks all members of a list.
 func each[T any](path *field.Path, all []T, check func(*field.Path, T) field.ErrorList) (faults field.ErrorList) {
 	for i, value := range all {
 		faults = append(faults, check(path.Index(i), value)...)
@@ -266,7 +264,6 @@ func protocol(path *field.Path, p corev1.Protocol) field.ErrorList {
 	return oneOf(path, p, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
 }
 
-// invalid returns a fault for each message.
 func invalid(path *field.Path, value any, messages []string) (faults field.ErrorList) {
 	for _, m := range messages {
 		faults = append(faults, field.Invalid(path, value, m))

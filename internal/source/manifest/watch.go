@@ -55,7 +55,6 @@ func unchanged(was, is fs.FileInfo) bool {
 	return was != nil && is != nil && os.SameFile(was, is) && was.Size() == is.Size() && was.Mode() == is.Mode() && was.ModTime().Equal(is.ModTime())
 }
 
-// newWatch starts to watch a directory.
 func newWatch(dir string) (*watch, error) {
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -194,7 +193,6 @@ func (w *watch) unsettled(infos map[string]fs.FileInfo, now time.Time) (delay ti
 	return delay
 }
 
-// read reads a file if it has changed.
 func (w *watch) read(name string, info fs.FileInfo, now time.Time) *file {
 	was := w.files[name]
 	switch {
@@ -225,7 +223,6 @@ func (w *watch) read(name string, info fs.FileInfo, now time.Time) *file {
 	return f
 }
 
-// readFile reads a regular file.
 func readFile(path string, info fs.FileInfo) ([]byte, error) {
 	switch {
 	case info.Mode()&fs.ModeSymlink != 0: // its target could not be found
@@ -249,7 +246,6 @@ func withoutPath(err error) error {
 	return err
 }
 
-// missing returns those of the old objects that are not among the new ones.
 func missing(before, now []Object) []Object {
 	have := map[key]bool{}
 	for _, o := range now {
