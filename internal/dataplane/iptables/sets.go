@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -19,16 +20,16 @@ import (
 type setKind int
 
 const (
-	setExternal   setKind = iota // frontends that are not ClusterIPs
+	setSources    setKind = iota // who may connect to restricted frontends
+	setExternal                  // frontends that are not ClusterIPs
 	setLocal                     // those of them with a pool for traffic from outside
 	setRestricted                // those that only some sources may use
 	setReject                    // frontends without backends that are refused
 	setDrop                      // frontends without backends, or without those for traffic from outside, that are dropped
 	frontendSets                 // the sets above are of frontends
 
-	setSources setKind = iota - 1 // who may connect to restricted frontends
-	setClusterIPs
-	setHairpin // addresses of endpoints that may be on this node
+	setClusterIPs setKind = iota - 1
+	setHairpin            // addresses of endpoints that may be on this node
 	setServiceCIDRs
 	setHealthChecks // ports of the node
 	setKinds
@@ -36,12 +37,12 @@ const (
 
 // setTypes are the names of the sets, and the names of their types.
 var setTypes = [setKinds]struct{ name, typ string }{
+	setSources:      {"SOURCES", "hash:ip,port,net"},
 	setExternal:     {"EXTERNAL", "hash:ip,port"},
 	setLocal:        {"LOCAL", "hash:ip,port"},
 	setRestricted:   {"RESTRICTED", "hash:ip,port"},
 	setReject:       {"REJECT", "hash:ip,port"},
 	setDrop:         {"DROP", "hash:ip,port"},
-	setSources:      {"SOURCES", "hash:ip,port,net"},
 	setClusterIPs:   {"CLUSTER-IPS", "hash:ip"},
 	setHairpin:      {"HAIRPIN", "hash:ip"},
 	setServiceCIDRs: {"SERVICE-CIDRS", "hash:net"},
@@ -106,4 +107,148 @@ func (b *Backend) checkSets() error {
 		}
 	}
 	return nil
+}
+
+// frontend is a frontend as programmed.
+type frontend struct {
+	*desired.Frontend
+	in [frontendSets]bool // the sets that it is a member of, except setSources
+}
+
+// memberships are the sets that a frontend should be in.
+func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
+	in[setExternal] = f.Kind.External()
+	in[setLocal] = f.LocalPool != desired.NoPool
+	in[setRestricted] = f.Sources != nil
+	for _, id := range f.Pools() {
+		if p := b.pools.Get(id); len(p.Slots) == 0 { // so no rule translates its packets
+			in[setReject], in[setDrop] = p.IfEmpty == desired.Reject, p.IfEmpty == desired.Drop
+			break
+		}
+	}
+	return in
+}
+
+// setWrite is an element to be added or deleted.
+type setWrite struct {
+	kind setKind
+	member
+	add bool
+}
+
+// setWrites are the writes of one family, before and after those of the rules. In this order
+// no packet is refused that both the old and the new content serve.
+type setWrites struct{ before, after []setWrite }
+
+// one adds or deletes one member. Most sets matter only for packets that a rule translates
+// afterwards, or that no rule has translated; so members are added before the rules and
+// deleted after them. There are two exceptions. setLocal sends packets to the rules for
+// traffic from outside, which have to exist first; unless the frontend is new (fresh), as
+// its packets would go to remote endpoints until then. setServiceCIDRs only has more
+// packets dropped.
+func (w *setWrites) one(k setKind, m member, add, fresh bool) {
+	early := add
+	switch k {
+	case setLocal:
+		early = !add || fresh
+	case setServiceCIDRs:
+		early = !add
+	}
+	to := &w.after
+	if early {
+		to = &w.before
+	}
+	*to = append(*to, setWrite{k, m, add})
+}
+
+// members are the elements of sets that a frontend is, in the order in which to add them. It
+// may be nil.
+func (f *frontend) members() (all []setWrite) {
+	if f == nil {
+		return nil
+	}
+	m := frontendMember(f.FrontendKey)
+	if f.Sources != nil {
+		for _, p := range f.Sources.All() {
+			all = append(all, setWrite{setSources, member{AddrPort: m.AddrPort, Protocol: m.Protocol, Net: p}, true})
+		}
+	}
+	for k, is := range f.in {
+		if is {
+			all = append(all, setWrite{setKind(k), m, true})
+		}
+	}
+	return all
+}
+
+// update writes the changes of a frontend's memberships. Either may be nil.
+func (w *setWrites) update(from, to *frontend) {
+	was, is := from.members(), to.members()
+	fresh := from == nil || !from.in[setExternal]
+	for _, m := range is {
+		if !slices.Contains(was, m) {
+			w.one(m.kind, m.member, true, fresh)
+		}
+	}
+	for _, m := range slices.Backward(was) {
+		if !slices.Contains(is, m) {
+			w.one(m.kind, m.member, false, false)
+		}
+	}
+}
+
+// addresses writes changes of the other sets of one family.
+func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
+	one := func(k setKind, of desired.Family, m member, add bool) {
+		if of == f {
+			w.one(k, m, add, false)
+		}
+	}
+	each(change.ClusterIPs, func(a netip.Addr, add bool) { one(setClusterIPs, desired.FamilyOf(a), addrMember(a), add) })
+	each(change.HairpinIPs, func(a netip.Addr, add bool) { one(setHairpin, desired.FamilyOf(a), addrMember(a), add) })
+	each(change.HealthPorts, func(p desired.HealthPort, add bool) { one(setHealthChecks, p.Family, ipset.Port(p.Port), add) })
+	each(change.ServiceCIDRs, func(p netip.Prefix, add bool) { one(setServiceCIDRs, desired.FamilyOf(p.Addr()), member{Net: p}, add) })
+}
+
+// each calls do for each element that a change adds or removes.
+func each[T any](c desired.SetChange[T], do func(element T, add bool)) {
+	for _, e := range c.Added {
+		do(e, true)
+	}
+	for _, e := range c.Removed {
+		do(e, false)
+	}
+}
+
+// compareSets reads a family's sets, and returns the writes after which they have what the
+// given writes would add to empty ones.
+func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err error) {
+	got, err := readSets(b.sets, t.family)
+	if err != nil {
+		return out, err
+	}
+	var want [setKinds]map[member]bool
+	for k := range setKinds {
+		want[k] = map[member]bool{}
+		t.members[k] = len(got[k])
+	}
+	for _, w := range slices.Concat(all.before, all.after) {
+		want[w.kind][w.member] = true
+	}
+	// Sources are added before the frontends that they restrict, and deleted after them.
+	for k := range setKinds {
+		for m := range want[k] {
+			if !got[k][m] {
+				out.one(k, m, true, !got[setExternal][frontendMember(keyOf(m))])
+			}
+		}
+	}
+	for k := setKinds - 1; k >= 0; k-- {
+		for m := range got[k] {
+			if !want[k][m] {
+				out.one(k, m, false, false)
+			}
+		}
+	}
+	return out, nil
 }

@@ -162,9 +162,6 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 		}
 		s.lead(c.New, false, b)
 		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
-		if c.New.Sources != nil {
-			is.sources = c.New.Sources.All()
-		}
 		b.frontends[c.Key()] = is
 	}
 	s.sets.update(was, is)
