@@ -10,6 +10,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,7 +36,7 @@ func (c *Conn) List(ctx context.Context) (all []Flow, err error) {
 // only during the call.
 func (c *Conn) Each(ctx context.Context, visit func(*Flow)) error {
 	a := netlink.NewAttributeEncoder()
-	a.Bytes(ctnetlink.Status, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
+	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
 	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
 	attributes, err := a.Encode()
 	if err != nil {

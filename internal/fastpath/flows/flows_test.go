@@ -13,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 )
 
 // entry is a message of the kernel's about an entry.
@@ -22,37 +23,37 @@ func entry(t *testing.T, status uint32, src, dst, backend, back string, began ui
 	a.ByteOrder = binary.BigEndian
 	put := func(typ uint16, from, to netip.AddrPort) {
 		a.Nested(typ, func(a *netlink.AttributeEncoder) error {
-			a.Nested(ctnetlink.TupleIP, func(a *netlink.AttributeEncoder) error {
-				s, d := uint16(ctnetlink.IPv4Src), uint16(ctnetlink.IPv4Dst)
+			a.Nested(nl.CTA_TUPLE_IP, func(a *netlink.AttributeEncoder) error {
+				s, d := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 				if from.Addr().Is6() {
-					s, d = ctnetlink.IPv6Src, ctnetlink.IPv6Dst
+					s, d = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
 				}
 				a.Bytes(s, from.Addr().AsSlice())
 				a.Bytes(d, to.Addr().AsSlice())
 				return nil
 			})
-			a.Nested(ctnetlink.TupleProto, func(a *netlink.AttributeEncoder) error {
-				a.Uint8(ctnetlink.ProtoNum, 6)
-				a.Uint16(ctnetlink.ProtoSrcPort, from.Port())
-				a.Uint16(ctnetlink.ProtoDstPort, to.Port())
+			a.Nested(nl.CTA_TUPLE_PROTO, func(a *netlink.AttributeEncoder) error {
+				a.Uint8(nl.CTA_PROTO_NUM, 6)
+				a.Uint16(nl.CTA_PROTO_SRC_PORT, from.Port())
+				a.Uint16(nl.CTA_PROTO_DST_PORT, to.Port())
 				return nil
 			})
 			return nil
 		})
 	}
-	put(ctnetlink.TupleOrig, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst))
-	put(ctnetlink.TupleReply, netip.MustParseAddrPort(backend), netip.MustParseAddrPort(back))
-	a.Uint32(ctnetlink.Status, status)
-	for typ, n := range map[uint16]uint64{ctnetlink.CountersOrig: 7, ctnetlink.CountersReply: 9} {
+	put(nl.CTA_TUPLE_ORIG, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst))
+	put(nl.CTA_TUPLE_REPLY, netip.MustParseAddrPort(backend), netip.MustParseAddrPort(back))
+	a.Uint32(nl.CTA_STATUS, status)
+	for typ, n := range map[uint16]uint64{nl.CTA_COUNTERS_ORIG: 7, nl.CTA_COUNTERS_REPLY: 9} {
 		a.Nested(typ, func(a *netlink.AttributeEncoder) error {
-			a.Uint64(ctnetlink.CountersPackets, n)
-			a.Uint64(ctnetlink.CountersBytes, n*1000)
+			a.Uint64(nl.CTA_COUNTERS_PACKETS, n)
+			a.Uint64(nl.CTA_COUNTERS_BYTES, n*1000)
 			return nil
 		})
 	}
 	if began != 0 {
-		a.Nested(ctnetlink.Timestamp, func(a *netlink.AttributeEncoder) error {
-			a.Uint64(ctnetlink.TimestampStart, began)
+		a.Nested(nl.CTA_TIMESTAMP, func(a *netlink.AttributeEncoder) error {
+			a.Uint64(nl.CTA_TIMESTAMP_START, began)
 			return nil
 		})
 	}

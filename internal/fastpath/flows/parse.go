@@ -7,6 +7,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 )
 
 // parse parses an entry. ok is false for connections that are not offloaded or have no ports.
@@ -20,20 +21,20 @@ func (f *Flow) parse(data []byte) (ok bool) {
 	var okOriginal, okReply, offloaded bool
 	for typ, b := range ctnetlink.Attributes(data[header:]) {
 		switch typ {
-		case ctnetlink.TupleOrig:
+		case nl.CTA_TUPLE_ORIG:
 			original, okOriginal = ctnetlink.ParseTuple(b)
-		case ctnetlink.TupleReply:
+		case nl.CTA_TUPLE_REPLY:
 			reply, okReply = ctnetlink.ParseTuple(b)
-		case ctnetlink.Status:
+		case nl.CTA_STATUS:
 			status := number(b)
 			offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
-		case ctnetlink.CountersOrig:
+		case nl.CTA_COUNTERS_ORIG:
 			f.Sent = parseCount(b)
-		case ctnetlink.CountersReply:
+		case nl.CTA_COUNTERS_REPLY:
 			f.Received = parseCount(b)
-		case ctnetlink.Timestamp:
+		case nl.CTA_TIMESTAMP:
 			for typ, b := range ctnetlink.Attributes(b) {
-				if ns := number(b); typ == ctnetlink.TimestampStart && ns != 0 {
+				if ns := number(b); typ == nl.CTA_TIMESTAMP_START && ns != 0 {
 					f.Began = time.Unix(0, int64(ns))
 				}
 			}
@@ -46,9 +47,9 @@ func (f *Flow) parse(data []byte) (ok bool) {
 func parseCount(b []byte) (c Count) {
 	for typ, b := range ctnetlink.Attributes(b) {
 		switch typ {
-		case ctnetlink.CountersPackets:
+		case nl.CTA_COUNTERS_PACKETS:
 			c.Packets = number(b)
-		case ctnetlink.CountersBytes:
+		case nl.CTA_COUNTERS_BYTES:
 			c.Bytes = number(b)
 		}
 	}

@@ -7,7 +7,10 @@ package ctnetlink
 import (
 	"encoding/binary"
 	"iter"
+	"net/netip"
 
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,42 +21,10 @@ const (
 	MsgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 )
 
-// Attributes of an entry (enum ctattr_type).
+// Attributes of a request for a dump (enum ctattr_type).
 const (
-	TupleOrig     = 1
-	TupleReply    = 2
-	Status        = 3
-	Timeout       = 7
-	CountersOrig  = 9
-	CountersReply = 10
-	ID            = 12
-	Zone          = 18
-	Timestamp     = 20
-	Filter        = 25 // Linux 5.8
-	StatusMask    = 26 // Linux 5.15
-)
-
-// Attributes of a tuple (enum ctattr_tuple, ctattr_ip and ctattr_l4proto).
-const (
-	TupleIP    = 1
-	TupleProto = 2
-
-	IPv4Src = 1
-	IPv4Dst = 2
-	IPv6Src = 3
-	IPv6Dst = 4
-
-	ProtoNum     = 1
-	ProtoSrcPort = 2
-	ProtoDstPort = 3
-)
-
-// Attributes of counters and of a timestamp (enum ctattr_counters, ctattr_tstamp).
-const (
-	CountersPackets = 1
-	CountersBytes   = 2
-
-	TimestampStart = 1
+	Filter     = 25 // Linux 5.8
+	StatusMask = 26 // Linux 5.15
 )
 
 // Attributes of a filter (enum ctattr_filter): which parts of the tuples in a
@@ -91,4 +62,70 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 			b = b[min((n+3)&^3, len(b)):]
 		}
 	}
+}
+
+// Tuple is the protocol, source and destination of packets in one direction.
+type Tuple struct {
+	Protocol uint8
+	Src, Dst netip.AddrPort
+}
+
+// ParseTuple parses a tuple. ok is false if it lacks an address or a port.
+func ParseTuple(b []byte) (t Tuple, ok bool) {
+	var src, dst netip.Addr
+	var srcPort, dstPort []byte
+	for typ, payload := range Attributes(b) {
+		for inner, value := range Attributes(payload) {
+			switch {
+			case typ == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_SRC || inner == nl.CTA_IP_V6_SRC):
+				src, _ = netip.AddrFromSlice(value)
+			case typ == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_DST || inner == nl.CTA_IP_V6_DST):
+				dst, _ = netip.AddrFromSlice(value)
+			case typ == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_NUM && len(value) == 1:
+				t.Protocol = value[0]
+			case typ == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_SRC_PORT:
+				srcPort = value
+			case typ == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_DST_PORT:
+				dstPort = value
+			}
+		}
+	}
+	if !src.IsValid() || !dst.IsValid() || len(srcPort) != 2 || len(dstPort) != 2 {
+		return t, false
+	}
+	t.Src = netip.AddrPortFrom(src, binary.BigEndian.Uint16(srcPort))
+	t.Dst = netip.AddrPortFrom(dst, binary.BigEndian.Uint16(dstPort))
+	return t, true
+}
+
+// Encode appends the tuple as an attribute. It omits an end that is the zero AddrPort.
+func (t Tuple) Encode(a *netlink.AttributeEncoder, typ uint16) {
+	type end struct {
+		netip.AddrPort
+		ipv4, ipv6, port uint16
+	}
+	ends := []end{{t.Src, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT}, {t.Dst, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT}}
+	a.Nested(typ, func(a *netlink.AttributeEncoder) error {
+		a.Nested(nl.CTA_TUPLE_IP, func(a *netlink.AttributeEncoder) error {
+			for _, e := range ends {
+				switch addr := e.Addr(); {
+				case addr.Is4():
+					a.Bytes(e.ipv4, addr.AsSlice())
+				case addr.Is6():
+					a.Bytes(e.ipv6, addr.AsSlice())
+				}
+			}
+			return nil
+		})
+		a.Nested(nl.CTA_TUPLE_PROTO, func(a *netlink.AttributeEncoder) error {
+			a.Uint8(nl.CTA_PROTO_NUM, t.Protocol)
+			for _, e := range ends {
+				if e.IsValid() {
+					a.Bytes(e.port, binary.BigEndian.AppendUint16(nil, e.Port()))
+				}
+			}
+			return nil
+		})
+		return nil
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -363,7 +364,7 @@ func TestAnotherID(t *testing.T) {
 	tab, deletions := found(t)
 	id := []byte{0}
 	for typ, payload := range ctnetlink.Attributes(deletions[0].Data[4:]) {
-		if typ == ctnetlink.ID {
+		if typ == nl.CTA_ID {
 			id = payload
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,15 +60,15 @@ func (e *entry) parse(data []byte) (ok bool) {
 	var reply []byte
 	for typ, payload := range ctnetlink.Attributes(data[len(header(0)):]) {
 		switch typ {
-		case ctnetlink.TupleOrig:
+		case nl.CTA_TUPLE_ORIG:
 			e.original = payload
-		case ctnetlink.TupleReply:
+		case nl.CTA_TUPLE_REPLY:
 			reply = payload
-		case ctnetlink.Status:
+		case nl.CTA_STATUS:
 			e.translated = len(payload) == 4 && binary.BigEndian.Uint32(payload)&ctnetlink.StatusDNAT != 0
-		case ctnetlink.ID:
+		case nl.CTA_ID:
 			e.id = payload
-		case ctnetlink.Zone:
+		case nl.CTA_ZONE:
 			e.zone = payload
 		}
 	}
@@ -82,10 +83,10 @@ func (e *entry) parse(data []byte) (ok bool) {
 // accepts no such entry.)
 func (e *entry) deletion() (netlink.Message, error) {
 	a := netlink.NewAttributeEncoder()
-	a.Bytes(ctnetlink.TupleOrig|unix.NLA_F_NESTED, e.original)
-	a.Bytes(ctnetlink.ID, e.id)
+	a.Bytes(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, e.original)
+	a.Bytes(nl.CTA_ID, e.id)
 	if e.zone != nil {
-		a.Bytes(ctnetlink.Zone, e.zone)
+		a.Bytes(nl.CTA_ZONE, e.zone)
 	}
 	return request(ctnetlink.MsgDelete, netlink.Acknowledge, e.family, a)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 )
 
 // filter describes what all flows of a search have in common: the protocol, the original
@@ -93,8 +94,8 @@ func (f *filter) attributes(family family, able abilities) ([]byte, error) {
 	original, reply := f.flags(able)
 	a := netlink.NewAttributeEncoder()
 	protocol := uint8(f.protocols[0])
-	ctnetlink.Tuple{Protocol: protocol, Dst: f.to.or(family)}.Encode(a, ctnetlink.TupleOrig)
-	ctnetlink.Tuple{Protocol: protocol, Src: f.replies.or(family)}.Encode(a, ctnetlink.TupleReply)
+	ctnetlink.Tuple{Protocol: protocol, Dst: f.to.or(family)}.Encode(a, nl.CTA_TUPLE_ORIG)
+	ctnetlink.Tuple{Protocol: protocol, Src: f.replies.or(family)}.Encode(a, nl.CTA_TUPLE_REPLY)
 	a.Nested(ctnetlink.Filter, func(a *netlink.AttributeEncoder) error {
 		a.Uint32(ctnetlink.FilterOrigFlags, original) // in the machine's byte order, unlike most of netfilter
 		a.Uint32(ctnetlink.FilterReplyFlags, reply)

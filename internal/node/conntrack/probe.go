@@ -13,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -47,15 +48,15 @@ func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) 
 	there := ctnetlink.Tuple{Protocol: uint8(desired.UDP), Src: from, Dst: to}
 	back := ctnetlink.Tuple{Protocol: uint8(desired.UDP), Src: to, Dst: from}
 	if err := c.ask(ctx, ctnetlink.MsgNew, netlink.Create|netlink.Excl, f, func(a *netlink.AttributeEncoder) {
-		there.Encode(a, ctnetlink.TupleOrig)
-		back.Encode(a, ctnetlink.TupleReply)
-		a.Bytes(ctnetlink.Timeout, binary.BigEndian.AppendUint32(nil, probeTimeout))
+		there.Encode(a, nl.CTA_TUPLE_ORIG)
+		back.Encode(a, nl.CTA_TUPLE_REPLY)
+		a.Bytes(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, probeTimeout))
 	}); err != nil {
 		return able, fmt.Errorf("creating an entry to probe filters: %w", err)
 	}
 	defer func() {
 		e := c.ask(ctx, ctnetlink.MsgDelete, 0, f, func(a *netlink.AttributeEncoder) {
-			there.Encode(a, ctnetlink.TupleOrig)
+			there.Encode(a, nl.CTA_TUPLE_ORIG)
 		})
 		if e != nil && !errors.Is(e, unix.ENOENT) {
 			err = errors.Join(err, fmt.Errorf("deleting the entry to probe filters: %w", e))

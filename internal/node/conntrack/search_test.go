@@ -12,6 +12,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/vishvananda/netlink/nl"
 )
 
 // staleByTheWords reports whether an entry is stale by the documentation of
@@ -157,7 +158,7 @@ func FuzzEntry(f *testing.F) {
 		// A deletion without a tuple would empty the table.
 		var sent entry
 		for typ, payload := range ctnetlink.Attributes(m.Data[4:]) {
-			if typ == ctnetlink.TupleOrig {
+			if typ == nl.CTA_TUPLE_ORIG {
 				sent.original = payload
 			}
 		}
