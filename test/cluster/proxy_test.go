@@ -32,7 +32,7 @@ func (e *env) options(node string) proxies.Options {
 func (e *env) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Options)) *proxies.Proxy {
 	e.Helper()
 	o := e.options(n.Name())
-	if kind == proxies.Slipstream {
+	if kind.IsSlipstream() {
 		o.Binary = slipstreamBinary(e.T)
 		o.Configure = func(config map[string]any) {
 			if *modeFlag != "" {

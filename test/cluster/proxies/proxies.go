@@ -23,16 +23,21 @@ import (
 type Kind string
 
 const (
-	Slipstream        Kind = "slipstream"
-	KubeProxyNFTables Kind = "kube-proxy-nftables"
-	KubeProxyIPTables Kind = "kube-proxy-iptables"
+	Slipstream         Kind = "slipstream" // in nftables mode
+	SlipstreamIPTables Kind = "slipstream-iptables"
+	KubeProxyNFTables  Kind = "kube-proxy-nftables"
+	KubeProxyIPTables  Kind = "kube-proxy-iptables"
 )
 
 // Kinds are all of them.
-var Kinds = []Kind{Slipstream, KubeProxyNFTables, KubeProxyIPTables}
+var Kinds = []Kind{Slipstream, SlipstreamIPTables, KubeProxyNFTables, KubeProxyIPTables}
 
-func (k Kind) mode() string {
-	if k == KubeProxyIPTables {
+// IsSlipstream says whether it is Slipstream, in any mode.
+func (k Kind) IsSlipstream() bool { return strings.HasPrefix(string(k), string(Slipstream)) }
+
+// Mode returns the mode by its name in configurations.
+func (k Kind) Mode() string {
+	if strings.HasSuffix(string(k), "-iptables") {
 		return "iptables"
 	}
 	return "nftables"
@@ -71,7 +76,7 @@ func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, e
 		return nil, err
 	}
 	flags := append([]string{"--config=" + config, "--v=2"}, o.Flags...)
-	if kind == Slipstream && !o.AsKubeProxy {
+	if kind.IsSlipstream() && !o.AsKubeProxy {
 		flags = append([]string{"run"}, flags...)
 	}
 	p, err := node.StartProgram(o.Dir, name, binary, flags...)
@@ -83,9 +88,9 @@ func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, e
 
 func (o *Options) binary(ctx context.Context, kind Kind) (string, error) {
 	switch {
-	case kind != Slipstream && o.Binary == "":
+	case !kind.IsSlipstream() && o.Binary == "":
 		return upstream.Binary(ctx, "kube-proxy", o.Log)
-	case kind == Slipstream && o.AsKubeProxy:
+	case kind.IsSlipstream() && o.AsKubeProxy:
 		link := filepath.Join(o.Dir, "kube-proxy")
 		if err := os.Symlink(o.Binary, link); err != nil && !os.IsExist(err) {
 			return "", err
@@ -112,7 +117,7 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 	if err := yaml.Unmarshal(kubeadmConfig, &config); err != nil {
 		return "", err
 	}
-	config["mode"] = kind.mode()
+	config["mode"] = kind.Mode()
 	config["hostnameOverride"] = nodeName
 	config["clusterCIDR"] = upstream.JoinPrefixes(o.ClusterCIDRs)
 	config["clientConnection"].(map[string]any)["kubeconfig"] = o.Kubeconfig
@@ -147,7 +152,7 @@ func Cleanup(ctx context.Context, kind Kind, node *lab.Node, o Options) error {
 		return err
 	}
 	args := []string{"--cleanup"}
-	if kind == Slipstream && !o.AsKubeProxy {
+	if kind.IsSlipstream() && !o.AsKubeProxy {
 		args = []string{"cleanup", "--keep-kube-proxy"}
 	}
 	_, err = node.Run(ctx, binary, args...)

@@ -159,24 +159,22 @@ type node struct {
 
 // run runs a subject once, on a node that was not used before. It adds what was measured
 // before an error too.
-func (e *environment) run(ctx context.Context, s subject, program string, samples bench.Samples) (err error) {
+func (e *environment) run(ctx context.Context, s proxies.Kind, program string, samples bench.Samples) (err error) {
 	n := &node{Node: e.nodes[0]}
 	e.nodes = e.nodes[1:]
 	defer func() { err = errors.Join(err, n.remove(context.WithoutCancel(ctx))) }()
 	if err := e.prepare(ctx, n, s); err != nil {
 		return err
 	}
-	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s.name, n.Name()))
+	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s, n.Name()))
 	if err != nil {
 		return err
 	}
 	m := &measurement{environment: e, node: n, subject: s, samples: samples, prober: &prober{client: n.client, timeout: e.options.Timeout}}
 	m.start = func() (*proxies.Proxy, error) {
-		return proxies.Start(ctx, s.kind, n.Node.Node, proxies.Options{
-			Dir: e.dir, Binary: program, Kubeconfig: access.Kubeconfig,
-			ClusterCIDRs: site.ClusterCIDRs[:1],
-			Configure:    func(config map[string]any) { config["mode"] = s.mode },
-			Flags:        []string{"--v=0"}, // the default, which kubeadm leaves in place
+		return proxies.Start(ctx, s, n.Node.Node, proxies.Options{
+			Dir: e.dir, Binary: program, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1],
+			Flags: []string{"--v=0"}, // the default, which kubeadm leaves in place
 		})
 	}
 	if e.options.rules {
@@ -189,14 +187,14 @@ func (e *environment) run(ctx context.Context, s subject, program string, sample
 // which a kubelet shows which variant its node uses (KEP-3178): Slipstream looks for it,
 // kube-proxy takes what is called iptables. It tries the way from the client to the pods,
 // without any proxy.
-func (e *environment) prepare(ctx context.Context, n *node, s subject) (err error) {
+func (e *environment) prepare(ctx context.Context, n *node, s proxies.Kind) (err error) {
 	if err := n.AddRoute(cluster.IPv4.Pods, podsAddress.Addr()); err != nil {
 		return err
 	}
 	if err := n.Register(ctx); err != nil {
 		return fmt.Errorf("register node %s: %w", n.Name(), err)
 	}
-	if s.mode == iptablesMode {
+	if s.Mode() == "iptables" {
 		if _, err := n.Run(ctx, "iptables", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"); err != nil {
 			return err
 		}

@@ -55,6 +55,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 )
 
@@ -91,17 +92,23 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	programs, err := findPrograms(ctx, o, dir, log)
+	slipstream, kubeProxy, err := findPrograms(ctx, o, dir, log)
 	if err != nil {
 		return nil, err
 	}
-	var chosen []subject
+	var chosen []proxies.Kind
+	programs := map[proxies.Kind]string{}
 	r := &bench.Result{Benchmark: "scale", Options: o, Machine: bench.ThisMachine()}
-	for _, s := range subjects {
-		if slices.Contains(o.Subjects, s.name) {
-			chosen = append(chosen, s)
-			r.Subjects = append(r.Subjects, bench.Subject{Name: s.name, Version: s.version(ctx, programs[s.kind])})
+	for _, k := range proxies.Kinds { // ratios are to the first one that is chosen
+		if !slices.Contains(o.Subjects, string(k)) {
+			continue
 		}
+		programs[k] = kubeProxy
+		if k.IsSlipstream() {
+			programs[k] = slipstream
+		}
+		chosen = append(chosen, k)
+		r.Subjects = append(r.Subjects, bench.Subject{Name: string(k), Version: version(ctx, k, programs[k])})
 	}
 	rounds, series := o.Runs, measuredSeries(o)
 	r.Title = fmt.Sprintf("%s Services x %s endpoints on kube-apiserver; runs: %d", bench.Thousands(o.most()), bench.Thousands(o.Endpoints), o.Runs)
@@ -122,8 +129,8 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 		if r.Subjects[i].Failed != "" {
 			return nil
 		}
-		if err := e.run(ctx, chosen[i], programs[chosen[i].kind], samples); ctx.Err() == nil && err != nil {
-			log("%s: %v", chosen[i].name, err)
+		if err := e.run(ctx, chosen[i], programs[chosen[i]], samples); ctx.Err() == nil && err != nil {
+			log("%s: %v", chosen[i], err)
 			r.Subjects[i].Failed = err.Error()
 		}
 		return ctx.Err()

@@ -48,7 +48,7 @@ func measuredSeries(o *options) (all []bench.Series) {
 type measurement struct {
 	*environment
 	node    *node
-	subject subject
+	subject proxies.Kind
 	start   func() (*proxies.Proxy, error)
 	proxy   *proxies.Proxy
 	prober  *prober
@@ -71,7 +71,7 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	answered, err := m.awaitAll(ctx, sample, begin)
 	if err == nil {
 		m.samples.Add(started, float64(answered.Sub(begin)))
-		m.log("%s: Services answer after %v", m.subject.name, answered.Sub(begin).Round(time.Millisecond))
+		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
 	for _, step := range []func(context.Context) error{m.startUsage, m.changes, m.bursts} {
 		if err == nil {
@@ -162,7 +162,7 @@ func (m *measurement) changes(ctx context.Context) error {
 	}
 	after, err := bench.Used(m.proxy.PID())
 	m.samples.Add(changeCPU, float64(after-before)/float64(n))
-	m.log("%s: %d changes in %v", m.subject.name, n, time.Since(begin).Round(time.Millisecond))
+	m.log("%s: %d changes in %v", m.subject, n, time.Since(begin).Round(time.Millisecond))
 	return err
 }
 
@@ -196,7 +196,7 @@ func (m *measurement) bursts(ctx context.Context) error {
 			return fmt.Errorf("burst %d: %w", k+1, err)
 		}
 	}
-	m.log("%s: %d bursts in %v", m.subject.name, len(m.samples[burst]), time.Since(begin).Round(time.Millisecond))
+	m.log("%s: %d bursts in %v", m.subject, len(m.samples[burst]), time.Since(begin).Round(time.Millisecond))
 	return nil
 }
 

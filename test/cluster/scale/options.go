@@ -79,7 +79,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.save, "save", "", "`file` to write the result to as JSON too")
 	f.StringVar(&o.logs, "logs", "", "existing `directory` where configurations and logs stay")
 	if o.rules {
-		args, names = args[1:], slipstreamIPTables+","+kubeProxyIPTables
+		args, names = args[1:], string(proxies.SlipstreamIPTables+","+proxies.KubeProxyIPTables)
 		f.StringVar(&services, "services", "10,100,1000,10000", "numbers of Services in the cluster, with commas between, from few to many")
 		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
 	} else {
@@ -146,7 +146,7 @@ func (o *options) validate() error {
 		bench.Within("-services: how many numbers there are", len(o.Services), 1, 1),
 		// As many Services of several endpoints as of one.
 		bench.Within("-services", last, 2*singles, maxServices),
-		bench.Within("-runs", o.Runs, 1, maxNodes/len(subjects)),
+		bench.Within("-runs", o.Runs, 1, maxNodes/len(proxies.Kinds)),
 		bench.Within("-changes", o.Changes, 1, 100_000),
 		bench.Within("-burst", o.Burst, 1, 100_000),
 		bench.Within("-bursts", o.Bursts, 1, 1000))...)
@@ -173,48 +173,27 @@ func (o *options) directory() (dir string, done func() error, err error) {
 	return dir, done, nil
 }
 
-type subject struct {
-	name string
-	kind proxies.Kind
-	mode string
-}
-
-const (
-	slipstreamIPTables = "slipstream-iptables"
-	kubeProxyIPTables  = "kube-proxy-iptables"
-
-	iptablesMode = "iptables" // its name in the configuration of all proxies
-
-	// pause between two changes. All subjects let one second pass between two syncs, unless
-	// changes are rare (Slipstream's nftables mode).
-	pause = 1200 * time.Millisecond
-)
-
-// subjects are all that can be measured. Ratios are to the first one that is.
-var subjects = []subject{
-	{"slipstream", proxies.Slipstream, "nftables"},
-	{slipstreamIPTables, proxies.Slipstream, iptablesMode},
-	{"kube-proxy-nftables", proxies.KubeProxyNFTables, "nftables"},
-	{kubeProxyIPTables, proxies.KubeProxyIPTables, iptablesMode},
-}
+// pause between two changes. All subjects let one second pass between two syncs, unless
+// changes are rare (Slipstream's nftables mode).
+const pause = 1200 * time.Millisecond
 
 func subjectNames() (names []string) {
-	for _, s := range subjects {
-		names = append(names, s.name)
+	for _, k := range proxies.Kinds {
+		names = append(names, string(k))
 	}
 	return names
 }
 
-// version is what the subject's program prints as its version, with that of the iptables
+// version is what a subject's program prints as its version, with that of the iptables
 // commands where it uses them.
-func (s *subject) version(ctx context.Context, program string) string {
+func version(ctx context.Context, s proxies.Kind, program string) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	commands := [][]string{{program, "--version"}, {"iptables", "--version"}}
-	if s.kind == proxies.Slipstream {
+	if s.IsSlipstream() {
 		commands[0] = []string{program, "run", "--version"}
 	}
-	if s.mode != iptablesMode {
+	if s.Mode() != "iptables" {
 		commands = commands[:1]
 	}
 	var all []string
@@ -226,19 +205,16 @@ func (s *subject) version(ctx context.Context, program string) string {
 	return strings.Join(all, ", ")
 }
 
-// findPrograms returns the paths of the programs, and builds those that are not built yet.
-func findPrograms(ctx context.Context, o *options, dir string, log upstream.Log) (map[proxies.Kind]string, error) {
-	kubeProxy, err := upstream.Binary(ctx, "kube-proxy", log)
-	if err != nil {
-		return nil, err
+// findPrograms returns the paths of Slipstream's program and of kube-proxy's, and builds those
+// that are not built yet.
+func findPrograms(ctx context.Context, o *options, dir string, log upstream.Log) (slipstream, kubeProxy string, err error) {
+	if kubeProxy, err = upstream.Binary(ctx, "kube-proxy", log); err != nil {
+		return "", "", err
 	}
-	var slipstream string
 	if o.slipstream == "" {
 		slipstream, err = proxies.BuildSlipstream(ctx, dir)
 	} else {
 		slipstream, err = filepath.Abs(o.slipstream)
 	}
-	return map[proxies.Kind]string{
-		proxies.Slipstream: slipstream, proxies.KubeProxyNFTables: kubeProxy, proxies.KubeProxyIPTables: kubeProxy,
-	}, err
+	return slipstream, kubeProxy, err
 }

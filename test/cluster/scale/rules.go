@@ -77,7 +77,7 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 	if err := count(rulesName(n), m.sample...); err != nil {
 		return err
 	}
-	m.log("%s: %d Services, %v rules", m.subject.name, n, bench.Median(m.samples[rulesName(n)]))
+	m.log("%s: %d Services, %v rules", m.subject, n, bench.Median(m.samples[rulesName(n)]))
 	list := c.list(n)
 	if len(list) == 0 {
 		return nil

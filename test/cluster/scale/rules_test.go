@@ -47,7 +47,7 @@ func TestRules(t *testing.T) {
 					}
 					first, last := end(firstName(n)), end(lastName(n))
 					switch {
-					case s.Name == slipstreamIPTables:
+					case s.Name == string(proxies.SlipstreamIPTables):
 						if c.Highest > 40 || first != 0 || last != 0 {
 							t.Errorf("%s: %+v, %d, %d", s.Name, c, first, last)
 						}
@@ -88,7 +88,7 @@ func TestRulesGivenUp(t *testing.T) {
 	tidy(t)
 	var out bytes.Buffer
 	err := command(t.Context(), []string{"rules", "-services", "3", "-timeout", "1m", "-slipstream", "/bin/false"}, &out, t.Logf)
-	if want := slipstreamIPTables + ": 3 Services: "; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), kubeProxyIPTables) {
+	if want := string(proxies.SlipstreamIPTables) + ": 3 Services: "; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), string(proxies.KubeProxyIPTables)) {
 		t.Errorf("error %v, want %q alone", err, want)
 	}
 	// The cells of kube-proxy are there, those of the other one are not.

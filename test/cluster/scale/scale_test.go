@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
@@ -54,8 +55,8 @@ func TestAll(t *testing.T) {
 	if r.Machine.Kernel == "" || r.Machine.Load == "" || r.LoadAfter == "" {
 		t.Errorf("machine: %+v, load after %q", r.Machine, r.LoadAfter)
 	}
-	if len(r.Subjects) != len(subjects) {
-		t.Fatalf("%d subjects, want %d", len(r.Subjects), len(subjects))
+	if len(r.Subjects) != len(proxies.Kinds) {
+		t.Fatalf("%d subjects, want %d", len(r.Subjects), len(proxies.Kinds))
 	}
 	for i, s := range r.Subjects {
 		checkSubject(t, &r, i)

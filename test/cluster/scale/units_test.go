@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 )
 
 // Addresses are in their ranges in the largest cluster too, and not those of the clients.
@@ -21,7 +22,7 @@ func TestLimits(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	o, err := parse(nil)
-	if err != nil || len(o.Services) != 1 || o.most() != 10_000 || o.Endpoints != 10 || o.Runs != 1 || len(o.Subjects) != len(subjects) {
+	if err != nil || len(o.Services) != 1 || o.most() != 10_000 || o.Endpoints != 10 || o.Runs != 1 || len(o.Subjects) != len(proxies.Kinds) {
 		t.Errorf("%+v %v", o, err)
 	}
 	for flags, want := range map[string]string{
