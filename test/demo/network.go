@@ -215,10 +215,7 @@ func (n *network) fill(m *manifests) error {
 		for _, text := range object.Spec.PodCIDRs {
 			cidr := netip.MustParsePrefix(text)
 			o.PodCIDRs = append(o.PodCIDRs, cidr)
-			bytes := cidr.Masked().Addr().AsSlice()
-			bytes[len(bytes)-1] = 100
-			ip, _ := netip.AddrFromSlice(bytes)
-			client = append(client, ip)
+			client = append(client, lab.Nth(cidr, 100))
 		}
 		node, err := n.lab.Node(object.Name, o)
 		if err != nil {

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -93,6 +94,15 @@ func defaultRoute(a netip.Addr) netip.Prefix {
 
 // single returns the prefix of only this address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// Nth returns the n-th address of a range, 0 being the first.
+func Nth(p netip.Prefix, n int) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	end := b[len(b)-4:]
+	binary.BigEndian.PutUint32(end, binary.BigEndian.Uint32(end)+uint32(n))
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}

@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -63,25 +63,17 @@ var (
 const reservedIPs = 256
 
 // ClusterIP is the address of a Service.
-func (f Family) ClusterIP(service int) netip.Addr { return nth(f.Services, service+reservedIPs) }
+func (f Family) ClusterIP(service int) netip.Addr { return lab.Nth(f.Services, service+reservedIPs) }
 
 // podIPs is how many addresses pods have. Added Services may use them up; then they are
 // used again, as in a real cluster.
 const podIPs = 1<<24 - 2
 
 // PodIP is the address of a pod.
-func (f Family) PodIP(pod int) netip.Addr { return nth(f.Pods, pod%podIPs+1) }
+func (f Family) PodIP(pod int) netip.Addr { return lab.Nth(f.Pods, pod%podIPs+1) }
 
 // PodAddr is where a pod listens.
 func (f Family) PodAddr(pod int) netip.AddrPort { return netip.AddrPortFrom(f.PodIP(pod), TargetPort) }
-
-func nth(p netip.Prefix, n int) netip.Addr {
-	b := p.Addr().AsSlice()
-	end := b[len(b)-4:]
-	binary.BigEndian.PutUint32(end, binary.BigEndian.Uint32(end)+uint32(n))
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
 
 // NamespaceOf is the namespace of a Service.
 func (c *Cluster) NamespaceOf(service int) string {
@@ -195,7 +187,7 @@ func (c *Cluster) external(service int) (before int, is bool) {
 
 func nodePort(before int) uint16 { return uint16(firstNodePort + before%(2*MaxExternal)) }
 
-func (f Family) loadBalancerIP(before int) netip.Addr { return nth(f.external, before+1) }
+func (f Family) loadBalancerIP(before int) netip.Addr { return lab.Nth(f.external, before+1) }
 
 func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer

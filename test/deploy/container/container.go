@@ -38,7 +38,6 @@ type Mount struct {
 
 const variable = "DEPLOY_TEST_CONTAINER"
 
-// system are the file systems that an engine mounts.
 // Prepare makes the places in the root file system where something is mounted.
 func (s *Spec) Prepare() error {
 	for _, system := range []string{"proc", "sys"} {

@@ -12,6 +12,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -55,20 +56,14 @@ func run() (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
 
-	kernel, err := uml.Find(ctx, "test/kernel/build.sh", *version)
-	if err != nil {
+	kernel, err1 := uml.Find(ctx, "test/kernel/build.sh", *version)
+	path, err2 := exec.LookPath(flag.Arg(0))
+	dir, err3 := os.Getwd()
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return noResult, err
 	}
-	path, err := exec.LookPath(flag.Arg(0))
-	if err != nil {
-		return noResult, err
-	}
-	if path, err = filepath.Abs(path); err != nil {
-		return noResult, err
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		return noResult, err
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(dir, path)
 	}
 	result, err := uml.Machine{Kernel: kernel}.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
 	if err != nil {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster makes up clusters: Services, EndpointSlices and Nodes, with the
-// settings of a proxy for them. The same seed makes the same cluster.
-//
-// Every address, port and node port is chosen by the seed, none by the API server, so
-// that a seed says all. The API server adds its defaults and has to accept the rest.
+// Package cluster makes up clusters: Services, EndpointSlices and Nodes, with the settings of
+// a proxy for them. Every address, port and node port is chosen by the seed; the API server
+// only adds its defaults.
 package cluster
 
 import (
@@ -15,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -123,8 +122,8 @@ func (c *Cluster) Backends(svc *corev1.Service, port corev1.ServicePort, family 
 	return len(seen)
 }
 
-// Usable says whether a Service's port has, in a family (0 or 1), an endpoint on any node
-// that takes connections: a ready one, or one that is terminating and still serves.
+// Usable says whether a Service's port has, in a family (0 or 1), an endpoint on any node that
+// is ready, or terminating and still serves.
 func (c *Cluster) Usable(svc *corev1.Service, port corev1.ServicePort, family int) bool {
 	usable := func(e discoveryv1.Endpoint) bool {
 		ready := ptr.Deref(e.Conditions.Ready, true)
@@ -184,7 +183,7 @@ func some[T any](g *generator, n int, all []T) []T {
 	return all[:min(n, len(all))]
 }
 
-// fresh makes up values until one comes that was not there before.
+// fresh makes up values until one is new.
 func fresh[T comparable](g *generator, next func() T) T {
 	for {
 		v := next()
@@ -218,11 +217,5 @@ func texts[T fmt.Stringer](all ...T) []string {
 	return s
 }
 
-// Unallocated is a ClusterIP of a family that no Service has.
-func (c *Cluster) Unallocated(family int) netip.Addr {
-	a := stage.ServiceCIDRs[family].Masked().Addr()
-	for range 5 { // below those that address makes up
-		a = a.Next()
-	}
-	return a
-}
+// Unallocated is a ClusterIP of a family that no Service has: below those that address makes up.
+func (c *Cluster) Unallocated(family int) netip.Addr { return lab.Nth(stage.ServiceCIDRs[family], 5) }

@@ -126,11 +126,11 @@ func (g *generator) ports(spec *corev1.ServiceSpec) {
 			Port:       pick[int32](g, 53, 80, 443, 8080),
 			TargetPort: intstr.FromInt32(8080),
 		}
-		if key := fmt.Sprint(p.Protocol, p.Port); used[key] {
+		key := fmt.Sprint(p.Protocol, p.Port)
+		if used[key] {
 			continue
-		} else {
-			used[key] = true
 		}
+		used[key] = true
 		if n > 1 || g.once(2) {
 			p.Name = fmt.Sprint("p", len(spec.Ports))
 		}

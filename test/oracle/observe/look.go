@@ -28,8 +28,7 @@ import (
 // Observer makes the probes of one stage.
 type Observer struct {
 	stage *stage.Stage
-	// fresh counts the source addresses that were used up, by vantage: session
-	// affinity remembers them.
+	// fresh counts the source addresses that were used, by vantage.
 	fresh map[string]*atomic.Int64
 }
 
@@ -48,9 +47,8 @@ type Pace struct {
 	AtOnce  int           // connections, at most
 	Effort  int           // times the usual number of connections
 
-	// OneByOne has those probes of a Service that look at session affinity made one
-	// after the other. In iptables mode, the kernel remembers only the last 100 clients
-	// of an endpoint.
+	// OneByOne makes those probes of a Service that look at session affinity one after the
+	// other: in iptables mode, the kernel remembers only the last 100 clients of an endpoint.
 	OneByOne bool
 }
 
@@ -138,8 +136,8 @@ func enough(k int) int {
 	return int(math.Ceil(math.Log(maxMissed/float64(k)) / math.Log(1-1/float64(k))))
 }
 
-// These are made before the other connections. Where all of them fail in the same way,
-// the others would too; of a mixed probe it takes more to say so.
+// How many connections are made first: where all of them fail in the same way, the others
+// would too. Of a mixed probe it takes more to say so.
 const (
 	first      = 8
 	firstMixed = 24
@@ -148,11 +146,10 @@ const (
 // most makes connections from these sources, but only the first ones where these all
 // fail in the same way.
 func (l *look) most(p Probe, sources []int) []attempt {
-	n := first
+	n := min(first, len(sources))
 	if p.Mixed {
-		n = firstMixed
+		n = min(firstMixed, len(sources))
 	}
-	n = min(n, len(sources))
 	got := l.all(p, sources[:n])
 	same := !slices.ContainsFunc(got, func(a attempt) bool { return a != got[0] })
 	if same && got[0].failure != "" {
@@ -188,8 +185,7 @@ const OneOfThem = "one of the servers"
 // stick connects from many sources, so that all backends are met, and from each of them
 // again.
 func (l *look) stick(p Probe) Outcome {
-	many := l.stage.Vantages[p.From].Many()
-	n := 1
+	many, n := l.stage.Vantages[p.From].Many(), 1
 	if many {
 		n = enough(p.Backends) * l.pace.Effort
 	}

@@ -15,7 +15,6 @@ package stage
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"time"
@@ -116,8 +115,7 @@ func (s *Stage) alias(pod *lab.Pod) error {
 		if err := pod.AddLocalRange(r); err != nil {
 			return err
 		}
-		// Through the pod's own address: n1 would have to find out the link address
-		// of each alias otherwise, and the kernel bounds how many it keeps.
+		// Through the pod's own address: the kernel bounds how many neighbors it keeps.
 		handle := s.N1.Netlink()
 		link, err := handle.LinkByName(pod.NodeLink())
 		if err != nil {
@@ -241,9 +239,8 @@ func (s *Stage) serve(context.Context) error {
 // forever is the kernel's INFINITY_LIFE_TIME, in seconds.
 const forever = 1<<32 - 1
 
-// address adds an address to a link of the machine's, such that the kernel does not
-// choose it as a source for other machines: on lo it is of host scope, and an IPv6 one
-// is deprecated.
+// address adds an address to a link of the machine that the kernel does not choose as a source
+// for other machines: on lo it is of host scope, and an IPv6 one is deprecated.
 func address(m *lab.Machine, link string, p netip.Prefix) error {
 	a, err := netlink.ParseAddr(p.String())
 	if err != nil {
@@ -336,11 +333,7 @@ func (v *Vantage) Source(family, i int) netip.Addr {
 		}
 		i--
 	}
-	b := v.sources[family].Masked().Addr().AsSlice()
-	low := b[len(b)-4:]
-	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)+uint32(i)+1)
-	a, _ := netip.AddrFromSlice(b)
-	return a
+	return lab.Nth(v.sources[family], i+1)
 }
 
 // Connect makes one connection from the i-th address.
@@ -351,8 +344,8 @@ func (v *Vantage) Connect(p lab.Protocol, to netip.AddrPort, i int, opts ...lab.
 	return v.Machine.Connect(p, to, opts...)
 }
 
-// warm makes each vantage talk to each endpoint's own address once, so that no later
-// connection has to wait for neighbor discovery, and so that it is known that they can.
+// warm makes each vantage connect to each endpoint's own address once, so that no later
+// connection has to wait for neighbor discovery.
 func (s *Stage) warm() error {
 	var all errgroup.Group
 	const patience = 5 * time.Second // the first connections may have to be tried again
