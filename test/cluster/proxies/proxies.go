@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -159,33 +160,20 @@ func Cleanup(ctx context.Context, kind Kind, node *lab.Node, o Options) error {
 	return err
 }
 
-// ofKubelet are chains that kubelet has, too. kube-proxy, which makes the first one,
-// leaves it.
-var ofKubelet = []string{"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP"}
+// ofKubeProxy finds tables and chains by kube-proxy's names, and ofKubelet those chains among
+// them that kubelet has too. kube-proxy, which makes the first one, leaves it.
+var (
+	ofKubeProxy = regexp.MustCompile(`(?m)^table \S+ kube-proxy\b|^\s*chain KUBE-\S+`)
+	ofKubelet   = []string{"chain KUBE-FIREWALL", "chain KUBE-IPTABLES-HINT", "chain KUBE-KUBELET-CANARY", "chain KUBE-MARK-DROP"}
+)
 
-// Leftovers lists what kube-proxy, in any mode, has on a node, by its names for tables
-// and chains: nothing where it has been removed.
-func Leftovers(ctx context.Context, node *lab.Node) ([]string, error) {
+// Leftovers lists the tables and chains that kube-proxy, in any mode, has on a node.
+func Leftovers(ctx context.Context, node *lab.Node) (found []string, err error) {
 	out, err := node.Run(ctx, "nft", "list", "ruleset")
-	if err != nil {
-		return nil, err
-	}
-	var found []string
-	table := ""
-	for line := range strings.Lines(string(out)) {
-		words := strings.Fields(line)
-		if len(words) < 2 {
-			continue
-		}
-		switch {
-		case words[0] == "table":
-			table = strings.Join(words[1:len(words)-1], " ")
-			if strings.HasSuffix(table, " kube-proxy") {
-				found = append(found, "table "+table)
-			}
-		case words[0] == "chain" && strings.HasPrefix(words[1], "KUBE-") && !slices.Contains(ofKubelet, words[1]):
-			found = append(found, "chain "+table+" "+words[1])
+	for _, name := range ofKubeProxy.FindAllString(string(out), -1) {
+		if name = strings.TrimSpace(name); !slices.Contains(ofKubelet, name) {
+			found = append(found, name)
 		}
 	}
-	return found, nil
+	return found, err
 }

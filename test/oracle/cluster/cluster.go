@@ -57,12 +57,11 @@ func Random(seed uint64) *Cluster {
 
 // Named returns the Service of that namespace and name, or nil.
 func (c *Cluster) Named(namespace, name string) *corev1.Service {
-	for _, svc := range c.Services {
-		if svc.Namespace == namespace && svc.Name == name {
-			return svc
-		}
+	i := slices.IndexFunc(c.Services, func(svc *corev1.Service) bool { return svc.Namespace == namespace && svc.Name == name })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return c.Services[i]
 }
 
 // Objects returns all objects.
@@ -94,13 +93,10 @@ func copied[T interface{ DeepCopy() T }](all []T) []T {
 }
 
 // SlicesOf are the EndpointSlices of a Service.
-func (c *Cluster) SlicesOf(svc *corev1.Service) (all []*discoveryv1.EndpointSlice) {
-	for _, s := range c.Slices {
-		if s.Namespace == svc.Namespace && s.Labels[discoveryv1.LabelServiceName] == svc.Name {
-			all = append(all, s)
-		}
-	}
-	return all
+func (c *Cluster) SlicesOf(svc *corev1.Service) []*discoveryv1.EndpointSlice {
+	return slices.DeleteFunc(slices.Clone(c.Slices), func(s *discoveryv1.EndpointSlice) bool {
+		return s.Namespace != svc.Namespace || s.Labels[discoveryv1.LabelServiceName] != svc.Name
+	})
 }
 
 // Backends is how many backends a Service's port can have in a family (0 or 1): its
