@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
@@ -117,6 +118,28 @@ func TestLocalhostNodePortsRefused(t *testing.T) {
 	for _, want := range []string{`ip_family="IPv4",protocol="TCP"} 1`, `ip_family="IPv4",protocol="UDP"} 0`, `ip_family="IPv6",protocol="TCP"} 0`} {
 		if !strings.Contains(m, "kubeproxy_nftables_localhost_nodeport_rejected_packets_total{"+want) {
 			t.Errorf("no %s in the metrics:\n%s", want, m)
+		}
+	}
+}
+
+// TestLoopbackNodePorts checks for which settings NodePorts on loopback addresses of a family
+// are served by relays, and for which they are refused.
+func TestLoopbackNodePorts(t *testing.T) {
+	const ignored, relayed, refused = desired.LoopbackIgnored, desired.LoopbackRelayed, desired.LoopbackRefused
+	for args, want := range map[string][2]desired.LoopbackNodePorts{
+		"--nodeport-addresses localhost":                                        {ignored, ignored},
+		"--proxy-mode iptables --nodeport-addresses localhost " + localhostGate: {ignored, ignored},
+		localhostGate: {refused, refused},
+		"--nodeport-addresses all " + localhostGate:                      {refused, refused},
+		"--nodeport-addresses 126.0.0.0/7 " + localhostGate:              {refused, refused},
+		"--nodeport-addresses localhost " + localhostGate:                {relayed, relayed},
+		"--nodeport-addresses all,localhost " + localhostGate:            {relayed, relayed},
+		"--nodeport-addresses primary,127.0.0.9/32 " + localhostGate:     {relayed, refused},
+		"--nodeport-addresses 10.0.0.0/8,::1/128 " + localhostGate:       {refused, relayed},
+		"--nodeport-addresses 127.1.2.3/8 --feature-gates AllAlpha=true": {relayed, refused},
+	} {
+		if got := loopbackNodePorts(parsed(t, "--proxy-mode nftables "+args)); got != want {
+			t.Errorf("%s: %v; want %v", args, got, want)
 		}
 	}
 }

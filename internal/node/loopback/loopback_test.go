@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,6 +41,7 @@ type bed struct {
 
 func newBed(t *testing.T, o Options) *bed {
 	t.Helper()
+	kerneltest.Require(t, kerneltest.NetNS)
 	b := &bed{T: t}
 	var err error
 	b.ns, err = lab.NewNamespace()
