@@ -96,7 +96,8 @@ type PoolChange struct {
 	Service ServicePort // the Service port that has the endpoints, for comments and messages
 	Family  Family
 	Scope   Scope
-	Sticky  bool // frontends of the pool have an Affinity; never changes for a pool
+	Sibling PoolID // the pool of the other Scope, or NoPool
+	Sticky  bool   // frontends of the pool have an Affinity; never changes for a pool
 	Added   []Backend
 	Removed []Backend
 	IfEmpty Verdict

@@ -218,7 +218,7 @@ func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr]) []Po
 	chosenAgain := false
 	for scope, p := range e.pools {
 		if p != nil {
-			changes[scope] = p.describe()
+			changes[scope] = p.describe(func(sibling *pool) bool { return !sibling.gone })
 			chosenAgain = p.choose(&changes[scope]) || chosenAgain
 		}
 	}

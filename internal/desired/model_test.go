@@ -104,6 +104,13 @@ func (m *model) apply(c *Update) (err error) {
 		}
 		m.refused[p] = true
 	}
+	for _, p := range c.Pools {
+		if p.New && p.Sibling != NoPool {
+			if other := m.pools[p.Sibling]; other == nil || other.service != p.Service || other.family != p.Family || other.scope == p.Scope {
+				wrong("pool %d of %s has the sibling %d, which is %s", p.ID, p.Service, p.Sibling, other)
+			}
+		}
+	}
 	for _, f := range c.Frontends {
 		there, ok := m.frontends[f.Key()]
 		if ok != (f.Old != nil) || ok && there != *f.Old {

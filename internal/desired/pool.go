@@ -34,14 +34,19 @@ func (p *pool) changed(c *PoolChange) bool {
 	return differs && !neverReported
 }
 
-// describe returns the properties of the pool that never change.
-func (p *pool) describe() PoolChange {
+// describe returns the properties of the pool. Only the sibling can change, of which exists
+// says whether it is described too.
+func (p *pool) describe(exists func(sibling *pool) bool) PoolChange {
 	port := p.of.port
-	return PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.scope, Sticky: port.sticky}
+	c := PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.scope, Sibling: NoPool, Sticky: port.sticky}
+	if other := p.of.pools[1-p.scope]; other != nil && exists(other) {
+		c.Sibling = other.id
+	}
+	return c
 }
 
 func (p *pool) full() PoolChange {
-	c := p.describe()
+	c := p.describe(func(sibling *pool) bool { return sibling.reported })
 	c.New, c.IfEmpty = true, p.ifEmpty
 	c.Added = make([]Backend, 0, len(p.of.entries))
 	for i := range p.of.entries {

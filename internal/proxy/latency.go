@@ -56,14 +56,8 @@ func (t *triggers) done(now time.Time, m *metrics.Metrics) {
 			m.Latency(w.family, took)
 		}
 	}
-	clear(t.waiting) // frees the names
-	if t.waiting = t.waiting[:0]; cap(t.waiting) > manyTriggers {
-		t.waiting = nil
-	}
+	t.waiting = nil
 }
-
-// manyTriggers is the capacity above which the memory of triggers is not reused.
-const manyTriggers = 1024
 
 func families(c *desired.Change) (out desired.Families) {
 	for i := range c.Pools {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func backendNumber(i int) desired.Backend {
@@ -75,5 +77,38 @@ func TestPool(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSiblings pairs the pools of a Service's scopes, whose clients have one backend, whatever
+// policies use the scopes.
+func TestSiblings(t *testing.T) {
+	local, cluster := corev1.ServiceInternalTrafficPolicyLocal, corev1.ServiceInternalTrafficPolicyCluster
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs: []string{"10.96.0.1"}, ExternalIPs: []string{"192.0.2.1"}, SessionAffinity: corev1.ServiceAffinityClientIP,
+			Ports: []corev1.ServicePort{{Port: 80}},
+		},
+	}
+	s, b := desired.New(desired.Config{}), &Backend{}
+	for _, c := range []struct {
+		internal corev1.ServiceInternalTrafficPolicy
+		external corev1.ServiceExternalTrafficPolicy
+		pools    int
+	}{{cluster, "Cluster", 1}, {local, "Cluster", 2}, {cluster, "Local", 2}, {cluster, "Cluster", 1}, {cluster, "Local", 2}} {
+		svc.Spec.InternalTrafficPolicy, svc.Spec.ExternalTrafficPolicy = &c.internal, c.external
+		s.SetService(svc)
+		update := s.Change()
+		b.take(&update.Change)
+		var all []*pool
+		for _, p := range b.pools {
+			if p != nil {
+				all = append(all, p)
+			}
+		}
+		if len(all) != c.pools || c.pools == 2 && (all[0].sibling != all[1] || all[1].sibling != all[0]) {
+			t.Errorf("internal %s, external %s: %d pools, %+v", c.internal, c.external, len(all), all)
+		}
 	}
 }

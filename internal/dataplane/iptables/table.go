@@ -120,6 +120,9 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 	if c.New {
 		p = &pool{Pool: dataplane.NewPool(c)}
 		b.pools.Set(c.ID, p)
+		if other := b.pools.Get(c.Sibling); other != nil && other.Service == c.Service && other.Scope != c.Scope {
+			p.sibling, other.sibling = other, p
+		}
 	}
 	wasEmpty, was := len(p.Slots) == 0, p.IfEmpty
 	p.replace(c.Removed, c.Added)
@@ -155,10 +158,6 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 			p := b.pools.Get(id)
 			p.Refer(c.New)
 			s.touch(p)
-		}
-		if c.New.LocalPool != desired.NoPool {
-			cluster, local := b.pools.Get(c.New.Pool), b.pools.Get(c.New.LocalPool)
-			cluster.sibling, local.sibling = local, cluster
 		}
 		s.lead(c.New, false, b)
 		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
