@@ -89,7 +89,7 @@ func (w *ruleWriter) affinity(d *side) {
 		})
 	}
 	w.rule(chain, "forget the backend, if in @affinity", client, w.previousBackend(), w.valueOfAffinity(regRemember), []expr.Any{
-		// Port 0. nft does not see it (see nfnl.Always).
+		// Port 0. nft does not see it (see nfnl.AsTCP).
 		&expr.Immediate{Register: regRemember - 1, Data: make([]byte, 3*4)},
 		w.deleteClient(regRemember), w.recordClient(regRemember, backendless),
 	})

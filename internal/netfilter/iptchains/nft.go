@@ -36,26 +36,28 @@ func (n *nft) close() { n.conn.Close() }
 func (n *nft) lock(context.Context) (func(), error) { return func() {}, nil }
 
 func (n *nft) Chains() (all []Chain, err error) {
-	err = nfnl.Undisturbed(func() error {
-		all = nil
-		return n.conn.Chains(n.table, func(c nfnl.ChainInfo) { all = append(all, Chain{c.Name, int(c.Uses)}) })
-	})
+	chains, err := n.conn.Chains(n.table)
+	for _, c := range chains {
+		all = append(all, Chain{c.Name, int(c.Uses)})
+	}
 	return all, err
 }
 
 func (n *nft) Jumps(chain string) (all []Jump, err error) {
-	err = nfnl.Undisturbed(func() error {
-		all = nil
-		return n.conn.RuleJumps(n.table, chain, func(j nfnl.RuleJump) { all = append(all, Jump{chain, j.To, j.Handle}) })
-	})
+	rules, err := n.conn.Rules(n.table, chain)
+	for _, r := range rules {
+		for _, to := range r.Jumps() {
+			all = append(all, Jump{chain, to, r.Handle})
+		}
+	}
 	return all, err
 }
 
 func (n *nft) Packets(chain string) (all []uint64, err error) {
-	err = nfnl.Undisturbed(func() error {
-		all = nil
-		return n.conn.ChainRules(n.table, chain, func(r nfnl.RuleInfo) { all = append(all, r.Counted()) })
-	})
+	rules, err := n.conn.Rules(n.table, chain)
+	for _, r := range rules {
+		all = append(all, r.Counted())
+	}
 	return all, err
 }
 

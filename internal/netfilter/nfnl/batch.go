@@ -4,10 +4,8 @@ package nfnl
 
 import (
 	"encoding/binary"
-	"fmt"
 	"slices"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,14 +60,36 @@ func (b *Batch) Wire() []byte {
 	return b.buf
 }
 
-// begin starts a message; end must follow.
-func (b *Batch) begin(msg uint16, flags uint16, family Family) {
+// begin starts a message about a table, or about an object in it; end must follow.
+func (b *Batch) begin(msg, flags uint16, t Table, object string) {
 	b.endRun()
 	if b.spill != nil && len(b.buf) >= Pieces {
 		b.spill()
 	}
 	b.messages = append(b.messages, len(b.buf))
-	b.buf.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(family), 0)
+	b.buf.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags, uint8(t.Family), 0)
+	b.buf.string(tableName, t.Name)
+	if object != "" {
+		b.buf.string(objectName(msg), object)
+	}
+}
+
+// tableName is the attribute with the table in all messages.
+const tableName = 1
+
+// objectName returns the attribute with the name of a set, flowtable or counter, or of a rule's
+// or an element's chain or set.
+func objectName(msg uint16) uint16 {
+	if msg == unix.NFT_MSG_NEWCHAIN || msg == unix.NFT_MSG_DELCHAIN {
+		return unix.NFTA_CHAIN_NAME
+	}
+	return 2
+}
+
+// message writes a message without further attributes.
+func (b *Batch) message(msg, flags uint16, t Table, object string) {
+	b.begin(msg, flags, t, object)
+	b.end()
 }
 
 // end completes the last message.
@@ -86,8 +106,7 @@ func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
 func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
 
 func (b *Batch) addTable(t Table, comment string, flags uint32) {
-	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
-	b.buf.string(unix.NFTA_TABLE_NAME, t.Name)
+	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t, "")
 	b.buf.be32(unix.NFTA_TABLE_FLAGS, flags)
 	if comment != "" {
 		b.buf.bytes(nftaTableUserdata, userComment(comment))
@@ -96,17 +115,11 @@ func (b *Batch) addTable(t Table, comment string, flags uint32) {
 }
 
 // DeleteTable deletes a table with its content. It must exist.
-func (b *Batch) DeleteTable(t Table) {
-	b.begin(unix.NFT_MSG_DELTABLE, 0, t.Family)
-	b.buf.string(unix.NFTA_TABLE_NAME, t.Name)
-	b.end()
-}
+func (b *Batch) DeleteTable(t Table) { b.message(unix.NFT_MSG_DELTABLE, 0, t, "") }
 
 // AddChain makes sure that a chain exists.
 func (b *Batch) AddChain(t Table, c Chain) {
-	b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
-	b.buf.string(unix.NFTA_CHAIN_TABLE, t.Name)
-	b.buf.string(unix.NFTA_CHAIN_NAME, c.Name)
+	b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t, c.Name)
 	if h := c.Hook; h != nil {
 		at := b.buf.open(unix.NFTA_CHAIN_HOOK)
 		b.buf.be32(unix.NFTA_HOOK_HOOKNUM, h.Num)
@@ -119,60 +132,7 @@ func (b *Batch) AddChain(t Table, c Chain) {
 }
 
 // DeleteChain deletes a chain, which must have no rules and no references.
-func (b *Batch) DeleteChain(t Table, name string) {
-	b.begin(unix.NFT_MSG_DELCHAIN, 0, t.Family)
-	b.buf.string(unix.NFTA_CHAIN_TABLE, t.Name)
-	b.buf.string(unix.NFTA_CHAIN_NAME, name)
-	b.end()
-}
-
-// FlushTable deletes all rules of a table, but not its chains and sets.
-func (b *Batch) FlushTable(t Table) {
-	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
-	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
-	b.end()
-}
-
-// FlushChain deletes all rules of a chain.
-func (b *Batch) FlushChain(t Table, name string) {
-	b.begin(unix.NFT_MSG_DELRULE, 0, t.Family)
-	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
-	b.buf.string(unix.NFTA_RULE_CHAIN, name)
-	b.end()
-}
-
-// AddRule appends a rule, which consists of parts, to a chain. The nft command prints the
-// comment. Commit returns an error if an expression cannot be encoded.
-func (b *Batch) AddRule(t Table, chain, comment string, parts ...[]expr.Any) {
-	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
-	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
-	b.buf.string(unix.NFTA_RULE_CHAIN, chain)
-	list := b.buf.open(unix.NFTA_RULE_EXPRESSIONS)
-	for _, e := range slices.Concat(parts...) {
-		encoded, err := encode(t.Family, e)
-		if err != nil && b.err == nil {
-			b.err = fmt.Errorf("rule in chain %s of table %s %s: %T: %w", chain, t.Family, t.Name, e, err)
-		}
-		b.buf.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, encoded)
-	}
-	b.buf.close(list)
-	if comment != "" {
-		b.buf.bytes(unix.NFTA_RULE_USERDATA, userComment(comment))
-	}
-	b.end()
-}
-
-// AddRuleInfo appends a rule, as read by Conn.Rules, to its chain.
-func (b *Batch) AddRuleInfo(t Table, r RuleInfo) {
-	b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
-	b.buf.string(unix.NFTA_RULE_TABLE, t.Name)
-	b.buf.string(unix.NFTA_RULE_CHAIN, r.Chain)
-	b.buf.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.Expressions)
-	if len(r.Comment) > 0 {
-		b.buf.bytes(unix.NFTA_RULE_USERDATA, r.Comment)
-	}
-	b.end()
-}
+func (b *Batch) DeleteChain(t Table, name string) { b.message(unix.NFT_MSG_DELCHAIN, 0, t, name) }
 
 // AddSet makes sure that a set or map exists. A set of the same name and
 // another type is an error (EEXIST).
@@ -181,9 +141,7 @@ func (b *Batch) AddSet(t Table, s *Set) {
 	if s.isMap() {
 		flags |= unix.NFT_SET_MAP
 	}
-	b.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t.Family)
-	b.buf.string(unix.NFTA_SET_TABLE, t.Name)
-	b.buf.string(unix.NFTA_SET_NAME, s.Name)
+	b.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t, s.Name)
 	b.buf.be32(unix.NFTA_SET_ID, uint32(len(b.messages)))
 	b.buf.be32(unix.NFTA_SET_FLAGS, flags)
 	b.buf.be32(unix.NFTA_SET_KEY_TYPE, uint32(s.KeyType))
@@ -206,9 +164,12 @@ func (b *Batch) AddSet(t Table, s *Set) {
 }
 
 // FlushSet deletes all elements of a set or map, which must exist.
-func (b *Batch) FlushSet(t Table, s *Set) {
-	b.begin(unix.NFT_MSG_DELSETELEM, 0, t.Family)
-	b.buf.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	b.buf.string(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+func (b *Batch) FlushSet(t Table, s *Set) { b.message(unix.NFT_MSG_DELSETELEM, 0, t, s.Name) }
+
+// AddCounter makes sure that a named counter exists. An existing counter is not reset.
+func (b *Batch) AddCounter(t Table, name string) {
+	b.begin(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, t, name)
+	b.buf.be32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+	b.buf.close(b.buf.open(unix.NFTA_OBJ_DATA))
 	b.end()
 }

@@ -3,7 +3,6 @@
 package nfnl
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -30,36 +29,21 @@ func (c *Conn) Contents(t Table) (*Contents, error) {
 		return nil, nil
 	}
 	if err == nil {
-		err = errors.Join(
-			collect(&all.Chains, func(visit func(ChainInfo)) error {
-				return c.Chains(t, func(i ChainInfo) {
-					for n, attribute := range i.Base {
-						i.Base[n] = bytes.Clone(attribute)
-					}
-					visit(i)
-				})
-			}),
-			collect(&all.Rules, func(visit func(RuleInfo)) error {
-				return c.Rules(t, func(r RuleInfo) {
-					visit(RuleInfo{r.Chain, bytes.Clone(r.Expressions), bytes.Clone(r.Comment)})
-				})
-			}),
-			collect(&all.Sets, func(visit func(Set)) error { return c.Sets(t, visit) }),
-			collect(&all.Flowtables, func(visit func(Flowtable)) error { return c.Flowtables(t, visit) }),
-		)
+		all.Chains, err = c.Chains(t)
+	}
+	if err == nil {
+		all.Rules, err = c.Rules(t, "")
+	}
+	if err == nil {
+		all.Sets, err = c.Sets(t)
+	}
+	if err == nil {
+		all.Flowtables, err = c.Flowtables(t)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading table %s %s: %w", t.Family, t.Name, err)
 	}
 	return all, nil
-}
-
-// collect sets all to what read visits while the ruleset does not change.
-func collect[T any](all *[]T, read func(visit func(T)) error) error {
-	return Undisturbed(func() error {
-		*all = nil
-		return read(func(one T) { *all = append(*all, one) })
-	})
 }
 
 // Fingerprint is a hash of the chains and their rules, as the kernel returns them, except for
@@ -78,7 +62,7 @@ func (t *Contents) Fingerprint(skip func(chain string) bool) uint64 {
 		}
 	}
 	for _, c := range t.Chains {
-		write(c.Name, c.Base...)
+		write(c.Name, c.Base)
 	}
 	for _, r := range t.Rules {
 		write(r.Chain, r.Expressions, r.Comment)

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,30 @@ func Undisturbed(read func() error) (err error) {
 	return err
 }
 
+// list reads the objects of one kind in a table while the ruleset does not change: those that
+// a name selects, or all.
+func list[T any](c *Conn, msg uint16, t Table, name string, parse func(body []byte) T) (all []T, err error) {
+	a := c.about(t, name) // a filter in the kernel, except for chains
+	err = Undisturbed(func() error {
+		all = nil
+		return c.request(msg, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+			if cString(findAttr(body, tableName)) == t.Name {
+				all = append(all, parse(body))
+			}
+		})
+	})
+	return all, err
+}
+
+// about returns the attributes that name a table, and a set, a chain with rules or a counter.
+func (c *Conn) about(t Table, object string) (a attrs) {
+	a.string(tableName, t.Name)
+	if object != "" {
+		a.string(objectName(0), object)
+	}
+	return a
+}
+
 // TableInfo is a table as read.
 type TableInfo struct {
 	Handle  uint64 // unique to this incarnation of the table
@@ -38,9 +63,7 @@ type TableInfo struct {
 
 // Table reads a table. If it does not exist, the error wraps ENOENT.
 func (c *Conn) Table(t Table) (info TableInfo, err error) {
-	var a attrs
-	a.string(unix.NFTA_TABLE_NAME, t.Name)
-	err = c.request(unix.NFT_MSG_GETTABLE, 0, uint8(t.Family), a, func(body []byte) {
+	err = c.request(unix.NFT_MSG_GETTABLE, 0, uint8(t.Family), c.about(t, ""), func(body []byte) {
 		info.Handle = be64(findAttr(body, nftaTableHandle))
 		info.Dormant = be32(findAttr(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 		info.Comment = parseComment(findAttr(body, nftaTableUserdata))
@@ -48,77 +71,60 @@ func (c *Conn) Table(t Table) (info TableInfo, err error) {
 	return info, err
 }
 
-// ChainInfo is a chain as read; its slices are valid only during the call that
-// they are passed to.
+// ChainInfo is a chain as read.
 type ChainInfo struct {
 	Name string
 
 	// Base is the hook, type and policy of a base chain in the kernel's encoding;
 	// empty for other chains.
-	Base [][]byte
+	Base []byte
 
 	// Uses is the number of the chain's rules plus the number of rules and elements
 	// of maps that refer to it.
 	Uses uint32
 }
 
-// Chains calls visit with every chain of a table.
-func (c *Conn) Chains(t Table, visit func(ChainInfo)) error {
-	return c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(t.Family), nil, func(body []byte) {
-		if cString(findAttr(body, unix.NFTA_CHAIN_TABLE)) != t.Name {
-			return
-		}
+// Chains returns the chains of a table.
+func (c *Conn) Chains(t Table) ([]ChainInfo, error) {
+	return list(c, unix.NFT_MSG_GETCHAIN, t, "", func(body []byte) ChainInfo {
 		info := ChainInfo{Name: cString(findAttr(body, unix.NFTA_CHAIN_NAME)), Uses: be32(findAttr(body, unix.NFTA_CHAIN_USE))}
 		if hook := findAttr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
-			info.Base = [][]byte{hook, findAttr(body, unix.NFTA_CHAIN_TYPE), findAttr(body, unix.NFTA_CHAIN_POLICY)}
+			info.Base = slices.Concat(hook, findAttr(body, unix.NFTA_CHAIN_TYPE), findAttr(body, unix.NFTA_CHAIN_POLICY))
 		}
-		visit(info)
+		return info
 	})
 }
 
-// RuleInfo is a rule in the kernel's encoding. It can be added again, and is equal for equal
-// rules. Its slices are valid only during the call that they are passed to.
-type RuleInfo struct {
-	Chain string
-	// Expressions and Comment are in the kernel's encoding.
-	Expressions, Comment []byte
-}
-
-// Rules calls visit with every rule of a table. Rules of one chain are in order.
-func (c *Conn) Rules(t Table, visit func(RuleInfo)) error { return c.ChainRules(t, "", visit) }
-
-// ChainRules calls visit with every rule of a chain, in order; "" stands for all chains of the
-// table. A chain that does not exist has none.
-func (c *Conn) ChainRules(t Table, chain string, visit func(RuleInfo)) error {
-	var a attrs
-	a.string(unix.NFTA_RULE_TABLE, t.Name) // a filter in the kernel
-	if chain != "" {
-		a.string(unix.NFTA_RULE_CHAIN, chain)
-	}
-	return c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
-		visit(RuleInfo{
-			Chain:       cString(findAttr(body, unix.NFTA_RULE_CHAIN)),
-			Expressions: findAttr(body, unix.NFTA_RULE_EXPRESSIONS),
-			Comment:     findAttr(body, unix.NFTA_RULE_USERDATA),
-		})
-	})
-}
-
-// Sets calls visit with every set and map of a table.
-func (c *Conn) Sets(t Table, visit func(Set)) error {
-	var a attrs
-	a.string(unix.NFTA_SET_TABLE, t.Name)
-	return c.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
-		visit(Set{
+// Sets returns the sets and maps of a table.
+func (c *Conn) Sets(t Table) ([]Set, error) {
+	return list(c, unix.NFT_MSG_GETSET, t, "", func(body []byte) Set {
+		return Set{
 			Name:     cString(findAttr(body, unix.NFTA_SET_NAME)),
 			KeyType:  DataType(be32(findAttr(body, unix.NFTA_SET_KEY_TYPE))),
 			KeyLen:   be32(findAttr(body, unix.NFTA_SET_KEY_LEN)),
 			DataType: DataType(be32(findAttr(body, unix.NFTA_SET_DATA_TYPE))),
 			DataLen:  be32(findAttr(body, unix.NFTA_SET_DATA_LEN)),
 			Flags:    be32(findAttr(body, unix.NFTA_SET_FLAGS)) &^ unix.NFT_SET_MAP,
-		})
+		}
 	})
 }
+
+// Counter reads a named counter. If it does not exist, the error wraps ENOENT.
+func (c *Conn) Counter(t Table, name string) (packets, bytes uint64, err error) {
+	a := c.about(t, name)
+	a.be32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+	err = c.request(unix.NFT_MSG_GETOBJ, 0, uint8(t.Family), a, func(body []byte) {
+		data := findAttr(body, unix.NFTA_OBJ_DATA)
+		packets, bytes = be64(findAttr(data, nftaCounterPackets)), be64(findAttr(data, nftaCounterBytes))
+	})
+	return packets, bytes, err
+}
+
+// Attributes of the data of a counter (enum nft_counter_attributes).
+const (
+	nftaCounterBytes   = 1
+	nftaCounterPackets = 2
+)
 
 // Element is an element as read; its slices are valid only during the call
 // that they are passed to.
@@ -136,10 +142,7 @@ type Element struct {
 // happen without an error within milliseconds after a commit, while the kernel frees deleted
 // elements and resizes the hash tables of large sets.
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
-	var a attrs
-	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	a.string(unix.NFTA_SET_ELEM_LIST_SET, set)
-	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(t.Family), c.about(t, set), func(body []byte) {
 		eachAttr(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, element []byte) bool {
 			visit(parseElement(element))
 			return true
@@ -169,10 +172,8 @@ func ReadTime(netns int) (took time.Duration, err error) {
 			if be32(findAttr(set, unix.NFTA_SET_FLAGS))&unix.NFT_SET_EVAL != 0 {
 				return // rules add its elements, such as clients with session affinity
 			}
-			var a attrs
-			a.string(unix.NFTA_SET_ELEM_LIST_TABLE, cString(findAttr(set, unix.NFTA_SET_TABLE)))
-			a.string(unix.NFTA_SET_ELEM_LIST_SET, cString(findAttr(set, unix.NFTA_SET_NAME)))
-			sets = append(sets, a)
+			of := Table{Name: cString(findAttr(set, tableName))}
+			sets = append(sets, c.about(of, cString(findAttr(set, unix.NFTA_SET_NAME))))
 		})
 		for _, a := range sets {
 			dump(unix.NFT_MSG_GETSETELEM, family, a, func([]byte) {})
@@ -183,9 +184,7 @@ func ReadTime(netns int) (took time.Duration, err error) {
 
 // Has reports whether a set or map has an element.
 func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
-	var a attrs
-	a.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	a.string(unix.NFTA_SET_ELEM_LIST_SET, set)
+	a := c.about(t, set)
 	list := a.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	element := a.open(unix.NFTA_LIST_ELEM)
 	k := a.open(unix.NFTA_SET_ELEM_KEY)

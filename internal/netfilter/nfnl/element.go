@@ -3,8 +3,9 @@
 package nfnl
 
 import (
-	"fmt"
+	"encoding/binary"
 	"slices"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -29,12 +30,18 @@ func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 // AddElementWith adds an element with a stateful expression, such as a limit, to a set with the
 // flag NFT_SET_EVAL. Commit returns an error if the expression cannot be encoded.
 func (b *Batch) AddElementWith(t Table, s *Set, key []byte, e expr.Any) {
-	encoded, err := encode(t.Family, e)
-	if err != nil && b.err == nil {
-		b.err = fmt.Errorf("element of set %s of table %s %s: %T: %w", s.Name, t.Family, t.Name, e, err)
-	}
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
-	b.buf.bytes(unix.NFTA_SET_ELEM_EXPR|unix.NLA_F_NESTED, encoded)
+	b.expression(unix.NFTA_SET_ELEM_EXPR, t, e)
+	b.buf.close(at)
+}
+
+// AddElementFor adds an element that the kernel deletes after a time of at least a
+// millisecond, to a set with the flag NFT_SET_TIMEOUT. An existing element keeps its
+// timeout.
+func (b *Batch) AddElementFor(t Table, s *Set, key []byte, d time.Duration) {
+	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
+	ms := uint64(max(d.Milliseconds(), 1))
+	b.buf.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, ms))
 	b.buf.close(at)
 }
 
@@ -109,9 +116,7 @@ func (b *Batch) element(msg uint16, t Table, s *Set, key []byte) int {
 		if msg == unix.NFT_MSG_NEWSETELEM {
 			flags = unix.NLM_F_CREATE
 		}
-		b.begin(msg, flags, t.Family)
-		b.buf.string(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-		b.buf.string(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+		b.begin(msg, flags, t, s.Name)
 		b.list = b.buf.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		b.run = run
 	}

@@ -3,6 +3,7 @@
 package nfnl
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -120,41 +121,40 @@ func failure(batches []*Batch, i int, e kernelError) *BatchError {
 	f.Op = operations[typ]
 	f.Table.Family = Family(msg[nlmsgHeaderLen])
 	body := msg[nlmsgHeaderLen+nfgenHeaderLen:]
-	f.Table.Name = cString(findAttr(body, unix.NFTA_SET_ELEM_LIST_TABLE)) // the table is attribute 1 of every message
-	if typ == unix.NFT_MSG_NEWTABLE || typ == unix.NFT_MSG_DELTABLE {
+	f.Table.Name = cString(findAttr(body, tableName))
+	switch typ {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 		return f
+	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		element := attrAt(msg, findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), e.offset)
+		f.Key = bytes.Clone(findAttr(findAttr(element, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+	case unix.NFT_MSG_NEWRULE:
+		if e.offset == 0 {
+			break
+		}
+		f.Expr = cString(findAttr(attrAt(msg, findAttr(body, unix.NFTA_RULE_EXPRESSIONS), e.offset), unix.NFTA_EXPR_NAME))
 	}
-	name := uint16(unix.NFTA_SET_ELEM_LIST_SET) // likewise 2 ...
-	if typ == unix.NFT_MSG_NEWCHAIN || typ == unix.NFT_MSG_DELCHAIN {
-		name = unix.NFTA_CHAIN_NAME // ... but for chains
-	}
-	f.Object = cString(findAttr(body, name))
-	if typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM {
-		f.Key = elementAt(msg, e.offset)
-	}
-	if typ == unix.NFT_MSG_NEWRULE && e.offset != 0 {
-		f.Expr = expressionAt(msg, e.offset)
-	}
+	f.Object = cString(findAttr(body, objectName(typ)))
 	return f
 }
 
-// expressionAt returns the name of the rule's expression at an offset.
-func expressionAt(msg []byte, offset int) (name string) {
-	list := findAttr(msg[nlmsgHeaderLen+nfgenHeaderLen:], unix.NFTA_RULE_EXPRESSIONS)
-	eachAttr(list, func(_ uint16, e []byte) bool {
-		if isAt(msg, e, offset) {
-			name = cString(findAttr(e, unix.NFTA_EXPR_NAME))
+// attrAt returns that attribute of a list that contains the offset in the message. If the
+// offset is unknown, it returns the only attribute, or nil if there are several.
+func attrAt(msg, list []byte, offset int) (found []byte) {
+	count := 0
+	eachAttr(list, func(_ uint16, payload []byte) bool {
+		// The slices share one array, so the difference in capacity is the position.
+		at := cap(msg) - cap(payload)
+		if offset == 0 || offset >= at-attrHeaderLen && offset < at+len(payload) {
+			found = payload
+			count++
 		}
-		return name == ""
+		return true
 	})
-	return name
-}
-
-// isAt reports whether an attribute of the message, given by its payload, contains the
-// offset. Both slices share one array, so the difference in capacity is the position.
-func isAt(msg, payload []byte, offset int) bool {
-	at := cap(msg) - cap(payload)
-	return offset >= at-attrHeaderLen && offset < at+len(payload)
+	if count != 1 {
+		return nil
+	}
+	return found
 }
 
 var operations = map[uint16]string{
@@ -170,24 +170,4 @@ var operations = map[uint16]string{
 	unix.NFT_MSG_NEWOBJ:     "add object",
 	msgNewFlowtable:         "add flowtable",
 	msgDelFlowtable:         "delete flowtable",
-}
-
-// elementAt returns the key of the element at an offset, or of the only element if the
-// offset is unknown.
-func elementAt(msg []byte, offset int) (key []byte) {
-	const start = nlmsgHeaderLen + nfgenHeaderLen
-	list := findAttr(msg[start:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	count := 0
-	eachAttr(list, func(_ uint16, element []byte) bool {
-		count++
-		inside := isAt(msg, element, offset)
-		if inside || offset == 0 {
-			key = append([]byte(nil), findAttr(findAttr(element, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)...)
-		}
-		return !inside
-	})
-	if offset == 0 && count > 1 {
-		return nil
-	}
-	return key
 }

@@ -16,7 +16,6 @@ const (
 	msgGetFlowtable = unix.NFT_MSG_NEWFLOWTABLE + 1
 	msgDelFlowtable = unix.NFT_MSG_NEWFLOWTABLE + 2
 
-	nftaFlowtableTable  = 1
 	nftaFlowtableName   = 2
 	nftaFlowtableHook   = 3
 	nftaFlowtableHandle = 5
@@ -68,9 +67,7 @@ func (b *Batch) AddFlowtable(t Table, f *Flowtable) {
 	devices := f.Devices
 	for first := true; first || len(devices) > 0; first = false {
 		n := min(len(devices), MaxFlowtableDevices)
-		b.begin(msgNewFlowtable, unix.NLM_F_CREATE, t.Family)
-		b.buf.string(nftaFlowtableTable, t.Name)
-		b.buf.string(nftaFlowtableName, f.Name)
+		b.begin(msgNewFlowtable, unix.NLM_F_CREATE, t, f.Name)
 		b.flowtableHook(f.Priority, devices[:n])
 		b.buf.be32(nftaFlowtableFlags, f.Flags)
 		b.end()
@@ -80,20 +77,13 @@ func (b *Batch) AddFlowtable(t Table, f *Flowtable) {
 
 // DeleteFlowtable deletes a flowtable, which must exist and must not be used by a rule. Its
 // flows return to the slow path soon after the commit.
-func (b *Batch) DeleteFlowtable(t Table, name string) {
-	b.begin(msgDelFlowtable, 0, t.Family)
-	b.buf.string(nftaFlowtableTable, t.Name)
-	b.buf.string(nftaFlowtableName, name)
-	b.end()
-}
+func (b *Batch) DeleteFlowtable(t Table, name string) { b.message(msgDelFlowtable, 0, t, name) }
 
 // DeleteDevices removes devices, which must exist (else ENOENT), from a flowtable. It does
 // not affect existing flows.
 func (b *Batch) DeleteDevices(t Table, f *Flowtable) {
 	for devices := range slices.Chunk(f.Devices, MaxFlowtableDevices) {
-		b.begin(msgDelFlowtable, 0, t.Family)
-		b.buf.string(nftaFlowtableTable, t.Name)
-		b.buf.string(nftaFlowtableName, f.Name)
+		b.begin(msgDelFlowtable, 0, t, f.Name)
 		b.flowtableHook(f.Priority, devices)
 		b.end()
 	}
@@ -122,17 +112,15 @@ func (b *Batch) devices(typ uint16, devices []Device) {
 	b.buf.close(list)
 }
 
-// Flowtables calls visit with every flowtable of a table. The kernel omits a flowtable if
-// its devices do not fit into an answer of 32 KiB, which is about 1,600 devices.
-func (c *Conn) Flowtables(t Table, visit func(Flowtable)) error {
+// Flowtables returns the flowtables of a table. The kernel omits a flowtable if its devices do
+// not fit into an answer of 32 KiB, which is about 1,600 devices.
+func (c *Conn) Flowtables(t Table) ([]Flowtable, error) {
 	// The size of an answer depends on the size of previous reads, so the first
 	// answer on a socket would be smaller.
 	if _, err := c.Generation(); err != nil {
-		return err
+		return nil, err
 	}
-	var a attrs
-	a.string(nftaFlowtableTable, t.Name) // the kernel filters by it
-	return c.request(msgGetFlowtable, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
+	return list(c, msgGetFlowtable, t, "", func(body []byte) Flowtable {
 		hook := findAttr(body, nftaFlowtableHook)
 		f := Flowtable{
 			Name:     cString(findAttr(body, nftaFlowtableName)),
@@ -144,6 +132,6 @@ func (c *Conn) Flowtables(t Table, visit func(Flowtable)) error {
 			f.Devices = append(f.Devices, Device{Name: cString(name), Prefix: typ == nftaDevicePrefix})
 			return true
 		})
-		visit(f)
+		return f
 	})
 }

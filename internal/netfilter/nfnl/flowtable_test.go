@@ -54,9 +54,10 @@ func devices(first, end int) (all []Device) {
 }
 
 // flowtables reads those of the table.
-func flowtables(t *testing.T, c *Conn) (all []Flowtable) {
+func flowtables(t *testing.T, c *Conn) []Flowtable {
 	t.Helper()
-	if err := c.Flowtables(both, func(f Flowtable) { all = append(all, f) }); err != nil {
+	all, err := c.Flowtables(both)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return all
@@ -93,9 +94,7 @@ func TestFlowtable(t *testing.T) {
 		"nf_tables refused to delete flowtable in table inet test f: no such file or directory": func(b *Batch) { b.DeleteDevices(both, &Flowtable{Name: "f", Priority: -5, Devices: devices(7, 8)}) },
 		"nf_tables refused to add flowtable in table inet test g: file exists":                  func(b *Batch) { b.AddFlowtable(both, &Flowtable{Name: "g", Devices: devices(0, 1)}) },
 		"nf_tables refused to add flowtable in table inet test h: file too large": func(b *Batch) {
-			b.begin(msgNewFlowtable, unix.NLM_F_CREATE, both.Family)
-			b.buf.string(nftaFlowtableTable, both.Name)
-			b.buf.string(nftaFlowtableName, "h")
+			b.begin(msgNewFlowtable, unix.NLM_F_CREATE, both, "h")
 			b.flowtableHook(0, devices(3, 3+MaxFlowtableDevices+1))
 			b.end()
 		},
@@ -131,18 +130,20 @@ func TestAddRuleInfo(t *testing.T) {
 			b.AddRule(both, "forward", "a comment", exprs)
 		}
 	})
-	read := func() (all []RuleInfo) {
+	read := func() []RuleInfo {
 		t.Helper()
-		if err := c.Rules(both, func(r RuleInfo) {
-			all = append(all, RuleInfo{r.Chain, bytes.Clone(r.Expressions), bytes.Clone(r.Comment)})
-		}); err != nil {
+		all, err := c.Rules(both, "")
+		if err != nil {
 			t.Fatal(err)
+		}
+		for i := range all {
+			all[i].Handle = 0 // which differs
 		}
 		return all
 	}
 	before := read()
 	if len(before) != 3 || before[0].Chain != "forward" || !bytes.Contains(before[2].Comment, []byte("a comment")) {
-		t.Fatalf("%q", before)
+		t.Fatalf("%+v", before)
 	}
 	commit(t, c, func(b *Batch) {
 		b.FlushTable(both)
@@ -153,7 +154,7 @@ func TestAddRuleInfo(t *testing.T) {
 		}
 	})
 	if after := read(); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("%q\nwere\n%q", after, before)
+		t.Errorf("%+v\nwere\n%+v", after, before)
 	}
 	var b Batch
 	b.DeleteFlowtable(both, "f")
@@ -205,9 +206,7 @@ func TestDevicePrefix(t *testing.T) {
 		const devs = 4 // NFTA_HOOK_DEVS
 		var b Batch
 		b.AddTable(netdev, "")
-		b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, netdev.Family)
-		b.buf.string(unix.NFTA_CHAIN_TABLE, netdev.Name)
-		b.buf.string(unix.NFTA_CHAIN_NAME, "ingress")
+		b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, netdev, "ingress")
 		hook := b.buf.open(unix.NFTA_CHAIN_HOOK)
 		b.buf.be32(unix.NFTA_HOOK_HOOKNUM, netdevIngress)
 		b.buf.be32(unix.NFTA_HOOK_PRIORITY, 0)

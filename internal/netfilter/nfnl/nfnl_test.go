@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"maps"
 	"strings"
 	"sync"
@@ -127,13 +126,16 @@ func TestRoundTrip(t *testing.T) {
 	if info, err := c.Table(table); err != nil || info.Comment != "a comment" || info.Handle == 0 {
 		t.Errorf("table: %+v %v", info, err)
 	}
-	var rules []string
-	if err := c.Rules(table, func(r RuleInfo) { rules = append(rules, r.Chain) }); err != nil || fmt.Sprint(rules) != "[base]" {
+	if rules, err := c.Rules(table, ""); err != nil || len(rules) != 1 || rules[0].Chain != "base" {
 		t.Errorf("rules: %v %v", rules, err)
 	}
-	sets := map[string]Set{}
-	if err := c.Sets(table, func(s Set) { sets[s.Name] = s }); err != nil {
+	all, err := c.Sets(table)
+	if err != nil {
 		t.Fatal(err)
+	}
+	sets := map[string]Set{}
+	for _, s := range all {
+		sets[s.Name] = s
 	}
 	for _, want := range []*Set{numbers, ports, members} {
 		got := sets[want.Name]
