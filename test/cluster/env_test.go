@@ -16,8 +16,8 @@ import (
 )
 
 // patience bounds all waiting. It is long: clients of a lost API server try again up to
-// half a minute later, and a test machine may be slow.
-var patience = flag.Duration("patience", 90*time.Second, "how long to wait for what should come")
+// a minute later, and a test machine may be slow.
+var patience = flag.Duration("patience", 3*time.Minute, "how long to wait for what should come")
 
 // families are IPv4 and IPv6, as values of "ipv6".
 var families = []bool{false, true}

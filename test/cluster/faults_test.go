@@ -169,9 +169,7 @@ func (e *env) apiServerGone(streams bool) {
 	start := func() {
 		if down {
 			down = false
-			ctx, cancel := ending()
-			defer cancel()
-			e.check(e.Plane.StartAPI(ctx))
+			e.check(e.Plane.StartAPI(e.Context()))
 		}
 	}
 	defer start()
@@ -288,7 +286,7 @@ func (e *env) revision() string {
 // isGone wants the API server to refuse to watch from a revision on.
 func (e *env) isGone(revision string) {
 	e.Helper()
-	ctx, cancel := context.WithTimeout(e.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(e.Context(), *patience)
 	defer cancel()
 	watcher, err := e.Plane.Client.DiscoveryV1().EndpointSlices("").Watch(ctx, metav1.ListOptions{ResourceVersion: revision})
 	if err == nil {
