@@ -48,6 +48,7 @@ measure crr 60 crr --connections 1000
 measure throughput-ipv6 15 throughput --family ipv6 --measure packets,udp
 measure throughput-two-nodes 15 throughput --nodes 2 --measure packets,udp
 measure crr-two-nodes 30 crr --nodes 2 --connections 1000
+measure relay 10 relay
 chart stream throughput stream_packets,stream_packets_best,stream_aggregated,stream_aggregated_best 'Throughput of a TCP stream'
 chart packet throughput packet_cost,path_cost 'Cost of forwarding one packet'
 chart crr crr crr_min,crr_mean,crr_p99,crr_stddev 'Latency of connect, request, response'

@@ -32,7 +32,7 @@ func main() {
 		Short: "Measure Slipstream as a parent process asks",
 		RunE:  func(_ *cobra.Command, args []string) error { return programming.RunChild(args[0], os.Stdout) },
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), child)
+	root.AddCommand(newSync(), newThroughput(), newCRR(), newRelay(), child)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
 		os.Exit(1)
@@ -133,4 +133,23 @@ second, and the time of each, from the call of connect to the server's end of it
 	o.AddFlags(cmd.Flags(), 20)
 	cmd.Flags().IntVar(&o.Connections, "connections", 2000, "connections in a turn")
 	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.CRR(ctx, o) })
+}
+
+func newRelay() *cobra.Command {
+	var o forward.Options
+	cmd := &cobra.Command{
+		Use:   "relay",
+		Short: "Measure a relay in user space beside the kernel's paths",
+		Long: `Relay measures connections to a Service as crr does, and streams as throughput does, through
+the kernel, with the fast path and without, and through what serves NodePorts on loopback
+addresses in nftables mode ("relay"): a process on the node accepts the client's
+connection and carries it to the server by splice(2). No packet of it is forwarded.
+` + forwardLong,
+		Example: `  slipstream-bench relay
+  slipstream-bench relay --rounds 20 --connections 1000 --save result.json`,
+	}
+	o.AddFlags(cmd.Flags(), 10)
+	cmd.Flags().IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream")
+	cmd.Flags().IntVar(&o.Connections, "connections", 1000, "connections in a turn")
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.Relay(ctx, o) })
 }

@@ -40,17 +40,21 @@ func CRR(ctx context.Context, o Options) (*bench.Result, error) {
 	if err := o.validateCRR(); err != nil {
 		return nil, err
 	}
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(4, runtime.NumCPU())))
 	return run(ctx, "crr", bench.Thousands(o.Connections)+" connections", &o, func(m *measurement) error {
-		stop, err := bench.Serve(m.server.Namespace, m.backend(requestPort), respond)
-		if err != nil {
-			return err
-		}
-		defer func() { go stop() }() // the server may wait for a request of an interrupted client
-		return m.turns(ctx, false, func(ctx context.Context) (values, error) {
-			return m.requests(ctx, o.Connections)
-		}, crrSeries...)
+		return m.shortConnections(ctx)
 	})
+}
+
+func (m *measurement) shortConnections(ctx context.Context) error {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(4, runtime.NumCPU())))
+	stop, err := bench.Serve(m.server.Namespace, m.backend(requestPort), respond)
+	if err != nil {
+		return err
+	}
+	defer func() { go stop() }() // the server may wait for a request of an interrupted client
+	return m.turns(ctx, false, func(ctx context.Context) (values, error) {
+		return m.requests(ctx, m.options.Connections)
+	}, crrSeries...)
 }
 
 // respond answers a request. The server ends the connection: its own port stays in

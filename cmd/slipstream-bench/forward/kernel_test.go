@@ -69,6 +69,28 @@ func TestCRR(t *testing.T) {
 	}
 }
 
+// The relay carries connections that are not forwarded.
+func TestRelay(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	o := Options{Rounds: 2, Nodes: 1, Family: FamilyIPv6, Seconds: 1, Connections: 100}
+	r, err := Relay(bounded(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay := len(r.Subjects) - 1
+	if r.Subjects[relay].Name != Relayed.Name {
+		t.Errorf("the subjects are %v", r.Subjects)
+	}
+	for _, s := range []bench.Series{crrRate, streamAggregated} {
+		if o := r.Find(s.Name).Outcomes[relay]; len(o.Values) != 2 || o.Lowest <= 0 || o.Ratio <= 0 {
+			t.Errorf("%s: %+v", s.Name, o)
+		}
+		if o := r.Find(slowPath(s.Name).Name).Outcomes[relay]; o.Highest > 50 {
+			t.Errorf("%s: %.1f %% of the relay's packets were forwarded", s.Name, o.Highest)
+		}
+	}
+}
+
 func checkResult(t *testing.T, r *bench.Result, o *Options, want ...bench.Series) {
 	t.Helper()
 	settings, notes := Settings, strings.Join(r.Notes, "\n")

@@ -27,6 +27,7 @@ type network struct {
 	lab            *lab.Lab
 	nodes          []*node
 	client, server *lab.Pod
+	relayed        bool // the client connects to the relay
 	addresses
 }
 
@@ -103,6 +104,7 @@ func (n *network) program(ctx context.Context, m *node) (err error) {
 
 // set applies a setting to all nodes, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
+	n.relayed = s.relayed
 	for _, m := range n.nodes {
 		if err := m.setFastPath(ctx, s.Threshold); err != nil {
 			return fmt.Errorf("%s: setting %q: %w", m.Name(), s.Name, err)
@@ -174,6 +176,9 @@ var (
 )
 
 func (n *network) frontend(p servicePort) netip.AddrPort {
+	if n.relayed {
+		return n.relay(p)
+	}
 	return netip.AddrPortFrom(n.clusterIP, p.port)
 }
 

@@ -207,11 +207,11 @@ type Options struct {
 	Nodes  int    `json:"nodes"`  // that forward: 1, or 2 with a pod on each
 	Family string `json:"family"` // one of Families
 
-	// Of [Throughput].
+	// Of [Throughput] and [Relay].
 	Seconds  int      `json:"seconds_per_turn,omitempty"`
 	Measures []string `json:"measures,omitempty"` // of Measures
 
-	// Of [CRR].
+	// Of [CRR] and [Relay].
 	Connections int `json:"connections_per_turn,omitempty"`
 }
 
@@ -245,11 +245,13 @@ type Setting struct {
 	// Threshold is how many packets a connection must have carried before it is
 	// offloaded; 0 for never.
 	Threshold uint32
+
+	relayed bool // see Relayed
 }
 
 // Settings are compared with the first one. A threshold of one packet is no threshold: the
 // first packet of a connection is never offloaded.
-var Settings = []Setting{{"off", 0}, {"no threshold", 1}, {"threshold 20", 20}}
+var Settings = []Setting{{Name: "off"}, {Name: "no threshold", Threshold: 1}, {Name: "threshold 20", Threshold: 20}}
 
 func (o *Options) validate() error {
 	return errors.Join(

@@ -36,7 +36,7 @@ func TestOffloaded(t *testing.T) {
 		{20, []float64{0, 50, 1}, false},
 		{20, []float64{0, 51, 1}, true},
 	} {
-		if err := (Setting{"on", test.threshold}).offloaded(test.slow); (err != nil) != test.bad {
+		if err := (Setting{Name: "on", Threshold: test.threshold}).offloaded(test.slow); (err != nil) != test.bad {
 			t.Errorf("%+v: %v", test, err)
 		}
 	}

@@ -103,7 +103,11 @@ func (n *network) tryStream(ctx context.Context, seconds int) (streamed, error) 
 	to := n.frontend(streamPort)
 	out, err := n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
 		"--time", strconv.Itoa(seconds), "--interval", "0.1")
-	return parseStream(out, err)
+	s, err := parseStream(out, err)
+	if err != nil && n.relayed && ctx.Err() == nil { // it accepts before the server does
+		err = fmt.Errorf("%w: %w", errNotReady, err)
+	}
+	return s, err
 }
 
 // parseStream reads a report of iperf3. Its errors are in the report too.
