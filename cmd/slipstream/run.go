@@ -121,7 +121,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		}
 		defer stop()
 	}
-	err = serve(ctx, serving{config: c, master: o.master, flags: flagValues(cmd.Flags())})
+	err = serve(ctx, &parts{config: c, master: o.master, flags: flagValues(cmd.Flags())})
 	if why := context.Cause(ctx); err == nil && why != nil && cmd.Context().Err() == nil {
 		return why
 	}

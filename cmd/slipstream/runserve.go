@@ -40,15 +40,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// serving has the inputs of "slipstream run".
-type serving struct {
+// parts are the parts of a running Service proxy. The first three are its input.
+type parts struct {
 	config *config.Config // valid
 	master string
 	flags  map[string]string // for /flagz
-}
 
-type parts struct {
-	serving
 	node    string
 	metrics *metrics.Metrics
 	objects source.Source
@@ -64,6 +61,7 @@ type parts struct {
 }
 
 func (s *parts) onClose(f func() error) { s.closers = append(s.closers, f) }
+func (s *parts) onStop(f func())        { s.onClose(func() error { f(); return nil }) }
 
 func (s *parts) close() (err error) {
 	for _, f := range slices.Backward(s.closers) {
@@ -73,11 +71,11 @@ func (s *parts) close() (err error) {
 }
 
 // serve runs the Service proxy until ctx ends.
-func serve(ctx context.Context, o serving) (err error) {
+func serve(ctx context.Context, s *parts) (err error) {
 	proxy.LimitGarbage()
-	s := &parts{serving: o, metrics: metrics.New()}
+	s.metrics = metrics.New()
 	s.metrics.OnBuild(version)
-	o.config.CountGates()
+	s.config.CountGates()
 	defer func() { err = errors.Join(err, s.close()) }()
 	for _, open := range []func(context.Context) error{s.openSource, s.openDataplane, s.openFastPath, s.openConntrack} {
 		if err := open(ctx); err != nil {
@@ -88,7 +86,7 @@ func serve(ctx context.Context, o serving) (err error) {
 		}
 	}
 	s.tuneNode(ctx)
-	klog.InfoS("Starting", "version", versionText(), "node", s.node, "mode", o.config.Mode(), "manifests", o.config.Slipstream.Manifests)
+	klog.InfoS("Starting", "version", versionText(), "node", s.node, "mode", s.config.Mode(), "manifests", s.config.Slipstream.Manifests)
 	s.events.Normal(events.Starting, "")
 	return s.run(ctx)
 }
@@ -119,7 +117,7 @@ func (s *parts) openSource(context.Context) (err error) {
 	}
 	var stop func()
 	s.events, stop = events.OnNode(client, s.node)
-	s.onClose(func() error { stop(); return nil })
+	s.onStop(stop)
 	return nil
 }
 
@@ -133,8 +131,7 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
 	if b, ok := s.dataplane.(*nftables.Backend); ok {
-		stop := inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull, clientsNotCounted) })
-		s.onClose(func() error { stop(); return nil })
+		s.onStop(inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull, clientsNotCounted) }))
 		if s.config.HandlesLocalhostNodePorts() {
 			s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
 		}
@@ -205,7 +202,7 @@ func (s *parts) openConntrack(ctx context.Context) error {
 			klog.V(2).InfoS("Deleted stale conntrack entries", "entries", stats.Deleted)
 		}
 	})
-	s.onClose(func() error { s.flows.Close(); return nil })
+	s.onStop(s.flows.Close)
 	return nil
 }
 

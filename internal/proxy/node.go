@@ -22,17 +22,9 @@ type nodeObject struct {
 	exists   bool
 	podCIDRs bool // it has or had podCIDRs, which package desired keeps
 
-	missing    *time.Timer // since the object is missing; nil while it is not
-	warned     bool        // that it is missing
-	warnedPods bool        // that it has no podCIDRs
-}
-
-// overdue delivers once when the object has been missing for too long.
-func (n *nodeObject) overdue() <-chan time.Time {
-	if n.missing == nil {
-		return nil
-	}
-	return n.missing.C
+	missing    <-chan time.Time // delivers when it has been missing for too long; nil while it exists
+	warned     bool             // that it is missing
+	warnedPods bool             // that it has no podCIDRs
 }
 
 // watchNode checks this node's object once the source has delivered its initial content.
@@ -47,13 +39,12 @@ func (p *Proxy) watchNode() {
 	}
 	switch {
 	case n.exists && n.missing != nil:
-		n.missing.Stop()
 		if n.warned {
 			klog.InfoS("The Node object is there", "node", p.options.NodeName)
 		}
 		n.missing, n.warned = nil, false
 	case !n.exists && n.missing == nil && p.options.NodeRequired:
-		n.missing = time.NewTimer(p.options.NodeWait)
+		n.missing = time.After(p.options.NodeWait)
 	}
 }
 

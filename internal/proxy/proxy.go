@@ -177,14 +177,14 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.state.SetNodeAddresses(addrs)
 			p.addressed = true
 			p.queued()
-		case <-p.node.overdue():
+		case <-p.node.missing:
 			p.warnNodeMissing()
 		case <-hold.C:
 		case <-check.C:
 			p.check(ctx)
 			p.checkFastPath(ctx)
 			p.checkPolicies(ctx)
-		case <-p.verifying.overdue():
+		case <-p.verifying.next:
 			p.verifying.due = true
 		case took := <-p.pace.measured:
 			p.pace.setTook(took)

@@ -46,10 +46,10 @@ type Reader interface {
 
 // verifying is the state of verification. Only the loop uses it.
 type verifying struct {
-	timer   *time.Timer     // of the next look; nil without verification
-	due     bool            // the next look is to begin as soon as possible
-	look    chan lookResult // delivers the result of the running look; nil if none runs
-	touched *touched        // what was programmed during the running look; nil if none runs
+	next    <-chan time.Time // delivers when the next look is due; nil while one runs, and without verification
+	due     bool             // the next look is to begin as soon as possible
+	look    chan lookResult  // delivers the result of the running look; nil if none runs
+	touched *touched         // what was programmed during the running look; nil if none runs
 
 	consensus consensus
 }
@@ -62,16 +62,8 @@ type lookResult struct {
 
 func (p *Proxy) startVerifying() {
 	if p.options.VerifyPeriod > 0 && p.options.OpenReader != nil {
-		p.verifying.timer = time.NewTimer(p.options.VerifyPeriod)
+		p.verifying.next = time.After(p.options.VerifyPeriod)
 	}
-}
-
-// overdue delivers when the next look is due.
-func (v *verifying) overdue() <-chan time.Time {
-	if v.timer == nil {
-		return nil
-	}
-	return v.timer.C
 }
 
 // beginLook starts a look in the background if one is due and the kernel has accepted the
@@ -108,7 +100,7 @@ func (p *Proxy) endLook(s lookResult) {
 			next = min(nextLook, next)
 		}
 	}
-	v.timer.Reset(next)
+	v.next = time.After(next)
 }
 
 // verified reports confirmed differences and schedules their repair.

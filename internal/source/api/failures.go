@@ -7,56 +7,40 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/klog/v2"
 )
-
-// failures records which kinds' requests fail. It reports each cause once for all kinds,
-// and again every reportAgain while it lasts.
-type failures struct {
-	report func(error)
-	log    klog.Logger
-	server string
-
-	mu       sync.Mutex
-	kinds    map[string]bool      // whose last request failed
-	reported map[string]time.Time // by cause
-}
 
 // reportAgain is the time after which the same cause is reported again.
 const reportAgain = 10 * time.Minute
 
-func (f *failures) failed(kind string, err error) {
+// failed records that a request for a kind failed. It reports each cause once for all kinds,
+// and again every reportAgain while it lasts.
+func (r *run) failed(kind string, err error) {
 	cause := causeOf(err)
-	f.mu.Lock()
-	f.kinds[kind] = true
-	last, known := f.reported[cause]
-	known = known && time.Since(last) < reportAgain
-	if !known {
-		f.reported[cause] = time.Now()
-	}
-	f.mu.Unlock()
-	if known {
-		f.log.V(2).Info("Request to the API server failed again", "kind", kind, "cause", cause)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failing[kind] = true
+	if last, known := r.reported[cause]; known && time.Since(last) < reportAgain {
+		r.log.V(2).Info("Request to the API server failed again", "kind", kind, "cause", cause)
 		return
 	}
-	f.report(fmt.Errorf("API server %s: cannot list and watch %ss: %s (what is programmed stays; trying again)", f.server, kind, cause))
+	r.reported[cause] = time.Now()
+	r.options.OnError(fmt.Errorf("API server %s: cannot list and watch %ss: %s (what is programmed stays; trying again)", r.server, kind, cause))
 }
 
-func (f *failures) succeeded(kind string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.kinds[kind] {
+func (r *run) succeeded(kind string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.failing[kind] {
 		return
 	}
-	delete(f.kinds, kind)
-	if len(f.kinds) == 0 {
-		clear(f.reported)
-		f.log.Info("The API server answers again", "server", f.server)
+	delete(r.failing, kind)
+	if len(r.failing) == 0 {
+		clear(r.reported)
+		r.log.Info("The API server answers again", "server", r.server)
 	}
 }
 

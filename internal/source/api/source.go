@@ -56,12 +56,14 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 
 	q := newQueue(ctx)
 	r := &run{
-		queue:   q,
-		options: s.options,
-		log:     klog.FromContext(ctx),
-		missing: map[string]bool{},
+		queue:    q,
+		options:  s.options,
+		log:      klog.FromContext(ctx),
+		server:   s.client.config.Host,
+		missing:  map[string]bool{},
+		failing:  map[string]bool{},
+		reported: map[string]time.Time{},
 	}
-	r.failures = failures{report: r.report, log: r.log, server: s.client.config.Host, kinds: map[string]bool{}, reported: map[string]time.Time{}}
 	kinds := s.options.kinds()
 	for _, k := range kinds {
 		r.missing[k.name] = true
@@ -87,33 +89,31 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 
 // run is the state that the watchers of one Run share.
 type run struct {
-	queue    *queue
-	options  Options
-	log      klog.Logger
-	failures failures
+	queue   *queue
+	options Options
+	log     klog.Logger
+	server  string
 
-	mu      sync.Mutex
-	missing map[string]bool // kinds that have not been listed yet
-
-	reporting sync.Mutex
+	mu       sync.Mutex           // also serializes calls of OnError
+	missing  map[string]bool      // kinds that have not been listed yet
+	failing  map[string]bool      // kinds whose last request failed
+	reported map[string]time.Time // when a cause was reported last
 }
 
 // listed records that all objects of a kind have been delivered. After the last kind, the
 // source is synced.
 func (r *run) listed(k *kind) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.missing[k.name] {
-		return
-	}
+	last := r.missing[k.name] && len(r.missing) == 1
 	delete(r.missing, k.name)
-	if len(r.missing) == 0 {
+	r.mu.Unlock()
+	if last {
 		r.queue.put(source.Event{Type: source.Synced})
 	}
 }
 
 func (r *run) report(err error) {
-	r.reporting.Lock()
-	defer r.reporting.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.options.OnError(err)
 }

@@ -115,7 +115,7 @@ func (w *watcher) attempt(ctx context.Context) {
 func (w *watcher) requested(ctx context.Context, o *metav1.ListOptions, err error) {
 	switch {
 	case err == nil:
-		w.failures.succeeded(w.kind.name)
+		w.succeeded(w.kind.name)
 	case ctx.Err() != nil:
 	case o.SendInitialEvents != nil && apierrors.IsInvalid(err): // the Reflector lists instead
 		w.log.V(2).Info("The API server does not stream lists", "kind", w.kind.name, "err", err)
@@ -130,7 +130,7 @@ func (w *watcher) requested(ctx context.Context, o *metav1.ListOptions, err erro
 		w.absent = err
 		w.giveUp()
 	default:
-		w.failures.failed(w.kind.name, err)
+		w.failed(w.kind.name, err)
 	}
 }
 
