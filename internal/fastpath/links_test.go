@@ -150,7 +150,7 @@ func TestPrefixSet(t *testing.T) {
 		first, last := interfaceRange(d)
 		b.AddInterval(own, set, first, last)
 	}
-	b.AddChain(own, nfnl.Chain{Name: "forward", Hook: chains[1].Hook})
+	b.AddChain(own, nfnl.Chain{Name: "forward", Hook: chains[len(chains)-1].Hook})
 	for name, key := range map[string]expr.MetaKey{"in": expr.MetaKeyIIFNAME, "out": expr.MetaKeyOIFNAME} {
 		b.AddCounter(own, name)
 		b.AddRule(own, "forward", "", meta(key), in(set), nfnl.CountIn(name))
