@@ -66,6 +66,7 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
 	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to check whether the ruleset was modified externally")
 	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the kernel's complete content with the desired state in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
+	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
 	addFastPath(fs, &c.FastPath, offloadThreshold)
 }
 

@@ -233,14 +233,16 @@ func (s *parts) run(ctx context.Context) error {
 		ReadTime:      func() (time.Duration, error) { return nfnl.ReadTime(0) },
 		CheckPeriod:   c.Slipstream.CheckPeriod.Duration,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
-		HealthChecks:  checks,
-		StaleFlows:    s.flows,
-		NodeName:      s.node,
-		NodeRequired:  s.client != nil,
-		PodCIDRs:      c.KubeProxy.DetectLocalMode == "NodeCIDR",
-		LateAfter:     c.LateAfter(),
-		Events:        s.events,
-		Ready:         s.removeLeftovers,
+
+		ResetDeletedNodes: c.Slipstream.ResetDeletedNodes,
+		HealthChecks:      checks,
+		StaleFlows:        s.flows,
+		NodeName:          s.node,
+		NodeRequired:      s.client != nil,
+		PodCIDRs:          c.KubeProxy.DetectLocalMode == "NodeCIDR",
+		LateAfter:         c.LateAfter(),
+		Events:            s.events,
+		Ready:             s.removeLeftovers,
 	}
 	if handled := loopbackNodePorts(c); slices.Contains(handled[:], desired.LoopbackRelayed) {
 		relays := s.newRelays()
@@ -357,7 +359,7 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	if err != nil {
 		return nil, nil, err
 	}
-	return api.New(client, api.Options{NodeName: node, OnError: problem}), client, nil
+	return api.New(client, api.Options{NodeName: node, AllNodes: c.Slipstream.ResetDeletedNodes, OnError: problem}), client, nil
 }
 
 // initialize sets the kernel parameters that need more privileges than the proxy

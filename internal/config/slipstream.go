@@ -40,6 +40,10 @@ type SlipstreamConfiguration struct {
 	// the desired state, in the background. 0, the default, is never.
 	VerifyPeriod *metav1.Duration `json:"verifyPeriod,omitempty"`
 
+	// ResetDeletedNodes resets TCP connections to endpoints of Nodes that were deleted,
+	// instead of letting them time out. All Nodes are watched for it.
+	ResetDeletedNodes bool `json:"resetDeletedNodes,omitempty"`
+
 	// FastPath configures the fast path.
 	FastPath FastPathConfiguration `json:"fastPath"`
 }

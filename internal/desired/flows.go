@@ -8,7 +8,8 @@ import "slices"
 // backend that it should no longer go to. They are to be deleted, so that the next
 // packet creates a new entry. TCP connections are left alone: their clients notice.
 type StaleFlows struct {
-	// Protocol is UDP or SCTP.
+	// Protocol is UDP or SCTP. With TCP, Backends belong to Nodes that were deleted:
+	// connections to them are stale whatever their frontend, which is not given.
 	Protocol Protocol
 
 	// Frontends are the original destinations of the flows.

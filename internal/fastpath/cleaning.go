@@ -32,6 +32,11 @@ func (c *Controller) Cleaning(clean conntrack.CleanFunc) conntrack.CleanFunc {
 		f := Flush{Hold: cleanHold}
 		for _, s := range stale {
 			f.Frontends = append(f.Frontends, s.Frontends...)
+			if s.Protocol == desired.TCP {
+				for _, b := range s.Backends {
+					f.Addresses = append(f.Addresses, b.Addr())
+				}
+			}
 		}
 		if e := c.Flush(ctx, f); e != nil {
 			return stats, errors.Join(err, e)

@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
@@ -64,6 +65,10 @@ type Options struct {
 	// PolicyChanged is called some time after a NetworkPolicy has changed, in another
 	// goroutine. It is called again after an error. It may be nil.
 	PolicyChanged func(context.Context) error
+
+	// ResetDeletedNodes resets TCP connections to endpoints of Nodes that were deleted. The
+	// source has to deliver the metadata of all Nodes.
+	ResetDeletedNodes bool
 
 	// NodeName is the name of this node's object, which determines whether the node
 	// is eligible (see Proxy.NodeEligible). With NodeRequired, the node is not
@@ -123,6 +128,7 @@ type Proxy struct {
 	node       nodeObject
 	fastPath   fastPathState
 	policies   policies
+	departed   *departed // nil unless Options.ResetDeletedNodes
 	verifying  verifying
 	background sync.WaitGroup // goroutines that Run waits for
 }
@@ -139,6 +145,9 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 		triggers:  triggers{since: time.Now()},
 	}
 	p.eligible.Store(!o.NodeRequired)
+	if o.ResetDeletedNodes {
+		p.departed = newDeparted()
+	}
 	return p
 }
 
@@ -240,11 +249,26 @@ func (p *Proxy) note(e source.Event, changed bool) {
 		p.metrics.ServiceChange()
 	case *discoveryv1.EndpointSlice:
 		p.metrics.EndpointChange(changed)
+		if d := p.departed; d != nil {
+			var now []placed
+			if e.Type == source.Set {
+				now = placedIn(o)
+			}
+			d.setSlice(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, now)
+		}
 		switch {
 		case e.Type == source.Delete:
 			p.triggers.drop(o.Namespace, o.Name)
 		case changed:
 			p.triggers.set(o)
+		}
+	case *metav1.PartialObjectMetadata: // of a Node
+		switch d := p.departed; {
+		case d == nil, o.Name == p.options.NodeName:
+		case e.Type == source.Set:
+			d.setNode(o.Name)
+		default:
+			d.deleteNode(o.Name)
 		}
 	case *networkingv1.NetworkPolicy:
 		if p.synced {
@@ -340,6 +364,9 @@ func (p *Proxy) program(ctx context.Context) error {
 		p.metrics.SetContested(contested)
 	}
 	p.followUp.expect(c, p.full)
+	if p.departed != nil {
+		p.followUp.stale = append(p.followUp.stale, p.departed.take()...)
+	}
 	if p.full || !c.Empty() {
 		if err := p.apply(ctx, &c.Change); err != nil {
 			return err

@@ -22,7 +22,8 @@ import (
 )
 
 // Object is a *corev1.Service, a *discoveryv1.EndpointSlice, a *corev1.Node, a
-// *networkingv1.ServiceCIDR or a *networkingv1.NetworkPolicy.
+// *networkingv1.ServiceCIDR, a *networkingv1.NetworkPolicy, or a *metav1.PartialObjectMetadata,
+// which is the metadata of a Node.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -100,6 +101,8 @@ func Kind(o Object) string {
 		return "ServiceCIDR"
 	case *networkingv1.NetworkPolicy:
 		return "NetworkPolicy"
+	case *metav1.PartialObjectMetadata:
+		return "NodeMetadata"
 	}
 	return fmt.Sprintf("%T", o)
 }

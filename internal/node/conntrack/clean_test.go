@@ -195,6 +195,16 @@ func TestClean(t *testing.T) {
 			in(desired.TCP, only(stale("10.96.0.10:53", ""))),
 		},
 	}, {
+		name: "TCP to endpoints of deleted Nodes",
+		flows: []desired.StaleFlows{
+			in(desired.TCP, stale("", "10.244.1.5:53 [fd00:244::5]:53")), // and one that was not translated
+			in(desired.TCP, stale("", "10.96.0.10:53")),
+		},
+		dumps: 2, entries: 2 + 1, ipv6: 1,
+		deleted: `
+			tcp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53
+			tcp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:53`,
+	}, {
 		name: "nothing can be stale",
 		flows: []desired.StaleFlows{
 			{}, stale("10.96.0.10:53", ""), stale("", "10.244.1.5:53"), stale("10.96.0.10:53", "[fd00:244::5]:53"),

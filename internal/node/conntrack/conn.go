@@ -46,7 +46,8 @@ type Stats struct {
 	Deleted int // number of entries that were stale and still existed
 }
 
-// Clean deletes the entries that flows describe, except those of TCP.
+// Clean deletes the entries that flows describe. The next packet of a TCP connection is then
+// sent to another backend or refused, and reset in both cases.
 //
 // Flows are in the order in which they were found. A [desired.StaleFlows] with Only replaces
 // earlier ones about the same frontend, because an endpoint that was removed may serve again.

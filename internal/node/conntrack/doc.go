@@ -6,7 +6,8 @@
 //
 // Rules see only the first packet of a flow, so programming does not redirect existing flows.
 // A UDP client that keeps its source port never begins a new flow: the entry lives as long as
-// the client sends. Entries of TCP remain: its connections end, and their clients notice.
+// the client sends. Entries of TCP remain: its connections end, and their clients notice, except
+// where the endpoint's Node was deleted.
 //
 // # Cost
 //

@@ -14,6 +14,7 @@ import (
 type search struct {
 	family    family
 	frontends map[desired.FrontendKey]*frontend
+	tcp       set // connections of TCP to these backends are stale
 	filter    filter
 }
 
@@ -27,10 +28,18 @@ type frontend struct {
 
 type set map[netip.AddrPort]bool
 
-// plan sorts flows by family, without those of TCP.
+// plan sorts flows by family. TCP has searches of its own, which need no frontends.
 func plan(flows []desired.StaleFlows) (searches []*search) {
+	var tcp []*search
 	for _, f := range flows {
-		if f.Protocol != desired.UDP && f.Protocol != desired.SCTP {
+		if f.Protocol == desired.TCP && len(f.Frontends) > 0 {
+			continue // its clients notice
+		}
+		if f.Protocol == desired.TCP {
+			for _, b := range f.Backends {
+				e := netip.AddrPortFrom(b.Addr(), b.Port())
+				searchIn(&tcp, familyOf(e)).addTCP(e)
+			}
 			continue
 		}
 		for _, family := range []family{ipv4, ipv6} {
@@ -41,7 +50,18 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Only)
 		}
 	}
-	return searches
+	return append(searches, tcp...)
+}
+
+// addTCP adds translated TCP connections to a backend.
+func (s *search) addTCP(backend netip.AddrPort) {
+	if s.tcp == nil {
+		s.tcp = set{}
+		s.filter.addProtocol(desired.TCP)
+		s.filter.to.addAll()
+	}
+	s.tcp[backend] = true
+	s.filter.replies.add(backend)
 }
 
 // ofFamily returns the frontends and backends of one family.
@@ -111,6 +131,9 @@ func (s *search) add(p desired.Protocol, frontends []netip.AddrPort, backends se
 
 // stale reports whether an entry is to be deleted.
 func (s *search) stale(e *entry) bool {
+	if s.tcp != nil {
+		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
+	}
 	f := s.frontends[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}]
 	return f != nil && (f.gone[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	componentbase "k8s.io/component-base/config/v1alpha1"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
@@ -159,6 +160,38 @@ func TestNetworkPolicies(t *testing.T) {
 		w.expect("Delete NetworkPolicy default/deny")
 		if told := w.told(); len(told) > 0 {
 			t.Errorf("errors %q", told)
+		}
+	}
+}
+
+// TestAllNodes receives the metadata of all Nodes, once for each, beside this Node.
+func TestAllNodes(t *testing.T) {
+	for _, media := range []string{protobuf, runtime.ContentTypeJSON} {
+		for _, noStreaming := range []bool{false, true} {
+			w := newWorld(t, media, node("n1", "a"), node("n2", "b"))
+			w.noStreaming = noStreaming
+			w.options.AllNodes = true
+			if media != protobuf {
+				w.client = w.newClient(componentbase.ClientConnectionConfiguration{QPS: 10000, Burst: 10000, ContentType: media, AcceptContentTypes: media}, w.URL)
+			}
+			w.start()
+			events := w.expect("Set Node n1", "Set NodeMetadata n1", "Set NodeMetadata n2", "Synced")
+			for _, e := range events {
+				if m, is := e.Object.(*metav1.PartialObjectMetadata); is && m.Labels["a"] != "b" {
+					t.Errorf("metadata %+v", m)
+				}
+			}
+			w.eventually("the watches", func() bool { return w.watching("nodes") == 2 })
+			w.set(node("n2", "c"), node("n3", "c"))
+			w.expect("Set NodeMetadata n3")
+			w.remove(node("n2", ""))
+			w.expect("Delete NodeMetadata n2")
+			w.set(node("n2", "c"))
+			w.expect("Set NodeMetadata n2")
+			if told := w.told(); len(told) > 0 {
+				t.Errorf("errors %q", told)
+			}
+			w.stop()
 		}
 	}
 }

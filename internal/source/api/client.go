@@ -42,12 +42,31 @@ func (c *Client) takesProtobuf() bool {
 	return strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf)
 }
 
+// Media types of the metadata of objects.
+const (
+	metadataOf     = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	metadataListOf = ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+)
+
+// metadata returns a client for the metadata of objects.
+func (c *Client) metadata() *Client {
+	of := *c
+	of.config.AcceptContentTypes = runtime.ContentTypeJSON + metadataOf
+	if c.takesProtobuf() {
+		of.config.AcceptContentTypes = runtime.ContentTypeProtobuf + metadataOf + "," + of.config.AcceptContentTypes
+	}
+	return &of
+}
+
 // For returns a REST client for a few types of one version of one group of the API,
 // e.g. corev1.SchemeGroupVersion with &corev1.Service{} and &corev1.ServiceList{}.
 func (c *Client) For(gv schema.GroupVersion, types ...runtime.Object) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv, types...)
 	metav1.AddToGroupVersion(scheme, gv)
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		return nil, err
+	}
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // for Status, the type of errors
 
 	config := c.config

@@ -33,6 +33,10 @@ type kind struct {
 	// consequence says what does not work without an optional kind that only some
 	// features need. Its absence is no error.
 	consequence string
+
+	// metadata says that only the objects' metadata is requested, and only whether objects
+	// exist is delivered.
+	metadata bool
 }
 
 // object returns a new object of the kind that has only a name.
@@ -41,6 +45,14 @@ func (k *kind) object(namespace, name string) source.Object {
 	o.SetNamespace(namespace)
 	o.SetName(name)
 	return o
+}
+
+// listName returns the kind of lists.
+func (k *kind) listName() string {
+	if k.metadata {
+		return "PartialObjectMetadataList"
+	}
+	return k.name + "List"
 }
 
 func (k *kind) selectFrom(o *metav1.ListOptions) {
@@ -79,6 +91,19 @@ func (o *Options) kinds() []*kind {
 		empty:    &discoveryv1.EndpointSlice{},
 		list:     &discoveryv1.EndpointSliceList{},
 	}}
+	if o.AllNodes {
+		all = append(all, &kind{
+			name:     "NodeMetadata",
+			version:  corev1.SchemeGroupVersion,
+			resource: "nodes",
+			empty:    &metav1.PartialObjectMetadata{},
+			list:     &metav1.PartialObjectMetadataList{},
+			metadata: true,
+			optional: true,
+
+			consequence: "connections to endpoints of deleted Nodes time out",
+		})
+	}
 	if o.NetworkPolicies {
 		all = append(all, &kind{
 			name:        "NetworkPolicy",

@@ -15,6 +15,7 @@ import (
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 )
 
 // This file reads the answer to a list request object by object, for servers that do
@@ -30,23 +31,32 @@ var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encod
 
 // list lists the kind, delivers each object when it is read, and returns their names.
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	if !w.protobuf {
-		return w.client.ListWithContext(ctx, o)
+	accept := func(media string) *rest.Request {
+		selected := o
+		w.kind.selectFrom(&selected)
+		if w.kind.metadata {
+			media += metadataListOf
+		}
+		return w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).SetHeader("Accept", media)
 	}
-	selected := o
-	w.kind.selectFrom(&selected)
-	body, err := w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).
-		SetHeader("Accept", runtime.ContentTypeProtobuf).Stream(ctx)
+	list := func() (runtime.Object, error) {
+		all := w.kind.list.DeepCopyObject()
+		return all, accept(runtime.ContentTypeJSON).Do(ctx).Into(all)
+	}
+	if !w.protobuf {
+		return list()
+	}
+	body, err := accept(runtime.ContentTypeProtobuf).Stream(ctx)
 	if apierrors.IsNotAcceptable(err) {
 		w.protobuf = false
-		return w.client.ListWithContext(ctx, o)
+		return list()
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
 	out := &metainternal.List{}
-	out.ListMeta, err = readList(body, w.kind.name+"List", func(raw []byte) error {
+	out.ListMeta, err = readList(body, w.kind.listName(), func(raw []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -59,7 +69,7 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 		return err
 	})
 	if errors.Is(err, errNotProtobuf) {
-		return w.client.ListWithContext(ctx, o)
+		return list()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list of %ss: %w", w.kind.name, err)

@@ -71,7 +71,7 @@ type stream struct {
 
 func newServer(t *testing.T, media string) *server {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, metav1.AddMetaToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -231,11 +231,31 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case code != 0:
 		s.status(w, code, metav1.StatusReason(strings.ReplaceAll(http.StatusText(code), " ", "")), resource+" refused")
 	case q.Get("watch") == "":
-		s.serveList(w, group, resource, q)
+		s.serveList(w, group, resource, q, asMetadata(r))
 	default:
-		s.serveWatch(w, r, group, resource, q)
+		s.serveWatch(w, r, group, resource, q, asMetadata(r))
 	}
 }
+
+// asMetadata returns the function that converts objects as the request asks: to their metadata, or
+// not at all.
+func asMetadata(r *http.Request) func(runtime.Object) runtime.Object {
+	if !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") {
+		return nil
+	}
+	return func(o runtime.Object) runtime.Object {
+		m, err := meta.Accessor(o)
+		if err != nil {
+			return o // an error
+		}
+		out := meta.AsPartialObjectMetadata(m)
+		out.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"))
+		return out
+	}
+}
+
+// metadataVersion is the version of the type of metadata.
+var metadataVersion = schema.GroupVersion{Group: "meta.k8s.io", Version: "v1"}
 
 // status answers with an error.
 func (s *server) status(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
@@ -280,7 +300,7 @@ func (s *server) matches(o source.Object, q url.Values) bool {
 	}
 }
 
-func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, resource string, q url.Values) {
+func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, resource string, q url.Values, convert func(runtime.Object) runtime.Object) {
 	list := map[string]runtime.Object{
 		"nodes": &corev1.NodeList{}, "services": &corev1.ServiceList{},
 		"endpointslices": &discoveryv1.EndpointSliceList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
@@ -290,8 +310,15 @@ func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, res
 	defer s.mu.Unlock()
 	s.lists[resource]++
 	var items []runtime.Object
+	if convert != nil {
+		list, group = &metav1.PartialObjectMetadataList{}, metadataVersion
+	}
 	for _, o := range s.matching(resource, q) {
-		items = append(items, o)
+		if convert != nil {
+			items = append(items, convert(o))
+		} else {
+			items = append(items, o)
+		}
 	}
 	if err := meta.SetList(list, items); err != nil {
 		s.t.Error(err)
@@ -303,7 +330,7 @@ func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, res
 	}
 }
 
-func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema.GroupVersion, resource string, q url.Values) {
+func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema.GroupVersion, resource string, q url.Values, convert func(runtime.Object) runtime.Object) {
 	s.mu.Lock()
 	initial := q.Get("sendInitialEvents") == "true"
 	if initial && s.noStreaming {
@@ -346,7 +373,14 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema
 	s.mu.Unlock()
 	defer s.change(func() { delete(s.streams, st) })
 
-	write := s.writer(w, group)
+	if convert != nil {
+		group = metadataVersion
+	}
+	encode := s.writer(w, group)
+	write := encode
+	if convert != nil {
+		write = func(e watch.Event) { encode(watch.Event{Type: e.Type, Object: convert(e.Object)}) }
+	}
 	for _, e := range first {
 		write(e)
 	}
@@ -375,7 +409,7 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema
 func (s *server) bookmark(resource string) watch.Event {
 	var o source.Object
 	for _, k := range (&Options{NetworkPolicies: true}).kinds() {
-		if k.resource == resource {
+		if k.resource == resource && !k.metadata {
 			o = k.object("", "")
 		}
 	}

@@ -21,6 +21,9 @@ type Options struct {
 	// NetworkPolicies delivers NetworkPolicies too, where the API server allows it.
 	NetworkPolicies bool
 
+	// AllNodes delivers the metadata of all Nodes too.
+	AllNodes bool
+
 	// OnError is called when the API server cannot be reached or refuses a
 	// request, once for each cause while it lasts. Calls are not concurrent.
 	// Required.

@@ -116,6 +116,9 @@ func (s *store) set(object any, listed bool) (delivered, error) {
 	}
 	k.version = version
 	s.known[name] = k
+	if ok && s.kind.metadata {
+		return delivered(name), nil
+	}
 	o.SetManagedFields(nil) // may be most of the object
 	s.put(source.Event{Type: source.Set, Object: o})
 	return delivered(name), nil

@@ -48,6 +48,9 @@ type watcher struct {
 }
 
 func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
+	if k.metadata {
+		c = c.metadata()
+	}
 	client, err := c.For(k.version, k.object("", ""), k.list)
 	if err != nil {
 		return nil, err

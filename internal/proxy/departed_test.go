@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unique"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+// TestDeparted has Nodes be deleted and endpoints leave in all orders.
+func TestDeparted(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		events []string // "slice: endpoint@node ...", "+node", "-node"
+		stale  string
+	}{
+		{"Node first", []string{"+a", "s: 1@a 2@b", "-a", "s: 2@b"}, "10.0.0.1:80"},
+		{"endpoint first", []string{"+a", "s: 1@a 2@b", "s: 2@b", "-a"}, "10.0.0.1:80"},
+		{"the whole slice", []string{"s: 1@a 2@a", "-a", "s:"}, "10.0.0.1:80 10.0.0.2:80"},
+		{"the Node exists", []string{"+a", "s: 1@a", "s:"}, ""},
+		{"the endpoint is listed", []string{"+a", "s: 1@a", "-a"}, ""},
+		{"another Node", []string{"s: 1@a", "s:", "-b"}, ""},
+		{"the Node is back", []string{"s: 1@a", "-a", "+a", "s:"}, ""},
+		{"in two slices", []string{"s: 1@a", "r: 1@a", "-a", "s:"}, ""},
+		{"in no slice of two", []string{"s: 1@a", "r: 1@a", "-a", "s:", "r:"}, "10.0.0.1:80"},
+		{"moves between slices", []string{"s: 1@a", "-a", "r: 1@a", "s:"}, ""},
+		{"the address is used again", []string{"s: 1@a", "s:", "s: 1@b", "-a"}, ""},
+		{"and leaves again", []string{"s: 1@a", "s:", "s: 1@b", "s:", "-a"}, ""},
+		{"and leaves with its Node", []string{"s: 1@a", "s:", "s: 1@b", "s:", "-a", "-b"}, "10.0.0.1:80"},
+		{"is back before it is reported", []string{"s: 1@a", "-a", "s:", "r: 1@b"}, ""},
+		{"without a Node", []string{"s: 1@", "s:", "-"}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := newDeparted()
+			for _, e := range test.events {
+				d.play(t, e)
+			}
+			got := ""
+			for _, f := range d.take() {
+				slices.SortFunc(f.Backends, desired.Backend.Compare)
+				for _, b := range f.Backends {
+					got += " " + b.String()
+				}
+			}
+			if got != "" {
+				got = got[1:]
+			}
+			if got != test.stale || d.take() != nil {
+				t.Errorf("%q, want %q", got, test.stale)
+			}
+			for _, slice := range []string{"s:", "r:"} {
+				d.play(t, slice)
+			}
+			for _, node := range []string{"-a", "-b", "-"} {
+				d.play(t, node)
+			}
+			d.take()
+			if n := len(d.slices) + len(d.listed) + len(d.onNode) + len(d.left) + len(d.last) + len(d.gone); n > 0 {
+				t.Errorf("it retains %+v", d)
+			}
+		})
+	}
+}
+
+// play applies an event of TestDeparted.
+func (d *departed) play(t *testing.T, event string) {
+	t.Helper()
+	name := event[:1]
+	switch {
+	case name == "+":
+		d.setNode(event[1:])
+		return
+	case name == "-":
+		d.deleteNode(event[1:])
+		return
+	}
+	s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{
+		{Port: ptr.To[int32](80)}, {Port: ptr.To[int32](53), Protocol: ptr.To(corev1.ProtocolUDP)}, {},
+	}}
+	for _, endpoint := range strings.Fields(event[2:]) {
+		e := discoveryv1.Endpoint{Addresses: []string{"10.0.0." + endpoint[:1]}}
+		if node := endpoint[2:]; node != "" {
+			e.NodeName = &node
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	d.setSlice(types.NamespacedName{Name: name}, placedIn(s))
+}
+
+// TestDepartedIsBounded has a Node whose endpoints come and go.
+func TestDepartedIsBounded(t *testing.T) {
+	d := newDeparted()
+	for i := range 10 * mostLeft {
+		e := placed{desired.NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)), unique.Make("a")}
+		d.setSlice(types.NamespacedName{Name: "s"}, []placed{e})
+		d.setSlice(types.NamespacedName{Name: "s"}, nil)
+	}
+	if len(d.left) != mostLeft || len(d.last[unique.Make("a")]) != mostLeft {
+		t.Errorf("%d endpoints, %d in the list", len(d.left), len(d.last[unique.Make("a")]))
+	}
+	d.deleteNode("a")
+	if n := len(d.take()[0].Backends); n != mostLeft || len(d.left) != 0 {
+		t.Errorf("%d are stale, %d stay", n, len(d.left))
+	}
+}
+
+// TestResetDeletedNodes has the backend of an established connection stop answering, like a
+// machine that has lost its power. When its endpoint has left and its Node is deleted, the client
+// sees a reset, with and without another endpoint; before, and without the option, it does not.
+func TestResetDeletedNodes(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
+	for _, mode := range []string{"nftables", "iptables"} {
+		for _, others := range []int{0, 1} {
+			for _, on := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/others=%d/%t", mode, others, on), func(t *testing.T) { resetDeletedNodes(t, mode, others, on) })
+			}
+		}
+	}
+}
+
+func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
+	s := dataplanetest.NewStreet(t, 2)
+	c := dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
+	var kernel dataplane.Dataplane
+	var err error
+	if mode == "iptables" {
+		kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
+		kernel, err = iptables.New(t.Context(), c, iptables.Options{Variant: iptables.NFT})
+	} else {
+		kernel, err = nftables.New(c)
+	}
+	check(t, err)
+	defer kernel.Close()
+	conn, err := conntrack.New(s.Node.FD())
+	check(t, err)
+	defer conn.Close()
+	flows := conntrack.NewCleaner(t.Context(), conn.Clean, func(_ conntrack.Stats, err error) { check(t, err) })
+	defer flows.Close()
+	l := &loop{t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
+	l.proxy = New(l.events, desired.New(desired.Config{NodeName: "n1"}), kernel, l.metrics, Options{
+		CheckPeriod: time.Hour, StaleFlows: flows, NodeName: "n1", ResetDeletedNodes: on,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { l.done <- l.proxy.Run(ctx) }()
+	defer func() { cancel(); check(t, <-l.done) }()
+
+	dead := dataplanetest.Slice(0)
+	dead.Endpoints[0].NodeName = ptr.To("n2")
+	n2 := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}
+	set := func(o source.Object) source.Event { return source.Event{Type: source.Set, Object: o} }
+	l.events <- []source.Event{set(n2), set(dataplanetest.Service(corev1.ServiceSpec{})), set(dead), synced}
+	web := netip.MustParseAddrPort("10.96.0.1:80")
+	l.until("the Service is served", func() bool { _, err := s.Client.Connect(lab.TCP, web); return err == nil })
+	stream, err := s.Client.Stream(lab.TCP, web, 5*time.Millisecond, lab.Timeout(100*time.Millisecond))
+	check(t, err)
+	defer stream.Close()
+	l.until("echoes", func() bool { return stream.Stats().Received > 3 })
+
+	drop := fmt.Sprintf("add table ip dead; add chain ip dead forward { type filter hook forward priority 0; }; "+
+		"add rule ip dead forward ip daddr 10.244.1.3 tcp dport %d drop", dataplanetest.FirstPort)
+	if out, err := s.Node.Run(t.Context(), "nft", drop); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	l.until("no echo", func() bool { return stream.Stats().Failed > 1 })
+	events := []source.Event{{Type: source.Delete, Object: dead}}
+	for i := range others {
+		events = append(events, set(dataplanetest.Slice(1+i)))
+	}
+	l.events <- events
+	hangs := func(why string) {
+		t.Helper()
+		before := stream.Stats().Failed
+		l.until("more messages without an echo", func() bool { return stream.Stats().Ended || stream.Stats().Failed > before+2 })
+		if s := stream.Stats(); s.Ended {
+			t.Errorf("%s, the connection ended: %v", why, s.Last)
+		}
+	}
+	hangs("although the Node exists")
+	l.events <- []source.Event{{Type: source.Delete, Object: n2}}
+	if !on {
+		hangs("although the option is off")
+		return
+	}
+	l.until("the connection is reset", func() bool { return stream.Stats().Ended })
+	if s := stream.Stats(); !errors.Is(s.Last, unix.ECONNRESET) {
+		t.Errorf("the connection ended by %v", s.Last)
+	}
+}
