@@ -6,8 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os/exec"
-	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +62,8 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	if err := b.removeProbe(ctx); err != nil {
 		return nil, err
 	}
-	for _, t := range slices.Clone(b.tables) {
+	var tables []*table // of families that can be served
+	for _, t := range b.tables {
 		m, err := b.probeSets(ctx, t.family)
 		if err == nil && m == nil {
 			m, err = b.probeRules(ctx, t.family)
@@ -76,12 +77,13 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 		case err != nil:
 			return nil, fmt.Errorf("probing the features of the node: %w", err)
 		case m == nil:
-			continue
+			tables = append(tables, t)
+		default:
+			m.Family = t.family
+			b.missing = append(b.missing, *m)
 		}
-		m.Family = t.family
-		b.missing = append(b.missing, *m)
-		b.tables = slices.DeleteFunc(b.tables, func(other *table) bool { return other == t })
 	}
+	b.tables = tables
 	return b.missing, nil
 }
 
@@ -136,19 +138,21 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 	if f == desired.IPv6 {
 		address = "[::1]"
 	}
-	var input strings.Builder
+	var input []byte
 	for _, table := range chainTables {
-		input.WriteString("*" + table + "\n:" + probeName + " - [0:0]\n")
+		var text []byte
 		for _, e := range all {
 			for _, rule := range e.rules {
 				if e.table == table {
-					input.WriteString("-A " + probeName + " " + strings.Replace(rule, "%s", address, 1) + "\n")
+					text = append(text, strings.Replace(rule, "%s", address, 1)+"\n"...)
 				}
 			}
 		}
-		input.WriteString("COMMIT\n")
+		out := &script{now: registry{}}
+		out.chain(probeName, text)
+		input = append(input, out.finish(table, math.MaxInt)...)
 	}
-	refused = b.variant.restore(ctx, b.config.NetNS, f, []byte(input.String()))
+	refused = b.variant.restore(ctx, b.config.NetNS, f, input)
 	return refused, b.removeProbe(context.WithoutCancel(ctx))
 }
 

@@ -40,10 +40,7 @@ func (t *table) forget(v Variant) {
 type step struct {
 	table *table
 	sets  setWrites
-
-	cluster, external, local, hairpin []edit
-	forward                           []edit // of the table filter
-	pools                             []*pool
+	pools []*pool
 
 	scripts map[string]*script // by table
 }
@@ -63,11 +60,10 @@ func (s *step) write() {
 	for _, p := range s.pools {
 		p.write(out)
 	}
-	t.cluster.change(out, s.cluster)
-	t.external.change(out, s.external)
-	t.local.change(out, s.local)
-	t.hairpin.change(out, s.hairpin)
-	t.forward.change(s.scripts[tableFilter], s.forward)
+	for _, tr := range []*tree{&t.cluster, &t.external, &t.local, &t.hairpin} {
+		tr.write(out)
+	}
+	t.forward.write(s.scripts[tableFilter])
 }
 
 // touch marks the pool's chains for writing.
@@ -81,8 +77,11 @@ func (s *step) touch(p *pool) {
 // take records a change, and returns a step for each family that writes it.
 func (b *Backend) take(change *desired.Change) []*step {
 	steps := make([]*step, len(families))
+	for _, f := range families {
+		steps[f] = &step{table: &table{family: f}} // not written unless the family is served
+	}
 	for _, t := range b.tables {
-		steps[t.family] = &step{table: t}
+		steps[t.family].table = t
 	}
 	stale := map[desired.FrontendKey]bool{} // frontends whose memberships may differ
 	for i := range change.Pools {
@@ -93,13 +92,11 @@ func (b *Backend) take(change *desired.Change) []*step {
 		delete(stale, c.Key())
 	}
 	for key := range stale {
-		f, s := b.frontends[key], steps[desired.FamilyOf(key.Addr())]
-		if f == nil || s == nil {
-			continue
+		if f := b.frontends[key]; f != nil {
+			was := *f
+			f.in = b.memberships(f.Frontend)
+			steps[desired.FamilyOf(key.Addr())].sets.update(&was, f)
 		}
-		was := *f
-		f.in = b.memberships(f.Frontend)
-		s.sets.update(&was, f)
 	}
 	for i := range change.Pools {
 		if c := &change.Pools[i]; c.Gone {
@@ -107,12 +104,10 @@ func (b *Backend) take(change *desired.Change) []*step {
 		}
 	}
 	for _, s := range steps {
-		if s != nil {
-			s.sets.addresses(s.table.family, change)
-			s.hairpins(change.HairpinIPs)
-		}
+		s.sets.addresses(s.table.family, change)
+		s.hairpins(change.HairpinIPs)
 	}
-	return slices.DeleteFunc(steps, func(s *step) bool { return s == nil })
+	return slices.DeleteFunc(steps, func(s *step) bool { return !slices.Contains(b.tables, s.table) })
 }
 
 func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.FrontendKey]bool) {
@@ -127,9 +122,7 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 	wasEmpty, was := len(p.Slots) == 0, p.IfEmpty
 	p.replace(c.Removed, c.Added)
 	p.IfEmpty = c.IfEmpty
-	if s != nil {
-		s.touch(p)
-	}
+	s.touch(p)
 	if wasEmpty != (len(p.Slots) == 0) || was != p.IfEmpty {
 		for _, f := range p.Frontends {
 			stale[f.FrontendKey] = true
@@ -138,9 +131,6 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 }
 
 func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
-	if s == nil {
-		return // a family that is not served
-	}
 	was := b.frontends[c.Key()]
 	if c.Old != nil {
 		s.lead(c.Old, true, b)
@@ -169,20 +159,20 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 // lead edits the rules that lead from a frontend to its pools.
 func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
 	key := frontendTreeKey(f.FrontendKey)
-	set := func(edits *[]edit, id desired.PoolID) {
+	set := func(t *tree, id desired.PoolID) {
 		rule := ""
 		if !gone {
 			rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools.Get(id).name()
 		}
-		*edits = append(*edits, edit{leaf{key, rule}, gone})
+		t.edit(key, rule, gone)
 	}
-	edits := &s.cluster
 	if f.Kind.External() {
-		edits = &s.external
+		set(&s.table.external, f.Pool)
+	} else {
+		set(&s.table.cluster, f.Pool)
 	}
-	set(edits, f.Pool)
 	if f.LocalPool != desired.NoPool {
-		set(&s.local, f.LocalPool)
+		set(&s.table.local, f.LocalPool)
 	}
 }
 
@@ -203,7 +193,7 @@ func (s *step) hairpins(c desired.AddressChange) {
 			return
 		}
 		match, key := fmt.Sprintf("-s %s/%d -d %[1]s/%d", a, a.BitLen()), addrTreeKey(a)
-		s.hairpin = append(s.hairpin, edit{leaf{key, match + " -g " + chainMasquerade}, !add})
-		s.forward = append(s.forward, edit{leaf{key, match + " -j ACCEPT"}, !add})
+		s.table.hairpin.edit(key, match+" -g "+chainMasquerade, !add)
+		s.table.forward.edit(key, match+" -j ACCEPT", !add)
 	})
 }

@@ -56,6 +56,7 @@ type tree struct {
 	branches  int    // at most
 
 	leaves []leaf // in order
+	edits  []edit // not written yet
 	root   *branch
 }
 
@@ -81,18 +82,23 @@ type edit struct {
 	gone bool
 }
 
-// change makes edits, of which the last one for a key counts, and writes chains that differ.
-func (t *tree) change(out *script, edits []edit) {
-	if len(edits) == 0 && t.root != nil {
+func (t *tree) edit(key treeKey, rule string, gone bool) {
+	t.edits = append(t.edits, edit{leaf{key, rule}, gone})
+}
+
+// write makes edits, of which the last one for a key counts, and writes chains that differ.
+func (t *tree) write(out *script) {
+	if len(t.edits) == 0 && t.root != nil {
 		return
 	}
-	slices.SortStableFunc(edits, func(a, b edit) int { return a.key.compare(b.key) })
-	t.leaves = merge(t.leaves, edits)
+	slices.SortStableFunc(t.edits, func(a, b edit) int { return a.key.compare(b.key) })
+	t.leaves = merge(t.leaves, t.edits)
 	if t.root == nil {
 		t.root = &branch{name: t.name}
 	}
 	t.root.from, t.root.to = 0, len(t.leaves)
-	t.write(out, t.root, t.branches, edits)
+	t.writeBranch(out, t.root, t.branches)
+	t.edits = nil
 }
 
 // merge returns the leaves after edits. Both are in order.
@@ -114,8 +120,8 @@ func merge(leaves []leaf, edits []edit) []leaf {
 	return append(out, leaves...)
 }
 
-// write writes a chain and those below it that edits are about.
-func (t *tree) write(out *script, b *branch, left int, edits []edit) {
+// writeBranch writes a chain and those below it that edits are about.
+func (t *tree) writeBranch(out *script, b *branch, left int) {
 	var text bytes.Buffer
 	if b == t.root {
 		text.WriteString(t.head)
@@ -129,11 +135,11 @@ func (t *tree) write(out *script, b *branch, left int, edits []edit) {
 			now = former[was]
 			b.below[i] = now
 			former = slices.Delete(former, was, was+1)
-			if !now.hasAny(edits) {
+			if !now.hasAny(t.edits) {
 				continue
 			}
 		}
-		t.write(out, now, left-1, edits)
+		t.writeBranch(out, now, left-1)
 	}
 	for _, gone := range former {
 		gone.drop(out)

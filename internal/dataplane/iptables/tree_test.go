@@ -129,7 +129,8 @@ func TestTree(t *testing.T) {
 					has[k] = !gone
 				}
 				out := &script{known: known, now: registry{}}
-				tr.change(out, edits)
+				tr.edits = edits
+				tr.write(out)
 				kernel.apply(t, out)
 				out.done(known)
 				maps.DeleteFunc(has, func(_ desired.FrontendKey, is bool) bool { return !is })
@@ -139,7 +140,8 @@ func TestTree(t *testing.T) {
 					all = append(all, editOf(k, false))
 				}
 				again, other := &script{now: registry{}}, chainsOf{}
-				fresh.change(again, all)
+				fresh.edits = all
+				fresh.write(again)
 				other.apply(t, again)
 				if fmt.Sprint(kernel) != fmt.Sprint(other) {
 					t.Fatalf("step %d: changes and a tree made at once differ", step)
@@ -184,7 +186,8 @@ func testTreeOfMany(t *testing.T, n int, name string, v Variant) {
 		edits = append(edits, editOf(k, false))
 	}
 	out := &script{now: registry{}}
-	tr.change(out, edits)
+	tr.edits = edits
+	tr.write(out)
 	kernel.apply(t, out)
 	out.done(known)
 	most, sum, deep := 0, 0, 0
@@ -202,7 +205,8 @@ func testTreeOfMany(t *testing.T, n int, name string, v Variant) {
 	lines := 0
 	for i := range 100 {
 		out := &script{known: known, now: registry{}}
-		tr.change(out, []edit{editOf(key(r, n+i), false)})
+		tr.edits = []edit{editOf(key(r, n+i), false)}
+		tr.write(out)
 		out.finish(tableNAT, math.MaxInt)
 		out.done(known)
 		lines = max(lines, out.lines)
