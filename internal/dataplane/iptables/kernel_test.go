@@ -673,7 +673,7 @@ func TestSiblingKeepsClients(t *testing.T) {
 				cluster = desired.PoolID(id)
 			}
 		}
-		list := "/proc/net/xt_recent/" + listPrefix + k.pools.Get(cluster).hash(local.String())
+		list := "/proc/net/xt_recent/" + prefix + k.pools.Get(cluster).hash(local.String())
 		k.run("echo +192.0.2.1 > " + list)
 		without := &desired.Change{Pools: []desired.PoolChange{{ID: cluster, Removed: []desired.Backend{local}, Sticky: true}}}
 		if _, err := k.Apply(t.Context(), without); err != nil {

@@ -3,6 +3,8 @@
 package iptables
 
 import (
+	"crypto/sha256"
+	"encoding/base32"
 	"fmt"
 	"math"
 	"slices"
@@ -16,6 +18,19 @@ import (
 // fanOut is the maximum number of rules with which a chain chooses among endpoints, up to
 // fanOut * fanOut * fanOut endpoints.
 const fanOut = 16
+
+// poolPrefixes begin the names of the chains of pools, by desired.Scope.
+var poolPrefixes = [...]string{desired.Cluster: prefix + "SVC-", desired.Local: prefix + "LOC-"}
+
+// stickyPrefix begins the names of the chains of endpoints with session affinity.
+const stickyPrefix = prefix + "SEP-"
+
+// hashOf returns 13 characters that stand for names, the same in every run. The name of a
+// chain can have 28.
+func hashOf(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:8])
+}
 
 // pool is a pool as programmed.
 type pool struct {
@@ -118,7 +133,7 @@ func (w *poolWriter) recent(do string, b desired.Backend) string {
 	if w.Family == desired.IPv6 {
 		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
 	}
-	return fmt.Sprintf("-m recent --%s --name %s --mask %s --rsource", do, listPrefix+w.hash(b.String()), mask)
+	return fmt.Sprintf("-m recent --%s --name %s --mask %s --rsource", do, prefix+w.hash(b.String()), mask)
 }
 
 func (w *poolWriter) endpointChain(b desired.Backend) string {

@@ -15,6 +15,33 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 )
 
+// prefix begins the names of all our chains and sets.
+const prefix = "SLIP-"
+
+// Chains that always exist.
+const (
+	chainServices   = prefix + "SERVICES" // the tree of ClusterIPs begins in it
+	chainExternal   = prefix + "EXTERNAL"
+	chainOutside    = prefix + "OUTSIDE"
+	chainMasquerade = prefix + "MASQUERADE"
+
+	// In the table filter.
+	chainFirewall   = prefix + "FIREWALL"
+	chainInput      = prefix + "INPUT"
+	chainForward    = prefix + "FORWARD"
+	chainTranslated = prefix + "TRANSLATED"
+	chainLocalnet   = prefix + "LOCALNET" // stays while route_localnet is set (Remove)
+
+	// Chains that other trees begin in.
+	chainExternalTree = prefix + "TREE-EXTERNAL"
+	chainLocalTree    = prefix + "TREE-LOCAL"
+	chainHairpinTree  = prefix + "TREE-HAIRPIN"
+	chainForwardTree  = prefix + "TREE-FORWARD" // in the table filter
+
+	// branchPrefix begins the names of a tree's other chains.
+	branchPrefix = prefix + "BR-"
+)
+
 const (
 	tableNAT    = "nat"
 	tableFilter = "filter"

@@ -5,9 +5,14 @@
 package ctnetlink
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"iter"
 	"net/netip"
+	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -127,5 +132,122 @@ func (t Tuple) Encode(a *netlink.AttributeEncoder, typ uint16) {
 			return nil
 		})
 		return nil
+	})
+}
+
+// Conn is a netlink socket to the conntrack table of one network namespace. It is for
+// one goroutine at a time.
+type Conn struct {
+	sock *netlink.Conn
+	raw  syscall.RawConn
+}
+
+// Dial opens a socket in the network namespace that the file descriptor names, or in the
+// calling thread's when netns is 0. Its use needs CAP_NET_ADMIN there and
+// CONFIG_NF_CT_NETLINK, which kernels load on demand; without it requests fail with EINVAL.
+func Dial(netns int) (*Conn, error) {
+	sock, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{
+		NetNS:             netns,
+		MessageBufferSize: 64 << 10, // the kernel puts up to 32 KiB into one datagram of a dump
+	})
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket to conntrack: %w", err)
+	}
+	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
+		if err := sock.SetOption(o, true); err != nil {
+			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
+		}
+	}
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, sock.Close())
+	}
+	return &Conn{sock, raw}, nil
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return c.sock.Close() }
+
+// Header is the fixed part of a message (struct nfgenmsg), the start of its data.
+func Header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
+
+// Dump has the kernel report the entries of an address family (AF_UNSPEC is all) that
+// agree with the attributes, and calls visit with the data of each. It returns ctx's error
+// when ctx ends before that.
+func (c *Conn) Dump(ctx context.Context, family uint8, attributes []byte, visit func(data []byte)) error {
+	return c.exchange(ctx, func() error {
+		_, err := c.sock.Send(netlink.Message{
+			Header: netlink.Header{Type: MsgGet, Flags: netlink.Request | netlink.Dump},
+			Data:   append(Header(family), attributes...),
+		})
+		if err != nil {
+			return fmt.Errorf("request for a dump: %w", err)
+		}
+		for m, err := range c.sock.ReceiveIter() {
+			if err != nil {
+				return fmt.Errorf("dump: %w", err)
+			}
+			visit(m.Data)
+		}
+		return nil
+	})
+}
+
+// Execute sends requests at once and calls answer with the kernel's answer to each, nil
+// for an acknowledgement. The answers to all requests have to fit into the socket's queue:
+// 64 do. An error is a failure to send or to read, or ctx's.
+func (c *Conn) Execute(ctx context.Context, requests []netlink.Message, answer func(error)) error {
+	return c.exchange(ctx, func() error {
+		if _, err := c.sock.SendMessages(requests); err != nil {
+			return fmt.Errorf("%d requests: %w", len(requests), err)
+		}
+		for range requests {
+			_, err := c.sock.Receive()
+			var op *netlink.OpError
+			if err != nil && !(errors.As(err, &op) && op.Sequence != 0) {
+				return fmt.Errorf("answer to a request: %w", err)
+			}
+			answer(err)
+		}
+		return nil
+	})
+}
+
+// exchange runs f, whose use of the socket fails when ctx ends.
+func (c *Conn) exchange(ctx context.Context, f func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := c.sock.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	c.drain()
+	expired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.sock.SetDeadline(time.Unix(1, 0))
+		close(expired)
+	})
+	err := f()
+	if !stop() {
+		<-expired // else it would meet the next exchange
+	}
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// drain discards answers that a failed exchange has left in the socket, so that the next
+// exchange does not read them.
+func (c *Conn) drain() {
+	var buf [1]byte // the rest of a datagram is dropped
+	// An error is reported by the next exchange.
+	_ = c.raw.Read(func(fd uintptr) bool {
+		for {
+			_, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+			if err != nil && err != unix.EINTR && err != unix.ENOBUFS {
+				return true
+			}
+		}
 	})
 }

@@ -140,21 +140,16 @@ func (c *Conn) write(command int, name string, m Member, do func(string, *netlin
 	return nil
 }
 
-// encode is the member as the library has it. Without a length a net is one address.
+// encode is the member as the library has it.
 func (m Member) encode() *netlink.IPSetEntry {
 	e := &netlink.IPSetEntry{Replace: true}
-	n := net.IP(m.Net.Addr().AsSlice())
-	bits := uint8(0)
-	if !m.Net.IsSingleIP() {
-		bits = uint8(max(m.Net.Bits(), 0))
-	}
+	n, bits := net.IP(m.Net.Addr().AsSlice()), uint8(max(m.Net.Bits(), 0))
 	if !m.Addr().IsValid() {
 		e.IP, e.CIDR = n, bits
 		return e
 	}
 	port := m.Port()
-	e.IP, e.Protocol, e.Port = net.IP(m.Addr().AsSlice()), &m.Protocol, &port
-	e.IP2, e.CIDR2 = n, bits
+	e.IP, e.Protocol, e.Port, e.IP2, e.CIDR2 = net.IP(m.Addr().AsSlice()), &m.Protocol, &port, n, bits
 	return e
 }
 

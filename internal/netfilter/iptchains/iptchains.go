@@ -92,36 +92,6 @@ func (t Table) View(do func(View) error) error {
 	return do(v)
 }
 
-// View reads and changes a table.
-type View interface {
-	// Chains lists the table's chains, as they are now.
-	Chains() ([]Chain, error)
-	// Jumps lists the rules of one of them that lead to another.
-	Jumps(chain string) ([]Jump, error)
-	// Packets returns how many packets each rule of a chain has matched, in order. The
-	// chain is not a built-in one. One that does not exist has no rules.
-	Packets(chain string) ([]uint64, error)
-	// Remove removes rules, and chains with their rules. No packet reaches the chains
-	// after the removal of the former.
-	Remove(ctx context.Context, rules []Jump, chains []string) error
-
-	// lock keeps the commands of the variant from changing the table.
-	lock(context.Context) (unlock func(), err error)
-	close()
-}
-
-// Chain is a chain of a table. It is used by its rules, and by the rules that lead to it.
-type Chain struct {
-	Name string
-	Uses int
-}
-
-// Jump is a rule that leads from one chain to another.
-type Jump struct {
-	From, To string
-	rule     uint64 // in nf_tables its handle, in x_tables its index
-}
-
 // Remove removes an owner's chains from all tables of the calling thread's network
 // namespace. It removes as much as it can; chains that stay are errors too.
 func Remove(ctx context.Context, o Owner) error {
