@@ -14,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 )
 
 // Reconcile implements dataplane.Dataplane. It reads all chains and sets, writes those that
@@ -27,7 +28,8 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	for _, t := range b.tables {
 		t.forget(b.variant)
 	}
-	liberal := tcpIsLiberal(b.config.NetNS)
+	liberal := false
+	_ = inside(b.config.NetNS, func() error { liberal = sysctl.TCPIsLiberal(); return nil })
 	steps := b.take(full)
 	for _, s := range steps {
 		if err := b.restore(ctx, s, full, liberal, &stats); err != nil {

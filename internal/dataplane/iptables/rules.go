@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 
@@ -134,8 +133,9 @@ func in(f desired.Family, k setKind, by string) string {
 
 func (w *ruleWriter) in(k setKind, by string) string { return in(w.family, k, by) }
 
-func (w *ruleWriter) notIn(k setKind, by string) string {
-	return "-m set ! --match-set " + setName(w.family, k) + " " + by
+// notAllowed matches packets to restricted frontends from sources that may not connect.
+func (w *ruleWriter) notAllowed() string {
+	return w.in(setRestricted, byFrontend) + " -m set ! --match-set " + setName(w.family, setSources) + " " + byFrontend + ",src"
 }
 
 // byFrontend is how packets are looked up in sets of frontends.
@@ -167,7 +167,7 @@ func (w *ruleWriter) masquerade(c dataplane.Config, m desired.Masquerade, local 
 // nat writes the chains of the table nat that do not depend on Services.
 func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 	external := []string{
-		w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j RETURN",
+		w.notAllowed() + " -j RETURN",
 		w.in(setLocal, byFrontend) + " -g " + chainOutside,
 	}
 	external = append(external, w.masquerade(c, full.Masquerade.External, full.Local, "")...)
@@ -197,7 +197,7 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	if w.family == desired.IPv6 {
 		unreachable = "icmp6-port-unreachable"
 	}
-	firewall := []string{w.in(setRestricted, byFrontend) + " " + w.notIn(setSources, byFrontend+",src") + " -j DROP"}
+	firewall := []string{w.notAllowed() + " -j DROP"}
 	for _, match := range []string{w.in(setReject, byFrontend), w.in(setClusterIPs, "dst") + notOurs} {
 		if len(firewall) > 1 {
 			firewall = append(firewall, w.in(setDrop, byFrontend)+" -j DROP")
@@ -250,15 +250,4 @@ func podMatch(l desired.LocalTraffic, f desired.Family) (from, notFrom string) {
 		return "", ""
 	}
 	return match, "! " + match
-}
-
-// tcpIsLiberal says whether conntrack accepts TCP segments out of window
-// (net.netfilter.nf_conntrack_tcp_be_liberal).
-func tcpIsLiberal(netns int) (liberal bool) {
-	_ = inside(netns, func() error {
-		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-		liberal = err == nil && strings.TrimSpace(string(text)) != "0"
-		return err
-	})
-	return liberal
 }

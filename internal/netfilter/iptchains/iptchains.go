@@ -106,7 +106,6 @@ func Remove(ctx context.Context, o Owner) error {
 // Removed is what [Table.Remove] has done.
 type Removed struct {
 	Chains int     // how many were removed
-	Any    bool    // the table was changed
 	Kept   []error // chains that stay, as rules of others lead to them
 }
 
@@ -134,7 +133,7 @@ func (t Table) Remove(ctx context.Context, o Owner) (done Removed, err error) {
 	if err != nil {
 		return done, fmt.Errorf("removing %s's chains from %s: %w", o.Name, t, err)
 	}
-	done.Chains, done.Any = len(p.chains), p.any()
+	done.Chains = len(p.chains)
 	return done, nil
 }
 
@@ -149,7 +148,7 @@ func tryRemove(ctx context.Context, v View, o *Owner) (p plan, err error) {
 		return p, err
 	}
 	defer unlock()
-	if p, err = makePlan(v, o); err != nil || !p.any() {
+	if p, err = makePlan(v, o); err != nil || len(p.chains)+len(p.jumps) == 0 {
 		return p, err
 	}
 	return p, v.Remove(ctx, p.jumps, p.chains)
@@ -166,8 +165,6 @@ type plan struct {
 	jumps  []Jump // of the owner, in built-in chains
 	kept   []Jump // of others, to chains that therefore stay
 }
-
-func (p *plan) any() bool { return len(p.chains)+len(p.jumps) > 0 }
 
 func makePlan(v View, o *Owner) (p plan, err error) {
 	all, err := v.Chains()

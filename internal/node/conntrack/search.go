@@ -43,11 +43,13 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			continue
 		}
 		for _, family := range []family{ipv4, ipv6} {
-			frontends, backends := ofFamily(f, family)
-			if len(frontends) == 0 || len(backends) == 0 && !f.Only {
-				continue
+			frontends, backends := ofFamily(family, f.Frontends), set{}
+			for _, b := range ofFamily(family, f.Backends) {
+				backends[b] = true
 			}
-			searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Only)
+			if len(frontends) > 0 && (len(backends) > 0 || f.Only) {
+				searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Only)
+			}
 		}
 	}
 	return append(searches, tcp...)
@@ -64,23 +66,17 @@ func (s *search) addTCP(backend netip.AddrPort) {
 	s.filter.replies.add(backend)
 }
 
-// ofFamily returns the frontends and backends of one family.
-func ofFamily(f desired.StaleFlows, family family) (frontends []netip.AddrPort, backends set) {
-	for _, k := range f.Frontends {
-		if e := netip.AddrPortFrom(k.Addr().Unmap(), k.Port()); familyOf(e) == family {
-			frontends = append(frontends, e)
+// ofFamily returns the addresses and ports of one family.
+func ofFamily[T interface {
+	Addr() netip.Addr
+	Port() uint16
+}](f family, all []T) (out []netip.AddrPort) {
+	for _, t := range all {
+		if e := netip.AddrPortFrom(t.Addr().Unmap(), t.Port()); familyOf(e) == f {
+			out = append(out, e)
 		}
 	}
-	if frontends == nil {
-		return nil, nil
-	}
-	backends = make(set, len(f.Backends))
-	for _, b := range f.Backends {
-		if e := netip.AddrPortFrom(b.Addr(), b.Port()); familyOf(e) == family {
-			backends[e] = true
-		}
-	}
-	return frontends, backends
+	return out
 }
 
 // searchIn returns the search in a family, which it creates if there is none.

@@ -65,6 +65,13 @@ func (c Conntrack) apply(root string) error {
 	return errors.Join(errs...)
 }
 
+// TCPIsLiberal reports whether conntrack accepts TCP segments out of window in the calling
+// thread's network namespace.
+func TCPIsLiberal() bool {
+	n, err := read("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && n != 0
+}
+
 // UDPTimeouts returns the kernel's timeouts of flows of UDP without and with answers, or its
 // defaults if they cannot be read.
 func UDPTimeouts() (unreplied, stream time.Duration) {

@@ -160,7 +160,7 @@ func removeTable(table nfnl.Table) (out outcome) {
 func removeChains(ctx context.Context, table iptchains.Table) (out outcome) {
 	removed, err := table.Remove(ctx, kubeProxy)
 	out.stays, out.failed = removed.Kept, err
-	if removed.Any {
+	if removed.Chains > 0 {
 		out.removed = []string{fmt.Sprintf("%d chains of %s", removed.Chains, table)}
 	}
 	return out
