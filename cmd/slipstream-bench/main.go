@@ -32,7 +32,14 @@ func main() {
 		Short: "Measure Slipstream as a parent process asks",
 		RunE:  func(_ *cobra.Command, args []string) error { return programming.RunChild(args[0], os.Stdout) },
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), newRelay(), child)
+	relay := &cobra.Command{
+		Use: "relay-child FROM TO", Hidden: true, Args: cobra.ExactArgs(2),
+		Short: "Relay connections as a parent process asks",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return forward.RunRelay(cmd.Context(), args[0], args[1], os.Stdout)
+		},
+	}
+	root.AddCommand(newSync(), newThroughput(), newCRR(), newRelay(), child, relay)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
 		os.Exit(1)
@@ -151,5 +158,7 @@ connection and carries it to the server by splice(2). No packet of it is forward
 	o.AddFlags(cmd.Flags(), 10)
 	cmd.Flags().IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream")
 	cmd.Flags().IntVar(&o.Connections, "connections", 1000, "connections in a turn")
-	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.Relay(ctx, o) })
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) {
+		return forward.Relay(ctx, []string{"/proc/self/exe", "relay-child"}, o)
+	})
 }

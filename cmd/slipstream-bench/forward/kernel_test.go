@@ -73,7 +73,7 @@ func TestCRR(t *testing.T) {
 func TestRelay(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	o := Options{Rounds: 2, Nodes: 1, Family: FamilyIPv6, Seconds: 1, Connections: 100}
-	r, err := Relay(bounded(t), o)
+	r, err := Relay(bounded(t), relayCommand, o)
 	if err != nil {
 		t.Fatal(err)
 	}
