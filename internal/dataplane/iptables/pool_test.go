@@ -91,7 +91,7 @@ func TestSiblings(t *testing.T) {
 			Ports: []corev1.ServicePort{{Port: 80}},
 		},
 	}
-	s, b := desired.New(desired.Config{}), &Backend{}
+	s, b := desired.New(desired.Config{}), &Backend{frontends: map[desired.FrontendKey]*frontend{}}
 	for _, c := range []struct {
 		internal corev1.ServiceInternalTrafficPolicy
 		external corev1.ServiceExternalTrafficPolicy
