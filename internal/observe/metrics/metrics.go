@@ -23,25 +23,16 @@ type Metrics struct {
 	registry  *prometheus.Registry
 	kubeProxy kubeProxy
 
-	// SyncFailures counts changes and full contents that the kernel rejected, by kind.
-	SyncFailures *prometheus.CounterVec
-	// Elements counts the objects written to and deleted from the kernel.
-	Elements prometheus.Counter
-	// Repairs counts how often the ruleset was modified externally.
-	Repairs prometheus.Counter
-	// ObjectProblems counts objects, or parts of objects, that could not be applied.
-	ObjectProblems prometheus.Counter
-	// Services is the number of Services that are proxied.
-	Services prometheus.Gauge
-	// SyncGap is the least time from the last update of the kernel to the next, in
-	// seconds.
-	SyncGap prometheus.Gauge
-	// ConntrackFailures counts failures to find or delete stale conntrack entries.
+	// Their help texts, in New, say what they count.
+	SyncFailures      *prometheus.CounterVec
+	Elements          prometheus.Counter
+	Repairs           prometheus.Counter
+	ObjectProblems    prometheus.Counter
+	Services          prometheus.Gauge
+	SyncGap           prometheus.Gauge
 	ConntrackFailures prometheus.Counter
+	FeatureMissing    *prometheus.GaugeVec // by mode, family and feature
 	contested         *prometheus.GaugeVec
-	// FeatureMissing is 1 for each feature that a mode needs and the node
-	// lacks, by mode, family and feature.
-	FeatureMissing *prometheus.GaugeVec
 
 	// Of background comparisons with the kernel's content.
 	verifyRuns                      *prometheus.CounterVec

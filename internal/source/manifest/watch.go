@@ -105,6 +105,9 @@ func (w *watch) look(now time.Time) time.Duration {
 		w.log.V(4).Info("Files have changed while they were read", "err", err)
 		return settle
 	}
+	for _, f := range files {
+		w.poll = w.poll || f.err != nil // it may become readable in ways that inotify does not report
+	}
 	w.changed, w.replaced, w.since, w.files = false, false, time.Time{}, files
 	w.deliver()
 	return pollPeriod
@@ -203,7 +206,6 @@ func (w *watch) read(name string, info fs.FileInfo, now time.Time) *file {
 	}
 	data, err := readFile(filepath.Join(w.dir, name), info)
 	if err != nil {
-		w.poll = true // it may become readable in ways that inotify does not report
 		return &file{objects: was.objects, errs: was.errs, err: &Error{File: name, Errs: []error{withoutPath(err)}}}
 	}
 	content := Decode(name, data)

@@ -204,6 +204,21 @@ func TestTimeInTheFutureOfAnother(t *testing.T) {
 	c.want()
 }
 
+// TestUnreadableFileIsPolled reads a file that could not be read again without a notification.
+func TestUnreadableFileIsPolled(t *testing.T) {
+	c := newClock(t)
+	errs := 0
+	c.watch.onError = func(error) { errs++ }
+	c.overwrite("web.yaml", "")
+	c.settled()
+	c.overwrite("web.yaml", service("web", 2))
+	c.watch.look(c.newest().Add(settle))
+	c.want("Set Service default/web")
+	if errs != 1 {
+		t.Errorf("%d errors, want 1", errs)
+	}
+}
+
 // TestDirectoryWithoutSearchPermission has a directory that can be listed, but no file in
 // it can be looked at.
 func TestDirectoryWithoutSearchPermission(t *testing.T) {
