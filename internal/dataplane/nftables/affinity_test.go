@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -201,6 +202,48 @@ func TestTooManyClients(t *testing.T) {
 		t.Errorf("%v are full again", full)
 	}
 	c.counted(ClientCount{Recorded: most + once, Most: size, Full: 1}, end-most)
+}
+
+// TestRun lets clients be counted in the background, until a Service is full.
+func TestRun(t *testing.T) {
+	const size, most = 160, 160 / (share + 1)
+	c := newCrowd(t, size, 4)
+	c.clients.conn.Close() // Run opens its own
+	c.clients.period = 10 * time.Millisecond
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	full, ended := make(chan string, 1), make(chan bool)
+	go func() {
+		defer close(ended)
+		c.clients.Run(ctx, func(s types.NamespacedName, f desired.Family) {
+			select {
+			case full <- fmt.Sprint(s, " ", f):
+			default: // again, as one client more or less is at the boundary
+			}
+		}, func(err error) { t.Error(err) })
+	}()
+	client := 0
+	for got := ""; got == ""; {
+		c.connect(1, client)
+		client++
+		select {
+		case got = <-full:
+			if got != "default/web IPv4" {
+				t.Errorf("%s is full", got)
+			}
+		case <-ctx.Done():
+			t.Fatalf("the Service is not full with %d clients: %+v", client, c.clients.Count()[desired.IPv4])
+		default:
+		}
+	}
+	if n := len(c.recorded(0, client)); n < most*9/10 || n > most+10 {
+		t.Errorf("%d clients are recorded, want about %d", n, most)
+	}
+	before := c.conn.Dumps
+	if err := c.Check(t.Context()); err != nil || c.conn.Dumps != before {
+		t.Errorf("Check: %v, and %d dumps; want none", err, c.conn.Dumps-before)
+	}
+	stop()
+	<-ended
 }
 
 // flood sends a packet from each of n further client addresses to "web".

@@ -54,7 +54,8 @@ func newClientsLimit(rate uint32, unit expr.LimitTime, atOnce uint32) expr.Any {
 type Clients struct {
 	netns    int
 	commits  *nfnl.Commits
-	conn     *nfnl.Conn // of Run
+	period   time.Duration // readPeriod, except in tests
+	conn     *nfnl.Conn    // of Run
 	families [len(schemas)]familyClients
 
 	mu     sync.Mutex
@@ -78,7 +79,7 @@ type familyClients struct {
 }
 
 func (c *Clients) init(b *Backend) {
-	c.netns, c.commits = b.config.NetNS, b.conn.Commits()
+	c.netns, c.commits, c.period = b.config.NetNS, b.conn.Commits(), readPeriod
 	for f := range schemas {
 		c.counts[f].Most = int(schemas[f].affinity.Size)
 	}
@@ -121,7 +122,7 @@ func (c *Clients) Run(ctx context.Context, full func(types.NamespacedName, desir
 		return
 	}
 	context.AfterFunc(ctx, func() { c.conn.Close() }) // also ends a long dump
-	t := time.NewTicker(readPeriod)
+	t := time.NewTicker(c.period)
 	defer t.Stop()
 	for {
 		select {
