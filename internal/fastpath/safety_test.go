@@ -327,3 +327,29 @@ func TestCleaning(t *testing.T) {
 		t.Errorf("%v after %d calls", err, calls)
 	}
 }
+
+// TestDeletedNode has connections to an endpoint of a deleted Node be reset although they are
+// offloaded, and no others.
+func TestDeletedNode(t *testing.T) {
+	for _, ipv6 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold})
+			w.endpoints(other, w.web[1])
+			w.apply()
+			s, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.TCP, other, ipv6)
+			w.fast(s, bystander)
+			w.endpoints(web, w.web[1])
+			w.apply()
+			w.goesOn(s)
+			deleted := desired.StaleFlows{Protocol: desired.TCP, Backends: []desired.Backend{desired.NewBackend(portOf(w.web[0].Addr(ipv6)))}}
+			w.check2(w.Cleaning(w.clean.Clean)(t.Context(), []desired.StaleFlows{deleted}))
+			w.until("it is reset", func() bool { return s.Stats().Ended })
+			if err := s.Stats().Last; !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("it ended by %v", err)
+			}
+			w.goesOn(bystander)
+			w.fast(bystander)
+			w.unharmed(bystander)
+		})
+	}
+}

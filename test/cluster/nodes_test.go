@@ -3,13 +3,16 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -129,4 +132,44 @@ func TestNodeObject(t *testing.T) {
 	local := corev1.ServiceInternalTrafficPolicyLocal
 	inside := e.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
 	e.silent(client, site.ClusterIP(inside, false))
+}
+
+// TestDeletedNode pulls a node's cable and deletes its Node and pod, as the control plane does
+// after a while. With the option for it, a connection to the pod is then reset.
+func TestDeletedNode(t *testing.T) {
+	kind := proxyKind(t)
+	if !kind.IsSlipstream() {
+		t.Skip("an option of Slipstream")
+	}
+	e := newEnv(t)
+	lost, err := e.Machine(nodes + int(e.number))
+	e.check(err)
+	e.check(lost.Register(t.Context()))
+	e.start(kind, e.Nodes[0], func(o *proxies.Options) { o.Flags = append(o.Flags, "--reset-deleted-nodes") })
+	pod, err := lost.Pod(t.Context(), e.name("doomed"), map[string]string{"app": "doomed"})
+	e.check(err)
+	svc := e.service("doomed", nil)
+	client := e.client(0)
+	to := site.ClusterIP(svc, false)
+	e.reaches(client, lab.TCP, to, pod)
+	stream, err := client.Stream(lab.TCP, to, 20*time.Millisecond, lab.Timeout(time.Second))
+	e.check(err)
+	defer stream.Close()
+	e.check(lost.Cut(t.Context()))
+	wait := func(what string, ok func(lab.StreamStats) bool) {
+		t.Helper()
+		e.until(what, func() error {
+			if s := stream.Stats(); !ok(s) {
+				return fmt.Errorf("%+v", s)
+			}
+			return nil
+		})
+	}
+	wait("no echo", func(s lab.StreamStats) bool { return s.Failed > 0 })
+	e.check(lost.Unregister(t.Context()))
+	e.check(pod.Forget(t.Context()))
+	wait("a reset", func(s lab.StreamStats) bool { return s.Ended })
+	if err := stream.Stats().Last; !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the connection ended by %v", err)
+	}
 }

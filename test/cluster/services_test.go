@@ -3,6 +3,8 @@
 package cluster
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
@@ -118,5 +120,45 @@ func TestDualStack(t *testing.T) {
 		e.check(err)
 		reachable(!ipv6)
 		reachable(ipv6)
+	}
+}
+
+// TestContested has two Services with one external IP. All nodes report it, in one Event for each
+// port on the Service that does not have it.
+func TestContested(t *testing.T) {
+	if !proxyKind(t).IsSlipstream() {
+		t.Skip("an Event of Slipstream")
+	}
+	e := newEnv(t)
+	e.startAll()
+	external := func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"192.0.2.77"} }
+	older := e.service("web", external)
+	younger := e.service("web", external)
+	loser, winner := younger, older
+	if older.CreationTimestamp.Equal(&younger.CreationTimestamp) && younger.Name < older.Name {
+		loser, winner = older, younger
+	}
+	events := func() (notes []string) {
+		all, err := e.Plane.Client.EventsV1().Events(loser.Namespace).List(t.Context(), metav1.ListOptions{})
+		e.check(err)
+		for _, event := range all.Items {
+			if event.Reason == "FrontendContested" && event.Regarding.Kind == "Service" && event.Regarding.Name == loser.Name {
+				notes = append(notes, event.Note)
+			}
+		}
+		return notes
+	}
+	e.until("the Event", func() error {
+		if len(events()) == 0 {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	seen := map[string]bool{}
+	for _, note := range events() {
+		if seen[note] || !strings.Contains(note, "belongs to Service "+winner.Namespace+"/"+winner.Name) {
+			t.Errorf("Event %q", note)
+		}
+		seen[note] = true
 	}
 }

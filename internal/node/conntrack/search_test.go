@@ -19,7 +19,9 @@ import (
 // desired.StaleFlows and Clean.
 func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
 	if f.protocol == desired.TCP {
-		return false
+		return f.to != f.answeredBy && slices.ContainsFunc(flows, func(s desired.StaleFlows) bool {
+			return s.Protocol == desired.TCP && s.Frontends == nil && slices.Contains(s.Backends, desired.NewBackend(f.answeredBy))
+		})
 	}
 	for _, s := range flows {
 		if s.Protocol != f.protocol || !slices.ContainsFunc(s.Frontends, func(k desired.FrontendKey) bool { return k.AddrPort == f.to }) {
