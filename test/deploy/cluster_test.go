@@ -43,7 +43,8 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 `
 
-func newCluster(t testing.TB) *cluster {
+// newCluster starts a cluster, with further flags of kube-apiserver.
+func newCluster(t testing.TB, flags ...string) *cluster {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.NFTables)
 	c := &cluster{TB: t, dir: t.TempDir()}
@@ -63,7 +64,7 @@ func newCluster(t testing.TB) *cluster {
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		Namespace:    machine.Namespace,
 		Address:      apiServer,
-		APIFlags:     []string{"--authorization-mode=RBAC", "--allow-privileged=true", "--audit-policy-file=" + policy, "--audit-log-path=" + c.audit},
+		APIFlags:     append(flags, "--authorization-mode=RBAC", "--allow-privileged=true", "--audit-policy-file="+policy, "--audit-log-path="+c.audit),
 		Log:          t.Logf,
 	})
 	c.check(err)

@@ -33,7 +33,7 @@ func (c *cluster) applyAll(all objects) {
 // content, what kube-proxy had left goes, and the rights that it has are those that it
 // uses.
 func TestPod(t *testing.T) {
-	c := newCluster(t)
+	c := newCluster(t, "--feature-gates=WatchList=false") // the right to list is for such servers
 	all := chart(t, "config: {clusterCIDR: 10.244.0.0/16, nodePortAddresses: [primary]}")
 	c.applyAll(all)
 	client, address := c.service()
