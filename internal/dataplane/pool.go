@@ -20,19 +20,11 @@ type Pool struct {
 
 	Slots     []desired.Backend
 	Frontends []*desired.Frontend // that refer to the pool
-
-	index map[desired.Backend]int32 // of large pools
 }
 
 // NewPool returns an empty pool that a change describes.
 func NewPool(c *desired.PoolChange) Pool {
 	return Pool{Family: c.Family, Scope: c.Scope, Sticky: c.Sticky, Service: c.Service, IfEmpty: c.IfEmpty}
-}
-
-// Fill sets the backends of a new pool. It retains the slice.
-func (p *Pool) Fill(all []desired.Backend) {
-	p.Slots = all
-	p.keepIndex()
 }
 
 // Refer adds a frontend that refers to the pool.
@@ -62,9 +54,6 @@ func (p *Pools[P]) Set(id desired.PoolID, pool *P) {
 	(*p)[id] = pool
 }
 
-// indexFrom is the size from which a pool keeps an index of its slots.
-const indexFrom = 64
-
 // SlotChange is a slot with a changed backend.
 type SlotChange struct {
 	Slot     int
@@ -77,30 +66,48 @@ type SlotChange struct {
 // ignores removed backends that the pool does not have.
 func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
 	var changes []SlotChange
-	for _, b := range removed {
-		if i := p.find(b); i >= 0 {
-			delete(p.index, b)
-			changes = append(changes, SlotChange{Slot: i, Old: b, Had: true})
-		}
-	}
 	// In order, so that the remaining holes are near the end, where truncation
 	// removes some of them.
-	slices.SortFunc(changes, func(a, b SlotChange) int { return a.Slot - b.Slot })
+	for _, i := range p.find(removed) {
+		changes = append(changes, SlotChange{Slot: i, Old: p.Slots[i], Had: true})
+	}
 	filled := min(len(changes), len(added))
 	for k := range filled {
 		changes[k].New, changes[k].Has = added[k], true
-		p.put(changes[k].Slot, added[k])
+		p.Slots[changes[k].Slot] = added[k]
 	}
 	if filled < len(changes) {
 		changes = p.close(changes, filled)
 	}
 	for _, b := range added[filled:] {
+		changes = append(changes, SlotChange{Slot: len(p.Slots), New: b, Has: true})
 		p.Slots = append(p.Slots, b)
-		p.put(len(p.Slots)-1, b)
-		changes = append(changes, SlotChange{Slot: len(p.Slots) - 1, New: b, Has: true})
 	}
-	p.keepIndex()
 	return changes
+}
+
+// find returns the slots of backends, in order.
+func (p *Pool) find(all []desired.Backend) (slots []int) {
+	const few = 8
+	if len(all) <= few {
+		for _, b := range all {
+			if i := slices.Index(p.Slots, b); i >= 0 {
+				slots = append(slots, i)
+			}
+		}
+		slices.Sort(slots)
+		return slots
+	}
+	wanted := make(map[desired.Backend]bool, len(all))
+	for _, b := range all {
+		wanted[b] = true
+	}
+	for i, b := range p.Slots {
+		if wanted[b] {
+			slots = append(slots, i)
+		}
+	}
+	return slots
 }
 
 // close fills the holes, which are changes[from:] in order, with the backends of the last
@@ -120,44 +127,9 @@ func (p *Pool) close(changes []SlotChange, from int) []SlotChange {
 		moved := p.Slots[last]
 		changes[k].New, changes[k].Has = moved, true
 		changes = append(changes, SlotChange{Slot: last, Old: moved, Had: true})
-		p.put(hole, moved)
+		p.Slots[hole] = moved
 		last--
 	}
 	p.Slots = p.Slots[:size]
 	return changes
-}
-
-func (p *Pool) put(i int, b desired.Backend) {
-	p.Slots[i] = b
-	if p.index != nil {
-		p.index[b] = int32(i)
-	}
-}
-
-func (p *Pool) find(b desired.Backend) int {
-	if p.index != nil {
-		if i, ok := p.index[b]; ok {
-			return int(i)
-		}
-		return -1
-	}
-	for i := range p.Slots {
-		if p.Slots[i] == b {
-			return i
-		}
-	}
-	return -1
-}
-
-// keepIndex creates or drops the index, by the size of the pool.
-func (p *Pool) keepIndex() {
-	switch {
-	case p.index == nil && len(p.Slots) >= indexFrom:
-		p.index = make(map[desired.Backend]int32, 2*len(p.Slots))
-		for i, b := range p.Slots {
-			p.index[b] = int32(i)
-		}
-	case p.index != nil && len(p.Slots) < indexFrom/2:
-		p.index = nil
-	}
 }

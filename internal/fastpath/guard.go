@@ -18,10 +18,9 @@ import (
 // nftables dataplane: it reads the table when [nfnl.Conn.Generation] has changed. Rules and a
 // flowtable that were replaced by equal ones are no damage, as FlushTable does that.
 type guard struct {
-	generation uint32 // 0 if unknown
-	rules      uint64 // hash of the rules
-	suspect    bool   // another program has committed since unchecked was filled
-	unchecked  []desired.FrontendKey
+	generation uint32                // 0 if unknown
+	rules      uint64                // hash of the rules
+	unchecked  []desired.FrontendKey // since another program has committed
 }
 
 // sampleSize is how many frontends are looked up in one Check.
@@ -32,13 +31,9 @@ func (g *guard) reset(c *Controller) error {
 	*g = guard{}
 	t, err := c.conn.Contents(table)
 	if t != nil {
-		g.rules = fingerprint(t)
+		g.rules = t.Fingerprint(nil)
 	}
 	return err
-}
-
-func fingerprint(t *nfnl.Contents) uint64 {
-	return t.Fingerprint(func(string) bool { return false })
 }
 
 // Check implements dataplane.Dataplane.
@@ -70,7 +65,7 @@ func (c *Controller) checkGeneration() error {
 	if err := c.checkTable(); err != nil {
 		return err
 	}
-	c.guard.generation, c.guard.suspect = generation, true
+	c.guard.generation, c.guard.unchecked = generation, slices.Collect(maps.Keys(c.frontends))
 	return nil
 }
 
@@ -88,7 +83,7 @@ func (c *Controller) checkTable() error {
 		return damaged("it does not exist")
 	case t.Dormant:
 		return damaged("it is dormant")
-	case fingerprint(t) != c.guard.rules:
+	case t.Fingerprint(nil) != c.guard.rules:
 		return damaged("rules were modified")
 	case c.unsynced:
 		return nil
@@ -135,12 +130,9 @@ func (c *Controller) checkFlowtable(f *nfnl.Flowtable) error {
 	return nil
 }
 
-// checkSample looks up the next few frontends, after another program has committed.
+// checkSample looks up the next few frontends, in random order.
 func (c *Controller) checkSample() error {
 	g := &c.guard
-	if len(g.unchecked) == 0 && g.suspect {
-		g.unchecked, g.suspect = slices.Collect(maps.Keys(c.frontends)), false
-	}
 	n := min(sampleSize, len(g.unchecked))
 	for _, k := range g.unchecked[:n] {
 		service, exists := c.frontends[k]

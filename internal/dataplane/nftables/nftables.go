@@ -127,8 +127,7 @@ func (b *Backend) updatePools(change *desired.Change) {
 			b.pools.Set(c.ID, p)
 			// The common case of a cold start, without a search for
 			// slots and a list of their changes.
-			p.Fill(c.Added)
-			r.all = c.Added
+			p.Slots, r.all = c.Added, c.Added
 		} else {
 			r.before = drawOf(p)
 			r.slots = p.Replace(c.Removed, c.Added)

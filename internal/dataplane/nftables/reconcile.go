@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -209,10 +210,10 @@ func (s *schema) hasChain(name string) bool {
 		slices.ContainsFunc(s.sides[:], func(d side) bool { return slices.Contains(d.chainNames(), name) })
 }
 
-// explain adds the Service to a refusal by the kernel.
+// explain adds the Service to a refusal by the kernel of an element of a frontend or a pool.
 func (b *Backend) explain(err error, change *desired.Change) error {
 	var refused *nfnl.BatchError
-	if !errors.As(err, &refused) || refused.Key == nil {
+	if !errors.As(err, &refused) || len(refused.Key) < 4 {
 		return err
 	}
 	for f := range schemas {
@@ -220,32 +221,18 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 		if s.table != refused.Table {
 			continue
 		}
-		switch refused.Object {
-		case s.sides[desired.Cluster].frontends.Name, s.sides[desired.Local].frontends.Name, s.external.Name, s.sticky.Name, s.restricted.Name, s.sources.Name:
-			if key, ok := s.decodeFrontendKey(refused.Key); ok {
-				for _, c := range change.Frontends {
-					if c.Key() == key {
-						return fmt.Errorf("programming Service %s: frontend %s: %w", serviceOf(c), key, err)
-					}
-				}
+		key, ok := s.decodeFrontendKey(refused.Key)
+		for _, c := range change.Frontends {
+			if ok && c.Key() == key {
+				return fmt.Errorf("programming Service %s: frontend %s: %w", cmp.Or(c.New, c.Old).Service, key, err)
 			}
-		case s.pools.Name, s.sides[desired.Cluster].endpoints.Name, s.sides[desired.Local].endpoints.Name, s.members.Name:
-			if len(refused.Key) >= 4 {
-				id := firstNumber(refused.Key) - b.writer.base
-				for i := range change.Pools {
-					if c := &change.Pools[i]; uint32(c.ID) == id {
-						return fmt.Errorf("programming Service %s: %s endpoints: %w", c.Service, c.Family, err)
-					}
-				}
+		}
+		for i := range change.Pools {
+			// Numbers of pools are random, so no other key begins with one.
+			if c := &change.Pools[i]; b.writer.number(c.ID) == firstNumber(refused.Key) {
+				return fmt.Errorf("programming Service %s: %s endpoints: %w", c.Service, c.Family, err)
 			}
 		}
 	}
 	return err
-}
-
-func serviceOf(c desired.FrontendChange) desired.ServicePort {
-	if c.New != nil {
-		return c.New.Service
-	}
-	return c.Old.Service
 }

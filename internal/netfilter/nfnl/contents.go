@@ -47,12 +47,12 @@ func (c *Conn) Contents(t Table) (*Contents, error) {
 }
 
 // Fingerprint is a hash of the chains and their rules, as the kernel returns them, except for
-// the chains that skip selects. The kernel's encoding of a rule differs from
+// the chains that skip, if not nil, selects. The kernel's encoding of a rule differs from
 // the one in which it was sent, so a fingerprint can only be compared with an earlier one.
 func (t *Contents) Fingerprint(skip func(chain string) bool) uint64 {
 	hash := fnv.New64a()
 	write := func(chain string, parts ...[]byte) {
-		if skip(chain) {
+		if skip != nil && skip(chain) {
 			return
 		}
 		fmt.Fprintln(hash, chain)
