@@ -168,24 +168,33 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	go func() { l.done <- l.proxy.Run(ctx) }()
 	defer func() { cancel(); check(t, <-l.done) }()
 
+	// The client repeats a packet after up to some seconds.
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("waited in vain: %s", what)
+			}
+		}
+	}
 	dead := dataplanetest.Slice(0)
 	dead.Endpoints[0].NodeName = ptr.To("n2")
 	n2 := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}
 	set := func(o source.Object) source.Event { return source.Event{Type: source.Set, Object: o} }
 	l.events <- []source.Event{set(n2), set(dataplanetest.Service(corev1.ServiceSpec{})), set(dead), synced}
 	web := netip.MustParseAddrPort("10.96.0.1:80")
-	l.until("the Service is served", func() bool { _, err := s.Client.Connect(lab.TCP, web); return err == nil })
+	until("the Service is served", func() bool { _, err := s.Client.Connect(lab.TCP, web); return err == nil })
 	stream, err := s.Client.Stream(lab.TCP, web, 5*time.Millisecond, lab.Timeout(100*time.Millisecond))
 	check(t, err)
 	defer stream.Close()
-	l.until("echoes", func() bool { return stream.Stats().Received > 3 })
+	until("echoes", func() bool { return stream.Stats().Received > 3 })
 
 	drop := fmt.Sprintf("add table ip dead; add chain ip dead forward { type filter hook forward priority 0; }; "+
 		"add rule ip dead forward ip daddr 10.244.1.3 tcp dport %d drop", dataplanetest.FirstPort)
 	if out, err := s.Node.Run(t.Context(), "nft", drop); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	l.until("no echo", func() bool { return stream.Stats().Failed > 1 })
+	until("no echo", func() bool { return stream.Stats().Failed > 1 })
 	events := []source.Event{{Type: source.Delete, Object: dead}}
 	for i := range others {
 		events = append(events, set(dataplanetest.Slice(1+i)))
@@ -194,7 +203,7 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	hangs := func(why string) {
 		t.Helper()
 		before := stream.Stats().Failed
-		l.until("more messages without an echo", func() bool { return stream.Stats().Ended || stream.Stats().Failed > before+2 })
+		until("more messages without an echo", func() bool { return stream.Stats().Ended || stream.Stats().Failed > before+2 })
 		if s := stream.Stats(); s.Ended {
 			t.Errorf("%s, the connection ended: %v", why, s.Last)
 		}
@@ -205,7 +214,7 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 		hangs("although the option is off")
 		return
 	}
-	l.until("the connection is reset", func() bool { return stream.Stats().Ended })
+	until("the connection is reset", func() bool { return stream.Stats().Ended })
 	if s := stream.Stats(); !errors.Is(s.Last, unix.ECONNRESET) {
 		t.Errorf("the connection ended by %v", s.Last)
 	}
