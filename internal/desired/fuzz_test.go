@@ -135,7 +135,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 	if n := s.NoLocalEndpoints(); n != (NoLocalEndpoints{}) {
 		return fmt.Errorf("ports without local endpoints after all objects are deleted: %+v", n)
 	}
-	if n := len(s.nodePortServices) + len(s.restricted) + len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
+	if n := len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
 		return fmt.Errorf("%d lists of Services are not empty after all objects are deleted", n)
 	}
 	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.refused.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {

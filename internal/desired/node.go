@@ -104,7 +104,7 @@ func (s *State) selectNodePortAddrs() {
 	if len(removed)+len(added) == 0 {
 		return
 	}
-	for svc := range s.nodePortServices {
+	for _, svc := range s.services {
 		for _, p := range svc.ports {
 			svc.spec.eachNodePort(p, removed, s.unclaim)
 			svc.spec.eachNodePort(p, added, s.claim)
@@ -193,9 +193,12 @@ func (n NodePortAddresses) selects(ip netip.Addr) bool {
 // updateSources derives the source ranges of all Services again after the Node's
 // addresses changed.
 func (s *State) updateSources() {
-	for svc := range s.restricted {
+	for _, svc := range s.services {
+		if svc.spec == nil {
+			continue
+		}
 		former := svc.spec.sources
-		s.deriveSources(svc.spec, former)
+		s.deriveSources(svc.spec)
 		if svc.spec.sources != former {
 			s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) {
 				s.dirtyFrontend(s.frontends[key])

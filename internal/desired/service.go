@@ -24,7 +24,7 @@ const AnnotationFastPath = "slipstream.io/fast-path"
 type service struct {
 	name   types.NamespacedName
 	spec   *serviceSpec // nil while there is no Service to proxy
-	ports  []*port      // as spec.ports
+	ports  []*port
 	slices []*slice
 	health *healthState // nil for most
 }
@@ -34,7 +34,7 @@ type serviceSpec struct {
 	created    int64 // Unix time in seconds
 	clusterIPs []netip.Addr
 	external   []externalAddr // in families of clusterIPs
-	ports      []portSpec
+	ports      []*port        // of service.ports, or new
 	policy     policy
 	affinity   uint32 // seconds; 0 for none
 	healthPort uint16 // 0 for none
@@ -55,11 +55,6 @@ type externalAddr struct {
 	ip   netip.Addr
 }
 
-type portSpec struct {
-	portID
-	nodePort uint16 // 0 for none
-}
-
 // portID identifies a port of a Service. A port whose portID changes is a new port,
 // with new endpoints and pools.
 type portID struct {
@@ -71,7 +66,7 @@ type portID struct {
 
 type port struct {
 	portID
-	nodePort  uint16
+	nodePort  uint16 // 0 for none
 	name      ServicePort
 	service   *service
 	endpoints [families]*endpoints // nil without addresses of the family
@@ -125,18 +120,18 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		out.healthPort = uint16(n)
 	}
 	for i, p := range in.Spec.Ports {
-		spec := portSpec{portID{p.Name, protocolOf(p.Protocol), uint16(p.Port), out.affinity != 0}, uint16(p.NodePort)}
+		port := &port{portID: portID{p.Name, protocolOf(p.Protocol), uint16(p.Port), out.affinity != 0}, nodePort: uint16(p.NodePort)}
 		switch {
-		case spec.protocol == 0:
+		case port.protocol == 0:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].protocol", i), "no such protocol: "+string(p.Protocol))
 		case p.Port < 1 || p.Port >= 1<<16:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprintf("not a port number: %d", p.Port))
 		case p.NodePort < 0 || p.NodePort >= 1<<16:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].nodePort", i), fmt.Sprintf("not a port number: %d", p.NodePort))
-		case slices.ContainsFunc(out.ports, spec.collides):
+		case slices.ContainsFunc(out.ports, port.collides):
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d]", i), "the Service has a port of that name or number already")
 		default:
-			out.ports = append(out.ports, spec)
+			out.ports = append(out.ports, port)
 		}
 	}
 	return out
@@ -194,8 +189,8 @@ func affinitySeconds(in *corev1.Service) uint32 {
 
 // collides reports whether clients or slices cannot distinguish two ports of one
 // Service.
-func (p portSpec) collides(q portSpec) bool {
-	return p.protocol == q.protocol && (p.number == q.number || p.name == q.name)
+func (p *port) collides(q *port) bool {
+	return p.protocol == q.protocol && (p.number == q.number || p.portID.name == q.portID.name)
 }
 
 func (s *State) serviceProblem(in *corev1.Service, field, reason string) {

@@ -57,8 +57,8 @@ func comparePrefix(a, b netip.Prefix) int {
 // deriveSources computes spec.sources from a Service's source ranges. If the ranges
 // contain this node's address, the load balancer's addresses are added: if such an
 // address is assigned to an interface of the node, the node's own connections to it
-// have it as their source. An unchanged result keeps the pointer of former.
-func (s *State) deriveSources(spec *serviceSpec, former [families]*SourceRanges) {
+// have it as their source. An unchanged result keeps the pointer.
+func (s *State) deriveSources(spec *serviceSpec) {
 	for f := range Family(families) {
 		ranges := spec.ranges[f]
 		if len(ranges) == 0 && !(spec.closed && !spec.open[f]) {
@@ -75,9 +75,7 @@ func (s *State) deriveSources(spec *serviceSpec, former [families]*SourceRanges)
 			}
 			ranges = disjoint(ranges)
 		}
-		if old := former[f]; old != nil && slices.Equal(old.ranges, ranges) {
-			spec.sources[f] = old
-		} else {
+		if old := spec.sources[f]; old == nil || !slices.Equal(old.ranges, ranges) {
 			spec.sources[f] = &SourceRanges{ranges}
 		}
 	}

@@ -28,9 +28,7 @@ type State struct {
 	node         node
 	serviceCIDRs serviceCIDRs
 
-	nodePortAddrs    []netip.Addr          // that serve NodePorts
-	nodePortServices map[*service]struct{} // Services with NodePorts
-	restricted       map[*service]struct{} // Services with source ranges
+	nodePortAddrs []netip.Addr // that serve NodePorts
 
 	dirtyFrontends []*frontend
 	dirtyEndpoints []*endpoints
@@ -47,13 +45,11 @@ type State struct {
 // New returns a State without objects.
 func New(c Config) *State {
 	s := &State{
-		config:           c,
-		services:         map[types.NamespacedName]*service{},
-		slices:           map[types.NamespacedName]*slice{},
-		frontends:        map[FrontendKey]*frontend{},
-		contested:        map[types.NamespacedName]int{},
-		nodePortServices: map[*service]struct{}{},
-		restricted:       map[*service]struct{}{},
+		config:    c,
+		services:  map[types.NamespacedName]*service{},
+		slices:    map[types.NamespacedName]*slice{},
+		frontends: map[FrontendKey]*frontend{},
+		contested: map[types.NamespacedName]int{},
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP
@@ -140,13 +136,7 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 
 // setSpec replaces a Service's spec. Ports of both versions keep their pools.
 func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
-	svc := s.services[name]
-	if svc == nil {
-		if spec == nil {
-			return
-		}
-		svc = s.service(name)
-	}
+	svc := s.service(name)
 	old, oldPorts := svc.spec, svc.ports
 	svc.spec, svc.ports = spec, nil
 	if old != nil {
@@ -159,13 +149,13 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	}
 	if spec != nil {
 		s.proxied++
-		var former [families]*SourceRanges
 		if old != nil {
-			former = old.sources
+			spec.sources = old.sources
 		}
-		s.deriveSources(spec, former)
-		for _, ps := range spec.ports {
-			svc.ports = append(svc.ports, s.port(svc, oldPorts, ps))
+		s.deriveSources(spec)
+		svc.ports = spec.ports
+		for i, p := range svc.ports {
+			svc.ports[i] = s.port(svc, oldPorts, p)
 		}
 		for _, ip := range spec.clusterIPs {
 			s.clusterIPs.use(ip, 1)
@@ -178,30 +168,19 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 			s.updatePools(p, nil)
 		}
 	}
-	setMember(s.nodePortServices, svc, slices.ContainsFunc(svc.ports, func(p *port) bool { return p.nodePort != 0 }))
-	setMember(s.restricted, svc, spec != nil && len(spec.ranges[IPv4])+len(spec.ranges[IPv6]) > 0)
 	s.setHealth(svc)
 	s.deleteIfUnused(svc)
 }
 
-func setMember(set map[*service]struct{}, svc *service, in bool) {
-	if in {
-		set[svc] = struct{}{}
-	} else {
-		delete(set, svc)
-	}
-}
-
-// port returns the port among the previous ports of the Service, or a new one, with the
+// port returns the same port among the previous ports of the Service, or the new one, with the
 // pools that the Service's addresses and policies need.
-func (s *State) port(svc *service, previous []*port, spec portSpec) *port {
-	var p *port
-	if i := slices.IndexFunc(previous, func(p *port) bool { return p.portID == spec.portID }); i >= 0 {
+func (s *State) port(svc *service, previous []*port, p *port) *port {
+	if i := slices.IndexFunc(previous, func(q *port) bool { return q.portID == p.portID }); i >= 0 {
+		previous[i].nodePort = p.nodePort
 		p = previous[i]
 	} else {
-		p = &port{portID: spec.portID, service: svc, name: ServicePort{svc.name.Namespace, svc.name.Name, spec.name}}
+		p.service, p.name = svc, ServicePort{svc.name.Namespace, svc.name.Name, p.portID.name}
 	}
-	p.nodePort = spec.nodePort
 	s.updatePools(p, svc.spec)
 	return p
 }

@@ -74,7 +74,7 @@ func (p *Proxy) beginLook(ctx context.Context) {
 		return
 	}
 	v.due, v.look = false, make(chan lookResult, 1)
-	v.touched = &touched{services: map[desired.ServicePort]bool{}, subjects: map[string]bool{}}
+	v.touched = &touched{what: map[any]bool{}}
 	programmed, to := p.state.Reported(), v.look
 	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }
@@ -200,8 +200,7 @@ func compare(ctx context.Context, open func(context.Context) (Reader, error), pr
 // touched is what was programmed during a look.
 type touched struct {
 	everything bool
-	services   map[desired.ServicePort]bool // with other endpoints
-	subjects   map[string]bool              // as in dataplane.Differing
+	what       map[any]bool // the Services with other endpoints, and subjects as in dataplane.Differing
 }
 
 // note adds a change. t is nil if no look runs.
@@ -214,35 +213,33 @@ func (t *touched) note(c *desired.Change, full bool) {
 		return
 	}
 	for _, f := range c.Frontends {
-		t.subjects[f.Key().String()] = true
+		t.what[f.Key().String()] = true
 	}
 	for _, p := range c.Pools {
-		t.services[p.Service] = true
+		t.what[p.Service] = true
 	}
 	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed) {
-		t.subjects["ClusterIP "+a.String()] = true
+		t.what["ClusterIP "+a.String()] = true
 	}
 	for _, a := range slices.Concat(c.HairpinIPs.Added, c.HairpinIPs.Removed) {
-		t.subjects["hairpin "+a.String()] = true
+		t.what["hairpin "+a.String()] = true
 	}
 	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {
-		t.subjects[p.String()] = true
+		t.what[p.String()] = true
 	}
 	for _, r := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
-		t.subjects["ServiceCIDR "+r.String()] = true
+		t.what["ServiceCIDR "+r.String()] = true
 	}
 }
 
-func (t *touched) nothing() bool {
-	return !t.everything && len(t.services)+len(t.subjects) == 0
-}
+func (t *touched) nothing() bool { return !t.everything && len(t.what) == 0 }
 
 // others returns the differences that programming during the look cannot explain. A
 // difference without a subject may come from any change.
 func (t *touched) others(all []dataplane.Differing) (others []dataplane.Differing) {
 	quiet := t.nothing()
 	for _, d := range all {
-		if quiet || d.Subject != "" && !t.subjects[d.Subject] && !t.services[d.Service] {
+		if quiet || d.Subject != "" && !t.what[d.Subject] && !t.what[d.Service] {
 			others = append(others, d)
 		}
 	}

@@ -25,7 +25,7 @@ func (s *Server) metrics() http.Handler {
 	p := &paths{}
 	p.Handle("/metrics", s.options.Metrics.Handler())
 	p.text("/proxyMode", func(*http.Request) string { return s.options.Mode })
-	p.HandleFunc("/configz", s.configz)
+	p.Handle("/configz", http.HandlerFunc(s.configz))
 	p.text("/healthz", ping)
 	p.text("/healthz/ping", func(*http.Request) string { return "ok" })
 	slis.SLIMetricsWithReset{}.Install(p)
@@ -49,15 +49,10 @@ func (p *paths) Handle(path string, h http.Handler) {
 	p.ServeMux.Handle(path, h)
 }
 
-// HandleFunc is Handle for a function.
-func (p *paths) HandleFunc(path string, h func(http.ResponseWriter, *http.Request)) {
-	p.Handle(path, http.HandlerFunc(h))
-}
-
 func (p *paths) text(path string, answer func(*http.Request) string) {
-	p.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+	p.Handle(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writeText(w, http.StatusOK, answer(r))
-	})
+	}))
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {

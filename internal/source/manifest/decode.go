@@ -74,16 +74,17 @@ func Decode(file string, data []byte) *Content {
 	_ = workers.Wait()
 
 	c := &Content{}
-	first := map[key]int{}
+	first := map[string]int{}
 	for _, p := range parts {
 		c.Errors = append(c.Errors, p.errors...)
 		c.Ignored = append(c.Ignored, p.ignored...)
 		for _, o := range p.objects {
-			if d, ok := first[keyOf(o.Object)]; ok {
+			name := source.Name(o.Object)
+			if d, ok := first[name]; ok {
 				c.Errors = append(c.Errors, o.error(file, fmt.Errorf("document %d of this file already has it: the first one counts", d)))
 				continue
 			}
-			first[keyOf(o.Object)] = o.Document
+			first[name] = o.Document
 			c.Objects = append(c.Objects, o)
 			for _, w := range warnings(o.Object) {
 				c.Warnings = append(c.Warnings, o.error(file, errors.New(w)).Error())
@@ -95,12 +96,6 @@ func Decode(file string, data []byte) *Content {
 
 func (o *Object) error(file string, err error) *Error {
 	return &Error{File: file, Document: o.Document, Item: o.Item, Object: source.Name(o.Object), Errs: []error{err}}
-}
-
-type key struct{ kind, namespace, name string }
-
-func keyOf(o source.Object) key {
-	return key{source.Kind(o), o.GetNamespace(), o.GetName()}
 }
 
 // jsonValues splits a document that consists of JSON values that follow each other.

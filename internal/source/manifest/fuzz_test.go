@@ -32,12 +32,12 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("error %q", s)
 			}
 		}
-		seen := map[key]bool{}
+		seen := map[string]bool{}
 		for _, o := range c.Objects {
-			if seen[keyOf(o.Object)] {
+			if seen[source.Name(o.Object)] {
 				t.Errorf("%s twice", source.Name(o.Object))
 			}
-			seen[keyOf(o.Object)] = true
+			seen[source.Name(o.Object)] = true
 			if faults := Validate(o.Object); len(faults) > 0 {
 				t.Errorf("%s is accepted but not valid: %v", source.Name(o.Object), faults)
 			}

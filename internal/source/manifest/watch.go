@@ -35,10 +35,10 @@ type watch struct {
 	replaced bool        // the directory is another one than before
 	since    time.Time   // since when changes delay reading; zero if they do not
 
-	files    map[string]*file      // by name
-	objects  map[key]source.Object // as delivered
-	problems []*Error              // of files
-	reported map[string]bool       // messages of errors that persist
+	files    map[string]*file         // by name
+	objects  map[string]source.Object // as delivered, by source.Name
+	problems []*Error                 // of files
+	reported map[string]bool          // messages of errors that persist
 	synced   bool
 }
 
@@ -60,7 +60,7 @@ func newWatch(dir string) (*watch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
-	w := &watch{dir: dir, notify: notify, files: map[string]*file{}, objects: map[key]source.Object{}}
+	w := &watch{dir: dir, notify: notify, files: map[string]*file{}, objects: map[string]source.Object{}}
 	if err = w.follow(); err == nil {
 		_, err = os.ReadDir(dir)
 	}
@@ -249,11 +249,11 @@ func withoutPath(err error) error {
 }
 
 func missing(before, now []Object) []Object {
-	have := map[key]bool{}
+	have := map[string]bool{}
 	for _, o := range now {
-		have[keyOf(o.Object)] = true
+		have[source.Name(o.Object)] = true
 	}
-	return slices.DeleteFunc(slices.Clone(before), func(o Object) bool { return have[keyOf(o.Object)] })
+	return slices.DeleteFunc(slices.Clone(before), func(o Object) bool { return have[source.Name(o.Object)] })
 }
 
 // deliver reports new mistakes and passes on what has changed: Nodes first, then
@@ -262,7 +262,7 @@ func missing(before, now []Object) []Object {
 func (w *watch) deliver() {
 	w.problems = nil
 	var batch []source.Event
-	owner := map[key]string{}
+	owner := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(w.files)) {
 		f := w.files[name]
 		w.problems = append(w.problems, f.errs...)
@@ -270,7 +270,7 @@ func (w *watch) deliver() {
 			w.problems = append(w.problems, f.err)
 		}
 		for i, o := range f.objects {
-			k := keyOf(o.Object)
+			k := source.Name(o.Object)
 			if first, ok := owner[k]; ok {
 				w.problems = append(w.problems, o.error(name, fmt.Errorf("%s has it too and counts, being the first by name", first)))
 				continue
