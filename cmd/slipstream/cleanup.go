@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/spf13/cobra"
@@ -60,8 +61,14 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 // have programmed. It continues after errors.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
 	errs := []error{removeModes(ctx, ""), cleanUpFastPath()}
-	if !keepKubeProxy {
-		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
+	o := takeOverOptions(excludeCIDRs)
+	if keepKubeProxy {
+		owned, err := ipvs.Owned()
+		errs = append(errs, err)
+		o.OnlyVirtualServers = owned
+	}
+	if !keepKubeProxy || o.OnlyVirtualServers {
+		errs = append(errs, takeover.Remove(ctx, o))
 	}
 	return errors.Join(errs...)
 }

@@ -13,10 +13,13 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	wire "github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // programmer is the dataplane of a proxy mode.
@@ -34,6 +37,15 @@ var modes = map[string]func(context.Context, *config.Config) (programmer, error)
 	},
 	config.IPTables: func(ctx context.Context, c *config.Config) (programmer, error) {
 		return iptables.New(ctx, backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
+	},
+	config.IPVS: func(_ context.Context, c *config.Config) (programmer, error) {
+		o := &c.KubeProxy.IPVS
+		return ipvs.New(backendConfig(c), ipvs.Options{
+			Scheduler: o.Scheduler,
+			Exclude:   c.ExcludeCIDRs(),
+			Timeouts:  wire.Timeouts{TCP: seconds(o.TCPTimeout), TCPFin: seconds(o.TCPFinTimeout), UDP: seconds(o.UDPTimeout)},
+			StrictARP: o.StrictARP,
+		})
 	},
 }
 
@@ -90,10 +102,25 @@ func probeMode(ctx context.Context, c *config.Config, probe probe, m *metrics.Me
 	return b, without, nil
 }
 
-// removals remove everything that was programmed in a mode.
+func seconds(d metav1.Duration) uint32 { return uint32(d.Seconds()) }
+
+// removals remove what was programmed in a mode. The rest of IPVS mode has kube-proxy's names,
+// and package takeover removes it, like kube-proxy's.
 var removals = map[string]func(context.Context) error{
 	config.NFTables: removeNFTables,
 	config.IPTables: iptables.Remove,
+	config.IPVS:     removeNFTables,
+}
+
+// tableOf returns the dataplane of nftables mode's table, which IPVS mode has too, or nil.
+func tableOf(b dataplane.Dataplane) *nftables.Backend {
+	switch b := b.(type) {
+	case *nftables.Backend:
+		return b
+	case *ipvs.Backend:
+		return b.Table()
+	}
+	return nil
 }
 
 func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
@@ -107,8 +134,8 @@ func backendConfig(c *config.Config) dataplane.Config {
 // modes. It continues after errors.
 func removeModes(ctx context.Context, but string) (err error) {
 	for _, name := range modeNames() {
-		if name == but {
-			continue
+		if name == but || name != config.IPTables && but != config.IPTables && but != "" {
+			continue // the modes other than iptables have one table
 		}
 		if failed := removals[name](ctx); failed != nil {
 			err = errors.Join(err, fmt.Errorf("cleanup of mode %s: %w", name, failed))
@@ -128,14 +155,14 @@ func removeNFTables(ctx context.Context) (err error) {
 
 // countRules publishes what a mode counts as metrics.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
-	switch b := b.(type) {
-	case *iptables.Backend:
+	if b, ok := b.(*iptables.Backend); ok {
 		m.OnIPTables(func() (metrics.IPTables, error) {
 			rules := b.RuleCounts()
 			packets, err := b.PacketCounts()
 			return metrics.IPTables{Total: rules.Total, Last: rules.Last, Rejected: packets.Rejected, Invalid: packets.Invalid}, err
 		})
-	case *nftables.Backend:
+	}
+	if b := tableOf(b); b != nil {
 		m.OnNFTables(func() (metrics.NFTables, error) {
 			c, err := b.Counts()
 			n := metrics.NFTables{Rejected: c.Rejected, Unrecorded: c.Unrecorded}

@@ -237,7 +237,6 @@ func TestFlagErrors(t *testing.T) {
 		`--interfaces: Invalid value: "interface.colour==1"`:                                              "--interfaces interface.colour==1",
 		"--feature-gates[NoSuch]: Invalid value: true: unknown feature gate":                              "--feature-gates NoSuch=true",
 		"KubeProxyAcceleration: maybe":                                                                    "--feature-gates KubeProxyAcceleration=maybe",
-		`--proxy-mode: Invalid value: "ipvs": is not supported by Slipstream`:                             "--proxy-mode ipvs",
 		`--proxy-mode: Invalid value: "userspace": must be one of`:                                        "--proxy-mode userspace",
 		"--logging-format: Invalid value: \"xml\": Unsupported log format":                                "--logging-format xml",
 		"--manifests and --master":                                                                        "--master http://127.0.0.1:1",

@@ -16,7 +16,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -130,7 +130,7 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
-	if b, ok := s.dataplane.(*nftables.Backend); ok {
+	if b := tableOf(s.dataplane); b != nil {
 		s.onStop(inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull, clientsNotCounted) }))
 		if s.config.HandlesLocalhostNodePorts() {
 			s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
@@ -155,7 +155,7 @@ func clientsNotCounted(err error) {
 func (s *parts) openFastPath(ctx context.Context) (err error) {
 	settings := s.config.FastPath()
 	fast, _ := parseFastPath(&settings, nil) // valid
-	if b, ok := s.dataplane.(*nftables.Backend); ok {
+	if b := tableOf(s.dataplane); b != nil {
 		fast.Commits = b.Commits()
 	}
 	fast.NoHardware = func(err error) { s.events.Warning(events.HardwareOffloadUnavailable, err.Error()) }
@@ -249,7 +249,7 @@ func (s *parts) run(ctx context.Context) error {
 		defer relays.Close()
 		options.Relays = relays
 	}
-	if s.client != nil {
+	if _, replaced := s.leftovers(); replaced {
 		if err := takeover.Prepare(); err != nil {
 			s.staysBehind(err)
 		}
@@ -285,11 +285,29 @@ func (s *parts) removeLeftovers(ctx context.Context) {
 	var both sync.WaitGroup
 	defer both.Wait()
 	both.Go(func() { removeFormerModes(ctx, s.config.Mode(), s.staysBehind) })
-	if s.client != nil {
-		leftovers := takeOverOptions(s.config.ExcludeCIDRs())
-		leftovers.Failed = s.staysBehind
-		takeover.Run(ctx, leftovers)
+	if o, _ := s.leftovers(); s.client != nil || o.OnlyVirtualServers {
+		o.Failed = s.staysBehind
+		takeover.Run(ctx, o)
 	}
+}
+
+// leftovers returns what to remove of kube-proxy and of IPVS mode, and whether virtual servers
+// are among it. Outside of a cluster, kube-proxy may run beside this proxy.
+func (s *parts) leftovers() (o takeover.Options, virtualServers bool) {
+	o = takeOverOptions(s.config.ExcludeCIDRs())
+	if s.config.Mode() == config.IPVS {
+		o.KeepVirtualServers = true
+		return o, false
+	}
+	if s.client == nil {
+		owned, err := ipvs.Owned()
+		if err != nil {
+			s.staysBehind(err)
+		}
+		o.OnlyVirtualServers = owned
+		return o, owned
+	}
+	return o, true
 }
 
 // desiredConfig returns the part of a valid configuration for the desired state.

@@ -35,7 +35,8 @@ func TestVerify(t *testing.T) {
 }
 
 // misdirect has a shell command for each mode that replaces the backend 10.244.1.10 by
-// 10.244.1.12. The number of objects stays the same, so only a full comparison finds it.
+// 10.244.1.12, or the scheduler. The number of objects stays the same, so only a full
+// comparison finds it.
 var misdirect = map[string]string{
 	config.NFTables: `
 		key=$(nft list map ip slipstream endpoints | grep -oE '[^{},]+ : 10\.244\.1\.10 \. ' | sed 's/ :.*//')
@@ -43,6 +44,7 @@ var misdirect = map[string]string{
 	config.IPTables: `
 		iptables-legacy -t mangle -N KUBE-IPTABLES-HINT || true # it does not use the other variant for that
 		iptables-nft-save -t nat | sed s/10.244.1.10:8080/10.244.1.12:8080/ | iptables-nft-restore`,
+	config.IPVS: `ipvsadm -E -t 10.96.0.10:80 -s lc`,
 }
 
 // TestVerifyInBackground checks that a running proxy finds and repairs, in each mode, an
@@ -51,6 +53,7 @@ func TestVerifyInBackground(t *testing.T) {
 	needs := map[string][]kerneltest.Feature{
 		config.NFTables: {kerneltest.NFTBinary},
 		config.IPTables: {kerneltest.IPTablesNFT, kerneltest.IPSet},
+		config.IPVS:     {kerneltest.IPVS},
 	}
 	for _, mode := range modeNames() {
 		t.Run(mode, func(t *testing.T) {
@@ -74,11 +77,15 @@ func TestVerifyInBackground(t *testing.T) {
 					t.Errorf("the metrics do not have %s:\n%s", want, m)
 				}
 			}
-			for _, want := range []string{
+			differences := []string{
 				`"The kernel differs from what was programmed" difference="- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080"`,
 				`"The kernel differs from what was programmed" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080"`,
 				`"Event" reason="Damaged" note="ruleset modified externally: 2 differences, such as`,
-			} {
+			}
+			if mode == config.IPVS {
+				differences = []string{`"The kernel differs from what was programmed" difference="+ fault: virtual server 10.96.0.10:80/6 has scheduler lc"`}
+			}
+			for _, want := range differences {
 				if !strings.Contains(s.log.String(), want) {
 					t.Errorf("the log does not have %s", want)
 				}

@@ -8,6 +8,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -45,6 +46,14 @@ type Dataplane interface {
 	Close() error
 }
 
+// FlowEnder is a Dataplane that keeps the endpoints of established flows itself, beside
+// conntrack.
+type FlowEnder interface {
+	// EndFlows ends flows whose endpoints no longer serve, once the change that they
+	// belong to is in effect.
+	EndFlows(ctx context.Context, flows []desired.StaleFlows) error
+}
+
 // ErrDamaged says that the kernel does not hold what was programmed.
 var ErrDamaged = errors.New("ruleset modified externally")
 
@@ -66,7 +75,15 @@ type Config struct {
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that marks a packet
 	// for masquerading between the hooks.
 	MasqueradeBit int
+
+	// VirtualServers says that IPVS serves the pools whose only backend is Elsewhere: the
+	// dataplane leaves their traffic alone. The addresses of frontends are this node's
+	// then, so its own connections to them have them as source addresses too.
+	VirtualServers bool
 }
+
+// Elsewhere stands for the backends of a pool that IPVS serves; see Config.VirtualServers.
+var Elsewhere = desired.NewBackend(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
 
 // DefaultMasqueradeBit is kube-proxy's.
 const DefaultMasqueradeBit = 14

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -83,6 +84,11 @@ func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	}
 	if len(due.relays) > 0 && p.options.Relays != nil {
 		p.options.Relays.Set(slices.Collect(maps.Values(due.relays)))
+	}
+	if ender, ok := p.backend.(dataplane.FlowEnder); ok && len(due.stale) > 0 {
+		if err := ender.EndFlows(ctx, due.stale); err != nil {
+			klog.ErrorS(err, "Could not end flows to endpoints that no longer serve")
+		}
 	}
 	if len(due.stale) > 0 && p.options.StaleFlows != nil {
 		p.options.StaleFlows.Enqueue(due.stale)

@@ -49,14 +49,14 @@ func withoutRelays(skip func(string) string) func(string) string {
 // TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	Run(t, newIPTables(iptables.Legacy), withoutRelays(onlyHere))
+	Run(t, "iptables", newIPTables(iptables.Legacy), withoutRelays(onlyHere))
 }
 
 // TestIPTablesNFT runs every story in iptables mode, over nf_tables, which is what Debian's
 // iptables uses.
 func TestIPTablesNFT(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
-	Run(t, newIPTables(iptables.NFT), withoutRelays(onlyOldest))
+	Run(t, "iptables", newIPTables(iptables.NFT), withoutRelays(onlyOldest))
 }
 
 // TestIPTablesLegacySpread makes sure that backends share the load, in iptables mode.

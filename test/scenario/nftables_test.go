@@ -15,7 +15,7 @@ func newNFTables(c dataplane.Config) (dataplane.Dataplane, error) { return nftab
 // TestNFTables runs every story in nftables mode.
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	Run(t, newNFTables, nil)
+	Run(t, "nftables", newNFTables, nil)
 }
 
 // TestNFTablesSpread makes sure that backends share the load, in nftables mode.

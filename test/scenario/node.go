@@ -94,6 +94,9 @@ func (n *node) finish(t *testing.T, d *datadriven.TestData, u *desired.Update, e
 		n.relays.Set(u.Relays)
 		_, err = n.flows.Clean(t.Context(), u.Flows)
 	}
+	if ender, ok := n.kernel.(dataplane.FlowEnder); ok && err == nil {
+		err = ender.EndFlows(t.Context(), u.Flows)
+	}
 	var diff string
 	if err == nil {
 		diff, err = dataplane.Compare(t.Context(), n.kernel.(dataplane.Reader), n.content())

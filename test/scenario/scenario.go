@@ -29,8 +29,8 @@ type Mode func(dataplane.Config) (dataplane.Dataplane, error)
 const Dir = "stories"
 
 // Run runs every story as a subtest, except where skip, if not nil, returns a reason for
-// the story's name.
-func Run(t *testing.T, mode Mode, skip func(name string) string) {
+// the story's name. The mode's name selects expectations that only it has (see connect).
+func Run(t *testing.T, modeName string, mode Mode, skip func(name string) string) {
 	files, err := filepath.Glob(filepath.Join(Dir, "*.txt"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no stories in %s (%v)", Dir, err)
@@ -44,21 +44,22 @@ func Run(t *testing.T, mode Mode, skip func(name string) string) {
 				}
 			}
 			t.Parallel() // a story waits for clients that get no answer, mostly
-			run(t, file, mode)
+			run(t, file, modeName, mode)
 		})
 	}
 }
 
 // story is a story that runs.
 type story struct {
+	modeName string
 	mode     Mode
 	nodes    []*node
 	topology *topology // nil without a kernel
 	objects  objects
 }
 
-func run(t *testing.T, file string, mode Mode) {
-	s := &story{mode: mode}
+func run(t *testing.T, file, modeName string, mode Mode) {
+	s := &story{modeName: modeName, mode: mode}
 	defer s.close(t)
 	datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
 		switch d.Cmd {
@@ -87,7 +88,7 @@ func run(t *testing.T, file string, mode Mode) {
 			if s.topology == nil {
 				return d.Expected
 			}
-			return s.topology.connect(t, d)
+			return s.connect(t, d)
 		case "wait":
 			return s.wait(t, d)
 		case "restart":
@@ -96,6 +97,24 @@ func run(t *testing.T, file string, mode Mode) {
 		d.Fatalf(t, "no such directive: %s", d.Cmd)
 		return ""
 	})
+}
+
+// connect makes connections and describes their results. An argument with the mode's name is
+// the result in that mode instead, such as ipvs=refused; with ipvs=undefined there are no
+// connections in that mode.
+func (s *story) connect(t *testing.T, d *datadriven.TestData) string {
+	i := slices.IndexFunc(d.CmdArgs, func(a datadriven.CmdArg) bool { return a.Key == s.modeName })
+	if i < 0 {
+		return s.topology.connect(t, d)
+	}
+	instead := d.CmdArgs[i].Vals[0]
+	if instead == "undefined" {
+		return d.Expected
+	}
+	if got := s.topology.connect(t, d); strings.TrimSpace(got) != instead {
+		return got
+	}
+	return d.Expected
 }
 
 // node returns the node that a directive names, or the first.

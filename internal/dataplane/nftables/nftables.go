@@ -143,16 +143,19 @@ func (b *Backend) updatePools(change *desired.Change) {
 }
 
 const (
-	dropDraw = -1 // value of an empty pool with the verdict Drop
-	noDraw   = -2 // of a pool that does not exist
+	dropDraw      = -1 // value of an empty pool with the verdict Drop
+	noDraw        = -2 // of a pool that does not exist
+	elsewhereDraw = -3 // of a pool that IPVS serves
 )
 
 // drawOf returns a pool's value in the map pools: the upper bound of the random slot, with
-// the flag stickyDraw, or dropDraw.
+// the flag stickyDraw, or one of these values.
 func drawOf(p *dataplane.Pool) int {
 	switch n := len(p.Slots); {
 	case n == 0 && p.IfEmpty == desired.Drop:
 		return dropDraw
+	case n == 1 && p.Slots[0] == dataplane.Elsewhere:
+		return elsewhereDraw
 	case n > 0 && p.Sticky:
 		return pickSize(n) | stickyDraw
 	default:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
@@ -106,8 +107,11 @@ func (w *ruleWriter) pick(d *side, size int) {
 }
 
 // writePicks fills the map picks of a side.
-func (s *schema) writePicks(batch *nfnl.Batch, d *side) {
-	drop := int32(dropDraw)
+func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *side) {
+	drop, elsewhere := int32(dropDraw), int32(elsewhereDraw)
+	if c.VirtualServers {
+		batch.AddVerdict(s.table, d.picks, word(uint32(elsewhere)), nfnl.Goto, chainElsewhere)
+	}
 	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, chainReject)
 	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, chainDrop)
 	for _, size := range pickSizes {

@@ -172,6 +172,10 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		}
 		return key, c, false, true
 	}
+	if elsewhere := int32(elsewhereDraw); draw == uint32(elsewhere) {
+		c.Backends = append(c.Backends, dataplane.Elsewhere)
+		return key, c, false, true
+	}
 	sticky = draw&stickyDraw != 0
 	if size := draw &^ stickyDraw; size != uint32(pickSize(len(c.Backends))) {
 		r.fault("frontend %s draws below %d for %d backends", key, size, len(c.Backends))

@@ -135,7 +135,7 @@ func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *s
 	} else {
 		head.AddTable(s.table, tableComment) // clears the flag of a dormant table
 		for i := range s.sides {
-			s.writePicks(head, &s.sides[i])
+			s.writePicks(b.config, head, &s.sides[i])
 		}
 	}
 	for _, c := range t.Chains {
@@ -200,7 +200,7 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 	}
 	rules.static(c, full)
 	for i := range s.sides {
-		s.writePicks(batch, &s.sides[i])
+		s.writePicks(c, batch, &s.sides[i])
 	}
 }
 

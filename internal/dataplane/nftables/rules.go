@@ -31,6 +31,7 @@ const (
 	chainLoopback      = "loopback"
 	chainReject        = "refuse" // not a keyword of nft, like the other names
 	chainDrop          = "discard"
+	chainElsewhere     = "virtual-server"
 	chainAfterDNAT     = "after-dnat"
 	chainRemember      = "record-client"
 	chainMasquerade    = "masq"
@@ -65,6 +66,7 @@ var chains = []nfnl.Chain{
 	{Name: chainLoopback},
 	{Name: chainReject},
 	{Name: chainDrop},
+	{Name: chainElsewhere},
 	{Name: chainAfterDNAT},
 	{Name: chainRemember},
 	{Name: chainMasquerade},
@@ -115,14 +117,28 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 	}
-	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), notOurs(), goTo(chainUnknownPort))
+	var localToo []expr.Any
+	lost := drop()
+	if c.VirtualServers {
+		lost = accept()
+		// The reset that refuses a connection of this node is sent to one of these
+		// addresses too, and conntrack takes it for a first packet.
+		w.rule(chainUnserved, "", protocol(unix.IPPROTO_TCP), reset(), ret())
+	} else {
+		localToo = notOurs()
+	}
+	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), localToo, goTo(chainUnknownPort))
 	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), nfnl.CountIn(dataplane.UnallocatedAddress), drop())
-	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), drop())
-	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(), inMap(w.sides[desired.Local].frontends), drop())
+	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), lost)
+	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(), inMap(w.sides[desired.Local].frontends), lost)
 	w.rule(chainUnknownPort, "", nfnl.CountIn(dataplane.UnknownPort))
 	w.refuse(chainUnknownPort)
 	w.loopbackPorts()
 
+	if c.VirtualServers {
+		w.rule(chainClusterIP, "from this node: the source can be a Service's address", fromNode(), setMark(mark))
+		w.rule(chainElsewhere, "", accept())
+	}
 	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
 
@@ -147,12 +163,16 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.refuse(chainReject)
 	w.rule(chainDrop, "no endpoint that traffic policy allows", nfnl.CountIn(dataplane.NoLocalEndpoints), drop())
 
+	translated := dnatted()
+	if c.VirtualServers {
+		translated = nil // IPVS does not set the flag, and no packet that a pod sends to itself leaves it
+	}
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)
 	w.rule(chainAfterDNAT, "", jump(chainRemember))
 	w.rule(chainRemember, rememberComment, w.remembered())
 	w.rule(chainAfterDNAT, "", marked(mark), goTo(chainMasquerade))
-	w.rule(chainAfterDNAT, "from a pod to itself", dnatted(), w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
+	w.rule(chainAfterDNAT, "from a pod to itself", translated, w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
 }
@@ -289,6 +309,16 @@ func lookup(set *nfnl.Set, from, to uint32) expr.Any {
 	return &expr.Lookup{SetName: set.Name, SourceRegister: from, DestRegister: to, IsDestRegSet: true}
 }
 
+// reset matches TCP segments with the flag RST.
+func reset() []expr.Any {
+	const flags, rst = 13, 1 << 2
+	return []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 1, Mask: []byte{rst}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: []byte{0}},
+	}
+}
+
 // in matches the members of a set.
 func in(set *nfnl.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey}}
@@ -357,5 +387,7 @@ func goTo(chain string) []expr.Any {
 }
 
 func ret() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
+
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
 
 func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }

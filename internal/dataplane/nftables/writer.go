@@ -147,6 +147,9 @@ func (w *writer) pools(op op, s *schema) {
 }
 
 func (w *writer) slot(op op, r *poolUpdate, slot int, b desired.Backend) {
+	if b == dataplane.Elsewhere {
+		return
+	}
 	w.endpointKey(r.id, slot)
 	w.value = r.schema.endpointValue(w.value[:0], b)
 	w.element(op, r.schema, r.side.endpoints, "")

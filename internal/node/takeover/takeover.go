@@ -23,6 +23,11 @@ type Options struct {
 	// ipvs.excludeCIDRs of kube-proxy's configuration.
 	ExcludeCIDRs []netip.Prefix
 
+	// KeepVirtualServers says that IPVS virtual servers and the interface kube-ipvs0 are in
+	// use, by this proxy's IPVS mode. OnlyVirtualServers says that an earlier run of it has
+	// left them, and that everything else belongs to a kube-proxy that runs.
+	KeepVirtualServers, OnlyVirtualServers bool
+
 	// Removed is called with one line for each thing that was removed. It may be nil.
 	Removed func(what string)
 
@@ -123,6 +128,10 @@ func (o *Options) report(out outcome) {
 // steps returns the steps that remove everything; with drain set, IPVS virtual servers only
 // when they have no established connections. They are last, because rules use the IP sets.
 func (o *Options) steps(drain bool) (all []step) {
+	servers := &virtualServers{drain: drain, exclude: o.ExcludeCIDRs}
+	if o.OnlyVirtualServers {
+		return []step{servers.remove}
+	}
 	for _, family := range []nfnl.Family{nfnl.IPv4, nfnl.IPv6} {
 		table := nfnl.Table{Family: family, Name: "kube-proxy"}
 		all = append(all, func(context.Context) outcome { return removeTable(table) })
@@ -130,7 +139,9 @@ func (o *Options) steps(drain bool) (all []step) {
 	for _, table := range iptchains.Tables() {
 		all = append(all, func(ctx context.Context) outcome { return removeChains(ctx, table) })
 	}
-	servers := &virtualServers{drain: drain, exclude: o.ExcludeCIDRs}
+	if o.KeepVirtualServers {
+		return append(all, func(ctx context.Context) outcome { return outcome{failed: removeSets(ctx)} })
+	}
 	return append(all, servers.remove)
 }
 

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+)
+
+// sampleSize is how many pools one Check looks at.
+const sampleSize = 16
+
+// Check implements dataplane.Dataplane. IPVS has no generation by which a modification by
+// another process shows, so each call reads the virtual servers of a few pools. It also
+// deletes destinations without weight whose connections have ended.
+func (b *Backend) Check(ctx context.Context) error {
+	if err := b.sequence.Check(); err != nil {
+		return err
+	}
+	if err := b.table.Check(ctx); err != nil {
+		return err
+	}
+	if err := b.endDrains(ctx); err != nil {
+		return err
+	}
+	for n := min(sampleSize, len(b.servers.pools)); n > 0; n-- {
+		b.nextSample = (b.nextSample + 1) % len(b.servers.pools)
+		pool := b.servers.pools[b.nextSample]
+		if pool == nil || len(pool.Slots) == 0 {
+			continue
+		}
+		for _, f := range pool.Frontends {
+			if err := b.checkServer(ctx, f, pool); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkServer compares the destinations of a virtual server with its pool.
+func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *dataplane.Pool) error {
+	all, err := b.conn.Destinations(ctx, keyOf(f.FrontendKey))
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, d := range all {
+		if d.Weight > 0 {
+			n++
+		}
+	}
+	if n != len(pool.Slots) {
+		return fmt.Errorf("%w: Service %s: virtual server %s has %d destinations instead of %d", dataplane.ErrDamaged, f.Service, f.FrontendKey, n, len(pool.Slots))
+	}
+	return nil
+}
+
+// endDrains deletes the destinations without weight whose connections or time have ended.
+func (b *Backend) endDrains(ctx context.Context) error {
+	now := time.Now()
+	var steps []step
+	for key, drains := range b.drain {
+		all, err := b.conn.Destinations(ctx, key)
+		if err != nil {
+			return err
+		}
+		for _, d := range all {
+			until, draining := drains[d.AddrPort]
+			if draining && (d.Connections() == 0 || now.After(until)) {
+				steps = append(steps, step{ipvs.DeleteDestination(key, d.AddrPort), key, desired.ServicePort{}, noDestination})
+				delete(drains, d.AddrPort)
+			}
+		}
+		for to := range drains { // deleted by another process
+			if !slices.ContainsFunc(all, func(d ipvs.Destination) bool { return d.AddrPort == to }) {
+				delete(drains, to)
+			}
+		}
+		if len(drains) == 0 {
+			delete(b.drain, key)
+		}
+	}
+	return b.execute(ctx, steps)
+}
+
+// EndFlows implements dataplane.FlowEnder. It deletes destinations without weight.
+func (b *Backend) EndFlows(ctx context.Context, flows []desired.StaleFlows) error {
+	var steps []step
+	for _, f := range flows {
+		for _, frontend := range f.Frontends {
+			key := keyOf(frontend)
+			for to := range b.drain[key] {
+				if slices.Contains(f.Backends, desired.NewBackend(to)) != f.Only {
+					steps = append(steps, step{request: ipvs.DeleteDestination(key, to), key: key, tolerate: noDestination})
+					delete(b.drain[key], to)
+				}
+			}
+		}
+	}
+	return b.execute(ctx, steps)
+}
+
+// Read implements dataplane.Reader.
+func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
+	c, err := b.table.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.dummy.find(); err != nil {
+		return nil, err
+	}
+	addresses, err := b.dummy.addresses()
+	if err != nil {
+		return nil, err
+	}
+	all, err := b.ours(ctx)
+	if err != nil {
+		return nil, err
+	}
+	external, internal := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for key, t := range c.Frontends {
+		if t.External {
+			external[key.Addr()] = true
+		} else {
+			internal[key.Addr()] = true
+		}
+	}
+	for _, s := range all {
+		key := desired.FrontendKey{AddrPort: netip.AddrPortFrom(s.Addr, s.Port), Protocol: desired.Protocol(s.Protocol)}
+		t, exists := c.Frontends[key]
+		if !exists {
+			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend", key))
+			continue
+		}
+		served, err := b.readServer(ctx, c, s)
+		if err != nil {
+			return nil, err
+		}
+		choice := &t.Choice
+		if t.FromOutside != nil {
+			choice = t.FromOutside
+		}
+		switch elsewhere := slices.Equal(choice.Backends, []desired.Backend{dataplane.Elsewhere}); {
+		case elsewhere:
+			choice.Backends = served
+		case len(served) > 0:
+			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table refuses its packets", key))
+		}
+		if s.Flags&ipvs.Persistent != 0 {
+			t.Affinity = s.Timeout
+		}
+		c.Frontends[key] = t
+	}
+	for a := range c.ClusterIPs {
+		if !addresses[a] {
+			c.Faults = append(c.Faults, fmt.Sprintf("interface %s does not have address %s", Interface, a))
+		}
+		delete(addresses, a)
+		if external[a] && !internal[a] {
+			delete(c.ClusterIPs, a)
+		}
+	}
+	for a := range addresses {
+		c.Faults = append(c.Faults, fmt.Sprintf("interface %s has address %s of no Service", Interface, a))
+	}
+	slices.Sort(c.Faults)
+	return c, nil
+}
+
+// readServer returns the backends of a virtual server, in order.
+func (b *Backend) readServer(ctx context.Context, c *dataplane.Content, s ipvs.Service) (all []desired.Backend, err error) {
+	if s.Scheduler != b.options.Scheduler {
+		c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has scheduler %s", s.Key, s.Scheduler))
+	}
+	destinations, err := b.conn.Destinations(ctx, s.Key)
+	for _, d := range destinations {
+		if d.Weight > 0 {
+			all = append(all, desired.NewBackend(d.AddrPort))
+		}
+	}
+	slices.SortFunc(all, desired.Backend.Compare)
+	return all, err
+}

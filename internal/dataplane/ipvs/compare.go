@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+)
+
+// compare replaces the steps of a plan, which are those for a kernel without virtual servers,
+// by those that lead from the kernel's virtual servers to the record.
+func (b *Backend) compare(ctx context.Context, p *plan) error {
+	existing, err := b.ours(ctx)
+	if err != nil || len(existing) == 0 {
+		return err
+	}
+	p.first, p.last = nil, nil
+	byKey := make(map[ipvs.Key]ipvs.Service, len(existing))
+	for _, s := range existing {
+		byKey[s.Key] = s
+	}
+	b.servers.each(func(f *desired.Frontend, backends []desired.Backend) {
+		want := b.servers.service(f)
+		have, exists := byKey[want.Key]
+		delete(byKey, want.Key)
+		switch {
+		case err != nil:
+		case exists:
+			if have != want {
+				p.first = append(p.first, step{ipvs.SetService(want), want.Key, f.Service, nil})
+			}
+			err = b.compareDestinations(ctx, p, f, backends)
+		default:
+			p.first = append(p.first, step{ipvs.AddService(want), want.Key, f.Service, nil})
+			b.servers.replace(p, f, nil, backends)
+		}
+	})
+	for key := range byKey {
+		p.last = append(p.last, step{request: ipvs.DeleteService(key), key: key, tolerate: noService})
+	}
+	return err
+}
+
+// compareDestinations adds the steps for a virtual server that the kernel has.
+func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.Frontend, backends []desired.Backend) error {
+	key := keyOf(f.FrontendKey)
+	existing, err := b.conn.Destinations(ctx, key)
+	if err != nil {
+		return err
+	}
+	has := make(map[netip.AddrPort]ipvs.Destination, len(existing))
+	for _, d := range existing {
+		has[d.AddrPort] = d
+	}
+	missing := slices.Clone(backends)
+	missing = slices.DeleteFunc(missing, func(backend desired.Backend) bool {
+		to := addrPort(backend)
+		d, exists := has[to]
+		delete(has, to)
+		if exists && (d.Weight != 1 || !d.Masquerading) {
+			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: to, Weight: 1}), key, f.Service, nil})
+		}
+		return exists
+	})
+	var surplus []desired.Backend
+	for to := range has {
+		surplus = append(surplus, desired.NewBackend(to))
+	}
+	b.servers.replace(p, f, surplus, missing)
+	return nil
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Interface is the name of the dummy interface, kube-proxy's.
+const Interface = "kube-ipvs0"
+
+// alias marks the interface as in use by Slipstream, whether it or kube-proxy has made it.
+const alias = "slipstream"
+
+// Owned reports whether IPVS mode of an earlier run has left its interface in the calling
+// thread's network namespace. kube-proxy's has no mark.
+func Owned() (bool, error) {
+	d, err := openDummy(0)
+	if err != nil {
+		return false, err
+	}
+	defer d.close()
+	err = d.find()
+	return d.link != nil && d.link.Attrs().Alias == alias, err
+}
+
+// dummy is the interface that has the addresses of Services. It stays down: an address of an
+// interface that is down is the node's all the same, and nothing is sent through it.
+type dummy struct {
+	handle *netlink.Handle
+	link   netlink.Link // nil until it exists
+}
+
+func openDummy(ns int) (*dummy, error) {
+	at := netns.None()
+	if ns != 0 {
+		at = netns.NsHandle(ns)
+	}
+	h, err := netlink.NewHandleAt(at, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket to interfaces: %w", err)
+	}
+	return &dummy{handle: h}, nil
+}
+
+func (d *dummy) close() { d.handle.Close() }
+
+// find looks for the interface, which may not exist.
+func (d *dummy) find() error {
+	link, err := d.handle.LinkByName(Interface)
+	switch {
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+		d.link = nil
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking for interface %s: %w", Interface, err)
+	case link.Type() != "dummy":
+		return fmt.Errorf("interface %s exists and is of type %s, not dummy", Interface, link.Type())
+	}
+	d.link = link
+	return nil
+}
+
+// ensure makes the interface unless it exists, and marks it.
+func (d *dummy) ensure() error {
+	if err := d.find(); err != nil {
+		return err
+	}
+	if d.link == nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = Interface
+		if err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
+			return fmt.Errorf("making interface %s (needs CONFIG_DUMMY): %w", Interface, err)
+		}
+		if err := d.find(); err != nil {
+			return err
+		}
+	}
+	if err := d.handle.LinkSetAlias(d.link, alias); err != nil {
+		return fmt.Errorf("marking interface %s: %w", Interface, err)
+	}
+	return nil
+}
+
+// addresses returns the addresses of the interface, without those that the kernel assigns.
+func (d *dummy) addresses() (map[netip.Addr]bool, error) {
+	all := map[netip.Addr]bool{}
+	if d.link == nil {
+		return all, nil
+	}
+	list, err := d.handle.AddrList(d.link, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing addresses of interface %s: %w", Interface, err)
+	}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && !a.IP.IsLinkLocalUnicast() {
+			all[addr.Unmap()] = true
+		}
+	}
+	return all, nil
+}
+
+// replace gives the interface these addresses and no others.
+func (d *dummy) replace(all []netip.Addr) error {
+	if err := d.ensure(); err != nil {
+		return err
+	}
+	has, err := d.addresses()
+	if err != nil {
+		return err
+	}
+	var c desired.AddressChange
+	for _, a := range all {
+		if !has[a] {
+			c.Added = append(c.Added, a)
+		}
+		delete(has, a)
+	}
+	for a := range has {
+		c.Removed = append(c.Removed, a)
+	}
+	return d.change(&c)
+}
+
+// change adds and removes addresses. Those that exist already, or no more, are no error.
+func (d *dummy) change(c *desired.AddressChange) error {
+	var errs []error
+	for _, a := range c.Added {
+		if err := d.handle.AddrAdd(d.link, hostAddr(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("adding %s to interface %s: %w", a, Interface, err))
+		}
+	}
+	for _, a := range c.Removed {
+		if err := d.handle.AddrDel(d.link, hostAddr(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			errs = append(errs, fmt.Errorf("removing %s from interface %s: %w", a, Interface, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hostAddr is an address without a network. An IPv6 address is usable at once, without
+// duplicate address detection.
+func hostAddr(a netip.Addr) *netlink.Addr {
+	return &netlink.Addr{
+		IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
+		Flags: unix.IFA_F_NODAD,
+	}
+}
+
+// isElsewhere reports whether another interface of the node has an address.
+func (d *dummy) isElsewhere(a netip.Addr) bool {
+	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), nil)
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL {
+		return false
+	}
+	if d.link == nil {
+		return true
+	}
+	list, err := d.handle.AddrList(nil, familyOf(a))
+	if err != nil {
+		return false
+	}
+	for _, l := range list {
+		if addr, _ := netip.AddrFromSlice(l.IP); addr.Unmap() == a && l.LinkIndex != d.link.Attrs().Index {
+			return true
+		}
+	}
+	return false
+}
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+// remove deletes the interface with its addresses.
+func (d *dummy) remove() error {
+	if err := d.find(); err != nil || d.link == nil {
+		return err
+	}
+	if err := d.handle.LinkDel(d.link); err != nil {
+		return fmt.Errorf("removing interface %s: %w", Interface, err)
+	}
+	d.link = nil
+	return nil
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+)
+
+// Options are the settings of IPVS mode (kube-proxy's section "ipvs").
+type Options struct {
+	Scheduler string         // "" is rr
+	Exclude   []netip.Prefix // virtual servers in these ranges belong to other programs
+	Timeouts  ipvs.Timeouts  // of connections; 0 leaves the kernel's
+	StrictARP bool           // arp_ignore=1 and arp_announce=2
+}
+
+// defaultScheduler is kube-proxy's.
+const defaultScheduler = "rr"
+
+// Backend is the IPVS dataplane. It needs CONFIG_IP_VS with CONFIG_IP_VS_NFCT, what nftables
+// mode needs, and CAP_NET_ADMIN in the network namespace.
+type Backend struct {
+	config  dataplane.Config
+	options Options
+	table   *nftables.Backend
+	conn    *ipvs.Conn
+	dummy   *dummy
+	servers servers
+	drain   drains
+
+	translation translation
+	sequence    dataplane.Sequence
+
+	nextSample int // of Check
+}
+
+var (
+	_ dataplane.Dataplane = (*Backend)(nil)
+	_ dataplane.Prober    = (*Backend)(nil)
+	_ dataplane.Reader    = (*Backend)(nil)
+	_ dataplane.FlowEnder = (*Backend)(nil)
+)
+
+// New opens netlink sockets. It programs nothing. Without IPVS in the kernel, the error wraps
+// [ipvs.ErrUnsupported].
+func New(c dataplane.Config, o Options) (*Backend, error) {
+	c.VirtualServers = true
+	table, err := nftables.New(c)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{config: c, options: o, table: table}
+	if b.conn, err = ipvs.Dial(c.NetNS); err == nil {
+		b.dummy, err = openDummy(c.NetNS)
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	if b.options.Scheduler == "" {
+		b.options.Scheduler = defaultScheduler
+	}
+	b.reset()
+	return b, nil
+}
+
+// Close implements dataplane.Dataplane.
+func (b *Backend) Close() error {
+	err := b.table.Close()
+	if b.conn != nil {
+		err = errors.Join(err, b.conn.Close())
+	}
+	if b.dummy != nil {
+		b.dummy.close()
+	}
+	return err
+}
+
+// reset forgets what was programmed.
+func (b *Backend) reset() {
+	b.servers = servers{options: &b.options}
+	b.translation = translation{inside: map[desired.PoolID]int{}, addresses: map[netip.Addr]int{}, own: b.dummy.isElsewhere, skipped: map[netip.Addr]bool{}}
+	b.drain = drains{}
+}
+
+// Reconcile implements dataplane.Dataplane. The virtual servers that the kernel has are
+// compared one by one, so the connections of those that stay go on, whoever has made them.
+func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
+	b.sequence.Begin()
+	if err := b.prepareNode(ctx); err != nil {
+		return stats, err
+	}
+	b.reset()
+	p := plan{drain: b.drain}
+	table := b.write(&p, full)
+	if err := b.compare(ctx, &p); err != nil {
+		return stats, err
+	}
+	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Reconcile(ctx, table) },
+		func() error { return b.dummy.replace(table.ClusterIPs.Added) })
+}
+
+// Apply implements dataplane.Dataplane. If it fails in the middle, only a part of the change
+// is in effect until the next Reconcile.
+func (b *Backend) Apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {
+	if err := b.sequence.BeginApply(ctx, change); err != nil {
+		return stats, fmt.Errorf("ipvs: %w", err)
+	}
+	p := plan{drain: b.drain}
+	table := b.write(&p, change)
+	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, table) },
+		func() error { return b.dummy.change(&table.ClusterIPs) })
+}
+
+// write updates the records by a change. It returns the change of the table, and adds the steps
+// for IPVS to a plan.
+func (b *Backend) write(p *plan, change *desired.Change) *desired.Change {
+	before := b.servers.sizes(change)
+	b.servers.write(p, change)
+	return b.translation.change(change, before, &b.servers)
+}
+
+// program carries out a plan around the change of the table.
+func (b *Backend) program(ctx context.Context, p *plan, table func() (dataplane.Stats, error), addresses func() error) (stats dataplane.Stats, err error) {
+	if err := b.execute(ctx, p.first); err != nil {
+		return stats, err
+	}
+	if stats, err = table(); err != nil {
+		return stats, err
+	}
+	stats.Elements += len(p.first) + len(p.last)
+	if err := addresses(); err != nil {
+		return stats, err
+	}
+	if err := b.execute(ctx, p.last); err != nil {
+		return stats, err
+	}
+	b.sequence.Done()
+	return stats, nil
+}
+
+// execute carries out requests. It goes on after the kernel has refused one, and returns the
+// first refusals.
+func (b *Backend) execute(ctx context.Context, steps []step) error {
+	if len(steps) == 0 {
+		return nil
+	}
+	requests := make([]ipvs.Request, len(steps))
+	for i := range steps {
+		requests[i] = steps[i].request
+	}
+	const most = 3
+	var refused []error
+	err := b.conn.Execute(ctx, requests, func(i int, err error) {
+		if s := &steps[i]; !errors.Is(err, s.tolerate) && len(refused) < most {
+			refused = append(refused, fmt.Errorf("programming Service %s: virtual server %s: %w", s.service, s.key, err))
+		}
+	})
+	return errors.Join(append(refused, err)...)
+}
+
+// Cleanup implements dataplane.Dataplane.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.sequence.Begin()
+	b.reset()
+	if err := b.table.Cleanup(ctx); err != nil {
+		return err
+	}
+	all, err := b.ours(ctx)
+	if err != nil {
+		return err
+	}
+	var steps []step
+	for _, s := range all {
+		steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
+	}
+	return errors.Join(b.execute(ctx, steps), b.dummy.remove(), b.restoreNode())
+}
+
+// ours lists the virtual servers by address, except those that the options exclude.
+func (b *Backend) ours(ctx context.Context) ([]ipvs.Service, error) {
+	all, err := b.conn.Services(ctx)
+	return slices.DeleteFunc(all, func(s ipvs.Service) bool {
+		return s.Mark != 0 || slices.ContainsFunc(b.options.Exclude, func(p netip.Prefix) bool { return p.Contains(s.Addr) })
+	}), err
+}
+
+// Probe implements dataplane.Prober.
+func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
+	names, err := b.conn.Schedulers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(names, b.options.Scheduler) {
+		return nil, fmt.Errorf("ipvs.scheduler: %q is not a scheduler that this kernel has: %s", b.options.Scheduler, strings.Join(names, ", "))
+	}
+	return b.table.Probe(ctx)
+}
+
+// Table is the dataplane of the table.
+func (b *Backend) Table() *nftables.Backend { return b.table }
+
+// drainTimeout is how long a destination without weight may have connections.
+const drainTimeout = 15 * time.Minute

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+	"golang.org/x/sys/unix"
+)
+
+// Errors of requests that are no failure: the object is there, or was removed, already.
+const (
+	noService     = unix.ESRCH
+	noDestination = unix.ENOENT
+)
+
+// step is a request with what it concerns.
+type step struct {
+	request  ipvs.Request
+	key      ipvs.Key
+	service  desired.ServicePort
+	tolerate error
+}
+
+// plan has the steps of a change: those before the table changes and those after it.
+type plan struct {
+	first, last []step
+	drain       drains
+}
+
+// drains are destinations without weight, by virtual server, with the time at which they are
+// deleted even if they have connections.
+type drains map[ipvs.Key]map[netip.AddrPort]time.Time
+
+// servers is the record of virtual servers in the kernel. Its pools refer to the frontends
+// that have them in their virtual server.
+type servers struct {
+	options *Options
+	pools   dataplane.Pools[dataplane.Pool]
+}
+
+// poolOf returns the pool of a frontend's virtual server.
+func poolOf(f *desired.Frontend) desired.PoolID {
+	if f.LocalPool != desired.NoPool {
+		return f.LocalPool
+	}
+	return f.Pool
+}
+
+func keyOf(f desired.FrontendKey) ipvs.Key {
+	return ipvs.Key{Addr: f.Addr(), Port: f.Port(), Protocol: uint8(f.Protocol)}
+}
+
+// service returns the virtual server of a frontend.
+func (s *servers) service(f *desired.Frontend) ipvs.Service {
+	v := ipvs.Service{Key: keyOf(f.FrontendKey), Scheduler: s.options.Scheduler, MaskBits: uint8(f.Addr().BitLen())}
+	if f.Affinity != 0 {
+		v.Flags, v.Timeout = ipvs.Persistent, f.Affinity
+	}
+	return v
+}
+
+func addrPort(b desired.Backend) netip.AddrPort { return netip.AddrPortFrom(b.Addr(), b.Port()) }
+
+// write updates the record by a change and adds the steps for it to a plan.
+func (s *servers) write(p *plan, change *desired.Change) {
+	// The destinations of changed frontends, before their pools change.
+	before := make([][]desired.Backend, len(change.Frontends))
+	for i := range change.Frontends {
+		if old := change.Frontends[i].Old; old != nil {
+			pool := s.pools.Get(poolOf(old))
+			pool.Unrefer(old.FrontendKey)
+			before[i] = slices.Clone(pool.Slots)
+		}
+	}
+	for i := range change.Pools {
+		c := &change.Pools[i]
+		if c.New {
+			pool := dataplane.NewPool(c)
+			s.pools.Set(c.ID, &pool)
+			// In random order, so that round robin does not begin with the same
+			// backend on every node (kubernetes #121591).
+			all := slices.Clone(c.Added)
+			rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+			pool.Slots = all
+		} else {
+			pool := s.pools.Get(c.ID)
+			pool.IfEmpty = c.IfEmpty
+			pool.Replace(c.Removed, c.Added)
+			for _, f := range pool.Frontends {
+				s.replace(p, f, c.Removed, c.Added)
+			}
+		}
+		if c.Gone {
+			s.pools.Set(c.ID, nil)
+		}
+	}
+	for i := range change.Frontends {
+		s.frontend(p, &change.Frontends[i], before[i])
+	}
+}
+
+// frontend adds, changes or deletes a virtual server, which has the destinations before. The
+// pools have their new content.
+func (s *servers) frontend(p *plan, c *desired.FrontendChange, before []desired.Backend) {
+	key := keyOf(c.Key())
+	if c.New == nil {
+		delete(p.drain, key)
+		p.last = append(p.last, step{ipvs.DeleteService(key), key, c.Old.Service, noService})
+		return
+	}
+	pool := s.pools.Get(poolOf(c.New))
+	pool.Refer(c.New)
+	v := s.service(c.New)
+	if c.Old == nil {
+		p.first = append(p.first, step{ipvs.AddService(v), key, c.New.Service, nil})
+	} else if v != s.service(c.Old) {
+		p.first = append(p.first, step{ipvs.SetService(v), key, c.New.Service, nil})
+	}
+	removed, added := difference(before, pool.Slots)
+	s.replace(p, c.New, removed, added)
+}
+
+// difference returns the backends that only one of two lists has.
+func difference(before, after []desired.Backend) (removed, added []desired.Backend) {
+	if len(before) == 0 {
+		return nil, after
+	}
+	old := make(map[desired.Backend]bool, len(before))
+	for _, b := range before {
+		old[b] = true
+	}
+	for _, b := range after {
+		if !old[b] {
+			added = append(added, b)
+		}
+		delete(old, b)
+	}
+	for b := range old {
+		removed = append(removed, b)
+	}
+	return removed, added
+}
+
+// replace changes the destinations of a virtual server.
+func (s *servers) replace(p *plan, f *desired.Frontend, removed, added []desired.Backend) {
+	key := keyOf(f.FrontendKey)
+	for _, b := range added {
+		d := ipvs.Destination{AddrPort: addrPort(b), Weight: 1}
+		if _, draining := p.drain[key][d.AddrPort]; draining {
+			delete(p.drain[key], d.AddrPort)
+			p.first = append(p.first, step{ipvs.SetDestination(key, d), key, f.Service, nil})
+			continue
+		}
+		p.first = append(p.first, step{ipvs.AddDestination(key, d), key, f.Service, unix.EEXIST})
+	}
+	for _, b := range removed {
+		d := ipvs.Destination{AddrPort: addrPort(b)}
+		p.drain.add(key, d.AddrPort)
+		p.last = append(p.last, step{ipvs.SetDestination(key, d), key, f.Service, noDestination})
+	}
+}
+
+func (d drains) add(key ipvs.Key, to netip.AddrPort) {
+	if d[key] == nil {
+		d[key] = map[netip.AddrPort]time.Time{}
+	}
+	d[key][to] = time.Now().Add(drainTimeout)
+}
+
+// sizes returns the number of backends of each pool that a change lists.
+func (s *servers) sizes(change *desired.Change) []int {
+	all := make([]int, len(change.Pools))
+	for i := range change.Pools {
+		if pool := s.pools.Get(change.Pools[i].ID); pool != nil && !change.Pools[i].New {
+			all[i] = len(pool.Slots)
+		}
+	}
+	return all
+}
+
+// each calls visit with each virtual server's frontend and destinations.
+func (s *servers) each(visit func(*desired.Frontend, []desired.Backend)) {
+	for _, pool := range s.pools {
+		if pool == nil {
+			continue
+		}
+		for _, f := range pool.Frontends {
+			visit(f, pool.Slots)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// translation turns changes into those of the table. Each pool has up to two there:
+//
+//   - one for traffic that IPVS serves, whose only backend, if the pool has any, is
+//     [dataplane.Elsewhere]
+//   - one with all backends, while a frontend with a pool for traffic from outside uses it for
+//     connections that start on this node
+type translation struct {
+	inside    map[desired.PoolID]int // number of frontends that need the second one
+	addresses map[netip.Addr]int     // how many ClusterIPs and frontends have an address
+
+	// own reports whether an interface other than the dummy has an address. Skipped are
+	// the addresses for which it did.
+	own     func(netip.Addr) bool
+	skipped map[netip.Addr]bool
+}
+
+// virtual and real return the IDs of a pool's two in the table.
+func virtual(id desired.PoolID) desired.PoolID { return 2 * id }
+
+func real(id desired.PoolID) desired.PoolID { return 2*id + 1 }
+
+// change translates a change. The record has the new content, and before the sizes of the
+// change's pools in the old one.
+func (t *translation) change(c *desired.Change, before []int, record *servers) *desired.Change {
+	out := *c
+	out.Pools, out.Frontends = nil, make([]desired.FrontendChange, len(c.Frontends))
+	listed := map[desired.PoolID]bool{} // pools of the change that are real before and after
+	was := map[desired.PoolID]int{}
+	refer := func(f *desired.Frontend, n int) {
+		if f != nil && f.LocalPool != desired.NoPool {
+			if _, known := was[f.Pool]; !known {
+				was[f.Pool] = t.inside[f.Pool]
+			}
+			if t.inside[f.Pool] += n; t.inside[f.Pool] == 0 {
+				delete(t.inside, f.Pool)
+			}
+		}
+	}
+	for i := range c.Frontends {
+		f := &c.Frontends[i]
+		refer(f.Old, -1)
+		refer(f.New, 1)
+		out.Frontends[i] = desired.FrontendChange{Old: t.frontend(f.Old), New: t.frontend(f.New)}
+	}
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		if v, differs := virtualPool(p, before[i]); differs {
+			out.Pools = append(out.Pools, v)
+		}
+		needed, had := t.inside[p.ID] > 0, t.inside[p.ID] > 0
+		if n, changed := was[p.ID]; changed {
+			had = n > 0
+		}
+		had = had && !p.New
+		needed = needed && !p.Gone
+		r := *p
+		r.ID, r.New, r.Gone = real(p.ID), needed && !had, had && !needed
+		listed[p.ID] = true
+		switch {
+		case needed && had:
+			r.Added, r.Removed = slices.Clone(p.Added), slices.Clone(p.Removed)
+		case needed:
+			r.Added, r.Removed = slices.Clone(record.pools.Get(p.ID).Slots), nil
+		case had:
+			r.Added, r.Removed = nil, slices.Clone(p.Removed)
+			if pool := record.pools.Get(p.ID); pool != nil {
+				_, kept := difference(p.Added, pool.Slots)
+				r.Removed = append(r.Removed, kept...)
+			}
+		default:
+			continue
+		}
+		out.Pools = append(out.Pools, r)
+	}
+	for id, n := range was {
+		if had, needed := n > 0, t.inside[id] > 0; !listed[id] && had != needed {
+			pool := record.pools.Get(id)
+			r := desired.PoolChange{ID: real(id), Service: pool.Service, Family: pool.Family, Scope: pool.Scope,
+				Sticky: pool.Sticky, IfEmpty: pool.IfEmpty, New: needed, Gone: had}
+			if needed {
+				r.Added = slices.Clone(pool.Slots)
+			} else {
+				r.Removed = slices.Clone(pool.Slots)
+			}
+			out.Pools = append(out.Pools, r)
+		}
+	}
+	out.ClusterIPs = t.clusterIPs(c)
+	return &out
+}
+
+// virtualPool translates the change of a pool that IPVS serves. It reports whether there is
+// one in the table.
+func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, differs bool) {
+	after := before + len(p.Added) - len(p.Removed)
+	if p.Gone {
+		after = 0
+	}
+	v = *p
+	v.ID, v.Sticky, v.Added, v.Removed = virtual(p.ID), false, nil, nil
+	if before == 0 && after > 0 {
+		v.Added = []desired.Backend{dataplane.Elsewhere}
+	}
+	if before > 0 && after == 0 {
+		v.Removed = []desired.Backend{dataplane.Elsewhere}
+	}
+	return v, p.New || p.Gone || after == 0 || before == 0
+}
+
+// frontend translates a frontend. The affinity of one that only IPVS serves is that of its
+// virtual server.
+func (t *translation) frontend(f *desired.Frontend) *desired.Frontend {
+	if f == nil {
+		return nil
+	}
+	c := *f
+	if f.LocalPool != desired.NoPool {
+		c.Pool, c.LocalPool = real(f.Pool), virtual(f.LocalPool)
+	} else {
+		c.Pool, c.Affinity = virtual(f.Pool), 0
+	}
+	return &c
+}
+
+// clusterIPs returns the change of the addresses of the dummy interface: ClusterIPs, and the
+// other addresses of Services that no interface of the node has. Like a ClusterIP, each
+// belongs to Services as a whole.
+func (t *translation) clusterIPs(c *desired.Change) (out desired.AddressChange) {
+	was := map[netip.Addr]bool{}
+	count := func(a netip.Addr, n int) {
+		if _, known := was[a]; !known {
+			was[a] = t.addresses[a] > 0
+		}
+		if t.addresses[a] += n; t.addresses[a] == 0 {
+			delete(t.addresses, a)
+		}
+	}
+	for i := range c.Frontends {
+		if f := c.Frontends[i].Old; f != nil && onDummy(f.Kind) {
+			count(f.Addr(), -1)
+		}
+		if f := c.Frontends[i].New; f != nil && onDummy(f.Kind) {
+			count(f.Addr(), 1)
+		}
+	}
+	for _, a := range c.ClusterIPs.Removed {
+		count(a, -1)
+	}
+	for _, a := range c.ClusterIPs.Added {
+		count(a, 1)
+	}
+	for a, had := range was {
+		switch has := t.addresses[a] > 0; {
+		case has == had:
+		case has && t.own(a):
+			t.skipped[a] = true
+		case has:
+			out.Added = append(out.Added, a)
+		case t.skipped[a]:
+			delete(t.skipped, a)
+		default:
+			out.Removed = append(out.Removed, a)
+		}
+	}
+	return out
+}
+
+// onDummy reports whether addresses of a kind are assigned to the dummy interface besides
+// those in desired.Change.ClusterIPs.
+func onDummy(k desired.AddressKind) bool {
+	return k == desired.ExternalIP || k == desired.LoadBalancerIP
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Conn is a netlink socket to IPVS of one network namespace. It is for one goroutine at a
+// time. It is of no use after an error of the socket or the end of a context.
+type Conn struct {
+	sock   *netlink.Conn
+	family netlink.HeaderType
+}
+
+// ErrUnsupported says that the kernel has no IPVS and has found no module for it.
+var ErrUnsupported = errors.New("the kernel has no IPVS (CONFIG_IP_VS)")
+
+// Dial opens a socket in the network namespace that the file descriptor names, or in the
+// calling thread's when netns is 0. The kernel loads its module ip_vs if it has one. Without
+// IPVS the error wraps [ErrUnsupported]. Use of the socket needs CAP_NET_ADMIN.
+func Dial(netns int) (*Conn, error) {
+	sock, err := netlink.Dial(unix.NETLINK_GENERIC, &netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket to IPVS: %w", err)
+	}
+	c := &Conn{sock: sock}
+	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
+		if err := sock.SetOption(o, true); err != nil {
+			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
+		}
+	}
+	if err := c.resolve(); err != nil {
+		return nil, errors.Join(err, sock.Close())
+	}
+	return c, nil
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return c.sock.Close() }
+
+// resolve asks the kernel for the number of the family "IPVS".
+func (c *Conn) resolve() error {
+	r := request(unix.CTRL_CMD_GETFAMILY).bytes(unix.CTRL_ATTR_FAMILY_NAME, []byte("IPVS\x00"))
+	answers, err := c.sock.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.GENL_ID_CTRL, Flags: netlink.Request}, Data: r.data})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return ErrUnsupported
+	case err != nil:
+		return fmt.Errorf("looking for IPVS: %w", err)
+	}
+	for _, a := range answers {
+		err := parse(a.Data, func(ad *netlink.AttributeDecoder) error {
+			if ad.Type() == unix.CTRL_ATTR_FAMILY_ID {
+				c.family = netlink.HeaderType(ad.Uint16())
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("looking for IPVS: %w", err)
+		}
+	}
+	return nil
+}
+
+// Services returns all virtual servers.
+func (c *Conn) Services(ctx context.Context) (all []Service, err error) {
+	err = c.dump(ctx, request(cmdGetService), func(data []byte) error {
+		s, err := decodeService(data)
+		all = append(all, s)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing IPVS virtual servers: %w", err)
+	}
+	return all, nil
+}
+
+// Destinations returns the destinations of a virtual server; none if the kernel does not have
+// it.
+func (c *Conn) Destinations(ctx context.Context, k Key) (all []Destination, err error) {
+	err = c.dump(ctx, request(cmdGetDest).key(k), func(data []byte) error {
+		d, err := decodeDestination(data, k.family())
+		all = append(all, d)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing destinations of IPVS virtual server %s: %w", k, err)
+	}
+	return all, nil
+}
+
+// maxInFlight is how many requests one system call sends. The kernel's answers to all of
+// them, if all fail, fit into the socket's receive buffer.
+const maxInFlight = 256
+
+// Execute carries out requests in order. It calls failed for each one that the kernel refuses,
+// with its index, and goes on with the next. An error is a failure of the socket, or ctx's; it
+// is unknown then how many requests were carried out.
+func (c *Conn) Execute(ctx context.Context, requests []Request, failed func(i int, err error)) error {
+	messages := make([]netlink.Message, 0, min(len(requests), maxInFlight))
+	for first := 0; first < len(requests); first += maxInFlight {
+		chunk := requests[first:min(first+maxInFlight, len(requests))]
+		messages = messages[:0]
+		for _, r := range chunk {
+			messages = append(messages, netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: r.data})
+		}
+		messages[len(chunk)-1].Header.Flags |= netlink.Acknowledge
+		err := c.exchange(ctx, func() error {
+			sent, err := c.sock.SendMessages(messages)
+			if err != nil {
+				return err
+			}
+			return c.answers(sent, func(i int, err error) { failed(first+i, err) })
+		})
+		if err != nil {
+			return fmt.Errorf("IPVS: %w", err)
+		}
+	}
+	return nil
+}
+
+// answers reads until the last of the messages is answered.
+func (c *Conn) answers(sent []netlink.Message, failed func(i int, err error)) error {
+	start, last := sent[0].Header.Sequence, sent[len(sent)-1].Header.Sequence
+	for {
+		got, err := c.sock.Receive()
+		seq := uint32(0)
+		var op *netlink.OpError
+		switch {
+		case errors.As(err, &op) && op.Sequence != 0:
+			seq = uint32(op.Sequence)
+			if seq-start <= last-start { // otherwise of an exchange that has ended early
+				failed(int(seq-start), op.Err)
+			}
+		case err != nil:
+			return err
+		case len(got) > 0:
+			seq = got[0].Header.Sequence
+		}
+		if seq == last {
+			return nil
+		}
+	}
+}
+
+// dump visits the answers to a request.
+func (c *Conn) dump(ctx context.Context, r Request, visit func(data []byte) error) error {
+	return c.exchange(ctx, func() error {
+		_, err := c.sock.Send(netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request | netlink.Dump}, Data: r.data})
+		if err != nil {
+			return err
+		}
+		var failed error
+		for m, err := range c.sock.ReceiveIter() {
+			if err != nil {
+				return err
+			}
+			if err := visit(m.Data); failed == nil {
+				failed = err // read on, so that the next exchange does not meet the rest
+			}
+		}
+		return failed
+	})
+}
+
+// exchange runs f, which fails when ctx ends.
+func (c *Conn) exchange(ctx context.Context, f func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := c.sock.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	expired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.sock.SetDeadline(time.Unix(1, 0))
+		close(expired)
+	})
+	err := f()
+	if !stop() {
+		<-expired
+	}
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// Timeouts returns the timeouts of connections.
+func (c *Conn) Timeouts(ctx context.Context) (t Timeouts, err error) {
+	err = c.exchange(ctx, func() error {
+		answers, err := c.sock.Execute(netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: request(cmdGetConfig).data})
+		for _, a := range answers {
+			err = errors.Join(err, parse(a.Data, func(ad *netlink.AttributeDecoder) error {
+				switch ad.Type() {
+				case attrTCP:
+					t.TCP = ad.Uint32()
+				case attrTCPFin:
+					t.TCPFin = ad.Uint32()
+				case attrUDP:
+					t.UDP = ad.Uint32()
+				}
+				return nil
+			}))
+		}
+		return err
+	})
+	if err != nil {
+		return t, fmt.Errorf("reading IPVS timeouts: %w", err)
+	}
+	return t, nil
+}
+
+// SetTimeouts sets the timeouts of connections.
+func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
+	r := request(cmdSetConfig).uint32(attrTCP, t.TCP).uint32(attrTCPFin, t.TCPFin).uint32(attrUDP, t.UDP)
+	if err := c.one(ctx, r); err != nil {
+		return fmt.Errorf("setting IPVS timeouts: %w", err)
+	}
+	return nil
+}
+
+// one carries out one request.
+func (c *Conn) one(ctx context.Context, r Request) error {
+	var refused error
+	err := c.Execute(ctx, []Request{r}, func(_ int, err error) { refused = err })
+	return errors.Join(err, refused)
+}
+
+// probeMark is the mark of the virtual server that Schedulers makes. No packet has it.
+const probeMark = 0xfffffffe
+
+// Schedulers returns the schedulers that the kernel has, in alphabetical order. It makes and
+// removes a virtual server with each, by a mark that packets do not have. The kernel loads the
+// modules of schedulers.
+func (c *Conn) Schedulers(ctx context.Context) (names []string, err error) {
+	key := Key{Mark: probeMark}
+	for _, name := range schedulerNames {
+		var refused error
+		err := c.Execute(ctx, []Request{
+			DeleteService(key), // left by a process that was killed
+			AddService(Service{Key: key, Scheduler: name, MaskBits: 32}),
+			DeleteService(key),
+		}, func(i int, failed error) {
+			if i == 1 {
+				refused = failed
+			}
+		})
+		switch {
+		case err == nil && refused == nil:
+			names = append(names, name)
+		case err != nil || !errors.Is(refused, unix.ENOENT):
+			return nil, fmt.Errorf("probing IPVS scheduler %s: %w", name, errors.Join(err, refused))
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// onesOf is the number of ones in a mask in network byte order.
+func onesOf(mask uint32) uint8 {
+	return uint8(bits.LeadingZeros32(^binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, mask))))
+}

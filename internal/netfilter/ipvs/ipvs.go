@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Key identifies a virtual server: by address, port and protocol, or by the mark of packets.
+// It is comparable.
+type Key struct {
+	Addr     netip.Addr // not valid for a server by mark
+	Port     uint16
+	Protocol uint8 // an IANA number: 6, 17 or 132
+
+	// Mark is the packet mark, not 0, of a server by mark. It takes precedence over
+	// servers by address, and the mark has to be equal in all 32 bits.
+	Mark  uint32
+	Mark6 bool // the server by mark is for IPv6
+}
+
+// IPv6 reports whether the virtual server is for IPv6.
+func (k Key) IPv6() bool { return k.Mark6 || k.Addr.Is6() }
+
+// String is "10.96.0.10:53/17", or "mark 7" or "mark 7 (IPv6)".
+func (k Key) String() string {
+	switch {
+	case k.Mark == 0:
+		return fmt.Sprintf("%s/%d", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
+	case k.Mark6:
+		return fmt.Sprintf("mark %d (IPv6)", k.Mark)
+	}
+	return fmt.Sprintf("mark %d", k.Mark)
+}
+
+// Compare orders keys: by mark, then by address, port and protocol.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(cmp.Compare(k.Mark, other.Mark), cmp.Compare(btoi(k.Mark6), btoi(other.Mark6)),
+		k.Addr.Compare(other.Addr), cmp.Compare(k.Port, other.Port), cmp.Compare(k.Protocol, other.Protocol))
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Flags of virtual servers.
+const (
+	Persistent = 0x1 // a client keeps its destination for the server's Timeout
+	OnePacket  = 0x4 // each UDP packet is scheduled on its own
+	Scheduler1 = 0x8 // of the scheduler: sh-fallback, mh-fallback
+	Scheduler2 = 0x10
+	Scheduler3 = 0x20
+
+	// hashed is set by the kernel for each server that it has.
+	hashed = 0x2
+)
+
+// Service is a virtual server. It is comparable.
+type Service struct {
+	Key
+	Scheduler string // such as "rr"
+	Flags     uint32
+	Timeout   uint32 // of persistence, in seconds
+
+	// MaskBits is the length of the part of client addresses that persistence tells
+	// apart, 1 to 32 or 128.
+	MaskBits uint8
+}
+
+// Destination is a real server of a virtual server.
+type Destination struct {
+	netip.AddrPort
+	Weight uint32 // 0 takes no new connections
+
+	// Masquerading is the forwarding method by NAT, the only one that this package
+	// sets. It is false for destinations of other programs that use another.
+	Masquerading bool
+
+	// Numbers of connections, set when read.
+	Active, Inactive, Persistent uint32
+}
+
+// Connections is the number of connections that the kernel knows, without persistence
+// templates.
+func (d *Destination) Connections() uint32 { return d.Active + d.Inactive }
+
+// Timeouts are those of connections, in seconds. 0 leaves the kernel's.
+type Timeouts struct{ TCP, TCPFin, UDP uint32 }
+
+// schedulerNames are the schedulers that Linux has.
+var schedulerNames = strings.Fields("rr wrr lc wlc fo ovf lblc lblcr dh sh mh sed nq twos")
+
+// family is the address family of a key.
+func (k Key) family() uint16 {
+	if k.IPv6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
