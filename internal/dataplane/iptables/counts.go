@@ -62,8 +62,12 @@ type PacketCounts struct {
 
 // PacketCounts reads the counters of rules. It can be called at any time, by any goroutine.
 func (b *Backend) PacketCounts() (c PacketCounts, err error) {
-	for _, t := range b.tables {
-		err := b.view(t.family, tableFilter, func(v iptchains.View) error {
+	without := b.Without() // b.tables are the loop's
+	for _, f := range families {
+		if without[f] {
+			continue
+		}
+		err := b.view(f, tableFilter, func(v iptchains.View) error {
 			rejected, err := v.Packets(chainFirewall)
 			if err != nil {
 				return err
@@ -72,10 +76,10 @@ func (b *Backend) PacketCounts() (c PacketCounts, err error) {
 			for i := range min(len(rejected), len(rejections)) {
 				byReason[rejections[i]] += rejected[i]
 			}
-			c.Rejected[t.family] = byReason
+			c.Rejected[f] = byReason
 			forwarded, err := v.Packets(chainForward)
 			if len(forwarded) > invalidRule {
-				c.Invalid[t.family] = forwarded[invalidRule]
+				c.Invalid[f] = forwarded[invalidRule]
 			}
 			return err
 		})
