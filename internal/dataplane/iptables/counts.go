@@ -23,12 +23,9 @@ func (b *Backend) RuleCounts() Counts {
 
 // count records how many rules there are after some steps.
 func (b *Backend) count(steps []*step) {
-	c := &Counts{}
+	c := &Counts{Total: [2]map[string]int{{}, {}}, Last: [2]map[string]int{{}, {}}}
 	for _, name := range chainTables {
 		for f := range families {
-			if c.Total[f] == nil {
-				c.Total[f], c.Last[f] = map[string]int{}, map[string]int{}
-			}
 			c.Total[f][name], c.Last[f][name] = 0, 0
 		}
 		for _, s := range steps {

@@ -81,63 +81,49 @@ func (s *script) finish(table string, most int) []byte {
 	for _, c := range s.chains {
 		size += len(c.text) + (int(s.now[c.name].rules)+1)*(len(c.name)+len(": - [0:0]\n"))
 	}
-	w := scriptWriter{out: make([]byte, 0, size), begin: "*" + table + "\n", most: most}
+	out, lines := make([]byte, 0, size), 0
+	commit := func() {
+		if lines > 0 {
+			out = append(out, "COMMIT\n"...)
+			lines = 0
+			s.commits++
+		}
+	}
+	next := func(most int) { // prepares for the next line
+		if lines == most {
+			commit()
+		}
+		if lines++; lines == 1 {
+			out = append(out, "*"+table+"\n"...)
+		}
+	}
+	write := func(all []chainText, most int) { // creates or empties all chains, and then writes their rules
+		for _, c := range all {
+			next(most)
+			out = append(append(append(out, ':'), c.name...), " - [0:0]\n"...)
+		}
+		for _, c := range all {
+			for rule := range bytes.Lines(c.text) {
+				next(most)
+				out = append(append(append(out, "-A "...), c.name...), ' ')
+				out = append(out, rule...)
+			}
+		}
+	}
 	last := s.chains
 	if s.known != nil && s.lines > most {
 		isReached := func(c chainText) bool { _, exists := s.known[c.name]; return exists && !s.unreached }
-		w.chains(slices.DeleteFunc(slices.Clone(s.chains), isReached))
-		w.commit()
+		write(slices.DeleteFunc(slices.Clone(s.chains), isReached), most)
+		commit()
 		last = slices.DeleteFunc(s.chains, func(c chainText) bool { return !isReached(c) })
 	}
-	w.most = math.MaxInt
-	w.chains(last)
+	write(last, math.MaxInt)
 	if s.others.Len() > 0 {
-		w.next()
-		w.out = append(w.out, s.others.Bytes()...)
+		next(math.MaxInt)
+		out = append(out, s.others.Bytes()...)
 	}
-	w.commit()
-	s.commits = w.commits
-	return w.out
-}
-
-// scriptWriter writes transactions of at most so many lines.
-type scriptWriter struct {
-	out                  []byte
-	begin                string
-	most, lines, commits int
-}
-
-// chains creates or empties all chains, and then writes their rules.
-func (w *scriptWriter) chains(all []chainText) {
-	for _, c := range all {
-		w.next()
-		w.out = append(append(append(w.out, ':'), c.name...), " - [0:0]\n"...)
-	}
-	for _, c := range all {
-		for rule := range bytes.Lines(c.text) {
-			w.next()
-			w.out = append(append(append(w.out, "-A "...), c.name...), ' ')
-			w.out = append(w.out, rule...)
-		}
-	}
-}
-
-// next prepares for the next line.
-func (w *scriptWriter) next() {
-	if w.lines == w.most {
-		w.commit()
-	}
-	if w.lines++; w.lines == 1 {
-		w.out = append(w.out, w.begin...)
-	}
-}
-
-func (w *scriptWriter) commit() {
-	if w.lines > 0 {
-		w.out = append(w.out, "COMMIT\n"...)
-		w.lines = 0
-		w.commits++
-	}
+	commit()
+	return out
 }
 
 // done updates what is known, once the kernel has taken the script. It returns how many

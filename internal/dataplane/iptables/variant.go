@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,8 +51,7 @@ func Detect(ctx context.Context, netns int) (Variant, error) {
 		found[v] = s
 	}
 	best := slices.Clone(variants)
-	legacy, nft := found[Legacy], found[NFT]
-	if legacy.betterThan(nft) || !nft.betterThan(legacy) && systemVariant(ctx) == Legacy {
+	if c := found[Legacy].compare(found[NFT]); c > 0 || c == 0 && systemVariant(ctx) == Legacy {
 		slices.Reverse(best)
 	}
 	for _, v := range best {
@@ -83,19 +83,12 @@ func systemVariant(ctx context.Context) Variant {
 
 // survey describes a variant's rules.
 type survey struct {
-	hinted bool
-	ours   bool
-	rules  int // and jumps
+	hinted, ours int // 1 if it is so
+	rules        int // and jumps
 }
 
-func (s survey) betterThan(t survey) bool {
-	switch {
-	case s.hinted != t.hinted:
-		return s.hinted
-	case s.ours != t.ours:
-		return s.ours
-	}
-	return s.rules > t.rules
+func (s survey) compare(t survey) int {
+	return cmp.Or(s.hinted-t.hinted, s.ours-t.ours, s.rules-t.rules)
 }
 
 // localnetUses is how much chainLocalnet adds to survey.rules: its rule, the rule that leads
@@ -122,9 +115,12 @@ func (v Variant) survey(netns int) (s survey, err error) {
 				chains, err := view.Chains()
 				for _, c := range chains {
 					s.rules += c.Uses
-					s.hinted = s.hinted || table.Name == "mangle" && slices.Contains(hints, c.Name)
-					s.ours = s.ours || c.Name == chainServices
-					if c.Name == chainLocalnet { // it stays, with its entry rule, after Remove
+					switch {
+					case table.Name == "mangle" && slices.Contains(hints, c.Name):
+						s.hinted = 1
+					case c.Name == chainServices:
+						s.ours = 1
+					case c.Name == chainLocalnet: // it stays, with its entry rule, after Remove
 						s.rules -= localnetUses
 					}
 				}
