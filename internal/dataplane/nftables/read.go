@@ -27,8 +27,8 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 			return nil, err
 		}
 		r := tableReader{schema: &schemas[f], conn: b.conn, content: c}
-		if err := r.read(); err != nil {
-			return nil, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, err)
+		if r.read(); r.err != nil {
+			return nil, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, r.err)
 		}
 	}
 	slices.Sort(c.Faults)
@@ -40,6 +40,7 @@ type tableReader struct {
 	*schema
 	conn    *nfnl.Conn
 	content *dataplane.Content
+	err     error
 
 	draws     map[uint32]uint32 // values of the map pools, by pool
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
@@ -52,64 +53,55 @@ func (r *tableReader) fault(format string, args ...any) {
 	r.content.Faults = append(r.content.Faults, fmt.Sprintf("%s: ", r.table.Family)+fmt.Sprintf(format, args...))
 }
 
-func (r *tableReader) read() error {
+func (r *tableReader) read() {
 	if _, err := r.conn.Table(r.table); errors.Is(err, unix.ENOENT) {
-		return nil
+		return
 	}
 	r.draws, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
-	err := errors.Join(
-		r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) }),
-		r.elements(r.schema.members, func(e nfnl.Element) {
-			id := firstNumber(e.Key)
-			r.members[id] = append(r.members[id], r.backend(e.Key[8:], e.Key[4:]))
-		}),
-		r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true }),
-	)
+	r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) })
+	r.elements(r.schema.members, func(e nfnl.Element) {
+		id := firstNumber(e.Key)
+		r.members[id] = append(r.members[id], r.backend(e.Key[8:], e.Key[4:]))
+	})
+	r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true })
 	for i := range r.sides {
 		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
-		err = errors.Join(err, r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) }))
+		r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
 	}
-	err = errors.Join(err,
-		r.elements(r.sides[desired.Cluster].frontends, r.frontend),
-		r.elements(r.sides[desired.Local].frontends, r.localFrontend),
-		r.elements(r.external, func(e nfnl.Element) {
-			r.update(e, "external", func(t *dataplane.Target) { t.External = true })
-		}),
-		r.elements(r.schema.sticky, r.sticky),
-		r.restrictions(),
-		r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true }),
-		r.elements(r.loopback, func(e nfnl.Element) {
-			r.content.RefusedNodePorts[desired.RefusedNodePort{
-				Family: r.family, Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
-			}] = true
-		}),
-		r.elements(r.hairpin, func(e nfnl.Element) {
-			r.content.HairpinIPs[r.ip(e.Key)] = true
-			if r.ip(e.Key) != r.ip(e.Key[r.addrLen:]) {
-				r.fault("hairpin of two addresses %x", e.Key)
-			}
-		}),
-		r.intervals(r.serviceCIDRs, func(first, last []byte) {
-			r.content.ServiceCIDRs[r.prefix(first, last)] = true
-		}),
-	)
+	r.elements(r.sides[desired.Cluster].frontends, func(e nfnl.Element) { r.lead(desired.Cluster, e) })
+	r.elements(r.sides[desired.Local].frontends, r.localFrontend)
+	r.elements(r.external, func(e nfnl.Element) {
+		r.update(e, "external", func(t *dataplane.Target) { t.External = true })
+	})
+	r.elements(r.schema.sticky, r.sticky)
+	r.restrictions()
+	r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true })
+	r.elements(r.loopback, func(e nfnl.Element) {
+		r.content.RefusedNodePorts[desired.RefusedNodePort{
+			Family: r.family, Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
+		}] = true
+	})
+	r.elements(r.hairpin, func(e nfnl.Element) {
+		r.content.HairpinIPs[r.ip(e.Key)] = true
+		if r.ip(e.Key) != r.ip(e.Key[r.addrLen:]) {
+			r.fault("hairpin of two addresses %x", e.Key)
+		}
+	})
+	r.intervals(r.serviceCIDRs, func(first, last []byte) { r.content.ServiceCIDRs[r.prefix(first, last)] = true })
 	r.checkSlots()
 	for _, key := range r.stickies {
 		if r.content.Frontends[key].Affinity == 0 {
 			r.fault("frontend %s has no affinity but its pool has", key)
 		}
 	}
-	return err
 }
 
 // elements reads a set. It accepts interrupted dumps, because under constant transactions
 // every dump is interrupted. The caller reads again to confirm a difference.
-func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) error {
-	err := r.conn.Elements(r.table, set.Name, visit)
-	if errors.Is(err, nfnl.ErrInterrupted) {
-		return nil
+func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) {
+	if err := r.conn.Elements(r.table, set.Name, visit); !errors.Is(err, nfnl.ErrInterrupted) {
+		r.err = errors.Join(r.err, err)
 	}
-	return err
 }
 
 // checkSlots reports inconsistent slots and members as faults.
@@ -187,8 +179,6 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	return key, c, sticky, true
 }
 
-func (r *tableReader) frontend(e nfnl.Element) { r.lead(desired.Cluster, e) }
-
 func (r *tableReader) lead(scope desired.Scope, e nfnl.Element) {
 	key, c, sticky, ok := r.choice(scope, e)
 	if !ok {
@@ -232,11 +222,11 @@ func (r *tableReader) sticky(e nfnl.Element) {
 }
 
 // restrictions reads the source ranges of frontends.
-func (r *tableReader) restrictions() error {
-	err := r.elements(r.restricted, func(e nfnl.Element) {
+func (r *tableReader) restrictions() {
+	r.elements(r.restricted, func(e nfnl.Element) {
 		r.update(e, "restriction", func(t *dataplane.Target) { t.Sources = []netip.Prefix{} })
 	})
-	return errors.Join(err, r.intervals(r.schema.sources, func(first, last []byte) {
+	r.intervals(r.schema.sources, func(first, last []byte) {
 		at := len(first) - int(r.addrLen)
 		if !bytes.Equal(first[:at], last[:at]) {
 			r.fault("source range from %x to %x spans two frontends", first, last)
@@ -248,13 +238,13 @@ func (r *tableReader) restrictions() error {
 			t.Sources = append(t.Sources, r.prefix(first[at:], last[at:]))
 			slices.SortFunc(t.Sources, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 		})
-	}))
+	})
 }
 
 // intervals reads a set of intervals.
-func (r *tableReader) intervals(set *nfnl.Set, visit func(first, last []byte)) error {
+func (r *tableReader) intervals(set *nfnl.Set, visit func(first, last []byte)) {
 	var starts, ends [][]byte
-	err := r.elements(set, func(e nfnl.Element) {
+	r.elements(set, func(e nfnl.Element) {
 		key := slices.Clone(e.Key)
 		if e.End {
 			ends = append(ends, key)
@@ -274,7 +264,6 @@ func (r *tableReader) intervals(set *nfnl.Set, visit func(first, last []byte)) e
 		}
 		visit(first, last)
 	}
-	return err
 }
 
 // before returns the preceding key.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 )
 
@@ -19,7 +20,7 @@ func (f *Flow) parse(data []byte) (ok bool) {
 	*f = Flow{}
 	var original, reply ctnetlink.Tuple
 	var okOriginal, okReply, offloaded bool
-	for typ, b := range ctnetlink.Attributes(data[header:]) {
+	for typ, b := range nfnl.Attributes(data[header:]) {
 		switch typ {
 		case nl.CTA_TUPLE_ORIG:
 			original, okOriginal = ctnetlink.ParseTuple(b)
@@ -33,7 +34,7 @@ func (f *Flow) parse(data []byte) (ok bool) {
 		case nl.CTA_COUNTERS_REPLY:
 			f.Received = parseCount(b)
 		case nl.CTA_TIMESTAMP:
-			for typ, b := range ctnetlink.Attributes(b) {
+			for typ, b := range nfnl.Attributes(b) {
 				if ns := number(b); typ == nl.CTA_TIMESTAMP_START && ns != 0 {
 					f.Began = time.Unix(0, int64(ns))
 				}
@@ -45,7 +46,7 @@ func (f *Flow) parse(data []byte) (ok bool) {
 }
 
 func parseCount(b []byte) (c Count) {
-	for typ, b := range ctnetlink.Attributes(b) {
+	for typ, b := range nfnl.Attributes(b) {
 		switch typ {
 		case nl.CTA_COUNTERS_PACKETS:
 			c.Packets = number(b)

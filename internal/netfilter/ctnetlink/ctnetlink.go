@@ -9,12 +9,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -54,21 +54,6 @@ const (
 	StatusHWOffload = 1 << 15
 )
 
-// Attributes walks netlink attributes in place, as there may be a hundred
-// thousand entries. A truncated attribute ends the walk: the kernel sends none.
-func Attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(typ uint16, payload []byte) bool) {
-		for len(b) >= unix.SizeofNlAttr {
-			n := int(binary.NativeEndian.Uint16(b))
-			typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-			if n < unix.SizeofNlAttr || n > len(b) || !yield(typ, b[unix.SizeofNlAttr:n]) {
-				return
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-	}
-}
-
 // Tuple is the protocol, source and destination of packets in one direction.
 type Tuple struct {
 	Protocol uint8
@@ -79,8 +64,8 @@ type Tuple struct {
 func ParseTuple(b []byte) (t Tuple, ok bool) {
 	var src, dst netip.Addr
 	var srcPort, dstPort []byte
-	for typ, payload := range Attributes(b) {
-		for inner, value := range Attributes(payload) {
+	for typ, payload := range nfnl.Attributes(b) {
+		for inner, value := range nfnl.Attributes(payload) {
 			switch {
 			case typ == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_SRC || inner == nl.CTA_IP_V6_SRC):
 				src, _ = netip.AddrFromSlice(value)

@@ -108,9 +108,7 @@ func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
 func (b *Batch) addTable(t Table, comment string, flags uint32) {
 	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t, "")
 	b.buf.be32(unix.NFTA_TABLE_FLAGS, flags)
-	if comment != "" {
-		b.buf.bytes(nftaTableUserdata, userComment(comment))
-	}
+	b.buf.comment(nftaTableUserdata, comment)
 	b.end()
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"syscall"
 
@@ -144,9 +145,9 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 			c.unread = true
 			return fmt.Errorf("reading the kernel's answer to a batch: %w", err)
 		}
-		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
+		for h, payload := range messages(c.rbuf[:n]) {
 			if h.typ != unix.NLMSG_ERROR {
-				return true
+				continue
 			}
 			e := parseError(h, payload)
 			switch {
@@ -155,8 +156,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 			case failed == nil:
 				failed = failure(batches, int(h.seq-first), e)
 			}
-			return true
-		})
+		}
 	}
 	switch {
 	case failed != nil && generation != 0 && failed.Errno == unix.ERESTART:
@@ -251,17 +251,19 @@ type header struct {
 	seq        uint32
 }
 
-// eachMessage calls visit for the messages of one datagram until visit returns false.
-func eachMessage(b []byte, visit func(header, []byte) bool) {
-	for len(b) >= nlmsgHeaderLen {
-		n := int(binary.NativeEndian.Uint32(b))
-		if n < nlmsgHeaderLen || n > len(b) {
-			return
+// messages walks the messages of one datagram.
+func messages(b []byte) iter.Seq2[header, []byte] {
+	return func(yield func(header, []byte) bool) {
+		for len(b) >= nlmsgHeaderLen {
+			n := int(binary.NativeEndian.Uint32(b))
+			if n < nlmsgHeaderLen || n > len(b) {
+				return
+			}
+			h := header{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:])}
+			if !yield(h, b[nlmsgHeaderLen:n]) {
+				return
+			}
+			b = b[min(align(n), len(b)):]
 		}
-		h := header{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:])}
-		if !visit(h, b[nlmsgHeaderLen:n]) {
-			return
-		}
-		b = b[min(align(n), len(b)):]
 	}
 }

@@ -143,10 +143,9 @@ type Element struct {
 // elements and resizes the hash tables of large sets.
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(t.Family), c.about(t, set), func(body []byte) {
-		eachAttr(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, element []byte) bool {
+		for _, element := range Attributes(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			visit(parseElement(element))
-			return true
-		})
+		}
 	})
 }
 
@@ -200,24 +199,20 @@ func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
 }
 
 func parseElement(b []byte) (e Element) {
-	eachAttr(b, func(typ uint16, payload []byte) bool {
+	for typ, payload := range Attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = findAttr(payload, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = findAttr(payload, unix.NFTA_DATA_VALUE)
-			if v := findAttr(payload, unix.NFTA_DATA_VERDICT); v != nil {
-				e.Chain = cString(findAttr(v, unix.NFTA_VERDICT_CHAIN))
-			}
+			e.Chain = cString(findAttr(findAttr(payload, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = be32(payload)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment = payload
+			if len(payload) >= 3 { // as in comment
+				e.Comment = payload[2 : len(payload)-1]
+			}
 		}
-		return true
-	})
-	if len(e.Comment) >= 3 {
-		e.Comment = e.Comment[2 : len(e.Comment)-1]
 	}
 	return e
 }
@@ -245,20 +240,15 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 			c.unread = true
 			return fmt.Errorf("netlink answer: %w", err)
 		}
-		eachMessage(c.rbuf[:n], func(h header, payload []byte) bool {
+		for h, payload := range messages(c.rbuf[:n]) {
 			if h.seq != c.seq {
-				return true // of an aborted exchange
+				continue // of an aborted exchange
 			}
 			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
 				failed = ErrInterrupted
 			}
 			switch h.typ {
-			case unix.NLMSG_DONE:
-				done = true
-				if e := parseError(h, payload); e.errno != 0 {
-					failed = e.errno // the dump is incomplete
-				}
-			case unix.NLMSG_ERROR:
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
 				done = true
 				if e := parseError(h, payload); e.errno != 0 {
 					failed = e.errno
@@ -275,8 +265,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 				generation = g
 				visit(payload[nfgenHeaderLen:])
 			}
-			return true
-		})
+		}
 	}
 	return failed
 }

@@ -21,9 +21,7 @@ func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 		b.buf.bytes(unix.NFTA_DATA_VALUE, value)
 		b.buf.close(data)
 	}
-	if comment != "" {
-		b.elementComment(comment)
-	}
+	b.buf.comment(unix.NFTA_SET_ELEM_USERDATA, comment)
 	b.buf.close(at)
 }
 
@@ -145,22 +143,6 @@ const (
 	udataComment = 0
 	maxComment   = 127 // nft refuses longer ones (NFTNL_UDATA_COMMENT_MAXLEN less the NUL)
 )
-
-func userComment(s string) []byte {
-	s = s[:min(len(s), maxComment)]
-	b := append([]byte{udataComment, byte(len(s) + 1)}, s...)
-	return append(b, 0)
-}
-
-// elementComment is userComment without an allocation.
-func (b *Batch) elementComment(s string) {
-	s = s[:min(len(s), maxComment)]
-	b.buf.header(unix.NFTA_SET_ELEM_USERDATA, 2+len(s)+1)
-	b.buf = append(b.buf, udataComment, byte(len(s)+1))
-	b.buf = append(b.buf, s...)
-	b.buf = append(b.buf, 0)
-	b.buf.pad()
-}
 
 // parseComment returns the comment in user data, or "".
 func parseComment(udata []byte) string {

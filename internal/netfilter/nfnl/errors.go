@@ -89,17 +89,10 @@ func parseError(h header, payload []byte) kernelError {
 	e.errno = unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
 	const fixed = 4 + nlmsgHeaderLen // the error and the request's header, without the rest because of NETLINK_CAP_ACK
 	if h.flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
-		eachAttr(payload[fixed:], func(typ uint16, v []byte) bool {
-			switch typ {
-			case unix.NLMSGERR_ATTR_MSG:
-				e.message = cString(v)
-			case unix.NLMSGERR_ATTR_OFFS:
-				if len(v) >= 4 {
-					e.offset = int(binary.NativeEndian.Uint32(v))
-				}
-			}
-			return true
-		})
+		e.message = cString(findAttr(payload[fixed:], unix.NLMSGERR_ATTR_MSG))
+		if v := findAttr(payload[fixed:], unix.NLMSGERR_ATTR_OFFS); len(v) >= 4 {
+			e.offset = int(binary.NativeEndian.Uint32(v))
+		}
 	}
 	return e
 }
@@ -142,15 +135,14 @@ func failure(batches []*Batch, i int, e kernelError) *BatchError {
 // offset is unknown, it returns the only attribute, or nil if there are several.
 func attrAt(msg, list []byte, offset int) (found []byte) {
 	count := 0
-	eachAttr(list, func(_ uint16, payload []byte) bool {
+	for _, payload := range Attributes(list) {
 		// The slices share one array, so the difference in capacity is the position.
 		at := cap(msg) - cap(payload)
 		if offset == 0 || offset >= at-attrHeaderLen && offset < at+len(payload) {
 			found = payload
 			count++
 		}
-		return true
-	})
+	}
 	if count != 1 {
 		return nil
 	}

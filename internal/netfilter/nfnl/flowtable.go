@@ -128,10 +128,9 @@ func (c *Conn) Flowtables(t Table) ([]Flowtable, error) {
 			Flags:    be32(findAttr(body, nftaFlowtableFlags)),
 			Handle:   be64(findAttr(body, nftaFlowtableHandle)),
 		}
-		eachAttr(findAttr(hook, nftaFlowtableHookDevs), func(typ uint16, name []byte) bool {
+		for typ, name := range Attributes(findAttr(hook, nftaFlowtableHookDevs)) {
 			f.Devices = append(f.Devices, Device{Name: cString(name), Prefix: typ == nftaDevicePrefix})
-			return true
-		})
+		}
 		return f
 	})
 }

@@ -218,10 +218,9 @@ func TestDevicePrefix(t *testing.T) {
 			return "", err
 		}
 		err = c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(netdev.Family), nil, func(body []byte) {
-			eachAttr(findAttr(findAttr(body, unix.NFTA_CHAIN_HOOK), devs), func(typ uint16, name []byte) bool {
+			for typ, name := range Attributes(findAttr(findAttr(body, unix.NFTA_CHAIN_HOOK), devs)) {
 				got += fmt.Sprintf("%d %s;", typ, name)
-				return true
-			})
+			}
 		})
 		return got, err
 	}

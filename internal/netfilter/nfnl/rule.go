@@ -21,9 +21,7 @@ func (b *Batch) AddRule(t Table, chain, comment string, parts ...[]expr.Any) {
 		b.expression(unix.NFTA_LIST_ELEM, t, e)
 	}
 	b.buf.close(list)
-	if comment != "" {
-		b.buf.bytes(unix.NFTA_RULE_USERDATA, userComment(comment))
-	}
+	b.buf.comment(unix.NFTA_RULE_USERDATA, comment)
 	b.end()
 }
 
@@ -81,12 +79,11 @@ func (c *Conn) Rules(t Table, chain string) ([]RuleInfo, error) {
 
 // each calls visit with the data of the rule's expressions with a name.
 func (r RuleInfo) each(name string, visit func(data []byte)) {
-	eachAttr(r.Expressions, func(_ uint16, e []byte) bool {
+	for _, e := range Attributes(r.Expressions) {
 		if cString(findAttr(e, unix.NFTA_EXPR_NAME)) == name {
 			visit(findAttr(e, unix.NFTA_EXPR_DATA))
 		}
-		return true
-	})
+	}
 }
 
 // Jumps returns the targets of the rule's jumps and gotos. Verdict maps are not included.

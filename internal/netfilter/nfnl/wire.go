@@ -4,6 +4,7 @@ package nfnl
 
 import (
 	"encoding/binary"
+	"iter"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,6 +67,19 @@ func (a *attrs) string(typ uint16, s string) {
 	a.pad()
 }
 
+// comment appends user data with a comment, unless it is empty.
+func (a *attrs) comment(typ uint16, s string) {
+	if s == "" {
+		return
+	}
+	s = s[:min(len(s), maxComment)]
+	a.header(typ, 2+len(s)+1)
+	*a = append(*a, udataComment, byte(len(s)+1))
+	*a = append(*a, s...)
+	*a = append(*a, 0)
+	a.pad()
+}
+
 // be32 appends a number in network byte order, which nf_tables uses for all numbers.
 func (a *attrs) be32(typ uint16, v uint32) {
 	a.header(typ, 4)
@@ -84,42 +98,33 @@ func (a *attrs) close(at int) {
 	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
 }
 
-// eachAttr calls visit for every attribute in b until visit returns false. It stops at a
-// truncated attribute, which the kernel never sends.
-func eachAttr(b []byte, visit func(typ uint16, payload []byte) bool) {
-	for len(b) >= attrHeaderLen {
-		n := int(binary.NativeEndian.Uint16(b))
-		typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-		if n < attrHeaderLen || n > len(b) {
-			return
+// Attributes walks netlink attributes in place. A truncated attribute ends the walk: the
+// kernel sends none.
+func Attributes(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(typ uint16, payload []byte) bool) {
+		for len(b) >= attrHeaderLen {
+			n := int(binary.NativeEndian.Uint16(b))
+			typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+			if n < attrHeaderLen || n > len(b) || !yield(typ, b[attrHeaderLen:n]) {
+				return
+			}
+			b = b[min(align(n), len(b)):]
 		}
-		if !visit(typ, b[attrHeaderLen:n]) {
-			return
-		}
-		b = b[min(align(n), len(b)):]
 	}
 }
 
 // findAttr returns the payload of the first attribute of a type, or nil.
-func findAttr(b []byte, want uint16) (found []byte) {
-	eachAttr(b, func(typ uint16, payload []byte) bool {
+func findAttr(b []byte, want uint16) []byte {
+	for typ, payload := range Attributes(b) {
 		if typ == want {
-			found = payload
+			return payload
 		}
-		return typ != want
-	})
-	return found
+	}
+	return nil
 }
 
 // cString returns the text of a NUL-terminated attribute.
-func cString(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
-}
+func cString(b []byte) string { return unix.ByteSliceToString(b) }
 
 func be32(b []byte) uint32 {
 	if len(b) < 4 {

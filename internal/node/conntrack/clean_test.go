@@ -15,7 +15,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -373,7 +373,7 @@ func found(t *testing.T) (*table, []netlink.Message) {
 func TestAnotherID(t *testing.T) {
 	tab, deletions := found(t)
 	id := []byte{0}
-	for typ, payload := range ctnetlink.Attributes(deletions[0].Data[4:]) {
+	for typ, payload := range nfnl.Attributes(deletions[0].Data[4:]) {
 		if typ == nl.CTA_ID {
 			id = payload
 		}

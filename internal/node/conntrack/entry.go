@@ -9,6 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -58,7 +59,7 @@ func (e *entry) parse(data []byte) (ok bool) {
 	}
 	e.family = family(data[0])
 	var reply []byte
-	for typ, payload := range ctnetlink.Attributes(data[len(header(0)):]) {
+	for typ, payload := range nfnl.Attributes(data[len(header(0)):]) {
 		switch typ {
 		case nl.CTA_TUPLE_ORIG:
 			e.original = payload

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 )
 
@@ -159,7 +159,7 @@ func FuzzEntry(f *testing.F) {
 		}
 		// A deletion without a tuple would empty the table.
 		var sent entry
-		for typ, payload := range ctnetlink.Attributes(m.Data[4:]) {
+		for typ, payload := range nfnl.Attributes(m.Data[4:]) {
 			if typ == nl.CTA_TUPLE_ORIG {
 				sent.original = payload
 			}
