@@ -53,7 +53,7 @@ func measuring(cmd *cobra.Command, measure func(context.Context) (*bench.Result,
 	cmd.Flags().StringVar(&save, "save", "", "file to write the result to, too, as JSON")
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := bench.CheckFormat("--output", format); err != nil {
+		if err := bench.OneOf("--output", format, "table", "json"); err != nil {
 			return err
 		}
 		r, err := measure(cmd.Context())

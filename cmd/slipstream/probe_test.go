@@ -238,11 +238,11 @@ func TestIPv6Disabled(t *testing.T) {
 	}
 	var out bytes.Buffer
 	machine := uml.Machine{Kernel: kernel, Memory: "512M", Parameters: []string{"ipv6.disable=1"}}
-	result, err := machine.Run(ctx, uml.Command{
+	code, err := machine.Run(ctx, uml.Command{
 		Path: self, Args: []string{"-test.v", "-test.run", "^" + t.Name() + "$"}, Env: append(os.Environ(), inside+"=1"),
 	}, &out)
-	if err != nil || result.ExitCode != 0 {
-		t.Errorf("error %v, exit code %d", err, result.ExitCode)
+	if err != nil || code != 0 {
+		t.Errorf("error %v, exit code %d", err, code)
 	}
 	t.Logf("%s", &out)
 }

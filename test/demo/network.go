@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/google/nftables"
@@ -184,13 +183,10 @@ type network struct {
 // newNetwork builds the lab. The error says what the kernel or the user lacks.
 func newNetwork(m *manifests) (*network, error) {
 	l, err := lab.New()
-	switch {
-	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+	if errors.Is(err, fs.ErrPermission) {
 		return nil, errors.New("needs root, to make network namespaces and to program the kernel in them")
-	case errors.Is(err, syscall.EINVAL), errors.Is(err, syscall.ENOSYS):
-		return nil, fmt.Errorf("this kernel cannot make network namespaces (CONFIG_NET_NS): %w", err)
-	case err != nil:
-		return nil, err
+	} else if err != nil {
+		return nil, fmt.Errorf("network namespaces (CONFIG_NET_NS): %w", err)
 	}
 	n := &network{lab: l, servers: map[string][]*lab.Server{}}
 	if err := n.fill(m); err != nil {

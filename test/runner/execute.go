@@ -101,9 +101,9 @@ func (x executor) execute(ctx context.Context, k kernel, p testPackage, output i
 		"-test.run=" + x.opts.run,
 	}
 	if k.path != "" {
-		result, err := uml.Machine{Kernel: k.path}.Run(ctx, uml.Command{Path: p.binary, Args: args, Dir: p.dir, Env: os.Environ()}, output)
-		if err == nil && result.ExitCode != 0 {
-			err = fmt.Errorf("exit status %d", result.ExitCode)
+		code, err := uml.Machine{Kernel: k.path}.Run(ctx, uml.Command{Path: p.binary, Args: args, Dir: p.dir, Env: os.Environ()}, output)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("exit status %d", code)
 		}
 		return err
 	}

@@ -161,8 +161,8 @@ func (r *Result) Failures() (err error) {
 	return err
 }
 
-// Write writes the result as a table or as JSON to out and, if save is not empty, as
-// JSON to a file of that name.
+// Write writes the result as a table or, in format json, as JSON to out and, if save is not
+// empty, as JSON to a file of that name.
 func (r *Result) Write(out io.Writer, format, save string) error {
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -179,9 +179,6 @@ func (r *Result) Write(out io.Writer, format, save string) error {
 	}
 	return err
 }
-
-// CheckFormat finds a format that [Result.Write] does not have.
-func CheckFormat(flag, format string) error { return OneOf(flag, format, "table", "json") }
 
 // OneOf finds a flag's value that is not one of those allowed.
 func OneOf(flag, value string, allowed ...string) error {

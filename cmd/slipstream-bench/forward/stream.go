@@ -32,8 +32,15 @@ func Throughput(ctx context.Context, o Options) (*bench.Result, error) {
 	return run(ctx, "throughput", fmt.Sprintf("%d s", o.Seconds), &o, func(m *measurement) error {
 		measures := map[string]func() error{
 			MeasureAggregated: func() error { return m.streams(ctx, streamAggregated, streamAggregatedBest) },
-			MeasurePackets:    func() error { return m.packetStreams(ctx) },
-			MeasureUDP:        func() error { return m.floods(ctx) },
+			MeasurePackets: func() (err error) {
+				restore, err := m.disableAggregation()
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, restore()) }()
+				return m.streams(ctx, streamPackets, streamPacketsBest)
+			},
+			MeasureUDP: func() error { return m.floods(ctx) },
 		}
 		for _, name := range Measures {
 			if slices.Contains(o.Measures, name) {
@@ -60,15 +67,6 @@ func (m *measurement) streams(ctx context.Context, whole, best bench.Series) (er
 	}, whole, best)
 }
 
-func (m *measurement) packetStreams(ctx context.Context) (err error) {
-	restore, err := m.disableAggregation()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, restore()) }()
-	return m.streams(ctx, streamPackets, streamPacketsBest)
-}
-
 // patience bounds short waits, also on a busy machine.
 const patience = 30 * time.Second
 
@@ -88,26 +86,20 @@ type streamed struct {
 // a moment between two streams.
 var errNotReady = errors.New("iperf3: the server is not ready")
 
-func (n *network) stream(ctx context.Context, seconds int) (s streamed, err error) {
+func (n *network) stream(ctx context.Context, seconds int) (streamed, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+2*patience)
+	defer cancel()
+	to := n.frontend(streamPort)
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		s, err = n.tryStream(ctx, seconds)
+		s, err := parseStream(n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
+			"--time", strconv.Itoa(seconds), "--interval", "0.1"))
+		if err != nil && n.relayed && ctx.Err() == nil { // it accepts before the server does
+			err = fmt.Errorf("%w: %w", errNotReady, err)
+		}
 		if !errors.Is(err, errNotReady) || time.Now().After(deadline) {
 			return s, err
 		}
 	}
-}
-
-func (n *network) tryStream(ctx context.Context, seconds int) (streamed, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+patience)
-	defer cancel()
-	to := n.frontend(streamPort)
-	out, err := n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
-		"--time", strconv.Itoa(seconds), "--interval", "0.1")
-	s, err := parseStream(out, err)
-	if err != nil && n.relayed && ctx.Err() == nil { // it accepts before the server does
-		err = fmt.Errorf("%w: %w", errNotReady, err)
-	}
-	return s, err
 }
 
 // parseStream reads a report of iperf3. Its errors are in the report too.

@@ -135,7 +135,7 @@ func (o *options) validate() error {
 	errs := []error{
 		bench.Within("-endpoints", o.Endpoints, 1, maxEndpoints),
 		bench.OneOf("-iptables", o.IPTables, legacyVariant, nftVariant),
-		bench.CheckFormat("-output", o.output),
+		bench.OneOf("-output", o.output, "table", "json"),
 	}
 	if o.rules {
 		return errors.Join(append(errs,

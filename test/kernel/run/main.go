@@ -65,9 +65,9 @@ func run() (int, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(dir, path)
 	}
-	result, err := uml.Machine{Kernel: kernel}.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
+	code, err := uml.Machine{Kernel: kernel}.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
 	if err != nil {
 		return noResult, err
 	}
-	return result.ExitCode, nil
+	return code, nil
 }

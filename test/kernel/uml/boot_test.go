@@ -64,12 +64,12 @@ func TestCommandOnMachine(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			var out bytes.Buffer
-			result, err := m.Run(ctx, shell(test.script), &out)
+			code, err := m.Run(ctx, shell(test.script), &out)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if result.ExitCode != test.exit {
-				t.Errorf("exit code %d, want %d", result.ExitCode, test.exit)
+			if code != test.exit {
+				t.Errorf("exit code %d, want %d", code, test.exit)
 			}
 			if out.String() != test.output {
 				t.Errorf("output %q, want %q", out.String(), test.output)
@@ -242,9 +242,9 @@ func TestNoResult(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			result, err := test.machine.Run(ctx, test.command, nil)
+			code, err := test.machine.Run(ctx, test.command, nil)
 			if err == nil {
-				t.Fatalf("no error but %+v", result)
+				t.Fatalf("no error but exit code %d", code)
 			}
 			for _, part := range test.want {
 				if !strings.Contains(err.Error(), part) {
@@ -290,9 +290,9 @@ func TestAbortAtPowerOff(t *testing.T) {
 	}
 	m.Kernel = script
 	var out bytes.Buffer
-	result, err := m.Run(ctx, shell("echo done; exit 7"), &out)
-	if err != nil || result.ExitCode != 7 || out.String() != "done\n" {
-		t.Errorf("exit code %d, output %q, error %v", result.ExitCode, &out, err)
+	code, err := m.Run(ctx, shell("echo done; exit 7"), &out)
+	if err != nil || code != 7 || out.String() != "done\n" {
+		t.Errorf("exit code %d, output %q, error %v", code, &out, err)
 	}
 }
 
@@ -304,12 +304,12 @@ func TestMachinesAtTheSameTime(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			var out bytes.Buffer
-			result, err := m.Run(ctx, shell(fmt.Sprintf("ip link add x type dummy && sleep 0.5 && exit 1%d", i)), &out)
+			code, err := m.Run(ctx, shell(fmt.Sprintf("ip link add x type dummy && sleep 0.5 && exit 1%d", i)), &out)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := 10 + i; result.ExitCode != want {
-				t.Errorf("exit code %d, want %d; output %q", result.ExitCode, want, &out)
+			if want := 10 + i; code != want {
+				t.Errorf("exit code %d, want %d; output %q", code, want, &out)
 			}
 		})
 	}

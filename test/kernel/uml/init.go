@@ -25,13 +25,13 @@ func Init() {
 	if os.Getpid() != 1 || dir == "" {
 		return
 	}
-	var result Result
+	var r result
 	var err error
-	if result.ExitCode, err = serve(dir); err != nil {
-		result.Failure = err.Error()
+	if r.ExitCode, err = serve(dir); err != nil {
+		r.Failure = err.Error()
 		fmt.Fprintln(os.Stderr, "uml: init:", err)
 	}
-	if err := writeJSON(filepath.Join(dir, resultFile), result); err != nil {
+	if err := writeJSON(filepath.Join(dir, resultFile), r); err != nil {
 		fmt.Fprintln(os.Stderr, "uml: init: result:", err)
 	}
 	// hostfs writes a file to the host when it is closed, which a power off does not do.

@@ -51,7 +51,7 @@ func (m Machine) Check(ctx context.Context) (release string, err error) {
 	defer cancel()
 	var console tail
 	var out strings.Builder
-	result, err := m.run(ctx, Command{Path: "/bin/uname", Args: []string{"-r"}}, &out, &console)
+	exitCode, err := m.run(ctx, Command{Path: "/bin/uname", Args: []string{"-r"}}, &out, &console)
 	release = strings.TrimSpace(out.String())
 	why := console.panicked()
 	switch {
@@ -59,49 +59,48 @@ func (m Machine) Check(ctx context.Context) (release string, err error) {
 		return "", fmt.Errorf("uml: kernel %s does not boot: %s", m.Kernel, why)
 	case err != nil:
 		return "", fmt.Errorf("uml: kernel %s does not boot: %w", m.Kernel, err)
-	case result.ExitCode != 0 || release == "":
-		return "", fmt.Errorf("uml: kernel %s boots, but uname -r exits with %d and prints %q", m.Kernel, result.ExitCode, release)
+	case exitCode != 0 || release == "":
+		return "", fmt.Errorf("uml: kernel %s boots, but uname -r exits with %d and prints %q", m.Kernel, exitCode, release)
 	}
 	return release, nil
 }
 
-// Run boots the machine, runs the command, and returns its result once the machine has
-// ended. The command's standard output and standard error both go to output, which may be
-// nil, as they arrive. An error means that the kernel did not start, panicked, or ctx ended
+// Run boots the machine, runs the command, and returns its exit code, or 128 plus the number
+// of the signal that ended it. The command's standard output and standard error both go to
+// output, which may be nil, as they arrive. An error means that the kernel did not start, panicked, or ctx ended
 // first. The calling program must be one that calls [Init].
-func (m Machine) Run(ctx context.Context, c Command, output io.Writer) (Result, error) {
-	result, err := m.run(ctx, c, output, &tail{})
+func (m Machine) Run(ctx context.Context, c Command, output io.Writer) (exitCode int, err error) {
+	exitCode, err = m.run(ctx, c, output, &tail{})
 	if err != nil {
-		return Result{}, fmt.Errorf("uml: %w", err)
+		err = fmt.Errorf("uml: %w", err)
 	}
-	return result, nil
+	return exitCode, err
 }
 
-func (m Machine) run(ctx context.Context, c Command, output io.Writer, console *tail) (Result, error) {
+func (m Machine) run(ctx context.Context, c Command, output io.Writer, console *tail) (exitCode int, err error) {
 	c.Dir = cmp.Or(c.Dir, "/")
 	dir, err := os.MkdirTemp("", "slipstream-uml-")
 	if err != nil {
-		return Result{}, err
+		return 0, err
 	}
 	defer os.RemoveAll(dir)
 	if err := prepare(dir, c); err != nil {
-		return Result{}, err
+		return 0, err
 	}
 	bootErr := m.boot(ctx, dir, output, console)
-	var result Result
-	switch err := readJSON(filepath.Join(dir, resultFile), &result); {
+	var r result
+	switch err := readJSON(filepath.Join(dir, resultFile), &r); {
+	case err == nil && r.Failure != "":
+		return 0, errors.New(r.Failure)
 	case err == nil:
 		// Output and result are complete before the kernel powers off. UML has been seen
 		// to abort after that, which changes nothing.
+		return r.ExitCode, nil
 	case bootErr != nil:
-		return Result{}, fmt.Errorf("%w%s", bootErr, console.quote())
+		return 0, fmt.Errorf("%w%s", bootErr, console.quote())
 	default:
-		return Result{}, fmt.Errorf("the machine stopped without a result: %w%s", err, console.quote())
+		return 0, fmt.Errorf("the machine stopped without a result: %w%s", err, console.quote())
 	}
-	if result.Failure != "" {
-		return Result{}, errors.New(result.Failure)
-	}
-	return result, nil
 }
 
 // prepare writes the files of a job to its directory.
@@ -240,12 +239,10 @@ type Command struct {
 	Env  []string // NAME=value; with PATH and HOME if absent, and TMPDIR on a tmpfs of the machine
 }
 
-// Result is how a command ended.
-type Result struct {
-	// ExitCode is the command's own, or 128 plus the number of the signal that ended it.
+// result is how a command ended.
+type result struct {
 	ExitCode int
-	// Failure says why the command could not be started, or is empty.
-	Failure string
+	Failure  string // why the command could not be started, or empty
 }
 
 const (
@@ -256,7 +253,7 @@ const (
 	// Names in the directory of a job.
 	initFile   = "init"        // symbolic link to the binary that is process 1
 	jobFile    = "job.json"    // a Command, written by the host
-	resultFile = "result.json" // a Result, written by process 1
+	resultFile = "result.json" // a result, written by process 1
 )
 
 // checkVisible returns an error if a machine has mounts of its own above a path of the host.
