@@ -66,9 +66,6 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 		}
 		b.tables = append(b.tables, &table{family: f})
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
 	if len(b.tables) == 0 {
 		return nil, fmt.Errorf("iptables-%s does not work: %s", b.variant, b.missing[0])
 	}

@@ -71,20 +71,12 @@ func (p *pool) hash(parts ...string) string {
 // protocol is the protocol of all frontends.
 func (p *pool) protocol() desired.Protocol { return p.Frontends[0].Protocol }
 
-// affinity is how long clients stay with their endpoint, in seconds, or 0.
-func (p *pool) affinity() (seconds uint32) {
-	for _, f := range p.Frontends {
-		seconds = max(seconds, f.Affinity)
-	}
-	return seconds
-}
-
 // write writes the pool's chains and deletes those that it no longer has.
 func (p *pool) write(out *script) {
 	former := p.chains
 	p.chains, p.dirty = nil, false
 	if len(p.Frontends) > 0 {
-		w := poolWriter{pool: p, out: out, protocol: "-p " + protocolName(p.protocol()), seconds: p.affinity()}
+		w := poolWriter{pool: p, out: out, protocol: "-p " + protocolName(p.protocol()), seconds: p.Frontends[0].Affinity}
 		w.root()
 	}
 	for _, name := range former {
@@ -99,7 +91,7 @@ type poolWriter struct {
 	*pool
 	out      *script
 	protocol string
-	seconds  uint32
+	seconds  uint32 // for which clients stay with their endpoint, or 0
 }
 
 func (w *poolWriter) chain(name string, text []byte) {

@@ -72,8 +72,6 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 			err = m.Err
 		}
 		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
 		case err != nil:
 			return nil, fmt.Errorf("probing the features of the node: %w", err)
 		case m == nil:
@@ -156,10 +154,10 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 	return refused, b.removeProbe(context.WithoutCancel(ctx))
 }
 
-// isTemporary says whether a command may have failed because of other programs: one holds
-// the lock of iptables-legacy, or the node is too busy.
+// isTemporary says whether a command was stopped, or may have failed because of other
+// programs: one holds the lock of iptables-legacy, or the node is too busy.
 func isTemporary(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) ||
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
 		err != nil && (strings.Contains(err.Error(), "xtables lock") || strings.Contains(err.Error(), "Resource temporarily unavailable"))
 }
 

@@ -153,13 +153,13 @@ func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 // masquerade is the rule that marks packets for masquerading, of those that match, if any.
 func (w *ruleWriter) masquerade(c dataplane.Config, m desired.Masquerade, local desired.LocalTraffic, match string) []string {
 	mark := match + "-j MARK --set-xmark " + markOf(c)
-	switch _, notFromPod := podMatch(local, w.family); {
+	switch pod := podMatch(local, w.family); {
 	case m == desired.MasqueradeAlways:
 		return []string{mark}
 	case m == desired.MasqueradeNode:
 		return []string{"-m addrtype --src-type LOCAL " + mark}
-	case notFromPod != "":
-		return []string{notFromPod + " " + mark}
+	case pod != "":
+		return []string{"! " + pod + " " + mark}
 	}
 	return nil
 }
@@ -175,8 +175,8 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 	// Connections from this node may go to all endpoints, as through a load balancer
 	// and another node.
 	var outside []string
-	if fromPod, _ := podMatch(full.Local, w.family); fromPod != "" {
-		outside = append(outside, fromPod+" -g "+chainExternalTree)
+	if pod := podMatch(full.Local, w.family); pod != "" {
+		outside = append(outside, pod+" -g "+chainExternalTree)
 	}
 	outside = append(outside, w.masquerade(c, full.Masquerade.Local, full.Local, "")...)
 	w.chain(chainOutside, append(outside,
@@ -235,19 +235,16 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	w.chain(chainTranslated, accept, w.in(setHairpin, "src")+" "+w.in(setHairpin, "dst")+" -g "+chainForwardTree)
 }
 
-// podMatch matches traffic of this node's pods, and all other traffic; both are empty where
-// the configuration does not say which is which.
-func podMatch(l desired.LocalTraffic, f desired.Family) (from, notFrom string) {
-	match := ""
+// podMatch matches traffic of this node's pods; it is empty where the configuration does not
+// say which that is.
+func podMatch(l desired.LocalTraffic, f desired.Family) string {
 	switch {
 	case l.Iface != "" && l.IsPrefix:
-		match = "-i " + l.Iface + "+"
+		return "-i " + l.Iface + "+"
 	case l.Iface != "":
-		match = "-i " + l.Iface
+		return "-i " + l.Iface
 	case l.CIDRs[f].IsValid():
-		match = "-s " + l.CIDRs[f].String()
-	default:
-		return "", ""
+		return "-s " + l.CIDRs[f].String()
 	}
-	return match, "! " + match
+	return ""
 }

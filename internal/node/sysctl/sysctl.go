@@ -45,13 +45,13 @@ func (c Conntrack) apply(root string) error {
 		if value <= 0 {
 			return
 		}
-		if err := ensure(filepath.Join(root, "proc/sys/net/netfilter", name), value, different); err != nil {
+		if err := ensure(filepath.Join(root, "proc/sys/net/netfilter", name), value, false); err != nil {
 			errs = append(errs, fmt.Errorf("%s: cannot be set to %d: %w", name, value, err))
 		}
 	}
 	put("nf_conntrack_max", c.Max)
 	if buckets := c.Max / entriesPerBucket; buckets > 0 {
-		if err := ensure(filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, less); err != nil {
+		if err := ensure(filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, true); err != nil {
 			errs = append(errs, fmt.Errorf("hashsize of nf_conntrack: cannot be set to %d: %w", buckets, err))
 		}
 	}
@@ -87,14 +87,10 @@ func UDPTimeouts() (unreplied, stream time.Duration) {
 
 func seconds(d time.Duration) int { return int(d / time.Second) }
 
-// Conditions for changing a value.
-func different(is, want int) bool { return is != want }
-func less(is, want int) bool      { return is < want }
-
-// ensure writes a number to a file if the current one is bad.
-func ensure(file string, want int, bad func(is, want int) bool) error {
+// ensure writes a number to a file unless it has that one, or a larger one if that may be.
+func ensure(file string, want int, orMore bool) error {
 	is, err := read(file)
-	if err != nil || !bad(is, want) {
+	if err != nil || is == want || orMore && is > want {
 		return err
 	}
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
@@ -137,7 +133,7 @@ func HasRouteLocalnet() (bool, error) {
 }
 
 func enableRouteLocalnet(root string) error {
-	if err := ensure(filepath.Join(root, routeLocalnet), 1, different); err != nil {
+	if err := ensure(filepath.Join(root, routeLocalnet), 1, false); err != nil {
 		return fmt.Errorf("route_localnet: cannot be set to 1, so NodePorts do not answer on loopback addresses: %w", err)
 	}
 	return nil
