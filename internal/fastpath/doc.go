@@ -12,6 +12,7 @@
 //	  set frontends-ipv4 { 10.96.0.10 . tcp . 80 comment "default/web:http" }   # and -ipv6
 //	  set interfaces     { "eth0", "veth1", "veth2" }
 //	  set held-families, held-frontends-ipv4, held-addresses-ipv4 ...           # see Flush
+//	  set excluded, excluded-ipv4, excluded-ipv6                              # see Exclude
 //	  counter offloaded
 //	  flowtable flows { hook ingress priority filter; devices = { eth0, veth1, veth2 }; counter; }
 //	  chain forward {

@@ -100,6 +100,9 @@
 // (nft_setelem_validate_data). So few rules use the large maps, frontends and endpoints,
 // and features that few Services need have their own maps.
 //
+// Named counters count what is refused and dropped, by reason. Only such packets pass the rules
+// with counters.
+//
 // # Output of the nft command
 //
 // "nft list ruleset" prints text that nft can load again, so that a saved ruleset of the
