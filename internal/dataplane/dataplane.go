@@ -8,6 +8,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -87,3 +88,71 @@ var Elsewhere = desired.NewBackend(netip.AddrPortFrom(netip.IPv6Unspecified(), 0
 
 // DefaultMasqueradeBit is kube-proxy's.
 const DefaultMasqueradeBit = 14
+
+// Prober is a Dataplane that can detect missing features of the node before it programs.
+type Prober interface {
+	// Probe tries to use all features that the dataplane needs, in each family,
+	// and returns those that are missing. It changes nothing. Afterwards the
+	// dataplane does not program a family with a missing feature.
+	//
+	// An error says that the probe was not possible, for example without
+	// CAP_NET_ADMIN (EPERM).
+	Probe(ctx context.Context) ([]Missing, error)
+}
+
+// Missing is a feature that a dataplane needs and the node lacks.
+type Missing struct {
+	Family  desired.Family
+	Feature string // short and the same on all nodes, such as "expression masq"
+	Err     error  // error of the kernel or of a command
+	Remedy  string // such as "needs CONFIG_NFT_MASQ"
+}
+
+// String describes it in one line.
+func (m Missing) String() string {
+	return fmt.Sprintf("%s: missing %s (%s): %v", m.Family, m.Feature, m.Remedy, m.Err)
+}
+
+// Sequence enforces the order of a dataplane's calls: Apply may follow only a successful
+// Reconcile or Apply. The zero value is the state before the first call.
+type Sequence struct{ valid bool }
+
+// Begin starts a Reconcile or a Cleanup.
+func (s *Sequence) Begin() { s.valid = false }
+
+// BeginApply starts an Apply. If it returns an error, the change must not be programmed.
+func (s *Sequence) BeginApply(ctx context.Context, change *desired.Change) error {
+	valid := s.valid
+	s.valid = false // until Done
+	switch {
+	case !valid:
+		return errors.New("no successful Reconcile before this Apply")
+	case change.Rebuild:
+		return errors.New("a change with Rebuild needs a Reconcile")
+	}
+	return ctx.Err()
+}
+
+// Done ends a successful Reconcile or Apply.
+func (s *Sequence) Done() { s.valid = true }
+
+// Check returns an error that wraps ErrDamaged unless the last call succeeded.
+func (s *Sequence) Check() error {
+	if !s.valid {
+		return fmt.Errorf("%w: the last change failed", ErrDamaged)
+	}
+	return nil
+}
+
+// Reasons for which a ruleset rejects packets to Services. They are labels of a metric.
+const (
+	NoEndpoints        = "no_endpoints"        // refused: the Service port has no endpoints
+	NoLocalEndpoints   = "no_local_endpoints"  // dropped: it has none that the traffic policy allows
+	SourceNotAllowed   = "source_not_allowed"  // dropped: the client is not in loadBalancerSourceRanges
+	UnknownPort        = "unknown_port"        // refused: the ClusterIP has no such port
+	UnallocatedAddress = "unallocated_address" // dropped: no Service has the address of a ServiceCIDR
+)
+
+// Rejected are the numbers of packets that a ruleset has rejected, by desired.Family and
+// reason. They start from 0 when the kernel's objects are created again.
+type Rejected [2]map[string]uint64

@@ -2,7 +2,12 @@
 
 package nfnl
 
-import "golang.org/x/sys/unix"
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
 
 // Family is the protocol family of a table (NFPROTO_*).
 type Family uint8
@@ -113,3 +118,28 @@ type Set struct {
 }
 
 func (s *Set) isMap() bool { return s.DataType != 0 }
+
+// DestinationSet returns a set of destinations: addresses with protocol and port.
+func DestinationSet(f Family, name string) *Set {
+	const words = 8 // of protocol and port
+	return &Set{Name: name, KeyType: Concat(f.AddrType(), TypeInetProto, TypeInetService), KeyLen: f.AddrLen() + words}
+}
+
+// AppendDestination appends the key of a destination.
+func AppendDestination(b []byte, protocol uint8, a netip.AddrPort) []byte {
+	ip := a.Addr().As16()
+	b = append(b, ip[16-a.Addr().BitLen()/8:]...)
+	b = append(b, protocol, 0, 0, 0)
+	return append(binary.BigEndian.AppendUint16(b, a.Port()), 0, 0)
+}
+
+// ParseDestination is the inverse of AppendDestination. It ignores what follows the key of a
+// destination with addresses of the family.
+func ParseDestination(f Family, b []byte) (protocol uint8, a netip.AddrPort, ok bool) {
+	n := int(f.AddrLen())
+	if len(b) < n+6 {
+		return 0, a, false
+	}
+	ip, _ := netip.AddrFromSlice(b[:n])
+	return b[n], netip.AddrPortFrom(ip, binary.BigEndian.Uint16(b[n+4:])), true
+}
