@@ -219,7 +219,7 @@ func TestTCP(t *testing.T) {
 // TestTransfer carries much data both ways at once, ends the directions one after the other,
 // and makes sure that this process has read no more than its own client and server did.
 func TestTransfer(t *testing.T) {
-	const size = 32 << 20
+	const size = 8 << 20
 	data := make([]byte, size)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
 	backward := slices.Clone(data)
