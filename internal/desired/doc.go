@@ -15,18 +15,13 @@
 //	update := s.Change()       // the difference from the last Change or Full
 //
 // A dataplane receives the Change part of either [State.Full], the whole content, or
-// [State.Change], the difference. The other parts of an [Update] are for health
-// checks, conntrack and the log. Applying each Change in turn always leads to the
-// content that Full describes. The final content depends on the objects only, not on
-// the order of events. Fuzz tests check both.
+// [State.Change], the difference. Applying each Change in turn always leads to the content
+// that Full describes, which depends on the objects only, not on the order of events. Fuzz
+// tests check both.
 //
-// # Cost
-//
-// The cost of an event is proportional to the difference that it makes. An
-// EndpointSlice with one changed endpoint is compared with its previous version, and
-// one entry is updated; no other Service and no other slice of the same Service is
-// visited. All endpoints of a Service port are visited only when the choice among them
-// changes: for example, when its last ready endpoint is removed, all terminating
-// endpoints are chosen instead. The endpoints of a Service with a health check port are
-// counted after each change.
+// The cost of an event is proportional to the difference that it makes: an EndpointSlice with
+// one changed endpoint is compared with its previous version, and one entry is updated. All
+// endpoints of a Service port are visited only when the choice among them changes, for
+// example when its last ready endpoint is removed, and those of a Service with a health check
+// port after each change.
 package desired
