@@ -56,13 +56,10 @@ var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
 // explain is the first line of a command's error output, with the line of its input that
 // this is about.
 func explain(said string, input []byte) string {
-	said = strings.TrimSpace(said)
-	if first, rest, more := strings.Cut(said, "\n"); more {
-		said = strings.TrimSpace(first)
-		if strings.HasSuffix(said, ":") { // only the name and the version
-			first, _, _ = strings.Cut(rest, "\n")
-			said += " " + strings.TrimSpace(first)
-		}
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	said = strings.TrimSpace(lines[0])
+	if strings.HasSuffix(said, ":") && len(lines) > 1 { // only the name and the version
+		said += " " + strings.TrimSpace(lines[1])
 	}
 	out := ": " + said
 	if m := lineNumber.FindStringSubmatch(said); m != nil {

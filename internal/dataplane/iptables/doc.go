@@ -108,8 +108,7 @@
 //
 // # Not handled
 //
-// NodePorts on loopback addresses work only where route_localnet is set, which package
-// sysctl does. What route_localnet would let in from elsewhere is dropped in any case, also
-// after Cleanup ([Remove]). There are no nfacct counters; those of rules take their place
-// ([Backend.PacketCounts]).
+// NodePorts on loopback addresses work only where route_localnet is set ([RouteLocalnet]). What
+// that would let in from elsewhere is dropped, also after Cleanup ([Remove]). There are no
+// nfacct counters; those of rules take their place ([Backend.PacketCounts]).
 package iptables

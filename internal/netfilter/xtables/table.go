@@ -84,18 +84,17 @@ func (t *Table) parse() error {
 			}
 		case "ERROR":
 			head = cString(body[targetLen:min(targetLen+errorNameLen, len(body))])
-			if int(e.next) < len(t.blob) { // the end of the table looks like a chain
-				t.names[e.next] = head
-			}
+			t.names[e.next] = head
 		}
 		i := len(t.entries)
 		t.entries = append(t.entries, e)
-		if head != "" && int(e.next) < len(t.blob) {
+		switch at += length; {
+		case at == len(t.blob): // the end of the table looks like a chain
+		case head != "":
 			t.chains = append(t.chains, Chain{Name: head, First: i, Last: i, Hook: isHook})
-		} else if int(e.next) < len(t.blob) && len(t.chains) > 0 {
+		case len(t.chains) > 0:
 			t.chains[len(t.chains)-1].Last = i
 		}
-		at += length
 	}
 	return nil
 }
