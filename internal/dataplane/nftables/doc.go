@@ -2,10 +2,10 @@
 
 // Package nftables is the dataplane that programs the kernel's nf_tables.
 //
-// Everything that depends on Services and endpoints is an element of a map or
-// set. Chains and rules are constant. There is one table for each address family, "ip slipstream" and "ip6 slipstream". In nft's notation, for IPv4, with
-// two Services, the second one of type LoadBalancer, with externalTrafficPolicy
-// Local, session affinity and source ranges:
+// Everything that depends on Services and endpoints is an element of a map or set. Chains and
+// rules are constant. There is one table for each address family. In nft's notation, for IPv4,
+// with two Services, the second one of type LoadBalancer, with externalTrafficPolicy Local,
+// session affinity and source ranges:
 //
 //	table ip slipstream {
 //	  # frontend -> pool
@@ -89,12 +89,10 @@
 // map (nft_table_validate). When a rule that uses a map is added, the kernel walks that
 // map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
 // measure this. So chains and verdict maps are created at the start and stay the same,
-// except that a new timeout of session affinity adds a chain. Between a frontend and
-// its chain there are maps of plain values. Within a rule, the value of one look-up is
-// the key of the next, in the kernel's registers. A change of Services consists of
-// elements of such maps, at a few microseconds each.
-//
-// A frontend's element is not replaced when its backends change.
+// except that a new timeout of session affinity adds a chain. Between a frontend and its chain
+// there are maps of plain values. Within a rule, the value of one look-up is the key of the
+// next, in the kernel's registers. A change of Services consists of elements of such maps, at a
+// few microseconds each, and does not replace a frontend's element when its backends change.
 //
 // The kernel checks every added element against every rule that uses its map
 // (nft_setelem_validate_data). So few rules use the large maps, frontends and endpoints,
@@ -121,7 +119,7 @@
 //
 // A copy that nft has loaded from such text is another ruleset, which must do nothing. So
 // nft prints the rules of base chains as "meta length 0 jump ...", which no packet matches.
-// The next start recognizes the copy by its fingerprint and writes the rules again.
+// The next start recognizes the copy by its seal and writes the rules again.
 //
 // TestSavedRulesetLoads and TestSavedRulesetIsHarmless try this with the nft command of the
 // machine, and with others that SLIPSTREAM_TEST_NFT names. Names of chains must not be

@@ -11,14 +11,12 @@ import (
 )
 
 // A backend is picked by a random slot number. In nf_tables, the upper bound of a random
-// number is a constant of the rule, so each size of a pool would need its own rule. New
-// rules and verdicts are expensive, and many rules that use one map make each of its
-// elements expensive (see the package's documentation).
-//
-// So there is a fixed set of chains: one for each size up to exactSizes, and one for each
-// power of two above. A chain for a power of two draws again if the slot is beyond the
-// pool's end, which has a probability below one half. All backends remain equally
-// likely. Growing and shrinking a pool usually changes only its slots.
+// number is a constant of the rule, so each size of a pool would need its own rule. New rules
+// are expensive (see the package's documentation). So there is a fixed set of chains: one for
+// each size up to exactSizes, and one for each power of two above. A chain for a power of two
+// draws again if the slot is beyond the pool's end, which has a probability below one half.
+// All backends remain equally likely. Growing and shrinking a pool usually changes only its
+// slots.
 
 const (
 	// exactSizes is the size up to which a draw always hits.

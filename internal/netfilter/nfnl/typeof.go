@@ -15,10 +15,11 @@ import (
 // what different versions of nft have in common.
 type Typeof string
 
+const exprPayload = 7 // EXPR_PAYLOAD
+
 // payload is a field of a header, by nft's numbers of both.
 func payload(header, field uint32) Typeof {
-	const etype = 7 // EXPR_PAYLOAD
-	return typeof(etype, udata32(0, header)+udata32(1, field))
+	return typeof(exprPayload, udata32(0, header)+udata32(1, field))
 }
 
 // Fields of headers.
@@ -30,9 +31,8 @@ var (
 
 // NetworkHeader is the first bytes of the network header, as a number.
 func NetworkHeader(bytes uint32) Typeof {
-	const etype = 7
 	const base = 2 // PROTO_BASE_NETWORK_HDR
-	return typeof(etype, udata32(0, 0)+udata32(1, 0)+udata32(2, base)+udata32(3, 0)+udata32(4, 8*bytes))
+	return typeof(exprPayload, udata32(0, 0)+udata32(1, 0)+udata32(2, base)+udata32(3, 0)+udata32(4, 8*bytes))
 }
 
 // MetaMark is the packet's mark.
