@@ -123,6 +123,14 @@ func tableOf(b dataplane.Dataplane) *nftables.Backend {
 	return nil
 }
 
+// schedulerOf returns the check of schedulers of IPVS mode, or nil.
+func schedulerOf(b dataplane.Dataplane) func(string) (string, error) {
+	if b, ok := b.(*ipvs.Backend); ok {
+		return b.Scheduler
+	}
+	return nil
+}
+
 func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
 
 // backendConfig returns the part of a valid configuration that all modes need.

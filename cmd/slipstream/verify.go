@@ -83,9 +83,11 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
+	want := desiredConfig(c, node, without)
+	want.Scheduler = schedulerOf(reader)
 	w := watched{
 		Inputs: proxy.Listen(ctx, objects, netif.Namespace(0).WatchAddresses),
-		state:  desired.New(desiredConfig(c, node, without)),
+		state:  desired.New(want),
 	}
 	defer w.Stop()
 	for range verifyTries {

@@ -83,7 +83,7 @@ func TestVerifyInBackground(t *testing.T) {
 				`"Event" reason="Damaged" note="ruleset modified externally: 2 differences, such as`,
 			}
 			if mode == config.IPVS {
-				differences = []string{`"The kernel differs from what was programmed" difference="+ fault: virtual server 10.96.0.10:80/6 has scheduler lc"`}
+				differences[1] = `"The kernel differs from what was programmed" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080; scheduler lc"`
 			}
 			for _, want := range differences {
 				if !strings.Contains(s.log.String(), want) {

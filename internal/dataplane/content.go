@@ -51,6 +51,7 @@ type Target struct {
 	FromOutside *Choice        // for traffic from outside, if it may go to local backends only
 	Affinity    uint32         // seconds; it does not matter without backends
 	Sources     []netip.Prefix // client addresses that may connect, in order; nil for all
+	Scheduler   string         // in IPVS mode, unless it is the node's
 }
 
 // Choice is the backends of a pool.
@@ -77,7 +78,7 @@ func ContentOf(full *desired.Change) *Content {
 		choices[p.ID] = &t
 	}
 	for _, f := range full.Frontends {
-		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity}
+		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity, Scheduler: f.New.Scheduler}
 		if f.New.Sources != nil {
 			t.Sources = append([]netip.Prefix{}, f.New.Sources.All()...) // not nil if empty
 		}
@@ -138,6 +139,9 @@ func (t Target) String() string {
 	}
 	if t.Sources != nil {
 		s += fmt.Sprintf("; only for %s", t.Sources)
+	}
+	if t.Scheduler != "" {
+		s += "; scheduler " + t.Scheduler
 	}
 	return s
 }

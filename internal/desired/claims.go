@@ -168,6 +168,7 @@ func (c claim) frontend(key FrontendKey) *Frontend {
 		LocalPool:   NoPool,
 		Affinity:    spec.affinity,
 		SlowPath:    spec.slowPath,
+		Scheduler:   spec.scheduler,
 	}
 	if fromOutside != scope {
 		f.LocalPool = pools[fromOutside].id

@@ -34,6 +34,11 @@ type Config struct {
 	// KEP-5707), a defence against CVE-2020-8554.
 	NoExternalIPs bool
 
+	// Scheduler checks the value of [AnnotationScheduler] and returns what
+	// Frontend.Scheduler is to be. It is nil where the dataplane has no schedulers;
+	// the annotation is then ignored.
+	Scheduler func(value string) (string, error)
+
 	// Without lists the families that the node cannot serve. Addresses of these
 	// families are ignored.
 	Without Families

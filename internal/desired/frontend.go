@@ -121,6 +121,10 @@ type Frontend struct {
 
 	// SlowPath keeps connections off the fast path ([AnnotationFastPath]).
 	SlowPath bool
+
+	// Scheduler is the IPVS scheduler of this Service ([AnnotationScheduler]); "" for the
+	// node's.
+	Scheduler string
 }
 
 // Pools are Pool, and LocalPool if it is set. Where a dataplane does not tell apart the traffic

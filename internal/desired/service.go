@@ -19,6 +19,9 @@ const labelProxyName = "service.kubernetes.io/service-proxy-name"
 // AnnotationFastPath with the value "off" keeps the connections of a Service off the fast path.
 const AnnotationFastPath = "slipstream.io/fast-path"
 
+// AnnotationScheduler chooses the IPVS scheduler of a Service (see [Config.Scheduler]).
+const AnnotationScheduler = "slipstream.io/scheduler"
+
 // service is the record of a Service: its spec, and the slices that refer to it. The
 // slices may precede the Service.
 type service struct {
@@ -39,6 +42,7 @@ type serviceSpec struct {
 	affinity   uint32 // seconds; 0 for none
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
+	scheduler  string // of IPVS; "" for the node's
 
 	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
 	// empty if all clients may connect. sources are the ranges that follow from
@@ -110,6 +114,12 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	case "", "on":
 	default:
 		s.serviceProblem(in, "metadata.annotations["+AnnotationFastPath+"]", "neither on nor off: "+value)
+	}
+	if value := in.Annotations[AnnotationScheduler]; value != "" && s.config.Scheduler != nil {
+		var err error
+		if out.scheduler, err = s.config.Scheduler(value); err != nil {
+			s.serviceProblem(in, "metadata.annotations["+AnnotationScheduler+"]", err.Error())
+		}
 	}
 	s.externalAddrs(out, in)
 	s.sourceRanges(out, in)

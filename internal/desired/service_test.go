@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +36,39 @@ func TestFastPathAnnotation(t *testing.T) {
 		}
 		if slow != step.slow || problem != step.problem {
 			t.Errorf("with %q: slow path %t, problem %q", step.value, slow, problem)
+		}
+	}
+}
+
+// TestSchedulerAnnotation: the check decides on the scheduler; without one, the annotation is
+// ignored.
+func TestSchedulerAnnotation(t *testing.T) {
+	check := func(value string) (string, error) {
+		if value == "bad" {
+			return "", errors.New("no such scheduler")
+		}
+		return value + "!", nil
+	}
+	for _, c := range []struct {
+		check          func(string) (string, error)
+		value          string
+		want, problems string
+	}{
+		{nil, "bad", "", ""}, {check, "", "", ""}, {check, "sh", "sh!", ""},
+		{check, "bad", "", "Service default/web: metadata.annotations[slipstream.io/scheduler]: no such scheduler"},
+	} {
+		s := New(Config{Scheduler: c.check})
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationScheduler: c.value}},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		u := s.Change()
+		problems := ""
+		for _, p := range u.Problems {
+			problems += p.Error()
+		}
+		if len(u.Frontends) != 1 || u.Frontends[0].New.Scheduler != c.want || problems != c.problems {
+			t.Errorf("%q: %+v, problems %q", c.value, u.Frontends, problems)
 		}
 	}
 }

@@ -140,7 +140,7 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend", key))
 			continue
 		}
-		served, err := b.readServer(ctx, c, s)
+		served, err := b.readServer(ctx, s)
 		if err != nil {
 			return nil, err
 		}
@@ -156,6 +156,9 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		}
 		if s.Flags&ipvs.Persistent != 0 {
 			t.Affinity = s.Timeout
+		}
+		if scheduling := s.Scheduling(); scheduling != b.scheduler {
+			t.Scheduler = scheduling.String()
 		}
 		c.Frontends[key] = t
 	}
@@ -176,10 +179,7 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 }
 
 // readServer returns the backends of a virtual server, in order.
-func (b *Backend) readServer(ctx context.Context, c *dataplane.Content, s ipvs.Service) (all []desired.Backend, err error) {
-	if s.Scheduler != b.options.Scheduler {
-		c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has scheduler %s", s.Key, s.Scheduler))
-	}
+func (b *Backend) readServer(ctx context.Context, s ipvs.Service) (all []desired.Backend, err error) {
 	destinations, err := b.conn.Destinations(ctx, s.Key)
 	for _, d := range destinations {
 		if d.Weight > 0 {

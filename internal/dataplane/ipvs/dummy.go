@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/vishvananda/netlink"
@@ -17,8 +18,14 @@ import (
 // Interface is the name of the dummy interface, kube-proxy's.
 const Interface = "kube-ipvs0"
 
-// alias marks the interface as in use by Slipstream, whether it or kube-proxy has made it.
+// alias is the first word of the interface's alias. It marks the interface as in use by
+// Slipstream, whether it or kube-proxy has made it.
 const alias = "slipstream"
+
+func (d *dummy) isOurs() bool {
+	first, _, _ := strings.Cut(d.link.Attrs().Alias, " ")
+	return first == alias
+}
 
 // Owned reports whether IPVS mode of an earlier run has left its interface in the calling
 // thread's network namespace. kube-proxy's has no mark.
@@ -29,7 +36,7 @@ func Owned() (bool, error) {
 	}
 	defer d.close()
 	err = d.find()
-	return d.link != nil && d.link.Attrs().Alias == alias, err
+	return d.link != nil && d.isOurs(), err
 }
 
 // dummy is the interface that has the addresses of Services. It stays down: an address of an
@@ -84,10 +91,7 @@ func (d *dummy) ensure() error {
 			return err
 		}
 	}
-	if err := d.handle.LinkSetAlias(d.link, alias); err != nil {
-		return fmt.Errorf("marking interface %s: %w", Interface, err)
-	}
-	return nil
+	return d.mark(formerValues(d.link.Attrs().Alias))
 }
 
 // addresses returns the addresses of the interface, without those that the kernel assigns.

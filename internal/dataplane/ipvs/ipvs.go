@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ import (
 
 // Options are the settings of IPVS mode (kube-proxy's section "ipvs").
 type Options struct {
-	Scheduler string         // "" is rr
+	Scheduler string         // as in [ipvs.ParseScheduler]; "" is rr
 	Exclude   []netip.Prefix // virtual servers in these ranges belong to other programs
 	Timeouts  ipvs.Timeouts  // of connections; 0 leaves the kernel's
 	StrictARP bool           // arp_ignore=1 and arp_announce=2
@@ -36,6 +37,10 @@ type Backend struct {
 	table   *nftables.Backend
 	conn    *ipvs.Conn
 	dummy   *dummy
+
+	scheduler  ipvs.Scheduler // of the options
+	schedulers []string       // those that the kernel has; nil before Probe
+
 	servers servers
 	drain   drains
 
@@ -67,8 +72,8 @@ func New(c dataplane.Config, o Options) (*Backend, error) {
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if b.options.Scheduler == "" {
-		b.options.Scheduler = defaultScheduler
+	if b.scheduler, err = ipvs.ParseScheduler(cmp.Or(o.Scheduler, defaultScheduler)); err != nil {
+		return nil, errors.Join(fmt.Errorf("ipvs.scheduler: %w", err), b.Close())
 	}
 	b.reset()
 	return b, nil
@@ -88,7 +93,7 @@ func (b *Backend) Close() error {
 
 // reset forgets what was programmed.
 func (b *Backend) reset() {
-	b.servers = servers{options: &b.options}
+	b.servers = servers{scheduler: b.scheduler}
 	b.translation = translation{inside: map[desired.PoolID]int{}, addresses: map[netip.Addr]int{}, own: b.dummy.isElsewhere, skipped: map[netip.Addr]bool{}}
 	b.drain = drains{}
 }
@@ -184,7 +189,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	for _, s := range all {
 		steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
 	}
-	return errors.Join(b.execute(ctx, steps), b.dummy.remove(), b.restoreNode())
+	return errors.Join(b.execute(ctx, steps), inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
 }
 
 // ours lists the virtual servers by address, except those that the options exclude.
@@ -197,14 +202,28 @@ func (b *Backend) ours(ctx context.Context) ([]ipvs.Service, error) {
 
 // Probe implements dataplane.Prober.
 func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
-	names, err := b.conn.Schedulers(ctx)
-	if err != nil {
+	var err error
+	if b.schedulers, err = b.conn.Schedulers(ctx); err != nil {
 		return nil, err
 	}
-	if !slices.Contains(names, b.options.Scheduler) {
-		return nil, fmt.Errorf("ipvs.scheduler: %q is not a scheduler that this kernel has: %s", b.options.Scheduler, strings.Join(names, ", "))
+	if _, err := b.Scheduler(b.scheduler.String()); err != nil {
+		return nil, fmt.Errorf("ipvs.scheduler: %w", err)
 	}
 	return b.table.Probe(ctx)
+}
+
+// Scheduler is a [desired.Config.Scheduler]. It refuses schedulers that Probe has not found.
+func (b *Backend) Scheduler(text string) (string, error) {
+	s, err := ipvs.ParseScheduler(text)
+	switch {
+	case err != nil:
+		return "", err
+	case b.schedulers != nil && !slices.Contains(b.schedulers, s.Name):
+		return "", fmt.Errorf("%q is not a scheduler that this kernel has: %s", s.Name, strings.Join(b.schedulers, ", "))
+	case s == b.scheduler:
+		return "", nil
+	}
+	return s.String(), nil
 }
 
 // Table is the dataplane of the table.

@@ -7,24 +7,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// parameter is a file below /proc/sys/net/ipv4 with the value that IPVS mode needs, and why.
+// parameter is a file below /proc/sys/net/ipv4 with the value that IPVS mode needs.
 type parameter struct {
 	file, value string
-	optional    bool // kernels that do not have it need it not
+	optional    bool // IPVS mode works on kernels that do not have it
+	stays       bool // its former value is not put back
 }
 
-// parameters are those that kube-proxy sets.
+// parameters are those that kube-proxy sets on the same kernel. It leaves vs/conn_reuse_mode
+// as it is since Linux 5.9, where the default no longer delays a client that uses a port again
+// (kubernetes #93297).
 var parameters = []parameter{
-	{file: "vs/conntrack", value: "1"},                 // masquerading happens in conntrack
-	{file: "vs/conn_reuse_mode", value: "0"},           // a new connection from a used port is not delayed (Linux 5.9, kubernetes #81775)
-	{file: "vs/expire_nodest_conn", value: "1"},        // flows to a deleted destination get another
-	{file: "vs/expire_quiescent_template", value: "1"}, // clients with affinity leave a destination with weight 0
-	{file: "ip_forward", value: "1"},                   // IPVS forwards
+	{file: "vs/conntrack", value: "1"},                                 // masquerading happens in conntrack
+	{file: "vs/expire_nodest_conn", value: "1", optional: true},        // flows to a deleted destination get another
+	{file: "vs/expire_quiescent_template", value: "1", optional: true}, // clients with affinity leave a destination with weight 0
+	{file: "ip_forward", value: "1", stays: true},                      // IPVS forwards, and so do other programs
 }
 
 // strictARP are those of ipvs.strictARP: the node answers ARP requests for the addresses of
@@ -40,32 +44,92 @@ func (b *Backend) prepareNode(ctx context.Context) error {
 	if b.options.StrictARP {
 		all = append(all[:len(all):len(all)], strictARP...)
 	}
-	err := inside(b.config.NetNS, func() (err error) {
-		for _, p := range all {
-			err = errors.Join(err, p.set())
-		}
-		return err
-	})
-	if err != nil {
+	if err := inside(b.config.NetNS, func() error { return b.dummy.setParameters(all) }); err != nil {
 		return err
 	}
 	return b.conn.SetTimeouts(ctx, b.options.Timeouts)
 }
 
-// set writes the value if the parameter has another. It succeeds on a read-only /proc/sys with
-// the right value.
-func (p parameter) set() error {
-	file := filepath.Join("/proc/sys/net/ipv4", p.file)
-	is, err := os.ReadFile(file)
-	if err == nil && strings.TrimSpace(string(is)) != p.value {
-		err = os.WriteFile(file, []byte(p.value), 0)
+// setParameters sets parameters, and puts those back that were set before and are not among
+// them. The former values are in the alias of the interface, after the mark.
+func (d *dummy) setParameters(all []parameter) error {
+	var errs []error
+	former := formerValues(d.link.Attrs().Alias)
+	var differing []parameter
+	back := maps.Clone(former)
+	for _, p := range all {
+		delete(back, p.file)
+		is, err := os.ReadFile(filepath.Join(proc, p.file))
+		switch text := strings.TrimSpace(string(is)); {
+		case errors.Is(err, fs.ErrNotExist) && p.optional:
+		case err != nil:
+			errs = append(errs, fmt.Errorf("reading a parameter for IPVS: %w", err))
+		case text != p.value:
+			differing = append(differing, p)
+			if _, known := former[p.file]; !known && !p.stays {
+				former[p.file] = text
+			}
+		}
 	}
-	switch {
-	case err == nil, p.optional && errors.Is(err, fs.ErrNotExist):
-		return nil
+	for file, value := range back {
+		differing = append(differing, parameter{file: file, value: value})
 	}
-	return fmt.Errorf("setting a parameter for IPVS: %w", err)
+	// Before the values, so that none is forgotten if this process is killed.
+	if err := d.mark(former); err != nil {
+		return err
+	}
+	for _, p := range differing {
+		if err := os.WriteFile(filepath.Join(proc, p.file), []byte(p.value), 0); err != nil {
+			errs = append(errs, fmt.Errorf("setting a parameter for IPVS: %w", err))
+		}
+	}
+	if len(back) > 0 && len(errs) == 0 {
+		maps.DeleteFunc(former, func(file, _ string) bool { _, done := back[file]; return done })
+		return d.mark(former)
+	}
+	return errors.Join(errs...)
 }
 
-// restoreNode puts the parameters back that prepareNode has set.
-func (b *Backend) restoreNode() error { return nil }
+const proc = "/proc/sys/net/ipv4"
+
+// formerValues returns the values of parameters in an alias, by file.
+func formerValues(alias string) map[string]string {
+	all := map[string]string{}
+	for i, word := range strings.Fields(alias) {
+		if file, value, ok := strings.Cut(word, "="); ok && i > 0 {
+			all[file] = value
+		}
+	}
+	return all
+}
+
+// mark writes the alias of the interface, if it differs.
+func (d *dummy) mark(former map[string]string) error {
+	words := []string{alias}
+	for _, file := range slices.Sorted(maps.Keys(former)) {
+		words = append(words, file+"="+former[file])
+	}
+	text := strings.Join(words, " ")
+	if d.link.Attrs().Alias == text {
+		return nil
+	}
+	if err := d.handle.LinkSetAlias(d.link, text); err != nil {
+		return fmt.Errorf("marking interface %s: %w", Interface, err)
+	}
+	d.link.Attrs().Alias = text
+	return nil
+}
+
+// RestoreParameters puts back the parameters that IPVS mode has set in the calling thread's
+// network namespace. It is called before the interface is removed.
+func RestoreParameters() error {
+	d, err := openDummy(0)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err := d.find(); err != nil || d.link == nil || !d.isOurs() {
+		return err
+	}
+	return d.setParameters(nil)
+}

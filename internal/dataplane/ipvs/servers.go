@@ -41,8 +41,8 @@ type drains map[ipvs.Key]map[netip.AddrPort]time.Time
 // servers is the record of virtual servers in the kernel. Its pools refer to the frontends
 // that have them in their virtual server.
 type servers struct {
-	options *Options
-	pools   dataplane.Pools[dataplane.Pool]
+	scheduler ipvs.Scheduler // of frontends without their own
+	pools     dataplane.Pools[dataplane.Pool]
 }
 
 // poolOf returns the pool of a frontend's virtual server.
@@ -59,9 +59,13 @@ func keyOf(f desired.FrontendKey) ipvs.Key {
 
 // service returns the virtual server of a frontend.
 func (s *servers) service(f *desired.Frontend) ipvs.Service {
-	v := ipvs.Service{Key: keyOf(f.FrontendKey), Scheduler: s.options.Scheduler, MaskBits: uint8(f.Addr().BitLen())}
+	scheduler := s.scheduler
+	if f.Scheduler != "" {
+		scheduler, _ = ipvs.ParseScheduler(f.Scheduler) // valid ([Backend.Scheduler])
+	}
+	v := ipvs.Service{Key: keyOf(f.FrontendKey), Scheduler: scheduler.Name, Flags: scheduler.Flags, MaskBits: uint8(f.Addr().BitLen())}
 	if f.Affinity != 0 {
-		v.Flags, v.Timeout = ipvs.Persistent, f.Affinity
+		v.Flags, v.Timeout = v.Flags|ipvs.Persistent, f.Affinity
 	}
 	return v
 }

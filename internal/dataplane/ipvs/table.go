@@ -126,6 +126,7 @@ func (t *translation) frontend(f *desired.Frontend) *desired.Frontend {
 		return nil
 	}
 	c := *f
+	c.Scheduler = ""
 	if f.LocalPool != desired.NoPool {
 		c.Pool, c.LocalPool = real(f.Pool), virtual(f.LocalPool)
 	} else {

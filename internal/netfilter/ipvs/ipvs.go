@@ -5,7 +5,9 @@ package ipvs
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -97,6 +99,58 @@ type Timeouts struct{ TCP, TCPFin, UDP uint32 }
 
 // schedulerNames are the schedulers that Linux has.
 var schedulerNames = strings.Fields("rr wrr lc wlc fo ovf lblc lblcr dh sh mh sed nq twos")
+
+// Scheduler is a scheduler with its flags, of Scheduler1 to Scheduler3. It is comparable.
+type Scheduler struct {
+	Name  string
+	Flags uint32
+}
+
+// schedulerFlags are the flags that schedulers have, with ipvsadm's names.
+var schedulerFlags = map[string]uint32{
+	"sh-fallback": Scheduler1, "sh-port": Scheduler2,
+	"mh-fallback": Scheduler1, "mh-port": Scheduler2,
+}
+
+// ParseScheduler parses the name of a scheduler, and its flags after commas: "rr" or
+// "sh,sh-port,sh-fallback". "mh" without flags has mh-port, as kube-proxy sets it.
+func ParseScheduler(text string) (s Scheduler, err error) {
+	name, flags, more := strings.Cut(text, ",")
+	if !slices.Contains(schedulerNames, name) {
+		return s, fmt.Errorf("%q is none of the IPVS schedulers %s", name, strings.Join(schedulerNames, ", "))
+	}
+	s.Name = name
+	if text == "mh" {
+		flags, more = "mh-port", true
+	}
+	if !more {
+		return s, nil
+	}
+	for flag := range strings.SplitSeq(flags, ",") {
+		f := schedulerFlags[flag]
+		if f == 0 || !strings.HasPrefix(flag, name+"-") {
+			return s, fmt.Errorf("%q is not a flag of the IPVS scheduler %s", flag, name)
+		}
+		s.Flags |= f
+	}
+	return s, nil
+}
+
+// String is the form that ParseScheduler parses.
+func (s Scheduler) String() string {
+	text := s.Name
+	for _, flag := range slices.Sorted(maps.Keys(schedulerFlags)) {
+		if strings.HasPrefix(flag, s.Name+"-") && s.Flags&schedulerFlags[flag] != 0 {
+			text += "," + flag
+		}
+	}
+	return text
+}
+
+// Scheduling returns the scheduler of a virtual server with its flags.
+func (s *Service) Scheduling() Scheduler {
+	return Scheduler{s.Scheduler, s.Flags & (Scheduler1 | Scheduler2 | Scheduler3)}
+}
 
 // family is the address family of a key.
 func (k Key) family() uint16 {

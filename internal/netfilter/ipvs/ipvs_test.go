@@ -266,3 +266,23 @@ func BenchmarkAddDestination(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*len(keys)), "us/destination")
 }
+
+func TestParseScheduler(t *testing.T) {
+	for text, want := range map[string]Scheduler{
+		"rr": {"rr", 0}, "sh": {"sh", 0}, "sh,sh-fallback": {"sh", 0x8}, "sh,sh-fallback,sh-port": {"sh", 0x18},
+		"mh,mh-fallback": {"mh", 0x8}, "mh,mh-port": {"mh", 0x10},
+	} {
+		if got, err := ParseScheduler(text); err != nil || got != want || got.String() != text {
+			t.Errorf("%s: %+v, again %s, error %v", text, got, got, err)
+		}
+	}
+	// As kube-proxy sets it.
+	if s, err := ParseScheduler("mh"); err != nil || s != (Scheduler{"mh", 0x10}) {
+		t.Errorf("mh: %+v, %v", s, err)
+	}
+	for _, bad := range []string{"", "x", "rr ", "rr,", "rr,sh-port", "sh,mh-port", "sh,sh-port,", "sh, sh-port"} {
+		if s, err := ParseScheduler(bad); err == nil {
+			t.Errorf("%q: %+v", bad, s)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/moby/ipvs"
 	"github.com/sirupsen/logrus"
+	dataplane "github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -74,6 +75,9 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 		if len(busy) > 0 {
 			out.draining = true
 			return keepAddresses(link, busy)
+		}
+		if err := dataplane.RestoreParameters(); err != nil {
+			return err
 		}
 		if err := netlink.LinkDel(link); err != nil {
 			return fmt.Errorf("removing kube-proxy's interface %s: %w", dummy, err)

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	corev1 "k8s.io/api/core/v1"
+)
+
+var web = netip.MustParseAddrPort("10.96.0.1:80")
+
+// street is a street with a backend and a state of its Service.
+type street struct {
+	*testing.T
+	*dataplanetest.Street
+	backend *Backend
+	state   *desired.State
+}
+
+func newStreet(t *testing.T, ports int, o Options) *street {
+	kerneltest.Require(t, kerneltest.IPVS, kerneltest.NFTables)
+	s := &street{T: t, Street: dataplanetest.NewStreet(t, ports)}
+	s.backend = open(t, s.Node.Namespace, o)
+	if _, err := s.backend.Probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.state = desired.New(desired.Config{NodeName: "n1", Scheduler: s.backend.Scheduler})
+	s.state.SetNodeAddresses(s.Node.Addrs())
+	for i := range ports {
+		s.state.SetEndpointSlice(dataplanetest.Slice(i))
+	}
+	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
+	dataplanetest.Reconcile(t, s.backend, s.state)
+	return s
+}
+
+// schedule changes the Service's annotation and returns the reasons of problems.
+func (s *street) schedule(scheduler string) (problems []string) {
+	s.Helper()
+	svc := dataplanetest.Service(corev1.ServiceSpec{})
+	svc.Annotations = map[string]string{desired.AnnotationScheduler: scheduler}
+	s.state.SetService(svc)
+	c := s.state.Change()
+	for _, p := range c.Problems {
+		problems = append(problems, p.Reason)
+	}
+	if _, err := s.backend.Apply(s.Context(), &c.Change); err != nil {
+		s.Fatal(err)
+	}
+	dataplanetest.Has(s, s.backend, s.state)
+	return problems
+}
+
+// hits makes n connections and counts them by the server's port.
+func (s *street) hits(n int, opts ...lab.ConnectOption) map[uint16]int {
+	s.Helper()
+	all := map[uint16]int{}
+	for range n {
+		r, err := s.Client.Connect(lab.TCP, web, append(opts, lab.Timeout(20*time.Second))...)
+		if err != nil {
+			s.Fatal(err)
+		}
+		all[r.Local.Port()]++
+	}
+	return all
+}
+
+// TestScheduler changes a Service's scheduler while connections are made and one is open.
+// Source hashing sends all connections of a client to one of four backends, and with the flag
+// sh-port to several.
+func TestScheduler(t *testing.T) {
+	s := newStreet(t, 4, Options{})
+	stream, err := s.Client.Stream(lab.TCP, web, 20*time.Millisecond, lab.Timeout(20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		scheduler, problem string
+		least, most        int // backends of 40 connections
+	}{
+		{"", "", 4, 4},
+		{"sh", "", 1, 1},
+		{"sh,sh-port,sh-fallback", "", 2, 4},
+		{"mh", "", 2, 4},
+		{"mh,mh-fallback", "", 1, 1},
+		{"rr", "", 4, 4},
+		{"sh", "", 1, 1},
+		{"nothing", `"nothing" is none of the IPVS schedulers`, 4, 4},
+		{"sh,mh-port", `"mh-port" is not a flag of the IPVS scheduler sh`, 4, 4},
+	} {
+		problem := strings.Join(s.schedule(step.scheduler), "\n")
+		if !strings.HasPrefix(problem, step.problem) || (problem == "") != (step.problem == "") {
+			t.Errorf("%q: problem %q", step.scheduler, problem)
+		}
+		if hits := s.hits(40); len(hits) < step.least || len(hits) > step.most {
+			t.Errorf("%q: connections by backend: %v", step.scheduler, hits)
+		}
+	}
+	if err := stream.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if stats := stream.Stats(); stats.Failed > 0 || stats.Ended || stats.Received == 0 {
+		t.Errorf("the open connection: %+v", stats)
+	}
+}
+
+// TestSchedulerOfNode: the node's scheduler may have flags, and the kernel has to have it.
+func TestSchedulerOfNode(t *testing.T) {
+	s := newStreet(t, 4, Options{Scheduler: "sh"})
+	if hits := s.hits(10); len(hits) != 1 {
+		t.Errorf("sh: %v", hits)
+	}
+	if problems := s.schedule("rr"); len(problems) > 0 || len(s.hits(8)) != 4 {
+		t.Errorf("rr: %v", problems)
+	}
+	s.backend.schedulers = []string{"lc", "rr"}
+	if problems := s.schedule("wlc"); !slices.Equal(problems, []string{`"wlc" is not a scheduler that this kernel has: lc, rr`}) {
+		t.Errorf("wlc: %q", problems)
+	}
+}
+
+// TestParameters: parameters that were different before get their former values back when
+// they are no longer needed, also by another run.
+func TestParameters(t *testing.T) {
+	ns := newNamespace(t)
+	set := map[string]string{
+		"ipv4/vs/conntrack": "1", "ipv4/vs/expire_nodest_conn": "1", "ipv4/vs/expire_quiescent_template": "1",
+		"ipv4/conf/all/arp_ignore": "1", "ipv4/conf/all/arp_announce": "2",
+	}
+	former := maps.Clone(set)
+	has := func(when string, want map[string]string) {
+		t.Helper()
+		for key, value := range want {
+			if is, err := ns.Sysctl(key); err != nil || is != value {
+				t.Errorf("%s: %s is %q (%v), not %s", when, key, is, err, value)
+			}
+		}
+	}
+	for key := range former {
+		former[key] = "0"
+		if err := ns.SetSysctl(key, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// This one has the right value before.
+	const quiescent = "ipv4/vs/expire_quiescent_template"
+	former[quiescent] = "1"
+	if err := ns.SetSysctl(quiescent, "1"); err != nil {
+		t.Fatal(err)
+	}
+	reconcile := func(o Options) *Backend {
+		b := open(t, ns, o)
+		dataplanetest.Reconcile(t, b, desired.New(desired.Config{NodeName: "n1"}))
+		return b
+	}
+	reconcile(Options{StrictARP: true})
+	has("with strict ARP", set)
+	reconcile(Options{StrictARP: true})
+	b := reconcile(Options{})
+	has("without strict ARP", map[string]string{"ipv4/vs/conntrack": "1", "ipv4/conf/all/arp_ignore": "0", "ipv4/conf/all/arp_announce": "0"})
+	if err := ns.SetSysctl("ipv4/conf/all/arp_ignore", "2"); err != nil {
+		t.Fatal(err)
+	}
+	former["ipv4/conf/all/arp_ignore"] = "2" // it is the administrator's now
+	if err := b.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	has("after cleanup", former)
+	has("after cleanup", map[string]string{"ipv4/ip_forward": "1"})
+}
