@@ -320,6 +320,34 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// TestBadExpression has an expression that cannot be encoded, in a rule and in a piece.
+func TestBadExpression(t *testing.T) {
+	c, _ := dial(t)
+	var b Batch
+	fill := func() {
+		b.AddTable(table, "")
+		b.AddChain(table, Chain{Name: "c"})
+		b.AddRule(table, "c", "", []expr.Any{&expr.Numgen{Type: 99}})
+	}
+	for what, commit := range map[string]func() error{
+		"Commit": func() error { fill(); return c.Commit(0, &b) },
+		"DryRun": func() error { fill(); return c.DryRun(&b) },
+		"pieces": func() error { return c.CommitPieces(t.Context(), &b, fill) },
+	} {
+		b.Reset()
+		if err := commit(); err == nil || !strings.Contains(err.Error(), "table ip test: expression *expr.Numgen") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	b.Reset()
+	if err := c.Commit(0, &b); err != nil {
+		t.Errorf("after a Reset: %v", err)
+	}
+	if _, err := c.Table(table); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("the table: %v", err)
+	}
+}
+
 // TestLacks: a probe must not take a lack of permission or memory for a missing feature.
 func TestLacks(t *testing.T) {
 	for errno, want := range map[unix.Errno]bool{
