@@ -14,12 +14,17 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 )
 
-// sampleSize is how many pools one Check looks at.
-const sampleSize = 16
+// These bound what one Check reads: the pools, and the virtual servers with destinations that
+// drain.
+const (
+	sampleSize = 16
+	drainsSize = 256
+)
 
 // Check implements dataplane.Dataplane. IPVS has no generation by which a modification by
-// another process shows, so each call reads the virtual servers of a few pools. It also
-// deletes destinations without weight whose connections have ended.
+// another process shows, so each call reads the virtual servers of a few pools, and whether
+// their addresses are the node's. It also deletes destinations without weight whose connections
+// have ended.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
@@ -45,20 +50,30 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
-// checkServer compares the destinations of a virtual server with its pool.
+// checkServer compares the destinations of a virtual server with its pool, and looks for its
+// address.
 func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *dataplane.Pool) error {
 	all, err := b.conn.Destinations(ctx, keyOf(f.FrontendKey))
 	if err != nil {
 		return err
 	}
-	n := 0
+	missing := make(map[netip.AddrPort]bool, len(pool.Slots))
+	for _, b := range pool.Slots {
+		missing[addrPort(b)] = true
+	}
+	surplus := 0
 	for _, d := range all {
-		if d.Weight > 0 {
-			n++
+		if d.Weight > 0 && !missing[d.AddrPort] {
+			surplus++
+		} else if d.Weight > 0 {
+			delete(missing, d.AddrPort)
 		}
 	}
-	if n != len(pool.Slots) {
-		return fmt.Errorf("%w: Service %s: virtual server %s has %d destinations instead of %d", dataplane.ErrDamaged, f.Service, f.FrontendKey, n, len(pool.Slots))
+	if surplus+len(missing) > 0 {
+		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, and has %d others", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus)
+	}
+	if a := f.Addr(); b.translation.addresses[a] > 0 && !b.translation.skipped[a] && !b.dummy.isLocal(a) {
+		return fmt.Errorf("%w: Service %s: interface %s does not have address %s", dataplane.ErrDamaged, f.Service, Interface, a)
 	}
 	return nil
 }
@@ -67,7 +82,11 @@ func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *da
 func (b *Backend) endDrains(ctx context.Context) error {
 	now := time.Now()
 	var steps []step
-	for key, drains := range b.drain {
+	looked := 0
+	for key, drains := range b.drain { // in another order each time
+		if looked++; looked > drainsSize {
+			break
+		}
 		all, err := b.conn.Destinations(ctx, key)
 		if err != nil {
 			return err

@@ -159,10 +159,15 @@ func hostAddr(a netip.Addr) *netlink.Addr {
 	}
 }
 
+// isLocal reports whether an address is the node's, on whatever interface.
+func (d *dummy) isLocal(a netip.Addr) bool {
+	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), nil)
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+}
+
 // isElsewhere reports whether another interface of the node has an address.
 func (d *dummy) isElsewhere(a netip.Addr) bool {
-	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), nil)
-	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL {
+	if !d.isLocal(a) {
 		return false
 	}
 	if d.link == nil {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+)
+
+// TestDamage has another process change what IPVS mode has programmed. Check finds it, and
+// Reconcile repairs it.
+func TestDamage(t *testing.T) {
+	s := newStreet(t, 3, Options{})
+	for _, c := range []struct{ command, reason string }{
+		{"ipvsadm -D -t 10.96.0.1:80", "lacks 3 of 3 destinations"},
+		{"ipvsadm -d -t 10.96.0.1:80 -r 10.244.1.3:8001", "lacks 1 of 3 destinations"},
+		{"ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.3:8001 -m -w 0", "lacks 1 of 3 destinations"},
+		{"ipvsadm -a -t 10.96.0.1:80 -r 10.244.1.3:9000 -m", "has 1 others"},
+		{"ip addr del 10.96.0.1/32 dev kube-ipvs0", "interface kube-ipvs0 does not have address 10.96.0.1"},
+		{"ip link del kube-ipvs0", "interface kube-ipvs0 does not have address 10.96.0.1"},
+		{"nft delete table ip slipstream", ""},
+	} {
+		if err := s.backend.Check(t.Context()); err != nil {
+			t.Fatalf("before %s: %v", c.command, err)
+		}
+		if out, err := s.Node.Run(t.Context(), "sh", "-c", c.command); err != nil {
+			t.Fatalf("%s: %v: %s", c.command, err, out)
+		}
+		if err := s.backend.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), c.reason) {
+			t.Errorf("%s: Check: %v", c.command, err)
+		}
+		dataplanetest.Reconcile(t, s.backend, s.state)
+		dataplanetest.Has(t, s.backend, s.state)
+		if hits := s.hits(9); len(hits) != 3 {
+			t.Errorf("after the repair of %s: %v", c.command, hits)
+		}
+	}
+}
