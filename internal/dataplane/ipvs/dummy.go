@@ -170,26 +170,23 @@ func (d *dummy) isElsewhere(a netip.Addr) bool {
 	if !d.isLocal(a) {
 		return false
 	}
-	if d.link == nil {
-		return true
-	}
-	list, err := d.handle.AddrList(nil, familyOf(a))
-	if err != nil {
-		return false
-	}
-	for _, l := range list {
-		if addr, _ := netip.AddrFromSlice(l.IP); addr.Unmap() == a && l.LinkIndex != d.link.Attrs().Index {
-			return true
-		}
-	}
-	return false
+	others, _ := d.elsewhere()
+	return others[a]
 }
 
-func familyOf(a netip.Addr) int {
-	if a.Is4() {
-		return netlink.FAMILY_V4
+// elsewhere returns the addresses of the node's other interfaces.
+func (d *dummy) elsewhere() (map[netip.Addr]bool, error) {
+	list, err := d.handle.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing the node's addresses: %w", err)
 	}
-	return netlink.FAMILY_V6
+	all := map[netip.Addr]bool{}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && a.LinkIndex != d.link.Attrs().Index {
+			all[addr.Unmap()] = true
+		}
+	}
+	return all, nil
 }
 
 // remove deletes the interface with its addresses.

@@ -106,8 +106,15 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats da
 		return stats, err
 	}
 	b.reset()
+	// The interface may have all addresses already, of which each would be looked up.
+	elsewhere, err := b.dummy.elsewhere()
+	if err != nil {
+		return stats, err
+	}
+	b.translation.own = func(a netip.Addr) bool { return elsewhere[a] }
 	p := plan{drain: b.drain}
 	table := b.write(&p, full)
+	b.translation.own = b.dummy.isElsewhere
 	if err := b.compare(ctx, &p); err != nil {
 		return stats, err
 	}
