@@ -179,6 +179,20 @@ func TestAddresses(t *testing.T) {
 	w.wait("127.0.0.1", "::1", "2001:db8::7")
 }
 
+// TestServiceAddresses: addresses of IPVS mode's interface are not the node's.
+func TestServiceAddresses(t *testing.T) {
+	w := newAddressWorld(t)
+	dummy := w.link(ServiceAddresses)
+	w.add(dummy, "10.96.0.1/32")
+	w.run()
+	w.wait("127.0.0.1", "::1")
+	w.add(dummy, "10.96.0.2/32")
+	w.add(dummy, "2001:db8:96::1/128")
+	w.quiet()
+	w.add(w.link("a"), "192.0.2.7/24")
+	w.wait("127.0.0.1", "192.0.2.7", "::1")
+}
+
 func TestInterfaces(t *testing.T) {
 	w := newAddressWorld(t)
 	a := w.link("a")

@@ -22,15 +22,20 @@ import (
 // interfaces takes about 5 ms.
 const settle = 20 * time.Millisecond
 
+// ServiceAddresses is the interface of IPVS mode, which has addresses of Services.
+const ServiceAddresses = "kube-ipvs0"
+
 // WatchAddresses delivers the addresses of all interfaces, up or down, in order and without
-// duplicates: first at once, and then whenever they differ. The receiver owns the slice.
+// duplicates, except [ServiceAddresses]: first at once, and then whenever they differ. The receiver owns the slice.
 // Errors are those of [Namespace.Watch].
 func (n Namespace) WatchAddresses(ctx context.Context, deliver func([]netip.Addr)) error {
 	var last []netip.Addr
 	return n.Watch(ctx, func(interfaces []Interface) {
 		all := []netip.Addr{}
 		for _, i := range interfaces {
-			all = append(all, i.Addresses...)
+			if i.Name != ServiceAddresses {
+				all = append(all, i.Addresses...)
+			}
 		}
 		if all = inOrder(all); last == nil || !slices.Equal(all, last) {
 			last = all
