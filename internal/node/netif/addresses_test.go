@@ -193,6 +193,28 @@ func TestServiceAddresses(t *testing.T) {
 	w.wait("127.0.0.1", "192.0.2.7", "::1")
 }
 
+// TestAwaitChangeExcept: a change of addresses of one interface is not a change, and a change
+// of the interface is.
+func TestAwaitChangeExcept(t *testing.T) {
+	w := newAddressWorld(t)
+	dummy := w.link(ServiceAddresses)
+	news, err := Namespace(w.ns.FD()).subscribe()
+	w.check(err)
+	defer news.Close()
+	await := func(change func()) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*settle)
+		defer cancel()
+		defer context.AfterFunc(ctx, func() { _ = news.SetReadDeadline(time.Unix(1, 0)) })()
+		change()
+		return awaitChange(ctx, news, dummy.Attrs().Index)
+	}
+	if err := await(func() { w.add(dummy, "10.96.0.1/32"); w.del(dummy, "10.96.0.1/32") }); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("an address of %s: %v", ServiceAddresses, err)
+	}
+	w.check(w.nl.LinkSetUp(dummy))
+	w.check(awaitChange(t.Context(), news, dummy.Attrs().Index))
+}
+
 func TestInterfaces(t *testing.T) {
 	w := newAddressWorld(t)
 	a := w.link("a")

@@ -4,6 +4,7 @@ package netif
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -22,7 +23,8 @@ import (
 // interfaces takes about 5 ms.
 const settle = 20 * time.Millisecond
 
-// ServiceAddresses is the interface of IPVS mode, which has addresses of Services.
+// ServiceAddresses is the interface of IPVS mode, which has addresses of Services. Watch shows
+// it without them, and a change of them costs no listing: there are thousands.
 const ServiceAddresses = "kube-ipvs0"
 
 // WatchAddresses delivers the addresses of all interfaces, up or down, in order and without
@@ -33,9 +35,7 @@ func (n Namespace) WatchAddresses(ctx context.Context, deliver func([]netip.Addr
 	return n.Watch(ctx, func(interfaces []Interface) {
 		all := []netip.Addr{}
 		for _, i := range interfaces {
-			if i.Name != ServiceAddresses {
-				all = append(all, i.Addresses...)
-			}
+			all = append(all, i.Addresses...)
 		}
 		if all = inOrder(all); last == nil || !slices.Equal(all, last) {
 			last = all
@@ -101,11 +101,17 @@ func (n Namespace) watch(ctx context.Context, deliver func([]Interface)) error {
 		if err != nil {
 			return err
 		}
+		services := -1
+		for i := range all {
+			if all[i].Name == ServiceAddresses {
+				services, all[i].Addresses = all[i].Index, nil
+			}
+		}
 		if last == nil || !reflect.DeepEqual(all, last) {
 			last = all
 			deliver(all)
 		}
-		if err := awaitChange(ctx, news); err != nil {
+		if err := awaitChange(ctx, news, services); err != nil {
 			return err
 		}
 	}
@@ -126,8 +132,9 @@ func (n Namespace) subscribe() (*netlink.Conn, error) {
 }
 
 // awaitChange waits for a notification, and discards others for the time settle. What they
-// say does not matter, nor whether some are lost (ENOBUFS).
-func awaitChange(ctx context.Context, news *netlink.Conn) error {
+// say does not matter, except that changes of addresses of one interface are not waited for, nor
+// whether some are lost (ENOBUFS).
+func awaitChange(ctx context.Context, news *netlink.Conn, except int) error {
 	deadline := time.Time{}
 	for {
 		if err := news.SetReadDeadline(deadline); err != nil {
@@ -136,14 +143,21 @@ func awaitChange(ctx context.Context, news *netlink.Conn) error {
 		if err := ctx.Err(); err != nil {
 			return err // it may have ended right before the deadline was set
 		}
-		_, err := news.Receive()
+		all, err := news.Receive()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return ctx.Err()
 		case err != nil && !errors.Is(err, unix.ENOBUFS):
 			return fmt.Errorf("receive notifications of interfaces: %w", err)
+		case err == nil && !slices.ContainsFunc(all, func(m netlink.Message) bool { return !isAddressOf(m, except) }):
 		case deadline.IsZero():
 			deadline = time.Now().Add(settle)
 		}
 	}
+}
+
+// isAddressOf reports whether a notification is about an address of an interface.
+func isAddressOf(m netlink.Message, index int) bool {
+	return (m.Header.Type == unix.RTM_NEWADDR || m.Header.Type == unix.RTM_DELADDR) && len(m.Data) >= unix.SizeofIfAddrmsg &&
+		int(binary.NativeEndian.Uint32(m.Data[4:])) == index
 }
