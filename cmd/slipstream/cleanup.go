@@ -8,7 +8,6 @@ import (
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/spf13/cobra"
@@ -32,7 +31,7 @@ this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" an
 SLIP-. Like 'kube-proxy --cleanup', it also removes everything of kube-proxy, in any
 mode: nftables tables, iptables chains, IPVS virtual servers, the interface kube-ipvs0
 and IP sets. With --keep-kube-proxy, kube-proxy's objects are kept: use it when kube-proxy
-runs again.
+runs again. Virtual servers and kube-ipvs0 count as kube-proxy's, which adopts them.
 
 After that, new connections to Services do not work unless kube-proxy runs.
 Established connections continue if other software on the node uses NAT, as most pod
@@ -61,14 +60,8 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 // have programmed. It continues after errors.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
 	errs := []error{removeModes(ctx, ""), cleanUpFastPath()}
-	o := takeOverOptions(excludeCIDRs)
-	if keepKubeProxy {
-		owned, err := ipvs.Owned()
-		errs = append(errs, err)
-		o.OnlyVirtualServers = owned
-	}
-	if !keepKubeProxy || o.OnlyVirtualServers {
-		errs = append(errs, takeover.Remove(ctx, o))
+	if !keepKubeProxy {
+		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
 	}
 	return errors.Join(errs...)
 }

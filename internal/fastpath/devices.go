@@ -69,6 +69,14 @@ func (c *Controller) take(all []netif.Interface) {
 			c.unsynced = true
 		}
 	}
+	// An interface of the same name may have taken the place of one that is deleted.
+	for index, l := range former {
+		d := nfnl.Device{Name: l.name}
+		if _, exists := c.links[index]; !exists && !c.able.byName && c.devices[d] {
+			delete(c.devices, d)
+			c.unsynced = true
+		}
+	}
 }
 
 // choose returns the interfaces by index, with the choice of those that take part.

@@ -91,6 +91,11 @@ func TestInterfaces(t *testing.T) {
 	w.has("a " + four)
 	w.rename(a, "b")
 	w.has("b " + four)
+	for range 3 { // another one of the same name
+		w.check(w.links.LinkDel(a))
+		a = w.dummy("b")
+		w.has("b " + four)
+	}
 	w.check(w.links.LinkSetDown(a))
 	w.has(four)
 	w.check(w.links.LinkSetUp(a))

@@ -5,6 +5,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,15 +19,22 @@ import (
 // at the start, the first one at once, few for many changes, and again after an error.
 func TestPolicyChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		calls, result := 0, error(nil)
-		l := start(t, Options{CheckPeriod: time.Millisecond, PolicyChanged: func(context.Context) error { calls++; return result }})
+		var calls atomic.Int32
+		var fails atomic.Bool
+		l := start(t, Options{CheckPeriod: time.Millisecond, PolicyChanged: func(context.Context) error {
+			calls.Add(1)
+			if fails.Load() {
+				return errors.New("no")
+			}
+			return nil
+		}})
 		policy := source.Event{Type: source.Set, Object: &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}}
-		after := func(pause time.Duration, want int) {
+		after := func(pause time.Duration, want int32) {
 			t.Helper()
 			time.Sleep(pause)
 			synctest.Wait()
-			if calls != want {
-				t.Errorf("%d calls, want %d", calls, want)
+			if n := calls.Load(); n != want {
+				t.Errorf("%d calls, want %d", n, want)
 			}
 		}
 		l.events <- []source.Event{policy, synced}
@@ -39,10 +47,10 @@ func TestPolicyChanged(t *testing.T) {
 			after(10*time.Millisecond, 1)
 		}
 		after(policyPause, 2)
-		result = errors.New("no")
+		fails.Store(true)
 		l.events <- []source.Event{{Type: source.Delete, Object: policy.Object}}
 		after(policyPause, 3)
-		result = nil
+		fails.Store(false)
 		after(policyPause, 4)
 		after(time.Minute, 4)
 		l.wait("full") // no NetworkPolicy has programmed Services

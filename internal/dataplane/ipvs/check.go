@@ -140,7 +140,7 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := b.ours(ctx)
+	all, err := b.byAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,9 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		key := desired.FrontendKey{AddrPort: netip.AddrPortFrom(s.Addr, s.Port), Protocol: desired.Protocol(s.Protocol)}
 		t, exists := c.Frontends[key]
 		if !exists {
-			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend", key))
+			if b.mayDelete(s.Key) {
+				c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend", key))
+			}
 			continue
 		}
 		served, err := b.readServer(ctx, s)

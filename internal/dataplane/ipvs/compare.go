@@ -14,7 +14,7 @@ import (
 // compare replaces the steps of a plan, which are those for a kernel without virtual servers,
 // by those that lead from the kernel's virtual servers to the record.
 func (b *Backend) compare(ctx context.Context, p *plan) error {
-	existing, err := b.ours(ctx)
+	existing, err := b.byAddress(ctx)
 	if err != nil || len(existing) == 0 {
 		return err
 	}
@@ -40,7 +40,9 @@ func (b *Backend) compare(ctx context.Context, p *plan) error {
 		}
 	})
 	for key := range byKey {
-		p.last = append(p.last, step{request: ipvs.DeleteService(key), key: key, tolerate: noService})
+		if b.mayDelete(key) {
+			p.last = append(p.last, step{request: ipvs.DeleteService(key), key: key, tolerate: noService})
+		}
 	}
 	return err
 }

@@ -188,23 +188,28 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	if err := b.table.Cleanup(ctx); err != nil {
 		return err
 	}
-	all, err := b.ours(ctx)
+	all, err := b.byAddress(ctx)
 	if err != nil {
 		return err
 	}
 	var steps []step
 	for _, s := range all {
-		steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
+		if b.mayDelete(s.Key) {
+			steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
+		}
 	}
 	return errors.Join(b.execute(ctx, steps), inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
 }
 
-// ours lists the virtual servers by address, except those that the options exclude.
-func (b *Backend) ours(ctx context.Context) ([]ipvs.Service, error) {
+// byAddress lists the virtual servers by address.
+func (b *Backend) byAddress(ctx context.Context) ([]ipvs.Service, error) {
 	all, err := b.conn.Services(ctx)
-	return slices.DeleteFunc(all, func(s ipvs.Service) bool {
-		return s.Mark != 0 || slices.ContainsFunc(b.options.Exclude, func(p netip.Prefix) bool { return p.Contains(s.Addr) })
-	}), err
+	return slices.DeleteFunc(all, func(s ipvs.Service) bool { return s.Mark != 0 }), err
+}
+
+// mayDelete reports whether a virtual server of no frontend may be deleted.
+func (b *Backend) mayDelete(k ipvs.Key) bool {
+	return !slices.ContainsFunc(b.options.Exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr) })
 }
 
 // Probe implements dataplane.Prober.

@@ -184,6 +184,9 @@ func (c *Clients) update(f int, now time.Time) (full []types.NamespacedName, err
 	for id := range over {
 		if !before[id] {
 			name, err := c.service(s, id)
+			if err != nil || name.Name == "" {
+				delete(k.full, id) // to be reported when its name is found
+			}
 			if err != nil {
 				return full, err
 			}

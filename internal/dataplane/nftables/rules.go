@@ -166,7 +166,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 
 	translated := dnatted()
 	if c.VirtualServers {
-		translated = nil // IPVS does not set the flag, and no packet that a pod sends to itself leaves it
+		translated = notOurs() // IPVS does not set the flag; the node itself may be an endpoint too
 	}
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)

@@ -3,7 +3,7 @@
 package site
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -30,19 +30,19 @@ type Request struct {
 
 // Requests returns the requests of proxies so far.
 func (p *Plane) Requests() (all []Request, err error) {
-	f, err := os.Open(p.auditLog)
+	text, err := os.ReadFile(p.auditLog)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	seen := map[string]bool{} // a watch has an event at its start and one at its end
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	seen := map[string]bool{}                       // a watch has an event at its start and one at its end
+	text = text[:bytes.LastIndexByte(text, '\n')+1] // the last line may be incomplete
+	for line := range bytes.Lines(text) {
 		var event struct {
 			AuditID, Verb, RequestURI string
 			ObjectRef                 struct{ Resource string }
 			ResponseStatus            struct{ Code int }
 		}
-		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
+		if err := json.Unmarshal(line, &event); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.auditLog, err)
 		}
 		if seen[event.AuditID] {

@@ -75,7 +75,11 @@ type ControlPlane struct {
 // goes away with it.
 func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPlane, err error) {
 	o.Release = cmp.Or(o.Release, Current)
+	// Building the programs is not part of the start.
 	if _, err := o.Release.Binary(ctx, "kube-apiserver", o.Log); err != nil {
+		return nil, err
+	}
+	if _, err := Binary(ctx, "etcd", o.Log); err != nil {
 		return nil, err
 	}
 	if !o.Address.IsValid() {
