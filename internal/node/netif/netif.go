@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -43,34 +44,72 @@ type Interface struct {
 
 // List lists the interfaces by index.
 func (n Namespace) List() ([]Interface, error) {
-	h, err := n.open()
+	s, err := n.open()
 	if err != nil {
 		return nil, err
 	}
-	defer h.Close()
-	return list(h)
+	defer s.close()
+	return s.list()
 }
 
-func (n Namespace) open() (*netlink.Handle, error) {
+// sockets are those to rtnetlink.
+type sockets struct {
+	addresses *netlink.Handle
+	links     *nl.NetlinkSocket
+}
+
+func (n Namespace) open() (s sockets, err error) {
 	ns := netns.None()
 	if n != 0 {
 		ns = netns.NsHandle(n)
 	}
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket to rtnetlink: %w", err)
+	if s.addresses, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err == nil {
+		if s.links, err = nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE); err != nil {
+			s.addresses.Close()
+		}
 	}
-	return h, nil
+	if err != nil {
+		return s, fmt.Errorf("netlink socket to rtnetlink: %w", err)
+	}
+	return s, nil
+}
+
+func (s sockets) close() {
+	s.addresses.Close()
+	s.links.Close()
+}
+
+// listLinks lists interfaces without statistics and without the virtual functions of network
+// cards, which netlink.LinkList asks drivers for while it blocks all other changes of
+// interfaces.
+func (s sockets) listLinks() (all []netlink.Link, err error) {
+	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	r := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s.links}}
+	r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	r.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
+	messages, err := r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		l, err := netlink.LinkDeserialize(nil, m)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, l)
+	}
+	return all, nil
 }
 
 // list tries again if interfaces have changed meanwhile.
-func list(h *netlink.Handle) ([]Interface, error) {
+func (s sockets) list() ([]Interface, error) {
 	const tries = 100
 	for try := 1; ; try++ {
-		links, err := h.LinkList()
+		links, err := s.listLinks()
 		var addresses []netlink.Addr
 		if err == nil {
-			addresses, err = h.AddrList(nil, netlink.FAMILY_ALL)
+			addresses, err = s.addresses.AddrList(nil, netlink.FAMILY_ALL)
 		}
 		switch {
 		case err == nil:

@@ -90,14 +90,14 @@ func (n Namespace) watch(ctx context.Context, deliver func([]Interface)) error {
 	}
 	defer news.Close()
 	defer context.AfterFunc(ctx, func() { _ = news.SetReadDeadline(time.Unix(1, 0)) })()
-	h, err := n.open()
+	s, err := n.open()
 	if err != nil {
 		return err
 	}
-	defer h.Close()
+	defer s.close()
 	var last []Interface
 	for {
-		all, err := list(h)
+		all, err := s.list()
 		if err != nil {
 			return err
 		}
