@@ -6,15 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 
-	"github.com/moby/ipvs"
-	"github.com/sirupsen/logrus"
 	dataplane "github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -40,13 +38,7 @@ type virtualServers struct {
 
 	// left has the virtual servers that the last look has left, and whether they are
 	// idle. It is nil before the first look.
-	left map[server]bool
-}
-
-// server identifies a virtual server.
-type server struct {
-	netip.AddrPort
-	protocol uint16
+	left map[ipvs.Key]bool
 }
 
 // errBack is a failure that another try cannot change.
@@ -67,7 +59,7 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 		}
 		busy := map[netip.Addr]bool{}
 		for s := range v.left {
-			busy[s.Addr()] = true
+			busy[s.Addr] = true
 		}
 		if err := errors.Join(removeSets(ctx), keepRoutes(busy)); err != nil {
 			return err
@@ -93,86 +85,73 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 
 // removeServers removes kube-proxy's virtual servers, except those that drain.
 func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error {
-	handle, err := openIPVS()
-	if handle == nil {
-		return err
+	conn, err := ipvs.Dial(0)
+	if errors.Is(err, ipvs.ErrUnsupported) {
+		return nil
 	}
-	defer handle.Close()
-	servers, err := v.list(handle)
 	if err != nil {
 		return err
 	}
-	left := map[server]bool{}
-	var udp []netip.AddrPort // of those that were removed
-	for name, s := range servers {
+	defer conn.Close()
+	servers, err := v.list(ctx, conn)
+	if err != nil {
+		return err
+	}
+	left := map[ipvs.Key]bool{}
+	var remove []ipvs.Request
+	var udp []netip.AddrPort // of those that are removed
+	for _, key := range servers {
 		if v.drain {
-			active, err := established(handle, s)
+			active, err := established(ctx, conn, key)
 			if err != nil {
-				return fmt.Errorf("listing destinations of IPVS virtual server %s: %w", name, err)
+				return err
 			}
-			if active > 0 || !v.left[name] {
-				left[name] = active == 0
+			if active > 0 || !v.left[key] {
+				left[key] = active == 0
 				continue
 			}
 		}
-		if err := handle.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("removing IPVS virtual server %s: %w", name, err)
-		}
-		if s.Protocol == unix.IPPROTO_UDP {
-			udp = append(udp, name.AddrPort)
+		remove = append(remove, ipvs.DeleteService(key))
+		if key.Protocol == unix.IPPROTO_UDP {
+			udp = append(udp, netip.AddrPortFrom(key.Addr, key.Port))
 		}
 	}
+	var refused error
+	err = conn.Execute(ctx, remove, func(_ int, err error) {
+		if !errors.Is(err, unix.ESRCH) {
+			refused = fmt.Errorf("removing IPVS virtual servers: %w", err)
+		}
+	})
+	if err = errors.Join(err, refused); err != nil {
+		return err
+	}
 	v.left = left
-	if n := len(servers) - len(left); n > 0 {
-		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", n))
+	if len(remove) > 0 {
+		out.removed = append(out.removed, fmt.Sprintf("%d IPVS virtual servers", len(remove)))
 	}
 	return forgetFlows(ctx, udp)
 }
 
-// openIPVS returns nil if the kernel has no IPVS. It silences moby/ipvs, which logs if
-// modprobe is not installed.
-func openIPVS() (handle *ipvs.Handle, err error) {
-	_, err = netlink.GenlFamilyGet("IPVS")
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err == nil {
-		defer logrus.SetOutput(logrus.StandardLogger().Out)
-		logrus.SetOutput(io.Discard)
-		handle, err = ipvs.New("")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("looking for kube-proxy's IPVS virtual servers: %w", err)
-	}
-	return handle, nil
-}
-
-// list returns kube-proxy's virtual servers.
-func (v *virtualServers) list(handle *ipvs.Handle) (map[server]*ipvs.Service, error) {
-	all, err := handle.GetServices()
-	if err != nil {
-		return nil, fmt.Errorf("listing IPVS virtual servers: %w", err)
-	}
-	servers := map[server]*ipvs.Service{}
+// list returns kube-proxy's virtual servers. It does not use those by firewall mark.
+func (v *virtualServers) list(ctx context.Context, conn *ipvs.Conn) (servers []ipvs.Key, err error) {
+	all, err := conn.Services(ctx)
 	for _, s := range all {
-		addr := plain(s.Address)
-		if !addr.IsValid() || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
-			continue // one without an address is by firewall mark, which kube-proxy does not use
+		if s.Mark != 0 || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(s.Addr) }) {
+			continue
 		}
-		name := server{netip.AddrPortFrom(addr, s.Port), s.Protocol}
-		if _, known := v.left[name]; v.left != nil && !known {
+		if _, known := v.left[s.Key]; v.left != nil && !known {
 			return nil, errBack
 		}
-		servers[name] = s
+		servers = append(servers, s.Key)
 	}
-	return servers, nil
+	return servers, err
 }
 
 // established returns the number of established connections of a virtual server.
-func established(handle *ipvs.Handle, s *ipvs.Service) (n int, err error) {
-	destinations, err := handle.GetDestinations(s)
+func established(ctx context.Context, conn *ipvs.Conn, key ipvs.Key) (n uint32, err error) {
+	destinations, err := conn.Destinations(ctx, key)
 	for _, d := range destinations {
-		n += d.ActiveConnections
+		n += d.Active
 	}
 	return n, err
 }
