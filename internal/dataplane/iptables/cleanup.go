@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
@@ -30,7 +31,7 @@ var owner = iptchains.Owner{
 // Cleanup implements dataplane.Dataplane.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
-	return inside(b.config.NetNS, func() error { return Remove(ctx) })
+	return dataplane.Inside(b.config.NetNS, func() error { return Remove(ctx) })
 }
 
 // Remove removes all that any dataplane of this kind has programmed in the calling
@@ -60,7 +61,7 @@ func removeSets(ctx context.Context) error {
 
 // cleanOther removes the chains of an earlier run from the variant that is not used.
 func (b *Backend) cleanOther(ctx context.Context) error {
-	return inside(b.config.NetNS, func() error {
+	return dataplane.Inside(b.config.NetNS, func() error {
 		var errs []error
 		for _, table := range iptchains.Tables() {
 			if table.Legacy == (b.variant == Legacy) {

@@ -6,16 +6,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"golang.org/x/sys/unix"
 )
 
 // commandTimeout is how long one command may take.
@@ -34,7 +32,7 @@ func (v Variant) command(f desired.Family, suffix string) string {
 
 // run runs a command in a network namespace and returns its output.
 func run(ctx context.Context, netns int, input []byte, name string, args ...string) (out []byte, err error) {
-	err = inside(netns, func() error {
+	err = dataplane.Inside(netns, func() error {
 		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, name, args...)
@@ -80,35 +78,4 @@ func (v Variant) restore(ctx context.Context, netns int, f desired.Family, input
 // save returns a table as text.
 func (v Variant) save(ctx context.Context, netns int, f desired.Family, table string) ([]byte, error) {
 	return run(ctx, netns, nil, v.command(f, "-save"), "-t", table)
-}
-
-// inside runs do on a thread in a network namespace, given by a file descriptor; 0 is the
-// calling thread's. Commands that do starts are in it too. A thread that cannot return to
-// its namespace ends with its goroutine.
-func inside(netns int, do func() error) error {
-	if netns == 0 {
-		return do()
-	}
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			result <- fmt.Errorf("network namespace of the thread: %w", err)
-			return
-		}
-		defer home.Close()
-		if err := unix.Setns(netns, unix.CLONE_NEWNET); err != nil {
-			runtime.UnlockOSThread()
-			result <- fmt.Errorf("enter network namespace: %w", err)
-			return
-		}
-		err = do()
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		result <- err
-	}()
-	return <-result
 }

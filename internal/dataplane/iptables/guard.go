@@ -39,7 +39,7 @@ type stamp struct {
 // stamp reads the stamp of the tables. It reads none of a family that is not served: reading
 // would create them.
 func (b *Backend) stamp() (s stamp, err error) {
-	return s, inside(b.config.NetNS, func() error {
+	return s, dataplane.Inside(b.config.NetNS, func() error {
 		if b.variant == NFT {
 			conn, err := nfnl.Dial(0)
 			if err != nil {
@@ -132,7 +132,7 @@ func (b *Backend) Check(ctx context.Context) error {
 // view calls do with a table, unless it does not exist.
 func (b *Backend) view(f desired.Family, table string, do func(iptchains.View) error) error {
 	t := iptchains.Table{Name: table, Legacy: b.variant == Legacy, IPv6: f == desired.IPv6}
-	return inside(b.config.NetNS, func() error { return t.View(do) })
+	return dataplane.Inside(b.config.NetNS, func() error { return t.View(do) })
 }
 
 // checkTable looks for the known chains in a table.

@@ -92,7 +92,7 @@ const removeTimeout = 5 * time.Second
 func (b *Backend) removeProbe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	err := inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
+	err := dataplane.Inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
 	if err = errors.Join(err, b.sets.Destroy(ctx, probeName)); err != nil {
 		return fmt.Errorf("removing the chains of a probe: %w", err)
 	}

@@ -29,7 +29,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		t.forget(b.variant)
 	}
 	liberal := false
-	_ = inside(b.config.NetNS, func() error { liberal = sysctl.TCPIsLiberal(); return nil })
+	_ = dataplane.Inside(b.config.NetNS, func() error { liberal = sysctl.TCPIsLiberal(); return nil })
 	steps := b.take(full)
 	for _, s := range steps {
 		if err := b.restore(ctx, s, full, liberal, &stats); err != nil {

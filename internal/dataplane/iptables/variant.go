@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 )
@@ -106,7 +107,7 @@ func (v Variant) survey(netns int) (s survey, err error) {
 	if len(missing) == len(families) {
 		return s, errors.Join(missing...)
 	}
-	return s, inside(netns, func() error {
+	return s, dataplane.Inside(netns, func() error {
 		for _, table := range iptchains.Tables() {
 			if table.Legacy != (v == Legacy) {
 				continue

@@ -198,7 +198,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 			steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
 		}
 	}
-	return errors.Join(b.execute(ctx, steps), inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
+	return errors.Join(b.execute(ctx, steps), dataplane.Inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
 }
 
 // byAddress lists the virtual servers by address.

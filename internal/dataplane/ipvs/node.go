@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 )
 
 // parameter is a file below /proc/sys/net/ipv4 with the value that IPVS mode needs.
@@ -44,7 +46,7 @@ func (b *Backend) prepareNode(ctx context.Context) error {
 	if b.options.StrictARP {
 		all = append(all[:len(all):len(all)], strictARP...)
 	}
-	if err := inside(b.config.NetNS, func() error { return b.dummy.setParameters(all) }); err != nil {
+	if err := dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(all) }); err != nil {
 		return err
 	}
 	return b.conn.SetTimeouts(ctx, b.options.Timeouts)

@@ -60,11 +60,10 @@ func (c *Conn) resolve() error {
 		return fmt.Errorf("looking for IPVS: %w", err)
 	}
 	for _, a := range answers {
-		err := parse(a.Data, func(ad *netlink.AttributeDecoder) error {
+		err := parse(a.Data, 0, func(ad *netlink.AttributeDecoder) {
 			if ad.Type() == unix.CTRL_ATTR_FAMILY_ID {
 				c.family = netlink.HeaderType(ad.Uint16())
 			}
-			return nil
 		})
 		if err != nil {
 			return fmt.Errorf("looking for IPVS: %w", err)
@@ -202,7 +201,7 @@ func (c *Conn) Timeouts(ctx context.Context) (t Timeouts, err error) {
 	err = c.exchange(ctx, func() error {
 		answers, err := c.sock.Execute(netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: request(cmdGetConfig).data})
 		for _, a := range answers {
-			err = errors.Join(err, parse(a.Data, func(ad *netlink.AttributeDecoder) error {
+			err = errors.Join(err, parse(a.Data, 0, func(ad *netlink.AttributeDecoder) {
 				switch ad.Type() {
 				case attrTCP:
 					t.TCP = ad.Uint32()
@@ -211,7 +210,6 @@ func (c *Conn) Timeouts(ctx context.Context) (t Timeouts, err error) {
 				case attrUDP:
 					t.UDP = ad.Uint32()
 				}
-				return nil
 			}))
 		}
 		return err

@@ -166,8 +166,8 @@ func (r Request) uint32(attribute uint16, value uint32) Request {
 	return r
 }
 
-// parse visits the attributes of an answer.
-func parse(data []byte, visit func(*netlink.AttributeDecoder) error) error {
+// parse visits the attributes of an answer, or with a container, those inside of it.
+func parse(data []byte, container uint16, visit func(*netlink.AttributeDecoder)) error {
 	if len(data) < 4 {
 		return fmt.Errorf("answer of %d bytes", len(data))
 	}
@@ -175,13 +175,17 @@ func parse(data []byte, visit func(*netlink.AttributeDecoder) error) error {
 	if err != nil {
 		return err
 	}
-	return each(ad, visit)
-}
-
-func each(ad *netlink.AttributeDecoder, visit func(*netlink.AttributeDecoder) error) error {
 	for ad.Next() {
-		if err := visit(ad); err != nil {
-			return err
+		switch container {
+		case 0:
+			visit(ad)
+		case ad.Type():
+			ad.Nested(func(ad *netlink.AttributeDecoder) error {
+				for ad.Next() {
+					visit(ad)
+				}
+				return ad.Err()
+			})
 		}
 	}
 	return ad.Err()
@@ -192,38 +196,29 @@ func decodeService(data []byte) (s Service, err error) {
 	var family uint16
 	var addr []byte
 	var mask uint32
-	err = parse(data, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() != attrService {
-			return nil
+	err = parse(data, attrService, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case svcFamily:
+			family = ad.Uint16()
+		case svcProtocol:
+			s.Protocol = uint8(ad.Uint16())
+		case svcAddr:
+			addr = ad.Bytes()
+		case svcPort:
+			s.Port = bigEndian(ad)
+		case svcMark:
+			s.Mark = ad.Uint32()
+		case svcScheduler:
+			s.Scheduler = ad.String()
+		case svcFlags:
+			if b := ad.Bytes(); len(b) >= 4 {
+				s.Flags = binary.NativeEndian.Uint32(b) &^ hashed
+			}
+		case svcTimeout:
+			s.Timeout = ad.Uint32()
+		case svcMask:
+			mask = ad.Uint32()
 		}
-		ad.Nested(func(ad *netlink.AttributeDecoder) error {
-			return each(ad, func(ad *netlink.AttributeDecoder) error {
-				switch ad.Type() {
-				case svcFamily:
-					family = ad.Uint16()
-				case svcProtocol:
-					s.Protocol = uint8(ad.Uint16())
-				case svcAddr:
-					addr = ad.Bytes()
-				case svcPort:
-					s.Port = bigEndian(ad)
-				case svcMark:
-					s.Mark = ad.Uint32()
-				case svcScheduler:
-					s.Scheduler = ad.String()
-				case svcFlags:
-					if b := ad.Bytes(); len(b) >= 4 {
-						s.Flags = binary.NativeEndian.Uint32(b) &^ hashed
-					}
-				case svcTimeout:
-					s.Timeout = ad.Uint32()
-				case svcMask:
-					mask = ad.Uint32()
-				}
-				return nil
-			})
-		})
-		return nil
 	})
 	if err != nil {
 		return s, err
@@ -244,34 +239,25 @@ func decodeService(data []byte) (s Service, err error) {
 func decodeDestination(data []byte, family uint16) (d Destination, err error) {
 	var addr []byte
 	var port uint16
-	err = parse(data, func(ad *netlink.AttributeDecoder) error {
-		if ad.Type() != attrDest {
-			return nil
+	err = parse(data, attrDest, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case destAddr:
+			addr = ad.Bytes()
+		case destPort:
+			port = bigEndian(ad)
+		case destMethod:
+			d.Masquerading = ad.Uint32()&methodMask == 0
+		case destWeight:
+			d.Weight = ad.Uint32()
+		case destActive:
+			d.Active = ad.Uint32()
+		case destInactive:
+			d.Inactive = ad.Uint32()
+		case destPersistent:
+			d.Persistent = ad.Uint32()
+		case destFamily:
+			family = ad.Uint16()
 		}
-		ad.Nested(func(ad *netlink.AttributeDecoder) error {
-			return each(ad, func(ad *netlink.AttributeDecoder) error {
-				switch ad.Type() {
-				case destAddr:
-					addr = ad.Bytes()
-				case destPort:
-					port = bigEndian(ad)
-				case destMethod:
-					d.Masquerading = ad.Uint32()&methodMask == 0
-				case destWeight:
-					d.Weight = ad.Uint32()
-				case destActive:
-					d.Active = ad.Uint32()
-				case destInactive:
-					d.Inactive = ad.Uint32()
-				case destPersistent:
-					d.Persistent = ad.Uint32()
-				case destFamily:
-					family = ad.Uint16()
-				}
-				return nil
-			})
-		})
-		return nil
 	})
 	if err != nil {
 		return d, err

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ipvs
+package dataplane
 
 import (
 	"fmt"
@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside runs do on a thread in a network namespace, given by a file descriptor; 0 is the
+// Inside runs do on a thread in a network namespace, given by a file descriptor; 0 is the
 // calling thread's. Commands that do starts are in it too. A thread that cannot return to
 // its namespace ends with its goroutine.
-func inside(netns int, do func() error) error {
+func Inside(netns int, do func() error) error {
 	if netns == 0 {
 		return do()
 	}
