@@ -36,27 +36,17 @@ func onlyOldest(story string) string {
 	return onlyHere(story)
 }
 
-// withoutRelays skips the story about what only nftables mode has.
-func withoutRelays(skip func(string) string) func(string) string {
-	return func(story string) string {
-		if story == "nodeport-loopback" {
-			return "iptables mode has route_localnet for NodePorts on loopback addresses"
-		}
-		return skip(story)
-	}
-}
-
 // TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	Run(t, "iptables", newIPTables(iptables.Legacy), withoutRelays(onlyHere))
+	Run(t, "iptables", newIPTables(iptables.Legacy), onlyHere)
 }
 
 // TestIPTablesNFT runs every story in iptables mode, over nf_tables, which is what Debian's
 // iptables uses.
 func TestIPTablesNFT(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
-	Run(t, "iptables", newIPTables(iptables.NFT), withoutRelays(onlyOldest))
+	Run(t, "iptables", newIPTables(iptables.NFT), onlyOldest)
 }
 
 // TestIPTablesLegacySpread makes sure that backends share the load, in iptables mode.

@@ -37,6 +37,7 @@ func newNamespace(t testing.TB) *lab.Namespace {
 }
 
 func TestConformance(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS, kerneltest.NFTables)
 	dataplanetest.Conformance(t, 3, 2_000, func(t *testing.T) func() dataplanetest.Backend {
 		ns := newNamespace(t)
 		return func() dataplanetest.Backend { return open(t, ns, Options{}) }
