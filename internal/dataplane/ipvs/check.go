@@ -173,10 +173,10 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		if t.FromOutside != nil {
 			choice = t.FromOutside
 		}
-		switch elsewhere := slices.Equal(choice.Backends, []desired.Backend{dataplane.Elsewhere}); {
-		case elsewhere:
+		switch {
+		case slices.Equal(choice.Backends, []desired.Backend{dataplane.Elsewhere}):
 			choice.Backends = served
-		case len(served) > 0:
+		case len(served) > 0 && len(choice.Backends) == 0:
 			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table refuses its packets", key))
 		}
 		if s.Flags&ipvs.Persistent != 0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -165,28 +166,60 @@ func (d *dummy) isLocal(a netip.Addr) bool {
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// isElsewhere reports whether another interface of the node has an address.
-func (d *dummy) isElsewhere(a netip.Addr) bool {
-	if !d.isLocal(a) {
-		return false
-	}
-	others, _ := d.elsewhere()
-	return others[a]
-}
-
-// elsewhere returns the addresses of the node's other interfaces.
-func (d *dummy) elsewhere() (map[netip.Addr]bool, error) {
+// elsewhere returns the addresses of the node's other interfaces, with their networks.
+func (d *dummy) elsewhere() (o others, err error) {
 	list, err := d.handle.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("listing the node's addresses: %w", err)
+		return o, fmt.Errorf("listing the node's addresses: %w", err)
 	}
-	all := map[netip.Addr]bool{}
+	o.own = map[netip.Addr]bool{}
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && a.LinkIndex != d.link.Attrs().Index {
-			all[addr.Unmap()] = true
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if !ok || d.link != nil && a.LinkIndex == d.link.Attrs().Index {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		p := netip.PrefixFrom(addr.Unmap(), bits)
+		o.own[p.Addr()] = true
+		if !p.IsSingleIP() && !slices.Contains(o.networks, p.Masked()) {
+			o.networks = append(o.networks, p.Masked())
 		}
 	}
-	return all, nil
+	return o, nil
+}
+
+// others are the addresses of the node's interfaces other than the dummy.
+type others struct {
+	own      map[netip.Addr]bool
+	networks []netip.Prefix
+}
+
+// lookup finds out about addresses during one change. It lists the node's addresses once, and
+// only if it has to: the dummy may have thousands.
+type lookup struct {
+	dummy  *dummy
+	others *others
+	failed error
+}
+
+func (l *lookup) list() *others {
+	if l.others == nil {
+		o, err := l.dummy.elsewhere()
+		l.others, l.failed = &o, err
+	}
+	return l.others
+}
+
+// own reports whether an interface other than the dummy has an address.
+func (l *lookup) own(a netip.Addr) bool {
+	return (l.others != nil || l.dummy.isLocal(a)) && l.list().own[a]
+}
+
+// neighbour reports whether an address may be that of another machine in one of the node's
+// networks.
+func (l *lookup) neighbour(a netip.Addr) bool {
+	o := l.list()
+	return !o.own[a] && slices.ContainsFunc(o.networks, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // remove deletes the interface with its addresses.

@@ -93,8 +93,8 @@ func (b *Backend) Close() error {
 
 // reset forgets what was programmed.
 func (b *Backend) reset() {
+	b.translation = translation{inside: map[desired.PoolID]int{}, addresses: map[netip.Addr]int{}, skipped: map[netip.Addr]bool{}, external: map[netip.Addr]*externalIP{}}
 	b.servers = servers{scheduler: b.scheduler}
-	b.translation = translation{inside: map[desired.PoolID]int{}, addresses: map[netip.Addr]int{}, own: b.dummy.isElsewhere, skipped: map[netip.Addr]bool{}}
 	b.drain = drains{}
 }
 
@@ -106,15 +106,11 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats da
 		return stats, err
 	}
 	b.reset()
-	// The interface may have all addresses already, of which each would be looked up.
-	elsewhere, err := b.dummy.elsewhere()
+	p := plan{drain: b.drain}
+	table, err := b.write(&p, full)
 	if err != nil {
 		return stats, err
 	}
-	b.translation.own = func(a netip.Addr) bool { return elsewhere[a] }
-	p := plan{drain: b.drain}
-	table := b.write(&p, full)
-	b.translation.own = b.dummy.isElsewhere
 	if err := b.compare(ctx, &p); err != nil {
 		return stats, err
 	}
@@ -129,17 +125,25 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (stats data
 		return stats, fmt.Errorf("ipvs: %w", err)
 	}
 	p := plan{drain: b.drain}
-	table := b.write(&p, change)
+	table, err := b.write(&p, change)
+	if err != nil {
+		return stats, err
+	}
 	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, table) },
 		func() error { return b.dummy.change(&table.ClusterIPs) })
 }
 
 // write updates the records by a change. It returns the change of the table, and adds the steps
 // for IPVS to a plan.
-func (b *Backend) write(p *plan, change *desired.Change) *desired.Change {
+func (b *Backend) write(p *plan, change *desired.Change) (*desired.Change, error) {
+	look := lookup{dummy: b.dummy}
+	b.translation.own, b.translation.neighbour = look.own, look.neighbour
+	b.translation.arrive(change)
 	before := b.servers.sizes(change)
 	b.servers.write(p, change)
-	return b.translation.change(change, before, &b.servers)
+	table := b.translation.change(change, before, &b.servers)
+	b.translation.leave(change)
+	return table, look.failed
 }
 
 // program carries out a plan around the change of the table.

@@ -14,8 +14,12 @@ import (
 //
 //   - one for traffic that IPVS serves, whose only backend, if the pool has any, is
 //     [dataplane.Elsewhere]
-//   - one with all backends, while a frontend with a pool for traffic from outside uses it for
-//     connections that start on this node
+//   - one with all backends, while a frontend uses it: one with a pool for traffic from outside,
+//     for connections that start on this node, or one that the table serves
+//
+// The table serves external IPs in a network of the node. They may be addresses of other
+// machines, which this node could not reach if its own interface had them. Their virtual servers
+// receive no packets.
 type translation struct {
 	inside    map[desired.PoolID]int // number of frontends that need the second one
 	addresses map[netip.Addr]int     // how many ClusterIPs and frontends have an address
@@ -24,6 +28,62 @@ type translation struct {
 	// the addresses for which it did.
 	own     func(netip.Addr) bool
 	skipped map[netip.Addr]bool
+
+	// neighbour reports whether an address may be another machine's.
+	neighbour func(netip.Addr) bool
+	external  map[netip.Addr]*externalIP
+}
+
+// externalIP is an address of spec.externalIPs. Whether it may be another machine's is found out
+// for its first frontend, and stays so while it has frontends.
+type externalIP struct {
+	frontends int
+	neighbour bool
+}
+
+// arrive counts the frontends that a change adds, before it is translated.
+func (t *translation) arrive(c *desired.Change) {
+	for i := range c.Frontends {
+		if f := c.Frontends[i].New; f != nil && f.Kind == desired.ExternalIP {
+			e := t.external[f.Addr()]
+			if e == nil {
+				e = &externalIP{neighbour: t.neighbour(f.Addr())}
+				t.external[f.Addr()] = e
+			}
+			e.frontends++
+		}
+	}
+}
+
+// leave counts the frontends that a change removes, when it is translated.
+func (t *translation) leave(c *desired.Change) {
+	for i := range c.Frontends {
+		if f := c.Frontends[i].Old; f != nil && f.Kind == desired.ExternalIP {
+			if e := t.external[f.Addr()]; e.frontends > 1 {
+				e.frontends--
+			} else {
+				delete(t.external, f.Addr())
+			}
+		}
+	}
+}
+
+// inTable reports whether the table serves a frontend.
+func (t *translation) inTable(f *desired.Frontend) bool {
+	return f.Kind == desired.ExternalIP && t.external[f.Addr()].neighbour
+}
+
+// realPools lists the pools of which the table needs all backends for a frontend.
+func (t *translation) realPools(f *desired.Frontend) []desired.PoolID {
+	switch {
+	case f == nil:
+		return nil
+	case t.inTable(f):
+		return f.Pools()
+	case f.LocalPool != desired.NoPool:
+		return []desired.PoolID{f.Pool}
+	}
+	return nil
 }
 
 // virtual and real return the IDs of a pool's two in the table.
@@ -39,12 +99,12 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 	listed := map[desired.PoolID]bool{} // pools of the change that are real before and after
 	was := map[desired.PoolID]int{}
 	refer := func(f *desired.Frontend, n int) {
-		if f != nil && f.LocalPool != desired.NoPool {
-			if _, known := was[f.Pool]; !known {
-				was[f.Pool] = t.inside[f.Pool]
+		for _, id := range t.realPools(f) {
+			if _, known := was[id]; !known {
+				was[id] = t.inside[id]
 			}
-			if t.inside[f.Pool] += n; t.inside[f.Pool] == 0 {
-				delete(t.inside, f.Pool)
+			if t.inside[id] += n; t.inside[id] == 0 {
+				delete(t.inside, id)
 			}
 		}
 	}
@@ -127,9 +187,14 @@ func (t *translation) frontend(f *desired.Frontend) *desired.Frontend {
 	}
 	c := *f
 	c.Scheduler = ""
-	if f.LocalPool != desired.NoPool {
+	switch {
+	case t.inTable(f) && f.LocalPool != desired.NoPool:
+		c.Pool, c.LocalPool = real(f.Pool), real(f.LocalPool)
+	case t.inTable(f):
+		c.Pool = real(f.Pool)
+	case f.LocalPool != desired.NoPool:
 		c.Pool, c.LocalPool = real(f.Pool), virtual(f.LocalPool)
-	} else {
+	default:
 		c.Pool, c.Affinity = virtual(f.Pool), 0
 	}
 	return &c
@@ -149,10 +214,10 @@ func (t *translation) clusterIPs(c *desired.Change) (out desired.AddressChange) 
 		}
 	}
 	for i := range c.Frontends {
-		if f := c.Frontends[i].Old; f != nil && onDummy(f.Kind) {
+		if f := c.Frontends[i].Old; f != nil && t.onDummy(f) {
 			count(f.Addr(), -1)
 		}
-		if f := c.Frontends[i].New; f != nil && onDummy(f.Kind) {
+		if f := c.Frontends[i].New; f != nil && t.onDummy(f) {
 			count(f.Addr(), 1)
 		}
 	}
@@ -178,8 +243,8 @@ func (t *translation) clusterIPs(c *desired.Change) (out desired.AddressChange) 
 	return out
 }
 
-// onDummy reports whether addresses of a kind are assigned to the dummy interface besides
-// those in desired.Change.ClusterIPs.
-func onDummy(k desired.AddressKind) bool {
-	return k == desired.ExternalIP || k == desired.LoadBalancerIP
+// onDummy reports whether the dummy interface needs a frontend's address, besides those in
+// desired.Change.ClusterIPs.
+func (t *translation) onDummy(f *desired.Frontend) bool {
+	return f.Kind == desired.LoadBalancerIP || f.Kind == desired.ExternalIP && !t.inTable(f)
 }
