@@ -72,7 +72,7 @@ func New(c dataplane.Config, o Options) (*Backend, error) {
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if b.scheduler, err = ipvs.ParseScheduler(cmp.Or(o.Scheduler, defaultScheduler)); err != nil {
+	if b.scheduler, err = parseScheduler(cmp.Or(o.Scheduler, defaultScheduler)); err != nil {
 		return nil, errors.Join(fmt.Errorf("ipvs.scheduler: %w", err), b.Close())
 	}
 	b.reset()
@@ -228,9 +228,20 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	return b.table.Probe(ctx)
 }
 
+// parseScheduler parses a scheduler. Those that hash have their fallback, in any case: a
+// destination with weight 0 is one that leaves, and without the fallback they refuse new
+// connections from its clients until it has left (kubernetes #138688).
+func parseScheduler(text string) (ipvs.Scheduler, error) {
+	s, err := ipvs.ParseScheduler(text)
+	if s.Name == "sh" || s.Name == "mh" {
+		s.Flags |= ipvs.Scheduler1
+	}
+	return s, err
+}
+
 // Scheduler is a [desired.Config.Scheduler]. It refuses schedulers that Probe has not found.
 func (b *Backend) Scheduler(text string) (string, error) {
-	s, err := ipvs.ParseScheduler(text)
+	s, err := parseScheduler(text)
 	switch {
 	case err != nil:
 		return "", err

@@ -61,7 +61,7 @@ func keyOf(f desired.FrontendKey) ipvs.Key {
 func (s *servers) service(f *desired.Frontend) ipvs.Service {
 	scheduler := s.scheduler
 	if f.Scheduler != "" {
-		scheduler, _ = ipvs.ParseScheduler(f.Scheduler) // valid ([Backend.Scheduler])
+		scheduler, _ = parseScheduler(f.Scheduler) // valid ([Backend.Scheduler])
 	}
 	v := ipvs.Service{Key: keyOf(f.FrontendKey), Scheduler: scheduler.Name, Flags: scheduler.Flags, MaskBits: uint8(f.Addr().BitLen())}
 	if f.Affinity != 0 {
