@@ -28,9 +28,15 @@ type street struct {
 	state   *desired.State
 }
 
-func newStreet(t *testing.T, ports int, o Options) *street {
+// newStreet runs commands on the node and then makes the backend.
+func newStreet(t *testing.T, ports int, o Options, commands ...string) *street {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.NFTables)
 	s := &street{T: t, Street: dataplanetest.NewStreet(t, ports)}
+	for _, c := range commands {
+		if out, err := s.Node.Run(t.Context(), "sh", "-ec", c); err != nil {
+			t.Fatalf("%s: %v: %s", c, err, out)
+		}
+	}
 	s.backend = open(t, s.Node.Namespace, o)
 	if _, err := s.backend.Probe(t.Context()); err != nil {
 		t.Fatal(err)
@@ -41,7 +47,9 @@ func newStreet(t *testing.T, ports int, o Options) *street {
 		s.state.SetEndpointSlice(dataplanetest.Slice(i))
 	}
 	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
-	dataplanetest.Reconcile(t, s.backend, s.state)
+	if len(commands) == 0 {
+		dataplanetest.Reconcile(t, s.backend, s.state)
+	}
 	return s
 }
 
