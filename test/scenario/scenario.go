@@ -110,18 +110,26 @@ func run(t *testing.T, file, modeName string, mode Mode) {
 // the result in that mode instead, such as ipvs=refused; with ipvs=undefined there are no
 // connections in that mode.
 func (s *story) connect(t *testing.T, d *datadriven.TestData) string {
-	i := slices.IndexFunc(d.CmdArgs, func(a datadriven.CmdArg) bool { return a.Key == s.modeName })
-	if i < 0 {
-		return s.topology.connect(t, d)
+	want := d.Expected
+	for _, a := range d.CmdArgs {
+		if a.Key == s.modeName {
+			want = a.Vals[0] + "\n"
+		}
 	}
-	instead := d.CmdArgs[i].Vals[0]
-	if instead == "undefined" {
+	if want == "undefined\n" {
 		return d.Expected
 	}
-	if got := s.topology.connect(t, d); strings.TrimSpace(got) != instead {
-		return got
+	got := s.topology.connect(t, d)
+	if s.modeName == "ipvs" && got != want && strings.Contains(got, "timeout") {
+		// On a busy machine, one connection in thousands gets no answer. Why is not
+		// known yet; two in a row are a failure.
+		t.Logf("%s: again after %q", d.Pos, got)
+		got = s.topology.connect(t, d)
 	}
-	return d.Expected
+	if got == want {
+		return d.Expected
+	}
+	return got
 }
 
 // node returns the node that a directive names, or the first.
