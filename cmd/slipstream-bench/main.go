@@ -74,19 +74,12 @@ func newSync() *cobra.Command {
 costs to program this machine's kernel with it: a cold start, a restart, single
 changes to random Services, a burst of changes, and memory.
 
-Then the same Services are programmed as rules in the shape of kube-proxy's (a chain for
-each Service and each endpoint). In mode nftables the nft command loads them, as in
-kube-proxy's nftables mode. In modes iptables there is a list of all Services, and
-iptables-restore loads it with the chains; for a change, only the list and the chains of
-the Service (KEP-3453).
-
-It needs root. Both are measured in network namespaces of their own, which are deleted
-afterwards; the machine's own rules are not touched. The time of a change is from handing
-the changed objects over until the kernel uses them. Measure on a quiet machine: the load
-average is in the header.`,
+It needs root. It measures in a network namespace of its own, which is deleted afterwards;
+the machine's own rules are not touched. The time of a change is from handing the changed
+objects over until the kernel uses them. Measure on a quiet machine: the load average is
+in the header. 'make bench-scale' compares with kube-proxy.`,
 		Example: `  slipstream-bench sync --services 1000 --endpoints 10
   slipstream-bench sync --services 10000 --endpoints 10 --runs 5 -o json
-  slipstream-bench sync --services 100000 --endpoints 10 --baseline off
   slipstream-bench sync --services 10000 --mode iptables --repetitions 10`,
 	}
 	o.AddFlags(cmd.Flags())

@@ -45,7 +45,7 @@ type Cluster struct {
 	single  map[int]bool
 	nodes   int
 	changed map[int]pods // by Service, where not as at the start
-	gone    map[int]bool
+	removed map[int]bool
 	next    int // number of the next new Service
 	nextPod int
 }
@@ -62,7 +62,7 @@ func New(c Config) *Cluster {
 		single:  map[int]bool{},
 		nodes:   max(3, n/podsPerNode),
 		changed: map[int]pods{},
-		gone:    map[int]bool{},
+		removed: map[int]bool{},
 		next:    c.Services,
 		nextPod: n,
 	}
@@ -77,7 +77,7 @@ func New(c Config) *Cluster {
 }
 
 // Live is how many Services there are.
-func (c *Cluster) Live() int { return c.next - len(c.gone) }
+func (c *Cluster) Live() int { return c.next - len(c.removed) }
 
 // ObjectsPerService is how many objects a new Service has: itself, and its EndpointSlices.
 func (c *Cluster) ObjectsPerService() int {
@@ -88,7 +88,7 @@ func (c *Cluster) ObjectsPerService() int {
 func (c *Cluster) Each() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range c.next {
-			if !c.gone[i] && !yield(i) {
+			if !c.removed[i] && !yield(i) {
 				return
 			}
 		}
@@ -176,7 +176,7 @@ func (c *Cluster) setSlice(service, slice int, pods []int) (events []source.Even
 
 func (c *Cluster) randomService() int {
 	for {
-		if i := c.Rand.IntN(c.next); !c.gone[i] {
+		if i := c.Rand.IntN(c.next); !c.removed[i] {
 			return i
 		}
 	}
@@ -219,12 +219,9 @@ func (c *Cluster) replace(service, slice, at int) Replacement {
 	return r
 }
 
-// ReplaceRandom replaces a random pod.
-func (c *Cluster) ReplaceRandom() Replacement { return c.replace(c.randomPod()) }
-
 // ReplaceEndpoint replaces a random endpoint of a random Service.
 func (c *Cluster) ReplaceEndpoint() []source.Event {
-	r := c.ReplaceRandom()
+	r := c.replace(c.randomPod())
 	return c.setSlice(r.Service, r.Slice, c.pods(r.Service)[r.Slice])
 }
 
@@ -275,7 +272,7 @@ func (c *Cluster) RemoveService() []source.Event {
 			events = append(events, source.Event{Type: source.Delete, Object: &discoveryv1.EndpointSlice{ObjectMeta: meta}})
 		}
 	}
-	c.gone[service] = true
+	c.removed[service] = true
 	delete(c.changed, service)
 	return events
 }

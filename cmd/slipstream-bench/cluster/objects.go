@@ -86,11 +86,6 @@ func (c *Cluster) NamespaceOf(service int) string {
 // Name is the name of a Service.
 func Name(service int) string { return fmt.Sprintf("web-%06d", service) }
 
-// FullName is the name of a Service's port.
-func (c *Cluster) FullName(service int) string {
-	return c.NamespaceOf(service) + "/" + Name(service) + ":" + PortName
-}
-
 func sliceName(service, slice int, f Family) string {
 	return fmt.Sprintf("%s-%s-%d", Name(service), strings.ToLower(string(f.Name)), slice)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func someOptions() Options {
-	return Options{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1, Baseline: baselineAuto}
+	return Options{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1}
 }
 
 func TestValidate(t *testing.T) {
@@ -26,7 +26,6 @@ func TestValidate(t *testing.T) {
 		{"no runs", func(o *Options) { o.Runs = 0 }, "--runs: must"},
 		{"family", func(o *Options) { o.Family = "ipx" }, `--family: "ipx" is none of ipv4, ipv6, dual`},
 		{"mode", func(o *Options) { o.Mode = "ipvs" }, `--mode: "ipvs" is none of iptables, iptables-legacy, iptables-nft, nftables`},
-		{"baseline", func(o *Options) { o.Baseline = "" }, `--baseline: "" is none of auto, on, off`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -37,27 +36,5 @@ func TestValidate(t *testing.T) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 		})
-	}
-}
-
-func TestNoBaseline(t *testing.T) {
-	tests := []struct {
-		baseline            string
-		services, endpoints int
-		family              string
-		skipped             bool
-	}{
-		{baselineAuto, 10, 10, FamilyIPv4, false},
-		{baselineAuto, 30_000, 10, FamilyIPv4, false},
-		{baselineAuto, 30_000, 10, FamilyDual, true},
-		{baselineAuto, 100_000, 10, FamilyIPv4, true},
-		{baselineOn, 100_000, 10, FamilyIPv4, false},
-		{baselineOff, 10, 10, FamilyIPv4, true},
-	}
-	for _, test := range tests {
-		o := Options{Baseline: test.baseline, Services: test.services, Endpoints: test.endpoints, Family: test.family}
-		if why := o.skipBaseline(); (why != "") != test.skipped {
-			t.Errorf("%+v: %q", test, why)
-		}
 	}
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package programming measures what it costs Slipstream to program the kernel of this
-// machine, and next to it a baseline: the same Services as rules in the shape of kube-proxy's.
+// machine.
 //
-// Slipstream runs in a child process, so that memory numbers are its own, and each of the
-// two in a network namespace of its own. The measured code is the product's: package desired
-// and a dataplane, called as package proxy calls them.
+// Slipstream runs in a child process, so that memory numbers are its own, and in a network
+// namespace of its own. The measured code is the product's: package desired and a
+// dataplane, called as package proxy calls them.
 package programming
 
 import (
@@ -17,7 +17,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
@@ -29,14 +28,13 @@ import (
 )
 
 const (
-	rounds       = 5 // parts of the changes of a run, and changes of the baseline
+	rounds       = 5 // parts of the changes of a run
 	burstChanges = 1000
 )
 
 // Names of series. Those of a change's processor time and elements have these suffixes.
 const (
 	coldStart        = "cold_start"
-	coldSplit        = "cold_start_split"
 	restart          = "restart"
 	endpointReplaced = "endpoint_replaced"
 	endpointAdded    = "endpoint_added"
@@ -68,7 +66,6 @@ func series() (all []bench.Series) {
 		add(name+"_kernel", "  encoding, and the kernel", bench.Nanoseconds)
 	}
 	add(coldStart, "cold start", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
-	add(coldSplit, fmt.Sprintf("  a transaction for every %s Services", bench.Thousands(splitServices)), bench.Nanoseconds)
 	steps(coldStart)
 	add(coldStart+elementsSuffix, "  elements written", bench.Count)
 	add(coldStart+"_bytes", "  bytes sent", bench.Bytes)
@@ -81,7 +78,7 @@ func series() (all []bench.Series) {
 	}
 	add(burst, fmt.Sprintf("burst of %s endpoints replaced", bench.Thousands(burstChanges)), bench.Nanoseconds, bench.P50, bench.Highest)
 	add(burst+elementsSuffix, "  elements written", bench.Count)
-	add(peakCold, "peak RSS of the cold start (baseline: of the command)", bench.Bytes)
+	add(peakCold, "peak RSS of the cold start", bench.Bytes)
 	add("peak_rss", "peak RSS of everything", bench.Bytes)
 	add("rss_cold_start", "RSS at rest after the cold start", bench.Bytes)
 	add("rss_file_cold_start", "  of it the binary", bench.Bytes)
@@ -110,30 +107,25 @@ func Sync(ctx context.Context, command []string, o Options) (*bench.Result, erro
 		Title: fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d",
 			bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Seed, o.Runs),
 	}
-	slipstream := bench.Samples{}
-	chains := &baselines{options: &o, skipped: o.skipBaseline(), samples: bench.Samples{}}
-	chains.off = chains.skipped != ""
+	samples := bench.Samples{}
 	for range o.Runs {
 		more, err := runChild(ctx, command, &o)
-		if err == nil {
-			slipstream.Merge(more)
-			err = chains.run(ctx)
-		}
 		if err != nil {
 			return nil, bench.Interrupted(ctx, err)
 		}
+		samples.Merge(more)
 	}
 	for _, c := range changes {
-		if len(slipstream[c.name]) == 0 {
+		if len(samples[c.name]) == 0 {
 			return nil, fmt.Errorf("nothing was measured of %q", c.text)
 		}
 	}
 	r.LoadAfter = bench.LoadAverage()
-	r.Subjects = []bench.Subject{{Name: "slipstream"}, {Name: newShape(&o).name, Failed: chains.skipped}}
+	r.Subjects = []bench.Subject{{Name: "slipstream"}}
 	if o.Verify {
 		r.Notes = append(r.Notes, "verified: in the end the kernel had what was meant")
 	}
-	return r, r.Fill(series(), []bench.Samples{slipstream, chains.samples})
+	return r, r.Fill(series(), []bench.Samples{samples})
 }
 
 // runChild measures Slipstream in a new process and network namespace.
@@ -157,71 +149,6 @@ func runChild(ctx context.Context, command []string, o *Options) (all bench.Samp
 	return all, err
 }
 
-// baselines measures the baseline in each run, until that takes too long.
-type baselines struct {
-	options  *Options
-	off      bool   // not measured any more
-	coldLong bool   // its cold start in one transaction takes too long
-	skipped  string // why not all was measured
-	samples  bench.Samples
-}
-
-// run measures the baseline in a new network namespace: a cold start in one transaction, as
-// kube-proxy loads its rules, and in several where the mode has them, and changes.
-func (s *baselines) run(ctx context.Context) (err error) {
-	if s.off {
-		return nil
-	}
-	b, err := newBaseline(s.options)
-	if errors.Is(err, errNotInstalled) {
-		s.off, s.skipped = true, err.Error()
-		return nil
-	} else if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, b.close()) }()
-	if !s.coldLong {
-		bench.Quiet(ctx)
-		err := b.load(ctx, s.samples)
-		s.coldLong = errors.Is(err, errTimeout)
-		if err := s.skip("cold start", err); err != nil {
-			return err
-		}
-	}
-	if !s.options.iptables() && s.options.Services > splitServices {
-		bench.Quiet(ctx)
-		s.off = false
-		if err := s.skip("cold start in parts", b.loadSplit(ctx, s.samples)); err != nil {
-			return err
-		}
-	}
-	if s.off {
-		return nil
-	}
-	limit, spent := s.options.BaselineTimeout/2, time.Duration(0)
-	for round := 0; round < rounds && !s.off && (round == 0 || limit == 0 || spent < limit); round++ {
-		took, err := b.replace(ctx, s.samples)
-		spent += took
-		if err := s.skip("change", err); err != nil {
-			return err
-		}
-	}
-	s.samples.Add(peakCold, b.peak)
-	if s.off || !s.options.Verify {
-		return nil
-	}
-	return b.verify(ctx)
-}
-
-// skip turns the baseline off when a step of it took too long. Other errors stay errors.
-func (s *baselines) skip(step string, err error) error {
-	if !errors.Is(err, errTimeout) {
-		return err
-	}
-	s.off, s.skipped = true, fmt.Sprintf("%s: %v", step, err)
-	return nil
-}
-
 // Options say what [Sync] measures: [Options.AddFlags] describes each. Their JSON is part
 // of its result.
 type Options struct {
@@ -233,8 +160,6 @@ type Options struct {
 	Repetitions     int           `json:"repetitions"`
 	Runs            int           `json:"runs"`
 	Seed            uint64        `json:"seed"`
-	Baseline        string        `json:"baseline"`
-	BaselineTimeout time.Duration `json:"baseline_timeout_ns"`
 	Verify          bool          `json:"verify"`
 	ProfileDir      string        `json:"profile_dir,omitempty"`
 }
@@ -243,14 +168,12 @@ type Options struct {
 func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Services, "services", 1000, "number of Services")
 	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service, in each address family")
-	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity; the baseline has only their ClusterIPs")
+	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity")
 	f.StringVar(&o.Family, "family", FamilyIPv4, "address family of the Services: "+strings.Join(familyNames, ", "))
 	f.StringVar(&o.Mode, "mode", "nftables", "what is programmed: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random choices")
-	f.StringVar(&o.Baseline, "baseline", baselineAuto, "whether to measure rules in the shape of kube-proxy's: "+strings.Join(baselineNames, ", ")+"; auto leaves them out where it would take minutes")
-	f.DurationVar(&o.BaselineTimeout, "baseline-timeout", 3*time.Minute, "longest time for one call of nft or iptables-restore (0: no limit)")
 	f.BoolVar(&o.Verify, "verify", false, "compare what the kernel has in the end with what was meant; slow for more than 100,000 endpoints")
 	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
 }
@@ -267,17 +190,6 @@ var (
 		FamilyIPv4: {cluster.IPv4}, FamilyIPv6: {cluster.IPv6}, FamilyDual: {cluster.IPv4, cluster.IPv6},
 	}
 )
-
-// Whether the baseline is measured: auto is on for up to autoBaseline endpoints.
-const (
-	baselineAuto = "auto"
-	baselineOn   = "on"
-	baselineOff  = "off"
-
-	autoBaseline = 300_000
-)
-
-var baselineNames = []string{baselineAuto, baselineOn, baselineOff}
 
 // modeIPTables is the variant of iptables that this machine uses.
 const modeIPTables = "iptables"
@@ -309,7 +221,6 @@ func (o *Options) validate(ctx context.Context) error {
 		bench.Within("--runs", o.Runs, 1, 1000),
 		bench.OneOf("--family", o.Family, familyNames...),
 		bench.OneOf("--mode", o.Mode, modeNames()...),
-		bench.OneOf("--baseline", o.Baseline, baselineNames...),
 	); err != nil {
 		return err
 	}
@@ -328,19 +239,6 @@ func (o *Options) validate(ctx context.Context) error {
 	}
 	return nil
 }
-
-// skipBaseline says why the baseline is not measured; empty when it is.
-func (o *Options) skipBaseline() string {
-	switch n := o.Services * o.Endpoints * len(families[o.Family]); {
-	case o.Baseline == baselineOff:
-		return "--baseline off"
-	case o.Baseline == baselineAuto && n > autoBaseline:
-		return fmt.Sprintf("it would take minutes with %d endpoints; --baseline on to wait", n)
-	}
-	return ""
-}
-
-func (o *Options) iptables() bool { return strings.HasPrefix(o.Mode, modeIPTables) }
 
 func (o *Options) newCluster() *cluster.Cluster {
 	return cluster.New(cluster.Config{

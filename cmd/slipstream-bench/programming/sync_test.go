@@ -25,7 +25,7 @@ import (
 func small(family string) Options {
 	return Options{
 		Services: 50, Endpoints: 5, Family: family, Mode: "nftables", Repetitions: 5, Runs: 1, Seed: 1,
-		Baseline: baselineOn, BaselineTimeout: time.Minute, Verify: true,
+		Verify: true,
 	}
 }
 
@@ -45,31 +45,23 @@ func measure(t *testing.T, o Options) *bench.Result {
 	return r
 }
 
-// Series of the baseline. All series but coldSplit are Slipstream's.
-var baselineSeries = []string{coldStart, coldStart + "_bytes", endpointReplaced, endpointReplaced + cpuSuffix, peakCold}
-
-// checkSeries wants values of all series that a subject should have, and no others.
+// checkSeries wants values of all series.
 func checkSeries(t *testing.T, r *bench.Result) {
 	t.Helper()
-	if r.Machine.Kernel == "" || r.LoadAfter == "" || len(r.Subjects) != 2 {
+	if r.Machine.Kernel == "" || r.LoadAfter == "" || len(r.Subjects) != 1 {
 		t.Errorf("%+v", r)
 	}
 	for _, s := range series() {
-		if s.Name == coldSplit {
-			continue
-		}
 		got := r.Find(s.Name)
 		if got == nil {
 			t.Errorf("no %s", s.Name)
 			continue
 		}
-		for i, want := range []bool{true, slices.Contains(baselineSeries, s.Name) && r.Subjects[1].Failed == ""} {
-			values := got.Outcomes[i].Values
-			// Some kernels count processor time in ticks, and few may pass here.
-			ticks := strings.HasSuffix(s.Name, cpuSuffix)
-			if want != (len(values) > 0) || want && !ticks && slices.Min(values) <= 0 {
-				t.Errorf("%s of %s: %v", s.Name, r.Subjects[i].Name, values)
-			}
+		values := got.Outcomes[0].Values
+		// Some kernels count processor time in ticks, and few may pass here.
+		ticks := strings.HasSuffix(s.Name, cpuSuffix)
+		if len(values) == 0 || !ticks && slices.Min(values) <= 0 {
+			t.Errorf("%s: %v", s.Name, values)
 		}
 	}
 }
@@ -83,9 +75,6 @@ func TestSyncMeasures(t *testing.T) {
 			o := small(family)
 			r := measure(t, o)
 			checkSeries(t, r)
-			if why := r.Subjects[1].Failed; installed("nft") != (why == "") || why != "" && !strings.Contains(why, "not installed") {
-				t.Errorf("not all of the baseline was measured: %q", why)
-			}
 			// A frontend, a pool, its endpoints and an address of each Service, in each
 			// family; and what the node itself takes.
 			if got, least := r.Find("cold_start_elements").Outcomes[0].Median, o.Services*(3+o.Endpoints)*len(families[family]); got < float64(least) {
@@ -101,7 +90,6 @@ func TestSyncMeasures(t *testing.T) {
 	}
 }
 
-// In the modes of iptables too, beside a list loaded by iptables-restore.
 func TestSyncMeasuresIPTables(t *testing.T) {
 	for mode, variant := range map[string]kerneltest.Feature{"iptables-legacy": kerneltest.IPTablesLegacy, "iptables-nft": kerneltest.IPTablesNFT} {
 		t.Run(mode, func(t *testing.T) {
@@ -110,9 +98,6 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 			o.Mode = mode
 			r := measure(t, o)
 			checkSeries(t, r)
-			if s := r.Subjects[1]; s.Failed != "" || s.Name != "list via "+mode+"-restore" {
-				t.Errorf("%+v", s)
-			}
 			// A chain of a rule for each endpoint, in each family.
 			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, (1+o.Endpoints)*2; got < float64(want) {
 				t.Errorf("%v lines written for a replaced endpoint, want %d at least", got, want)
@@ -171,68 +156,14 @@ func TestVerifyFindsDifferences(t *testing.T) {
 				}
 			})
 		})
-		t.Run("baseline, "+mode, func(t *testing.T) {
-			require(t)
-			b, err := newBaseline(&o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer b.close()
-			all := bench.Samples{}
-			err = b.load(t.Context(), all)
-			for range 3 {
-				_, replaced := b.replace(t.Context(), all)
-				err = errors.Join(err, replaced)
-			}
-			if err := errors.Join(err, b.verify(t.Context())); err != nil {
-				t.Error(err)
-			}
-			b.cluster.ReplaceEndpoint()
-			if b.verify(t.Context()) == nil {
-				t.Error("no difference was found")
-			}
-		})
 	}
-}
-
-// In parts, the baseline is the same as in one piece.
-func TestSplitLoadsTheSame(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTBinary)
-	o := small(FamilyIPv4)
-	o.Services, o.Endpoints = splitServices+100, 1
-	b, err := newBaseline(&o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.close()
-	all := bench.Samples{}
-	err = errors.Join(b.load(t.Context(), all), b.verify(t.Context()), b.loadSplit(t.Context(), all), b.verify(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(all[coldStart]) != 1 || len(all[coldSplit]) != 1 {
-		t.Errorf("%v", all)
-	}
-}
-
-// What nft cannot do in time is left out, and the result says so.
-func TestBaselineTimeout(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTBinary)
-	o := small(FamilyIPv4)
-	o.BaselineTimeout = time.Microsecond
-	r := measure(t, o)
-	if why := r.Subjects[1].Failed; !strings.Contains(why, "more than 1µs") {
-		t.Errorf("the baseline was not measured because %q", why)
-	}
-	checkSeries(t, r)
-	checkRepetitions(t, r, o)
 }
 
 // A single Service of a single endpoint is measured like any other.
 func TestSmallestCluster(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	o := small(FamilyIPv4)
-	o.Services, o.Endpoints, o.Baseline, o.Runs = 1, 1, baselineOff, 2
+	o.Services, o.Endpoints, o.Runs = 1, 1, 2
 	o.Repetitions = 4 * rounds
 	r := measure(t, o)
 	checkRepetitions(t, r, o)
@@ -328,7 +259,7 @@ func TestRunChildFails(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	o := small(FamilyIPv4)
-	o.Baseline, o.ProfileDir = baselineOff, filepath.Join(t.TempDir(), "profiles")
+	o.ProfileDir = filepath.Join(t.TempDir(), "profiles")
 	measure(t, o)
 	for _, want := range []string{"cold-1.cpu.pprof", "restart-1.cpu.pprof", "replace-1.cpu.pprof", "replace-5.cpu.pprof", "burst-5.cpu.pprof", "heap.pprof"} {
 		if _, err := os.Stat(filepath.Join(o.ProfileDir, want)); err != nil {
