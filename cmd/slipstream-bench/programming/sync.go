@@ -152,16 +152,16 @@ func runChild(ctx context.Context, command []string, o *Options) (all bench.Samp
 // Options say what [Sync] measures: [Options.AddFlags] describes each. Their JSON is part
 // of its result.
 type Options struct {
-	Services        int           `json:"services"`
-	Endpoints       int           `json:"endpoints_per_service"`
-	External        int           `json:"external_percent"`
-	Family          string        `json:"family"`
-	Mode            string        `json:"mode"`
-	Repetitions     int           `json:"repetitions"`
-	Runs            int           `json:"runs"`
-	Seed            uint64        `json:"seed"`
-	Verify          bool          `json:"verify"`
-	ProfileDir      string        `json:"profile_dir,omitempty"`
+	Services    int    `json:"services"`
+	Endpoints   int    `json:"endpoints_per_service"`
+	External    int    `json:"external_percent"`
+	Family      string `json:"family"`
+	Mode        string `json:"mode"`
+	Repetitions int    `json:"repetitions"`
+	Runs        int    `json:"runs"`
+	Seed        uint64 `json:"seed"`
+	Verify      bool   `json:"verify"`
+	ProfileDir  string `json:"profile_dir,omitempty"`
 }
 
 // AddFlags adds a flag for each of the options.
