@@ -34,11 +34,7 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	if c.Slipstream.Manifests != "" && o.master != "" {
 		return nil, nil, errors.New("--manifests and --master cannot be combined")
 	}
-	modes := modeNames()
-	if o.cleanup || o.initOnly || o.writeTo != "" {
-		modes = config.Modes() // these actions are the same in all modes
-	}
-	errs := c.Validate(modes)
+	errs := c.Validate()
 	_, more := parseFastPath(&c.Slipstream.FastPath, field.NewPath("fastPath"))
 	errs = append(errs, more...)
 	for _, e := range errs {

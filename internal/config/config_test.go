@@ -126,7 +126,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestNodePortRanges has keywords stand for ranges, in any combination.
+// TestNodePortRanges checks the ranges of keywords, in any combination.
 func TestNodePortRanges(t *testing.T) {
 	for addresses, want := range map[string]string{
 		"":                                 "[0.0.0.0/0 ::/0] false",
@@ -144,7 +144,7 @@ func TestNodePortRanges(t *testing.T) {
 	}
 }
 
-// TestNodePortDefaults has what kube-proxy serves NodePorts on in each mode be the default.
+// TestNodePortDefaults checks that each mode has kube-proxy's default of nodePortAddresses.
 func TestNodePortDefaults(t *testing.T) {
 	for mode, want := range map[string][]string{NFTables: {Primary}, IPTables: nil, "": {All}} {
 		if got := decoded(t, kubeProxyDoc+"mode: '"+mode+"'").KubeProxy.NodePortAddresses; !slices.Equal(got, want) {
@@ -153,7 +153,7 @@ func TestNodePortDefaults(t *testing.T) {
 	}
 }
 
-// TestGateNotes has gates without effect be told, with the reason where there is one.
+// TestGateNotes checks that gates without effect have a note, with the reason if there is one.
 func TestGateNotes(t *testing.T) {
 	for gate, want := range map[string]string{
 		"NFTablesNetlink":                     "1 featureGates[NFTablesNetlink]: has no effect: Slipstream programs nftables by netlink and does not run nft",
@@ -172,8 +172,8 @@ func TestGateNotes(t *testing.T) {
 	}
 }
 
-// TestHandlesLocalhostNodePorts has the metrics of KEP-6032 be there in nftables mode, if its
-// gate is on.
+// TestHandlesLocalhostNodePorts checks that the metrics of KEP-6032 exist only in nftables mode
+// with its gate enabled.
 func TestHandlesLocalhostNodePorts(t *testing.T) {
 	for text, want := range map[string]bool{
 		"mode: nftables": false,
@@ -215,7 +215,7 @@ func TestNodeIP(t *testing.T) {
 		"0.0.0.0": "invalid IP", "'::'": "invalid IP", "000.0.0.0": "invalid IP", "'::ffff:0.0.0.0'": "invalid IP",
 	} {
 		c := decoded(t, kubeProxyDoc+"bindAddress: "+text)
-		if errs := c.Validate([]string{NFTables}); len(errs) > 0 {
+		if errs := c.Validate(); len(errs) > 0 {
 			t.Errorf("%s: %v", text, errs)
 		}
 		if got := c.NodeIP().String(); got != want {

@@ -17,8 +17,6 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write what comes out to testdata/files/*.golden; read it before you commit")
 
-var testModes = []string{IPTables, NFTables}
-
 // TestFiles compares what becomes of files with what should.
 func TestFiles(t *testing.T) {
 	files, err := filepath.Glob("testdata/files/*.[yj]*")
@@ -31,7 +29,7 @@ func TestFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if errs := c.Validate(testModes); len(errs) > 0 {
+			if errs := c.Validate(); len(errs) > 0 {
 				t.Errorf("it is not valid: %v", errs)
 			}
 			var got bytes.Buffer
@@ -69,8 +67,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestKubeadm has the file be exactly what kubeadm 1.37 writes: all fields of the
-// type, of which it sets a few.
+// TestKubeadm checks that the file is exactly what kubeadm 1.37 writes: all fields of the type,
+// of which it sets a few.
 func TestKubeadm(t *testing.T) {
 	k := kubeproxy.KubeProxyConfiguration{
 		BindAddress:      "0.0.0.0",
@@ -168,7 +166,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c.Validate(testModes)
+		c.Validate()
 		text, err := c.YAML()
 		if err != nil {
 			return // a time that has no text, for example

@@ -66,7 +66,7 @@ func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	if v := k.IPVS; k.Mode != IPVS && (v.Scheduler != "" || v.StrictARP || v.TCPTimeout.Duration != 0 || v.TCPFinTimeout.Duration != 0 || v.UDPTimeout.Duration != 0) {
 		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in other modes, except excludeCIDRs"})
 	}
-	if k.Mode == IPTables {
+	if k.Mode == IPTables || k.Mode == IPVS { // both use the block iptables
 		return notes
 	}
 	if l := k.IPTables.LocalhostNodePorts; l != nil && *l {

@@ -16,12 +16,11 @@ import (
 )
 
 // Validate returns all errors in a complete configuration, each with the field's path in
-// the file. Modes are the supported proxy modes. The caller validates Slipstream.FastPath,
-// as this package does not import CEL.
-func (c *Config) Validate(modes []string) (errs field.ErrorList) {
+// the file. The caller validates Slipstream.FastPath, as this package does not import CEL.
+func (c *Config) Validate() (errs field.ErrorList) {
 	k := &c.KubeProxy
 	add := func(more ...*field.Error) { errs = append(errs, more...) }
-	add(c.validateMode(modes)...)
+	add(c.validateMode()...)
 	add(validateOfMode(k)...)
 	add(validateGates(k.FeatureGates, field.NewPath("featureGates"))...)
 	if k.ClientConnection.Burst < 0 {
@@ -56,20 +55,18 @@ const (
 	notNegative = "must not be negative"
 )
 
-func (c *Config) validateMode(modes []string) field.ErrorList {
-	mode := c.Mode()
-	disabled := mode == IPVS && !c.Gates().Enabled(ipvsMode)
-	if slices.Contains(modes, mode) && !disabled {
+func (c *Config) validateMode() field.ErrorList {
+	modes, mode, detail := Modes(), c.Mode(), ""
+	if !c.Gates().Enabled(ipvsMode) {
+		modes = []string{IPTables, NFTables}
+		if mode == IPVS {
+			detail = "is disabled by the feature gate " + ipvsMode + ": "
+		}
+	}
+	if slices.Contains(modes, mode) {
 		return nil
 	}
-	detail := "must be one of " + strings.Join(slices.DeleteFunc(slices.Clone(modes), func(m string) bool { return disabled && m == IPVS }), ", ")
-	switch {
-	case disabled:
-		detail = "is disabled by the feature gate " + ipvsMode + ": " + detail
-	case slices.Contains([]string{IPVS, IPTables}, mode):
-		detail = "is not supported by Slipstream: " + detail
-	}
-	return field.ErrorList{field.Invalid(field.NewPath("mode"), mode, detail)}
+	return field.ErrorList{field.Invalid(field.NewPath("mode"), mode, detail+"must be one of "+strings.Join(modes, ", "))}
 }
 
 // validateOfMode checks the blocks of the modes. Like kube-proxy, it checks only
@@ -91,6 +88,14 @@ func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 	}
 	if d := m.minSyncPeriod.Duration; d < 0 {
 		errs = append(errs, field.Invalid(path.Child("minSyncPeriod"), d.String(), notNegative))
+	}
+	if k.Mode == IPVS {
+		v := &k.IPVS
+		for name, d := range map[string]time.Duration{"tcpTimeout": v.TCPTimeout.Duration, "tcpFinTimeout": v.TCPFinTimeout.Duration, "udpTimeout": v.UDPTimeout.Duration} {
+			if d < 0 {
+				errs = append(errs, field.Invalid(path.Child(name), d.String(), notNegative))
+			}
+		}
 	}
 	return append(errs, m.validateMin(path.Child("minSyncPeriod"), m.minSyncPeriod.Duration)...)
 }

@@ -60,11 +60,13 @@ func TestValidate(t *testing.T) {
 			"iptables: {syncPeriod: -1s}":    `iptables.syncPeriod: Invalid value: "-1s"`,
 		},
 		IPVS: {
-			"":                                     `mode: Invalid value: "ipvs": is not supported by Slipstream: must be one of iptables, nftables`,
-			"featureGates: {KubeProxyIPVS: true}":  `mode: Invalid value: "ipvs": is not supported by Slipstream`,
+			"ipvs: {syncPeriod: -1s}":              `ipvs.syncPeriod: Invalid value: "-1s": must be greater than 0`,
+			"ipvs: {tcpTimeout: -1s}":              `ipvs.tcpTimeout: Invalid value: "-1s": must not be negative`,
+			"ipvs: {tcpFinTimeout: -1s}":           `ipvs.tcpFinTimeout: Invalid value: "-1s"`,
+			"ipvs: {udpTimeout: -1s}":              `ipvs.udpTimeout: Invalid value: "-1s"`,
 			"featureGates: {KubeProxyIPVS: false}": `mode: Invalid value: "ipvs": is disabled by the feature gate KubeProxyIPVS: must be one of iptables, nftables`,
 		},
-		"kernelspace": {"": `mode: Invalid value: "kernelspace": must be one of iptables, nftables`},
+		"kernelspace": {"": `mode: Invalid value: "kernelspace": must be one of iptables, ipvs, nftables`},
 	} {
 		for text, want := range mistakes {
 			wantError(t, kubeProxyDoc+"mode: "+mode+"\n"+text+"\n", want)
@@ -82,7 +84,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// wantError has a file have just one error.
+// wantError checks that a file has exactly one error.
 func wantError(t *testing.T, text, want string) {
 	t.Helper()
 	c, _, err := Decode([]byte(text))
@@ -90,13 +92,13 @@ func wantError(t *testing.T, text, want string) {
 		t.Errorf("%s: %v", text, err)
 		return
 	}
-	errs := c.Validate(testModes)
+	errs := c.Validate()
 	if len(errs) != 1 || !strings.Contains(errs[0].Error(), want) {
 		t.Errorf("%s: %v; want %s", text, errs, want)
 	}
 }
 
-// TestValid has what kube-proxy takes be taken.
+// TestValid checks that values which kube-proxy accepts are accepted.
 func TestValid(t *testing.T) {
 	for _, text := range []string{
 		"clusterCIDR: nonsense\ndetectLocalMode: NodeCIDR",
@@ -123,7 +125,7 @@ func TestValid(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if errs := c.Validate(testModes); len(errs) > 0 {
+		if errs := c.Validate(); len(errs) > 0 {
 			t.Errorf("%s: %v", text, errs)
 		}
 	}
@@ -131,12 +133,12 @@ func TestValid(t *testing.T) {
 
 // TestAllAtOnce checks that all mistakes in a file are reported together.
 func TestAllAtOnce(t *testing.T) {
-	c, _, err := Decode([]byte(kubeProxyDoc + "mode: ipvs\noomScoreAdj: 2000\nbindAddress: x\n---\n" + slipstreamDoc + "checkPeriod: 0s\n"))
+	c, _, err := Decode([]byte(kubeProxyDoc + "mode: kernelspace\noomScoreAdj: 2000\nbindAddress: x\n---\n" + slipstreamDoc + "checkPeriod: 0s\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, e := range c.Validate(testModes) {
+	for _, e := range c.Validate() {
 		got = append(got, e.Field)
 	}
 	if want := []string{"mode", "bindAddress", "oomScoreAdj", "checkPeriod"}; !slices.Equal(got, want) {
