@@ -18,7 +18,7 @@ func udp(servers ...int) string {
 	).Replace(web(servers...))
 }
 
-// TestStaleFlows has a UDP client that never changes its port: for the kernel, all of its
+// TestStaleFlows uses a UDP client that never changes its port: for the kernel, all of its
 // packets are one flow.
 func TestStaleFlows(t *testing.T) {
 	s := newSite(t)

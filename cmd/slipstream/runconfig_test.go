@@ -248,8 +248,8 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 	}
 }
 
-// TestFastPathMistakes has each mistake in the settings of the fast path reported by the
-// field's path, and the defaults parsed.
+// TestFastPathMistakes checks that each mistake in the settings of the fast path is reported
+// with the field's path, and that the defaults are valid.
 func TestFastPathMistakes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	for text, want := range map[string]string{

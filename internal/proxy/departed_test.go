@@ -31,7 +31,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestDeparted has Nodes be deleted and endpoints leave in all orders.
+// TestDeparted deletes Nodes and removes endpoints in all orders.
 func TestDeparted(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -111,7 +111,7 @@ func (d *departed) play(t *testing.T, event string) {
 	d.setSlice(types.NamespacedName{Name: name}, placedIn(s))
 }
 
-// TestDepartedIsBounded has a Node whose endpoints come and go.
+// TestDepartedIsBounded adds and removes endpoints of one Node many times.
 func TestDepartedIsBounded(t *testing.T) {
 	d := newDeparted()
 	for i := range 10 * mostLeft {
@@ -128,9 +128,9 @@ func TestDepartedIsBounded(t *testing.T) {
 	}
 }
 
-// TestResetDeletedNodes has the backend of an established connection stop answering, like a
-// machine that has lost its power. When its endpoint has left and its Node is deleted, the client
-// sees a reset, with and without another endpoint; before, and without the option, it does not.
+// TestResetDeletedNodes silences the backend of an established connection, like a machine that
+// has lost its power. When its endpoint was removed and its Node is deleted, the client sees a
+// reset, with and without another endpoint; before, and without the option, it does not.
 func TestResetDeletedNodes(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
 	for _, mode := range []string{"nftables", "iptables"} {

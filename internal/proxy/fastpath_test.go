@@ -121,7 +121,7 @@ func TestFastPathDelaysNothing(t *testing.T) {
 	})
 }
 
-// TestFastPathIsProgrammedAgain has the fast path refuse its content, and be damaged.
+// TestFastPathIsProgrammedAgain makes the fast path refuse its content, and damages it.
 func TestFastPathIsProgrammedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newSlowFastPath(t)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// noted are events that were told.
+// noted counts Events by their reason.
 type noted struct {
 	mu      sync.Mutex
 	reasons map[string]int
@@ -48,8 +48,8 @@ func (n *noted) count(reason string) int {
 // a refused one and a repair.
 func TestKubeProxyCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told noted
-		l := start(t, Options{CheckPeriod: time.Millisecond, Events: &told})
+		var reported noted
+		l := start(t, Options{CheckPeriod: time.Millisecond, Events: &reported})
 		l.metrics.OnMode(metrics.ModeIPTables)
 		want := func(series, value string) {
 			t.Helper()
@@ -89,18 +89,18 @@ func TestKubeProxyCounts(t *testing.T) {
 		want(`sync_proxy_rules_iptables_partial_restore_failures_total{ip_family="IPv6"}`, "0")
 		want(`sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv4"}`, "2")
 		want(`sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"}`, "3") // one failed
-		if n := told.count("FailedToProgram"); n != 1 {
-			t.Errorf("told %d times of a failure", n)
+		if n := reported.count("FailedToProgram"); n != 1 {
+			t.Errorf("a failure was reported %d times", n)
 		}
 		l.set(func() { l.check = dataplane.ErrDamaged })
 		want(`sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"}`, "4")
-		if n := told.count("Damaged"); n != 1 {
-			t.Errorf("told %d times of damage", n)
+		if n := reported.count("Damaged"); n != 1 {
+			t.Errorf("damage was reported %d times", n)
 		}
 	})
 }
 
-// TestProblemsOfServices has a Service with an invalid address and an external IP that an
+// TestProblemsOfServices sets a Service with an invalid address and with an external IP that an
 // older Service has.
 func TestProblemsOfServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -88,7 +88,8 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 	}
 }
 
-// TestLatencyUntilTheKernelHasIt has a change wait for a kernel that refuses it.
+// TestLatencyUntilTheKernelHasIt checks that the latency includes the time in which the kernel
+// refuses the change.
 func TestLatencyUntilTheKernelHasIt(t *testing.T) {
 	l := start(t, Options{})
 	l.metrics.OnMode(metrics.ModeNFTables)

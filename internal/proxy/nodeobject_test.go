@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// notes are the notes of events that were told.
+// notes are the reasons and texts of Events that were sent.
 type notes chan string
 
 func (n notes) Warning(reason, note string) { n <- reason + " " + note }
@@ -37,7 +37,7 @@ func (n notes) next(t *testing.T) string {
 	case note := <-n:
 		return note
 	case <-time.After(10 * time.Second):
-		t.Fatal("nothing is told")
+		t.Fatal("nothing was reported")
 		return ""
 	}
 }
@@ -47,19 +47,19 @@ func (n notes) quiet(t *testing.T, what string) {
 	t.Helper()
 	select {
 	case note := <-n:
-		t.Errorf("%s: told %q", what, note)
+		t.Errorf("%s: reported %q", what, note)
 	case <-time.After(100 * time.Millisecond):
 	}
 }
 
-// TestNodeMissing has the absence of this node's object be told once each time, with
-// what does not work for want of it.
+// TestNodeMissing checks that a missing Node object is reported once each time, with the
+// features that do not work without it.
 func TestNodeMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := make(notes, 10)
+		reported := make(notes, 10)
 		config := desired.Config{NodeName: "here", NodePorts: desired.NodePortAddresses{Primary: true}}
-		l := startWith(t, &recorder{}, desired.New(config), Options{NodeName: "here", NodeRequired: true, NodeWait: 10 * time.Millisecond, Events: told})
-		told.quiet(t, "before it is known what there is")
+		l := startWith(t, &recorder{}, desired.New(config), Options{NodeName: "here", NodeRequired: true, NodeWait: 10 * time.Millisecond, Events: reported})
+		reported.quiet(t, "before the initial objects are complete")
 		there := node("here", func(n *corev1.Node) {
 			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
 		})
@@ -67,28 +67,28 @@ func TestNodeMissing(t *testing.T) {
 		gone.Type = source.Delete
 
 		l.events <- []source.Event{synced, node("there", func(*corev1.Node) {})}
-		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) ||
+		if got := reported.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) ||
 			!strings.Contains(got, "NodePorts answer nowhere") || !strings.Contains(got, "load balancers do not send traffic here") {
-			t.Errorf("told %q", got)
+			t.Errorf("reported %q", got)
 		}
 		l.events <- []source.Event{service(1)}
-		told.quiet(t, "it is still missing")
+		reported.quiet(t, "it is still missing")
 		l.events <- []source.Event{there}
-		told.quiet(t, "there it is")
+		reported.quiet(t, "it was created")
 		l.events <- []source.Event{gone}
-		if got := told.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) || strings.Contains(got, "nowhere") {
-			t.Errorf("gone again, told %q", got)
+		if got := reported.next(t); !strings.HasPrefix(got, `NodeMissing there is no Node "here"`) || strings.Contains(got, "nowhere") {
+			t.Errorf("deleted again, reported %q", got)
 		}
-		told.quiet(t, "it is still gone")
+		reported.quiet(t, "it is still deleted")
 	})
 }
 
-// TestNodeNotMissing has nothing be told of a Node that is there in time, or that
-// nobody needs.
+// TestNodeNotMissing checks that no Event is sent if the Node is delivered in time, or not
+// needed.
 func TestNodeNotMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := make(notes, 10)
-		o := Options{NodeName: "here", NodeRequired: true, NodeWait: 200 * time.Millisecond, Events: told}
+		reported := make(notes, 10)
+		o := Options{NodeName: "here", NodeRequired: true, NodeWait: 200 * time.Millisecond, Events: reported}
 		l := start(t, o)
 		l.events <- []source.Event{synced}
 		l.events <- []source.Event{node("here", func(*corev1.Node) {})}
@@ -97,7 +97,7 @@ func TestNodeNotMissing(t *testing.T) {
 		alone.events <- []source.Event{synced}
 		time.Sleep(o.NodeWait)
 		for range 3 {
-			told.quiet(t, "nothing is missing")
+			reported.quiet(t, "nothing is missing")
 		}
 	})
 }
@@ -138,7 +138,8 @@ func readLog(t *testing.T) *logged {
 	return &log
 }
 
-// TestNoPodCIDRs has a Node without ranges for pods be told once, where they are needed.
+// TestNoPodCIDRs checks that a Node without ranges for pods is reported once, if they are
+// needed.
 func TestNoPodCIDRs(t *testing.T) {
 	log := readLog(t)
 	without := node("here", func(*corev1.Node) {})
@@ -161,7 +162,7 @@ func TestNoPodCIDRs(t *testing.T) {
 			p.take([]source.Event{e})
 		}
 		if got := log.count("spec.podCIDRs") - before; got != c.want {
-			t.Errorf("%d: told %d times; want %d", i, got, c.want)
+			t.Errorf("%d: reported %d times; want %d", i, got, c.want)
 		}
 	}
 }

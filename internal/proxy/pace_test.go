@@ -129,7 +129,7 @@ func TestGapsWhileChangesContinue(t *testing.T) {
 	}
 }
 
-// TestReadTimeGrows has other programs add rules after a measurement that was too short for
+// TestReadTimeGrows adds rules of other programs after a measurement that was too short for
 // gaps.
 func TestReadTimeGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// script is a source that delivers what the test tells it to.
+// script is a source that delivers the test's events.
 type script chan []source.Event
 
 func (s script) Run(ctx context.Context, sink func([]source.Event)) error {
@@ -39,9 +39,8 @@ func (s script) Run(ctx context.Context, sink func([]source.Event)) error {
 	}
 }
 
-// recorder is a backend that remembers what it was asked to do and fails when
-// told to. The kernel's part is tested with real kernels; here it is about what
-// the loop does.
+// recorder is a dataplane that records its calls and fails on demand. Other tests use real
+// kernels; those with a recorder are about the loop.
 type recorder struct {
 	mu    sync.Mutex
 	calls []string // "full" or "change", with the Services of new frontends

@@ -12,7 +12,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// TestReady tells once that the kernel has everything, and not while it refuses.
+// TestReady checks that Ready is called once, when the kernel has the complete content, and not
+// while it refuses.
 func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{fail: []error{errors.New("no")}}

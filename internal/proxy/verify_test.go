@@ -47,7 +47,7 @@ func without(c *dataplane.Content, services ...int) *dataplane.Content {
 	return c
 }
 
-// healer takes what is told, and knows whether anything was.
+// healer records Events, and knows whether there were any.
 type healer struct {
 	notes
 	healed atomic.Bool
@@ -106,11 +106,11 @@ func (l *loop) repairs() float64 { return testutil.ToFloat64(l.metrics.Repairs) 
 
 // startVerifying starts a loop that has programmed some Services and looks at them again and
 // again.
-func startVerifying(t *testing.T, e *eyes, told *healer, services ...int) *loop {
+func startVerifying(t *testing.T, e *eyes, reported *healer, services ...int) *loop {
 	t.Helper()
 	o := Options{VerifyPeriod: 10 * time.Millisecond, OpenReader: e.open}
-	if told != nil {
-		o.Events = told
+	if reported != nil {
+		o.Events = reported
 	}
 	l := start(t, o)
 	l.metrics.OnVerify()
@@ -123,7 +123,8 @@ func startVerifying(t *testing.T, e *eyes, told *healer, services ...int) *loop 
 	return l
 }
 
-// TestVerifySame has nothing follow when the kernel has all it should.
+// TestVerifySame checks that nothing is reported or repaired if the kernel has the desired
+// content.
 func TestVerifySame(t *testing.T) {
 	e := &eyes{see: func(int) (*dataplane.Content, error) { return contentOf(1, 2), nil }}
 	l := startVerifying(t, e, nil, 1, 2)
@@ -137,22 +138,22 @@ func TestVerifySame(t *testing.T) {
 	}
 }
 
-// TestVerifyHeals has a difference be told, counted and repaired.
+// TestVerifyHeals checks that a difference is reported, counted and repaired.
 func TestVerifyHeals(t *testing.T) {
 	log := readLog(t)
-	told := newHealer()
+	reported := newHealer()
 	var bad atomic.Int32
 	e := &eyes{see: func(look int) (*dataplane.Content, error) {
-		if look < 2 || told.healed.Load() {
+		if look < 2 || reported.healed.Load() {
 			return contentOf(1, 2), nil
 		}
 		bad.Add(1)
 		return without(contentOf(1, 2), 2), nil
 	}}
-	l := startVerifying(t, e, told, 1, 2)
+	l := startVerifying(t, e, reported, 1, 2)
 	l.wait("full +s1 +s2", "full +s1 +s2")
-	if got := told.next(t); !strings.HasPrefix(got, "Damaged ") || !strings.Contains(got, "1 differences, such as - Service default/s2: 10.96.0.2:80/TCP -> reject") {
-		t.Errorf("told %q", got)
+	if got := reported.next(t); !strings.HasPrefix(got, "Damaged ") || !strings.Contains(got, "1 differences, such as - Service default/s2: 10.96.0.2:80/TCP -> reject") {
+		t.Errorf("reported %q", got)
 	}
 	l.until("a good run", func() bool { return l.verified("same") >= 3 })
 	if n, repairs := l.verified("different"), l.repairs(); n != 1 || repairs != 1 {
@@ -169,9 +170,9 @@ func TestVerifyHeals(t *testing.T) {
 // TestVerifyLogIsBounded names some of many differences.
 func TestVerifyLogIsBounded(t *testing.T) {
 	log := readLog(t)
-	told := newHealer()
+	reported := newHealer()
 	e := &eyes{see: func(int) (*dataplane.Content, error) {
-		if told.healed.Load() {
+		if reported.healed.Load() {
 			return contentOf(1), nil
 		}
 		c := contentOf(1)
@@ -180,8 +181,8 @@ func TestVerifyLogIsBounded(t *testing.T) {
 		}
 		return c, nil
 	}}
-	l := startVerifying(t, e, told, 1)
-	l.until("it is told", told.healed.Load)
+	l := startVerifying(t, e, reported, 1)
+	l.until("it is reported", reported.healed.Load)
 	l.until("it is repaired", func() bool { return l.verified("same") > 0 })
 	if n := log.count("The kernel differs"); n != logDifferences {
 		t.Errorf("%d differences are logged", n)
@@ -191,7 +192,7 @@ func TestVerifyLogIsBounded(t *testing.T) {
 	}
 }
 
-// TestVerifyLooksTwice has differences that do not last be none.
+// TestVerifyLooksTwice checks that differences that do not last are not reported.
 func TestVerifyLooksTwice(t *testing.T) {
 	e := &eyes{see: func(look int) (*dataplane.Content, error) {
 		if look >= 8 {
@@ -207,9 +208,9 @@ func TestVerifyLooksTwice(t *testing.T) {
 	}
 }
 
-// TestVerifyMeanwhile has changes be programmed during all looks, and be no differences,
-// though every look sees the same of them: neither what came, nor what went, nor what got
-// other endpoints. What else is wrong is found all the same, after some more looks.
+// TestVerifyMeanwhile programs changes during all looks, in such a way that every look sees the
+// same: added Services, removed Services, and Services with other endpoints. They are not
+// reported as differences. A real difference is found all the same, after some more looks.
 func TestVerifyMeanwhile(t *testing.T) {
 	look, seen := make(chan bool), make(chan bool)
 	var healed atomic.Bool
@@ -227,8 +228,8 @@ func TestVerifyMeanwhile(t *testing.T) {
 		c.Faults = append(c.Faults, "a commit came between")
 		return c, nil
 	}}
-	told := newHealer()
-	l := startVerifying(t, e, told, 1, 2, 3)
+	reported := newHealer()
+	l := startVerifying(t, e, reported, 1, 2, 3)
 	gone := func(e source.Event) source.Event { e.Type = source.Delete; return e }
 	calls := []string{"full +s1 +s2 +s3"}
 	for n := range busyLooks {
@@ -244,13 +245,14 @@ func TestVerifyMeanwhile(t *testing.T) {
 		}
 		seen <- true
 	}
-	if got := told.next(t); !strings.Contains(got, "1 differences, such as - Service default/s2: ") {
-		t.Errorf("told %q", got)
+	if got := reported.next(t); !strings.Contains(got, "1 differences, such as - Service default/s2: ") {
+		t.Errorf("reported %q", got)
 	}
 	l.wait(append(calls, "full +s1 +s2 +s3")...)
 }
 
-// TestVerifyWaits until the kernel has taken what it was told.
+// TestVerifyWaits checks that nothing is compared until the kernel has accepted the last
+// change.
 func TestVerifyWaits(t *testing.T) {
 	e := &eyes{see: func(int) (*dataplane.Content, error) { return contentOf(1), nil }}
 	l := startVerifying(t, e, nil, 1)
@@ -267,7 +269,8 @@ func TestVerifyWaits(t *testing.T) {
 	l.stop()
 }
 
-// TestVerifyBeginsAnew when everything was programmed meanwhile.
+// TestVerifyBeginsAnew checks that verification starts again when the full content was
+// programmed in between.
 func TestVerifyBeginsAnew(t *testing.T) {
 	look, seen := make(chan bool), make(chan bool)
 	e := &eyes{see: func(n int) (*dataplane.Content, error) {
@@ -298,7 +301,7 @@ func TestVerifyBeginsAnew(t *testing.T) {
 	}
 }
 
-// TestVerifyFails has what cannot be read be counted, and be tried again.
+// TestVerifyFails checks that failed reads are counted and tried again.
 func TestVerifyFails(t *testing.T) {
 	e := &eyes{see: func(look int) (*dataplane.Content, error) {
 		if look <= 2 {
@@ -314,7 +317,7 @@ func TestVerifyFails(t *testing.T) {
 	l.wait("full +s1")
 }
 
-// TestVerifyOff never looks when nobody asks for it.
+// TestVerifyOff checks that nothing is compared without a period.
 func TestVerifyOff(t *testing.T) {
 	e := &eyes{see: func(int) (*dataplane.Content, error) { return contentOf(), nil }}
 	l := start(t, Options{OpenReader: e.open, CheckPeriod: time.Millisecond})

@@ -67,14 +67,14 @@ func BenchmarkVerify(b *testing.B) {
 				}
 				return k.(Reader), nil
 			}
-			var told, took time.Duration
+			var reported, took time.Duration
 			var memory int64
 			cpu := cpuTime(b)
 			for b.Loop() {
 				before := resident(b, true)
 				start := time.Now()
 				content := state.Reported()
-				told += time.Since(start)
+				reported += time.Since(start)
 				to := make(chan lookResult, 1)
 				look(b.Context(), open, content, to)
 				s := <-to
@@ -85,7 +85,7 @@ func BenchmarkVerify(b *testing.B) {
 				memory = max(memory, resident(b, false)-before)
 			}
 			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(told.Seconds()*1e3/float64(b.N), "ms-loop/op")
+			b.ReportMetric(reported.Seconds()*1e3/float64(b.N), "ms-loop/op")
 			b.ReportMetric(took.Seconds()/float64(b.N), "s-look/op")
 			b.ReportMetric((cpuTime(b)-cpu).Seconds()/float64(b.N), "s-CPU/op")
 			b.ReportMetric(float64(memory>>20), "MB-more")

@@ -17,8 +17,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// TestVerifyWhileChanging has nothing be found in the real kernel while Services and
-// endpoints come and go in the midst of all looks.
+// TestVerifyWhileChanging checks that no difference is found in the real kernel while Services
+// and endpoints are added and removed during all looks.
 func TestVerifyWhileChanging(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
@@ -27,11 +27,11 @@ func TestVerifyWhileChanging(t *testing.T) {
 	kernel, err := nftables.New(c)
 	check(t, err)
 	defer kernel.Close()
-	told := make(notes, 100)
+	reported := make(notes, 100)
 	l := &loop{t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
 	l.metrics.OnVerify()
 	l.proxy = New(l.events, desired.New(desired.Config{}), kernel, l.metrics, Options{
-		MinSyncPeriod: time.Nanosecond, CheckPeriod: 10 * time.Millisecond, Events: told,
+		MinSyncPeriod: time.Nanosecond, CheckPeriod: 10 * time.Millisecond, Events: reported,
 		VerifyPeriod: time.Millisecond, OpenReader: func(context.Context) (Reader, error) { return nftables.New(c) },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,8 +58,8 @@ func TestVerifyWhileChanging(t *testing.T) {
 	if err := <-l.done; err != nil {
 		t.Error(err)
 	}
-	for len(told) > 0 {
-		t.Errorf("told %q", <-told)
+	for len(reported) > 0 {
+		t.Errorf("reported %q", <-reported)
 	}
 	if n := l.verified("different") + l.verified("failed"); n != 0 {
 		t.Errorf("%d runs found a difference or failed", n)

@@ -26,7 +26,7 @@ const (
 	downFor  = 12 * time.Second
 )
 
-// TestAPIServerHangs has an API server that no longer answers, while changes queue up.
+// TestAPIServerHangs stops an API server from answering while changes queue up.
 func TestAPIServerHangs(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
@@ -66,8 +66,8 @@ func TestAPIServerHangs(t *testing.T) {
 	s.run.more(5)
 }
 
-// TestAPIServerSlow has an API server that only now and then does something, so that
-// watches are late and changes come in heaps, during a rolling update.
+// TestAPIServerSlow lets the API server run only now and then during a rolling update, so that
+// watches are late and changes arrive in bursts.
 func TestAPIServerSlow(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
@@ -303,8 +303,8 @@ func (e *env) isGone(revision string) {
 	e.Fatalf("a watch from the old revision on is not Gone: %v", err)
 }
 
-// TestHealth wants a node that the cluster autoscaler is about to delete to say so to load
-// balancers, and to be alive nevertheless.
+// TestHealth checks that a node that the cluster autoscaler is about to delete is unhealthy for
+// load balancers (/healthz) but alive (/livez).
 func TestHealth(t *testing.T) {
 	e := newEnv(t)
 	n := e.Nodes[0]

@@ -28,7 +28,7 @@ func (e *env) seenAs(from *lab.Machine, to netip.AddrPort, by *site.Pod, want ne
 	}
 }
 
-// TestAcrossNodes has clients and servers on different nodes. From pods to ClusterIPs,
+// TestAcrossNodes connects clients and servers on different nodes. From pods to ClusterIPs,
 // servers see the pod; through a NodePort of another node, that node.
 func TestAcrossNodes(t *testing.T) {
 	e := newEnv(t)
@@ -107,8 +107,8 @@ func TestNodeLoss(t *testing.T) {
 	run.fine("with the node back")
 }
 
-// TestNodeObject has a node whose object comes late: ClusterIPs do without it, NodePorts
-// learn from it where they are.
+// TestNodeObject creates a node's object late: ClusterIPs work without it; NodePorts need its
+// addresses.
 func TestNodeObject(t *testing.T) {
 	e := newEnv(t)
 	server := e.pod(0, "web")

@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestExternalLocal has a load balancer's Service with externalTrafficPolicy Local: nodes
-// with a pod pass on what comes from outside, with its source; the others drop it, and
-// tell the load balancer so.
+// TestExternalLocal uses a load balancer's Service with externalTrafficPolicy Local: nodes with
+// a pod forward traffic from outside and keep its source; the others drop it, and their health
+// check reports it to the load balancer.
 func TestExternalLocal(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
@@ -68,7 +68,8 @@ func TestExternalLocal(t *testing.T) {
 	e.silent(outside, site.NodePort(svc, n1, false))
 }
 
-// TestInternalLocal has a Service whose clients reach pods of their own node only.
+// TestInternalLocal uses a Service with internalTrafficPolicy Local: clients reach only pods of
+// their own node.
 func TestInternalLocal(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()

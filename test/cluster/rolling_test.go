@@ -64,8 +64,8 @@ func (e *env) replace(run *traffic, svc *corev1.Service, node int, leaving *site
 	return fresh
 }
 
-// TestAllTerminating restarts the only pod of a Service: it is told to end before there is
-// another one. As long as it answers, it gets the connections.
+// TestAllTerminating restarts the only pod of a Service. It is terminating before there is
+// another one.
 func TestAllTerminating(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()

@@ -49,8 +49,8 @@ func TestSelector(t *testing.T) {
 	e.everywhere(svc, three)
 }
 
-// TestServiceProxyName wants a Service that says that another proxy serves it to be left
-// alone, also when it comes to say so.
+// TestServiceProxyName checks that a Service labelled for another proxy is left alone, also if
+// the label is added later.
 func TestServiceProxyName(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
@@ -90,8 +90,8 @@ func TestReplaced(t *testing.T) {
 	e.everywhere(next, fresh)
 }
 
-// TestDualStack has Services of one family and of both, and one that gets the other
-// family later.
+// TestDualStack uses Services of one family and of both, and one that gets the other family
+// later.
 func TestDualStack(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
@@ -123,8 +123,8 @@ func TestDualStack(t *testing.T) {
 	}
 }
 
-// TestContested has two Services with one external IP. All nodes report it, in one Event for each
-// port on the Service that does not have it.
+// TestContested creates two Services with one external IP. All nodes report it, in one Event
+// for each port on the Service that does not have it.
 func TestContested(t *testing.T) {
 	if !proxyKind(t).IsSlipstream() {
 		t.Skip("an Event of Slipstream")

@@ -16,7 +16,7 @@ import (
 // examplesDir is the folder of all examples, the demo's and others.
 var examplesDir = os.DirFS("../../examples")
 
-// TestExamples has the decoder of slipstream read every manifest of the examples.
+// TestExamples reads every manifest of the examples with slipstream's decoder.
 func TestExamples(t *testing.T) {
 	objects := map[string][]string{} // by file
 	err := fs.WalkDir(examplesDir, ".", func(name string, e fs.DirEntry, err error) error {

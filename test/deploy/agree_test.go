@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestAgree wants the kustomize base and the Helm chart to say the same, with and without
-// monitoring.
+// TestAgree checks that the kustomize base and the Helm chart render the same objects, with and
+// without monitoring.
 func TestAgree(t *testing.T) {
 	for _, c := range []struct{ name, dir, values string }{
 		{"base", baseDir, "apiServer: " + placeholder},
@@ -82,8 +82,8 @@ func asYAML(t *testing.T, u *unstructured.Unstructured) string {
 	return string(text)
 }
 
-// TestValues wants the chart's values to come out where they should, and the API server
-// to be asked for.
+// TestValues checks that the chart's values have their effect, and that the API server's
+// address is required.
 func TestValues(t *testing.T) {
 	if _, err := helmFiles(t, ""); err == nil || !strings.Contains(err.Error(), "apiServer: the URL of the API server is required") {
 		t.Errorf("without apiServer: %v", err)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// TestApply has the API server take everything, in a dry run that is strict about fields.
-// It does not know ServiceMonitors, which TestServiceMonitor looks at.
+// TestApply sends everything to the API server, in a dry run that is strict about fields. The
+// API server does not know ServiceMonitors, which TestServiceMonitor checks.
 func TestApply(t *testing.T) {
 	c := newCluster(t)
 	for name, all := range map[string]objects{
@@ -39,8 +39,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestServiceMonitor wants it to have only fields that the Prometheus operator knows, and
-// to select the Service beside it.
+// TestServiceMonitor checks that it has only fields that the Prometheus operator knows, and
+// that it selects the Service beside it.
 func TestServiceMonitor(t *testing.T) {
 	for name, all := range map[string]objects{
 		"kustomize": kustomize(t, "testdata/monitoring"),

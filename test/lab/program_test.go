@@ -38,7 +38,7 @@ func TestProgramEndsEarly(t *testing.T) {
 	}
 }
 
-// TestProgramTerminates wants a program to be given the time to end by itself, and no more.
+// TestProgramTerminates checks that a program has time to end by itself, for a limited time.
 func TestProgramTerminates(t *testing.T) {
 	for _, c := range []struct {
 		name, script, want string

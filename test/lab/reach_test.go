@@ -236,7 +236,7 @@ func nft(t *testing.T, m *lab.Machine, rules string) {
 	}
 }
 
-// TestReject has packets rejected like those to a Service without endpoints.
+// TestReject rejects packets like those to a Service without endpoints.
 func TestReject(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

@@ -214,7 +214,7 @@ func TestManyElements(t *testing.T) {
 	}
 }
 
-// TestElementsInterrupted has elements go while a set is read, which makes the kernel leave
+// TestElementsInterrupted deletes elements while a set is read, which makes the kernel leave
 // others out.
 func TestElementsInterrupted(t *testing.T) {
 	c, ns := dial(t)
@@ -251,7 +251,7 @@ func TestElementsInterrupted(t *testing.T) {
 	}
 }
 
-// TestRefusal has the kernel refuse batches and wants to know what it refused.
+// TestRefusal checks that an error names what the kernel has refused.
 func TestRefusal(t *testing.T) {
 	c, _ := dial(t)
 	commit(t, c, func(b *Batch) {
@@ -320,7 +320,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// TestBadExpression has an expression that cannot be encoded, in a rule and in a piece.
+// TestBadExpression encodes an expression that cannot be encoded, in a rule and in a piece.
 func TestBadExpression(t *testing.T) {
 	c, _ := dial(t)
 	var b Batch
@@ -400,7 +400,7 @@ func dialAgain(t testing.TB, ns *lab.Namespace) *Conn {
 	return c
 }
 
-// TestShare has two connections commit at the same time. The generation must be right at any
+// TestShare commits on two connections at the same time. The generation must be right at any
 // moment, and commits for it must succeed.
 func TestShare(t *testing.T) {
 	c, ns := dial(t)
@@ -444,7 +444,7 @@ func TestEmptyBatch(t *testing.T) {
 	}
 }
 
-// TestNamespaces has two connections in two namespaces.
+// TestNamespaces opens two connections in two namespaces.
 func TestNamespaces(t *testing.T) {
 	a, _ := dial(t)
 	b, _ := dial(t)
@@ -478,7 +478,7 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// TestMoreRefusalsThanFit has the kernel say more than its queue to us holds.
+// TestMoreRefusalsThanFit makes the kernel send more errors than the socket's queue holds.
 func TestMoreRefusalsThanFit(t *testing.T) {
 	c, _ := dial(t)
 	commit(t, c, func(b *Batch) { b.AddTable(table, "") })

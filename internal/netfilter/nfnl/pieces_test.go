@@ -56,8 +56,8 @@ func TestCommitPieces(t *testing.T) {
 	commit(t, c, func(again *Batch) { *again = b; again.AddElement(table, numbers, key(1), key(1), "") })
 }
 
-// TestCommitPiecesRefused has one element refused: what comes after it is not
-// committed, and the error names it.
+// TestCommitPiecesRefused commits one element that the kernel refuses: the pieces after it are
+// not committed, and the error names it.
 func TestCommitPiecesRefused(t *testing.T) {
 	c, _ := dial(t)
 	commit(t, c, func(b *Batch) {

@@ -254,7 +254,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestObserve has each search of a family be observed.
+// TestObserve checks that each search of a family is observed.
 func TestObserve(t *testing.T) {
 	tab := newTable(t)
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
@@ -330,7 +330,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestManyItems has ten thousand frontends with a removed backend each.
+// TestManyItems removes a backend from each of ten thousand frontends.
 func TestManyItems(t *testing.T) {
 	tab := crowd(t, 20)
 	flows := make([]desired.StaleFlows, 10_000)
@@ -399,7 +399,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestDeleteFails has the kernel refuse two of three deletions.
+// TestDeleteFails makes the kernel refuse two of three deletions.
 func TestDeleteFails(t *testing.T) {
 	tab, deletions := found(t)
 	bad := deletions[0]

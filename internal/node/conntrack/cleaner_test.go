@@ -13,7 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// numbered are StaleFlows to be told apart by a port.
+// numbered are StaleFlows that differ by a port.
 func numbered(numbers ...int) (flows []desired.StaleFlows) {
 	for _, n := range numbers {
 		flows = append(flows, stale(fmt.Sprintf("10.96.0.10:%d", n), ""))
@@ -28,7 +28,8 @@ func numbers(flows []desired.StaleFlows) (all []int) {
 	return all
 }
 
-// TestCleanerMerges has much come while one is being cleaned.
+// TestCleanerMerges adds stale flows while a clean-up runs: one more clean-up takes all of
+// them.
 func TestCleanerMerges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cleaned [][]int
@@ -78,7 +79,7 @@ func TestCleanerMerges(t *testing.T) {
 	})
 }
 
-// TestCleanerErrors tells every error once, and goes on.
+// TestCleanerErrors checks that every error is reported once, and that cleaning continues.
 func TestCleanerErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")

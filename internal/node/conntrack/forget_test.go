@@ -10,8 +10,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// TestForgetIPVS has entries as IPVS makes them: the replies come from an endpoint, but no
-// rule of NAT has had a part in that. (TestUDP has one that has.)
+// TestForgetIPVS makes entries like those of IPVS: the replies are from an endpoint, but no NAT
+// rule was involved. (TestUDP has an entry with NAT.)
 func TestForgetIPVS(t *testing.T) {
 	tab := newTable(t)
 	stay := []string{

@@ -106,8 +106,8 @@ func (c *common) agrees(e netip.AddrPort) bool {
 	return (flags&1 == 0 || e.Addr() == c.Addr()) && (flags&2 == 0 || e.Port() == c.Port())
 }
 
-// TestSharedBackends has many frontends with many backends, which must share one set, and then
-// another backend of one frontend, which must not affect the others.
+// TestSharedBackends searches for many frontends with the same many backends, which must share
+// one set, and then for another backend of one frontend, which must not affect the others.
 func TestSharedBackends(t *testing.T) {
 	var many desired.StaleFlows
 	many.Protocol = desired.UDP

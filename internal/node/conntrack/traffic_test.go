@@ -167,8 +167,8 @@ func (s *street) cleans(n int, f desired.StaleFlows) {
 	}
 }
 
-// TestUDP has clients that keep their ports. What they tell of after each change of
-// rules is why this package is there.
+// TestUDP uses clients that keep their ports, and checks which pod answers them after each
+// change of rules, with and without a clean-up.
 func TestUDP(t *testing.T) {
 	for _, family := range []family{ipv4, ipv6} {
 		t.Run(family.String(), func(t *testing.T) {
@@ -247,7 +247,7 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// TestSCTP has a client connect again and again from the same port.
+// TestSCTP connects again and again from the same port.
 func TestSCTP(t *testing.T) {
 	kerneltest.Require(t, kerneltest.SCTPSockets)
 	for _, family := range []family{ipv4, ipv6} {

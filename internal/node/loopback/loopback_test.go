@@ -544,7 +544,8 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// TestConflict has another program listen on a NodePort until it ends.
+// TestConflict sets a relay while another program listens on the NodePort, and then ends that
+// program.
 func TestConflict(t *testing.T) {
 	b := newBed(t, Options{})
 	server := b.tcp("127.0.0.1:8001", named("one"))

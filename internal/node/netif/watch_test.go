@@ -198,7 +198,7 @@ func TestWatch(t *testing.T) {
 	w.sees("")
 }
 
-// TestManyChanges has more changes at once than the socket's queue holds, so that
+// TestManyChanges makes more changes at once than the socket's queue holds, so that
 // notifications are lost.
 func TestManyChanges(t *testing.T) {
 	w := newWorld(t)

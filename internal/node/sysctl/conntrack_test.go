@@ -41,7 +41,7 @@ func parameters() map[string]int {
 	}
 }
 
-// TestApply has each parameter be set, and no other.
+// TestApply checks that each parameter is set, and no other.
 func TestApply(t *testing.T) {
 	for _, test := range []struct {
 		c    Conntrack
@@ -77,7 +77,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApplyRest sets all that can be set, and tells of the rest.
+// TestApplyRest checks that an error of one parameter is reported and the others are set.
 func TestApplyRest(t *testing.T) {
 	values := parameters()
 	delete(values, netfilter+"max")

@@ -41,7 +41,7 @@ func TestIPTables(t *testing.T) {
 	}
 }
 
-// TestIPTablesAlone wants nothing but empty built-in chains to be left.
+// TestIPTablesAlone checks that only empty built-in chains are left.
 func TestIPTablesAlone(t *testing.T) {
 	eachVariant(t, func(t *testing.T, x *iptables) {
 		x.restoreRecorded("iptables")
@@ -54,7 +54,7 @@ func TestIPTablesAlone(t *testing.T) {
 	})
 }
 
-// TestIPTablesUsed has rules of another program that lead to kube-proxy's chains. These chains
+// TestIPTablesUsed adds rules of another program that lead to kube-proxy's chains. These chains
 // and those to which they lead must stay and be reported; all others are removed.
 func TestIPTablesUsed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, x *iptables) {
@@ -108,8 +108,8 @@ func (x *iptables) table(name string) string {
 	return x.command + " table " + name
 }
 
-// TestNothing wants a node without kube-proxy to stay as it is: also tables that are not
-// there must not come to be.
+// TestNothing checks that a node without kube-proxy stays as it is, and that no tables are
+// created.
 func TestNothing(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	n := newNode(t)

@@ -65,9 +65,9 @@ func TestIPVSNotKubeProxy(t *testing.T) {
 	}
 }
 
-// TestIPVSDrain wants established connections that IPVS carries to go on, new ones to
-// go where our rules lead, and IPVS to go when the former have ended. Connections of the
-// node itself that are new live on then.
+// TestIPVSDrain checks that established connections through IPVS continue, that new ones follow
+// our rules, and that IPVS is removed when the former have ended. New connections of the node
+// itself continue after that.
 func TestIPVSDrain(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesNFT)
 	l := kerneltest.NewLab(t)
@@ -216,9 +216,9 @@ func TestIPVSDrain(t *testing.T) {
 	goesOn("the node's new connection", newOwn)
 }
 
-// TestIPVSLooksTwice wants virtual servers to be there at the first look, so that
-// connections that begin just then can, and to stay when others come meanwhile: then
-// kube-proxy is back.
+// TestIPVSLooksTwice checks that virtual servers without connections are deleted at the second
+// look only, so that connections that begin at the first one can end, and that they stay if
+// others were added in between: then kube-proxy is running again.
 func TestIPVSLooksTwice(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS)
 	for _, back := range []bool{false, true} {
@@ -255,8 +255,8 @@ func TestIPVSLooksTwice(t *testing.T) {
 	}
 }
 
-// TestPrepare wants the node's connections to Services to begin with its own address, and
-// Services' addresses to be the node's all the same.
+// TestPrepare checks that the node's connections to Services have the node's own address as
+// source, and that Services' addresses stay local to the node.
 func TestPrepare(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS)
 	n := newNode(t)

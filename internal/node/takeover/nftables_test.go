@@ -43,8 +43,8 @@ table ip firewall {
 	}
 }
 
-// TestDisturbed has another program commit to nf_tables all the time, which makes the
-// kernel give up reading.
+// TestDisturbed commits to nf_tables all the time from another program, which makes the kernel
+// interrupt each dump.
 func TestDisturbed(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
 	n := newNode(t)
@@ -90,8 +90,8 @@ func TestDisturbed(t *testing.T) {
 	}
 }
 
-// TestRunTriesAgain has somebody hold a lock for longer than it is waited for. What has
-// gone well is not done again, and what fails is tried less and less often.
+// TestRunTriesAgain holds a lock for longer than takeover waits for it. Steps that have
+// succeeded are not repeated, and the pauses between attempts grow.
 func TestRunTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls, other := 0, 0

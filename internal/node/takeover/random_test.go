@@ -62,7 +62,7 @@ func TestIPTablesRandom(t *testing.T) {
 	})
 }
 
-// TestIPTablesMany has more chains than one message to the kernel holds.
+// TestIPTablesMany removes more chains than one netlink message holds.
 func TestIPTablesMany(t *testing.T) {
 	eachVariant(t, func(t *testing.T, x *iptables) {
 		const services = 1500

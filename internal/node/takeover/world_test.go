@@ -74,7 +74,7 @@ func (n *node) try(stdin, name string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// options tell the node what happens.
+// options are those of a take-over in this namespace, which records what it reports.
 func (n *node) options() Options {
 	n.removed, n.failed = nil, nil
 	return Options{

@@ -168,8 +168,8 @@ func TestAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestSameOnAllNodes has two nodes report two problems of a Service, one after the other. Each
-// problem becomes one Event, which all nodes name alike.
+// TestSameOnAllNodes reports two problems of a Service from two nodes, one after the other.
+// Each problem becomes one Event, which has the same name on all nodes.
 func TestSameOnAllNodes(t *testing.T) {
 	var a api
 	service := corev1.ObjectReference{Kind: "Service", Namespace: "ns", Name: "web"}
@@ -205,7 +205,7 @@ func TestSameOnAllNodes(t *testing.T) {
 	}
 }
 
-// TestManySeries has more Services with problems than a sender remembers.
+// TestManySeries reports problems of more Services than a sender remembers.
 func TestManySeries(t *testing.T) {
 	s := newSender(nil, "node-1")
 	for i := range maxSeries + 1 {
@@ -244,7 +244,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestStopDoesNotWaitForEver has an API server that never answers.
+// TestStopDoesNotWaitForEver uses an API server that never answers.
 func TestStopDoesNotWaitForEver(t *testing.T) {
 	a := api{busy: make(chan struct{})}
 	defer close(a.busy)

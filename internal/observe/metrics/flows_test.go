@@ -62,8 +62,8 @@ func TestFlowsOfManyServices(t *testing.T) {
 	}
 }
 
-// TestFlowsAreNotCountedOften has two scrapes share one count, and a slow count last
-// for longer.
+// TestFlowsAreNotCountedOften checks that two scrapes share one count, and that the result of a
+// slow count is used for longer.
 func TestFlowsAreNotCountedOften(t *testing.T) {
 	tab := &table{byService: map[types.NamespacedName]int{named(1): 1}, took: time.Second, now: time.Unix(1000, 0)}
 	c := tab.collector()

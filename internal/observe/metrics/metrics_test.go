@@ -205,8 +205,8 @@ func matchesAny[T any](documented map[string]T, name string) bool {
 	return false
 }
 
-// TestNothingOfKubeProxyBesideIt has a fast path that runs alone keep quiet about
-// what kube-proxy counts.
+// TestNothingOfKubeProxyBesideIt checks that a fast path that runs alone has none of
+// kube-proxy's metrics.
 func TestNothingOfKubeProxyBesideIt(t *testing.T) {
 	for name := range gathered(t, New()) {
 		if strings.HasPrefix(name, "kubeproxy_") {
@@ -245,8 +245,8 @@ func TestRefusedInAMode(t *testing.T) {
 	}
 }
 
-// TestKernelCountersGrow has the kernel's counters start from 0 when the ruleset is created
-// again.
+// TestKernelCountersGrow resets the kernel's counters to 0, as a new ruleset does. The metrics
+// must not decrease.
 func TestKernelCountersGrow(t *testing.T) {
 	m := New()
 	var now NFTables

@@ -370,8 +370,8 @@ func TestHardFail(t *testing.T) {
 	}
 }
 
-// TestBothFamilies has one address stand for all of both, as kube-proxy's default
-// 0.0.0.0 does, and one of IPv6 for IPv6.
+// TestBothFamilies checks that 0.0.0.0, kube-proxy's default, listens on all addresses of both
+// families, and that an IPv6 address listens on IPv6 only.
 func TestBothFamilies(t *testing.T) {
 	if l, err := net.Listen("tcp6", "[::1]:0"); err != nil {
 		t.Skip("no IPv6 here")

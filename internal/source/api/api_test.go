@@ -74,8 +74,8 @@ func TestInitial(t *testing.T) {
 					}
 				}
 			}
-			if told := w.told(); len(told) > 0 {
-				t.Errorf("errors %q", told)
+			if reported := w.reported(); len(reported) > 0 {
+				t.Errorf("errors %q", reported)
 			}
 		})
 	}
@@ -100,7 +100,7 @@ func TestChanges(t *testing.T) {
 	w.expect("Delete ServiceCIDR more")
 }
 
-// TestNodeLater has no Node at first.
+// TestNodeLater creates the Node after the start.
 func TestNodeLater(t *testing.T) {
 	w := newWorld(t, protobuf, node("n2", "b")).start()
 	w.expect("Synced")
@@ -127,9 +127,9 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 			w.start()
 			w.expect("Set Service default/web", "Synced")
 			w.eventually("being asked again", func() bool { return len(w.query("servicecidrs")) > 4 })
-			told := w.told()
-			if len(told) != 1 || !strings.HasPrefix(told[0], "going on without ServiceCIDRs, ") || !strings.Contains(told[0], "refused") {
-				t.Errorf("errors %q, want one", told)
+			reported := w.reported()
+			if len(reported) != 1 || !strings.HasPrefix(reported[0], "going on without ServiceCIDRs, ") || !strings.Contains(reported[0], "refused") {
+				t.Errorf("errors %q, want one", reported)
 			}
 			w.change(func() { delete(w.refuse, "servicecidrs") })
 			w.expect("Set ServiceCIDR kubernetes")
@@ -158,8 +158,8 @@ func TestNetworkPolicies(t *testing.T) {
 		w.expect("Set NetworkPolicy default/deny")
 		w.remove(policy)
 		w.expect("Delete NetworkPolicy default/deny")
-		if told := w.told(); len(told) > 0 {
-			t.Errorf("errors %q", told)
+		if reported := w.reported(); len(reported) > 0 {
+			t.Errorf("errors %q", reported)
 		}
 	}
 }
@@ -188,8 +188,8 @@ func TestAllNodes(t *testing.T) {
 			w.expect("Delete NodeMetadata n2")
 			w.set(node("n2", "c"))
 			w.expect("Set NodeMetadata n2")
-			if told := w.told(); len(told) > 0 {
-				t.Errorf("errors %q", told)
+			if reported := w.reported(); len(reported) > 0 {
+				t.Errorf("errors %q", reported)
 			}
 			w.stop()
 		}
@@ -203,7 +203,7 @@ func TestRefused(t *testing.T) {
 	w.start()
 	w.expect("Set Service default/web")
 	w.eventually("more attempts", func() bool { return len(w.query("endpointslices")) > 6 })
-	w.expectTold("API server URL: cannot list and watch EndpointSlices: endpointslices refused (what is programmed stays; trying again)")
+	w.expectReported("API server URL: cannot list and watch EndpointSlices: endpointslices refused (what is programmed stays; trying again)")
 	if w.has("Synced") {
 		t.Error("synced without EndpointSlices")
 	}
@@ -234,8 +234,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestOutage: a server that cannot be reached, or of no use, is told of once, and
-// nothing is withdrawn. The watch goes on where it was.
+// TestOutage checks that a server that cannot be reached, or answers with errors, is reported
+// once, that no object is withdrawn, and that the watch continues where it was.
 func TestOutage(t *testing.T) {
 	for _, c := range []struct {
 		cause string
@@ -249,9 +249,9 @@ func TestOutage(t *testing.T) {
 			w.expect("Set Service default/web", "Set EndpointSlice default/web-1", "Set Node n1", "Synced")
 			w.change(func() { c.set(w, true) })
 			w.hangUp()
-			w.eventually("an error", func() bool { return len(w.told()) > 0 })
-			time.Sleep(300 * time.Millisecond) // for some attempts: more would be told of, if any were
-			w.expectTold("API server URL: cannot list and watch " + kindIn(w.told()) + "s: " + c.cause + " (what is programmed stays; trying again)")
+			w.eventually("an error", func() bool { return len(w.reported()) > 0 })
+			time.Sleep(300 * time.Millisecond) // for some attempts: more errors would be reported now
+			w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: " + c.cause + " (what is programmed stays; trying again)")
 			w.expect() // nothing
 			w.set(slice("web-1", "10.0.0.2"))
 			w.remove(service("web", ""))
@@ -262,7 +262,7 @@ func TestOutage(t *testing.T) {
 			w.allWatch()
 			w.change(func() { c.set(w, true) })
 			w.hangUp()
-			w.eventually("another error", func() bool { return len(w.told()) == 2 })
+			w.eventually("another error", func() bool { return len(w.reported()) == 2 })
 		})
 	}
 }
@@ -276,7 +276,7 @@ func TestEndInOutage(t *testing.T) {
 	w.expect("Set Service default/web", "Synced")
 	w.closed.Store(true)
 	w.hangUp()
-	w.eventually("an error", func() bool { return len(w.told()) > 0 })
+	w.eventually("an error", func() bool { return len(w.reported()) > 0 })
 	time.Sleep(500 * time.Millisecond) // until all kinds wait
 	w.cancel()
 	select {
@@ -304,22 +304,22 @@ func TestNoProtobuf(t *testing.T) {
 	}
 }
 
-// TestCut: connections that are accepted and closed are told of, though client-go makes
+// TestCut checks that connections that are accepted and closed are reported, though client-go makes
 // watches of them after it has tried for ten seconds.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, protobuf, service("web", "10.96.0.1"))
 	w.down = true
 	w.start()
-	w.eventually("an error", func() bool { return len(w.told()) > 0 })
-	w.expectTold("API server URL: cannot list and watch " + kindIn(w.told()) + "s: the connection ended before an answer came (what is programmed stays; trying again)")
+	w.eventually("an error", func() bool { return len(w.reported()) > 0 })
+	w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: the connection ended before an answer came (what is programmed stays; trying again)")
 }
 
 // kindIn is the kind that the first error is about: any may be the first to fail.
-func kindIn(told []string) string {
-	if len(told) > 0 {
+func kindIn(reported []string) string {
+	if len(reported) > 0 {
 		for _, k := range (&Options{}).kinds() {
-			if strings.Contains(told[0], " "+k.name+"s:") {
+			if strings.Contains(reported[0], " "+k.name+"s:") {
 				return k.name
 			}
 		}
@@ -423,7 +423,7 @@ func TestBrokenStream(t *testing.T) {
 	}
 }
 
-// TestSlowSink lets events wait: the last one for an object counts.
+// TestSlowSink makes events wait: only the last one of an object is delivered.
 func TestSlowSink(t *testing.T) {
 	w := newWorld(t, protobuf, slice("a", "10.0.0.1"))
 	w.start()
@@ -466,8 +466,8 @@ func TestSlowSink(t *testing.T) {
 	}
 }
 
-// TestReadsWhileSinkIsBlocked has more changes than fit into the queue or into socket buffers:
-// connections are read while the sink is blocked, as an API server closes others.
+// TestReadsWhileSinkIsBlocked makes more changes than fit into the queue or into socket
+// buffers. Watches must be read while the sink is blocked, as an API server closes others.
 func TestReadsWhileSinkIsBlocked(t *testing.T) {
 	const slices, endpoints, rounds = 64, 100, 10
 	large := strings.Repeat("x", 40000)
@@ -526,9 +526,9 @@ func TestExpiredToken(t *testing.T) {
 	w.change(func() { w.unauthorized = true })
 	w.hangUp()
 	w.set(service("web", "10.96.0.2"))
-	w.eventually("an error", func() bool { return len(w.told()) > 0 })
-	time.Sleep(200 * time.Millisecond) // for more, if any are told
-	w.expectTold("API server URL: cannot list and watch " + kindIn(w.told()) + "s: Unauthorized (what is programmed stays; trying again)")
+	w.eventually("an error", func() bool { return len(w.reported()) > 0 })
+	time.Sleep(200 * time.Millisecond) // for more errors
+	w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: Unauthorized (what is programmed stays; trying again)")
 	w.expect()
 	w.change(func() { w.unauthorized = false })
 	w.expect("Set Service default/web")

@@ -203,18 +203,18 @@ func (w *world) has(event string) bool {
 	return slices.ContainsFunc(w.events[w.news:], func(e source.Event) bool { return e.String() == event })
 }
 
-// told returns the errors so far.
-func (w *world) told() []string {
+// reported returns the errors so far.
+func (w *world) reported() []string {
 	w.seeing.Lock()
 	defer w.seeing.Unlock()
 	return slices.Clone(w.errors)
 }
 
-// expectTold waits for an error and compares all errors so far.
-func (w *world) expectTold(want ...string) {
+// expectReported waits for an error and compares all errors so far.
+func (w *world) expectReported(want ...string) {
 	w.t.Helper()
-	w.eventually("an error", func() bool { return len(w.told()) >= len(want) })
-	if got := w.told(); !slices.Equal(got, want) {
+	w.eventually("an error", func() bool { return len(w.reported()) >= len(want) })
+	if got := w.reported(); !slices.Equal(got, want) {
 		w.t.Fatalf("errors %q, want %q", got, want)
 	}
 }

@@ -369,7 +369,7 @@ func TestDirectoryGoesAndComesBack(t *testing.T) {
 	}
 }
 
-// TestLinkToDirectory has the directory be a symbolic link that is changed.
+// TestLinkToDirectory uses a symbolic link as the directory, and changes it.
 func TestLinkToDirectory(t *testing.T) {
 	w := newWorld(t)
 	for i, name := range []string{"one", "two"} {
@@ -392,8 +392,7 @@ func TestLinkToDirectory(t *testing.T) {
 	}
 }
 
-// TestNotificationsLost has more happen than the kernel notes down while the
-// sink blocks.
+// TestNotificationsLost makes more changes than the kernel's queue holds while the sink blocks.
 func TestNotificationsLost(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
 	if err != nil {

@@ -161,7 +161,7 @@ func TestEditors(t *testing.T) {
 	c.settled("Set Service default/web")
 }
 
-// TestChangesThatGoOn has a file that is never left alone delay the others for a
+// TestChangesThatGoOn checks that a file that changes all the time delays the others for a
 // limited time.
 func TestChangesThatGoOn(t *testing.T) {
 	c := newClock(t)
@@ -178,7 +178,7 @@ func TestChangesThatGoOn(t *testing.T) {
 	c.want("Set Service default/other")
 }
 
-// TestTimeInTheFuture has a directory and a file with a wrong time of modification.
+// TestTimeInTheFuture uses a directory and a file with a modification time in the future.
 func TestTimeInTheFuture(t *testing.T) {
 	c := newClock(t)
 	c.write("other.yaml", service("other", 1))
@@ -219,8 +219,8 @@ func TestUnreadableFileIsPolled(t *testing.T) {
 	}
 }
 
-// TestDirectoryWithoutSearchPermission has a directory that can be listed, but no file in
-// it can be looked at.
+// TestDirectoryWithoutSearchPermission uses a directory that can be listed, but no file in it
+// can be read.
 func TestDirectoryWithoutSearchPermission(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("takes on another user's rights, so needs root")
@@ -245,7 +245,8 @@ func TestDirectoryWithoutSearchPermission(t *testing.T) {
 	}
 }
 
-// TestDirectoryIsFilledAgain has a directory that was removed come back empty.
+// TestDirectoryIsFilledAgain removes the directory and creates it again, empty. Its objects are
+// deleted only when it has been empty for a while, as it may be about to be filled.
 func TestDirectoryIsFilledAgain(t *testing.T) {
 	c := newClock(t)
 	var errs []string

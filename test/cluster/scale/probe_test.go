@@ -15,7 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// TestProber has a rule send connections first nowhere, then to one pod, then to another
+// TestProber uses a rule that first sends connections nowhere, then to one pod, then to another
 // one.
 func TestProber(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)

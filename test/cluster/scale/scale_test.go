@@ -99,7 +99,7 @@ func checkSubject(t *testing.T, r *bench.Result, k int) {
 	}
 }
 
-// TestGivenUp has subjects that end, or program nothing.
+// TestGivenUp measures subjects that end, or program nothing.
 func TestGivenUp(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables)
 	idle := filepath.Join(t.TempDir(), "idle")

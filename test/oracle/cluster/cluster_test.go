@@ -21,7 +21,7 @@ func TestSeedSaysAll(t *testing.T) {
 	}
 }
 
-// TestEverythingComes wants all that Services can be to come up in few clusters.
+// TestEverythingComes checks that few random clusters contain all kinds of Services.
 func TestEverythingComes(t *testing.T) {
 	const clusters = 60
 	seen := map[string]int{}
@@ -83,8 +83,8 @@ func TestEverythingComes(t *testing.T) {
 	}
 }
 
-// TestNothingIsShared wants every frontend to be of one Service: which of several gets
-// it is not defined with kube-proxy.
+// TestNothingIsShared checks that every frontend belongs to one Service: kube-proxy does not
+// define which of several gets it.
 func TestNothingIsShared(t *testing.T) {
 	for seed := range uint64(200) {
 		c := Random(seed)
@@ -108,7 +108,7 @@ func TestNothingIsShared(t *testing.T) {
 	}
 }
 
-// TestFewBackends wants no port to have more than could be met.
+// TestFewBackends checks that no port has more backends than a few connections can reach.
 func TestFewBackends(t *testing.T) {
 	for seed := range uint64(200) {
 		c := Random(seed)
@@ -124,8 +124,8 @@ func TestFewBackends(t *testing.T) {
 	}
 }
 
-// TestDuplicatesAgree wants an endpoint in two slices to differ only in a way of which
-// kube-proxy says what it means.
+// TestDuplicatesAgree checks that an endpoint in two slices differs only in ways for which
+// kube-proxy defines the result.
 func TestDuplicatesAgree(t *testing.T) {
 	terminating := func(e discoveryv1.Endpoint) bool {
 		return e.Conditions.Terminating != nil && *e.Conditions.Terminating
@@ -153,8 +153,8 @@ func TestDuplicatesAgree(t *testing.T) {
 	}
 }
 
-// TestForIPTables wants the settings of iptables mode to come up in few clusters, to
-// follow the seed, and to leave objects as they are.
+// TestForIPTables checks that few clusters contain all settings of iptables mode, that the seed
+// decides, and that objects are not changed.
 func TestForIPTables(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(30) {

@@ -53,7 +53,7 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
-// TestPlan wants each address of each Service port to be looked at.
+// TestPlan checks that each address of each Service port is observed.
 func TestPlan(t *testing.T) {
 	for seed := range uint64(20) {
 		c := cluster.Random(seed)
@@ -80,8 +80,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestAffinityIsNotDisturbed wants vantages with a single address to look at one place
-// of a Service port with session affinity only.
+// TestAffinityIsNotDisturbed checks that vantages with a single address observe only one place
+// of a Service port with session affinity.
 func TestAffinityIsNotDisturbed(t *testing.T) {
 	looked := 0
 	for seed := range uint64(20) {

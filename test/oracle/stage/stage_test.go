@@ -10,8 +10,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// TestWithoutProxy wants everybody to be seen as who they are, and Service addresses to
-// lead elsewhere. That all vantages reach all endpoints is what New makes sure of.
+// TestWithoutProxy checks that servers see the client's own address, and that Service addresses
+// lead elsewhere. New checks that all vantages reach all endpoints.
 func TestWithoutProxy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
 	s, err := New(t.Context())

@@ -12,8 +12,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/oracle/stage"
 )
 
-// TestControlPlane has the API server accept random clusters, one after the other, and
-// give back all of them.
+// TestControlPlane loads random clusters into the API server, one after the other, and reads
+// them back.
 func TestControlPlane(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
 	dir := t.TempDir()
