@@ -126,6 +126,14 @@ func TestNotes(t *testing.T) {
 	}
 }
 
+// TestIPVSNotes checks that the block iptables, which IPVS mode uses, is not noted as unused.
+func TestIPVSNotes(t *testing.T) {
+	_, notes, err := Decode([]byte(kubeProxyDoc + "mode: ipvs\niptables: {masqueradeAll: true, localhostNodePorts: true}"))
+	if err != nil || len(notes) > 0 {
+		t.Errorf("%v, %v", notes, err)
+	}
+}
+
 // TestNodePortRanges checks the ranges of keywords, in any combination.
 func TestNodePortRanges(t *testing.T) {
 	for addresses, want := range map[string]string{
