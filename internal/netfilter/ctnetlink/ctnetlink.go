@@ -11,10 +11,10 @@ import (
 	"fmt"
 	"net/netip"
 	"syscall"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -131,23 +131,18 @@ type Conn struct {
 // calling thread's when netns is 0. Its use needs CAP_NET_ADMIN there and
 // CONFIG_NF_CT_NETLINK, which kernels load on demand; without it requests fail with EINVAL.
 func Dial(netns int) (*Conn, error) {
-	sock, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{
+	s, err := sock.Dial(unix.NETLINK_NETFILTER, netlink.Config{
 		NetNS:             netns,
 		MessageBufferSize: 64 << 10, // the kernel puts up to 32 KiB into one datagram of a dump
 	})
 	if err != nil {
-		return nil, fmt.Errorf("netlink socket to conntrack: %w", err)
+		return nil, fmt.Errorf("conntrack: %w", err)
 	}
-	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
-		if err := sock.SetOption(o, true); err != nil {
-			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
-		}
-	}
-	raw, err := sock.SyscallConn()
+	raw, err := s.SyscallConn()
 	if err != nil {
-		return nil, errors.Join(err, sock.Close())
+		return nil, errors.Join(err, s.Close())
 	}
-	return &Conn{sock, raw}, nil
+	return &Conn{s, raw}, nil
 }
 
 // Close closes the socket.
@@ -198,28 +193,12 @@ func (c *Conn) Execute(ctx context.Context, requests []netlink.Message, answer f
 	})
 }
 
-// exchange runs f, whose use of the socket fails when ctx ends.
+// exchange runs f on a socket without answers of former exchanges.
 func (c *Conn) exchange(ctx context.Context, f func() error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := c.sock.SetDeadline(time.Time{}); err != nil {
-		return err
-	}
-	c.drain()
-	expired := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = c.sock.SetDeadline(time.Unix(1, 0))
-		close(expired)
+	return sock.Exchange(ctx, c.sock, func() error {
+		c.drain()
+		return f()
 	})
-	err := f()
-	if !stop() {
-		<-expired // else it would meet the next exchange
-	}
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
 }
 
 // drain discards answers that a failed exchange has left in the socket, so that the next

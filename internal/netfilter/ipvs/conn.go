@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
-	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,18 +29,13 @@ var ErrUnsupported = errors.New("the kernel has no IPVS (CONFIG_IP_VS)")
 // calling thread's when netns is 0. The kernel loads its module ip_vs if it has one. Without
 // IPVS the error wraps [ErrUnsupported]. Use of the socket needs CAP_NET_ADMIN.
 func Dial(netns int) (*Conn, error) {
-	sock, err := netlink.Dial(unix.NETLINK_GENERIC, &netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
+	s, err := sock.Dial(unix.NETLINK_GENERIC, netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
 	if err != nil {
-		return nil, fmt.Errorf("netlink socket to IPVS: %w", err)
+		return nil, fmt.Errorf("IPVS: %w", err)
 	}
-	c := &Conn{sock: sock}
-	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
-		if err := sock.SetOption(o, true); err != nil {
-			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
-		}
-	}
+	c := &Conn{sock: s}
 	if err := c.resolve(); err != nil {
-		return nil, errors.Join(err, sock.Close())
+		return nil, errors.Join(err, s.Close())
 	}
 	return c, nil
 }
@@ -115,7 +110,7 @@ func (c *Conn) Execute(ctx context.Context, requests []Request, failed func(i in
 			messages = append(messages, netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: r.data})
 		}
 		messages[len(chunk)-1].Header.Flags |= netlink.Acknowledge
-		err := c.exchange(ctx, func() error {
+		err := sock.Exchange(ctx, c.sock, func() error {
 			sent, err := c.sock.SendMessages(messages)
 			if err != nil {
 				return err
@@ -155,7 +150,7 @@ func (c *Conn) answers(sent []netlink.Message, failed func(i int, err error)) er
 
 // dump visits the answers to a request.
 func (c *Conn) dump(ctx context.Context, r Request, visit func(data []byte) error) error {
-	return c.exchange(ctx, func() error {
+	return sock.Exchange(ctx, c.sock, func() error {
 		_, err := c.sock.Send(netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request | netlink.Dump}, Data: r.data})
 		if err != nil {
 			return err
@@ -173,32 +168,9 @@ func (c *Conn) dump(ctx context.Context, r Request, visit func(data []byte) erro
 	})
 }
 
-// exchange runs f, which fails when ctx ends.
-func (c *Conn) exchange(ctx context.Context, f func() error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := c.sock.SetDeadline(time.Time{}); err != nil {
-		return err
-	}
-	expired := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = c.sock.SetDeadline(time.Unix(1, 0))
-		close(expired)
-	})
-	err := f()
-	if !stop() {
-		<-expired
-	}
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
-}
-
 // Timeouts returns the timeouts of connections.
 func (c *Conn) Timeouts(ctx context.Context) (t Timeouts, err error) {
-	err = c.exchange(ctx, func() error {
+	err = sock.Exchange(ctx, c.sock, func() error {
 		answers, err := c.sock.Execute(netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: request(cmdGetConfig).data})
 		for _, a := range answers {
 			err = errors.Join(err, parse(a.Data, 0, func(ad *netlink.AttributeDecoder) {

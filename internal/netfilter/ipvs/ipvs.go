@@ -3,7 +3,6 @@
 package ipvs
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -40,23 +39,9 @@ func (k Key) String() string {
 	return fmt.Sprintf("mark %d", k.Mark)
 }
 
-// Compare orders keys: by mark, then by address, port and protocol.
-func (k Key) Compare(other Key) int {
-	return cmp.Or(cmp.Compare(k.Mark, other.Mark), cmp.Compare(btoi(k.Mark6), btoi(other.Mark6)),
-		k.Addr.Compare(other.Addr), cmp.Compare(k.Port, other.Port), cmp.Compare(k.Protocol, other.Protocol))
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // Flags of virtual servers.
 const (
 	Persistent = 0x1 // a client keeps its destination for the server's Timeout
-	OnePacket  = 0x4 // each UDP packet is scheduled on its own
 	Scheduler1 = 0x8 // of the scheduler: sh-fallback, mh-fallback
 	Scheduler2 = 0x10
 	Scheduler3 = 0x20

@@ -57,7 +57,7 @@ func services(t *testing.T, c *Conn) []Service {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slices.SortFunc(all, func(a, b Service) int { return a.Compare(b.Key) })
+	slices.SortFunc(all, func(a, b Service) int { return strings.Compare(a.Key.String(), b.Key.String()) })
 	return all
 }
 

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,21 +42,16 @@ type Conn struct {
 // Dial opens a socket in the network namespace of the file descriptor netns, or in the
 // calling thread's if netns is 0. It needs CAP_NET_ADMIN there.
 func Dial(netns int) (*Conn, error) {
-	sock, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
+	s, err := sock.Dial(unix.NETLINK_NETFILTER, netlink.Config{NetNS: netns})
 	if err != nil {
-		return nil, fmt.Errorf("netlink socket to netfilter: %w", err)
+		return nil, fmt.Errorf("netfilter: %w", err)
 	}
-	c := &Conn{sock: sock, rbuf: make([]byte, receiveBuffer), commits: new(Commits)}
-	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
-		if err := sock.SetOption(o, true); err != nil {
-			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), sock.Close())
-		}
+	c := &Conn{sock: s, rbuf: make([]byte, receiveBuffer), commits: new(Commits)}
+	if err := s.SetReadBuffer(socketBuffer); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink socket receive buffer: %w", err), s.Close())
 	}
-	if err := sock.SetReadBuffer(socketBuffer); err != nil {
-		return nil, errors.Join(fmt.Errorf("netlink socket receive buffer: %w", err), sock.Close())
-	}
-	if c.raw, err = sock.SyscallConn(); err != nil {
-		return nil, errors.Join(err, sock.Close())
+	if c.raw, err = s.SyscallConn(); err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	return c, nil
 }

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sock has what netlink sockets to different parts of the kernel share.
+package sock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+)
+
+// Dial opens a netlink socket. The kernel describes refusals (Linux 4.12), and does not repeat
+// the refused request in them.
+func Dial(protocol int, c netlink.Config) (*netlink.Conn, error) {
+	s, err := netlink.Dial(protocol, &c)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
+		if err := s.SetOption(o, true); err != nil {
+			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), s.Close())
+		}
+	}
+	return s, nil
+}
+
+// Exchange runs f, in which reads and writes of the socket fail when ctx ends. It returns ctx's
+// error then, and answers may be left in the socket.
+func Exchange(ctx context.Context, s *netlink.Conn, f func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	expired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.SetDeadline(time.Unix(1, 0))
+		close(expired)
+	})
+	err := f()
+	if !stop() {
+		<-expired // else it would meet the next exchange
+	}
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
