@@ -131,12 +131,12 @@ type Conn struct {
 // calling thread's when netns is 0. Its use needs CAP_NET_ADMIN there and
 // CONFIG_NF_CT_NETLINK, which kernels load on demand; without it requests fail with EINVAL.
 func Dial(netns int) (*Conn, error) {
-	s, err := sock.Dial(unix.NETLINK_NETFILTER, netlink.Config{
+	s, err := sock.Dial(unix.NETLINK_NETFILTER, "conntrack", netlink.Config{
 		NetNS:             netns,
 		MessageBufferSize: 64 << 10, // the kernel puts up to 32 KiB into one datagram of a dump
 	})
 	if err != nil {
-		return nil, fmt.Errorf("conntrack: %w", err)
+		return nil, err
 	}
 	raw, err := s.SyscallConn()
 	if err != nil {

@@ -29,9 +29,9 @@ var ErrUnsupported = errors.New("the kernel has no IPVS (CONFIG_IP_VS)")
 // calling thread's when netns is 0. The kernel loads its module ip_vs if it has one. Without
 // IPVS the error wraps [ErrUnsupported]. Use of the socket needs CAP_NET_ADMIN.
 func Dial(netns int) (*Conn, error) {
-	s, err := sock.Dial(unix.NETLINK_GENERIC, netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
+	s, err := sock.Dial(unix.NETLINK_GENERIC, "IPVS", netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
 	if err != nil {
-		return nil, fmt.Errorf("IPVS: %w", err)
+		return nil, err
 	}
 	c := &Conn{sock: s}
 	if err := c.resolve(); err != nil {

@@ -42,9 +42,9 @@ type Conn struct {
 // Dial opens a socket in the network namespace of the file descriptor netns, or in the
 // calling thread's if netns is 0. It needs CAP_NET_ADMIN there.
 func Dial(netns int) (*Conn, error) {
-	s, err := sock.Dial(unix.NETLINK_NETFILTER, netlink.Config{NetNS: netns})
+	s, err := sock.Dial(unix.NETLINK_NETFILTER, "nf_tables", netlink.Config{NetNS: netns})
 	if err != nil {
-		return nil, fmt.Errorf("netfilter: %w", err)
+		return nil, err
 	}
 	c := &Conn{sock: s, rbuf: make([]byte, receiveBuffer), commits: new(Commits)}
 	if err := s.SetReadBuffer(socketBuffer); err != nil {

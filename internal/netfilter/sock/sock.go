@@ -12,16 +12,16 @@ import (
 	"github.com/mdlayher/netlink"
 )
 
-// Dial opens a netlink socket. The kernel describes refusals (Linux 4.12), and does not repeat
+// Dial opens a netlink socket to a part of the kernel, which errors name. The kernel describes refusals (Linux 4.12), and does not repeat
 // the refused request in them.
-func Dial(protocol int, c netlink.Config) (*netlink.Conn, error) {
+func Dial(protocol int, to string, c netlink.Config) (*netlink.Conn, error) {
 	s, err := netlink.Dial(protocol, &c)
 	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
+		return nil, fmt.Errorf("netlink socket to %s: %w", to, err)
 	}
 	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
 		if err := s.SetOption(o, true); err != nil {
-			return nil, errors.Join(fmt.Errorf("netlink socket option: %w", err), s.Close())
+			return nil, errors.Join(fmt.Errorf("option of the netlink socket to %s: %w", to, err), s.Close())
 		}
 	}
 	return s, nil
