@@ -106,15 +106,26 @@ func Sleep(ctx context.Context, d time.Duration) error {
 }
 
 // Used is the processor time, user and system, that a process has used, and commands that
-// it has run to their end, to the kernel's tick (10 ms).
+// it has run to their end. That of commands is known to the kernel's tick (10 ms).
 func Used(pid int) (time.Duration, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, err
 	}
 	s, err := p.Stat()
+	if err != nil {
+		return 0, err
+	}
 	const tick = 10 * time.Millisecond // USER_HZ, on all kernels
-	return time.Duration(int(s.UTime+s.STime)+s.CUTime+s.CSTime) * tick, err
+	var own unix.Timespec
+	err = unix.ClockGettime(processClock(pid), &own)
+	return time.Duration(own.Nano()) + time.Duration(s.CUTime+s.CSTime)*tick, err
+}
+
+// processClock is the clock of the processor time of a process (clock_getcpuclockid(3)).
+func processClock(pid int) int32 {
+	const scheduled = 2 // CPUCLOCK_SCHED
+	return ^int32(pid)<<3 | scheduled
 }
 
 // Memory is a process's memory.

@@ -22,9 +22,12 @@
 //     the subject's minimum time between two syncs, so that no change waits for the one
 //     before it. The Services that are changed have one endpoint, so that every connection
 //     shows it.
-//   - processor time for each of these changes: user and system, of the process and of
-//     commands it runs (nft, iptables-restore). The kernel's later work on its own threads,
-//     such as freeing memory, is not included.
+//   - processor time for each of these changes, beyond what the process uses at rest: user and
+//     system, of the process and of commands it runs (nft, iptables-restore). The kernel's
+//     later work on its own threads, such as freeing memory, is not included. At rest is ten
+//     seconds after the start.
+//   - a plain watch: the same until a client that only watches the EndpointSlice has the change.
+//     It shows how much of the time of a change is the API server's delivery.
 //   - burst: endpoints of many Services are replaced as fast as the API server accepts it;
 //     from the last reply until the last change has its effect.
 //   - peak resident memory (VmHWM) of the process, after the start and in the end; and of

@@ -15,13 +15,16 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const (
 	started      = "start"
 	startCPU     = "start_cpu"
+	rest         = "rest_cpu"
 	changed      = "change"
 	changeCPU    = "change_cpu"
+	delivered    = "delivered"
 	burst        = "burst"
 	burstWritten = "burst_written"
 	peakStart    = "peak_rss_start"
@@ -35,8 +38,10 @@ func measuredSeries(o *options) (all []bench.Series) {
 	}
 	add(started, "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
 	add(startCPU, "  processor time", bench.Nanoseconds)
+	add(rest, "  at rest, in a second", bench.Nanoseconds)
 	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
-	add(changeCPU, "  processor time", bench.Nanoseconds)
+	add(changeCPU, "  processor time, beyond that at rest", bench.Nanoseconds)
+	add(delivered, "  a plain watch has it after", bench.Nanoseconds, bench.P50, bench.P99)
 	add(burst, fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1))), bench.Nanoseconds, bench.P50, bench.Highest)
 	add(burstWritten, "  writing it", bench.Nanoseconds)
 	add(peakStart, "peak RSS when started", bench.Bytes)
@@ -53,6 +58,7 @@ type measurement struct {
 	proxy   *proxies.Proxy
 	prober  *prober
 	samples bench.Samples
+	resting float64 // processor time at rest, as a part of one processor
 }
 
 func (m *measurement) measure(ctx context.Context) (err error) {
@@ -73,7 +79,7 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		m.samples.Add(started, float64(answered.Sub(begin)))
 		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
-	for _, step := range []func(context.Context) error{m.startUsage, m.changes, m.bursts} {
+	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.deliveries, m.bursts} {
 		if err == nil {
 			err = step(ctx)
 		}
@@ -121,6 +127,22 @@ func (m *measurement) startUsage(ctx context.Context) error {
 	return err
 }
 
+// atRest measures the processor time of a proxy that has nothing to do.
+func (m *measurement) atRest(ctx context.Context) error {
+	const window = 10 * time.Second
+	before, err := bench.Used(m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	if err := bench.Sleep(ctx, window); err != nil {
+		return err
+	}
+	after, err := bench.Used(m.proxy.PID())
+	m.resting = float64(after-before) / float64(window)
+	m.samples.Add(rest, m.resting*float64(time.Second))
+	return err
+}
+
 // calm waits until the process does next to nothing, for up to five minutes.
 func (m *measurement) calm(ctx context.Context) error {
 	const window = 500 * time.Millisecond
@@ -161,7 +183,8 @@ func (m *measurement) changes(ctx context.Context) error {
 		return err
 	}
 	after, err := bench.Used(m.proxy.PID())
-	m.samples.Add(changeCPU, float64(after-before)/float64(n))
+	used := float64(after-before) - m.resting*float64(time.Since(begin))
+	m.samples.Add(changeCPU, max(used, 0)/float64(n))
 	m.log("%s: %d changes in %v", m.subject, n, time.Since(begin).Round(time.Millisecond))
 	return err
 }
@@ -180,6 +203,62 @@ func (m *measurement) change(ctx context.Context, service int) (took time.Durati
 		return err
 	})
 	return took, err
+}
+
+// deliveries measures from the API server's reply until a client that does nothing but watch the
+// EndpointSlice has the change: what no proxy can be faster than.
+func (m *measurement) deliveries(ctx context.Context) error {
+	const changes, gap = 20, 200 * time.Millisecond
+	service := m.Single[0]
+	name := m.Slices(cluster.IPv4, service)[0].Name
+	w, err := m.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil {
+		return fmt.Errorf("watch EndpointSlice %s: %w", name, err)
+	}
+	defer w.Stop()
+	received := make(chan time.Time)
+	go func() {
+		defer close(received)
+		for range w.ResultChan() {
+			select {
+			case received <- time.Now():
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	await := func() (at time.Time, err error) {
+		select {
+		case at, ok := <-received:
+			if !ok {
+				return at, fmt.Errorf("the watch of EndpointSlice %s ended", name)
+			}
+			return at, nil
+		case <-ctx.Done():
+			return at, ctx.Err()
+		case <-time.After(m.options.Timeout):
+			return at, fmt.Errorf("no event about EndpointSlice %s after %v", name, m.options.Timeout)
+		}
+	}
+	if _, err := await(); err != nil { // what there is
+		return err
+	}
+	for range changes {
+		if err := bench.Sleep(ctx, gap); err != nil {
+			return err
+		}
+		m.replaceFirst(service)
+		if err := m.writeFirst(ctx, service); err != nil {
+			return err
+		}
+		replied := time.Now()
+		at, err := await()
+		if err != nil {
+			return err
+		}
+		m.samples.Add(delivered, float64(max(at.Sub(replied), 0)))
+	}
+	return nil
 }
 
 func (m *measurement) bursts(ctx context.Context) error {
