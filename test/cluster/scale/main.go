@@ -15,6 +15,8 @@
 //
 // What is measured of each subject:
 //
+//   - a plain client: before the subject starts, how long the API server takes to stream all
+//     Services and EndpointSlices to a client that only reads the bytes.
 //   - start: from the start of the process on a node without any rules until a new
 //     connection to each Service of a random sample is answered.
 //   - change: from the API server's reply to a change of an EndpointSlice until a new

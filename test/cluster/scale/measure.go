@@ -3,9 +3,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/netip"
 	"time"
@@ -14,14 +16,19 @@ import (
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 )
 
 const (
+	streamed     = "streamed"
 	started      = "start"
 	startCPU     = "start_cpu"
-	rest         = "rest_cpu"
+	resting      = "rest_cpu"
 	changed      = "change"
 	changeCPU    = "change_cpu"
 	delivered    = "delivered"
@@ -36,9 +43,10 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
 		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
 	}
+	add(streamed, "a plain client has read all objects after", bench.Nanoseconds)
 	add(started, "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
 	add(startCPU, "  processor time", bench.Nanoseconds)
-	add(rest, "  at rest, in a second", bench.Nanoseconds)
+	add(resting, "  at rest, in a second", bench.Nanoseconds)
 	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
 	add(changeCPU, "  processor time, beyond that at rest", bench.Nanoseconds)
 	add(delivered, "  a plain watch has it after", bench.Nanoseconds, bench.P50, bench.P99)
@@ -68,6 +76,9 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	for _, k := range m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))] {
 		sample = append(sample, m.Others[k])
 	}
+	if err := m.stream(ctx); err != nil {
+		return err
+	}
 	begin := time.Now()
 	if m.proxy, err = m.start(); err != nil {
 		return err
@@ -95,6 +106,46 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		err = m.proxy.Explain(err)
 	}
 	return errors.Join(err, m.proxy.Close())
+}
+
+// stream measures how long the API server takes to stream all Services and EndpointSlices to a
+// client that only reads them: what no proxy can start faster than.
+func (m *measurement) stream(ctx context.Context) error {
+	yes := true
+	list := &metav1.ListOptions{Watch: true, SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}
+	client := m.site.Plane.Client
+	begin := time.Now()
+	var all errgroup.Group
+	for resource, c := range map[string]rest.Interface{"services": client.CoreV1().RESTClient(), "endpointslices": client.DiscoveryV1().RESTClient()} {
+		all.Go(func() error {
+			body, err := c.Get().Resource(resource).VersionedParams(list, scheme.ParameterCodec).SetHeader("Accept", runtime.ContentTypeProtobuf+";stream=watch").Stream(ctx)
+			if err != nil {
+				return fmt.Errorf("stream of %s: %w", resource, err)
+			}
+			defer body.Close()
+			return readUntil(body, metav1.InitialEventsAnnotationKey)
+		})
+	}
+	err := all.Wait()
+	m.samples.Add(streamed, float64(time.Since(begin)))
+	return err
+}
+
+// readUntil reads until a text occurs.
+func readUntil(r io.Reader, text string) error {
+	buffer, kept := make([]byte, 64<<10), 0
+	for {
+		n, err := r.Read(buffer[kept:])
+		if bytes.Contains(buffer[:kept+n], []byte(text)) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		end := kept + n
+		kept = min(len(text)-1, end)
+		copy(buffer, buffer[end-kept:end])
+	}
 }
 
 // awaitAll waits until all Services of a sample answer. They are tried one after the other:
@@ -139,7 +190,7 @@ func (m *measurement) atRest(ctx context.Context) error {
 	}
 	after, err := bench.Used(m.proxy.PID())
 	m.resting = float64(after-before) / float64(window)
-	m.samples.Add(rest, m.resting*float64(time.Second))
+	m.samples.Add(resting, m.resting*float64(time.Second))
 	return err
 }
 

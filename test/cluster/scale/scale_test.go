@@ -79,7 +79,7 @@ func TestAll(t *testing.T) {
 func checkSubject(t *testing.T, r *bench.Result, k int) {
 	t.Helper()
 	name := r.Subjects[k].Name
-	for series, count := range map[string]int{started: 1, startCPU: 1, rest: 1, changed: 3, changeCPU: 1, delivered: 20, burst: 1, burstWritten: 1, peakStart: 1, peak: 1} {
+	for series, count := range map[string]int{started: 1, startCPU: 1, resting: 1, streamed: 1, changed: 3, changeCPU: 1, delivered: 20, burst: 1, burstWritten: 1, peakStart: 1, peak: 1} {
 		s := r.Find(series)
 		if s == nil || len(s.Outcomes[k].Values) < count {
 			t.Errorf("%s: %s: %+v, want %d values", name, series, s, count)
