@@ -102,13 +102,16 @@ func (t *Contents) Flowtable(name string) *Flowtable {
 	return nil
 }
 
-// commitTries is how often CommitRead tries at most.
-const commitTries = 20
+// CommitRead tries at most this often while others commit, and while something is missing.
+const (
+	commitTries  = 20
+	missingTries = 3
+)
 
 // CommitRead commits the batches that prepare returns after it has read the ruleset. It starts
 // again if another program commits meanwhile, or if something that was read does not exist any
-// more. Its last try does not detect commits of others. It returns the generation that was
-// committed for; 0 if unknown.
+// more, such as a flowtable's device. Its last try does not detect commits of others. It returns
+// the generation that was committed for; 0 if unknown.
 func (c *Conn) CommitRead(ctx context.Context, prepare func() ([]*Batch, error)) (uint32, error) {
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil {
@@ -125,7 +128,8 @@ func (c *Conn) CommitRead(ctx context.Context, prepare func() ([]*Batch, error))
 		if err == nil {
 			err = c.Commit(generation, batches...)
 		}
-		if !errors.Is(err, ErrGeneration) && !errors.Is(err, ErrInterrupted) && !errors.Is(err, unix.ENOENT) || try == commitTries {
+		again := errors.Is(err, ErrGeneration) || errors.Is(err, ErrInterrupted) || errors.Is(err, unix.ENOENT) && try < missingTries
+		if !again || try == commitTries {
 			return generation, err
 		}
 	}

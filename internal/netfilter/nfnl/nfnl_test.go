@@ -400,6 +400,22 @@ func dialAgain(t testing.TB, ns *lab.Namespace) *Conn {
 	return c
 }
 
+// TestCommitReadMissing commits a batch that names something which does not exist: a few times,
+// as it may have been deleted since prepare has read it.
+func TestCommitReadMissing(t *testing.T) {
+	c, _ := dial(t)
+	prepared := 0
+	_, err := c.CommitRead(t.Context(), func() ([]*Batch, error) {
+		prepared++
+		b := new(Batch)
+		b.DeleteTable(table)
+		return []*Batch{b}, nil
+	})
+	if !errors.Is(err, unix.ENOENT) || prepared != missingTries {
+		t.Errorf("%v after %d tries", err, prepared)
+	}
+}
+
 // TestShare commits on two connections at the same time. The generation must be right at any
 // moment, and commits for it must succeed.
 func TestShare(t *testing.T) {
