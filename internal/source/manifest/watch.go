@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -50,10 +51,14 @@ type file struct {
 	err     *Error // why the file could not be read
 }
 
-// unchanged reports whether a file has not changed from one look to the next.
+// unchanged reports whether a file has not changed from one look to the next. Programs such as
+// "cp -p" and rsync set the time of modification, but not that of the last change (ctime).
 func unchanged(was, is fs.FileInfo) bool {
-	return was != nil && is != nil && os.SameFile(was, is) && was.Size() == is.Size() && was.Mode() == is.Mode() && was.ModTime().Equal(is.ModTime())
+	return was != nil && is != nil && os.SameFile(was, is) && was.Size() == is.Size() && was.Mode() == is.Mode() &&
+		was.ModTime().Equal(is.ModTime()) && changeTime(was) == changeTime(is)
 }
+
+func changeTime(info fs.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
 
 func newWatch(dir string) (*watch, error) {
 	notify, err := fsnotify.NewWatcher()

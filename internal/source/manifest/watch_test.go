@@ -107,6 +107,23 @@ func TestHalfWritten(t *testing.T) {
 	c.settled("Set Service default/last", "Set Service default/web")
 }
 
+// TestSameTimeOfModification writes a file as "cp -p" does: with the size and the time of
+// modification that it had before.
+func TestSameTimeOfModification(t *testing.T) {
+	c := newClock(t)
+	before, err := os.Stat(c.path("web.yaml"))
+	c.check(err)
+	time.Sleep(20 * time.Millisecond) // files have the time of the kernel's last tick
+	c.check(os.WriteFile(c.path("web.yaml"), []byte(service("web", 2)), 0o644))
+	c.check(os.Chtimes(c.path("web.yaml"), time.Time{}, before.ModTime()))
+	after, err := os.Stat(c.path("web.yaml"))
+	c.check(err)
+	if after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) {
+		t.Fatalf("the file has %d bytes of %v, before %d of %v", after.Size(), after.ModTime(), before.Size(), before.ModTime())
+	}
+	c.settled("Set Service default/web")
+}
+
 // TestSyncedWithAllFiles writes a file between the moments in which the first look finds
 // it and reads it: when the other file has been decoded.
 func TestSyncedWithAllFiles(t *testing.T) {
