@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
 	"github.com/spf13/cobra"
@@ -77,7 +78,8 @@ func cleanUpFastPath() error {
 // takeOverOptions logs removed leftovers. excludeCIDRs is kube-proxy's ipvs.excludeCIDRs.
 func takeOverOptions(excludeCIDRs []netip.Prefix) takeover.Options {
 	return takeover.Options{
-		ExcludeCIDRs: excludeCIDRs,
-		Removed:      func(what string) { klog.InfoS("Removed leftovers of kube-proxy", "object", what) },
+		ExcludeCIDRs:      excludeCIDRs,
+		RestoreParameters: ipvs.RestoreParameters,
+		Removed:           func(what string) { klog.InfoS("Removed leftovers of kube-proxy", "object", what) },
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	dataplane "github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
@@ -35,6 +34,7 @@ import (
 type virtualServers struct {
 	drain   bool
 	exclude []netip.Prefix
+	restore func() error // see Options.RestoreParameters
 
 	// left has the virtual servers that the last look has left, and whether they are
 	// idle. It is nil before the first look.
@@ -68,8 +68,10 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 			out.draining = true
 			return keepAddresses(link, busy)
 		}
-		if err := dataplane.RestoreParameters(); err != nil {
-			return err
+		if v.restore != nil {
+			if err := v.restore(); err != nil {
+				return err
+			}
 		}
 		if err := netlink.LinkDel(link); err != nil {
 			return fmt.Errorf("removing kube-proxy's interface %s: %w", dummy, err)

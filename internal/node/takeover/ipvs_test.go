@@ -12,6 +12,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/vishvananda/netlink"
 )
 
 // recordIPVS adds what kube-proxy has in IPVS mode beside rules.
@@ -227,7 +228,12 @@ func TestIPVSLooksTwice(t *testing.T) {
 			n.recordIPVS()
 			servers := func() int { return strings.Count(n.run("", "ipvsadm", "--save", "-n"), "-A ") }
 			before, o := servers(), n.options()
-			step := &virtualServers{drain: true}
+			restored := 0
+			step := &virtualServers{drain: true, restore: func() error {
+				restored++
+				_, err := netlink.LinkByName(dummy) // it records what to restore
+				return err
+			}}
 			look := func() (draining bool) {
 				n.check(n.ns.Do(func() error {
 					out := step.remove(t.Context())
@@ -247,6 +253,9 @@ func TestIPVSLooksTwice(t *testing.T) {
 			}
 			if look() || servers() != want {
 				t.Errorf("after the second look there are %d virtual servers, want %d", servers(), want)
+			}
+			if (restored > 0) == back {
+				t.Errorf("parameters were restored %d times", restored)
 			}
 			if said := strings.Join(n.failed, "; "); strings.Contains(said, "running again") != back || !back && said != "" {
 				t.Errorf("reported: %q", said)

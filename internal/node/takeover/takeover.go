@@ -28,6 +28,11 @@ type Options struct {
 	// left them, and that everything else belongs to a kube-proxy that runs.
 	KeepVirtualServers, OnlyVirtualServers bool
 
+	// RestoreParameters is called before the interface kube-ipvs0 is removed. It puts back the
+	// kernel's parameters that this proxy's IPVS mode has set, which the interface records.
+	// It may be nil.
+	RestoreParameters func() error
+
 	// Removed is called with one line for each thing that was removed. It may be nil.
 	Removed func(what string)
 
@@ -128,7 +133,7 @@ func (o *Options) report(out outcome) {
 // steps returns the steps that remove everything; with drain set, IPVS virtual servers only
 // when they have no established connections. They are last, because rules use the IP sets.
 func (o *Options) steps(drain bool) (all []step) {
-	servers := &virtualServers{drain: drain, exclude: o.ExcludeCIDRs}
+	servers := &virtualServers{drain: drain, exclude: o.ExcludeCIDRs, restore: o.RestoreParameters}
 	if o.OnlyVirtualServers {
 		return []step{servers.remove}
 	}
