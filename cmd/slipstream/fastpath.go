@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
@@ -56,8 +57,8 @@ CONFIG_NFT_FLOW_OFFLOAD).
 With --scope=all, every connection that the node forwards may take the fast path.
 With --scope=services, only connections to Services may; it then reads Services from the
 Kubernetes API or from --manifests, as 'slipstream run' does. With --scope=all, it reads them
-only if --kubeconfig, --master or --manifests is set, to exclude Services with the annotation
-slipstream.io/fast-path: "off".
+only if --kubeconfig, --master or --manifests is set, to exclude Services, Namespaces and pods
+with the annotation slipstream.io/fast-path: "off". Pods are read from the Kubernetes API only.
 
 When it stops, all connections return to the slow path; none is interrupted.`,
 		Example: `  slipstream fastpath --fastpath-threshold=20 --scope=all
@@ -92,6 +93,7 @@ func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err er
 	}
 	want.NodePorts = nodePorts(&ranges)
 	want.NodePorts.Primary = want.NodePorts.Primary || len(want.NodePorts.CIDRs) == 0
+	want.SlowPathPod, _ = pods.Compile(o.fastPath.ExcludePods) // valid
 	want.NodeName, err = nodeName(o.hostname)
 	return c, want, err
 }
@@ -130,6 +132,8 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 		}
 		c.Exclude.DSCP = append(c.Exclude.DSCP, uint8(n))
 	}
+	_, err = pods.Compile(f.ExcludePods)
+	invalid("excludePods", f.ExcludePods, err)
 	if f.Interfaces != "" {
 		c.Interfaces, err = iface.Compile(f.Interfaces)
 		invalid("interfaces", f.Interfaces, err)
@@ -137,11 +141,14 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	return c, errs
 }
 
+var errPodsOfAPI = errors.New("--exclude-pods (fastPath.excludePods) needs the Kubernetes API as the source of objects, as pods are read from there only")
+
 // agentFlags replaces names of fields with names of flags.
 var agentFlags = strings.NewReplacer(
 	"offloadPacketThreshold", fastPathThreshold,
 	"hardwareOffload", "hardware-offload",
 	"excludeAddresses", "exclude-addresses",
+	"excludePods", "exclude-pods",
 	"excludeMarks", "exclude-marks",
 	"excludeDSCP", "exclude-dscp",
 	"nodePortAddresses", "nodeport-addresses",
@@ -163,6 +170,9 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 		if services, _, err = newSource(&o.objects, o.master, want.NodeName, problem); err != nil {
 			return fmt.Errorf("--scope=%s: %w", c.Scope, err)
 		}
+	}
+	if _, isAPI := services.(*api.Source); want.SlowPathPod != nil && !isAPI {
+		return errPodsOfAPI
 	}
 	ctl, err := fastpath.New(c)
 	if err != nil {
@@ -186,15 +196,15 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 		MinSyncPeriod: config.DefaultMinSyncPeriod,
 		CheckPeriod:   config.DefaultCheckPeriod,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
-		PolicyChanged: watchPolicies(services, ctl),
+		PolicyChanged: watchForFastPath(services, ctl),
 	}).Run(ctx)
 }
 
-// watchPolicies has a source deliver NetworkPolicies if connections can be on the fast path. It
-// returns the function to call when one has changed.
-func watchPolicies(objects source.Source, fast *fastpath.Controller) func(context.Context) error {
+// watchForFastPath has a source deliver NetworkPolicies, Namespaces and pods if connections can be
+// on the fast path. It returns the function to call when a NetworkPolicy has changed.
+func watchForFastPath(objects source.Source, fast *fastpath.Controller) func(context.Context) error {
 	if s, isAPI := objects.(*api.Source); isAPI && !fast.Off() {
-		s.WatchNetworkPolicies()
+		s.ForFastPath()
 	}
 	return fast.PolicyChanged
 }
@@ -247,6 +257,7 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
 	fs.StringSliceVar(&c.ExcludeAddresses, "exclude-addresses", c.ExcludeAddresses, "addresses and ranges of clients and backends whose connections do not take the fast path, comma-separated")
+	fs.StringVar(&c.ExcludePods, "exclude-pods", c.ExcludePods, `pods of this node whose connections do not take the fast path, as a CEL expression over pod.namespace, .name, .labels and .annotations, such as 'pod.namespace == "voip"'`)
 	fs.StringSliceVar(&c.ExcludeMarks, "exclude-marks", c.ExcludeMarks, "packet marks and connection marks, as value or value/mask, with which connections do not take the fast path, comma-separated")
 	fs.IntSliceVar(&c.ExcludeDSCP, "exclude-dscp", c.ExcludeDSCP, "DSCP values, 0 to 63, with which connections do not take the fast path, comma-separated")
 }

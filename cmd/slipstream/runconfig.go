@@ -34,6 +34,9 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	if c.Slipstream.Manifests != "" && o.master != "" {
 		return nil, nil, errors.New("--manifests and --master cannot be combined")
 	}
+	if c.Slipstream.Manifests != "" && c.Slipstream.FastPath.ExcludePods != "" {
+		return nil, nil, errPodsOfAPI
+	}
 	errs := c.Validate()
 	_, more := parseFastPath(&c.Slipstream.FastPath, field.NewPath("fastPath"))
 	errs = append(errs, more...)

@@ -120,6 +120,7 @@ func TestRunFlags(t *testing.T) {
 		"--offload-packet-threshold 0": "fastPath.offloadPacketThreshold: 0",
 		"--scope all":                  "fastPath.scope: all",
 		"--interfaces interface.mtu>9": "fastPath.interfaces: interface.mtu>9",
+		"--exclude-pods true":          `fastPath.excludePods: "true"`,
 		"--hardware-offload off":       `fastPath.hardwareOffload: "off"`,
 	} {
 		got := strings.Join(changes(t, parsed(t, "--proxy-mode nftables "+flag)), " ")
@@ -257,6 +258,7 @@ func TestFastPathMistakes(t *testing.T) {
 		"offloadPacketThreshold: 2147483648": "fastPath.offloadPacketThreshold: Invalid value: 2147483648: must be a number",
 		"scope: most":                        `fastPath.scope: Invalid value: "most": scope "most": is neither services nor all`,
 		"interfaces: interface.colour":       `fastPath.interfaces: Invalid value: "interface.colour": interface expression "interface.colour": column 10: undefined field 'colour'`,
+		"excludePods: pod.label":             `fastPath.excludePods: Invalid value: "pod.label": pod expression "pod.label": column 4: undefined field 'label'`,
 		"hardwareOffload: maybe":             `fastPath.hardwareOffload: Invalid value: "maybe": hardware offload "maybe": is none of auto, on and off`,
 	} {
 		text = "apiVersion: slipstream.config/v1alpha1\nkind: SlipstreamConfiguration\nfastPath: {" + text + "}\n"

@@ -165,6 +165,7 @@ var otherNames = map[string]string{
 	"exclude-addresses":                 "fastPath.excludeAddresses",
 	"exclude-dscp":                      "fastPath.excludeDSCP",
 	"exclude-marks":                     "fastPath.excludeMarks",
+	"exclude-pods":                      "fastPath.excludePods",
 	"hardware-offload":                  "fastPath.hardwareOffload",
 	"interfaces":                        "fastPath.interfaces",
 	"kube-api-burst":                    "clientConnection.burst",

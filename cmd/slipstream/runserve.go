@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
@@ -257,7 +258,7 @@ func (s *parts) run(ctx context.Context) error {
 	}
 	if s.fast != nil {
 		options.FastPath = s.fast
-		options.PolicyChanged = watchPolicies(s.objects, s.fast)
+		options.PolicyChanged = watchForFastPath(s.objects, s.fast)
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
@@ -313,6 +314,7 @@ func (s *parts) leftovers() (o takeover.Options, virtualServers bool) {
 
 // desiredConfig returns the part of a valid configuration for the desired state.
 func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
+	slowPathPod, _ := pods.Compile(c.Slipstream.FastPath.ExcludePods) // valid
 	return desired.Config{
 		NodeName:      node,
 		NodeIP:        c.NodeIP(),
@@ -321,6 +323,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
 		NoExternalIPs: !c.AllowExternalIPs(),
+		SlowPathPod:   slowPathPod,
 
 		LoopbackNodePorts: loopbackNodePorts(c),
 	}

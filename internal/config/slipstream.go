@@ -71,6 +71,10 @@ type FastPathConfiguration struct {
 	// connections do not take it.
 	ExcludeAddresses []string `json:"excludeAddresses,omitempty"`
 
+	// ExcludePods is a CEL expression that selects pods of this node whose connections do
+	// not take it, beside those with the annotation slipstream.io/fast-path: "off".
+	ExcludePods string `json:"excludePods,omitempty"`
+
 	// ExcludeMarks are packet marks and connection marks, as value or value/mask,
 	// such as "0x10/0xf0", with which connections do not take it.
 	ExcludeMarks []string `json:"excludeMarks,omitempty"`

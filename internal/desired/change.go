@@ -62,6 +62,10 @@ type Change struct {
 	// RefusedNodePorts are refused at loopback addresses, and counted.
 	RefusedNodePorts SetChange[RefusedNodePort]
 
+	// SlowPathIPs are the addresses of pods whose connections, from and to them, stay off
+	// the fast path ([AnnotationFastPath], [Config.SlowPathPod]). Only the fast path uses them.
+	SlowPathIPs AddressChange
+
 	// HealthPorts are the TCP ports on which this node answers the health checks
 	// of load balancers. A dataplane does not answer, but may have to accept the
 	// packets.
@@ -72,7 +76,7 @@ type Change struct {
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
 		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty() &&
-		c.RefusedNodePorts.empty()
+		c.RefusedNodePorts.empty() && c.SlowPathIPs.empty()
 }
 
 // FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or

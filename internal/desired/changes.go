@@ -35,7 +35,7 @@ func (s *State) collect() *Update {
 		f.dirty = false
 		if s.config.relayed(f.key) {
 			c.Relays = append(c.Relays, s.relay(f))
-		} else if fc, differs := f.change(); differs {
+		} else if fc, differs := s.frontendChange(f); differs {
 			c.Frontends = append(c.Frontends, fc)
 			c.Flows = s.newFrontendFlows(c.Flows, fc)
 		}
@@ -55,6 +55,7 @@ func (s *State) collect() *Update {
 	c.Health = s.healthChanges()
 	c.HealthPorts = s.healthPorts.change()
 	c.RefusedNodePorts = s.refused.change()
+	c.SlowPathIPs = s.optOuts.ips.change()
 	return c
 }
 
@@ -109,5 +110,6 @@ func (s *State) Reported() *Change {
 	c.ServiceCIDRs = s.serviceCIDRs.full()
 	c.HealthPorts = s.healthPorts.full()
 	c.RefusedNodePorts = s.refused.full()
+	c.SlowPathIPs = s.optOuts.ips.full()
 	return c
 }

@@ -138,14 +138,15 @@ func (s *State) dirtyFrontend(f *frontend) {
 	}
 }
 
-// change returns the difference from the last report and marks it as reported.
-func (f *frontend) change() (FrontendChange, bool) {
+// frontendChange returns the difference from the last report and marks it as reported.
+func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	c := FrontendChange{Old: f.reported}
 	if len(f.claims) < 2 {
 		f.contest = nil
 	}
 	if len(f.claims) > 0 {
 		c.New = f.claims[0].frontend(f.key)
+		c.New.SlowPath = c.New.SlowPath || s.optOuts.namespaces[c.New.Service.Namespace]
 	}
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return c, false

@@ -5,6 +5,8 @@ package desired
 import (
 	"net/netip"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Config is the part of a State's input that does not come from objects.
@@ -38,6 +40,10 @@ type Config struct {
 	// Frontend.Scheduler is to be. It is nil where the dataplane has no schedulers;
 	// the annotation is then ignored.
 	Scheduler func(value string) (string, error)
+
+	// SlowPathPod reports whether the connections of a pod stay off the fast path whatever
+	// its annotation. Nil selects none.
+	SlowPathPod func(*corev1.Pod) bool
 
 	// Without lists the families that the node cannot serve. Addresses of these
 	// families are ignored.

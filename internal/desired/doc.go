@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package desired computes the desired state of a node's Service proxy. Its input is
-// Services, EndpointSlices, ServiceCIDRs and the Node. Its output is the frontends,
-// the pools of backends, and the exact difference from the previous output. The
+// Services, EndpointSlices, ServiceCIDRs and the Node, and for the fast path Namespaces and the
+// pods of this node. Its output is the frontends, the pools of backends, and the exact
+// difference from the previous output. The
 // package does no I/O, uses no clock and no goroutine, and is not safe for concurrent
 // use. docs/architecture.md explains its terms: frontends, pools and changes. policy.go
 // decides which backends a frontend has.

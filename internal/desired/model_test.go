@@ -25,6 +25,7 @@ type model struct {
 	local       LocalTraffic
 	relays      map[FrontendKey]string
 	refused     map[RefusedNodePort]bool
+	slowPathIPs map[netip.Addr]bool
 }
 
 type modelPool struct {
@@ -40,7 +41,7 @@ func newModel() *model {
 	return &model{
 		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
 		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, map[HealthPort]bool{}, LocalTraffic{},
-		map[FrontendKey]string{}, map[RefusedNodePort]bool{},
+		map[FrontendKey]string{}, map[RefusedNodePort]bool{}, map[netip.Addr]bool{},
 	}
 }
 
@@ -195,6 +196,7 @@ func (m *model) apply(c *Update) (err error) {
 	m.local = c.Local
 	addresses("ClusterIP", m.clusterIPs, c.ClusterIPs)
 	addresses("hairpin address", m.hairpins, c.HairpinIPs)
+	addresses("slow path address", m.slowPathIPs, c.SlowPathIPs)
 	return err
 }
 
@@ -233,7 +235,7 @@ func (m *model) step(s *State) error {
 func (m *model) String() string {
 	var lines []string
 	for _, f := range m.frontends {
-		lines = append(lines, fmt.Sprintf("%s %s %s %d %v -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, m.pools[f.Pool], m.pools[f.LocalPool]))
+		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, m.pools[f.Pool], m.pools[f.LocalPool]))
 	}
 	for _, p := range m.pools {
 		lines = append(lines, p.String())
@@ -246,7 +248,7 @@ func (m *model) String() string {
 	}
 	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v, refused %v", m.local, m.healthPorts, m.refused))
 	slices.Sort(lines)
-	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "ServiceCIDRs "+names(m.cidrs)), "\n")
+	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "ServiceCIDRs "+names(m.cidrs), "slow path "+names(m.slowPathIPs)), "\n")
 }
 
 func (p *modelPool) String() string {

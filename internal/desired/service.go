@@ -16,9 +16,6 @@ import (
 // their clusterIP says whether they are headless.)
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// AnnotationFastPath with the value "off" keeps the connections of a Service off the fast path.
-const AnnotationFastPath = "slipstream.io/fast-path"
-
 // AnnotationScheduler chooses the IPVS scheduler of a Service (see [Config.Scheduler]).
 const AnnotationScheduler = "slipstream.io/scheduler"
 
@@ -108,12 +105,10 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 			out.clusterIPs = append(out.clusterIPs, ip)
 		}
 	}
-	switch value := in.Annotations[AnnotationFastPath]; value {
-	case "off":
-		out.slowPath = true
-	case "", "on":
-	default:
-		s.serviceProblem(in, "metadata.annotations["+AnnotationFastPath+"]", "neither on nor off: "+value)
+	fastPath, ok := in.Annotations[AnnotationFastPath], false
+	if out.slowPath, ok = parseFastPath(fastPath); !ok {
+		field, reason := fastPathProblem(fastPath)
+		s.serviceProblem(in, field, reason)
 	}
 	if value := in.Annotations[AnnotationScheduler]; value != "" && s.config.Scheduler != nil {
 		var err error

@@ -27,6 +27,7 @@ type State struct {
 
 	node         node
 	serviceCIDRs serviceCIDRs
+	optOuts      optOuts
 
 	nodePortAddrs []netip.Addr // that serve NodePorts
 

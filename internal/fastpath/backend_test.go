@@ -128,7 +128,7 @@ func TestReadable(t *testing.T) {
 	}
 }
 
-// inSets returns the frontends in the kernel's sets.
+// inSets returns the frontends and the pods in the kernel's sets.
 func (w *world) inSets() (all []string) {
 	w.t.Helper()
 	services, err := ReadServices(w.node.FD())
@@ -136,12 +136,18 @@ func (w *world) inSets() (all []string) {
 	for k, s := range services {
 		all = append(all, fmt.Sprint(k, " ", s))
 	}
+	for _, f := range families {
+		w.check(w.conn.Elements(table, f.pods.Name, func(e nfnl.Element) {
+			a, _ := netip.AddrFromSlice(e.Key)
+			all = append(all, a.String())
+		}))
+	}
 	slices.Sort(all)
 	return all
 }
 
-// TestFrontends applies events of all kinds and compares the kernel's frontends with the
-// state's.
+// TestFrontends applies events of all kinds and compares the kernel's frontends and pods with
+// the state's.
 func TestFrontends(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	for seed := range uint64(4) {
@@ -151,7 +157,7 @@ func TestFrontends(t *testing.T) {
 		choices := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3000))
 		for n := 0; choices.More(); n++ {
 			objects.Step(choices, state)
-			if n%3 > 0 {
+			if n%3 > 0 && choices.More() {
 				continue
 			}
 			change := state.Change()
@@ -163,8 +169,9 @@ func TestFrontends(t *testing.T) {
 			} else {
 				stats, err := w.Apply(w.t.Context(), &change.Change)
 				w.check(err)
-				if stats.Elements > 2*len(change.Frontends) {
-					t.Fatalf("%d elements for %d frontends", stats.Elements, len(change.Frontends))
+				pods := len(change.SlowPathIPs.Added) + len(change.SlowPathIPs.Removed)
+				if stats.Elements > 2*len(change.Frontends)+pods {
+					t.Fatalf("%d elements for %d frontends and %d pods", stats.Elements, len(change.Frontends), pods)
 				}
 			}
 			if n%30 == 0 {
@@ -179,10 +186,14 @@ func TestFrontends(t *testing.T) {
 func (w *world) compare(state *desired.State) {
 	w.t.Helper()
 	var want []string
-	for _, f := range state.Full().Frontends {
-		if f.New.Protocol != desired.SCTP {
+	full := state.Full()
+	for _, f := range full.Frontends {
+		if f.New.Protocol != desired.SCTP && !f.New.SlowPath {
 			want = append(want, fmt.Sprint(f.New.FrontendKey, " ", f.New.Service))
 		}
+	}
+	for _, a := range full.SlowPathIPs.Added {
+		want = append(want, a.String())
 	}
 	slices.Sort(want)
 	if got := w.inSets(); !slices.Equal(got, want) {
@@ -206,10 +217,13 @@ func TestDamage(t *testing.T) {
 		{"no interfaces", "flush set" + inTable + "interfaces"},
 		{"no frontends", "flush set" + inTable + "frontends-ipv6"},
 		{"a frontend less", "delete element" + inTable + "frontends-ipv4 { 10.96.0.20 . udp . 80 }"},
+		{"a pod less", "flush set" + inTable + "pods-ipv4"},
 		{"a chain more", "add chain" + inTable + "forward2; add rule" + inTable + "forward2 drop"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: threshold})
+			w.annotatePod(w.web[1], "off")
+			w.apply()
 			w.check(w.Check(w.t.Context()))
 			w.check(w.Check(w.t.Context()))
 			if handle, ok := strings.CutPrefix(c.nft, "rule "); ok {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -21,7 +22,7 @@ import (
 )
 
 // Controller programs the fast path of one network namespace. It is a
-// [dataplane.Dataplane] for the frontends of Services, and follows the interfaces while Run
+// [dataplane.Dataplane] for the frontends of Services and the pods that opt out, and follows the interfaces while Run
 // runs. Its methods are safe for concurrent use.
 type Controller struct {
 	config Config
@@ -35,6 +36,7 @@ type Controller struct {
 
 	sequence  dataplane.Sequence
 	frontends map[desired.FrontendKey]desired.ServicePort // in the kernel's sets
+	pods      map[netip.Addr]bool                         // addresses of pods that opt out, in the kernel's sets
 	guard     guard
 
 	links    map[int]link // by index
@@ -121,8 +123,8 @@ func (c *Controller) failed(err error) error {
 	return fmt.Errorf("fast path: %w", err)
 }
 
-// Reconcile implements dataplane.Dataplane. Of full it reads only the frontends. It keeps
-// the flowtable of an earlier run if it fits, and thus the flows.
+// Reconcile implements dataplane.Dataplane. Of full it reads only the frontends and
+// SlowPathIPs. It keeps the flowtable of an earlier run if it fits, and thus the flows.
 func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	if c.Off() {
 		return dataplane.Stats{}, c.Cleanup(ctx)
@@ -138,8 +140,8 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 }
 
 // flushExcluded returns connections to the slow path if a change, which was programmed with the
-// given error, excludes frontends, or the configuration of this run excludes any. They may have
-// been offloaded before.
+// given error, excludes frontends or pods, or the configuration of this run excludes any. They may
+// have been offloaded before.
 func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, configured bool, err error) error {
 	excludes := func(f desired.FrontendChange) bool {
 		return f.New != nil && f.New.SlowPath && (f.Old == nil || !f.Old.SlowPath)
@@ -149,7 +151,7 @@ func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, 
 		return err
 	case configured: // packets of both directions have to pass the rules
 		return c.Flush(ctx, Flush{All: true, Hold: ruleHold})
-	case !slices.ContainsFunc(change.Frontends, excludes):
+	case len(change.SlowPathIPs.Added) == 0 && !slices.ContainsFunc(change.Frontends, excludes):
 		return nil
 	}
 	return c.Flush(ctx, Flush{})
@@ -160,6 +162,7 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 		return stats, err
 	}
 	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
+	c.pods = map[netip.Addr]bool{}
 	c.batch = nfnl.Batch{}
 	c.write(full)
 	c.config.Exclude.writeAddresses(&c.batch)
@@ -209,9 +212,21 @@ func (c *Controller) lists(f *desired.Frontend) (s desired.ServicePort, is bool)
 	return f.Service, true
 }
 
-// write adds the frontends of a change to the batch and to c.frontends. An element has its
-// Service as a comment, so it is replaced if the Service changes.
+// write adds the frontends and addresses of a change to the batch and to c.frontends and c.pods.
+// The element of a frontend has its Service as a comment, so it is replaced if the Service changes.
 func (c *Controller) write(change *desired.Change) {
+	for _, a := range change.SlowPathIPs.Removed {
+		if c.pods[a] {
+			c.batch.DeleteElement(table, familyOf(a).pods, a.AsSlice())
+			delete(c.pods, a)
+		}
+	}
+	for _, a := range change.SlowPathIPs.Added {
+		if !c.pods[a] {
+			c.batch.AddElement(table, familyOf(a).pods, a.AsSlice(), nil, "")
+			c.pods[a] = true
+		}
+	}
 	for _, del := range []bool{true, false} {
 		for i := range change.Frontends {
 			f := &change.Frontends[i]

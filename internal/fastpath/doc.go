@@ -12,7 +12,8 @@
 //	  set frontends-ipv4 { 10.96.0.10 . tcp . 80 comment "default/web:http" }   # and -ipv6
 //	  set interfaces     { "eth0", "veth1", "veth2" }
 //	  set held-families, held-frontends-ipv4, held-addresses-ipv4 ...           # see Flush
-//	  set excluded, excluded-ipv4, excluded-ipv6                              # see Exclude
+//	  set pods-ipv4, pods-ipv6                                                  # that opt out
+//	  set excluded, excluded-ipv4, excluded-ipv6                                # see Exclude
 //	  counter offloaded
 //	  flowtable flows { hook ingress priority filter; devices = { eth0, veth1, veth2 }; counter; }
 //	  chain forward {
@@ -24,14 +25,14 @@
 //	  chain to-flowtable {
 //	    iifname != @interfaces return
 //	    oifname != @interfaces return
-//	    # connections in the sets held-... return
+//	    # connections in the sets pods-..., excluded-... and held-... return
 //	    flow add @flows counter name "offloaded"
 //	  }
 //	}
 //
 // The chain forward comes after all chains of other programs, so packets that they drop are
-// not offloaded. Frontends of Services that opt out (desired.AnnotationFastPath) are not in the
-// sets. With the scope All only these are in the sets, and not offloaded; all other connections
+// not offloaded. Connections from and to the addresses in the sets pods-... and excluded-... are
+// not either. Frontends of Services that opt out (desired.AnnotationFastPath) are not in the sets. With the scope All only these are in the sets, and not offloaded; all other connections
 // are.
 //
 // # Kernel behaviour

@@ -17,13 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exclude selects connections that are not offloaded, beside those of Services that opt out.
+// Exclude selects connections that are not offloaded, beside those of Services and pods that opt
+// out.
 //
 // A mark or a DSCP value is a property of a packet, often in one direction only, but either
 // direction can cause the offload. So the rules look at all packets that pass the hook forward,
 // and remember the connection of a packet that matches.
 type Exclude struct {
-	Addresses []netip.Prefix // of clients and backends
+	Addresses []netip.Prefix // of clients and backends, beside desired.Change.SlowPathIPs
 	Marks     []Mark         // of packets and of connections
 	DSCP      []uint8        // of packets
 }
@@ -99,15 +100,16 @@ func (e *Exclude) byPacket(rule func(chain, comment string, parts ...[]expr.Any)
 	rule(chainForward, "", id, in(remembered), ret())
 }
 
-// byAddress writes the rules for addresses.
+// byAddress writes the rules for addresses, of pods as well.
 func (e *Exclude) byAddress(rule func(chain, comment string, parts ...[]expr.Any)) {
-	if len(e.Addresses) == 0 {
-		return
-	}
 	for i := range families {
 		f := &families[i]
 		for _, direction := range []uint8{nfnl.Original, nfnl.Reply} {
-			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.excluded), ret())
+			source := []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}
+			rule(chainOffload, "", source, in(f.pods), ret())
+			if len(e.Addresses) > 0 {
+				rule(chainOffload, "", source, in(f.excluded), ret())
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ package fastpath
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
@@ -57,6 +58,61 @@ func TestServiceOptsOut(t *testing.T) {
 			w.check(w.Check(t.Context()))
 			w.unharmed(out...)
 			w.unharmed(others...)
+		})
+	}
+}
+
+// TestPodOptsOut annotates the client or the backend of connections that are offloaded, and their
+// Namespace, and has a restart find the annotation.
+func TestPodOptsOut(t *testing.T) {
+	for _, scope := range []Scope{Services, All} {
+		t.Run(fmt.Sprint(scope), func(t *testing.T) {
+			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			w.endpoints(other, w.web[1])
+			w.apply()
+			toWeb := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)}
+			toOther := []*stream{w.stream(lab.UDP, other, false), w.stream(lab.TCP, other, true)}
+			between := []*stream{w.streamFrom(w.web[0], lab.TCP, other, false, interval), w.streamFrom(w.web[0], lab.UDP, other, true, interval)}
+			w.fast(toWeb...)
+			w.fast(toOther...)
+			w.fast(between...)
+			steps := []struct {
+				what       string
+				do         func()
+				slow, fast [][]*stream
+			}{
+				{"web as a client and a backend", func() { w.annotatePod(w.web[0], "off") }, [][]*stream{toWeb, between}, [][]*stream{toOther}},
+				{"the client as well", func() { w.annotatePod(w.client, "off") }, [][]*stream{toWeb, toOther, between}, nil},
+				{"only the client", func() { w.annotatePod(w.web[0], "on") }, [][]*stream{toWeb, toOther}, [][]*stream{between}},
+				{"none", func() { w.state.DeletePod("default", w.client.Name()) }, nil, [][]*stream{toWeb, toOther, between}},
+				{"all pods of the Namespace and its Services", func() { w.annotateNamespace("off") }, [][]*stream{toWeb, toOther, between}, nil},
+				{"none again", func() { w.annotateNamespace("") }, nil, [][]*stream{toWeb, toOther, between}},
+			}
+			for _, s := range steps {
+				t.Log(s.what)
+				s.do()
+				w.apply()
+				w.stays(slices.Concat(s.slow...)...)
+				w.fast(slices.Concat(s.fast...)...)
+				w.check(w.Check(t.Context()))
+			}
+			w.annotatePod(w.client, "off")
+			w.apply()
+			w.stays(w.stream(lab.TCP, web, true))
+			w.annotatePod(w.client, "on")
+			w.apply()
+			w.fast(toWeb...)
+
+			// The table and its flows are still there for the next run.
+			w.stop()
+			w.check(w.Close())
+			w.annotatePod(w.web[0], "off")
+			w.start(Config{Threshold: threshold, Scope: scope})
+			w.stays(toWeb...)
+			w.stays(between...)
+			w.fast(toOther...)
+			w.check(w.Check(t.Context()))
+			w.unharmed(slices.Concat(toWeb, toOther, between)...)
 		})
 	}
 }

@@ -85,10 +85,15 @@ func (c *Controller) checkTable() error {
 		return damaged("it is dormant")
 	case t.Fingerprint(nil) != c.guard.rules:
 		return damaged("rules were modified")
-	case c.unsynced:
-		return nil
 	}
-	if err := c.checkFlowtable(t.Flowtable(flowtableName)); err != nil {
+	for a := range c.pods {
+		if exists, err := c.conn.Has(table, familyOf(a).pods.Name, a.AsSlice()); err != nil {
+			return err
+		} else if !exists {
+			return damaged("the address %s of a pod is missing", a)
+		}
+	}
+	if err := c.checkFlowtable(t.Flowtable(flowtableName)); err != nil || c.unsynced {
 		return err
 	}
 	for d := range c.devices {
@@ -104,7 +109,7 @@ func (c *Controller) checkTable() error {
 }
 
 // checkFlowtable compares the flowtable, if the kernel returns it, with the one that was
-// programmed. Devices may differ if interfaces have changed since: then the kernel has the
+// programmed. Its devices are not compared before the kernel has accepted them, and may differ if interfaces have changed since: then the kernel has the
 // devices that the next update of interfaces will program.
 func (c *Controller) checkFlowtable(f *nfnl.Flowtable) error {
 	switch {
@@ -112,6 +117,8 @@ func (c *Controller) checkFlowtable(f *nfnl.Flowtable) error {
 		return nil
 	case !c.isOurs(f):
 		return damaged("flowtable %s was modified", f.Name)
+	case c.unsynced:
+		return nil
 	}
 	has := newDeviceSet(f.Devices)
 	if maps.Equal(has, c.devices) {

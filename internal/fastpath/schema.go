@@ -54,7 +54,8 @@ type family struct {
 	frontends     *nfnl.Set // of Services
 	heldFrontends *nfnl.Set // connections to these stay on the slow path for a while
 	heldAddresses *nfnl.Set // connections from or to these do
-	excluded      *nfnl.Set // addresses of connections that always do
+	excluded      *nfnl.Set // addresses of connections that always do, by configuration
+	pods          *nfnl.Set // the same, of pods that opt out
 }
 
 // families are in the order of desired.Family.
@@ -71,6 +72,7 @@ func newFamily(f nfnl.Family, name string) family {
 		excluded:      &nfnl.Set{Name: "excluded-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_INTERVAL},
 		heldAddresses: &nfnl.Set{Name: "held-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_TIMEOUT},
 	}
+	all.pods = &nfnl.Set{Name: "pods-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen()}
 	all.heldFrontends.Flags = unix.NFT_SET_TIMEOUT
 	return all
 }
@@ -96,7 +98,7 @@ func sets(prefixes bool) []*nfnl.Set {
 	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered}
 	for i := range families {
 		f := &families[i]
-		all = append(all, f.frontends, f.heldFrontends, f.heldAddresses, f.excluded)
+		all = append(all, f.frontends, f.heldFrontends, f.heldAddresses, f.excluded, f.pods)
 	}
 	return all
 }

@@ -221,6 +221,19 @@ func (w *world) annotate(service int, fastPath string) {
 	})
 }
 
+// annotatePod adds a pod to the state, which opts out of the fast path if the value is "off".
+func (w *world) annotatePod(p *lab.Pod, fastPath string) {
+	w.state.SetPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: p.Name(), Annotations: map[string]string{desired.AnnotationFastPath: fastPath}},
+		Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: p.Addr(false).String()}, {IP: p.Addr(true).String()}}},
+	})
+}
+
+// annotateNamespace adds the Namespace of all Services and pods to the state.
+func (w *world) annotateNamespace(fastPath string) {
+	w.state.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: map[string]string{desired.AnnotationFastPath: fastPath}}})
+}
+
 // endpoints makes pods the endpoints of a Service, in the state.
 func (w *world) endpoints(service int, pods ...*lab.Pod) {
 	for _, ipv6 := range []bool{false, true} {

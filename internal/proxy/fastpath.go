@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// FastPath receives the frontends of changes that the dataplane has programmed, as
+// FastPath receives the frontends and SlowPathIPs of changes that the dataplane has programmed, as
 // implemented by fastpath.Controller. Services do not depend on it: its calls run in the
 // background, and its failures are retried.
 type FastPath interface {
@@ -28,16 +29,23 @@ type fastPathState struct {
 	done     chan func() // delivers how to handle the result of the running call; nil if none runs
 	ready    bool        // it has all changes so far except waiting, or receives them in the running call
 	waiting  map[desired.FrontendKey]desired.FrontendChange
+	slowIPs  map[netip.Addr]bool // waiting too: whether the address was added or removed
 	notUntil time.Time
 	backoff  wait.Backoff
 }
 
 // add merges changes into those that wait.
-func (f *fastPathState) add(changes []desired.FrontendChange) {
+func (f *fastPathState) add(change *desired.Change) {
 	if f.waiting == nil {
-		f.waiting = map[desired.FrontendKey]desired.FrontendChange{}
+		f.waiting, f.slowIPs = map[desired.FrontendKey]desired.FrontendChange{}, map[netip.Addr]bool{}
 	}
-	for _, c := range changes {
+	for _, a := range change.SlowPathIPs.Removed {
+		f.putSlow(a, false)
+	}
+	for _, a := range change.SlowPathIPs.Added {
+		f.putSlow(a, true)
+	}
+	for _, c := range change.Frontends {
 		key := c.Key()
 		if earlier, exists := f.waiting[key]; exists {
 			c.Old = earlier.Old
@@ -48,8 +56,31 @@ func (f *fastPathState) add(changes []desired.FrontendChange) {
 	}
 }
 
+// putSlow merges the change of one address. Two changes cancel each other.
+func (f *fastPathState) putSlow(a netip.Addr, added bool) {
+	if _, waits := f.slowIPs[a]; waits {
+		delete(f.slowIPs, a)
+	} else {
+		f.slowIPs[a] = added
+	}
+}
+
+// take returns the changes that wait, and forgets them.
+func (f *fastPathState) take() *desired.Change {
+	change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting))}
+	for a, added := range f.slowIPs {
+		if added {
+			change.SlowPathIPs.Added = append(change.SlowPathIPs.Added, a)
+		} else {
+			change.SlowPathIPs.Removed = append(change.SlowPathIPs.Removed, a)
+		}
+	}
+	f.waiting, f.slowIPs = nil, nil
+	return change
+}
+
 // failed makes the next call a Reconcile.
-func (f *fastPathState) failed() { f.ready, f.waiting = false, nil }
+func (f *fastPathState) failed() { f.ready, f.waiting, f.slowIPs = false, nil, nil }
 
 // accelerate passes a change that the dataplane has programmed to the fast path.
 func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
@@ -62,7 +93,7 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 		return
 	}
 	if p.fastPath.ready {
-		p.fastPath.add(c.Frontends)
+		p.fastPath.add(c)
 	}
 	p.programFastPath(ctx, nil)
 }
@@ -72,10 +103,9 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 func (p *Proxy) programFastPath(ctx context.Context, full *desired.Change) {
 	f, fast := &p.fastPath, p.options.FastPath
 	switch {
-	case f.done != nil, f.ready && len(f.waiting) == 0, !f.ready && time.Now().Before(f.notUntil):
+	case f.done != nil, f.ready && len(f.waiting)+len(f.slowIPs) == 0, !f.ready && time.Now().Before(f.notUntil):
 	case f.ready:
-		change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting))}
-		f.waiting = nil
+		change := f.take()
 		p.callFastPath(ctx, func() error { _, err := fast.Apply(ctx, change); return err }, func(err error) {
 			if err != nil {
 				klog.ErrorS(err, "The fast path did not take a change, trying everything again")

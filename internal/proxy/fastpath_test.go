@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // slowFastPath is a fast path whose calls do not return before the test answers them.
@@ -38,6 +39,12 @@ func (f slowFastPath) call(ctx context.Context, kind string, c *desired.Change) 
 		if fc.New != nil {
 			words = append(words, "+"+fc.New.Service.Name)
 		}
+	}
+	for _, a := range c.SlowPathIPs.Removed {
+		words = append(words, "-"+a.String())
+	}
+	for _, a := range c.SlowPathIPs.Added {
+		words = append(words, "+"+a.String())
 	}
 	slices.Sort(words[1:])
 	f.calls <- strings.Join(words, " ")
@@ -118,6 +125,42 @@ func TestFastPathDelaysNothing(t *testing.T) {
 		l.events <- []source.Event{service(7)}
 		l.waitFor("change +s7")
 		f.wantsNone() // not at once
+	})
+}
+
+// TestPodsOptOut annotates pods while the fast path is busy. It then receives what differs.
+func TestPodsOptOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newSlowFastPath(t)
+		l := startFollowing(t, desired.Config{}, Options{FastPath: f})
+		pod := func(n int, fastPath string) source.Event {
+			return source.Event{Type: source.Set, Object: &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("p", n), Annotations: map[string]string{desired.AnnotationFastPath: fastPath}},
+				Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: fmt.Sprint("10.0.0.", n)}}},
+			}}
+		}
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: map[string]string{desired.AnnotationFastPath: "off"}}}
+		l.events <- []source.Event{pod(1, "off"), service(1), synced}
+		f.wants("full +10.0.0.1 +s1")
+		for _, e := range []source.Event{pod(2, "off"), pod(3, "off"), pod(1, "on"), pod(2, "on"), pod(1, "off")} {
+			l.events <- []source.Event{e}
+			synctest.Wait()
+		}
+		f.wantsNone()
+		f.answers <- nil
+		f.wants("change +10.0.0.3")
+		f.answers <- nil
+		l.events <- []source.Event{gone(pod(3, ""))}
+		f.wants("change -10.0.0.3")
+		f.answers <- nil
+		l.events <- []source.Event{{Type: source.Set, Object: namespace}}
+		f.wants("change +10.0.0.2 +s1 -s1")
+		f.answers <- errors.New("no")
+		f.wants("full +10.0.0.1 +10.0.0.2 +s1")
+		f.answers <- nil
+		l.events <- []source.Event{{Type: source.Delete, Object: namespace}}
+		f.wants("change +s1 -10.0.0.2 -s1")
+		f.answers <- nil
 	})
 }
 

@@ -100,6 +100,18 @@ func ApplyEvent(s *desired.State, e source.Event) (changed bool) {
 		} else {
 			s.SetServiceCIDR(o)
 		}
+	case *corev1.Namespace:
+		if deleted {
+			s.DeleteNamespace(o.Name)
+		} else {
+			s.SetNamespace(o)
+		}
+	case *corev1.Pod:
+		if deleted {
+			s.DeletePod(o.Namespace, o.Name)
+		} else {
+			s.SetPod(o)
+		}
 	}
 	return true
 }

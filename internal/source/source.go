@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source defines sources of Services, EndpointSlices, Nodes, ServiceCIDRs and
-// NetworkPolicies, which deliver them as a stream of events. Package api watches a Kubernetes API
-// server, package manifest a directory of manifests.
+// Package source defines sources of Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies,
+// Namespaces and Pods, which deliver them as a stream of events. Package api watches a Kubernetes
+// API server, package manifest a directory of manifests.
 //
 // Objects are decoded, but need not be valid: an API server keeps objects that it has
 // stored by the laxer rules of earlier releases, and defaults may be missing. Package
@@ -22,8 +22,8 @@ import (
 )
 
 // Object is a *corev1.Service, a *discoveryv1.EndpointSlice, a *corev1.Node, a
-// *networkingv1.ServiceCIDR, a *networkingv1.NetworkPolicy, or a *metav1.PartialObjectMetadata,
-// which is the metadata of a Node.
+// *networkingv1.ServiceCIDR, a *networkingv1.NetworkPolicy, a *corev1.Namespace, a *corev1.Pod, or a
+// *metav1.PartialObjectMetadata, which is the metadata of a Node.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -101,6 +101,10 @@ func Kind(o Object) string {
 		return "ServiceCIDR"
 	case *networkingv1.NetworkPolicy:
 		return "NetworkPolicy"
+	case *corev1.Namespace:
+		return "Namespace"
+	case *corev1.Pod:
+		return "Pod"
 	case *metav1.PartialObjectMetadata:
 		return "NodeMetadata"
 	}

@@ -21,7 +21,8 @@ func TestEventString(t *testing.T) {
 		{Event{Delete, &discoveryv1.EndpointSlice{ObjectMeta: meta}}, "Delete EndpointSlice default/web"},
 		{Event{Set, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}, "Set Node n1"},
 		{Event{Delete, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "extra"}}}, "Delete ServiceCIDR extra"},
-		{Event{Set, &corev1.Pod{ObjectMeta: meta}}, "Set *v1.Pod default/web"},
+		{Event{Set, &corev1.Pod{ObjectMeta: meta}}, "Set Pod default/web"},
+		{Event{Set, &corev1.ConfigMap{ObjectMeta: meta}}, "Set *v1.ConfigMap default/web"},
 		{Event{Type: Synced}, "Synced"},
 		{Event{}, "Type(0)"},
 	} {

@@ -65,11 +65,12 @@ func TestPod(t *testing.T) {
 		}
 	}
 	const user = "system:serviceaccount:kube-system:slipstream"
-	// To patch an Event is to say that it has come again, after minutes. NetworkPolicies are
-	// for the fast path.
+	// To patch an Event is to say that it has come again, after minutes. Some kinds are only for
+	// the fast path.
 	flowtable := kerneltest.Flowtable.Probe() == nil
 	want = slices.DeleteFunc(want, func(right string) bool {
-		return right == "patch events.events.k8s.io" || strings.Contains(right, "networkpolicies") && !flowtable
+		forFastPath := strings.Contains(right, "networkpolicies") || strings.HasSuffix(right, " pods") || strings.HasSuffix(right, " namespaces")
+		return right == "patch events.events.k8s.io" || forFastPath && !flowtable
 	})
 	slices.Sort(want)
 	c.await("the API server is asked for all that it may be asked for, and nothing else", func() error {

@@ -23,6 +23,7 @@ const (
 	services = 4
 	slices   = 6
 	cidrs    = 2
+	pods     = 3
 )
 
 // ThisNode is the name of the node that the desired state is for.
@@ -39,6 +40,10 @@ type State interface {
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
 	DeleteServiceCIDR(name string)
 	SetNodeAddresses([]netip.Addr)
+	SetPod(*corev1.Pod)
+	DeletePod(namespace, name string)
+	SetNamespace(*corev1.Namespace)
+	DeleteNamespace(name string)
 }
 
 // Choices turns input bytes, random or from a fuzzer, into decisions. At the end of the
@@ -79,6 +84,8 @@ type Objects struct {
 	slices   [slices]*discoveryv1.EndpointSlice
 	cidrs    [cidrs]*networkingv1.ServiceCIDR
 	node     *corev1.Node
+	pods     [pods]*corev1.Pod
+	ns       *corev1.Namespace
 	addrs    []netip.Addr
 }
 
@@ -275,9 +282,45 @@ func (c *Choices) edit(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice 
 	return s
 }
 
+// metadata generates the metadata of an object that may opt out of the fast path.
+func (c *Choices) metadata(namespace, name string) metav1.ObjectMeta {
+	value := []string{"on", "off"}[c.Below(2)]
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{"slipstream.io/fast-path": value}}
+}
+
+// pod generates a pod. There are few addresses, so that pods share them.
+func (c *Choices) pod(i int) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: c.metadata("ns", fmt.Sprint("pod", i))}
+	for _, format := range []string{"10.0.0.%d", "fd00::%x"} {
+		if !c.once(4) {
+			p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: fmt.Sprintf(format, 1+c.Below(4))})
+		}
+	}
+	return p
+}
+
+// optOutStep changes or deletes a pod or the Namespace.
+func (o *Objects) optOutStep(c *Choices, s State) {
+	i, exists := c.Below(pods+1), !c.once(4)
+	switch {
+	case i < pods && exists:
+		o.pods[i] = c.pod(i)
+		s.SetPod(o.pods[i])
+	case i < pods:
+		o.pods[i] = nil
+		s.DeletePod("ns", fmt.Sprint("pod", i))
+	case exists:
+		o.ns = &corev1.Namespace{ObjectMeta: c.metadata("", "ns")}
+		s.SetNamespace(o.ns)
+	default:
+		o.ns = nil
+		s.DeleteNamespace("ns")
+	}
+}
+
 // Step makes a random change to the objects and applies it to the state.
 func (o *Objects) Step(c *Choices, s State) {
-	what, service, slice := c.Below(20), c.Below(services), c.Below(slices)
+	what, service, slice := c.Below(22), c.Below(services), c.Below(slices)
 	switch {
 	case what == 16:
 		o.addrs = c.addresses()
@@ -292,6 +335,8 @@ func (o *Objects) Step(c *Choices, s State) {
 		i := c.Below(cidrs)
 		o.cidrs[i] = nil
 		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
+	case what >= 20:
+		o.optOutStep(c, s)
 	case what == 0:
 		o.services[service] = nil
 		s.DeleteService("ns", fmt.Sprint("svc", service))
@@ -341,6 +386,14 @@ func (o *Objects) SetAll(s State, order *rand.Rand) {
 			sets = append(sets, func() { s.SetServiceCIDR(cidr) })
 		}
 	}
+	for _, p := range o.pods {
+		if p != nil {
+			sets = append(sets, func() { s.SetPod(p) })
+		}
+	}
+	if o.ns != nil {
+		sets = append(sets, func() { s.SetNamespace(o.ns) })
+	}
 	if o.node != nil {
 		sets = append(sets, func() { s.SetNode(o.node) })
 	}
@@ -362,5 +415,9 @@ func (o *Objects) Clear(s State) {
 	for i := range cidrs {
 		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
 	}
+	for i := range pods {
+		s.DeletePod("ns", fmt.Sprint("pod", i))
+	}
+	s.DeleteNamespace("ns")
 	*o = Objects{}
 }

@@ -5,15 +5,12 @@ package iface
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
-	"sync"
 
-	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
-	"github.com/google/cel-go/ext"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/expression"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
@@ -21,8 +18,7 @@ import (
 
 // Selector selects the interfaces that take part. It is safe for concurrent use.
 type Selector struct {
-	expression string
-	program    cel.Program // nil for the default
+	expression *expression.Expression[variable] // nil for the default
 	patterns   []nfnl.Device
 }
 
@@ -56,17 +52,6 @@ type variable struct {
 
 const variableName = "interface"
 
-var environment = sync.OnceValues(func() (*cel.Env, error) {
-	return cel.NewEnv(
-		ext.NativeTypes(reflect.TypeFor[variable](), ext.ParseStructTags(true)),
-		cel.Variable(variableName, cel.ObjectType("iface.variable")),
-	)
-})
-
-// costLimit limits the cost of one evaluation, in CEL's units. It is enough to compare some
-// thousand addresses.
-const costLimit = 1_000_000
-
 // Compile returns a Selector for an expression in CEL (https://cel.dev), such as
 //
 //	interface.name.startsWith("veth") || interface.type == "vxlan"
@@ -76,51 +61,44 @@ const costLimit = 1_000_000
 // An empty expression is the default.
 //
 // An invalid expression, or one that is not of type bool, returns an error of one line.
-func Compile(expression string) (*Selector, error) {
-	if strings.TrimSpace(expression) == "" {
+func Compile(text string) (*Selector, error) {
+	if strings.TrimSpace(text) == "" {
 		return Default(), nil
 	}
-	env, err := environment()
+	e, err := expression.Compile[variable](variableName, text)
 	if err != nil {
-		return nil, fmt.Errorf("CEL: %w", err)
+		return nil, err
 	}
-	compiled, issues := env.Compile(expression)
-	if err := issues.Err(); err != nil {
-		e := issues.Errors()[0]
-		return nil, fmt.Errorf("interface expression %q: column %d: %s", expression, e.Location.Column()+1, strings.Join(strings.Fields(e.Message), " "))
-	}
-	if t := compiled.OutputType(); !t.IsExactType(cel.BoolType) {
-		return nil, fmt.Errorf("interface expression %q: is of type %v, not bool", expression, t)
-	}
-	program, err := env.Program(compiled, cel.EvalOptions(cel.OptOptimize), cel.CostLimit(costLimit))
-	if err != nil {
-		return nil, fmt.Errorf("interface expression %q: %w", expression, err)
-	}
-	s := &Selector{expression: expression, program: program}
-	if p, ok := patterns(compiled.NativeRep().Expr()); ok {
+	s := &Selector{expression: e}
+	if p, ok := patterns(e.Tree()); ok {
 		s.patterns = disjoint(p)
 	}
 	return s, nil
 }
 
 // String returns the expression; "" for the default.
-func (s *Selector) String() string { return s.expression }
+func (s *Selector) String() string {
+	if s.expression == nil {
+		return ""
+	}
+	return s.expression.String()
+}
 
 // Selects reports whether an interface takes part. It does not if the expression fails, for
 // example addresses[0] of an interface without addresses.
 func (s *Selector) Selects(i *netif.Interface) (bool, error) {
-	if s.program == nil {
+	if s.expression == nil {
 		return byDefault(i), nil
 	}
 	v := &variable{Name: i.Name, Type: i.Type, Addresses: make([]string, len(i.Addresses)), MTU: i.MTU, Up: i.Up, PortOf: i.PortOf}
 	for n, a := range i.Addresses {
 		v.Addresses[n] = a.String()
 	}
-	result, _, err := s.program.Eval(map[string]any{variableName: v})
+	selects, err := s.expression.Eval(v)
 	if err != nil {
-		return false, fmt.Errorf("interface expression %q: interface %s: %w", s.expression, i.Name, err)
+		return false, fmt.Errorf("interface expression %q: interface %s: %w", s, i.Name, err)
 	}
-	return result.Value() == true, nil
+	return selects, nil
 }
 
 // Patterns returns patterns that match exactly the interfaces that the Selector selects,

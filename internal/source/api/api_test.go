@@ -5,6 +5,7 @@ package api
 import (
 	"fmt"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -137,29 +138,70 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
-// TestNetworkPolicies is allowed to watch them, or not, which is no error.
-func TestNetworkPolicies(t *testing.T) {
-	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}
-	for _, refused := range []bool{false, true} {
-		w := newWorld(t, protobuf, service("web", "10.96.0.1"), policy)
-		w.options.NetworkPolicies = true
-		if refused {
-			w.refuse["networkpolicies"] = http.StatusForbidden
-			w.start()
-			w.expect("Set Service default/web", "Synced")
-			w.eventually("being asked again", func() bool { return len(w.query("networkpolicies")) > 4 })
-			w.change(func() { delete(w.refuse, "networkpolicies") })
-			w.expect("Set NetworkPolicy default/deny")
-		} else {
-			w.start()
-			w.expect("Set Service default/web", "Set NetworkPolicy default/deny", "Synced")
+// TestForFastPath is allowed to watch what only the fast path uses, or not, which is no error.
+func TestForFastPath(t *testing.T) {
+	pod := func(name, node string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: "1", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
+			Spec:       corev1.PodSpec{NodeName: node, HostNetwork: true, Containers: []corev1.Container{{Name: "main", Image: "example"}}},
+			Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Message: "long"},
 		}
-		w.set(policy)
-		w.expect("Set NetworkPolicy default/deny")
-		w.remove(policy)
-		w.expect("Delete NetworkPolicy default/deny")
-		if reported := w.reported(); len(reported) > 0 {
-			t.Errorf("errors %q", reported)
+	}
+	kinds := []struct {
+		resource string
+		object   source.Object
+	}{
+		{"networkpolicies", &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"}}},
+		{"namespaces", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: map[string]string{"c": "d"}}}},
+		{"pods", pod("web-1", "n1")},
+	}
+	for _, noStreaming := range []bool{false, true} {
+		for _, refused := range kinds {
+			w := newWorld(t, protobuf, service("web", "10.96.0.1"), pod("web-2", "n2"))
+			w.options.FastPath, w.noStreaming = true, noStreaming
+			want := []string{"Set Service default/web", "Synced"}
+			for _, k := range kinds {
+				w.set(k.object)
+				if k.resource != refused.resource {
+					want = append(want, "Set "+source.Name(k.object))
+				}
+			}
+			w.refuse[refused.resource] = http.StatusForbidden
+			w.start()
+			events := w.expect(want...)
+			w.eventually("being asked again", func() bool { return len(w.query(refused.resource)) > 4 })
+			w.change(func() { delete(w.refuse, refused.resource) })
+			events = append(events, w.expect("Set "+source.Name(refused.object))...)
+			for _, e := range events {
+				if p, is := e.Object.(*corev1.Pod); is {
+					p = p.DeepCopy()
+					p.ResourceVersion = ""
+					if !reflect.DeepEqual(p, &corev1.Pod{
+						ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
+						Spec:       corev1.PodSpec{HostNetwork: true},
+						Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}},
+					}) {
+						t.Errorf("pod %+v", p)
+					}
+				}
+				if n, is := e.Object.(*corev1.Namespace); is && n.Annotations["c"] != "d" {
+					t.Errorf("namespace %+v", n)
+				}
+			}
+			w.eventually("the watches", func() bool {
+				return w.watching("networkpolicies")+w.watching("namespaces")+w.watching("pods") == len(kinds)
+			})
+			w.set(pod("web-2", "n2"))
+			for _, k := range kinds {
+				w.set(k.object)
+				w.expect("Set " + source.Name(k.object))
+				w.remove(k.object)
+				w.expect("Delete " + source.Name(k.object))
+			}
+			if reported := w.reported(); len(reported) > 0 {
+				t.Errorf("errors %q", reported)
+			}
+			w.stop()
 		}
 	}
 }

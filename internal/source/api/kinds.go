@@ -34,6 +34,9 @@ type kind struct {
 	// features need. Its absence is no error.
 	consequence string
 
+	// strip removes from an object what is not needed. It may be nil.
+	strip func(source.Object)
+
 	// metadata says that only the objects' metadata is requested, and only whether objects
 	// exist is delivered.
 	metadata bool
@@ -104,7 +107,7 @@ func (o *Options) kinds() []*kind {
 			consequence: "connections to endpoints of deleted Nodes time out",
 		})
 	}
-	if o.NetworkPolicies {
+	if o.FastPath {
 		all = append(all, &kind{
 			name:        "NetworkPolicy",
 			version:     networkingv1.SchemeGroupVersion,
@@ -113,7 +116,37 @@ func (o *Options) kinds() []*kind {
 			list:        &networkingv1.NetworkPolicyList{},
 			optional:    true,
 			consequence: "connections stay on the fast path when a NetworkPolicy changes",
+		}, &kind{
+			name:        "Namespace",
+			version:     corev1.SchemeGroupVersion,
+			resource:    "namespaces",
+			empty:       &corev1.Namespace{},
+			list:        &corev1.NamespaceList{},
+			optional:    true,
+			consequence: "Namespaces cannot opt out of the fast path",
+		}, &kind{
+			name:        "Pod",
+			version:     corev1.SchemeGroupVersion,
+			resource:    "pods",
+			fields:      fields.OneTermEqualSelector("spec.nodeName", o.NodeName).String(),
+			empty:       &corev1.Pod{},
+			list:        &corev1.PodList{},
+			optional:    true,
+			strip:       stripPod,
+			consequence: "pods cannot opt out of the fast path",
 		})
 	}
 	return all
+}
+
+// stripPod leaves what desired.State.SetPod and the expression of the configuration use.
+func stripPod(o source.Object) {
+	p := o.(*corev1.Pod)
+	*p = corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: p.Name, ResourceVersion: p.ResourceVersion, Labels: p.Labels, Annotations: p.Annotations,
+		},
+		Spec:   corev1.PodSpec{HostNetwork: p.Spec.HostNetwork},
+		Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
+	}
 }

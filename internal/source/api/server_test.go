@@ -292,6 +292,8 @@ func (s *server) matches(o source.Object, q url.Values) bool {
 		return true
 	case strings.HasPrefix(f, "metadata.name="):
 		return f == "metadata.name="+o.GetName()
+	case strings.HasPrefix(f, "spec.nodeName="):
+		return f == "spec.nodeName="+o.(*corev1.Pod).Spec.NodeName
 	case f == "spec.clusterIP!=None":
 		return o.(*corev1.Service).Spec.ClusterIP != "None"
 	default:
@@ -304,7 +306,7 @@ func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, res
 	list := map[string]runtime.Object{
 		"nodes": &corev1.NodeList{}, "services": &corev1.ServiceList{},
 		"endpointslices": &discoveryv1.EndpointSliceList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
-		"networkpolicies": &networkingv1.NetworkPolicyList{},
+		"networkpolicies": &networkingv1.NetworkPolicyList{}, "namespaces": &corev1.NamespaceList{}, "pods": &corev1.PodList{},
 	}[resource]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -408,7 +410,7 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema
 // bookmark says that all initial events have been sent.
 func (s *server) bookmark(resource string) watch.Event {
 	var o source.Object
-	for _, k := range (&Options{NetworkPolicies: true}).kinds() {
+	for _, k := range (&Options{FastPath: true}).kinds() {
 		if k.resource == resource && !k.metadata {
 			o = k.object("", "")
 		}

@@ -18,8 +18,10 @@ type Options struct {
 	// NodeName is the name of the Node that is watched. Required.
 	NodeName string
 
-	// NetworkPolicies delivers NetworkPolicies too, where the API server allows it.
-	NetworkPolicies bool
+	// FastPath delivers what only the fast path uses too, where the API server allows it:
+	// NetworkPolicies, Namespaces, and the pods of the Node, of which only names, labels,
+	// annotations, addresses and the phase remain.
+	FastPath bool
 
 	// AllNodes delivers the metadata of all Nodes too.
 	AllNodes bool
@@ -43,8 +45,8 @@ func New(client *Client, o Options) *Source {
 	return &Source{client: client, options: o}
 }
 
-// WatchNetworkPolicies sets Options.NetworkPolicies, before Run.
-func (s *Source) WatchNetworkPolicies() { s.options.NetworkPolicies = true }
+// ForFastPath sets Options.FastPath, before Run.
+func (s *Source) ForFastPath() { s.options.FastPath = true }
 
 // Run implements source.Source. It returns an error only when it cannot start, not when
 // the API server cannot be reached. Logs go to the logger of ctx.

@@ -120,6 +120,9 @@ func (s *store) set(object any, listed bool) (delivered, error) {
 		return delivered(name), nil
 	}
 	o.SetManagedFields(nil) // may be most of the object
+	if s.kind.strip != nil {
+		s.kind.strip(o)
+	}
 	s.put(source.Event{Type: source.Set, Object: o})
 	return delivered(name), nil
 }

@@ -201,6 +201,7 @@ func (h *header) String() string {
 var kinds = []schema.GroupVersionKind{
 	corev1.SchemeGroupVersion.WithKind("Service"),
 	corev1.SchemeGroupVersion.WithKind("Node"),
+	corev1.SchemeGroupVersion.WithKind("Namespace"),
 	discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
 	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"),
 }
@@ -211,7 +212,7 @@ var anyList = corev1.SchemeGroupVersion.WithKind("List")
 // duplicate fields.
 var strict = func() *kjson.Serializer {
 	scheme := kruntime.NewScheme()
-	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.Node{})
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.Node{}, &corev1.Namespace{})
 	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{})
 	scheme.AddKnownTypes(networkingv1.SchemeGroupVersion, &networkingv1.ServiceCIDR{})
 	return kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, scheme, scheme, kjson.SerializerOptions{Strict: true})

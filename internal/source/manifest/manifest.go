@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package manifest is a source that reads a directory of manifests: Services,
-// EndpointSlices, Nodes and ServiceCIDRs, in files that kubectl apply -f DIR takes.
+// EndpointSlices, Nodes, ServiceCIDRs and Namespaces, in files that kubectl apply -f DIR takes.
 //
 // Each object is decoded strictly, gets defaults and is validated. A mistake is reported once
 // and removes nothing. docs/manifests.md has the rules.

@@ -32,6 +32,8 @@ func Validate(o source.Object) field.ErrorList {
 	case *corev1.Node:
 		faults := metadata(&o.ObjectMeta, false, validation.IsDNS1123Subdomain)
 		return append(faults, perFamily(field.NewPath("spec", "podCIDRs"), o.Spec.PodCIDRs, validation.IsValidCIDR)...)
+	case *corev1.Namespace:
+		return metadata(&o.ObjectMeta, false, validation.IsDNS1123Label)
 	case *networkingv1.ServiceCIDR:
 		faults := metadata(&o.ObjectMeta, false, validation.IsDNS1123Subdomain)
 		path := field.NewPath("spec", "cidrs")

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// AnnotationFastPath with the value "off" keeps connections off the fast path: on a Service those
+// to its frontends, on a pod of this node those from and to its addresses. On a Namespace it
+// counts for each of its Services and pods.
+const AnnotationFastPath = "slipstream.io/fast-path"
+
+// optOuts are the pods of this node, and the Namespaces that opt out of the fast path.
+type optOuts struct {
+	pods       map[types.NamespacedName]*pod
+	namespaces map[string]bool
+	ips        counted[netip.Addr] // of the pods that opt out, by their own or their Namespace's annotation
+}
+
+// pod is the part of a pod that the proxy uses.
+type pod struct {
+	annotation string
+	off        bool // by itself
+	ips        []netip.Addr
+}
+
+// SetPod adds or replaces a pod of this node. The object is not retained. Addresses of the host's
+// network belong to the node, and those of a pod that has ended may belong to another one.
+func (s *State) SetPod(in *corev1.Pod) {
+	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
+	to := &pod{annotation: in.Annotations[AnnotationFastPath]}
+	off, ok := parseFastPath(to.annotation)
+	if from := s.optOuts.pods[name]; !ok && (from == nil || from.annotation != to.annotation) {
+		s.fastPathProblem("Pod "+name.String(), to.annotation)
+	}
+	to.off = off || s.config.SlowPathPod != nil && s.config.SlowPathPod(in)
+	if !in.Spec.HostNetwork && in.Status.Phase != corev1.PodSucceeded && in.Status.Phase != corev1.PodFailed {
+		for _, ip := range in.Status.PodIPs {
+			if a, ok := parseAddr(ip.IP); ok {
+				to.ips = append(to.ips, a)
+			}
+		}
+	}
+	s.setPod(name, to)
+}
+
+// DeletePod deletes a pod.
+func (s *State) DeletePod(namespace, name string) {
+	s.setPod(types.NamespacedName{Namespace: namespace, Name: name}, nil)
+}
+
+// setPod replaces a pod. to is nil if it was deleted.
+func (s *State) setPod(name types.NamespacedName, to *pod) {
+	o := &s.optOuts
+	if from := o.pods[name]; from != nil {
+		o.use(name, from, -1)
+		delete(o.pods, name)
+	}
+	if to != nil {
+		if o.pods == nil {
+			o.pods = map[types.NamespacedName]*pod{}
+		}
+		o.pods[name] = to
+		o.use(name, to, 1)
+	}
+}
+
+// use adds n users of a pod's addresses if it opts out.
+func (o *optOuts) use(name types.NamespacedName, p *pod, n int) {
+	if !p.off && !o.namespaces[name.Namespace] {
+		return
+	}
+	for _, ip := range p.ips {
+		o.ips.use(ip, n)
+	}
+}
+
+// SetNamespace adds or replaces a Namespace. The object is not retained.
+func (s *State) SetNamespace(in *corev1.Namespace) {
+	off, ok := parseFastPath(in.Annotations[AnnotationFastPath])
+	if !ok {
+		s.fastPathProblem("Namespace "+in.Name, in.Annotations[AnnotationFastPath])
+	}
+	s.setNamespace(in.Name, off)
+}
+
+// DeleteNamespace deletes a Namespace.
+func (s *State) DeleteNamespace(name string) { s.setNamespace(name, false) }
+
+func (s *State) setNamespace(name string, off bool) {
+	o := &s.optOuts
+	if o.namespaces[name] == off {
+		return
+	}
+	usePods := func(n int) {
+		for podName, p := range o.pods {
+			if podName.Namespace == name {
+				o.use(podName, p, n)
+			}
+		}
+	}
+	usePods(-1)
+	if o.namespaces == nil {
+		o.namespaces = map[string]bool{}
+	}
+	if o.namespaces[name] = true; !off {
+		delete(o.namespaces, name)
+	}
+	usePods(1)
+	for _, svc := range s.services {
+		if svc.name.Namespace == name && svc.spec != nil {
+			s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) {
+				s.dirtyFrontend(s.frontends[key])
+			})
+		}
+	}
+}
+
+// parseFastPath parses a value of AnnotationFastPath, "" if there is none.
+func parseFastPath(value string) (off, ok bool) {
+	return value == "off", value == "off" || value == "on" || value == ""
+}
+
+func fastPathProblem(value string) (field, reason string) {
+	return "metadata.annotations[" + AnnotationFastPath + "]", "neither on nor off: " + value
+}
+
+func (s *State) fastPathProblem(object, value string) {
+	field, reason := fastPathProblem(value)
+	s.problems = append(s.problems, Problem{Object: object, Field: field, Reason: reason})
+}
