@@ -25,7 +25,7 @@ func newRun() *cobra.Command {
 		Use:   "run",
 		Short: "Run the Service proxy",
 		Long: `Run reads Services, EndpointSlices, ServiceCIDRs and this node's Node, and keeps the
-kernel's rules, nftables or iptables, in line with them until it is stopped. The rules
+kernel's rules (nftables, iptables or IPVS) in line with them until it is stopped. The rules
 stay when it stops, and a new run takes them over without interruption;
 'slipstream cleanup' removes them.
 
