@@ -11,6 +11,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 )
 
+// TestOthersTables has another program change the ruleset, which makes Check look at the table
+// of IPVS mode. It is complete, though its pools have no endpoints.
+func TestOthersTables(t *testing.T) {
+	s := newStreet(t, 3, Options{})
+	if out, err := s.Node.Run(t.Context(), "nft", "add", "table", "ip", "other"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := s.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDamage has another process change what IPVS mode has programmed. Check finds it, and
 // Reconcile repairs it.
 func TestDamage(t *testing.T) {

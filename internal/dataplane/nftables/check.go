@@ -168,7 +168,7 @@ func (b *Backend) checkPool(id desired.PoolID, p *dataplane.Pool) error {
 	s, w := &schemas[p.Family], &b.writer
 	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
-	if n := len(p.Slots); err == nil && n > 0 {
+	if n := len(p.Slots); err == nil && n > 0 && p.Slots[n-1] != dataplane.Elsewhere {
 		err = b.checkElement(s, s.sides[p.Scope].endpoints, w.endpointKey(id, n-1), what)
 		if err == nil && p.Sticky {
 			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)
