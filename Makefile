@@ -16,10 +16,10 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle test-cluster test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules bench-ipvs fuzz clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build bin/slipstream and bin/slipstream-bench, static binaries
 	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/slipstream ./cmd/slipstream-bench
@@ -35,9 +35,21 @@ oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 C
 	cd test/oracle && $(GO) run ./build tools previous && $(GO) test ./cluster ./observe ./stage ./upstream
 	cd test/oracle && $(GO) test -count=1 -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
+# Only the test kernel has IPVS. Everything is built here: compiling there is slow.
+UML = $(GO) run ./test/kernel/run -memory 4G -timeout 2h
+
+oracle-ipvs: deps ## The same in IPVS mode, on the User Mode Linux kernel; SEED=1000 CLUSTERS=10, RUN=Releases (root)
+	cd test/oracle && $(GO) run ./build tools previous && $(GO) test -c -o ../../bin/oracle.test .
+	$(UML) sh -c 'cd test/oracle && exec ../../bin/oracle.test -test.v -test.timeout 2h -mode ipvs -test.run "$(or $(RUN),Oracle)" -clusters $(or $(CLUSTERS),4) $(if $(SEED),-seed $(SEED))'
+
 test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, with several nodes, beside kube-proxy (root)
 	cd test/oracle && $(GO) run ./build tools oldest
 	cd test/cluster && $(GO) test -count=1 -parallel 3 -timeout 30m ./...
+
+test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on the User Mode Linux kernel (root)
+	cd test/oracle && $(GO) run ./build tools
+	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test .
+	$(UML) sh -c 'cd test/cluster && exec ../../bin/cluster.test -test.v -test.timeout 1h -slipstream ../../bin/slipstream -patience 10m -connect-timeout 30s -test.run "$(or $(RUN),TestSwap/ipvs)"'
 
 test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
 	cd test/oracle && $(GO) run ./build tools
@@ -76,6 +88,13 @@ bench-scale: deps build ## Measure beside upstream kube-proxy on a real API serv
 
 bench-rules: deps build ## Count the rules that a new connection meets, ours and kube-proxy's in iptables mode, SERVICES=10,100,1000,10000, SAVE=file.json (root)
 	cd test/cluster && $(GO) run ./scale rules -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(SAVE),-save $(abspath $(SAVE)))
+
+bench-ipvs: deps build ## Measure IPVS mode beside kube-proxy's on the User Mode Linux kernel, SERVICES=10000, RUNS=1 (root)
+	cd test/oracle && $(GO) run ./build tools
+	cd test/cluster && $(GO) build -o ../../bin/scale ./scale
+	$(UML) bin/slipstream-bench sync --mode ipvs --services $(or $(SERVICES),10000) --endpoints 10 --runs $(or $(RUNS),1)
+	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs -services $(or $(SERVICES),10000) -runs $(or $(RUNS),1)'
+	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale rules -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs'
 
 fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each
 	$(GO) test ./internal/source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m

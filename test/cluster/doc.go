@@ -10,6 +10,7 @@
 //	go test . -run TestSwap -v                     # one test
 //	go test . -proxy kube-proxy-nftables           # the same of kube-proxy: are the tests right?
 //	go test . -mode iptables                       # Slipstream in another mode
+//	make test-cluster-ipvs                         # TestSwap in IPVS mode, on the User Mode Linux kernel
 //	go test . -run TestUDP -logs /tmp/somewhere    # keeps the proxies' logs and configuration
 //
 // What a test claims is what clients see: connections are made from pods, from nodes and

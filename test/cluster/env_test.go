@@ -19,6 +19,9 @@ import (
 // a minute later, and a test machine may be slow.
 var patience = flag.Duration("patience", 3*time.Minute, "how long to wait for what should come")
 
+// connectTimeout is for machines that stand still for seconds.
+var connectTimeout = flag.Duration("connect-timeout", time.Second, "how long a connection, or an answer on it, may take; TCP repeats a lost SYN after a second")
+
 // families are IPv4 and IPv6, as values of "ipv6".
 var families = []bool{false, true}
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -19,7 +20,8 @@ import (
 )
 
 var (
-	proxyFlag = flag.String("proxy", string(proxies.Slipstream), fmt.Sprint("the proxy to test, one of ", proxies.Kinds))
+	proxyFlag = flag.String("proxy", string(proxies.Slipstream), fmt.Sprint("the proxy to test, one of ", proxies.AllKinds))
+	program   = flag.String("slipstream", "", "`path` of the command slipstream; built from this checkout by default")
 	modeFlag  = flag.String("mode", "", "the mode that Slipstream is tested in, if not nftables")
 	keepLogs  = flag.String("logs", "", "an existing directory where the proxies' logs stay")
 )
@@ -100,7 +102,9 @@ func startCluster(t *testing.T, o upstream.ControlPlaneOptions) *site.Site {
 func slipstreamBinary(t *testing.T) string {
 	t.Helper()
 	slipstream.once.Do(func() {
-		slipstream.path, slipstream.err = proxies.BuildSlipstream(context.Background(), shared.dir)
+		if slipstream.path, slipstream.err = filepath.Abs(*program); *program == "" {
+			slipstream.path, slipstream.err = proxies.BuildSlipstream(context.Background(), shared.dir)
+		}
 	})
 	if slipstream.err != nil {
 		t.Fatal(slipstream.err)

@@ -77,16 +77,20 @@ func TestSwap(t *testing.T) {
 		{"nftables", "nftables", proxies.KubeProxyNFTables},
 		{"iptables", "iptables", proxies.KubeProxyIPTables},
 		{"no mode", "", proxies.KubeProxyIPTables},
+		{"ipvs", "ipvs", proxies.KubeProxyIPVS},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			e := newEnv(t)
 			kind := test.kind
-			if kind == proxies.KubeProxyIPTables {
+			if kind != proxies.KubeProxyNFTables {
 				kerneltest.Require(t, kerneltest.IPTablesNFT)
 			}
-			if test.mode == "iptables" {
+			if test.mode == "iptables" || test.mode == "ipvs" {
 				kerneltest.Require(t, kerneltest.IPSet)
 			}
+			if test.mode == "ipvs" {
+				kerneltest.Require(t, kerneltest.IPVS)
+			}
+			e := newEnv(t)
 			s := newSwapped(e)
 			before := e.startEverywhere(kind, inPlace(test.mode))
 			s.use()
@@ -170,6 +174,10 @@ func (e *env) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Servi
 	for _, ipv6 := range families {
 		list := []string{"nft", "list", "table", "ip", "kube-proxy"}
 		switch {
+		case kind == proxies.KubeProxyIPVS && ipv6:
+			list = []string{"ipset", "list", "KUBE-6-CLUSTER-IP"}
+		case kind == proxies.KubeProxyIPVS:
+			list = []string{"ipset", "list", "KUBE-CLUSTER-IP"}
 		case kind == proxies.KubeProxyIPTables && ipv6:
 			list = []string{"ip6tables-save", "-t", "nat"}
 		case kind == proxies.KubeProxyIPTables:

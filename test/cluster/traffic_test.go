@@ -23,7 +23,9 @@ type traffic struct {
 // load makes new connections, about a hundred a second.
 func (r *traffic) load(from *lab.Machine, p lab.Protocol, to netip.AddrPort) {
 	r.env.Helper()
-	l, err := from.StartLoad(context.Background(), p, to, lab.LoadOptions{Pace: 10 * time.Millisecond})
+	l, err := from.StartLoad(context.Background(), p, to, lab.LoadOptions{
+		Pace: 10 * time.Millisecond, Connect: []lab.ConnectOption{lab.Timeout(*connectTimeout)},
+	})
 	r.env.check(err)
 	r.loads = append(r.loads, l)
 	r.what = append(r.what, fmt.Sprintf("%v %v from %s", p, to, from.Name()))
@@ -33,7 +35,7 @@ func (r *traffic) load(from *lab.Machine, p lab.Protocol, to netip.AddrPort) {
 // stream opens a connection and keeps it.
 func (r *traffic) stream(from *lab.Machine, p lab.Protocol, to netip.AddrPort) *lab.Stream {
 	r.env.Helper()
-	s, err := from.Stream(p, to, 20*time.Millisecond)
+	s, err := from.Stream(p, to, 20*time.Millisecond, lab.Timeout(*connectTimeout))
 	r.env.check(err)
 	r.streams = append(r.streams, s)
 	r.env.Cleanup(func() { s.Close() })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oracle compares Slipstream with upstream kube-proxy, in nftables mode and, with
-// both variants of the iptables commands, in iptables mode.
+// Package oracle compares Slipstream with upstream kube-proxy, in nftables mode, with both
+// variants of the iptables commands in iptables mode, and in IPVS mode.
 //
 // Both are given the same random clusters, through a real kube-apiserver: Services of
 // all types, EndpointSlices, Nodes, and settings. Each runs on a stage of its own, a lab
@@ -15,6 +15,7 @@
 //	make oracle SEED=1000 CLUSTERS=100               # seeds 1000 to 1099, half of them in nftables mode
 //	make oracle MODE=iptables-nft                    # in one mode: nftables, iptables-legacy, iptables-nft
 //	go test . -run Oracle -mode iptables-nft -clusters 1 -seed 1042 -v    # one of them again
+//	make oracle-ipvs SEED=1000 CLUSTERS=10           # in IPVS mode, on the User Mode Linux kernel
 //	go test . -run Oracle -against kube-proxy        # kube-proxy with itself
 //	go test . -run Releases -seed 7                  # kube-proxy with that of the previous release
 //
@@ -27,7 +28,8 @@
 // passing: they come from a slow machine or, with session affinity in iptables mode, from
 // the kernel, which remembers only the last 100 clients of an endpoint.
 //
-// It needs root, nft, and iptables for the mode of that name; test/deps.sh installs both.
+// It needs root, nft, and iptables for the modes of iptables and IPVS; test/deps.sh installs
+// both. Few machines have IPVS, so -mode all is without it.
 // etcd, kube-apiserver and kube-proxy are built when they are first needed, which takes
 // minutes; "go run ./build tools previous" does nothing else.
 //

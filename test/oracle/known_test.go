@@ -27,6 +27,9 @@ var known = []struct {
 	{"what starts on the node, for an external or load balancer address of a Service without endpoints", isRefusedOnNode},
 	{"a load balancer's address of a Service without endpoints, from elsewhere than its source ranges", isSourceFirst},
 	{"a node port of a Service without endpoints (on this node, with `externalTrafficPolicy: Local`), at an address of the node's where none answer", isWhereNoneAnswers},
+	{"`externalTrafficPolicy: Local`, what starts on a node or in a pod", isKeptOnNode},
+	{"a traffic policy Local, and this node has no endpoint", isElsewhereAllTheSame},
+	{"which packets rules refuse or drop", isDroppedLater},
 }
 
 // knownDifference returns the row that says why the two differ, or nothing.

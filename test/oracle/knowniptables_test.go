@@ -17,7 +17,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The differences below are those of iptables mode. In all of them kube-proxy lets pass
+// The differences below are those of iptables mode, and the second and the fourth are also of
+// IPVS mode. In all of them kube-proxy lets pass
 // what Slipstream refuses or drops, as both do in nftables mode.
 
 // isUnusedPort says whether Slipstream refuses what is for a ClusterIP, but not for one of
@@ -41,7 +42,7 @@ func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
 	if d.probe.Kind == observe.Share {
 		// The Service is another proxy's: with kube-proxy all its addresses lead
 		// elsewhere, where one machine answers.
-		return c.Settings.Mode == cluster.IPTables && (of(d.probe.To.Addr()) || of(d.probe.Then.Addr())) &&
+		return c.Settings.Mode != cluster.NFTables && (of(d.probe.To.Addr()) || of(d.probe.Then.Addr())) &&
 			d.outcomes[0].Note == observe.SameServer && d.outcomes[1].Note == observe.NotBoth
 	}
 	return of(d.probe.To.Addr()) && letPass(c, d, observe.Timeout)
@@ -66,7 +67,7 @@ func isSourceFirst(c *cluster.Cluster, d difference) bool {
 		return false
 	}
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	refused := c.Settings.Mode == cluster.IPTables && fails(kube, observe.Refused) && fails(ours, failureOf(d, observe.Timeout))
+	refused := c.Settings.Mode != cluster.NFTables && fails(kube, observe.Refused) && fails(ours, failureOf(d, observe.Timeout))
 	return refused || d.probe.From == stage.OnNode && letPass(c, d, observe.Timeout)
 }
 
@@ -138,12 +139,12 @@ func fails(o observe.Outcome, failure string) bool {
 	return len(o.Answers) == 0 && slices.Equal(o.Failures, []string{failure})
 }
 
-// letPass reports whether, in iptables mode, all connections reached another machine with
+// letPass reports whether, in iptables or IPVS mode, all connections reached another machine with
 // kube-proxy, or would have without the firewall, and met nothing but the failure with
 // Slipstream.
 func letPass(c *cluster.Cluster, d difference, failure string) bool {
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	if c.Settings.Mode != cluster.IPTables || !fails(ours, failureOf(d, failure)) {
+	if c.Settings.Mode == cluster.NFTables || !fails(ours, failureOf(d, failure)) {
 		return false
 	}
 	if len(kube.Answers) == 0 {

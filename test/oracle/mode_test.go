@@ -16,35 +16,45 @@ import (
 // mode is a way for both proxies to program the kernel.
 type mode struct {
 	name    string
+	proxy   string           // the mode of both proxies, of package cluster
 	variant iptables.Variant // of the iptables commands; "" in nftables mode
 	share   int              // of the clusters, beside other modes
 	needs   []kerneltest.Feature
 }
 
 var allModes = []mode{
-	{"nftables", "", 2, []kerneltest.Feature{kerneltest.NFTables}},
-	{"iptables-legacy", iptables.Legacy, 1, []kerneltest.Feature{kerneltest.IPTablesLegacy, kerneltest.IPSet}},
-	{"iptables-nft", iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
+	{"nftables", cluster.NFTables, "", 2, []kerneltest.Feature{kerneltest.NFTables}},
+	{"iptables-legacy", cluster.IPTables, iptables.Legacy, 1, []kerneltest.Feature{kerneltest.IPTablesLegacy, kerneltest.IPSet}},
+	{"iptables-nft", cluster.IPTables, iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
+	ipvsMode,
 }
+
+// ipvsMode is on request only: few kernels have IPVS.
+var ipvsMode = mode{"ipvs", cluster.IPVS, iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPVS, kerneltest.IPTablesNFT, kerneltest.IPSet}}
 
 // cluster makes up a cluster to be looked at in this mode.
 func (m mode) cluster(seed uint64) *cluster.Cluster {
 	c := cluster.Random(seed)
-	if m.variant != "" {
+	switch m.proxy {
+	case cluster.IPTables:
 		c.ForIPTables(string(m.variant))
+	case cluster.IPVS:
+		c.ForIPVS()
 	}
 	return c
 }
 
 // modeOf is the mode in which a cluster is looked at.
 func modeOf(c *cluster.Cluster) mode {
-	return allModes[slices.IndexFunc(allModes, func(m mode) bool { return string(m.variant) == c.Settings.Variant })]
+	return allModes[slices.IndexFunc(allModes, func(m mode) bool {
+		return m.proxy == c.Settings.Mode && string(m.variant) == c.Settings.Variant
+	})]
 }
 
 // selectModes are the modes that a list names.
 func selectModes(list string) (selected []mode, err error) {
 	if list == "all" {
-		return allModes, nil
+		return allModes[:len(allModes)-1], nil
 	}
 	for _, name := range strings.Split(list, ",") {
 		i := slices.IndexFunc(allModes, func(m mode) bool { return m.name == name })

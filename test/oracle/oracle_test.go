@@ -17,7 +17,7 @@ import (
 var (
 	firstSeed = flag.Uint64("seed", 1, "the first cluster's seed; the next ones follow")
 	clusters  = flag.Int("clusters", 12, "how many clusters to compare, in all modes together")
-	modes     = flag.String("mode", "all", "nftables, iptables-legacy or iptables-nft (variants of the iptables commands), several of them, comma-separated, or all")
+	modes     = flag.String("mode", "all", "nftables, iptables-legacy or iptables-nft (variants of the iptables commands) or ipvs, several of them, comma-separated, or all (but ipvs)")
 	against   = flag.String("against", "slipstream", "what to compare kube-proxy with: slipstream or kube-proxy")
 )
 
@@ -64,7 +64,11 @@ func TestReleases(t *testing.T) {
 	for i, r := range []upstream.Release{upstream.Previous, upstream.Current} {
 		subjects[i] = kubeProxy{r, control, t.TempDir(), t.Logf}
 	}
-	for i, m := range allModes {
+	selected, err := selectModes(*modes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range selected {
 		t.Run(m.name, func(t *testing.T) {
 			kerneltest.Require(t, m.needs...)
 			c := write(t, control, *firstSeed+uint64(i), m)

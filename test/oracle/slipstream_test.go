@@ -6,13 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -97,8 +97,11 @@ type kernel interface {
 
 // newBackend is one of the mode that the settings say.
 func newBackend(config dataplane.Config, s cluster.Settings) (kernel, error) {
-	if s.Mode == cluster.IPTables {
+	switch s.Mode {
+	case cluster.IPTables:
 		return iptables.New(context.Background(), config, iptables.Options{Variant: iptables.Variant(s.Variant)})
+	case cluster.IPVS:
+		return ipvs.New(config, ipvs.Options{})
 	}
 	return nftables.New(config)
 }
@@ -197,18 +200,15 @@ func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Con
 	}
 }
 
-// addressesOf are the addresses on a namespace's interfaces.
+// addressesOf are the addresses on a namespace's interfaces, except Service addresses.
 func addressesOf(ns *lab.Namespace) (all []netip.Addr, err error) {
-	err = ns.Do(func() error {
-		addrs, err := net.InterfaceAddrs()
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok {
-				ip, _ := netip.AddrFromSlice(n.IP)
-				all = append(all, ip.Unmap())
-			}
+	interfaces, err := netif.Namespace(ns.FD()).List()
+	for _, i := range interfaces {
+		if i.Name == ipvs.Interface {
+			continue
 		}
-		return err
-	})
+		all = append(all, i.Addresses...)
+	}
 	return all, err
 }
 

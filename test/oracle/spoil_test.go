@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/oracle/observe"
@@ -110,11 +109,12 @@ const (
 	inNFTables modeSet = 1 << iota
 	inLegacy
 	inNFT
+	inIPVS
 )
 
 // has says whether a mode is in the set.
 func (k modeSet) has(m mode) bool {
-	return k&map[iptables.Variant]modeSet{"": inNFTables, iptables.Legacy: inLegacy, iptables.NFT: inNFT}[m.variant] != 0
+	return k&map[string]modeSet{"nftables": inNFTables, "iptables-legacy": inLegacy, "iptables-nft": inNFT, "ipvs": inIPVS}[m.name] != 0
 }
 
 func eachService(spoil func(*corev1.Service) bool) func(*cluster.Cluster) int {
@@ -145,7 +145,11 @@ func eachEndpoint(spoil func(*discoveryv1.Endpoint) bool) func(*cluster.Cluster)
 // be noticed: a comparison that cannot fail would be worth nothing.
 func TestSpoiledIsSeen(t *testing.T) {
 	control := controlPlane(t)
-	for _, m := range allModes {
+	selected, err := selectModes(*modes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range selected {
 		t.Run(m.name, func(t *testing.T) {
 			kerneltest.Require(t, m.needs...)
 			c := write(t, control, spoiledSeed, m)

@@ -25,7 +25,7 @@ func TestValidate(t *testing.T) {
 		{"no repetitions", func(o *Options) { o.Repetitions = 0 }, "--repetitions: must"},
 		{"no runs", func(o *Options) { o.Runs = 0 }, "--runs: must"},
 		{"family", func(o *Options) { o.Family = "ipx" }, `--family: "ipx" is none of ipv4, ipv6, dual`},
-		{"mode", func(o *Options) { o.Mode = "ipvs" }, `--mode: "ipvs" is none of iptables, iptables-legacy, iptables-nft, nftables`},
+		{"mode", func(o *Options) { o.Mode = "ebpf" }, `--mode: "ebpf" is none of iptables, iptables-legacy, iptables-nft, ipvs, nftables`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

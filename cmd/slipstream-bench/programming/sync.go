@@ -22,6 +22,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/spf13/pflag"
@@ -195,6 +196,7 @@ var (
 const modeIPTables = "iptables"
 
 var modes = map[string]func(context.Context) (dataplane.Dataplane, error){
+	"ipvs":            func(context.Context) (dataplane.Dataplane, error) { return ipvs.New(dataplaneConfig, ipvs.Options{}) },
 	"nftables":        func(context.Context) (dataplane.Dataplane, error) { return nftables.New(dataplaneConfig) },
 	"iptables-legacy": func(ctx context.Context) (dataplane.Dataplane, error) { return openIPTables(ctx, iptables.Legacy) },
 	"iptables-nft":    func(ctx context.Context) (dataplane.Dataplane, error) { return openIPTables(ctx, iptables.NFT) },

@@ -106,6 +106,13 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 	}
 }
 
+func TestSyncMeasuresIPVS(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS)
+	o := small(FamilyDual)
+	o.Mode = "ipvs"
+	checkSeries(t, measure(t, o))
+}
+
 // A mode that leaves the variant open is the one that the machine uses.
 func TestResolve(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,20 +27,27 @@ type Kind string
 const (
 	Slipstream         Kind = "slipstream" // in nftables mode
 	SlipstreamIPTables Kind = "slipstream-iptables"
+	SlipstreamIPVS     Kind = "slipstream-ipvs"
 	KubeProxyNFTables  Kind = "kube-proxy-nftables"
 	KubeProxyIPTables  Kind = "kube-proxy-iptables"
+	KubeProxyIPVS      Kind = "kube-proxy-ipvs"
 )
 
-// Kinds are all of them.
-var Kinds = []Kind{Slipstream, SlipstreamIPTables, KubeProxyNFTables, KubeProxyIPTables}
+// Kinds are all of them but those of IPVS mode, which few kernels have. AllKinds has these too.
+var (
+	Kinds    = []Kind{Slipstream, SlipstreamIPTables, KubeProxyNFTables, KubeProxyIPTables}
+	AllKinds = append(slices.Clone(Kinds), SlipstreamIPVS, KubeProxyIPVS)
+)
 
 // IsSlipstream says whether it is Slipstream, in any mode.
 func (k Kind) IsSlipstream() bool { return strings.HasPrefix(string(k), string(Slipstream)) }
 
 // Mode returns the mode by its name in configurations.
 func (k Kind) Mode() string {
-	if strings.HasSuffix(string(k), "-iptables") {
-		return "iptables"
+	for _, mode := range []string{"iptables", "ipvs"} {
+		if strings.HasSuffix(string(k), "-"+mode) {
+			return mode
+		}
 	}
 	return "nftables"
 }
@@ -167,12 +175,21 @@ var (
 	ofKubelet   = []string{"chain KUBE-FIREWALL", "chain KUBE-IPTABLES-HINT", "chain KUBE-KUBELET-CANARY", "chain KUBE-MARK-DROP"}
 )
 
-// Leftovers lists the tables and chains that kube-proxy, in any mode, has on a node.
+// Leftovers lists the tables, chains and IP sets that kube-proxy, in any mode, has on a node.
 func Leftovers(ctx context.Context, node *lab.Node) (found []string, err error) {
 	out, err := node.Run(ctx, "nft", "list", "ruleset")
 	for _, name := range ofKubeProxy.FindAllString(string(out), -1) {
 		if name = strings.TrimSpace(name); !slices.Contains(ofKubelet, name) {
 			found = append(found, name)
+		}
+	}
+	if _, missing := exec.LookPath("ipset"); missing != nil || err != nil {
+		return found, err
+	}
+	out, err = node.Run(ctx, "ipset", "list", "-name")
+	for name := range strings.Lines(string(out)) {
+		if strings.HasPrefix(name, "KUBE-") {
+			found = append(found, "IP set "+strings.TrimSpace(name))
 		}
 	}
 	return found, err

@@ -43,8 +43,8 @@
 //	go run ./scale rules -services 10,100,1000,10000
 //
 // counts the iptables rules that the kernel executes for a new connection, with more and
-// more Services in the same API server, for Slipstream's and kube-proxy's iptables modes
-// (rules.go).
+// more Services in the same API server, for Slipstream's and kube-proxy's iptables modes, or
+// with -subjects slipstream-ipvs,kube-proxy-ipvs their IPVS modes (rules.go).
 package main
 
 import (
@@ -104,7 +104,7 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 	var chosen []proxies.Kind
 	programs := map[proxies.Kind]string{}
 	r := &bench.Result{Benchmark: "scale", Options: o, Machine: bench.ThisMachine()}
-	for _, k := range proxies.Kinds { // ratios are to the first one that is chosen
+	for _, k := range proxies.AllKinds { // ratios are to the first one that is chosen
 		if !slices.Contains(o.Subjects, string(k)) {
 			continue
 		}

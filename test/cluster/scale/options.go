@@ -68,7 +68,8 @@ func (o *options) most() int { return o.Services[len(o.Services)-1] }
 
 func parse(args []string) (*options, error) {
 	o := &options{rules: len(args) > 0 && args[0] == "rules"}
-	var services, names string
+	var services, subjects string
+	all := strings.Join(names(proxies.AllKinds), ", ")
 	f := flag.NewFlagSet("scale", flag.ContinueOnError)
 	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each Service")
 	f.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "longest wait for one start, change or burst; a subject that needs longer is given up")
@@ -79,12 +80,13 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.save, "save", "", "`file` to write the result to as JSON too")
 	f.StringVar(&o.logs, "logs", "", "existing `directory` where configurations and logs stay")
 	if o.rules {
-		args, names = args[1:], string(proxies.SlipstreamIPTables+","+proxies.KubeProxyIPTables)
+		args = args[1:]
+		f.StringVar(&subjects, "subjects", string(proxies.SlipstreamIPTables+","+proxies.KubeProxyIPTables), "whose rules to count, those of the iptables or the IPVS mode")
 		f.StringVar(&services, "services", "10,100,1000,10000", "numbers of Services in the cluster, with commas between, from few to many")
 		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
 	} else {
 		f.StringVar(&services, "services", "10000", "Services in the cluster")
-		f.StringVar(&names, "subjects", strings.Join(subjectNames(), ","), "what to measure, with commas between")
+		f.StringVar(&subjects, "subjects", strings.Join(names(proxies.Kinds), ","), "what to measure, with commas between, of "+all)
 		f.IntVar(&o.Runs, "runs", 1, "runs of each subject, each a new process on a new node, in turns")
 		f.IntVar(&o.Changes, "changes", 200, "single changes in each run, at most; see -budget")
 		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
@@ -106,7 +108,7 @@ func parse(args []string) (*options, error) {
 		}
 		o.Services = append(o.Services, n)
 	}
-	o.Subjects = strings.Split(names, ",")
+	o.Subjects = strings.Split(subjects, ",")
 	return o, o.validate()
 }
 
@@ -119,8 +121,11 @@ func (o *options) validate() error {
 		last = n
 	}
 	for i, name := range o.Subjects {
-		if err := bench.OneOf("-subjects", name, subjectNames()...); err != nil {
+		if err := bench.OneOf("-subjects", name, names(proxies.AllKinds)...); err != nil {
 			return err
+		}
+		if o.rules && proxies.Kind(name).Mode() == "nftables" {
+			return fmt.Errorf("-subjects: rules of %s cannot be counted", name)
 		}
 		if slices.Contains(o.Subjects[:i], name) {
 			return fmt.Errorf("-subjects: %s is given twice", name)
@@ -146,7 +151,7 @@ func (o *options) validate() error {
 		bench.Within("-services: how many numbers there are", len(o.Services), 1, 1),
 		// As many Services of several endpoints as of one.
 		bench.Within("-services", last, 2*singles, maxServices),
-		bench.Within("-runs", o.Runs, 1, maxNodes/len(proxies.Kinds)),
+		bench.Within("-runs", o.Runs, 1, maxNodes/len(o.Subjects)),
 		bench.Within("-changes", o.Changes, 1, 100_000),
 		bench.Within("-burst", o.Burst, 1, 100_000),
 		bench.Within("-bursts", o.Bursts, 1, 1000))...)
@@ -177,11 +182,11 @@ func (o *options) directory() (dir string, done func() error, err error) {
 // changes are rare (Slipstream's nftables mode).
 const pause = 1200 * time.Millisecond
 
-func subjectNames() (names []string) {
-	for _, k := range proxies.Kinds {
-		names = append(names, string(k))
+func names(kinds []proxies.Kind) (all []string) {
+	for _, k := range kinds {
+		all = append(all, string(k))
 	}
-	return names
+	return all
 }
 
 // version is what a subject's program prints as its version, with that of the iptables

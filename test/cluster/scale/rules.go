@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/rulewalk"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -29,6 +32,11 @@ func rulesSeries(o *options) (all []bench.Series) {
 		first.Name, first.Text, first.Show, first.At = firstName(n), "  first of its list", nil, 0
 		last.Name, last.Text, last.Show, last.At = lastName(n), "  last of its list", nil, 0
 		all = append(all, s, first, last)
+		if slices.Contains(o.Subjects, string(proxies.KubeProxyIPVS)) || slices.Contains(o.Subjects, string(proxies.SlipstreamIPVS)) {
+			took := s
+			took.Name, took.Text, took.Unit, took.At = connectName(n), "  time of a connection", bench.Nanoseconds, 0
+			all = append(all, took)
+		}
 	}
 	return all
 }
@@ -37,11 +45,18 @@ func rulesName(services int) string { return fmt.Sprintf("rules_%d", services) }
 func firstName(services int) string { return fmt.Sprintf("rules_%d_first", services) }
 func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", services) }
 
+// connectName is a connection's time, from the client's SYN to the pod's answer.
+func connectName(services int) string { return fmt.Sprintf("connect_%d", services) }
+
 // countRules counts the rules that the kernel executes for the first packet of a connection
 // from a pod on the node, to one Service of a random sample after the other. Rules and
 // counters are read before and after each. Package rulewalk finds the packet's path through
 // all tables, PREROUTING to POSTROUTING: a rule was executed if the packet came to it,
 // whether it matched or not. The path must end where the kernel has sent the packet.
+//
+// In IPVS mode a virtual server leads to the pod, not a rule. The packet's path is then
+// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING. Slipstream has no iptables rules in
+// this mode: all rules of all nftables tables are counted, executed or not.
 func (m *measurement) countRules(ctx context.Context) (err error) {
 	n := m.filled
 	defer func() {
@@ -52,6 +67,11 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 	if err := m.program(ctx); err != nil {
 		return err
 	}
+	if m.subject.Mode() == "ipvs" {
+		if err := m.connections(ctx); err != nil {
+			return err
+		}
+	}
 	// From here on there are no answers, so that only the first packets are counted.
 	if _, err := m.pods.Run(ctx, "nft", "table ip silent {\nchain c { type filter hook prerouting priority raw; policy drop; }\n}"); err != nil {
 		return err
@@ -60,7 +80,7 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 		_, failed := m.pods.Run(context.WithoutCancel(ctx), "nft", "delete table ip silent")
 		err = errors.Join(err, failed)
 	}()
-	c := &counter{node: m.node}
+	c := &counter{node: m.node, subject: m.subject}
 	if c.now, err = c.dump(ctx); err != nil {
 		return err
 	}
@@ -108,9 +128,28 @@ func (m *measurement) program(ctx context.Context) (err error) {
 	return err
 }
 
+// connections measures connections to the sample's Services.
+func (m *measurement) connections(ctx context.Context) error {
+	return m.prober.do(func() error {
+		for _, i := range m.sample {
+			begin := time.Now()
+			_, err := connect(frontend(i), time.Second)
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err != nil {
+				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
+			}
+			m.samples.Add(connectName(m.filled), float64(time.Since(begin)))
+		}
+		return nil
+	})
+}
+
 type counter struct {
-	node *node
-	now  rulewalk.Dump
+	node    *node
+	subject proxies.Kind
+	now     rulewalk.Dump
 }
 
 func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
@@ -118,7 +157,13 @@ func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rulewalk.Parse(string(text))
+	d, err := rulewalk.Parse(string(text))
+	if c.subject.Mode() == "ipvs" {
+		// IPVS is before these, and after it the connection is not new to NAT.
+		delete(d["nat"], "INPUT")
+		delete(d["nat"], "OUTPUT")
+	}
+	return d, err
 }
 
 // connect sends the first packet of a connection from the client to a Service, and returns
@@ -132,9 +177,20 @@ func (c *counter) connect(ctx context.Context, service int) (rules int, err erro
 	if c.now, err = c.dump(ctx); err != nil {
 		return 0, err
 	}
-	walk, err := rulewalk.Follow(before, c.now, "PREROUTING", "FORWARD", "POSTROUTING")
+	chains := []string{"PREROUTING", "FORWARD", "POSTROUTING"}
+	if c.subject.Mode() == "ipvs" {
+		chains = []string{"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"}
+	}
+	walk, err := rulewalk.Follow(before, c.now, chains...)
 	if err != nil {
 		return 0, err
+	}
+	switch {
+	case c.subject == proxies.SlipstreamIPVS:
+		out, err := c.node.Run(ctx, "nft", "--json", "--terse", "list", "ruleset")
+		return strings.Count(string(out), `{"rule": {`), err
+	case c.subject.Mode() == "ipvs":
+		return walk.Rules, nil
 	}
 	if walk.Destination != sent.String() {
 		return 0, fmt.Errorf("the rules say %q, but the packet was sent to %v", walk.Destination, sent)

@@ -40,6 +40,7 @@ func main() {
 
 func run() (int, error) {
 	timeout := flag.Duration("timeout", 10*time.Minute, "kill the machine after this time")
+	memory := flag.String("memory", "", "the machine's memory, as in the kernel's option mem= (default 2G)")
 	version := flag.String("kernel", uml.Versions[0], "Linux version: "+strings.Join(uml.Versions, " or "))
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: run [flags] command [argument...]")
@@ -65,7 +66,7 @@ func run() (int, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(dir, path)
 	}
-	code, err := uml.Machine{Kernel: kernel}.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
+	code, err := uml.Machine{Kernel: kernel, Memory: *memory}.Run(ctx, uml.Command{Path: path, Args: flag.Args()[1:], Dir: dir, Env: os.Environ()}, os.Stdout)
 	if err != nil {
 		return noResult, err
 	}

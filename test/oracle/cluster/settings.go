@@ -14,24 +14,28 @@ import (
 const (
 	NFTables = "nftables"
 	IPTables = "iptables"
+	IPVS     = "ipvs"
 )
 
 // Settings are how a proxy is set up, in kube-proxy's words, and its node.
 type Settings struct {
-	Mode            string // NFTables or IPTables
+	Mode            string // NFTables, IPTables or IPVS
 	MasqueradeAll   bool
 	DetectLocalMode string         // ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix
 	ClusterCIDRs    []netip.Prefix // with ClusterCIDR; may be empty
 	Interface       string         // with BridgeInterface and InterfaceNamePrefix
 
 	// NodePortAddresses has ranges and "primary". (Nothing would stand for "primary" in
-	// nftables mode, and for all in iptables mode.)
+	// nftables mode, and for all in the others.)
 	NodePortAddresses []string
 
+	// Variant is of the iptables commands: "legacy" or "nft". In IPVS mode, only kube-proxy
+	// uses them.
+	Variant string
+
 	// Of iptables mode:
-	Variant            string // of the commands: "legacy" or "nft"
-	LocalhostNodePorts bool   // NodePorts are to answer on IPv4 loopback addresses
-	Firewall           bool   // the node lets in and forwards only what some rule accepts
+	LocalhostNodePorts bool // NodePorts are to answer on IPv4 loopback addresses
+	Firewall           bool // the node lets in and forwards only what some rule accepts
 }
 
 // String is the settings as kube-proxy's flags.
@@ -125,5 +129,13 @@ func (c *Cluster) ForIPTables(variant string) {
 		s.NodePortAddresses = nil
 	case 1:
 		s.NodePortAddresses = []string{"127.0.0.0/8", "192.168.0.0/16", "::1/128", "fd00:100::/64"}
+	}
+}
+
+// ForIPVS has the cluster be looked at in IPVS mode. Its objects stay the same.
+func (c *Cluster) ForIPVS() {
+	c.Settings.Mode, c.Settings.Variant = IPVS, "nft"
+	if rand.New(rand.NewPCG(c.Seed, 3)).IntN(4) == 0 {
+		c.Settings.NodePortAddresses = nil
 	}
 }
