@@ -57,6 +57,7 @@ type Target struct {
 // Choice is the backends of a pool.
 type Choice struct {
 	Backends []desired.Backend // in order
+	Spread   string            // weights, or the table; "" if connections are spread evenly
 	IfEmpty  desired.Verdict   // Reject unless Backends is empty
 }
 
@@ -71,7 +72,14 @@ func ContentOf(full *desired.Change) *Content {
 	c := NewContent()
 	choices := map[desired.PoolID]*Choice{}
 	for _, p := range full.Pools {
-		t := Choice{Backends: slices.SortedFunc(slices.Values(p.Added), desired.Backend.Compare)}
+		t := Choice{}
+		if p.Algorithm.Hashes() || len(p.Weights) > 0 {
+			pool := NewPool(&p)
+			pool.Update(&p)
+			t = ChoiceOf(p.Balance, pool.Slots)
+		} else {
+			t.Backends = slices.SortedFunc(slices.Values(p.Added), desired.Backend.Compare)
+		}
 		if len(p.Added) == 0 {
 			t.IfEmpty = p.IfEmpty
 		}
@@ -147,13 +155,16 @@ func (t Target) String() string {
 }
 
 // String lists the backends, or the verdict without any.
-func (t Choice) String() string {
-	if len(t.Backends) == 0 {
-		return t.IfEmpty.String()
+func (c Choice) String() string {
+	if len(c.Backends) == 0 {
+		return c.IfEmpty.String()
 	}
 	var s []string
-	for _, b := range t.Backends {
+	for _, b := range c.Backends {
 		s = append(s, b.String())
+	}
+	if c.Spread != "" {
+		s = append(s, "("+c.Spread+")")
 	}
 	return strings.Join(s, " ")
 }

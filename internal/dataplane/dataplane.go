@@ -113,6 +113,14 @@ func (m Missing) String() string {
 	return fmt.Sprintf("%s: missing %s (%s): %v", m.Family, m.Feature, m.Remedy, m.Err)
 }
 
+// OnlyRandom is a [desired.Config.Supports] of a dataplane that chooses backends at random.
+func OnlyRandom(a desired.Algorithm) error {
+	if a == desired.Random {
+		return nil
+	}
+	return fmt.Errorf("this proxy mode does not have %s; endpoints are chosen at random", a)
+}
+
 // Sequence enforces the order of a dataplane's calls: Apply may follow only a successful
 // Reconcile or Apply. The zero value is the state before the first call.
 type Sequence struct{ valid bool }

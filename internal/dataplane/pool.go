@@ -17,14 +17,16 @@ type Pool struct {
 	Sticky  bool
 	Service desired.ServicePort
 	IfEmpty desired.Verdict
+	desired.Balance
 
-	Slots     []desired.Backend
+	Slots     []desired.Backend   // has a backend several times because of weights or a table
+	weights   Weights             // nil if each backend has one slot and the default weight
 	Frontends []*desired.Frontend // that refer to the pool
 }
 
 // NewPool returns an empty pool that a change describes.
 func NewPool(c *desired.PoolChange) Pool {
-	return Pool{Family: c.Family, Scope: c.Scope, Sticky: c.Sticky, Service: c.Service, IfEmpty: c.IfEmpty}
+	return Pool{Family: c.Family, Scope: c.Scope, Sticky: c.Sticky, Service: c.Service, IfEmpty: c.IfEmpty, Balance: c.Balance}
 }
 
 // Refer adds a frontend that refers to the pool.
@@ -63,12 +65,18 @@ type SlotChange struct {
 
 // Replace removes and adds backends with as few slot changes as possible: added backends
 // fill the slots of removed ones, and backends from the end fill the remaining holes. It
-// ignores removed backends that the pool does not have.
+// ignores removed backends that the pool does not have. It is for pools whose backends have one
+// slot each.
 func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
+	return p.refill(p.find(removed), added)
+}
+
+// refill empties slots, which are in order, and adds backends.
+func (p *Pool) refill(empty []int, added []desired.Backend) []SlotChange {
 	var changes []SlotChange
 	// In order, so that the remaining holes are near the end, where truncation
 	// removes some of them.
-	for _, i := range p.find(removed) {
+	for _, i := range empty {
 		changes = append(changes, SlotChange{Slot: i, Old: p.Slots[i], Had: true})
 	}
 	filled := min(len(changes), len(added))

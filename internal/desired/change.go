@@ -93,8 +93,8 @@ func (c FrontendChange) Key() FrontendKey {
 	return c.Old.FrontendKey
 }
 
-// PoolChange is the difference in a pool. The lists of backends are unordered and
-// disjoint.
+// PoolChange is the difference in a pool. The lists of backends are unordered, and Added and
+// Removed are disjoint.
 type PoolChange struct {
 	ID      PoolID
 	Service ServicePort // the Service port that has the endpoints, for comments and messages
@@ -105,8 +105,20 @@ type PoolChange struct {
 	Added   []Backend
 	Removed []Backend
 	IfEmpty Verdict
-	New     bool // the pool was added
-	Gone    bool // the pool was deleted; Removed lists all of its backends
+	Balance
+
+	// Weights lists backends whose weight differs from before. A backend that was added
+	// has DefaultWeight unless it is listed.
+	Weights []Weight
+
+	New  bool // the pool was added
+	Gone bool // the pool was deleted; Removed lists all of its backends
+}
+
+// Balance is how a pool's backend is chosen for a new connection.
+type Balance struct {
+	Algorithm Algorithm
+	TableSize int // number of slots, a prime number, if the algorithm has a table
 }
 
 // Scope says which endpoints a pool can choose from.

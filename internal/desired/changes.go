@@ -17,7 +17,7 @@ func (s *State) collect() *Update {
 	s.problems = nil
 	for _, e := range s.dirtyEndpoints {
 		e.dirty = false
-		c.Pools = e.change(c.Pools, &s.hairpins)
+		c.Pools = e.change(c.Pools, &s.hairpins, &s.config)
 		s.dirtyRelay(e)
 		c.Flows = s.staleFlows(c.Flows, e)
 		for scope, p := range e.pools {

@@ -37,13 +37,22 @@ type Config struct {
 	NoExternalIPs bool
 
 	// Scheduler checks the value of [AnnotationScheduler] and returns what
-	// Frontend.Scheduler is to be. It is nil where the dataplane has no schedulers;
-	// the annotation is then ignored.
+	// Frontend.Scheduler is to be. It is nil where the dataplane has no schedulers of its
+	// own.
 	Scheduler func(value string) (string, error)
 
 	// SlowPathPod reports whether the connections of a pod stay off the fast path whatever
 	// its annotation. Nil selects none.
 	SlowPathPod func(*corev1.Pod) bool
+
+	// Balancing is how connections are spread where [AnnotationScheduler] does not say.
+	Balancing Scheduler
+
+	// Supports returns an error if the dataplane lacks an algorithm. nil supports all.
+	Supports func(Algorithm) error
+
+	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for the last.
+	MaxTable int
 
 	// Without lists the families that the node cannot serve. Addresses of these
 	// families are ignored.

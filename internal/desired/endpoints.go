@@ -27,6 +27,7 @@ type entry struct {
 	backend Backend
 	cond    condition
 	flags   entryFlags
+	weight  uint8
 	listed  uint16 // how often slices list it; entries with 0 are removed by the next change
 }
 
@@ -118,17 +119,17 @@ func (svc *service) replaceSlice(s *State, from, to *slice) {
 
 // moveEndpoints is replaceSlice for one family of a port.
 func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
-	fromPort, fromEndpoints := from.endpointsFor(e)
-	toPort, toEndpoints := to.endpointsFor(e)
+	fromAll, fromEndpoints := from.endpointsFor(e)
+	toAll, toEndpoints := to.endpointsFor(e)
 	var shared []Backend
-	list := func(b Backend, c condition, n int) {
-		if e.list(b, c, n) {
+	list := func(x sliceEndpoint, all ofSlice, n int) {
+		if b := (Backend{x.ip, all.port}); e.list(b, x.cond, all.weight, n) {
 			shared = append(shared, b)
 		}
 	}
-	remove := func(x sliceEndpoint) { list(Backend{x.ip, fromPort}, x.cond, -1) }
-	add := func(x sliceEndpoint) { list(Backend{x.ip, toPort}, x.cond, 1) }
-	if fromPort == toPort {
+	remove := func(x sliceEndpoint) { list(x, fromAll, -1) }
+	add := func(x sliceEndpoint) { list(x, toAll, 1) }
+	if fromAll == toAll {
 		difference(fromEndpoints, toEndpoints, remove, add)
 	} else {
 		difference(fromEndpoints, nil, remove, nil)
@@ -144,24 +145,30 @@ func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 	}
 }
 
-// endpointsFor returns the slice's endpoints for a Service port and family, and their port
-// number. A Service port and a slice port match by name and protocol.
-func (sl *slice) endpointsFor(e *endpoints) (port uint16, all []sliceEndpoint) {
+// ofSlice is what all endpoints of a slice have in common for a Service port.
+type ofSlice struct {
+	port   uint16
+	weight uint8
+}
+
+// endpointsFor returns the slice's endpoints for a Service port and family. A Service port and
+// a slice port match by name and protocol.
+func (sl *slice) endpointsFor(e *endpoints) (common ofSlice, all []sliceEndpoint) {
 	if sl == nil || sl.family != e.family {
-		return 0, nil
+		return common, nil
 	}
 	for _, sp := range sl.ports {
 		if sp.name == e.port.portID.name && sp.protocol == e.port.protocol {
-			return sp.number, sl.endpoints
+			return ofSlice{sp.number, sl.weight}, sl.endpoints
 		}
 	}
-	return 0, nil
+	return common, nil
 }
 
 // list adds (n = 1) or removes (n = -1) an endpoint that a slice lists, with its condition
-// there. It reports whether slices list it several times, before or after: then its condition
+// and weight there. It reports whether slices list it several times, before or after: then its condition
 // follows from all of them.
-func (e *endpoints) list(b Backend, c condition, n int) (shared bool) {
+func (e *endpoints) list(b Backend, c condition, weight uint8, n int) (shared bool) {
 	i := e.find(b)
 	if i < 0 {
 		i = e.add(b)
@@ -170,7 +177,7 @@ func (e *endpoints) list(b Backend, c condition, n int) (shared bool) {
 	shared = en.listed > 1 || en.listed == 1 && n > 0
 	e.count(en, -1)
 	if en.listed == 0 {
-		en.cond = c
+		en.cond, en.weight = c, weight
 	}
 	en.listed = uint16(int(en.listed) + n)
 	e.count(en, 1)
@@ -184,36 +191,43 @@ func (e *endpoints) list(b Backend, c condition, n int) (shared bool) {
 func (e *endpoints) count(en *entry, n int32) {
 	if en.listed > 0 {
 		e.tally.count(en.cond, n)
+		if en.weight != DefaultWeight {
+			e.tally.weighted += n
+		}
 	}
 }
 
-// merge sets the conditions of endpoints that several slices list. They exist while a
+// merge sets the conditions and weights of endpoints that several slices list. They exist while a
 // controller moves endpoints between slices, and in slices that are written by hand.
 func (e *endpoints) merge(shared []Backend) {
-	merged := map[Backend]condition{}
+	type state struct {
+		condition
+		weight uint8 // the largest
+	}
+	merged := map[Backend]state{}
 	for _, b := range shared {
-		merged[b] = terminating // merged with another condition, it gives the other one
+		merged[b] = state{condition: terminating} // merged with another condition, it gives the other one
 	}
 	for _, sl := range e.port.service.slices {
-		port, all := sl.endpointsFor(e)
+		common, all := sl.endpointsFor(e)
 		for i := range all {
-			b := Backend{all[i].ip, port}
+			b := Backend{all[i].ip, common.port}
 			if c, ok := merged[b]; ok {
-				merged[b] = c.merge(all[i].cond)
+				merged[b] = state{c.merge(all[i].cond), max(c.weight, common.weight)}
 			}
 		}
 	}
 	for b, c := range merged {
 		en := &e.entries[e.find(b)]
 		e.count(en, -1)
-		en.cond = c
+		en.cond, en.weight = c.condition, c.weight
 		e.count(en, 1)
 	}
 }
 
 // change appends the differences of the pools from the last report to all, and marks them as
 // reported.
-func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr]) []PoolChange {
+func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr], config *Config) []PoolChange {
 	var changes [scopes]PoolChange
 	chosenAgain := false
 	for scope, p := range e.pools {
@@ -235,7 +249,7 @@ func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr]) []Po
 	}
 	e.touched = nil
 	for scope, p := range e.pools {
-		if p != nil && p.changed(&changes[scope]) {
+		if p != nil && p.changed(&changes[scope], config) {
 			all = append(all, changes[scope])
 		}
 	}

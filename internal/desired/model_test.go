@@ -35,6 +35,8 @@ type modelPool struct {
 	sticky   bool
 	ifEmpty  Verdict
 	backends map[Backend]bool
+	balance  Balance
+	weights  map[Backend]uint64 // other than DefaultWeight
 }
 
 func newModel() *model {
@@ -58,7 +60,7 @@ func (m *model) apply(c *Update) (err error) {
 			if pool != nil {
 				wrong("pool %d of %s is new but exists", p.ID, p.Service)
 			}
-			pool = &modelPool{p.Service, p.Family, p.Scope, p.Sticky, p.IfEmpty, map[Backend]bool{}}
+			pool = &modelPool{p.Service, p.Family, p.Scope, p.Sticky, p.IfEmpty, map[Backend]bool{}, p.Balance, map[Backend]uint64{}}
 			m.pools[p.ID] = pool
 		}
 		if pool == nil {
@@ -73,6 +75,7 @@ func (m *model) apply(c *Update) (err error) {
 				wrong("%s is removed from pool %s but not in it", b, p.Service)
 			}
 			delete(pool.backends, b)
+			delete(pool.weights, b)
 		}
 		for _, b := range p.Added {
 			if pool.backends[b] {
@@ -80,7 +83,19 @@ func (m *model) apply(c *Update) (err error) {
 			}
 			pool.backends[b] = true
 		}
-		pool.ifEmpty = p.IfEmpty
+		for _, w := range p.Weights {
+			switch was, has := pool.weights[w.Backend]; {
+			case !pool.backends[w.Backend] || w.Weight == 0:
+				wrong("%s has weight %d in pool %s, which does not have it", w.Backend, w.Weight, p.Service)
+			case has && was == w.Weight || !has && w.Weight == DefaultWeight:
+				wrong("%s has weight %d in pool %s already", w.Backend, w.Weight, p.Service)
+			case w.Weight == DefaultWeight:
+				delete(pool.weights, w.Backend)
+			default:
+				pool.weights[w.Backend] = w.Weight
+			}
+		}
+		pool.ifEmpty, pool.balance = p.IfEmpty, p.Balance
 		if p.Gone {
 			if len(pool.backends) > 0 {
 				wrong("pool %s is deleted but has backends", p.Service)
@@ -255,7 +270,7 @@ func (p *modelPool) String() string {
 	if p == nil {
 		return "no other pool"
 	}
-	return fmt.Sprintf("pool %s %s %s %t %s %s", p.service, p.family, p.scope, p.sticky, p.ifEmpty, names(p.backends))
+	return fmt.Sprintf("pool %s %s %s %t %s %s %v %v", p.service, p.family, p.scope, p.sticky, p.ifEmpty, names(p.backends), p.balance, p.weights)
 }
 
 // String is the ranges.

@@ -26,7 +26,7 @@ func (s *State) SetNode(in *corev1.Node) {
 	}
 	if zone := in.Labels[corev1.LabelTopologyZone]; zone != s.node.zone {
 		s.node.zone = zone
-		s.updateZoneHints()
+		s.updateZones()
 	}
 	former, primary := s.node.ips, s.config.NodeIP
 	var seen [families]bool

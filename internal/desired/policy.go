@@ -21,6 +21,7 @@ const (
 	zoneMatches                       // has a hint for this node's zone
 	nodeHint                          // has hints for nodes
 	nodeMatches                       // has a hint for this node
+	inZone                            // is in this node's zone
 
 	conditionBits = iota
 )
@@ -55,6 +56,9 @@ func (c condition) merge(d condition) condition { return (c|d)&^terminating | c&
 type tally struct {
 	all   [classes]int32
 	local [classes]int32
+	zone  [classes]int32 // in this node's zone
+
+	weighted int32 // with a weight other than DefaultWeight, of any class
 
 	zoneHint, zoneMatches, nodeHint, nodeMatches int32
 }
@@ -64,6 +68,9 @@ func (t *tally) count(c condition, n int32) {
 	t.all[class] += n
 	if c&local != 0 {
 		t.local[class] += n
+	}
+	if c&inZone != 0 {
+		t.zone[class] += n
 	}
 	if class != usable {
 		return
@@ -81,6 +88,9 @@ func (t *tally) count(c condition, n int32) {
 type policy struct {
 	internalLocal bool // internalTrafficPolicy: Local (KEP-2086)
 	externalLocal bool // externalTrafficPolicy: Local
+
+	byZone    bool  // connections are divided by zone (AnnotationLocalZone)
+	localZone uint8 // percent of them that stay in this node's zone
 }
 
 func policyOf(svc *corev1.Service) (p policy) {
@@ -146,11 +156,13 @@ func (c *Config) masquerade() MasqueradePolicy {
 type choice struct {
 	class class
 	has   condition // bits that an endpoint must have
+	lacks condition // bits that it must not have
 }
 
 // choose returns the choice for a pool. It takes all endpoints of the best class that
-// is not empty. In the Cluster scope, hints narrow them (KEP-2433, KEP-3015).
-func (t *tally) choose(s Scope) (c choice, ifEmpty Verdict) {
+// is not empty. In the Cluster scope, hints narrow them (KEP-2433, KEP-3015), unless the Service
+// says otherwise. spec is nil for a Service that was deleted.
+func (t *tally) choose(s Scope, spec *serviceSpec) (c choice, ifEmpty Verdict) {
 	among := &t.all
 	if s == Local {
 		among, c.has = &t.local, local
@@ -159,10 +171,22 @@ func (t *tally) choose(s Scope) (c choice, ifEmpty Verdict) {
 		}
 	}
 	c.class = usable
-	switch {
-	case among[usable] == 0 && among[lastResort] > 0:
+	if among[usable] == 0 && among[lastResort] > 0 {
 		c.class = lastResort
-	case s == Cluster:
+	}
+	switch here := t.zone[c.class]; {
+	case s == Local || spec == nil:
+	case spec.Nearest && t.local[c.class] > 0:
+		c.has = local
+	case spec.Nearest && here > 0:
+		c.has = inZone
+	case spec.Nearest:
+	case spec.policy.byZone && spec.policy.localZone == 100 && here > 0:
+		c.has = inZone
+	case spec.policy.byZone && spec.policy.localZone == 0 && here < t.all[c.class]:
+		c.lacks = inZone
+	case spec.policy.byZone: // by weights
+	case c.class == usable:
 		c.has = t.hinted()
 	}
 	return c, ifEmpty
@@ -181,4 +205,6 @@ func (t *tally) hinted() condition {
 	return 0
 }
 
-func (c choice) takes(e condition) bool { return e.class() == c.class && e&c.has == c.has }
+func (c choice) takes(e condition) bool {
+	return e.class() == c.class && e&c.has == c.has && e&c.lacks == 0
+}

@@ -10,15 +10,17 @@ type pool struct {
 
 	choice   choice // by which the reported backends were taken
 	ifEmpty  Verdict
-	reported bool         // the pool itself has been reported
-	missing  missingLocal // counted in State.noLocal
-	gone     bool         // the Service no longer uses the scope; the next change deletes the pool
+	balance  Balance
+	weighted map[Backend]uint64 // weights that were reported, except DefaultWeight
+	reported bool               // the pool itself has been reported
+	missing  missingLocal       // counted in State.noLocal
+	gone     bool               // the Service no longer uses the scope; the next change deletes the pool
 }
 
 // choose updates the choice, and reports whether it changed.
 func (p *pool) choose(c *PoolChange) (changed bool) {
 	former := p.choice
-	p.choice, c.IfEmpty = p.of.tally.choose(p.scope)
+	p.choice, c.IfEmpty = p.of.tally.choose(p.scope, p.of.port.service.spec)
 	return p.choice != former || p.gone
 }
 
@@ -26,10 +28,17 @@ func (p *pool) takes(e *entry) bool { return !p.gone && e.listed > 0 && p.choice
 
 // changed completes a change that has the added and removed backends. It reports whether
 // anything differs from the last report, and marks the pool as reported.
-func (p *pool) changed(c *PoolChange) bool {
+func (p *pool) changed(c *PoolChange, config *Config) bool {
+	if spec := p.of.port.service.spec; spec != nil {
+		c.Algorithm = spec.Scheduler.Algorithm
+	}
+	if c.Algorithm.Hashes() {
+		c.TableSize = config.tableSize(p.backends())
+	}
+	p.weigh(c)
 	c.New, c.Gone = !p.reported, p.gone
-	differs := c.New || c.Gone || len(c.Added)+len(c.Removed) > 0 || c.IfEmpty != p.ifEmpty
-	p.reported, p.ifEmpty = true, c.IfEmpty
+	differs := c.New || c.Gone || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
+	p.reported, p.ifEmpty, p.balance = true, c.IfEmpty, c.Balance
 	neverReported := c.New && c.Gone // added and deleted between two changes
 	return differs && !neverReported
 }
@@ -47,12 +56,15 @@ func (p *pool) describe(exists func(sibling *pool) bool) PoolChange {
 
 func (p *pool) full() PoolChange {
 	c := p.describe(func(sibling *pool) bool { return sibling.reported })
-	c.New, c.IfEmpty = true, p.ifEmpty
+	c.New, c.IfEmpty, c.Balance = true, p.ifEmpty, p.balance
 	c.Added = make([]Backend, 0, len(p.of.entries))
 	for i := range p.of.entries {
 		if e := &p.of.entries[i]; e.flags&inScope(p.scope) != 0 {
 			c.Added = append(c.Added, e.backend)
 		}
+	}
+	for b, w := range p.weighted {
+		c.Weights = append(c.Weights, Weight{b, w})
 	}
 	return c
 }

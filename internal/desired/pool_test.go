@@ -30,7 +30,7 @@ func TestConditionMerge(t *testing.T) {
 			}
 		}
 	}
-	if nodeMatches != 1<<(conditionBits-1) {
+	if inZone != 1<<(conditionBits-1) {
 		t.Errorf("there are bits beyond %d", conditionBits)
 	}
 }

@@ -16,9 +16,6 @@ import (
 // their clusterIP says whether they are headless.)
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// AnnotationScheduler chooses the IPVS scheduler of a Service (see [Config.Scheduler]).
-const AnnotationScheduler = "slipstream.io/scheduler"
-
 // service is the record of a Service: its spec, and the slices that refer to it. The
 // slices may precede the Service.
 type service struct {
@@ -40,6 +37,7 @@ type serviceSpec struct {
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
 	scheduler  string // of IPVS; "" for the node's
+	Scheduler
 
 	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
 	// empty if all clients may connect. sources are the ranges that follow from
@@ -110,12 +108,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		field, reason := fastPathProblem(fastPath)
 		s.serviceProblem(in, field, reason)
 	}
-	if value := in.Annotations[AnnotationScheduler]; value != "" && s.config.Scheduler != nil {
-		var err error
-		if out.scheduler, err = s.config.Scheduler(value); err != nil {
-			s.serviceProblem(in, "metadata.annotations["+AnnotationScheduler+"]", err.Error())
-		}
-	}
+	s.schedule(out, in)
 	s.externalAddrs(out, in)
 	s.sourceRanges(out, in)
 	if in.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {

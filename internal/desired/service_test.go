@@ -40,8 +40,7 @@ func TestFastPathAnnotation(t *testing.T) {
 	}
 }
 
-// TestSchedulerAnnotation: the check decides on the scheduler; without one, the annotation is
-// ignored.
+// TestSchedulerAnnotation: the check decides on the scheduler, if there is one.
 func TestSchedulerAnnotation(t *testing.T) {
 	check := func(value string) (string, error) {
 		if value == "bad" {
@@ -54,7 +53,7 @@ func TestSchedulerAnnotation(t *testing.T) {
 		value          string
 		want, problems string
 	}{
-		{nil, "bad", "", ""}, {check, "", "", ""}, {check, "sh", "sh!", ""},
+		{nil, "bad", "", `Service default/web: metadata.annotations[slipstream.io/scheduler]: "bad" is none of random, rr, wrr, sh, maglev, mh, nearest`}, {check, "", "", ""}, {check, "sh", "sh!", ""},
 		{check, "bad", "", "Service default/web: metadata.annotations[slipstream.io/scheduler]: no such scheduler"},
 	} {
 		s := New(Config{Scheduler: c.check})

@@ -16,6 +16,7 @@ import (
 type slice struct {
 	service   types.NamespacedName
 	family    Family
+	weight    uint8
 	ports     []slicePort
 	endpoints []sliceEndpoint
 	zones     zoneSets // of the endpoints
@@ -26,8 +27,8 @@ func (sl *slice) same(o *slice) bool {
 	if sl == nil || o == nil {
 		return sl == o
 	}
-	return sl.service == o.service && sl.family == o.family && slices.Equal(sl.ports, o.ports) &&
-		slices.Equal(sl.endpoints, o.endpoints) && slices.EqualFunc(sl.zones, o.zones, slices.Equal)
+	return sl.service == o.service && sl.family == o.family && sl.weight == o.weight && slices.Equal(sl.ports, o.ports) &&
+		slices.Equal(sl.endpoints, o.endpoints) && slices.EqualFunc(sl.zones, o.zones, zones.equal)
 }
 
 // slicePort is a port of all endpoints of the slice. Service ports refer to it by name
@@ -41,7 +42,7 @@ type slicePort struct {
 type sliceEndpoint struct {
 	ip    ipBytes
 	cond  condition
-	zones zoneSet // the zones in its hints
+	zones zoneSet // its zone and those in its hints
 }
 
 // compactSlice extracts the slice. It returns nil for an EndpointSlice that is
@@ -63,6 +64,7 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	if s.config.Without[out.family] {
 		return nil
 	}
+	out.weight = s.weightOf(in)
 	for i := range in.Ports {
 		p := slicePort{}
 		if n := in.Ports[i].Name; n != nil {
@@ -112,15 +114,18 @@ func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.pro
 
 func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
-	if e.Hints != nil && len(e.Hints.ForZones) > 0 {
-		names := zoneNames(e.Hints.ForZones)
-		out.zones = sl.zones.of(names)
-		out.cond |= s.zoneCondition(names)
+	if sl.weight == 0 {
+		// It takes no new connections, not even as the last resort. Its flows go on.
+		out.cond &^= ready | terminating
+	}
+	if z := zonesOf(e); z.own != "" || len(z.hints) > 0 {
+		out.zones = sl.zones.of(z)
+		out.cond |= s.zoneCondition(z)
 	}
 	return out
 }
 
-// conditionOf returns an endpoint's condition, without its hints for zones. Unset
+// conditionOf returns an endpoint's condition, without what depends on zones. Unset
 // conditions have the API's defaults: ready, serving, not terminating.
 func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	if e.Conditions.Ready == nil || *e.Conditions.Ready {

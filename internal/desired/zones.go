@@ -9,55 +9,72 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// zoneSets are the distinct sets of zones in the hints of one slice. An endpoint stores
-// the number of its set, in two bytes, so that its hints can be evaluated again when
-// this node's zone changes.
-type zoneSets [][]string
+// zones are the zone of an endpoint and those in its hints.
+type zones struct {
+	own   string   // "" if unknown
+	hints []string // in order
+}
 
-// zoneSet is the number of a set, starting at 1. 0 is the empty set.
+func (z zones) equal(o zones) bool { return z.own == o.own && slices.Equal(z.hints, o.hints) }
+
+// zonesOf copies the names, because substrings would keep the object's memory alive.
+func zonesOf(e *discoveryv1.Endpoint) (z zones) {
+	if e.Zone != nil {
+		z.own = strings.Clone(*e.Zone)
+	}
+	if e.Hints != nil {
+		for _, h := range e.Hints.ForZones {
+			z.hints = append(z.hints, strings.Clone(h.Name))
+		}
+		slices.Sort(z.hints)
+		z.hints = slices.Compact(z.hints)
+	}
+	return z
+}
+
+// zoneSets are the distinct zones of the endpoints of one slice. An endpoint stores the number
+// of its own, in two bytes, so that they can be evaluated again when this node's zone changes.
+type zoneSets []zones
+
+// zoneSet is the number of zones in a zoneSets, starting at 1. 0 is no zones.
 type zoneSet uint16
 
-// of returns the number of a set, and adds the set if needed.
-func (z *zoneSets) of(names []string) zoneSet {
-	slices.Sort(names)
-	names = slices.Compact(names)
-	i := slices.IndexFunc(*z, func(has []string) bool { return slices.Equal(has, names) })
+// of returns the number of zones, and adds them if needed.
+func (z *zoneSets) of(want zones) zoneSet {
+	i := slices.IndexFunc(*z, want.equal)
 	if i < 0 {
 		i = len(*z)
-		*z = append(*z, names)
+		*z = append(*z, want)
 	}
 	return zoneSet(i + 1)
 }
 
-func (z zoneSets) names(n zoneSet) []string {
+// get returns the zones with a number.
+func (z zoneSets) get(n zoneSet) (none zones) {
 	if n == 0 {
-		return nil
+		return none
 	}
 	return z[n-1]
 }
 
-// zoneNames returns copies of the names in hints, because substrings would keep the
-// object's memory alive.
-func zoneNames(hints []discoveryv1.ForZone) (names []string) {
-	for _, h := range hints {
-		names = append(names, strings.Clone(h.Name))
+// zoneCondition returns the bits of a condition that depend on zones.
+func (s *State) zoneCondition(z zones) (c condition) {
+	if len(z.hints) > 0 {
+		c |= zoneHint
 	}
-	return names
+	if here := s.node.zone; here != "" {
+		if slices.Contains(z.hints, here) {
+			c |= zoneMatches
+		}
+		if z.own == here {
+			c |= inZone
+		}
+	}
+	return c
 }
 
-// zoneCondition returns the bits of a condition for the zones in an endpoint's hints.
-func (s *State) zoneCondition(names []string) condition {
-	switch {
-	case len(names) == 0:
-		return 0
-	case s.node.zone != "" && slices.Contains(names, s.node.zone):
-		return zoneHint | zoneMatches
-	}
-	return zoneHint
-}
-
-// updateZoneHints evaluates all zone hints again after this node's zone changed.
-func (s *State) updateZoneHints() {
+// updateZones evaluates the zones of all endpoints again after this node's zone changed.
+func (s *State) updateZones() {
 	for name, sl := range s.slices {
 		if len(sl.zones) == 0 {
 			continue
@@ -67,7 +84,7 @@ func (s *State) updateZoneHints() {
 		to.endpoints = slices.Clone(sl.endpoints)
 		for i := range to.endpoints {
 			e := &to.endpoints[i]
-			e.cond = e.cond&^(zoneHint|zoneMatches) | s.zoneCondition(sl.zones.names(e.zones))
+			e.cond = e.cond&^(zoneHint|zoneMatches|inZone) | s.zoneCondition(sl.zones.get(e.zones))
 		}
 		s.setSlice(name, to)
 	}

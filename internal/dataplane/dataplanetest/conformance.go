@@ -125,7 +125,7 @@ func isDamaged(t *testing.T, d dataplane.Dataplane) {
 // someState returns a state after random events.
 func someState(seed uint64) *desired.State {
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 2_000))
-	s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+	s := desired.New(desired.Config{NodeName: desiredtest.ThisNode, Supports: dataplane.OnlyRandom})
 	var objects desiredtest.Objects
 	for c.More() {
 		objects.Step(c, s)
@@ -144,6 +144,8 @@ func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 	s := desired.New(desired.Config{
 		NodeName:    desiredtest.ThisNode,
 		DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
+		Supports:    k.Supports,
+		MaxTable:    desired.TableSizes()[0],
 	})
 	Reconcile(t, k, s)
 	for n := 0; c.More(); n++ {
@@ -166,7 +168,7 @@ func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 		t.Error(err)
 	}
 
-	fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+	fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode, Supports: k.Supports, MaxTable: desired.TableSizes()[0]})
 	objects.SetAll(fresh, rand.New(rand.NewPCG(seed, 1)))
 	Reconcile(t, other, fresh)
 	Has(t, other, fresh)

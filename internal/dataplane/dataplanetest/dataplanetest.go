@@ -15,6 +15,7 @@ import (
 type Backend interface {
 	dataplane.Dataplane
 	dataplane.Reader
+	Supports(desired.Algorithm) error
 }
 
 // Reconcile programs the whole content of a state.

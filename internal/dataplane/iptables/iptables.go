@@ -85,6 +85,9 @@ func (b *Backend) Without() (without desired.Families) {
 	return without
 }
 
+// Supports is a [desired.Config.Supports].
+func (b *Backend) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
+
 // Close implements dataplane.Dataplane.
 func (b *Backend) Close() error {
 	b.sets.Close()

@@ -34,7 +34,9 @@ func hashOf(parts ...string) string {
 
 // pool is a pool as programmed.
 type pool struct {
-	dataplane.Pool // rules are in the order of its slots
+	dataplane.Pool // rules are in the order of its slots, one for each backend
+	weights        dataplane.Weights
+	shares         map[desired.Backend]int // of connections; nil if all are equal
 
 	// With session affinity, endpoints that were removed but may return. A client that
 	// goes to another endpoint meanwhile is removed from their lists of clients, unless
@@ -134,8 +136,19 @@ func (w *poolWriter) endpointChain(b desired.Backend) string {
 
 func dnat(b desired.Backend) string { return " -j DNAT --to-destination " + b.String() }
 
-// choose appends rules that choose one of the slots in [from, to), all with the same
-// probability. Many slots are divided into groups, each with a chain.
+// sum returns the sum of the shares of the slots in [from, to).
+func (p *pool) sum(from, to int) (n int) {
+	if p.shares == nil {
+		return to - from
+	}
+	for _, b := range p.Slots[from:to] {
+		n += p.shares[b]
+	}
+	return n
+}
+
+// choose appends rules that choose one of the slots in [from, to), with the probability of its
+// share. Many slots are divided into groups, each with a chain.
 func (w *poolWriter) choose(text []byte, from, to int) []byte {
 	step := 1
 	for step*fanOut < to-from && step < fanOut*fanOut {
@@ -157,7 +170,7 @@ func (w *poolWriter) choose(text []byte, from, to int) []byte {
 		default:
 			match, target = w.protocol, dnat(w.Slots[at])
 		}
-		rule := match + probability(end-at, to-at) + target
+		rule := match + probability(w.sum(at, end), w.sum(at, to)) + target
 		text = append(append(text, strings.TrimPrefix(rule, " ")...), '\n')
 	}
 	return text

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -212,11 +211,8 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	if left := r.choose(choose, 1, weights); len(choose) > 0 && left > 1e-6 {
 		r.fault("frontend %s chooses nothing with a probability of %g", k, left)
 	}
-	for b, w := range weights {
-		t.Backends = append(t.Backends, b)
-		if math.Abs(w*float64(len(weights))-1) > 1e-3 {
-			r.fault("frontend %s chooses %s with a probability of %g, one of %d", k, b, w, len(weights))
-		}
+	t.Choice = dataplane.ChoiceByShares(weights)
+	for b := range weights {
 		if t.Affinity > 0 && !looked[b] {
 			r.fault("frontend %s does not know clients of %s", k, b)
 		}
@@ -224,7 +220,6 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	if t.Affinity > 0 && len(looked) != len(weights) {
 		r.fault("frontend %s has %d endpoints and knows clients of %d", k, len(weights), len(looked))
 	}
-	slices.SortFunc(t.Backends, desired.Backend.Compare)
 	if len(t.Backends) == 0 && r.sets[setDrop][frontendMember(k)] {
 		t.IfEmpty = desired.Drop
 	}

@@ -120,6 +120,11 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 		}
 	}
 	wasEmpty, was := len(p.Slots) == 0, p.IfEmpty
+	if p.weights = p.weights.After(p.Slots, c); p.weights == nil {
+		p.shares = nil
+	} else {
+		p.shares = p.weights.Slots()
+	}
 	p.replace(c.Removed, c.Added)
 	p.IfEmpty = c.IfEmpty
 	s.touch(p)

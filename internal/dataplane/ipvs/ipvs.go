@@ -253,6 +253,9 @@ func (b *Backend) Scheduler(text string) (string, error) {
 	return s.String(), nil
 }
 
+// Supports is a [desired.Config.Supports].
+func (b *Backend) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
+
 // Table is the dataplane of the table.
 func (b *Backend) Table() *nftables.Backend { return b.table }
 

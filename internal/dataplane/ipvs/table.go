@@ -115,7 +115,9 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 		out.Frontends[i] = desired.FrontendChange{Old: t.frontend(f.Old), New: t.frontend(f.New)}
 	}
 	for i := range c.Pools {
-		p := &c.Pools[i]
+		pool := c.Pools[i]
+		pool.Balance, pool.Weights = desired.Balance{}, nil // what the table chooses, it chooses at random
+		p := &pool
 		if v, differs := virtualPool(p, before[i]); differs {
 			out.Pools = append(out.Pools, v)
 		}

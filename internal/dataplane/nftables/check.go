@@ -121,6 +121,14 @@ func (b *Backend) checkTable(f int) error {
 				return err
 			}
 		}
+		for draw := range b.special[f][i].draws {
+			if chain := d.specialChain(draw); countRules(t, chain) != specialRules {
+				return damaged(s, "chain "+chain+" was modified")
+			}
+			if err := b.checkElement(s, d.picks, word(uint32(draw)), "an element of "+d.picks.Name); err != nil {
+				return err
+			}
+		}
 	}
 	for _, seconds := range b.timeouts[f] {
 		if countRules(t, rememberChain(seconds)) != rememberRules {
@@ -164,7 +172,7 @@ func (b *Backend) checkSample() error {
 
 // checkPool looks up one element of each kind that leads from a frontend to a backend of
 // the pool.
-func (b *Backend) checkPool(id desired.PoolID, p *dataplane.Pool) error {
+func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
 	s, w := &schemas[p.Family], &b.writer
 	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
@@ -199,14 +207,17 @@ func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) (er
 // A table has a seal: an empty, unused chain. Its name is a hash of the skeleton as it was
 // sent, and of the chains and rules as the kernel returns them. By the seal, the process that
 // wrote the rules detects when they are modified, and the next one, perhaps of another version
-// or with another configuration, recognizes its own rules. Chains for session affinity are
-// not part of it, because they depend on Services.
+// or with another configuration, recognizes its own rules. Chains that are
+// created when Services need them are not part of it.
 
 const sealPrefix = "rules-"
 
 // seal returns the name of the chain for the current rules of a table.
 func seal(t *nfnl.Contents, skeleton uint64) string {
-	rules := t.Fingerprint(func(chain string) bool { return isRememberChain(chain) || strings.HasPrefix(chain, sealPrefix) })
+	s := &schemas[desired.IPv4] // the names are the same in both
+	rules := t.Fingerprint(func(chain string) bool {
+		return isRememberChain(chain) || s.isSpecial(chain) || strings.HasPrefix(chain, sealPrefix)
+	})
 	return fmt.Sprintf("%s%016x", sealPrefix, skeleton^rules)
 }
 

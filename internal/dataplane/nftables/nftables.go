@@ -5,6 +5,7 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -21,10 +22,12 @@ type Backend struct {
 	detector detector
 	clients  Clients
 
-	pools       dataplane.Pools[dataplane.Pool] // in the kernel
-	timeouts    [len(schemas)][]uint32          // of session affinity, in seconds, that have a chain
+	pools       dataplane.Pools[pool]  // in the kernel
+	timeouts    [len(schemas)][]uint32 // of session affinity, in seconds, that have a chain
+	special     [len(schemas)][scopes]special
 	sequence    dataplane.Sequence
 	unsupported desired.Families // families that the kernel does not support
+	lacksHash   error            // the expression hash
 }
 
 var _ dataplane.Dataplane = (*Backend)(nil)
@@ -122,21 +125,28 @@ func (b *Backend) updatePools(change *desired.Change) {
 		}
 		p := b.pools.Get(c.ID)
 		if c.New {
-			empty := dataplane.NewPool(c)
-			p = &empty
+			p = &pool{Pool: dataplane.NewPool(c)}
 			b.pools.Set(c.ID, p)
+			if c.Algorithm == desired.RoundRobin {
+				// So that nodes do not begin with the same backend (kubernetes #121591).
+				rand.Shuffle(len(c.Added), func(i, j int) { c.Added[i], c.Added[j] = c.Added[j], c.Added[i] })
+			}
+		} else {
+			r.before = drawOf(p)
+		}
+		if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() {
 			// The common case of a cold start, without a search for
 			// slots and a list of their changes.
 			p.Slots, r.all = c.Added, c.Added
 		} else {
-			r.before = drawOf(p)
-			r.slots = p.Replace(c.Removed, c.Added)
+			r.slots = p.Update(c)
 		}
 		p.IfEmpty = c.IfEmpty
 		if c.Gone {
+			b.special[c.Family][c.Scope].takeTurn(p, true)
 			b.pools.Set(c.ID, nil)
 		} else {
-			r.after = drawOf(p)
+			r.after = b.prepareDraw(p)
 		}
 		w.poolUpdates = append(w.poolUpdates, r)
 	}
@@ -148,17 +158,28 @@ const (
 	elsewhereDraw = -3 // of a pool that IPVS serves
 )
 
-// drawOf returns a pool's value in the map pools: the upper bound of the random slot, with
-// the flag stickyDraw, or one of these values.
-func drawOf(p *dataplane.Pool) int {
-	switch n := len(p.Slots); {
+// drawOf returns a pool's value in the map pools: the upper bound of the random slot, or the
+// number of slots with the flags of an algorithm; with the flag stickyDraw; or one of these
+// values.
+func drawOf(p *pool) int {
+	n := len(p.Slots)
+	draw := pickSize(n)
+	switch {
 	case n == 0 && p.IfEmpty == desired.Drop:
 		return dropDraw
+	case n == 0:
+		return draw
 	case n == 1 && p.Slots[0] == dataplane.Elsewhere:
 		return elsewhereDraw
-	case n > 0 && p.Sticky:
-		return pickSize(n) | stickyDraw
-	default:
-		return pickSize(n)
+	case p.turn.number > 0:
+		draw = p.turn.draw()
+	case p.Algorithm == desired.Maglev:
+		draw = n | hashDraw
+	case p.Algorithm == desired.MaglevPort:
+		draw = n | hashDraw | portDraw
 	}
+	if p.Sticky {
+		draw |= stickyDraw
+	}
+	return draw
 }

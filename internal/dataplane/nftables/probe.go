@@ -51,6 +51,7 @@ func (b *Backend) probe(s schema) (*dataplane.Missing, error) {
 	var refused *nfnl.BatchError
 	switch {
 	case err == nil:
+		b.probeHash(s)
 		return nil, nil
 	case !errors.As(err, &refused), !refused.Lacks():
 		return nil, fmt.Errorf("trying what the kernel can do: %w", err)

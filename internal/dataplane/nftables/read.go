@@ -43,6 +43,7 @@ type tableReader struct {
 	err     error
 
 	draws     map[uint32]uint32 // values of the map pools, by pool
+	picks     [scopes]map[uint32]bool
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
 	remembers map[uint32]bool       // timeouts with a chain
@@ -65,7 +66,8 @@ func (r *tableReader) read() {
 	})
 	r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true })
 	for i := range r.sides {
-		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
+		r.slots[i], r.picks[i] = map[uint32]map[uint32]desired.Backend{}, map[uint32]bool{}
+		r.elements(r.sides[i].picks, func(e nfnl.Element) { r.picks[i][firstNumber(e.Key)] = true })
 		r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
 	}
 	r.elements(r.sides[desired.Cluster].frontends, func(e nfnl.Element) { r.lead(desired.Cluster, e) })
@@ -152,10 +154,24 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		r.fault("frontend %x has pool %d, which does not exist", e.Key, id)
 		return key, c, false, false
 	}
-	for _, b := range r.slots[scope][id] {
-		c.Backends = append(c.Backends, b)
+	if !r.picks[scope][draw] {
+		r.fault("frontend %s draws by %#x, for which there is no chain", key, draw)
 	}
-	slices.SortFunc(c.Backends, desired.Backend.Compare)
+	slots := make([]desired.Backend, len(r.slots[scope][id]))
+	for i, b := range r.slots[scope][id] {
+		if int(i) < len(slots) { // others are a fault already
+			slots[i] = b
+		}
+	}
+	var balance desired.Balance
+	switch {
+	case int32(draw) < 0 || draw&hashDraw == 0:
+	case draw&portDraw != 0:
+		balance.Algorithm = desired.MaglevPort
+	default:
+		balance.Algorithm = desired.Maglev
+	}
+	c = dataplane.ChoiceOf(balance, slots)
 	drop := int32(dropDraw)
 	if draw == uint32(drop) {
 		c.IfEmpty = desired.Drop
@@ -169,8 +185,12 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		return key, c, false, true
 	}
 	sticky = draw&stickyDraw != 0
-	if size := draw &^ stickyDraw; size != uint32(pickSize(len(c.Backends))) {
-		r.fault("frontend %s draws below %d for %d backends", key, size, len(c.Backends))
+	want := len(slots)
+	if !isSpecialDraw(int(draw)) {
+		want = pickSize(want)
+	}
+	if size := draw & sizeMask; size != uint32(want) {
+		r.fault("frontend %s draws below %d for %d slots", key, size, len(slots))
 	}
 	members := slices.SortedFunc(slices.Values(r.members[id]), desired.Backend.Compare)
 	if sticky && !slices.Equal(members, c.Backends) {

@@ -51,8 +51,13 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 // reset prepares for a full content.
 func (b *Backend) reset(full *desired.Change) {
 	b.batch = nfnl.Batch{}
-	b.pools = make(dataplane.Pools[dataplane.Pool], 0, len(full.Pools))
+	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
 	b.timeouts = [len(schemas)][]uint32{}
+	for f := range b.special {
+		for scope := range b.special[f] {
+			b.special[f][scope] = special{map[int]bool{}, map[int]uint64{}}
+		}
+	}
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it
 	// finds none, and the rules try again.
@@ -140,10 +145,11 @@ func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *s
 	}
 	for _, c := range t.Chains {
 		seconds, remembers := timeoutOf(c.Name)
+		created := remembers || s.isSpecial(c.Name) // when they were first needed
 		switch {
-		case !remembers && write && !s.hasChain(c.Name):
+		case !created && write && !s.hasChain(c.Name):
 			head.DeleteChain(s.table, c.Name)
-		case !remembers, slices.Contains(b.timeouts[s.family], seconds):
+		case !created, slices.Contains(b.timeouts[s.family], seconds), b.hasSpecial(s, c.Name):
 		case countRules(t, c.Name) > 0:
 			// A chain cannot be deleted together with the last element that
 			// refers to it: before Linux 6.2 the kernel releases such elements

@@ -129,6 +129,14 @@ func (c *Choices) service(i int) *corev1.Service {
 	if c.once(2) {
 		c.external(svc, i)
 	}
+	if c.once(3) {
+		svc.Annotations = map[string]string{}
+		if schedulers := []string{"", "rr", "maglev", "maglev,maglev-port", "nearest", "lc"}; c.once(3) {
+			svc.Annotations["slipstream.io/local-zone-percent"] = []string{"0", "30", "100", "nonsense"}[c.Below(4)]
+		} else {
+			svc.Annotations["slipstream.io/scheduler"] = schedulers[c.Below(len(schedulers))]
+		}
+	}
 	if c.once(4) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(10 + c.Below(2)))}}
@@ -208,6 +216,9 @@ func (c *Choices) slice(i int) *discoveryv1.EndpointSlice {
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}
+	if c.once(4) {
+		s.Annotations = map[string]string{"slipstream.io/weight": []string{"0", "1", "10", "90", "101"}[c.Below(5)]}
+	}
 	if c.once(3) {
 		s.AddressType = discoveryv1.AddressTypeIPv6
 	} else if c.once(20) {
@@ -262,6 +273,9 @@ func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 		for range c.Below(2) {
 			e.Hints.ForNodes = append(e.Hints.ForNodes, discoveryv1.ForNode{Name: []string{ThisNode, "there"}[c.Below(2)]})
 		}
+	}
+	if c.yes() {
+		e.Zone = &zones[c.Below(len(zones))]
 	}
 	e.NodeName = []*string{nil, ptr.To(ThisNode), ptr.To("there")}[c.Below(3)]
 	return e

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"hash/maphash"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// Weights are the weights of all backends of a pool. nil says that all are the default.
+type Weights map[desired.Backend]uint64
+
+// After returns the weights after a change of a pool that had the backends before. It may modify
+// the receiver.
+func (w Weights) After(before []desired.Backend, c *desired.PoolChange) Weights {
+	if w = w.after(before, c); w.areDefault() {
+		return nil
+	}
+	return w
+}
+
+// after is After, but also returns default weights if there were others, or for a table.
+func (w Weights) after(before []desired.Backend, c *desired.PoolChange) Weights {
+	if w == nil {
+		if len(c.Weights) == 0 && !c.Algorithm.Hashes() {
+			return nil
+		}
+		w = make(Weights, len(before)+len(c.Added))
+		for _, b := range before {
+			w[b] = desired.DefaultWeight
+		}
+	}
+	for _, b := range c.Removed {
+		delete(w, b)
+	}
+	for _, b := range c.Added {
+		w[b] = desired.DefaultWeight
+	}
+	for _, x := range c.Weights {
+		w[x.Backend] = x.Weight
+	}
+	return w
+}
+
+func (w Weights) areDefault() bool {
+	for _, n := range w {
+		if n != desired.DefaultWeight {
+			return false
+		}
+	}
+	return true
+}
+
+// These limit how many slots the backends of a pool have because of their weights. With
+// slotsEach for each backend, rounding changes its share by at most a hundredth of the average.
+const (
+	slotsEach = 50
+	fewSlots  = 1000
+	mostSlots = 1 << 16
+)
+
+// Slots returns how many slots each backend has, in proportion to the weights: at least one.
+func (w Weights) Slots() map[desired.Backend]int {
+	divisor, sum := uint64(0), uint64(0)
+	for _, n := range w {
+		for n > 0 {
+			divisor, n = n, divisor%n
+		}
+	}
+	for _, n := range w {
+		sum += n / divisor
+	}
+	most := uint64(min(max(fewSlots, slotsEach*len(w)), mostSlots))
+	slots := make(map[desired.Backend]int, len(w))
+	if sum <= most {
+		for b, n := range w {
+			slots[b] = int(n / divisor)
+		}
+		return slots
+	}
+	type rest struct {
+		desired.Backend
+		n uint64
+	}
+	var rests []rest
+	left := int(most)
+	for b, n := range w {
+		n = n / divisor * most
+		if n < sum {
+			slots[b] = 1
+		} else {
+			slots[b] = int(n / sum)
+			rests = append(rests, rest{b, n % sum})
+		}
+		left -= slots[b]
+	}
+	slices.SortFunc(rests, func(a, b rest) int { return cmp.Or(cmp.Compare(b.n, a.n), a.Compare(b.Backend)) })
+	for i := range min(max(left, 0), len(rests)) {
+		slots[rests[i].Backend]++
+	}
+	return slots
+}
+
+// Update applies a change to the slots, and returns those that differ. Slots are given anew by
+// an algorithm that needs an order, and by others such that few differ.
+func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
+	p.Balance = c.Balance
+	p.weights = p.weights.after(p.Slots, c)
+	switch {
+	case p.weights == nil:
+		return p.Replace(c.Removed, c.Added)
+	case p.Algorithm.Hashes():
+		return p.set(p.weights.table(p.TableSize))
+	}
+	slots := p.weights.Slots()
+	if p.weights.areDefault() {
+		p.weights = nil // each backend has one slot
+	}
+	if p.Algorithm == desired.RoundRobin {
+		return p.set(inTurn(slots))
+	}
+	var surplus []int
+	for i, b := range p.Slots {
+		if slots[b]--; slots[b] < 0 {
+			surplus = append(surplus, i)
+		}
+	}
+	var missing []desired.Backend
+	for b, n := range slots {
+		for range n {
+			missing = append(missing, b)
+		}
+	}
+	return p.refill(surplus, missing)
+}
+
+// set replaces the slots.
+func (p *Pool) set(slots []desired.Backend) (changes []SlotChange) {
+	for i := range max(len(p.Slots), len(slots)) {
+		c := SlotChange{Slot: i, Had: i < len(p.Slots), Has: i < len(slots)}
+		if c.Had {
+			c.Old = p.Slots[i]
+		}
+		if c.Has {
+			c.New = slots[i]
+		}
+		if c.Had != c.Has || c.Old != c.New {
+			changes = append(changes, c)
+		}
+	}
+	p.Slots = slots
+	return changes
+}
+
+// orderSeed makes an order of backends that differs between nodes, so that they do not send to
+// the same backend at the same time.
+var orderSeed = maphash.MakeSeed()
+
+// inTurn returns slots in which each backend is spread evenly.
+func inTurn(slots map[desired.Backend]int) []desired.Backend {
+	type turn struct {
+		desired.Backend
+		at    float64 // from 0 to 1
+		order uint64
+	}
+	var turns []turn
+	for b, n := range slots {
+		order := maphash.Comparable(orderSeed, b)
+		for i := range n {
+			turns = append(turns, turn{b, float64(2*i+1) / float64(2*n), order})
+		}
+	}
+	slices.SortFunc(turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.order, b.order)) })
+	all := make([]desired.Backend, len(turns))
+	for i := range turns {
+		all[i] = turns[i].Backend
+	}
+	return all
+}
+
+// table returns the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4), whose size is a
+// prime number: backends take turns at the next free slot in an order of their own, one with
+// half the weight of the largest in every second round. It depends on nothing but addresses,
+// ports and weights.
+func (w Weights) table(size int) []desired.Backend {
+	if len(w) == 0 {
+		return nil
+	}
+	backends := slices.SortedFunc(maps.Keys(w), desired.Backend.Compare)
+	heaviest := slices.Max(slices.Collect(maps.Values(w)))
+	type candidate struct {
+		next, skip     int
+		weight, credit uint64
+	}
+	all := make([]candidate, len(backends))
+	for i, b := range backends {
+		ip := b.As16()
+		sum := sha256.Sum256(binary.BigEndian.AppendUint16(ip[:], b.Port()))
+		all[i] = candidate{
+			next:   int(binary.BigEndian.Uint64(sum[:]) % uint64(size)),
+			skip:   int(1 + binary.BigEndian.Uint64(sum[8:])%uint64(size-1)),
+			weight: w[b],
+		}
+	}
+	table := make([]desired.Backend, size)
+	taken := make([]bool, size)
+	for filled := 0; ; {
+		for i := range all {
+			c := &all[i]
+			if c.credit += c.weight; c.credit < heaviest {
+				continue
+			}
+			c.credit -= heaviest
+			for taken[c.next] {
+				if c.next += c.skip; c.next >= size {
+					c.next -= size
+				}
+			}
+			taken[c.next], table[c.next] = true, backends[i]
+			if filled++; filled == size {
+				return table
+			}
+		}
+	}
+}
+
+// ChoiceOf describes the slots of a pool.
+func ChoiceOf(balance desired.Balance, slots []desired.Backend) (c Choice) {
+	counts := make(map[desired.Backend]int, len(slots))
+	for _, b := range slots {
+		counts[b]++
+	}
+	c = ChoiceByShares(counts)
+	if balance.Algorithm.Hashes() && len(slots) > 0 {
+		order := fnv.New64a()
+		for _, b := range slots {
+			ip := b.As16()
+			order.Write(binary.BigEndian.AppendUint16(ip[:], b.Port()))
+		}
+		c.Spread = fmt.Sprintf("%s with %d slots, %x", balance.Algorithm, len(slots), order.Sum64())
+	}
+	return c
+}
+
+// ChoiceByShares describes backends by their shares of connections, of any sum.
+func ChoiceByShares[T int | float64](of map[desired.Backend]T) Choice {
+	c := Choice{Backends: slices.SortedFunc(maps.Keys(of), desired.Backend.Compare)}
+	sum, equal := 0.0, true
+	for _, n := range of {
+		sum += float64(n)
+	}
+	var shares []string // in thousandths
+	for _, b := range c.Backends {
+		const rounding = 1e-4 // of a thousandth, with the kernel's precision for probabilities
+		share := 1000 * float64(of[b]) / sum
+		equal = equal && math.Abs(share*float64(len(of))/1000-1) < 1e-3
+		shares = append(shares, fmt.Sprint(int(share+0.5+rounding)))
+	}
+	if !equal {
+		c.Spread = "shares " + strings.Join(shares, " ")
+	}
+	return c
+}
