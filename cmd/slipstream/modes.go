@@ -27,6 +27,9 @@ type programmer interface {
 	dataplane.Dataplane
 	dataplane.Prober
 	dataplane.Reader
+
+	// Supports is a [desired.Config.Supports].
+	Supports(desired.Algorithm) error
 }
 
 // modes are the proxy modes. A new mode needs a line here and in removals, and a row in

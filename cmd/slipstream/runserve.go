@@ -128,7 +128,7 @@ func (s *parts) openDataplane(ctx context.Context) error {
 		return err
 	}
 	s.dataplane, s.desired = b, desiredConfig(s.config, s.node, without)
-	s.desired.Scheduler = schedulerOf(b)
+	s.desired.Scheduler, s.desired.Supports = schedulerOf(b), b.Supports
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)

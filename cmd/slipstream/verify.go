@@ -84,7 +84,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
 	want := desiredConfig(c, node, without)
-	want.Scheduler = schedulerOf(reader)
+	want.Scheduler, want.Supports = schedulerOf(reader), reader.Supports
 	w := watched{
 		Inputs: proxy.Listen(ctx, objects, netif.Namespace(0).WatchAddresses),
 		state:  desired.New(want),
