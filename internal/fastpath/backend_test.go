@@ -102,7 +102,7 @@ func TestReadable(t *testing.T) {
 		`ct packets <= 20 return`, `ct state invalid,related,untracked return`,
 		`ct original ip daddr . meta l4proto . ct original proto-dst @frontends-ipv4 goto to-flowtable`,
 		`ct original ip6 daddr . meta l4proto . ct original proto-dst @frontends-ipv6 goto to-flowtable`,
-		`iifname != @interfaces return`, `ct reply ip saddr @held-addresses-ipv4 return`,
+		`ct direction reply ct status ! dnat return`, `iifname != @interfaces return`, `ct reply ip saddr @held-addresses-ipv4 return`,
 		`flow add @flows counter name "offloaded"`, `fd00:96::10 . udp . 80 timeout`,
 		`type filter hook forward priority 1000; policy accept;`,
 	} {

@@ -23,6 +23,7 @@
 //	    ct original ip daddr . meta l4proto . ct original proto-dst @frontends-ipv4 goto to-flowtable
 //	  }
 //	  chain to-flowtable {
+//	    ct direction reply ct status ! dnat return   # IPVS, see below
 //	    iifname != @interfaces return
 //	    oifname != @interfaces return
 //	    # connections in the sets pods-..., excluded-... and held-... return
@@ -58,6 +59,14 @@
 // but only packets that arrive on one of its devices take the fast path. If that is true in
 // only one direction, conntrack sees half of the connection, and may use a timeout of minutes
 // instead of days. So the rules require both interfaces.
+//
+// IPVS. A flow translates as the conntrack entry's status says (flow_offload_alloc: IPS_SRC_NAT,
+// IPS_DST_NAT). IPVS translates itself and sets neither, also with net.ipv4.vs.conntrack=1, which
+// only makes the entry's reply tuple right. So an offloaded connection would leave both ways
+// untranslated, and end (TestIPVS without the rule for it). The client's packets go from the hook
+// input to the hook output (ip_vs_nat_xmit), so only replies pass the hook forward. The rule
+// passes over replies of connections without DNAT, in both scopes. Others without DNAT, which only
+// the scope All has, are offloaded by a packet of the original direction.
 //
 // End of a flow (flow_offload_teardown). A FIN or RST; this packet and all later ones take
 // the slow path, where conntrack sees the connection end (nf_flow_state_check). No packet for

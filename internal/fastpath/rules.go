@@ -32,6 +32,7 @@ func rules(b *nfnl.Batch, c *Config) {
 		rule(chainForward, "", goTo(chainOffload))
 	}
 	c.Exclude.byAddress(rule)
+	rule(chainOffload, "IPVS translates without conntrack", replies(), withoutDNAT(), ret())
 	set := interfaces(false)
 	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
 	rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(set), ret())
@@ -61,6 +62,26 @@ func packetsUpTo(n uint32) []expr.Any {
 // offload adds the connection to the flowtable.
 func offload() []expr.Any {
 	return append([]expr.Any{&expr.FlowOffload{Name: flowtableName}}, nfnl.CountIn(counterOffloaded)...)
+}
+
+// replies matches packets of the reply direction.
+func replies() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: regKey},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: []byte{1}}, // IP_CT_DIR_REPLY
+	}
+}
+
+// withoutDNAT matches connections of which no NAT rule has translated the destination. Of those
+// that IPVS translates, only the replies pass the hook forward. The kernel would offload them
+// untranslated.
+func withoutDNAT() []expr.Any {
+	const dstNAT = 1 << 5 // IPS_DST_NAT
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: regKey},
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(dstNAT), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(0)},
+	}
 }
 
 // notOfConnection are the states of packets that do not cause an offload. An ICMP error has
