@@ -169,6 +169,7 @@ type StreamStats struct {
 	Moved  int64          // on UDP, echoes from another server than the previous echo's
 	Seen   netip.AddrPort // the client as the server saw it last
 	Source netip.AddrPort // the client's own address and port
+	Local  netip.AddrPort // the server's own address and port at first, after any DNAT
 
 	Last error // of the last message that failed
 	// Ended says that the connection broke (reset, closed by the server). Never on UDP, nor
@@ -188,7 +189,7 @@ func (m *Machine) Stream(p Protocol, dest netip.AddrPort, interval time.Duration
 	}
 	s := &Stream{
 		machine: m, conn: c, stop: make(chan struct{}), done: make(chan struct{}),
-		stats: StreamStats{Server: c.reply.Server, Seen: c.reply.Seen, Source: c.reply.Source},
+		stats: StreamStats{Server: c.reply.Server, Seen: c.reply.Seen, Source: c.reply.Source, Local: c.reply.Local},
 	}
 	go s.run(interval)
 	if err := m.track(s, true); err != nil {

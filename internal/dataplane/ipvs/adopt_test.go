@@ -3,13 +3,20 @@
 package ipvs
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // kubeProxy is what kube-proxy's IPVS mode has for the street's Service, with two of its three
@@ -94,16 +101,91 @@ func TestDrainsAfterRestart(t *testing.T) {
 		t.Error(err)
 	}
 	alive(t, stream)
-	for key, drains := range s.backend.drain {
-		for to := range drains {
-			drains[to] = time.Now().Add(-time.Second)
-		}
-		t.Logf("%s drains %d", key, len(drains))
-	}
-	if err := s.backend.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	s.expire()
 	if _, exists := s.destinations()[conn]; exists {
 		t.Error("the destination is there after its time")
+	}
+}
+
+// TestAdoptWritesNothing: virtual servers and destinations as kube-proxy v1.37.1 makes them, in
+// pkg/proxy/ipvs/proxier.go, stay as they are, with each scheduler, both families, and session
+// affinity. Only sh and mh get their fallback, which leaves their tables of endpoints alone.
+func TestAdoptWritesNothing(t *testing.T) {
+	ns := newNamespace(t)
+	b := open(t, ns, Options{})
+	if _, err := b.Probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, scheduler := range b.schedulers {
+		t.Run(scheduler, func(t *testing.T) {
+			b := open(t, ns, Options{Scheduler: scheduler})
+			state := desired.New(desired.Config{NodeName: "n1"})
+			state.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+				Spec: corev1.ServiceSpec{
+					ClusterIPs: []string{"10.96.0.1", "fd00:96::1"}, Ports: []corev1.ServicePort{{Port: 80}},
+				},
+			})
+			state.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sticky"},
+				Spec: corev1.ServiceSpec{
+					ClusterIPs: []string{"10.96.0.2", "fd00:96::2"}, Ports: []corev1.ServicePort{{Port: 80}},
+					SessionAffinity:       corev1.ServiceAffinityClientIP,
+					SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(600))}},
+				},
+			})
+			const persistent, sourceHash = 0x1, 0x10 // pkg/proxy/ipvs/util
+			var requests []ipvs.Request
+			for number, service := range []string{1: "web", 2: "sticky"} {
+				for _, ipv6 := range []bool{false, true} {
+					slice := dataplanetest.Slice(0)
+					slice.Name, slice.Labels[discoveryv1.LabelServiceName] = fmt.Sprint(service, ipv6), service
+					key := ipvs.Key{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(number)}), Port: 80, Protocol: 6}
+					slice.Endpoints[0].Addresses = []string{"10.244.1.3"}
+					if ipv6 {
+						key.Addr = netip.MustParseAddr(fmt.Sprint("fd00:96::", number))
+						slice.AddressType, slice.Endpoints[0].Addresses = discoveryv1.AddressTypeIPv6, []string{"fd00:244::3"}
+					}
+					if service == "" {
+						continue
+					}
+					state.SetEndpointSlice(slice)
+					v := ipvs.Service{Key: key, Scheduler: scheduler, MaskBits: uint8(key.Addr.BitLen())}
+					if service == "sticky" {
+						v.Flags, v.Timeout = persistent, 600
+					}
+					if scheduler == "mh" {
+						v.Flags |= sourceHash
+					}
+					to := netip.AddrPortFrom(netip.MustParseAddr(slice.Endpoints[0].Addresses[0]), dataplanetest.FirstPort)
+					requests = append(requests, ipvs.DeleteService(key), ipvs.AddService(v),
+						ipvs.AddDestination(key, ipvs.Destination{AddrPort: to, Weight: 1}))
+				}
+			}
+			err := b.conn.Execute(t.Context(), requests, func(i int, err error) {
+				if i%3 > 0 {
+					t.Fatal(err)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := plan{drain: b.drain}
+			if _, err := b.write(&p, &state.Full().Change); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.compare(t.Context(), &p); err != nil {
+				t.Fatal(err)
+			}
+			want := 0
+			if scheduler == "sh" || scheduler == "mh" {
+				want = 4 // one for each virtual server
+			}
+			if len(p.first) != want || len(p.last) > 0 {
+				t.Errorf("%d steps before the table changes and %d after it", len(p.first), len(p.last))
+			}
+			dataplanetest.Reconcile(t, b, state)
+			dataplanetest.Has(t, b, state)
+		})
 	}
 }

@@ -24,7 +24,7 @@ func TestOthersTables(t *testing.T) {
 }
 
 // TestDamage has another process change what IPVS mode has programmed. Check finds it, and
-// Reconcile repairs it.
+// Reconcile repairs it. Another program's table is no damage.
 func TestDamage(t *testing.T) {
 	s := newStreet(t, 3, Options{})
 	for _, c := range []struct{ command, reason string }{
@@ -36,6 +36,9 @@ func TestDamage(t *testing.T) {
 		{"ip link del kube-ipvs0", "interface kube-ipvs0 does not have address 10.96.0.1"},
 		{"nft delete table ip slipstream", ""},
 	} {
+		if out, err := s.Node.Run(t.Context(), "nft", "add table inet another; delete table inet another"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
 		if err := s.backend.Check(t.Context()); err != nil {
 			t.Fatalf("before %s: %v", c.command, err)
 		}

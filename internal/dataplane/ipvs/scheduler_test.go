@@ -254,9 +254,11 @@ func TestDraining(t *testing.T) {
 }
 
 // destinations returns those of the Service's virtual server, by port.
-func (s *street) destinations() map[uint16]ipvs.Destination {
+func (s *street) destinations() map[uint16]ipvs.Destination { return s.destinationsOf(web) }
+
+func (s *street) destinationsOf(a netip.AddrPort) map[uint16]ipvs.Destination {
 	s.Helper()
-	list, err := s.backend.conn.Destinations(s.Context(), ipvs.Key{Addr: web.Addr(), Port: web.Port(), Protocol: uint8(desired.TCP)})
+	list, err := s.backend.conn.Destinations(s.Context(), ipvs.Key{Addr: a.Addr(), Port: a.Port(), Protocol: uint8(desired.TCP)})
 	if err != nil {
 		s.Fatal(err)
 	}

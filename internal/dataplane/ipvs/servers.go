@@ -88,11 +88,7 @@ func (s *servers) write(p *plan, change *desired.Change) {
 		if c.New {
 			pool := dataplane.NewPool(c)
 			s.pools.Set(c.ID, &pool)
-			// In random order, so that round robin does not begin with the same
-			// backend on every node (kubernetes #121591).
-			all := slices.Clone(c.Added)
-			rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-			pool.Slots = all
+			pool.Slots = slices.Clone(c.Added)
 		} else {
 			pool := s.pools.Get(c.ID)
 			pool.IfEmpty = c.IfEmpty
@@ -155,7 +151,7 @@ func difference(before, after []desired.Backend) (removed, added []desired.Backe
 // replace changes the destinations of a virtual server.
 func (s *servers) replace(p *plan, f *desired.Frontend, removed, added []desired.Backend) {
 	key := keyOf(f.FrontendKey)
-	for _, b := range added {
+	for _, b := range s.order(f, added) {
 		d := ipvs.Destination{AddrPort: addrPort(b), Weight: 1}
 		if _, draining := p.drain[key][d.AddrPort]; draining {
 			delete(p.drain[key], d.AddrPort)
@@ -169,6 +165,20 @@ func (s *servers) replace(p *plan, f *desired.Frontend, removed, added []desired
 		p.drain.add(key, d.AddrPort)
 		p.last = append(p.last, step{ipvs.SetDestination(key, d), key, f.Service, noDestination})
 	}
+}
+
+// order returns backends in the order in which a virtual server gets them. It is random, so that
+// the first connections of all nodes do not go to the same backend (kubernetes #121591). Schedulers
+// that choose by position alone have one order on all nodes.
+func (s *servers) order(f *desired.Frontend, added []desired.Backend) []desired.Backend {
+	all := slices.Clone(added)
+	switch s.service(f).Scheduler {
+	case "sh", "mh", "dh", "fo", "ovf":
+		slices.SortFunc(all, desired.Backend.Compare)
+	default:
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	return all
 }
 
 func (d drains) add(key ipvs.Key, to netip.AddrPort) {
