@@ -73,7 +73,7 @@ func TestConfigFile(t *testing.T) {
 	if score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID())); err != nil || string(score) != "77\n" {
 		t.Errorf("oom_score_adj is %q, %v", score, err)
 	}
-	// What is served by default.
+	// Addresses and ports that are served by default.
 	for path, want := range map[string]string{"/metrics": "kubeproxy_sync_proxy_rules_duration_seconds", "/proxyMode": "nftables", "/configz": `"udpTimeout":"33s"`} {
 		s.until(path+" says "+want, func() bool { return strings.Contains(s.ask("127.0.0.1:10249", path), want) })
 	}
@@ -87,7 +87,7 @@ func TestConfigFile(t *testing.T) {
 		t.Error("nothing says that a flag is ignored")
 	}
 
-	// The file changes: the process ends, what is programmed stays.
+	// The file changes: the process ends, and the rules stay.
 	s.check(os.WriteFile(file, []byte("# nothing any more\n"), 0o600))
 	if err := p.Wait(); err == nil {
 		t.Error("the proxy ended without an error")

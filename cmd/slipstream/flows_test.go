@@ -39,7 +39,7 @@ func TestStaleFlows(t *testing.T) {
 		})
 	}
 
-	// It begins before there is a Service.
+	// The flow begins before the Service exists.
 	s.until("the proxy has started", func() bool { return strings.Contains(s.log.String(), `kind="full"`) })
 	if r, err := s.client.Connect(lab.UDP, webAddr, source); err == nil {
 		t.Fatalf("without a Service, %s answered", r.Server)

@@ -156,14 +156,14 @@ func TestHealthChecks(t *testing.T) {
 	s.check(p.Kill())
 	<-p.Done()
 	if got := s.get(client, ownAddr, 32000); !strings.Contains(got, "refused") {
-		t.Errorf("nobody is there, and the answer is %s", got)
+		t.Errorf("without endpoints, the answer is %s", got)
 	}
 	s.run()
 	s.untilHealth(client, ownAddr, 200, 2)
 	s.save("web.yaml", web(0))
 	s.until("the port is closed", func() bool { return strings.Contains(s.get(client, ownAddr, 32000), "refused") })
 
-	// A port that somebody else has is one error, and costs nothing else.
+	// A port that another program listens on is one error; all others are served.
 	_, err := s.node.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), 32000))
 	s.check(err)
 	s.save("web.yaml", nodePort(1))

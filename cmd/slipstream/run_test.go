@@ -39,7 +39,7 @@ func TestRun(t *testing.T) {
 	s.save("web.yaml", web(0, 1, 2))
 	s.untilReached("web-0", "web-1", "web-2")
 
-	// The last endpoint goes.
+	// The last endpoint is removed.
 	s.save("web.yaml", web())
 	s.until("connections are refused", func() bool {
 		_, err := s.client.Connect(lab.TCP, webAddr)

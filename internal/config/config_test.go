@@ -43,7 +43,7 @@ mode: `
 		}
 	}
 	if got := decoded(t, kubeProxyDoc).MinSyncPeriod(); got != DefaultMinSyncPeriod {
-		t.Errorf("minSyncPeriod is %v if nobody says", got)
+		t.Errorf("minSyncPeriod is %v by default", got)
 	}
 	if got := decoded(t, text+"nftables\n---\n"+slipstreamDoc+"minSyncPeriod: 1ms").MinSyncPeriod(); got != time.Millisecond {
 		t.Errorf("minSyncPeriod is %v in spite of Slipstream's document", got)

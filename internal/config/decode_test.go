@@ -17,7 +17,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write what comes out to testdata/files/*.golden; read it before you commit")
 
-// TestFiles compares what becomes of files with what should.
+// TestFiles compares decoded files, with all defaults and notes, with golden files.
 func TestFiles(t *testing.T) {
 	files, err := filepath.Glob("testdata/files/*.[yj]*")
 	if err != nil || len(files) < 5 {
@@ -144,7 +144,7 @@ func TestDecodeErrors(t *testing.T) {
 	}
 }
 
-// FuzzDecode has whatever can be read be read again when it is written.
+// FuzzDecode checks that a configuration that was decoded and written can be decoded again.
 func FuzzDecode(f *testing.F) {
 	files, err := filepath.Glob("testdata/files/*.[yj]*")
 	if err != nil {

@@ -46,7 +46,7 @@ func TestSupport(t *testing.T) {
 	}
 }
 
-// TestOff has a threshold of 0, which removes the table of an earlier run.
+// TestOff checks that a threshold of 0 removes the table of an earlier run.
 func TestOff(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	ns, err := lab.NewNamespace()

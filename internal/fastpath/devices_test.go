@@ -194,7 +194,7 @@ func TestAddresses(t *testing.T) {
 	w.has("")
 }
 
-// TestManyInterfaces has a thousand interfaces, most of them from the start.
+// TestManyInterfaces uses a thousand interfaces, most of which exist at the start.
 func TestManyInterfaces(t *testing.T) {
 	const many = 1000
 	w := newQuietWorld(t)

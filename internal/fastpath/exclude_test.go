@@ -117,8 +117,9 @@ func TestPodOptsOut(t *testing.T) {
 	}
 }
 
-// TestExclude has rules of another program mark packets of some connections, each in one
-// direction or in a connection mark, and excludes one of the clients. All were offloaded before.
+// TestExclude marks packets of some connections by rules of another program, each in one
+// direction or by a connection mark, and excludes one of the clients. All were offloaded
+// before.
 func TestExclude(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	for _, scope := range []Scope{Services, All} {

@@ -43,8 +43,8 @@ func TestFactDeviceTakenOut(t *testing.T) {
 	w.unharmed(s)
 }
 
-// TestFactRouteChange changes a route that no flow uses. The flows of the family,
-// IPv4, are gone at their next packet, and come again with it.
+// TestFactRouteChange changes a route that no flow uses. The flows of the family, IPv4, end at
+// their next packet, which also offloads the connection again.
 func TestFactRouteChange(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
@@ -76,8 +76,8 @@ func TestFactEntryDeleted(t *testing.T) {
 	w.goesOn(s)
 }
 
-// TestFactAccounting has a connection that began before conntrack counted. It has
-// no counters, and is never offloaded; those that begin later are.
+// TestFactAccounting uses a connection that began before conntrack counted. It has no counters,
+// and is never offloaded; later ones are.
 func TestFactAccounting(t *testing.T) {
 	w := newQuietWorld(t)
 	w.check(w.node.SetSysctl("netfilter/nf_conntrack_acct", "0"))
@@ -96,7 +96,7 @@ func TestFactAccounting(t *testing.T) {
 	w.fast(w.stream(lab.TCP, web, false))
 }
 
-// TestFactOneWay has a client without replies. It is offloaded like others.
+// TestFactOneWay uses a client without replies. Its flow is offloaded like others.
 func TestFactOneWay(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	deaf := w.newPod(w.node, "deaf", 21)
@@ -129,9 +129,8 @@ func TestFactOneWay(t *testing.T) {
 	}
 }
 
-// TestFactEntriesLive has the entry of an offloaded connection that is about to
-// expire. Kernels that look after it give it another day; those that do not are why
-// there is Config.Refresh.
+// TestFactEntriesLive lets the entry of an offloaded connection nearly expire. Some kernels
+// then give it another day; because of the others there is Config.Refresh.
 func TestFactEntriesLive(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold, Refresh: -1})
 	s := w.stream(lab.UDP, web, false)
@@ -150,9 +149,9 @@ func TestFactEntriesLive(t *testing.T) {
 	}
 }
 
-// TestFactRestOfTheDay has a connection fall silent that has been offloaded for so
-// long that little is left of the day that its entry got then. That is all that it
-// has; had it passed the slow path once more, it would have another day.
+// TestFactRestOfTheDay silences a connection that has been offloaded for nearly a day. Its
+// entry only has the rest of that day; another packet on the slow path would give it another
+// day.
 func TestFactRestOfTheDay(t *testing.T) {
 	for _, refreshed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("refreshed=%t", refreshed), func(t *testing.T) {

@@ -38,8 +38,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestFlushSettles has the kernel take long to free the old flowtable. Flush waits for it,
-// and nothing else does.
+// TestFlushSettles makes the kernel take long to free the old flowtable. Only Flush waits for
+// it.
 func TestFlushSettles(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	settling, settled, flushed := make(chan bool), make(chan bool), make(chan error, 1)

@@ -53,7 +53,7 @@ func (w *world) newLinkAddress(address string) {
 	w.check2(w.web[0].Run(context.Background(), "sh", "-c", "ip link set eth0 address "+address+"; ping -c 1 -W 5 169.254.1.1"))
 }
 
-// TestBridge has pods behind a bridge. By default the bridge takes part and its ports do not,
+// TestBridge puts pods behind a bridge. By default the bridge takes part and its ports do not,
 // so that flows follow changes of the next hop's link address.
 func TestBridge(t *testing.T) {
 	w := newQuietWorld(t)
@@ -91,7 +91,7 @@ func TestBridgePorts(t *testing.T) {
 	w.goesOn(s)
 }
 
-// TestVXLAN has an endpoint on another node, by an overlay network as flannel's.
+// TestVXLAN uses an endpoint on another node, over an overlay network like flannel's.
 func TestVXLAN(t *testing.T) {
 	w := newQuietWorld(t)
 	n2 := w.newNode("n2", 12, 2)
@@ -118,7 +118,7 @@ func TestVXLAN(t *testing.T) {
 	}
 }
 
-// TestOtherNode has an endpoint on another node, without an overlay network.
+// TestOtherNode uses an endpoint on another node, without an overlay network.
 func TestOtherNode(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	n2 := w.newNode("n2", 12, 2)
@@ -134,8 +134,8 @@ func TestOtherNode(t *testing.T) {
 	})
 }
 
-// TestPrefixSet has the set of interfaces as on kernels with prefixes of names. Rules must find
-// the same interfaces in it.
+// TestPrefixSet writes the set of interfaces as on kernels with prefixes of names. Rules must
+// find the same interfaces in it.
 func TestPrefixSet(t *testing.T) {
 	w := newQuietWorld(t)
 	conn, err := nfnl.Dial(w.node.FD())
@@ -180,8 +180,8 @@ func TestPrefixSet(t *testing.T) {
 	}
 }
 
-// TestOverlappingPatterns has the kernel accept the patterns of an expression in which one
-// pattern includes another.
+// TestOverlappingPatterns checks that the kernel accepts the patterns of an expression in which
+// one pattern includes another.
 func TestOverlappingPatterns(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	ns, err := lab.NewNamespace()

@@ -9,8 +9,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// TestOffload has connections that go on: they leave the slow path in both
-// directions, and are listed with what they are.
+// TestOffload checks that long connections leave the slow path in both directions, and are
+// listed with all their properties.
 func TestOffload(t *testing.T) {
 	each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		w := newWorld(t, Config{Threshold: threshold})
@@ -35,7 +35,7 @@ func TestOffload(t *testing.T) {
 	})
 }
 
-// TestScope has a connection to a pod's own address.
+// TestScope connects to a pod's own address.
 func TestScope(t *testing.T) {
 	for _, scope := range []Scope{Services, All} {
 		t.Run(string(scope), func(t *testing.T) {

@@ -26,8 +26,8 @@ func (w *world) connects(p lab.Protocol, service int, ipv6 bool) string {
 	return reply.Server
 }
 
-// TestEndpointGone takes an endpoint out of a Service while its pod goes on. UDP
-// moves to the one that takes its place, TCP stays where it is, as on the slow path.
+// TestEndpointGone removes an endpoint from a Service while its pod keeps running. UDP moves to
+// the endpoint that replaces it, TCP stays where it is, as on the slow path.
 func TestEndpointGone(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
@@ -57,8 +57,8 @@ func TestEndpointGone(t *testing.T) {
 	}
 }
 
-// TestPodGone deletes an endpoint's pod without a word, and only then takes the
-// endpoint away. Nothing goes on to where it was, and UDP is not lost.
+// TestPodGone deletes an endpoint's pod without notice, and removes the endpoint later. Its
+// flows end, and UDP reaches another endpoint.
 func TestPodGone(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestPodGone(t *testing.T) {
 			tcp, udp, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.UDP, web, ipv6), w.stream(lab.TCP, other, ipv6)
 			w.fast(tcp, udp, bystander)
 			w.check(w.web[0].Delete())
-			w.until("flows to the pod are gone", func() bool {
+			w.until("no flows to the pod are left", func() bool {
 				_, t := tcp.flow()
 				_, u := udp.flow()
 				return !t && !u
@@ -114,7 +114,7 @@ func TestServiceGone(t *testing.T) {
 	w.fast(bystander)
 	w.goesOn(tcp, bystander)
 	if _, is := tcp.flow(); is {
-		t.Error("the connection to a Service that is gone has been offloaded again")
+		t.Error("the connection to a deleted Service was offloaded again")
 	}
 	w.unharmed(tcp, bystander)
 	if _, known := w.Service(frontend(desired.TCP, web, false)); known {
@@ -145,8 +145,8 @@ func TestStop(t *testing.T) {
 	w.unharmed(streams...)
 }
 
-// TestHandOver closes a Controller and makes another one. What is offloaded stays
-// so meanwhile.
+// TestHandOver closes a Controller and makes another one. Offloaded connections stay offloaded
+// in between.
 func TestHandOver(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
@@ -218,8 +218,8 @@ func (w *world) interfaces(n int) {
 	})
 }
 
-// TestIdle has connections that say nothing for longer than flows live. Their
-// entries live on, as long as conntrack has entries of their kind live.
+// TestIdle lets connections be idle for longer than flows live. Their entries stay for as long
+// as conntrack keeps entries of their kind.
 func TestIdle(t *testing.T) {
 	for _, c := range []struct {
 		protocol lab.Protocol
@@ -274,7 +274,8 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
-// TestMasqueraded has a pod reach itself through a Service, as another one.
+// TestMasqueraded connects a pod to itself through a Service. The pod must see another source
+// address than its own.
 func TestMasqueraded(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	for _, ipv6 := range []bool{false, true} {
@@ -328,8 +329,8 @@ func TestCleaning(t *testing.T) {
 	}
 }
 
-// TestDeletedNode has connections to an endpoint of a deleted Node be reset although they are
-// offloaded, and no others.
+// TestDeletedNode checks that connections to an endpoint of a deleted Node are reset although
+// they are offloaded, and no others.
 func TestDeletedNode(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {

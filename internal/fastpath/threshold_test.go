@@ -78,9 +78,9 @@ func TestThreshold(t *testing.T) {
 	}
 }
 
-// TestTCPThreshold has a connection that says one thing after the other. At any
-// time it is offloaded exactly when conntrack has counted more than the threshold,
-// once it is established.
+// TestTCPThreshold sends one message after the other. At any time the connection must be
+// offloaded exactly if it is established and conntrack has counted more packets than the
+// threshold.
 func TestTCPThreshold(t *testing.T) {
 	for threshold := 19; threshold < 22; threshold++ { // for each step is of two packets or three
 		t.Run(strconv.Itoa(threshold), func(t *testing.T) { testTCPThreshold(t, threshold) })

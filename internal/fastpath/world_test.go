@@ -177,9 +177,9 @@ func (w *world) newNode(name string, host, pods int) *lab.Node {
 	return n
 }
 
-// unreachable has a node send nobody what is for a pod that it does not have. The
-// default route would take a repeated packet, and have the connection offloaded
-// again: to the gateway, which is right but not what tests ask for.
+// unreachable makes a node drop packets to a pod that does not exist. Otherwise the default
+// route would take a repeated packet to the gateway, and the connection would be offloaded
+// again, which is correct but not the subject of the tests.
 func (w *world) unreachable(n *lab.Node) {
 	w.t.Helper()
 	for _, cidr := range n.PodCIDRs() {

@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// slowFastPath is a fast path whose calls do not return before the test answers them.
+// slowFastPath is a fast path that returns from a call when the test says so.
 type slowFastPath struct {
 	t       *testing.T
 	calls   chan string
@@ -92,9 +92,9 @@ func (f slowFastPath) wantsNone() {
 	}
 }
 
-// TestFastPathDelaysNothing changes Services while the fast path is busy. Programming,
-// health checks and the deletion of stale flows go on, and the fast path then receives what
-// has changed meanwhile, in one call.
+// TestFastPathDelaysNothing changes Services while the fast path is busy. Programming, health
+// checks and the deletion of stale flows continue, and the fast path then receives all changes
+// in one call.
 func TestFastPathDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newSlowFastPath(t)
@@ -113,7 +113,7 @@ func TestFastPathDelaysNothing(t *testing.T) {
 		f.answers <- nil
 		f.wants("change +s4 -s2")
 
-		// What it does not take, it receives in full, with what has changed meanwhile.
+		// After a refusal it receives the full content, with all changes since.
 		l.events <- []source.Event{service(5)}
 		l.waitFor("change +s5")
 		f.answers <- errors.New("no")

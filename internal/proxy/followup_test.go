@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// follower writes what follows changes among the recorder's calls.
+// follower records the work that follows changes among the recorder's calls.
 type follower struct{ *recorder }
 
 func (f follower) Set(checks []desired.HealthCheck) {
@@ -99,12 +99,12 @@ func TestHealthChecksFollow(t *testing.T) {
 		want := []string{"full +s1", everywhere, "health s1:32001=2"}
 		l.wait(want...)
 
-		// Also where there is nothing for the kernel to change.
+		// The same for changes that do not affect the kernel.
 		l.events <- []source.Event{service(2)}
 		l.events <- []source.Event{balanced(2)}
 		l.waitFor("health s2:32002=0")
 
-		// None is lost when the kernel refuses, whatever comes meanwhile.
+		// No work is lost if the kernel refuses changes, even if more changes follow.
 		no := errors.New("no")
 		l.set(func() { l.calls, l.fail = nil, []error{no, no} })
 		l.events <- []source.Event{gone(balanced(1)), balanced(3), endpoints(3, corev1.ProtocolTCP, 1)}
@@ -131,7 +131,7 @@ func TestStaleFlowsFollow(t *testing.T) {
 		l.events <- []source.Event{endpoints(1, corev1.ProtocolUDP, 4)}
 		l.wait("change", "full +s1", "full +s1", "stale [10.96.0.1:80/UDP] [10.1.1.2:80] [10.96.0.1:80/UDP] only [10.1.1.4:80]")
 
-		// What is done is done.
+		// Work that was done is not repeated.
 		l.set(func() { l.calls = nil })
 		l.events <- []source.Event{endpoints(1, corev1.ProtocolUDP, 5)}
 		l.wait("change", "stale [10.96.0.1:80/UDP] [10.1.1.4:80]")

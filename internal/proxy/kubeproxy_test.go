@@ -44,8 +44,8 @@ func (n *noted) count(reason string) int {
 	return n.reasons[reason]
 }
 
-// TestKubeProxyCounts follows what kube-proxy counts too through a start, a change,
-// a refused one and a repair.
+// TestKubeProxyCounts checks kube-proxy's metrics during a start, a change, a refused change
+// and a repair.
 func TestKubeProxyCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reported noted

@@ -105,7 +105,7 @@ func TestLatencyUntilTheKernelHasIt(t *testing.T) {
 	if got := l.sample(latencies); got != "0" {
 		t.Errorf("%s latencies before the kernel has it", got)
 	}
-	// The time of one that is gone was not that of its going.
+	// The time of a deleted slice is not that of its deletion.
 	gone := slice("b", 0, "")
 	gone.Type = source.Delete
 	l.events <- []source.Event{gone}

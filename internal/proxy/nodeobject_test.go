@@ -30,7 +30,7 @@ func (n notes) OnService(service types.NamespacedName, reason, note string) {
 	n <- reason + " " + service.String() + " " + note
 }
 
-// next is the next one.
+// next returns the next Event.
 func (n notes) next(t *testing.T) string {
 	t.Helper()
 	select {
@@ -42,7 +42,7 @@ func (n notes) next(t *testing.T) string {
 	}
 }
 
-// quiet wants none for a while.
+// quiet fails the test if an Event is sent within a short time.
 func (n notes) quiet(t *testing.T, what string) {
 	t.Helper()
 	select {
@@ -121,7 +121,7 @@ func (l *logged) count(text string) int {
 	return strings.Count(l.text.String(), text)
 }
 
-// readLog has klog write to what is returned until the test ends.
+// readLog redirects klog to the returned log until the test ends.
 func readLog(t *testing.T) *logged {
 	t.Helper()
 	var log logged

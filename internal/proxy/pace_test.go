@@ -62,8 +62,8 @@ func paced(t *testing.T, o Options) (change func(i int), kernel *stopwatch) {
 	return change, kernel
 }
 
-// moved returns an endpoint with an address that no other i has. (Changes that undo each other
-// are no commit.)
+// moved returns an endpoint with an address of its own for each i. (Changes that undo each
+// other cause no commit.)
 func moved(i int) []source.Event {
 	e := many(0, 1)[1:]
 	e[0].Object.(*discoveryv1.EndpointSlice).Endpoints[0].Addresses[0] = netip.AddrFrom4([4]byte{10, byte(200 + i>>16), byte(i >> 8), byte(i)}).String()

@@ -123,7 +123,7 @@ func startWith(t *testing.T, r *recorder, s *desired.State, o Options) *loop {
 	return l
 }
 
-// until waits for something to come true.
+// until waits until a condition holds.
 func (l *loop) until(what string, ok func() bool) {
 	l.t.Helper()
 	for range 1000 {
@@ -149,7 +149,7 @@ func failures(l *loop, kind string) float64 {
 	return testutil.ToFloat64(l.metrics.SyncFailures.WithLabelValues(kind))
 }
 
-// wait waits until the backend has been called like this, and no other way.
+// wait waits until the recorder has exactly these calls.
 func (l *loop) wait(calls ...string) {
 	l.t.Helper()
 	want := strings.Join(calls, "\n")

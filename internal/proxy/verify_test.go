@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// contentOf is what the kernel has for some Services.
+// contentOf returns the kernel's content for some Services.
 func contentOf(services ...int) *dataplane.Content {
 	s := desired.New(desired.Config{})
 	for _, i := range services {
@@ -60,7 +60,7 @@ func (h *healer) Warning(reason, note string) {
 	h.notes.Warning(reason, note)
 }
 
-// eyes are a Reader that sees what the test says, from the first look on.
+// eyes is a Reader with the results of a function of the test; looks count from 1.
 type eyes struct {
 	see func(look int) (*dataplane.Content, error)
 

@@ -27,8 +27,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// BenchmarkVerify is what one look at all that the kernel has costs, in each mode: how
-// long it takes, how much CPU and memory, and for how long the loop waits for it.
+// BenchmarkVerify measures the cost of one look at the kernel's whole content in each mode: its
+// time, CPU and memory, and for how long the loop waits for it.
 func BenchmarkVerify(b *testing.B) {
 	const services, endpoints = 10_000, 10
 	for _, mode := range []struct {
@@ -121,7 +121,7 @@ func many(i, endpoints int) []source.Event {
 	return []source.Event{{Type: source.Set, Object: svc}, {Type: source.Set, Object: sl}}
 }
 
-// cpuTime is what this process and the commands that it has run have used so far.
+// cpuTime is the processor time that this process and its commands have used so far.
 func cpuTime(b *testing.B) (sum time.Duration) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -131,10 +131,10 @@ func cpuTime(b *testing.B) (sum time.Duration) {
 	return sum
 }
 
-// resident is the peak of the memory that this process has had, in bytes, since it was
-// last asked for anew.
-func resident(b *testing.B, anew bool) int64 {
-	if anew {
+// resident returns the peak of this process's memory since the last reset, in bytes. With
+// reset, it resets the peak first.
+func resident(b *testing.B, reset bool) int64 {
+	if reset {
 		debug.FreeOSMemory()
 		check(b, os.WriteFile("/proc/self/clear_refs", []byte("5"), 0))
 	}

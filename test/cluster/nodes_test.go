@@ -87,7 +87,7 @@ func TestNodeLoss(t *testing.T) {
 	run.load(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[0], false))
 	run.more(100)
 
-	// The lost node still sends to its own pod: nobody can tell it otherwise.
+	// The lost node still sends to its own pod, as it cannot learn of changes.
 	e.until("the pod of the lost node answers there", func() error {
 		r, err := there.Connect(lab.TCP, site.ClusterIP(svc, false), lab.Timeout(300*time.Millisecond))
 		if err == nil && r.Server != gone.Name() {

@@ -33,7 +33,7 @@ var Root = define("root", func() error {
 // OwnClock is a clock that a test may set: that of User Mode Linux.
 var OwnClock = define("clock of its own", func() error {
 	if !strings.HasSuffix(Kernel(), " uml") {
-		return errors.New("not User Mode Linux, so the clock is everybody's")
+		return errors.New("not User Mode Linux, so all processes share the clock")
 	}
 	return nil
 }, Root)

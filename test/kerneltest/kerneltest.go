@@ -118,7 +118,7 @@ var kernel = sync.OnceValue(func() string {
 	return release
 })
 
-// isUML tells User Mode Linux by the processor model that it reports.
+// isUML recognizes User Mode Linux by the processor model that it reports.
 func isUML(cpuinfo []byte) bool {
 	return bytes.Contains(cpuinfo, []byte("User Mode Linux"))
 }

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// victim is what the victim tells about itself.
+// victim is what the killed process has printed about itself.
 type victim struct {
 	Namespaces []string
 	Child      int
@@ -161,7 +161,7 @@ func TestKilled(t *testing.T) {
 	eventually(t, "nothing holds the namespaces", func() bool { holders = holding(v.Namespaces); return len(holders) == 0 })
 	// The link's other end was in the node's namespace: the kernel takes it away
 	// only when that namespace itself is gone.
-	eventually(t, "the node's namespace is gone", func() bool { return !witnessed() })
+	eventually(t, "the node's namespace was deleted", func() bool { return !witnessed() })
 	if after := rootLinks(t); !slices.Equal(after, rootBefore) {
 		t.Errorf("links of the root namespace: %v, before %v", after, rootBefore)
 	}

@@ -71,7 +71,7 @@ func TestBadArguments(t *testing.T) {
 			}
 		})
 	}
-	// What failed left neither names nor addresses taken.
+	// Failed attempts leave no names or addresses in use.
 	if _, err := b.lab.Host("x", prefixList("192.168.100.8/24")...); err != nil {
 		t.Error(err)
 	}

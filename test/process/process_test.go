@@ -73,7 +73,7 @@ func TestNothingStays(t *testing.T) {
 	}
 }
 
-// gone also accepts a zombie: whoever inherited it may be slow to reap.
+// gone also accepts a zombie, as its new parent may be slow to reap it.
 func gone(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return true

@@ -284,7 +284,7 @@ slow path                   100.0 %      0.2 %                           -
 	}
 }
 
-// What is saved is what is printed as JSON, and reads back as it was.
+// The saved file equals the printed JSON, and can be decoded.
 func TestJSON(t *testing.T) {
 	r := someResult(t)
 	save := filepath.Join(t.TempDir(), "result.json")

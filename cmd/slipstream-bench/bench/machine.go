@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what measurements were made on.
+// Machine describes the machine of a measurement.
 type Machine struct {
 	Kernel string `json:"kernel"`
 	CPU    string `json:"cpu"`

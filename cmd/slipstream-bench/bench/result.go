@@ -16,7 +16,7 @@ import (
 	"text/tabwriter"
 )
 
-// Result is what a benchmark has measured: some series, each for some subjects.
+// Result has the results of a benchmark: some series, each for some subjects.
 type Result struct {
 	Benchmark string    `json:"benchmark"` // "sync", "throughput", "crr", "scale" or "rules"
 	Title     string    `json:"title"`     // what was measured, in one line
@@ -60,7 +60,7 @@ type Series struct {
 	Outcomes []Outcome `json:"outcomes"` // by subject
 }
 
-// Outcome is what was measured of a series for one subject.
+// Outcome is the result of a series for one subject.
 type Outcome struct {
 	Values  []float64 `json:"values"` // in the order of measuring; none was measured if empty
 	Median  float64   `json:"median"`
@@ -89,8 +89,8 @@ func (s Samples) Merge(more Samples) {
 	}
 }
 
-// Fill adds the series with what was measured for each subject. Series without any
-// values are left out.
+// Fill adds the series with the samples of each subject. Series without any values are left
+// out.
 func (r *Result) Fill(series []Series, bySubject []Samples) error {
 	for _, s := range series {
 		s.Outcomes = nil

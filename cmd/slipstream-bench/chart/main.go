@@ -86,7 +86,7 @@ func run(input, output, title, names string) error {
 
 const width = 8 * vg.Inch
 
-// colours by subject, which colour-blind people can tell apart (Okabe and Ito).
+// colours by subject, distinguishable by colour-blind people (Okabe and Ito).
 var colours = []color.RGBA{
 	{0x99, 0x99, 0x99, 0xff},
 	{0xe6, 0x9f, 0x00, 0xff},

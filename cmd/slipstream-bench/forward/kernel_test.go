@@ -158,7 +158,7 @@ func TestDisableAggregation(t *testing.T) {
 	}
 }
 
-// sent is what a pod has sent.
+// sent returns the packets that a pod has sent.
 func sent(t *testing.T, pod *lab.Pod) (bytes, packets uint64) {
 	t.Helper()
 	err := eachLink(&pod.Machine, func(a *netlink.LinkAttrs) {
@@ -233,7 +233,7 @@ func TestDiverted(t *testing.T) {
 	}
 }
 
-// A bench that is interrupted says so and nothing else.
+// An interrupted benchmark returns that as its only error.
 func TestInterrupted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)

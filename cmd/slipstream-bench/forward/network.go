@@ -117,7 +117,7 @@ func (n *network) set(ctx context.Context, s Setting) error {
 	return nil
 }
 
-// setFastPath starts the fast path anew with a threshold; 0 leaves nothing of it.
+// setFastPath restarts the fast path with a threshold; 0 removes it.
 func (m *node) setFastPath(ctx context.Context, threshold uint32) error {
 	if err := m.stopFastPath(); err != nil || threshold == 0 {
 		return err

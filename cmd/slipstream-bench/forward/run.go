@@ -82,7 +82,7 @@ func slowPath(name string) bench.Series {
 	return bench.Series{Name: name + "_slow_path", Text: "  packets on the slow path", Unit: bench.Percent, Better: bench.Less}
 }
 
-// values are what one turn has measured, by the name of the series.
+// values are the results of one turn, by the name of the series.
 type values map[string]float64
 
 // diverted is the value of a turn for how many of its packets took neither path.

@@ -41,7 +41,7 @@ func TestParseStream(t *testing.T) {
 	}
 }
 
-// What iperf3 says while it is between two streams is told from other failures.
+// The message of an iperf3 that is between two streams is distinguished from other failures.
 func TestNotReady(t *testing.T) {
 	for said, want := range map[string]bool{
 		"unable to connect to server: Connection refused":             true,

@@ -222,7 +222,7 @@ func (s *slipstream) change(name string, events []source.Event) error {
 	return s.apply(name, start)
 }
 
-// apply programs what has changed, and adds the time since start.
+// apply programs the pending changes, and adds the time since start.
 func (s *slipstream) apply(name string, start time.Time) error {
 	u := s.state.Change()
 	stats, err := s.backend.Apply(context.Background(), &u.Change)
@@ -283,8 +283,8 @@ func cpuTime() (sum time.Duration) {
 	return sum
 }
 
-// profiled does a step, with a CPU profile of it if there is a directory for profiles.
-// Repeated steps have files of their own, which "go tool pprof" adds up.
+// profiled runs a step, with a CPU profile if there is a directory for profiles. Repetitions of
+// a step have files of their own, which "go tool pprof" adds up.
 func (s *slipstream) profiled(step string, do func() error) error {
 	s.profiles[step]++
 	err := s.profile(fmt.Sprintf("%s-%d.cpu.pprof", step, s.profiles[step]), pprof.StartCPUProfile)
@@ -298,7 +298,7 @@ func (s *slipstream) profiled(step string, do func() error) error {
 	return err
 }
 
-// profile has write open a profile of a name, if there is a directory for profiles.
+// profile calls write with a new file of a name, if there is a directory for profiles.
 func (s *slipstream) profile(name string, write func(io.Writer) error) error {
 	if s.ProfileDir == "" {
 		return nil

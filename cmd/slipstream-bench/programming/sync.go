@@ -212,7 +212,7 @@ func modeNames() []string { return append([]string{modeIPTables}, slices.Sorted(
 
 // validate finds values that cannot be measured; it names them as flags. It replaces the
 // mode iptables by the variant that is meant: the namespaces in which it is measured have
-// no rules to tell it by.
+// no rules that would show it.
 func (o *Options) validate(ctx context.Context) error {
 	const maxRepetitions = cluster.MaxServices / 8
 	if err := errors.Join(

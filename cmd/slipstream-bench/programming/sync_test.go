@@ -45,7 +45,7 @@ func measure(t *testing.T, o Options) *bench.Result {
 	return r
 }
 
-// checkSeries wants values of all series.
+// checkSeries checks that all series have values.
 func checkSeries(t *testing.T, r *bench.Result) {
 	t.Helper()
 	if r.Machine.Kernel == "" || r.LoadAfter == "" || len(r.Subjects) != 1 {
@@ -138,7 +138,7 @@ func inNamespace(t *testing.T, f func()) {
 	}
 }
 
-// Where the kernel has something else than was meant, verifying says so.
+// Verification reports a difference between the kernel and the cluster.
 func TestVerifyFindsDifferences(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables-nft"} {
 		o := small(FamilyIPv4)
@@ -179,7 +179,7 @@ func TestSmallestCluster(t *testing.T) {
 	}
 }
 
-// checkRepetitions wants all repetitions of all kinds of changes.
+// checkRepetitions checks that all repetitions of all kinds of changes were made.
 func checkRepetitions(t *testing.T, r *bench.Result, o Options) {
 	t.Helper()
 	for _, c := range changes {

@@ -109,7 +109,7 @@ const (
 	silence  = 300 * time.Millisecond
 )
 
-// wants makes a connection and wants it to end in that way ("ok", "refused", "timeout").
+// wants makes a connection and checks its result ("ok", "refused", "timeout").
 func (s *site) wants(what string, from *lab.Machine, to, want string) {
 	s.t.Helper()
 	timeout := patience

@@ -393,7 +393,7 @@ func TestOwnChanges(t *testing.T) {
 	})
 }
 
-// TestOthersComments has rules of another program with comments that look like our jumps. They
+// TestOthersComments adds rules of another program with comments that look like our jumps. They
 // stay, and do not count as ours.
 func TestOthersComments(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
@@ -424,8 +424,8 @@ func TestOthersComments(t *testing.T) {
 	})
 }
 
-// TestForeignJumps has rules of another program lead to our chains. A full restore deletes
-// only those that lead to a chain that it deletes.
+// TestForeignJumps adds rules of another program that lead to our chains. A full restore
+// deletes only those that lead to a chain that it deletes.
 func TestForeignJumps(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		k, s := newWeb(t, v)
@@ -444,8 +444,8 @@ func TestForeignJumps(t *testing.T) {
 	})
 }
 
-// TestNativeRules has rules of nft in tables of iptables-nft, which iptables-nft-save cannot
-// print: it prints nothing of such a table. A full restore writes all chains then.
+// TestNativeRules adds rules of nft to tables of iptables-nft, which iptables-nft-save cannot
+// print: it prints nothing of such a table. A full restore then writes all chains.
 func TestNativeRules(t *testing.T) {
 	requireVariant(t, NFT)
 	kerneltest.Require(t, kerneltest.NFTBinary)
@@ -490,7 +490,7 @@ func TestNativeRules(t *testing.T) {
 	}
 }
 
-// TestTakesOver starts on what an earlier run has left, in the same variant and in the
+// TestTakesOver starts with the objects of an earlier run, in the same variant and in the
 // other, and cleans up.
 func TestTakesOver(t *testing.T) {
 	for _, v := range variants {

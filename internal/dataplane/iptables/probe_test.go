@@ -128,7 +128,7 @@ func TestProbeLocked(t *testing.T) {
 	}
 }
 
-// TestProbeNames has the kernel refuse a target in a table where it is not allowed.
+// TestProbeNames makes the kernel refuse a target in a table where it is not allowed.
 func TestProbeNames(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		k := newKernel(t, v)

@@ -52,9 +52,9 @@ func TestColdStartBrokenOff(t *testing.T) {
 	}
 }
 
-// TestColdStartWhileOthersCommit has somebody else change another table now and
-// then, which is no damage. (It is taken for some when it happens between the last
-// commit and reading what the rules became, hence not every time.)
+// TestColdStartWhileOthersCommit changes another table from time to time, which is no damage.
+// (Check reports damage if that happens between the last commit and reading the resulting
+// rules, so the changes are rare.)
 func TestColdStartWhileOthersCommit(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
@@ -85,8 +85,8 @@ func TestColdStartWhileOthersCommit(t *testing.T) {
 	}
 }
 
-// TestColdStartDisturbed has somebody else delete a table while it is filled: an
-// error, and the next start is as good as the first.
+// TestColdStartDisturbed deletes a table while it is being filled: that is an error, and the
+// next start succeeds.
 func TestColdStartDisturbed(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})

@@ -189,7 +189,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestReconcileTakesOver starts on what the kernel may have been left with.
+// TestReconcileTakesOver starts with different contents of an earlier run in the kernel.
 func TestReconcileTakesOver(t *testing.T) {
 	for name, leave := range map[string]func(k *kernel){
 		"nothing": func(k *kernel) { k.nft("flush", "ruleset") },
@@ -218,9 +218,9 @@ func TestReconcileTakesOver(t *testing.T) {
 				}
 			}
 		},
-		"one family only":        func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
-		"somebody's extra chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
-		"somebody's extra rule":  func(k *kernel) { k.nft("add", "rule", "ip", tableName, "services", "drop") },
+		"one family only": func(k *kernel) { k.nft("delete", "table", "ip6", tableName) },
+		"a foreign chain": func(k *kernel) { k.nft("add", "chain", "ip", tableName, "extra") },
+		"a foreign rule":  func(k *kernel) { k.nft("add", "rule", "ip", tableName, "services", "drop") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t)
@@ -286,8 +286,8 @@ func TestReconcileKeepsTheTable(t *testing.T) {
 	}
 }
 
-// sameRules fails the test unless the table has the rules, chains and sets that
-// it has where nothing was before. Only somebody's own additions may remain.
+// sameRules fails the test unless the table has the rules, chains and sets that it would have
+// after a start without any table. Only additions by others may remain.
 func (k *kernel) sameRules(b *Backend, s *desired.State) {
 	k.t.Helper()
 	fresh := newKernel(k.t)
@@ -325,7 +325,7 @@ func (k *kernel) strangeSet() {
 	}
 }
 
-// TestCheckFindsDamage does what others may do to our tables.
+// TestCheckFindsDamage modifies our tables in all ways that other programs could.
 func TestCheckFindsDamage(t *testing.T) {
 	for _, damage := range []string{
 		"flush ruleset",
@@ -361,9 +361,9 @@ func TestCheckFindsDamage(t *testing.T) {
 	}
 }
 
-// TestReplacedRules has rules replaced in such a way that their number stays, and
-// their handles perhaps, and then takes a look and a repair to find out; by the
-// process that wrote them, and by the next one.
+// TestReplacedRules replaces rules in a way that keeps their number, and perhaps their handles.
+// One Check must find that and one Reconcile repair it, in the process that wrote the rules and
+// in the next one.
 func TestReplacedRules(t *testing.T) {
 	for name, damage := range map[string]func(k *kernel){
 		"as many others": func(k *kernel) {
@@ -410,7 +410,7 @@ func TestReplacedRules(t *testing.T) {
 	}
 }
 
-// TestNewTimeoutHidesNothing has rules damaged before a change that makes new ones.
+// TestNewTimeoutHidesNothing damages rules before a change that adds rules.
 func TestNewTimeoutHidesNothing(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
@@ -510,7 +510,7 @@ func TestCheckFindsMissingElement(t *testing.T) {
 	}
 }
 
-// TestDamageBeforeReset has a table deleted right after a commit.
+// TestDamageBeforeReset deletes a table right after a commit.
 func TestDamageBeforeReset(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
@@ -567,8 +567,8 @@ func TestSharedCommits(t *testing.T) {
 	}
 }
 
-// TestReconcileWhileOthersCommit has somebody else change another table all the
-// time. Our tables are not to be replaced for that.
+// TestReconcileWhileOthersCommit changes another table all the time. Our tables must not be
+// replaced because of that.
 func TestReconcileWhileOthersCommit(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
@@ -593,8 +593,8 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 	k.has(s)
 }
 
-// TestOthersAreLeftAlone has another table next to ours, whose changes are no
-// damage and which survives all that we do.
+// TestOthersAreLeftAlone checks that changes of another table are not taken for damage, and
+// that we never change that table.
 func TestOthersAreLeftAlone(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
@@ -620,8 +620,8 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestRefusalNamesTheService has the kernel refuse a change, which must then
-// leave everything as it was.
+// TestRefusalNamesTheService makes the kernel refuse a change, which must then leave everything
+// as it was.
 func TestRefusalNamesTheService(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
@@ -633,7 +633,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Somebody takes one endpoint of web-2 away; we go on to delete it.
+	// Another program deletes one endpoint of web-2, which we then delete too.
 	id := k.poolOf(t, "web-2")
 	var batch nfnl.Batch
 	v4 := &schemas[desired.IPv4]

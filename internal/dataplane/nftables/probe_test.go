@@ -41,9 +41,9 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestProbeNames has the kernel refuse what it really lacks: the family
-// netdev has neither chains of the type nat nor the expression masq, and no kernel has
-// tables of family 63.
+// TestProbeNames makes the kernel refuse features that it really lacks: the family netdev has
+// neither chains of the type nat nor the expression masq, and no kernel has tables of family
+// 63.
 func TestProbeNames(t *testing.T) {
 	k := newKernel(t)
 	const netdev, none = 5, 63

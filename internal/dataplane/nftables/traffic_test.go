@@ -96,10 +96,10 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestNothingFailsMeanwhile makes connections all the time while the backend
-// programs: pools that grow and shrink across the sizes that chains are made
-// for, and everything anew, in place and from nothing. At no moment may a
-// connection fail or reach a port that was never a backend.
+// TestNothingFailsMeanwhile makes connections all the time while the dataplane is programmed:
+// pools grow and shrink beyond the sizes of their chains, and everything is written again, over
+// existing tables and without any. No connection may fail or reach a port that was never a
+// backend.
 func TestNothingFailsMeanwhile(t *testing.T) {
 	const ports = 20
 	s := newStreet(t, ports)
@@ -169,10 +169,9 @@ func TestNobodyShutOutMeanwhile(t *testing.T) {
 	}
 }
 
-// TestRenumbering has two runs of the proxy that learned of the same two Services
-// in different order, so that their pools have each other's IDs. A packet that is
-// under way while one takes over from the other must not find the other Service's
-// backend, nor be refused.
+// TestRenumbering takes over from a run of the proxy that learned of the same two Services in a
+// different order, so that their pools have each other's IDs. A packet that is being processed
+// during the change must not reach the other Service's backend, nor be refused.
 func TestRenumbering(t *testing.T) {
 	s := newStreet(t, 2)
 	one := func(st *desired.State, i int) {
@@ -231,9 +230,8 @@ func TestRenumbering(t *testing.T) {
 	}
 }
 
-// TestForeignMasquerade has somebody else masquerade the connections of a Service
-// with session affinity, in a chain with kube-proxy's priority that came later and
-// so goes first among equals.
+// TestForeignMasquerade masquerades the connections of a Service with session affinity in a
+// chain of another program, with kube-proxy's priority. It was added later, so it runs first.
 func TestForeignMasquerade(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newStreet(t, 4)
@@ -256,7 +254,7 @@ func TestForeignMasquerade(t *testing.T) {
 	}
 }
 
-// TestHandOver removes what was programmed while somebody else has the Service too.
+// TestHandOver removes the tables while another proxy serves the same Service.
 func TestHandOver(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newStreet(t, 5)

@@ -266,7 +266,7 @@ func messages(b []byte) iter.Seq2[header, []byte] {
 }
 
 // Commits counts the transactions of connections to one network namespace, so that these can
-// be told from the transactions of other programs. It is safe for concurrent use.
+// be distinguished from those of other programs. It is safe for concurrent use.
 type Commits struct {
 	mu sync.Mutex // held during commits, and while the generation is read
 	n  uint32

@@ -470,12 +470,12 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestGivenUp leaves an answer in the queue, as an exchange does that is given
-// up half-way. The next ones must not take it for theirs.
+// TestGivenUp leaves an answer in the queue, like an exchange that was aborted. Later exchanges
+// must ignore it.
 func TestGivenUp(t *testing.T) {
 	c, _ := dial(t)
 	var b Batch
-	b.DeleteTable(table) // which is refused, with an answer that nobody reads
+	b.DeleteTable(table) // refused, with an answer that is not read
 	wire, _, _ := c.transaction(0, []*Batch{&b})
 	if err := c.send(wire...); err != nil {
 		t.Fatal(err)

@@ -473,7 +473,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// TestNewFails names what could not be opened.
+// TestNewFails checks the error of a namespace that cannot be opened.
 func TestNewFails(t *testing.T) {
 	if c, err := New(1 << 20); err == nil {
 		t.Error("a file descriptor that is not there was taken", c.Close())

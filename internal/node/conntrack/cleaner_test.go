@@ -62,7 +62,7 @@ func TestCleanerMerges(t *testing.T) {
 		if want := "[[1] [2 3 4 5 6 7 8 9]]"; fmt.Sprint(cleaned) != want || !slices.Equal(done, []int{1, 8}) {
 			t.Errorf("cleaned %v, done %v", cleaned, done)
 		}
-		// What is queued is cleaned before Close returns, and nothing later.
+		// Queued flows are cleaned before Close returns, and none later.
 		c.Enqueue(numbered(10))
 		synctest.Wait()
 		c.Enqueue(numbered(11))
@@ -83,7 +83,7 @@ func TestCleanerMerges(t *testing.T) {
 func TestCleanerErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
-		var told []error
+		var reported []error
 		c := NewCleaner(
 			t.Context(),
 			func(_ context.Context, flows []desired.StaleFlows) (Stats, error) {
@@ -92,15 +92,15 @@ func TestCleanerErrors(t *testing.T) {
 				}
 				return Stats{}, nil
 			},
-			func(_ Stats, err error) { told = append(told, err) },
+			func(_ Stats, err error) { reported = append(reported, err) },
 		)
 		defer c.Close()
 		for i := range 3 {
 			c.Enqueue(numbered(i))
 			synctest.Wait()
 		}
-		if !slices.Equal(told, []error{nil, broken, nil}) {
-			t.Errorf("told %v", told)
+		if !slices.Equal(reported, []error{nil, broken, nil}) {
+			t.Errorf("reported %v", reported)
 		}
 	})
 }

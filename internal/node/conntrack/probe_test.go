@@ -60,8 +60,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestAbilities cleans with every degree of what a kernel may be able to do, and
-// asks once.
+// TestAbilities cleans with each combination of abilities that a kernel may have, and probes
+// once.
 func TestAbilities(t *testing.T) {
 	const frontends, backends = "10.96.0.10:53 [fd00:96::10]:53", "10.244.1.5:54 [fd00:244::5]:54"
 	flows := []string{"udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:54", "udp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:54"}
@@ -87,7 +87,7 @@ func TestAbilities(t *testing.T) {
 			t.Errorf("%d families are known", len(tab.able))
 		}
 	}
-	// What is known is not asked for again.
+	// Known abilities are not probed again.
 	tab.add(flowOf(flows[0]))
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.20:53 10.244.1.6:54"))
 	tab.able[ipv4] = abilities{}

@@ -59,7 +59,7 @@ func dial(t testing.TB, ns *lab.Namespace) *Conn {
 	return c
 }
 
-// flow is an entry to be made: who sent where, and who answers.
+// flow describes an entry to make: the addresses of the client, the frontend and the backend.
 type flow struct {
 	protocol             desired.Protocol
 	from, to, answeredBy netip.AddrPort

@@ -90,16 +90,16 @@ func (s *street) backend(i int) netip.AddrPort {
 	return netip.AddrPortFrom(s.web[i].Addr(s.ipv6), 5353)
 }
 
-// nobody is for send.
-const nobody = -1
+// noPod leaves the Service without a backend, as an argument of send.
+const noPod = -1
 
-// send has the Service answered by one pod, or nobody, and the other Service by
-// the first pod.
+// send makes one pod, or none, the backend of the Service, and the first pod that of the other
+// Service.
 func (s *street) send(to int) {
 	s.t.Helper()
 	rules := "flush chain inet street services;"
 	backends := map[netip.AddrPort]netip.AddrPort{s.other: s.backend(0)}
-	if to != nobody {
+	if to != noPod {
 		backends[s.service] = s.backend(to)
 	}
 	for frontend, backend := range backends {
@@ -124,7 +124,7 @@ func (s *street) stream(p lab.Protocol, to netip.AddrPort, echo time.Duration) *
 	return stream
 }
 
-// patience is how long what must come is waited for.
+// patience is how long tests wait for an expected event.
 const patience = 30 * time.Second
 
 // until waits until stats are as they should be.
@@ -190,7 +190,7 @@ func TestUDP(t *testing.T) {
 					t.Errorf("%+v, %v, want %q", reply, err, want)
 				}
 			}
-			s.send(nobody)
+			s.send(noPod)
 			asks("")
 			s.send(0)
 			asks("")

@@ -282,7 +282,7 @@ func readBytes(t *testing.T) (n int, counted bool) {
 	return n, true
 }
 
-// TestReset makes sure that what goes wrong on one side is not the regular end of a stream on
+// TestReset checks that a failure on one side does not look like the regular end of a stream on
 // the other.
 func TestReset(t *testing.T) {
 	b := newBed(t, Options{})
@@ -443,7 +443,7 @@ func TestUDP(t *testing.T) {
 	change.Serving = []desired.Backend{two}
 	b.server.Set([]desired.Relay{change})
 	if got := b.ask(seen["one"], ""); got != "two" {
-		t.Errorf("after its endpoint has gone, a flow has answers of %s", got)
+		t.Errorf("after its endpoint was removed, a flow has answers of %s", got)
 	}
 	b.server.Set([]desired.Relay{relay(v4, desired.UDP)})
 	if !b.refuses("udp", v4) {
@@ -525,7 +525,7 @@ func TestAffinity(t *testing.T) {
 	c.set(&r)
 	second := choose(from)
 	if second == first || differs(from, second, 0) {
-		t.Error("a client whose backend has gone does not keep another")
+		t.Error("a client does not keep the backend that replaced its removed one")
 	}
 	for i := range 2 * maxClients { // more than are kept: the others are served
 		choose(netip.AddrFrom4([4]byte{127, 1, byte(i >> 8), byte(i)}))

@@ -28,17 +28,17 @@ type here struct {
 
 // addressWorld is a network namespace whose addresses are watched.
 type addressWorld struct {
-	here  // the namespace that is watched
-	other here
-	t     *testing.T
-	told  chan []netip.Addr
-	last  string
-	stop  func() // ends Run, and fails the test unless it returned nil
+	here      // the namespace that is watched
+	other     here
+	t         *testing.T
+	delivered chan []netip.Addr
+	last      string
+	stop      func() // ends Run, and fails the test unless it returned nil
 }
 
 func newAddressWorld(t *testing.T) *addressWorld {
 	kerneltest.Require(t, kerneltest.Root)
-	w := &addressWorld{t: t, told: make(chan []netip.Addr, 10000)}
+	w := &addressWorld{t: t, delivered: make(chan []netip.Addr, 10000)}
 	w.here, w.other = w.namespace(), w.namespace()
 	return w
 }
@@ -66,7 +66,9 @@ func (w *addressWorld) check(err error) {
 func (w *addressWorld) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- Namespace(w.ns.FD()).WatchAddresses(ctx, func(all []netip.Addr) { w.told <- all }) }()
+	go func() {
+		done <- Namespace(w.ns.FD()).WatchAddresses(ctx, func(all []netip.Addr) { w.delivered <- all })
+	}()
 	stopped := false
 	w.stop = func() {
 		w.t.Helper()
@@ -95,7 +97,7 @@ func (w *addressWorld) wait(addrs ...string) (deliveries int) {
 	timeout := time.After(10 * time.Second)
 	for {
 		select {
-		case all := <-w.told:
+		case all := <-w.delivered:
 			got := text(all)
 			if deliveries++; got == w.last {
 				w.t.Fatalf("the same was delivered twice: %s", got)
@@ -113,7 +115,7 @@ func (w *addressWorld) wait(addrs ...string) (deliveries int) {
 func (w *addressWorld) quiet() {
 	w.t.Helper()
 	select {
-	case all := <-w.told:
+	case all := <-w.delivered:
 		w.t.Fatalf("delivered: %s", text(all))
 	case <-time.After(20 * settle):
 	}
@@ -164,7 +166,7 @@ func TestAddresses(t *testing.T) {
 	w.run()
 	w.wait("127.0.0.1", "::1")
 	a, b := w.link("a"), w.link("b")
-	w.quiet() // interfaces without addresses are nothing to tell
+	w.quiet() // interfaces without addresses are not reported
 	w.add(a, "192.0.2.7/24")
 	w.wait("127.0.0.1", "192.0.2.7", "::1")
 	w.add(a, "192.0.2.3/24") // a secondary one

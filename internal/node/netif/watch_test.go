@@ -99,8 +99,8 @@ func describe(all []Interface) string {
 
 const loopback = "lo device 65536 up loopback 127.0.0.1 ::1"
 
-// sees waits until the updates come to this, beside the loopback interface, and
-// compares it with a list.
+// sees waits until the updates report these interfaces and the loopback interface, and compares
+// them with a list.
 func (w *world) sees(want string) {
 	w.t.Helper()
 	all := []string{loopback}

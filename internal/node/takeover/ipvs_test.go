@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// recordIPVS adds what kube-proxy has in IPVS mode beside rules.
+// recordIPVS adds the objects of kube-proxy's IPVS mode other than rules.
 func (n *node) recordIPVS() {
 	n.Helper()
 	n.run(testdata(n, "ipvs.ipset"), "ipset", "restore")

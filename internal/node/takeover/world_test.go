@@ -83,7 +83,7 @@ func (n *node) options() Options {
 	}
 }
 
-// takeOver removes kube-proxy's things and wants that to work.
+// takeOver removes kube-proxy's objects, and fails the test on an error.
 func (n *node) takeOver() {
 	n.Helper()
 	err := n.ns.Do(func() error { return Remove(n.Context(), n.options()) })
@@ -126,7 +126,7 @@ func (x *iptables) restore(rules string) {
 	x.run(rules, x.command+"-restore", "--noflush", "--counters", "-w", "10")
 }
 
-// restoreRecorded adds what kube-proxy writes in a mode.
+// restoreRecorded adds the rules that kube-proxy writes in a mode.
 func (x *iptables) restoreRecorded(mode string) {
 	x.Helper()
 	if x.v6() {
@@ -136,7 +136,7 @@ func (x *iptables) restoreRecorded(mode string) {
 	}
 }
 
-// restoreOthers adds what others have on a node.
+// restoreOthers adds rules of other programs.
 func (x *iptables) restoreOthers() {
 	x.Helper()
 	rules := testdata(x, "others.iptables")
@@ -178,7 +178,7 @@ func testdata(t testing.TB, name string) string {
 	return string(b)
 }
 
-// compare wants two listings to be the same.
+// compare fails the test unless two listings are equal.
 func compare(t testing.TB, what, got, want string) {
 	t.Helper()
 	if got != want {

@@ -23,12 +23,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// api is what there is of an API server: it takes Events.
+// api stands for an API server that accepts Events.
 type api struct {
 	mu      sync.Mutex
 	created []eventsv1.Event
 	patches []string
-	refuse  []int         // what the next requests are answered with
+	refuse  []int         // the answers to the next requests
 	busy    chan struct{} // answers wait for it when set
 }
 
@@ -104,7 +104,7 @@ func TestOnNode(t *testing.T) {
 	}
 }
 
-// sendDue has a sender send what is due then.
+// sendDue makes a sender send the Events that are due at a time.
 func sendDue(t *testing.T, s *sender, at time.Time) {
 	for k, one := range s.due(at) {
 		s.send(t.Context(), k, one)
@@ -216,7 +216,7 @@ func TestManySeries(t *testing.T) {
 	}
 }
 
-// TestRefused tries again what an API server cannot do now, and nothing else.
+// TestRefused checks that only requests which may succeed later are repeated.
 func TestRefused(t *testing.T) {
 	for status, want := range map[int]int{http.StatusInternalServerError: 1, http.StatusUnauthorized: 1, http.StatusForbidden: 0} {
 		a := api{refuse: []int{status}}
@@ -235,7 +235,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestLimits keeps to what the API lets an Event have.
+// TestLimits checks that Events stay within the API's limits.
 func TestLimits(t *testing.T) {
 	node := strings.Repeat("a", 235) + "." + strings.Repeat("b", 17)
 	e := newSender(nil, node).event(seriesKey{about: corev1.ObjectReference{Name: node}, kind: "Warning", reason: Damaged}, "", time.Now())
@@ -263,7 +263,7 @@ func TestStopDoesNotWaitForEver(t *testing.T) {
 	}
 }
 
-// TestReasonsDocumented holds docs/metrics.md to the reasons there are.
+// TestReasonsDocumented checks that docs/metrics.md lists all reasons and no others.
 func TestReasonsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../../docs/metrics.md")
 	if err != nil {

@@ -223,7 +223,7 @@ func TestFamilies(t *testing.T) {
 	w.reported()
 }
 
-// Addresses come and go; where one stays, its socket does.
+// Addresses change; the socket of one that stays is kept.
 func TestAddresses(t *testing.T) {
 	w := newWorld(t)
 	set(w, check("default/web", 32000, 1, 1))
@@ -267,7 +267,7 @@ func TestPortIsTaken(t *testing.T) {
 	set(w, check("default/web", 32000, 1, 1), check("shop/cart", 32001, 1, 1))
 	const taken = "Service default/web: spec.healthCheckNodePort: cannot answer on port 32000: listen tcp4 0.0.0.0:32000: bind: address already in use"
 	w.reported(taken)
-	w.expect(node6, 32000, "default/web", 1) // what can be had is
+	w.expect(node6, 32000, "default/web", 1) // the other addresses are served
 	w.expect(node4, 32001, "shop/cart", 1)
 	set(w, check("default/web", 32000, 2, 2))
 	set(w, check("shop/cart", 32001, 2, 2))
@@ -278,7 +278,7 @@ func TestPortIsTaken(t *testing.T) {
 	w.expect(node4, 32000, "default/web", 2)
 	w.reported()
 
-	// Of two Services with one port the other gets it when the first goes.
+	// Of two Services with one port, the second gets it when the first is deleted.
 	set(w, check("a/thief", 32001, 9, 9))
 	const both = "Service a/thief: spec.healthCheckNodePort: cannot answer on port 32001: listen tcp4 0.0.0.0:32001: bind: address already in use; listen tcp6 [::]:32001: bind: address already in use, by Service shop/cart"
 	w.reported(both)
@@ -294,7 +294,7 @@ func TestPortIsTaken(t *testing.T) {
 	w.expect(node4, 32003, "a/thief", 9)
 	w.reported()
 
-	// The same again after it has gone well is news.
+	// The same error after a success is reported again.
 	w.server.SetAddresses(nil)
 	squatter, err = w.listen("tcp4", "0.0.0.0:32000")
 	w.check(err)
@@ -328,7 +328,7 @@ func (w *world) until(ok func() bool) {
 	w.t.Fatal("waited in vain")
 }
 
-// breaking is a listener that fails when it is told to.
+// breaking is a listener that fails on demand.
 type breaking struct {
 	net.Listener
 	broken chan struct{}
@@ -366,7 +366,7 @@ func TestSocketFails(t *testing.T) {
 	w.reported()
 }
 
-// A connection that is kept learns what has changed, and ends with the port.
+// A kept connection gets new answers after a change, and ends with the port.
 func TestKeptConnection(t *testing.T) {
 	w := newWorld(t)
 	w.server.SetAddresses(all)
@@ -390,7 +390,7 @@ func TestKeptConnection(t *testing.T) {
 	}
 	set(w, check("default/web", 0, 0, 0))
 	if got, err := get(); err == nil {
-		t.Errorf("answer %q on a port that is gone", got)
+		t.Errorf("answer %q on a closed port", got)
 	}
 }
 

@@ -57,8 +57,8 @@ func TestFlowsOfManyServices(t *testing.T) {
 	if got["/(other)"] != 55 || got["/(none)"] != 1 || got["ns/s11"] != 11 || got["ns/s60"] != 60 { // 1 + ... + 10
 		t.Errorf("%v", got)
 	}
-	if _, told := got["ns/s10"]; told {
-		t.Error("a Service with few flows is told")
+	if _, found := got["ns/s10"]; found {
+		t.Error("a Service with few flows has a series")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestFlowsAreNotCountedOften(t *testing.T) {
 		t.Errorf("%v after %d counts", got, tab.counted)
 	}
 	tab.now = tab.now.Add(flowsPeriod)
-	tab.err = errors.New("the kernel does not tell")
+	tab.err = errors.New("the kernel refuses")
 	if _, err := testutil.CollectAndLint(c); err == nil || tab.counted != 3 {
 		t.Errorf("%v after %d counts", err, tab.counted)
 	}

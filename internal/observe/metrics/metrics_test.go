@@ -21,7 +21,7 @@ import (
 // localhost is nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts.
 const localhost = ModeNFTables + "+localhost"
 
-// modes are all there are.
+// modes are all modes.
 var modes = []string{ModeNFTables, localhost, ModeIPTables, ModeIPVS}
 
 // complete are metrics of a mode, of which each has a value.
@@ -143,7 +143,7 @@ var notCounted = map[string]bool{
 // row is a line of a table in docs/metrics.md: names, type, labels.
 var row = regexp.MustCompile("^\\| (`[a-z][^|]*`) \\|\\s*([a-z]*)\\s*\\|([^|]*)\\|")
 
-// TestDocumented holds docs/metrics.md to what there is, and the other way round.
+// TestDocumented checks that docs/metrics.md lists all metrics and no others.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/metrics.md")
 	if err != nil {
@@ -183,7 +183,7 @@ func TestDocumented(t *testing.T) {
 		}
 	}
 	for name, e := range documented {
-		// What client-go does has no values as long as there is no API server.
+		// The metrics of client-go have no values without an API server.
 		if !e.seen && !strings.Contains(name, "*") && !strings.HasPrefix(name, "rest_client_") && !libraryAlone[name] {
 			t.Errorf("%s is documented, and does not exist", name)
 		}

@@ -12,13 +12,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// metricName finds what looks like a metric in an expression or in prose.
+// metricName matches names of metrics in an expression or in prose.
 var metricName = regexp.MustCompile(`\b(?:kubeproxy|slipstream|kubernetes|rest_client|process|go)_[a-z0-9_]+\b`)
 
 // names are the metrics that expressions can name.
 func names(t *testing.T) map[string]bool {
 	known := map[string]bool{
-		// Of client-go, once there is an API server.
+		// Metrics of client-go, which need an API server.
 		"rest_client_requests_total":                  true,
 		"rest_client_request_duration_seconds_bucket": true,
 	}

@@ -38,31 +38,31 @@ func (s *state) Updated() (t time.Time) {
 
 // running is a Server that listens on loopback.
 type running struct {
-	t     *testing.T
-	state state
-	told  told
-	ended chan error
-	stop  context.CancelFunc
+	t        *testing.T
+	state    state
+	recorded recorded
+	ended    chan error
+	stop     context.CancelFunc
 
 	mu        sync.Mutex
 	addresses map[string]string // by what was asked for
 }
 
-// told are Events.
-type told struct {
+// recorded are the Events of a server.
+type recorded struct {
 	mu      sync.Mutex
 	reasons []string
 }
 
-func (e *told) Normal(string, string)                          {}
-func (e *told) OnService(types.NamespacedName, string, string) {}
-func (e *told) Warning(reason, _ string) {
+func (e *recorded) Normal(string, string)                          {}
+func (e *recorded) OnService(types.NamespacedName, string, string) {}
+func (e *recorded) Warning(reason, _ string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.reasons = append(e.reasons, reason)
 }
 
-func (e *told) all() string {
+func (e *recorded) all() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return strings.Join(e.reasons, " ")
@@ -86,7 +86,7 @@ func start(t *testing.T, o Options) *running {
 		o.Metrics = metrics.New()
 		o.Metrics.OnMode(metrics.ModeNFTables)
 	}
-	o.Proxy, o.Events = &r.state, &r.told
+	o.Proxy, o.Events = &r.state, &r.recorded
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	s := New(o)
@@ -142,7 +142,7 @@ const (
 	anyHealthz = "127.0.0.2:0"
 )
 
-// get asks, and returns what was answered.
+// get sends a request and returns the answer.
 func (r *running) get(asked, path string) (status int, body string, header http.Header) {
 	r.t.Helper()
 	return r.do("GET", asked, path, "")
@@ -230,7 +230,7 @@ func TestProfiling(t *testing.T) {
 	}
 }
 
-// answer is what kube-proxy answers with.
+// answer is the body of kube-proxy's answers.
 type answer struct {
 	LastUpdated, CurrentTime time.Time
 	NodeEligible             *bool
@@ -326,7 +326,7 @@ func TestNothingToServe(t *testing.T) {
 	}
 }
 
-// taken is an address that somebody else listens on.
+// taken is an address with another listener.
 func taken(t *testing.T) (address string, free func()) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -339,10 +339,10 @@ func taken(t *testing.T) (address string, free func()) {
 func TestAddressInUse(t *testing.T) {
 	address, free := taken(t)
 	r := start(t, Options{HealthzAddress: address, MetricsAddress: anyMetrics})
-	r.until("an Event", func() bool { return r.told.all() != "" })
+	r.until("an Event", func() bool { return r.recorded.all() != "" })
 	time.Sleep(50 * time.Millisecond) // for more tries
-	if got := r.told.all(); got != events.FailedToStartProxierHealthcheck {
-		t.Errorf("told of %q", got)
+	if got := r.recorded.all(); got != events.FailedToStartProxierHealthcheck {
+		t.Errorf("Event %q", got)
 	}
 	if status, _, _ := r.get(anyMetrics, "/proxyMode"); status != 200 {
 		t.Errorf("metrics without healthz: %d", status)
@@ -361,8 +361,8 @@ func TestHardFail(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "metrics address "+address+": ") {
 		t.Errorf("%v", err)
 	}
-	if got := r.told.all(); got != events.FailedToStartMetricServer {
-		t.Errorf("told of %q", got)
+	if got := r.recorded.all(); got != events.FailedToStartMetricServer {
+		t.Errorf("Event %q", got)
 	}
 	if c, err := net.Dial("tcp", r.address(anyHealthz)); err == nil {
 		c.Close()

@@ -28,8 +28,8 @@ const (
 	inJSON   = runtime.ContentTypeJSON
 )
 
-// TestInitial delivers what there is and then says so, whichever way the server lists
-// it.
+// TestInitial checks that all existing objects are delivered, followed by Synced, by each way
+// of listing them.
 func TestInitial(t *testing.T) {
 	headless := slice("headless", "10.0.0.9")
 	headless.Labels[corev1.IsHeadlessService] = ""
@@ -138,7 +138,8 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
-// TestForFastPath is allowed to watch what only the fast path uses, or not, which is no error.
+// TestForFastPath watches the kinds that only the fast path uses, with and without the right to
+// do so. Without it, there is no error.
 func TestForFastPath(t *testing.T) {
 	pod := func(name, node string) *corev1.Pod {
 		return &corev1.Pod{
@@ -238,7 +239,7 @@ func TestAllNodes(t *testing.T) {
 	}
 }
 
-// TestRefused waits for as long as what cannot be done without is refused.
+// TestRefused checks that the source waits while a required kind is refused.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, protobuf, service("web", "10.96.0.1"), slice("web-1", "10.0.0.1"))
 	w.refuse["endpointslices"] = http.StatusForbidden
@@ -253,7 +254,7 @@ func TestRefused(t *testing.T) {
 	w.expect("Set EndpointSlice default/web-1", "Synced")
 }
 
-// TestGone loses a watch and its place in the history: only what differs is delivered.
+// TestGone loses a watch and its resource version: only differing objects are delivered.
 func TestGone(t *testing.T) {
 	for _, noStreaming := range []bool{false, true} {
 		w := newWorld(t, protobuf, service("same", "10.96.0.1"), service("old", "10.96.0.2"), service("gone", "10.96.0.3"), slice("web-1"))
@@ -300,7 +301,7 @@ func TestOutage(t *testing.T) {
 			w.change(func() { c.set(w, false) })
 			w.expect("Set EndpointSlice default/web-1", "Delete Service default/web")
 
-			// The next outage is news again.
+			// The next outage is reported again.
 			w.allWatch()
 			w.change(func() { c.set(w, true) })
 			w.hangUp()
@@ -332,7 +333,7 @@ func TestEndInOutage(t *testing.T) {
 	}
 }
 
-// TestNoProtobuf: who configures JSON gets lists in JSON, too.
+// TestNoProtobuf checks that lists are in JSON if that is configured.
 func TestNoProtobuf(t *testing.T) {
 	for accept, want := range map[string]bool{"": true, "application/json": false, "application/vnd.kubernetes.protobuf,application/json": true} {
 		config := rest.Config{ContentConfig: rest.ContentConfig{AcceptContentTypes: accept, ContentType: protobuf}}
@@ -369,7 +370,7 @@ func kindIn(reported []string) string {
 	return "?"
 }
 
-// TestRepeated sends in a watch what was delivered before, and what is older.
+// TestRepeated sends in a watch objects that were delivered before, and older ones.
 func TestRepeated(t *testing.T) {
 	w := newWorld(t, protobuf).start()
 	w.expect("Synced")

@@ -60,10 +60,10 @@ func TestReadList(t *testing.T) {
 	}
 }
 
-// TestReadListErrors: a list that is not all there is an error, wherever it ends.
+// TestReadListErrors checks that an incomplete list is an error, wherever it ends.
 func TestReadListErrors(t *testing.T) {
 	data := encoded(t, "ServiceList", *service("a", "10.96.0.1"), *service("b", "10.96.0.2"))
-	end := bytes.LastIndex(data, []byte("TCP")) // what follows the list says nothing
+	end := bytes.LastIndex(data, []byte("TCP")) // text after the list is ignored
 	for n := range end {
 		if _, _, err := read(bytes.NewReader(data[:n])); err == nil {
 			t.Fatalf("no error with %d of %d bytes", n, len(data))

@@ -40,7 +40,7 @@ type server struct {
 
 	mu        sync.Mutex
 	version   uint64
-	compacted uint64                              // versions before it are gone
+	compacted uint64                              // earlier versions were removed
 	objects   map[string]map[string]source.Object // by resource, then by namespace/name
 	log       []logged
 	streams   map[*stream]bool
@@ -148,7 +148,8 @@ func (s *server) send(typ watch.EventType, o source.Object) {
 	s.sendLocked(resourceOf(o), watch.Event{Type: typ, Object: o})
 }
 
-// copyOf is an event whose object can be encoded, which writes to it for a moment.
+// copyOf returns an event with a copy of the object that may be encoded, which writes to it for
+// a moment.
 func copyOf(e watch.Event) watch.Event {
 	return watch.Event{Type: e.Type, Object: e.Object.DeepCopyObject()}
 }
@@ -443,7 +444,7 @@ func (s *server) writer(w http.ResponseWriter, group schema.GroupVersion) func(w
 		}
 		event := &metav1.WatchEvent{Type: string(e.Type), Object: runtime.RawExtension{Raw: raw}}
 		if err := info.StreamSerializer.Encode(event, frames); err != nil && err != io.ErrShortWrite {
-			return // the client is gone
+			return // the client has disconnected
 		}
 		w.(http.Flusher).Flush()
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// patience bounds how long a test waits for what should come at once.
+// patience bounds how long a test waits for an event that is usually immediate.
 const patience = time.Minute
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// world is a source that runs, and what came of it.
+// world is a running source, and the events and errors that it delivered.
 type world struct {
 	*server
 	t       *testing.T
@@ -38,7 +38,7 @@ type world struct {
 	closed  atomic.Bool // connections are refused
 	done    chan error
 
-	seeing  sync.Mutex // guards what follows
+	seeing  sync.Mutex // guards the fields below
 	events  []source.Event
 	news    int // how many events the test has seen
 	errors  []string
@@ -147,7 +147,7 @@ func (w *world) eventually(what string, f func() bool) {
 	}
 }
 
-// seen returns the events that have come since it was last asked for.
+// seen returns the events since its last call.
 func (w *world) seen() []source.Event {
 	w.seeing.Lock()
 	defer w.seeing.Unlock()
@@ -178,8 +178,8 @@ func (w *world) expect(want ...string) []source.Event {
 	return events
 }
 
-// settled waits until all that the server has sent has been looked at: another
-// object of each kind, last in its stream, has come and gone.
+// settled waits until everything that the server has sent was processed: another object of each
+// kind, the last in its stream, was set and deleted.
 func (w *world) settled() {
 	w.t.Helper()
 	marks := []source.Object{service("zz-mark", "10.9.9.9"), slice("zz-mark")}
@@ -196,7 +196,7 @@ func (w *world) settled() {
 	w.events = slices.DeleteFunc(w.events, func(e source.Event) bool { return e.Object != nil && e.Object.GetName() == "zz-mark" })
 }
 
-// has says whether an event has come that has not been seen.
+// has reports whether an event was delivered since the last call of seen.
 func (w *world) has(event string) bool {
 	w.seeing.Lock()
 	defer w.seeing.Unlock()

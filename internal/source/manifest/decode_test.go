@@ -63,7 +63,7 @@ func jsonService(name string, octet int) string {
 		"spec": {"clusterIP": "10.96.0.%d", "ports": [{"port": 80}]}}`, name, octet)
 }
 
-// names returns what was found, by document.
+// names returns the decoded objects by document.
 func names(c *Content) []string {
 	var list []string
 	for _, o := range c.Objects {
@@ -258,8 +258,8 @@ func TestErrorIsOneShortLine(t *testing.T) {
 	}
 }
 
-// TestDecodeLarge reads a file that is larger than any buffer on the way, in
-// which one document is larger than the 5 MB that some readers stop at.
+// TestDecodeLarge reads a file that is larger than all buffers, with one document of more than
+// 5 MB, where some readers stop.
 func TestDecodeLarge(t *testing.T) {
 	var b strings.Builder
 	const n = 3000

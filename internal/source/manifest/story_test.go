@@ -98,7 +98,7 @@ func TestBreakAndRepair(t *testing.T) {
 	w.marker()
 	w.wantEvents(1, "Set Service default/b", "Set Service default/d")
 
-	// The same error of the same content is not told again.
+	// The same error of the same content is not reported again.
 	errs := len(w.problems())
 	w.write("web.yaml", "spec: [")
 	w.marker()
@@ -260,7 +260,7 @@ func TestSymbolicLinks(t *testing.T) {
 	w.start()
 	w.wantEvents(0, "Set Service default/web", "Synced")
 
-	w.check(os.WriteFile(target, []byte(service("web", 2)), 0o644)) // inotify does not tell
+	w.check(os.WriteFile(target, []byte(service("web", 2)), 0o644)) // inotify does not report it
 	w.untilIP("web", 2)
 
 	w.check(os.Remove(target))
@@ -361,7 +361,7 @@ func TestDirectoryGoesAndComesBack(t *testing.T) {
 			w.wantEvents(1, "Delete Service default/b")
 			w.write("a.yaml", service("a", 3)) // it is watched
 			w.untilIP("a", 3)
-			// A directory may be gone for several reasons on the way.
+			// The error of a removed directory depends on the moment.
 			if n := len(w.problems()); n > 3 {
 				t.Errorf("%d errors: %v", n, w.problems())
 			}

@@ -170,7 +170,7 @@ func (w *watch) list() (map[string]fs.FileInfo, error) {
 		w.poll = w.poll || isLink
 		info, err := os.Stat(filepath.Join(w.dir, name))
 		if err != nil && isLink {
-			info, err = entry.Info() // reading it tells what is wrong
+			info, err = entry.Info() // reading it returns the error
 		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // deleted meanwhile

@@ -26,7 +26,8 @@ import (
 // patience is how long something may take that should happen at once.
 const patience = 10 * time.Second
 
-// world is a directory with a Source that reads it, and what has come of it.
+// world is a directory with a Source that reads it, and the events and errors that it
+// delivered.
 type world struct {
 	*testing.T
 	dir string
@@ -120,7 +121,7 @@ func (w *world) end() {
 	}
 }
 
-// took applies a batch to what is known and checks that it makes sense.
+// took applies a batch to the known objects and checks its consistency.
 func (w *world) took(batch []source.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -220,8 +221,7 @@ func (w *world) untilIP(name string, octet int) {
 	w.until(fmt.Sprintf("Service %s with IP %q", name, want), func() bool { return w.ip(name) == want })
 }
 
-// untilError waits until an error was reported whose message starts with the
-// name of the file and has the given text.
+// untilError waits for an error about a file that contains a text.
 func (w *world) untilError(file, text string) {
 	w.Helper()
 	w.until(fmt.Sprintf("an error of %s with %q", file, text), func() bool { return w.errorCount(file, text) > 0 })
@@ -237,8 +237,8 @@ func (w *world) errorCount(file, text string) int {
 	return n
 }
 
-// marker makes a change of its own and waits for it, so that what was to come
-// of earlier changes has come.
+// marker makes a change and waits for its event, so that the events of all earlier changes were
+// delivered.
 func (w *world) marker() {
 	w.Helper()
 	w.markers++

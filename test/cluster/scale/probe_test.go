@@ -69,7 +69,7 @@ func TestProber(t *testing.T) {
 	await(one)
 	await(other)
 
-	// What nobody does any more.
+	// Connections no longer reach the first pod.
 	pr.timeout = 200 * time.Millisecond
 	if err := pr.do(func() error {
 		_, err := pr.until(t.Context(), frontend(0), time.Now(), func(a netip.Addr) bool { return a == one })

@@ -193,18 +193,18 @@ func (g *generator) loadBalancer(svc *corev1.Service) {
 // sourceRanges are ranges that some of the vantages are in, in most cases of both
 // families.
 func (g *generator) sourceRanges(spec *corev1.ServiceSpec) {
-	everybody := stage.Pair[netip.Prefix]{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
-	for f := range everybody {
+	everyone := stage.Pair[netip.Prefix]{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	for f := range everyone {
 		if g.once(4) {
 			continue
 		}
 		for range 1 + g.IntN(2) {
 			r := pick(g,
 				stage.Clients[f], stage.Clients[f], stage.Strangers[f], stage.ClusterCIDRs[f],
-				netip.PrefixFrom(stage.NodeAddress(stage.Node1)[f], everybody[f].Addr().BitLen()),
-				netip.PrefixFrom(stage.Second[f], everybody[f].Addr().BitLen()))
+				netip.PrefixFrom(stage.NodeAddress(stage.Node1)[f], everyone[f].Addr().BitLen()),
+				netip.PrefixFrom(stage.Second[f], everyone[f].Addr().BitLen()))
 			if g.once(12) {
-				r = everybody[f]
+				r = everyone[f]
 			}
 			spec.LoadBalancerSourceRanges = append(spec.LoadBalancerSourceRanges, r.String())
 		}

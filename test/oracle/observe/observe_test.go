@@ -67,7 +67,7 @@ func TestPlan(t *testing.T) {
 					if !slices.ContainsFunc(probes, func(p Probe) bool {
 						return p.To == at.to && p.Protocol == lab.Protocol(port.Protocol) && p.Service == svc.Name && p.Namespace == svc.Namespace
 					}) {
-						t.Errorf("seed %d: nobody looks at %s %v", seed, at.what, at.to)
+						t.Errorf("seed %d: %s %v is not observed", seed, at.what, at.to)
 					}
 				}
 			}
