@@ -23,12 +23,12 @@ var known = []struct {
 }{
 	{"an endpoint without `nodeName` that is sent to itself", isHairpinOfUnknownNode},
 	{"a port that a ClusterIP does not have", isUnusedPort},
-	{"an address of a ServiceCIDR that is no Service's", isUnusedClusterIP},
-	{"what starts on the node, for an external or load balancer address of a Service without endpoints", isRefusedOnNode},
-	{"a load balancer's address of a Service without endpoints, from elsewhere than its source ranges", isSourceFirst},
-	{"a node port of a Service without endpoints (on this node, with `externalTrafficPolicy: Local`), at an address of the node's where none answer", isWhereNoneAnswers},
-	{"`externalTrafficPolicy: Local`, what starts on a node or in a pod", isKeptOnNode},
-	{"a traffic policy Local, and this node has no endpoint", isElsewhereAllTheSame},
+	{"an address of a ServiceCIDR that no Service has", isUnusedClusterIP},
+	{"a connection from the node to an external or load balancer address of a Service without endpoints", isRefusedOnNode},
+	{"a connection to a load balancer's address of a Service without endpoints, from outside of its source ranges", isSourceFirst},
+	{"a node port of a Service without endpoints (on this node, with `externalTrafficPolicy: Local`), at an address of the node that does not serve NodePorts", isWhereNoneAnswers},
+	{"a connection from a node or a pod to a Service with `externalTrafficPolicy: Local`", isKeptOnNode},
+	{"a traffic policy is Local, and this node has no endpoint", isElsewhereAllTheSame},
 	{"which packets rules refuse or drop", isDroppedLater},
 }
 

@@ -22,6 +22,12 @@ import (
 // refuses it if there is none either.
 func isElsewhereAllTheSame(c *cluster.Cluster, d difference) bool {
 	local, has := policyLocal(c, d.probe)
+	if d.probe.Kind == observe.Share {
+		then := d.probe
+		then.To = d.probe.Then
+		too, hasToo := policyLocal(c, then)
+		return (local && !has || too && !hasToo) && d.outcomes[1].Note == observe.NotBoth
+	}
 	kube := d.outcomes[0]
 	other := len(kube.Answers) > 0 || fails(kube, observe.Refused) || fails(kube, observe.OneOfThem)
 	return local && !has && other && fails(d.outcomes[1], failureOf(d, observe.Timeout))
