@@ -96,8 +96,7 @@ func real(id desired.PoolID) desired.PoolID { return 2*id + 1 }
 func (t *translation) change(c *desired.Change, before []int, record *servers) *desired.Change {
 	out := *c
 	out.Pools, out.Frontends = nil, make([]desired.FrontendChange, len(c.Frontends))
-	listed := map[desired.PoolID]bool{} // pools of the change that are real before and after
-	was := map[desired.PoolID]int{}
+	was := map[desired.PoolID]int{} // of the pools for which inside may differ
 	refer := func(f *desired.Frontend, n int) {
 		for _, id := range t.realPools(f) {
 			if _, known := was[id]; !known {
@@ -121,43 +120,23 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 		if v, differs := virtualPool(p, before[i]); differs {
 			out.Pools = append(out.Pools, v)
 		}
-		needed, had := t.inside[p.ID] > 0, t.inside[p.ID] > 0
-		if n, changed := was[p.ID]; changed {
-			had = n > 0
+		users, changed := was[p.ID]
+		if !changed {
+			users = t.inside[p.ID]
 		}
-		had = had && !p.New
-		needed = needed && !p.Gone
-		r := *p
-		r.ID, r.New, r.Gone = real(p.ID), needed && !had, had && !needed
-		listed[p.ID] = true
-		switch {
-		case needed && had:
-			r.Added, r.Removed = slices.Clone(p.Added), slices.Clone(p.Removed)
-		case needed:
-			r.Added, r.Removed = slices.Clone(record.pools.Get(p.ID).Slots), nil
-		case had:
-			r.Added, r.Removed = nil, slices.Clone(p.Removed)
-			if pool := record.pools.Get(p.ID); pool != nil {
-				_, kept := difference(p.Added, pool.Slots)
-				r.Removed = append(r.Removed, kept...)
-			}
-		default:
-			continue
-		}
-		out.Pools = append(out.Pools, r)
-	}
-	for id, n := range was {
-		if had, needed := n > 0, t.inside[id] > 0; !listed[id] && had != needed {
-			pool := record.pools.Get(id)
-			r := desired.PoolChange{ID: real(id), Service: pool.Service, Family: pool.Family, Scope: pool.Scope,
-				Sticky: pool.Sticky, IfEmpty: pool.IfEmpty, New: needed, Gone: had}
-			if needed {
-				r.Added = slices.Clone(pool.Slots)
-			} else {
-				r.Removed = slices.Clone(pool.Slots)
-			}
+		delete(was, p.ID)
+		if r, exists := t.realPool(p, users > 0 && !p.New, record.pools.Get(p.ID)); exists {
 			out.Pools = append(out.Pools, r)
 		}
+	}
+	for id, users := range was { // their backends stay
+		if (users > 0) == (t.inside[id] > 0) {
+			continue
+		}
+		pool := record.pools.Get(id)
+		r, _ := t.realPool(&desired.PoolChange{ID: id, Service: pool.Service, Family: pool.Family, Scope: pool.Scope,
+			Sticky: pool.Sticky, IfEmpty: pool.IfEmpty}, users > 0, pool)
+		out.Pools = append(out.Pools, r)
 	}
 	out.ClusterIPs = t.clusterIPs(c)
 	return &out
@@ -179,6 +158,27 @@ func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, diffe
 		v.Removed = []desired.Backend{dataplane.Elsewhere}
 	}
 	return v, p.New || p.Gone || after == 0 || before == 0
+}
+
+// realPool translates the change of a pool that has all backends. It reports whether the table
+// had or needs it. The record has the new backends; nil if the pool is gone.
+func (t *translation) realPool(p *desired.PoolChange, had bool, record *dataplane.Pool) (r desired.PoolChange, exists bool) {
+	needed := t.inside[p.ID] > 0 && !p.Gone
+	r = *p
+	r.ID, r.New, r.Gone = real(p.ID), needed && !had, had && !needed
+	switch {
+	case needed && had:
+		r.Added, r.Removed = slices.Clone(p.Added), slices.Clone(p.Removed)
+	case needed:
+		r.Added, r.Removed = slices.Clone(record.Slots), nil
+	case had:
+		r.Added, r.Removed = nil, slices.Clone(p.Removed)
+		if record != nil {
+			_, kept := difference(p.Added, record.Slots)
+			r.Removed = append(r.Removed, kept...)
+		}
+	}
+	return r, needed || had
 }
 
 // frontend translates a frontend. The affinity of one that only IPVS serves is that of its
