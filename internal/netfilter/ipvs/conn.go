@@ -208,30 +208,17 @@ func (c *Conn) one(ctx context.Context, r Request) error {
 	return errors.Join(err, refused)
 }
 
-// probeMark is the mark of the virtual server that Schedulers makes. No packet has it.
-const probeMark = 0xfffffffe
-
-// Schedulers returns the schedulers that the kernel has, in alphabetical order. It makes and
-// removes a virtual server with each, by a mark that packets do not have. The kernel loads the
-// modules of schedulers.
+// Schedulers returns the schedulers that the kernel has, in alphabetical order. It asks for a
+// virtual server with each, for IPv6 with a mask of no bits. The kernel looks for the scheduler,
+// loads its module, and then refuses the mask, so nothing is made.
 func (c *Conn) Schedulers(ctx context.Context) (names []string, err error) {
-	key := Key{Mark: probeMark}
 	for _, name := range schedulerNames {
-		var refused error
-		err := c.Execute(ctx, []Request{
-			DeleteService(key), // left by a process that was killed
-			AddService(Service{Key: key, Scheduler: name, MaskBits: 32}),
-			DeleteService(key),
-		}, func(i int, failed error) {
-			if i == 1 {
-				refused = failed
-			}
-		})
+		err := c.one(ctx, AddService(Service{Key: Key{Mark: 0xfffffffe, Mark6: true}, Scheduler: name, MaskBits: 0}))
 		switch {
-		case err == nil && refused == nil:
+		case errors.Is(err, unix.EINVAL):
 			names = append(names, name)
-		case err != nil || !errors.Is(refused, unix.ENOENT):
-			return nil, fmt.Errorf("probing IPVS scheduler %s: %w", name, errors.Join(err, refused))
+		case !errors.Is(err, unix.ENOENT):
+			return nil, fmt.Errorf("probing IPVS scheduler %s: %w", name, err)
 		}
 	}
 	slices.Sort(names)

@@ -191,9 +191,15 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// TestSchedulers: the test kernels have all schedulers, and probing leaves nothing.
+// TestSchedulers: the test kernels have all schedulers, and probing makes and deletes nothing,
+// whatever mark another program uses.
 func TestSchedulers(t *testing.T) {
 	c, _ := dial(t)
+	other := Service{Key: Key{Mark: 0xfffffffe}, Scheduler: "rr", MaskBits: 32}
+	execute(t, c, AddService(other))
+	all := schedulerNames
+	defer func() { schedulerNames = all }()
+	schedulerNames = append(slices.Clone(all), "nothing")
 	names, err := c.Schedulers(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +209,10 @@ func TestSchedulers(t *testing.T) {
 			t.Errorf("no scheduler %s among %s", name, names)
 		}
 	}
-	if left := services(t, c); len(left) != 0 {
+	if slices.Contains(names, "nothing") {
+		t.Errorf("a scheduler that does not exist is among %s", names)
+	}
+	if left := services(t, c); !slices.Equal(left, []Service{other}) {
 		t.Errorf("left: %+v", left)
 	}
 }
