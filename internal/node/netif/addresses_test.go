@@ -292,6 +292,23 @@ func TestBurst(t *testing.T) {
 	w.wait("127.0.0.1", "::1")
 }
 
+func TestComplete(t *testing.T) {
+	tries := 0
+	list := func() ([]int, error) {
+		if tries++; tries < 4 {
+			return []int{1}, fmt.Errorf("a change: %w", netlink.ErrDumpInterrupted)
+		}
+		return []int{1, 2}, nil
+	}
+	if all, err := Complete(list); err != nil || len(all) != 2 {
+		t.Errorf("%v, error %v", all, err)
+	}
+	tries = -1000
+	if _, err := Complete(list); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		t.Error(err)
+	}
+}
+
 // The watch breaks, and is begun again.
 func TestBrokenWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

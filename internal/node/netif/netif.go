@@ -102,22 +102,27 @@ func (s sockets) listLinks() (all []netlink.Link, err error) {
 	return all, nil
 }
 
-// list tries again if interfaces have changed meanwhile.
 func (s sockets) list() ([]Interface, error) {
-	const tries = 100
-	for try := 1; ; try++ {
-		links, err := s.listLinks()
-		var addresses []netlink.Addr
-		if err == nil {
-			addresses, err = s.addresses.AddrList(nil, netlink.FAMILY_ALL)
-		}
-		switch {
-		case err == nil:
-			return interfaces(links, addresses), nil
-		case try == tries || !errors.Is(err, netlink.ErrDumpInterrupted):
-			return nil, fmt.Errorf("list interfaces: %w", err)
+	links, err := Complete(s.listLinks)
+	var addresses []netlink.Addr
+	if err == nil {
+		addresses, err = Complete(func() ([]netlink.Addr, error) { return s.addresses.AddrList(nil, netlink.FAMILY_ALL) })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	return interfaces(links, addresses), nil
+}
+
+// Complete calls list again, up to 100 times, if the kernel's objects have changed meanwhile
+// (netlink.ErrDumpInterrupted). What it has returned may lack some of them then.
+func Complete[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 100 {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
 		}
 	}
+	return all, err
 }
 
 func interfaces(links []netlink.Link, addresses []netlink.Addr) (all []Interface) {

@@ -281,9 +281,10 @@ func TestPrepare(t *testing.T) {
 	}
 	before := routes()
 	n.recordIPVS()
+	addresses := map[string]string{"10.96.0.1": "192.168.100.11", "203.0.113.2": "192.168.100.11", "fd00:96::1533": "fd00:100::11"}
 	for range 2 {
 		n.check(n.ns.Do(Prepare))
-		for service, own := range map[string]string{"10.96.0.1": "192.168.100.11", "203.0.113.2": "192.168.100.11", "fd00:96::1533": "fd00:100::11"} {
+		for service, own := range addresses {
 			if got := n.run("", "ip", "route", "get", service); !strings.HasPrefix(got, "local ") || !strings.Contains(got, "src "+own+" ") {
 				t.Errorf("to %s: %s", service, got)
 			}
@@ -292,6 +293,14 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("addresses are left: %s", left)
 		}
 	}
+	back := n.options()
+	back.KeepVirtualServers = true // IPVS mode is back, with its addresses
+	n.check(n.ns.Do(func() error { return Remove(t.Context(), back) }))
+	compare(t, "table local", routes(), before)
+	for service := range addresses {
+		n.run("", "ip", "addr", "add", service, "dev", dummy)
+	}
+	n.check(n.ns.Do(Prepare))
 	n.takeOver()
 	compare(t, "table local", routes(), before)
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -94,7 +95,7 @@ func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 	if is4 {
 		family = netlink.FAMILY_V4
 	}
-	all, err := netlink.AddrList(nil, family)
+	all, err := netif.Complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, family) })
 	if err != nil {
 		return nil, fmt.Errorf("listing the node's addresses: %w", err)
 	}
@@ -120,7 +121,7 @@ func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
 // eachAddress calls do for the addresses of the interface, except those that the kernel itself
 // has assigned.
 func eachAddress(link netlink.Link, do func(*netlink.Addr) error) error {
-	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	addresses, err := netif.Complete(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("listing addresses of interface %s: %w", dummy, err)
 	}
@@ -145,12 +146,10 @@ func removeAddress(link netlink.Link, a *netlink.Addr) error {
 func keepRoutes(busy map[netip.Addr]bool) error {
 	var errs []error
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		var routes []netlink.Route
-		var err error = netlink.ErrDumpInterrupted
-		for try := 0; try < 100 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			routes, err = netlink.RouteListFiltered(family,
+		routes, err := netif.Complete(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family,
 				&netlink.Route{Table: anyTable, Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-		}
+		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing routes of kube-proxy's IPVS virtual servers: %w", err))
 			continue

@@ -24,8 +24,10 @@ type Options struct {
 	ExcludeCIDRs []netip.Prefix
 
 	// KeepVirtualServers says that IPVS virtual servers and the interface kube-ipvs0 are in
-	// use, by this proxy's IPVS mode. OnlyVirtualServers says that an earlier run of it has
-	// left them, and that everything else belongs to a kube-proxy that runs.
+	// use, by this proxy's IPVS mode, and that those routes are not which an earlier mode has
+	// put in the place of its addresses ([Prepare]). OnlyVirtualServers says that an earlier
+	// run of IPVS mode has left them, and that everything else belongs to a kube-proxy that
+	// runs.
 	KeepVirtualServers, OnlyVirtualServers bool
 
 	// RestoreParameters is called before the interface kube-ipvs0 is removed. It puts back the
@@ -145,7 +147,9 @@ func (o *Options) steps(drain bool) (all []step) {
 		all = append(all, func(ctx context.Context) outcome { return removeChains(ctx, table) })
 	}
 	if o.KeepVirtualServers {
-		return append(all, func(ctx context.Context) outcome { return outcome{failed: removeSets(ctx)} })
+		return append(all, func(ctx context.Context) outcome {
+			return outcome{failed: errors.Join(removeSets(ctx), keepRoutes(nil))}
+		})
 	}
 	return append(all, servers.remove)
 }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestAddressesWhileTheyChange lists the addresses of the interface while one of them comes and
+// leaves, which interrupts the kernel's answer.
+func TestAddressesWhileTheyChange(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	// Kernels that have no dummy interfaces have these.
+	if out, err := ns.Run(t.Context(), "ip", "link", "add", Interface, "type", "veth"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	open := func() *dummy {
+		d, err := openDummy(ns.FD())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(d.close)
+		if d.link, err = d.handle.LinkByName(Interface); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d, other := open(), open()
+	var all desired.AddressChange
+	for i := range 1000 {
+		all.Added = append(all.Added, netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}))
+	}
+	if err := d.change(&all); err != nil {
+		t.Fatal(err)
+	}
+	// At most two changes for each list, so that it ends on any machine.
+	comes := desired.AddressChange{Added: []netip.Addr{netip.MustParseAddr("10.97.0.1")}}
+	leaves := desired.AddressChange{Removed: comes.Added}
+	start, done := make(chan struct{}), make(chan error)
+	go func() {
+		for range start {
+			time.Sleep(rand.N(time.Millisecond))
+			done <- errors.Join(other.change(&comes), other.change(&leaves))
+		}
+	}()
+	defer close(start)
+	for range 200 {
+		start <- struct{}{}
+		got, err := d.addresses()
+		if changed := <-done; changed != nil {
+			t.Fatal(changed)
+		}
+		for _, a := range all.Added {
+			if err == nil && !got[a] {
+				t.Fatalf("%d addresses, without %s", len(got), a)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestIPv6SwitchedOff: where the node's interfaces must not have IPv6 addresses, both families
+// are programmed, and only the setting of the dummy interface changes.
+func TestIPv6SwitchedOff(t *testing.T) {
+	ns := newNamespace(t)
+	for _, scope := range []string{"all", "default"} {
+		if err := ns.SetSysctl("ipv6/conf/"+scope+"/disable_ipv6", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := desired.New(desired.Config{})
+	s.SetService(dataplanetest.Service(corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1", "fd00:96::1"}}))
+	s.SetEndpointSlice(dataplanetest.Slice(0))
+	b := open(t, ns, Options{})
+	if missing, err := b.Probe(t.Context()); err != nil || len(missing) > 0 {
+		t.Errorf("missing: %v, error %v", missing, err)
+	}
+	dataplanetest.Reconcile(t, b, s)
+	dataplanetest.Has(t, b, s)
+	if list, err := b.dummy.handle.AddrList(b.dummy.link, netlink.FAMILY_V6); err != nil || len(list) != 1 {
+		t.Errorf("IPv6 addresses of %s: %v, error %v", Interface, list, err)
+	}
+	for _, scope := range []string{"all", "default", "lo"} {
+		if is, err := ns.Sysctl("ipv6/conf/" + scope + "/disable_ipv6"); err != nil || is != "1" {
+			t.Errorf("disable_ipv6 of %s is %s, error %v", scope, is, err)
+		}
+	}
+}
