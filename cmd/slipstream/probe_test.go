@@ -279,7 +279,7 @@ func onIPv4Machine(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(manifest), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
+	for _, mode := range []string{"nftables", "iptables-nft", "iptables-legacy", "ipvs"} {
 		mode, variant, _ := strings.Cut(mode, "-")
 		if variant != "" {
 			if out, err := exec.Command("iptables-"+variant, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").CombinedOutput(); err != nil {
@@ -315,11 +315,15 @@ func onIPv4Machine(t *testing.T) {
 		if err := proxy.Wait(); err != nil {
 			t.Errorf("%s %s: %v", mode, variant, err)
 		}
-		if left := strings.Contains(log.String(), "IPv6 is not served in mode iptables: IPv6: missing table nat of iptables-legacy (needs CONFIG_IP6_NF_NAT)"); left != (variant == "legacy") {
+		missing := map[string]string{
+			"iptables-legacy": "missing table nat of iptables-legacy (needs CONFIG_IP6_NF_NAT)",
+			"ipvs":            "missing addresses (needs IPv6, which ipv6.disable=1 switches off)",
+		}[strings.Trim(mode+"-"+variant, "-")]
+		if left := strings.Contains(log.String(), "IPv6 is not served in mode "+mode+": IPv6: "+missing); left != (missing != "") {
 			t.Errorf("%s %s: IPv6 is left out: %t", mode, variant, left)
 		}
 		for _, bad := range []string{"\nE", "again"} {
-			if variant != "legacy" && strings.Contains("\n"+log.String(), bad) || strings.Contains(log.String(), "Could not program") {
+			if missing == "" && strings.Contains("\n"+log.String(), bad) || strings.Contains(log.String(), "Could not program") {
 				t.Errorf("%s %s: the log has %q", mode, variant, bad)
 			}
 		}

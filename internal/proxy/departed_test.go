@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -133,7 +134,7 @@ func TestDepartedIsBounded(t *testing.T) {
 // reset, with and without another endpoint; before, and without the option, it does not.
 func TestResetDeletedNodes(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
-	for _, mode := range []string{"nftables", "iptables"} {
+	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		for _, others := range []int{0, 1} {
 			for _, on := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/others=%d/%t", mode, others, on), func(t *testing.T) { resetDeletedNodes(t, mode, others, on) })
@@ -147,10 +148,14 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	c := dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
 	var kernel dataplane.Dataplane
 	var err error
-	if mode == "iptables" {
+	switch mode {
+	case "iptables":
 		kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
 		kernel, err = iptables.New(t.Context(), c, iptables.Options{Variant: iptables.NFT})
-	} else {
+	case "ipvs":
+		kerneltest.Require(t, kerneltest.IPVS)
+		kernel, err = ipvs.New(c, ipvs.Options{})
+	default:
 		kernel, err = nftables.New(c)
 	}
 	check(t, err)
@@ -189,8 +194,9 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	defer stream.Close()
 	until("echoes", func() bool { return stream.Stats().Received > 3 })
 
-	drop := fmt.Sprintf("add table ip dead; add chain ip dead forward { type filter hook forward priority 0; }; "+
-		"add rule ip dead forward ip daddr 10.244.1.3 tcp dport %d drop", dataplanetest.FirstPort)
+	// What IPVS sends does not pass hook forward.
+	drop := fmt.Sprintf("add table ip dead; add chain ip dead post { type filter hook postrouting priority 0; }; "+
+		"add rule ip dead post ip daddr 10.244.1.3 tcp dport %d drop", dataplanetest.FirstPort)
 	if out, err := s.Node.Run(t.Context(), "nft", drop); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -85,7 +85,7 @@ func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *da
 // endDrains deletes the destinations without weight whose connections or time have ended.
 func (b *Backend) endDrains(ctx context.Context) error {
 	now := time.Now()
-	var steps []step
+	ended := map[ipvs.Key][]netip.AddrPort{}
 	looked := 0
 	for key, drains := range b.drain { // in another order each time
 		if looked++; looked > drainsSize {
@@ -98,8 +98,7 @@ func (b *Backend) endDrains(ctx context.Context) error {
 		for _, d := range all {
 			until, draining := drains[d.AddrPort]
 			if draining && (d.Connections() == 0 || now.After(until)) {
-				steps = append(steps, step{ipvs.DeleteDestination(key, d.AddrPort), key, desired.ServicePort{}, noDestination})
-				delete(drains, d.AddrPort)
+				ended[key] = append(ended[key], d.AddrPort)
 			}
 		}
 		for to := range drains { // deleted by another process
@@ -111,24 +110,58 @@ func (b *Backend) endDrains(ctx context.Context) error {
 			delete(b.drain, key)
 		}
 	}
-	return b.execute(ctx, steps)
+	return b.end(ctx, ended)
 }
 
-// EndFlows implements dataplane.FlowEnder. It deletes destinations without weight.
+// EndFlows implements dataplane.FlowEnder. It deletes destinations without weight. If that fails,
+// Check does it.
 func (b *Backend) EndFlows(ctx context.Context, flows []desired.StaleFlows) error {
-	var steps []step
-	for _, f := range flows {
-		for _, frontend := range f.Frontends {
-			key := keyOf(frontend)
-			for to := range b.drain[key] {
-				if slices.Contains(f.Backends, desired.NewBackend(to)) != f.Only {
-					steps = append(steps, step{request: ipvs.DeleteDestination(key, to), key: key, tolerate: noDestination})
-					delete(b.drain[key], to)
-				}
+	ended := map[ipvs.Key][]netip.AddrPort{}
+	end := func(key ipvs.Key, f *desired.StaleFlows) {
+		for to := range b.drain[key] {
+			if slices.Contains(f.Backends, desired.NewBackend(to)) != f.Only {
+				ended[key] = append(ended[key], to)
+				b.drain[key][to] = time.Time{}
 			}
 		}
 	}
-	return b.execute(ctx, steps)
+	for i := range flows {
+		f := &flows[i]
+		for _, frontend := range f.Frontends {
+			end(keyOf(frontend), f)
+		}
+		if f.Protocol != desired.TCP {
+			continue
+		}
+		for key := range b.drain { // whatever the frontend
+			if key.Protocol == uint8(desired.TCP) {
+				end(key, f)
+			}
+		}
+	}
+	return b.end(ctx, ended)
+}
+
+// end deletes destinations without weight.
+func (b *Backend) end(ctx context.Context, ended map[ipvs.Key][]netip.AddrPort) error {
+	var steps []step
+	for key, all := range ended {
+		for _, to := range all {
+			steps = append(steps, step{request: ipvs.DeleteDestination(key, to), key: key, tolerate: noDestination})
+		}
+	}
+	if err := b.execute(ctx, steps); err != nil {
+		return err
+	}
+	for key, all := range ended {
+		for _, to := range all {
+			delete(b.drain[key], to)
+		}
+		if len(b.drain[key]) == 0 {
+			delete(b.drain, key)
+		}
+	}
+	return nil
 }
 
 // Read implements dataplane.Reader.

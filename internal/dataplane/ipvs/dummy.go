@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -101,7 +102,7 @@ func (d *dummy) addresses() (map[netip.Addr]bool, error) {
 	if d.link == nil {
 		return all, nil
 	}
-	list, err := d.handle.AddrList(d.link, netlink.FAMILY_ALL)
+	list, err := netif.Complete(func() ([]netlink.Addr, error) { return d.handle.AddrList(d.link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("listing addresses of interface %s: %w", Interface, err)
 	}
@@ -168,7 +169,7 @@ func (d *dummy) isLocal(a netip.Addr) bool {
 
 // elsewhere returns the addresses of the node's other interfaces, with their networks.
 func (d *dummy) elsewhere() (o others, err error) {
-	list, err := d.handle.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := netif.Complete(func() ([]netlink.Addr, error) { return d.handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return o, fmt.Errorf("listing the node's addresses: %w", err)
 	}

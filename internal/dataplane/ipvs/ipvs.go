@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -225,7 +227,15 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	if _, err := b.Scheduler(b.scheduler.String()); err != nil {
 		return nil, fmt.Errorf("ipvs.scheduler: %w", err)
 	}
-	return b.table.Probe(ctx)
+	missing, err := b.table.Probe(ctx)
+	if err != nil || slices.ContainsFunc(missing, func(m dataplane.Missing) bool { return m.Family == desired.IPv6 }) {
+		return missing, err
+	}
+	err = dataplane.Inside(b.config.NetNS, func() error { _, err := os.Stat(procIPv6); return err })
+	if errors.Is(err, fs.ErrNotExist) {
+		return append(missing, dataplane.Missing{Family: desired.IPv6, Feature: "addresses", Err: err, Remedy: "needs IPv6, which ipv6.disable=1 switches off"}), nil
+	}
+	return missing, err
 }
 
 // parseScheduler parses a scheduler. Those that hash have their fallback, in any case: a

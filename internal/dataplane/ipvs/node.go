@@ -46,7 +46,7 @@ func (b *Backend) prepareNode(ctx context.Context) error {
 	if b.options.StrictARP {
 		all = append(all[:len(all):len(all)], strictARP...)
 	}
-	if err := dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(all) }); err != nil {
+	if err := dataplane.Inside(b.config.NetNS, func() error { return errors.Join(enableIPv6(), b.dummy.setParameters(all)) }); err != nil {
 		return err
 	}
 	return b.conn.SetTimeouts(ctx, b.options.Timeouts)
@@ -92,7 +92,20 @@ func (d *dummy) setParameters(all []parameter) error {
 	return errors.Join(errs...)
 }
 
-const proc = "/proc/sys/net/ipv4"
+const (
+	proc     = "/proc/sys/net/ipv4"
+	procIPv6 = "/proc/sys/net/ipv6" // does not exist where the kernel has no IPv6
+)
+
+// enableIPv6 lets the dummy interface have IPv6 addresses where the node's interfaces must not
+// (net.ipv6.conf.all.disable_ipv6).
+func enableIPv6() error {
+	err := os.WriteFile(filepath.Join(procIPv6, "conf", Interface, "disable_ipv6"), []byte("0"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("setting a parameter for IPVS: %w", err)
+	}
+	return nil
+}
 
 // formerValues returns the values of parameters in an alias, by file.
 func formerValues(alias string) map[string]string {

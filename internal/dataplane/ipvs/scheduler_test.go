@@ -3,6 +3,8 @@
 package ipvs
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -250,6 +252,42 @@ func TestDraining(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestEndFlows: a destination that drains is deleted when its flows are to end, with its
+// connection. If that was not possible, the next Check deletes it.
+func TestEndFlows(t *testing.T) {
+	s := newStreet(t, 3, Options{})
+	stream, err := s.Client.Stream(lab.TCP, web, 20*time.Millisecond, lab.Timeout(20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	conn := s.busy()
+	s.remove(conn)
+	ended := []desired.StaleFlows{{Protocol: desired.TCP, Backends: []desired.Backend{desired.NewBackend(netip.AddrPortFrom(s.Server.Addrs()[0], conn))}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.backend.EndFlows(ctx, ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of the context: %v", err)
+	}
+	if _, exists := s.destinations()[conn]; !exists {
+		t.Fatal("the destination was deleted after the end of the context")
+	}
+	if err := s.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, exists := s.destinations()[conn]; exists || len(s.backend.drain) > 0 {
+		t.Errorf("the destination exists: %t; on record: %v", exists, s.backend.drain)
+	}
+	s.restore(conn)
+	s.remove(dataplanetest.FirstPort + (conn-dataplanetest.FirstPort+1)%3)
+	if err := s.backend.EndFlows(t.Context(), ended); err != nil {
+		t.Error(err)
+	}
+	if d := s.destinations(); d[conn].Weight != 1 || len(d) != 3 {
+		t.Errorf("a destination that serves was deleted, or one that others drain: %+v", d)
 	}
 }
 
