@@ -25,8 +25,8 @@ var connectTimeout = flag.Duration("connect-timeout", time.Second, "how long a c
 // families are IPv4 and IPv6, as values of "ipv6".
 var families = []bool{false, true}
 
-// env is what a test has: the cluster, and all that it made in it, which goes away with
-// the test.
+// env is a test's part of the cluster: the objects that it made, which are deleted after the
+// test.
 type env struct {
 	*testing.T
 	*site.Site
@@ -66,7 +66,7 @@ func (e *env) check(err error) {
 	}
 }
 
-// ending is a context for what is done after the test.
+// ending is a context for the work after a test.
 func ending() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), time.Minute)
 }

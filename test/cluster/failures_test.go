@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// failures is what tests have failed by, to be said once more at the end: the logs of the
-// proxies come between, and of a long output it is the end that is kept.
+// failures are the messages of failed tests, which are printed again at the end: the logs of
+// the proxies are between them, and only the end of a long output is kept.
 var failures struct {
 	sync.Mutex
 	all []string
@@ -46,8 +46,8 @@ func (e *env) Fatalf(format string, args ...any) {
 	e.T.Fatalf(format, args...)
 }
 
-// tellFailures says what has failed.
-func tellFailures(to io.Writer) {
+// printFailures prints the failures.
+func printFailures(to io.Writer) {
 	for _, f := range failures.all {
 		fmt.Fprintln(to, "failed:", f)
 	}

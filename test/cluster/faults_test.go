@@ -230,7 +230,7 @@ func TestRestoredBackup(t *testing.T) {
 	e.silent(&n.Machine, site.ClusterIP(added, false))
 }
 
-// listed wants proxies to have listed all kinds in streams, or without; before is the number
+// listed checks that proxies have listed all kinds in streams, or without; before is the number
 // of requests that are not considered.
 func (e *env) listed(before int, streams bool) {
 	e.Helper()
@@ -263,7 +263,7 @@ func (e *env) knows(n *site.Node, svc *corev1.Service, pods ...*site.Pod) {
 	}
 }
 
-// notYet wants a pod not to be used from a node.
+// notYet checks that a pod is not used from a node.
 func (e *env) notYet(n *site.Node, svc *corev1.Service, pod *site.Pod) {
 	e.Helper()
 	for begin := time.Now(); time.Since(begin) < 2*time.Second; {
@@ -283,7 +283,7 @@ func (e *env) revision() string {
 	return list.ResourceVersion
 }
 
-// isGone wants the API server to refuse to watch from a revision on.
+// isGone checks that the API server refuses to watch from a revision on.
 func (e *env) isGone(revision string) {
 	e.Helper()
 	ctx, cancel := context.WithTimeout(e.Context(), *patience)

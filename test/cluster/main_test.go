@@ -37,8 +37,7 @@ var shared struct {
 	err  error
 }
 
-// slipstream is the command of this checkout, which is built for the first test that
-// wants it.
+// slipstream is the command of this checkout, which is built for the first test that needs it.
 var slipstream struct {
 	once sync.Once
 	path string
@@ -63,7 +62,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.RemoveAll(shared.dir)
-	tellFailures(os.Stderr)
+	printFailures(os.Stderr)
 	os.Exit(code)
 }
 

@@ -16,8 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// seenAs waits until a connection is answered, and wants the server to have seen a
-// certain address.
+// seenAs waits until a connection is answered, and checks which address the server has seen.
 func (e *env) seenAs(from *lab.Machine, to netip.AddrPort, by *site.Pod, want netip.Addr) {
 	e.Helper()
 	e.reaches(from, lab.TCP, to, by)
@@ -50,8 +49,8 @@ func TestAcrossNodes(t *testing.T) {
 	}
 }
 
-// TestNodeLoss pulls a node's cable. The others go on without its pods once the control
-// plane has noticed; the node itself, back again, learns what it has missed.
+// TestNodeLoss disconnects a node. The others stop using its pods when the control plane has
+// noticed; the node itself receives the missed changes when it is connected again.
 func TestNodeLoss(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()

@@ -27,8 +27,8 @@ func (e *env) options(node string) proxies.Options {
 	}
 }
 
-// start starts a proxy on a node. At the end of the test it is stopped, if it is not by
-// then, and what it has programmed is removed.
+// start starts a proxy on a node. At the end of the test it is stopped, if it still runs, and
+// its rules are removed.
 func (e *env) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Options)) *proxies.Proxy {
 	e.Helper()
 	o := e.options(n.Name())

@@ -50,8 +50,8 @@ func (e *env) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods
 	})
 }
 
-// everywhere waits until these pods are what answers a Service's ClusterIPs, in both
-// families, from all nodes.
+// everywhere waits until exactly these pods answer at a Service's ClusterIPs, in both families,
+// from all nodes.
 func (e *env) everywhere(svc *corev1.Service, pods ...*site.Pod) {
 	e.Helper()
 	for _, n := range e.Nodes {

@@ -24,9 +24,9 @@ func (e *env) everyWay(to *corev1.Service) *traffic {
 	return r
 }
 
-// TestRollingUpdate replaces the pods of a Service one by one, as a Deployment does: a new
-// one is ready before an old one is told to end, which then still answers for a while. No
-// connection fails, and those that an old pod has go on until it closes them.
+// TestRollingUpdate replaces the pods of a Service one by one, as a Deployment does: a new one
+// is ready before an old one is terminated, which still answers for a while. No connection
+// fails, and connections to an old pod continue until it closes them.
 func TestRollingUpdate(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()

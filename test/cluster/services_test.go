@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestSelector changes what belongs to a Service, at both ends: its selector, and the
-// pods' labels and readiness.
+// TestSelector changes which pods belong to a Service: by its selector, and by the pods' labels
+// and readiness.
 func TestSelector(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()

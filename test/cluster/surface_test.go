@@ -19,8 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSurface compares what administrators see of the two proxies, in one cluster at one
-// time: metrics, other answers on their ports, and Events.
+// TestSurface compares the visible interfaces of the two proxies in one cluster at one time:
+// metrics, other answers on their ports, and Events.
 func TestSurface(t *testing.T) {
 	e := newEnv(t)
 	all := func(o *proxies.Options) { // all metrics that there are
@@ -111,7 +111,7 @@ func (e *env) metrics(p *proxies.Proxy) map[string]metric {
 // with the API server. Nothing ever counts there.
 var foreign = regexp.MustCompile("^(aggregator|apiserver)_")
 
-// compareMetrics wants all of kube-proxy's metrics to be there.
+// compareMetrics checks that all of kube-proxy's metrics exist.
 func compareMetrics(t *testing.T, theirs, ours map[string]metric) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(theirs)) {

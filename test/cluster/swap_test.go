@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// swapped is a Service in use while proxies come and go.
+// swapped is a Service that is used while its proxies are replaced.
 type swapped struct {
 	*env
 	svc  *corev1.Service
@@ -29,7 +29,7 @@ func newSwapped(e *env) *swapped {
 	return s
 }
 
-// use has new connections come all the time, and some that stay.
+// use makes new connections all the time, and some that stay.
 func (s *swapped) use() {
 	s.Helper()
 	s.everywhere(s.svc, s.pods...)
@@ -48,8 +48,7 @@ func (s *swapped) use() {
 	s.run.more(5)
 }
 
-// grows wants a new pod to be used from everywhere: the proxies there are now are in
-// charge.
+// grows checks that a new pod is used from everywhere, by the present proxies.
 func (s *swapped) grows() {
 	s.Helper()
 	s.pods = append(s.pods, s.pod(len(s.pods)%nodes, "web"))
@@ -131,8 +130,8 @@ func TestSwap(t *testing.T) {
 	}
 }
 
-// TestRestart stops proxies that are in use, in the way that an update does and in a worse
-// one, and starts them again. What changes meanwhile is programmed then.
+// TestRestart stops proxies that are in use, in an orderly way and by SIGKILL, and starts them
+// again. Changes in between are programmed then.
 func TestRestart(t *testing.T) {
 	e := newEnv(t)
 	s := newSwapped(e)
@@ -156,7 +155,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// leftovers is what kube-proxy has on a node.
+// leftovers are kube-proxy's objects on a node.
 func (e *env) leftovers(n *site.Node) []string {
 	e.Helper()
 	found, err := proxies.Leftovers(e.Context(), n.Node)
@@ -167,7 +166,8 @@ func (e *env) leftovers(n *site.Node) []string {
 // ofOthers are rules of iptables that are not kube-proxy's.
 var ofOthers = regexp.MustCompile(`(?m)^-A SLIP-.*$`)
 
-// untilProgrammed waits until kube-proxy has a Service on a node, whoever else has it too.
+// untilProgrammed waits until kube-proxy has programmed a Service on a node, even if another
+// proxy has too.
 func (e *env) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Service) {
 	e.Helper()
 	var lists [][]string

@@ -12,7 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
-// traffic is what goes on all the while, and must not fail.
+// traffic is made during the whole test, and must not fail.
 type traffic struct {
 	env     *env
 	loads   []*lab.Load

@@ -39,7 +39,7 @@ type manifests struct {
 	pods      []*podSpec
 }
 
-// podSpec is what EndpointSlices say about a pod.
+// podSpec has the properties of a pod in EndpointSlices.
 type podSpec struct {
 	name, node string
 	addrs      []netip.Addr
@@ -99,7 +99,7 @@ func (m *manifests) read(name string, later bool) error {
 	return nil
 }
 
-// addPods adds what a slice says about pods. A pod is in one slice of each family.
+// addPods adds pods to slices. A pod is in one slice of each family.
 func (m *manifests) addPods(s *discoveryv1.EndpointSlice, later bool) {
 	for _, e := range s.Endpoints {
 		i := slices.IndexFunc(m.pods, func(p *podSpec) bool { return p.name == e.TargetRef.Name })
@@ -180,7 +180,7 @@ type network struct {
 	servers map[string][]*lab.Server // by pod
 }
 
-// newNetwork builds the lab. The error says what the kernel or the user lacks.
+// newNetwork builds the lab. The error names the missing feature or permission.
 func newNetwork(m *manifests) (*network, error) {
 	l, err := lab.New()
 	if errors.Is(err, fs.ErrPermission) {

@@ -57,7 +57,7 @@ type update struct {
 	done time.Time
 }
 
-// logbook is what slipstream logs.
+// logbook records slipstream's log.
 type logbook string
 
 var programmedLine = regexp.MustCompile(`(?m)^I(\S+ \S+) .*"Programmed the kernel" .*took="([^"]+)"`)

@@ -77,7 +77,7 @@ func (r *report) say(format string, args ...any) {
 	}
 }
 
-// command prints a command that has the effect of what the demo does next.
+// command prints a command with the same effect as the demo's next step.
 func (r *report) command(format string, args ...any) {
 	r.line("  " + faint.Sprint("$ ") + bold.Sprintf(format, args...))
 }

@@ -48,8 +48,8 @@ func withoutHash(t *testing.T, all objects) objects {
 	return renamed
 }
 
-// normalize parses what is text within a ConfigMap, so that remarks do not matter, and
-// leaves out the chart's way to roll out a new one.
+// normalize parses text within a ConfigMap, so that comments do not matter, and removes the
+// checksum with which the chart rolls out a new one.
 func normalize(t *testing.T, u *unstructured.Unstructured) {
 	t.Helper()
 	annotations := []string{"spec", "template", "metadata", "annotations"}

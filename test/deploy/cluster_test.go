@@ -22,8 +22,7 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// cluster is an API server that asks what everybody may do, and writes down what they
-// did, and a node.
+// cluster is a node and an API server that authorizes and audits all requests.
 type cluster struct {
 	testing.TB
 	*upstream.ControlPlane
@@ -94,7 +93,7 @@ func (c *cluster) check(err error) {
 	}
 }
 
-// await asks until there is no error, for a minute.
+// await repeats a call until it returns no error, for a minute.
 func (c *cluster) await(what string, ready func() error) {
 	c.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
@@ -108,7 +107,7 @@ func (c *cluster) await(what string, ready func() error) {
 	}
 }
 
-// apply does what "kubectl apply --server-side" does.
+// apply has the effect of "kubectl apply --server-side".
 func (c *cluster) apply(ctx context.Context, u *unstructured.Unstructured, dryRun ...string) error {
 	gvk := u.GroupVersionKind()
 	m, err := c.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)

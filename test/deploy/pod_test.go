@@ -29,7 +29,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// imageRoots are what is to be removed of what image has made.
+// imageRoots are directories of images, to be removed.
 var imageRoots []string
 
 // image makes an image's root file system, once.
@@ -55,7 +55,7 @@ var (
 	rootFSIPTables = image("--iptables")
 )
 
-// imagePath is what the image says of where programs are.
+// imagePath is the PATH of the image.
 func imagePath() (string, error) {
 	text, err := os.ReadFile("../../deploy/Dockerfile")
 	if err != nil {
@@ -209,7 +209,7 @@ func (p *pod) start() {
 	})
 }
 
-// probe asks what kubelet asks.
+// probe sends the request of a kubelet's probe.
 func (p *pod) probe(what *corev1.Probe) error {
 	ports := map[string]int32{}
 	for _, port := range p.main().Ports {
@@ -255,8 +255,8 @@ func (c *cluster) service() (client *lab.Pod, address netip.AddrPort) {
 	return client, address
 }
 
-// audited are "verb resource.group" of all that a user asked of the API server, and what
-// was refused.
+// audited are "verb resource.group" of all requests of a user to the API server, and the
+// refused ones.
 func (c *cluster) audited(user string) (asked map[string]bool, refused []string) {
 	c.Helper()
 	text, err := os.ReadFile(c.audit)

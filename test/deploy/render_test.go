@@ -45,7 +45,7 @@ func (o objects) add(t testing.TB, text []byte) {
 	o[key] = &u
 }
 
-// get returns an object that has to be there.
+// get returns an object that must exist.
 func (o objects) get(t testing.TB, key string) *unstructured.Unstructured {
 	t.Helper()
 	if o[key] == nil {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// applyAll applies what the API server knows.
+// applyAll applies the objects of the kinds that the API server knows.
 func (c *cluster) applyAll(all objects) {
 	c.Helper()
 	for key, u := range all {
@@ -29,9 +29,8 @@ func (c *cluster) applyAll(all objects) {
 	}
 }
 
-// TestPod runs the DaemonSet's pod as the manifests say: a Service works, the probes are
-// content, what kube-proxy had left goes, and the rights that it has are those that it
-// uses.
+// TestPod runs the DaemonSet's pod as in the manifests: a Service works, the probes succeed,
+// kube-proxy's leftovers are removed, and the pod uses all of its rights.
 func TestPod(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false") // the right to list is for such servers
 	all := chart(t, "config: {clusterCIDR: 10.244.0.0/16, nodePortAddresses: [primary]}")
@@ -162,7 +161,7 @@ func leftovers(c *cluster) {
 	}
 }
 
-// left is an error while there is something of them.
+// left returns an error while some of kube-proxy's objects exist.
 func left(c *cluster) error {
 	commands := []string{"nft list ruleset"}
 	if _, err := os.Stat("/proc/net/ip_tables_names"); err == nil {

@@ -104,8 +104,8 @@ var Flowtable = define("flowtables", func() error {
 
 const probeTable = "kerneltest-probe"
 
-// withProbeTable makes a table of family inet in a network namespace of its own,
-// together with whatever fill adds to the transaction.
+// withProbeTable makes a table of family inet in a network namespace of its own. fill may add
+// to the transaction.
 func withProbeTable(fill func(*nftables.Conn, *nftables.Table)) error {
 	return inNewNetNS(func() error {
 		conn, err := nftables.New(nftables.AsLasting())

@@ -48,7 +48,7 @@ func Outcome(err error) string {
 // defaultTimeout ends before TCP repeats a lost SYN, so that a lost one is a timeout.
 const defaultTimeout = time.Second
 
-// Reply is what a client learns from one exchange.
+// Reply is the result of one exchange for a client.
 type Reply struct {
 	Server string         // the name that the server gives
 	Seen   netip.AddrPort // the client, as the server sees it
@@ -61,7 +61,7 @@ type connectOptions struct {
 	source  netip.AddrPort
 }
 
-// ConnectOption changes what Connect, Stream and StartLoad do by default.
+// ConnectOption changes defaults of Connect, Stream and StartLoad.
 type ConnectOption func(*connectOptions)
 
 // answerTimeout is the minimum timeout of the answer on an established connection: the

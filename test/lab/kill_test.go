@@ -89,7 +89,7 @@ func beVictim() error {
 	return err
 }
 
-// TestKilled kills a process that has a lab and looks for what is left.
+// TestKilled kills a process that has a lab, and checks that nothing of the lab is left.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	l := kerneltest.NewLab(t)

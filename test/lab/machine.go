@@ -279,7 +279,7 @@ func (p *Pod) Delete() error {
 	return errors.Join(p.lab.remove(&p.Machine), p.deleteLink())
 }
 
-// deleteLink deletes what the kernel would delete with the namespace, but some time later.
+// deleteLink deletes a link at once. The kernel would delete it some time after its namespace.
 func (p *Pod) deleteLink() error {
 	if p.veth == nil || p.node.FD() < 0 {
 		return nil

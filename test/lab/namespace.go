@@ -186,7 +186,7 @@ func (n *Namespace) AddLocalRange(p netip.Prefix) error {
 	}))
 }
 
-// track remembers what ends with the namespace.
+// track records a resource that ends with the namespace.
 func (n *Namespace) track(c io.Closer, client bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -49,8 +49,8 @@ func report(t *testing.T, c *cluster.Cluster, found []difference) {
 // looks is how often a difference has to be seen to be believed.
 const looks = 3
 
-// compare looks at both performances of a cluster and returns how they differ. What is
-// known is left out, and mentioned in the log.
+// compare returns the differences between the two observations of a cluster. Known differences
+// are left out, and mentioned in the log.
 func compare(t *testing.T, c *cluster.Cluster, both [2]*performance) []difference {
 	t.Helper()
 	begin := time.Now()

@@ -12,9 +12,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// feed is a source that delivers a cluster's objects, in random order and in pieces.
-// Some come in another version before, so that most of what is programmed in the end
-// has been changed step by step.
+// feed is a source that delivers a cluster's objects, in random order and in several batches.
+// Some are delivered in another version before, so that most of the final content results from
+// changes.
 type feed struct {
 	*rand.Rand
 	before, after []source.Event // Synced comes between

@@ -96,7 +96,7 @@ func TestKnownAreDocumented(t *testing.T) {
 	}
 }
 
-// TestKnownIsNarrow gives the rule of a known difference what looks much the same.
+// TestKnownIsNarrow checks that the rule of a known difference does not match similar ones.
 func TestKnownIsNarrow(t *testing.T) {
 	var c *cluster.Cluster
 	var p observe.Probe

@@ -21,8 +21,8 @@ import (
 // IPVS mode. In all of them kube-proxy lets pass
 // what Slipstream refuses or drops, as both do in nftables mode.
 
-// isUnusedPort says whether Slipstream refuses what is for a ClusterIP, but not for one of
-// its Service's ports, and kube-proxy lets it pass.
+// isUnusedPort reports whether Slipstream refuses a packet to a port of a ClusterIP that its
+// Service does not have, and kube-proxy accepts it.
 func isUnusedPort(c *cluster.Cluster, d difference) bool {
 	if !letPass(c, d, observe.Refused) {
 		return false
@@ -33,8 +33,8 @@ func isUnusedPort(c *cluster.Cluster, d difference) bool {
 	})
 }
 
-// isUnusedClusterIP says whether Slipstream drops what is for an address of a ServiceCIDR
-// that it knows of no Service for, and kube-proxy lets it pass.
+// isUnusedClusterIP reports whether Slipstream drops a packet to an address of a ServiceCIDR
+// that no known Service has, and kube-proxy accepts it.
 func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
 	of := func(a netip.Addr) bool {
 		return stage.ServiceCIDRs[stage.Family(a)].Contains(a) && ownerOf(c, a) == nil
@@ -48,9 +48,9 @@ func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
 	return of(d.probe.To.Addr()) && letPass(c, d, observe.Timeout)
 }
 
-// isRefusedOnNode says whether Slipstream refuses what the node itself sends to an
+// isRefusedOnNode reports whether Slipstream refuses a connection from the node itself to an
 // external or load balancer address of a Service without endpoints, and kube-proxy, which
-// refuses it to everybody else, lets it pass.
+// refuses it from elsewhere, accepts it.
 func isRefusedOnNode(c *cluster.Cluster, d difference) bool {
 	svc := unusable(c, d.probe)
 	return d.probe.From == stage.OnNode && svc != nil &&
@@ -58,9 +58,9 @@ func isRefusedOnNode(c *cluster.Cluster, d difference) bool {
 		(slices.Contains(svc.Spec.ExternalIPs, d.probe.To.Addr().String()) || isBalanced(svc, d.probe.To.Addr()))
 }
 
-// isSourceFirst says whether Slipstream drops what is for a load balancer's address of a
-// Service without endpoints from a client outside its source ranges, and kube-proxy
-// refuses it as it does everybody's, or lets it pass when it is from the node.
+// isSourceFirst reports whether Slipstream drops a connection to a load balancer's address of a
+// Service without endpoints from a client outside its source ranges, and kube-proxy refuses it,
+// as from all clients, or accepts it, from the node.
 func isSourceFirst(c *cluster.Cluster, d difference) bool {
 	svc := unusable(c, d.probe)
 	if svc == nil || len(svc.Spec.LoadBalancerSourceRanges) == 0 || !isBalanced(svc, d.probe.To.Addr()) {
@@ -71,7 +71,7 @@ func isSourceFirst(c *cluster.Cluster, d difference) bool {
 	return refused || d.probe.From == stage.OnNode && letPass(c, d, observe.Timeout)
 }
 
-// unusable is the Service whose port a probe is for, if it has no endpoints, or nil.
+// unusable returns the Service of a probe's port, if it has no endpoints, or nil.
 func unusable(c *cluster.Cluster, p observe.Probe) *corev1.Service {
 	svc := c.Named(p.Namespace, p.Service)
 	if svc == nil {
@@ -91,9 +91,9 @@ func isBalanced(svc *corev1.Service, a netip.Addr) bool {
 	return slices.ContainsFunc(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool { return in.IP == a.String() })
 }
 
-// isWhereNoneAnswers says whether kube-proxy refuses or drops what is for the node port
-// of a Service without endpoints, or without some on n1, at an address of n1's where node
-// ports do not answer at all, and Slipstream leaves it to the kernel and the firewall.
+// isWhereNoneAnswers reports whether kube-proxy refuses or drops a connection to the node port
+// of a Service without endpoints, or without some on n1, at an address of n1 that does not
+// serve node ports, and Slipstream does not handle it.
 func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
 	svc := c.Named(d.probe.Namespace, d.probe.Service)
 	if c.Settings.Mode != cluster.IPTables || svc == nil || c.Settings.HasNodePorts(d.probe.To.Addr()) {
@@ -119,8 +119,8 @@ func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
 	return fails(d.outcomes[0], kube) && fails(d.outcomes[1], ours)
 }
 
-// notPermitted is what becomes, on the node itself, of a datagram that a rule refuses
-// or drops; a refusal may be there first.
+// notPermitted is the result, on the node itself, of a datagram that a rule refuses or drops; a
+// refusal may arrive first.
 const notPermitted = "operation not permitted"
 
 // failureOf is a failure as Slipstream's outcome of a probe has it.
@@ -134,7 +134,7 @@ func failureOf(d difference, failure string) string {
 	return failure
 }
 
-// fails says whether all connections failed in that way.
+// fails reports whether all connections failed in that way.
 func fails(o observe.Outcome, failure string) bool {
 	return len(o.Answers) == 0 && slices.Equal(o.Failures, []string{failure})
 }
@@ -160,7 +160,7 @@ func letPass(c *cluster.Cluster, d difference, failure string) bool {
 	return len(kube.Failures) == 0
 }
 
-// ownerOf is the Service, of those that a proxy looks at, whose ClusterIP an address is.
+// ownerOf returns the Service with a ClusterIP, of those that a proxy serves.
 func ownerOf(c *cluster.Cluster, a netip.Addr) *corev1.Service {
 	i := slices.IndexFunc(c.Services, func(svc *corev1.Service) bool {
 		return slices.Contains(svc.Spec.ClusterIPs, a.String()) && cluster.Proxied(svc)
@@ -171,8 +171,8 @@ func ownerOf(c *cluster.Cluster, a netip.Addr) *corev1.Service {
 	return c.Services[i]
 }
 
-// TestKnownOfIPTablesIsNarrow gives the rules of the known differences of iptables mode
-// what looks much the same.
+// TestKnownOfIPTablesIsNarrow checks that the rules of the known differences of iptables mode
+// do not match similar ones.
 func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	const seed = 1
 	full := cluster.Random(seed)

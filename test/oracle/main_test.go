@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// TestMain keeps Slipstream's log to what is wrong.
+// TestMain limits Slipstream's log to errors.
 func TestMain(m *testing.M) {
 	klog.LogToStderr(false) // but for errors
 	klog.SetOutput(io.Discard)

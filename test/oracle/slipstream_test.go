@@ -167,8 +167,8 @@ func (r *run) failed(err error) {
 	r.errs = append(r.errs, err)
 }
 
-// awaitSynced waits until the kernel has what another State, which learns of all the
-// objects in order and at once, asks for.
+// awaitSynced waits until the kernel has the content of another State, which receives all
+// objects in order and at once.
 func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Config) error {
 	state := desired.New(config)
 	for _, o := range c.Objects() {
@@ -212,7 +212,7 @@ func addressesOf(ns *lab.Namespace) (all []netip.Addr, err error) {
 	return all, err
 }
 
-// stop ends Slipstream and returns what went wrong meanwhile.
+// stop ends Slipstream and returns its errors.
 func (r *run) stop() error {
 	r.cancel()
 	r.done.Wait()

@@ -141,8 +141,8 @@ func eachEndpoint(spoil func(*discoveryv1.Endpoint) bool) func(*cluster.Cluster)
 	}
 }
 
-// TestSpoiledIsSeen gives Slipstream something else than kube-proxy, and wants that to
-// be noticed: a comparison that cannot fail would be worth nothing.
+// TestSpoiledIsSeen gives Slipstream other objects than kube-proxy, and checks that the
+// comparison fails.
 func TestSpoiledIsSeen(t *testing.T) {
 	control := controlPlane(t)
 	selected, err := selectModes(*modes)
@@ -169,8 +169,7 @@ func TestSpoiledIsSeen(t *testing.T) {
 	}
 }
 
-// wantSeen wants a mistake to be noticed by a kind of probes. The outcomes are the
-// oracle's.
+// wantSeen checks that a kind of probes finds a mistake. The outcomes are the oracle's.
 func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []observe.Probe, outcomes []observe.Outcome, kind observe.Kind, spoil func(*cluster.Cluster) int) {
 	changed := 0
 	spoiled, err := perform(t, slipstream{func(c *cluster.Cluster) { changed = spoil(c) }}, c)

@@ -23,8 +23,8 @@ type Process struct {
 }
 
 // Start starts a command, on a thread that do chooses. It adds to cmd.SysProcAttr a process
-// group of its own and SIGKILL on the death of this process. When the process ends, what is
-// left in its process group is killed.
+// group of its own and SIGKILL on the death of this process. When the process ends, the rest of
+// its process group is killed.
 func Start(cmd *exec.Cmd, do func(func() error) error) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -58,7 +58,7 @@ func Start(cmd *exec.Cmd, do func(func() error) error) (*Process, error) {
 }
 
 // wait waits until a started command has ended, kills the rest of its process group, and
-// returns what [exec.Cmd.Wait] does.
+// returns the result of [exec.Cmd.Wait].
 func wait(cmd *exec.Cmd) error {
 	// Before it is reaped, its number, which is the group's, cannot be reused.
 	for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
@@ -68,9 +68,9 @@ func wait(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// Run starts a command as Start does, in a session of its own, and returns what
-// [exec.Cmd.Wait] does. When ctx ends first, the process group is killed. The command's
-// SysProcAttr is replaced.
+// Run starts a command as Start does, in a session of its own, and returns the result of
+// [exec.Cmd.Wait]. When ctx ends first, the process group is killed. The command's SysProcAttr
+// is replaced.
 func Run(ctx context.Context, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	p, err := Start(cmd, func(f func() error) error { return f() })
@@ -124,8 +124,8 @@ func (p *Process) Terminate(ctx context.Context) error {
 // Done returns a channel that is closed when the process has ended and its output is written.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the end of the process and returns what [exec.Cmd.Wait] does, to any number
-// of callers.
+// Wait waits for the end of the process and returns the result of [exec.Cmd.Wait], to any
+// number of callers.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.err

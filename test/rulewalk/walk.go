@@ -16,7 +16,7 @@ import (
 	"strings"
 )
 
-// Walk is the way of a packet.
+// Walk is the path of a packet through the rules.
 type Walk struct {
 	// Rules is how many were executed.
 	Rules int
@@ -25,11 +25,10 @@ type Walk struct {
 	Destination string
 }
 
-// Follow finds the way of the only packet that passed between two dumps, through the
-// built-in chains of all tables that bear one of the names, e.g. PREROUTING, FORWARD and
-// POSTROUTING. It is an error if anything that counted is not on that way, or counted
-// more than once (there were other packets, then), if the packet was dropped, or if rules
-// are not those they were.
+// Follow finds the path of the only packet that passed between two dumps, through the built-in
+// chains of all tables with one of the names, e.g. PREROUTING, FORWARD and POSTROUTING. It
+// returns an error if a counter that has changed is not on that path, or changed by more than
+// one packet, if the packet was dropped, or if the rules have changed.
 func Follow(before, after Dump, builtin ...string) (Walk, error) {
 	w := walker{before: before, after: after}
 	counted, err := w.counted()
@@ -124,8 +123,8 @@ func (w *walker) chain(table, name string) (left bool, err error) {
 	return false, nil
 }
 
-// Dump is what "iptables-save -c" prints: rules by table and chain. Chains without any
-// rules are in it too.
+// Dump is the output of "iptables-save -c": rules by table and chain. Chains without rules are
+// in it too.
 type Dump map[string]map[string][]Rule
 
 // Rule is one rule.

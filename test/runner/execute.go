@@ -191,7 +191,7 @@ func (r *packageRun) finish(err error) {
 	}
 }
 
-// failed reports whether anything went wrong.
+// failed reports whether a test, or the run itself, failed.
 func (r *packageRun) failed() bool {
 	for _, t := range r.tests {
 		if t.outcome == failed {
@@ -201,7 +201,7 @@ func (r *packageRun) failed() bool {
 	return r.failure != ""
 }
 
-// location is what testing puts before a message.
+// location is the prefix of package testing before a message.
 var location = regexp.MustCompile(`^[^\s:]+\.go:\d+: `)
 
 // skipReason returns the last message in the output of a skipped test.

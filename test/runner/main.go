@@ -75,8 +75,8 @@ func main() {
 	os.Exit(code)
 }
 
-// parseFlags reads the command line and prints what is wrong with it. With ci, -strict
-// cannot be switched off.
+// parseFlags reads the command line and prints errors in it. With ci, -strict cannot be
+// switched off.
 func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 	opts := options{kernel: "all", ci: ci, script: "test/kernel/build.sh"}
 	flags := flag.NewFlagSet("runner [flags] [packages]", flag.ContinueOnError)

@@ -189,7 +189,7 @@ func scratchModule(t *testing.T) string {
 	return dir
 }
 
-// lastLine is what other programs may rely on.
+// lastLine is the format that other programs may rely on.
 var lastLine = regexp.MustCompile(`(?:^|\n)\d+ passed, \d+ failed, \d+ skipped\n$`)
 
 func TestWholeRun(t *testing.T) {

@@ -17,7 +17,7 @@ type describer struct {
 	scopes map[desired.PoolID]desired.Scope
 }
 
-// full describes the whole content, which replaces what there was.
+// full describes the whole content, which replaces the previous one.
 func (d *describer) full(c *desired.Update) string {
 	d.scopes = nil
 	d.learn(c)

@@ -12,8 +12,8 @@ import (
 
 var code = regexp.MustCompile("`([^`]+)`")
 
-// TestDocs makes sure that what docs/services.md names as proof is there: each row
-// about something that matters names a story, or a package with tests of its own.
+// TestDocs checks that the proofs in docs/services.md exist: each row about a field with an
+// effect names a story, or a package with tests of its own.
 func TestDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/services.md")
 	if err != nil {

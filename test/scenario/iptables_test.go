@@ -42,8 +42,8 @@ func TestIPTablesLegacy(t *testing.T) {
 	Run(t, "iptables", newIPTables(iptables.Legacy), onlyHere)
 }
 
-// TestIPTablesNFT runs every story in iptables mode, over nf_tables, which is what Debian's
-// iptables uses.
+// TestIPTablesNFT runs every story in iptables mode with iptables-nft, which is Debian's
+// default.
 func TestIPTablesNFT(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
 	Run(t, "iptables", newIPTables(iptables.NFT), onlyOldest)
@@ -58,7 +58,7 @@ func TestIPTablesLegacySpread(t *testing.T) {
 	RunSpread(t, newIPTables(iptables.Legacy))
 }
 
-// TestIPTablesNFTSpread does, by way of nf_tables.
+// TestIPTablesNFTSpread is the same with iptables-nft.
 func TestIPTablesNFTSpread(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
 	if why := onlyHere("spread"); why != "" {

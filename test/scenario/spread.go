@@ -102,8 +102,8 @@ func newSpread(t *testing.T, mode Mode, size int, spec corev1.ServiceSpec) *spre
 	return s
 }
 
-// check makes connections. With sticky, each two of them come from an address of
-// their own, and have to reach the same backend.
+// check makes connections. With sticky, each address makes two connections, which have to reach
+// the same backend.
 func (s *spread) check(t *testing.T, from *lab.Machine, to netip.AddrPort, size int, sticky bool) {
 	hits := make([]int, size)
 	connect := func(opts ...lab.ConnectOption) int {

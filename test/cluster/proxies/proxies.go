@@ -52,7 +52,7 @@ func (k Kind) Mode() string {
 	return "nftables"
 }
 
-// Options are what a proxy is started with.
+// Options are the settings of a proxy.
 type Options struct {
 	Dir          string                      // an existing directory for its configuration and its log
 	Binary       string                      // path of the program; if empty, kube-proxy is built when first needed
@@ -64,16 +64,16 @@ type Options struct {
 	Log          upstream.Log                // called about what takes long, if not nil
 }
 
-// Proxy is a proxy's process on a node. See [lab.Program] for how to end it; what it
-// has programmed then stays.
+// Proxy is a proxy's process on a node. See [lab.Program] for how to end it; its rules then
+// stay.
 type Proxy struct {
 	*lab.Program
 	Kind Kind
 	Node *lab.Node
 }
 
-// Start starts a proxy on a node and returns at once: use Await, or traffic, to learn
-// when it has programmed something. Its log goes to KIND-NODE.log in the directory.
+// Start starts a proxy on a node and returns at once: use Await, or traffic, to find out when
+// Services are programmed. Its log is written to KIND-NODE.log in the directory.
 func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, error) {
 	name := fmt.Sprintf("%s-%s", kind, node.Name())
 	binary, err := o.binary(ctx, kind)
@@ -152,9 +152,9 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 //go:embed kubeadm.yaml
 var kubeadmConfig []byte
 
-// Cleanup removes all that a proxy has programmed on a node, by the command that it has
-// for this. No proxy of its own may be running there; with Slipstream, another one may.
-// Under kube-proxy's name, Slipstream removes what kube-proxy has programmed too.
+// Cleanup removes everything that a proxy has programmed on a node, by the proxy's own command.
+// That proxy must not be running there; if it is Slipstream, another one may be. Under
+// kube-proxy's name, Slipstream removes kube-proxy's rules too.
 func Cleanup(ctx context.Context, kind Kind, node *lab.Node, o Options) error {
 	binary, err := o.binary(ctx, kind)
 	if err != nil {

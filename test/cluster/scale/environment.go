@@ -157,8 +157,8 @@ type node struct {
 	client *lab.Pod
 }
 
-// run runs a subject once, on a node that was not used before. It adds what was measured
-// before an error too.
+// run measures a subject once, on a node that was not used before. If it fails, the samples
+// before the error are added all the same.
 func (e *environment) run(ctx context.Context, s proxies.Kind, program string, samples bench.Samples) (err error) {
 	n := &node{Node: e.nodes[0]}
 	e.nodes = e.nodes[1:]

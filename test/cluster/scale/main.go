@@ -76,8 +76,8 @@ func main() {
 	}
 }
 
-// command does what the command line says. If not everything could be measured of a
-// subject, that is an error after the result has been written.
+// command runs the command line. If a subject could not be measured completely, the result is
+// written, and then that is an error.
 func command(ctx context.Context, args []string, out io.Writer, log upstream.Log) error {
 	o, err := parse(args)
 	if err != nil {

@@ -148,8 +148,8 @@ func readUntil(r io.Reader, text string) error {
 	}
 }
 
-// awaitAll waits until all Services of a sample answer. They are tried one after the other:
-// a Service that has answered goes on to, so when the last one has, all do.
+// awaitAll waits until all Services of a sample answer. They are tried one after the other: a
+// Service that has answered continues to do so, so all answer when the last one has.
 func (m *measurement) awaitAll(ctx context.Context, sample []int, begin time.Time) (answered time.Time, err error) {
 	err = m.prober.do(func() error {
 		for _, i := range sample {

@@ -189,8 +189,8 @@ func names(kinds []proxies.Kind) (all []string) {
 	return all
 }
 
-// version is what a subject's program prints as its version, with that of the iptables
-// commands where it uses them.
+// version is the version that a subject's program prints, with that of the iptables commands if
+// it uses them.
 func version(ctx context.Context, s proxies.Kind, program string) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

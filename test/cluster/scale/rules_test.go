@@ -15,8 +15,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestRules counts rules with few Services: kube-proxy's are as many more as there are
-// more Services, for the last one in its list, and Slipstream's at most 40.
+// TestRules counts rules with few Services: kube-proxy's grow with the number of Services, for
+// the last one in its list, and Slipstream's are at most 40.
 func TestRules(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
 	program, err := proxies.BuildSlipstream(t.Context(), t.TempDir())
@@ -61,7 +61,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// countFew runs the command, and wants it to save what it prints.
+// countFew runs the command, and checks that it saves the result that it prints.
 func countFew(t *testing.T, args ...string) (r bench.Result) {
 	t.Helper()
 	tidy(t)

@@ -23,7 +23,7 @@ func small(args ...string) []string {
 	}, args...)
 }
 
-// tidy wants nothing to be left behind, and undoes what the commands change.
+// tidy checks that nothing is left behind, and restores what the commands change.
 func tidy(t *testing.T) {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
@@ -35,7 +35,7 @@ func tidy(t *testing.T) {
 	t.Setenv("PATH", os.Getenv("PATH"))
 }
 
-// TestAll measures all subjects of a small cluster and wants every number.
+// TestAll measures all subjects of a small cluster and checks that all numbers exist.
 func TestAll(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary, kerneltest.IPTablesLegacy, kerneltest.IPSet)
 	tidy(t)

@@ -47,8 +47,8 @@ func (p *Plane) allowProxies(ctx context.Context) error {
 	return err
 }
 
-// Access is what a proxy reaches the API server with: a kubeconfig file that names a file
-// with a token, as a pod has it. The token is valid for an hour unless it is revoked.
+// Access is a proxy's access to the API server: a kubeconfig file that names a file with a
+// token, as in a pod. The token is valid for an hour unless it is revoked.
 type Access struct {
 	Kubeconfig string // path
 
@@ -105,8 +105,8 @@ func (a *Access) Renew(ctx context.Context) error {
 	return os.Rename(part, a.tokenFile)
 }
 
-// Revoke has the API server refuse the token in the file, as an expired one. It may
-// remember for ten seconds that it was good, unless it starts anew.
+// Revoke makes the API server refuse the token in the file, like an expired one. Unless the API
+// server restarts, it may accept the token for ten more seconds.
 func (a *Access) Revoke(ctx context.Context) error {
 	return a.plane.Client.CoreV1().Secrets(proxyNamespace).Delete(ctx, a.bound.Name, metav1.DeleteOptions{})
 }

@@ -128,7 +128,7 @@ func (n *Node) Cut(ctx context.Context, only ...netip.Addr) error {
 	return err
 }
 
-// Mend takes back what Cut did.
+// Mend undoes Cut.
 func (n *Node) Mend(ctx context.Context) error {
 	_, err := n.Run(ctx, "nft", "delete", "table", "inet", cutTable)
 	return err

@@ -22,8 +22,8 @@ import (
 // Port is the port of Services, over TCP and UDP.
 const Port = 80
 
-// NewService makes a Service of both families that selects pods by the label app; change
-// may change it before, if it is not nil. It returns what the API server made of it.
+// NewService creates a Service of both families that selects pods by the label app; change, if
+// not nil, modifies it before. It returns the API server's version of it.
 func (s *Site) NewService(ctx context.Context, name, app string, change func(*corev1.ServiceSpec)) (*corev1.Service, error) {
 	both := corev1.IPFamilyPolicyRequireDualStack
 	svc := &corev1.Service{
@@ -43,8 +43,8 @@ func (s *Site) NewService(ctx context.Context, name, app string, change func(*co
 	return s.Plane.Client.CoreV1().Services(Namespace).Create(ctx, svc, metav1.CreateOptions{})
 }
 
-// PatchService changes a Service, or its subresource "status", as a load balancer's
-// controller does, by a strategic merge patch: what becomes its JSON.
+// PatchService changes a Service, or its subresource "status" as a load balancer's controller
+// does, by a strategic merge patch with the JSON of patch.
 func (s *Site) PatchService(ctx context.Context, name string, patch any, sub ...string) (*corev1.Service, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
@@ -166,8 +166,7 @@ func (p *Pod) Terminate(ctx context.Context) error {
 // Drain stops listening, as a server does when it shuts down.
 func (p *Pod) Drain() { p.tcp.Drain() }
 
-// Remove ends the pod, and its connections, and then deletes its object, if there is one
-// still.
+// Remove ends the pod and its connections, and then deletes its object, if it still exists.
 func (p *Pod) Remove(ctx context.Context) error {
 	if err := p.Delete(); err != nil {
 		return err
@@ -175,7 +174,7 @@ func (p *Pod) Remove(ctx context.Context) error {
 	return p.Forget(ctx)
 }
 
-// Forget deletes the pod's object alone, if there is one still.
+// Forget deletes only the pod's object, if it still exists.
 func (p *Pod) Forget(ctx context.Context) error {
 	err := p.site.Plane.Client.CoreV1().Pods(Namespace).Delete(ctx, p.Name(), metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 	if apierrors.IsNotFound(err) {

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spec says what to run, and in what.
+// Spec describes the program and its container.
 type Spec struct {
 	Root         string           // the root file system; see [Prepare]
 	ReadOnly     bool             // the root file system
@@ -143,8 +143,8 @@ func bind(source, target string, readOnly bool) error {
 	return unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
 }
 
-// keepCapabilities takes all others away, also from what is executed. What this machine
-// does not have cannot be kept.
+// keepCapabilities drops all other capabilities, also for executed programs. Capabilities that
+// this machine does not have cannot be kept.
 func keepCapabilities(keep []int) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var have, data [2]unix.CapUserData

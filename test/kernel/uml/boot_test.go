@@ -98,7 +98,7 @@ func TestFilesAreTheHosts(t *testing.T) {
 	}
 }
 
-// slowWriter takes what is written in a way that makes the machine wait for it.
+// slowWriter is a writer that blocks, so that the machine has to wait for it.
 type slowWriter struct{ to io.Writer }
 
 func (w slowWriter) Write(p []byte) (int, error) {

@@ -192,7 +192,7 @@ func memoryDir() string {
 // tailSize is how many bytes of a console are kept for an error message.
 const tailSize = 16 << 10
 
-// tail keeps the end of what is written to it.
+// tail keeps the end of a log.
 type tail struct{ kept []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -212,7 +212,7 @@ func (t *tail) quote() string {
 	return "; the console said:\n    " + strings.ReplaceAll(text, "\n", "\n    ")
 }
 
-// fpFailure is what a kernel without fp-size.patch prints before it panics on a processor
+// fpFailure is in the output of a kernel without fp-size.patch before it panics on a processor
 // with AMX.
 const fpFailure = "ptrace set fp regs failed"
 

@@ -172,7 +172,7 @@ func (g *generator) once(n int) bool { return g.IntN(n) == 0 }
 // pick is one of all, each as likely.
 func pick[T any](g *generator, all ...T) T { return all[g.IntN(len(all))] }
 
-// some is n different ones of all, in random order; all of them if there are fewer.
+// some returns n different ones of all, in random order; all of them if there are fewer.
 func some[T any](g *generator, n int, all []T) []T {
 	all = slices.Clone(all)
 	g.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })

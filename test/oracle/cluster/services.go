@@ -145,7 +145,7 @@ func (g *generator) nodePort() int32 {
 	return fresh(g, func() int32 { return 30000 + g.Int32N(2768) })
 }
 
-// externalIPs are one or two, of any family, now and then one of n1's own.
+// externalIPs are one or two, of any family, sometimes including one of n1's own.
 func (g *generator) externalIPs(spec *corev1.ServiceSpec) {
 	for range 1 + g.IntN(2) {
 		f := g.IntN(2)
@@ -285,8 +285,8 @@ func (g *generator) slices(svc *corev1.Service) (all []*discoveryv1.EndpointSlic
 	return all
 }
 
-// slicePorts are the ports of a slice: those of the Service, by name, with mistakes now
-// and then. A large Service has one target port, so that it has not too many backends.
+// slicePorts are the ports of a slice: those of the Service, by name, sometimes with mistakes.
+// A large Service has one target port, to limit its number of backends.
 func (g *generator) slicePorts(svc *corev1.Service, endpoints int) (ports []discoveryv1.EndpointPort) {
 	for _, p := range svc.Spec.Ports {
 		port := discoveryv1.EndpointPort{Name: ptr.To(p.Name), Protocol: ptr.To(p.Protocol), Port: ptr.To(int32(stage.TargetPorts[0]))}
@@ -348,9 +348,9 @@ func (g *generator) hinting() hinting {
 	return hinting{zones: g.once(3), nodes: g.once(4), gap: pick(g, 6, 1000)}
 }
 
-// again is an endpoint that is in two slices: the same, or the one that had the address
-// before and is terminating. (What holds if several that are not terminating differ is
-// not defined.)
+// again returns an endpoint that is in two slices: the same, or the one that had the address
+// before and is terminating. (kube-proxy does not define the result if several differ that are
+// not terminating.)
 func (g *generator) again(e discoveryv1.Endpoint) discoveryv1.Endpoint {
 	e = *e.DeepCopy()
 	if !ptr.Deref(e.Conditions.Terminating, false) && g.once(2) {

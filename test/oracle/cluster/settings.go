@@ -115,9 +115,8 @@ func (g *generator) settings() Settings {
 	return s
 }
 
-// ForIPTables has the cluster be looked at in iptables mode, with a variant of the
-// commands: "legacy" or "nft". Its objects stay the same. The settings that there are in
-// that mode alone are chosen by the seed, too.
+// ForIPTables makes a cluster one for iptables mode, with a variant of the commands: "legacy"
+// or "nft". Its objects stay the same. The settings of that mode are chosen by the seed, too.
 func (c *Cluster) ForIPTables(variant string) {
 	g := &generator{Rand: rand.New(rand.NewPCG(c.Seed, 2))}
 	s := &c.Settings

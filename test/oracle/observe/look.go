@@ -55,7 +55,7 @@ type Pace struct {
 var (
 	// Fast is for the first look. A timeout may be due to a slow machine.
 	Fast = Pace{Timeout: 500 * time.Millisecond, AtOnce: 128, Effort: 1}
-	// Careful is for a second look at what differs.
+	// Careful is for a second look at a difference.
 	Careful = Pace{Timeout: time.Second, AtOnce: 128, Effort: 2, OneByOne: true}
 )
 
@@ -127,7 +127,7 @@ func (l *look) all(p Probe, sources []int) []attempt {
 // maxMissed bounds the probability that some backend of a probe is not met.
 const maxMissed = 1e-6
 
-// enough is how many connections meet each of k equally likely backends, but with
+// enough returns how many connections reach each of k equally likely backends, except with
 // probability maxMissed: each is missed with (1-1/k)^n, and there are k of them.
 func enough(k int) int {
 	if k < 2 {
@@ -143,8 +143,8 @@ const (
 	firstMixed = 24
 )
 
-// most makes connections from these sources, but only the first ones where these all
-// fail in the same way.
+// most makes connections from these sources, but only the first ones if these all fail in the
+// same way.
 func (l *look) most(p Probe, sources []int) []attempt {
 	n := min(first, len(sources))
 	if p.Mixed {
@@ -158,8 +158,8 @@ func (l *look) most(p Probe, sources []int) []attempt {
 	return append(got, l.all(p, sources[n:])...)
 }
 
-// sources takes n source addresses that no probe had; always the only one, where there is
-// but one.
+// sources returns n source addresses that no probe has used; the same one each time, if there
+// is only one.
 func (l *look) sources(vantage string, n int) []int {
 	out := make([]int, n)
 	if l.stage.Vantages[vantage].Many() {
@@ -319,8 +319,8 @@ type Outcome struct {
 	Answers map[string][]string
 	// Failures are the errors of connections without an answer, such as "refused".
 	Failures []string
-	// Note is anything else: whether connections stay with one server, or the answer of
-	// a health check.
+	// Note is another observation: whether connections stay with one server, or the answer of a
+	// health check.
 	Note string
 }
 

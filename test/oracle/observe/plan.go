@@ -84,9 +84,8 @@ func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
 	p.healthCheck(svc)
 }
 
-// sticky makes of the probes of a Service port such that take session affinity into
-// account. Vantages with one address look at one place of each family only: what they
-// did elsewhere would be remembered.
+// sticky adapts the probes of a Service port to session affinity. Vantages with one address
+// observe only one place of each family, because the proxy would remember the others.
 func sticky(probes []Probe) (all []Probe) {
 	type seen struct {
 		from   string

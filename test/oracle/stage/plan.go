@@ -40,7 +40,8 @@ const (
 	Node3 = "n3"
 )
 
-// Elsewhere is the machine that answers what n1 lets pass to Service addresses.
+// Elsewhere is the machine that answers packets to Service addresses that n1 forwards
+// unchanged.
 const Elsewhere = "elsewhere"
 
 type nodePlan struct {

@@ -268,9 +268,9 @@ func onFabric(p Pair[netip.Addr]) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(p[0], nodeRange[0].Bits()), netip.PrefixFrom(p[1], nodeRange[1].Bits())}
 }
 
-// Firewall has n1 let in and forward nothing but what some rule accepts, by one variant
-// of the iptables commands ("legacy" or "nft"). The rules that it adds itself accept, to
-// n1, only answers, what n1 sends to itself, and what IPv6 cannot do without.
+// Firewall makes n1 accept and forward only packets that some rule accepts, by one variant of
+// the iptables commands ("legacy" or "nft"). The rules that it adds itself accept, to n1, only
+// answers, packets of n1 to itself, and what IPv6 needs.
 func (s *Stage) Firewall(ctx context.Context, variant string) error {
 	for _, command := range []string{"iptables-" + variant, "ip6tables-" + variant} {
 		for _, args := range [][]string{
@@ -298,7 +298,7 @@ const (
 	Stranger      = "stranger" // outside, from another range
 )
 
-// Vantage is where connections come from.
+// Vantage is a machine that makes connections.
 type Vantage struct {
 	Name    string
 	Machine *lab.Machine

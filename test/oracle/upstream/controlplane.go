@@ -54,8 +54,8 @@ type ControlPlaneOptions struct {
 	Address netip.AddrPort
 }
 
-// ControlPlane is an etcd and a kube-apiserver with no controllers: Services,
-// EndpointSlices and Nodes are what they were written to be, validated and with defaults.
+// ControlPlane is an etcd and a kube-apiserver with no controllers: Services, EndpointSlices
+// and Nodes stay as they were written, validated and with defaults.
 type ControlPlane struct {
 	// Client writes and reads objects, without a limit on its rate, and may do all.
 	Client k8s.Interface
@@ -71,8 +71,8 @@ type ControlPlane struct {
 	api     *lab.Program
 }
 
-// StartControlPlane starts a control plane and returns when it serves. What it writes
-// goes away with it.
+// StartControlPlane starts a control plane and returns when it serves. Its files are removed
+// with it.
 func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPlane, err error) {
 	o.Release = cmp.Or(o.Release, Current)
 	// Building the programs is not part of the start.
@@ -188,8 +188,8 @@ func (c *ControlPlane) etcdData() string          { return filepath.Join(c.dir, 
 func (c *ControlPlane) tokens() string            { return filepath.Join(c.dir, "tokens.csv") }
 func (c *ControlPlane) serviceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
 
-// Compact has etcd forget what was before a revision, which is a resourceVersion of
-// Kubernetes'.
+// Compact makes etcd forget the history before a revision, which is a resourceVersion of
+// Kubernetes.
 func (c *ControlPlane) Compact(ctx context.Context, revision string) error {
 	_, err := c.etcdRequest(ctx, "/v3/kv/compaction", fmt.Sprintf(`{"revision": %q, "physical": true}`, revision))
 	return err
@@ -222,7 +222,7 @@ func (c *ControlPlane) etcdRequest(ctx context.Context, path, body string) (revi
 	return answer.Header.Revision, err
 }
 
-// Backup ends the API server and copies what etcd holds into a directory.
+// Backup ends the API server and copies etcd's content into a directory.
 func (c *ControlPlane) Backup(ctx context.Context, dir string) error {
 	if err := errors.Join(c.api.Close(), c.etcd.Close()); err != nil {
 		return err
@@ -230,7 +230,7 @@ func (c *ControlPlane) Backup(ctx context.Context, dir string) error {
 	return errors.Join(os.CopyFS(dir, os.DirFS(c.etcdData())), c.startEtcd(ctx))
 }
 
-// Restore ends the API server and replaces what etcd holds by a backup. The next revision is
+// Restore ends the API server and replaces etcd's content by a backup. The next revision is
 // later than the one before, as after "etcdutl snapshot restore --bump-revision".
 func (c *ControlPlane) Restore(ctx context.Context, dir string) error {
 	const put = `{"key": "c2xpcHN0cmVhbQ=="}`
@@ -247,7 +247,7 @@ func (c *ControlPlane) Restore(ctx context.Context, dir string) error {
 	return err
 }
 
-// RESTConfig is how to reach the API server from this process, by a user who may do all.
+// RESTConfig returns the configuration of a client in this process, for a user with all rights.
 func (c *ControlPlane) RESTConfig() *rest.Config {
 	return &rest.Config{
 		Host:            "https://" + c.options.Address.String(),

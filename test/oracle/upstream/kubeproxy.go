@@ -234,7 +234,7 @@ func (k *KubeProxy) knowsServiceCIDRs(ctx context.Context) error {
 	return nil
 }
 
-// Close ends kube-proxy, leaves what it has programmed, and removes its files.
+// Close ends kube-proxy and removes its files. Its rules stay.
 func (k *KubeProxy) Close() error {
 	var errs []error
 	if k.Program != nil {
