@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -55,8 +54,9 @@ func connectName(services int) string { return fmt.Sprintf("connect_%d", service
 // whether it matched or not. The path must end where the kernel has sent the packet.
 //
 // In IPVS mode a virtual server leads to the pod, not a rule. The packet's path is then
-// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING. Slipstream has no iptables rules in
-// this mode: all rules of all nftables tables are counted, executed or not.
+// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING. Slipstream has nftables rules in this
+// mode, without counters. The kernel traces the packet's way, and all rules of the chains on it
+// are counted, executed or not.
 func (m *measurement) countRules(ctx context.Context) (err error) {
 	n := m.filled
 	defer func() {
@@ -81,12 +81,20 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 		err = errors.Join(err, failed)
 	}()
 	c := &counter{node: m.node, subject: m.subject}
-	if c.now, err = c.dump(ctx); err != nil {
+	connect := c.connect
+	if m.subject == proxies.SlipstreamIPVS {
+		t, failed := startTracer(ctx, m.node, m.dir)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, t.Close()) }()
+		connect = t.connect
+	} else if c.now, err = c.dump(ctx); err != nil {
 		return err
 	}
 	count := func(series string, services ...int) error {
 		for _, i := range services {
-			rules, err := c.connect(ctx, i)
+			rules, err := connect(ctx, i)
 			if err != nil {
 				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
 			}
@@ -185,11 +193,7 @@ func (c *counter) connect(ctx context.Context, service int) (rules int, err erro
 	if err != nil {
 		return 0, err
 	}
-	switch {
-	case c.subject == proxies.SlipstreamIPVS:
-		out, err := c.node.Run(ctx, "nft", "--json", "--terse", "list", "ruleset")
-		return strings.Count(string(out), `{"rule": {`), err
-	case c.subject.Mode() == "ipvs":
+	if c.subject.Mode() == "ipvs" {
 		return walk.Rules, nil
 	}
 	if walk.Destination != sent.String() {
