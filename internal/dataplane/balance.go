@@ -11,6 +11,7 @@ import (
 	"hash/maphash"
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -188,28 +189,41 @@ func inTurn(slots map[desired.Backend]int) []desired.Backend {
 	return all
 }
 
-// table returns the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4), whose size is a
-// prime number: backends take turns at the next free slot in an order of their own, one with
-// half the weight of the largest in every second round. It depends on nothing but addresses,
-// ports and weights.
+// candidate is a backend whose slots are being chosen.
+type candidate struct {
+	sequence       uint64
+	weight, credit uint64
+}
+
+// next returns the next slot in the backend's order: pseudo-random numbers (splitmix64).
+func (c *candidate) next(size int) int {
+	c.sequence += 0x9e3779b97f4a7c15
+	z := c.sequence
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	slot, _ := bits.Mul64(z^z>>31, uint64(size))
+	return int(slot)
+}
+
+// table returns the table of Maglev (Eisenbud et al., NSDI 2016, section 3.4): backends take
+// turns at the next free slot in an order of their own, one with half the weight of the largest
+// in every second round. It depends on nothing but addresses, ports and weights.
+//
+// The paper's orders are arithmetic sequences. Two of them can be so similar that a change moves
+// 5 % of the slots needlessly (seen with 20 backends and 4,093 slots). Random sequences have no
+// such pairs.
 func (w Weights) table(size int) []desired.Backend {
 	if len(w) == 0 {
 		return nil
 	}
 	backends := slices.SortedFunc(maps.Keys(w), desired.Backend.Compare)
 	heaviest := slices.Max(slices.Collect(maps.Values(w)))
-	type candidate struct {
-		next, skip     int
-		weight, credit uint64
-	}
 	all := make([]candidate, len(backends))
 	for i, b := range backends {
 		ip := b.As16()
 		sum := sha256.Sum256(binary.BigEndian.AppendUint16(ip[:], b.Port()))
 		all[i] = candidate{
-			next:   int(binary.BigEndian.Uint64(sum[:]) % uint64(size)),
-			skip:   int(1 + binary.BigEndian.Uint64(sum[8:])%uint64(size-1)),
-			weight: w[b],
+			sequence: binary.BigEndian.Uint64(sum[:]), weight: w[b],
 		}
 	}
 	table := make([]desired.Backend, size)
@@ -221,12 +235,11 @@ func (w Weights) table(size int) []desired.Backend {
 				continue
 			}
 			c.credit -= heaviest
-			for taken[c.next] {
-				if c.next += c.skip; c.next >= size {
-					c.next -= size
-				}
+			slot := c.next(size)
+			for taken[slot] {
+				slot = c.next(size)
 			}
-			taken[c.next], table[c.next] = true, backends[i]
+			taken[slot], table[slot] = true, backends[i]
 			if filled++; filled == size {
 				return table
 			}

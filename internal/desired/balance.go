@@ -209,28 +209,27 @@ func (p *pool) weigh(c *PoolChange) {
 	}
 }
 
-// tableSizes are the sizes of Maglev's tables: prime numbers, about four times as large as the
-// one before. A table is the more even the more slots there are for each backend, and most
-// clients move when its size changes. So small Services share a size that suits 40 backends.
-var tableSizes = []int{251, 1021, 4093, 16381, 65521}
-
-const (
-	usualTable     = 4093
-	slotsOfBackend = 100
-)
+// tables are the sizes of Maglev's tables, and up to how many backends each has. With so few
+// backends, a change of one moves at most 2 % of the clients needlessly. When the size changes,
+// most clients move, so there are few sizes. The first two are only for [Config.MaxTable].
+var tables = []struct{ slots, backends int }{{251, 0}, {1021, 0}, {4093, 10}, {16381, 100}, {65521, 1 << 31}}
 
 // TableSizes are the possible values of [Config.MaxTable].
-func TableSizes() []int { return tableSizes }
+func TableSizes() (all []int) {
+	for _, t := range tables {
+		all = append(all, t.slots)
+	}
+	return all
+}
 
 // tableSize returns the number of slots of a table for a number of backends.
 func (c *Config) tableSize(backends int) int {
-	size := tableSizes[0]
-	for _, size = range tableSizes {
-		if size >= max(usualTable, slotsOfBackend*backends) || size == c.MaxTable {
-			break
+	for _, t := range tables {
+		if backends <= t.backends || t.slots == c.MaxTable {
+			return t.slots
 		}
 	}
-	return size
+	return 0
 }
 
 // backends returns the number of reported backends.

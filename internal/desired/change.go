@@ -118,7 +118,7 @@ type PoolChange struct {
 // Balance is how a pool's backend is chosen for a new connection.
 type Balance struct {
 	Algorithm Algorithm
-	TableSize int // number of slots, a prime number, if the algorithm has a table
+	TableSize int // number of slots, if the algorithm has a table
 }
 
 // Scope says which endpoints a pool can choose from.

@@ -29,7 +29,7 @@ func TestSavedRulesetLoads(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	for _, nft := range nftCommands() {
 		for name, config := range map[string]desired.Config{
-			"CIDRs":     inCluster("10.244.0.0/16", "fd00:244::/32"),
+			"CIDRs":     smallTables(inCluster("10.244.0.0/16", "fd00:244::/32")),
 			"interface": {DetectLocal: desired.DetectLocal{Mode: desired.ByInterfaceNamePrefix, Interface: "veth"}, MasqueradeAll: true},
 		} {
 			t.Run(nft+" "+name, func(t *testing.T) {
@@ -38,6 +38,9 @@ func TestSavedRulesetLoads(t *testing.T) {
 				fancy(s)
 				web(s, 1, dataplanetest.Hosts(20)...)
 				web(s, 2)
+				scheduled(s, 3, "rr")
+				scheduled(s, 4, "maglev")
+				scheduled(s, 5, "maglev,maglev-port")
 				dataplanetest.Reconcile(t, k.Backend, s)
 				dataplanetest.RunIn(t, k.ns, `
 					add element ip slipstream affinity { 0x1 . 0x2 . 10.244.1.9 timeout 3h : 0x0 . 8080 . 10.244.1.2 }

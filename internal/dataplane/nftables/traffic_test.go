@@ -36,7 +36,7 @@ type street struct {
 
 func newStreet(t testing.TB, ports int) *street {
 	kerneltest.Require(t, kerneltest.NFTables)
-	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1"})}
+	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1", MaxTable: desired.TableSizes()[1]})}
 	var err error
 	s.Backend, err = New(dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	if err != nil {
@@ -114,6 +114,9 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	const enough = 500 // connections, and at least so many rounds:
 	for round := 0; round < 60 || load.Stats().OK < enough && round < 3000; round++ {
 		size := 1 + (round*7)%(ports-1)
+		svc := dataplanetest.Service(corev1.ServiceSpec{})
+		svc.Annotations = map[string]string{desired.AnnotationScheduler: []string{"random", "rr", "maglev,maglev-port", "rr", "maglev"}[round%5]}
+		s.state.SetService(svc)
 		s.shut(size, ports)
 		dataplanetest.Apply(t, s.Backend, s.state)
 		s.open(size, ports)
