@@ -26,8 +26,8 @@ type here struct {
 	nl *netlink.Handle
 }
 
-// addressWorld is a network namespace whose addresses are watched.
-type addressWorld struct {
+// addressWatch is a network namespace whose addresses are watched.
+type addressWatch struct {
 	here      // the namespace that is watched
 	other     here
 	t         *testing.T
@@ -36,14 +36,14 @@ type addressWorld struct {
 	stop      func() // ends Run, and fails the test unless it returned nil
 }
 
-func newAddressWorld(t *testing.T) *addressWorld {
+func newAddressWatch(t *testing.T) *addressWatch {
 	kerneltest.Require(t, kerneltest.Root)
-	w := &addressWorld{t: t, delivered: make(chan []netip.Addr, 10000)}
+	w := &addressWatch{t: t, delivered: make(chan []netip.Addr, 10000)}
 	w.here, w.other = w.namespace(), w.namespace()
 	return w
 }
 
-func (w *addressWorld) namespace() (h here) {
+func (w *addressWatch) namespace() (h here) {
 	w.t.Helper()
 	var err error
 	h.ns, err = lab.NewNamespace()
@@ -55,7 +55,7 @@ func (w *addressWorld) namespace() (h here) {
 	return h
 }
 
-func (w *addressWorld) check(err error) {
+func (w *addressWatch) check(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -63,7 +63,7 @@ func (w *addressWorld) check(err error) {
 }
 
 // run starts WatchAddresses.
-func (w *addressWorld) run() {
+func (w *addressWatch) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
@@ -91,7 +91,7 @@ func (w *addressWorld) run() {
 
 // wait waits until the last delivery is these addresses, and says how many it
 // took.
-func (w *addressWorld) wait(addrs ...string) (deliveries int) {
+func (w *addressWatch) wait(addrs ...string) (deliveries int) {
 	w.t.Helper()
 	want := strings.Join(addrs, " ")
 	timeout := time.After(10 * time.Second)
@@ -112,7 +112,7 @@ func (w *addressWorld) wait(addrs ...string) (deliveries int) {
 }
 
 // quiet fails the test if something is delivered.
-func (w *addressWorld) quiet() {
+func (w *addressWatch) quiet() {
 	w.t.Helper()
 	select {
 	case all := <-w.delivered:
@@ -131,7 +131,7 @@ func text(all []netip.Addr) string {
 
 // link makes an interface that is down and has no addresses. The other end of its
 // cable is elsewhere.
-func (w *addressWorld) link(name string) netlink.Link {
+func (w *addressWatch) link(name string) netlink.Link {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -144,25 +144,25 @@ func (w *addressWorld) link(name string) netlink.Link {
 	return veth
 }
 
-func (w *addressWorld) addr(cidr string) *netlink.Addr {
+func (w *addressWatch) addr(cidr string) *netlink.Addr {
 	w.t.Helper()
 	ip, n, err := net.ParseCIDR(cidr)
 	w.check(err)
 	return &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: n.Mask}, Flags: unix.IFA_F_NODAD}
 }
 
-func (w *addressWorld) add(l netlink.Link, cidr string) {
+func (w *addressWatch) add(l netlink.Link, cidr string) {
 	w.t.Helper()
 	w.check(w.nl.AddrAdd(l, w.addr(cidr)))
 }
 
-func (w *addressWorld) del(l netlink.Link, cidr string) {
+func (w *addressWatch) del(l netlink.Link, cidr string) {
 	w.t.Helper()
 	w.check(w.nl.AddrDel(l, w.addr(cidr)))
 }
 
 func TestAddresses(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	w.run()
 	w.wait("127.0.0.1", "::1")
 	a, b := w.link("a"), w.link("b")
@@ -183,7 +183,7 @@ func TestAddresses(t *testing.T) {
 
 // TestServiceAddresses: addresses of IPVS mode's interface are not the node's.
 func TestServiceAddresses(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	dummy := w.link(ServiceAddresses)
 	w.add(dummy, "10.96.0.1/32")
 	w.run()
@@ -198,7 +198,7 @@ func TestServiceAddresses(t *testing.T) {
 // TestAwaitChangeExcept: a change of addresses of one interface is not a change, and a change
 // of the interface is.
 func TestAwaitChangeExcept(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	dummy := w.link(ServiceAddresses)
 	news, err := Namespace(w.ns.FD()).subscribe()
 	w.check(err)
@@ -218,7 +218,7 @@ func TestAwaitChangeExcept(t *testing.T) {
 }
 
 func TestInterfaces(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	a := w.link("a")
 	w.add(a, "192.0.2.7/24")
 	w.add(a, "2001:db8::7/64")
@@ -255,7 +255,7 @@ func TestInterfaces(t *testing.T) {
 	w.wait("127.0.0.1", "::1")
 }
 
-func (w *addressWorld) until(ok func() bool) {
+func (w *addressWatch) until(ok func() bool) {
 	w.t.Helper()
 	for range 1000 {
 		if ok() {
@@ -269,7 +269,7 @@ func (w *addressWorld) until(ok func() bool) {
 // A burst is few deliveries, and none of its changes are lost, whether the
 // kernel can tell each of them or not.
 func TestBurst(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	a := w.link("a")
 	w.run()
 	w.wait("127.0.0.1", "::1")
@@ -337,7 +337,7 @@ func TestBrokenWatch(t *testing.T) {
 // An address whose uniqueness is being checked is left out until it is known to
 // be unique, and one that another machine has for good.
 func TestDuplicateAddressDetection(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	b := w.link("b")
 	w.check(w.ns.SetSysctl("ipv6/conf/b/accept_dad", "1"))
 	w.check(w.ns.SetSysctl("ipv6/conf/b/addr_gen_mode", "1")) // no link-local address
@@ -377,7 +377,7 @@ func TestDuplicateAddressDetection(t *testing.T) {
 }
 
 func TestEnds(t *testing.T) {
-	w := newAddressWorld(t)
+	w := newAddressWatch(t)
 	w.run()
 	w.wait("127.0.0.1", "::1")
 	w.stop()

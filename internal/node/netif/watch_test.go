@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// world is a network namespace that is watched.
-type world struct {
+// interfaceWatch is a network namespace that is watched.
+type interfaceWatch struct {
 	t  *testing.T
 	ns *lab.Namespace
 	nl *netlink.Handle
@@ -28,9 +28,9 @@ type world struct {
 	known   []Interface
 }
 
-func newWorld(t *testing.T) *world {
+func newInterfaceWatch(t *testing.T) *interfaceWatch {
 	kerneltest.Require(t, kerneltest.Root)
-	w := &world{t: t, updates: make(chan []Interface, 10000)}
+	w := &interfaceWatch{t: t, updates: make(chan []Interface, 10000)}
 	var err error
 	w.ns, err = lab.NewNamespace()
 	w.check(err)
@@ -41,7 +41,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) check(err error) {
+func (w *interfaceWatch) check(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -49,7 +49,7 @@ func (w *world) check(err error) {
 }
 
 // watch starts Watch, and waits for the first update.
-func (w *world) watch() {
+func (w *interfaceWatch) watch() {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -101,7 +101,7 @@ const loopback = "lo device 65536 up loopback 127.0.0.1 ::1"
 
 // sees waits until the updates report these interfaces and the loopback interface, and compares
 // them with a list.
-func (w *world) sees(want string) {
+func (w *interfaceWatch) sees(want string) {
 	w.t.Helper()
 	all := []string{loopback}
 	if want != "" {
@@ -128,13 +128,13 @@ func (w *world) sees(want string) {
 	}
 }
 
-func (w *world) add(l netlink.Link) netlink.Link {
+func (w *interfaceWatch) add(l netlink.Link) netlink.Link {
 	w.t.Helper()
 	w.check(w.nl.LinkAdd(l))
 	return l
 }
 
-func (w *world) address(do func(netlink.Link, *netlink.Addr) error, l netlink.Link, a string) {
+func (w *interfaceWatch) address(do func(netlink.Link, *netlink.Addr) error, l netlink.Link, a string) {
 	w.t.Helper()
 	addr, err := netlink.ParseAddr(a)
 	w.check(err)
@@ -145,7 +145,7 @@ func (w *world) address(do func(netlink.Link, *netlink.Addr) error, l netlink.Li
 }
 
 func TestWatch(t *testing.T) {
-	w := newWorld(t)
+	w := newInterfaceWatch(t)
 	w.add(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"})
 	w.watch()
 	w.sees("a veth 1500, b veth 1500")
@@ -201,7 +201,7 @@ func TestWatch(t *testing.T) {
 // TestManyChanges makes more changes at once than the socket's queue holds, so that
 // notifications are lost.
 func TestManyChanges(t *testing.T) {
-	w := newWorld(t)
+	w := newInterfaceWatch(t)
 	witness, err := Namespace(w.ns.FD()).subscribe() // and does not read
 	w.check(err)
 	defer witness.Close()

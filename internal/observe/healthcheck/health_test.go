@@ -23,9 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// world is a Server in a network namespace with two addresses of each family
+// testServer is a Server in a network namespace with two addresses of each family
 // beside loopback's.
-type world struct {
+type testServer struct {
 	t       *testing.T
 	ns      *lab.Namespace
 	server  *Server
@@ -44,10 +44,10 @@ var (
 	other6 = netip.MustParseAddr("2001:db8::2")
 )
 
-func newWorld(t *testing.T) *world {
+func newTestServer(t *testing.T) *testServer {
 	kerneltest.Require(t, kerneltest.Root)
 	ns, err := lab.NewNamespace()
-	w := &world{t: t, ns: ns}
+	w := &testServer{t: t, ns: ns}
 	w.check(err)
 	t.Cleanup(func() { ns.Close() })
 	for _, ip := range []netip.Addr{node6, other6} {
@@ -72,14 +72,14 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) check(err error) {
+func (w *testServer) check(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) listen(network, address string) (net.Listener, error) {
+func (w *testServer) listen(network, address string) (net.Listener, error) {
 	w.mu.Lock()
 	w.listens = append(w.listens, network+" "+address)
 	w.mu.Unlock()
@@ -87,7 +87,7 @@ func (w *world) listen(network, address string) (net.Listener, error) {
 }
 
 // client makes a new connection for each request, in the namespace.
-func (w *world) client() *http.Client {
+func (w *testServer) client() *http.Client {
 	client := w.ns.HTTPClient()
 	client.Timeout = 10 * time.Second
 	return client
@@ -95,7 +95,7 @@ func (w *world) client() *http.Client {
 
 // ask returns the answer's status, Service, local endpoints and headers as text,
 // or "refused".
-func (w *world) ask(ip netip.Addr, port uint16) string {
+func (w *testServer) ask(ip netip.Addr, port uint16) string {
 	w.t.Helper()
 	r, err := w.client().Get("http://" + netip.AddrPortFrom(ip, port).String() + "/")
 	if err != nil {
@@ -117,7 +117,7 @@ func (w *world) ask(ip netip.Addr, port uint16) string {
 
 // expect fails the test unless the answer is this number of endpoints of the
 // Service.
-func (w *world) expect(ip netip.Addr, port uint16, service string, endpoints int) {
+func (w *testServer) expect(ip netip.Addr, port uint16, service string, endpoints int) {
 	w.t.Helper()
 	got := w.ask(ip, port)
 	ns, name, _ := strings.Cut(service, "/")
@@ -136,7 +136,7 @@ func answerText(status, namespace, name string, endpoints int, healthy bool) str
 	return fmt.Sprintf("%s\nContent-Length: %d\nContent-Type: application/json\nX-Content-Type-Options: nosniff\nX-Load-Balancing-Endpoint-Weight: %d\n\n%s", status, len(body), endpoints, body)
 }
 
-func (w *world) refused(ip netip.Addr, port uint16) {
+func (w *testServer) refused(ip netip.Addr, port uint16) {
 	w.t.Helper()
 	if got := w.ask(ip, port); got != "refused" {
 		w.t.Errorf("%v port %d answers %s", ip, port, got)
@@ -145,7 +145,7 @@ func (w *world) refused(ip netip.Addr, port uint16) {
 
 // reported takes the reports so far and fails the test unless each has the words
 // that are wanted.
-func (w *world) reported(want ...string) {
+func (w *testServer) reported(want ...string) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,10 +170,10 @@ func check(service string, port uint16, v4, v6 int) desired.HealthCheck {
 	}
 }
 
-func set(w *world, checks ...desired.HealthCheck) { w.server.Set(checks) }
+func set(w *testServer, checks ...desired.HealthCheck) { w.server.Set(checks) }
 
 func TestAnswers(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	w.server.SetAddresses(all)
 	set(w, check("default/web", 32000, 2, 0), check("shop/cart", 32001, 0, 1))
 	w.expect(node4, 32000, "default/web", 2)
@@ -209,7 +209,7 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestFamilies(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	w.server.SetAddresses(all)
 	c := check("default/web", 32000, 1, 1)
 	c.Serves[desired.IPv6] = false
@@ -225,7 +225,7 @@ func TestFamilies(t *testing.T) {
 
 // Addresses change; the socket of one that stays is kept.
 func TestAddresses(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	set(w, check("default/web", 32000, 1, 1))
 	w.refused(node4, 32000)
 	w.server.SetAddresses([]netip.Addr{node4, node6, netip.MustParseAddr("fe80::1"), node4})
@@ -260,7 +260,7 @@ func TestAddresses(t *testing.T) {
 // A port that somebody else has is reported once, tried again when anything
 // changes, and keeps nobody else from being served.
 func TestPortIsTaken(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	w.server.SetAddresses(all)
 	squatter, err := w.listen("tcp4", "0.0.0.0:32000")
 	w.check(err)
@@ -307,7 +307,7 @@ func TestPortIsTaken(t *testing.T) {
 
 // A port is tried again from time to time.
 func TestRetry(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	w.server.SetAddresses(all)
 	squatter, err := w.listen("tcp6", "[::]:32000")
 	w.check(err)
@@ -317,7 +317,7 @@ func TestRetry(t *testing.T) {
 	w.until(func() bool { return w.ask(node6, 32000) == answerText("200 OK", "default", "web", 1, true) })
 }
 
-func (w *world) until(ok func() bool) {
+func (w *testServer) until(ok func() bool) {
 	w.t.Helper()
 	for range 2000 {
 		if ok() {
@@ -341,7 +341,7 @@ func (b breaking) Accept() (net.Conn, error) {
 
 // A socket that fails is replaced.
 func TestSocketFails(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	broken := make(chan struct{})
 	first := true
 	w.server.options.Listen = func(network, address string) (net.Listener, error) {
@@ -368,7 +368,7 @@ func TestSocketFails(t *testing.T) {
 
 // A kept connection gets new answers after a change, and ends with the port.
 func TestKeptConnection(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	w.server.SetAddresses(all)
 	set(w, check("default/web", 32000, 1, 1))
 	client := w.client()
@@ -396,7 +396,7 @@ func TestKeptConnection(t *testing.T) {
 
 // Everything at once, for the race detector.
 func TestConcurrently(t *testing.T) {
-	w := newWorld(t)
+	w := newTestServer(t)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {

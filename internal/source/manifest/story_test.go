@@ -31,7 +31,7 @@ func TestRunWithoutDirectory(t *testing.T) {
 }
 
 func TestInitialContent(t *testing.T) {
-	w := newWorld(t,
+	w := newTestDirectory(t,
 		"b.yaml", service("b", 2)+"---\n"+sliceYAML,
 		"a.json", jsonService("a", 1),
 		"c.yml", nodeYAML+"---\n"+serviceCIDRYAML,
@@ -48,7 +48,7 @@ func TestInitialContent(t *testing.T) {
 }
 
 func TestEmptyDirectory(t *testing.T) {
-	w := newWorld(t).start()
+	w := newTestDirectory(t).start()
 	w.wantEvents(0, "Synced")
 	w.write("a.yaml", service("a", 1))
 	w.untilIP("a", 1)
@@ -56,7 +56,7 @@ func TestEmptyDirectory(t *testing.T) {
 
 func TestOneSaveIsOneBatch(t *testing.T) {
 	both := func(octet int) string { return service("web", octet) + "---\n" + sliceYAML }
-	w := newWorld(t).start()
+	w := newTestDirectory(t).start()
 	w.write("web.yaml", both(1))
 	w.untilIP("web", 1)
 	w.write("web.yaml", strings.Replace(both(2), "10.0.0.1", "10.0.0.2", 1))
@@ -72,7 +72,7 @@ func TestOneSaveIsOneBatch(t *testing.T) {
 }
 
 func TestUnchangedIsNoEvent(t *testing.T) {
-	w := newWorld(t, "web.yaml", service("web", 1)).start()
+	w := newTestDirectory(t, "web.yaml", service("web", 1)).start()
 	w.write("web.yaml", service("web", 1))
 	w.marker()
 	w.write("web.yaml", "# the same in other words\n"+jsonService("web", 1))
@@ -84,7 +84,7 @@ func TestUnchangedIsNoEvent(t *testing.T) {
 }
 
 func TestBreakAndRepair(t *testing.T) {
-	w := newWorld(t, "web.yaml", service("a", 1)+"---\n"+service("b", 2)+"---\n"+service("c", 3)).start()
+	w := newTestDirectory(t, "web.yaml", service("a", 1)+"---\n"+service("b", 2)+"---\n"+service("c", 3)).start()
 
 	// a is not valid, b changes, c is taken out, d is new.
 	w.write("web.yaml", strings.Replace(service("a", 10), "80", "70000", 1)+"---\n"+service("b", 20)+"---\n"+service("d", 4))
@@ -114,7 +114,7 @@ func TestBreakAndRepair(t *testing.T) {
 }
 
 func TestRenameFile(t *testing.T) {
-	w := newWorld(t, "m.yaml", service("a", 1)).start()
+	w := newTestDirectory(t, "m.yaml", service("a", 1)).start()
 	for i, to := range []string{"z.yaml", "b.yaml"} { // up and down in the order
 		from := []string{"m.yaml", "z.yaml"}[i]
 		w.check(os.Rename(w.path(from), w.path(to)))
@@ -136,7 +136,7 @@ func TestRenameFile(t *testing.T) {
 }
 
 func TestRemoveFile(t *testing.T) {
-	w := newWorld(t, "a.yaml", service("a", 1), "b.yaml", service("b", 2)+"---\nnot: good\n").start()
+	w := newTestDirectory(t, "a.yaml", service("a", 1), "b.yaml", service("b", 2)+"---\nnot: good\n").start()
 	w.remove("a.yaml")
 	w.untilIP("a", 0)
 	w.remove("b.yaml") // its errors go with it
@@ -148,7 +148,7 @@ func TestRemoveFile(t *testing.T) {
 }
 
 func TestSameObjectInTwoFiles(t *testing.T) {
-	w := newWorld(t, "b.yaml", service("web", 2)).start()
+	w := newTestDirectory(t, "b.yaml", service("web", 2)).start()
 
 	w.write("a.yaml", service("web", 1)) // comes first and takes over
 	w.untilIP("web", 1)
@@ -176,7 +176,7 @@ func TestSameObjectInTwoFiles(t *testing.T) {
 }
 
 func TestEmptyFileIsBeingWritten(t *testing.T) {
-	w := newWorld(t, "web.yaml", service("web", 1), "new.yaml", "").start()
+	w := newTestDirectory(t, "web.yaml", service("web", 1), "new.yaml", "").start()
 	w.overwrite("web.yaml", "")
 	w.untilError("web.yaml", "is empty")
 	w.untilError("new.yaml", "is empty")
@@ -194,7 +194,7 @@ func TestEmptyFileIsBeingWritten(t *testing.T) {
 
 // TestWriterThatStays keeps the file open for writing, as some tools do.
 func TestWriterThatStays(t *testing.T) {
-	w := newWorld(t, "web.yaml", service("web", 1)).start()
+	w := newTestDirectory(t, "web.yaml", service("web", 1)).start()
 	f, err := os.OpenFile(w.path("web.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
 	w.check(err)
 	defer f.Close()
@@ -205,7 +205,7 @@ func TestWriterThatStays(t *testing.T) {
 
 // TestVolume does what a kubelet does with a ConfigMap volume.
 func TestVolume(t *testing.T) {
-	w := newWorld(t)
+	w := newTestDirectory(t)
 	version := 0
 	swap := func(files map[string]string) {
 		w.Helper()
@@ -251,7 +251,7 @@ func TestVolume(t *testing.T) {
 }
 
 func TestSymbolicLinks(t *testing.T) {
-	w := newWorld(t)
+	w := newTestDirectory(t)
 	other := t.TempDir()
 	target := filepath.Join(other, "target")
 	w.check(os.WriteFile(target, []byte(service("web", 1)), 0o644))
@@ -286,7 +286,7 @@ func TestUnreadableFile(t *testing.T) {
 		asNobody(t)
 		return
 	}
-	w := newWorld(t, "web.yaml", service("web", 1)).start()
+	w := newTestDirectory(t, "web.yaml", service("web", 1)).start()
 	w.check(os.Chmod(w.path("web.yaml"), 0))
 	w.untilError("web.yaml", "permission denied")
 	w.wantNoDelete(1)
@@ -326,30 +326,30 @@ func asNobody(t *testing.T) {
 func TestDirectoryGoesAndComesBack(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		away     func(w *world)
-		comeBack func(w *world)
+		away     func(w *testDirectory)
+		comeBack func(w *testDirectory)
 	}{
-		{"removed", func(w *world) { w.check(os.RemoveAll(w.dir)) },
-			func(w *world) {
+		{"removed", func(w *testDirectory) { w.check(os.RemoveAll(w.dir)) },
+			func(w *testDirectory) {
 				w.check(os.Mkdir(w.dir, 0o755))
 				w.write("a.yaml", service("a", 1))
 			}},
-		{"renamed", func(w *world) { w.check(os.Rename(w.dir, w.dir+".old")) },
-			func(w *world) {
+		{"renamed", func(w *testDirectory) { w.check(os.Rename(w.dir, w.dir+".old")) },
+			func(w *testDirectory) {
 				w.check(os.Rename(w.dir+".old", w.dir))
 				w.remove("b.yaml")
 			}},
-		{"became a file", func(w *world) {
+		{"became a file", func(w *testDirectory) {
 			w.check(os.RemoveAll(w.dir))
 			w.check(os.WriteFile(w.dir, nil, 0o644))
-		}, func(w *world) {
+		}, func(w *testDirectory) {
 			w.check(os.Remove(w.dir))
 			w.check(os.Mkdir(w.dir, 0o755))
 			w.write("a.yaml", service("a", 1))
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "a.yaml", service("a", 1), "b.yaml", service("b", 2)).start()
+			w := newTestDirectory(t, "a.yaml", service("a", 1), "b.yaml", service("b", 2)).start()
 			c.away(w)
 			w.until("an error", func() bool { return len(w.errs) > 0 })
 			if got := w.problems()[0].Error(); !strings.HasPrefix(got, w.dir+": ") || !strings.HasSuffix(got, ": keeping the 2 objects known from it") {
@@ -371,7 +371,7 @@ func TestDirectoryGoesAndComesBack(t *testing.T) {
 
 // TestLinkToDirectory uses a symbolic link as the directory, and changes it.
 func TestLinkToDirectory(t *testing.T) {
-	w := newWorld(t)
+	w := newTestDirectory(t)
 	for i, name := range []string{"one", "two"} {
 		dir := filepath.Join(filepath.Dir(w.dir), name)
 		w.check(os.Mkdir(dir, 0o755))
@@ -402,7 +402,7 @@ func TestNotificationsLost(t *testing.T) {
 	if err != nil || limit > 100_000 {
 		t.Skipf("the queue holds %q events", text)
 	}
-	w := newWorld(t, "a.yaml", service("a", 1), "b.yaml", service("b", 1), "c.yaml", service("c", 1)).start()
+	w := newTestDirectory(t, "a.yaml", service("a", 1), "b.yaml", service("b", 1), "c.yaml", service("c", 1)).start()
 	w.mu.Lock()
 	w.block = make(chan struct{})
 	w.mu.Unlock()
@@ -423,7 +423,7 @@ func TestNotificationsLost(t *testing.T) {
 }
 
 func TestLogs(t *testing.T) {
-	w := newWorld(t, "web.yaml",
+	w := newTestDirectory(t, "web.yaml",
 		"{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}\n---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n---\n"+
 			strings.Replace(sliceYAML, "  labels: {kubernetes.io/service-name: web}\n", "", 1)).start()
 	w.wantEvents(0, "Set EndpointSlice shop/web-1", "Synced")
@@ -436,7 +436,7 @@ func TestLogs(t *testing.T) {
 }
 
 func TestEndWhileBlocked(t *testing.T) {
-	w := newWorld(t, "a.yaml", service("a", 1)).start()
+	w := newTestDirectory(t, "a.yaml", service("a", 1)).start()
 	w.mu.Lock()
 	w.block = make(chan struct{})
 	w.mu.Unlock()

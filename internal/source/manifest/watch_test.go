@@ -21,14 +21,14 @@ import (
 
 // clock is a watch without a goroutine, for which the test chooses the time.
 type clock struct {
-	*world
+	*testDirectory
 	watch  *watch
 	events []string
 }
 
 // newClock starts a watch on a directory with the file web.yaml.
 func newClock(t *testing.T) *clock {
-	c := &clock{world: newWorld(t, "web.yaml", service("web", 1))}
+	c := &clock{testDirectory: newTestDirectory(t, "web.yaml", service("web", 1))}
 	w, err := newWatch(c.dir)
 	c.check(err)
 	t.Cleanup(w.close)
@@ -128,7 +128,7 @@ func TestSameTimeOfModification(t *testing.T) {
 // it and reads it: when the other file has been decoded.
 func TestSyncedWithAllFiles(t *testing.T) {
 	pod := "---\napiVersion: v1\nkind: Pod\n"
-	c := &clock{world: newWorld(t, "a.yaml", service("a", 1)+pod, "b.yaml", service("b", 1)+pod)}
+	c := &clock{testDirectory: newTestDirectory(t, "a.yaml", service("a", 1)+pod, "b.yaml", service("b", 1)+pod)}
 	w, err := newWatch(c.dir)
 	c.check(err)
 	t.Cleanup(w.close)

@@ -26,9 +26,9 @@ import (
 // patience is how long something may take that should happen at once.
 const patience = 10 * time.Second
 
-// world is a directory with a Source that reads it, and the events and errors that it
+// testDirectory is a directory with a Source that reads it, and the events and errors that it
 // delivered.
-type world struct {
+type testDirectory struct {
 	*testing.T
 	dir string
 
@@ -45,10 +45,10 @@ type world struct {
 	markers int
 }
 
-// newWorld makes a directory with the given files, name and content in turn.
-func newWorld(t *testing.T, files ...string) *world {
+// newTestDirectory makes a directory with the given files, name and content in turn.
+func newTestDirectory(t *testing.T, files ...string) *testDirectory {
 	t.Helper()
-	w := &world{T: t, dir: filepath.Join(t.TempDir(), "manifests"), objects: map[string]source.Object{}}
+	w := &testDirectory{T: t, dir: filepath.Join(t.TempDir(), "manifests"), objects: map[string]source.Object{}}
 	w.check(os.Mkdir(w.dir, 0o755))
 	for i := 0; i < len(files); i += 2 {
 		w.write(files[i], files[i+1])
@@ -57,7 +57,7 @@ func newWorld(t *testing.T, files ...string) *world {
 }
 
 // start runs a Source on the directory and waits until it is synced.
-func (w *world) start() *world {
+func (w *testDirectory) start() *testDirectory {
 	w.Helper()
 	logger := funcr.New(func(prefix, args string) {
 		w.mu.Lock()
@@ -101,7 +101,7 @@ func (w *world) start() *world {
 }
 
 // end stops the Source and checks that it ends well.
-func (w *world) end() {
+func (w *testDirectory) end() {
 	w.stop()
 	select {
 	case err := <-w.stopped:
@@ -122,7 +122,7 @@ func (w *world) end() {
 }
 
 // took applies a batch to the known objects and checks its consistency.
-func (w *world) took(batch []source.Event) {
+func (w *testDirectory) took(batch []source.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(batch) == 0 {
@@ -157,17 +157,17 @@ func (w *world) took(batch []source.Event) {
 	w.batches = append(w.batches, batch)
 }
 
-func (w *world) check(err error) {
+func (w *testDirectory) check(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
+func (w *testDirectory) path(name string) string { return filepath.Join(w.dir, name) }
 
 // write writes a file as sed -i does: write another one, then rename it.
-func (w *world) write(name, content string) {
+func (w *testDirectory) write(name, content string) {
 	w.Helper()
 	temporary := filepath.Join(filepath.Dir(w.path(name)), ".tmp")
 	w.check(os.WriteFile(temporary, []byte(content), 0o644))
@@ -175,18 +175,18 @@ func (w *world) write(name, content string) {
 }
 
 // overwrite writes a file as the shell's > does: truncate, then write.
-func (w *world) overwrite(name, content string) {
+func (w *testDirectory) overwrite(name, content string) {
 	w.Helper()
 	w.check(os.WriteFile(w.path(name), []byte(content), 0o644))
 }
 
-func (w *world) remove(name string) {
+func (w *testDirectory) remove(name string) {
 	w.Helper()
 	w.check(os.Remove(w.path(name)))
 }
 
 // until waits until a condition holds, which is checked under the lock.
-func (w *world) until(what string, holds func() bool) {
+func (w *testDirectory) until(what string, holds func() bool) {
 	w.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
@@ -203,7 +203,7 @@ func (w *world) until(what string, holds func() bool) {
 
 // ip returns the cluster IP of a Service of the default namespace as the events
 // have it, or "".
-func (w *world) ip(name string) string {
+func (w *testDirectory) ip(name string) string {
 	if s, ok := w.objects["Service default/"+name].(*corev1.Service); ok {
 		return s.Spec.ClusterIP
 	}
@@ -212,7 +212,7 @@ func (w *world) ip(name string) string {
 
 // untilIP waits until a Service has the last octet of its cluster IP; 0 waits
 // until there is no such Service.
-func (w *world) untilIP(name string, octet int) {
+func (w *testDirectory) untilIP(name string, octet int) {
 	w.Helper()
 	want := ""
 	if octet > 0 {
@@ -222,12 +222,12 @@ func (w *world) untilIP(name string, octet int) {
 }
 
 // untilError waits for an error about a file that contains a text.
-func (w *world) untilError(file, text string) {
+func (w *testDirectory) untilError(file, text string) {
 	w.Helper()
 	w.until(fmt.Sprintf("an error of %s with %q", file, text), func() bool { return w.errorCount(file, text) > 0 })
 }
 
-func (w *world) errorCount(file, text string) int {
+func (w *testDirectory) errorCount(file, text string) int {
 	n := 0
 	for _, e := range w.errs {
 		if m := e.Error(); strings.HasPrefix(m, file+": ") && strings.Contains(m, text) {
@@ -239,7 +239,7 @@ func (w *world) errorCount(file, text string) int {
 
 // marker makes a change and waits for its event, so that the events of all earlier changes were
 // delivered.
-func (w *world) marker() {
+func (w *testDirectory) marker() {
 	w.Helper()
 	w.markers++
 	w.write("zz-marker.yaml", service("marker", w.markers))
@@ -247,7 +247,7 @@ func (w *world) marker() {
 }
 
 // events returns the events since batch number from, without those of the marker.
-func (w *world) events(from int) []string {
+func (w *testDirectory) events(from int) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var list []string
@@ -261,14 +261,14 @@ func (w *world) events(from int) []string {
 	return list
 }
 
-func (w *world) batchCount() int {
+func (w *testDirectory) batchCount() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.batches)
 }
 
 // wantEvents checks the events since batch number from.
-func (w *world) wantEvents(from int, want ...string) {
+func (w *testDirectory) wantEvents(from int, want ...string) {
 	w.Helper()
 	if got := w.events(from); !slices.Equal(got, want) {
 		w.Errorf("events %q, want %q", got, want)
@@ -276,7 +276,7 @@ func (w *world) wantEvents(from int, want ...string) {
 }
 
 // wantNoDelete checks that nothing was deleted since batch number from.
-func (w *world) wantNoDelete(from int) {
+func (w *testDirectory) wantNoDelete(from int) {
 	w.Helper()
 	for _, e := range w.events(from) {
 		if strings.HasPrefix(e, "Delete ") {
@@ -286,21 +286,21 @@ func (w *world) wantNoDelete(from int) {
 }
 
 // problems returns the errors so far.
-func (w *world) problems() []*Error {
+func (w *testDirectory) problems() []*Error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.errs)
 }
 
 // log returns the logs so far.
-func (w *world) log() string {
+func (w *testDirectory) log() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return strings.Join(w.logs, "\n")
 }
 
 // count returns how many errors a file has had.
-func (w *world) count(file string) int {
+func (w *testDirectory) count(file string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.errorCount(file, "")
