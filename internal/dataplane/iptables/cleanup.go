@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -21,7 +22,7 @@ var owner = iptchains.Owner{
 	Owns: func(chain string) bool { return strings.HasPrefix(chain, prefix) },
 	Entered: func(chain string) bool {
 		switch chain {
-		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward, chainLocalnet:
+		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward, chainLocalnet, chainOutput:
 			return true
 		}
 		return false
@@ -59,17 +60,18 @@ func removeSets(ctx context.Context) error {
 	return ipset.Destroy(ctx, names...)
 }
 
-// cleanOther removes the chains of an earlier run from the variant that is not used.
+// cleanOther removes the chains of an earlier run from the variant, and the tables, that are not
+// used.
 func (b *Backend) cleanOther(ctx context.Context) error {
 	return dataplane.Inside(b.config.NetNS, func() error {
 		var errs []error
 		for _, table := range iptchains.Tables() {
-			if table.Legacy == (b.variant == Legacy) {
+			if table.Legacy == (b.variant == Legacy) && slices.Contains(chainTables(b.config), table.Name) {
 				continue
 			}
 			removed, err := table.Remove(ctx, owner)
 			for _, kept := range removed.Kept {
-				klog.ErrorS(kept, "A chain of the other iptables variant stays")
+				klog.ErrorS(kept, "A chain of a former run stays in a table that is no longer used")
 			}
 			errs = append(errs, err)
 		}

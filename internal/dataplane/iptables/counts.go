@@ -24,7 +24,7 @@ func (b *Backend) RuleCounts() Counts {
 // count records how many rules there are after some steps.
 func (b *Backend) count(steps []*step) {
 	c := &Counts{Total: [2]map[string]int{{}, {}}, Last: [2]map[string]int{{}, {}}}
-	for _, name := range chainTables {
+	for _, name := range chainTables(b.config) {
 		for f := range families {
 			c.Total[f][name], c.Last[f][name] = 0, 0
 		}
@@ -46,6 +46,9 @@ var rejections = []string{
 	dataplane.UnallocatedAddress,
 }
 
+// earlyRejections are those of chainOutput.
+var earlyRejections = []string{dataplane.SourceNotAllowed, dataplane.NoLocalEndpoints}
+
 // invalidRule is the index in chainForward of the rule that drops invalid packets, which does
 // not exist if conntrack accepts TCP segments out of window.
 const invalidRule = 4
@@ -64,22 +67,28 @@ func (b *Backend) PacketCounts() (c PacketCounts, err error) {
 		if without[f] {
 			continue
 		}
+		byReason := map[string]uint64{}
+		c.Rejected[f] = byReason
+		add := func(v iptchains.View, chain string, reasons []string) error {
+			rejected, err := v.Packets(chain)
+			for i := range min(len(rejected), len(reasons)) {
+				byReason[reasons[i]] += rejected[i]
+			}
+			return err
+		}
 		err := b.view(f, tableFilter, func(v iptchains.View) error {
-			rejected, err := v.Packets(chainFirewall)
-			if err != nil {
+			if err := add(v, chainFirewall, rejections); err != nil {
 				return err
 			}
-			byReason := map[string]uint64{}
-			for i := range min(len(rejected), len(rejections)) {
-				byReason[rejections[i]] += rejected[i]
-			}
-			c.Rejected[f] = byReason
 			forwarded, err := v.Packets(chainForward)
 			if len(forwarded) > invalidRule {
 				c.Invalid[f] = forwarded[invalidRule]
 			}
 			return err
 		})
+		if err == nil && b.config.VirtualServers {
+			err = b.view(f, tableMangle, func(v iptchains.View) error { return add(v, chainOutput, earlyRejections) })
+		}
 		if err != nil {
 			return c, err
 		}

@@ -33,7 +33,7 @@ const lookShare = 20
 // of tables in x_tables, by family and index in chainTables.
 type stamp struct {
 	generation uint32
-	tables     [2][2]xtables.Info
+	tables     [2][3]xtables.Info
 }
 
 // stamp reads the stamp of the tables. It reads none of a family that is not served: reading
@@ -55,7 +55,7 @@ func (b *Backend) stamp() (s stamp, err error) {
 				return err
 			}
 			defer conn.Close()
-			for i, name := range chainTables {
+			for i, name := range chainTables(b.config) {
 				if s.tables[t.family][i], err = conn.Info(name); err != nil {
 					return fmt.Errorf("reading table %s of %s: %w", name, t.family, err)
 				}

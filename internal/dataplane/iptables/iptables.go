@@ -41,7 +41,7 @@ type Backend struct {
 	pools     dataplane.Pools[pool] // that the kernel has
 	frontends map[desired.FrontendKey]*frontend
 	sequence  dataplane.Sequence
-	alone     bool // the other variant has none of our chains
+	alone     bool // tables that are not used have none of our chains
 	full      fullRestore
 	counts    atomic.Pointer[Counts]
 }
@@ -126,7 +126,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 		most = transactionLines
 	}
 	var input []byte
-	for _, name := range chainTables {
+	for _, name := range chainTables(b.config) {
 		if script := s.scripts[name]; !script.empty() {
 			input = append(input, script.finish(name, most)...)
 			stats.Elements += script.lines
@@ -138,7 +138,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 			return err
 		}
 	}
-	for i, name := range chainTables {
+	for i, name := range chainTables(b.config) {
 		if script := s.scripts[name]; !script.empty() {
 			b.guard.stamp.expect(b.variant, t.family, i, script.done(t.known[name]), script.commits)
 		}

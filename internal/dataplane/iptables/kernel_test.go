@@ -466,7 +466,7 @@ func TestNativeRules(t *testing.T) {
 	once := func() {
 		t.Helper()
 		text := k.run("iptables-nft-save")
-		for _, f := range chainTables {
+		for _, f := range chainTables(k.config) {
 			for _, rule := range entries(k.config, desired.IPv4, f) {
 				if strings.Count(text, "\n-A "+rule+"\n") != 1 {
 					t.Errorf("not once after full restores: %s\n%s", rule, text)

@@ -55,6 +55,9 @@ var extensions = []extension{
 	{"target REJECT", tableFilter, []string{"-j REJECT", "-p tcp -j REJECT --reject-with tcp-reset"}, "CONFIG_IP_NF_TARGET_REJECT and CONFIG_IP6_NF_TARGET_REJECT"},
 }
 
+// mangle is the extension for virtual servers, besides the others.
+var mangle = extension{"table mangle", tableMangle, []string{"-m conntrack --ctstate NEW -j DROP"}, "CONFIG_IP_NF_MANGLE and CONFIG_IP6_NF_MANGLE"}
+
 // Probe implements dataplane.Prober. It makes a set of each type, and then has the
 // kernel take a chain to which no rule leads, with all matches and targets that rules of
 // ours have.
@@ -115,6 +118,10 @@ func (b *Backend) probeSets(ctx context.Context, f desired.Family) (*dataplane.M
 
 // probeRules returns the first extension that does not work, or nil.
 func (b *Backend) probeRules(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
+	extensions := extensions
+	if b.config.VirtualServers {
+		extensions = append([]extension{mangle}, extensions...)
+	}
 	refused, err := b.tryRules(ctx, f, extensions)
 	if refused == nil || err != nil {
 		return nil, err
@@ -137,7 +144,7 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 		address = "[::1]"
 	}
 	var input []byte
-	for _, table := range chainTables {
+	for _, table := range chainTables(b.config) {
 		var text []byte
 		for _, e := range all {
 			for _, rule := range e.rules {
@@ -145,6 +152,9 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 					text = append(text, strings.Replace(rule, "%s", address, 1)+"\n"...)
 				}
 			}
+		}
+		if text == nil {
+			continue
 		}
 		out := &script{now: registry{}}
 		out.chain(probeName, text)

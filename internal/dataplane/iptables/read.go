@@ -22,7 +22,7 @@ var _ dataplane.Reader = (*Backend)(nil)
 func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for _, t := range b.tables {
-		r := reader{family: t.family, content: c, chains: map[string][]rule{}}
+		r := reader{family: t.family, virtual: b.config.VirtualServers, content: c, chains: map[string][]rule{}}
 		text, err := b.variant.save(ctx, b.config.NetNS, t.family, tableNAT)
 		if err != nil {
 			return nil, err
@@ -74,6 +74,7 @@ func (line rule) has(option string) bool {
 // reader reads one family.
 type reader struct {
 	family  desired.Family
+	virtual bool // IPVS serves frontends without rules
 	content *dataplane.Content
 	chains  map[string][]rule
 	sets    [setKinds]map[member]bool
@@ -98,6 +99,7 @@ func (r *reader) read() {
 			r.fault("frontend %s has an affinity of %d s and of %d s from outside", k, t.Affinity, local.Affinity)
 		}
 	})
+	r.unruled()
 	r.memberships()
 	r.sources()
 	for m := range r.sets[setClusterIPs] {
@@ -107,6 +109,27 @@ func (r *reader) read() {
 		r.content.ServiceCIDRs[m.Net] = true
 	}
 	r.hairpins()
+}
+
+// unruled reads the frontends to which no rules lead, or none from outside.
+func (r *reader) unruled() {
+	for m := range r.sets[setFrontends] {
+		t, ruled := r.content.Frontends[keyOf(m)]
+		var c dataplane.Choice
+		switch {
+		case r.sets[setDrop][m]:
+			c.IfEmpty = desired.Drop
+		case !r.sets[setReject][m]:
+			c.Backends = []desired.Backend{dataplane.Elsewhere}
+		}
+		if !ruled {
+			t.Choice, t.External = c, r.sets[setExternal][m]
+		}
+		if t.FromOutside == nil && r.sets[setLocal][m] {
+			t.FromOutside = &c
+		}
+		r.content.Frontends[keyOf(m)] = t
+	}
 }
 
 // leaves are the rules of a tree that do not lead to other chains of it.
@@ -279,7 +302,7 @@ func (r *reader) memberships() {
 		}
 		empty := len(c.Backends) == 0
 		for k, want := range map[setKind]bool{
-			setExternal: t.External, setLocal: t.FromOutside != nil,
+			setExternal: t.External, setLocal: t.FromOutside != nil, setFrontends: r.virtual,
 			setReject: empty && c.IfEmpty == desired.Reject, setDrop: empty && c.IfEmpty == desired.Drop,
 		} {
 			if has := r.sets[k][frontendMember(f)]; has != want {

@@ -26,7 +26,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
-		t.forget(b.variant)
+		t.forget(b.variant, b.config)
 	}
 	liberal := false
 	_ = dataplane.Inside(b.config.NetNS, func() error { liberal = sysctl.TCPIsLiberal(); return nil })
@@ -60,7 +60,7 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 		return err
 	}
 	there := map[string]*saved{}
-	for _, name := range chainTables {
+	for _, name := range chainTables(b.config) {
 		text, err := b.variant.save(ctx, b.config.NetNS, t.family, name)
 		if err != nil {
 			return err
@@ -74,18 +74,21 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 		}
 	}
 	s.scripts = newScripts(t.known)
-	for _, name := range chainTables {
+	for _, name := range chainTables(b.config) {
 		s.scripts[name].unreached = len(there[name].entries) == 0
 		if there[name].incompatible {
 			s.scripts[name].known = nil
 		}
+	}
+	if b.config.VirtualServers {
+		(&ruleWriter{t.family, s.scripts[tableMangle]}).mangle()
 	}
 	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
 	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
 	nat.nat(b.config, full)
 	t.cluster.head = nat.services(b.config, full)
 	s.write()
-	for _, name := range chainTables {
+	for _, name := range chainTables(b.config) {
 		there[name].replace(s.scripts[name], entries(b.config, t.family, name))
 	}
 	if err := b.deleteUnread(ctx, s, there, false); err != nil {
@@ -155,7 +158,7 @@ func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error 
 
 // deleteUnread deletes those of the rules that lead to a chain that stays, or to another one.
 func (b *Backend) deleteUnread(ctx context.Context, s *step, there map[string]*saved, stays bool) error {
-	for _, name := range chainTables {
+	for _, name := range chainTables(b.config) {
 		var rules []iptchains.Jump
 		for _, j := range there[name].unread {
 			if _, is := s.scripts[name].now[j.To]; is == stays {

@@ -31,6 +31,9 @@ const (
 	chainTranslated = prefix + "TRANSLATED"
 	chainLocalnet   = prefix + "LOCALNET" // stays while route_localnet is set (Remove)
 
+	// In the table mangle, with virtual servers only.
+	chainOutput = prefix + "OUTPUT"
+
 	// Chains that other trees begin in.
 	chainExternalTree = prefix + "TREE-EXTERNAL"
 	chainLocalTree    = prefix + "TREE-LOCAL"
@@ -44,10 +47,16 @@ const (
 const (
 	tableNAT    = "nat"
 	tableFilter = "filter"
+	tableMangle = "mangle"
 )
 
 // chainTables are the tables that have our chains, in the order in which to write them.
-var chainTables = []string{tableFilter, tableNAT}
+func chainTables(c dataplane.Config) []string {
+	if c.VirtualServers {
+		return []string{tableMangle, tableFilter, tableNAT}
+	}
+	return []string{tableFilter, tableNAT}
+}
 
 // entries are the rules through which packets enter our chains in a table, as iptables-save
 // prints them. They are inserted at the beginning of built-in chains. Those of POSTROUTING
@@ -58,7 +67,10 @@ var chainTables = []string{tableFilter, tableNAT}
 // kube-proxy's KUBE-FORWARD, accepts translated packets in case the policy of FORWARD is
 // DROP, and chainInput, as KUBE-NODEPORTS, accepts health checks of load balancers.
 func entries(c dataplane.Config, f desired.Family, table string) []string {
-	if table == tableFilter {
+	switch table {
+	case tableMangle:
+		return []string{"OUTPUT -m conntrack --ctstate NEW -j " + chainOutput}
+	case tableFilter:
 		all := []string{
 			localnetEntry,
 			"INPUT -j " + chainInput,
@@ -70,11 +82,15 @@ func entries(c dataplane.Config, f desired.Family, table string) []string {
 		}
 		return all
 	}
+	translated := " -m conntrack --ctstate DNAT"
+	if c.VirtualServers {
+		translated = notOurs // IPVS does not set that state; the node itself may be an endpoint too
+	}
 	return []string{
 		"PREROUTING -j " + chainServices,
 		"OUTPUT -j " + chainServices,
 		"POSTROUTING -m mark --mark " + markOf(c) + " -j " + chainMasquerade,
-		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + " -m conntrack --ctstate DNAT -j " + chainHairpinTree,
+		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + translated + " -j " + chainHairpinTree,
 	}
 }
 
@@ -115,6 +131,9 @@ func markOf(c dataplane.Config) string {
 
 const untranslated = "-m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
 
+// notOurs matches packets that are not for an address of this node.
+const notOurs = " -m addrtype ! --dst-type LOCAL"
+
 // ruleWriter writes the chains that depend on configuration alone.
 type ruleWriter struct {
 	family desired.Family
@@ -133,6 +152,11 @@ func in(f desired.Family, k setKind, by string) string {
 
 func (w *ruleWriter) in(k setKind, by string) string { return in(w.family, k, by) }
 
+// notIn matches packets to frontends that are not in a set.
+func (w *ruleWriter) notIn(k setKind) string {
+	return " -m set ! --match-set " + setName(w.family, k) + " " + byFrontend
+}
+
 // notAllowed matches packets to restricted frontends from sources that may not connect.
 func (w *ruleWriter) notAllowed() string {
 	return w.in(setRestricted, byFrontend) + " -m set ! --match-set " + setName(w.family, setSources) + " " + byFrontend + ",src"
@@ -144,6 +168,9 @@ const byFrontend = "dst,dst"
 // services are the rules before the tree's in chainServices.
 func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n"
+	if c.VirtualServers { // the source can be a Service's address
+		head += w.in(setClusterIPs, "dst") + " -m addrtype --src-type LOCAL -j MARK --set-xmark " + markOf(c) + "\n"
+	}
 	for _, rule := range w.masquerade(c, full.Masquerade.ClusterIPs, full.Local, w.in(setClusterIPs, "dst")+" ") {
 		head += rule + "\n"
 	}
@@ -190,15 +217,27 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 	)
 }
 
+// mangle writes the chain for connections of this node that IPVS would serve or refuse, before
+// they come to the table filter.
+func (w *ruleWriter) mangle() {
+	w.chain(chainOutput,
+		w.notAllowed()+" -j DROP",
+		w.in(setDrop, byFrontend)+w.notIn(setLocal)+" -j DROP", // those in setLocal have other backends for this node
+	)
+}
+
 // filter writes the chains of the table filter that do not depend on Services.
 func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
-	const notOurs = " -m addrtype ! --dst-type LOCAL" // a node may have a ClusterIP on an interface
+	unknownPort := w.in(setClusterIPs, "dst") + notOurs // a node may have a ClusterIP on an interface
+	if c.VirtualServers {
+		unknownPort = w.in(setClusterIPs, "dst") + w.notIn(setFrontends)
+	}
 	unreachable := "icmp-port-unreachable"
 	if w.family == desired.IPv6 {
 		unreachable = "icmp6-port-unreachable"
 	}
 	firewall := []string{w.notAllowed() + " -j DROP"}
-	for _, match := range []string{w.in(setReject, byFrontend), w.in(setClusterIPs, "dst") + notOurs} {
+	for _, match := range []string{w.in(setReject, byFrontend), unknownPort} {
 		if len(firewall) > 1 {
 			firewall = append(firewall, w.in(setDrop, byFrontend)+" -j DROP")
 		}

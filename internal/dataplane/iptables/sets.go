@@ -26,6 +26,7 @@ const (
 	setRestricted                // those that only some sources may use
 	setReject                    // frontends without backends that are refused
 	setDrop                      // frontends without backends, or without those for traffic from outside, that are dropped
+	setFrontends                 // all frontends, if IPVS serves some of them
 	frontendSets                 // the sets above are of frontends
 
 	setClusterIPs setKind = iota - 1
@@ -43,6 +44,7 @@ var setTypes = [setKinds]struct{ name, typ string }{
 	setRestricted:   {"RESTRICTED", "hash:ip,port"},
 	setReject:       {"REJECT", "hash:ip,port"},
 	setDrop:         {"DROP", "hash:ip,port"},
+	setFrontends:    {"FRONTENDS", "hash:ip,port"},
 	setClusterIPs:   {"CLUSTER-IPS", "hash:ip"},
 	setHairpin:      {"HAIRPIN", "hash:ip"},
 	setServiceCIDRs: {"SERVICE-CIDRS", "hash:net"},
@@ -120,6 +122,7 @@ func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setExternal] = f.Kind.External()
 	in[setLocal] = f.LocalPool != desired.NoPool
 	in[setRestricted] = f.Sources != nil
+	in[setFrontends] = b.config.VirtualServers
 	for _, id := range f.Pools() {
 		if p := b.pools.Get(id); len(p.Slots) == 0 { // so no rule translates its packets
 			in[setReject], in[setDrop] = p.IfEmpty == desired.Reject, p.IfEmpty == desired.Drop

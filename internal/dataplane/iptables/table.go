@@ -23,7 +23,7 @@ type table struct {
 }
 
 // forget resets the table, as if the kernel had nothing.
-func (t *table) forget(v Variant) {
+func (t *table) forget(v Variant, c dataplane.Config) {
 	cluster, external := branches(v)
 	*t = table{
 		family:   t.family,
@@ -32,7 +32,10 @@ func (t *table) forget(v Variant) {
 		local:    tree{name: chainLocalTree, direction: "-d", branches: external},
 		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: cluster},
 		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
-		known:    map[string]registry{tableNAT: {}, tableFilter: {}},
+		known:    map[string]registry{},
+	}
+	for _, name := range chainTables(c) {
+		t.known[name] = registry{}
 	}
 }
 
@@ -48,8 +51,8 @@ type step struct {
 // newScripts returns empty scripts for all tables. Known are the kernel's chains.
 func newScripts(known map[string]registry) map[string]*script {
 	all := map[string]*script{}
-	for _, name := range chainTables {
-		all[name] = &script{known: known[name], now: registry{}}
+	for name, chains := range known {
+		all[name] = &script{known: chains, now: registry{}}
 	}
 	return all
 }
@@ -95,7 +98,11 @@ func (b *Backend) take(change *desired.Change) []*step {
 		if f := b.frontends[key]; f != nil {
 			was := *f
 			f.in = b.memberships(f.Frontend)
-			steps[desired.FamilyOf(key.Addr())].sets.update(&was, f)
+			s := steps[desired.FamilyOf(key.Addr())]
+			s.sets.update(&was, f)
+			if b.config.VirtualServers {
+				s.lead(f.Frontend, false, b)
+			}
 		}
 	}
 	for i := range change.Pools {
@@ -127,6 +134,7 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 	}
 	p.replace(c.Removed, c.Added)
 	p.IfEmpty = c.IfEmpty
+	p.ruled = !b.config.VirtualServers || len(p.Slots) > 0 && p.Slots[0] != dataplane.Elsewhere
 	s.touch(p)
 	if wasEmpty != (len(p.Slots) == 0) || was != p.IfEmpty {
 		for _, f := range p.Frontends {
@@ -161,13 +169,14 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 	s.sets.update(was, is)
 }
 
-// lead edits the rules that lead from a frontend to its pools.
+// lead edits the rules that lead from a frontend to its pools, those that have rules.
 func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
 	key := frontendTreeKey(f.FrontendKey)
 	set := func(t *tree, id desired.PoolID) {
-		rule := ""
+		p, rule := b.pools.Get(id), ""
+		gone := gone || !p.ruled
 		if !gone {
-			rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + b.pools.Get(id).name()
+			rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + p.name()
 		}
 		t.edit(key, rule, gone)
 	}
