@@ -60,7 +60,7 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 // cleanUp removes everything that slipstream and, unless keepKubeProxy is set, kube-proxy
 // have programmed. It continues after errors.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
-	errs := []error{removeModes(ctx, ""), cleanUpFastPath()}
+	errs := []error{removeModes(ctx, nil), cleanUpFastPath()}
 	if !keepKubeProxy {
 		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
 	}

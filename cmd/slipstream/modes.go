@@ -20,9 +20,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 )
 
-// programmer is the dataplane of a proxy mode.
+// programmer is the dataplane of a proxy mode, or of IPVS mode's table.
 type programmer interface {
 	dataplane.Dataplane
 	dataplane.Prober
@@ -32,24 +33,55 @@ type programmer interface {
 	Supports(desired.Algorithm) error
 }
 
-// modes are the proxy modes. A new mode needs a line here and in removals, and a row in
-// docs/configuration.md.
+// modes are the proxy modes. A new mode needs a line here, and a row in docs/configuration.md.
 var modes = map[string]func(context.Context, *config.Config) (programmer, error){
 	config.NFTables: func(_ context.Context, c *config.Config) (programmer, error) {
-		return nftables.New(backendConfig(c))
+		return openNFTables(backendConfig(c))
 	},
 	config.IPTables: func(ctx context.Context, c *config.Config) (programmer, error) {
 		return iptables.New(ctx, backendConfig(c), iptables.Options{SyncPeriod: c.KubeProxy.IPTables.SyncPeriod.Duration})
 	},
-	config.IPVS: func(_ context.Context, c *config.Config) (programmer, error) {
-		o := &c.KubeProxy.IPVS
-		return ipvs.New(backendConfig(c), ipvs.Options{
-			Scheduler: o.Scheduler,
-			Exclude:   c.ExcludeCIDRs(),
-			Timeouts:  wire.Timeouts{TCP: seconds(o.TCPTimeout), TCPFin: seconds(o.TCPFinTimeout), UDP: seconds(o.UDPTimeout)},
-			StrictARP: o.StrictARP,
-		})
+	config.IPVS: func(ctx context.Context, c *config.Config) (programmer, error) {
+		return openIPVS(c, func(d dataplane.Config) (programmer, error) { return openTable(ctx, d) })
 	},
+}
+
+// openNFTables is replaced by tests.
+var openNFTables = func(d dataplane.Config) (programmer, error) { return nftables.New(d) }
+
+func openIPVS(c *config.Config, newTable func(dataplane.Config) (programmer, error)) (programmer, error) {
+	o := &c.KubeProxy.IPVS
+	return ipvs.New(backendConfig(c), func(d dataplane.Config) (ipvs.Table, error) { return newTable(d) }, ipvs.Options{
+		Scheduler: o.Scheduler,
+		Exclude:   c.ExcludeCIDRs(),
+		Timeouts:  wire.Timeouts{TCP: seconds(o.TCPTimeout), TCPFin: seconds(o.TCPFinTimeout), UDP: seconds(o.UDPTimeout)},
+		StrictARP: o.StrictARP,
+	})
+}
+
+// openTable opens the dataplane of IPVS mode's table: that of nftables mode, or of iptables mode
+// where the kernel cannot serve any family with nf_tables.
+func openTable(ctx context.Context, d dataplane.Config) (programmer, error) {
+	table, err := openNFTables(d)
+	if err != nil {
+		return nil, err
+	}
+	missing, err := table.Probe(ctx)
+	if err != nil {
+		return nil, errors.Join(err, table.Close())
+	}
+	if len(missing) < len(desired.Families{}) {
+		return table, nil
+	}
+	if err := table.Close(); err != nil {
+		return nil, err
+	}
+	rules, err := iptables.New(ctx, d, iptables.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("%s; %w", missing[0], err)
+	}
+	klog.InfoS("The table of IPVS mode is one of iptables", "variant", rules.Variant(), "reason", missing[0].String())
+	return rules, nil
 }
 
 // openMode opens the dataplane of the configured mode and probes whether the node supports
@@ -107,23 +139,30 @@ func probeMode(ctx context.Context, c *config.Config, probe probe, m *metrics.Me
 
 func seconds(d metav1.Duration) uint32 { return uint32(d.Seconds()) }
 
-// removals remove what was programmed in a mode. The rest of IPVS mode has kube-proxy's names,
-// and package takeover removes it, like kube-proxy's.
+// removals remove what was programmed in a mode, or as the table of IPVS mode. The rest of IPVS
+// mode has kube-proxy's names, and package takeover removes it, like kube-proxy's.
 var removals = map[string]func(context.Context) error{
 	config.NFTables: removeNFTables,
 	config.IPTables: iptables.Remove,
-	config.IPVS:     removeNFTables,
 }
 
-// tableOf returns the dataplane of nftables mode's table, which IPVS mode has too, or nil.
+// tableOf returns the dataplane of nftables mode's table, which IPVS mode may have too, or nil.
 func tableOf(b dataplane.Dataplane) *nftables.Backend {
-	switch b := b.(type) {
-	case *nftables.Backend:
-		return b
-	case *ipvs.Backend:
+	table, _ := belowIPVS(b).(*nftables.Backend)
+	return table
+}
+
+// rulesOf returns the dataplane of iptables mode's rules, which IPVS mode may have too, or nil.
+func rulesOf(b dataplane.Dataplane) *iptables.Backend {
+	rules, _ := belowIPVS(b).(*iptables.Backend)
+	return rules
+}
+
+func belowIPVS(b dataplane.Dataplane) dataplane.Dataplane {
+	if b, ok := b.(*ipvs.Backend); ok {
 		return b.Table()
 	}
-	return nil
+	return b
 }
 
 // schedulerOf returns the check of schedulers of IPVS mode, or nil.
@@ -141,12 +180,20 @@ func backendConfig(c *config.Config) dataplane.Config {
 	return dataplane.Config{MasqueradeBit: c.MasqueradeBit()}
 }
 
-// removeModes removes everything that was programmed in modes other than one; "" for all
-// modes. It continues after errors.
-func removeModes(ctx context.Context, but string) (err error) {
-	for _, name := range modeNames() {
-		if name == but || name != config.IPTables && but != config.IPTables && but != "" {
-			continue // the modes other than iptables have one table
+// removeModes removes everything that was programmed in the modes nftables and iptables, except
+// in the one that b uses, if b is not nil. It continues after errors.
+func removeModes(ctx context.Context, b dataplane.Dataplane) (err error) {
+	used := ""
+	switch {
+	case b == nil:
+	case rulesOf(b) != nil:
+		used = config.IPTables
+	default:
+		used = config.NFTables
+	}
+	for _, name := range slices.Sorted(maps.Keys(removals)) {
+		if name == used {
+			continue
 		}
 		if failed := removals[name](ctx); failed != nil {
 			err = errors.Join(err, fmt.Errorf("cleanup of mode %s: %w", name, failed))
@@ -166,7 +213,7 @@ func removeNFTables(ctx context.Context) (err error) {
 
 // countRules publishes what a mode counts as metrics.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
-	if b, ok := b.(*iptables.Backend); ok {
+	if b := rulesOf(b); b != nil {
 		m.OnIPTables(func() (metrics.IPTables, error) {
 			rules := b.RuleCounts()
 			packets, err := b.PacketCounts()

@@ -30,6 +30,9 @@ func (s *site) traces(variant string) map[string]bool {
 	}
 }
 
+// ipvsOnIPTables is IPVS mode where nf_tables cannot serve any family.
+const ipvsOnIPTables = "ipvs on iptables"
+
 // TestChangeOfMode starts a proxy in another mode than before. No connection fails, and
 // nothing of the former mode remains, nor of any mode after cleanup. The commands of the
 // former mode may be missing in the new run.
@@ -45,11 +48,24 @@ func TestChangeOfMode(t *testing.T) {
 			modes := []string{config.NFTables, config.IPTables, config.NFTables, config.IPTables}
 			if kerneltest.IPVS.Probe() == nil {
 				modes = append(modes, config.IPVS, config.NFTables, config.IPVS, config.IPTables)
+				if variant == "legacy" {
+					modes = append(modes, ipvsOnIPTables, config.IPTables, ipvsOnIPTables, config.IPVS, ipvsOnIPTables, config.NFTables, ipvsOnIPTables)
+				}
 			}
-			for i, mode := range modes {
+			for i, step := range modes {
+				mode, table := step, step
+				switch step {
+				case config.IPVS:
+					table = config.NFTables
+				case ipvsOnIPTables:
+					mode, table = config.IPVS, config.IPTables
+				}
 				cmd := s.command("run", "--manifests", s.dir, "--hostname-override", "n1", "--proxy-mode", mode)
 				if mode == config.NFTables {
 					cmd.Env = append(cmd.Env, "PATH=/nowhere")
+				}
+				if step == ipvsOnIPTables {
+					cmd.Env = append(cmd.Env, lacks+"=IPv4 IPv6")
 				}
 				p, err := s.node.Start(cmd)
 				s.check(err)
@@ -57,14 +73,13 @@ func TestChangeOfMode(t *testing.T) {
 				if i == 0 {
 					s.untilReached("web-0", "web-1", "web-2")
 				}
-				s.until("only mode "+mode+" is left", func() bool {
+				s.until("only mode "+step+" is left", func() bool {
 					if _, err := reached(s.client, webAddr, 5); err != nil {
-						t.Fatalf("a connection failed at the change to %s: %v", mode, err)
+						t.Fatalf("a connection failed at the change to %s: %v", step, err)
 					}
 					there := s.traces(variant)
 					for name := range there {
-						// IPVS mode has nftables mode's table.
-						if there[name] != (name == mode || name == config.NFTables && mode == config.IPVS) {
+						if there[name] != (name == mode || name == table) {
 							return false
 						}
 					}

@@ -40,9 +40,9 @@ func lack(families string) {
 	if families == "" {
 		return
 	}
-	open := modes[config.NFTables]
-	modes[config.NFTables] = func(ctx context.Context, c *config.Config) (programmer, error) {
-		b, err := open(ctx, c)
+	open := openNFTables
+	openNFTables = func(d dataplane.Config) (programmer, error) {
+		b, err := open(d)
 		return lacking{b, families}, err
 	}
 }

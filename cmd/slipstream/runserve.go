@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -286,7 +287,7 @@ func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, 
 func (s *parts) removeLeftovers(ctx context.Context) {
 	var both sync.WaitGroup
 	defer both.Wait()
-	both.Go(func() { removeFormerModes(ctx, s.config.Mode(), s.staysBehind) })
+	both.Go(func() { removeFormerModes(ctx, s.dataplane, s.staysBehind) })
 	if o, _ := s.leftovers(); s.client != nil || o.OnlyVirtualServers {
 		o.Failed = s.staysBehind
 		takeover.Run(ctx, o)
@@ -419,9 +420,9 @@ func adjustOOMScore(score *int32) {
 // removeFormerModes removes everything that earlier runs have programmed in other modes. It
 // retries until it succeeds or ctx ends, as the old rules may take precedence over the new
 // ones. Repeated errors are reported once.
-func removeFormerModes(ctx context.Context, mode string, failed func(error)) {
+func removeFormerModes(ctx context.Context, b dataplane.Dataplane, failed func(error)) {
 	fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
-	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, mode) }, failed)
+	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, b) }, failed)
 }
 
 // retryUntilSuccess calls do until it succeeds or ctx ends. It calls failed for each error

@@ -11,6 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -157,9 +158,14 @@ func (w *watched) untilReady(ctx context.Context) error {
 // probeToVerify is a probe that changes nothing. That of iptables mode creates a chain, so a
 // family counts as not served there if its commands do not work.
 func probeToVerify(b programmer, ctx context.Context) (missing []dataplane.Missing, err error) {
-	rules, ok := b.(*iptables.Backend)
-	if !ok {
+	rules := rulesOf(b)
+	if rules == nil {
 		return b.Probe(ctx)
+	}
+	if b, ok := b.(*ipvs.Backend); ok {
+		if err := b.ProbeSchedulers(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for f, without := range rules.Without() {
 		if without {
@@ -170,13 +176,19 @@ func probeToVerify(b programmer, ctx context.Context) (missing []dataplane.Missi
 }
 
 // openReader opens a second dataplane to read the ruleset of the running one. It uses the
-// same variant of iptables: detection is as expensive as reading, and its result may have
-// changed.
+// same table in IPVS mode, and the same variant of iptables: detection is as expensive as
+// reading, and its result may have changed.
 func openReader(ctx context.Context, c *config.Config, running programmer) (proxy.Reader, error) {
-	if b, ok := running.(*iptables.Backend); ok {
-		return iptables.New(ctx, backendConfig(c), iptables.Options{Variant: b.Variant()})
+	again := openNFTables
+	if b := rulesOf(running); b != nil {
+		again = func(d dataplane.Config) (programmer, error) {
+			return iptables.New(ctx, d, iptables.Options{Variant: b.Variant()})
+		}
 	}
-	return modes[c.Mode()](ctx, c)
+	if c.Mode() == config.IPVS {
+		return openIPVS(c, again)
+	}
+	return again(backendConfig(c))
 }
 
 // verifyInBackground configures verification if verifyPeriod is set.

@@ -44,7 +44,8 @@ var misdirect = map[string]string{
 	config.IPTables: `
 		iptables-legacy -t mangle -N KUBE-IPTABLES-HINT || true # it does not use the other variant for that
 		iptables-nft-save -t nat | sed s/10.244.1.10:8080/10.244.1.12:8080/ | iptables-nft-restore`,
-	config.IPVS: `ipvsadm -E -t 10.96.0.10:80 -s lc`,
+	config.IPVS:    `ipvsadm -E -t 10.96.0.10:80 -s lc`,
+	ipvsOnIPTables: `ipvsadm -E -t 10.96.0.10:80 -s lc`,
 }
 
 // TestVerifyInBackground checks that a running proxy finds and repairs, in each mode, an
@@ -54,10 +55,16 @@ func TestVerifyInBackground(t *testing.T) {
 		config.NFTables: {kerneltest.NFTBinary},
 		config.IPTables: {kerneltest.IPTablesNFT, kerneltest.IPSet},
 		config.IPVS:     {kerneltest.IPVS},
+		ipvsOnIPTables:  {kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet},
 	}
-	for _, mode := range modeNames() {
-		t.Run(mode, func(t *testing.T) {
-			kerneltest.Require(t, needs[mode]...)
+	for _, name := range append(modeNames(), ipvsOnIPTables) {
+		t.Run(name, func(t *testing.T) {
+			kerneltest.Require(t, needs[name]...)
+			mode := name
+			if name == ipvsOnIPTables {
+				mode = config.IPVS
+				t.Setenv(lacks, "IPv4 IPv6")
+			}
 			s := newSite(t)
 			s.save("web.yaml", web(0, 1))
 			s.run("--proxy-mode", mode, "--metrics-bind-address", "127.0.0.1:10249", "--check-period", "20ms", "--verify-period", "200ms")
@@ -65,7 +72,7 @@ func TestVerifyInBackground(t *testing.T) {
 			s.until("it has verified", func() bool {
 				return strings.Contains(s.log.String(), `"Verified what is programmed" differences=0`)
 			})
-			if out, err := s.node.Run(t.Context(), "sh", "-ec", misdirect[mode]); err != nil {
+			if out, err := s.node.Run(t.Context(), "sh", "-ec", misdirect[name]); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			s.untilMetric(`slipstream_verify_runs_total{result="different"} 1`)
@@ -89,6 +96,9 @@ func TestVerifyInBackground(t *testing.T) {
 				if !strings.Contains(s.log.String(), want) {
 					t.Errorf("the log does not have %s", want)
 				}
+			}
+			if out, err := s.verify("--proxy-mode", mode); err != nil || out != "" {
+				t.Errorf("verify: error %v, output:\n%s", err, out)
 			}
 		})
 	}

@@ -3,19 +3,36 @@
 package scenario
 
 import (
+	"context"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-func newIPVS(c dataplane.Config) (dataplane.Dataplane, error) { return ipvs.New(c, ipvs.Options{}) }
+func newIPVS(c dataplane.Config) (dataplane.Dataplane, error) {
+	return ipvs.New(c, func(c dataplane.Config) (ipvs.Table, error) { return nftables.New(c) }, ipvs.Options{})
+}
+
+func newIPVSLegacy(c dataplane.Config) (dataplane.Dataplane, error) {
+	return ipvs.New(c, func(c dataplane.Config) (ipvs.Table, error) {
+		return iptables.New(context.Background(), c, iptables.Options{Variant: iptables.Legacy})
+	}, ipvs.Options{})
+}
 
 // TestIPVS runs every story in IPVS mode.
 func TestIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.NFTables)
 	Run(t, "ipvs", newIPVS, nil)
+}
+
+// TestIPVSLegacy runs every story in IPVS mode with a table of iptables-legacy.
+func TestIPVSLegacy(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet)
+	Run(t, "ipvs-legacy", newIPVSLegacy, nil)
 }
 
 // TestIPVSSpread makes sure that backends share the load, in IPVS mode.

@@ -8,10 +8,11 @@
 //   - A virtual server for each frontend, with the backends of its pool as destinations.
 //   - The addresses of frontends that IPVS serves on the dummy interface kube-ipvs0, unless the
 //     node has them anyway. IPVS sees a packet only if the kernel takes its destination for the node's.
-//   - The table of nftables mode (package nftables) for everything that IPVS does not do:
-//     masquerading, source ranges, the verdict of empty pools, unknown ports and addresses.
-//     Its maps have no endpoints: the only backend of a pool there is
-//     [dataplane.Elsewhere], which leaves a packet to IPVS.
+//   - A table for everything that IPVS does not do: masquerading, source ranges, the verdict of
+//     empty pools, unknown ports and addresses. It is that of nftables mode (package nftables),
+//     or rules and sets of iptables mode (package iptables) on a kernel without nf_tables. It
+//     has no endpoints: the only backend of a pool there is [dataplane.Elsewhere], which leaves
+//     a packet to IPVS.
 //
 // A frontend with a pool for traffic from outside (externalTrafficPolicy: Local) has two
 // pools. Its virtual server has the local one. The other, for connections that start on this
@@ -22,7 +23,7 @@
 // # Order
 //
 // IPVS has no transactions. A change first adds virtual servers and destinations, then takes
-// effect in the table, which is atomic, then changes addresses, and at last removes
+// effect in the table, atomically in nftables, then changes addresses, and at last removes
 // destinations and virtual servers. So a new connection finds a destination at every moment.
 //
 // # Leaving destinations

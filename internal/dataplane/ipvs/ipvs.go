@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 )
@@ -31,12 +30,20 @@ type Options struct {
 // defaultScheduler is kube-proxy's.
 const defaultScheduler = "rr"
 
-// Backend is the IPVS dataplane. It needs CONFIG_IP_VS with CONFIG_IP_VS_NFCT, what nftables
-// mode needs, and CAP_NET_ADMIN in the network namespace.
+// Table is the dataplane of the table, of nftables mode or of iptables mode. It honours
+// dataplane.Config.VirtualServers.
+type Table interface {
+	dataplane.Dataplane
+	dataplane.Prober
+	dataplane.Reader
+}
+
+// Backend is the IPVS dataplane. It needs CONFIG_IP_VS with CONFIG_IP_VS_NFCT, what its table
+// needs, and CAP_NET_ADMIN in the network namespace.
 type Backend struct {
 	config  dataplane.Config
 	options Options
-	table   *nftables.Backend
+	table   Table
 	conn    *ipvs.Conn
 	dummy   *dummy
 
@@ -59,11 +66,11 @@ var (
 	_ dataplane.FlowEnder = (*Backend)(nil)
 )
 
-// New opens netlink sockets. It programs nothing. Without IPVS in the kernel, the error wraps
-// [ipvs.ErrUnsupported].
-func New(c dataplane.Config, o Options) (*Backend, error) {
+// New opens netlink sockets, and the table with newTable. It programs nothing. Without IPVS in
+// the kernel, the error wraps [ipvs.ErrUnsupported].
+func New(c dataplane.Config, newTable func(dataplane.Config) (Table, error), o Options) (*Backend, error) {
 	c.VirtualServers = true
-	table, err := nftables.New(c)
+	table, err := newTable(c)
 	if err != nil {
 		return nil, err
 	}
@@ -220,6 +227,11 @@ func (b *Backend) mayDelete(k ipvs.Key) bool {
 
 // Probe implements dataplane.Prober.
 func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
+	return b.ProbeWith(ctx, b.table.Probe)
+}
+
+// ProbeWith is Probe with another probe of the table.
+func (b *Backend) ProbeWith(ctx context.Context, table func(context.Context) ([]dataplane.Missing, error)) ([]dataplane.Missing, error) {
 	var err error
 	if b.schedulers, err = b.conn.Schedulers(ctx); err != nil {
 		return nil, err
@@ -227,7 +239,7 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	if _, err := b.Scheduler(b.scheduler.String()); err != nil {
 		return nil, fmt.Errorf("ipvs.scheduler: %w", err)
 	}
-	missing, err := b.table.Probe(ctx)
+	missing, err := table(ctx)
 	if err != nil || slices.ContainsFunc(missing, func(m dataplane.Missing) bool { return m.Family == desired.IPv6 }) {
 		return missing, err
 	}
@@ -267,7 +279,7 @@ func (b *Backend) Scheduler(text string) (string, error) {
 func (b *Backend) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
 
 // Table is the dataplane of the table.
-func (b *Backend) Table() *nftables.Backend { return b.table }
+func (b *Backend) Table() Table { return b.table }
 
 // drainTimeout is how long a destination without weight may have connections.
 const drainTimeout = 15 * time.Minute

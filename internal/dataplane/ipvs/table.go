@@ -86,7 +86,7 @@ func (t *translation) realPools(f *desired.Frontend) []desired.PoolID {
 	return nil
 }
 
-// virtual and real return the IDs of a pool's two in the table.
+// virtual and real return the IDs of a pool's two in the table; real(NoPool) is NoPool.
 func virtual(id desired.PoolID) desired.PoolID { return 2 * id }
 
 func real(id desired.PoolID) desired.PoolID { return 2*id + 1 }
@@ -135,7 +135,7 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 		}
 		pool := record.pools.Get(id)
 		r, _ := t.realPool(&desired.PoolChange{ID: id, Service: pool.Service, Family: pool.Family, Scope: pool.Scope,
-			Sticky: pool.Sticky, IfEmpty: pool.IfEmpty}, users > 0, pool)
+			Sibling: desired.NoPool, Sticky: pool.Sticky, IfEmpty: pool.IfEmpty}, users > 0, pool)
 		out.Pools = append(out.Pools, r)
 	}
 	out.ClusterIPs = t.clusterIPs(c)
@@ -150,7 +150,7 @@ func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, diffe
 		after = 0
 	}
 	v = *p
-	v.ID, v.Sticky, v.Added, v.Removed = virtual(p.ID), false, nil, nil
+	v.ID, v.Sibling, v.Sticky, v.Added, v.Removed = virtual(p.ID), virtual(p.Sibling), false, nil, nil
 	if before == 0 && after > 0 {
 		v.Added = []desired.Backend{dataplane.Elsewhere}
 	}
@@ -165,7 +165,7 @@ func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, diffe
 func (t *translation) realPool(p *desired.PoolChange, had bool, record *dataplane.Pool) (r desired.PoolChange, exists bool) {
 	needed := t.inside[p.ID] > 0 && !p.Gone
 	r = *p
-	r.ID, r.New, r.Gone = real(p.ID), needed && !had, had && !needed
+	r.ID, r.Sibling, r.New, r.Gone = real(p.ID), real(p.Sibling), needed && !had, had && !needed
 	switch {
 	case needed && had:
 		r.Added, r.Removed = slices.Clone(p.Added), slices.Clone(p.Removed)
