@@ -97,6 +97,9 @@ func TestVerifyInBackground(t *testing.T) {
 					t.Errorf("the log does not have %s", want)
 				}
 			}
+			if mode != config.IPVS {
+				return
+			}
 			if out, err := s.verify("--proxy-mode", mode); err != nil || out != "" {
 				t.Errorf("verify: error %v, output:\n%s", err, out)
 			}
