@@ -51,11 +51,12 @@ var openNFTables = func(d dataplane.Config) (programmer, error) { return nftable
 
 func openIPVS(c *config.Config, newTable func(dataplane.Config) (programmer, error)) (programmer, error) {
 	o := &c.KubeProxy.IPVS
-	return ipvs.New(backendConfig(c), func(d dataplane.Config) (ipvs.Table, error) { return newTable(d) }, ipvs.Options{
+	return ipvs.New(backendConfig(c), ipvs.Options{
 		Scheduler: o.Scheduler,
 		Exclude:   c.ExcludeCIDRs(),
 		Timeouts:  wire.Timeouts{TCP: seconds(o.TCPTimeout), TCPFin: seconds(o.TCPFinTimeout), UDP: seconds(o.UDPTimeout)},
 		StrictARP: o.StrictARP,
+		NewTable:  func(d dataplane.Config) (ipvs.Table, error) { return newTable(d) },
 	})
 }
 

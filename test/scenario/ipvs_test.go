@@ -9,18 +9,15 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-func newIPVS(c dataplane.Config) (dataplane.Dataplane, error) {
-	return ipvs.New(c, func(c dataplane.Config) (ipvs.Table, error) { return nftables.New(c) }, ipvs.Options{})
-}
+func newIPVS(c dataplane.Config) (dataplane.Dataplane, error) { return ipvs.New(c, ipvs.Options{}) }
 
 func newIPVSLegacy(c dataplane.Config) (dataplane.Dataplane, error) {
-	return ipvs.New(c, func(c dataplane.Config) (ipvs.Table, error) {
+	return ipvs.New(c, ipvs.Options{NewTable: func(c dataplane.Config) (ipvs.Table, error) {
 		return iptables.New(context.Background(), c, iptables.Options{Variant: iptables.Legacy})
-	}, ipvs.Options{})
+	}})
 }
 
 // TestIPVS runs every story in IPVS mode.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 )
@@ -25,6 +26,9 @@ type Options struct {
 	Exclude   []netip.Prefix // virtual servers in these ranges belong to other programs
 	Timeouts  ipvs.Timeouts  // of connections; 0 leaves the kernel's
 	StrictARP bool           // arp_ignore=1 and arp_announce=2
+
+	// NewTable makes the dataplane of the table. nil makes that of nftables mode.
+	NewTable func(dataplane.Config) (Table, error)
 }
 
 // defaultScheduler is kube-proxy's.
@@ -66,11 +70,14 @@ var (
 	_ dataplane.FlowEnder = (*Backend)(nil)
 )
 
-// New opens netlink sockets, and the table with newTable. It programs nothing. Without IPVS in
-// the kernel, the error wraps [ipvs.ErrUnsupported].
-func New(c dataplane.Config, newTable func(dataplane.Config) (Table, error), o Options) (*Backend, error) {
+// New opens netlink sockets. It programs nothing. Without IPVS in the kernel, the error wraps
+// [ipvs.ErrUnsupported].
+func New(c dataplane.Config, o Options) (*Backend, error) {
 	c.VirtualServers = true
-	table, err := newTable(c)
+	if o.NewTable == nil {
+		o.NewTable = func(c dataplane.Config) (Table, error) { return nftables.New(c) }
+	}
+	table, err := o.NewTable(c)
 	if err != nil {
 		return nil, err
 	}

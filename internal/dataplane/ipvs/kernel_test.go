@@ -8,7 +8,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
@@ -16,19 +15,7 @@ import (
 // open makes another backend in a namespace, as another run would.
 func open(t testing.TB, ns *lab.Namespace, o Options) *Backend {
 	t.Helper()
-	return openOn(t, ns, o, func(c dataplane.Config) (Table, error) { return nftables.New(c) })
-}
-
-func openLegacy(t testing.TB, ns *lab.Namespace, o Options) *Backend {
-	t.Helper()
-	return openOn(t, ns, o, func(c dataplane.Config) (Table, error) {
-		return iptables.New(t.Context(), c, iptables.Options{Variant: iptables.Legacy})
-	})
-}
-
-func openOn(t testing.TB, ns *lab.Namespace, o Options, newTable func(dataplane.Config) (Table, error)) *Backend {
-	t.Helper()
-	b, err := New(dataplane.Config{NetNS: ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, newTable, o)
+	b, err := New(dataplane.Config{NetNS: ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,6 +50,9 @@ func TestConformanceLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet)
 	dataplanetest.Conformance(t, 1, 2_000, func(t *testing.T) func() dataplanetest.Backend {
 		ns := newNamespace(t)
-		return func() dataplanetest.Backend { return openLegacy(t, ns, Options{}) }
+		o := Options{NewTable: func(c dataplane.Config) (Table, error) {
+			return iptables.New(t.Context(), c, iptables.Options{Variant: iptables.Legacy})
+		}}
+		return func() dataplanetest.Backend { return open(t, ns, o) }
 	})
 }
