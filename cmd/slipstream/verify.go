@@ -157,15 +157,17 @@ func (w *watched) untilReady(ctx context.Context) error {
 
 // probeToVerify is a probe that changes nothing. That of iptables mode creates a chain, so a
 // family counts as not served there if its commands do not work.
-func probeToVerify(b programmer, ctx context.Context) (missing []dataplane.Missing, err error) {
-	rules := rulesOf(b)
-	if rules == nil {
-		return b.Probe(ctx)
-	}
+func probeToVerify(b programmer, ctx context.Context) ([]dataplane.Missing, error) {
 	if b, ok := b.(*ipvs.Backend); ok {
-		if err := b.ProbeSchedulers(ctx); err != nil {
-			return nil, err
-		}
+		return b.ProbeWith(ctx, func(ctx context.Context) ([]dataplane.Missing, error) { return probeTableToVerify(b.Table(), ctx) })
+	}
+	return probeTableToVerify(b, ctx)
+}
+
+func probeTableToVerify(b dataplane.Prober, ctx context.Context) (missing []dataplane.Missing, err error) {
+	rules, ok := b.(*iptables.Backend)
+	if !ok {
+		return b.Probe(ctx)
 	}
 	for f, without := range rules.Without() {
 		if without {
