@@ -97,6 +97,13 @@ func TestFastPath(t *testing.T) {
 		t.Errorf("flows --by-service:\n%s", table)
 	}
 
+	const namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: default, annotations: {slipstream.io/fast-path: '%s'}}}"
+	s.save("namespace.yaml", fmt.Sprintf(namespace, "off"))
+	s.until("its Namespace has opted out", func() bool { return s.offloaded("default/web")+s.offloaded("") == 0 })
+	s.alive(stream)
+	s.save("namespace.yaml", fmt.Sprintf(namespace, "on"))
+	s.until("the connection is offloaded again", func() bool { return s.offloaded("default/web") == 1 })
+
 	s.output("flows", "flush", "--service", "default/web", "--hold", "1h")
 	s.until("it is back on the slow path", func() bool { return s.offloaded("default/web") == 0 })
 	s.alive(stream)
