@@ -205,6 +205,29 @@ func TestSameOnAllNodes(t *testing.T) {
 	}
 }
 
+// TestNotesOnServices records two problems of a Service with one reason, one right after the other.
+// Each becomes an Event at once.
+func TestNotesOnServices(t *testing.T) {
+	var a api
+	s := newSender(a.client(t), "test")
+	now := time.Now()
+	for _, note := range []string{"port 30000", "port 30001", "port 30000"} {
+		s.record(corev1.ObjectReference{Kind: "Service", Namespace: "ns", Name: "web"}, corev1.EventTypeWarning, FailedToServeLoopbackNodePort, note)
+	}
+	sendDue(t, s, now)
+	notes := map[string]int{}
+	for _, e := range a.created {
+		notes[e.Note]++
+	}
+	if len(a.created) != 2 || len(notes) != 2 {
+		t.Errorf("Events by note: %v", notes)
+	}
+	sendDue(t, s, now.Add(countPeriod+time.Second))
+	if len(a.created) != 2 || len(a.patches) != 1 {
+		t.Errorf("%d Events, changed by %q", len(a.created), a.patches)
+	}
+}
+
 // TestManySeries reports problems of more Services than a sender remembers.
 func TestManySeries(t *testing.T) {
 	s := newSender(nil, "node-1")

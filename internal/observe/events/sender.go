@@ -52,7 +52,7 @@ type sender struct {
 type seriesKey struct {
 	about        corev1.ObjectReference
 	kind, reason string
-	note         string // only if all nodes record the same Event
+	note         string // only on Services, where each problem is a series of its own
 }
 
 type series struct {
@@ -75,7 +75,7 @@ func (s *sender) record(about corev1.ObjectReference, kind, reason, note string)
 	defer s.mu.Unlock()
 	now := time.Now()
 	key := seriesKey{about: about, kind: kind, reason: reason}
-	if sameOnAllNodes(reason) {
+	if about.Kind == "Service" {
 		key.note = note
 	}
 	if known := s.series[key]; known != nil {
