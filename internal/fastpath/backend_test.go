@@ -252,6 +252,19 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestDamageUnsynced modifies the flowtable while the kernel has not accepted the interfaces yet.
+func TestDamageUnsynced(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unsynced = true
+	w.check(w.checkTable())
+	w.hardware = true // which the flowtable is not
+	if err := w.checkTable(); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("Check: %v", err)
+	}
+}
+
 // TestOwnCommits changes the tables of the dataplane and the Controller. Neither must read its
 // table for that in Check, as both do after a commit of another program.
 func TestOwnCommits(t *testing.T) {
