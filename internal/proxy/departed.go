@@ -18,13 +18,13 @@ import (
 // deleted, in either order. Nothing answers their connections, which would time out after many
 // minutes. (An endpoint that has only left its slice may be shutting down gracefully.)
 type departed struct {
-	slices map[types.NamespacedName][]placed
-	listed map[desired.Backend]int      // in how many slices
-	onNode map[nodeName]int             // how many endpoints the slices list
-	left   map[desired.Backend]nodeName // endpoints that no slice lists
-	last   map[nodeName][]desired.Backend
-	gone   map[nodeName]bool // deleted Nodes on which slices list endpoints
-	stale  []desired.Backend
+	slices  map[types.NamespacedName][]placed
+	listed  map[desired.Backend]int      // in how many slices
+	onNode  map[nodeName]int             // how many endpoints the slices list
+	left    map[desired.Backend]nodeName // endpoints that no slice lists
+	last    map[nodeName][]desired.Backend
+	deleted map[nodeName]bool // deleted Nodes on which slices list endpoints
+	stale   []desired.Backend
 }
 
 // placed is an endpoint and its Node.
@@ -41,7 +41,7 @@ const mostLeft = 128
 func newDeparted() *departed {
 	return &departed{
 		slices: map[types.NamespacedName][]placed{}, listed: map[desired.Backend]int{}, onNode: map[nodeName]int{},
-		left: map[desired.Backend]nodeName{}, last: map[nodeName][]desired.Backend{}, gone: map[nodeName]bool{},
+		left: map[desired.Backend]nodeName{}, last: map[nodeName][]desired.Backend{}, deleted: map[nodeName]bool{},
 	}
 }
 
@@ -65,14 +65,14 @@ func (d *departed) setSlice(name types.NamespacedName, now []placed) {
 		}
 		if d.onNode[e.node]--; d.onNode[e.node] == 0 {
 			delete(d.onNode, e.node)
-			delete(d.gone, e.node)
+			delete(d.deleted, e.node)
 		}
 	}
 }
 
 // leave records an endpoint that no slice lists any more.
 func (d *departed) leave(e placed) {
-	if d.gone[e.node] {
+	if d.deleted[e.node] {
 		d.stale = append(d.stale, e.Backend)
 		return
 	}
@@ -97,12 +97,12 @@ func (d *departed) deleteNode(name string) {
 	}
 	delete(d.last, node)
 	if d.onNode[node] > 0 {
-		d.gone[node] = true
+		d.deleted[node] = true
 	}
 }
 
 // setNode records that a Node exists.
-func (d *departed) setNode(name string) { delete(d.gone, unique.Make(name)) }
+func (d *departed) setNode(name string) { delete(d.deleted, unique.Make(name)) }
 
 // take returns the connections to reset, and forgets them. Endpoints that exist again are left
 // out.

@@ -80,7 +80,7 @@ func TestDeparted(t *testing.T) {
 				d.play(t, node)
 			}
 			d.take()
-			if n := len(d.slices) + len(d.listed) + len(d.onNode) + len(d.left) + len(d.last) + len(d.gone); n > 0 {
+			if n := len(d.slices) + len(d.listed) + len(d.onNode) + len(d.left) + len(d.last) + len(d.deleted); n > 0 {
 				t.Errorf("it retains %+v", d)
 			}
 		})

@@ -105,16 +105,16 @@ func (l *legacy) Packets(chain string) (all []uint64, err error) {
 }
 
 func (l *legacy) Remove(_ context.Context, rules []Jump, chains []string) error {
-	gone := map[int]bool{}
+	remove := map[int]bool{}
 	for _, j := range rules {
-		gone[int(j.rule)] = true
+		remove[int(j.rule)] = true
 	}
 	for _, name := range chains {
 		for i := l.index[name].First; i <= l.index[name].Last; i++ {
-			gone[i] = true
+			remove[i] = true
 		}
 	}
-	return l.conn.Replace(l.table, func(entry int) bool { return gone[entry] })
+	return l.conn.Replace(l.table, func(entry int) bool { return remove[entry] })
 }
 
 // nft is a table of iptables-nft, which is one of nf_tables with the same name.

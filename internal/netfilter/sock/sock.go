@@ -12,8 +12,8 @@ import (
 	"github.com/mdlayher/netlink"
 )
 
-// Dial opens a netlink socket to a part of the kernel, which errors name. The kernel describes refusals (Linux 4.12), and does not repeat
-// the refused request in them.
+// Dial opens a netlink socket to a part of the kernel; errors name that part. The kernel
+// describes refusals (Linux 4.12) and does not repeat the refused request in them.
 func Dial(protocol int, to string, c netlink.Config) (*netlink.Conn, error) {
 	s, err := netlink.Dial(protocol, &c)
 	if err != nil {

@@ -123,12 +123,12 @@ func (t *Table) verdictOf(e entry) int32 {
 
 // without is the table without some of its entries: the indices of those that stay, their
 // blob, and for the offset of each entry where it is now, or where the next one is that stays.
-func (t *Table) without(gone func(int) bool) (left []int, blob []byte, offset map[uint32]uint32, err error) {
+func (t *Table) without(remove func(int) bool) (left []int, blob []byte, offset map[uint32]uint32, err error) {
 	offset = make(map[uint32]uint32, len(t.entries))
 	size := uint32(0)
 	for i, e := range t.entries {
 		offset[e.at] = size
-		if !gone(i) {
+		if !remove(i) {
 			left = append(left, i)
 			size += e.next - e.at
 		}

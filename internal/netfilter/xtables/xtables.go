@@ -156,11 +156,11 @@ func (c *Conn) Read(table string) (*Table, error) {
 // these go to the next entry that stays. Packets are counted on. Hold the lock ([Lock])
 // since before the table was read. The error is EAGAIN when the number of entries has
 // changed since.
-func (c *Conn) Replace(t *Table, gone func(entry int) bool) error {
+func (c *Conn) Replace(t *Table, remove func(entry int) bool) error {
 	if strconv.IntSize != 64 {
 		return errors.New("replacing tables of x_tables is not supported on machines of 32 bits")
 	}
-	left, blob, offset, err := t.without(gone)
+	left, blob, offset, err := t.without(remove)
 	if err != nil {
 		return err
 	}

@@ -20,10 +20,10 @@ type search struct {
 
 // frontend describes the stale flows to one frontend.
 type frontend struct {
-	gone  set  // flows to these backends are stale
-	own   bool // gone is not shared with other frontends
-	only  set  // flows to other backends are stale, if not nil
-	noNAT bool // flows that no NAT rule has translated are stale
+	removed set  // flows to these backends are stale
+	own     bool // removed is not shared with other frontends
+	only    set  // flows to other backends are stale, if not nil
+	noNAT   bool // flows that no NAT rule has translated are stale
 }
 
 type set map[netip.AddrPort]bool
@@ -107,13 +107,13 @@ func (s *search) add(p desired.Protocol, frontends []netip.AddrPort, backends se
 		switch {
 		case only:
 			f.only = backends
-		case f.gone == nil:
-			f.gone = backends
+		case f.removed == nil:
+			f.removed = backends
 		default:
 			if !f.own {
-				f.gone, f.own = maps.Clone(f.gone), true
+				f.removed, f.own = maps.Clone(f.removed), true
 			}
-			maps.Copy(f.gone, backends)
+			maps.Copy(f.removed, backends)
 		}
 	}
 	if only {
@@ -131,5 +131,5 @@ func (s *search) stale(e *entry) bool {
 		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
 	}
 	f := s.frontends[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}]
-	return f != nil && (f.gone[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])
+	return f != nil && (f.removed[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])
 }
