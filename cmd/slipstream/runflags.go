@@ -66,6 +66,8 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
 	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to check whether the ruleset was modified externally")
 	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the kernel's complete content with the desired state in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
+	fs.StringVar(&c.Scheduler, "scheduler", c.Scheduler, "how endpoints are chosen where the annotation slipstream.io/scheduler of a Service does not say: random (the default), rr, maglev, nearest and others, in nftables mode")
+	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
 	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
 	addFastPath(fs, &c.FastPath, offloadThreshold)
 }

@@ -130,6 +130,10 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	}
 	s.dataplane, s.desired = b, desiredConfig(s.config, s.node, without)
 	s.desired.Scheduler, s.desired.Supports = schedulerOf(b), b.Supports
+	if err := b.Supports(s.desired.Balancing.Algorithm); err != nil {
+		s.events.Warning(events.FeatureMissing, "Endpoints are chosen at random: "+err.Error())
+		s.desired.Balancing.Algorithm = desired.Random
+	}
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
@@ -315,6 +319,7 @@ func (s *parts) leftovers() (o takeover.Options, virtualServers bool) {
 
 // desiredConfig returns the part of a valid configuration for the desired state.
 func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
+	balancing, _ := c.Balancing()                                     // an error is a note
 	slowPathPod, _ := pods.Compile(c.Slipstream.FastPath.ExcludePods) // valid
 	return desired.Config{
 		NodeName:      node,
@@ -324,6 +329,8 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
 		NoExternalIPs: !c.AllowExternalIPs(),
+		Balancing:     balancing,
+		MaxTable:      c.Slipstream.MaglevTableSize,
 		SlowPathPod:   slowPathPod,
 
 		LoopbackNodePorts: loopbackNodePorts(c),

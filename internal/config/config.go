@@ -12,8 +12,10 @@
 package config
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -115,6 +117,27 @@ func (c *Config) HandlesLocalhostNodePorts() bool {
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts
+}
+
+// Balancing returns how endpoints are chosen where the annotation of a Service does not say:
+// scheduler, or in nftables mode ipvs.scheduler. The error says why one of them is not in
+// effect. In IPVS mode, the kernel's schedulers take the place of algorithms, and iptables mode
+// has none.
+func (c *Config) Balancing() (s desired.Scheduler, err error) {
+	name := c.Slipstream.Scheduler
+	if name == "" && c.KubeProxy.Mode == NFTables {
+		name = c.KubeProxy.IPVS.Scheduler
+	}
+	if name == "" {
+		return s, nil
+	}
+	if s, err = desired.ParseScheduler(name); err == nil && c.KubeProxy.Mode != NFTables && s.Algorithm != desired.Random {
+		err = fmt.Errorf("%s is not an algorithm of this proxy mode", name)
+	}
+	if err != nil {
+		return desired.Scheduler{}, err
+	}
+	return s, nil
 }
 
 // FastPath returns the settings of the fast path, with threshold 0 (off) if the gate

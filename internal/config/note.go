@@ -64,7 +64,7 @@ func (c *Config) unused() (notes []Note) {
 
 func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	if v := k.IPVS; k.Mode != IPVS && (v.Scheduler != "" || v.StrictARP || v.TCPTimeout.Duration != 0 || v.TCPFinTimeout.Duration != 0 || v.UDPTimeout.Duration != 0) {
-		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in other modes, except excludeCIDRs"})
+		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in other modes, except excludeCIDRs, and scheduler in nftables mode"})
 	}
 	if k.Mode == IPTables || k.Mode == IPVS { // both use the block iptables
 		return notes
@@ -97,6 +97,13 @@ func (c *Config) Notes() (notes []Note) {
 		}
 	}
 	notes = append(notes, c.unknownPods()...)
+	if _, err := c.Balancing(); err != nil {
+		name := "scheduler"
+		if c.Slipstream.Scheduler == "" {
+			name = "ipvs.scheduler"
+		}
+		notes = append(notes, Note{Field: name, Text: "has no effect: " + err.Error()})
+	}
 	all, primary := c.NodePortRanges()
 	if other := missingFamily(all); !primary && (other == "IPv4" || other == "IPv6") {
 		has := map[string]string{"IPv4": "IPv6", "IPv6": "IPv4"}[other]

@@ -40,6 +40,14 @@ type SlipstreamConfiguration struct {
 	// the desired state, in the background. 0, the default, is never.
 	VerifyPeriod *metav1.Duration `json:"verifyPeriod,omitempty"`
 
+	// Scheduler is how endpoints are chosen where the annotation slipstream.io/scheduler of a
+	// Service does not say; see [Config.Balancing].
+	Scheduler string `json:"scheduler,omitempty"`
+
+	// MaglevTableSize is the largest size of a Maglev table, one of desired.TableSizes.
+	// Unset: the last one.
+	MaglevTableSize int `json:"maglevTableSize,omitempty"`
+
 	// ResetDeletedNodes resets TCP connections to endpoints of Nodes that were deleted,
 	// instead of letting them time out. All Nodes are watched for it.
 	ResetDeletedNodes bool `json:"resetDeletedNodes,omitempty"`

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -153,6 +154,14 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	period("checkPeriod", c.Slipstream.CheckPeriod)
 	if d := c.Slipstream.VerifyPeriod; d.Duration < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("verifyPeriod"), d.Duration.String(), notNegative))
+	}
+	if name := c.Slipstream.Scheduler; name != "" {
+		if _, err := desired.ParseScheduler(name); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath("scheduler"), name, err.Error()))
+		}
+	}
+	if n := c.Slipstream.MaglevTableSize; n != 0 && !slices.Contains(desired.TableSizes(), n) {
+		errs = append(errs, field.Invalid(field.NewPath("maglevTableSize"), n, fmt.Sprintf("must be one of %d", desired.TableSizes())))
 	}
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
