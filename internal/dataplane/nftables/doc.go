@@ -89,7 +89,8 @@
 // map (nft_table_validate). When a rule that uses a map is added, the kernel walks that
 // map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
 // measure this. So chains and verdict maps are created at the start and stay the same,
-// except that a new timeout of session affinity adds a chain. Between a frontend and its chain
+// except that a new timeout of session affinity adds a chain, and so does an algorithm with a
+// number of slots that no Service had before (balance.go). Between a frontend and its chain
 // there are maps of plain values. Within a rule, the value of one look-up is the key of the
 // next, in the kernel's registers. A change of Services consists of elements of such maps, at a
 // few microseconds each, and does not replace a frontend's element when its backends change.
