@@ -26,6 +26,7 @@
 //	faults_test.go    an API server that hangs, is slow or down, is old or does not stream
 //	                  lists, 410 Gone, a revoked token, a restored backup of etcd
 //	surface_test.go   metrics and Events, beside kube-proxy's
+//	optout_test.go    reading what can opt out of the fast path, with and without the right
 //
 // Proxies get the configuration file that kubeadm writes for kube-proxy, and may do what
 // the ClusterRole system:node-proxier allows, no more.

@@ -63,7 +63,7 @@ func newCluster(t testing.TB, flags ...string) *cluster {
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		Namespace:    machine.Namespace,
 		Address:      apiServer,
-		APIFlags:     append(flags, "--authorization-mode=RBAC", "--allow-privileged=true", "--audit-policy-file="+policy, "--audit-log-path="+c.audit),
+		APIFlags:     append(flags, "--allow-privileged=true", "--audit-policy-file="+policy, "--audit-log-path="+c.audit),
 		Log:          t.Logf,
 	})
 	c.check(err)

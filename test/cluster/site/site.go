@@ -70,7 +70,7 @@ func Start(ctx context.Context, o upstream.ControlPlaneOptions) (_ *Site, err er
 	if err != nil {
 		return nil, err
 	}
-	o.APIFlags = append(append(o.APIFlags, "--authorization-mode=RBAC"), audit...)
+	o.APIFlags = append(o.APIFlags, audit...)
 	plane, err := upstream.StartControlPlane(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)

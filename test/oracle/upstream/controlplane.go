@@ -157,7 +157,7 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 		"--etcd-servers=" + etcdClients,
 		"--bind-address=" + address.Addr().String(), fmt.Sprintf("--secure-port=%d", address.Port()),
 		"--cert-dir=" + filepath.Dir(c.CertificateAuthority()), // it makes one and signs it itself
-		"--token-auth-file=" + c.tokens(), "--authorization-mode=AlwaysAllow",
+		"--token-auth-file=" + c.tokens(), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range=" + JoinPrefixes(c.options.ServiceCIDRs),
 		// The Service "kubernetes" gets no endpoints.
 		"--advertise-address=" + advertise, "--endpoint-reconciler-type=none",
