@@ -36,7 +36,7 @@ oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 C
 	cd test/oracle && $(GO) test -count=1 -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
 # Only the test kernel has IPVS. Everything is built here: compiling there is slow.
-UML = $(GO) run ./test/kernel/run -memory 4G -timeout 2h
+UML = $(GO) run ./test/kernel/run -memory 8G -timeout 2h
 
 oracle-ipvs: deps ## The same in IPVS mode, on the User Mode Linux kernel; SEED=1000 CLUSTERS=10, RUN=Releases (root)
 	cd test/oracle && $(GO) run ./build tools previous && $(GO) test -c -o ../../bin/oracle.test .
@@ -89,12 +89,12 @@ bench-scale: deps build ## Measure beside upstream kube-proxy on a real API serv
 bench-rules: deps build ## Count the rules that a new connection meets, ours and kube-proxy's in iptables mode, SERVICES=10,100,1000,10000, SAVE=file.json (root)
 	cd test/cluster && $(GO) run ./scale rules -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(SAVE),-save $(abspath $(SAVE)))
 
-bench-ipvs: deps build ## Measure IPVS mode beside kube-proxy's on the User Mode Linux kernel, SERVICES=10000, RUNS=1 (root)
+bench-ipvs: deps build ## Measure IPVS mode beside kube-proxy's on the User Mode Linux kernel, SERVICES=10000, RUNS=1, RULES=10,100 (root)
 	cd test/oracle && $(GO) run ./build tools
 	cd test/cluster && $(GO) build -o ../../bin/scale ./scale
 	$(UML) bin/slipstream-bench sync --mode ipvs --services $(or $(SERVICES),10000) --endpoints 10 --runs $(or $(RUNS),1)
-	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs -services $(or $(SERVICES),10000) -runs $(or $(RUNS),1)'
-	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale rules -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs'
+	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs -services $(or $(SERVICES),10000) -runs $(or $(RUNS),1) -calm 1m'
+	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale rules -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs $(if $(RULES),-services $(RULES)) -calm 1m'
 
 fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each
 	$(GO) test ./internal/source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m

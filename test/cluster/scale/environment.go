@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -105,11 +107,17 @@ func (e *environment) fill(ctx context.Context, n int) error {
 	begin, first := time.Now(), e.filled
 	err := each(n-first, func(k int) error {
 		svc := e.Service(first + k)
-		if _, err := e.site.Plane.Client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+		if err := written(func() error {
+			_, err := e.site.Plane.Client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
+			return err
+		}); err != nil {
 			return fmt.Errorf("create Service %s: %w", svc.Name, err)
 		}
 		for _, s := range e.Slices(cluster.IPv4, first+k) {
-			if _, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			if err := written(func() error {
+				_, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{})
+				return err
+			}); err != nil {
 				return fmt.Errorf("create EndpointSlice %s: %w", s.Name, err)
 			}
 		}
@@ -117,6 +125,18 @@ func (e *environment) fill(ctx context.Context, n int) error {
 	})
 	e.filled, e.sample = n, e.Rand.Perm(n)[:min(e.options.Sample, n)]
 	e.log("wrote %d Services in %.1f s", n-first, time.Since(begin).Seconds())
+	return err
+}
+
+// written creates an object, once more if the connection to the API server broke, as happens on
+// a slow machine.
+func written(create func() error) error {
+	err := create()
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		if err = create(); apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+	}
 	return err
 }
 

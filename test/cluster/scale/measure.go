@@ -194,12 +194,12 @@ func (m *measurement) atRest(ctx context.Context) error {
 	return err
 }
 
-// calm waits until the process does next to nothing, for up to five minutes.
+// calm waits until the process does next to nothing, for up to -calm.
 func (m *measurement) calm(ctx context.Context) error {
 	const window = 500 * time.Millisecond
 	pid := m.proxy.PID()
 	before, err := bench.Used(pid)
-	for deadline := time.Now().Add(min(m.options.Timeout, 5*time.Minute)); err == nil && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(m.options.calm); err == nil && time.Now().Before(deadline); {
 		if err := bench.Sleep(ctx, window); err != nil {
 			return err
 		}

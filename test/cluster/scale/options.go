@@ -42,6 +42,7 @@ type options struct {
 	save       string
 	logs       string // directory where logs stay; empty for none
 	quiet      time.Duration
+	calm       time.Duration
 }
 
 // The variants of the iptables commands. Both are installed on Debian, where iptables-nft is
@@ -73,6 +74,7 @@ func parse(args []string) (*options, error) {
 	f := flag.NewFlagSet("scale", flag.ContinueOnError)
 	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each Service")
 	f.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "longest wait for one start, change or burst; a subject that needs longer is given up")
+	f.DurationVar(&o.calm, "calm", 5*time.Minute, "how long to wait, at most, for a subject to be idle")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the choice of Services")
 	f.StringVar(&o.IPTables, "iptables", legacyVariant, "`variant` of the iptables commands that iptables modes use, legacy or nft")
 	f.StringVar(&o.slipstream, "slipstream", "", "path of the slipstream `program`; built from this checkout by default")

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -31,11 +30,6 @@ func rulesSeries(o *options) (all []bench.Series) {
 		first.Name, first.Text, first.Show, first.At = firstName(n), "  first of its list", nil, 0
 		last.Name, last.Text, last.Show, last.At = lastName(n), "  last of its list", nil, 0
 		all = append(all, s, first, last)
-		if slices.Contains(o.Subjects, string(proxies.KubeProxyIPVS)) || slices.Contains(o.Subjects, string(proxies.SlipstreamIPVS)) {
-			took := s
-			took.Name, took.Text, took.Unit, took.At = connectName(n), "  time of a connection", bench.Nanoseconds, 0
-			all = append(all, took)
-		}
 	}
 	return all
 }
@@ -43,9 +37,6 @@ func rulesSeries(o *options) (all []bench.Series) {
 func rulesName(services int) string { return fmt.Sprintf("rules_%d", services) }
 func firstName(services int) string { return fmt.Sprintf("rules_%d_first", services) }
 func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", services) }
-
-// connectName is a connection's time, from the client's SYN to the pod's answer.
-func connectName(services int) string { return fmt.Sprintf("connect_%d", services) }
 
 // countRules counts the rules that the kernel executes for the first packet of a connection
 // from a pod on the node, to one Service of a random sample after the other. Rules and
@@ -66,11 +57,6 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 	}()
 	if err := m.program(ctx); err != nil {
 		return err
-	}
-	if m.subject.Mode() == "ipvs" {
-		if err := m.connections(ctx); err != nil {
-			return err
-		}
 	}
 	// From here on there are no answers, so that only the first packets are counted.
 	if _, err := m.pods.Run(ctx, "nft", "table ip silent {\nchain c { type filter hook prerouting priority raw; policy drop; }\n}"); err != nil {
@@ -134,24 +120,6 @@ func (m *measurement) program(ctx context.Context) (err error) {
 		err = stopped
 	}
 	return err
-}
-
-// connections measures connections to the sample's Services.
-func (m *measurement) connections(ctx context.Context) error {
-	return m.prober.do(func() error {
-		for _, i := range m.sample {
-			begin := time.Now()
-			_, err := connect(frontend(i), time.Second)
-			if err == nil {
-				err = ctx.Err()
-			}
-			if err != nil {
-				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
-			}
-			m.samples.Add(connectName(m.filled), float64(time.Since(begin)))
-		}
-		return nil
-	})
 }
 
 type counter struct {
