@@ -29,7 +29,7 @@ func TestIPVS(t *testing.T) {
 // TestIPVSLegacy runs every story in IPVS mode with a table of iptables-legacy.
 func TestIPVSLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	Run(t, "ipvs-legacy", newIPVSLegacy, nil)
+	Run(t, "ipvs-legacy", newIPVSLegacy, onlyOldest)
 }
 
 // TestIPVSSpread makes sure that backends share the load, in IPVS mode.

@@ -25,6 +25,7 @@
 // IPVS has no transactions. A change first adds virtual servers and destinations, then takes
 // effect in the table, atomically in nftables, then changes addresses, and at last removes
 // destinations and virtual servers. So a new connection finds a destination at every moment.
+// Reconcile adds addresses before the table, which may be that of another mode before.
 //
 // # Leaving destinations
 //

@@ -114,16 +114,12 @@ func (d *dummy) addresses() (map[netip.Addr]bool, error) {
 	return all, nil
 }
 
-// replace gives the interface these addresses and no others.
-func (d *dummy) replace(all []netip.Addr) error {
-	if err := d.ensure(); err != nil {
-		return err
-	}
+// compare returns the change after which the interface has these addresses and no others.
+func (d *dummy) compare(all []netip.Addr) (c desired.AddressChange, err error) {
 	has, err := d.addresses()
 	if err != nil {
-		return err
+		return c, err
 	}
-	var c desired.AddressChange
 	for _, a := range all {
 		if !has[a] {
 			c.Added = append(c.Added, a)
@@ -133,7 +129,7 @@ func (d *dummy) replace(all []netip.Addr) error {
 	for a := range has {
 		c.Removed = append(c.Removed, a)
 	}
-	return d.change(&c)
+	return c, nil
 }
 
 // change adds and removes addresses. Those that exist already, or no more, are no error.

@@ -130,8 +130,17 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats da
 	if err := b.compare(ctx, &p); err != nil {
 		return stats, err
 	}
-	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Reconcile(ctx, table) },
-		func() error { return b.dummy.replace(table.ClusterIPs.Added) })
+	addresses, err := b.dummy.compare(table.ClusterIPs.Added)
+	if err != nil {
+		return stats, err
+	}
+	return b.program(ctx, &p, func() (dataplane.Stats, error) {
+		// The new table may leave to IPVS what the table of another mode has translated.
+		if err := b.dummy.change(&desired.AddressChange{Added: addresses.Added}); err != nil {
+			return dataplane.Stats{}, err
+		}
+		return b.table.Reconcile(ctx, table)
+	}, func() error { return b.dummy.change(&desired.AddressChange{Removed: addresses.Removed}) })
 }
 
 // Apply implements dataplane.Dataplane. If it fails in the middle, only a part of the change
