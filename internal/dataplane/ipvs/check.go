@@ -52,7 +52,7 @@ func (b *Backend) Check(ctx context.Context) error {
 
 // checkServer compares the destinations of a virtual server with its pool, and looks for its
 // address.
-func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *dataplane.Pool) error {
+func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *pool) error {
 	all, err := b.conn.Destinations(ctx, keyOf(f.FrontendKey))
 	if err != nil {
 		return err
@@ -208,8 +208,8 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		}
 		switch {
 		case slices.Equal(choice.Backends, []desired.Backend{dataplane.Elsewhere}):
-			choice.Backends = served
-		case len(served) > 0 && len(choice.Backends) == 0:
+			*choice = served
+		case len(served.Backends) > 0 && len(choice.Backends) == 0:
 			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table refuses its packets", key))
 		}
 		if s.Flags&ipvs.Persistent != 0 {
@@ -236,14 +236,14 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	return c, nil
 }
 
-// readServer returns the backends of a virtual server, in order.
-func (b *Backend) readServer(ctx context.Context, s ipvs.Service) (all []desired.Backend, err error) {
-	destinations, err := b.conn.Destinations(ctx, s.Key)
-	for _, d := range destinations {
+// readServer returns the backends of a virtual server.
+func (b *Backend) readServer(ctx context.Context, s ipvs.Service) (dataplane.Choice, error) {
+	all, err := b.conn.Destinations(ctx, s.Key)
+	weights := destinations{}
+	for _, d := range all {
 		if d.Weight > 0 {
-			all = append(all, desired.NewBackend(d.AddrPort))
+			weights[desired.NewBackend(d.AddrPort)] = int(d.Weight)
 		}
 	}
-	slices.SortFunc(all, desired.Backend.Compare)
-	return all, err
+	return dataplane.ChoiceByShares(weights), err
 }

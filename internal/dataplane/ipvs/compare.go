@@ -23,7 +23,7 @@ func (b *Backend) compare(ctx context.Context, p *plan) error {
 	for _, s := range existing {
 		byKey[s.Key] = s
 	}
-	b.servers.each(func(f *desired.Frontend, backends []desired.Backend) {
+	b.servers.each(func(f *desired.Frontend, pool *pool) {
 		want := b.servers.service(f)
 		have, exists := byKey[want.Key]
 		delete(byKey, want.Key)
@@ -33,10 +33,10 @@ func (b *Backend) compare(ctx context.Context, p *plan) error {
 			if have != want {
 				p.first = append(p.first, step{ipvs.SetService(want), want.Key, f.Service, nil})
 			}
-			err = b.compareDestinations(ctx, p, f, backends)
+			err = b.compareDestinations(ctx, p, f, pool)
 		default:
 			p.first = append(p.first, step{ipvs.AddService(want), want.Key, f.Service, nil})
-			b.servers.replace(p, f, nil, backends)
+			b.servers.replace(p, f, pool, nil, pool.Slots)
 		}
 	})
 	for key := range byKey {
@@ -48,7 +48,7 @@ func (b *Backend) compare(ctx context.Context, p *plan) error {
 }
 
 // compareDestinations adds the steps for a virtual server that the kernel has.
-func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.Frontend, backends []desired.Backend) error {
+func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.Frontend, pool *pool) error {
 	key := keyOf(f.FrontendKey)
 	existing, err := b.conn.Destinations(ctx, key)
 	if err != nil {
@@ -58,13 +58,13 @@ func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.F
 	for _, d := range existing {
 		has[d.AddrPort] = d
 	}
-	missing := slices.Clone(backends)
+	missing := slices.Clone(pool.Slots)
 	missing = slices.DeleteFunc(missing, func(backend desired.Backend) bool {
 		to := addrPort(backend)
 		d, exists := has[to]
 		delete(has, to)
-		if exists && (d.Weight != 1 || !d.Masquerading) {
-			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: to, Weight: 1}), key, f.Service, nil})
+		if n := pool.weight(backend); exists && (d.Weight != n || !d.Masquerading) {
+			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: to, Weight: n}), key, f.Service, nil})
 		}
 		return exists
 	})
@@ -72,6 +72,6 @@ func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.F
 	for to := range has {
 		surplus = append(surplus, desired.NewBackend(to))
 	}
-	b.servers.replace(p, f, surplus, missing)
+	b.servers.replace(p, f, pool, surplus, missing)
 	return nil
 }

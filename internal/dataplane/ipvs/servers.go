@@ -42,7 +42,35 @@ type drains map[ipvs.Key]map[netip.AddrPort]time.Time
 // that have them in their virtual server.
 type servers struct {
 	scheduler ipvs.Scheduler // of frontends without their own
-	pools     dataplane.Pools[dataplane.Pool]
+	pools     dataplane.Pools[pool]
+}
+
+// pool is the record of a pool. Each of its backends has one slot.
+type pool struct {
+	dataplane.Pool
+	weights dataplane.Weights
+	destinations
+}
+
+// destinations are the weights of destinations; nil if all are 1.
+type destinations map[desired.Backend]int
+
+func (d destinations) weight(b desired.Backend) uint32 {
+	if d == nil {
+		return 1
+	}
+	return uint32(d[b])
+}
+
+// reweigh updates the weights by a change, before the backends. It reports whether there are or
+// were any.
+func (p *pool) reweigh(c *desired.PoolChange) bool {
+	had := p.destinations != nil
+	p.destinations = nil
+	if p.weights = p.weights.After(p.Slots, c); p.weights != nil {
+		p.destinations = p.weights.Slots()
+	}
+	return had || p.destinations != nil
 }
 
 // poolOf returns the pool of a frontend's virtual server.
@@ -75,26 +103,33 @@ func addrPort(b desired.Backend) netip.AddrPort { return netip.AddrPortFrom(b.Ad
 // write updates the record by a change and adds the steps for it to a plan.
 func (s *servers) write(p *plan, change *desired.Change) {
 	// The destinations of changed frontends, before their pools change.
-	before := make([][]desired.Backend, len(change.Frontends))
+	before := make([]pool, len(change.Frontends))
 	for i := range change.Frontends {
 		if old := change.Frontends[i].Old; old != nil {
 			pool := s.pools.Get(poolOf(old))
 			pool.Unrefer(old.FrontendKey)
-			before[i] = slices.Clone(pool.Slots)
+			before[i] = *pool
+			before[i].Slots = slices.Clone(pool.Slots)
 		}
 	}
 	for i := range change.Pools {
 		c := &change.Pools[i]
 		if c.New {
-			pool := dataplane.NewPool(c)
-			s.pools.Set(c.ID, &pool)
+			pool := &pool{Pool: dataplane.NewPool(c)}
+			s.pools.Set(c.ID, pool)
+			pool.reweigh(c)
 			pool.Slots = slices.Clone(c.Added)
 		} else {
 			pool := s.pools.Get(c.ID)
 			pool.IfEmpty = c.IfEmpty
+			was := pool.destinations
+			weighted := pool.reweigh(c)
 			pool.Replace(c.Removed, c.Added)
 			for _, f := range pool.Frontends {
-				s.replace(p, f, c.Removed, c.Added)
+				s.replace(p, f, pool, c.Removed, c.Added)
+				if weighted {
+					s.reweigh(p, f, pool, was, c.Added)
+				}
 			}
 		}
 		if c.Gone {
@@ -102,13 +137,13 @@ func (s *servers) write(p *plan, change *desired.Change) {
 		}
 	}
 	for i := range change.Frontends {
-		s.frontend(p, &change.Frontends[i], before[i])
+		s.frontend(p, &change.Frontends[i], &before[i])
 	}
 }
 
 // frontend adds, changes or deletes a virtual server, which has the destinations before. The
 // pools have their new content.
-func (s *servers) frontend(p *plan, c *desired.FrontendChange, before []desired.Backend) {
+func (s *servers) frontend(p *plan, c *desired.FrontendChange, before *pool) {
 	key := keyOf(c.Key())
 	if c.New == nil {
 		delete(p.drain, key)
@@ -123,8 +158,22 @@ func (s *servers) frontend(p *plan, c *desired.FrontendChange, before []desired.
 	} else if v != s.service(c.Old) {
 		p.first = append(p.first, step{ipvs.SetService(v), key, c.New.Service, nil})
 	}
-	removed, added := difference(before, pool.Slots)
-	s.replace(p, c.New, removed, added)
+	removed, added := difference(before.Slots, pool.Slots)
+	s.replace(p, c.New, pool, removed, added)
+	if before.destinations != nil || pool.destinations != nil {
+		s.reweigh(p, c.New, pool, before.destinations, added)
+	}
+}
+
+// reweigh changes the weights of the destinations that a virtual server had before.
+func (s *servers) reweigh(p *plan, f *desired.Frontend, pool *pool, was destinations, added []desired.Backend) {
+	_, kept := difference(added, pool.Slots)
+	for _, b := range kept {
+		if n := pool.weight(b); n != was.weight(b) {
+			key := keyOf(f.FrontendKey)
+			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: addrPort(b), Weight: n}), key, f.Service, nil})
+		}
+	}
 }
 
 // difference returns the backends that only one of two lists has.
@@ -148,11 +197,11 @@ func difference(before, after []desired.Backend) (removed, added []desired.Backe
 	return removed, added
 }
 
-// replace changes the destinations of a virtual server.
-func (s *servers) replace(p *plan, f *desired.Frontend, removed, added []desired.Backend) {
+// replace changes the destinations of a virtual server of a pool.
+func (s *servers) replace(p *plan, f *desired.Frontend, pool *pool, removed, added []desired.Backend) {
 	key := keyOf(f.FrontendKey)
 	for _, b := range s.order(f, added) {
-		d := ipvs.Destination{AddrPort: addrPort(b), Weight: 1}
+		d := ipvs.Destination{AddrPort: addrPort(b), Weight: pool.weight(b)}
 		if _, draining := p.drain[key][d.AddrPort]; draining {
 			delete(p.drain[key], d.AddrPort)
 			p.first = append(p.first, step{ipvs.SetDestination(key, d), key, f.Service, nil})
@@ -199,14 +248,14 @@ func (s *servers) sizes(change *desired.Change) []int {
 	return all
 }
 
-// each calls visit with each virtual server's frontend and destinations.
-func (s *servers) each(visit func(*desired.Frontend, []desired.Backend)) {
+// each calls visit with each virtual server's frontend and pool.
+func (s *servers) each(visit func(*desired.Frontend, *pool)) {
 	for _, pool := range s.pools {
 		if pool == nil {
 			continue
 		}
 		for _, f := range pool.Frontends {
-			visit(f, pool.Slots)
+			visit(f, pool)
 		}
 	}
 }

@@ -114,9 +114,7 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 		out.Frontends[i] = desired.FrontendChange{Old: t.frontend(f.Old), New: t.frontend(f.New)}
 	}
 	for i := range c.Pools {
-		pool := c.Pools[i]
-		pool.Balance, pool.Weights = desired.Balance{}, nil // what the table chooses, it chooses at random
-		p := &pool
+		p := &c.Pools[i]
 		if v, differs := virtualPool(p, before[i]); differs {
 			out.Pools = append(out.Pools, v)
 		}
@@ -150,7 +148,7 @@ func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, diffe
 		after = 0
 	}
 	v = *p
-	v.ID, v.Sibling, v.Sticky, v.Added, v.Removed = virtual(p.ID), virtual(p.Sibling), false, nil, nil
+	v.ID, v.Sibling, v.Sticky, v.Added, v.Removed, v.Weights = virtual(p.ID), virtual(p.Sibling), false, nil, nil, nil
 	if before == 0 && after > 0 {
 		v.Added = []desired.Backend{dataplane.Elsewhere}
 	}
@@ -162,7 +160,7 @@ func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, diffe
 
 // realPool translates the change of a pool that has all backends. It reports whether the table
 // had or needs it. The record has the new backends; nil if the pool is gone.
-func (t *translation) realPool(p *desired.PoolChange, had bool, record *dataplane.Pool) (r desired.PoolChange, exists bool) {
+func (t *translation) realPool(p *desired.PoolChange, had bool, record *pool) (r desired.PoolChange, exists bool) {
 	needed := t.inside[p.ID] > 0 && !p.Gone
 	r = *p
 	r.ID, r.Sibling, r.New, r.Gone = real(p.ID), real(p.Sibling), needed && !had, had && !needed
@@ -170,9 +168,12 @@ func (t *translation) realPool(p *desired.PoolChange, had bool, record *dataplan
 	case needed && had:
 		r.Added, r.Removed = slices.Clone(p.Added), slices.Clone(p.Removed)
 	case needed:
-		r.Added, r.Removed = slices.Clone(record.Slots), nil
+		r.Added, r.Removed, r.Weights = slices.Clone(record.Slots), nil, nil
+		for b, n := range record.weights {
+			r.Weights = append(r.Weights, desired.Weight{Backend: b, Weight: n})
+		}
 	case had:
-		r.Added, r.Removed = nil, slices.Clone(p.Removed)
+		r.Added, r.Removed, r.Weights = nil, slices.Clone(p.Removed), nil
 		if record != nil {
 			_, kept := difference(p.Added, record.Slots)
 			r.Removed = append(r.Removed, kept...)
