@@ -11,27 +11,53 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestVerify checks that verify finds no difference in an intact ruleset, and names the
-// Service of an element that was deleted externally.
+// TestVerify checks that verify finds no difference in what is intact, and names the Service and
+// the object that were changed externally.
 func TestVerify(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTBinary)
-	s := newSite(t)
-	s.save("web.yaml", web(0, 1))
-	p := s.run()
-	s.untilReached("web-0", "web-1")
-	if out, err := s.verify(); err != nil || out != "" {
-		t.Errorf("error %v, output:\n%s", err, out)
+	for _, c := range []struct {
+		mode, damage string
+		needs        kerneltest.Feature
+		want         []string
+	}{
+		{config.NFTables, "nft flush map ip slipstream endpoints", kerneltest.NFTBinary, []string{
+			"- Service default/web", "+ Service default/web",
+		}},
+		{config.IPVS, `
+			ipvsadm -d -t 10.96.0.10:80 -r 10.244.1.10:8080
+			ipvsadm -e -t 10.96.0.10:80 -r 10.244.1.11:8080 -m -w 7
+			ipvsadm -A -t 10.96.9.9:80
+			ip addr add 10.96.8.8/32 dev kube-ipvs0`, kerneltest.IPVS, []string{
+			"- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080 10.244.1.12:8080\n",
+			"+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080 (shares 875 125)\n",
+			"virtual server 10.96.9.9:80/TCP of no frontend",
+			"interface kube-ipvs0 has address 10.96.8.8 of no Service",
+		}},
+	} {
+		t.Run(c.mode, func(t *testing.T) {
+			kerneltest.Require(t, c.needs)
+			s := newSite(t)
+			s.save("web.yaml", web(0, 1, 2))
+			p := s.run("--proxy-mode", c.mode)
+			s.untilReached("web-0", "web-1", "web-2")
+			if out, err := s.verify("--proxy-mode", c.mode); err != nil || out != "" {
+				t.Errorf("error %v, output:\n%s", err, out)
+			}
+			p.Kill() // it would heal
+			<-p.Done()
+			if out, err := s.node.Run(t.Context(), "sh", "-ec", c.damage); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			out, err := s.verify("--proxy-mode", c.mode)
+			if err == nil {
+				t.Error("verify succeeds")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("no %q in the output:\n%s", want, out)
+				}
+			}
+		})
 	}
-	p.Kill() // it would heal
-	<-p.Done()
-	if _, err := s.node.Run(t.Context(), "nft", "flush", "map", "ip", "slipstream", "endpoints"); err != nil {
-		t.Fatal(err)
-	}
-	out, err := s.verify()
-	if err == nil || !strings.Contains(out, "- Service default/web") || !strings.Contains(out, "+ Service default/web") {
-		t.Errorf("error %v, output:\n%s", err, out)
-	}
-	t.Log(out)
 }
 
 // misdirect has a shell command for each mode that replaces the backend 10.244.1.10 by

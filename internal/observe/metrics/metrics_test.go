@@ -36,7 +36,7 @@ func complete(mode string) *Metrics {
 	m.OnVerify()
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
-	if mode == ModeNFTables {
+	if mode != ModeIPTables { // IPVS mode has nftables mode's table
 		m.OnNFTables(func() (NFTables, error) {
 			return NFTables{
 				Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2},
