@@ -23,6 +23,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
+	"github.com/slipstream-proxy/slipstream/internal/node/load"
 	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
@@ -58,6 +59,7 @@ type parts struct {
 	desired   desired.Config
 	fast      *fastpath.Controller // nil without a fast path
 	flows     *conntrack.Cleaner
+	loads     *load.Counter
 
 	closers []func() error // called in reverse order
 }
@@ -134,6 +136,8 @@ func (s *parts) openDataplane(ctx context.Context) error {
 		s.events.Warning(events.FeatureMissing, "Endpoints are chosen at random: "+err.Error())
 		s.desired.Balancing.Algorithm = desired.Random
 	}
+	s.loads = load.New(0)
+	s.desired.Loads = s.loads.Loads
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
@@ -244,6 +248,7 @@ func (s *parts) run(ctx context.Context) error {
 		ResetDeletedNodes: c.Slipstream.ResetDeletedNodes,
 		HealthChecks:      checks,
 		StaleFlows:        s.flows,
+		Loads:             s.loads,
 		NodeName:          s.node,
 		NodeRequired:      s.client != nil,
 		PodCIDRs:          c.KubeProxy.DetectLocalMode == "NodeCIDR",

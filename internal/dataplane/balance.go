@@ -70,7 +70,8 @@ const (
 	mostSlots = 1 << 16
 )
 
-// Slots returns how many slots each backend has, in proportion to the weights: at least one.
+// Slots returns how many slots each backend has, in proportion to the weights: at least one unless
+// its weight is 0.
 func (w Weights) Slots() map[desired.Backend]int {
 	divisor, sum := uint64(0), uint64(0)
 	for _, n := range w {
@@ -98,7 +99,7 @@ func (w Weights) Slots() map[desired.Backend]int {
 	for b, n := range w {
 		n = n / divisor * most
 		if n < sum {
-			slots[b] = 1
+			slots[b] = int(min(n, 1))
 		} else {
 			slots[b] = int(n / sum)
 			rests = append(rests, rest{b, n % sum})

@@ -59,6 +59,10 @@ type Choice struct {
 	Backends []desired.Backend // in order
 	Spread   string            // weights, or the table; "" if connections are spread evenly
 	IfEmpty  desired.Verdict   // Reject unless Backends is empty
+
+	// Varies says that the spread follows the numbers of connections, so that some of the
+	// backends may get none. It is set in desired contents only.
+	Varies bool
 }
 
 // Reader is a dataplane that can read the content back from the kernel. Reading is for
@@ -72,8 +76,8 @@ func ContentOf(full *desired.Change) *Content {
 	c := NewContent()
 	choices := map[desired.PoolID]*Choice{}
 	for _, p := range full.Pools {
-		t := Choice{}
-		if p.Algorithm.Hashes() || len(p.Weights) > 0 {
+		t := Choice{Varies: p.Algorithm == desired.LeastConnections}
+		if p.Algorithm.Hashes() || len(p.Weights) > 0 && !t.Varies {
 			pool := NewPool(&p)
 			pool.Update(&p)
 			t = ChoiceOf(p.Balance, pool.Slots)
@@ -172,7 +176,7 @@ func (c Choice) String() string {
 // Difference returns the lines that only one of two contents has, with the prefix "-" for
 // want and "+" for got. It is empty if they are equal.
 func Difference(want, got *Content) string {
-	w, g := want.Lines(), got.Lines()
+	w, g := want.Lines(), got.without(want).Lines()
 	var out []string
 	for _, line := range w {
 		if _, both := slices.BinarySearch(g, line); !both {
@@ -185,6 +189,29 @@ func Difference(want, got *Content) string {
 		}
 	}
 	return strings.Join(out, "\n")
+}
+
+// without returns the content with the spread that is desired where that varies.
+func (c *Content) without(want *Content) *Content {
+	out := *c
+	out.Frontends = make(map[desired.FrontendKey]Target, len(c.Frontends))
+	for k, t := range c.Frontends {
+		t.Choice = t.settle(want.Frontends[k].Choice)
+		if from, wanted := t.FromOutside, want.Frontends[k].FromOutside; from != nil && wanted != nil {
+			settled := from.settle(*wanted)
+			t.FromOutside = &settled
+		}
+		out.Frontends[k] = t
+	}
+	return &out
+}
+
+func (c Choice) settle(want Choice) Choice {
+	another := func(b desired.Backend) bool { return !slices.Contains(want.Backends, b) }
+	if !want.Varies || len(c.Backends) == 0 || slices.ContainsFunc(c.Backends, another) {
+		return c
+	}
+	return want
 }
 
 // Compare reads the content from the kernel and returns its Difference from want. It

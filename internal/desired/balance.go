@@ -5,6 +5,7 @@ package desired
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 
@@ -38,6 +39,9 @@ const (
 	Random Algorithm = iota
 	// RoundRobin takes the backends in turn, each as often as its weight says.
 	RoundRobin
+	// LeastConnections chooses at random, by weights that follow the numbers of connections
+	// of this node that the backends have ([Config.Loads]).
+	LeastConnections
 	// Maglev looks up the client's address in a table that is the same on every node.
 	Maglev
 	// MaglevPort looks up the client's address and port.
@@ -49,7 +53,7 @@ func (a Algorithm) Hashes() bool { return a >= Maglev }
 
 // String is the algorithm as in [ParseScheduler].
 func (a Algorithm) String() string {
-	return [...]string{"random", "rr", "maglev", "maglev,maglev-port"}[a]
+	return [...]string{"random", "rr", "lc", "maglev", "maglev,maglev-port"}[a]
 }
 
 // Scheduler is how connections are spread over a Service's endpoints.
@@ -75,9 +79,9 @@ func ParseScheduler(text string) (s Scheduler, err error) {
 			s.Algorithm = MaglevPort
 		}
 	case "lc", "wlc":
-		return s, fmt.Errorf("%s is not implemented yet except in IPVS mode", name)
+		s.Algorithm = LeastConnections
 	default:
-		return s, fmt.Errorf("%q is none of random, rr, wrr, sh, maglev, mh, nearest", name)
+		return s, fmt.Errorf("%q is none of random, rr, wrr, lc, wlc, sh, maglev, mh, nearest", name)
 	}
 	for flag := range strings.SplitSeq(flags, ",") {
 		switch {
@@ -152,15 +156,16 @@ func parsePercent(text string) (uint8, error) {
 // Weight is a backend's share of a pool's new connections, relative to the other backends.
 type Weight struct {
 	Backend Backend
-	Weight  uint64 // positive
+	Weight  uint64 // positive for one of the pool's backends at least
 }
 
 // weights returns the weights that differ from DefaultWeight, of all reported backends.
-func (p *pool) weights() map[Backend]uint64 {
+func (p *pool) weights(loads Loads) map[Backend]uint64 {
 	e := p.of
 	spec := e.port.service.spec
 	byZone := spec != nil && spec.policy.byZone && p.scope == Cluster
-	if p.gone || e.tally.weighted == 0 && !byZone {
+	level := loads != nil && e.followsLoads()
+	if p.gone || e.tally.weighted == 0 && !byZone && !level {
 		return nil
 	}
 	here := func(en *entry) int { return int(en.cond & inZone / inZone) }
@@ -178,20 +183,22 @@ func (p *pool) weights() map[Backend]uint64 {
 	all := map[Backend]uint64{}
 	for i := range e.entries {
 		if en := &e.entries[i]; en.flags&inScope(p.scope) != 0 {
-			if w := uint64(en.weight) * factors[here(en)]; w != DefaultWeight {
-				all[en.backend] = w
-			}
+			all[en.backend] = uint64(en.weight) * factors[here(en)]
 		}
 	}
+	if level {
+		loads.level(e.port.protocol, all)
+	}
+	maps.DeleteFunc(all, func(_ Backend, w uint64) bool { return w == DefaultWeight })
 	return all
 }
 
 // weigh adds the weights that differ from those of the last report, once the backends are
 // reported.
-func (p *pool) weigh(c *PoolChange) {
-	now := p.weights()
+func (p *pool) weigh(c *PoolChange, loads Loads) {
+	now := p.weights(loads)
 	for b, w := range now {
-		if p.weighted[b] != w {
+		if former, had := p.weighted[b]; !had || former != w {
 			c.Weights = append(c.Weights, Weight{b, w})
 		}
 	}

@@ -19,6 +19,7 @@ func (s *State) collect() *Update {
 		e.dirty = false
 		c.Pools = e.change(c.Pools, &s.hairpins, &s.config)
 		s.dirtyRelay(e)
+		s.follow(e)
 		c.Flows = s.staleFlows(c.Flows, e)
 		for scope, p := range e.pools {
 			if p == nil {

@@ -51,6 +51,10 @@ type Config struct {
 	// Supports returns an error if the dataplane lacks an algorithm. nil supports all.
 	Supports func(Algorithm) error
 
+	// Loads tells how many connections backends have, for LeastConnections. Without, it is
+	// Random.
+	Loads Loads
+
 	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for the last.
 	MaxTable int
 

@@ -4,23 +4,75 @@ package desired
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+)
+
+// Loads returns how many connections a backend has now, and how many of them are new since the
+// count before.
+type Loads func(Protocol, Backend) (open, recent int)
+
+// FollowsLoads reports whether there are Services with LeastConnections.
+func (s *State) FollowsLoads() bool { return len(s.following) > 0 }
+
+// LoadsChanged has the next Change follow the loads ([Config.Loads]) of all such Services.
+func (s *State) LoadsChanged() {
+	for e := range s.following {
+		s.markDirty(e)
+	}
+}
+
+func (e *endpoints) followsLoads() bool {
+	spec := e.port.service.spec
+	return spec != nil && spec.Scheduler.Algorithm == LeastConnections
+}
+
+// follow records whether the choice of endpoints follows loads.
+func (s *State) follow(e *endpoints) {
+	if e.followsLoads() && len(e.entries) > 0 {
+		s.following[e] = struct{}{}
+	} else {
+		delete(s.following, e)
+	}
+}
+
+// level replaces the weights of backends by those that level their numbers of connections.
+func (l Loads) level(p Protocol, weights map[Backend]uint64) {
+	backends := slices.SortedFunc(maps.Keys(weights), Backend.Compare)
+	all := make([]candidate, len(backends))
+	expected := 0
+	for i, b := range backends {
+		open, recent := l(p, b)
+		all[i] = candidate{float64(open), float64(weights[b])}
+		expected += recent
+	}
+	for i, w := range level(all, float64(expected)) {
+		weights[backends[i]] = uint64(w) * levelUnit
+	}
+}
+
+// levelSteps is the greatest result of level. There are few steps, so that few slots change with
+// an update. levelUnit makes the greatest weight the default.
+const (
+	levelSteps = 10
+	levelUnit  = DefaultWeight / levelSteps
 )
 
 // candidate is a backend of a pool whose choice follows the numbers of connections.
 type candidate struct {
-	open   int // connections that it has now
-	weight int // 0 to 100
+	open   float64 // connections that it has now
+	weight float64
 }
 
-// level returns the weights with which candidates get the connections until the next update,
-// of which there may be expected. The connections level the candidates, in proportion to their
-// own weights, as water fills a vessel from its lowest point. No candidate gets more than twice
-// its share: all nodes find a new endpoint without connections at the same moment.
-func level(all []candidate, expected int) []uint8 {
-	const most, steps = 2, 10 // few steps, so that few slots change with an update
-	order := make([]int, 0, len(all))
-	total := 0
+// level returns the weights, from 0 to levelSteps, with which candidates get connections until the
+// next update, when so many of these are expected to be open. The connections level the candidates, in
+// proportion to their own weights, as water fills a vessel from its lowest point. No candidate
+// gets more than twice its share: all nodes find a new endpoint without connections at the
+// same moment.
+func level(all []candidate, expected float64) []uint8 {
+	const most = 2
+	var order []int
+	total := 0.0
 	for i, c := range all {
 		if c.weight > 0 {
 			order = append(order, i)
@@ -30,17 +82,17 @@ func level(all []candidate, expected int) []uint8 {
 	slices.SortStableFunc(order, func(i, j int) int {
 		return cmp.Compare(all[i].open*all[j].weight, all[j].open*all[i].weight)
 	})
-	expected = max(expected, len(order))
+	expected = max(expected, float64(len(order)))
 	gets := make([]float64, len(all))
 	highest := 0.0
-	for left := float64(expected); len(order) > 0; {
+	for left := expected; len(order) > 0; {
 		height := fill(all, order, left)
-		// The first one lacks most for its weight.
-		i := order[0]
-		limit := float64(most*expected*all[i].weight) / float64(total)
-		if height*float64(all[i].weight)-float64(all[i].open) <= limit {
+		lacks := func(i int) float64 { return max(0, height*all[i].weight-all[i].open) }
+		i := order[0] // lacks most for its weight
+		limit := most * expected * all[i].weight / total
+		if lacks(i) <= limit {
 			for _, i := range order {
-				gets[i] = max(0, height*float64(all[i].weight)-float64(all[i].open))
+				gets[i] = lacks(i)
 				highest = max(highest, gets[i])
 			}
 			break
@@ -51,7 +103,7 @@ func level(all []candidate, expected int) []uint8 {
 	weights := make([]uint8, len(all))
 	for i, n := range gets {
 		if n > 0 {
-			weights[i] = uint8(n/highest*steps + 0.5)
+			weights[i] = uint8(n/highest*levelSteps + 0.5)
 		}
 	}
 	return weights
@@ -62,11 +114,11 @@ func level(all []candidate, expected int) []uint8 {
 func fill(all []candidate, order []int, water float64) (height float64) {
 	width := 0.0
 	for _, i := range order {
-		open, weight := float64(all[i].open), float64(all[i].weight)
-		if width > 0 && open/weight >= water/width {
+		c := all[i]
+		if width > 0 && c.open/c.weight >= water/width {
 			break
 		}
-		water, width = water+open, width+weight
+		water, width = water+c.open, width+c.weight
 	}
 	return water / width
 }

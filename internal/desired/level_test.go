@@ -12,7 +12,7 @@ func TestLevel(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		all      []candidate
-		expected int
+		expected float64
 		want     []uint8
 	}{
 		{"nothing known", []candidate{{0, 1}, {0, 1}, {0, 1}}, 0, []uint8{10, 10, 10}},
@@ -41,7 +41,7 @@ func TestLevels(t *testing.T) {
 	for i := range all {
 		all[i].weight = 1
 	}
-	worst := 0
+	worst := 0.0
 	for update := range updates {
 		weights := level(all, arrivals)
 		sum := 0
@@ -58,11 +58,11 @@ func TestLevels(t *testing.T) {
 			}
 		}
 		for i := range all {
-			end := 2 // of so many connections, one ends in each update
+			end := 2.0 // of so many connections, one ends in each update
 			if i == 0 {
 				end = 20
 			}
-			all[i].open -= (all[i].open + random.IntN(end)) / end
+			all[i].open -= all[i].open / end
 		}
 		if update > updates/2 {
 			for i := range all[1:] {
@@ -72,6 +72,6 @@ func TestLevels(t *testing.T) {
 	}
 	// Evenly drawn connections would leave the slow one with 19 times as many as the others.
 	if worst > arrivals {
-		t.Errorf("the slow backend had %d connections more than another: %+v", worst, all)
+		t.Errorf("the slow backend had %v connections more than another: %+v", worst, all)
 	}
 }

@@ -35,7 +35,7 @@ func (p *pool) changed(c *PoolChange, config *Config) bool {
 	if c.Algorithm.Hashes() {
 		c.TableSize = config.tableSize(p.backends())
 	}
-	p.weigh(c)
+	p.weigh(c, config.Loads)
 	c.New, c.Gone = !p.reported, p.gone
 	differs := c.New || c.Gone || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
 	p.reported, p.ifEmpty, p.balance = true, c.IfEmpty, c.Balance

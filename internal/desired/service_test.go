@@ -53,7 +53,7 @@ func TestSchedulerAnnotation(t *testing.T) {
 		value          string
 		want, problems string
 	}{
-		{nil, "bad", "", `Service default/web: metadata.annotations[slipstream.io/scheduler]: "bad" is none of random, rr, wrr, sh, maglev, mh, nearest`}, {check, "", "", ""}, {check, "sh", "sh!", ""},
+		{nil, "bad", "", `Service default/web: metadata.annotations[slipstream.io/scheduler]: "bad" is none of random, rr, wrr, lc, wlc, sh, maglev, mh, nearest`}, {check, "", "", ""}, {check, "sh", "sh!", ""},
 		{check, "bad", "", "Service default/web: metadata.annotations[slipstream.io/scheduler]: no such scheduler"},
 	} {
 		s := New(Config{Scheduler: c.check})

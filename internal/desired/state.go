@@ -34,6 +34,7 @@ type State struct {
 	dirtyFrontends []*frontend
 	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
+	following      map[*endpoints]struct{} // whose choice follows loads
 	problems       []Problem
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
 
@@ -51,6 +52,7 @@ func New(c Config) *State {
 		slices:    map[types.NamespacedName]*slice{},
 		frontends: map[FrontendKey]*frontend{},
 		contested: map[types.NamespacedName]int{},
+		following: map[*endpoints]struct{}{},
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP

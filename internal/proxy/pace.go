@@ -81,11 +81,11 @@ func (p *pace) committed(arrived, now time.Time) {
 // next returns the earliest time of the next sync.
 func (p *pace) next() time.Time { return p.commit.Add(p.gap) }
 
-// measure measures in the background how long a reader takes, if that affects gaps and was not
-// done lately.
+// measure measures in the background how long a reader takes, if that affects gaps or updates of
+// loads, and was not done lately.
 func (p *Proxy) measure() {
 	c := &p.pace
-	if now := time.Now(); c.readTime == nil || c.gap <= c.min || now.Before(c.nextTime) {
+	if now := time.Now(); c.readTime == nil || c.gap <= c.min && p.loads.ticker == nil || now.Before(c.nextTime) {
 		return
 	}
 	c.nextTime = time.Now().Add(time.Hour) // until it has ended

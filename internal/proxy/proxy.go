@@ -60,6 +60,10 @@ type Options struct {
 	Relays       Relays
 	StaleFlows   StaleFlows
 
+	// Loads is updated while there are Services with least-connection scheduling. It may be
+	// nil.
+	Loads Loads
+
 	// FastPath receives frontends too, in other goroutines. It may be nil.
 	FastPath FastPath
 
@@ -121,6 +125,7 @@ type Proxy struct {
 	repaired  time.Time    // time of the last repair
 
 	pace       pace
+	loads      loads
 	followUp   followUp
 	nodePorts  []netip.Addr // that serve NodePorts and health checks; nil if not known yet
 	lateness   lateness
@@ -169,6 +174,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer check.Stop()
 	hold := time.NewTimer(0)
 	defer hold.Stop()
+	defer p.stopLoads()
 	p.startVerifying()
 	for ctx.Err() == nil { // a sync that ended with ctx leaves a dataplane that must not be checked
 		p.beginLook(ctx)
@@ -196,6 +202,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.checkPolicies(ctx)
 		case <-p.verifying.next:
 			p.verifying.due = true
+		case <-p.loads.due:
+			p.updateLoads(ctx)
 		case took := <-p.pace.measured:
 			p.pace.setTook(took)
 		case s := <-p.verifying.look:
@@ -319,6 +327,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	if p.notUntil = now.Add(p.options.MinSyncPeriod); p.notUntil.Before(p.pace.next()) {
 		p.notUntil = p.pace.next()
 	}
+	p.followLoads()
 	p.measure()
 }
 

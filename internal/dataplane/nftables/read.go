@@ -192,9 +192,12 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	if size := draw & sizeMask; size != uint32(want) {
 		r.fault("frontend %s draws below %d for %d slots", key, size, len(slots))
 	}
-	members := slices.SortedFunc(slices.Values(r.members[id]), desired.Backend.Compare)
-	if sticky && !slices.Equal(members, c.Backends) {
-		r.fault("frontend %s has backends %v but members %v", key, c.Backends, members)
+	if sticky { // members can be without a slot because of their weight
+		members := slices.SortedFunc(slices.Values(r.members[id]), desired.Backend.Compare)
+		if slices.ContainsFunc(c.Backends, func(b desired.Backend) bool { return !slices.Contains(members, b) }) {
+			r.fault("frontend %s has backends %v but members %v", key, c.Backends, members)
+		}
+		c.Backends = members
 	}
 	return key, c, sticky, true
 }

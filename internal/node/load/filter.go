@@ -13,8 +13,7 @@ import (
 )
 
 // filter is the program that the kernel runs for each event. It passes the events of translated
-// connections that begin, that one end closes or resets, or that conntrack forgets. Without
-// it, the kernel would report each TCP connection six times or more.
+// connections that begin, that are closed or reset, or that conntrack forgets.
 var filter = assemble(
 	start(),
 	find(bpf.ExtNetlinkAttr, nl.CTA_STATUS),
@@ -29,9 +28,8 @@ var filter = assemble(
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP),
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
 	load(1),
-	unless(bpf.JumpNotEqual, finWait, pass),
-	unless(bpf.JumpNotEqual, reset, pass),
-	[]bpf.Instruction{discard},
+	unless(bpf.JumpGreaterOrEqual, finWait, discard), // a state later than that of the event's packet is possible
+	[]bpf.Instruction{pass},
 )
 
 var discard, pass = bpf.RetConstant{Val: 0}, bpf.RetConstant{Val: 1 << 16}

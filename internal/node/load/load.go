@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -29,83 +30,124 @@ type Key struct {
 // Load is a backend's connections that this node has translated.
 type Load struct {
 	Open int // connections, until one end closes or resets them, or conntrack forgets them
-	New  int // connections made between the last two updates
+	New  int // of these, those made since the update before the last
 }
 
-// Watcher counts connections of one network namespace. It is not safe for concurrent use.
+// Counter counts connections of one network namespace. It is not safe for concurrent use.
 //
-// While it exists, the kernel reports each translated connection twice: when it begins and
-// when it ends (CONFIG_NF_CONNTRACK_EVENTS). A filter in the kernel discards all other events.
-type Watcher struct {
-	events *netlink.Conn
+// From its first Update on, the kernel reports when a translated connection begins and each time
+// that its state changes while it is closed (CONFIG_NF_CONNTRACK_EVENTS). A filter in the kernel
+// discards all other events.
+type Counter struct {
+	netns  int
+	events *netlink.Conn // nil while it does not count
 	raw    syscall.RawConn
 	table  *ctnetlink.Conn
 
-	open    map[uint32]Key // by conntrack ID
+	open    map[uint32]connection // by conntrack ID
 	loads   map[Key]Load
+	updates uint32
 	missing bool // events were lost, or the table has not been read yet
+	early   int  // number of connections that were found in the table
+	read    time.Time
 	buffer  []byte
 }
+
+type connection struct {
+	Key
+	update uint32 // number of the update that found it
+	early  bool   // found in the table
+}
+
+// readAgain is the time after which the table is read again while there are connections that were
+// found in it. The kernel reports no events about a connection that is older than the first
+// socket for them (Linux 5.19).
+const readAgain = 10 * time.Second
+
+// New returns a Counter for the network namespace of a file descriptor, or for the calling
+// thread's if netns is 0. It needs CAP_NET_ADMIN there.
+func New(netns int) *Counter { return &Counter{netns: netns} }
 
 // eventBuffer is the requested size of the socket's receive queue, in bytes: some 8,000 events.
 const eventBuffer = 8 << 20
 
-// Watch starts to count in the network namespace of a file descriptor, or in the calling
-// thread's if netns is 0. It needs CAP_NET_ADMIN there.
-func Watch(netns int) (*Watcher, error) {
-	events, err := sock.Dial(unix.NETLINK_NETFILTER, "conntrack", netlink.Config{NetNS: netns})
-	if err != nil {
-		return nil, err
+// start opens the sockets.
+func (c *Counter) start() (err error) {
+	if c.events, err = sock.Dial(unix.NETLINK_NETFILTER, "conntrack", netlink.Config{NetNS: c.netns}); err != nil {
+		return err
 	}
-	w := &Watcher{events: events, missing: true, buffer: make([]byte, 64<<10)}
-	if w.raw, err = events.SyscallConn(); err == nil {
-		err = events.SetReadBuffer(eventBuffer)
+	if c.raw, err = c.events.SyscallConn(); err == nil {
+		err = c.events.SetReadBuffer(eventBuffer)
 	}
 	if err == nil {
-		err = events.SetBPF(filter)
+		err = c.events.SetBPF(filter)
 	}
 	for _, group := range []uint32{unix.NFNLGRP_CONNTRACK_NEW, unix.NFNLGRP_CONNTRACK_UPDATE, unix.NFNLGRP_CONNTRACK_DESTROY} {
 		if err == nil {
-			err = events.JoinGroup(group)
+			err = c.events.JoinGroup(group)
 		}
 	}
 	if err == nil {
-		w.table, err = ctnetlink.Dial(netns)
+		c.table, err = ctnetlink.Dial(c.netns)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("conntrack events: %w", err), events.Close())
+		return errors.Join(fmt.Errorf("conntrack events: %w", err), c.Stop())
 	}
-	return w, nil
+	c.missing, c.buffer = true, make([]byte, 64<<10)
+	return nil
 }
 
-// Close stops counting.
-func (w *Watcher) Close() error { return errors.Join(w.events.Close(), w.table.Close()) }
+// Stop stops counting until the next Update, which then reads the conntrack table.
+func (c *Counter) Stop() error {
+	var errs []error
+	if c.events != nil {
+		errs = append(errs, c.events.Close())
+	}
+	if c.table != nil {
+		errs = append(errs, c.table.Close())
+	}
+	*c = Counter{netns: c.netns}
+	return errors.Join(errs...)
+}
 
 // Of returns a backend's load as of the last update.
-func (w *Watcher) Of(k Key) Load { return w.loads[k] }
+func (c *Counter) Of(k Key) Load { return c.loads[k] }
+
+// Loads is a [desired.Loads].
+func (c *Counter) Loads(p desired.Protocol, b desired.Backend) (open, recent int) {
+	l := c.loads[Key{p, b}]
+	return l.Open, l.New
+}
 
 // Update reads the events since the last update. The first one reads the conntrack table, and
 // so does one that finds that events were lost.
-func (w *Watcher) Update(ctx context.Context) error {
-	for k, l := range w.loads {
-		if l.Open == 0 {
-			delete(w.loads, k)
-		} else if l.New > 0 {
-			w.loads[k] = Load{Open: l.Open}
-		}
-	}
-	if w.missing {
-		if err := w.readTable(ctx); err != nil {
+func (c *Counter) Update(ctx context.Context) error {
+	if c.events == nil {
+		if err := c.start(); err != nil {
 			return err
 		}
 	}
-	return w.readEvents()
+	c.updates++
+	for k, l := range c.loads {
+		if l.Open == 0 {
+			delete(c.loads, k)
+		} else if l.New > 0 {
+			c.loads[k] = Load{Open: l.Open}
+		}
+	}
+	if c.missing || c.early > 0 && time.Since(c.read) >= readAgain {
+		if err := c.readTable(ctx); err != nil {
+			return err
+		}
+	}
+	return c.readEvents()
 }
 
 // readTable reads the table. Events about its entries may still be in the queue. They change
 // nothing that the table has shown already.
-func (w *Watcher) readTable(ctx context.Context) error {
-	w.open, w.loads = map[uint32]Key{}, map[Key]Load{}
+func (c *Counter) readTable(ctx context.Context) error {
+	c.open, c.loads, c.early = map[uint32]connection{}, map[Key]Load{}, 0
+	c.missing = true // until it has succeeded
 	a := netlink.NewAttributeEncoder()
 	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT))
 	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT)) // Linux 5.15
@@ -113,30 +155,30 @@ func (w *Watcher) readTable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = w.table.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
+	err = c.table.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
 		if e, ok := parse(data); ok && e.translated && !e.ended {
-			w.begin(e, 0)
+			c.begin(connection{e.key, c.updates - 1, true}, e.id)
 		}
 	})
 	if err != nil {
 		return fmt.Errorf("count connections: %w", err)
 	}
-	w.missing = false
+	c.missing, c.read = false, time.Now()
 	return nil
 }
 
 // readEvents reads the events that are in the queue.
-func (w *Watcher) readEvents() error {
+func (c *Counter) readEvents() error {
 	var failed error
-	err := w.raw.Read(func(fd uintptr) bool {
+	err := c.raw.Read(func(fd uintptr) bool {
 		for {
-			n, _, err := unix.Recvfrom(int(fd), w.buffer, unix.MSG_DONTWAIT)
+			n, _, err := unix.Recvfrom(int(fd), c.buffer, unix.MSG_DONTWAIT)
 			switch err {
 			case nil:
-				w.event(w.buffer[:n])
+				c.event(c.buffer[:n])
 			case unix.EINTR:
 			case unix.ENOBUFS:
-				w.missing = true
+				c.missing = true
 			case unix.EAGAIN:
 				return true
 			default:
@@ -149,7 +191,7 @@ func (w *Watcher) readEvents() error {
 }
 
 // event processes a message.
-func (w *Watcher) event(b []byte) {
+func (c *Counter) event(b []byte) {
 	if len(b) < unix.NLMSG_HDRLEN {
 		return
 	}
@@ -158,31 +200,37 @@ func (w *Watcher) event(b []byte) {
 	switch {
 	case !ok:
 	case typ == ctnetlink.MsgDelete || e.ended:
-		w.end(e.id)
+		c.end(e.id)
 	case flags&unix.NLM_F_CREATE != 0:
-		w.begin(e, 1)
+		c.begin(connection{e.key, c.updates, false}, e.id)
 	}
 }
 
-// begin counts a connection, of which made are new.
-func (w *Watcher) begin(e entry, made int) {
-	if _, known := w.open[e.id]; known {
-		return
+// begin starts to count a connection.
+func (c *Counter) begin(x connection, id uint32) {
+	if _, known := c.open[id]; !known {
+		c.open[id] = x
+		c.add(x, 1)
 	}
-	w.open[e.id] = e.key
-	l := w.loads[e.key]
-	l.Open++
-	l.New += made
-	w.loads[e.key] = l
+}
+
+func (c *Counter) add(x connection, n int) {
+	l := c.loads[x.Key]
+	l.Open += n
+	if x.update == c.updates {
+		l.New += n
+	}
+	if x.early {
+		c.early += n
+	}
+	c.loads[x.Key] = l
 }
 
 // end stops counting a connection.
-func (w *Watcher) end(id uint32) {
-	if k, known := w.open[id]; known {
-		delete(w.open, id)
-		l := w.loads[k]
-		l.Open--
-		w.loads[k] = l
+func (c *Counter) end(id uint32) {
+	if x, known := c.open[id]; known {
+		delete(c.open, id)
+		c.add(x, -1)
 	}
 }
 
