@@ -15,11 +15,23 @@ type Loads func(Protocol, Backend) (open, recent int)
 // FollowsLoads reports whether there are Services with LeastConnections.
 func (s *State) FollowsLoads() bool { return len(s.following) > 0 }
 
-// LoadsChanged has the next Change follow the loads ([Config.Loads]) of all such Services.
+// LoadsChanged has the next Change follow the loads ([Config.Loads]) of all such Services that have
+// connections, or had some before.
 func (s *State) LoadsChanged() {
-	for e := range s.following {
-		s.markDirty(e)
+	for e, had := range s.following {
+		has := s.config.Loads != nil && e.hasLoad(s.config.Loads)
+		if has || had {
+			s.markDirty(e)
+		}
+		s.following[e] = has
 	}
+}
+
+func (e *endpoints) hasLoad(loads Loads) bool {
+	return slices.ContainsFunc(e.entries, func(en entry) bool {
+		open, _ := loads(e.port.protocol, en.backend)
+		return open > 0
+	})
 }
 
 func (e *endpoints) followsLoads() bool {
@@ -30,7 +42,7 @@ func (e *endpoints) followsLoads() bool {
 // follow records whether the choice of endpoints follows loads.
 func (s *State) follow(e *endpoints) {
 	if e.followsLoads() && len(e.entries) > 0 {
-		s.following[e] = struct{}{}
+		s.following[e] = s.following[e]
 	} else {
 		delete(s.following, e)
 	}

@@ -34,7 +34,7 @@ type State struct {
 	dirtyFrontends []*frontend
 	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
-	following      map[*endpoints]struct{} // whose choice follows loads
+	following      map[*endpoints]bool // whose choice follows loads; whether they had connections
 	problems       []Problem
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
 
@@ -52,7 +52,7 @@ func New(c Config) *State {
 		slices:    map[types.NamespacedName]*slice{},
 		frontends: map[FrontendKey]*frontend{},
 		contested: map[types.NamespacedName]int{},
-		following: map[*endpoints]struct{}{},
+		following: map[*endpoints]bool{},
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP
