@@ -27,7 +27,7 @@ var spoils = []struct {
 	kind  observe.Kind
 	spoil func(*cluster.Cluster) int
 }{
-	{"a backend is missing", inNFTables, observe.Reach, func(c *cluster.Cluster) (n int) {
+	{"a backend is missing", inNFTables | inIPVS, observe.Reach, func(c *cluster.Cluster) (n int) {
 		for _, s := range c.Slices {
 			if len(s.Endpoints) > 1 {
 				s.Endpoints = s.Endpoints[:len(s.Endpoints)-1]
@@ -46,7 +46,7 @@ var spoils = []struct {
 		e.Hints = nil
 		return had
 	})},
-	{"everything is masqueraded", inNFTables | inLegacy, observe.Reach, func(c *cluster.Cluster) int {
+	{"everything is masqueraded", inNFTables | inLegacy | inIPVS, observe.Reach, func(c *cluster.Cluster) int {
 		c.Settings.MasqueradeAll = !c.Settings.MasqueradeAll
 		return 1
 	}},
@@ -54,7 +54,7 @@ var spoils = []struct {
 		c.Settings.NodePortAddresses = []string{"127.0.0.0/8", "::1/128"}
 		return 1
 	}},
-	{"external traffic policy is ignored", inNFTables | inLegacy, observe.Reach, eachService(func(svc *corev1.Service) bool {
+	{"external traffic policy is ignored", inNFTables | inLegacy | inIPVS, observe.Reach, eachService(func(svc *corev1.Service) bool {
 		had := svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 		if had {
 			svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
@@ -66,7 +66,7 @@ var spoils = []struct {
 		svc.Spec.InternalTrafficPolicy = nil
 		return had
 	})},
-	{"source ranges are ignored", inNFTables | inNFT, observe.Reach, eachService(func(svc *corev1.Service) bool {
+	{"source ranges are ignored", inNFTables | inNFT | inIPVS, observe.Reach, eachService(func(svc *corev1.Service) bool {
 		had := len(svc.Spec.LoadBalancerSourceRanges) > 0
 		svc.Spec.LoadBalancerSourceRanges = nil
 		return had
@@ -76,7 +76,7 @@ var spoils = []struct {
 		svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
 		return had
 	})},
-	{"a Service is missing", inNFTables | inNFT, observe.Reach, func(c *cluster.Cluster) int {
+	{"a Service is missing", inNFTables | inNFT | inIPVS, observe.Reach, func(c *cluster.Cluster) int {
 		c.Services = c.Services[1:]
 		return 1
 	}},
