@@ -92,8 +92,9 @@ const DefaultMasqueradeBit = 14
 // Prober is a Dataplane that can detect missing features of the node before it programs.
 type Prober interface {
 	// Probe tries to use all features that the dataplane needs, in each family,
-	// and returns those that are missing. It changes nothing. Afterwards the
-	// dataplane does not program a family with a missing feature.
+	// and returns those that are missing. Nothing that it makes stays, even if the
+	// process is killed. Afterwards the dataplane does not program a family with a
+	// missing feature.
 	//
 	// An error says that the probe was not possible, for example without
 	// CAP_NET_ADMIN (EPERM).

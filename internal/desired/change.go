@@ -55,6 +55,9 @@ type Change struct {
 	// backend is masqueraded, because its replies would not return otherwise.
 	HairpinIPs AddressChange
 
+	// OwnIPs are the addresses of this node's interfaces, without IPv6 link-local ones.
+	OwnIPs AddressChange
+
 	// ServiceCIDRs are the ranges from which ClusterIPs are allocated, without
 	// overlaps. Traffic to an address in them that no Service has is dropped.
 	ServiceCIDRs PrefixChange
@@ -75,7 +78,7 @@ type Change struct {
 // Empty reports whether there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty() &&
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty() &&
 		c.RefusedNodePorts.empty() && c.SlowPathIPs.empty()
 }
 

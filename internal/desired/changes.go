@@ -52,6 +52,7 @@ func (s *State) collect() *Update {
 	s.dirtyEndpoints, s.dirtyFrontends = nil, nil
 	c.ClusterIPs = s.clusterIPs.change()
 	c.HairpinIPs = s.hairpins.change()
+	c.OwnIPs = s.ownIPs.change()
 	c.ServiceCIDRs = s.serviceCIDRs.change()
 	c.Health = s.healthChanges()
 	c.HealthPorts = s.healthPorts.change()
@@ -108,6 +109,7 @@ func (s *State) Reported() *Change {
 	}
 	c.ClusterIPs = s.clusterIPs.full()
 	c.HairpinIPs = s.hairpins.full()
+	c.OwnIPs = s.ownIPs.full()
 	c.ServiceCIDRs = s.serviceCIDRs.full()
 	c.HealthPorts = s.healthPorts.full()
 	c.RefusedNodePorts = s.refused.full()

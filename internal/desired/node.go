@@ -75,8 +75,21 @@ func (s *State) DeleteNode(string) {}
 
 // SetNodeAddresses sets all addresses on this node's interfaces.
 func (s *State) SetNodeAddresses(addrs []netip.Addr) {
+	for _, a := range s.node.addrs {
+		s.useOwn(a, -1)
+	}
 	s.node.addrs = slices.Clone(addrs)
+	for _, a := range addrs {
+		s.useOwn(a, 1)
+	}
 	s.selectNodePortAddrs()
+}
+
+// useOwn leaves out IPv6 link-local addresses: each interface has one, also those of pods.
+func (s *State) useOwn(a netip.Addr, n int) {
+	if a = a.Unmap().WithZone(""); !a.Is6() || !a.IsLinkLocalUnicast() {
+		s.ownIPs.use(a, n)
+	}
 }
 
 func (s *State) local() (l LocalTraffic) {

@@ -22,6 +22,7 @@ type State struct {
 
 	clusterIPs  counted[netip.Addr]
 	hairpins    counted[netip.Addr]
+	ownIPs      counted[netip.Addr]
 	healthPorts counted[HealthPort]
 	refused     counted[RefusedNodePort]
 

@@ -30,6 +30,7 @@ var known = []struct {
 	{"a connection from a node or a pod to a Service with `externalTrafficPolicy: Local`", isKeptOnNode},
 	{"a traffic policy is Local, and this node has no endpoint", isElsewhereAllTheSame},
 	{"which packets rules refuse or drop", isDroppedLater},
+	{"an external IP that no interface of the node has", isNoVirtualServer},
 }
 
 // knownDifference returns the row that says why the two differ, or nothing.

@@ -3,6 +3,7 @@
 package oracle
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -70,6 +71,24 @@ func isKeptOnNode(c *cluster.Cluster, d difference) bool {
 func isDroppedLater(c *cluster.Cluster, d difference) bool {
 	return c.Settings.Mode == cluster.IPVS && d.probe.From == stage.OnNode && d.probe.Protocol == lab.UDP &&
 		fails(d.outcomes[0], observe.Timeout) && fails(d.outcomes[1], notPermitted)
+}
+
+// isNoVirtualServer says whether nftables serves an external IP with Slipstream: other ports reach
+// the machine that has it, or none, and its affinity is the same at all such addresses.
+func isNoVirtualServer(c *cluster.Cluster, d difference) bool {
+	external := func(a netip.Addr) bool {
+		svc := c.Named(d.probe.Namespace, d.probe.Service)
+		return c.Settings.Mode == cluster.IPVS && svc != nil && slices.Contains(svc.Spec.ExternalIPs, a.String())
+	}
+	if d.probe.Kind == observe.Share {
+		return external(d.probe.To.Addr()) && external(d.probe.Then.Addr()) && d.outcomes[1].Note == observe.SameServer
+	}
+	for _, servers := range d.outcomes[1].Answers {
+		if slices.ContainsFunc(servers, func(s string) bool { return !strings.HasPrefix(s, stage.Elsewhere+":") }) {
+			return false
+		}
+	}
+	return external(d.probe.To.Addr()) && strings.HasPrefix(d.probe.What, "unused port") && fails(d.outcomes[0], failureOf(d, observe.Refused))
 }
 
 // policyLocal says whether a traffic policy Local is for a probe's address in IPVS mode, and

@@ -72,7 +72,7 @@ func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *po
 	if surplus+len(missing) > 0 {
 		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, and has %d others", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus)
 	}
-	if a := f.Addr(); b.translation.addresses[a] > 0 && !b.translation.skipped[a] && !b.dummy.isLocal(a) {
+	if a := f.Addr(); b.translation.onDummy(a) && !b.dummy.isLocal(a) {
 		// The kernel makes the route of a new IPv6 address in the background.
 		if has, err := b.dummy.addresses(); err != nil || has[a] {
 			return err

@@ -6,8 +6,8 @@
 // # Three kinds of objects
 //
 //   - A virtual server for each frontend, with the backends of its pool as destinations.
-//   - The addresses of frontends that IPVS serves on the dummy interface kube-ipvs0, unless the
-//     node has them anyway. IPVS sees a packet only if the kernel takes its destination for the node's.
+//   - ClusterIPs and the IPs of load balancers on the dummy interface kube-ipvs0, unless the node
+//     has them anyway. IPVS sees a packet only if the kernel takes its destination for the node's.
 //   - A table for everything that IPVS does not do: masquerading, source ranges, the verdict of
 //     empty pools, unknown ports and addresses. It is that of nftables mode (package nftables),
 //     or rules and sets of iptables mode (package iptables) on a kernel without nf_tables. It
@@ -17,8 +17,8 @@
 // A frontend with a pool for traffic from outside (externalTrafficPolicy: Local) has two
 // pools. Its virtual server has the local one. The other, for connections that start on this
 // node, is served by the table, as in nftables mode; IPVS cannot tell the two apart by
-// address. External IPs in a network of the node are served by the table too: they may be other
-// machines' addresses.
+// address. External IPs that no interface of the node has are served by the table too: they may be
+// other machines' addresses.
 //
 // # Order
 //

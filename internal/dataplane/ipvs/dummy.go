@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -161,62 +160,6 @@ func hostAddr(a netip.Addr) *netlink.Addr {
 func (d *dummy) isLocal(a netip.Addr) bool {
 	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), nil)
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
-}
-
-// elsewhere returns the addresses of the node's other interfaces, with their networks.
-func (d *dummy) elsewhere() (o others, err error) {
-	list, err := netif.Complete(func() ([]netlink.Addr, error) { return d.handle.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return o, fmt.Errorf("listing the node's addresses: %w", err)
-	}
-	o.own = map[netip.Addr]bool{}
-	for _, a := range list {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		if !ok || d.link != nil && a.LinkIndex == d.link.Attrs().Index {
-			continue
-		}
-		bits, _ := a.Mask.Size()
-		p := netip.PrefixFrom(addr.Unmap(), bits)
-		o.own[p.Addr()] = true
-		if !p.IsSingleIP() && !slices.Contains(o.networks, p.Masked()) {
-			o.networks = append(o.networks, p.Masked())
-		}
-	}
-	return o, nil
-}
-
-// others are the addresses of the node's interfaces other than the dummy.
-type others struct {
-	own      map[netip.Addr]bool
-	networks []netip.Prefix
-}
-
-// lookup finds out about addresses during one change. It lists the node's addresses once, and
-// only if it has to: the dummy may have thousands.
-type lookup struct {
-	dummy  *dummy
-	others *others
-	failed error
-}
-
-func (l *lookup) list() *others {
-	if l.others == nil {
-		o, err := l.dummy.elsewhere()
-		l.others, l.failed = &o, err
-	}
-	return l.others
-}
-
-// own reports whether an interface other than the dummy has an address.
-func (l *lookup) own(a netip.Addr) bool {
-	return (l.others != nil || l.dummy.isLocal(a)) && l.list().own[a]
-}
-
-// neighbour reports whether an address may be that of another machine in one of the node's
-// networks.
-func (l *lookup) neighbour(a netip.Addr) bool {
-	o := l.list()
-	return !o.own[a] && slices.ContainsFunc(o.networks, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // remove deletes the interface with its addresses.

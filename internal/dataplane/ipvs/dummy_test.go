@@ -11,6 +11,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
@@ -74,6 +75,56 @@ func TestAddressesWhileTheyChange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestVIP: an interface of the node gets the IP of a load balancer and an external IP, as with
+// keepalived, and loses them. Both are served all the time, the external IP by IPVS while the
+// node has it.
+func TestVIP(t *testing.T) {
+	s := newStreet(t, 2, Options{})
+	external, loadBalancer := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2")
+	svc := dataplanetest.Service(corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ExternalIPs: []string{external.String()}})
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancer.String()}}
+	s.state.SetService(svc)
+	s.apply()
+	key := ipvs.Key{Addr: external, Port: web.Port(), Protocol: uint8(desired.TCP)}
+	scheduled := uint32(0)
+	for step, command := range []string{"", "add", "del"} {
+		addrs := s.Node.Addrs()
+		for _, a := range []netip.Addr{external, loadBalancer} {
+			if step == 1 {
+				addrs = append(addrs, a)
+			}
+			if step == 0 {
+				continue
+			}
+			if out, err := s.Node.Run(t.Context(), "ip", "addr", command, a.String(), "dev", "lo"); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		s.state.SetNodeAddresses(addrs)
+		s.apply()
+		if has, err := s.backend.dummy.addresses(); err != nil || has[external] || has[loadBalancer] != (step != 1) {
+			t.Errorf("step %d: addresses of %s: %v, error %v", step, Interface, has, err)
+		}
+		for _, a := range []netip.Addr{external, loadBalancer} {
+			if _, err := s.Client.Connect(lab.TCP, netip.AddrPortFrom(a, web.Port()), lab.Timeout(20*time.Second)); err != nil {
+				t.Errorf("step %d: %s: %v", step, a, err)
+			}
+		}
+		all, err := s.backend.conn.Destinations(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := uint32(0)
+		for _, d := range all {
+			n += d.Connections()
+		}
+		if (n > scheduled) != (step == 1) {
+			t.Errorf("step %d: IPVS has %d connections to the external IP, and had %d", step, n, scheduled)
+		}
+		scheduled = n
 	}
 }
 

@@ -109,7 +109,7 @@ func (b *Backend) Close() error {
 
 // reset forgets what was programmed.
 func (b *Backend) reset() {
-	b.translation = translation{inside: map[desired.PoolID]int{}, addresses: map[netip.Addr]int{}, skipped: map[netip.Addr]bool{}, external: map[netip.Addr]*externalIP{}}
+	b.translation = newTranslation()
 	b.servers = servers{scheduler: b.scheduler}
 	b.drain = drains{}
 }
@@ -123,10 +123,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats da
 	}
 	b.reset()
 	p := plan{drain: b.drain}
-	table, err := b.write(&p, full)
-	if err != nil {
-		return stats, err
-	}
+	table := b.write(&p, full)
 	if err := b.compare(ctx, &p); err != nil {
 		return stats, err
 	}
@@ -150,25 +147,17 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (stats data
 		return stats, fmt.Errorf("ipvs: %w", err)
 	}
 	p := plan{drain: b.drain}
-	table, err := b.write(&p, change)
-	if err != nil {
-		return stats, err
-	}
+	table := b.write(&p, change)
 	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, table) },
 		func() error { return b.dummy.change(&table.ClusterIPs) })
 }
 
 // write updates the records by a change. It returns the change of the table, and adds the steps
 // for IPVS to a plan.
-func (b *Backend) write(p *plan, change *desired.Change) (*desired.Change, error) {
-	look := lookup{dummy: b.dummy}
-	b.translation.own, b.translation.neighbour = look.own, look.neighbour
-	b.translation.arrive(change)
+func (b *Backend) write(p *plan, change *desired.Change) *desired.Change {
 	before := b.servers.sizes(change)
 	b.servers.write(p, change)
-	table := b.translation.change(change, before, &b.servers)
-	b.translation.leave(change)
-	return table, look.failed
+	return b.translation.change(change, before, &b.servers)
 }
 
 // program carries out a plan around the change of the table.

@@ -17,60 +17,38 @@ import (
 //   - one with all backends, while a frontend uses it: one with a pool for traffic from outside,
 //     for connections that start on this node, or one that the table serves
 //
-// The table serves external IPs in a network of the node. They may be addresses of other
-// machines, which this node could not reach if its own interface had them. Their virtual servers
-// receive no packets.
+// IPVS serves an external IP only while an interface of the node has it. It may be another
+// machine's address, which this node could not reach if its dummy interface had it. Otherwise
+// the table serves it, and its virtual servers receive no packets.
 type translation struct {
-	inside    map[desired.PoolID]int // number of frontends that need the second one
-	addresses map[netip.Addr]int     // how many ClusterIPs and frontends have an address
+	inside map[desired.PoolID]int // number of frontends that need the second one
+	own    map[netip.Addr]bool    // addresses of the node's interfaces other than the dummy
 
-	// own reports whether an interface other than the dummy has an address. Skipped are
-	// the addresses for which it did.
-	own     func(netip.Addr) bool
-	skipped map[netip.Addr]bool
+	// external has the frontends of external IPs.
+	external map[netip.Addr]map[desired.FrontendKey]*desired.Frontend
 
-	// neighbour reports whether an address may be another machine's.
-	neighbour func(netip.Addr) bool
-	external  map[netip.Addr]*externalIP
+	// The dummy interface has ClusterIPs, and the IPs of load balancers, with their numbers of
+	// frontends, that no other interface has.
+	clusterIPs    map[netip.Addr]bool
+	loadBalancers map[netip.Addr]int
 }
 
-// externalIP is an address of spec.externalIPs. Whether it may be another machine's is found out
-// for its first frontend, and stays so while it has frontends.
-type externalIP struct {
-	frontends int
-	neighbour bool
-}
-
-// arrive counts the frontends that a change adds, before it is translated.
-func (t *translation) arrive(c *desired.Change) {
-	for i := range c.Frontends {
-		if f := c.Frontends[i].New; f != nil && f.Kind == desired.ExternalIP {
-			e := t.external[f.Addr()]
-			if e == nil {
-				e = &externalIP{neighbour: t.neighbour(f.Addr())}
-				t.external[f.Addr()] = e
-			}
-			e.frontends++
-		}
-	}
-}
-
-// leave counts the frontends that a change removes, when it is translated.
-func (t *translation) leave(c *desired.Change) {
-	for i := range c.Frontends {
-		if f := c.Frontends[i].Old; f != nil && f.Kind == desired.ExternalIP {
-			if e := t.external[f.Addr()]; e.frontends > 1 {
-				e.frontends--
-			} else {
-				delete(t.external, f.Addr())
-			}
-		}
+func newTranslation() translation {
+	return translation{
+		inside: map[desired.PoolID]int{}, own: map[netip.Addr]bool{},
+		external:   map[netip.Addr]map[desired.FrontendKey]*desired.Frontend{},
+		clusterIPs: map[netip.Addr]bool{}, loadBalancers: map[netip.Addr]int{},
 	}
 }
 
 // inTable reports whether the table serves a frontend.
 func (t *translation) inTable(f *desired.Frontend) bool {
-	return f.Kind == desired.ExternalIP && t.external[f.Addr()].neighbour
+	return f.Kind == desired.ExternalIP && !t.own[f.Addr()]
+}
+
+// onDummy reports whether the dummy interface has an address.
+func (t *translation) onDummy(a netip.Addr) bool {
+	return t.clusterIPs[a] || t.loadBalancers[a] > 0 && !t.own[a]
 }
 
 // realPools lists the pools of which the table needs all backends for a frontend.
@@ -95,7 +73,8 @@ func real(id desired.PoolID) desired.PoolID { return 2*id + 1 }
 // change's pools in the old one.
 func (t *translation) change(c *desired.Change, before []int, record *servers) *desired.Change {
 	out := *c
-	out.Pools, out.Frontends = nil, make([]desired.FrontendChange, len(c.Frontends))
+	frontends := t.moved(c)
+	out.Pools, out.Frontends = nil, make([]desired.FrontendChange, len(frontends))
 	was := map[desired.PoolID]int{} // of the pools for which inside may differ
 	refer := func(f *desired.Frontend, n int) {
 		for _, id := range t.realPools(f) {
@@ -107,11 +86,14 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 			}
 		}
 	}
-	for i := range c.Frontends {
-		f := &c.Frontends[i]
-		refer(f.Old, -1)
-		refer(f.New, 1)
-		out.Frontends[i] = desired.FrontendChange{Old: t.frontend(f.Old), New: t.frontend(f.New)}
+	for i := range frontends {
+		refer(frontends[i].Old, -1)
+		out.Frontends[i].Old = t.frontend(frontends[i].Old)
+	}
+	out.ClusterIPs = t.addresses(c)
+	for i := range frontends {
+		refer(frontends[i].New, 1)
+		out.Frontends[i].New = t.frontend(frontends[i].New)
 	}
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -136,7 +118,6 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 			Sibling: desired.NoPool, Sticky: pool.Sticky, IfEmpty: pool.IfEmpty}, users > 0, pool)
 		out.Pools = append(out.Pools, r)
 	}
-	out.ClusterIPs = t.clusterIPs(c)
 	return &out
 }
 
@@ -203,51 +184,74 @@ func (t *translation) frontend(f *desired.Frontend) *desired.Frontend {
 	return &c
 }
 
-// clusterIPs returns the change of the addresses of the dummy interface: ClusterIPs, and the
-// other addresses of Services that no interface of the node has. Like a ClusterIP, each
-// belongs to Services as a whole.
-func (t *translation) clusterIPs(c *desired.Change) (out desired.AddressChange) {
-	was := map[netip.Addr]bool{}
-	count := func(a netip.Addr, n int) {
-		if _, known := was[a]; !known {
-			was[a] = t.addresses[a] > 0
+// moved returns the changed frontends, with those of external IPs that an interface of the node
+// gets or loses. Until then the other of the table and IPVS serves them.
+func (t *translation) moved(c *desired.Change) []desired.FrontendChange {
+	all := slices.Clone(c.Frontends)
+	for i := range c.Frontends {
+		if f := c.Frontends[i].Old; f != nil && f.Kind == desired.ExternalIP {
+			if delete(t.external[f.Addr()], f.FrontendKey); len(t.external[f.Addr()]) == 0 {
+				delete(t.external, f.Addr())
+			}
 		}
-		if t.addresses[a] += n; t.addresses[a] == 0 {
-			delete(t.addresses, a)
+	}
+	for _, a := range slices.Concat(c.OwnIPs.Removed, c.OwnIPs.Added) {
+		for _, f := range t.external[a] {
+			all = append(all, desired.FrontendChange{Old: f, New: f})
 		}
 	}
 	for i := range c.Frontends {
-		if f := c.Frontends[i].Old; f != nil && t.onDummy(f) {
-			count(f.Addr(), -1)
-		}
-		if f := c.Frontends[i].New; f != nil && t.onDummy(f) {
-			count(f.Addr(), 1)
+		if f := c.Frontends[i].New; f != nil && f.Kind == desired.ExternalIP {
+			if t.external[f.Addr()] == nil {
+				t.external[f.Addr()] = map[desired.FrontendKey]*desired.Frontend{}
+			}
+			t.external[f.Addr()][f.FrontendKey] = f
 		}
 	}
-	for _, a := range c.ClusterIPs.Removed {
-		count(a, -1)
+	return all
+}
+
+// addresses updates the records of addresses by a change, and returns the change of the dummy
+// interface's. Like a ClusterIP, each belongs to Services as a whole.
+func (t *translation) addresses(c *desired.Change) (out desired.AddressChange) {
+	was := map[netip.Addr]bool{}
+	note := func(a netip.Addr) {
+		if _, known := was[a]; !known {
+			was[a] = t.onDummy(a)
+		}
 	}
-	for _, a := range c.ClusterIPs.Added {
-		count(a, 1)
+	update := func(of map[netip.Addr]bool, change *desired.AddressChange) {
+		for _, a := range change.Removed {
+			note(a)
+			delete(of, a)
+		}
+		for _, a := range change.Added {
+			note(a)
+			of[a] = true
+		}
+	}
+	count := func(f *desired.Frontend, n int) {
+		if f == nil || f.Kind != desired.LoadBalancerIP {
+			return
+		}
+		note(f.Addr())
+		if t.loadBalancers[f.Addr()] += n; t.loadBalancers[f.Addr()] == 0 {
+			delete(t.loadBalancers, f.Addr())
+		}
+	}
+	update(t.clusterIPs, &c.ClusterIPs)
+	update(t.own, &c.OwnIPs)
+	for i := range c.Frontends {
+		count(c.Frontends[i].Old, -1)
+		count(c.Frontends[i].New, 1)
 	}
 	for a, had := range was {
-		switch has := t.addresses[a] > 0; {
-		case has == had:
-		case has && t.own(a):
-			t.skipped[a] = true
-		case has:
+		switch has := t.onDummy(a); {
+		case has && !had:
 			out.Added = append(out.Added, a)
-		case t.skipped[a]:
-			delete(t.skipped, a)
-		default:
+		case had && !has:
 			out.Removed = append(out.Removed, a)
 		}
 	}
 	return out
-}
-
-// onDummy reports whether the dummy interface needs a frontend's address, besides those in
-// desired.Change.ClusterIPs.
-func (t *translation) onDummy(f *desired.Frontend) bool {
-	return f.Kind == desired.LoadBalancerIP || f.Kind == desired.ExternalIP && !t.inTable(f)
 }

@@ -14,24 +14,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
 )
 
-// newTranslation returns a translation with a record, on a node that has 203.0.113.9/24.
-func newTranslation() (*translation, *servers) {
-	o := others{own: map[netip.Addr]bool{netip.MustParseAddr("203.0.113.9"): true}, networks: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}}
-	l := &lookup{others: &o}
-	t := &translation{
-		inside: map[desired.PoolID]int{}, addresses: map[netip.Addr]int{}, own: l.own, skipped: map[netip.Addr]bool{},
-		neighbour: l.neighbour, external: map[netip.Addr]*externalIP{},
-	}
-	return t, &servers{}
-}
-
 func (t *translation) translate(c *desired.Change, s *servers) *desired.Change {
-	t.arrive(c)
 	before := s.sizes(c)
 	s.write(&plan{drain: drains{}}, c)
-	out := t.change(c, before, s)
-	t.leave(c)
-	return out
+	return t.change(c, before, s)
 }
 
 // content applies translated changes one after the other, as the table does, and refuses those
@@ -143,7 +129,7 @@ func TestTranslation(t *testing.T) {
 		c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3_000))
 		var objects desiredtest.Objects
 		s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
-		translation, record := newTranslation()
+		translation, record := newTranslation(), &servers{}
 		table := newContent()
 		table.apply(t, translation.translate(&s.Full().Change, record))
 		for c.More() {
@@ -154,11 +140,11 @@ func TestTranslation(t *testing.T) {
 			change := &s.Change().Change
 			if change.Rebuild {
 				change = &s.Full().Change
-				translation, record = newTranslation()
+				translation, record = newTranslation(), &servers{}
 				table = newContent()
 			}
 			table.apply(t, translation.translate(change, record))
-			fresh, freshRecord := newTranslation()
+			fresh, freshRecord := newTranslation(), &servers{}
 			want := newContent()
 			want.apply(t, fresh.translate(&s.Full().Change, freshRecord))
 			if got := table.lines(); got != want.lines() {
@@ -168,37 +154,33 @@ func TestTranslation(t *testing.T) {
 		if len(translation.external) > 0 && seed == 0 {
 			objects.Clear(s)
 			table.apply(t, translation.translate(&s.Change().Change, record))
-			if n := len(translation.inside) + len(translation.addresses) + len(translation.skipped) + len(translation.external); n > 0 {
+			if n := len(translation.inside) + len(translation.external) + len(translation.clusterIPs) + len(translation.loadBalancers); n > 0 {
 				t.Errorf("without Services: %+v", translation)
 			}
 		}
 	}
 }
 
-// TestTranslationKinds: who serves a frontend, and which addresses are on the dummy interface.
+// TestTranslationKinds: who serves a frontend, and which addresses are on the dummy interface,
+// also when an interface of the node gets the address and loses it.
 func TestTranslationKinds(t *testing.T) {
 	pods := desired.NewBackend(netip.MustParseAddrPort("10.244.0.5:80"))
 	for _, c := range []struct {
-		name, addr   string
-		kind         desired.AddressKind
-		local        bool // externalTrafficPolicy: Local
-		pools        string
-		affinity     uint32
-		onDummy, own bool
+		name    string
+		kind    desired.AddressKind
+		local   bool // externalTrafficPolicy: Local
+		not, of string
 	}{
-		{name: "ClusterIP", addr: "10.96.0.1", kind: desired.ClusterIP, pools: "elsewhere"},
-		{name: "NodePort", addr: "203.0.113.9", kind: desired.NodePort, pools: "elsewhere"},
-		{name: "local NodePort", addr: "203.0.113.9", kind: desired.NodePort, local: true, pools: "pods elsewhere", affinity: 60},
-		{name: "load balancer IP", addr: "198.51.100.1", kind: desired.LoadBalancerIP, pools: "elsewhere", onDummy: true},
-		{name: "load balancer IP in the node's network", addr: "203.0.113.1", kind: desired.LoadBalancerIP, pools: "elsewhere", onDummy: true},
-		{name: "external IP", addr: "198.51.100.1", kind: desired.ExternalIP, pools: "elsewhere", onDummy: true},
-		{name: "external IP in the node's network", addr: "203.0.113.1", kind: desired.ExternalIP, pools: "pods", affinity: 60},
-		{name: "local external IP there", addr: "203.0.113.1", kind: desired.ExternalIP, local: true, pools: "pods pods", affinity: 60},
-		{name: "external IP of the node", addr: "203.0.113.9", kind: desired.ExternalIP, pools: "elsewhere", own: true},
+		{"ClusterIP", desired.ClusterIP, false, "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0, on the dummy"},
+		{"NodePort", desired.NodePort, false, "elsewhere, affinity 0", "elsewhere, affinity 0"},
+		{"local NodePort", desired.NodePort, true, "pods elsewhere, affinity 60", "pods elsewhere, affinity 60"},
+		{"load balancer IP", desired.LoadBalancerIP, false, "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0"},
+		{"external IP", desired.ExternalIP, false, "pods, affinity 60", "elsewhere, affinity 0"},
+		{"local external IP", desired.ExternalIP, true, "pods pods, affinity 60", "pods elsewhere, affinity 60"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := &desired.Frontend{
-				FrontendKey: desired.FrontendKey{AddrPort: netip.AddrPortFrom(netip.MustParseAddr(c.addr), 80), Protocol: desired.TCP},
+				FrontendKey: desired.FrontendKey{AddrPort: netip.MustParseAddrPort("198.51.100.1:80"), Protocol: desired.TCP},
 				Kind:        c.kind, Pool: 1, LocalPool: desired.NoPool, Affinity: 60,
 			}
 			change := &desired.Change{Frontends: []desired.FrontendChange{{New: f}}}
@@ -207,25 +189,38 @@ func TestTranslationKinds(t *testing.T) {
 				f.LocalPool = 2
 				change.Pools = append(change.Pools, desired.PoolChange{ID: 2, New: true, Added: []desired.Backend{pods}})
 			}
-			translation, record := newTranslation()
+			addr := []netip.Addr{f.Addr()}
+			if c.kind == desired.ClusterIP {
+				change.ClusterIPs.Added = addr
+			}
+			translation, record := newTranslation(), &servers{}
 			table := newContent()
-			table.apply(t, translation.translate(change, record))
-			got := table.frontends[f.FrontendKey]
-			var pools []string
-			for _, id := range got.Pools() {
-				switch {
-				case table.pools[id][pods]:
-					pools = append(pools, "pods")
-				case table.pools[id][dataplane.Elsewhere]:
-					pools = append(pools, "elsewhere")
+			translate := func(change *desired.Change, want string) {
+				t.Helper()
+				table.apply(t, translation.translate(change, record))
+				served := table.frontends[f.FrontendKey]
+				var pools []string
+				for _, id := range served.Pools() {
+					switch {
+					case table.pools[id][pods]:
+						pools = append(pools, "pods")
+					case table.pools[id][dataplane.Elsewhere]:
+						pools = append(pools, "elsewhere")
+					}
+				}
+				got := fmt.Sprintf("%s, affinity %d", strings.Join(pools, " "), served.Affinity)
+				if table.addresses[addr[0]] {
+					got += ", on the dummy"
+				}
+				if got != want {
+					t.Errorf("%q, want %q", got, want)
 				}
 			}
-			if strings.Join(pools, " ") != c.pools || got.Affinity != c.affinity {
-				t.Errorf("pools %s, affinity %d", pools, got.Affinity)
-			}
-			if onDummy := len(table.addresses) > 0; onDummy != c.onDummy || c.own != translation.skipped[f.Addr()] {
-				t.Errorf("on the dummy interface: %t; not because it is the node's: %t", onDummy, translation.skipped[f.Addr()])
-			}
+			translate(change, c.not)
+			translate(&desired.Change{OwnIPs: desired.AddressChange{Added: addr}}, c.of)
+			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}}, c.of)
+			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}}, c.not)
+			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}, OwnIPs: desired.AddressChange{Added: addr}}, c.of)
 		})
 	}
 }

@@ -208,17 +208,24 @@ func (c *Conn) one(ctx context.Context, r Request) error {
 	return errors.Join(err, refused)
 }
 
-// Schedulers returns the schedulers that the kernel has, in alphabetical order. It asks for a
-// virtual server with each, for IPv6 with a mask of no bits. The kernel looks for the scheduler,
-// loads its module, and then refuses the mask, so nothing is made.
+// Schedulers returns the schedulers that the kernel has, in alphabetical order. It makes and
+// removes a virtual server with each, by a mark that packets do not have, in one system call, so
+// none stays if the process is killed. The kernel loads the modules of schedulers.
 func (c *Conn) Schedulers(ctx context.Context) (names []string, err error) {
+	key := Key{Mark: 0xfffffffe}
 	for _, name := range schedulerNames {
-		err := c.one(ctx, AddService(Service{Key: Key{Mark: 0xfffffffe, Mark6: true}, Scheduler: name, MaskBits: 0}))
+		var refused error
+		err := c.Execute(ctx, []Request{AddService(Service{Key: key, Scheduler: name, MaskBits: 32}), DeleteService(key)},
+			func(i int, failed error) {
+				if i == 0 {
+					refused = failed
+				}
+			})
 		switch {
-		case errors.Is(err, unix.EINVAL):
+		case err == nil && refused == nil:
 			names = append(names, name)
-		case !errors.Is(err, unix.ENOENT):
-			return nil, fmt.Errorf("probing IPVS scheduler %s: %w", name, err)
+		case err != nil || !errors.Is(refused, unix.ENOENT):
+			return nil, fmt.Errorf("probing IPVS scheduler %s: %w", name, errors.Join(err, refused))
 		}
 	}
 	slices.Sort(names)
