@@ -13,6 +13,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // changes returns the lines of a configuration that differ from the one without flags.
@@ -329,6 +331,27 @@ func TestExternalIPsGate(t *testing.T) {
 		c.KubeProxy.FeatureGates = map[string]bool{"AllowServiceExternalIPs": allowed}
 		if got := desiredConfig(c, "n1", desired.Families{}).NoExternalIPs; got == allowed {
 			t.Errorf("allowed %v: external IPs ignored: %v", allowed, got)
+		}
+	}
+}
+
+// TestExcludePods checks that the expression reaches the desired state, of the agent as well.
+func TestExcludePods(t *testing.T) {
+	c, o := config.New(), agentOptions{fastPath: config.New().Slipstream.FastPath}
+	if desiredConfig(c, "n1", desired.Families{}).SlowPathPod != nil {
+		t.Error("pods are selected by default")
+	}
+	c.Slipstream.FastPath.ExcludePods = `pod.name == "a"`
+	o.fastPath.ExcludePods = `pod.name == "a"`
+	_, agents, err := o.configs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, selects := range map[string]func(*corev1.Pod) bool{"run": desiredConfig(c, "n1", desired.Families{}).SlowPathPod, "fastpath": agents.SlowPathPod} {
+		for name, want := range map[string]bool{"a": true, "b": false} {
+			if got := selects(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != want {
+				t.Errorf("%s: pod %s: %t", what, name, got)
+			}
 		}
 	}
 }
