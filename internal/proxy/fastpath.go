@@ -172,8 +172,8 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 		case errors.Is(err, dataplane.ErrDamaged):
 			klog.ErrorS(err, "Programming the fast path again")
 			p.fastPath.failed()
-		case err != nil:
-			klog.ErrorS(err, "Could not check the fast path")
+		default:
+			p.checkFastPathFailed.log(err, "Could not check the fast path")
 		}
 	})
 }

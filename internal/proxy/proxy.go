@@ -137,6 +137,8 @@ type Proxy struct {
 	departed   *departed // nil unless Options.ResetDeletedNodes
 	verifying  verifying
 	background sync.WaitGroup // goroutines that Run waits for
+
+	checkFailed, checkFastPathFailed failure
 }
 
 // New creates a loop. Only the loop may use st and b from now on.
@@ -433,8 +435,22 @@ func (p *Proxy) check(ctx context.Context) {
 	case errors.Is(err, dataplane.ErrDue):
 		p.queued()
 		p.full = true
-	case err != nil && ctx.Err() == nil:
-		klog.ErrorS(err, "Could not check what is programmed")
+	case ctx.Err() == nil:
+		p.checkFailed.log(err, "Could not check what is programmed")
+	}
+}
+
+// failure is the last failure of a frequent call, so that one that persists is logged once.
+type failure string
+
+// log logs an error unless it is the last one. A success (nil) forgets that.
+func (f *failure) log(err error, message string) {
+	last := *f
+	if *f = ""; err != nil {
+		*f = failure(err.Error())
+	}
+	if err != nil && *f != last {
+		klog.ErrorS(err, message)
 	}
 }
 

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,9 +44,10 @@ func (s script) Run(ctx context.Context, sink func([]source.Event)) error {
 // kernels; those with a recorder are about the loop.
 type recorder struct {
 	mu    sync.Mutex
-	calls []string // "full" or "change", with the Services of new frontends
-	fail  []error  // what the next calls return
-	check error
+	calls []string      // "full" or "change", with the Services of new frontends
+	fail  []error       // what the next calls return
+	check error         // of the next check
+	blind error         // of all other checks
 	busy  chan struct{} // when set, calls wait for it
 }
 
@@ -85,7 +87,7 @@ func (r *recorder) Close() error                  { return nil }
 func (r *recorder) Check(context.Context) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err, r.check = r.check, nil
+	err, r.check = cmp.Or(r.check, r.blind), nil
 	return err
 }
 
@@ -265,6 +267,26 @@ func TestFailureIsTriedAgainWithWhatCameMeanwhile(t *testing.T) {
 		if n := failures(l, metrics.Full); n != 1 {
 			t.Errorf("%v failures counted", n)
 		}
+	})
+}
+
+// TestCheckFails checks that a failure that persists is logged once, and again after a success.
+func TestCheckFails(t *testing.T) {
+	log := readLog(t)
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{CheckPeriod: time.Millisecond})
+		l.events <- []source.Event{service(1), synced}
+		l.wait("full +s1")
+		for range 2 {
+			l.set(func() { l.blind = errors.New("cannot say") })
+			time.Sleep(20 * time.Millisecond)
+			l.set(func() { l.blind = nil })
+			time.Sleep(20 * time.Millisecond)
+		}
+		if n := log.count("Could not check what is programmed"); n != 2 {
+			t.Errorf("logged %d times, want 2", n)
+		}
+		l.stop()
 	})
 }
 
