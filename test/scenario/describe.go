@@ -125,6 +125,12 @@ func pool(p desired.PoolChange) string {
 	if s := backends("-", p.Removed); s != "" {
 		parts = append(parts, s)
 	}
+	var weights []string
+	for _, w := range p.Weights {
+		weights = append(weights, fmt.Sprintf("weight %d of %s", w.Weight, w.Backend))
+	}
+	slices.Sort(weights)
+	parts = append(parts, weights...)
 	switch {
 	case p.IfEmpty == desired.Drop:
 		parts = append(parts, "drops when empty")
