@@ -22,16 +22,21 @@ const (
 
 // serveTCP accepts connections until the listener is closed.
 func (s *Server) serveTCP(p *port, l *net.TCPListener) {
+	failed := "" // the last attempt, so that an error that persists is logged once
 	for {
 		conn, err := l.AcceptTCP()
 		switch {
 		case closed(err):
 			return
 		case err != nil:
-			klog.ErrorS(err, "Could not accept a connection", "address", p.key)
+			if text := err.Error(); text != failed {
+				failed = text
+				klog.ErrorS(err, "Could not accept a connection", "address", p.key)
+			}
 			time.Sleep(acceptPause)
 			continue
 		}
+		failed = ""
 		select {
 		case s.connections <- struct{}{}:
 			s.running.Go(func() {
