@@ -109,14 +109,14 @@ func TestWeights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, weights := range [][]int{{90, 10, 100, 0}, {0, 1, 3, 0}, {100, 100, 100, 100}} {
+	for _, weights := range [][]int{{90, 10, 100, 0}, {0, 1, 3, 0}} {
 		sum := 0
 		for i, w := range weights {
 			s.weigh(i, fmt.Sprint(w))
 			sum += w
 		}
 		s.apply(t)
-		const n = 1000
+		const n = 500
 		hits := map[int]int{}
 		for range n {
 			hits[s.connect(t, 0)]++
