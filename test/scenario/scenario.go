@@ -124,8 +124,9 @@ func (s *story) connect(t *testing.T, d *datadriven.TestData) string {
 	}
 	got := s.topology.connect(t, d)
 	if mode == "ipvs" && got != want && strings.Contains(got, "timeout") {
-		// On a busy machine, one connection in thousands gets no answer. Why is not
-		// known yet; two in a row are a failure.
+		// A node connects to another one's NodePort, and soon masquerades a connection to
+		// the same endpoint with the same port, by chance. That node's IPVS takes the answer
+		// for one of the first connection. Two in a row are a failure.
 		t.Logf("%s: again after %q", d.Pos, got)
 		got = s.topology.connect(t, d)
 	}
