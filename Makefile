@@ -36,6 +36,8 @@ oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 C
 	cd test/oracle && $(GO) test -count=1 -v -timeout 1h . $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
 # Only the test kernel has IPVS. Everything is built here: compiling there is slow.
+# With 5,000 Services and more, kube-apiserver needs more memory mappings on the host than it gives
+# a process there by default: sysctl vm.max_map_count=1000000.
 UML = $(GO) run ./test/kernel/run -memory 8G -timeout 2h
 
 oracle-ipvs: deps ## The same in IPVS mode, on the User Mode Linux kernel; SEED=1000 CLUSTERS=10, RUN=Releases (root)
