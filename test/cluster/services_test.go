@@ -64,7 +64,7 @@ func TestServiceProxyName(t *testing.T) {
 		})
 		e.check(err)
 	}
-	label("somebody-else")
+	label("another-proxy")
 	for _, n := range e.Nodes {
 		e.silent(&n.Machine, site.ClusterIP(svc, false))
 	}

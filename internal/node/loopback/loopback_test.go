@@ -299,7 +299,7 @@ func TestReset(t *testing.T) {
 		_, err := io.ReadAll(c)
 		failed <- err
 	})
-	nobody := desired.NewBackend(netip.MustParseAddrPort("127.0.0.1:8003"))
+	silent := desired.NewBackend(netip.MustParseAddrPort("127.0.0.1:8003"))
 
 	b.server.Set([]desired.Relay{relay(v4, desired.TCP, breaks)})
 	c := b.dial(v4)
@@ -319,7 +319,7 @@ func TestReset(t *testing.T) {
 	if err := <-failed; !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("when the client resets, the endpoint sees %v", err)
 	}
-	b.server.Set([]desired.Relay{relay(v4, desired.TCP, nobody)})
+	b.server.Set([]desired.Relay{relay(v4, desired.TCP, silent)})
 	conn, err := b.ns.DialContext(t.Context(), "tcp", v4)
 	if err == nil { // the reset may come before dialing has ended
 		_, err = conn.Read(make([]byte, 1))

@@ -257,8 +257,8 @@ func TestAddresses(t *testing.T) {
 	w.reported()
 }
 
-// A port that somebody else has is reported once, tried again when anything
-// changes, and keeps nobody else from being served.
+// A port that another program listens on is reported once and tried again when
+// anything changes. All others are served.
 func TestPortIsTaken(t *testing.T) {
 	w := newTestServer(t)
 	w.server.SetAddresses(all)
