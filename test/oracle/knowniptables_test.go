@@ -202,17 +202,17 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	}
 	port := uint16(svc.Spec.Ports[0].Port)
 	unused, used := at(svc.Spec.ClusterIPs[0], 7), at(svc.Spec.ClusterIPs[0], port)
-	unused := at(c.Unallocated(0).String(), port)
+	unallocated := at(c.Unallocated(0).String(), port)
 	external, balanced := at(svc.Spec.ExternalIPs[0], port), at(svc.Status.LoadBalancer.Ingress[0].IP, port)
 	onNode, balancedOnNode := external, balanced
 	onNode.From, balancedOnNode.From = stage.OnNode, stage.OnNode
 	nodePort, answering := at(stage.LocalVIP[0].String(), uint16(svc.Spec.Ports[0].NodePort)), at(stage.NodeAddress(stage.Node1)[0].String(), uint16(svc.Spec.Ports[0].NodePort))
-	datagram, toUnused := at(svc.Spec.ClusterIPs[0], 7), unused
-	datagram.Protocol, toUnused.Protocol = lab.UDP, lab.UDP
+	datagram, toUnallocated := at(svc.Spec.ClusterIPs[0], 7), unallocated
+	datagram.Protocol, toUnallocated.Protocol = lab.UDP, lab.UDP
 	fromPod := datagram
-	datagram.From, toUnused.From = stage.OnNode, stage.OnNode
+	datagram.From, toUnallocated.From = stage.OnNode, stage.OnNode
 	notSent := observe.Outcome{Failures: []string{notPermitted}}
-	shared, sharedOwn := unused, used
+	shared, sharedOwn := unallocated, used
 	shared.Kind, shared.Then, sharedOwn.Kind, sharedOwn.Then = observe.Share, external.To, observe.Share, external.To
 	same, notBoth := observe.Outcome{Note: observe.SameServer}, observe.Outcome{Note: observe.NotBoth}
 	passes := observe.Outcome{Answers: map[string][]string{"a": {"elsewhere:9"}}}
@@ -233,11 +233,11 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 		{"unused port, the firewall drops", walled, unused, timeout, refused, true},
 		{"unused port, in nftables mode", nft, unused, passes, refused, false},
 		{"used port", c, used, passes, refused, false},
-		{"an unused address", c, unused, passes, timeout, true},
-		{"an unused address, refused", c, unused, passes, refused, false},
-		{"an unused address and another", c, shared, same, notBoth, true},
-		{"an unused address and another, the other way round", c, shared, notBoth, same, false},
-		{"an unused address and another, in nftables mode", nft, shared, same, notBoth, false},
+		{"an unallocated address", c, unallocated, passes, timeout, true},
+		{"an unallocated address, refused", c, unallocated, passes, refused, false},
+		{"an unallocated address and another", c, shared, same, notBoth, true},
+		{"an unallocated address and another, the other way round", c, shared, notBoth, same, false},
+		{"an unallocated address and another, in nftables mode", nft, shared, same, notBoth, false},
 		{"a Service's address and another", c, sharedOwn, same, notBoth, false},
 		{"a Service's address, dropped", c, used, passes, timeout, false},
 		{"external address, on the node", c, onNode, passes, refused, true},
@@ -257,7 +257,7 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 		{"node port where none answers, the other way round", full, nodePort, refused, timeout, false},
 		{"node port where none answers, in nftables mode", nft, nodePort, timeout, refused, false},
 		{"datagram from the node to an unused port", c, datagram, passes, notSent, true},
-		{"datagram from the node to an unused address", c, toUnused, passes, notSent, true},
+		{"datagram from the node to an unallocated address", c, toUnallocated, passes, notSent, true},
 		{"datagram from a pod", c, fromPod, passes, notSent, false},
 		{"external address, in a pod", c, external, passes, refused, false},
 		{"external address, dropped", c, onNode, passes, timeout, false},
