@@ -26,7 +26,7 @@ func TestIPVS(t *testing.T) {
 	Run(t, "ipvs", newIPVS, nil)
 }
 
-// TestIPVSLegacy runs every story in IPVS mode with a table of iptables-legacy.
+// TestIPVSLegacy runs stories in IPVS mode with a table of iptables-legacy.
 func TestIPVSLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet)
 	Run(t, "ipvs-legacy", newIPVSLegacy, onlyOldest)
