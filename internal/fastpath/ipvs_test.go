@@ -17,8 +17,8 @@ import (
 )
 
 // TestIPVS has a node in IPVS mode. Connections that IPVS translates stay on the slow path, for
-// thousands of packets in both directions. Those to an external IP in the node's network, which
-// the table translates, are offloaded.
+// thousands of packets in both directions. Those to an external IP that the node does not have,
+// which the table translates, are offloaded.
 func TestIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Flowtable, kerneltest.IPVS)
 	for _, scope := range []Scope{Services, All} {

@@ -250,8 +250,9 @@ func (s *scheduled) service() *corev1.Service {
 	svc.Name = s.name()
 	svc.Annotations = map[string]string{desired.AnnotationScheduler: s.scheduler}
 	svc.Spec.ClusterIP = s.address(0).Addr().String()
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	for i := 1; i < ofService; i++ {
-		svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, s.address(i).Addr().String())
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: s.address(i).Addr().String()})
 	}
 	return svc
 }
