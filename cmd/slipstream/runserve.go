@@ -338,7 +338,8 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		MaxTable:      c.Slipstream.MaglevTableSize,
 		SlowPathPod:   slowPathPod,
 
-		LoopbackNodePorts: loopbackNodePorts(c),
+		NodePortsByAddress: c.Mode() == config.IPVS,
+		LoopbackNodePorts:  loopbackNodePorts(c),
 	}
 }
 

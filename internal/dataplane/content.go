@@ -20,6 +20,8 @@ type Content struct {
 	ClusterIPs map[netip.Addr]bool
 	HairpinIPs map[netip.Addr]bool
 
+	NodeAddresses map[netip.Addr]bool // that serve NodePorts
+
 	ServiceCIDRs map[netip.Prefix]bool
 
 	RefusedNodePorts map[desired.RefusedNodePort]bool
@@ -35,10 +37,11 @@ const faultPrefix = "fault: "
 // NewContent returns an empty content.
 func NewContent() *Content {
 	return &Content{
-		Frontends:    map[desired.FrontendKey]Target{},
-		ClusterIPs:   map[netip.Addr]bool{},
-		HairpinIPs:   map[netip.Addr]bool{},
-		ServiceCIDRs: map[netip.Prefix]bool{},
+		Frontends:     map[desired.FrontendKey]Target{},
+		ClusterIPs:    map[netip.Addr]bool{},
+		HairpinIPs:    map[netip.Addr]bool{},
+		NodeAddresses: map[netip.Addr]bool{},
+		ServiceCIDRs:  map[netip.Prefix]bool{},
 
 		RefusedNodePorts: map[desired.RefusedNodePort]bool{},
 	}
@@ -108,6 +111,9 @@ func ContentOf(full *desired.Change) *Content {
 	for _, a := range full.HairpinIPs.Added {
 		c.HairpinIPs[a] = true
 	}
+	for _, a := range full.NodeAddresses.Added {
+		c.NodeAddresses[a] = true
+	}
 	return c
 }
 
@@ -123,6 +129,9 @@ func (c *Content) Lines() []string {
 	}
 	for a := range c.HairpinIPs {
 		all = append(all, fmt.Sprintf("hairpin %s", a))
+	}
+	for a := range c.NodeAddresses {
+		all = append(all, fmt.Sprintf("node address %s", a))
 	}
 	for p := range c.ServiceCIDRs {
 		all = append(all, fmt.Sprintf("ServiceCIDR %s", p))

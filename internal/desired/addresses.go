@@ -28,6 +28,9 @@ func (a *counted[T]) use(member T, n int) {
 	a.all[member] = u
 }
 
+// has reports whether a member has users.
+func (a *counted[T]) has(member T) bool { return a.all[member].users > 0 }
+
 // change returns the difference from the last report and marks it as reported.
 func (a *counted[T]) change() (c SetChange[T]) {
 	for _, member := range a.dirty {

@@ -58,6 +58,10 @@ type Change struct {
 	// OwnIPs are the addresses of this node's interfaces, without IPv6 link-local ones.
 	OwnIPs AddressChange
 
+	// NodeAddresses are the addresses of this node that serve NodePorts; none with
+	// [Config.NodePortsByAddress].
+	NodeAddresses AddressChange
+
 	// ServiceCIDRs are the ranges from which ClusterIPs are allocated, without
 	// overlaps. Traffic to an address in them that no Service has is dropped.
 	ServiceCIDRs PrefixChange
@@ -78,8 +82,8 @@ type Change struct {
 // Empty reports whether there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.ServiceCIDRs.empty() && c.HealthPorts.empty() &&
-		c.RefusedNodePorts.empty() && c.SlowPathIPs.empty()
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.NodeAddresses.empty() && c.ServiceCIDRs.empty() &&
+		c.HealthPorts.empty() && c.RefusedNodePorts.empty() && c.SlowPathIPs.empty()
 }
 
 // FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or

@@ -34,6 +34,9 @@ func (s *State) collect() *Update {
 	}
 	for _, f := range s.dirtyFrontends {
 		f.dirty = false
+		if !s.isContested(f) {
+			f.contest = nil
+		}
 		if s.config.relayed(f.key) {
 			c.Relays = append(c.Relays, s.relay(f))
 		} else if fc, differs := s.frontendChange(f); differs {
@@ -44,6 +47,8 @@ func (s *State) collect() *Update {
 			delete(s.frontends, f.key)
 		}
 	}
+	c.NodeAddresses = s.nodeAddresses.change()
+	c.Flows = s.newAddressFlows(c.Flows, c.NodeAddresses.Added)
 	for _, e := range s.dirtyEndpoints {
 		if e.flows != nil {
 			e.flows.firstServed = false
@@ -110,6 +115,7 @@ func (s *State) Reported() *Change {
 	c.ClusterIPs = s.clusterIPs.full()
 	c.HairpinIPs = s.hairpins.full()
 	c.OwnIPs = s.ownIPs.full()
+	c.NodeAddresses = s.nodeAddresses.full()
 	c.ServiceCIDRs = s.serviceCIDRs.full()
 	c.HealthPorts = s.healthPorts.full()
 	c.RefusedNodePorts = s.refused.full()

@@ -53,7 +53,11 @@ func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey,
 		for _, a := range spec.external {
 			do(frontendKey(a.ip, p.number, p), a.kind, p)
 		}
-		spec.eachNodePort(p, s.nodePortAddrs, do)
+		if s.config.NodePortsByAddress {
+			spec.eachNodePort(p, s.nodePortAddrs, do)
+		} else {
+			spec.eachNodePort(p, unspecified[:], do)
+		}
 		s.eachRelay(spec, p, do)
 	}
 }
@@ -86,14 +90,26 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		if loser == winner {
 			loser = f.claims[1].port
 		}
-		if contest := [2]ServicePort{winner.name, loser.name}; loser.service != winner.service && (f.contest == nil || *f.contest != contest) {
-			f.contest = &contest
-			problem := problemOf(loser.service.name, "spec.ports", fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.name, f.claims[0].kind))
-			problem.Contested = true
-			s.problems = append(s.problems, problem)
-		}
+		s.reportContest(f, loser)
+	}
+	for e, nodePort := range s.overrides(f) {
+		s.reportContest(e, nodePort.claims[0].port)
 	}
 	s.dirtyFrontend(f)
+}
+
+// reportContest reports that a port does not have a frontend that it claims, unless that is what
+// was reported last.
+func (s *State) reportContest(f *frontend, loser *port) {
+	winner := f.claims[0].port
+	contest := [2]ServicePort{winner.name, loser.name}
+	if loser.service == winner.service || f.contest != nil && *f.contest == contest {
+		return
+	}
+	f.contest = &contest
+	problem := problemOf(loser.service.name, "spec.ports", fmt.Sprintf("%s belongs to Service %s as its %s", f.key, winner.name, f.claims[0].kind))
+	problem.Contested = true
+	s.problems = append(s.problems, problem)
 }
 
 func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
@@ -108,18 +124,31 @@ func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
 // countContested adds n to the count of each Service that does not have the frontend although
 // it claims it.
 func (s *State) countContested(f *frontend, n int) {
-	if len(f.claims) < 2 {
+	for i := range f.claims {
+		if i > 0 {
+			s.countLoser(f, f.claims[i], n)
+		}
+	}
+	for e, nodePort := range s.overrides(f) {
+		s.countOverridden(e, nodePort, n)
+	}
+}
+
+// countOverridden does so for a NodePort that has another frontend beside it (see beside).
+func (s *State) countOverridden(f, nodePort *frontend, n int) {
+	for _, c := range nodePort.claims {
+		s.countLoser(f, c, n)
+	}
+}
+
+func (s *State) countLoser(f *frontend, c claim, n int) {
+	if c.port.service == f.claims[0].port.service {
 		return
 	}
-	for _, c := range f.claims[1:] {
-		if c.port.service == f.claims[0].port.service {
-			continue
-		}
-		name := c.port.service.name
-		s.contestedDiffers = true
-		if s.contested[name] += n; s.contested[name] == 0 {
-			delete(s.contested, name)
-		}
+	name := c.port.service.name
+	s.contestedDiffers = true
+	if s.contested[name] += n; s.contested[name] == 0 {
+		delete(s.contested, name)
 	}
 }
 
@@ -141,9 +170,6 @@ func (s *State) dirtyFrontend(f *frontend) {
 // frontendChange returns the difference from the last report and marks it as reported.
 func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	c := FrontendChange{Old: f.reported}
-	if len(f.claims) < 2 {
-		f.contest = nil
-	}
 	if len(f.claims) > 0 {
 		c.New = f.claims[0].frontend(f.key)
 		c.New.SlowPath = c.New.SlowPath || s.optOuts.namespaces[c.New.Service.Namespace]

@@ -2,7 +2,7 @@
 
 package desired
 
-import "slices"
+import "net/netip"
 
 // StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a
 // backend that it should no longer go to. They are to be deleted, so that the next
@@ -12,7 +12,8 @@ type StaleFlows struct {
 	// connections to them are stale whatever their frontend, which is not given.
 	Protocol Protocol
 
-	// Frontends are the original destinations of the flows.
+	// Frontends are the original destinations of the flows. A NodePort has one for each
+	// address that serves it.
 	Frontends []FrontendKey
 
 	// Backends are endpoints that no longer serve. Flows to them are stale.
@@ -89,27 +90,50 @@ func (s *State) frontendsOf(e *endpoints) (keys []FrontendKey) {
 	}
 	s.eachClaim(svc.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
-		if FamilyOf(key.Addr()) == e.family && !s.config.relayed(key) && f.claims[0].port == port && !slices.Contains(keys, key) {
-			keys = append(keys, key)
+		if FamilyOf(key.Addr()) == e.family && !s.config.relayed(key) && f.claims[0].port == port {
+			keys = append(keys, subtract(s.destinations(f), keys)...)
 		}
 	})
 	return keys
 }
 
 // newFrontendFlows appends the flows that a new frontend, or a frontend with another
-// pool, makes stale: flows to endpoints other than its own.
+// pool, makes stale: flows to endpoints other than its own. In place of a frontend that was
+// deleted, a NodePort may have its address.
 func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlows {
-	if c.New == nil || c.New.Protocol == TCP || c.Old != nil && c.Old.Pool == c.New.Pool && c.Old.LocalPool == c.New.LocalPool {
+	switch {
+	case c.New == nil:
+		if n := s.nodePortAt(c.Key()); n != nil {
+			return s.otherFlows(all, n, c.Key())
+		}
+		return all
+	case c.Old != nil && c.Old.Pool == c.New.Pool && c.Old.LocalPool == c.New.LocalPool:
 		return all
 	}
-	e := s.frontends[c.New.FrontendKey].claims[0].port.endpoints[FamilyOf(c.New.Addr())]
-	if e.flows.serving == 0 || e.flows.firstServed {
+	f := s.frontends[c.Key()]
+	return s.otherFlows(all, f, s.destinations(f)...)
+}
+
+// newAddressFlows appends the flows to NodePorts that new addresses of the node make stale.
+func (s *State) newAddressFlows(all []StaleFlows, added []netip.Addr) []StaleFlows {
+	if len(added) == 0 {
 		return all
 	}
-	return append(all, StaleFlows{
-		Protocol: c.New.Protocol, Frontends: []FrontendKey{c.New.FrontendKey},
-		Only: true, Backends: e.servingBackends(),
+	s.eachNodePort(func(f *frontend) {
+		if to := s.destinationsAt(f, added); f.key.Protocol != TCP {
+			all = s.otherFlows(all, f, to...)
+		}
 	})
+	return all
+}
+
+// otherFlows appends the flows with some destinations to endpoints other than a frontend's.
+func (s *State) otherFlows(all []StaleFlows, f *frontend, to ...FrontendKey) []StaleFlows {
+	e := f.claims[0].port.endpoints[FamilyOf(f.key.Addr())]
+	if e.flows == nil || e.flows.serving == 0 || e.flows.firstServed || len(to) == 0 {
+		return all
+	}
+	return append(all, StaleFlows{Protocol: f.key.Protocol, Frontends: to, Only: true, Backends: e.servingBackends()})
 }
 
 // allFlows lists, for all frontends, the flows that are not stale: flows to endpoints

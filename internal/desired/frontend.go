@@ -86,10 +86,23 @@ func (k AddressKind) String() string {
 // Traffic to them is masqueraded unless that policy is Local.
 func (k AddressKind) External() bool { return k != ClusterIP }
 
-// FrontendKey identifies a frontend.
+// FrontendKey identifies a frontend. The unspecified address is that of a NodePort. It stands for
+// each of [Change.NodeAddresses] that is not a ClusterIP and that no other frontend has with the
+// same port and protocol.
 type FrontendKey struct {
 	netip.AddrPort
 	Protocol Protocol
+}
+
+// OnNode reports whether the frontend is a NodePort at all addresses in [Change.NodeAddresses].
+func (k FrontendKey) OnNode() bool { return k.Addr().IsUnspecified() }
+
+// NodePort is the key of the NodePort with the same port and protocol.
+func (k FrontendKey) NodePort() FrontendKey { return k.At(unspecified[FamilyOf(k.Addr())]) }
+
+// At is the key with another address.
+func (k FrontendKey) At(ip netip.Addr) FrontendKey {
+	return FrontendKey{netip.AddrPortFrom(ip, k.Port()), k.Protocol}
 }
 
 // String is "10.96.0.10:53/UDP".

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ func checkSequence(input []byte) error {
 	if c.Below(2) == 1 {
 		config.NodePorts.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
 	}
+	config.NodePortsByAddress = c.Below(2) == 1
 	for f := range config.LoopbackNodePorts {
 		config.LoopbackNodePorts[f] = LoopbackNodePorts(c.Below(3))
 	}
@@ -90,8 +92,19 @@ func checkSequence(input []byte) error {
 // contestedOf counts the contested frontends from nothing.
 func contestedOf(s *State) map[types.NamespacedName]int {
 	all := map[types.NamespacedName]int{}
+	overridden := map[*frontend]*frontend{}
 	for _, f := range s.frontends {
 		for _, c := range f.claims {
+			if name := c.port.service.name; name != f.claims[0].port.service.name {
+				all[name]++
+			}
+			if on := f.key.NodePort(); s.frontends[on] != nil && slices.Contains(s.nodePortAddrs, f.key.Addr()) {
+				overridden[f] = s.frontends[on]
+			}
+		}
+	}
+	for f, nodePort := range overridden {
+		for _, c := range nodePort.claims {
 			if name := c.port.service.name; name != f.claims[0].port.service.name {
 				all[name]++
 			}

@@ -101,9 +101,6 @@ func (s *State) dirtyRelay(e *endpoints) {
 // relay describes how a relayed frontend is served now.
 func (s *State) relay(f *frontend) Relay {
 	r := Relay{FrontendKey: f.key}
-	if len(f.claims) < 2 {
-		f.contest = nil
-	}
 	if len(f.claims) == 0 {
 		return r
 	}

@@ -19,6 +19,7 @@ type model struct {
 	pools       map[PoolID]*modelPool
 	clusterIPs  map[netip.Addr]bool
 	hairpins    map[netip.Addr]bool
+	nodeAddrs   map[netip.Addr]bool
 	cidrs       map[netip.Prefix]bool
 	health      map[types.NamespacedName]HealthCheck
 	healthPorts map[HealthPort]bool
@@ -41,7 +42,7 @@ type modelPool struct {
 
 func newModel() *model {
 	return &model{
-		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
+		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
 		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, map[HealthPort]bool{}, LocalTraffic{},
 		map[FrontendKey]string{}, map[RefusedNodePort]bool{}, map[netip.Addr]bool{},
 	}
@@ -198,19 +199,23 @@ func (m *model) apply(c *Update) (err error) {
 		}
 		m.healthPorts[p] = true
 	}
+	addresses("ClusterIP", m.clusterIPs, c.ClusterIPs)
+	addresses("hairpin address", m.hairpins, c.HairpinIPs)
+	addresses("node address", m.nodeAddrs, c.NodeAddresses)
 	for _, stale := range c.Flows {
 		if stale.Protocol == TCP || len(stale.Frontends) == 0 {
 			wrong("flows of %v are stale", stale)
 		}
 		for _, key := range stale.Frontends {
-			if _, ok := m.frontends[key]; !ok || key.Protocol != stale.Protocol {
+			_, ok := m.frontends[key]
+			_, onNode := m.frontends[key.NodePort()]
+			onNode = onNode && m.nodeAddrs[key.Addr()] && !m.clusterIPs[key.Addr()]
+			if !ok && !onNode || key.OnNode() || key.Protocol != stale.Protocol {
 				wrong("flows to %s are stale, but no such frontend exists", key)
 			}
 		}
 	}
 	m.local = c.Local
-	addresses("ClusterIP", m.clusterIPs, c.ClusterIPs)
-	addresses("hairpin address", m.hairpins, c.HairpinIPs)
 	addresses("slow path address", m.slowPathIPs, c.SlowPathIPs)
 	return err
 }
@@ -263,7 +268,7 @@ func (m *model) String() string {
 	}
 	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v, refused %v", m.local, m.healthPorts, m.refused))
 	slices.Sort(lines)
-	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "ServiceCIDRs "+names(m.cidrs), "slow path "+names(m.slowPathIPs)), "\n")
+	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "node addresses "+names(m.nodeAddrs), "ServiceCIDRs "+names(m.cidrs), "slow path "+names(m.slowPathIPs)), "\n")
 }
 
 func (p *modelPool) String() string {

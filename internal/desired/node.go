@@ -108,13 +108,31 @@ func (s *State) local() (l LocalTraffic) {
 	return l
 }
 
-// selectNodePortAddrs selects the addresses that serve NodePorts, and updates the
-// claims of all Services with NodePorts.
+// selectNodePortAddrs selects the addresses that serve NodePorts. With
+// Config.NodePortsByAddress it updates the claims of all Services with NodePorts.
 func (s *State) selectNodePortAddrs() {
 	from := s.nodePortAddrs
-	s.nodePortAddrs = s.config.NodePorts.of(&s.node)
+	s.nodePortAddrs = slices.DeleteFunc(s.config.NodePorts.of(&s.node), func(ip netip.Addr) bool { return s.config.Without[FamilyOf(ip)] })
 	removed, added := subtract(from, s.nodePortAddrs), subtract(s.nodePortAddrs, from)
 	if len(removed)+len(added) == 0 {
+		return
+	}
+	if !s.config.NodePortsByAddress {
+		s.eachNodePort(func(f *frontend) {
+			for e := range s.beside(f, removed) {
+				s.countOverridden(e, f, -1)
+			}
+			for e := range s.beside(f, added) {
+				s.countOverridden(e, f, 1)
+				s.reportContest(e, f.claims[0].port)
+			}
+		})
+		for _, ip := range removed {
+			s.nodeAddresses.use(ip, -1)
+		}
+		for _, ip := range added {
+			s.nodeAddresses.use(ip, 1)
+		}
 		return
 	}
 	for _, svc := range s.services {
@@ -166,7 +184,7 @@ func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 // selected, the unspecified address stands for them.
 func (s *State) NodePortAddresses() (out []netip.Addr) {
 	n := s.config.NodePorts
-	for f, unspecified := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+	for f, unspecified := range unspecified {
 		switch {
 		case s.config.Without[f]:
 		case n.all(Family(f)):

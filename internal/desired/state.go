@@ -20,11 +20,12 @@ type State struct {
 	pools     []*pool // by PoolID; nil if free
 	freePools []PoolID
 
-	clusterIPs  counted[netip.Addr]
-	hairpins    counted[netip.Addr]
-	ownIPs      counted[netip.Addr]
-	healthPorts counted[HealthPort]
-	refused     counted[RefusedNodePort]
+	clusterIPs    counted[netip.Addr]
+	hairpins      counted[netip.Addr]
+	ownIPs        counted[netip.Addr]
+	nodeAddresses counted[netip.Addr] // nodePortAddrs, unless Config.NodePortsByAddress
+	healthPorts   counted[HealthPort]
+	refused       counted[RefusedNodePort]
 
 	node         node
 	serviceCIDRs serviceCIDRs

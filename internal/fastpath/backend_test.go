@@ -18,6 +18,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestSupport creates a Controller on any kernel.
@@ -169,9 +171,9 @@ func TestFrontends(t *testing.T) {
 			} else {
 				stats, err := w.Apply(w.t.Context(), &change.Change)
 				w.check(err)
-				pods := len(change.SlowPathIPs.Added) + len(change.SlowPathIPs.Removed)
-				if stats.Elements > 2*len(change.Frontends)+pods {
-					t.Fatalf("%d elements for %d frontends and %d pods", stats.Elements, len(change.Frontends), pods)
+				addrs := len(change.SlowPathIPs.Added) + len(change.SlowPathIPs.Removed) + len(change.NodeAddresses.Added) + len(change.NodeAddresses.Removed)
+				if stats.Elements > 2*len(change.Frontends)+addrs {
+					t.Fatalf("%d elements for %d frontends and %d addresses", stats.Elements, len(change.Frontends), addrs)
 				}
 			}
 			if n%30 == 0 {
@@ -185,11 +187,24 @@ func TestFrontends(t *testing.T) {
 
 func (w *world) compare(state *desired.State) {
 	w.t.Helper()
-	var want []string
-	full := state.Full()
+	services, full := map[desired.FrontendKey]desired.ServicePort{}, state.Full()
 	for _, f := range full.Frontends {
-		if f.New.Protocol != desired.SCTP && !f.New.SlowPath {
-			want = append(want, fmt.Sprint(f.New.FrontendKey, " ", f.New.Service))
+		if !f.New.OnNode() && !f.New.SlowPath {
+			services[f.New.FrontendKey] = f.New.Service
+		}
+	}
+	for _, f := range full.Frontends {
+		for _, a := range full.NodeAddresses.Added {
+			key := f.New.At(a)
+			if _, overridden := services[key]; f.New.OnNode() && !f.New.SlowPath && !overridden && desired.FamilyOf(a) == desired.FamilyOf(f.New.Addr()) {
+				services[key] = f.New.Service
+			}
+		}
+	}
+	var want []string
+	for k, s := range services {
+		if k.Protocol != desired.SCTP {
+			want = append(want, fmt.Sprint(k, " ", s))
 		}
 	}
 	for _, a := range full.SlowPathIPs.Added {
@@ -365,4 +380,46 @@ func TestExplains(t *testing.T) {
 	}
 	w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 	w.compare(w.state)
+}
+
+// TestNodePort offloads connections to a NodePort at the node's address, until the Service opts out,
+// with one element for all addresses.
+func TestNodePort(t *testing.T) {
+	w := newWorld(t, Config{Threshold: threshold})
+	const nodePort = 30080
+	set := func(fastPath string) {
+		w.state.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{desired.AnnotationFastPath: fastPath}},
+			Spec: corev1.ServiceSpec{
+				ClusterIPs: []string{frontend(desired.TCP, web, false).Addr().String(), frontend(desired.TCP, web, true).Addr().String()},
+				Ports:      []corev1.ServicePort{{Name: "tcp", Port: webPort, NodePort: nodePort}},
+			},
+		})
+		w.apply()
+	}
+	w.state.SetNodeAddresses(w.node.Addrs())
+	set("on")
+	var streams []*stream
+	for _, a := range w.node.Addrs() {
+		to := desired.FrontendKey{AddrPort: netip.AddrPortFrom(a, nodePort), Protocol: desired.TCP}
+		s := w.streamTo(w.client, lab.TCP, to, interval)
+		w.fast(s)
+		if service, _ := w.Service(to); service.String() != "default/web:tcp" || !slices.Contains(w.inSets(), to.String()+" default/web:tcp") {
+			t.Errorf("the Service of %s is %s; read from the kernel: %v", to, service, w.inSets())
+		}
+		streams = append(streams, s)
+	}
+	w.check(w.Check(t.Context()))
+	set("off")
+	w.goesOn(streams...)
+	for _, s := range streams {
+		if _, is := s.flow(); is {
+			t.Errorf("the connection to %s is offloaded after the Service has opted out", s.to)
+		}
+	}
+	w.unharmed(streams...)
+	w.nft("flush set inet " + TableName + " node-addresses-ipv4")
+	if err := w.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("Check: %v", err)
+	}
 }

@@ -37,6 +37,7 @@ type Controller struct {
 	sequence  dataplane.Sequence
 	frontends map[desired.FrontendKey]desired.ServicePort // in the kernel's sets
 	pods      map[netip.Addr]bool                         // addresses of pods that opt out, in the kernel's sets
+	addresses map[netip.Addr]bool                         // that serve NodePorts, also in the kernel's sets
 	guard     guard
 
 	links    map[int]link // by index
@@ -163,6 +164,7 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	}
 	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
 	c.pods = map[netip.Addr]bool{}
+	c.addresses = map[netip.Addr]bool{}
 	c.batch = nfnl.Batch{}
 	c.write(full)
 	c.config.Exclude.writeAddresses(&c.batch)
@@ -227,6 +229,14 @@ func (c *Controller) write(change *desired.Change) {
 			c.pods[a] = true
 		}
 	}
+	for _, a := range change.NodeAddresses.Removed {
+		c.batch.DeleteElement(table, familyOf(a).nodeAddresses, a.AsSlice())
+		delete(c.addresses, a)
+	}
+	for _, a := range change.NodeAddresses.Added {
+		c.batch.AddElement(table, familyOf(a).nodeAddresses, a.AsSlice(), nil, "")
+		c.addresses[a] = true
+	}
 	for _, del := range []bool{true, false} {
 		for i := range change.Frontends {
 			f := &change.Frontends[i]
@@ -236,7 +246,7 @@ func (c *Controller) write(change *desired.Change) {
 			if listed == lists && was == is {
 				continue
 			}
-			set := familyOf(k.Addr()).frontends
+			set := setOf(k)
 			c.key = frontendKey(c.key[:0], k)
 			switch {
 			case del && listed:
@@ -257,7 +267,7 @@ func (c *Controller) explain(err error) error {
 		return err
 	}
 	for i := range families {
-		if refused.Object == families[i].frontends.Name {
+		if f := &families[i]; refused.Object == f.frontends.Name || refused.Object == f.nodePorts.Name {
 			if k, ok := families[i].parseFrontendKey(refused.Key); ok {
 				return fmt.Errorf("frontend %s: %w", k, err)
 			}

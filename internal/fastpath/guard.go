@@ -93,6 +93,13 @@ func (c *Controller) checkTable() error {
 			return damaged("the address %s of a pod is missing", a)
 		}
 	}
+	for a := range c.addresses {
+		if exists, err := c.conn.Has(table, familyOf(a).nodeAddresses.Name, a.AsSlice()); err != nil {
+			return err
+		} else if !exists {
+			return damaged("node address %s is missing", a)
+		}
+	}
 	if err := c.checkFlowtable(t.Flowtable(flowtableName)); err != nil || c.unsynced {
 		return err
 	}
@@ -147,7 +154,7 @@ func (c *Controller) checkSample() error {
 			continue // removed meanwhile
 		}
 		c.key = frontendKey(c.key[:0], k)
-		exists, err := c.conn.Has(table, familyOf(k.Addr()).frontends.Name, c.key)
+		exists, err := c.conn.Has(table, setOf(k).Name, c.key)
 		if err != nil {
 			return err
 		}

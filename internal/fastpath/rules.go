@@ -27,6 +27,7 @@ func rules(b *nfnl.Batch, c *Config) {
 	for i := range families {
 		f := &families[i]
 		rule(chainForward, "", f.toFrontend(f.frontends), listed)
+		rule(chainForward, "", f.toNodePort(), listed)
 	}
 	if c.Scope == All {
 		rule(chainForward, "", goTo(chainOffload))
@@ -101,6 +102,13 @@ func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 // toFrontend matches connections with an original destination in a set.
 func (f *family) toFrontend(set *nfnl.Set) []expr.Any {
 	return slices.Concat(nfnl.AsTCP(), nfnl.OriginalDestination(f.Family, regKey), in(set))
+}
+
+// toNodePort matches connections to NodePorts in the sets. With the scope Services that includes
+// those to a frontend that overrides one (desired.FrontendKey), even if it is not in its set.
+func (f *family) toNodePort() []expr.Any {
+	port := &expr.Lookup{SetName: f.nodePorts.Name, SourceRegister: regKey + f.AddrLen()/4}
+	return append(f.toFrontend(f.nodeAddresses), port)
 }
 
 func meta(key expr.MetaKey) []expr.Any { return []expr.Any{&expr.Meta{Key: key, Register: regKey}} }

@@ -51,7 +51,9 @@ const interfaceNameLen = unix.IFNAMSIZ
 type family struct {
 	nfnl.Family
 
-	frontends     *nfnl.Set // of Services
+	frontends     *nfnl.Set // of Services, except NodePorts
+	nodePorts     *nfnl.Set // protocols and ports
+	nodeAddresses *nfnl.Set // that serve NodePorts
 	heldFrontends *nfnl.Set // connections to these stay on the slow path for a while
 	heldAddresses *nfnl.Set // connections from or to these do
 	excluded      *nfnl.Set // addresses of connections that always do, by configuration
@@ -66,8 +68,12 @@ var families = [...]family{
 
 func newFamily(f nfnl.Family, name string) family {
 	all := family{
-		Family:        f,
-		frontends:     nfnl.DestinationSet(f, "frontends-"+name),
+		Family:    f,
+		frontends: nfnl.DestinationSet(f, "frontends-"+name),
+		nodePorts: &nfnl.Set{
+			Name: "node-ports-" + name, KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 8,
+		},
+		nodeAddresses: &nfnl.Set{Name: "node-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen()},
 		heldFrontends: nfnl.DestinationSet(f, "held-frontends-"+name),
 		excluded:      &nfnl.Set{Name: "excluded-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_INTERVAL},
 		heldAddresses: &nfnl.Set{Name: "held-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_TIMEOUT},
@@ -98,18 +104,32 @@ func sets(prefixes bool) []*nfnl.Set {
 	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered}
 	for i := range families {
 		f := &families[i]
-		all = append(all, f.frontends, f.heldFrontends, f.heldAddresses, f.excluded, f.pods)
+		all = append(all, f.frontends, f.nodePorts, f.nodeAddresses, f.heldFrontends, f.heldAddresses, f.excluded, f.pods)
 	}
 	return all
 }
 
+// setOf returns the set of a frontend.
+func setOf(k desired.FrontendKey) *nfnl.Set {
+	if k.OnNode() {
+		return familyOf(k.Addr()).nodePorts
+	}
+	return familyOf(k.Addr()).frontends
+}
+
 // frontendKey appends a frontend's key in the sets of its family.
 func frontendKey(b []byte, k desired.FrontendKey) []byte {
+	if k.OnNode() {
+		return append(b, byte(k.Protocol), 0, 0, 0, byte(k.Port()>>8), byte(k.Port()), 0, 0)
+	}
 	return nfnl.AppendDestination(b, uint8(k.Protocol), k.AddrPort)
 }
 
 // parseFrontendKey is the inverse of frontendKey.
 func (f *family) parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
+	if len(b) == int(f.nodePorts.KeyLen) {
+		b = append(make([]byte, f.AddrLen()), b...)
+	}
 	protocol, a, ok := nfnl.ParseDestination(f.Family, b)
 	return desired.FrontendKey{AddrPort: a, Protocol: desired.Protocol(protocol)}, ok
 }

@@ -5,6 +5,7 @@ package fastpath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
@@ -45,11 +46,14 @@ func (c *Controller) Stats() (Stats, error) {
 	return s, err
 }
 
-// Service returns the Service of a frontend.
+// Service returns the Service of a connection's original destination.
 func (c *Controller) Service(k desired.FrontendKey) (desired.ServicePort, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, ok := c.frontends[k]
+	if !ok && c.addresses[k.Addr()] {
+		s, ok = c.frontends[k.NodePort()]
+	}
 	return s, ok
 }
 
@@ -69,7 +73,7 @@ func (c *Controller) CountFlows(each func(visit func(*flows.Flow)) error) (map[t
 // readTries is how often [ReadServices] reads a set that changes meanwhile.
 const readTries = 3
 
-// ReadServices reads the Services of the frontends from the kernel, in a network namespace
+// ReadServices reads the Services of the frontends from the kernel, of NodePorts at each address, in a network namespace
 // given by file descriptor (0 is the calling thread's), for processes other than the
 // Controller's. Names are truncated to 127 bytes. Without a fast path there are none. It is
 // for occasional use: the cost of reading a set grows with the square of its size. Under
@@ -79,21 +83,36 @@ func ReadServices(netns int) (flows.Services, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := flows.Services{}
-	for i := range families {
-		set := families[i].frontends.Name
+	read := func(set *nfnl.Set, visit func(nfnl.Element)) {
 		e := nfnl.ErrInterrupted
 		for try := 0; try < readTries && errors.Is(e, nfnl.ErrInterrupted); try++ {
-			// Each try adds frontends that the one before has missed.
-			e = conn.Elements(table, set, func(e nfnl.Element) {
-				if k, ok := families[i].parseFrontendKey(e.Key); ok {
-					all[k] = string(e.Comment)
-				}
-			})
+			// Each try adds elements that the one before has missed.
+			e = conn.Elements(table, set.Name, visit)
 		}
 		if e != nil && !errors.Is(e, nfnl.ErrInterrupted) && !errors.Is(e, unix.ENOENT) {
-			err = errors.Join(err, fmt.Errorf("fast path: reading set %s: %w", set, e))
+			err = errors.Join(err, fmt.Errorf("fast path: reading set %s: %w", set.Name, e))
 		}
+	}
+	all, nodePorts := flows.Services{}, flows.Services{}
+	for i := range families {
+		f := &families[i]
+		add := func(to flows.Services) func(nfnl.Element) {
+			return func(e nfnl.Element) {
+				if k, ok := f.parseFrontendKey(e.Key); ok {
+					to[k] = string(e.Comment)
+				}
+			}
+		}
+		read(f.frontends, add(all))
+		read(f.nodePorts, add(nodePorts))
+		read(f.nodeAddresses, func(e nfnl.Element) {
+			a, _ := netip.AddrFromSlice(e.Key)
+			for k, service := range nodePorts {
+				if _, overridden := all[k.At(a)]; !overridden && desired.FamilyOf(a) == desired.FamilyOf(k.Addr()) {
+					all[k.At(a)] = service
+				}
+			}
+		})
 	}
 	return all, errors.Join(err, conn.Close())
 }

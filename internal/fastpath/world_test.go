@@ -276,7 +276,11 @@ func (w *world) stream(p lab.Protocol, service int, ipv6 bool) *stream {
 func (w *world) streamFrom(from *lab.Pod, p lab.Protocol, service int, ipv6 bool, interval time.Duration) *stream {
 	w.t.Helper()
 	protocol := map[lab.Protocol]desired.Protocol{lab.TCP: desired.TCP, lab.UDP: desired.UDP}[p]
-	to := frontend(protocol, service, ipv6)
+	return w.streamTo(from, p, frontend(protocol, service, ipv6), interval)
+}
+
+func (w *world) streamTo(from *lab.Pod, p lab.Protocol, to desired.FrontendKey, interval time.Duration) *stream {
+	w.t.Helper()
 	s, err := from.Stream(p, to.AddrPort, interval, lab.Timeout(2*time.Second))
 	w.check(err)
 	w.t.Cleanup(func() { s.Close() })

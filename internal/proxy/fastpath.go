@@ -29,22 +29,48 @@ type fastPathState struct {
 	done     chan func() // delivers how to handle the result of the running call; nil if none runs
 	ready    bool        // it has all changes so far except waiting, or receives them in the running call
 	waiting  map[desired.FrontendKey]desired.FrontendChange
-	slowIPs  map[netip.Addr]bool // waiting too: whether the address was added or removed
+	slowIPs  waitingAddresses // desired.Change.SlowPathIPs
+	nodeIPs  waitingAddresses // desired.Change.NodeAddresses
 	notUntil time.Time
 	backoff  wait.Backoff
+}
+
+// waitingAddresses are the changes of a set that wait: whether an address was added or removed.
+type waitingAddresses map[netip.Addr]bool
+
+// add merges a change. Two changes of one address cancel each other.
+func (w waitingAddresses) add(c desired.AddressChange) {
+	put := func(all []netip.Addr, added bool) {
+		for _, a := range all {
+			if _, waits := w[a]; waits {
+				delete(w, a)
+			} else {
+				w[a] = added
+			}
+		}
+	}
+	put(c.Removed, false)
+	put(c.Added, true)
+}
+
+func (w waitingAddresses) change() (c desired.AddressChange) {
+	for a, added := range w {
+		if added {
+			c.Added = append(c.Added, a)
+		} else {
+			c.Removed = append(c.Removed, a)
+		}
+	}
+	return c
 }
 
 // add merges changes into those that wait.
 func (f *fastPathState) add(change *desired.Change) {
 	if f.waiting == nil {
-		f.waiting, f.slowIPs = map[desired.FrontendKey]desired.FrontendChange{}, map[netip.Addr]bool{}
+		f.waiting, f.slowIPs, f.nodeIPs = map[desired.FrontendKey]desired.FrontendChange{}, waitingAddresses{}, waitingAddresses{}
 	}
-	for _, a := range change.SlowPathIPs.Removed {
-		f.putSlow(a, false)
-	}
-	for _, a := range change.SlowPathIPs.Added {
-		f.putSlow(a, true)
-	}
+	f.slowIPs.add(change.SlowPathIPs)
+	f.nodeIPs.add(change.NodeAddresses)
 	for _, c := range change.Frontends {
 		key := c.Key()
 		if earlier, exists := f.waiting[key]; exists {
@@ -56,31 +82,15 @@ func (f *fastPathState) add(change *desired.Change) {
 	}
 }
 
-// putSlow merges the change of one address. Two changes cancel each other.
-func (f *fastPathState) putSlow(a netip.Addr, added bool) {
-	if _, waits := f.slowIPs[a]; waits {
-		delete(f.slowIPs, a)
-	} else {
-		f.slowIPs[a] = added
-	}
-}
-
 // take returns the changes that wait, and forgets them.
 func (f *fastPathState) take() *desired.Change {
-	change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting))}
-	for a, added := range f.slowIPs {
-		if added {
-			change.SlowPathIPs.Added = append(change.SlowPathIPs.Added, a)
-		} else {
-			change.SlowPathIPs.Removed = append(change.SlowPathIPs.Removed, a)
-		}
-	}
-	f.waiting, f.slowIPs = nil, nil
+	change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting)), SlowPathIPs: f.slowIPs.change(), NodeAddresses: f.nodeIPs.change()}
+	f.waiting, f.slowIPs, f.nodeIPs = nil, nil, nil
 	return change
 }
 
 // failed makes the next call a Reconcile.
-func (f *fastPathState) failed() { f.ready, f.waiting, f.slowIPs = false, nil, nil }
+func (f *fastPathState) failed() { f.ready, f.waiting, f.slowIPs, f.nodeIPs = false, nil, nil, nil }
 
 // accelerate passes a change that the dataplane has programmed to the fast path.
 func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
@@ -103,7 +113,7 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 func (p *Proxy) programFastPath(ctx context.Context, full *desired.Change) {
 	f, fast := &p.fastPath, p.options.FastPath
 	switch {
-	case f.done != nil, f.ready && len(f.waiting)+len(f.slowIPs) == 0, !f.ready && time.Now().Before(f.notUntil):
+	case f.done != nil, f.ready && len(f.waiting)+len(f.slowIPs)+len(f.nodeIPs) == 0, !f.ready && time.Now().Before(f.notUntil):
 	case f.ready:
 		change := f.take()
 		p.callFastPath(ctx, func() error { _, err := fast.Apply(ctx, change); return err }, func(err error) {

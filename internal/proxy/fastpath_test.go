@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -46,6 +47,7 @@ func (f slowFastPath) call(ctx context.Context, kind string, c *desired.Change) 
 	for _, a := range c.SlowPathIPs.Added {
 		words = append(words, "+"+a.String())
 	}
+	words = append(words, addressesOf(c)...)
 	slices.Sort(words[1:])
 	f.calls <- strings.Join(words, " ")
 	select {
@@ -161,6 +163,29 @@ func TestPodsOptOut(t *testing.T) {
 		l.events <- []source.Event{{Type: source.Delete, Object: namespace}}
 		f.wants("change +s1 -10.0.0.2 -s1")
 		f.answers <- nil
+	})
+}
+
+// TestFastPathAddresses changes the addresses that serve NodePorts while the fast path is busy. It
+// then receives the difference.
+func TestFastPathAddresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, s := newSlowFastPath(t), make(addressScript)
+		l := startFollowing(t, desired.Config{}, Options{FastPath: f, NodeAddresses: s.run})
+		addrs := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")}
+		l.events <- []source.Event{service(1), synced}
+		s <- addrs[:2]
+		f.wants("full +192.0.2.1 +192.0.2.2 +s1")
+		for _, now := range [][]netip.Addr{addrs, addrs[1:], addrs[1:2]} {
+			s <- now
+			time.Sleep(time.Second) // of the test's clock
+			synctest.Wait()
+		}
+		f.answers <- nil
+		f.wants("change -192.0.2.1")
+		f.answers <- nil
+		s <- addrs[1:]
+		f.wants("change +192.0.2.3")
 	})
 }
 

@@ -195,15 +195,15 @@ func TestNodeAddresses(t *testing.T) {
 		l.wait()
 		a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 		s <- []netip.Addr{a}
-		l.wait("full +s1 +s1", "addresses [192.0.2.1]")
-		s <- []netip.Addr{a, netip.MustParseAddr("198.51.100.1")} // not selected
+		l.wait("full +192.0.2.1 +s1 +s1", "addresses [192.0.2.1]")
+		s <- []netip.Addr{a, netip.MustParseAddr("198.51.100.1")} // not selected; only IPVS mode needs it
 		s <- []netip.Addr{a, b}
-		l.wait("full +s1 +s1", "addresses [192.0.2.1]", "change +s1", "addresses [192.0.2.1 192.0.2.2]")
+		l.wait("full +192.0.2.1 +s1 +s1", "addresses [192.0.2.1]", "change", "change +192.0.2.2", "addresses [192.0.2.1 192.0.2.2]")
 
 		// Health checks follow only when the kernel has the addresses too.
 		l.set(func() { l.calls, l.fail = nil, []error{errors.New("no"), errors.New("no")} })
 		s <- []netip.Addr{b}
-		l.wait("change -s1", "full +s1 +s1", "full +s1 +s1", "addresses [192.0.2.2]")
+		l.wait("change -192.0.2.1", "full +192.0.2.2 +s1 +s1", "full +192.0.2.2 +s1 +s1", "addresses [192.0.2.2]")
 
 		close(s)
 		if err := <-l.done; err == nil || !strings.Contains(err.Error(), "no more") {

@@ -66,7 +66,7 @@ func families(c *desired.Change) (out desired.Families) {
 	for _, f := range c.Frontends {
 		out[desired.FamilyOf(f.Key().Addr())] = true
 	}
-	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed) {
+	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed, c.NodeAddresses.Added, c.NodeAddresses.Removed) {
 		out[desired.FamilyOf(a)] = true
 	}
 	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {

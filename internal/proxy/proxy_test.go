@@ -51,6 +51,17 @@ type recorder struct {
 	busy  chan struct{} // when set, calls wait for it
 }
 
+// addressesOf are the changes of the addresses that serve NodePorts.
+func addressesOf(c *desired.Change) (words []string) {
+	for _, a := range c.NodeAddresses.Added {
+		words = append(words, "+"+a.String())
+	}
+	for _, a := range c.NodeAddresses.Removed {
+		words = append(words, "-"+a.String())
+	}
+	return words
+}
+
 func (r *recorder) call(kind string, c *desired.Change) (dataplane.Stats, error) {
 	r.mu.Lock()
 	busy := r.busy
@@ -62,6 +73,7 @@ func (r *recorder) call(kind string, c *desired.Change) (dataplane.Stats, error)
 			words = append(words, "-"+f.Old.Service.Name)
 		}
 	}
+	words = append(words, addressesOf(c)...)
 	slices.Sort(words[1:]) // a change's frontends are in no order
 	r.calls = append(r.calls, strings.Join(words, " "))
 	var err error

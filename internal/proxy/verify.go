@@ -224,6 +224,9 @@ func (t *touched) note(c *desired.Change, full bool) {
 	for _, a := range slices.Concat(c.HairpinIPs.Added, c.HairpinIPs.Removed) {
 		t.what["hairpin "+a.String()] = true
 	}
+	for _, a := range slices.Concat(c.NodeAddresses.Added, c.NodeAddresses.Removed) {
+		t.what["node address "+a.String()] = true
+	}
 	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {
 		t.what[p.String()] = true
 	}

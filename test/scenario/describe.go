@@ -47,6 +47,12 @@ func (d *describer) change(c *desired.Update) string {
 	for _, p := range c.Pools {
 		add("%s", pool(p))
 	}
+	for _, a := range c.NodeAddresses.Added {
+		add("node address %s: new", a)
+	}
+	for _, a := range c.NodeAddresses.Removed {
+		add("node address %s: gone", a)
+	}
 	for _, p := range c.ServiceCIDRs.Added {
 		add("service CIDR %s: new", p)
 	}

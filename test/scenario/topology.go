@@ -44,6 +44,7 @@ func require(t *testing.T, d *datadriven.TestData) {
 // lab makes the machines, and a proxy on every node.
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	config := options(t, d)
+	config.NodePortsByAddress = s.inIPVS()
 	if s.mode != nil {
 		s.topology = &topology{
 			lab: kerneltest.NewLab(t), machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},

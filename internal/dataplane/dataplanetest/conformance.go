@@ -25,11 +25,14 @@ type Namespace func(t *testing.T) (open func() Backend)
 
 // Conformance runs the tests that every dataplane has to pass. sequences is the number of
 // random sequences, and size the length of each, in bytes of random input.
-func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
+// The desired state has the given configuration, beside the name of the node.
+func Conformance(t *testing.T, config desired.Config, sequences, size int, namespace Namespace) {
+	config.NodeName = desiredtest.ThisNode
+	someState := func(seed uint64) *desired.State { return someState(config, seed) }
 	for i := range sequences {
 		seed := uint64(time.Now().UnixNano()) + uint64(i)
 		t.Run(fmt.Sprint("random sequence ", seed), func(t *testing.T) {
-			RandomSequence(t, seed, size, namespace(t)(), namespace(t)())
+			RandomSequence(t, config, seed, size, namespace(t)(), namespace(t)())
 		})
 	}
 	t.Run("next run", func(t *testing.T) {
@@ -56,6 +59,9 @@ func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
 			}
 		}
 	})
+	if !config.NodePortsByAddress {
+		t.Run("addresses of NodePorts", func(t *testing.T) { addressesOfNodePorts(t, config, namespace) })
+	}
 	t.Run("order of calls", func(t *testing.T) {
 		d, s := namespace(t)(), someState(3)
 		refuses := func(what string, change *desired.Change) {
@@ -108,6 +114,46 @@ func Conformance(t *testing.T, sequences, size int, namespace Namespace) {
 	})
 }
 
+// addressesOfNodePorts makes sure that a NodePort costs the same with many addresses as with few, and
+// that an address costs one element.
+func addressesOfNodePorts(t *testing.T, config desired.Config, namespace Namespace) {
+	const services, few, many = 20, 3, 30
+	addrs := func(n int) (all []netip.Addr) {
+		for i := range n {
+			all = append(all, netip.AddrFrom4([4]byte{192, 168, 7, byte(1 + i)}))
+		}
+		return all
+	}
+	var elements [2]int
+	for i, n := range []int{few, many} {
+		d, s := namespace(t)(), desired.New(config)
+		for port := range services {
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("web-", port)},
+				Spec: corev1.ServiceSpec{
+					ClusterIP: fmt.Sprint("10.96.7.", 1+port), Ports: []corev1.ServicePort{{Port: 80, NodePort: int32(30000 + port)}},
+				},
+			})
+		}
+		s.SetNodeAddresses(addrs(n))
+		stats, err := d.Reconcile(t.Context(), &s.Full().Change)
+		if err != nil {
+			t.Fatal(err)
+		}
+		elements[i] = stats.Elements
+		for _, n := range []int{n + 1, n} {
+			s.SetNodeAddresses(addrs(n))
+			if stats, err := d.Apply(t.Context(), &s.Change().Change); err != nil || stats.Elements != 1 {
+				t.Errorf("%d addresses: wrote %+v, error %v", n, stats, err)
+			}
+			Has(t, d, s)
+		}
+	}
+	if got, want := elements[1]-elements[0], many-few; got != want {
+		t.Errorf("%d addresses cost %d elements more than %d, not %d", many, got, few, want)
+	}
+}
+
 func isIntact(t *testing.T, d dataplane.Dataplane) {
 	t.Helper()
 	if err := d.Check(t.Context()); err != nil {
@@ -123,9 +169,10 @@ func isDamaged(t *testing.T, d dataplane.Dataplane) {
 }
 
 // someState returns a state after random events.
-func someState(seed uint64) *desired.State {
+func someState(config desired.Config, seed uint64) *desired.State {
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 2_000))
-	s := desired.New(desired.Config{NodeName: desiredtest.ThisNode, Supports: dataplane.OnlyRandom})
+	config.Supports = dataplane.OnlyRandom
+	s := desired.New(config)
 	var objects desiredtest.Objects
 	for c.More() {
 		objects.Step(c, s)
@@ -137,16 +184,14 @@ func someState(seed uint64) *desired.State {
 // kernel's content with the desired content, and with that of another dataplane that is
 // programmed from nothing. The seed determines the sequence. size is its length in bytes of
 // random input.
-func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
+func RandomSequence(t *testing.T, config desired.Config, seed uint64, size int, k, other Backend) {
 	t.Helper()
 	c := desiredtest.NewChoices(desiredtest.RandomInput(seed, size))
 	var objects desiredtest.Objects
-	s := desired.New(desired.Config{
-		NodeName:    desiredtest.ThisNode,
-		DetectLocal: desired.DetectLocal{Mode: desired.ByNodeCIDR},
-		Supports:    k.Supports,
-		MaxTable:    desired.TableSizes()[0],
-	})
+	config.Supports, config.MaxTable = k.Supports, desired.TableSizes()[0]
+	byNode := config
+	byNode.DetectLocal = desired.DetectLocal{Mode: desired.ByNodeCIDR}
+	s := desired.New(byNode)
 	Reconcile(t, k, s)
 	for n := 0; c.More(); n++ {
 		objects.Step(c, s)
@@ -168,7 +213,7 @@ func RandomSequence(t *testing.T, seed uint64, size int, k, other Backend) {
 		t.Error(err)
 	}
 
-	fresh := desired.New(desired.Config{NodeName: desiredtest.ThisNode, Supports: k.Supports, MaxTable: desired.TableSizes()[0]})
+	fresh := desired.New(config)
 	objects.SetAll(fresh, rand.New(rand.NewPCG(seed, 1)))
 	Reconcile(t, other, fresh)
 	Has(t, other, fresh)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -110,5 +111,59 @@ func HandOver(t *testing.T, s *Street, b dataplane.Dataplane, state *desired.Sta
 	}
 	if stats := load.Stop(); stats.Failed > 0 || stats.OK < int64(rounds) {
 		t.Errorf("connections meanwhile: %v", stats)
+	}
+}
+
+// NodePortTakeOver programs a NodePort by address, as earlier versions did, and has another run
+// take it over, under constant new connections to it. None may fail, nor one that exists; a packet
+// that is inside the old rules at that moment may be lost once. age changes what the first run has
+// programmed.
+func NodePortTakeOver(t *testing.T, s *Street, open func() Backend, age func()) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	state := func(byAddress bool) *desired.State {
+		all := desired.New(desired.Config{NodeName: "n1", NodePortsByAddress: byAddress})
+		all.SetNodeAddresses(s.Node.Addrs())
+		svc := Service(corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort})
+		svc.Spec.Ports[0].NodePort = 30080
+		all.SetService(svc)
+		all.SetEndpointSlice(Slice(0))
+		return all
+	}
+	to := netip.MustParseAddrPort("192.168.100.11:30080")
+	for round := range 5 {
+		Reconcile(t, open(), state(true))
+		age()
+		load, err := s.Client.StartLoad(ctx, lab.TCP, to, lab.LoadOptions{Workers: 4, Connect: []lab.ConnectOption{lab.Timeout(20 * time.Second)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream, err := s.Client.Stream(lab.TCP, to, 5*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait := func() { // for 50 more connections, or a failure
+			before := load.Stats()
+			for deadline := time.Now().Add(time.Minute); load.Stats().OK < before.OK+50 && load.Stats().Failed == 0 && time.Now().Before(deadline); {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		wait()
+		next := open()
+		Reconcile(t, next, state(false))
+		wait()
+		Has(t, next, state(false))
+		if err := next.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if stats := load.Stop(); stats.Failed > 0 || stats.OK < 100 {
+			t.Errorf("round %d: connections meanwhile: %v, first failure: %v", round, stats, stats.First)
+		}
+		if st := stream.Stats(); st.Failed > 0 || st.Ended || st.Received == 0 {
+			t.Errorf("round %d: the connection that existed: %+v", round, st)
+		}
+		if err := stream.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

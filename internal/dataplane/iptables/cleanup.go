@@ -56,6 +56,7 @@ func removeSets(ctx context.Context) error {
 		for k := range setKinds {
 			names = append(names, setName(f, k))
 		}
+		names = append(names, formerSet(f))
 	}
 	return ipset.Destroy(ctx, names...)
 }

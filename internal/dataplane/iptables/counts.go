@@ -80,6 +80,12 @@ func (b *Backend) PacketCounts() (c PacketCounts, err error) {
 			if err := add(v, chainFirewall, rejections); err != nil {
 				return err
 			}
+			if err := add(v, chainNodeReject, []string{dataplane.NoEndpoints, dataplane.NoEndpoints}); err != nil {
+				return err
+			}
+			if err := add(v, chainNodeDrop, []string{dataplane.NoLocalEndpoints}); err != nil {
+				return err
+			}
 			forwarded, err := v.Packets(chainForward)
 			if len(forwarded) > invalidRule {
 				c.Invalid[f] = forwarded[invalidRule]

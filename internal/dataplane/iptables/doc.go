@@ -14,7 +14,8 @@
 //	-A POSTROUTING -m mark --mark 0x4000/0x4000 -j SLIP-MASQUERADE
 //	-A POSTROUTING -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -m conntrack --ctstate DNAT -j SLIP-TREE-HAIRPIN
 //
-//	-A SLIP-SERVICES -m set --match-set SLIP-4-EXTERNAL dst,dst -g SLIP-EXTERNAL
+//	-A SLIP-SERVICES -m set --match-set SLIP-4-EXTERNAL-IPS dst,dst -g SLIP-EXTERNAL
+//	-A SLIP-SERVICES -m set --match-set SLIP-4-NODE-IPS dst -m set ! --match-set SLIP-4-CLUSTER-IPS dst -g SLIP-NODE-PORTS
 //	-A SLIP-SERVICES ! -s 10.0.0.0/16 -m set --match-set SLIP-4-CLUSTER-IPS dst -j MARK --set-xmark 0x4000/0x4000
 //	# which frontend is it? a tree of chains over address, protocol and port (tree.go)
 //	-A SLIP-SERVICES -d 10.96.128.0/17 -g SLIP-BR-4JZ3QBWY7TOZA
@@ -29,6 +30,18 @@
 //	-A SLIP-OUTSIDE -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
 //	-A SLIP-OUTSIDE -m addrtype --src-type LOCAL -g SLIP-TREE-EXTERNAL
 //	-A SLIP-OUTSIDE -g SLIP-TREE-LOCAL
+//
+//	-A SLIP-NODE-PORTS -s 10.0.0.0/16 -g SLIP-NODE-INSIDE
+//	-A SLIP-NODE-PORTS -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
+//	-A SLIP-NODE-PORTS -m addrtype --src-type LOCAL -g SLIP-NODE-INSIDE
+//	-A SLIP-NODE-PORTS -j SLIP-TREE-NODE-LOCAL
+//	-A SLIP-NODE-PORTS -g SLIP-NODE-CLUSTER
+//	-A SLIP-NODE-INSIDE -j SLIP-TREE-NODE-INSIDE
+//	-A SLIP-NODE-INSIDE -g SLIP-NODE-CLUSTER
+//	-A SLIP-NODE-CLUSTER -j MARK --set-xmark 0x4000/0x4000
+//	-A SLIP-NODE-CLUSTER -j SLIP-TREE-NODE
+//	-A SLIP-NODE-CLUSTER -j MARK --set-xmark 0x0/0x4000
+//	-A SLIP-TREE-NODE-LOCAL -p tcp -m tcp --dport 30080 -m comment --comment "default/web" -g SLIP-LOC-5HZ2S6GQNJTTU
 //
 //	# which endpoint? one rule for each (pool.go)
 //	-A SLIP-SVC-5HZ2S6GQNJTTU -p tcp -m statistic --mode random --probability 0.33333333333 -j DNAT --to-destination 10.0.1.2:8080
@@ -56,11 +69,18 @@
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-DROP dst,dst -j DROP
 //	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype ! --dst-type LOCAL -j REJECT --reject-with icmp-port-unreachable
 //	...
+//	-A SLIP-FIREWALL -m set --match-set SLIP-4-NODE-IPS dst -m set ! --match-set SLIP-4-CLUSTER-IPS dst -m set ! --match-set SLIP-4-EXTERNAL-IPS dst,dst -j SLIP-TREE-REFUSED
+//	-A SLIP-TREE-REFUSED -p tcp -m tcp --dport 30081 -m comment --comment "default/empty" -g SLIP-NODE-REJECT
 //
 // # Why it has this shape
 //
 // kube-proxy's iptables mode has one list with a rule for each Service, of which a new
 // connection passes half on average, a chain for each Service and one for each endpoint.
+//
+// A NodePort is a rule in a tree over protocol and port, and another one with
+// externalTrafficPolicy Local; the addresses are in an IP set. No type of set has ports of
+// protocols without addresses. So all packets to these addresses are marked for masquerading
+// before they pass the tree, and the mark is removed from those that are not to a NodePort.
 //
 // A tree in place of the list takes some fourteen rules with 10,000 Services
 // (TestTreeOfMany), and one more for twice as many. A change of a frontend writes one chain

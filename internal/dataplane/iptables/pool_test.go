@@ -34,7 +34,7 @@ func (c chainsOf) longest(chain string) (n int) {
 func TestPool(t *testing.T) {
 	for _, size := range []int{1, 2, 10, 16, 17, 33, 256, 257, 1000, 4097} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			p := &pool{Pool: dataplane.Pool{Frontends: []*desired.Frontend{{FrontendKey: tcpKey(netip.MustParseAddr("10.96.0.1"), 80)}}}}
+			p := &pool{ruled: true, Pool: dataplane.Pool{Frontends: []*desired.Frontend{{FrontendKey: tcpKey(netip.MustParseAddr("10.96.0.1"), 80)}}}}
 			kernel, known, lines := chainsOf{}, registry{}, 0
 			change := func(removed, added []desired.Backend) {
 				t.Helper()

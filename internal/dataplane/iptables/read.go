@@ -23,17 +23,20 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for _, t := range b.tables {
 		r := reader{family: t.family, virtual: b.config.VirtualServers, content: c, chains: map[string][]rule{}}
-		text, err := b.variant.save(ctx, b.config.NetNS, t.family, tableNAT)
-		if err != nil {
-			return nil, err
-		}
-		there := parseSave(text)
-		for _, name := range there.chains {
-			r.chains[name] = []rule{}
-			for line := range bytes.Lines(there.rules[name]) {
-				r.chains[name] = append(r.chains[name], parseRule(string(line)))
+		for _, table := range chainTables(b.config) {
+			text, err := b.variant.save(ctx, b.config.NetNS, t.family, table)
+			if err != nil {
+				return nil, err
+			}
+			there := parseSave(text)
+			for _, name := range there.chains {
+				r.chains[name] = []rule{}
+				for line := range bytes.Lines(there.rules[name]) {
+					r.chains[name] = append(r.chains[name], parseRule(string(line)))
+				}
 			}
 		}
+		var err error
 		// The rules of chainServices that are not the tree's match sets.
 		r.chains[chainServices] = slices.DeleteFunc(r.chains[chainServices], func(l rule) bool { return l.has("--match-set") })
 		if r.sets, err = readSets(b.sets, t.family); err != nil {
@@ -78,6 +81,7 @@ type reader struct {
 	content *dataplane.Content
 	chains  map[string][]rule
 	sets    [setKinds]map[member]bool
+	refused map[desired.FrontendKey]string // NodePorts without endpoints, and the chains for them
 }
 
 func (r *reader) fault(format string, args ...any) {
@@ -86,24 +90,39 @@ func (r *reader) fault(format string, args ...any) {
 
 func (r *reader) read() {
 	frontends := r.content.Frontends
+	r.refused = map[desired.FrontendKey]string{}
+	for _, line := range r.leaves(chainRefusedTree) {
+		key, _ := r.frontendOf(line)
+		r.refused[key] = r.follow(chainRefusedTree, func(l rule) bool { return l.matches(key) })
+	}
 	r.tree(chainServices, func(k desired.FrontendKey, t dataplane.Target) { frontends[k] = t })
-	r.tree(chainExternalTree, func(k desired.FrontendKey, t dataplane.Target) {
-		t.External = true
-		frontends[k] = t
-	})
-	r.tree(chainLocalTree, func(k desired.FrontendKey, local dataplane.Target) {
-		t := frontends[k]
-		t.FromOutside = &local.Choice
-		frontends[k] = t
-		if local.Affinity != t.Affinity && len(local.Backends) > 0 {
-			r.fault("frontend %s has an affinity of %d s and of %d s from outside", k, t.Affinity, local.Affinity)
-		}
-	})
+	for _, root := range []string{chainExternalTree, chainNodeTree, chainInsideTree} {
+		r.tree(root, func(k desired.FrontendKey, t dataplane.Target) {
+			if _, twice := frontends[k]; twice {
+				r.fault("frontend %s is in two trees", k)
+			}
+			t.External = true
+			frontends[k] = t
+		})
+	}
+	for _, root := range []string{chainLocalTree, chainOutsideTree} {
+		r.tree(root, func(k desired.FrontendKey, local dataplane.Target) {
+			t := frontends[k]
+			t.FromOutside = &local.Choice
+			frontends[k] = t
+			if local.Affinity != t.Affinity && len(local.Backends) > 0 {
+				r.fault("frontend %s has an affinity of %d s and of %d s from outside", k, t.Affinity, local.Affinity)
+			}
+		})
+	}
 	r.unruled()
 	r.memberships()
 	r.sources()
 	for m := range r.sets[setClusterIPs] {
 		r.content.ClusterIPs[m.Net.Addr()] = true
+	}
+	for m := range r.sets[setNodeAddresses] {
+		r.content.NodeAddresses[m.Net.Addr()] = true
 	}
 	for m := range r.sets[setServiceCIDRs] {
 		r.content.ServiceCIDRs[m.Net] = true
@@ -150,7 +169,7 @@ func (r *reader) leaves(root string) (out []rule) {
 // tree visits a tree's frontends, and checks that their packets find them.
 func (r *reader) tree(root string, visit func(desired.FrontendKey, dataplane.Target)) {
 	for _, line := range r.leaves(root) {
-		key, ok := frontendOf(line)
+		key, ok := r.frontendOf(line)
 		if !ok || line["-g"] == "" {
 			r.fault("a rule of %s is not a frontend's: %v", root, line)
 			continue
@@ -176,8 +195,12 @@ func (r *reader) follow(chain string, matches func(rule) bool) string {
 }
 
 // frontendOf is the frontend whose packets a rule matches.
-func frontendOf(line rule) (k desired.FrontendKey, ok bool) {
+func (r *reader) frontendOf(line rule) (k desired.FrontendKey, ok bool) {
 	p, err := netip.ParsePrefix(line["-d"])
+	if !line.has("-d") { // a NodePort's
+		any := map[desired.Family]netip.Addr{desired.IPv4: netip.IPv4Unspecified(), desired.IPv6: netip.IPv6Unspecified()}[r.family]
+		p, err = netip.PrefixFrom(any, any.BitLen()), nil
+	}
 	port, err2 := strconv.ParseUint(line["--dport"], 10, 16)
 	for _, proto := range protocols {
 		if protocolName(proto) == line["-p"] {
@@ -243,7 +266,7 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	if t.Affinity > 0 && len(looked) != len(weights) {
 		r.fault("frontend %s has %d endpoints and knows clients of %d", k, len(weights), len(looked))
 	}
-	if len(t.Backends) == 0 && r.sets[setDrop][frontendMember(k)] {
+	if len(t.Backends) == 0 && (r.sets[setDrop][frontendMember(k)] || r.refused[k] == chainNodeDrop) {
 		t.IfEmpty = desired.Drop
 	}
 	return t
@@ -292,6 +315,11 @@ func (r *reader) memberships() {
 			}
 		}
 	}
+	for f := range r.refused {
+		if _, there := r.content.Frontends[f]; !there {
+			r.fault("%s is refused, which is not a NodePort", f)
+		}
+	}
 	for f, t := range r.content.Frontends {
 		if desired.FamilyOf(f.Addr()) != r.family {
 			continue
@@ -301,6 +329,16 @@ func (r *reader) memberships() {
 			c = *t.FromOutside
 		}
 		empty := len(c.Backends) == 0
+		if f.OnNode() {
+			want := ""
+			if empty {
+				want = map[desired.Verdict]string{desired.Reject: chainNodeReject, desired.Drop: chainNodeDrop}[c.IfEmpty]
+			}
+			if r.refused[f] != want {
+				r.fault("NodePort %s is refused by %q instead of %q", f, r.refused[f], want)
+			}
+			continue
+		}
 		for k, want := range map[setKind]bool{
 			setExternal: t.External, setLocal: t.FromOutside != nil, setFrontends: r.virtual,
 			setReject: empty && c.IfEmpty == desired.Reject, setDrop: empty && c.IfEmpty == desired.Drop,

@@ -40,6 +40,11 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		if err := b.cleanOther(ctx); err != nil {
 			return stats, err
 		}
+		for _, t := range b.tables {
+			if err := b.sets.Destroy(ctx, formerSet(t.family)); err != nil {
+				return stats, err
+			}
+		}
 		b.alone = true
 	}
 	b.sequence.Done()

@@ -24,11 +24,19 @@ const (
 	chainOutside    = prefix + "OUTSIDE"
 	chainMasquerade = prefix + "MASQUERADE"
 
+	// The ways of packets to addresses that serve NodePorts: of all, of those of this node
+	// and its pods, and to NodePorts without a pool for traffic from outside.
+	chainNodePorts   = prefix + "NODE-PORTS"
+	chainNodeInside  = prefix + "NODE-INSIDE"
+	chainNodeCluster = prefix + "NODE-CLUSTER"
+
 	// In the table filter.
 	chainFirewall   = prefix + "FIREWALL"
 	chainInput      = prefix + "INPUT"
 	chainForward    = prefix + "FORWARD"
 	chainTranslated = prefix + "TRANSLATED"
+	chainNodeReject = prefix + "NODE-REJECT" // of NodePorts without endpoints
+	chainNodeDrop   = prefix + "NODE-DROP"
 	chainLocalnet   = prefix + "LOCALNET" // stays while route_localnet is set (Remove)
 
 	// In the table mangle, with virtual servers only.
@@ -38,7 +46,11 @@ const (
 	chainExternalTree = prefix + "TREE-EXTERNAL"
 	chainLocalTree    = prefix + "TREE-LOCAL"
 	chainHairpinTree  = prefix + "TREE-HAIRPIN"
-	chainForwardTree  = prefix + "TREE-FORWARD" // in the table filter
+	chainNodeTree     = prefix + "TREE-NODE"        // NodePorts without a pool for traffic from outside
+	chainInsideTree   = prefix + "TREE-NODE-INSIDE" // the others, for traffic from inside
+	chainOutsideTree  = prefix + "TREE-NODE-LOCAL"  // and for traffic from outside
+	chainRefusedTree  = prefix + "TREE-REFUSED"     // NodePorts without endpoints; in the table filter
+	chainForwardTree  = prefix + "TREE-FORWARD"     // in the table filter
 
 	// branchPrefix begins the names of a tree's other chains.
 	branchPrefix = prefix + "BR-"
@@ -167,7 +179,7 @@ const byFrontend = "dst,dst"
 
 // services are the rules before the tree's in chainServices.
 func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
-	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n"
+	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n" + w.toNode() + " -g " + chainNodePorts + "\n"
 	if c.VirtualServers { // the source can be a Service's address
 		head += w.in(setClusterIPs, "dst") + " -m addrtype --src-type LOCAL -j MARK --set-xmark " + markOf(c) + "\n"
 	}
@@ -175,6 +187,11 @@ func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 		head += rule + "\n"
 	}
 	return head
+}
+
+// toNode matches packets to addresses that serve NodePorts.
+func (w *ruleWriter) toNode() string {
+	return w.in(setNodeAddresses, "dst") + " -m set ! --match-set " + setName(w.family, setClusterIPs) + " dst"
 }
 
 // masquerade is the rule that marks packets for masquerading, of those that match, if any.
@@ -199,20 +216,15 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 	}
 	external = append(external, w.masquerade(c, full.Masquerade.External, full.Local, "")...)
 	w.chain(chainExternal, append(external, "-g "+chainExternalTree)...)
-	// Connections from this node may go to all endpoints, as through a load balancer
-	// and another node.
-	var outside []string
-	if pod := podMatch(full.Local, w.family); pod != "" {
-		outside = append(outside, pod+" -g "+chainExternalTree)
-	}
-	outside = append(outside, w.masquerade(c, full.Masquerade.Local, full.Local, "")...)
-	w.chain(chainOutside, append(outside,
-		"-m addrtype --src-type LOCAL -g "+chainExternalTree,
-		"-g "+chainLocalTree,
-	)...)
+	w.chain(chainOutside, append(w.fromInside(c, full, chainExternalTree), "-g "+chainLocalTree)...)
+
+	w.chain(chainNodePorts, append(w.fromInside(c, full, chainNodeInside), "-j "+chainOutsideTree, "-g "+chainNodeCluster)...)
+	w.chain(chainNodeInside, "-j "+chainInsideTree, "-g "+chainNodeCluster)
+	clearMark := fmt.Sprintf("-j MARK --set-xmark 0x0/0x%x", uint32(1)<<c.MasqueradeBit)
+	w.chain(chainNodeCluster, append(w.masquerade(c, full.Masquerade.External, full.Local, ""), "-j "+chainNodeTree, clearMark)...)
 
 	w.chain(chainMasquerade,
-		fmt.Sprintf("-j MARK --set-xmark 0x0/0x%x", uint32(1)<<c.MasqueradeBit),
+		clearMark,
 		"-j MASQUERADE --random-fully",
 	)
 }
@@ -226,6 +238,16 @@ func (w *ruleWriter) mangle() {
 	)
 }
 
+// fromInside are the rules that send packets of this node and its pods to another chain. Their
+// connections may go to all endpoints, as through a load balancer and another node.
+func (w *ruleWriter) fromInside(c dataplane.Config, full *desired.Change, to string) (rules []string) {
+	if pod := podMatch(full.Local, w.family); pod != "" {
+		rules = append(rules, pod+" -g "+to)
+	}
+	rules = append(rules, w.masquerade(c, full.Masquerade.Local, full.Local, "")...)
+	return append(rules, "-m addrtype --src-type LOCAL -g "+to)
+}
+
 // filter writes the chains of the table filter that do not depend on Services.
 func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	unknownPort := w.in(setClusterIPs, "dst") + notOurs // a node may have a ClusterIP on an interface
@@ -236,17 +258,24 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	if w.family == desired.IPv6 {
 		unreachable = "icmp6-port-unreachable"
 	}
-	firewall := []string{w.notAllowed() + " -j DROP"}
-	for _, match := range []string{w.in(setReject, byFrontend), unknownPort} {
-		if len(firewall) > 1 {
-			firewall = append(firewall, w.in(setDrop, byFrontend)+" -j DROP")
+	reject := func(match string) []string {
+		return []string{
+			"-p tcp " + match + "-j REJECT --reject-with tcp-reset",
+			match + "-j REJECT --reject-with " + unreachable,
 		}
-		firewall = append(firewall,
-			"-p tcp "+match+" -j REJECT --reject-with tcp-reset",
-			match+" -j REJECT --reject-with "+unreachable,
-		)
 	}
-	w.chain(chainFirewall, append(firewall, w.in(setServiceCIDRs, "dst")+notOurs+" -j DROP")...)
+	w.chain(chainFirewall, slices.Concat(
+		[]string{w.notAllowed() + " -j DROP"},
+		reject(w.in(setReject, byFrontend)+" "),
+		[]string{w.in(setDrop, byFrontend) + " -j DROP"},
+		reject(unknownPort+" "),
+		[]string{
+			w.in(setServiceCIDRs, "dst") + notOurs + " -j DROP",
+			w.toNode() + w.notIn(setExternal) + " -j " + chainRefusedTree,
+		},
+	)...)
+	w.chain(chainNodeReject, reject("")...)
+	w.chain(chainNodeDrop, "-j DROP")
 
 	if w.family == desired.IPv4 {
 		w.out.chain(chainLocalnet, []byte(localnetRule))

@@ -21,7 +21,7 @@ type setKind int
 
 const (
 	setSources    setKind = iota // who may connect to restricted frontends
-	setExternal                  // frontends that are not ClusterIPs
+	setExternal                  // frontends that are neither ClusterIPs nor NodePorts
 	setLocal                     // those of them with a pool for traffic from outside
 	setRestricted                // those that only some sources may use
 	setReject                    // frontends without backends that are refused
@@ -29,8 +29,9 @@ const (
 	setFrontends                 // all frontends, if IPVS serves some of them
 	frontendSets                 // the sets above are of frontends
 
-	setClusterIPs setKind = iota - 1
-	setHairpin            // addresses of endpoints that may be on this node
+	setClusterIPs    setKind = iota - 1
+	setNodeAddresses         // that serve NodePorts
+	setHairpin               // addresses of endpoints that may be on this node
 	setServiceCIDRs
 	setHealthChecks // ports of the node
 	setKinds
@@ -38,26 +39,33 @@ const (
 
 // setTypes are the names of the sets, and the names of their types.
 var setTypes = [setKinds]struct{ name, typ string }{
-	setSources:      {"SOURCES", "hash:ip,port,net"},
-	setExternal:     {"EXTERNAL", "hash:ip,port"},
-	setLocal:        {"LOCAL", "hash:ip,port"},
-	setRestricted:   {"RESTRICTED", "hash:ip,port"},
-	setReject:       {"REJECT", "hash:ip,port"},
-	setDrop:         {"DROP", "hash:ip,port"},
-	setFrontends:    {"FRONTENDS", "hash:ip,port"},
-	setClusterIPs:   {"CLUSTER-IPS", "hash:ip"},
-	setHairpin:      {"HAIRPIN", "hash:ip"},
-	setServiceCIDRs: {"SERVICE-CIDRS", "hash:net"},
-	setHealthChecks: {"HEALTH-CHECKS", ipset.TypePorts},
+	setSources:       {"SOURCES", "hash:ip,port,net"},
+	setExternal:      {"EXTERNAL-IPS", "hash:ip,port"},
+	setLocal:         {"LOCAL", "hash:ip,port"},
+	setRestricted:    {"RESTRICTED", "hash:ip,port"},
+	setReject:        {"REJECT", "hash:ip,port"},
+	setDrop:          {"DROP", "hash:ip,port"},
+	setFrontends:     {"FRONTENDS", "hash:ip,port"},
+	setClusterIPs:    {"CLUSTER-IPS", "hash:ip"},
+	setNodeAddresses: {"NODE-IPS", "hash:ip"},
+	setHairpin:       {"HAIRPIN", "hash:ip"},
+	setServiceCIDRs:  {"SERVICE-CIDRS", "hash:net"},
+	setHealthChecks:  {"HEALTH-CHECKS", ipset.TypePorts},
 }
 
-// setName is a set's name: "SLIP-4-EXTERNAL".
-func setName(f desired.Family, k setKind) string {
+// setName is a set's name: "SLIP-4-LOCAL".
+func setName(f desired.Family, k setKind) string { return nameOf(f, setTypes[k].name) }
+
+func nameOf(f desired.Family, name string) string {
 	if f == desired.IPv4 {
-		return prefix + "4-" + setTypes[k].name
+		return prefix + "4-" + name
 	}
-	return prefix + "6-" + setTypes[k].name
+	return prefix + "6-" + name
 }
+
+// formerSet is a set of an earlier version in place of setExternal, with a member for each NodePort
+// at each address. It has another name, so that the rules of both versions find what they need.
+func formerSet(f desired.Family) string { return nameOf(f, "EXTERNAL") }
 
 // member is a member of a set.
 type member = ipset.Member
@@ -117,7 +125,8 @@ type frontend struct {
 	in [frontendSets]bool // the sets that it is a member of, except setSources
 }
 
-// memberships are the sets that a frontend should be in.
+// memberships are the sets that a frontend should be in. A NodePort is in none; setReject and
+// setDrop stand for rules (see step.update).
 func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setExternal] = f.Kind.External()
 	in[setLocal] = f.LocalPool != desired.NoPool
@@ -167,7 +176,7 @@ func (w *setWrites) one(k setKind, m member, add, fresh bool) {
 // members are the elements of sets that a frontend is, in the order in which to add them. It
 // may be nil.
 func (f *frontend) members() (all []setWrite) {
-	if f == nil {
+	if f == nil || f.OnNode() {
 		return nil
 	}
 	m := frontendMember(f.FrontendKey)
@@ -208,6 +217,7 @@ func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
 		}
 	}
 	each(change.ClusterIPs, func(a netip.Addr, add bool) { one(setClusterIPs, desired.FamilyOf(a), addrMember(a), add) })
+	each(change.NodeAddresses, func(a netip.Addr, add bool) { one(setNodeAddresses, desired.FamilyOf(a), addrMember(a), add) })
 	each(change.HairpinIPs, func(a netip.Addr, add bool) { one(setHairpin, desired.FamilyOf(a), addrMember(a), add) })
 	each(change.HealthPorts, func(p desired.HealthPort, add bool) { one(setHealthChecks, p.Family, ipset.Port(p.Port), add) })
 	each(change.ServiceCIDRs, func(p netip.Prefix, add bool) { one(setServiceCIDRs, desired.FamilyOf(p.Addr()), member{Net: p}, add) })

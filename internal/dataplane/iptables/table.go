@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,20 +18,25 @@ type table struct {
 	family desired.Family
 
 	cluster, external, local, hairpin tree
-	forward                           tree                // of the table filter
+	node, inside, outside             tree                // of NodePorts
+	forward, refused                  tree                // of the table filter
 	known                             map[string]registry // chains that the kernel has, by table
 	members                           [setKinds]int       // how many each set has
 }
 
 // forget resets the table, as if the kernel had nothing.
 func (t *table) forget(v Variant, c dataplane.Config) {
-	cluster, external := branches(v)
+	cluster, external, node := branches(v)
 	*t = table{
 		family:   t.family,
 		cluster:  tree{name: chainServices, direction: "-d", branches: cluster},
 		external: tree{name: chainExternalTree, direction: "-d", branches: external},
 		local:    tree{name: chainLocalTree, direction: "-d", branches: external},
 		hairpin:  tree{name: chainHairpinTree, direction: "-s", branches: cluster},
+		node:     tree{name: chainNodeTree, branches: node},
+		inside:   tree{name: chainInsideTree, branches: node},
+		outside:  tree{name: chainOutsideTree, branches: node},
+		refused:  tree{name: chainRefusedTree, branches: node},
 		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
 		known:    map[string]registry{},
 	}
@@ -63,10 +69,11 @@ func (s *step) write() {
 	for _, p := range s.pools {
 		p.write(out)
 	}
-	for _, tr := range []*tree{&t.cluster, &t.external, &t.local, &t.hairpin} {
+	for _, tr := range []*tree{&t.cluster, &t.external, &t.local, &t.hairpin, &t.node, &t.inside, &t.outside} {
 		tr.write(out)
 	}
 	t.forward.write(s.scripts[tableFilter])
+	t.refused.write(s.scripts[tableFilter])
 }
 
 // touch marks the pool's chains for writing.
@@ -99,7 +106,7 @@ func (b *Backend) take(change *desired.Change) []*step {
 			was := *f
 			f.in = b.memberships(f.Frontend)
 			s := steps[desired.FamilyOf(key.Addr())]
-			s.sets.update(&was, f)
+			s.update(&was, f)
 			if b.config.VirtualServers {
 				s.lead(f.Frontend, false, b)
 			}
@@ -166,7 +173,26 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
 		b.frontends[c.Key()] = is
 	}
+	s.update(was, is)
+}
+
+// update writes the changes of a frontend's memberships. Either may be nil. For a NodePort without
+// backends there is a rule instead.
+func (s *step) update(was, is *frontend) {
 	s.sets.update(was, is)
+	f := cmp.Or(is, was)
+	if f == nil || !f.OnNode() || was != nil && is != nil && was.in == is.in && was.Service == is.Service {
+		return
+	}
+	to := ""
+	switch {
+	case is == nil:
+	case is.in[setReject]:
+		to = chainNodeReject
+	case is.in[setDrop]:
+		to = chainNodeDrop
+	}
+	s.table.refused.edit(frontendTreeKey(f.FrontendKey), matchFrontend(f.FrontendKey)+comment(f.Service)+" -g "+to, to == "")
 }
 
 // lead edits the rules that lead from a frontend to its pools, those that have rules.
@@ -180,13 +206,20 @@ func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
 		}
 		t.edit(key, rule, gone)
 	}
-	if f.Kind.External() {
-		set(&s.table.external, f.Pool)
-	} else {
-		set(&s.table.cluster, f.Pool)
-	}
-	if f.LocalPool != desired.NoPool {
-		set(&s.table.local, f.LocalPool)
+	t := s.table
+	switch onNode, local := f.OnNode(), f.LocalPool != desired.NoPool; {
+	case onNode && local:
+		set(&t.inside, f.Pool)
+		set(&t.outside, f.LocalPool)
+	case onNode:
+		set(&t.node, f.Pool)
+	case local:
+		set(&t.external, f.Pool)
+		set(&t.local, f.LocalPool)
+	case f.Kind.External():
+		set(&t.external, f.Pool)
+	default:
+		set(&t.cluster, f.Pool)
 	}
 }
 

@@ -3,7 +3,10 @@
 package iptables
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -107,5 +110,29 @@ func TestRejected(t *testing.T) {
 			b.config.MasqueradeBit ^= 1
 			dataplanetest.Reconcile(t, b, state)
 		})
+	})
+}
+
+// TestNodePortTakeOver takes over the NodePorts, the rules and the sets of earlier versions.
+func TestNodePortTakeOver(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		street := dataplanetest.NewStreet(t, 1)
+		run := func(line string) string { return dataplanetest.RunIn(t, street.Node.Namespace, "", "sh", "-c", line) }
+		dataplanetest.NodePortTakeOver(t, street, func() dataplanetest.Backend {
+			b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { b.Close() })
+			return b
+		}, func() {
+			for f, command := range map[desired.Family]string{desired.IPv4: "iptables-" + string(v), desired.IPv6: "ip6tables-" + string(v)} {
+				run(fmt.Sprintf("ipset save %[1]s | sed 's/-EXTERNAL-IPS/-EXTERNAL/' | ipset restore; ipset flush %[1]s", setName(f, setExternal)))
+				run(fmt.Sprintf("%s-save | sed '/NODE-/d; /TREE-NODE/d; /TREE-REFUSED/d; s/-EXTERNAL-IPS/-EXTERNAL/' | %[1]s-restore", command))
+			}
+		})
+		if sets := strings.Fields(run("ipset list -n")); slices.Contains(sets, formerSet(desired.IPv4)) || slices.Contains(sets, formerSet(desired.IPv6)) {
+			t.Errorf("sets: %v", sets)
+		}
 	})
 }

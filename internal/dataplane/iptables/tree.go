@@ -41,25 +41,26 @@ const (
 	// goto. These are the numbers that are left for branches below a tree's first chain.
 	clusterBranches  = 10
 	externalBranches = 7
+	nodeBranches     = 6
 
 	// x_tables allows any number. There is a bit for each.
 	anyBranches = 8 * len(treeKey{})
 )
 
 // branches is how many branches may follow each other: in the tree of ClusterIPs and
-// those that are entered as late, and in those of external addresses.
-func branches(v Variant) (cluster, external int) {
+// those that are entered as late, in those of external addresses, and in those of NodePorts.
+func branches(v Variant) (cluster, external, node int) {
 	if v == Legacy {
-		return anyBranches, anyBranches
+		return anyBranches, anyBranches, anyBranches
 	}
-	return clusterBranches, externalBranches
+	return clusterBranches, externalBranches, nodeBranches
 }
 
 // tree is one tree.
 type tree struct {
 	name      string // of its first chain
 	head      string // rules before its own in that chain
-	direction string // "-d" or "-s": which address it is about
+	direction string // "-d" or "-s": which address it is about; "" for a protocol and a port alone
 	branches  int    // at most
 
 	leaves []leaf // in order
@@ -279,21 +280,24 @@ func firstDifference(a, b treeKey) int {
 	return len(a) * 8
 }
 
-// test matches packets whose key has the same first bits as k. Direction is "-d" or "-s".
+// test matches packets whose key has the same first bits as k. Direction is as in tree.
 func (k treeKey) test(n int, direction string) string {
 	first := k.upTo(n, false)
 	addr, bits := first.addr(), min(n, addrBits)
 	if addr.Is4() {
 		bits -= v4Bits
 	}
-	match := fmt.Sprintf("%s %s/%d", direction, addr, bits)
+	match := ""
+	if direction != "" {
+		match = fmt.Sprintf("%s %s/%d ", direction, addr, bits)
+	}
 	switch {
 	case n <= addrBits:
-		return match
+		return strings.TrimSpace(match)
 	case n <= protoBits:
-		return match + " -p " + protocolName(k.protocol())
+		return match + "-p " + protocolName(k.protocol())
 	}
-	return fmt.Sprintf("%s %s --dport %d:%d", match, matchProtocol(k.protocol()), first.port(), k.upTo(n, true).port())
+	return fmt.Sprintf("%s%s --dport %d:%d", match, matchProtocol(k.protocol()), first.port(), k.upTo(n, true).port())
 }
 
 func (k treeKey) protocol() desired.Protocol { return protocols[k[16]] }
@@ -311,5 +315,9 @@ func matchProtocol(p desired.Protocol) string {
 
 // matchFrontend matches packets to a frontend.
 func matchFrontend(f desired.FrontendKey) string {
-	return fmt.Sprintf("-d %s/%d %s --dport %d", f.Addr(), f.Addr().BitLen(), matchProtocol(f.Protocol), f.Port())
+	match := fmt.Sprintf("%s --dport %d", matchProtocol(f.Protocol), f.Port())
+	if !f.OnNode() {
+		match = fmt.Sprintf("-d %s/%d %s", f.Addr(), f.Addr().BitLen(), match)
+	}
+	return match
 }

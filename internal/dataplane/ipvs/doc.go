@@ -5,7 +5,8 @@
 //
 // # Three kinds of objects
 //
-//   - A virtual server for each frontend, with the backends of its pool as destinations.
+//   - A virtual server for each frontend (of a NodePort, for each address of the node:
+//     [desired.Config.NodePortsByAddress]), with the backends of its pool as destinations.
 //   - ClusterIPs and the IPs of load balancers on the dummy interface kube-ipvs0, unless the node
 //     has them anyway. IPVS sees a packet only if the kernel takes its destination for the node's.
 //   - A table for everything that IPVS does not do: masquerading, source ranges, the verdict of

@@ -10,6 +10,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
@@ -42,7 +43,7 @@ func newNamespace(t testing.TB) *lab.Namespace {
 
 func TestConformance(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.NFTables)
-	dataplanetest.Conformance(t, 3, 2_000, func(t *testing.T) func() dataplanetest.Backend {
+	dataplanetest.Conformance(t, desired.Config{NodePortsByAddress: true}, 3, 2_000, func(t *testing.T) func() dataplanetest.Backend {
 		ns := newNamespace(t)
 		return func() dataplanetest.Backend { return open(t, ns, Options{}) }
 	})
@@ -59,7 +60,7 @@ func onLegacy(t *testing.T) Options {
 // TestConformanceLegacy does so with a table of iptables-legacy, as on a kernel without nf_tables.
 func TestConformanceLegacy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	dataplanetest.Conformance(t, 1, 2_000, func(t *testing.T) func() dataplanetest.Backend {
+	dataplanetest.Conformance(t, desired.Config{NodePortsByAddress: true}, 1, 2_000, func(t *testing.T) func() dataplanetest.Backend {
 		ns := newNamespace(t)
 		return func() dataplanetest.Backend { return open(t, ns, onLegacy(t)) }
 	})

@@ -43,7 +43,7 @@ func newStreet(t *testing.T, ports int, o Options, commands ...string) *street {
 	if _, err := s.backend.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.state = desired.New(desired.Config{NodeName: "n1", Scheduler: s.backend.Scheduler})
+	s.state = desired.New(desired.Config{NodeName: "n1", Scheduler: s.backend.Scheduler, NodePortsByAddress: true})
 	s.state.SetNodeAddresses(s.Node.Addrs())
 	for i := range ports {
 		s.state.SetEndpointSlice(dataplanetest.Slice(i))

@@ -128,7 +128,7 @@ func TestTranslation(t *testing.T) {
 	for seed := range uint64(200) {
 		c := desiredtest.NewChoices(desiredtest.RandomInput(seed, 3_000))
 		var objects desiredtest.Objects
-		s := desired.New(desired.Config{NodeName: desiredtest.ThisNode})
+		s := desired.New(desired.Config{NodeName: desiredtest.ThisNode, NodePortsByAddress: true})
 		translation, record := newTranslation(), &servers{}
 		table := newContent()
 		table.apply(t, translation.translate(&s.Full().Change, record))

@@ -61,11 +61,12 @@ const (
 	regClient   = regTimeout
 )
 
-// loadSticky looks up the frontend whose key is loaded in the map sticky.
-func (s *schema) loadSticky() []expr.Any {
+// loadSticky looks up the frontend whose key is in a register in a side's map of frontends with
+// affinity.
+func (d *side) loadSticky(key uint32) []expr.Any {
 	return []expr.Any{
 		loadMarkTo(regID), loadMarkTo(regID + 1), loadMarkTo(regTimeout), // only for the nft command
-		lookup(s.sticky, regKey, regSticky),
+		lookup(d.sticky, key, regSticky),
 	}
 }
 
@@ -81,7 +82,7 @@ func (s *schema) loadSticky() []expr.Any {
 // during a commit can miss an element that exists before and after it.
 func (w *ruleWriter) affinity(d *side) {
 	chain := d.prefix + chainAffinity
-	client := slices.Concat(w.frontend(), w.loadSticky(), w.loadTo(w.saddr, regClient))
+	client := slices.Concat(w.frontend(d), d.loadSticky(regKey), w.loadTo(w.saddr, regClient))
 	for _, comment := range []string{"@affinity[ID in @sticky . saddr], if that is in @members of the pool", secondTry} {
 		w.rule(chain, comment, nfnl.AsTCP(), client, w.previousBackend(), w.poolBeforeBackend(d), []expr.Any{
 			&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember},
@@ -120,7 +121,7 @@ func (s *schema) previousBackend() []expr.Any {
 // poolBeforeBackend looks up the frontend's pool, into the register before regBackend, so
 // that both form a key of members.
 func (s *schema) poolBeforeBackend(d *side) []expr.Any {
-	return append(s.frontendTo(regID), loadMarkTo(regRemember), // only for the nft command
+	return append(s.frontendTo(d, regID), loadMarkTo(regRemember), // only for the nft command
 		lookup(d.frontends, regID, regRemember-1))
 }
 
@@ -130,17 +131,26 @@ func (s *schema) valueOfAffinity(reg uint32) []expr.Any {
 	return append(s.loadTo(s.daddr, reg+2), loadMarkTo(reg), dport(reg+1))
 }
 
-const rememberComment = "@remember[timeout of the original destination in @sticky]"
+const rememberComment = "@remember[timeout of the original destination]"
 
-// remembered jumps to the chain that records the client's backend, if the connection is
-// to a frontend with affinity.
-func (s *schema) remembered() []expr.Any {
-	return append(s.originalSticky(), lookup(s.remember, regTimeout, unix.NFT_REG_VERDICT))
+// remembered writes the rules that jump to the chain that records the client's backend, if the
+// connection is to a frontend with affinity.
+func (w *ruleWriter) remembered() {
+	for _, original := range w.originalSticky() {
+		w.rule(chainRemember, rememberComment, original, []expr.Any{lookup(w.remember, regTimeout, unix.NFT_REG_VERDICT)})
+	}
 }
 
-// originalSticky looks up the connection's original destination in the map sticky.
-func (s *schema) originalSticky() []expr.Any {
-	return slices.Concat(dnatted(), nfnl.OriginalDestination(s.table.Family, regKey), s.loadSticky())
+// originalSticky looks up the connection's original destination among the frontends with
+// affinity: first those that are not NodePorts, then NodePorts. A frontend without affinity can
+// override a NodePort that has it (see desired.FrontendKey). Then the NodePort's Service may get
+// a record with a backend that is not in members, which is ignored.
+func (s *schema) originalSticky() [2][]expr.Any {
+	load := slices.Concat(dnatted(), nfnl.OriginalDestination(s.table.Family, regKey))
+	return [...][]expr.Any{
+		slices.Concat(load, s.sides[0].loadSticky(regKey)),
+		slices.Concat(load, in(s.nodeAddresses), s.node[0].loadSticky(regKey+s.addrLen/4)),
+	}
 }
 
 const rememberPrefix = "remember-"
@@ -166,20 +176,22 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 	batch.AddChain(s.table, nfnl.Chain{Name: chain})
 	batch.FlushChain(s.table, chain)
 	timeout := time.Duration(seconds) * time.Second
-	client := append(s.originalSticky(), s.loadTo(s.saddr, regClient)...)
 	value, record := s.valueOfAffinity(regKey), s.recordClient(regKey, timeout)
 	rules := ruleWriter{s, batch}
-	rules.rule(chain, "if in @affinity with a backend", client, s.previousBackend(), []expr.Any{
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
-	}, value, []expr.Any{record}, ret())
-	rules.rule(chain, "if in @affinity without a backend", client, s.previousBackend(), value, []expr.Any{s.deleteClient(regKey), record}, ret())
-	rules.rule(chain, "a new client", client, []expr.Any{s.limitNewClients()}, value, []expr.Any{record}, nfnl.CountIn(newClients), ret())
+	for _, original := range s.originalSticky() {
+		client := slices.Concat(original, s.loadTo(s.saddr, regClient))
+		rules.rule(chain, "if in @affinity with a backend", client, s.previousBackend(), []expr.Any{
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
+		}, value, []expr.Any{record}, ret())
+		rules.rule(chain, "if in @affinity without a backend", client, s.previousBackend(), value, []expr.Any{s.deleteClient(regKey), record}, ret())
+		rules.rule(chain, "a new client", client, []expr.Any{s.limitNewClients()}, value, []expr.Any{record}, nfnl.CountIn(newClients), ret())
+	}
 	rules.rule(chain, "too many clients", nfnl.CountIn(unrecorded))
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
 }
 
 // rememberRules is the number of rules in each such chain.
-const rememberRules = 4
+const rememberRules = 7
 
 // newTimeouts creates the chains for timeouts that no frontend had before.
 func (b *Backend) newTimeouts(change *desired.Change) {

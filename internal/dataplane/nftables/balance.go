@@ -59,7 +59,7 @@ type pool struct {
 // turn is a counter's rule: it is counter number number-1 modulo size; none if number is 0.
 type turn struct{ size, number int }
 
-// special are the chains of a side that were created when they were first needed, by the value
+// special are the chains of the sides of a scope that were created when they were first needed, by the value
 // in the map pools without stickyDraw, and the counters that pools have, as bits, by size.
 type special struct {
 	draws map[int]bool
@@ -117,8 +117,8 @@ func (d *side) specialChain(draw int) string {
 
 // isSpecial reports whether a chain is one of these.
 func (s *schema) isSpecial(name string) bool {
-	for i := range s.sides {
-		if strings.HasPrefix(name, s.sides[i].prefix+specialPrefix) {
+	for d := range s.eachSide {
+		if strings.HasPrefix(name, d.prefix+specialPrefix) {
 			return true
 		}
 	}
@@ -127,9 +127,9 @@ func (s *schema) isSpecial(name string) bool {
 
 // hasSpecial reports whether a chain is one that the pools need.
 func (b *Backend) hasSpecial(s *schema, name string) bool {
-	for i := range s.sides {
-		for draw := range b.special[s.family][i].draws {
-			if s.sides[i].specialChain(draw) == name {
+	for d := range s.eachSide {
+		for draw := range b.special[s.family][d.scope].draws {
+			if d.specialChain(draw) == name {
 				return true
 			}
 		}
@@ -198,6 +198,7 @@ func (b *Backend) prepareDraw(p *pool) int {
 		x.draws[bare] = true
 		if s := &schemas[p.Family]; !b.unsupported[p.Family] {
 			s.writeSpecial(&b.batch, &s.sides[p.Scope], bare)
+			s.writeSpecial(&b.batch, &s.node[p.Scope], bare)
 		}
 	}
 	return draw

@@ -114,18 +114,24 @@ func (b *Backend) checkTable(f int) error {
 	case !sealed(t, want.skeleton):
 		return damaged(s, "rules were modified")
 	}
-	for i := range s.sides {
-		d := &s.sides[i]
+	for d := range s.eachSide {
 		for _, size := range pickSizes {
 			if err := b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name); err != nil {
 				return err
 			}
 		}
-		for draw := range b.special[f][i].draws {
+		for draw := range b.special[f][d.scope].draws {
 			if chain := d.specialChain(draw); countRules(t, chain) != specialRules {
 				return damaged(s, "chain "+chain+" was modified")
 			}
 			if err := b.checkElement(s, d.picks, word(uint32(draw)), "an element of "+d.picks.Name); err != nil {
+				return err
+			}
+		}
+	}
+	for a := range b.nodeAddresses {
+		if s.is(a) {
+			if err := b.checkElement(s, s.nodeAddresses, s.addr(nil, a.As16()), "an element of node-addresses"); err != nil {
 				return err
 			}
 		}

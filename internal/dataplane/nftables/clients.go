@@ -251,7 +251,7 @@ func (c *Clients) limit(s *schema, limits map[uint32]uint32) error {
 // service returns the Service with a number in its affinity IDs, without a name if there is
 // none.
 func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err error) {
-	err = c.conn.Elements(s.table, s.sticky.Name, func(e nfnl.Element) {
+	err = c.conn.Elements(s.table, s.sides[0].sticky.Name, func(e nfnl.Element) {
 		if firstNumber(e.Value[4:]) == id {
 			service, _, _ := strings.Cut(string(e.Comment), ":")
 			name.Namespace, name.Name, _ = strings.Cut(service, "/")

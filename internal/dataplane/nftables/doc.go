@@ -9,8 +9,7 @@
 //
 //	table ip slipstream {
 //	  # frontend -> pool
-//	  map frontends { 10.96.0.10 . udp . 53 : 1,  10.96.0.20 . tcp . 80 : 2,
-//	                  192.168.0.1 . tcp . 30080 : 2,  203.0.113.2 . tcp . 80 : 2 }
+//	  map frontends { 10.96.0.10 . udp . 53 : 1,  10.96.0.20 . tcp . 80 : 2,  203.0.113.2 . tcp . 80 : 2 }
 //	  # pool -> upper bound of the random slot: the number of backends, or the next power of two
 //	  map pools     { 1 : 2,  2 : 1 | sticky,  3 : 1 | sticky }
 //	  # upper bound -> chain that draws the slot
@@ -18,24 +17,31 @@
 //	  # pool . slot -> backend
 //	  map endpoints { 1 . 0 : 10.0.1.2 . 53,  1 . 1 : 10.0.2.2 . 53,  2 . 0 : 10.0.2.7 . 8080 }
 //	  # the same three maps for pools of local backends
-//	  map local-frontends { 192.168.0.1 . tcp . 30080 : 3,  203.0.113.2 . tcp . 80 : 3 }
+//	  map local-frontends { 203.0.113.2 . tcp . 80 : 3 }
 //	  map local-picks     { ... }
 //	  map local-endpoints { 3 . 0 : 10.0.1.7 . 8080 }
 //
-//	  set external      { 192.168.0.1 . tcp . 30080,  203.0.113.2 . tcp . 80 }
+//	  # NodePorts, at all of these addresses
+//	  set node-addresses   { 192.168.0.1 }
+//	  map node-ports       { tcp . 30080 : 2 }
+//	  map local-node-ports { tcp . 30080 : 3 }
+//	  map node-picks, local-node-picks                              # to chains such as node-pick-1
+//
+//	  set external      { 203.0.113.2 . tcp . 80 }
 //	  set cluster-ips   { 10.96.0.10, 10.96.0.20 }
 //	  set service-cidrs { 10.96.0.0/16 }
 //	  set hairpin       { 10.0.1.2 . 10.0.1.2,  10.0.1.7 . 10.0.1.7 }
 //	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePort
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
-//	  map sticky, affinity, remember; set members, new-clients      # see affinity.go
+//	  map sticky, sticky-node-ports, affinity, remember; set members, new-clients      # see affinity.go
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
 //	  chain output     { type nat hook output priority dstnat;      jump services }
 //	  chain services {
 //	    ip daddr . meta l4proto . th dport @external goto external
 //	    ip daddr @cluster-ips goto cluster-ip
+//	    ip daddr @node-addresses meta l4proto . th dport @node-ports goto node-port
 //	  }
 //	  chain cluster-ip {
 //	    ip saddr != 10.0.0.0/16 meta mark set meta mark | 0x4000     # as --detect-local-mode says
@@ -59,6 +65,7 @@
 //	    local-frontends[ip daddr . meta l4proto . th dport] -> pools -> local-picks
 //	    meta mark set meta mark & 0xffffbfff
 //	  }
+//	  chain node-port, node-port-local, node-dispatch { as for external frontends, with the maps of NodePorts }
 //	  chain pick-2 {
 //	    dnat to endpoints[ frontends[ip daddr . meta l4proto . th dport] . numgen random mod 2 ]
 //	  }
@@ -97,7 +104,8 @@
 //
 // The kernel checks every added element against every rule that uses its map
 // (nft_setelem_validate_data). So few rules use the large maps, frontends and endpoints,
-// and features that few Services need have their own maps.
+// and features that few Services need have their own maps. NodePorts have their own maps and
+// chains too, as the key of their packets is another; only the endpoints are shared.
 //
 // Named counters count what is refused and dropped, by reason. Only such packets pass the rules
 // with counters.

@@ -179,7 +179,7 @@ func web(s *desired.State, i int, hosts ...int) {
 
 // TestConformance runs the tests that all dataplanes pass.
 func TestConformance(t *testing.T) {
-	dataplanetest.Conformance(t, 8, 30_000, func(t *testing.T) func() dataplanetest.Backend {
+	dataplanetest.Conformance(t, desired.Config{}, 8, 30_000, func(t *testing.T) func() dataplanetest.Backend {
 		k := newKernel(t)
 		return func() dataplanetest.Backend {
 			b := k.open()
@@ -454,8 +454,9 @@ func TestTimeoutsAreForgotten(t *testing.T) {
 func TestCheckFindsMissingParts(t *testing.T) {
 	v4 := &schemas[desired.IPv4]
 	for _, set := range []*nfnl.Set{
-		v4.external, v4.restricted, v4.sticky, v4.members, v4.clusterIPs, v4.pools, v4.remember,
+		v4.external, v4.restricted, v4.sides[0].sticky, v4.node[0].sticky, v4.nodeAddresses, v4.members, v4.clusterIPs, v4.pools, v4.remember,
 		v4.sides[desired.Cluster].frontends, v4.sides[desired.Local].frontends, v4.sides[desired.Cluster].endpoints,
+		v4.node[desired.Cluster].frontends, v4.node[desired.Local].frontends,
 	} {
 		t.Run(set.Name, func(t *testing.T) {
 			k := newKernel(t)
@@ -720,7 +721,7 @@ func TestNFTLists(t *testing.T) {
 		"10.244.1.2 . 8080",
 		"vmap @picks",
 		"0x00000002 : goto pick-2",
-		"192.168.100.11 . tcp . 30080",
+		"tcp . 30080", "node-addresses",
 		"10.96.0.0/16",
 		"jump remember-10800",
 		"update @affinity",

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -22,12 +23,13 @@ type Backend struct {
 	detector detector
 	clients  Clients
 
-	pools       dataplane.Pools[pool]  // in the kernel
-	timeouts    [len(schemas)][]uint32 // of session affinity, in seconds, that have a chain
-	special     [len(schemas)][scopes]special
-	sequence    dataplane.Sequence
-	unsupported desired.Families // families that the kernel does not support
-	lacksHash   error            // the expression hash
+	pools         dataplane.Pools[pool]  // in the kernel
+	timeouts      [len(schemas)][]uint32 // of session affinity, in seconds, that have a chain
+	special       [len(schemas)][scopes]special
+	sequence      dataplane.Sequence
+	unsupported   desired.Families    // families that the kernel does not support
+	lacksHash     error               // the expression hash
+	nodeAddresses map[netip.Addr]bool // that serve NodePorts
 }
 
 var _ dataplane.Dataplane = (*Backend)(nil)
@@ -38,7 +40,7 @@ func New(c dataplane.Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c, conn: conn}
+	b := &Backend{config: c, conn: conn, nodeAddresses: map[netip.Addr]bool{}}
 	b.writer.batch = &b.batch
 	b.clients.init(b)
 	return b, nil
@@ -97,6 +99,12 @@ func (b *Backend) write(change *desired.Change) {
 	for f := range b.served {
 		b.writer.write(del, &schemas[f], change)
 		b.writer.write(add, &schemas[f], change)
+	}
+	for _, a := range change.NodeAddresses.Removed {
+		delete(b.nodeAddresses, a)
+	}
+	for _, a := range change.NodeAddresses.Added {
+		b.nodeAddresses[a] = true
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]

@@ -43,7 +43,7 @@ type tableReader struct {
 	err     error
 
 	draws     map[uint32]uint32 // values of the map pools, by pool
-	picks     [scopes]map[uint32]bool
+	picks     map[*side]map[uint32]bool
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
 	remembers map[uint32]bool       // timeouts with a chain
@@ -66,18 +66,26 @@ func (r *tableReader) read() {
 	})
 	r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true })
 	for i := range r.sides {
-		r.slots[i], r.picks[i] = map[uint32]map[uint32]desired.Backend{}, map[uint32]bool{}
-		r.elements(r.sides[i].picks, func(e nfnl.Element) { r.picks[i][firstNumber(e.Key)] = true })
+		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
 		r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
 	}
-	r.elements(r.sides[desired.Cluster].frontends, func(e nfnl.Element) { r.lead(desired.Cluster, e) })
-	r.elements(r.sides[desired.Local].frontends, r.localFrontend)
+	r.picks = map[*side]map[uint32]bool{}
+	for d := range r.eachSide {
+		r.picks[d] = map[uint32]bool{}
+		r.elements(d.picks, func(e nfnl.Element) { r.picks[d][firstNumber(e.Key)] = true })
+	}
+	for _, sides := range []*[scopes]side{&r.schema.sides, &r.schema.node} {
+		r.elements(sides[desired.Cluster].frontends, func(e nfnl.Element) { r.lead(desired.Cluster, e) })
+		r.elements(sides[desired.Local].frontends, r.localFrontend)
+	}
 	r.elements(r.external, func(e nfnl.Element) {
 		r.update(e, "external", func(t *dataplane.Target) { t.External = true })
 	})
-	r.elements(r.schema.sticky, r.sticky)
+	r.elements(r.sides[0].sticky, r.sticky)
+	r.elements(r.schema.node[0].sticky, r.sticky)
 	r.restrictions()
 	r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true })
+	r.elements(r.nodeAddresses, func(e nfnl.Element) { r.content.NodeAddresses[r.ip(e.Key)] = true })
 	r.elements(r.loopback, func(e nfnl.Element) {
 		r.content.RefusedNodePorts[desired.RefusedNodePort{
 			Family: r.family, Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
@@ -154,7 +162,7 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		r.fault("frontend %x has pool %d, which does not exist", e.Key, id)
 		return key, c, false, false
 	}
-	if !r.picks[scope][draw] {
+	if !r.picks[r.sideOf(key, scope)][draw] {
 		r.fault("frontend %s draws by %#x, for which there is no chain", key, draw)
 	}
 	slots := make([]desired.Backend, len(r.slots[scope][id]))
@@ -207,7 +215,7 @@ func (r *tableReader) lead(scope desired.Scope, e nfnl.Element) {
 	if !ok {
 		return
 	}
-	r.content.Frontends[key] = dataplane.Target{Choice: c}
+	r.content.Frontends[key] = dataplane.Target{Choice: c, External: key.OnNode()}
 	if sticky {
 		r.stickies = append(r.stickies, key)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -23,6 +24,9 @@ import (
 // refills the sets, and replaces the chains and rules if they differ. Elements are not
 // read and compared: for every message of a dump, the kernel walks the set from its
 // beginning, which makes reading slower than writing.
+//
+// A NodePort of versions that had it once for each address is in other maps afterwards. A packet
+// that is inside the old rules at the moment of the commit may be lost; a TCP client sends it again.
 //
 // A table is replaced as a whole only if its sets have other types or the kernel refuses
 // the transaction. A packet that is inside the old table at the moment of the commit then
@@ -58,6 +62,7 @@ func (b *Backend) reset(full *desired.Change) {
 			b.special[f][scope] = special{map[int]bool{}, map[int]uint64{}}
 		}
 	}
+	b.nodeAddresses = map[netip.Addr]bool{}
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it
 	// finds none, and the rules try again.
@@ -139,8 +144,8 @@ func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *s
 		head.FlushTable(s.table)
 	} else {
 		head.AddTable(s.table, tableComment) // clears the flag of a dormant table
-		for i := range s.sides {
-			s.writePicks(b.config, head, &s.sides[i])
+		for d := range s.eachSide {
+			s.writePicks(b.config, head, d)
 		}
 	}
 	for _, c := range t.Chains {
@@ -196,8 +201,7 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 		batch.AddChain(s.table, c)
 	}
 	rules := ruleWriter{schema: s, batch: batch}
-	for i := range s.sides {
-		d := &s.sides[i]
+	for d := range s.eachSide {
 		for _, name := range d.chainNames() {
 			batch.AddChain(s.table, nfnl.Chain{Name: name})
 		}
@@ -205,15 +209,19 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 		rules.picks(d)
 	}
 	rules.static(c, full)
-	for i := range s.sides {
-		s.writePicks(c, batch, &s.sides[i])
+	for d := range s.eachSide {
+		s.writePicks(c, batch, d)
 	}
 }
 
 // hasChain reports whether write creates a chain.
 func (s *schema) hasChain(name string) bool {
-	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name }) ||
-		slices.ContainsFunc(s.sides[:], func(d side) bool { return slices.Contains(d.chainNames(), name) })
+	for d := range s.eachSide {
+		if slices.Contains(d.chainNames(), name) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name })
 }
 
 // explain adds the Service to a refusal by the kernel of an element of a frontend or a pool.

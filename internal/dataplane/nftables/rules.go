@@ -25,6 +25,9 @@ const (
 	chainClusterIP     = "cluster-ip"
 	chainExternal      = "external"
 	chainExternalLocal = "external-local"
+	chainNodePort      = "node-port"
+	chainNodePortLocal = "node-port-local"
+	chainNodeDispatch  = "node-dispatch"
 	chainSources       = "check-source"
 	chainDispatch      = "dispatch"
 	chainUnserved      = "unserved"
@@ -60,6 +63,9 @@ var chains = []nfnl.Chain{
 	{Name: chainClusterIP},
 	{Name: chainExternal},
 	{Name: chainExternalLocal},
+	{Name: chainNodePort},
+	{Name: chainNodePortLocal},
+	{Name: chainNodeDispatch},
 	{Name: chainSources},
 	{Name: chainDispatch},
 	{Name: chainUnserved},
@@ -112,11 +118,12 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 // static writes the rules that depend only on the configuration, except for those of
 // writeEntry.
 func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
-	cluster := &w.sides[desired.Cluster]
+	cluster, node := &w.sides[desired.Cluster], &w.node[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
 	for range 2 { // see dispatch
-		w.rule(chainServices, "", w.frontend(), in(w.external), goTo(chainExternal))
+		w.rule(chainServices, "", w.frontend(cluster), in(w.external), goTo(chainExternal))
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
+		w.rule(chainServices, "if in @node-ports", w.load(w.daddr), in(w.nodeAddresses), w.frontend(node), inMap(node.frontends), goTo(chainNodePort))
 	}
 	var localToo []expr.Any
 	lost := drop()
@@ -130,8 +137,8 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	}
 	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), localToo, goTo(chainUnknownPort))
 	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), nfnl.CountIn(dataplane.UnallocatedAddress), drop())
-	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(), inMap(cluster.frontends), lost)
-	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(), inMap(w.sides[desired.Local].frontends), lost)
+	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(cluster), inMap(cluster.frontends), lost)
+	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(cluster), inMap(w.sides[desired.Local].frontends), lost)
 	w.rule(chainUnknownPort, "", nfnl.CountIn(dataplane.UnknownPort))
 	w.refuse(chainUnknownPort)
 	w.loopbackPorts()
@@ -144,21 +151,27 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
 
 	for range 2 { // see dispatch
-		w.rule(chainExternal, "", w.frontend(), in(w.restricted), jump(chainSources))
-		w.rule(chainExternal, "if in @local-frontends", w.frontend(), inMap(w.sides[desired.Local].frontends), goTo(chainExternalLocal))
+		w.rule(chainExternal, "", w.frontend(cluster), in(w.restricted), jump(chainSources))
+		w.toLocal(chainExternal, &w.sides[desired.Local], chainExternalLocal)
 	}
 	w.masquerade(chainExternal, full.Masquerade.External, full.Local, mark)
 	w.rule(chainExternal, "", goTo(chainDispatch))
-
 	w.source()
 	w.rule(chainSources, "source address not allowed", nfnl.CountIn(dataplane.SourceNotAllowed), drop())
-
-	w.externalLocal(full, mark)
+	w.externalLocal(chainExternalLocal, &w.sides[desired.Local], chainDispatch, full, mark)
 
 	w.dispatch(chainDispatch, cluster)
 	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
-	w.rule(chainDispatch, "if in @frontends: the pool is being changed", w.frontend(), inMap(cluster.frontends), drop())
-	w.rule(chainDispatch, "not ours", clearMark(mark))
+	w.undispatched(chainDispatch, cluster, mark)
+
+	for range 2 { // see dispatch
+		w.toLocal(chainNodePort, &w.node[desired.Local], chainNodePortLocal)
+	}
+	w.masquerade(chainNodePort, full.Masquerade.External, full.Local, mark)
+	w.rule(chainNodePort, "", goTo(chainNodeDispatch))
+	w.externalLocal(chainNodePortLocal, &w.node[desired.Local], chainNodeDispatch, full, mark)
+	w.dispatch(chainNodeDispatch, node)
+	w.undispatched(chainNodeDispatch, node, mark)
 
 	w.rule(chainReject, "", nfnl.CountIn(dataplane.NoEndpoints))
 	w.refuse(chainReject)
@@ -171,7 +184,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)
 	w.rule(chainAfterDNAT, "", jump(chainRemember))
-	w.rule(chainRemember, rememberComment, w.remembered())
+	w.remembered()
 	w.rule(chainAfterDNAT, "", marked(mark), goTo(chainMasquerade))
 	w.rule(chainAfterDNAT, "from a pod to itself", translated, w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
@@ -236,17 +249,28 @@ func (w *ruleWriter) source() {
 		[]expr.Any{&expr.Lookup{SetName: w.sources.Name, SourceRegister: key}}, ret())
 }
 
+// toLocal writes the rule that goes to a chain if the frontend has a pool of local backends.
+func (w *ruleWriter) toLocal(chain string, local *side, to string) {
+	w.rule(chain, "if in @"+local.frontends.Name, w.frontend(local), inMap(local.frontends), goTo(to))
+}
+
 // externalLocal writes the chain for external traffic that may go to local backends only.
-// Traffic that starts on this node may go to all backends, as if it had passed a load
-// balancer and arrived at another node.
-func (w *ruleWriter) externalLocal(full *desired.Change, mark uint32) {
+// Traffic that starts on this node may go to all backends, in another chain, as if it had passed a
+// load balancer and arrived at another node.
+func (w *ruleWriter) externalLocal(chain string, local *side, all string, full *desired.Change, mark uint32) {
 	if from := w.fromPod(full.Local); from != nil {
-		w.rule(chainExternalLocal, "from a pod", from, goTo(chainDispatch))
+		w.rule(chain, "from a pod", from, goTo(all))
 	}
-	w.masquerade(chainExternalLocal, full.Masquerade.Local, full.Local, mark)
-	w.rule(chainExternalLocal, "from this node", fromNode(), goTo(chainDispatch))
-	w.dispatch(chainExternalLocal, &w.sides[desired.Local])
-	w.rule(chainExternalLocal, "the pool is being changed", drop())
+	w.masquerade(chain, full.Masquerade.Local, full.Local, mark)
+	w.rule(chain, "from this node", fromNode(), goTo(all))
+	w.dispatch(chain, local)
+	w.rule(chain, "the pool is being changed", drop())
+}
+
+// undispatched writes the rules after those of dispatch.
+func (w *ruleWriter) undispatched(chain string, d *side, mark uint32) {
+	w.rule(chain, "if in @"+d.frontends.Name+": the pool is being changed", w.frontend(d), inMap(d.frontends), drop())
+	w.rule(chain, "not ours", clearMark(mark))
 }
 
 // secondTry is the comment of a rule that repeats the one before it.
@@ -256,7 +280,11 @@ const secondTry = "second try: see the documentation"
 // During the commit of a transaction that replaces an element, a look-up can find neither
 // the old nor the new element (up to Linux 6.16). The second try finds the new one.
 func (w *ruleWriter) dispatch(chain string, d *side) {
-	firstTry := "@" + d.frontends.Name + "[ip daddr . meta l4proto . th dport], its @pools, its @" + d.picks.Name
+	key := "ip daddr . meta l4proto . th dport"
+	if d.onNode {
+		key = "meta l4proto . th dport"
+	}
+	firstTry := "@" + d.frontends.Name + "[" + key + "], its @pools, its @" + d.picks.Name
 	for _, comment := range []string{firstTry, secondTry} {
 		w.rule(chain, comment, w.pool(d), []expr.Any{
 			lookup(w.pools, regValueWord, regValue),
@@ -265,18 +293,21 @@ func (w *ruleWriter) dispatch(chain string, d *side) {
 	}
 }
 
-// frontend loads the key of frontends.
-func (s *schema) frontend() []expr.Any { return s.frontendTo(regKey) }
+// frontend loads the packet's key in a side's map of frontends.
+func (s *schema) frontend(d *side) []expr.Any { return s.frontendTo(d, regKey) }
 
-func (s *schema) frontendTo(reg uint32) []expr.Any {
-	next := reg + s.addrLen/4
-	return append(s.loadTo(s.daddr, reg), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next}, dport(next+1))
+func (s *schema) frontendTo(d *side, reg uint32) (load []expr.Any) {
+	if !d.onNode {
+		load = s.loadTo(s.daddr, reg)
+		reg += s.addrLen / 4
+	}
+	return append(load, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, dport(reg+1))
 }
 
 // pool looks up the packet's pool. The mark in the register of the pool is only for the nft
 // command (see the package's documentation).
 func (s *schema) pool(d *side) []expr.Any {
-	return append(s.frontend(), loadMarkTo(regValueWord), lookup(d.frontends, regKey, regValue))
+	return append(s.frontend(d), loadMarkTo(regValueWord), lookup(d.frontends, regKey, regValue))
 }
 
 // dport loads the packet's destination port.

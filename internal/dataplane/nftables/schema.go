@@ -29,15 +29,16 @@ type schema struct {
 	saddr, daddr uint32 // offsets in the network header, bytes
 
 	sides [scopes]side // by desired.Scope
+	node  [scopes]side // of NodePorts
 
 	pools               *nfnl.Set // upper bounds of random slots, for pools of both sides
 	external            *nfnl.Set // frontends that are not ClusterIPs
 	clusterIPs          *nfnl.Set
+	nodeAddresses       *nfnl.Set // that serve NodePorts
 	serviceCIDRs        *nfnl.Set
 	hairpin             *nfnl.Set
 	loopback            *nfnl.Set // NodePorts that are refused at loopback addresses
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
-	sticky              *nfnl.Set // frontends with session affinity
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
 	newClients          *nfnl.Set // limits of new clients, by the Service's number in its affinity IDs
 	remember            *nfnl.Set // chains by timeout
@@ -45,11 +46,24 @@ type schema struct {
 
 const scopes = 2
 
-// side is the part of a schema that exists twice: for pools of the Cluster scope and of
-// the Local scope. A frontend can have one of each.
+// side is the part of a schema that exists for pools of the Cluster scope and of the Local
+// scope, of which a frontend can have one each; and both for NodePorts and for other frontends.
 type side struct {
-	prefix                      string // of the names of sets and chains
-	frontends, endpoints, picks *nfnl.Set
+	scope            desired.Scope
+	prefix           string // of the names of picks and of chains
+	onNode           bool   // for NodePorts, whose keys are a protocol and a port
+	frontends, picks *nfnl.Set
+	endpoints        *nfnl.Set // the same for NodePorts
+	sticky           *nfnl.Set // frontends with session affinity, in both scopes
+}
+
+// eachSide yields all sides.
+func (s *schema) eachSide(yield func(*side) bool) {
+	for i := range scopes {
+		if !yield(&s.sides[i]) || !yield(&s.node[i]) {
+			return
+		}
+	}
 }
 
 var schemas = [...]schema{
@@ -72,41 +86,50 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 		s.DataType, s.DataLen = nfnl.Concat(slices.Repeat([]nfnl.DataType{nfnl.TypeMark}, words)...), uint32(words)*word
 		return s
 	}
-	newSide := func(prefix string) side {
-		return side{
-			prefix:    prefix,
-			frontends: valueOf(2, frontends(prefix+"frontends")),
-			picks: &nfnl.Set{
-				Name:    prefix + "picks",
-				KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
-				DataType: nfnl.TypeVerdict,
-			},
-			endpoints: &nfnl.Set{
-				Name:    prefix + "endpoints",
-				KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInteger), KeyLen: 2 * word,
-				DataType: nfnl.Concat(addr, nfnl.TypeInetService), DataLen: addrLen + word,
-				KeyTypeof:  nfnl.Concatenation(nfnl.MetaMark, nfnl.RandomNumber(maxSize)),
-				DataTypeof: nfnl.Concatenation(typeofAddr, nfnl.TCPDport),
-			},
-		}
+	sticky := valueOf(4, frontends("sticky"))
+	nodePorts := func(name string) *nfnl.Set {
+		return &nfnl.Set{Name: name, KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 2 * word}
 	}
+	nodeSticky := valueOf(4, nodePorts("sticky-node-ports"))
+	picks := func(name string) *nfnl.Set {
+		return &nfnl.Set{Name: name, KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true, DataType: nfnl.TypeVerdict}
+	}
+	newSides := func(scope desired.Scope, prefix string) (side, side) {
+		endpoints := &nfnl.Set{
+			Name:    prefix + "endpoints",
+			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInteger), KeyLen: 2 * word,
+			DataType: nfnl.Concat(addr, nfnl.TypeInetService), DataLen: addrLen + word,
+			KeyTypeof:  nfnl.Concatenation(nfnl.MetaMark, nfnl.RandomNumber(maxSize)),
+			DataTypeof: nfnl.Concatenation(typeofAddr, nfnl.TCPDport),
+		}
+		return side{
+				scope: scope, prefix: prefix,
+				frontends: valueOf(2, frontends(prefix+"frontends")), sticky: sticky,
+				picks: picks(prefix + "picks"), endpoints: endpoints,
+			}, side{
+				scope: scope, prefix: prefix + "node-", onNode: true,
+				frontends: valueOf(2, nodePorts(prefix+"node-ports")), sticky: nodeSticky,
+				picks: picks(prefix + "node-picks"), endpoints: endpoints,
+			}
+	}
+	cluster, node := newSides(desired.Cluster, "")
+	local, nodeLocal := newSides(desired.Local, "local-")
 	return schema{
-		table:        nfnl.Table{Family: f, Name: tableName},
-		family:       family,
-		addrLen:      addrLen,
-		saddr:        saddr,
-		daddr:        saddr + addrLen,
-		sides:        [scopes]side{desired.Cluster: newSide(""), desired.Local: newSide("local-")},
-		pools:        valueOf(2, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
-		external:     frontends("external"),
-		clusterIPs:   &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
-		serviceCIDRs: &nfnl.Set{Name: "service-cidrs", KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_INTERVAL},
-		hairpin:      &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
-		loopback: &nfnl.Set{
-			Name:    "loopback-ports",
-			KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 2 * word,
-		},
-		restricted: frontends("restricted"),
+		table:         nfnl.Table{Family: f, Name: tableName},
+		family:        family,
+		addrLen:       addrLen,
+		saddr:         saddr,
+		daddr:         saddr + addrLen,
+		sides:         [scopes]side{desired.Cluster: cluster, desired.Local: local},
+		node:          [scopes]side{desired.Cluster: node, desired.Local: nodeLocal},
+		pools:         valueOf(2, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
+		external:      frontends("external"),
+		clusterIPs:    &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
+		nodeAddresses: &nfnl.Set{Name: "node-addresses", KeyType: addr, KeyLen: addrLen},
+		serviceCIDRs:  &nfnl.Set{Name: "service-cidrs", KeyType: addr, KeyLen: addrLen, Flags: unix.NFT_SET_INTERVAL},
+		hairpin:       &nfnl.Set{Name: "hairpin", KeyType: nfnl.Concat(addr, addr), KeyLen: 2 * addrLen},
+		loopback:      nodePorts("loopback-ports"),
+		restricted:    frontends("restricted"),
 		sources: &nfnl.Set{
 			// One long number instead of a concatenation: the kernel's
 			// set for concatenations with intervals is copied as a whole
@@ -115,7 +138,6 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 			KeyType: nfnl.TypeInteger, KeyLen: frontendLen + addrLen, Flags: unix.NFT_SET_INTERVAL,
 			KeyTypeof: nfnl.NetworkHeader(frontendLen + addrLen),
 		},
-		sticky: valueOf(4, frontends("sticky")),
 		affinity: &nfnl.Set{
 			Name:    "affinity",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, addr), KeyLen: 2*word + addrLen,
@@ -142,11 +164,14 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 // sets lists all sets and maps.
 func (s *schema) sets() []*nfnl.Set {
 	all := []*nfnl.Set{
-		s.pools, s.external, s.clusterIPs, s.serviceCIDRs, s.hairpin, s.loopback,
-		s.restricted, s.sources, s.sticky, s.affinity, s.newClients, s.members, s.remember,
+		s.pools, s.external, s.clusterIPs, s.nodeAddresses, s.serviceCIDRs, s.hairpin, s.loopback,
+		s.restricted, s.sources, s.sides[0].sticky, s.node[0].sticky, s.affinity, s.newClients, s.members, s.remember,
 	}
-	for i := range s.sides {
-		all = append(all, s.sides[i].frontends, s.sides[i].endpoints, s.sides[i].picks)
+	for d := range s.eachSide {
+		all = append(all, d.frontends, d.picks)
+		if !d.onNode {
+			all = append(all, d.endpoints)
+		}
 	}
 	return all
 }
@@ -165,7 +190,14 @@ func firstNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 func port(b []byte, p uint16) []byte { return append(b, byte(p>>8), byte(p), 0, 0) }
 
+func (s *schema) nodePortKey(b []byte, p desired.Protocol, number uint16) []byte {
+	return port(append(b, byte(p), 0, 0, 0), number)
+}
+
 func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
+	if k.OnNode() {
+		return s.nodePortKey(b, k.Protocol, k.Port())
+	}
 	return nfnl.AppendDestination(b, uint8(k.Protocol), k.AddrPort)
 }
 
@@ -209,6 +241,9 @@ func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
 
 // decodeFrontendKey is the inverse of frontendKey.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
+	if nodePort := s.node[0].frontends.KeyLen; len(k) == int(nodePort) {
+		k = append(make([]byte, s.addrLen), k...)
+	}
 	protocol, a, ok := nfnl.ParseDestination(s.table.Family, k)
 	return desired.FrontendKey{AddrPort: a, Protocol: desired.Protocol(protocol)}, ok
 }

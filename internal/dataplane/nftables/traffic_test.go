@@ -278,3 +278,18 @@ func TestRejected(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestNodePortTakeOver takes over the NodePorts of earlier versions, with other rules.
+func TestNodePortTakeOver(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	street, runs := dataplanetest.NewStreet(t, 1), 0
+	dataplanetest.NodePortTakeOver(t, street, func() dataplanetest.Backend {
+		runs++
+		b, err := New(dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit + runs%2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { b.Close() })
+		return b
+	}, func() {})
+}

@@ -98,6 +98,12 @@ func (w *writer) write(op op, s *schema, change *desired.Change) {
 			w.member(op, s, s.hairpin)
 		}
 	}
+	for _, a := range of(op, change.NodeAddresses.Added, change.NodeAddresses.Removed) {
+		if s.is(a) {
+			w.key = s.addr(w.key[:0], a.As16())
+			w.member(op, s, s.nodeAddresses)
+		}
+	}
 	for _, p := range of(op, change.ServiceCIDRs.Added, change.ServiceCIDRs.Removed) {
 		if s.is(p.Addr()) {
 			first, last := s.rangeOf(p)
@@ -106,7 +112,7 @@ func (w *writer) write(op op, s *schema, change *desired.Change) {
 	}
 	for _, p := range of(op, change.RefusedNodePorts.Added, change.RefusedNodePorts.Removed) {
 		if p.Family == s.family {
-			w.key = port(append(w.key[:0], byte(p.Protocol), 0, 0, 0), p.Port)
+			w.key = s.nodePortKey(w.key[:0], p.Protocol, p.Port)
 			w.member(op, s, s.loopback)
 		}
 	}
@@ -171,7 +177,7 @@ type element struct {
 var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	func(w *writer, s *schema, f *desired.Frontend) element { return w.lead(s, f.Scope, f, f.Pool) },
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
-		if f.Kind.External() {
+		if f.Kind.External() && !f.OnNode() {
 			e.set = s.external
 		}
 		return e
@@ -185,7 +191,7 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
 		if f.Affinity != 0 {
 			service, port := affinityID(f.Service, f.Protocol)
-			e = element{set: s.sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
+			e = element{set: s.sideOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
 		}
 		return e
 	},
@@ -199,7 +205,15 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 
 // lead returns the element with the pool of a frontend in a scope.
 func (w *writer) lead(s *schema, scope desired.Scope, f *desired.Frontend, pool desired.PoolID) element {
-	return element{set: s.sides[scope].frontends, value: [4]uint32{1: w.number(pool)}, words: 2, service: f.Service}
+	return element{set: s.sideOf(f.FrontendKey, scope).frontends, value: [4]uint32{1: w.number(pool)}, words: 2, service: f.Service}
+}
+
+// sideOf returns the side of a frontend's pool in a scope.
+func (s *schema) sideOf(k desired.FrontendKey, scope desired.Scope) *side {
+	if k.OnNode() {
+		return &s.node[scope]
+	}
+	return &s.sides[scope]
 }
 
 // frontends writes the elements of frontends.
