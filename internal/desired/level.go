@@ -41,9 +41,11 @@ func (e *endpoints) followsLoads() bool {
 
 // follow records whether the choice of endpoints follows loads.
 func (s *State) follow(e *endpoints) {
-	if e.followsLoads() && len(e.entries) > 0 {
-		s.following[e] = s.following[e]
-	} else {
+	_, known := s.following[e]
+	switch follows := e.followsLoads() && len(e.entries) > 0; {
+	case follows && !known:
+		s.following[e] = false
+	case !follows:
 		delete(s.following, e)
 	}
 }
