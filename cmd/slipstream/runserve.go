@@ -257,7 +257,7 @@ func (s *parts) run(ctx context.Context) error {
 		Ready:             s.removeLeftovers,
 	}
 	if handled := loopbackNodePorts(c); slices.Contains(handled[:], desired.LoopbackRelayed) {
-		relays := s.newRelays()
+		relays := s.newRelays(ctx)
 		defer relays.Close()
 		options.Relays = relays
 	}
@@ -276,7 +276,7 @@ func (s *parts) run(ctx context.Context) error {
 }
 
 // newRelays makes the server of NodePorts on loopback addresses in nftables mode.
-func (s *parts) newRelays() *loopback.Server {
+func (s *parts) newRelays(ctx context.Context) *loopback.Server {
 	o := loopback.Options{
 		Report: func(service types.NamespacedName, err error) {
 			s.events.OnService(service, events.FailedToServeLoopbackNodePort, err.Error())
@@ -286,7 +286,7 @@ func (s *parts) newRelays() *loopback.Server {
 		Listening: s.metrics.LoopbackListeners,
 	}
 	o.UDPTimeout, o.UDPStreamTimeout = sysctl.UDPTimeouts()
-	return loopback.New(o)
+	return loopback.New(ctx, o)
 }
 
 func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }

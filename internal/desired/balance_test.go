@@ -74,7 +74,7 @@ func TestParseScheduler(t *testing.T) {
 		"random": "random", "rr": "rr", "wrr": "rr", "sh": "maglev", "sh,sh-port": "maglev,maglev-port",
 		"sh,sh-fallback,sh-port": "maglev,maglev-port", "maglev": "maglev", "maglev,maglev-port": "maglev,maglev-port",
 		"mh": "maglev,maglev-port", "mh,mh-port": "maglev,maglev-port", "mh,mh-fallback": "maglev", "nearest": "random nearest",
-		"lc": "", "wlc": "", "dh": "", "": "", "rr,rr-port": "", "sh,mh-port": "", "maglev,": "maglev", "random,x": "",
+		"lc": "lc", "wlc": "lc", "dh": "", "": "", "rr,rr-port": "", "sh,mh-port": "", "maglev,": "maglev", "random,x": "",
 	} {
 		s, err := ParseScheduler(text)
 		got := s.Algorithm.String()

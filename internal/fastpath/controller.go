@@ -46,6 +46,7 @@ type Controller struct {
 	unsynced bool         // the kernel has not accepted the devices yet
 	stats    Stats
 	said     map[string]string // the last error logged with each message
+	log      klog.Logger       // Run's
 }
 
 var _ dataplane.Dataplane = (*Controller)(nil)
@@ -67,7 +68,7 @@ func New(c Config) (*Controller, error) {
 	if c.Commits != nil {
 		conn.Share(c.Commits)
 	}
-	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}}
+	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}, log: klog.Background()}
 	if !ctl.Off() {
 		if ctl.able, err = probe(conn); err != nil {
 			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close())
@@ -90,6 +91,9 @@ func (c *Controller) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	c.mu.Lock()
+	c.log = klog.FromContext(ctx)
+	c.mu.Unlock()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -111,7 +115,7 @@ func repeat(ctx context.Context, pause time.Duration, do func(context.Context)) 
 
 func (c *Controller) refresh(ctx context.Context) {
 	if err := c.Flush(ctx, Flush{All: true}); err != nil && ctx.Err() == nil {
-		klog.ErrorS(err, "Fast path: connections were not refreshed")
+		klog.FromContext(ctx).Error(err, "Fast path: connections were not refreshed")
 	}
 }
 

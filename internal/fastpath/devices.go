@@ -13,7 +13,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 )
 
 // link is an interface.
@@ -265,6 +264,6 @@ func (c *Controller) logOnce(err error, message string) (logged bool) {
 		return false
 	}
 	c.said[message] = err.Error()
-	klog.ErrorS(err, message)
+	c.log.Error(err, message)
 	return true
 }

@@ -106,13 +106,13 @@ func (d *departed) setNode(name string) { delete(d.deleted, unique.Make(name)) }
 
 // take returns the connections to reset, and forgets them. Endpoints that exist again are left
 // out.
-func (d *departed) take() (stale []desired.StaleFlows) {
+func (d *departed) take(log klog.Logger) (stale []desired.StaleFlows) {
 	all := slices.DeleteFunc(d.stale, func(b desired.Backend) bool { return d.listed[b] > 0 })
 	d.stale = nil
 	if len(all) == 0 {
 		return nil
 	}
-	klog.InfoS("Resetting connections to endpoints of deleted Nodes", "endpoints", len(all), "first", all[0])
+	log.Info("Resetting connections to endpoints of deleted Nodes", "endpoints", len(all), "first", all[0])
 	return []desired.StaleFlows{{Protocol: desired.TCP, Backends: all}}
 }
 

@@ -29,6 +29,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 )
 
@@ -61,7 +62,7 @@ func TestDeparted(t *testing.T) {
 				d.play(t, e)
 			}
 			got := ""
-			for _, f := range d.take() {
+			for _, f := range d.take(klog.Background()) {
 				slices.SortFunc(f.Backends, desired.Backend.Compare)
 				for _, b := range f.Backends {
 					got += " " + b.String()
@@ -70,7 +71,7 @@ func TestDeparted(t *testing.T) {
 			if got != "" {
 				got = got[1:]
 			}
-			if got != test.stale || d.take() != nil {
+			if got != test.stale || d.take(klog.Background()) != nil {
 				t.Errorf("%q, want %q", got, test.stale)
 			}
 			for _, slice := range []string{"s:", "r:"} {
@@ -79,7 +80,7 @@ func TestDeparted(t *testing.T) {
 			for _, node := range []string{"-a", "-b", "-"} {
 				d.play(t, node)
 			}
-			d.take()
+			d.take(klog.Background())
 			if n := len(d.slices) + len(d.listed) + len(d.onNode) + len(d.left) + len(d.last) + len(d.deleted); n > 0 {
 				t.Errorf("it retains %+v", d)
 			}
@@ -124,7 +125,7 @@ func TestDepartedIsBounded(t *testing.T) {
 		t.Errorf("%d endpoints, %d in the list", len(d.left), len(d.last[unique.Make("a")]))
 	}
 	d.deleteNode("a")
-	if n := len(d.take()[0].Backends); n != mostLeft || len(d.left) != 0 {
+	if n := len(d.take(klog.Background())[0].Backends); n != mostLeft || len(d.left) != 0 {
 		t.Errorf("%d are stale, %d stay", n, len(d.left))
 	}
 }

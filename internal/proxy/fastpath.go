@@ -13,7 +13,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/klog/v2"
 )
 
 // FastPath receives the frontends and SlowPathIPs of changes that the dataplane has programmed, as
@@ -118,7 +117,7 @@ func (p *Proxy) programFastPath(ctx context.Context, full *desired.Change) {
 		change := f.take()
 		p.callFastPath(ctx, func() error { _, err := fast.Apply(ctx, change); return err }, func(err error) {
 			if err != nil {
-				klog.ErrorS(err, "The fast path did not take a change, trying everything again")
+				p.log.Error(err, "The fast path did not take a change, trying everything again")
 				f.failed()
 			}
 		})
@@ -160,7 +159,7 @@ func (p *Proxy) fastPathReconciled(err error) {
 		f.backoff = newBackoff()
 	}
 	delay := f.backoff.Step()
-	klog.ErrorS(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
+	p.log.Error(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
 	p.warn("FailedToAccelerate", err)
 	f.failed()
 	f.notUntil = time.Now().Add(delay)
@@ -180,10 +179,10 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 	p.callFastPath(ctx, func() error { return fast.Check(ctx) }, func(err error) {
 		switch {
 		case errors.Is(err, dataplane.ErrDamaged):
-			klog.ErrorS(err, "Programming the fast path again")
+			p.log.Error(err, "Programming the fast path again")
 			p.fastPath.failed()
 		default:
-			p.checkFastPathFailed.log(err, "Could not check the fast path")
+			p.checkFastPathFailed.log(p.log, err, "Could not check the fast path")
 		}
 	})
 }

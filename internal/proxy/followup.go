@@ -11,7 +11,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 )
 
 // HealthChecks answers load balancers, as implemented by healthcheck.Server.
@@ -87,7 +86,7 @@ func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	}
 	if ender, ok := p.backend.(dataplane.FlowEnder); ok && len(due.stale) > 0 {
 		if err := ender.EndFlows(ctx, due.stale); err != nil {
-			klog.ErrorS(err, "Could not end flows to endpoints that no longer serve")
+			p.log.Error(err, "Could not end flows to endpoints that no longer serve")
 		}
 	}
 	if len(due.stale) > 0 && p.options.StaleFlows != nil {
@@ -104,9 +103,9 @@ func (p *Proxy) updateNodePorts() {
 	}
 	p.nodePorts = append([]netip.Addr{}, addrs...)
 	if len(addrs) == 0 {
-		klog.InfoS("NodePorts answer nowhere, as no address of this node is selected")
+		p.log.Info("NodePorts answer nowhere, as no address of this node is selected")
 	} else {
-		klog.V(2).InfoS("NodePorts answer on", "addresses", addrs)
+		p.log.V(2).Info("NodePorts answer on", "addresses", addrs)
 	}
 	if p.options.HealthChecks != nil {
 		p.options.HealthChecks.SetAddresses(addrs)

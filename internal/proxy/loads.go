@@ -5,8 +5,6 @@ package proxy
 import (
 	"context"
 	"time"
-
-	"k8s.io/klog/v2"
 )
 
 // Loads counts the connections of backends, as implemented by load.Counter, for
@@ -50,7 +48,7 @@ func (p *Proxy) stopLoads() {
 	l.ticker.Stop()
 	*l = loads{}
 	if err := p.options.Loads.Stop(); err != nil {
-		klog.ErrorS(err, "Could not stop counting connections")
+		p.log.Error(err, "Could not stop counting connections")
 	}
 }
 
@@ -62,7 +60,7 @@ func (p *Proxy) updateLoads(ctx context.Context) {
 	err := p.options.Loads.Update(ctx)
 
 	if err != nil && ctx.Err() == nil && !p.loads.failed {
-		klog.ErrorS(err, "Could not count connections, so least-connection scheduling uses old numbers")
+		p.log.Error(err, "Could not count connections, so least-connection scheduling uses old numbers")
 	}
 	if p.loads.failed = err != nil; err == nil {
 		p.state.LoadsChanged()

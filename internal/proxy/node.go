@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 )
 
 // nodeWait is how long this node's object may be missing before a warning. kube-proxy waits
@@ -35,12 +34,12 @@ func (p *Proxy) watchNode() {
 	}
 	if p.options.PodCIDRs && n.exists && !n.podCIDRs && !n.warnedPods {
 		n.warnedPods = true
-		klog.InfoS("The Node has no spec.podCIDRs: until it has, no traffic counts as that of this node's pods (detectLocalMode NodeCIDR)", "node", p.options.NodeName)
+		p.log.Info("The Node has no spec.podCIDRs: until it has, no traffic counts as that of this node's pods (detectLocalMode NodeCIDR)", "node", p.options.NodeName)
 	}
 	switch {
 	case n.exists && n.missing != nil:
 		if n.warned {
-			klog.InfoS("The Node object is there", "node", p.options.NodeName)
+			p.log.Info("The Node object is there", "node", p.options.NodeName)
 		}
 		n.missing, n.warned = nil, false
 	case !n.exists && n.missing == nil && p.options.NodeRequired:
@@ -67,7 +66,7 @@ func (p *Proxy) warnNodeMissing() {
 	err := fmt.Errorf("there is no Node %q, which is the name of this node (hostnameOverride, --hostname-override, or the host's name). Until it exists: %s",
 		p.options.NodeName, strings.Join(without, "; "))
 	if p.options.Events == nil {
-		klog.ErrorS(err, "This node's object is missing")
+		p.log.Error(err, "This node's object is missing")
 		return
 	}
 	p.warn("NodeMissing", err) // also in the log

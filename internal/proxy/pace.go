@@ -92,7 +92,7 @@ func (p *Proxy) measure() {
 	p.background.Go(func() {
 		took, err := c.readTime()
 		if err != nil {
-			klog.V(2).ErrorS(err, "Could not measure how long reading the ruleset takes")
+			p.log.V(2).Info("Could not measure how long reading the ruleset takes", "err", err)
 			took = 0
 		}
 		c.measured <- took
@@ -100,9 +100,9 @@ func (p *Proxy) measure() {
 }
 
 // setTook records the result of a measurement; 0 if it failed.
-func (p *pace) setTook(took time.Duration) {
+func (p *pace) setTook(took time.Duration, log klog.Logger) {
 	p.took = took
 	p.forget = time.Now().Add(forgetAfter)
 	p.nextTime = time.Now().Add(max(measurePeriod, measureRest*took))
-	klog.V(2).InfoS("Reading the ruleset takes", "kernel", took, "gap", p.enough())
+	log.V(2).Info("Reading the ruleset takes", "kernel", took, "gap", p.enough())
 }

@@ -6,8 +6,6 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
-
-	"k8s.io/klog/v2"
 )
 
 // policyPause is the least time between two calls of Options.PolicyChanged.
@@ -28,7 +26,7 @@ func (p *Proxy) checkPolicies(ctx context.Context) {
 	c.called = time.Now()
 	p.background.Go(func() {
 		if err := p.options.PolicyChanged(ctx); err != nil && ctx.Err() == nil {
-			klog.ErrorS(err, "Connections stay on the fast path although a NetworkPolicy has changed, will try again")
+			p.log.Error(err, "Connections stay on the fast path although a NetworkPolicy has changed, will try again")
 			c.changed.Store(true)
 		}
 	})

@@ -114,6 +114,7 @@ type Proxy struct {
 	backend dataplane.Dataplane
 	metrics *metrics.Metrics
 	options Options
+	log     klog.Logger // Run's
 
 	synced    bool         // the source has delivered its initial content
 	addressed bool         // the node's addresses are known
@@ -146,6 +147,7 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 	o.LateAfter, o.NodeWait = cmp.Or(o.LateAfter, lateAfter), cmp.Or(o.NodeWait, nodeWait)
 	p := &Proxy{
 		source: s, state: st, backend: b, metrics: m, options: o,
+		log:       klog.Background(),
 		addressed: o.NodeAddresses == nil,
 		full:      true,
 		backoff:   newBackoff(),
@@ -167,6 +169,7 @@ func newBackoff() wait.Backoff {
 // Run runs the loop until ctx ends, which is not an error, or until an input fails. The
 // kernel keeps what has been programmed.
 func (p *Proxy) Run(ctx context.Context) error {
+	p.log = klog.FromContext(ctx)
 	defer p.background.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -207,7 +210,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-p.loads.due:
 			p.updateLoads(ctx)
 		case took := <-p.pace.measured:
-			p.pace.setTook(took)
+			p.pace.setTook(took, p.log)
 		case s := <-p.verifying.look:
 			p.endLook(s)
 		case handle := <-p.fastPath.done:
@@ -303,7 +306,7 @@ func (p *Proxy) queued() {
 func (p *Proxy) sync(ctx context.Context) {
 	err := p.program(ctx)
 	if err != nil && !p.full && ctx.Err() == nil {
-		klog.ErrorS(err, "The kernel refused a change, programming everything again")
+		p.log.Error(err, "The kernel refused a change, programming everything again")
 		p.full = true
 		err = p.program(ctx)
 	}
@@ -312,7 +315,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	if err != nil {
 		delay := p.backoff.Step()
-		klog.ErrorS(err, "Could not program the kernel, will try again", "after", delay.Round(time.Millisecond))
+		p.log.Error(err, "Could not program the kernel, will try again", "after", delay.Round(time.Millisecond))
 		p.warn("FailedToProgram", err)
 		p.notUntil = time.Now().Add(delay)
 		return
@@ -367,7 +370,7 @@ func (p *Proxy) next() *desired.Update {
 func (p *Proxy) program(ctx context.Context) error {
 	c := p.next()
 	for _, problem := range c.Problems {
-		klog.ErrorS(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
+		p.log.Error(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
 		p.metrics.ObjectProblems.Inc()
 		p.warnOfService(problem)
 	}
@@ -377,7 +380,7 @@ func (p *Proxy) program(ctx context.Context) error {
 	}
 	p.followUp.expect(c, p.full)
 	if p.departed != nil {
-		p.followUp.stale = append(p.followUp.stale, p.departed.take()...)
+		p.followUp.stale = append(p.followUp.stale, p.departed.take(p.log)...)
 	}
 	if p.full || !c.Empty() {
 		if err := p.apply(ctx, &c.Change); err != nil {
@@ -412,12 +415,12 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	p.metrics.SyncGap.Set(p.pace.gap.Seconds())
 	p.metrics.Programmed(p.full, about, took)
 	p.metrics.Elements.Add(float64(stats.Elements))
-	level := klog.Level(2)
+	level := 2
 	if p.full {
 		level = 0
 		debug.FreeOSMemory() // a full content takes much more memory than a change
 	}
-	klog.V(level).InfoS("Programmed the kernel", "kind", kind, "frontends", len(c.Frontends), "pools", len(c.Pools), "elements", stats.Elements, "took", took.Round(time.Microsecond))
+	p.log.V(level).Info("Programmed the kernel", "kind", kind, "frontends", len(c.Frontends), "pools", len(c.Pools), "elements", stats.Elements, "took", took.Round(time.Microsecond))
 	return nil
 }
 
@@ -436,7 +439,7 @@ func (p *Proxy) check(ctx context.Context) {
 		p.queued()
 		p.full = true
 	case ctx.Err() == nil:
-		p.checkFailed.log(err, "Could not check what is programmed")
+		p.checkFailed.log(p.log, err, "Could not check what is programmed")
 	}
 }
 
@@ -444,19 +447,19 @@ func (p *Proxy) check(ctx context.Context) {
 type failure string
 
 // log logs an error unless it is the last one. A success (nil) forgets that.
-func (f *failure) log(err error, message string) {
+func (f *failure) log(to klog.Logger, err error, message string) {
 	last := *f
 	if *f = ""; err != nil {
 		*f = failure(err.Error())
 	}
 	if err != nil && *f != last {
-		klog.ErrorS(err, message)
+		to.Error(err, message)
 	}
 }
 
 // damaged schedules a repair: at once, or with a backoff if damage recurs.
 func (p *Proxy) damaged(err error) {
-	klog.ErrorS(err, "Programming everything again")
+	p.log.Error(err, "Programming everything again")
 	p.metrics.Repairs.Inc()
 	p.warn("Damaged", err)
 	p.queued()

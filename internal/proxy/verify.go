@@ -86,7 +86,7 @@ func (p *Proxy) endLook(s lookResult) {
 	next := p.options.VerifyPeriod
 	switch {
 	case s.err != nil:
-		klog.ErrorS(s.err, "Could not verify what is programmed")
+		p.log.Error(s.err, "Could not verify what is programmed")
 		p.metrics.VerifyFailed()
 		v.consensus = consensus{}
 	case len(s.differences) > 0 && (touched.everything || p.full):
@@ -106,15 +106,15 @@ func (p *Proxy) endLook(s lookResult) {
 // verified reports confirmed differences and schedules their repair.
 func (p *Proxy) verified(all []dataplane.Differing, took time.Duration) {
 	p.metrics.Verified(len(all), time.Now())
-	klog.V(2).InfoS("Verified what is programmed", "differences", len(all), "took", took.Round(time.Millisecond))
+	p.log.V(2).Info("Verified what is programmed", "differences", len(all), "took", took.Round(time.Millisecond))
 	if len(all) == 0 {
 		return
 	}
 	for _, d := range all[:min(len(all), logDifferences)] {
-		klog.ErrorS(nil, "The kernel differs from what was programmed", "difference", d.String())
+		p.log.Error(nil, "The kernel differs from what was programmed", "difference", d.String())
 	}
 	if more := len(all) - logDifferences; more > 0 {
-		klog.ErrorS(nil, "There are more differences, which are not logged", "number", more)
+		p.log.Error(nil, "There are more differences, which are not logged", "number", more)
 	}
 	p.damaged(fmt.Errorf("%w: %d differences, such as %s", dataplane.ErrDamaged, len(all), all[0]))
 }
@@ -144,7 +144,7 @@ func (c *consensus) add(seen []dataplane.Differing, touched *touched) (agreed []
 // 10,000 Services it takes some tens of megabytes, which it frees.
 func look(ctx context.Context, open func(context.Context) (Reader, error), programmed *desired.Change, to chan<- lookResult) {
 	var s lookResult
-	runAtLowPriority(func() {
+	runAtLowPriority(klog.FromContext(ctx), func() {
 		start := time.Now()
 		s.differences, s.err = compare(ctx, open, programmed)
 		s.took = time.Since(start)
@@ -160,14 +160,14 @@ func look(ctx context.Context, open func(context.Context) (Reader, error), progr
 const lowPriority = 5
 
 // runAtLowPriority runs do on a thread with low priority. Commands that do starts inherit it.
-func runAtLowPriority(do func()) {
+func runAtLowPriority(log klog.Logger, do func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() { // the main thread, whose priority tools show as the process's
 			defer runtime.UnlockOSThread()
-			runAtLowPriority(do)
+			runAtLowPriority(log, do)
 			return
 		}
 		// Not unlocked, so that the thread ends with the goroutine: to raise its
@@ -177,7 +177,7 @@ func runAtLowPriority(do func()) {
 			err = unix.Setpriority(unix.PRIO_PROCESS, 0, 20-usual+lowPriority) // of this thread; at most 19
 		}
 		if err != nil {
-			klog.V(2).InfoS("Verifying at the usual priority", "reason", err.Error())
+			log.V(2).Info("Verifying at the usual priority", "reason", err.Error())
 		}
 		do()
 	}()

@@ -53,7 +53,7 @@ func (n *node) start(t *testing.T, d *datadriven.TestData, mode Mode) {
 		if n.flows, err = conntrack.New(n.config.NetNS); err != nil {
 			d.Fatalf(t, "node %s: %v", n.name, err)
 		}
-		n.relays = loopback.New(loopback.Options{
+		n.relays = loopback.New(context.WithoutCancel(t.Context()), loopback.Options{
 			In: n.in, UDPTimeout: time.Hour, UDPStreamTimeout: time.Hour,
 			Report: func(_ types.NamespacedName, err error) { t.Errorf("node %s: %v", n.name, err) },
 		})

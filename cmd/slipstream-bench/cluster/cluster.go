@@ -32,6 +32,9 @@ type Config struct {
 	External  int    // percentage of Services that are external, see objects.go
 	Namespace string // of all Services; spread over 100 namespaces if empty
 	Seed      uint64
+
+	// NodePortsByAddress is that of desired.Config.
+	NodePortsByAddress bool
 }
 
 // Cluster is a made-up cluster that changes. Services and pods are numbers, from which their

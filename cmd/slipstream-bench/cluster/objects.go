@@ -202,6 +202,9 @@ func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
 // numbers alone: none of the measured code takes part.
 func (c *Cluster) Content() *dataplane.Content {
 	out := dataplane.NewContent()
+	if !c.NodePortsByAddress {
+		out.NodeAddresses = map[netip.Addr]bool{IPv4.Node: true, IPv6.Node: true}
+	}
 	for i := range c.Each() {
 		for _, f := range c.Families {
 			var t dataplane.Target
@@ -224,7 +227,11 @@ func (c *Cluster) Content() *dataplane.Content {
 				if len(local) == 0 && len(t.Backends) > 0 {
 					outside.FromOutside.IfEmpty = desired.Drop
 				}
-				out.Frontends[key(f.Node, nodePort(before))] = outside
+				onNode := key(f.Node, nodePort(before))
+				if !c.NodePortsByAddress {
+					onNode = onNode.NodePort()
+				}
+				out.Frontends[onNode] = outside
 				outside.Sources = f.sources
 				out.Frontends[key(f.loadBalancerIP(before), Port)] = outside
 			}

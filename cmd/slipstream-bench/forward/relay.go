@@ -82,7 +82,7 @@ func RunRelay(ctx context.Context, from, to string, out io.Writer) error {
 	}
 	proxy.LimitGarbage() // as 'slipstream run' does
 	var failed error
-	s := loopback.New(loopback.Options{Report: func(_ types.NamespacedName, err error) { failed = err }})
+	s := loopback.New(ctx, loopback.Options{Report: func(_ types.NamespacedName, err error) { failed = err }})
 	defer s.Close()
 	s.Set([]desired.Relay{{
 		FrontendKey: desired.FrontendKey{AddrPort: listen, Protocol: desired.TCP},

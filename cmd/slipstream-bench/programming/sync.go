@@ -245,5 +245,6 @@ func (o *Options) validate(ctx context.Context) error {
 func (o *Options) newCluster() *cluster.Cluster {
 	return cluster.New(cluster.Config{
 		Families: families[o.Family], Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: o.Seed,
+		NodePortsByAddress: o.Mode == "ipvs",
 	})
 }

@@ -43,7 +43,7 @@ func BenchmarkListeners(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
 			memory, descriptors := usage()
-			s := New(Options{})
+			s := New(b.Context(), Options{})
 			b.StartTimer()
 			s.Set(relays)
 			b.StopTimer()

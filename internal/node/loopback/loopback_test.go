@@ -4,6 +4,7 @@ package loopback
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -56,7 +57,7 @@ func newBed(t *testing.T, o Options) *bed {
 	}
 	o.Failed = func(desired.Family) { b.mu.Lock(); defer b.mu.Unlock(); b.failed++ }
 	o.Listening = func(n [2]int) { b.mu.Lock(); defer b.mu.Unlock(); b.listening = n }
-	b.server = New(o)
+	b.server = New(context.WithoutCancel(t.Context()), o)
 	t.Cleanup(b.server.Close)
 	return b
 }

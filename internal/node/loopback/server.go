@@ -86,8 +86,8 @@ type port struct {
 
 // New makes a Server without relays. TCP connections may take a quarter of the file
 // descriptors that this process may have, and flows of UDP another. Further connections
-// wait, and datagrams of further flows are dropped.
-func New(o Options) *Server {
+// wait, and datagrams of further flows are dropped. When ctx ends, connections are reset.
+func New(ctx context.Context, o Options) *Server {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		limit.Cur = 1024
@@ -100,7 +100,7 @@ func New(o Options) *Server {
 		options: o, connections: make(chan struct{}, max(1, quarter/descriptors)), maxFlows: int64(quarter),
 		ports: map[desired.FrontendKey]*port{}, failing: map[*port]struct{}{},
 	}
-	s.end, s.cancel = context.WithCancel(context.Background())
+	s.end, s.cancel = context.WithCancel(ctx)
 	return s
 }
 
@@ -169,7 +169,7 @@ func (s *Server) open(p *port) {
 		s.listening[family]++
 		delete(s.failing, p)
 		p.reported = ""
-		klog.V(2).InfoS("Serving a NodePort on a loopback address", "service", p.service, "address", p.key)
+		klog.FromContext(s.end).V(2).Info("Serving a NodePort on a loopback address", "service", p.service, "address", p.key)
 		return
 	}
 	s.failing[p] = struct{}{}

@@ -31,7 +31,7 @@ func (s *Server) serveTCP(p *port, l *net.TCPListener) {
 		case err != nil:
 			if text := err.Error(); text != failed {
 				failed = text
-				klog.ErrorS(err, "Could not accept a connection", "address", p.key)
+				klog.FromContext(s.end).Error(err, "Could not accept a connection", "address", p.key)
 			}
 			time.Sleep(acceptPause)
 			continue
@@ -58,7 +58,7 @@ func (s *Server) carry(p *port, client *net.TCPConn) {
 		backend, err = s.dial(b)
 	}
 	if err != nil {
-		klog.V(4).InfoS("Could not connect to an endpoint", "address", p.key, "endpoint", b, "reason", err.Error())
+		klog.FromContext(s.end).V(4).Info("Could not connect to an endpoint", "address", p.key, "endpoint", b, "reason", err.Error())
 		reset(client)
 		return
 	}

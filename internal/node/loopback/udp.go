@@ -56,7 +56,7 @@ func (l *udpListener) serve() {
 			return
 		}
 		if err != nil {
-			klog.ErrorS(err, "Could not receive a datagram", "address", l.port.key)
+			klog.FromContext(l.server.end).Error(err, "Could not receive a datagram", "address", l.port.key)
 			time.Sleep(acceptPause)
 		}
 	}
@@ -76,7 +76,7 @@ func (l *udpListener) flow(client netip.AddrPort) *flow {
 	s := l.server
 	if s.flows.Add(1) > s.maxFlows {
 		s.flows.Add(-1)
-		klog.V(2).InfoS("Dropped a datagram: too many flows", "address", l.port.key)
+		klog.FromContext(s.end).V(2).Info("Dropped a datagram: too many flows", "address", l.port.key)
 		return nil
 	}
 	f := &flow{client: client, backend: b}
@@ -89,7 +89,7 @@ func (l *udpListener) flow(client netip.AddrPort) *flow {
 	})
 	if err != nil {
 		s.flows.Add(-1)
-		klog.V(4).InfoS("Could not send to an endpoint", "address", l.port.key, "endpoint", b, "reason", err.Error())
+		klog.FromContext(s.end).V(4).Info("Could not send to an endpoint", "address", l.port.key, "endpoint", b, "reason", err.Error())
 		return nil
 	}
 	f.used.Store(time.Now().UnixNano())
