@@ -9,6 +9,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -77,7 +78,13 @@ func newSpread(t *testing.T, mode Mode, size int, spec corev1.ServiceSpec) *spre
 	if s.host, err = s.Lab.Host("outside", netip.MustParsePrefix("192.168.100.50/24")); err != nil {
 		t.Fatal(err)
 	}
-	state := desired.New(desired.Config{NodeName: "n1"})
+	kernel, err := mode(dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kernel.Close() })
+	_, byAddress := kernel.(*ipvs.Backend)
+	state := desired.New(desired.Config{NodeName: "n1", NodePortsByAddress: byAddress})
 	state.SetNodeAddresses(s.Node.Addrs())
 	svc := dataplanetest.Service(spec)
 	svc.Spec.Ports[0].NodePort = int32(spreadNodePort.Port())
@@ -93,11 +100,6 @@ func newSpread(t *testing.T, mode Mode, size int, spec corev1.ServiceSpec) *spre
 			state.SetEndpointSlice(elsewhere)
 		}
 	}
-	kernel, err := mode(dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { kernel.Close() })
 	dataplanetest.Reconcile(t, kernel, state)
 	return s
 }
