@@ -98,7 +98,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestInTurn: in any sequence of turns, a backend has its share, to within one turn.
+// TestInTurn: at any time, a backend has had its share of turns, and at most half a turn more or
+// less, while the others together may be half a turn each away from theirs.
 func TestInTurn(t *testing.T) {
 	slots, sum := map[desired.Backend]int{}, 0
 	for i := range 9 {
@@ -109,7 +110,7 @@ func TestInTurn(t *testing.T) {
 	for i, b := range turns {
 		had[b]++
 		for b, n := range slots {
-			if want := float64(n*(i+1)) / float64(sum); math.Abs(float64(had[b])-want) > 1 {
+			if want, most := float64(n*(i+1))/float64(sum), 0.5+float64(n*len(slots))/float64(2*sum); math.Abs(float64(had[b])-want) > most+1e-9 {
 				t.Errorf("after %d turns, a backend with %d of %d has had %d", i+1, n, sum, had[b])
 			}
 		}

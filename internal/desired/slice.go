@@ -118,10 +118,8 @@ func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) slic
 		// It takes no new connections, not even as the last resort. Its flows go on.
 		out.cond &^= ready | terminating
 	}
-	if z := zonesOf(e); z.own != "" || len(z.hints) > 0 {
-		out.zones = sl.zones.of(z)
-		out.cond |= s.zoneCondition(z)
-	}
+	out.zones = sl.zones.of(e)
+	out.cond |= s.zoneCondition(sl.zones.get(out.zones))
 	return out
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 )
 
 // zones are the zone of an endpoint and those in its hints.
@@ -17,11 +18,28 @@ type zones struct {
 
 func (z zones) equal(o zones) bool { return z.own == o.own && slices.Equal(z.hints, o.hints) }
 
-// zonesOf copies the names, because substrings would keep the object's memory alive.
-func zonesOf(e *discoveryv1.Endpoint) (z zones) {
-	if e.Zone != nil {
-		z.own = strings.Clone(*e.Zone)
+// areOf reports whether these are an endpoint's zones, if it has its hints in order. It copies
+// nothing: nearly all endpoints of a slice have one of a few zones.
+func (z *zones) areOf(e *discoveryv1.Endpoint) bool {
+	hints := 0
+	if e.Hints != nil {
+		hints = len(e.Hints.ForZones)
 	}
+	if hints != len(z.hints) || z.own != ptr.Deref(e.Zone, "") {
+		return false
+	}
+	for i, name := range z.hints {
+		if e.Hints.ForZones[i].Name != name {
+			return false
+		}
+	}
+	return true
+}
+
+// zonesOf copies the names of an endpoint's zones. Substrings would keep
+// the object's memory alive.
+func zonesOf(e *discoveryv1.Endpoint) (z zones) {
+	z.own = strings.Clone(ptr.Deref(e.Zone, ""))
 	if e.Hints != nil {
 		for _, h := range e.Hints.ForZones {
 			z.hints = append(z.hints, strings.Clone(h.Name))
@@ -39,8 +57,17 @@ type zoneSets []zones
 // zoneSet is the number of zones in a zoneSets, starting at 1. 0 is no zones.
 type zoneSet uint16
 
-// of returns the number of zones, and adds them if needed.
-func (z *zoneSets) of(want zones) zoneSet {
+// of returns the number of an endpoint's zones, and adds them if needed.
+func (z *zoneSets) of(e *discoveryv1.Endpoint) zoneSet {
+	for i := range *z {
+		if (*z)[i].areOf(e) {
+			return zoneSet(i + 1)
+		}
+	}
+	want := zonesOf(e)
+	if want.own == "" && len(want.hints) == 0 {
+		return 0
+	}
 	i := slices.IndexFunc(*z, want.equal)
 	if i < 0 {
 		i = len(*z)
