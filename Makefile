@@ -25,7 +25,7 @@ build: ## Build bin/slipstream and bin/slipstream-bench, static binaries
 	$(BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/slipstream ./cmd/slipstream-bench
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
-	$(GO) run ./test/runner -timeout 25m ./...
+	$(GO) run ./test/runner -timeout 40m ./...
 	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
 
 race: deps ## Run the packages that start goroutines under the race detector (root)

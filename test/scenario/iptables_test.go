@@ -30,11 +30,13 @@ func onlyHere(story string) string {
 // onlyOldest does so but for the oldest kernel of the tests, which has much that newer
 // ones do otherwise.
 func onlyOldest(story string) string {
-	if strings.HasPrefix(kerneltest.Kernel(), "6.1.") {
+	if onOldest() {
 		return ""
 	}
 	return onlyHere(story)
 }
+
+func onOldest() bool { return strings.HasPrefix(kerneltest.Kernel(), "6.1.") }
 
 // TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {
