@@ -203,7 +203,7 @@ func (b *Backend) newTimeouts(change *desired.Change) {
 		family := desired.FamilyOf(f.Addr())
 		if !b.unsupported[family] && !slices.Contains(b.timeouts[family], f.Affinity) {
 			b.timeouts[family] = append(b.timeouts[family], f.Affinity)
-			schemas[family].writeRemember(&b.batch, f.Affinity)
+			schemas[family].writeRemember(&b.chains, f.Affinity)
 		}
 	}
 }

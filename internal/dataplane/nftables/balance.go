@@ -197,8 +197,8 @@ func (b *Backend) prepareDraw(p *pool) int {
 	if bare := draw &^ stickyDraw; isSpecialDraw(draw) && !x.draws[bare] {
 		x.draws[bare] = true
 		if s := &schemas[p.Family]; !b.unsupported[p.Family] {
-			s.writeSpecial(&b.batch, &s.sides[p.Scope], bare)
-			s.writeSpecial(&b.batch, &s.node[p.Scope], bare)
+			s.writeSpecial(&b.chains, &s.sides[p.Scope], bare)
+			s.writeSpecial(&b.chains, &s.node[p.Scope], bare)
 		}
 	}
 	return draw

@@ -65,6 +65,10 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, want *ske
 		return err
 	}
 
+	if err := b.commitChains(); err != nil {
+		return err
+	}
+
 	now, err := generation, b.conn.Commit(generation, entries...)
 	if errors.Is(err, nfnl.ErrGeneration) {
 		// Another process has committed, most likely to other tables.

@@ -19,6 +19,7 @@ type Backend struct {
 	config   dataplane.Config
 	conn     *nfnl.Conn
 	batch    nfnl.Batch
+	chains   nfnl.Batch // chains that elements in batch lead to (see commitChains)
 	writer   writer
 	detector detector
 	clients  Clients
@@ -71,14 +72,27 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
 	}
 	b.batch.Reset()
+	b.chains.Reset()
 	b.write(change)
-	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
+	stats := b.stats()
+	if err := b.commitChains(); err != nil {
+		return stats, b.explain(err, change)
+	}
 	if err := b.conn.Commit(0, &b.batch); err != nil {
 		return stats, b.explain(err, change)
 	}
 	b.release()
 	b.sequence.Done()
 	return stats, nil
+}
+
+// commitChains creates the chains that the elements in b.batch lead to, in a transaction of its
+// own. A packet that is inside the table when the elements appear runs the rules from before, and
+// would find a chain of the same transaction empty, and no frontend.
+func (b *Backend) commitChains() error { return b.conn.Commit(0, &b.chains) }
+
+func (b *Backend) stats() dataplane.Stats {
+	return dataplane.Stats{Elements: b.batch.Elements() + b.chains.Elements(), Bytes: b.batch.Len() + b.chains.Len()}
 }
 
 // keepBatch is the largest buffer, in bytes, that is kept for the next change.

@@ -43,7 +43,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 		b.reset(full)
 		err = b.replace(ctx, full, &want)
 	}
-	stats := dataplane.Stats{Elements: b.batch.Elements(), Bytes: b.batch.Len()}
+	stats := b.stats()
 	if err != nil {
 		return stats, b.explain(err, full)
 	}
@@ -54,7 +54,7 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 
 // reset prepares for a full content.
 func (b *Backend) reset(full *desired.Change) {
-	b.batch = nfnl.Batch{}
+	b.batch, b.chains = nfnl.Batch{}, nfnl.Batch{}
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
 	b.timeouts = [len(schemas)][]uint32{}
 	for f := range b.special {
@@ -73,6 +73,8 @@ func (b *Backend) reset(full *desired.Change) {
 func (b *Backend) replace(ctx context.Context, full *desired.Change, want *skeletons) error {
 	b.batch.Grow(estimate(full))
 	b.write(full)
+	// The kernel refuses this if the tables are not like the wanted ones. They are replaced then.
+	_ = b.commitChains()
 	err := b.commit(ctx, want, false)
 	var refused *nfnl.BatchError
 	if errors.As(err, &refused) {
@@ -98,7 +100,7 @@ func (b *Backend) commit(ctx context.Context, want *skeletons, replace bool) err
 				batches = append(batches, &want[f].batch, &want[f].entry)
 			}
 		}
-		return append(batches, &b.batch), nil
+		return append(batches, &b.chains, &b.batch), nil
 	})
 	if err != nil {
 		return err
