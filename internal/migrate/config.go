@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package migrate
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/yamldoc"
+)
+
+// gate is the feature gate of NodePorts on loopback addresses in nftables mode.
+const gate = "KubeProxyNFTablesLocalhostNodePorts"
+
+// Config is the configuration of a kube-proxy.
+type Config struct {
+	*config.Config
+	From string // kube-proxy's mode
+
+	proxy, own map[string]any // the documents, as they are
+}
+
+// Parse parses kube-proxy's configuration. A document with Slipstream's settings may be in it.
+func Parse(data []byte) (*Config, error) {
+	decoded, _, err := config.Decode(data)
+	if err != nil {
+		return nil, err
+	}
+	if err := decoded.Validate().ToAggregate(); err != nil {
+		return nil, err
+	}
+	c := &Config{Config: decoded, From: decoded.Mode(), own: map[string]any{}}
+	if decoded.ModeIsDefault() {
+		c.From = config.IPTables
+	}
+	for _, d := range yamldoc.Split(data) {
+		var document map[string]any
+		if err := yaml.Unmarshal(d.Text, &document); err != nil {
+			return nil, err
+		}
+		if document["kind"] == config.SlipstreamKind {
+			c.own = document
+		} else {
+			c.proxy = document
+		}
+	}
+	if c.proxy == nil {
+		return nil, fmt.Errorf("there is no KubeProxyConfiguration in it")
+	}
+	return c, nil
+}
+
+// field returns a field as it is in the file, or nil.
+func (c *Config) field(path ...string) any {
+	var at any = c.proxy
+	for _, name := range path {
+		block, _ := at.(map[string]any)
+		at = block[name]
+	}
+	return at
+}
+
+// set sets a field of a document.
+func set(document map[string]any, value any, path ...string) {
+	for _, name := range path[:len(path)-1] {
+		block, _ := document[name].(map[string]any)
+		if block == nil {
+			block = map[string]any{}
+			document[name] = block
+		}
+		document = block
+	}
+	document[path[len(path)-1]] = value
+}
+
+// copied returns a deep copy of a document.
+func copied(document map[string]any) map[string]any {
+	out := map[string]any{}
+	for name, value := range document {
+		if block, ok := value.(map[string]any); ok {
+			value = copied(block)
+		}
+		out[name] = value
+	}
+	return out
+}
+
+// defaultAddresses is the default of nodePortAddresses.
+func defaultAddresses(mode string) string {
+	if mode == config.NFTables {
+		return config.Primary
+	}
+	return config.All
+}
+
+// addresses are kube-proxy's nodePortAddresses, with the default of its mode.
+func (c *Config) addresses() []string {
+	if c.unsetAddresses() {
+		return []string{defaultAddresses(c.From)}
+	}
+	return c.KubeProxy.NodePortAddresses
+}
+
+func (c *Config) unsetAddresses() bool {
+	all, _ := c.field("nodePortAddresses").([]any)
+	return len(all) == 0
+}
+
+// ranges are the ranges of a family in nodePortAddresses. all says that all addresses of the
+// family are selected.
+func (c *Config) ranges(is4 bool) (ranges []netip.Prefix, all bool) {
+	effective := *c.Config
+	effective.KubeProxy.NodePortAddresses = c.addresses()
+	every, primary := effective.NodePortRanges()
+	for _, p := range every {
+		if p.Addr().Is4() == is4 {
+			ranges = append(ranges, p)
+		}
+	}
+	return ranges, len(ranges) == 0 && !primary || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
+}
+
+// onLoopback reports whether kube-proxy serves NodePorts on loopback addresses of a family.
+func (c *Config) onLoopback(is4 bool) bool {
+	ranges, all := c.ranges(is4)
+	loopback := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+	switch c.From {
+	case config.IPTables:
+		return is4 && *c.KubeProxy.IPTables.LocalhostNodePorts && (all || loopback)
+	case config.NFTables:
+		return c.HandlesLocalhostNodePorts() && loopback
+	}
+	return false
+}
+
+// keepsLoopback reports whether [Config.For] keeps NodePorts on IPv4 loopback addresses.
+func (c *Config) keepsLoopback(to string) bool {
+	if !c.onLoopback(true) || to == config.IPVS {
+		return false
+	}
+	return to == config.IPTables || c.From == config.NFTables || c.field("iptables", "localhostNodePorts") == true
+}
+
+// algorithms are those of nftables mode in the place of IPVS schedulers. Others have none.
+var algorithms = map[string]string{
+	"rr": "rr", "wrr": "rr", "lc": "lc", "wlc": "lc", "sh": "sh", "mh": "mh",
+	"sed": "lc", "nq": "lc", "twos": "lc",
+}
+
+// algorithm returns the algorithm of nftables mode in the place of ipvs.scheduler.
+func (c *Config) algorithm() string {
+	name, _, _ := strings.Cut(c.KubeProxy.IPVS.Scheduler, ",")
+	switch of := algorithms[name]; {
+	case of == "":
+		return "random"
+	case of == name:
+		return c.KubeProxy.IPVS.Scheduler // with its flags
+	default:
+		return of
+	}
+}
+
+// For returns the configuration to use in a mode: kube-proxy's, with what has to be set so that as
+// little as possible changes, and Slipstream's.
+func (c *Config) For(to string, services []*corev1.Service) (string, error) {
+	proxy, own := copied(c.proxy), copied(c.own)
+	set(proxy, to, "mode")
+	addresses := c.KubeProxy.NodePortAddresses
+	if c.unsetAddresses() {
+		addresses = nil
+		if defaultAddresses(c.From) != defaultAddresses(to) {
+			addresses = c.addresses()
+		}
+	}
+	if to == config.IPTables && !c.onLoopback(true) {
+		set(proxy, false, "iptables", "localhostNodePorts")
+	}
+	if c.From == config.IPTables && to == config.NFTables && c.keepsLoopback(to) {
+		set(proxy, true, "featureGates", gate)
+		// The keyword localhost would add a range of IPv6.
+		if ranges, all := c.ranges(true); !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().IsLoopback() }) {
+			if all && len(ranges) == 0 {
+				addresses = append(slices.Clone(addresses), "0.0.0.0/0")
+			}
+			addresses = append(slices.Clone(addresses), "127.0.0.0/8")
+		}
+	}
+	if len(addresses) > 0 {
+		set(proxy, addresses, "nodePortAddresses")
+	}
+	if from, block := masqueradeBlock(c.From), masqueradeBlock(to); from != block {
+		for _, name := range []string{"masqueradeAll", "masqueradeBit"} {
+			if value := c.field(from, name); value != nil {
+				set(proxy, value, block, name)
+			}
+		}
+	}
+	if v := &c.KubeProxy.IPVS; c.From == config.IPVS && to == config.NFTables && v.Scheduler != "" && own["scheduler"] == nil {
+		set(own, c.algorithm(), "scheduler")
+	}
+	if c.keepsUDP(to) {
+		set(proxy, c.KubeProxy.IPVS.UDPTimeout.Duration.String(), "conntrack", "udpStreamTimeout")
+	}
+	if c.From != config.IPVS && to == config.IPVS && slices.ContainsFunc(services, hasIngress) {
+		set(proxy, true, "ipvs", "strictARP")
+	}
+	text, err := yaml.Marshal(proxy)
+	if err != nil || len(own) == 0 {
+		return string(text), err
+	}
+	set(own, config.GroupVersion.String(), "apiVersion")
+	set(own, config.SlipstreamKind, "kind")
+	more, err := yaml.Marshal(own)
+	return string(text) + "---\n" + string(more), err
+}
+
+// streamTimeout is the kernel's default of nf_conntrack_udp_timeout_stream.
+const streamTimeout = 2 * time.Minute
+
+// keepsUDP reports whether ipvs.udpTimeout becomes conntrack.udpStreamTimeout.
+func (c *Config) keepsUDP(to string) bool {
+	return c.From == config.IPVS && to != config.IPVS && c.KubeProxy.IPVS.UDPTimeout.Duration > streamTimeout && c.KubeProxy.Conntrack.UDPStreamTimeout.Duration == 0
+}
+
+// masqueradeBlock is the block with a mode's settings for masquerading.
+func masqueradeBlock(mode string) string {
+	if mode == config.NFTables {
+		return "nftables"
+	}
+	return "iptables"
+}
+
+// hasIngress reports whether a Service has addresses of a load balancer.
+func hasIngress(s *corev1.Service) bool { return len(ingress(s)) > 0 }

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package migrate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// node adds the findings of the whole node.
+func (m *comparison) node() {
+	toIPVS, fromIPVS := m.to == config.IPVS, m.From == config.IPVS
+	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
+		if why := m.family[f]; why != "" && slices.ContainsFunc(m.Services, func(s *corev1.Service) bool { return has(s, f) }) {
+			m.add(Stops, "kernel", fmt.Sprintf("%s is not served: %s.", f, why), "Give the node's kernel what is missing.")
+		}
+	}
+	m.scheduler()
+	switch {
+	case fromIPVS && !toIPVS:
+		m.leaveIPVS()
+	case !fromIPVS && toIPVS:
+		m.add(Differs, "timeouts", "IPVS ends idle TCP connections to Services after 15 minutes, and UDP flows after 5 minutes, if ipvs.tcpTimeout and ipvs.udpTimeout do not say otherwise. conntrack's timeouts were in effect before.",
+			"Set ipvs.tcpTimeout if clients keep idle connections for longer.")
+		m.add(Action, "firewall-input", "Packets to Services pass the chain INPUT, with the Service's address and port. Before, they passed FORWARD, with the endpoint's.",
+			"If the node has firewall rules, accept connections to Services in INPUT.")
+		m.add(Differs, "listeners", "The addresses of Services become the node's own (kube-ipvs0). Ports that no Service has are refused there.", "")
+	}
+	m.firewall()
+	m.clusterIPs()
+	m.nodePorts()
+	if m.From == config.IPTables && m.onLoopback(true) && m.to != config.IPTables {
+		m.add(Action, "route-localnet", "net.ipv4.conf.all.route_localnet stays 1, as kube-proxy has set it. The mode "+m.to+" does not need it.", "Set it to 0, or restart the node, unless another program needs it.")
+	}
+	if from, to := masqueradeBlock(m.From), masqueradeBlock(m.to); from != to && (m.field(from, "masqueradeAll") != nil || m.field(from, "masqueradeBit") != nil) {
+		m.add(Same, "masquerade", "The configuration has the settings for masquerading of the block "+from+" in the block "+to+".", "")
+	}
+	provided := metricsOf(m.to, m.keepsGate())
+	var without []string
+	for _, name := range append(metricsOf(m.From, m.HandlesLocalhostNodePorts()), onlyKubeProxy[m.From]...) {
+		if !slices.Contains(provided, name) {
+			without = append(without, name)
+		}
+	}
+	if len(without) > 0 {
+		m.add(Differs, "metrics", "These metrics no longer exist: "+strings.Join(without, ", ")+".", "Adapt dashboards and alerts that use them (docs/metrics.md).")
+	}
+}
+
+// keepsGate reports whether the feature gate is on in the mode.
+func (m *comparison) keepsGate() bool {
+	return m.to == config.NFTables && (m.Gates().Enabled(gate) || m.From == config.IPTables && m.keepsLoopback(m.to))
+}
+
+// scheduler compares how endpoints are chosen.
+func (m *comparison) scheduler() {
+	former := m.KubeProxy.IPVS.Scheduler
+	if m.From != config.IPVS {
+		if m.to == config.IPVS {
+			m.add(Differs, "scheduler", "Endpoints are chosen by the IPVS scheduler "+orDefault(former)+", not at random.", "")
+		}
+		return
+	}
+	if m.to == config.IPVS {
+		return
+	}
+	const before = "IPVS has chosen endpoints with the scheduler "
+	if former == "" || m.to == config.IPTables {
+		do := "For round robin, set scheduler: rr in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of a Service."
+		if m.to == config.IPTables {
+			do = "nftables mode has algorithms (docs/balancing.md)."
+		}
+		m.add(Differs, "scheduler", before+orDefault(former)+"; they are chosen at random.", do)
+		return
+	}
+	switch now := m.algorithm(); name(now) {
+	case "rr":
+		if n := m.ports(); n > maxCounters {
+			m.add(Differs, "scheduler", fmt.Sprintf("%s%s. The algorithm rr takes its place for %d Service ports of each family at most; there are %d, and the others choose endpoints at random.", before, former, maxCounters, n),
+				"Set scheduler: random, and the annotation slipstream.io/scheduler: rr at the Services that need it.")
+			return
+		}
+		m.add(Same, "scheduler", "The algorithm rr takes the place of the scheduler "+former+".", "")
+	case "lc":
+		m.add(Differs, "scheduler", before+former+". The algorithm lc takes its place: endpoints with few connections are chosen with a higher probability, which follows the connections of this node four times a second.", "")
+	case "sh", "mh":
+		m.add(Differs, "scheduler", before+former+". A Maglev table takes its place, so most clients go to another endpoint once. Afterwards few clients move when endpoints change.", "")
+	default:
+		m.add(Differs, "scheduler", before+former+", which has no counterpart; they are chosen at random.", "Choose another algorithm (docs/balancing.md).")
+	}
+}
+
+// maxCounters is the number of Service ports with the algorithm rr in each family.
+const maxCounters = 64
+
+func name(scheduler string) string { first, _, _ := strings.Cut(scheduler, ","); return first }
+
+// orDefault returns an IPVS scheduler, with the default of kube-proxy and of Slipstream.
+func orDefault(scheduler string) string {
+	if scheduler == "" {
+		return "rr"
+	}
+	return scheduler
+}
+
+// ports returns the number of ports of all Services.
+func (m *comparison) ports() (n int) {
+	for _, s := range m.Services {
+		n += len(s.Spec.Ports)
+	}
+	return n
+}
+
+// leaveIPVS compares IPVS with the other modes.
+func (m *comparison) leaveIPVS() {
+	v := &m.KubeProxy.IPVS
+	text := "conntrack's timeouts are in effect for connections to Services, not those of IPVS: by default 15 minutes for idle TCP connections, 2 minutes after a FIN, and 5 minutes for UDP flows"
+	for _, t := range []struct {
+		field string
+		value time.Duration
+	}{{"tcpTimeout", v.TCPTimeout.Duration}, {"tcpFinTimeout", v.TCPFinTimeout.Duration}, {"udpTimeout", v.UDPTimeout.Duration}} {
+		if t.value != 0 {
+			text += fmt.Sprintf("; ipvs.%s is %s", t.field, t.value)
+		}
+	}
+	do := "Set conntrack.tcpEstablishedTimeout (24 hours by default), conntrack.udpTimeout and conntrack.udpStreamTimeout if applications depend on it. They apply to all connections of the node."
+	if m.keepsUDP(m.to) {
+		do += " The configuration sets conntrack.udpStreamTimeout to ipvs.udpTimeout."
+	}
+	m.add(Differs, "timeouts", text+".", do)
+	if len(v.ExcludeCIDRs) > 0 {
+		m.add(Action, "exclude-cidrs", "Virtual servers in ipvs.excludeCIDRs ("+strings.Join(v.ExcludeCIDRs, ", ")+") stay, but the interface kube-ipvs0 is removed.", "If their addresses are on kube-ipvs0, move them to another interface.")
+	}
+	if v.StrictARP {
+		m.add(Action, "strict-arp", "net.ipv4.conf.all.arp_ignore=1 and arp_announce=2 stay, as kube-proxy has set them (ipvs.strictARP). The mode "+m.to+" does not need them, because it puts the addresses of load balancers on no interface.",
+			"Set them back, or restart the node, unless another program needs them.")
+	}
+	m.add(Action, "firewall-input", "Packets to Services pass the chain FORWARD, with the endpoint's address and port. Before, they passed INPUT, with the Service's.",
+		"Move firewall rules for Services from INPUT to FORWARD, or to a chain before DNAT (the hook prerouting with a priority below -100).")
+	m.add(Differs, "listeners", "The addresses of Services leave the node with kube-ipvs0. A program that binds a socket to one of them fails when it starts again.", "")
+}
+
+// firewall compares the rules that accept packets.
+func (m *comparison) firewall() {
+	if m.From != config.NFTables && m.to != config.IPTables {
+		m.add(Action, "firewall-forward", "kube-proxy's chain KUBE-FORWARD, which accepts packets to Services, is removed. The mode "+m.to+" has no rules that accept packets.",
+			"If the chain FORWARD has the policy DROP, as with Docker, and the network plugin does not accept the packets of pods, accept them there.")
+	}
+}
+
+// clusterIPs compares what is not a port of a Service.
+func (m *comparison) clusterIPs() {
+	switch m.From {
+	case config.IPTables:
+		m.add(Differs, "unknown-ports", "Connections to ports that a ClusterIP does not have, and pings of it, are refused. kube-proxy lets the packets be routed.", "")
+	case config.IPVS:
+		m.add(Same, "ping", "ClusterIPs do not answer pings, as with kube-proxy since Kubernetes 1.27. Earlier releases in IPVS mode answer.", "")
+	}
+	if m.From != config.NFTables {
+		m.add(Differs, "unused-addresses", "Packets to addresses of a ServiceCIDR that no Service has are dropped. kube-proxy lets them be routed.", "")
+	}
+}
+
+// nodePorts compares the addresses that serve NodePorts.
+func (m *comparison) nodePorts() {
+	with := func(f desired.Family) bool {
+		return slices.ContainsFunc(m.Services, func(s *corev1.Service) bool { return has(s, f) && len(nodePortsOf(s)) > 0 })
+	}
+	if !with(desired.IPv4) && !with(desired.IPv6) {
+		return
+	}
+	if m.unsetAddresses() && defaultAddresses(m.From) != defaultAddresses(m.to) {
+		m.add(Same, "nodeport-addresses", fmt.Sprintf("The configuration sets nodePortAddresses to kube-proxy's default in the mode %s, %s. The default of the mode %s is %s.", m.From, defaultAddresses(m.From), m.to, defaultAddresses(m.to)), "")
+	}
+	if m.From == config.IPTables && m.to == config.IPTables && m.onLoopback(true) && with(desired.IPv4) {
+		m.add(Differs, "localhost", "NodePorts answer on the loopback addresses of interfaces, usually 127.0.0.1, not on all of 127.0.0.0/8.", "")
+	}
+	if m.to == config.IPTables && !m.onLoopback(true) && *m.KubeProxy.IPTables.LocalhostNodePorts {
+		m.add(Same, "localhost", "The configuration sets iptables.localhostNodePorts to false, because NodePorts have not answered on 127.0.0.1.", "")
+	}
+	if _, all := m.ranges(false); m.From != config.IPVS && all && with(desired.IPv6) {
+		m.add(Differs, "link-local", "NodePorts do not answer on IPv6 link-local addresses.", "")
+	}
+	if m.Node == nil || !slices.Equal(m.addresses(), []string{config.Primary}) {
+		return
+	}
+	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
+		if with(f) && !slices.ContainsFunc(m.Node.Status.Addresses, func(a corev1.NodeAddress) bool {
+			ip, ok := config.ParseAddr(a.Address)
+			return ok && a.Type != corev1.NodeHostName && desired.FamilyOf(ip) == f
+		}) {
+			m.add(Stops, "primary", fmt.Sprintf("NodePorts do not answer on %s addresses: nodePortAddresses is primary, and the Node object has no address of this family. kube-proxy answers on all then.", f), "Add ranges of this family to nodePortAddresses.")
+		}
+	}
+}
+
+// metricsOf are the metrics that kube-proxy has in a mode only, and Slipstream too.
+func metricsOf(mode string, gate bool) (all []string) {
+	const rules = "kubeproxy_sync_proxy_rules_"
+	switch mode {
+	case config.IPVS:
+		return []string{rules + "iptables_restore_failures_total"}
+	case config.IPTables:
+		all = []string{rules + "iptables_restore_failures_total", rules + "iptables_partial_restore_failures_total", rules + "iptables_total", rules + "iptables_last", "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"}
+	case config.NFTables:
+		all = []string{rules + "nftables_sync_failures_total", rules + "nftables_cleanup_failures_total"}
+		if gate {
+			all = append(all, "kubeproxy_nftables_localhost_nodeport_listeners", "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "kubeproxy_nftables_localhost_nodeport_rejected_packets_total")
+		}
+	}
+	return append(all, "kubeproxy_sync_full_proxy_rules_duration_seconds", "kubeproxy_sync_partial_proxy_rules_duration_seconds")
+}
+
+// onlyKubeProxy are the metrics of a mode that Slipstream does not have.
+var onlyKubeProxy = map[string][]string{config.IPTables: {"kubeproxy_iptables_localhost_nodeports_accepted_packets_total"}}
