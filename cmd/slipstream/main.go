@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,7 +20,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := commandFor(os.Args[0])
-	if err := root.ExecuteContext(ctx); err != nil {
+	if err := root.ExecuteContext(ctx); errors.Is(err, errChanges) {
+		os.Exit(2)
+	} else if err != nil {
 		fmt.Fprintln(os.Stderr, root.Name()+":", err)
 		os.Exit(1)
 	}
@@ -52,7 +55,7 @@ of the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newVerify(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
+	root.AddCommand(newRun(), newVerify(), newMigrate(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
 	return root
 }
 

@@ -86,7 +86,8 @@ func TestFindings(t *testing.T) {
 		{name: "affinity of ipvs", config: "mode: ipvs", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs all addresses of the Service together"}},
 		{name: "affinity to iptables", config: "mode: nftables", to: i, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs last 100 clients"}},
 		{name: "affinity to ipvs", config: "mode: nftables", to: v, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs as long as it has connections"}},
-		{name: "affinity stays", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity"},
+		{name: "affinity of the same mode", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs another endpoint once"}},
+		{name: "virtual servers stay", config: "mode: ipvs", to: v, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity"},
 
 		// Other settings of IPVS.
 		{name: "excludeCIDRs", config: "mode: ipvs\nipvs: {excludeCIDRs: [10.9.0.0/16]}", to: n, about: "exclude-cidrs", want: []string{"action 10.9.0.0/16 ~ another interface"}, configured: []string{"- 10.9.0.0/16"}},
@@ -250,18 +251,20 @@ func TestReport(t *testing.T) {
 	no := Kernel{Err: errors.New("no")}
 	for _, c := range []struct {
 		config      string
+		services    []*corev1.Service
 		kernel      map[string]Kernel
 		recommended string
 		changes     bool
 	}{
-		{"mode: nftables", nil, config.NFTables, false},
-		{"mode: iptables", nil, config.NFTables, true},
-		{"mode: ipvs", nil, config.NFTables, true},
-		{"mode: ipvs", map[string]Kernel{config.NFTables: no}, config.IPVS, true},
-		{"mode: ipvs", map[string]Kernel{config.NFTables: no, config.IPVS: no}, config.IPTables, true},
-		{"mode: ipvs", map[string]Kernel{config.NFTables: no, config.IPVS: no, config.IPTables: no}, "", true},
+		{"mode: nftables", services[1:2], nil, config.NFTables, false},
+		{"mode: nftables", services, nil, config.NFTables, true},
+		{"mode: iptables", services, nil, config.NFTables, true},
+		{"mode: ipvs", services, nil, config.NFTables, true},
+		{"mode: ipvs", services, map[string]Kernel{config.NFTables: no}, config.IPVS, true},
+		{"mode: ipvs", services, map[string]Kernel{config.NFTables: no, config.IPVS: no}, config.IPTables, true},
+		{"mode: ipvs", services, map[string]Kernel{config.NFTables: no, config.IPVS: no, config.IPTables: no}, "", true},
 	} {
-		r, err := Compare(kubeProxy(t, c.config), Input{Services: services, Kernel: c.kernel}, all)
+		r, err := Compare(kubeProxy(t, c.config), Input{Services: c.services, Kernel: c.kernel}, all)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -121,17 +121,17 @@ func (m *comparison) externalIPs(s *corev1.Service) []netip.Addr {
 
 // affinity compares session affinity.
 func (m *comparison) affinity(s *corev1.Service) {
-	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || m.From == m.to {
+	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || m.From == config.IPVS && m.to == config.IPVS {
 		return
 	}
-	text := "sessionAffinity ClientIP: clients can reach another endpoint once, when the mode changes."
+	text := "sessionAffinity ClientIP: clients can reach another endpoint once, when Slipstream takes kube-proxy's place."
 	switch {
 	case m.to == config.IPVS:
 		text += " Then a client stays with an endpoint for each address and port on its own, and as long as it has connections."
 	case m.From == config.IPVS:
 		text += " Then a client stays with an endpoint for all addresses of the Service together, and until the timeout after its last new connection."
 	}
-	if m.to == config.IPTables {
+	if m.to == config.IPTables && m.From != m.to {
 		text += " The kernel remembers the last 100 clients of each endpoint."
 	}
 	m.add(Differs, "affinity", text, "")
@@ -147,7 +147,7 @@ func (m *comparison) ownAddresses(s *corev1.Service) {
 			leaving = slices.Concat(balancers, external)
 		}
 		if len(leaving) > 0 {
-			m.add(Action, "addresses", "The node no longer has "+join(leaving)+": it stops answering ARP requests and pings there, and only the Service's ports are served. Other ports reach the machine that has the address.",
+			m.add(Action, "addresses", "The node no longer has "+join(leaving)+": it stops answering ARP requests for it, and only the Service's ports are served. Other ports reach the machine that has the address.",
 				"Check that routes, or a load balancer such as MetalLB, lead packets to the node without ARP answers of the kernel.")
 		}
 	case m.to == config.IPVS && len(balancers) > 0:

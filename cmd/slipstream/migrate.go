@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/migrate"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// errChanges ends the process with status 2.
+var errChanges = errors.New("something changes")
+
+type migrateOptions struct {
+	file, mode, output           string
+	kubeconfig, master, manifest string
+	hostname                     string
+}
+
+func newMigrate() *cobra.Command {
+	var o migrateOptions
+	cmd := &cobra.Command{
+		Use:   "migrate",
+		Short: "Say what changes when Slipstream takes kube-proxy's place",
+		Long: `Migrate compares kube-proxy on this node with Slipstream, in each mode: for the node, and
+for each Service that changes. Then it prints the configuration to use in the recommended
+mode. It changes nothing, except that the kernel may load modules when it is asked what it
+supports. Run it on a node, with CAP_NET_ADMIN, while kube-proxy runs.
+
+It reads kube-proxy's configuration from --config, or from the ConfigMap kube-system/kube-proxy
+(key config.conf), which kubeadm writes. Flags of kube-proxy that override the file are not known
+to it. Services come from the Kubernetes API: that of --kubeconfig or --master, of the
+configuration file, or of the cluster in which this is a pod; or from --manifests.
+
+Each finding has one of these severities:
+
+  same     nothing changes, because the configuration below says so
+  differs  something behaves differently
+  stops    something stops working
+  action   look at something: a firewall, a program, a setting
+
+The exit code is 0 if nothing changes for users, 2 if something changes in the recommended mode
+(or in that of --mode), and 1 after an error, or if no mode is possible on this node.`,
+		Example: `  slipstream migrate --kubeconfig admin.conf
+  slipstream migrate --config /var/lib/kube-proxy/config.conf --mode nftables -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case o.output != "text" && o.output != "json":
+				return fmt.Errorf("--output: %q is neither text nor json", o.output)
+			case o.mode != "" && !slices.Contains(modeNames(), o.mode):
+				return fmt.Errorf("--mode: %q is none of %s", o.mode, strings.Join(modeNames(), ", "))
+			case o.manifest != "" && o.file == "":
+				return errors.New("--manifests needs --config, as there is no ConfigMap to read")
+			case o.manifest != "" && o.master+o.kubeconfig != "":
+				return errors.New("--manifests cannot be combined with --kubeconfig and --master")
+			}
+			r, err := compareKubeProxy(cmd.Context(), &o)
+			if err != nil {
+				return err
+			}
+			if o.output == "json" {
+				to := json.NewEncoder(cmd.OutOrStdout())
+				to.SetIndent("", "  ")
+				err = to.Encode(r)
+			} else {
+				err = r.Write(cmd.OutOrStdout())
+			}
+			switch {
+			case err != nil:
+				return err
+			case r.Recommended == "":
+				return errors.New("this node cannot run the mode")
+			case r.Changes():
+				return errChanges
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.file, "config", "", "kube-proxy's configuration file (default: the ConfigMap kube-system/kube-proxy)")
+	f.StringVar(&o.mode, "mode", "", "only this mode of Slipstream: "+strings.Join(modeNames(), ", "))
+	f.StringVarP(&o.output, "output", "o", "text", "text or json")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API (default: that of --config)")
+	f.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's")
+	f.StringVar(&o.manifest, "manifests", "", "directory of manifests to read Services from, instead of the Kubernetes API; needs --config")
+	f.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object (default: that of --config, or the host name)")
+	complete := func(flag string, values []string) {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	complete("mode", modeNames())
+	complete("output", []string{"text", "json"})
+	return cmd
+}
+
+// compareKubeProxy reads what a comparison depends on, and compares.
+func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, error) {
+	text, from, err := readKubeProxy(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	c, err := migrate.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
+	node := o.hostname
+	if node == "" {
+		node = c.KubeProxy.HostnameOverride
+	}
+	if node, err = nodeName(node); err != nil {
+		return nil, err
+	}
+	in, err := readCluster(ctx, c.Config, o, node)
+	if err != nil {
+		return nil, err
+	}
+	if in.Addresses, err = ownAddresses(); err != nil {
+		return nil, err
+	}
+	if in.Listeners, err = listeners(); err != nil {
+		return nil, err
+	}
+	which := []string{config.NFTables, config.IPTables, config.IPVS}
+	if o.mode != "" {
+		which = []string{o.mode}
+	}
+	in.Kernel = map[string]migrate.Kernel{}
+	for _, mode := range which {
+		text, err := c.For(mode, in.Services)
+		if err != nil {
+			return nil, err
+		}
+		if in.Kernel[mode], err = askKernel(ctx, text); err != nil {
+			return nil, err
+		}
+	}
+	return migrate.Compare(c, in, which)
+}
+
+// readKubeProxy reads kube-proxy's configuration and says where it is from.
+func readKubeProxy(ctx context.Context, o *migrateOptions) (text []byte, from string, err error) {
+	if o.file != "" {
+		text, err = os.ReadFile(o.file)
+		if err != nil {
+			err = fmt.Errorf("--config: %w", err)
+		}
+		return text, "--config: " + o.file, err
+	}
+	const namespace, name, key = "kube-system", "kube-proxy", "config.conf"
+	from = "ConfigMap " + namespace + "/" + name
+	c := config.New()
+	c.KubeProxy.ClientConnection.Kubeconfig = o.kubeconfig
+	connection, err := api.ClientConfig(c.KubeProxy.ClientConnection, o.master, version)
+	if err != nil {
+		return nil, from, err
+	}
+	client, err := api.NewClient(connection)
+	if err != nil {
+		return nil, from, err
+	}
+	get, err := client.For(corev1.SchemeGroupVersion, &corev1.ConfigMap{})
+	if err != nil {
+		return nil, from, err
+	}
+	var m corev1.ConfigMap
+	if err := get.Get().Namespace(namespace).Resource("configmaps").Name(name).Do(ctx).Into(&m); err != nil {
+		return nil, from, fmt.Errorf("%s: %w (use --config if kube-proxy's configuration is a file)", from, err)
+	}
+	if m.Data[key] == "" {
+		return nil, from, fmt.Errorf("%s has no %s", from, key)
+	}
+	return []byte(m.Data[key]), from, nil
+}
+
+// readCluster reads the Services and this node's Node.
+func readCluster(ctx context.Context, c *config.Config, o *migrateOptions, node string) (in migrate.Input, err error) {
+	from := *c
+	from.Slipstream.Manifests = o.manifest
+	if o.kubeconfig != "" || o.file == "" { // the path in the ConfigMap is one in kube-proxy's pod
+		from.KubeProxy.ClientConnection.Kubeconfig = o.kubeconfig
+	}
+	objects, _, err := newSource(&from, o.master, node, logProblem)
+	if err != nil {
+		return in, err
+	}
+	inputs := proxy.Listen(ctx, objects, nil)
+	defer inputs.Stop()
+	patience := time.NewTimer(deliveryTimeout)
+	defer patience.Stop()
+	services := map[string]*corev1.Service{}
+	for {
+		select {
+		case batch := <-inputs.Events:
+			for _, e := range batch {
+				switch object := e.Object.(type) {
+				case *corev1.Service:
+					services[object.Namespace+"/"+object.Name] = object
+					if e.Type == source.Delete {
+						delete(services, object.Namespace+"/"+object.Name)
+					}
+				case *corev1.Node:
+					if object.Name == node {
+						in.Node = object
+					}
+				}
+				if e.Type == source.Synced {
+					in.Services = slices.Collect(maps.Values(services))
+					return in, nil
+				}
+			}
+		case err := <-inputs.Failed:
+			return in, fmt.Errorf("the Services are not known: %w", err)
+		case <-ctx.Done():
+			return in, ctx.Err()
+		case <-patience.C:
+			return in, errors.New("the Services were not delivered in time")
+		}
+	}
+}
+
+// askKernel says what the node lacks for a configuration.
+func askKernel(ctx context.Context, text string) (k migrate.Kernel, err error) {
+	c, _, err := config.Decode([]byte(text))
+	if err != nil {
+		return k, err
+	}
+	if k.Err = c.Validate().ToAggregate(); k.Err != nil {
+		return k, nil
+	}
+	b, err := modes[c.Mode()](ctx, c)
+	if err == nil {
+		k.Missing, err = probeToVerify(b, ctx)
+		err = errors.Join(err, b.Close())
+	}
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return k, needsNetAdmin(err)
+	case ctx.Err() != nil:
+		return k, err
+	}
+	k.Err = err
+	var without desired.Families
+	for _, what := range k.Missing {
+		without[what.Family] = true
+	}
+	if without[desired.IPv4] && without[desired.IPv6] {
+		k.Err = errors.New(k.Missing[0].String())
+	}
+	return k, nil
+}
+
+// ownAddresses returns the addresses of the node's interfaces, without those of Services.
+func ownAddresses() (all []netip.Addr, err error) {
+	interfaces, err := netif.Namespace(0).List()
+	for _, i := range interfaces {
+		if i.Name != "kube-ipvs0" {
+			all = append(all, i.Addresses...)
+		}
+	}
+	return all, err
+}
+
+// listeners returns the addresses to which programs have bound sockets that listen, or receive
+// datagrams of anyone.
+func listeners() (all []netip.AddrPort, err error) {
+	for file, state := range map[string]string{"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"} { // TCP_LISTEN, TCP_CLOSE
+		text, err := os.ReadFile("/proc/net/" + file)
+		if errors.Is(err, os.ErrNotExist) { // no IPv6
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			if len(fields) < 4 || fields[3] != state {
+				continue
+			}
+			if at, ok := parseSocket(fields[1]); ok {
+				all = append(all, at)
+			}
+		}
+	}
+	return all, nil
+}
+
+// parseSocket parses an address of /proc/net/tcp: words in the machine's byte order, and a port.
+func parseSocket(text string) (netip.AddrPort, bool) {
+	words, port, _ := strings.Cut(text, ":")
+	raw, err := hex.DecodeString(words)
+	number, invalid := strconv.ParseUint(port, 16, 16)
+	if err != nil || invalid != nil || len(raw)%4 != 0 {
+		return netip.AddrPort{}, false
+	}
+	for i := 0; i < len(raw); i += 4 {
+		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
+	}
+	ip, ok := netip.AddrFromSlice(raw)
+	return netip.AddrPortFrom(ip.Unmap(), uint16(number)), ok
+}
