@@ -113,6 +113,7 @@ func TestFindings(t *testing.T) {
 		{name: "relays: UDP begins", config: "mode: nftables\nnodePortAddresses: [localhost]\nfeatureGates: {" + gate + ": true}", to: n, service: fmt.Sprintf(ports, "{port: 80, nodePort: 30080, protocol: UDP}"), about: "localhost", want: []string{"differs 127.0.0.1:30080/UDP begins to answer"}},
 		{name: "relays: TCP", config: "mode: nftables\nnodePortAddresses: [localhost]\nfeatureGates: {" + gate + ": true}", to: n, service: nodePort, about: "localhost"},
 		{name: "relays: ::1", config: "mode: nftables\nnodePortAddresses: [localhost]\nfeatureGates: {" + gate + ": true}", to: i, service: ipv6, about: "localhost", want: []string{"stops [::1]:30080/TCP is not served"}},
+		{name: "::1 of iptables", config: "mode: iptables", to: n, service: ipv6, about: "localhost"},
 		{name: "route_localnet", config: "mode: iptables", to: n, about: "route-localnet", want: []string{"action route_localnet stays 1 ~ Set it to 0"}},
 		{name: "route_localnet is needed", config: "mode: iptables", to: i, about: "route-localnet"},
 
