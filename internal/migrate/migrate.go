@@ -89,7 +89,12 @@ func Compare(c *Config, in Input, modes []string) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		m := &comparison{Config: c, Input: in, to: mode, family: map[desired.Family]string{}}
+		m := &comparison{Config: c, Input: in, to: mode, family: map[desired.Family]string{}, claims: map[string]int{}}
+		for _, s := range in.Services {
+			for _, at := range m.frontends(s) {
+				m.claims[at]++
+			}
+		}
 		out := Mode{Mode: mode, Possible: m.possible(), Configuration: text, Services: []Service{}, Node: []Finding{}}
 		if out.Possible {
 			m.node()
@@ -144,6 +149,7 @@ type comparison struct {
 	*Config
 	Input
 	to       string
+	claims   map[string]int            // Services by frontend
 	family   map[desired.Family]string // families that the node cannot serve, with the reason
 	findings []Finding
 }

@@ -167,6 +167,8 @@ func TestFindings(t *testing.T) {
 		{name: "SCTP", config: "mode: nftables", to: n, service: fmt.Sprintf(ports, "{port: 80, protocol: SCTP}"), about: "sctp", want: []string{"differs associations end"}},
 		{name: "UDP NodePorts", config: "mode: nftables", to: n, service: fmt.Sprintf(ports, "{port: 80, nodePort: 30080, protocol: UDP}"), about: "udp-nodeport", want: []string{"differs UDP flows"}},
 		{name: "UDP", config: "mode: nftables", to: n, service: fmt.Sprintf(ports, "{port: 80, protocol: UDP}"), about: "udp-nodeport"},
+		{name: "contested", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80, protocol: TCP}]}", in: Input{Services: []*corev1.Service{parse(t, "spec: {clusterIP: 10.96.0.11, externalIPs: [203.0.113.8], ports: [{port: 80, protocol: TCP}, {port: 80, protocol: UDP}]}")}}, about: "contested", want: []string{"differs 203.0.113.8:80/TCP", "differs 203.0.113.8:80/TCP"}},
+		{name: "another port", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80, protocol: TCP}]}", in: Input{Services: []*corev1.Service{parse(t, "spec: {clusterIP: 10.96.0.11, externalIPs: [203.0.113.8], ports: [{port: 81, protocol: TCP}]}")}}, about: "contested"},
 		{name: "nothing", config: "mode: nftables", to: n, service: nodePort},
 
 		// The kernel.

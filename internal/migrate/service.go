@@ -86,6 +86,7 @@ func (m *comparison) service(s *corev1.Service) {
 			m.add(Stops, "kernel", fmt.Sprintf("Its %s addresses are not served.", f), "")
 		}
 	}
+	m.contested(s)
 	m.affinity(s)
 	if fromIPVS && reachable && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		m.add(Differs, "external-local", "externalTrafficPolicy Local: connections from the node and from its pods reach all endpoints, not only those of this node. While this node has no endpoint, connections from outside are dropped; kube-proxy sends them to other nodes.", "")
@@ -117,6 +118,26 @@ func (m *comparison) externalIPs(s *corev1.Service) []netip.Addr {
 		return nil
 	}
 	return parsed(s.Spec.ExternalIPs)
+}
+
+// frontends returns the addresses and ports of a Service, except NodePorts.
+func (m *comparison) frontends(s *corev1.Service) (all []string) {
+	for _, ip := range slices.Concat(clusterIPs(s), ingress(s), m.externalIPs(s)) {
+		for _, p := range s.Spec.Ports {
+			all = append(all, fmt.Sprintf("%s/%s", netip.AddrPortFrom(ip, uint16(p.Port)), p.Protocol))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// contested compares which Service gets an address and port that several have.
+func (m *comparison) contested(s *corev1.Service) {
+	for _, at := range m.frontends(s) {
+		if m.claims[at] > 1 {
+			m.add(Differs, "contested", "Another Service has "+at+" too. With kube-proxy, the Service gets the connections that is programmed last. With Slipstream, a ClusterIP goes before the address of a load balancer, and that before an external IP; then the oldest Service gets them.", "Remove it from one of them.")
+		}
+	}
 }
 
 // affinity compares session affinity.
