@@ -49,8 +49,8 @@ mode. It changes nothing, except that the kernel may load modules when it is ask
 supports. Run it on a node, with CAP_NET_ADMIN, while kube-proxy runs.
 
 It reads kube-proxy's configuration from --config, or from the ConfigMap kube-system/kube-proxy
-(key config.conf), which kubeadm writes. Flags of kube-proxy that override the file are not known
-to it. Services come from the Kubernetes API: that of --kubeconfig or --master, of the
+(key config.conf), which kubeadm writes. It does not see flags of kube-proxy that override the
+file. Services come from the Kubernetes API: that of --kubeconfig or --master, of the
 configuration file, or of the cluster in which this is a pod; or from --manifests.
 
 Each finding has one of these severities:
@@ -91,7 +91,7 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 			case err != nil:
 				return err
 			case r.Recommended == "":
-				return errors.New("this node cannot run the mode")
+				return errors.New("migrate: no mode is possible on this node")
 			case r.Changes():
 				return errChanges
 			}
@@ -145,16 +145,7 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if o.mode != "" {
 		which = []string{o.mode}
 	}
-	in.Kernel = map[string]migrate.Kernel{}
-	for _, mode := range which {
-		text, err := c.For(mode, in.Services)
-		if err != nil {
-			return nil, err
-		}
-		if in.Kernel[mode], err = askKernel(ctx, text); err != nil {
-			return nil, err
-		}
-	}
+	in.Probe = func(c *config.Config) (migrate.Kernel, error) { return askKernel(ctx, c) }
 	return migrate.Compare(c, in, which)
 }
 
@@ -240,17 +231,15 @@ func readCluster(ctx context.Context, c *config.Config, o *migrateOptions, node 
 }
 
 // askKernel says what the node lacks for a configuration.
-func askKernel(ctx context.Context, text string) (k migrate.Kernel, err error) {
-	c, _, err := config.Decode([]byte(text))
-	if err != nil {
-		return k, err
-	}
+func askKernel(ctx context.Context, c *config.Config) (k migrate.Kernel, err error) {
 	if k.Err = c.Validate().ToAggregate(); k.Err != nil {
 		return k, nil
 	}
 	b, err := modes[c.Mode()](ctx, c)
 	if err == nil {
 		k.Missing, err = probeToVerify(b, ctx)
+		balancing, _ := c.Balancing()
+		k.NoAlgorithm = b.Supports(balancing.Algorithm)
 		err = errors.Join(err, b.Close())
 	}
 	switch {

@@ -3,16 +3,16 @@
 package migrate
 
 import (
-	"fmt"
+	"cmp"
+	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/yamldoc"
 )
 
@@ -52,7 +52,7 @@ func Parse(data []byte) (*Config, error) {
 		}
 	}
 	if c.proxy == nil {
-		return nil, fmt.Errorf("there is no KubeProxyConfiguration in it")
+		return nil, errors.New("there is no KubeProxyConfiguration in it")
 	}
 	return c, nil
 }
@@ -140,6 +140,12 @@ func (c *Config) onLoopback(is4 bool) bool {
 	return false
 }
 
+// leavesLoopback reports whether [Config.For] keeps iptables mode from serving NodePorts on
+// loopback addresses.
+func (c *Config) leavesLoopback(to string) bool {
+	return to == config.IPTables && c.From != to && !c.onLoopback(true)
+}
+
 // keepsLoopback reports whether [Config.For] keeps NodePorts on IPv4 loopback addresses.
 func (c *Config) keepsLoopback(to string) bool {
 	if !c.onLoopback(true) || to == config.IPVS {
@@ -148,28 +154,22 @@ func (c *Config) keepsLoopback(to string) bool {
 	return to == config.IPTables || c.From == config.NFTables || c.field("iptables", "localhostNodePorts") == true
 }
 
-// algorithms are those of nftables mode in the place of IPVS schedulers. Others have none.
-var algorithms = map[string]string{
-	"rr": "rr", "wrr": "rr", "lc": "lc", "wlc": "lc", "sh": "sh", "mh": "mh",
-	"sed": "lc", "nq": "lc", "twos": "lc",
-}
-
 // algorithm returns the algorithm of nftables mode in the place of ipvs.scheduler.
 func (c *Config) algorithm() string {
-	name, _, _ := strings.Cut(c.KubeProxy.IPVS.Scheduler, ",")
-	switch of := algorithms[name]; {
-	case of == "":
-		return "random"
-	case of == name:
-		return c.KubeProxy.IPVS.Scheduler // with its flags
-	default:
-		return of
+	former := c.KubeProxy.IPVS.Scheduler
+	if _, err := desired.ParseScheduler(former); err == nil {
+		return former
 	}
+	switch former {
+	case "sed", "nq", "twos":
+		return "lc"
+	}
+	return "random"
 }
 
-// For returns the configuration to use in a mode: kube-proxy's, with what has to be set so that as
+// For returns the configuration to use in a mode with these Services: kube-proxy's, with what has to be set so that as
 // little as possible changes, and Slipstream's.
-func (c *Config) For(to string, services []*corev1.Service) (string, error) {
+func (c *Config) For(to string, services []*service) (string, error) {
 	proxy, own := copied(c.proxy), copied(c.own)
 	set(proxy, to, "mode")
 	addresses := c.KubeProxy.NodePortAddresses
@@ -179,7 +179,7 @@ func (c *Config) For(to string, services []*corev1.Service) (string, error) {
 			addresses = c.addresses()
 		}
 	}
-	if to == config.IPTables && !c.onLoopback(true) {
+	if c.leavesLoopback(to) {
 		set(proxy, false, "iptables", "localhostNodePorts")
 	}
 	if c.From == config.IPTables && to == config.NFTables && c.keepsLoopback(to) {
@@ -195,12 +195,8 @@ func (c *Config) For(to string, services []*corev1.Service) (string, error) {
 	if len(addresses) > 0 {
 		set(proxy, addresses, "nodePortAddresses")
 	}
-	if from, block := masqueradeBlock(c.From), masqueradeBlock(to); from != block {
-		for _, name := range []string{"masqueradeAll", "masqueradeBit"} {
-			if value := c.field(from, name); value != nil {
-				set(proxy, value, block, name)
-			}
-		}
+	for name, value := range c.masquerading(to) {
+		set(proxy, value, masqueradeBlock(to), name)
 	}
 	if v := &c.KubeProxy.IPVS; c.From == config.IPVS && to == config.NFTables && v.Scheduler != "" && own["scheduler"] == nil {
 		set(own, c.algorithm(), "scheduler")
@@ -208,7 +204,7 @@ func (c *Config) For(to string, services []*corev1.Service) (string, error) {
 	if c.keepsUDP(to) {
 		set(proxy, c.KubeProxy.IPVS.UDPTimeout.Duration.String(), "conntrack", "udpStreamTimeout")
 	}
-	if c.From != config.IPVS && to == config.IPVS && slices.ContainsFunc(services, hasIngress) {
+	if c.From != config.IPVS && to == config.IPVS && slices.ContainsFunc(services, func(s *service) bool { return len(s.of(desired.LoadBalancerIP)) > 0 }) {
 		set(proxy, true, "ipvs", "strictARP")
 	}
 	text, err := yaml.Marshal(proxy)
@@ -237,5 +233,14 @@ func masqueradeBlock(mode string) string {
 	return "iptables"
 }
 
-// hasIngress reports whether a Service has addresses of a load balancer.
-func hasIngress(s *corev1.Service) bool { return len(ingress(s)) > 0 }
+// masquerading returns the settings for masquerading that have to be in the block of another mode.
+func (c *Config) masquerading(to string) map[string]any {
+	all, from, block := map[string]any{}, masqueradeBlock(c.From), masqueradeBlock(to)
+	for _, name := range []string{"masqueradeAll", "masqueradeBit"} {
+		// null and false, which kubeadm writes, are the defaults.
+		if value, there := cmp.Or(c.field(from, name), any(false)), cmp.Or(c.field(block, name), any(false)); value != there {
+			all[name] = c.field(from, name)
+		}
+	}
+	return all
+}

@@ -8,7 +8,6 @@
 package migrate
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -64,43 +63,44 @@ type Report struct {
 
 // Kernel is what the node lacks for a mode.
 type Kernel struct {
-	Err     error // the mode is not possible
-	Missing []dataplane.Missing
+	Err         error // why the mode is not possible
+	Missing     []dataplane.Missing
+	NoAlgorithm error // why the configured algorithm is not possible
 }
 
 // Input is what a comparison depends on, besides the configuration.
 type Input struct {
 	Services  []*corev1.Service
-	Node      *corev1.Node      // nil if it is not known
-	Addresses []netip.Addr      // of the node's interfaces, except kube-ipvs0
-	Listeners []netip.AddrPort  // addresses to which programs of the node have bound sockets
-	Kernel    map[string]Kernel // by mode
+	Node      *corev1.Node     // nil if it is not known
+	Addresses []netip.Addr     // of the node's interfaces, except kube-ipvs0
+	Listeners []netip.AddrPort // addresses to which programs of the node have bound sockets
+
+	// Probe says what the node lacks for a configuration. nil: nothing.
+	Probe func(*config.Config) (Kernel, error)
 }
 
 // Compare compares kube-proxy with each of the modes.
 func Compare(c *Config, in Input, modes []string) (*Report, error) {
-	in.Services = slices.DeleteFunc(slices.Clone(in.Services), func(s *corev1.Service) bool { return !proxied(s) })
-	slices.SortFunc(in.Services, func(a, b *corev1.Service) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
+	services := servicesOf(c, in.Services)
 	r := &Report{From: c.From}
 	for _, mode := range modes {
-		text, err := c.For(mode, in.Services)
+		m := &comparison{Config: c, Input: in, services: services, to: mode, family: map[desired.Family]string{}}
+		text, err := c.For(mode, services)
+		if err == nil {
+			m.after, _, err = config.Decode([]byte(text))
+		}
+		if err == nil && in.Probe != nil {
+			m.kernel, err = in.Probe(m.after)
+		}
 		if err != nil {
 			return nil, err
-		}
-		m := &comparison{Config: c, Input: in, to: mode, family: map[desired.Family]string{}, claims: map[string]int{}}
-		for _, s := range in.Services {
-			for _, at := range m.frontends(s) {
-				m.claims[at]++
-			}
 		}
 		out := Mode{Mode: mode, Possible: m.possible(), Configuration: text, Services: []Service{}, Node: []Finding{}}
 		if out.Possible {
 			m.node()
 		}
 		out.Node = append(out.Node, m.findings...)
-		for _, s := range in.Services {
+		for _, s := range services {
 			m.findings = nil
 			if out.Possible {
 				m.service(s)
@@ -138,18 +138,14 @@ func (r *Report) mode() *Mode {
 	return nil
 }
 
-// proxied reports whether a Service is kube-proxy's.
-func proxied(s *corev1.Service) bool {
-	_, other := s.Labels["service.kubernetes.io/service-proxy-name"]
-	return !other && s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone
-}
-
 // comparison is the comparison with one mode.
 type comparison struct {
 	*Config
 	Input
+	services []*service
 	to       string
-	claims   map[string]int            // Services by frontend
+	after    *config.Config // in that mode
+	kernel   Kernel
 	family   map[desired.Family]string // families that the node cannot serve, with the reason
 	findings []Finding
 }
@@ -160,7 +156,7 @@ func (m *comparison) add(s Severity, name, text, do string) {
 
 // possible finds out what the node lacks for the mode.
 func (m *comparison) possible() bool {
-	k := m.Kernel[m.to]
+	k := m.kernel
 	if k.Err != nil {
 		m.add(Stops, "kernel", fmt.Sprintf("This node cannot run the mode %s: %v.", m.to, k.Err), "")
 		return false

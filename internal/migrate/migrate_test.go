@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	clusterIP = "spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80, protocol: TCP}]}"
-	nodePort  = "spec: {clusterIP: 10.96.0.10, ports: [{port: 80, nodePort: 30080, protocol: TCP}]}"
-	balancer  = "spec: {clusterIP: 10.96.0.10, loadBalancerSourceRanges: [10.0.0.0/8], healthCheckNodePort: 32000, externalTrafficPolicy: Local, ports: [{port: 80, protocol: TCP}]}\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.7}]}}"
-	ipv6      = "spec: {clusterIP: '2001:db8::10', ports: [{port: 80, nodePort: 30080, protocol: TCP}]}"
+	clusterIP = "spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}"
+	nodePort  = "spec: {clusterIP: 10.96.0.10, ports: [{port: 80, nodePort: 30080}]}"
+	balancer  = "spec: {clusterIP: 10.96.0.10, loadBalancerSourceRanges: [10.0.0.0/8], healthCheckNodePort: 32000, externalTrafficPolicy: Local, ports: [{port: 80}]}\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.7}]}}"
+	ipv6      = "spec: {clusterIP: '2001:db8::10', ports: [{port: 80, nodePort: 30080}]}"
 )
 
 // parse makes a Service default/web.
@@ -45,17 +45,27 @@ func kubeProxy(t *testing.T, fields string) *Config {
 	return c
 }
 
+// probe returns an [Input.Probe] of a node that lacks something for modes.
+func probe(kernels map[string]Kernel) func(*config.Config) (Kernel, error) {
+	return func(c *config.Config) (Kernel, error) { return kernels[c.Mode()], nil }
+}
+
 // TestFindings has a row for each thing that can change. want lists all findings of the node or of
 // the Service that a row is about: severity, case, and a part of the text and of what to do.
 func TestFindings(t *testing.T) {
 	const n, i, v = config.NFTables, config.IPTables, config.IPVS
 	const ports = "spec: {clusterIP: 10.96.0.10, ports: [%s]}"
-	ipv6Missing := map[string]Kernel{n: {Missing: []dataplane.Missing{{Family: desired.IPv6, Feature: "chain type nat", Err: errors.New("no"), Remedy: "needs CONFIG_NFT_NAT"}}}}
+	ipv6Missing := probe(map[string]Kernel{n: {Missing: []dataplane.Missing{{Family: desired.IPv6, Feature: "chain type nat", Err: errors.New("no"), Remedy: "needs CONFIG_NFT_NAT"}}}})
 	node4 := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}}}
 	node6 := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "2001:db8::1"}}}}
-	many := "{port: 1, name: p1, protocol: TCP}"
+	other := func(text string) []*corev1.Service {
+		s := parse(t, text)
+		s.Name = "other"
+		return []*corev1.Service{s}
+	}
+	many := "{port: 1, name: p1}"
 	for p := 2; p <= 65; p++ {
-		many += fmt.Sprintf(", {port: %d, name: p%d, protocol: TCP}", p, p)
+		many += fmt.Sprintf(", {port: %d, name: p%d}", p, p)
 	}
 	for _, c := range []struct {
 		name, config, to string
@@ -67,27 +77,29 @@ func TestFindings(t *testing.T) {
 		not              []string
 	}{
 		// Algorithms.
-		{name: "rr by default", config: "mode: ipvs", to: n, about: "scheduler", want: []string{"differs scheduler rr; they are chosen at random ~ scheduler: rr"}, not: []string{"scheduler:"}},
+		{name: "rr by default", config: "mode: ipvs", to: n, about: "scheduler", want: []string{"differs scheduler rr; now they are chosen at random. ~ Set scheduler"}, not: []string{"scheduler:"}},
 		{name: "rr", config: "mode: ipvs\nipvs: {scheduler: rr}", to: n, about: "scheduler", want: []string{"same rr takes the place of the scheduler rr"}, configured: []string{"scheduler: rr", "kind: SlipstreamConfiguration"}},
-		{name: "wrr", config: "mode: ipvs\nipvs: {scheduler: wrr}", to: n, about: "scheduler", want: []string{"same rr takes the place of the scheduler wrr"}, configured: []string{"scheduler: rr"}},
+		{name: "wrr", config: "mode: ipvs\nipvs: {scheduler: wrr}", to: n, about: "scheduler", want: []string{"same rr takes the place of the scheduler wrr"}, configured: []string{"\nscheduler: wrr\n"}},
 		{name: "rr, many", config: "mode: ipvs\nipvs: {scheduler: rr}", to: n, service: fmt.Sprintf(ports, many), about: "scheduler", want: []string{"differs there are 65, and the others choose endpoints at random"}},
 		{name: "lc", config: "mode: ipvs\nipvs: {scheduler: lc}", to: n, about: "scheduler", want: []string{"differs lc takes its place"}, configured: []string{"scheduler: lc"}},
 		{name: "sed", config: "mode: ipvs\nipvs: {scheduler: sed}", to: n, about: "scheduler", want: []string{"differs lc takes its place"}, configured: []string{"scheduler: lc"}},
 		{name: "sh", config: "mode: ipvs\nipvs: {scheduler: sh}", to: n, about: "scheduler", want: []string{"differs Maglev"}, configured: []string{"scheduler: sh"}},
 		{name: "mh", config: "mode: ipvs\nipvs: {scheduler: mh}", to: n, about: "scheduler", want: []string{"differs Maglev"}, configured: []string{"scheduler: mh"}},
-		{name: "dh", config: "mode: ipvs\nipvs: {scheduler: dh}", to: n, about: "scheduler", want: []string{"differs no counterpart"}, configured: []string{"scheduler: random"}},
-		{name: "lblc", config: "mode: ipvs\nipvs: {scheduler: lblc}", to: n, about: "scheduler", want: []string{"differs no counterpart"}, configured: []string{"scheduler: random"}},
-		{name: "lc to iptables", config: "mode: ipvs\nipvs: {scheduler: lc}", to: i, about: "scheduler", want: []string{"differs scheduler lc; they are chosen at random ~ nftables mode"}, not: []string{"SlipstreamConfiguration"}},
+		{name: "dh", config: "mode: ipvs\nipvs: {scheduler: dh}", to: n, about: "scheduler", want: []string{"differs now they are chosen at random."}, configured: []string{"scheduler: random"}},
+		{name: "lblc", config: "mode: ipvs\nipvs: {scheduler: lblc}", to: n, about: "scheduler", want: []string{"differs now they are chosen at random."}, configured: []string{"scheduler: random"}},
+		{name: "sh without hash", config: "mode: ipvs\nipvs: {scheduler: sh}", to: n, in: Input{Probe: probe(map[string]Kernel{n: {NoAlgorithm: errors.New("cannot hash")}})}, about: "scheduler", want: []string{"differs now they are chosen at random: cannot hash."}},
+		{name: "own scheduler", config: "mode: ipvs\nipvs: {scheduler: lc}\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: rr}", to: n, about: "scheduler", want: []string{"same rr takes the place"}, configured: []string{"\nscheduler: rr\n"}},
+		{name: "lc to iptables", config: "mode: ipvs\nipvs: {scheduler: lc}", to: i, about: "scheduler", want: []string{"differs scheduler lc; now they are chosen at random. ~ nftables mode"}, not: []string{"SlipstreamConfiguration"}},
 		{name: "lc to ipvs", config: "mode: ipvs\nipvs: {scheduler: lc}", to: v, about: "scheduler"},
 		{name: "random to ipvs", config: "mode: iptables", to: v, about: "scheduler", want: []string{"differs IPVS scheduler rr, not at random"}},
 		{name: "random", config: "mode: iptables", to: n, about: "scheduler"},
 
 		// Session affinity.
-		{name: "affinity of ipvs", config: "mode: ipvs", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs all addresses of the Service together"}},
-		{name: "affinity to iptables", config: "mode: nftables", to: i, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs last 100 clients"}},
-		{name: "affinity to ipvs", config: "mode: nftables", to: v, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs as long as it has connections"}},
-		{name: "affinity of the same mode", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity", want: []string{"differs another endpoint once"}},
-		{name: "virtual servers stay", config: "mode: ipvs", to: v, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP}", about: "affinity"},
+		{name: "affinity of ipvs", config: "mode: ipvs", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP, ports: [{port: 80}]}", about: "affinity", want: []string{"differs all addresses of the Service together"}},
+		{name: "affinity to iptables", config: "mode: nftables", to: i, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP, ports: [{port: 80}]}", about: "affinity", want: []string{"differs last 100 clients"}},
+		{name: "affinity to ipvs", config: "mode: nftables", to: v, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP, ports: [{port: 80}]}", about: "affinity", want: []string{"differs as long as it has connections"}},
+		{name: "affinity of the same mode", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP, ports: [{port: 80}]}", about: "affinity", want: []string{"differs another endpoint once"}},
+		{name: "virtual servers stay", config: "mode: ipvs", to: v, service: "spec: {clusterIP: 10.96.0.10, sessionAffinity: ClientIP, ports: [{port: 80}]}", about: "affinity"},
 
 		// Other settings of IPVS.
 		{name: "excludeCIDRs", config: "mode: ipvs\nipvs: {excludeCIDRs: [10.9.0.0/16]}", to: n, about: "exclude-cidrs", want: []string{"action 10.9.0.0/16 ~ another interface"}, configured: []string{"- 10.9.0.0/16"}},
@@ -109,6 +121,7 @@ func TestFindings(t *testing.T) {
 		{name: "localhost not selected", config: "mode: iptables\nnodePortAddresses: [192.0.2.0/24]", to: n, service: nodePort, about: "localhost"},
 		{name: "localhost to ipvs", config: "mode: iptables", to: v, service: nodePort, about: "localhost", want: []string{"stops 127.0.0.1:30080/TCP is not served ~ nftables mode"}},
 		{name: "localhost of ipvs", config: "mode: ipvs", to: i, service: nodePort, about: "localhost", want: []string{"same localhostNodePorts to false"}, configured: []string{"localhostNodePorts: false"}},
+		{name: "localhost not selected before", config: "mode: iptables\nnodePortAddresses: [192.0.2.0/24]", to: i, service: nodePort, about: "localhost", not: []string{"localhostNodePorts: false"}},
 		{name: "localhost stays", config: "mode: iptables", to: i, service: nodePort, about: "localhost", want: []string{"differs not on all of 127.0.0.0/8"}, not: []string{"localhostNodePorts: false"}},
 		{name: "relays: UDP begins", config: "mode: nftables\nnodePortAddresses: [localhost]\nfeatureGates: {" + gate + ": true}", to: n, service: fmt.Sprintf(ports, "{port: 80, nodePort: 30080, protocol: UDP}"), about: "localhost", want: []string{"differs 127.0.0.1:30080/UDP begins to answer"}},
 		{name: "relays: TCP", config: "mode: nftables\nnodePortAddresses: [localhost]\nfeatureGates: {" + gate + ": true}", to: n, service: nodePort, about: "localhost"},
@@ -142,8 +155,8 @@ func TestFindings(t *testing.T) {
 		{name: "addresses of ipvs", config: "mode: ipvs", to: n, service: balancer, about: "addresses", want: []string{"action 203.0.113.7 ~ MetalLB"}},
 		{name: "addresses of the node", config: "mode: ipvs", to: n, service: balancer, in: Input{Addresses: []netip.Addr{netip.MustParseAddr("203.0.113.7")}}, about: "addresses"},
 		{name: "addresses stay", config: "mode: ipvs", to: v, service: balancer, about: "addresses"},
-		{name: "external IPs of ipvs", config: "mode: ipvs", to: v, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8]}", about: "addresses", want: []string{"action 203.0.113.8"}},
-		{name: "external IPs off", config: "mode: ipvs\nfeatureGates: {AllowServiceExternalIPs: false}", to: v, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8]}", about: "addresses"},
+		{name: "external IPs of ipvs", config: "mode: ipvs", to: v, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80}]}", about: "addresses", want: []string{"action 203.0.113.8"}},
+		{name: "external IPs off", config: "mode: ipvs\nfeatureGates: {AllowServiceExternalIPs: false}", to: v, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80}]}", about: "addresses"},
 		{name: "addresses become own", config: "mode: nftables", to: v, service: balancer, about: "addresses", want: []string{"differs 203.0.113.7"}, configured: []string{"strictARP: true"}},
 
 		// The firewall.
@@ -162,23 +175,24 @@ func TestFindings(t *testing.T) {
 		{name: "source ranges of nftables", config: "mode: nftables", to: n, service: balancer, about: "source-ranges"},
 		{name: "Local of ipvs", config: "mode: ipvs", to: v, service: balancer, about: "external-local", want: []string{"differs from the node and from its pods reach all endpoints"}},
 		{name: "Local of iptables", config: "mode: iptables", to: n, service: balancer, about: "external-local"},
-		{name: "internal Local of ipvs", config: "mode: ipvs", to: n, service: "spec: {clusterIP: 10.96.0.10, internalTrafficPolicy: Local}", about: "internal-local", want: []string{"differs dropped"}},
+		{name: "internal Local of ipvs", config: "mode: ipvs", to: n, service: "spec: {clusterIP: 10.96.0.10, internalTrafficPolicy: Local, ports: [{port: 80}]}", about: "internal-local", want: []string{"differs dropped"}},
 		{name: "without endpoints", config: "mode: iptables", to: i, service: balancer, about: "external-unserved", want: []string{"differs 203.0.113.7 are refused"}},
 		{name: "SCTP", config: "mode: nftables", to: n, service: fmt.Sprintf(ports, "{port: 80, protocol: SCTP}"), about: "sctp", want: []string{"differs associations end"}},
 		{name: "UDP NodePorts", config: "mode: nftables", to: n, service: fmt.Sprintf(ports, "{port: 80, nodePort: 30080, protocol: UDP}"), about: "udp-nodeport", want: []string{"differs UDP flows"}},
 		{name: "UDP", config: "mode: nftables", to: n, service: fmt.Sprintf(ports, "{port: 80, protocol: UDP}"), about: "udp-nodeport"},
-		{name: "contested", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80, protocol: TCP}]}", in: Input{Services: []*corev1.Service{parse(t, "spec: {clusterIP: 10.96.0.11, externalIPs: [203.0.113.8], ports: [{port: 80, protocol: TCP}, {port: 80, protocol: UDP}]}")}}, about: "contested", want: []string{"differs 203.0.113.8:80/TCP", "differs 203.0.113.8:80/TCP"}},
-		{name: "another port", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80, protocol: TCP}]}", in: Input{Services: []*corev1.Service{parse(t, "spec: {clusterIP: 10.96.0.11, externalIPs: [203.0.113.8], ports: [{port: 81, protocol: TCP}]}")}}, about: "contested"},
+		{name: "contested", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80}]}", in: Input{Services: other("spec: {clusterIP: 10.96.0.11, externalIPs: [203.0.113.8], ports: [{port: 80}, {port: 80, protocol: UDP}]}")}, about: "contested", want: []string{"differs 203.0.113.8:80/TCP belongs to Service default/other"}},
+		{name: "another port", config: "mode: nftables", to: n, service: "spec: {clusterIP: 10.96.0.10, externalIPs: [203.0.113.8], ports: [{port: 80}]}", in: Input{Services: other("spec: {clusterIP: 10.96.0.11, externalIPs: [203.0.113.8], ports: [{port: 81}]}")}, about: "contested"},
 		{name: "nothing", config: "mode: nftables", to: n, service: nodePort},
 
 		// The kernel.
-		{name: "no IPv6", config: "mode: iptables", to: n, service: ipv6, in: Input{Kernel: ipv6Missing}, about: "kernel", want: []string{"stops IPv6 is not served: IPv6: missing chain type nat (needs CONFIG_NFT_NAT): no.", "stops Its IPv6 addresses"}},
-		{name: "no IPv6, unused", config: "mode: iptables", to: n, service: clusterIP, in: Input{Kernel: ipv6Missing}, about: "kernel"},
-		{name: "no primary family", config: "mode: iptables", to: n, service: clusterIP, in: Input{Kernel: ipv6Missing, Node: node6}, about: "kernel", want: []string{"stops does not start"}},
-		{name: "no nf_tables", config: "mode: iptables", to: n, in: Input{Kernel: map[string]Kernel{n: {Err: errors.New("no nf_tables")}}}, about: "kernel", want: []string{"stops cannot run the mode nftables: no nf_tables."}},
-		{name: "no IPVS", config: "mode: ipvs", to: v, in: Input{Kernel: map[string]Kernel{v: {Err: errors.New("the kernel has no IPVS")}}}, about: "kernel", want: []string{"stops cannot run the mode ipvs: the kernel has no IPVS."}},
+		{name: "no IPv6", config: "mode: iptables", to: n, service: ipv6, in: Input{Probe: ipv6Missing}, about: "kernel", want: []string{"stops IPv6 is not served: IPv6: missing chain type nat (needs CONFIG_NFT_NAT): no.", "stops Its IPv6 addresses"}},
+		{name: "no IPv6, unused", config: "mode: iptables", to: n, service: clusterIP, in: Input{Probe: ipv6Missing}, about: "kernel"},
+		{name: "no primary family", config: "mode: iptables", to: n, service: clusterIP, in: Input{Probe: ipv6Missing, Node: node6}, about: "kernel", want: []string{"stops does not start"}},
+		{name: "no nf_tables", config: "mode: iptables", to: n, in: Input{Probe: probe(map[string]Kernel{n: {Err: errors.New("no nf_tables")}})}, about: "kernel", want: []string{"stops cannot run the mode nftables: no nf_tables."}},
+		{name: "no IPVS", config: "mode: ipvs", to: v, in: Input{Probe: probe(map[string]Kernel{v: {Err: errors.New("the kernel has no IPVS")}})}, about: "kernel", want: []string{"stops cannot run the mode ipvs: the kernel has no IPVS."}},
 
 		// The rest.
+		{name: "masquerading by default", config: "mode: iptables\niptables: {masqueradeAll: false, masqueradeBit: null}", to: n, about: "masquerade"},
 		{name: "masquerading", config: "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 15}", to: n, about: "masquerade", want: []string{"same of the block iptables in the block nftables"}, configured: []string{"nftables:\n  masqueradeAll: true\n  masqueradeBit: 15"}},
 		{name: "metrics of iptables", config: "mode: iptables", to: n, about: "metrics", want: []string{"differs kubeproxy_sync_proxy_rules_iptables_total ~ dashboards"}},
 		{name: "metrics of ipvs", config: "mode: ipvs", to: n, about: "metrics", want: []string{"differs kubeproxy_sync_proxy_rules_iptables_restore_failures_total"}},
@@ -244,12 +258,12 @@ func TestReport(t *testing.T) {
 		return s
 	}
 	services := []*corev1.Service{
-		named("c", "spec: {clusterIP: 10.96.0.12, sessionAffinity: ClientIP}"),
+		named("c", "spec: {clusterIP: 10.96.0.12, sessionAffinity: ClientIP, ports: [{port: 80}]}"),
 		named("b", clusterIP),
-		named("a", "spec: {clusterIP: 10.96.0.11, sessionAffinity: ClientIP}"),
-		named("headless", "spec: {clusterIP: None, sessionAffinity: ClientIP}"),
+		named("a", "spec: {clusterIP: 10.96.0.11, sessionAffinity: ClientIP, ports: [{port: 80}]}"),
+		named("headless", "spec: {clusterIP: None, sessionAffinity: ClientIP, ports: [{port: 80}]}"),
 		named("name", "spec: {type: ExternalName, externalName: example.com}"),
-		named("other", "metadata: {labels: {service.kubernetes.io/service-proxy-name: x}}\nspec: {clusterIP: 10.96.0.13}"),
+		named("other", "metadata: {labels: {service.kubernetes.io/service-proxy-name: x}}\nspec: {clusterIP: 10.96.0.13, ports: [{port: 80}]}"),
 	}
 	no := Kernel{Err: errors.New("no")}
 	for _, c := range []struct {
@@ -267,7 +281,7 @@ func TestReport(t *testing.T) {
 		{"mode: ipvs", services, map[string]Kernel{config.NFTables: no, config.IPVS: no}, config.IPTables, true},
 		{"mode: ipvs", services, map[string]Kernel{config.NFTables: no, config.IPVS: no, config.IPTables: no}, "", true},
 	} {
-		r, err := Compare(kubeProxy(t, c.config), Input{Services: c.services, Kernel: c.kernel}, all)
+		r, err := Compare(kubeProxy(t, c.config), Input{Services: c.services, Probe: probe(c.kernel)}, all)
 		if err != nil {
 			t.Fatal(err)
 		}

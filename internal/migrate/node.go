@@ -3,6 +3,7 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -18,7 +20,7 @@ import (
 func (m *comparison) node() {
 	toIPVS, fromIPVS := m.to == config.IPVS, m.From == config.IPVS
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
-		if why := m.family[f]; why != "" && slices.ContainsFunc(m.Services, func(s *corev1.Service) bool { return has(s, f) }) {
+		if why := m.family[f]; why != "" && slices.ContainsFunc(m.services, func(s *service) bool { return s.has(f) }) {
 			m.add(Stops, "kernel", fmt.Sprintf("%s is not served: %s.", f, why), "Give the node's kernel what is missing.")
 		}
 	}
@@ -39,10 +41,10 @@ func (m *comparison) node() {
 	if m.From == config.IPTables && m.onLoopback(true) && m.to != config.IPTables {
 		m.add(Action, "route-localnet", "net.ipv4.conf.all.route_localnet stays 1, as kube-proxy has set it. The mode "+m.to+" does not need it.", "Set it to 0, or restart the node, unless another program needs it.")
 	}
-	if from, to := masqueradeBlock(m.From), masqueradeBlock(m.to); from != to && (m.field(from, "masqueradeAll") != nil || m.field(from, "masqueradeBit") != nil) {
-		m.add(Same, "masquerade", "The configuration has the settings for masquerading of the block "+from+" in the block "+to+".", "")
+	if len(m.masquerading(m.to)) > 0 {
+		m.add(Same, "masquerade", "The configuration has the settings for masquerading of the block "+masqueradeBlock(m.From)+" in the block "+masqueradeBlock(m.to)+".", "")
 	}
-	provided := metricsOf(m.to, m.keepsGate())
+	provided := metricsOf(m.to, m.after.HandlesLocalhostNodePorts())
 	var without []string
 	for _, name := range append(metricsOf(m.From, m.HandlesLocalhostNodePorts()), onlyKubeProxy[m.From]...) {
 		if !slices.Contains(provided, name) {
@@ -54,68 +56,49 @@ func (m *comparison) node() {
 	}
 }
 
-// keepsGate reports whether the feature gate is on in the mode.
-func (m *comparison) keepsGate() bool {
-	return m.to == config.NFTables && (m.Gates().Enabled(gate) || m.From == config.IPTables && m.keepsLoopback(m.to))
-}
-
 // scheduler compares how endpoints are chosen.
 func (m *comparison) scheduler() {
-	former := m.KubeProxy.IPVS.Scheduler
-	if m.From != config.IPVS {
-		if m.to == config.IPVS {
-			m.add(Differs, "scheduler", "Endpoints are chosen by the IPVS scheduler "+orDefault(former)+", not at random.", "")
+	former := cmp.Or(m.KubeProxy.IPVS.Scheduler, "rr") // the default of both
+	switch {
+	case m.to == config.IPVS:
+		if m.From != config.IPVS {
+			m.add(Differs, "scheduler", "Endpoints are chosen by the IPVS scheduler "+former+", not at random.", "")
 		}
 		return
-	}
-	if m.to == config.IPVS {
+	case m.From != config.IPVS:
 		return
 	}
-	const before = "IPVS has chosen endpoints with the scheduler "
-	if former == "" || m.to == config.IPTables {
-		do := "For round robin, set scheduler: rr in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of a Service."
-		if m.to == config.IPTables {
-			do = "nftables mode has algorithms (docs/balancing.md)."
+	before, now := "IPVS has chosen endpoints with the scheduler "+former, desired.Random
+	if m.kernel.NoAlgorithm == nil {
+		balancing, _ := m.after.Balancing()
+		now = balancing.Algorithm
+	}
+	switch now {
+	case desired.RoundRobin:
+		n := 0
+		for _, s := range m.services {
+			n += len(s.Spec.Ports)
 		}
-		m.add(Differs, "scheduler", before+orDefault(former)+"; they are chosen at random.", do)
-		return
-	}
-	switch now := m.algorithm(); name(now) {
-	case "rr":
-		if n := m.ports(); n > maxCounters {
-			m.add(Differs, "scheduler", fmt.Sprintf("%s%s. The algorithm rr takes its place for %d Service ports of each family at most; there are %d, and the others choose endpoints at random.", before, former, maxCounters, n),
+		if n > nftables.MaxCounters {
+			m.add(Differs, "scheduler", fmt.Sprintf("%s. The algorithm rr takes its place for %d Service ports of each family at most; there are %d, and the others choose endpoints at random.", before, nftables.MaxCounters, n),
 				"Set scheduler: random, and the annotation slipstream.io/scheduler: rr at the Services that need it.")
 			return
 		}
 		m.add(Same, "scheduler", "The algorithm rr takes the place of the scheduler "+former+".", "")
-	case "lc":
-		m.add(Differs, "scheduler", before+former+". The algorithm lc takes its place: endpoints with few connections are chosen with a higher probability, which follows the connections of this node four times a second.", "")
-	case "sh", "mh":
-		m.add(Differs, "scheduler", before+former+". A Maglev table takes its place, so most clients go to another endpoint once. Afterwards few clients move when endpoints change.", "")
+	case desired.LeastConnections:
+		m.add(Differs, "scheduler", before+". The algorithm lc takes its place: endpoints with few connections are chosen with a higher probability, which follows the connections of this node four times a second.", "")
+	case desired.Maglev, desired.MaglevPort:
+		m.add(Differs, "scheduler", before+". A Maglev table takes its place, so most clients go to another endpoint once. Afterwards few clients move when endpoints change.", "")
 	default:
-		m.add(Differs, "scheduler", before+former+", which has no counterpart; they are chosen at random.", "Choose another algorithm (docs/balancing.md).")
+		do := "Set scheduler in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of Services (docs/balancing.md)."
+		because := ""
+		if m.to == config.IPTables {
+			do = "nftables mode has algorithms (docs/balancing.md)."
+		} else if why := m.kernel.NoAlgorithm; why != nil {
+			because = ": " + why.Error()
+		}
+		m.add(Differs, "scheduler", before+"; now they are chosen at random"+because+".", do)
 	}
-}
-
-// maxCounters is the number of Service ports with the algorithm rr in each family.
-const maxCounters = 64
-
-func name(scheduler string) string { first, _, _ := strings.Cut(scheduler, ","); return first }
-
-// orDefault returns an IPVS scheduler, with the default of kube-proxy and of Slipstream.
-func orDefault(scheduler string) string {
-	if scheduler == "" {
-		return "rr"
-	}
-	return scheduler
-}
-
-// ports returns the number of ports of all Services.
-func (m *comparison) ports() (n int) {
-	for _, s := range m.Services {
-		n += len(s.Spec.Ports)
-	}
-	return n
 }
 
 // leaveIPVS compares IPVS with the other modes.
@@ -171,7 +154,7 @@ func (m *comparison) clusterIPs() {
 // nodePorts compares the addresses that serve NodePorts.
 func (m *comparison) nodePorts() {
 	with := func(f desired.Family) bool {
-		return slices.ContainsFunc(m.Services, func(s *corev1.Service) bool { return has(s, f) && len(nodePortsOf(s)) > 0 })
+		return slices.ContainsFunc(m.services, func(s *service) bool { return s.has(f) && len(s.of(desired.NodePort)) > 0 })
 	}
 	if !with(desired.IPv4) && !with(desired.IPv6) {
 		return
@@ -182,7 +165,7 @@ func (m *comparison) nodePorts() {
 	if m.From == config.IPTables && m.to == config.IPTables && m.onLoopback(true) && with(desired.IPv4) {
 		m.add(Differs, "localhost", "NodePorts answer on the loopback addresses of interfaces, usually 127.0.0.1, not on all of 127.0.0.0/8.", "")
 	}
-	if m.to == config.IPTables && !m.onLoopback(true) && *m.KubeProxy.IPTables.LocalhostNodePorts {
+	if m.leavesLoopback(m.to) {
 		m.add(Same, "localhost", "The configuration sets iptables.localhostNodePorts to false, because NodePorts have not answered on 127.0.0.1.", "")
 	}
 	if _, all := m.ranges(false); m.From != config.IPVS && all && with(desired.IPv6) {

@@ -3,63 +3,84 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// parsed returns the addresses that are valid.
-func parsed(texts []string) (all []netip.Addr) {
-	for _, text := range texts {
-		if ip, ok := config.ParseAddr(text); ok {
-			all = append(all, ip)
+// service is a Service, with what Slipstream makes of it.
+type service struct {
+	*corev1.Service
+	frontends []desired.Frontend // NodePorts have one for all addresses of a family
+	contested []desired.Problem  // frontends that another Service has
+}
+
+// servicesOf returns the Services that a proxy serves, by name.
+func servicesOf(c *Config, objects []*corev1.Service) (all []*service) {
+	state, byName := desired.New(desired.Config{NoExternalIPs: !c.AllowExternalIPs()}), map[types.NamespacedName]*service{}
+	for _, s := range objects {
+		state.SetService(s)
+		byName[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = &service{Service: s}
+	}
+	full := state.Full()
+	for _, f := range full.Frontends {
+		s := byName[types.NamespacedName{Namespace: f.New.Service.Namespace, Name: f.New.Service.Name}]
+		s.frontends = append(s.frontends, *f.New)
+	}
+	for _, p := range full.Problems {
+		if p.Contested {
+			s := byName[p.Service]
+			s.contested = append(s.contested, p)
+		}
+	}
+	for _, s := range byName {
+		slices.SortFunc(s.frontends, func(a, b desired.Frontend) int {
+			return cmp.Or(a.AddrPort.Compare(b.AddrPort), cmp.Compare(a.Protocol, b.Protocol))
+		})
+		if len(s.frontends)+len(s.contested) > 0 {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b *service) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// of returns the frontends of some kinds.
+func (s *service) of(kinds ...desired.AddressKind) (all []desired.Frontend) {
+	for _, f := range s.frontends {
+		if slices.Contains(kinds, f.Kind) {
+			all = append(all, f)
 		}
 	}
 	return all
 }
 
-func clusterIPs(s *corev1.Service) []netip.Addr {
-	if len(s.Spec.ClusterIPs) > 0 {
-		return parsed(s.Spec.ClusterIPs)
+// addresses returns the addresses of some kinds.
+func (s *service) addresses(kinds ...desired.AddressKind) (all []netip.Addr) {
+	for _, f := range s.of(kinds...) {
+		all = append(all, f.Addr())
 	}
-	return parsed([]string{s.Spec.ClusterIP})
+	return slices.Compact(all)
 }
 
-// ingress returns the addresses of load balancers that proxies serve.
-func ingress(s *corev1.Service) []netip.Addr {
-	var all []string
-	for _, i := range s.Status.LoadBalancer.Ingress {
-		if i.IPMode == nil || *i.IPMode == corev1.LoadBalancerIPModeVIP {
-			all = append(all, i.IP)
-		}
-	}
-	return parsed(all)
+// has reports whether a Service has addresses of a family.
+func (s *service) has(f desired.Family) bool {
+	return slices.ContainsFunc(s.frontends, func(at desired.Frontend) bool { return desired.FamilyOf(at.Addr()) == f })
 }
 
-// has reports whether a Service has a ClusterIP of a family.
-func has(s *corev1.Service, f desired.Family) bool {
-	return slices.ContainsFunc(clusterIPs(s), func(ip netip.Addr) bool { return desired.FamilyOf(ip) == f })
-}
-
-// nodePortsOf returns the ports with a NodePort.
-func nodePortsOf(s *corev1.Service) (all []corev1.ServicePort) {
-	for _, p := range s.Spec.Ports {
-		if p.NodePort != 0 {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
-// hasProtocol reports whether a port has a protocol.
-func hasProtocol(ports []corev1.ServicePort, protocol corev1.Protocol) bool {
-	return slices.ContainsFunc(ports, func(p corev1.ServicePort) bool { return p.Protocol == protocol })
+// uses reports whether one of the frontends has a protocol.
+func uses(all []desired.Frontend, p desired.Protocol) bool {
+	return slices.ContainsFunc(all, func(f desired.Frontend) bool { return f.Protocol == p })
 }
 
 // join lists values for a text.
@@ -77,24 +98,25 @@ func (m *comparison) notOnNode(all []netip.Addr) []netip.Addr {
 }
 
 // service adds the findings of one Service.
-func (m *comparison) service(s *corev1.Service) {
-	external := slices.Concat(ingress(s), m.externalIPs(s))
-	reachable := len(external) > 0 || len(nodePortsOf(s)) > 0
-	fromIPVS := m.From == config.IPVS
+func (m *comparison) service(s *service) {
+	balancers, external := s.addresses(desired.LoadBalancerIP), s.addresses(desired.LoadBalancerIP, desired.ExternalIP)
+	nodePorts, fromIPVS := s.of(desired.NodePort), m.From == config.IPVS
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
-		if m.family[f] != "" && has(s, f) {
+		if m.family[f] != "" && s.has(f) {
 			m.add(Stops, "kernel", fmt.Sprintf("Its %s addresses are not served.", f), "")
 		}
 	}
-	m.contested(s)
+	for _, p := range s.contested {
+		m.add(Differs, "contested", "With Slipstream, "+p.Reason+". With kube-proxy, the one of both that is programmed last has it.", "Remove it from one of them.")
+	}
 	m.affinity(s)
-	if fromIPVS && reachable && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+	if fromIPVS && len(external)+len(nodePorts) > 0 && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		m.add(Differs, "external-local", "externalTrafficPolicy Local: connections from the node and from its pods reach all endpoints, not only those of this node. While this node has no endpoint, connections from outside are dropped; kube-proxy sends them to other nodes.", "")
 	}
 	if p := s.Spec.InternalTrafficPolicy; fromIPVS && p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
 		m.add(Differs, "internal-local", "internalTrafficPolicy Local: while this node has no endpoint, connections are dropped. kube-proxy sends them to other nodes.", "")
 	}
-	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(ingress(s)) > 0 && m.From != config.NFTables {
+	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(balancers) > 0 && m.From != config.NFTables {
 		m.add(Differs, "source-ranges", "loadBalancerSourceRanges: while the Service has no endpoint, connections from other sources are dropped, not refused.", "")
 	}
 	if m.From == config.IPTables && len(external) > 0 {
@@ -105,43 +127,16 @@ func (m *comparison) service(s *corev1.Service) {
 	}
 	m.ownAddresses(s)
 	m.loopback(s)
-	if hasProtocol(s.Spec.Ports, corev1.ProtocolSCTP) {
+	if uses(s.frontends, desired.SCTP) {
 		m.add(Differs, "sctp", "SCTP associations end when their endpoint is removed from the Service. With kube-proxy, they stay.", "")
 	}
-	if hasProtocol(nodePortsOf(s), corev1.ProtocolUDP) {
+	if uses(nodePorts, desired.UDP) {
 		m.add(Differs, "udp-nodeport", "UDP flows to the NodePort end when the last endpoint is removed. With kube-proxy, they stay with it.", "")
 	}
 }
 
-func (m *comparison) externalIPs(s *corev1.Service) []netip.Addr {
-	if !m.AllowExternalIPs() {
-		return nil
-	}
-	return parsed(s.Spec.ExternalIPs)
-}
-
-// frontends returns the addresses and ports of a Service, except NodePorts.
-func (m *comparison) frontends(s *corev1.Service) (all []string) {
-	for _, ip := range slices.Concat(clusterIPs(s), ingress(s), m.externalIPs(s)) {
-		for _, p := range s.Spec.Ports {
-			all = append(all, fmt.Sprintf("%s/%s", netip.AddrPortFrom(ip, uint16(p.Port)), p.Protocol))
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// contested compares which Service gets an address and port that several have.
-func (m *comparison) contested(s *corev1.Service) {
-	for _, at := range m.frontends(s) {
-		if m.claims[at] > 1 {
-			m.add(Differs, "contested", "Another Service has "+at+" too. With kube-proxy, the Service gets the connections that is programmed last. With Slipstream, a ClusterIP goes before the address of a load balancer, and that before an external IP; then the oldest Service gets them.", "Remove it from one of them.")
-		}
-	}
-}
-
 // affinity compares session affinity.
-func (m *comparison) affinity(s *corev1.Service) {
+func (m *comparison) affinity(s *service) {
 	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || m.From == config.IPVS && m.to == config.IPVS {
 		return
 	}
@@ -159,8 +154,8 @@ func (m *comparison) affinity(s *corev1.Service) {
 }
 
 // ownAddresses compares the addresses that become the node's own, or stop being that.
-func (m *comparison) ownAddresses(s *corev1.Service) {
-	balancers, external := m.notOnNode(ingress(s)), m.notOnNode(m.externalIPs(s))
+func (m *comparison) ownAddresses(s *service) {
+	balancers, external := m.notOnNode(s.addresses(desired.LoadBalancerIP)), m.notOnNode(s.addresses(desired.ExternalIP))
 	switch {
 	case m.From == config.IPVS:
 		leaving := external
@@ -178,42 +173,39 @@ func (m *comparison) ownAddresses(s *corev1.Service) {
 		return
 	}
 	for _, l := range m.Listeners {
-		if own := slices.Concat(clusterIPs(s), balancers, external); slices.Contains(own, l.Addr()) {
+		if own := slices.Concat(s.addresses(desired.ClusterIP), balancers, external); slices.Contains(own, l.Addr()) {
 			m.add(Action, "listener", fmt.Sprintf("A program of the node listens on %s, an address of the Service.", l), "Let it listen on an address of the node.")
 		}
 	}
 }
 
 // loopback compares NodePorts on loopback addresses.
-func (m *comparison) loopback(s *corev1.Service) {
-	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
-		is4 := f == desired.IPv4
-		if !has(s, f) || !m.onLoopback(is4) {
+func (m *comparison) loopback(s *service) {
+	for _, f := range s.of(desired.NodePort) {
+		address, is4 := netip.IPv6Loopback(), f.Addr().Is4()
+		if !m.onLoopback(is4) {
 			continue
 		}
-		address := netip.IPv6Loopback()
 		if is4 {
 			address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 		}
-		for _, p := range nodePortsOf(s) {
-			at := fmt.Sprintf("%s/%s", netip.AddrPortFrom(address, uint16(p.NodePort)), p.Protocol)
-			relayed := m.to == config.NFTables && (is4 && m.keepsLoopback(m.to) || m.From == config.NFTables)
-			switch {
-			case m.From == m.to && m.to == config.NFTables:
-				if p.Protocol == corev1.ProtocolUDP {
-					m.add(Differs, "localhost", at+" begins to answer. kube-proxy refuses it.", "")
-				}
-			case m.to == config.IPTables && is4:
-				// Both serve it.
-			case relayed && p.Protocol == corev1.ProtocolSCTP:
-				m.add(Stops, "localhost", at+" is refused: nftables mode serves TCP and UDP only.", "Use another address of the node.")
-			case relayed:
-				m.add(Differs, "localhost", at+" is served by the process, not by the kernel, while it runs. The configuration turns it on (feature gate "+gate+").", "")
-			case m.to == config.NFTables:
-				m.add(Stops, "localhost", at+" is not served.", "If a program needs it, enable the feature gate "+gate+" and add 127.0.0.0/8 to nodePortAddresses, beside 0.0.0.0/0 for the other addresses.")
-			default:
-				m.add(Stops, "localhost", at+" is not served.", "Use another address of the node, or nftables mode.")
+		at := f.At(address).String()
+		relayed := m.to == config.NFTables && (is4 && m.keepsLoopback(m.to) || m.From == config.NFTables)
+		switch {
+		case m.From == m.to && m.to == config.NFTables:
+			if f.Protocol == desired.UDP {
+				m.add(Differs, "localhost", at+" begins to answer. kube-proxy refuses it.", "")
 			}
+		case m.to == config.IPTables && is4:
+			// Both serve it.
+		case relayed && f.Protocol == desired.SCTP:
+			m.add(Stops, "localhost", at+" is refused: nftables mode serves TCP and UDP only.", "Use another address of the node.")
+		case relayed:
+			m.add(Differs, "localhost", at+" is served by the process, not by the kernel, while it runs. The configuration turns it on (feature gate "+gate+").", "")
+		case m.to == config.NFTables:
+			m.add(Stops, "localhost", at+" is not served.", "If a program needs it, enable the feature gate "+gate+" and add 127.0.0.0/8 to nodePortAddresses, beside 0.0.0.0/0 for the other addresses.")
+		default:
+			m.add(Stops, "localhost", at+" is not served.", "Use another address of the node, or nftables mode.")
 		}
 	}
 }

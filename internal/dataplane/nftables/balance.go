@@ -28,7 +28,7 @@ import (
 // The kernel has counters only in rules. (A map from pools to their next slot, in which rules
 // delete and add elements, was tried: a deleted element stays in its hash bucket until the next
 // garbage collection, and a connection took 0.5 ms after a few hundred.) So each pool with round
-// robin has a rule of its own while it has that number of slots. There are at most maxTurns
+// robin has a rule of its own while it has that number of slots. There are at most MaxCounters
 // such rules on each side; further pools choose at random. Pools do not share a counter: two
 // Services that are used in alternation would each get every second slot only.
 //
@@ -45,10 +45,11 @@ const (
 	sizeMask  = 1<<17 - 1
 )
 
-const (
-	maxTurns = 64 // chains of counters on each side
-	hashSeed = 0x736c6970
-)
+// MaxCounters is the number of pools with round robin on each side, which is a family and a scope.
+// Further ones choose at random.
+const MaxCounters = 64
+
+const hashSeed = 0x736c6970
 
 // pool is the record of a pool in the kernel.
 type pool struct {
@@ -91,7 +92,7 @@ func (x *special) takeTurn(p *pool, gone bool) {
 	}
 	free := bits.TrailingZeros64(^x.turns[size])
 	t := turn{size, free + 1}
-	if free == maxTurns || !x.draws[t.draw()] && x.numberOfTurns() == maxTurns {
+	if free == MaxCounters || !x.draws[t.draw()] && x.numberOfTurns() == MaxCounters {
 		return
 	}
 	x.turns[size] |= 1 << free

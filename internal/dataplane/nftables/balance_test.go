@@ -214,11 +214,11 @@ func TestRoundRobin(t *testing.T) {
 }
 
 // TestTurns: pools with the same number of backends have counters of their own, and there are
-// not more than maxTurns rules.
+// not more than MaxCounters rules.
 func TestTurns(t *testing.T) {
 	x := special{map[int]bool{}, map[int]uint64{}}
 	var all []*pool
-	for i := range 3 * maxTurns {
+	for i := range 3 * MaxCounters {
 		p := &pool{}
 		p.Algorithm, p.Slots = desired.RoundRobin, make([]desired.Backend, 2+i%2)
 		if x.takeTurn(p, false); p.turn.number > 0 {
@@ -239,14 +239,14 @@ func TestTurns(t *testing.T) {
 		}
 		return n
 	}
-	if n := has(); n != maxTurns || x.numberOfTurns() != n {
+	if n := has(); n != MaxCounters || x.numberOfTurns() != n {
 		t.Errorf("%d pools have a counter", n)
 	}
 	for _, p := range all {
 		p.Slots = p.Slots[:2]
 		x.takeTurn(p, false)
 	}
-	if n := has(); n == 0 || x.numberOfTurns() != maxTurns {
+	if n := has(); n == 0 || x.numberOfTurns() != MaxCounters {
 		t.Errorf("%d pools have a counter, %d rules", n, x.numberOfTurns())
 	}
 	for _, p := range all {
