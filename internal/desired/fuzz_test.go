@@ -64,6 +64,9 @@ func checkSequence(input []byte) error {
 	if !again.Empty() {
 		return fmt.Errorf("a change without an event: %+v", again)
 	}
+	if err := checkViews(s); err != nil {
+		return err
+	}
 	var seed [32]byte
 	copy(seed[:], input)
 	fresh := New(config)

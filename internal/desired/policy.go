@@ -205,6 +205,72 @@ func (t *tally) hinted() condition {
 	return 0
 }
 
-func (c choice) takes(e condition) bool {
-	return e.class() == c.class && e&c.has == c.has && e&c.lacks == 0
+func (c choice) takes(e condition) bool { return c.use(e) == Used }
+
+// Use says whether a pool uses an endpoint or, otherwise, the first criterion that the endpoint
+// does not meet.
+type Use uint8
+
+// The uses of an endpoint.
+const (
+	Used Use = iota
+	NotReady
+	Terminating      // and either it does not serve, or other endpoints are ready
+	NotLocal         // not on this node
+	OtherZone        // not in this node's zone
+	HintForOtherZone // its hints are for other zones
+	HintForOtherNode // its hints are for other nodes
+	InAvoidedZone    // in this node's zone, from which the Service sends all connections away
+	WithoutWeight    // its EndpointSlice has the weight 0
+)
+
+// String is the reason in a few words.
+func (u Use) String() string {
+	return [...]string{"used", "not ready", "terminating", "not on this node", "in another zone", "hints for other zones", "hints for other nodes",
+		"in this zone, which gets 0 %", "weight 0"}[u]
+}
+
+// use makes the decision about an endpoint.
+func (c choice) use(e condition) Use {
+	class, missing := e.class(), c.has&^e
+	switch {
+	case class == unusable && e&terminating != 0:
+		return Terminating
+	case class == unusable:
+		return NotReady
+	case missing&local != 0:
+		return NotLocal
+	case missing&inZone != 0:
+		return OtherZone
+	case missing&zoneMatches != 0:
+		return HintForOtherZone
+	case missing&nodeMatches != 0:
+		return HintForOtherNode
+	case e&c.lacks != 0:
+		return InAvoidedZone
+	case class != c.class:
+		return Terminating
+	}
+	return Used
+}
+
+// String says which endpoints the choice takes.
+func (c choice) String() string {
+	s := "ready endpoints"
+	if c.class == lastResort {
+		s = "terminating endpoints that still serve, as none is ready,"
+	}
+	switch {
+	case c.has&local != 0:
+		s += " on this node"
+	case c.has&inZone != 0:
+		s += " in this node's zone"
+	case c.has&zoneMatches != 0:
+		s += " with a hint for this node's zone"
+	case c.has&nodeMatches != 0:
+		s += " with a hint for this node"
+	case c.lacks&inZone != 0:
+		s += " outside this node's zone"
+	}
+	return s
 }

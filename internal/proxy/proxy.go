@@ -140,6 +140,11 @@ type Proxy struct {
 	background sync.WaitGroup // goroutines that Run waits for
 
 	checkFailed, checkFastPathFailed failure
+
+	inspections  chan func() // calls of Inspect
+	programmed   []Programming
+	verification *Verification
+	failed       string // why the last sync failed; "" if it did not
 }
 
 // New creates a loop. Only the loop may use st and b from now on.
@@ -153,6 +158,8 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 		backoff:   newBackoff(),
 		pace:      pace{min: o.MinSyncPeriod, readTime: o.ReadTime, measured: make(chan time.Duration, 1)},
 		triggers:  triggers{since: time.Now()},
+
+		inspections: make(chan func()),
 	}
 	p.eligible.Store(!o.NodeRequired)
 	if o.ResetDeletedNodes {
@@ -215,6 +222,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.endLook(s)
 		case handle := <-p.fastPath.done:
 			handle()
+		case inspect := <-p.inspections:
+			inspect()
 		}
 		if !p.pending || !p.synced || !p.addressed {
 			continue
@@ -317,10 +326,11 @@ func (p *Proxy) sync(ctx context.Context) {
 		delay := p.backoff.Step()
 		p.log.Error(err, "Could not program the kernel, will try again", "after", delay.Round(time.Millisecond))
 		p.warn("FailedToProgram", err)
+		p.failed = err.Error()
 		p.notUntil = time.Now().Add(delay)
 		return
 	}
-	p.pending, p.full = false, false
+	p.pending, p.full, p.failed = false, false, ""
 	now := time.Now()
 	if p.options.Ready != nil && p.Updated().IsZero() {
 		p.background.Go(func() { p.options.Ready(ctx) })
@@ -414,6 +424,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	p.pace.committed(*p.lateness.since.Load(), time.Now())
 	p.metrics.SyncGap.Set(p.pace.gap.Seconds())
 	p.metrics.Programmed(p.full, about, took)
+	p.remember(Programming{start, kind, took, len(c.Frontends), len(c.Pools), stats.Elements})
 	p.metrics.Elements.Add(float64(stats.Elements))
 	level := 2
 	if p.full {

@@ -88,6 +88,7 @@ func (p *Proxy) endLook(s lookResult) {
 	case s.err != nil:
 		p.log.Error(s.err, "Could not verify what is programmed")
 		p.metrics.VerifyFailed()
+		p.verification = &Verification{At: time.Now(), Failed: s.err.Error()}
 		v.consensus = consensus{}
 	case len(s.differences) > 0 && (touched.everything || p.full):
 		v.consensus = consensus{} // everything was programmed during the look
@@ -105,7 +106,9 @@ func (p *Proxy) endLook(s lookResult) {
 
 // verified reports confirmed differences and schedules their repair.
 func (p *Proxy) verified(all []dataplane.Differing, took time.Duration) {
-	p.metrics.Verified(len(all), time.Now())
+	now := time.Now()
+	p.metrics.Verified(len(all), now)
+	p.verification = &Verification{At: now, Differences: len(all)}
 	p.log.V(2).Info("Verified what is programmed", "differences", len(all), "took", took.Round(time.Millisecond))
 	if len(all) == 0 {
 		return

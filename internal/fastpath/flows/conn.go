@@ -38,9 +38,29 @@ func (c *Conn) List(ctx context.Context) (all []Flow, err error) {
 // Each calls visit with every offloaded connection, in no order. The Flow is valid
 // only during the call.
 func (c *Conn) Each(ctx context.Context, visit func(*Flow)) error {
+	return c.each(ctx, ctnetlink.StatusOffload, func(f *Flow) {
+		if f.Offloaded {
+			visit(f)
+		}
+	})
+}
+
+// Translated calls visit with every connection with another destination than the client's,
+// offloaded or not, as Each does.
+func (c *Conn) Translated(ctx context.Context, visit func(*Flow)) error {
+	return c.each(ctx, 0, func(f *Flow) { // the entries of IPVS lack the status DST_NAT
+		if f.Destination != f.Backend {
+			visit(f)
+		}
+	})
+}
+
+func (c *Conn) each(ctx context.Context, status uint32, visit func(*Flow)) error {
 	a := netlink.NewAttributeEncoder()
-	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
-	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusOffload))
+	if status != 0 {
+		a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status))
+		a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, status))
+	}
 	attributes, err := a.Encode()
 	if err != nil {
 		return err
@@ -57,7 +77,7 @@ func (c *Conn) Each(ctx context.Context, visit func(*Flow)) error {
 	return nil
 }
 
-// parse parses an entry. ok is false for connections that are not offloaded or have no ports.
+// parse parses an entry. ok is false for connections without ports.
 func (f *Flow) parse(data []byte) (ok bool) {
 	const header = 4 // struct nfgenmsg
 	if len(data) < header {
@@ -65,7 +85,7 @@ func (f *Flow) parse(data []byte) (ok bool) {
 	}
 	*f = Flow{}
 	var original, reply ctnetlink.Tuple
-	var okOriginal, okReply, offloaded bool
+	var okOriginal, okReply bool
 	for typ, b := range nfnl.Attributes(data[header:]) {
 		switch typ {
 		case nl.CTA_TUPLE_ORIG:
@@ -74,7 +94,8 @@ func (f *Flow) parse(data []byte) (ok bool) {
 			reply, okReply = ctnetlink.ParseTuple(b)
 		case nl.CTA_STATUS:
 			status := number(b)
-			offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
+			f.Offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
+			f.Answered = status&ctnetlink.StatusSeenReply != 0
 		case nl.CTA_COUNTERS_ORIG:
 			f.Sent = parseCount(b)
 		case nl.CTA_COUNTERS_REPLY:
@@ -88,7 +109,7 @@ func (f *Flow) parse(data []byte) (ok bool) {
 		}
 	}
 	f.Protocol, f.Source, f.Destination, f.Backend = desired.Protocol(original.Protocol), original.Src, original.Dst, reply.Src
-	return okOriginal && okReply && offloaded
+	return okOriginal && okReply
 }
 
 func parseCount(b []byte) (c Count) {

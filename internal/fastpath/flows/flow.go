@@ -21,7 +21,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Flow is an offloaded connection.
+// Flow is a connection, an offloaded one unless stated otherwise.
 type Flow struct {
 	Protocol    desired.Protocol
 	Source      netip.AddrPort // the client
@@ -30,8 +30,10 @@ type Flow struct {
 
 	Sent, Received Count // from the client, and to it
 
-	Began    time.Time // zero if the kernel does not know
-	Hardware bool      // network hardware forwards the connection
+	Began     time.Time // zero if the kernel does not know
+	Offloaded bool      // always, except from [Conn.Translated]
+	Hardware  bool      // network hardware forwards the connection
+	Answered  bool      // a packet of a reply was seen
 }
 
 // Count is conntrack's counters of one direction.

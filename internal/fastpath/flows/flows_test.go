@@ -73,12 +73,12 @@ func TestParse(t *testing.T) {
 	want := Flow{
 		Protocol: desired.TCP, Source: netip.MustParseAddrPort("[fd00::1]:40000"),
 		Destination: netip.MustParseAddrPort("[fd00:96::10]:80"), Backend: netip.MustParseAddrPort("[fd00::2]:8080"),
-		Sent: Count{7, 7000}, Received: Count{9, 9000}, Began: time.Unix(1_700_000_000, 1), Hardware: true,
+		Sent: Count{7, 7000}, Received: Count{9, 9000}, Began: time.Unix(1_700_000_000, 1), Hardware: true, Offloaded: true, Answered: true,
 	}
 	if f != want {
 		t.Errorf("%+v, want %+v", f, want)
 	}
-	if f.parse(entry(t, 0x18e, "10.0.0.1:1", "10.0.0.2:2", "10.0.0.2:2", "10.0.0.1:1", 0)) {
+	if !f.parse(entry(t, 0x18c, "10.0.0.1:1", "10.0.0.2:2", "10.0.0.2:2", "10.0.0.1:1", 0)) || f.Offloaded || f.Answered {
 		t.Error("a connection on the slow path is taken for an offloaded one")
 	}
 	for n := range m {
@@ -165,7 +165,7 @@ func TestBinarySize(t *testing.T) {
 		0: "0 B", 1023: "1023 B", 1024: "1.00 KiB", 10_230: "9.99 KiB", 10_240: "10.0 KiB", 102_350: "100 KiB",
 		1 << 20: "1.00 MiB", 1023 << 10: "1.00 MiB", 1<<64 - 1: "16.0 EiB",
 	} {
-		if got := binarySize(n); got != want {
+		if got := BinarySize(n); got != want {
 			t.Errorf("%d is %s, want %s", n, got, want)
 		}
 	}

@@ -26,7 +26,7 @@ func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 		row("SERVICE", "FRONTEND", "FLOWS", "BACKENDS", "PACKETS", "BYTES", "HARDWARE")
 		for _, g := range Groups(l.Flows, l.Services) {
 			row(orNone(g.Service), g.Frontend.String(), fmt.Sprint(g.Flows), fmt.Sprint(g.Backends),
-				fmt.Sprint(g.Sent.Packets+g.Received.Packets), binarySize(g.Sent.Bytes+g.Received.Bytes), fmt.Sprint(g.Hardware))
+				fmt.Sprint(g.Sent.Packets+g.Received.Packets), BinarySize(g.Sent.Bytes+g.Received.Bytes), fmt.Sprint(g.Hardware))
 		}
 		return t.Flush()
 	}
@@ -34,7 +34,7 @@ func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 	for i := range l.Flows {
 		f := &l.Flows[i]
 		row(orNone(l.Services[f.Frontend()]), f.Frontend().String(), f.Source.String(), f.Backend.String(),
-			fmt.Sprint(f.Sent.Packets+f.Received.Packets), binarySize(f.Bytes()), l.age(f), map[bool]string{true: "yes", false: "no"}[f.Hardware])
+			fmt.Sprint(f.Sent.Packets+f.Received.Packets), BinarySize(f.Bytes()), l.age(f), map[bool]string{true: "yes", false: "no"}[f.Hardware])
 	}
 	return t.Flush()
 }
@@ -54,8 +54,8 @@ func (l *Listing) age(f *Flow) string {
 	return max(l.At.Sub(f.Began), 0).Truncate(time.Second).String()
 }
 
-// binarySize formats a number of bytes with three digits: "1.46 MiB".
-func binarySize(n uint64) string {
+// BinarySize formats a number of bytes with three digits: "1.46 MiB".
+func BinarySize(n uint64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
 	}

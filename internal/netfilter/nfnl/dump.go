@@ -130,8 +130,9 @@ const (
 // that they are passed to.
 type Element struct {
 	Key     []byte
-	Value   []byte // of a map of values
-	Chain   string // of a verdict map
+	Value   []byte  // of a map of values
+	Verdict Verdict // of a verdict map
+	Chain   string  // its target
 	Comment []byte
 	End     bool // first key after an interval
 }
@@ -205,7 +206,9 @@ func parseElement(b []byte) (e Element) {
 			e.Key = findAttr(payload, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = findAttr(payload, unix.NFTA_DATA_VALUE)
-			e.Chain = cString(findAttr(findAttr(payload, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CHAIN))
+			if v := findAttr(payload, unix.NFTA_DATA_VERDICT); v != nil {
+				e.Verdict, e.Chain = Verdict(be32(findAttr(v, unix.NFTA_VERDICT_CODE))), cString(findAttr(v, unix.NFTA_VERDICT_CHAIN))
+			}
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = be32(payload)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_USERDATA:

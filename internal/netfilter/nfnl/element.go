@@ -43,13 +43,15 @@ func (b *Batch) AddElementFor(t Table, s *Set, key []byte, d time.Duration) {
 	b.buf.close(at)
 }
 
-// Verdict says how an element of a verdict map enters its chain.
+// Verdict says what happens to a packet, such as how an element of a verdict map enters its chain.
 type Verdict int32
 
-// The verdicts that name a chain.
+// Verdicts. The first two name a chain.
 const (
-	Goto Verdict = unix.NFT_GOTO // does not return
-	Jump Verdict = unix.NFT_JUMP
+	Goto   Verdict = unix.NFT_GOTO // does not return
+	Jump   Verdict = unix.NFT_JUMP
+	Drop   Verdict = 0 // NF_DROP
+	Accept Verdict = 1 // NF_ACCEPT
 )
 
 // AddVerdict adds an element with a chain to a verdict map.

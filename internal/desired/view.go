@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// This file describes the state to people. Decisions are explained by the functions that make
+// them: tally.choose and choice.use.
+
+// ServiceView is a Service with all that it leads to.
+type ServiceView struct {
+	Namespace      string     `json:"namespace"`
+	Name           string     `json:"name"`
+	InternalPolicy string     `json:"internalTrafficPolicy"`
+	ExternalPolicy string     `json:"externalTrafficPolicy"`
+	Affinity       uint32     `json:"affinitySeconds,omitempty"`
+	Ports          []PortView `json:"ports"`
+}
+
+// PortView is a port of a Service in one address family.
+type PortView struct {
+	Name      string         `json:"name"`
+	Family    string         `json:"family"`
+	Protocol  string         `json:"protocol"`
+	Frontends []FrontendView `json:"frontends"`
+	Pools     []PoolView     `json:"pools"`
+	Endpoints []EndpointView `json:"endpoints,omitempty"` // only if they were asked for
+	Total     int            `json:"totalEndpoints"`      // those in EndpointSlices
+	Ready     int            `json:"readyEndpoints"`
+	Slices    int            `json:"endpointSlices"`       // of the Service, in this family
+	Portless  int            `json:"endpointsWithoutPort"` // those in slices that lack the port
+}
+
+// FrontendView is a frontend that a port has or claims.
+type FrontendView struct {
+	Key     FrontendKey `json:"-"`
+	Address string      `json:"address"` // "10.96.0.10:80/TCP"
+	Kind    string      `json:"kind"`
+	Owner   string      `json:"owner,omitempty"` // the Service that has the frontend instead
+}
+
+// PoolView is a pool of a port.
+type PoolView struct {
+	Scope     string `json:"scope"`
+	Takes     string `json:"takes"` // which endpoints
+	Backends  int    `json:"backends"`
+	IfEmpty   string `json:"ifEmpty,omitempty"` // what happens to connections, if there are no backends
+	Algorithm string `json:"algorithm"`
+}
+
+// EndpointView is an endpoint in the EndpointSlices of a Service.
+type EndpointView struct {
+	Backend     `json:"-"`
+	Address     string            `json:"address"` // "10.244.1.10:8080"
+	Zone        string            `json:"zone,omitempty"`
+	Node        string            `json:"node"` // this, another or unknown
+	Ready       bool              `json:"ready"`
+	Serving     bool              `json:"serving"`
+	Terminating bool              `json:"terminating"`
+	Weight      uint8             `json:"weight"`
+	Use         map[string]string `json:"use"` // by scope of the pool: used, or why not
+}
+
+// ViewServices calls visit with the Services that are proxied and that a filter, if not nil,
+// selects, in no order.
+func (s *State) ViewServices(filter func(types.NamespacedName) bool, endpoints bool, visit func(*ServiceView)) {
+	for name, svc := range s.services {
+		if svc.spec != nil && (filter == nil || filter(name)) {
+			visit(s.viewService(svc, endpoints))
+		}
+	}
+}
+
+func (s *State) viewService(svc *service, endpoints bool) *ServiceView {
+	scope := func(local bool) string {
+		if local {
+			return Local.String()
+		}
+		return Cluster.String()
+	}
+	p := svc.spec.policy
+	v := &ServiceView{
+		Namespace: svc.name.Namespace, Name: svc.name.Name, Affinity: svc.spec.affinity,
+		InternalPolicy: scope(p.internalLocal), ExternalPolicy: scope(p.externalLocal),
+	}
+	for _, port := range svc.ports {
+		for _, e := range port.endpoints {
+			if e != nil {
+				v.Ports = append(v.Ports, s.viewPort(svc, e, endpoints))
+			}
+		}
+	}
+	return v
+}
+
+func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortView {
+	v := PortView{
+		Name: e.port.name.String(), Family: e.family.String(), Protocol: e.port.protocol.String(),
+		Ready: int(e.tally.all[usable]),
+	}
+	s.eachClaim(svc.spec, []*port{e.port}, func(key FrontendKey, kind AddressKind, _ *port) {
+		f := s.frontends[key]
+		if FamilyOf(key.Addr()) != e.family || f == nil || len(f.claims) == 0 {
+			return
+		}
+		view := FrontendView{Key: key, Address: key.String(), Kind: kind.String()}
+		if winner := f.claims[0].port; winner.service != svc {
+			view.Owner = winner.name.String()
+		}
+		v.Frontends = append(v.Frontends, view)
+	})
+	var choices [scopes]choice
+	for scope, p := range e.pools {
+		if p == nil || p.gone {
+			continue
+		}
+		c, ifEmpty := e.tally.choose(Scope(scope), svc.spec)
+		choices[scope] = c
+		view := PoolView{Scope: Scope(scope).String(), Takes: c.String(), Algorithm: svc.spec.Algorithm.String()}
+		for i := range e.entries {
+			if en := &e.entries[i]; en.listed > 0 && c.takes(en.cond) {
+				view.Backends++
+			}
+		}
+		if view.Backends == 0 {
+			view.IfEmpty = ifEmpty.String()
+		}
+		v.Pools = append(v.Pools, view)
+	}
+	zoneOf := map[Backend]string{}
+	for _, sl := range svc.slices {
+		if sl.family == e.family {
+			v.Slices++
+		}
+		common, all := sl.endpointsFor(e)
+		if common.port == 0 && sl.family == e.family {
+			v.Portless += len(sl.endpoints)
+		}
+		for _, x := range all {
+			if withEndpoints {
+				zoneOf[Backend{x.ip, common.port}] = sl.zones.get(x.zones).own
+			}
+		}
+	}
+	for i := range e.entries {
+		en := &e.entries[i]
+		if en.listed == 0 {
+			continue
+		}
+		v.Total++
+		if !withEndpoints {
+			continue
+		}
+		view := en.view()
+		view.Zone = zoneOf[en.backend]
+		for scope, p := range e.pools {
+			if p == nil || p.gone {
+				continue
+			}
+			use := choices[scope].use(en.cond)
+			if use != Used && en.weight == 0 {
+				use = WithoutWeight // a weight of 0 makes an endpoint unusable
+			}
+			view.Use[Scope(scope).String()] = use.String()
+		}
+		v.Endpoints = append(v.Endpoints, view)
+	}
+	slices.SortFunc(v.Endpoints, func(a, b EndpointView) int { return a.Compare(b.Backend) })
+	return v
+}
+
+func (en *entry) view() EndpointView {
+	has := func(c condition) bool { return en.cond&c != 0 }
+	v := EndpointView{
+		Backend: en.backend, Address: en.backend.String(), Node: "another", Weight: en.weight, Use: map[string]string{},
+		Ready: has(ready), Serving: has(serving), Terminating: has(terminating),
+	}
+	switch {
+	case has(local):
+		v.Node = "this"
+	case has(maybeLocal):
+		v.Node = "unknown"
+	}
+	return v
+}
+
+// Counts are numbers of objects in a State.
+type Counts struct {
+	Services  int `json:"services"`
+	Frontends int `json:"frontends"`
+	Pools     int `json:"pools"`
+	Endpoints int `json:"endpoints"` // of all Service ports
+}
+
+// Counts returns the numbers of what has been reported.
+func (s *State) Counts() Counts {
+	c := Counts{Services: s.proxied}
+	for _, f := range s.frontends {
+		if f.reported != nil {
+			c.Frontends++
+		}
+	}
+	for _, p := range s.pools {
+		if p != nil && p.reported {
+			c.Pools++
+			if p.of.pools[0] == p || p.of.pools[0] == nil {
+				c.Endpoints += len(p.of.entries)
+			}
+		}
+	}
+	return c
+}
+
+// Lookup is what a State knows about a destination.
+type Lookup struct {
+	Frontend *Frontend // that was reported last; nil if packets to the destination have none
+	Content  Change    // of the Frontend and its pools only, as a Change from nothing
+
+	Service      types.NamespacedName // that has the Frontend, or the ClusterIP; zero without
+	ClusterIP    bool                 // the address is a ClusterIP
+	NodeAddress  bool                 // the address serves NodePorts
+	ServiceCIDR  netip.Prefix         // that has the address, or invalid
+	Local        LocalTraffic
+	Masquerade   MasqueradePolicy
+	OwnAddresses []netip.Addr // of the node's interfaces
+}
+
+// Lookup looks up a destination. The result is not affected by later changes of the State.
+func (s *State) Lookup(key FrontendKey) Lookup {
+	l := Lookup{
+		ClusterIP: s.clusterIPs.has(key.Addr()), NodeAddress: slices.Contains(s.nodePortAddrs, key.Addr()),
+		Local: s.reportedLocal, Masquerade: s.config.masquerade(), OwnAddresses: slices.Clone(s.node.addrs),
+	}
+	f := s.frontends[key]
+	if f == nil || len(f.claims) == 0 {
+		if f = nil; !l.ClusterIP {
+			f = s.nodePortAt(key)
+		}
+	}
+	if f != nil && f.reported != nil {
+		l.Frontend = f.reported
+		l.Service = types.NamespacedName{Namespace: f.reported.Service.Namespace, Name: f.reported.Service.Name}
+		l.Content.Frontends = []FrontendChange{{New: f.reported}}
+		for _, id := range f.reported.Pools() {
+			l.Content.Pools = append(l.Content.Pools, s.pools[id].full())
+		}
+		return l
+	}
+	for name, svc := range s.services {
+		if l.ClusterIP && svc.spec != nil && slices.Contains(svc.spec.clusterIPs, key.Addr()) {
+			l.Service = name
+		}
+	}
+	for _, p := range s.serviceCIDRs.reported {
+		if p.Contains(key.Addr()) {
+			l.ServiceCIDR = p
+		}
+	}
+	return l
+}
+
+// Slices returns the number of EndpointSlices of a Service, whether or not the Service is
+// proxied.
+func (s *State) Slices(name types.NamespacedName) int {
+	if svc := s.services[name]; svc != nil {
+		return len(svc.slices)
+	}
+	return 0
+}
+
+// WhyEmpty says why a pool of the port is empty, or "" if none is.
+func (v *PortView) WhyEmpty() string {
+	empty := slices.IndexFunc(v.Pools, func(p PoolView) bool { return p.Backends == 0 })
+	switch {
+	case empty < 0:
+		return ""
+	case v.Slices == 0:
+		return "no EndpointSlice: check the Service's selector"
+	case v.Total == 0 && v.Portless > 0:
+		return "no EndpointSlice has this port: check its name and targetPort"
+	case v.Total == 0:
+		return "the EndpointSlices are empty: check the Service's selector, and whether its pods run"
+	case v.Pools[empty].Scope == Local.String() && v.Pools[empty].IfEmpty == Drop.String():
+		return "policy Local, and no endpoint on this node"
+	}
+	return "no endpoint is ready"
+}
+
+// Uses joins the uses in the pools of both scopes, if they differ.
+func (v *EndpointView) Uses() string {
+	cluster, local := v.Use[Cluster.String()], v.Use[Local.String()]
+	switch {
+	case cluster == local || local == "":
+		return cluster
+	case cluster == "":
+		return local
+	}
+	return "Cluster: " + cluster + ", Local: " + local
+}

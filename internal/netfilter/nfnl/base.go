@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nfnl
+
+import "golang.org/x/sys/unix"
+
+// BaseChain is a chain that is attached to a hook, of any table.
+type BaseChain struct {
+	Table    Table
+	Name     string
+	Type     string // "filter", "nat" or "route"
+	Hook     uint32 // NF_INET_PRE_ROUTING ...
+	Priority int32  // lower runs first
+	Drops    bool   // its policy is drop
+}
+
+// BaseChains returns the base chains of all tables of a family, also those of dormant
+// tables, which are not attached.
+func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
+	err = Undisturbed(func() error {
+		all = nil
+		return c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(f), nil, func(body []byte) {
+			hook := findAttr(body, unix.NFTA_CHAIN_HOOK)
+			if hook == nil {
+				return
+			}
+			policy := findAttr(body, unix.NFTA_CHAIN_POLICY)
+			all = append(all, BaseChain{
+				Table:    Table{Family: f, Name: cString(findAttr(body, unix.NFTA_CHAIN_TABLE))},
+				Name:     cString(findAttr(body, unix.NFTA_CHAIN_NAME)),
+				Type:     cString(findAttr(body, unix.NFTA_CHAIN_TYPE)),
+				Hook:     be32(findAttr(hook, unix.NFTA_HOOK_HOOKNUM)),
+				Priority: int32(be32(findAttr(hook, unix.NFTA_HOOK_PRIORITY))),
+				Drops:    policy != nil && Verdict(be32(policy)) == Drop,
+			})
+		})
+	})
+	return all, err
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// Inspection is what a running proxy shows of itself.
+type Inspection struct {
+	State *desired.State // must not be modified, nor used later
+
+	Synced     bool      // the source has delivered its initial content, and the addresses are known
+	Waiting    time.Time // since when a change waits; zero if none does
+	Updated    time.Time // when the kernel last had all changes; zero before the first sync
+	Failed     string    // why the last attempt to program the kernel failed; "" if it did not
+	Programmed []Programming
+	Verified   *Verification // nil before the first one
+}
+
+// Programming is one successful call of the dataplane.
+type Programming struct {
+	At        time.Time     `json:"at"`
+	Kind      string        `json:"kind"` // metrics.Change or metrics.Full
+	Took      time.Duration `json:"tookNanoseconds"`
+	Frontends int           `json:"frontends"` // that it added, changed or deleted
+	Pools     int           `json:"pools"`
+	Elements  int           `json:"elements"` // of the kernel's sets and maps, or rules
+}
+
+// Verification is the result of a comparison with the kernel's content.
+type Verification struct {
+	At          time.Time `json:"at"`
+	Differences int       `json:"differences"` // that were found, and repaired
+	Failed      string    `json:"failed,omitempty"`
+}
+
+// remembered is the number of Programmings that Inspect shows at least, if there were so many.
+const remembered = 1000
+
+// remember records a successful call.
+func (p *Proxy) remember(c Programming) {
+	if len(p.programmed) >= 2*remembered {
+		p.programmed = append([]Programming(nil), p.programmed[remembered:]...)
+	}
+	p.programmed = append(p.programmed, c)
+}
+
+// Inspect calls look in the loop, between two events: it delays changes for as long as look runs.
+// It is safe for concurrent use. It returns ctx's error if the loop does not get to it in time.
+func (p *Proxy) Inspect(ctx context.Context, look func(*Inspection)) error {
+	done := make(chan struct{})
+	inspect := func() {
+		defer close(done)
+		i := &Inspection{
+			State: p.state, Synced: p.synced && p.addressed, Updated: p.Updated(), Failed: p.failed,
+			Programmed: p.programmed, Verified: p.verification,
+		}
+		if since := p.lateness.since.Load(); since != nil {
+			i.Waiting = *since
+		}
+		look(i)
+	}
+	select {
+	case p.inspections <- inspect:
+		<-done
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
