@@ -24,6 +24,10 @@ func main() {
 		os.Exit(2)
 	} else if err != nil {
 		fmt.Fprintln(os.Stderr, root.Name()+":", err)
+		var status exitStatus
+		if errors.As(err, &status) {
+			os.Exit(int(status))
+		}
 		os.Exit(1)
 	}
 }
@@ -55,7 +59,7 @@ of the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newVerify(), newMigrate(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
+	root.AddCommand(newRun(), newStatus(), newServices(), newExplain(), newVerify(), newMigrate(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
 	return root
 }
 

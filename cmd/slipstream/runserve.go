@@ -31,6 +31,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/observe/server"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -60,6 +61,7 @@ type parts struct {
 	fast      *fastpath.Controller // nil without a fast path
 	flows     *conntrack.Cleaner
 	loads     *load.Counter
+	view      see.View
 
 	closers []func() error // called in reverse order
 }
@@ -101,10 +103,13 @@ func logProblem(err error) { klog.ErrorS(err, "Problem with the source of object
 
 func (s *parts) problem(err error) {
 	logProblem(err)
+	s.view.Warnings.Add("Source", err.Error())
 	s.metrics.ObjectProblems.Inc()
 }
 
 func (s *parts) openSource(context.Context) (err error) {
+	warnings := &see.Warnings{Recorder: events.Log()}
+	s.events, s.view.Warnings = warnings, warnings
 	if s.node, err = nodeName(s.config.KubeProxy.HostnameOverride); err != nil {
 		return err
 	}
@@ -112,7 +117,6 @@ func (s *parts) openSource(context.Context) (err error) {
 		return err
 	}
 	if s.client == nil {
-		s.events = events.Log()
 		return nil
 	}
 	client, err := s.client.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
@@ -120,16 +124,20 @@ func (s *parts) openSource(context.Context) (err error) {
 		return err
 	}
 	var stop func()
-	s.events, stop = events.OnNode(client, s.node)
+	warnings.Recorder, stop = events.OnNode(client, s.node)
 	s.onStop(stop)
 	return nil
 }
 
 func (s *parts) openDataplane(ctx context.Context) error {
-	b, without, err := openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) { s.events.Warning(events.FeatureMissing, note) })
+	b, without, err := openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) {
+		s.view.Missing = append(s.view.Missing, note)
+		s.events.Warning(events.FeatureMissing, note)
+	})
 	if err != nil {
 		return err
 	}
+	s.view.Without = without
 	s.dataplane, s.desired = b, desiredConfig(s.config, s.node, without)
 	s.desired.Scheduler, s.desired.Supports = schedulerOf(b), b.Supports
 	if err := b.Supports(s.desired.Balancing.Algorithm); err != nil {
@@ -272,6 +280,7 @@ func (s *parts) run(ctx context.Context) error {
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
+	defer s.serveView(ctx, p)()
 	return s.serveHTTP(ctx, p)
 }
 

@@ -26,6 +26,8 @@ const (
 
 	DefaultCheckPeriod = 500 * time.Millisecond
 
+	DefaultStatusSocket = "/run/slipstream/slipstream.sock"
+
 	// DefaultOffloadPacketThreshold is the value of KEP-4963.
 	DefaultOffloadPacketThreshold = 20
 )
@@ -82,6 +84,7 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	c.APIVersion, c.Kind = GroupVersion.String(), SlipstreamKind
 	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})
 	set(&c.VerifyPeriod, &metav1.Duration{})
+	set(&c.StatusSocket, DefaultStatusSocket)
 	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](DefaultOffloadPacketThreshold))
 	set(&c.FastPath.Scope, "services")
 	set(&c.FastPath.HardwareOffload, "auto")

@@ -52,6 +52,10 @@ type SlipstreamConfiguration struct {
 	// instead of letting them time out. All Nodes are watched for it.
 	ResetDeletedNodes bool `json:"resetDeletedNodes,omitempty"`
 
+	// StatusSocket is the path of the Unix socket on which the running proxy describes itself
+	// to root (slipstream status, services and explain). Unset: [DefaultStatusSocket].
+	StatusSocket string `json:"statusSocket,omitempty"`
+
 	// FastPath configures the fast path.
 	FastPath FastPathConfiguration `json:"fastPath"`
 }

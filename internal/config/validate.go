@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -162,6 +163,9 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	}
 	if n := c.Slipstream.MaglevTableSize; n != 0 && !slices.Contains(desired.TableSizes(), n) {
 		errs = append(errs, field.Invalid(field.NewPath("maglevTableSize"), n, fmt.Sprintf("must be one of %d", desired.TableSizes())))
+	}
+	if path := c.Slipstream.StatusSocket; !filepath.IsAbs(path) {
+		errs = append(errs, field.Invalid(field.NewPath("statusSocket"), path, "must be an absolute path"))
 	}
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))

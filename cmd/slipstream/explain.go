@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/spf13/cobra"
+)
+
+type explainOptions struct {
+	servicesOptions
+	from  string
+	probe bool
+}
+
+func newExplain() *cobra.Command {
+	var o explainOptions
+	cmd := &cobra.Command{
+		Use:   "explain ADDRESS:PORT[/PROTOCOL] | [NAMESPACE/]SERVICE[:PORT][/PROTOCOL]",
+		Short: "Explain where a new connection to a Service would go, or what stops it",
+		Long: `Explain follows the first packet of a connection to a Service through this node: the
+frontend, the kernel's copy of it, source ranges, the pool of endpoints and how one is chosen,
+masquerading, routes, neighbors, rules of other tables that drop it, and the connections that
+conntrack has now. It sends no packet, except with --probe.
+
+What stops the connection is marked "STOPS HERE". What stops it only for some endpoints, or
+depends on more than addresses, is marked "MAY STOP". Rules of nf_tables (also those of
+iptables-nft) are evaluated as far as the packet is known; other rules that drop are listed.
+
+The running proxy answers, over its Unix socket, which takes root. The exit status is 2 if
+something stops the connection for certain.`,
+		Example: `  slipstream explain default/web
+  slipstream explain --from 10.244.1.2 10.96.0.10:53/UDP
+  slipstream explain --from outside 192.168.0.11:30080`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: o.complete,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			return o.run(ctx, out, func() error { return o.explain(ctx, out, args[0]) })
+		},
+	}
+	o.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, or an IP address, such as a pod's")
+	f.BoolVar(&o.probe, "probe", false, "also connect to the endpoints from this node, over TCP")
+	return cmd
+}
+
+func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string) error {
+	q := url.Values{"from": {o.from}, "to": {to}}
+	if o.probe {
+		q.Set("probe", "")
+	}
+	var x see.Explanation
+	if err := see.Ask(ctx, o.socket, "/explain", q, &x); err != nil {
+		return err
+	}
+	if o.output == "json" {
+		if err := writeJSON(out, &x); err != nil {
+			return err
+		}
+	} else {
+		printExplanation(out, &x)
+	}
+	for _, s := range x.Steps {
+		if s.Cause != "" && !s.Possible {
+			return exitStatus(exitProblems)
+		}
+	}
+	return nil
+}
+
+func printExplanation(out io.Writer, x *see.Explanation) {
+	fmt.Fprintf(out, "From %s to %s\n", x.From, x.To)
+	for _, s := range x.Steps {
+		mark := ""
+		switch {
+		case s.Cause != "" && s.Possible:
+			mark = "MAY STOP (" + string(s.Cause) + "): "
+		case s.Cause != "":
+			mark = "STOPS HERE (" + string(s.Cause) + "): "
+		}
+		fmt.Fprintf(out, "  %-14s %s%s\n", s.Title, mark, strings.ReplaceAll(s.Text, "\n", "\n                 "))
+		if s.Rule != "" {
+			fmt.Fprintf(out, "                 [%s]\n", strings.ReplaceAll(s.Rule, "\n", "\n                  "))
+		}
+	}
+}

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/spf13/cobra"
+)
+
+// serveView serves the status socket until the returned function is called.
+func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
+	v := &s.view
+	v.Proxy, v.Version, v.Mode, v.Node, v.Started = p, versionText(), s.config.Mode(), s.node, time.Now()
+	if v.Source = "the Kubernetes API"; s.client == nil {
+		v.Source = "manifests in " + s.config.Slipstream.Manifests
+	}
+	v.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, s.config, s.dataplane) }
+	if s.fast != nil {
+		v.FastPath = s.fast.Stats
+	}
+	if b := tableOf(s.dataplane); b != nil {
+		v.Affinity = func() (all []see.Fill) {
+			for f, c := range b.Clients().Count() {
+				if c.Recorded > 0 {
+					all = append(all, see.Fill{Name: fmt.Sprintf("%s clients with session affinity", desired.Family(f)), Entries: c.Recorded, Limit: c.Most})
+				}
+			}
+			return all
+		}
+	}
+	return inBackground(ctx, func(ctx context.Context) { v.Serve(ctx, s.config.Slipstream.StatusSocket) })
+}
+
+// exitStatus is an error with an exit status other than 1.
+type exitStatus int
+
+const (
+	exitProblems exitStatus = 2
+	exitNoProxy  exitStatus = 3
+)
+
+func (e exitStatus) Error() string {
+	return map[exitStatus]string{exitProblems: "there are problems", exitNoProxy: "no proxy runs"}[e]
+}
+
+// seeOptions are the flags of the commands that ask a running proxy.
+type seeOptions struct {
+	socket string
+	output string
+	watch  bool
+	period time.Duration
+}
+
+func (o *seeOptions) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
+	f.StringVarP(&o.output, "output", "o", "text", "text or json")
+}
+
+func (o *seeOptions) addWatch(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.BoolVarP(&o.watch, "watch", "w", false, "repeat until interrupted")
+	f.DurationVar(&o.period, "period", 2*time.Second, "interval of --watch")
+}
+
+// run calls show, repeatedly with --watch.
+func (o *seeOptions) run(ctx context.Context, out io.Writer, show func() error) error {
+	if o.output != "text" && o.output != "json" {
+		return fmt.Errorf("--output: %q is neither text nor json", o.output)
+	}
+	if o.watch && o.period <= 0 {
+		return errors.New("--period: must be more than 0")
+	}
+	err := show()
+	if !o.watch {
+		return err
+	}
+	again := func() {
+		if o.output == "text" {
+			fmt.Fprintln(out)
+		}
+		if err = show(); err != nil {
+			fmt.Fprintln(out, err)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(out, err)
+	}
+	return errors.Join(repeatUntil(ctx, o.period, again), err)
+}
+
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func newStatus() *cobra.Command {
+	var o seeOptions
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show whether the running proxy is well",
+		Long: `Status shows on one screen what the proxy on this node does and whether it is well:
+what is programmed, how long changes take, how full the kernel's tables are, problems with
+their remedies, and the last warnings. It asks the running proxy over its Unix socket, which
+takes root. If no proxy runs, it lists what the kernel has of Slipstream.
+
+The exit status is
+  0  the proxy is well
+  1  an error, such as a wrong flag
+  2  the proxy has problems, which are listed
+  3  no proxy answers`,
+		Example: `  slipstream status
+  slipstream status --watch
+  slipstream status -o json | jq .problems`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			return o.run(ctx, out, func() error { return showStatus(ctx, out, &o) })
+		},
+	}
+	o.add(cmd)
+	o.addWatch(cmd)
+	return cmd
+}
+
+func showStatus(ctx context.Context, out io.Writer, o *seeOptions) error {
+	var s see.Status
+	err := see.Ask(ctx, o.socket, "/status", nil, &s)
+	if errors.Is(err, see.ErrNoProxy) {
+		left, failed := see.Kernel()
+		if o.output == "json" {
+			return errors.Join(failed, writeJSON(out, map[string]any{"error": err.Error(), "kernel": left}), exitNoProxy)
+		}
+		fmt.Fprintf(out, "%v\n", err)
+		fmt.Fprintln(out, "The kernel has:")
+		for _, line := range left {
+			fmt.Fprintln(out, "  "+line)
+		}
+		if len(left) == 0 {
+			fmt.Fprintln(out, "  nothing of Slipstream")
+		}
+		return errors.Join(failed, exitNoProxy)
+	}
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		err = writeJSON(out, &s)
+	} else {
+		err = printStatus(out, &s)
+	}
+	if err == nil && len(s.Problems) > 0 {
+		err = exitProblems
+	}
+	return err
+}
+
+func printStatus(out io.Writer, s *see.Status) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	ago := func(at time.Time) string { return s.At.Sub(at).Round(time.Millisecond).String() + " ago" }
+	health := "well"
+	if n := len(s.Problems); n > 0 {
+		health = fmt.Sprintf("%d problems, see below", n)
+	}
+	row("Health", "%s", health)
+	row("Version", "%s", s.Version)
+	row("Node", "%s", s.Node)
+	row("Mode", "%s, running for %s", s.Mode, s.At.Sub(s.Started).Round(time.Second))
+	row("Source", "%s", s.Source)
+	row("Programmed", "%d Services, %d frontends, %d pools, %d endpoints", s.Services, s.Frontends, s.Pools, s.Endpoints)
+	if l := s.Last; l != nil {
+		row("Last change", "%s, took %s: %s of %d frontends and %d pools, %d elements", ago(l.At), round(l.Took), l.Kind, l.Frontends, l.Pools, l.Elements)
+	}
+	if c := s.Changes; c.Number > 0 {
+		row("Changes", "%d in %.1f minutes, p50 %s, p99 %s", c.Number, c.Minutes, round(c.P50), round(c.P99))
+	}
+	if s.Waiting != nil {
+		row("Waiting", "a change since %s", ago(*s.Waiting))
+	}
+	if v := s.Verify; v != nil {
+		row("Verified", "%s: %d differences %s", ago(v.At), v.Differences, v.Failed)
+	} else {
+		row("Verified", "not yet, or verifyPeriod is not set")
+	}
+	if f := s.FastPath; f != nil {
+		row("Fast path", "%d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
+	} else {
+		row("Fast path", "none")
+	}
+	for _, f := range s.Tables {
+		row("Table", "%s: %d of %d", f.Name, f.Entries, f.Limit)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, p := range s.Problems {
+		fmt.Fprintf(out, "\nPROBLEM  %s\n         To do: %s.\n", p.What, p.Remedy)
+	}
+	if len(s.Warnings) > 0 {
+		fmt.Fprintln(out, "\nLast warnings:")
+	}
+	for _, w := range s.Warnings[:min(len(s.Warnings), 5)] {
+		fmt.Fprintf(out, "  %s  %d x %s: %s\n", w.At.Format(time.DateTime), w.Count, w.Reason, w.Note)
+	}
+	return nil
+}
+
+func round(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+
+type servicesOptions struct {
+	seeOptions
+	namespace string
+	sort      string
+	unserved  bool
+}
+
+func newServices() *cobra.Command {
+	var o servicesOptions
+	cmd := &cobra.Command{
+		Use:   "services [NAME | NAMESPACE/NAME]",
+		Short: "Show what is programmed for Services",
+		Long: `Services lists the Services that the running proxy serves on this node, one line for each
+port and address family, with the number of endpoints that are used. With a name, it shows
+the frontends of the Service, the policies that apply, and each endpoint: whether it is used,
+or why not.
+
+Connections and bytes are those that the kernel's conntrack has at this moment, and that
+this node has translated. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
+		Example: `  slipstream services
+  slipstream services -n default --sort connections
+  slipstream services --unserved
+  slipstream services default/web`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: o.complete,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			name := ""
+			if len(args) > 0 {
+				name = args[0]
+			}
+			return o.run(ctx, out, func() error { return o.show(ctx, out, name) })
+		},
+	}
+	o.add(cmd)
+	o.addWatch(cmd)
+	f := cmd.Flags()
+	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
+	f.StringVar(&o.sort, "sort", "name", "order: name, endpoints (the fewest first), connections or bytes (the most first)")
+	f.BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
+	return cmd
+}
+
+// complete offers names of Services.
+func (o *servicesOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	var all []see.Service
+	if len(args) > 0 || see.Ask(cmd.Context(), o.socket, "/services", url.Values{"namespace": {o.namespace}}, &all) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for _, s := range all {
+		names = append(names, s.Namespace+"/"+s.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) error {
+	if !slices.Contains([]string{"name", "endpoints", "connections", "bytes"}, o.sort) {
+		return fmt.Errorf("--sort: %q is none of name, endpoints, connections, bytes", o.sort)
+	}
+	q := url.Values{"namespace": {o.namespace}, "name": {name}, "traffic": {""}}
+	if namespace, short, ok := strings.Cut(name, "/"); ok {
+		q.Set("namespace", namespace)
+		q.Set("name", short)
+	}
+	if name != "" {
+		q.Set("endpoints", "")
+	}
+	var all []see.Service
+	if err := see.Ask(ctx, o.socket, "/services", q, &all); err != nil {
+		return err
+	}
+	if o.unserved {
+		all = slices.DeleteFunc(all, func(s see.Service) bool { return fewest(&s) > 0 })
+	}
+	o.order(all)
+	switch {
+	case o.output == "json":
+		return writeJSON(out, all)
+	case len(all) == 0 && name != "":
+		return fmt.Errorf("this proxy serves no Service %s (a headless Service, and one of type ExternalName, has no frontends)", name)
+	case name != "":
+		for i := range all {
+			if err := printService(out, &all[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return printServices(out, all)
+}
+
+// fewest returns the number of backends of the pool that has the fewest.
+func fewest(s *see.Service) int {
+	n := -1
+	for _, p := range s.Ports {
+		for _, pool := range p.Pools {
+			if n < 0 || pool.Backends < n {
+				n = pool.Backends
+			}
+		}
+	}
+	return n
+}
+
+func (o *servicesOptions) order(all []see.Service) {
+	sum := func(s *see.Service) (c see.Count) {
+		c.Bytes = new(uint64)
+		for _, t := range s.Traffic {
+			c.Connections += t.Connections
+			if t.Bytes != nil {
+				*c.Bytes += *t.Bytes
+			}
+		}
+		return c
+	}
+	slices.SortStableFunc(all, func(a, b see.Service) int {
+		switch o.sort {
+		case "endpoints":
+			return cmp.Compare(fewest(&a), fewest(&b))
+		case "connections":
+			return cmp.Compare(sum(&b).Connections, sum(&a).Connections)
+		case "bytes":
+			return cmp.Compare(*sum(&b).Bytes, *sum(&a).Bytes)
+		}
+		return 0
+	})
+}
+
+func printServices(out io.Writer, all []see.Service) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\tCONNECTIONS\tBYTES\tREMARK")
+	for i := range all {
+		s := &all[i]
+		for j := range s.Ports {
+			p := &s.Ports[j]
+			first, more := "-", ""
+			if n := len(p.Frontends); n > 0 {
+				if first = p.Frontends[0].Address; n > 1 {
+					more = fmt.Sprintf(" +%d", n-1)
+				}
+			}
+			used := make([]string, len(p.Pools))
+			for k, pool := range p.Pools {
+				used[k] = fmt.Sprint(pool.Backends)
+				if len(p.Pools) > 1 {
+					used[k] += " " + strings.ToLower(pool.Scope)
+				}
+			}
+			var count see.Count
+			if j < len(s.Traffic) {
+				count = s.Traffic[j].Count
+			}
+			fmt.Fprintf(t, "%s\t%s%s\t%s\t%d\t%d\t%d\t%s\t%s\n", p.Name, first, more, strings.Join(used, ", "), p.Ready, p.Total, count.Connections, size(count.Bytes), remark(p))
+		}
+	}
+	return t.Flush()
+}
+
+// remark says why a port does not serve, if it does not.
+func remark(p *desired.PortView) string {
+	var all []string
+	if why := p.WhyEmpty(); why != "" {
+		all = append(all, why)
+	}
+	for _, f := range p.Frontends {
+		if f.Owner != "" {
+			all = append(all, f.Address+" belongs to Service "+f.Owner)
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+func size(bytes *uint64) string {
+	if bytes == nil {
+		return "-"
+	}
+	return flows.BinarySize(*bytes)
+}
+
+func printService(out io.Writer, s *see.Service) error {
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		fmt.Fprintf(out, "Service %s, %s, %s\n", p.Name, p.Family, p.Protocol)
+		fmt.Fprintf(out, "  internalTrafficPolicy %s, externalTrafficPolicy %s", s.InternalPolicy, s.ExternalPolicy)
+		if s.Affinity > 0 {
+			fmt.Fprintf(out, ", a client keeps its endpoint for %d s", s.Affinity)
+		}
+		fmt.Fprintln(out)
+		for _, f := range p.Frontends {
+			owner := ""
+			if f.Owner != "" {
+				owner = ", but it belongs to Service " + f.Owner
+			}
+			fmt.Fprintf(out, "  Frontend %s (%s)%s\n", f.Address, f.Kind, owner)
+		}
+		for _, pool := range p.Pools {
+			fmt.Fprintf(out, "  Pool %s: %d %s, chosen by %s\n", pool.Scope, pool.Backends, pool.Takes, pool.Algorithm)
+			if pool.Backends == 0 {
+				fmt.Fprintf(out, "    New connections: %s\n", pool.IfEmpty)
+			}
+		}
+		if why := p.WhyEmpty(); why != "" {
+			fmt.Fprintf(out, "  %s\n", why)
+		}
+		if len(p.Endpoints) == 0 {
+			continue
+		}
+		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "  ENDPOINT\tNODE\tZONE\tREADY\tWEIGHT\tCONNECTIONS\tBYTES\tUSE")
+		for _, e := range p.Endpoints {
+			var count see.Count
+			if i < len(s.Traffic) {
+				count = s.Traffic[i].Endpoints[e.Address]
+			}
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\n", e.Address, e.Node, cmp.Or(e.Zone, "-"), e.Ready, e.Weight, count.Connections, size(count.Bytes), e.Uses())
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// socketPath returns a path that is short enough for a Unix socket.
+func socketPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "see")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "s", "sock")
+}
+
+// see runs slipstream on the node and returns its output and exit status.
+func (s *site) see(args ...string) (out string, status int) {
+	s.t.Helper()
+	cmd := s.command(args...)
+	var b bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &b, &b
+	p, err := s.node.Start(cmd)
+	s.check(err)
+	var exit *exec.ExitError
+	if err := p.Wait(); errors.As(err, &exit) {
+		status = exit.ExitCode()
+	} else {
+		s.check(err)
+	}
+	return b.String(), status
+}
+
+func contains(t *testing.T, out string, all ...string) {
+	t.Helper()
+	for _, want := range all {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in the output:\n%s", want, out)
+		}
+	}
+}
+
+// TestStatus asks for the status before, during and after a run.
+func TestStatus(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	ask := func() (string, int) { return s.see("status", "--socket", socket) }
+	out, status := ask()
+	contains(t, out, "no proxy answers", "nothing of Slipstream")
+	if status != int(exitNoProxy) {
+		t.Errorf("exit status %d without a proxy", status)
+	}
+	s.save("web.yaml", web(0, 1))
+	p := s.run("--status-socket", socket, "--verify-period", "50ms")
+	s.untilReached("web-0", "web-1")
+	s.until("the status says that all is well and verified", func() bool {
+		out, status = ask()
+		return status == 0 && strings.Contains(out, ": 0 differences")
+	})
+	contains(t, out, "Health       well", "Mode         nftables", "manifests in "+s.dir, "1 Services, 1 frontends, 1 pools, 2 endpoints", "conntrack: ")
+	info, err := os.Stat(socket)
+	s.check(err)
+	if mode := info.Mode().Perm(); mode != 0o600 {
+		t.Errorf("the socket has mode %o", mode)
+	}
+	if out, status := s.see("status", "--socket", socket, "-o", "json"); status != 0 || !strings.Contains(out, `"problems": []`) {
+		t.Errorf("status %d: %s", status, out)
+	}
+
+	s.save("web.yaml", web(0))
+	s.until("the change is shown", func() bool {
+		out, _ := ask()
+		return strings.Contains(out, "1 pools, 1 endpoints") && strings.Contains(out, "change of 0 frontends and 1 pools")
+	})
+	p.Kill()
+	<-p.Done()
+	out, status = ask() // of the kernel alone; the socket is stale
+	contains(t, out, "nftables table ip slipstream with 1 frontends")
+	if status != int(exitNoProxy) {
+		t.Errorf("exit status %d after the proxy was killed", status)
+	}
+	s.run("--status-socket", socket) // replaces the stale socket
+	s.until("a new run answers", func() bool { _, status := ask(); return status == 0 })
+}
+
+// TestStatusOfProblem checks that a missing feature is a problem, with exit status 2.
+func TestStatusOfProblem(t *testing.T) {
+	t.Setenv(lacks, "IPv6")
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0))
+	s.run("--status-socket", socket, "--proxy-mode", "nftables")
+	s.untilReached("web-0")
+	out, status := s.see("status", "--socket", socket)
+	contains(t, out, "PROBLEM  The kernel lacks what mode nftables needs: IPv6", "FeatureMissing")
+	if status != int(exitProblems) {
+		t.Errorf("exit status %d", status)
+	}
+}
+
+// states is a Service with an endpoint for each reason not to be used.
+const states = `apiVersion: v1
+kind: Service
+metadata: {name: states}
+spec: {type: NodePort, externalTrafficPolicy: Local, clusterIP: 10.96.0.20, ports: [{name: http, port: 80, targetPort: 8080, nodePort: 30080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: states, labels: {kubernetes.io/service-name: states}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- {addresses: [10.244.1.10], nodeName: n1, zone: a}
+- {addresses: [10.244.2.10], nodeName: n2, zone: b}
+- {addresses: [10.244.1.11], nodeName: n1, conditions: {ready: false, serving: false}}
+- {addresses: [10.244.1.12], nodeName: n1, conditions: {ready: false, serving: true, terminating: true}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: states-0, labels: {kubernetes.io/service-name: states}, annotations: {slipstream.io/weight: "0"}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.2.11], nodeName: n2}]
+`
+
+// TestServices checks the list, the page of one Service, and that connections are counted.
+func TestServices(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0))
+	s.save("states.yaml", states)
+	s.save("empty.yaml", strings.NewReplacer("name: web", "name: empty", "10.96.0.10", "10.96.0.11").Replace(web()))
+	s.run("--status-socket", socket)
+	s.untilReached("web-0")
+	stream, err := s.client.Stream(lab.TCP, webAddr, 20*time.Millisecond)
+	s.check(err)
+	defer stream.Close()
+
+	list := func(args ...string) string {
+		out, status := s.see(append([]string{"services", "--socket", socket}, args...)...)
+		if status != 0 {
+			t.Errorf("exit status %d", status)
+		}
+		return out
+	}
+	fields := func(out, service string) []string {
+		for line := range strings.Lines(out) {
+			if f := strings.Fields(line); len(f) > 0 && f[0] == service {
+				return f
+			}
+		}
+		t.Fatalf("no line of %s:\n%s", service, out)
+		return nil
+	}
+	out := list("--sort", "connections")
+	if f := fields(out, "default/web"); f[1] != "10.96.0.10:80/TCP" || f[2] != "1" || f[5] == "0" {
+		t.Errorf("%q, want a connection", f)
+	}
+	if f := fields(out, "default/empty"); f[2] != "0" || !strings.Contains(out, "the EndpointSlices are empty") {
+		t.Errorf("%q:\n%s", f, out)
+	}
+	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "default/web ") {
+		t.Errorf("the Service with connections is not first:\n%s", out)
+	}
+	if out := list("--unserved"); strings.Contains(out, "default/web") || !strings.Contains(out, "default/empty") {
+		t.Errorf("--unserved:\n%s", out)
+	}
+	out = list("states")
+	contains(t, out, "Frontend 10.96.0.20:80/TCP (ClusterIP)", "Frontend 0.0.0.0:30080/TCP (NodePort)", "externalTrafficPolicy Local",
+		"Pool Cluster: 2 ready endpoints", "Pool Local: 1 ready endpoints on this node")
+	for address, want := range map[string]string{
+		"10.244.1.10:8080": "used", "10.244.2.10:8080": "Cluster: used, Local: not on this node", "10.244.1.11:8080": "not ready",
+		"10.244.1.12:8080": "terminating", "10.244.2.11:8080": "weight 0",
+	} {
+		if line := strings.Join(fields(out, address), " "); !strings.HasSuffix(line, " "+want) {
+			t.Errorf("%s, want %s", line, want)
+		}
+	}
+	names, _ := s.see("__complete", "services", "--socket", socket, "")
+	contains(t, names, "default/empty\ndefault/states\ndefault/web\n")
+}
+
+// situation is something that is broken, and what explain says about it.
+type situation struct {
+	name     string
+	manifest string // in place of Service default/web
+	node     string // commands on the node
+	undo     string
+	from, to string // the client pod, and default/web, if empty
+	probe    bool
+	want     see.Cause // "" if nothing stops the connection
+	possible bool
+	text     string // in the step of the cause, or in any step
+}
+
+const other = "nft 'add table inet other; "
+
+var situations = []situation{
+	{name: "works"},
+	{name: "works from the node", from: "node"},
+	{name: "no such Service", to: "default/none", want: see.NoService},
+	{name: "no Service has the address", to: "10.9.9.9:80", want: see.NoService, text: "leaves these packets alone"},
+	{name: "unallocated address", manifest: web(0) + "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}\n",
+		to: "10.96.7.7:80", want: see.NoService, text: "dropped"},
+	{name: "no NodePort", to: "192.168.100.11:30999", want: see.NoService, text: "address of this node"},
+	{name: "another port of the ClusterIP", to: "10.96.0.10:81", want: see.NoSuchPort, text: "refused"},
+	{name: "another protocol", to: "10.96.0.10:80/UDP", want: see.NoSuchPort},
+	{name: "headless", manifest: strings.Replace(web(0), "10.96.0.10", "None", 1), want: see.NoService, text: "headless"},
+	{name: "no EndpointSlice", manifest: strings.SplitAfter(web(0), "---\n")[0], want: see.NoEndpointSlice},
+	{name: "empty EndpointSlice", manifest: web(), want: see.EmptySlices},
+	{name: "port of another name", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{name: web, port: 8080}]", 1), want: see.NoSuchPort, text: "targetPort"},
+	{name: "not ready", manifest: strings.ReplaceAll(web(0, 1), "nodeName: n1", "nodeName: n1, conditions: {ready: false}"), want: see.NoReadyEndpoint},
+	{name: "terminating", manifest: strings.ReplaceAll(web(0), "nodeName: n1", "nodeName: n1, conditions: {ready: false, serving: false, terminating: true}"), want: see.NoReadyEndpoint},
+	{name: "internal policy Local", manifest: strings.NewReplacer("n1", "n2", "spec: {", "spec: {internalTrafficPolicy: Local, ").Replace(web(0)), want: see.NoLocalEndpoint},
+	{name: "external policy Local", manifest: strings.NewReplacer("n1", "n2", "spec: {", "spec: {externalTrafficPolicy: Local, externalIPs: [192.0.2.1], ").Replace(web(0)),
+		from: "outside", to: "192.0.2.1:80", want: see.NoLocalEndpoint, text: "dropped"},
+	{name: "external policy Local, from the node", manifest: strings.NewReplacer("n1", "n2", "spec: {", "spec: {externalTrafficPolicy: Local, externalIPs: [192.0.2.1], ").Replace(web(0)),
+		from: "node", to: "192.0.2.1:80", text: "does not apply to clients on this node"},
+	{name: "source range", manifest: balanced, to: "192.0.2.9:80", want: see.SourceRange},
+	{name: "source range of an unknown client", manifest: balanced, from: "outside", to: "192.0.2.9:80", want: see.SourceRange, possible: true},
+	{name: "within the source range", manifest: balanced, from: "203.0.113.7", to: "192.0.2.9:80"},
+	{name: "contested", manifest: strings.Replace(web(0), "spec: {", "spec: {externalIPs: [192.0.2.1], ", 1) + "---\n" +
+		strings.NewReplacer("name: web", "name: rival", "10.96.0.10", "10.96.0.12", "spec: {", "spec: {externalIPs: [192.0.2.1], ").Replace(strings.SplitAfter(web(0), "---\n")[0]),
+		want: see.FrontendContested, possible: true, text: "default/rival"},
+
+	{name: "policy of another table", node: other + `add chain inet other forward { type filter hook forward priority 0; policy drop; }'`, want: see.Firewall, text: "policy of chain forward"},
+	{name: "policy with an exception", node: other + `add chain inet other forward { type filter hook forward priority 0; policy drop; }; add rule inet other forward ip saddr 10.244.1.0/24 tcp dport 8000-9000 accept'`},
+	{name: "rule for the endpoints' port", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport 8080 reject'`, want: see.Firewall},
+	{name: "rule for another port", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport 9999 drop'`},
+	{name: "rule in a chain that is jumped to", node: other + `add chain inet other f; add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward iifname "veth*" jump f; add rule inet other f ct state new drop'`, want: see.Firewall, text: "chain f,"},
+	{name: "rule for one endpoint", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward ip daddr { 10.244.1.10, 10.9.9.9 } drop'`, want: see.Firewall, possible: true, text: "10.244.1.10:8080)"},
+	{name: "rule with a limit", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward limit rate over 1/second drop'`, want: see.Firewall, possible: true},
+	{name: "rule before the translation", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw ip daddr 10.96.0.0/16 drop'`, want: see.Firewall},
+	{name: "rule by a verdict map", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport vmap { 8080 : drop, 80 : accept }'`, want: see.Firewall},
+	{name: "rule on the way out of the node", from: "node", node: other + `add chain inet other output { type filter hook output priority 0; }; add rule inet other output tcp flags syn / syn,ack drop'`, want: see.Firewall},
+	{name: "rule on another way", node: other + `add chain inet other output { type filter hook output priority 0; policy drop; }'`},
+
+	{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv4/ip_forward", undo: "echo 1 > /proc/sys/net/ipv4/ip_forward", want: see.Forwarding},
+	{name: "unreachable route", manifest: web(0), node: "ip route add unreachable 10.244.1.10 metric 0 table 77; ip rule add to 10.244.1.10 table 77 priority 77", undo: "ip rule del priority 77; ip route flush table 77", want: see.NoRoute},
+	{name: "unreachable route to one endpoint", node: "ip route add blackhole 10.244.1.10 table 77; ip rule add to 10.244.1.10 table 77 priority 77", undo: "ip rule del priority 77; ip route flush table 77", want: see.NoRoute, possible: true},
+	{name: "no neighbor", manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK nud failed", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoNeighbor},
+	{name: "reverse path", node: "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route add 10.244.1.2 dev eth0 table 78; ip rule add to 10.244.1.2 table 78 priority 78",
+		undo: "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; ip rule del priority 78; ip route flush table 78", want: see.ReversePath},
+	{name: "pod listens on another port", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
+	{name: "pod listens", probe: true, text: "accepts connections"},
+	{name: "missing feature", to: "[fd00::1]:80", from: "node", want: see.FeatureMissing},
+	{name: "damaged", node: "nft flush map ip slipstream endpoints", undo: "true", want: see.Damaged}, // the last one, as nothing repairs it
+}
+
+// balanced is a Service of a load balancer with source ranges.
+var balanced = strings.Replace(web(0), "spec: {", "status: {loadBalancer: {ingress: [{ip: 192.0.2.9}]}}\nspec: {type: LoadBalancer, loadBalancerSourceRanges: [203.0.113.0/24], ", 1)
+
+// TestExplain breaks things, and checks that explain names the cause, and no other one.
+func TestExplain(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	t.Setenv(lacks, "IPv6")
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0, 1, 2))
+	s.run("--status-socket", socket, "--check-period", "1h", "--proxy-mode", "nftables", "--nodeport-addresses", "all")
+	s.untilReached("web-0", "web-1", "web-2")
+	for _, c := range situations {
+		t.Run(c.name, func(t *testing.T) {
+			manifest, from, to := c.manifest, c.from, c.to
+			if manifest == "" {
+				manifest = web(0, 1, 2)
+			}
+			if from == "" {
+				from = s.client.Addr(false).String()
+			}
+			if to == "" {
+				to = "web"
+			}
+			s.save("web.yaml", manifest)
+			commands := func(text string) {
+				out, err := s.node.Run(t.Context(), "sh", "-ec", strings.ReplaceAll(text, "LINK", s.servers[0].NodeLink()))
+				if err != nil {
+					t.Fatalf("%s: %v: %s", text, err, out)
+				}
+			}
+			if c.node != "" {
+				undo := c.undo
+				if undo == "" {
+					undo = "nft delete table inet other"
+				}
+				commands(c.node)
+				defer commands(undo)
+			}
+			q := url.Values{"from": {from}, "to": {to}}
+			if c.probe {
+				q.Set("probe", "")
+			}
+			var last see.Explanation
+			for begin := time.Now(); !c.explained(&last); time.Sleep(10 * time.Millisecond) {
+				if time.Since(begin) > patience {
+					var b bytes.Buffer
+					printExplanation(&b, &last)
+					t.Fatalf("want %s (possible: %t) with the text %q, and nothing else:\n%s", c.want, c.possible, c.text, &b)
+				}
+				last = see.Explanation{}
+				if err := see.Ask(t.Context(), socket, "/explain", q, &last); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// explained reports whether an explanation has the cause, and no other one.
+func (c *situation) explained(x *see.Explanation) bool {
+	found, text := c.want == "" && len(x.Steps) > 0, c.text == ""
+	for _, s := range x.Steps {
+		if s.Cause != c.want && s.Cause != "" {
+			return false
+		}
+		if s.Cause == c.want {
+			text = text || strings.Contains(s.Text+s.Rule, c.text)
+			found = found || s.Possible == c.possible
+		}
+	}
+	return found && text
+}
+
+// TestExplainCommand checks the output, the exit status, and errors in arguments.
+func TestExplainCommand(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0, 1))
+	s.run("--status-socket", socket, "--cluster-cidr", "10.244.0.0/16")
+	s.untilReached("web-0", "web-1")
+	explain := func(args ...string) (string, int) {
+		return s.see(append([]string{"explain", "--socket", socket}, args...)...)
+	}
+	out, status := explain("--from", netip.MustParseAddr("10.244.1.2").String(), "web")
+	if status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	contains(t, out, "From 10.244.1.2 (a pod of this node) to 10.96.0.10:80/TCP", "is a ClusterIP of Service default/web",
+		"map ip slipstream frontends { 10.96.0.10 . tcp . 80 }", "The kernel has what was programmed",
+		"10.244.1.10:8080 with probability 50 %", "sees the client's address", "connections to 10.96.0.10:80/TCP now")
+	if out, status := explain("10.9.9.9:80"); status != int(exitProblems) || !strings.Contains(out, "STOPS HERE (NoService)") {
+		t.Errorf("exit status %d:\n%s", status, out)
+	}
+	for args, want := range map[string]string{
+		"10.96.0.10":          "lacks a port",
+		"web:81":              "has no port 81",
+		"--from nobody web":   "neither an address",
+		"--from fd00::1 web":  "of different families",
+		"--output yaml web":   "neither text nor json",
+		"--socket /none/ web": "no proxy answers",
+	} {
+		if out, status := explain(strings.Fields(args)...); status != 1 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit status %d, no %q:\n%s", args, status, want, out)
+		}
+	}
+}

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package see
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// This file evaluates rules of nf_tables for the first packet of a connection, as far as that is
+// known: what a rule compares may depend on more than the packet's addresses. So a rule matches,
+// does not match, or may match.
+
+// packet is the first packet of a connection at one hook.
+type packet struct {
+	protocol uint8
+	src, dst netip.AddrPort // an invalid address or the port 0 is unknown
+	in, out  link
+}
+
+// link is the name of an interface, "" for none.
+type link struct {
+	name  string
+	known bool
+}
+
+// field is a value with the bytes of it that are known.
+type field struct{ value, known []byte }
+
+func knownField(b []byte) field { return field{b, bytes.Repeat([]byte{0xff}, len(b))} }
+func unknownField(n int) field  { return field{make([]byte, n), make([]byte, n)} }
+
+// header returns the network header or the transport header, by the base of a payload expression.
+func (p *packet) header(base uint32) (h field) {
+	h = unknownField(64)
+	set := func(at int, b ...byte) {
+		copy(h.value[at:], b)
+		copy(h.known[at:], bytes.Repeat([]byte{0xff}, len(b)))
+	}
+	switch ipv6 := p.dst.Addr().Is6(); base {
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		protocolAt, src, dst := 9, 12, 16
+		if ipv6 {
+			protocolAt, src, dst = 6, 8, 24
+		}
+		set(protocolAt, p.protocol)
+		set(dst, p.dst.Addr().AsSlice()...)
+		if p.src.Addr().IsValid() {
+			set(src, p.src.Addr().AsSlice()...)
+		}
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		set(2, binary.BigEndian.AppendUint16(nil, p.dst.Port())...)
+		if p.src.Port() != 0 {
+			set(0, binary.BigEndian.AppendUint16(nil, p.src.Port())...)
+		}
+		if p.protocol == unix.IPPROTO_TCP {
+			set(13, 2) // SYN
+		}
+	}
+	return h
+}
+
+func (p *packet) meta(key uint32) field {
+	name := func(l link) field {
+		if !l.known {
+			return unknownField(unix.IFNAMSIZ)
+		}
+		return knownField(append([]byte(l.name), make([]byte, unix.IFNAMSIZ-len(l.name))...))
+	}
+	index := func(l link) field {
+		i, err := net.InterfaceByName(l.name)
+		if !l.known || err != nil {
+			return unknownField(4)
+		}
+		return knownField(binary.NativeEndian.AppendUint32(nil, uint32(i.Index)))
+	}
+	family, ethernet := byte(unix.NFPROTO_IPV4), uint16(unix.ETH_P_IP)
+	if p.dst.Addr().Is6() {
+		family, ethernet = unix.NFPROTO_IPV6, unix.ETH_P_IPV6
+	}
+	switch key {
+	case unix.NFT_META_L4PROTO:
+		return knownField([]byte{p.protocol})
+	case unix.NFT_META_NFPROTO:
+		return knownField([]byte{family})
+	case unix.NFT_META_PROTOCOL:
+		return knownField(binary.BigEndian.AppendUint16(nil, ethernet))
+	case unix.NFT_META_IIFNAME:
+		return name(p.in)
+	case unix.NFT_META_OIFNAME:
+		return name(p.out)
+	case unix.NFT_META_IIF:
+		return index(p.in)
+	case unix.NFT_META_OIF:
+		return index(p.out)
+	}
+	return unknownField(unix.IFNAMSIZ)
+}
+
+// truth is whether a rule matches, or a packet's way ends in a chain.
+type truth uint8
+
+const (
+	no truth = iota
+	maybe
+	yes
+)
+
+// walker sends a packet through the chains of one table.
+type walker struct {
+	conn   *nfnl.Conn
+	table  nfnl.Table
+	rules  map[string][]nfnl.RuleInfo
+	sets   []nfnl.Set
+	packet *packet
+	drops  []dropping
+	err    error
+}
+
+// dropping is a rule or a policy that drops or rejects the packet, or may do so.
+type dropping struct {
+	rule    string
+	certain bool
+}
+
+// drops returns what drops a packet in a base chain.
+func drops(conn *nfnl.Conn, base nfnl.BaseChain, p *packet) ([]dropping, error) {
+	w := walker{conn: conn, table: base.Table, rules: map[string][]nfnl.RuleInfo{}, packet: p}
+	all, err := conn.Rules(base.Table, "")
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range all {
+		w.rules[r.Chain] = append(w.rules[r.Chain], r)
+	}
+	if w.sets, err = conn.Sets(base.Table); err != nil {
+		return nil, err
+	}
+	if ends := w.chain(base.Name, true, 0); base.Drops && ends != yes {
+		w.drop(fmt.Sprintf("the policy of chain %s", base.Name), ends == no)
+	}
+	return w.drops, w.err
+}
+
+func (w *walker) drop(rule string, certain bool) {
+	w.drops = append(w.drops, dropping{fmt.Sprintf("table %s %s: %s", w.table.Family, w.table.Name, rule), certain})
+}
+
+// maxDepth is more than the kernel's limit of nested jumps.
+const maxDepth = 20
+
+// chain sends the packet through a chain, which it reaches for certain or may reach. It returns
+// whether its way through the base chain ends there.
+func (w *walker) chain(name string, certain bool, depth int) (ends truth) {
+	if depth > maxDepth {
+		return maybe
+	}
+	for _, r := range w.rules[name] {
+		match, v := w.rule(&r)
+		if match == no {
+			continue
+		}
+		here := certain && match == yes
+		switch v.code {
+		case unix.NFT_CONTINUE:
+			continue
+		case unix.NFT_RETURN:
+			if match == yes {
+				return ends
+			}
+			certain, ends = false, maybe
+			continue
+		case unix.NFT_JUMP, unix.NFT_GOTO:
+			inner := w.chain(v.chain, here, depth+1)
+			if match == yes && (inner == yes || v.code == unix.NFT_GOTO) {
+				return max(inner, ends)
+			}
+			if inner != no || v.code == unix.NFT_GOTO {
+				certain, ends = false, maybe
+			}
+			continue
+		case int32(nfnl.Drop):
+			w.drop(fmt.Sprintf("chain %s, rule with handle %d", name, r.Handle), here)
+		}
+		if match == yes { // dropped or accepted
+			return yes
+		}
+		certain, ends = false, maybe
+	}
+	return ends
+}
+
+type verdict struct {
+	code  int32
+	chain string
+}
+
+func attr(b []byte, want uint16) []byte {
+	for typ, payload := range nfnl.Attributes(b) {
+		if typ == want {
+			return payload
+		}
+	}
+	return nil
+}
+
+func num(b []byte, typ uint16) uint32 {
+	if v := attr(b, typ); len(v) == 4 {
+		return binary.BigEndian.Uint32(v)
+	}
+	return 0
+}
+
+func text(b []byte, typ uint16) string { return unix.ByteSliceToString(attr(b, typ)) }
+
+// rule evaluates a rule's expressions. The verdict matters unless the rule does not match.
+func (w *walker) rule(r *nfnl.RuleInfo) (match truth, v verdict) {
+	match, v = yes, verdict{code: unix.NFT_CONTINUE}
+	registers := unknownField(4 * 20) // 16 bytes for the verdict, then 16 registers of 4 bytes
+	at := func(data []byte, typ uint16) int {
+		if n := int(num(data, typ)); n >= unix.NFT_REG32_00 && n <= unix.NFT_REG32_15 {
+			return 16 + (n-unix.NFT_REG32_00)*4
+		} else if n <= unix.NFT_REG_4 {
+			return n * 16
+		}
+		return 0
+	}
+	store := func(data []byte, typ uint16, f field) {
+		copy(registers.value[at(data, typ):], f.value)
+		copy(registers.known[at(data, typ):], f.known)
+	}
+	load := func(data []byte, typ uint16, n int) field {
+		from := at(data, typ)
+		to := min(from+n, len(registers.value))
+		return field{registers.value[from:to], registers.known[from:to]}
+	}
+	for _, e := range nfnl.Attributes(r.Expressions) {
+		data, result := attr(e, unix.NFTA_EXPR_DATA), yes
+		switch text(e, unix.NFTA_EXPR_NAME) {
+		case "payload":
+			h := w.packet.header(num(data, unix.NFTA_PAYLOAD_BASE))
+			from, n := int(num(data, unix.NFTA_PAYLOAD_OFFSET)), int(num(data, unix.NFTA_PAYLOAD_LEN))
+			if attr(data, unix.NFTA_PAYLOAD_DREG) == nil {
+				break // it writes to the packet
+			}
+			if from+n > len(h.value) {
+				h, from = unknownField(n), 0
+			}
+			store(data, unix.NFTA_PAYLOAD_DREG, field{h.value[from : from+n], h.known[from : from+n]})
+		case "meta":
+			if attr(data, unix.NFTA_META_DREG) != nil {
+				store(data, unix.NFTA_META_DREG, w.packet.meta(num(data, unix.NFTA_META_KEY)))
+			}
+		case "ct":
+			f := unknownField(16)
+			if num(data, unix.NFTA_CT_KEY) == unix.NFT_CT_STATE {
+				const stateNew = 8
+				f = knownField(binary.NativeEndian.AppendUint32(nil, stateNew))
+			}
+			if attr(data, unix.NFTA_CT_DREG) != nil {
+				store(data, unix.NFTA_CT_DREG, f)
+			}
+		case "immediate":
+			value := attr(data, unix.NFTA_IMMEDIATE_DATA)
+			if inner := attr(value, unix.NFTA_DATA_VERDICT); inner != nil {
+				v = verdict{int32(num(inner, unix.NFTA_VERDICT_CODE)), text(inner, unix.NFTA_VERDICT_CHAIN)}
+			} else {
+				store(data, unix.NFTA_IMMEDIATE_DREG, knownField(attr(value, unix.NFTA_DATA_VALUE)))
+			}
+		case "bitwise":
+			n := int(num(data, unix.NFTA_BITWISE_LEN))
+			mask, xor := attr(attr(data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE), attr(attr(data, unix.NFTA_BITWISE_XOR), unix.NFTA_DATA_VALUE)
+			f := load(data, unix.NFTA_BITWISE_SREG, n)
+			out := unknownField(n)
+			if len(mask) == n && len(xor) == n && len(f.value) == n {
+				for i := range n {
+					out.value[i], out.known[i] = f.value[i]&mask[i]^xor[i], f.known[i]|^mask[i]
+				}
+			}
+			store(data, unix.NFTA_BITWISE_DREG, out)
+		case "cmp":
+			want := attr(attr(data, unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)
+			result = compare(load(data, unix.NFTA_CMP_SREG, len(want)), num(data, unix.NFTA_CMP_OP), want)
+		case "lookup":
+			result = w.lookup(data, &v, func(n int) field { return load(data, unix.NFTA_LOOKUP_SREG, n) })
+			if attr(data, unix.NFTA_LOOKUP_DREG) != nil && at(data, unix.NFTA_LOOKUP_DREG) != 0 {
+				store(data, unix.NFTA_LOOKUP_DREG, unknownField(16))
+			}
+		case "reject":
+			v = verdict{code: int32(nfnl.Drop)}
+		case "nat", "masq", "redir", "tproxy":
+			v = verdict{code: int32(nfnl.Accept)}
+		case "target":
+			v = verdict{code: targetVerdict(text(data, unix.NFTA_TARGET_NAME))}
+		case "match":
+			if text(data, unix.NFTA_MATCH_NAME) != "comment" {
+				result = maybe
+			}
+		case "counter", "log", "objref", "notrack", "dynset", "flow_offload", "last":
+		default:
+			result = maybe
+			registers = unknownField(len(registers.value))
+		}
+		if match = min(match, result); match == no {
+			return no, v
+		}
+	}
+	return match, v
+}
+
+// targetVerdict returns the verdict of a target of iptables.
+func targetVerdict(name string) int32 {
+	switch name {
+	case "REJECT", "DROP":
+		return int32(nfnl.Drop)
+	case "ACCEPT", "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY":
+		return int32(nfnl.Accept)
+	}
+	return unix.NFT_CONTINUE // LOG, MARK and the like
+}
+
+// compare compares a field with a value, byte by byte from the first one.
+func compare(f field, op uint32, want []byte) truth {
+	if len(f.value) < len(want) {
+		return maybe
+	}
+	known := true
+	for i := range want {
+		if f.known[i] != 0xff {
+			known = false
+			if (f.value[i]^want[i])&f.known[i] != 0 {
+				return truthOf(op == unix.NFT_CMP_NEQ) // the known bits differ
+			}
+		} else if f.value[i] != want[i] && (op == unix.NFT_CMP_EQ || op == unix.NFT_CMP_NEQ) {
+			return truthOf(op == unix.NFT_CMP_NEQ)
+		}
+	}
+	if !known {
+		return maybe
+	}
+	switch c := bytes.Compare(f.value[:len(want)], want); op {
+	case unix.NFT_CMP_EQ:
+		return truthOf(c == 0)
+	case unix.NFT_CMP_NEQ:
+		return truthOf(c != 0)
+	case unix.NFT_CMP_LT:
+		return truthOf(c < 0)
+	case unix.NFT_CMP_LTE:
+		return truthOf(c <= 0)
+	case unix.NFT_CMP_GT:
+		return truthOf(c > 0)
+	case unix.NFT_CMP_GTE:
+		return truthOf(c >= 0)
+	}
+	return maybe
+}
+
+func truthOf(b bool) truth {
+	if b {
+		return yes
+	}
+	return no
+}
+
+// lookup evaluates a look-up in a set or a map, and sets the verdict of a verdict map.
+func (w *walker) lookup(data []byte, v *verdict, key func(n int) field) truth {
+	name := text(data, unix.NFTA_LOOKUP_SET)
+	i := slices.IndexFunc(w.sets, func(s nfnl.Set) bool { return s.Name == name })
+	if i < 0 {
+		return maybe
+	}
+	k := key(int(w.sets[i].KeyLen))
+	if slices.ContainsFunc(k.known, func(b byte) bool { return b != 0xff }) {
+		return maybe
+	}
+	inverted := num(data, unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0
+	if w.sets[i].DataType != nfnl.TypeVerdict {
+		has, err := w.conn.Has(w.table, name, k.value)
+		if err != nil {
+			return maybe
+		}
+		return truthOf(has != inverted)
+	}
+	found := no
+	err := nfnl.Undisturbed(func() error {
+		return w.conn.Elements(w.table, name, func(e nfnl.Element) {
+			if bytes.Equal(e.Key, k.value) && !e.End {
+				found, *v = yes, verdict{int32(e.Verdict), e.Chain}
+			}
+		})
+	})
+	if err != nil || found == no && w.sets[i].Flags&unix.NFT_SET_INTERVAL != 0 {
+		return maybe
+	}
+	return found
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package see describes a running proxy: its health ([Status]), what is programmed ([Service]),
+// and the way of one connection ([Explanation]). The proxy serves these as JSON on a Unix socket,
+// and the commands of the same names print them. Nothing is counted or kept for it while nobody
+// asks, except the last warnings.
+package see
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// View reads a running proxy and the kernel below it. Its fields do not change.
+type View struct {
+	Proxy   *proxy.Proxy
+	Version string
+	Mode    string
+	Node    string
+	Source  string // of objects
+	Started time.Time
+
+	Missing []string // features that the mode needs and the node lacks
+	Without [2]bool  // families that are not served for that reason, by desired.Family
+
+	// OpenReader opens a dataplane that reads what the kernel has.
+	OpenReader func(context.Context) (proxy.Reader, error)
+	// FastPath is nil without a fast path.
+	FastPath func() (fastpath.Stats, error)
+	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
+	Affinity func() []Fill
+
+	Warnings *Warnings
+}
+
+// Fill is how full a table is.
+type Fill struct {
+	Name    string `json:"name"`
+	Entries int    `json:"entries"`
+	Limit   int    `json:"limit"`
+}
+
+// Warning is a warning that the proxy has logged or recorded as an Event.
+type Warning struct {
+	At     time.Time `json:"at"` // the last time
+	Count  int       `json:"count"`
+	Reason string    `json:"reason"`
+	Note   string    `json:"note"`
+}
+
+// Warnings keeps the last warnings. It is an [events.Recorder] in front of another one.
+type Warnings struct {
+	events.Recorder
+	mu  sync.Mutex
+	all []Warning // the newest last
+}
+
+const keptWarnings = 20
+
+// Add keeps a warning. The same one again counts.
+func (w *Warnings) Add(reason, note string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last := Warning{At: time.Now(), Count: 1, Reason: reason, Note: note}
+	if i := slices.IndexFunc(w.all, func(o Warning) bool { return o.Reason == reason && o.Note == note }); i >= 0 {
+		last.Count += w.all[i].Count
+		w.all = slices.Delete(w.all, i, i+1)
+	}
+	w.all = append(w.all, last)
+	w.all = w.all[max(0, len(w.all)-keptWarnings):]
+}
+
+// Last returns the warnings, the newest first.
+func (w *Warnings) Last() []Warning {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := slices.Clone(w.all)
+	slices.Reverse(all)
+	return all
+}
+
+// Warning is Recorder's.
+func (w *Warnings) Warning(reason, note string) {
+	w.Add(reason, note)
+	w.Recorder.Warning(reason, note)
+}
+
+// OnService is Recorder's.
+func (w *Warnings) OnService(service types.NamespacedName, reason, note string) {
+	w.Add(reason, "Service "+service.String()+": "+note)
+	w.Recorder.OnService(service, reason, note)
+}
+
+const (
+	// answerTimeout bounds an answer.
+	answerTimeout = 30 * time.Second
+	// listenAgain is the pause after a failure to listen.
+	listenAgain = 5 * time.Second
+)
+
+// Serve answers on the Unix socket at a path until ctx ends. While it cannot listen there, it
+// tries again and logs the reason once.
+func (v *View) Serve(ctx context.Context, path string) {
+	reported := ""
+	for ctx.Err() == nil {
+		l, err := listen(ctx, path)
+		if err == nil {
+			reported = ""
+			err = v.serve(ctx, l)
+		}
+		if err != nil && err.Error() != reported {
+			reported = err.Error()
+			klog.InfoS("'slipstream status' and the like do not work for now", "socket", path, "reason", reported)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(listenAgain):
+		}
+	}
+}
+
+// listen replaces a socket that no process serves.
+func listen(ctx context.Context, path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	if c, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
+		return nil, errors.Join(errors.New("another process serves it"), c.Close())
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	// Nobody else can connect before a chmod. Files that other threads create meanwhile are
+	// less accessible, not more.
+	former := unix.Umask(0o177)
+	defer unix.Umask(former)
+	return net.Listen("unix", path)
+}
+
+func (v *View) serve(ctx context.Context, l net.Listener) error {
+	s := &http.Server{Handler: v.handler(), ReadHeaderTimeout: answerTimeout}
+	defer context.AfterFunc(ctx, func() { s.Close() })()
+	if err := s.Serve(l); ctx.Err() == nil {
+		return errors.Join(err, s.Close())
+	}
+	return nil
+}
+
+func (v *View) handler() http.Handler {
+	mux := http.NewServeMux()
+	answer(mux, "/status", func(ctx context.Context, _ url.Values) (*Status, error) { return v.Status(ctx) })
+	answer(mux, "/services", func(ctx context.Context, q url.Values) ([]Service, error) {
+		return v.Services(ctx, Query{q.Get("namespace"), q.Get("name"), q.Has("endpoints"), q.Has("traffic")})
+	})
+	answer(mux, "/explain", func(ctx context.Context, q url.Values) (*Explanation, error) {
+		return v.Explain(ctx, Question{q.Get("from"), q.Get("to"), q.Has("probe")})
+	})
+	return mux
+}
+
+// answer serves the result of get as JSON, and its error as text.
+func answer[T any](mux *http.ServeMux, path string, get func(context.Context, url.Values) (T, error)) {
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
+		defer cancel()
+		result, err := get(ctx, r.URL.Query())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(result) // the client may have disconnected
+	})
+}
+
+// ErrNoProxy says that no proxy serves the socket.
+var ErrNoProxy = errors.New("no proxy answers")
+
+// Ask gets a path from the proxy that serves a socket. If none does, the error wraps ErrNoProxy.
+func Ask(ctx context.Context, socket, path string, query url.Values, to any) error {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	transport := &http.Transport{DialContext: dial}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://slipstream"+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	r, err := (&http.Client{Transport: transport, Timeout: answerTimeout}).Do(request)
+	switch {
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("only root can ask the proxy: %w", err)
+	case err != nil:
+		return fmt.Errorf("%w on %s: %w", ErrNoProxy, socket, err)
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(r.Body, 64<<10))
+		return errors.New(string(text[:max(0, len(text)-1)])) // without the newline
+	}
+	return json.NewDecoder(r.Body).Decode(to)
+}

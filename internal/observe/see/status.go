@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package see
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+)
+
+// Status is the state of a proxy at one time.
+type Status struct {
+	At      time.Time `json:"at"`
+	Version string    `json:"version"`
+	Mode    string    `json:"mode"`
+	Node    string    `json:"node"`
+	Source  string    `json:"source"`
+	Started time.Time `json:"started"`
+
+	Synced  bool       `json:"synced"`            // the source has delivered its initial content
+	Updated *time.Time `json:"updated,omitempty"` // when the kernel last had all changes
+	Waiting *time.Time `json:"waiting,omitempty"` // since when a change waits
+
+	desired.Counts
+	Last    *proxy.Programming  `json:"last,omitempty"`
+	Changes Changes             `json:"changes"`
+	Verify  *proxy.Verification `json:"verify,omitempty"`
+
+	FastPath *fastpath.Stats `json:"fastPath,omitempty"`
+	Tables   []Fill          `json:"tables"`
+
+	Problems []Problem `json:"problems"` // that exist now; none if all is well
+	Warnings []Warning `json:"warnings"` // of the past, the newest first
+}
+
+// Problem is something that is wrong now.
+type Problem struct {
+	What   string `json:"what"`
+	Remedy string `json:"remedy"`
+}
+
+// Changes summarizes the changes of the last minutes.
+type Changes struct {
+	Minutes float64       `json:"minutes"`
+	Number  int           `json:"number"`
+	P50     time.Duration `json:"p50Nanoseconds"`
+	P99     time.Duration `json:"p99Nanoseconds"`
+}
+
+const (
+	recent = 5 * time.Minute
+	// late is how long a change may wait before that is a problem.
+	late = 10 * time.Second
+	// fullPercent is the fill of a table from which it is a problem.
+	fullPercent = 90
+	// loopPatience is how long the proxy's loop may take to answer: it programs one change.
+	loopPatience = 10 * time.Second
+)
+
+// Status returns the current status. If the proxy's loop does not answer, that is a problem in it.
+func (v *View) Status(ctx context.Context) (*Status, error) {
+	s := &Status{
+		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Source: v.Source, Started: v.Started,
+		Tables: v.fills(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
+	}
+	problem := func(remedy, format string, args ...any) {
+		s.Problems = append(s.Problems, Problem{fmt.Sprintf(format, args...), remedy})
+	}
+	for _, m := range v.Missing {
+		problem("use a kernel that has it, or another proxy mode", "The kernel lacks what mode %s needs: %s", v.Mode, m)
+	}
+	failed := ""
+	inner, cancel := context.WithTimeout(ctx, loopPatience)
+	defer cancel()
+	err := v.Proxy.Inspect(inner, func(i *proxy.Inspection) {
+		s.Counts, s.Synced, s.Verify, failed = i.State.Counts(), i.Synced, i.Verified, i.Failed
+		if !i.Updated.IsZero() {
+			s.Updated = &i.Updated
+		}
+		if !i.Waiting.IsZero() {
+			s.Waiting = &i.Waiting
+		}
+		if n := len(i.Programmed); n > 0 {
+			last := i.Programmed[n-1]
+			s.Last = &last
+		}
+		s.Changes = summarize(i.Programmed, s.At, v.Started)
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		problem("see the log; if it stays so, restart the proxy", "The proxy's loop has not answered for %s: it waits for the kernel or for a command", loopPatience)
+	case !s.Synced:
+		problem("check the connection to "+v.Source+", and the log", "The source has not delivered its objects yet, so nothing is programmed by this run")
+	case failed != "":
+		problem("see the log", "The kernel does not take the last change: %s", failed)
+	case s.Waiting != nil && s.At.Sub(*s.Waiting) > late:
+		problem("see the log", "A change has been waiting for %s", s.At.Sub(*s.Waiting).Round(time.Second))
+	}
+	if s.Verify != nil && s.Verify.Failed != "" {
+		problem("see the log", "The kernel's content could not be verified: %s", s.Verify.Failed)
+	}
+	for _, t := range s.Tables {
+		if t.Limit > 0 && t.Entries*100 >= t.Limit*fullPercent {
+			remedy := "lower the timeouts, or find the clients that fill it"
+			if t.Name == conntrackTable {
+				remedy = "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)"
+			}
+			problem(remedy, "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)
+		}
+	}
+	if v.FastPath != nil {
+		stats, err := v.FastPath()
+		if err != nil {
+			problem("see the log", "The fast path cannot be read: %v", err)
+		} else {
+			s.FastPath = &stats
+		}
+	}
+	return s, nil
+}
+
+// summarize summarizes the changes since recent, or since the start.
+func summarize(all []proxy.Programming, now, started time.Time) Changes {
+	since := now.Add(-recent)
+	if started.After(since) {
+		since = started
+	}
+	if len(all) > 0 && len(all) >= 1000 && all[0].At.After(since) {
+		since = all[0].At // earlier ones are forgotten
+	}
+	var took []time.Duration
+	for _, p := range all {
+		if !p.At.Before(since) && p.Kind == "change" {
+			took = append(took, p.Took)
+		}
+	}
+	slices.Sort(took)
+	c := Changes{Minutes: now.Sub(since).Minutes(), Number: len(took)}
+	if n := len(took); n > 0 {
+		c.P50, c.P99 = took[(n-1)/2], took[(n-1)*99/100]
+	}
+	return c
+}
+
+const conntrackTable = "conntrack"
+
+func (v *View) fills() []Fill {
+	var all []Fill
+	if limit, err := number("net/netfilter/nf_conntrack_max"); err == nil {
+		entries, _ := number("net/netfilter/nf_conntrack_count")
+		all = append(all, Fill{conntrackTable, entries, limit})
+	}
+	if v.Affinity != nil {
+		all = append(all, v.Affinity()...)
+	}
+	return all
+}
+
+// number reads a kernel parameter.
+func number(name string) (int, error) {
+	text, err := os.ReadFile("/proc/sys/" + name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}

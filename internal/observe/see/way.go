@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package see
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// This file follows a packet from the client to the endpoints: routes, neighbors, kernel
+// parameters, and the rules of others.
+
+// hop is the way to an endpoint.
+type hop struct {
+	chosen
+	out   string // interface
+	local bool   // the endpoint's address is this node's
+}
+
+// way examines the way to the endpoints that may be chosen.
+func (x *explainer) way(all []chosen) {
+	if entries, err := number("net/netfilter/nf_conntrack_count"); err == nil {
+		if limit, err := number("net/netfilter/nf_conntrack_max"); err == nil && entries >= limit && limit > 0 {
+			x.stop(ConntrackFull, false, "Conntrack", "net.netfilter.nf_conntrack_max", "The table of connections is full: %d of %d. Packets of new connections are dropped.", entries, limit)
+		}
+	}
+	in := ""
+	if x.client.class != "node" && x.client.addr.IsValid() {
+		in = x.arrival()
+	}
+	var hops []hop
+	for _, c := range all[:min(len(all), maxEndpoints)] {
+		if h, ok := x.hop(c, len(all) > 1); ok {
+			hops = append(hops, h)
+		}
+	}
+	if x.client.class != "node" && slices.ContainsFunc(hops, func(h hop) bool { return !h.local }) {
+		x.forwarding(in, hops)
+	}
+	x.firewalls(in, hops)
+}
+
+// clientLink returns the interface on which packets of a client arrive: the one on which it is a
+// neighbor, or else that of the route to it; "" if it is not known.
+func clientLink(a netip.Addr) string {
+	neighbors, err := netlink.NeighList(0, netlinkFamily(a))
+	if err == nil {
+		for _, n := range neighbors {
+			if n.IP.Equal(net.IP(a.AsSlice())) && n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) == 0 {
+				return linkName(n.LinkIndex)
+			}
+		}
+	}
+	return routeLink(a)
+}
+
+func routeLink(a netip.Addr) string {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return ""
+	}
+	return linkName(routes[0].LinkIndex)
+}
+
+func linkName(index int) string {
+	l, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return ""
+	}
+	return l.Name
+}
+
+func netlinkFamily(a netip.Addr) int {
+	if a.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// arrival examines whether the node accepts packets of the client, and returns their interface.
+func (x *explainer) arrival() string {
+	in, back := clientLink(x.client.addr), routeLink(x.client.addr)
+	if x.family() == desired.IPv6 || in == "" {
+		return in
+	}
+	filter, name := 0, ""
+	for _, scope := range []string{"all", in} {
+		if n, err := number("net/ipv4/conf/" + scope + "/rp_filter"); err == nil && n > filter {
+			filter, name = n, scope
+		}
+	}
+	rule := "net.ipv4.conf." + name + ".rp_filter"
+	const strict = 1
+	switch {
+	case filter == strict && in != back:
+		x.stop(ReversePath, false, "Reverse path", rule, "Packets of %s arrive on %s, but the route back to it uses %s, so the kernel drops them.", x.client.addr, in, nameOr(back))
+	case filter > strict && back == "":
+		x.stop(ReversePath, false, "Reverse path", rule, "There is no route back to %s, so the kernel drops its packets.", x.client.addr)
+	}
+	return in
+}
+
+func nameOr(link string) string {
+	if link == "" {
+		return "none"
+	}
+	return link
+}
+
+// hop examines the route and the neighbor for an endpoint. several says that there are others.
+func (x *explainer) hop(c chosen, several bool) (h hop, ok bool) {
+	h = hop{chosen: c}
+	routes, err := netlink.RouteGet(c.Addr().AsSlice())
+	if err != nil || len(routes) == 0 {
+		x.stop(NoRoute, several, "Route", fmt.Sprintf("ip route get %s", c.Addr()), "There is no route to endpoint %s: %v.", c.Addr(), err)
+		return h, false
+	}
+	r := routes[0]
+	h.out, h.local = linkName(r.LinkIndex), r.Type == unix.RTN_LOCAL
+	if r.Type != unix.RTN_UNICAST && !h.local {
+		x.stop(NoRoute, several, "Route", fmt.Sprintf("ip route get %s", c.Addr()), "The route to endpoint %s discards packets (type %d).", c.Addr(), r.Type)
+		return h, false
+	}
+	next, via := c.Addr(), ""
+	if gateway, ok := netip.AddrFromSlice(r.Gw); ok {
+		next = gateway.Unmap()
+		via = " via " + next.String()
+	}
+	neighbors, err := netlink.NeighList(r.LinkIndex, netlinkFamily(next))
+	if err != nil {
+		x.step("Route", "", "Neighbors could not be read: %v", err)
+	}
+	for _, n := range neighbors {
+		if n.IP.Equal(net.IP(next.AsSlice())) && n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) != 0 {
+			x.stop(NoNeighbor, several, "Route", fmt.Sprintf("ip neigh show %s dev %s", next, h.out), "%s does not answer on %s, which leads to endpoint %s. Is the pod or its node there?", next, h.out, c.Addr())
+			return h, true
+		}
+	}
+	if h.local {
+		x.step("Route", "", "Endpoint %s is on this node itself.", c.Addr())
+	} else {
+		x.step("Route", "", "Packets to endpoint %s leave on %s%s.", c.Addr(), h.out, via)
+	}
+	return h, true
+}
+
+// forwarding checks the kernel's parameters for it.
+func (x *explainer) forwarding(in string, hops []hop) {
+	all := []string{"net/ipv4/ip_forward"}
+	if x.family() == desired.IPv6 {
+		all = []string{"net/ipv6/conf/all/forwarding"}
+	} else if in != "" {
+		all = append(all, "net/ipv4/conf/"+in+"/forwarding")
+	}
+	for _, name := range all {
+		if n, err := number(name); err == nil && n == 0 {
+			x.stop(Forwarding, false, "Forwarding", strings.ReplaceAll(name, "/", "."), "The node does not forward packets to endpoints such as %s.", hops[0].Addr())
+			return
+		}
+	}
+}
+
+// hooks are the hooks that a packet passes.
+var hooks = map[uint32]string{
+	unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
+	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting",
+}
+
+// priorityDNAT is the priority at which Slipstream and others translate destinations.
+const priorityDNAT = -100
+
+// at returns the packet to an endpoint at a hook, and whether it passes there.
+func (x *explainer) at(hook uint32, priority int32, in string, h hop) (p packet, passes bool) {
+	p = packet{protocol: uint8(x.to.Protocol), src: netip.AddrPortFrom(x.client.addr, 0), dst: netip.AddrPortFrom(h.Addr(), h.Port())}
+	outside := link{name: in, known: in != ""}
+	leaves := link{name: h.out, known: true}
+	node, virtual := x.client.class == "node", x.view.Mode == config.IPVS
+	if virtual && hook == unix.NF_INET_LOCAL_IN && !node {
+		p.dst, p.in, p.out = x.to.AddrPort, outside, link{known: true}
+		return p, true
+	}
+	switch hook {
+	case unix.NF_INET_PRE_ROUTING:
+		if p.in, p.out = outside, (link{known: true}); virtual || priority < priorityDNAT {
+			p.dst = x.to.AddrPort
+		}
+		return p, !node
+	case unix.NF_INET_FORWARD:
+		p.in, p.out = outside, leaves
+		return p, !node && !h.local && !virtual
+	case unix.NF_INET_LOCAL_IN:
+		if p.in, p.out = outside, (link{known: true}); node {
+			p.in = link{"lo", true}
+		}
+		return p, h.local
+	case unix.NF_INET_LOCAL_OUT:
+		if p.in, p.out = (link{known: true}), leaves; node && priority < priorityDNAT {
+			p.dst = x.to.AddrPort
+		}
+		return p, node || virtual
+	case unix.NF_INET_POST_ROUTING:
+		p.in, p.out = link{}, leaves
+		return p, !h.local || node
+	}
+	return p, false
+}
+
+// firewalls looks for rules and policies of other tables that drop the packet.
+func (x *explainer) firewalls(in string, hops []hop) {
+	conn, err := nfnl.Dial(0)
+	if err != nil {
+		x.step("Firewalls", "", "Other tables could not be read: %v", err)
+		return
+	}
+	defer conn.Close()
+	family := nfnl.IPv4
+	if x.family() == desired.IPv6 {
+		family = nfnl.IPv6
+	}
+	var chains []nfnl.BaseChain
+	for _, f := range []nfnl.Family{family, nfnl.INET} {
+		some, failed := conn.BaseChains(f)
+		chains, err = append(chains, some...), errors.Join(err, failed)
+	}
+	chains = slices.DeleteFunc(chains, func(c nfnl.BaseChain) bool {
+		info, failed := conn.Table(c.Table)
+		return c.Table.Name == ourTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: fastpath.TableName}) || failed == nil && info.Dormant
+	})
+	slices.SortStableFunc(chains, func(a, b nfnl.BaseChain) int { return int(a.Priority) - int(b.Priority) })
+	met, found := []string{}, map[dropping][]string{}
+	for _, c := range chains {
+		passes := false
+		for _, h := range hops {
+			p, ok := x.at(c.Hook, c.Priority, in, h)
+			if !ok {
+				continue
+			}
+			passes = true
+			all, failed := drops(conn, c, &p)
+			err = errors.Join(err, failed)
+			for _, d := range all {
+				found[d] = append(found[d], h.Backend.String())
+			}
+		}
+		if passes {
+			met = append(met, fmt.Sprintf("table %s %s chain %s (%s, priority %d)", c.Table.Family, c.Table.Name, c.Name, hooks[c.Hook], c.Priority))
+		}
+	}
+	for _, l := range x.legacy(family, hops) {
+		found[l] = append(found[l], hops[0].Backend.String())
+	}
+	if err != nil {
+		x.step("Firewalls", "", "Not all rules of other tables could be read: %v", err)
+	}
+	if len(met) > 0 {
+		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %d base chains of other tables.", len(met))
+	}
+	for _, d := range slices.SortedFunc(maps.Keys(found), func(a, b dropping) int { return strings.Compare(a.rule, b.rule) }) {
+		endpoints := found[d]
+		certain := d.certain && len(endpoints) == len(hops)
+		text := "drops or rejects the connection"
+		if !d.certain {
+			text = "may drop or reject the connection; whether it does depends on more than addresses and ports"
+		}
+		x.stop(Firewall, !certain, "Firewalls", d.rule, "A rule of another table %s (to %s).", text, strings.Join(endpoints, ", "))
+	}
+}
+
+// legacy returns rules and policies of iptables-legacy that may drop the packet. It knows the
+// hooks, and rules that only have addresses, a protocol and interfaces.
+func (x *explainer) legacy(family nfnl.Family, hops []hop) (all []dropping) {
+	if len(hops) == 0 {
+		return nil
+	}
+	chain := "FORWARD"
+	switch {
+	case x.client.class == "node":
+		chain = "OUTPUT"
+	case hops[0].local:
+		chain = "INPUT"
+	}
+	command := iptables(family)
+	for _, line := range legacyRules(x.ctx, command, "filter") {
+		words := strings.Fields(line)
+		rule := fmt.Sprintf("%s-legacy -t filter: %s", command, line)
+		switch {
+		case strings.HasPrefix(line, ":"+chain+" DROP"):
+			all = append(all, dropping{rule, false}) // a rule may accept it before
+		case len(words) == 4 && words[0] == "-A" && words[1] == chain && (words[3] == "DROP" || words[3] == "REJECT"):
+			all = append(all, dropping{rule, true})
+		case len(words) > 4 && words[0] == "-A" && words[1] == chain && (strings.Contains(line, " -j DROP") || strings.Contains(line, " -j REJECT")) && !x.excluded(words, hops):
+			all = append(all, dropping{rule, false})
+		}
+	}
+	return all
+}
+
+// excluded reports whether the addresses or the protocol of a rule exclude all packets.
+func (x *explainer) excluded(words []string, hops []hop) bool {
+	for i := 0; i+1 < len(words); i++ {
+		if i > 0 && words[i-1] == "!" {
+			continue
+		}
+		prefix, err := netip.ParsePrefix(words[i+1])
+		switch {
+		case words[i] == "-p" && words[i+1] != strings.ToLower(x.to.Protocol.String()):
+			return true
+		case words[i] == "-d" && err == nil && !slices.ContainsFunc(hops, func(h hop) bool { return prefix.Contains(h.Addr()) }):
+			return true
+		case words[i] == "-s" && err == nil && x.client.addr.IsValid() && !prefix.Contains(x.client.addr):
+			return true
+		}
+	}
+	return false
+}
+
+// probeTimeout bounds a connection of --probe.
+const probeTimeout = 2 * time.Second
+
+// probe connects to endpoints over TCP, from this node, and closes the connections.
+func (x *explainer) probe(all []chosen) {
+	if x.to.Protocol != desired.TCP {
+		x.step("Probe", "", "Only TCP endpoints are probed.")
+		return
+	}
+	all = all[:min(len(all), maxEndpoints)]
+	results := make([]error, len(all))
+	var probing sync.WaitGroup
+	for i, c := range all {
+		probing.Go(func() {
+			ctx, cancel := context.WithTimeout(x.ctx, probeTimeout)
+			defer cancel()
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", c.Backend.String())
+			if results[i] = err; err == nil {
+				conn.Close()
+			}
+		})
+	}
+	probing.Wait()
+	for i, err := range results {
+		switch b := all[i].Backend; {
+		case err == nil:
+			x.step("Probe", "", "Endpoint %s accepts connections from this node.", b)
+		case errors.Is(err, unix.ECONNREFUSED):
+			x.stop(NotListening, len(all) > 1, "Probe", "", "Endpoint %s refuses connections: no process listens there. Check targetPort.", b)
+		default:
+			x.stop(NoAnswer, len(all) > 1, "Probe", "", "Endpoint %s does not answer: %v.", b, err)
+		}
+	}
+}
