@@ -18,8 +18,13 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // environment is a cluster that is filled with Services, and the pods of all Services.
@@ -33,6 +38,7 @@ type environment struct {
 	log     upstream.Log
 	nodes   []*site.Node // not used yet
 	filled  int          // Services
+	model   model        // of them
 	sample  []int        // of them, whose rules are counted for all subjects
 }
 
@@ -99,44 +105,95 @@ func (e *environment) close() error {
 	return e.site.Close()
 }
 
+// fill writes Services until there are n. The first one is written to the API server; the others,
+// copies of it, directly to etcd (see [upstream.ControlPlane.Store]).
 func (e *environment) fill(ctx context.Context, n int) error {
 	if n <= e.filled {
 		return nil
 	}
 	begin, first := time.Now(), e.filled
-	err := each(n-first, func(k int) error {
-		svc := e.Service(first + k)
-		if err := written(func() error {
-			_, err := e.site.Plane.Client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
+	if first == 0 {
+		if err := e.writeModel(ctx); err != nil {
 			return err
-		}); err != nil {
-			return fmt.Errorf("create Service %s: %w", svc.Name, err)
 		}
-		for _, s := range e.Slices(cluster.IPv4, first+k) {
-			if err := written(func() error {
-				_, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{})
-				return err
-			}); err != nil {
-				return fmt.Errorf("create EndpointSlice %s: %w", s.Name, err)
-			}
+		e.filled = 1
+	}
+	for e.filled < n {
+		var objects []upstream.Stored
+		end := min(n, e.filled+1000)
+		for ; e.filled < end; e.filled++ {
+			objects = append(objects, e.stored(e.filled)...)
 		}
-		return nil
-	})
-	e.filled, e.sample = n, e.Rand.Perm(n)[:min(e.options.Sample, n)]
+		if err := e.site.Plane.Store(ctx, objects); err != nil {
+			return err
+		}
+	}
+	if err := e.delivered(ctx); err != nil {
+		return err
+	}
+	e.sample = e.Rand.Perm(n)[:min(e.options.Sample, n)]
 	e.log("wrote %d Services in %.1f s", n-first, time.Since(begin).Seconds())
+	return nil
+}
+
+// model is how the API server stores a Service.
+type model struct {
+	service *corev1.Service
+	slice   *discoveryv1.EndpointSlice
+	address *networkingv1.IPAddress
+}
+
+// writeModel writes the first Service.
+func (e *environment) writeModel(ctx context.Context) (err error) {
+	client := e.site.Plane.Client
+	svc := e.Service(0)
+	if e.model.service, err = client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create Service %s: %w", svc.Name, err)
+	}
+	for _, s := range e.Slices(cluster.IPv4, 0) {
+		if e.model.slice, err = client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create EndpointSlice %s: %w", s.Name, err)
+		}
+	}
+	e.model.address, err = client.NetworkingV1().IPAddresses().Get(ctx, svc.Spec.ClusterIP, metav1.GetOptions{})
 	return err
 }
 
-// written creates an object, once more if the connection to the API server broke, as happens on
-// a slow machine.
-func written(create func() error) error {
-	err := create()
-	if _, answered := err.(apierrors.APIStatus); err != nil && !answered {
-		if err = create(); apierrors.IsAlreadyExists(err) {
-			return nil
-		}
+// stored returns the objects of a Service: the model with its own names, addresses and endpoints.
+func (e *environment) stored(service int) (all []upstream.Stored) {
+	add := func(prefix string, o metav1.Object, name string) {
+		o.SetName(name)
+		o.SetUID(uuid.NewUUID())
+		o.SetResourceVersion("")
+		all = append(all, upstream.Stored{Key: prefix + name, Object: o.(runtime.Object)})
 	}
-	return err
+	svc, own := e.model.service.DeepCopy(), e.Service(service)
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = own.Spec.ClusterIP, []string{own.Spec.ClusterIP}
+	svc.Labels, svc.Spec.Selector = own.Labels, own.Spec.Selector
+	address := e.model.address.DeepCopy()
+	address.Spec.ParentRef.Name = own.Name
+	add("ipaddresses/", address, own.Spec.ClusterIP)
+	add("services/specs/"+namespace+"/", svc, own.Name)
+	for _, own := range e.Slices(cluster.IPv4, service) {
+		slice := e.model.slice.DeepCopy()
+		slice.Labels, slice.OwnerReferences, slice.Endpoints = own.Labels, own.OwnerReferences, own.Endpoints
+		add("endpointslices/"+namespace+"/", slice, own.Name)
+	}
+	return all
+}
+
+// delivered waits until the API server delivers all Services to those that watch.
+func (e *environment) delivered(ctx context.Context) error {
+	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, e.options.Timeout, true, func(ctx context.Context) (bool, error) {
+		last := e.filled - 1
+		slices := e.Slices(cluster.IPv4, last)
+		// Resource version 0 is what the API server has in memory.
+		_, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, slices[len(slices)-1].Name, metav1.GetOptions{ResourceVersion: "0"})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
 }
 
 // writeFirst writes the first slice of a Service, and returns after the API server's reply.
