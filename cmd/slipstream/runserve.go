@@ -404,7 +404,12 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	if err != nil {
 		return nil, nil, err
 	}
-	return api.New(client, api.Options{NodeName: node, AllNodes: c.Slipstream.ResetDeletedNodes, OnError: problem}), client, nil
+	return api.New(client, api.Options{
+		NodeName:   node,
+		AllNodes:   c.Slipstream.ResetDeletedNodes,
+		OtherNodes: c.Mode() == config.IPVS, // for desired.Change.OtherNodeIPs
+		OnError:    problem,
+	}), client, nil
 }
 
 // initialize sets the kernel parameters that need more privileges than the proxy

@@ -58,6 +58,9 @@ type Change struct {
 	// OwnIPs are the addresses of this node's interfaces, without IPv6 link-local ones.
 	OwnIPs AddressChange
 
+	// OtherNodeIPs are the addresses of other Nodes, if the source delivers their objects.
+	OtherNodeIPs AddressChange
+
 	// NodeAddresses are the addresses of this node that serve NodePorts; none with
 	// [Config.NodePortsByAddress].
 	NodeAddresses AddressChange
@@ -82,7 +85,7 @@ type Change struct {
 // Empty reports whether there is nothing to program.
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.NodeAddresses.empty() && c.ServiceCIDRs.empty() &&
+		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.OtherNodeIPs.empty() && c.NodeAddresses.empty() && c.ServiceCIDRs.empty() &&
 		c.HealthPorts.empty() && c.RefusedNodePorts.empty() && c.SlowPathIPs.empty()
 }
 

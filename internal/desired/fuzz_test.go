@@ -154,7 +154,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 	if n := len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
 		return fmt.Errorf("%d lists of Services are not empty after all objects are deleted", n)
 	}
-	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.refused.all) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.optOuts.ips.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.refused.all) + len(s.otherNodeIPs.all) + len(s.otherNodes) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.optOuts.ips.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil

@@ -20,6 +20,7 @@ type model struct {
 	clusterIPs  map[netip.Addr]bool
 	hairpins    map[netip.Addr]bool
 	nodeAddrs   map[netip.Addr]bool
+	otherNodes  map[netip.Addr]bool
 	cidrs       map[netip.Prefix]bool
 	health      map[types.NamespacedName]HealthCheck
 	healthPorts map[HealthPort]bool
@@ -42,7 +43,7 @@ type modelPool struct {
 
 func newModel() *model {
 	return &model{
-		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
+		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
 		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, map[HealthPort]bool{}, LocalTraffic{},
 		map[FrontendKey]string{}, map[RefusedNodePort]bool{}, map[netip.Addr]bool{},
 	}
@@ -202,6 +203,7 @@ func (m *model) apply(c *Update) (err error) {
 	addresses("ClusterIP", m.clusterIPs, c.ClusterIPs)
 	addresses("hairpin address", m.hairpins, c.HairpinIPs)
 	addresses("node address", m.nodeAddrs, c.NodeAddresses)
+	addresses("address of another Node", m.otherNodes, c.OtherNodeIPs)
 	for _, stale := range c.Flows {
 		if stale.Protocol == TCP || len(stale.Frontends) == 0 {
 			wrong("flows of %v are stale", stale)
@@ -268,7 +270,7 @@ func (m *model) String() string {
 	}
 	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v, refused %v", m.local, m.healthPorts, m.refused))
 	slices.Sort(lines)
-	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "node addresses "+names(m.nodeAddrs), "ServiceCIDRs "+names(m.cidrs), "slow path "+names(m.slowPathIPs)), "\n")
+	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "node addresses "+names(m.nodeAddrs), "other Nodes "+names(m.otherNodes), "ServiceCIDRs "+names(m.cidrs), "slow path "+names(m.slowPathIPs)), "\n")
 }
 
 func (p *modelPool) String() string {

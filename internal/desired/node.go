@@ -17,12 +17,17 @@ type node struct {
 	addrs    []netip.Addr           // on its interfaces
 }
 
-// SetNode adds or replaces the Node. Objects of other nodes are ignored. Addresses and
-// pod CIDRs are kept when a later version of the object lacks them, so that an
-// incomplete object does not change what is programmed.
-func (s *State) SetNode(in *corev1.Node) {
+// SetNode adds or replaces a Node. Of other nodes than this one, only the addresses matter.
+// Addresses and pod CIDRs are kept when a later version of the object lacks them, so that an
+// incomplete object does not change what is programmed. SetNode reports whether the State may have
+// changed, which is exact for other nodes.
+func (s *State) SetNode(in *corev1.Node) (changed bool) {
 	if in.Name != s.config.NodeName {
-		return
+		addrs := addressesOf(in)
+		if changed = len(addrs) > 0 && !slices.Equal(addrs, s.otherNodes[in.Name]); changed {
+			s.setOtherNode(in.Name, addrs)
+		}
+		return changed
 	}
 	if zone := in.Labels[corev1.LabelTopologyZone]; zone != s.node.zone {
 		s.node.zone = zone
@@ -54,6 +59,7 @@ func (s *State) SetNode(in *corev1.Node) {
 			s.node.podCIDRs[FamilyOf(p.Addr())] = p
 		}
 	}
+	return true
 }
 
 // LacksPrimary reports whether the node cannot serve the family of its primary address, which
@@ -70,8 +76,35 @@ func (n *node) setIP(ip netip.Addr) {
 	}
 }
 
-// DeleteNode does nothing: the last known Node stays in effect.
-func (s *State) DeleteNode(string) {}
+// DeleteNode deletes a Node. The last known version of this node's stays in effect.
+func (s *State) DeleteNode(name string) { s.setOtherNode(name, nil) }
+
+// setOtherNode sets the addresses of another Node.
+func (s *State) setOtherNode(name string, addrs []netip.Addr) {
+	for _, a := range s.otherNodes[name] {
+		s.otherNodeIPs.use(a, -1)
+	}
+	delete(s.otherNodes, name)
+	for _, a := range addrs {
+		s.otherNodeIPs.use(a, 1)
+	}
+	if len(addrs) > 0 {
+		s.otherNodes[name] = addrs
+	}
+}
+
+// addressesOf returns the addresses of a Node.
+func addressesOf(in *corev1.Node) (all []netip.Addr) {
+	for _, a := range in.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		if ip, ok := parseAddr(a.Address); ok {
+			all = append(all, ip)
+		}
+	}
+	return all
+}
 
 // SetNodeAddresses sets all addresses on this node's interfaces.
 func (s *State) SetNodeAddresses(addrs []netip.Addr) {

@@ -112,3 +112,36 @@ func TestLinkLocal(t *testing.T) {
 		}
 	}
 }
+
+// TestOtherNodes: only new addresses of another Node are a change. A version without addresses is
+// not, and a deleted Node has none.
+func TestOtherNodes(t *testing.T) {
+	s := New(Config{NodeName: "n1"})
+	node := func(ips ...string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n2"}}
+		for _, ip := range ips {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
+		}
+		return n
+	}
+	for _, step := range []struct {
+		ips            []string
+		changed        bool
+		added, removed int
+	}{
+		{[]string{"192.0.2.2"}, true, 1, 0},
+		{[]string{"192.0.2.2"}, false, 0, 0},
+		{nil, false, 0, 0},
+		{[]string{"192.0.2.3", "2001:db8::3"}, true, 2, 1},
+	} {
+		changed, c := s.SetNode(node(step.ips...)), s.Change().OtherNodeIPs
+		if changed != step.changed || len(c.Added) != step.added || len(c.Removed) != step.removed {
+			t.Errorf("addresses %v: changed %t, %+v", step.ips, changed, c)
+		}
+	}
+	s.DeleteNode("n2")
+	if c := s.Change().OtherNodeIPs; len(c.Removed) != 2 {
+		t.Errorf("after the deletion: %+v", c)
+	}
+}

@@ -23,11 +23,13 @@ type State struct {
 	clusterIPs    counted[netip.Addr]
 	hairpins      counted[netip.Addr]
 	ownIPs        counted[netip.Addr]
+	otherNodeIPs  counted[netip.Addr]
 	nodeAddresses counted[netip.Addr] // nodePortAddrs, unless Config.NodePortsByAddress
 	healthPorts   counted[HealthPort]
 	refused       counted[RefusedNodePort]
 
 	node         node
+	otherNodes   map[string][]netip.Addr // the addresses of other Nodes, by name
 	serviceCIDRs serviceCIDRs
 	optOuts      optOuts
 
@@ -49,12 +51,13 @@ type State struct {
 // New returns a State without objects.
 func New(c Config) *State {
 	s := &State{
-		config:    c,
-		services:  map[types.NamespacedName]*service{},
-		slices:    map[types.NamespacedName]*slice{},
-		frontends: map[FrontendKey]*frontend{},
-		contested: map[types.NamespacedName]int{},
-		following: map[*endpoints]bool{},
+		config:     c,
+		services:   map[types.NamespacedName]*service{},
+		slices:     map[types.NamespacedName]*slice{},
+		frontends:  map[FrontendKey]*frontend{},
+		contested:  map[types.NamespacedName]int{},
+		otherNodes: map[string][]netip.Addr{},
+		following:  map[*endpoints]bool{},
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP

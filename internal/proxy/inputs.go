@@ -73,7 +73,7 @@ func (in *Inputs) Stop() {
 
 // ApplyEvent applies an event of a source to a state. Events without an object have no
 // effect. It reports whether the state may have changed, which is exact for
-// EndpointSlices only.
+// EndpointSlices and other Nodes only.
 func ApplyEvent(s *desired.State, e source.Event) (changed bool) {
 	deleted := e.Type == source.Delete
 	switch o := e.Object.(type) {
@@ -92,7 +92,7 @@ func ApplyEvent(s *desired.State, e source.Event) (changed bool) {
 		if deleted {
 			s.DeleteNode(o.Name)
 		} else {
-			s.SetNode(o)
+			return s.SetNode(o)
 		}
 	case *networkingv1.ServiceCIDR:
 		if deleted {

@@ -255,14 +255,20 @@ func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 }
 
 func (p *Proxy) take(batch []source.Event) {
+	queued := false
 	for _, e := range batch {
 		if e.Type == source.Synced {
 			p.synced = true
 		}
-		p.note(e, ApplyEvent(p.state, e))
+		changed := ApplyEvent(p.state, e)
+		p.note(e, changed)
+		_, isNode := e.Object.(*corev1.Node)
+		queued = queued || changed || !isNode // a sync for each heartbeat of other Nodes would delay changes
 	}
 	p.watchNode()
-	p.queued()
+	if queued {
+		p.queued()
+	}
 }
 
 // note updates everything except the state for an event.

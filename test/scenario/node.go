@@ -16,6 +16,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -25,6 +27,7 @@ type node struct {
 	config    dataplane.Config
 	desired   desired.Config
 	addrs     []netip.Addr // on its interfaces
+	others    []*node
 	state     *desired.State
 	describer describer
 	kernel    dataplane.Dataplane // nil without a kernel
@@ -36,9 +39,23 @@ type node struct {
 // content returns the content that the node's kernel should have.
 func (n *node) content() *dataplane.Content { return dataplane.ContentOf(&n.state.Full().Change) }
 
+// object is the Node with the node's addresses.
+func (n *node) object() *corev1.Node {
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
+	for _, a := range n.addrs {
+		if !a.IsLoopback() {
+			o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+		}
+	}
+	return o
+}
+
 // learn makes the node's state from all objects.
 func (n *node) learn(all objects) {
 	n.state = desired.New(n.desired)
+	for _, other := range n.others {
+		n.state.SetNode(other.object())
+	}
 	all.addTo(n.state)
 	n.state.SetNodeAddresses(n.addrs)
 }

@@ -29,9 +29,8 @@ type Mode func(dataplane.Config) (dataplane.Dataplane, error)
 const Dir = "stories"
 
 // lacks has the story of what a mode does not have. For NodePorts on loopback addresses,
-// iptables mode has route_localnet. In IPVS mode, a NodePort gets no answer at the node's other
-// addresses once one of them is a load balancer's for some clients only; why is not known yet.
-var lacks = map[string]string{"iptables": "nodeport-loopback", "ipvs": "nodeport-override"}
+// iptables mode has route_localnet.
+var lacks = map[string]string{"iptables": "nodeport-loopback"}
 
 // chosen has the stories of IPVS mode with a table of iptables-legacy: those about what the table
 // does. Its commands are slow on User Mode Linux.

@@ -67,6 +67,11 @@ func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 			n.config.NetNS = s.topology.nodes[n.name].FD()
 			n.in = s.topology.nodes[n.name].Do
 		}
+		for _, other := range s.nodes {
+			if other != n {
+				n.others = append(n.others, other)
+			}
+		}
 		n.learn(nil)
 		n.start(t, d, s.mode)
 	}

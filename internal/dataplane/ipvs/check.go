@@ -23,8 +23,8 @@ const (
 
 // Check implements dataplane.Dataplane. IPVS has no generation by which a modification by
 // another process shows, so each call reads the virtual servers of a few pools, and whether
-// their addresses are the node's. It also deletes destinations without weight whose connections
-// have ended.
+// their addresses are the node's. It reads the parameters too, and deletes destinations without
+// weight whose connections have ended.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
@@ -34,6 +34,13 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	if err := b.endDrains(ctx); err != nil {
 		return err
+	}
+	differing, err := b.differingParameters()
+	if err != nil {
+		return err
+	}
+	if len(differing) > 0 {
+		return fmt.Errorf("%w: %s", dataplane.ErrDamaged, differing[0])
 	}
 	for n := min(sampleSize, len(b.servers.pools)); n > 0; n-- {
 		b.nextSample = (b.nextSample + 1) % len(b.servers.pools)
@@ -57,20 +64,22 @@ func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *po
 	if err != nil {
 		return err
 	}
-	missing := make(map[netip.AddrPort]bool, len(pool.Slots))
+	missing := make(map[netip.AddrPort]uint32, len(pool.Slots))
 	for _, b := range pool.Slots {
-		missing[addrPort(b)] = true
+		missing[addrPort(b)] = pool.weight(b)
 	}
-	surplus := 0
+	surplus, reweighed := 0, 0
 	for _, d := range all {
-		if d.Weight > 0 && !missing[d.AddrPort] {
+		switch n, wanted := missing[d.AddrPort]; {
+		case !wanted && d.Weight > 0:
 			surplus++
-		} else if d.Weight > 0 {
-			delete(missing, d.AddrPort)
+		case wanted && d.Weight != n:
+			reweighed++
 		}
+		delete(missing, d.AddrPort)
 	}
-	if surplus+len(missing) > 0 {
-		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, and has %d others", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus)
+	if surplus+reweighed+len(missing) > 0 {
+		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, has %d others, and %d with another weight", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus, reweighed)
 	}
 	if a := f.Addr(); b.translation.onDummy(a) && !b.dummy.isLocal(a) {
 		// The kernel makes the route of a new IPv6 address in the background.
@@ -228,6 +237,13 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		if external[a] && !internal[a] {
 			delete(c.ClusterIPs, a)
 		}
+	}
+	if b.dummy.link != nil && b.dummy.isOurs() {
+		differing, err := b.differingParameters()
+		if err != nil {
+			return nil, err
+		}
+		c.Faults = append(c.Faults, differing...)
 	}
 	for a := range addresses {
 		c.Faults = append(c.Faults, fmt.Sprintf("interface %s has address %s of no Service", Interface, a))

@@ -23,15 +23,18 @@ func TestOthersTables(t *testing.T) {
 	}
 }
 
-// TestDamage has another process change what IPVS mode has programmed. Check finds it, and
-// Reconcile repairs it. Another program's table is no damage.
+// TestDamage has another process change what IPVS mode has programmed. Check and verification find
+// it, and Reconcile repairs it. Another program's table is no damage.
 func TestDamage(t *testing.T) {
 	s := newStreet(t, 3, Options{})
+	programmed := dataplane.ContentOf(s.state.Reported())
 	for _, c := range []struct{ command, reason string }{
 		{"ipvsadm -D -t 10.96.0.1:80", "lacks 3 of 3 destinations"},
 		{"ipvsadm -d -t 10.96.0.1:80 -r 10.244.1.3:8001", "lacks 1 of 3 destinations"},
-		{"ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.3:8001 -m -w 0", "lacks 1 of 3 destinations"},
+		{"ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.3:8001 -m -w 0", "1 with another weight"},
 		{"ipvsadm -a -t 10.96.0.1:80 -r 10.244.1.3:9000 -m", "has 1 others"},
+		{"ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.3:8001 -m -w 5", "1 with another weight"},
+		{"echo 0 > /proc/sys/net/ipv4/vs/conntrack", "vs/conntrack is 0, not 1"},
 		{"ip addr del 10.96.0.1/32 dev kube-ipvs0", "interface kube-ipvs0 does not have address 10.96.0.1"},
 		{"ip link del kube-ipvs0", "interface kube-ipvs0 does not have address 10.96.0.1"},
 		{"nft delete table ip slipstream", ""},
@@ -47,6 +50,9 @@ func TestDamage(t *testing.T) {
 		}
 		if err := s.backend.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), c.reason) {
 			t.Errorf("%s: Check: %v", c.command, err)
+		}
+		if got, err := s.backend.Read(t.Context()); err != nil || dataplane.Difference(programmed, got) == "" {
+			t.Errorf("%s: verification finds nothing (%v)", c.command, err)
 		}
 		dataplanetest.Reconcile(t, s.backend, s.state)
 		dataplanetest.Has(t, s.backend, s.state)

@@ -128,6 +128,44 @@ func TestVIP(t *testing.T) {
 	}
 }
 
+// TestOtherNode: another Node has the IP of a load balancer, as with k3s's ServiceLB. The Service's
+// port is served, and another port reaches that Node.
+func TestOtherNode(t *testing.T) {
+	s := newStreet(t, 2, Options{})
+	other, err := s.Lab.Host("other", netip.MustParsePrefix("192.168.100.12/24"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := other.Addrs()[0]
+	if _, err := other.Serve(lab.TCP, netip.AddrPortFrom(addr, 6443)); err != nil {
+		t.Fatal(err)
+	}
+	svc := dataplanetest.Service(corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer})
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: addr.String()}}
+	s.state.SetService(svc)
+	s.apply()
+	node := &corev1.Node{}
+	node.Name = "n2"
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr.String()}}
+	for _, known := range []bool{false, true} {
+		if known {
+			s.state.SetNode(node)
+			s.apply()
+		}
+		if err := s.backend.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, from := range []*lab.Machine{&s.Node.Machine, &s.Client.Machine} {
+			if _, err := from.Connect(lab.TCP, netip.AddrPortFrom(addr, web.Port()), lab.Timeout(20*time.Second)); err != nil {
+				t.Errorf("known %t, from %s: %v", known, from.Name(), err)
+			}
+		}
+		if _, err := s.Node.Connect(lab.TCP, netip.AddrPortFrom(addr, 6443), lab.Timeout(20*time.Second)); (err == nil) != known {
+			t.Errorf("known %t, to the other Node: %v", known, err)
+		}
+	}
+}
+
 // TestIPv6SwitchedOff: where the node's interfaces must not have IPv6 addresses, both families
 // are programmed, and only the setting of the dummy interface changes.
 func TestIPv6SwitchedOff(t *testing.T) {

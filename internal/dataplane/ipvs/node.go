@@ -42,14 +42,36 @@ func (b *Backend) prepareNode(ctx context.Context) error {
 	if err := b.dummy.ensure(); err != nil {
 		return err
 	}
-	all := parameters
-	if b.options.StrictARP {
-		all = append(all[:len(all):len(all)], strictARP...)
-	}
-	if err := dataplane.Inside(b.config.NetNS, func() error { return errors.Join(enableIPv6(), b.dummy.setParameters(all)) }); err != nil {
+	if err := dataplane.Inside(b.config.NetNS, func() error { return errors.Join(enableIPv6(), b.dummy.setParameters(b.parameters())) }); err != nil {
 		return err
 	}
 	return b.conn.SetTimeouts(ctx, b.options.Timeouts)
+}
+
+func (b *Backend) parameters() []parameter {
+	if b.options.StrictARP {
+		return slices.Concat(parameters, strictARP)
+	}
+	return parameters
+}
+
+// differingParameters describes the parameters that another process has changed, except those that
+// other programs need too.
+func (b *Backend) differingParameters() (all []string, err error) {
+	err = dataplane.Inside(b.config.NetNS, func() error {
+		for _, p := range b.parameters() {
+			is, err := os.ReadFile(filepath.Join(proc, p.file))
+			switch text := strings.TrimSpace(string(is)); {
+			case errors.Is(err, fs.ErrNotExist) && p.optional:
+			case err != nil:
+				return fmt.Errorf("reading a parameter for IPVS: %w", err)
+			case text != p.value && !p.stays:
+				all = append(all, fmt.Sprintf("%s is %s, not %s", filepath.Join(proc, p.file), text, p.value))
+			}
+		}
+		return nil
+	})
+	return all, err
 }
 
 // setParameters sets parameters, and puts those back that were set before and are not among

@@ -19,23 +19,25 @@ import (
 //
 // IPVS serves an external IP only while an interface of the node has it. It may be another
 // machine's address, which this node could not reach if its dummy interface had it. Otherwise
-// the table serves it, and its virtual servers receive no packets.
+// the table serves it, and its virtual servers receive no packets. The same goes for the IP of a
+// load balancer that is another Node's, as those of k3s's ServiceLB are.
 type translation struct {
 	inside map[desired.PoolID]int // number of frontends that need the second one
 	own    map[netip.Addr]bool    // addresses of the node's interfaces other than the dummy
+	others map[netip.Addr]bool    // addresses of other Nodes
 
-	// external has the frontends of external IPs.
+	// external has the frontends of external IPs and of the IPs of load balancers.
 	external map[netip.Addr]map[desired.FrontendKey]*desired.Frontend
 
 	// The dummy interface has ClusterIPs, and the IPs of load balancers, with their numbers of
-	// frontends, that no other interface has.
+	// frontends, that no other interface and no other Node has.
 	clusterIPs    map[netip.Addr]bool
 	loadBalancers map[netip.Addr]int
 }
 
 func newTranslation() translation {
 	return translation{
-		inside: map[desired.PoolID]int{}, own: map[netip.Addr]bool{},
+		inside: map[desired.PoolID]int{}, own: map[netip.Addr]bool{}, others: map[netip.Addr]bool{},
 		external:   map[netip.Addr]map[desired.FrontendKey]*desired.Frontend{},
 		clusterIPs: map[netip.Addr]bool{}, loadBalancers: map[netip.Addr]int{},
 	}
@@ -43,12 +45,13 @@ func newTranslation() translation {
 
 // inTable reports whether the table serves a frontend.
 func (t *translation) inTable(f *desired.Frontend) bool {
-	return f.Kind == desired.ExternalIP && !t.own[f.Addr()]
+	a := f.Addr()
+	return !t.own[a] && (f.Kind == desired.ExternalIP || f.Kind == desired.LoadBalancerIP && t.others[a])
 }
 
 // onDummy reports whether the dummy interface has an address.
 func (t *translation) onDummy(a netip.Addr) bool {
-	return t.clusterIPs[a] || t.loadBalancers[a] > 0 && !t.own[a]
+	return t.clusterIPs[a] || t.loadBalancers[a] > 0 && !t.own[a] && !t.others[a]
 }
 
 // realPools lists the pools of which the table needs all backends for a frontend.
@@ -74,7 +77,7 @@ func real(id desired.PoolID) desired.PoolID { return 2*id + 1 }
 func (t *translation) change(c *desired.Change, before []int, record *servers) *desired.Change {
 	out := *c
 	frontends := t.moved(c)
-	out.Pools, out.Frontends = nil, make([]desired.FrontendChange, len(frontends))
+	out.Pools, out.Frontends = nil, nil
 	was := map[desired.PoolID]int{} // of the pools for which inside may differ
 	refer := func(f *desired.Frontend, n int) {
 		for _, id := range t.realPools(f) {
@@ -86,14 +89,18 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 			}
 		}
 	}
+	old := make([]*desired.Frontend, len(frontends)) // in the table
 	for i := range frontends {
 		refer(frontends[i].Old, -1)
-		out.Frontends[i].Old = t.frontend(frontends[i].Old)
+		old[i] = t.frontend(frontends[i].Old)
 	}
 	out.ClusterIPs = t.addresses(c)
 	for i := range frontends {
 		refer(frontends[i].New, 1)
-		out.Frontends[i].New = t.frontend(frontends[i].New)
+		next := t.frontend(frontends[i].New)
+		if old[i] == nil || next == nil || *old[i] != *next {
+			out.Frontends = append(out.Frontends, desired.FrontendChange{Old: old[i], New: next})
+		}
 	}
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -184,24 +191,26 @@ func (t *translation) frontend(f *desired.Frontend) *desired.Frontend {
 	return &c
 }
 
-// moved returns the changed frontends, with those of external IPs that an interface of the node
-// gets or loses. Until then the other of the table and IPVS serves them.
+// moved returns the changed frontends, with those whose IP an interface of the node or another Node
+// gets or loses. Until then the other of the table and IPVS may serve them.
 func (t *translation) moved(c *desired.Change) []desired.FrontendChange {
 	all := slices.Clone(c.Frontends)
 	for i := range c.Frontends {
-		if f := c.Frontends[i].Old; f != nil && f.Kind == desired.ExternalIP {
+		if f := c.Frontends[i].Old; f != nil && mayMove(f) {
 			if delete(t.external[f.Addr()], f.FrontendKey); len(t.external[f.Addr()]) == 0 {
 				delete(t.external, f.Addr())
 			}
 		}
 	}
-	for _, a := range slices.Concat(c.OwnIPs.Removed, c.OwnIPs.Added) {
+	moved := slices.Concat(c.OwnIPs.Removed, c.OwnIPs.Added, c.OtherNodeIPs.Removed, c.OtherNodeIPs.Added)
+	slices.SortFunc(moved, netip.Addr.Compare)
+	for _, a := range slices.Compact(moved) {
 		for _, f := range t.external[a] {
 			all = append(all, desired.FrontendChange{Old: f, New: f})
 		}
 	}
 	for i := range c.Frontends {
-		if f := c.Frontends[i].New; f != nil && f.Kind == desired.ExternalIP {
+		if f := c.Frontends[i].New; f != nil && mayMove(f) {
 			if t.external[f.Addr()] == nil {
 				t.external[f.Addr()] = map[desired.FrontendKey]*desired.Frontend{}
 			}
@@ -209,6 +218,11 @@ func (t *translation) moved(c *desired.Change) []desired.FrontendChange {
 		}
 	}
 	return all
+}
+
+// mayMove reports whether inTable may differ for a frontend at another time.
+func mayMove(f *desired.Frontend) bool {
+	return f.Kind == desired.ExternalIP || f.Kind == desired.LoadBalancerIP
 }
 
 // addresses updates the records of addresses by a change, and returns the change of the dummy
@@ -241,6 +255,7 @@ func (t *translation) addresses(c *desired.Change) (out desired.AddressChange) {
 	}
 	update(t.clusterIPs, &c.ClusterIPs)
 	update(t.own, &c.OwnIPs)
+	update(t.others, &c.OtherNodeIPs)
 	for i := range c.Frontends {
 		count(c.Frontends[i].Old, -1)
 		count(c.Frontends[i].New, 1)

@@ -162,7 +162,7 @@ func TestTranslation(t *testing.T) {
 }
 
 // TestTranslationKinds: who serves a frontend, and which addresses are on the dummy interface,
-// also when an interface of the node gets the address and loses it.
+// also when an interface of the node or another Node gets the address and loses it.
 func TestTranslationKinds(t *testing.T) {
 	pods := desired.NewBackend(netip.MustParseAddrPort("10.244.0.5:80"))
 	for _, c := range []struct {
@@ -170,13 +170,15 @@ func TestTranslationKinds(t *testing.T) {
 		kind    desired.AddressKind
 		local   bool // externalTrafficPolicy: Local
 		not, of string
+		another string // with the address of another Node
 	}{
-		{"ClusterIP", desired.ClusterIP, false, "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0, on the dummy"},
-		{"NodePort", desired.NodePort, false, "elsewhere, affinity 0", "elsewhere, affinity 0"},
-		{"local NodePort", desired.NodePort, true, "pods elsewhere, affinity 60", "pods elsewhere, affinity 60"},
-		{"load balancer IP", desired.LoadBalancerIP, false, "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0"},
-		{"external IP", desired.ExternalIP, false, "pods, affinity 60", "elsewhere, affinity 0"},
-		{"local external IP", desired.ExternalIP, true, "pods pods, affinity 60", "pods elsewhere, affinity 60"},
+		{"ClusterIP", desired.ClusterIP, false, "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0, on the dummy"},
+		{"NodePort", desired.NodePort, false, "elsewhere, affinity 0", "elsewhere, affinity 0", "elsewhere, affinity 0"},
+		{"local NodePort", desired.NodePort, true, "pods elsewhere, affinity 60", "pods elsewhere, affinity 60", "pods elsewhere, affinity 60"},
+		{"load balancer IP", desired.LoadBalancerIP, false, "elsewhere, affinity 0, on the dummy", "elsewhere, affinity 0", "pods, affinity 60"},
+		{"local load balancer IP", desired.LoadBalancerIP, true, "pods elsewhere, affinity 60, on the dummy", "pods elsewhere, affinity 60", "pods pods, affinity 60"},
+		{"external IP", desired.ExternalIP, false, "pods, affinity 60", "elsewhere, affinity 0", "pods, affinity 60"},
+		{"local external IP", desired.ExternalIP, true, "pods pods, affinity 60", "pods elsewhere, affinity 60", "pods pods, affinity 60"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := &desired.Frontend{
@@ -221,6 +223,10 @@ func TestTranslationKinds(t *testing.T) {
 			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}}, c.of)
 			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}}, c.not)
 			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}, OwnIPs: desired.AddressChange{Added: addr}}, c.of)
+			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}, OtherNodeIPs: desired.AddressChange{Added: addr}}, c.another)
+			translate(&desired.Change{OwnIPs: desired.AddressChange{Added: addr}}, c.of)
+			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}}, c.another)
+			translate(&desired.Change{OtherNodeIPs: desired.AddressChange{Removed: addr}}, c.not)
 		})
 	}
 }

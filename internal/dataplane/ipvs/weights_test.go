@@ -21,6 +21,9 @@ func TestWeights(t *testing.T) {
 		}
 		dataplanetest.Apply(t, s.backend, s.state)
 		dataplanetest.Has(t, s.backend, s.state)
+		if err := s.backend.Check(t.Context()); err != nil {
+			t.Errorf("weights %v: %v", weights, err)
+		}
 	}
 	for _, step := range []struct {
 		weights []string

@@ -29,13 +29,15 @@ const (
 // ThisNode is the name of the node that the desired state is for.
 const ThisNode = "here"
 
+const otherNode = "there"
+
 // State is the consumer of events, as implemented by desired.State.
 type State interface {
 	SetService(*corev1.Service)
 	DeleteService(namespace, name string)
 	SetEndpointSlice(*discoveryv1.EndpointSlice) (changed bool)
 	DeleteEndpointSlice(namespace, name string) (changed bool)
-	SetNode(*corev1.Node)
+	SetNode(*corev1.Node) (changed bool)
 	DeleteNode(name string)
 	SetServiceCIDR(*networkingv1.ServiceCIDR)
 	DeleteServiceCIDR(name string)
@@ -84,6 +86,7 @@ type Objects struct {
 	slices   [slices]*discoveryv1.EndpointSlice
 	cidrs    [cidrs]*networkingv1.ServiceCIDR
 	node     *corev1.Node
+	other    *corev1.Node
 	pods     [pods]*corev1.Pod
 	ns       *corev1.Namespace
 	addrs    []netip.Addr
@@ -177,7 +180,7 @@ var zones = []string{"a", "b", "c"}
 func (c *Choices) thisNode() *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: ThisNode, Labels: map[string]string{}}}
 	if c.once(8) {
-		n.Name = "there"
+		n.Name = otherNode
 	}
 	if !c.once(4) {
 		n.Labels[corev1.LabelTopologyZone] = zones[c.Below(2)]
@@ -369,17 +372,23 @@ func (o *Objects) Step(c *Choices, s State) {
 	}
 }
 
-// nodeStep changes or deletes the Node. The state ignores its deletion.
+// nodeStep changes or deletes this node's Node or another one. The state ignores the deletion of
+// this node's.
 func (o *Objects) nodeStep(c *Choices, s State) {
-	if c.once(4) {
-		s.DeleteNode(ThisNode)
-		return
-	}
 	n := c.thisNode()
-	s.SetNode(n)
-	if n.Name == ThisNode {
+	switch exists := !c.once(4); {
+	case !exists:
+		s.DeleteNode(n.Name)
+		if n.Name != ThisNode {
+			o.other = nil
+		}
+		return
+	case n.Name == ThisNode:
 		o.node = n
+	default:
+		o.other = n
 	}
+	s.SetNode(n)
 }
 
 // SetAll adds all objects to a state, in random order.
@@ -411,6 +420,9 @@ func (o *Objects) SetAll(s State, order *rand.Rand) {
 	if o.node != nil {
 		sets = append(sets, func() { s.SetNode(o.node) })
 	}
+	if o.other != nil {
+		sets = append(sets, func() { s.SetNode(o.other) })
+	}
 	sets = append(sets, func() { s.SetNodeAddresses(o.addrs) })
 	order.Shuffle(len(sets), func(i, j int) { sets[i], sets[j] = sets[j], sets[i] })
 	for _, set := range sets {
@@ -433,5 +445,6 @@ func (o *Objects) Clear(s State) {
 		s.DeletePod("ns", fmt.Sprint("pod", i))
 	}
 	s.DeleteNamespace("ns")
+	s.DeleteNode(otherNode)
 	*o = Objects{}
 }

@@ -239,6 +239,18 @@ func TestAllNodes(t *testing.T) {
 	}
 }
 
+// TestOtherNodes receives other Nodes too.
+func TestOtherNodes(t *testing.T) {
+	w := newWorld(t, protobuf, node("n1", "a"), node("n2", "b"))
+	w.options.OtherNodes = true
+	w.start()
+	w.expect("Set Node n1", "Set Node n2", "Synced")
+	w.set(node("n3", "c"))
+	w.expect("Set Node n3")
+	w.remove(node("n2", ""))
+	w.expect("Delete Node n2")
+}
+
 // TestRefused checks that the source waits while a required kind is refused.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, protobuf, service("web", "10.96.0.1"), slice("web-1", "10.0.0.1"))

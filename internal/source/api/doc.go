@@ -2,7 +2,7 @@
 
 // Package api is a source that watches a Kubernetes API server: Services, EndpointSlices,
 // ServiceCIDRs, the Node that Slipstream runs on, and where options ask for it NetworkPolicies,
-// Namespaces, the pods of the Node, and the metadata of all Nodes. The selectors are those of kube-proxy 1.37 (kinds.go).
+// Namespaces, the pods of the Node, and all Nodes or their metadata. The selectors are those of kube-proxy 1.37 (kinds.go).
 //
 // The Reflector of client-go lists and watches: WatchList (KEP-3157), or a list where the
 // server does not stream, and resumption after a lost connection. Objects are delivered when

@@ -94,6 +94,9 @@ func (o *Options) kinds() []*kind {
 		empty:    &discoveryv1.EndpointSlice{},
 		list:     &discoveryv1.EndpointSliceList{},
 	}}
+	if o.OtherNodes {
+		all[0].fields = ""
+	}
 	if o.AllNodes {
 		all = append(all, &kind{
 			name:     "NodeMetadata",

@@ -26,6 +26,9 @@ type Options struct {
 	// AllNodes delivers the metadata of all Nodes too.
 	AllNodes bool
 
+	// OtherNodes delivers other Nodes too.
+	OtherNodes bool
+
 	// OnError is called when the API server cannot be reached or refuses a
 	// request, once for each cause while it lasts. Calls are not concurrent.
 	// Required.
