@@ -3,12 +3,15 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // traces reports which modes have objects in the kernel, by commands.
@@ -95,6 +98,66 @@ func TestChangeOfMode(t *testing.T) {
 				if there {
 					t.Errorf("after cleanup there is something of mode %s", mode)
 				}
+			}
+		})
+	}
+}
+
+// TestSYNWithoutRules connects while the rules are missing, first because another program deletes
+// them, then because Slipstream starts late. The client's SYN goes to nowhere, and leaves an
+// untranslated conntrack entry. One that it repeats after the repair, or the start, is served.
+func TestSYNWithoutRules(t *testing.T) {
+	for _, mode := range []string{config.NFTables, config.IPTables} {
+		t.Run(mode, func(t *testing.T) {
+			kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.NFTBinary, kerneltest.IPSet)
+			s := newSite(t)
+			s.save("web.yaml", web(0))
+			node := func(command string) string {
+				words := strings.Fields(command)
+				out, err := s.node.Run(t.Context(), words[0], words[1:]...)
+				s.check(err)
+				return string(out)
+			}
+			start := func() *lab.Process { return s.run("--proxy-mode", mode) }
+			// Translated connections need conntrack and NAT, which end with the last rule.
+			replaceRules := func() {
+				node("nft flush ruleset; add table ip firewall; add chain ip firewall nat { type nat hook prerouting priority -100; };" +
+					"add chain ip firewall forward { type filter hook forward priority 0; }; add rule ip firewall forward ct state established accept")
+				node("iptables-nft -t mangle -N KUBE-IPTABLES-HINT")
+			}
+			replaceRules()
+			p := start()
+			s.untilReached("web-0")
+			stays, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond, lab.Timeout(patience))
+			s.check(err)
+			defer stays.Close()
+			for _, test := range []struct {
+				what       string
+				stop, cont func()
+			}{
+				{"a repair", func() { s.check(p.Signal(syscall.SIGSTOP)) }, func() { s.check(p.Signal(syscall.SIGCONT)) }},
+				{"a start", func() { s.check(p.Kill()); <-p.Done() }, func() { p = start() }},
+			} {
+				test.stop()
+				replaceRules()
+				result := make(chan error, 1)
+				go func() {
+					r, err := s.client.Connect(lab.TCP, webAddr, lab.Timeout(patience))
+					if err == nil && r.Server != "web-0" {
+						err = fmt.Errorf("%+v", r)
+					}
+					result <- err
+				}()
+				s.until("a SYN is not answered", func() bool {
+					return strings.Contains(node("conntrack -L -p tcp --state SYN_SENT"), "dst=10.96.0.10")
+				})
+				test.cont()
+				if err := <-result; err != nil {
+					t.Errorf("connected before %s: %v", test.what, err)
+				}
+			}
+			if st := stays.Stats(); st.Failed > 0 || st.Ended {
+				t.Errorf("the connection established before: %+v", st)
 			}
 		})
 	}

@@ -6,10 +6,14 @@ import "net/netip"
 
 // StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a
 // backend that it should no longer go to. They are to be deleted, so that the next
-// packet creates a new entry. TCP connections are left alone: their clients notice.
+// packet creates a new entry. TCP connections are left alone, with two exceptions: their
+// clients notice.
 type StaleFlows struct {
-	// Protocol is UDP or SCTP. With TCP, Backends belong to Nodes that were deleted:
-	// connections to them are stale whatever their frontend, which is not given.
+	// Protocol is UDP or SCTP, or TCP with either Frontends or Backends. With TCP, Backends
+	// belong to Nodes that were deleted: connections to them are stale whatever their
+	// frontend. Connections to Frontends are stale if their SYN was not translated and has
+	// no answer yet: it was sent while rules were missing, and its repetitions would not be
+	// translated either.
 	Protocol Protocol
 
 	// Frontends are the original destinations of the flows. A NodePort has one for each
@@ -137,8 +141,18 @@ func (s *State) otherFlows(all []StaleFlows, f *frontend, to ...FrontendKey) []S
 }
 
 // allFlows lists, for all frontends, the flows that are not stale: flows to endpoints
-// that serve.
+// that serve. Of TCP, it lists the frontends, without NodePorts: the node itself answers a SYN
+// to its own address.
 func (s *State) allFlows() (all []StaleFlows) {
+	tcp := StaleFlows{Protocol: TCP}
+	for key := range s.frontends {
+		if key.Protocol == TCP && !key.OnNode() && !s.config.relayed(key) {
+			tcp.Frontends = append(tcp.Frontends, key)
+		}
+	}
+	if len(tcp.Frontends) > 0 {
+		all = append(all, tcp)
+	}
 	for _, svc := range s.services {
 		for _, p := range svc.ports {
 			for _, e := range p.endpoints {

@@ -205,7 +205,7 @@ func (m *model) apply(c *Update) (err error) {
 	addresses("node address", m.nodeAddrs, c.NodeAddresses)
 	addresses("address of another Node", m.otherNodes, c.OtherNodeIPs)
 	for _, stale := range c.Flows {
-		if stale.Protocol == TCP || len(stale.Frontends) == 0 {
+		if stale.Protocol == TCP && (stale.Only || len(stale.Backends) > 0) || len(stale.Frontends) == 0 {
 			wrong("flows of %v are stale", stale)
 		}
 		for _, key := range stale.Frontends {

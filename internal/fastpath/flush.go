@@ -166,11 +166,12 @@ func (c *Controller) Cleaning(clean conntrack.CleanFunc) conntrack.CleanFunc {
 		}
 		f := Flush{Hold: cleanHold}
 		for _, s := range stale {
-			f.Frontends = append(f.Frontends, s.Frontends...)
-			if s.Protocol == desired.TCP {
-				for _, b := range s.Backends {
-					f.Addresses = append(f.Addresses, b.Addr())
-				}
+			if s.Protocol != desired.TCP { // TCP's are of connections without an answer, which are not offloaded
+				f.Frontends = append(f.Frontends, s.Frontends...)
+				continue
+			}
+			for _, b := range s.Backends {
+				f.Addresses = append(f.Addresses, b.Addr())
 			}
 		}
 		if e := c.Flush(ctx, f); e != nil {

@@ -189,11 +189,9 @@ func TestClean(t *testing.T) {
 			udp 10.0.0.1:1007 10.96.0.20:53 10.96.0.20:53
 			udp [fd00::1]:1003 [fd00:96::10]:53 [fd00:96::10]:53`,
 	}, {
-		name: "TCP is left alone",
-		flows: []desired.StaleFlows{
-			in(desired.TCP, stale("10.96.0.10:53", "10.244.1.5:53")),
-			in(desired.TCP, only(stale("10.96.0.10:53", ""))),
-		},
+		name:  "TCP, of which no connection waits for an answer to its SYN",
+		flows: []desired.StaleFlows{in(desired.TCP, stale("10.96.0.10:53 [fd00:96::10]:53", ""))},
+		dumps: 2, entries: 2 + 1, ipv6: 1,
 	}, {
 		name: "TCP to endpoints of deleted Nodes",
 		flows: []desired.StaleFlows{
@@ -251,6 +249,43 @@ func TestClean(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestBegun deletes entries of TCP to frontends that are not translated and in state SYN_SENT.
+func TestBegun(t *testing.T) {
+	const none, synSent, synRecv, established = 0, 1, 2, 3
+	begun := in(desired.TCP, stale("10.96.0.10:80 10.96.0.20:80 [fd00:96::10]:80", ""))
+	for _, unfiltered := range []bool{false, true} {
+		tab := newTable(t)
+		tab.unfiltered = unfiltered
+		var left []string
+		for _, e := range []struct {
+			flow  string
+			state uint8
+			stale bool
+		}{
+			{"tcp 10.0.0.1:1001 10.96.0.10:80 10.96.0.10:80", synSent, true},
+			{"tcp 10.0.0.1:1002 10.96.0.20:80 10.96.0.20:80", synSent, true},
+			{"tcp [fd00::1]:1001 [fd00:96::10]:80 [fd00:96::10]:80", synSent, true},
+			{"tcp 10.0.0.1:1003 10.96.0.10:80 10.244.1.5:80", synSent, false},
+			{"tcp 10.0.0.1:1004 10.96.0.10:81 10.96.0.10:81", synSent, false},
+			{"tcp 10.0.0.1:1005 10.96.0.30:80 10.96.0.30:80", synSent, false},
+			{"tcp 10.0.0.1:1006 10.96.0.10:80 10.96.0.10:80", none, false},
+			{"tcp 10.0.0.1:1007 10.96.0.10:80 10.96.0.10:80", synRecv, false},
+			{"tcp 10.0.0.1:1008 10.96.0.10:80 10.96.0.10:80", established, false},
+			{"udp 10.0.0.1:1001 10.96.0.10:80 10.96.0.10:80", none, false},
+		} {
+			f := flowOf(e.flow)
+			f.state = e.state
+			if tab.add(f); !e.stale {
+				left = append(left, e.flow)
+			}
+		}
+		stats := tab.clean(begun)
+		if got := tab.flows(); stats.Deleted != 3 || stats.Dumps != 2 || !slices.Equal(got, left) {
+			t.Errorf("unfiltered %v: %+v, left are\n%s", unfiltered, stats, strings.Join(got, "\n"))
+		}
 	}
 }
 

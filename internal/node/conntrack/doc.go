@@ -6,8 +6,9 @@
 //
 // Rules see only the first packet of a flow, so programming does not redirect existing flows.
 // A UDP client that keeps its source port never begins a new flow: the entry lives as long as
-// the client sends. Entries of TCP remain: its connections end, and their clients notice, except
-// where the endpoint's Node was deleted.
+// the client sends. Entries of TCP remain: its connections end, and their clients notice. They are
+// deleted only where the endpoint's Node was deleted, and where a SYN was sent while rules were
+// missing: the client's next SYN is then translated.
 //
 // # Cost
 //
@@ -27,7 +28,8 @@
 // some kernels have filters that hide entries (see abilities). So a [Conn] first probes
 // filters, with its own entry between unused addresses.
 //
-// The filter does not use the status of entries (CTA_STATUS), because IPVS does not set it.
+// The filter does not use IPS_DST_NAT of an entry's status (CTA_STATUS), because IPVS does not set
+// it.
 //
 // Source: include/uapi/linux/netfilter/nfnetlink_conntrack.h and
 // net/netfilter/nf_conntrack_netlink.c of the kernel.

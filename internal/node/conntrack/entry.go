@@ -45,6 +45,7 @@ type entry struct {
 	destination netip.AddrPort // of the first packet
 	replies     netip.AddrPort // source of replies: the backend, or the destination itself
 	translated  bool           // by a NAT rule
+	protoinfo   []byte         // the state of TCP, in the kernel's encoding
 
 	// These identify the entry, in the kernel's encoding.
 	original, id, zone []byte
@@ -67,6 +68,8 @@ func (e *entry) parse(data []byte) (ok bool) {
 			reply = payload
 		case nl.CTA_STATUS:
 			e.translated = len(payload) == 4 && binary.BigEndian.Uint32(payload)&ctnetlink.StatusDNAT != 0
+		case nl.CTA_PROTOINFO:
+			e.protoinfo = payload
 		case nl.CTA_ID:
 			e.id = payload
 		case nl.CTA_ZONE:
@@ -77,6 +80,19 @@ func (e *entry) parse(data []byte) (ok bool) {
 	back, okBack := ctnetlink.ParseTuple(reply)
 	e.protocol, e.destination, e.replies = desired.Protocol(there.Protocol), there.Dst, back.Src
 	return ok && okBack && len(e.id) == 4
+}
+
+// synSent reports whether the entry is a TCP connection without an answer to its SYN.
+func (e *entry) synSent() bool {
+	const synSent = 1 // enum tcp_conntrack
+	for typ, tcp := range nfnl.Attributes(e.protoinfo) {
+		for inner, value := range nfnl.Attributes(tcp) {
+			if typ == nl.CTA_PROTOINFO_TCP && inner == nl.CTA_PROTOINFO_TCP_STATE && len(value) == 1 {
+				return value[0] == synSent
+			}
+		}
+	}
+	return false
 }
 
 // deletion returns a request to delete the entry. Because of its ID, the kernel keeps a later

@@ -3,6 +3,7 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -18,6 +19,7 @@ import (
 type filter struct {
 	protocols   []desired.Protocol
 	to, replies common
+	unanswered  bool // no packet of the other direction was seen; ignored before Linux 5.15
 }
 
 func (f *filter) addProtocol(p desired.Protocol) {
@@ -101,6 +103,10 @@ func (f *filter) attributes(family family, able abilities) ([]byte, error) {
 		a.Uint32(ctnetlink.FilterReplyFlags, reply)
 		return nil
 	})
+	if f.unanswered {
+		a.Bytes(nl.CTA_STATUS, []byte{0, 0, 0, 0})
+		a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusSeenReply))
+	}
 	return a.Encode()
 }
 

@@ -5,6 +5,7 @@ package conntrack
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -15,6 +16,7 @@ type search struct {
 	family    family
 	frontends map[desired.FrontendKey]*frontend
 	tcp       set // connections of TCP to these backends are stale
+	begun     set // unanswered connections of TCP to these frontends are stale if untranslated
 	filter    filter
 }
 
@@ -28,14 +30,17 @@ type frontend struct {
 
 type set map[netip.AddrPort]bool
 
-// plan sorts flows by family. TCP has searches of its own, which need no frontends.
+// plan sorts flows by family. TCP has searches of its own.
 func plan(flows []desired.StaleFlows) (searches []*search) {
-	var tcp []*search
+	var tcp, begun []*search
 	for _, f := range flows {
-		if f.Protocol == desired.TCP && len(f.Frontends) > 0 {
-			continue // its clients notice
-		}
 		if f.Protocol == desired.TCP {
+			for _, k := range f.Frontends {
+				searchIn(&begun, familyOf(k.AddrPort)).addBegun(k.AddrPort)
+			}
+			if len(f.Frontends) > 0 {
+				continue
+			}
 			for _, b := range f.Backends {
 				e := netip.AddrPortFrom(b.Addr(), b.Port())
 				searchIn(&tcp, familyOf(e)).addTCP(e)
@@ -52,7 +57,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			}
 		}
 	}
-	return append(searches, tcp...)
+	return slices.Concat(searches, tcp, begun)
 }
 
 // addTCP adds translated TCP connections to a backend.
@@ -64,6 +69,18 @@ func (s *search) addTCP(backend netip.AddrPort) {
 	}
 	s.tcp[backend] = true
 	s.filter.replies.add(backend)
+}
+
+// addBegun adds untranslated TCP connections to a frontend without an answer yet.
+func (s *search) addBegun(frontend netip.AddrPort) {
+	if s.begun == nil {
+		s.begun = set{}
+		s.filter.addProtocol(desired.TCP)
+		s.filter.replies.addAll()
+		s.filter.unanswered = true
+	}
+	s.begun[frontend] = true
+	s.filter.to.add(frontend)
 }
 
 // ofFamily returns the addresses and ports of one family.
@@ -127,8 +144,11 @@ func (s *search) add(p desired.Protocol, frontends []netip.AddrPort, backends se
 
 // stale reports whether an entry is to be deleted.
 func (s *search) stale(e *entry) bool {
-	if s.tcp != nil {
+	switch {
+	case s.tcp != nil:
 		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
+	case s.begun != nil:
+		return e.protocol == desired.TCP && e.destination == e.replies && s.begun[e.destination] && e.synSent()
 	}
 	f := s.frontends[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}]
 	return f != nil && (f.removed[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])

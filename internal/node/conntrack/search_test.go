@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
@@ -19,8 +20,14 @@ import (
 // desired.StaleFlows and Clean.
 func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
 	if f.protocol == desired.TCP {
-		return f.to != f.answeredBy && slices.ContainsFunc(flows, func(s desired.StaleFlows) bool {
-			return s.Protocol == desired.TCP && s.Frontends == nil && slices.Contains(s.Backends, desired.NewBackend(f.answeredBy))
+		return slices.ContainsFunc(flows, func(s desired.StaleFlows) bool {
+			switch {
+			case s.Protocol != desired.TCP:
+				return false
+			case s.Frontends == nil:
+				return f.to != f.answeredBy && slices.Contains(s.Backends, desired.NewBackend(f.answeredBy))
+			}
+			return f.to == f.answeredBy && f.state == 1 && slices.Contains(s.Frontends, desired.FrontendKey{AddrPort: f.to, Protocol: desired.TCP})
 		})
 	}
 	for _, s := range flows {
@@ -74,6 +81,10 @@ func TestSearches(t *testing.T) {
 			fl := flow{protocol: protocols[r.IntN(len(protocols))], to: endpointAt(a), answeredBy: endpointAt(b)}
 			e := entry{protocol: fl.protocol, destination: fl.to, replies: fl.answeredBy}
 			e.family = familyOf(e.destination)
+			if e.protocol == desired.TCP {
+				fl.state = uint8(r.IntN(4))
+				e.protoinfo = tcpInState(fl.state)
+			}
 			got := false
 			for _, s := range searches {
 				if s.family != e.family || !s.stale(&e) {
@@ -98,6 +109,17 @@ func TestSearches(t *testing.T) {
 	if count[true] < 1000 || count[false] < 1000 {
 		t.Errorf("too few of one kind: %v", count)
 	}
+}
+
+// tcpInState is the attribute CTA_PROTOINFO of a TCP connection.
+func tcpInState(state uint8) []byte {
+	a := netlink.NewAttributeEncoder()
+	a.Nested(nl.CTA_PROTOINFO_TCP, func(a *netlink.AttributeEncoder) error {
+		a.Uint8(nl.CTA_PROTOINFO_TCP_STATE, state)
+		return nil
+	})
+	b, _ := a.Encode() // plain data, cannot fail
+	return b
 }
 
 // agrees reports whether the kernel would report e.

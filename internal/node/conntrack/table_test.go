@@ -63,6 +63,7 @@ func dial(t testing.TB, ns *lab.Namespace) *Conn {
 type flow struct {
 	protocol             desired.Protocol
 	from, to, answeredBy netip.AddrPort
+	state                uint8 // of TCP (enum tcp_conntrack)
 }
 
 // flowOf is a flow by its text, "udp 10.0.0.1:1000 10.96.0.10:53 10.244.1.5:53".
@@ -96,11 +97,15 @@ func (tab *table) add(f flow) {
 	if f.to.Addr().Is6() {
 		family = unix.AF_INET6
 	}
-	err := tab.handle.ConntrackCreate(netlink.ConntrackTable, family, &netlink.ConntrackFlow{
+	entry := netlink.ConntrackFlow{
 		FamilyType: uint8(family),
 		Forward:    tuple(f.from, f.to), Reverse: tuple(f.answeredBy, f.from),
 		TimeOut: 3600,
-	})
+	}
+	if f.state != 0 {
+		entry.ProtoInfo = &netlink.ProtoInfoTCP{State: f.state}
+	}
+	err := tab.handle.ConntrackCreate(netlink.ConntrackTable, family, &entry)
 	if err != nil {
 		tab.t.Fatalf("making entry %v: %v", f, err)
 	}
