@@ -223,7 +223,7 @@ func TestIPv6Disabled(t *testing.T) {
 		onIPv4Machine(t)
 		return
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
 		t.Skip("NOT RUN: User Mode Linux boots no machine of its own")

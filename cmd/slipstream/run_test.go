@@ -80,7 +80,7 @@ func TestKill(t *testing.T) {
 	s.untilReached("web-0", "web-1", "web-2")
 	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 2})
 	s.check(err)
-	stream, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond)
+	stream, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond, lab.Timeout(patience))
 	s.check(err)
 	sets := [][]int{{0, 1, 2}, {0}, {1, 2}, {0, 2}}
 	said := 0 // in the log, before the last start

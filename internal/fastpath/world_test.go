@@ -149,7 +149,7 @@ func (w *world) run() {
 		select {
 		case err := <-done:
 			w.check(err)
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			w.t.Fatal("Run goes on after its context has ended")
 		}
 	}
@@ -306,10 +306,10 @@ func (s *stream) flow() (flow flows.Flow, offloaded bool) {
 	return flow, offloaded
 }
 
-// until waits for something, 30 s at the most.
+// until waits for something, two minutes at the most.
 func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			w.t.Fatalf("waited for: %s\n%s", what, w.sh("nft list table inet "+TableName+"; cat /proc/net/nf_conntrack; conntrack -L"))
 		}

@@ -190,8 +190,11 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	l.events <- []source.Event{set(n2), set(dataplanetest.Service(corev1.ServiceSpec{})), set(dead), synced}
 	web := netip.MustParseAddrPort("10.96.0.1:80")
 	until("the Service is served", func() bool { _, err := s.Client.Connect(lab.TCP, web); return err == nil })
-	stream, err := s.Client.Stream(lab.TCP, web, 5*time.Millisecond, lab.Timeout(100*time.Millisecond))
-	check(t, err)
+	var stream *lab.Stream
+	until("a connection", func() bool { // the timeout is short, to find out soon that echoes are missing
+		stream, err = s.Client.Stream(lab.TCP, web, 5*time.Millisecond, lab.Timeout(100*time.Millisecond))
+		return err == nil
+	})
 	defer stream.Close()
 	until("echoes", func() bool { return stream.Stats().Received > 3 })
 

@@ -36,7 +36,7 @@ func (n notes) next(t *testing.T) string {
 	select {
 	case note := <-n:
 		return note
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("nothing was reported")
 		return ""
 	}

@@ -137,14 +137,16 @@ func startWith(t *testing.T, r *recorder, s *desired.State, o Options) *loop {
 	return l
 }
 
+// patience bounds what takes milliseconds, except on a very busy machine.
+const patience = time.Minute
+
 // until waits until a condition holds.
 func (l *loop) until(what string, ok func() bool) {
 	l.t.Helper()
-	for range 1000 {
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	l.t.Fatalf("waited in vain: %s", what)
 }
@@ -168,12 +170,11 @@ func (l *loop) wait(calls ...string) {
 	l.t.Helper()
 	want := strings.Join(calls, "\n")
 	var got string
-	for range 1000 {
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(5 * time.Millisecond) {
 		l.set(func() { got = strings.Join(l.calls, "\n") })
 		if got == want {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	l.t.Fatalf("the backend was called\n%s\nwant\n%s", got, want)
 }

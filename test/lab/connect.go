@@ -65,11 +65,11 @@ type connectOptions struct {
 type ConnectOption func(*connectOptions)
 
 // answerTimeout is the minimum timeout of the answer on an established connection: the
-// server's goroutine may wait for a second on a busy machine.
-const answerTimeout = 3 * time.Second
+// server's goroutine may wait for seconds on a busy machine.
+const answerTimeout = 20 * time.Second
 
 // Timeout bounds a handshake, or the exchange of a datagram; the default is a second. The
-// first answer on an established connection may take three seconds.
+// first answer on an established connection may take 20 seconds.
 func Timeout(d time.Duration) ConnectOption { return func(o *connectOptions) { o.timeout = d } }
 
 // Source sets the client's own address and port. Port 0 chooses a free one, the zero or an

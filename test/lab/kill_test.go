@@ -134,7 +134,7 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Wait()
-	watch := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	watch := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
 	defer watch.Stop()
 	var v victim
 	if err := json.NewDecoder(stdout).Decode(&v); err != nil {

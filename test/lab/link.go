@@ -17,7 +17,7 @@ import (
 )
 
 // usableTimeout bounds the wait for a new link; only a broken machine gets there.
-const usableTimeout = 10 * time.Second
+const usableTimeout = time.Minute
 
 // addVeth makes a veth pair, one end here under name, the other as eth0 in the namespace
 // peer, and sets both up.

@@ -138,7 +138,7 @@ func NodePortTakeOver(t *testing.T, s *Street, open func() Backend, age func()) 
 		if err != nil {
 			t.Fatal(err)
 		}
-		stream, err := s.Client.Stream(lab.TCP, to, 5*time.Millisecond)
+		stream, err := s.Client.Stream(lab.TCP, to, 5*time.Millisecond, lab.Timeout(20*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -105,7 +105,7 @@ func (s *site) run(command string, args ...string) {
 
 // How long to wait for an expected packet, and for an unexpected one.
 const (
-	patience = 10 * time.Second
+	patience = time.Minute
 	silence  = 300 * time.Millisecond
 )
 

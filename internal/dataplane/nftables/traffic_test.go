@@ -107,7 +107,7 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := s.Client.Stream(lab.TCP, webKey(1).AddrPort, 5*time.Millisecond)
+	stream, err := s.Client.Stream(lab.TCP, webKey(1).AddrPort, 5*time.Millisecond, lab.Timeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -178,7 +178,7 @@ func TestElementFor(t *testing.T) {
 		b.AddElementFor(both, set, []byte{10, 0, 0, 1}, 0)
 		b.AddElementFor(both, set, []byte{10, 0, 0, 2}, time.Hour)
 	})
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		short, err := c.Has(both, set.Name, []byte{10, 0, 0, 1})
 		if err != nil {
 			t.Fatal(err)

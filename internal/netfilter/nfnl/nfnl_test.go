@@ -75,12 +75,12 @@ func elements(t testing.TB, c *Conn, set *Set) map[string]string {
 	return all
 }
 
-// waitElements reads a set until n elements are found, for 10 s at most. The kernel
+// waitElements reads a set until n elements are found, for a minute at most. The kernel
 // makes a large set's hash table larger or smaller after the commit, and a dump
 // meanwhile leaves elements out.
 func waitElements(t testing.TB, c *Conn, set *Set, n int) map[string]string {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if all := elements(t, c, set); len(all) == n || time.Now().After(end) {
 			return all
 		}

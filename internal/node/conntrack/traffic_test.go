@@ -125,7 +125,7 @@ func (s *street) stream(p lab.Protocol, to netip.AddrPort, echo time.Duration) *
 }
 
 // patience is how long tests wait for an expected event.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // until waits until stats are as they should be.
 func (s *street) until(stream *lab.Stream, what string, ok func(lab.StreamStats) bool) lab.StreamStats {

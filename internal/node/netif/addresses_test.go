@@ -82,7 +82,7 @@ func (w *addressWatch) run() {
 			if err != nil {
 				w.t.Errorf("WatchAddresses: %v", err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			w.t.Error("WatchAddresses goes on after its context has ended")
 		}
 	}
@@ -94,7 +94,7 @@ func (w *addressWatch) run() {
 func (w *addressWatch) wait(addrs ...string) (deliveries int) {
 	w.t.Helper()
 	want := strings.Join(addrs, " ")
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(patience)
 	for {
 		select {
 		case all := <-w.delivered:
@@ -257,11 +257,10 @@ func TestInterfaces(t *testing.T) {
 
 func (w *addressWatch) until(ok func() bool) {
 	w.t.Helper()
-	for range 1000 {
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	w.t.Fatal("no such delivery in time")
 }
@@ -340,6 +339,7 @@ func TestDuplicateAddressDetection(t *testing.T) {
 	w := newAddressWatch(t)
 	b := w.link("b")
 	w.check(w.ns.SetSysctl("ipv6/conf/b/accept_dad", "1"))
+	w.check(w.ns.SetSysctl("ipv6/conf/b/dad_transmits", "3")) // seconds that the other one has to answer
 	w.check(w.ns.SetSysctl("ipv6/conf/b/addr_gen_mode", "1")) // no link-local address
 	w.check(w.nl.LinkSetUp(b))
 	c, err := w.other.nl.LinkByName("b")

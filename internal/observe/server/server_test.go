@@ -108,11 +108,10 @@ func start(t *testing.T, o Options) *running {
 
 func (r *running) until(what string, ok func() bool) {
 	r.t.Helper()
-	for range 1000 {
+	for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	r.t.Fatalf("waited in vain: %s", what)
 }
@@ -130,15 +129,16 @@ func (r *running) end() error {
 	select {
 	case err := <-r.ended:
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		r.t.Fatal("Run does not return")
 		return nil
 	}
 }
 
-// Two addresses on loopback, of ports that the kernel chooses.
+// Two addresses on loopback, of ports that the kernel chooses. Other programs use 127.0.0.1, and
+// could get a port that a test has released.
 const (
-	anyMetrics = "127.0.0.1:0"
+	anyMetrics = "127.0.0.3:0"
 	anyHealthz = "127.0.0.2:0"
 )
 
@@ -328,7 +328,7 @@ func TestNothingToServe(t *testing.T) {
 
 // taken is an address with another listener.
 func taken(t *testing.T) (address string, free func()) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.4:0")
 	if err != nil {
 		t.Fatal(err)
 	}

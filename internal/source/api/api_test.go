@@ -499,6 +499,7 @@ func TestSlowSink(t *testing.T) {
 	}
 	w.set(slice("a", "10.0.0.4"))
 	w.remove(slice("b"))
+	w.eventually("all changes being read", func() bool { return w.unsent() == 0 })
 	time.Sleep(time.Second) // most of it is in the queue by now; none has to be
 	w.seeing.Lock()
 	w.block = nil

@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long something may take that should happen at once.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // testDirectory is a directory with a Source that reads it, and the events and errors that it
 // delivered.
