@@ -252,11 +252,11 @@ var situations = []situation{
 	{name: "rule on another way", node: other + `add chain inet other output { type filter hook output priority 0; policy drop; }'`},
 
 	{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv4/ip_forward", undo: "echo 1 > /proc/sys/net/ipv4/ip_forward", want: see.Forwarding},
-	{name: "unreachable route", manifest: web(0), node: "ip route add unreachable 10.244.1.10 metric 0 table 77; ip rule add to 10.244.1.10 table 77 priority 77", undo: "ip rule del priority 77; ip route flush table 77", want: see.NoRoute},
-	{name: "unreachable route to one endpoint", node: "ip route add blackhole 10.244.1.10 table 77; ip rule add to 10.244.1.10 table 77 priority 77", undo: "ip rule del priority 77; ip route flush table 77", want: see.NoRoute, possible: true},
+	{name: "unreachable route", manifest: web(0), node: "ip route del 10.244.1.10; ip route add unreachable 10.244.1.10", undo: "ip route del unreachable 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute},
+	{name: "unreachable route to one endpoint", node: "ip route del 10.244.1.10; ip route add blackhole 10.244.1.10", undo: "ip route del blackhole 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, possible: true},
 	{name: "no neighbor", manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK nud failed", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoNeighbor},
-	{name: "reverse path", node: "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route add 10.244.1.2 dev eth0 table 78; ip rule add to 10.244.1.2 table 78 priority 78",
-		undo: "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; ip rule del priority 78; ip route flush table 78", want: see.ReversePath},
+	{name: "reverse path", node: "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route replace 10.244.1.2 dev eth0",
+		undo: "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route replace 10.244.1.2 dev CLIENT src 192.168.100.11", want: see.ReversePath},
 	{name: "pod listens on another port", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
 	{name: "pod listens", probe: true, text: "accepts connections"},
 	{name: "missing feature", to: "[fd00::1]:80", from: "node", want: see.FeatureMissing},
@@ -289,7 +289,7 @@ func TestExplain(t *testing.T) {
 			}
 			s.save("web.yaml", manifest)
 			commands := func(text string) {
-				out, err := s.node.Run(t.Context(), "sh", "-ec", strings.ReplaceAll(text, "LINK", s.servers[0].NodeLink()))
+				out, err := s.node.Run(t.Context(), "sh", "-ec", strings.NewReplacer("LINK", s.servers[0].NodeLink(), "CLIENT", s.client.NodeLink()).Replace(text))
 				if err != nil {
 					t.Fatalf("%s: %v: %s", text, err, out)
 				}

@@ -182,7 +182,7 @@ func (p *pod) volume(all objects, name string) string {
 				p.check(os.WriteFile(filepath.Join(path, file), []byte(text), 0o644))
 			}
 			return path
-		case v.HostPath != nil && v.HostPath.Type == nil: // a directory, of which it needs nothing
+		case v.EmptyDir != nil, v.HostPath != nil && v.HostPath.Type == nil: // a directory, of which it needs nothing
 			p.check(os.Mkdir(path, 0o755))
 			return path
 		case v.HostPath != nil && *v.HostPath.Type == corev1.HostPathFileOrCreate:
