@@ -70,15 +70,15 @@ func (d *side) loadSticky(key uint32) []expr.Any {
 	}
 }
 
-// affinity writes the chain of a side that sends a client to its previous backend, in
-// these steps:
+// affinity writes the chain of a side for pools with affinity. It sends a client to its previous
+// backend, in these steps:
 //
 //	sticky[frontend]               -> affinity ID
 //	affinity[affinity ID . client] -> backend
 //	frontends[frontend]            -> pool
 //	pool . backend in members      -> DNAT to the backend
 //
-// The chain returns if a look-up finds nothing. There are two tries, because a look-up
+// If a look-up finds nothing, a backend is picked. There are two tries, because a look-up
 // during a commit can miss an element that exists before and after it.
 func (w *ruleWriter) affinity(d *side) {
 	chain := d.prefix + chainAffinity
@@ -94,6 +94,8 @@ func (w *ruleWriter) affinity(d *side) {
 		&expr.Immediate{Register: regRemember - 1, Data: make([]byte, 3*4)},
 		w.deleteClient(regRemember), w.recordClient(regRemember, backendless),
 	})
+	w.dispatchBy(chain, d, d.stickyPicks)
+	w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 }
 
 // backendless is how long a client stays recorded without a backend: from the translation of

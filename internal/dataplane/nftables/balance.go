@@ -5,6 +5,7 @@ package nftables
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -22,8 +23,8 @@ import (
 //   - from a counter (numgen inc) modulo the number of slots, for round robin.
 //
 // Such a chain is created when a pool first needs it, like those for timeouts of session
-// affinity, and then stays until Reconcile. So a node whose Services have the default algorithm
-// has none, and does not need the kernel's expression hash.
+// affinity and for pools above startSize, and then stays until Reconcile. So a node whose Services
+// have the default algorithm does not need the kernel's expression hash.
 //
 // The kernel has counters only in rules. (A map from pools to their next slot, in which rules
 // delete and add elements, was tried: a deleted element stays in its hash bucket until the next
@@ -104,16 +105,26 @@ func (t turn) draw() int { return t.size | turnDraw | (t.number-1)<<turnShift }
 // specialPrefix begins the names of these chains, after the side's prefix.
 const specialPrefix = "slot-"
 
-// specialChain is the name of the chain for a value in the map pools.
-func (d *side) specialChain(draw int) string {
-	name := fmt.Sprintf("%s%shash-%d", d.prefix, specialPrefix, draw&sizeMask)
+// specialChain is a chain that is created when it is first needed, and its number of rules.
+type specialChain struct {
+	name  string
+	rules int
+}
+
+// specialChains returns the chains for a value in the map pools, which leads to the first.
+func (d *side) specialChains(draw int) []specialChain {
+	size := draw & sizeMask
+	if !ordered(draw) {
+		return []specialChain{{d.pickChain(size), draws + 2}, {d.drawChain(size), 1}}
+	}
+	name := fmt.Sprintf("%s%shash-%d", d.prefix, specialPrefix, size)
 	switch {
 	case draw&turnDraw != 0:
-		name = fmt.Sprintf("%s%snext-%d-%d", d.prefix, specialPrefix, draw&sizeMask, draw>>turnShift)
+		name = fmt.Sprintf("%s%snext-%d-%d", d.prefix, specialPrefix, size, draw>>turnShift)
 	case draw&portDraw != 0:
 		name += "-port"
 	}
-	return name
+	return []specialChain{{name, 3}}
 }
 
 // isSpecial reports whether a chain is one of these.
@@ -130,7 +141,7 @@ func (s *schema) isSpecial(name string) bool {
 func (b *Backend) hasSpecial(s *schema, name string) bool {
 	for d := range s.eachSide {
 		for draw := range b.special[s.family][d.scope].draws {
-			if d.specialChain(draw) == name {
+			if slices.ContainsFunc(d.specialChains(draw), func(c specialChain) bool { return c.name == name }) {
 				return true
 			}
 		}
@@ -138,42 +149,36 @@ func (b *Backend) hasSpecial(s *schema, name string) bool {
 	return false
 }
 
-// isSpecialDraw reports whether a value in the map pools needs a chain that is not there from the
+// ordered reports whether a value in the map pools is of an algorithm that needs all slots in
+// their order.
+func ordered(draw int) bool { return draw > 0 && draw&(hashDraw|turnDraw) != 0 }
+
+// isSpecialDraw reports whether a value in the map pools needs chains that are not there from the
 // start.
-func isSpecialDraw(draw int) bool { return draw > 0 && draw&(hashDraw|turnDraw) != 0 }
+func isSpecialDraw(draw int) bool { return ordered(draw) || draw > 0 && draw&sizeMask > startSize }
 
-// specialRules is the number of rules in each such chain.
-const specialRules = 4
-
-// writeSpecial creates the chain for a value in the map pools, without stickyDraw. The chain is
-// the same with session affinity: without, it costs one look-up.
+// writeSpecial creates the chains for a value in the map pools, without stickyDraw.
 func (s *schema) writeSpecial(batch *nfnl.Batch, d *side, draw int) {
-	chain, size := d.specialChain(draw), draw&sizeMask
-	batch.AddChain(s.table, nfnl.Chain{Name: chain})
-	batch.FlushChain(s.table, chain)
-	w := ruleWriter{s, batch}
-	slot := []expr.Any{&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_INCREMENTAL}}
-	comment, again := "@"+d.endpoints.Name+"[pool of the frontend . next slot]", goTo(d.pickChain(pickSize(size)))
-	if draw&hashDraw != 0 {
-		slot = s.hash(size, draw&portDraw != 0)
-		comment = "@" + d.endpoints.Name + "[pool of the frontend . hash]"
-		again = slotRule(&w, d, slot)
+	chains, size := d.specialChains(draw), draw&sizeMask
+	for _, c := range chains {
+		batch.AddChain(s.table, nfnl.Chain{Name: c.name})
+		batch.FlushChain(s.table, c.name)
 	}
-	w.rule(chain, "", jump(d.prefix+chainAffinity))
-	w.rule(chain, comment, slotRule(&w, d, slot))
-	w.rule(chain, secondTry, again)
-	w.rule(chain, "", goTo(d.pickChain(pickSize(size))))
-	for _, value := range []int{draw, draw | stickyDraw} {
-		batch.AddVerdict(s.table, d.picks, word(uint32(value)), nfnl.Goto, chain)
+	w, chain := ruleWriter{s, batch}, chains[0].name
+	if !ordered(draw) {
+		w.pick(d, size)
+	} else {
+		if draw&hashDraw != 0 {
+			for range 2 { // see dispatch
+				w.slot(chain, "hash", d, s.hash(size, draw&portDraw != 0))
+			}
+		} else {
+			w.slot(chain, "next slot", d, []expr.Any{&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_INCREMENTAL}})
+			w.draw(chain, d, size)
+		}
+		w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 	}
-}
-
-// slotRule sends the packet to the backend in a slot.
-func slotRule(w *ruleWriter, d *side, slot []expr.Any) (all []expr.Any) {
-	all = append(all, nfnl.AsTCP()...)
-	all = append(all, w.pool(d)...)
-	all = append(all, slot...)
-	return append(all, lookup(d.endpoints, regValueWord, regKey), w.dnatTo(regKey, regKey+w.addrLen/4))
+	s.writeDraw(batch, d, draw, chain)
 }
 
 // hash computes a slot from the client's address, and from its port too. The seed is the same on

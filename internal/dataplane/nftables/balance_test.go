@@ -83,6 +83,27 @@ func TestChainsAreCommittedFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer observer.Close()
+	count := func(what string, want uint32, change func()) {
+		t.Helper()
+		before, err := observer.Generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		change()
+		s.apply(t)
+		after, err := observer.Generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after-before != want {
+			t.Errorf("%s: %d transactions, want %d", what, after-before, want)
+		}
+	}
+	count("first pool of its size", 2, func() { s.open(4, 2*startSize) })
+	count("the size below", 1, func() { s.shut(startSize, 2*startSize) })
+	count("again", 1, func() { s.open(4, 2*startSize) })
+	s.shut(4, 2*startSize)
+	s.apply(t)
 	for _, c := range []struct {
 		scheduler    string
 		affinity     corev1.ServiceAffinity
@@ -90,29 +111,23 @@ func TestChainsAreCommittedFirst(t *testing.T) {
 	}{
 		{"rr", "", 2}, {"random", "", 1}, {"rr", "", 1}, {"maglev", "", 2}, {"maglev", corev1.ServiceAffinityClientIP, 2}, {"maglev", "", 1}, {"rr", corev1.ServiceAffinityClientIP, 1},
 	} {
-		before, err := observer.Generation()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.schedule(t, c.scheduler, corev1.ServiceSpec{SessionAffinity: c.affinity})
-		after, err := observer.Generation()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if after-before != c.transactions {
-			t.Errorf("%s, affinity %q: %d transactions, want %d", c.scheduler, c.affinity, after-before, c.transactions)
-		}
+		count(fmt.Sprintf("%s, affinity %q", c.scheduler, c.affinity), c.transactions, func() {
+			svc := dataplanetest.Service(corev1.ServiceSpec{SessionAffinity: c.affinity})
+			svc.Annotations = map[string]string{desired.AnnotationScheduler: c.scheduler}
+			s.state.SetService(svc)
+		})
 	}
 }
 
 // TestCheckFindsChains deletes what leads to a slot.
 func TestCheckFindsChains(t *testing.T) {
-	for _, damage := range []string{"flush chain ip slipstream slot-next-2-0", "delete element ip slipstream picks { 0x00a000fb }", "flush chain ip6 slipstream slot-hash-251"} {
+	for _, damage := range []string{"flush chain ip slipstream slot-next-2-0", "delete element ip slipstream picks { 0x00a000fb }", "flush chain ip6 slipstream slot-hash-251", "flush chain ip slipstream slot-draw-128"} {
 		t.Run(damage, func(t *testing.T) {
 			k := newKernel(t)
 			s := desired.New(smallTables(desired.Config{}))
 			scheduled(s, 3, "rr")
 			scheduled(s, 4, "maglev")
+			web(s, 5, dataplanetest.Hosts(startSize+1)...)
 			dataplanetest.Reconcile(t, k.Backend, s)
 			if err := k.Check(t.Context()); err != nil {
 				t.Fatal(err)
@@ -126,6 +141,7 @@ func TestCheckFindsChains(t *testing.T) {
 			// Chains that are no longer needed are deleted, some by the Reconcile after the next.
 			s.DeleteService("default", "web-3")
 			s.DeleteService("default", "web-4")
+			s.DeleteService("default", "web-5")
 			dataplanetest.Reconcile(t, k.Backend, s)
 			dataplanetest.Reconcile(t, k.Backend, s)
 			k.sameRules(k.Backend, s)

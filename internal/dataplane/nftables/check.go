@@ -115,14 +115,16 @@ func (b *Backend) checkTable(f int) error {
 		return damaged(s, "rules were modified")
 	}
 	for d := range s.eachSide {
-		for _, size := range pickSizes {
+		for _, size := range startSizes {
 			if err := b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name); err != nil {
 				return err
 			}
 		}
 		for draw := range b.special[f][d.scope].draws {
-			if chain := d.specialChain(draw); countRules(t, chain) != specialRules {
-				return damaged(s, "chain "+chain+" was modified")
+			for _, c := range d.specialChains(draw) {
+				if countRules(t, c.name) != c.rules {
+					return damaged(s, "chain "+c.name+" was modified")
+				}
 			}
 			if err := b.checkElement(s, d.picks, word(uint32(draw)), "an element of "+d.picks.Name); err != nil {
 				return err

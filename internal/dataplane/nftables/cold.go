@@ -20,7 +20,8 @@ var errNotCold = errors.New("not a cold start")
 // is faster (nfnl.Conn.CommitPieces):
 //
 //  1. the tables, with chains, sets and rules, but no rule of a base chain
-//  2. ... the elements
+//  2. the chains that only these Services need
+//  3. ... the elements
 //     last   the rules of the base chains
 //
 // An interrupted start leaves tables that no packet enters. The next start detects that
@@ -61,14 +62,14 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, want *ske
 	case now != generation:
 		return errNotCold // another process may have changed the rules before they were read
 	}
-	if err := b.conn.CommitPieces(ctx, &b.batch, func() { b.write(full) }); err != nil {
-		return err
-	}
-
+	b.plan(full)
+	// Before the elements, through which the kernel goes for each new rule.
 	if err := b.commitChains(); err != nil {
 		return err
 	}
-
+	if err := b.conn.CommitPieces(ctx, &b.batch, func() { b.encode(full) }); err != nil {
+		return err
+	}
 	now, err := generation, b.conn.Commit(generation, entries...)
 	if errors.Is(err, nfnl.ErrGeneration) {
 		// Another process has committed, most likely to other tables.

@@ -13,10 +13,11 @@
 //	  # pool -> upper bound of the random slot: the number of backends, or the next power of two
 //	  map pools     { 1 : 2,  2 : 1 | sticky,  3 : 1 | sticky }
 //	  # upper bound -> chain that draws the slot
-//	  map picks     { 0 : goto refuse,  1 : goto pick-1,  1 | sticky : goto sticky-1, ...  -1 : goto discard }
+//	  map picks     { 0 : goto refuse,  1 : goto pick-1,  1 | sticky : goto affinity, ...  -1 : goto discard }
+//	  map sticky-picks { 1 | sticky : goto pick-1, ... }               # if the client has no backend yet
 //	  # pool . slot -> backend
 //	  map endpoints { 1 . 0 : 10.0.1.2 . 53,  1 . 1 : 10.0.2.2 . 53,  2 . 0 : 10.0.2.7 . 8080 }
-//	  # the same three maps for pools of local backends
+//	  # the same for pools of local backends
 //	  map local-frontends { 203.0.113.2 . tcp . 80 : 3 }
 //	  map local-picks     { ... }
 //	  map local-endpoints { 3 . 0 : 10.0.1.7 . 8080 }
@@ -97,7 +98,9 @@
 // map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
 // measure this. So chains and verdict maps are created at the start and stay the same,
 // except that a new timeout of session affinity adds a chain, and so does an algorithm with a
-// number of slots that no Service had before (balance.go). Between a frontend and its chain
+// number of slots that no Service had before, and the first pool of a size above startSize
+// (balance.go). With every transaction, the kernel visits all chains (nf_tables_commit_chain), so
+// few are created at the start. Between a frontend and its chain
 // there are maps of plain values. Within a rule, the value of one look-up is the key of the
 // next, in the kernel's registers. A change of Services consists of elements of such maps, at a
 // few microseconds each, and does not replace a frontend's element when its backends change.

@@ -105,11 +105,21 @@ func (b *Backend) release() {
 	}
 }
 
-// write encodes a change, one family after the other. The old element of a key is deleted
-// before the new one is added, as the kernel requires.
+// write prepares and encodes a change.
 func (b *Backend) write(change *desired.Change) {
+	b.plan(change)
+	b.encode(change)
+}
+
+// plan encodes the chains that a change needs, and finds out which slots of pools differ.
+func (b *Backend) plan(change *desired.Change) {
 	b.newTimeouts(change)
 	b.updatePools(change)
+}
+
+// encode encodes a change that was planned, one family after the other. The old element of a key
+// is deleted before the new one is added, as the kernel requires.
+func (b *Backend) encode(change *desired.Change) {
 	for f := range b.served {
 		b.writer.write(del, &schemas[f], change)
 		b.writer.write(add, &schemas[f], change)

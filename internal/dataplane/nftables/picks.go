@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
 )
 
 // A backend is picked by a random slot number. In nf_tables, the upper bound of a random
@@ -22,6 +24,11 @@ const (
 	// exactSizes is the size up to which a draw always hits.
 	exactSizes = 8
 
+	// startSize is the largest size that has chains from the start. A transaction takes the
+	// longer, the more chains there are (see the package's documentation). So chains for larger
+	// pools, which are rare, are created when they are first needed (balance.go).
+	startSize = 64
+
 	// maxSize is the largest number of backends of a pool that are used.
 	maxSize = 1 << 16
 
@@ -31,12 +38,12 @@ const (
 	draws = 14
 )
 
-// pickSizes lists the sizes that have a chain.
-var pickSizes = func() (all []int) {
+// startSizes lists the sizes that have chains from the start.
+var startSizes = func() (all []int) {
 	for n := 1; n < exactSizes; n++ {
 		all = append(all, n)
 	}
-	for n := exactSizes; n <= maxSize; n *= 2 {
+	for n := exactSizes; n <= startSize; n *= 2 {
 		all = append(all, n)
 	}
 	return all
@@ -50,57 +57,62 @@ func pickSize(n int) int {
 	return min(1<<bits.Len(uint(n-1)), maxSize)
 }
 
-// Names of the chains of a side.
-func (d *side) pickChain(size int) string { return fmt.Sprintf("%spick-%d", d.prefix, size) }
+// pickChain is the name of a side's chain for pools of a size.
+func (d *side) pickChain(size int) string { return d.chain("pick", size) }
 
-// drawChain draws once. It returns if the slot is empty.
-func (d *side) drawChain(size int) string { return fmt.Sprintf("%sdraw-%d", d.prefix, size) }
+// drawChain is the name of the chain, for a size above exactSizes, that draws once. It returns if
+// the slot is empty.
+func (d *side) drawChain(size int) string { return d.chain("draw", size) }
 
-// stickyChain tries the client's previous backend before it picks one.
-func (d *side) stickyChain(size int) string { return fmt.Sprintf("%ssticky-%d", d.prefix, size) }
+func (d *side) chain(does string, size int) string {
+	if size > startSize {
+		does = specialPrefix + does
+	}
+	return fmt.Sprintf("%s%s-%d", d.prefix, does, size)
+}
 
-// chainNames lists the names of all chains of a side.
+// chainNames lists the names of all chains of a side that are created at the start.
 func (d *side) chainNames() (all []string) {
 	all = append(all, d.prefix+chainAffinity)
-	for _, size := range pickSizes {
-		all = append(all, d.drawChain(size), d.pickChain(size), d.stickyChain(size))
+	for _, size := range startSizes {
+		all = append(all, d.pickChain(size))
+		if size > exactSizes {
+			all = append(all, d.drawChain(size))
+		}
 	}
 	return all
 }
 
-// picks writes a side's chains for all sizes.
-func (w *ruleWriter) picks(d *side) {
-	for _, size := range pickSizes {
-		w.draw(d, size)
-		w.pick(d, size)
-		w.rule(d.stickyChain(size), "", jump(d.prefix+chainAffinity))
-		w.rule(d.stickyChain(size), "", goTo(d.pickChain(size)))
-	}
+// draw writes a rule that draws one slot below a size.
+func (w *ruleWriter) draw(chain string, d *side, size int) {
+	w.slot(chain, "random slot", d, []expr.Any{&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_RANDOM}})
 }
 
-// draw writes the chain that draws one slot below a size.
-func (w *ruleWriter) draw(d *side, size int) {
-	w.rule(d.drawChain(size), "@"+d.endpoints.Name+"[pool of the frontend . random slot]", nfnl.AsTCP(), w.pool(d), w.dnat(d, size))
+// slot writes a rule that sends the packet to the backend in a slot, which what computes.
+func (w *ruleWriter) slot(chain, what string, d *side, slot []expr.Any) {
+	w.rule(chain, "@"+d.endpoints.Name+"[pool of the frontend . "+what+"]", nfnl.AsTCP(), w.pool(d), slot, []expr.Any{
+		lookup(d.endpoints, regValueWord, regKey), w.dnatTo(regKey, regKey+w.addrLen/4),
+	})
 }
 
-// pick writes the chain for pools of a size.
+// pick writes the rules for pools of a size.
 func (w *ruleWriter) pick(d *side, size int) {
 	chain := d.pickChain(size)
-	tries := 2 // the pool's number may change meanwhile; see Reconcile
 	if size > exactSizes {
-		tries = draws
+		w.draw(d.drawChain(size), d, size)
+		for range draws {
+			w.rule(chain, "", jump(d.drawChain(size)))
+		}
+		size /= 2
 	}
-	for range tries {
-		w.rule(chain, "", jump(d.drawChain(size)))
-	}
-	if size > exactSizes {
-		w.rule(chain, "", jump(d.drawChain(size/2)))
-	}
-	// The pool may have shrunk since its size was looked up. Slot 0 is never
-	// empty in a pool with backends.
+	w.draw(chain, d, size)
 	if size > 1 {
-		w.rule(chain, "the pool shrank meanwhile", jump(d.drawChain(1)))
+		// Since its size was looked up, the pool may have shrunk, or have got another number
+		// (see Reconcile). Slot 0 is never empty in a pool with backends.
+		w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
+		return
 	}
+	w.draw(chain, d, size)
 	w.rule(chain, "the pool was deleted meanwhile", drop())
 }
 
@@ -112,8 +124,16 @@ func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *side) {
 	}
 	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, chainReject)
 	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, chainDrop)
-	for _, size := range pickSizes {
-		batch.AddVerdict(s.table, d.picks, word(uint32(size)), nfnl.Goto, d.pickChain(size))
-		batch.AddVerdict(s.table, d.picks, word(uint32(size|stickyDraw)), nfnl.Goto, d.stickyChain(size))
+	for _, size := range startSizes {
+		s.writeDraw(batch, d, size, d.pickChain(size))
 	}
+}
+
+// writeDraw makes a value in the map pools, without stickyDraw, lead to a chain, also with session
+// affinity.
+func (s *schema) writeDraw(batch *nfnl.Batch, d *side, draw int, chain string) {
+	sticky := word(uint32(draw | stickyDraw))
+	batch.AddVerdict(s.table, d.picks, word(uint32(draw)), nfnl.Goto, chain)
+	batch.AddVerdict(s.table, d.picks, sticky, nfnl.Goto, d.prefix+chainAffinity)
+	batch.AddVerdict(s.table, d.stickyPicks, sticky, nfnl.Goto, chain)
 }

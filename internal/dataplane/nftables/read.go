@@ -42,8 +42,8 @@ type tableReader struct {
 	content *dataplane.Content
 	err     error
 
-	draws     map[uint32]uint32 // values of the map pools, by pool
-	picks     map[*side]map[uint32]bool
+	draws     map[uint32]uint32             // values of the map pools, by pool
+	picks     map[*nfnl.Set]map[uint32]bool // keys of the maps to chains
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
 	remembers map[uint32]bool       // timeouts with a chain
@@ -69,10 +69,12 @@ func (r *tableReader) read() {
 		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
 		r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
 	}
-	r.picks = map[*side]map[uint32]bool{}
+	r.picks = map[*nfnl.Set]map[uint32]bool{}
 	for d := range r.eachSide {
-		r.picks[d] = map[uint32]bool{}
-		r.elements(d.picks, func(e nfnl.Element) { r.picks[d][firstNumber(e.Key)] = true })
+		for _, picks := range []*nfnl.Set{d.picks, d.stickyPicks} {
+			r.picks[picks] = map[uint32]bool{}
+			r.elements(picks, func(e nfnl.Element) { r.picks[picks][firstNumber(e.Key)] = true })
+		}
 	}
 	for _, sides := range []*[scopes]side{&r.schema.sides, &r.schema.node} {
 		r.elements(sides[desired.Cluster].frontends, func(e nfnl.Element) { r.lead(desired.Cluster, e) })
@@ -162,7 +164,9 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		r.fault("frontend %x has pool %d, which does not exist", e.Key, id)
 		return key, c, false, false
 	}
-	if !r.picks[r.sideOf(key, scope)][draw] {
+	d := r.sideOf(key, scope)
+	sticky = int32(draw) > 0 && draw&stickyDraw != 0
+	if !r.picks[d.picks][draw] || sticky && !r.picks[d.stickyPicks][draw] {
 		r.fault("frontend %s draws by %#x, for which there is no chain", key, draw)
 	}
 	slots := make([]desired.Backend, len(r.slots[scope][id]))
@@ -192,9 +196,8 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		c.Backends = append(c.Backends, dataplane.Elsewhere)
 		return key, c, false, true
 	}
-	sticky = draw&stickyDraw != 0
 	want := len(slots)
-	if !isSpecialDraw(int(draw)) {
+	if !ordered(int(draw)) {
 		want = pickSize(want)
 	}
 	if size := draw & sizeMask; size != uint32(want) {

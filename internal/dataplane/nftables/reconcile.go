@@ -208,7 +208,9 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 			batch.AddChain(s.table, nfnl.Chain{Name: name})
 		}
 		rules.affinity(d)
-		rules.picks(d)
+		for _, size := range startSizes {
+			rules.pick(d, size)
+		}
 	}
 	rules.static(c, full)
 	for d := range s.eachSide {

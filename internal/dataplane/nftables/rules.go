@@ -279,16 +279,18 @@ const secondTry = "second try: see the documentation"
 // dispatch writes the rules that go to the chain that picks a backend for the packet.
 // During the commit of a transaction that replaces an element, a look-up can find neither
 // the old nor the new element (up to Linux 6.16). The second try finds the new one.
-func (w *ruleWriter) dispatch(chain string, d *side) {
+func (w *ruleWriter) dispatch(chain string, d *side) { w.dispatchBy(chain, d, d.picks) }
+
+func (w *ruleWriter) dispatchBy(chain string, d *side, picks *nfnl.Set) {
 	key := "ip daddr . meta l4proto . th dport"
 	if d.onNode {
 		key = "meta l4proto . th dport"
 	}
-	firstTry := "@" + d.frontends.Name + "[" + key + "], its @pools, its @" + d.picks.Name
+	firstTry := "@" + d.frontends.Name + "[" + key + "], its @pools, its @" + picks.Name
 	for _, comment := range []string{firstTry, secondTry} {
 		w.rule(chain, comment, w.pool(d), []expr.Any{
 			lookup(w.pools, regValueWord, regValue),
-			lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
+			lookup(picks, regValueWord, unix.NFT_REG_VERDICT),
 		})
 	}
 }
@@ -318,15 +320,6 @@ func dport(reg uint32) expr.Any {
 // enter writes the rule through which all packets of a base chain leave for another chain.
 func (w *ruleWriter) enter(base, to string) {
 	w.rule(base, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), jump(to))
-}
-
-// dnat sends the packet to the backend in a random slot below size.
-func (s *schema) dnat(d *side, size int) []expr.Any {
-	return []expr.Any{
-		&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_RANDOM},
-		lookup(d.endpoints, regValueWord, regKey),
-		s.dnatTo(regKey, regKey+s.addrLen/4),
-	}
 }
 
 // dnatTo sends the packet to the backend in registers.

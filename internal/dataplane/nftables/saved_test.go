@@ -37,6 +37,7 @@ func TestSavedRulesetLoads(t *testing.T) {
 				s := desired.New(config)
 				fancy(s)
 				web(s, 1, dataplanetest.Hosts(20)...)
+				web(s, 6, dataplanetest.Hosts(startSize+1)...)
 				web(s, 2)
 				scheduled(s, 3, "rr")
 				scheduled(s, 4, "maglev")

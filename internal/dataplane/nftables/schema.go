@@ -53,6 +53,7 @@ type side struct {
 	prefix           string // of the names of picks and of chains
 	onNode           bool   // for NodePorts, whose keys are a protocol and a port
 	frontends, picks *nfnl.Set
+	stickyPicks      *nfnl.Set // for clients with session affinity but without a backend
 	endpoints        *nfnl.Set // the same for NodePorts
 	sticky           *nfnl.Set // frontends with session affinity, in both scopes
 }
@@ -105,11 +106,11 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 		return side{
 				scope: scope, prefix: prefix,
 				frontends: valueOf(2, frontends(prefix+"frontends")), sticky: sticky,
-				picks: picks(prefix + "picks"), endpoints: endpoints,
+				picks: picks(prefix + "picks"), stickyPicks: picks(prefix + "sticky-picks"), endpoints: endpoints,
 			}, side{
 				scope: scope, prefix: prefix + "node-", onNode: true,
 				frontends: valueOf(2, nodePorts(prefix+"node-ports")), sticky: nodeSticky,
-				picks: picks(prefix + "node-picks"), endpoints: endpoints,
+				picks: picks(prefix + "node-picks"), stickyPicks: picks(prefix + "node-sticky-picks"), endpoints: endpoints,
 			}
 	}
 	cluster, node := newSides(desired.Cluster, "")
@@ -161,17 +162,20 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 	}
 }
 
-// sets lists all sets and maps.
+// sets lists all sets and maps. Those that change most often come first: with every message the
+// kernel searches the set in a list.
 func (s *schema) sets() []*nfnl.Set {
+	cluster, local := &s.sides[desired.Cluster], &s.sides[desired.Local]
 	all := []*nfnl.Set{
-		s.pools, s.external, s.clusterIPs, s.nodeAddresses, s.serviceCIDRs, s.hairpin, s.loopback,
-		s.restricted, s.sources, s.sides[0].sticky, s.node[0].sticky, s.affinity, s.newClients, s.members, s.remember,
+		cluster.endpoints, s.pools, cluster.frontends, s.clusterIPs, s.hairpin, local.endpoints, s.external,
+		s.members, s.nodeAddresses, s.serviceCIDRs, s.loopback,
+		s.restricted, s.sources, cluster.sticky, s.node[0].sticky, s.affinity, s.newClients, s.remember,
 	}
 	for d := range s.eachSide {
-		all = append(all, d.frontends, d.picks)
-		if !d.onNode {
-			all = append(all, d.endpoints)
+		if d != cluster {
+			all = append(all, d.frontends)
 		}
+		all = append(all, d.picks, d.stickyPicks)
 	}
 	return all
 }

@@ -71,11 +71,11 @@ func (s *street) shut(first, end int) {
 func TestSpread(t *testing.T) {
 	// Critical values of the chi-squared distribution for p = 1e-6, by
 	// degrees of freedom.
-	critical := map[int]float64{2: 27.631, 7: 40.522, 8: 42.701, 16: 58.326, 20: 65.419}
-	for _, size := range []int{3, 8, 9, 17, 21} {
+	critical := map[int]float64{2: 27.631, 7: 40.522, 8: 42.701, 16: 58.326, 20: 65.419, 64: 133.2}
+	for _, size := range []int{3, 8, 9, 17, 21, startSize + 1} {
 		t.Run(fmt.Sprint(size, " backends"), func(t *testing.T) {
 			s := newStreet(t, size)
-			perBackend := 400
+			perBackend := min(400, 8400/size)
 			hits := map[uint16]int{}
 			for range size * perBackend {
 				reply, err := s.Client.Connect(lab.TCP, webKey(1).AddrPort)
