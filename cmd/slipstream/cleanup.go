@@ -37,7 +37,7 @@ runs again. Virtual servers and kube-ipvs0 count as kube-proxy's, which adopts t
 After that, new connections to Services do not work unless kube-proxy runs.
 Established connections continue if other software on the node uses NAT, as most pod
 networks do; otherwise the kernel stops translating addresses and they end. Stop
-'slipstream run' first, as it repairs what is removed.
+'slipstream run' first, as it would restore the ruleset.
 
 While net.ipv4.conf.all.route_localnet is 1, which iptables mode may have set, the chain
 SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.`,
@@ -62,7 +62,7 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
 	errs := []error{removeModes(ctx, nil), cleanUpFastPath()}
 	if !keepKubeProxy {
-		errs = append(errs, takeover.Remove(ctx, takeOverOptions(excludeCIDRs)))
+		errs = append(errs, takeover.Remove(ctx, takeOverOptions(ctx, excludeCIDRs)))
 	}
 	return errors.Join(errs...)
 }
@@ -76,10 +76,10 @@ func cleanUpFastPath() error {
 }
 
 // takeOverOptions logs removed leftovers. excludeCIDRs is kube-proxy's ipvs.excludeCIDRs.
-func takeOverOptions(excludeCIDRs []netip.Prefix) takeover.Options {
+func takeOverOptions(ctx context.Context, excludeCIDRs []netip.Prefix) takeover.Options {
 	return takeover.Options{
 		ExcludeCIDRs:      excludeCIDRs,
 		RestoreParameters: ipvs.RestoreParameters,
-		Removed:           func(what string) { klog.InfoS("Removed leftovers of kube-proxy", "object", what) },
+		Removed:           func(what string) { klog.FromContext(ctx).Info("Removed leftovers of kube-proxy", "object", what) },
 	}
 }

@@ -99,7 +99,7 @@ func TestConfigFile(t *testing.T) {
 	if err := s.kubeProxy("--config=" + file).Wait(); err == nil {
 		t.Error("the proxy runs without a configuration")
 	}
-	if log := s.log.String(); !strings.Contains(log, file+": there is no configuration in it") {
+	if log := s.log.String(); !strings.Contains(log, file+": it contains no configuration") {
 		t.Error("nothing says what is wrong with the file")
 	}
 

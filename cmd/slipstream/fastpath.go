@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
@@ -159,9 +160,9 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	m := metrics.New()
+	log, m := klog.FromContext(ctx), metrics.New()
 	problem := func(err error) {
-		logProblem(err)
+		logProblem(log, err)
 		m.ObjectProblems.Inc()
 	}
 	var services source.Source
@@ -182,13 +183,13 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	defer func() { err = errors.Join(err, stop()) }()
 	m.OnFastPath(fastPathMetrics(ctl))
 	if o.metricsBind != "" {
-		stop, err := serveMetrics(o.metricsBind, m)
+		stop, err := serveMetrics(log, o.metricsBind, m)
 		if err != nil {
 			return err
 		}
 		defer stop()
 	}
-	klog.InfoS("Starting the fast path", "version", versionText(), "threshold", c.Threshold, "scope", c.Scope)
+	log.Info("Starting the fast path", "version", versionText(), "threshold", c.Threshold, "scope", c.Scope)
 	if services == nil {
 		return followAll(ctx, ctl)
 	}
@@ -214,13 +215,13 @@ func followAll(ctx context.Context, ctl *fastpath.Controller) error {
 	if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
 		return fmt.Errorf("fast path: %w", err)
 	}
+	var errs logonce.Errors
 	return repeatUntil(ctx, config.DefaultCheckPeriod, func() {
 		if ctl.Check(ctx) == nil {
 			return
 		}
-		if _, err := ctl.Reconcile(ctx, &desired.Change{}); err != nil {
-			klog.ErrorS(err, "Could not program the fast path, will try again")
-		}
+		_, err := ctl.Reconcile(ctx, &desired.Change{})
+		errs.Log(klog.FromContext(ctx), err, "Could not program the fast path, will try again")
 	})
 }
 
@@ -232,18 +233,18 @@ func addLogFlags(cmd *cobra.Command) {
 	cmd.Flags().AddGoFlag(v)
 }
 
-func serveMetrics(address string, m *metrics.Metrics) (stop func(), err error) {
+func serveMetrics(log klog.Logger, address string, m *metrics.Metrics) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", m.Handler())
+	mux.Handle("GET /metrics", m.Handler(log))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			klog.ErrorS(err, "Could not serve metrics")
+			log.Error(err, "Could not serve metrics")
 		}
 	})
 	return func() { server.Close(); serving.Wait() }, nil
@@ -267,7 +268,7 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 func runFastPath(ctx context.Context, ctl *fastpath.Controller) (stop func() error) {
 	end := inBackground(ctx, func(ctx context.Context) {
 		if err := ctl.Run(ctx); err != nil {
-			klog.ErrorS(err, "Fast path: could not watch interfaces")
+			klog.FromContext(ctx).Error(err, "Fast path: could not watch interfaces")
 		}
 	})
 	return func() error {

@@ -81,7 +81,7 @@ func openTable(ctx context.Context, d dataplane.Config) (programmer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s; %w", missing[0], err)
 	}
-	klog.InfoS("The table of IPVS mode is one of iptables", "variant", rules.Variant(), "reason", missing[0].String())
+	klog.FromContext(ctx).Info("The table of IPVS mode is one of iptables", "variant", rules.Variant(), "reason", missing[0].String())
 	return rules, nil
 }
 
@@ -140,7 +140,7 @@ func probeMode(ctx context.Context, c *config.Config, probe probe, m *metrics.Me
 
 func seconds(d metav1.Duration) uint32 { return uint32(d.Seconds()) }
 
-// removals remove what was programmed in a mode, or as the table of IPVS mode. The rest of IPVS
+// removals remove the objects of a mode, or of the table of IPVS mode. The rest of IPVS
 // mode has kube-proxy's names, and package takeover removes it, like kube-proxy's.
 var removals = map[string]func(context.Context) error{
 	config.NFTables: removeNFTables,
@@ -212,7 +212,7 @@ func removeNFTables(ctx context.Context) (err error) {
 	return b.Cleanup(ctx)
 }
 
-// countRules publishes what a mode counts as metrics.
+// countRules publishes the counters of a mode as metrics.
 func countRules(m *metrics.Metrics, b dataplane.Dataplane) {
 	if b := rulesOf(b); b != nil {
 		m.OnIPTables(func() (metrics.IPTables, error) {

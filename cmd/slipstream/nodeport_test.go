@@ -95,7 +95,7 @@ func TestNodePortRanges(t *testing.T) {
 	s.save("web.yaml", nodePort(0, 1))
 	s.run("--nodeport-addresses", "192.168.100.64/26,fd00::/8,127.0.0.0/8")
 	s.untilReached("web-0", "web-1")
-	if log := s.log.String(); !strings.Contains(log, `NodePorts do not answer on these loopback addresses" range="127.0.0.0/8"`) {
+	if log := s.log.String(); !strings.Contains(log, `NodePorts do not answer on loopback addresses: [127.0.0.0/8]`) {
 		t.Error("no warning about the range of loopback addresses")
 	}
 	own, other := netip.AddrPortFrom(ownAddr, 30080), netip.AddrPortFrom(otherAddr, 30080)

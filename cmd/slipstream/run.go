@@ -103,8 +103,9 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer klog.Flush()
+	log := klog.FromContext(cmd.Context())
 	for _, n := range notes {
-		klog.V(klog.Level(n.Verbosity)).InfoS("Configuration", "field", n.Field, "note", n.Text)
+		log.V(n.Verbosity).Info("Configuration", "field", n.Field, "note", n.Text)
 	}
 	if o.cleanup {
 		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)
@@ -115,7 +116,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	ctx, changed := context.WithCancelCause(cmd.Context())
 	defer changed(nil)
 	if o.file != "" {
-		stop, err := watchConfig(o.file, changed)
+		stop, err := watchConfig(ctx, o.file, changed)
 		if err != nil {
 			return fmt.Errorf("--config: %w", err)
 		}
@@ -140,7 +141,7 @@ var errConfigChanged = errors.New("--config: the file has changed: exiting to be
 // watchConfig calls changed when a configuration file is written to or renamed, until
 // stop is called. As in kube-proxy, the replacement of the file is not noticed: this is how
 // a ConfigMap changes in a pod, after which the administrator rolls out the DaemonSet.
-func watchConfig(file string, changed context.CancelCauseFunc) (stop func(), err error) {
+func watchConfig(ctx context.Context, file string, changed context.CancelCauseFunc) (stop func(), err error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return nil, err
@@ -161,14 +162,14 @@ func watchConfig(file string, changed context.CancelCauseFunc) (stop func(), err
 				}
 			case err := <-w.Errors:
 				if err != nil {
-					klog.ErrorS(err, "Could not watch the configuration file")
+					klog.FromContext(ctx).Error(err, "Could not watch the configuration file")
 				}
 			}
 		}
 	})
 	return func() {
 		if err := w.Close(); err != nil { // closes the channels
-			klog.ErrorS(err, "Could not stop watching the configuration file")
+			klog.FromContext(ctx).Error(err, "Could not stop watching the configuration file")
 		}
 		watching.Wait()
 	}, nil

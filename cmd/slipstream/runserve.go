@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -21,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/slipstream-proxy/slipstream/internal/node/load"
@@ -50,6 +50,7 @@ type parts struct {
 	master string
 	flags  map[string]string // for /flagz
 
+	log     klog.Logger
 	node    string
 	metrics *metrics.Metrics
 	objects source.Source
@@ -79,6 +80,7 @@ func (s *parts) close() (err error) {
 // serve runs the Service proxy until ctx ends.
 func serve(ctx context.Context, s *parts) (err error) {
 	proxy.LimitGarbage()
+	s.log = klog.FromContext(ctx)
 	s.metrics = metrics.New()
 	s.metrics.OnBuild(version)
 	s.config.CountGates()
@@ -92,23 +94,23 @@ func serve(ctx context.Context, s *parts) (err error) {
 		}
 	}
 	s.tuneNode(ctx)
-	klog.InfoS("Starting", "version", versionText(), "node", s.node, "mode", s.config.Mode(), "manifests", s.config.Slipstream.Manifests)
+	s.log.Info("Starting", "version", versionText(), "node", s.node, "mode", s.config.Mode(), "manifests", s.config.Slipstream.Manifests)
 	s.events.Normal(events.Starting, "")
 	return s.run(ctx)
 }
 
 // logProblem logs an error of the source of objects: an object, or a part of one, that is
 // not applied, or a failed request.
-func logProblem(err error) { klog.ErrorS(err, "Problem with the source of objects") }
+func logProblem(log klog.Logger, err error) { log.Error(err, "Problem with the source of objects") }
 
 func (s *parts) problem(err error) {
-	logProblem(err)
+	logProblem(s.log, err)
 	s.view.Warnings.Add("Source", err.Error())
 	s.metrics.ObjectProblems.Inc()
 }
 
-func (s *parts) openSource(context.Context) (err error) {
-	warnings := &see.Warnings{Recorder: events.Log()}
+func (s *parts) openSource(ctx context.Context) (err error) {
+	warnings := &see.Warnings{Recorder: events.Log(ctx)}
 	s.events, s.view.Warnings = warnings, warnings
 	if s.node, err = nodeName(s.config.KubeProxy.HostnameOverride); err != nil {
 		return err
@@ -124,7 +126,7 @@ func (s *parts) openSource(context.Context) (err error) {
 		return err
 	}
 	var stop func()
-	warnings.Recorder, stop = events.OnNode(client, s.node)
+	warnings.Recorder, stop = events.OnNode(ctx, client, s.node)
 	s.onStop(stop)
 	return nil
 }
@@ -150,7 +152,7 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)
 	if b := tableOf(s.dataplane); b != nil {
-		s.onStop(inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull, clientsNotCounted) }))
+		s.onStop(inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull) }))
 		if s.config.HandlesLocalhostNodePorts() {
 			s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
 		}
@@ -164,10 +166,6 @@ func (s *parts) openDataplane(ctx context.Context) error {
 // affinityFull reports that a Service has so many clients that new ones get no session affinity.
 func (s *parts) affinityFull(service types.NamespacedName, family desired.Family) {
 	s.events.OnService(service, events.SessionAffinityFull, fmt.Sprintf("Node %s: almost as many %s clients have session affinity as the Service may have there; further ones get none", s.node, family))
-}
-
-func clientsNotCounted(err error) {
-	klog.ErrorS(err, "Could not count and limit clients with session affinity")
 }
 
 // openFastPath opens the fast path. Services work without it.
@@ -193,7 +191,7 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	if offloaded, err := offloadMetrics(ctx, s.metrics, s.fast); err == nil {
 		s.onClose(offloaded.Close)
 	} else {
-		klog.ErrorS(err, "Could not count connections on the fast path by Service")
+		s.log.Error(err, "Could not count connections on the fast path by Service")
 	}
 	s.onClose(runFastPath(ctx, s.fast))
 	return nil
@@ -212,13 +210,16 @@ func (s *parts) openConntrack(ctx context.Context) error {
 	if s.fast != nil {
 		clean = s.fast.Cleaning(clean)
 	}
+	var errs logonce.Errors
 	s.flows = conntrack.NewCleaner(ctx, clean, func(stats conntrack.Stats, err error) {
-		if err != nil && ctx.Err() == nil {
-			s.metrics.ConntrackFailures.Inc()
-			klog.ErrorS(err, "Could not delete all stale conntrack entries")
+		if ctx.Err() == nil {
+			errs.Log(s.log, err, "Could not delete all stale conntrack entries")
+			if err != nil {
+				s.metrics.ConntrackFailures.Inc()
+			}
 		}
 		if stats.Deleted > 0 {
-			klog.V(2).InfoS("Deleted stale conntrack entries", "entries", stats.Deleted)
+			s.log.V(2).Info("Deleted stale conntrack entries", "entries", stats.Deleted)
 		}
 	})
 	s.onStop(s.flows.Close)
@@ -226,8 +227,8 @@ func (s *parts) openConntrack(ctx context.Context) error {
 }
 
 func (s *parts) tuneNode(ctx context.Context) {
-	adjustOOMScore(s.config.KubeProxy.OOMScoreAdj)
-	if err := s.config.Conntrack(sysctl.CPUs()).Apply(); err != nil {
+	adjustOOMScore(s.log, s.config.KubeProxy.OOMScoreAdj)
+	if err := s.config.Conntrack(sysctl.CPUs()).Apply(ctx); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
 	if err := localhostNodePorts(ctx, s.desired.NodePorts); err != nil {
@@ -239,7 +240,7 @@ func (s *parts) tuneNode(ctx context.Context) {
 func (s *parts) run(ctx context.Context) error {
 	c := s.config
 	var p *proxy.Proxy
-	checks := healthcheck.New(healthcheck.Options{
+	checks := healthcheck.New(ctx, healthcheck.Options{
 		Healthy: func() bool { return p.Healthy() },
 		Report: func(service types.NamespacedName, err error) {
 			s.events.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
@@ -269,7 +270,7 @@ func (s *parts) run(ctx context.Context) error {
 		defer relays.Close()
 		options.Relays = relays
 	}
-	if _, replaced := s.leftovers(); replaced {
+	if _, replaced := s.leftovers(ctx); replaced {
 		if err := takeover.Prepare(); err != nil {
 			s.staysBehind(err)
 		}
@@ -306,7 +307,7 @@ func (s *parts) removeLeftovers(ctx context.Context) {
 	var both sync.WaitGroup
 	defer both.Wait()
 	both.Go(func() { removeFormerModes(ctx, s.dataplane, s.staysBehind) })
-	if o, _ := s.leftovers(); s.client != nil || o.OnlyVirtualServers {
+	if o, _ := s.leftovers(ctx); s.client != nil || o.OnlyVirtualServers {
 		o.Failed = s.staysBehind
 		takeover.Run(ctx, o)
 	}
@@ -314,8 +315,8 @@ func (s *parts) removeLeftovers(ctx context.Context) {
 
 // leftovers returns what to remove of kube-proxy and of IPVS mode, and whether virtual servers
 // are among it. Outside of a cluster, kube-proxy may run beside this proxy.
-func (s *parts) leftovers() (o takeover.Options, virtualServers bool) {
-	o = takeOverOptions(s.config.ExcludeCIDRs())
+func (s *parts) leftovers(ctx context.Context) (o takeover.Options, virtualServers bool) {
+	o = takeOverOptions(ctx, s.config.ExcludeCIDRs())
 	if s.config.Mode() == config.IPVS {
 		o.KeepVirtualServers = true
 		return o, false
@@ -420,7 +421,7 @@ func initialize(ctx context.Context, c *config.Config) error {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(), localhostNodePorts(ctx, nodePorts(c)))
+	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(ctx), localhostNodePorts(ctx, nodePorts(c)))
 }
 
 // localhostNodePorts sets the kernel parameter for NodePorts on IPv4 loopback addresses, if
@@ -435,12 +436,12 @@ func localhostNodePorts(ctx context.Context, n desired.NodePortAddresses) error 
 
 // adjustOOMScore sets oom_score_adj of this process, unless score is nil. Lower values need
 // CAP_SYS_RESOURCE.
-func adjustOOMScore(score *int32) {
+func adjustOOMScore(log klog.Logger, score *int32) {
 	if score == nil {
 		return
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
-		klog.V(2).InfoS("Could not set oom_score_adj", "score", *score, "reason", err.Error())
+		log.V(2).Info("Could not set oom_score_adj", "score", *score, "reason", err.Error())
 	}
 }
 
@@ -474,12 +475,6 @@ func addNodePorts(fs *pflag.FlagSet, addresses *[]string, otherwise string) {
 func nodePorts(c *config.Config) (n desired.NodePortAddresses) {
 	n.CIDRs, n.Primary = c.NodePortRanges()
 	n.Loopback = c.LocalhostNodePorts()
-	handled := loopbackNodePorts(c)
-	for _, p := range n.CIDRs {
-		if handled[desired.FamilyOf(p.Addr())] != desired.LoopbackRelayed && (!n.Loopback || p.Addr().Is6()) && p.Addr().IsLoopback() && p.Bits() >= loopbackBits(p) {
-			klog.InfoS("--nodeport-addresses: NodePorts do not answer on these loopback addresses", "range", p)
-		}
-	}
 	return n
 }
 
@@ -497,13 +492,6 @@ func loopbackNodePorts(c *config.Config) (handled [2]desired.LoopbackNodePorts) 
 		}
 	}
 	return handled
-}
-
-func loopbackBits(p netip.Prefix) int {
-	if p.Addr().Is4() {
-		return 8
-	}
-	return 128
 }
 
 // detectLocal returns how traffic of this node's pods is recognized, from a valid

@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -75,7 +76,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		return nil, err
 	}
 	// Invalid objects are left out, as by the proxy.
-	objects, _, err := newSource(c, master, node, logProblem)
+	objects, _, err := newSource(c, master, node, func(err error) { logProblem(klog.FromContext(ctx), err) })
 	if err != nil {
 		return nil, err
 	}

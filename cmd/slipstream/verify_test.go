@@ -11,7 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
-// TestVerify checks that verify finds no difference in what is intact, and names the Service and
+// TestVerify checks that verify finds no difference in intact rules, and names the Service and
 // the object that were changed externally.
 func TestVerify(t *testing.T) {
 	for _, c := range []struct {
@@ -96,7 +96,7 @@ func TestVerifyInBackground(t *testing.T) {
 			s.run("--proxy-mode", mode, "--metrics-bind-address", "127.0.0.1:10249", "--check-period", "20ms", "--verify-period", "200ms")
 			s.untilReached("web-0", "web-1")
 			s.until("it has verified", func() bool {
-				return strings.Contains(s.log.String(), `"Verified what is programmed" differences=0`)
+				return strings.Contains(s.log.String(), `"Verified the programmed content" differences=0`)
 			})
 			if out, err := s.node.Run(t.Context(), "sh", "-ec", misdirect[name]); err != nil {
 				t.Fatalf("%v: %s", err, out)
@@ -111,12 +111,12 @@ func TestVerifyInBackground(t *testing.T) {
 				}
 			}
 			differences := []string{
-				`"The kernel differs from what was programmed" difference="- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080"`,
-				`"The kernel differs from what was programmed" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080"`,
+				`"The kernel differs from the programmed content" difference="- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080"`,
+				`"The kernel differs from the programmed content" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080"`,
 				`"Event" reason="Damaged" note="ruleset modified externally: 2 differences, such as`,
 			}
 			if mode == config.IPVS {
-				differences[1] = `"The kernel differs from what was programmed" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080; scheduler lc"`
+				differences[1] = `"The kernel differs from the programmed content" difference="+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080; scheduler lc"`
 			}
 			for _, want := range differences {
 				if !strings.Contains(s.log.String(), want) {

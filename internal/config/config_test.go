@@ -113,7 +113,7 @@ func TestNotes(t *testing.T) {
 		"fd00::/8":            "nodePortAddresses: has ranges of IPv6 only, so NodePorts answer on all IPv4 addresses",
 		"10.0.0.0/8,fd00::/8": "",
 		"all":                 "",
-		"localhost":           "",
+		"localhost":           "nodePortAddresses: NodePorts do not answer on loopback addresses: [127.0.0.0/8 ::1/128]",
 		"primary,10.0.0.0/8":  "",
 	} {
 		got := ""

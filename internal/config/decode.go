@@ -59,7 +59,7 @@ func Decode(data []byte) (*Config, []Note, error) {
 		notes = append(notes, more...)
 	}
 	if len(seen) == 0 {
-		errs = append(errs, errors.New("there is no configuration in it"))
+		errs = append(errs, errors.New("it contains no configuration"))
 	}
 	if len(errs) > 0 {
 		return nil, nil, utilerrors.NewAggregate(errs)

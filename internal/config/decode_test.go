@@ -113,8 +113,8 @@ const (
 // TestDecodeErrors checks that all errors are reported together.
 func TestDecodeErrors(t *testing.T) {
 	for text, wants := range map[string][]string{
-		"":                              {"there is no configuration"},
-		"---\n# nothing\n--- \n...\n":   {"there is no configuration"},
+		"":                              {"it contains no configuration"},
+		"---\n# nothing\n--- \n...\n":   {"it contains no configuration"},
 		"kind: KubeProxyConfiguration":  {"document 1: apiVersion: is missing"},
 		"apiVersion: v1":                {"document 1: kind: is missing"},
 		"[]":                            {"document 1: "},

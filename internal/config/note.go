@@ -109,7 +109,18 @@ func (c *Config) Notes() (notes []Note) {
 		has := map[string]string{"IPv4": "IPv6", "IPv6": "IPv4"}[other]
 		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprintf("has ranges of %s only, so NodePorts answer on all %s addresses", has, other)})
 	}
+	unserved := slices.DeleteFunc(all, func(p netip.Prefix) bool {
+		return c.HandlesLocalhostNodePorts() || c.LocalhostNodePorts() && p.Addr().Is4() || !isLoopback(p)
+	})
+	if len(unserved) > 0 {
+		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprint("NodePorts do not answer on loopback addresses: ", unserved)})
+	}
 	return notes
+}
+
+// isLoopback reports whether a range has loopback addresses only.
+func isLoopback(p netip.Prefix) bool {
+	return p.Addr().IsLoopback() && (p.Addr().Is6() || p.Bits() >= 8)
 }
 
 // missingFamily names the families of which there is no range; "" if there is one of each.

@@ -11,6 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 )
 
 // TestFlowsMetric counts connections on the fast path by Service.
@@ -23,7 +24,7 @@ func TestFlowsMetric(t *testing.T) {
 		return w.CountFlows(func(visit func(*flows.Flow)) error { return w.flows.Each(t.Context(), visit) })
 	})
 	a := httptest.NewRecorder()
-	m.Handler().ServeHTTP(a, httptest.NewRequest("GET", "/metrics", nil))
+	m.Handler(klog.Background()).ServeHTTP(a, httptest.NewRequest("GET", "/metrics", nil))
 	want := `slipstream_fastpath_flows{namespace="default",service="` + serviceName[web] + `"} 2` + "\n"
 	if !strings.Contains(a.Body.String(), want) {
 		t.Errorf("no %s in\n%s", want, a.Body)

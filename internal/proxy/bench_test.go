@@ -28,7 +28,7 @@ func (*free) Reconcile(context.Context, *desired.Change) (dataplane.Stats, error
 	return dataplane.Stats{}, nil
 }
 
-// BenchmarkChange measures what the loop costs for one changed endpoint, with metrics and
+// BenchmarkChange measures the loop's cost of one changed endpoint, with metrics and
 // Events, without the kernel.
 func BenchmarkChange(b *testing.B) {
 	for _, endpoints := range []int{10, 100} {

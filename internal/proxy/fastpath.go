@@ -166,7 +166,7 @@ func (p *Proxy) fastPathReconciled(err error) {
 }
 
 // checkFastPath checks the fast path, and programs it again if it is damaged or the last
-// attempt failed. It does nothing until the kernel has what was last reported.
+// attempt failed. It does nothing until the kernel has the last reported content.
 func (p *Proxy) checkFastPath(ctx context.Context) {
 	fast := p.options.FastPath
 	if fast == nil || p.full || p.fastPath.done != nil {
@@ -182,7 +182,7 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 			p.log.Error(err, "Programming the fast path again")
 			p.fastPath.failed()
 		default:
-			p.checkFastPathFailed.log(p.log, err, "Could not check the fast path")
+			p.checkFastPathFailed.Log(p.log, err, "Could not check the fast path")
 		}
 	})
 }

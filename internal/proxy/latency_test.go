@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 )
 
@@ -43,7 +44,7 @@ func ago(d time.Duration) string { return time.Now().Add(-d).Format(time.RFC3339
 func (l *loop) sample(series string) string {
 	l.t.Helper()
 	w := httptest.NewRecorder()
-	l.metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	l.metrics.Handler(klog.Background()).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	body, err := io.ReadAll(w.Result().Body)
 	if err != nil {
 		l.t.Fatal(err)

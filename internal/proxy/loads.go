@@ -5,6 +5,8 @@ package proxy
 import (
 	"context"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 )
 
 // Loads counts the connections of backends, as implemented by load.Counter, for
@@ -25,7 +27,7 @@ const loadPeriod = 250 * time.Millisecond
 type loads struct {
 	ticker *time.Ticker // nil while no Service does
 	due    <-chan time.Time
-	failed bool // the last update failed
+	errs   logonce.Errors
 }
 
 // followLoads begins or ends to update the loads, as the state needs them.
@@ -58,11 +60,10 @@ func (p *Proxy) updateLoads(ctx context.Context) {
 		return
 	}
 	err := p.options.Loads.Update(ctx)
-
-	if err != nil && ctx.Err() == nil && !p.loads.failed {
-		p.log.Error(err, "Could not count connections, so least-connection scheduling uses old numbers")
+	if ctx.Err() == nil {
+		p.loads.errs.Log(p.log, err, "Could not count connections, so least-connection scheduling uses old numbers")
 	}
-	if p.loads.failed = err != nil; err == nil {
+	if err == nil {
 		p.state.LoadsChanged()
 		p.pending = true
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
@@ -139,7 +140,7 @@ type Proxy struct {
 	verifying  verifying
 	background sync.WaitGroup // goroutines that Run waits for
 
-	checkFailed, checkFastPathFailed failure
+	checkFailed, checkFastPathFailed, verifyFailed logonce.Errors
 
 	inspections  chan func() // calls of Inspect
 	programmed   []Programming
@@ -174,7 +175,7 @@ func newBackoff() wait.Backoff {
 }
 
 // Run runs the loop until ctx ends, which is not an error, or until an input fails. The
-// kernel keeps what has been programmed.
+// kernel keeps the programmed content.
 func (p *Proxy) Run(ctx context.Context) error {
 	p.log = klog.FromContext(ctx)
 	defer p.background.Wait()
@@ -326,7 +327,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		err = p.program(ctx)
 	}
 	if ctx.Err() != nil {
-		return // the loop ends, and the kernel keeps what it has
+		return // the loop ends, and the kernel's content stays
 	}
 	if err != nil {
 		delay := p.backoff.Step()
@@ -456,21 +457,7 @@ func (p *Proxy) check(ctx context.Context) {
 		p.queued()
 		p.full = true
 	case ctx.Err() == nil:
-		p.checkFailed.log(p.log, err, "Could not check what is programmed")
-	}
-}
-
-// failure is the last failure of a frequent call, so that one that persists is logged once.
-type failure string
-
-// log logs an error unless it is the last one. A success (nil) forgets that.
-func (f *failure) log(to klog.Logger, err error, message string) {
-	last := *f
-	if *f = ""; err != nil {
-		*f = failure(err.Error())
-	}
-	if err != nil && *f != last {
-		to.Error(err, message)
+		p.checkFailed.Log(p.log, err, "Could not check the programmed content")
 	}
 }
 

@@ -296,7 +296,7 @@ func TestCheckFails(t *testing.T) {
 			l.set(func() { l.blind = nil })
 			time.Sleep(20 * time.Millisecond)
 		}
-		if n := log.count("Could not check what is programmed"); n != 2 {
+		if n := log.count("Could not check the programmed content"); n != 2 {
 			t.Errorf("logged %d times, want 2", n)
 		}
 		l.stop()

@@ -38,7 +38,7 @@ const (
 	logDifferences = 20
 )
 
-// Reader reads what the kernel has.
+// Reader reads the kernel's content.
 type Reader interface {
 	dataplane.Reader
 	io.Closer
@@ -49,7 +49,7 @@ type verifying struct {
 	next    <-chan time.Time // delivers when the next look is due; nil while one runs, and without verification
 	due     bool             // the next look is to begin as soon as possible
 	look    chan lookResult  // delivers the result of the running look; nil if none runs
-	touched *touched         // what was programmed during the running look; nil if none runs
+	touched *touched         // programmed during the running look; nil if none runs
 
 	consensus consensus
 }
@@ -84,9 +84,9 @@ func (p *Proxy) endLook(s lookResult) {
 	touched := v.touched
 	v.look, v.touched = nil, nil
 	next := p.options.VerifyPeriod
+	p.verifyFailed.Log(p.log, s.err, "Could not verify the programmed content")
 	switch {
 	case s.err != nil:
-		p.log.Error(s.err, "Could not verify what is programmed")
 		p.metrics.VerifyFailed()
 		p.verification = &Verification{At: time.Now(), Failed: s.err.Error()}
 		v.consensus = consensus{}
@@ -109,12 +109,12 @@ func (p *Proxy) verified(all []dataplane.Differing, took time.Duration) {
 	now := time.Now()
 	p.metrics.Verified(len(all), now)
 	p.verification = &Verification{At: now, Differences: len(all)}
-	p.log.V(2).Info("Verified what is programmed", "differences", len(all), "took", took.Round(time.Millisecond))
+	p.log.V(2).Info("Verified the programmed content", "differences", len(all), "took", took.Round(time.Millisecond))
 	if len(all) == 0 {
 		return
 	}
 	for _, d := range all[:min(len(all), logDifferences)] {
-		p.log.Error(nil, "The kernel differs from what was programmed", "difference", d.String())
+		p.log.Error(nil, "The kernel differs from the programmed content", "difference", d.String())
 	}
 	if more := len(all) - logDifferences; more > 0 {
 		p.log.Error(nil, "There are more differences, which are not logged", "number", more)
@@ -200,7 +200,7 @@ func compare(ctx context.Context, open func(context.Context) (Reader, error), pr
 	return dataplane.Differings(dataplane.Difference(dataplane.ContentOf(programmed), got), programmed), nil
 }
 
-// touched is what was programmed during a look.
+// touched has the objects that were programmed during a look.
 type touched struct {
 	everything bool
 	what       map[any]bool // the Services with other endpoints, and subjects as in dataplane.Differing

@@ -131,7 +131,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	}
 	r.closes = append(r.closes, b.Close)
 	if want.NodePorts.OnLoopback() {
-		if err := ns.Do(sysctl.RouteLocalnet); err != nil {
+		if err := ns.Do(func() error { return sysctl.RouteLocalnet(ctx) }); err != nil {
 			return nil, errors.Join(err, r.stop())
 		}
 	}
@@ -142,7 +142,7 @@ func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desi
 	flows := conntrack.NewCleaner(context.Background(), conn.Clean, func(_ conntrack.Stats, err error) { r.failed(err) })
 	r.closes = append(r.closes, conn.Close, func() error { flows.Close(); return nil })
 	var loop *proxy.Proxy
-	checks := healthcheck.New(healthcheck.Options{
+	checks := healthcheck.New(ctx, healthcheck.Options{
 		Listen:  ns.Listen,
 		Healthy: func() bool { return loop.Healthy() },
 		Report:  func(_ types.NamespacedName, err error) { r.failed(err) },

@@ -72,7 +72,7 @@ func (b *Backend) cleanOther(ctx context.Context) error {
 			}
 			removed, err := table.Remove(ctx, owner)
 			for _, kept := range removed.Kept {
-				klog.ErrorS(kept, "A chain of a former run stays in a table that is no longer used")
+				klog.FromContext(ctx).Error(kept, "A chain of a former run stays in a table that is no longer used")
 			}
 			errs = append(errs, err)
 		}

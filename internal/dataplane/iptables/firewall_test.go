@@ -129,12 +129,12 @@ func TestLoopback(t *testing.T) {
 		s := newSite(t, v)
 		_, err := s.node.Serve(lab.TCP, netip.MustParseAddrPort("127.0.0.1:9000"))
 		s.must(err)
-		s.must(s.node.Do(sysctl.RouteLocalnet))
+		s.must(s.node.Do(func() error { return sysctl.RouteLocalnet(t.Context()) }))
 		s.must(s.node.SetSysctl("ipv4/conf/all/rp_filter", "0"))
 		s.must(s.node.SetSysctl("ipv4/conf/eth0/rp_filter", "0"))
 		// To the neighbor, 127.0.0.1 is an address like any other, and at the node;
 		// 127.0.0.5 is its own.
-		s.must(s.neighbor.Do(sysctl.RouteLocalnet))
+		s.must(s.neighbor.Do(func() error { return sysctl.RouteLocalnet(t.Context()) }))
 		for _, args := range [][]string{
 			{"addr", "del", "127.0.0.1/8", "dev", "lo"},
 			{"route", "add", "127.0.0.1", "via", "192.168.100.11", "src", "192.168.100.200"},

@@ -133,7 +133,7 @@ func RouteLocalnet(ctx context.Context) error {
 	if err := v.restore(ctx, 0, desired.IPv4, out.finish(tableFilter, math.MaxInt)); err != nil {
 		return fmt.Errorf("dropping packets from other machines to loopback addresses: %w", err)
 	}
-	return sysctl.RouteLocalnet()
+	return sysctl.RouteLocalnet(ctx)
 }
 
 // markOf is the mark of packets to masquerade, with its mask.
@@ -230,7 +230,7 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 }
 
 // mangle writes the chain for connections of this node that IPVS would serve or refuse, before
-// they come to the table filter.
+// they reach the table filter.
 func (w *ruleWriter) mangle() {
 	w.chain(chainOutput,
 		w.notAllowed()+" -j DROP",

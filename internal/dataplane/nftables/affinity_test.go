@@ -22,6 +22,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 )
 
@@ -210,7 +212,8 @@ func TestRun(t *testing.T) {
 	c := newCrowd(t, size, 4)
 	c.clients.conn.Close() // Run opens its own
 	c.clients.period = 10 * time.Millisecond
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx, stop := context.WithTimeout(klog.NewContext(t.Context(), log), time.Minute)
 	full, ended := make(chan string, 1), make(chan bool)
 	go func() {
 		defer close(ended)
@@ -219,7 +222,7 @@ func TestRun(t *testing.T) {
 			case full <- fmt.Sprint(s, " ", f):
 			default: // again, as one client more or less is at the boundary
 			}
-		}, func(err error) { t.Error(err) })
+		})
 	}()
 	client := 0
 	for got := ""; got == ""; {
@@ -244,6 +247,9 @@ func TestRun(t *testing.T) {
 	}
 	stop()
 	<-ended
+	for _, entry := range log.GetSink().(ktesting.Underlier).GetBuffer().Data() {
+		t.Error(entry.Message, entry.Err)
+	}
 }
 
 // flood sends a packet from each of n further client addresses to "web".

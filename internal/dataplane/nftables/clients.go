@@ -11,9 +11,11 @@ import (
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 )
 
 // All Services of a family share the map affinity. A Service gets new clients while it has at
@@ -23,7 +25,7 @@ import (
 // The kernel cannot count the elements of a Service, but it can limit new ones, which the set
 // new-clients does for each Service by a token bucket. What a Service may have at once is at
 // most a sixteenth of the map, so that new clients are limited before they are counted, however
-// fast they come. The proxy counts the clients now and then, and then gives every Service new
+// fast they arrive. The proxy counts the clients now and then, and then gives every Service new
 // tokens: those that the rules give, or as many as it may have new clients. If the proxy does
 // not run, a Service gets new clients more slowly, or none.
 
@@ -115,13 +117,16 @@ const (
 )
 
 // Run counts and limits clients until ctx ends. It calls full when a Service becomes full (see
-// [ClientCount]), and failed with errors.
-func (c *Clients) Run(ctx context.Context, full func(types.NamespacedName, desired.Family), failed func(error)) {
+// [ClientCount]).
+func (c *Clients) Run(ctx context.Context, full func(types.NamespacedName, desired.Family)) {
+	const notCounted = "Could not count and limit clients with session affinity"
+	log := klog.FromContext(ctx)
 	if err := c.dial(); err != nil {
-		failed(err)
+		log.Error(err, notCounted)
 		return
 	}
 	context.AfterFunc(ctx, func() { c.conn.Close() }) // also ends a long dump
+	var errs [len(schemas)]logonce.Errors
 	t := time.NewTicker(c.period)
 	defer t.Stop()
 	for {
@@ -135,8 +140,8 @@ func (c *Clients) Run(ctx context.Context, full func(types.NamespacedName, desir
 			for _, name := range services {
 				full(name, desired.Family(f))
 			}
-			if err != nil && ctx.Err() == nil {
-				failed(err)
+			if ctx.Err() == nil {
+				errs[f].Log(log, err, notCounted, "family", desired.Family(f))
 			}
 		}
 	}
@@ -208,7 +213,7 @@ func tolerate(err error) error {
 }
 
 // count counts the clients by the number of their Service. The number is approximate, as
-// clients come and go meanwhile.
+// the clients change meanwhile.
 func (c *Clients) count(s *schema) (byService map[uint32]int, total int, err error) {
 	byService = map[uint32]int{}
 	err = c.conn.Elements(s.table, s.affinity.Name, func(e nfnl.Element) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"k8s.io/klog/v2"
 )
 
@@ -22,21 +23,17 @@ const (
 
 // serveTCP accepts connections until the listener is closed.
 func (s *Server) serveTCP(p *port, l *net.TCPListener) {
-	failed := "" // the last attempt, so that an error that persists is logged once
+	var errs logonce.Errors
 	for {
 		conn, err := l.AcceptTCP()
-		switch {
-		case closed(err):
+		if closed(err) {
 			return
-		case err != nil:
-			if text := err.Error(); text != failed {
-				failed = text
-				klog.FromContext(s.end).Error(err, "Could not accept a connection", "address", p.key)
-			}
+		}
+		errs.Log(klog.FromContext(s.end), err, "Could not accept a connection", "address", p.key)
+		if err != nil {
 			time.Sleep(acceptPause)
 			continue
 		}
-		failed = ""
 		select {
 		case s.connections <- struct{}{}:
 			s.running.Go(func() {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -45,6 +46,7 @@ func newUDPListener(s *Server, p *port, conn *net.UDPConn) *udpListener {
 
 // serve forwards datagrams of clients until the listener is closed.
 func (l *udpListener) serve() {
+	var errs logonce.Errors
 	for {
 		err := receive(l.conn, func(datagram []byte, from unix.Sockaddr) {
 			if f := l.flow(addrPort(from)); f != nil {
@@ -55,8 +57,8 @@ func (l *udpListener) serve() {
 		if closed(err) {
 			return
 		}
+		errs.Log(klog.FromContext(l.server.end), err, "Could not receive a datagram", "address", l.port.key)
 		if err != nil {
-			klog.FromContext(l.server.end).Error(err, "Could not receive a datagram", "address", l.port.key)
 			time.Sleep(acceptPause)
 		}
 	}

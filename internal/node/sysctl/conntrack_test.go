@@ -59,7 +59,7 @@ func TestApply(t *testing.T) {
 		{Conntrack{UDPStreamTimeout: time.Minute}, map[string]string{netfilter + "udp_timeout_stream": "60"}},
 	} {
 		root := tree(t, parameters())
-		if err := test.c.apply(root); err != nil {
+		if err := test.c.apply(t.Context(), root); err != nil {
 			t.Errorf("%+v: %v", test.c, err)
 		}
 		for file, was := range parameters() {
@@ -83,7 +83,7 @@ func TestApplyRest(t *testing.T) {
 	delete(values, netfilter+"max")
 	delete(values, hashsize)
 	root := tree(t, values)
-	err := Conntrack{Max: 4000, UDPTimeout: time.Minute}.apply(root)
+	err := Conntrack{Max: 4000, UDPTimeout: time.Minute}.apply(t.Context(), root)
 	if err == nil {
 		t.Fatal("no error")
 	}

@@ -6,6 +6,7 @@
 package sysctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -37,21 +38,21 @@ const entriesPerBucket = 4
 
 // Apply sets the parameters that differ, and continues after errors, such as a read-only
 // /proc/sys in a container. The files exist once the kernel has loaded nf_conntrack.
-func (c Conntrack) Apply() error { return c.apply("/") }
+func (c Conntrack) Apply(ctx context.Context) error { return c.apply(ctx, "/") }
 
-func (c Conntrack) apply(root string) error {
+func (c Conntrack) apply(ctx context.Context, root string) error {
 	var errs []error
 	put := func(name string, value int) {
 		if value <= 0 {
 			return
 		}
-		if err := ensure(filepath.Join(root, "proc/sys/net/netfilter", name), value, false); err != nil {
+		if err := ensure(ctx, filepath.Join(root, "proc/sys/net/netfilter", name), value, false); err != nil {
 			errs = append(errs, fmt.Errorf("%s: cannot be set to %d: %w", name, value, err))
 		}
 	}
 	put("nf_conntrack_max", c.Max)
 	if buckets := c.Max / entriesPerBucket; buckets > 0 {
-		if err := ensure(filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, true); err != nil {
+		if err := ensure(ctx, filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, true); err != nil {
 			errs = append(errs, fmt.Errorf("hashsize of nf_conntrack: cannot be set to %d: %w", buckets, err))
 		}
 	}
@@ -88,7 +89,7 @@ func UDPTimeouts() (unreplied, stream time.Duration) {
 func seconds(d time.Duration) int { return int(d / time.Second) }
 
 // ensure writes a number to a file unless it has that one, or a larger one if that may be.
-func ensure(file string, want int, orMore bool) error {
+func ensure(ctx context.Context, file string, want int, orMore bool) error {
 	is, err := read(file)
 	if err != nil || is == want || orMore && is > want {
 		return err
@@ -99,7 +100,7 @@ func ensure(file string, want int, orMore bool) error {
 	}
 	_, err = f.WriteString(strconv.Itoa(want))
 	if err = errors.Join(err, f.Close()); err == nil {
-		klog.InfoS("Set a parameter of the kernel", "file", file, "from", is, "to", want)
+		klog.FromContext(ctx).Info("Set a parameter of the kernel", "file", file, "from", is, "to", want)
 	}
 	return err
 }
@@ -120,7 +121,7 @@ const routeLocalnet = "proc/sys/net/ipv4/conf/all/route_localnet"
 // RouteLocalnet makes the kernel route packets from and to IPv4 loopback addresses, in the
 // calling thread's network namespace, so that NodePorts answer on 127.0.0.1. The kernel then
 // no longer drops packets from outside to loopback addresses, so a rule must (CVE-2020-8558).
-func RouteLocalnet() error { return enableRouteLocalnet("/") }
+func RouteLocalnet(ctx context.Context) error { return enableRouteLocalnet(ctx, "/") }
 
 // HasRouteLocalnet reports whether the parameter is set in the calling thread's network
 // namespace.
@@ -132,8 +133,8 @@ func HasRouteLocalnet() (bool, error) {
 	return n != 0, err
 }
 
-func enableRouteLocalnet(root string) error {
-	if err := ensure(filepath.Join(root, routeLocalnet), 1, false); err != nil {
+func enableRouteLocalnet(ctx context.Context, root string) error {
+	if err := ensure(ctx, filepath.Join(root, routeLocalnet), 1, false); err != nil {
 		return fmt.Errorf("route_localnet: cannot be set to 1, so NodePorts do not answer on loopback addresses: %w", err)
 	}
 	return nil

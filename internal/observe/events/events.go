@@ -57,7 +57,7 @@ func sameOnAllNodes(reason string) bool {
 	return reason == InvalidService || reason == FrontendContested
 }
 
-// actionOf returns the action of an Event: what the proxy was doing.
+// actionOf returns the action of an Event: the proxy's activity that led to it.
 func actionOf(reason string) string {
 	switch reason {
 	case FailedToProgram, Damaged, FailedToAccelerate, InvalidService, FrontendContested:
@@ -68,17 +68,19 @@ func actionOf(reason string) string {
 	return "StartKubeProxy"
 }
 
-// Log returns a Recorder that writes to the log only.
-func Log() Recorder { return logged{} }
+// Log returns a Recorder that only writes to the log of ctx.
+func Log(ctx context.Context) Recorder { return logged{klog.FromContext(ctx)} }
 
-type logged struct{}
+type logged struct{ log klog.Logger }
 
-func (logged) Normal(reason, note string) { klog.InfoS("Event", "reason", reason, "note", note) }
+func (l logged) Normal(reason, note string) { l.log.Info("Event", "reason", reason, "note", note) }
 
-func (logged) Warning(reason, note string) { klog.ErrorS(nil, "Event", "reason", reason, "note", note) }
+func (l logged) Warning(reason, note string) {
+	l.log.Error(nil, "Event", "reason", reason, "note", note)
+}
 
-func (logged) OnService(service types.NamespacedName, reason, note string) {
-	klog.ErrorS(nil, "Event", "service", service, "reason", reason, "note", note)
+func (l logged) OnService(service types.NamespacedName, reason, note string) {
+	l.log.Error(nil, "Event", "service", service, "reason", reason, "note", note)
 }
 
 // reporter is the reporting controller of the Events.
@@ -91,20 +93,22 @@ const noteLimit = 1024
 // stopWithin bounds how long stop waits for pending Events.
 const stopWithin = 2 * time.Second
 
-// OnNode returns a Recorder that creates Events on a Node, or a Service, and logs them. The
+// OnNode returns a Recorder that creates Events on a Node, or a Service, and logs them in the log
+// of ctx, until stop is called. The
 // client is for events.k8s.io/v1 and needs the verbs create and patch for events. Failed
 // requests are retried for about two minutes. Stop returns when all Events have been sent,
 // after two seconds at the latest.
 //
 // The recorders of client-go are not used: that of tools/events links all groups of the API,
 // which take 8 MB of memory, and that of tools/record 42 packages of patches and OpenAPI.
-func OnNode(client rest.Interface, node string) (r Recorder, stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+func OnNode(ctx context.Context, client rest.Interface, node string) (r Recorder, stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the last Events are sent after ctx has ended
 	instance, err := os.Hostname()
 	if err != nil || instance == "" {
 		instance = node
 	}
 	n := &onNode{
+		logged: logged{klog.FromContext(ctx)},
 		sender: newSender(client, reporter+"-"+instance),
 		// 'kubectl describe node' looks for Events with the Node's name as its UID.
 		node: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
@@ -120,22 +124,23 @@ func OnNode(client rest.Interface, node string) (r Recorder, stop func()) {
 }
 
 type onNode struct {
+	logged
 	sender *sender
 	node   corev1.ObjectReference
 }
 
 func (n *onNode) Normal(reason, note string) {
-	logged{}.Normal(reason, note)
+	n.logged.Normal(reason, note)
 	n.sender.record(n.node, corev1.EventTypeNormal, reason, cut(note))
 }
 
 func (n *onNode) Warning(reason, note string) {
-	logged{}.Warning(reason, note)
+	n.logged.Warning(reason, note)
 	n.sender.record(n.node, corev1.EventTypeWarning, reason, cut(note))
 }
 
 func (n *onNode) OnService(service types.NamespacedName, reason, note string) {
-	logged{}.OnService(service, reason, note)
+	n.logged.OnService(service, reason, note)
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
 	n.sender.record(about, corev1.EventTypeWarning, reason, cut(note))
 }

@@ -80,7 +80,7 @@ func (a *api) client(t *testing.T) rest.Interface {
 
 func TestOnNode(t *testing.T) {
 	var a api
-	r, stop := OnNode(a.client(t), "node-1")
+	r, stop := OnNode(t.Context(), a.client(t), "node-1")
 	r.Normal(Starting, "")
 	r.Warning(FailedToProgram, "100 % wrong: "+strings.Repeat("é", noteLimit))
 	r.OnService(types.NamespacedName{Namespace: "ns", Name: "web"}, FailedToStartServiceHealthcheck, "port 30000")
@@ -271,7 +271,7 @@ func TestLimits(t *testing.T) {
 func TestStopDoesNotWaitForEver(t *testing.T) {
 	a := api{busy: make(chan struct{})}
 	defer close(a.busy)
-	r, stop := OnNode(a.client(t), "node-1")
+	r, stop := OnNode(t.Context(), a.client(t), "node-1")
 	begin := time.Now()
 	r.Normal(Starting, "")
 	if took := time.Since(begin); took > 10*time.Second { // it does not wait for the API server

@@ -122,7 +122,7 @@ func eventName(about string, unique uint64) string {
 	return fmt.Sprintf("%s.%x", about, unique)
 }
 
-// run sends until stop is closed, and then once more what has not been sent.
+// run sends Events until stop is closed, and then once more those that are pending.
 func (s *sender) run(ctx context.Context, stop <-chan struct{}) {
 	timer := time.NewTicker(retryPeriod / 2)
 	defer timer.Stop()
@@ -176,7 +176,7 @@ func (s *sender) send(ctx context.Context, key seriesKey, one *series) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
+	log, now := klog.FromContext(ctx), time.Now()
 	switch {
 	case err == nil:
 		if created {
@@ -185,10 +185,10 @@ func (s *sender) send(ctx context.Context, key seriesKey, one *series) {
 		one.created, one.failures = true, 0
 		one.nextTry = now.Add(countPeriod)
 	case created || rejected(err): // a repetition will be a new Event
-		klog.V(2).ErrorS(err, "API server rejected an Event", "reason", key.reason)
+		log.V(2).Info("API server rejected an Event", "event", key.reason, "reason", err.Error())
 		delete(s.series, key)
 	default:
-		klog.V(2).ErrorS(err, "Could not send an Event, will try again", "reason", key.reason)
+		log.V(2).Info("Could not send an Event, will try again", "event", key.reason, "reason", err.Error())
 		one.failures++
 		one.nextTry = now.Add(retryPeriod)
 	}

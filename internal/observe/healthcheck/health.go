@@ -7,6 +7,7 @@ package healthcheck
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 )
 
 // retryPeriod is the pause after an error, unless a change causes an earlier attempt.
@@ -41,6 +43,7 @@ type Options struct {
 // called from several goroutines.
 type Server struct {
 	options Options
+	log     klog.Logger
 
 	mu        sync.Mutex
 	closed    bool
@@ -51,12 +54,12 @@ type Server struct {
 	running sync.WaitGroup // one goroutine for each listener
 }
 
-// New makes a Server that serves nothing yet.
-func New(o Options) *Server {
+// New makes a Server that serves nothing yet. It writes to the log of ctx.
+func New(ctx context.Context, o Options) *Server {
 	if o.Listen == nil {
 		o.Listen = net.Listen
 	}
-	return &Server{options: o, services: map[types.NamespacedName]*service{}}
+	return &Server{options: o, log: klog.FromContext(ctx), services: map[types.NamespacedName]*service{}}
 }
 
 // SetAddresses replaces the addresses on which to answer. An unspecified address
@@ -93,7 +96,7 @@ func (s *Server) Set(checks []desired.HealthCheck) {
 		}
 		svc := s.services[c.Service]
 		if svc == nil {
-			svc = newService(c.Service, c.Port, s.options.Healthy)
+			svc = newService(c.Service, c.Port, s.options.Healthy, s.log)
 			s.services[c.Service] = svc
 		}
 		svc.set(c)

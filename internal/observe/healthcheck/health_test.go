@@ -56,7 +56,7 @@ func newTestServer(t *testing.T) *testServer {
 	}
 	// The kernel makes an IPv6 address usable in the background.
 	w.until(func() bool { return w.ask(node6, 1) == "refused" && w.ask(other6, 1) == "refused" })
-	w.server = New(Options{
+	w.server = New(t.Context(), Options{
 		Listen:  w.listen,
 		Healthy: func() bool { return !w.sick.Load() },
 		Report: func(of types.NamespacedName, err error) {

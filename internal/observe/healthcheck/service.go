@@ -5,7 +5,7 @@ package healthcheck
 import (
 	"encoding/json"
 	"fmt"
-	"log"
+	stdlog "log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -28,6 +28,7 @@ type service struct {
 	serves    [2]bool // by desired.Family
 	local     [2]atomic.Int64
 	healthy   func() bool
+	log       klog.Logger
 	http      http.Server
 	listeners map[netip.Addr]net.Listener
 	failed    string // why it cannot listen on some address; "" if it can
@@ -41,25 +42,23 @@ const (
 	maxHeader     = 16 << 10 // bytes
 )
 
-func newService(name types.NamespacedName, port uint16, healthy func() bool) *service {
-	svc := &service{name: name, port: port, healthy: healthy, listeners: map[netip.Addr]net.Listener{}}
+func newService(name types.NamespacedName, port uint16, healthy func() bool, log klog.Logger) *service {
+	svc := &service{name: name, port: port, healthy: healthy, log: log, listeners: map[netip.Addr]net.Listener{}}
 	svc.http = http.Server{
 		Handler:           svc,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          httpLog,
+		ErrorLog:          stdlog.New(httpLog{log}, "", 0),
 	}
 	return svc
 }
 
 // httpLog receives errors of net/http, such as failed accepts.
-var httpLog = log.New(logWriter{}, "", 0)
+type httpLog struct{ log klog.Logger }
 
-type logWriter struct{}
-
-func (logWriter) Write(p []byte) (int, error) {
-	klog.InfoS("Answering a health check", "problem", strings.TrimSpace(string(p)))
+func (l httpLog) Write(p []byte) (int, error) {
+	l.log.Info("Answering a health check", "problem", strings.TrimSpace(string(p)))
 	return len(p), nil
 }
 
@@ -101,7 +100,7 @@ func (svc *service) listen(addresses []netip.Addr, open func(network, address st
 			continue
 		}
 		svc.listeners[ip] = l
-		klog.V(2).InfoS("Answering health checks", "service", svc.name, "address", l.Addr())
+		svc.log.V(2).Info("Answering health checks", "service", svc.name, "address", l.Addr())
 		serve(svc, ip, l)
 	}
 	if len(failed) > 0 {

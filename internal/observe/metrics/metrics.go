@@ -6,15 +6,18 @@
 package metrics
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // metrics of client-go
 	"k8s.io/klog/v2"
@@ -119,19 +122,25 @@ func (m *Metrics) gather() prometheus.Gatherer {
 }
 
 // Handler serves the metrics in the formats that Prometheus reads. Metrics that cannot be
-// read are left out and logged.
-func (m *Metrics) Handler() http.Handler {
+// read are left out, and the error is logged once.
+func (m *Metrics) Handler(log klog.Logger) http.Handler {
 	return promhttp.HandlerFor(m.gather(), promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError,
-		ErrorLog:      errorLog{},
+		ErrorLog:      &errorLog{log: log},
 	})
 }
 
-type errorLog struct{}
+type errorLog struct {
+	log  klog.Logger
+	mu   sync.Mutex
+	errs logonce.Errors
+}
 
 // Println implements promhttp.Logger.
-func (errorLog) Println(v ...any) {
-	klog.ErrorS(nil, "Not all metrics could be gathered", "reason", strings.TrimSpace(fmt.Sprintln(v...)))
+func (l *errorLog) Println(v ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.errs.Log(l.log, errors.New(strings.TrimSpace(fmt.Sprintln(v...))), "Not all metrics could be gathered")
 }
 
 // The release of Kubernetes whose kube-proxy Slipstream is compatible with.

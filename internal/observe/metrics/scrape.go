@@ -119,7 +119,7 @@ func (k *kernelCounters) sendRejected(send send, rejected [2]map[string]uint64) 
 	}
 }
 
-// NFTables holds what the kernel counts in nftables mode, by desired.Family.
+// NFTables holds the kernel's counters of nftables mode, by desired.Family.
 type NFTables struct {
 	Rejected   [2]map[string]uint64 // packets, by reason
 	Unrecorded [2]uint64            // connections without session affinity
@@ -132,7 +132,7 @@ type Affinity struct {
 	FullServices         int // Services that have almost as many clients as they may have
 }
 
-// OnNFTables serves what the kernel counts in nftables mode.
+// OnNFTables serves the kernel's counters of nftables mode.
 func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("slipstream_session_affinity_"+name, help, []string{labelFamily}, nil)
@@ -163,7 +163,7 @@ func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
 	}})
 }
 
-// IPTables holds the numbers of rules in iptables mode, and what the kernel counts, by
+// IPTables holds the numbers of rules and the kernel's counters of iptables mode, by
 // desired.Family.
 type IPTables struct {
 	// Total is the number of rules by table ("filter", "nat"), Last the number
@@ -174,7 +174,7 @@ type IPTables struct {
 	Invalid  [2]uint64            // packets that conntrack considers invalid
 }
 
-// OnIPTables serves the numbers of rules, and what the kernel counts in iptables mode.
+// OnIPTables serves the numbers of rules and the kernel's counters of iptables mode.
 func (m *Metrics) OnIPTables(read func() (IPTables, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_"+name, help, []string{"table", labelFamily}, nil)

@@ -21,9 +21,9 @@ import (
 )
 
 // metrics returns the handler of the metrics address.
-func (s *Server) metrics() http.Handler {
+func (s *Server) metrics(log klog.Logger) http.Handler {
 	p := &paths{}
-	p.Handle("/metrics", s.options.Metrics.Handler())
+	p.Handle("/metrics", s.options.Metrics.Handler(log))
 	p.text("/proxyMode", func(*http.Request) string { return s.options.Mode })
 	p.Handle("/configz", http.HandlerFunc(s.configz))
 	p.text("/healthz", ping)
@@ -63,14 +63,14 @@ func writeText(w http.ResponseWriter, status int, text string) {
 }
 
 // configz shows the configurations: an object with one member for each API group.
-func (s *Server) configz(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) configz(w http.ResponseWriter, r *http.Request) {
 	all := s.options.Configz
 	if all == nil {
 		all = map[string]any{}
 	}
 	body, err := json.Marshal(all)
 	if err != nil {
-		klog.ErrorS(err, "Could not show the configuration")
+		klog.FromContext(r.Context()).Error(err, "Could not show the configuration")
 		http.Error(w, "error marshaling json: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -144,6 +144,6 @@ func setVerbosity(w http.ResponseWriter, r *http.Request) {
 		writeText(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	klog.InfoS("Log verbosity changed", "v", string(body))
+	klog.FromContext(r.Context()).Info("Log verbosity changed", "v", string(body))
 	writeText(w, http.StatusOK, answer)
 }

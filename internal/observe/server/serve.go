@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
@@ -38,7 +39,7 @@ func (s *Server) serve(ctx context.Context, e *endpoint) error {
 			return nil
 		}
 		err = fmt.Errorf("%s address %s: %w", e.name, e.address, err)
-		s.report(e, err)
+		s.report(klog.FromContext(ctx), e, err)
 		if s.options.HardFail {
 			return err
 		}
@@ -51,9 +52,9 @@ func (s *Server) serve(ctx context.Context, e *endpoint) error {
 }
 
 // report records an Event or logs a failure, unless it is the same as the one before.
-func (s *Server) report(e *endpoint, err error) {
+func (s *Server) report(log klog.Logger, e *endpoint, err error) {
 	if err.Error() == e.reported {
-		klog.V(2).ErrorS(err, "Still cannot serve", "endpoint", e.name)
+		log.V(2).Info("Still cannot serve", "endpoint", e.name, "reason", err.Error())
 		return
 	}
 	e.reported = err.Error()
@@ -61,7 +62,7 @@ func (s *Server) report(e *endpoint, err error) {
 		s.options.Events.Warning(e.reason, err.Error())
 		return
 	}
-	klog.ErrorS(err, "Cannot serve", "endpoint", e.name)
+	log.Error(err, "Cannot serve", "endpoint", e.name)
 }
 
 // once listens and serves until ctx ends or it fails.
@@ -70,12 +71,17 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 	if err != nil {
 		return err
 	}
+	log := klog.FromContext(ctx)
 	if e.reported != "" {
-		klog.InfoS("Serving again", "endpoint", e.name, "address", l.Addr())
+		log.Info("Serving again", "endpoint", e.name, "address", l.Addr())
 		e.reported = ""
 	}
-	klog.V(3).InfoS("Serving", "endpoint", e.name, "address", l.Addr())
-	server := &http.Server{Handler: e.handler, ReadHeaderTimeout: headerTimeout}
+	log.V(3).Info("Serving", "endpoint", e.name, "address", l.Addr())
+	server := &http.Server{
+		Handler:           e.handler,
+		ReadHeaderTimeout: headerTimeout,
+		BaseContext:       func(net.Listener) context.Context { return klog.NewContext(context.Background(), log) },
+	}
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"k8s.io/klog/v2"
 )
 
 // Proxy is the source of the responses on the healthz address: a proxy.Proxy. Its methods
@@ -42,10 +43,10 @@ type Options struct {
 	// Profiling serves /debug/.
 	Profiling bool
 
-	// Mode is what /proxyMode says: "nftables" or "iptables".
+	// Mode is the answer of /proxyMode: "nftables" or "iptables".
 	Mode string
 
-	// Version is what /statusz says.
+	// Version is shown by /statusz.
 	Version string
 
 	// Configz are the configurations to show, by API group. They are written as
@@ -96,7 +97,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	}
 	add("healthz", s.options.HealthzAddress, events.FailedToStartProxierHealthcheck, s.healthz())
-	add("metrics", s.options.MetricsAddress, events.FailedToStartMetricServer, s.metrics())
+	add("metrics", s.options.MetricsAddress, events.FailedToStartMetricServer, s.metrics(klog.FromContext(ctx)))
 	ended := make(chan error, len(all))
 	for _, e := range all {
 		go func() { ended <- s.serve(ctx, e) }()
