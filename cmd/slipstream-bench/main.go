@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command slipstream-bench measures what Slipstream costs and gains on this machine.
+// Command slipstream-bench benchmarks Slipstream on this machine.
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 	defer stop()
 	root := &cobra.Command{
 		Use:           "slipstream-bench",
-		Short:         "Measure what Slipstream costs and gains on this machine",
+		Short:         "Benchmark Slipstream on this machine",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -70,8 +70,8 @@ func newSync() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sync --services N --endpoints M",
 		Short: "Measure programming the kernel: cold start, single changes, memory",
-		Long: `Sync makes up a cluster of N Services with M endpoints each and measures what it
-costs to program this machine's kernel with it: a cold start, a restart, single
+		Long: `Sync makes up a cluster of N Services with M endpoints each and measures the cost
+of programming this machine's kernel with it: a cold start, a restart, single
 changes to random Services, a burst of changes, and memory.
 
 It needs root. It measures in a network namespace of its own, which is deleted afterwards;
@@ -103,7 +103,7 @@ func newThroughput() *cobra.Command {
 	var o forward.Options
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "Measure what the fast path gains for long connections",
+		Short: "Measure the gain of the fast path for long connections",
 		Long: `Throughput measures connections to a Service with the fast path and without: a TCP
 stream by iperf3, once with segments aggregated on the pods' interfaces, as usual, and
 once with GSO, TSO and GRO off, where every packet is forwarded by itself; small UDP
@@ -122,7 +122,7 @@ func newCRR() *cobra.Command {
 	var o forward.Options
 	cmd := &cobra.Command{
 		Use:   "crr",
-		Short: "Measure what the fast path costs short connections",
+		Short: "Measure the cost of the fast path for short connections",
 		Long: `Crr measures connections to a Service that carry one request and one response (connect,
 request, response), one after the other, with the fast path and without: how many a
 second, and the time of each, from the call of connect to the server's end of it.
@@ -141,7 +141,7 @@ func newRelay() *cobra.Command {
 		Use:   "relay",
 		Short: "Measure a relay in user space beside the kernel's paths",
 		Long: `Relay measures connections to a Service as crr does, and streams as throughput does, through
-the kernel, with the fast path and without, and through what serves NodePorts on loopback
+the kernel, with the fast path and without, and through the server of NodePorts on loopback
 addresses in nftables mode ("relay"): a process on the node accepts the client's
 connection and carries it to the server by splice(2). No packet of it is forwarded.
 ` + forwardLong,

@@ -162,7 +162,7 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	}
 	log, m := klog.FromContext(ctx), metrics.New()
 	problem := func(err error) {
-		logProblem(log, err)
+		logProblems(log)(err)
 		m.ObjectProblems.Inc()
 	}
 	var services source.Source

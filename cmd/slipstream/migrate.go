@@ -27,6 +27,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 )
 
 // errChanges ends the process with status 2.
@@ -191,7 +192,7 @@ func readCluster(ctx context.Context, c *config.Config, o *migrateOptions, node 
 	if o.kubeconfig != "" || o.file == "" { // the path in the ConfigMap is one in kube-proxy's pod
 		from.KubeProxy.ClientConnection.Kubeconfig = o.kubeconfig
 	}
-	objects, _, err := newSource(&from, o.master, node, logProblem)
+	objects, _, err := newSource(&from, o.master, node, logProblems(klog.FromContext(ctx)))
 	if err != nil {
 		return in, err
 	}

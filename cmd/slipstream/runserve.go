@@ -99,12 +99,14 @@ func serve(ctx context.Context, s *parts) (err error) {
 	return s.run(ctx)
 }
 
-// logProblem logs an error of the source of objects: an object, or a part of one, that is
+// logProblems logs errors of the source of objects: an object, or a part of one, that is
 // not applied, or a failed request.
-func logProblem(log klog.Logger, err error) { log.Error(err, "Problem with the source of objects") }
+func logProblems(log klog.Logger) func(error) {
+	return func(err error) { log.Error(err, "Problem with the source of objects") }
+}
 
 func (s *parts) problem(err error) {
-	logProblem(s.log, err)
+	logProblems(s.log)(err)
 	s.view.Warnings.Add("Source", err.Error())
 	s.metrics.ObjectProblems.Inc()
 }

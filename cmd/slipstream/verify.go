@@ -76,7 +76,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		return nil, err
 	}
 	// Invalid objects are left out, as by the proxy.
-	objects, _, err := newSource(c, master, node, func(err error) { logProblem(klog.FromContext(ctx), err) })
+	objects, _, err := newSource(c, master, node, logProblems(klog.FromContext(ctx)))
 	if err != nil {
 		return nil, err
 	}

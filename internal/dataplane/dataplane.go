@@ -35,7 +35,7 @@ type Dataplane interface {
 	Apply(ctx context.Context, change *desired.Change) (Stats, error)
 
 	// Check checks, cheaply enough to be called every second, whether the kernel
-	// still has what was programmed. If a Reconcile is needed, it returns an error
+	// still has the programmed content. If a Reconcile is needed, it returns an error
 	// that wraps ErrDamaged, or ErrDue if no damage is known.
 	Check(ctx context.Context) error
 
@@ -55,7 +55,7 @@ type FlowEnder interface {
 	EndFlows(ctx context.Context, flows []desired.StaleFlows) error
 }
 
-// ErrDamaged says that the kernel does not hold what was programmed.
+// ErrDamaged says that the kernel does not have the programmed content.
 var ErrDamaged = errors.New("ruleset modified externally")
 
 // ErrDue says that the configured period for programming everything again has passed.

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Config is the part of a State's input that does not come from objects.
+// Config is the part of a State's input that is not made of objects.
 type Config struct {
 	// NodeName is the name of the node that is being programmed, as
 	// EndpointSlices write it.

@@ -19,8 +19,8 @@ type node struct {
 
 // SetNode adds or replaces a Node. Of other nodes than this one, only the addresses matter.
 // Addresses and pod CIDRs are kept when a later version of the object lacks them, so that an
-// incomplete object does not change what is programmed. SetNode reports whether the State may have
-// changed, which is exact for other nodes.
+// incomplete object does not change the programmed content. SetNode reports whether the State may
+// have changed, which is exact for other nodes.
 func (s *State) SetNode(in *corev1.Node) (changed bool) {
 	if in.Name != s.config.NodeName {
 		addrs := addressesOf(in)

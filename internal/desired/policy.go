@@ -127,8 +127,8 @@ func (p policy) scopes(k AddressKind) (pool, fromOutside Scope) {
 type Masquerade uint8
 
 const (
-	// MasqueradeNotPods is all traffic that does not come from this node's pods. If
-	// [LocalTraffic] has no criterion, it is no traffic.
+	// MasqueradeNotPods is all traffic except that of this node's pods. If
+	// [LocalTraffic] has no criterion, no traffic is masqueraded.
 	MasqueradeNotPods Masquerade = iota
 	// MasqueradeAlways is all traffic.
 	MasqueradeAlways

@@ -54,7 +54,7 @@ func zonesOf(e *discoveryv1.Endpoint) (z zones) {
 // of its own, in two bytes, so that they can be evaluated again when this node's zone changes.
 type zoneSets []zones
 
-// zoneSet is the number of zones in a zoneSets, starting at 1. 0 is no zones.
+// zoneSet is the number of zones in a zoneSets, starting at 1. 0 is the empty set.
 type zoneSet uint16
 
 // of returns the number of an endpoint's zones, and adds them if needed.

@@ -16,7 +16,7 @@ import (
 
 // guard detects modifications of the table by other programs, like the detector of the
 // nftables dataplane: it reads the table when [nfnl.Conn.Generation] has changed. Rules and a
-// flowtable that were replaced by equal ones are no damage, as FlushTable does that.
+// flowtable that were replaced by equal ones are not damage, as FlushTable does that.
 type guard struct {
 	generation uint32                // 0 if unknown
 	rules      uint64                // hash of the rules

@@ -19,7 +19,7 @@ func rules(b *nfnl.Batch, c *Config) {
 	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
 	c.Exclude.byPacket(rule)
 	rule(chainForward, "too short yet, both directions counted", packetsUpTo(c.Threshold), ret())
-	rule(chainForward, "an ICMP error is no packet of the connection", stateIs(notOfConnection), ret())
+	rule(chainForward, "an ICMP error is not part of the connection", stateIs(notOfConnection), ret())
 	listed := goTo(chainOffload)
 	if c.Scope == All {
 		listed = ret()

@@ -13,7 +13,7 @@
 //	make test-cluster-ipvs                         # TestSwap in IPVS mode, on the User Mode Linux kernel
 //	go test . -run TestUDP -logs /tmp/somewhere    # keeps the proxies' logs and configuration
 //
-// What a test claims is what clients see: connections are made from pods, from nodes and
+// Tests observe what clients observe: connections are made from pods, from nodes and
 // from outside, new ones all the time and some that stay, while something changes.
 //
 //	services_test.go  selectors, labels, readiness; Services of one family and of both
@@ -32,9 +32,9 @@
 // the ClusterRole system:node-proxier allows, no more.
 //
 // All tests share one cluster, as it takes seconds to start, and run one after the other,
-// but for those that need another API server. What a test made goes away with it.
+// but for those that need another API server. A test's objects are deleted when it ends.
 //
-// # What is where
+// # Packages
 //
 //	site     the cluster: control plane, nodes, pods and Services, and the objects of each
 //	proxies  Slipstream and kube-proxy as processes on nodes

@@ -310,7 +310,7 @@ func (d *demo) restart(ctx context.Context) error {
 	return nil
 }
 
-// cleanup stops slipstream and removes what it has programmed.
+// cleanup stops slipstream and removes its rules.
 func (d *demo) cleanup(ctx context.Context) error {
 	d.step("cleanup")
 	for _, p := range d.proxies {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deploy tests what is in deploy/: that the kustomize base and the Helm chart
-// say the same, that a real kube-apiserver takes it, and that what it describes works and
-// needs all that it asks for.
+// say the same, that a real kube-apiserver takes it, and that the pods work, and
+// need all rights that they ask for.
 //
 //	go test .       # root; kube-apiserver and etcd are built when they are first needed
 //

@@ -79,7 +79,7 @@ func (n *Namespace) wrap(err error) error {
 }
 
 // Do runs fn on a thread that is in the namespace and returns fn's error. Goroutines that fn
-// starts are not in the namespace, sockets that it opens are, whoever uses them later. The
+// starts are not in the namespace, sockets that it opens are, even if another thread uses them. The
 // error is ErrClosed after Close.
 func (n *Namespace) Do(fn func() error) error {
 	return onThread(func() error {

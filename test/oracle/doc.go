@@ -33,7 +33,7 @@
 // etcd, kube-apiserver and kube-proxy are built when they are first needed, which takes
 // minutes; "go run ./build tools previous" does nothing else.
 //
-// # What is where
+// # Folders
 //
 //	tools     the versions of what is compared with: a module of its own
 //	previous  the previous release's: the same

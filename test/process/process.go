@@ -92,7 +92,7 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // os.ErrProcessDone after its end.
 func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
 
-// Kill sends SIGKILL; it is no error if the process has ended before.
+// Kill sends SIGKILL; a process that has already ended is not an error.
 func (p *Process) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

@@ -105,7 +105,7 @@ func (w *walker) chain(table, name string) (left bool, err error) {
 		_, isChain := w.after[table][to]
 		switch {
 		case isChain:
-			// What comes back from where -g leads goes on where -j has come from.
+			// A packet that returns from a chain of -g continues after the last -j.
 			if left, err := w.chain(table, to); left || err != nil || goTo != "" {
 				return left, err
 			}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench is what all benchmarks share: how samples are taken in turns, the
+// Package bench is shared by all benchmarks: taking samples in turns, the
 // statistics, the result with its JSON and its table, and the machine.
 package bench
 
@@ -19,7 +19,7 @@ import (
 // Result has the results of a benchmark: some series, each for some subjects.
 type Result struct {
 	Benchmark string    `json:"benchmark"` // "sync", "throughput", "crr", "scale" or "rules"
-	Title     string    `json:"title"`     // what was measured, in one line
+	Title     string    `json:"title"`     // in one line
 	Options   any       `json:"options"`
 	Machine   Machine   `json:"machine"`
 	LoadAfter string    `json:"load_average_after"`
@@ -70,7 +70,7 @@ type Outcome struct {
 	// Ratio compares with the first subject. It is the median of the ratios within each
 	// round if the series is paired, and the ratio of the medians otherwise. Rounds in
 	// which the first subject's value is not above 0 have no ratio; a difference of two
-	// measurements may be such a value. 0 is no ratio.
+	// measurements may be such a value. 0 stands for none.
 	Ratio float64 `json:"ratio,omitempty"`
 	// P is the p-value of the two-sided Mann-Whitney test against the first subject.
 	P float64 `json:"p,omitempty"`

@@ -166,7 +166,7 @@ func drawBars(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, e
 	return p, vg.Points(group*float64(len(series)) + 160), nil
 }
 
-// drawLines draws a line for each subject through the medians, by what the series were
+// drawLines draws a line for each subject through the medians, by the value that the series were
 // measured at, with bars from the lowest to the highest. Both axes are logarithmic, so that
 // proportional growth is a straight line.
 func drawLines(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, error) {
@@ -225,7 +225,7 @@ func drawLines(r *bench.Result, series []*bench.Series) (*plot.Plot, vg.Length, 
 	return p, 5 * vg.Inch, nil
 }
 
-// point is what was measured at a number of Services.
+// point is a measured value at a number of Services.
 type point struct {
 	at int
 	bench.Outcome

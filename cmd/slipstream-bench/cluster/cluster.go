@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster makes up clusters for benchmarks: Services and EndpointSlices as an API
-// server would have them, changes to random ones, and what the kernel should then have.
+// server would have them, changes to random ones, and the content that the kernel should then have.
 // The choices follow from a seed.
 package cluster
 
@@ -128,7 +128,7 @@ func (c *Cluster) own(service int) pods {
 	return p
 }
 
-// Events describes the whole cluster. To take little memory beside what is measured, the
+// Events describes the whole cluster. To take little memory beside the measured process, the
 // object of an event is only valid until the next event.
 func (c *Cluster) Events() iter.Seq[source.Event] {
 	return func(yield func(source.Event) bool) {

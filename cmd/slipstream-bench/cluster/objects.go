@@ -198,7 +198,7 @@ func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
 	}
 }
 
-// Content is what the kernel should have for the cluster as it is. It follows from the
+// Content is the content that the kernel should have for the cluster as it is. It follows from the
 // numbers alone: none of the measured code takes part.
 func (c *Cluster) Content() *dataplane.Content {
 	out := dataplane.NewContent()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package forward measures what the fast path gains for connections to a Service, and
-// what it costs short ones.
+// Package forward measures the gain of the fast path for long connections to a Service, and
+// its cost for short ones.
 //
 // The topology is KEP-4963's: a Service with one backend, a client pod, and one or two
 // nodes that forward between them, all of them network namespaces (package lab). Package
@@ -201,7 +201,7 @@ func forwarded() (uint64, error) {
 	return uint64(n), nil
 }
 
-// Options say what is measured. Their JSON is part of the result.
+// Options select the measurements. Their JSON is part of the result.
 type Options struct {
 	Rounds int    `json:"rounds"` // each has a turn of each setting
 	Nodes  int    `json:"nodes"`  // that forward: 1, or 2 with a pod on each
@@ -249,7 +249,7 @@ type Setting struct {
 	relayed bool // see Relayed
 }
 
-// Settings are compared with the first one. A threshold of one packet is no threshold: the
+// Settings are compared with the first one. A threshold of one packet means no threshold: the
 // first packet of a connection is never offloaded.
 var Settings = []Setting{{Name: "off"}, {Name: "no threshold", Threshold: 1}, {Name: "threshold 20", Threshold: 20}}
 

@@ -257,7 +257,7 @@ func (s *slipstream) memory() error {
 func (s *slipstream) verify() error {
 	d, err := dataplane.Compare(context.Background(), s.backend.(dataplane.Reader), s.cluster.Content())
 	if err == nil && d != "" {
-		err = fmt.Errorf("the kernel does not have what was meant: %.300s", d)
+		err = fmt.Errorf("the kernel does not have the desired content: %.300s", d)
 	}
 	return err
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package programming measures what it costs Slipstream to program the kernel of this
+// Package programming measures Slipstream's cost of programming the kernel of this
 // machine.
 //
 // Slipstream runs in a child process, so that memory numbers are its own, and in a network
@@ -88,7 +88,7 @@ func series() (all []bench.Series) {
 	return all
 }
 
-// Sync measures what it costs to program the kernel. command starts a process that calls
+// Sync measures the cost of programming the kernel. command starts a process that calls
 // [RunChild] with the argument that follows, and standard output.
 func Sync(ctx context.Context, command []string, o Options) (*bench.Result, error) {
 	if err := o.validate(ctx); err != nil {
@@ -124,7 +124,7 @@ func Sync(ctx context.Context, command []string, o Options) (*bench.Result, erro
 	r.LoadAfter = bench.LoadAverage()
 	r.Subjects = []bench.Subject{{Name: "slipstream"}}
 	if o.Verify {
-		r.Notes = append(r.Notes, "verified: in the end the kernel had what was meant")
+		r.Notes = append(r.Notes, "verified: in the end the kernel had the desired content")
 	}
 	return r, r.Fill(series(), []bench.Samples{samples})
 }
@@ -171,11 +171,11 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service, in each address family")
 	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity")
 	f.StringVar(&o.Family, "family", FamilyIPv4, "address family of the Services: "+strings.Join(familyNames, ", "))
-	f.StringVar(&o.Mode, "mode", "nftables", "what is programmed: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
+	f.StringVar(&o.Mode, "mode", "nftables", "proxy mode: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random choices")
-	f.BoolVar(&o.Verify, "verify", false, "compare what the kernel has in the end with what was meant; slow for more than 100,000 endpoints")
+	f.BoolVar(&o.Verify, "verify", false, "compare the kernel's content in the end with the desired content; slow for more than 100,000 endpoints")
 	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
 }
 

@@ -66,7 +66,7 @@ func checkSeries(t *testing.T, r *bench.Result) {
 	}
 }
 
-// A whole measurement on the real kernel: the kernel has what was meant, by its own
+// A whole measurement on the real kernel: the kernel has the desired content, by its own
 // account, and the result has every series.
 func TestSyncMeasures(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)

@@ -126,7 +126,7 @@ func (s *script) finish(table string, most int) []byte {
 	return out
 }
 
-// done updates what is known, once the kernel has taken the script. It returns how many
+// done updates the record of the kernel's content, once the kernel has taken the script. It returns how many
 // entries the table has more than before in x_tables.
 func (s *script) done(known registry) (entries int) {
 	for _, name := range s.dead {

@@ -101,7 +101,7 @@ func readSets(c *ipset.Conn, f desired.Family) (all [setKinds]map[member]bool, e
 	return all, nil
 }
 
-// checkSets compares the number of members of all sets with what was written.
+// checkSets compares the number of members of all sets with the number that was written.
 func (b *Backend) checkSets() error {
 	for _, t := range b.tables {
 		for k := range setKinds {

@@ -142,7 +142,7 @@ func (b *Backend) EndFlows(ctx context.Context, flows []desired.StaleFlows) erro
 		if f.Protocol != desired.TCP {
 			continue
 		}
-		for key := range b.drain { // whatever the frontend
+		for key := range b.drain { // of any frontend
 			if key.Protocol == uint8(desired.TCP) {
 				end(key, f)
 			}

@@ -131,7 +131,7 @@ func (d *dummy) compare(all []netip.Addr) (c desired.AddressChange, err error) {
 	return c, nil
 }
 
-// change adds and removes addresses. Those that exist already, or no more, are no error.
+// change adds and removes addresses. Those that exist already, or no longer exist, are not errors.
 func (d *dummy) change(c *desired.AddressChange) error {
 	var errs []error
 	for _, a := range c.Added {
@@ -156,7 +156,7 @@ func hostAddr(a netip.Addr) *netlink.Addr {
 	}
 }
 
-// isLocal reports whether an address is the node's, on whatever interface.
+// isLocal reports whether an address is on any interface of the node.
 func (d *dummy) isLocal(a netip.Addr) bool {
 	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), nil)
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL

@@ -107,7 +107,7 @@ func (b *Backend) Close() error {
 	return err
 }
 
-// reset forgets what was programmed.
+// reset forgets the programmed content.
 func (b *Backend) reset() {
 	b.translation = newTranslation()
 	b.servers = servers{scheduler: b.scheduler}
@@ -115,7 +115,7 @@ func (b *Backend) reset() {
 }
 
 // Reconcile implements dataplane.Dataplane. The virtual servers that the kernel has are
-// compared one by one, so the connections of those that stay go on, whoever has made them.
+// compared one by one, so the connections of those that stay continue, even if another program has made them.
 func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
 	b.sequence.Begin()
 	if err := b.prepareNode(ctx); err != nil {

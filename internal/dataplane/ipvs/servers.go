@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errors of requests that are no failure: the object is there, or was removed, already.
+// Errors of requests that are ignored: the object exists, or was removed, already.
 const (
 	noService     = unix.ESRCH
 	noDestination = unix.ENOENT
 )
 
-// step is a request with what it concerns.
+// step is a request, and the object that it concerns.
 type step struct {
 	request  ipvs.Request
 	key      ipvs.Key

@@ -147,7 +147,7 @@ func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, diffe
 }
 
 // realPool translates the change of a pool that has all backends. It reports whether the table
-// had or needs it. The record has the new backends; nil if the pool is gone.
+// had or needs it. The record has the new backends; nil if the pool was deleted.
 func (t *translation) realPool(p *desired.PoolChange, had bool, record *pool) (r desired.PoolChange, exists bool) {
 	needed := t.inside[p.ID] > 0 && !p.Gone
 	r = *p

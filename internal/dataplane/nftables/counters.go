@@ -17,7 +17,7 @@ const (
 )
 
 // counters are the named counters of each table. Unlike the counters of rules, they survive
-// when rules are written again, and are not part of what a dump of rules returns.
+// when rules are written again, and a dump of rules does not return them.
 var counters = []string{
 	dataplane.NoEndpoints, dataplane.NoLocalEndpoints, dataplane.SourceNotAllowed, dataplane.UnknownPort, dataplane.UnallocatedAddress,
 	newClients, unrecorded,

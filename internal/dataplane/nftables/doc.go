@@ -110,7 +110,7 @@
 // and features that few Services need have their own maps. NodePorts have their own maps and
 // chains too, as the key of their packets is another; only the endpoints are shared.
 //
-// Named counters count what is refused and dropped, by reason. Only such packets pass the rules
+// Named counters count refused and dropped packets, by reason. Only such packets pass the rules
 // with counters.
 //
 // # Output of the nft command

@@ -26,7 +26,7 @@ type Group struct {
 }
 
 // Groups groups flows by frontend, in the order of Services and frontends; groups without a
-// Service come last.
+// Service are last.
 func Groups(all []Flow, services Services) (groups []Group) {
 	byFrontend := map[desired.FrontendKey]*Group{}
 	backends := map[desired.FrontendKey]map[netip.AddrPort]bool{}

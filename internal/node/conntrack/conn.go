@@ -52,7 +52,7 @@ type Stats struct {
 // Flows are in the order in which they were found. A [desired.StaleFlows] with Only replaces
 // earlier ones about the same frontend, because an endpoint that was removed may serve again.
 //
-// After a failure Clean continues with what is possible; Stats are correct in any case. When
+// After a failure Clean continues with the rest; Stats are correct in any case. When
 // ctx ends, it stops.
 func (c *Conn) Clean(ctx context.Context, flows []desired.StaleFlows) (Stats, error) {
 	return c.run(ctx, plan(flows))

@@ -45,7 +45,7 @@ func (c *common) add(e netip.AddrPort) {
 // addAll adds all endpoints.
 func (c *common) addAll() { c.addressDiffers, c.portDiffers = true, true }
 
-// flags returns the given bits of CTA_FILTER for what is shared.
+// flags returns the given bits of CTA_FILTER for the shared fields.
 func (c *common) flags(address, port uint32) (flags uint32) {
 	if c.IsValid() && !c.addressDiffers {
 		flags |= address

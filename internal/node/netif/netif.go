@@ -115,7 +115,7 @@ func (s sockets) list() ([]Interface, error) {
 }
 
 // Complete calls list again, up to 100 times, if the kernel's objects have changed meanwhile
-// (netlink.ErrDumpInterrupted). What it has returned may lack some of them then.
+// (netlink.ErrDumpInterrupted). The returned list may lack some of them then.
 func Complete[T any](list func() ([]T, error)) (all []T, err error) {
 	for range 100 {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {

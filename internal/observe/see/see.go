@@ -128,7 +128,7 @@ func (v *View) Serve(ctx context.Context, path string) {
 		}
 		if err != nil && err.Error() != reported {
 			reported = err.Error()
-			klog.InfoS("'slipstream status' and the like do not work for now", "socket", path, "reason", reported)
+			klog.FromContext(ctx).Info("'slipstream status' and the like do not work for now", "socket", path, "reason", reported)
 		}
 		select {
 		case <-ctx.Done():

@@ -258,7 +258,7 @@ func TestRefused(t *testing.T) {
 	w.start()
 	w.expect("Set Service default/web")
 	w.eventually("more attempts", func() bool { return len(w.query("endpointslices")) > 6 })
-	w.expectReported("API server URL: cannot list and watch EndpointSlices: endpointslices refused (what is programmed stays; trying again)")
+	w.expectReported("API server URL: cannot list and watch EndpointSlices: endpointslices refused (the ruleset stays; trying again)")
 	if w.has("Synced") {
 		t.Error("synced without EndpointSlices")
 	}
@@ -306,7 +306,7 @@ func TestOutage(t *testing.T) {
 			w.hangUp()
 			w.eventually("an error", func() bool { return len(w.reported()) > 0 })
 			time.Sleep(300 * time.Millisecond) // for some attempts: more errors would be reported now
-			w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: " + c.cause + " (what is programmed stays; trying again)")
+			w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: " + c.cause + " (the ruleset stays; trying again)")
 			w.expect() // nothing
 			w.set(slice("web-1", "10.0.0.2"))
 			w.remove(service("web", ""))
@@ -367,7 +367,7 @@ func TestCut(t *testing.T) {
 	w.down = true
 	w.start()
 	w.eventually("an error", func() bool { return len(w.reported()) > 0 })
-	w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: the connection ended before an answer came (what is programmed stays; trying again)")
+	w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: the connection ended before an answer came (the ruleset stays; trying again)")
 }
 
 // kindIn is the kind that the first error is about: any may be the first to fail.
@@ -584,7 +584,7 @@ func TestExpiredToken(t *testing.T) {
 	w.set(service("web", "10.96.0.2"))
 	w.eventually("an error", func() bool { return len(w.reported()) > 0 })
 	time.Sleep(200 * time.Millisecond) // for more errors
-	w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: Unauthorized (what is programmed stays; trying again)")
+	w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: Unauthorized (the ruleset stays; trying again)")
 	w.expect()
 	w.change(func() { w.unauthorized = false })
 	w.expect("Set Service default/web")

@@ -28,7 +28,7 @@ func (r *run) failed(kind string, err error) {
 		return
 	}
 	r.reported[cause] = time.Now()
-	r.options.OnError(fmt.Errorf("API server %s: cannot list and watch %ss: %s (what is programmed stays; trying again)", r.server, kind, cause))
+	r.options.OnError(fmt.Errorf("API server %s: cannot list and watch %ss: %s (the ruleset stays; trying again)", r.server, kind, cause))
 }
 
 func (r *run) succeeded(kind string) {

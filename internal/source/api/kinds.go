@@ -31,7 +31,7 @@ type kind struct {
 	optional bool
 
 	// consequence says what does not work without an optional kind that only some
-	// features need. Its absence is no error.
+	// features need. Its absence is not an error.
 	consequence string
 
 	// strip removes from an object what is not needed. It may be nil.

@@ -7,7 +7,7 @@
 // and removes nothing. docs/manifests.md has the rules.
 //
 // The directory is watched with inotify and read when neither it nor any manifest has
-// changed for 100 ms. What has changed is delivered in one batch.
+// changed for 100 ms. The changes are delivered in one batch.
 package manifest
 
 import (

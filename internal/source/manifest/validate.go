@@ -291,7 +291,7 @@ func optional[T ~string](path *field.Path, value T, allowed ...T) field.ErrorLis
 	return oneOf(path, value, allowed...)
 }
 
-// warnings returns what is valid in an object but seldom intended, each as one line
+// warnings returns the settings of an object that are valid but seldom intended, each as one line
 // that starts with the field.
 func warnings(o source.Object) (out []string) {
 	warn := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
@@ -309,11 +309,11 @@ func warnings(o source.Object) (out []string) {
 		allocate := o.Spec.AllocateLoadBalancerNodePorts
 		for i, p := range o.Spec.Ports {
 			if p.NodePort == 0 && (o.Spec.Type == corev1.ServiceTypeNodePort || balanced && (allocate == nil || *allocate)) {
-				warn("spec.ports[%d].nodePort: not set, and there is no API server to allocate one: the port is not opened on nodes%s", i, hint)
+				warn("spec.ports[%d].nodePort: not set, and no API server allocates one: the port is not opened on nodes%s", i, hint)
 			}
 		}
 		if balanced && o.Spec.HealthCheckNodePort == 0 && o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
-			warn("spec.healthCheckNodePort: not set, and there is no API server to allocate one: load balancers cannot ask this node for its endpoints")
+			warn("spec.healthCheckNodePort: not set, and no API server allocates one: load balancers cannot ask this node for its endpoints")
 		}
 	case *corev1.Node:
 		for i, a := range o.Status.Addresses {

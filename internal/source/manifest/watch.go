@@ -261,7 +261,7 @@ func missing(before, now []Object) []Object {
 	return slices.DeleteFunc(slices.Clone(before), func(o Object) bool { return have[source.Name(o.Object)] })
 }
 
-// deliver reports new mistakes and passes on what has changed: Nodes first, then
+// deliver reports new mistakes and passes on the changes: Nodes first, then
 // ServiceCIDRs, Services and EndpointSlices, each by namespace and name. An object that
 // moves from one file to another is not deleted in between.
 func (w *watch) deliver() {

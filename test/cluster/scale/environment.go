@@ -202,7 +202,7 @@ func (e *environment) delivered(ctx context.Context) error {
 func (e *environment) writeFirst(ctx context.Context, service int) error {
 	s := e.Slices(cluster.IPv4, service)[0]
 	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
-	// Without a version, whatever is stored is replaced.
+	// Without a version, any stored object is replaced.
 	if _, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
@@ -261,7 +261,7 @@ func (e *environment) run(ctx context.Context, s proxies.Kind, program string, s
 
 // prepare makes a client's pod on the node. For an iptables mode it makes the chain by
 // which a kubelet shows which variant its node uses (KEP-3178): Slipstream looks for it,
-// kube-proxy takes what is called iptables. It tries the way from the client to the pods,
+// kube-proxy runs the command called iptables. It tries the way from the client to the pods,
 // without any proxy.
 func (e *environment) prepare(ctx context.Context, n *node, s proxies.Kind) (err error) {
 	if err := n.AddRoute(cluster.IPv4.Pods, podsAddress.Addr()); err != nil {

@@ -13,7 +13,7 @@
 // it was. The iptables modes use the commands of the legacy variant, unless -iptables says
 // otherwise.
 //
-// What is measured of each subject:
+// The measurements of each subject:
 //
 //   - a plain client: before the subject starts, how long the API server takes to stream all
 //     Services and EndpointSlices to a client that only reads the bytes.
@@ -24,7 +24,7 @@
 //     the subject's minimum time between two syncs, so that no change waits for the one
 //     before it. The Services that are changed have one endpoint, so that every connection
 //     shows it.
-//   - processor time for each of these changes, beyond what the process uses at rest: user and
+//   - processor time for each of these changes, beyond that of the process at rest: user and
 //     system, of the process and of commands it runs (nft, iptables-restore). The kernel's
 //     later work on its own threads, such as freeing memory, is not included. At rest is ten
 //     seconds after the start.

@@ -38,7 +38,7 @@ type KubeProxy struct {
 
 // StartKubeProxy starts kube-proxy, fed by the control plane, and returns when it has
 // programmed all that the API server has: Services, EndpointSlices, ServiceCIDRs and
-// its Node. What it writes is in a folder of dir and goes away with it.
+// its Node. It writes to a folder of dir, which is deleted with dir.
 //
 // It changes the Node object for a moment, as that is what has kube-proxy program
 // everything once more: a change of ServiceCIDRs alone has not.
