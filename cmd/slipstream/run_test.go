@@ -120,7 +120,9 @@ func TestFlushRuleset(t *testing.T) {
 	s.save("web.yaml", web(0, 1))
 	s.run("--check-period", "50ms", "--metrics-bind-address", "127.0.0.1:10249")
 	s.untilReached("web-0", "web-1")
-	for _, damage := range []string{"flush ruleset", "flush chain ip slipstream services", "flush map ip slipstream frontends"} {
+	for i, damage := range []string{"flush ruleset", "flush chain ip slipstream services", "flush map ip slipstream frontends"} {
+		// Packets find the rules before the proxy has read them to recognize damage.
+		s.until("the rules are programmed", func() bool { return strings.Count(s.log.String(), `kind="full"`) == 1+i })
 		if out, err := s.node.Run(t.Context(), "nft", strings.Fields(damage)...); err != nil {
 			t.Fatalf("nft %s: %v %s", damage, err, out)
 		}
