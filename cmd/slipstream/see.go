@@ -236,7 +236,7 @@ func newServices() *cobra.Command {
 	var o servicesOptions
 	cmd := &cobra.Command{
 		Use:   "services [NAME | NAMESPACE/NAME]",
-		Short: "Show what is programmed for Services",
+		Short: "Show the programmed Services and their endpoints",
 		Long: `Services lists the Services that the running proxy serves on this node, one line for each
 port and address family, with the number of endpoints that are used. With a name, it shows
 the frontends of the Service, the policies that apply, and each endpoint: whether it is used,

@@ -52,7 +52,7 @@ type Cause string
 
 // The causes.
 const (
-	NoService         Cause = "NoService"         // the address is no frontend
+	NoService         Cause = "NoService"         // the address is not a frontend
 	NoEndpointSlice   Cause = "NoEndpointSlice"   // the Service has none
 	EmptySlices       Cause = "EmptySlices"       // its EndpointSlices have no endpoint
 	NoSuchPort        Cause = "NoSuchPort"        // its EndpointSlices, or the Service, do not have the port
@@ -257,7 +257,7 @@ func (x *explainer) from(text string) error {
 	return nil
 }
 
-// noFrontend says what happens to packets to a destination that is no frontend.
+// noFrontend describes the handling of packets to a destination that is not a frontend.
 func (x *explainer) noFrontend() {
 	l := &x.lookup
 	if x.view.Without[x.family()] {

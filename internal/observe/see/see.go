@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package see describes a running proxy: its health ([Status]), what is programmed ([Service]),
+// Package see describes a running proxy: its health ([Status]), the programmed Services ([Service]),
 // and the way of one connection ([Explanation]). The proxy serves these as JSON on a Unix socket,
-// and the commands of the same names print them. Nothing is counted or kept for it while nobody
-// asks, except the last warnings.
+// and the commands of the same names print them. Between requests nothing is counted
+// or kept for it, except the last warnings.
 package see
 
 import (
@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"golang.org/x/sys/unix"
@@ -41,7 +42,7 @@ type View struct {
 	Missing []string // features that the mode needs and the node lacks
 	Without [2]bool  // families that are not served for that reason, by desired.Family
 
-	// OpenReader opens a dataplane that reads what the kernel has.
+	// OpenReader opens a dataplane that reads the kernel's content.
 	OpenReader func(context.Context) (proxy.Reader, error)
 	// FastPath is nil without a fast path.
 	FastPath func() (fastpath.Stats, error)
@@ -119,17 +120,13 @@ const (
 // Serve answers on the Unix socket at a path until ctx ends. While it cannot listen there, it
 // tries again and logs the reason once.
 func (v *View) Serve(ctx context.Context, path string) {
-	reported := ""
+	var errs logonce.Errors
 	for ctx.Err() == nil {
 		l, err := listen(ctx, path)
 		if err == nil {
-			reported = ""
 			err = v.serve(ctx, l)
 		}
-		if err != nil && err.Error() != reported {
-			reported = err.Error()
-			klog.FromContext(ctx).Info("'slipstream status' and the like do not work for now", "socket", path, "reason", reported)
-		}
+		errs.Log(klog.FromContext(ctx), err, "Could not serve the commands status, services and explain, will try again", "socket", path)
 		select {
 		case <-ctx.Done():
 		case <-time.After(listenAgain):
@@ -150,7 +147,7 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	// Nobody else can connect before a chmod. Files that other threads create meanwhile are
+	// No other user can connect, as the socket has its mode from the start. Files that other threads create meanwhile are
 	// less accessible, not more.
 	former := unix.Umask(0o177)
 	defer unix.Umask(former)
