@@ -56,6 +56,14 @@ func (l lacking) Probe(context.Context) (missing []dataplane.Missing, err error)
 	return missing, nil
 }
 
+// Supports is that of a kernel without CONFIG_NFT_HASH, if the families have "hash".
+func (l lacking) Supports(a desired.Algorithm) error {
+	if a.Hashes() && strings.Contains(l.families, "hash") {
+		return errors.New("the kernel cannot hash")
+	}
+	return l.programmer.Supports(a)
+}
+
 // startLacking starts slipstream run on a node that lacks something.
 func (s *site) startLacking(families string, args ...string) (wait func() error, stop func()) {
 	s.t.Helper()
@@ -126,6 +134,29 @@ func TestFallBack(t *testing.T) {
 	}
 	cmd := s.command("verify", "--config", file, "--hostname-override", "n1")
 	cmd.Env = append(cmd.Env, lacks+"=IPv4 IPv6")
+	p, err := s.node.Start(cmd)
+	s.check(err)
+	if err := p.Wait(); err != nil {
+		t.Errorf("verify: %v", err)
+	}
+	stop()
+}
+
+// TestHashMissing configures Maglev on a node that cannot hash. The proxy chooses at random, and
+// verify expects that.
+func TestHashMissing(t *testing.T) {
+	s := newSite(t)
+	s.save("web.yaml", web(0, 1))
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables}
+---
+{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: maglev, manifests: %s}
+`, s.dir), 0o644))
+	_, stop := s.startLacking("hash", "--config", file)
+	s.untilReached("web-0", "web-1")
+	s.hasLine(`"Event" reason="FeatureMissing" note="Endpoints are chosen at random: the kernel cannot hash"`)
+	cmd := s.command("verify", "--config", file, "--hostname-override", "n1")
+	cmd.Env = append(cmd.Env, lacks+"=hash")
 	p, err := s.node.Start(cmd)
 	s.check(err)
 	if err := p.Wait(); err != nil {

@@ -177,6 +177,7 @@ func (o *runFlags) whyUnused(name, mode string) string {
 		return " in nftables mode, which has --nftables-masquerade-bit"
 	case name == "nftables-masquerade-bit" && mode == config.IPTables:
 		return " in iptables mode, which has --iptables-masquerade-bit"
+	case name == "ipvs-scheduler" && mode != config.IPTables: // see config.Config.Balancing
 	case strings.HasPrefix(name, "ipvs-") && name != "ipvs-exclude-cidrs" && mode != config.IPVS:
 		return " in modes other than ipvs"
 	}

@@ -131,7 +131,7 @@ func addIPVS(fs *pflag.FlagSet, c *kubeproxy.KubeProxyIPVSConfiguration) {
 	const only = " (IPVS mode only)"
 	fs.DurationVar(&c.SyncPeriod.Duration, "ipvs-sync-period", c.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+only)
 	fs.DurationVar(&c.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+only)
-	fs.StringVar(&c.Scheduler, "ipvs-scheduler", "", "IPVS scheduler"+only)
+	fs.StringVar(&c.Scheduler, "ipvs-scheduler", "", "IPVS scheduler; in nftables mode, the algorithm in its place")
 	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "address ranges of IPVS virtual servers that do not belong to kube-proxy and are not removed")
 	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "answer ARP requests only on the interface that has the address"+only)
 	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long IPVS keeps idle TCP connections; 0 to keep the current value"+only)

@@ -142,11 +142,9 @@ func (s *parts) openDataplane(ctx context.Context) error {
 		return err
 	}
 	s.view.Without = without
-	s.dataplane, s.desired = b, desiredConfig(s.config, s.node, without)
-	s.desired.Scheduler, s.desired.Supports = schedulerOf(b), b.Supports
-	if err := b.Supports(s.desired.Balancing.Algorithm); err != nil {
+	s.dataplane = b
+	if s.desired, err = desiredOn(b, s.config, s.node, without); err != nil {
 		s.events.Warning(events.FeatureMissing, "Endpoints are chosen at random: "+err.Error())
-		s.desired.Balancing.Algorithm = desired.Random
 	}
 	s.loads = load.New(0)
 	s.desired.Loads = s.loads.Loads
@@ -332,6 +330,18 @@ func (s *parts) leftovers(ctx context.Context) (o takeover.Options, virtualServe
 		return o, owned
 	}
 	return o, true
+}
+
+// desiredOn is desiredConfig for a dataplane. The error says why the dataplane lacks the configured
+// algorithm, which [desired.Random] replaces then.
+func desiredOn(b programmer, c *config.Config, node string, without desired.Families) (desired.Config, error) {
+	d := desiredConfig(c, node, without)
+	d.Scheduler, d.Supports = schedulerOf(b), b.Supports
+	err := b.Supports(d.Balancing.Algorithm)
+	if err != nil {
+		d.Balancing.Algorithm = desired.Random
+	}
+	return d, err
 }
 
 // desiredConfig returns the part of a valid configuration for the desired state.

@@ -85,8 +85,7 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
-	want := desiredConfig(c, node, without)
-	want.Scheduler, want.Supports = schedulerOf(reader), reader.Supports
+	want, _ := desiredOn(reader, c, node, without) // an algorithm that the kernel lacks is no difference
 	w := watched{
 		Inputs: proxy.Listen(ctx, objects, netif.Namespace(0).WatchAddresses),
 		state:  desired.New(want),
