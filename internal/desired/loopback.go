@@ -38,6 +38,10 @@ type Relay struct {
 	// connections are refused.
 	Backends []Backend
 
+	// Weights are those of the backends that differ from DefaultWeight.
+	Weights []Weight
+	Balance
+
 	// Serving are the endpoints that keep their flows of UDP. Flows to others end.
 	Serving []Backend
 
@@ -107,7 +111,8 @@ func (s *State) relay(f *frontend) Relay {
 	now := f.claims[0].frontend(f.key)
 	r.Service, r.Affinity = now.Service, now.Affinity
 	pool := s.pools[now.Pool] // as for all external traffic that starts on this node
-	r.Backends = pool.full().Added
+	full := pool.full()
+	r.Backends, r.Weights, r.Balance = full.Added, full.Weights, full.Balance
 	if pool.of.flows != nil {
 		r.Serving = pool.of.servingBackends()
 	}

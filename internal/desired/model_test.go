@@ -107,7 +107,11 @@ func (m *model) apply(c *Update) (err error) {
 	}
 	for _, r := range c.Relays {
 		if delete(m.relays, r.FrontendKey); r.Service != (ServicePort{}) {
-			m.relays[r.FrontendKey] = fmt.Sprintf("%s %d %s, flows to %s", r.Service, r.Affinity, sortedBackends(r.Backends), sortedBackends(r.Serving))
+			weights := map[Backend]uint64{}
+			for _, w := range r.Weights {
+				weights[w.Backend] = w.Weight
+			}
+			m.relays[r.FrontendKey] = fmt.Sprintf("%s %d %s %v %v, flows to %s", r.Service, r.Affinity, sortedBackends(r.Backends), r.Balance, weights, sortedBackends(r.Serving))
 		}
 	}
 	for _, p := range c.RefusedNodePorts.Removed {

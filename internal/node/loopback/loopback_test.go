@@ -488,6 +488,63 @@ func TestUDPTimeouts(t *testing.T) {
 	}
 }
 
+// TestAlgorithms chooses by weights and by each algorithm.
+func TestAlgorithms(t *testing.T) {
+	heavy, light := desired.NewBackend(netip.MustParseAddrPort("10.0.0.1:80")), desired.NewBackend(netip.MustParseAddrPort("10.0.0.2:80"))
+	choose := func(a desired.Algorithm) func(client string) desired.Backend {
+		var c choice
+		c.set(&desired.Relay{
+			Backends: []desired.Backend{heavy, light}, Weights: []desired.Weight{{Backend: light, Weight: desired.DefaultWeight / 4}},
+			Balance: desired.Balance{Algorithm: a, TableSize: desired.TableSizes()[0]},
+		})
+		return func(client string) desired.Backend {
+			b, ok := c.choose(netip.MustParseAddrPort(client), time.Time{})
+			if !ok {
+				t.Fatal("no backend")
+			}
+			return b
+		}
+	}
+	const n = 5000
+	lights := func(a desired.Algorithm, client string) (found int) {
+		of, again := choose(a), choose(a)
+		for i := range n {
+			at := client
+			if strings.Contains(client, "%d") {
+				at = fmt.Sprintf(client, 1+i%100, 1+i/100)
+			}
+			b := of(at)
+			if b == light {
+				found++
+			}
+			if a.Hashes() && again(at) != b {
+				t.Fatalf("%s: after a restart, %s gets another endpoint", a, at)
+			}
+		}
+		return found
+	}
+	// At random, the light one has n/5 with a standard deviation of 28. A table of 251 slots has it
+	// in 50, and a hash spreads a few thousand clients about as evenly.
+	for _, c := range []struct {
+		algorithm   desired.Algorithm
+		client      string
+		least, most int
+	}{
+		{desired.Random, "127.0.0.1:1", n/5 - 300, n/5 + 300},
+		{desired.LeastConnections, "127.0.0.1:1", n/5 - 300, n/5 + 300},
+		{desired.RoundRobin, "127.0.0.1:1", n / 5, n / 5},
+		{desired.Maglev, "127.0.%d.%d:1", n/5 - 300, n/5 + 300},
+		{desired.MaglevPort, "127.0.0.1:%d%02d", n/5 - 300, n/5 + 300},
+	} {
+		if got := lights(c.algorithm, c.client); got < c.least || got > c.most {
+			t.Errorf("%s: %d of %d connections reach the endpoint with a fifth of the weights", c.algorithm, got, n)
+		}
+	}
+	if got := lights(desired.Maglev, "127.0.0.1:%d%02d"); got != 0 && got != n {
+		t.Errorf("%d of %d connections of one address reach one endpoint, and the others another", got, n)
+	}
+}
+
 func TestAffinity(t *testing.T) {
 	var c choice
 	var all []desired.Backend
@@ -500,7 +557,7 @@ func TestAffinity(t *testing.T) {
 	now := time.Unix(0, 0)
 	choose := func(from netip.Addr) desired.Backend {
 		t.Helper()
-		b, ok := c.choose(from, now)
+		b, ok := c.choose(netip.AddrPortFrom(from, 40000), now)
 		if !ok {
 			t.Fatal("no backend")
 		}

@@ -48,7 +48,7 @@ func (s *Server) serveTCP(p *port, l *net.TCPListener) {
 
 // carry carries a connection to a backend, and returns when it has ended.
 func (s *Server) carry(p *port, client *net.TCPConn) {
-	b, ok := p.choose(client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), time.Now())
+	b, ok := p.choose(client.RemoteAddr().(*net.TCPAddr).AddrPort(), time.Now())
 	var backend *net.TCPConn
 	err := net.ErrClosed
 	if ok {

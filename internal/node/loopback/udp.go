@@ -71,7 +71,7 @@ func (l *udpListener) flow(client netip.AddrPort) *flow {
 	if f := l.flows[client]; f != nil || l.closed {
 		return f
 	}
-	b, ok := l.port.choose(client.Addr(), time.Now())
+	b, ok := l.port.choose(client, time.Now())
 	if !ok {
 		return nil
 	}
