@@ -3,10 +3,13 @@
 package scenario
 
 import (
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 )
 
@@ -16,6 +19,25 @@ func newNFTables(c dataplane.Config) (dataplane.Dataplane, error) { return nftab
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	Run(t, "nftables", newNFTables, nil)
+}
+
+// TestNFTablesAlgorithms runs stories about which endpoints there are to choose from with other
+// algorithms than a random choice.
+func TestNFTablesAlgorithms(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+		t.Skip("slow: package nftables tests the algorithms on these kernels")
+	}
+	for _, algorithm := range []desired.Algorithm{desired.RoundRobin, desired.MaglevPort} {
+		for _, name := range []string{
+			"both-policies", "nodeport-loopback", "session-affinity-external", "terminating", "topology-nodes", "topology-zones",
+		} {
+			t.Run(algorithm.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				run(t, filepath.Join(Dir, name+".txt"), &story{modeName: "nftables", mode: newNFTables, algorithm: algorithm})
+			})
+		}
+	}
 }
 
 // TestNFTablesSpread makes sure that backends share the load, in nftables mode.

@@ -45,6 +45,7 @@ func require(t *testing.T, d *datadriven.TestData) {
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	config := options(t, d)
 	config.NodePortsByAddress = s.inIPVS()
+	config.Balancing.Algorithm, config.MaxTable = s.algorithm, desired.TableSizes()[0]
 	if s.mode != nil {
 		s.topology = &topology{
 			lab: kerneltest.NewLab(t), machines: map[string]*lab.Machine{}, nodes: map[string]*lab.Node{}, owner: map[netip.Addr]string{},
