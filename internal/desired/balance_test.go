@@ -14,17 +14,17 @@ import (
 )
 
 // TestLocalZone compares the share of this node's zone with the annotation, for numbers of
-// endpoints here and elsewhere, with weights within the groups.
+// endpoints here and elsewhere, with weights within the groups. A relay has the same.
 func TestLocalZone(t *testing.T) {
 	for _, c := range []struct{ percent, here, elsewhere, want int }{
 		{80, 1, 9, 80}, {80, 9, 1, 80}, {1, 3, 4, 1}, {33, 2, 5, 33}, {80, 0, 4, 0}, {80, 4, 0, 100},
 		{0, 3, 2, 0}, {0, 3, 0, 100}, {100, 1, 5, 100}, {100, 0, 5, 0},
 	} {
-		s := New(Config{NodeName: "n1"})
+		s := New(Config{NodeName: "n1", LoopbackNodePorts: [families]LoopbackNodePorts{LoopbackRelayed}})
 		s.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelTopologyZone: "a"}}})
 		s.SetService(&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationLocalZone: fmt.Sprint(c.percent)}},
-			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationLocalZone: fmt.Sprint(c.percent), AnnotationScheduler: "rr"}},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}},
 		})
 		for i := range c.here + c.elsewhere {
 			zone := "b"
@@ -48,6 +48,14 @@ func TestLocalZone(t *testing.T) {
 		}
 		for _, w := range u.Pools[0].Weights {
 			weights[w.Backend] = w.Weight
+		}
+		for _, w := range u.Relays[0].Weights {
+			if weights[w.Backend] != w.Weight {
+				t.Errorf("%+v: a relay has weight %d of %s, not %d", c, w.Weight, w.Backend, weights[w.Backend])
+			}
+		}
+		if r := u.Relays[0]; r.Algorithm != RoundRobin || len(r.Weights) != len(u.Pools[0].Weights) {
+			t.Errorf("%+v: a relay has %s with weights %v", c, r.Algorithm, r.Weights)
 		}
 		var here, all float64
 		for b, n := range weights {
