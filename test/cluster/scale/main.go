@@ -28,8 +28,8 @@
 //     system, of the process and of commands it runs (nft, iptables-restore). The kernel's
 //     later work on its own threads, such as freeing memory, is not included. At rest is ten
 //     seconds after the start.
-//   - a plain watch: the same until a client that only watches the EndpointSlice has the change.
-//     It shows how much of the time of a change is the API server's delivery.
+//   - a client with informers only: a process with client-go's informers of Services and
+//     EndpointSlices, and nothing else. It shows what delivery and decoding alone cost.
 //   - burst: endpoints of many Services are replaced as fast as the API server accepts it;
 //     from the last reply until the last change has its effect.
 //   - peak resident memory (VmHWM) of the process, after the start and in the end; and of
@@ -67,6 +67,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if len(os.Args) == 3 && os.Args[1] == asInformers {
+		if err := runInformers(ctx, os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "scale:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	err := command(ctx, os.Args[1:], os.Stdout, func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 	})

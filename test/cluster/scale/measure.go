@@ -37,6 +37,10 @@ const (
 	peakStart    = "peak_rss_start"
 	peak         = "peak_rss"
 	peakCommands = "peak_rss_commands"
+
+	informersCPU    = "informers_start_cpu"
+	informersChange = "informers_change_cpu"
+	informersPeak   = "informers_peak_rss"
 )
 
 func measuredSeries(o *options) (all []bench.Series) {
@@ -49,12 +53,15 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(resting, "  at rest, in a second", bench.Nanoseconds)
 	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
 	add(changeCPU, "  processor time, beyond that at rest", bench.Nanoseconds)
-	add(delivered, "  a plain watch has it after", bench.Nanoseconds, bench.P50, bench.P99)
 	add(burst, fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1))), bench.Nanoseconds, bench.P50, bench.Highest)
 	add(burstWritten, "  writing it", bench.Nanoseconds)
 	add(peakStart, "peak RSS when started", bench.Bytes)
 	add(peak, "peak RSS in the end", bench.Bytes)
 	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
+	add(delivered, "a client with informers only: has a change after", bench.Nanoseconds, bench.P50, bench.P99)
+	add(informersCPU, "  processor time until it has all objects", bench.Nanoseconds)
+	add(informersChange, "  processor time of a change", bench.Nanoseconds)
+	add(informersPeak, "  peak RSS", bench.Bytes)
 	return all
 }
 
@@ -90,7 +97,7 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		m.samples.Add(started, float64(answered.Sub(begin)))
 		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
-	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.deliveries, m.bursts} {
+	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.informers, m.bursts} {
 		if err == nil {
 			err = step(ctx)
 		}
@@ -165,10 +172,7 @@ func (m *measurement) awaitAll(ctx context.Context, sample []int, begin time.Tim
 
 // startUsage measures processor time and memory when the process has nothing more to do.
 func (m *measurement) startUsage(ctx context.Context) error {
-	if err := m.calm(ctx); err != nil {
-		return err
-	}
-	cpu, err := bench.Used(m.proxy.PID())
+	cpu, err := m.usedWhenCalm(ctx, m.proxy.PID())
 	if err != nil {
 		return err
 	}
@@ -195,9 +199,8 @@ func (m *measurement) atRest(ctx context.Context) error {
 }
 
 // calm waits until the process does next to nothing, for up to -calm.
-func (m *measurement) calm(ctx context.Context) error {
+func (m *measurement) calm(ctx context.Context, pid int) error {
 	const window = 500 * time.Millisecond
-	pid := m.proxy.PID()
 	before, err := bench.Used(pid)
 	for deadline := time.Now().Add(m.options.calm); err == nil && time.Now().Before(deadline); {
 		if err := bench.Sleep(ctx, window); err != nil {
@@ -230,10 +233,7 @@ func (m *measurement) changes(ctx context.Context) error {
 		}
 		m.samples.Add(changed, float64(took))
 	}
-	if err := m.calm(ctx); err != nil {
-		return err
-	}
-	after, err := bench.Used(m.proxy.PID())
+	after, err := m.usedWhenCalm(ctx, m.proxy.PID())
 	used := float64(after-before) - m.resting*float64(time.Since(begin))
 	m.samples.Add(changeCPU, max(used, 0)/float64(n))
 	m.log("%s: %d changes in %v", m.subject, n, time.Since(begin).Round(time.Millisecond))
@@ -256,68 +256,12 @@ func (m *measurement) change(ctx context.Context, service int) (took time.Durati
 	return took, err
 }
 
-// deliveries measures from the API server's reply until a client that does nothing but watch the
-// EndpointSlice has the change: what no proxy can be faster than.
-func (m *measurement) deliveries(ctx context.Context) error {
-	const changes, gap = 20, 200 * time.Millisecond
-	service := m.Single[0]
-	name := m.Slices(cluster.IPv4, service)[0].Name
-	w, err := m.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-	if err != nil {
-		return fmt.Errorf("watch EndpointSlice %s: %w", name, err)
-	}
-	defer w.Stop()
-	received := make(chan time.Time)
-	go func() {
-		defer close(received)
-		for range w.ResultChan() {
-			select {
-			case received <- time.Now():
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	await := func() (at time.Time, err error) {
-		select {
-		case at, ok := <-received:
-			if !ok {
-				return at, fmt.Errorf("the watch of EndpointSlice %s ended", name)
-			}
-			return at, nil
-		case <-ctx.Done():
-			return at, ctx.Err()
-		case <-time.After(m.options.Timeout):
-			return at, fmt.Errorf("no event about EndpointSlice %s after %v", name, m.options.Timeout)
-		}
-	}
-	if _, err := await(); err != nil { // what there is
-		return err
-	}
-	for range changes {
-		if err := bench.Sleep(ctx, gap); err != nil {
-			return err
-		}
-		m.replaceFirst(service)
-		if err := m.writeFirst(ctx, service); err != nil {
-			return err
-		}
-		replied := time.Now()
-		at, err := await()
-		if err != nil {
-			return err
-		}
-		m.samples.Add(delivered, float64(max(at.Sub(replied), 0)))
-	}
-	return nil
-}
-
 func (m *measurement) bursts(ctx context.Context) error {
 	begin := time.Now()
 	for k := 0; k < m.options.Bursts && (k < 1 || time.Since(begin) < m.options.Budget); k++ {
 		err := bench.Sleep(ctx, pause) // or the bursts are one sustained change
 		if err == nil {
-			err = m.calm(ctx)
+			err = m.calm(ctx, m.proxy.PID())
 		}
 		if err == nil {
 			err = m.burst(ctx)

@@ -111,7 +111,7 @@ func (m *measurement) program(ctx context.Context) (err error) {
 	}
 	m.prober.ended = m.proxy.Done()
 	if _, err = m.awaitAll(ctx, m.sample, begin); err == nil {
-		err = m.calm(ctx)
+		err = m.calm(ctx, m.proxy.PID())
 	}
 	if err != nil {
 		err = m.proxy.Explain(err)

@@ -79,13 +79,13 @@ func TestAll(t *testing.T) {
 func checkSubject(t *testing.T, r *bench.Result, k int) {
 	t.Helper()
 	name := r.Subjects[k].Name
-	for series, count := range map[string]int{started: 1, startCPU: 1, resting: 1, streamed: 1, changed: 3, changeCPU: 1, delivered: 20, burst: 1, burstWritten: 1, peakStart: 1, peak: 1} {
+	for series, count := range map[string]int{started: 1, startCPU: 1, resting: 1, streamed: 1, changed: 3, changeCPU: 1, delivered: 20, informersCPU: 1, informersChange: 1, informersPeak: 1, burst: 1, burstWritten: 1, peakStart: 1, peak: 1} {
 		s := r.Find(series)
 		if s == nil || len(s.Outcomes[k].Values) < count {
 			t.Errorf("%s: %s: %+v, want %d values", name, series, s, count)
 			continue
 		}
-		// Few changes may take no more processor time than rest does, and a watch can have a
+		// Few changes may take no more processor time than rest does, and a client can have a
 		// change before the reply.
 		o, mayBeNone := s.Outcomes[k], series == changeCPU || series == delivered
 		if o.Lowest < 0 || o.Median == 0 && !mayBeNone || o.Highest < o.Median {

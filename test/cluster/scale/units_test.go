@@ -3,12 +3,22 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 )
+
+// TestMain lets the test's program be the client with informers (see informers.go).
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == asInformers {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // Addresses are in their ranges in the largest cluster too, and not those of the clients.
 func TestLimits(t *testing.T) {
