@@ -141,7 +141,9 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.view.Without = without
+	if s.view.Without = without; without == (desired.Families{}) {
+		s.view.Missing = nil // of a mode that is not used
+	}
 	s.dataplane = b
 	if s.desired, err = desiredOn(b, s.config, s.node, without); err != nil {
 		s.events.Warning(events.FeatureMissing, "Endpoints are chosen at random: "+err.Error())

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
@@ -159,7 +160,10 @@ const maxDepth = 20
 // chain sends the packet through a chain, which it reaches for certain or may reach. It returns
 // whether its way through the base chain ends there.
 func (w *walker) chain(name string, certain bool, depth int) (ends truth) {
-	if depth > maxDepth {
+	switch {
+	case strings.HasPrefix(name, ourChains):
+		return no // of iptables mode
+	case depth > maxDepth:
 		return maybe
 	}
 	for _, r := range w.rules[name] {
