@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -336,30 +335,6 @@ func (c *situation) explained(x *see.Explanation) bool {
 		}
 	}
 	return found && text
-}
-
-// TestExplainInModes checks that a connection works in the other modes, by our own rules too.
-func TestExplainInModes(t *testing.T) {
-	for mode, needs := range map[string][]kerneltest.Feature{
-		config.IPTables: {kerneltest.IPTablesNFT, kerneltest.IPSet},
-		config.IPVS:     {kerneltest.IPVS},
-	} {
-		t.Run(mode, func(t *testing.T) {
-			kerneltest.Require(t, needs...)
-			s := newSite(t)
-			socket := socketPath(t)
-			s.save("web.yaml", web(0, 1))
-			s.run("--status-socket", socket, "--proxy-mode", mode)
-			s.untilReached("web-0", "web-1")
-			for _, from := range []string{"10.244.1.2", "node", "outside"} {
-				out, status := s.see("explain", "--socket", socket, "--from", from, "web")
-				contains(t, out, "The kernel has what was programmed", "10.244.1.10:8080 with probability 50 %")
-				if status != 0 || strings.Contains(out, " STOP") {
-					t.Errorf("from %s: exit status %d:\n%s", from, status, out)
-				}
-			}
-		})
-	}
 }
 
 // TestExplainCommand checks the output, the exit status, and errors in arguments.

@@ -205,7 +205,10 @@ func Ask(ctx context.Context, socket, path string, query url.Values, to any) err
 		return err
 	}
 	r, err := (&http.Client{Transport: transport, Timeout: answerTimeout}).Do(request)
+	var late net.Error
 	switch {
+	case errors.As(err, &late) && late.Timeout():
+		return fmt.Errorf("the proxy has not answered within %s: it may be programming the kernel", answerTimeout)
 	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("only root can ask the proxy: %w", err)
 	case err != nil:
