@@ -16,7 +16,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules bench-ipvs fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules bench-ipvs bench-balance fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ bench-ipvs: deps build ## Measure IPVS mode beside kube-proxy's on the User Mode
 	$(UML) bin/slipstream-bench sync --mode ipvs --services $(or $(SERVICES),10000) --endpoints 10 --runs $(or $(RUNS),1)
 	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs -services $(or $(SERVICES),10000) -runs $(or $(RUNS),1) -calm 1m'
 	$(UML) sh -c 'cd test/cluster && exec ../../bin/scale rules -slipstream ../../bin/slipstream -subjects slipstream-ipvs,kube-proxy-ipvs $(if $(RULES),-services $(RULES)) -calm 1m'
+
+bench-balance: build ## Measure schedulers on three nodes with a slow endpoint, on the User Mode Linux kernel, ROUNDS=5, SAVE=file.json (root)
+	$(UML) bin/slipstream-bench balance $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each
 	$(GO) test ./internal/source/manifest -run '^$$' -fuzz FuzzDecode -fuzztime 1m

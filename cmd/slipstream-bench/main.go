@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/balance"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/forward"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/programming"
@@ -39,7 +40,7 @@ func main() {
 			return forward.RunRelay(cmd.Context(), args[0], args[1], os.Stdout)
 		},
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), newRelay(), child, relay)
+	root.AddCommand(newSync(), newThroughput(), newCRR(), newRelay(), newBalance(), child, relay)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
 		os.Exit(1)
@@ -154,4 +155,26 @@ connection and carries it to the server by splice(2). No packet of it is forward
 	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) {
 		return forward.Relay(ctx, []string{"/proc/self/exe", "relay-child"}, o)
 	})
+}
+
+func newBalance() *cobra.Command {
+	var o balance.Options
+	cmd := &cobra.Command{
+		Use:   "balance",
+		Short: "Measure a Service with a slow endpoint, by scheduler",
+		Long: `Balance runs 'slipstream run' on some nodes, all of them network namespaces of this machine.
+A client on each makes connections to one Service at random times. Each connection is one
+request, each endpoint handles one request at a time, and one endpoint is slower than the
+others. The latency of the requests and the share of the slow endpoint are measured for
+each scheduler in each round, and the processor time of the proxies. The table has
+medians over rounds, and their ratios to the first scheduler in the same round.
+
+ipvs-lc is Slipstream's IPVS mode with the kernel's scheduler lc. On a kernel without IPVS it
+is not measured.`,
+		Example: `  slipstream-bench balance
+  slipstream-bench balance --rounds 10 --save result.json
+  slipstream-bench balance --schedulers random,lc --nodes 1 --rate 1000 --service-time 1ms --slow 1`,
+	}
+	o.AddFlags(cmd.Flags())
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return balance.Measure(ctx, o) })
 }

@@ -149,7 +149,7 @@ func (s *parts) openDataplane(ctx context.Context) error {
 		s.events.Warning(events.FeatureMissing, "Endpoints are chosen at random: "+err.Error())
 	}
 	s.loads = load.New(0)
-	s.desired.Loads = s.loads.Loads
+	s.desired.Loads = s.loads
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
 	countRules(s.metrics, s.dataplane)

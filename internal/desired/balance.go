@@ -39,8 +39,8 @@ const (
 	Random Algorithm = iota
 	// RoundRobin takes the backends in turn, each as often as its weight says.
 	RoundRobin
-	// LeastConnections chooses at random, by weights that follow the numbers of connections
-	// of this node that the backends have ([Config.Loads]).
+	// LeastConnections chooses at random, by weights that follow the connections of this node
+	// that the backends have, and how long they take ([Config.Loads]).
 	LeastConnections
 	// Maglev looks up the client's address in a table that is the same on every node.
 	Maglev
@@ -187,7 +187,7 @@ func (p *pool) weights(loads Loads) map[Backend]uint64 {
 		}
 	}
 	if level {
-		loads.level(e.port.protocol, all)
+		levelWeights(loads, e.port.protocol, all, p.weighted)
 	}
 	maps.DeleteFunc(all, func(_ Backend, w uint64) bool { return w == DefaultWeight })
 	return all

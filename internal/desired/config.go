@@ -55,8 +55,7 @@ type Config struct {
 	// Supports returns an error if the dataplane lacks an algorithm. nil supports all.
 	Supports func(Algorithm) error
 
-	// Loads tells how many connections backends have, for LeastConnections. Without, it is
-	// Random.
+	// Loads counts the connections of backends, for LeastConnections. Without, it is Random.
 	Loads Loads
 
 	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for the last.

@@ -5,33 +5,63 @@ package desired
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
+	"time"
 )
 
-// Loads returns how many connections a backend has now, and how many of them are new since the
-// count before.
-type Loads func(Protocol, Backend) (open, recent int)
+// Loads counts the connections of this node, as implemented by load.Counter.
+type Loads interface {
+	// Of returns the load of a backend.
+	Of(Protocol, Backend) Load
+
+	// Changed returns the destinations of clients to which connections have begun or ended
+	// since the last call.
+	Changed() []FrontendKey
+}
+
+// Load describes the connections of a backend. In its sums, what was some time ago counts less, by
+// a factor of e for each [LoadMemory].
+type Load struct {
+	Open  int     // connections now
+	Begun float64 // number of connections
+	Ended float64 // number of connections
+	Held  float64 // time for which connections were open, in seconds of one connection
+}
+
+// LoadMemory is the time for which loads are remembered. LoadPeriod is the time between two calls
+// of [State.LoadsChanged].
+const (
+	LoadMemory = 10 * time.Second
+	LoadPeriod = 250 * time.Millisecond
+)
 
 // FollowsLoads reports whether there are Services with LeastConnections.
 func (s *State) FollowsLoads() bool { return len(s.following) > 0 }
 
-// LoadsChanged has the next Change follow the loads ([Config.Loads]) of all such Services that have
-// connections, or had some before.
-func (s *State) LoadsChanged() {
-	for e, had := range s.following {
-		has := s.config.Loads != nil && e.hasLoad(s.config.Loads)
-		if has || had {
+// LoadsChanged has the next Change follow the loads ([Config.Loads]) of such Services whose
+// connections have begun or ended since the last call. It reports whether there are any. Other
+// Services cost nothing.
+func (s *State) LoadsChanged() (changed bool) {
+	for _, key := range s.config.Loads.Changed() {
+		if e := s.endpointsAt(key); e != nil && s.following[e] {
 			s.markDirty(e)
+			changed = true
 		}
-		s.following[e] = has
 	}
+	return changed
 }
 
-func (e *endpoints) hasLoad(loads Loads) bool {
-	return slices.ContainsFunc(e.entries, func(en entry) bool {
-		open, _ := loads(e.port.protocol, en.backend)
-		return open > 0
-	})
+// endpointsAt returns the endpoints that answer at an address; nil if there are none.
+func (s *State) endpointsAt(key FrontendKey) *endpoints {
+	f := s.frontends[key]
+	if f == nil {
+		f = s.frontends[key.NodePort()]
+	}
+	if f == nil || len(f.claims) == 0 {
+		return nil
+	}
+	return f.claims[0].port.endpoints[FamilyOf(key.Addr())]
 }
 
 func (e *endpoints) followsLoads() bool {
@@ -41,28 +71,64 @@ func (e *endpoints) followsLoads() bool {
 
 // follow records whether the choice of endpoints follows loads.
 func (s *State) follow(e *endpoints) {
-	_, known := s.following[e]
-	switch follows := e.followsLoads() && len(e.entries) > 0; {
-	case follows && !known:
-		s.following[e] = false
-	case !follows:
+	if e.followsLoads() && len(e.entries) > 0 {
+		s.following[e] = true
+	} else {
 		delete(s.following, e)
 	}
 }
 
-// level replaces the weights of backends by those that level their numbers of connections.
-func (l Loads) level(p Protocol, weights map[Backend]uint64) {
+// levelWeights replaces the weights of backends by those that level their loads. former are the
+// weights that were reported, except [DefaultWeight].
+func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 	backends := slices.SortedFunc(maps.Keys(weights), Backend.Compare)
-	all := make([]candidate, len(backends))
-	expected := 0
+	loads := make([]Load, len(backends))
+	var sum Load
 	for i, b := range backends {
-		open, recent := l(p, b)
-		all[i] = candidate{float64(open), float64(weights[b])}
-		expected += recent
+		loads[i] = l.Of(p, b)
+		sum.Begun += loads[i].Begun
+		sum.Ended += loads[i].Ended
+		sum.Held += loads[i].Held
 	}
-	for i, w := range level(all, float64(expected)) {
-		weights[backends[i]] = uint64(w) * levelUnit
+	all := make([]candidate, len(backends))
+	for i, b := range backends {
+		all[i] = loads[i].candidate(float64(weights[b]), &sum)
 	}
+	for i, w := range level(all, sum.Begun*LoadPeriod.Seconds()/LoadMemory.Seconds()) {
+		b := backends[i]
+		was, other := former[b]
+		if !other {
+			was = DefaultWeight
+		}
+		now := uint64(w) * levelUnit
+		// A step up or down is mostly noise.
+		if now > 0 && was > 0 && now <= was+levelUnit && was <= now+levelUnit {
+			now = was
+		}
+		weights[b] = now
+	}
+}
+
+// Until a backend has had more connections, and for longer, its connections are taken to be as long
+// as the average of its pool.
+const (
+	usualConnections = 2
+	usualSeconds     = 0.1
+)
+
+// candidate returns a backend with a weight for [level]. If its connections take a time t on
+// average, a share of exp(-period/t) of those that are open is still open after a period. Of
+// those that begin during the period, the share that is open at its end follows. So a backend
+// gets its weight divided by that share.
+func (l *Load) candidate(weight float64, pool *Load) candidate {
+	if pool.Ended == 0 || pool.Held == 0 {
+		return candidate{float64(l.Open), weight}
+	}
+	average := pool.Held / pool.Ended
+	t := (l.Held + usualSeconds + usualConnections*average) / (l.Ended + usualSeconds/average + usualConnections)
+	periods := LoadPeriod.Seconds() / t
+	stay := -math.Expm1(-periods) / periods
+	return candidate{float64(l.Open) * math.Exp(-periods) / stay, weight / stay}
 }
 
 // levelSteps is the greatest result of level. There are few steps, so that few slots change with
@@ -72,7 +138,7 @@ const (
 	levelUnit  = DefaultWeight / levelSteps
 )
 
-// candidate is a backend of a pool whose choice follows the numbers of connections.
+// candidate is a backend of a pool whose choice follows loads.
 type candidate struct {
 	open   float64 // connections that it has now
 	weight float64

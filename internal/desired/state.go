@@ -38,7 +38,7 @@ type State struct {
 	dirtyFrontends []*frontend
 	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
-	following      map[*endpoints]bool // whose choice follows loads; whether they had connections
+	following      map[*endpoints]bool // whose choice follows loads
 	problems       []Problem
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
 

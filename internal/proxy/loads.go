@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 )
 
@@ -19,15 +20,16 @@ type Loads interface {
 	Stop() error
 }
 
-// loadPeriod is the time between two updates of the loads, if changes leave readers enough time
-// (see pace).
-const loadPeriod = 250 * time.Millisecond
+// countPeriod is the time between two updates of the loads. Shorter connections are counted, but
+// their duration is known on average only.
+const countPeriod = 50 * time.Millisecond
 
 // loads are updated while a Service needs them.
 type loads struct {
-	ticker *time.Ticker // nil while no Service does
-	due    <-chan time.Time
-	errs   logonce.Errors
+	ticker   *time.Ticker // nil while no Service does
+	due      <-chan time.Time
+	followed time.Time // when the state last followed them
+	errs     logonce.Errors
 }
 
 // followLoads begins or ends to update the loads, as the state needs them.
@@ -35,7 +37,7 @@ func (p *Proxy) followLoads() {
 	l, needed := &p.loads, p.options.Loads != nil && p.state.FollowsLoads()
 	switch {
 	case needed && l.ticker == nil:
-		l.ticker = time.NewTicker(loadPeriod)
+		l.ticker = time.NewTicker(countPeriod)
 		l.due = l.ticker.C
 	case !needed && l.ticker != nil:
 		p.stopLoads()
@@ -54,17 +56,18 @@ func (p *Proxy) stopLoads() {
 	}
 }
 
-// updateLoads updates the loads and has the next change follow them.
+// updateLoads updates the loads. Once in a desired.LoadPeriod, it has the next change follow them,
+// unless the last one was so recent that this would disturb readers (see pace).
 func (p *Proxy) updateLoads(ctx context.Context) {
-	if time.Since(p.pace.commit) < p.pace.enough() {
-		return
-	}
+	l := &p.loads
 	err := p.options.Loads.Update(ctx)
 	if ctx.Err() == nil {
-		p.loads.errs.Log(p.log, err, "Could not count connections, so least-connection scheduling uses old numbers")
+		l.errs.Log(p.log, err, "Could not count connections, so least-connection scheduling uses old numbers")
 	}
-	if err == nil {
-		p.state.LoadsChanged()
-		p.pending = true
+	const period = desired.LoadPeriod - countPeriod/2 // ticks are not exact
+	if err != nil || time.Since(l.followed) < period || time.Since(p.pace.commit) < p.pace.enough() {
+		return
 	}
+	l.followed = time.Now()
+	p.pending = p.state.LoadsChanged() || p.pending
 }

@@ -31,7 +31,7 @@ func TestLeastConnections(t *testing.T) {
 	defer kernel.Close()
 	counter := load.New(street.Node.FD())
 	events, done := make(script), make(chan error, 1)
-	p := New(events, desired.New(desired.Config{Loads: counter.Loads}), kernel, metrics.New(), Options{CheckPeriod: time.Hour, Loads: counter})
+	p := New(events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: time.Hour, Loads: counter})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { done <- p.Run(ctx) }()

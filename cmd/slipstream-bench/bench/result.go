@@ -18,7 +18,7 @@ import (
 
 // Result has the results of a benchmark: some series, each for some subjects.
 type Result struct {
-	Benchmark string    `json:"benchmark"` // "sync", "throughput", "crr", "scale" or "rules"
+	Benchmark string    `json:"benchmark"` // "sync", "throughput", "crr", "balance", "scale" or "rules"
 	Title     string    `json:"title"`     // in one line
 	Options   any       `json:"options"`
 	Machine   Machine   `json:"machine"`

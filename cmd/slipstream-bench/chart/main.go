@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command chart draws what benchmarks have saved with --save: of slipstream-bench
-// throughput and crr, bars of the chosen series for each setting, as multiples of the first
+// throughput, crr and balance, bars of the chosen series for each setting, as multiples of the first
 // setting; of make bench-rules, lines of the rules executed by numbers of Services.
 //
 //	slipstream-bench throughput --save result.json

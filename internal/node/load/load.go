@@ -9,6 +9,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -21,16 +23,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Key identifies a backend.
-type Key struct {
-	Protocol desired.Protocol
-	Backend  desired.Backend
-}
-
-// Load is a backend's connections that this node has translated.
-type Load struct {
-	Open int // connections, until one end closes or resets them, or conntrack forgets them
-	New  int // of these, those made since the update before the last
+// key identifies a backend, or a destination of clients.
+type key struct {
+	desired.Protocol
+	desired.Backend
 }
 
 // Counter counts connections of one network namespace. It is not safe for concurrent use.
@@ -45,18 +41,49 @@ type Counter struct {
 	table  *ctnetlink.Conn
 
 	open    map[uint32]connection // by conntrack ID
-	loads   map[Key]Load
-	updates uint32
-	missing bool // events were lost, or the table has not been read yet
-	early   int  // number of connections that were found in the table
+	loads   map[key]*tally        // of backends that have, or lately had, connections
+	changed map[key]bool          // destinations of clients, since the last call of Changed
+	started time.Time
+	now     time.Duration // since then, of the last update
+	forgot  time.Duration // when loads were last forgotten
+	missing bool          // events were lost, or the table has not been read yet
+	early   int           // number of connections that were found in the table
 	read    time.Time
 	buffer  []byte
 }
 
 type connection struct {
-	Key
-	update uint32 // number of the update that found it
-	early  bool   // found in the table
+	key
+	frontend desired.Backend // the client's destination
+	early    bool            // found in the table
+}
+
+// tally is a backend's load.
+type tally struct {
+	desired.Load
+	at time.Duration // time of the sums
+}
+
+// since brings the sums of a load forward to a time.
+func (t *tally) since(now time.Duration) {
+	if now > t.at {
+		memory := desired.LoadMemory.Seconds()
+		keep := math.Exp((t.at - now).Seconds() / memory)
+		t.Held = t.Held*keep + float64(t.Open)*memory*(1-keep)
+		t.Begun *= keep
+		t.Ended *= keep
+		t.at = now
+	}
+}
+
+// forget deletes loads that have become insignificant.
+func (c *Counter) forget() {
+	for k, t := range c.loads {
+		if t.since(c.now); t.Open == 0 && t.Begun+t.Ended < 0.1 {
+			delete(c.loads, k)
+		}
+	}
+	c.forgot = c.now
 }
 
 // readAgain is the time after which the table is read again while there are connections that were
@@ -94,6 +121,7 @@ func (c *Counter) start() (err error) {
 		return errors.Join(fmt.Errorf("conntrack events: %w", err), c.Stop())
 	}
 	c.missing, c.buffer = true, make([]byte, 64<<10)
+	c.loads, c.changed, c.started = map[key]*tally{}, map[key]bool{}, time.Now()
 	return nil
 }
 
@@ -111,29 +139,37 @@ func (c *Counter) Stop() error {
 }
 
 // Of returns a backend's load as of the last update.
-func (c *Counter) Of(k Key) Load { return c.loads[k] }
+func (c *Counter) Of(p desired.Protocol, b desired.Backend) desired.Load {
+	t := c.loads[key{p, b}]
+	if t == nil {
+		return desired.Load{}
+	}
+	t.since(c.now)
+	return t.Load
+}
 
-// Loads is a [desired.Loads].
-func (c *Counter) Loads(p desired.Protocol, b desired.Backend) (open, recent int) {
-	l := c.loads[Key{p, b}]
-	return l.Open, l.New
+// Changed returns the destinations of clients, before translation, to which connections have
+// begun or ended since the last call.
+func (c *Counter) Changed() (all []desired.FrontendKey) {
+	for k := range c.changed {
+		all = append(all, desired.FrontendKey{AddrPort: netip.AddrPortFrom(k.Addr(), k.Port()), Protocol: k.Protocol})
+	}
+	clear(c.changed)
+	return all
 }
 
 // Update reads the events since the last update. The first one reads the conntrack table, and
-// so does one that finds that events were lost.
+// so does one that finds that events were lost. Connections are taken to begin and end when an
+// update finds that.
 func (c *Counter) Update(ctx context.Context) error {
 	if c.events == nil {
 		if err := c.start(); err != nil {
 			return err
 		}
 	}
-	c.updates++
-	for k, l := range c.loads {
-		if l.Open == 0 {
-			delete(c.loads, k)
-		} else if l.New > 0 {
-			c.loads[k] = Load{Open: l.Open}
-		}
+	c.now = time.Since(c.started)
+	if c.now-c.forgot >= desired.LoadMemory {
+		c.forget()
 	}
 	if c.missing || c.early > 0 && time.Since(c.read) >= readAgain {
 		if err := c.readTable(ctx); err != nil {
@@ -146,7 +182,10 @@ func (c *Counter) Update(ctx context.Context) error {
 // readTable reads the table. Events about its entries may still be in the queue. They change
 // nothing that the table has shown already.
 func (c *Counter) readTable(ctx context.Context) error {
-	c.open, c.loads, c.early = map[uint32]connection{}, map[Key]Load{}, 0
+	for _, x := range c.open {
+		c.count(x, -1)
+	}
+	c.open = map[uint32]connection{}
 	c.missing = true // until it has succeeded
 	a := netlink.NewAttributeEncoder()
 	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT))
@@ -157,7 +196,7 @@ func (c *Counter) readTable(ctx context.Context) error {
 	}
 	err = c.table.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
 		if e, ok := parse(data); ok && e.translated && !e.ended {
-			c.begin(connection{e.key, c.updates - 1, true}, e.id)
+			c.begin(connection{e.backend, e.frontend, true}, e.id)
 		}
 	})
 	if err != nil {
@@ -202,42 +241,50 @@ func (c *Counter) event(b []byte) {
 	case typ == ctnetlink.MsgDelete || e.ended:
 		c.end(e.id)
 	case flags&unix.NLM_F_CREATE != 0:
-		c.begin(connection{e.key, c.updates, false}, e.id)
+		c.begin(connection{e.backend, e.frontend, false}, e.id)
 	}
 }
 
 // begin starts to count a connection.
 func (c *Counter) begin(x connection, id uint32) {
-	if _, known := c.open[id]; !known {
-		c.open[id] = x
-		c.add(x, 1)
+	if _, known := c.open[id]; known {
+		return
 	}
-}
-
-func (c *Counter) add(x connection, n int) {
-	l := c.loads[x.Key]
-	l.Open += n
-	if x.update == c.updates {
-		l.New += n
+	c.open[id] = x
+	if t := c.count(x, 1); !x.early {
+		t.Begun++
 	}
-	if x.early {
-		c.early += n
-	}
-	c.loads[x.Key] = l
 }
 
 // end stops counting a connection.
 func (c *Counter) end(id uint32) {
 	if x, known := c.open[id]; known {
 		delete(c.open, id)
-		c.add(x, -1)
+		c.count(x, -1).Ended++
 	}
+}
+
+// count adds n to the number of open connections of a backend.
+func (c *Counter) count(x connection, n int) *tally {
+	t := c.loads[x.key]
+	if t == nil {
+		t = &tally{at: c.now}
+		c.loads[x.key] = t
+	}
+	t.since(c.now)
+	t.Open += n
+	if x.early {
+		c.early += n
+	}
+	c.changed[key{x.Protocol, x.frontend}] = true
+	return t
 }
 
 // entry is what an event or a dump says of a connection.
 type entry struct {
 	id         uint32
-	key        Key
+	backend    key
+	frontend   desired.Backend
 	translated bool
 	ended      bool // one end has closed or reset it
 }
@@ -254,13 +301,17 @@ func parse(data []byte) (e entry, ok bool) {
 	if len(data) < header {
 		return e, false
 	}
-	hasID := false
+	hasID, original := false, false
 	for typ, b := range nfnl.Attributes(data[header:]) {
 		switch {
 		case typ == nl.CTA_TUPLE_REPLY:
 			var t ctnetlink.Tuple
 			t, ok = ctnetlink.ParseTuple(b)
-			e.key = Key{desired.Protocol(t.Protocol), desired.NewBackend(t.Src)}
+			e.backend = key{desired.Protocol(t.Protocol), desired.NewBackend(t.Src)}
+		case typ == nl.CTA_TUPLE_ORIG:
+			var t ctnetlink.Tuple
+			t, original = ctnetlink.ParseTuple(b)
+			e.frontend = desired.NewBackend(t.Dst)
 		case typ == nl.CTA_STATUS && len(b) == 4:
 			e.translated = binary.BigEndian.Uint32(b)&ctnetlink.StatusDNAT != 0
 		case typ == nl.CTA_ID && len(b) == 4:
@@ -271,7 +322,7 @@ func parse(data []byte) (e entry, ok bool) {
 			}
 		}
 	}
-	return e, ok && hasID
+	return e, ok && original && hasID
 }
 
 func tcpState(protoinfo []byte) (state uint8) {

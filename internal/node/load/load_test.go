@@ -4,7 +4,9 @@ package load_test
 
 import (
 	"context"
+	"math"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -73,25 +75,22 @@ func (p *place) count() {
 	p.counter = c
 }
 
-func keyOf(p desired.Protocol) load.Key {
-	return load.Key{Protocol: p, Backend: desired.NewBackend(backend)}
+func (p *place) load(protocol desired.Protocol) desired.Load {
+	p.t.Helper()
+	must(p.t, p.counter.Update(p.t.Context()))
+	return p.counter.Of(protocol, desired.NewBackend(backend))
 }
 
-// await updates the counter until a backend has so many open connections. It returns how
-// many were made meanwhile.
-func (p *place) await(protocol desired.Protocol, open int) (made int) {
+// await updates the counter until the backend has so many open connections.
+func (p *place) await(protocol desired.Protocol, open int) (l desired.Load) {
 	p.t.Helper()
-	k := keyOf(protocol)
-	var l load.Load
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		must(p.t, p.counter.Update(p.t.Context()))
-		l = p.counter.Of(k)
-		if made += l.New; l.Open == open {
-			return made
+		if l = p.load(protocol); l.Open == open {
+			return l
 		}
 	}
 	p.t.Fatalf("%s: %+v, want %d open", protocol, l, open)
-	return 0
+	return l
 }
 
 func (p *place) stream(protocol lab.Protocol, to netip.AddrPort) *lab.Stream {
@@ -108,12 +107,13 @@ func TestOpen(t *testing.T) {
 	p := newPlace(t)
 	p.await(desired.TCP, 0)
 	a, b := p.stream(lab.TCP, web), p.stream(lab.TCP, web)
-	if made := p.await(desired.TCP, 2); made != 2 {
-		t.Errorf("%d connections made, want 2", made)
+	two := p.await(desired.TCP, 2)
+	if two.Begun <= 1 || two.Begun > 2 || two.Ended != 0 {
+		t.Errorf("%+v, want 2 that have begun", two)
 	}
 	a.Close()
-	if made := p.await(desired.TCP, 1); made != 0 {
-		t.Errorf("%d connections made by closing one", made)
+	if one := p.await(desired.TCP, 1); one.Begun > two.Begun || one.Ended != 1 {
+		t.Errorf("%+v, want 1 that has ended", one)
 	}
 	b.Close()
 	p.await(desired.TCP, 0)
@@ -124,22 +124,68 @@ func TestOpen(t *testing.T) {
 	p.await(desired.TCP, 0)
 }
 
+// The time for which connections were open counts, and fades when none is open.
+func TestHeld(t *testing.T) {
+	p := newPlace(t)
+	p.await(desired.TCP, 0)
+	begin := time.Now()
+	a, b := p.stream(lab.TCP, web), p.stream(lab.TCP, web)
+	p.await(desired.TCP, 2)
+	open := time.Now()
+	time.Sleep(300 * time.Millisecond)
+	least := 2 * time.Since(open).Seconds()
+	held := p.load(desired.TCP).Held
+	// After so long, what was first has faded to a share of exp(-time/memory).
+	least *= math.Exp(-time.Since(begin).Seconds() / desired.LoadMemory.Seconds())
+	if most := 2 * time.Since(begin).Seconds(); held < least || held > most {
+		t.Errorf("held for %v s, want %v to %v", held, least, most)
+	}
+	a.Close()
+	b.Close()
+	held = p.await(desired.TCP, 0).Held
+	time.Sleep(100 * time.Millisecond)
+	if l := p.load(desired.TCP); l.Held >= held*math.Exp(-0.01) || l.Held == 0 {
+		t.Errorf("held for %v s after %v", l.Held, held)
+	}
+}
+
+// The destinations whose connections have changed are those that clients use, once.
+func TestChanged(t *testing.T) {
+	p := newPlace(t)
+	p.await(desired.TCP, 0)
+	p.counter.Changed()
+	want := []desired.FrontendKey{{AddrPort: web, Protocol: desired.TCP}}
+	s := p.stream(lab.TCP, web)
+	p.await(desired.TCP, 1)
+	if got := p.counter.Changed(); !slices.Equal(got, want) {
+		t.Errorf("%v after a connection, want %v", got, want)
+	}
+	p.load(desired.TCP)
+	if got := p.counter.Changed(); got != nil {
+		t.Errorf("%v although nothing changed", got)
+	}
+	s.Close()
+	p.await(desired.TCP, 0)
+	if got := p.counter.Changed(); !slices.Equal(got, want) {
+		t.Errorf("%v after its end, want %v", got, want)
+	}
+}
+
 // UDP flows count until conntrack forgets them.
 func TestUDP(t *testing.T) {
 	p := newPlace(t)
 	p.await(desired.UDP, 0)
 	flow := p.stream(lab.UDP, dns)
-	if made := p.await(desired.UDP, 1); made > 1 {
-		t.Errorf("%d flows made, want 1", made)
+	if l := p.await(desired.UDP, 1); l.Begun > 1 {
+		t.Errorf("%+v, want 1 flow", l)
 	}
 	flow.Close()
-	for deadline := time.Now().Add(time.Minute); p.counter.Of(keyOf(desired.UDP)).Open > 0; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); p.load(desired.UDP).Open > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%+v", p.counter.Of(keyOf(desired.UDP)))
+			t.Fatalf("%+v", p.load(desired.UDP))
 		}
 		// It fails if there is no entry.
 		_, _ = p.node.Run(context.WithoutCancel(t.Context()), "conntrack", "-D", "-p", "udp")
-		must(t, p.counter.Update(t.Context()))
 	}
 }
 
@@ -155,8 +201,8 @@ func TestTable(t *testing.T) {
 	must(t, p.counter.Stop())
 	b := p.stream(lab.TCP, web)
 	p.count()
-	if made := p.await(desired.TCP, 2); made != 0 {
-		t.Errorf("%d connections made before the counter began", made)
+	if l := p.await(desired.TCP, 2); l.Begun != 0 {
+		t.Errorf("%+v: connections from before the counter began", l)
 	}
 	b.Close()
 	a.Close() // which the kernel does not report if no socket was there when it began
