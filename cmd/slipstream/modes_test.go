@@ -106,7 +106,7 @@ func TestChangeOfMode(t *testing.T) {
 // them, then because Slipstream starts late. The client's SYN goes to nowhere, and leaves an
 // untranslated conntrack entry. One that it repeats after the repair, or the start, is served. One
 // that it repeats after the rules are back, and before the entry is deleted, is refused. So several
-// connections begin one after the other, and one has to be served.
+// connections repeat theirs one after the other, and one has to be served.
 func TestSYNWithoutRules(t *testing.T) {
 	for _, mode := range []string{config.NFTables, config.IPTables} {
 		t.Run(mode, func(t *testing.T) {
@@ -132,6 +132,8 @@ func TestSYNWithoutRules(t *testing.T) {
 			stays, err := s.client.Stream(lab.TCP, webAddr, 10*time.Millisecond, lab.Timeout(patience))
 			s.check(err)
 			defer stays.Close()
+			// So that all kernels repeat a SYN after 1, 3 and 7 s. Linux 6.5 has the setting.
+			_, _ = s.client.Run(t.Context(), "sysctl", "-qw", "net.ipv4.tcp_syn_linear_timeouts=0")
 			for _, test := range []struct {
 				what       string
 				stop, cont func()
@@ -141,7 +143,7 @@ func TestSYNWithoutRules(t *testing.T) {
 			} {
 				test.stop()
 				replaceRules()
-				const connections, pause = 6, 300 * time.Millisecond // TCP repeats a SYN after 1, 3 and 7 s
+				const connections, pause = 6, 600 * time.Millisecond
 				results := make(chan string, connections)
 				for range connections {
 					go func() {
@@ -153,6 +155,7 @@ func TestSYNWithoutRules(t *testing.T) {
 				s.until("no SYN is answered", func() bool {
 					return strings.Count(node("conntrack -L -p tcp --state SYN_SENT"), "[UNREPLIED] src=10.96.0.10") == connections
 				})
+				time.Sleep(5 * pause) // the next SYNs are those after 7 s, in 0.4 to 3.4 s
 				test.cont()
 				outcomes := map[string]int{}
 				for range connections {

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,7 +27,8 @@ type proxy struct {
 func (p *proxy) start(ctx context.Context, binary string, m *manifests) (u update, err error) {
 	begin := time.Now()
 	p.Program, err = p.node.StartProgram(m.logs, p.node.Name(), binary,
-		"run", "--manifests", m.dir, "--hostname-override", p.node.Name(), "--cluster-cidr", clusterCIDR, "-v", "2")
+		"run", "--manifests", m.dir, "--hostname-override", p.node.Name(), "--cluster-cidr", clusterCIDR, "-v", "2",
+		"--status-socket", filepath.Join(m.logs, p.node.Name()+".sock"))
 	if err != nil {
 		return u, err
 	}

@@ -144,7 +144,7 @@ func (f *fleet) start(ctx context.Context, dir, scheduler string) error {
 		return err
 	}
 	for _, c := range f.clients {
-		args := []string{"run", "--manifests", manifests, "--hostname-override", c.Node().Name(), "--cluster-cidr", "10.244.0.0/16"}
+		args := []string{"run", "--manifests", manifests, "--hostname-override", c.Node().Name(), "--cluster-cidr", "10.244.0.0/16", "--status-socket", filepath.Join(dir, c.Node().Name()+".sock")}
 		if scheduler == ipvsLC {
 			args = append(args, "--proxy-mode", "ipvs", "--ipvs-scheduler", "lc")
 		} else {

@@ -28,7 +28,9 @@ var filter = assemble(
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP),
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
 	load(1),
-	unless(bpf.JumpGreaterOrEqual, finWait, discard), // a state later than that of the event's packet is possible
+	unless(bpf.JumpGreaterOrEqual, finWait, discard), // of FIN_WAIT and CLOSE_WAIT, one can be skipped
+	unless(bpf.JumpNotEqual, lastAck, discard),       // reported as ended before
+	unless(bpf.JumpNotEqual, timeWait, discard),
 	[]bpf.Instruction{pass},
 )
 

@@ -211,7 +211,7 @@ func (c *Counter) readEvents() error {
 	var failed error
 	err := c.raw.Read(func(fd uintptr) bool {
 		for {
-			n, _, err := unix.Recvfrom(int(fd), c.buffer, unix.MSG_DONTWAIT)
+			n, err := unix.Read(int(fd), c.buffer) // does not wait, and allocates no address
 			switch err {
 			case nil:
 				c.event(c.buffer[:n])
@@ -292,8 +292,10 @@ type entry struct {
 // TCP states of conntrack (enum tcp_conntrack): the first one after an end has closed a
 // connection, and the one after a reset. finWait to reset are all states of ended connections.
 const (
-	finWait = 4
-	reset   = 8
+	finWait  = 4
+	lastAck  = 6
+	timeWait = 7
+	reset    = 8
 )
 
 func parse(data []byte) (e entry, ok bool) {
