@@ -94,7 +94,7 @@ func (w *ruleWriter) affinity(d *side) {
 		&expr.Immediate{Register: regRemember - 1, Data: make([]byte, 3*4)},
 		w.deleteClient(regRemember), w.recordClient(regRemember, backendless),
 	})
-	w.dispatchBy(chain, d, d.stickyPicks)
+	w.dispatchBy(chain, d, d.stickyPicks, regDraw, []expr.Any{loadMarkTo(regDraw)}) // the mark is only for the nft command
 	w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 }
 

@@ -11,9 +11,9 @@
 //	  # frontend -> pool
 //	  map frontends { 10.96.0.10 . udp . 53 : 1,  10.96.0.20 . tcp . 80 : 2,  203.0.113.2 . tcp . 80 : 2 }
 //	  # pool -> upper bound of the random slot: the number of backends, or the next power of two
-//	  map pools     { 1 : 2,  2 : 1 | sticky,  3 : 1 | sticky }
+//	  map pools     { 1 : 2 . 2,  2 : sticky . (1 | sticky),  3 : sticky . (1 | sticky) }
 //	  # upper bound -> chain that draws the slot
-//	  map picks     { 0 : goto refuse,  1 : goto pick-1,  1 | sticky : goto affinity, ...  -1 : goto discard }
+//	  map picks     { 0 : goto refuse,  1 : goto pick-1,  sticky : goto affinity, ...  -1 : goto discard }
 //	  map sticky-picks { 1 | sticky : goto pick-1, ... }               # if the client has no backend yet
 //	  # pool . slot -> backend
 //	  map endpoints { 1 . 0 : 10.0.1.2 . 53,  1 . 1 : 10.0.2.2 . 53,  2 . 0 : 10.0.2.7 . 8080 }

@@ -190,6 +190,16 @@ const (
 	elsewhereDraw = -3 // of a pool that IPVS serves
 )
 
+// keyOfPicks returns the key in picks for a value in the map pools. It is one for all sizes with
+// session affinity, because the kernel follows every element of a map to chains and what it leads
+// to, each time it validates the table.
+func keyOfPicks(draw int) uint32 {
+	if draw > 0 && draw&stickyDraw != 0 {
+		return stickyDraw
+	}
+	return uint32(int32(draw))
+}
+
 // drawOf returns a pool's value in the map pools: the upper bound of the random slot, or the
 // number of slots with the flags of an algorithm; with the flag stickyDraw; or one of these
 // values.

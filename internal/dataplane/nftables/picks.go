@@ -124,16 +124,15 @@ func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *side) {
 	}
 	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, chainReject)
 	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, chainDrop)
+	batch.AddVerdict(s.table, d.picks, word(stickyDraw), nfnl.Goto, d.prefix+chainAffinity)
 	for _, size := range startSizes {
 		s.writeDraw(batch, d, size, d.pickChain(size))
 	}
 }
 
-// writeDraw makes a value in the map pools, without stickyDraw, lead to a chain, also with session
-// affinity.
+// writeDraw makes a value in the map pools lead to a chain, with session affinity after the chain
+// for that.
 func (s *schema) writeDraw(batch *nfnl.Batch, d *side, draw int, chain string) {
-	sticky := word(uint32(draw | stickyDraw))
 	batch.AddVerdict(s.table, d.picks, word(uint32(draw)), nfnl.Goto, chain)
-	batch.AddVerdict(s.table, d.picks, sticky, nfnl.Goto, d.prefix+chainAffinity)
-	batch.AddVerdict(s.table, d.stickyPicks, sticky, nfnl.Goto, chain)
+	batch.AddVerdict(s.table, d.stickyPicks, word(uint32(draw|stickyDraw)), nfnl.Goto, chain)
 }

@@ -59,7 +59,7 @@ func (r *tableReader) read() {
 		return
 	}
 	r.draws, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
-	r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[4:]) })
+	r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[8:]) })
 	r.elements(r.schema.members, func(e nfnl.Element) {
 		id := firstNumber(e.Key)
 		r.members[id] = append(r.members[id], r.backend(e.Key[8:], e.Key[4:]))
@@ -166,7 +166,7 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	}
 	d := r.sideOf(key, scope)
 	sticky = int32(draw) > 0 && draw&stickyDraw != 0
-	if !r.picks[d.picks][draw] || sticky && !r.picks[d.stickyPicks][draw] {
+	if !r.picks[d.picks][keyOfPicks(int(int32(draw)))] || sticky && !r.picks[d.stickyPicks][draw] {
 		r.fault("frontend %s draws by %#x, for which there is no chain", key, draw)
 	}
 	slots := make([]desired.Backend, len(r.slots[scope][id]))

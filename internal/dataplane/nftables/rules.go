@@ -90,12 +90,13 @@ var entries = []entry{
 	{chainOutput, chainServices}, {chainOutput2, chainUnserved},
 }
 
-// Registers, 4 bytes each (NFT_REG32_00 is 8). The value of a look-up takes two, and the
-// first of them is unused.
+// Registers, 4 bytes each (NFT_REG32_00 is 8). The value of a look-up takes two or, in the map
+// pools, three, and the first of them is unused.
 const (
 	regKey       = 8  // address, protocol and port: up to 6 registers
 	regValue     = 16 // unused word
-	regValueWord = 17 // pool, then its value in the map pools
+	regValueWord = 17 // pool, then its key in picks
+	regDraw      = 18 // of the map pools: how the slot is drawn, the key in sticky-picks
 	regSlot      = 18 // next to the pool: both form a key of endpoints
 )
 
@@ -279,18 +280,21 @@ const secondTry = "second try: see the documentation"
 // dispatch writes the rules that go to the chain that picks a backend for the packet.
 // During the commit of a transaction that replaces an element, a look-up can find neither
 // the old nor the new element (up to Linux 6.16). The second try finds the new one.
-func (w *ruleWriter) dispatch(chain string, d *side) { w.dispatchBy(chain, d, d.picks) }
+func (w *ruleWriter) dispatch(chain string, d *side) {
+	w.dispatchBy(chain, d, d.picks, regValueWord, nil)
+}
 
-func (w *ruleWriter) dispatchBy(chain string, d *side, picks *nfnl.Set) {
+// dispatchBy does so by a map and its key's register.
+func (w *ruleWriter) dispatchBy(chain string, d *side, picks *nfnl.Set, reg uint32, load []expr.Any) {
 	key := "ip daddr . meta l4proto . th dport"
 	if d.onNode {
 		key = "meta l4proto . th dport"
 	}
 	firstTry := "@" + d.frontends.Name + "[" + key + "], its @pools, its @" + picks.Name
 	for _, comment := range []string{firstTry, secondTry} {
-		w.rule(chain, comment, w.pool(d), []expr.Any{
+		w.rule(chain, comment, load, w.pool(d), []expr.Any{
 			lookup(w.pools, regValueWord, regValue),
-			lookup(picks, regValueWord, unix.NFT_REG_VERDICT),
+			lookup(picks, reg, unix.NFT_REG_VERDICT),
 		})
 	}
 }

@@ -123,7 +123,7 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 		daddr:         saddr + addrLen,
 		sides:         [scopes]side{desired.Cluster: cluster, desired.Local: local},
 		node:          [scopes]side{desired.Cluster: node, desired.Local: nodeLocal},
-		pools:         valueOf(2, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
+		pools:         valueOf(3, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
 		external:      frontends("external"),
 		clusterIPs:    &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
 		nodeAddresses: &nfnl.Set{Name: "node-addresses", KeyType: addr, KeyLen: addrLen},

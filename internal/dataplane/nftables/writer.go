@@ -130,7 +130,7 @@ func (w *writer) pools(op op, s *schema) {
 	for r := range updates {
 		if draw := of(op, r.after, r.before); draw != noDraw && r.after != r.before {
 			w.poolKey(r.id)
-			w.value = secondWord(w.value[:0], uint32(int32(draw)))
+			w.value = number(secondWord(w.value[:0], keyOfPicks(draw)), uint32(int32(draw)))
 			w.element(op, s, s.pools, "")
 		}
 	}
