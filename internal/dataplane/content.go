@@ -84,7 +84,9 @@ func ContentOf(full *desired.Change) *Content {
 			pool := NewPool(&p)
 			pool.Update(&p)
 			t = ChoiceOf(p.Balance, pool.Slots)
-		} else {
+		}
+		// A backend with a small weight can be without a slot. Its clients with affinity stay.
+		if t.Backends == nil || p.Sticky && p.Algorithm.Hashes() {
 			t.Backends = slices.SortedFunc(slices.Values(p.Added), desired.Backend.Compare)
 		}
 		if len(p.Added) == 0 {

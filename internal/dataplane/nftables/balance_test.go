@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -404,5 +405,16 @@ func BenchmarkMaglevEndpoint(b *testing.B) {
 			}
 			b.ReportMetric(float64(elements)/float64(n), "elements/op")
 		})
+	}
+}
+
+// TestMemberWithoutSlot has a backend whose weight is too small for a slot in the table.
+func TestMemberWithoutSlot(t *testing.T) {
+	const backends = 13
+	s := newStreet(t, backends)
+	s.weigh(backends-1, "1")
+	s.schedule(t, "maglev", corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}) // compares
+	if slots := s.pools.Get(s.state.Full().Pools[0].ID).Slots; slices.ContainsFunc(slots, func(b desired.Backend) bool { return b.Port() == dataplanetest.FirstPort+backends-1 }) {
+		t.Error("the backend has a slot")
 	}
 }
