@@ -30,7 +30,7 @@ var known = []struct {
 	{"a connection from a node or a pod to a Service with `externalTrafficPolicy: Local`", isKeptOnNode},
 	{"a traffic policy is Local, and this node has no endpoint", isElsewhereAllTheSame},
 	{"which packets rules refuse or drop", isDroppedLater},
-	{"an external IP that no interface of the node has", isNoVirtualServer},
+	{"an external IP that no interface of the node has, or a load balancer's that another Node has (k3s's ServiceLB: k3s-io/k3s #2804, #5000)", isNoVirtualServer},
 }
 
 // knownDifference returns the row that says why the two differ, or nothing.
