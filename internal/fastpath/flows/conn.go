@@ -67,7 +67,7 @@ func (c *Conn) each(ctx context.Context, status uint32, visit func(*Flow)) error
 	}
 	var flow Flow
 	err = c.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
-		if flow.parse(data) {
+		if flow.Parse(data) {
 			visit(&flow)
 		}
 	})
@@ -77,8 +77,9 @@ func (c *Conn) each(ctx context.Context, status uint32, visit func(*Flow)) error
 	return nil
 }
 
-// parse parses an entry. ok is false for connections without ports.
-func (f *Flow) parse(data []byte) (ok bool) {
+// Parse parses an entry as a dump or an event has it, from struct nfgenmsg on. ok is false for
+// connections without ports.
+func (f *Flow) Parse(data []byte) (ok bool) {
 	const header = 4 // struct nfgenmsg
 	if len(data) < header {
 		return false
@@ -96,6 +97,8 @@ func (f *Flow) parse(data []byte) (ok bool) {
 			status := number(b)
 			f.Offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
 			f.Answered = status&ctnetlink.StatusSeenReply != 0
+		case nl.CTA_ID:
+			f.ID = uint32(number(b))
 		case nl.CTA_COUNTERS_ORIG:
 			f.Sent = parseCount(b)
 		case nl.CTA_COUNTERS_REPLY:

@@ -23,6 +23,7 @@ import (
 
 // Flow is a connection, an offloaded one unless stated otherwise.
 type Flow struct {
+	ID          uint32 // conntrack's
 	Protocol    desired.Protocol
 	Source      netip.AddrPort // the client
 	Destination netip.AddrPort // the address that the client connected to
@@ -52,7 +53,14 @@ func (f *Flow) Frontend() desired.FrontendKey {
 	return desired.FrontendKey{AddrPort: f.Destination, Protocol: f.Protocol}
 }
 
-// Bytes returns the sum of both directions.
+// Both returns the sum of both directions.
+func (f *Flow) Both() Count {
+	c := f.Sent
+	c.add(f.Received)
+	return c
+}
+
+// Bytes returns the bytes of both directions.
 func (f *Flow) Bytes() uint64 { return f.Sent.Bytes + f.Received.Bytes }
 
 // Compare orders flows by destination, backend and source.

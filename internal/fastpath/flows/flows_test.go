@@ -67,7 +67,7 @@ func entry(t *testing.T, status uint32, src, dst, backend, back string, began ui
 func TestParse(t *testing.T) {
 	var f Flow
 	m := entry(t, 0x18e|ctnetlink.StatusOffload|ctnetlink.StatusHWOffload, "[fd00::1]:40000", "[fd00:96::10]:80", "[fd00::2]:8080", "[fd00::9]:1234", 1_700_000_000_000_000_001)
-	if !f.parse(m) {
+	if !f.Parse(m) {
 		t.Fatal("it is not taken for an offloaded connection")
 	}
 	want := Flow{
@@ -78,11 +78,11 @@ func TestParse(t *testing.T) {
 	if f != want {
 		t.Errorf("%+v, want %+v", f, want)
 	}
-	if !f.parse(entry(t, 0x18c, "10.0.0.1:1", "10.0.0.2:2", "10.0.0.2:2", "10.0.0.1:1", 0)) || f.Offloaded || f.Answered {
+	if !f.Parse(entry(t, 0x18c, "10.0.0.1:1", "10.0.0.2:2", "10.0.0.2:2", "10.0.0.1:1", 0)) || f.Offloaded || f.Answered {
 		t.Error("a connection on the slow path is taken for an offloaded one")
 	}
 	for n := range m {
-		f.parse(m[:n]) // must not panic
+		f.Parse(m[:n]) // must not panic
 	}
 }
 

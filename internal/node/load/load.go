@@ -11,14 +11,12 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -36,8 +34,7 @@ type key struct {
 // discards all other events.
 type Counter struct {
 	netns  int
-	events *netlink.Conn // nil while it does not count
-	raw    syscall.RawConn
+	events *ctnetlink.Events // nil while it does not count
 	table  *ctnetlink.Conn
 
 	open    map[uint32]connection // by conntrack ID
@@ -49,7 +46,6 @@ type Counter struct {
 	missing bool          // events were lost, or the table has not been read yet
 	early   int           // number of connections that were found in the table
 	read    time.Time
-	buffer  []byte
 }
 
 type connection struct {
@@ -95,32 +91,17 @@ const readAgain = 10 * time.Second
 // thread's if netns is 0. It needs CAP_NET_ADMIN there.
 func New(netns int) *Counter { return &Counter{netns: netns} }
 
-// eventBuffer is the requested size of the socket's receive queue, in bytes: some 8,000 events.
-const eventBuffer = 8 << 20
-
 // start opens the sockets.
 func (c *Counter) start() (err error) {
-	if c.events, err = sock.Dial(unix.NETLINK_NETFILTER, "conntrack", netlink.Config{NetNS: c.netns}); err != nil {
-		return err
-	}
-	if c.raw, err = c.events.SyscallConn(); err == nil {
-		err = c.events.SetReadBuffer(eventBuffer)
-	}
-	if err == nil {
-		err = c.events.SetBPF(filter)
-	}
-	for _, group := range []uint32{unix.NFNLGRP_CONNTRACK_NEW, unix.NFNLGRP_CONNTRACK_UPDATE, unix.NFNLGRP_CONNTRACK_DESTROY} {
-		if err == nil {
-			err = c.events.JoinGroup(group)
-		}
-	}
+	c.events, err = ctnetlink.Listen(c.netns, filter,
+		unix.NFNLGRP_CONNTRACK_NEW, unix.NFNLGRP_CONNTRACK_UPDATE, unix.NFNLGRP_CONNTRACK_DESTROY)
 	if err == nil {
 		c.table, err = ctnetlink.Dial(c.netns)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("conntrack events: %w", err), c.Stop())
+		return errors.Join(err, c.Stop())
 	}
-	c.missing, c.buffer = true, make([]byte, 64<<10)
+	c.missing = true
 	c.loads, c.changed, c.started = map[key]*tally{}, map[key]bool{}, time.Now()
 	return nil
 }
@@ -208,32 +189,13 @@ func (c *Counter) readTable(ctx context.Context) error {
 
 // readEvents reads the events that are in the queue.
 func (c *Counter) readEvents() error {
-	var failed error
-	err := c.raw.Read(func(fd uintptr) bool {
-		for {
-			n, err := unix.Read(int(fd), c.buffer) // does not wait, and allocates no address
-			switch err {
-			case nil:
-				c.event(c.buffer[:n])
-			case unix.EINTR:
-			case unix.ENOBUFS:
-				c.missing = true
-			case unix.EAGAIN:
-				return true
-			default:
-				failed = fmt.Errorf("conntrack events: %w", err)
-				return true
-			}
-		}
-	})
-	return errors.Join(failed, err)
+	lost, err := c.events.Read(c.event)
+	c.missing = c.missing || lost
+	return err
 }
 
 // event processes a message.
 func (c *Counter) event(b []byte) {
-	if len(b) < unix.NLMSG_HDRLEN {
-		return
-	}
 	typ, flags := binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:])
 	e, ok := parse(b[unix.NLMSG_HDRLEN:])
 	switch {
