@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -18,9 +19,12 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // serveView serves the status socket until the returned function is called.
@@ -44,7 +48,25 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 			return all
 		}
 	}
+	if s.config.Slipstream.ServiceMetrics {
+		s.metrics.OnTraffic(func() (map[types.NamespacedName]metrics.Traffic, error) { return trafficOf(ctx, v) })
+	}
 	return inBackground(ctx, func(ctx context.Context) { v.Serve(ctx, s.config.Slipstream.StatusSocket) })
+}
+
+// trafficOf returns what each Service carries.
+func trafficOf(ctx context.Context, v *see.View) (map[types.NamespacedName]metrics.Traffic, error) {
+	services, err := v.Services(ctx, see.Query{Traffic: true})
+	all := make(map[types.NamespacedName]metrics.Traffic, len(services))
+	for i := range services {
+		s := &services[i]
+		sum := s.Sum()
+		all[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = metrics.Traffic{
+			Open:        float64(sum.Connections),
+			Connections: float64(sum.Total.Connections), Packets: float64(sum.Total.Packets), Bytes: float64(sum.Total.Bytes),
+		}
+	}
+	return all, err
 }
 
 // exitStatus is an error with an exit status other than 1.
@@ -243,7 +265,9 @@ the frontends of the Service, the policies that apply, and each endpoint: whethe
 or why not.
 
 Connections and bytes are those that the kernel's conntrack has at this moment, and that
-this node has translated. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
+this node has translated. The totals and rates are of connections that began or went on since
+the first question; counting ends five minutes after the last one. Rates are those since the
+question before. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
 		Example: `  slipstream services
   slipstream services -n default --sort connections
   slipstream services --unserved
@@ -263,7 +287,7 @@ this node has translated. Bytes are counted if net.netfilter.nf_conntrack_acct i
 	o.addWatch(cmd)
 	f := cmd.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.StringVar(&o.sort, "sort", "name", "order: name, endpoints (the fewest first), connections or bytes (the most first)")
+	f.StringVar(&o.sort, "sort", "name", "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes")
 	f.BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
 	return cmd
 }
@@ -282,8 +306,8 @@ func (o *servicesOptions) complete(cmd *cobra.Command, args []string, _ string) 
 }
 
 func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) error {
-	if !slices.Contains([]string{"name", "endpoints", "connections", "bytes"}, o.sort) {
-		return fmt.Errorf("--sort: %q is none of name, endpoints, connections, bytes", o.sort)
+	if orders[o.sort] == nil {
+		return fmt.Errorf("--sort: %q is none of %s", o.sort, strings.Join(slices.Sorted(maps.Keys(orders)), ", "))
 	}
 	q := url.Values{"namespace": {o.namespace}, "name": {name}, "traffic": {""}}
 	if namespace, short, ok := strings.Cut(name, "/"); ok {
@@ -300,7 +324,7 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 	if o.unserved {
 		all = slices.DeleteFunc(all, func(s see.Service) bool { return fewest(&s) > 0 })
 	}
-	o.order(all)
+	order(all, o.sort)
 	switch {
 	case o.output == "json":
 		return writeJSON(out, all)
@@ -312,9 +336,13 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 				return err
 			}
 		}
-		return nil
+	default:
+		if err := printServices(out, all); err != nil {
+			return err
+		}
 	}
-	return printServices(out, all)
+	_, err := io.WriteString(out, counting(all))
+	return err
 }
 
 // fewest returns the number of backends of the pool that has the fewest.
@@ -330,33 +358,27 @@ func fewest(s *see.Service) int {
 	return n
 }
 
-func (o *servicesOptions) order(all []see.Service) {
-	sum := func(s *see.Service) (c see.Count) {
-		c.Bytes = new(uint64)
-		for _, t := range s.Traffic {
-			c.Connections += t.Connections
-			if t.Bytes != nil {
-				*c.Bytes += *t.Bytes
-			}
-		}
-		return c
-	}
+// orders are the values of --sort, and what they sort by, the largest first.
+var orders = map[string]func(*see.Service, see.Traffic) float64{
+	"name":        func(*see.Service, see.Traffic) float64 { return 0 },
+	"endpoints":   func(s *see.Service, _ see.Traffic) float64 { return -float64(fewest(s)) },
+	"connections": func(_ *see.Service, t see.Traffic) float64 { return float64(t.Connections) },
+	"bytes":       func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Bytes, 0)) },
+	"rate":        func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ConnectionRate, 0) },
+	"byte-rate":   func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ByteRate, 0) },
+	"total":       func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Connections) },
+	"total-bytes": func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Bytes) },
+}
+
+func order(all []see.Service, by string) {
 	slices.SortStableFunc(all, func(a, b see.Service) int {
-		switch o.sort {
-		case "endpoints":
-			return cmp.Compare(fewest(&a), fewest(&b))
-		case "connections":
-			return cmp.Compare(sum(&b).Connections, sum(&a).Connections)
-		case "bytes":
-			return cmp.Compare(*sum(&b).Bytes, *sum(&a).Bytes)
-		}
-		return 0
+		return cmp.Compare(orders[by](&b, b.Sum()), orders[by](&a, a.Sum()))
 	})
 }
 
 func printServices(out io.Writer, all []see.Service) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\tCONNECTIONS\tBYTES\tREMARK")
+	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\tCONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREMARK")
 	for i := range all {
 		s := &all[i]
 		for j := range s.Ports {
@@ -374,14 +396,41 @@ func printServices(out io.Writer, all []see.Service) error {
 					used[k] += " " + strings.ToLower(pool.Scope)
 				}
 			}
-			var count see.Count
-			if j < len(s.Traffic) {
-				count = s.Traffic[j].Count
-			}
-			fmt.Fprintf(t, "%s\t%s%s\t%s\t%d\t%d\t%d\t%s\t%s\n", p.Name, first, more, strings.Join(used, ", "), p.Ready, p.Total, count.Connections, size(count.Bytes), remark(p))
+			fmt.Fprintf(t, "%s\t%s%s\t%s\t%d\t%d\t%s\t%s\n", p.Name, first, more, strings.Join(used, ", "), p.Ready, p.Total, cells(s.Traffic[j]), remark(p))
 		}
 	}
 	return t.Flush()
+}
+
+// cells are the columns of traffic.
+func cells(t see.Traffic) string {
+	rate, bytes, byteRate := "-", "-", "-"
+	if t.Total.Accounting {
+		bytes = flows.BinarySize(t.Total.Bytes)
+	}
+	if t.Total.ConnectionRate != nil {
+		rate = fmt.Sprintf("%.1f", *t.Total.ConnectionRate)
+		if t.Total.Accounting {
+			byteRate = flows.BinarySize(uint64(*t.Total.ByteRate))
+		}
+	}
+	return fmt.Sprintf("%d\t%s\t%d\t%s\t%s\t%s", t.Connections, size(t.Bytes), t.Total.Connections, bytes, rate, byteRate)
+}
+
+// counting says since when the totals are counted, and what they lack.
+func counting(all []see.Service) string {
+	if len(all) == 0 {
+		return ""
+	}
+	c := all[0].Sum().Total
+	text := "Totals are counted since " + c.Since.Format(time.DateTime) + "."
+	if !c.Accounting {
+		text += " Bytes are unknown, as net.netfilter.nf_conntrack_acct is 0."
+	}
+	if c.Lost {
+		text += " The totals are too low, as the kernel discarded events."
+	}
+	return text + "\n"
 }
 
 // remark says why a port does not serve, if it does not.
@@ -427,6 +476,11 @@ func printService(out io.Writer, s *see.Service) error {
 				fmt.Fprintf(out, "    New connections: %s\n", pool.IfEmpty)
 			}
 		}
+		fmt.Fprintf(out, "  Traffic: %d connections now, %d in total", s.Traffic[i].Connections, s.Traffic[i].Total.Connections)
+		if s.Traffic[i].Total.Accounting {
+			fmt.Fprintf(out, " with %d packets and %s", s.Traffic[i].Total.Packets, flows.BinarySize(s.Traffic[i].Total.Bytes))
+		}
+		fmt.Fprintln(out)
 		if why := p.WhyEmpty(); why != "" {
 			fmt.Fprintf(out, "  %s\n", why)
 		}

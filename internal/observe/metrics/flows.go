@@ -36,17 +36,17 @@ type CountFlows func() (map[types.NamespacedName]int, error)
 
 // OnFlows serves the number of connections on the fast path by Service.
 func (m *Metrics) OnFlows(count CountFlows) {
-	m.registry.MustRegister((&flowsReader{count: count, now: time.Now}).collector())
+	m.registry.MustRegister(flowsCollector(count, time.Now))
 }
 
-// flowsReader reads the number of connections, or returns the last result.
-type flowsReader struct {
-	count CountFlows
-	now   func() time.Time
+// rarely reads something about all connections, or returns the last result.
+type rarely[T any] struct {
+	read func() (T, error)
+	now  func() time.Time
 
 	mu       sync.Mutex
 	notUntil time.Time
-	last     []ofService
+	last     T
 	err      error
 }
 
@@ -56,30 +56,30 @@ type ofService struct {
 	count           int
 }
 
-func (r *flowsReader) collector() prometheus.Collector {
+func flowsCollector(count CountFlows, now func() time.Time) prometheus.Collector {
 	desc := prometheus.NewDesc("slipstream_fastpath_flows", "Connections on the fast path now, by Service.", []string{"namespace", "service"}, nil)
+	r := rarely[map[types.NamespacedName]int]{read: count, now: now}
 	return &onScrape{[]*prometheus.Desc{desc}, func(send send) error {
-		all, err := r.read()
+		all, err := r.get()
 		if err != nil {
 			return err
 		}
-		for _, s := range all {
+		for _, s := range most(all, MostServices) {
 			send(desc, prometheus.GaugeValue, float64(s.count), s.namespace, s.name)
 		}
 		return nil
 	}}
 }
 
-// read returns the last numbers, or new ones when they are due.
-func (r *flowsReader) read() ([]ofService, error) {
+// get returns the last result, or a new one when it is due.
+func (r *rarely[T]) get() (T, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	start := r.now()
 	if start.Before(r.notUntil) {
 		return r.last, r.err
 	}
-	byService, err := r.count()
-	r.last, r.err = most(byService, MostServices), err
+	r.last, r.err = r.read()
 	end := r.now()
 	r.notUntil = end.Add(max(flowsPeriod, flowsRest*end.Sub(start)))
 	return r.last, r.err

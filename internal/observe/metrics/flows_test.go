@@ -29,7 +29,7 @@ func (tab *table) count() (map[types.NamespacedName]int, error) {
 }
 
 func (tab *table) collector() prometheus.Collector {
-	return (&flowsReader{count: tab.count, now: func() time.Time { return tab.now }}).collector()
+	return flowsCollector(tab.count, func() time.Time { return tab.now })
 }
 
 func named(i int) types.NamespacedName {
@@ -68,7 +68,7 @@ func TestFlowsAreNotCountedOften(t *testing.T) {
 	tab := &table{byService: map[types.NamespacedName]int{named(1): 1}, took: time.Second, now: time.Unix(1000, 0)}
 	c := tab.collector()
 	values(t, c)
-	tab.byService[named(1)] = 2
+	tab.byService = map[types.NamespacedName]int{named(1): 2}
 	tab.now = tab.now.Add(flowsRest*time.Second - 1)
 	if got := values(t, c); got["ns/s1"] != 1 || tab.counted != 1 {
 		t.Errorf("%v after %d counts", got, tab.counted)

@@ -2,8 +2,8 @@
 
 // Package see describes a running proxy: its health ([Status]), the programmed Services ([Service]),
 // and the way of one connection ([Explanation]). The proxy serves these as JSON on a Unix socket,
-// and the commands of the same names print them. Between requests nothing is counted
-// or kept for it, except the last warnings.
+// and the commands of the same names print them. Nothing is kept for it except the last warnings,
+// and for some minutes after a question about traffic, what traffic counts.
 package see
 
 import (
@@ -30,7 +30,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// View reads a running proxy and the kernel below it. Its fields do not change.
+// View reads a running proxy and the kernel below it. Its exported fields do not change.
 type View struct {
 	Proxy   *proxy.Proxy
 	Version string
@@ -50,6 +50,8 @@ type View struct {
 	Affinity func() []Fill
 
 	Warnings *Warnings
+
+	traffic traffic
 }
 
 // Fill is how full a table is.

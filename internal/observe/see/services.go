@@ -12,6 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // Service is a Service as it is programmed.
@@ -20,9 +21,10 @@ type Service struct {
 	Traffic []Traffic `json:"traffic,omitempty"` // by port, in the order of Ports, if it was asked for
 }
 
-// Traffic is the connections that conntrack has now.
+// Traffic is the connections that conntrack has now, and the totals since the counting began.
 type Traffic struct {
 	Count
+	Total     *Counted         `json:"total,omitempty"`
 	Endpoints map[string]Count `json:"endpoints,omitempty"` // by address
 }
 
@@ -51,11 +53,20 @@ func (c *Count) add(f *flows.Flow, accounting bool) {
 	}
 }
 
+func (c *Count) merge(o Count) {
+	c.Connections += o.Connections
+	c.Offloaded += o.Offloaded
+	c.Unanswered += o.Unanswered
+	if o.Bytes != nil {
+		c.Bytes = ptr.To(ptr.Deref(c.Bytes, 0) + *o.Bytes)
+	}
+}
+
 // Query selects Services.
 type Query struct {
 	Namespace, Name string // all if empty
 	Endpoints       bool   // list them
-	Traffic         bool   // count connections: the kernel walks its table of connections
+	Traffic         bool   // count connections, see [traffic]; the kernel walks its table of them
 }
 
 // Services returns the selected Services, by namespace and name.
@@ -88,22 +99,43 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 			}
 		}
 	}
-	accounting := accounts()
-	err = translated(ctx, func(f *flows.Flow) {
-		at, ok := ports[f.Frontend()]
+	portOf := func(k desired.FrontendKey) *Traffic {
+		at, ok := ports[k]
 		if !ok {
-			at, ok = ports[f.Frontend().NodePort()]
+			at, ok = ports[k.NodePort()]
 		}
 		if !ok {
+			return nil
+		}
+		return &all[at.service].Traffic[at.port]
+	}
+	accounting := accounts()
+	existing := func(f *flows.Flow) {
+		t := portOf(f.Frontend())
+		if t == nil {
 			return
 		}
-		t := &all[at.service].Traffic[at.port]
 		t.add(f, accounting)
 		e := t.Endpoints[f.Backend.String()]
 		e.add(f, accounting)
 		t.Endpoints[f.Backend.String()] = e
+	}
+	begin := func(zero func() *Counted) {
+		for s := range all {
+			for p := range all[s].Traffic {
+				all[s].Traffic[p].Total = zero()
+			}
+		}
+	}
+	// Destinations that are not a Service's any more are forgotten when all Services are listed.
+	part := q.Namespace != "" || q.Name != ""
+	return all, v.traffic.read(ctx, existing, begin, func(k desired.FrontendKey, n *tally) bool {
+		t := portOf(k)
+		if t != nil {
+			t.Total.add(n)
+		}
+		return t != nil || part
 	})
-	return all, err
 }
 
 type place struct{ service, port int }
@@ -122,4 +154,16 @@ func translated(ctx context.Context, visit func(*flows.Flow)) (err error) {
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	return conn.Translated(ctx, visit)
+}
+
+// Sum returns the traffic of all ports of a Service.
+func (s *Service) Sum() Traffic {
+	all := Traffic{Total: &Counted{}}
+	for _, t := range s.Traffic {
+		all.Count.merge(t.Count)
+		if t.Total != nil {
+			all.Total.merge(t.Total)
+		}
+	}
+	return all
 }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// traffic asks for the traffic of Services by name.
+func (s *site) traffic(socket string) map[string]see.Traffic {
+	s.t.Helper()
+	out, status := s.see("services", "--socket", socket, "-o", "json")
+	var all []see.Service
+	if err := json.Unmarshal([]byte(out), &all); err != nil || status != 0 {
+		s.t.Fatalf("exit status %d, %v: %s", status, err, out)
+	}
+	byName := map[string]see.Traffic{}
+	for i := range all {
+		byName[all[i].Name] = all[i].Sum()
+	}
+	return byName
+}
+
+// TestTraffic compares what a client sends and receives with what is counted.
+func TestTraffic(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	account := func(value string) {
+		if out, err := s.node.Run(t.Context(), "sh", "-c", "echo "+value+" > /proc/sys/net/netfilter/nf_conntrack_acct"); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	account("0")
+	datagrams := func(servers ...int) string {
+		return strings.NewReplacer("name: web", "name: datagrams", "10.96.0.10", "10.96.0.30").Replace(udp(servers...))
+	}
+	s.save("web.yaml", web(0, 1))
+	s.save("datagrams.yaml", datagrams(0, 1, 2))
+	s.run("--status-socket", socket, "--metrics-bind-address", "127.0.0.1:10249", "--service-metrics")
+	s.untilReached("web-0", "web-1")
+	if out, _ := s.see("services", "--socket", socket); !strings.Contains(out, "nf_conntrack_acct is 0") {
+		t.Errorf("accounting is off:\n%s", out)
+	}
+	account("1")
+	before := s.traffic(socket)
+
+	const connections = 200
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Workers: 4, Count: connections, Connect: []lab.ConnectOption{lab.Timeout(patience)}})
+	s.check(err)
+	if stats := load.Wait(); stats.OK != connections {
+		t.Fatal(stats)
+	}
+	const clients, headers = 100, 20 + 8
+	var sent uint64
+	message, answer := bytes.Repeat([]byte("x"), 1000), make([]byte, 2000)
+	message[len(message)-1] = '\n'
+	for i := range clients { // sockets stay open, as a port that is used again continues a connection
+		c, err := s.client.DialContext(t.Context(), "udp4", "10.96.0.30:80")
+		s.check(err)
+		defer c.Close()
+		s.check(c.SetDeadline(time.Now().Add(patience)))
+		for range 3 {
+			_, err := c.Write(message)
+			s.check(err)
+			n, err := c.Read(answer)
+			s.check(err)
+			sent += uint64(len(message) + n + 2*headers)
+		}
+		if i == clients/2 { // the others end before the next question
+			if now := s.traffic(socket)["datagrams"].Connections; now == 0 || now > i+1 {
+				t.Errorf("%d connections now", now)
+			}
+		}
+	}
+	s.save("datagrams.yaml", datagrams()) // without endpoints, the entries are deleted
+	var table *flows.Conn
+	s.check(s.node.Do(func() (err error) { table, err = flows.New(0); return err }))
+	defer table.Close()
+	s.until("the connections end", func() bool {
+		n := 0
+		s.check(table.Translated(t.Context(), func(f *flows.Flow) {
+			if f.Protocol == desired.UDP {
+				n++
+			}
+		}))
+		return n == 0
+	})
+	equal := func(what string, got uint64, want uint64) {
+		t.Helper()
+		if got < want || got > want+want/100 {
+			t.Errorf("%s: %d, the client counted %d", what, got, want)
+		}
+	}
+	after := s.traffic(socket)
+	equal("TCP connections", after["web"].Total.Connections-before["web"].Total.Connections, connections)
+	equal("UDP connections", after["datagrams"].Total.Connections, clients)
+	equal("packets", after["datagrams"].Total.Packets, 6*clients)
+	equal("bytes", after["datagrams"].Total.Bytes, sent)
+	if n := after["datagrams"].Connections; n != 0 {
+		t.Errorf("%d connections now", n)
+	}
+	contains(t, s.metrics(),
+		fmt.Sprintf(`slipstream_service_connections_total{namespace="default",service="datagrams"} %d`, after["datagrams"].Total.Connections)+"\n",
+		fmt.Sprintf(`slipstream_service_bytes_total{namespace="default",service="datagrams"} %v`, float64(after["datagrams"].Total.Bytes))+"\n")
+	out, _ := s.see("services", "--socket", socket, "--sort", "total-bytes")
+	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "default/datagrams ") {
+		t.Errorf("the Service with the most bytes is not first:\n%s", out)
+	}
+}

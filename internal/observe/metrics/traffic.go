@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Traffic is what a Service carries. The last three are totals, which can start from 0 again.
+type Traffic struct {
+	Open                        float64 // connections now
+	Connections, Packets, Bytes float64
+}
+
+// grow adds what a total has grown by.
+func (t *Traffic) grow(before, now Traffic) {
+	if now.Connections < before.Connections || now.Bytes < before.Bytes {
+		before = Traffic{}
+	}
+	t.Open += now.Open
+	t.Connections += now.Connections - before.Connections
+	t.Packets += max(now.Packets-before.Packets, 0)
+	t.Bytes += now.Bytes - before.Bytes
+}
+
+// traffic has the time series of Services. A Service keeps its own as long as it exists, so
+// that no series starts again because another Service carries more.
+type traffic struct {
+	mu    sync.Mutex
+	seen  map[types.NamespacedName]Traffic  // the last totals
+	own   map[types.NamespacedName]*Traffic // at most MostServices
+	other Traffic
+}
+
+// update adds new totals of all Services.
+func (t *traffic) update(all map[types.NamespacedName]Traffic) {
+	gone := func(name types.NamespacedName) bool { _, is := all[name]; return !is }
+	maps.DeleteFunc(t.own, func(name types.NamespacedName, _ *Traffic) bool { return gone(name) })
+	maps.DeleteFunc(t.seen, func(name types.NamespacedName, _ Traffic) bool { return gone(name) })
+	names := slices.SortedFunc(maps.Keys(all), func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(all[b].Connections, all[a].Connections), cmp.Compare(a.String(), b.String()))
+	})
+	t.other.Open = 0
+	for _, name := range names {
+		to, now := t.own[name], all[name]
+		switch {
+		case to != nil:
+			to.Open = 0
+		case len(t.own) < MostServices && now != Traffic{}:
+			to = &Traffic{}
+			t.own[name] = to
+		default:
+			to = &t.other
+		}
+		to.grow(t.seen[name], now)
+		t.seen[name] = now
+	}
+}
+
+// OnTraffic serves what Services carry. read is called on a scrape only, as rarely as that of
+// OnFlows.
+func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error)) {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("slipstream_service_"+name, help, []string{"namespace", "service"}, nil)
+	}
+	var (
+		open        = desc("connections", "Connections to the Service that conntrack has now.")
+		connections = desc("connections_total", "Connections to the Service that began.")
+		packets     = desc("packets_total", "Packets of connections to the Service, of both directions.")
+		bytes       = desc("bytes_total", "Bytes of connections to the Service, of both directions, from the IP header on.")
+
+		r = rarely[map[types.NamespacedName]Traffic]{read: read, now: time.Now}
+		t = traffic{seen: map[types.NamespacedName]Traffic{}, own: map[types.NamespacedName]*Traffic{}}
+	)
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{open, connections, packets, bytes}, func(send send) error {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		all, err := r.get()
+		if err != nil {
+			return err
+		}
+		t.update(all)
+		series := func(namespace, service string, s Traffic) {
+			send(open, prometheus.GaugeValue, s.Open, namespace, service)
+			send(connections, prometheus.CounterValue, s.Connections, namespace, service)
+			send(packets, prometheus.CounterValue, s.Packets, namespace, service)
+			send(bytes, prometheus.CounterValue, s.Bytes, namespace, service)
+		}
+		for name, s := range t.own {
+			series(name.Namespace, name.Name, *s)
+		}
+		series("", OtherServices, t.other)
+		return nil
+	}})
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package see
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
+)
+
+// Total counts the connections to a Service port, those on the fast path included, since the
+// counting began. Packets and bytes are of both directions, from the IP header on.
+type Total struct {
+	Connections uint64 `json:"connections"` // that began
+	Packets     uint64 `json:"packets"`
+	Bytes       uint64 `json:"bytes"`
+}
+
+func (t *Total) add(o Total) {
+	t.Connections += o.Connections
+	t.Packets += o.Packets
+	t.Bytes += o.Bytes
+}
+
+// Counted is the totals of a Service port and their growth.
+type Counted struct {
+	Total
+	Since time.Time `json:"since"` // when the counting began
+	// The rates are per second, since an earlier question at least rateAfter ago. They are unknown
+	// at first.
+	ConnectionRate *float64 `json:"connectionsPerSecond,omitempty"`
+	ByteRate       *float64 `json:"bytesPerSecond,omitempty"`
+	// Accounting says that conntrack counts packets and bytes (net.netfilter.nf_conntrack_acct).
+	Accounting bool `json:"accounting"`
+	Lost       bool `json:"lost,omitempty"` // the kernel discarded events, so the totals are too low
+}
+
+// tally is the totals of a frontend.
+type tally struct {
+	Total
+	sample                   Total // at the time sampled
+	connectionRate, byteRate float64
+}
+
+func (c *Counted) add(t *tally) {
+	c.Total.add(t.Total)
+	if c.ConnectionRate != nil {
+		*c.ConnectionRate += t.connectionRate
+		*c.ByteRate += t.byteRate
+	}
+}
+
+func (c *Counted) merge(o *Counted) {
+	c.Total.add(o.Total)
+	c.Since, c.Accounting, c.Lost = o.Since, o.Accounting, o.Lost
+	if o.ConnectionRate != nil {
+		c.ConnectionRate = ptr.To(ptr.Deref(c.ConnectionRate, 0) + *o.ConnectionRate)
+		c.ByteRate = ptr.To(ptr.Deref(c.ByteRate, 0) + *o.ByteRate)
+	}
+}
+
+const (
+	// rateAfter is the shortest time over which rates are measured.
+	rateAfter = time.Second
+	// drainPeriod is the time between two looks at the queue of events.
+	drainPeriod = 250 * time.Millisecond
+	// askAgain is the time after the last question when counting ends.
+	askAgain = 5 * time.Minute
+)
+
+// traffic counts connections while somebody asks for them. Each connection is counted when it ends,
+// from the kernel's event about that, and at each question as far as it has come. So a packet
+// costs nothing, and a connection one event.
+type traffic struct {
+	mu      sync.Mutex
+	events  *ctnetlink.Events // nil while nobody asks
+	table   *flows.Conn
+	since   time.Time
+	asked   time.Time
+	sampled time.Time
+
+	rated   bool               // rates have been measured
+	round   bool               // alternates with each question
+	counted map[uint32]counted // what has been counted of existing connections, by conntrack ID
+	totals  map[desired.FrontendKey]*tally
+	lost    bool // the kernel discarded events
+}
+
+type counted struct {
+	flows.Count
+	round bool
+}
+
+// read visits the connections that exist, and then the totals of their destinations, which it
+// forgets if wanted is false. begin is called before the latter.
+func (t *traffic) read(ctx context.Context, visit func(*flows.Flow), begin func(zero func() *Counted), total func(desired.FrontendKey, *tally) (wanted bool)) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first := t.events == nil
+	if first {
+		if err := t.start(); err != nil {
+			return err
+		}
+	}
+	t.asked = time.Now()
+	t.round = !t.round
+	if err := t.drain(); err != nil {
+		return errors.Join(err, t.stop())
+	}
+	err := t.table.Translated(ctx, func(f *flows.Flow) {
+		visit(f)
+		t.count(f, !first)
+		t.counted[f.ID] = counted{f.Both(), t.round}
+	})
+	// Of connections that ended during the dump, there are events now. Those that are neither in
+	// the dump nor in an event ended without one.
+	err = errors.Join(err, t.drain())
+	switch {
+	case err != nil && first: // existing connections would be taken for new ones
+		return errors.Join(err, t.stop())
+	case err != nil:
+		return err
+	}
+	maps.DeleteFunc(t.counted, func(_ uint32, c counted) bool { return c.round != t.round })
+	t.measure()
+	begin(t.zero())
+	maps.DeleteFunc(t.totals, func(k desired.FrontendKey, n *tally) bool { return !total(k, n) })
+	return nil
+}
+
+// zero returns a function that returns what the totals of a port begin with.
+func (t *traffic) zero() func() *Counted {
+	accounting := accounts()
+	return func() *Counted {
+		c := &Counted{Since: t.since, Accounting: accounting, Lost: t.lost}
+		if t.rated {
+			c.ConnectionRate, c.ByteRate = new(float64), new(float64)
+		}
+		return c
+	}
+}
+
+// start begins to count, from 0.
+func (t *traffic) start() (err error) {
+	if t.events, err = ctnetlink.Listen(0, nil, unix.NFNLGRP_CONNTRACK_DESTROY); err != nil {
+		return err
+	}
+	if t.table, err = flows.New(0); err != nil {
+		return errors.Join(err, t.stop())
+	}
+	t.since, t.sampled = time.Now(), time.Now()
+	t.rated, t.lost = false, false
+	t.counted, t.totals = map[uint32]counted{}, map[desired.FrontendKey]*tally{}
+	go t.run(t.events)
+	return nil
+}
+
+// stop ends the counting until the next question.
+func (t *traffic) stop() (err error) {
+	if t.events != nil {
+		err = t.events.Close()
+	}
+	if t.table != nil {
+		err = errors.Join(err, t.table.Close())
+	}
+	t.events, t.table, t.counted, t.totals = nil, nil, nil, nil
+	return err
+}
+
+// run empties the queue of events until nobody asks any more.
+func (t *traffic) run(events *ctnetlink.Events) {
+	tick := time.NewTicker(drainPeriod)
+	defer tick.Stop()
+	for range tick.C {
+		t.mu.Lock()
+		stopped := t.events != events
+		if !stopped && (t.drain() != nil || time.Since(t.asked) > askAgain) {
+			_ = t.stop() // the next question begins again
+			stopped = true
+		}
+		t.mu.Unlock()
+		if stopped {
+			return
+		}
+	}
+}
+
+// drain counts the connections that have ended.
+func (t *traffic) drain() error {
+	var f flows.Flow
+	lost, err := t.events.Read(func(m []byte) {
+		if binary.NativeEndian.Uint16(m[4:]) == ctnetlink.MsgDelete && f.Parse(m[unix.NLMSG_HDRLEN:]) && f.Destination != f.Backend {
+			t.count(&f, true)
+			delete(t.counted, f.ID)
+		}
+	})
+	t.lost = t.lost || lost
+	return err
+}
+
+// count adds what is new of a connection.
+func (t *traffic) count(f *flows.Flow, countNew bool) {
+	before, known := t.counted[f.ID]
+	if !known && !countNew {
+		return
+	}
+	now := f.Both()
+	more := Total{Packets: max(now.Packets, before.Packets) - before.Packets, Bytes: max(now.Bytes, before.Bytes) - before.Bytes}
+	if !known {
+		more.Connections = 1
+	}
+	to := t.totals[f.Frontend()]
+	if to == nil {
+		to = &tally{}
+		t.totals[f.Frontend()] = to
+	}
+	to.add(more)
+}
+
+// measure measures the rates.
+func (t *traffic) measure() {
+	took := time.Since(t.sampled)
+	if took < rateAfter {
+		return
+	}
+	t.sampled, t.rated = time.Now(), true
+	for _, n := range t.totals {
+		n.connectionRate = float64(n.Connections-n.sample.Connections) / took.Seconds()
+		n.byteRate = float64(n.Bytes-n.sample.Bytes) / took.Seconds()
+		n.sample = n.Total
+	}
+}
