@@ -5,7 +5,7 @@ package ctnetlink
 import (
 	"errors"
 	"fmt"
-	"syscall"
+	"unsafe"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
@@ -16,9 +16,11 @@ import (
 // Events is a queue of the kernel's events about the connections of one network namespace
 // (CONFIG_NF_CONNTRACK_EVENTS). The kernel reports no events about a connection that is older
 // than the first socket for them (Linux 5.19). It is not safe for concurrent use.
+//
+// Go's poller does not watch the socket. It would wake up for each event, which costs several times
+// as much as counting it.
 type Events struct {
-	sock   *netlink.Conn
-	raw    syscall.RawConn
+	fd     int
 	buffer []byte
 }
 
@@ -32,10 +34,8 @@ func Listen(netns int, filter []bpf.RawInstruction, groups ...uint32) (*Events, 
 	if err != nil {
 		return nil, err
 	}
-	e := &Events{sock: s, buffer: make([]byte, 64<<10)}
-	if e.raw, err = s.SyscallConn(); err == nil {
-		err = s.SetReadBuffer(eventBuffer)
-	}
+	var fd int
+	err = s.SetReadBuffer(eventBuffer)
 	if err == nil && filter != nil {
 		err = s.SetBPF(filter)
 	}
@@ -44,38 +44,49 @@ func Listen(netns int, filter []bpf.RawInstruction, groups ...uint32) (*Events, 
 			err = s.JoinGroup(group)
 		}
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("conntrack events: %w", err), s.Close())
+	if err == nil {
+		fd, err = duplicate(s)
 	}
-	return e, nil
+	// The poller watches s, but not the duplicate.
+	if err = errors.Join(err, s.Close()); err != nil {
+		return nil, fmt.Errorf("conntrack events: %w", err)
+	}
+	return &Events{fd, make([]byte, 64<<10)}, nil
+}
+
+func duplicate(s *netlink.Conn) (fd int, err error) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var failed error
+	err = raw.Control(func(of uintptr) { fd, failed = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) })
+	return fd, errors.Join(err, failed)
 }
 
 // Close closes the socket.
-func (e *Events) Close() error { return e.sock.Close() }
+func (e *Events) Close() error { return unix.Close(e.fd) }
 
 // Read calls visit with each message in the queue, with its netlink header. It does not wait.
 // The message is valid only during the call. lost says that the queue was full, so that
 // the kernel discarded events.
 func (e *Events) Read(visit func(message []byte)) (lost bool, err error) {
-	var failed error
-	err = e.raw.Read(func(fd uintptr) bool {
-		for {
-			n, err := unix.Read(int(fd), e.buffer) // does not wait, and allocates no address
-			switch err {
-			case nil:
-				if n >= unix.NLMSG_HDRLEN {
-					visit(e.buffer[:n])
-				}
-			case unix.EINTR:
-			case unix.ENOBUFS:
-				lost = true
-			case unix.EAGAIN:
-				return true
-			default:
-				failed = fmt.Errorf("conntrack events: %w", err)
-				return true
+	for {
+		// The call does not block, so Go's scheduler need not know of it. That saves a fifth of
+		// the processor time of package load.
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(e.fd), uintptr(unsafe.Pointer(&e.buffer[0])), uintptr(len(e.buffer)))
+		switch errno {
+		case 0:
+			if n >= unix.NLMSG_HDRLEN {
+				visit(e.buffer[:n])
 			}
+		case unix.EINTR:
+		case unix.ENOBUFS:
+			lost = true
+		case unix.EAGAIN:
+			return lost, nil
+		default:
+			return lost, fmt.Errorf("conntrack events: %w", errno)
 		}
-	})
-	return lost, errors.Join(failed, err)
+	}
 }

@@ -4,9 +4,13 @@ package load_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/node/load"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
 )
 
 // place is a node with a client and a server with several ports, of which the node translates
@@ -168,6 +173,35 @@ func TestChanged(t *testing.T) {
 	p.await(desired.TCP, 0)
 	if got := p.counter.Changed(); !slices.Equal(got, want) {
 		t.Errorf("%v after its end, want %v", got, want)
+	}
+}
+
+// Go's poller does not watch the socket for events, as each would wake it up.
+func TestEventsDoNotWake(t *testing.T) {
+	p := newPlace(t)
+	p.load(desired.TCP)
+	pollers, err := filepath.Glob("/proc/self/fdinfo/*")
+	must(t, err)
+	seen := false
+	for _, path := range pollers {
+		watched, _ := os.ReadFile(path) // it may have been closed
+		for line := range strings.Lines(string(watched)) {
+			var fd int
+			if _, err := fmt.Sscanf(line, "tfd: %d", &fd); err != nil {
+				continue
+			}
+			address, _ := unix.Getsockname(fd)
+			protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+			if a, is := address.(*unix.SockaddrNetlink); is && protocol == unix.NETLINK_NETFILTER {
+				seen = true // the socket for reading the table
+				if a.Groups != 0 {
+					t.Errorf("the poller watches the socket for events, %d", fd)
+				}
+			}
+		}
+	}
+	if !seen {
+		t.Error("no watched socket was found")
 	}
 }
 
