@@ -39,6 +39,7 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 		v.FastPath = s.fast.Stats
 	}
 	if b := tableOf(s.dataplane); b != nil {
+		v.Rejected = b.RejectedAt
 		v.Affinity = func() (all []see.Fill) {
 			for f, c := range b.Clients().Count() {
 				if c.Recorded > 0 {
@@ -64,6 +65,7 @@ func trafficOf(ctx context.Context, v *see.View) (map[types.NamespacedName]metri
 		all[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = metrics.Traffic{
 			Open:        float64(sum.Connections),
 			Connections: float64(sum.Total.Connections), Packets: float64(sum.Total.Packets), Bytes: float64(sum.Total.Bytes),
+			Rejected: float64(ptr.Deref(sum.Rejected, 0)),
 		}
 	}
 	return all, err
@@ -267,7 +269,8 @@ or why not.
 Connections and bytes are those that the kernel's conntrack has at this moment, and that
 this node has translated. The totals and rates are of connections that began or went on since
 the first question; counting ends five minutes after the last one. Rates are those since the
-question before. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
+question before. REJECTED counts packets that were refused or dropped, for a lack of endpoints or
+because of the client's address; iptables mode does not know them by Service. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
 		Example: `  slipstream services
   slipstream services -n default --sort connections
   slipstream services --unserved
@@ -287,7 +290,7 @@ question before. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
 	o.addWatch(cmd)
 	f := cmd.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.StringVar(&o.sort, "sort", "name", "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes")
+	f.StringVar(&o.sort, "sort", "name", "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes, rejected")
 	f.BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
 	return cmd
 }
@@ -367,6 +370,7 @@ var orders = map[string]func(*see.Service, see.Traffic) float64{
 	"rate":        func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ConnectionRate, 0) },
 	"byte-rate":   func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ByteRate, 0) },
 	"total":       func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Connections) },
+	"rejected":    func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Rejected, 0)) },
 	"total-bytes": func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Bytes) },
 }
 
@@ -378,7 +382,7 @@ func order(all []see.Service, by string) {
 
 func printServices(out io.Writer, all []see.Service) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\tCONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREMARK")
+	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\tCONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREJECTED\tREMARK")
 	for i := range all {
 		s := &all[i]
 		for j := range s.Ports {
@@ -414,7 +418,11 @@ func cells(t see.Traffic) string {
 			byteRate = flows.BinarySize(uint64(*t.Total.ByteRate))
 		}
 	}
-	return fmt.Sprintf("%d\t%s\t%d\t%s\t%s\t%s", t.Connections, size(t.Bytes), t.Total.Connections, bytes, rate, byteRate)
+	rejected := "-"
+	if t.Rejected != nil {
+		rejected = fmt.Sprint(*t.Rejected)
+	}
+	return fmt.Sprintf("%d\t%s\t%d\t%s\t%s\t%s\t%s", t.Connections, size(t.Bytes), t.Total.Connections, bytes, rate, byteRate, rejected)
 }
 
 // counting says since when the totals are counted, and what they lack.
@@ -479,6 +487,9 @@ func printService(out io.Writer, s *see.Service) error {
 		fmt.Fprintf(out, "  Traffic: %d connections now, %d in total", s.Traffic[i].Connections, s.Traffic[i].Total.Connections)
 		if s.Traffic[i].Total.Accounting {
 			fmt.Fprintf(out, " with %d packets and %s", s.Traffic[i].Total.Packets, flows.BinarySize(s.Traffic[i].Total.Bytes))
+		}
+		if n := s.Traffic[i].Rejected; n != nil {
+			fmt.Fprintf(out, "; %d packets refused or dropped", *n)
 		}
 		fmt.Fprintln(out)
 		if why := p.WhyEmpty(); why != "" {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,8 @@ func (s *site) traffic(socket string) map[string]see.Traffic {
 	return byName
 }
 
+var datagramsAddr = netip.MustParseAddrPort("10.96.0.30:80")
+
 // TestTraffic compares what a client sends and receives with what is counted.
 func TestTraffic(t *testing.T) {
 	s := newSite(t)
@@ -40,7 +43,6 @@ func TestTraffic(t *testing.T) {
 			t.Fatal(err, string(out))
 		}
 	}
-	account("0")
 	datagrams := func(servers ...int) string {
 		return strings.NewReplacer("name: web", "name: datagrams", "10.96.0.10", "10.96.0.30").Replace(udp(servers...))
 	}
@@ -48,6 +50,7 @@ func TestTraffic(t *testing.T) {
 	s.save("datagrams.yaml", datagrams(0, 1, 2))
 	s.run("--status-socket", socket, "--metrics-bind-address", "127.0.0.1:10249", "--service-metrics")
 	s.untilReached("web-0", "web-1")
+	account("0") // rules of the fast path have turned it on
 	if out, _ := s.see("services", "--socket", socket); !strings.Contains(out, "nf_conntrack_acct is 0") {
 		t.Errorf("accounting is off:\n%s", out)
 	}
@@ -65,7 +68,7 @@ func TestTraffic(t *testing.T) {
 	message, answer := bytes.Repeat([]byte("x"), 1000), make([]byte, 2000)
 	message[len(message)-1] = '\n'
 	for i := range clients { // sockets stay open, as a port that is used again continues a connection
-		c, err := s.client.DialContext(t.Context(), "udp4", "10.96.0.30:80")
+		c, err := s.client.DialContext(t.Context(), "udp4", datagramsAddr.String())
 		s.check(err)
 		defer c.Close()
 		s.check(c.SetDeadline(time.Now().Add(patience)))
@@ -109,11 +112,21 @@ func TestTraffic(t *testing.T) {
 	if n := after["datagrams"].Connections; n != 0 {
 		t.Errorf("%d connections now", n)
 	}
+	for range 3 {
+		if _, err := s.client.Connect(lab.UDP, datagramsAddr, lab.Timeout(patience)); lab.Outcome(err) != "refused" {
+			t.Errorf("without endpoints: %v", err)
+		}
+	}
+	after = s.traffic(socket)
+	if n := after["datagrams"].Rejected; n == nil || *n != 3 {
+		t.Errorf("%v packets were refused", n)
+	}
 	contains(t, s.metrics(),
+		`slipstream_service_rejected_packets_total{namespace="default",service="datagrams"} 3`+"\n",
 		fmt.Sprintf(`slipstream_service_connections_total{namespace="default",service="datagrams"} %d`, after["datagrams"].Total.Connections)+"\n",
 		fmt.Sprintf(`slipstream_service_bytes_total{namespace="default",service="datagrams"} %v`, float64(after["datagrams"].Total.Bytes))+"\n")
-	out, _ := s.see("services", "--socket", socket, "--sort", "total-bytes")
+	out, _ := s.see("services", "--socket", socket, "--sort", "rejected")
 	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "default/datagrams ") {
-		t.Errorf("the Service with the most bytes is not first:\n%s", out)
+		t.Errorf("the Service with refused packets is not first:\n%s", out)
 	}
 }

@@ -3,9 +3,12 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"errors"
+	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
@@ -63,4 +66,27 @@ func (c *Counts) read(conn *nfnl.Conn, f int) error {
 	}
 	c.Rejected[f] = rejected
 	return nil
+}
+
+// RejectedAt returns the numbers of packets to frontends that were refused or dropped, by the packets'
+// destination, since the tables were created. It can be called at any time, by any goroutine.
+func (b *Backend) RejectedAt() (map[desired.FrontendKey]uint64, error) {
+	conn, err := nfnl.Dial(b.config.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	all := map[desired.FrontendKey]uint64{}
+	for f := range schemas {
+		s := &schemas[f]
+		// Under constant transactions, every dump is interrupted. It may lack elements then.
+		failed := conn.Elements(s.table, s.rejected.Name, func(e nfnl.Element) {
+			ip, _ := netip.AddrFromSlice(e.Key[8:])
+			all[desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, binary.BigEndian.Uint16(e.Key[4:])), Protocol: desired.Protocol(e.Key[0])}] = e.Packets
+		})
+		if !errors.Is(failed, unix.ENOENT) && !errors.Is(failed, nfnl.ErrInterrupted) {
+			err = errors.Join(err, failed)
+		}
+	}
+	return all, err
 }

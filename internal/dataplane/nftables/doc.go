@@ -35,6 +35,7 @@
 //	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePort
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
+//	  set rejected { tcp . 80 . 10.96.0.20 counter packets 3 bytes 180 }   # refused and dropped packets
 //	  map sticky, sticky-node-ports, affinity, remember; set members, new-clients      # see affinity.go
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat;  jump services }
@@ -110,8 +111,8 @@
 // and features that few Services need have their own maps. NodePorts have their own maps and
 // chains too, as the key of their packets is another; only the endpoints are shared.
 //
-// Named counters count refused and dropped packets, by reason. Only such packets pass the rules
-// with counters.
+// Named counters count refused and dropped packets by reason, and the rules add elements with
+// counters to the set rejected, by frontend. Only such packets pass these rules.
 //
 // # Output of the nft command
 //

@@ -5,6 +5,7 @@ package nftables
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -158,6 +159,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.masquerade(chainExternal, full.Masquerade.External, full.Local, mark)
 	w.rule(chainExternal, "", goTo(chainDispatch))
 	w.source()
+	w.rule(chainSources, "", w.countRejected())
 	w.rule(chainSources, "source address not allowed", nfnl.CountIn(dataplane.SourceNotAllowed), drop())
 	w.externalLocal(chainExternalLocal, &w.sides[desired.Local], chainDispatch, full, mark)
 
@@ -174,8 +176,9 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.dispatch(chainNodeDispatch, node)
 	w.undispatched(chainNodeDispatch, node, mark)
 
-	w.rule(chainReject, "", nfnl.CountIn(dataplane.NoEndpoints))
+	w.rule(chainReject, "", nfnl.CountIn(dataplane.NoEndpoints), w.countRejected())
 	w.refuse(chainReject)
+	w.rule(chainDrop, "", w.countRejected())
 	w.rule(chainDrop, "no endpoint that traffic policy allows", nfnl.CountIn(dataplane.NoLocalEndpoints), drop())
 
 	translated := dnatted()
@@ -190,6 +193,15 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainAfterDNAT, "from a pod to itself", translated, w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
+}
+
+// countRejected counts a packet by its destination.
+func (s *schema) countRejected() []expr.Any {
+	return slices.Concat([]expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regKey}, dport(regKey + 1),
+	}, s.loadTo(s.daddr, regKey+2), []expr.Any{
+		&expr.Dynset{SetName: s.rejected.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Exprs: []expr.Any{&expr.Counter{}}},
+	})
 }
 
 // loopbackPorts writes the rules that count and refuse NodePorts at loopback addresses.

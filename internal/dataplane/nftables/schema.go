@@ -42,6 +42,7 @@ type schema struct {
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
 	newClients          *nfnl.Set // limits of new clients, by the Service's number in its affinity IDs
 	remember            *nfnl.Set // chains by timeout
+	rejected            *nfnl.Set // counters of refused and dropped packets, by destination
 }
 
 const scopes = 2
@@ -150,6 +151,11 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 			KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true,
 			Flags: unix.NFT_SET_EVAL,
 		},
+		rejected: &nfnl.Set{ // without a size, as new-clients; only frontends are in it
+			Name:    "rejected",
+			KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService, addr), KeyLen: 2*word + addrLen,
+			Flags: unix.NFT_SET_EVAL,
+		},
 		members: &nfnl.Set{
 			Name:    "members",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetService, addr), KeyLen: 2*word + addrLen,
@@ -169,7 +175,7 @@ func (s *schema) sets() []*nfnl.Set {
 	all := []*nfnl.Set{
 		cluster.endpoints, s.pools, cluster.frontends, s.clusterIPs, s.hairpin, local.endpoints, s.external,
 		s.members, s.nodeAddresses, s.serviceCIDRs, s.loopback,
-		s.restricted, s.sources, cluster.sticky, s.node[0].sticky, s.affinity, s.newClients, s.remember,
+		s.restricted, s.sources, cluster.sticky, s.node[0].sticky, s.affinity, s.newClients, s.remember, s.rejected,
 	}
 	for d := range s.eachSide {
 		if d != cluster {

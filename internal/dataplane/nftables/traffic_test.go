@@ -277,6 +277,20 @@ func TestRejected(t *testing.T) {
 	if err := s.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
+	all, err := s.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := s.RejectedAt()
+	for to, reason := range map[string]string{"10.96.0.2:80": dataplane.NoEndpoints, "10.96.0.3:80": dataplane.NoLocalEndpoints, "192.0.2.1:80": dataplane.SourceNotAllowed} {
+		key := desired.FrontendKey{AddrPort: netip.MustParseAddrPort(to), Protocol: desired.TCP}
+		if n := all.Rejected[desired.IPv4][reason]; n == 0 || at[key] != n {
+			t.Errorf("%d packets to %s, %d for the reason %s", at[key], to, n, reason)
+		}
+	}
+	if err != nil || len(at) != 3 {
+		t.Errorf("%v, error %v", at, err)
+	}
 }
 
 // TestNodePortTakeOver takes over the NodePorts of earlier versions, with other rules.

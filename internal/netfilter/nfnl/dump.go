@@ -134,7 +134,8 @@ type Element struct {
 	Verdict Verdict // of a verdict map
 	Chain   string  // its target
 	Comment []byte
-	End     bool // first key after an interval
+	End     bool   // first key after an interval
+	Packets uint64 // of a counter
 }
 
 // Elements calls visit with every element of a set or map. If the ruleset changed meanwhile,
@@ -208,6 +209,10 @@ func parseElement(b []byte) (e Element) {
 			e.Value = findAttr(payload, unix.NFTA_DATA_VALUE)
 			if v := findAttr(payload, unix.NFTA_DATA_VERDICT); v != nil {
 				e.Verdict, e.Chain = Verdict(be32(findAttr(v, unix.NFTA_VERDICT_CODE))), cString(findAttr(v, unix.NFTA_VERDICT_CHAIN))
+			}
+		case unix.NFTA_SET_ELEM_EXPR:
+			if cString(findAttr(payload, unix.NFTA_EXPR_NAME)) == "counter" {
+				e.Packets = be64(findAttr(findAttr(payload, unix.NFTA_EXPR_DATA), nftaCounterPackets))
 			}
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = be32(payload)&unix.NFT_SET_ELEM_INTERVAL_END != 0

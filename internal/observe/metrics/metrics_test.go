@@ -37,7 +37,7 @@ func complete(mode string) *Metrics {
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
 	m.OnTraffic(func() (map[types.NamespacedName]Traffic, error) {
-		return map[types.NamespacedName]Traffic{named(1): {1, 2, 3, 4}}, nil
+		return map[types.NamespacedName]Traffic{named(1): {1, 2, 3, 4, 5}}, nil
 	})
 	if mode != ModeIPTables { // IPVS mode has nftables mode's table
 		m.OnNFTables(func() (NFTables, error) {

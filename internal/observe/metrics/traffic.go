@@ -13,17 +13,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Traffic is what a Service carries. The last three are totals, which can start from 0 again.
+// Traffic is what a Service carries. The others are totals, which can start from 0 again.
 type Traffic struct {
 	Open                        float64 // connections now
 	Connections, Packets, Bytes float64
+	Rejected                    float64 // packets
 }
 
 // grow adds what a total has grown by.
 func (t *Traffic) grow(before, now Traffic) {
 	if now.Connections < before.Connections || now.Bytes < before.Bytes {
-		before = Traffic{}
+		before.Connections, before.Packets, before.Bytes = 0, 0, 0
 	}
+	if now.Rejected < before.Rejected {
+		before.Rejected = 0
+	}
+	t.Rejected += now.Rejected - before.Rejected
 	t.Open += now.Open
 	t.Connections += now.Connections - before.Connections
 	t.Packets += max(now.Packets-before.Packets, 0)
@@ -75,11 +80,12 @@ func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error
 		connections = desc("connections_total", "Connections to the Service that began.")
 		packets     = desc("packets_total", "Packets of connections to the Service, of both directions.")
 		bytes       = desc("bytes_total", "Bytes of connections to the Service, of both directions, from the IP header on.")
+		rejected    = desc("rejected_packets_total", "Packets to the Service that were refused or dropped.")
 
 		r = rarely[map[types.NamespacedName]Traffic]{read: read, now: time.Now}
 		t = traffic{seen: map[types.NamespacedName]Traffic{}, own: map[types.NamespacedName]*Traffic{}}
 	)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{open, connections, packets, bytes}, func(send send) error {
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{open, connections, packets, bytes, rejected}, func(send send) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		all, err := r.get()
@@ -92,6 +98,7 @@ func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error
 			send(connections, prometheus.CounterValue, s.Connections, namespace, service)
 			send(packets, prometheus.CounterValue, s.Packets, namespace, service)
 			send(bytes, prometheus.CounterValue, s.Bytes, namespace, service)
+			send(rejected, prometheus.CounterValue, s.Rejected, namespace, service)
 		}
 		for name, s := range t.own {
 			series(name.Namespace, name.Name, *s)

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
@@ -48,6 +49,8 @@ type View struct {
 	FastPath func() (fastpath.Stats, error)
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
 	Affinity func() []Fill
+	// Rejected returns the numbers of refused and dropped packets by destination. It may be nil.
+	Rejected func() (map[desired.FrontendKey]uint64, error)
 
 	Warnings *Warnings
 

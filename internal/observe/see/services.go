@@ -26,6 +26,10 @@ type Traffic struct {
 	Count
 	Total     *Counted         `json:"total,omitempty"`
 	Endpoints map[string]Count `json:"endpoints,omitempty"` // by address
+	// Rejected is the number of packets that were refused or dropped since the proxy's table was
+	// created, because there are no endpoints, or none that the traffic policy allows, or because of
+	// the client's address. It is nil in iptables mode, which does not count them by frontend.
+	Rejected *uint64 `json:"rejectedPackets,omitempty"`
 }
 
 // Count counts connections and their bytes, of both directions. Bytes are known if
@@ -129,13 +133,28 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	}
 	// Destinations that are not a Service's any more are forgotten when all Services are listed.
 	part := q.Namespace != "" || q.Name != ""
-	return all, v.traffic.read(ctx, existing, begin, func(k desired.FrontendKey, n *tally) bool {
+	err = v.traffic.read(ctx, existing, begin, func(k desired.FrontendKey, n *tally) bool {
 		t := portOf(k)
 		if t != nil {
 			t.Total.add(n)
 		}
 		return t != nil || part
 	})
+	if err != nil || v.Rejected == nil {
+		return all, err
+	}
+	rejected, err := v.Rejected()
+	for s := range all {
+		for p := range all[s].Traffic {
+			all[s].Traffic[p].Rejected = new(uint64)
+		}
+	}
+	for k, n := range rejected {
+		if t := portOf(k); t != nil {
+			*t.Rejected += n
+		}
+	}
+	return all, err
 }
 
 type place struct{ service, port int }
@@ -163,6 +182,9 @@ func (s *Service) Sum() Traffic {
 		all.Count.merge(t.Count)
 		if t.Total != nil {
 			all.Total.merge(t.Total)
+		}
+		if t.Rejected != nil {
+			all.Rejected = ptr.To(ptr.Deref(all.Rejected, 0) + *t.Rejected)
 		}
 	}
 	return all
