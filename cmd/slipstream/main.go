@@ -59,7 +59,7 @@ of the cluster.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newStatus(), newServices(), newExplain(), newVerify(), newMigrate(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
+	root.AddCommand(newRun(), newStatus(), newServices(), newTop(), newExplain(), newVerify(), newMigrate(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
 	return root
 }
 

@@ -103,10 +103,17 @@ func (o *seeOptions) addWatch(cmd *cobra.Command) {
 	f.DurationVar(&o.period, "period", 2*time.Second, "interval of --watch")
 }
 
-// run calls show, repeatedly with --watch.
-func (o *seeOptions) run(ctx context.Context, out io.Writer, show func() error) error {
+func (o *seeOptions) validOutput() error {
 	if o.output != "text" && o.output != "json" {
 		return fmt.Errorf("--output: %q is neither text nor json", o.output)
+	}
+	return nil
+}
+
+// run calls show, repeatedly with --watch.
+func (o *seeOptions) run(ctx context.Context, out io.Writer, show func() error) error {
+	if err := o.validOutput(); err != nil {
+		return err
 	}
 	if o.watch && o.period <= 0 {
 		return errors.New("--period: must be more than 0")
@@ -288,11 +295,16 @@ because of the client's address; iptables mode does not know them by Service. By
 	}
 	o.add(cmd)
 	o.addWatch(cmd)
+	o.addSelection(cmd, "name")
+	cmd.Flags().BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
+	return cmd
+}
+
+// addSelection adds the flags that select and order Services.
+func (o *servicesOptions) addSelection(cmd *cobra.Command, sort string) {
 	f := cmd.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.StringVar(&o.sort, "sort", "name", "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes, rejected")
-	f.BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
-	return cmd
+	f.StringVar(&o.sort, "sort", sort, "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes, rejected")
 }
 
 // complete offers names of Services.
@@ -308,10 +320,15 @@ func (o *servicesOptions) complete(cmd *cobra.Command, args []string, _ string) 
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) error {
+func (o *servicesOptions) validOrder() error {
 	if orders[o.sort] == nil {
 		return fmt.Errorf("--sort: %q is none of %s", o.sort, strings.Join(slices.Sorted(maps.Keys(orders)), ", "))
 	}
+	return nil
+}
+
+// ask asks for the Services that the flags, and a name if it is not empty, select, in order.
+func (o *servicesOptions) ask(ctx context.Context, name string) ([]see.Service, error) {
 	q := url.Values{"namespace": {o.namespace}, "name": {name}, "traffic": {""}}
 	if namespace, short, ok := strings.Cut(name, "/"); ok {
 		q.Set("namespace", namespace)
@@ -322,13 +339,23 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 	}
 	var all []see.Service
 	if err := see.Ask(ctx, o.socket, "/services", q, &all); err != nil {
-		return err
+		return nil, err
 	}
 	if o.unserved {
 		all = slices.DeleteFunc(all, func(s see.Service) bool { return fewest(&s) > 0 })
 	}
 	order(all, o.sort)
+	return all, nil
+}
+
+func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) error {
+	if err := o.validOrder(); err != nil {
+		return err
+	}
+	all, err := o.ask(ctx, name)
 	switch {
+	case err != nil:
+		return err
 	case o.output == "json":
 		return writeJSON(out, all)
 	case len(all) == 0 && name != "":
@@ -344,7 +371,7 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 			return err
 		}
 	}
-	_, err := io.WriteString(out, counting(all))
+	_, err = io.WriteString(out, counting(all))
 	return err
 }
 
@@ -382,7 +409,7 @@ func order(all []see.Service, by string) {
 
 func printServices(out io.Writer, all []see.Service) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\tCONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREJECTED\tREMARK")
+	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\t"+trafficColumns+"\tREMARK")
 	for i := range all {
 		s := &all[i]
 		for j := range s.Ports {
@@ -405,6 +432,8 @@ func printServices(out io.Writer, all []see.Service) error {
 	}
 	return t.Flush()
 }
+
+const trafficColumns = "CONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREJECTED"
 
 // cells are the columns of traffic.
 func cells(t see.Traffic) string {

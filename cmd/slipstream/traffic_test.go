@@ -130,3 +130,47 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("the Service with refused packets is not first:\n%s", out)
 	}
 }
+
+// TestTop checks the order of Services, and that a list follows another one.
+func TestTop(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0, 1))
+	s.save("datagrams.yaml", strings.NewReplacer("name: web", "name: datagrams", "10.96.0.10", "10.96.0.30").Replace(udp(0)))
+	s.save("idle.yaml", strings.NewReplacer("name: web", "name: idle", "10.96.0.10", "10.96.0.31").Replace(web(0)))
+	s.run("--status-socket", socket)
+	s.untilReached("web-0", "web-1")
+	load, err := s.client.StartLoad(t.Context(), lab.TCP, webAddr, lab.LoadOptions{Pace: 20 * time.Millisecond})
+	s.check(err)
+	defer load.Stop()
+	stream, err := s.client.Stream(lab.UDP, datagramsAddr, 50*time.Millisecond, lab.Timeout(patience))
+	s.check(err)
+	defer stream.Close()
+
+	cmd := s.command("top", "--socket", socket, "--period", "1s")
+	var live logBuffer
+	cmd.Stdout = &live
+	p, err := s.node.Start(cmd)
+	s.check(err)
+	defer p.Kill()
+	s.until("another list follows", func() bool { return strings.Count(live.String(), "\x1b[H\x1b[J") >= 2 })
+	contains(t, live.String(), "2 Services with traffic", "default/web")
+
+	out, status := s.see("top", "--socket", socket, "-o", "json", "--period", "1s")
+	var all []busy
+	if err := json.Unmarshal([]byte(out), &all); err != nil || status != 0 || len(all) != 2 {
+		t.Fatalf("exit status %d, %v: %s", status, err, out)
+	}
+	if first := all[0]; first.Service != "default/web" || first.Total.ConnectionRate == nil || *first.Total.ConnectionRate <= 0 {
+		t.Errorf("not the Service with new connections is first: %s", out)
+	}
+	out, status = s.see("top", "--socket", socket, "--once", "--sort", "name", "--period", "1s")
+	if lines := strings.Split(out, "\n"); status != 0 || !strings.HasPrefix(lines[2], "default/datagrams ") {
+		t.Errorf("exit status %d, not by name:\n%s", status, out)
+	}
+	for args, want := range map[string]string{"--sort speed": "is none of", "--period 10ms": "at least a second", "-o yaml": "neither text nor json"} {
+		if out, status := s.see(append([]string{"top", "--socket", socket}, strings.Fields(args)...)...); status != 1 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit status %d: %s", args, status, out)
+		}
+	}
+}

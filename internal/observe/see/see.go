@@ -131,7 +131,7 @@ func (v *View) Serve(ctx context.Context, path string) {
 		if err == nil {
 			err = v.serve(ctx, l)
 		}
-		errs.Log(klog.FromContext(ctx), err, "Could not serve the commands status, services and explain, will try again", "socket", path)
+		errs.Log(klog.FromContext(ctx), err, "Could not serve the commands status, services, top and explain, will try again", "socket", path)
 		select {
 		case <-ctx.Done():
 		case <-time.After(listenAgain):
