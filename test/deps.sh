@@ -38,6 +38,8 @@ needs=(
   'tcpdump tcpdump'             # looking at a test that fails
   'iperf3 iperf3'               # benchmarks
   'gcc build-essential'         # the race detector needs cgo
+  'clang clang'                 # compiling the BPF program, to compare it with what is committed
+  'llvm-strip llvm'
   'ps procps'
   'sysctl procps'
 )

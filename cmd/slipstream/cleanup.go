@@ -28,8 +28,8 @@ func newCleanup() *cobra.Command {
 		Short: "Remove everything of Slipstream and of kube-proxy from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
 this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" and
-"inet slipstream-fastpath", and iptables chains and IP sets with names that begin with
-SLIP-. Like 'kube-proxy --cleanup', it also removes everything of kube-proxy, in any
+"inet slipstream-fastpath", the BPF program of the fast path, and iptables chains and IP sets
+with names that begin with SLIP-. Like 'kube-proxy --cleanup', it also removes everything of kube-proxy, in any
 mode: nftables tables, iptables chains, IPVS virtual servers, the interface kube-ipvs0
 and IP sets. With --keep-kube-proxy, kube-proxy's objects are kept: use it when kube-proxy
 runs again. Virtual servers and kube-ipvs0 count as kube-proxy's, which adopts them.

@@ -53,7 +53,8 @@ func newFastPathAgent() *cobra.Command {
 		Long: `Fastpath offloads established connections to the kernel's flowtable. It works with
 kube-proxy in any mode and with other Service proxies, and does not change their
 rules. It needs a kernel with flowtables (CONFIG_NF_FLOW_TABLE_INET,
-CONFIG_NFT_FLOW_OFFLOAD).
+CONFIG_NFT_FLOW_OFFLOAD) or, with --fast-path-engine=ebpf, one that can do the same by a BPF
+program (Linux 6.6, CONFIG_DEBUG_INFO_BTF).
 
 With --scope=all, every connection that the node forwards may take the fast path.
 With --scope=services, only connections to Services may; it then reads Services from the
@@ -115,6 +116,8 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	var err error
 	c.Scope, err = fastpath.ParseScope(f.Scope)
 	invalid("scope", f.Scope, err)
+	c.Engine, err = fastpath.ParseEngine(f.Engine)
+	invalid("engine", f.Engine, err)
 	c.Hardware, err = fastpath.ParseHardware(string(f.HardwareOffload))
 	invalid("hardwareOffload", f.HardwareOffload, err)
 	for _, text := range f.ExcludeAddresses {
@@ -147,6 +150,7 @@ var errPodsOfAPI = errors.New("--exclude-pods (fastPath.excludePods) needs the K
 // agentFlags replaces names of fields with names of flags.
 var agentFlags = strings.NewReplacer(
 	"offloadPacketThreshold", fastPathThreshold,
+	"engine", "fast-path-engine",
 	"hardwareOffload", "hardware-offload",
 	"excludeAddresses", "exclude-addresses",
 	"excludePods", "exclude-pods",
@@ -254,6 +258,7 @@ func serveMetrics(log klog.Logger, address string, m *metrics.Metrics) (stop fun
 // in common; the threshold goes by the name that KEP-4963 or kindnet has for it.
 func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold string) {
 	fs.Int64Var(c.OffloadPacketThreshold, threshold, *c.OffloadPacketThreshold, "number of packets, of both directions together, after which a connection takes the fast path; 0 disables the fast path")
+	fs.StringVar(&c.Engine, "fast-path-engine", c.Engine, "what forwards packets on the fast path: flowtable, ebpf, or auto (the flowtable if the kernel has it, else eBPF)")
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
@@ -286,7 +291,7 @@ func inBackground(ctx context.Context, run func(context.Context)) (stop func()) 
 }
 
 // fastPathMetrics returns a function that reads a controller's metrics. ctl is nil if the
-// kernel has no flowtables.
+// kernel does not support the fast path.
 func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) {
 	return func() (metrics.FastPath, error) {
 		if ctl == nil {
@@ -294,7 +299,7 @@ func fastPathMetrics(ctl *fastpath.Controller) func() (metrics.FastPath, error) 
 		}
 		s, err := ctl.Stats()
 		return metrics.FastPath{
-			Supported: true, Offloaded: s.Offloaded, Interfaces: s.Interfaces,
+			Supported: true, Offloaded: s.Offloaded, Refused: s.Refused, Interfaces: s.Interfaces,
 			Hardware: s.Hardware, Flushes: s.Flushes, Errors: s.Errors,
 		}, err
 	}

@@ -30,7 +30,7 @@ func newFlows() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "Show connections on the fast path",
-		Long: `Flows lists the connections that are offloaded to the kernel's flowtable at this
+		Long: `Flows lists the connections that are offloaded to the kernel's flowtable, or by eBPF, at this
 moment, with their Service, backend, traffic and, if net.netfilter.nf_conntrack_timestamp
 is set, age.`,
 		Example: `  slipstream flows
@@ -105,8 +105,8 @@ func newFlowsFlush() *cobra.Command {
 		Short: "Return connections to the slow path",
 		Long: `Flush returns connections to the slow path, where their packets pass all rules again,
 for example those of network policies. No connection is interrupted or gets another
-backend. The kernel can only flush all connections at once, so all return for a moment;
-the selected ones stay on the slow path for --hold.`,
+backend. The kernel can only flush all connections of a flowtable at once, so all return for a
+moment; the selected ones stay on the slow path for --hold.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return flushFlows(cmd.Context(), o) },
 	}

@@ -125,6 +125,7 @@ func TestRunFlags(t *testing.T) {
 		"--scope all":                  "fastPath.scope: all",
 		"--interfaces interface.mtu>9": "fastPath.interfaces: interface.mtu>9",
 		"--exclude-pods true":          `fastPath.excludePods: "true"`,
+		"--fast-path-engine auto":      "fastPath.engine: auto",
 		"--hardware-offload off":       `fastPath.hardwareOffload: "off"`,
 	} {
 		got := strings.Join(changes(t, parsed(t, "--proxy-mode nftables "+flag)), " ")
@@ -263,6 +264,7 @@ func TestFastPathMistakes(t *testing.T) {
 		"scope: most":                        `fastPath.scope: Invalid value: "most": scope "most": is neither services nor all`,
 		"interfaces: interface.colour":       `fastPath.interfaces: Invalid value: "interface.colour": interface expression "interface.colour": column 10: undefined field 'colour'`,
 		"excludePods: pod.label":             `fastPath.excludePods: Invalid value: "pod.label": pod expression "pod.label": column 4: undefined field 'label'`,
+		"engine: xdp":                        `fastPath.engine: Invalid value: "xdp": engine "xdp": is none of flowtable, ebpf and auto`,
 		"hardwareOffload: maybe":             `fastPath.hardwareOffload: Invalid value: "maybe": hardware offload "maybe": is none of auto, on and off`,
 	} {
 		text = "apiVersion: slipstream.config/v1alpha1\nkind: SlipstreamConfiguration\nfastPath: {" + text + "}\n"
@@ -274,7 +276,7 @@ func TestFastPathMistakes(t *testing.T) {
 		}
 	}
 	got, errs := parseFastPath(&config.New().Slipstream.FastPath, nil)
-	if got.Threshold != 20 || got.Scope != fastpath.Services || got.Hardware != fastpath.Auto || got.Interfaces != nil || len(errs) > 0 {
+	if got.Threshold != 20 || got.Scope != fastpath.Services || got.Hardware != fastpath.Auto || got.Engine != fastpath.Flowtable || got.Interfaces != nil || len(errs) > 0 {
 		t.Errorf("defaults: %+v, %v", got, errs)
 	}
 }

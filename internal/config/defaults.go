@@ -86,6 +86,7 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	set(&c.VerifyPeriod, &metav1.Duration{})
 	set(&c.StatusSocket, DefaultStatusSocket)
 	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](DefaultOffloadPacketThreshold))
+	set(&c.FastPath.Engine, "flowtable")
 	set(&c.FastPath.Scope, "services")
 	set(&c.FastPath.HardwareOffload, "auto")
 }

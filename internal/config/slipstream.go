@@ -71,6 +71,9 @@ type FastPathConfiguration struct {
 	// together, after which a connection takes the fast path. 0 turns the fast path off. Unset: [DefaultOffloadPacketThreshold].
 	OffloadPacketThreshold *int64 `json:"offloadPacketThreshold,omitempty"`
 
+	// Engine is what forwards their packets: "flowtable" (default), "ebpf", or "auto".
+	Engine string `json:"engine,omitempty"`
+
 	// Scope is which connections may take it: "services" (default) or "all".
 	Scope string `json:"scope,omitempty"`
 

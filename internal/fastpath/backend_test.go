@@ -284,7 +284,7 @@ func TestDamageUnsynced(t *testing.T) {
 // table for that in Check, as both do after a commit of another program.
 func TestOwnCommits(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	w := newQuietWorld(t)
+	w := newQuietWorld(t, Flowtable)
 	w.start(Config{Threshold: threshold, Commits: w.proxy.Commits()})
 	dumps := func() int {
 		w.mu.Lock()
@@ -351,7 +351,7 @@ func TestOthersTables(t *testing.T) {
 // TestOtherVersion starts with a table of the same name and other content.
 func TestOtherVersion(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	w := newQuietWorld(t)
+	w := newQuietWorld(t, Flowtable)
 	const inTable = " inet " + TableName + " "
 	w.nft("add table inet " + TableName + "; add set" + inTable + "interfaces { type mark; }; add set" + inTable + "more { type mark; };" +
 		"add flowtable" + inTable + "flows { hook ingress priority 10; devices = { veth1 }; }; add flowtable" + inTable + "flows2 { hook ingress priority 0; devices = { veth2 }; };" +
@@ -384,8 +384,10 @@ func TestExplains(t *testing.T) {
 
 // TestNodePort offloads connections to a NodePort at the node's address, until the Service opts out,
 // with one element for all addresses.
-func TestNodePort(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestNodePort(t *testing.T) { engines(t, testNodePort) }
+
+func testNodePort(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	const nodePort = 30080
 	set := func(fastPath string) {
 		w.state.SetService(&corev1.Service{

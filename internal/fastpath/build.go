@@ -46,14 +46,29 @@ func (c *Controller) skeleton(b *nfnl.Batch) {
 	for _, s := range c.sets() {
 		b.AddSet(table, s)
 	}
-	b.AddCounter(table, counterOffloaded)
-	b.AddFlowtable(table, c.flowtable(nil))
-	for _, chain := range chains {
+	if c.engine == nil {
+		b.AddCounter(table, counterOffloaded)
+		b.AddFlowtable(table, c.flowtable(nil))
+	}
+	for _, chain := range c.chains() {
 		b.AddChain(table, chain)
 	}
 }
 
-func (c *Controller) sets() []*nfnl.Set { return sets(c.patterns() != nil) }
+func (c *Controller) chains() []nfnl.Chain {
+	if c.engine != nil {
+		return chainsForEBPF
+	}
+	return chains
+}
+
+func (c *Controller) sets() []*nfnl.Set {
+	all := sets(c.patterns() != nil)
+	if c.engine != nil {
+		all = append(all, requested)
+	}
+	return all
+}
 
 // flowtable returns the flowtable with the given devices.
 func (c *Controller) flowtable(devices []nfnl.Device) *nfnl.Flowtable {
@@ -79,7 +94,11 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 	}
 	has, compatible := existing.Compatible(c.sets())
 	f := existing.Flowtable(flowtableName)
-	if replace || !compatible || f == nil || !c.isOurs(f) {
+	ours := f != nil && c.isOurs(f)
+	if c.engine != nil {
+		ours = f == nil && isForEBPF(existing)
+	}
+	if replace || !compatible || !ours {
 		b.DeleteTable(table)
 		return nil
 	}
@@ -94,7 +113,15 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 			b.DeleteChain(table, old.Name)
 		}
 	}
+	if f == nil {
+		return nil
+	}
 	return newDeviceSet(f.Devices)
+}
+
+// isForEBPF reports whether a table is that of the engine EBPF.
+func isForEBPF(t *nfnl.Contents) bool {
+	return slices.ContainsFunc(t.Sets, func(s nfnl.Set) bool { return s.Name == requested.Name })
 }
 
 // abilities are optional features of the kernel.

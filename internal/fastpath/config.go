@@ -36,6 +36,28 @@ func ParseScope(s string) (Scope, error) {
 	return "", fmt.Errorf("scope %q: is neither %v nor %v", s, Services, All)
 }
 
+// Engine is what forwards packets of offloaded connections. The zero value is Flowtable.
+type Engine string
+
+// The engines.
+const (
+	// Flowtable is the flowtable of nf_tables.
+	Flowtable Engine = "flowtable"
+	// EBPF is a BPF program, see package ebpf.
+	EBPF Engine = "ebpf"
+	// AutoEngine is the flowtable if the kernel has it, and the BPF program otherwise.
+	AutoEngine Engine = "auto"
+)
+
+// ParseEngine returns the engine of that name.
+func ParseEngine(s string) (Engine, error) {
+	switch e := Engine(s); e {
+	case Flowtable, EBPF, AutoEngine:
+		return e, nil
+	}
+	return "", fmt.Errorf("engine %q: is none of %v, %v and %v", s, Flowtable, EBPF, AutoEngine)
+}
+
 // Hardware says whether flows are offloaded to network hardware. The zero value is Auto.
 type Hardware string
 
@@ -74,7 +96,8 @@ type Config struct {
 	Commits *nfnl.Commits
 
 	Scope    Scope
-	Hardware Hardware
+	Engine   Engine
+	Hardware Hardware // of the engine Flowtable
 
 	// Exclude selects connections that are not offloaded.
 	Exclude Exclude
@@ -91,6 +114,12 @@ type Config struct {
 	// Hardware is On. The same reason is reported once.
 	NoHardware func(error)
 }
+
+// withoutEBPF is ErrUnsupported for the engine EBPF.
+type withoutEBPF struct{ error }
+
+func (w withoutEBPF) Is(target error) bool { return target == ErrUnsupported }
+func (w withoutEBPF) Unwrap() error        { return w.error }
 
 // ErrUnsupported says that the kernel has no flowtables for nf_tables of family inet. They
 // need CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD (both Linux 4.16), and before

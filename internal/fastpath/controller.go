@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -27,6 +29,7 @@ import (
 type Controller struct {
 	config Config
 	able   abilities
+	engine *ebpf.Engine          // nil for the flowtable
 	settle func(netns int) error // nfnl.Settle, which takes an RCU grace period for each interface
 
 	mu    sync.Mutex // not held while settling
@@ -70,11 +73,30 @@ func New(c Config) (*Controller, error) {
 	}
 	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}, log: klog.Background()}
 	if !ctl.Off() {
-		if ctl.able, err = probe(conn); err != nil {
+		if err = ctl.open(); err != nil {
 			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close())
 		}
 	}
 	return ctl, nil
+}
+
+// open probes the kernel and opens the engine.
+func (c *Controller) open() (err error) {
+	c.config.Engine = cmp.Or(c.config.Engine, Flowtable)
+	if c.config.Engine != EBPF {
+		c.able, err = probe(c.conn)
+		if c.config.Engine == Flowtable || !errors.Is(err, ErrUnsupported) {
+			c.config.Engine = Flowtable
+			return err
+		}
+		c.config.Engine = EBPF
+	}
+	engine, err := ebpf.Open(c.config.NetNS)
+	if err != nil {
+		return withoutEBPF{err}
+	}
+	c.engine = engine
+	return nil
 }
 
 // Off reports whether the fast path is off: Config.Threshold is 0.
@@ -99,6 +121,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { repeat(ctx, retry, c.resync) })
+	if c.engine != nil {
+		wg.Go(func() { c.engine.Run(ctx) })
+	}
 	if c.config.Refresh > 0 {
 		wg.Go(func() { repeat(ctx, c.config.Refresh, c.refresh) })
 	}
@@ -175,6 +200,11 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
 	if err := c.build(ctx); err != nil {
 		return stats, err
+	}
+	if c.engine == nil { // of an earlier run
+		if err := ebpf.Remove(c.config.NetNS); err != nil {
+			return stats, err
+		}
 	}
 	c.batch = nfnl.Batch{} // frees it
 	c.sequence.Done()
@@ -283,13 +313,17 @@ func (c *Controller) explain(err error) error {
 // Cleanup implements dataplane.Dataplane. When it returns, all connections are on the slow
 // path; none is interrupted.
 func (c *Controller) Cleanup(context.Context) error {
-	switch err := c.deleteTable(); {
-	case errors.Is(err, unix.ENOENT):
-		return nil
-	case err != nil:
+	err := c.deleteTable()
+	if err == nil {
+		err = c.settle(c.config.NetNS)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("fast path: deleting %s: %w", tableText, err)
 	}
-	return c.settle(c.config.NetNS)
+	if c.engine != nil {
+		return c.engine.Detach()
+	}
+	return ebpf.Remove(c.config.NetNS)
 }
 
 func (c *Controller) deleteTable() error {
@@ -311,10 +345,13 @@ func (c *Controller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sequence.Begin()
+	if c.engine != nil {
+		return errors.Join(c.engine.Close(), c.conn.Close())
+	}
 	return c.conn.Close()
 }
 
 // Stop is Cleanup and Close, for after Run has returned.
 func (c *Controller) Stop() error {
-	return errors.Join(c.Cleanup(context.Background()), c.Close())
+	return errors.Join(c.Cleanup(context.Background()), c.Close(), ebpf.Remove(c.config.NetNS))
 }

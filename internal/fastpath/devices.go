@@ -83,6 +83,7 @@ func (c *Controller) choose(all []netif.Interface) map[int]link {
 	links := make(map[int]link, len(all))
 	for _, i := range all {
 		chosen, err := c.config.Interfaces.Selects(&i)
+		chosen = chosen && (c.engine == nil || i.Ethernet)
 		links[i.Index] = link{name: i.Name, up: i.Up, chosen: chosen}
 		if c.said[badExpression] == "" { // it may fail for many interfaces
 			c.logOnce(err, badExpression)
@@ -122,7 +123,7 @@ func (c *Controller) wantedOf(links map[int]link) deviceSet {
 // interfaces support it.
 func (c *Controller) wantsHardware() bool {
 	wanted := c.wanted().list()
-	if c.config.Hardware == Off || len(wanted) == 0 {
+	if c.config.Hardware == Off || c.engine != nil || len(wanted) == 0 {
 		return false
 	}
 	for _, d := range wanted {
@@ -194,7 +195,12 @@ func (c *Controller) trySync(replace bool) error {
 	}
 	c.batch.Reset()
 	c.writeMembers(wanted)
-	err := c.writeDevices(wanted, replace)
+	var err error
+	if c.engine != nil {
+		err = c.engine.SetInterfaces(c.chosen())
+	} else {
+		err = c.writeDevices(wanted, replace)
+	}
 	if err == nil {
 		err = c.conn.Commit(0, &c.batch)
 	}
@@ -208,6 +214,17 @@ func (c *Controller) trySync(replace bool) error {
 		c.devices = wanted
 	}
 	return err
+}
+
+// chosen returns the indexes of the interfaces that take part.
+func (c *Controller) chosen() map[int]bool {
+	all := map[int]bool{}
+	for index, l := range c.links {
+		if l.chosen {
+			all[index] = true
+		}
+	}
+	return all
 }
 
 // writeDevices changes the flowtable's devices to the wanted ones. It also replaces the

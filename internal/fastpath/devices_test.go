@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	tcx "github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -28,8 +30,12 @@ func (w *world) inKernel() string {
 	t, err := conn.Contents(table)
 	w.check(err)
 	var names []string
-	for _, d := range t.Flowtable(flowtableName).Devices {
-		names = append(names, d.Name)
+	if f := t.Flowtable(flowtableName); f != nil {
+		for _, d := range f.Devices {
+			names = append(names, d.Name)
+		}
+	} else {
+		names = w.withProgram()
 	}
 	slices.Sort(names)
 	// The set of the rules must have the same ones.
@@ -45,6 +51,22 @@ func (w *world) inKernel() string {
 		return fmt.Sprintf("%v, but members are %v", names, members)
 	}
 	return strings.Join(names, " ")
+}
+
+// withProgram returns the names of the interfaces to which the BPF program is attached.
+func (w *world) withProgram() (names []string) {
+	w.t.Helper()
+	w.check(w.node.Do(func() error {
+		all, err := netlink.LinkList()
+		for _, l := range all {
+			programs, e := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+			if e == nil && len(programs.Programs) > 0 {
+				names = append(names, l.Attrs().Name)
+			}
+		}
+		return err
+	}))
+	return names
 }
 
 // has waits until the flowtable has these devices, in order.
@@ -197,7 +219,7 @@ func TestAddresses(t *testing.T) {
 // TestManyInterfaces uses a thousand interfaces, most of which exist at the start.
 func TestManyInterfaces(t *testing.T) {
 	const many = 1000
-	w := newQuietWorld(t)
+	w := newQuietWorld(t, Flowtable)
 	begin := time.Now()
 	for i := range many {
 		w.dummy(fmt.Sprintf("many%d", i))
@@ -280,7 +302,7 @@ func TestHardwareRefusedLater(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newQuietWorld(t)
+	w := newQuietWorld(t, Flowtable)
 	w.startWith(Config{Threshold: threshold, Hardware: On, Interfaces: none}, func(c *Controller) { c.hardware = true })
 	if s, err := w.Stats(); err != nil || !s.Hardware {
 		t.Fatalf("%+v, %v: the flowtable is not one for hardware", s, err)

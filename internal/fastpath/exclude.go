@@ -94,11 +94,13 @@ func (e *Exclude) byPacket(rule func(chain, comment string, parts ...[]expr.Any)
 		rule(chainForward, "", dscpIs(desired.IPv4, dscp), goTo(chainRemember))
 		rule(chainForward, "", dscpIs(desired.IPv6, dscp), goTo(chainRemember))
 	}
-	id := []expr.Any{&expr.Ct{Key: ctKeyID, Register: regKey}}
+	id := ctID()
 	const update = 1 // NFT_DYNSET_OP_UPDATE
 	rule(chainRemember, "", id, []expr.Any{&expr.Dynset{SetName: remembered.Name, Operation: update, SrcRegKey: regKey, Timeout: rememberFor}})
 	rule(chainForward, "", id, in(remembered), ret())
 }
+
+func ctID() []expr.Any { return []expr.Any{&expr.Ct{Key: ctKeyID, Register: regKey}} }
 
 // byAddress writes the rules for addresses, of pods as well.
 func (e *Exclude) byAddress(rule func(chain, comment string, parts ...[]expr.Any)) {

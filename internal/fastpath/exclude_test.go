@@ -28,10 +28,12 @@ func (w *world) stays(all ...*stream) {
 
 // TestServiceOptsOut annotates a Service whose connections are offloaded, and has a restart find
 // the annotation on another one.
-func TestServiceOptsOut(t *testing.T) {
+func TestServiceOptsOut(t *testing.T) { engines(t, testServiceOptsOut) }
+
+func testServiceOptsOut(t *testing.T, engine Engine) {
 	for _, scope := range []Scope{Services, All} {
 		t.Run(fmt.Sprint(scope), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold, Scope: scope})
 			out := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)}
 			others := []*stream{w.stream(lab.TCP, other, false), w.stream(lab.UDP, other, true)}
 			w.fast(out...)
@@ -52,7 +54,7 @@ func TestServiceOptsOut(t *testing.T) {
 			w.stop()
 			w.check(w.Close())
 			w.annotate(other, "off")
-			w.start(Config{Threshold: threshold, Scope: scope})
+			w.start(Config{Engine: engine, Threshold: threshold, Scope: scope})
 			w.stays(others...)
 			w.fast(out...)
 			w.check(w.Check(t.Context()))
@@ -64,10 +66,12 @@ func TestServiceOptsOut(t *testing.T) {
 
 // TestPodOptsOut annotates the client or the backend of connections that are offloaded, and their
 // Namespace, and has a restart find the annotation.
-func TestPodOptsOut(t *testing.T) {
+func TestPodOptsOut(t *testing.T) { engines(t, testPodOptsOut) }
+
+func testPodOptsOut(t *testing.T, engine Engine) {
 	for _, scope := range []Scope{Services, All} {
 		t.Run(fmt.Sprint(scope), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold, Scope: scope})
 			w.endpoints(other, w.web[1])
 			w.apply()
 			toWeb := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)}
@@ -107,7 +111,7 @@ func TestPodOptsOut(t *testing.T) {
 			w.stop()
 			w.check(w.Close())
 			w.annotatePod(w.web[0], "off")
-			w.start(Config{Threshold: threshold, Scope: scope})
+			w.start(Config{Engine: engine, Threshold: threshold, Scope: scope})
 			w.stays(toWeb...)
 			w.stays(between...)
 			w.fast(toOther...)

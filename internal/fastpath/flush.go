@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"golang.org/x/sys/unix"
@@ -20,7 +22,7 @@ import (
 // Flush selects connections that return to the slow path. None of them is interrupted, and
 // none gets another backend.
 //
-// The kernel can only flush all connections at once. So all return, and those that are not
+// The kernel can only flush all connections of a flowtable at once. So all return, and those that are not
 // selected are offloaded again with their next packet. The selected ones stay on the slow
 // path for the time Hold. If Hold is 0, they too are offloaded again, after a packet has
 // passed all rules.
@@ -48,7 +50,20 @@ func (c *Controller) Flush(ctx context.Context, f Flush) error {
 	if err := c.flush(ctx, f); err != nil {
 		return err
 	}
-	return c.settle(c.config.NetNS)
+	if err := c.settle(c.config.NetNS); err != nil || c.engine == nil {
+		return err
+	}
+	return c.engine.Delete(f.selects)
+}
+
+// selects reports whether a connection of the engine EBPF returns to the slow path. If none is
+// selected, all return, to pass the rules.
+func (f *Flush) selects(flow *ebpf.Flow) bool {
+	frontend := desired.FrontendKey{AddrPort: flow.Original.Dst, Protocol: desired.Protocol(flow.Original.Protocol)}
+	return f.All || len(f.Frontends)+len(f.Addresses) == 0 || slices.Contains(f.Frontends, frontend) ||
+		slices.ContainsFunc(f.Addresses, func(a netip.Addr) bool {
+			return a.Unmap() == flow.Original.Src.Addr() || a.Unmap() == flow.Reply.Src.Addr()
+		})
 }
 
 func (c *Controller) flush(ctx context.Context, f Flush) error {
@@ -70,7 +85,20 @@ func FlushTable(ctx context.Context, netns int, f Flush) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(flush(ctx, conn, f, nil), conn.Close()) // Close waits like nfnl.Settle
+	if err := errors.Join(flush(ctx, conn, f, nil), conn.Close()); err != nil { // Close waits like nfnl.Settle
+		return err
+	}
+	exists, err := ebpf.Delete(netns, f.selects)
+	if err != nil || !exists {
+		return err
+	}
+	// The Controller may just have been adding one of them.
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Second):
+	}
+	_, err = ebpf.Delete(netns, f.selects)
+	return err
 }
 
 // flush replaces the flowtable by an equal one without flows. It does nothing if the table
@@ -81,7 +109,10 @@ func flush(ctx context.Context, conn *nfnl.Conn, f Flush, known *nfnl.Flowtable)
 		if t == nil {
 			return nil, err
 		}
-		b, err := renew(t, known)
+		b := &nfnl.Batch{}
+		if !isForEBPF(t) {
+			b, err = renew(t, known)
+		}
 		if err == nil && f.Hold > 0 {
 			err = f.hold(conn, b)
 		}

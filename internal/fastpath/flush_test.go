@@ -21,8 +21,10 @@ func (w *world) offloaded() uint64 {
 }
 
 // TestFlush returns connections to the slow path without holding them there.
-func TestFlush(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestFlush(t *testing.T) { engines(t, testFlush) }
+
+func testFlush(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	streams := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true), w.stream(lab.TCP, other, true)}
 	w.fast(streams...)
 	for n := uint64(2); n < 5; n++ {
@@ -68,7 +70,9 @@ func TestFlushSettles(t *testing.T) {
 }
 
 // TestFlushHolds keeps some connections on the slow path and does not affect others.
-func TestFlushHolds(t *testing.T) {
+func TestFlushHolds(t *testing.T) { engines(t, testFlushHolds) }
+
+func testFlushHolds(t *testing.T, engine Engine) {
 	for _, c := range []struct {
 		name  string
 		flush func(w *world) Flush
@@ -88,7 +92,7 @@ func TestFlushHolds(t *testing.T) {
 		{"all", func(*world) Flush { return Flush{All: true} }, [3]bool{true, true, true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 			streams := [3]*stream{
 				w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true),
 				w.streamFrom(w.web[1], lab.TCP, other, false, interval),
@@ -126,8 +130,10 @@ func TestFlushHolds(t *testing.T) {
 
 // TestPolicy drops packets of an offloaded connection, which takes effect after a flush.
 // Dropped packets are not offloaded again.
-func TestPolicy(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestPolicy(t *testing.T) { engines(t, testPolicy) }
+
+func testPolicy(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	s, bystander := w.stream(lab.UDP, web, false), w.stream(lab.UDP, other, false)
 	w.fast(s, bystander)
 	w.nft("add table inet np; add chain inet np forward { type filter hook forward priority 0; };" +
@@ -145,8 +151,10 @@ func TestPolicy(t *testing.T) {
 
 // TestPolicyLater drops packets of an offloaded connection some time after the policy's object has
 // changed, as policy engines do.
-func TestPolicyLater(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestPolicyLater(t *testing.T) { engines(t, testPolicyLater) }
+
+func testPolicyLater(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	s, bystander := w.stream(lab.UDP, web, false), w.stream(lab.TCP, other, true)
 	w.fast(s, bystander)
 	w.check(w.PolicyChanged(t.Context()))
@@ -158,8 +166,10 @@ func TestPolicyLater(t *testing.T) {
 }
 
 // TestFlushTable flushes as another process does, which the Controller takes for no damage.
-func TestFlushTable(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestFlushTable(t *testing.T) { engines(t, testFlushTable) }
+
+func testFlushTable(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	fd := w.node.FD()
 	s, held := w.stream(lab.TCP, web, false), w.stream(lab.UDP, other, true)
 	w.fast(s, held)

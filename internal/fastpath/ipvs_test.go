@@ -23,7 +23,7 @@ func TestIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Flowtable, kerneltest.IPVS)
 	for _, scope := range []Scope{Services, All} {
 		t.Run(string(scope), func(t *testing.T) {
-			w := newQuietWorld(t)
+			w := newQuietWorld(t, Flowtable)
 			w.check(w.proxy.Cleanup(t.Context()))
 			proxy, err := ipvs.New(dataplane.Config{NetNS: w.node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, ipvs.Options{})
 			w.check(err)

@@ -11,9 +11,11 @@ import (
 
 // TestOffload checks that long connections leave the slow path in both directions, and are
 // listed with all their properties.
-func TestOffload(t *testing.T) {
+func TestOffload(t *testing.T) { engines(t, testOffload) }
+
+func testOffload(t *testing.T, engine Engine) {
 	each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
-		w := newWorld(t, Config{Threshold: threshold})
+		w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 		s := w.stream(p, web, ipv6)
 		w.fast(s)
 		f, _ := s.flow()
@@ -36,10 +38,12 @@ func TestOffload(t *testing.T) {
 }
 
 // TestScope connects to a pod's own address.
-func TestScope(t *testing.T) {
+func TestScope(t *testing.T) { engines(t, testScope) }
+
+func testScope(t *testing.T, engine Engine) {
 	for _, scope := range []Scope{Services, All} {
 		t.Run(string(scope), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold, Scope: scope})
 			direct := desired.FrontendKey{Protocol: desired.TCP}
 			for _, a := range w.web[0].Addrs() {
 				if a.Is4() {

@@ -5,9 +5,12 @@ package fastpath
 import (
 	"encoding/binary"
 	"slices"
+	"time"
 
 	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
 )
 
 // regKey is the register where keys start (NFT_REG32_00).
@@ -45,7 +48,21 @@ func rules(b *nfnl.Batch, c *Config) {
 			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
+	if c.Engine == EBPF {
+		rule(chainOffload, "", ctID(), in(requested), ret())
+		rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), request())
+		return
+	}
 	rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), offload())
+}
+
+// request asks the engine EBPF to offload the connection.
+func request() []expr.Any {
+	const add = 0 // NFT_DYNSET_OP_ADD
+	return append(ctID(),
+		&expr.Dynset{SetName: requested.Name, Operation: add, SrcRegKey: regKey, Timeout: time.Second},
+		&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN | 1<<unix.NFTA_LOG_QTHRESHOLD, Group: ebpf.LogGroup, Snaplen: ebpf.LogLength, QThreshold: 1},
+	)
 }
 
 // packetsUpTo matches connections of which conntrack has counted at most n packets,

@@ -28,10 +28,12 @@ func (w *world) connects(p lab.Protocol, service int, ipv6 bool) string {
 
 // TestEndpointGone removes an endpoint from a Service while its pod keeps running. UDP moves to
 // the endpoint that replaces it, TCP stays where it is, as on the slow path.
-func TestEndpointGone(t *testing.T) {
+func TestEndpointGone(t *testing.T) { engines(t, testEndpointGone) }
+
+func testEndpointGone(t *testing.T, engine Engine) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 			tcp, udp, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.UDP, web, ipv6), w.stream(lab.UDP, other, ipv6)
 			w.fast(tcp, udp, bystander)
 			w.endpoints(web, w.web[1])
@@ -59,10 +61,12 @@ func TestEndpointGone(t *testing.T) {
 
 // TestPodGone deletes an endpoint's pod without notice, and removes the endpoint later. Its
 // flows end, and UDP reaches another endpoint.
-func TestPodGone(t *testing.T) {
+func TestPodGone(t *testing.T) { engines(t, testPodGone) }
+
+func testPodGone(t *testing.T, engine Engine) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 			w.endpoints(other, w.web[1])
 			w.apply()
 			tcp, udp, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.UDP, web, ipv6), w.stream(lab.TCP, other, ipv6)
@@ -97,8 +101,10 @@ func TestPodGone(t *testing.T) {
 
 // TestServiceGone deletes a Service. Its connections go on, as on the slow path,
 // until they end; but none is offloaded any more.
-func TestServiceGone(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestServiceGone(t *testing.T) { engines(t, testServiceGone) }
+
+func testServiceGone(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	tcp, bystander := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, false)
 	w.fast(tcp, bystander)
 	w.state.DeleteService("default", "web")
@@ -129,8 +135,10 @@ func TestServiceGone(t *testing.T) {
 }
 
 // TestStop ends the Controller. Connections go on as if it had never been there.
-func TestStop(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestStop(t *testing.T) { engines(t, testStop) }
+
+func testStop(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	streams := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)}
 	w.fast(streams...)
 	w.stop()
@@ -147,15 +155,17 @@ func TestStop(t *testing.T) {
 
 // TestHandOver closes a Controller and makes another one. Offloaded connections stay offloaded
 // in between.
-func TestHandOver(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestHandOver(t *testing.T) { engines(t, testHandOver) }
+
+func testHandOver(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
 	w.fast(s)
 	w.stop()
 	w.check(w.Close())
 	w.watchSlowPath()
 	w.goesOn(s)
-	w.start(Config{Threshold: threshold + 10})
+	w.start(Config{Engine: engine, Threshold: threshold + 10})
 	w.goesOn(s)
 	if original, reply := w.slowPackets(); original+reply > 0 {
 		t.Errorf("%d and %d packets went the slow path", original, reply)
@@ -173,7 +183,7 @@ func TestHandOver(t *testing.T) {
 	w.check(w.Close())
 	fewer, err := iface.Compile(`interface.up && interface.name in ["veth1", "veth2"]`)
 	w.check(err)
-	w.start(Config{Threshold: threshold, Interfaces: fewer})
+	w.start(Config{Engine: engine, Threshold: threshold, Interfaces: fewer})
 	w.has("veth1 veth2")
 	w.goesOn(s, late)
 	w.unharmed(s, late)
@@ -181,8 +191,10 @@ func TestHandOver(t *testing.T) {
 
 // TestInterfaceGone takes an interface down, and then away. Flows of others do not
 // notice.
-func TestInterfaceGone(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestInterfaceGone(t *testing.T) { engines(t, testInterfaceGone) }
+
+func testInterfaceGone(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	w.endpoints(other, w.web[1])
 	w.apply()
 	tcp, bystander := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, false)
@@ -276,8 +288,10 @@ func TestRefresh(t *testing.T) {
 
 // TestMasqueraded connects a pod to itself through a Service. The pod must see another source
 // address than its own.
-func TestMasqueraded(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestMasqueraded(t *testing.T) { engines(t, testMasqueraded) }
+
+func testMasqueraded(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	for _, ipv6 := range []bool{false, true} {
 		for _, p := range []lab.Protocol{lab.TCP, lab.UDP} {
 			s := w.streamFrom(w.web[0], p, web, ipv6, interval)
@@ -331,10 +345,12 @@ func TestCleaning(t *testing.T) {
 
 // TestDeletedNode checks that connections to an endpoint of a deleted Node are reset although
 // they are offloaded, and no others.
-func TestDeletedNode(t *testing.T) {
+func TestDeletedNode(t *testing.T) { engines(t, testDeletedNode) }
+
+func testDeletedNode(t *testing.T, engine Engine) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 			w.endpoints(other, w.web[1])
 			w.apply()
 			s, bystander := w.stream(lab.TCP, web, ipv6), w.stream(lab.TCP, other, ipv6)

@@ -36,10 +36,17 @@ const flowtablePriority = 0
 const forwardPriority = 1000
 
 // chains are our chains, the base chain last.
-var chains = []nfnl.Chain{
-	{Name: chainOffload},
-	{Name: chainRemember},
-	{Name: chainForward, Hook: &nfnl.Hook{Type: "filter", Num: unix.NF_INET_FORWARD, Priority: forwardPriority}},
+var chains = chainsIn(unix.NF_INET_FORWARD)
+
+// chainsForEBPF are the same: its engine needs packets after all NAT.
+var chainsForEBPF = chainsIn(unix.NF_INET_POST_ROUTING)
+
+func chainsIn(hook uint32) []nfnl.Chain {
+	return []nfnl.Chain{
+		{Name: chainOffload},
+		{Name: chainRemember},
+		{Name: chainForward, Hook: &nfnl.Hook{Type: "filter", Num: hook, Priority: forwardPriority}},
+	}
 }
 
 // typeInterfaceName is nft's number for names of interfaces, of 16 bytes.
@@ -98,6 +105,12 @@ const typeProtocolFamily nfnl.DataType = 2
 
 // heldFamilies are the families whose connections stay on the slow path for a while.
 var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily, KeyLen: 1, Flags: unix.NFT_SET_TIMEOUT}
+
+// requested are the connections that the engine EBPF was asked to offload within a second.
+var requested = &nfnl.Set{
+	Name: "requested", KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID,
+	Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: 1 << 16,
+}
 
 // sets returns all sets of the table.
 func sets(prefixes bool) []*nfnl.Set {

@@ -26,7 +26,7 @@ type underlay struct {
 // While that interface is down, the pods are unreachable.
 func newUnderlay(t *testing.T, over, script string) *underlay {
 	t.Helper()
-	w := newQuietWorld(t)
+	w := newQuietWorld(t, Flowtable)
 	u := &underlay{world: w, over: over, n2: w.newNode("n2", 12, 2)}
 	u.far = w.newPod(u.n2, "far", 11)
 	w.serve(u.far)

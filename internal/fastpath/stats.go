@@ -22,6 +22,8 @@ type Stats struct {
 
 	Interfaces int    // number of interfaces that take part
 	Frontends  int    // number of frontends in the sets; with the scope All, those that are excluded
+	Engine     Engine // that is in use
+	Refused    uint64 // number of connections for which the engine EBPF had no space
 	Hardware   bool   // flows are offloaded to network hardware
 	Flushes    uint64 // number of flushes of all connections
 	Errors     uint64 // number of failed changes
@@ -40,6 +42,12 @@ func (c *Controller) Stats() (Stats, error) {
 		if l.chosen {
 			s.Interfaces++
 		}
+	}
+	s.Engine = c.config.Engine
+	if c.engine != nil {
+		e := c.engine.Stats()
+		s.Offloaded, s.Refused = e.Added, e.Refused
+		return s, nil
 	}
 	var err error
 	s.Offloaded, _, err = c.conn.Counter(table, counterOffloaded)

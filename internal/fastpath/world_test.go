@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
@@ -67,16 +69,29 @@ const (
 
 var serviceName = map[int]string{web: "web", other: "other"}
 
+// needs is what the engines need.
+var needs = map[Engine]kerneltest.Feature{Flowtable: kerneltest.Flowtable, EBPF: kerneltest.TCX}
+
+// engines runs a test for each engine that the kernel has.
+func engines(t *testing.T, test func(*testing.T, Engine)) {
+	for engine, feature := range needs {
+		t.Run(string(engine), func(t *testing.T) {
+			kerneltest.Require(t, feature)
+			test(t, engine)
+		})
+	}
+}
+
 // newWorld makes a world in which the first server serves both Services.
 func newWorld(t *testing.T, c Config) *world {
-	w := newQuietWorld(t)
+	w := newQuietWorld(t, cmp.Or(c.Engine, Flowtable))
 	w.start(c)
 	return w
 }
 
 // newQuietWorld makes one without a Controller.
-func newQuietWorld(t *testing.T) *world {
-	kerneltest.Require(t, kerneltest.Flowtable)
+func newQuietWorld(t *testing.T, engine Engine) *world {
+	kerneltest.Require(t, needs[engine])
 	w := &world{t: t, state: desired.New(desired.Config{NodeName: "n1"})}
 	var err error
 	w.lab, err = lab.New()
@@ -130,6 +145,7 @@ func (w *world) startWith(c Config, prepare func(*Controller)) {
 	w.t.Cleanup(func() {
 		w.stop()
 		_ = ctl.Close()
+		_ = ebpf.Remove(c.NetNS) // pinned objects would remain
 	})
 }
 

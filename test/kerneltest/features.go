@@ -14,6 +14,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
@@ -99,6 +103,36 @@ var Flowtable = define("flowtables", func() error {
 			Chain: chain,
 			Exprs: []expr.Any{&expr.FlowOffload{Name: flowtable.Name}, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter.Name}},
 		})
+	})
+}, NFTables)
+
+// TCX is BPF programs at the ingress of interfaces (tcx links, Linux 6.6) that may look up
+// conntrack entries (CONFIG_DEBUG_INFO_BTF), and rules that log packets to processes
+// (CONFIG_NFT_LOG and CONFIG_NETFILTER_NETLINK_LOG).
+var TCX = define("BPF at ingress", func() error {
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return err
+	}
+	var lookup *btf.Func
+	if err := kernel.TypeByName("bpf_skb_ct_lookup", &lookup); err != nil {
+		return err
+	}
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}, // TCX_NEXT
+	})
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	return inNewNetNS(func() error {
+		const loopback = 1
+		l, err := link.AttachTCX(link.TCXOptions{Interface: loopback, Program: program, Attach: ebpf.AttachTCXIngress})
+		if err != nil {
+			return err
+		}
+		return l.Close()
 	})
 }, NFTables)
 

@@ -122,7 +122,7 @@ func (m *node) setFastPath(ctx context.Context, threshold uint32) error {
 	if err := m.stopFastPath(); err != nil || threshold == 0 {
 		return err
 	}
-	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: threshold})
+	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: threshold, Engine: fastpath.AutoEngine})
 	if err != nil {
 		return err
 	}
@@ -143,13 +143,13 @@ func (m *node) stopFastPath() error {
 	return errors.Join(<-m.stopped, c.Stop())
 }
 
-// probe fails with [fastpath.ErrUnsupported] on a kernel without flowtables.
+// probe fails with [fastpath.ErrUnsupported] on a kernel without flowtables that cannot do the same by eBPF either.
 func (n *network) probe() error {
-	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1})
+	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1, Engine: fastpath.AutoEngine})
 	if err != nil {
 		return err
 	}
-	return c.Close()
+	return c.Stop()
 }
 
 func (n *network) close() error {

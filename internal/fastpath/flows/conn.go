@@ -11,6 +11,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
@@ -19,12 +20,15 @@ import (
 
 // Conn reads the conntrack table of one network namespace. It is not safe for concurrent
 // use.
-type Conn struct{ *ctnetlink.Conn }
+type Conn struct {
+	*ctnetlink.Conn
+	netns int
+}
 
 // New opens a Conn, see [ctnetlink.Dial].
 func New(netns int) (*Conn, error) {
 	conn, err := ctnetlink.Dial(netns)
-	return &Conn{conn}, err
+	return &Conn{conn, netns}, err
 }
 
 // List returns the offloaded connections in order. The kernel walks its whole table for it.
@@ -38,10 +42,19 @@ func (c *Conn) List(ctx context.Context) (all []Flow, err error) {
 // Each calls visit with every offloaded connection, in no order. The Flow is valid
 // only during the call.
 func (c *Conn) Each(ctx context.Context, visit func(*Flow)) error {
-	return c.each(ctx, ctnetlink.StatusOffload, func(f *Flow) {
+	err := c.each(ctx, ctnetlink.StatusOffload, func(f *Flow) {
 		if f.Offloaded {
 			visit(f)
 		}
+	})
+	if err != nil {
+		return err
+	}
+	return ebpf.Each(c.netns, func(f *ebpf.Flow) {
+		visit(&Flow{
+			Protocol: desired.Protocol(f.Original.Protocol), Source: f.Original.Src, Destination: f.Original.Dst, Backend: f.Reply.Src,
+			Sent: Count{f.Packets[0], f.Bytes[0]}, Received: Count{f.Packets[1], f.Bytes[1]}, Offloaded: true, Answered: true,
+		})
 	})
 }
 

@@ -50,9 +50,20 @@ const (
 // Bits of an entry's status (enum ip_conntrack_status).
 const (
 	StatusSeenReply = 1 << 1
+	StatusAssured   = 1 << 2
+	StatusSNAT      = 1 << 4
 	StatusDNAT      = 1 << 5
+	StatusDying     = 1 << 9
 	StatusOffload   = 1 << 14
 	StatusHWOffload = 1 << 15
+)
+
+// Attributes of entries that package nl lacks (enum ctattr_type).
+const (
+	Help        = 5
+	SeqAdjOrig  = 15
+	SeqAdjReply = 16
+	Synproxy    = 24 // Linux 4.14
 )
 
 // Tuple is the protocol, source and destination of packets in one direction.
@@ -172,6 +183,78 @@ func (c *Conn) Dump(ctx context.Context, family uint8, attributes []byte, visit 
 		}
 		return nil
 	})
+}
+
+// Get returns the attributes of the entry that has the tuple, in either direction. The error is
+// ENOENT if there is none.
+func (c *Conn) Get(ctx context.Context, t Tuple) (attributes []byte, err error) {
+	a := netlink.NewAttributeEncoder()
+	t.Encode(a, nl.CTA_TUPLE_ORIG)
+	err = c.exchange(ctx, func() error {
+		m, err := message(MsgGet, netlink.Request, t, a)
+		if err != nil {
+			return err
+		}
+		if _, err = c.sock.Send(m); err == nil {
+			attributes, err = c.answer()
+		}
+		if err != nil {
+			return fmt.Errorf("entry of %v to %v: %w", t.Src, t.Dst, err)
+		}
+		return nil
+	})
+	return attributes, err
+}
+
+// answer reads one entry. The kernel flags it as one of several messages, so that the socket's
+// own methods would wait for another.
+func (c *Conn) answer() (attributes []byte, err error) {
+	buf := make([]byte, 4096)
+	if e := c.raw.Read(func(fd uintptr) bool {
+		var n int
+		n, _, err = unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT)
+		buf = buf[:max(n, 0)]
+		return err != unix.EAGAIN && err != unix.EINTR
+	}); e != nil {
+		return nil, e
+	}
+	const header = unix.SizeofNlMsghdr + 4 // with a struct nfgenmsg or an error
+	switch {
+	case err != nil:
+		return nil, err
+	case len(buf) < header:
+		return nil, unix.EBADMSG
+	case binary.NativeEndian.Uint16(buf[4:]) == unix.NLMSG_ERROR:
+		return nil, unix.Errno(-int32(binary.NativeEndian.Uint32(buf[unix.SizeofNlMsghdr:])))
+	}
+	return buf[header:], nil
+}
+
+// Update sets attributes of the entry that has the tuple, in either direction.
+func (c *Conn) Update(ctx context.Context, t Tuple, set func(*netlink.AttributeEncoder)) error {
+	a := netlink.NewAttributeEncoder()
+	t.Encode(a, nl.CTA_TUPLE_ORIG)
+	set(a)
+	return c.exchange(ctx, func() error {
+		m, err := message(MsgNew, netlink.Request|netlink.Acknowledge, t, a)
+		if err == nil {
+			_, err = c.sock.Execute(m)
+		}
+		if err != nil {
+			return fmt.Errorf("entry of %v to %v: %w", t.Src, t.Dst, err)
+		}
+		return nil
+	})
+}
+
+// message is a request about an entry.
+func message(typ netlink.HeaderType, flags netlink.HeaderFlags, t Tuple, a *netlink.AttributeEncoder) (netlink.Message, error) {
+	family := uint8(unix.AF_INET)
+	if t.Src.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	attributes, err := a.Encode()
+	return netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: append(Header(family), attributes...)}, err
 }
 
 // Execute sends requests at once and calls answer with the kernel's answer to each, nil

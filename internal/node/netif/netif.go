@@ -36,6 +36,7 @@ type Interface struct {
 	MTU      int  // bytes
 	Up       bool // set up (IFF_UP), with or without a carrier
 	Loopback bool
+	Ethernet bool // packets have Ethernet headers
 
 	// PortOf is the type of the interface of which this one is a port (bridge, bond,
 	// team ...); "" for none.
@@ -140,7 +141,7 @@ func interfaces(links []netlink.Link, addresses []netlink.Addr) (all []Interface
 		a := l.Attrs()
 		all = append(all, Interface{
 			Index: a.Index, Name: a.Name, Type: types[a.Index], Addresses: inOrder(byIndex[a.Index]), MTU: a.MTU,
-			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, PortOf: types[a.MasterIndex],
+			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Ethernet: a.EncapType == "ether", PortOf: types[a.MasterIndex],
 		})
 	}
 	slices.SortFunc(all, func(a, b Interface) int { return a.Index - b.Index })

@@ -86,6 +86,16 @@ func UDPTimeouts() (unreplied, stream time.Duration) {
 	return timeout("nf_conntrack_udp_timeout", 30), timeout("nf_conntrack_udp_timeout_stream", 120)
 }
 
+// TCPTimeout returns the kernel's timeout of established TCP connections, or its default if that
+// cannot be read.
+func TCPTimeout() time.Duration {
+	n, err := read("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established")
+	if err != nil {
+		n = 432000
+	}
+	return time.Duration(n) * time.Second
+}
+
 func seconds(d time.Duration) int { return int(d / time.Second) }
 
 // ensure writes a number to a file unless it has that one, or a larger one if that may be.

@@ -37,8 +37,9 @@ func (c *onScrape) Collect(ch chan<- prometheus.Metric) {
 
 // FastPath holds the metrics of the fast path.
 type FastPath struct {
-	Supported  bool   // the kernel has flowtables
+	Supported  bool   // by the kernel
 	Offloaded  uint64 // times that a connection was offloaded
+	Refused    uint64 // times that a connection was not, as the map of the engine ebpf was full
 	Interfaces int    // that take part
 	Hardware   bool   // connections are offloaded to network hardware
 	Flushes    uint64 // times that all connections were sent back to the slow path
@@ -51,14 +52,15 @@ func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
 		return prometheus.NewDesc("slipstream_fastpath_"+name, help, nil, nil)
 	}
 	var (
-		supported  = desc("supported", "Whether the kernel has flowtables: 1 or 0.")
+		supported  = desc("supported", "Whether the kernel supports the fast path: 1 or 0.")
 		offloads   = desc("offloads_total", "Connections offloaded to the fast path since its table was created.")
+		refused    = desc("refused_total", "Connections that stayed on the slow path because the map of the engine ebpf was full.")
 		interfaces = desc("interfaces", "Interfaces between which connections may take the fast path.")
 		hardware   = desc("hardware", "Whether connections are offloaded to network hardware: 1 or 0.")
 		flushes    = desc("flushes_total", "Flushes of all connections to the slow path.")
 		errs       = desc("errors_total", "Failures to program the fast path.")
 	)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{supported, offloads, interfaces, hardware, flushes, errs}, func(send send) error {
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{supported, offloads, refused, interfaces, hardware, flushes, errs}, func(send send) error {
 		f, err := read()
 		if err != nil {
 			return err
@@ -67,6 +69,7 @@ func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
 		send(interfaces, prometheus.GaugeValue, float64(f.Interfaces))
 		send(hardware, prometheus.GaugeValue, oneIf(f.Hardware))
 		send(offloads, prometheus.CounterValue, float64(f.Offloaded))
+		send(refused, prometheus.CounterValue, float64(f.Refused))
 		send(flushes, prometheus.CounterValue, float64(f.Flushes))
 		send(errs, prometheus.CounterValue, float64(f.Errors))
 		return nil

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ebpf is an engine of the fast path for kernels without flowtables: a BPF program at the
+// ingress of interfaces (tcx) forwards packets of established connections.
+//
+// The rules of package fastpath decide which connections are offloaded, as for the flowtable.
+// Instead of the statement "flow add", the last rule is, once a second for each connection,
+//
+//	log group 4963 snaplen 64
+//
+// The base chain is in the hook postrouting after all NAT. There the packet's headers, reversed,
+// are the tuple of the other direction, by which [Engine] reads the conntrack entry. (The entry
+// is not in the message itself on kernels without CONFIG_NETFILTER_NETLINK_GLUE_CT.) It writes two
+// flows to the map, one for each direction: the headers before and after translation, and the
+// interfaces. If the connection is TCP, it then has conntrack accept any sequence number.
+//
+// The program (flow.c) looks up each packet by addresses, protocol and ports. Packets without a
+// flow, and those that need more than forwarding, take the slow path: fragments, IP options and
+// extension headers, packets larger than the MTU, with a TTL of 1, with a VLAN tag, ICMP. With FIN,
+// SYN or RST they also end the flow.
+//
+// Ten times a second the program checks a flow that is in use: that the conntrack entry exists,
+// and that the route leads to the interface that the slow path used. Otherwise it ends both flows
+// of the connection, and the packet takes the slow path. The check sets the timeout of the entry
+// like a packet on the slow path does. So the kernel keeps flows true without this process, and an
+// entry cannot expire under a busy connection. A flow that is idle is deleted after 30 seconds;
+// its entry stays.
+//
+// Packets to a pod on this node go directly to the pod's end of the veth pair (bpf_redirect_peer),
+// unless the node's end has a queueing discipline, which would be bypassed. The others leave by
+// the neighbour table (bpf_redirect_neigh) and pass the egress of the interface.
+//
+// The map and the links of the program to interfaces are pinned in a folder of /sys/fs/bpf, by the
+// network namespace. If the process ends unexpectedly they remain, and the next one adopts them.
+//
+// The program needs Linux 6.6 (tcx) with CONFIG_DEBUG_INFO_BTF, for the functions of conntrack
+// (net/netfilter/nf_conntrack_bpf.c), CONFIG_NETFILTER_NETLINK_LOG and CONFIG_NFT_LOG. The object
+// files are made from flow.c by "go generate" with clang and llvm of Debian 12 (version 14).
+package ebpf
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package ebpf -type tuple -type flow -cflags "-O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" program flow.c

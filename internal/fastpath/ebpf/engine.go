@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	links "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// Engine is the program in one network namespace, and what it knows of connections. Its methods
+// are safe for concurrent use.
+type Engine struct {
+	netns   int
+	dir     string
+	objects programObjects
+	log     *netlink.Conn
+	ct      *ctnetlink.Conn
+	route   *links.Handle
+
+	mu       sync.Mutex
+	attached map[int]link.Link // by interface
+	peers    map[int]uint8     // of interfaces, not older than a second
+	ipsec    bool              // there are IPsec policies
+	stats    Stats
+}
+
+// Stats are numbers for metrics, since Open.
+type Stats struct {
+	Added   uint64 // connections
+	Refused uint64 // connections, as the map was full
+}
+
+// Idle is how long flows live without packets.
+const Idle = 30 * time.Second
+
+const sweepEvery = 10 * time.Second
+
+// bpffs is where BPF objects are pinned.
+const bpffs = "/sys/fs/bpf"
+
+// folder returns the folder of a network namespace, given by file descriptor; 0 is the calling
+// thread's.
+func folder(ns int) (string, error) {
+	var stat unix.Stat_t
+	var err error
+	if ns == 0 {
+		err = unix.Stat("/proc/thread-self/ns/net", &stat)
+	} else {
+		err = unix.Fstat(ns, &stat)
+	}
+	return filepath.Join(bpffs, "slipstream-fastpath", strconv.FormatUint(stat.Ino, 10)), err
+}
+
+// inside calls f in the network namespace.
+func inside(ns int, f func() error) error {
+	if ns == 0 {
+		return f()
+	}
+	runtime.LockOSThread()
+	own, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	if err = netns.Set(netns.NsHandle(ns)); err == nil {
+		err = f()
+		if e := netns.Set(own); e != nil {
+			return errors.Join(err, e) // the thread ends with its goroutine
+		}
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// Open loads the program, and adopts the flows and interfaces of an earlier Engine that was not
+// removed. It needs CAP_SYS_ADMIN. The error is one line that says what the kernel lacks.
+func Open(ns int) (e *Engine, err error) {
+	e = &Engine{netns: ns, attached: map[int]link.Link{}, peers: map[int]uint8{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}()
+	if e.dir, err = folder(ns); err != nil {
+		return e, err
+	}
+	if err = mount(); err == nil {
+		err = os.MkdirAll(e.dir, 0o700)
+	}
+	if err != nil {
+		return e, fmt.Errorf("BPF file system: %w", err)
+	}
+	if err = e.load(); err != nil {
+		return e, err
+	}
+	if e.ct, err = ctnetlink.Dial(ns); err != nil {
+		return e, err
+	}
+	if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM); err != nil {
+		// A kernel without IPsec does not have the second.
+		if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE); err != nil {
+			return e, err
+		}
+	}
+	if err = e.probe(); err != nil {
+		return e, err
+	}
+	if err = e.adopt(); err != nil {
+		return e, err
+	}
+	e.log, err = dialLog(ns)
+	return e, err
+}
+
+func namespace(ns int) netns.NsHandle {
+	if ns == 0 {
+		return netns.None()
+	}
+	return netns.NsHandle(ns)
+}
+
+// mount mounts the BPF file system unless it is mounted.
+func mount() error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(bpffs, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	return unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700")
+}
+
+// load loads the program and opens or makes the map.
+func (e *Engine) load() error {
+	spec, err := loadProgram()
+	if err != nil {
+		return err
+	}
+	spec.Maps["flows"].Pinning = ebpf.PinByName
+	err = inside(e.netns, func() error {
+		_, udp := sysctl.UDPTimeouts()
+		return errors.Join(spec.Variables["tcp_timeout"].Set(milliseconds(sysctl.TCPTimeout())), spec.Variables["udp_timeout"].Set(milliseconds(udp)))
+	})
+	if err != nil {
+		return err
+	}
+	options := &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: e.dir}}
+	err = spec.LoadAndAssign(&e.objects, options)
+	if errors.Is(err, ebpf.ErrMapIncompatible) { // of another version
+		if err = os.RemoveAll(e.dir); err == nil {
+			err = os.MkdirAll(e.dir, 0o700)
+		}
+		if err == nil {
+			err = spec.LoadAndAssign(&e.objects, options)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("BPF program (Linux 6.6 with CONFIG_DEBUG_INFO_BTF and conntrack): %w", err)
+	}
+	return nil
+}
+
+func milliseconds(d time.Duration) uint32 { return uint32(min(d.Milliseconds(), math.MaxUint32)) }
+
+// probe attaches the program to the loopback interface for a moment.
+func (e *Engine) probe() error {
+	const loopback = 1
+	l, err := e.attach(loopback)
+	if err != nil {
+		return fmt.Errorf("BPF program at the ingress of an interface (tcx, Linux 6.6): %w", err)
+	}
+	return l.Close()
+}
+
+func (e *Engine) attach(index int) (l link.Link, err error) {
+	err = inside(e.netns, func() (err error) {
+		// Programs of others come first, if they do not ask for another order.
+		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: e.objects.Forward, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+		return err
+	})
+	return l, err
+}
+
+const linkPrefix = "interface-"
+
+func (e *Engine) pin(index int) string { return filepath.Join(e.dir, linkPrefix+strconv.Itoa(index)) }
+
+// adopt takes over the links of an earlier Engine, with its own program.
+func (e *Engine) adopt() error {
+	pins, err := filepath.Glob(filepath.Join(e.dir, linkPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range pins {
+		index, _ := strconv.Atoi(filepath.Base(path)[len(linkPrefix):])
+		l, err := link.LoadPinnedLink(path, nil)
+		if err == nil {
+			err = l.Update(e.objects.Forward)
+		}
+		if err == nil {
+			e.attached[index] = l
+			continue
+		}
+		if err := os.Remove(path); err != nil { // the interface does not exist any more
+			return err
+		}
+	}
+	return nil
+}
+
+// SetInterfaces attaches the program to the interfaces, by index, and detaches it from others.
+// Flows of these end. After an error, the other interfaces are done.
+func (e *Engine) SetInterfaces(all map[int]bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	less := false
+	for index, l := range e.attached {
+		if !all[index] {
+			less = true
+			errs = append(errs, l.Unpin(), l.Close())
+			delete(e.attached, index)
+		}
+	}
+	for index := range all {
+		if e.attached[index] != nil {
+			continue
+		}
+		l, err := e.attach(index)
+		if err == nil {
+			if err = l.Pin(e.pin(index)); err == nil {
+				e.attached[index] = l
+				continue
+			}
+			err = errors.Join(err, l.Close())
+		}
+		errs = append(errs, fmt.Errorf("BPF program at interface %d: %w", index, err))
+	}
+	if less {
+		errs = append(errs, e.delete(func(f *Flow) bool { return !all[f.In] || !all[f.Out] }))
+	}
+	return errors.Join(errs...)
+}
+
+// Stats returns the current numbers.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stats
+}
+
+// Run offloads connections and deletes idle flows, until ctx ends.
+func (e *Engine) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { e.listen(ctx) })
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		err := e.watchIPsec()
+		if err == nil && time.Since(last) >= sweepEvery {
+			last, err = time.Now(), e.Sweep(Idle)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Fast path: flows could not be maintained")
+		}
+	}
+}
+
+// watchIPsec has no connections offloaded while there are IPsec policies, which the program does
+// not know.
+func (e *Engine) watchIPsec() error {
+	policies, err := e.route.XfrmPolicyList(links.FAMILY_ALL)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	clear(e.peers)
+	if e.ipsec = err == nil && len(policies) > 0; e.ipsec {
+		return e.delete(func(*Flow) bool { return true })
+	}
+	return nil
+}
+
+// Sweep deletes the flows of connections that had no packet for a time.
+func (e *Engine) Sweep(idle time.Duration) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := now()
+	return e.delete(func(f *Flow) bool { return f.used+uint64(idle) < at })
+}
+
+// now is the time by the program's clock, in nanoseconds.
+func now() uint64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &t) // Linux 2.6.32 has it
+	return uint64(t.Nano())
+}
+
+// Close closes the Engine. The program and its flows remain in the kernel.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	for _, l := range e.attached {
+		errs = append(errs, l.Close())
+	}
+	e.attached = map[int]link.Link{}
+	errs = append(errs, e.objects.Close())
+	if e.ct != nil {
+		errs = append(errs, e.ct.Close())
+	}
+	if e.log != nil {
+		errs = append(errs, e.log.Close())
+	}
+	if e.route != nil {
+		e.route.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// Detach detaches the program from all interfaces and deletes all flows.
+func (e *Engine) Detach() error {
+	return errors.Join(e.SetInterfaces(nil), e.Delete(func(*Flow) bool { return true }))
+}
+
+// Remove removes what an Engine that is closed has left in a network namespace. It does nothing
+// if there is nothing.
+func Remove(ns int) error {
+	dir, err := folder(ns)
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+)
+
+// Flow is a connection that is offloaded.
+type Flow struct {
+	Original, Reply ctnetlink.Tuple
+	In, Out         int       // interfaces, of packets of the original direction
+	Packets, Bytes  [2]uint64 // by direction, including those before the offload
+
+	used uint64 // CLOCK_MONOTONIC_COARSE of the last check, which is up to a tenth of a second before the last packet
+}
+
+func (t *programTuple) set(c ctnetlink.Tuple) {
+	*t = programTuple{Protocol: c.Protocol}
+	copy(t.Src[:], c.Src.Addr().AsSlice())
+	copy(t.Dst[:], c.Dst.Addr().AsSlice())
+	binary.BigEndian.PutUint16(t.Ports[:], c.Src.Port())
+	binary.BigEndian.PutUint16(t.Ports[2:], c.Dst.Port())
+	if c.Src.Addr().Is6() {
+		t.Ipv6 = 1
+	}
+}
+
+func (t *programTuple) get() ctnetlink.Tuple {
+	end := func(a [16]byte, port []byte) netip.AddrPort {
+		addr := netip.AddrFrom4([4]byte(a[:4]))
+		if t.Ipv6 != 0 {
+			addr = netip.AddrFrom16(a)
+		}
+		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port))
+	}
+	return ctnetlink.Tuple{Protocol: t.Protocol, Src: end(t.Src, t.Ports[:2]), Dst: end(t.Dst, t.Ports[2:])}
+}
+
+// reversed returns the tuple of answers to packets with the tuple.
+func reversed(t ctnetlink.Tuple) ctnetlink.Tuple {
+	return ctnetlink.Tuple{Protocol: t.Protocol, Src: t.Dst, Dst: t.Src}
+}
+
+// each calls visit with every connection in the map.
+func each(flows *ebpf.Map, visit func(*Flow)) error {
+	const tries = 5 // an iteration ends early if flows are deleted meanwhile
+	seen := map[programTuple]bool{}
+	var err error
+	for range tries {
+		var key, other programTuple
+		var original, reply programFlow
+		all := flows.Iterate()
+		for all.Next(&key, &original) {
+			if original.Reply != 0 || seen[key] {
+				continue
+			}
+			seen[key] = true
+			f := Flow{Original: key.get(), Reply: reversed(original.To.get()), In: int(original.In), Out: int(original.Out), used: original.Checked}
+			other.set(f.Reply)
+			if err := flows.Lookup(&other, &reply); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			f.Packets, f.Bytes = [2]uint64{original.Packets, reply.Packets}, [2]uint64{original.Bytes, reply.Bytes}
+			f.used = max(f.used, reply.Checked)
+			visit(&f)
+		}
+		if err = all.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
+			break
+		}
+	}
+	return err
+}
+
+// deleteFrom deletes connections from the map.
+func deleteFrom(flows *ebpf.Map, match func(*Flow) bool) error {
+	var keys []programTuple
+	err := each(flows, func(f *Flow) {
+		if match(f) {
+			var original, reply programTuple
+			original.set(f.Original)
+			reply.set(f.Reply)
+			keys = append(keys, reply, original)
+		}
+	})
+	for i := range keys {
+		if e := flows.Delete(&keys[i]); !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+func (e *Engine) delete(match func(*Flow) bool) error {
+	if e.objects.Flows == nil {
+		return nil
+	}
+	return deleteFrom(e.objects.Flows, match)
+}
+
+// Delete returns connections to the slow path. Requests for an offload that packets have made
+// before are discarded.
+func (e *Engine) Delete(match func(*Flow) bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.discard()
+	return e.delete(match)
+}
+
+// pinned opens the map of a network namespace. It is nil if there is none.
+func pinned(ns int) (*ebpf.Map, error) {
+	dir, err := folder(ns)
+	if err != nil {
+		return nil, err
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, "flows"), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return m, err
+}
+
+// Each calls visit with every connection that is offloaded in a network namespace, in no order,
+// also in other processes than the Engine's. The Flow is valid only during the call.
+func Each(ns int, visit func(*Flow)) error {
+	m, err := pinned(ns)
+	if m == nil {
+		return err
+	}
+	return errors.Join(each(m, visit), m.Close())
+}
+
+// Delete returns connections to the slow path, in other processes than the Engine's. It reports
+// whether there is an Engine's map at all.
+func Delete(ns int, match func(*Flow) bool) (exists bool, err error) {
+	m, err := pinned(ns)
+	if m == nil {
+		return false, err
+	}
+	return true, errors.Join(deleteFrom(m, match), m.Close())
+}

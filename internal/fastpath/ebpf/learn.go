@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
+	links "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// LogGroup is the group of the rule's log messages, KEP-4963's number, and LogLength how much of
+// a packet they need: the headers of IPv6 and UDP, or the first bytes of TCP.
+const (
+	LogGroup  = 4963
+	LogLength = 64
+)
+
+// Messages and attributes of nfnetlink_log (linux/netfilter/nfnetlink_log.h).
+const (
+	msgPacket = unix.NFNL_SUBSYS_ULOG << 8
+	msgConfig = unix.NFNL_SUBSYS_ULOG<<8 | 1
+
+	packetInDevice  = 4
+	packetOutDevice = 5
+	packetPayload   = 9
+
+	configCommand   = 1
+	configMode      = 2
+	configThreshold = 5
+	commandBind     = 1
+	copyPacket      = 2
+)
+
+// dialLog opens a socket that receives the log messages.
+func dialLog(ns int) (*netlink.Conn, error) {
+	s, err := sock.Dial(unix.NETLINK_NETFILTER, "nfnetlink_log", netlink.Config{NetNS: ns})
+	if err != nil {
+		return nil, err
+	}
+	a := netlink.NewAttributeEncoder()
+	a.ByteOrder = binary.BigEndian
+	a.Bytes(configCommand, []byte{commandBind})
+	a.Bytes(configMode, append(binary.BigEndian.AppendUint32(nil, LogLength), copyPacket, 0))
+	a.Uint32(configThreshold, 1) // each packet is a message
+	attributes, err := a.Encode()
+	if err == nil {
+		_, err = s.Execute(netlink.Message{
+			Header: netlink.Header{Type: msgConfig, Flags: netlink.Request | netlink.Acknowledge},
+			Data:   append(binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, LogGroup), attributes...),
+		})
+	}
+	if err == nil {
+		err = s.SetReadBuffer(1 << 20)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("log group %d (CONFIG_NETFILTER_NETLINK_LOG): %w", LogGroup, err), s.Close())
+	}
+	return s, nil
+}
+
+// receive calls use with each message that has arrived, or discards them.
+func receive(fd uintptr, use func([]byte)) {
+	var buf [1024]byte
+	for {
+		n, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+		switch {
+		case err == unix.EINTR || err == unix.ENOBUFS: // messages were lost: the rule will repeat them
+		case err != nil:
+			return
+		case use != nil:
+			use(buf[:n])
+		}
+	}
+}
+
+// discard discards messages that have arrived.
+func (e *Engine) discard() {
+	if raw, err := e.log.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { receive(fd, nil) })
+	}
+}
+
+// listen offloads the connections of messages until ctx ends.
+func (e *Engine) listen(ctx context.Context) {
+	defer context.AfterFunc(ctx, func() { _ = e.log.SetReadDeadline(time.Unix(1, 0)) })()
+	raw, err := e.log.SyscallConn()
+	if err == nil {
+		err = raw.Read(func(fd uintptr) bool {
+			// What is received under the lock is not offloaded after a Delete.
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			receive(fd, func(message []byte) {
+				if err := e.learn(ctx, message); err != nil && ctx.Err() == nil {
+					klog.FromContext(ctx).V(2).Info("Fast path: a connection stays on the slow path", "reason", err.Error())
+				}
+			})
+			return false
+		})
+	}
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Fast path: no connections will be offloaded")
+	}
+}
+
+// learn offloads the connection of a message.
+func (e *Engine) learn(ctx context.Context, message []byte) error {
+	if len(message) < 20 || binary.NativeEndian.Uint16(message[4:]) != msgPacket || e.ipsec {
+		return nil
+	}
+	var in, out uint32
+	var packet ctnetlink.Tuple
+	ok := false
+	for typ, b := range nfnl.Attributes(message[20:]) {
+		switch {
+		case typ == packetInDevice && len(b) == 4:
+			in = binary.BigEndian.Uint32(b)
+		case typ == packetOutDevice && len(b) == 4:
+			out = binary.BigEndian.Uint32(b)
+		case typ == packetPayload:
+			packet, ok = parsePacket(b)
+		}
+	}
+	if !ok || e.attached[int(in)] == nil || e.attached[int(out)] == nil {
+		return nil
+	}
+	c, err := e.entry(ctx, reversed(packet))
+	if err != nil || !c.offloadable() {
+		return err
+	}
+	if c.original == reversed(packet) { // it was an answer
+		in, out = out, in
+	}
+	original := programFlow{In: in, Out: out, Peer: e.peer(int(out)), Packets: c.packets[0], Bytes: c.bytes[0], Checked: now()}
+	reply := programFlow{In: out, Out: in, Peer: e.peer(int(in)), Packets: c.packets[1], Bytes: c.bytes[1], Checked: now(), Reply: 1}
+	return e.add(ctx, c, &original, &reply)
+}
+
+func (e *Engine) add(ctx context.Context, c *connection, original, reply *programFlow) error {
+	var keys [2]programTuple
+	keys[0].set(c.original)
+	keys[1].set(c.reply)
+	original.To.set(reversed(c.reply))
+	reply.To.set(reversed(c.original))
+	if err := e.objects.Flows.Update(&keys[1], reply, ebpf.UpdateAny); err != nil {
+		e.stats.Refused++
+		return err
+	}
+	if err := e.objects.Flows.Update(&keys[0], original, ebpf.UpdateAny); err != nil {
+		e.stats.Refused++
+		return errors.Join(err, e.objects.Flows.Delete(&keys[1]))
+	}
+	e.stats.Added++
+	if c.original.Protocol != unix.IPPROTO_TCP {
+		return nil
+	}
+	return e.beLiberal(ctx, c.original)
+}
+
+// peer is 1 if packets can go directly to the other end of a veth pair.
+func (e *Engine) peer(index int) uint8 {
+	peer, known := e.peers[index]
+	if known {
+		return peer
+	}
+	if l, err := e.route.LinkByIndex(index); err == nil && l.Type() == "veth" && l.Attrs().NetNsID >= 0 {
+		all, err := e.route.QdiscList(l)
+		if err == nil && !slices.ContainsFunc(all, func(q links.Qdisc) bool { return q.Type() != "noqueue" }) {
+			peer = 1
+		}
+	}
+	e.peers[index] = peer
+	return peer
+}
+
+// parsePacket returns the addresses and ports of a packet.
+func parsePacket(b []byte) (t ctnetlink.Tuple, ok bool) {
+	var src, dst netip.Addr
+	switch {
+	case len(b) >= 24 && b[0] == 0x45:
+		src, _ = netip.AddrFromSlice(b[12:16])
+		dst, _ = netip.AddrFromSlice(b[16:20])
+		t.Protocol, b = b[9], b[20:]
+	case len(b) >= 44 && b[0]>>4 == 6:
+		src, _ = netip.AddrFromSlice(b[8:24])
+		dst, _ = netip.AddrFromSlice(b[24:40])
+		t.Protocol, b = b[6], b[40:]
+	default:
+		return t, false
+	}
+	t.Src = netip.AddrPortFrom(src, binary.BigEndian.Uint16(b))
+	t.Dst = netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:]))
+	return t, t.Protocol == unix.IPPROTO_TCP || t.Protocol == unix.IPPROTO_UDP
+}
+
+// connection is a conntrack entry.
+type connection struct {
+	original, reply ctnetlink.Tuple
+	status          uint32
+	established     bool      // TCP
+	special         bool      // has a helper, or another zone than the default, or changed sequence numbers
+	packets, bytes  [2]uint64 // by direction
+}
+
+// entry reads the conntrack entry that has a tuple in either direction.
+func (e *Engine) entry(ctx context.Context, t ctnetlink.Tuple) (*connection, error) {
+	data, err := e.ct.Get(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	c := &connection{}
+	count := func(direction int, b []byte) {
+		for typ, n := range nfnl.Attributes(b) {
+			switch {
+			case len(n) != 8:
+			case typ == nl.CTA_COUNTERS_PACKETS:
+				c.packets[direction] = binary.BigEndian.Uint64(n)
+			case typ == nl.CTA_COUNTERS_BYTES:
+				c.bytes[direction] = binary.BigEndian.Uint64(n)
+			}
+		}
+	}
+	var ok [2]bool
+	for typ, b := range nfnl.Attributes(data) {
+		switch typ {
+		case nl.CTA_TUPLE_ORIG:
+			c.original, ok[0] = ctnetlink.ParseTuple(b)
+		case nl.CTA_TUPLE_REPLY:
+			c.reply, ok[1] = ctnetlink.ParseTuple(b)
+		case nl.CTA_STATUS:
+			if len(b) == 4 {
+				c.status = binary.BigEndian.Uint32(b)
+			}
+		case nl.CTA_COUNTERS_ORIG:
+			count(0, b)
+		case nl.CTA_COUNTERS_REPLY:
+			count(1, b)
+		case nl.CTA_PROTOINFO:
+			c.established = slices.Equal(find(b, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE), []byte{tcpEstablished})
+		case ctnetlink.Help, nl.CTA_ZONE, ctnetlink.SeqAdjOrig, ctnetlink.SeqAdjReply, ctnetlink.Synproxy:
+			c.special = true
+		}
+	}
+	if !ok[0] || !ok[1] {
+		return nil, fmt.Errorf("conntrack entry of %v to %v: without tuples", t.Src, t.Dst)
+	}
+	return c, nil
+}
+
+// find returns a nested attribute.
+func find(b []byte, path ...uint16) []byte {
+	for _, want := range path {
+		var found []byte
+		for typ, inner := range nfnl.Attributes(b) {
+			if typ == want {
+				found = inner
+			}
+		}
+		b = found
+	}
+	return b
+}
+
+const tcpEstablished = 3 // TCP_CONNTRACK_ESTABLISHED
+
+// offloadable reports whether the program can forward the connection. Its translation has to be
+// that of NAT rules: IPVS translates without conntrack.
+func (c *connection) offloadable() bool {
+	translated := c.status&(ctnetlink.StatusSNAT|ctnetlink.StatusDNAT) != 0
+	switch {
+	case c.special, c.status&(ctnetlink.StatusDying|ctnetlink.StatusOffload) != 0, !translated && c.reply != reversed(c.original):
+		return false
+	case c.original.Protocol == unix.IPPROTO_TCP:
+		return c.established && c.status&ctnetlink.StatusAssured != 0
+	}
+	return c.status&ctnetlink.StatusSeenReply != 0
+}
+
+// beLiberal has conntrack accept all sequence numbers of a TCP connection, as it will not see all
+// packets. It also forgets the highest acknowledgement, by which it would take a RST for invalid.
+func (e *Engine) beLiberal(ctx context.Context, original ctnetlink.Tuple) error {
+	const liberal, maxAck = 0x08, 0x20 // IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_MAXACK_SET
+	flags := []byte{liberal, liberal | maxAck}
+	return e.ct.Update(ctx, original, func(a *netlink.AttributeEncoder) {
+		a.Nested(nl.CTA_PROTOINFO, func(a *netlink.AttributeEncoder) error {
+			a.Nested(nl.CTA_PROTOINFO_TCP, func(a *netlink.AttributeEncoder) error {
+				a.Bytes(nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, flags)
+				a.Bytes(nl.CTA_PROTOINFO_TCP_FLAGS_REPLY, flags)
+				return nil
+			})
+			return nil
+		})
+	})
+}

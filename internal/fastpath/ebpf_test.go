@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	tcx "github.com/cilium/ebpf/link"
+	"github.com/safchain/ethtool"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+)
+
+// plain has a pod compute checksums and send no large packets, so that what is received is
+// checked.
+func (w *world) plain(pods ...*lab.Pod) {
+	w.t.Helper()
+	for _, p := range pods {
+		w.check(p.Do(func() error {
+			e, err := ethtool.NewEthtool()
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			return e.Change("eth0", map[string]bool{"tx-checksum-ip-generic": false, "tx-tcp-segmentation": false, "tx-generic-segmentation": false, "rx-gro": false})
+		}))
+	}
+}
+
+// TestEBPFChecksums offloads connections whose packets have real checksums, translated at one end
+// or, as those of a pod to itself, at both.
+func TestEBPFChecksums(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	w.plain(w.client, w.web[0])
+	for _, from := range []*lab.Pod{w.client, w.web[0]} {
+		each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
+			s := w.streamFrom(from, p, web, ipv6, interval)
+			w.fast(s)
+			w.noSlowPackets(s)
+			w.unharmed(s)
+			w.check(s.Close())
+		})
+	}
+}
+
+// connect connects from the client to a server of the test's own in a pod.
+func (w *world) connect(server *lab.Pod, ipv6 bool) (client, accepted *net.TCPConn) {
+	w.t.Helper()
+	const port = 9000
+	var l net.Listener
+	w.check(server.Do(func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(server.Addr(ipv6), port).String())
+		return err
+	}))
+	defer l.Close()
+	w.check(w.client.Do(func() error {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(server.Addr(ipv6), port).String())
+		if err == nil {
+			client = c.(*net.TCPConn)
+		}
+		return err
+	}))
+	c, err := l.Accept()
+	w.check(err)
+	accepted = c.(*net.TCPConn)
+	w.t.Cleanup(func() { client.Close(); accepted.Close() })
+	return client, accepted
+}
+
+// transfer sends bytes from one end to the other, one way and back, and checks them.
+func (w *world) transfer(a, b *net.TCPConn, size int) {
+	w.t.Helper()
+	want := make([]byte, size)
+	for i := range want {
+		want[i] = byte(i * 7 >> 3)
+	}
+	for _, ends := range [][2]*net.TCPConn{{a, b}, {b, a}} {
+		w.check(ends[0].SetDeadline(time.Now().Add(time.Minute)))
+		w.check(ends[1].SetDeadline(time.Now().Add(time.Minute)))
+		sent := make(chan error, 1)
+		go func() { _, err := ends[0].Write(want); sent <- err }()
+		got := make([]byte, size)
+		_, err := io.ReadFull(ends[1], got)
+		w.check(err)
+		w.check(<-sent)
+		if !bytes.Equal(got, want) {
+			w.t.Fatal("other bytes arrived")
+		}
+	}
+}
+
+// talk has the ends talk until the connection is offloaded.
+func (w *world) talk(client, server *net.TCPConn) {
+	w.t.Helper()
+	local := client.LocalAddr().(*net.TCPAddr).AddrPort()
+	w.until(fmt.Sprintf("%v is offloaded", local), func() (is bool) {
+		w.transfer(client, server, 1<<10)
+		w.check(engine.Each(w.node.FD(), func(f *engine.Flow) { is = is || f.Original.Src == local }))
+		return is
+	})
+}
+
+// TestEBPFEnd ends offloaded connections by FIN and by RST. The peer and conntrack must notice, and
+// the flows must end at once.
+func TestEBPFEnd(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		for _, byServer := range []bool{false, true} {
+			for _, ipv6 := range []bool{false, true} {
+				t.Run(fmt.Sprintf("reset=%t/byServer=%t/ipv6=%t", reset, byServer, ipv6), func(t *testing.T) {
+					w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All})
+					client, server := w.connect(w.web[0], ipv6)
+					w.talk(client, server)
+					w.transfer(client, server, 16<<20)
+					from, to := client, server
+					if byServer {
+						from, to = server, client
+					}
+					want := io.EOF.Error()
+					if reset {
+						w.check(from.SetLinger(0))
+						want = "connection reset by peer"
+					}
+					w.check(from.Close())
+					w.check(to.SetReadDeadline(time.Now().Add(20 * time.Second)))
+					if _, err := to.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), want) {
+						t.Errorf("the peer's end: %v, want %s", err, want)
+					}
+					w.check(to.Close())
+					port := client.LocalAddr().(*net.TCPAddr).Port
+					family := map[bool]string{false: "ipv4", true: "ipv6"}[ipv6]
+					w.until("conntrack has seen the end", func() bool {
+						line := w.sh(fmt.Sprintf("conntrack -L -f %s -p tcp --sport %d 2>/dev/null", family, port))
+						return strings.Contains(line, "TIME_WAIT") || strings.Contains(line, " CLOSE ") || strings.TrimSpace(line) == ""
+					})
+					w.check(engine.Each(w.node.FD(), func(f *engine.Flow) { t.Errorf("%v is left", f.Original) }))
+				})
+			}
+		}
+	}
+}
+
+// TestEBPFConntrack lets the entry of a busy connection nearly expire, and then deletes it.
+func TestEBPFConntrack(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	streams := []*stream{w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)}
+	w.fast(streams...)
+	for _, s := range streams {
+		w.until("the entry has its timeout again", func() bool {
+			w.expire(s, 5)
+			for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				if w.timeout(s) > 60 {
+					return true
+				}
+			}
+			return false
+		})
+		if _, is := s.flow(); !is {
+			t.Errorf("%v is not offloaded any more", s.to)
+		}
+	}
+	w.unharmed(streams...)
+}
+
+// TestEBPFRoute removes the route of a connection for a while.
+func TestEBPFRoute(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s, bystander := w.stream(lab.UDP, web, false), w.stream(lab.TCP, web, true)
+	w.fast(s, bystander)
+	route := w.web[0].Addr(false).String()
+	before := strings.TrimSpace(w.sh("ip route show " + route))
+	if said := w.sh("ip route replace blackhole " + route); said != "" || before == "" {
+		t.Fatal(said)
+	}
+	w.until("it ends", func() bool { _, is := s.flow(); return !is && s.Stats().Failed > 0 })
+	if said := w.sh("ip route del " + route + "; ip route add " + before); said != "" {
+		t.Fatal(said)
+	}
+	w.goesOn(s)
+	w.fast(s)
+	w.goesOn(bystander)
+	w.unharmed(bystander)
+}
+
+// TestEBPFLarge sends datagrams that are larger than an MTU of the way on an offloaded connection: that of
+// the client, which sends fragments, and that of the node, which makes them.
+func TestEBPFLarge(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All})
+	l, err := w.links.LinkByName(w.web[0].NodeLink())
+	w.check(err)
+	listen := func(p *lab.Pod) (c *net.UDPConn) {
+		w.check(p.Do(func() (err error) {
+			c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr(false), 0)))
+			return err
+		}))
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	client, server := listen(w.client), listen(w.web[0])
+	pass := func(from, to *net.UDPConn, size int) {
+		t.Helper()
+		w.check2(from.WriteTo(make([]byte, size), to.LocalAddr()))
+		w.check(to.SetReadDeadline(time.Now().Add(20 * time.Second)))
+		got, _, err := to.ReadFrom(make([]byte, 4096))
+		if err != nil || got != size {
+			t.Fatalf("of %d bytes %d arrived: %v", size, got, err)
+		}
+	}
+	local := client.LocalAddr().(*net.UDPAddr).AddrPort()
+	w.until("it is offloaded", func() (is bool) {
+		pass(client, server, 10)
+		pass(server, client, 10)
+		w.check(engine.Each(w.node.FD(), func(f *engine.Flow) { is = is || f.Original.Src == local }))
+		return is
+	})
+	pass(client, server, 1400)
+	pass(client, server, 3000) // is fragmented by the client
+	w.watchSlowPath()
+	w.check(w.links.LinkSetMTU(l, 1300))
+	w.until("a datagram arrives", func() bool {
+		// The node answers the first one with an ICMP error, after which the client sends fragments.
+		w.check2(client.WriteTo(make([]byte, 1400), server.LocalAddr()))
+		w.check(server.SetReadDeadline(time.Now().Add(time.Second)))
+		_, _, err := server.ReadFrom(make([]byte, 4096))
+		original, _ := w.slowPackets()
+		return err == nil && original > 0
+	})
+	pass(client, server, 1400)
+}
+
+// TestEBPFFull fills the map. Connections without space stay on the slow path.
+func TestEBPFFull(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	first := w.stream(lab.TCP, web, false)
+	w.fast(first)
+	var ns unix.Stat_t
+	w.check(unix.Fstat(w.node.FD(), &ns))
+	flows, err := ebpf.LoadPinnedMap(fmt.Sprintf("/sys/fs/bpf/slipstream-fastpath/%d/flows", ns.Ino), nil)
+	w.check(err)
+	defer flows.Close()
+	for n := uint32(0); err == nil; n++ {
+		key := make([]byte, flows.KeySize())
+		binary.NativeEndian.PutUint32(key, n)
+		value := make([]byte, flows.ValueSize())
+		binary.NativeEndian.PutUint64(value[40:], 1<<62) // the time of its last packet, so that it stays
+		err = flows.Put(key, value)
+	}
+	if !errors.Is(err, unix.E2BIG) {
+		t.Fatal(err)
+	}
+	second := w.stream(lab.TCP, web, false)
+	w.until("it is refused", func() bool {
+		s, err := w.Stats()
+		w.check(err)
+		return s.Refused > 0
+	})
+	w.goesOn(first, second)
+	if _, is := second.flow(); is {
+		t.Error("it is offloaded although the map is full")
+	}
+	w.unharmed(first, second)
+}
+
+// TestEBPFBeside attaches another program to an interface, later. Both must see packets, and ours
+// must be the last.
+func TestEBPFBeside(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	counter, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	w.check(err)
+	defer counter.Close()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+			asm.LoadMapPtr(asm.R1, counter.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("out"), asm.Return(),
+		},
+	})
+	w.check(err)
+	defer program.Close()
+	l, err := w.links.LinkByName(w.client.NodeLink())
+	w.check(err)
+	var other tcx.Link
+	w.check(w.node.Do(func() (err error) {
+		other, err = tcx.AttachTCX(tcx.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress, Anchor: tcx.Head()})
+		return err
+	}))
+	defer other.Close()
+	w.goesOn(s)
+	var n uint64
+	w.check(counter.Lookup(uint32(0), &n))
+	if _, is := s.flow(); !is || n < 10 {
+		t.Errorf("offloaded: %t; the other program has seen %d packets", is, n)
+	}
+	w.noSlowPackets(s)
+	w.unharmed(s)
+}
+
+// TestEBPFIdle deletes the flows of an idle connection. It goes on, and is offloaded again.
+func TestEBPFIdle(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: 1})
+	s := w.streamFrom(w.client, lab.TCP, web, false, 5*time.Second)
+	busy := w.stream(lab.UDP, web, true)
+	w.fast(s, busy)
+	w.check(w.engine.Sweep(time.Hour))
+	for _, s := range []*stream{s, busy} {
+		if _, is := s.flow(); !is {
+			t.Errorf("%v is not offloaded any more, although it has not been idle for an hour", s.to)
+		}
+	}
+	w.until("the flow is idle", func() bool {
+		w.check(w.engine.Sweep(2 * time.Second))
+		_, is := s.flow()
+		return !is
+	})
+	before := s.Stats().Received
+	w.until("it goes on", func() bool { return s.Stats().Received > before+1 })
+	w.fast(s)
+	w.unharmed(s, busy)
+}
+
+// TestEBPFIPsec adds an IPsec policy. No connection may be offloaded, as the program would send its
+// packets without encryption.
+func TestEBPFIPsec(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	said := w.sh("ip xfrm policy add dir out src 192.0.2.1/32 dst 192.0.2.2/32 tmpl proto esp mode tunnel")
+	if said != "" {
+		t.Skip("NOT RUN: " + said)
+	}
+	w.until("it returns to the slow path", func() bool { _, is := s.flow(); return !is })
+	w.sh("ip xfrm policy flush")
+	w.fast(s)
+	w.unharmed(s)
+}
+
+// TestEBPFQueue gives a pod's interface a queueing discipline. Packets must pass it.
+func TestEBPFQueue(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	out := w.web[0].NodeLink()
+	if said := w.sh("tc qdisc add dev " + out + " root pfifo"); said != "" {
+		t.Fatal(said)
+	}
+	s := w.stream(lab.UDP, web, false)
+	w.fast(s)
+	sent := func() (n uint64) {
+		l, err := w.links.LinkByName(out)
+		w.check(err)
+		all, err := w.links.QdiscList(l)
+		w.check(err)
+		for _, q := range all {
+			if q.Type() == "pfifo" {
+				n = uint64(q.Attrs().Statistics.Basic.Packets)
+			}
+		}
+		return n
+	}
+	before := sent()
+	w.noSlowPackets(s)
+	if n := sent() - before; n < 10 {
+		t.Errorf("%d packets have passed the queue", n)
+	}
+	w.unharmed(s)
+}
+
+// TestEBPFReplaced leaves the program and the flows behind, and starts without a fast path, which
+// removes them.
+func TestEBPFReplaced(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.stop()
+	w.check(w.Close()) // as after a crash
+	if _, is := s.flow(); !is {
+		t.Error("the flow has ended with the process")
+	}
+	off, err := New(Config{NetNS: w.node.FD()})
+	w.check(err)
+	w.check2(off.Reconcile(t.Context(), &desired.Change{}))
+	w.check(off.Stop())
+	if _, is := s.flow(); is {
+		t.Error("it is still offloaded")
+	}
+	w.watchSlowPath()
+	w.goesOn(s)
+	if original, reply := w.slowPackets(); original == 0 || reply == 0 {
+		t.Errorf("%d and %d packets took the slow path", original, reply)
+	}
+	w.unharmed(s)
+}
