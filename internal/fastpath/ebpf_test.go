@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -149,6 +150,63 @@ func TestEBPFEnd(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestEBPFShort makes connections that the server ends while they are being offloaded. No packet may
+// miss its translation, and no conntrack entry may get the timeout of an established connection.
+func TestEBPFShort(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: 1})
+	pod := w.newPod(w.node, "short", 13)
+	w.endpoints(other, pod)
+	w.apply()
+	var l net.Listener
+	w.check(pod.Do(func() (err error) {
+		l, err = net.Listen("tcp", fmt.Sprintf(":%d", targets))
+		return err
+	}))
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.CopyN(c, c, 1)
+			c.Close()
+		}
+	}()
+	w.check(w.client.Do(func() error {
+		for n := range 6000 {
+			c, err := net.Dial("tcp", frontend(desired.TCP, other, false).AddrPort.String())
+			if err != nil {
+				return err
+			}
+			err = c.SetDeadline(time.Now().Add(30 * time.Second))
+			if err == nil {
+				_, err = c.Write([]byte("?"))
+			}
+			if err == nil {
+				_, err = io.ReadAll(c)
+			}
+			if err := errors.Join(err, c.Close()); err != nil {
+				return fmt.Errorf("connection %d: %w", n+1, err)
+			}
+		}
+		return nil
+	}))
+	w.until("all entries have seen the end", func() bool {
+		return w.sh("conntrack -L -p tcp --state ESTABLISHED 2>/dev/null") == ""
+	})
+	for line := range strings.Lines(w.sh("conntrack -L -p tcp 2>/dev/null")) {
+		if timeout, err := strconv.Atoi(strings.Fields(line)[2]); err != nil || timeout > 3600 {
+			t.Fatalf("an entry lives on: %s", line)
+		}
+	}
+	s, err := w.Stats()
+	w.check(err)
+	if s.Offloaded == 0 {
+		t.Error("none was offloaded")
 	}
 }
 

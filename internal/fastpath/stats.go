@@ -34,6 +34,7 @@ func (c *Controller) Stats() (Stats, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
+	s.Engine = c.config.Engine
 	if c.Off() || c.sequence.Check() != nil {
 		return s, nil
 	}
@@ -43,7 +44,6 @@ func (c *Controller) Stats() (Stats, error) {
 			s.Interfaces++
 		}
 	}
-	s.Engine = c.config.Engine
 	if c.engine != nil {
 		e := c.engine.Stats()
 		s.Offloaded, s.Refused = e.Added, e.Refused

@@ -143,13 +143,14 @@ func (m *node) stopFastPath() error {
 	return errors.Join(<-m.stopped, c.Stop())
 }
 
-// probe fails with [fastpath.ErrUnsupported] on a kernel without flowtables that cannot do the same by eBPF either.
-func (n *network) probe() error {
+// probe returns the engine of the fast path. It fails with [fastpath.ErrUnsupported] if the kernel has none.
+func (n *network) probe() (fastpath.Engine, error) {
 	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1, Engine: fastpath.AutoEngine})
 	if err != nil {
-		return err
+		return "", err
 	}
-	return c.Stop()
+	s, err := c.Stats()
+	return s.Engine, errors.Join(err, c.Stop())
 }
 
 func (n *network) close() error {

@@ -51,11 +51,14 @@ func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.network.close()) }()
-	if err := m.probe(); errors.Is(err, fastpath.ErrUnsupported) {
+	switch engine, err := m.probe(); {
+	case errors.Is(err, fastpath.ErrUnsupported):
 		m.settings = Settings[:1]
 		m.Notes = append(m.Notes, fmt.Sprintf("only \"off\" is measured: %v", err))
-	} else if err != nil {
+	case err != nil:
 		return nil, err
+	case engine == fastpath.EBPF:
+		m.Notes = append(m.Notes, noteEBPF)
 	}
 	for _, s := range m.settings {
 		m.Subjects = append(m.Subjects, bench.Subject{Name: s.Name})
@@ -67,6 +70,8 @@ func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*
 	m.LoadAfter = bench.LoadAverage()
 	return m.Result, nil
 }
+
+const noteEBPF = "this kernel has no flowtables: the engine of the fast path is ebpf"
 
 // quantity is a series that has a value in each turn.
 func quantity(name, text string, unit bench.Unit, better bench.Better) bench.Series {

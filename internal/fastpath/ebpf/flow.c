@@ -154,9 +154,9 @@ INLINE void opposite(struct tuple *to, const struct flow *f)
 	to->ipv6 = f->to.ipv6;
 }
 
-// tracked reports whether the connection has its conntrack entry, and renews the timeout. It looks
-// for the packets of the other direction: with these the entry of another connection that has
-// replaced it would differ.
+// tracked reports whether the connection has its conntrack entry and is not about to end, and renews
+// the timeout. It looks for the packets of the other direction: with these the entry of another
+// connection that has replaced it would differ.
 INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direction)
 {
 	struct bpf_ct_opts___first opts = {.netns_id = BPF_F_CURRENT_NETNS, .l4proto = other->protocol};
@@ -175,9 +175,12 @@ INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direct
 	struct nf_conn *ct = bpf_skb_ct_lookup(skb, &t, size, &opts, sizeof opts);
 	if (!ct)
 		return 0;
-	bpf_ct_change_timeout(ct, other->protocol == TCP ? tcp_timeout : udp_timeout);
+	// A FIN can take the slow path while the flow is added. Its entry keeps the short timeout.
+	int ok = opts.dir == direction && (other->protocol != TCP || ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED);
+	if (ok)
+		bpf_ct_change_timeout(ct, other->protocol == TCP ? tcp_timeout : udp_timeout);
 	bpf_ct_release(ct);
-	return opts.dir == direction;
+	return ok;
 }
 
 // routed looks up the next hop. The packet has to leave by the same interface as on the slow path.

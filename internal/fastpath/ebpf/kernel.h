@@ -36,9 +36,18 @@ HELPER(long, redirect_neigh, BPF_FUNC_redirect_neigh, __u32 ifindex, struct bpf_
 HELPER(long, redirect_peer, BPF_FUNC_redirect_peer, __u32 ifindex, __u64 flags);
 HELPER(__u64, coarse_time, BPF_FUNC_ktime_get_coarse_ns, void);
 
-struct nf_conn { // an entry; which members it has does not matter
-	unsigned long status;
-};
+// A conntrack entry. The loader adapts the offset of the field to the kernel.
+#define KERNEL __attribute__((preserve_access_index))
+struct ip_ct_tcp {
+	__u8 state;
+} KERNEL;
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+} KERNEL;
+struct nf_conn {
+	union nf_conntrack_proto proto;
+} KERNEL;
+#define TCP_CONNTRACK_ESTABLISHED 3
 
 struct bpf_ct_opts___first { // the fields of Linux 5.18
 	__s32 netns_id;

@@ -155,6 +155,12 @@ func (e *Engine) add(ctx context.Context, c *connection, original, reply *progra
 	keys[1].set(c.reply)
 	original.To.set(reversed(c.reply))
 	reply.To.set(reversed(c.original))
+	tcp := c.original.Protocol == unix.IPPROTO_TCP
+	if tcp { // before packets skip conntrack: the FIN after these would be invalid, and not be translated
+		if err := e.beLiberal(ctx, c.original); err != nil {
+			return err
+		}
+	}
 	if err := e.objects.Flows.Update(&keys[1], reply, ebpf.UpdateAny); err != nil {
 		e.stats.Refused++
 		return err
@@ -164,10 +170,10 @@ func (e *Engine) add(ctx context.Context, c *connection, original, reply *progra
 		return errors.Join(err, e.objects.Flows.Delete(&keys[1]))
 	}
 	e.stats.Added++
-	if c.original.Protocol != unix.IPPROTO_TCP {
-		return nil
+	if tcp { // again, as packets that came before have set the highest acknowledgement
+		return e.beLiberal(ctx, c.original)
 	}
-	return e.beLiberal(ctx, c.original)
+	return nil
 }
 
 // peer is 1 if packets can go directly to the other end of a veth pair.
