@@ -6,12 +6,34 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 )
+
+// findPod asks the API server for a pod. It lists it, as the proxy may list pods but not get one.
+func findPod(ctx context.Context, client rest.Interface, name types.NamespacedName) (node string, addresses []netip.Addr, err error) {
+	var list corev1.PodList
+	err = client.Get().Namespace(name.Namespace).Resource("pods").Param("fieldSelector", "metadata.name="+name.Name).Do(ctx).Into(&list)
+	if err != nil {
+		return "", nil, fmt.Errorf("find pod %s: %w", name, err)
+	}
+	if len(list.Items) == 0 {
+		return "", nil, fmt.Errorf("there is no pod %s", name)
+	}
+	for _, ip := range list.Items[0].Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil {
+			addresses = append(addresses, a)
+		}
+	}
+	return list.Items[0].Spec.NodeName, addresses, nil
+}
 
 type explainOptions struct {
 	servicesOptions
@@ -36,7 +58,7 @@ iptables-nft) are evaluated as far as the packet is known; other rules that drop
 The running proxy answers, over its Unix socket, which takes root. The exit status is 2 if
 something stops the connection for certain.`,
 		Example: `  slipstream explain default/web
-  slipstream explain --from 10.244.1.2 10.96.0.10:53/UDP
+  slipstream explain --from default/client 10.96.0.10:53/UDP
   slipstream explain --from outside 192.168.0.11:30080`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: o.complete,
@@ -47,7 +69,7 @@ something stops the connection for certain.`,
 	}
 	o.add(cmd)
 	f := cmd.Flags()
-	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, or an IP address, such as a pod's")
+	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, NAMESPACE/POD, or an IP address")
 	f.BoolVar(&o.probe, "probe", false, "also connect to the endpoints from this node, over TCP")
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -38,6 +39,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -122,6 +124,13 @@ func (s *parts) openSource(ctx context.Context) (err error) {
 	}
 	if s.client == nil {
 		return nil
+	}
+	podClient, err := s.client.For(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{})
+	if err != nil {
+		return err
+	}
+	s.view.Pod = func(ctx context.Context, name types.NamespacedName) (string, []netip.Addr, error) {
+		return findPod(ctx, podClient, name)
 	}
 	client, err := s.client.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
 	if err != nil {

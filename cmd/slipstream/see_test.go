@@ -4,7 +4,11 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"os"
@@ -14,9 +18,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 )
 
 // socketPath returns a path that is short enough for a Unix socket.
@@ -354,6 +363,12 @@ func TestExplainCommand(t *testing.T) {
 	contains(t, out, "From 10.244.1.2 (a pod of this node) to 10.96.0.10:80/TCP", "is a ClusterIP of Service default/web",
 		"map ip slipstream frontends { 10.96.0.10 . tcp . 80 }", "The kernel has what was programmed",
 		"10.244.1.10:8080 with probability 50 %", "sees the client's address", "connections to 10.96.0.10:80/TCP now")
+	var x see.Explanation
+	out, status = explain("-o", "json", "--from", "10.244.1.2", "10.9.9.9:80")
+	if out, _, _ = strings.Cut(out, "\nslipstream:"); json.Unmarshal([]byte(out), &x) != nil || status != int(exitProblems) ||
+		x.To != "10.9.9.9:80/TCP" || len(x.Steps) != 1 || x.Steps[0].Cause != see.NoService {
+		t.Errorf("exit status %d:\n%s", status, out)
+	}
 	if out, status := explain("10.9.9.9:80"); status != int(exitProblems) || !strings.Contains(out, "STOPS HERE (NoService)") {
 		t.Errorf("exit status %d:\n%s", status, out)
 	}
@@ -361,6 +376,7 @@ func TestExplainCommand(t *testing.T) {
 		"10.96.0.10":          "lacks a port",
 		"web:81":              "has no port 81",
 		"--from nobody web":   "neither an address",
+		"--from a/pod web":    "only with the Kubernetes API",
 		"--from fd00::1 web":  "of different families",
 		"--output yaml web":   "neither text nor json",
 		"--socket /none/ web": "no proxy answers",
@@ -368,5 +384,77 @@ func TestExplainCommand(t *testing.T) {
 		if out, status := explain(strings.Fields(args)...); status != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: exit status %d, no %q:\n%s", args, status, want, out)
 		}
+	}
+}
+
+// TestExplainFromPod asks for a client by the name of its pod.
+func TestExplainFromPod(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		items := ""
+		if r.URL.Path == "/api/v1/namespaces/ns/pods" && r.URL.Query().Get("fieldSelector") == "metadata.name=client" {
+			items = `{"metadata":{"namespace":"ns","name":"client"},"spec":{"nodeName":"n1"},"status":{"podIPs":[{"ip":"10.244.1.2"},{"ip":"fd00::2"}]}}`
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","items":[%s]}`, items)
+	}))
+	defer server.Close()
+	c, err := api.NewClient(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := c.For(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, all, err := findPod(t.Context(), client, types.NamespacedName{Namespace: "ns", Name: "client"})
+	if err != nil || node != "n1" || fmt.Sprint(all) != "[10.244.1.2 fd00::2]" {
+		t.Errorf("node %q, %v, %v", node, all, err)
+	}
+	if _, _, err = findPod(t.Context(), client, types.NamespacedName{Namespace: "ns", Name: "other"}); err == nil || err.Error() != "there is no pod ns/other" {
+		t.Error(err)
+	}
+}
+
+// TestExplainModes explains in the modes that TestExplain does not have, and counts a connection.
+func TestExplainModes(t *testing.T) {
+	for mode, needs := range map[string]kerneltest.Feature{config.IPTables: kerneltest.IPTablesNFT, config.IPVS: kerneltest.IPVS} {
+		t.Run(mode, func(t *testing.T) {
+			kerneltest.Require(t, needs, kerneltest.NFTBinary)
+			s := newSite(t)
+			socket := socketPath(t)
+			s.save("web.yaml", web(0, 1))
+			s.run("--status-socket", socket, "--proxy-mode", mode, "--cluster-cidr", "10.244.0.0/16")
+			s.untilReached("web-0", "web-1")
+			element := map[string]string{config.IPTables: "chains SLIP-", config.IPVS: "virtual server 10.96.0.10:80/TCP"}[mode]
+			explained := func(what string, want see.Cause, possible bool) {
+				t.Helper()
+				var x see.Explanation
+				c := situation{want: want, possible: possible}
+				s.until(what, func() bool {
+					x = see.Explanation{}
+					s.check(see.Ask(t.Context(), socket, "/explain", url.Values{"from": {"10.244.1.2"}, "to": {"web"}}, &x))
+					return c.explained(&x)
+				})
+				var b bytes.Buffer
+				printExplanation(&b, &x)
+				contains(t, b.String(), "From 10.244.1.2 (a pod of this node) to 10.96.0.10:80/TCP", element, "The kernel has what was programmed")
+			}
+			explained("nothing stops the connection", "", false)
+			if n := s.traffic(socket)["web"].Connections; n == 0 {
+				t.Error("no connection is counted")
+			}
+			command := func(args ...string) {
+				t.Helper()
+				out, err := s.node.Run(t.Context(), "nft", args...)
+				if err != nil {
+					t.Fatal(err, string(out))
+				}
+			}
+			command("add table inet other; add chain inet other postrouting { type filter hook postrouting priority 0; policy drop; }")
+			explained("another table drops it", see.Firewall, false)
+			command("delete table inet other")
+			s.save("web.yaml", web())
+			explained("there is no endpoint", see.EmptySlices, false)
+		})
 	}
 }

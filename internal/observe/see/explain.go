@@ -24,7 +24,7 @@ import (
 
 // Question asks for the way of a new connection.
 type Question struct {
-	From  string // "node" (the default), "outside", or an address
+	From  string // "node" (the default), "outside", an address, or NAMESPACE/POD
 	To    string // ADDRESS:PORT[/PROTOCOL], or [NAMESPACE/]SERVICE[:PORT]
 	Probe bool   // connect to the endpoints
 }
@@ -237,9 +237,9 @@ func (x *explainer) from(text string) error {
 		x.client = client{class: "outside"}
 		return nil
 	}
-	a, err := netip.ParseAddr(text)
+	a, err := x.clientAddr(text)
 	if err != nil {
-		return fmt.Errorf("--from: %q is neither an address, nor node or outside", text)
+		return fmt.Errorf("--from: %w", err)
 	}
 	a = a.Unmap()
 	if x.to.Addr().IsValid() && desired.FamilyOf(a) != x.family() {
@@ -255,6 +255,33 @@ func (x *explainer) from(text string) error {
 		x.client.class = "pod"
 	}
 	return nil
+}
+
+// clientAddr returns the address of a client, which may be a pod, in the family of the frontend.
+func (x *explainer) clientAddr(text string) (netip.Addr, error) {
+	namespace, name, isPod := strings.Cut(text, "/")
+	if !isPod {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			err = fmt.Errorf("%q is neither an address, nor NAMESPACE/POD, node or outside", text)
+		}
+		return a, err
+	}
+	if x.view.Pod == nil {
+		return netip.Addr{}, errors.New("pods are known by name only with the Kubernetes API; give the pod's address")
+	}
+	node, all, err := x.view.Pod(x.ctx, types.NamespacedName{Namespace: namespace, Name: name})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if node != x.view.Node {
+		return netip.Addr{}, fmt.Errorf("pod %s is on node %q; ask the proxy of that node", text, node)
+	}
+	i := slices.IndexFunc(all, func(a netip.Addr) bool { return !x.to.IsValid() || desired.FamilyOf(a) == x.family() })
+	if i < 0 {
+		return netip.Addr{}, fmt.Errorf("pod %s has no %s address; it has %v", text, x.family(), all)
+	}
+	return all[i], nil
 }
 
 // noFrontend describes the handling of packets to a destination that is not a frontend.

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -45,6 +46,8 @@ type View struct {
 
 	// OpenReader opens a dataplane that reads the kernel's content.
 	OpenReader func(context.Context) (proxy.Reader, error)
+	// Pod returns the node and the addresses of a pod. It is nil without an API server.
+	Pod func(context.Context, types.NamespacedName) (node string, addresses []netip.Addr, err error)
 	// FastPath is nil without a fast path.
 	FastPath func() (fastpath.Stats, error)
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
