@@ -122,7 +122,7 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 	case p.weights == nil:
 		return p.Replace(c.Removed, c.Added)
 	case p.Algorithm.Hashes():
-		return p.set(p.weights.table(p.TableSize))
+		return p.set(p.weights.table(int(p.TableSize)))
 	}
 	slots := p.weights.Slots()
 	if p.weights.areDefault() {

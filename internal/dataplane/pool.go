@@ -15,9 +15,9 @@ type Pool struct {
 	Family  desired.Family
 	Scope   desired.Scope
 	Sticky  bool
-	Service desired.ServicePort
 	IfEmpty desired.Verdict
 	desired.Balance
+	Service desired.ServicePort
 
 	Slots     []desired.Backend   // has a backend several times because of weights or a table
 	weights   Weights             // nil if each backend has one slot and the default weight

@@ -128,7 +128,7 @@ type PoolChange struct {
 // Balance is how a pool's backend is chosen for a new connection.
 type Balance struct {
 	Algorithm Algorithm
-	TableSize int // number of slots, if the algorithm has a table
+	TableSize uint32 // number of slots, if the algorithm has a table
 }
 
 // Scope says which endpoints a pool can choose from.

@@ -5,14 +5,14 @@ package desired
 // pool records which endpoints of a Service port were reported as backends of one scope.
 type pool struct {
 	id    PoolID
-	of    *endpoints
 	scope Scope
+	of    *endpoints
 
 	choice   choice // by which the reported backends were taken
 	ifEmpty  Verdict
+	reported bool // the pool itself has been reported
 	balance  Balance
 	weighted map[Backend]uint64 // weights that were reported, except DefaultWeight
-	reported bool               // the pool itself has been reported
 	missing  missingLocal       // counted in State.noLocal
 	gone     bool               // the Service no longer uses the scope; the next change deletes the pool
 }
@@ -33,7 +33,7 @@ func (p *pool) changed(c *PoolChange, config *Config) bool {
 		c.Algorithm = spec.Scheduler.Algorithm
 	}
 	if c.Algorithm.Hashes() {
-		c.TableSize = config.tableSize(p.backends())
+		c.TableSize = uint32(config.tableSize(p.backends()))
 	}
 	p.weigh(c, config.Loads)
 	c.New, c.Gone = !p.reported, p.gone

@@ -36,16 +36,16 @@ type serviceSpec struct {
 	affinity   uint32 // seconds; 0 for none
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
-	scheduler  string // of IPVS; "" for the node's
+	closed     bool   // one of ranges is invalid
 	Scheduler
+	open      [families]bool // one of ranges contains all addresses
+	scheduler string         // of IPVS; "" for the node's
 
 	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
 	// empty if all clients may connect. sources are the ranges that follow from
 	// them on this node.
 	ranges  [families][]netip.Prefix
 	sources [families]*SourceRanges
-	open    [families]bool // one range contains all addresses
-	closed  bool           // one range is invalid
 }
 
 // externalAddr is an address of a Service other than its ClusterIPs.

@@ -59,7 +59,7 @@ type pool struct {
 }
 
 // turn is a counter's rule: it is counter number number-1 modulo size; none if number is 0.
-type turn struct{ size, number int }
+type turn struct{ size, number int32 }
 
 // special are the chains of the sides of a scope that were created when they were first needed, by the value
 // in the map pools without stickyDraw, and the counters that pools have, as bits, by size.
@@ -81,18 +81,18 @@ func (x *special) numberOfTurns() (n int) {
 func (x *special) takeTurn(p *pool, gone bool) {
 	size := len(p.Slots)
 	needs := !gone && p.Algorithm == desired.RoundRobin && size > 1 && size <= maxSize
-	if needs && p.turn.size == size {
+	if needs && int(p.turn.size) == size {
 		return
 	}
 	if p.turn.number > 0 {
-		x.turns[p.turn.size] &^= 1 << (p.turn.number - 1)
+		x.turns[int(p.turn.size)] &^= 1 << (p.turn.number - 1)
 	}
 	p.turn = turn{}
 	if !needs {
 		return
 	}
 	free := bits.TrailingZeros64(^x.turns[size])
-	t := turn{size, free + 1}
+	t := turn{int32(size), int32(free + 1)}
 	if free == MaxCounters || !x.draws[t.draw()] && x.numberOfTurns() == MaxCounters {
 		return
 	}
@@ -100,7 +100,7 @@ func (x *special) takeTurn(p *pool, gone bool) {
 	p.turn = t
 }
 
-func (t turn) draw() int { return t.size | turnDraw | (t.number-1)<<turnShift }
+func (t turn) draw() int { return int(t.size) | turnDraw | int(t.number-1)<<turnShift }
 
 // specialPrefix begins the names of these chains, after the side's prefix.
 const specialPrefix = "slot-"

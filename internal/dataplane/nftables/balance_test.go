@@ -249,7 +249,7 @@ func TestTurns(t *testing.T) {
 			if p.turn.number == 0 {
 				continue
 			}
-			if n++; seen[p.turn] || p.turn.size != len(p.Slots) {
+			if n++; seen[p.turn] || int(p.turn.size) != len(p.Slots) {
 				t.Errorf("%+v of a pool with %d slots; another has it: %t", p.turn, len(p.Slots), seen[p.turn])
 			}
 			seen[p.turn] = true

@@ -495,7 +495,7 @@ func TestAlgorithms(t *testing.T) {
 		var c choice
 		c.set(&desired.Relay{
 			Backends: []desired.Backend{heavy, light}, Weights: []desired.Weight{{Backend: light, Weight: desired.DefaultWeight / 4}},
-			Balance: desired.Balance{Algorithm: a, TableSize: desired.TableSizes()[0]},
+			Balance: desired.Balance{Algorithm: a, TableSize: uint32(desired.TableSizes()[0])},
 		})
 		return func(client string) desired.Backend {
 			b, ok := c.choose(netip.MustParseAddrPort(client), time.Time{})
