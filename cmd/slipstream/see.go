@@ -57,15 +57,12 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 
 // trafficOf returns what each Service carries.
 func trafficOf(ctx context.Context, v *see.View) (map[types.NamespacedName]metrics.Traffic, error) {
-	services, err := v.Services(ctx, see.Query{Traffic: true})
+	services, err := v.Traffic(ctx)
 	all := make(map[types.NamespacedName]metrics.Traffic, len(services))
-	for i := range services {
-		s := &services[i]
-		sum := s.Sum()
-		all[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = metrics.Traffic{
-			Open:        float64(sum.Connections),
-			Connections: float64(sum.Total.Connections), Packets: float64(sum.Total.Packets), Bytes: float64(sum.Total.Bytes),
-			Rejected: float64(ptr.Deref(sum.Rejected, 0)),
+	for name, s := range services {
+		all[name] = metrics.Traffic{
+			Open: float64(s.Open), Connections: float64(s.Connections), Packets: float64(s.Packets), Bytes: float64(s.Bytes),
+			Rejected: float64(s.Rejected),
 		}
 	}
 	return all, err

@@ -216,6 +216,19 @@ func (s *State) Counts() Counts {
 	return c
 }
 
+// ServiceAt returns the Service that packets to a destination belong to, or the zero name. The
+// destination need not be a frontend's own: NodePorts are at all addresses.
+func (s *State) ServiceAt(key FrontendKey) types.NamespacedName {
+	f := s.frontends[key]
+	if f == nil || len(f.claims) == 0 {
+		f = s.nodePortAt(key)
+	}
+	if f == nil || f.reported == nil {
+		return types.NamespacedName{}
+	}
+	return types.NamespacedName{Namespace: f.reported.Service.Namespace, Name: f.reported.Service.Name}
+}
+
 // Lookup is what a State knows about a destination.
 type Lookup struct {
 	Frontend *Frontend // that was reported last; nil if packets to the destination have none

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -124,21 +125,21 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		e.add(f, accounting)
 		t.Endpoints[f.Backend.String()] = e
 	}
-	begin := func(zero func() *Counted) {
+	err = v.traffic.read(ctx, existing, func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error {
 		for s := range all {
 			for p := range all[s].Traffic {
 				all[s].Traffic[p].Total = zero()
 			}
 		}
-	}
-	// Destinations that are not a Service's any more are forgotten when all Services are listed.
-	part := q.Namespace != "" || q.Name != ""
-	err = v.traffic.read(ctx, existing, begin, func(k desired.FrontendKey, n *tally) bool {
-		t := portOf(k)
-		if t != nil {
-			t.Total.add(n)
+		part := q.Namespace != "" || q.Name != ""
+		for k, n := range totals {
+			if t := portOf(k); t != nil {
+				t.Total.add(n)
+			} else if !part {
+				delete(totals, k) // it is not a Service's any more
+			}
 		}
-		return t != nil || part
+		return nil
 	})
 	if err != nil || v.Rejected == nil {
 		return all, err
@@ -154,6 +155,51 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 			*t.Rejected += n
 		}
 	}
+	return all, err
+}
+
+// ServiceTraffic is what a Service carries.
+type ServiceTraffic struct {
+	Open     uint64 // connections now
+	Rejected uint64 // packets, see [Traffic]
+	Total
+}
+
+// Traffic returns what the Services carry that have or had connections since the counting began. It
+// costs less than Services.
+func (v *View) Traffic(ctx context.Context) (map[types.NamespacedName]ServiceTraffic, error) {
+	var rejected map[desired.FrontendKey]uint64
+	if v.Rejected != nil {
+		var err error
+		if rejected, err = v.Rejected(); err != nil {
+			return nil, err
+		}
+	}
+	open := map[desired.FrontendKey]uint64{}
+	all := map[types.NamespacedName]ServiceTraffic{}
+	err := v.traffic.read(ctx, func(f *flows.Flow) { open[f.Frontend()]++ }, func(totals map[desired.FrontendKey]*tally, _ func() *Counted) error {
+		return v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
+			add := func(k desired.FrontendKey, more ServiceTraffic) bool {
+				name := i.State.ServiceAt(k)
+				if name.Name == "" {
+					return false
+				}
+				s := all[name]
+				s.Open += more.Open
+				s.Rejected += more.Rejected
+				s.Total.add(more.Total)
+				all[name] = s
+				return true
+			}
+			maps.DeleteFunc(totals, func(k desired.FrontendKey, n *tally) bool { return !add(k, ServiceTraffic{Total: n.Total}) })
+			for k, n := range open {
+				add(k, ServiceTraffic{Open: n})
+			}
+			for k, n := range rejected {
+				add(k, ServiceTraffic{Rejected: n})
+			}
+		})
+	})
 	return all, err
 }
 

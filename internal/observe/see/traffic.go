@@ -100,9 +100,10 @@ type counted struct {
 	round bool
 }
 
-// read visits the connections that exist, and then the totals of their destinations, which it
-// forgets if wanted is false. begin is called before the latter.
-func (t *traffic) read(ctx context.Context, visit func(*flows.Flow), begin func(zero func() *Counted), total func(desired.FrontendKey, *tally) (wanted bool)) error {
+// read visits the connections that exist, and then calls use with the totals of all destinations that
+// had connections, from which it may delete some, and with a function that returns what the totals
+// of a port begin with.
+func (t *traffic) read(ctx context.Context, visit func(*flows.Flow), use func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first := t.events == nil
@@ -132,21 +133,14 @@ func (t *traffic) read(ctx context.Context, visit func(*flows.Flow), begin func(
 	}
 	maps.DeleteFunc(t.counted, func(_ uint32, c counted) bool { return c.round != t.round })
 	t.measure()
-	begin(t.zero())
-	maps.DeleteFunc(t.totals, func(k desired.FrontendKey, n *tally) bool { return !total(k, n) })
-	return nil
-}
-
-// zero returns a function that returns what the totals of a port begin with.
-func (t *traffic) zero() func() *Counted {
 	accounting := accounts()
-	return func() *Counted {
+	return use(t.totals, func() *Counted {
 		c := &Counted{Since: t.since, Accounting: accounting, Lost: t.lost}
 		if t.rated {
 			c.ConnectionRate, c.ByteRate = new(float64), new(float64)
 		}
 		return c
-	}
+	})
 }
 
 // start begins to count, from 0.
