@@ -229,7 +229,7 @@ func printStatus(out io.Writer, s *see.Status) error {
 		row("Verified", "not yet, or verifyPeriod is not set")
 	}
 	if f := s.FastPath; f != nil {
-		row("Fast path", "%d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
+		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
 	} else {
 		row("Fast path", "none")
 	}

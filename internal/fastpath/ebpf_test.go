@@ -10,6 +10,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,8 +21,10 @@ import (
 	"github.com/cilium/ebpf/asm"
 	tcx "github.com/cilium/ebpf/link"
 	"github.com/safchain/ethtool"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
 )
@@ -437,6 +441,74 @@ func TestEBPFQueue(t *testing.T) {
 	w.noSlowPackets(s)
 	if n := sent() - before; n < 10 {
 		t.Errorf("%d packets have passed the queue", n)
+	}
+	w.unharmed(s)
+}
+
+// TestEBPFDetached removes the program from an interface, and then all that is pinned. Check must
+// notice it, and Reconcile must attach the program again.
+func TestEBPFDetached(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.check(w.Check(t.Context()))
+	l, err := w.links.LinkByName(w.client.NodeLink())
+	w.check(err)
+	var ns unix.Stat_t
+	w.check(unix.Fstat(w.node.FD(), &ns))
+	dir := fmt.Sprintf("/sys/fs/bpf/slipstream-fastpath/%d/", ns.Ino)
+	pin := fmt.Sprintf("%sinterface-%d", dir, l.Attrs().Index)
+	before := w.withProgram()
+	for _, damage := range []func(){
+		func() {
+			attached, err := tcx.LoadPinnedLink(pin, nil)
+			w.check(err)
+			w.check(attached.Detach())
+			w.check(attached.Close())
+			if len(w.withProgram()) != len(before)-1 {
+				t.Fatal("it was not detached")
+			}
+		},
+		func() { w.check(os.RemoveAll(dir)) },
+	} {
+		damage()
+		if err := w.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), "BPF program") {
+			t.Fatalf("Check: %v", err)
+		}
+		w.check2(w.Reconcile(t.Context(), &w.state.Full().Change))
+		w.check(w.Check(t.Context()))
+		if got := w.withProgram(); !slices.Equal(got, before) {
+			t.Errorf("the program is attached to %v, want %v", got, before)
+		}
+		if _, err := os.Stat(pin); err != nil {
+			t.Error(err)
+		}
+		w.goesOn(s)
+		w.fast(s)
+		w.noSlowPackets(s)
+	}
+	w.unharmed(s)
+}
+
+// TestEBPFTraffic checks that packets that the program forwards are counted beside those of conntrack.
+func TestEBPFTraffic(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.UDP, web, true)
+	w.fast(s)
+	count := func() (packets uint64) {
+		w.check(w.flows.Translated(t.Context(), func(f *flows.Flow) {
+			if f.Source == s.Stats().Source {
+				if packets = f.Sent.Packets; !f.Offloaded || f.Received.Bytes == 0 {
+					t.Errorf("%+v", f)
+				}
+			}
+		}))
+		return packets
+	}
+	before, sent := count(), s.Stats().Received
+	w.noSlowPackets(s)
+	if n := count(); before < threshold/2 || n < before+uint64(s.Stats().Received-sent)/2 {
+		t.Errorf("%d packets were counted, and later %d", before, n)
 	}
 	w.unharmed(s)
 }

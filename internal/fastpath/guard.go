@@ -50,6 +50,9 @@ func (c *Controller) Check(context.Context) error {
 	if err == nil {
 		err = c.checkSample()
 	}
+	if err == nil {
+		err = c.checkProgram()
+	}
 	if err != nil {
 		return fmt.Errorf("fast path: %w", err)
 	}
@@ -139,6 +142,27 @@ func (c *Controller) checkFlowtable(f *nfnl.Flowtable) error {
 	for _, d := range slices.Concat(has.without(c.devices), c.devices.without(has)) {
 		if has[d] != now[d] {
 			return damaged("flowtable %s has other devices", f.Name)
+		}
+	}
+	return nil
+}
+
+// checkProgram checks that the program of the engine EBPF is attached to the interfaces.
+func (c *Controller) checkProgram() error {
+	if c.engine == nil || c.unsynced {
+		return nil
+	}
+	detached := c.engine.Detached()
+	if len(detached) == 0 {
+		return nil
+	}
+	all, err := netif.Namespace(c.config.NetNS).List()
+	if err != nil {
+		return err
+	}
+	for index, l := range c.choose(all) { // others do not exist any more
+		if l.chosen && detached[index] {
+			return fmt.Errorf("%w: the BPF program is not attached to interface %s any more, or not pinned", dataplane.ErrDamaged, l.name)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -199,6 +200,8 @@ func (e *Engine) attach(index int) (l link.Link, err error) {
 
 const linkPrefix = "interface-"
 
+func (e *Engine) flowsPin() string { return filepath.Join(e.dir, "flows") }
+
 func (e *Engine) pin(index int) string { return filepath.Join(e.dir, linkPrefix+strconv.Itoa(index)) }
 
 // adopt takes over the links of an earlier Engine, with its own program.
@@ -224,6 +227,28 @@ func (e *Engine) adopt() error {
 	return nil
 }
 
+// Detached returns the interfaces, by index, from which another program has detached this one, or
+// has removed its pin. They may also have been deleted. SetInterfaces attaches it again.
+func (e *Engine) Detached() map[int]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := map[int]bool{}
+	for index, l := range e.attached {
+		if !e.intact(index, l) {
+			all[index] = true
+		}
+	}
+	return all
+}
+
+func (e *Engine) intact(index int, l link.Link) bool {
+	if _, err := os.Stat(e.pin(index)); err != nil {
+		return false
+	}
+	info, err := l.Info()
+	return err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == index
+}
+
 // SetInterfaces attaches the program to the interfaces, by index, and detaches it from others.
 // Flows of these end. After an error, the other interfaces are done.
 func (e *Engine) SetInterfaces(all map[int]bool) error {
@@ -232,11 +257,17 @@ func (e *Engine) SetInterfaces(all map[int]bool) error {
 	var errs []error
 	less := false
 	for index, l := range e.attached {
-		if !all[index] {
-			less = true
-			errs = append(errs, l.Unpin(), l.Close())
-			delete(e.attached, index)
+		if all[index] && e.intact(index, l) {
+			continue
 		}
+		less = less || !all[index]
+		errs = append(errs, l.Unpin(), l.Close())
+		delete(e.attached, index)
+	}
+	// Another program may have removed the folder.
+	errs = append(errs, os.MkdirAll(e.dir, 0o700))
+	if _, err := os.Stat(e.flowsPin()); errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, e.objects.Flows.Unpin(), e.objects.Flows.Pin(e.flowsPin()))
 	}
 	for index := range all {
 		if e.attached[index] != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
@@ -120,11 +121,11 @@ func pinned(ns int) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, "flows"), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	path := filepath.Join(dir, "flows")
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // without a system call of BPF, which a container may not have
 	}
-	return m, err
+	return ebpf.LoadPinnedMap(path, nil)
 }
 
 // Each calls visit with every connection that is offloaded in a network namespace, in no order,

@@ -51,20 +51,33 @@ func (c *Conn) Each(ctx context.Context, visit func(*Flow)) error {
 		return err
 	}
 	return ebpf.Each(c.netns, func(f *ebpf.Flow) {
-		visit(&Flow{
-			Protocol: desired.Protocol(f.Original.Protocol), Source: f.Original.Src, Destination: f.Original.Dst, Backend: f.Reply.Src,
-			Sent: Count{f.Packets[0], f.Bytes[0]}, Received: Count{f.Packets[1], f.Bytes[1]}, Offloaded: true, Answered: true,
-		})
+		flow := Flow{Protocol: desired.Protocol(f.Original.Protocol), Source: f.Original.Src, Destination: f.Original.Dst, Backend: f.Reply.Src, Answered: true}
+		flow.byEBPF(f)
+		visit(&flow)
 	})
+}
+
+// byEBPF takes over what the BPF program knows: conntrack does not count packets that it forwards.
+func (f *Flow) byEBPF(by *ebpf.Flow) {
+	f.Offloaded = true
+	f.Sent, f.Received = Count{by.Packets[0], by.Bytes[0]}, Count{by.Packets[1], by.Bytes[1]}
 }
 
 // Translated calls visit with every connection with another destination than the client's,
 // offloaded or not, as Each does.
 func (c *Conn) Translated(ctx context.Context, visit func(*Flow)) error {
+	offloaded := map[ctnetlink.Tuple]ebpf.Flow{}
+	if err := ebpf.Each(c.netns, func(f *ebpf.Flow) { offloaded[f.Original] = *f }); err != nil {
+		return err
+	}
 	return c.each(ctx, 0, func(f *Flow) { // the entries of IPVS lack the status DST_NAT
-		if f.Destination != f.Backend {
-			visit(f)
+		if f.Destination == f.Backend {
+			return
 		}
+		if by, is := offloaded[ctnetlink.Tuple{Protocol: uint8(f.Protocol), Src: f.Source, Dst: f.Destination}]; is {
+			f.byEBPF(&by)
+		}
+		visit(f)
 	})
 }
 

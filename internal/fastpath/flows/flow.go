@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package flows lists the connections that are offloaded to any flowtable of the kernel, from
-// conntrack over netlink.
+// conntrack over netlink, or by the BPF program of package ebpf, from its map.
 //
 // An entry has the status OFFLOAD while a flowtable has its flow, and HW_OFFLOAD while network
 // hardware forwards it (IPS_OFFLOAD, IPS_HW_OFFLOAD). Its counters continue if the flowtable
@@ -37,7 +37,8 @@ type Flow struct {
 	Answered  bool      // a packet of a reply was seen
 }
 
-// Count is conntrack's counters of one direction.
+// Count is the counters of one direction, of conntrack or the BPF program. Those of the latter are
+// lost when the connection returns to the slow path.
 type Count struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"` // from the IP header on
