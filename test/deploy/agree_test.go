@@ -127,3 +127,16 @@ resources: {limits: {memory: 1Gi}}
 		t.Errorf("kubeconfig is\n%s", data["kubeconfig.conf"])
 	}
 }
+
+// TestEBPFValues checks that the engine ebpf of the fast path has what docs/fastpath.md says it needs,
+// and that the flowtable has not.
+func TestEBPFValues(t *testing.T) {
+	for engine, want := range map[string]bool{"flowtable": false, "ebpf": true, "auto": true} {
+		text := asYAML(t, helm(t, "apiServer: "+placeholder+"\nslipstream: {fastPath: {engine: "+engine+"}}").get(t, "DaemonSet slipstream"))
+		for _, part := range []string{"- BPF", "- PERFMON", "- SYS_ADMIN", "mountPath: /sys/fs/bpf", "path: /sys/fs/bpf"} {
+			if strings.Contains(text, part) != want {
+				t.Errorf("engine %s: %q is there: %t", engine, part, !want)
+			}
+		}
+	}
+}

@@ -20,6 +20,7 @@ func TestApply(t *testing.T) {
 		"kustomize":             kustomize(t, baseDir),
 		"kustomize, monitoring": kustomize(t, "testdata/monitoring"),
 		"Helm":                  helm(t, "apiServer: "+placeholder+"\nmetrics: {serviceMonitor: {enabled: true}}\nslipstream: {checkPeriod: 1s}"),
+		"Helm, eBPF":            helm(t, "apiServer: "+placeholder+"\nslipstream: {fastPath: {engine: ebpf}}"),
 		"Helm, privileged":      helm(t, "apiServer: "+placeholder+"\nprivileged: true"),
 	} {
 		for key, u := range all {
