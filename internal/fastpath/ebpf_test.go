@@ -26,6 +26,8 @@ import (
 	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -300,6 +302,55 @@ func TestEBPFLarge(t *testing.T) {
 		return err == nil && original > 0
 	})
 	pass(client, server, 1400)
+}
+
+// TestEBPFHops looks at the TTL and the hop limit of packets on the fast path: the node counts as one.
+func TestEBPFHops(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All})
+	for _, v6 := range []bool{false, true} {
+		var ends [2]*net.UDPConn
+		for i, p := range []*lab.Pod{w.client, w.web[0]} {
+			w.check(p.Do(func() (err error) {
+				ends[i], err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr(v6), 0)))
+				return err
+			}))
+			defer ends[i].Close()
+		}
+		local := ends[0].LocalAddr().(*net.UDPAddr).AddrPort()
+		hops := func(from, to *net.UDPConn) (n int) {
+			w.check2(from.WriteTo([]byte("?"), to.LocalAddr()))
+			w.check(to.SetReadDeadline(time.Now().Add(20 * time.Second)))
+			if v6 {
+				c := ipv6.NewPacketConn(to)
+				w.check(c.SetControlMessage(ipv6.FlagHopLimit, true))
+				_, m, _, err := c.ReadFrom(make([]byte, 10))
+				w.check(err)
+				if m != nil { // the first packet may have come before
+					n = m.HopLimit
+				}
+				return n
+			}
+			c := ipv4.NewPacketConn(to)
+			w.check(c.SetControlMessage(ipv4.FlagTTL, true))
+			_, m, _, err := c.ReadFrom(make([]byte, 10))
+			w.check(err)
+			if m != nil {
+				n = m.TTL
+			}
+			return n
+		}
+		w.until("it is offloaded", func() (is bool) {
+			hops(ends[0], ends[1])
+			hops(ends[1], ends[0])
+			w.check(engine.Each(w.node.FD(), func(f *engine.Flow) { is = is || f.Original.Src == local }))
+			return is
+		})
+		for range 3 {
+			if there, back := hops(ends[0], ends[1]), hops(ends[1], ends[0]); there != 63 || back != 63 {
+				t.Errorf("IPv6 %t: packets arrived with a TTL of %d and %d, want 63", v6, there, back)
+			}
+		}
+	}
 }
 
 // TestEBPFFull fills the map. Connections without space stay on the slow path.
