@@ -47,6 +47,9 @@ func (x executor) run(ctx context.Context, k kernel, p testPackage) packageRun {
 		}))
 		r.elapsed = time.Since(begin)
 	}
+	if p.runs.Add(-1) == 0 {
+		_ = os.Remove(p.binary)
+	}
 	x.out.Print(r.summary())
 	return r
 }

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 	"golang.org/x/sync/errgroup"
@@ -52,6 +53,12 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	// Building goes on in the background, in the order in which the binaries are needed.
 	for i := range packages {
 		p := &packages[i]
+		p.runs = new(atomic.Int32)
+		for _, k := range kernels {
+			if p.kernel || k.path == "" {
+				p.runs.Add(1)
+			}
+		}
 		p.binary = filepath.Join(binaries, fmt.Sprintf("%d.test", i))
 		p.build = sync.OnceValue(func() error { return compile(ctx, opts.dir, p.path, p.binary) })
 	}
@@ -176,8 +183,9 @@ type testPackage struct {
 	dir    string // where its tests run
 	kernel bool   // its tests run on every kernel
 
-	binary string       // of the tests
-	build  func() error // builds the binary, once; the error has the compiler's output
+	binary string        // of the tests
+	build  func() error  // builds the binary, once; the error has the compiler's output
+	runs   *atomic.Int32 // that still need the binary
 }
 
 // listPackages returns the packages that match the patterns and have tests. Without the
@@ -253,9 +261,9 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// compile builds one test binary.
+// compile builds one test binary. All of them take some gigabytes, so they have no symbols.
 func compile(ctx context.Context, dir, path, binary string) error {
-	out, err := goCommand(ctx, dir, "test", "-c", "-o", binary, path).CombinedOutput()
+	out, err := goCommand(ctx, dir, "test", "-c", "-ldflags", "-s -w", "-o", binary, path).CombinedOutput()
 	if err == nil {
 		_, err = os.Stat(binary) // go test -c succeeds without a binary when there are no tests
 	}
