@@ -274,7 +274,8 @@ Connections and bytes are those that the kernel's conntrack has at this moment, 
 this node has translated. The totals and rates are of connections that began or went on since
 the first question; counting ends five minutes after the last one. Rates are those since the
 question before. REJECTED counts packets that were refused or dropped, for a lack of endpoints or
-because of the client's address; iptables mode does not know them by Service. Bytes are counted if net.netfilter.nf_conntrack_acct is set.`,
+because of the client's address; iptables mode does not know them by Service. Bytes are counted
+if net.netfilter.nf_conntrack_acct is set.`,
 		Example: `  slipstream services
   slipstream services -n default --sort connections
   slipstream services --unserved
@@ -301,7 +302,7 @@ because of the client's address; iptables mode does not know them by Service. By
 func (o *servicesOptions) addSelection(cmd *cobra.Command, sort string) {
 	f := cmd.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.StringVar(&o.sort, "sort", sort, "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes, rejected")
+	f.StringVar(&o.sort, "sort", sort, "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes, rejected, rejected-rate")
 }
 
 // complete offers names of Services.
@@ -387,15 +388,16 @@ func fewest(s *see.Service) int {
 
 // orders are the values of --sort, and what they sort by, the largest first.
 var orders = map[string]func(*see.Service, see.Traffic) float64{
-	"name":        func(*see.Service, see.Traffic) float64 { return 0 },
-	"endpoints":   func(s *see.Service, _ see.Traffic) float64 { return -float64(fewest(s)) },
-	"connections": func(_ *see.Service, t see.Traffic) float64 { return float64(t.Connections) },
-	"bytes":       func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Bytes, 0)) },
-	"rate":        func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ConnectionRate, 0) },
-	"byte-rate":   func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ByteRate, 0) },
-	"total":       func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Connections) },
-	"rejected":    func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Rejected, 0)) },
-	"total-bytes": func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Bytes) },
+	"name":          func(*see.Service, see.Traffic) float64 { return 0 },
+	"endpoints":     func(s *see.Service, _ see.Traffic) float64 { return -float64(fewest(s)) },
+	"connections":   func(_ *see.Service, t see.Traffic) float64 { return float64(t.Connections) },
+	"bytes":         func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Bytes, 0)) },
+	"rate":          func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ConnectionRate, 0) },
+	"byte-rate":     func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ByteRate, 0) },
+	"total":         func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Connections) },
+	"rejected":      func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Rejected, 0)) },
+	"rejected-rate": func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.RejectedRate, 0) },
+	"total-bytes":   func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Bytes) },
 }
 
 func order(all []see.Service, by string) {
@@ -430,7 +432,7 @@ func printServices(out io.Writer, all []see.Service) error {
 	return t.Flush()
 }
 
-const trafficColumns = "CONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREJECTED"
+const trafficColumns = "CONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREJECTED\tREJECTED/S"
 
 // cells are the columns of traffic.
 func cells(t see.Traffic) string {
@@ -444,11 +446,14 @@ func cells(t see.Traffic) string {
 			byteRate = flows.BinarySize(uint64(*t.Total.ByteRate))
 		}
 	}
-	rejected := "-"
+	rejected, rejectedRate := "-", "-"
 	if t.Rejected != nil {
 		rejected = fmt.Sprint(*t.Rejected)
 	}
-	return fmt.Sprintf("%d\t%s\t%d\t%s\t%s\t%s\t%s", t.Connections, size(t.Bytes), t.Total.Connections, bytes, rate, byteRate, rejected)
+	if t.RejectedRate != nil {
+		rejectedRate = fmt.Sprintf("%.1f", *t.RejectedRate)
+	}
+	return fmt.Sprintf("%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s", t.Connections, size(t.Bytes), t.Total.Connections, bytes, rate, byteRate, rejected, rejectedRate)
 }
 
 // counting says since when the totals are counted, and what they lack.
@@ -516,6 +521,9 @@ func printService(out io.Writer, s *see.Service) error {
 		}
 		if n := s.Traffic[i].Rejected; n != nil {
 			fmt.Fprintf(out, "; %d packets refused or dropped", *n)
+		}
+		if r := s.Traffic[i].RejectedRate; r != nil {
+			fmt.Fprintf(out, ", %.1f a second", *r)
 		}
 		fmt.Fprintln(out)
 		if why := p.WhyEmpty(); why != "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
 )
 
 type topOptions struct {
@@ -123,9 +124,10 @@ func (o *topOptions) draw(out io.Writer, all []busy) {
 
 // printTop prints the sum of all Services and a number of them.
 func printTop(out io.Writer, all []busy, rows int) error {
-	sum, rate, byteRate, bytes := 0, 0.0, 0.0, "unknown bytes (nf_conntrack_acct is 0)"
+	sum, rate, byteRate, rejected, bytes := 0, 0.0, 0.0, 0.0, "unknown bytes (nf_conntrack_acct is 0)"
 	for _, b := range all {
 		sum += b.Connections
+		rejected += ptr.Deref(b.RejectedRate, 0)
 		if b.Total.ConnectionRate != nil {
 			rate += *b.Total.ConnectionRate
 			byteRate += *b.Total.ByteRate
@@ -134,8 +136,8 @@ func printTop(out io.Writer, all []busy, rows int) error {
 			bytes = flows.BinarySize(uint64(byteRate))
 		}
 	}
-	fmt.Fprintf(out, "%s  %d Services with traffic, %d connections, %.1f new ones a second, %s a second\n",
-		time.Now().Format(time.TimeOnly), len(all), sum, rate, bytes)
+	fmt.Fprintf(out, "%s  %d Services with traffic, %d connections, %.1f new ones a second, %s a second, %.1f packets rejected a second\n",
+		time.Now().Format(time.TimeOnly), len(all), sum, rate, bytes, rejected)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\t"+trafficColumns)
 	for _, b := range all[:min(rows, len(all))] {

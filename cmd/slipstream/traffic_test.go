@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -112,22 +114,35 @@ func TestTraffic(t *testing.T) {
 	if n := after["datagrams"].Connections; n != 0 {
 		t.Errorf("%d connections now", n)
 	}
-	for range 3 {
-		if _, err := s.client.Connect(lab.UDP, datagramsAddr, lab.Timeout(patience)); lab.Outcome(err) != "refused" {
+	refused := 0
+	s.until("the rate of refused packets is known", func() bool {
+		_, err := s.client.Connect(lab.UDP, datagramsAddr, lab.Timeout(patience))
+		if lab.Outcome(err) != "refused" {
 			t.Errorf("without endpoints: %v", err)
 		}
-	}
-	after = s.traffic(socket)
-	if n := after["datagrams"].Rejected; n == nil || *n != 3 {
-		t.Errorf("%v packets were refused", n)
+		refused++
+		after = s.traffic(socket)
+		rate := after["datagrams"].RejectedRate
+		return rate != nil && *rate > 0 && *rate < 1000
+	})
+	if n := after["datagrams"].Rejected; n == nil || *n != uint64(refused) {
+		t.Errorf("%v packets were refused, not %d", n, refused)
 	}
 	contains(t, s.metrics(),
-		`slipstream_service_rejected_packets_total{namespace="default",service="datagrams"} 3`+"\n",
+		fmt.Sprintf(`slipstream_service_rejected_packets_total{namespace="default",service="datagrams"} %d`, refused)+"\n",
 		fmt.Sprintf(`slipstream_service_connections_total{namespace="default",service="datagrams"} %d`, after["datagrams"].Total.Connections)+"\n",
 		fmt.Sprintf(`slipstream_service_bytes_total{namespace="default",service="datagrams"} %v`, float64(after["datagrams"].Total.Bytes))+"\n")
 	out, _ := s.see("services", "--socket", socket, "--sort", "rejected")
 	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "default/datagrams ") {
 		t.Errorf("the Service with refused packets is not first:\n%s", out)
+	}
+
+	s.check(os.Remove(filepath.Join(s.dir, "datagrams.yaml")))
+	s.until("the Service is deleted", func() bool { return len(s.traffic(socket)) == 1 })
+	s.save("datagrams.yaml", datagrams())
+	s.until("another Service has the address", func() bool { return len(s.traffic(socket)) == 2 })
+	if n := s.traffic(socket)["datagrams"].Rejected; n == nil || *n != 0 {
+		t.Errorf("a new Service begins with %v refused packets", n)
 	}
 }
 

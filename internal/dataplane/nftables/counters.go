@@ -80,13 +80,42 @@ func (b *Backend) RejectedAt() (map[desired.FrontendKey]uint64, error) {
 	for f := range schemas {
 		s := &schemas[f]
 		// Under constant transactions, every dump is interrupted. It may lack elements then.
-		failed := conn.Elements(s.table, s.rejected.Name, func(e nfnl.Element) {
-			ip, _ := netip.AddrFromSlice(e.Key[8:])
-			all[desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, binary.BigEndian.Uint16(e.Key[4:])), Protocol: desired.Protocol(e.Key[0])}] = e.Packets
-		})
+		failed := conn.Elements(s.table, s.rejected.Name, func(e nfnl.Element) { all[rejectedKey(e.Key)] = e.Packets })
 		if !errors.Is(failed, unix.ENOENT) && !errors.Is(failed, nfnl.ErrInterrupted) {
 			err = errors.Join(err, failed)
 		}
 	}
 	return all, err
+}
+
+// rejectedKey decodes a key of the set rejected.
+func rejectedKey(key []byte) desired.FrontendKey {
+	ip, _ := netip.AddrFromSlice(key[8:])
+	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, binary.BigEndian.Uint16(key[4:])), Protocol: desired.Protocol(key[0])}
+}
+
+// forgetRejected deletes the numbers of rejected packets to frontends that a change has deleted, or
+// has given to another Service, so that the next Service with the address begins at 0. Such a change
+// costs a dump of the set, which has only destinations of rejected packets. The numbers stay if
+// that fails: they are not worth an error.
+func (b *Backend) forgetRejected(change *desired.Change) {
+	gone := map[desired.FrontendKey]bool{}
+	for _, c := range change.Frontends {
+		if c.Old != nil && (c.New == nil || c.New.Service != c.Old.Service) {
+			gone[c.Key()] = true
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	var batch nfnl.Batch
+	for f := range b.served {
+		s := &schemas[f]
+		_ = b.conn.Elements(s.table, s.rejected.Name, func(e nfnl.Element) {
+			if k := rejectedKey(e.Key); gone[k] || gone[k.NodePort()] {
+				batch.DeleteElement(s.table, s.rejected, e.Key)
+			}
+		})
+	}
+	_ = b.conn.Commit(0, &batch)
 }

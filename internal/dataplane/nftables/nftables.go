@@ -81,6 +81,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 	if err := b.conn.Commit(0, &b.batch); err != nil {
 		return stats, b.explain(err, change)
 	}
+	b.forgetRejected(change)
 	b.release()
 	b.sequence.Done()
 	return stats, nil

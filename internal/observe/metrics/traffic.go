@@ -70,7 +70,7 @@ func (t *traffic) update(all map[types.NamespacedName]Traffic) {
 }
 
 // OnTraffic serves what Services carry. read is called on a scrape only, as rarely as that of
-// OnFlows.
+// OnFlows. Scrapes in between cost no more than the series that they send.
 func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("slipstream_service_"+name, help, []string{"namespace", "service"}, nil)
@@ -82,17 +82,21 @@ func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error
 		bytes       = desc("bytes_total", "Bytes of connections to the Service, of both directions, from the IP header on.")
 		rejected    = desc("rejected_packets_total", "Packets to the Service that were refused or dropped.")
 
-		r = rarely[map[types.NamespacedName]Traffic]{read: read, now: time.Now}
 		t = traffic{seen: map[types.NamespacedName]Traffic{}, own: map[types.NamespacedName]*Traffic{}}
+		r = rarely[struct{}]{now: time.Now, read: func() (struct{}, error) {
+			all, err := read()
+			if err == nil {
+				t.update(all)
+			}
+			return struct{}{}, err
+		}}
 	)
 	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{open, connections, packets, bytes, rejected}, func(send send) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		all, err := r.get()
-		if err != nil {
+		if _, err := r.get(); err != nil {
 			return err
 		}
-		t.update(all)
 		series := func(namespace, service string, s Traffic) {
 			send(open, prometheus.GaugeValue, s.Open, namespace, service)
 			send(connections, prometheus.CounterValue, s.Connections, namespace, service)

@@ -27,10 +27,12 @@ type Traffic struct {
 	Count
 	Total     *Counted         `json:"total,omitempty"`
 	Endpoints map[string]Count `json:"endpoints,omitempty"` // by address
-	// Rejected is the number of packets that were refused or dropped since the proxy's table was
-	// created, because there are no endpoints, or none that the traffic policy allows, or because of
+	// Rejected is the number of packets that were refused or dropped since the Service or the proxy's
+	// table was created, because there are no endpoints, or none that the traffic policy allows, or because of
 	// the client's address. It is nil in iptables mode, which does not count them by frontend.
 	Rejected *uint64 `json:"rejectedPackets,omitempty"`
+	// RejectedRate is their number per second, measured as the rates of Total.
+	RejectedRate *float64 `json:"rejectedPacketsPerSecond,omitempty"`
 }
 
 // Count counts connections and their bytes, of both directions. Bytes are known if
@@ -125,10 +127,29 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		e.add(f, accounting)
 		t.Endpoints[f.Backend.String()] = e
 	}
-	err = v.traffic.read(ctx, existing, func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error {
+	rejected, err := v.rejected()
+	if err != nil {
+		return nil, err
+	}
+	err = v.traffic.read(ctx, rejected, existing, func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error {
 		for s := range all {
 			for p := range all[s].Traffic {
-				all[s].Traffic[p].Total = zero()
+				t := &all[s].Traffic[p]
+				t.Total = zero()
+				if v.Rejected != nil {
+					t.Rejected = new(uint64)
+					if v.traffic.rated {
+						t.RejectedRate = new(float64)
+					}
+				}
+			}
+		}
+		for k, n := range rejected {
+			if t := portOf(k); t != nil {
+				*t.Rejected += n
+				if t.RejectedRate != nil {
+					*t.RejectedRate += v.traffic.refusal[k]
+				}
 			}
 		}
 		part := q.Namespace != "" || q.Name != ""
@@ -141,21 +162,15 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		}
 		return nil
 	})
-	if err != nil || v.Rejected == nil {
-		return all, err
-	}
-	rejected, err := v.Rejected()
-	for s := range all {
-		for p := range all[s].Traffic {
-			all[s].Traffic[p].Rejected = new(uint64)
-		}
-	}
-	for k, n := range rejected {
-		if t := portOf(k); t != nil {
-			*t.Rejected += n
-		}
-	}
 	return all, err
+}
+
+// rejected returns the numbers of rejected packets by destination, if the mode knows them.
+func (v *View) rejected() (map[desired.FrontendKey]uint64, error) {
+	if v.Rejected == nil {
+		return nil, nil
+	}
+	return v.Rejected()
 }
 
 // ServiceTraffic is what a Service carries.
@@ -168,16 +183,13 @@ type ServiceTraffic struct {
 // Traffic returns what the Services carry that have or had connections since the counting began. It
 // costs less than Services.
 func (v *View) Traffic(ctx context.Context) (map[types.NamespacedName]ServiceTraffic, error) {
-	var rejected map[desired.FrontendKey]uint64
-	if v.Rejected != nil {
-		var err error
-		if rejected, err = v.Rejected(); err != nil {
-			return nil, err
-		}
+	rejected, err := v.rejected()
+	if err != nil {
+		return nil, err
 	}
 	open := map[desired.FrontendKey]uint64{}
 	all := map[types.NamespacedName]ServiceTraffic{}
-	err := v.traffic.read(ctx, func(f *flows.Flow) { open[f.Frontend()]++ }, func(totals map[desired.FrontendKey]*tally, _ func() *Counted) error {
+	err = v.traffic.read(ctx, rejected, func(f *flows.Flow) { open[f.Frontend()]++ }, func(totals map[desired.FrontendKey]*tally, _ func() *Counted) error {
 		return v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
 			add := func(k desired.FrontendKey, more ServiceTraffic) bool {
 				name := i.State.ServiceAt(k)
@@ -231,6 +243,9 @@ func (s *Service) Sum() Traffic {
 		}
 		if t.Rejected != nil {
 			all.Rejected = ptr.To(ptr.Deref(all.Rejected, 0) + *t.Rejected)
+		}
+		if t.RejectedRate != nil {
+			all.RejectedRate = ptr.To(ptr.Deref(all.RejectedRate, 0) + *t.RejectedRate)
 		}
 	}
 	return all

@@ -88,9 +88,11 @@ type traffic struct {
 	asked   time.Time
 	sampled time.Time
 
-	rated   bool               // rates have been measured
-	round   bool               // alternates with each question
-	counted map[uint32]counted // what has been counted of existing connections, by conntrack ID
+	rated   bool                            // rates have been measured
+	refused map[desired.FrontendKey]uint64  // rejected packets by destination, at the time sampled
+	refusal map[desired.FrontendKey]float64 // rejected packets a second, if there were any
+	round   bool                            // alternates with each question
+	counted map[uint32]counted              // what has been counted of existing connections, by conntrack ID
 	totals  map[desired.FrontendKey]*tally
 	lost    bool // the kernel discarded events
 }
@@ -102,8 +104,9 @@ type counted struct {
 
 // read visits the connections that exist, and then calls use with the totals of all destinations that
 // had connections, from which it may delete some, and with a function that returns what the totals
-// of a port begin with.
-func (t *traffic) read(ctx context.Context, visit func(*flows.Flow), use func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error) error {
+// of a port begin with. rejected are the numbers of rejected packets now, from which it measures
+// the rates in t.refusal.
+func (t *traffic) read(ctx context.Context, rejected map[desired.FrontendKey]uint64, visit func(*flows.Flow), use func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first := t.events == nil
@@ -132,7 +135,10 @@ func (t *traffic) read(ctx context.Context, visit func(*flows.Flow), use func(to
 		return err
 	}
 	maps.DeleteFunc(t.counted, func(_ uint32, c counted) bool { return c.round != t.round })
-	t.measure()
+	if first {
+		maps.Copy(t.refused, rejected)
+	}
+	t.measure(rejected)
 	accounting := accounts()
 	return use(t.totals, func() *Counted {
 		c := &Counted{Since: t.since, Accounting: accounting, Lost: t.lost}
@@ -154,6 +160,7 @@ func (t *traffic) start() (err error) {
 	t.since, t.sampled = time.Now(), time.Now()
 	t.rated, t.lost = false, false
 	t.counted, t.totals = map[uint32]counted{}, map[desired.FrontendKey]*tally{}
+	t.refused, t.refusal = map[desired.FrontendKey]uint64{}, map[desired.FrontendKey]float64{}
 	go t.run(t.events)
 	return nil
 }
@@ -166,7 +173,7 @@ func (t *traffic) stop() (err error) {
 	if t.table != nil {
 		err = errors.Join(err, t.table.Close())
 	}
-	t.events, t.table, t.counted, t.totals = nil, nil, nil, nil
+	t.events, t.table, t.counted, t.totals, t.refused, t.refusal = nil, nil, nil, nil, nil, nil
 	return err
 }
 
@@ -221,7 +228,7 @@ func (t *traffic) count(f *flows.Flow, countNew bool) {
 }
 
 // measure measures the rates.
-func (t *traffic) measure() {
+func (t *traffic) measure(rejected map[desired.FrontendKey]uint64) {
 	took := time.Since(t.sampled)
 	if took < rateAfter {
 		return
@@ -231,5 +238,12 @@ func (t *traffic) measure() {
 		n.connectionRate = float64(n.Connections-n.sample.Connections) / took.Seconds()
 		n.byteRate = float64(n.Bytes-n.sample.Bytes) / took.Seconds()
 		n.sample = n.Total
+	}
+	clear(t.refusal)
+	for k, n := range rejected {
+		if before := t.refused[k]; n > before {
+			t.refusal[k] = float64(n-before) / took.Seconds()
+		}
+		t.refused[k] = n // one that is missing keeps its number: a dump may lack elements
 	}
 }
