@@ -22,6 +22,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -33,6 +34,9 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	v.Proxy, v.Version, v.Mode, v.Node, v.Started = p, versionText(), s.config.Mode(), s.node, time.Now()
 	if v.Source = "the Kubernetes API"; s.client == nil {
 		v.Source = "manifests in " + s.config.Slipstream.Manifests
+	}
+	if a, ok := s.objects.(*api.Source); ok {
+		v.Contact = a.Contact
 	}
 	v.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, s.config, s.dataplane) }
 	if s.fast != nil {
@@ -212,13 +216,25 @@ func printStatus(out io.Writer, s *see.Status) error {
 	row("Version", "%s", s.Version)
 	row("Node", "%s", s.Node)
 	row("Mode", "%s, running for %s", s.Mode, s.At.Sub(s.Started).Round(time.Second))
-	row("Source", "%s", s.Source)
+	contact := ""
+	if c := s.API; c != nil {
+		if contact = ", which has not answered yet"; !c.Heard.IsZero() {
+			contact = ", last heard " + ago(c.Heard)
+		}
+		if !c.Failing.IsZero() {
+			contact += fmt.Sprintf("; requests have been failing since %s: %s", c.Failing.Format(time.DateTime), c.Cause)
+		}
+	}
+	row("Source", "%s%s", s.Source, contact)
 	row("Programmed", "%d Services, %d frontends, %d pools, %d endpoints", s.Services, s.Frontends, s.Pools, s.Endpoints)
 	if l := s.Last; l != nil {
 		row("Last change", "%s, took %s: %s of %d frontends and %d pools, %d elements", ago(l.At), round(l.Took), l.Kind, l.Frontends, l.Pools, l.Elements)
 	}
 	if c := s.Changes; c.Number > 0 {
 		row("Changes", "%d in %.1f minutes, p50 %s, p99 %s", c.Number, c.Minutes, round(c.P50), round(c.P99))
+	}
+	if c := s.Changes; c.LagKnown > 0 {
+		row("Lag", "p50 %s, p99 %s from %d changes of endpoints in the cluster to the kernel", round(c.LagP50), round(c.LagP99), c.LagKnown)
 	}
 	if s.Waiting != nil {
 		row("Waiting", "a change since %s", ago(*s.Waiting))

@@ -123,6 +123,25 @@ func TestStatusOfProblem(t *testing.T) {
 	}
 }
 
+// TestStatusWithoutAPIServer checks that the status says since when the API server does not answer.
+func TestStatusWithoutAPIServer(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	p, err := s.node.Start(s.command("run", "--master", "http://127.0.0.1:1", "--hostname-override", "n1", "--status-socket", socket))
+	s.check(err)
+	t.Cleanup(func() { p.Kill() })
+	var out string
+	s.until("the status says it", func() bool {
+		var status int
+		out, status = s.see("status", "--socket", socket)
+		return status == int(exitProblems) && strings.Contains(out, "which has not answered yet; requests have been failing since ")
+	})
+	contains(t, out, "connection refused", "PROBLEM  The source has not delivered its objects yet")
+	if out, _ := s.see("status", "--socket", socket, "-o", "json"); !strings.Contains(out, `"failing": "20`) || strings.Contains(out, `"heard"`) {
+		t.Errorf("in JSON: %s", out)
+	}
+}
+
 // states is a Service with an endpoint for each reason not to be used.
 const states = `apiVersion: v1
 kind: Service

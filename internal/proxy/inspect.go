@@ -29,6 +29,9 @@ type Programming struct {
 	Frontends int           `json:"frontends"` // that it added, changed or deleted
 	Pools     int           `json:"pools"`
 	Elements  int           `json:"elements"` // of the kernel's sets and maps, or rules
+	// Lag is the time from a change of endpoints in the cluster until the kernel had it, the longest
+	// one of the call; 0 if it is unknown. It is wrong if the clocks of the nodes differ.
+	Lag time.Duration `json:"lagNanoseconds,omitempty"`
 }
 
 // Verification is the result of a comparison with the kernel's content.

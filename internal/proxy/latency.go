@@ -48,15 +48,17 @@ func (t *triggers) drop(namespace, name string) {
 	t.waiting = slices.DeleteFunc(t.waiting, func(w trigger) bool { return w.name == name && w.namespace == namespace })
 }
 
-// done records the latency of all triggers, when the kernel has their changes. A trigger in
-// the future comes from a different clock and is ignored.
-func (t *triggers) done(now time.Time, m *metrics.Metrics) {
+// done records the latency of all triggers, when the kernel has their changes, and returns the
+// longest one. A trigger in the future comes from a different clock and is ignored.
+func (t *triggers) done(now time.Time, m *metrics.Metrics) (longest time.Duration) {
 	for _, w := range t.waiting {
 		if took := now.Sub(w.at); took >= 0 {
 			m.Latency(w.family, took)
+			longest = max(longest, took)
 		}
 	}
 	t.waiting = nil
+	return longest
 }
 
 func families(c *desired.Change) (out desired.Families) {

@@ -87,6 +87,16 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 	if got := l.sample(latencies); got != "1" {
 		t.Errorf("%s latencies of IPv4, want 1", got)
 	}
+	var lags []time.Duration
+	if err := l.proxy.Inspect(t.Context(), func(i *Inspection) {
+		for _, p := range i.Programmed {
+			if p.Lag != 0 {
+				lags = append(lags, p.Lag)
+			}
+		}
+	}); err != nil || len(lags) == 0 || slices.Max(lags) > time.Minute*30 {
+		t.Errorf("lags %v, error %v", lags, err)
+	}
 }
 
 // TestLatencyUntilTheKernelHasIt checks that the latency includes the time in which the kernel

@@ -399,13 +399,16 @@ func (p *Proxy) program(ctx context.Context) error {
 	if p.departed != nil {
 		p.followUp.stale = append(p.followUp.stale, p.departed.take(p.log)...)
 	}
-	if p.full || !c.Empty() {
+	apply := p.full || !c.Empty()
+	if apply {
 		if err := p.apply(ctx, &c.Change); err != nil {
 			return err
 		}
 	}
 	if len(p.triggers.waiting) > 0 {
-		p.triggers.done(time.Now(), p.metrics)
+		if lag := p.triggers.done(time.Now(), p.metrics); apply {
+			p.programmed[len(p.programmed)-1].Lag = lag
+		}
 	}
 	p.follow(ctx, c)
 	return nil
@@ -431,7 +434,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	p.pace.committed(*p.lateness.since.Load(), time.Now())
 	p.metrics.SyncGap.Set(p.pace.gap.Seconds())
 	p.metrics.Programmed(p.full, about, took)
-	p.remember(Programming{start, kind, took, len(c.Frontends), len(c.Pools), stats.Elements})
+	p.remember(Programming{At: start, Kind: kind, Took: took, Frontends: len(c.Frontends), Pools: len(c.Pools), Elements: stats.Elements})
 	p.metrics.Elements.Add(float64(stats.Elements))
 	level := 2
 	if p.full {

@@ -13,6 +13,7 @@ package source
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -85,6 +86,13 @@ type Source interface {
 	// sink is not called concurrently, nor after Run has returned. It may block:
 	// changes meanwhile follow in a later batch.
 	Run(ctx context.Context, sink func(batch []Event)) error
+}
+
+// Contact is the state of a connection to an API server.
+type Contact struct {
+	Heard   time.Time `json:"heard,omitzero"`   // when it last answered a request or sent something over a watch
+	Failing time.Time `json:"failing,omitzero"` // since when requests fail; zero if they do not
+	Cause   string    `json:"cause,omitempty"`  // why the first of these failed
 }
 
 // Kind returns the Kubernetes kind of an object by its Go type. Decoded objects of an API server

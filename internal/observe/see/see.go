@@ -27,6 +27,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -38,7 +39,8 @@ type View struct {
 	Version string
 	Mode    string
 	Node    string
-	Source  string // of objects
+	Source  string                // of objects
+	Contact func() source.Contact // nil without an API server
 	Started time.Time
 
 	Missing []string // features that the mode needs and the node lacks

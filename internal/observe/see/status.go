@@ -14,16 +14,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
 // Status is the state of a proxy at one time.
 type Status struct {
-	At      time.Time `json:"at"`
-	Version string    `json:"version"`
-	Mode    string    `json:"mode"`
-	Node    string    `json:"node"`
-	Source  string    `json:"source"`
-	Started time.Time `json:"started"`
+	At      time.Time       `json:"at"`
+	Version string          `json:"version"`
+	Mode    string          `json:"mode"`
+	Node    string          `json:"node"`
+	Source  string          `json:"source"`
+	Started time.Time       `json:"started"`
+	API     *source.Contact `json:"api,omitempty"` // nil without an API server
 
 	Synced  bool       `json:"synced"`            // the source has delivered its initial content
 	Updated *time.Time `json:"updated,omitempty"` // when the kernel last had all changes
@@ -53,6 +55,10 @@ type Changes struct {
 	Number  int           `json:"number"`
 	P50     time.Duration `json:"p50Nanoseconds"`
 	P99     time.Duration `json:"p99Nanoseconds"`
+	// Lag is proxy.Programming's, of those changes of which it is known.
+	LagKnown int           `json:"lagKnown"`
+	LagP50   time.Duration `json:"lagP50Nanoseconds,omitempty"`
+	LagP99   time.Duration `json:"lagP99Nanoseconds,omitempty"`
 }
 
 const (
@@ -73,6 +79,13 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 	}
 	problem := func(remedy, format string, args ...any) {
 		s.Problems = append(s.Problems, Problem{fmt.Sprintf(format, args...), remedy})
+	}
+	if v.Contact != nil {
+		c := v.Contact()
+		s.API = &c
+		if what := failing(c, s.At); what != "" {
+			problem("check the API server, the network to it, and the proxy's credentials; until it answers, the kernel keeps what it has, and changes in the cluster have no effect here", "%s", what)
+		}
 	}
 	for _, m := range v.Missing {
 		problem("use a kernel that has it, or another proxy mode", "The kernel lacks what mode %s needs: %s", v.Mode, m)
@@ -106,6 +119,10 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 	case s.Waiting != nil && s.At.Sub(*s.Waiting) > late:
 		problem("see the log", "A change has been waiting for %s", s.At.Sub(*s.Waiting).Round(time.Second))
 	}
+	if s.Changes.LagP50 > late {
+		problem("if the changes themselves are quick (see Changes), they arrive late: look at kube-controller-manager and the API server; or the clocks of the nodes differ",
+			"Half of the changes of endpoints had effect %s or later after they happened in the cluster", s.Changes.LagP50.Round(time.Second))
+	}
 	if s.Verify != nil && s.Verify.Failed != "" {
 		problem("see the log", "The kernel's content could not be verified: %s", s.Verify.Failed)
 	}
@@ -129,6 +146,14 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 	return s, nil
 }
 
+// failing says for how long requests to the API server have been failing, if that is a problem.
+func failing(c source.Contact, now time.Time) string {
+	if c.Failing.IsZero() || now.Sub(c.Failing) <= late {
+		return ""
+	}
+	return fmt.Sprintf("Requests to the API server have been failing for %s: %s", now.Sub(c.Failing).Round(time.Second), c.Cause)
+}
+
 // summarize summarizes the changes since recent, or since the start.
 func summarize(all []proxy.Programming, now, started time.Time) Changes {
 	since := now.Add(-recent)
@@ -138,18 +163,27 @@ func summarize(all []proxy.Programming, now, started time.Time) Changes {
 	if len(all) > 0 && len(all) >= 1000 && all[0].At.After(since) {
 		since = all[0].At // earlier ones are forgotten
 	}
-	var took []time.Duration
+	var took, lag []time.Duration
 	for _, p := range all {
 		if !p.At.Before(since) && p.Kind == "change" {
 			took = append(took, p.Took)
+			if p.Lag > 0 {
+				lag = append(lag, p.Lag)
+			}
 		}
 	}
-	slices.Sort(took)
-	c := Changes{Minutes: now.Sub(since).Minutes(), Number: len(took)}
-	if n := len(took); n > 0 {
-		c.P50, c.P99 = took[(n-1)/2], took[(n-1)*99/100]
-	}
+	c := Changes{Minutes: now.Sub(since).Minutes(), Number: len(took), LagKnown: len(lag)}
+	c.P50, c.P99 = percentiles(took)
+	c.LagP50, c.LagP99 = percentiles(lag)
 	return c
+}
+
+func percentiles(all []time.Duration) (p50, p99 time.Duration) {
+	slices.Sort(all)
+	if n := len(all); n > 0 {
+		p50, p99 = all[(n-1)/2], all[(n-1)*99/100]
+	}
+	return p50, p99
 }
 
 const conntrackTable = "conntrack"

@@ -300,6 +300,7 @@ func TestOutage(t *testing.T) {
 		{"dial tcp: connect: connection refused", func(w *world, down bool) { w.closed.Store(down) }},
 	} {
 		t.Run(c.cause, func(t *testing.T) {
+			began := time.Now()
 			w := newWorld(t, protobuf, service("web", "10.96.0.1"), slice("web-1", "10.0.0.1"), node("n1", "a")).start()
 			w.expect("Set Service default/web", "Set EndpointSlice default/web-1", "Set Node n1", "Synced")
 			w.change(func() { c.set(w, true) })
@@ -308,10 +309,19 @@ func TestOutage(t *testing.T) {
 			time.Sleep(300 * time.Millisecond) // for some attempts: more errors would be reported now
 			w.expectReported("API server URL: cannot list and watch " + kindIn(w.reported()) + "s: " + c.cause + " (the ruleset stays; trying again)")
 			w.expect() // nothing
+			if c := w.source.Contact(); c.Failing.IsZero() || c.Failing.Before(began) || c.Heard.Before(began) || c.Cause == "" {
+				t.Errorf("contact in an outage: %+v", c)
+			}
 			w.set(slice("web-1", "10.0.0.2"))
 			w.remove(service("web", ""))
 			w.change(func() { c.set(w, false) })
 			w.expect("Set EndpointSlice default/web-1", "Delete Service default/web")
+			w.eventually("contact", func() bool { return w.source.Contact().Failing.IsZero() })
+			w.allWatch()
+			before := w.source.Contact().Heard
+			w.set(slice("web-1", "10.0.0.3"))
+			w.expect("Set EndpointSlice default/web-1")
+			w.eventually("the event to count as contact", func() bool { return w.source.Contact().Heard.After(before) })
 
 			// The next outage is reported again.
 			w.allWatch()

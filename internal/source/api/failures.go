@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/source"
 	"golang.org/x/net/http2"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
@@ -23,6 +24,9 @@ func (r *run) failed(kind string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failing[kind] = true
+	if r.source.failing.Load() == nil {
+		r.source.failing.Store(&source.Contact{Failing: time.Now(), Cause: cause})
+	}
 	if last, known := r.reported[cause]; known && time.Since(last) < reportAgain {
 		r.log.V(2).Info("Request to the API server failed again", "kind", kind, "cause", cause)
 		return
@@ -32,6 +36,7 @@ func (r *run) failed(kind string, err error) {
 }
 
 func (r *run) succeeded(kind string) {
+	r.heard()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.failing[kind] {
@@ -40,6 +45,7 @@ func (r *run) succeeded(kind string) {
 	delete(r.failing, kind)
 	if len(r.failing) == 0 {
 		clear(r.reported)
+		r.source.failing.Store(nil)
 		r.log.Info("The API server answers again", "server", r.server)
 	}
 }

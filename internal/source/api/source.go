@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -39,6 +40,9 @@ type Options struct {
 type Source struct {
 	client  *Client
 	options Options
+
+	heard   atomic.Int64                   // source.Contact.Heard in Unix nanoseconds
+	failing atomic.Pointer[source.Contact] // without Heard; nil while requests succeed
 }
 
 var _ source.Source = (*Source)(nil)
@@ -50,6 +54,17 @@ func New(client *Client, o Options) *Source {
 
 // ForFastPath sets Options.FastPath, before Run.
 func (s *Source) ForFastPath() { s.options.FastPath = true }
+
+// Contact returns the state of the connection. It is safe for concurrent use.
+func (s *Source) Contact() (c source.Contact) {
+	if f := s.failing.Load(); f != nil {
+		c = *f
+	}
+	if ns := s.heard.Load(); ns != 0 {
+		c.Heard = time.Unix(0, ns)
+	}
+	return c
+}
 
 // Run implements source.Source. It returns an error only when it cannot start, not when
 // the API server cannot be reached. Logs go to the logger of ctx.
@@ -64,6 +79,7 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 
 	q := newQueue(ctx)
 	r := &run{
+		source:   s,
 		queue:    q,
 		options:  s.options,
 		log:      klog.FromContext(ctx),
@@ -97,6 +113,7 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 
 // run is the state that the watchers of one Run share.
 type run struct {
+	source  *Source
 	queue   *queue
 	options Options
 	log     klog.Logger
@@ -107,6 +124,9 @@ type run struct {
 	failing  map[string]bool      // kinds whose last request failed
 	reported map[string]time.Time // when a cause was reported last
 }
+
+// heard records that the API server has sent something.
+func (r *run) heard() { r.source.heard.Store(time.Now().UnixNano()) }
 
 // listed records that all objects of a kind have been delivered. After the last kind, the
 // source is synced.

@@ -19,6 +19,7 @@ type store struct {
 	kind  *kind
 	put   func(source.Event)
 	full  func()           // called when all existing objects have been delivered
+	heard func()           // called at each event of a watch
 	known map[string]known // delivered objects by namespace/name
 	round uint32
 }
@@ -31,7 +32,10 @@ type known struct {
 	round   uint32 // the last complete list that had it
 }
 
-var _ cache.TransformingStore = (*store)(nil)
+var (
+	_ cache.TransformingStore      = (*store)(nil)
+	_ cache.ResourceVersionUpdater = (*store)(nil)
+)
 
 // delivered is the name of an object that was delivered when it was read. The Reflector
 // collects it instead of the object.
@@ -97,6 +101,10 @@ func (s *store) Delete(object any) error {
 	}
 	return nil
 }
+
+// UpdateResourceVersion is called at each event of a watch. The server sends a bookmark about each
+// minute if nothing changes.
+func (s *store) UpdateResourceVersion(string) { s.heard() }
 
 // Resync does nothing, as the store has no copies to deliver again.
 func (s *store) Resync() error { return nil }

@@ -61,6 +61,7 @@ func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
 		kind:  k,
 		put:   r.queue.put,
 		full:  w.full,
+		heard: r.heard,
 		known: map[string]known{},
 	}
 	return w, nil

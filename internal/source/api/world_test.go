@@ -34,6 +34,7 @@ type world struct {
 	t       *testing.T
 	client  *Client
 	options Options
+	source  *Source
 	cancel  context.CancelFunc
 	closed  atomic.Bool // connections are refused
 	done    chan error
@@ -85,8 +86,8 @@ func (w *world) newClient(connection componentbase.ClientConnectionConfiguration
 func (w *world) start() *world {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.cancel = cancel
-	s := New(w.client, w.options)
-	go func() { w.done <- s.Run(ctx, w.sink) }()
+	w.source = New(w.client, w.options)
+	go func() { w.done <- w.source.Run(ctx, w.sink) }()
 	w.t.Cleanup(w.stop)
 	return w
 }
