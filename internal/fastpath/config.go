@@ -5,6 +5,7 @@ package fastpath
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
@@ -29,11 +30,7 @@ const (
 
 // ParseScope returns the scope of that name.
 func ParseScope(s string) (Scope, error) {
-	switch scope := Scope(s); scope {
-	case Services, All:
-		return scope, nil
-	}
-	return "", fmt.Errorf("scope %q: is neither %v nor %v", s, Services, All)
+	return parse(s, "scope %q: is neither services nor all", Services, All)
 }
 
 // Engine is what forwards packets of offloaded connections. The zero value is Flowtable.
@@ -51,11 +48,7 @@ const (
 
 // ParseEngine returns the engine of that name.
 func ParseEngine(s string) (Engine, error) {
-	switch e := Engine(s); e {
-	case Flowtable, EBPF, AutoEngine:
-		return e, nil
-	}
-	return "", fmt.Errorf("engine %q: is none of %v, %v and %v", s, Flowtable, EBPF, AutoEngine)
+	return parse(s, "engine %q: is none of flowtable, ebpf and auto", Flowtable, EBPF, AutoEngine)
 }
 
 // Hardware says whether flows are offloaded to network hardware. The zero value is Auto.
@@ -73,11 +66,15 @@ const (
 
 // ParseHardware returns the choice of that name.
 func ParseHardware(s string) (Hardware, error) {
-	switch h := Hardware(s); h {
-	case Auto, On, Off:
-		return h, nil
+	return parse(s, "hardware offload %q: is none of auto, on and off", Auto, On, Off)
+}
+
+// parse returns the choice of that name, or an error with the message.
+func parse[T ~string](name, message string, choices ...T) (T, error) {
+	if slices.Contains(choices, T(name)) {
+		return T(name), nil
 	}
-	return "", fmt.Errorf("hardware offload %q: is none of %v, %v and %v", s, Auto, On, Off)
+	return "", fmt.Errorf(message, name)
 }
 
 // Config configures a Controller. The zero value is off.

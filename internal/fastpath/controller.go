@@ -320,10 +320,11 @@ func (c *Controller) Cleanup(context.Context) error {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("fast path: deleting %s: %w", tableText, err)
 	}
+	err = nil
 	if c.engine != nil {
-		return c.engine.Detach()
+		err = c.engine.Detach()
 	}
-	return ebpf.Remove(c.config.NetNS)
+	return errors.Join(err, ebpf.Remove(c.config.NetNS))
 }
 
 func (c *Controller) deleteTable() error {
@@ -353,5 +354,5 @@ func (c *Controller) Close() error {
 
 // Stop is Cleanup and Close, for after Run has returned.
 func (c *Controller) Stop() error {
-	return errors.Join(c.Cleanup(context.Background()), c.Close(), ebpf.Remove(c.config.NetNS))
+	return errors.Join(c.Cleanup(context.Background()), c.Close())
 }

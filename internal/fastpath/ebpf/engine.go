@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	links "github.com/vishvananda/netlink"
@@ -68,27 +68,6 @@ func folder(ns int) (string, error) {
 		err = unix.Fstat(ns, &stat)
 	}
 	return filepath.Join(bpffs, "slipstream-fastpath", strconv.FormatUint(stat.Ino, 10)), err
-}
-
-// inside calls f in the network namespace.
-func inside(ns int, f func() error) error {
-	if ns == 0 {
-		return f()
-	}
-	runtime.LockOSThread()
-	own, err := netns.Get()
-	if err != nil {
-		return err
-	}
-	defer own.Close()
-	if err = netns.Set(netns.NsHandle(ns)); err == nil {
-		err = f()
-		if e := netns.Set(own); e != nil {
-			return errors.Join(err, e) // the thread ends with its goroutine
-		}
-	}
-	runtime.UnlockOSThread()
-	return err
 }
 
 // Open loads the program, and adopts the flows and interfaces of an earlier Engine that was not
@@ -154,7 +133,7 @@ func (e *Engine) load() error {
 		return err
 	}
 	spec.Maps["flows"].Pinning = ebpf.PinByName
-	err = inside(e.netns, func() error {
+	err = dataplane.Inside(e.netns, func() error {
 		_, udp := sysctl.UDPTimeouts()
 		return errors.Join(spec.Variables["tcp_timeout"].Set(milliseconds(sysctl.TCPTimeout())), spec.Variables["udp_timeout"].Set(milliseconds(udp)))
 	})
@@ -190,7 +169,7 @@ func (e *Engine) probe() error {
 }
 
 func (e *Engine) attach(index int) (l link.Link, err error) {
-	err = inside(e.netns, func() (err error) {
+	err = dataplane.Inside(e.netns, func() (err error) {
 		// Programs of others come first, if they do not ask for another order.
 		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: e.objects.Forward, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
 		return err
@@ -214,11 +193,11 @@ func (e *Engine) adopt() error {
 		index, _ := strconv.Atoi(filepath.Base(path)[len(linkPrefix):])
 		l, err := link.LoadPinnedLink(path, nil)
 		if err == nil {
-			err = l.Update(e.objects.Forward)
-		}
-		if err == nil {
-			e.attached[index] = l
-			continue
+			if err = l.Update(e.objects.Forward); err == nil {
+				e.attached[index] = l
+				continue
+			}
+			_ = l.Close()
 		}
 		if err := os.Remove(path); err != nil { // the interface does not exist any more
 			return err
