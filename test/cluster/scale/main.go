@@ -32,6 +32,8 @@
 //     EndpointSlices, and nothing else. It shows what delivery and decoding alone cost.
 //   - burst: endpoints of many Services are replaced as fast as the API server accepts it;
 //     from the last reply until the last change has its effect.
+//   - connections that failed: the share without an answer within a second, of 20 a second to
+//     Services of the sample, from the start to the end of the bursts.
 //   - peak resident memory (VmHWM) of the process, after the start and in the end; and of
 //     the commands it runs, by looking every 50 ms.
 //
@@ -42,9 +44,9 @@
 //
 //	go run ./scale rules -services 10,100,1000,10000
 //
-// counts the iptables rules that the kernel executes for a new connection, with more and
-// more Services in the same API server, for Slipstream's and kube-proxy's iptables modes, or
-// with -subjects slipstream-ipvs,kube-proxy-ipvs their IPVS modes (rules.go).
+// counts the rules that the kernel executes for a new connection, with more and more Services in
+// the same API server, for Slipstream's and kube-proxy's iptables modes, or the modes that
+// -subjects names (rules.go).
 package main
 
 import (

@@ -10,6 +10,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -37,6 +39,7 @@ const (
 	peakStart    = "peak_rss_start"
 	peak         = "peak_rss"
 	peakCommands = "peak_rss_commands"
+	failedShare  = "failed_share"
 
 	informersCPU    = "informers_start_cpu"
 	informersChange = "informers_change_cpu"
@@ -58,6 +61,7 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(peakStart, "peak RSS when started", bench.Bytes)
 	add(peak, "peak RSS in the end", bench.Bytes)
 	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
+	add(failedShare, "connections that failed meanwhile", bench.Percent)
 	add(delivered, "a client with informers only: has a change after", bench.Nanoseconds, bench.P50, bench.P99)
 	add(informersCPU, "  processor time until it has all objects", bench.Nanoseconds)
 	add(informersChange, "  processor time of a change", bench.Nanoseconds)
@@ -97,11 +101,17 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		m.samples.Add(started, float64(answered.Sub(begin)))
 		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
-	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.informers, m.bursts} {
+	steps := []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.bursts}
+	if m.options.informers {
+		steps = slices.Insert(steps, 3, m.informers)
+	}
+	others := m.connectAllTheTime(sample)
+	for _, step := range steps {
 		if err == nil {
 			err = step(ctx)
 		}
 	}
+	others()
 	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
 		m.samples.Add(peak, float64(memory.VmHWM))
 		err = failed
@@ -113,6 +123,29 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		err = m.proxy.Explain(err)
 	}
 	return errors.Join(err, m.proxy.Close())
+}
+
+// connectAllTheTime makes 20 connections a second to the Services of a sample, from now on until
+// stop is called, and adds the percentage of those that had no answer within a second.
+func (m *measurement) connectAllTheTime(sample []int) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	made, failed := 0, 0
+	var done sync.WaitGroup
+	done.Go(func() {
+		_ = m.prober.do(func() error {
+			for ; bench.Sleep(ctx, 50*time.Millisecond) == nil; made++ {
+				if _, err := connect(frontend(sample[made%len(sample)]), time.Second); err != nil {
+					failed++
+				}
+			}
+			return nil
+		})
+	})
+	return func() {
+		cancel()
+		done.Wait()
+		m.samples.Add(failedShare, 100*float64(failed)/float64(max(made, 1)))
+	}
 }
 
 // stream measures how long the API server takes to stream all Services and EndpointSlices to a

@@ -37,6 +37,7 @@ type options struct {
 	Sample int `json:"sample,omitempty"` // connections for each number of Services, at most
 
 	rules      bool
+	informers  bool
 	slipstream string // path of the program; built if empty
 	output     string
 	save       string
@@ -83,7 +84,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.logs, "logs", "", "existing `directory` where configurations and logs stay")
 	if o.rules {
 		args = args[1:]
-		f.StringVar(&subjects, "subjects", string(proxies.SlipstreamIPTables+","+proxies.KubeProxyIPTables), "whose rules to count, those of the iptables or the IPVS mode")
+		f.StringVar(&subjects, "subjects", string(proxies.SlipstreamIPTables+","+proxies.KubeProxyIPTables), "whose rules to count")
 		f.StringVar(&services, "services", "10,100,1000,10000", "numbers of Services in the cluster, with commas between, from few to many")
 		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
 	} else {
@@ -94,6 +95,7 @@ func parse(args []string) (*options, error) {
 		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
 		f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see -budget")
 		f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
+		f.BoolVar(&o.informers, "informers", true, "measure a client with informers only, too, beside each subject")
 		// The kernel frees rules of ten thousand Services for a while.
 		f.DurationVar(&o.quiet, "quiet", 2*time.Minute, "how long to wait, at most, for the machine to be idle before each start")
 	}
@@ -125,9 +127,6 @@ func (o *options) validate() error {
 	for i, name := range o.Subjects {
 		if err := bench.OneOf("-subjects", name, names(proxies.AllKinds)...); err != nil {
 			return err
-		}
-		if o.rules && proxies.Kind(name).Mode() == "nftables" {
-			return fmt.Errorf("-subjects: rules of %s cannot be counted", name)
 		}
 		if slices.Contains(o.Subjects[:i], name) {
 			return fmt.Errorf("-subjects: %s is given twice", name)

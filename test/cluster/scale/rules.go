@@ -45,9 +45,11 @@ func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", servic
 // whether it matched or not. The path must end where the kernel has sent the packet.
 //
 // In IPVS mode a virtual server leads to the pod, not a rule. The packet's path is then
-// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING. Slipstream has nftables rules in this
-// mode, without counters. The kernel traces the packet's way, and all rules of the chains on it
-// are counted, executed or not.
+// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING.
+//
+// Rules of nftables have no counters: those of the nftables modes, and of Slipstream in IPVS mode.
+// The kernel traces the packet's way. Of each chain on it, the rules up to the one by which the packet
+// left it are counted, and all rules if it came to the chain's end.
 func (m *measurement) countRules(ctx context.Context) (err error) {
 	n := m.filled
 	defer func() {
@@ -68,7 +70,7 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 	}()
 	c := &counter{node: m.node, subject: m.subject}
 	connect := c.connect
-	if m.subject == proxies.SlipstreamIPVS {
+	if m.subject.Mode() == "nftables" || m.subject == proxies.SlipstreamIPVS {
 		t, failed := startTracer(ctx, m.node, m.dir)
 		if failed != nil {
 			return failed

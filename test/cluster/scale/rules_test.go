@@ -105,3 +105,16 @@ func TestRulesGivenUp(t *testing.T) {
 		t.Errorf("no row of 3 Services in\n%s", &out)
 	}
 }
+
+// TestRulesNFTables counts the rules of both proxies in nftables mode: they do not depend on the
+// number of Services.
+func TestRulesNFTables(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
+	r := countFew(t, "-subjects", "slipstream,kube-proxy-nftables")
+	for k, s := range r.Subjects {
+		few, many := r.Find(rulesName(20)).Outcomes[k], r.Find(rulesName(40)).Outcomes[k]
+		if len(few.Values) != 5 || len(many.Values) != 5 || few.Lowest < 5 || few.Median != many.Median {
+			t.Errorf("%s: %+v and %+v", s.Name, few, many)
+		}
+	}
+}

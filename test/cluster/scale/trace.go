@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,15 +19,15 @@ import (
 type tracer struct {
 	*lab.Program // nft monitor trace
 	node         *node
-	rules        map[string]int // by "table chain"
-	read         int            // bytes of the program's output
+	rules        map[string][]string // by "family table chain"
+	read         int                 // bytes of the program's output
 }
 
 const traceTable = "trace-first-packet"
 
 // startTracer has the kernel trace packets from the node's pods to Services.
 func startTracer(ctx context.Context, n *node, dir string) (*tracer, error) {
-	t := &tracer{node: n, rules: map[string]int{}}
+	t := &tracer{node: n, rules: map[string][]string{}}
 	out, err := n.Run(ctx, "nft", "--terse", "list", "ruleset")
 	if err != nil {
 		return nil, err
@@ -36,13 +37,13 @@ func startTracer(ctx context.Context, n *node, dir string) (*tracer, error) {
 		words := strings.Fields(line)
 		switch {
 		case len(words) > 3 && words[0] == "table":
-			table = words[2]
+			table = words[1] + " " + words[2]
 		case len(words) == 3 && words[0] == "chain":
 			chain = table + " " + words[1]
 		case len(words) > 0 && words[0] == "}" || len(words) == 3 && (words[0] == "set" || words[0] == "map"):
 			chain = ""
 		case chain != "" && len(words) > 0 && words[0] != "type":
-			t.rules[chain]++
+			t.rules[chain] = append(t.rules[chain], plain(line))
 		}
 	}
 	if _, err := n.Run(ctx, "nft", fmt.Sprintf(`table ip %s {
@@ -54,10 +55,26 @@ func startTracer(ctx context.Context, n *node, dir string) (*tracer, error) {
 	return t, err
 }
 
-var tracedJump = regexp.MustCompile(`\(verdict (?:jump|goto) (\S+)\)`)
+var counters = regexp.MustCompile(`counter packets \d+ bytes \d+`)
+
+// plain is a rule as it compares with another output of it.
+func plain(rule string) string {
+	return strings.Join(strings.Fields(counters.ReplaceAllString(rule, "counter")), " ")
+}
+
+// executed is how many of a chain's rules the kernel comes to for a packet that leaves the chain
+// by a rule, as the trace has it: up to that one, or all if it is not found.
+func executed(rules []string, left string) int {
+	if i := slices.Index(rules, plain(left)); i >= 0 {
+		return i + 1
+	}
+	return len(rules)
+}
+
+var tracedRule = regexp.MustCompile(` rule (.*) \(verdict (\w+)(?: (\S+))?\)`)
 
 // connect sends the first packet of a connection from the client to a Service, and returns how
-// many rules the chains have that it passed.
+// many rules the node has executed for it.
 func (t *tracer) connect(ctx context.Context, service int) (rules int, err error) {
 	var fresh string
 	// Packets are not traced before the program listens.
@@ -78,10 +95,13 @@ func (t *tracer) connect(ctx context.Context, service int) (rules int, err error
 		}
 	}
 	t.read += len(fresh)
-	first, passed := "", map[string]bool{}
+	first := ""
+	left := map[string]string{} // by chain that it passed, the rule by which it left it
+	last := map[string]string{} // the last rule that matched
+	var stack []string          // chains that it is in
 	for line := range strings.Lines(fresh) {
 		words := strings.Fields(line) // trace id ID FAMILY TABLE CHAIN ...
-		if len(words) < 6 || words[0] != "trace" || words[4] == traceTable {
+		if len(words) < 7 || words[0] != "trace" || words[4] == traceTable {
 			continue
 		}
 		if first == "" {
@@ -90,13 +110,36 @@ func (t *tracer) connect(ctx context.Context, service int) (rules int, err error
 		if words[2] != first {
 			return 0, errors.New("more than one packet was traced")
 		}
-		passed[words[4]+" "+words[5]] = true
-		if to := tracedJump.FindStringSubmatch(line); to != nil {
-			passed[words[4]+" "+to[1]] = true
+		chain := strings.Join(words[3:6], " ")
+		if words[6] == "packet:" { // a hook
+			stack, left[chain] = []string{chain}, ""
+		}
+		rule := tracedRule.FindStringSubmatch(line)
+		if rule == nil || len(stack) == 0 {
+			continue
+		}
+		if i := slices.Index(stack, chain); i >= 0 {
+			stack = stack[:i+1] // those above it came to their ends
+		}
+		last[chain] = rule[1]
+		to := words[3] + " " + words[4] + " " + rule[3]
+		switch rule[2] {
+		case "goto":
+			left[chain], left[to] = rule[1], ""
+			stack[len(stack)-1] = to
+		case "jump":
+			left[to] = ""
+			stack = append(stack, to)
+		case "return":
+			left[chain] = rule[1]
+		case "accept", "drop":
+			for _, c := range stack {
+				left[c] = last[c]
+			}
 		}
 	}
-	for chain := range passed {
-		rules += t.rules[chain]
+	for chain, rule := range left {
+		rules += executed(t.rules[chain], rule)
 	}
 	if rules == 0 {
 		return 0, fmt.Errorf("no chain with rules was passed: %s", lab.Tail(fresh, 20))

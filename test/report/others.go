@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+
+	"github.com/prometheus/procfs"
+)
+
+// watchOthers begins to watch the processor time of other work on the machine. elsewhere returns
+// how many seconds of it there were since then: of processes that do not descend from this one,
+// and of the host, if it is a virtual machine whose host reports stolen time.
+func watchOthers() (elsewhere func() float64) {
+	before, stolen := othersUsed()
+	return func() float64 {
+		after, stolenAfter := othersUsed()
+		return max(after-before, 0) + stolenAfter - stolen
+	}
+}
+
+// ticks in a second of /proc/PID/stat, on all kernels.
+const ticks = 100
+
+// othersUsed sums up the processor time, in seconds, of all processes that do not descend from
+// this one, with that of their children that have ended: when a child ends, its time passes to
+// its parent, so that the sum stays. Kernel threads do not count, as they work for this run too.
+func othersUsed() (used, stolen float64) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0, 0
+	}
+	if stat, err := fs.Stat(); err == nil {
+		stolen = stat.CPUTotal.Steal
+	}
+	all, err := fs.AllProcs()
+	if err != nil {
+		return 0, stolen
+	}
+	stats := map[int]procfs.ProcStat{}
+	for _, p := range all {
+		if s, err := p.Stat(); err == nil { // it may have ended
+			stats[p.PID] = s
+		}
+	}
+	return sumOthers(stats, os.Getpid()), stolen
+}
+
+// sumOthers sums up the time of processes that neither are pid, nor one of its ancestors, nor
+// descend from it. An ancestor, as make or a shell, waits meanwhile; what it is charged with when
+// it ends is this run.
+func sumOthers(stats map[int]procfs.ProcStat, pid int) float64 {
+	const kthreadd = 2
+	ancestors := map[int]bool{}
+	for p := stats[pid].PPID; p > 0 && !ancestors[p]; p = stats[p].PPID {
+		ancestors[p] = true
+	}
+	sum := 0.0
+	for p, s := range stats {
+		ours := false
+		for q, steps := p, 0; q > 0 && steps < 1000; q, steps = stats[q].PPID, steps+1 {
+			ours = ours || q == pid || q == kthreadd
+		}
+		if !ours && !ancestors[p] {
+			sum += float64(s.UTime) + float64(s.STime) + float64(s.CUTime) + float64(s.CSTime)
+		}
+	}
+	return sum / ticks
+}
+
+// memory is the machine's, in bytes.
+func memory() uint64 {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0
+	}
+	m, err := fs.Meminfo()
+	if err != nil || m.MemTotalBytes == nil {
+		return 0
+	}
+	return *m.MemTotalBytes
+}

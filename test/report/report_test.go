@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+)
+
+func TestComparison(t *testing.T) {
+	for name, test := range map[string]struct {
+		theirs, ours []float64
+		shares       bool
+		want         string
+	}{
+		// 2 of 70 orders: p = 0.0286.
+		"far":      {theirs: []float64{100, 101, 102, 103}, ours: []float64{1, 1.01, 1.02, 1.03}, want: "1/100 of it (p = 0.029)"},
+		"more":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{49, 50, 51, 52}, want: "20 times (p = 0.029)"},
+		"less":     {theirs: []float64{10, 11, 12, 13}, ours: []float64{5, 6, 7, 8}, want: "0.57 times (p = 0.029)"},
+		"same":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{1.5, 2.5, 2.6, 3.5}, want: "no difference seen (p = 1)"},
+		"equal":    {theirs: []float64{0, 0, 0, 0}, ours: []float64{0, 0, 0, 0}, want: "no difference seen (p = 1)"},
+		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, want: "0.10 times; too few values to test"},
+		"one each": {theirs: []float64{14}, ours: []float64{1}, want: "1/14 of it; too few values to test"},
+		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, shares: true, want: "different (p = 0.029)"},
+	} {
+		if got := comparison(test.theirs, test.ours, test.shares); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func TestLeastP(t *testing.T) {
+	for _, test := range []struct {
+		m, n int
+		want float64
+	}{{1, 1, 1}, {3, 3, 0.1}, {4, 4, 2. / 70}, {5, 5, 2. / 252}, {2, 8, 2. / 45}} {
+		if got := leastP(test.m, test.n); got < test.want*0.9999 || got > test.want*1.0001 {
+			t.Errorf("%d and %d values: %v, want %v", test.m, test.n, got, test.want)
+		}
+	}
+}
+
+// TestSumOthers has a tree of processes: init, a shell that runs make that runs this one, with a
+// child of its own, and a compiler elsewhere with a child that has ended.
+func TestSumOthers(t *testing.T) {
+	stats := map[int]procfs.ProcStat{
+		1:  {PPID: 0, UTime: 100},
+		2:  {PPID: 0, STime: 100000}, // kthreadd
+		3:  {PPID: 2, STime: 100000},
+		10: {PPID: 1, UTime: 5000, CUTime: 5000}, // shell
+		11: {PPID: 10, CSTime: 5000},             // make
+		12: {PPID: 11, UTime: 7000},              // this one
+		13: {PPID: 12, UTime: 7000},
+		20: {PPID: 1, UTime: 200, STime: 100, CUTime: 300, CSTime: 50},
+		21: {PPID: 20, UTime: 50},
+	}
+	if got, want := sumOthers(stats, 12), (200+100+300+50+50)/100.; got != want {
+		t.Errorf("%v seconds, want %v", got, want)
+	}
+}
+
+// sample is a record with numbers for all that the page shows of a part.
+func sampleRecords() map[string]*record {
+	all := map[string]*record{}
+	for _, p := range parts {
+		r := &record{Part: p.name}
+		for _, s := range p.steps(false) {
+			r.put(&result{Name: s.name, Command: s.command(), Version: "v1", Seconds: 60, Machine: bench.ThisMachine(), Result: samples(p.name, s.name)})
+		}
+		all[p.name] = r
+	}
+	return all
+}
+
+// samples has all series that the steps' commands measure, with made-up values.
+func samples(part, step string) *bench.Result {
+	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
+	subjects := map[string][]string{
+		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
+	}[part]
+	if part == "rules" && step == "nftables" {
+		subjects[0] = slipNFT
+	}
+	series := map[string][]bench.Series{
+		"scale": {
+			{Name: "start", Unit: bench.Nanoseconds}, {Name: "start_cpu", Unit: bench.Nanoseconds}, {Name: "change", Unit: bench.Nanoseconds},
+			{Name: "change_cpu", Unit: bench.Nanoseconds}, {Name: "burst", Unit: bench.Nanoseconds}, {Name: "peak_rss", Unit: bench.Bytes}, {Name: "failed_share", Unit: bench.Percent},
+		},
+		"rules":     {{Name: "rules_10"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
+		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
+	}[part]
+	var values []bench.Samples
+	for i, name := range subjects {
+		r.Subjects = append(r.Subjects, bench.Subject{Name: name})
+		of := bench.Samples{}
+		for _, s := range series {
+			for n := range 5 {
+				of.Add(s.Name, float64((i+1)*1_000_000+n))
+			}
+		}
+		values = append(values, of)
+	}
+	if err := r.Fill(series, values); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// TestPage writes a page from complete records: no cell is empty, and each part has its command.
+func TestPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "index.html")
+	if err := writePage(path, sampleRecords()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(b)
+	for _, bad := range []string{`class="missing"`, "was not run", "NaN", "<td></td>", "Disturbed"} {
+		if strings.Contains(text, bad) {
+			t.Errorf("the page has %s", bad)
+		}
+	}
+	if n := strings.Count(text, "<svg"); n != 5 {
+		t.Errorf("%d charts, want 5", n)
+	}
+	for _, p := range parts {
+		if !strings.Contains(text, `id="`+p.name+`"`) {
+			t.Errorf("no part %s", p.name)
+		}
+	}
+	for _, want := range []string{`id="headlines"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "../../bin/scale rules"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+}
+
+// TestPageMissing writes a page where one subject was given up, one step has failed, other work
+// disturbed a third, and one part was not run.
+func TestPageMissing(t *testing.T) {
+	all := sampleRecords()
+	delete(all, "balancing")
+	given := all["scale"].find(withServices(1000)).Result
+	given.Subjects[2].Failed = "not within -timeout\nmore"
+	for _, s := range given.Series {
+		s.Outcomes[2] = bench.Outcome{}
+	}
+	all["rules"].find("iptables").Result, all["rules"].find("iptables").Failed = nil, "exit status 1"
+	all["rules"].find("nftables").Elsewhere = 0.5
+	path := filepath.Join(t.TempDir(), "index.html")
+	if err := writePage(path, all); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := os.ReadFile(path)
+	for _, want := range []string{
+		"given up: not within -timeout</td>", "not measured: exit status 1</td>", "Disturbed by other work on the machine: rules, nftables<",
+		"This part was not run: <code>make report PART=balancing</code>", "Not all was measured: exit status 1",
+	} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+}
+
+// TestResume runs parts with commands that write a result, or fail: a second run repeats what has
+// failed and nothing else, another version repeats all, and a chosen part is repeated.
+func TestResume(t *testing.T) {
+	dir := t.TempDir()
+	bench.QuietLimit = 0
+	runs := filepath.Join(dir, "runs")
+	script := func(name, then string) step {
+		return step{name: name, args: []string{"sh", "-c", `echo ` + name + ` >>` + runs + `; ` + then + ` && echo '{"title": "` + name + `"}' >$0`, "SAVE"}, estimate: time.Minute}
+	}
+	steps := []step{script("good", "true"), script("bad", "test -e "+dir+"/repaired")}
+	old := parts
+	defer func() { parts = old }()
+	parts = []*part{
+		{name: "one", steps: func(bool) []step { return steps }, fill: func(*section, *record) error { return nil }},
+		{name: "two", steps: func(bool) []step { return []step{script("third", "true")} }, fill: func(*section, *record) error { return nil }},
+	}
+	ran := func(names, version string) string {
+		t.Helper()
+		os.Remove(runs)
+		_ = run(t.Context(), true, false, names, dir, version)
+		b, _ := os.ReadFile(runs)
+		return strings.Join(strings.Fields(string(b)), " ")
+	}
+	if got := ran("", "v1"); got != "good bad third" {
+		t.Errorf("the first run: %q", got)
+	}
+	records, err := load(filepath.Join(dir, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, bad := records["one"].find("good"), records["one"].find("bad")
+	if good.Result.Title != "good" || good.Failed != "" || good.Version != "v1" || !good.Fast || good.LoadBefore == "" || good.Memory == 0 || bad.Result != nil || bad.Failed == "" {
+		a, _ := json.Marshal(records["one"])
+		t.Errorf("%s", a)
+	}
+	if got := ran("", "v1"); got != "bad" {
+		t.Errorf("the second run: %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "repaired"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if a, b, c, d := ran("", "v1"), ran("", "v1"), ran("two", "v1"), ran("", "v2"); a != "bad" || b != "" || c != "third" || d != "good bad third" {
+		t.Errorf("later runs: %q, %q, %q, %q", a, b, c, d)
+	}
+	if err := run(t.Context(), true, false, "three", dir, "v1"); err == nil || !strings.Contains(err.Error(), `"three"`) {
+		t.Errorf("an unknown part: %v", err)
+	}
+}
