@@ -68,18 +68,27 @@ func (r *result) compare(series, theirs, ours string) string {
 	if t == nil || o == nil {
 		return ""
 	}
-	return comparison(t.Values, o.Values, s.Unit == bench.Percent)
+	ratio := 0.0
+	switch base := bench.Median(t.Values); {
+	case s.Unit == bench.Percent:
+	case s.Paired && theirs == r.Result.Subjects[0].Name:
+		ratio = o.Ratio // the median of those within each round
+	case base > 0:
+		ratio = bench.Median(o.Values) / base
+	}
+	return comparison(t.Values, o.Values, ratio)
 }
 
-// comparison is the text of [result.compare]. Differences of shares are not given as ratios.
-func comparison(theirs, ours []float64, shares bool) string {
+// comparison is the text of [result.compare]. A ratio that is not above 0 is left out, as that of
+// shares.
+func comparison(theirs, ours []float64, ratio float64) string {
 	p, err := bench.MannWhitney(ours, theirs)
 	if err != nil {
 		p = 1
 	}
 	text := "different"
-	if t, o := bench.Median(theirs), bench.Median(ours); !shares && t > 0 && o > 0 {
-		text = times(o / t)
+	if ratio > 0 {
+		text = times(ratio)
 	}
 	switch {
 	case leastP(len(theirs), len(ours)) >= significant:

@@ -17,20 +17,20 @@ import (
 func TestComparison(t *testing.T) {
 	for name, test := range map[string]struct {
 		theirs, ours []float64
-		shares       bool
+		ratio        float64
 		want         string
 	}{
 		// 2 of 70 orders: p = 0.0286.
-		"far":      {theirs: []float64{100, 101, 102, 103}, ours: []float64{1, 1.01, 1.02, 1.03}, want: "1/100 of it (p = 0.029)"},
-		"more":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{49, 50, 51, 52}, want: "20 times (p = 0.029)"},
-		"less":     {theirs: []float64{10, 11, 12, 13}, ours: []float64{5, 6, 7, 8}, want: "0.57 times (p = 0.029)"},
-		"same":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{1.5, 2.5, 2.6, 3.5}, want: "no difference seen (p = 1)"},
+		"far":      {theirs: []float64{100, 101, 102, 103}, ours: []float64{1, 1.01, 1.02, 1.03}, ratio: 1.015 / 101.5, want: "1/100 of it (p = 0.029)"},
+		"more":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{49, 50, 51, 52}, ratio: 50.5 / 2.5, want: "20 times (p = 0.029)"},
+		"less":     {theirs: []float64{10, 11, 12, 13}, ours: []float64{5, 6, 7, 8}, ratio: 6.5 / 11.5, want: "0.57 times (p = 0.029)"},
+		"same":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{1.5, 2.5, 2.6, 3.5}, ratio: 1.02, want: "no difference seen (p = 1)"},
 		"equal":    {theirs: []float64{0, 0, 0, 0}, ours: []float64{0, 0, 0, 0}, want: "no difference seen (p = 1)"},
-		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, want: "0.10 times; too few values to test"},
-		"one each": {theirs: []float64{14}, ours: []float64{1}, want: "1/14 of it; too few values to test"},
-		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, shares: true, want: "different (p = 0.029)"},
+		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, ratio: 0.1, want: "0.10 times; too few values to test"},
+		"one each": {theirs: []float64{14}, ours: []float64{1}, ratio: 1. / 14, want: "1/14 of it; too few values to test"},
+		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, want: "different (p = 0.029)"},
 	} {
-		if got := comparison(test.theirs, test.ours, test.shares); got != test.want {
+		if got := comparison(test.theirs, test.ours, test.ratio); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
@@ -84,6 +84,7 @@ func samples(part, step string) *bench.Result {
 	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
 	subjects := map[string][]string{
 		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
+		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
 	}[part]
 	if part == "rules" && step == "nftables" {
 		subjects[0] = slipNFT
@@ -92,6 +93,10 @@ func samples(part, step string) *bench.Result {
 		"scale": {
 			{Name: "start", Unit: bench.Nanoseconds}, {Name: "start_cpu", Unit: bench.Nanoseconds}, {Name: "change", Unit: bench.Nanoseconds},
 			{Name: "change_cpu", Unit: bench.Nanoseconds}, {Name: "burst", Unit: bench.Nanoseconds}, {Name: "peak_rss", Unit: bench.Bytes}, {Name: "failed_share", Unit: bench.Percent},
+		},
+		"fastpath": {
+			{Name: "stream_aggregated", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "stream_packets", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "udp_packets", Unit: bench.PerSecond, Better: bench.More, Paired: true},
+			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true},
 		},
 		"rules":     {{Name: "rules_10"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
@@ -129,8 +134,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	if n := strings.Count(text, "<svg"); n != 5 {
-		t.Errorf("%d charts, want 5", n)
+	if n := strings.Count(text, "<svg"); n != 7 {
+		t.Errorf("%d charts, want 7", n)
 	}
 	for _, p := range parts {
 		if !strings.Contains(text, `id="`+p.name+`"`) {

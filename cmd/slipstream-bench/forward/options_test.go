@@ -3,6 +3,7 @@
 package forward
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -34,6 +35,8 @@ func TestValidate(t *testing.T) {
 		{"--measure: none of aggregated, packets, udp is given", throughput(func(o *Options) { o.Measures = nil })},
 		{"--measure: \"tcp\" is none of", throughput(func(o *Options) { o.Measures = []string{"tcp"} })},
 		{"command nft", throughput(func(o *Options) { o.Measures = []string{MeasureUDP} })},
+		{"--thresholds: must be 1 to 29", throughput(func(o *Options) { o.Thresholds = []int{1, 30} })},
+		{"--thresholds: must be 1 to 100000", crr(func(o *Options) { o.Thresholds = []int{0} })},
 		{"--connections: must be", crr(func(o *Options) { o.Connections = 50_001 })},
 		{"--nodes: must be", crr(func(o *Options) { o.Nodes = 0 })},
 	}
@@ -44,5 +47,16 @@ func TestValidate(t *testing.T) {
 	}
 	if err := crr(func(*Options) {}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestSettings(t *testing.T) {
+	o := Options{Thresholds: []int{1, 5, 1000}}
+	want := []Setting{{Name: "off"}, {Name: "no threshold", Threshold: 1}, {Name: "threshold 5", Threshold: 5}, {Name: "threshold 1000", Threshold: 1000}}
+	if got := o.settings(); !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if o.Thresholds = nil; !slices.Equal(o.settings(), Settings) {
+		t.Errorf("%+v", o.settings())
 	}
 }

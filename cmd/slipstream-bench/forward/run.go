@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/procfs"
@@ -43,7 +44,7 @@ type measurement struct {
 
 func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*measurement) error) (_ *bench.Result, err error) {
 	over := map[int]string{1: "one node", 2: "two nodes"}[o.Nodes]
-	m := &measurement{options: o, settings: Settings, Result: &bench.Result{
+	m := &measurement{options: o, settings: o.settings(), Result: &bench.Result{
 		Benchmark: benchmark, Options: o, Machine: bench.ThisMachine(),
 		Title: fmt.Sprintf("%s: pod to pod by a ClusterIP over %s, %s; %d rounds of turns of %s", benchmark, over, o.Family, o.Rounds, turn),
 	}}
@@ -53,7 +54,7 @@ func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*
 	defer func() { err = errors.Join(err, m.network.close()) }()
 	switch engine, err := m.probe(); {
 	case errors.Is(err, fastpath.ErrUnsupported):
-		m.settings = Settings[:1]
+		m.settings = m.settings[:1]
 		m.Notes = append(m.Notes, fmt.Sprintf("only \"off\" is measured: %v", err))
 	case err != nil:
 		return nil, err
@@ -212,6 +213,9 @@ type Options struct {
 	Nodes  int    `json:"nodes"`  // that forward: 1, or 2 with a pod on each
 	Family string `json:"family"` // one of Families
 
+	// Thresholds are compared with "off", if there are any, instead of [Settings].
+	Thresholds []int `json:"thresholds,omitempty"`
+
 	// Of [Throughput] and [Relay].
 	Seconds  int      `json:"seconds_per_turn,omitempty"`
 	Measures []string `json:"measures,omitempty"` // of Measures
@@ -224,6 +228,7 @@ type Options struct {
 func (o *Options) AddFlags(f *pflag.FlagSet, rounds int) {
 	f.IntVar(&o.Rounds, "rounds", rounds, "rounds of turns, one for each setting of the fast path")
 	f.IntVar(&o.Nodes, "nodes", 1, "nodes between the pods: 1 or 2")
+	f.IntSliceVar(&o.Thresholds, "thresholds", nil, "packets after which a connection is offloaded, 1 for no threshold (default 1,20)")
 	f.StringVar(&o.Family, "family", FamilyIPv4, "address family: "+strings.Join(Families, ", "))
 }
 
@@ -258,8 +263,32 @@ type Setting struct {
 // first packet of a connection is never offloaded.
 var Settings = []Setting{{Name: "off"}, {Name: "no threshold", Threshold: 1}, {Name: "threshold 20", Threshold: 20}}
 
+// settings are what is compared.
+func (o *Options) settings() []Setting {
+	if len(o.Thresholds) == 0 {
+		return Settings
+	}
+	all := Settings[:1:1]
+	for _, n := range o.Thresholds {
+		s := Setting{Name: fmt.Sprintf("threshold %d", n), Threshold: uint32(n)}
+		if n == 1 {
+			s = Settings[1]
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
 func (o *Options) validate() error {
-	return errors.Join(
+	most := 100_000
+	if slices.Contains(o.Measures, MeasureUDP) {
+		most = warmUp - 1 // a flood measures offloaded packets only
+	}
+	var errs []error
+	for _, n := range o.Thresholds {
+		errs = append(errs, bench.Within("--thresholds", n, 1, most))
+	}
+	return errors.Join(errors.Join(errs...),
 		bench.Within("--rounds", o.Rounds, 1, 1000),
 		bench.Within("--nodes", o.Nodes, 1, 2),
 		bench.OneOf("--family", o.Family, Families...),
