@@ -52,7 +52,7 @@ func newEnvironment(ctx context.Context, o *options, runs int, dir string, log u
 	c := cluster.Config{
 		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
 	}
-	if !o.rules {
+	if !o.rules && !o.latency {
 		c.Singles = singles
 	}
 	e := &environment{Cluster: cluster.New(c), options: o, dir: dir, log: log}

@@ -47,6 +47,13 @@
 // counts the rules that the kernel executes for a new connection, with more and more Services in
 // the same API server, for Slipstream's and kube-proxy's iptables modes, or the modes that
 // -subjects names (rules.go).
+//
+// # Latency
+//
+//	go run ./scale latency -load ../../bin/report-load
+//
+// measures HTTP requests to one Service of nginx, and the processor time of the node, with more
+// and more other Services (latency.go).
 package main
 
 import (
@@ -130,6 +137,9 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 		rounds, series = len(o.Services), rulesSeries(o)
 		r.Benchmark = "rules"
 		r.Title = fmt.Sprintf("Rules executed for a new connection, Services of %s endpoints, at most %d of them drawn with seed %d", bench.Thousands(o.Endpoints), o.Sample, o.Seed)
+	}
+	if o.latency {
+		return r, measureLatency(ctx, o, r, chosen, programs, dir, log)
 	}
 	e, err := newEnvironment(ctx, o, rounds*len(chosen), dir, log)
 	if err != nil {

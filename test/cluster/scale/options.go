@@ -36,7 +36,15 @@ type options struct {
 
 	Sample int `json:"sample,omitempty"` // connections for each number of Services, at most
 
+	// Of latency.
+	Rounds  int `json:"rounds,omitempty"`
+	Seconds int `json:"seconds_per_turn,omitempty"`
+	Rate    int `json:"requests_per_second,omitempty"`
+
 	rules      bool
+	latency    bool
+	nginx      string // path of the program
+	load       string // path of the load generator
 	informers  bool
 	slipstream string // path of the program; built if empty
 	output     string
@@ -69,7 +77,7 @@ const (
 func (o *options) most() int { return o.Services[len(o.Services)-1] }
 
 func parse(args []string) (*options, error) {
-	o := &options{rules: len(args) > 0 && args[0] == "rules"}
+	o := &options{rules: len(args) > 0 && args[0] == "rules", latency: len(args) > 0 && args[0] == "latency"}
 	var services, subjects string
 	all := strings.Join(names(proxies.AllKinds), ", ")
 	f := flag.NewFlagSet("scale", flag.ContinueOnError)
@@ -87,6 +95,15 @@ func parse(args []string) (*options, error) {
 		f.StringVar(&subjects, "subjects", string(proxies.SlipstreamIPTables+","+proxies.KubeProxyIPTables), "whose rules to count")
 		f.StringVar(&services, "services", "10,100,1000,10000", "numbers of Services in the cluster, with commas between, from few to many")
 		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
+	} else if o.latency {
+		args = args[1:]
+		f.StringVar(&subjects, "subjects", strings.Join(names(proxies.Kinds), ","), "what to measure, with commas between, of "+all)
+		f.StringVar(&services, "services", "1,10,100,1000,10000", "numbers of Services in the cluster, with commas between, from few to many")
+		f.IntVar(&o.Rounds, "rounds", 5, "rounds of turns with each number of Services")
+		f.IntVar(&o.Seconds, "seconds", 3, "length of a turn")
+		f.IntVar(&o.Rate, "rate", 1000, "requests a second")
+		f.StringVar(&o.nginx, "nginx", "nginx", "the `program` that serves")
+		f.StringVar(&o.load, "load", "", "the load generator, a `program` of test/report/load")
 	} else {
 		f.StringVar(&services, "services", "10000", "Services in the cluster")
 		f.StringVar(&subjects, "subjects", strings.Join(names(proxies.Kinds), ","), "what to measure, with commas between, of "+all)
@@ -147,6 +164,13 @@ func (o *options) validate() error {
 		return errors.Join(append(errs,
 			bench.Within("-sample", o.Sample, 1, 10_000),
 			bench.Within("-services: how many numbers there are", len(o.Services), 1, maxNodes/2))...)
+	}
+	if o.latency {
+		return errors.Join(append(errs,
+			bench.Within("-endpoints", o.Endpoints, 1, 100),
+			bench.Within("-rounds", o.Rounds, 1, 100),
+			bench.Within("-seconds", o.Seconds, 1, 600),
+			bench.Within("-rate", o.Rate, 1, 100_000))...)
 	}
 	return errors.Join(append(errs,
 		bench.Within("-services: how many numbers there are", len(o.Services), 1, 1),
