@@ -106,6 +106,8 @@ report: deps build ## Measure everything beside kube-proxy and write report/inde
 	cd test/cluster && $(GO) build -o ../../bin/ ./scale
 	$(GO) build -o bin/kernel-run ./test/kernel/run
 	$(GO) build -o bin/report ./test/report
+	cd test/report/load && $(GO) build -o ../../../bin/report-load .
+	test/report/deps.sh
 	bin/report -version $(VERSION) $(if $(FAST),-fast) $(if $(PART),-part $(PART))
 
 fuzz: ## Fuzz the decoders of manifests and configuration, and the desired state, a minute each

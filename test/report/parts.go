@@ -24,7 +24,7 @@ type part struct {
 	limits []string
 }
 
-var parts = []*part{scalePart, rulesPart, fastpathPart, balancingPart}
+var parts = []*part{scalePart, rulesPart, fastpathPart, balancingPart, latencyPart}
 
 // section is a part on the page.
 type section struct {
@@ -161,7 +161,7 @@ from the last reply until the last change has its effect. Processor time include
 			}
 			bySize[n] = step
 			for mode, subjects := range map[string][2]string{"nftables": {kubeNFT, slipNFT}, "iptables": {kubeIPT, slipIPT}} {
-				t := &table{Title: fmt.Sprintf("%s Services, %s mode", bench.Thousands(n), mode), Theirs: "kube-proxy", Ours: "Slipstream"}
+				t := &table{Title: fmt.Sprintf("%s Services, %s mode", bench.Thousands(n), mode), Theirs: "kube-proxy here", Ours: "Slipstream here"}
 				for _, line := range []struct{ what, series, headline string }{
 					{"start until Services answer", "start", "start until Services answer"},
 					{"processor time of the start", "start_cpu", ""},
@@ -244,7 +244,7 @@ server.`,
 			if step == nil {
 				continue
 			}
-			t := &table{Title: m.step + " mode, rules for the first packet", Theirs: "kube-proxy", Ours: "Slipstream"}
+			t := &table{Title: m.step + " mode, rules for the first packet", Theirs: "kube-proxy here", Ours: "Slipstream here"}
 			for _, n := range ruleSizes {
 				name := fmt.Sprintf("rules_%d", n)
 				if step.Result != nil && step.Result.Find(name) == nil {
@@ -289,167 +289,4 @@ func ruleStep(r *record, n int) *result {
 	}
 	joined.Series = append(joined.Series, series)
 	return &result{Result: joined}
-}
-
-// fastpath
-
-const kep4963 = "https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/4963-kube-proxy-services-acceleration"
-
-var fastpathPart = &part{
-	name:  "fastpath",
-	title: "The fast path",
-	about: `A client's pod connects to a ClusterIP with one backend, over one node that forwards: a long TCP stream, small UDP
-datagrams, and short connections (connect, request, response). Each round has a turn without the fast path, and one for each
-threshold, the number of packets after which a connection is offloaded. User Mode Linux has flowtables, but system calls
-and copies take several times as long there as on a real kernel, so that the same saving shows less.`,
-	steps: func(fast bool) []step {
-		rounds, few, estimate := 8, 6, 2*time.Minute
-		if fast {
-			rounds, few, estimate = 4, 4, 30*time.Second
-		}
-		bench := func(rounds int, rest string) []string {
-			return strings.Fields(fmt.Sprintf("bin/slipstream-bench %s --rounds %d --save SAVE", rest, rounds))
-		}
-		const sweep = "--thresholds 1,5,20,100,300,1000"
-		return []step{
-			{name: "stream-host", args: bench(rounds, "throughput"), estimate: estimate},
-			{name: "crr-host", args: bench(rounds, "crr --connections 1000"), estimate: estimate / 4},
-			{name: "stream-uml", args: inUML(bench(rounds, "throughput")...), estimate: 2 * estimate},
-			{name: "crr-uml", args: inUML(bench(rounds, "crr --connections 500")...), estimate: estimate},
-			{name: "sweep-stream-uml", args: inUML(bench(few, "throughput --measure packets "+sweep)...), estimate: estimate},
-			{name: "sweep-crr-uml", args: inUML(bench(few, "crr --connections 500 "+sweep)...), estimate: estimate},
-		}
-	},
-	fill: func(s *section, r *record) error {
-		kep := func(text string) published { return published{text, kep4963} }
-		for _, where := range []string{"host", "uml"} {
-			stream, crr := r.find("stream-"+where), r.find("crr-"+where)
-			if stream == nil || crr == nil {
-				continue
-			}
-			t := &table{Title: "The default threshold, 20 packets: " + engine(stream), Theirs: "without the fast path", Ours: "with it"}
-			lines := []struct {
-				what, series string
-				from         *result
-				as           published
-			}{
-				{"TCP stream, packets aggregated", "stream_aggregated", stream, kep("1.25x; 1.27x without a threshold; 1.16x and 1.19x by its pull request and kindnet")},
-				{"TCP stream, single packets", "stream_packets", stream, published{}},
-				{"UDP packets a second", "udp_packets", stream, published{}},
-				{"forwarding one packet", "packet_cost", stream, published{}},
-				{"short connections a second", "crr_rate", crr, kep("0.98x without a threshold")},
-				{"their latency, 99th percentile", "crr_p99", crr, published{}},
-			}
-			for _, l := range lines {
-				row := t.add(l.what, l.as, l.from, l.series, "off", "threshold 20")
-				if l.series == "packet_cost" {
-					row.headline = "forwarding one packet, without and with the fast path, " + engine(stream)
-				}
-			}
-			t.add("short connections a second, no threshold", kep("0.98x"), crr, "crr_rate", "off", "no threshold")
-			s.Tables = append(s.Tables, t)
-			if stream.Result == nil || stream.Result.Find("stream_packets") == nil {
-				continue
-			}
-			drawn := *stream.Result
-			drawn.Title = ""
-			var series []*bench.Series
-			for _, name := range []string{"stream_aggregated", "stream_packets", "udp_packets"} {
-				if found := drawn.Find(name); found != nil {
-					series = append(series, found)
-				}
-			}
-			f, err := figure.Bars(&drawn, series)
-			if err != nil {
-				return err
-			}
-			if err := s.draw("Gain of long connections: "+engine(stream), "Ratios to off in the same round.", f); err != nil {
-				return err
-			}
-		}
-		if stream, crr := r.find("sweep-stream-uml"), r.find("sweep-crr-uml"); stream != nil && crr != nil {
-			t := &table{Title: "Thresholds: " + engine(stream), Theirs: "without the fast path", Ours: "with it"}
-			for _, name := range []string{"no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"} {
-				t.add("TCP stream, single packets, "+name, published{}, stream, "stream_packets", "off", name)
-			}
-			for _, name := range []string{"no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"} {
-				t.add("short connections a second, "+name, published{}, crr, "crr_rate", "off", name)
-			}
-			s.Tables = append(s.Tables, t)
-		}
-		return nil
-	},
-	limits: []string{
-		"kube-proxy v1.37 has no fast path, so the comparison is with the same node without it.",
-		"Absolute throughputs of others are not comparable with those of this machine; ratios are.",
-	},
-}
-
-// engine says what offloaded the connections of a result, and on which kernel.
-func engine(r *result) string {
-	if r.Result == nil {
-		return r.Name
-	}
-	name := "flowtable"
-	for _, n := range r.Result.Notes {
-		if strings.Contains(n, "ebpf") {
-			name = "eBPF"
-		}
-	}
-	return name + ", " + strings.TrimPrefix(strings.TrimPrefix(r.Where(), "in "), "on ")
-}
-
-// balancing
-
-var balancingPart = &part{
-	name:  "balancing",
-	title: "Balancing with a slow endpoint",
-	about: `Three nodes, eight endpoints that handle one request at a time in 10 ms, one of them in 100 ms, and 72 connections a
-second at random times. Slipstream's algorithms are compared with the kernel's own least-connection scheduler, which is what
-kube-proxy uses in its IPVS mode with "scheduler: lc".`,
-	steps: func(fast bool) []step {
-		rounds, seconds, estimate := 5, 15, 10*time.Minute
-		if fast {
-			rounds, seconds, estimate = 2, 10, 3*time.Minute
-		}
-		return []step{{
-			name: "slow-endpoint", estimate: estimate,
-			args: inUML(strings.Fields(fmt.Sprintf("bin/slipstream-bench balance --rounds %d --seconds %d --save SAVE", rounds, seconds))...),
-		}}
-	},
-	fill: func(s *section, r *record) error {
-		step := r.find("slow-endpoint")
-		if step == nil {
-			return nil
-		}
-		for _, scheduler := range []string{"random", "rr", "lc"} {
-			t := &table{Title: "scheduler " + scheduler, Theirs: "IPVS lc (the kernel's scheduler)", Ours: "Slipstream, " + scheduler}
-			for _, line := range []struct{ what, series string }{
-				{"99th percentile of latency", "latency_p99"},
-				{"median latency", "latency_p50"},
-				{"requests to the slow endpoint, 1 of 8", "slow_share"},
-				{"processor time of a proxy", "proxy_cpu"},
-			} {
-				row := t.add(line.what, published{}, step, line.series, "ipvs-lc", scheduler)
-				if scheduler == "lc" && line.series == "latency_p99" {
-					row.headline = "99th percentile of latency with a slow endpoint, lc beside IPVS lc"
-				}
-			}
-			s.Tables = append(s.Tables, t)
-		}
-		if step.Result == nil || step.Result.Find("latency_p99") == nil {
-			return nil
-		}
-		drawn := *step.Result
-		drawn.Title = ""
-		f, err := figure.Bars(&drawn, []*bench.Series{drawn.Find("latency_p99"), drawn.Find("slow_share")})
-		if err != nil {
-			return err
-		}
-		return s.draw("Latency and load of the slow endpoint", "Ratios to random in the same round.", f)
-	},
-	limits: []string{
-		"The IPVS column is Slipstream's IPVS mode. kube-proxy programs the same virtual servers and the same kernel scheduler, but needs an API server, which is too slow beside this load on a User Mode Linux kernel with one processor.",
-		"Nobody has published such a comparison for kube-proxy.",
-	},
 }

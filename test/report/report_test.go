@@ -85,7 +85,11 @@ func samples(part, step string) *bench.Result {
 	subjects := map[string][]string{
 		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
 		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
+		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT, slipNFT + "-loopback", kubeNFT + "-loopback"},
 	}[part]
+	if part == "latency" && step == "ipvs" {
+		subjects = []string{slipIPVS, kubeIPVS}
+	}
 	if part == "rules" && step == "nftables" {
 		subjects[0] = slipNFT
 	}
@@ -101,6 +105,15 @@ func samples(part, step string) *bench.Result {
 		"rules":     {{Name: "rules_10"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
 	}[part]
+	if part == "latency" {
+		for _, n := range latencySizes {
+			for _, style := range latencyStyles {
+				for _, what := range []string{"mean", "p50", "p99", "p999", "cpu", "errors"} {
+					series = append(series, bench.Series{Name: latencyName(style.name, what, n), Unit: bench.Nanoseconds, At: n})
+				}
+			}
+		}
+	}
 	var values []bench.Samples
 	for i, name := range subjects {
 		r.Subjects = append(r.Subjects, bench.Subject{Name: name})
@@ -134,8 +147,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	if n := strings.Count(text, "<svg"); n != 7 {
-		t.Errorf("%d charts, want 7", n)
+	if n := strings.Count(text, "<svg"); n != 10 {
+		t.Errorf("%d charts, want 10", n)
 	}
 	for _, p := range parts {
 		if !strings.Contains(text, `id="`+p.name+`"`) {

@@ -11,11 +11,18 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 )
 
-// TestMain lets the test's program be the client with informers (see informers.go).
+// TestMain lets the test's program be the client with informers (see informers.go), and the server
+// and the load generator of TestLatency.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == asInformers {
+	switch {
+	case len(os.Args) < 2:
+	case os.Args[1] == asInformers:
 		main()
 		return
+	case os.Args[1] == "-c":
+		os.Exit(serveOK())
+	case strings.HasPrefix(os.Args[1], "http://"):
+		os.Exit(loadOnce(os.Args[1], os.Args[5]))
 	}
 	os.Exit(m.Run())
 }
@@ -52,6 +59,24 @@ func TestParse(t *testing.T) {
 		"fast":                            `"fast"`,
 	} {
 		if _, err := parse(strings.Fields(flags)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %s", flags, err, want)
+		}
+	}
+}
+
+func TestParseLatency(t *testing.T) {
+	o, err := parse([]string{"latency"})
+	if err != nil || len(o.Services) != 5 || o.most() != 10_000 || o.Endpoints != 10 || o.Rounds != 5 || len(o.Subjects) != len(proxies.Kinds) {
+		t.Errorf("%+v %v", o, err)
+	}
+	for flags, want := range map[string]string{
+		"-endpoints 101": "-endpoints",
+		"-rounds 0":      "-rounds",
+		"-seconds 0":     "-seconds",
+		"-rate 0":        "-rate",
+		"-runs 2":        "-runs",
+	} {
+		if _, err := parse(append([]string{"latency"}, strings.Fields(flags)...)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %s", flags, err, want)
 		}
 	}
