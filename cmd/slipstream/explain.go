@@ -4,11 +4,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/spf13/cobra"
@@ -37,8 +39,10 @@ func findPod(ctx context.Context, client rest.Interface, name types.NamespacedNa
 
 type explainOptions struct {
 	servicesOptions
-	from  string
-	probe bool
+	from    string
+	probe   bool
+	trace   bool
+	timeout time.Duration
 }
 
 func newExplain() *cobra.Command {
@@ -49,7 +53,15 @@ func newExplain() *cobra.Command {
 		Long: `Explain follows the first packet of a connection to a Service through this node: the
 frontend, the kernel's copy of it, source ranges, the pool of endpoints and how one is chosen,
 masquerading, routes, neighbors, rules of other tables that drop it, and the connections that
-conntrack has now. It sends no packet, except with --probe.
+conntrack has now. It sends no packet, except with --probe and --trace.
+
+With --trace, it also sends one real probe, from this node or from the network namespace of a pod
+of this node, and shows what the kernel did with it: each rule of nf_tables that the packet and
+its reply met, in all tables, the translation, and the answer. Over TCP, the probe is a
+connection that is closed at once, and over UDP an empty datagram. For a client that cannot be
+reached from here, it waits for the next packet of such a connection. A packet is traced by a
+table of its own, which matches this connection only, and which the kernel deletes when the
+command ends, in whichever way. Rules of iptables-legacy cannot be traced.
 
 What stops the connection is marked "STOPS HERE". What stops it only for some endpoints, or
 depends on more than addresses, is marked "MAY STOP". Rules of nf_tables (also those of
@@ -59,22 +71,32 @@ The running proxy answers, over its Unix socket, which takes root. The exit stat
 something stops the connection for certain.`,
 		Example: `  slipstream explain default/web
   slipstream explain --from default/client 10.96.0.10:53/UDP
-  slipstream explain --from outside 192.168.0.11:30080`,
+  slipstream explain --from outside 192.168.0.11:30080
+  slipstream explain --from default/client --trace default/web
+  slipstream explain --from outside --trace --timeout 30s 192.168.0.11:30080`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: o.complete,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			return o.run(ctx, out, func() error { return o.explain(ctx, out, args[0]) })
+			if o.timeout <= 0 {
+				return errors.New("--timeout: must be more than 0")
+			}
+			wait := func(what string) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "Waiting up to %s for a packet of a connection over %s\n", o.timeout, what)
+			}
+			return o.run(ctx, out, func() error { return o.explain(ctx, out, args[0], wait) })
 		},
 	}
 	o.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, NAMESPACE/POD, or an IP address")
 	f.BoolVar(&o.probe, "probe", false, "also connect to the endpoints from this node, over TCP")
+	f.BoolVar(&o.trace, "trace", false, "also send one probe, or wait for a packet, and show what the kernel does with it")
+	f.DurationVar(&o.timeout, "timeout", 3*time.Second, "limit of --trace")
 	return cmd
 }
 
-func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string) error {
+func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string, wait func(what string)) error {
 	q := url.Values{"from": {o.from}, "to": {to}}
 	if o.probe {
 		q.Set("probe", "")
@@ -82,6 +104,9 @@ func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string) 
 	var x see.Explanation
 	if err := see.Ask(ctx, o.socket, "/explain", q, &x); err != nil {
 		return err
+	}
+	if o.trace {
+		see.Trace(ctx, &x, o.timeout, wait)
 	}
 	if o.output == "json" {
 		if err := writeJSON(out, &x); err != nil {

@@ -70,18 +70,32 @@ func (l *logBuffer) String() string {
 
 var webAddr = netip.MustParseAddrPort("10.96.0.10:80")
 
-func newSite(t *testing.T) *site {
+func newSite(t *testing.T) *site { return newSiteOf(t, false) }
+
+// newSiteOf makes a site of IPv4, or of both families.
+func newSiteOf(t *testing.T, dual bool) *site {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := &site{t: t, lab: kerneltest.NewLab(t), dir: t.TempDir()}
 	var err error
-	s.node, err = s.lab.Node("n1", lab.NodeOptions{
+	options := lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
-	})
+	}
+	if dual {
+		options.Addresses = append(options.Addresses, netip.MustParsePrefix("fd00:100::11/64"))
+		options.PodCIDRs = append(options.PodCIDRs, netip.MustParsePrefix("fd00:244:1::/64"))
+	}
+	s.node, err = s.lab.Node("n1", options)
 	s.check(err)
-	s.client = s.pod("client", "10.244.1.2")
+	pod := func(name string, i int) *lab.Pod {
+		if dual {
+			return s.pod(name, fmt.Sprintf("10.244.1.%d", i), fmt.Sprintf("fd00:244:1::%d", i))
+		}
+		return s.pod(name, fmt.Sprintf("10.244.1.%d", i))
+	}
+	s.client = pod("client", 2)
 	for i := range 3 {
-		p := s.pod(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
+		p := pod(fmt.Sprintf("web-%d", i), 10+i)
 		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 			_, err := p.Serve(protocol, netip.AddrPortFrom(netip.Addr{}, 8080))
 			s.check(err)
@@ -96,9 +110,13 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-func (s *site) pod(name, addr string) *lab.Pod {
+func (s *site) pod(name string, addrs ...string) *lab.Pod {
 	s.t.Helper()
-	p, err := s.node.Pod(name, netip.MustParseAddr(addr))
+	var all []netip.Addr
+	for _, a := range addrs {
+		all = append(all, netip.MustParseAddr(a))
+	}
+	p, err := s.node.Pod(name, all...)
 	s.check(err)
 	return p
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // Events is a queue of the kernel's events about the connections of one network namespace
-// (CONFIG_NF_CONNTRACK_EVENTS). The kernel reports no events about a connection that is older
+// (CONFIG_NF_CONNTRACK_EVENTS), or of other multicast groups of netfilter. The kernel reports no events about a connection that is older
 // than the first socket for them (Linux 5.19). It is not safe for concurrent use.
 //
 // Go's poller does not watch the socket. It would wake up for each event, which costs several times
@@ -49,7 +49,7 @@ func Listen(netns int, filter []bpf.RawInstruction, groups ...uint32) (*Events, 
 	}
 	// The poller watches s, but not the duplicate.
 	if err = errors.Join(err, s.Close()); err != nil {
-		return nil, fmt.Errorf("conntrack events: %w", err)
+		return nil, fmt.Errorf("netfilter events: %w", err)
 	}
 	return &Events{fd, make([]byte, 64<<10)}, nil
 }
@@ -86,7 +86,7 @@ func (e *Events) Read(visit func(message []byte)) (lost bool, err error) {
 		case unix.EAGAIN:
 			return lost, nil
 		default:
-			return lost, fmt.Errorf("conntrack events: %w", errno)
+			return lost, fmt.Errorf("netfilter events: %w", errno)
 		}
 	}
 }

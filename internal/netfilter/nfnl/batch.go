@@ -105,6 +105,11 @@ func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
 // their hooks.
 func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
 
+// AddOwnedTable creates a table that belongs to the socket of the Conn which commits the batch (Linux
+// 5.12). Nobody else can change it, and the kernel deletes it when the socket is closed, also when
+// the process is killed.
+func (b *Batch) AddOwnedTable(t Table) { b.addTable(t, "", tableOwner) }
+
 func (b *Batch) addTable(t Table, comment string, flags uint32) {
 	b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t, "")
 	b.buf.be32(unix.NFTA_TABLE_FLAGS, flags)

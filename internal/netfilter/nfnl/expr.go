@@ -92,6 +92,11 @@ func CtSource(f Family, direction uint8, register uint32) expr.Any {
 	return ctDirected{&expr.Ct{}, key, register, direction}
 }
 
+// OriginalSourcePort loads the source port of the connection's first packet.
+func OriginalSourcePort(register uint32) expr.Any {
+	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTOSRC), register, Original}
+}
+
 func (e ctDirected) encode() []byte {
 	var a attrs
 	a.string(unix.NFTA_EXPR_NAME, "ct")

@@ -77,6 +77,9 @@ func (c *Conn) Rules(t Table, chain string) ([]RuleInfo, error) {
 	})
 }
 
+// Text returns the rule's comment as the nft command prints it, "" if there is none.
+func (r RuleInfo) Text() string { return parseComment(r.Comment) }
+
 // each calls visit with the data of the rule's expressions with a name.
 func (r RuleInfo) each(name string, visit func(data []byte)) {
 	for _, e := range Attributes(r.Expressions) {

@@ -146,4 +146,5 @@ const (
 	nftaTableUserdata = 6 // NFTA_TABLE_USERDATA, Linux 5.9
 
 	tableDormant = 1 // NFT_TABLE_F_DORMANT
+	tableOwner   = 2 // NFT_TABLE_F_OWNER
 )

@@ -31,9 +31,11 @@ type Question struct {
 
 // Explanation is the way of a connection in steps.
 type Explanation struct {
-	From  string `json:"from"`
-	To    string `json:"to"` // the frontend
-	Steps []Step `json:"steps"`
+	From   string     `json:"from"`
+	To     string     `json:"to"` // the frontend
+	Steps  []Step     `json:"steps"`
+	Client netip.Addr `json:"clientAddress,omitzero"` // zero if unknown
+	Class  string     `json:"clientClass"`            // node, pod or outside
 }
 
 // Step is one step, or one thing that stops a connection.
@@ -95,7 +97,7 @@ func (v *View) Explain(ctx context.Context, q Question) (*Explanation, error) {
 		}
 		x.connections()
 	}
-	x.From, x.To = x.client.String(), x.to.String()
+	x.From, x.To, x.Client, x.Class = x.client.String(), x.to.String(), x.client.addr, x.client.class
 	return &x.Explanation, nil
 }
 
@@ -128,11 +130,11 @@ type explainer struct {
 
 func (x *explainer) family() desired.Family { return desired.FamilyOf(x.to.Addr()) }
 
-func (x *explainer) step(title, rule, format string, args ...any) {
+func (x *Explanation) step(title, rule, format string, args ...any) {
 	x.Steps = append(x.Steps, Step{Title: title, Rule: rule, Text: fmt.Sprintf(format, args...)})
 }
 
-func (x *explainer) stop(c Cause, possible bool, title, rule, format string, args ...any) {
+func (x *Explanation) stop(c Cause, possible bool, title, rule, format string, args ...any) {
 	x.Steps = append(x.Steps, Step{title, fmt.Sprintf(format, args...), rule, c, possible})
 }
 
