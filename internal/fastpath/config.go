@@ -107,6 +107,8 @@ type Config struct {
 	// [DefaultRefresh], and a negative value is never.
 	Refresh time.Duration
 
+	withoutTCX bool // as on Linux before 6.6
+
 	// NoHardware, if not nil, receives the reason why hardware is not used although
 	// Hardware is On. The same reason is reported once.
 	NoHardware func(error)

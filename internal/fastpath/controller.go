@@ -91,7 +91,7 @@ func (c *Controller) open() (err error) {
 		}
 		c.config.Engine = EBPF
 	}
-	engine, err := ebpf.Open(c.config.NetNS)
+	engine, err := ebpf.Open(c.config.NetNS, c.config.withoutTCX)
 	if err != nil {
 		return withoutEBPF{err}
 	}

@@ -25,7 +25,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
@@ -384,16 +386,13 @@ func TestEBPFFull(t *testing.T) {
 	w.unharmed(first, second)
 }
 
-// TestEBPFBeside attaches another program to an interface, later. Both must see packets, and ours
-// must be the last.
-func TestEBPFBeside(t *testing.T) {
-	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
-	s := w.stream(lab.TCP, web, false)
-	w.fast(s)
+// counter is a program that counts packets and passes them on.
+func (w *world) counter() (program *ebpf.Program, count func() uint64) {
+	w.t.Helper()
 	counter, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	w.check(err)
-	defer counter.Close()
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+	w.t.Cleanup(func() { counter.Close() })
+	program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL",
 		Instructions: asm.Instructions{
 			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
@@ -407,7 +406,21 @@ func TestEBPFBeside(t *testing.T) {
 		},
 	})
 	w.check(err)
-	defer program.Close()
+	w.t.Cleanup(func() { program.Close() })
+	return program, func() (n uint64) {
+		w.t.Helper()
+		w.check(counter.Lookup(uint32(0), &n))
+		return n
+	}
+}
+
+// TestEBPFBeside attaches another program to an interface, later. Both must see packets, and ours
+// must be the last.
+func TestEBPFBeside(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	program, count := w.counter()
 	l, err := w.links.LinkByName(w.client.NodeLink())
 	w.check(err)
 	var other tcx.Link
@@ -417,8 +430,7 @@ func TestEBPFBeside(t *testing.T) {
 	}))
 	defer other.Close()
 	w.goesOn(s)
-	var n uint64
-	w.check(counter.Lookup(uint32(0), &n))
+	n := count()
 	if _, is := s.flow(); !is || n < 10 {
 		t.Errorf("offloaded: %t; the other program has seen %d packets", is, n)
 	}
@@ -537,6 +549,92 @@ func TestEBPFDetached(t *testing.T) {
 		w.noSlowPackets(s)
 	}
 	w.unharmed(s)
+}
+
+// TestEBPFWithoutTCX attaches the program as a filter of tc, as on Linux before 6.6, beside filters of
+// others. It must come after these, be adopted, repaired and removed, and leave theirs alone.
+func TestEBPFWithoutTCX(t *testing.T) {
+	c := Config{Engine: EBPF, Threshold: threshold, withoutTCX: true}
+	w := newQuietWorld(t, EBPF)
+	link := w.client.NodeLink()
+	run := func(command string) {
+		t.Helper()
+		if said := w.sh(command); said != "" {
+			t.Fatalf("%s: %s", command, said)
+		}
+	}
+	filters := func() string { return w.sh("tc filter show dev " + link + " ingress") }
+	// other adds a filter that counts packets.
+	other := func(link string, parent uint32) (count func() uint64) {
+		l, err := w.links.LinkByName(link)
+		w.check(err)
+		program, count := w.counter()
+		w.check(w.links.FilterAdd(&netlink.BpfFilter{Name: "other", Fd: program.FD(), DirectAction: true, FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: l.Attrs().Index, Parent: parent, Handle: 1, Priority: 10, Protocol: unix.ETH_P_ALL,
+		}}))
+		return count
+	}
+	run("tc qdisc add dev " + link + " clsact; tc qdisc add dev " + w.web[0].NodeLink() + " clsact")
+	in, out := other(link, netlink.HANDLE_MIN_INGRESS), other(w.web[0].NodeLink(), netlink.HANDLE_MIN_EGRESS)
+	others := filters()
+	w.start(c)
+	s, v6 := w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)
+	w.fast(s, v6)
+	beforeIn, beforeOut := in(), out()
+	w.noSlowPackets(s)
+	w.noSlowPackets(v6)
+	if in, out := in()-beforeIn, out()-beforeOut; in < 20 || out < 20 {
+		t.Errorf("the other filters have seen %d and %d packets", in, out)
+	}
+	if got := filters(); !strings.HasPrefix(got, others) || !strings.Contains(got, "slipstream-fastpath direct-action") {
+		t.Fatalf("the filters were\n%s\nand are\n%s", others, got)
+	}
+	w.check(w.Check(t.Context()))
+
+	w.stop()
+	w.check(w.Close()) // as after a crash
+	w.watchSlowPath()
+	w.goesOn(s, v6)
+	var err error
+	c.Interfaces, err = iface.Compile(`interface.name.startsWith("veth") && interface.name != "veth3"`)
+	w.check(err)
+	w.start(c)
+	w.goesOn(s, v6)
+	if original, reply := w.slowPackets(); original+reply > 0 {
+		t.Errorf("%d and %d packets went the slow path", original, reply)
+	}
+	w.check(w.Check(t.Context()))
+	if got := w.sh("tc filter show dev veth3 ingress"); got != "" {
+		t.Errorf("an interface that does not take part any more has %s", got)
+	}
+
+	for _, remove := range []string{"tc qdisc del dev " + link + " clsact", "tc filter del dev " + link + " ingress prio 65000"} {
+		run(remove)
+		if err := w.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+			t.Fatalf("Check after %s: %v", remove, err)
+		}
+		w.check2(w.Reconcile(t.Context(), &w.state.Full().Change))
+		w.check(w.Check(t.Context()))
+		w.goesOn(s, v6)
+		w.fast(s, v6)
+		w.noSlowPackets(s)
+	}
+
+	in = other(link, netlink.HANDLE_MIN_INGRESS)
+	w.stop()
+	w.check(w.Stop())
+	if got := filters(); !strings.Contains(got, "other") || strings.Contains(got, "slipstream") {
+		t.Errorf("Stop has left %s", got)
+	}
+	if got := w.sh("tc qdisc show dev lo"); strings.Contains(got, "clsact") {
+		t.Errorf("the probe has left %s", got)
+	}
+	beforeIn = in()
+	w.goesOn(s, v6)
+	if in() < beforeIn+20 {
+		t.Error("the other filter sees no packets any more")
+	}
+	w.unharmed(s, v6)
 }
 
 // TestEBPFTraffic checks that packets that the program forwards are counted beside those of conntrack.

@@ -35,11 +35,12 @@ type Engine struct {
 	log     *netlink.Conn
 	ct      *ctnetlink.Conn
 	route   *links.Handle
+	tc      bool // the kernel has no tcx
 
 	mu       sync.Mutex
-	attached map[int]link.Link // by interface
-	peers    map[int]uint8     // of interfaces, not older than a second
-	ipsec    bool              // there are IPsec policies
+	attached map[int]attachment // by interface
+	peers    map[int]uint8      // of interfaces, not older than a second
+	ipsec    bool               // there are IPsec policies
 	stats    Stats
 }
 
@@ -71,9 +72,10 @@ func folder(ns int) (string, error) {
 }
 
 // Open loads the program, and adopts the flows and interfaces of an earlier Engine that was not
-// removed. It needs CAP_SYS_ADMIN. The error is one line that says what the kernel lacks.
-func Open(ns int) (e *Engine, err error) {
-	e = &Engine{netns: ns, attached: map[int]link.Link{}, peers: map[int]uint8{}}
+// removed. It needs CAP_SYS_ADMIN. With tc it uses filters of tc even if the kernel has tcx. The
+// error is one line that says what the kernel lacks.
+func Open(ns int, tc bool) (e *Engine, err error) {
+	e = &Engine{netns: ns, tc: tc, attached: map[int]attachment{}, peers: map[int]uint8{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.Close())
@@ -151,7 +153,7 @@ func (e *Engine) load() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("BPF program (Linux 6.6 with CONFIG_DEBUG_INFO_BTF and conntrack): %w", err)
+		return fmt.Errorf("BPF program (Linux 6.0 with CONFIG_DEBUG_INFO_BTF and conntrack): %w", err)
 	}
 	return nil
 }
@@ -161,30 +163,43 @@ func milliseconds(d time.Duration) uint32 { return uint32(min(d.Milliseconds(), 
 // probe attaches the program to the loopback interface for a moment.
 func (e *Engine) probe() error {
 	const loopback = 1
-	l, err := e.attach(loopback)
-	if err != nil {
-		return fmt.Errorf("BPF program at the ingress of an interface (tcx, Linux 6.6): %w", err)
+	if !e.tc {
+		l, err := e.attachTCX(loopback)
+		if err == nil {
+			return l.Close()
+		}
+		if e.tc = errors.Is(err, link.ErrNotSupported); !e.tc {
+			return fmt.Errorf("BPF program at the ingress of an interface (tcx): %w", err)
+		}
 	}
-	return l.Close()
-}
-
-func (e *Engine) attach(index int) (l link.Link, err error) {
-	err = dataplane.Inside(e.netns, func() (err error) {
-		// Programs of others come first, if they do not ask for another order.
-		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: e.objects.Forward, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
-		return err
-	})
-	return l, err
+	err := e.route.QdiscAdd(newClsact(loopback))
+	if err == nil {
+		defer func() { _ = e.route.QdiscDel(newClsact(loopback)) }()
+	}
+	f, err := e.attachTC(loopback)
+	if err != nil {
+		return fmt.Errorf("BPF program at the ingress of an interface (tcx, or CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF): %w", err)
+	}
+	return f.detach()
 }
 
 const linkPrefix = "interface-"
 
 func (e *Engine) flowsPin() string { return filepath.Join(e.dir, "flows") }
 
-func (e *Engine) pin(index int) string { return filepath.Join(e.dir, linkPrefix+strconv.Itoa(index)) }
-
-// adopt takes over the links of an earlier Engine, with its own program.
+// adopt takes over the links and filters of an earlier Engine, with its own program.
 func (e *Engine) adopt() error {
+	if e.tc {
+		all, err := filtered(e.route)
+		for _, index := range all {
+			f, err := e.attachTC(index)
+			if err != nil {
+				return err
+			}
+			e.attached[index] = f
+		}
+		return err
+	}
 	pins, err := filepath.Glob(filepath.Join(e.dir, linkPrefix+"*"))
 	if err != nil {
 		return err
@@ -194,7 +209,7 @@ func (e *Engine) adopt() error {
 		l, err := link.LoadPinnedLink(path, nil)
 		if err == nil {
 			if err = l.Update(e.objects.Forward); err == nil {
-				e.attached[index] = l
+				e.attached[index] = &tcxLink{l, index, path}
 				continue
 			}
 			_ = l.Close()
@@ -212,20 +227,12 @@ func (e *Engine) Detached() map[int]bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all := map[int]bool{}
-	for index, l := range e.attached {
-		if !e.intact(index, l) {
+	for index, a := range e.attached {
+		if !a.intact() {
 			all[index] = true
 		}
 	}
 	return all
-}
-
-func (e *Engine) intact(index int, l link.Link) bool {
-	if _, err := os.Stat(e.pin(index)); err != nil {
-		return false
-	}
-	info, err := l.Info()
-	return err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == index
 }
 
 // SetInterfaces attaches the program to the interfaces, by index, and detaches it from others.
@@ -235,12 +242,12 @@ func (e *Engine) SetInterfaces(all map[int]bool) error {
 	defer e.mu.Unlock()
 	var errs []error
 	less := false
-	for index, l := range e.attached {
-		if all[index] && e.intact(index, l) {
+	for index, a := range e.attached {
+		if all[index] && a.intact() {
 			continue
 		}
 		less = less || !all[index]
-		errs = append(errs, l.Unpin(), l.Close())
+		errs = append(errs, a.detach())
 		delete(e.attached, index)
 	}
 	// Another program may have removed the folder.
@@ -252,15 +259,12 @@ func (e *Engine) SetInterfaces(all map[int]bool) error {
 		if e.attached[index] != nil {
 			continue
 		}
-		l, err := e.attach(index)
-		if err == nil {
-			if err = l.Pin(e.pin(index)); err == nil {
-				e.attached[index] = l
-				continue
-			}
-			err = errors.Join(err, l.Close())
+		a, err := e.attach(index)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("BPF program at interface %d: %w", index, err))
+			continue
 		}
-		errs = append(errs, fmt.Errorf("BPF program at interface %d: %w", index, err))
+		e.attached[index] = a
 	}
 	if less {
 		errs = append(errs, e.delete(func(f *Flow) bool { return !all[f.In] || !all[f.Out] }))
@@ -331,10 +335,10 @@ func (e *Engine) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var errs []error
-	for _, l := range e.attached {
-		errs = append(errs, l.Close())
+	for _, a := range e.attached {
+		errs = append(errs, a.Close())
 	}
-	e.attached = map[int]link.Link{}
+	e.attached = map[int]attachment{}
 	errs = append(errs, e.objects.Close())
 	if e.ct != nil {
 		errs = append(errs, e.ct.Close())
@@ -360,5 +364,5 @@ func Remove(ns int) error {
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(dir)
+	return errors.Join(os.RemoveAll(dir), removeFilters(ns))
 }

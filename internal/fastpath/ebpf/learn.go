@@ -184,12 +184,25 @@ func (e *Engine) peer(index int) uint8 {
 	}
 	if l, err := e.route.LinkByIndex(index); err == nil && l.Type() == "veth" && l.Attrs().NetNsID >= 0 {
 		all, err := e.route.QdiscList(l)
-		if err == nil && !slices.ContainsFunc(all, func(q links.Qdisc) bool { return q.Type() != "noqueue" }) {
+		if err == nil && !slices.ContainsFunc(all, func(q links.Qdisc) bool { return e.usedAtEgress(l, q) }) {
 			peer = 1
 		}
 	}
 	e.peers[index] = peer
 	return peer
+}
+
+// usedAtEgress reports whether packets to an interface have to pass a queueing discipline. That for
+// filters, which has ours at the ingress, does nothing if it has none at the egress.
+func (e *Engine) usedAtEgress(l links.Link, q links.Qdisc) bool {
+	switch q.Type() {
+	case "noqueue", "ingress":
+		return false
+	case clsact:
+		filters, err := e.route.FilterList(l, links.HANDLE_MIN_EGRESS)
+		return err != nil || len(filters) > 0
+	}
+	return true
 }
 
 // parsePacket returns the addresses and ports of a packet.

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	links "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// attachment is the program at the ingress of an interface.
+type attachment interface {
+	intact() bool  // no other program has detached it
+	detach() error // and closes it
+	Close() error  // it remains attached
+}
+
+// tcxLink is a link of tcx, which is pinned.
+type tcxLink struct {
+	link.Link
+	index int
+	pin   string
+}
+
+func (l *tcxLink) intact() bool {
+	if _, err := os.Stat(l.pin); err != nil {
+		return false
+	}
+	info, err := l.Info()
+	return err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == l.index
+}
+
+func (l *tcxLink) detach() error { return errors.Join(l.Unpin(), l.Close()) }
+
+// attachTCX attaches the program without pinning it.
+func (e *Engine) attachTCX(index int) (l link.Link, err error) {
+	err = dataplane.Inside(e.netns, func() (err error) {
+		// Programs of others come first, if they do not ask for another order.
+		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: e.objects.Forward, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+		return err
+	})
+	return l, err
+}
+
+func (e *Engine) attach(index int) (attachment, error) {
+	if e.tc {
+		return e.attachTC(index)
+	}
+	l, err := e.attachTCX(index)
+	if err != nil {
+		return nil, err
+	}
+	pinned := &tcxLink{l, index, filepath.Join(e.dir, linkPrefix+strconv.Itoa(index))}
+	if err := l.Pin(pinned.pin); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return pinned, nil
+}
+
+// filter is a filter of tc, which the kernel keeps without a pin.
+type filter struct {
+	*links.BpfFilter
+	route *links.Handle
+}
+
+// The qdisc at the ingress, and our filter there, after those of others: tc numbers these
+// from 49152 downwards if they have no priority.
+const (
+	clsact         = "clsact"
+	filterName     = "slipstream-fastpath"
+	filterPriority = 65000
+	filterHandle   = 1
+)
+
+// attachTC adds the filter, or replaces that of an earlier Engine. It also adds the qdisc, which
+// is never removed, as other programs may use it.
+func (e *Engine) attachTC(index int) (*filter, error) {
+	err := e.route.QdiscAdd(newClsact(index))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, err
+	}
+	f := &filter{newFilter(index, e.objects.Forward.FD()), e.route}
+	return f, e.route.FilterReplace(f.BpfFilter)
+}
+
+func newClsact(index int) links.Qdisc {
+	return &links.GenericQdisc{QdiscType: clsact, QdiscAttrs: links.QdiscAttrs{
+		LinkIndex: index, Handle: links.MakeHandle(0xffff, 0), Parent: links.HANDLE_CLSACT,
+	}}
+}
+
+func newFilter(index, fd int) *links.BpfFilter {
+	return &links.BpfFilter{Name: filterName, Fd: fd, DirectAction: true, FilterAttrs: links.FilterAttrs{
+		LinkIndex: index, Parent: links.HANDLE_MIN_INGRESS, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+	}}
+}
+
+func (f *filter) intact() bool { return hasFilter(f.route, f.LinkIndex) }
+
+// hasFilter reports whether an interface has a filter of an Engine.
+func hasFilter(route *links.Handle, index int) bool {
+	all, err := route.FilterList(byIndex(index), links.HANDLE_MIN_INGRESS)
+	return err == nil && slices.ContainsFunc(all, func(f links.Filter) bool {
+		b, is := f.(*links.BpfFilter)
+		return is && b.Name == filterName && b.Priority == filterPriority && b.Handle == filterHandle
+	})
+}
+
+func byIndex(index int) links.Link {
+	return &links.GenericLink{LinkAttrs: links.LinkAttrs{Index: index}}
+}
+
+func (f *filter) detach() error {
+	if !f.intact() {
+		return nil
+	}
+	return f.route.FilterDel(newFilter(f.LinkIndex, -1))
+}
+
+func (f *filter) Close() error { return nil }
+
+// filtered returns the interfaces that have a filter of an Engine.
+func filtered(route *links.Handle) (indexes []int, err error) {
+	all, err := route.QdiscList(nil)
+	for _, q := range all {
+		if index := q.Attrs().LinkIndex; q.Attrs().Parent == links.HANDLE_CLSACT && hasFilter(route, index) {
+			indexes = append(indexes, index)
+		}
+	}
+	return indexes, err
+}
+
+// removeFilters removes the filters of an Engine from a network namespace.
+func removeFilters(ns int) error {
+	route, err := links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer route.Close()
+	all, err := filtered(route)
+	for _, index := range all {
+		err = errors.Join(err, (&filter{newFilter(index, -1), route}).detach())
+	}
+	return err
+}
