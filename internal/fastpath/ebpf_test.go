@@ -33,19 +33,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plain has a pod compute checksums and send no large packets, so that what is received is
-// checked.
+// plain has pods compute checksums and send no large packets, so that what is received is checked.
 func (w *world) plain(pods ...*lab.Pod) {
 	w.t.Helper()
 	for _, p := range pods {
-		w.check(p.Do(func() error {
-			e, err := ethtool.NewEthtool()
-			if err != nil {
-				return err
-			}
-			defer e.Close()
-			return e.Change("eth0", map[string]bool{"tx-checksum-ip-generic": false, "tx-tcp-segmentation": false, "tx-generic-segmentation": false, "rx-gro": false})
-		}))
+		w.check(p.Do(func() error { return plainLink("eth0") }))
+	}
+}
+
+func plainLink(name string) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return e.Change(name, map[string]bool{"tx-checksum-ip-generic": false, "tx-tcp-segmentation": false, "tx-generic-segmentation": false, "rx-gro": false})
+}
+
+// noChecksumErrors fails the test if pods have received packets with wrong checksums.
+func (w *world) noChecksumErrors(pods ...*lab.Pod) {
+	w.t.Helper()
+	for _, p := range pods {
+		out, err := p.Run(w.t.Context(), "nstat", "-as", "*InCsumErrors") // those that are not 0
+		w.check(err)
+		if strings.Contains(string(out), "InCsumErrors") {
+			w.t.Errorf("%s has received wrong checksums:\n%s", p.Name(), out)
+		}
 	}
 }
 
@@ -63,6 +76,90 @@ func TestEBPFChecksums(t *testing.T) {
 			w.check(s.Close())
 		})
 	}
+	w.noChecksumErrors(w.client, w.web[0])
+}
+
+// TestEBPFPartialChecksums offloads connections whose packets have no checksums yet when they are
+// translated, as pods leave these to the hardware. They are computed where the packets leave the node.
+func TestEBPFPartialChecksums(t *testing.T) {
+	w := newQuietWorld(t, EBPF)
+	for _, p := range []*lab.Pod{w.client, w.web[0]} {
+		if said := w.sh("tc qdisc add dev " + p.NodeLink() + " root pfifo"); said != "" { // without it they go into the pod directly
+			t.Fatal(said)
+		}
+		w.check(w.node.Do(func() error { return plainLink(p.NodeLink()) }))
+	}
+	w.start(Config{Engine: EBPF, Threshold: threshold})
+	each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
+		s := w.stream(p, web, ipv6)
+		w.fast(s)
+		w.noSlowPackets(s)
+		w.unharmed(s)
+		w.check(s.Close())
+	})
+	w.noChecksumErrors(w.client, w.web[0])
+}
+
+// TestEBPFZeroChecksum sends UDP datagrams without a checksum, and with one that is 0 after the
+// translation, which has to be sent as 0xffff. Receivers drop the first with another checksum, and
+// the second, of IPv6, with 0.
+func TestEBPFZeroChecksum(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	w.plain(w.client, w.web[0])
+	for _, ipv6 := range []bool{false, true} {
+		var c *net.UDPConn
+		w.check(w.client.Do(func() (err error) {
+			c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(frontend(desired.UDP, web, ipv6).AddrPort))
+			return err
+		}))
+		defer c.Close()
+		local := c.LocalAddr().(*net.UDPAddr).AddrPort()
+		datagram := zeroChecksum(local, portOf(w.web[0].Addr(ipv6)))
+		if !ipv6 {
+			raw, err := c.SyscallConn()
+			w.check(err)
+			w.check(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) }))
+			w.check(err)
+			datagram = []byte("any")
+		}
+		pass := func(b []byte) {
+			t.Helper()
+			w.check2(c.Write(b))
+			w.check(c.SetReadDeadline(time.Now().Add(20 * time.Second)))
+			var answer [512]byte
+			if n, err := c.Read(answer[:]); err != nil || !bytes.HasSuffix(answer[:n], b) {
+				t.Fatalf("IPv6 %t: answer %q to %q: %v", ipv6, answer[:n], b, err)
+			}
+		}
+		w.until("it is offloaded", func() (is bool) {
+			pass([]byte("another"))
+			w.check(engine.Each(w.node.FD(), func(f *engine.Flow) { is = is || f.Original.Src == local }))
+			return is
+		})
+		w.watchSlowPath()
+		for range 10 {
+			pass(datagram)
+		}
+		if original, reply := w.slowPackets(); original+reply > 0 {
+			t.Errorf("IPv6 %t: %d and %d packets went the slow path", ipv6, original, reply)
+		}
+	}
+	w.noChecksumErrors(w.client, w.web[0])
+}
+
+// zeroChecksum returns four bytes that have a checksum of 0 in a UDP datagram.
+func zeroChecksum(from, to netip.AddrPort) []byte {
+	const length = 8 + 4
+	b := slices.Concat(from.Addr().AsSlice(), to.Addr().AsSlice(), []byte{0, unix.IPPROTO_UDP, 0, length, 0, length})
+	b = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, from.Port()), to.Port())
+	sum := uint32('z'<<8 | 'z')
+	for ; len(b) > 0; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return binary.BigEndian.AppendUint16([]byte("zz"), ^uint16(sum))
 }
 
 // connect connects from the client to a server of the test's own in a pod.
