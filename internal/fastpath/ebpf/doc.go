@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ebpf is an engine of the fast path for kernels without flowtables: a BPF program at the
-// ingress of interfaces (tcx) forwards packets of established connections.
+// ingress of interfaces forwards packets of established connections.
 //
 // The rules of package fastpath decide which connections are offloaded, as for the flowtable.
 // Instead of the statement "flow add", the last rule is, once a second for each connection,
@@ -33,7 +33,10 @@
 // The map and the links of the program to interfaces are pinned in a folder of /sys/fs/bpf, by the
 // network namespace. If the process ends unexpectedly they remain, and the next one adopts them.
 //
-// The program needs Linux 6.6 (tcx) with CONFIG_DEBUG_INFO_BTF, for the functions of conntrack
+// Without tcx (Linux before 6.6) the program is a filter of tc at the qdisc clsact, which remains
+// without a pin. The qdisc is never removed, as other programs may use it.
+//
+// The program needs Linux 6.6, or the functions of 6.0 and tc, with CONFIG_DEBUG_INFO_BTF, for the functions of conntrack
 // (net/netfilter/nf_conntrack_bpf.c), CONFIG_NETFILTER_NETLINK_LOG and CONFIG_NFT_LOG. The object
 // files are made from flow.c by "go generate" with clang and llvm of Debian 12 (version 14).
 package ebpf
