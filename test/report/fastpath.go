@@ -21,22 +21,26 @@ datagrams, and short connections (connect, request, response). Each round has a 
 threshold, the number of packets after which a connection is offloaded. User Mode Linux has flowtables, but system calls
 and copies take several times as long there as on a real kernel, so that the same saving shows less.`,
 	steps: func(fast bool) []step {
-		rounds, few, estimate := 8, 6, 2*time.Minute
+		rounds, estimate := 8, 2*time.Minute
 		if fast {
-			rounds, few, estimate = 4, 4, 30*time.Second
+			rounds, estimate = 4, 50*time.Second
 		}
 		bench := func(rounds int, rest string) []string {
 			return strings.Fields(fmt.Sprintf("bin/slipstream-bench %s --rounds %d --save SAVE", rest, rounds))
 		}
 		const sweep = "--thresholds 1,5,20,100,300,1000"
-		return []step{
+		all := []step{
 			{name: "stream-host", args: bench(rounds, "throughput"), estimate: estimate},
 			{name: "crr-host", args: bench(rounds, "crr --connections 1000"), estimate: estimate / 4},
-			{name: "stream-uml", args: inUML(bench(rounds, "throughput")...), estimate: 2 * estimate},
-			{name: "crr-uml", args: inUML(bench(rounds, "crr --connections 500")...), estimate: estimate},
-			{name: "sweep-stream-uml", args: inUML(bench(few, "throughput --measure packets "+sweep)...), estimate: estimate},
-			{name: "sweep-crr-uml", args: inUML(bench(few, "crr --connections 500 "+sweep)...), estimate: estimate},
+			{name: "stream-uml", args: inUML(bench(rounds, "throughput")...), estimate: estimate},
+			{name: "crr-uml", args: inUML(bench(rounds, "crr --connections 500")...), estimate: estimate / 2},
 		}
+		if fast {
+			return all
+		}
+		return append(all,
+			step{name: "sweep-stream-uml", args: inUML(bench(6, "throughput --measure packets "+sweep)...), estimate: estimate},
+			step{name: "sweep-crr-uml", args: inUML(bench(6, "crr --connections 500 "+sweep)...), estimate: estimate})
 	},
 	fill: func(s *section, r *record) error {
 		kep := func(text string) published { return published{text, kep4963} }

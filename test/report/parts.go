@@ -24,7 +24,7 @@ type part struct {
 	limits []string
 }
 
-var parts = []*part{scalePart, rulesPart, fastpathPart, balancingPart, latencyPart}
+var parts = []*part{scalePart, rulesPart, fastpathPart, balancingPart, latencyPart, restorePart}
 
 // section is a part on the page.
 type section struct {
@@ -142,12 +142,12 @@ from the last reply until the last change has its effect. Processor time include
 			})
 		}
 		if fast {
-			add(1_000, 2*time.Minute, "-changes 8 -budget 8s -bursts 1 -burst 300 -quiet 10s")
-			add(10_000, 4*time.Minute, "-changes 5 -budget 8s -bursts 1 -quiet 20s -timeout 2m")
+			add(1_000, 2*time.Minute, "-changes 4 -budget 5s -bursts 1 -burst 300 -quiet 5s")
+			add(10_000, 4*time.Minute, "-changes 4 -budget 5s -bursts 1 -quiet 15s -timeout 2m")
 			return all
 		}
-		add(1_000, 10*time.Minute, "-runs 4 -changes 8 -budget 12s -bursts 1")
-		add(10_000, 18*time.Minute, "-runs 4 -changes 8 -budget 12s -bursts 1")
+		add(1_000, 9*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 20s")
+		add(10_000, 16*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 30s")
 		add(27_000, 8*time.Minute, "-endpoints 4 -changes 8 -budget 20s -bursts 2 -timeout 5m")
 		add(100_000, 8*time.Minute, "-subjects slipstream,slipstream-iptables,kube-proxy-iptables -changes 6 -budget 20s -bursts 1 -timeout 3m")
 		return all
@@ -216,7 +216,7 @@ iptables mode, the rules' own counters tell. In nftables and IPVS mode, the kern
 chain on its way are counted up to the one by which it left the chain. Connections go to random Services of the same API
 server.`,
 	steps: func(fast bool) (all []step) {
-		services, sample, estimate := "10,100,1000,10000", 30, 10*time.Minute
+		services, sample, estimate := "10,100,1000,10000", 20, 8*time.Minute
 		if fast {
 			services, sample, estimate = "10,1000", 10, 2*time.Minute
 		}

@@ -83,7 +83,7 @@ func sampleRecords() map[string]*record {
 func samples(part, step string) *bench.Result {
 	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
 	subjects := map[string][]string{
-		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
+		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "restore": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
 		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
 		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT, slipNFT + "-loopback", kubeNFT + "-loopback"},
 	}[part]
@@ -102,6 +102,7 @@ func samples(part, step string) *bench.Result {
 			{Name: "stream_aggregated", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "stream_packets", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "udp_packets", Unit: bench.PerSecond, Better: bench.More, Paired: true},
 			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true},
 		},
+		"restore":   {{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"}},
 		"rules":     {{Name: "rules_10"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
 	}[part]
@@ -146,6 +147,9 @@ func TestPage(t *testing.T) {
 		if strings.Contains(text, bad) {
 			t.Errorf("the page has %s", bad)
 		}
+	}
+	if strings.Count(text, "tested by all values") != 2 {
+		t.Error("percentiles under churn are missing")
 	}
 	if n := strings.Count(text, "<svg"); n != 10 {
 		t.Errorf("%d charts, want 10", n)

@@ -200,7 +200,10 @@ func (e *environment) delivered(ctx context.Context) error {
 // The slice has the annotation that the EndpointSlice controller writes and kube-proxy
 // reads.
 func (e *environment) writeFirst(ctx context.Context, service int) error {
-	s := e.Slices(cluster.IPv4, service)[0]
+	return e.write(ctx, e.Slices(cluster.IPv4, service)[0])
+}
+
+func (e *environment) write(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
 	// Without a version, any stored object is replaced.
 	if _, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {

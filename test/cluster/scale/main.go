@@ -32,6 +32,9 @@
 //     EndpointSlices, and nothing else. It shows what delivery and decoding alone cost.
 //   - burst: endpoints of many Services are replaced as fast as the API server accepts it;
 //     from the last reply until the last change has its effect.
+//   - churn, with -churn: endpoints of random Services are replaced all the time, as in a large
+//     cluster, and meanwhile single changes are measured, from the change's trigger time.
+//   - full and partial syncs: the proxy's metrics in the end.
 //   - connections that failed: the share without an answer within a second, of 20 a second to
 //     Services of the sample, from the start to the end of the bursts.
 //   - peak resident memory (VmHWM) of the process, after the start and in the end; and of

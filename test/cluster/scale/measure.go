@@ -61,6 +61,11 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(peakStart, "peak RSS when started", bench.Bytes)
 	add(peak, "peak RSS in the end", bench.Bytes)
 	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
+	add(churned, "an endpoint replaced under churn", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	add(syncFull, "a full sync, by its metrics, mean", bench.Nanoseconds)
+	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
+	add(rulesAll, "rules of iptables' table nat", bench.Count)
+	add(rulesLast, "  of them in the last restore", bench.Count)
 	add(failedShare, "connections that failed meanwhile", bench.Percent)
 	add(delivered, "a client with informers only: has a change after", bench.Nanoseconds, bench.P50, bench.P99)
 	add(informersCPU, "  processor time until it has all objects", bench.Nanoseconds)
@@ -105,6 +110,10 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	if m.options.informers {
 		steps = slices.Insert(steps, 3, m.informers)
 	}
+	if m.options.Churn > 0 {
+		steps = append(steps, m.churn)
+	}
+	steps = append(steps, m.restores)
 	others := m.connectAllTheTime(sample)
 	for _, step := range steps {
 		if err == nil {

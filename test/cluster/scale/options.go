@@ -36,6 +36,10 @@ type options struct {
 
 	Sample int `json:"sample,omitempty"` // connections for each number of Services, at most
 
+	// Churn is how many endpoints are replaced in a second, for ChurnTime, in each run.
+	Churn     int           `json:"churn,omitempty"`
+	ChurnTime time.Duration `json:"churn_time_ns,omitempty"`
+
 	// Of latency.
 	Rounds  int `json:"rounds,omitempty"`
 	Seconds int `json:"seconds_per_turn,omitempty"`
@@ -112,6 +116,8 @@ func parse(args []string) (*options, error) {
 		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
 		f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see -budget")
 		f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
+		f.IntVar(&o.Churn, "churn", 0, "endpoints that are replaced in each second of -churn-time, after the bursts")
+		f.DurationVar(&o.ChurnTime, "churn-time", 20*time.Second, "how long endpoints are replaced all the time")
 		f.BoolVar(&o.informers, "informers", true, "measure a client with informers only, too, beside each subject")
 		// The kernel frees rules of ten thousand Services for a while.
 		f.DurationVar(&o.quiet, "quiet", 2*time.Minute, "how long to wait, at most, for the machine to be idle before each start")
@@ -178,6 +184,7 @@ func (o *options) validate() error {
 		bench.Within("-services", last, 2*singles, maxServices),
 		bench.Within("-runs", o.Runs, 1, maxNodes/len(o.Subjects)),
 		bench.Within("-changes", o.Changes, 1, 100_000),
+		bench.Within("-churn", o.Churn, 0, 10_000),
 		bench.Within("-burst", o.Burst, 1, 100_000),
 		bench.Within("-bursts", o.Bursts, 1, 1000))...)
 }
