@@ -94,7 +94,9 @@ struct ipv6 {
 // parse returns 0 for packets that take the slow path in any case.
 INLINE int parse(struct __sk_buff *skb, struct packet *p)
 {
-	const __u32 most = ETH_HEADER + sizeof(struct ipv6) + 20;
+	// Pulling more than the headers into a segment's linear part would copy it: it is a clone, and
+	// its payload is in pages.
+	const __u32 most = ETH_HEADER + (skb->protocol == ETH_IPV6 ? sizeof(struct ipv6) : sizeof(struct ipv4)) + 20;
 	__u32 want = skb->len < most ? skb->len : most;
 	if ((void *)(long)skb->data + want > (void *)(long)skb->data_end && pull_data(skb, want))
 		return 0;
