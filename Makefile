@@ -16,7 +16,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-scale bench-rules bench-ipvs bench-balance report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench: build ## Measure programming 10,000 Services of 10 endpoints (root)
 
 bench-fastpath: deps build ## Measure what the fast path gains and costs (root)
 	GO="$(GO)" cmd/slipstream-bench/fastpath.sh
+
+bench-compare: deps build ## Compare the engines of the fast path with the slow path and with no Service, ROUNDS=6, STREAMS=12, SAVE=file.json (root)
+	bin/slipstream-bench compare $(if $(ROUNDS),--rounds $(ROUNDS)) --streams $(or $(STREAMS),12) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 bench-scale: deps build ## Measure beside upstream kube-proxy on a real API server, SERVICES=10000, RUNS=1, SAVE=file.json (root)
 	cd test/cluster && $(GO) run ./scale -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(RUNS),-runs $(RUNS)) $(if $(SAVE),-save $(abspath $(SAVE)))

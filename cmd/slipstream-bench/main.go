@@ -40,7 +40,7 @@ func main() {
 			return forward.RunRelay(cmd.Context(), args[0], args[1], os.Stdout)
 		},
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), newRelay(), newBalance(), child, relay)
+	root.AddCommand(newSync(), newThroughput(), newCRR(), newCompare(), newRelay(), newBalance(), child, relay)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
 		os.Exit(1)
@@ -114,6 +114,7 @@ datagrams a second; and the cost of forwarding one packet.
   slipstream-bench throughput --rounds 20 --measure packets,udp --save result.json`,
 	}
 	o.AddFlags(cmd.Flags(), 10)
+	o.AddThresholds(cmd.Flags())
 	cmd.Flags().IntVar(&o.Seconds, "seconds", 1, "length of a turn")
 	cmd.Flags().StringSliceVar(&o.Measures, "measure", forward.Measures, "what to measure: "+strings.Join(forward.Measures, ", "))
 	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.Throughput(ctx, o) })
@@ -132,8 +133,34 @@ second, and the time of each, from the call of connect to the server's end of it
   slipstream-bench crr --rounds 50 --connections 5000 --save result.json`,
 	}
 	o.AddFlags(cmd.Flags(), 20)
+	o.AddThresholds(cmd.Flags())
 	cmd.Flags().IntVar(&o.Connections, "connections", 2000, "connections in a turn")
 	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.CRR(ctx, o) })
+}
+
+func newCompare() *cobra.Command {
+	var o forward.Options
+	cmd := &cobra.Command{
+		Use:   "compare",
+		Short: "Compare the engines of the fast path with the slow path, and with no Service",
+		Long: `Compare measures connections to a Service by the slow path ("off"), with the fast path's engines
+flowtable and eBPF, and from pod to pod without a Service: TCP streams with segments
+aggregated and not, and the machine's processor time for them; UDP datagrams a second;
+the cost of a packet on the node; requests on one connection (TCP_RR) and on new ones
+(TCP_CRR). The node has a firewall's three rules beside Slipstream's.
+
+One node that forwards, or two, is between the pods; all are network namespaces of this
+machine. Each round has a turn of each path, in an order that changes. The table has
+medians, and their ratios to "off" in the same round. A path that the kernel cannot have
+is named in a note. Measure on a quiet machine.`,
+		Example: `  slipstream-bench compare
+  slipstream-bench compare --rounds 12 --streams 12 --save result.json`,
+	}
+	o.AddFlags(cmd.Flags(), 6)
+	cmd.Flags().IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream, of datagrams and of requests")
+	cmd.Flags().IntVar(&o.Connections, "connections", 1000, "connections in a turn of TCP_CRR")
+	cmd.Flags().IntVar(&o.Streams, "streams", 1, "TCP streams at once")
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.Compare(ctx, o) })
 }
 
 func newRelay() *cobra.Command {

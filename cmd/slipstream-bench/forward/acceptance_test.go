@@ -94,7 +94,7 @@ func startStream(t *testing.T, separate bool) *ongoing {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		const seconds = 3600 // longer than all turns
-		_, err := s.stream(ctx, seconds)
+		_, err := s.stream(ctx, seconds, 1)
 		s.ended <- err
 	}()
 	t.Cleanup(func() { cancel(); <-s.ended })
@@ -134,7 +134,7 @@ func (s *ongoing) pairs(n int) {
 func (s *ongoing) turn(path int) float64 {
 	s.t.Helper()
 	// Not by network.set, which has conntrack forget the connection.
-	if err := s.nodes[0].setFastPath(s.t.Context(), []Setting{Settings[0], Settings[2]}[path].Threshold); err != nil {
+	if err := s.nodes[0].setFastPath(s.t.Context(), []Setting{Settings[0], Settings[2]}[path]); err != nil {
 		s.t.Fatal(err)
 	}
 	time.Sleep(settling)

@@ -72,28 +72,32 @@ func (n *network) requests(ctx context.Context, count int) (values, error) {
 	defer cancel()
 	var took []float64
 	var elapsed time.Duration
+	err := n.asClient(ctx, func() (err error) {
+		took, elapsed, err = makeRequests(ctx, n.frontend(requestPort), count)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return values{
+		crrRate.Name:   float64(count) / elapsed.Seconds(),
+		crrMin.Name:    slices.Min(took),
+		crrMedian.Name: bench.Median(took),
+		crrMean.Name:   stats.Mean(took),
+		crrP99.Name:    bench.Percentile(took, 99),
+		crrStdDev.Name: stats.StdDev(took),
+	}, nil
+}
+
+// asClient calls f in the client's pod, and waits for it until ctx ends.
+func (n *network) asClient(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
-	go func() {
-		done <- n.client.Do(func() (err error) {
-			took, elapsed, err = makeRequests(ctx, n.frontend(requestPort), count)
-			return err
-		})
-	}()
+	go func() { done <- n.client.Do(f) }()
 	select {
 	case err := <-done:
-		if err != nil {
-			return nil, err
-		}
-		return values{
-			crrRate.Name:   float64(count) / elapsed.Seconds(),
-			crrMin.Name:    slices.Min(took),
-			crrMedian.Name: bench.Median(took),
-			crrMean.Name:   stats.Mean(took),
-			crrP99.Name:    bench.Percentile(took, 99),
-			crrStdDev.Name: stats.StdDev(took),
-		}, nil
+		return err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("connections to %v: %w", n.frontend(requestPort), ctx.Err())
+		return fmt.Errorf("connections to %v: %w", n.frontend(requestPort), ctx.Err())
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"runtime"
 	"time"
 
@@ -172,7 +171,7 @@ func (n *network) newBatch(port uint16) (b *batch, err error) {
 		b.messages[i].Buffers = [][]byte{make([]byte, datagramSize)}
 	}
 	err = n.client.Do(func() (err error) {
-		b.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.clusterIP, port)))
+		b.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(n.frontend(servicePort{port: port})))
 		return err
 	})
 	if err == nil {

@@ -28,7 +28,7 @@ func TestThroughput(t *testing.T) {
 				t.Fatal(err)
 			}
 			aggregated, packets, udp := slowPath(streamAggregated.Name), slowPath(streamPackets.Name), slowPath(datagrams.Name)
-			want := []bench.Series{streamAggregated, streamAggregatedBest, aggregated, streamPackets, streamPacketsBest, packets, datagrams, packetCost}
+			want := []bench.Series{streamAggregated, streamAggregatedBest, cpuAggregated, aggregated, streamPackets, streamPacketsBest, cpuPackets, packets, datagrams, packetCost}
 			if r.Find(pathCost.Name) != nil && o.Nodes == 1 { // where the kernel supports it
 				want = append(want, pathCost)
 			}
@@ -92,6 +92,37 @@ func TestRelay(t *testing.T) {
 	}
 }
 
+// Each path is measured, packets take it, and what it needs is named if the kernel lacks it.
+func TestCompare(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary, kerneltest.TCX)
+	o := Options{Rounds: 1, Nodes: 1, Family: FamilyIPv4, Seconds: 1, Connections: 100, Streams: 2}
+	r, err := Compare(bounded(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bench.Series{streamAggregated, streamPackets, cpuPackets, datagrams, packetCost, rrRate, crrRate} {
+		s := r.Find(want.Name)
+		if s == nil || len(s.Outcomes) != len(r.Subjects) {
+			t.Fatalf("%s of %d subjects: %+v", want.Name, len(r.Subjects), s)
+		}
+	}
+	notes := strings.Join(r.Notes, "\n")
+	for _, path := range Paths {
+		i := slices.IndexFunc(r.Subjects, func(s bench.Subject) bool { return s.Name == path.Name })
+		if i < 0 {
+			if path.Engine == "" || !strings.Contains(notes, path.Name) {
+				t.Errorf("%s is not measured; notes %q", path.Name, notes)
+			}
+			continue
+		}
+		for _, s := range []bench.Series{streamPackets, datagrams, rrRate} {
+			if share := r.Find(slowPath(s.Name).Name).Outcomes[i].Median; (share > 50) != (path.Threshold == 0) {
+				t.Errorf("%s, %s: %.0f %% of the packets took the slow path", path.Name, s.Name, share)
+			}
+		}
+	}
+}
+
 func checkResult(t *testing.T, r *bench.Result, o *Options, want ...bench.Series) {
 	t.Helper()
 	settings, notes := Settings, strings.Join(r.Notes, "\n")
@@ -99,7 +130,7 @@ func checkResult(t *testing.T, r *bench.Result, o *Options, want ...bench.Series
 	if kerneltest.Flowtable.Probe() != nil {
 		wantNote = noteEBPF
 		if kerneltest.TCX.Probe() != nil {
-			settings, wantNote = Settings[:1], `only "off" is measured: `
+			settings, wantNote = Settings[:1], `"no threshold" is not measured: `
 		}
 	}
 	if !strings.HasPrefix(notes, wantNote) || wantNote == "" && notes != "" {
@@ -136,7 +167,7 @@ func TestDisableAggregation(t *testing.T) {
 	meanSize := func() float64 {
 		t.Helper()
 		bytes, packets := sent(t, n.client)
-		if _, err := n.stream(t.Context(), 1); err != nil {
+		if _, err := n.stream(t.Context(), 1, 1); err != nil {
 			t.Fatal(err)
 		}
 		bytesAfter, packetsAfter := sent(t, n.client)

@@ -3,6 +3,7 @@
 package forward
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type network struct {
 	nodes          []*node
 	client, server *lab.Pod
 	relayed        bool // the client connects to the relay
+	direct         bool // the client connects to the server's pod
 	addresses
 }
 
@@ -104,9 +106,9 @@ func (n *network) program(ctx context.Context, m *node) (err error) {
 
 // set applies a setting to all nodes, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
-	n.relayed = s.relayed
+	n.relayed, n.direct = s.relayed, s.direct
 	for _, m := range n.nodes {
-		if err := m.setFastPath(ctx, s.Threshold); err != nil {
+		if err := m.setFastPath(ctx, s); err != nil {
 			return fmt.Errorf("%s: setting %q: %w", m.Name(), s.Name, err)
 		}
 		err := m.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
@@ -117,12 +119,12 @@ func (n *network) set(ctx context.Context, s Setting) error {
 	return nil
 }
 
-// setFastPath restarts the fast path with a threshold; 0 removes it.
-func (m *node) setFastPath(ctx context.Context, threshold uint32) error {
-	if err := m.stopFastPath(); err != nil || threshold == 0 {
+// setFastPath restarts the fast path with a setting; without a threshold, it removes it.
+func (m *node) setFastPath(ctx context.Context, s Setting) error {
+	if err := m.stopFastPath(); err != nil || s.Threshold == 0 {
 		return err
 	}
-	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: threshold, Engine: fastpath.AutoEngine})
+	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: s.Threshold, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
 	if err != nil {
 		return err
 	}
@@ -143,14 +145,18 @@ func (m *node) stopFastPath() error {
 	return errors.Join(<-m.stopped, c.Stop())
 }
 
-// probe returns the engine of the fast path. It fails with [fastpath.ErrUnsupported] if the kernel has none.
-func (n *network) probe() (fastpath.Engine, error) {
-	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1, Engine: fastpath.AutoEngine})
+// probe returns the engine of a setting's fast path, if it has one. It fails with
+// [fastpath.ErrUnsupported] if the kernel lacks what the setting needs.
+func (n *network) probe(s Setting) (fastpath.Engine, error) {
+	if s.Threshold == 0 {
+		return "", nil
+	}
+	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
 	if err != nil {
 		return "", err
 	}
-	s, err := c.Stats()
-	return s.Engine, errors.Join(err, c.Stop())
+	stats, err := c.Stats()
+	return stats.Engine, errors.Join(err, c.Stop())
 }
 
 func (n *network) close() error {
@@ -179,6 +185,9 @@ var (
 func (n *network) frontend(p servicePort) netip.AddrPort {
 	if n.relayed {
 		return n.relay(p)
+	}
+	if n.direct {
+		return n.backend(p)
 	}
 	return netip.AddrPortFrom(n.clusterIP, p.port)
 }

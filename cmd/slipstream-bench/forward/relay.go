@@ -42,7 +42,7 @@ func Relay(ctx context.Context, child []string, o Options) (*bench.Result, error
 			}
 			defer stop()
 		}
-		return errors.Join(m.shortConnections(ctx), m.streams(ctx, streamAggregated, streamAggregatedBest))
+		return errors.Join(m.shortConnections(ctx), m.streams(ctx, streamAggregated, streamAggregatedBest, cpuAggregated))
 	})
 }
 

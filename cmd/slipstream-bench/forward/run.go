@@ -52,14 +52,8 @@ func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.network.close()) }()
-	switch engine, err := m.probe(); {
-	case errors.Is(err, fastpath.ErrUnsupported):
-		m.settings = m.settings[:1]
-		m.Notes = append(m.Notes, fmt.Sprintf("only \"off\" is measured: %v", err))
-	case err != nil:
+	if err := m.supported(); err != nil {
 		return nil, err
-	case engine == fastpath.EBPF:
-		m.Notes = append(m.Notes, noteEBPF)
 	}
 	for _, s := range m.settings {
 		m.Subjects = append(m.Subjects, bench.Subject{Name: s.Name})
@@ -70,6 +64,32 @@ func run(ctx context.Context, benchmark, turn string, o *Options, measure func(*
 	}
 	m.LoadAfter = bench.LoadAverage()
 	return m.Result, nil
+}
+
+// supported removes settings that this kernel cannot have, with a note.
+func (m *measurement) supported() error {
+	var settings []Setting
+	for _, s := range m.settings {
+		engine, err := m.probe(s)
+		switch {
+		case errors.Is(err, fastpath.ErrUnsupported):
+			m.note(fmt.Sprintf("%q is not measured: %v", s.Name, err))
+			continue
+		case err != nil:
+			return err
+		case engine == fastpath.EBPF && s.Engine == "":
+			m.note(noteEBPF)
+		}
+		settings = append(settings, s)
+	}
+	m.settings = settings
+	return nil
+}
+
+func (m *measurement) note(text string) {
+	if !slices.Contains(m.Notes, text) {
+		m.Notes = append(m.Notes, text)
+	}
 }
 
 const noteEBPF = "this kernel has no flowtables: the engine of the fast path is ebpf"
@@ -220,16 +240,23 @@ type Options struct {
 	Seconds  int      `json:"seconds_per_turn,omitempty"`
 	Measures []string `json:"measures,omitempty"` // of Measures
 
-	// Of [CRR] and [Relay].
+	// Of [CRR], [Relay] and [Compare].
 	Connections int `json:"connections_per_turn,omitempty"`
+
+	// Of [Compare].
+	Streams int `json:"streams,omitempty"` // at once; 0 is one
 }
 
-// AddFlags adds the flags that throughput and crr have in common.
+// AddFlags adds the flags that all measurements have in common.
 func (o *Options) AddFlags(f *pflag.FlagSet, rounds int) {
 	f.IntVar(&o.Rounds, "rounds", rounds, "rounds of turns, one for each setting of the fast path")
 	f.IntVar(&o.Nodes, "nodes", 1, "nodes between the pods: 1 or 2")
-	f.IntSliceVar(&o.Thresholds, "thresholds", nil, "packets after which a connection is offloaded, 1 for no threshold (default 1,20)")
 	f.StringVar(&o.Family, "family", FamilyIPv4, "address family: "+strings.Join(Families, ", "))
+}
+
+// AddThresholds adds the flag of the thresholds.
+func (o *Options) AddThresholds(f *pflag.FlagSet) {
+	f.IntSliceVar(&o.Thresholds, "thresholds", nil, "packets after which a connection is offloaded, 1 for no threshold (default 1,20)")
 }
 
 const (
@@ -255,8 +282,11 @@ type Setting struct {
 	// Threshold is how many packets a connection must have carried before it is
 	// offloaded; 0 for never.
 	Threshold uint32
+	// Engine offloads them; none is the one that the kernel has.
+	Engine fastpath.Engine
 
 	relayed bool // see Relayed
+	direct  bool // see Direct
 }
 
 // Settings are compared with the first one. A threshold of one packet means no threshold: the
@@ -265,6 +295,9 @@ var Settings = []Setting{{Name: "off"}, {Name: "no threshold", Threshold: 1}, {N
 
 // settings are what is compared.
 func (o *Options) settings() []Setting {
+	if o.Streams > 0 {
+		return Paths
+	}
 	if len(o.Thresholds) == 0 {
 		return Settings
 	}

@@ -29,42 +29,47 @@ func Throughput(ctx context.Context, o Options) (*bench.Result, error) {
 	if err := o.validateThroughput(); err != nil {
 		return nil, err
 	}
-	return run(ctx, "throughput", fmt.Sprintf("%d s", o.Seconds), &o, func(m *measurement) error {
-		measures := map[string]func() error{
-			MeasureAggregated: func() error { return m.streams(ctx, streamAggregated, streamAggregatedBest) },
-			MeasurePackets: func() (err error) {
-				restore, err := m.disableAggregation()
-				if err != nil {
-					return err
-				}
-				defer func() { err = errors.Join(err, restore()) }()
-				return m.streams(ctx, streamPackets, streamPacketsBest)
-			},
-			MeasureUDP: func() error { return m.floods(ctx) },
-		}
-		for _, name := range Measures {
-			if slices.Contains(o.Measures, name) {
-				if err := measures[name](); err != nil {
-					return err
-				}
+	return run(ctx, "throughput", fmt.Sprintf("%d s", o.Seconds), &o, func(m *measurement) error { return m.measure(ctx) })
+}
+
+func (m *measurement) measure(ctx context.Context) error {
+	measures := map[string]func() error{
+		MeasureAggregated: func() error { return m.streams(ctx, streamAggregated, streamAggregatedBest, cpuAggregated) },
+		MeasurePackets: func() (err error) {
+			restore, err := m.disableAggregation()
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, restore()) }()
+			return m.streams(ctx, streamPackets, streamPacketsBest, cpuPackets)
+		},
+		MeasureUDP: func() error { return m.floods(ctx) },
+	}
+	for _, name := range Measures {
+		if slices.Contains(m.options.Measures, name) {
+			if err := measures[name](); err != nil {
+				return err
 			}
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // streams measures the rates of TCP streams over a whole turn, and over its best tenth of
-// a second, which other processes disturb least.
-func (m *measurement) streams(ctx context.Context, whole, best bench.Series) (err error) {
+// a second, which other processes disturb least, and their processor time.
+func (m *measurement) streams(ctx context.Context, whole, best, cpu bench.Series) (err error) {
 	server, err := m.streamServer(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.Kill()) }()
 	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
-		s, err := m.stream(ctx, m.options.Seconds)
-		return values{whole.Name: s.rate, best.Name: s.best}, err
-	}, whole, best)
+		before, err1 := machineTime()
+		s, err2 := m.stream(ctx, m.options.Seconds, m.options.Streams)
+		after, err3 := machineTime()
+		gigabits := s.rate * float64(m.options.Seconds) / 1e9
+		return values{whole.Name: s.rate, best.Name: s.best, cpu.Name: float64(after-before) / gigabits}, errors.Join(err1, err2, err3)
+	}, whole, best, cpu)
 }
 
 // patience bounds short waits, also on a busy machine.
@@ -86,13 +91,13 @@ type streamed struct {
 // a moment between two streams.
 var errNotReady = errors.New("iperf3: the server is not ready")
 
-func (n *network) stream(ctx context.Context, seconds int) (streamed, error) {
+func (n *network) stream(ctx context.Context, seconds, streams int) (streamed, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+2*patience)
 	defer cancel()
 	to := n.frontend(streamPort)
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		s, err := parseStream(n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
-			"--time", strconv.Itoa(seconds), "--interval", "0.1"))
+			"--time", strconv.Itoa(seconds), "--interval", "0.1", "--parallel", strconv.Itoa(max(streams, 1))))
 		if err != nil && n.relayed && ctx.Err() == nil { // it accepts before the server does
 			err = fmt.Errorf("%w: %w", errNotReady, err)
 		}
