@@ -26,6 +26,7 @@ var Paths = []Setting{
 	{Name: "flowtable", Threshold: threshold, Engine: fastpath.Flowtable},
 	{Name: "eBPF", Threshold: threshold, Engine: fastpath.EBPF},
 	Direct,
+	Linked,
 }
 
 // threshold is the default of 'slipstream run', in packets.
@@ -38,8 +39,8 @@ var (
 	rrMedian      = quantity("rr_median", "  latency, median", bench.Nanoseconds, bench.Less)
 )
 
-// Compare measures the slow path, both engines of the fast path, and connections without a Service in
-// turns: streams, datagrams, the cost of a packet, requests on one connection and on new ones. The
+// Compare measures the slow path, both engines of the fast path, connections without a Service, and a
+// link between the pods in turns: streams, datagrams, the cost of a packet, requests on one connection and on new ones. The
 // node's ruleset has a firewall's three rules, which packets of the slow path meet.
 func Compare(ctx context.Context, o Options) (*bench.Result, error) {
 	o.Measures = Measures
@@ -48,7 +49,7 @@ func Compare(ctx context.Context, o Options) (*bench.Result, error) {
 	}
 	turn := fmt.Sprintf("%d s and of %s connections", o.Seconds, bench.Thousands(o.Connections))
 	return run(ctx, "compare", turn, &o, func(m *measurement) error {
-		if err := m.firewall(ctx); err != nil {
+		if err := errors.Join(m.firewall(ctx), m.addLink()); err != nil {
 			return err
 		}
 		if err := m.measure(ctx); err != nil {

@@ -30,6 +30,7 @@ type network struct {
 	client, server *lab.Pod
 	relayed        bool // the client connects to the relay
 	direct         bool // the client connects to the server's pod
+	linked         bool // by the link between the pods
 	addresses
 }
 
@@ -107,6 +108,9 @@ func (n *network) program(ctx context.Context, m *node) (err error) {
 // set applies a setting to all nodes, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
 	n.relayed, n.direct = s.relayed, s.direct
+	if err := n.useLink(s.linked); err != nil {
+		return err
+	}
 	for _, m := range n.nodes {
 		if err := m.setFastPath(ctx, s); err != nil {
 			return fmt.Errorf("%s: setting %q: %w", m.Name(), s.Name, err)
@@ -266,46 +270,56 @@ var aggregation = []string{
 
 // disableAggregation disables GSO, TSO and GRO on the pods' interfaces, until restore.
 func (n *network) disableAggregation() (restore func() error, err error) {
+	type end struct {
+		pod  *lab.Pod
+		link string
+	}
 	// change sets features of a pod's interface, and returns those that are enabled then.
-	change := func(pod *lab.Pod, features map[string]bool) (enabled map[string]bool, err error) {
-		err = pod.Do(func() error {
+	change := func(at end, features map[string]bool) (enabled map[string]bool, err error) {
+		err = at.pod.Do(func() error {
 			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
 			}
 			defer e.Close()
-			if err := e.Change(podLink, features); err != nil {
+			if err := e.Change(at.link, features); err != nil {
 				return err
 			}
-			enabled, err = e.Features(podLink)
+			enabled, err = e.Features(at.link)
 			maps.DeleteFunc(enabled, func(name string, on bool) bool { return !on || !slices.Contains(aggregation, name) })
 			return err
 		})
 		if err != nil {
-			err = fmt.Errorf("pod %s: %s: segmentation offloads: %w", pod.Name(), podLink, err)
+			err = fmt.Errorf("pod %s: %s: segmentation offloads: %w", at.pod.Name(), at.link, err)
 		}
 		return enabled, err
 	}
-	before := map[*lab.Pod]map[string]bool{}
+	before := map[end]map[string]bool{}
 	for _, pod := range []*lab.Pod{n.client, n.server} {
-		if before[pod], err = change(pod, nil); err != nil {
+		err := eachLink(&pod.Machine, func(a *netlink.LinkAttrs) { before[end{pod, a.Name}] = nil })
+		if err != nil {
 			return nil, err
 		}
-		off := maps.Clone(before[pod])
+	}
+	for at := range before {
+		if before[at], err = change(at, nil); err != nil {
+			return nil, err
+		}
+		off := maps.Clone(before[at])
 		for name := range off {
 			off[name] = false
 		}
-		still, err := change(pod, off)
+		still, err := change(at, off)
 		if err == nil && len(still) > 0 {
-			err = fmt.Errorf("pod %s: %s: %v cannot be disabled", pod.Name(), podLink, still)
+			err = fmt.Errorf("pod %s: %s: %v cannot be disabled", at.pod.Name(), at.link, still)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	return func() (err error) {
-		for pod, features := range before {
-			_, failed := change(pod, features)
+		for at, features := range before {
+			_, failed := change(at, features)
 			err = errors.Join(err, failed)
 		}
 		return err

@@ -287,6 +287,7 @@ type Setting struct {
 
 	relayed bool // see Relayed
 	direct  bool // see Direct
+	linked  bool // see Linked
 }
 
 // Settings are compared with the first one. A threshold of one packet means no threshold: the
