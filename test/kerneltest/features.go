@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -157,6 +158,51 @@ func withProbeTable(fill func(*nftables.Conn, *nftables.Table)) error {
 		}
 		return err
 	})
+}
+
+// CGroupBPF is BPF programs at cgroups (version 2) that change the destination of connect(), and
+// numbers of network namespaces (Linux 5.14).
+var CGroupBPF = define("BPF at cgroups", func() error {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
+	})
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	return withCGroup(func(path string) error {
+		l, err := link.AttachCgroup(link.CgroupOptions{Path: path, Attach: ebpf.AttachCGroupInet4Connect, Program: program})
+		if err != nil {
+			return err
+		}
+		return l.Close()
+	})
+}, Root)
+
+// withCGroup passes the root of all cgroups (version 2), mounted for the moment.
+func withCGroup(do func(path string) error) error {
+	path, err := os.MkdirTemp("", "cgroup")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(path)
+	if err := unix.Mount("cgroup2", path, "cgroup2", 0, ""); err != nil {
+		return err
+	}
+	defer func() { _ = unix.Unmount(path, unix.MNT_DETACH) }()
+	return do(path)
+}
+
+// CGroup returns the root of all cgroups (version 2), mounted for the test. Require CGroupBPF first.
+func CGroup(t testing.TB) string {
+	t.Helper()
+	path := t.TempDir()
+	if err := unix.Mount("cgroup2", path, "cgroup2", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	return path
 }
 
 // NFTBinary is the command nft with JSON output, from Debian's package nftables.

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+// attachTypes are the programs and where they are attached.
+var attachTypes = []struct {
+	name string
+	at   ebpf.AttachType
+	of   func(*programObjects) *ebpf.Program
+}{
+	{"getpeername4", ebpf.AttachCgroupInet4GetPeername, func(o *programObjects) *ebpf.Program { return o.Getpeername4 }},
+	{"getpeername6", ebpf.AttachCgroupInet6GetPeername, func(o *programObjects) *ebpf.Program { return o.Getpeername6 }},
+	{"connect4", ebpf.AttachCGroupInet4Connect, func(o *programObjects) *ebpf.Program { return o.Connect4 }},
+	{"connect6", ebpf.AttachCGroupInet6Connect, func(o *programObjects) *ebpf.Program { return o.Connect6 }},
+}
+
+// Reconcile loads the programs with maps that have exactly this content, and replaces those that
+// are attached, also those of an earlier Balancer, each at once. If it fails, no programs are attached: all connections
+// are left to the dataplane.
+func (b *Balancer) Reconcile(_ context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.detach())
+		}
+	}()
+	if err := os.MkdirAll(b.dir, 0o700); err != nil {
+		return stats, fmt.Errorf("BPF file system: %w", err)
+	}
+	c := newContent()
+	u := c.apply(full)
+	objects, err := b.load(c, ebpf.PinByName)
+	if err != nil {
+		return stats, err
+	}
+	if err = u.writeAll(&objects.programMaps); err == nil {
+		err = b.allow(objects.Namespaces)
+	}
+	if err == nil {
+		err = b.attach(&objects)
+	}
+	if err != nil {
+		return stats, errors.Join(err, objects.Close())
+	}
+	former := b.objects
+	b.objects, b.content = objects, c
+	return dataplane.Stats{Elements: u.size()}, former.Close()
+}
+
+// Apply writes a change into the maps. After an error, only Reconcile may follow, and it has to
+// follow soon.
+func (b *Balancer) Apply(_ context.Context, change *desired.Change) (dataplane.Stats, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.links) == 0 || change.Rebuild {
+		return dataplane.Stats{}, errors.New("sockets: no successful Reconcile before this change")
+	}
+	u := b.content.apply(change)
+	return dataplane.Stats{Elements: u.size()}, u.write(&b.objects.programMaps)
+}
+
+// attach attaches the programs, or replaces those that are attached.
+func (b *Balancer) attach(objects *programObjects) error {
+	for _, p := range attachTypes {
+		pin := filepath.Join(b.dir, p.name)
+		l := b.links[p.name]
+		if l == nil {
+			l, _ = link.LoadPinnedLink(pin, nil) // of an earlier Balancer
+		}
+		if l != nil && b.attached(l, pin) {
+			if err := l.Update(p.of(objects)); err != nil {
+				return err
+			}
+			b.links[p.name] = l
+			continue
+		}
+		if l != nil {
+			_ = l.Close()
+		}
+		delete(b.links, p.name)
+		if err := os.Remove(pin); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		l, err := link.AttachCgroup(link.CgroupOptions{Path: b.options.CGroup, Attach: p.at, Program: p.of(objects)})
+		if err != nil {
+			return fmt.Errorf("BPF program %s at cgroup %s: %w", p.name, b.options.CGroup, err)
+		}
+		if err := l.Pin(pin); err != nil {
+			return errors.Join(fmt.Errorf("BPF program %s: %w", p.name, err), l.Close())
+		}
+		b.links[p.name] = l
+	}
+	return nil
+}
+
+// attached reports whether a link is pinned and still attached to the cgroup.
+func (b *Balancer) attached(l link.Link, pin string) bool {
+	if _, err := os.Stat(pin); err != nil {
+		return false
+	}
+	info, err := l.Info()
+	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == b.cgroup
+}
+
+// Check returns an error that wraps dataplane.ErrDamaged if another program has detached a program
+// or removed its pin.
+func (b *Balancer) Check(context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range attachTypes {
+		l := b.links[p.name]
+		if l == nil || !b.attached(l, filepath.Join(b.dir, p.name)) {
+			return fmt.Errorf("%w: the BPF program %s is not at cgroup %s", dataplane.ErrDamaged, p.name, b.options.CGroup)
+		}
+	}
+	return nil
+}
+
+// detach detaches all programs and removes their pins.
+func (b *Balancer) detach() error { return errors.Join(b.closeLinks(), remove(b.dir)) }
+
+// remove detaches the programs with pins in a folder, and removes it. The kernel would detach them
+// some time after their pins are gone.
+func remove(dir string) (err error) {
+	for _, p := range attachTypes {
+		if l, failed := link.LoadPinnedLink(filepath.Join(dir, p.name), nil); failed == nil {
+			err = errors.Join(err, l.Detach(), l.Close())
+		}
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+func (b *Balancer) closeLinks() (err error) {
+	for name, l := range b.links {
+		err = errors.Join(err, l.Close())
+		delete(b.links, name)
+	}
+	return err
+}
+
+// Close closes the Balancer. The programs remain in the kernel.
+func (b *Balancer) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return errors.Join(b.closeLinks(), b.objects.Close())
+}
+
+// Remove removes what a Balancer that is closed has left, for a network namespace; 0 is the calling
+// thread's. It does nothing if there is nothing.
+func Remove(ns int) error {
+	dir, err := folder(ns)
+	if err != nil {
+		return err
+	}
+	return remove(dir)
+}
+
+// CGroup is the folder of the cgroup whose processes are served.
+func (b *Balancer) CGroup() string { return b.options.CGroup }
+
+// Connections is how many connections have been connected directly to an endpoint, since the
+// first Balancer that was not removed.
+func (b *Balancer) Connections() (n uint64, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.links) == 0 {
+		return 0, nil
+	}
+	var each []uint64
+	err = b.objects.Connections.Lookup(uint32(0), &each)
+	for _, m := range each {
+		n += m
+	}
+	return n, err
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Options configure a Balancer. The zero value is for the namespaces of the calling thread.
+type Options struct {
+	// NetNS is a file descriptor of the node's network namespace.
+	NetNS int
+
+	// CGroup is the cgroup, of version 2, whose processes are served; found if "".
+	CGroup string
+
+	// Pods is the folder with the pods' network namespaces; [PodNamespaces] if "".
+	Pods string
+}
+
+// Balancer has the programs and what they know. Its methods are safe for concurrent use.
+type Balancer struct {
+	options Options
+	dir     string
+	cgroup  uint64 // ID of Options.CGroup
+
+	mu         sync.Mutex
+	objects    programObjects
+	content    *content
+	links      map[string]link.Link // by name of the program; empty unless the maps have the content
+	namespaces map[namespace]uint64 // cookies
+}
+
+// bpffs is where BPF objects are pinned.
+const bpffs = "/sys/fs/bpf"
+
+// New finds the cgroup and probes what the programs need: CAP_SYS_ADMIN (or CAP_BPF and
+// CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing. The error is one line that says
+// what is missing.
+func New(o Options) (*Balancer, error) {
+	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]uint64{}}
+	var err error
+	if b.dir, err = folder(o.NetNS); err != nil {
+		return nil, err
+	}
+	if b.options.CGroup, err = findCGroup(o.CGroup); err != nil {
+		return nil, err
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(b.options.CGroup, &stat); err != nil {
+		return nil, fmt.Errorf("cgroup %s: %w", b.options.CGroup, err)
+	}
+	b.cgroup = stat.Ino
+	if b.options.Pods == "" {
+		b.options.Pods = PodNamespaces
+	}
+	own, err := cookieOf(o.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	b.namespaces[namespace{}] = own
+	if err := mount(); err != nil {
+		return nil, fmt.Errorf("BPF file system: %w", err)
+	}
+	objects, err := b.load(newContent(), ebpf.PinNone)
+	if err != nil {
+		return nil, err
+	}
+	return b, objects.Close()
+}
+
+// folder returns the folder of pins for a network namespace; 0 is the calling thread's.
+func folder(ns int) (string, error) {
+	var stat unix.Stat_t
+	var err error
+	if ns == 0 {
+		err = unix.Stat("/proc/thread-self/ns/net", &stat)
+	} else {
+		err = unix.Fstat(ns, &stat)
+	}
+	return filepath.Join(bpffs, "slipstream-sockets", strconv.FormatUint(stat.Ino, 10)), err
+}
+
+// mount mounts the BPF file system unless it is mounted.
+func mount() error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(bpffs, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	return unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700")
+}
+
+// Sizes of maps: twice what the content needs, and at least these. A full map costs a Reconcile.
+const (
+	fewFrontends = 1 << 14
+	fewEndpoints = 1 << 16
+	addresses    = 1 << 10
+	netnsMost    = 1 << 12
+)
+
+// load loads the programs with maps for a content. What sockets remember, and the counter, outlive
+// the programs if they are pinned.
+func (b *Balancer) load(c *content, pin ebpf.PinType) (objects programObjects, err error) {
+	spec, err := loadProgram()
+	if err != nil {
+		return objects, err
+	}
+	spec.Maps["frontends"].MaxEntries = uint32(max(fewFrontends, 2*c.frontends))
+	spec.Maps["pools"].MaxEntries = uint32(max(fewFrontends, 2*int(c.numbered)))
+	spec.Maps["endpoints"].MaxEntries = uint32(max(fewEndpoints, 2*c.slots))
+	spec.Maps["node_addresses"].MaxEntries = addresses
+	spec.Maps["namespaces"].MaxEntries = netnsMost
+	spec.Maps["peers"].MaxEntries = 0 // as the kernel wants it
+	spec.Maps["peers"].Pinning, spec.Maps["connections"].Pinning = pin, pin
+	options := &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: b.dir}}
+	err = spec.LoadAndAssign(&objects, options)
+	if errors.Is(err, ebpf.ErrMapIncompatible) { // of another version
+		if err = errors.Join(os.RemoveAll(b.dir), os.MkdirAll(b.dir, 0o700)); err == nil {
+			err = spec.LoadAndAssign(&objects, options)
+		}
+	}
+	if err != nil {
+		return objects, fmt.Errorf("BPF programs at cgroups (Linux 5.14 with CONFIG_CGROUP_BPF): %w", err)
+	}
+	return objects, nil
+}
