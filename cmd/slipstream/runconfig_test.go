@@ -119,6 +119,7 @@ func TestRunFlags(t *testing.T) {
 		"--check-period 1s":            "checkPeriod: 1s",
 		"--verify-period 10m":          "verifyPeriod: 10m0s",
 		"--status-socket /s":           "statusSocket: /s",
+		"--ui-bind-address [::1]:80":   "uiBindAddress: '[::1]:80'",
 		"--service-metrics":            "serviceMetrics: true",
 		"--min-sync-period 1s":         "minSyncPeriod: 1s",
 		"--offload-packet-threshold 0": "fastPath.offloadPacketThreshold: 0",

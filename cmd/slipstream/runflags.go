@@ -70,6 +70,7 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
 	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
 	fs.StringVar(&c.StatusSocket, "status-socket", c.StatusSocket, "path of the Unix socket for 'slipstream status', 'services', 'top' and 'explain', which only root can use")
+	fs.StringVar(&c.UIBindAddress, "ui-bind-address", c.UIBindAddress, "IP address and port of a web page with status, Services and explanations, which all that can connect may read, such as 127.0.0.1:10280; empty to disable")
 	fs.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "count connections and bytes by Service for the metrics slipstream_service_*; costs an event of the kernel for each connection that ends")
 	addFastPath(fs, &c.FastPath, offloadThreshold)
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/observe/page"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/observe/server"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
@@ -404,6 +405,8 @@ func (s *parts) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 		Flags:          s.flags,
 		Metrics:        s.metrics,
 		Proxy:          p,
+		PageAddress:    s.config.Slipstream.UIBindAddress,
+		Page:           page.Handler(&s.view),
 		Events:         s.events,
 	})
 	ctx, cancel := context.WithCancel(ctx)

@@ -206,51 +206,8 @@ func showStatus(ctx context.Context, out io.Writer, o *seeOptions) error {
 
 func printStatus(out io.Writer, s *see.Status) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
-	ago := func(at time.Time) string { return s.At.Sub(at).Round(time.Millisecond).String() + " ago" }
-	health := "well"
-	if n := len(s.Problems); n > 0 {
-		health = fmt.Sprintf("%d problems, see below", n)
-	}
-	row("Health", "%s", health)
-	row("Version", "%s", s.Version)
-	row("Node", "%s", s.Node)
-	row("Mode", "%s, running for %s", s.Mode, s.At.Sub(s.Started).Round(time.Second))
-	contact := ""
-	if c := s.API; c != nil {
-		if contact = ", which has not answered yet"; !c.Heard.IsZero() {
-			contact = ", last heard " + ago(c.Heard)
-		}
-		if !c.Failing.IsZero() {
-			contact += fmt.Sprintf("; requests have been failing since %s: %s", c.Failing.Format(time.DateTime), c.Cause)
-		}
-	}
-	row("Source", "%s%s", s.Source, contact)
-	row("Programmed", "%d Services, %d frontends, %d pools, %d endpoints", s.Services, s.Frontends, s.Pools, s.Endpoints)
-	if l := s.Last; l != nil {
-		row("Last change", "%s, took %s: %s of %d frontends and %d pools, %d elements", ago(l.At), round(l.Took), l.Kind, l.Frontends, l.Pools, l.Elements)
-	}
-	if c := s.Changes; c.Number > 0 {
-		row("Changes", "%d in %.1f minutes, p50 %s, p99 %s", c.Number, c.Minutes, round(c.P50), round(c.P99))
-	}
-	if c := s.Changes; c.LagKnown > 0 {
-		row("Lag", "p50 %s, p99 %s from %d changes of endpoints in the cluster to the kernel", round(c.LagP50), round(c.LagP99), c.LagKnown)
-	}
-	if s.Waiting != nil {
-		row("Waiting", "a change since %s", ago(*s.Waiting))
-	}
-	if v := s.Verify; v != nil {
-		row("Verified", "%s: %d differences %s", ago(v.At), v.Differences, v.Failed)
-	} else {
-		row("Verified", "not yet, or verifyPeriod is not set")
-	}
-	if f := s.FastPath; f != nil {
-		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
-	} else {
-		row("Fast path", "none")
-	}
-	for _, f := range s.Tables {
-		row("Table", "%s: %d of %d", f.Name, f.Entries, f.Limit)
+	for _, f := range s.Facts() {
+		fmt.Fprintf(t, "%s\t%s\n", f.Name, f.Text)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -266,8 +223,6 @@ func printStatus(out io.Writer, s *see.Status) error {
 	}
 	return nil
 }
-
-func round(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 
 type servicesOptions struct {
 	seeOptions

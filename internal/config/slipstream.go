@@ -56,6 +56,10 @@ type SlipstreamConfiguration struct {
 	// to root (slipstream status, services and explain). Unset: [DefaultStatusSocket].
 	StatusSocket string `json:"statusSocket,omitempty"`
 
+	// UIBindAddress is the IP address and the port of a web page that shows the same as StatusSocket
+	// to all that can connect. Unset: there is none.
+	UIBindAddress string `json:"uiBindAddress,omitempty"`
+
 	// ServiceMetrics counts connections and bytes by Service for the metrics
 	// slipstream_service_*. It costs an event of the kernel for each connection that ends.
 	ServiceMetrics bool `json:"serviceMetrics,omitempty"`

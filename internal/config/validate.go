@@ -167,6 +167,9 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	if path := c.Slipstream.StatusSocket; !filepath.IsAbs(path) {
 		errs = append(errs, field.Invalid(field.NewPath("statusSocket"), path, "must be an absolute path"))
 	}
+	if address := c.Slipstream.UIBindAddress; address != "" {
+		errs = append(errs, validateHostPort(field.NewPath("uiBindAddress"), address)...)
+	}
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
 	}

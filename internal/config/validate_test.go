@@ -76,9 +76,10 @@ func TestValidate(t *testing.T) {
 		"minSyncPeriod: 0s":  `minSyncPeriod: Invalid value: "0s": must be greater than 0`,
 		"minSyncPeriod: 31s": `minSyncPeriod: Invalid value: "31s": must not be greater than nftables.syncPeriod (30s)`,
 		"minSyncPeriod: 6s\n---\n" + kubeProxyDoc + "mode: iptables\niptables: {syncPeriod: 5s}": `minSyncPeriod: Invalid value: "6s": must not be greater than iptables.syncPeriod (5s)`,
-		"checkPeriod: -1s":  `checkPeriod: Invalid value: "-1s": must be greater than 0`,
-		"statusSocket: run": `statusSocket: Invalid value: "run": must be an absolute path`,
-		"verifyPeriod: -1s": `verifyPeriod: Invalid value: "-1s": must not be negative`,
+		"checkPeriod: -1s":            `checkPeriod: Invalid value: "-1s": must be greater than 0`,
+		"uiBindAddress: localhost:80": `uiBindAddress: Invalid value: "localhost:80": "localhost" is not an IP address`,
+		"statusSocket: run":           `statusSocket: Invalid value: "run": must be an absolute path`,
+		"verifyPeriod: -1s":           `verifyPeriod: Invalid value: "-1s": must not be negative`,
 		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": cannot be combined with the Kubernetes API`,
 	} {
 		wantError(t, slipstreamDoc+text+"\n", want)

@@ -33,6 +33,7 @@ const (
 	Starting                        = "Starting"                        // the proxy starts
 	FailedToStartProxierHealthcheck = "FailedToStartProxierHealthcheck" // the healthz address cannot be listened on
 	FailedToStartMetricServer       = "FailedToStartMetricServer"       // the metrics address cannot be listened on
+	FailedToStartPage               = "FailedToStartPage"               // the address of the web page cannot be listened on
 	FailedToStartServiceHealthcheck = "FailedToStartServiceHealthcheck" // on a Service: its health check port cannot be listened on
 	FailedToServeLoopbackNodePort   = "FailedToServeLoopbackNodePort"   // on a Service: its NodePort cannot be listened on at a loopback address
 	FailedToTuneConntrack           = "FailedToTuneConntrack"           // conntrack's settings could not be written

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -27,12 +28,20 @@ type Traffic struct {
 	Count
 	Total     *Counted         `json:"total,omitempty"`
 	Endpoints map[string]Count `json:"endpoints,omitempty"` // by address
+	// EndpointRates are by address. They are known from the second question on that names the Service.
+	EndpointRates map[string]Rate `json:"endpointRates,omitempty"`
 	// Rejected is the number of packets that were refused or dropped since the Service or the proxy's
 	// table was created, because there are no endpoints, or none that the traffic policy allows, or because of
 	// the client's address. It is nil in iptables mode, which does not count them by frontend.
 	Rejected *uint64 `json:"rejectedPackets,omitempty"`
 	// RejectedRate is their number per second, measured as the rates of Total.
 	RejectedRate *float64 `json:"rejectedPacketsPerSecond,omitempty"`
+}
+
+// Rate is what an endpoint gets from the Service port, measured as the rates of Total.
+type Rate struct {
+	Connections float64 `json:"connectionsPerSecond"`
+	Bytes       float64 `json:"bytesPerSecond"`
 }
 
 // Count counts connections and their bytes, of both directions. Bytes are known if
@@ -156,6 +165,9 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		for k, n := range totals {
 			if t := portOf(k); t != nil {
 				t.Total.add(n)
+				if q.Name != "" {
+					t.addRates(n)
+				}
 			} else if !part {
 				delete(totals, k) // it is not a Service's any more
 			}
@@ -213,6 +225,24 @@ func (v *View) Traffic(ctx context.Context) (map[types.NamespacedName]ServiceTra
 		})
 	})
 	return all, err
+}
+
+// addRates adds the rates of a frontend's endpoints, and has them counted from now on.
+func (t *Traffic) addRates(n *tally) {
+	if n.backends == nil {
+		n.backends = map[netip.AddrPort]*tally{}
+		return
+	}
+	if t.Total.ConnectionRate == nil {
+		return
+	}
+	if t.EndpointRates == nil {
+		t.EndpointRates = map[string]Rate{}
+	}
+	for address, b := range n.backends {
+		r := t.EndpointRates[address.String()]
+		t.EndpointRates[address.String()] = Rate{r.Connections + b.connectionRate, r.Bytes + b.byteRate}
+	}
 }
 
 type place struct{ service, port int }

@@ -154,6 +154,12 @@ func failing(c source.Contact, now time.Time) string {
 	return fmt.Sprintf("Requests to the API server have been failing for %s: %s", now.Sub(c.Failing).Round(time.Second), c.Cause)
 }
 
+// Programmed returns the last calls of the dataplane, at most some thousands, the oldest first.
+func (v *View) Programmed(ctx context.Context) (all []proxy.Programming, err error) {
+	err = v.Proxy.Inspect(ctx, func(i *proxy.Inspection) { all = slices.Clone(i.Programmed) })
+	return all, err
+}
+
 // summarize summarizes the changes since recent, or since the start.
 func summarize(all []proxy.Programming, now, started time.Time) Changes {
 	since := now.Add(-recent)
@@ -208,3 +214,62 @@ func number(name string) (int, error) {
 	}
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
+
+// Fact is a line of a status for people.
+type Fact struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// Facts are the status for people, without the problems and the warnings.
+func (s *Status) Facts() (all []Fact) {
+	row := func(name, format string, args ...any) { all = append(all, Fact{name, fmt.Sprintf(format, args...)}) }
+	ago := func(at time.Time) string { return s.At.Sub(at).Round(time.Millisecond).String() + " ago" }
+	health := "well"
+	if n := len(s.Problems); n > 0 {
+		health = fmt.Sprintf("%d problems, see below", n)
+	}
+	row("Health", "%s", health)
+	row("Version", "%s", s.Version)
+	row("Node", "%s", s.Node)
+	row("Mode", "%s, running for %s", s.Mode, s.At.Sub(s.Started).Round(time.Second))
+	contact := ""
+	if c := s.API; c != nil {
+		if contact = ", which has not answered yet"; !c.Heard.IsZero() {
+			contact = ", last heard " + ago(c.Heard)
+		}
+		if !c.Failing.IsZero() {
+			contact += fmt.Sprintf("; requests have been failing since %s: %s", c.Failing.Format(time.DateTime), c.Cause)
+		}
+	}
+	row("Source", "%s%s", s.Source, contact)
+	row("Programmed", "%d Services, %d frontends, %d pools, %d endpoints", s.Services, s.Frontends, s.Pools, s.Endpoints)
+	if l := s.Last; l != nil {
+		row("Last change", "%s, took %s: %s of %d frontends and %d pools, %d elements", ago(l.At), rounded(l.Took), l.Kind, l.Frontends, l.Pools, l.Elements)
+	}
+	if c := s.Changes; c.Number > 0 {
+		row("Changes", "%d in %.1f minutes, p50 %s, p99 %s", c.Number, c.Minutes, rounded(c.P50), rounded(c.P99))
+	}
+	if c := s.Changes; c.LagKnown > 0 {
+		row("Lag", "p50 %s, p99 %s from %d changes of endpoints in the cluster to the kernel", rounded(c.LagP50), rounded(c.LagP99), c.LagKnown)
+	}
+	if s.Waiting != nil {
+		row("Waiting", "a change since %s", ago(*s.Waiting))
+	}
+	if v := s.Verify; v != nil {
+		row("Verified", "%s: %d differences %s", ago(v.At), v.Differences, v.Failed)
+	} else {
+		row("Verified", "not yet, or verifyPeriod is not set")
+	}
+	if f := s.FastPath; f != nil {
+		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
+	} else {
+		row("Fast path", "none")
+	}
+	for _, f := range s.Tables {
+		row("Table", "%s: %d of %d", f.Name, f.Entries, f.Limit)
+	}
+	return all
+}
+
+func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }

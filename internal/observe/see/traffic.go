@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"maps"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -49,6 +50,17 @@ type tally struct {
 	Total
 	sample                   Total // at the time sampled
 	connectionRate, byteRate float64
+	// backends is nil unless a question named the Service.
+	backends map[netip.AddrPort]*tally
+}
+
+func (t *tally) measure(took time.Duration) {
+	t.connectionRate = float64(t.Connections-t.sample.Connections) / took.Seconds()
+	t.byteRate = float64(t.Bytes-t.sample.Bytes) / took.Seconds()
+	t.sample = t.Total
+	for _, b := range t.backends {
+		b.measure(took)
+	}
 }
 
 func (c *Counted) add(t *tally) {
@@ -225,6 +237,15 @@ func (t *traffic) count(f *flows.Flow, countNew bool) {
 		t.totals[f.Frontend()] = to
 	}
 	to.add(more)
+	if to.backends == nil {
+		return
+	}
+	b := to.backends[f.Backend]
+	if b == nil {
+		b = &tally{}
+		to.backends[f.Backend] = b
+	}
+	b.add(more)
 }
 
 // measure measures the rates.
@@ -235,9 +256,7 @@ func (t *traffic) measure(rejected map[desired.FrontendKey]uint64) {
 	}
 	t.sampled, t.rated = time.Now(), true
 	for _, n := range t.totals {
-		n.connectionRate = float64(n.Connections-n.sample.Connections) / took.Seconds()
-		n.byteRate = float64(n.Bytes-n.sample.Bytes) / took.Seconds()
-		n.sample = n.Total
+		n.measure(took)
 	}
 	clear(t.refusal)
 	for k, n := range rejected {

@@ -36,6 +36,10 @@ type Options struct {
 	// where one is empty.
 	MetricsAddress, HealthzAddress string
 
+	// PageAddress is where Page is served, as above.
+	PageAddress string
+	Page        http.Handler
+
 	// HardFail makes Run return an error if an address cannot be served. Otherwise
 	// the Server retries every five seconds.
 	HardFail bool
@@ -98,6 +102,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	add("healthz", s.options.HealthzAddress, events.FailedToStartProxierHealthcheck, s.healthz())
 	add("metrics", s.options.MetricsAddress, events.FailedToStartMetricServer, s.metrics(klog.FromContext(ctx)))
+	add("page", s.options.PageAddress, events.FailedToStartPage, s.options.Page)
 	ended := make(chan error, len(all))
 	for _, e := range all {
 		go func() { ended <- s.serve(ctx, e) }()

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+import { picture } from "./picture.js";
+
+const $ = (selector) => document.querySelector(selector);
+
+// element makes an element with properties and children, which may be text.
+export function element(tag, properties = {}, ...children) {
+  const e = Object.assign(document.createElement(tag), properties);
+  e.append(...children.filter((c) => c !== undefined && c !== ""));
+  return e;
+}
+
+async function get(path, query = {}) {
+  const r = await fetch(`api/${path}?${new URLSearchParams(query)}`);
+  if (!r.ok) throw new Error((await r.text()).trim());
+  return r.json();
+}
+
+const steps = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+// quantity is a number in at most four characters and a unit's prefix.
+export function quantity(n, unit = "") {
+  if (n === undefined || n === null) return "";
+  const [size, prefix] = steps.find(([size]) => n >= size) ?? [1, ""];
+  const digits = Number.isInteger(n) && size === 1 ? 0 : n / size < 10 ? 2 : n / size < 100 ? 1 : 0;
+  return `${(n / size).toFixed(digits)} ${prefix}${unit}`.trim();
+}
+
+export const bits = (bytes) => (bytes === undefined || bytes === null ? "" : quantity(bytes * 8, "bit/s"));
+
+function duration(ns) {
+  const [size, unit] = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]].find(([size]) => ns >= size) ?? [1, "ns"];
+  return `${Number((ns / size).toPrecision(3))} ${unit}`;
+}
+
+const time = (at) => new Date(at).toLocaleString();
+
+// Status
+
+let chart;
+
+async function showStatus() {
+  const [status, changes] = await Promise.all([get("status"), get("changes")]);
+  $("#problems").replaceChildren(...(status.problems.length
+    ? status.problems.map((p) => element("div", { className: "box" }, element("p", {}, p.what), element("p", { className: "quiet" }, `To do: ${p.remedy}.`)))
+    : [element("div", { className: "box good" }, element("p", {}, "Nothing is wrong."))]));
+  $("#facts").replaceChildren(...status.facts.flatMap((f) => [element("dt", {}, f.name), element("dd", {}, f.text)]));
+  drawChanges((changes ?? []).slice(-1000));
+}
+
+function drawChanges(changes) {
+  const box = $("#changes");
+  chart?.destroy();
+  box.replaceChildren();
+  if (!changes.length) {
+    box.append(element("p", { className: "quiet" }, "There was no change yet."));
+    return;
+  }
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => {
+    const probe = element("span");
+    probe.style.color = style.getPropertyValue(name);
+    box.append(probe);
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  };
+  const axis = { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
+  const points = (label, name) => ({
+    label, stroke: color(name), width: 0, points: { show: true, size: 5, fill: color(name) }, paths: () => null,
+    value: (_, s) => (s === null ? "" : duration(s * 1e9)),
+  });
+  const seconds = (ns) => (ns ? ns / 1e9 : null);
+  const powers = (_, splits) => splits.map((t) => (Math.abs(Math.log10(t) - Math.round(Math.log10(t))) < 1e-6 ? t : null));
+  const y = { ...axis, size: 70, filter: powers, grid: { ...axis.grid, filter: powers }, ticks: { ...axis.ticks, filter: powers } };
+  const at = changes.map((c) => Date.parse(c.at) / 1e3), now = Date.now() / 1e3;
+  chart = new uPlot({
+    width: Math.max(320, box.clientWidth), height: 280,
+    scales: { x: { range: [Math.min(at[0], now - 60), now] }, y: { distr: 3 } },
+    axes: [axis, { ...y, values: (_, ticks) => ticks.map((t) => (t === null ? "" : duration(t * 1e9))) }],
+    series: [{ label: "At" }, points("Programming the kernel", "--accent"), points("Lag behind the cluster", "--warn")],
+  }, [at, changes.map((c) => seconds(c.tookNanoseconds)), changes.map((c) => seconds(c.lagNanoseconds))], box);
+}
+
+// Services
+
+const columns = [
+  { name: "Service", key: "name" },
+  { name: "Addresses" },
+  { name: "Ready", key: "endpoints", number: true },
+  { name: "Connections", key: "connections", number: true },
+  { name: "New/s", key: "rate", number: true },
+  { name: "Bit/s", key: "bytes", number: true },
+  { name: "Refused", key: "rejected", number: true },
+];
+const table = { search: "", sort: "name", descending: false, page: 0 };
+
+function heading(c) {
+  if (!c.key) return element("th", { scope: "col" }, c.name);
+  const sorted = table.sort === c.key;
+  const button = element("button", { type: "button" }, c.name + (sorted ? (table.descending ? " ▼" : " ▲") : ""));
+  button.onclick = () => {
+    table.descending = sorted ? !table.descending : c.key !== "name";
+    Object.assign(table, { sort: c.key, page: 0 });
+    show();
+  };
+  const th = element("th", { scope: "col", className: c.number ? "number" : "" }, button);
+  if (sorted) th.setAttribute("aria-sort", table.descending ? "descending" : "ascending");
+  return th;
+}
+
+const number = (text, name = "") => element("td", { className: `number ${name}` }, String(text));
+
+function serviceRow(s) {
+  const shown = s.addresses?.slice(0, 2) ?? [];
+  const more = (s.addresses?.length ?? 0) - shown.length;
+  const name = `${s.namespace}/${s.name}`;
+  return element("tr", {},
+    element("td", {}, element("a", { href: `#service/${name}` }, name)),
+    element("td", { className: "mono" }, shown.join(", ") + (more > 0 ? `, ${more} more` : "")),
+    number(`${s.ready} of ${s.total}`, s.ready ? "" : "bad"),
+    number(s.traffic.connections),
+    number(quantity(s.traffic.total?.connectionsPerSecond)),
+    number(bits(s.traffic.total?.bytesPerSecond)),
+    number(s.traffic.rejectedPackets ?? "", s.traffic.rejectedPackets ? "warn" : ""));
+}
+
+async function showServices() {
+  const { search, sort, descending, page } = table;
+  const rows = await get("services", { search, sort, page, ...(descending && { descending: "" }) });
+  if (search !== table.search) return; // another answer is on its way
+  table.page = rows.page;
+  const active = document.activeElement?.closest("th")?.cellIndex;
+  $("#table thead tr").replaceChildren(...columns.map(heading));
+  if (active >= 0) $("#table thead tr").cells[active].querySelector("button")?.focus();
+  $("#table tbody").replaceChildren(...rows.rows.map(serviceRow));
+  $("#matching").textContent = `${rows.matching.toLocaleString()} of ${rows.all.toLocaleString()}`;
+  const pages = Math.max(1, Math.ceil(rows.matching / rows.size));
+  $("#page").textContent = `Page ${rows.page + 1} of ${pages}`;
+  $("#previous").disabled = rows.page === 0;
+  $("#next").disabled = rows.page + 1 >= pages;
+}
+
+$("#search").onsubmit = (e) => e.preventDefault();
+$("#search").oninput = (e) => {
+  Object.assign(table, { search: e.target.value, page: 0 });
+  show();
+};
+$("#previous").onclick = () => { table.page--; show(); };
+$("#next").onclick = () => { table.page++; show(); };
+
+// One Service
+
+async function showService(name) {
+  const service = await get(`services/${name.split("/").map(encodeURIComponent).join("/")}`);
+  $("#service-name").textContent = name;
+  $("#service").replaceChildren(...service.ports.map((p, i) => picture(service, p, i)));
+}
+
+// Explain
+
+$("#question").onsubmit = async (e) => {
+  e.preventDefault();
+  const { from, to } = Object.fromEntries(new FormData(e.target));
+  location.hash = `explain/${encodeURIComponent(from)}/${encodeURIComponent(to)}`;
+};
+
+async function showExplain(argument) {
+  const [from = "", to = ""] = argument.split("/").map(decodeURIComponent);
+  const form = $("#question");
+  if (!to) return $("#steps").replaceChildren();
+  Object.assign(form.from, { value: from });
+  Object.assign(form.to, { value: to });
+  const answer = await get("explain", { from, to }).catch((err) => ({ steps: [{ title: "Error", text: err.message, cause: "Error" }] }));
+  $("#steps").replaceChildren(...answer.steps.map((s) => element("li", {},
+    element("strong", { className: s.cause ? (s.possible ? "warn" : "bad") : "" }, s.title), " ", s.text,
+    s.rule ? element("span", { className: "mono" }, s.rule) : "")));
+}
+
+// Events
+
+async function showEvents() {
+  const [status, changes] = await Promise.all([get("status"), get("changes")]);
+  $("#warnings").replaceChildren(...((status.warnings ??= []).length
+    ? status.warnings.map((w) => element("div", { className: "box" },
+      element("p", {}, element("strong", {}, w.reason), ` ${time(w.at)}${w.count > 1 ? `, ${w.count} times` : ""}`), element("p", {}, w.note)))
+    : [element("p", { className: "quiet" }, "There was none since the start.")]));
+  const last = (changes ?? []).slice(-50).reverse();
+  $("#programmed thead").replaceChildren(element("tr", {}, ...["At", "Kind", "Took", "Lag", "Frontends", "Pools", "Elements"].map((n) => element("th", { scope: "col" }, n))));
+  $("#programmed tbody").replaceChildren(...last.map((c) => element("tr", {},
+    ...[time(c.at), c.kind, duration(c.tookNanoseconds), c.lagNanoseconds ? duration(c.lagNanoseconds) : "", c.frontends, c.pools, c.elements].map((v) => element("td", {}, String(v))))));
+}
+
+// Views
+
+const views = {
+  status: { show: showStatus, period: 10 },
+  services: { show: showServices, period: 15 },
+  service: { show: showService, period: 5 },
+  explain: { show: showExplain },
+  events: { show: showEvents, period: 10 },
+};
+
+let timer;
+
+async function show() {
+  clearTimeout(timer);
+  const [name = "", ...rest] = location.hash.slice(1).split("/");
+  const view = views[name] ? name : "status";
+  const argument = rest.join("/");
+  for (const key of Object.keys(views)) $(`#view-${key}`).hidden = key !== view;
+  for (const a of document.querySelectorAll("header nav a")) {
+    const current = a.hash === `#${view}` || (view === "service" && a.hash === "#services");
+    current ? a.setAttribute("aria-current", "page") : a.removeAttribute("aria-current");
+  }
+  const fresh = $("#fresh");
+  try {
+    await views[view].show(argument);
+    fresh.className = "";
+    fresh.textContent = `as of ${new Date().toLocaleTimeString()}`;
+  } catch (err) {
+    fresh.className = "bad";
+    fresh.textContent = `${err.message} (${new Date().toLocaleTimeString()})`;
+  }
+  clearTimeout(timer);
+  const { period } = views[view];
+  if (period && !document.hidden) timer = setTimeout(show, period * 1e3);
+}
+
+addEventListener("hashchange", () => { table.page = 0; show(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) show(); });
+addEventListener("resize", () => { if (!$("#view-status").hidden) show(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+get("status").then((s) => { $("#node").textContent = `${s.node}, mode ${s.mode}`; }, () => {});
+show();

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+import { bits, element, quantity } from "./page.js";
+
+// Sizes are in units of the picture's view box.
+const width = 1100, rowHeight = 40, gap = 10, headHeight = 26;
+const left = { x: 10, width: 270 }, middle = { x: 370, width: 250 }, right = { x: 830, width: 260 };
+const most = 60; // endpoints that are drawn
+
+function svg(tag, attributes = {}, text) {
+  const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
+  if (text !== undefined) e.textContent = text;
+  return e;
+}
+
+function cut(text, length) {
+  return text.length > length ? `${text.slice(0, length - 1)}…` : text;
+}
+
+// box draws two lines of text in a frame, and returns where arrows meet it.
+function box(parent, column, y, first, second, className = "") {
+  const g = svg("g");
+  g.append(
+    svg("rect", { class: "node", x: column.x, y, width: column.width, height: rowHeight - 4, rx: 4 }),
+    svg("text", { x: column.x + 8, y: y + 15 }, cut(first, 40)),
+    svg("text", { x: column.x + 8, y: y + 30, class: `small ${className}` }, cut(second, 46)),
+    svg("title", {}, `${first}\n${second}`));
+  parent.append(g);
+  return { in: [column.x, y + rowHeight / 2 - 2], out: [column.x + column.width, y + rowHeight / 2 - 2] };
+}
+
+function arrow(parent, from, to, share, label, used = true) {
+  const [x1, y1] = from, [x2, y2] = to, x = (x1 + x2) / 2;
+  parent.prepend(svg("path", { d: `M${x1},${y1} C${x},${y1} ${x},${y2} ${x2},${y2}`, class: used ? "" : "unused", "stroke-width": 1 + 4 * share }));
+  if (label) parent.append(svg("text", { x: x2 - 6, y: y2 - 7, class: "small halo", "text-anchor": "end" }, label));
+}
+
+// picture draws a Service port: frontends, what the policies choose, endpoints by zone and node.
+export function picture(service, port, i) {
+  const traffic = service.traffic?.[i];
+  const name = `${port.name || "port"} (${port.protocol}, ${port.family})`;
+  const root = svg("svg", { class: "picture", role: "img", "aria-label": `${name}: frontends, policies and endpoints` });
+  const frontends = port.frontends ?? [], pools = port.pools ?? [], endpoints = (port.endpoints ?? []).slice(0, most)
+    .sort((a, b) => a.zone?.localeCompare(b.zone) || (b.node === "this") - (a.node === "this"));
+  const poolAt = {};
+  pools.forEach((p, n) => {
+    const text = p.backends ? `${p.backends} backends, ${p.algorithm}` : `no backend: ${p.ifEmpty}`;
+    poolAt[p.scope] = box(root, middle, headHeight + n * (rowHeight + gap), `Policy ${p.scope}: ${p.takes}`, text, p.backends ? "" : "bad");
+  });
+  const total = traffic?.total;
+  frontends.forEach((f, n) => {
+    const at = box(root, left, headHeight + n * (rowHeight + gap), f.address, f.owner ? `taken by ${f.owner}` : f.kind, f.owner ? "bad" : "");
+    const pool = poolAt[f.kind === "ClusterIP" ? service.internalTrafficPolicy : service.externalTrafficPolicy] ?? Object.values(poolAt)[0];
+    if (pool && !f.owner) arrow(root, at.out, pool.in, 0.2, "");
+  });
+  let y = headHeight;
+  const zones = Map.groupBy(endpoints, (e) => `${e.zone ? `Zone ${e.zone}` : "No zone"}, ${e.node === "this" ? "this node" : e.node === "another" ? "other nodes" : "node unknown"}`);
+  const rate = (address) => {
+    const r = traffic?.endpointRates?.[address];
+    return r ? `${quantity(r.connectionsPerSecond)}/s, ${bits(r.bytesPerSecond)}` : "";
+  };
+  const weighted = endpoints.some((e) => e.weight !== endpoints[0].weight);
+  const all = Math.max(1, ...Object.values(traffic?.endpoints ?? {}).map((c) => c.connections));
+  for (const [zone, members] of zones) {
+    root.append(svg("text", { x: right.x, y: y - 6, class: "small" }, zone));
+    for (const e of members) {
+      const count = traffic?.endpoints?.[e.address];
+      const unused = Object.values(e.use).every((u) => u !== "used");
+      const why = unused ? Object.values(e.use).join(", ") : `${weighted ? `weight ${e.weight}, ` : ""}${e.terminating ? "terminating, " : ""}${count ? `${count.connections} ${count.connections === 1 ? "connection" : "connections"}` : "no connection"}`;
+      const at = box(root, right, y, e.address, why, unused ? "bad" : "");
+      for (const p of pools.filter((p) => e.use[p.scope] === "used")) {
+        arrow(root, poolAt[p.scope].out, at.in, (count?.connections ?? 0) / all, rate(e.address));
+      }
+      y += rowHeight;
+    }
+    y += headHeight + gap;
+  }
+  const height = Math.max(y, headHeight + (rowHeight + gap) * Math.max(frontends.length, pools.length)) + gap;
+  root.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  for (const [column, text] of [[left, "Frontends"], [middle, "Policies"]]) root.append(svg("text", { x: column.x, y: headHeight - 10, class: "small" }, text));
+  const counted = total?.connectionsPerSecond === undefined ? "" : `${quantity(total.connectionsPerSecond)} new connections a second, ${bits(total.bytesPerSecond)}`;
+  const facts = [
+    `${port.readyEndpoints} of ${port.totalEndpoints} endpoints are ready`,
+    traffic ? `${traffic.connections} connections, ${traffic.offloaded} of them on the fast path` : "",
+    counted,
+    traffic?.rejectedPackets ? `${traffic.rejectedPackets} packets refused or dropped` : "",
+    service.affinitySeconds ? `session affinity for ${service.affinitySeconds} s` : "",
+    port.endpoints?.length > most ? `the first ${most} endpoints are drawn` : "",
+  ].filter(Boolean).join("; ");
+  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), element("div", { className: "scroll" }, root));
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package page serves a web page that shows a running proxy: its status, the duration of its changes, its
+// Services, and the way of a connection. It reads the same answers as the commands (package see) and
+// changes nothing. Assets are embedded, and the page loads nothing from elsewhere.
+package page
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// timeout bounds an answer.
+const timeout = 30 * time.Second
+
+// Handler serves the page of a running proxy.
+func Handler(v *see.View) http.Handler {
+	files, err := fs.Sub(assets, "assets")
+	if err != nil {
+		panic(err) // the folder is embedded
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /", http.FileServerFS(files))
+	answer(mux, "/api/status", func(ctx context.Context, _ *http.Request) (*status, error) {
+		s, err := v.Status(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &status{s, s.Facts()}, nil
+	})
+	answer(mux, "/api/changes", func(ctx context.Context, _ *http.Request) ([]proxy.Programming, error) { return v.Programmed(ctx) })
+	l := list{view: v}
+	answer(mux, "/api/services", func(ctx context.Context, r *http.Request) (*rows, error) {
+		q := r.URL.Query()
+		return l.page(ctx, selection{search: q.Get("search"), by: q.Get("sort"), descending: q.Has("descending"), page: number(q.Get("page"))})
+	})
+	answer(mux, "/api/services/{namespace}/{name}", func(ctx context.Context, r *http.Request) (*see.Service, error) {
+		q := see.Query{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), Endpoints: true, Traffic: true}
+		all, err := v.Services(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) == 0 {
+			return nil, fmt.Errorf("no Service %s/%s is programmed", q.Namespace, q.Name)
+		}
+		return &all[0], nil
+	})
+	answer(mux, "/api/explain", func(ctx context.Context, r *http.Request) (*see.Explanation, error) {
+		return v.Explain(ctx, see.Question{From: r.URL.Query().Get("from"), To: r.URL.Query().Get("to")})
+	})
+	return guard(mux)
+}
+
+type status struct {
+	*see.Status
+	Facts []see.Fact `json:"facts"`
+}
+
+// number is 0 for text that is not one.
+func number(text string) int {
+	n, _ := strconv.Atoi(text)
+	return n
+}
+
+// answer serves the result of get as JSON, and its error as text.
+func answer[T any](mux *http.ServeMux, path string, get func(context.Context, *http.Request) (T, error)) {
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), timeout)
+		defer cancel()
+		result, err := get(ctx, r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_ = json.NewEncoder(w).Encode(result) // the client may have disconnected
+	})
+}
+
+// guard keeps other sites from reading the page in a visitor's browser. A site whose name resolves to
+// this address (DNS rebinding) sends its name as the host.
+func guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
+			http.Error(w, "use an IP address or localhost as the host in the URL", http.StatusForbidden)
+			return
+		}
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		next.ServeHTTP(w, r)
+	})
+}
