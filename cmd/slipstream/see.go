@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
@@ -41,6 +42,9 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	v.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, s.config, s.dataplane) }
 	if s.fast != nil {
 		v.FastPath = s.fast.Stats
+	}
+	if b, ok := s.dataplane.(*nftables.Backend); ok {
+		v.ClientsBackend = b.ClientsBackend
 	}
 	if b := tableOf(s.dataplane); b != nil {
 		v.Rejected = b.RejectedAt

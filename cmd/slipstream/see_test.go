@@ -406,6 +406,43 @@ func TestExplainCommand(t *testing.T) {
 	}
 }
 
+// TestExplainAffinity asks where a client with session affinity goes before and after it has an endpoint,
+// and after the endpoint is gone.
+func TestExplainAffinity(t *testing.T) {
+	s := newSiteOf(t, true)
+	socket := socketPath(t)
+	manifest := strings.Replace(traced, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)
+	manifest = strings.NewReplacer(`"fd00:244:1::10"], nodeName: n1}`, `"fd00:244:1::10"]}, {addresses: ["fd00:244:1::11"]}`, `10.244.1.10], nodeName: n1}`, `10.244.1.10]}, {addresses: [10.244.1.11]}`).Replace(manifest)
+	s.save("traced.yaml", manifest)
+	s.run("--status-socket", socket, "--cluster-cidr", "10.244.0.0/16,fd00:244::/32")
+	for _, to := range []string{"10.96.0.40:80", "[fd00:96::40]:80"} {
+		at := netip.MustParseAddrPort(to)
+		client := s.client.Addr(at.Addr().Is6())
+		explained := func() string {
+			out, _ := s.see("explain", "--socket", socket, "--from", client.String(), to)
+			return out
+		}
+		s.until("the client has no endpoint", func() bool {
+			out := explained()
+			return strings.Contains(out, client.String()+" has none.") && strings.Contains(out, "probability 50 %")
+		})
+		c, err := s.client.Connect(lab.TCP, at, lab.Timeout(patience))
+		s.check(err)
+		has := 0
+		if c.Server == "web-1" {
+			has = 1
+		}
+		endpoint := netip.AddrPortFrom(s.servers[has].Addr(at.Addr().Is6()), 8080)
+		for range 3 {
+			contains(t, explained(), fmt.Sprintf("%s has endpoint %s, for ", client, endpoint), endpoint.String()+" with probability 100 %")
+		}
+		s.save("traced.yaml", strings.Replace(manifest, endpoint.Addr().String(), s.servers[2].Addr(at.Addr().Is6()).String(), 1))
+		s.until("the endpoint is gone", func() bool {
+			return strings.Contains(explained(), fmt.Sprintf("%s had endpoint %s, which is not used any more", client, endpoint))
+		})
+	}
+}
+
 // TestExplainFromPod asks for a client by the name of its pod.
 func TestExplainFromPod(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -4,7 +4,9 @@ package nftables
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -263,4 +265,27 @@ func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err 
 		}
 	})
 	return name, tolerate(err)
+}
+
+// ClientsBackend returns the backend that a client of a Service port with session affinity had last,
+// and for how long it is remembered. The backend is zero if there is none. ClientsBackend can be called
+// at any time, by any goroutine.
+func (b *Backend) ClientsBackend(p desired.ServicePort, proto desired.Protocol, client netip.Addr) (backend desired.Backend, left time.Duration, err error) {
+	conn, err := nfnl.Dial(b.config.NetNS)
+	if err != nil {
+		return backend, 0, err
+	}
+	defer conn.Close()
+	s := &schemas[desired.FamilyOf(client)]
+	service, port := affinityID(p, proto)
+	e, has, err := conn.Element(s.table, s.affinity.Name, s.addr(number(number(nil, service), port), client.As16()))
+	if err != nil || !has {
+		return backend, 0, tolerate(err)
+	}
+	const portAt, addrAt = 4, 8
+	if n := binary.BigEndian.Uint16(e.Value[portAt:]); n != 0 { // see recordClient
+		ip, _ := netip.AddrFromSlice(e.Value[addrAt:])
+		backend = desired.NewBackend(netip.AddrPortFrom(ip, n))
+	}
+	return backend, e.Expires, nil
 }

@@ -134,8 +134,9 @@ type Element struct {
 	Verdict Verdict // of a verdict map
 	Chain   string  // its target
 	Comment []byte
-	End     bool   // first key after an interval
-	Packets uint64 // of a counter
+	End     bool          // first key after an interval
+	Packets uint64        // of a counter
+	Expires time.Duration // from now; 0 without a timeout
 }
 
 // Elements calls visit with every element of a set or map. If the ruleset changed meanwhile,
@@ -185,6 +186,12 @@ func ReadTime(netns int) (took time.Duration, err error) {
 
 // Has reports whether a set or map has an element.
 func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
+	_, has, err := c.Element(t, set, key)
+	return has, err
+}
+
+// Element returns the element of a set or map with a key, and whether there is one.
+func (c *Conn) Element(t Table, set string, key []byte) (e Element, has bool, err error) {
 	a := c.about(t, set)
 	list := a.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	element := a.open(unix.NFTA_LIST_ELEM)
@@ -193,11 +200,15 @@ func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
 	a.close(k)
 	a.close(element)
 	a.close(list)
-	err := c.request(unix.NFT_MSG_GETSETELEM, 0, uint8(t.Family), a, func([]byte) {})
+	err = c.request(unix.NFT_MSG_GETSETELEM, 0, uint8(t.Family), a, func(body []byte) {
+		for _, element := range Attributes(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			e = parseElement(element)
+		}
+	})
 	if errors.Is(err, unix.ENOENT) {
-		return false, nil
+		return e, false, nil
 	}
-	return err == nil, err
+	return e, err == nil, err
 }
 
 func parseElement(b []byte) (e Element) {
@@ -214,6 +225,8 @@ func parseElement(b []byte) (e Element) {
 			if cString(findAttr(payload, unix.NFTA_EXPR_NAME)) == "counter" {
 				e.Packets = be64(findAttr(findAttr(payload, unix.NFTA_EXPR_DATA), nftaCounterPackets))
 			}
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			e.Expires = time.Duration(be64(payload)) * time.Millisecond
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = be32(payload)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_USERDATA:

@@ -462,7 +462,7 @@ func (x *explainer) pool() (all []chosen) {
 	}[p.Algorithm]
 	x.step("Pool", "", "%s: %d of %d endpoints may be chosen, %s, the %s.", why, len(all), port.Total, cmp.Or(how, "at random"), takes)
 	if f.Affinity > 0 {
-		x.step("Affinity", "", "A client's address keeps its endpoint until %d s after its last new connection (sessionAffinity ClientIP).", f.Affinity)
+		all = x.affinity(f, all)
 	}
 	for i, c := range all {
 		if i == maxEndpoints {
@@ -472,6 +472,31 @@ func (x *explainer) pool() (all []chosen) {
 		x.step("Endpoint", "", "%s with probability %.4g %%.", c.Backend, 100*c.share)
 	}
 	x.unused(port, scope)
+	return all
+}
+
+// affinity explains session affinity, and returns the endpoints that may be chosen: only the one that the
+// client had before, if that is known.
+func (x *explainer) affinity(f *desired.Frontend, all []chosen) []chosen {
+	const title = "Affinity"
+	rule := fmt.Sprintf("A client's address keeps its endpoint until %d s after its last new connection (sessionAffinity ClientIP)", f.Affinity)
+	if !x.client.addr.IsValid() || x.view.ClientsBackend == nil {
+		x.step(title, "", "%s.", rule)
+		return all
+	}
+	last, left, err := x.view.ClientsBackend(f.Service, f.Protocol, x.client.addr)
+	i := slices.IndexFunc(all, func(c chosen) bool { return c.Backend == last })
+	switch {
+	case err != nil:
+		x.step(title, "", "%s. The client's endpoint could not be read: %v", rule, err)
+	case last == desired.Backend{}:
+		x.step(title, "", "%s. %s has none.", rule, x.client.addr)
+	case i < 0:
+		x.step(title, "", "%s. %s had endpoint %s, which is not used any more, so it gets another one.", rule, x.client.addr, last)
+	default:
+		x.step(title, "", "%s. %s has endpoint %s, for %s if it makes no other connection.", rule, x.client.addr, last, left.Round(time.Second))
+		all = []chosen{{last, 1}}
+	}
 	return all
 }
 
@@ -531,18 +556,20 @@ func (x *explainer) masquerade(all []chosen) {
 	masquerades, why := false, ""
 	switch {
 	case policy == desired.MasqueradeAlways && f.Kind.External():
-		masquerades, why = true, "all connections to an address of this kind are, so that replies return through this node"
+		masquerades, why = true, "replies of connections to an address of this kind have to return through this node"
 	case policy == desired.MasqueradeAlways:
 		masquerades, why = true, "masqueradeAll is set"
 	case policy == desired.MasqueradeNode:
-		masquerades, why = x.client.class == "node", "with externalTrafficPolicy Local, only the node's own connections are"
+		masquerades = x.client.class == "node"
+		why = map[bool]string{false: "externalTrafficPolicy is Local", true: "externalTrafficPolicy Local keeps only the addresses of other clients"}[masquerades]
 	case !known:
-		why = "traffic of pods cannot be recognized without clusterCIDR (detectLocalMode)"
+		why = "clusterCIDR or detectLocalMode would have to say which clients are pods of this node, for others to be masqueraded"
 	default:
-		masquerades, why = x.client.class != "pod", "connections to a ClusterIP are, unless they come from a pod of this node"
+		masquerades = x.client.class != "pod"
+		why = map[bool]string{false: "a pod of this node reaches a ClusterIP with its own address", true: "only pods of this node reach a ClusterIP with their own address"}[masquerades]
 	}
 	if slices.ContainsFunc(all, func(c chosen) bool { return c.Addr() == x.client.addr }) {
-		why += "; a connection that is sent back to its own pod is too"
+		why += "; but a connection that is sent back to its own pod is masqueraded"
 	}
 	if masquerades {
 		x.step("Masquerade", "", "The endpoint sees an address of this node in place of the client's: %s.", why)

@@ -54,6 +54,9 @@ type View struct {
 	FastPath func() (fastpath.Stats, error)
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
 	Affinity func() []Fill
+	// ClientsBackend returns the backend that a client of a Service port with session affinity had last, or
+	// zero, and for how long it is remembered. It is nil in modes of which that is not known.
+	ClientsBackend func(p desired.ServicePort, protocol desired.Protocol, client netip.Addr) (desired.Backend, time.Duration, error)
 	// Rejected returns the numbers of refused and dropped packets by destination. It may be nil.
 	Rejected func() (map[desired.FrontendKey]uint64, error)
 
