@@ -52,8 +52,8 @@ func newExplain() *cobra.Command {
 		Short: "Explain where a new connection to a Service would go, or what stops it",
 		Long: `Explain follows the first packet of a connection to a Service through this node: the
 frontend, the kernel's copy of it, source ranges, the pool of endpoints and how one is chosen,
-masquerading, routes, neighbors, rules of other tables that drop it, and the connections that
-conntrack has now. It sends no packet, except with --probe and --trace.
+masquerading, routes, neighbors, the base chains on the way, rules of others that drop it, and
+the connections that conntrack has now. It sends no packet, except with --probe and --trace.
 
 With --trace, it also sends one real probe, from this node or from the network namespace of a pod
 of this node, and shows what the kernel did with it: each rule of nf_tables that the packet and
@@ -64,8 +64,8 @@ table of its own, which matches this connection only, and which the kernel delet
 command ends, in whichever way. Rules of iptables-legacy cannot be traced.
 
 What stops the connection is marked "STOPS HERE". What stops it only for some endpoints, or
-depends on more than addresses, is marked "MAY STOP". Rules of nf_tables (also those of
-iptables-nft) are evaluated as far as the packet is known; other rules that drop are listed.
+depends on more than addresses, is marked "MAY STOP". Rules of other tables of nf_tables and of
+iptables, iptables-legacy included, are evaluated as far as the packet is known.
 
 The running proxy answers, over its Unix socket, which takes root. The exit status is 2 if
 something stops the connection for certain.`,

@@ -235,9 +235,15 @@ type situation struct {
 	want     see.Cause // "" if nothing stops the connection
 	possible bool
 	text     string // in the step of the cause, or in any step
+	needs    []kerneltest.Feature
 }
 
 const other = "nft 'add table inet other; "
+
+const (
+	undoLegacy = "iptables-legacy -P FORWARD ACCEPT; iptables-legacy -F; iptables-legacy -X; iptables-legacy -t raw -F; iptables-legacy -t mangle -F"
+	undoNFT    = "iptables-nft -P FORWARD ACCEPT; iptables-nft -F; iptables-nft -X"
+)
 
 var situations = []situation{
 	{name: "works"},
@@ -279,6 +285,17 @@ var situations = []situation{
 	{name: "rule on the way out of the node", from: "node", node: other + `add chain inet other output { type filter hook output priority 0; }; add rule inet other output tcp flags syn / syn,ack drop'`, want: see.Firewall},
 	{name: "rule on another way", node: other + `add chain inet other output { type filter hook output priority 0; policy drop; }'`},
 
+	{name: "policy of iptables-nft", needs: []kerneltest.Feature{kerneltest.IPTablesNFT}, node: "iptables-nft -P FORWARD DROP", undo: undoNFT, want: see.Firewall, text: "table ip filter: the policy of chain FORWARD"},
+	{name: "chain of iptables-nft", needs: []kerneltest.Feature{kerneltest.IPTablesNFT}, node: "iptables-nft -N F; iptables-nft -A FORWARD -s 10.244.1.0/24 -j F; iptables-nft -A F -p tcp --dport 8080 -j DROP", undo: undoNFT, want: see.Firewall, text: "chain F, rule"},
+	{name: "policy of iptables-legacy", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -P FORWARD DROP", undo: undoLegacy, want: see.Firewall, text: "iptables-legacy -t filter: the policy of chain FORWARD"},
+	{name: "policy of iptables-legacy with an exception", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, undo: undoLegacy, text: "iptables-legacy -t filter chain FORWARD (forward, priority 0, policy drop)",
+		node: `iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p tcp -m multiport --dports 53,8000:8080 -m conntrack --ctstate NEW -m comment --comment 'the pods" -j DROP' -j ACCEPT; iptables-legacy -A FORWARD -j DROP`},
+	{name: "chain of iptables-legacy", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -N F; iptables-legacy -A FORWARD -d 10.244.1.0/24 -p tcp -m tcp --syn -j F; iptables-legacy -A F ! -i lo -j REJECT", undo: undoLegacy, want: see.Firewall, text: "-A F ! -i lo -j REJECT"},
+	{name: "rule of iptables-legacy before the translation", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -t mangle -A PREROUTING -d 10.96.0.10/32 -i veth+ -p tcp -m tcp --dport 80 -j DROP", undo: undoLegacy, want: see.Firewall, text: "iptables-legacy -t mangle"},
+	{name: "rule of iptables-legacy with a limit", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -A FORWARD -m hashlimit --hashlimit-above 5/sec --hashlimit-name x -j DROP", undo: undoLegacy, want: see.Firewall, possible: true},
+	{name: "rules of iptables-legacy for others", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, undo: undoLegacy,
+		node: "iptables-legacy -A FORWARD -p udp -j DROP; iptables-legacy -A FORWARD -s 10.9.0.0/16 -j DROP; iptables-legacy -A FORWARD -o lo -j DROP; iptables-legacy -A FORWARD -m state --state INVALID -j DROP; iptables-legacy -t raw -A OUTPUT -j DROP"},
+
 	{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv4/ip_forward", undo: "echo 1 > /proc/sys/net/ipv4/ip_forward", want: see.Forwarding},
 	{name: "unreachable route", manifest: web(0), node: "ip route del 10.244.1.10; ip route add unreachable 10.244.1.10", undo: "ip route del unreachable 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute},
 	{name: "unreachable route to one endpoint", node: "ip route del 10.244.1.10; ip route add blackhole 10.244.1.10", undo: "ip route del blackhole 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, possible: true},
@@ -305,6 +322,7 @@ func TestExplain(t *testing.T) {
 	s.untilReached("web-0", "web-1", "web-2")
 	for _, c := range situations {
 		t.Run(c.name, func(t *testing.T) {
+			kerneltest.Require(t, c.needs...)
 			manifest, from, to := c.manifest, c.from, c.to
 			if manifest == "" {
 				manifest = web(0, 1, 2)

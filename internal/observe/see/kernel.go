@@ -51,7 +51,9 @@ func Kernel() (lines []string, err error) {
 				n++
 			}
 		}
-		for _, line := range legacyRules(context.Background(), command, "nat") {
+		legacy, failed := legacyRules(context.Background(), command, "nat")
+		err = errors.Join(err, failed)
+		for _, line := range legacy {
 			if strings.HasPrefix(line, ":"+ourChains) {
 				n++
 			}
@@ -97,14 +99,14 @@ func iptables(f nfnl.Family) string {
 
 // legacyRules returns the rules of a table of iptables-legacy or ip6tables-legacy, as its command
 // iptables-legacy-save prints them. There are none if the kernel has no such table.
-func legacyRules(ctx context.Context, command, table string) []string {
+func legacyRules(ctx context.Context, command, table string) ([]string, error) {
 	names, err := os.ReadFile("/proc/net/" + strings.Replace(command, "tables", "_tables_names", 1))
 	if err != nil || !strings.Contains("\n"+string(names), "\n"+table+"\n") {
-		return nil // also without the kernel's module: running the command would load it
+		return nil, nil // also without the kernel's module: running the command would load it
 	}
 	out, err := exec.CommandContext(ctx, command+"-legacy-save", "-t", table).Output()
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("table %s of %s-legacy: %w", table, command, err)
 	}
-	return strings.Split(strings.TrimSpace(string(out)), "\n")
+	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
 }

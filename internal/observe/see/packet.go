@@ -114,15 +114,31 @@ const (
 	yes
 )
 
-// walker sends a packet through the chains of one table.
+// baseChain is a chain that the kernel calls at a hook, of nf_tables or of iptables-legacy.
+type baseChain struct {
+	table    string // as it is printed
+	name     string
+	hook     uint32
+	priority int32
+	policy   bool    // packets are dropped at the end
+	walker   *walker // nil for the proxy's own chains
+}
+
+// rule is a rule of nf_tables or of iptables-legacy.
+type rule struct {
+	text string
+	eval func() (match truth, v verdict) // for the walker's packet
+}
+
+// walker sends packets through the chains of one table.
 type walker struct {
-	conn   *nfnl.Conn
-	table  nfnl.Table
-	rules  map[string][]nfnl.RuleInfo
-	sets   []nfnl.Set
+	rules  map[string][]rule // by chain
 	packet *packet
 	drops  []dropping
-	err    error
+
+	conn  *nfnl.Conn // of a table of nf_tables
+	table nfnl.Table
+	sets  []nfnl.Set
 }
 
 // dropping is a rule or a policy that drops or rejects the packet, or may do so.
@@ -132,26 +148,34 @@ type dropping struct {
 }
 
 // drops returns what drops a packet in a base chain.
-func drops(conn *nfnl.Conn, base nfnl.BaseChain, p *packet) ([]dropping, error) {
-	w := walker{conn: conn, table: base.Table, rules: map[string][]nfnl.RuleInfo{}, packet: p}
-	all, err := conn.Rules(base.Table, "")
+func (c *baseChain) drops(p *packet) []dropping {
+	w := c.walker
+	w.packet, w.drops = p, nil
+	if ends := w.chain(c.name, true, 0); c.policy && ends != yes {
+		w.drops = append(w.drops, dropping{"the policy of chain " + c.name, ends == no})
+	}
+	for i := range w.drops {
+		w.drops[i].rule = c.table + ": " + w.drops[i].rule
+	}
+	return w.drops
+}
+
+// newWalker reads a table of nf_tables.
+func newWalker(conn *nfnl.Conn, t nfnl.Table) (*walker, error) {
+	w := &walker{conn: conn, table: t, rules: map[string][]rule{}}
+	all, err := conn.Rules(t, "")
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range all {
-		w.rules[r.Chain] = append(w.rules[r.Chain], r)
+	for i := range all {
+		r := &all[i]
+		w.rules[r.Chain] = append(w.rules[r.Chain], rule{
+			fmt.Sprintf("chain %s, rule with handle %d", r.Chain, r.Handle),
+			func() (truth, verdict) { return w.rule(r) },
+		})
 	}
-	if w.sets, err = conn.Sets(base.Table); err != nil {
-		return nil, err
-	}
-	if ends := w.chain(base.Name, true, 0); base.Drops && ends != yes {
-		w.drop(fmt.Sprintf("the policy of chain %s", base.Name), ends == no)
-	}
-	return w.drops, w.err
-}
-
-func (w *walker) drop(rule string, certain bool) {
-	w.drops = append(w.drops, dropping{fmt.Sprintf("table %s %s: %s", w.table.Family, w.table.Name, rule), certain})
+	w.sets, err = conn.Sets(t)
+	return w, err
 }
 
 // maxDepth is more than the kernel's limit of nested jumps.
@@ -167,7 +191,7 @@ func (w *walker) chain(name string, certain bool, depth int) (ends truth) {
 		return maybe
 	}
 	for _, r := range w.rules[name] {
-		match, v := w.rule(&r)
+		match, v := r.eval()
 		if match == no {
 			continue
 		}
@@ -191,7 +215,7 @@ func (w *walker) chain(name string, certain bool, depth int) (ends truth) {
 			}
 			continue
 		case int32(nfnl.Drop):
-			w.drop(fmt.Sprintf("chain %s, rule with handle %d", name, r.Handle), here)
+			w.drops = append(w.drops, dropping{r.text, here})
 		}
 		if match == yes { // dropped or accepted
 			return yes

@@ -3,6 +3,7 @@
 package see
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -220,7 +221,8 @@ func (x *explainer) at(hook uint32, priority int32, in string, h hop) (p packet,
 	return p, false
 }
 
-// firewalls looks for rules and policies of other tables that drop the packet.
+// firewalls lists the base chains that the packet meets, and the rules and policies of other tables
+// that drop it.
 func (x *explainer) firewalls(in string, hops []hop) {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
@@ -228,47 +230,29 @@ func (x *explainer) firewalls(in string, hops []hop) {
 		return
 	}
 	defer conn.Close()
-	family := nfnl.IPv4
-	if x.family() == desired.IPv6 {
-		family = nfnl.IPv6
-	}
-	var chains []nfnl.BaseChain
-	for _, f := range []nfnl.Family{family, nfnl.INET} {
-		some, failed := conn.BaseChains(f)
-		chains, err = append(chains, some...), errors.Join(err, failed)
-	}
-	chains = slices.DeleteFunc(chains, func(c nfnl.BaseChain) bool {
-		info, failed := conn.Table(c.Table)
-		return c.Table.Name == ourTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: fastpath.TableName}) || failed == nil && info.Dormant
-	})
-	slices.SortStableFunc(chains, func(a, b nfnl.BaseChain) int { return int(a.Priority) - int(b.Priority) })
+	chains, err := x.baseChains(conn)
 	met, found := []string{}, map[dropping][]string{}
 	for _, c := range chains {
 		passes := false
 		for _, h := range hops {
-			p, ok := x.at(c.Hook, c.Priority, in, h)
-			if !ok {
+			p, ok := x.at(c.hook, c.priority, in, h)
+			if passes = passes || ok; !ok || c.walker == nil {
 				continue
 			}
-			passes = true
-			all, failed := drops(conn, c, &p)
-			err = errors.Join(err, failed)
-			for _, d := range all {
+			for _, d := range c.drops(&p) {
 				found[d] = append(found[d], h.Backend.String())
 			}
 		}
 		if passes {
-			met = append(met, fmt.Sprintf("table %s %s chain %s (%s, priority %d)", c.Table.Family, c.Table.Name, c.Name, hooks[c.Hook], c.Priority))
+			policy := map[bool]string{true: "drop", false: "accept"}[c.policy]
+			met = append(met, fmt.Sprintf("%s chain %s (%s, priority %d, policy %s)", c.table, c.name, hooks[c.hook], c.priority, policy))
 		}
-	}
-	for _, l := range x.legacy(family, hops) {
-		found[l] = append(found[l], hops[0].Backend.String())
 	}
 	if err != nil {
 		x.step("Firewalls", "", "Not all rules of other tables could be read: %v", err)
 	}
 	if len(met) > 0 {
-		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %d base chains of other tables.", len(met))
+		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %d base chains.", len(met))
 	}
 	for _, d := range slices.SortedFunc(maps.Keys(found), func(a, b dropping) int { return strings.Compare(a.rule, b.rule) }) {
 		endpoints := found[d]
@@ -281,52 +265,38 @@ func (x *explainer) firewalls(in string, hops []hop) {
 	}
 }
 
-// legacy returns rules and policies of iptables-legacy that may drop the packet. It knows the
-// hooks, and rules that only have addresses, a protocol and interfaces.
-func (x *explainer) legacy(family nfnl.Family, hops []hop) (all []dropping) {
-	if len(hops) == 0 {
-		return nil
+// baseChains reads the base chains of the family, in the order in which packets pass them, also if
+// there is an error.
+func (x *explainer) baseChains(conn *nfnl.Conn) (all []baseChain, err error) {
+	family := nfnl.IPv4
+	if x.family() == desired.IPv6 {
+		family = nfnl.IPv6
 	}
-	chain := "FORWARD"
-	switch {
-	case x.client.class == "node":
-		chain = "OUTPUT"
-	case hops[0].local:
-		chain = "INPUT"
-	}
-	command := iptables(family)
-	for _, line := range legacyRules(x.ctx, command, "filter") {
-		words := strings.Fields(line)
-		rule := fmt.Sprintf("%s-legacy -t filter: %s", command, line)
-		switch {
-		case strings.HasPrefix(line, ":"+chain+" DROP"):
-			all = append(all, dropping{rule, false}) // a rule may accept it before
-		case len(words) == 4 && words[0] == "-A" && words[1] == chain && (words[3] == "DROP" || words[3] == "REJECT"):
-			all = append(all, dropping{rule, true})
-		case len(words) > 4 && words[0] == "-A" && words[1] == chain && (strings.Contains(line, " -j DROP") || strings.Contains(line, " -j REJECT")) && !x.excluded(words, hops):
-			all = append(all, dropping{rule, false})
+	walkers := map[nfnl.Table]*walker{}
+	for _, f := range []nfnl.Family{family, nfnl.INET} {
+		chains, failed := conn.BaseChains(f)
+		err = errors.Join(err, failed)
+		for _, c := range chains {
+			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant {
+				continue
+			}
+			own := c.Table.Name == ourTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: fastpath.TableName})
+			if _, read := walkers[c.Table]; !read && !own {
+				walkers[c.Table], failed = newWalker(conn, c.Table)
+				err = errors.Join(err, failed)
+			}
+			all = append(all, baseChain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table]})
 		}
 	}
-	return all
-}
-
-// excluded reports whether the addresses or the protocol of a rule exclude all packets.
-func (x *explainer) excluded(words []string, hops []hop) bool {
-	for i := 0; i+1 < len(words); i++ {
-		if i > 0 && words[i-1] == "!" {
-			continue
-		}
-		prefix, err := netip.ParsePrefix(words[i+1])
-		switch {
-		case words[i] == "-p" && words[i+1] != strings.ToLower(x.to.Protocol.String()):
-			return true
-		case words[i] == "-d" && err == nil && !slices.ContainsFunc(hops, func(h hop) bool { return prefix.Contains(h.Addr()) }):
-			return true
-		case words[i] == "-s" && err == nil && x.client.addr.IsValid() && !prefix.Contains(x.client.addr):
-			return true
-		}
+	for table := range legacyPriorities {
+		lines, failed := legacyRules(x.ctx, iptables(family), table)
+		err = errors.Join(err, failed)
+		all = append(all, legacyTable(iptables(family), table, lines)...)
 	}
-	return false
+	slices.SortStableFunc(all, func(a, b baseChain) int {
+		return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.priority, b.priority), cmp.Compare(a.table, b.table))
+	})
+	return all, err
 }
 
 // probeTimeout bounds a connection of --probe.

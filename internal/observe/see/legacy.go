@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package see
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file evaluates rules of iptables-legacy, as iptables-legacy-save prints them, for the first
+// packet of a connection. Rules with matches that it does not know may match.
+
+// words splits a line as a shell does: comments can have spaces within quotation marks.
+var words = regexp.MustCompile(`"(?:\\.|[^"\\])*"|\S+`)
+
+// legacyHooks are the hooks of built-in chains, and legacyPriorities those of the tables that drop
+// packets (enum nf_ip_hook_priorities).
+var (
+	legacyHooks = map[string]uint32{
+		"PREROUTING": unix.NF_INET_PRE_ROUTING, "INPUT": unix.NF_INET_LOCAL_IN, "FORWARD": unix.NF_INET_FORWARD,
+		"OUTPUT": unix.NF_INET_LOCAL_OUT, "POSTROUTING": unix.NF_INET_POST_ROUTING,
+	}
+	legacyPriorities = map[string]int32{"raw": -300, "mangle": -150, "filter": 0, "security": 50}
+)
+
+// legacyTable returns the base chains of a table. command is iptables or ip6tables.
+func legacyTable(command, table string, lines []string) (bases []baseChain) {
+	rules := map[string][]rule{}
+	w := &walker{rules: rules}
+	isChain := func(target string) bool { _, is := rules[target]; return is }
+	for _, line := range lines {
+		all := words.FindAllString(line, -1)
+		if chain, is := strings.CutPrefix(line, ":"); is && len(all) > 1 {
+			chain, _, _ = strings.Cut(chain, " ")
+			rules[chain] = nil
+			if hook, builtIn := legacyHooks[chain]; builtIn {
+				bases = append(bases, baseChain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w})
+			}
+		}
+		if len(all) > 1 && all[0] == "-A" {
+			rules[all[1]] = append(rules[all[1]], rule{line, func() (truth, verdict) { return legacyRule(all[2:], w.packet, isChain) }})
+		}
+	}
+	return bases
+}
+
+// legacyRule evaluates a rule, which begins behind its chain.
+func legacyRule(all []string, p *packet, isChain func(string) bool) (match truth, v verdict) {
+	match, v = yes, verdict{code: unix.NFT_CONTINUE}
+	for i := 0; i < len(all); i++ {
+		inverted := all[i] == "!"
+		if inverted {
+			i++
+		}
+		option, value := all[i], ""
+		if i+1 < len(all) {
+			value = all[i+1]
+		}
+		switch option {
+		case "-j", "-g":
+			switch {
+			case value == "RETURN":
+				v.code = unix.NFT_RETURN
+			case option == "-g":
+				v = verdict{unix.NFT_GOTO, value}
+			case isChain(value):
+				v = verdict{unix.NFT_JUMP, value}
+			default:
+				v.code = targetVerdict(value)
+			}
+			return match, v // what follows belongs to the target
+		case "-m", "--comment":
+			i++
+			continue
+		}
+		if !strings.HasPrefix(option, "-") {
+			continue // the value of an option that is not known
+		}
+		one := legacyMatch(option, all[i+1:], p)
+		if inverted {
+			one = yes - one
+		}
+		if match = min(match, one); match == no {
+			return no, v
+		}
+	}
+	return match, v
+}
+
+// legacyMatch evaluates one option of a rule.
+func legacyMatch(option string, values []string, p *packet) truth {
+	if len(values) == 0 {
+		return maybe
+	}
+	list := strings.Split(values[0], ",")
+	switch option {
+	case "-s":
+		return within(p.src.Addr(), list[0])
+	case "-d":
+		return within(p.dst.Addr(), list[0])
+	case "-i":
+		return onLink(p.in, list[0])
+	case "-o":
+		return onLink(p.out, list[0])
+	case "-p":
+		number, known := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP, "ipv6-icmp": unix.IPPROTO_ICMPV6}[list[0]]
+		if !known {
+			return maybe
+		}
+		return truthOf(number == p.protocol)
+	case "--dport", "--dports":
+		return inRanges(p.dst.Port(), list)
+	case "--sport", "--sports":
+		return inRanges(p.src.Port(), list)
+	case "--ctstate", "--state":
+		if slices.Contains(list, "DNAT") || slices.Contains(list, "SNAT") {
+			return max(maybe, truthOf(slices.Contains(list, "NEW")))
+		}
+		return truthOf(slices.Contains(list, "NEW"))
+	case "--tcp-flags":
+		if len(values) < 2 || p.protocol != unix.IPPROTO_TCP {
+			return maybe
+		}
+		want := "NONE"
+		if slices.Contains(list, "SYN") {
+			want = "SYN" // the only one of a first packet
+		}
+		return truthOf(values[1] == want)
+	}
+	return maybe
+}
+
+func within(a netip.Addr, cidr string) truth {
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil || !a.IsValid() {
+		return maybe
+	}
+	return truthOf(prefix.Contains(a))
+}
+
+// onLink matches the name of an interface; a + at the end is any text.
+func onLink(l link, name string) truth {
+	if !l.known {
+		return maybe
+	}
+	if prefix, is := strings.CutSuffix(name, "+"); is {
+		return truthOf(strings.HasPrefix(l.name, prefix))
+	}
+	return truthOf(l.name == name)
+}
+
+// inRanges matches ports such as 80 and 8000:8080.
+func inRanges(port uint16, list []string) truth {
+	if port == 0 {
+		return maybe
+	}
+	for _, text := range list {
+		first, last, is := strings.Cut(text, ":")
+		if !is {
+			last = first
+		}
+		from, err := strconv.Atoi(first)
+		to, failed := strconv.Atoi(last)
+		if err != nil || failed != nil {
+			return maybe
+		}
+		if int(port) >= from && int(port) <= to {
+			return yes
+		}
+	}
+	return no
+}
