@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -81,10 +82,11 @@ func (w *world) has(names string) {
 	w.until("the flowtable has "+names, func() bool { got = w.inKernel(); return got == names })
 }
 
-// dummy adds an interface that is up, with no routes.
+// dummy adds an interface that is up, with no routes. Not every kernel has the driver dummy.
 func (w *world) dummy(name string) netlink.Link {
 	w.t.Helper()
-	d := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name, Flags: 1}} // net.FlagUp
+	d := netlink.NewVeth(netlink.LinkAttrs{Name: name, Flags: net.FlagUp})
+	d.PeerName, d.PeerNamespace = name, netlink.NsFd(w.client.FD())
 	w.check(w.links.LinkAdd(d))
 	return d
 }
@@ -103,8 +105,10 @@ func (w *world) rename(link netlink.Link, name string) {
 }
 
 // TestInterfaces adds, removes and changes interfaces.
-func TestInterfaces(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestInterfaces(t *testing.T) { engines(t, testInterfaces) }
+
+func testInterfaces(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	s := w.stream(lab.TCP, web, true)
 	w.fast(s)
 	const four = "eth0 veth1 veth2 veth3"
@@ -145,8 +149,10 @@ func TestInterfaces(t *testing.T) {
 }
 
 // TestJoin adds pods, whose connections must take the fast path, during another connection.
-func TestJoin(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestJoin(t *testing.T) { engines(t, testJoin) }
+
+func testJoin(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
 	w.fast(s)
 	for i := range 5 {
@@ -163,12 +169,14 @@ func TestJoin(t *testing.T) {
 
 // TestExpression selects interfaces. A connection between one that takes part and one that
 // does not is not offloaded, and it returns to the slow path when an interface is deselected.
-func TestExpression(t *testing.T) {
+func TestExpression(t *testing.T) { engines(t, testExpression) }
+
+func testExpression(t *testing.T, engine Engine) {
 	selector, err := iface.Compile(`interface.name in ["veth1", "veth2", "gone"] && interface.mtu <= 1500`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, Config{Threshold: threshold, Interfaces: selector})
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold, Interfaces: selector})
 	w.has("veth1 veth2")
 	w.endpoints(other, w.web[1]) // veth3
 	w.apply()
@@ -200,12 +208,14 @@ func TestExpression(t *testing.T) {
 }
 
 // TestAddresses selects interfaces by addresses, which are added later.
-func TestAddresses(t *testing.T) {
+func TestAddresses(t *testing.T) { engines(t, testAddresses) }
+
+func testAddresses(t *testing.T, engine Engine) {
 	selector, err := iface.Compile(`interface.addresses.exists(a, a.startsWith("198.51.100."))`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, Config{Threshold: threshold, Interfaces: selector})
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold, Interfaces: selector})
 	w.has("")
 	a := w.dummy("a")
 	addr, err := netlink.ParseAddr("198.51.100.1/24")
@@ -216,16 +226,18 @@ func TestAddresses(t *testing.T) {
 	w.has("")
 }
 
-// TestManyInterfaces uses a thousand interfaces, most of which exist at the start.
-func TestManyInterfaces(t *testing.T) {
-	const many = 1000
-	w := newQuietWorld(t, Flowtable)
+// TestManyInterfaces uses many interfaces, most of which exist at the start.
+func TestManyInterfaces(t *testing.T) { engines(t, testManyInterfaces) }
+
+func testManyInterfaces(t *testing.T, engine Engine) {
+	many := map[Engine]int{Flowtable: 1000, EBPF: 100}[engine] // the kernel attaches a program in milliseconds
+	w := newQuietWorld(t, engine)
 	begin := time.Now()
 	for i := range many {
 		w.dummy(fmt.Sprintf("many%d", i))
 	}
 	t.Logf("made %d interfaces in %v", many, time.Since(begin))
-	w.start(Config{Threshold: threshold})
+	w.start(Config{Engine: engine, Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
 	w.fast(s)
 	count := func() int { return len(strings.Fields(w.inKernel())) }
@@ -249,7 +261,7 @@ func TestManyInterfaces(t *testing.T) {
 	w.goesOn(s)
 	w.fast(s)
 	w.check(w.Check(w.t.Context()))
-	for i := range 300 {
+	for i := range many / 3 {
 		link, err := w.links.LinkByName(fmt.Sprintf("many%d", i))
 		w.check(err)
 		if i%2 == 0 {
@@ -258,11 +270,11 @@ func TestManyInterfaces(t *testing.T) {
 			w.check(w.links.LinkDel(link))
 		}
 	}
-	w.until("the deleted interfaces have left", func() bool { return count() == many+4+20-300 })
+	w.until("the deleted interfaces have left", func() bool { return count() == many+4+20-many/3 })
 	w.goesOn(s)
 	w.unharmed(s)
 	w.check(w.Check(w.t.Context()))
-	if s, err := w.Stats(); err != nil || s.Errors > 0 || s.Interfaces != many+4+20-300 {
+	if s, err := w.Stats(); err != nil || s.Errors > 0 || s.Interfaces != many+4+20-many/3 {
 		t.Errorf("%+v, %v", s, err)
 	}
 	w.stop()

@@ -124,11 +124,13 @@ func testPodOptsOut(t *testing.T, engine Engine) {
 // TestExclude marks packets of some connections by rules of another program, each in one
 // direction or by a connection mark, and excludes one of the clients. All were offloaded
 // before.
-func TestExclude(t *testing.T) {
+func TestExclude(t *testing.T) { engines(t, testExclude) }
+
+func testExclude(t *testing.T, engine Engine) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	for _, scope := range []Scope{Services, All} {
 		t.Run(fmt.Sprint(scope), func(t *testing.T) {
-			w := newWorld(t, Config{Threshold: threshold, Scope: scope})
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold, Scope: scope})
 			inPool := w.newPod(w.node, "in-pool", 200)
 			w.interfaces(5)
 			excluded := []*stream{
@@ -152,7 +154,7 @@ func TestExclude(t *testing.T) {
 			w.nft(rules + "add rule inet marks forward ct original ip daddr 10.96.0.20 meta mark set 0x113")
 			w.stop()
 			w.check(w.Close())
-			c := Config{Threshold: threshold, Scope: scope, Exclude: Exclude{
+			c := Config{Engine: engine, Threshold: threshold, Scope: scope, Exclude: Exclude{
 				Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.192/26"), netip.MustParsePrefix("10.244.1.200/32"), netip.MustParsePrefix("fd00:7::/64")},
 				Marks:     []Mark{{0x20, 0x20}, {0x7, ^uint32(0)}},
 				DSCP:      []uint8{46, 8},

@@ -80,12 +80,14 @@ func testFactEntryDeleted(t *testing.T, engine Engine) {
 
 // TestFactAccounting uses a connection that began before conntrack counted. It has no counters,
 // and is never offloaded; later ones are.
-func TestFactAccounting(t *testing.T) {
-	w := newQuietWorld(t, Flowtable)
+func TestFactAccounting(t *testing.T) { engines(t, testFactAccounting) }
+
+func testFactAccounting(t *testing.T, engine Engine) {
+	w := newQuietWorld(t, engine)
 	w.check(w.node.SetSysctl("netfilter/nf_conntrack_acct", "0"))
 	old := w.stream(lab.TCP, web, false)
 	w.goesOn(old)
-	w.start(Config{Threshold: threshold})
+	w.start(Config{Engine: engine, Threshold: threshold})
 	for range 5 {
 		w.goesOn(old)
 	}

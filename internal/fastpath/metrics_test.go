@@ -15,8 +15,10 @@ import (
 )
 
 // TestFlowsMetric counts connections on the fast path by Service.
-func TestFlowsMetric(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestFlowsMetric(t *testing.T) { engines(t, testFlowsMetric) }
+
+func testFlowsMetric(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	tcp, udp := w.stream(lab.TCP, web, false), w.stream(lab.UDP, web, true)
 	w.fast(tcp, udp)
 	m := metrics.New()

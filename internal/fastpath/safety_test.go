@@ -307,8 +307,10 @@ func testMasqueraded(t *testing.T, engine Engine) {
 
 // TestCleaning has a kernel that refuses to delete entries of offloaded connections:
 // the real one does not, so the test does it for it.
-func TestCleaning(t *testing.T) {
-	w := newWorld(t, Config{Threshold: threshold})
+func TestCleaning(t *testing.T) { engines(t, testCleaning) }
+
+func testCleaning(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 	udp, bystander := w.stream(lab.UDP, web, false), w.stream(lab.UDP, other, false)
 	w.fast(udp, bystander)
 	refused := 0

@@ -96,6 +96,7 @@ func (e *Engine) discard() {
 
 // listen offloads the connections of messages until ctx ends.
 func (e *Engine) listen(ctx context.Context) {
+	_ = e.log.SetReadDeadline(time.Time{}) // an earlier call has set it
 	defer context.AfterFunc(ctx, func() { _ = e.log.SetReadDeadline(time.Unix(1, 0)) })()
 	raw, err := e.log.SyscallConn()
 	if err == nil {
