@@ -24,9 +24,9 @@ type underlay struct {
 // newUnderlay connects the two nodes by the veth pairs a0 and b0 and runs the script on
 // both. Then it routes their pods' traffic over an interface, unless the script did that.
 // While that interface is down, the pods are unreachable.
-func newUnderlay(t *testing.T, over, script string) *underlay {
+func newUnderlay(t *testing.T, engine Engine, over, script string) *underlay {
 	t.Helper()
-	w := newQuietWorld(t, Flowtable)
+	w := newQuietWorld(t, engine)
 	u := &underlay{world: w, over: over, n2: w.newNode("n2", 12, 2)}
 	u.far = w.newPod(u.n2, "far", 11)
 	w.serve(u.far)
@@ -137,19 +137,20 @@ const makeVLAN = `
 
 // TestVLAN routes pods' traffic over a VLAN, with the interface below it in the flowtable,
 // as by default, and without it.
-func TestVLAN(t *testing.T) {
-	kerneltest.Require(t, kerneltest.VLAN)
+func TestVLAN(t *testing.T) { engines(t, testVLAN, kerneltest.VLAN) }
+
+func testVLAN(t *testing.T, engine Engine) {
 	for _, c := range []struct{ expression, devices, left string }{
 		{"", "a0 a0.5 eth0 veth1 veth2 veth3", "a0 eth0 veth1 veth2 veth3"},
-		{`interface.name != "a0" && interface.up`, "a0.5 eth0 lo veth1 veth2 veth3", "eth0 lo veth1 veth2 veth3"},
+		{`interface.up && !(interface.name in ["a0", "lo"])`, "a0.5 eth0 veth1 veth2 veth3", "eth0 veth1 veth2 veth3"},
 	} {
 		t.Run(c.devices, func(t *testing.T) {
 			selector, err := iface.Compile(c.expression)
 			if err != nil {
 				t.Fatal(err)
 			}
-			u := newUnderlay(t, "a0.5", makeVLAN)
-			u.start(Config{Threshold: threshold, Interfaces: selector})
+			u := newUnderlay(t, engine, "a0.5", makeVLAN)
+			u.start(Config{Engine: engine, Threshold: threshold, Interfaces: selector})
 			u.has(c.devices)
 			all := u.carries(false, true)
 			u.linkLost(all, "a0")
@@ -194,10 +195,11 @@ func (u *underlay) failover(all []*stream) {
 
 // TestBond routes pods' traffic over a bond of two links. By default its links do not take
 // part.
-func TestBond(t *testing.T) {
-	kerneltest.Require(t, kerneltest.Bond)
-	u := newUnderlay(t, "bond0", makeBond)
-	u.start(Config{Threshold: threshold})
+func TestBond(t *testing.T) { engines(t, testBond, kerneltest.Bond) }
+
+func testBond(t *testing.T, engine Engine) {
+	u := newUnderlay(t, engine, "bond0", makeBond)
+	u.start(Config{Engine: engine, Threshold: threshold})
 	u.has("bond0 eth0 veth1 veth2 veth3")
 	all := u.carries(false, true)
 	u.failover(all)
@@ -206,11 +208,12 @@ func TestBond(t *testing.T) {
 }
 
 // TestVLANOnBond routes pods' traffic over a VLAN on a bond.
-func TestVLANOnBond(t *testing.T) {
-	kerneltest.Require(t, kerneltest.VLAN, kerneltest.Bond)
-	u := newUnderlay(t, "bond0.5", makeBond+`
+func TestVLANOnBond(t *testing.T) { engines(t, testVLANOnBond, kerneltest.VLAN, kerneltest.Bond) }
+
+func testVLANOnBond(t *testing.T, engine Engine) {
+	u := newUnderlay(t, engine, "bond0.5", makeBond+`
 		ip link add link bond0 name bond0.5 type vlan id 5`)
-	u.start(Config{Threshold: threshold})
+	u.start(Config{Engine: engine, Threshold: threshold})
 	u.has("bond0 bond0.5 eth0 veth1 veth2 veth3")
 	all := u.carries(false, true)
 	u.failover(all)
@@ -221,14 +224,20 @@ func TestVLANOnBond(t *testing.T) {
 // TestIPIP routes pods' traffic through an IPv4 tunnel: one with a remote address, and one
 // whose routes name the remote, as Calico's tunl0. The driver is sit in its mode ipip,
 // which sends and receives as the driver ipip does and which the test kernels have.
-func TestIPIP(t *testing.T) {
-	kerneltest.Require(t, kerneltest.IPIP)
+func TestIPIP(t *testing.T) { engines(t, testIPIP, kerneltest.IPIP) }
+
+func testIPIP(t *testing.T, engine Engine) {
 	for name, remote := range map[string]string{"remote": "remote 192.168.100.1$j", "any": ""} {
 		t.Run(name, func(t *testing.T) {
-			u := newUnderlay(t, "", "ip link add tun0 type sit mode ipip local 192.168.100.1$i "+remote+`
+			u := newUnderlay(t, engine, "", "ip link add tun0 type sit mode ipip local 192.168.100.1$i "+remote+`
 				ip link set tun0 up
 				ip route replace 10.244.$j.0/24 via 192.168.100.1$j dev tun0 onlink`)
-			u.start(Config{Threshold: threshold})
+			u.start(Config{Engine: engine, Threshold: threshold})
+			if engine == EBPF { // its packets have no Ethernet header
+				u.has("eth0 veth1 veth2 veth3")
+				u.stays(u.stream(lab.TCP, web, false))
+				return
+			}
 			u.has("eth0 tun0 veth1 veth2 veth3")
 			all := u.carries(false)
 			u.deleted(all, "tun0", "eth0 veth1 veth2 veth3")

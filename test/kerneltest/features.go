@@ -111,12 +111,25 @@ var Flowtable = define("flowtables", func() error {
 // conntrack entries (CONFIG_DEBUG_INFO_BTF), and rules that log packets to processes
 // (CONFIG_NFT_LOG and CONFIG_NETFILTER_NETLINK_LOG).
 var TCX = define("BPF at ingress", func() error {
-	kernel, err := btf.LoadKernelSpec()
+	err := withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "probe"})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, // loads the module of conntrack
+			&expr.Log{Key: 1 << unix.NFTA_LOG_GROUP, Group: 1},
+		}})
+	})
 	if err != nil {
 		return err
 	}
 	var lookup *btf.Func
-	if err := kernel.TypeByName("bpf_skb_ct_lookup", &lookup); err != nil {
+	kernel, err := btf.LoadKernelSpec()
+	if err == nil && kernel.TypeByName("bpf_skb_ct_lookup", &lookup) != nil {
+		kernel, err = btf.LoadKernelModuleSpec("nf_conntrack")
+		if err == nil {
+			err = kernel.TypeByName("bpf_skb_ct_lookup", &lookup)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
