@@ -68,7 +68,7 @@ lint: bin/staticcheck ## Check formatting, go vet and staticcheck
 	@unformatted=$$(gofmt -l $$(git -c safe.directory='*' ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	bin/staticcheck ./...
-	for module in oracle deploy cluster; do (cd test/$$module && $(GO) vet ./... && ../../bin/staticcheck ./...) || exit 1; done
+	for module in oracle deploy cluster report/load; do (cd test/$$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...) || exit 1; done
 
 bin/staticcheck: tools/go.mod
 	cd tools && $(GO) build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck

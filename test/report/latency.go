@@ -83,12 +83,16 @@ loopback addresses in nftables mode, a process that copies between two connectio
 		}
 		s.Tables = append(s.Tables, growth(step))
 		all := []string{slipNFT, kubeNFT, slipIPT, kubeIPT, slipNFT + "-loopback", kubeNFT + "-loopback"}
-		for _, l := range []struct{ title, series string }{{"Processor time, a connection for each request, percent", "cpu"}, {"Median response time, a connection for each request", "p50"}, {"99th percentile, a connection for each request", "p99"}} {
+		for _, l := range []struct{ title, axis, series string }{
+			{"Processor time, a connection for each request", "percent of a processor", "cpu"},
+			{"Median response time, a connection for each request", "median", "p50"},
+			{"99th percentile of response times, a connection for each request", "99th percentile", "p99"},
+		} {
 			bySize := map[int]*result{}
 			for _, n := range latencySizes {
 				bySize[n] = renamed(step, latencyName("close", l.series, n), l.series)
 			}
-			if err := s.lines(l.title, l.title, bySize, l.series, all...); err != nil {
+			if err := s.lines(l.title, l.axis, bySize, l.series, all...); err != nil {
 				return err
 			}
 		}

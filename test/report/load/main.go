@@ -5,7 +5,8 @@
 //
 //	load URL REQUESTS-PER-SECOND DURATION CONNECTIONS keepalive|close
 //
-// With keepalive, a connection carries 100 requests. // Every request has its place in time, however long others take.
+// With keepalive, a connection carries 100 requests. Every request has its place in time, however
+// long others take.
 package main
 
 import (

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"image/color"
+	"math"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -53,6 +54,9 @@ var colours = []color.RGBA{
 	{0xe6, 0x9f, 0x00, 0xff},
 	{0x56, 0xb4, 0xe9, 0xff},
 	{0x00, 0x9e, 0x73, 0xff},
+	{0xcc, 0x79, 0xa7, 0xff},
+	{0x00, 0x72, 0xb2, 0xff},
+	{0xd5, 0x5e, 0x00, 0xff},
 }
 
 // lineColours by subject, of the same palette.
@@ -156,7 +160,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.XOffs, p.Legend.Padding = vg.Points(8), vg.Points(3)
 	p.Add(plotter.NewGrid())
-	any := false
+	drawn := 0
 	for k, subject := range r.Subjects {
 		var all points
 		for _, s := range series {
@@ -167,7 +171,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		if len(all) == 0 {
 			continue
 		}
-		any = true
+		drawn++
 		line, marks, err := plotter.NewLinePoints(all)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", subject.Name, err)
@@ -199,7 +203,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		}
 		p.Add(labels)
 	}
-	if !any {
+	if drawn == 0 {
 		return nil, errors.New("nothing was counted")
 	}
 	if unit == bench.Count {
@@ -207,8 +211,17 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 	}
 	p.X.Min, p.X.Max = p.X.Min/1.6, p.X.Max*1.6 // room for the labels
 	p.Y.Min, p.Y.Max = p.Y.Min/1.3, p.Y.Max*1.3
+	if drawn > 2 {
+		// Whole powers of ten, so that two have labels at least, and room for the legend above.
+		low, high := math.Floor(math.Log10(p.Y.Min)), math.Ceil(math.Log10(p.Y.Max))
+		legend := float64(drawn)*15 + 10 // points
+		p.Y.Min, p.Y.Max = math.Pow(10, low), math.Pow(10, low+(high-low)*lineHeight/(lineHeight-legend))
+	}
 	return &Figure{p, 5 * vg.Inch}, nil
 }
+
+// lineHeight is that of the axis of a figure of [Lines], in points.
+const lineHeight = 310
 
 // point is a measured value at a number of Services.
 type point struct {
