@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -80,6 +81,14 @@ type turn struct {
 func measureLatency(ctx context.Context, o *options, r *bench.Result, chosen []proxies.Kind, programs map[proxies.Kind]string, dir string, log upstream.Log) (err error) {
 	r.Benchmark = "latency"
 	r.Title = fmt.Sprintf("%d requests a second to one Service of %d nginx; %d rounds of turns of %d s", o.Rate, o.Endpoints, o.Rounds, o.Seconds)
+	for _, program := range []*string{&o.nginx, &o.load} { // they run in other directories
+		if *program, err = exec.LookPath(*program); err != nil {
+			return err
+		}
+		if *program, err = filepath.Abs(*program); err != nil {
+			return err
+		}
+	}
 	groups, err := newGroups()
 	if err != nil {
 		return err
