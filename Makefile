@@ -16,7 +16,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-browser test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ build: ## Build bin/slipstream and bin/slipstream-bench, static binaries
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
 	$(GO) run ./test/runner -timeout 40m ./...
-	@$(MAKE) --no-print-directory oracle test-deploy test-cluster
+	@$(MAKE) --no-print-directory test-browser oracle test-deploy test-cluster
 
 race: deps ## Run the packages that start goroutines under the race detector (root)
 	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
@@ -57,6 +57,9 @@ test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
 	cd test/oracle && $(GO) run ./build tools
 	cd test/deploy && $(GO) test -count=1 -timeout 20m ./...
 
+test-browser: deps build ## Test the web page in Chromium; SCREENSHOTS=docs/images for new ones (root)
+	cd test/browser && $(GO) test -count=1 -timeout 15m . $(if $(SCREENSHOTS),-screenshots $(abspath $(SCREENSHOTS)))
+
 image: ## Build the container image with $(ENGINE)
 	GO=$(GO) VERSION=$(VERSION) deploy/rootfs.sh bin/image
 	$(ENGINE) build -f deploy/Dockerfile -t $(IMAGE) bin/image
@@ -68,7 +71,7 @@ lint: bin/staticcheck ## Check formatting, go vet and staticcheck
 	@unformatted=$$(gofmt -l $$(git -c safe.directory='*' ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	bin/staticcheck ./...
-	for module in oracle deploy cluster report/load; do (cd test/$$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...) || exit 1; done
+	for module in oracle deploy cluster browser report/load; do (cd test/$$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...) || exit 1; done
 
 bin/staticcheck: tools/go.mod
 	cd tools && $(GO) build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck

@@ -41,6 +41,7 @@ needs=(
   'gcc build-essential'         # the race detector needs cgo
   'clang clang'                 # compiling the BPF program, to compare it with what is committed
   'llvm-strip llvm'
+  'chromium chromium'           # the web page, as visitors see it
   'ps procps'
   'sysctl procps'
 )
