@@ -37,11 +37,10 @@ needs=(
   'ping iputils-ping'
   'tcpdump tcpdump'             # looking at a test that fails
   'iperf3 iperf3'               # benchmarks
-  'chromium chromium'           # tests of pages
   'gcc build-essential'         # the race detector needs cgo
   'clang clang'                 # compiling the BPF program, to compare it with what is committed
   'llvm-strip llvm'
-  'chromium chromium'           # the web page, as visitors see it
+  'chromium chromium'           # tests of pages: the proxy's, and the report's
   'ps procps'
   'sysctl procps'
 )
