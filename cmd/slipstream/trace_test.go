@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -184,4 +185,34 @@ func TestTraceAwaits(t *testing.T) {
 	p.Kill()
 	<-p.Done()
 	s.until("the table is deleted when the process is killed", func() bool { return !armed() })
+}
+
+// TestTraceModes traces connections in the modes that TestTrace does not have.
+func TestTraceModes(t *testing.T) {
+	for mode, needs := range map[string]kerneltest.Feature{config.IPTables: kerneltest.IPTablesNFT, config.IPVS: kerneltest.IPVS} {
+		t.Run(mode, func(t *testing.T) {
+			kerneltest.Require(t, needs, kerneltest.NFTBinary)
+			s := newSite(t)
+			socket := socketPath(t)
+			s.save("web.yaml", web(0))
+			s.run("--status-socket", socket, "--proxy-mode", mode, "--cluster-cidr", "10.244.0.0/16")
+			s.untilReached("web-0")
+			inPod, err := s.client.Start(exec.Command("sleep", "infinity"))
+			s.check(err)
+			defer inPod.Kill()
+			for _, from := range []string{"node", "10.244.1.2"} {
+				out, status := s.see("explain", "--socket", socket, "--trace", "--timeout", "20s", "--from", from, "web")
+				if status != 0 {
+					t.Errorf("exit status %d", status)
+				}
+				contains(t, out, "A probe was sent: TCP from ", " to 10.244.1.10:8080.\n", "The packet leaves on "+s.servers[0].NodeLink(),
+					"10.96.0.10:80 is translated to endpoint 10.244.1.10:8080, ", "A reply was seen.", "The reply goes from 10.244.1.10:8080", "The connection was answered within ")
+			}
+			s.nft("add table inet other; add chain inet other post { type filter hook postrouting priority 0; }; add rule inet other post tcp dport 8080 drop")
+			out, status := s.see("explain", "--socket", socket, "--trace", "--timeout", "20s", "--from", "10.244.1.2", "web")
+			if contains(t, out, "The packet is dropped here. table inet other chain post: drop."); status != int(exitProblems) {
+				t.Errorf("exit status %d", status)
+			}
+		})
+	}
 }

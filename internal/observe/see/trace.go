@@ -45,7 +45,8 @@ type tracer struct {
 	conn     *nfnl.Conn // owns the table
 	events   *ctnetlink.Events
 	bases    []nfnl.BaseChain
-	rules    map[string][]nfnl.RuleInfo
+	rules    map[string][]nfnl.RuleInfo // by chain
+	listings map[string]string          // the nft command's, by chain
 	messages []message
 	packets  map[uint32]bool          // IDs of traced packets, and whether they are replies
 	ends     map[ctnetlink.Tuple]bool // addresses that such packets have had, and the same
@@ -68,12 +69,15 @@ type message struct {
 // pollPeriod is the time between two looks at the probe and the trace.
 const pollPeriod = 10 * time.Millisecond
 
+// listTimeout bounds an nft command that lists a chain.
+const listTimeout = 5 * time.Second
+
 // Trace sends a probe for the connection that x explains, if the client is this node or a pod of it,
 // or else awaits a packet of such a connection, for a limited time. It adds what the kernel did to
 // x, also when ctx ends. It calls wait, with the connection, before it awaits a packet. It runs on the
 // node, not in the proxy.
 func Trace(ctx context.Context, x *Explanation, timeout time.Duration, wait func(what string)) {
-	t := &tracer{Explanation: x, ctx: ctx, fd: -1, rules: map[string][]nfnl.RuleInfo{}, packets: map[uint32]bool{}, held: map[uint32]message{}, ends: map[ctnetlink.Tuple]bool{}}
+	t := &tracer{Explanation: x, ctx: ctx, fd: -1, rules: map[string][]nfnl.RuleInfo{}, listings: map[string]string{}, packets: map[uint32]bool{}, held: map[uint32]message{}, ends: map[ctnetlink.Tuple]bool{}}
 	address, protocol, _ := strings.Cut(x.To, "/")
 	var err error
 	if t.dst, err = netip.ParseAddrPort(address); err != nil {
@@ -90,7 +94,12 @@ func Trace(ctx context.Context, x *Explanation, timeout time.Duration, wait func
 	}
 	t.src = netip.AddrPortFrom(x.Client, 0)
 	if err := t.open(); err != nil {
-		t.stop(NoRoute, false, "Trace", "", "The probe could not be sent: %v.", err)
+		const title, text = "Trace", "The probe could not be sent: %v."
+		if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+			t.stop(NoRoute, false, title, "", text, err)
+		} else {
+			t.step(title, "", text, err)
+		}
 		return
 	}
 	if t.fd >= 0 {
@@ -323,7 +332,10 @@ func (t *tracer) run(timeout time.Duration) {
 		time.Sleep(pollPeriod)
 	}
 	took := time.Since(t.began)
-	if t.read(); t.fd >= 0 {
+	if t.read(); t.fd < 0 && !seen.IsZero() {
+		took = time.Since(seen)
+	}
+	if t.fd >= 0 {
 		t.step("Trace", "", "A probe was sent: %s from %s to %s.", t.protocol, t.src, t.dst)
 	} else {
 		t.step("Trace", "", "No probe was sent, as the client is not this node, and no pod that can be reached from here. A packet to %s was awaited.", t.dst)
@@ -521,8 +533,13 @@ func (t *tracer) rule(m *message) string {
 	if m.table.Name == ourTable {
 		return handle // nft would read all elements
 	}
-	out, _ := exec.CommandContext(t.ctx, "nft", "-a", "-t", "list", "chain", m.table.Family.String(), m.table.Name, m.chain).Output()
-	for line := range strings.Lines(string(out)) {
+	if _, listed := t.listings[key]; !listed {
+		ctx, cancel := context.WithTimeout(t.ctx, listTimeout)
+		defer cancel()
+		out, _ := exec.CommandContext(ctx, "nft", "-a", "-s", "-t", "list", "chain", m.table.Family.String(), m.table.Name, m.chain).Output()
+		t.listings[key] = string(out)
+	}
+	for line := range strings.Lines(t.listings[key]) {
 		if text, ok := strings.CutSuffix(strings.TrimSpace(line), " # "+handle); ok {
 			return handle + ": " + text
 		}
@@ -574,6 +591,8 @@ func (t *tracer) answer(result error, answered bool, took time.Duration) {
 		t.step("Answer", "", "No answer within %s to an empty datagram, which many servers do not answer.", took)
 	case stopped || t.dropped: // the cause is known
 		t.step("Answer", "", "%s", noAnswer(result, took))
+	case len(t.messages) == 0 && errors.Is(result, unix.ENETUNREACH):
+		t.stop(NoRoute, false, "Answer", "", "The client itself has no route to %s: %v.", t.dst.Addr(), result)
 	case errors.Is(result, unix.ECONNREFUSED):
 		t.stop(NotListening, false, "Answer", "", "%s", noAnswer(result, took))
 	default:
@@ -585,5 +604,8 @@ func noAnswer(result error, took time.Duration) string {
 	if errors.Is(result, unix.EAGAIN) {
 		return fmt.Sprintf("No answer within %s.", took)
 	}
-	return fmt.Sprintf("The connection was refused after %s: %v.", took, result)
+	if errors.Is(result, unix.ECONNREFUSED) {
+		return fmt.Sprintf("The connection was refused after %s.", took)
+	}
+	return fmt.Sprintf("The connection failed after %s: %v.", took, result)
 }
