@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/spf13/cobra"
 )
 
@@ -27,6 +28,9 @@ func main() {
 		var status exitStatus
 		if errors.As(err, &status) {
 			os.Exit(int(status))
+		}
+		if errors.Is(err, see.ErrNoProxy) {
+			os.Exit(int(exitNoProxy))
 		}
 		os.Exit(1)
 	}

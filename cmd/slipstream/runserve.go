@@ -190,10 +190,10 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 	fast.NoHardware = func(err error) { s.events.Warning(events.HardwareOffloadUnavailable, err.Error()) }
 	switch s.fast, err = fastpath.New(fast); {
 	case errors.Is(err, fastpath.ErrUnsupported):
-		s.fast = nil
+		s.fast, s.view.NoFastPath = nil, err.Error()
 		s.events.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
 	case err != nil:
-		s.fast = nil
+		s.fast, s.view.NoFastPath = nil, err.Error()
 		s.events.Warning(events.FailedToAccelerate, "No fast path: "+err.Error())
 	}
 	s.metrics.OnFastPath(fastPathMetrics(s.fast))

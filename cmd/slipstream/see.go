@@ -329,10 +329,10 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 	switch {
 	case err != nil:
 		return err
-	case o.output == "json":
-		return writeJSON(out, all)
 	case len(all) == 0 && name != "":
 		return fmt.Errorf("this proxy serves no Service %s (a headless Service, and one of type ExternalName, has no frontends)", name)
+	case o.output == "json":
+		return writeJSON(out, all)
 	case name != "":
 		for i := range all {
 			if err := printService(out, &all[i]); err != nil {

@@ -82,7 +82,7 @@ func TestStatus(t *testing.T) {
 		out, status = ask()
 		return status == 0 && strings.Contains(out, ": 0 differences")
 	})
-	contains(t, out, "Health       well", "Mode         nftables", "manifests in "+s.dir, "1 Services, 1 frontends, 1 pools, 2 endpoints", "conntrack: ")
+	contains(t, out, "Health       well", "Mode         nftables", "has all that the mode needs", "Fast path    ", "manifests in "+s.dir, "1 Services, 1 frontends, 1 pools, 2 endpoints", "conntrack: ")
 	info, err := os.Stat(socket)
 	s.check(err)
 	if mode := info.Mode().Perm(); mode != 0o600 {
@@ -117,7 +117,7 @@ func TestStatusOfProblem(t *testing.T) {
 	s.run("--status-socket", socket, "--proxy-mode", "nftables")
 	s.untilReached("web-0")
 	out, status := s.see("status", "--socket", socket)
-	contains(t, out, "PROBLEM  The kernel lacks what mode nftables needs: IPv6", "FeatureMissing")
+	contains(t, out, "PROBLEM  The kernel lacks what mode nftables needs: IPv6", "FeatureMissing", ", lacks IPv6")
 	if status != int(exitProblems) {
 		t.Errorf("exit status %d", status)
 	}
@@ -220,6 +220,11 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s, want %s", line, want)
 		}
 	}
+	for _, args := range [][]string{{"none"}, {"-o", "json", "none"}} {
+		if out, status := s.see(append([]string{"services", "--socket", socket}, args...)...); status != 1 || !strings.Contains(out, "serves no Service none") {
+			t.Errorf("%s: exit status %d: %s", args, status, out)
+		}
+	}
 	names, _ := s.see("__complete", "services", "--socket", socket, "")
 	contains(t, names, "default/empty\ndefault/states\ndefault/web\n")
 }
@@ -292,16 +297,22 @@ var situations = []situation{
 		node: `iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p tcp -m multiport --dports 53,8000:8080 -m conntrack --ctstate NEW -m comment --comment 'the pods" -j DROP' -j ACCEPT; iptables-legacy -A FORWARD -j DROP`},
 	{name: "chain of iptables-legacy", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -N F; iptables-legacy -A FORWARD -d 10.244.1.0/24 -p tcp -m tcp --syn -j F; iptables-legacy -A F ! -i lo -j REJECT", undo: undoLegacy, want: see.Firewall, text: "-A F ! -i lo -j REJECT"},
 	{name: "rule of iptables-legacy before the translation", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -t mangle -A PREROUTING -d 10.96.0.10/32 -i veth+ -p tcp -m tcp --dport 80 -j DROP", undo: undoLegacy, want: see.Firewall, text: "iptables-legacy -t mangle"},
-	{name: "rule of iptables-legacy with a limit", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -A FORWARD -m hashlimit --hashlimit-above 5/sec --hashlimit-name x -j DROP", undo: undoLegacy, want: see.Firewall, possible: true},
+	{name: "rule of iptables-legacy at random", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -A FORWARD -m statistic --mode random --probability 0.5 -j DROP", undo: undoLegacy, want: see.Firewall, possible: true},
 	{name: "rules of iptables-legacy for others", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, undo: undoLegacy,
 		node: "iptables-legacy -A FORWARD -p udp -j DROP; iptables-legacy -A FORWARD -s 10.9.0.0/16 -j DROP; iptables-legacy -A FORWARD -o lo -j DROP; iptables-legacy -A FORWARD -m state --state INVALID -j DROP; iptables-legacy -t raw -A OUTPUT -j DROP"},
 
 	{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv4/ip_forward", undo: "echo 1 > /proc/sys/net/ipv4/ip_forward", want: see.Forwarding},
 	{name: "unreachable route", manifest: web(0), node: "ip route del 10.244.1.10; ip route add unreachable 10.244.1.10", undo: "ip route del unreachable 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute},
 	{name: "unreachable route to one endpoint", node: "ip route del 10.244.1.10; ip route add blackhole 10.244.1.10", undo: "ip route del blackhole 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, possible: true},
+	{name: "missing route", manifest: web(0), node: "ip route del 10.244.1.10; ip route del default", undo: "ip route add default dev eth0; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, text: "network is unreachable"},
+	{name: "node without a route to the ClusterIP", from: "node", node: "ip route del default", undo: "ip route add default dev eth0", want: see.NoRoute, text: "not even a default one"},
 	{name: "no neighbor", manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK nud failed", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoNeighbor},
 	{name: "reverse path", node: "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route replace 10.244.1.2 dev eth0",
 		undo: "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route replace 10.244.1.2 dev CLIENT src 192.168.100.11", want: see.ReversePath},
+	{name: "reverse path without a route", node: "echo 2 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route del 10.244.1.2; ip route del default",
+		undo: "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route add default dev eth0; ip route add 10.244.1.2 dev CLIENT src 192.168.100.11", want: see.ReversePath, text: "no route back"},
+	{name: "no route back", from: "203.0.113.7", node: "ip route del default", undo: "ip route add default dev eth0", want: see.NoRoute, text: "it gets no reply"},
+	{name: "pod does not answer", probe: true, manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK lladdr 02:00:00:00:00:99 nud permanent", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoAnswer},
 	{name: "pod listens on another port", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
 	{name: "pod listens", probe: true, text: "accepts connections"},
 	{name: "missing feature", to: "[fd00::1]:80", from: "node", want: see.FeatureMissing},
@@ -320,15 +331,20 @@ func TestExplain(t *testing.T) {
 	s.save("web.yaml", web(0, 1, 2))
 	s.run("--status-socket", socket, "--check-period", "1h", "--proxy-mode", "nftables", "--nodeport-addresses", "all")
 	s.untilReached("web-0", "web-1", "web-2")
-	for _, c := range situations {
-		t.Run(c.name, func(t *testing.T) {
+	s.explains(socket, situations, false, web(0, 1, 2))
+}
+
+// explains makes situations in place of one that works, in one address family.
+func (s *site) explains(socket string, all []situation, ipv6 bool, works string) {
+	for _, c := range all {
+		s.t.Run(c.name, func(t *testing.T) {
 			kerneltest.Require(t, c.needs...)
 			manifest, from, to := c.manifest, c.from, c.to
 			if manifest == "" {
-				manifest = web(0, 1, 2)
+				manifest = works
 			}
 			if from == "" {
-				from = s.client.Addr(false).String()
+				from = s.client.Addr(ipv6).String()
 			}
 			if to == "" {
 				to = "web"
@@ -366,6 +382,35 @@ func TestExplain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// web6 is a Service of IPv6 with an endpoint.
+var web6 = strings.NewReplacer("10.96.0.10", `"fd00:96::10"`, "10.244.1.10", `"fd00:244:1::10"`, "addressType: IPv4", "addressType: IPv6").Replace(web(0))
+
+// TestExplainIPv6 does the same with what differs in IPv6.
+func TestExplainIPv6(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	s := newSiteOf(t, true)
+	socket := socketPath(t)
+	s.save("web.yaml", web6)
+	s.run("--status-socket", socket, "--check-period", "1h", "--proxy-mode", "nftables")
+	s.untilReachedFrom(s.client, netip.MustParseAddrPort("[fd00:96::10]:80"), "web-0")
+	legacy := []kerneltest.Feature{kerneltest.IPTablesLegacy}
+	s.explains(socket, []situation{
+		{name: "works"},
+		{name: "no Service has the address", to: "[fd00:9::9]:80", want: see.NoService},
+		{name: "not ready", manifest: strings.ReplaceAll(web6, "nodeName: n1", "nodeName: n1, conditions: {ready: false}"), want: see.NoReadyEndpoint},
+		{name: "rule for the endpoint", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward ip6 daddr fd00:244:1::10 tcp dport 8080 drop'`, want: see.Firewall},
+		{name: "rule before the translation", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw ip6 saddr fd00:244:1::2 ip6 daddr { fd00:96::/64 } drop'`, want: see.Firewall},
+		{name: "rule for IPv4", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward meta nfproto ipv4 drop'`},
+		{name: "chain of ip6tables-legacy", needs: legacy, node: "ip6tables-legacy -N F; ip6tables-legacy -A FORWARD -p tcp -m tcp --dport 8080 -j F; ip6tables-legacy -A F -s fd00:244:1::2 -j DROP",
+			undo: "ip6tables-legacy -F; ip6tables-legacy -X", want: see.Firewall, text: "ip6tables-legacy -t filter"},
+		{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv6/conf/all/forwarding", undo: "echo 1 > /proc/sys/net/ipv6/conf/all/forwarding", want: see.Forwarding},
+		{name: "unreachable route", node: "ip -6 route replace unreachable fd00:244:1::10 metric 1", undo: "ip -6 route del unreachable fd00:244:1::10 metric 1", want: see.NoRoute},
+		{name: "no neighbor", node: "ip neigh replace fd00:244:1::10 dev LINK nud failed", undo: "ip neigh del fd00:244:1::10 dev LINK", want: see.NoNeighbor},
+		{name: "pod listens on another port", manifest: strings.Replace(web6, "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
+		{name: "damaged", node: "nft flush map ip6 slipstream endpoints", undo: "true", want: see.Damaged},
+	}, true, web6)
 }
 
 // explained reports whether an explanation has the cause, and no other one.
@@ -418,7 +463,11 @@ func TestExplainCommand(t *testing.T) {
 		"--output yaml web":   "neither text nor json",
 		"--socket /none/ web": "no proxy answers",
 	} {
-		if out, status := explain(strings.Fields(args)...); status != 1 || !strings.Contains(out, want) {
+		wantStatus := 1
+		if strings.HasPrefix(args, "--socket") {
+			wantStatus = int(exitNoProxy)
+		}
+		if out, status := explain(strings.Fields(args)...); status != wantStatus || !strings.Contains(out, want) {
 			t.Errorf("%s: exit status %d, no %q:\n%s", args, status, want, out)
 		}
 	}

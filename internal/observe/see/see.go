@@ -50,8 +50,9 @@ type View struct {
 	OpenReader func(context.Context) (proxy.Reader, error)
 	// Pod returns the node and the addresses of a pod. It is nil without an API server.
 	Pod func(context.Context, types.NamespacedName) (node string, addresses []netip.Addr, err error)
-	// FastPath is nil without a fast path.
-	FastPath func() (fastpath.Stats, error)
+	// FastPath is nil without a fast path, for the reason NoFastPath.
+	FastPath   func() (fastpath.Stats, error)
+	NoFastPath string
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
 	Affinity func() []Fill
 	// ClientsBackend returns the backend that a client of a Service port with session affinity had last, or
@@ -225,7 +226,7 @@ func Ask(ctx context.Context, socket, path string, query url.Values, to any) err
 	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("only root can ask the proxy: %w", err)
 	case err != nil:
-		return fmt.Errorf("%w on %s: %w", ErrNoProxy, socket, err)
+		return fmt.Errorf("%w on %s: %w", ErrNoProxy, socket, errors.Unwrap(err)) // a url.Error
 	}
 	defer r.Body.Close()
 	if r.StatusCode != http.StatusOK {

@@ -15,6 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
+	"golang.org/x/sys/unix"
 )
 
 // Status is the state of a proxy at one time.
@@ -23,6 +24,8 @@ type Status struct {
 	Version string          `json:"version"`
 	Mode    string          `json:"mode"`
 	Node    string          `json:"node"`
+	Kernel  string          `json:"kernel"`            // its release
+	Missing []string        `json:"missing,omitempty"` // features that the mode needs and the kernel lacks
 	Source  string          `json:"source"`
 	Started time.Time       `json:"started"`
 	API     *source.Contact `json:"api,omitempty"` // nil without an API server
@@ -36,8 +39,9 @@ type Status struct {
 	Changes Changes             `json:"changes"`
 	Verify  *proxy.Verification `json:"verify,omitempty"`
 
-	FastPath *fastpath.Stats `json:"fastPath,omitempty"`
-	Tables   []Fill          `json:"tables"`
+	FastPath   *fastpath.Stats `json:"fastPath,omitempty"`
+	NoFastPath string          `json:"noFastPath,omitempty"` // why there is none
+	Tables     []Fill          `json:"tables"`
 
 	Problems []Problem `json:"problems"` // that exist now; none if all is well
 	Warnings []Warning `json:"warnings"` // of the past, the newest first
@@ -74,8 +78,9 @@ const (
 // Status returns the current status. If the proxy's loop does not answer, that is a problem in it.
 func (v *View) Status(ctx context.Context) (*Status, error) {
 	s := &Status{
-		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Source: v.Source, Started: v.Started,
-		Tables: v.fills(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
+		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Kernel: release(), Missing: v.Missing, Source: v.Source, Started: v.Started,
+		NoFastPath: v.NoFastPath,
+		Tables:     v.fills(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
 	}
 	problem := func(remedy, format string, args ...any) {
 		s.Problems = append(s.Problems, Problem{fmt.Sprintf(format, args...), remedy})
@@ -206,6 +211,15 @@ func (v *View) fills() []Fill {
 	return all
 }
 
+// release returns the kernel's release.
+func release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
 // number reads a kernel parameter.
 func number(name string) (int, error) {
 	text, err := os.ReadFile("/proc/sys/" + name)
@@ -233,6 +247,11 @@ func (s *Status) Facts() (all []Fact) {
 	row("Version", "%s", s.Version)
 	row("Node", "%s", s.Node)
 	row("Mode", "%s, running for %s", s.Mode, s.At.Sub(s.Started).Round(time.Second))
+	has := "has all that the mode needs"
+	if len(s.Missing) > 0 {
+		has = "lacks " + strings.Join(s.Missing, "; ")
+	}
+	row("Kernel", "%s, %s", s.Kernel, has)
 	contact := ""
 	if c := s.API; c != nil {
 		if contact = ", which has not answered yet"; !c.Heard.IsZero() {
@@ -264,7 +283,7 @@ func (s *Status) Facts() (all []Fact) {
 	if f := s.FastPath; f != nil {
 		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
 	} else {
-		row("Fast path", "none")
+		row("Fast path", "none: %s", strings.TrimPrefix(s.NoFastPath, "fast path: "))
 	}
 	for _, f := range s.Tables {
 		row("Table", "%s: %d of %d", f.Name, f.Entries, f.Limit)

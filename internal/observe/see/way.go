@@ -43,6 +43,11 @@ func (x *explainer) way(all []chosen) {
 	in := ""
 	if x.client.class != "node" && x.client.addr.IsValid() {
 		in = x.arrival()
+	} else if to := x.to.Addr(); x.client.class == "node" && !to.IsUnspecified() {
+		// The kernel looks for a route before it translates the destination.
+		if routes, err := netlink.RouteGet(to.AsSlice()); err != nil || len(routes) == 0 {
+			x.stop(NoRoute, false, "Route", fmt.Sprintf("ip route get %s", to), "This node has no route to %s itself, not even a default one, so it cannot connect: %v.", to, err)
+		}
 	}
 	var hops []hop
 	for _, c := range all[:min(len(all), maxEndpoints)] {
@@ -96,12 +101,9 @@ func netlinkFamily(a netip.Addr) int {
 // arrival examines whether the node accepts packets of the client, and returns their interface.
 func (x *explainer) arrival() string {
 	in, back := clientLink(x.client.addr), routeLink(x.client.addr)
-	if x.family() == desired.IPv6 || in == "" {
-		return in
-	}
 	filter, name := 0, ""
 	for _, scope := range []string{"all", in} {
-		if n, err := number("net/ipv4/conf/" + scope + "/rp_filter"); err == nil && n > filter {
+		if n, err := number("net/ipv4/conf/" + scope + "/rp_filter"); err == nil && n > filter && in != "" && x.family() == desired.IPv4 {
 			filter, name = n, scope
 		}
 	}
@@ -112,6 +114,8 @@ func (x *explainer) arrival() string {
 		x.stop(ReversePath, false, "Reverse path", rule, "Packets of %s arrive on %s, but the route back to it uses %s, so the kernel drops them.", x.client.addr, in, nameOr(back))
 	case filter > strict && back == "":
 		x.stop(ReversePath, false, "Reverse path", rule, "There is no route back to %s, so the kernel drops its packets.", x.client.addr)
+	case back == "":
+		x.stop(NoRoute, false, "Reverse path", fmt.Sprintf("ip route get %s", x.client.addr), "There is no route back to %s, so it gets no reply.", x.client.addr)
 	}
 	return in
 }
