@@ -11,6 +11,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/takeover"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
@@ -28,7 +29,7 @@ func newCleanup() *cobra.Command {
 		Short: "Remove everything of Slipstream and of kube-proxy from the kernel",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
 this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" and
-"inet slipstream-fastpath", the BPF program of the fast path, and iptables chains and IP sets
+"inet slipstream-fastpath", the BPF programs of the fast path and of sockets, and iptables chains and IP sets
 with names that begin with SLIP-. Like 'kube-proxy --cleanup', it also removes everything of kube-proxy, in any
 mode: nftables tables, iptables chains, IPVS virtual servers, the interface kube-ipvs0
 and IP sets. With --keep-kube-proxy, kube-proxy's objects are kept: use it when kube-proxy
@@ -60,7 +61,7 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 // cleanUp removes everything that slipstream and, unless keepKubeProxy is set, kube-proxy
 // have programmed. It continues after errors.
 func cleanUp(ctx context.Context, excludeCIDRs []netip.Prefix, keepKubeProxy bool) error {
-	errs := []error{removeModes(ctx, nil), cleanUpFastPath()}
+	errs := []error{removeModes(ctx, nil), cleanUpFastPath(), socket.Remove(0)}
 	if !keepKubeProxy {
 		errs = append(errs, takeover.Remove(ctx, takeOverOptions(ctx, excludeCIDRs)))
 	}

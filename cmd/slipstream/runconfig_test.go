@@ -120,6 +120,7 @@ func TestRunFlags(t *testing.T) {
 		"--verify-period 10m":          "verifyPeriod: 10m0s",
 		"--status-socket /s":           "statusSocket: /s",
 		"--ui-bind-address [::1]:80":   "uiBindAddress: '[::1]:80'",
+		"--socket-load-balancing tcp":  "socketLoadBalancing: tcp",
 		"--service-metrics":            "serviceMetrics: true",
 		"--min-sync-period 1s":         "minSyncPeriod: 1s",
 		"--offload-packet-threshold 0": "fastPath.offloadPacketThreshold: 0",

@@ -36,6 +36,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/observe/server"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
@@ -63,6 +64,7 @@ type parts struct {
 	dataplane programmer
 	desired   desired.Config
 	fast      *fastpath.Controller // nil without a fast path
+	sockets   *socket.Balancer     // nil without socketLoadBalancing
 	flows     *conntrack.Cleaner
 	loads     *load.Counter
 	view      see.View
@@ -88,7 +90,7 @@ func serve(ctx context.Context, s *parts) (err error) {
 	s.metrics.OnBuild(version)
 	s.config.CountGates()
 	defer func() { err = errors.Join(err, s.close()) }()
-	for _, open := range []func(context.Context) error{s.openSource, s.openDataplane, s.openFastPath, s.openConntrack} {
+	for _, open := range []func(context.Context) error{s.openSource, s.openDataplane, s.openSockets, s.openFastPath, s.openConntrack} {
 		if err := open(ctx); err != nil {
 			if ctx.Err() != nil {
 				return nil // stopped while it started
@@ -178,6 +180,30 @@ func (s *parts) openDataplane(ctx context.Context) error {
 // affinityFull reports that a Service has so many clients that new ones get no session affinity.
 func (s *parts) affinityFull(service types.NamespacedName, family desired.Family) {
 	s.events.OnService(service, events.SessionAffinityFull, fmt.Sprintf("Node %s: almost as many %s clients have session affinity as the Service may have there; further ones get none", s.node, family))
+}
+
+// openSockets opens the programs of sockets, or removes them. Services work without them.
+func (s *parts) openSockets(ctx context.Context) (err error) {
+	if s.config.Slipstream.SocketLoadBalancing == config.SocketsOff {
+		if err := socket.Remove(0); err != nil {
+			s.events.Warning(events.SocketsUnavailable, "The programs of sockets could not be removed: "+err.Error())
+		}
+		return nil
+	}
+	if s.sockets, err = socket.New(socket.Options{}); err != nil {
+		s.sockets = nil
+		_ = socket.Remove(0) // of an earlier run
+		s.events.Warning(events.SocketsUnavailable, "Connections to Services are translated, as socketLoadBalancing is not possible: "+err.Error())
+		return nil
+	}
+	s.onClose(s.sockets.Close)
+	s.onStop(inBackground(ctx, func(ctx context.Context) {
+		if err := s.sockets.Run(ctx); err != nil {
+			s.log.Error(err, "Sockets: the network namespaces of pods cannot be followed, so new pods are not served")
+		}
+	}))
+	s.log.Info("Connecting sockets straight to endpoints", "cgroup", s.sockets.CGroup())
+	return nil
 }
 
 // openFastPath opens the fast path. Services work without it.
@@ -290,6 +316,9 @@ func (s *parts) run(ctx context.Context) error {
 	if s.fast != nil {
 		options.FastPath = s.fast
 		options.PolicyChanged = watchForFastPath(s.objects, s.fast)
+	}
+	if s.sockets != nil {
+		options.Sockets = s.sockets
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)

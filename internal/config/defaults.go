@@ -85,6 +85,7 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	set(&c.CheckPeriod, &metav1.Duration{Duration: DefaultCheckPeriod})
 	set(&c.VerifyPeriod, &metav1.Duration{})
 	set(&c.StatusSocket, DefaultStatusSocket)
+	set(&c.SocketLoadBalancing, SocketsOff)
 	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](DefaultOffloadPacketThreshold))
 	set(&c.FastPath.Engine, "flowtable")
 	set(&c.FastPath.Scope, "services")

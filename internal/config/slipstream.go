@@ -64,6 +64,10 @@ type SlipstreamConfiguration struct {
 	// slipstream_service_*. It costs an event of the kernel for each connection that ends.
 	ServiceMetrics bool `json:"serviceMetrics,omitempty"`
 
+	// SocketLoadBalancing says which connections of local clients are connected straight to an
+	// endpoint: "off" (default), or "tcp". See package socket.
+	SocketLoadBalancing string `json:"socketLoadBalancing,omitempty"`
+
 	// FastPath configures the fast path.
 	FastPath FastPathConfiguration `json:"fastPath"`
 }

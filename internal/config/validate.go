@@ -170,10 +170,33 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	if address := c.Slipstream.UIBindAddress; address != "" {
 		errs = append(errs, validateHostPort(field.NewPath("uiBindAddress"), address)...)
 	}
+	errs = append(errs, c.validateSockets()...)
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
 	}
 	return errs
+}
+
+// Values of socketLoadBalancing.
+const (
+	SocketsOff = "off"
+	SocketsTCP = "tcp"
+)
+
+// validateSockets refuses what connections without translation cannot have.
+func (c *Config) validateSockets() field.ErrorList {
+	path, value := field.NewPath("socketLoadBalancing"), c.Slipstream.SocketLoadBalancing
+	switch {
+	case value == SocketsOff:
+		return nil
+	case value != SocketsTCP:
+		return field.ErrorList{field.NotSupported(path, value, []string{SocketsOff, SocketsTCP})}
+	case c.Mode() == IPVS:
+		return field.ErrorList{field.Invalid(path, value, "cannot be combined with mode ipvs, whose schedulers choose the endpoint")}
+	case c.MasqueradeAll():
+		return field.ErrorList{field.Invalid(path, value, "cannot be combined with masqueradeAll: there is no translation that could masquerade")}
+	}
+	return nil
 }
 
 // detectLocalModes are the values of detectLocalMode, the default first.

@@ -80,7 +80,10 @@ func TestValidate(t *testing.T) {
 		"uiBindAddress: localhost:80": `uiBindAddress: Invalid value: "localhost:80": "localhost" is not an IP address`,
 		"statusSocket: run":           `statusSocket: Invalid value: "run": must be an absolute path`,
 		"verifyPeriod: -1s":           `verifyPeriod: Invalid value: "-1s": must not be negative`,
-		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}": `manifests: Invalid value: "/m": cannot be combined with the Kubernetes API`,
+		"socketLoadBalancing: udp":    `socketLoadBalancing: Unsupported value: "udp": supported values: "off", "tcp"`,
+		"socketLoadBalancing: tcp\n---\n" + kubeProxyDoc + "mode: ipvs":                      `socketLoadBalancing: Invalid value: "tcp": cannot be combined with mode ipvs`,
+		"socketLoadBalancing: tcp\n---\n" + kubeProxyDoc + "nftables: {masqueradeAll: true}": `socketLoadBalancing: Invalid value: "tcp": cannot be combined with masqueradeAll`,
+		"manifests: /m\n---\n" + kubeProxyDoc + "clientConnection: {kubeconfig: /k}":         `manifests: Invalid value: "/m": cannot be combined with the Kubernetes API`,
 	} {
 		wantError(t, slipstreamDoc+text+"\n", want)
 	}

@@ -92,6 +92,7 @@ func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
 	if len(due.stale) > 0 && p.options.StaleFlows != nil {
 		p.options.StaleFlows.Enqueue(due.stale)
 	}
+	p.connectSockets(ctx, &c.Change)
 	p.accelerate(ctx, &c.Change)
 }
 

@@ -68,6 +68,9 @@ type Options struct {
 	// FastPath receives frontends too, in other goroutines. It may be nil.
 	FastPath FastPath
 
+	// Sockets receives all changes too. It may be nil.
+	Sockets Sockets
+
 	// PolicyChanged is called some time after a NetworkPolicy has changed, in another
 	// goroutine. It is called again after an error. It may be nil.
 	PolicyChanged func(context.Context) error
@@ -135,6 +138,7 @@ type Proxy struct {
 	eligible   atomic.Bool
 	node       nodeObject
 	fastPath   fastPathState
+	sockets    socketState
 	policies   policies
 	departed   *departed // nil unless Options.ResetDeletedNodes
 	verifying  verifying
@@ -212,6 +216,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-check.C:
 			p.check(ctx)
 			p.checkFastPath(ctx)
+			p.checkSockets(ctx)
 			p.checkPolicies(ctx)
 		case <-p.verifying.next:
 			p.verifying.due = true

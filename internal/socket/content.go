@@ -8,10 +8,12 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/sys/unix"
 )
 
 // content is a record of what the maps have.
@@ -179,13 +181,35 @@ func write[K comparable, V any](to *ebpf.Map, all []update[K, V]) error {
 				err = nil
 			}
 		} else {
-			err = to.Put(&e.key, &e.value)
+			_, err = patiently(1, func(int) (int, error) { return 0, to.Put(&e.key, &e.value) })
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// patiently writes n elements, by calls that are given how many are done. The kernel keeps few free elements,
+// and gets more in an interrupt: there may be none for a moment.
+func patiently(n int, put func(done int) (int, error)) (done int, err error) {
+	const most, pause = 200, time.Millisecond
+	for failed := 0; done < n; {
+		some, err := put(done)
+		switch {
+		case err == nil:
+			return n, nil
+		case !errors.Is(err, unix.ENOMEM) || failed == most:
+			return done, err
+		case some > 0:
+			failed = 0
+		default:
+			failed++
+		}
+		done += some
+		time.Sleep(pause)
+	}
+	return done, nil
 }
 
 // size is the number of updates.
@@ -212,7 +236,7 @@ func writeAll[K comparable, V any](to *ebpf.Map, all []update[K, V]) error {
 		if len(keys) == 0 {
 			continue
 		}
-		if _, err := to.BatchUpdate(keys, values, nil); err != nil {
+		if _, err := patiently(len(keys), func(done int) (int, error) { return to.BatchUpdate(keys[done:], values[done:], nil) }); err != nil {
 			return err
 		}
 	}

@@ -140,3 +140,16 @@ func TestEBPFValues(t *testing.T) {
 		}
 	}
 }
+
+// TestSocketsValues checks that socketLoadBalancing has what docs/sockets.md says it needs, and that
+// its absence has not.
+func TestSocketsValues(t *testing.T) {
+	for value, want := range map[string]bool{"{}": false, `{socketLoadBalancing: "off"}`: false, "{socketLoadBalancing: tcp}": true} {
+		text := asYAML(t, helm(t, "apiServer: "+placeholder+"\nslipstream: "+value).get(t, "DaemonSet slipstream"))
+		for _, part := range []string{"- BPF", "- SYS_ADMIN", "path: /sys/fs/bpf", "mountPath: /host/sys/fs/cgroup", "path: /sys/fs/cgroup", "mountPropagation: HostToContainer", "path: /run/netns"} {
+			if strings.Contains(text, part) != want {
+				t.Errorf("%s: %q is there: %t", value, part, !want)
+			}
+		}
+	}
+}

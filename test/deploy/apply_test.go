@@ -21,6 +21,7 @@ func TestApply(t *testing.T) {
 		"kustomize, monitoring": kustomize(t, "testdata/monitoring"),
 		"Helm":                  helm(t, "apiServer: "+placeholder+"\nmetrics: {serviceMonitor: {enabled: true}}\nslipstream: {checkPeriod: 1s}"),
 		"Helm, eBPF":            helm(t, "apiServer: "+placeholder+"\nslipstream: {fastPath: {engine: ebpf}}"),
+		"Helm, sockets":         helm(t, "apiServer: "+placeholder+"\nslipstream: {socketLoadBalancing: tcp}"),
 		"Helm, privileged":      helm(t, "apiServer: "+placeholder+"\nprivileged: true"),
 	} {
 		for key, u := range all {

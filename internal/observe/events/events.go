@@ -43,6 +43,8 @@ const (
 	FailedToProgram                 = "FailedToProgram"                 // the kernel rejects a change
 	Damaged                         = "Damaged"                         // the ruleset was modified externally; everything is programmed again
 	FastPathUnavailable             = "FastPathUnavailable"             // the kernel has no flowtables
+	SocketsUnavailable              = "SocketsUnavailable"              // socketLoadBalancing is not possible on this node, or could not be removed
+	FailedToConnectSockets          = "FailedToConnectSockets"          // the programs of sockets could not be programmed
 	FailedToAccelerate              = "FailedToAccelerate"              // the fast path could not be programmed
 	HardwareOffloadUnavailable      = "HardwareOffloadUnavailable"      // the network hardware does not accept connections
 	NodeMissing                     = "NodeMissing"                     // there is no Node object with the name of this node
