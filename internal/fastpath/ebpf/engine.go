@@ -90,10 +90,12 @@ func Open(ns int, tc bool) (e *Engine, err error) {
 	if err != nil {
 		return e, fmt.Errorf("BPF file system: %w", err)
 	}
-	if err = e.load(); err != nil {
+	if e.ct, err = ctnetlink.Dial(ns); err != nil {
 		return e, err
 	}
-	if e.ct, err = ctnetlink.Dial(ns); err != nil {
+	// Any request has the kernel load the module of conntrack, whose functions the program calls.
+	_, _ = e.ct.Get(context.Background(), ctnetlink.Tuple{Protocol: unix.IPPROTO_UDP})
+	if err = e.load(); err != nil {
 		return e, err
 	}
 	if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM); err != nil {
