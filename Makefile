@@ -88,8 +88,8 @@ bench: build ## Measure programming 10,000 Services of 10 endpoints (root)
 bench-fastpath: deps build ## Measure what the fast path gains and costs (root)
 	GO="$(GO)" cmd/slipstream-bench/fastpath.sh
 
-bench-compare: deps build ## Compare the engines of the fast path with the slow path and with no Service, ROUNDS=6, STREAMS=12, SAVE=file.json (root)
-	bin/slipstream-bench compare $(if $(ROUNDS),--rounds $(ROUNDS)) --streams $(or $(STREAMS),12) $(if $(SAVE),--save $(abspath $(SAVE)))
+bench-compare: deps build ## Compare the engines of the fast path with the slow path and with no Service, ROUNDS=6, STREAMS=12, SAVE=file.json, KERNEL=debian (root)
+	$(if $(KERNEL),test/kernel/qemu.sh -kernel $(KERNEL:debian=6.12) -timeout 2h) bin/slipstream-bench compare $(if $(ROUNDS),--rounds $(ROUNDS)) --streams $(or $(STREAMS),12) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 bench-scale: deps build ## Measure beside upstream kube-proxy on a real API server, SERVICES=10000, RUNS=1, SAVE=file.json (root)
 	cd test/cluster && $(GO) run ./scale -slipstream ../../bin/slipstream $(if $(SERVICES),-services $(SERVICES)) $(if $(RUNS),-runs $(RUNS)) $(if $(SAVE),-save $(abspath $(SAVE)))
