@@ -202,7 +202,12 @@ func (s *parts) openSockets(ctx context.Context) (err error) {
 			s.log.Error(err, "Sockets: the network namespaces of pods cannot be followed, so new pods are not served")
 		}
 	}))
-	s.log.Info("Connecting sockets straight to endpoints", "cgroup", s.sockets.CGroup())
+	s.metrics.OnSockets(func() (metrics.Sockets, error) {
+		stats, err := s.sockets.Stats()
+		return metrics.Sockets{Connections: stats.Connections, Namespaces: stats.Namespaces, Attached: stats.Attached}, err
+	})
+	stats, _ := s.sockets.Stats()
+	s.log.Info("Connecting sockets straight to endpoints", "cgroup", stats.CGroup)
 	return nil
 }
 

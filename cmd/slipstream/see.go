@@ -43,6 +43,7 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	if s.fast != nil {
 		v.FastPath = s.fast.Stats
 	}
+	v.Sockets = s.sockets
 	if b, ok := s.dataplane.(*nftables.Backend); ok {
 		v.ClientsBackend = b.ClientsBackend
 	}

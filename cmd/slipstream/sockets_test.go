@@ -31,7 +31,8 @@ func TestSockets(t *testing.T) {
 		s.check(err)
 		return is
 	}
-	p := s.run("--socket-load-balancing", "tcp", "--check-period", "50ms")
+	asked := socketPath(t)
+	p := s.run("--socket-load-balancing", "tcp", "--check-period", "50ms", "--status-socket", asked)
 	s.untilReachedFrom(s.node, webAddr, "web-0", "web-1")
 	s.until("sockets connect directly", func() bool { return !translated() })
 	s.save("web.yaml", web(1, 2))
@@ -39,6 +40,12 @@ func TestSockets(t *testing.T) {
 	if translated() {
 		t.Error("a connection was translated after a change")
 	}
+	out, _ := s.see("status", "--socket", asked)
+	contains(t, out, "Sockets  ", "connections straight to endpoints so far", "attached true")
+	out, _ = s.see("explain", "--socket", asked, webAddr.String())
+	contains(t, out, "goes straight to the endpoint (socketLoadBalancing)")
+	s.check(socket.Remove(s.node.FD())) // by another program
+	s.until("it is repaired", func() bool { return !translated() })
 	s.save("web.yaml", web())
 	s.until("the Service is refused", func() bool {
 		_, err := s.node.Connect(lab.TCP, webAddr)

@@ -168,22 +168,3 @@ func Remove(ns int) error {
 	}
 	return remove(dir)
 }
-
-// CGroup is the folder of the cgroup whose processes are served.
-func (b *Balancer) CGroup() string { return b.options.CGroup }
-
-// Connections is how many connections have been connected directly to an endpoint, since the
-// first Balancer that was not removed.
-func (b *Balancer) Connections() (n uint64, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.links) == 0 {
-		return 0, nil
-	}
-	var each []uint64
-	err = b.objects.Connections.Lookup(uint32(0), &each)
-	for _, m := range each {
-		n += m
-	}
-	return n, err
-}

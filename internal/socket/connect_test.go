@@ -64,8 +64,8 @@ func TestConnect(t *testing.T) {
 	for _, f := range []netip.AddrPort{at("10.96.0.1", 81), at("10.96.0.1", nodePort), at("10.96.0.2", webPort)} {
 		w.connects(&w.client.Machine, f, false)
 	}
-	if n, err := w.Connections(); err != nil || n != 12 {
-		t.Errorf("%d connections were counted, want 12 (%v)", n, err)
+	if s, err := w.Stats(); err != nil || s.Connections != 12 || s.Namespaces != 2 || !s.Attached {
+		t.Errorf("%+v (%v), want 12 connections", s, err)
 	}
 }
 

@@ -34,6 +34,7 @@ func complete(mode string) *Metrics {
 	m.OnMode(mode)
 	m.OnBuild("v1.2.3")
 	m.OnVerify()
+	m.OnSockets(func() (Sockets, error) { return Sockets{}, nil })
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })
 	m.OnTraffic(func() (map[types.NamespacedName]Traffic, error) {

@@ -76,6 +76,35 @@ func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
 	}})
 }
 
+// Sockets holds the metrics of socketLoadBalancing.
+type Sockets struct {
+	Attached    bool
+	Connections uint64
+	Namespaces  int
+}
+
+// OnSockets serves the metrics of socketLoadBalancing.
+func (m *Metrics) OnSockets(read func() (Sockets, error)) {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("slipstream_sockets_"+name, help, nil, nil)
+	}
+	var (
+		attached    = desc("attached", "Whether the programs of sockets are attached: 1 or 0.")
+		connections = desc("connections_total", "Connections of local clients that went straight to an endpoint.")
+		namespaces  = desc("namespaces", "Network namespaces whose connections go straight to an endpoint: the node's and pods'.")
+	)
+	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{attached, connections, namespaces}, func(send send) error {
+		s, err := read()
+		if err != nil {
+			return err
+		}
+		send(attached, prometheus.GaugeValue, oneIf(s.Attached))
+		send(connections, prometheus.CounterValue, float64(s.Connections))
+		send(namespaces, prometheus.GaugeValue, float64(s.Namespaces))
+		return nil
+	}})
+}
+
 func oneIf(is bool) float64 {
 	if is {
 		return 1

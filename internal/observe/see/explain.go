@@ -89,6 +89,7 @@ func (v *View) Explain(ctx context.Context, q Question) (*Explanation, error) {
 		x.programmed()
 		x.sources()
 		if chosen := x.pool(); len(chosen) > 0 {
+			x.sockets()
 			x.masquerade(chosen)
 			x.way(chosen)
 			if q.Probe {
@@ -126,6 +127,7 @@ type explainer struct {
 	service *desired.ServiceView // nil if the proxy serves no such Service
 	waiting time.Time
 	failed  string
+	direct  bool // sockets are connected straight to endpoints
 }
 
 func (x *explainer) family() desired.Family { return desired.FamilyOf(x.to.Addr()) }

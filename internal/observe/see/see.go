@@ -27,6 +27,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -53,6 +54,8 @@ type View struct {
 	// FastPath is nil without a fast path, for the reason NoFastPath.
 	FastPath   func() (fastpath.Stats, error)
 	NoFastPath string
+	// Sockets is nil without socketLoadBalancing.
+	Sockets *socket.Balancer
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
 	Affinity func() []Fill
 	// ClientsBackend returns the backend that a client of a Service port with session affinity had last, or

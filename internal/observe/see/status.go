@@ -14,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"golang.org/x/sys/unix"
 )
@@ -41,6 +42,7 @@ type Status struct {
 
 	FastPath   *fastpath.Stats `json:"fastPath,omitempty"`
 	NoFastPath string          `json:"noFastPath,omitempty"` // why there is none
+	Sockets    *socket.Stats   `json:"sockets,omitempty"`
 	Tables     []Fill          `json:"tables"`
 
 	Problems []Problem `json:"problems"` // that exist now; none if all is well
@@ -139,6 +141,13 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 			}
 			problem(remedy, "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)
 		}
+	}
+	if v.Sockets != nil {
+		stats, err := v.Sockets.Stats()
+		if err != nil || !stats.Attached {
+			problem("see the log", "The programs of sockets are not attached, so connections are translated (%v)", err)
+		}
+		s.Sockets = &stats
 	}
 	if v.FastPath != nil {
 		stats, err := v.FastPath()
@@ -284,6 +293,9 @@ func (s *Status) Facts() (all []Fact) {
 		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
 	} else {
 		row("Fast path", "none: %s", strings.TrimPrefix(s.NoFastPath, "fast path: "))
+	}
+	if k := s.Sockets; k != nil {
+		row("Sockets", "%d connections straight to endpoints so far, of %d network namespaces, at cgroup %s, attached %t", k.Connections, k.Namespaces, k.CGroup, k.Attached)
 	}
 	for _, f := range s.Tables {
 		row("Table", "%s: %d of %d", f.Name, f.Entries, f.Limit)

@@ -33,6 +33,14 @@ type hop struct {
 	local bool   // the endpoint's address is this node's
 }
 
+// sockets says whether a process of the client skips the translation.
+func (x *explainer) sockets() {
+	if b := x.view.Sockets; b != nil && x.client.class != "outside" && b.Connects(x.lookup.Frontend) {
+		x.direct = true
+		x.step("Sockets", "", "connect() of a process there goes straight to the endpoint (socketLoadBalancing): its packets have that destination from the start, are not translated or masqueraded, and conntrack has no connection to %s. What follows is for clients that are not served, such as containers with a network namespace of their own.", x.to)
+	}
+}
+
 // way examines the way to the endpoints that may be chosen.
 func (x *explainer) way(all []chosen) {
 	if entries, err := number("net/netfilter/nf_conntrack_count"); err == nil {
@@ -43,7 +51,7 @@ func (x *explainer) way(all []chosen) {
 	in := ""
 	if x.client.class != "node" && x.client.addr.IsValid() {
 		in = x.arrival()
-	} else if to := x.to.Addr(); x.client.class == "node" && !to.IsUnspecified() {
+	} else if to := x.to.Addr(); x.client.class == "node" && !to.IsUnspecified() && !x.direct {
 		// The kernel looks for a route before it translates the destination.
 		if routes, err := netlink.RouteGet(to.AsSlice()); err != nil || len(routes) == 0 {
 			x.stop(NoRoute, false, "Route", fmt.Sprintf("ip route get %s", to), "This node has no route to %s itself, not even a default one, so it cannot connect: %v.", to, err)
