@@ -195,15 +195,16 @@ func (c *Controller) trySync(replace bool) error {
 	}
 	c.batch.Reset()
 	c.writeMembers(wanted)
-	var err error
+	var err, refused error
 	if c.engine != nil {
-		err = c.engine.SetInterfaces(c.chosen())
+		refused = c.engine.SetInterfaces(c.chosen()) // it does not offload connections over those that it has refused
 	} else {
 		err = c.writeDevices(wanted, replace)
 	}
 	if err == nil {
 		err = c.conn.Commit(0, &c.batch)
 	}
+	err = errors.Join(err, refused)
 	if errors.Is(err, unix.EOPNOTSUPP) && c.hardware {
 		// The driver of a new interface does not take flows.
 		c.refusedHardware(err)

@@ -450,14 +450,20 @@ func TestEBPFHops(t *testing.T) {
 	}
 }
 
+// pins is the folder of what the engine has pinned.
+func (w *world) pins() string {
+	w.t.Helper()
+	var ns unix.Stat_t
+	w.check(unix.Fstat(w.node.FD(), &ns))
+	return fmt.Sprintf("/sys/fs/bpf/slipstream-fastpath/%d", ns.Ino)
+}
+
 // TestEBPFFull fills the map. Connections without space stay on the slow path.
 func TestEBPFFull(t *testing.T) {
 	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
 	first := w.stream(lab.TCP, web, false)
 	w.fast(first)
-	var ns unix.Stat_t
-	w.check(unix.Fstat(w.node.FD(), &ns))
-	flows, err := ebpf.LoadPinnedMap(fmt.Sprintf("/sys/fs/bpf/slipstream-fastpath/%d/flows", ns.Ino), nil)
+	flows, err := ebpf.LoadPinnedMap(w.pins()+"/flows", nil)
 	w.check(err)
 	defer flows.Close()
 	for n := uint32(0); err == nil; n++ {
@@ -511,27 +517,50 @@ func (w *world) counter() (program *ebpf.Program, count func() uint64) {
 	}
 }
 
-// TestEBPFBeside attaches another program to an interface, later. Both must see packets, and ours
-// must be the last.
+// TestEBPFBeside attaches programs of others to interfaces: one that comes before ours, and one at the
+// egress to a pod, have to see all packets; one that comes after ours those of the slow path.
 func TestEBPFBeside(t *testing.T) {
 	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
-	s := w.stream(lab.TCP, web, false)
-	w.fast(s)
-	program, count := w.counter()
-	l, err := w.links.LinkByName(w.client.NodeLink())
-	w.check(err)
-	var other tcx.Link
-	w.check(w.node.Do(func() (err error) {
-		other, err = tcx.AttachTCX(tcx.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress, Anchor: tcx.Head()})
-		return err
-	}))
-	defer other.Close()
-	w.goesOn(s)
-	n := count()
-	if _, is := s.flow(); !is || n < 10 {
-		t.Errorf("offloaded: %t; the other program has seen %d packets", is, n)
+	attach := func(to *lab.Pod, at ebpf.AttachType, anchor tcx.Anchor) (count func() uint64) {
+		program, count := w.counter()
+		l, err := w.links.LinkByName(to.NodeLink())
+		w.check(err)
+		w.check(w.node.Do(func() error {
+			other, err := tcx.AttachTCX(tcx.TCXOptions{Interface: l.Attrs().Index, Program: program, Attach: at, Anchor: anchor})
+			if err == nil {
+				t.Cleanup(func() { other.Close() })
+			}
+			return err
+		}))
+		return count
 	}
+	early := w.stream(lab.TCP, web, false)
+	w.fast(early)
+	egress := attach(w.web[0], ebpf.AttachTCXEgress, tcx.Tail())
+	before, after := attach(w.client, ebpf.AttachTCXIngress, tcx.Head()), attach(w.client, ebpf.AttachTCXIngress, tcx.Tail())
+	w.until("the program at the egress is known", func() bool {
+		w.check(w.Flush(t.Context(), Flush{All: true}))
+		w.fast(early)
+		n := egress()
+		w.goesOn(early)
+		return egress() >= n+10
+	})
+	s := w.stream(lab.UDP, web, true)
+	w.fast(s)
+	w.check(early.Close())
+	w.until("no other packets are seen", func() bool { // as of the end of a connection
+		n := after()
+		w.goesOn(s)
+		return after() == n
+	})
+	first, last, out := before(), after(), egress()
 	w.noSlowPackets(s)
+	if first, last, out := before()-first, after()-last, egress()-out; first < 10 || last > 5 || out < 10 {
+		t.Errorf("the program before ours has seen %d packets, the one after it %d, the one at the egress %d", first, last, out)
+	}
+	if last < threshold/2 {
+		t.Errorf("the program after ours has seen %d packets of the slow path", last)
+	}
 	w.unharmed(s)
 }
 
@@ -612,10 +641,8 @@ func TestEBPFDetached(t *testing.T) {
 	w.check(w.Check(t.Context()))
 	l, err := w.links.LinkByName(w.client.NodeLink())
 	w.check(err)
-	var ns unix.Stat_t
-	w.check(unix.Fstat(w.node.FD(), &ns))
-	dir := fmt.Sprintf("/sys/fs/bpf/slipstream-fastpath/%d/", ns.Ino)
-	pin := fmt.Sprintf("%sinterface-%d", dir, l.Attrs().Index)
+	dir := w.pins()
+	pin := fmt.Sprintf("%s/interface-%d", dir, l.Attrs().Index)
 	before := w.withProgram()
 	for _, damage := range []func(){
 		func() {
@@ -671,6 +698,7 @@ func TestEBPFWithoutTCX(t *testing.T) {
 		}}))
 		return count
 	}
+	run("tc qdisc add dev eth0 ingress") // which others use in place of clsact
 	run("tc qdisc add dev " + link + " clsact; tc qdisc add dev " + w.web[0].NodeLink() + " clsact")
 	in, out := other(link, netlink.HANDLE_MIN_INGRESS), other(w.web[0].NodeLink(), netlink.HANDLE_MIN_EGRESS)
 	others := filters()
@@ -685,6 +713,9 @@ func TestEBPFWithoutTCX(t *testing.T) {
 	}
 	if got := filters(); !strings.HasPrefix(got, others) || !strings.Contains(got, "slipstream-fastpath direct-action") {
 		t.Fatalf("the filters were\n%s\nand are\n%s", others, got)
+	}
+	if got := w.sh("tc filter show dev eth0 ingress"); !strings.Contains(got, "slipstream-fastpath") {
+		t.Errorf("eth0 has %q", got)
 	}
 	w.check(w.Check(t.Context()))
 
@@ -705,7 +736,7 @@ func TestEBPFWithoutTCX(t *testing.T) {
 		t.Errorf("an interface that does not take part any more has %s", got)
 	}
 
-	for _, remove := range []string{"tc qdisc del dev " + link + " clsact", "tc filter del dev " + link + " ingress prio 65000"} {
+	for _, remove := range []string{"tc qdisc del dev " + link + " clsact", "rm " + w.pins() + "/flows", "tc filter del dev " + link + " ingress prio 65000"} {
 		run(remove)
 		if err := w.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 			t.Fatalf("Check after %s: %v", remove, err)
@@ -730,6 +761,22 @@ func TestEBPFWithoutTCX(t *testing.T) {
 	w.goesOn(s, v6)
 	if in() < beforeIn+20 {
 		t.Error("the other filter sees no packets any more")
+	}
+
+	// A filter of another program at our place stays, and the other interfaces take part.
+	run("tc filter replace dev eth0 ingress prio 65000 handle 1 bpf direct-action bytecode '1,6 0 0 4294967295,'")
+	theirs := w.sh("tc filter show dev eth0 ingress")
+	c.Interfaces = nil
+	w.start(c)
+	w.fast(s, v6)
+	w.noSlowPackets(s)
+	if n, err := w.Stats(); err != nil || n.Errors == 0 {
+		t.Errorf("%+v, %v", n, err)
+	}
+	w.stop()
+	w.check(w.Stop())
+	if got := w.sh("tc filter show dev eth0 ingress"); got != theirs {
+		t.Errorf("the filters were\n%s\nand are\n%s", theirs, got)
 	}
 	w.unharmed(s, v6)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -149,6 +150,12 @@ func testStop(t *testing.T, engine Engine) {
 	w.goesOn(streams...)
 	if got := w.sh("nft list ruleset | grep -e fastpath -e flowtable || true"); got != "" {
 		t.Errorf("it has left something: %s", got)
+	}
+	if all := w.withProgram(); len(all) > 0 {
+		t.Errorf("it has left a BPF program at %v", all)
+	}
+	if _, err := os.Stat(w.pins()); err == nil {
+		t.Errorf("it has left %s", w.pins())
 	}
 	w.unharmed(streams...)
 }

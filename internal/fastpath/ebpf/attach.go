@@ -4,9 +4,9 @@ package ebpf
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -87,6 +87,9 @@ func (e *Engine) attachTC(index int) (*filter, error) {
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
+	if name, exists := filterAt(e.route, index); exists && name != filterName {
+		return nil, fmt.Errorf("priority %d has filter %q of another program", filterPriority, name)
+	}
 	f := &filter{newFilter(index, e.objects.Forward.FD()), e.route}
 	return f, e.route.FilterReplace(f.BpfFilter)
 }
@@ -107,11 +110,19 @@ func (f *filter) intact() bool { return hasFilter(f.route, f.LinkIndex) }
 
 // hasFilter reports whether an interface has a filter of an Engine.
 func hasFilter(route *links.Handle, index int) bool {
-	all, err := route.FilterList(byIndex(index), links.HANDLE_MIN_INGRESS)
-	return err == nil && slices.ContainsFunc(all, func(f links.Filter) bool {
-		b, is := f.(*links.BpfFilter)
-		return is && b.Name == filterName && b.Priority == filterPriority && b.Handle == filterHandle
-	})
+	name, exists := filterAt(route, index)
+	return exists && name == filterName
+}
+
+// filterAt returns the name of the filter in our place, which may also be that of another program.
+func filterAt(route *links.Handle, index int) (name string, exists bool) {
+	all, _ := route.FilterList(byIndex(index), links.HANDLE_MIN_INGRESS) // an interface may not exist any more
+	for _, f := range all {
+		if b, is := f.(*links.BpfFilter); is && b.Priority == filterPriority && b.Handle == filterHandle {
+			name, exists = b.Name, true
+		}
+	}
+	return name, exists
 }
 
 func byIndex(index int) links.Link {
@@ -146,6 +157,9 @@ func removeFilters(ns int) error {
 	}
 	defer route.Close()
 	all, err := filtered(route)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // a kernel without CONFIG_NET_SCHED
+	}
 	for _, index := range all {
 		err = errors.Join(err, (&filter{newFilter(index, -1), route}).detach())
 	}

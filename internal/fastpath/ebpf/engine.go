@@ -224,13 +224,14 @@ func (e *Engine) adopt() error {
 }
 
 // Detached returns the interfaces, by index, from which another program has detached this one, or
-// has removed its pin. They may also have been deleted. SetInterfaces attaches it again.
+// has removed what is pinned. They may also have been deleted. SetInterfaces attaches it again.
 func (e *Engine) Detached() map[int]bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	_, err := os.Stat(e.flowsPin())
 	all := map[int]bool{}
 	for index, a := range e.attached {
-		if !a.intact() {
+		if err != nil || !a.intact() {
 			all[index] = true
 		}
 	}

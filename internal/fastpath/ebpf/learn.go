@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
@@ -185,7 +187,7 @@ func (e *Engine) peer(index int) uint8 {
 	}
 	if l, err := e.route.LinkByIndex(index); err == nil && l.Type() == "veth" && l.Attrs().NetNsID >= 0 {
 		all, err := e.route.QdiscList(l)
-		if err == nil && !slices.ContainsFunc(all, func(q links.Qdisc) bool { return e.usedAtEgress(l, q) }) {
+		if err == nil && !e.programAtEgress(index) && !slices.ContainsFunc(all, func(q links.Qdisc) bool { return e.usedAtEgress(l, q) }) {
 			peer = 1
 		}
 	}
@@ -204,6 +206,16 @@ func (e *Engine) usedAtEgress(l links.Link, q links.Qdisc) bool {
 		return err != nil || len(filters) > 0
 	}
 	return true
+}
+
+// programAtEgress reports whether packets to an interface have to pass a program of tcx.
+func (e *Engine) programAtEgress(index int) (has bool) {
+	_ = dataplane.Inside(e.netns, func() error {
+		all, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: ebpf.AttachTCXEgress})
+		has = err == nil && len(all.Programs) > 0 // an error before Linux 6.6
+		return err
+	})
+	return has
 }
 
 // parsePacket returns the addresses and ports of a packet.
