@@ -355,52 +355,6 @@ func TestEBPFRoute(t *testing.T) {
 	w.unharmed(bystander)
 }
 
-// TestEBPFLarge sends datagrams that are larger than an MTU of the way on an offloaded connection: that of
-// the client, which sends fragments, and that of the node, which makes them.
-func TestEBPFLarge(t *testing.T) {
-	w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All})
-	l, err := w.links.LinkByName(w.web[0].NodeLink())
-	w.check(err)
-	listen := func(p *lab.Pod) (c *net.UDPConn) {
-		w.check(p.Do(func() (err error) {
-			c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr(false), 0)))
-			return err
-		}))
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
-	client, server := listen(w.client), listen(w.web[0])
-	pass := func(from, to *net.UDPConn, size int) {
-		t.Helper()
-		w.check2(from.WriteTo(make([]byte, size), to.LocalAddr()))
-		w.check(to.SetReadDeadline(time.Now().Add(20 * time.Second)))
-		got, _, err := to.ReadFrom(make([]byte, 4096))
-		if err != nil || got != size {
-			t.Fatalf("of %d bytes %d arrived: %v", size, got, err)
-		}
-	}
-	local := client.LocalAddr().(*net.UDPAddr).AddrPort()
-	w.until("it is offloaded", func() (is bool) {
-		pass(client, server, 10)
-		pass(server, client, 10)
-		w.check(engine.Each(w.node.FD(), func(f *engine.Flow) { is = is || f.Original.Src == local }))
-		return is
-	})
-	pass(client, server, 1400)
-	pass(client, server, 3000) // is fragmented by the client
-	w.watchSlowPath()
-	w.check(w.links.LinkSetMTU(l, 1300))
-	w.until("a datagram arrives", func() bool {
-		// The node answers the first one with an ICMP error, after which the client sends fragments.
-		w.check2(client.WriteTo(make([]byte, 1400), server.LocalAddr()))
-		w.check(server.SetReadDeadline(time.Now().Add(time.Second)))
-		_, _, err := server.ReadFrom(make([]byte, 4096))
-		original, _ := w.slowPackets()
-		return err == nil && original > 0
-	})
-	pass(client, server, 1400)
-}
-
 // TestEBPFHops looks at the TTL and the hop limit of packets on the fast path: the node counts as one.
 func TestEBPFHops(t *testing.T) {
 	w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All})

@@ -75,6 +75,22 @@ func testBridge(t *testing.T, engine Engine) {
 	}
 }
 
+// TestNeighbour gives a pod another link address.
+func TestNeighbour(t *testing.T) { engines(t, testNeighbour) }
+
+func testNeighbour(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.newLinkAddress("02:00:00:00:00:98")
+	w.goesOn(s)
+	w.fast(s)
+	w.noSlowPackets(s)
+	if n := s.Stats(); n.Ended || n.Failed > 1 {
+		t.Errorf("%+v", n)
+	}
+}
+
 // TestBridgePorts shows why: with a bridge's ports in the flowtable, the kernel keeps sending
 // to the port and link address of the flow's start.
 func TestBridgePorts(t *testing.T) {

@@ -131,6 +131,27 @@ func (u *underlay) deleted(all []*stream, name, left string) {
 	}
 }
 
+// TestRoute routes pods' traffic over another interface, and takes down the former one.
+func TestRoute(t *testing.T) { engines(t, testRoute) }
+
+func testRoute(t *testing.T, engine Engine) {
+	u := newUnderlay(t, engine, "a0", "")
+	u.start(Config{Engine: engine, Threshold: threshold})
+	u.has("a0 eth0 veth1 veth2 veth3")
+	all := u.carries(false, true)
+	u.onBoth("ip route replace 10.244.$j.0/24 via 192.168.100.1$j; ip route replace fd00:244:$j::/64 via fd00:100::1$j")
+	u.until("no packets take the slow path", func() bool { // while only one node has its new route, they do
+		u.watchSlowPath()
+		u.goesOn(all...)
+		original, reply := u.slowPackets()
+		return original+reply == 0
+	})
+	u.setLinks("down", "a0")
+	u.goesOn(all...)
+	u.fast(all...)
+	u.unharmed(all...)
+}
+
 const makeVLAN = `
 	ip link set a0 up
 	ip link add link a0 name a0.5 type vlan id 5`
