@@ -131,12 +131,10 @@ func (u *underlay) deleted(all []*stream, name, left string) {
 	}
 }
 
-// TestRoute routes pods' traffic over another interface, and takes down the former one.
-func TestRoute(t *testing.T) { engines(t, testRoute) }
-
-func testRoute(t *testing.T, engine Engine) {
-	u := newUnderlay(t, engine, "a0", "")
-	u.start(Config{Engine: engine, Threshold: threshold})
+// TestEBPFOtherRoute routes pods' traffic over another interface, and takes down the former one.
+func TestEBPFOtherRoute(t *testing.T) {
+	u := newUnderlay(t, EBPF, "a0", "")
+	u.start(Config{Engine: EBPF, Threshold: threshold})
 	u.has("a0 eth0 veth1 veth2 veth3")
 	all := u.carries(false, true)
 	u.onBoth("ip route replace 10.244.$j.0/24 via 192.168.100.1$j; ip route replace fd00:244:$j::/64 via fd00:100::1$j")
