@@ -99,8 +99,8 @@ fi
 flock -u 9
 
 # --- The machine --------------------------------------------------------------------
-# Output and exit code come as files: virtme-ng needs udev in the machine for pipes. Without a
-# pipe QEMU writes its own to a file, which it would truncate if it were the caller's.
+# Output and exit code come as files: virtme-ng needs udev in the machine for its own way.
+# QEMU truncates the file that is its stdout, so it gets one of its own.
 run=$(mktemp -d "$cache/.run-XXXXXX")
 trap 'rm -rf "$run"' EXIT
 : >"$run/output" >"$run/console"
@@ -127,9 +127,11 @@ GUEST
 mkdir -p /lib/modules
 PATH=$venv/bin:$PATH timeout -k 10 "$timeout" unshare -m --propagation private sh -ec '
   mount --bind "$1/lib/modules" /lib/modules
-  shift
+  udev=/lib/systemd/systemd-udevd # would look at all devices for half a minute
+  [ ! -e $udev ] || mount --bind "$2" $udev
+  shift 2
   exec "$@" </dev/null
-' sh "$image" vng $verbose -r "$image"/boot/vmlinuz-* --disable-kvm --cpus "$cpus" --memory "$memory" \
+' sh "$image" "$run/environment" vng $verbose -r "$image"/boot/vmlinuz-* --disable-kvm --cpus "$cpus" --memory "$memory" \
   --user root --rw --exec "bash $run/guest" >"$run/console" 2>&1 9>&- &
 machine=$!
 trap 'kill "$machine" 2>/dev/null || true' INT TERM HUP
