@@ -16,7 +16,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-browser test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-browser test-cluster test-cluster-ipvs test-deploy image deps lint fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ bench-ipvs: deps build ## Measure IPVS mode beside kube-proxy's on the User Mode
 
 bench-balance: build ## Measure schedulers on three nodes with a slow endpoint, on the User Mode Linux kernel, ROUNDS=5, SAVE=file.json (root)
 	$(UML) bin/slipstream-bench balance $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SAVE),--save $(abspath $(SAVE)))
+
+bench-observe: build ## Measure what the page and scraped metrics cost the proxy, ROUNDS=3, SAVE=file.json (root)
+	bin/slipstream-bench observe $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 report: deps build ## Measure everything beside kube-proxy and write report/index.html; FAST=1, PART=scale,rules to repeat parts (root)
 	cd test/oracle && $(GO) run ./build tools

@@ -14,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/balance"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/forward"
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/observe"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/programming"
 	"github.com/spf13/cobra"
 )
@@ -40,7 +41,7 @@ func main() {
 			return forward.RunRelay(cmd.Context(), args[0], args[1], os.Stdout)
 		},
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), newCompare(), newRelay(), newBalance(), child, relay)
+	root.AddCommand(newSync(), newThroughput(), newCRR(), newCompare(), newRelay(), newBalance(), newObserve(), child, relay)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
 		os.Exit(1)
@@ -205,4 +206,21 @@ is not measured.`,
 	}
 	o.AddFlags(cmd.Flags())
 	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return balance.Measure(ctx, o) })
+}
+
+func newObserve() *cobra.Command {
+	var o observe.Options
+	cmd := &cobra.Command{
+		Use:   "observe",
+		Short: "Measure what an open page and scraped metrics cost the proxy",
+		Long: `Observe runs 'slipstream run' on a node with many Services, a network namespace of this machine. A
+client makes connections to some of them at a fixed rate. The processor time and the memory of the
+proxy are measured while nobody looks, while the metrics are scraped each 15 s with serviceMetrics,
+and while the page is also open with each of its views: its requests are made, without a browser.
+The table has medians over rounds, and their ratios to the first observer in the same round.`,
+		Example: `  slipstream-bench observe
+  slipstream-bench observe --rounds 1 --services 1000 --observers nobody,services --save result.json`,
+	}
+	o.AddFlags(cmd.Flags())
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return observe.Measure(ctx, o) })
 }

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package observe measures what it costs the proxy that somebody looks: a page that is open, and a
+// scrape of the metrics.
+//
+// One node, a network namespace (package lab), has many Services. A client makes connections to some of
+// them at a fixed rate, as long as all is measured. A new proxy runs in each turn.
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/spf13/pflag"
+)
+
+// Options say what is measured. Their JSON is part of the result.
+type Options struct {
+	Slipstream string   `json:"-"` // path of the command; "" for the one beside this one
+	Rounds     int      `json:"rounds"`
+	Seconds    int      `json:"seconds_per_turn"`
+	Settle     int      `json:"seconds_before_turn"`
+	Before     int      `json:"seconds_before_all"`
+	Observers  []string `json:"observers"` // of Observers
+	Services   int      `json:"services"`
+	Endpoints  int      `json:"endpoints"`
+	Busy       int      `json:"busy_services"`
+	Rate       int      `json:"connections_per_second"`
+}
+
+// nobody is the observer that does not exist.
+const nobody = "nobody"
+
+// scrapes is the pause between two scrapes of the metrics.
+const scrapes = 15 * time.Second
+
+// views are what the page asks for in each view, and how often (assets/page.js).
+var views = map[string]struct {
+	paths []string
+	pause time.Duration
+}{
+	"status":   {[]string{"status", "changes"}, 10 * time.Second},
+	"services": {[]string{"services?search=&sort=rate&page=0&descending="}, 15 * time.Second},
+	"service":  {[]string{"services/bench/web-0"}, 5 * time.Second},
+	"metrics":  {},
+}
+
+// Observers lists the values of Options.Observers, in the order of measuring: nobody, metrics that are
+// scraped, and these with a view of the page.
+var Observers = []string{nobody, "metrics", "status", "services", "service"}
+
+// AddFlags adds the flags.
+func (o *Options) AddFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.Slipstream, "slipstream", "", "slipstream command (default: beside this command)")
+	f.IntVar(&o.Rounds, "rounds", 3, "rounds of turns, one for each observer")
+	f.IntVar(&o.Seconds, "seconds", 60, "length of a turn")
+	f.IntVar(&o.Settle, "settle", 30, "seconds from the first question until a turn begins")
+	f.IntVar(&o.Before, "before", 120, "seconds of connections before the first turn: conntrack keeps closed ones for that long")
+	f.StringSliceVar(&o.Observers, "observers", Observers, "who looks; the first is what others are compared with")
+	f.IntVar(&o.Services, "services", 10_000, "Services")
+	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each")
+	f.IntVar(&o.Busy, "busy", 50, "Services that have connections")
+	f.IntVar(&o.Rate, "rate", 1000, "connections a second, to all of those together")
+}
+
+func (o *Options) validate() error {
+	errs := []error{
+		bench.Within("--rounds", o.Rounds, 1, 1000),
+		bench.Within("--seconds", o.Seconds, 1, 600),
+		bench.Within("--settle", o.Settle, 0, 600),
+		bench.Within("--before", o.Before, 0, 600),
+		bench.Within("--services", o.Services, 1, 60_000),
+		bench.Within("--endpoints", o.Endpoints, 1, 60),
+		bench.Within("--busy", o.Busy, 1, o.Services),
+		bench.Within("--rate", o.Rate, 1, 20_000),
+	}
+	for _, s := range o.Observers {
+		errs = append(errs, bench.OneOf("--observers", s, Observers...))
+	}
+	if len(o.Observers) == 0 {
+		errs = append(errs, errors.New("--observers: none is given"))
+	}
+	return errors.Join(errs...)
+}
+
+func quantity(name, text string, u bench.Unit) bench.Series {
+	return bench.Series{
+		Name: name, Text: text, Unit: u, Better: bench.Less, Paired: true,
+		Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
+	}
+}
+
+var (
+	cpu     = quantity("proxy_cpu", "processor time of the proxy, of one processor", bench.Percent)
+	memory  = quantity("proxy_memory", "its memory, the most in a turn", bench.Bytes)
+	peak    = quantity("proxy_peak", "its memory, the most since its start", bench.Bytes)
+	rate    = quantity("rate", "connections a second", bench.PerSecond)
+	tracked = quantity("tracked", "entries in conntrack", bench.Count)
+)
+
+// Measure measures each observer in turns, each with a new proxy.
+func Measure(ctx context.Context, o Options) (_ *bench.Result, err error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if o.Slipstream == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		o.Slipstream = filepath.Join(filepath.Dir(self), "slipstream")
+	}
+	r := &bench.Result{Benchmark: "observe", Options: o, Machine: bench.ThisMachine(), Title: fmt.Sprintf(
+		"observe: %s Services of %d endpoints, %s connections/s to %d of them; %d rounds of turns of %d s",
+		bench.Thousands(o.Services), o.Endpoints, bench.Thousands(o.Rate), o.Busy, o.Rounds, o.Seconds)}
+	for _, s := range o.Observers {
+		r.Subjects = append(r.Subjects, bench.Subject{Name: s})
+	}
+	n, err := o.build(ctx)
+	if err != nil {
+		return nil, bench.Interrupted(ctx, err)
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	samples, err := bench.Turns(ctx, o.Rounds, len(o.Observers), func(_, i int, into bench.Samples) error {
+		if err := n.turn(ctx, o.Observers[i], into); err != nil {
+			return fmt.Errorf("%s: %w", o.Observers[i], err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, bench.Interrupted(ctx, err)
+	}
+	r.LoadAfter = bench.LoadAverage()
+	return r, r.Fill([]bench.Series{cpu, memory, peak, rate, tracked}, samples)
+}

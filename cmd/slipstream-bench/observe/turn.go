@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sync/errgroup"
+)
+
+// start starts a proxy that counts Services if somebody looks, and waits until it has programmed the kernel.
+func (n *node) start(ctx context.Context, observer string) (*lab.Program, error) {
+	socket := filepath.Join(n.dir, "socket")
+	args := []string{"run", "--manifests", filepath.Join(n.dir, "manifests"), "--hostname-override", n.node.Name(),
+		"--cluster-cidr", "10.244.0.0/16", "--status-socket", socket, "--metrics-bind-address", metricsAt}
+	if observer != nobody {
+		args = append(args, "--service-metrics", "--ui-bind-address", pageAt)
+	}
+	p, err := n.node.StartProgram(n.dir, "slipstream", n.Slipstream, args...)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return p, p.Await(ctx, func(ctx context.Context) error {
+		return synced(ctx, socket)
+	})
+}
+
+// synced asks a proxy on its socket whether it has programmed the kernel.
+func synced(ctx context.Context, socket string) error {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://slipstream/status", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	var status see.Status
+	if err := json.NewDecoder(answer.Body).Decode(&status); err != nil {
+		return err
+	}
+	if !status.Synced {
+		return errors.New("the kernel is not programmed yet")
+	}
+	return nil
+}
+
+// turn runs a proxy with an observer.
+func (n *node) turn(ctx context.Context, observer string, into bench.Samples) (err error) {
+	p, err := n.start(ctx, observer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Terminate(ctx)) }()
+	if n.loads == nil {
+		if err := n.connect(ctx); err != nil {
+			return err
+		}
+	}
+	looking, stop := context.WithCancel(ctx)
+	g, looking := errgroup.WithContext(looking)
+	if observer != nobody {
+		g.Go(func() error { return n.look(looking, scrapes, "http://"+metricsAt+"/metrics") })
+	}
+	if v := views[observer]; v.paths != nil {
+		var urls []string
+		for _, path := range v.paths {
+			urls = append(urls, "http://"+pageAt+"/api/"+path)
+		}
+		g.Go(func() error { return n.look(looking, v.pause, urls...) })
+	}
+	g.Go(func() error {
+		defer stop()
+		if err := bench.Sleep(looking, time.Duration(n.Settle)*time.Second); err != nil {
+			return err
+		}
+		return n.measure(looking, p, into)
+	})
+	if err := g.Wait(); err != nil {
+		return p.Explain(err)
+	}
+	return nil
+}
+
+// measure measures the proxy for the length of a turn.
+func (n *node) measure(ctx context.Context, p *lab.Program, into bench.Samples) error {
+	made, _ := n.connections()
+	before, err := bench.Used(p.PID())
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	var most, since, entries uint64
+	for range n.Seconds {
+		if err := bench.Sleep(ctx, time.Second); err != nil {
+			return err
+		}
+		m, err := bench.Memory(p.PID())
+		if err != nil {
+			return err
+		}
+		most, since = max(most, m.VmRSS), m.VmHWM
+		text, err := n.node.Sysctl("netfilter/nf_conntrack_count")
+		if err != nil {
+			return err
+		}
+		count, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return err
+		}
+		entries = max(entries, count)
+	}
+	took := time.Since(begin).Seconds()
+	after, err := bench.Used(p.PID())
+	if err != nil {
+		return err
+	}
+	now, err := n.connections()
+	into.Add(cpu.Name, 100*(after-before).Seconds()/took)
+	into.Add(memory.Name, float64(most))
+	into.Add(peak.Name, float64(since))
+	into.Add(rate.Name, float64(now-made)/took)
+	into.Add(tracked.Name, float64(entries))
+	return err
+}
