@@ -41,7 +41,7 @@ func main() {
 			return forward.RunRelay(cmd.Context(), args[0], args[1], os.Stdout)
 		},
 	}
-	root.AddCommand(newSync(), newThroughput(), newCRR(), newCompare(), newRelay(), newBalance(), newObserve(), child, relay)
+	root.AddCommand(newSync(), newThroughput(), newCRR(), newCompare(), newSockets(), newRelay(), newBalance(), newObserve(), child, relay)
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "slipstream-bench:", err)
 		os.Exit(1)
@@ -137,6 +137,24 @@ second, and the time of each, from the call of connect to the server's end of it
 	o.AddThresholds(cmd.Flags())
 	cmd.Flags().IntVar(&o.Connections, "connections", 2000, "connections in a turn")
 	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.CRR(ctx, o) })
+}
+
+func newSockets() *cobra.Command {
+	var o forward.Options
+	cmd := &cobra.Command{
+		Use:   "sockets",
+		Short: "Measure short connections by sockets that connect straight to the endpoint",
+		Long: `Sockets measures connections that carry one request and one response, as crr does, in turns: from pod
+to pod without a Service, to a Service with socketLoadBalancing, and to the Service by
+translation in nftables mode. Many more Services are programmed. The table has medians, and
+their ratios to connections without a Service in the same round. It needs cgroup v2.`,
+		Example: `  slipstream-bench sockets
+  slipstream-bench sockets --rounds 50 --connections 5000 --save result.json`,
+	}
+	o.AddFlags(cmd.Flags(), 20)
+	cmd.Flags().IntVar(&o.Connections, "connections", 2000, "connections in a turn")
+	cmd.Flags().IntVar(&o.Services, "services", 10_000, "Services of 10 endpoints beside the one that is measured")
+	return measuring(cmd, func(ctx context.Context) (*bench.Result, error) { return forward.Sockets(ctx, o) })
 }
 
 func newCompare() *cobra.Command {

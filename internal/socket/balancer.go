@@ -44,7 +44,7 @@ type Balancer struct {
 const bpffs = "/sys/fs/bpf"
 
 // New finds the cgroup and probes what the programs need: CAP_SYS_ADMIN (or CAP_BPF and
-// CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing. The error is one line that says
+// CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing, and reads which pods there are. The error is one line that says
 // what is missing.
 func New(o Options) (*Balancer, error) {
 	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]uint64{}}
@@ -75,7 +75,7 @@ func New(o Options) (*Balancer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b, objects.Close()
+	return b, errors.Join(objects.Close(), b.scan())
 }
 
 // folder returns the folder of pins for a network namespace; 0 is the calling thread's.

@@ -31,6 +31,7 @@ type network struct {
 	relayed        bool // the client connects to the relay
 	direct         bool // the client connects to the server's pod
 	linked         bool // by the link between the pods
+	padding        int  // Services beside the one that is measured
 	addresses
 }
 
@@ -60,7 +61,7 @@ var addressesOf = map[string]addresses{
 }
 
 func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
-	n = &network{addresses: addressesOf[o.Family]}
+	n = &network{addresses: addressesOf[o.Family], padding: o.Services}
 	if n.lab, err = lab.New(); err != nil {
 		return nil, err
 	}
@@ -108,6 +109,11 @@ func (n *network) program(ctx context.Context, m *node) (err error) {
 // set applies a setting to all nodes, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
 	n.relayed, n.direct = s.relayed, s.direct
+	if n.padding > 0 {
+		if err := n.useSockets(ctx, s.sockets); err != nil {
+			return fmt.Errorf("setting %q: %w", s.Name, err)
+		}
+	}
 	if err := n.useLink(s.linked); err != nil {
 		return err
 	}
@@ -230,6 +236,7 @@ func (n *network) service(m *lab.Node) (*desired.Change, error) {
 	state.SetNodeAddresses(m.Addrs())
 	state.SetService(svc)
 	state.SetEndpointSlice(slice)
+	pad(state, n.padding)
 	full := state.Full()
 	if len(full.Problems) > 0 {
 		return nil, full.Problems[0]

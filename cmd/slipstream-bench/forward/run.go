@@ -240,8 +240,11 @@ type Options struct {
 	Seconds  int      `json:"seconds_per_turn,omitempty"`
 	Measures []string `json:"measures,omitempty"` // of Measures
 
-	// Of [CRR], [Relay] and [Compare].
+	// Of [CRR], [Relay], [Compare] and [Sockets].
 	Connections int `json:"connections_per_turn,omitempty"`
+
+	// Of [Sockets].
+	Services int `json:"services,omitempty"` // beside the one that is measured
 
 	// Of [Compare].
 	Streams int `json:"streams,omitempty"` // at once; 0 is one
@@ -288,6 +291,7 @@ type Setting struct {
 	relayed bool // see Relayed
 	direct  bool // see Direct
 	linked  bool // see Linked
+	sockets bool // see Sockets
 }
 
 // Settings are compared with the first one. A threshold of one packet means no threshold: the
@@ -296,6 +300,9 @@ var Settings = []Setting{{Name: "off"}, {Name: "no threshold", Threshold: 1}, {N
 
 // settings are what is compared.
 func (o *Options) settings() []Setting {
+	if o.Services > 0 {
+		return SocketSettings
+	}
 	if o.Streams > 0 {
 		return Paths
 	}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// TestSockets measures once, and asks that connections with the setting "sockets" do not need the
+// proxy's rules, which those with "nftables" do.
+func TestSockets(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables, kerneltest.CGroupBPF)
+	kerneltest.CGroup(t)
+	o := Options{Rounds: 1, Nodes: 1, Family: FamilyIPv4, Connections: 100, Services: 100}
+	r, err := Sockets(bounded(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Subjects) != len(SocketSettings) || len(r.Find(crrMedian.Name).Outcomes) != len(SocketSettings) {
+		t.Errorf("subjects: %v", r.Subjects)
+	}
+
+	n, err := newNetwork(t.Context(), &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	defer n.useSockets(t.Context(), false)
+	if err := n.nodes[0].proxy.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stop, err := bench.Serve(n.server.Namespace, n.backend(requestPort), respond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { go stop() }()
+	for _, s := range SocketSettings {
+		if err := n.set(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		dialing, cancel := context.WithTimeout(t.Context(), time.Second)
+		c, err := n.client.DialContext(dialing, "tcp", n.frontend(requestPort).String())
+		if err == nil {
+			c.Close()
+		}
+		cancel()
+		if (err == nil) != (s.Name != "nftables") {
+			t.Errorf("%s without rules: %v", s.Name, err)
+		}
+	}
+}
