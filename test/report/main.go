@@ -3,7 +3,7 @@
 // Command report measures everything that the project claims, beside kube-proxy, and writes one
 // page with the results. 'make report' builds what it needs and runs it in the repository's root.
 //
-//	go run ./test/report [-fast] [-part rules,balance] [-render] [-out report]
+//	go run ./test/report [-fast] [-part rules,balance] [-render] [-snapshot] [-out report]
 //
 // It runs the benchmarks of this repository (parts.go), each as a command of its own, and keeps
 // what a command has measured in OUT/data/PART.json as soon as it ends. A second run measures only
@@ -33,7 +33,19 @@ func main() {
 	render := flag.Bool("render", false, "only write the page, from what was measured before")
 	out := flag.String("out", "report", "`directory` for the page, and for the measurements in data/")
 	version := flag.String("version", "unknown", "version of Slipstream; what another one has measured is measured again")
+	keep := flag.Bool("snapshot", false, "only write page and records of a full run to docs/report, and README's first table")
 	flag.Parse()
+	if *keep {
+		records, err := load(filepath.Join(*out, "data"))
+		if err == nil {
+			err = snapshot(records, "docs/report", "README.md", os.Stderr)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "report: snapshot:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(ctx, *fast, *render, *names, *out, *version); err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(1)
@@ -136,7 +148,7 @@ func measure(ctx context.Context, records map[string]*record, data string, fast 
 
 // minutes writes a duration for the progress line.
 func minutes(d time.Duration) string {
-	if d < time.Minute {
+	if d < 90*time.Second {
 		return "1 minute"
 	}
 	return fmt.Sprintf("%d minutes", int((d+30*time.Second)/time.Minute))

@@ -87,6 +87,12 @@ func samples(part, step string) *bench.Result {
 		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
 		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT, slipNFT + "-loopback", kubeNFT + "-loopback"},
 	}[part]
+	switch {
+	case step == "compare-host":
+		subjects = []string{"off", "eBPF", "no Service", "one link"}
+	case step == "compare-uml":
+		subjects = []string{"off", "flowtable", "no Service", "one link"}
+	}
 	if part == "latency" && step == "ipvs" {
 		subjects = []string{slipIPVS, kubeIPVS}
 	}
@@ -100,7 +106,7 @@ func samples(part, step string) *bench.Result {
 		},
 		"fastpath": {
 			{Name: "stream_aggregated", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "stream_packets", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "udp_packets", Unit: bench.PerSecond, Better: bench.More, Paired: true},
-			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true},
+			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "rr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true},
 		},
 		"restore":   {{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"}},
 		"rules":     {{Name: "rules_10"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
@@ -130,6 +136,21 @@ func samples(part, step string) *bench.Result {
 		panic(err)
 	}
 	return r
+}
+
+// TestBudget sums up the estimates of all steps.
+func TestBudget(t *testing.T) {
+	for fast, most := range map[bool]time.Duration{false: 90 * time.Minute, true: 15 * time.Minute} {
+		sum := time.Duration(0)
+		for _, p := range parts {
+			for _, s := range p.steps(fast) {
+				sum += s.estimate
+			}
+		}
+		if sum > most {
+			t.Errorf("fast: %t: %v, want at most %v", fast, sum, most)
+		}
+	}
 }
 
 // TestPage writes a page from complete records: no cell is empty, and each part has its command.
