@@ -39,7 +39,10 @@ type environment struct {
 	nodes   []*site.Node // not used yet
 	filled  int          // Services
 	model   model        // of them
-	sample  []int        // of them, whose rules are counted for all subjects
+	// watched is set while proxies watch. They would miss objects that are written at once: these
+	// have one version, and a watch that was ended between two of them goes on after that version.
+	watched bool
+	sample  []int // of them, whose rules are counted for all subjects
 }
 
 var podsAddress = netip.MustParsePrefix("192.168.100.210/24")
@@ -117,6 +120,12 @@ func (e *environment) fill(ctx context.Context, n int) error {
 			return err
 		}
 		e.filled = 1
+	}
+	if e.watched {
+		if err := each(n-e.filled, func(i int) error { return e.site.Plane.Store(ctx, e.stored(e.filled+i)) }); err != nil {
+			return err
+		}
+		e.filled = n
 	}
 	for e.filled < n {
 		var objects []upstream.Stored

@@ -123,6 +123,7 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, chosen []p
 			r.Subjects = append(r.Subjects, bench.Subject{Name: string(s.subject) + loopbackOf})
 		}
 	}
+	e.watched = true
 	all := make([]bench.Samples, len(r.Subjects))
 	for i := range all {
 		all[i] = bench.Samples{}
