@@ -4,19 +4,53 @@ package main
 
 import (
 	"os"
+	"runtime"
+	"time"
 
 	"github.com/prometheus/procfs"
 )
 
-// watchOthers begins to watch the processor time of other work on the machine. elsewhere returns
-// how many seconds of it there were since then: of processes that do not descend from this one,
-// and of the host, if it is a virtual machine whose host reports stolen time.
+// watchOthers begins to watch the processor time of other work on the machine. elsewhere ends that
+// and returns how many seconds of it there were since then: of processes that do not descend from
+// this one, and of the host, if it is a virtual machine whose host reports stolen time.
 func watchOthers() (elsewhere func() float64) {
-	before, stolen := othersUsed()
-	return func() float64 {
-		after, stolenAfter := othersUsed()
-		return max(after-before, 0) + stolenAfter - stolen
+	used, stolen := othersUsed()
+	sum, end, ended := rises{last: used}, make(chan struct{}), make(chan struct{})
+	last := time.Now()
+	look := func() (stolen float64) {
+		used, stolen := othersUsed()
+		now := time.Now()
+		sum.add(used, now.Sub(last).Seconds()*float64(runtime.NumCPU()))
+		last = now
+		return stolen
 	}
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-time.After(2 * time.Second):
+				look()
+			case <-end:
+				return
+			}
+		}
+	}()
+	return func() float64 {
+		close(end)
+		<-ended
+		stolenAfter := look()
+		return sum.sum + stolenAfter - stolen
+	}
+}
+
+// rises sums up how far a value rises. It falls when a process ends that nothing waits for, with
+// all that it and its children have used, and it rises by that when a process of this run loses
+// its parent; hence the limit of a rise, what all processors can do in that time.
+type rises struct{ last, sum float64 }
+
+func (r *rises) add(value, most float64) {
+	r.sum += min(max(value-r.last, 0), most)
+	r.last = value
 }
 
 // ticks in a second of /proc/PID/stat, on all kernels.

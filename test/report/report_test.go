@@ -66,6 +66,17 @@ func TestSumOthers(t *testing.T) {
 	}
 }
 
+// TestRises has a process that used 50 s and ends in the middle, and one of 70 s that appears.
+func TestRises(t *testing.T) {
+	r := rises{last: 100}
+	for _, used := range []float64{101, 101.5, 52, 53, 53, 123} {
+		r.add(used, 4)
+	}
+	if r.sum != 6.5 {
+		t.Errorf("%v seconds, want 6.5", r.sum)
+	}
+}
+
 // sample is a record with numbers for all that the page shows of a part.
 func sampleRecords() map[string]*record {
 	all := map[string]*record{}
