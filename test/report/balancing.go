@@ -18,7 +18,7 @@ var balancingPart = &part{
 second at random times. Slipstream's algorithms are compared with the kernel's own least-connection scheduler, which is what
 kube-proxy uses in its IPVS mode with "scheduler: lc".`,
 	steps: func(fast bool) []step {
-		rounds, seconds, estimate := 4, 15, 7*time.Minute
+		rounds, seconds, estimate := 4, 12, 5*time.Minute
 		if fast {
 			rounds, seconds, estimate = 2, 5, 90*time.Second
 		}

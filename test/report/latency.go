@@ -26,7 +26,7 @@ loopback addresses in nftables mode, a process that copies between two connectio
 	steps: func(fast bool) []step {
 		services, rounds, seconds, estimate := "1,10,100,1000,10000", 4, 2, 12*time.Minute
 		if fast {
-			services, rounds, seconds, estimate = "1,1000", 4, 1, 3*time.Minute
+			services, rounds, seconds, estimate = "1,1000", 4, 1, 2*time.Minute
 		}
 		all := []step{{
 			name: "host", dir: "test/cluster", estimate: estimate,

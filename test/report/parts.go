@@ -142,12 +142,12 @@ from the last reply until the last change has its effect. Processor time include
 			})
 		}
 		if fast {
-			add(1_000, 2*time.Minute, "-changes 4 -budget 5s -bursts 1 -burst 300 -quiet 5s")
+			add(1_000, 90*time.Second, "-changes 4 -budget 5s -bursts 1 -burst 300 -quiet 5s")
 			add(10_000, 4*time.Minute, "-changes 4 -budget 5s -bursts 1 -quiet 15s -timeout 2m")
 			return all
 		}
-		add(1_000, 9*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 20s")
-		add(10_000, 16*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 30s")
+		add(1_000, 6*time.Minute, "-runs 4 -changes 4 -budget 6s -bursts 1 -quiet 10s")
+		add(10_000, 15*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 20s")
 		add(27_000, 8*time.Minute, "-endpoints 4 -changes 8 -budget 20s -bursts 2 -timeout 5m")
 		add(100_000, 8*time.Minute, "-subjects slipstream,slipstream-iptables,kube-proxy-iptables -changes 6 -budget 20s -bursts 1 -timeout 3m")
 		return all
@@ -216,9 +216,9 @@ iptables mode, the rules' own counters tell. In nftables and IPVS mode, the kern
 chain on its way are counted up to the one by which it left the chain. Connections go to random Services of the same API
 server.`,
 	steps: func(fast bool) (all []step) {
-		services, sample, estimate := "10,100,1000,10000", 20, 8*time.Minute
+		services, sample, estimate := "10,100,1000,10000", 20, 6*time.Minute
 		if fast {
-			services, sample, estimate = "10,1000", 10, 2*time.Minute
+			services, sample, estimate = "10,1000", 10, 80*time.Second
 		}
 		for _, mode := range []string{"iptables", "nftables"} {
 			ours := slipIPT

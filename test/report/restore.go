@@ -22,7 +22,7 @@ waits only when changes follow each other. Means of syncs, and sizes of iptables
 	steps: func(fast bool) []step {
 		services, flags, estimate := 5_000, "-runs 4 -changes 3 -budget 4s -bursts 1 -burst 100 -churn 25 -churn-time 12s", 10*time.Minute
 		if fast {
-			services, flags, estimate = 1_000, "-changes 3 -budget 4s -bursts 1 -burst 100 -churn 25 -churn-time 8s -quiet 5s", 2*time.Minute
+			services, flags, estimate = 1_000, "-changes 3 -budget 4s -bursts 1 -burst 100 -churn 25 -churn-time 8s -quiet 5s", 110*time.Second
 		}
 		return []step{{
 			name: "churn", dir: "test/cluster", estimate: estimate,

@@ -105,6 +105,9 @@ func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
 		centre := -group * float64(i) // from top to bottom
 		ticks = append(ticks, plot.Tick{Value: centre, Label: "   " + s.Text})
 		for k, o := range s.Outcomes {
+			if len(o.Values) == 0 && i > 0 { // the first group has the legend
+				continue
+			}
 			ratio := o.Ratio
 			if k == 0 {
 				ratio = 1
