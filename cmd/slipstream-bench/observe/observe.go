@@ -60,7 +60,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Rounds, "rounds", 3, "rounds of turns, one for each observer")
 	f.IntVar(&o.Seconds, "seconds", 60, "length of a turn")
 	f.IntVar(&o.Settle, "settle", 30, "seconds from the first question until a turn begins")
-	f.IntVar(&o.Before, "before", 120, "seconds of connections before the first turn: conntrack keeps closed ones for that long")
+	f.IntVar(&o.Before, "before", 120, "seconds of connections before the first turn, for conntrack to have its usual number of entries")
 	f.StringSliceVar(&o.Observers, "observers", Observers, "who looks; the first is what others are compared with")
 	f.IntVar(&o.Services, "services", 10_000, "Services")
 	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each")
