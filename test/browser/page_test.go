@@ -129,7 +129,14 @@ func TestPage(t *testing.T) {
 	do(t, ctx, chromedp.WaitVisible(`#table th[aria-sort="descending"]`), chromedp.KeyEvent(kb.Enter))
 	text(t, ctx, "#table tbody tr:first-child", "0 of ")
 
-	do(t, ctx, chromedp.Focus(`#table a[href="#service/shop/web-0"]`), chromedp.KeyEvent(kb.Enter))
+	// A refresh leaves the focus where it is.
+	do(t, ctx, chromedp.Focus(`#table a[href="#service/shop/web-0"]`))
+	_ = evaluate(t, ctx, `document.activeElement.closest("tr").id = "old"; dispatchEvent(new Event("hashchange")); ""`)
+	do(t, ctx, chromedp.WaitNotPresent("#old"))
+	if focus := evaluate(t, ctx, "document.activeElement.hash ?? ''"); focus != "#service/shop/web-0" {
+		t.Errorf("after a refresh, the focus is at %q", focus)
+	}
+	do(t, ctx, chromedp.KeyEvent(kb.Enter))
 	text(t, ctx, "#service-name", "shop/web-0")
 	text(t, ctx, "#service", "5 of 6 endpoints are ready", "10.96.0.1:80/TCP", "Policy Cluster", "not ready", "Zone zone-c, this node", "new connections a second")
 	text(t, ctx, "#service text.halo", "/s, ", "bit/s") // a measured rate

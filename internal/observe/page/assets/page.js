@@ -132,9 +132,11 @@ async function showServices() {
   if (search !== table.search) return; // another answer is on its way
   table.page = rows.page;
   const active = document.activeElement?.closest("th")?.cellIndex;
+  const link = document.activeElement?.closest("tbody a")?.hash;
   $("#table thead tr").replaceChildren(...columns.map(heading));
   if (active >= 0) $("#table thead tr").cells[active].querySelector("button")?.focus();
   $("#table tbody").replaceChildren(...rows.rows.map(serviceRow));
+  if (link) $(`#table a[href="${link}"]`)?.focus();
   $("#matching").textContent = `${rows.matching.toLocaleString()} of ${rows.all.toLocaleString()}`;
   const pages = Math.max(1, Math.ceil(rows.matching / rows.size));
   $("#page").textContent = `Page ${rows.page + 1} of ${pages}`;
