@@ -42,8 +42,8 @@ func TestSockets(t *testing.T) {
 	}
 	out, _ := s.see("status", "--socket", asked)
 	contains(t, out, "Sockets  ", "connections straight to endpoints so far", "attached true")
-	out, _ = s.see("explain", "--socket", asked, webAddr.String())
-	contains(t, out, "goes straight to the endpoint (socketLoadBalancing)")
+	out, _ = s.see("explain", "--socket", asked, "--trace", webAddr.String())
+	contains(t, out, "goes straight to the endpoint (socketLoadBalancing)", "may have connected straight to an endpoint", "The connection was answered within ")
 	s.check(socket.Remove(s.node.FD())) // by another program
 	s.until("it is repaired", func() bool { return !translated() })
 	s.save("web.yaml", web())
@@ -53,6 +53,7 @@ func TestSockets(t *testing.T) {
 	})
 	s.save("web.yaml", web(0, 1))
 	s.untilReachedFrom(s.node, webAddr, "web-0", "web-1")
+	s.until("sockets connect directly after the Service was refused", func() bool { return !translated() }) // the dataplane comes first
 
 	s.check(p.Kill())
 	<-p.Done()

@@ -499,7 +499,11 @@ func (t *tracer) show() {
 		t.stop(NoRoute, true, "Trace", "", "The packet was neither dropped by these rules, nor did it leave the node. Routing may have dropped it (no route, rp_filter, forwarding), or a rule of iptables-legacy, or a program of eBPF has taken it.")
 	}
 	if len(t.messages) == 0 && t.fd >= 0 && t.events != nil {
-		t.step("Trace", "", "The kernel has traced no packet of the probe on this node.")
+		why := ""
+		if slices.ContainsFunc(t.Steps, func(s Step) bool { return s.Title == socketsStep }) {
+			why = " Its socket may have connected straight to an endpoint, so that no packet goes to " + t.dst.String() + "."
+		}
+		t.step("Trace", "", "The kernel has traced no packet of the probe on this node.%s", why)
 	}
 }
 
