@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -107,7 +108,7 @@ func fillCompared(s *section, step *result) error {
 		{"short connections a second", "crr_rate", published{"0.98x without a threshold", kep4963}},
 		{"their latency, 99th percentile", "crr_p99", published{}},
 	}
-	where := strings.TrimPrefix(strings.TrimPrefix(step.Where(), "in "), "on ")
+	where := cmp.Or(strings.TrimPrefix(strings.TrimPrefix(step.Where(), "in "), "on "), step.Name)
 	for _, subject := range []string{"flowtable", "eBPF", "no Service", "one link"} {
 		if !step.has(subject) {
 			continue
@@ -153,7 +154,7 @@ func fillCompared(s *section, step *result) error {
 }
 
 // has says whether a subject was measured. One that the kernel does not have is not in the result;
-// of a step without a result, any was.
+// of a step without a result, the page says once that it was not measured.
 func (r *result) has(subject string) bool {
-	return r.Result == nil || slices.ContainsFunc(r.Result.Subjects, func(s bench.Subject) bool { return s.Name == subject })
+	return r.Result == nil && subject == "flowtable" || r.Result != nil && slices.ContainsFunc(r.Result.Subjects, func(s bench.Subject) bool { return s.Name == subject })
 }
