@@ -90,9 +90,11 @@ func comparison(theirs, ours []float64, ratio float64) string {
 	if ratio > 0 {
 		text = times(ratio)
 	}
-	switch {
-	case leastP(len(theirs), len(ours)) >= significant:
+	switch few := leastP(len(theirs), len(ours)) >= significant; {
+	case few && ratio > 0:
 		return text + "; too few values to test"
+	case few:
+		return "too few values to test"
 	case p >= significant:
 		return fmt.Sprintf("no difference seen (p = %s)", digits(p))
 	}

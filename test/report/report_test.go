@@ -28,6 +28,7 @@ func TestComparison(t *testing.T) {
 		"equal":    {theirs: []float64{0, 0, 0, 0}, ours: []float64{0, 0, 0, 0}, want: "no difference seen (p = 1)"},
 		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, ratio: 0.1, want: "0.10 times; too few values to test"},
 		"one each": {theirs: []float64{14}, ours: []float64{1}, ratio: 1. / 14, want: "1/14 of it; too few values to test"},
+		"few, 0":   {theirs: []float64{0}, ours: []float64{0}, want: "too few values to test"},
 		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, want: "different (p = 0.029)"},
 	} {
 		if got := comparison(test.theirs, test.ours, test.ratio); got != test.want {
