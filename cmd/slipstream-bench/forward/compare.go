@@ -171,6 +171,13 @@ func converse(ctx context.Context, to netip.AddrPort, d time.Duration) (values, 
 		took = append(took, float64(time.Since(start)))
 	}
 	elapsed := time.Since(begin)
+	// The end of the connection is awaited, as the settings forget all connections.
+	if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
+		return nil, err
+	}
+	if _, err := unix.Read(fd, b[:]); err != nil {
+		return nil, fmt.Errorf("end of the connection: %w", err)
+	}
 	slices.Sort(took)
 	return values{rrRate.Name: float64(len(took)) / elapsed.Seconds(), rrMedian.Name: bench.Median(took)}, ctx.Err()
 }

@@ -44,9 +44,9 @@ var views = map[string]struct {
 	paths []string
 	pause time.Duration
 }{
-	"status":   {[]string{"status", "changes"}, 10 * time.Second},
+	"status":   {[]string{"status", "changes"}, 15 * time.Second},
 	"services": {[]string{"services?search=&sort=rate&page=0&descending="}, 15 * time.Second},
-	"service":  {[]string{"services/bench/web-0"}, 5 * time.Second},
+	"service":  {[]string{"services/bench/web-0"}, 15 * time.Second},
 	"metrics":  {},
 }
 

@@ -14,7 +14,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
-	"k8s.io/utils/ptr"
 )
 
 // services makes rows of Services of which number i has i ready endpoints and i new connections a second.
@@ -25,15 +24,16 @@ func services(n int) (all []*row) {
 				{Ready: i + 1, Total: i + 2, Frontends: []desired.FrontendView{{Address: fmt.Sprintf("10.96.0.%d:80/TCP", i)}}},
 				{Ready: i, Total: i + 1},
 			}},
-			Traffic: []see.Traffic{{Total: &see.Counted{ConnectionRate: ptr.To(float64(i)), ByteRate: ptr.To(-float64(i))}}, {}},
 		}
-		all = append(all, newRow(&s))
+		r := &row{Namespace: s.Namespace, Name: s.Name, ConnectionRate: float64(i), ByteRate: -float64(i)}
+		r.describe(&s)
+		all = append(all, r)
 	}
 	return all
 }
 
 func TestPages(t *testing.T) {
-	l := list{at: time.Now().Add(time.Hour), all: services(120)}
+	l := list{at: time.Now().Add(time.Hour), all: services(120), described: true}
 	for _, test := range []struct {
 		selection
 		first          string

@@ -184,7 +184,7 @@ func (v *View) handler() http.Handler {
 	mux := http.NewServeMux()
 	answer(mux, "/status", func(ctx context.Context, _ url.Values) (*Status, error) { return v.Status(ctx) })
 	answer(mux, "/services", func(ctx context.Context, q url.Values) ([]Service, error) {
-		return v.Services(ctx, Query{q.Get("namespace"), q.Get("name"), q.Has("endpoints"), q.Has("traffic")})
+		return v.Services(ctx, Query{Namespace: q.Get("namespace"), Name: q.Get("name"), Endpoints: q.Has("endpoints"), Traffic: q.Has("traffic")})
 	})
 	answer(mux, "/explain", func(ctx context.Context, q url.Values) (*Explanation, error) {
 		return v.Explain(ctx, Question{q.Get("from"), q.Get("to"), q.Has("probe")})

@@ -81,8 +81,10 @@ func (c *Count) merge(o Count) {
 // Query selects Services.
 type Query struct {
 	Namespace, Name string // all if empty
-	Endpoints       bool   // list them
-	Traffic         bool   // count connections, see [traffic]; the kernel walks its table of them
+	// Only, if not nil, selects these.
+	Only      map[types.NamespacedName]bool
+	Endpoints bool // list them
+	Traffic   bool // count connections, see [traffic]; the kernel walks its table of them
 }
 
 // Services returns the selected Services, by namespace and name.
@@ -90,7 +92,7 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	all := []Service{}
 	ports := map[desired.FrontendKey]place{}
 	selected := func(n types.NamespacedName) bool {
-		return (q.Namespace == "" || n.Namespace == q.Namespace) && (q.Name == "" || n.Name == q.Name)
+		return (q.Namespace == "" || n.Namespace == q.Namespace) && (q.Name == "" || n.Name == q.Name) && (q.Only == nil || q.Only[n])
 	}
 	err := v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
 		i.State.ViewServices(selected, q.Endpoints, func(s *desired.ServiceView) { all = append(all, Service{ServiceView: *s}) })
@@ -98,9 +100,7 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	if err != nil {
 		return nil, errors.Join(errors.New("the proxy's loop does not answer"), err)
 	}
-	slices.SortFunc(all, func(a, b Service) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(all, func(a, b Service) int { return compareNames(a.name(), b.name()) })
 	if !q.Traffic {
 		return all, nil
 	}
@@ -177,6 +177,23 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	return all, err
 }
 
+func (s *Service) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+}
+
+// Names returns the names of all Services, in order.
+func (v *View) Names(ctx context.Context) (all []types.NamespacedName, err error) {
+	err = v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
+		i.State.ViewServices(func(n types.NamespacedName) bool { all = append(all, n); return false }, false, nil)
+	})
+	slices.SortFunc(all, compareNames)
+	return all, err
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
 // rejected returns the numbers of rejected packets by destination, if the mode knows them.
 func (v *View) rejected() (map[desired.FrontendKey]uint64, error) {
 	if v.Rejected == nil {
@@ -190,6 +207,8 @@ type ServiceTraffic struct {
 	Open     uint64 // connections now
 	Rejected uint64 // packets, see [Traffic]
 	Total
+	// The rates are per second, see [Counted]; 0 while they are unknown.
+	ConnectionRate, ByteRate float64
 }
 
 // Traffic returns what the Services carry that have or had connections since the counting began. It
@@ -212,10 +231,14 @@ func (v *View) Traffic(ctx context.Context) (map[types.NamespacedName]ServiceTra
 				s.Open += more.Open
 				s.Rejected += more.Rejected
 				s.Total.add(more.Total)
+				s.ConnectionRate += more.ConnectionRate
+				s.ByteRate += more.ByteRate
 				all[name] = s
 				return true
 			}
-			maps.DeleteFunc(totals, func(k desired.FrontendKey, n *tally) bool { return !add(k, ServiceTraffic{Total: n.Total}) })
+			maps.DeleteFunc(totals, func(k desired.FrontendKey, n *tally) bool {
+				return !add(k, ServiceTraffic{Total: n.Total, ConnectionRate: n.connectionRate, ByteRate: n.byteRate})
+			})
 			for k, n := range open {
 				add(k, ServiceTraffic{Open: n})
 			}

@@ -120,10 +120,10 @@ function serviceRow(s) {
     element("td", {}, element("a", { href: `#service/${name}` }, name)),
     element("td", { className: "mono" }, shown.join(", ") + (more > 0 ? `, ${more} more` : "")),
     number(`${s.ready} of ${s.total}`, s.ready ? "" : "bad"),
-    number(s.traffic.connections),
-    number(quantity(s.traffic.total?.connectionsPerSecond)),
-    number(bits(s.traffic.total?.bytesPerSecond)),
-    number(s.traffic.rejectedPackets ?? "", s.traffic.rejectedPackets ? "warn" : ""));
+    number(s.connections),
+    number(quantity(s.connectionsPerSecond)),
+    number(bits(s.bytesPerSecond)),
+    number(s.rejectedPackets, s.rejectedPackets ? "warn" : ""));
 }
 
 async function showServices() {
@@ -197,14 +197,14 @@ async function showEvents() {
 // Views
 
 const views = {
-  status: { show: showStatus, period: 10 },
+  status: { show: showStatus, period: 15 },
   services: { show: showServices, period: 15 },
-  service: { show: showService, period: 5 },
+  service: { show: showService, period: 15 },
   explain: { show: showExplain },
-  events: { show: showEvents, period: 10 },
+  events: { show: showEvents, period: 15 },
 };
 
-let timer;
+let timer, shown;
 
 async function show() {
   clearTimeout(timer);
@@ -226,7 +226,8 @@ async function show() {
     fresh.textContent = `${err.message} (${new Date().toLocaleTimeString()})`;
   }
   clearTimeout(timer);
-  const { period } = views[view];
+  const period = shown === location.hash ? views[view].period : views[view].period && 2; // rates are known from the second answer on
+  shown = location.hash;
   if (period && !document.hidden) timer = setTimeout(show, period * 1e3);
 }
 
