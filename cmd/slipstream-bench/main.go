@@ -163,11 +163,12 @@ func newCompare() *cobra.Command {
 		Use:   "compare",
 		Short: "Compare the engines of the fast path with the slow path, and with no Service",
 		Long: `Compare measures connections to a Service by the slow path ("off"), with the fast path's engines
-flowtable and eBPF, from pod to pod without a Service, and over one link between the pods
-without a node, which shows how much there is to gain: TCP streams with segments aggregated
-and not, and the machine's processor time for them; UDP datagrams a second;
-the cost of a packet on the node; requests on one connection (TCP_RR) and on new ones
-(TCP_CRR). The node has a firewall's three rules beside Slipstream's.
+flowtable and eBPF, with sockets that connect straight to the endpoint, from pod to pod
+without a Service, and over one link between the pods without a node, which shows how much
+there is to gain: TCP streams with segments aggregated and not, and the machine's processor
+time for them; UDP datagrams a second; the cost of a packet on the node; requests on one
+connection (TCP_RR) and on new ones (TCP_CRR). The node has a firewall's three rules beside
+Slipstream's.
 
 One node that forwards, or two, is between the pods; all are network namespaces of this
 machine. Each round has a turn of each path, in an order that changes. The table has

@@ -25,6 +25,7 @@ var Paths = []Setting{
 	{Name: "off"},
 	{Name: "flowtable", Threshold: threshold, Engine: fastpath.Flowtable},
 	{Name: "eBPF", Threshold: threshold, Engine: fastpath.EBPF},
+	Straight,
 	Direct,
 	Linked,
 }
@@ -39,16 +40,18 @@ var (
 	rrMedian      = quantity("rr_median", "  latency, median", bench.Nanoseconds, bench.Less)
 )
 
-// Compare measures the slow path, both engines of the fast path, connections without a Service, and a
-// link between the pods in turns: streams, datagrams, the cost of a packet, requests on one connection and on new ones. The
-// node's ruleset has a firewall's three rules, which packets of the slow path meet.
+// Compare measures the slow path, both engines of the fast path, sockets that connect straight to the
+// endpoint, connections without a Service, and a link between the pods in turns: streams, datagrams, the
+// cost of a packet, requests on one connection and on new ones. The node's ruleset has a firewall's three
+// rules, which packets of the slow path meet.
 func Compare(ctx context.Context, o Options) (*bench.Result, error) {
 	o.Measures = Measures
 	if err := errors.Join(o.validateThroughput(), o.validateCRR(), bench.Within("--streams", o.Streams, 1, 128)); err != nil {
 		return nil, err
 	}
 	turn := fmt.Sprintf("%d s and of %s connections", o.Seconds, bench.Thousands(o.Connections))
-	return run(ctx, "compare", turn, &o, func(m *measurement) error {
+	return run(ctx, "compare", turn, &o, func(m *measurement) (err error) {
+		defer func() { err = errors.Join(err, m.useSockets(ctx, false)) }()
 		if err := errors.Join(m.firewall(ctx), m.addLink()); err != nil {
 			return err
 		}

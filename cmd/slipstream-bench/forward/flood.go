@@ -55,7 +55,7 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 // floodTurn counts the datagrams of a flood where they are dropped, and measures the cost
 // of one: the median of the differences of neighbouring batches.
 func (n *network) floodTurn(ctx context.Context, references []reference, d time.Duration) (values, error) {
-	if n.linked { // no node has the references
+	if n.linked || n.sockets { // no node has the references; sockets of UDP are left alone
 		return nil, nil
 	}
 	before, err1 := arrived(&n.server.Machine)

@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +32,7 @@ type network struct {
 	relayed        bool // the client connects to the relay
 	direct         bool // the client connects to the server's pod
 	linked         bool // by the link between the pods
+	sockets        bool // the programs of package socket are attached
 	padding        int  // Services beside the one that is measured
 	addresses
 }
@@ -109,7 +111,7 @@ func (n *network) program(ctx context.Context, m *node) (err error) {
 // set applies a setting to all nodes, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
 	n.relayed, n.direct = s.relayed, s.direct
-	if n.padding > 0 {
+	if s.sockets != n.sockets {
 		if err := n.useSockets(ctx, s.sockets); err != nil {
 			return fmt.Errorf("setting %q: %w", s.Name, err)
 		}
@@ -158,6 +160,13 @@ func (m *node) stopFastPath() error {
 // probe returns the engine of a setting's fast path, if it has one. It fails with
 // [fastpath.ErrUnsupported] if the kernel lacks what the setting needs.
 func (n *network) probe(s Setting) (fastpath.Engine, error) {
+	if s.sockets {
+		b, err := socket.New(socket.Options{NetNS: n.nodes[0].FD()})
+		if err != nil {
+			return "", fmt.Errorf("%w: %w", fastpath.ErrUnsupported, err)
+		}
+		return "", b.Close()
+	}
 	if s.Threshold == 0 {
 		return "", nil
 	}

@@ -22,7 +22,11 @@ import (
 )
 
 // SocketSettings are compared by [Sockets].
-var SocketSettings = []Setting{Direct, {Name: "sockets", sockets: true}, {Name: "nftables"}}
+var SocketSettings = []Setting{Direct, Straight, {Name: "nftables"}}
+
+// Straight is the setting in which the client's sockets connect straight to the endpoint (package
+// socket). No packet is translated, and the node forwards them by the slow path.
+var Straight = Setting{Name: "sockets", sockets: true}
 
 // Sockets measures connections that carry one request and one response, as [CRR] does: from pod to pod
 // without a Service, to a Service by sockets that connect straight to the endpoint, and to the Service
@@ -58,6 +62,7 @@ func pad(state *desired.State, services int) {
 // useSockets attaches the programs of sockets for the client's pod, or removes them.
 func (n *network) useSockets(ctx context.Context, use bool) (err error) {
 	m := n.nodes[0]
+	n.sockets = use
 	if !use {
 		const pause = time.Second // in which the kernel frees the maps
 		defer time.Sleep(pause)
