@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -162,7 +163,7 @@ func (b *Balancer) Close() error {
 // Remove removes what a Balancer that is closed has left, for a network namespace; 0 is the calling
 // thread's. It does nothing if there is nothing.
 func Remove(ns int) error {
-	dir, err := folder(ns)
+	dir, err := bpffs.Folder(pins, ns)
 	if err != nil {
 		return err
 	}

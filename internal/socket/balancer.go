@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,8 +39,8 @@ type Balancer struct {
 	namespaces map[namespace]uint64 // cookies
 }
 
-// bpffs is where BPF objects are pinned.
-const bpffs = "/sys/fs/bpf"
+// pins is the owner of the folder of pins.
+const pins = "slipstream-sockets"
 
 // New finds the cgroup and probes what the programs need: CAP_SYS_ADMIN (or CAP_BPF and
 // CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing, and reads which pods there are. The error is one line that says
@@ -49,7 +48,7 @@ const bpffs = "/sys/fs/bpf"
 func New(o Options) (*Balancer, error) {
 	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]uint64{}}
 	var err error
-	if b.dir, err = folder(o.NetNS); err != nil {
+	if b.dir, err = bpffs.Folder(pins, o.NetNS); err != nil {
 		return nil, err
 	}
 	if b.options.CGroup, err = findCGroup(o.CGroup); err != nil {
@@ -68,7 +67,7 @@ func New(o Options) (*Balancer, error) {
 		return nil, err
 	}
 	b.namespaces[namespace{}] = own
-	if err := mount(); err != nil {
+	if err := bpffs.Mount(); err != nil {
 		return nil, fmt.Errorf("BPF file system: %w", err)
 	}
 	objects, err := b.load(newContent(), ebpf.PinNone)
@@ -76,27 +75,6 @@ func New(o Options) (*Balancer, error) {
 		return nil, err
 	}
 	return b, errors.Join(objects.Close(), b.scan())
-}
-
-// folder returns the folder of pins for a network namespace; 0 is the calling thread's.
-func folder(ns int) (string, error) {
-	var stat unix.Stat_t
-	var err error
-	if ns == 0 {
-		err = unix.Stat("/proc/thread-self/ns/net", &stat)
-	} else {
-		err = unix.Fstat(ns, &stat)
-	}
-	return filepath.Join(bpffs, "slipstream-sockets", strconv.FormatUint(stat.Ino, 10)), err
-}
-
-// mount mounts the BPF file system unless it is mounted.
-func mount() error {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(bpffs, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
-		return nil
-	}
-	return unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700")
 }
 
 // Sizes of maps: twice what the content needs, and at least these. A full map costs a Reconcile.

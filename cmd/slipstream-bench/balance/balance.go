@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -74,18 +73,11 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-func quantity(name, text string, u bench.Unit) bench.Series {
-	return bench.Series{
-		Name: name, Text: text, Unit: u, Better: bench.Less, Paired: true,
-		Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
-	}
-}
-
 var (
-	p50   = quantity("latency_p50", "median latency", bench.Nanoseconds)
-	p99   = quantity("latency_p99", "99th percentile of latency", bench.Nanoseconds)
-	share = quantity("slow_share", "requests to the slow endpoint", bench.Percent)
-	cpu   = quantity("proxy_cpu", "processor time of a proxy, of one processor", bench.Percent)
+	p50   = bench.Quantity("latency_p50", "median latency", bench.Nanoseconds, bench.Less)
+	p99   = bench.Quantity("latency_p99", "99th percentile of latency", bench.Nanoseconds, bench.Less)
+	share = bench.Quantity("slow_share", "requests to the slow endpoint", bench.Percent, bench.Less)
+	cpu   = bench.Quantity("proxy_cpu", "processor time of a proxy, of one processor", bench.Percent, bench.Less)
 )
 
 // Measure measures each scheduler in turns, each with new nodes.
@@ -93,12 +85,8 @@ func Measure(ctx context.Context, o Options) (_ *bench.Result, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.Slipstream == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		o.Slipstream = filepath.Join(filepath.Dir(self), "slipstream")
+	if o.Slipstream, err = bench.Program(o.Slipstream); err != nil {
+		return nil, err
 	}
 	r := &bench.Result{Benchmark: "balance", Options: o, Machine: bench.ThisMachine(), Title: fmt.Sprintf(
 		"balance: %d nodes, %d endpoints of one worker, one of them %d times slower than %v, %s connections/s; %d rounds of turns of %d s",

@@ -105,6 +105,15 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// Program returns the path of the slipstream command: the one given, or else the one beside this program.
+func Program(given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	self, err := os.Executable()
+	return filepath.Join(filepath.Dir(self), "slipstream"), err
+}
+
 // Used is the processor time, user and system, that a process has used, and commands that
 // it has run to their end. That of commands is known to the kernel's tick (10 ms).
 func Used(pid int) (time.Duration, error) {

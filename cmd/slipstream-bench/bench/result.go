@@ -60,6 +60,14 @@ type Series struct {
 	Outcomes []Outcome `json:"outcomes"` // by subject
 }
 
+// Quantity is a series that has a value in each turn.
+func Quantity(name, text string, unit Unit, better Better) Series {
+	return Series{
+		Name: name, Text: text, Unit: unit, Better: better, Paired: true,
+		Show: []Statistic{P50, Lowest, Highest},
+	}
+}
+
 // Outcome is the result of a series for one subject.
 type Outcome struct {
 	Values  []float64 `json:"values"` // in the order of measuring; none was measured if empty

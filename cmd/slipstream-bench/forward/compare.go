@@ -34,10 +34,10 @@ var Paths = []Setting{
 const threshold = 20
 
 var (
-	cpuAggregated = quantity("cpu_aggregated", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
-	cpuPackets    = quantity("cpu_packets", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
-	rrRate        = quantity("rr_rate", "requests and responses a second, one connection", bench.PerSecond, bench.More)
-	rrMedian      = quantity("rr_median", "  latency, median", bench.Nanoseconds, bench.Less)
+	cpuAggregated = bench.Quantity("cpu_aggregated", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	cpuPackets    = bench.Quantity("cpu_packets", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	rrRate        = bench.Quantity("rr_rate", "requests and responses a second, one connection", bench.PerSecond, bench.More)
+	rrMedian      = bench.Quantity("rr_median", "  latency, median", bench.Nanoseconds, bench.Less)
 )
 
 // Compare measures the slow path, both engines of the fast path, sockets that connect straight to the

@@ -19,12 +19,12 @@ import (
 )
 
 var (
-	crrRate   = quantity("crr_rate", "connections a second", bench.PerSecond, bench.More)
-	crrMin    = quantity("crr_min", "latency, minimum", bench.Nanoseconds, bench.Less)
-	crrMedian = quantity("crr_median", "latency, median", bench.Nanoseconds, bench.Less)
-	crrMean   = quantity("crr_mean", "latency, mean", bench.Nanoseconds, bench.Less)
-	crrP99    = quantity("crr_p99", "latency, 99th percentile", bench.Nanoseconds, bench.Less)
-	crrStdDev = quantity("crr_stddev", "latency, standard deviation", bench.Nanoseconds, bench.Less)
+	crrRate   = bench.Quantity("crr_rate", "connections a second", bench.PerSecond, bench.More)
+	crrMin    = bench.Quantity("crr_min", "latency, minimum", bench.Nanoseconds, bench.Less)
+	crrMedian = bench.Quantity("crr_median", "latency, median", bench.Nanoseconds, bench.Less)
+	crrMean   = bench.Quantity("crr_mean", "latency, mean", bench.Nanoseconds, bench.Less)
+	crrP99    = bench.Quantity("crr_p99", "latency, 99th percentile", bench.Nanoseconds, bench.Less)
+	crrStdDev = bench.Quantity("crr_stddev", "latency, standard deviation", bench.Nanoseconds, bench.Less)
 
 	crrSeries = []bench.Series{crrRate, crrMin, crrMedian, crrMean, crrP99, crrStdDev}
 )

@@ -18,9 +18,9 @@ import (
 )
 
 var (
-	datagrams  = quantity("udp_packets", "UDP packets a second", bench.PerSecond, bench.More)
-	packetCost = quantity("packet_cost", "forwarding one packet", bench.Nanoseconds, bench.Less)
-	pathCost   = quantity("path_cost", "forwarding one packet, without the links", bench.Nanoseconds, bench.Less)
+	datagrams  = bench.Quantity("udp_packets", "UDP packets a second", bench.PerSecond, bench.More)
+	packetCost = bench.Quantity("packet_cost", "forwarding one packet", bench.Nanoseconds, bench.Less)
+	pathCost   = bench.Quantity("path_cost", "forwarding one packet, without the links", bench.Nanoseconds, bench.Less)
 )
 
 const (

@@ -94,14 +94,6 @@ func (m *measurement) note(text string) {
 
 const noteEBPF = "this kernel has no flowtables: the engine of the fast path is ebpf"
 
-// quantity is a series that has a value in each turn.
-func quantity(name, text string, unit bench.Unit, better bench.Better) bench.Series {
-	return bench.Series{
-		Name: name, Text: text, Unit: unit, Better: better, Paired: true,
-		Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
-	}
-}
-
 // slowPath is the series beside another one with the share of the packets that the first
 // node's stack has forwarded, in the same turns.
 func slowPath(name string) bench.Series {

@@ -18,10 +18,10 @@ import (
 )
 
 var (
-	streamAggregated     = quantity("stream_aggregated", "TCP stream, segments aggregated", bench.BitsPerSecond, bench.More)
-	streamAggregatedBest = quantity("stream_aggregated_best", "TCP stream, segments aggregated, best tenth of a second", bench.BitsPerSecond, bench.More)
-	streamPackets        = quantity("stream_packets", "TCP stream, GSO, TSO and GRO off", bench.BitsPerSecond, bench.More)
-	streamPacketsBest    = quantity("stream_packets_best", "TCP stream, GSO, TSO and GRO off, best tenth of a second", bench.BitsPerSecond, bench.More)
+	streamAggregated     = bench.Quantity("stream_aggregated", "TCP stream, segments aggregated", bench.BitsPerSecond, bench.More)
+	streamAggregatedBest = bench.Quantity("stream_aggregated_best", "TCP stream, segments aggregated, best tenth of a second", bench.BitsPerSecond, bench.More)
+	streamPackets        = bench.Quantity("stream_packets", "TCP stream, GSO, TSO and GRO off", bench.BitsPerSecond, bench.More)
+	streamPacketsBest    = bench.Quantity("stream_packets_best", "TCP stream, GSO, TSO and GRO off, best tenth of a second", bench.BitsPerSecond, bench.More)
 )
 
 // Throughput measures long connections.

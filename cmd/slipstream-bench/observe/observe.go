@@ -11,8 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
@@ -88,19 +86,12 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-func quantity(name, text string, u bench.Unit) bench.Series {
-	return bench.Series{
-		Name: name, Text: text, Unit: u, Better: bench.Less, Paired: true,
-		Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
-	}
-}
-
 var (
-	cpu     = quantity("proxy_cpu", "processor time of the proxy, of one processor", bench.Percent)
-	memory  = quantity("proxy_memory", "its memory, the most in a turn", bench.Bytes)
-	peak    = quantity("proxy_peak", "its memory, the most since its start", bench.Bytes)
-	rate    = quantity("rate", "connections a second", bench.PerSecond)
-	tracked = quantity("tracked", "entries in conntrack", bench.Count)
+	cpu     = bench.Quantity("proxy_cpu", "processor time of the proxy, of one processor", bench.Percent, bench.Less)
+	memory  = bench.Quantity("proxy_memory", "its memory, the most in a turn", bench.Bytes, bench.Less)
+	peak    = bench.Quantity("proxy_peak", "its memory, the most since its start", bench.Bytes, bench.Less)
+	rate    = bench.Quantity("rate", "connections a second", bench.PerSecond, bench.Less)
+	tracked = bench.Quantity("tracked", "entries in conntrack", bench.Count, bench.Less)
 )
 
 // Measure measures each observer in turns, each with a new proxy.
@@ -108,12 +99,8 @@ func Measure(ctx context.Context, o Options) (_ *bench.Result, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.Slipstream == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		o.Slipstream = filepath.Join(filepath.Dir(self), "slipstream")
+	if o.Slipstream, err = bench.Program(o.Slipstream); err != nil {
+		return nil, err
 	}
 	r := &bench.Result{Benchmark: "observe", Options: o, Machine: bench.ThisMachine(), Title: fmt.Sprintf(
 		"observe: %s Services of %d endpoints, %s connections/s to %d of them; %d rounds of turns of %d s",

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
@@ -55,21 +56,8 @@ const Idle = 30 * time.Second
 
 const sweepEvery = 10 * time.Second
 
-// bpffs is where BPF objects are pinned.
-const bpffs = "/sys/fs/bpf"
-
-// folder returns the folder of a network namespace, given by file descriptor; 0 is the calling
-// thread's.
-func folder(ns int) (string, error) {
-	var stat unix.Stat_t
-	var err error
-	if ns == 0 {
-		err = unix.Stat("/proc/thread-self/ns/net", &stat)
-	} else {
-		err = unix.Fstat(ns, &stat)
-	}
-	return filepath.Join(bpffs, "slipstream-fastpath", strconv.FormatUint(stat.Ino, 10)), err
-}
+// pins is the owner of the folder of pins.
+const pins = "slipstream-fastpath"
 
 // Open loads the program, and adopts the flows and interfaces of an earlier Engine that was not
 // removed. It needs CAP_SYS_ADMIN. With tc it uses filters of tc even if the kernel has tcx. The
@@ -81,10 +69,10 @@ func Open(ns int, tc bool) (e *Engine, err error) {
 			err = errors.Join(err, e.Close())
 		}
 	}()
-	if e.dir, err = folder(ns); err != nil {
+	if e.dir, err = bpffs.Folder(pins, ns); err != nil {
 		return e, err
 	}
-	if err = mount(); err == nil {
+	if err = bpffs.Mount(); err == nil {
 		err = os.MkdirAll(e.dir, 0o700)
 	}
 	if err != nil {
@@ -119,15 +107,6 @@ func namespace(ns int) netns.NsHandle {
 		return netns.None()
 	}
 	return netns.NsHandle(ns)
-}
-
-// mount mounts the BPF file system unless it is mounted.
-func mount() error {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(bpffs, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
-		return nil
-	}
-	return unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700")
 }
 
 // load loads the program and opens or makes the map.
@@ -363,7 +342,7 @@ func (e *Engine) Detach() error {
 // Remove removes what an Engine that is closed has left in a network namespace. It does nothing
 // if there is nothing.
 func Remove(ns int) error {
-	dir, err := folder(ns)
+	dir, err := bpffs.Folder(pins, ns)
 	if err != nil {
 		return err
 	}

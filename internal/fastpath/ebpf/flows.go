@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
 
@@ -117,7 +118,7 @@ func (e *Engine) Delete(match func(*Flow) bool) error {
 
 // pinned opens the map of a network namespace. It is nil if there is none.
 func pinned(ns int) (*ebpf.Map, error) {
-	dir, err := folder(ns)
+	dir, err := bpffs.Folder(pins, ns)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bpffs has the place where BPF programs, links and maps stay while no process has them.
+package bpffs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// root is where the BPF file system is mounted on all distributions.
+const root = "/sys/fs/bpf"
+
+// Folder returns the folder of an owner's pins for a network namespace, given by file descriptor; 0 is
+// the calling thread's. It does not make the folder.
+func Folder(owner string, ns int) (string, error) {
+	var stat unix.Stat_t
+	var err error
+	if ns == 0 {
+		err = unix.Stat("/proc/thread-self/ns/net", &stat)
+	} else {
+		err = unix.Fstat(ns, &stat)
+	}
+	if err != nil {
+		return "", fmt.Errorf("network namespace: %w", err)
+	}
+	return filepath.Join(root, owner, strconv.FormatUint(stat.Ino, 10)), nil
+}
+
+// Mount mounts the BPF file system unless it is mounted. It needs CAP_SYS_ADMIN.
+func Mount() error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(root, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	return os.NewSyscallError("mount", unix.Mount("bpf", root, "bpf", 0, "mode=0700"))
+}
