@@ -144,7 +144,7 @@ func probe(conn *nfnl.Conn) (able abilities, err error) {
 	b.AddCounter(probeTable, counterOffloaded)
 	b.AddChain(probeTable, chains[len(chains)-1])
 	// Named counters are an option of the kernel's configuration until Linux 6.2.
-	b.AddRule(probeTable, chainForward, "", packetsUpTo(1), offload())
+	b.AddRule(probeTable, chainForward, "", packetsUpTo(1), nowhereBack(), offload())
 	err = conn.DryRun(&b)
 	var refused *nfnl.BatchError
 	switch {

@@ -53,7 +53,19 @@ func rules(b *nfnl.Batch, c *Config) {
 		rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), request())
 		return
 	}
+	rule(chainOffload, "the way back to the sender is by another interface", nowhereBack(), ret())
 	rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), offload())
+}
+
+// nowhereBack matches packets whose sender is not routed by the interface at which they have arrived,
+// as with asymmetric routing, or while routes change. For the other direction the flowtable would look up
+// the route by that interface. Without one, IPv4 assumes that the sender is on its link, where no
+// neighbour answers (ip_route_output_key_hash_rcu), and the connection would be cut off.
+func nowhereBack() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: regKey, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagMARK: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(0)},
+	}
 }
 
 // request asks the engine EBPF to offload the connection.

@@ -131,13 +131,21 @@ func (u *underlay) deleted(all []*stream, name, left string) {
 	}
 }
 
-// TestEBPFOtherRoute routes pods' traffic over another interface, and takes down the former one.
-func TestEBPFOtherRoute(t *testing.T) {
-	u := newUnderlay(t, EBPF, "a0", "")
-	u.start(Config{Engine: EBPF, Threshold: threshold})
+// TestOtherRoute routes pods' traffic over another interface, first only from this node and then back too, and
+// takes down the former one. While packets come back by another interface, nothing is cut off.
+func TestOtherRoute(t *testing.T) { engines(t, testOtherRoute) }
+
+func testOtherRoute(t *testing.T, engine Engine) {
+	u := newUnderlay(t, engine, "a0", "")
+	u.start(Config{Engine: engine, Threshold: threshold})
 	u.has("a0 eth0 veth1 veth2 veth3")
 	all := u.carries(false, true)
-	u.onBoth("ip route replace 10.244.$j.0/24 via 192.168.100.1$j; ip route replace fd00:244:$j::/64 via fd00:100::1$j")
+	const elsewhere = "ip route replace 10.244.$j.0/24 via 192.168.100.1$j; ip route replace fd00:244:$j::/64 via fd00:100::1$j"
+	u.onBoth("[ $i = 2 ] || { " + elsewhere + "; }")
+	for range 3 {
+		u.goesOn(all...)
+	}
+	u.onBoth(elsewhere)
 	u.until("no packets take the slow path", func() bool { // while only one node has its new route, they do
 		u.watchSlowPath()
 		u.goesOn(all...)
