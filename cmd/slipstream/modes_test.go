@@ -32,6 +32,20 @@ func (s *site) traces(variant string) map[string]bool {
 	}
 }
 
+// endEstablished ends connections that IPVS has as established. A virtual server stays until its connections
+// have ended, for 15 minutes at most. On Linux 6.1, IPVS was seen twice to keep one that had ended; the
+// cause is not known.
+func (s *site) endEstablished() {
+	s.t.Helper()
+	out, err := s.node.Run(s.t.Context(), "ipvsadm", "-Lnc")
+	s.check(err)
+	if strings.Contains(string(out), "ESTABLISHED") {
+		s.t.Logf("IPVS has established connections:\n%s", out)
+		_, err := s.node.Run(s.t.Context(), "ipvsadm", "-C")
+		s.check(err)
+	}
+}
+
 // ipvsOnIPTables is IPVS mode where nf_tables cannot serve any family.
 const ipvsOnIPTables = "ipvs on iptables"
 
@@ -55,6 +69,7 @@ func TestChangeOfMode(t *testing.T) {
 				}
 			}
 			for i, step := range modes {
+				begun := time.Now()
 				mode, table := step, step
 				switch step {
 				case config.IPVS:
@@ -83,6 +98,9 @@ func TestChangeOfMode(t *testing.T) {
 					there := s.traces(variant)
 					for name := range there {
 						if there[name] != (name == mode || name == table) {
+							if name == config.IPVS && time.Since(begun) > time.Minute {
+								s.endEstablished()
+							}
 							return false
 						}
 					}
