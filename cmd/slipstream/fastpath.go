@@ -145,7 +145,9 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	return c, errs
 }
 
-var errPodsOfAPI = errors.New("--exclude-pods (fastPath.excludePods) needs the Kubernetes API as the source of objects, as pods are read from there only")
+const needPodsOfAPI = " needs the Kubernetes API as the source of objects, as pods are read from there only"
+
+var errPodsOfAPI = errors.New("--exclude-pods (fastPath.excludePods)" + needPodsOfAPI)
 
 // agentFlags replaces names of fields with names of flags.
 var agentFlags = strings.NewReplacer(

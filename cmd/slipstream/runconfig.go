@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -37,9 +38,17 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	if c.Slipstream.Manifests != "" && c.Slipstream.FastPath.ExcludePods != "" {
 		return nil, nil, errPodsOfAPI
 	}
+	if c.Slipstream.Manifests != "" && c.Slipstream.SocketExcludePods != "" {
+		return nil, nil, errors.New("--socket-exclude-pods (socketExcludePods)" + needPodsOfAPI)
+	}
 	errs := c.Validate()
 	_, more := parseFastPath(&c.Slipstream.FastPath, field.NewPath("fastPath"))
 	errs = append(errs, more...)
+	if text := c.Slipstream.SocketExcludePods; text != "" {
+		if _, err := pods.Compile(text); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath("socketExcludePods"), text, err.Error()))
+		}
+	}
 	for _, e := range errs {
 		e.Field = o.flagFor(fs, e.Field)
 	}

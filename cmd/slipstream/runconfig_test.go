@@ -121,6 +121,7 @@ func TestRunFlags(t *testing.T) {
 		"--status-socket /s":           "statusSocket: /s",
 		"--ui-bind-address [::1]:80":   "uiBindAddress: '[::1]:80'",
 		"--socket-load-balancing tcp":  "socketLoadBalancing: tcp",
+		"--socket-exclude-pods true":   `socketExcludePods: "true"`,
 		"--service-metrics":            "serviceMetrics: true",
 		"--min-sync-period 1s":         "minSyncPeriod: 1s",
 		"--offload-packet-threshold 0": "fastPath.offloadPacketThreshold: 0",
@@ -256,8 +257,8 @@ fastPath: {offloadPacketThreshold: 7, scope: all}
 	}
 }
 
-// TestFastPathMistakes checks that each mistake in the settings of the fast path is reported
-// with the field's path, and that the defaults are valid.
+// TestFastPathMistakes checks that each mistake in the settings of the fast path, and in the
+// expression that excludes pods from sockets, is reported with the field's path, and that the defaults are valid.
 func TestFastPathMistakes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	for text, want := range map[string]string{
@@ -276,6 +277,10 @@ func TestFastPathMistakes(t *testing.T) {
 		if _, _, err := parse(t, "--config "+file); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v; want %s", text, err, want)
 		}
+	}
+	const want = `--socket-exclude-pods: Invalid value: "pod.label": pod expression "pod.label": column 4: undefined field 'label'`
+	if _, _, err := parse(t, "--socket-exclude-pods pod.label"); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v; want %s", err, want)
 	}
 	got, errs := parseFastPath(&config.New().Slipstream.FastPath, nil)
 	if got.Threshold != 20 || got.Scope != fastpath.Services || got.Hardware != fastpath.Auto || got.Engine != fastpath.Flowtable || got.Interfaces != nil || len(errs) > 0 {
@@ -353,7 +358,12 @@ func TestExcludePods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, selects := range map[string]func(*corev1.Pod) bool{"run": desiredConfig(c, "n1", desired.Families{}).SlowPathPod, "fastpath": agents.SlowPathPod} {
+	if desiredConfig(config.New(), "n1", desired.Families{}).DirectPod != nil {
+		t.Error("pods are selected for sockets by default")
+	}
+	c.Slipstream.SocketExcludePods = `pod.name == "b"`
+	sockets := desiredConfig(c, "n1", desired.Families{}).DirectPod
+	for what, selects := range map[string]func(*corev1.Pod) bool{"sockets": sockets, "run": desiredConfig(c, "n1", desired.Families{}).SlowPathPod, "fastpath": agents.SlowPathPod} {
 		for name, want := range map[string]bool{"a": true, "b": false} {
 			if got := selects(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != want {
 				t.Errorf("%s: pod %s: %t", what, name, got)

@@ -73,6 +73,7 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.StringVar(&c.UIBindAddress, "ui-bind-address", c.UIBindAddress, "IP address and port of a web page with status, Services and explanations, which all that can connect may read, such as 127.0.0.1:10280; empty to disable")
 	fs.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "count connections and bytes by Service for the metrics slipstream_service_*; costs an event of the kernel for each connection that ends")
 	fs.StringVar(&c.SocketLoadBalancing, "socket-load-balancing", c.SocketLoadBalancing, "which connections of pods and processes of this node are connected straight to an endpoint, so that no packet is translated: off, or tcp (needs cgroup v2)")
+	fs.StringVar(&c.SocketExcludePods, "socket-exclude-pods", c.SocketExcludePods, `pods of this node whose connections --socket-load-balancing leaves alone, as a CEL expression over pod.namespace, .name, .labels and .annotations, such as 'pod.namespace == "mesh"'`)
 	addFastPath(fs, &c.FastPath, offloadThreshold)
 }
 

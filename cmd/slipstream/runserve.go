@@ -190,7 +190,7 @@ func (s *parts) openSockets(ctx context.Context) (err error) {
 		}
 		return nil
 	}
-	if s.sockets, err = socket.New(socket.Options{}); err != nil {
+	if s.sockets, err = socket.New(socket.Options{Selected: s.desired.DirectPod != nil}); err != nil {
 		s.sockets = nil
 		_ = socket.Remove(0) // of an earlier run
 		s.events.Warning(events.SocketsUnavailable, "Connections to Services are translated, as socketLoadBalancing is not possible: "+err.Error())
@@ -324,6 +324,9 @@ func (s *parts) run(ctx context.Context) error {
 	}
 	if s.sockets != nil {
 		options.Sockets = s.sockets
+		if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.DirectPod != nil {
+			a.ForSockets()
+		}
 	}
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
@@ -394,6 +397,10 @@ func desiredOn(b programmer, c *config.Config, node string, without desired.Fami
 func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
 	balancing, _ := c.Balancing()                                     // an error is a note
 	slowPathPod, _ := pods.Compile(c.Slipstream.FastPath.ExcludePods) // valid
+	var directPod func(*corev1.Pod) bool
+	if excluded, _ := pods.Compile(c.Slipstream.SocketExcludePods); excluded != nil { // valid
+		directPod = func(p *corev1.Pod) bool { return !excluded(p) }
+	}
 	return desired.Config{
 		NodeName:      node,
 		NodeIP:        c.NodeIP(),
@@ -405,6 +412,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		Balancing:     balancing,
 		MaxTable:      c.Slipstream.MaglevTableSize,
 		SlowPathPod:   slowPathPod,
+		DirectPod:     directPod,
 
 		NodePortsByAddress: c.Mode() == config.IPVS,
 		LoopbackNodePorts:  loopbackNodePorts(c),

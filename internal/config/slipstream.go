@@ -68,6 +68,11 @@ type SlipstreamConfiguration struct {
 	// endpoint: "off" (default), or "tcp". See package socket.
 	SocketLoadBalancing string `json:"socketLoadBalancing,omitempty"`
 
+	// SocketExcludePods is a CEL expression that selects pods of this node whose connections
+	// SocketLoadBalancing leaves alone. With it, only pods that the API server has reported are
+	// connected so.
+	SocketExcludePods string `json:"socketExcludePods,omitempty"`
+
 	// FastPath configures the fast path.
 	FastPath FastPathConfiguration `json:"fastPath"`
 }

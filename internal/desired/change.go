@@ -76,6 +76,10 @@ type Change struct {
 	// the fast path ([AnnotationFastPath], [Config.SlowPathPod]). Only the fast path uses them.
 	SlowPathIPs AddressChange
 
+	// DirectIPs are the addresses of pods whose sockets may connect straight to endpoints
+	// ([Config.DirectPod]). Only package socket uses them.
+	DirectIPs AddressChange
+
 	// HealthPorts are the TCP ports on which this node answers the health checks
 	// of load balancers. A dataplane does not answer, but may have to accept the
 	// packets.
@@ -86,7 +90,7 @@ type Change struct {
 func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
 		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.OtherNodeIPs.empty() && c.NodeAddresses.empty() && c.ServiceCIDRs.empty() &&
-		c.HealthPorts.empty() && c.RefusedNodePorts.empty() && c.SlowPathIPs.empty()
+		c.HealthPorts.empty() && c.RefusedNodePorts.empty() && c.SlowPathIPs.empty() && c.DirectIPs.empty()
 }
 
 // FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or

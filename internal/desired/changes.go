@@ -64,6 +64,7 @@ func (s *State) collect() *Update {
 	c.HealthPorts = s.healthPorts.change()
 	c.RefusedNodePorts = s.refused.change()
 	c.SlowPathIPs = s.optOuts.ips.change()
+	c.DirectIPs = s.optOuts.direct.change()
 	return c
 }
 
@@ -122,5 +123,6 @@ func (s *State) Reported() *Change {
 	c.HealthPorts = s.healthPorts.full()
 	c.RefusedNodePorts = s.refused.full()
 	c.SlowPathIPs = s.optOuts.ips.full()
+	c.DirectIPs = s.optOuts.direct.full()
 	return c
 }

@@ -49,6 +49,9 @@ type Config struct {
 	// its annotation. Nil selects none.
 	SlowPathPod func(*corev1.Pod) bool
 
+	// DirectPod selects the pods for Change.DirectIPs. Nil selects none.
+	DirectPod func(*corev1.Pod) bool
+
 	// Balancing is how connections are spread where [AnnotationScheduler] does not say.
 	Balancing Scheduler
 

@@ -19,12 +19,14 @@ type optOuts struct {
 	pods       map[types.NamespacedName]*pod
 	namespaces map[string]bool
 	ips        counted[netip.Addr] // of the pods that opt out, by their own or their Namespace's annotation
+	direct     counted[netip.Addr] // of the pods that Config.DirectPod selects
 }
 
 // pod is the part of a pod that the proxy uses.
 type pod struct {
 	annotation string
 	off        bool // by itself
+	direct     bool
 	ips        []netip.Addr
 }
 
@@ -38,6 +40,7 @@ func (s *State) SetPod(in *corev1.Pod) {
 		s.fastPathProblem("Pod "+name.String(), to.annotation)
 	}
 	to.off = off || s.config.SlowPathPod != nil && s.config.SlowPathPod(in)
+	to.direct = s.config.DirectPod != nil && s.config.DirectPod(in)
 	if !in.Spec.HostNetwork && in.Status.Phase != corev1.PodSucceeded && in.Status.Phase != corev1.PodFailed {
 		for _, ip := range in.Status.PodIPs {
 			if a, ok := parseAddr(ip.IP); ok {
@@ -58,6 +61,7 @@ func (s *State) setPod(name types.NamespacedName, to *pod) {
 	o := &s.optOuts
 	if from := o.pods[name]; from != nil {
 		o.use(name, from, -1)
+		o.useDirect(from, -1)
 		delete(o.pods, name)
 	}
 	if to != nil {
@@ -66,6 +70,7 @@ func (s *State) setPod(name types.NamespacedName, to *pod) {
 		}
 		o.pods[name] = to
 		o.use(name, to, 1)
+		o.useDirect(to, 1)
 	}
 }
 
@@ -76,6 +81,14 @@ func (o *optOuts) use(name types.NamespacedName, p *pod, n int) {
 	}
 	for _, ip := range p.ips {
 		o.ips.use(ip, n)
+	}
+}
+
+func (o *optOuts) useDirect(p *pod, n int) {
+	if p.direct {
+		for _, ip := range p.ips {
+			o.direct.use(ip, n)
+		}
 	}
 }
 

@@ -97,3 +97,37 @@ func TestOptOut(t *testing.T) {
 		" Pod a/off: metadata.annotations[slipstream.io/fast-path]: neither on nor off: Off"+
 		" Namespace a: metadata.annotations[slipstream.io/fast-path]: neither on nor off: no")
 }
+
+// TestDirectPods changes pods, which changes whose sockets may connect directly.
+func TestDirectPods(t *testing.T) {
+	s := New(Config{DirectPod: func(p *corev1.Pod) bool { return p.Labels["mesh"] == "" }})
+	step := func(what, want string) {
+		t.Helper()
+		c := s.Change().DirectIPs
+		if got := fmt.Sprintf("+%v -%v", c.Added, c.Removed); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	p := podWith("a", "web", "off", "10.0.0.1")
+	s.SetPod(p)
+	step("not excluded", "+[10.0.0.1] -[]")
+	p.Labels = map[string]string{"mesh": "on"}
+	s.SetPod(p)
+	step("excluded by a new label", "+[] -[10.0.0.1]")
+	p.Labels = nil
+	s.SetPod(p)
+	step("not excluded any more", "+[10.0.0.1] -[]")
+	if full := s.Full().DirectIPs; len(full.Added) != 1 {
+		t.Errorf("full content: %v", full)
+	}
+	host := podWith("a", "host", "", "192.0.2.1")
+	host.Spec.HostNetwork = true
+	s.SetPod(host)
+	step("host network", "+[] -[]")
+	s.DeletePod("a", "web")
+	step("deleted", "+[] -[10.0.0.1]")
+
+	s = New(Config{})
+	s.SetPod(p)
+	step("without Config.DirectPod", "+[] -[]")
+}

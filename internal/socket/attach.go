@@ -31,7 +31,7 @@ var attachTypes = []struct {
 // Reconcile loads the programs with maps that have exactly this content, and replaces those that
 // are attached, also those of an earlier Balancer, each at once. If it fails, no programs are attached: all connections
 // are left to the dataplane.
-func (b *Balancer) Reconcile(_ context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
+func (b *Balancer) Reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer func() {
@@ -49,6 +49,8 @@ func (b *Balancer) Reconcile(_ context.Context, full *desired.Change) (stats dat
 		return stats, err
 	}
 	if err = u.writeAll(&objects.programMaps); err == nil {
+		clear(b.selected)
+		b.selectPods(ctx, full.DirectIPs)
 		err = b.allow(objects.Namespaces)
 	}
 	if err == nil {
@@ -64,13 +66,16 @@ func (b *Balancer) Reconcile(_ context.Context, full *desired.Change) (stats dat
 
 // Apply writes a change into the maps. After an error, only Reconcile may follow, and it has to
 // follow soon.
-func (b *Balancer) Apply(_ context.Context, change *desired.Change) (dataplane.Stats, error) {
+func (b *Balancer) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.links) == 0 || change.Rebuild {
 		return dataplane.Stats{}, errors.New("sockets: no successful Reconcile before this change")
 	}
 	u := b.content.apply(change)
+	if d := change.DirectIPs; len(d.Added)+len(d.Removed) > 0 {
+		b.selectPods(ctx, d)
+	}
 	return dataplane.Stats{Elements: u.size()}, u.write(&b.objects.programMaps)
 }
 

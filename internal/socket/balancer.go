@@ -5,6 +5,7 @@ package socket
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
 
@@ -24,6 +25,9 @@ type Options struct {
 
 	// Pods is the folder with the pods' network namespaces; [PodNamespaces] if "".
 	Pods string
+
+	// Selected serves, of pods, only those with an address in desired.Change.DirectIPs.
+	Selected bool
 }
 
 // Balancer has the programs and what they know. Its methods are safe for concurrent use.
@@ -36,7 +40,8 @@ type Balancer struct {
 	objects    programObjects
 	content    *content
 	links      map[string]link.Link // by name of the program; empty unless the maps have the content
-	namespaces map[namespace]uint64 // cookies
+	namespaces map[namespace]*client
+	selected   map[netip.Addr]bool // desired.Change.DirectIPs
 }
 
 // pins is the owner of the folder of pins.
@@ -46,7 +51,7 @@ const pins = "slipstream-sockets"
 // CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing, and reads which pods there are. The error is one line that says
 // what is missing.
 func New(o Options) (*Balancer, error) {
-	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]uint64{}}
+	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]*client{}, selected: map[netip.Addr]bool{}}
 	var err error
 	if b.dir, err = bpffs.Folder(pins, o.NetNS); err != nil {
 		return nil, err
@@ -66,7 +71,7 @@ func New(o Options) (*Balancer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.namespaces[namespace{}] = own
+	b.namespaces[namespace{}] = &client{cookie: own, served: true}
 	if err := bpffs.Mount(); err != nil {
 		return nil, fmt.Errorf("BPF file system: %w", err)
 	}

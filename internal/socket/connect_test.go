@@ -30,6 +30,13 @@ var frontends = []netip.AddrPort{
 // serve starts with a Service.
 func serve(t *testing.T, endpoints int, change func(*corev1.Service)) *world {
 	w := newWorld(t)
+	w.fill(endpoints, change)
+	w.reconcile()
+	return w
+}
+
+// fill makes the Service, and gives the node addresses.
+func (w *world) fill(endpoints int, change func(*corev1.Service)) {
 	w.state.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.168.100.11"), netip.MustParseAddr("fd00:100::11"), netip.MustParseAddr("127.0.0.1")})
 	s := service()
 	if change != nil {
@@ -37,8 +44,6 @@ func serve(t *testing.T, endpoints int, change func(*corev1.Service)) *world {
 	}
 	w.state.SetService(s)
 	w.endpoints(endpoints)
-	w.reconcile()
-	return w
 }
 
 // direct tries each frontend from a machine.

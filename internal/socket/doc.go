@@ -29,7 +29,8 @@
 // sockets in network namespaces that are known, by a cookie that the kernel never uses again: that of
 // the node, and those of pods, which container runtimes mount in [PodNamespaces]. A container of
 // Docker, a container in a pod that has made another namespace, and the pods of a cluster within a pod
-// are not known, as they may have a dataplane of their own with the same addresses.
+// are not known, as they may have a dataplane of their own with the same addresses. With
+// [Options.Selected], a pod is known only if it has an address in desired.Change.DirectIPs.
 //
 // # Changes and restarts
 //

@@ -7,13 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -28,6 +32,13 @@ var podNamespace = regexp.MustCompile(`^(cni-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9
 type namespace struct {
 	name  string
 	inode uint64
+}
+
+// client is what is known of a namespace.
+type client struct {
+	cookie uint64
+	served bool
+	ips    []netip.Addr // read if Options.Selected
 }
 
 // cookieOf returns the number of a network namespace, which the kernel never uses again (Linux 5.14).
@@ -81,38 +92,108 @@ func (b *Balancer) scan() error {
 			continue
 		}
 		n := namespace{e.Name(), inode}
-		if seen[n] = true; b.namespaces[n] == 0 {
-			cookie, failed := cookieOf(int(f.Fd()))
-			if failed == nil {
-				b.namespaces[n] = cookie
-				failed = b.put(cookie)
-			}
-			err = errors.Join(err, failed)
+		if seen[n] = true; b.namespaces[n] == nil {
+			err = errors.Join(err, b.find(n, f))
 		}
 		_ = f.Close()
 	}
-	for n, cookie := range maps.Clone(b.namespaces) {
+	for n, c := range maps.Clone(b.namespaces) {
 		if !seen[n] {
 			delete(b.namespaces, n)
-			if b.objects.Namespaces != nil {
-				_ = b.objects.Namespaces.Delete(cookie) // it is not used again
-			}
+			_ = b.serve(c, false) // its cookie is not used again
 		}
 	}
 	return err
 }
 
-func (b *Balancer) put(cookie uint64) error {
-	if b.objects.Namespaces == nil {
-		return nil // Reconcile does it
+// find adds a pod's namespace.
+func (b *Balancer) find(n namespace, f *os.File) error {
+	cookie, err := cookieOf(int(f.Fd()))
+	if err != nil {
+		return err
 	}
-	return b.objects.Namespaces.Put(cookie, uint32(1))
+	c := &client{cookie: cookie}
+	b.namespaces[n] = c
+	if b.options.Selected {
+		return b.selectOne(c, f)
+	}
+	return b.serve(c, true)
 }
 
-// allow writes all namespaces into a new map.
+// selectPods decides which pods are served, after a change of those that are selected. It reads the
+// addresses of those that are not served yet: the runtime mounts a namespace before it has any.
+// A pod for which that fails is not served.
+func (b *Balancer) selectPods(ctx context.Context, change desired.AddressChange) {
+	if !b.options.Selected {
+		return
+	}
+	var err error
+	for _, ip := range change.Removed {
+		delete(b.selected, ip)
+	}
+	for _, ip := range change.Added {
+		b.selected[ip] = true
+	}
+	for n, c := range b.namespaces {
+		if n == (namespace{}) {
+			continue
+		}
+		if c.served {
+			err = errors.Join(err, b.serve(c, b.isSelected(c)))
+			continue
+		}
+		f, inode, is := open(filepath.Join(b.options.Pods, n.name))
+		if !is {
+			continue
+		}
+		if inode == n.inode { // else scan finds another pod
+			err = errors.Join(err, b.selectOne(c, f))
+		}
+		_ = f.Close()
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Sockets: a pod could not be selected, so its connections are translated")
+	}
+}
+
+// selectOne reads a pod's addresses, and decides whether it is served.
+func (b *Balancer) selectOne(c *client, f *os.File) error {
+	interfaces, err := netif.Namespace(f.Fd()).List()
+	if err != nil {
+		return fmt.Errorf("addresses in network namespace %s: %w", f.Name(), err)
+	}
+	c.ips = nil
+	for _, i := range interfaces {
+		c.ips = append(c.ips, i.Addresses...)
+	}
+	return b.serve(c, b.isSelected(c))
+}
+
+func (b *Balancer) isSelected(c *client) bool {
+	return slices.ContainsFunc(c.ips, func(a netip.Addr) bool { return b.selected[a] })
+}
+
+func (b *Balancer) serve(c *client, served bool) error {
+	if c.served == served {
+		return nil
+	}
+	c.served = served
+	switch m := b.objects.Namespaces; {
+	case m == nil: // Reconcile does it
+		return nil
+	case served:
+		return m.Put(c.cookie, uint32(1))
+	default:
+		return m.Delete(c.cookie)
+	}
+}
+
+// allow writes the namespaces that are served into a new map.
 func (b *Balancer) allow(to *ebpf.Map) (err error) {
-	for _, cookie := range b.namespaces {
-		err = errors.Join(err, to.Put(cookie, uint32(1)))
+	for _, c := range b.namespaces {
+		if c.served {
+			err = errors.Join(err, to.Put(c.cookie, uint32(1)))
+		}
 	}
 	return err
 }

@@ -2,7 +2,11 @@
 
 package socket
 
-import "github.com/slipstream-proxy/slipstream/internal/desired"
+import (
+	"net/netip"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
 
 // Stats are what a Balancer has done and knows.
 type Stats struct {
@@ -16,7 +20,12 @@ type Stats struct {
 func (b *Balancer) Stats() (s Stats, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s = Stats{CGroup: b.options.CGroup, Attached: len(b.links) > 0, Namespaces: len(b.namespaces)}
+	s = Stats{CGroup: b.options.CGroup, Attached: len(b.links) > 0}
+	for _, c := range b.namespaces {
+		if c.served {
+			s.Namespaces++
+		}
+	}
 	if !s.Attached {
 		return s, nil
 	}
@@ -28,10 +37,14 @@ func (b *Balancer) Stats() (s Stats, err error) {
 	return s, err
 }
 
-// Connects reports whether connections of local clients to a frontend go straight to an endpoint.
-func (b *Balancer) Connects(f *desired.Frontend) bool {
+// Connects reports whether connections of local clients to a frontend go straight to an endpoint. pod
+// is the address of the client if it is a pod, and not valid otherwise.
+func (b *Balancer) Connects(f *desired.Frontend, pod netip.Addr) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.options.Selected && pod.IsValid() && !b.selected[pod] {
+		return false
+	}
 	if len(b.links) == 0 || f.Protocol != desired.TCP || b.content.poolOf(f) == 0 {
 		return false
 	}

@@ -39,8 +39,12 @@ const (
 )
 
 func newWorld(t *testing.T) *world {
+	return newWorldWith(t, desired.Config{NodeName: node, MaxTable: desired.TableSizes()[0]})
+}
+
+func newWorldWith(t *testing.T, c desired.Config) *world {
 	kerneltest.Require(t, kerneltest.CGroupBPF)
-	w := &world{t: t, state: desired.New(desired.Config{NodeName: node, MaxTable: desired.TableSizes()[0]})}
+	w := &world{t: t, state: desired.New(c)}
 	l := kerneltest.NewLab(t)
 	var err error
 	w.node, err = l.Node(node, lab.NodeOptions{

@@ -38,7 +38,11 @@ const socketsStep = "Sockets"
 
 // sockets says whether a process of the client skips the translation.
 func (x *explainer) sockets() {
-	if b := x.view.Sockets; b != nil && x.client.class != "outside" && b.Connects(x.lookup.Frontend) {
+	var pod netip.Addr
+	if x.client.class != "node" {
+		pod = x.client.addr
+	}
+	if b := x.view.Sockets; b != nil && x.client.class != "outside" && b.Connects(x.lookup.Frontend, pod) {
 		x.direct = true
 		x.step(socketsStep, "", "connect() of a process there goes straight to the endpoint (socketLoadBalancing): its packets have that destination from the start, are not translated or masqueraded, and conntrack has no connection to %s. What follows is for clients that are not served, such as containers with a network namespace of their own.", x.to)
 	}

@@ -207,6 +207,19 @@ func TestForFastPath(t *testing.T) {
 	}
 }
 
+// TestForSockets watches pods and nothing else of the fast path's.
+func TestForSockets(t *testing.T) {
+	w := newWorld(t, protobuf, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	w.options.Pods = true
+	w.start()
+	w.expect("Set Pod default/web", "Synced")
+	w.eventually("the watch", func() bool { return w.watching("pods") == 1 })
+	if n := w.watching("namespaces"); n != 0 {
+		t.Errorf("%d watches of Namespaces", n)
+	}
+}
+
 // TestAllNodes receives the metadata of all Nodes, once for each, beside this Node.
 func TestAllNodes(t *testing.T) {
 	for _, media := range []string{protobuf, runtime.ContentTypeJSON} {

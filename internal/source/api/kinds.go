@@ -127,7 +127,10 @@ func (o *Options) kinds() []*kind {
 			list:        &corev1.NamespaceList{},
 			optional:    true,
 			consequence: "Namespaces cannot opt out of the fast path",
-		}, &kind{
+		})
+	}
+	if o.FastPath || o.Pods {
+		pods := &kind{
 			name:        "Pod",
 			version:     corev1.SchemeGroupVersion,
 			resource:    "pods",
@@ -137,7 +140,11 @@ func (o *Options) kinds() []*kind {
 			optional:    true,
 			strip:       stripPod,
 			consequence: "pods cannot opt out of the fast path",
-		})
+		}
+		if o.Pods {
+			pods.consequence = "all connections of pods are translated, as socketExcludePods may exclude them"
+		}
+		all = append(all, pods)
 	}
 	return all
 }

@@ -24,6 +24,9 @@ type Options struct {
 	// annotations, addresses and the phase remain.
 	FastPath bool
 
+	// Pods delivers the pods too, like FastPath.
+	Pods bool
+
 	// AllNodes delivers the metadata of all Nodes too.
 	AllNodes bool
 
@@ -54,6 +57,9 @@ func New(client *Client, o Options) *Source {
 
 // ForFastPath sets Options.FastPath, before Run.
 func (s *Source) ForFastPath() { s.options.FastPath = true }
+
+// ForSockets sets Options.Pods, before Run.
+func (s *Source) ForSockets() { s.options.Pods = true }
 
 // Contact returns the state of the connection. It is safe for concurrent use.
 func (s *Source) Contact() (c source.Contact) {
