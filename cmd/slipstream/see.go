@@ -66,7 +66,7 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 
 // trafficOf returns what each Service carries.
 func trafficOf(ctx context.Context, v *see.View) (map[types.NamespacedName]metrics.Traffic, error) {
-	services, err := v.Traffic(ctx)
+	services, err := v.Traffic(ctx, see.Recent)
 	all := make(map[types.NamespacedName]metrics.Traffic, len(services))
 	for name, s := range services {
 		all[name] = metrics.Traffic{

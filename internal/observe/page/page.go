@@ -49,7 +49,7 @@ func Handler(v *see.View) http.Handler {
 		return l.page(ctx, selection{search: q.Get("search"), by: q.Get("sort"), descending: q.Has("descending"), page: number(q.Get("page"))})
 	})
 	answer(mux, "/api/services/{namespace}/{name}", func(ctx context.Context, r *http.Request) (*see.Service, error) {
-		q := see.Query{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), Endpoints: true, Traffic: true}
+		q := see.Query{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), Endpoints: true, Traffic: true, Age: see.Recent}
 		all, err := v.Services(ctx, q)
 		if err != nil {
 			return nil, err

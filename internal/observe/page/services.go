@@ -85,7 +85,7 @@ func (l *list) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	traffic, err := l.view.Traffic(ctx)
+	traffic, err := l.view.Traffic(ctx, see.Recent)
 	if err != nil {
 		return err
 	}

@@ -582,16 +582,13 @@ func (x *explainer) masquerade(all []chosen) {
 
 // connections shows what conntrack has of the frontend.
 func (x *explainer) connections() {
-	var total Count
-	by := map[string]Count{}
+	var total existing
+	by := map[string]existing{}
 	err := translated(x.ctx, func(f *flows.Flow) {
-		if f.Frontend() != x.to || x.client.addr.IsValid() && x.client.addr != f.Source.Addr() {
-			return
+		if f.Frontend() == x.to && (!x.client.addr.IsValid() || x.client.addr == f.Source.Addr()) {
+			total = total.with(f)
+			by[f.Backend.String()] = by[f.Backend.String()].with(f)
 		}
-		total.add(f, false)
-		c := by[f.Backend.String()]
-		c.add(f, false)
-		by[f.Backend.String()] = c
 	})
 	if err != nil {
 		x.step("Conntrack", "", "Connections could not be read: %v", err)
@@ -599,16 +596,16 @@ func (x *explainer) connections() {
 	}
 	fast := "There is no fast path"
 	if x.view.FastPath != nil {
-		fast = fmt.Sprintf("%d of them are on the fast path", total.Offloaded)
+		fast = fmt.Sprintf("%d of them are on the fast path", total.offloaded)
 	}
 	if x.lookup.Frontend.SlowPath {
 		fast = "The Service is kept off the fast path by its annotation"
 	}
-	x.step("Conntrack", "", "There are %d connections to %s now. %s.", total.Connections, x.to, fast)
+	x.step("Conntrack", "", "There are %d connections to %s now. %s.", total.connections, x.to, fast)
 	for _, backend := range slices.Sorted(maps.Keys(by)) {
 		c := by[backend]
-		if c.Unanswered > 0 && x.to.Protocol == desired.TCP {
-			x.stop(NoAnswer, true, "Conntrack", "", "%d of %d connections to endpoint %s have no reply.", c.Unanswered, c.Connections, backend)
+		if c.unanswered > 0 && x.to.Protocol == desired.TCP {
+			x.stop(NoAnswer, true, "Conntrack", "", "%d of %d connections to endpoint %s have no reply.", c.unanswered, c.connections, backend)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
@@ -53,20 +54,13 @@ type Count struct {
 	Bytes       *uint64 `json:"bytes,omitempty"`
 }
 
-func (c *Count) add(f *flows.Flow, accounting bool) {
-	c.Connections++
-	if f.Offloaded {
-		c.Offloaded++
-	}
-	if !f.Answered {
-		c.Unanswered++
-	}
+// count is what a walk counted.
+func (e existing) count(accounting bool) Count {
+	c := Count{Connections: int(e.connections), Offloaded: int(e.offloaded), Unanswered: int(e.unanswered)}
 	if accounting {
-		if c.Bytes == nil {
-			c.Bytes = new(uint64)
-		}
-		*c.Bytes += f.Bytes()
+		c.Bytes = &e.bytes
 	}
+	return c
 }
 
 func (c *Count) merge(o Count) {
@@ -85,6 +79,8 @@ type Query struct {
 	Only      map[types.NamespacedName]bool
 	Endpoints bool // list them
 	Traffic   bool // count connections, see [traffic]; the kernel walks its table of them
+	// Age is how long ago existing connections may have been counted, such as [Recent]. With 0, they are counted now.
+	Age time.Duration
 }
 
 // Services returns the selected Services, by namespace and name.
@@ -126,21 +122,32 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		return &all[at.service].Traffic[at.port]
 	}
 	accounting := accounts()
-	existing := func(f *flows.Flow) {
-		t := portOf(f.Frontend())
-		if t == nil {
-			return
-		}
-		t.add(f, accounting)
-		e := t.Endpoints[f.Backend.String()]
-		e.add(f, accounting)
-		t.Endpoints[f.Backend.String()] = e
-	}
 	rejected, err := v.rejected()
 	if err != nil {
 		return nil, err
 	}
-	err = v.traffic.read(ctx, rejected, existing, func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error {
+	enough := func() bool {
+		if q.Name != "" { // the rates of endpoints are counted from a walk on
+			for k, n := range v.traffic.totals {
+				if n.backends == nil && portOf(k) != nil {
+					return false
+				}
+			}
+		}
+		return v.traffic.recent(q.Age)
+	}
+	err = v.traffic.read(ctx, enough, rejected, func(zero func() *Counted) error {
+		for to, n := range v.traffic.existing {
+			t := portOf(to.key())
+			if t == nil {
+				continue
+			}
+			t.merge(n.count(accounting))
+			address := to.backend.String()
+			e := t.Endpoints[address]
+			e.merge(n.count(accounting))
+			t.Endpoints[address] = e
+		}
 		for s := range all {
 			for p := range all[s].Traffic {
 				t := &all[s].Traffic[p]
@@ -162,14 +169,14 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 			}
 		}
 		part := q.Namespace != "" || q.Name != ""
-		for k, n := range totals {
+		for k, n := range v.traffic.totals {
 			if t := portOf(k); t != nil {
 				t.Total.add(n)
 				if q.Name != "" {
 					t.addRates(n)
 				}
 			} else if !part {
-				delete(totals, k) // it is not a Service's any more
+				delete(v.traffic.totals, k) // it is not a Service's any more
 			}
 		}
 		return nil
@@ -212,15 +219,14 @@ type ServiceTraffic struct {
 }
 
 // Traffic returns what the Services carry that have or had connections since the counting began. It
-// costs less than Services.
-func (v *View) Traffic(ctx context.Context) (map[types.NamespacedName]ServiceTraffic, error) {
+// costs less than Services. age is that of Query.
+func (v *View) Traffic(ctx context.Context, age time.Duration) (map[types.NamespacedName]ServiceTraffic, error) {
 	rejected, err := v.rejected()
 	if err != nil {
 		return nil, err
 	}
-	open := map[desired.FrontendKey]uint64{}
 	all := map[types.NamespacedName]ServiceTraffic{}
-	err = v.traffic.read(ctx, rejected, func(f *flows.Flow) { open[f.Frontend()]++ }, func(totals map[desired.FrontendKey]*tally, _ func() *Counted) error {
+	err = v.traffic.read(ctx, func() bool { return v.traffic.recent(age) }, rejected, func(func() *Counted) error {
 		return v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
 			add := func(k desired.FrontendKey, more ServiceTraffic) bool {
 				name := i.State.ServiceAt(k)
@@ -236,11 +242,11 @@ func (v *View) Traffic(ctx context.Context) (map[types.NamespacedName]ServiceTra
 				all[name] = s
 				return true
 			}
-			maps.DeleteFunc(totals, func(k desired.FrontendKey, n *tally) bool {
+			maps.DeleteFunc(v.traffic.totals, func(k desired.FrontendKey, n *tally) bool {
 				return !add(k, ServiceTraffic{Total: n.Total, ConnectionRate: n.connectionRate, ByteRate: n.byteRate})
 			})
-			for k, n := range open {
-				add(k, ServiceTraffic{Open: n})
+			for to, n := range v.traffic.existing {
+				add(to.key(), ServiceTraffic{Open: uint64(n.connections)})
 			}
 			for k, n := range rejected {
 				add(k, ServiceTraffic{Rejected: n})

@@ -89,9 +89,13 @@ const (
 	askAgain = 5 * time.Minute
 )
 
+// Recent is the age up to which an answer may take connections from a walk that another question has
+// caused: a page that is read and metrics that are scraped, each 15 s, need one walk together.
+const Recent = 8 * time.Second
+
 // traffic counts connections while somebody asks for them. Each connection is counted when it ends,
-// from the kernel's event about that, and at each question as far as it has come. So a packet
-// costs nothing, and a connection one event.
+// from the kernel's event about that, and when the kernel walks its table for a question, as far as it has
+// come. So a packet costs nothing, and a connection one event.
 type traffic struct {
 	mu      sync.Mutex
 	events  *ctnetlink.Events // nil while nobody asks
@@ -103,10 +107,13 @@ type traffic struct {
 	rated   bool                            // rates have been measured
 	refused map[desired.FrontendKey]uint64  // rejected packets by destination, at the time sampled
 	refusal map[desired.FrontendKey]float64 // rejected packets a second, if there were any
-	round   bool                            // alternates with each question
+	round   bool                            // alternates with each walk
 	counted map[uint32]counted              // what has been counted of existing connections, by conntrack ID
 	totals  map[desired.FrontendKey]*tally
 	lost    bool // the kernel discarded events
+
+	walked   time.Time // when existing was complete; zero if it is not
+	existing map[pair]existing
 }
 
 type counted struct {
@@ -114,11 +121,44 @@ type counted struct {
 	round bool
 }
 
-// read visits the connections that exist, and then calls use with the totals of all destinations that
-// had connections, from which it may delete some, and with a function that returns what the totals
-// of a port begin with. rejected are the numbers of rejected packets now, from which it measures
-// the rates in t.refusal.
-func (t *traffic) read(ctx context.Context, rejected map[desired.FrontendKey]uint64, visit func(*flows.Flow), use func(totals map[desired.FrontendKey]*tally, zero func() *Counted) error) error {
+// pair is where connections go. It has no pointers, which saves the garbage collector's time.
+type pair struct {
+	frontend, backend desired.Backend
+	desired.Protocol
+}
+
+func (p *pair) key() desired.FrontendKey {
+	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(p.frontend.Addr(), p.frontend.Port()), Protocol: p.Protocol}
+}
+
+// existing counts connections that the last walk met.
+type existing struct {
+	connections, offloaded, unanswered uint32
+	bytes                              uint64
+}
+
+func (e existing) with(f *flows.Flow) existing {
+	e.connections++
+	if f.Offloaded {
+		e.offloaded++
+	}
+	if !f.Answered {
+		e.unanswered++
+	}
+	e.bytes += f.Bytes()
+	return e
+}
+
+// recent reports whether the last walk is not older than that.
+func (t *traffic) recent(age time.Duration) bool {
+	return !t.walked.IsZero() && time.Since(t.walked) <= age
+}
+
+// read counts the connections that have ended, and those that exist unless enough says that the last walk is
+// enough. Then it calls use, in which t.existing has the connections of the last walk, and t.totals those
+// of all destinations that had any; use may delete some of these. Its argument returns what the totals of a port
+// begin with. rejected are the numbers of rejected packets now, from which a walk measures the rates in t.refusal.
+func (t *traffic) read(ctx context.Context, enough func() bool, rejected map[desired.FrontendKey]uint64, use func(zero func() *Counted) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first := t.events == nil
@@ -128,37 +168,51 @@ func (t *traffic) read(ctx context.Context, rejected map[desired.FrontendKey]uin
 		}
 	}
 	t.asked = time.Now()
-	t.round = !t.round
 	if err := t.drain(); err != nil {
 		return errors.Join(err, t.stop())
 	}
-	err := t.table.Translated(ctx, func(f *flows.Flow) {
-		visit(f)
-		t.count(f, !first)
-		t.counted[f.ID] = counted{f.Both(), t.round}
-	})
-	// Of connections that ended during the dump, there are events now. Those that are neither in
-	// the dump nor in an event ended without one.
-	err = errors.Join(err, t.drain())
-	switch {
-	case err != nil && first: // existing connections would be taken for new ones
-		return errors.Join(err, t.stop())
-	case err != nil:
-		return err
+	if !enough() {
+		err := t.walk(ctx, !first)
+		if err != nil && first { // existing connections would be taken for new ones
+			return errors.Join(err, t.stop())
+		}
+		if err != nil {
+			return err
+		}
+		if first {
+			maps.Copy(t.refused, rejected)
+		}
+		t.measure(rejected)
 	}
-	maps.DeleteFunc(t.counted, func(_ uint32, c counted) bool { return c.round != t.round })
-	if first {
-		maps.Copy(t.refused, rejected)
-	}
-	t.measure(rejected)
 	accounting := accounts()
-	return use(t.totals, func() *Counted {
+	return use(func() *Counted {
 		c := &Counted{Since: t.since, Accounting: accounting, Lost: t.lost}
 		if t.rated {
 			c.ConnectionRate, c.ByteRate = new(float64), new(float64)
 		}
 		return c
 	})
+}
+
+// walk counts the connections that exist. Those that are not known yet are new, if countNew is set.
+func (t *traffic) walk(ctx context.Context, countNew bool) error {
+	t.walked = time.Time{}
+	clear(t.existing)
+	t.round = !t.round
+	err := t.table.Translated(ctx, func(f *flows.Flow) {
+		to := pair{desired.NewBackend(f.Destination), desired.NewBackend(f.Backend), f.Protocol}
+		t.existing[to] = t.existing[to].with(f)
+		t.count(f, countNew)
+		t.counted[f.ID] = counted{f.Both(), t.round}
+	})
+	// Of connections that ended during the dump, there are events now. Those that are neither in
+	// the dump nor in an event ended without one.
+	if err = errors.Join(err, t.drain()); err != nil {
+		return err
+	}
+	maps.DeleteFunc(t.counted, func(_ uint32, c counted) bool { return c.round != t.round })
+	t.walked = time.Now()
+	return nil
 }
 
 // start begins to count, from 0.
@@ -173,6 +227,7 @@ func (t *traffic) start() (err error) {
 	t.rated, t.lost = false, false
 	t.counted, t.totals = map[uint32]counted{}, map[desired.FrontendKey]*tally{}
 	t.refused, t.refusal = map[desired.FrontendKey]uint64{}, map[desired.FrontendKey]float64{}
+	t.existing = map[pair]existing{}
 	go t.run(t.events)
 	return nil
 }
@@ -186,6 +241,7 @@ func (t *traffic) stop() (err error) {
 		err = errors.Join(err, t.table.Close())
 	}
 	t.events, t.table, t.counted, t.totals, t.refused, t.refusal = nil, nil, nil, nil, nil, nil
+	t.walked, t.existing = time.Time{}, nil
 	return err
 }
 
