@@ -164,7 +164,7 @@ func request(within func(func() error) error, address, path string) (status, tex
 		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 			return err
 		}
-		if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.0\r\n\r\n"); err != nil {
+		if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.0\r\nHost: "+address+"\r\n\r\n"); err != nil {
 			return err
 		}
 		r, err := http.ReadResponse(bufio.NewReader(conn), nil)

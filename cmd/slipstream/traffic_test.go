@@ -146,6 +146,36 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
+// TestSharedWalk checks that the page takes the connections that another question has just counted, and that
+// the commands count them again.
+func TestSharedWalk(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	const page = "127.0.0.1:10280"
+	s.save("web.yaml", web(0, 1))
+	s.run("--status-socket", socket, "--ui-bind-address", page)
+	s.untilReached("web-0", "web-1")
+	onPage := func() int {
+		text, err := s.getPage(page, "/api/services/default/web")
+		s.check(err)
+		var web see.Service
+		s.check(json.Unmarshal([]byte(text), &web))
+		return web.Sum().Connections
+	}
+	s.traffic(socket)
+	s.untilReached("web-0", "web-1")
+	onPage() // counts, as no question has named the Service
+	s.until("the page does not count again", func() bool {
+		before := s.traffic(socket)["web"].Connections
+		s.untilReached("web-0", "web-1")
+		shown, now := onPage(), s.traffic(socket)["web"].Connections
+		if now <= before {
+			t.Logf("%d connections, and %d after more of them", before, now) // others may have expired
+		}
+		return now > before && shown == before
+	})
+}
+
 // TestTop checks the order of Services, and that a list follows another one.
 func TestTop(t *testing.T) {
 	s := newSite(t)
