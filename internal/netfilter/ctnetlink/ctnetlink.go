@@ -135,9 +135,14 @@ func (t Tuple) Encode(a *netlink.AttributeEncoder, typ uint16) {
 // Conn is a netlink socket to the conntrack table of one network namespace. It is for
 // one goroutine at a time.
 type Conn struct {
-	sock *netlink.Conn
-	raw  syscall.RawConn
+	sock   *netlink.Conn
+	raw    syscall.RawConn
+	buffer []byte // of dumps
 }
+
+// datagram is the size of a buffer for one datagram of a dump. The kernel makes none that is larger than
+// the largest buffer that it has been read with, or than 32 KiB.
+const datagram = 32 << 10
 
 // Dial opens a socket in the network namespace that the file descriptor names, or in the
 // calling thread's when netns is 0. Its use needs CAP_NET_ADMIN there and
@@ -145,7 +150,7 @@ type Conn struct {
 func Dial(netns int) (*Conn, error) {
 	s, err := sock.Dial(unix.NETLINK_NETFILTER, "conntrack", netlink.Config{
 		NetNS:             netns,
-		MessageBufferSize: 64 << 10, // the kernel puts up to 32 KiB into one datagram of a dump
+		MessageBufferSize: 4096, // acknowledgements and errors are short
 	})
 	if err != nil {
 		return nil, err
@@ -154,7 +159,7 @@ func Dial(netns int) (*Conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	return &Conn{s, raw}, nil
+	return &Conn{sock: s, raw: raw}, nil
 }
 
 // Close closes the socket.
@@ -164,25 +169,79 @@ func (c *Conn) Close() error { return c.sock.Close() }
 func Header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
 
 // Dump has the kernel report the entries of an address family (AF_UNSPEC is all) that
-// agree with the attributes, and calls visit with the data of each. It returns ctx's error
-// when ctx ends before that.
+// agree with the attributes, and calls visit with the data of each, which is valid only during the call.
+// It returns ctx's error when ctx ends before that.
 func (c *Conn) Dump(ctx context.Context, family uint8, attributes []byte, visit func(data []byte)) error {
 	return c.exchange(ctx, func() error {
-		_, err := c.sock.Send(netlink.Message{
+		request, err := c.sock.Send(netlink.Message{
 			Header: netlink.Header{Type: MsgGet, Flags: netlink.Request | netlink.Dump},
 			Data:   append(Header(family), attributes...),
 		})
 		if err != nil {
 			return fmt.Errorf("request for a dump: %w", err)
 		}
-		for m, err := range c.sock.ReceiveIter() {
-			if err != nil {
-				return fmt.Errorf("dump: %w", err)
-			}
-			visit(m.Data)
+		if err := c.receive(request.Header.Sequence, visit); err != nil {
+			return fmt.Errorf("dump: %w", err)
 		}
 		return nil
 	})
+}
+
+// receive reads a dump. Package netlink would allocate memory for each datagram, which is as much as the
+// table in all.
+func (c *Conn) receive(sequence uint32, visit func(data []byte)) error {
+	if c.buffer == nil {
+		c.buffer = make([]byte, datagram)
+	}
+	var n int
+	var err error
+	read := func(fd uintptr) bool {
+		for {
+			if n, err = unix.Read(int(fd), c.buffer); err != unix.EINTR {
+				return err != unix.EAGAIN
+			}
+		}
+	}
+	for {
+		if e := c.raw.Read(read); e != nil {
+			return e
+		}
+		if err != nil {
+			return err
+		}
+		if done, err := messages(c.buffer[:n], sequence, visit); done || err != nil {
+			return err
+		}
+	}
+}
+
+// messages calls visit with the data of the messages of a datagram. done says that it was the last one.
+func messages(b []byte, sequence uint32, visit func(data []byte)) (done bool, err error) {
+	for len(b) > 0 {
+		if len(b) < unix.NLMSG_HDRLEN {
+			return false, unix.EBADMSG
+		}
+		length := binary.NativeEndian.Uint32(b)
+		if length < unix.NLMSG_HDRLEN || uint64(length) > uint64(len(b)) || binary.NativeEndian.Uint32(b[8:]) != sequence {
+			return false, unix.EBADMSG
+		}
+		data := b[unix.NLMSG_HDRLEN:length]
+		switch binary.NativeEndian.Uint16(b[4:]) {
+		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+			if len(data) < 4 {
+				return false, unix.EBADMSG
+			}
+			if code := int32(binary.NativeEndian.Uint32(data)); code != 0 {
+				return false, unix.Errno(-code)
+			}
+			return true, nil
+		case unix.NLMSG_NOOP:
+		default:
+			visit(data)
+		}
+		b = b[min((int(length)+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
+	}
+	return false, nil
 }
 
 // Get returns the attributes of the entry that has the tuple, in either direction. The error is
