@@ -17,7 +17,7 @@ import (
 )
 
 // services makes rows of Services of which number i has i ready endpoints and i new connections a second.
-func services(n int) (all []*row) {
+func services(n int) (all []row) {
 	for i := range n {
 		s := see.Service{
 			ServiceView: desired.ServiceView{Namespace: fmt.Sprintf("team-%d", i%2), Name: fmt.Sprintf("web-%03d", i), Ports: []desired.PortView{
@@ -25,7 +25,7 @@ func services(n int) (all []*row) {
 				{Ready: i, Total: i + 1},
 			}},
 		}
-		r := &row{Namespace: s.Namespace, Name: s.Name, ConnectionRate: float64(i), ByteRate: -float64(i)}
+		r := row{Namespace: s.Namespace, Name: s.Name, ConnectionRate: float64(i), ByteRate: -float64(i)}
 		r.describe(&s)
 		all = append(all, r)
 	}
@@ -67,7 +67,7 @@ func TestPages(t *testing.T) {
 	if _, err := l.page(t.Context(), selection{by: "colour"}); err == nil || !strings.Contains(err.Error(), `sort: "colour" is none of bytes, connections`) {
 		t.Error(err)
 	}
-	if !slices.IsSortedFunc(l.all, func(a, b *row) int { return strings.Compare(a.Name, b.Name) }) {
+	if !slices.IsSortedFunc(l.all, func(a, b row) int { return strings.Compare(a.Name, b.Name) }) {
 		t.Error("a selection has reordered the list")
 	}
 	if r := l.all[5]; r.Ready != 5 || r.Total != 6 {

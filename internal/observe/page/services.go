@@ -37,7 +37,7 @@ type rows struct {
 	Matching int       `json:"matching"`
 	Page     int       `json:"page"` // from 0
 	Size     int       `json:"size"`
-	Rows     []*row    `json:"rows"`
+	Rows     []row     `json:"rows"`
 }
 
 // pageSize is the number of rows on a page.
@@ -61,16 +61,17 @@ var columns = map[string]func(a, b *row) int{
 	"rejected":    func(a, b *row) int { return cmp.Compare(a.Rejected, b.Rejected) },
 }
 
-// list has a row for each Service. The kernel walks its table of connections for it, so it is kept for
-// some seconds. Addresses and endpoints cost the proxy's loop some time, so they are found for the rows
-// that are shown, and for all only if they are searched or sorted by.
+// list has a row for each Service, and is kept for some seconds. Addresses and endpoints cost the proxy's loop
+// some time, so they are found for the rows that are shown, and for all only if they are searched or sorted by.
 type list struct {
 	view *see.View
 
 	mu        sync.Mutex
 	at        time.Time
-	all       []*row // by name
-	described bool   // all have addresses and endpoints
+	names     []types.NamespacedName // memory for the next refresh
+	all       []row                  // by name; its memory is used again, too
+	found     []*row                 // in all, for one answer
+	described bool                   // all have addresses and endpoints
 }
 
 // keep is how long rows are shown again.
@@ -81,7 +82,8 @@ func (l *list) refresh(ctx context.Context) error {
 		return nil
 	}
 	at := time.Now()
-	names, err := l.view.Names(ctx)
+	names, err := l.view.Names(ctx, l.names[:0])
+	l.names = names
 	if err != nil {
 		return err
 	}
@@ -89,14 +91,16 @@ func (l *list) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.all, l.at, l.described = make([]*row, len(names)), at, false
-	for i, n := range names {
+	all := slices.Grow(l.all[:0], len(names))
+	for _, n := range names {
 		t := traffic[n]
-		l.all[i] = &row{
+		all = append(all, row{
 			Namespace: n.Namespace, Name: n.Name, Connections: t.Open, Rejected: t.Rejected,
 			ConnectionRate: t.ConnectionRate, ByteRate: t.ByteRate,
-		}
+		})
 	}
+	clear(all[len(all):cap(all)]) // of Services that exist no more
+	l.all, l.at, l.described = all, at, false
 	return nil
 }
 
@@ -146,6 +150,7 @@ func (r *row) has(word string) bool {
 		slices.ContainsFunc(r.Addresses, func(a string) bool { return strings.Contains(strings.ToLower(a), word) })
 }
 
+// page returns a page of the table. The list's memory is used again, so the rows are copies.
 func (l *list) page(ctx context.Context, s selection) (*rows, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,13 +164,22 @@ func (l *list) page(ctx context.Context, s selection) (*rows, error) {
 	}
 	words := strings.Fields(strings.ToLower(s.search))
 	if len(words) > 0 || s.by == "endpoints" {
-		if err := l.describe(ctx, l.all); err != nil {
+		all := make([]*row, len(l.all))
+		for i := range l.all {
+			all[i] = &l.all[i]
+		}
+		if err := l.describe(ctx, all); err != nil {
 			return nil, err
 		}
 	}
-	found := slices.DeleteFunc(slices.Clone(l.all), func(r *row) bool {
-		return slices.ContainsFunc(words, func(word string) bool { return !r.has(word) })
-	})
+	found := l.found[:0]
+	for i := range l.all {
+		r := &l.all[i]
+		if !slices.ContainsFunc(words, func(word string) bool { return !r.has(word) }) {
+			found = append(found, r)
+		}
+	}
+	l.found = found
 	if s.by == "name" && s.descending {
 		slices.Reverse(found)
 	}
@@ -178,6 +192,13 @@ func (l *list) page(ctx context.Context, s selection) (*rows, error) {
 	last := max(0, (len(found)-1)/pageSize)
 	result := &rows{At: l.at, All: len(l.all), Matching: len(found), Page: min(max(s.page, 0), last), Size: pageSize}
 	begin := result.Page * pageSize
-	result.Rows = append([]*row{}, found[begin:min(begin+pageSize, len(found))]...)
-	return result, l.describe(ctx, result.Rows)
+	shown := found[begin:min(begin+pageSize, len(found))]
+	if err := l.describe(ctx, shown); err != nil {
+		return nil, err
+	}
+	result.Rows = make([]row, 0, len(shown))
+	for _, r := range shown {
+		result.Rows = append(result.Rows, *r)
+	}
+	return result, nil
 }

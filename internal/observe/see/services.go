@@ -127,9 +127,10 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		return nil, err
 	}
 	enough := func() bool {
-		if q.Name != "" { // the rates of endpoints are counted from a walk on
+		if q.Name != "" { // the rates of its endpoints are measured from one walk to the next
+			again := time.Since(v.traffic.sampled) >= rateAfter
 			for k, n := range v.traffic.totals {
-				if n.backends == nil && portOf(k) != nil {
+				if (n.backends == nil || !n.measured && again) && portOf(k) != nil {
 					return false
 				}
 			}
@@ -188,8 +189,9 @@ func (s *Service) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
 
-// Names returns the names of all Services, in order.
-func (v *View) Names(ctx context.Context) (all []types.NamespacedName, err error) {
+// Names appends the names of all Services, in order.
+func (v *View) Names(ctx context.Context, to []types.NamespacedName) (all []types.NamespacedName, err error) {
+	all = to
 	err = v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
 		i.State.ViewServices(func(n types.NamespacedName) bool { all = append(all, n); return false }, false, nil)
 	})

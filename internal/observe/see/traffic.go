@@ -52,6 +52,7 @@ type tally struct {
 	connectionRate, byteRate float64
 	// backends is nil unless a question named the Service.
 	backends map[netip.AddrPort]*tally
+	measured bool // the rates of backends
 }
 
 func (t *tally) measure(took time.Duration) {
@@ -61,6 +62,7 @@ func (t *tally) measure(took time.Duration) {
 	for _, b := range t.backends {
 		b.measure(took)
 	}
+	t.measured = t.backends != nil
 }
 
 func (c *Counted) add(t *tally) {
@@ -149,9 +151,9 @@ func (e existing) with(f *flows.Flow) existing {
 	return e
 }
 
-// recent reports whether the last walk is not older than that.
+// recent reports whether the last walk is not older than that, and another one would not be the first to measure rates.
 func (t *traffic) recent(age time.Duration) bool {
-	return !t.walked.IsZero() && time.Since(t.walked) <= age
+	return !t.walked.IsZero() && time.Since(t.walked) <= age && (t.rated || time.Since(t.sampled) < rateAfter)
 }
 
 // read counts the connections that have ended, and those that exist unless enough says that the last walk is

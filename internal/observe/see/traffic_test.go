@@ -14,6 +14,15 @@ func TestRecent(t *testing.T) {
 		t.Error("there was no walk")
 	}
 	walk.walked = time.Now()
+	walk.sampled = walk.walked
+	if !walk.recent(Recent) {
+		t.Error("rates cannot be measured yet")
+	}
+	walk.sampled = walk.sampled.Add(-rateAfter)
+	if walk.recent(Recent) {
+		t.Error("another walk measures rates")
+	}
+	walk.rated = true
 	if !walk.recent(Recent) || walk.recent(0) {
 		t.Error("a new walk is for questions that allow its age, and only for these")
 	}
