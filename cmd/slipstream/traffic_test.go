@@ -155,16 +155,21 @@ func TestSharedWalk(t *testing.T) {
 	s.save("web.yaml", web(0, 1))
 	s.run("--status-socket", socket, "--ui-bind-address", page)
 	s.untilReached("web-0", "web-1")
+	var web see.Service
 	onPage := func() int {
 		text, err := s.getPage(page, "/api/services/default/web")
 		s.check(err)
-		var web see.Service
+		web = see.Service{}
 		s.check(json.Unmarshal([]byte(text), &web))
 		return web.Sum().Connections
 	}
 	s.traffic(socket)
 	s.untilReached("web-0", "web-1")
-	onPage() // counts, as no question has named the Service
+	s.until("the page knows the rates of endpoints", func() bool {
+		s.untilReached("web-0", "web-1")
+		onPage()
+		return len(web.Traffic[0].EndpointRates) == 2
+	})
 	s.until("the page does not count again", func() bool {
 		before := s.traffic(socket)["web"].Connections
 		s.untilReached("web-0", "web-1")
