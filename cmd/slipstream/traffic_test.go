@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
@@ -149,11 +151,22 @@ func TestTraffic(t *testing.T) {
 // TestSharedWalk checks that the page takes the connections that another question has just counted, and that
 // the commands count them again.
 func TestSharedWalk(t *testing.T) {
+	for _, mode := range []string{config.NFTables, config.IPVS} { // entries of IPVS lack the status DST_NAT
+		t.Run(mode, func(t *testing.T) {
+			if mode == config.IPVS {
+				kerneltest.Require(t, kerneltest.IPVS)
+			}
+			sharesWalk(t, mode)
+		})
+	}
+}
+
+func sharesWalk(t *testing.T, mode string) {
 	s := newSite(t)
 	socket := socketPath(t)
 	const page = "127.0.0.1:10280"
 	s.save("web.yaml", web(0, 1))
-	s.run("--status-socket", socket, "--ui-bind-address", page)
+	s.run("--proxy-mode", mode, "--status-socket", socket, "--ui-bind-address", page)
 	s.untilReached("web-0", "web-1")
 	var web see.Service
 	onPage := func() int {

@@ -66,11 +66,21 @@ func (f *Flow) byEBPF(by *ebpf.Flow) {
 // Translated calls visit with every connection with another destination than the client's,
 // offloaded or not, as Each does.
 func (c *Conn) Translated(ctx context.Context, visit func(*Flow)) error {
+	return c.translated(ctx, 0, visit)
+}
+
+// ByNAT is Translated for a node without IPVS, whose entries lack the status DST_NAT. The kernel reports only the
+// entries that have it (Linux 5.15), which takes a quarter of the time for each other one.
+func (c *Conn) ByNAT(ctx context.Context, visit func(*Flow)) error {
+	return c.translated(ctx, ctnetlink.StatusDNAT, visit)
+}
+
+func (c *Conn) translated(ctx context.Context, status uint32, visit func(*Flow)) error {
 	offloaded := map[ctnetlink.Tuple]ebpf.Flow{}
 	if err := ebpf.Each(c.netns, func(f *ebpf.Flow) { offloaded[f.Original] = *f }); err != nil {
 		return err
 	}
-	return c.each(ctx, 0, func(f *Flow) { // the entries of IPVS lack the status DST_NAT
+	return c.each(ctx, status, func(f *Flow) {
 		if f.Destination == f.Backend {
 			return
 		}
@@ -123,6 +133,7 @@ func (f *Flow) Parse(data []byte) (ok bool) {
 			status := number(b)
 			f.Offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
 			f.Answered = status&ctnetlink.StatusSeenReply != 0
+			f.NAT = status&ctnetlink.StatusDNAT != 0
 		case nl.CTA_ID:
 			f.ID = uint32(number(b))
 		case nl.CTA_COUNTERS_ORIG:

@@ -35,6 +35,7 @@ type Flow struct {
 	Offloaded bool      // always, except from [Conn.Translated]
 	Hardware  bool      // network hardware forwards the connection
 	Answered  bool      // a packet of a reply was seen
+	NAT       bool      // a NAT rule has chosen Backend, not IPVS
 }
 
 // Count is the counters of one direction, of conntrack or the BPF program. Those of the latter are

@@ -66,19 +66,19 @@ func entry(t *testing.T, status uint32, src, dst, backend, back string, began ui
 
 func TestParse(t *testing.T) {
 	var f Flow
-	m := entry(t, 0x18e|ctnetlink.StatusOffload|ctnetlink.StatusHWOffload, "[fd00::1]:40000", "[fd00:96::10]:80", "[fd00::2]:8080", "[fd00::9]:1234", 1_700_000_000_000_000_001)
+	m := entry(t, 0x18e|ctnetlink.StatusDNAT|ctnetlink.StatusOffload|ctnetlink.StatusHWOffload, "[fd00::1]:40000", "[fd00:96::10]:80", "[fd00::2]:8080", "[fd00::9]:1234", 1_700_000_000_000_000_001)
 	if !f.Parse(m) {
 		t.Fatal("it is not taken for an offloaded connection")
 	}
 	want := Flow{
 		Protocol: desired.TCP, Source: netip.MustParseAddrPort("[fd00::1]:40000"),
 		Destination: netip.MustParseAddrPort("[fd00:96::10]:80"), Backend: netip.MustParseAddrPort("[fd00::2]:8080"),
-		Sent: Count{7, 7000}, Received: Count{9, 9000}, Began: time.Unix(1_700_000_000, 1), Hardware: true, Offloaded: true, Answered: true,
+		Sent: Count{7, 7000}, Received: Count{9, 9000}, Began: time.Unix(1_700_000_000, 1), Hardware: true, Offloaded: true, Answered: true, NAT: true,
 	}
 	if f != want {
 		t.Errorf("%+v, want %+v", f, want)
 	}
-	if !f.Parse(entry(t, 0x18c, "10.0.0.1:1", "10.0.0.2:2", "10.0.0.2:2", "10.0.0.1:1", 0)) || f.Offloaded || f.Answered {
+	if !f.Parse(entry(t, 0x18c, "10.0.0.1:1", "10.0.0.2:2", "10.0.0.2:2", "10.0.0.1:1", 0)) || f.Offloaded || f.Answered || f.NAT {
 		t.Error("a connection on the slow path is taken for an offloaded one")
 	}
 	for n := range m {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
@@ -102,6 +103,7 @@ type traffic struct {
 	mu      sync.Mutex
 	events  *ctnetlink.Events // nil while nobody asks
 	table   *flows.Conn
+	ipvs    bool // it translates connections, too
 	since   time.Time
 	asked   time.Time
 	sampled time.Time
@@ -160,7 +162,7 @@ func (t *traffic) recent(age time.Duration) bool {
 // enough. Then it calls use, in which t.existing has the connections of the last walk, and t.totals those
 // of all destinations that had any; use may delete some of these. Its argument returns what the totals of a port
 // begin with. rejected are the numbers of rejected packets now, from which a walk measures the rates in t.refusal.
-func (t *traffic) read(ctx context.Context, enough func() bool, rejected map[desired.FrontendKey]uint64, use func(zero func() *Counted) error) error {
+func (t *traffic) read(ctx context.Context, mode string, enough func() bool, rejected map[desired.FrontendKey]uint64, use func(zero func() *Counted) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first := t.events == nil
@@ -169,7 +171,7 @@ func (t *traffic) read(ctx context.Context, enough func() bool, rejected map[des
 			return err
 		}
 	}
-	t.asked = time.Now()
+	t.asked, t.ipvs = time.Now(), mode == config.IPVS
 	if err := t.drain(); err != nil {
 		return errors.Join(err, t.stop())
 	}
@@ -201,7 +203,11 @@ func (t *traffic) walk(ctx context.Context, countNew bool) error {
 	t.walked = time.Time{}
 	clear(t.existing)
 	t.round = !t.round
-	err := t.table.Translated(ctx, func(f *flows.Flow) {
+	each := t.table.ByNAT
+	if t.ipvs {
+		each = t.table.Translated
+	}
+	err := each(ctx, func(f *flows.Flow) {
 		to := pair{desired.NewBackend(f.Destination), desired.NewBackend(f.Backend), f.Protocol}
 		t.existing[to] = t.existing[to].with(f)
 		t.count(f, countNew)
@@ -269,7 +275,7 @@ func (t *traffic) run(events *ctnetlink.Events) {
 func (t *traffic) drain() error {
 	var f flows.Flow
 	lost, err := t.events.Read(func(m []byte) {
-		if binary.NativeEndian.Uint16(m[4:]) == ctnetlink.MsgDelete && f.Parse(m[unix.NLMSG_HDRLEN:]) && f.Destination != f.Backend {
+		if binary.NativeEndian.Uint16(m[4:]) == ctnetlink.MsgDelete && f.Parse(m[unix.NLMSG_HDRLEN:]) && f.Destination != f.Backend && (f.NAT || t.ipvs) {
 			t.count(&f, true)
 			delete(t.counted, f.ID)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -41,7 +42,8 @@ func TestRecent(t *testing.T) {
 	}
 }
 
-// BenchmarkWalk measures a question with a walk of 19,000 connections to 50 Services of 10 endpoints.
+// BenchmarkWalk measures a question with a walk of 19,000 connections to 50 Services of 10 endpoints, and with
+// as many that no rule has translated.
 func BenchmarkWalk(b *testing.B) {
 	const entries, services, endpoints = 19_000, 50, 10
 	must := func(err error) {
@@ -71,17 +73,23 @@ func BenchmarkWalk(b *testing.B) {
 		must(table.Execute(b.Context(), []netlink.Message{m}, must))
 	}
 	var t traffic
+	mode := config.IPVS // whose entries are like these
 	ask := func() error {
-		return t.read(b.Context(), func() bool { return false }, nil, func(func() *Counted) error { return nil })
+		return t.read(b.Context(), mode, func() bool { return false }, nil, func(func() *Counted) error { return nil })
 	}
 	must(node.Do(ask))
 	defer func() { t.mu.Lock(); must(t.stop()); t.mu.Unlock() }()
 	if len(t.counted) != entries || len(t.existing) != services*endpoints {
 		b.Fatalf("%d connections to %d endpoints", len(t.counted), len(t.existing))
 	}
-	b.ReportAllocs()
-	for b.Loop() {
-		must(ask())
+	for name, m := range map[string]string{"counted": config.IPVS, "others": config.NFTables} {
+		b.Run(name, func(b *testing.B) {
+			mode = m
+			b.ReportAllocs()
+			for b.Loop() {
+				must(ask())
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/entries, "ns/entry")
+		})
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/entries, "ns/entry")
 }
