@@ -70,7 +70,7 @@ func (c *Conn) Translated(ctx context.Context, visit func(*Flow)) error {
 }
 
 // ByNAT is Translated for a node without IPVS, whose entries lack the status DST_NAT. The kernel reports only the
-// entries that have it (Linux 5.15), which takes a quarter of the time for each other one.
+// entries that have it (Linux 5.15), which takes a third of the time for others.
 func (c *Conn) ByNAT(ctx context.Context, visit func(*Flow)) error {
 	return c.translated(ctx, ctnetlink.StatusDNAT, visit)
 }
