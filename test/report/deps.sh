@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts Debian's nginx where 'make report' looks for it: bin/nginx. The package is unpacked, not
-# installed, as its installation would start a server on this machine.
+# Prepares what 'make report' needs: a kernel of User Mode Linux, Debian's kernel and QEMU, and Debian's
+# nginx as bin/nginx. That package is unpacked, not installed, as its installation would start a
+# server on this machine.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
+test/kernel/build.sh 6.12 >/dev/null
+test/kernel/qemu.sh -kernel 6.12 true
 [ ! -x bin/nginx ] || exit 0
 mkdir -p bin
 if found=$(command -v nginx); then

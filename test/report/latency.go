@@ -24,7 +24,7 @@ its own, and have their turns one after the other. Processor time is that of the
 percent of one processor; these do the kernel's work for the packets, too. The relay is what serves NodePorts on
 loopback addresses in nftables mode, a process that copies between two connections, as kube-proxy's userspace mode did.`,
 	steps: func(fast bool) []step {
-		services, rounds, seconds, estimate := "1,10,100,1000,10000", 4, 2, 12*time.Minute
+		services, rounds, seconds, estimate := "1,10,100,1000,10000", 4, 2, 10*time.Minute
 		if fast {
 			services, rounds, seconds, estimate = "1,1000", 4, 1, 2*time.Minute
 		}
@@ -34,7 +34,7 @@ loopback addresses in nftables mode, a process that copies between two connectio
 		}}
 		if !fast {
 			all = append(all, step{
-				name: "ipvs", estimate: 5 * time.Minute,
+				name: "ipvs", estimate: 4 * time.Minute,
 				args: inUML("sh", "-c", "cd test/cluster && exec ../../bin/scale latency -slipstream ../../bin/slipstream -nginx ../../bin/nginx -load ../../bin/report-load -subjects slipstream-ipvs,kube-proxy-ipvs -services 1,100 -rounds 4 -seconds 3 -rate 100 -calm 30s -save $0", "SAVE"),
 			})
 		}

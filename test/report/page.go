@@ -106,6 +106,9 @@ func (r *result) Where() string {
 	if m.CPU == "UML" {
 		return "in User Mode Linux " + m.Kernel
 	}
+	if strings.Contains(m.CPU, "QEMU") {
+		return "in QEMU, Linux " + m.Kernel
+	}
 	return "on Linux " + m.Kernel
 }
 

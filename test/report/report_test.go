@@ -102,8 +102,10 @@ func samples(part, step string) *bench.Result {
 	switch {
 	case step == "compare-host":
 		subjects = []string{"off", "eBPF", "no Service", "one link"}
-	case step == "compare-uml":
-		subjects = []string{"off", "flowtable", "no Service", "one link"}
+	case step == "compare-qemu":
+		subjects = []string{"off", "flowtable", "eBPF", "sockets", "no Service", "one link"}
+	case step == "sockets-host":
+		subjects = []string{"no Service", "sockets", "nftables"}
 	}
 	if part == "latency" && step == "ipvs" {
 		subjects = []string{slipIPVS, kubeIPVS}
@@ -118,10 +120,14 @@ func samples(part, step string) *bench.Result {
 		},
 		"fastpath": {
 			{Name: "stream_aggregated", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "stream_packets", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "udp_packets", Unit: bench.PerSecond, Better: bench.More, Paired: true},
-			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "rr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true},
+			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "rr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_median", Unit: bench.Nanoseconds, Paired: true},
 		},
-		"restore":   {{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"}},
-		"rules":     {{Name: "rules_10"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
+		"restore": {
+			{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"}, {Name: "healed"}, {Name: "restore_failures"},
+			{Name: "fleet_start"}, {Name: "fleet_change"}, {Name: "fleet_last"}, {Name: "fleet_churn"}, {Name: "fleet_cpu"}, {Name: "fleet_rest"}, {Name: "fleet_memory"},
+			{Name: "server_cpu"}, {Name: "server_memory"}, {Name: "server_sent"},
+		},
+		"rules":     {{Name: "rules_10"}, {Name: "rules_20"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
 	}[part]
 	if part == "latency" {
@@ -181,7 +187,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	if strings.Count(text, "tested by all values") != 2 {
+	if strings.Count(text, "tested by all values") != 4 {
 		t.Error("percentiles under churn are missing")
 	}
 	if n := strings.Count(text, "<svg"); n != 10 {

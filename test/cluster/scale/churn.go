@@ -24,6 +24,8 @@ const (
 	syncPartial = "sync_partial"
 	rulesAll    = "restore_rules"
 	rulesLast   = "restore_last"
+	healed      = "healed"
+	failures    = "restore_failures"
 )
 
 // churn replaces endpoints of random Services at a constant rate, and meanwhile measures single
@@ -103,6 +105,51 @@ func (m *measurement) restores(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// heal deletes the content of iptables' table nat, as another program may, and then changes an endpoint:
+// a partial restore fails, because it refers to chains that are gone. It measures from the change until
+// the new endpoint, and other Services, which the change does not concern, answer.
+func (m *measurement) heal(ctx context.Context) error {
+	if m.subject.Mode() != "iptables" || m.options.Failures == 0 {
+		return nil
+	}
+	before, err := m.failedRestores(ctx)
+	if err != nil {
+		return err
+	}
+	for n := range m.options.Failures {
+		err := bench.Sleep(ctx, pause)
+		if err == nil {
+			err = m.calm(ctx, m.proxy.PID())
+		}
+		for _, what := range []string{"-F", "-X"} {
+			if err == nil {
+				_, err = m.node.Run(ctx, "iptables", "-t", "nat", what)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		written := time.Now()
+		if _, err := m.change(ctx, m.Single[n%len(m.Single)]); err != nil {
+			return fmt.Errorf("a change without rules: %w", err)
+		}
+		answered, err := m.awaitAll(ctx, m.Others[:3], written)
+		if err != nil {
+			return fmt.Errorf("without rules: %w", err)
+		}
+		m.samples.Add(healed, float64(answered.Sub(written)))
+	}
+	after, err := m.failedRestores(ctx)
+	m.samples.Add(failures, after-before)
+	return err
+}
+
+// failedRestores is how many partial restores have failed so far.
+func (m *measurement) failedRestores(ctx context.Context) (float64, error) {
+	_, text, err := m.node.Get(ctx, "http://127.0.0.1:10249/metrics")
+	return metricsOf(text)[`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family="IPv4"}`], err
 }
 
 // metricsOf returns the values of metrics in Prometheus' text format, by name and labels.

@@ -35,6 +35,8 @@
 //   - churn, with -churn: endpoints of random Services are replaced all the time, as in a large
 //     cluster, and meanwhile single changes are measured, from the change's trigger time.
 //   - full and partial syncs: the proxy's metrics in the end.
+//   - healing, with -failures: in iptables modes, a change after the table nat was emptied, so that
+//     a partial restore fails, until the changed Service and others answer.
 //   - connections that failed: the share without an answer within a second, of 20 a second to
 //     Services of the sample, from the start to the end of the bursts.
 //   - peak resident memory (VmHWM) of the process, after the start and in the end; and of
@@ -57,6 +59,13 @@
 //
 // measures HTTP requests to one Service of nginx, and the processor time of the node, with more
 // and more other Services (latency.go).
+//
+// # Fleet
+//
+//	go run ./scale fleet -proxies 100 -services 1000
+//
+// measures many proxies on one API server, each on a node of its own: when all of them have
+// programmed a change, and what they cost the API server (fleet.go).
 package main
 
 import (
@@ -143,6 +152,9 @@ func measure(ctx context.Context, o *options, log upstream.Log) (_ *bench.Result
 	}
 	if o.latency {
 		return r, measureLatency(ctx, o, r, chosen, programs, dir, log)
+	}
+	if o.fleet {
+		return r, measureFleet(ctx, o, r, chosen, programs, dir, log)
 	}
 	e, err := newEnvironment(ctx, o, rounds*len(chosen), dir, log)
 	if err != nil {

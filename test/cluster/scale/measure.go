@@ -66,6 +66,8 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
 	add(rulesAll, "rules of iptables' table nat", bench.Count)
 	add(rulesLast, "  of them in the last restore", bench.Count)
+	add(healed, "a change after the table nat was emptied", bench.Nanoseconds, bench.P50, bench.Highest)
+	add(failures, "  partial restores that failed", bench.Count)
 	add(failedShare, "connections that failed meanwhile", bench.Percent)
 	add(delivered, "a client with informers only: has a change after", bench.Nanoseconds, bench.P50, bench.P99)
 	add(informersCPU, "  processor time until it has all objects", bench.Nanoseconds)
@@ -121,6 +123,9 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		}
 	}
 	others()
+	if err == nil {
+		err = m.heal(ctx)
+	}
 	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
 		m.samples.Add(peak, float64(memory.VmHWM))
 		err = failed

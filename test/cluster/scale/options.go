@@ -40,13 +40,19 @@ type options struct {
 	Churn     int           `json:"churn,omitempty"`
 	ChurnTime time.Duration `json:"churn_time_ns,omitempty"`
 
+	Failures int `json:"failures,omitempty"` // of a restore, in each run
+
 	// Of latency.
 	Rounds  int `json:"rounds,omitempty"`
 	Seconds int `json:"seconds_per_turn,omitempty"`
 	Rate    int `json:"requests_per_second,omitempty"`
 
+	// Of fleet.
+	Proxies int `json:"proxies,omitempty"`
+
 	rules      bool
 	latency    bool
+	fleet      bool
 	nginx      string // path of the program
 	load       string // path of the load generator
 	informers  bool
@@ -72,7 +78,7 @@ const (
 	maxServices     = 500_000
 	maxEndpoints    = 1000
 	maxAllEndpoints = 5_000_000
-	maxNodes        = 99 // the names of site's nodes
+	maxNodes        = 189 // of a site
 
 	// singles is how many Services have one endpoint, which single changes replace.
 	singles = 16
@@ -81,7 +87,7 @@ const (
 func (o *options) most() int { return o.Services[len(o.Services)-1] }
 
 func parse(args []string) (*options, error) {
-	o := &options{rules: len(args) > 0 && args[0] == "rules", latency: len(args) > 0 && args[0] == "latency"}
+	o := &options{rules: len(args) > 0 && args[0] == "rules", latency: len(args) > 0 && args[0] == "latency", fleet: len(args) > 0 && args[0] == "fleet"}
 	var services, subjects string
 	all := strings.Join(names(proxies.AllKinds), ", ")
 	f := flag.NewFlagSet("scale", flag.ContinueOnError)
@@ -108,6 +114,16 @@ func parse(args []string) (*options, error) {
 		f.IntVar(&o.Rate, "rate", 1000, "requests a second")
 		f.StringVar(&o.nginx, "nginx", "nginx", "the `program` that serves")
 		f.StringVar(&o.load, "load", "", "the load generator, a `program` of test/report/load")
+	} else if o.fleet {
+		args = args[1:]
+		f.StringVar(&subjects, "subjects", string(proxies.Slipstream+","+proxies.KubeProxyNFTables), "whose fleets to measure, in nftables modes")
+		f.StringVar(&services, "services", "1000", "Services in the cluster")
+		f.IntVar(&o.Proxies, "proxies", 100, "proxies in a fleet")
+		f.IntVar(&o.Changes, "changes", 20, "single changes, at most; see -budget")
+		f.DurationVar(&o.Budget, "budget", time.Minute, "no further single change begins after this time (but 3 are made)")
+		f.IntVar(&o.Churn, "churn", 2, "endpoints that are replaced in each second of -churn-time, after the single changes")
+		f.DurationVar(&o.ChurnTime, "churn-time", 10*time.Second, "how long endpoints are replaced all the time")
+		f.DurationVar(&o.quiet, "quiet", time.Minute, "how long to wait, at most, for the machine to be idle before and after a start")
 	} else {
 		f.StringVar(&services, "services", "10000", "Services in the cluster")
 		f.StringVar(&subjects, "subjects", strings.Join(names(proxies.Kinds), ","), "what to measure, with commas between, of "+all)
@@ -118,6 +134,7 @@ func parse(args []string) (*options, error) {
 		f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
 		f.IntVar(&o.Churn, "churn", 0, "endpoints that are replaced in each second of -churn-time, after the bursts")
 		f.DurationVar(&o.ChurnTime, "churn-time", 20*time.Second, "how long endpoints are replaced all the time")
+		f.IntVar(&o.Failures, "failures", 0, "how often to empty iptables' table nat before a change, in the end, so that a partial restore fails; iptables modes only")
 		f.BoolVar(&o.informers, "informers", true, "measure a client with informers only, too, beside each subject")
 		// The kernel frees rules of ten thousand Services for a while.
 		f.DurationVar(&o.quiet, "quiet", 2*time.Minute, "how long to wait, at most, for the machine to be idle before each start")
@@ -178,6 +195,14 @@ func (o *options) validate() error {
 			bench.Within("-seconds", o.Seconds, 1, 600),
 			bench.Within("-rate", o.Rate, 1, 100_000))...)
 	}
+	if o.fleet {
+		return errors.Join(append(errs,
+			bench.Within("-services: how many numbers there are", len(o.Services), 1, 1),
+			bench.Within("-services", last, 2*singles, 10_000),
+			bench.Within("-proxies", o.Proxies, 1, maxNodes),
+			bench.Within("-changes", o.Changes, 1, 10_000),
+			bench.Within("-churn", o.Churn, 1, 1000))...)
+	}
 	return errors.Join(append(errs,
 		bench.Within("-services: how many numbers there are", len(o.Services), 1, 1),
 		// As many Services of several endpoints as of one.
@@ -185,6 +210,7 @@ func (o *options) validate() error {
 		bench.Within("-runs", o.Runs, 1, maxNodes/len(o.Subjects)),
 		bench.Within("-changes", o.Changes, 1, 100_000),
 		bench.Within("-churn", o.Churn, 0, 10_000),
+		bench.Within("-failures", o.Failures, 0, 1000),
 		bench.Within("-burst", o.Burst, 1, 100_000),
 		bench.Within("-bursts", o.Bursts, 1, 1000))...)
 }

@@ -19,7 +19,7 @@ import (
 // small are the arguments of a short measurement.
 func small(args ...string) []string {
 	return append([]string{
-		"-services", "50", "-endpoints", "3", "-changes", "30", "-burst", "20", "-bursts", "1", "-budget", "4s", "-timeout", "1m", "-quiet", "0s", "-churn", "20", "-churn-time", "3s", "-output", "json",
+		"-services", "50", "-endpoints", "3", "-changes", "30", "-burst", "20", "-bursts", "1", "-budget", "4s", "-timeout", "1m", "-quiet", "0s", "-churn", "20", "-churn-time", "3s", "-failures", "1", "-output", "json",
 	}, args...)
 }
 

@@ -23,7 +23,7 @@ type Node struct {
 	pods   int // so far
 }
 
-// Machine makes node n<number>, from 1 to 99, of which the control plane does not know
+// Machine makes node n<number>, from 1 to 189, of which the control plane does not know
 // yet.
 func (s *Site) Machine(number int) (*Node, error) {
 	node, err := s.Lab.Node(fmt.Sprintf("n%d", number), lab.NodeOptions{
