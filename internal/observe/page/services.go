@@ -172,7 +172,7 @@ func (l *list) page(ctx context.Context, s selection) (*rows, error) {
 			return nil, err
 		}
 	}
-	found := l.found[:0]
+	found := slices.Grow(l.found[:0], len(l.all))
 	for i := range l.all {
 		r := &l.all[i]
 		if !slices.ContainsFunc(words, func(word string) bool { return !r.has(word) }) {

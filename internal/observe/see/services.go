@@ -193,7 +193,13 @@ func (s *Service) name() types.NamespacedName {
 func (v *View) Names(ctx context.Context, to []types.NamespacedName) (all []types.NamespacedName, err error) {
 	all = to
 	err = v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
-		i.State.ViewServices(func(n types.NamespacedName) bool { all = append(all, n); return false }, false, nil)
+		each := func(visit func(types.NamespacedName)) {
+			i.State.ViewServices(func(n types.NamespacedName) bool { visit(n); return false }, false, nil)
+		}
+		n := 0
+		each(func(types.NamespacedName) { n++ })
+		all = slices.Grow(all, n) // growing step by step would leave several times as much garbage
+		each(func(name types.NamespacedName) { all = append(all, name) })
 	})
 	slices.SortFunc(all, compareNames)
 	return all, err
