@@ -112,7 +112,7 @@ func logProblems(log klog.Logger) func(error) {
 
 func (s *parts) problem(err error) {
 	logProblems(s.log)(err)
-	s.view.Warnings.Add("Source", err.Error())
+	s.view.Warnings.Add(see.SourceProblem, err.Error())
 	s.metrics.ObjectProblems.Inc()
 }
 

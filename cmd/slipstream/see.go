@@ -225,6 +225,9 @@ func printStatus(out io.Writer, s *see.Status) error {
 	}
 	for _, w := range s.Warnings[:min(len(s.Warnings), 5)] {
 		fmt.Fprintf(out, "  %s  %d x %s: %s\n", w.At.Format(time.DateTime), w.Count, w.Reason, w.Note)
+		if w.Remedy != "" {
+			fmt.Fprintf(out, "    To do: %s.\n", w.Remedy)
+		}
 	}
 	return nil
 }

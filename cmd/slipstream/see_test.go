@@ -584,3 +584,32 @@ func TestExplainModes(t *testing.T) {
 		})
 	}
 }
+
+// TestExplainBehind asks while a change waits, as another one was just made.
+func TestExplainBehind(t *testing.T) {
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0, 1))
+	s.run("--status-socket", socket, "--min-sync-period", "30s", "--proxy-mode", "nftables")
+	s.untilReached("web-0", "web-1")
+	s.explains(socket, []situation{{name: "a change waits", manifest: web(0), want: see.Behind, possible: true, text: "A change has been waiting for "}}, false, "")
+}
+
+// TestExplainConntrackFull asks while the limit of connections, which is the machine's, is reached.
+func TestExplainConntrackFull(t *testing.T) {
+	kerneltest.Require(t, kerneltest.OwnClock) // a machine of its own
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0))
+	s.run("--status-socket", socket, "--proxy-mode", "nftables", "--conntrack-max-per-core", "0")
+	s.untilReached("web-0")
+	stream, err := s.client.Stream(lab.TCP, webAddr, 20*time.Millisecond)
+	s.check(err)
+	defer stream.Close()
+	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
+	before, err := os.ReadFile(limit)
+	s.check(err)
+	defer func() { s.check(os.WriteFile(limit, before, 0)) }()
+	s.check(os.WriteFile(limit, []byte("1"), 0))
+	s.explains(socket, []situation{{name: "full", want: see.ConntrackFull, text: " of 1. Packets of new connections are dropped."}}, false, web(0))
+}

@@ -82,6 +82,7 @@ type Warning struct {
 	Count  int       `json:"count"`
 	Reason string    `json:"reason"`
 	Note   string    `json:"note"`
+	Remedy string    `json:"remedy,omitempty"` // what to do
 }
 
 // Warnings keeps the last warnings. It is an [events.Recorder] in front of another one.
@@ -97,7 +98,7 @@ const keptWarnings = 20
 func (w *Warnings) Add(reason, note string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	last := Warning{At: time.Now(), Count: 1, Reason: reason, Note: note}
+	last := Warning{At: time.Now(), Count: 1, Reason: reason, Note: note, Remedy: remedies[reason]}
 	if i := slices.IndexFunc(w.all, func(o Warning) bool { return o.Reason == reason && o.Note == note }); i >= 0 {
 		last.Count += w.all[i].Count
 		w.all = slices.Delete(w.all, i, i+1)

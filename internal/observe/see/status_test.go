@@ -3,6 +3,8 @@
 package see
 
 import (
+	"os"
+	"regexp"
 	"testing"
 	"time"
 
@@ -39,5 +41,23 @@ func TestSummarize(t *testing.T) {
 	}
 	if got, want := summarize(all, now, now.Add(-2*time.Minute)), (Changes{2, 100, 50, 99, 50, 490, 970}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestRemedies checks that each warning of the documentation says what to do.
+func TestRemedies(t *testing.T) {
+	docs, err := os.ReadFile("../../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| Warning \\|").FindAllStringSubmatch(string(docs), -1)
+	if len(all) < 15 {
+		t.Fatalf("%d warnings in docs/metrics.md", len(all))
+	}
+	for _, m := range all {
+		var w Warnings
+		if w.Add(m[1], ""); w.Last()[0].Remedy == "" {
+			t.Errorf("%s: no remedy", m[1])
+		}
 	}
 }

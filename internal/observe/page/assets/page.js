@@ -186,7 +186,8 @@ async function showEvents() {
   const [status, changes] = await Promise.all([get("status"), get("changes")]);
   $("#warnings").replaceChildren(...((status.warnings ??= []).length
     ? status.warnings.map((w) => element("div", { className: "box" },
-      element("p", {}, element("strong", {}, w.reason), ` ${time(w.at)}${w.count > 1 ? `, ${w.count} times` : ""}`), element("p", {}, w.note)))
+      element("p", {}, element("strong", {}, w.reason), ` ${time(w.at)}${w.count > 1 ? `, ${w.count} times` : ""}`), element("p", {}, w.note),
+      element("p", { className: "quiet" }, w.remedy ? `To do: ${w.remedy}.` : "")))
     : [element("p", { className: "quiet" }, "There was none since the start.")]));
   const last = (changes ?? []).slice(-50).reverse();
   $("#programmed thead").replaceChildren(element("tr", {}, ...["At", "Kind", "Took", "Lag", "Frontends", "Pools", "Elements"].map((n) => element("th", { scope: "col" }, n))));
