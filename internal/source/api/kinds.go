@@ -142,7 +142,7 @@ func (o *Options) kinds() []*kind {
 			consequence: "pods cannot opt out of the fast path",
 		}
 		if o.Pods {
-			pods.consequence = "all connections of pods are translated, as socketExcludePods may exclude them"
+			pods.consequence += ", and all of their connections are translated, as socketExcludePods may exclude them"
 		}
 		all = append(all, pods)
 	}
