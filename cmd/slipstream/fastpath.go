@@ -54,7 +54,7 @@ func newFastPathAgent() *cobra.Command {
 kube-proxy in any mode and with other Service proxies, and does not change their
 rules. It needs a kernel with flowtables (CONFIG_NF_FLOW_TABLE_INET,
 CONFIG_NFT_FLOW_OFFLOAD) or, with --fast-path-engine=ebpf, one that can do the same by a BPF
-program (Linux 6.6, CONFIG_DEBUG_INFO_BTF).
+program (Linux 6.1, CONFIG_DEBUG_INFO_BTF).
 
 With --scope=all, every connection that the node forwards may take the fast path.
 With --scope=services, only connections to Services may; it then reads Services from the

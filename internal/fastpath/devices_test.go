@@ -61,7 +61,15 @@ func (w *world) withProgram() (names []string) {
 		all, err := netlink.LinkList()
 		for _, l := range all {
 			programs, e := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-			if e == nil && len(programs.Programs) > 0 {
+			is := e == nil && len(programs.Programs) > 0
+			if e != nil { // before Linux 6.6
+				filters, _ := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+				is = slices.ContainsFunc(filters, func(f netlink.Filter) bool {
+					b, is := f.(*netlink.BpfFilter)
+					return is && strings.HasPrefix(b.Name, "slipstream-fastpath")
+				})
+			}
+			if is {
 				names = append(names, l.Attrs().Name)
 			}
 		}

@@ -26,6 +26,7 @@ import (
 	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/ipv4"
@@ -355,6 +356,35 @@ func TestEBPFRoute(t *testing.T) {
 	w.unharmed(bystander)
 }
 
+// TestEBPFNextHop forgets the link addresses of another node again and again. Connections to its pods go on,
+// and stay offloaded.
+func TestEBPFNextHop(t *testing.T) {
+	w := newQuietWorld(t, EBPF)
+	if said := w.sh("tc qdisc add dev eth0 root pfifo"); said != "" { // without it packets go to the other end of the veth
+		t.Fatal(said)
+	}
+	w.start(Config{Engine: EBPF, Threshold: threshold})
+	far := w.newPod(w.newNode("n2", 12, 2), "far", 11)
+	w.serve(far)
+	w.endpoints(web, far)
+	w.apply()
+	each(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
+		s := w.stream(p, web, ipv6)
+		for range 5 {
+			w.fast(s)
+			if said := w.sh("ip -4 neigh flush dev eth0; ip -6 neigh flush dev eth0"); said != "" {
+				t.Fatal(said)
+			}
+			w.goesOn(s)
+		}
+		w.fast(s)
+		w.noSlowPackets(s)
+		if n := s.Stats(); n.Ended || n.Moved > 0 { // the kernel drops packets that wait for an address it forgets
+			t.Errorf("%+v", n)
+		}
+	})
+}
+
 // TestEBPFHops looks at the TTL and the hop limit of packets on the fast path: the node counts as one.
 func TestEBPFHops(t *testing.T) {
 	w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All})
@@ -474,6 +504,7 @@ func (w *world) counter() (program *ebpf.Program, count func() uint64) {
 // TestEBPFBeside attaches programs of others to interfaces: one that comes before ours, and one at the
 // egress to a pod, have to see all packets; one that comes after ours those of the slow path.
 func TestEBPFBeside(t *testing.T) {
+	kerneltest.Require(t, kerneltest.TCX)
 	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
 	attach := func(to *lab.Pod, at ebpf.AttachType, anchor tcx.Anchor) (count func() uint64) {
 		program, count := w.counter()
@@ -589,6 +620,7 @@ func TestEBPFQueue(t *testing.T) {
 // TestEBPFDetached removes the program from an interface, and then all that is pinned. Check must
 // notice it, and Reconcile must attach the program again.
 func TestEBPFDetached(t *testing.T) {
+	kerneltest.Require(t, kerneltest.TCX)
 	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
 	w.fast(s)

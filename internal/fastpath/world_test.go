@@ -70,7 +70,7 @@ const (
 var serviceName = map[int]string{web: "web", other: "other"}
 
 // needs is what the engines need.
-var needs = map[Engine]kerneltest.Feature{Flowtable: kerneltest.Flowtable, EBPF: kerneltest.TCX}
+var needs = map[Engine]kerneltest.Feature{Flowtable: kerneltest.Flowtable, EBPF: kerneltest.BPFIngress}
 
 // engines runs a test for each engine that the kernel has. A test that needs more is not run for
 // the others: the runner has no kernel with BPF and, for example, VLANs, but Debian's has them.

@@ -107,10 +107,10 @@ var Flowtable = define("flowtables", func() error {
 	})
 }, NFTables)
 
-// TCX is BPF programs at the ingress of interfaces (tcx links, Linux 6.6) that may look up
-// conntrack entries (CONFIG_DEBUG_INFO_BTF), and rules that log packets to processes
-// (CONFIG_NFT_LOG and CONFIG_NETFILTER_NETLINK_LOG).
-var TCX = define("BPF at ingress", func() error {
+// BPFIngress is BPF programs at the ingress of interfaces that may look up conntrack entries
+// (CONFIG_DEBUG_INFO_BTF, Linux 6.0), and rules that log packets to processes (CONFIG_NFT_LOG and
+// CONFIG_NETFILTER_NETLINK_LOG).
+var BPFIngress = define("BPF at ingress", func() error {
 	err := withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "probe"})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
@@ -129,9 +129,11 @@ var TCX = define("BPF at ingress", func() error {
 			err = kernel.TypeByName("bpf_skb_ct_lookup", &lookup)
 		}
 	}
-	if err != nil {
-		return err
-	}
+	return err
+}, NFTables)
+
+// TCX is tcx links (Linux 6.6), by which several such programs are at one interface.
+var TCX = define("tcx", func() error {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}, // TCX_NEXT
@@ -148,7 +150,7 @@ var TCX = define("BPF at ingress", func() error {
 		}
 		return l.Close()
 	})
-}, NFTables)
+}, BPFIngress)
 
 const probeTable = "kerneltest-probe"
 

@@ -28,7 +28,9 @@
 //
 // Packets to a pod on this node go directly to the pod's end of the veth pair (bpf_redirect_peer),
 // unless the node's end has a queueing discipline, which would be bypassed. The others leave by
-// the neighbour table (bpf_redirect_neigh) and pass the egress of the interface.
+// the neighbour table (bpf_redirect_neigh) and pass the egress of the interface. A kernel
+// without BPF_FIB_LOOKUP_SKIP_NEIGH (before Linux 6.3, unless it was backported) refuses the lookup of the
+// route for these. That ends the flow, and the connection stays on the slow path.
 //
 // The map and the links of the program to interfaces are pinned in a folder of /sys/fs/bpf, by the
 // network namespace. If the process ends unexpectedly they remain, and the next one adopts them.
@@ -36,8 +38,8 @@
 // Without tcx (Linux before 6.6) the program is a filter of tc at the qdisc clsact, which remains
 // without a pin. The qdisc is never removed, as other programs may use it.
 //
-// The program needs Linux 6.6, or the functions of 6.0 and tc, with CONFIG_DEBUG_INFO_BTF, for the functions of conntrack
-// (net/netfilter/nf_conntrack_bpf.c), CONFIG_NETFILTER_NETLINK_LOG and CONFIG_NFT_LOG. The object
+// The program needs Linux 6.1 with CONFIG_DEBUG_INFO_BTF, for the functions of conntrack
+// (net/netfilter/nf_conntrack_bpf.c, Linux 6.0), CONFIG_NETFILTER_NETLINK_LOG and CONFIG_NFT_LOG. The object
 // files are made from flow.c by "go generate" with clang and llvm of Debian 12 (version 14).
 package ebpf
 

@@ -134,7 +134,7 @@ func (e *Engine) load() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("BPF program (Linux 6.6 with CONFIG_DEBUG_INFO_BTF and conntrack): %w", err)
+		return fmt.Errorf("BPF program (Linux 6.1 with CONFIG_DEBUG_INFO_BTF and conntrack): %w", err)
 	}
 	return nil
 }
