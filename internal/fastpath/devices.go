@@ -19,6 +19,7 @@ import (
 type link struct {
 	name       string
 	up, chosen bool // chosen interfaces take part
+	mtu        int
 }
 
 // deviceSet is a set of devices of a flowtable.
@@ -45,14 +46,28 @@ func (c *Controller) list() error {
 	return err
 }
 
-// update programs a change of interfaces.
+// update programs a change of interfaces. The flows of a flowtable keep the MTU of their start if they are
+// IPv6: after a change of MTU all connections are offloaded again.
 func (c *Controller) update(ctx context.Context, all []netif.Interface) {
+	if c.change(ctx, all) {
+		c.refresh(ctx)
+	}
+}
+
+// change reports whether flows have to end, as the MTU of an interface that takes part has changed.
+func (c *Controller) change(ctx context.Context, all []netif.Interface) (mtu bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	former := c.links
 	c.take(all)
 	if c.sequence.Check() == nil {
 		c.sync(ctx)
 	}
+	for index, l := range c.links {
+		before, existed := former[index]
+		mtu = mtu || existed && l.chosen && l.mtu != before.mtu
+	}
+	return mtu && c.engine == nil
 }
 
 // take records the interfaces. A kernel that does not keep devices by name keeps a renamed
@@ -84,7 +99,7 @@ func (c *Controller) choose(all []netif.Interface) map[int]link {
 	for _, i := range all {
 		chosen, err := c.config.Interfaces.Selects(&i)
 		chosen = chosen && (c.engine == nil || i.Ethernet)
-		links[i.Index] = link{name: i.Name, up: i.Up, chosen: chosen}
+		links[i.Index] = link{name: i.Name, up: i.Up, chosen: chosen, mtu: i.MTU}
 		if c.said[badExpression] == "" { // it may fail for many interfaces
 			c.logOnce(err, badExpression)
 		}

@@ -76,9 +76,6 @@ func testUnusual(t *testing.T, engine Engine) {
 			options("\x01\x01\x01\x00", "\x00\x00\x01\x04\x00\x00\x00\x00") // that say nothing
 			slow("options", func() { pass(client, server, 10) })
 			options("", "")
-			if engine == Flowtable && ipv6 {
-				return // the kernel (6.12) keeps the MTU of when the connection was offloaded
-			}
 			l, err := w.links.LinkByName(w.web[0].NodeLink())
 			w.check(err)
 			w.check(w.links.LinkSetMTU(l, 1300))
