@@ -22,7 +22,7 @@ type cell struct {
 func (r *result) outcome(series, subject string) (s *bench.Series, o *bench.Outcome, missing string) {
 	switch {
 	case r == nil:
-		return nil, nil, "not measured in this run"
+		return nil, nil, notMeasured
 	case r.Result == nil:
 		return nil, nil, "not measured: " + firstLine(r.Failed)
 	}
@@ -36,8 +36,11 @@ func (r *result) outcome(series, subject string) (s *bench.Series, o *bench.Outc
 			return nil, nil, "given up: " + firstLine(one.Failed)
 		}
 	}
-	return nil, nil, "not measured in this run"
+	return nil, nil, notMeasured
 }
+
+// notMeasured is why there is no value if nothing better is known.
+const notMeasured = "not measured in this run"
 
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
@@ -66,7 +69,7 @@ func (r *result) compare(series, theirs, ours string) string {
 	_, t, _ := r.outcome(series, theirs)
 	s, o, _ := r.outcome(series, ours)
 	if t == nil || o == nil {
-		return ""
+		return "nothing to compare"
 	}
 	ratio := 0.0
 	switch base := bench.Median(t.Values); {

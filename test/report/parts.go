@@ -180,6 +180,12 @@ from the last reply until the last change has its effect. Processor time include
 					if n == 10_000 && line.headline != "" {
 						row.headline = fmt.Sprintf("%s, 10,000 Services, %s mode", line.headline, mode)
 					}
+					if row.Theirs.Missing == notMeasured {
+						row.Theirs.Missing = "not started, see above"
+						if line.series == "start" {
+							row.Theirs.Missing = tooLong(bySize, n, subjects[0])
+						}
+					}
 				}
 				s.Tables = append(s.Tables, t)
 			}
@@ -198,11 +204,24 @@ from the last reply until the last change has its effect. Processor time include
 		return nil
 	},
 	limits: []string{
-		"kube-proxy's nftables mode is not started with 100,000 Services: its start grows with the square of their number (compare 10,000 and 27,000), and would take longer than this whole report.",
+		"kube-proxy's nftables mode is not started with 100,000 Services: its start grows with the square of their number (compare 10,000 and 27,000). The table has the time to expect.",
 		"With 27,000 Services and more the connections and changes of one run are compared, not several starts, so that there is no test of their difference.",
 		"Nobody has published these figures for kube-proxy v1.37.",
 		"The kernels of User Mode Linux, the only ones here with IPVS, are too slow for an API server of this size; docs/performance.md has IPVS mode with 2,000 Services.",
 	},
+}
+
+// tooLong says why a proxy was not started with n Services: its start grows with the square of their
+// number, which gives the time of this start from that of the largest one that was measured.
+func tooLong(bySize map[int]*result, n int, subject string) string {
+	for _, less := range slices.Backward(scaleSizes) {
+		if _, start, _ := bySize[less].outcome("start", subject); start != nil && less < n {
+			scale := float64(n) / float64(less)
+			return fmt.Sprintf("not started: %s Services took %s, and the time grows with the square of their number, here to about %s minutes",
+				bench.Thousands(less), bench.Nanoseconds.Format(start.Median), digits(start.Median*scale*scale/float64(time.Minute)))
+		}
+	}
+	return notMeasured
 }
 
 func mode(t *table) string { return t.Title[strings.LastIndex(t.Title, ",")+1:] }
