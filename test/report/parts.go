@@ -295,7 +295,7 @@ server.`,
 		return s.lines("Rules for a new connection", "rules", bySize, "rules", slipIPT, kubeIPT, slipNFT, kubeNFT)
 	},
 	limits: []string{
-		"Calico itself is not run: the article says that a connection meets as many of its rules as of kube-proxy's with 20 Services in iptables mode, so that row stands for it. A policy engine's rules are the same beside either proxy.",
+		"Calico itself is not run, as it would replace the network of these nodes, and its rules depend on their policies. The article says that a connection meets as many of its rules as of kube-proxy's with 20 Services in iptables mode, so that row stands for it. A policy engine's rules are the same beside either proxy.",
 		"IPVS mode is counted with 10 and 100 Services, on the User Mode Linux kernel. Every connection meets the same rules there, as both proxies look Services up in hash tables.",
 	},
 }
