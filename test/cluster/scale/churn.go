@@ -15,17 +15,20 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/bench"
 	"github.com/slipstream-proxy/slipstream/cmd/slipstream-bench/cluster"
+	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 const (
-	churned     = "churn"
-	syncFull    = "sync_full"
-	syncPartial = "sync_partial"
-	rulesAll    = "restore_rules"
-	rulesLast   = "restore_last"
-	healed      = "healed"
-	failures    = "restore_failures"
+	churned      = "churn"
+	syncFull     = "sync_full"
+	syncPartial  = "sync_partial"
+	rulesAll     = "restore_rules"
+	rulesLast    = "restore_last"
+	healed       = "healed"
+	healedChange = "healed_change"
+	healedOthers = "healed_others"
+	failures     = "restore_failures"
 )
 
 // churn replaces endpoints of random Services at a constant rate, and meanwhile measures single
@@ -107,43 +110,85 @@ func (m *measurement) restores(ctx context.Context) error {
 	return nil
 }
 
-// heal deletes the content of iptables' table nat, as another program may, and then changes an endpoint:
-// a partial restore fails, because it refers to chains that are gone. It measures from the change until
-// the new endpoint, and other Services, which the change does not concern, answer.
+// heal removes the chain of one Service, as another program may, and then changes another Service. A
+// partial restore of kube-proxy has the rules of all frontends, and so fails, as one of them leads to a
+// chain that is gone. It measures from the removal until the first Service answers and until the change of
+// the second one has its effect, and how many connections to others fail meanwhile.
 func (m *measurement) heal(ctx context.Context) error {
 	if m.subject.Mode() != "iptables" || m.options.Failures == 0 {
 		return nil
 	}
 	before, err := m.failedRestores(ctx)
-	if err != nil {
-		return err
-	}
-	for n := range m.options.Failures {
-		err := bench.Sleep(ctx, pause)
-		if err == nil {
+	for n := 0; n < m.options.Failures && err == nil; n++ {
+		if err = bench.Sleep(ctx, pause); err == nil {
 			err = m.calm(ctx, m.proxy.PID())
 		}
-		for _, what := range []string{"-F", "-X"} {
-			if err == nil {
-				_, err = m.node.Run(ctx, "iptables", "-t", "nat", what)
-			}
+		if err == nil {
+			err = m.healOne(ctx, m.Single[2*n%len(m.Single)], m.Single[(2*n+1)%len(m.Single)])
 		}
-		if err != nil {
-			return err
-		}
-		written := time.Now()
-		if _, err := m.change(ctx, m.Single[n%len(m.Single)]); err != nil {
-			return fmt.Errorf("a change without rules: %w", err)
-		}
-		answered, err := m.awaitAll(ctx, m.Others[:3], written)
-		if err != nil {
-			return fmt.Errorf("without rules: %w", err)
-		}
-		m.samples.Add(healed, float64(answered.Sub(written)))
+	}
+	if err != nil {
+		return fmt.Errorf("without a chain: %w", err)
 	}
 	after, err := m.failedRestores(ctx)
 	m.samples.Add(failures, after-before)
 	return err
+}
+
+func (m *measurement) healOne(ctx context.Context, damaged, other int) error {
+	saved, err := m.node.Run(ctx, "iptables-save", "-t", "nat")
+	if err != nil {
+		return err
+	}
+	script, err := removal(string(saved), frontend(damaged).Addr())
+	if err != nil {
+		return err
+	}
+	if _, err := m.node.Run(ctx, "sh", "-c", "iptables-restore --noflush <<'END'\n"+script+"END"); err != nil {
+		return err
+	}
+	removed := time.Now()
+	stop := m.connectAllTheTime(m.Others[:min(50, len(m.Others))])
+	var answered time.Time
+	var took time.Duration
+	var both errgroup.Group
+	both.Go(func() (err error) {
+		answered, err = m.awaitAll(ctx, []int{damaged}, removed)
+		return err
+	})
+	both.Go(func() (err error) {
+		took, err = m.change(ctx, other)
+		return err
+	})
+	err = both.Wait()
+	share := stop()
+	if err == nil {
+		m.samples.Add(healed, float64(answered.Sub(removed)))
+		m.samples.Add(healedChange, float64(took))
+		m.samples.Add(healedOthers, share)
+	}
+	return err
+}
+
+// removal is the input of iptables-restore that removes the chain of the Service with a ClusterIP, and
+// the rules that lead to it, from a table nat as iptables-save writes it.
+func removal(saved string, clusterIP netip.Addr) (string, error) {
+	chain, script := "", "*nat\n"
+	for line := range strings.Lines(saved) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "-A" || !strings.Contains(line, " -d "+clusterIP.String()+"/32 ") {
+			continue
+		}
+		to := fields[len(fields)-1]
+		if strings.HasPrefix(to, "KUBE-SVC-") || strings.HasPrefix(to, "SLIP-SVC-") {
+			chain = to
+			script += "-D" + strings.TrimPrefix(line, "-A")
+		}
+	}
+	if chain == "" {
+		return "", fmt.Errorf("table nat has no chain of the Service with address %v", clusterIP)
+	}
+	return script + "-F " + chain + "\n-X " + chain + "\nCOMMIT\n", nil
 }
 
 // failedRestores is how many partial restores have failed so far.

@@ -66,7 +66,9 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
 	add(rulesAll, "rules of iptables' table nat", bench.Count)
 	add(rulesLast, "  of them in the last restore", bench.Count)
-	add(healed, "a change after the table nat was emptied", bench.Nanoseconds, bench.P50, bench.Highest)
+	add(healed, "a Service without its chain answers again", bench.Nanoseconds, bench.P50, bench.Highest)
+	add(healedChange, "  a change of another Service meanwhile", bench.Nanoseconds, bench.P50, bench.Highest)
+	add(healedOthers, "  connections to others that failed meanwhile", bench.Percent)
 	add(failures, "  partial restores that failed", bench.Count)
 	add(failedShare, "connections that failed meanwhile", bench.Percent)
 	add(delivered, "a client with informers only: has a change after", bench.Nanoseconds, bench.P50, bench.P99)
@@ -122,7 +124,7 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 			err = step(ctx)
 		}
 	}
-	others()
+	m.samples.Add(failedShare, others())
 	if err == nil {
 		err = m.heal(ctx)
 	}
@@ -140,8 +142,8 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 }
 
 // connectAllTheTime makes 20 connections a second to the Services of a sample, from now on until
-// stop is called, and adds the percentage of those that had no answer within a second.
-func (m *measurement) connectAllTheTime(sample []int) (stop func()) {
+// stop is called, which returns the percentage of those that had no answer within a second.
+func (m *measurement) connectAllTheTime(sample []int) (stop func() (failedShare float64)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	made, failed := 0, 0
 	var done sync.WaitGroup
@@ -155,10 +157,10 @@ func (m *measurement) connectAllTheTime(sample []int) (stop func()) {
 			return nil
 		})
 	})
-	return func() {
+	return func() float64 {
 		cancel()
 		done.Wait()
-		m.samples.Add(failedShare, 100*float64(failed)/float64(max(made, 1)))
+		return 100 * float64(failed) / float64(max(made, 1))
 	}
 }
 

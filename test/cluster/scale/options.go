@@ -134,7 +134,7 @@ func parse(args []string) (*options, error) {
 		f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
 		f.IntVar(&o.Churn, "churn", 0, "endpoints that are replaced in each second of -churn-time, after the bursts")
 		f.DurationVar(&o.ChurnTime, "churn-time", 20*time.Second, "how long endpoints are replaced all the time")
-		f.IntVar(&o.Failures, "failures", 0, "how often to empty iptables' table nat before a change, in the end, so that a partial restore fails; iptables modes only")
+		f.IntVar(&o.Failures, "failures", 0, "how often to remove the chain of a Service and to change another one, in the end, so that a partial restore fails; iptables modes only")
 		f.BoolVar(&o.informers, "informers", true, "measure a client with informers only, too, beside each subject")
 		// The kernel frees rules of ten thousand Services for a while.
 		f.DurationVar(&o.quiet, "quiet", 2*time.Minute, "how long to wait, at most, for the machine to be idle before each start")

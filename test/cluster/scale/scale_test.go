@@ -95,6 +95,17 @@ func checkSubject(t *testing.T, r *bench.Result, k int) {
 			t.Errorf("%s: %s: no ratio", name, series)
 		}
 	}
+	if strings.HasSuffix(name, "-iptables") {
+		for _, series := range []string{healed, healedChange, healedOthers, failures} {
+			if s := r.Find(series); len(s.Outcomes[k].Values) != 1 {
+				t.Errorf("%s: %s: %+v, want one value", name, series, s.Outcomes[k])
+			}
+		}
+		// kube-proxy's partial restores have the rules of all Services.
+		if got, want := r.Find(failures).Outcomes[k].Median, float64(strings.Count(name, "kube-proxy")); got != want {
+			t.Errorf("%s: %v partial restores failed, want %v", name, got, want)
+		}
+	}
 	if r.Find(peak).Outcomes[k].Median < r.Find(peakStart).Outcomes[k].Median {
 		t.Errorf("%s: the peak in the end is less than that of the start", name)
 	}
