@@ -50,7 +50,7 @@ flock 9 # another run may be downloading
 apt() { env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 -o APT::Sandbox::User=root "$@" 9>&- >&2; }
 missing=()
 command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
-busybox 2>/dev/null | grep -q 'multi-call' || missing+=(busybox-static) # for the initramfs
+[[ $(busybox 2>/dev/null || true) == *multi-call* ]] || missing+=(busybox-static) # for the initramfs
 command -v depmod >/dev/null || missing+=(kmod)
 command -v unshare >/dev/null || missing+=(util-linux)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
