@@ -98,7 +98,7 @@ type job struct {
 	step step
 }
 
-// measure runs the steps that have no result yet, or those of the chosen parts, and stores each
+// measure runs the steps that have no result yet (one in which a subject was given up has one), or those of the chosen parts, and stores each
 // result in records and in a file. It goes on after a step that fails.
 func measure(ctx context.Context, records map[string]*record, data string, fast bool, chosen []string, version string) (failed error) {
 	var jobs []job
@@ -114,7 +114,7 @@ func measure(ctx context.Context, records map[string]*record, data string, fast 
 		r.keep(steps, version)
 		records[p.name] = r
 		for _, s := range steps {
-			if old := r.find(s.name); old == nil || old.Failed != "" {
+			if old := r.find(s.name); old == nil || old.Result == nil {
 				jobs = append(jobs, job{p, s})
 			}
 		}
