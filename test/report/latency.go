@@ -24,7 +24,7 @@ its own, and have their turns one after the other. Processor time is that of the
 percent of one processor; these do the kernel's work for the packets, too. The relay is what serves NodePorts on
 loopback addresses in nftables mode, a process that copies between two connections, as kube-proxy's userspace mode did.`,
 	steps: func(fast bool) []step {
-		services, rounds, seconds, estimate := "1,10,100,1000,10000", 4, 2, 10*time.Minute
+		services, rounds, seconds, estimate := "1,10,100,1000,10000", 4, 2, 9*time.Minute
 		if fast {
 			services, rounds, seconds, estimate = "1,1000", 4, 1, 2*time.Minute
 		}

@@ -152,9 +152,9 @@ from the last reply until the last change has its effect. Processor time include
 			return all
 		}
 		add(1_000, 6*time.Minute, "-runs 4 -changes 4 -budget 6s -bursts 1 -quiet 10s")
-		add(10_000, 10*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 20s")
-		add(27_000, 330*time.Second, "-endpoints 4 -changes 8 -budget 20s -bursts 2 -timeout 5m")
-		add(100_000, 390*time.Second, "-subjects slipstream,slipstream-iptables,kube-proxy-iptables -changes 6 -budget 20s -bursts 1 -timeout 3m")
+		add(10_000, 9*time.Minute, "-runs 4 -changes 6 -budget 9s -bursts 1 -quiet 20s")
+		add(27_000, 5*time.Minute, "-endpoints 4 -changes 8 -budget 20s -bursts 2 -timeout 5m")
+		add(100_000, 6*time.Minute, "-subjects slipstream,slipstream-iptables,kube-proxy-iptables -changes 6 -budget 20s -bursts 1 -timeout 3m")
 		return all
 	},
 	fill: func(s *section, r *record) error {

@@ -26,11 +26,11 @@ In a fleet, many proxies of one kind run at once, each on a node of its own, wit
 time until the kernel of each node reports the transaction. All of them and the API server share the processors of this machine,
 so that a fleet's latency is mostly the processor time of all its proxies together.`,
 	steps: func(fast bool) []step {
-		services, flags, estimate := 5_000, "-runs 4 -changes 3 -budget 4s -bursts 1 -burst 100 -churn 25 -churn-time 12s -failures 1", 10*time.Minute
+		services, flags, estimate := 5_000, "-runs 4 -changes 3 -budget 4s -bursts 1 -burst 100 -churn 25 -churn-time 12s -failures 1", 750*time.Second
 		if fast {
 			services, flags, estimate = 1_000, "-changes 3 -budget 4s -bursts 1 -burst 100 -churn 25 -churn-time 5s -quiet 3s -failures 1", 120*time.Second
 		}
-		proxies, of, fleetFlags, fleetEstimate := 100, 1_000, "-changes 12 -budget 40s -churn-time 10s -timeout 3m -quiet 20s", 4*time.Minute
+		proxies, of, fleetFlags, fleetEstimate := 100, 1_000, "-changes 12 -budget 40s -churn-time 10s -timeout 3m -quiet 20s", 3*time.Minute
 		if fast {
 			proxies, of, fleetFlags, fleetEstimate = 20, 200, "-changes 5 -budget 10s -churn-time 4s -timeout 1m -quiet 5s", time.Minute
 		}
