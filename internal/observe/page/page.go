@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
@@ -100,6 +101,7 @@ func guard(next http.Handler) http.Handler {
 		if err != nil {
 			host = r.Host
 		}
+		host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]") // of IPv6 at port 80
 		if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
 			http.Error(w, "use an IP address or localhost as the host in the URL", http.StatusForbidden)
 			return

@@ -85,6 +85,7 @@ func TestGuard(t *testing.T) {
 		{"GET", "127.0.0.1:10280", http.StatusOK},
 		{"GET", "[::1]:10280", http.StatusOK},
 		{"GET", "192.0.2.7", http.StatusOK},
+		{"GET", "[::1]", http.StatusOK},
 		{"GET", "localhost:10280", http.StatusOK},
 		{"GET", "example.com:10280", http.StatusForbidden},
 		{"GET", "127.0.0.1.example.com", http.StatusForbidden},
