@@ -12,7 +12,7 @@ export function element(tag, properties = {}, ...children) {
 }
 
 async function get(path, query = {}) {
-  const r = await fetch(`api/${path}?${new URLSearchParams(query)}`);
+  const r = await fetch(`api/${path}?${new URLSearchParams(query)}`, { signal: current?.signal });
   if (!r.ok) throw new Error((await r.text()).trim());
   return r.json();
 }
@@ -39,6 +39,8 @@ const time = (at) => new Date(at).toLocaleString();
 // Status
 
 let chart;
+
+const chartSize = () => ({ width: Math.max(320, $("#changes").clientWidth), height: 280 });
 
 async function showStatus() {
   const [status, changes] = await Promise.all([get("status"), get("changes")]);
@@ -76,7 +78,7 @@ function drawChanges(changes) {
   const y = { ...axis, size: 70, filter: powers, grid: { ...axis.grid, filter: powers }, ticks: { ...axis.ticks, filter: powers } };
   const at = changes.map((c) => Date.parse(c.at) / 1e3), now = Date.now() / 1e3;
   chart = new uPlot({
-    width: Math.max(320, box.clientWidth), height: 280,
+    ...chartSize(),
     scales: { x: { range: [Math.min(at[0], now - 60), now] }, y: { distr: 3 } },
     axes: [axis, { ...y, values: (_, ticks) => ticks.map((t) => (t === null ? "" : duration(t * 1e9))) }],
     series: [{ label: "At" }, points("Programming the kernel", "--accent"), points("Lag behind the cluster", "--warn")],
@@ -129,7 +131,6 @@ function serviceRow(s) {
 async function showServices() {
   const { search, sort, descending, page } = table;
   const rows = await get("services", { search, sort, page, ...(descending && { descending: "" }) });
-  if (search !== table.search) return; // another answer is on its way
   table.page = rows.page;
   const active = document.activeElement?.closest("th")?.cellIndex;
   const link = document.activeElement?.closest("tbody a")?.hash;
@@ -155,8 +156,9 @@ $("#next").onclick = () => { table.page++; show(); };
 // One Service
 
 async function showService(name) {
-  const service = await get(`services/${name.split("/").map(encodeURIComponent).join("/")}`);
+  if ($("#service-name").textContent !== name) $("#service").replaceChildren(); // another Service's
   $("#service-name").textContent = name;
+  const service = await get(`services/${name.split("/").map(encodeURIComponent).join("/")}`);
   $("#service").replaceChildren(...service.ports.map((p, i) => picture(service, p, i)));
 }
 
@@ -165,7 +167,9 @@ async function showService(name) {
 $("#question").onsubmit = async (e) => {
   e.preventDefault();
   const { from, to } = Object.fromEntries(new FormData(e.target));
-  location.hash = `explain/${encodeURIComponent(from)}/${encodeURIComponent(to)}`;
+  const hash = `#explain/${encodeURIComponent(from)}/${encodeURIComponent(to)}`;
+  if (location.hash === hash) show(); // the same question again
+  else location.hash = hash;
 };
 
 async function showExplain(argument) {
@@ -174,7 +178,10 @@ async function showExplain(argument) {
   if (!to) return $("#steps").replaceChildren();
   Object.assign(form.from, { value: from });
   Object.assign(form.to, { value: to });
-  const answer = await get("explain", { from, to }).catch((err) => ({ steps: [{ title: "Error", text: err.message, cause: "Error" }] }));
+  const answer = await get("explain", { from, to }).catch((err) => {
+    if (err.name === "AbortError") throw err;
+    return { steps: [{ title: "Error", text: err.message, cause: "Error" }] };
+  });
   $("#steps").replaceChildren(...answer.steps.map((s) => element("li", {},
     element("strong", { className: s.cause ? (s.possible ? "warn" : "bad") : "" }, s.title), " ", s.text,
     s.rule ? element("span", { className: "mono" }, s.rule) : "")));
@@ -205,10 +212,12 @@ const views = {
   events: { show: showEvents, period: 15 },
 };
 
-let timer, shown;
+let timer, shown, current;
 
 async function show() {
   clearTimeout(timer);
+  current?.abort(); // an answer to a former question must not replace this one's
+  const { signal } = current = new AbortController();
   const [name = "", ...rest] = location.hash.slice(1).split("/");
   const view = views[name] ? name : "status";
   const argument = rest.join("/");
@@ -220,13 +229,15 @@ async function show() {
   const fresh = $("#fresh");
   try {
     await views[view].show(argument);
+    if (signal.aborted) return;
     fresh.className = "";
     fresh.textContent = `as of ${new Date().toLocaleTimeString()}`;
   } catch (err) {
+    if (signal.aborted) return;
     fresh.className = "bad";
     fresh.textContent = `${err.message} (${new Date().toLocaleTimeString()})`;
   }
-  clearTimeout(timer);
+  $("main").className = fresh.className && "stale";
   const period = shown === location.hash ? views[view].period : views[view].period && 2; // rates are known from the second answer on
   shown = location.hash;
   if (period && !document.hidden) timer = setTimeout(show, period * 1e3);
@@ -234,7 +245,7 @@ async function show() {
 
 addEventListener("hashchange", () => { table.page = 0; show(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) show(); });
-addEventListener("resize", () => { if (!$("#view-status").hidden) show(); });
+addEventListener("resize", () => chart?.setSize(chartSize()));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 get("status").then((s) => { $("#node").textContent = `${s.node}, mode ${s.mode}`; }, () => {});
 show();
