@@ -231,10 +231,12 @@ async function show() {
     await views[view].show(argument);
     if (signal.aborted) return;
     fresh.className = "";
+    fresh.removeAttribute("role");
     fresh.textContent = `as of ${new Date().toLocaleTimeString()}`;
   } catch (err) {
     if (signal.aborted) return;
     fresh.className = "bad";
+    fresh.setAttribute("role", "alert");
     fresh.textContent = `${err.message} (${new Date().toLocaleTimeString()})`;
   }
   $("main").className = fresh.className && "stale";
