@@ -145,8 +145,8 @@ func newSockets() *cobra.Command {
 		Use:   "sockets",
 		Short: "Measure short connections by sockets that connect straight to the endpoint",
 		Long: `Sockets measures connections that carry one request and one response, as crr does, in turns: from pod
-to pod without a Service, to a Service with socketLoadBalancing, and to the Service by
-translation in nftables mode. Many more Services are programmed. The table has medians, and
+to pod without a Service, to a Service with socketLoadBalancing, to the Service by
+translation in nftables mode, and by one rule alone, the least that NAT costs. Many more Services are programmed. The table has medians, and
 their ratios to connections without a Service in the same round. It needs cgroup v2.`,
 		Example: `  slipstream-bench sockets
   slipstream-bench sockets --rounds 50 --connections 5000 --save result.json`,

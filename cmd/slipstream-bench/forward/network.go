@@ -33,6 +33,7 @@ type network struct {
 	direct         bool // the client connects to the server's pod
 	linked         bool // by the link between the pods
 	sockets        bool // the programs of package socket are attached
+	rule           bool // one rule translates connections
 	padding        int  // Services beside the one that is measured
 	addresses
 }
@@ -118,6 +119,11 @@ func (n *network) set(ctx context.Context, s Setting) error {
 	}
 	if err := n.useLink(s.linked); err != nil {
 		return err
+	}
+	if s.rule != n.rule {
+		if err := n.useRule(ctx, s.rule); err != nil {
+			return fmt.Errorf("setting %q: %w", s.Name, err)
+		}
 	}
 	for _, m := range n.nodes {
 		if err := m.setFastPath(ctx, s); err != nil {
@@ -207,6 +213,9 @@ func (n *network) frontend(p servicePort) netip.AddrPort {
 	}
 	if n.direct {
 		return n.backend(p)
+	}
+	if n.rule {
+		return netip.AddrPortFrom(n.ruled(), p.port)
 	}
 	return netip.AddrPortFrom(n.clusterIP, p.port)
 }

@@ -284,6 +284,7 @@ type Setting struct {
 	direct  bool // see Direct
 	linked  bool // see Linked
 	sockets bool // see Sockets
+	rule    bool // see OneRule
 }
 
 // Settings are compared with the first one. A threshold of one packet means no threshold: the

@@ -22,15 +22,41 @@ import (
 )
 
 // SocketSettings are compared by [Sockets].
-var SocketSettings = []Setting{Direct, Straight, {Name: "nftables"}}
+var SocketSettings = []Setting{Direct, Straight, {Name: "nftables"}, OneRule}
+
+// OneRule is the setting in which one rule translates connections to an address that no Service has: the
+// least that the kernel's NAT costs.
+var OneRule = Setting{Name: "one rule", rule: true}
+
+// ruled is the address that the rule translates.
+func (n *network) ruled() netip.Addr {
+	if n.ipv6 {
+		return netip.MustParseAddr("2001:db8::77")
+	}
+	return netip.MustParseAddr("192.0.2.77")
+}
+
+// useRule adds the rule, or removes it.
+func (n *network) useRule(ctx context.Context, use bool) error {
+	n.rule = use
+	command, family := "delete table inet bench-rule", "ip"
+	if n.ipv6 {
+		family = "ip6"
+	}
+	if use { // before the proxy's chain
+		command = fmt.Sprintf("table inet bench-rule {\nchain c { type nat hook prerouting priority -101; %s daddr %v tcp dport %d dnat %s to %v; }\n}", family, n.ruled(), requestPort.port, family, n.backend(requestPort))
+	}
+	_, err := n.nodes[0].Run(ctx, "nft", command)
+	return err
+}
 
 // Straight is the setting in which the client's sockets connect straight to the endpoint (package
 // socket). No packet is translated, and the node forwards them by the slow path.
 var Straight = Setting{Name: "sockets", sockets: true}
 
 // Sockets measures connections that carry one request and one response, as [CRR] does: from pod to pod
-// without a Service, to a Service by sockets that connect straight to the endpoint, and to the Service
-// by translation. The node has more Services, of 10 endpoints each.
+// without a Service, to a Service by sockets that connect straight to the endpoint, to the Service
+// by translation, and by one rule. The node has more Services, of 10 endpoints each.
 func Sockets(ctx context.Context, o Options) (_ *bench.Result, err error) {
 	if err := errors.Join(o.validateCRR(), bench.Within("--services", o.Services, 1, 60_000)); err != nil {
 		return nil, err
