@@ -43,6 +43,7 @@ needs=(
   'chromium chromium'           # tests of pages: the proxy's, and the report's
   'ps procps'
   'sysctl procps'
+  'promtool prometheus'         # evaluating the alerts
 )
 
 missing=()
@@ -73,11 +74,26 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 "$@" >&2; }
 
+# The package prometheus would start a server on this machine, so promtool is unpacked from it.
+unpack_promtool() (
+  dir=$(mktemp -d)
+  trap 'rm -rf "$dir"' EXIT
+  cd "$dir" && apt-get -qq -o APT::Sandbox::User=root download prometheus && dpkg -x prometheus_*.deb . &&
+    "${as_root[@]}" cp usr/bin/promtool /usr/local/bin/promtool
+)
+
+install() {
+  local names=() name
+  for name in "${packages[@]}"; do [ "$name" = prometheus ] || names+=("$name"); done
+  [ ${#names[@]} -eq 0 ] || apt install -y --no-install-recommends "${names[@]}" || return
+  command -v promtool >/dev/null || unpack_promtool
+}
+
 say "installing ${packages[*]}"
 # The package index may be absent (a fresh image) or stale, hence the second try.
-apt install -y --no-install-recommends "${packages[@]}" 2>/dev/null || {
+install 2>/dev/null || {
   apt update || say "apt-get update failed; trying to install anyway"
-  apt install -y --no-install-recommends "${packages[@]}" || { say "cannot install ${packages[*]}"; exit 1; }
+  install || { say "cannot install ${packages[*]}"; exit 1; }
 }
 left=()
 for command in "${missing[@]}"; do command -v "$command" >/dev/null || left+=("$command"); done

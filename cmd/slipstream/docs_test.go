@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/test/finding"
 	"github.com/spf13/pflag"
 )
 
@@ -66,5 +67,53 @@ func TestKubeProxysFlags(t *testing.T) {
 		if fs.Lookup(name) == nil {
 			t.Errorf("there is no --%s", name)
 		}
+	}
+}
+
+// TestDocumentsClaims checks documents for claims that a first user found untrue, by words that must be there
+// or must not.
+func TestDocumentsClaims(t *testing.T) {
+	for _, c := range []struct{ name, file, want, not, open string }{
+		{name: "a cost that depends on the change is nftables mode's", file: "README.md", want: "In nftables mode, a change", not: "never on the size"},
+		{name: "a packet costs conntrack and NAT", file: "README.md", not: "costs nothing"},
+		{name: "make test is not for a newcomer", file: "README.md", not: "make test"},
+		{name: "Ubuntu is not tested", file: "README.md", not: "Ubuntu"},
+		{name: "config.conf is in kube-proxy's pod", file: "README.md", want: "get configmap kube-proxy", not: "--config /var/lib/kube-proxy/"},
+		{name: "kube-proxy is to be stopped", file: "README.md", want: "Stop kube-proxy"},
+		{name: "ratios have no unit", file: "README.md", want: "12x", open: "first-use, documents: README's ratios have no unit"},
+		{name: "maturity", file: "README.md", want: "not yet", open: "first-use, documents: README says nowhere how mature it is"},
+		{name: "explain is shown", file: "README.md", want: "$ slipstream explain", open: "first-use, documents: README has no output of explain"},
+		{name: "a table", file: "examples/README.md", not: "||\n"},
+		{name: "unknown fields come first", file: "docs/manifests.md", want: "only these are reported", not: "Each mistake is one line"},
+		{name: "versions that the chart accepts", file: "docs/support.md", want: "1.31 to 1.33"},
+		{name: "the pod of a node", file: "docs/see.md", want: "--field-selector spec.nodeName="},
+		{name: "the job of the alerts", file: "docs/metrics.md", want: "which the ServiceMonitor of the chart and of kustomize sets"},
+		{name: "many nodes", file: "docs/install.md", want: "kind: DaemonSet", open: "first-use, documents: the way back is a loop over nodes, and leaves a pod on each"},
+		{name: "aims", file: "docs/performance.md", not: "**missed**", open: "first-use, documents: performance.md speaks of aims that no user knows"},
+		{name: "starts", file: "docs/performance.md", not: "0.95 s", open: "first-use, documents: performance.md has several figures for one thing"},
+		{name: "NodePort addresses", file: "docs/services.md", not: "A family without a range serves them", open: "first-use, documents: the addresses of NodePorts are a riddle, not a table"},
+		{name: "ambient meshes", file: "docs/sockets.md", want: "ambient"},
+		{name: "short connections are not faster", file: "docs/performance.md", not: "neither engine changes them"},
+		{name: "a packet's cost", file: "docs/fastpath.md", not: "a packet costs a tenth"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.open != "" {
+				finding.Open(t, c.open)
+			}
+			raw, err := os.ReadFile("../../" + c.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Join(strings.Fields(string(raw)), " ") // lines may be broken anywhere
+			if strings.HasSuffix(c.not, "\n") {
+				text = string(raw)
+			}
+			if !strings.Contains(text, c.want) {
+				t.Errorf("%s does not say %q", c.file, c.want)
+			}
+			if c.not != "" && strings.Contains(text, c.not) {
+				t.Errorf("%s says %q", c.file, c.not)
+			}
+		})
 	}
 }

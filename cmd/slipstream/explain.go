@@ -39,21 +39,24 @@ func findPod(ctx context.Context, client rest.Interface, name types.NamespacedNa
 
 type explainOptions struct {
 	servicesOptions
-	from    string
-	probe   bool
-	trace   bool
-	timeout time.Duration
+	from      string
+	probe     bool
+	probeHere bool // connect to the endpoints on this node
+	trace     bool
+	timeout   time.Duration
 }
 
 func newExplain() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
-		Use:   "explain ADDRESS:PORT[/PROTOCOL] | [NAMESPACE/]SERVICE[:PORT][/PROTOCOL]",
+		Use:   "explain ADDRESS:PORT[/PROTOCOL] | [NAMESPACE/]SERVICE[:PORT][/PROTOCOL] | NAME.NAMESPACE.svc.cluster.local[:PORT] | URL",
 		Short: "Explain where a new connection to a Service would go, or what stops it",
 		Long: `Explain follows the first packet of a connection to a Service through this node: the
 frontend, the kernel's copy of it, source ranges, the pool of endpoints and how one is chosen,
 masquerading, routes, neighbors, the base chains on the way, rules of others that drop it, and
-the connections that conntrack has now. It sends no packet, except with --probe and --trace.
+the connections that conntrack has now; the same for the reply. The first line says what follows
+from it, what to do, and what was not checked. It sends no packet, except with --probe and
+--trace; on a terminal, it connects to endpoints on this node, unless --probe=false is given.
 
 With --trace, it also sends one real probe, from this node or from the network namespace of a pod
 of this node, and shows what the kernel did with it: each rule of nf_tables that the packet and
@@ -70,6 +73,8 @@ iptables, iptables-legacy included, are evaluated as far as the packet is known.
 The running proxy answers, over its Unix socket, which takes root. The exit status is 2 if
 something stops the connection for certain.`,
 		Example: `  slipstream explain default/web
+  slipstream explain http://web.default.svc.cluster.local/
+  slipstream explain -n default web:http
   slipstream explain --from default/client 10.96.0.10:53/UDP
   slipstream explain --from outside 192.168.0.11:30080
   slipstream explain --from default/client --trace default/web
@@ -84,12 +89,15 @@ something stops the connection for certain.`,
 			wait := func(what string) {
 				fmt.Fprintf(cmd.ErrOrStderr(), "Waiting up to %s for a packet of a connection over %s\n", o.timeout, what)
 			}
+			_, size := terminal(out)
+			o.probeHere = size != nil && !cmd.Flags().Changed("probe") && !o.trace && o.output == "text"
 			return o.run(ctx, out, func() error { return o.explain(ctx, out, args[0], wait) })
 		},
 	}
 	o.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, NAMESPACE/POD, or an IP address")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the Service, if its name has none")
 	f.BoolVar(&o.probe, "probe", false, "also connect to the endpoints from this node, over TCP")
 	f.BoolVar(&o.trace, "trace", false, "also send one probe, or wait for a packet, and show what the kernel does with it")
 	f.DurationVar(&o.timeout, "timeout", 3*time.Second, "limit of --trace")
@@ -97,9 +105,11 @@ something stops the connection for certain.`,
 }
 
 func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string, wait func(what string)) error {
-	q := url.Values{"from": {o.from}, "to": {to}}
+	q := url.Values{"from": {o.from}, "to": {to}, "namespace": {o.namespace}}
 	if o.probe {
 		q.Set("probe", "")
+	} else if o.probeHere {
+		q.Set("probe", "here")
 	}
 	var x see.Explanation
 	if err := see.Ask(ctx, o.socket, "/explain", q, &x); err != nil {
@@ -115,25 +125,29 @@ func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string, 
 	} else {
 		printExplanation(out, &x)
 	}
-	for _, s := range x.Steps {
-		if s.Cause != "" && !s.Possible {
-			return exitStatus(exitProblems)
-		}
+	if x.Stops() {
+		return exitStatus(exitProblems)
 	}
 	return nil
 }
 
 func printExplanation(out io.Writer, x *see.Explanation) {
+	if screen, size := terminal(out); size != nil {
+		color := 32 // green
+		if x.Stops() {
+			color = 31 // red
+		} else if strings.Contains(x.Verdict, "MAY STOP") {
+			color = 33 // yellow
+		}
+		fmt.Fprintf(screen, "\x1b[1;%dm", color)
+		fmt.Fprintln(out, x.Verdict)
+		fmt.Fprint(screen, "\x1b[0m")
+	} else {
+		fmt.Fprintln(out, x.Verdict)
+	}
 	fmt.Fprintf(out, "From %s to %s\n", x.From, x.To)
 	for _, s := range x.Steps {
-		mark := ""
-		switch {
-		case s.Cause != "" && s.Possible:
-			mark = "MAY STOP (" + string(s.Cause) + "): "
-		case s.Cause != "":
-			mark = "STOPS HERE (" + string(s.Cause) + "): "
-		}
-		fmt.Fprintf(out, "  %-14s %s%s\n", s.Title, mark, strings.ReplaceAll(s.Text, "\n", "\n                 "))
+		fmt.Fprintf(out, "  %-14s %s%s\n", s.Title, s.Mark(), strings.ReplaceAll(s.Text, "\n", "\n                 "))
 		if s.Rule != "" {
 			fmt.Fprintf(out, "                 [%s]\n", strings.ReplaceAll(s.Rule, "\n", "\n                  "))
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
@@ -199,8 +200,11 @@ func runAgent(ctx context.Context, o agentOptions) (err error) {
 	if services == nil {
 		return followAll(ctx, ctl)
 	}
+	readers := nfnl.OpenReaders()
+	defer func() { _ = readers.Close() }()
 	return proxy.New(services, desired.New(want), ctl, m, proxy.Options{
 		MinSyncPeriod: config.DefaultMinSyncPeriod,
+		Readers:       readers.Look,
 		CheckPeriod:   config.DefaultCheckPeriod,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
 		PolicyChanged: watchForFastPath(services, ctl),
@@ -246,7 +250,7 @@ func serveMetrics(log klog.Logger, address string, m *metrics.Metrics) (stop fun
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler(log))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {

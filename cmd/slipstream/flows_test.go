@@ -58,7 +58,18 @@ func TestStaleFlows(t *testing.T) {
 	<-p.Done()
 	s.save("web.yaml", udp(2))
 	next("web-1")
-	s.run("--metrics-bind-address", "127.0.0.1:10249")
+	p = s.run("--metrics-bind-address", "127.0.0.1:10249")
 	next("web-2")
 	deleted("1")
+
+	// The Service is deleted while the proxy is away.
+	s.check(p.Kill())
+	<-p.Done()
+	s.save("web.yaml", "")
+	next("web-2")
+	s.run("--metrics-bind-address", "127.0.0.1:10249")
+	s.until("the client reaches nothing", func() bool {
+		_, err := s.client.Connect(lab.UDP, webAddr, source)
+		return err != nil
+	})
 }

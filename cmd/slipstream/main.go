@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/spf13/cobra"
 )
 
@@ -21,10 +22,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := commandFor(os.Args[0])
+	// What is printed has text of others, such as names of objects, and may go to a terminal.
+	root.SetOut(&plain.Writer{To: os.Stdout})
+	root.SetErr(&plain.Writer{To: os.Stderr})
 	if err := root.ExecuteContext(ctx); errors.Is(err, errChanges) {
 		os.Exit(2)
 	} else if err != nil {
-		fmt.Fprintln(os.Stderr, root.Name()+":", err)
+		fmt.Fprintln(root.ErrOrStderr(), root.Name()+":", err)
 		var status exitStatus
 		if errors.As(err, &status) {
 			os.Exit(int(status))

@@ -9,7 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -21,17 +23,20 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/migrate"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
+	kubeproxyconfig "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// errChanges ends the process with status 2.
-var errChanges = errors.New("something changes")
+// errChanges ends the process with status 2, without a message.
+var errChanges = errors.New("there are differences")
 
 type migrateOptions struct {
 	file, mode, output           string
@@ -49,10 +54,11 @@ for each Service that changes. Then it prints the configuration to use in the re
 mode. It changes nothing, except that the kernel may load modules when it is asked what it
 supports. Run it on a node, with CAP_NET_ADMIN, while kube-proxy runs.
 
-It reads kube-proxy's configuration from --config, or from the ConfigMap kube-system/kube-proxy
-(key config.conf), which kubeadm writes. It does not see flags of kube-proxy that override the
-file. Services come from the Kubernetes API: that of --kubeconfig or --master, of the
-configuration file, or of the cluster in which this is a pod; or from --manifests.
+It reads kube-proxy's configuration from --config. Without that it asks kube-proxy itself, at
+127.0.0.1:10249/configz, so that its flags count, too. If kube-proxy does not answer, migrate reads
+the ConfigMap kube-system/kube-proxy (of kubeadm) or kube-system/kube-proxy-config (of EKS).
+Services come from the Kubernetes API: that of --kubeconfig or --master, of the configuration file,
+or of the cluster in which this is a pod; or from --manifests.
 
 Each finding has one of these severities:
 
@@ -100,7 +106,7 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.file, "config", "", "kube-proxy's configuration file (default: the ConfigMap kube-system/kube-proxy)")
+	f.StringVar(&o.file, "config", "", "kube-proxy's configuration file (default: that of the kube-proxy that runs here, or a ConfigMap)")
 	f.StringVar(&o.mode, "mode", "", "only this mode of Slipstream: "+strings.Join(modeNames(), ", "))
 	f.StringVarP(&o.output, "output", "o", "text", "text or json")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API (default: that of --config)")
@@ -142,6 +148,7 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if in.Listeners, err = listeners(); err != nil {
 		return nil, err
 	}
+	in.Skips = see.SkipLines(see.Skips(ctx))
 	which := []string{config.NFTables, config.IPTables, config.IPVS}
 	if o.mode != "" {
 		which = []string{o.mode}
@@ -159,30 +166,79 @@ func readKubeProxy(ctx context.Context, o *migrateOptions) (text []byte, from st
 		}
 		return text, "--config: " + o.file, err
 	}
-	const namespace, name, key = "kube-system", "kube-proxy", "config.conf"
-	from = "ConfigMap " + namespace + "/" + name
+	if text := askKubeProxy(ctx); text != nil {
+		return text, "kube-proxy's " + configz, nil
+	}
+	return readConfigMap(ctx, o)
+}
+
+// configz is where kube-proxy shows its configuration, by default.
+const configz = "http://127.0.0.1:10249/configz"
+
+// askKubeProxy asks the kube-proxy of this node for its configuration. It returns nil if there is no answer, or
+// one in the form of internal types, as older versions have it.
+func askKubeProxy(ctx context.Context) []byte {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, configz, nil)
+	if err != nil {
+		return nil
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return nil
+	}
+	defer answer.Body.Close()
+	var all map[string]map[string]any
+	if err := json.NewDecoder(io.LimitReader(answer.Body, 1<<20)).Decode(&all); err != nil {
+		return nil
+	}
+	c := all[kubeproxyconfig.GroupName]
+	if c["mode"] == nil || len(all) > 1 { // Slipstream adds its own
+		return nil
+	}
+	c["apiVersion"], c["kind"] = kubeproxyconfig.SchemeGroupVersion.String(), "KubeProxyConfiguration"
+	text, err := json.Marshal(c)
+	if err != nil {
+		return nil
+	}
+	return text
+}
+
+// readConfigMap reads kube-proxy's configuration from a ConfigMap.
+func readConfigMap(ctx context.Context, o *migrateOptions) (text []byte, from string, err error) {
+	const namespace = "kube-system"
 	c := config.New()
 	c.KubeProxy.ClientConnection.Kubeconfig = o.kubeconfig
 	connection, err := api.ClientConfig(c.KubeProxy.ClientConnection, o.master, version)
 	if err != nil {
-		return nil, from, err
+		return nil, "", err
 	}
 	client, err := api.NewClient(connection)
 	if err != nil {
-		return nil, from, err
+		return nil, "", err
 	}
 	get, err := client.For(corev1.SchemeGroupVersion, &corev1.ConfigMap{})
 	if err != nil {
-		return nil, from, err
+		return nil, "", err
 	}
-	var m corev1.ConfigMap
-	if err := get.Get().Namespace(namespace).Resource("configmaps").Name(name).Do(ctx).Into(&m); err != nil {
-		return nil, from, fmt.Errorf("%s: %w (use --config if kube-proxy's configuration is a file)", from, err)
+	var missing []string
+	for _, at := range [][2]string{{"kube-proxy", "config.conf"}, {"kube-proxy-config", "config"}} {
+		var m corev1.ConfigMap
+		from = "ConfigMap " + namespace + "/" + at[0]
+		err := get.Get().Namespace(namespace).Resource("configmaps").Name(at[0]).Do(ctx).Into(&m)
+		switch text := m.Data[at[1]]; {
+		case apierrors.IsNotFound(err):
+			missing = append(missing, from+": "+err.Error())
+		case err != nil:
+			return nil, "", fmt.Errorf("%s: %w", from, err)
+		case text == "":
+			missing = append(missing, from+": it has no "+at[1])
+		default:
+			return []byte(text), from, nil
+		}
 	}
-	if m.Data[key] == "" {
-		return nil, from, fmt.Errorf("%s has no %s", from, key)
-	}
-	return []byte(m.Data[key]), from, nil
+	return nil, "", fmt.Errorf("%s (use --config if kube-proxy's configuration is a file)", strings.Join(missing, "; "))
 }
 
 // readCluster reads the Services and this node's Node.
@@ -236,9 +292,9 @@ func askKernel(ctx context.Context, c *config.Config) (k migrate.Kernel, err err
 	if k.Err = c.Validate().ToAggregate(); k.Err != nil {
 		return k, nil
 	}
-	b, err := modes[c.Mode()](ctx, c)
+	b, err := modes[c.Mode()].open(ctx, c)
 	if err == nil {
-		k.Missing, err = probeToVerify(b, ctx)
+		k.Missing, err = b.probeToVerify(ctx)
 		balancing, _ := c.Balancing()
 		k.NoAlgorithm = b.Supports(balancing.Algorithm)
 		err = errors.Join(err, b.Close())

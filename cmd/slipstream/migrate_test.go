@@ -102,8 +102,8 @@ func TestMigrate(t *testing.T) {
 		t.Errorf("exit code %d:\n%s", status, out)
 	}
 
-	// Nothing changes.
-	if r := s.report(0, nil, "--config", file("nftables"), "--manifests", s.dir, "--mode", "nftables"); len(r.Modes[0].Services) != 0 {
+	// Nothing changes but the fast path.
+	if r := s.report(2, nil, "--config", file("nftables"), "--manifests", s.dir, "--mode", "nftables"); len(r.Modes[0].Services) != 0 || len(r.Modes[0].Node) != 1 || r.Modes[0].Node[0].Case != "fast-path" {
 		t.Errorf("%+v", r.Modes[0])
 	}
 
@@ -133,10 +133,10 @@ func (s *site) hasNoTable() {
 	}
 }
 
-// TestMigrateConfigMap reads kube-proxy's configuration and the Services from an API server.
-func TestMigrateConfigMap(t *testing.T) {
-	s := newSite(t)
-	var conf = kubeProxyFile + "mode: ipvs\nipvs: {scheduler: lc}\n"
+// configMaps starts an API server on the node that has a Service default/web, and in kube-system these ConfigMaps.
+// It returns its URL.
+func (s *site) configMaps(all map[string]map[string]string) string {
+	s.t.Helper()
 	answer := func(w http.ResponseWriter, code int, object any) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
@@ -147,9 +147,10 @@ func TestMigrateConfigMap(t *testing.T) {
 		path := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 		resource, version := path[len(path)-1], strings.Join(path[1:len(path)-1], "/")
 		q := r.URL.Query()
+		name, isMap := strings.CutPrefix(r.URL.Path, "/api/v1/namespaces/kube-system/configmaps/")
 		switch {
-		case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps/kube-proxy" && conf != "":
-			answer(w, http.StatusOK, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "kube-proxy"}, "data": map[string]any{"config.conf": conf}})
+		case isMap && all[name] != nil:
+			answer(w, http.StatusOK, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name}, "data": all[name]})
 		case kinds[resource] == "":
 			answer(w, http.StatusNotFound, map[string]any{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"})
 		case q.Get("sendInitialEvents") != "":
@@ -171,16 +172,62 @@ func TestMigrateConfigMap(t *testing.T) {
 		return err
 	}))
 	server.Start()
-	t.Cleanup(server.Close)
+	s.t.Cleanup(server.Close)
+	return server.URL
+}
 
-	r := s.report(2, nil, "--master", server.URL)
+// TestMigrateConfigMap reads kube-proxy's configuration and the Services from an API server.
+func TestMigrateConfigMap(t *testing.T) {
+	s := newSite(t)
+	maps := map[string]map[string]string{"kube-proxy": {"config.conf": kubeProxyFile + "mode: ipvs\nipvs: {scheduler: lc}\n"}}
+	url := s.configMaps(maps)
+	r := s.report(2, nil, "--master", url)
 	m := r.Modes[0]
 	if r.From != config.IPVS || len(m.Services) != 1 || m.Services[0].Name != "default/web" || m.Services[0].Findings[0].Case != "affinity" || !strings.Contains(m.Configuration, "\nscheduler: lc\n") {
 		t.Errorf("%+v", r)
 	}
-	conf = ""
-	if _, status := s.migrate(nil, "--master", server.URL); status != 1 || !strings.Contains(s.log.String(), "slipstream: ConfigMap kube-system/kube-proxy: ") {
+	delete(maps, "kube-proxy")
+	if _, status := s.migrate(nil, "--master", url); status != 1 || !strings.Contains(s.log.String(), "slipstream: ConfigMap kube-system/kube-proxy: ") {
 		t.Errorf("exit code %d without a ConfigMap", status)
+	}
+}
+
+// TestMigrateEKS reads the ConfigMap that Amazon EKS has.
+func TestMigrateEKS(t *testing.T) {
+	s := newSite(t)
+	url := s.configMaps(map[string]map[string]string{"kube-proxy-config": {"config": kubeProxyFile + "mode: ipvs\n"}})
+	if r := s.report(2, nil, "--master", url); r.From != config.IPVS {
+		t.Errorf("from %s", r.From)
+	}
+}
+
+// TestMigrateAsks has a kube-proxy run in another mode than its ConfigMap says, which was changed since, or
+// which does not exist, as kube-proxy has flags only.
+func TestMigrateAsks(t *testing.T) {
+	s := newSite(t)
+	s.check(s.node.Do(func() error {
+		l, err := net.Listen("tcp", "127.0.0.1:10249")
+		if err != nil {
+			return err
+		}
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/proxyMode":
+				fmt.Fprint(w, config.IPTables)
+			case "/configz":
+				fmt.Fprintf(w, `{"kubeproxy.config.k8s.io": {"mode": %q, "clusterCIDR": "10.244.0.0/16"}}`, config.IPTables)
+			default:
+				http.NotFound(w, r)
+			}
+		})}
+		t.Cleanup(func() { server.Close() })
+		go func() { _ = server.Serve(l) }()
+		return nil
+	}))
+	for _, maps := range []map[string]map[string]string{nil, {"kube-proxy": {"config.conf": kubeProxyFile + "mode: ipvs\n"}}} {
+		if r := s.report(2, nil, "--master", s.configMaps(maps)); r.From != config.IPTables {
+			t.Errorf("ConfigMaps %v: from %s", maps, r.From)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -85,9 +86,6 @@ func TestPortUsedAgain(t *testing.T) {
 	s.untilReached("web-0")
 }
 
-// ipvsOnIPTables is IPVS mode where nf_tables cannot serve any family.
-const ipvsOnIPTables = "ipvs on iptables"
-
 // TestChangeOfMode starts a proxy in another mode than before. No connection fails, and
 // nothing of the former mode remains, nor of any mode after cleanup. The commands of the
 // former mode may be missing in the new run.
@@ -103,26 +101,17 @@ func TestChangeOfMode(t *testing.T) {
 			modes := []string{config.NFTables, config.IPTables, config.NFTables, config.IPTables}
 			if kerneltest.IPVS.Probe() == nil {
 				modes = append(modes, config.IPVS, config.NFTables, config.IPVS, config.IPTables)
-				if variant == "legacy" {
-					modes = append(modes, ipvsOnIPTables, config.IPTables, ipvsOnIPTables, config.IPVS, ipvsOnIPTables, config.NFTables, ipvsOnIPTables)
-				}
 			}
-			for i, step := range modes {
+			for i, mode := range modes {
 				begun := time.Now()
-				mode, table := step, step
-				switch step {
-				case config.IPVS:
+				table := mode
+				if mode == config.IPVS {
 					table = config.NFTables
-				case ipvsOnIPTables:
-					mode, table = config.IPVS, config.IPTables
 				}
 				// Virtual servers drain: a connection whose end IPVS has missed does not take 15 minutes.
 				cmd := s.command("run", "--manifests", s.dir, "--hostname-override", "n1", "--proxy-mode", mode, "--ipvs-tcp-timeout", "20s")
 				if mode == config.NFTables {
 					cmd.Env = append(cmd.Env, "PATH=/nowhere")
-				}
-				if step == ipvsOnIPTables {
-					cmd.Env = append(cmd.Env, lacks+"=IPv4 IPv6")
 				}
 				p, err := s.node.Start(cmd)
 				s.check(err)
@@ -130,9 +119,9 @@ func TestChangeOfMode(t *testing.T) {
 				if i == 0 {
 					s.untilReached("web-0", "web-1", "web-2")
 				}
-				s.until("only mode "+step+" is left", func() bool {
+				s.until("only mode "+mode+" is left", func() bool {
 					if _, err := reached(s.client, webAddr, 5); err != nil {
-						t.Fatalf("a connection failed at the change to %s: %v", step, err)
+						t.Fatalf("a connection failed at the change to %s: %v", mode, err)
 					}
 					there := s.traces(variant)
 					for name := range there {
@@ -150,7 +139,7 @@ func TestChangeOfMode(t *testing.T) {
 				s.check(p.Wait())
 			}
 			s.untilReached("web-0", "web-1", "web-2")
-			s.cleanup()
+			s.cleanup("--kube-proxy")
 			for mode, there := range s.traces(variant) {
 				if there {
 					t.Errorf("after cleanup there is something of mode %s", mode)
@@ -231,5 +220,23 @@ func TestSYNWithoutRules(t *testing.T) {
 				t.Errorf("the connection established before: %+v", st)
 			}
 		})
+	}
+}
+
+// TestRemovalsOfOtherModes checks which objects of former modes go: those of each mode, also of a new one, except
+// what the mode in use has.
+func TestRemovalsOfOtherModes(t *testing.T) {
+	former := modes
+	t.Cleanup(func() { modes = former })
+	var removed []string
+	remover := func(name string) mode {
+		return mode{remove: func(context.Context) error { removed = append(removed, name); return nil }}
+	}
+	modes = map[string]mode{"new": remover("new"), "other": remover("other"), "upon": {table: "other"}}
+	for used, want := range map[string]string{"": "new other", "new": "other", "other": "new", "upon": "new"} {
+		removed = nil
+		if err := removeModes(t.Context(), used); err != nil || strings.Join(removed, " ") != want {
+			t.Errorf("mode %q: removed %v, error %v, want %s", used, removed, err, want)
+		}
 	}
 }

@@ -40,11 +40,7 @@ func lack(families string) {
 	if families == "" {
 		return
 	}
-	open := openNFTables
-	openNFTables = func(d dataplane.Config) (programmer, error) {
-		b, err := open(d)
-		return lacking{b, families}, err
-	}
+	forTests = func(b programmer) programmer { return lacking{b, families} }
 }
 
 func (l lacking) Probe(context.Context) (missing []dataplane.Missing, err error) {

@@ -260,7 +260,7 @@ func (s *site) untilReachedFrom(from connector, to netip.AddrPort, names ...stri
 }
 
 // kernel reads the programmed content of the node.
-func (s *site) kernel() *nftables.Backend {
+func (s *site) kernel() *nftables.Dataplane {
 	s.t.Helper()
 	b, err := nftables.New(dataplane.Config{NetNS: s.node.FD()})
 	s.check(err)

@@ -25,5 +25,5 @@ func TestRetryUntilSuccess(t *testing.T) {
 		t.Errorf("%d calls, reported %q", calls, reported)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	retryUntilSuccess(ctx, wait.Backoff{Duration: time.Hour}, func() error { cancel(); return errors.New("never") }, func(error) {})
+	retryUntilSuccess(ctx, wait.Backoff{Duration: time.Hour}, func() error { cancel(); return errors.New("never") }, func(err error) { t.Errorf("reported at the end: %v", err) })
 }

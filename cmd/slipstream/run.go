@@ -122,7 +122,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		}
 		defer stop()
 	}
-	err = serve(ctx, &parts{config: c, master: o.master, flags: flagValues(cmd.Flags())})
+	err = serve(ctx, &app{config: c, master: o.master, flags: flagValues(cmd.Flags())})
 	if why := context.Cause(ctx); err == nil && why != nil && cmd.Context().Err() == nil {
 		return why
 	}

@@ -241,7 +241,6 @@ func TestFlagErrors(t *testing.T) {
 		`--interfaces: Invalid value: "interface.colour==1"`:                                              "--interfaces interface.colour==1",
 		"--exclude-pods (fastPath.excludePods) needs the Kubernetes API as":                               "--exclude-pods true",
 		"--socket-exclude-pods (socketExcludePods) needs the Kubernetes API as":                           "--socket-exclude-pods true",
-		"--feature-gates[NoSuch]: Invalid value: true: unknown feature gate":                              "--feature-gates NoSuch=true",
 		"KubeProxyAcceleration: maybe":                                                                    "--feature-gates KubeProxyAcceleration=maybe",
 		`--proxy-mode: Invalid value: "userspace": must be one of`:                                        "--proxy-mode userspace",
 		"--logging-format: Invalid value: \"xml\": Unsupported log format":                                "--logging-format xml",

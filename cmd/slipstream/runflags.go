@@ -41,7 +41,7 @@ func (o *runFlags) add(fs *pflag.FlagSet) {
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // kube-proxy takes _ for -
 	fs.StringVar(&o.file, "config", "", "configuration file (KubeProxyConfiguration, and SlipstreamConfiguration in a second document); flags for fields of KubeProxyConfiguration are then ignored")
 	fs.StringVar(&o.writeTo, "write-config-to", "", "write the configuration with all its defaults to this file, and exit")
-	fs.BoolVar(&o.cleanup, "cleanup", false, "remove everything that slipstream and kube-proxy have programmed, as 'slipstream cleanup' does, and exit")
+	fs.BoolVar(&o.cleanup, "cleanup", false, "remove everything that slipstream and kube-proxy have programmed, as 'slipstream cleanup --kube-proxy --force' does, and exit")
 	fs.BoolVar(&o.initOnly, "init-only", false, "set the kernel parameters that need full privileges, and exit")
 	fs.StringVar(&o.version, "version", "false", "true or raw: print the version and exit")
 	fs.Lookup("version").NoOptDefVal = "true"
@@ -65,8 +65,11 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of manifests to read objects from, instead of the Kubernetes API")
 	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
 	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to check whether the ruleset was modified externally")
-	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the kernel's complete content with the desired state in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
+	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the frontends, endpoints, chains and rules in the kernel with the desired ones in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
 	fs.StringVar(&c.Scheduler, "scheduler", c.Scheduler, "how endpoints are chosen where the annotation slipstream.io/scheduler of a Service does not say: random (the default), rr, maglev, nearest and others, in nftables mode")
+	fs.StringVar(&c.ServiceAnnotations, "service-annotations", c.ServiceAnnotations, "in which Namespaces slipstream.io/* annotations of Services, EndpointSlices and pods count: all (the default), none, or a selector of the Namespaces' labels")
+	fs.IntVar(&c.NamespaceSlots, "namespace-slots", c.NamespaceSlots, "slots of Maglev tables and weights that annotations may give the Services of a namespace (default 524288)")
+	fs.IntVar(&c.NamespaceElements, "namespace-elements", c.NamespaceElements, "frontends and endpoints that the Services of a namespace may have (default 2097152)")
 	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
 	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
 	fs.StringVar(&c.StatusSocket, "status-socket", c.StatusSocket, "path of the Unix socket for 'slipstream status', 'services', 'top' and 'explain', which only root can use")

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -48,8 +47,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// parts are the parts of a running Service proxy. The first three are its input.
-type parts struct {
+// app is a running Service proxy. The first three fields are its inputs.
+type app struct {
 	config *config.Config // valid
 	master string
 	flags  map[string]string // for /flagz
@@ -61,7 +60,7 @@ type parts struct {
 	client  *api.Client // nil if objects come from manifests
 	events  events.Recorder
 
-	dataplane programmer
+	dataplane instance
 	desired   desired.Config
 	fast      *fastpath.Controller // nil without a fast path
 	sockets   *socket.Balancer     // nil without socketLoadBalancing
@@ -72,10 +71,10 @@ type parts struct {
 	closers []func() error // called in reverse order
 }
 
-func (s *parts) onClose(f func() error) { s.closers = append(s.closers, f) }
-func (s *parts) onStop(f func())        { s.onClose(func() error { f(); return nil }) }
+func (s *app) onClose(f func() error) { s.closers = append(s.closers, f) }
+func (s *app) onStop(f func())        { s.onClose(func() error { f(); return nil }) }
 
-func (s *parts) close() (err error) {
+func (s *app) close() (err error) {
 	for _, f := range slices.Backward(s.closers) {
 		err = errors.Join(err, f())
 	}
@@ -83,13 +82,18 @@ func (s *parts) close() (err error) {
 }
 
 // serve runs the Service proxy until ctx ends.
-func serve(ctx context.Context, s *parts) (err error) {
+func serve(ctx context.Context, s *app) (err error) {
 	proxy.LimitGarbage()
 	s.log = klog.FromContext(ctx)
 	s.metrics = metrics.New()
 	s.metrics.OnBuild(version)
 	s.config.CountGates()
 	defer func() { err = errors.Join(err, s.close()) }()
+	lock, err := lockInstance()
+	if err != nil {
+		return err
+	}
+	s.onClose(lock.Close)
 	for _, open := range []func(context.Context) error{s.openSource, s.openDataplane, s.openSockets, s.openFastPath, s.openConntrack} {
 		if err := open(ctx); err != nil {
 			if ctx.Err() != nil {
@@ -110,13 +114,13 @@ func logProblems(log klog.Logger) func(error) {
 	return func(err error) { log.Error(err, "Problem with the source of objects") }
 }
 
-func (s *parts) problem(err error) {
+func (s *app) problem(err error) {
 	logProblems(s.log)(err)
 	s.view.Warnings.Add(see.SourceProblem, err.Error())
 	s.metrics.ObjectProblems.Inc()
 }
 
-func (s *parts) openSource(ctx context.Context) (err error) {
+func (s *app) openSource(ctx context.Context) (err error) {
 	warnings := &see.Warnings{Recorder: events.Log(ctx)}
 	s.events, s.view.Warnings = warnings, warnings
 	if s.node, err = nodeName(s.config.KubeProxy.HostnameOverride); err != nil {
@@ -128,7 +132,7 @@ func (s *parts) openSource(ctx context.Context) (err error) {
 	if s.client == nil {
 		return nil
 	}
-	podClient, err := s.client.For(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{})
+	podClient, err := s.client.Apart().For(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{})
 	if err != nil {
 		return err
 	}
@@ -145,8 +149,8 @@ func (s *parts) openSource(ctx context.Context) (err error) {
 	return nil
 }
 
-func (s *parts) openDataplane(ctx context.Context) error {
-	b, without, err := openMode(ctx, s.config, programmer.Probe, s.metrics, func(note string) {
+func (s *app) openDataplane(ctx context.Context) error {
+	b, without, err := openMode(ctx, s.config, instance.Probe, s.metrics, func(note string) {
 		s.view.Missing = append(s.view.Missing, note)
 		s.events.Warning(events.FeatureMissing, note)
 	})
@@ -160,12 +164,17 @@ func (s *parts) openDataplane(ctx context.Context) error {
 	if s.desired, err = desiredOn(b, s.config, s.node, without); err != nil {
 		s.events.Warning(events.FeatureMissing, "Endpoints are chosen at random: "+err.Error())
 	}
+	if s.client != nil {
+		s.desired.APIServers = s.client.Server()
+	}
 	s.loads = load.New(0)
 	s.desired.Loads = s.loads
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Mode())
-	countRules(s.metrics, s.dataplane)
-	if b := tableOf(s.dataplane); b != nil {
+	if b.count != nil {
+		b.count(s.metrics)
+	}
+	if b := b.table; b != nil {
 		s.onStop(inBackground(ctx, func(ctx context.Context) { b.Clients().Run(ctx, s.affinityFull) }))
 		if s.config.HandlesLocalhostNodePorts() {
 			s.metrics.OnLocalhostNodePorts(b.RefusedPackets)
@@ -178,12 +187,12 @@ func (s *parts) openDataplane(ctx context.Context) error {
 }
 
 // affinityFull reports that a Service has so many clients that new ones get no session affinity.
-func (s *parts) affinityFull(service types.NamespacedName, family desired.Family) {
+func (s *app) affinityFull(service types.NamespacedName, family desired.Family) {
 	s.events.OnService(service, events.SessionAffinityFull, fmt.Sprintf("Node %s: almost as many %s clients have session affinity as the Service may have there; further ones get none", s.node, family))
 }
 
 // openSockets opens the programs of sockets, or removes them. Services work without them.
-func (s *parts) openSockets(ctx context.Context) (err error) {
+func (s *app) openSockets(ctx context.Context) (err error) {
 	if s.config.Slipstream.SocketLoadBalancing == config.SocketsOff {
 		if err := socket.Remove(0); err != nil {
 			s.events.Warning(events.SocketsUnavailable, "The programs of sockets could not be removed: "+err.Error())
@@ -192,16 +201,12 @@ func (s *parts) openSockets(ctx context.Context) (err error) {
 	}
 	if s.sockets, err = socket.New(socket.Options{Selected: s.desired.DirectPod != nil}); err != nil {
 		s.sockets = nil
-		_ = socket.Remove(0) // of an earlier run
+		err = errors.Join(err, socket.Remove(0)) // of an earlier run
 		s.events.Warning(events.SocketsUnavailable, "Connections to Services are translated, as socketLoadBalancing is not possible: "+err.Error())
 		return nil
 	}
 	s.onClose(s.sockets.Close)
-	s.onStop(inBackground(ctx, func(ctx context.Context) {
-		if err := s.sockets.Run(ctx); err != nil {
-			s.log.Error(err, "Sockets: the network namespaces of pods cannot be followed, so new pods are not served")
-		}
-	}))
+	s.onStop(inBackground(ctx, s.sockets.Run))
 	s.metrics.OnSockets(func() (metrics.Sockets, error) {
 		stats, err := s.sockets.Stats()
 		return metrics.Sockets{Connections: stats.Connections, Namespaces: stats.Namespaces, Attached: stats.Attached}, err
@@ -212,10 +217,10 @@ func (s *parts) openSockets(ctx context.Context) (err error) {
 }
 
 // openFastPath opens the fast path. Services work without it.
-func (s *parts) openFastPath(ctx context.Context) (err error) {
+func (s *app) openFastPath(ctx context.Context) (err error) {
 	settings := s.config.FastPath()
 	fast, _ := parseFastPath(&settings, nil) // valid
-	if b := tableOf(s.dataplane); b != nil {
+	if b := s.dataplane.table; b != nil {
 		fast.Commits = b.Commits()
 	}
 	fast.NoHardware = func(err error) { s.events.Warning(events.HardwareOffloadUnavailable, err.Error()) }
@@ -242,7 +247,7 @@ func (s *parts) openFastPath(ctx context.Context) (err error) {
 
 // openConntrack makes the Cleaner that deletes stale conntrack entries, including those of
 // connections on the fast path.
-func (s *parts) openConntrack(ctx context.Context) error {
+func (s *app) openConntrack(ctx context.Context) error {
 	conn, err := conntrack.New(0)
 	if err != nil {
 		return err
@@ -269,7 +274,7 @@ func (s *parts) openConntrack(ctx context.Context) error {
 	return nil
 }
 
-func (s *parts) tuneNode(ctx context.Context) {
+func (s *app) tuneNode(ctx context.Context) {
 	adjustOOMScore(s.log, s.config.KubeProxy.OOMScoreAdj)
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(ctx); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
@@ -280,7 +285,7 @@ func (s *parts) tuneNode(ctx context.Context) {
 }
 
 // run runs the proxy, health checks and the HTTP servers.
-func (s *parts) run(ctx context.Context) error {
+func (s *app) run(ctx context.Context) error {
 	c := s.config
 	var p *proxy.Proxy
 	checks := healthcheck.New(ctx, healthcheck.Options{
@@ -291,15 +296,18 @@ func (s *parts) run(ctx context.Context) error {
 		},
 	})
 	defer checks.Close()
+	readers := nfnl.OpenReaders()
+	defer func() { _ = readers.Close() }()
 	options := proxy.Options{
 		MinSyncPeriod: c.MinSyncPeriod(),
-		ReadTime:      func() (time.Duration, error) { return nfnl.ReadTime(0) },
+		Readers:       readers.Look,
 		CheckPeriod:   c.Slipstream.CheckPeriod.Duration,
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
 
 		ResetDeletedNodes: c.Slipstream.ResetDeletedNodes,
 		HealthChecks:      checks,
 		StaleFlows:        s.flows,
+		FlowDestinations:  conntrack.Destinations,
 		Loads:             s.loads,
 		NodeName:          s.node,
 		NodeRequired:      s.client != nil,
@@ -322,6 +330,9 @@ func (s *parts) run(ctx context.Context) error {
 		options.FastPath = s.fast
 		options.PolicyChanged = watchForFastPath(s.objects, s.fast)
 	}
+	if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.Annotated != nil {
+		a.ForNamespaces()
+	}
 	if s.sockets != nil {
 		options.Sockets = s.sockets
 		if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.DirectPod != nil {
@@ -335,7 +346,7 @@ func (s *parts) run(ctx context.Context) error {
 }
 
 // newRelays makes the server of NodePorts on loopback addresses in nftables mode.
-func (s *parts) newRelays(ctx context.Context) *loopback.Server {
+func (s *app) newRelays(ctx context.Context) *loopback.Server {
 	o := loopback.Options{
 		Report: func(service types.NamespacedName, err error) {
 			s.events.OnService(service, events.FailedToServeLoopbackNodePort, err.Error())
@@ -348,14 +359,14 @@ func (s *parts) newRelays(ctx context.Context) *loopback.Server {
 	return loopback.New(ctx, o)
 }
 
-func (s *parts) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }
+func (s *app) staysBehind(err error) { s.events.Warning(events.LeftoversStay, err.Error()) }
 
 // removeLeftovers removes everything that earlier runs have programmed in other modes and,
 // in a cluster, everything of kube-proxy. It returns when that is done, or ctx ends.
-func (s *parts) removeLeftovers(ctx context.Context) {
+func (s *app) removeLeftovers(ctx context.Context) {
 	var both sync.WaitGroup
 	defer both.Wait()
-	both.Go(func() { removeFormerModes(ctx, s.dataplane, s.staysBehind) })
+	both.Go(func() { removeFormerModes(ctx, s.config.Mode(), s.staysBehind) })
 	if o, _ := s.leftovers(ctx); s.client != nil || o.OnlyVirtualServers {
 		o.Failed = s.staysBehind
 		takeover.Run(ctx, o)
@@ -364,9 +375,9 @@ func (s *parts) removeLeftovers(ctx context.Context) {
 
 // leftovers returns what to remove of kube-proxy and of IPVS mode, and whether virtual servers
 // are among it. Outside of a cluster, kube-proxy may run beside this proxy.
-func (s *parts) leftovers(ctx context.Context) (o takeover.Options, virtualServers bool) {
+func (s *app) leftovers(ctx context.Context) (o takeover.Options, virtualServers bool) {
 	o = takeOverOptions(ctx, s.config.ExcludeCIDRs())
-	if s.config.Mode() == config.IPVS {
+	if modes[s.config.Mode()].virtualServers {
 		o.KeepVirtualServers = true
 		return o, false
 	}
@@ -383,9 +394,9 @@ func (s *parts) leftovers(ctx context.Context) (o takeover.Options, virtualServe
 
 // desiredOn is desiredConfig for a dataplane. The error says why the dataplane lacks the configured
 // algorithm, which [desired.Random] replaces then.
-func desiredOn(b programmer, c *config.Config, node string, without desired.Families) (desired.Config, error) {
+func desiredOn(b instance, c *config.Config, node string, without desired.Families) (desired.Config, error) {
 	d := desiredConfig(c, node, without)
-	d.Scheduler, d.Supports = schedulerOf(b), b.Supports
+	d.Scheduler, d.Supports = b.scheduler, b.Supports
 	err := b.Supports(d.Balancing.Algorithm)
 	if err != nil {
 		d.Balancing.Algorithm = desired.Random
@@ -401,7 +412,9 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 	if excluded, _ := pods.Compile(c.Slipstream.SocketExcludePods); excluded != nil { // valid
 		directPod = func(p *corev1.Pod) bool { return !excluded(p) }
 	}
+	annotated, _ := c.Annotated() // valid
 	return desired.Config{
+		Annotated:     annotated,
 		NodeName:      node,
 		NodeIP:        c.NodeIP(),
 		NodePorts:     nodePorts(c),
@@ -411,10 +424,14 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		NoExternalIPs: !c.AllowExternalIPs(),
 		Balancing:     balancing,
 		MaxTable:      c.Slipstream.MaglevTableSize,
-		SlowPathPod:   slowPathPod,
-		DirectPod:     directPod,
 
-		NodePortsByAddress: c.Mode() == config.IPVS,
+		NamespaceSlots:    c.Slipstream.NamespaceSlots,
+		NamespaceElements: c.Slipstream.NamespaceElements,
+
+		SlowPathPod: slowPathPod,
+		DirectPod:   directPod,
+
+		NodePortsByAddress: modes[c.Mode()].virtualServers,
 		LoopbackNodePorts:  loopbackNodePorts(c),
 	}
 }
@@ -434,7 +451,7 @@ func nodeName(override string) (name string, err error) {
 }
 
 // serveHTTP runs a proxy and its HTTP servers until ctx ends or one of them fails.
-func (s *parts) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
+func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 	k := &s.config.KubeProxy
 	servers := server.New(server.Options{
 		MetricsAddress: k.MetricsBindAddress,
@@ -476,7 +493,7 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	return api.New(client, api.Options{
 		NodeName:   node,
 		AllNodes:   c.Slipstream.ResetDeletedNodes,
-		OtherNodes: c.Mode() == config.IPVS, // for desired.Change.OtherNodeIPs
+		OtherNodes: modes[c.Mode()].virtualServers, // for desired.OtherNodeIPs
 		OnError:    problem,
 	}), client, nil
 }
@@ -516,18 +533,18 @@ func adjustOOMScore(log klog.Logger, score *int32) {
 // removeFormerModes removes everything that earlier runs have programmed in other modes. It
 // retries until it succeeds or ctx ends, as the old rules may take precedence over the new
 // ones. Repeated errors are reported once.
-func removeFormerModes(ctx context.Context, b dataplane.Dataplane, failed func(error)) {
+func removeFormerModes(ctx context.Context, used string, failed func(error)) {
 	fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
-	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, b) }, failed)
+	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, used) }, failed)
 }
 
 // retryUntilSuccess calls do until it succeeds or ctx ends. It calls failed for each error
-// that differs from the one before.
+// that differs from the one before, but not for one at the end of ctx.
 func retryUntilSuccess(ctx context.Context, pauses wait.Backoff, do func() error, failed func(error)) {
 	last := ""
 	_ = pauses.DelayFunc().Until(ctx, true, true, func(context.Context) (done bool, _ error) {
 		err := do()
-		if err != nil && err.Error() != last {
+		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
 			failed(err)
 		}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
@@ -30,7 +29,7 @@ import (
 )
 
 // serveView serves the status socket until the returned function is called.
-func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
+func (s *app) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	v := &s.view
 	v.Proxy, v.Version, v.Mode, v.Node, v.Started = p, versionText(), s.config.Mode(), s.node, time.Now()
 	if v.Source = "the Kubernetes API"; s.client == nil {
@@ -38,21 +37,21 @@ func (s *parts) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	}
 	if a, ok := s.objects.(*api.Source); ok {
 		v.Contact = a.Contact
+		s.metrics.OnAPI(func() time.Time { return a.Contact().Heard })
 	}
-	v.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, s.config, s.dataplane) }
+	v.Describe = s.dataplane.Describe
+	v.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return s.dataplane.openReader(ctx, s.config) }
 	if s.fast != nil {
 		v.FastPath = s.fast.Stats
 	}
 	v.Sockets = s.sockets
-	if b, ok := s.dataplane.(*nftables.Backend); ok {
-		v.ClientsBackend = b.ClientsBackend
-	}
-	if b := tableOf(s.dataplane); b != nil {
+	v.ClientsBackend = s.dataplane.clientsBackend
+	if b := s.dataplane.table; b != nil {
 		v.Rejected = b.RejectedAt
-		v.Affinity = func() (all []see.Fill) {
+		v.Affinity = func() (all []see.TableUsage) {
 			for f, c := range b.Clients().Count() {
 				if c.Recorded > 0 {
-					all = append(all, see.Fill{Name: fmt.Sprintf("%s clients with session affinity", desired.Family(f)), Entries: c.Recorded, Limit: c.Most})
+					all = append(all, see.TableUsage{Name: fmt.Sprintf("%s clients with session affinity", desired.Family(f)), Entries: c.Recorded, Limit: c.Most})
 				}
 			}
 			return all
@@ -319,7 +318,7 @@ func (o *servicesOptions) ask(ctx context.Context, name string) ([]see.Service, 
 		return nil, err
 	}
 	if o.unserved {
-		all = slices.DeleteFunc(all, func(s see.Service) bool { return fewest(&s) > 0 })
+		all = slices.DeleteFunc(all, func(s see.Service) bool { return s.Fewest() > 0 })
 	}
 	order(all, o.sort)
 	return all, nil
@@ -352,23 +351,10 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 	return err
 }
 
-// fewest returns the number of backends of the pool that has the fewest.
-func fewest(s *see.Service) int {
-	n := -1
-	for _, p := range s.Ports {
-		for _, pool := range p.Pools {
-			if n < 0 || pool.Backends < n {
-				n = pool.Backends
-			}
-		}
-	}
-	return n
-}
-
 // orders are the values of --sort, and what they sort by, the largest first.
 var orders = map[string]func(*see.Service, see.Traffic) float64{
 	"name":          func(*see.Service, see.Traffic) float64 { return 0 },
-	"endpoints":     func(s *see.Service, _ see.Traffic) float64 { return -float64(fewest(s)) },
+	"endpoints":     func(s *see.Service, _ see.Traffic) float64 { return -float64(s.Fewest()) },
 	"connections":   func(_ *see.Service, t see.Traffic) float64 { return float64(t.Connections) },
 	"bytes":         func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Bytes, 0)) },
 	"rate":          func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.Total.ConnectionRate, 0) },
@@ -421,9 +407,9 @@ func cells(t see.Traffic) string {
 	}
 	if t.Total.ConnectionRate != nil {
 		rate = fmt.Sprintf("%.1f", *t.Total.ConnectionRate)
-		if t.Total.Accounting {
-			byteRate = flows.BinarySize(uint64(*t.Total.ByteRate))
-		}
+	}
+	if t.Total.ByteRate != nil {
+		byteRate = flows.BinarySize(uint64(*t.Total.ByteRate))
 	}
 	rejected, rejectedRate := "-", "-"
 	if t.Rejected != nil {
@@ -454,8 +440,9 @@ func counting(all []see.Service) string {
 // remark says why a port does not serve, if it does not.
 func remark(p *desired.PortView) string {
 	var all []string
-	if why := p.WhyEmpty(); why != "" {
-		all = append(all, why)
+	if why := whyEmpty(p); why != "" {
+		first, _, _ := strings.Cut(why, ". ")
+		all = append(all, first)
 	}
 	for _, f := range p.Frontends {
 		if f.Owner != "" {
@@ -463,6 +450,15 @@ func remark(p *desired.PortView) string {
 		}
 	}
 	return strings.Join(all, "; ")
+}
+
+// whyEmpty says why the first pool of a port that has no endpoint has none; "" if all have some.
+func whyEmpty(p *desired.PortView) string {
+	i := slices.IndexFunc(p.Pools, func(p desired.PoolView) bool { return p.Empty != "" })
+	if i < 0 {
+		return ""
+	}
+	return see.WhyEmpty(p, p.Pools[i].Empty)
 }
 
 func size(bytes *uint64) string {
@@ -505,8 +501,8 @@ func printService(out io.Writer, s *see.Service) error {
 			fmt.Fprintf(out, ", %.1f a second", *r)
 		}
 		fmt.Fprintln(out)
-		if why := p.WhyEmpty(); why != "" {
-			fmt.Fprintf(out, "  %s\n", why)
+		if why := whyEmpty(p); why != "" {
+			fmt.Fprintf(out, "  %s.\n", why)
 		}
 		if len(p.Endpoints) == 0 {
 			continue

@@ -200,7 +200,7 @@ func TestServices(t *testing.T) {
 	if f := fields(out, "default/web"); f[1] != "10.96.0.10:80/TCP" || f[2] != "1" || f[5] == "0" {
 		t.Errorf("%q, want a connection", f)
 	}
-	if f := fields(out, "default/empty"); f[2] != "0" || !strings.Contains(out, "the EndpointSlices are empty") {
+	if f := fields(out, "default/empty"); f[2] != "0" || !strings.Contains(out, "EndpointSlices have no endpoint") {
 		t.Errorf("%q:\n%s", f, out)
 	}
 	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "default/web ") {
@@ -260,6 +260,7 @@ var situations = []situation{
 	{name: "no NodePort", to: "192.168.100.11:30999", want: see.NoService, text: "address of this node"},
 	{name: "another port of the ClusterIP", to: "10.96.0.10:81", want: see.NoSuchPort, text: "refused"},
 	{name: "another protocol", to: "10.96.0.10:80/UDP", want: see.NoSuchPort},
+	{name: "headless, in a cluster", manifest: strings.NewReplacer("10.96.0.10", "None", "labels: {", `labels: {service.kubernetes.io/headless: "", `).Replace(web(0)), want: see.NoService, text: "headless"},
 	{name: "headless", manifest: strings.Replace(web(0), "10.96.0.10", "None", 1), want: see.NoService, text: "headless"},
 	{name: "no EndpointSlice", manifest: strings.SplitAfter(web(0), "---\n")[0], want: see.NoEndpointSlice},
 	{name: "empty EndpointSlice", manifest: web(), want: see.EmptySlices},
@@ -278,8 +279,12 @@ var situations = []situation{
 		strings.NewReplacer("name: web", "name: rival", "10.96.0.10", "10.96.0.12", "spec: {", "spec: {externalIPs: [192.0.2.1], ").Replace(strings.SplitAfter(web(0), "---\n")[0]),
 		want: see.FrontendContested, possible: true, text: "default/rival"},
 
+	{name: "another address is contested", to: "10.96.0.10:80", manifest: strings.Replace(web(0), "spec: {", "spec: {externalIPs: [192.0.2.1], ", 1) + "---\n" +
+		strings.NewReplacer("name: web", "name: rival", "10.96.0.10", "10.96.0.12", "spec: {", "spec: {externalIPs: [192.0.2.1], ").Replace(strings.SplitAfter(web(0), "---\n")[0])},
+	{name: "rule for replies", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp sport 8080 drop'`, want: see.Firewall, text: "chain forward"},
+
 	{name: "policy of another table", node: other + `add chain inet other forward { type filter hook forward priority 0; policy drop; }'`, want: see.Firewall, text: "policy of chain forward"},
-	{name: "policy with an exception", node: other + `add chain inet other forward { type filter hook forward priority 0; policy drop; }; add rule inet other forward ip saddr 10.244.1.0/24 tcp dport 8000-9000 accept'`},
+	{name: "policy with an exception", node: other + `add chain inet other forward { type filter hook forward priority 0; policy drop; }; add rule inet other forward ip saddr 10.244.1.0/24 tcp dport 8000-9000 accept; add rule inet other forward ct state established,related accept'`},
 	{name: "rule for the endpoints' port", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport 8080 reject'`, want: see.Firewall},
 	{name: "rule for another port", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport 9999 drop'`},
 	{name: "rule in a chain that is jumped to", node: other + `add chain inet other f; add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward iifname "veth*" jump f; add rule inet other f ct state new drop'`, want: see.Firewall, text: "chain f,"},
@@ -287,6 +292,10 @@ var situations = []situation{
 	{name: "rule with a limit", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward limit rate over 1/second drop'`, want: see.Firewall, possible: true},
 	{name: "rule before the translation", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw ip daddr 10.96.0.0/16 drop'`, want: see.Firewall},
 	{name: "rule by a verdict map", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport vmap { 8080 : drop, 80 : accept }'`, want: see.Firewall},
+	{name: "rule with a comment", node: other + `add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward tcp dport 8080 drop comment "of the pods"'`, want: see.Firewall,
+		text: `, "of the pods" (nft -a list chain inet other forward)`},
+	{name: "packets are not tracked", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw ip daddr 10.96.0.10 notrack'`, want: see.Firewall, text: "chain raw"},
+	{name: "another table translates", node: other + `add chain inet other nat { type nat hook prerouting priority -110; }; add rule inet other nat ip daddr 10.96.0.10 dnat ip to 10.9.9.9'`, want: see.Firewall, text: "chain nat"},
 	{name: "rule on the way out of the node", from: "node", node: other + `add chain inet other output { type filter hook output priority 0; }; add rule inet other output tcp flags syn / syn,ack drop'`, want: see.Firewall},
 	{name: "rule on another way", node: other + `add chain inet other output { type filter hook output priority 0; policy drop; }'`},
 
@@ -294,7 +303,7 @@ var situations = []situation{
 	{name: "chain of iptables-nft", needs: []kerneltest.Feature{kerneltest.IPTablesNFT}, node: "iptables-nft -N F; iptables-nft -A FORWARD -s 10.244.1.0/24 -j F; iptables-nft -A F -p tcp --dport 8080 -j DROP", undo: undoNFT, want: see.Firewall, text: "chain F, rule"},
 	{name: "policy of iptables-legacy", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -P FORWARD DROP", undo: undoLegacy, want: see.Firewall, text: "iptables-legacy -t filter: the policy of chain FORWARD"},
 	{name: "policy of iptables-legacy with an exception", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, undo: undoLegacy, text: "iptables-legacy -t filter chain FORWARD (forward, priority 0, policy drop)",
-		node: `iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p tcp -m multiport --dports 53,8000:8080 -m conntrack --ctstate NEW -m comment --comment 'the pods" -j DROP' -j ACCEPT; iptables-legacy -A FORWARD -j DROP`},
+		node: `iptables-legacy -P FORWARD DROP; iptables-legacy -A FORWARD -p tcp -m multiport --dports 53,8000:8080 -m conntrack --ctstate NEW -m comment --comment 'the pods" -j DROP' -j ACCEPT; iptables-legacy -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; iptables-legacy -A FORWARD -j DROP`},
 	{name: "chain of iptables-legacy", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -N F; iptables-legacy -A FORWARD -d 10.244.1.0/24 -p tcp -m tcp --syn -j F; iptables-legacy -A F ! -i lo -j REJECT", undo: undoLegacy, want: see.Firewall, text: "-A F ! -i lo -j REJECT"},
 	{name: "rule of iptables-legacy before the translation", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -t mangle -A PREROUTING -d 10.96.0.10/32 -i veth+ -p tcp -m tcp --dport 80 -j DROP", undo: undoLegacy, want: see.Firewall, text: "iptables-legacy -t mangle"},
 	{name: "rule of iptables-legacy at random", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -A FORWARD -m statistic --mode random --probability 0.5 -j DROP", undo: undoLegacy, want: see.Firewall, possible: true},
@@ -303,7 +312,7 @@ var situations = []situation{
 
 	{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv4/ip_forward", undo: "echo 1 > /proc/sys/net/ipv4/ip_forward", want: see.Forwarding},
 	{name: "unreachable route", manifest: web(0), node: "ip route del 10.244.1.10; ip route add unreachable 10.244.1.10", undo: "ip route del unreachable 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute},
-	{name: "unreachable route to one endpoint", node: "ip route del 10.244.1.10; ip route add blackhole 10.244.1.10", undo: "ip route del blackhole 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, possible: true},
+	{name: "unreachable route to one endpoint", node: "ip route del 10.244.1.10; ip route add blackhole 10.244.1.10", undo: "ip route del blackhole 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, possible: true, text: "to endpoint 10.244.1.10: its route is a blackhole."},
 	{name: "missing route", manifest: web(0), node: "ip route del 10.244.1.10; ip route del default", undo: "ip route add default dev eth0; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, text: "network is unreachable"},
 	{name: "node without a route to the ClusterIP", from: "node", node: "ip route del default", undo: "ip route add default dev eth0", want: see.NoRoute, text: "not even a default one"},
 	{name: "no neighbor", manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK nud failed", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoNeighbor},
@@ -409,13 +418,21 @@ func TestExplainIPv6(t *testing.T) {
 		{name: "unreachable route", node: "ip -6 route replace unreachable fd00:244:1::10 metric 1", undo: "ip -6 route del unreachable fd00:244:1::10 metric 1", want: see.NoRoute},
 		{name: "no neighbor", node: "ip neigh replace fd00:244:1::10 dev LINK nud failed", undo: "ip neigh del fd00:244:1::10 dev LINK", want: see.NoNeighbor},
 		{name: "pod listens on another port", manifest: strings.Replace(web6, "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
+		{name: "pod listens", probe: true, text: "accepts connections"}, // so that no change repairs the next one
 		{name: "damaged", node: "nft flush map ip6 slipstream endpoints", undo: "true", want: see.Damaged},
 	}, true, web6)
 }
 
 // explained reports whether an explanation has the cause, and no other one.
 func (c *situation) explained(x *see.Explanation) bool {
+	begins := map[bool]string{false: "STOPS HERE (", true: "MAY STOP ("}[c.possible] + string(c.want) + "): "
+	if c.want == "" {
+		begins = "Nothing found that stops it."
+	}
 	found, text := c.want == "" && len(x.Steps) > 0, c.text == ""
+	if !strings.HasPrefix(x.Verdict, begins) {
+		return false
+	}
 	for _, s := range x.Steps {
 		if s.Cause != c.want && s.Cause != "" {
 			return false
@@ -442,7 +459,7 @@ func TestExplainCommand(t *testing.T) {
 	if status != 0 {
 		t.Errorf("exit status %d", status)
 	}
-	contains(t, out, "From 10.244.1.2 (a pod of this node) to 10.96.0.10:80/TCP", "is a ClusterIP of Service default/web",
+	contains(t, out, "From 10.244.1.2 (a pod) to 10.96.0.10:80/TCP", "is a ClusterIP of Service default/web",
 		"map ip slipstream frontends { 10.96.0.10 . tcp . 80 }", "The kernel has what was programmed",
 		"10.244.1.10:8080 with probability 50 %", "sees the client's address", "connections to 10.96.0.10:80/TCP now")
 	var x see.Explanation
@@ -548,7 +565,7 @@ func TestExplainModes(t *testing.T) {
 			s.save("web.yaml", web(0, 1))
 			s.run("--status-socket", socket, "--proxy-mode", mode, "--cluster-cidr", "10.244.0.0/16")
 			s.untilReached("web-0", "web-1")
-			element := map[string]string{config.IPTables: "chains SLIP-", config.IPVS: "virtual server 10.96.0.10:80/TCP"}[mode]
+			element := map[string]string{config.IPTables: "chain SLIP-", config.IPVS: "virtual server 10.96.0.10:80/TCP"}[mode]
 			explained := func(what string, want see.Cause, possible bool) {
 				t.Helper()
 				var x see.Explanation
@@ -560,7 +577,7 @@ func TestExplainModes(t *testing.T) {
 				})
 				var b bytes.Buffer
 				printExplanation(&b, &x)
-				contains(t, b.String(), "From 10.244.1.2 (a pod of this node) to 10.96.0.10:80/TCP", element, "The kernel has what was programmed")
+				contains(t, b.String(), "From 10.244.1.2 (a pod) to 10.96.0.10:80/TCP", element, "The kernel has what was programmed")
 			}
 			explained("nothing stops the connection", "", false)
 			stream, err := s.client.Stream(lab.TCP, webAddr, 100*time.Millisecond, lab.Timeout(patience))
@@ -612,4 +629,26 @@ func TestExplainConntrackFull(t *testing.T) {
 	defer func() { s.check(os.WriteFile(limit, before, 0)) }()
 	s.check(os.WriteFile(limit, []byte("1"), 0))
 	s.explains(socket, []situation{{name: "full", want: see.ConntrackFull, text: " of 1. Packets of new connections are dropped."}}, false, web(0))
+}
+
+// TestExplainIPVS: without clusterCIDR, the answer names IPVS's scheduler, and that connections from the
+// node are masqueraded, as the endpoint sees.
+func TestExplainIPVS(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS)
+	s := newSite(t)
+	socket := socketPath(t)
+	s.save("web.yaml", web(0, 1))
+	s.run("--status-socket", socket, "--proxy-mode", config.IPVS)
+	s.untilReached("web-0", "web-1")
+	var x see.Explanation
+	s.until("there is an answer", func() bool {
+		x = see.Explanation{}
+		return see.Ask(t.Context(), socket, "/explain", url.Values{"from": {"192.168.100.11"}, "to": {"web"}}, &x) == nil
+	})
+	var b bytes.Buffer
+	printExplanation(&b, &x)
+	contains(t, b.String(), "The endpoint sees an address of this node in place of the client's", "rr")
+	if strings.Contains(b.String(), "at random") {
+		t.Errorf("IPVS has rr:\n%s", &b)
+	}
 }

@@ -43,8 +43,8 @@ func TestSockets(t *testing.T) {
 	out, _ := s.see("status", "--socket", asked)
 	contains(t, out, "Sockets  ", "connections straight to endpoints so far", "attached true")
 	out, _ = s.see("explain", "--socket", asked, "--trace", webAddr.String())
-	contains(t, out, "goes straight to the endpoint (socketLoadBalancing)", "may have connected straight to an endpoint", "The connection was answered within ")
-	s.check(socket.Remove(s.node.FD())) // by another program
+	contains(t, out, "goes straight to the endpoint (socketLoadBalancing)", "such as the probe of --trace", "The connection was answered within ")
+	_ = socket.Remove(s.node.FD()) // by another program, which may find them attached again
 	s.until("it is repaired", func() bool { return !translated() })
 	s.save("web.yaml", web())
 	s.until("the Service is refused", func() bool {

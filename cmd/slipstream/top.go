@@ -14,6 +14,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/ptr"
@@ -107,30 +108,45 @@ func (o *topOptions) busiest(ctx context.Context) ([]busy, error) {
 	return all, nil
 }
 
-// draw replaces the content of the terminal.
+// draw replaces the content of the terminal, or adds a list to a file or a pipe.
 func (o *topOptions) draw(out io.Writer, all []busy) {
-	rows := 20
-	if f, ok := out.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Row > 0 {
+	rows, clear := 20, ""
+	screen, size := terminal(out)
+	if size != nil {
+		if clear = "\x1b[H\x1b[J"; size.Row > 0 {
 			rows = max(int(size.Row)-4, 1)
 		}
 	}
 	var b bytes.Buffer // written at once, so that it does not flicker
-	b.WriteString("\x1b[H\x1b[J")
-	if err := printTop(&b, all, rows); err == nil {
-		_, _ = out.Write(b.Bytes()) // an error ends nothing: the terminal may come back
+	b.WriteString(clear)
+	if err := printTop(&plain.Writer{To: &b}, all, rows); err == nil {
+		_, _ = screen.Write(b.Bytes()) // an error ends nothing: the terminal may come back
 	}
+}
+
+// terminal returns what is below the output of a command, which takes escape sequences if it is a terminal, and the
+// terminal's size, of which both numbers may be 0; nil if it is none.
+func terminal(out io.Writer) (io.Writer, *unix.Winsize) {
+	if w, ok := out.(*plain.Writer); ok {
+		out = w.To
+	}
+	if f, ok := out.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+			return out, size
+		}
+	}
+	return out, nil
 }
 
 // printTop prints the sum of all Services and a number of them.
 func printTop(out io.Writer, all []busy, rows int) error {
-	sum, rate, byteRate, rejected, bytes := 0, 0.0, 0.0, 0.0, "unknown bytes (nf_conntrack_acct is 0)"
+	sum, rate, byteRate, rejected, bytes := 0, 0.0, 0.0, 0.0, "unknown bytes"
 	for _, b := range all {
 		sum += b.Connections
 		rejected += ptr.Deref(b.RejectedRate, 0)
 		if b.Total.ConnectionRate != nil {
 			rate += *b.Total.ConnectionRate
-			byteRate += *b.Total.ByteRate
+			byteRate += ptr.Deref(b.Total.ByteRate, 0)
 		}
 		if b.Total.Accounting {
 			bytes = flows.BinarySize(uint64(byteRate))

@@ -6,12 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -35,15 +34,20 @@ func newVerify() *cobra.Command {
 	var o runFlags
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare the kernel's content with what Services require",
+		Short: "Compare what the kernel has with what Services require",
 		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
-the same flags does, computes the desired state, and compares it with the kernel's
-content, in any mode. It changes nothing, and works without a running proxy, except that
-NodePorts on loopback addresses lack their listeners then.
+the same flags does, computes the desired state, and compares it with what the kernel
+has, in any mode: frontends and endpoints, and slipstream's chains and rules. It changes
+nothing, and works without a running proxy, except that NodePorts on loopback addresses
+lack their listeners then. Give it the flags and the version of the proxy: other ones make
+other rules.
 
-Each difference is a line: "-" is missing in the kernel, "+" is unexpected. The exit
-code is 1 if there are differences. A difference that disappears within a few seconds
-is not reported, as the proxy may be applying a change.
+Each difference is a line: "-" is missing in the kernel, "+" is unexpected, and "+ fault:"
+is what should not be as it is, such as a chain with other rules. The last line says what
+was compared. A difference that disappears within a few seconds is not reported, as the
+proxy may be applying a change.
+
+Exit status: 0 if all is the same, 2 if there are differences, 1 if they could not be looked for.
 
 'slipstream run' does the same periodically with --verify-period, and repairs
 differences.`,
@@ -55,34 +59,43 @@ differences.`,
 			if err != nil {
 				return err
 			}
-			lines, err := verify(cmd.Context(), c, o.master)
+			v, lines, err := verify(cmd.Context(), c, o.master)
+			if err != nil {
+				return err
+			}
 			for _, line := range lines {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
-			if err == nil && len(lines) > 0 {
-				err = fmt.Errorf("verify: %d differences", len(lines))
+			what := fmt.Sprintf("%d frontends, %d endpoints, %d rules", v.Frontends, v.Endpoints, v.Rules)
+			if len(lines) > 0 {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %d differences\n", what, len(lines))
+				return errChanges
 			}
-			return err
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: the same\n", what)
+			return nil
 		},
 	}
 	o.add(cmd.Flags())
+	for _, without := range []string{"cleanup", "init-only", "ui-bind-address", "write-config-to"} {
+		_ = cmd.Flags().MarkHidden(without)
+	}
 	return cmd
 }
 
-// verify returns the differences, one per line.
-func verify(ctx context.Context, c *config.Config, master string) (lines []string, err error) {
+// verify compares, and returns all differences, one per line.
+func verify(ctx context.Context, c *config.Config, master string) (v dataplane.Verified, lines []string, err error) {
 	node, err := nodeName(c.KubeProxy.HostnameOverride)
 	if err != nil {
-		return nil, err
+		return v, nil, err
 	}
 	// Invalid objects are left out, as by the proxy.
 	objects, _, err := newSource(c, master, node, logProblems(klog.FromContext(ctx)))
 	if err != nil {
-		return nil, err
+		return v, nil, err
 	}
-	reader, without, err := openMode(ctx, c, probeToVerify, metrics.New(), func(string) {})
+	reader, without, err := openMode(ctx, c, instance.probeToVerify, metrics.New(), func(string) {})
 	if err != nil {
-		return nil, err
+		return v, nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
 	want, _ := desiredOn(reader, c, node, without) // an algorithm that the kernel lacks is no difference
@@ -91,27 +104,46 @@ func verify(ctx context.Context, c *config.Config, master string) (lines []strin
 		state:  desired.New(want),
 	}
 	defer w.Stop()
-	for range verifyTries {
+	lines, err = agreed(func() ([]string, error) {
 		if err := w.untilReady(ctx); err != nil {
 			return nil, err
 		}
 		full := w.state.Full()
-		diff, err := dataplane.Compare(ctx, reader, dataplane.ContentOf(&full.Change))
-		if err != nil {
+		if v, err = dataplane.Verify(ctx, reader, &full.Change); err != nil {
 			return nil, err
 		}
-		lines = nil
-		for _, d := range dataplane.Differings(diff, &full.Change) {
-			lines = append(lines, d.String())
+		var found []string
+		for _, d := range v.Differences {
+			found = append(found, d.String())
 		}
 		unserved, err := loopback.Unserved(full.Relays)
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range unserved {
-			lines = append(lines, fmt.Sprintf("- Service %s: listener on %s", r.Service, r.FrontendKey))
+			found = append(found, fmt.Sprintf("- Service %s: listener on %s", r.Service, r.FrontendKey))
 		}
-		if len(lines) == 0 {
+		return found, nil
+	})
+	return v, lines, err
+}
+
+// agreed returns the differences that all of some comparisons have found. While Services keep changing,
+// each comparison finds others.
+func agreed(compare func() ([]string, error)) (lines []string, err error) {
+	for try := range verifyTries {
+		found, err := compare()
+		if err != nil {
+			return nil, err
+		}
+		has := map[string]bool{}
+		for _, line := range found {
+			has[line] = true
+		}
+		if try > 0 {
+			found = slices.DeleteFunc(lines, func(line string) bool { return !has[line] })
+		}
+		if lines = found; len(lines) == 0 {
 			break
 		}
 	}
@@ -155,50 +187,10 @@ func (w *watched) untilReady(ctx context.Context) error {
 	}
 }
 
-// probeToVerify is a probe that changes nothing. That of iptables mode creates a chain, so a
-// family counts as not served there if its commands do not work.
-func probeToVerify(b programmer, ctx context.Context) ([]dataplane.Missing, error) {
-	if b, ok := b.(*ipvs.Backend); ok {
-		return b.ProbeWith(ctx, func(ctx context.Context) ([]dataplane.Missing, error) { return probeTableToVerify(b.Table(), ctx) })
-	}
-	return probeTableToVerify(b, ctx)
-}
-
-func probeTableToVerify(b dataplane.Prober, ctx context.Context) (missing []dataplane.Missing, err error) {
-	rules, ok := b.(*iptables.Backend)
-	if !ok {
-		return b.Probe(ctx)
-	}
-	for f, without := range rules.Without() {
-		if without {
-			missing = append(missing, dataplane.Missing{Family: desired.Family(f)})
-		}
-	}
-	return missing, nil
-}
-
-// openReader opens a second dataplane to read the ruleset of the running one. It uses the
-// same table in IPVS mode, and the same variant of iptables: detection is as expensive as
-// reading, and its result may have changed.
-func openReader(ctx context.Context, c *config.Config, running programmer) (proxy.Reader, error) {
-	again := openNFTables
-	if b := rulesOf(running); b != nil {
-		again = func(d dataplane.Config) (programmer, error) {
-			return iptables.New(ctx, d, iptables.Options{Variant: b.Variant()})
-		}
-	}
-	if c.Mode() == config.IPVS {
-		return openIPVS(c, again)
-	}
-	return again(backendConfig(c))
-}
-
 // verifyInBackground configures verification if verifyPeriod is set.
-func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b programmer) {
-	o.VerifyPeriod = c.Slipstream.VerifyPeriod.Duration
-	if o.VerifyPeriod == 0 {
-		return
+func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b instance) {
+	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return b.openReader(ctx, c) }
+	if o.VerifyPeriod = c.Slipstream.VerifyPeriod.Duration; o.VerifyPeriod > 0 {
+		m.OnVerify()
 	}
-	m.OnVerify()
-	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return openReader(ctx, c, b) }
 }

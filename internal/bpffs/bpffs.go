@@ -15,6 +15,21 @@ import (
 // root is where the BPF file system is mounted on all distributions.
 const root = "/sys/fs/bpf"
 
+// place is root, or that of the node in a container that has the node's file system at /host, as those of
+// "kubectl debug node" do.
+func place() string {
+	const ofNode = "/host" + root
+	if !mounted(root) && mounted(ofNode) {
+		return ofNode
+	}
+	return root
+}
+
+func mounted(path string) bool {
+	var stat unix.Statfs_t
+	return unix.Statfs(path, &stat) == nil && stat.Type == unix.BPF_FS_MAGIC
+}
+
 // Folder returns the folder of an owner's pins for a network namespace, given by file descriptor; 0 is
 // the calling thread's. It does not make the folder.
 func Folder(owner string, ns int) (string, error) {
@@ -28,13 +43,12 @@ func Folder(owner string, ns int) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("network namespace: %w", err)
 	}
-	return filepath.Join(root, owner, strconv.FormatUint(stat.Ino, 10)), nil
+	return filepath.Join(place(), owner, strconv.FormatUint(stat.Ino, 10)), nil
 }
 
 // Mount mounts the BPF file system unless it is mounted. It needs CAP_SYS_ADMIN.
 func Mount() error {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(root, &stat); err == nil && stat.Type == unix.BPF_FS_MAGIC {
+	if mounted(place()) {
 		return nil
 	}
 	return os.NewSyscallError("mount", unix.Mount("bpf", root, "bpf", 0, "mode=0700"))

@@ -18,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"
 )
@@ -119,9 +120,22 @@ func (c *Config) LocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts
 }
 
+// Annotated returns which Namespaces ServiceAnnotations selects by their labels; nil for all.
+func (c *Config) Annotated() (func(map[string]string) bool, error) {
+	text := c.Slipstream.ServiceAnnotations
+	if text == "" || text == "all" {
+		return nil, nil
+	}
+	selector, err := labels.Nothing(), error(nil)
+	if text != "none" {
+		selector, err = labels.Parse(text)
+	}
+	return func(l map[string]string) bool { return selector.Matches(labels.Set(l)) }, err
+}
+
 // Balancing returns how endpoints are chosen where the annotation of a Service does not say:
-// scheduler, or in nftables mode ipvs.scheduler. The error says why one of them is not in
-// effect. In IPVS mode, the kernel's schedulers take the place of algorithms, and iptables mode
+// scheduler, or in nftables mode ipvs.scheduler, unless that would give every Service a Maglev table.
+// The error says why one of them is not in effect. In IPVS mode, the kernel's schedulers take the place of algorithms, and iptables mode
 // has none.
 func (c *Config) Balancing() (s desired.Scheduler, err error) {
 	name := c.Slipstream.Scheduler
@@ -133,6 +147,10 @@ func (c *Config) Balancing() (s desired.Scheduler, err error) {
 	}
 	if s, err = desired.ParseScheduler(name); err == nil && c.KubeProxy.Mode != NFTables && s.Algorithm != desired.Random {
 		err = fmt.Errorf("%s is not an algorithm of this proxy mode", name)
+	}
+	if err == nil && c.Slipstream.Scheduler == "" && s.Algorithm.Hashes() {
+		err = fmt.Errorf("with %s, every Service would have a Maglev table; set scheduler if they are to, "+
+			"or the annotation %s of the Services that need one", name, desired.AnnotationScheduler)
 	}
 	if err != nil {
 		return desired.Scheduler{}, err

@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
 func decoded(t *testing.T, text string) *Config {
@@ -134,6 +136,37 @@ func TestIPVSNotes(t *testing.T) {
 	}
 }
 
+// TestBalancing: ipvs.scheduler is used in nftables mode, unless it would give every Service a Maglev table.
+func TestBalancing(t *testing.T) {
+	for _, test := range []struct {
+		mode      kubeproxy.ProxyMode
+		ipvs, own string
+		want      desired.Algorithm
+		note      string
+	}{
+		{NFTables, "lc", "", desired.LeastConnections, ""},
+		{NFTables, "sh", "", desired.Random, "ipvs.scheduler: has no effect: with sh, every Service would have a Maglev table; "},
+		{NFTables, "mh", "", desired.Random, "ipvs.scheduler: has no effect: with mh, every Service"},
+		{NFTables, "sh", "rr", desired.RoundRobin, ""},
+		{NFTables, "sh", "sh", desired.Maglev, ""},
+		{IPVS, "sh", "", desired.Random, ""},
+	} {
+		c := New()
+		c.KubeProxy.Mode, c.KubeProxy.IPVS.Scheduler, c.Slipstream.Scheduler = test.mode, test.ipvs, test.own
+		c.Complete()
+		got, _ := c.Balancing()
+		note := ""
+		for _, n := range c.Notes() {
+			if strings.HasSuffix(n.Field, "scheduler") {
+				note = n.String()
+			}
+		}
+		if got.Algorithm != test.want || (note == "") != (test.note == "") || !strings.HasPrefix(note, test.note) {
+			t.Errorf("%+v: %s, %q", test, got.Algorithm, note)
+		}
+	}
+}
+
 // TestNodePortRanges checks the ranges of keywords, in any combination.
 func TestNodePortRanges(t *testing.T) {
 	for addresses, want := range map[string]string{
@@ -164,10 +197,11 @@ func TestNodePortDefaults(t *testing.T) {
 // TestGateNotes checks that gates without effect have a note, with the reason if there is one.
 func TestGateNotes(t *testing.T) {
 	for gate, want := range map[string]string{
-		"NFTablesNetlink":                     "1 featureGates[NFTablesNetlink]: has no effect: Slipstream programs nftables by netlink and does not run nft",
+		"NFTablesNetlink":                     "1 featureGates[NFTablesNetlink]: has no effect on Slipstream",
 		"WatchList":                           "1 featureGates[WatchList]: has no effect on Slipstream",
 		"KubeProxyNFTablesLocalhostNodePorts": "",
 		"KubeProxyIPVS":                       "",
+		"OfAnotherRelease":                    "0 featureGates[OfAnotherRelease]: has no effect: kube-proxy " + KubernetesVersion + " has no such gate",
 	} {
 		var got []string
 		c := decoded(t, kubeProxyDoc+"mode: nftables\ndetectLocalMode: NodeCIDR\nfeatureGates: {"+gate+": true}")
@@ -191,6 +225,15 @@ func TestHandlesLocalhostNodePorts(t *testing.T) {
 	} {
 		if got := decoded(t, kubeProxyDoc+text).HandlesLocalhostNodePorts(); got != want {
 			t.Errorf("%s: %v", text, got)
+		}
+	}
+}
+
+// TestGatesOfReleases: KEP-6032 is on by default from Kubernetes 1.38 on.
+func TestGatesOfReleases(t *testing.T) {
+	for release, want := range map[string]bool{"v1.37.2": false, "v1.38.0": true, "v1.39.1": true} {
+		if got := gatesOf(release).Enabled(localhostNodePorts); got != want {
+			t.Errorf("%s: %v", release, got)
 		}
 	}
 }

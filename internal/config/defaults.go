@@ -17,8 +17,9 @@ import (
 // Slipstream's own defaults.
 const (
 	// DefaultMinSyncPeriod replaces kube-proxy's default of 1s, which it has
-	// because each of its updates of the kernel is expensive.
-	DefaultMinSyncPeriod = 10 * time.Millisecond
+	// because each of its updates of the kernel is expensive. Ten milliseconds would be
+	// the longest part of most changes at 100 changes a second.
+	DefaultMinSyncPeriod = time.Millisecond
 
 	// DefaultIPTablesMinSyncPeriod is kube-proxy's default, as in iptables mode a
 	// change may replace a whole table.

@@ -4,6 +4,7 @@ package config
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,39 +20,21 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// Acceleration is the feature gate of KEP-4963. If it is disabled, there is no fast path.
-const Acceleration = "KubeProxyAcceleration"
-
-// externalIPs is KEP-5707's feature gate: if it is disabled, spec.externalIPs is ignored.
-const externalIPs = "AllowServiceExternalIPs"
-
 // KubernetesVersion is the release of the kube-proxy that Slipstream replaces.
-const KubernetesVersion = "v1.37.1"
+const KubernetesVersion = "v1.37.2"
 
-// localhostNodePorts is KEP-6032's feature gate.
-const localhostNodePorts = "KubeProxyNFTablesLocalhostNodePorts"
-
-// ipvsMode is KEP-5495's feature gate: if it is disabled, mode ipvs is invalid.
-const ipvsMode = "KubeProxyIPVS"
+// Feature gates.
+const (
+	Acceleration       = "KubeProxyAcceleration"               // KEP-4963: if it is disabled, there is no fast path
+	externalIPs        = "AllowServiceExternalIPs"             // KEP-5707: if it is disabled, spec.externalIPs is ignored
+	localhostNodePorts = "KubeProxyNFTablesLocalhostNodePorts" // KEP-6032
+	ipvsMode           = "KubeProxyIPVS"                       // KEP-5495: if it is disabled, mode ipvs is invalid
+)
 
 // effective are the gates that have an effect on Slipstream.
-var effective = map[string]bool{
-	Acceleration:                         true,
-	externalIPs:                          true,
-	localhostNodePorts:                   true,
-	ipvsMode:                             true,
-	string(logsapi.ContextualLogging):    true,
-	string(logsapi.LoggingAlphaOptions):  true,
-	string(logsapi.LoggingBetaOptions):   true,
-	string(logsapi.LoggingStableOptions): true,
-	"AllAlpha":                           true,
-	"AllBeta":                            true,
-}
-
-// whyNoEffect explains why a gate has no effect, for gates that change what kube-proxy does
-// with nftables.
-var whyNoEffect = map[string]string{
-	"NFTablesNetlink": "has no effect: Slipstream programs nftables by netlink and does not run nft",
+var effective = []string{
+	Acceleration, externalIPs, localhostNodePorts, ipvsMode, "AllAlpha", "AllBeta", string(logsapi.ContextualLogging),
+	string(logsapi.LoggingAlphaOptions), string(logsapi.LoggingBetaOptions), string(logsapi.LoggingStableOptions),
 }
 
 // upstreamGates are kube-proxy's gates, each with stage, default, and whether the default
@@ -60,10 +43,22 @@ var whyNoEffect = map[string]string{
 //go:embed gates.txt
 var upstreamGates string
 
+// versioned are the gates with an effect whose default differs between releases.
+var versioned = map[featuregate.Feature]featuregate.VersionedSpecs{
+	localhostNodePorts: {
+		{Version: version.MustParse("1.37"), Default: false, PreRelease: featuregate.Alpha},
+		{Version: version.MustParse("1.38"), Default: true, PreRelease: featuregate.Beta},
+	},
+}
+
 // knownGates returns all gates, at their defaults.
-var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
-	gates := featuregate.NewVersionedFeatureGate(version.MustParse("1.37"))
-	utilruntime.Must(logsapi.AddFeatureGates(gates))
+var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate { return gatesOf(KubernetesVersion) })
+
+// gatesOf returns the gates of a release.
+func gatesOf(release string) featuregate.MutableVersionedFeatureGate {
+	of := version.MustParse(release)
+	gates := featuregate.NewVersionedFeatureGate(version.MajorMinor(of.Major(), of.Minor()))
+	utilruntime.Must(errors.Join(logsapi.AddFeatureGates(gates), gates.AddVersioned(versioned)))
 	more := map[featuregate.Feature]featuregate.FeatureSpec{
 		Acceleration: {Default: true, PreRelease: featuregate.Beta},
 		// A gate of older releases, which old configurations may still set.
@@ -93,34 +88,35 @@ var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate {
 	}
 	utilruntime.Must(gates.Add(more))
 	return gates
-})
+}
 
-// validateGates rejects unknown gates and changes of locked gates.
+// validateGates rejects changes of locked gates.
 func validateGates(set map[string]bool, path *field.Path) (errs field.ErrorList) {
 	known := knownGates().GetAll()
 	for _, name := range slices.Sorted(maps.Keys(set)) {
-		spec, ok := known[featuregate.Feature(name)]
-		switch {
-		case !ok:
-			errs = append(errs, field.Invalid(path.Key(name), set[name], "unknown feature gate"))
-		case spec.LockToDefault && spec.Default != set[name]:
+		if spec := known[featuregate.Feature(name)]; spec.LockToDefault && spec.Default != set[name] {
 			errs = append(errs, field.Invalid(path.Key(name), set[name], "must be "+strconv.FormatBool(spec.Default)))
 		}
 	}
 	return errs
 }
 
-// quietGates can be set without a log line for each gate. Notes report those that matter.
-type quietGates interface {
-	featuregate.FeatureGate
-	SetFromMapWithLogger(logger logr.Logger, set map[string]bool) error
+// knowsGate reports whether kube-proxy has a gate.
+func knowsGate(name string) bool {
+	_, knows := knownGates().GetAll()[featuregate.Feature(name)]
+	return knows
 }
 
 // Gates returns all feature gates as set. Gates with invalid values have their defaults.
 func (c *Config) Gates() featuregate.FeatureGate {
-	gates := knownGates().DeepCopy().(quietGates)
+	gates := knownGates().DeepCopy().(interface {
+		featuregate.FeatureGate
+		SetFromMapWithLogger(logger logr.Logger, set map[string]bool) error // without a line for each; notes report those that matter
+	})
 	valid := maps.Clone(c.KubeProxy.FeatureGates)
-	maps.DeleteFunc(valid, func(name string, on bool) bool { return validateGates(map[string]bool{name: on}, nil) != nil })
+	maps.DeleteFunc(valid, func(name string, on bool) bool {
+		return !knowsGate(name) || validateGates(map[string]bool{name: on}, nil) != nil
+	})
 	utilruntime.Must(gates.SetFromMapWithLogger(logr.Discard(), valid))
 	return gates
 }

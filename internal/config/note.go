@@ -3,7 +3,6 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -90,9 +89,11 @@ const noLocalhost = "has no effect in nftables mode, which has the feature gate 
 // Notes returns notes about a complete and valid configuration.
 func (c *Config) Notes() (notes []Note) {
 	for _, name := range slices.Sorted(maps.Keys(c.KubeProxy.FeatureGates)) {
-		if !effective[name] {
+		if !knowsGate(name) {
+			notes = append(notes, Note{Field: fmt.Sprintf("featureGates[%s]", name), Text: "has no effect: kube-proxy " + KubernetesVersion + " has no such gate"})
+		} else if !slices.Contains(effective, name) {
 			notes = append(notes, Note{
-				Field: fmt.Sprintf("featureGates[%s]", name), Text: cmp.Or(whyNoEffect[name], "has no effect on Slipstream"), Verbosity: 1,
+				Field: fmt.Sprintf("featureGates[%s]", name), Text: "has no effect on Slipstream", Verbosity: 1,
 			})
 		}
 	}

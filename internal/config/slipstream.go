@@ -36,7 +36,7 @@ type SlipstreamConfiguration struct {
 	// externally. Unset: [DefaultCheckPeriod].
 	CheckPeriod *metav1.Duration `json:"checkPeriod,omitempty"`
 
-	// VerifyPeriod is how often to compare the kernel's complete content with
+	// VerifyPeriod is how often to compare the kernel's content, chains and rules with
 	// the desired state, in the background. 0, the default, is never.
 	VerifyPeriod *metav1.Duration `json:"verifyPeriod,omitempty"`
 
@@ -47,6 +47,15 @@ type SlipstreamConfiguration struct {
 	// MaglevTableSize is the largest size of a Maglev table, one of desired.TableSizes.
 	// Unset: the last one.
 	MaglevTableSize int `json:"maglevTableSize,omitempty"`
+
+	// ServiceAnnotations says in which Namespaces annotations of Services, EndpointSlices and pods count:
+	// "all" (default), "none", or a selector of their labels. See [Config.Annotated].
+	ServiceAnnotations string `json:"serviceAnnotations,omitempty"`
+
+	// NamespaceSlots and NamespaceElements are what the Services of a namespace may have. Unset:
+	// desired.MaxSlots and desired.MaxElements.
+	NamespaceSlots    int `json:"namespaceSlots,omitempty"`
+	NamespaceElements int `json:"namespaceElements,omitempty"`
 
 	// ResetDeletedNodes resets TCP connections to endpoints of Nodes that were deleted,
 	// instead of letting them time out. All Nodes are watched for it.

@@ -161,6 +161,14 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(field.NewPath("scheduler"), name, err.Error()))
 		}
 	}
+	if _, err := c.Annotated(); err != nil {
+		errs = append(errs, field.Invalid(field.NewPath("serviceAnnotations"), c.Slipstream.ServiceAnnotations, "must be all, none or a selector of labels: "+err.Error()))
+	}
+	for name, n := range map[string]int{"namespaceSlots": c.Slipstream.NamespaceSlots, "namespaceElements": c.Slipstream.NamespaceElements} {
+		if n < 0 {
+			errs = append(errs, field.Invalid(field.NewPath(name), n, "must not be negative"))
+		}
+	}
 	if n := c.Slipstream.MaglevTableSize; n != 0 && !slices.Contains(desired.TableSizes(), n) {
 		errs = append(errs, field.Invalid(field.NewPath("maglevTableSize"), n, fmt.Sprintf("must be one of %d", desired.TableSizes())))
 	}

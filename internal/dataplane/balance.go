@@ -62,16 +62,8 @@ func (w Weights) areDefault() bool {
 	return true
 }
 
-// These limit how many slots the backends of a pool have because of their weights. With
-// slotsEach for each backend, rounding changes its share by at most a hundredth of the average.
-const (
-	slotsEach = 50
-	fewSlots  = 1000
-	mostSlots = 1 << 16
-)
-
 // Slots returns how many slots each backend has, in proportion to the weights: at least one unless
-// its weight is 0.
+// its weight is 0. Weights that are all 0 are equal.
 func (w Weights) Slots() map[desired.Backend]int {
 	divisor, sum := uint64(0), uint64(0)
 	for _, n := range w {
@@ -79,11 +71,17 @@ func (w Weights) Slots() map[desired.Backend]int {
 			divisor, n = n, divisor%n
 		}
 	}
+	slots := make(map[desired.Backend]int, len(w))
+	if divisor == 0 {
+		for b := range w {
+			slots[b] = 1
+		}
+		return slots
+	}
 	for _, n := range w {
 		sum += n / divisor
 	}
-	most := uint64(min(max(fewSlots, slotsEach*len(w)), mostSlots))
-	slots := make(map[desired.Backend]int, len(w))
+	most := uint64(desired.MostSlots(len(w)))
 	if sum <= most {
 		for b, n := range w {
 			slots[b] = int(n / divisor)
@@ -226,6 +224,9 @@ func (w Weights) table(size int) []desired.Backend {
 		all[i] = candidate{
 			sequence: binary.BigEndian.Uint64(sum[:]), weight: w[b],
 		}
+		if w[b] > 0 {
+			all[i].credit = heaviest - w[b] // for a slot in the first round
+		}
 	}
 	table := make([]desired.Backend, size)
 	taken := make([]bool, size)
@@ -255,7 +256,7 @@ func ChoiceOf(balance desired.Balance, slots []desired.Backend) (c Choice) {
 		counts[b]++
 	}
 	c = ChoiceByShares(counts)
-	if balance.Algorithm.Hashes() && len(slots) > 0 {
+	if balance.Algorithm.Hashes() && len(slots) > 1 {
 		order := fnv.New64a()
 		for _, b := range slots {
 			ip := b.As16()

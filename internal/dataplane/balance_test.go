@@ -181,6 +181,22 @@ func TestMaglevWeights(t *testing.T) {
 	}
 }
 
+// Each backend with a weight has a slot.
+func TestMaglevSlots(t *testing.T) {
+	w := Weights{}
+	for i := range 300 {
+		w[testBackend(i)] = desired.DefaultWeight
+	}
+	w[testBackend(0)], w[testBackend(1)] = 1, 0
+	slots := map[desired.Backend]int{}
+	for _, b := range w.table(1021) {
+		slots[b]++
+	}
+	if missing := len(w) - 1 - len(slots); missing > 0 || slots[testBackend(1)] > 0 {
+		t.Errorf("no slot for %d of %d backends, %d for one without a weight", missing, len(w), slots[testBackend(1)])
+	}
+}
+
 func BenchmarkMaglevTable(b *testing.B) {
 	w := Weights{}
 	for i := range 100 {
@@ -188,5 +204,27 @@ func BenchmarkMaglevTable(b *testing.B) {
 	}
 	for b.Loop() {
 		w.table(16381)
+	}
+}
+
+// TestWeightsZero: weights that are all 0 are equal, whatever the algorithm.
+func TestWeightsZero(t *testing.T) {
+	for _, a := range []desired.Algorithm{desired.Random, desired.RoundRobin, desired.LeastConnections, desired.Maglev} {
+		c := &desired.PoolChange{Balance: desired.Balance{Algorithm: a, TableSize: 251}}
+		for i := range 3 {
+			c.Added = append(c.Added, testBackend(i))
+			c.Weights = append(c.Weights, desired.Weight{Backend: testBackend(i)})
+		}
+		p := &Pool{}
+		p.Update(c)
+		slots := map[desired.Backend]int{}
+		for _, b := range p.Slots {
+			slots[b]++
+		}
+		for i := range 3 {
+			if n := slots[testBackend(i)]; n < len(p.Slots)/3 || n == 0 {
+				t.Errorf("%s: backend %d has %d of %d slots", a, i, n, len(p.Slots))
+			}
+		}
 	}
 }

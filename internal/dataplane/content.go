@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,15 +17,12 @@ import (
 // Content is the programmed content in terms that all dataplanes share, as seen by
 // clients: without the IDs of pools.
 type Content struct {
-	Frontends  map[desired.FrontendKey]Target
-	ClusterIPs map[netip.Addr]bool
-	HairpinIPs map[netip.Addr]bool
+	Frontends map[desired.FrontendKey]Target
+	Sets      [desired.Programmed]map[desired.Member]bool
 
-	NodeAddresses map[netip.Addr]bool // that serve NodePorts
-
-	ServiceCIDRs map[netip.Prefix]bool
-
-	RefusedNodePorts map[desired.RefusedNodePort]bool
+	// Refuses reports whether the kernel refuses a backend, which is left out then. It may be
+	// nil. It is not called after the Reader is closed.
+	Refuses func(desired.Backend) bool
 
 	// Faults are inconsistencies in the kernel's objects, such as a pool with an
 	// unused slot.
@@ -36,15 +34,11 @@ const faultPrefix = "fault: "
 
 // NewContent returns an empty content.
 func NewContent() *Content {
-	return &Content{
-		Frontends:     map[desired.FrontendKey]Target{},
-		ClusterIPs:    map[netip.Addr]bool{},
-		HairpinIPs:    map[netip.Addr]bool{},
-		NodeAddresses: map[netip.Addr]bool{},
-		ServiceCIDRs:  map[netip.Prefix]bool{},
-
-		RefusedNodePorts: map[desired.RefusedNodePort]bool{},
+	c := &Content{Frontends: map[desired.FrontendKey]Target{}}
+	for set := range c.Sets {
+		c.Sets[set] = map[desired.Member]bool{}
 	}
+	return c
 }
 
 // Target says how traffic to a frontend is handled.
@@ -72,6 +66,35 @@ type Choice struct {
 // tests and verification. It takes longer than programming.
 type Reader interface {
 	Read(ctx context.Context) (*Content, error)
+
+	// Rules compares the chains and rules in the kernel with those that Reconcile would write
+	// for a full description, and returns how many rules there are, and faults. It changes
+	// neither the kernel nor full. It follows a Read, and may use what that has read. Of a family that the kernel has nothing of, it says
+	// nothing, as Read does not find what is desired then.
+	Rules(ctx context.Context, full *desired.Change) (n int, faults []string, err error)
+
+	// ReadFrontend reads one frontend, given its desired content ([desired.Decision.Content]). It may
+	// leave out what the frontend should not have.
+	ReadFrontend(ctx context.Context, want *desired.Change) (*Content, error)
+}
+
+// ReadOne is a ReadFrontend of dataplanes that can only read everything. It returns the faults, which
+// are of all frontends, only if the frontend is missing.
+func ReadOne(ctx context.Context, r interface {
+	Read(context.Context) (*Content, error)
+}, want *desired.Change) (*Content, error) {
+	all, err := r.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, key := NewContent(), want.Frontends[0].Key()
+	c.Refuses = all.Refuses
+	if target, ok := all.Frontends[key]; ok {
+		c.Frontends[key] = target
+	} else {
+		c.Faults = all.Faults
+	}
+	return c, nil
 }
 
 // ContentOf returns the content that a full description (desired.State.Full) describes.
@@ -101,20 +124,10 @@ func ContentOf(full *desired.Change) *Content {
 		}
 		c.Frontends[f.New.FrontendKey] = t
 	}
-	for _, p := range full.ServiceCIDRs.Added {
-		c.ServiceCIDRs[p] = true
-	}
-	for _, p := range full.RefusedNodePorts.Added {
-		c.RefusedNodePorts[p] = true
-	}
-	for _, a := range full.ClusterIPs.Added {
-		c.ClusterIPs[a] = true
-	}
-	for _, a := range full.HairpinIPs.Added {
-		c.HairpinIPs[a] = true
-	}
-	for _, a := range full.NodeAddresses.Added {
-		c.NodeAddresses[a] = true
+	for set := range c.Sets {
+		for _, m := range full.Sets[set].Added {
+			c.Sets[set][m] = true
+		}
 	}
 	return c
 }
@@ -126,20 +139,10 @@ func (c *Content) Lines() []string {
 	for k, t := range c.Frontends {
 		all = append(all, fmt.Sprintf("%s -> %s", k, t))
 	}
-	for a := range c.ClusterIPs {
-		all = append(all, fmt.Sprintf("ClusterIP %s", a))
-	}
-	for a := range c.HairpinIPs {
-		all = append(all, fmt.Sprintf("hairpin %s", a))
-	}
-	for a := range c.NodeAddresses {
-		all = append(all, fmt.Sprintf("node address %s", a))
-	}
-	for p := range c.ServiceCIDRs {
-		all = append(all, fmt.Sprintf("ServiceCIDR %s", p))
-	}
-	for p := range c.RefusedNodePorts {
-		all = append(all, p.String())
+	for set, members := range c.Sets {
+		for m := range members {
+			all = append(all, desired.Set(set).String()+" "+m.String())
+		}
 	}
 	for _, f := range c.Faults {
 		all = append(all, faultPrefix+f)
@@ -187,7 +190,7 @@ func (c Choice) String() string {
 // Difference returns the lines that only one of two contents has, with the prefix "-" for
 // want and "+" for got. It is empty if they are equal.
 func Difference(want, got *Content) string {
-	w, g := want.Lines(), got.without(want).Lines()
+	w, g := want.Lines(), got.excusing(want).Lines()
 	var out []string
 	for _, line := range w {
 		if _, both := slices.BinarySearch(g, line); !both {
@@ -202,14 +205,15 @@ func Difference(want, got *Content) string {
 	return strings.Join(out, "\n")
 }
 
-// without returns the content with the spread that is desired where that varies.
-func (c *Content) without(want *Content) *Content {
+// excusing takes what is desired where weights follow load, and for backends that the kernel refuses,
+// so that they are no differences.
+func (c *Content) excusing(want *Content) *Content {
 	out := *c
 	out.Frontends = make(map[desired.FrontendKey]Target, len(c.Frontends))
 	for k, t := range c.Frontends {
-		t.Choice = t.settle(want.Frontends[k].Choice)
+		t.Choice = t.settle(want.Frontends[k].Choice, c.Refuses)
 		if from, wanted := t.FromOutside, want.Frontends[k].FromOutside; from != nil && wanted != nil {
-			settled := from.settle(*wanted)
+			settled := from.settle(*wanted, c.Refuses)
 			t.FromOutside = &settled
 		}
 		out.Frontends[k] = t
@@ -217,7 +221,13 @@ func (c *Content) without(want *Content) *Content {
 	return &out
 }
 
-func (c Choice) settle(want Choice) Choice {
+func (c Choice) settle(want Choice, refuses func(desired.Backend) bool) Choice {
+	possible := slices.DeleteFunc(slices.Clone(want.Backends), func(b desired.Backend) bool {
+		return refuses != nil && !slices.Contains(c.Backends, b) && refuses(b)
+	})
+	if len(possible) < len(want.Backends) && slices.Equal(possible, c.Backends) {
+		return want
+	}
 	another := func(b desired.Backend) bool { return !slices.Contains(want.Backends, b) }
 	if !want.Varies || len(c.Backends) == 0 || slices.ContainsFunc(c.Backends, another) {
 		return c
@@ -239,13 +249,15 @@ func Compare(ctx context.Context, r Reader, want *Content) (string, error) {
 	})
 }
 
-// Lasting compares until there is no difference, for about a second at most, and returns
-// the last difference. It stops at the first error.
+// Lasting compares until there is no difference, three times at least and for about a second, and
+// returns the last difference. It stops at the first error, unless it is ErrInterrupted.
 func Lasting(ctx context.Context, compare func() (difference string, err error)) (string, error) {
-	const tries, pause = 20, 50 * time.Millisecond
+	const tries, pause = 3, 50 * time.Millisecond
+	end := time.Now().Add(time.Second)
 	for try := 1; ; try++ {
 		diff, err := compare()
-		if err != nil || diff == "" || try == tries {
+		again := errors.Is(err, ErrInterrupted) || err == nil && diff != ""
+		if !again || try >= tries && time.Now().After(end) {
 			return diff, err
 		}
 		select {

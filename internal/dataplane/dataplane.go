@@ -14,10 +14,19 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// Dataplane programs the kernel in one network namespace. It owns certain objects there,
+// Dataplane is the Programmer of a proxy mode.
+type Dataplane interface {
+	Programmer
+
+	// Describe returns what only the dataplane knows of a connection to a frontend that is served by a
+	// pool. Both are of the last Reconcile or Apply.
+	Describe(f *desired.Frontend, pool desired.PoolID) Detail
+}
+
+// Programmer programs the kernel in one network namespace. It owns certain objects there,
 // by name, and modifies no others. Its methods are not safe for concurrent use. When its
 // context ends, a method returns soon, with an error that wraps the context's.
-type Dataplane interface {
+type Programmer interface {
 	// Reconcile programs the whole content (from desired.State.Full), whatever the
 	// kernel has: nothing, the objects of an earlier run, or damaged objects. It
 	// takes effect atomically: new connections to a frontend that both the old and
@@ -47,6 +56,20 @@ type Dataplane interface {
 	Close() error
 }
 
+// Detail is what only a dataplane knows of connections to a frontend.
+type Detail struct {
+	// Object is the kernel's object that leads from the frontend to its endpoints.
+	Object string
+
+	// Scheduler is how an endpoint is chosen in fact: the name of a [desired.Algorithm] or of an
+	// IPVS scheduler; "" while the kernel does not have the pool.
+	Scheduler string
+
+	// MasqueradesNode says that connections that start on this node are masqueraded, whatever the
+	// decision is.
+	MasqueradesNode bool
+}
+
 // FlowEnder is a Dataplane that keeps the endpoints of established flows itself, beside
 // conntrack.
 type FlowEnder interface {
@@ -58,13 +81,32 @@ type FlowEnder interface {
 // ErrDamaged says that the kernel does not have the programmed content.
 var ErrDamaged = errors.New("ruleset modified externally")
 
+// ErrInterrupted says that a [Reader] could not read, as the kernel's content changed all the time.
+var ErrInterrupted = errors.New("the kernel's content kept changing while it was read")
+
 // ErrDue says that the configured period for programming everything again has passed.
 var ErrDue = errors.New("everything is to be programmed again")
+
+// Refusal is the kernel's refusal of an object of a Service port, not for lack of permission or
+// memory. The Service is left out if it recurs.
+type Refusal struct {
+	Service desired.ServicePort
+	Err     error
+}
+
+// Error names the Service.
+func (r *Refusal) Error() string { return fmt.Sprintf("programming Service %s: %v", r.Service, r.Err) }
+
+// Unwrap returns the kernel's error.
+func (r *Refusal) Unwrap() error { return r.Err }
 
 // Stats is the cost of a Reconcile or Apply.
 type Stats struct {
 	Elements int // number of objects written and deleted: elements of sets and maps, or rules
 	Bytes    int // sent to the kernel
+
+	// Refused is what the kernel has newly refused. It is left out until the kernel takes it.
+	Refused []desired.Problem
 }
 
 // Config is the configuration that all dataplanes share.
@@ -77,14 +119,14 @@ type Config struct {
 	// for masquerading between the hooks.
 	MasqueradeBit int
 
-	// VirtualServers says that IPVS serves the pools whose only backend is Elsewhere: the
+	// IPVS says that IPVS serves the pools whose only backend is ServedByIPVS: the
 	// dataplane leaves their traffic alone. The addresses of frontends are this node's
 	// then, so its own connections to them have them as source addresses too.
-	VirtualServers bool
+	IPVS bool
 }
 
-// Elsewhere stands for the backends of a pool that IPVS serves; see Config.VirtualServers.
-var Elsewhere = desired.NewBackend(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
+// ServedByIPVS stands for the backends of a pool that IPVS serves; see Config.IPVS.
+var ServedByIPVS = desired.NewBackend(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
 
 // DefaultMasqueradeBit is kube-proxy's.
 const DefaultMasqueradeBit = 14

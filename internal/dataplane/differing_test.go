@@ -3,6 +3,8 @@
 package dataplane
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -15,9 +17,9 @@ func TestDifferings(t *testing.T) {
 	web := desired.ServicePort{Namespace: "default", Name: "web", Port: "http"}
 	key := desired.FrontendKey{AddrPort: netip.MustParseAddrPort("[fd00::10]:80"), Protocol: desired.TCP}
 	full := &desired.Change{
-		Frontends:  []desired.FrontendChange{{New: &desired.Frontend{FrontendKey: key, Kind: desired.ClusterIP, Service: web, LocalPool: desired.NoPool}}},
-		Pools:      []desired.PoolChange{{Service: web, IfEmpty: desired.Drop}},
-		ClusterIPs: desired.AddressChange{Added: []netip.Addr{key.Addr()}},
+		Frontends: []desired.FrontendChange{{New: &desired.Frontend{FrontendKey: key, Kind: desired.ClusterIP, Service: web, LocalPool: desired.NoPool}}},
+		Pools:     []desired.PoolChange{{Service: web, IfEmpty: desired.Drop}},
+		Sets:      [desired.Sets]desired.SetChange{desired.ClusterIPs: {Added: []desired.Member{desired.Address(key.Addr())}}},
 	}
 	got := NewContent()
 	got.Frontends[key] = Target{}
@@ -44,5 +46,31 @@ func TestDifferings(t *testing.T) {
 	}
 	if all := Differings(Difference(ContentOf(full), ContentOf(full)), full); all != nil {
 		t.Errorf("of the same: %+v", all)
+	}
+}
+
+// TestLasting repeats a comparison that found a difference or was interrupted, and no other.
+func TestLasting(t *testing.T) {
+	damaged := errors.New("damaged")
+	for _, c := range []struct {
+		first, then error
+		difference  string
+		calls       int
+	}{
+		{nil, nil, "", 1},
+		{nil, nil, "- a", 2},
+		{fmt.Errorf("a table: %w", ErrInterrupted), nil, "", 2},
+		{damaged, damaged, "", 1},
+	} {
+		calls := 0
+		difference, err := Lasting(t.Context(), func() (string, error) {
+			if calls++; calls == 1 {
+				return c.difference, c.first
+			}
+			return "", c.then
+		})
+		if difference != "" || !errors.Is(err, c.then) || calls != c.calls {
+			t.Errorf("%v: %q, %v after %d calls", c.first, difference, err, calls)
+		}
 	}
 }

@@ -3,24 +3,24 @@
 package desired
 
 // counted is a reference-counted set that remembers which members were last reported.
-type counted[T comparable] struct {
-	all   map[T]uses
-	dirty []T
+type counted struct {
+	all   map[Member]uses
+	dirty []Member
 }
 
 type uses struct {
-	users    int
+	users    int32
 	reported bool
 	dirty    bool
 }
 
 // use adds n users of a member. A negative n removes users.
-func (a *counted[T]) use(member T, n int) {
+func (a *counted) use(member Member, n int) {
 	if a.all == nil {
-		a.all = map[T]uses{}
+		a.all = map[Member]uses{}
 	}
 	u := a.all[member]
-	u.users += n
+	u.users += int32(n)
 	if !u.dirty && (u.users > 0) != u.reported {
 		u.dirty = true
 		a.dirty = append(a.dirty, member)
@@ -29,10 +29,10 @@ func (a *counted[T]) use(member T, n int) {
 }
 
 // has reports whether a member has users.
-func (a *counted[T]) has(member T) bool { return a.all[member].users > 0 }
+func (a *counted) has(member Member) bool { return a.all[member].users > 0 }
 
 // change returns the difference from the last report and marks it as reported.
-func (a *counted[T]) change() (c SetChange[T]) {
+func (a *counted) change() (c SetChange) {
 	for _, member := range a.dirty {
 		u := a.all[member]
 		if u.users > 0 {
@@ -51,7 +51,7 @@ func (a *counted[T]) change() (c SetChange[T]) {
 	return c
 }
 
-func (a *counted[T]) full() (c SetChange[T]) {
+func (a *counted) full() (c SetChange) {
 	for member, u := range a.all {
 		if u.reported {
 			c.Added = append(c.Added, member)

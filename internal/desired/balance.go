@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Annotations that change how connections are spread over endpoints.
@@ -118,6 +119,7 @@ func (s *State) schedule(out *serviceSpec, in *corev1.Service) {
 		if err != nil {
 			s.serviceProblem(in, "metadata.annotations["+AnnotationScheduler+"]", err.Error())
 		}
+		s.lacksLoads(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, out)
 	}
 	if value := in.Annotations[AnnotationLocalZone]; value != "" {
 		percent, err := parsePercent(value)
@@ -137,7 +139,7 @@ func (s *State) weightOf(in *discoveryv1.EndpointSlice) uint8 {
 	}
 	weight, err := parsePercent(value)
 	if err != nil {
-		s.problems = append(s.problems, Problem{
+		s.addProblem(Problem{
 			Object: "EndpointSlice " + in.Namespace + "/" + in.Name, Field: "metadata.annotations[" + AnnotationWeight + "]", Reason: err.Error(),
 		})
 		return DefaultWeight
@@ -160,12 +162,12 @@ type Weight struct {
 }
 
 // weights returns the weights that differ from DefaultWeight, of all reported backends.
-func (p *pool) weights(loads Loads) map[Backend]uint64 {
+func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	e := p.of
 	spec := e.port.service.spec
 	byZone := spec != nil && spec.policy.byZone && p.scope == Cluster
-	level := loads != nil && e.followsLoads()
-	if p.gone || e.tally.weighted == 0 && !byZone && !level {
+	level := loads != nil && a == LeastConnections
+	if p.gone || over || e.tally.weighted == 0 && !byZone && !level {
 		return nil
 	}
 	here := func(en *entry) int { return int(en.cond & inZone / inZone) }
@@ -195,8 +197,8 @@ func (p *pool) weights(loads Loads) map[Backend]uint64 {
 
 // weigh adds the weights that differ from those of the last report, once the backends are
 // reported.
-func (p *pool) weigh(c *PoolChange, loads Loads) {
-	now := p.weights(loads)
+func (p *pool) weigh(c *PoolChange, over bool, loads Loads) {
+	now := p.weights(c.Algorithm, over, loads)
 	for b, w := range now {
 		if former, had := p.weighted[b]; !had || former != w {
 			c.Weights = append(c.Weights, Weight{b, w})
@@ -216,8 +218,8 @@ func (p *pool) weigh(c *PoolChange, loads Loads) {
 	}
 }
 
-// tables are the sizes of Maglev's tables, and up to how many backends each has. With so few
-// backends, a change of one moves at most 2 % of the clients needlessly. When the size changes,
+// tables are the sizes of Maglev's tables, and up to how many backends each has; one backend needs
+// none. With so few backends, a change of one moves at most 2 % of the clients needlessly. When the size changes,
 // most clients move, so there are few sizes. The first two are only for [Config.MaxTable].
 var tables = []struct{ slots, backends int }{{251, 0}, {1021, 0}, {4093, 10}, {16381, 100}, {65521, 1 << 31}}
 
@@ -231,8 +233,11 @@ func TableSizes() (all []int) {
 
 // tableSize returns the number of slots of a table for a number of backends.
 func (c *Config) tableSize(backends int) int {
+	if backends <= 1 {
+		return 1
+	}
 	for _, t := range tables {
-		if backends <= t.backends || t.slots == c.MaxTable {
+		if backends <= t.backends || t.slots == c.MaxTable && 2*backends <= t.slots {
 			return t.slots
 		}
 	}

@@ -4,8 +4,9 @@ package desired
 
 import (
 	"fmt"
-	"net/netip"
+	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -25,8 +26,11 @@ type Update struct {
 	// before.
 	Relays []Relay
 
-	// Flows lists the conntrack entries that are to be deleted.
+	// Flows lists the conntrack entries that the Change made stale. Each is in one Update only.
 	Flows []StaleFlows
+
+	// AllFlows lists those of all frontends, in a full content. They are to be deleted after Flows.
+	AllFlows []StaleFlows
 
 	// Problems lists parts of objects that are not programmed. Each is in one Update only.
 	Problems []Problem
@@ -46,51 +50,17 @@ type Change struct {
 	Local      LocalTraffic
 	Masquerade MasqueradePolicy
 
-	// ClusterIPs are the addresses that belong to one Service as a whole.
-	// Traffic to one of them that matches no frontend is rejected.
-	ClusterIPs AddressChange
-
-	// HairpinIPs are the addresses of chosen backends that may be on this
-	// node. Traffic from such a backend that a Service sends back to the same
-	// backend is masqueraded, because its replies would not return otherwise.
-	HairpinIPs AddressChange
-
-	// OwnIPs are the addresses of this node's interfaces, without IPv6 link-local ones.
-	OwnIPs AddressChange
-
-	// OtherNodeIPs are the addresses of other Nodes, if the source delivers their objects.
-	OtherNodeIPs AddressChange
-
-	// NodeAddresses are the addresses of this node that serve NodePorts; none with
-	// [Config.NodePortsByAddress].
-	NodeAddresses AddressChange
-
-	// ServiceCIDRs are the ranges from which ClusterIPs are allocated, without
-	// overlaps. Traffic to an address in them that no Service has is dropped.
-	ServiceCIDRs PrefixChange
-
-	// RefusedNodePorts are refused at loopback addresses, and counted.
-	RefusedNodePorts SetChange[RefusedNodePort]
-
-	// SlowPathIPs are the addresses of pods whose connections, from and to them, stay off
-	// the fast path ([AnnotationFastPath], [Config.SlowPathPod]). Only the fast path uses them.
-	SlowPathIPs AddressChange
-
-	// DirectIPs are the addresses of pods whose sockets may connect straight to endpoints
-	// ([Config.DirectPod]). Only package socket uses them.
-	DirectIPs AddressChange
-
-	// HealthPorts are the TCP ports on which this node answers the health checks
-	// of load balancers. A dataplane does not answer, but may have to accept the
-	// packets.
-	HealthPorts SetChange[HealthPort]
+	Sets [Sets]SetChange
 }
 
 // Empty reports whether there is nothing to program.
 func (c *Change) Empty() bool {
-	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0 &&
-		c.ClusterIPs.empty() && c.HairpinIPs.empty() && c.OwnIPs.empty() && c.OtherNodeIPs.empty() && c.NodeAddresses.empty() && c.ServiceCIDRs.empty() &&
-		c.HealthPorts.empty() && c.RefusedNodePorts.empty() && c.SlowPathIPs.empty() && c.DirectIPs.empty()
+	for _, set := range c.Sets {
+		if len(set.Added)+len(set.Removed) > 0 {
+			return false
+		}
+	}
+	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0
 }
 
 // FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or
@@ -175,25 +145,6 @@ func (v Verdict) String() string {
 	return "reject"
 }
 
-// SetChange is the difference in a set.
-type SetChange[T any] struct {
-	Added, Removed []T
-}
-
-func (c *SetChange[T]) empty() bool { return len(c.Added) == 0 && len(c.Removed) == 0 }
-
-// AddressChange is the difference in a set of addresses.
-type AddressChange = SetChange[netip.Addr]
-
-// PrefixChange is the difference in a set of address ranges.
-type PrefixChange = SetChange[netip.Prefix]
-
-// HealthPort is a port for health checks in one family.
-type HealthPort struct {
-	Family Family
-	Port   uint16
-}
-
 // Problem is a part of an object that cannot be programmed, and the reason. The rest
 // of the object and all other objects are not affected.
 type Problem struct {
@@ -203,6 +154,25 @@ type Problem struct {
 
 	Service   types.NamespacedName // the Object, if it is a Service
 	Contested bool                 // another Service has the frontend
+}
+
+// addProblem reports a problem. Its parts have text of others, such as values of annotations.
+func (s *State) addProblem(p Problem) {
+	const limit = 300 // bytes
+	p.Object, p.Field, p.Reason = plain.Line(p.Object, limit), plain.Line(p.Field, limit), plain.Line(p.Reason, limit)
+	s.problems = append(s.problems, p)
+}
+
+// mostProblems is how many problems of one version of an object are reported, the first ones.
+const mostProblems = 20
+
+// onlyNew drops those of the last problems, which an object has, that its last version had too.
+func (s *State) onlyNew(object string, from int) {
+	now := slices.Clone(s.problems[from:min(len(s.problems), from+mostProblems)])
+	s.problems = append(s.problems[:from], subtract(now, s.told[object])...)
+	if s.told[object] = now; len(now) == 0 {
+		delete(s.told, object)
+	}
 }
 
 // Error is the problem in one line.

@@ -2,6 +2,8 @@
 
 package desired
 
+import "slices"
+
 // Change returns the difference from the last Change or Full.
 func (s *State) Change() *Update {
 	if s.local() != s.reportedLocal {
@@ -13,11 +15,12 @@ func (s *State) Change() *Update {
 // collect returns the difference from the last report and marks it as reported.
 func (s *State) collect() *Update {
 	s.reportedLocal = s.local()
-	c := &Update{Change: Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}, Problems: s.problems}
-	s.problems = nil
+	s.keepBudgets()
+	c := &Update{Change: Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}}
+	owners := s.formerOwners()
 	for _, e := range s.dirtyEndpoints {
 		e.dirty = false
-		c.Pools = e.change(c.Pools, &s.hairpins, &s.config)
+		c.Pools = e.change(c.Pools, s)
 		s.dirtyRelay(e)
 		s.follow(e)
 		c.Flows = s.staleFlows(c.Flows, e)
@@ -34,46 +37,41 @@ func (s *State) collect() *Update {
 	}
 	for _, f := range s.dirtyFrontends {
 		f.dirty = false
-		if !s.isContested(f) {
+		if f.contest != nil && !s.isContested(f) && !s.isAPIServer(f.key) {
 			f.contest = nil
 		}
+		s.reportAPIServer(f)
 		if s.config.relayed(f.key) {
 			c.Relays = append(c.Relays, s.relay(f))
 		} else if fc, differs := s.frontendChange(f); differs {
 			c.Frontends = append(c.Frontends, fc)
-			c.Flows = s.newFrontendFlows(c.Flows, fc)
 		}
 		if len(f.claims) == 0 {
 			delete(s.frontends, f.key)
 		}
 	}
-	c.NodeAddresses = s.nodeAddresses.change()
-	c.Flows = s.newAddressFlows(c.Flows, c.NodeAddresses.Added)
+	c.Health = s.healthChanges()
+	for set := range s.sets {
+		c.Sets[set] = s.sets[set].change()
+	}
+	c.Flows = s.movedFlows(c.Flows, owners)
 	for _, e := range s.dirtyEndpoints {
 		if e.flows != nil {
 			e.flows.firstServed = false
 		}
 	}
 	s.dirtyEndpoints, s.dirtyFrontends = nil, nil
-	c.ClusterIPs = s.clusterIPs.change()
-	c.HairpinIPs = s.hairpins.change()
-	c.OwnIPs = s.ownIPs.change()
-	c.OtherNodeIPs = s.otherNodeIPs.change()
-	c.ServiceCIDRs = s.serviceCIDRs.change()
-	c.Health = s.healthChanges()
-	c.HealthPorts = s.healthPorts.change()
-	c.RefusedNodePorts = s.refused.change()
-	c.SlowPathIPs = s.optOuts.ips.change()
-	c.DirectIPs = s.optOuts.direct.change()
+	c.Problems, s.problems = s.problems, nil
 	return c
 }
 
 // Full returns the whole content, as a Change from nothing. The next Change starts
 // from it. Health checks that were removed since the last Change or Full are included,
-// with Port 0, and relays without a Service.
+// with Port 0, relays without a Service, and flows of frontends that no Service has any more.
 func (s *State) Full() *Update {
 	last := s.collect()
-	c := &Update{Change: *s.Reported(), Problems: last.Problems, Flows: s.allFlows()}
+	c := &Update{Change: *s.Reported(), Problems: last.Problems, AllFlows: s.allFlows()}
+	c.Flows = slices.DeleteFunc(last.Flows, func(f StaleFlows) bool { return s.owner(f.Frontends[0]) != nil })
 	for _, h := range last.Health {
 		if h.Port == 0 {
 			c.Health = append(c.Health, h)
@@ -114,15 +112,8 @@ func (s *State) Reported() *Change {
 			c.Pools = append(c.Pools, p.full())
 		}
 	}
-	c.ClusterIPs = s.clusterIPs.full()
-	c.HairpinIPs = s.hairpins.full()
-	c.OwnIPs = s.ownIPs.full()
-	c.OtherNodeIPs = s.otherNodeIPs.full()
-	c.NodeAddresses = s.nodeAddresses.full()
-	c.ServiceCIDRs = s.serviceCIDRs.full()
-	c.HealthPorts = s.healthPorts.full()
-	c.RefusedNodePorts = s.refused.full()
-	c.SlowPathIPs = s.optOuts.ips.full()
-	c.DirectIPs = s.optOuts.direct.full()
+	for set := range s.sets {
+		c.Sets[set] = s.sets[set].full()
+	}
 	return c
 }

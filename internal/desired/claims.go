@@ -14,7 +14,7 @@ import (
 // frontend is a frontend and the Service ports that claim it. More than one claim
 // is a conflict between Services. (The API server prevents conflicts of ClusterIPs
 // and NodePorts, but not of other addresses.) The claim with the lowest AddressKind
-// wins, so that no external IP can take over a ClusterIP. Among claims of one kind,
+// wins, so that no external IP can take over a ClusterIP or a NodePort. Among claims of one kind,
 // the oldest Service wins, by creation time and then by name, so that the outcome does
 // not depend on the order of events.
 type frontend struct {
@@ -29,19 +29,35 @@ type frontend struct {
 type claim struct {
 	kind AddressKind
 	port *port
-	// The spec's creation time is kept here since the spec is replaced
-	// before its claims are.
-	created int64
 }
 
+// compare orders claims by precedence. The claims of a Service go before its spec does.
 func (a claim) compare(b claim) int {
 	return cmp.Or(
 		cmp.Compare(a.kind, b.kind),
-		cmp.Compare(a.created, b.created),
+		cmp.Compare(a.port.service.spec.created, b.port.service.spec.created),
 		cmp.Compare(a.port.name.Namespace, b.port.name.Namespace),
 		cmp.Compare(a.port.name.Name, b.port.name.Name),
 		cmp.Compare(a.port.name.Port, b.port.name.Port),
+		cmp.Compare(a.port.protocol, b.port.protocol),
 	)
+}
+
+// find returns the place of a claim.
+func (f *frontend) find(c claim) int {
+	i, _ := slices.BinarySearchFunc(f.claims, c, claim.compare)
+	return i
+}
+
+// ofService returns the number of a Service's claims, without a look at those of others.
+func (f *frontend) ofService(svc *service) (n int) {
+	first := &port{service: svc, name: ServicePort{Namespace: svc.name.Namespace, Name: svc.name.Name}}
+	for kind := ClusterIP; kind <= ExternalIP; kind++ {
+		for i := f.find(claim{kind, first}); i < len(f.claims) && f.claims[i].kind == kind && f.claims[i].port.service == svc; i++ {
+			n++
+		}
+	}
+	return n
 }
 
 // eachClaim calls do for every frontend that the ports of a spec claim.
@@ -81,74 +97,79 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		f = &frontend{key: key}
 		s.frontends[key] = f
 	}
-	s.countContested(f, -1)
-	f.claims = append(f.claims, claim{kind, p, p.service.spec.created})
-	slices.SortFunc(f.claims, claim.compare)
-	s.countContested(f, 1)
-	if winner := f.claims[0].port; len(f.claims) > 1 {
-		loser := p
-		if loser == winner {
-			loser = f.claims[1].port
-		}
-		s.reportContest(f, loser)
+	c := claim{kind, p}
+	i := f.find(c)
+	s.countOverridden(f, -1)
+	s.countClaim(f, i, c, 1)
+	f.claims = slices.Insert(f.claims, i, c)
+	s.countOverridden(f, 1)
+	s.dirtyFrontend(f)
+	if len(f.claims) > 1 {
+		s.reportContest(f, f.claims[0], f.claims[max(i, 1)])
 	}
 	for e, nodePort := range s.overrides(f) {
-		s.reportContest(e, nodePort.claims[0].port)
+		winner, loser := rank(e, nodePort)
+		s.reportContest(e, winner, loser)
 	}
-	s.dirtyFrontend(f)
 }
 
 // reportContest reports that a port does not have a frontend that it claims, unless that is what
 // was reported last.
-func (s *State) reportContest(f *frontend, loser *port) {
-	winner := f.claims[0].port
-	contest := [2]ServicePort{winner.name, loser.name}
-	if loser.service == winner.service || f.contest != nil && *f.contest == contest {
+func (s *State) reportContest(f *frontend, winner, loser claim) {
+	contest := [2]ServicePort{winner.port.name, loser.port.name}
+	if loser.port.service == winner.port.service || f.contest != nil && *f.contest == contest {
 		return
 	}
 	f.contest = &contest
-	problem := problemOf(loser.service.name, "spec.ports", fmt.Sprintf("%s belongs to Service %s as its %s", f.key, winner.name, f.claims[0].kind))
+	problem := problemOf(loser.port.service.name, "spec.ports", fmt.Sprintf("%s belongs to Service %s as its %s", f.key, winner.port.name, winner.kind))
 	problem.Contested = true
-	s.problems = append(s.problems, problem)
+	s.addProblem(problem)
 }
 
 func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
-	f := s.frontends[key]
-	i := slices.IndexFunc(f.claims, func(c claim) bool { return c.port == p && c.kind == kind })
-	s.countContested(f, -1)
+	f, c := s.frontends[key], claim{kind, p}
+	i := f.find(c)
+	s.countOverridden(f, -1)
 	f.claims = slices.Delete(f.claims, i, i+1)
-	s.countContested(f, 1)
+	s.countClaim(f, i, c, -1)
+	s.countOverridden(f, 1)
 	s.dirtyFrontend(f)
 }
 
-// countContested adds n to the count of each Service that does not have the frontend although
-// it claims it.
-func (s *State) countContested(f *frontend, n int) {
-	for i := range f.claims {
-		if i > 0 {
-			s.countLoser(f, f.claims[i], n)
-		}
-	}
-	for e, nodePort := range s.overrides(f) {
-		s.countOverridden(e, nodePort, n)
-	}
-}
-
-// countOverridden does so for a NodePort that has another frontend beside it (see beside).
-func (s *State) countOverridden(f, nodePort *frontend, n int) {
-	for _, c := range nodePort.claims {
-		s.countLoser(f, c, n)
-	}
-}
-
-func (s *State) countLoser(f *frontend, c claim, n int) {
-	if c.port.service == f.claims[0].port.service {
+// countClaim counts, n times, what a claim at place i adds to the claims of Services that do not
+// have the frontend. The claim is not among the others.
+func (s *State) countClaim(f *frontend, i int, c claim, n int) {
+	if len(f.claims) == 0 || f.claims[0].port.service == c.port.service {
 		return
 	}
-	name := c.port.service.name
-	s.contestedDiffers = true
-	if s.contested[name] += n; s.contested[name] == 0 {
-		delete(s.contested, name)
+	if i > 0 {
+		s.count(c.port.service, n)
+		return
+	}
+	former := f.claims[0].port.service
+	s.count(former, n*f.ofService(former))
+	s.count(c.port.service, -n*f.ofService(c.port.service))
+}
+
+// countOverridden counts, n times, the Services that lose a NodePort at an address to another
+// frontend, or the other way round.
+func (s *State) countOverridden(f *frontend, n int) {
+	for e, nodePort := range s.overrides(f) {
+		s.countPair(e, nodePort, n)
+	}
+}
+
+func (s *State) countPair(e, nodePort *frontend, n int) {
+	if winner, loser := rank(e, nodePort); winner.port.service != loser.port.service {
+		s.count(loser.port.service, n)
+	}
+	s.dirtyFrontend(e)
+}
+
+func (s *State) count(svc *service, n int) {
+	s.contestedDiffers = s.contestedDiffers || n != 0
+	if s.contested[svc.name] += n; s.contested[svc.name] == 0 {
+		delete(s.contested, svc.name)
 	}
 }
 
@@ -170,7 +191,7 @@ func (s *State) dirtyFrontend(f *frontend) {
 // frontendChange returns the difference from the last report and marks it as reported.
 func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	c := FrontendChange{Old: f.reported}
-	if len(f.claims) > 0 {
+	if s.serves(f) {
 		c.New = f.claims[0].frontend(f.key)
 		c.New.SlowPath = c.New.SlowPath || s.optOuts.namespaces[c.New.Service.Namespace]
 	}

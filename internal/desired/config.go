@@ -40,6 +40,10 @@ type Config struct {
 	// KEP-5707), a defence against CVE-2020-8554.
 	NoExternalIPs bool
 
+	// APIServers are addresses of API servers, beside those of the endpoints of Service
+	// default/kubernetes. No external IP takes them.
+	APIServers []netip.AddrPort
+
 	// Scheduler checks the value of [AnnotationScheduler] and returns what
 	// Frontend.Scheduler is to be. It is nil where the dataplane has no schedulers of its
 	// own.
@@ -49,17 +53,24 @@ type Config struct {
 	// its annotation. Nil selects none.
 	SlowPathPod func(*corev1.Pod) bool
 
-	// DirectPod selects the pods for Change.DirectIPs. Nil selects none.
+	// DirectPod selects the pods for DirectIPs. Nil selects none.
 	DirectPod func(*corev1.Pod) bool
 
 	// Balancing is how connections are spread where [AnnotationScheduler] does not say.
 	Balancing Scheduler
+
+	// Annotated selects, by their labels, Namespaces in which annotations of Services, EndpointSlices and
+	// pods count. Nil selects all.
+	Annotated func(map[string]string) bool
 
 	// Supports returns an error if the dataplane lacks an algorithm. nil supports all.
 	Supports func(Algorithm) error
 
 	// Loads counts the connections of backends, for LeastConnections. Without, it is Random.
 	Loads Loads
+
+	// NamespaceSlots and NamespaceElements replace MaxSlots and MaxElements; 0 for these.
+	NamespaceSlots, NamespaceElements int
 
 	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for the last.
 	MaxTable int

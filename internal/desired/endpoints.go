@@ -3,7 +3,6 @@
 package desired
 
 import (
-	"net/netip"
 	"slices"
 )
 
@@ -19,6 +18,7 @@ type endpoints struct {
 	tally   tally
 	touched []Backend  // entries that changed since the last report
 	flows   *flowWatch // nil for TCP
+	counted int        // of service.slots
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
 }
@@ -28,7 +28,7 @@ type entry struct {
 	cond    condition
 	flags   entryFlags
 	weight  uint8
-	listed  uint16 // how often slices list it; entries with 0 are removed by the next change
+	listed  uint32 // how often slices list it; entries with 0 are removed by the next change
 }
 
 type entryFlags uint8
@@ -37,7 +37,7 @@ const (
 	inCluster       entryFlags = 1 << iota // was a backend of the pool of scope Cluster at the last report
 	inLocal                                // the same for scope Local
 	isTouched                              // is in endpoints.touched
-	countsAsHairpin                        // counts as a user of its address in State.hairpins
+	countsAsHairpin                        // counts as a user of its address in HairpinIPs
 	isServing                              // serves flows, by the tracking of flows
 )
 
@@ -53,7 +53,7 @@ func (f *entryFlags) set(flag entryFlags, on bool) (changed bool) {
 }
 
 // indexFrom is the number of entries from which there is an index. For fewer, a linear
-// search over the 24-byte entries is as fast and saves the memory of the map.
+// search over the 28-byte entries is as fast and saves the memory of the map.
 const indexFrom = 32
 
 // find returns the position of a backend's entry, or -1.
@@ -157,12 +157,11 @@ func (sl *slice) endpointsFor(e *endpoints) (common ofSlice, all []sliceEndpoint
 	if sl == nil || sl.family != e.family {
 		return common, nil
 	}
-	for _, sp := range sl.ports {
-		if sp.name == e.port.portID.name && sp.protocol == e.port.protocol {
-			return ofSlice{sp.number, sl.weight}, sl.endpoints
-		}
+	i, found := slices.BinarySearchFunc(sl.ports, slicePort{name: e.port.portID.name, protocol: e.port.protocol}, slicePort.compare)
+	if !found {
+		return common, nil
 	}
-	return common, nil
+	return ofSlice{sl.ports[i].number, sl.weight}, sl.endpoints
 }
 
 // list adds (n = 1) or removes (n = -1) an endpoint that a slice lists, with its condition
@@ -179,7 +178,7 @@ func (e *endpoints) list(b Backend, c condition, weight uint8, n int) (shared bo
 	if en.listed == 0 {
 		en.cond, en.weight = c, weight
 	}
-	en.listed = uint16(int(en.listed) + n)
+	en.listed += uint32(n)
 	e.count(en, 1)
 	if en.flags.set(isTouched, true) {
 		e.touched = append(e.touched, b)
@@ -227,7 +226,7 @@ func (e *endpoints) merge(shared []Backend) {
 
 // change appends the differences of the pools from the last report to all, and marks them as
 // reported.
-func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr], config *Config) []PoolChange {
+func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 	var changes [scopes]PoolChange
 	chosenAgain := false
 	for scope, p := range e.pools {
@@ -238,18 +237,18 @@ func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr], conf
 	}
 	if chosenAgain {
 		for i := len(e.entries) - 1; i >= 0; i-- { // backwards, because report may move the last entry to i
-			e.report(i, &changes, hairpins)
+			e.report(i, &changes, &s.sets[HairpinIPs])
 		}
 	} else {
 		for _, b := range e.touched {
 			if i := e.find(b); i >= 0 {
-				e.report(i, &changes, hairpins)
+				e.report(i, &changes, &s.sets[HairpinIPs])
 			}
 		}
 	}
 	e.touched = nil
 	for scope, p := range e.pools {
-		if p != nil && p.changed(&changes[scope], config) {
+		if p != nil && p.changed(&changes[scope], s) {
 			all = append(all, changes[scope])
 		}
 	}
@@ -257,8 +256,9 @@ func (e *endpoints) change(all []PoolChange, hairpins *counted[netip.Addr], conf
 }
 
 // report adds the difference in one entry to changes and marks it as reported.
-func (e *endpoints) report(i int, changes *[scopes]PoolChange, hairpins *counted[netip.Addr]) {
+func (e *endpoints) report(i int, changes *[scopes]PoolChange, hairpins *counted) {
 	en := &e.entries[i]
+	former := en.flags
 	en.flags &^= isTouched
 	for scope, p := range e.pools {
 		if p == nil {
@@ -279,10 +279,10 @@ func (e *endpoints) report(i int, changes *[scopes]PoolChange, hairpins *counted
 		if hairpin {
 			users = 1
 		}
-		hairpins.use(en.backend.Addr(), users)
+		hairpins.use(Address(en.backend.Addr()), users)
 	}
 	if e.flows != nil {
-		e.watchFlows(en)
+		e.watchFlows(en, former)
 	}
 	if en.listed == 0 {
 		e.remove(i)

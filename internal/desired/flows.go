@@ -2,7 +2,11 @@
 
 package desired
 
-import "net/netip"
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
 
 // StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a
 // backend that it should no longer go to. They are to be deleted, so that the next
@@ -24,7 +28,8 @@ type StaleFlows struct {
 	Backends []Backend
 
 	// Only inverts Backends: it lists all endpoints that serve, and flows that
-	// were sent elsewhere, or were not translated, are stale.
+	// were sent elsewhere, or were not translated, are stale. Frontends that no Service has
+	// any more are their own Backends, so that only translated flows to them are stale.
 	Only bool
 }
 
@@ -40,15 +45,20 @@ type flowWatch struct {
 }
 
 // watchFlows updates the tracking of flows for one entry: those to an endpoint that stops
-// serving, or is deleted, are stale, also if no other endpoint serves.
-func (e *endpoints) watchFlows(en *entry) {
-	serves := !e.gone && en.listed > 0 && en.cond&serving != 0
-	switch w := e.flows; {
-	case !en.flags.set(isServing, serves):
-	case serves:
-		w.serving++
-	default:
+// serving, or is deleted, are stale, also if no other endpoint serves. An endpoint without
+// serving that is ready gets flows for as long as a pool has it. former are the flags before
+// the pools were updated.
+func (e *endpoints) watchFlows(en *entry, former entryFlags) {
+	const getsFlows = isServing | inCluster | inLocal
+	w, serves := e.flows, !e.gone && en.listed > 0 && en.cond&serving != 0
+	stopped := en.flags.set(isServing, serves) && !serves
+	switch {
+	case stopped:
 		w.serving--
+	case serves && former&isServing == 0:
+		w.serving++
+	}
+	if stopped || former&getsFlows != 0 && en.flags&getsFlows == 0 {
 		w.stopped = append(w.stopped, en.backend)
 	}
 }
@@ -94,50 +104,88 @@ func (s *State) frontendsOf(e *endpoints) (keys []FrontendKey) {
 	}
 	s.eachClaim(svc.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
-		if FamilyOf(key.Addr()) == e.family && !s.config.relayed(key) && f.claims[0].port == port {
+		if FamilyOf(key.Addr()) == e.family && !s.config.relayed(key) && f.claims[0].port == port && s.serves(f) {
 			keys = append(keys, subtract(s.destinations(f), keys)...)
 		}
 	})
 	return keys
 }
 
-// newFrontendFlows appends the flows that a new frontend, or a frontend with another
-// pool, makes stale: flows to endpoints other than its own. In place of a frontend that was
-// deleted, a NodePort may have its address.
-func (s *State) newFrontendFlows(all []StaleFlows, c FrontendChange) []StaleFlows {
-	switch {
-	case c.New == nil:
-		if n := s.nodePortAt(c.Key()); n != nil {
-			return s.otherFlows(all, n, c.Key())
+// owner returns the endpoints that serve a destination of UDP or SCTP, by the last report, or nil.
+func (s *State) owner(to FrontendKey) *endpoints {
+	f, ip := s.frontends[to], to.Addr()
+	if f == nil || f.reported == nil {
+		if f = s.frontends[to.NodePort()]; !s.sets[NodeAddresses].all[Address(ip)].reported || s.sets[ClusterIPs].all[Address(ip)].reported {
+			return nil
 		}
-		return all
-	case c.Old != nil && c.Old.Pool == c.New.Pool && c.Old.LocalPool == c.New.LocalPool:
-		return all
 	}
-	f := s.frontends[c.Key()]
-	return s.otherFlows(all, f, s.destinations(f)...)
+	if f == nil || f.reported == nil {
+		return nil
+	}
+	return s.pools[f.reported.Pool].of
 }
 
-// newAddressFlows appends the flows to NodePorts that new addresses of the node make stale.
-func (s *State) newAddressFlows(all []StaleFlows, added []netip.Addr) []StaleFlows {
-	if len(added) == 0 {
+// Serves reports whether a Service has a destination of UDP or SCTP, by the last report.
+func (s *State) Serves(to FrontendKey) bool { return s.owner(to) != nil }
+
+// formerOwners returns the owners of the destinations that may have others by the next report.
+func (s *State) formerOwners() map[FrontendKey]*endpoints {
+	all := map[FrontendKey]*endpoints{}
+	at := func(f *frontend, ip netip.Addr) {
+		if key := f.key.At(ip); FamilyOf(ip) == FamilyOf(f.key.Addr()) {
+			all[key] = s.owner(key)
+		}
+	}
+	for _, f := range s.dirtyFrontends {
+		switch {
+		case f.key.Protocol == TCP || s.config.relayed(f.key):
+		case f.key.OnNode():
+			for m := range s.sets[NodeAddresses].all {
+				at(f, m.Addr)
+			}
+		default:
+			at(f, f.key.Addr())
+		}
+	}
+	var addresses []netip.Addr
+	for _, m := range slices.Concat(s.sets[NodeAddresses].dirty, s.sets[ClusterIPs].dirty) {
+		if _, ok := s.sets[NodeAddresses].all[m]; ok {
+			addresses = append(addresses, m.Addr)
+		}
+	}
+	if len(addresses) == 0 {
 		return all
 	}
 	s.eachNodePort(func(f *frontend) {
-		if to := s.destinationsAt(f, added); f.key.Protocol != TCP {
-			all = s.otherFlows(all, f, to...)
+		for _, ip := range addresses {
+			if f.key.Protocol != TCP {
+				at(f, ip)
+			}
 		}
 	})
 	return all
 }
 
-// otherFlows appends the flows with some destinations to endpoints other than a frontend's.
-func (s *State) otherFlows(all []StaleFlows, f *frontend, to ...FrontendKey) []StaleFlows {
-	e := f.claims[0].port.endpoints[FamilyOf(f.key.Addr())]
-	if e.flows == nil || e.flows.serving == 0 || e.flows.firstServed || len(to) == 0 {
-		return all
+// movedFlows appends the flows that are stale because their destination has another owner than
+// before: all that do not go to an endpoint of the new one.
+func (s *State) movedFlows(all []StaleFlows, former map[FrontendKey]*endpoints) []StaleFlows {
+	moved, ended := map[*endpoints][]FrontendKey{}, map[Protocol]StaleFlows{}
+	for to, before := range former {
+		switch now := s.owner(to); {
+		case now == before:
+		case now != nil:
+			moved[now] = append(moved[now], to)
+		default:
+			e := ended[to.Protocol]
+			ended[to.Protocol] = StaleFlows{to.Protocol, append(e.Frontends, to), append(e.Backends, NewBackend(to.AddrPort)), true}
+		}
 	}
-	return append(all, StaleFlows{Protocol: f.key.Protocol, Frontends: to, Only: true, Backends: e.servingBackends()})
+	for e, to := range moved {
+		if !e.flows.firstServed { // staleFlows has them
+			all = append(all, StaleFlows{e.port.protocol, to, e.servingBackends(), true})
+		}
+	}
+	return slices.AppendSeq(all, maps.Values(ended))
 }
 
 // allFlows lists, for all frontends, the flows that are not stale: flows to endpoints
@@ -145,8 +193,8 @@ func (s *State) otherFlows(all []StaleFlows, f *frontend, to ...FrontendKey) []S
 // to its own address.
 func (s *State) allFlows() (all []StaleFlows) {
 	tcp := StaleFlows{Protocol: TCP}
-	for key := range s.frontends {
-		if key.Protocol == TCP && !key.OnNode() && !s.config.relayed(key) {
+	for key, f := range s.frontends {
+		if key.Protocol == TCP && !key.OnNode() && !s.config.relayed(key) && s.serves(f) {
 			tcp.Frontends = append(tcp.Frontends, key)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Protocol is an IANA protocol number, of those a Service may have.
@@ -61,10 +62,10 @@ const (
 	// LoadBalancerIP is an address of status.loadBalancer.ingress whose
 	// traffic arrives with that address as its destination (ipMode VIP).
 	LoadBalancerIP
-	// ExternalIP is an address of spec.externalIPs.
-	ExternalIP
 	// NodePort is an address of this node, with the port's own nodePort.
 	NodePort
+	// ExternalIP is an address of spec.externalIPs.
+	ExternalIP
 )
 
 // String is the kind as in the Kubernetes documentation.
@@ -87,14 +88,14 @@ func (k AddressKind) String() string {
 func (k AddressKind) External() bool { return k != ClusterIP }
 
 // FrontendKey identifies a frontend. The unspecified address is that of a NodePort. It stands for
-// each of [Change.NodeAddresses] that is not a ClusterIP and that no other frontend has with the
-// same port and protocol.
+// each of [NodeAddresses] that is not a ClusterIP or, with the same port and protocol, a load
+// balancer IP.
 type FrontendKey struct {
 	netip.AddrPort
 	Protocol Protocol
 }
 
-// OnNode reports whether the frontend is a NodePort at all addresses in [Change.NodeAddresses].
+// OnNode reports whether the frontend is a NodePort at all addresses in [NodeAddresses].
 func (k FrontendKey) OnNode() bool { return k.Addr().IsUnspecified() }
 
 // NodePort is the key of the NodePort with the same port and protocol.
@@ -172,4 +173,9 @@ func (p ServicePort) String() string {
 		s += ":" + p.Port
 	}
 	return s
+}
+
+// Owner is the Service of the port.
+func (p ServicePort) Owner() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 }

@@ -30,9 +30,12 @@ func checkSequence(input []byte) error {
 	for f := range config.LoopbackNodePorts {
 		config.LoopbackNodePorts[f] = LoopbackNodePorts(c.Below(3))
 	}
+	if c.Below(3) == 0 { // budgets that many meet
+		config.NamespaceSlots, config.NamespaceElements = 1+c.Below(9000), 1+c.Below(60)
+	}
 	var objects desiredtest.Objects
 	s := New(config)
-	kernel := newModel()
+	kernel, flows := newModel(), newModelFlows()
 	for step := 1; c.More(); step++ {
 		objects.Step(c, s)
 		if step%16 == 0 {
@@ -44,8 +47,17 @@ func checkSequence(input []byte) error {
 			continue // so that a change covers several events
 		}
 		if c.Below(8) == 0 { // as after a failure
+			flows.pending = s.Change().Flows
+			if c.Below(2) == 0 {
+				objects.Step(c, s)
+			}
 			kernel = newModel()
-			if err := kernel.apply(s.Full()); err != nil {
+			full := s.Full()
+			err := kernel.apply(full)
+			if err == nil {
+				err = flows.check(s, kernel, full)
+			}
+			if err != nil {
 				return fmt.Errorf("full: %w", err)
 			}
 			if again := s.Change(); !again.Empty() {
@@ -53,11 +65,11 @@ func checkSequence(input []byte) error {
 			}
 			continue
 		}
-		if err := kernel.step(s); err != nil {
+		if err := kernel.step(s, flows); err != nil {
 			return fmt.Errorf("change: %w", err)
 		}
 	}
-	if err := kernel.step(s); err != nil {
+	if err := kernel.step(s, flows); err != nil {
 		return fmt.Errorf("last change: %w", err)
 	}
 	again := s.Change()
@@ -107,10 +119,15 @@ func contestedOf(s *State) map[types.NamespacedName]int {
 		}
 	}
 	for f, nodePort := range overridden {
-		for _, c := range nodePort.claims {
-			if name := c.port.service.name; name != f.claims[0].port.service.name {
-				all[name]++
-			}
+		if len(nodePort.claims) == 0 {
+			continue
+		}
+		winner, loser := f.claims[0].port.service.name, nodePort.claims[0].port.service.name
+		if f.claims[0].kind == ExternalIP {
+			winner, loser = loser, winner
+		}
+		if winner != loser {
+			all[loser]++
 		}
 	}
 	return all
@@ -151,10 +168,15 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 	if n := s.NoLocalEndpoints(); n != (NoLocalEndpoints{}) {
 		return fmt.Errorf("ports without local endpoints after all objects are deleted: %+v", n)
 	}
-	if n := len(s.serviceCIDRs.reported) + len(s.dirtyHealths); n != 0 {
+	if n := len(s.serviceCIDRs) + len(s.dirtyHealths); n != 0 {
 		return fmt.Errorf("%d lists of Services are not empty after all objects are deleted", n)
 	}
-	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.clusterIPs.all) + len(s.hairpins.all) + len(s.refused.all) + len(s.otherNodeIPs.all) + len(s.otherNodes) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.optOuts.ips.all) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+	for set := range Sets {
+		if n := len(s.sets[set].all); n != 0 && set != OwnIPs && set != NodeAddresses {
+			return fmt.Errorf("%d members of the set %q are retained after all objects are deleted", n, set)
+		}
+	}
+	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.otherNodes) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil

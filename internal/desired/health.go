@@ -9,6 +9,7 @@ import "k8s.io/apimachinery/pkg/types"
 // Service.
 type HealthCheck struct {
 	Service types.NamespacedName
+	Created int64 // seconds since 1970; of two Services with one port, the older one has it
 
 	// Port is where to answer; 0 if the Service no longer has a health check.
 	Port uint16
@@ -46,7 +47,7 @@ func (svc *service) healthCheck() HealthCheck {
 	if svc.spec == nil || svc.spec.healthPort == 0 {
 		return h
 	}
-	h.Port = svc.spec.healthPort
+	h.Port, h.Created = svc.spec.healthPort, svc.spec.created
 	for f := range Family(families) {
 		h.Serves[f] = svc.spec.has(f)
 	}
@@ -70,7 +71,7 @@ func (svc *service) healthCheck() HealthCheck {
 func (s *State) useHealthPort(h HealthCheck, n int) {
 	for f, serves := range h.Serves {
 		if serves && h.Port != 0 {
-			s.healthPorts.use(HealthPort{Family(f), h.Port}, n)
+			s.sets[HealthPorts].use(PortOf(Family(f), TCP, h.Port), n)
 		}
 	}
 }

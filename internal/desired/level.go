@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Loads counts the connections of this node, as implemented by load.Counter.
@@ -23,10 +25,11 @@ type Loads interface {
 // Load describes the connections of a backend. In its sums, what was some time ago counts less, by
 // a factor of e for each [LoadMemory].
 type Load struct {
-	Open  int     // connections now
-	Begun float64 // number of connections
-	Ended float64 // number of connections
-	Held  float64 // time for which connections were open, in seconds of one connection
+	Open   int     // connections now
+	Begun  float64 // number of connections
+	Ended  float64 // number of connections that were served
+	Failed float64 // number of connections that were refused, or not answered
+	Held   float64 // time for which connections were open, in seconds of one connection
 }
 
 // LoadMemory is the time for which loads are remembered. LoadPeriod is the time between two calls
@@ -38,6 +41,33 @@ const (
 
 // FollowsLoads reports whether there are Services with LeastConnections.
 func (s *State) FollowsLoads() bool { return len(s.following) > 0 }
+
+// LoadsKnown says whether connections are counted: err is why they are not. Until they are, backends of
+// Services with LeastConnections are chosen at random. It reports whether that differs from before.
+func (s *State) LoadsKnown(err error) (changed bool) {
+	if (err == nil) == (s.uncounted == nil) {
+		return false
+	}
+	s.uncounted = err
+	told := map[*service]bool{}
+	for e := range s.following {
+		s.markDirty(e)
+		if svc := e.port.service; svc.spec != nil && !told[svc] {
+			told[svc] = true
+			s.lacksLoads(svc.name, svc.spec)
+		}
+	}
+	return true
+}
+
+// lacksLoads reports a Problem of a Service that asks for LeastConnections by itself while
+// connections are not counted.
+func (s *State) lacksLoads(name types.NamespacedName, spec *serviceSpec) {
+	if s.uncounted != nil && spec.Algorithm == LeastConnections && s.config.Balancing.Algorithm != LeastConnections {
+		s.problems = append(s.problems, problemOf(name, "metadata.annotations["+AnnotationScheduler+"]",
+			"endpoints are chosen at random, as connections cannot be counted: "+s.uncounted.Error()))
+	}
+}
 
 // LoadsChanged has the next Change follow the loads ([Config.Loads]) of such Services whose
 // connections have begun or ended since the last call. It reports whether there are any. Other
@@ -54,11 +84,8 @@ func (s *State) LoadsChanged() (changed bool) {
 
 // endpointsAt returns the endpoints that answer at an address; nil if there are none.
 func (s *State) endpointsAt(key FrontendKey) *endpoints {
-	f := s.frontends[key]
+	f := s.frontendAt(key)
 	if f == nil {
-		f = s.frontends[key.NodePort()]
-	}
-	if f == nil || len(f.claims) == 0 {
 		return nil
 	}
 	return f.claims[0].port.endpoints[FamilyOf(key.Addr())]
@@ -71,7 +98,7 @@ func (e *endpoints) followsLoads() bool {
 
 // follow records whether the choice of endpoints follows loads.
 func (s *State) follow(e *endpoints) {
-	if e.followsLoads() && len(e.entries) > 0 {
+	if e.followsLoads() && len(e.entries) > 0 && !e.gone {
 		s.following[e] = true
 	} else {
 		delete(s.following, e)
@@ -79,84 +106,113 @@ func (s *State) follow(e *endpoints) {
 }
 
 // levelWeights replaces the weights of backends by those that level their loads. former are the
-// weights that were reported, except [DefaultWeight].
+// weights that were reported, except [DefaultWeight]. No backend gets more than twice its
+// configured share of connections, or less than a step.
 func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 	backends := slices.SortedFunc(maps.Keys(weights), Backend.Compare)
 	loads := make([]Load, len(backends))
 	var sum Load
+	unit := uint64(levelSteps) // such that the greatest step does not change a weight, if possible
 	for i, b := range backends {
-		loads[i] = l.Of(p, b)
+		loads[i] = l.Of(p, b).plausible()
 		sum.Begun += loads[i].Begun
 		sum.Ended += loads[i].Ended
 		sum.Held += loads[i].Held
+		sum.Open += loads[i].Open
+		if weights[b]%levelSteps != 0 {
+			unit = 1
+		}
 	}
 	all := make([]candidate, len(backends))
 	for i, b := range backends {
-		all[i] = loads[i].candidate(float64(weights[b]), &sum)
+		c, l := loads[i].candidate(float64(weights[b]), &sum), &loads[i]
+		// One whose connections fail has few that are open. It is taken to be as loaded as all together.
+		failing := l.Failed / (l.Failed + l.Ended + float64(l.Open) + 1)
+		c.open += failing * float64(sum.Open)
+		c.weight *= max(1-failing, 1.0/levelSteps)
+		all[i] = c
 	}
-	for i, w := range level(all, sum.Begun*LoadPeriod.Seconds()/LoadMemory.Seconds()) {
-		b := backends[i]
+	steps := level(all, sum.Begun*LoadPeriod.Seconds()/LoadMemory.Seconds())
+	for i, b := range backends {
 		was, other := former[b]
 		if !other {
 			was = DefaultWeight
 		}
-		now := uint64(w) * levelUnit
 		// A step up or down is mostly noise.
-		if now > 0 && was > 0 && now <= was+levelUnit && was <= now+levelUnit {
-			now = was
+		if w := weights[b]; w > 0 {
+			if was = was * unit / w; was > 0 && was <= levelSteps && steps[i] <= was+1 && was <= steps[i]+1 {
+				steps[i] = was
+			}
 		}
-		weights[b] = now
+	}
+	limitSteps(steps, all)
+	for i, b := range backends {
+		weights[b] = weights[b] * steps[i] / unit
 	}
 }
 
 // Until a backend has had more connections, and for longer, its connections are taken to be as long
-// as the average of its pool.
+// as the average of its pool. Of fewer connections that ended, even the pool knows nothing.
 const (
 	usualConnections = 2
 	usualSeconds     = 0.1
+	leastConnections = 0.01
 )
+
+// plausible returns the load within limits that real loads do not reach, so that no arithmetic
+// on it overflows.
+func (l Load) plausible() Load {
+	limit := func(x float64) float64 {
+		if x > 0 {
+			return min(x, 1e9)
+		}
+		return 0 // also if it is not a number
+	}
+	return Load{min(max(l.Open, 0), 1e9), limit(l.Begun), limit(l.Ended), limit(l.Failed), limit(l.Held)}
+}
 
 // candidate returns a backend with a weight for [level]. If its connections take a time t on
 // average, a share of exp(-period/t) of those that are open is still open after a period. Of
 // those that begin during the period, the share that is open at its end follows. So a backend
 // gets its weight divided by that share.
 func (l *Load) candidate(weight float64, pool *Load) candidate {
-	if pool.Ended == 0 || pool.Held == 0 {
-		return candidate{float64(l.Open), weight}
+	if pool.Ended < leastConnections || pool.Held == 0 {
+		return candidate{float64(l.Open), weight, weight}
 	}
 	average := pool.Held / pool.Ended
 	t := (l.Held + usualSeconds + usualConnections*average) / (l.Ended + usualSeconds/average + usualConnections)
-	periods := LoadPeriod.Seconds() / t
+	periods := LoadPeriod.Seconds() / min(max(t, 1e-3), 1e5)
 	stay := -math.Expm1(-periods) / periods
-	return candidate{float64(l.Open) * math.Exp(-periods) / stay, weight / stay}
+	return candidate{float64(l.Open) * math.Exp(-periods) / stay, weight / stay, weight}
 }
 
-// levelSteps is the greatest result of level. There are few steps, so that few slots change with
-// an update. levelUnit makes the greatest weight the default.
+// levelSteps is the greatest result of level, less with many backends (mostSteps). There are few
+// steps, so that few slots change with an update. mostShare is how many times its configured share a candidate may get: all nodes find
+// a new endpoint without connections at the same moment, and one that fails at once never has any.
 const (
 	levelSteps = 10
-	levelUnit  = DefaultWeight / levelSteps
+	mostShare  = 2
 )
+
+func mostSteps(backends int) int { return max(2, min(levelSteps, 1000/max(backends, 1))) }
 
 // candidate is a backend of a pool whose choice follows loads.
 type candidate struct {
 	open   float64 // connections that it has now
-	weight float64
+	weight float64 // by which open ones are levelled; 0 without a share
+	share  float64 // configured weight
 }
 
-// level returns the weights, from 0 to levelSteps, with which candidates get connections until the
-// next update, when so many of these are expected to be open. The connections level the candidates, in
-// proportion to their own weights, as water fills a vessel from its lowest point. No candidate
-// gets more than twice its share: all nodes find a new endpoint without connections at the
-// same moment.
-func level(all []candidate, expected float64) []uint8 {
-	const most = 2
+// level returns the steps, from 1 to levelSteps, by which the shares of candidates are multiplied
+// until the next update, when so many connections are expected to be open. New connections go to
+// the least loaded candidates first, until all have the same load per weight.
+func level(all []candidate, expected float64) []uint64 {
 	var order []int
 	total := 0.0
 	for i, c := range all {
-		if c.weight > 0 {
+		if c.share > 0 {
 			order = append(order, i)
-			total += c.weight
+			total += c.share
 		}
 	}
 	slices.SortStableFunc(order, func(i, j int) int {
@@ -164,41 +220,69 @@ func level(all []candidate, expected float64) []uint8 {
 	})
 	expected = max(expected, float64(len(order)))
 	gets := make([]float64, len(all))
-	highest := 0.0
-	for left := expected; len(order) > 0; {
-		height := fill(all, order, left)
-		lacks := func(i int) float64 { return max(0, height*all[i].weight-all[i].open) }
-		i := order[0] // lacks most for its weight
-		limit := most * expected * all[i].weight / total
-		if lacks(i) <= limit {
-			for _, i := range order {
-				gets[i] = lacks(i)
-				highest = max(highest, gets[i])
+	for left, full := expected, false; len(order) > 0 && !full; {
+		load := leastLoad(all, order, left)
+		before := len(order)
+		order = slices.DeleteFunc(order, func(i int) bool {
+			limit := mostShare * expected * all[i].share / total
+			gets[i] = max(0, load*all[i].weight-all[i].open)
+			if gets[i] <= limit {
+				return false
 			}
-			break
-		}
-		gets[i], left, order = limit, left-limit, order[1:]
-		highest = max(highest, limit)
+			gets[i], left = limit, left-limit
+			return true
+		})
+		full = len(order) == before
 	}
-	weights := make([]uint8, len(all))
+	highest := 0.0 // of a share of 1
+	for i, c := range all {
+		if c.share > 0 {
+			gets[i] /= c.share
+			highest = max(highest, gets[i])
+		}
+	}
+	steps := make([]uint64, len(all))
 	for i, n := range gets {
-		if n > 0 {
-			weights[i] = uint8(n/highest*levelSteps + 0.5)
+		steps[i] = 1
+		if highest > 0 {
+			steps[i] = max(1, uint64(n/highest*float64(mostSteps(len(all)))+0.5))
 		}
 	}
-	return weights
+	return steps
 }
 
-// fill returns the level, in connections for a weight of 1, of candidates in the order of their
-// levels when a number of connections has been added to the lowest ones.
-func fill(all []candidate, order []int, water float64) (height float64) {
-	width := 0.0
+// limitSteps lowers the highest steps to those at which no candidate gets more than mostShare times
+// its share. Steps of 1 are.
+func limitSteps(steps []uint64, all []candidate) {
+	total := 0.0
+	for _, c := range all {
+		total += c.share
+	}
+	for most := uint64(mostSteps(len(all))); most > 1; most-- {
+		sum := 0.0
+		for i, c := range all {
+			steps[i] = min(steps[i], most)
+			sum += float64(steps[i]) * c.share
+		}
+		if float64(most)*total <= mostShare*sum {
+			return
+		}
+	}
+	for i := range steps {
+		steps[i] = 1
+	}
+}
+
+// leastLoad returns the load, in connections for a weight of 1, of the least loaded candidates after a
+// number of connections has been added to them. order lists the candidates by their load.
+func leastLoad(all []candidate, order []int, added float64) (load float64) {
+	weight := 0.0
 	for _, i := range order {
 		c := all[i]
-		if width > 0 && c.open/c.weight >= water/width {
+		if weight > 0 && c.open/c.weight >= added/weight {
 			break
 		}
-		water, width = water+c.open, width+c.weight
+		added, weight = added+c.open, weight+c.weight
 	}
-	return water / width
+	return added / weight
 }

@@ -4,6 +4,7 @@ package desired
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net/netip"
@@ -20,22 +21,27 @@ import (
 func TestLevel(t *testing.T) {
 	for _, test := range []struct {
 		name     string
-		all      []candidate
+		open     []float64
+		weights  []float64
 		expected float64
-		want     []uint8
+		want     []uint64
 	}{
-		{"nothing known", []candidate{{0, 1}, {0, 1}, {0, 1}}, 0, []uint8{10, 10, 10}},
-		{"by weight", []candidate{{0, 1}, {0, 2}}, 30, []uint8{5, 10}},
-		{"by weight, level", []candidate{{10, 1}, {20, 2}}, 30, []uint8{5, 10}},
-		{"one has more than all will have", []candidate{{0, 1}, {0, 1}, {100, 1}}, 10, []uint8{10, 10, 0}},
-		{"a new one lacks 10, the others 5", []candidate{{5, 1}, {5, 1}, {0, 1}}, 20, []uint8{5, 5, 10}},
-		{"a new one beside busy ones", []candidate{{100, 1}, {100, 1}, {0, 1}}, 30, []uint8{3, 3, 10}},
-		{"a new one beside a busy one", []candidate{{100, 1}, {0, 1}}, 30, []uint8{0, 10}},
-		{"drained", []candidate{{0, 0}, {7, 1}}, 10, []uint8{0, 10}},
-		{"all drained", []candidate{{0, 0}, {1, 0}}, 10, []uint8{0, 0}},
-		{"none", nil, 10, nil},
+		{"nothing known", []float64{0, 0, 0}, []float64{1, 1, 1}, 0, []uint64{10, 10, 10}},
+		{"by weight", []float64{0, 0}, []float64{1, 2}, 30, []uint64{10, 10}},
+		{"by weight, level", []float64{10, 20}, []float64{1, 2}, 30, []uint64{10, 10}},
+		{"one has more than all will have", []float64{0, 0, 100}, []float64{1, 1, 1}, 10, []uint64{10, 10, 1}},
+		{"a new one lacks 10, the others 5", []float64{5, 5, 0}, []float64{1, 1, 1}, 20, []uint64{5, 5, 10}},
+		{"a new one beside busy ones", []float64{100, 100, 0}, []float64{1, 1, 1}, 30, []uint64{3, 3, 10}},
+		{"a new one beside a busy one", []float64{100, 0}, []float64{1, 1}, 30, []uint64{1, 10}},
+		{"drained", []float64{0, 7}, []float64{0, 1}, 10, []uint64{1, 10}},
+		{"all drained", []float64{0, 1}, []float64{0, 0}, 10, []uint64{1, 1}},
+		{"none", nil, nil, 10, nil},
 	} {
-		if got := level(test.all, test.expected); !slices.Equal(got, test.want) {
+		var all []candidate
+		for i, w := range test.weights {
+			all = append(all, candidate{test.open[i], w, w})
+		}
+		if got := level(all, test.expected); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
 	}
@@ -48,7 +54,7 @@ func TestLevels(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	all := make([]candidate, backends)
 	for i := range all {
-		all[i].weight = 1
+		all[i].weight, all[i].share = 1, 1
 	}
 	worst := 0.0
 	for update := range updates {
@@ -266,6 +272,109 @@ func TestLoadsChanged(t *testing.T) {
 		}
 		if got != c.want || changed != (c.want != "") {
 			t.Errorf("connections to %s changed: weights of %q, %v; want %q", c.destination, got, changed, c.want)
+		}
+	}
+}
+
+// TestFailingBackends: two of three backends refuse, and the third keeps its connections. It gets the
+// most that a backend can get.
+func TestFailingBackends(t *testing.T) {
+	n := newTown(1, 3, nil).nodes[0]
+	random, served := rand.New(rand.NewPCG(1, 2)), 0
+	const updates, arrivals = 200, 3
+	for range updates {
+		for _, l := range n.loads {
+			keep := math.Exp(-LoadPeriod.Seconds() / LoadMemory.Seconds())
+			*l = Load{l.Open, l.Begun * keep, l.Ended * keep, l.Failed * keep, l.Held*keep + LoadPeriod.Seconds()*float64(l.Open)}
+		}
+		former := n.weights
+		n.weights = map[Backend]uint64{}
+		sum := uint64(0)
+		for _, b := range n.backends {
+			n.weights[b] = DefaultWeight
+		}
+		levelWeights(n, TCP, n.weights, former)
+		for _, w := range n.weights {
+			sum += w
+		}
+		for range arrivals {
+			draw := random.Uint64N(sum)
+			for i, b := range n.backends {
+				if w := n.weights[b]; draw >= w {
+					draw -= w
+					continue
+				}
+				l := n.loads[b]
+				if l.Begun++; i == 0 {
+					l.Open++
+					served++
+				} else {
+					l.Failed++
+				}
+				break
+			}
+		}
+	}
+	if share := 100 * served / (updates * arrivals); share < 55 || share > 70 {
+		t.Errorf("the good one gets %d %%, not about 66", share)
+	}
+}
+
+// TestSmallSteps: a weight that would change by one step stays, as that is mostly noise, and each change moves
+// slots.
+func TestSmallSteps(t *testing.T) {
+	n := newTown(1, 3, nil).nodes[0]
+	for _, c := range []struct {
+		open [3]int
+		want [3]uint64
+	}{
+		{[3]int{5, 5, 0}, [3]uint64{50, 50, 100}},
+		{[3]int{4, 5, 0}, [3]uint64{50, 50, 100}}, // level says 6, 5 and 10 steps
+		{[3]int{2, 5, 0}, [3]uint64{80, 50, 100}}, // 8, 4 and 10
+	} {
+		former := n.weights
+		n.weights = map[Backend]uint64{}
+		for i, b := range n.backends {
+			n.weights[b], n.loads[b] = DefaultWeight, &Load{Open: c.open[i], Begun: 800.0 / 3} // 20 in a period, together
+		}
+		levelWeights(n, TCP, n.weights, former)
+		for i, b := range n.backends {
+			if n.weights[b] != c.want[i] {
+				t.Errorf("with %v open connections, backend %d has weight %d, want %v", c.open, i, n.weights[b], c.want)
+			}
+		}
+	}
+}
+
+// TestManyBackends: with 1,000 backends, an update changes fewer slots than there are backends.
+func TestManyBackends(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	l, before := &given{loads: map[Backend]Load{}}, map[Backend]uint64{}
+	for update := range 5 {
+		now, changed := map[Backend]uint64{}, 0
+		for i := range 1000 {
+			b := NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80))
+			now[b], l.loads[b] = DefaultWeight, Load{Open: random.IntN(10), Begun: random.Float64() * 10, Ended: 1, Held: 1}
+		}
+		levelWeights(l, TCP, now, before)
+		unit := slices.Min(slices.Collect(maps.Values(now)))
+		for b, w := range now {
+			changed += max(int(w/unit), int(before[b]/unit)) - min(int(w/unit), int(before[b]/unit))
+		}
+		if before = now; update > 0 && changed > 1000 {
+			t.Errorf("%d slots change", changed)
+		}
+	}
+}
+
+// TestTableForEachBackend: a table that the configuration limits has a slot for each backend.
+func TestTableForEachBackend(t *testing.T) {
+	for _, size := range TableSizes() {
+		c := Config{MaxTable: size}
+		for _, n := range []int{2, 100, 300, 2000} {
+			if got := c.tableSize(n); got < n {
+				t.Errorf("maglevTableSize %d: %d slots for %d backends", size, got, n)
+			}
 		}
 	}
 }

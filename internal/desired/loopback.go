@@ -3,7 +3,6 @@
 package desired
 
 import (
-	"fmt"
 	"net/netip"
 )
 
@@ -50,18 +49,6 @@ type Relay struct {
 	Affinity uint32
 }
 
-// RefusedNodePort is a NodePort that is refused at all loopback addresses of a family.
-type RefusedNodePort struct {
-	Family   Family
-	Protocol Protocol
-	Port     uint16
-}
-
-// String is "NodePort 30080/SCTP refused on IPv4 loopback".
-func (p RefusedNodePort) String() string {
-	return fmt.Sprintf("NodePort %d/%s refused on %s loopback", p.Port, p.Protocol, p.Family)
-}
-
 // relays reports whether NodePorts of a protocol are relayed in a family.
 func (c *Config) relays(f Family, p Protocol) bool {
 	return c.LoopbackNodePorts[f] == LoopbackRelayed && p != SCTP
@@ -86,7 +73,7 @@ func (s *State) refuse(spec *serviceSpec, ports []*port, n int) {
 	for f, handled := range s.config.LoopbackNodePorts {
 		for _, p := range ports {
 			if f := Family(f); p.nodePort != 0 && handled != LoopbackIgnored && spec.has(f) && !s.config.relays(f, p.protocol) {
-				s.refused.use(RefusedNodePort{f, p.protocol, p.nodePort}, n)
+				s.sets[RefusedNodePorts].use(PortOf(f, p.protocol, p.nodePort), n)
 			}
 		}
 	}

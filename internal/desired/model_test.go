@@ -5,7 +5,6 @@ package desired
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -15,19 +14,12 @@ import (
 // model stands for a kernel that is programmed by Changes. It is as strict as nf_tables:
 // what is added must not exist, and what is removed must exist.
 type model struct {
-	frontends   map[FrontendKey]Frontend
-	pools       map[PoolID]*modelPool
-	clusterIPs  map[netip.Addr]bool
-	hairpins    map[netip.Addr]bool
-	nodeAddrs   map[netip.Addr]bool
-	otherNodes  map[netip.Addr]bool
-	cidrs       map[netip.Prefix]bool
-	health      map[types.NamespacedName]HealthCheck
-	healthPorts map[HealthPort]bool
-	local       LocalTraffic
-	relays      map[FrontendKey]string
-	refused     map[RefusedNodePort]bool
-	slowPathIPs map[netip.Addr]bool
+	frontends map[FrontendKey]Frontend
+	pools     map[PoolID]*modelPool
+	health    map[types.NamespacedName]HealthCheck
+	local     LocalTraffic
+	relays    map[FrontendKey]string
+	sets      [Sets]map[Member]bool
 }
 
 type modelPool struct {
@@ -42,11 +34,11 @@ type modelPool struct {
 }
 
 func newModel() *model {
-	return &model{
-		map[FrontendKey]Frontend{}, map[PoolID]*modelPool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{},
-		map[netip.Prefix]bool{}, map[types.NamespacedName]HealthCheck{}, map[HealthPort]bool{}, LocalTraffic{},
-		map[FrontendKey]string{}, map[RefusedNodePort]bool{}, map[netip.Addr]bool{},
+	m := &model{frontends: map[FrontendKey]Frontend{}, pools: map[PoolID]*modelPool{}, health: map[types.NamespacedName]HealthCheck{}, relays: map[FrontendKey]string{}}
+	for set := range m.sets {
+		m.sets[set] = map[Member]bool{}
 	}
+	return m
 }
 
 // apply applies a change. The error describes the first inconsistency.
@@ -114,18 +106,6 @@ func (m *model) apply(c *Update) (err error) {
 			m.relays[r.FrontendKey] = fmt.Sprintf("%s %d %s %v %v, flows to %s", r.Service, r.Affinity, sortedBackends(r.Backends), r.Balance, weights, sortedBackends(r.Serving))
 		}
 	}
-	for _, p := range c.RefusedNodePorts.Removed {
-		if !m.refused[p] {
-			wrong("NodePort %v is refused no more but was not refused", p)
-		}
-		delete(m.refused, p)
-	}
-	for _, p := range c.RefusedNodePorts.Added {
-		if m.refused[p] {
-			wrong("NodePort %v is refused but already was", p)
-		}
-		m.refused[p] = true
-	}
 	for _, p := range c.Pools {
 		if p.New && p.Sibling != NoPool {
 			if other := m.pools[p.Sibling]; other == nil || other.service != p.Service || other.family != p.Family || other.scope == p.Scope {
@@ -157,33 +137,20 @@ func (m *model) apply(c *Update) (err error) {
 			}
 		}
 	}
-	addresses := func(what string, set map[netip.Addr]bool, c AddressChange) {
-		for _, a := range c.Removed {
-			if !set[a] {
-				wrong("%s %s is removed but does not exist", what, a)
+	for set, has := range m.sets {
+		for member, added := range c.Sets[set].All() {
+			if has[member] == added {
+				wrong("%s %s: added %t, existed %t", Set(set), member, added, has[member])
 			}
-			delete(set, a)
-		}
-		for _, a := range c.Added {
-			if set[a] {
-				wrong("%s %s is added but exists", what, a)
+			for other := range has {
+				if added && member.Bits != 0 && member.Prefix().Overlaps(other.Prefix()) {
+					wrong("ServiceCIDR %s is added beside %s", member, other)
+				}
 			}
-			set[a] = true
-		}
-	}
-	for _, p := range c.ServiceCIDRs.Removed {
-		if !m.cidrs[p] {
-			wrong("ServiceCIDR %s is removed but does not exist", p)
-		}
-		delete(m.cidrs, p)
-	}
-	for _, p := range c.ServiceCIDRs.Added {
-		for q := range m.cidrs {
-			if p.Overlaps(q) {
-				wrong("ServiceCIDR %s is added beside %s", p, q)
+			if has[member] = true; !added {
+				delete(has, member)
 			}
 		}
-		m.cidrs[p] = true
 	}
 	for _, h := range c.Health {
 		if h.Port == 0 {
@@ -192,37 +159,25 @@ func (m *model) apply(c *Update) (err error) {
 			m.health[h.Service] = h
 		}
 	}
-	for _, p := range c.HealthPorts.Removed {
-		if !m.healthPorts[p] {
-			wrong("health port %v is removed but does not exist", p)
-		}
-		delete(m.healthPorts, p)
-	}
-	for _, p := range c.HealthPorts.Added {
-		if m.healthPorts[p] {
-			wrong("health port %v is added but exists", p)
-		}
-		m.healthPorts[p] = true
-	}
-	addresses("ClusterIP", m.clusterIPs, c.ClusterIPs)
-	addresses("hairpin address", m.hairpins, c.HairpinIPs)
-	addresses("node address", m.nodeAddrs, c.NodeAddresses)
-	addresses("address of another Node", m.otherNodes, c.OtherNodeIPs)
-	for _, stale := range c.Flows {
+	for _, stale := range slices.Concat(c.Flows, c.AllFlows) {
 		if stale.Protocol == TCP && (stale.Only || len(stale.Backends) > 0) || len(stale.Frontends) == 0 {
 			wrong("flows of %v are stale", stale)
 		}
 		for _, key := range stale.Frontends {
-			_, ok := m.frontends[key]
-			_, onNode := m.frontends[key.NodePort()]
-			onNode = onNode && m.nodeAddrs[key.Addr()] && !m.clusterIPs[key.Addr()]
-			if !ok && !onNode || key.OnNode() || key.Protocol != stale.Protocol {
+			_, owned := m.owner(key)
+			itself := stale.Only && slices.Contains(stale.Backends, NewBackend(key.AddrPort))
+			if !owned && !itself || key.OnNode() || key.Protocol != stale.Protocol {
 				wrong("flows to %s are stale, but no such frontend exists", key)
 			}
 		}
 	}
+	for key := range m.frontends {
+		lists := func(f StaleFlows) bool { return f.Protocol == TCP && slices.Contains(f.Frontends, key) }
+		if want := c.AllFlows != nil && key.Protocol == TCP && !key.OnNode(); want != slices.ContainsFunc(c.AllFlows, lists) {
+			wrong("all flows have those of %s: %t", key, !want)
+		}
+	}
 	m.local = c.Local
-	addresses("slow path address", m.slowPathIPs, c.SlowPathIPs)
 	return err
 }
 
@@ -234,7 +189,7 @@ func sameMeaning(a, b Frontend) bool {
 }
 
 // step applies the state's next change, or its full content if the change is a Rebuild.
-func (m *model) step(s *State) error {
+func (m *model) step(s *State, flows *modelFlows) error {
 	c := s.Change()
 	if c.Rebuild {
 		*m = *newModel()
@@ -243,16 +198,19 @@ func (m *model) step(s *State) error {
 	if err := m.apply(c); err != nil {
 		return err
 	}
-	ports := map[HealthPort]bool{}
+	if err := flows.check(s, m, c); err != nil {
+		return err
+	}
+	ports := map[Member]bool{}
 	for _, h := range m.health {
 		for f, serves := range h.Serves {
 			if serves {
-				ports[HealthPort{Family(f), h.Port}] = true
+				ports[PortOf(Family(f), TCP, h.Port)] = true
 			}
 		}
 	}
-	if !maps.Equal(ports, m.healthPorts) {
-		return fmt.Errorf("health ports are %v; want %v", m.healthPorts, ports)
+	if !maps.Equal(ports, m.sets[HealthPorts]) {
+		return fmt.Errorf("health ports are %v; want %v", m.sets[HealthPorts], ports)
 	}
 	return nil
 }
@@ -272,9 +230,12 @@ func (m *model) String() string {
 	for _, h := range m.health {
 		lines = append(lines, fmt.Sprintf("%+v", h))
 	}
-	lines = append(lines, fmt.Sprintf("local traffic %+v, health ports %v, refused %v", m.local, m.healthPorts, m.refused))
+	lines = append(lines, fmt.Sprintf("local traffic %+v", m.local))
+	for set, has := range m.sets {
+		lines = append(lines, Set(set).String()+" "+names(has))
+	}
 	slices.Sort(lines)
-	return strings.Join(append(lines, "ClusterIPs "+names(m.clusterIPs), "hairpin "+names(m.hairpins), "node addresses "+names(m.nodeAddrs), "other Nodes "+names(m.otherNodes), "ServiceCIDRs "+names(m.cidrs), "slow path "+names(m.slowPathIPs)), "\n")
+	return strings.Join(lines, "\n")
 }
 
 func (p *modelPool) String() string {

@@ -82,11 +82,11 @@ func (s *State) DeleteNode(name string) { s.setOtherNode(name, nil) }
 // setOtherNode sets the addresses of another Node.
 func (s *State) setOtherNode(name string, addrs []netip.Addr) {
 	for _, a := range s.otherNodes[name] {
-		s.otherNodeIPs.use(a, -1)
+		s.sets[OtherNodeIPs].use(Address(a), -1)
 	}
 	delete(s.otherNodes, name)
 	for _, a := range addrs {
-		s.otherNodeIPs.use(a, 1)
+		s.sets[OtherNodeIPs].use(Address(a), 1)
 	}
 	if len(addrs) > 0 {
 		s.otherNodes[name] = addrs
@@ -121,7 +121,7 @@ func (s *State) SetNodeAddresses(addrs []netip.Addr) {
 // useOwn leaves out IPv6 link-local addresses: each interface has one, also those of pods.
 func (s *State) useOwn(a netip.Addr, n int) {
 	if a = a.Unmap().WithZone(""); !a.Is6() || !a.IsLinkLocalUnicast() {
-		s.ownIPs.use(a, n)
+		s.sets[OwnIPs].use(Address(a), n)
 	}
 }
 
@@ -153,18 +153,19 @@ func (s *State) selectNodePortAddrs() {
 	if !s.config.NodePortsByAddress {
 		s.eachNodePort(func(f *frontend) {
 			for e := range s.beside(f, removed) {
-				s.countOverridden(e, f, -1)
+				s.countPair(e, f, -1)
 			}
 			for e := range s.beside(f, added) {
-				s.countOverridden(e, f, 1)
-				s.reportContest(e, f.claims[0].port)
+				s.countPair(e, f, 1)
+				winner, loser := rank(e, f)
+				s.reportContest(e, winner, loser)
 			}
 		})
 		for _, ip := range removed {
-			s.nodeAddresses.use(ip, -1)
+			s.sets[NodeAddresses].use(Address(ip), -1)
 		}
 		for _, ip := range added {
-			s.nodeAddresses.use(ip, 1)
+			s.sets[NodeAddresses].use(Address(ip), 1)
 		}
 		return
 	}

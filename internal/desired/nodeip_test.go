@@ -135,13 +135,13 @@ func TestOtherNodes(t *testing.T) {
 		{nil, false, 0, 0},
 		{[]string{"192.0.2.3", "2001:db8::3"}, true, 2, 1},
 	} {
-		changed, c := s.SetNode(node(step.ips...)), s.Change().OtherNodeIPs
+		changed, c := s.SetNode(node(step.ips...)), s.Change().Sets[OtherNodeIPs]
 		if changed != step.changed || len(c.Added) != step.added || len(c.Removed) != step.removed {
 			t.Errorf("addresses %v: changed %t, %+v", step.ips, changed, c)
 		}
 	}
 	s.DeleteNode("n2")
-	if c := s.Change().OtherNodeIPs; len(c.Removed) != 2 {
+	if c := s.Change().Sets[OtherNodeIPs]; len(c.Removed) != 2 {
 		t.Errorf("after the deletion: %+v", c)
 	}
 }

@@ -5,11 +5,15 @@ package desired
 import (
 	"iter"
 	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // This file is about NodePorts that are one frontend for all addresses of the node
 // ([FrontendKey.OnNode]). Another frontend with one of these addresses and the same port and
-// protocol overrides the NodePort there.
+// protocol overrides the NodePort there, unless it is an external IP, which is not served then:
+// a tenant may write any into a Service.
 
 // unspecified are the addresses of NodePorts, by family.
 var unspecified = [families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
@@ -27,7 +31,7 @@ func (s *State) eachNodePort(do func(*frontend)) {
 	}
 }
 
-// beside yields the frontends that override a NodePort at some addresses.
+// beside yields the frontends that claim the port of a NodePort at some addresses.
 func (s *State) beside(nodePort *frontend, addrs []netip.Addr) iter.Seq[*frontend] {
 	return func(yield func(*frontend) bool) {
 		for _, ip := range addrs {
@@ -39,8 +43,69 @@ func (s *State) beside(nodePort *frontend, addrs []netip.Addr) iter.Seq[*fronten
 	}
 }
 
-// overrides yields the frontends that override a NodePort, with it, for a NodePort or for one of
-// them.
+// rank returns the claims that win and lose the address of a frontend with a NodePort beside it.
+func rank(e, nodePort *frontend) (winner, loser claim) {
+	if e.claims[0].kind > NodePort {
+		e, nodePort = nodePort, e
+	}
+	return e.claims[0], nodePort.claims[0]
+}
+
+// serves reports whether a frontend is programmed.
+func (s *State) serves(f *frontend) bool {
+	return f != nil && len(f.claims) > 0 && (f.claims[0].kind <= NodePort || s.nodePortAt(f.key) == nil && !s.isAPIServer(f.key))
+}
+
+// apiServer is the Service whose endpoints are the API servers.
+var apiServer = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
+
+// isAPIServer reports whether a frontend would cut the node off from an API server.
+func (s *State) isAPIServer(key FrontendKey) (is bool) {
+	if svc := s.services[apiServer]; svc != nil {
+		for _, sl := range svc.slices {
+			sl.eachAddress(func(k FrontendKey) { is = is || k == key })
+		}
+	}
+	return is || key.Protocol == TCP && slices.Contains(s.config.APIServers, key.AddrPort)
+}
+
+// eachAddress calls do for each address and port of a slice, nil for none.
+func (sl *slice) eachAddress(do func(FrontendKey)) {
+	if sl == nil {
+		return
+	}
+	for _, p := range sl.ports {
+		for _, e := range sl.endpoints {
+			do(FrontendKey{netip.AddrPortFrom(Backend{ip: e.ip}.Addr(), p.number), p.protocol})
+		}
+	}
+}
+
+// leaveAPIServer has the frontends at addresses of a slice decided again, if its endpoints are API servers.
+func (s *State) leaveAPIServer(sl *slice) {
+	if sl != nil && sl.service == apiServer {
+		sl.eachAddress(func(key FrontendKey) {
+			if f := s.frontends[key]; f != nil {
+				s.dirtyFrontend(f)
+			}
+		})
+	}
+}
+
+// reportAPIServer reports a Service that would have had the address of an API server.
+func (s *State) reportAPIServer(f *frontend) {
+	if len(f.claims) == 0 || f.claims[0].kind != ExternalIP || !s.isAPIServer(f.key) {
+		return
+	}
+	loser := f.claims[0].port
+	if contest := [2]ServicePort{{}, loser.name}; f.contest == nil || *f.contest != contest {
+		f.contest = &contest
+		s.addProblem(problemOf(loser.service.name, "spec.externalIPs", f.key.String()+" is an API server, which all nodes need"))
+	}
+}
+
+// overrides yields the frontends that claim the port of a NodePort, with it, for a NodePort or for
+// one of them.
 func (s *State) overrides(f *frontend) iter.Seq2[*frontend, *frontend] {
 	return func(yield func(e, nodePort *frontend) bool) {
 		if len(f.claims) == 0 {
@@ -63,7 +128,7 @@ func (s *State) overrides(f *frontend) iter.Seq2[*frontend, *frontend] {
 // nodePortAt returns the NodePort that serves an address and a port unless another frontend
 // overrides it, or nil.
 func (s *State) nodePortAt(k FrontendKey) *frontend {
-	if n := s.frontends[k.NodePort()]; s.nodeAddresses.has(k.Addr()) && n != nil && len(n.claims) > 0 {
+	if n := s.frontends[k.NodePort()]; s.sets[NodeAddresses].has(Address(k.Addr())) && n != nil && len(n.claims) > 0 {
 		return n
 	}
 	return nil
@@ -90,7 +155,7 @@ func (s *State) destinationsAt(nodePort *frontend, addrs []netip.Addr) (all []Fr
 	for _, ip := range addrs {
 		key := nodePort.key.At(ip)
 		e := s.frontends[key]
-		if FamilyOf(ip) == FamilyOf(nodePort.key.Addr()) && !s.clusterIPs.has(ip) && (e == nil || len(e.claims) == 0) {
+		if FamilyOf(ip) == FamilyOf(nodePort.key.Addr()) && !s.sets[ClusterIPs].has(Address(ip)) && !s.serves(e) {
 			all = append(all, key)
 		}
 	}

@@ -14,9 +14,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestNodePortOverridden has an external IP and a NodePort of two Services meet at an address of
-// the node: what is reported, and which flows of UDP are stale.
+// TestNodePortOverridden has another address and a NodePort of two Services meet at an address of
+// the node: what is reported, and which flows of UDP are stale. A load balancer IP goes before the NodePort, an
+// external IP after it.
 func TestNodePortOverridden(t *testing.T) {
+	for _, kind := range []AddressKind{LoadBalancerIP, ExternalIP} {
+		t.Run(kind.String(), func(t *testing.T) { testNodePortBeside(t, kind) })
+	}
+}
+
+func testNodePortBeside(t *testing.T, kind AddressKind) {
 	s := New(Config{NodeName: "n1"})
 	slice := func(service, ip string) {
 		s.SetEndpointSlice(&discoveryv1.EndpointSlice{
@@ -29,8 +36,12 @@ func TestNodePortOverridden(t *testing.T) {
 	external := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "external"},
 		Spec: corev1.ServiceSpec{
-			ClusterIP: "10.96.0.1", ExternalIPs: []string{"192.0.2.1"}, Ports: []corev1.ServicePort{{Port: 30053, Protocol: corev1.ProtocolUDP}},
+			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 30053, Protocol: corev1.ProtocolUDP}},
 		},
+	}
+	if external.Spec.ExternalIPs = []string{"192.0.2.1"}; kind == LoadBalancerIP {
+		external.Spec.ExternalIPs = nil
+		external.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 	}
 	port := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
@@ -48,21 +59,42 @@ func TestNodePortOverridden(t *testing.T) {
 	slice("external", "10.0.0.1")
 	slice("port", "10.0.0.2")
 	s.Full()
-	const overridden = "problem 192.0.2.1:30053/UDP belongs to Service default/external as its external IP; "
+	const overridden = "problem 192.0.2.1:30053/UDP belongs to Service default/external as its load balancer IP; "
+	const kept = "problem 192.0.2.1:30053/UDP belongs to Service default/port as its NodePort; "
 	for _, step := range []struct {
 		what      string
 		do        func()
-		want      string
+		balancer  string
+		external  string
 		contested int
 	}{
-		{"the address is not the node's", func() { addresses("192.0.2.2") }, "flows of [192.0.2.2:30053/UDP] only to 10.0.0.2:53", 0},
-		{"it is", func() { addresses("192.0.2.1", "192.0.2.2") }, overridden, 1},
-		{"the same again", func() { s.SetService(external); s.SetService(port) }, "", 1},
-		{"another endpoint", func() { slice("port", "10.0.0.3") }, "flows of [10.96.0.2:53/UDP 192.0.2.2:30053/UDP] to 10.0.0.2:53", 1},
-		{"the external IP is deleted", func() { s.DeleteService("default", "external") }, "flows of [192.0.2.1:30053/UDP] only to 10.0.0.3:53", 0},
-		{"it is back", func() { s.SetService(external) }, overridden + "flows of [10.96.0.1:30053/UDP 192.0.2.1:30053/UDP] only to 10.0.0.1:53", 1},
-		{"the address is removed", func() { addresses("192.0.2.2") }, "", 0},
+		{"the address is not the node's", func() { addresses("192.0.2.2") },
+			"flows of [192.0.2.2:30053/UDP] only to 10.0.0.2:53",
+			"flows of [192.0.2.2:30053/UDP] only to 10.0.0.2:53", 0},
+		{"it is", func() { addresses("192.0.2.1", "192.0.2.2") },
+			overridden,
+			kept + "flows of [192.0.2.1:30053/UDP] only to 10.0.0.2:53", 1},
+		{"the same again", func() { s.SetService(external); s.SetService(port) }, "", "", 1},
+		{"another endpoint", func() { slice("port", "10.0.0.3") },
+			"flows of [10.96.0.2:53/UDP 192.0.2.2:30053/UDP] to 10.0.0.2:53",
+			"flows of [10.96.0.2:53/UDP 192.0.2.1:30053/UDP 192.0.2.2:30053/UDP] to 10.0.0.2:53", 1},
+		{"the other Service is deleted", func() { s.DeleteService("default", "external") },
+			"flows of [192.0.2.1:30053/UDP] only to 10.0.0.3:53; flows of [10.96.0.1:30053/UDP] only to 10.96.0.1:30053",
+			"flows of [10.96.0.1:30053/UDP] only to 10.96.0.1:30053", 0},
+		{"it is back", func() { s.SetService(external) },
+			overridden + "flows of [10.96.0.1:30053/UDP 192.0.2.1:30053/UDP] only to 10.0.0.1:53",
+			kept + "flows of [10.96.0.1:30053/UDP] only to 10.0.0.1:53", 1},
+		{"the address is removed", func() { addresses("192.0.2.2") },
+			"",
+			"flows of [192.0.2.1:30053/UDP] only to 10.0.0.1:53", 0},
+		{"an address of the NodePort is removed", func() { addresses() },
+			"flows of [192.0.2.2:30053/UDP] only to 192.0.2.2:30053",
+			"flows of [192.0.2.2:30053/UDP] only to 192.0.2.2:30053", 0},
 	} {
+		want, loser := step.balancer, "port"
+		if kind == ExternalIP {
+			want, loser = step.external, "external"
+		}
 		step.do()
 		u, got := s.Change(), ""
 		add := func(format string, args ...any) {
@@ -78,8 +110,8 @@ func TestNodePortOverridden(t *testing.T) {
 			only := map[bool]string{true: "only "}[f.Only]
 			add("flows of %s %sto %s", f.Frontends, only, f.Backends[0])
 		}
-		if contested, _ := s.Contested(); got != step.want || contested[types.NamespacedName{Namespace: "default", Name: "port"}] != step.contested || len(contested) > 1 {
-			t.Errorf("%s: %q, contested %v; want %q and %d", step.what, got, contested, step.want, step.contested)
+		if contested, _ := s.Contested(); got != want || contested[types.NamespacedName{Namespace: "default", Name: loser}] != step.contested || len(contested) > 1 {
+			t.Errorf("%s: %q, contested %v; want %q and %d", step.what, got, contested, want, step.contested)
 		}
 	}
 }

@@ -18,8 +18,6 @@ const AnnotationFastPath = "slipstream.io/fast-path"
 type optOuts struct {
 	pods       map[types.NamespacedName]*pod
 	namespaces map[string]bool
-	ips        counted[netip.Addr] // of the pods that opt out, by their own or their Namespace's annotation
-	direct     counted[netip.Addr] // of the pods that Config.DirectPod selects
 }
 
 // pod is the part of a pod that the proxy uses.
@@ -33,6 +31,7 @@ type pod struct {
 // SetPod adds or replaces a pod of this node. The object is not retained. Addresses of the host's
 // network belong to the node, and those of a pod that has ended may belong to another one.
 func (s *State) SetPod(in *corev1.Pod) {
+	in = permitted(s, in)
 	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
 	to := &pod{annotation: in.Annotations[AnnotationFastPath]}
 	off, ok := parseFastPath(to.annotation)
@@ -53,6 +52,7 @@ func (s *State) SetPod(in *corev1.Pod) {
 
 // DeletePod deletes a pod.
 func (s *State) DeletePod(namespace, name string) {
+	s.forget((*corev1.Pod)(nil), namespace, name)
 	s.setPod(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 }
 
@@ -60,8 +60,7 @@ func (s *State) DeletePod(namespace, name string) {
 func (s *State) setPod(name types.NamespacedName, to *pod) {
 	o := &s.optOuts
 	if from := o.pods[name]; from != nil {
-		o.use(name, from, -1)
-		o.useDirect(from, -1)
+		s.usePod(name, from, -1)
 		delete(o.pods, name)
 	}
 	if to != nil {
@@ -69,25 +68,19 @@ func (s *State) setPod(name types.NamespacedName, to *pod) {
 			o.pods = map[types.NamespacedName]*pod{}
 		}
 		o.pods[name] = to
-		o.use(name, to, 1)
-		o.useDirect(to, 1)
+		s.usePod(name, to, 1)
 	}
 }
 
-// use adds n users of a pod's addresses if it opts out.
-func (o *optOuts) use(name types.NamespacedName, p *pod, n int) {
-	if !p.off && !o.namespaces[name.Namespace] {
-		return
-	}
+// usePod adds n users of a pod's addresses, if it opts out by its own or its Namespace's annotation,
+// and if Config.DirectPod selects it.
+func (s *State) usePod(name types.NamespacedName, p *pod, n int) {
 	for _, ip := range p.ips {
-		o.ips.use(ip, n)
-	}
-}
-
-func (o *optOuts) useDirect(p *pod, n int) {
-	if p.direct {
-		for _, ip := range p.ips {
-			o.direct.use(ip, n)
+		if p.off || s.optOuts.namespaces[name.Namespace] {
+			s.sets[SlowPathIPs].use(Address(ip), n)
+		}
+		if p.direct {
+			s.sets[DirectIPs].use(Address(ip), n)
 		}
 	}
 }
@@ -99,10 +92,14 @@ func (s *State) SetNamespace(in *corev1.Namespace) {
 		s.fastPathProblem("Namespace "+in.Name, in.Annotations[AnnotationFastPath])
 	}
 	s.setNamespace(in.Name, off)
+	s.permit(in.Name, s.config.Annotated != nil && s.config.Annotated(in.Labels))
 }
 
 // DeleteNamespace deletes a Namespace.
-func (s *State) DeleteNamespace(name string) { s.setNamespace(name, false) }
+func (s *State) DeleteNamespace(name string) {
+	s.setNamespace(name, false)
+	s.permit(name, false)
+}
 
 func (s *State) setNamespace(name string, off bool) {
 	o := &s.optOuts
@@ -112,7 +109,7 @@ func (s *State) setNamespace(name string, off bool) {
 	usePods := func(n int) {
 		for podName, p := range o.pods {
 			if podName.Namespace == name {
-				o.use(podName, p, n)
+				s.usePod(podName, p, n)
 			}
 		}
 	}
@@ -144,5 +141,5 @@ func fastPathProblem(value string) (field, reason string) {
 
 func (s *State) fastPathProblem(object, value string) {
 	field, reason := fastPathProblem(value)
-	s.problems = append(s.problems, Problem{Object: object, Field: field, Reason: reason})
+	s.addProblem(Problem{Object: object, Field: field, Reason: reason})
 }

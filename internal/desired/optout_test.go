@@ -4,7 +4,6 @@ package desired
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"testing"
 
@@ -34,8 +33,10 @@ func TestOptOut(t *testing.T) {
 	step := func(what, want string) {
 		t.Helper()
 		c := s.Change()
-		sorted := func(all []netip.Addr) []netip.Addr { return slices.SortedFunc(slices.Values(all), netip.Addr.Compare) }
-		got := fmt.Sprintf("+%v -%v", sorted(c.SlowPathIPs.Added), sorted(c.SlowPathIPs.Removed))
+		sorted := func(all []Member) []Member {
+			return slices.SortedFunc(slices.Values(all), func(a, b Member) int { return a.Addr.Compare(b.Addr) })
+		}
+		got := fmt.Sprintf("+%v -%v", sorted(c.Sets[SlowPathIPs].Added), sorted(c.Sets[SlowPathIPs].Removed))
 		for _, f := range c.Frontends {
 			got += fmt.Sprintf(" %s %t", f.New.Service, f.New.SlowPath)
 		}
@@ -82,8 +83,8 @@ func TestOptOut(t *testing.T) {
 	step("a Namespace", "+[10.0.0.4] -[] b/web true")
 	s.SetPod(podWith("c", "later", "", "10.0.0.6"))
 	step("a pod of a Namespace", "+[10.0.0.6] -[]")
-	if full := s.Full(); len(full.SlowPathIPs.Added) != 4 || !full.Frontends[0].New.SlowPath {
-		t.Errorf("full content: %v, %+v", full.SlowPathIPs, full.Frontends[0].New)
+	if full := s.Full(); len(full.Sets[SlowPathIPs].Added) != 4 || !full.Frontends[0].New.SlowPath {
+		t.Errorf("full content: %v, %+v", full.Sets[SlowPathIPs], full.Frontends[0].New)
 	}
 	s.SetNamespace(namespaceWith("b", ""))
 	s.DeleteNamespace("c")
@@ -103,7 +104,7 @@ func TestDirectPods(t *testing.T) {
 	s := New(Config{DirectPod: func(p *corev1.Pod) bool { return p.Labels["mesh"] == "" }})
 	step := func(what, want string) {
 		t.Helper()
-		c := s.Change().DirectIPs
+		c := s.Change().Sets[DirectIPs]
 		if got := fmt.Sprintf("+%v -%v", c.Added, c.Removed); got != want {
 			t.Errorf("%s: %s, want %s", what, got, want)
 		}
@@ -117,7 +118,7 @@ func TestDirectPods(t *testing.T) {
 	p.Labels = nil
 	s.SetPod(p)
 	step("not excluded any more", "+[10.0.0.1] -[]")
-	if full := s.Full().DirectIPs; len(full.Added) != 1 {
+	if full := s.Full().Sets[DirectIPs]; len(full.Added) != 1 {
 		t.Errorf("full content: %v", full)
 	}
 	host := podWith("a", "host", "", "192.0.2.1")

@@ -22,9 +22,10 @@ func parseAddr(text string) (netip.Addr, bool) {
 }
 
 // canBeReached reports whether other hosts can send packets to an address. A frontend
-// at any other address would capture the node's own traffic.
+// at any other address would capture the node's own traffic. Linux treats 0.1.2.3 like any other
+// address, but sends packets to 255.255.255.255 to all neighbours.
 func canBeReached(ip netip.Addr) bool {
-	return !ip.IsUnspecified() && !ip.IsLoopback() && !ip.IsMulticast()
+	return !ip.IsUnspecified() && !ip.IsLoopback() && !ip.IsMulticast() && ip != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
 // parsePrefix parses a range of addresses of one family.

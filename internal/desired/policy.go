@@ -137,7 +137,7 @@ const (
 )
 
 // MasqueradePolicy says which traffic is masqueraded, by the kind of frontend. Traffic
-// from an endpoint to itself is masqueraded in addition (Change.HairpinIPs).
+// from an endpoint to itself is masqueraded in addition ([HairpinIPs]).
 type MasqueradePolicy struct {
 	ClusterIPs Masquerade // MasqueradeNotPods or MasqueradeAlways
 	External   Masquerade // of external frontends without a LocalPool
@@ -215,7 +215,7 @@ type Use uint8
 const (
 	Used Use = iota
 	NotReady
-	Terminating      // and either it does not serve, or other endpoints are ready
+	Terminating      // used only if it serves and none is ready
 	NotLocal         // not on this node
 	OtherZone        // not in this node's zone
 	HintForOtherZone // its hints are for other zones

@@ -28,14 +28,12 @@ func (p *pool) takes(e *entry) bool { return !p.gone && e.listed > 0 && p.choice
 
 // changed completes a change that has the added and removed backends. It reports whether
 // anything differs from the last report, and marks the pool as reported.
-func (p *pool) changed(c *PoolChange, config *Config) bool {
-	if spec := p.of.port.service.spec; spec != nil {
-		c.Algorithm = spec.Scheduler.Algorithm
-	}
+func (p *pool) changed(c *PoolChange, s *State) bool {
+	c.Algorithm = s.algorithm(p.of.port.service)
 	if c.Algorithm.Hashes() {
-		c.TableSize = uint32(config.tableSize(p.backends()))
+		c.TableSize = uint32(s.config.tableSize(p.backends()))
 	}
-	p.weigh(c, config.Loads)
+	p.weigh(c, s.slots.over(p.of.port.service), s.config.Loads)
 	c.New, c.Gone = !p.reported, p.gone
 	differs := c.New || c.Gone || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
 	p.reported, p.ifEmpty, p.balance = true, c.IfEmpty, c.Balance

@@ -20,10 +20,14 @@ const labelProxyName = "service.kubernetes.io/service-proxy-name"
 // slices may precede the Service.
 type service struct {
 	name   types.NamespacedName
-	spec   *serviceSpec // nil while there is no Service to proxy
+	wanted *serviceSpec // nil while there is no Service to proxy
+	spec   *serviceSpec // wanted, or nil if the Service is left out
 	ports  []*port
 	slices []*slice
 	health *healthState // nil for most
+
+	slots   int  // that its algorithm and weights need
+	refused bool // by the kernel
 }
 
 // serviceSpec is the part of a Service's spec and status that the proxy uses.
@@ -117,6 +121,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	if n := in.Spec.HealthCheckNodePort; in.Spec.Type == corev1.ServiceTypeLoadBalancer && out.policy.externalLocal && n > 0 && n < 1<<16 {
 		out.healthPort = uint16(n)
 	}
+	ids := map[portID]bool{} // of what clients and slices distinguish ports by: numbers, and names
 	for i, p := range in.Spec.Ports {
 		port := &port{portID: portID{p.Name, protocolOf(p.Protocol), uint16(p.Port), out.affinity != 0}, nodePort: uint16(p.NodePort)}
 		switch {
@@ -126,9 +131,10 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].port", i), fmt.Sprintf("not a port number: %d", p.Port))
 		case p.NodePort < 0 || p.NodePort >= 1<<16:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].nodePort", i), fmt.Sprintf("not a port number: %d", p.NodePort))
-		case slices.ContainsFunc(out.ports, port.collides):
+		case ids[portID{protocol: port.protocol, number: port.number}], ids[portID{protocol: port.protocol, name: p.Name}]:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d]", i), "the Service has a port of that name or number already")
 		default:
+			ids[portID{protocol: port.protocol, number: port.number}], ids[portID{protocol: port.protocol, name: p.Name}] = true, true
 			out.ports = append(out.ports, port)
 		}
 	}
@@ -176,23 +182,27 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 	}
 }
 
-// affinitySeconds returns the timeout of session affinity, by default the API's.
+// affinitySteps are the timeouts of session affinity, in seconds. They are few, because each
+// costs rules in nftables mode. They have the API's default and its maximum.
+var affinitySteps = [...]uint32{
+	1, 2, 3, 4, 6, 10, 15, 20, 30, 45,
+	60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800, 2700,
+	3600, 5400, 7200, 10800, 14400, 21600, 28800, 43200, 64800, 86400,
+}
+
+// affinitySeconds returns the timeout of session affinity, by default the API's, rounded up to one
+// of affinitySteps.
 func affinitySeconds(in *corev1.Service) uint32 {
 	c := in.Spec.SessionAffinityConfig
 	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil || *c.ClientIP.TimeoutSeconds <= 0 {
 		return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
 	}
-	return uint32(*c.ClientIP.TimeoutSeconds)
-}
-
-// collides reports whether clients or slices cannot distinguish two ports of one
-// Service.
-func (p *port) collides(q *port) bool {
-	return p.protocol == q.protocol && (p.number == q.number || p.portID.name == q.portID.name)
+	i, _ := slices.BinarySearch(affinitySteps[:], uint32(*c.ClientIP.TimeoutSeconds))
+	return affinitySteps[min(i, len(affinitySteps)-1)]
 }
 
 func (s *State) serviceProblem(in *corev1.Service, field, reason string) {
-	s.problems = append(s.problems, problemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, field, reason))
+	s.addProblem(problemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, field, reason))
 }
 
 func problemOf(service types.NamespacedName, field, reason string) Problem {

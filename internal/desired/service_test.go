@@ -71,3 +71,34 @@ func TestSchedulerAnnotation(t *testing.T) {
 		}
 	}
 }
+
+// TestAffinitySteps: timeouts of session affinity are few, none is shorter than the Service's, and
+// the default and the maximum are exact.
+func TestAffinitySteps(t *testing.T) {
+	steps := map[uint32]bool{}
+	for n := int32(-1); n <= 90_000; n++ {
+		s := New(Config{})
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: corev1.ServiceSpec{
+				ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}, SessionAffinity: corev1.ServiceAffinityClientIP,
+				SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &n}},
+			},
+		})
+		got := s.Change().Frontends[0].New.Affinity
+		steps[got] = true
+		want := uint32(n)
+		switch {
+		case n <= 0:
+			want = 10_800
+		case n > 86_400: // the API does not have such
+			want = 86_400
+		}
+		if exact := want == 10_800 || want == 86_400; got < want || got > want*2 || exact && got != want {
+			t.Fatalf("%d s: %d s", n, got)
+		}
+	}
+	if len(steps) > 32 {
+		t.Errorf("%d different timeouts", len(steps))
+	}
+}

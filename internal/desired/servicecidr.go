@@ -5,17 +5,9 @@ package desired
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
 )
-
-// serviceCIDRs holds the ranges of all ServiceCIDR objects, and the reported ranges.
-type serviceCIDRs struct {
-	byName   map[string][]netip.Prefix
-	reported []netip.Prefix
-	dirty    bool
-}
 
 // SetServiceCIDR adds or replaces a ServiceCIDR (KEP-1880).
 func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
@@ -23,41 +15,42 @@ func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 	for i, text := range in.Spec.CIDRs {
 		p, ok := parsePrefix(text)
 		if !ok || p.Bits() == 0 { // all addresses would be dropped
-			s.problems = append(s.problems, Problem{Object: "ServiceCIDR " + in.Name, Field: fmt.Sprintf("spec.cidrs[%d]", i), Reason: "not a range of addresses, or of all: " + text})
+			s.addProblem(Problem{Object: "ServiceCIDR " + in.Name, Field: fmt.Sprintf("spec.cidrs[%d]", i), Reason: "not a range of addresses, or of all: " + text})
 			continue
 		}
 		if !s.config.Without[FamilyOf(p.Addr())] {
 			all = append(all, p)
 		}
 	}
-	if s.serviceCIDRs.byName == nil {
-		s.serviceCIDRs.byName = map[string][]netip.Prefix{}
+	if s.serviceCIDRs == nil {
+		s.serviceCIDRs = map[string][]netip.Prefix{}
 	}
-	s.serviceCIDRs.byName[in.Name] = all
-	s.serviceCIDRs.dirty = true
+	s.serviceCIDRs[in.Name] = all
+	s.selectServiceCIDRs()
 }
 
 // DeleteServiceCIDR deletes a ServiceCIDR.
 func (s *State) DeleteServiceCIDR(name string) {
-	delete(s.serviceCIDRs.byName, name)
-	s.serviceCIDRs.dirty = true
+	delete(s.serviceCIDRs, name)
+	s.selectServiceCIDRs()
 }
 
-// change returns the difference from the last report and marks it as reported. All
-// ranges are compared, because there are few.
-func (c *serviceCIDRs) change() (out PrefixChange) {
-	if !c.dirty {
-		return out
+// selectServiceCIDRs updates the set of ranges. All are compared, because there are few.
+func (s *State) selectServiceCIDRs() {
+	var was, all []netip.Prefix
+	for m := range s.sets[ServiceCIDRs].all {
+		if s.sets[ServiceCIDRs].has(m) {
+			was = append(was, m.Prefix())
+		}
 	}
-	c.dirty = false
-	var all []netip.Prefix
-	for _, ps := range c.byName {
+	for _, ps := range s.serviceCIDRs {
 		all = append(all, ps...)
 	}
 	all = disjoint(all)
-	out = PrefixChange{Added: subtract(all, c.reported), Removed: subtract(c.reported, all)}
-	c.reported = all
-	return out
+	for _, p := range subtract(was, all) {
+		s.sets[ServiceCIDRs].use(Range(p), -1)
+	}
+	for _, p := range subtract(all, was) {
+		s.sets[ServiceCIDRs].use(Range(p), 1)
+	}
 }
-
-func (c *serviceCIDRs) full() PrefixChange { return PrefixChange{Added: slices.Clone(c.reported)} }

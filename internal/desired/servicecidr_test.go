@@ -28,7 +28,7 @@ func TestServiceCIDRProblems(t *testing.T) {
 	if !slices.Equal(fields, want) {
 		t.Errorf("problems %q, want %q", fields, want)
 	}
-	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}; !slices.Equal(u.ServiceCIDRs.Added, want) {
-		t.Errorf("ranges %v, want %v", u.ServiceCIDRs.Added, want)
+	if want := []Member{Range(netip.MustParsePrefix("10.96.0.0/16"))}; !slices.Equal(u.Sets[ServiceCIDRs].Added, want) {
+		t.Errorf("ranges %v, want %v", u.Sets[ServiceCIDRs].Added, want)
 	}
 }

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,7 +18,7 @@ type slice struct {
 	service   types.NamespacedName
 	family    Family
 	weight    uint8
-	ports     []slicePort
+	ports     []slicePort // in order
 	endpoints []sliceEndpoint
 	zones     zoneSets // of the endpoints
 }
@@ -77,10 +78,12 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 		if n := in.Ports[i].Port; n != nil && *n > 0 && *n < 1<<16 {
 			p.number = uint16(*n)
 		}
-		if p.number != 0 && p.protocol != 0 && !slices.ContainsFunc(out.ports, p.sameName) {
+		if p.number != 0 && p.protocol != 0 {
 			out.ports = append(out.ports, p)
 		}
 	}
+	slices.SortStableFunc(out.ports, slicePort.compare)
+	out.ports = slices.CompactFunc(out.ports, func(a, b slicePort) bool { return a.compare(b) == 0 })
 	var unusable, first int // number, and index of the first one
 	out.endpoints = make([]sliceEndpoint, 0, len(in.Endpoints))
 	for i := range in.Endpoints {
@@ -99,18 +102,19 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 		out.endpoints = append(out.endpoints, s.endpoint(out, ip, e))
 	}
 	if unusable > 0 {
-		s.problems = append(s.problems, Problem{
+		s.addProblem(Problem{
 			Object: "EndpointSlice " + in.Namespace + "/" + in.Name,
 			Field:  fmt.Sprintf("endpoints[%d].addresses[0]", first),
-			Reason: fmt.Sprintf("not an %s address that packets can be sent to: %s (%d such endpoints are ignored)", out.family, in.Endpoints[first].Addresses[0], unusable),
+			Reason: fmt.Sprintf("not an %s address that packets can be sent to (%d such endpoints are ignored): %s", out.family, unusable, in.Endpoints[first].Addresses[0]),
 		})
 	}
 	return out
 }
 
-// sameName reports whether two ports have the same name and protocol, so that Service
-// ports cannot distinguish them.
-func (p slicePort) sameName(q slicePort) bool { return p.name == q.name && p.protocol == q.protocol }
+// compare orders ports by what Service ports distinguish them by: name and protocol.
+func (p slicePort) compare(q slicePort) int {
+	return cmp.Or(cmp.Compare(p.name, q.name), cmp.Compare(p.protocol, q.protocol))
+}
 
 func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}

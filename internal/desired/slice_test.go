@@ -111,7 +111,7 @@ func TestUnusableAddresses(t *testing.T) {
 	}
 	want := []string{
 		"Service default/web: spec.clusterIPs[0]: an address that no Service can have: 127.0.0.1",
-		"EndpointSlice default/web-1: endpoints[1].addresses[0]: not an IPv6 address that packets can be sent to: ::1 (6 such endpoints are ignored)",
+		"EndpointSlice default/web-1: endpoints[1].addresses[0]: not an IPv6 address that packets can be sent to (6 such endpoints are ignored): ::1",
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("problems %q, want %q", got, want)

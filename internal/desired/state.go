@@ -3,11 +3,13 @@
 package desired
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -20,18 +22,13 @@ type State struct {
 	pools     []*pool // by PoolID; nil if free
 	freePools []PoolID
 
-	clusterIPs    counted[netip.Addr]
-	hairpins      counted[netip.Addr]
-	ownIPs        counted[netip.Addr]
-	otherNodeIPs  counted[netip.Addr]
-	nodeAddresses counted[netip.Addr] // nodePortAddrs, unless Config.NodePortsByAddress
-	healthPorts   counted[HealthPort]
-	refused       counted[RefusedNodePort]
+	sets [Sets]counted // NodeAddresses are nodePortAddrs, unless Config.NodePortsByAddress
 
 	node         node
-	otherNodes   map[string][]netip.Addr // the addresses of other Nodes, by name
-	serviceCIDRs serviceCIDRs
+	otherNodes   map[string][]netip.Addr   // the addresses of other Nodes, by name
+	serviceCIDRs map[string][]netip.Prefix // by the name of the object
 	optOuts      optOuts
+	permits      permits
 
 	nodePortAddrs []netip.Addr // that serve NodePorts
 
@@ -39,8 +36,14 @@ type State struct {
 	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
 	following      map[*endpoints]bool // whose choice follows loads
+	uncounted      error               // why loads are not known; nil if they are
 	problems       []Problem
+	told           map[string][]Problem         // those that an object had in its last version
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
+
+	slots    budget
+	elements budget
+	leftOut  []*service // as the kernel has refused them
 
 	contestedDiffers bool // from the last call of Contested
 	reportedLocal    LocalTraffic
@@ -58,6 +61,10 @@ func New(c Config) *State {
 		contested:  map[types.NamespacedName]int{},
 		otherNodes: map[string][]netip.Addr{},
 		following:  map[*endpoints]bool{},
+		told:       map[string][]Problem{},
+		permits:    permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
+		slots:      newBudget(cmp.Or(c.NamespaceSlots, MaxSlots)),
+		elements:   newBudget(cmp.Or(c.NamespaceElements, MaxElements)),
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP
@@ -68,18 +75,28 @@ func New(c Config) *State {
 
 // SetService adds or replaces a Service. The object is not retained.
 func (s *State) SetService(in *corev1.Service) {
-	s.setSpec(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, s.compactService(in))
+	in = permitted(s, in)
+	name, had := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, len(s.problems)
+	spec := s.compactService(in)
+	s.onlyNew("Service "+name.String(), had)
+	s.setSpec(name, spec)
 }
 
 // DeleteService deletes a Service.
 func (s *State) DeleteService(namespace, name string) {
-	s.setSpec(types.NamespacedName{Namespace: namespace, Name: name}, nil)
+	n := types.NamespacedName{Namespace: namespace, Name: name}
+	delete(s.told, "Service "+n.String())
+	s.forget((*corev1.Service)(nil), namespace, name)
+	s.setSpec(n, nil)
 }
 
 // SetEndpointSlice adds or replaces an EndpointSlice, and reports whether any part that
 // the proxy uses has changed. The object is not retained.
 func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
-	name, to := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, s.compactSlice(in)
+	in = permitted(s, in)
+	name, had := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, len(s.problems)
+	to := s.compactSlice(in)
+	s.onlyNew("EndpointSlice "+name.String(), had)
 	if to.same(s.slices[name]) {
 		return false
 	}
@@ -90,6 +107,8 @@ func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
 // DeleteEndpointSlice deletes an EndpointSlice, and reports whether it was in use.
 func (s *State) DeleteEndpointSlice(namespace, name string) (changed bool) {
 	n := types.NamespacedName{Namespace: namespace, Name: name}
+	delete(s.told, "EndpointSlice "+n.String())
+	s.forget((*discoveryv1.EndpointSlice)(nil), namespace, name)
 	_, changed = s.slices[n]
 	s.setSlice(n, nil)
 	return changed
@@ -110,7 +129,7 @@ func (s *State) service(name types.NamespacedName) *service {
 
 // deleteIfUnused deletes the record of a Service without a spec and slices.
 func (s *State) deleteIfUnused(svc *service) {
-	if svc.spec == nil && len(svc.slices) == 0 {
+	if svc.wanted == nil && !svc.refused && len(svc.slices) == 0 {
 		delete(s.services, svc.name)
 	}
 }
@@ -118,6 +137,8 @@ func (s *State) deleteIfUnused(svc *service) {
 // setSlice replaces a slice. to is nil if it was deleted or is ignored.
 func (s *State) setSlice(name types.NamespacedName, to *slice) {
 	from := s.slices[name]
+	s.leaveAPIServer(from)
+	s.leaveAPIServer(to)
 	if to == nil {
 		delete(s.slices, name)
 	} else {
@@ -126,7 +147,7 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 	if from != nil && (to == nil || from.service != to.service) {
 		svc := s.services[from.service]
 		svc.slices = slices.DeleteFunc(svc.slices, func(x *slice) bool { return x == from })
-		svc.replaceSlice(s, from, nil)
+		s.sliceReplaced(svc, from, nil)
 		s.deleteIfUnused(svc)
 		from = nil
 	}
@@ -139,21 +160,74 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 	} else {
 		svc.slices = append(svc.slices, to)
 	}
-	svc.replaceSlice(s, from, to)
+	s.sliceReplaced(svc, from, to)
 }
 
-// setSpec replaces a Service's spec. Ports of both versions keep their pools.
+// sliceReplaced updates a Service whose slices have changed.
+func (s *State) sliceReplaced(svc *service, from, to *slice) {
+	served := svc.spec != nil
+	s.countElements(svc)
+	if served == (svc.spec != nil) { // else all or none of its slices count
+		svc.replaceSlice(s, from, to)
+	}
+}
+
+// LeaveOut has no frontends and pools of a Service, whatever its objects are, until TakeBack. It
+// reports whether there were some.
+func (s *State) LeaveOut(name types.NamespacedName, reason string) bool {
+	svc := s.services[name]
+	if svc == nil || svc.spec == nil {
+		return false
+	}
+	svc.refused = true
+	s.serve(svc)
+	s.leftOut = append(s.leftOut, svc)
+	s.addProblem(problemOf(name, "spec", "the Service is left out for a while: "+reason))
+	return true
+}
+
+// TakeBack has again all Services that were left out. It reports whether there were some.
+func (s *State) TakeBack() bool {
+	all := s.leftOut
+	s.leftOut = nil
+	for _, svc := range all {
+		svc.refused = false
+		s.serve(svc)
+	}
+	return len(all) > 0
+}
+
+// setSpec replaces a Service's spec.
 func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	svc := s.service(name)
+	svc.wanted = spec
+	s.countElements(svc)
+	s.serve(svc)
+}
+
+// serve serves a Service by its spec, unless it is left out. Ports of both versions keep their pools.
+func (s *State) serve(svc *service) {
+	spec := svc.wanted
+	if svc.refused || s.elements.over(svc) {
+		spec = nil
+	}
+	if spec == svc.spec {
+		s.deleteIfUnused(svc)
+		return
+	}
 	old, oldPorts := svc.spec, svc.ports
-	svc.spec, svc.ports = spec, nil
 	if old != nil {
 		s.proxied--
 		for _, ip := range old.clusterIPs {
-			s.clusterIPs.use(ip, -1)
+			s.sets[ClusterIPs].use(Address(ip), -1)
 		}
 		s.eachClaim(old, oldPorts, s.unclaim)
 		s.refuse(old, oldPorts, -1)
+	}
+	svc.spec, svc.ports = spec, nil
+	previous := map[portID]*port{}
+	for _, p := range oldPorts {
+		previous[p.portID] = p
 	}
 	if spec != nil {
 		s.proxied++
@@ -163,16 +237,16 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 		s.deriveSources(spec)
 		svc.ports = spec.ports
 		for i, p := range svc.ports {
-			svc.ports[i] = s.port(svc, oldPorts, p)
+			svc.ports[i] = s.port(svc, previous, p)
 		}
 		for _, ip := range spec.clusterIPs {
-			s.clusterIPs.use(ip, 1)
+			s.sets[ClusterIPs].use(Address(ip), 1)
 		}
 		s.eachClaim(spec, svc.ports, s.claim)
 		s.refuse(spec, svc.ports, 1)
 	}
 	for _, p := range oldPorts {
-		if !slices.Contains(svc.ports, p) {
+		if previous[p.portID] != nil {
 			s.updatePools(p, nil)
 		}
 	}
@@ -180,12 +254,13 @@ func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	s.deleteIfUnused(svc)
 }
 
-// port returns the same port among the previous ports of the Service, or the new one, with the
+// port returns the same port, taken from the previous ports of the Service, or the new one, with the
 // pools that the Service's addresses and policies need.
-func (s *State) port(svc *service, previous []*port, p *port) *port {
-	if i := slices.IndexFunc(previous, func(q *port) bool { return q.portID == p.portID }); i >= 0 {
-		previous[i].nodePort = p.nodePort
-		p = previous[i]
+func (s *State) port(svc *service, previous map[portID]*port, p *port) *port {
+	if same := previous[p.portID]; same != nil {
+		delete(previous, p.portID)
+		same.nodePort = p.nodePort
+		p = same
 	} else {
 		p.service, p.name = svc, ServicePort{svc.name.Namespace, svc.name.Name, p.portID.name}
 	}

@@ -3,14 +3,14 @@
 package desired
 
 import (
-	"net/netip"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// This file describes the state to people. Decisions are explained by the functions that make
-// them: tally.choose and choice.use.
+// This file describes the state to people. The decisions are those of tally.choose, choice.use and
+// decide.go.
 
 // ServiceView is a Service with all that it leads to.
 type ServiceView struct {
@@ -36,6 +36,19 @@ type PortView struct {
 	Portless  int            `json:"endpointsWithoutPort"` // those in slices that lack the port
 }
 
+// Fewest returns the number of backends of the pool that has the fewest; -1 without any pool.
+func (v *ServiceView) Fewest() int {
+	n := -1
+	for _, p := range v.Ports {
+		for _, pool := range p.Pools {
+			if n < 0 || pool.Backends < n {
+				n = pool.Backends
+			}
+		}
+	}
+	return n
+}
+
 // FrontendView is a frontend that a port has or claims.
 type FrontendView struct {
 	Key     FrontendKey `json:"-"`
@@ -50,6 +63,9 @@ type PoolView struct {
 	Takes     string `json:"takes"` // which endpoints
 	Backends  int    `json:"backends"`
 	IfEmpty   string `json:"ifEmpty,omitempty"` // what happens to connections, if there are no backends
+	Empty     Empty  `json:"empty,omitempty"`   // why there are none
+	ID        PoolID `json:"-"`
+	scope     Scope
 	Algorithm string `json:"algorithm"`
 }
 
@@ -58,7 +74,8 @@ type EndpointView struct {
 	Backend     `json:"-"`
 	Address     string            `json:"address"` // "10.244.1.10:8080"
 	Zone        string            `json:"zone,omitempty"`
-	Node        string            `json:"node"` // this, another or unknown
+	Here        bool              `json:"here"` // on this node
+	Node        string            `json:"node"` // the name of this node, or another, or unknown
 	Ready       bool              `json:"ready"`
 	Serving     bool              `json:"serving"`
 	Terminating bool              `json:"terminating"`
@@ -112,16 +129,26 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		if winner := f.claims[0].port; winner.service != svc {
 			view.Owner = winner.name.String()
 		}
+		for e, nodePort := range s.overrides(f) {
+			switch winner, loser := rank(e, nodePort); {
+			case loser != f.claims[0] || winner.port.service == svc:
+			case f == e:
+				view.Owner = winner.port.name.String()
+			default:
+				v.Frontends = append(v.Frontends, FrontendView{Key: e.key, Address: e.key.String(), Kind: kind.String(), Owner: winner.port.name.String()})
+			}
+		}
 		v.Frontends = append(v.Frontends, view)
 	})
 	var choices [scopes]choice
+	var verdicts [scopes]Verdict
 	for scope, p := range e.pools {
 		if p == nil || p.gone {
 			continue
 		}
 		c, ifEmpty := e.tally.choose(Scope(scope), svc.spec)
-		choices[scope] = c
-		view := PoolView{Scope: Scope(scope).String(), Takes: c.String(), Algorithm: svc.spec.Algorithm.String()}
+		choices[scope], verdicts[scope] = c, ifEmpty
+		view := PoolView{ID: p.id, scope: Scope(scope), Scope: Scope(scope).String(), Takes: c.String(), Algorithm: s.algorithm(svc).String()}
 		for i := range e.entries {
 			if en := &e.entries[i]; en.listed > 0 && c.takes(en.cond) {
 				view.Backends++
@@ -156,8 +183,8 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		if !withEndpoints {
 			continue
 		}
-		view := en.view()
-		view.Zone = zoneOf[en.backend]
+		view := s.viewEntry(en)
+		view.Zone = plain.Line(zoneOf[en.backend], 63) // no limit of the API
 		for scope, p := range e.pools {
 			if p == nil || p.gone {
 				continue
@@ -170,11 +197,16 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		}
 		v.Endpoints = append(v.Endpoints, view)
 	}
+	for i := range v.Pools {
+		if p := &v.Pools[i]; p.Backends == 0 {
+			p.Empty = whyEmpty(&v, verdicts[p.scope])
+		}
+	}
 	slices.SortFunc(v.Endpoints, func(a, b EndpointView) int { return a.Compare(b.Backend) })
 	return v
 }
 
-func (en *entry) view() EndpointView {
+func (s *State) viewEntry(en *entry) EndpointView {
 	has := func(c condition) bool { return en.cond&c != 0 }
 	v := EndpointView{
 		Backend: en.backend, Address: en.backend.String(), Node: "another", Weight: en.weight, Use: map[string]string{},
@@ -182,7 +214,7 @@ func (en *entry) view() EndpointView {
 	}
 	switch {
 	case has(local):
-		v.Node = "this"
+		v.Here, v.Node = true, s.config.NodeName
 	case has(maybeLocal):
 		v.Node = "unknown"
 	}
@@ -214,94 +246,6 @@ func (s *State) Counts() Counts {
 		}
 	}
 	return c
-}
-
-// ServiceAt returns the Service that packets to a destination belong to, or the zero name. The
-// destination need not be a frontend's own: NodePorts are at all addresses.
-func (s *State) ServiceAt(key FrontendKey) types.NamespacedName {
-	f := s.frontends[key]
-	if f == nil || len(f.claims) == 0 {
-		f = s.nodePortAt(key)
-	}
-	if f == nil || f.reported == nil {
-		return types.NamespacedName{}
-	}
-	return types.NamespacedName{Namespace: f.reported.Service.Namespace, Name: f.reported.Service.Name}
-}
-
-// Lookup is what a State knows about a destination.
-type Lookup struct {
-	Frontend *Frontend // that was reported last; nil if packets to the destination have none
-	Content  Change    // of the Frontend and its pools only, as a Change from nothing
-
-	Service      types.NamespacedName // that has the Frontend, or the ClusterIP; zero without
-	ClusterIP    bool                 // the address is a ClusterIP
-	NodeAddress  bool                 // the address serves NodePorts
-	ServiceCIDR  netip.Prefix         // that has the address, or invalid
-	Local        LocalTraffic
-	Masquerade   MasqueradePolicy
-	OwnAddresses []netip.Addr // of the node's interfaces
-}
-
-// Lookup looks up a destination. The result is not affected by later changes of the State.
-func (s *State) Lookup(key FrontendKey) Lookup {
-	l := Lookup{
-		ClusterIP: s.clusterIPs.has(key.Addr()), NodeAddress: slices.Contains(s.nodePortAddrs, key.Addr()),
-		Local: s.reportedLocal, Masquerade: s.config.masquerade(), OwnAddresses: slices.Clone(s.node.addrs),
-	}
-	f := s.frontends[key]
-	if f == nil || len(f.claims) == 0 {
-		if f = nil; !l.ClusterIP {
-			f = s.nodePortAt(key)
-		}
-	}
-	if f != nil && f.reported != nil {
-		l.Frontend = f.reported
-		l.Service = types.NamespacedName{Namespace: f.reported.Service.Namespace, Name: f.reported.Service.Name}
-		l.Content.Frontends = []FrontendChange{{New: f.reported}}
-		for _, id := range f.reported.Pools() {
-			l.Content.Pools = append(l.Content.Pools, s.pools[id].full())
-		}
-		return l
-	}
-	for name, svc := range s.services {
-		if l.ClusterIP && svc.spec != nil && slices.Contains(svc.spec.clusterIPs, key.Addr()) {
-			l.Service = name
-		}
-	}
-	for _, p := range s.serviceCIDRs.reported {
-		if p.Contains(key.Addr()) {
-			l.ServiceCIDR = p
-		}
-	}
-	return l
-}
-
-// Slices returns the number of EndpointSlices of a Service, whether or not the Service is
-// proxied.
-func (s *State) Slices(name types.NamespacedName) int {
-	if svc := s.services[name]; svc != nil {
-		return len(svc.slices)
-	}
-	return 0
-}
-
-// WhyEmpty says why a pool of the port is empty, or "" if none is.
-func (v *PortView) WhyEmpty() string {
-	empty := slices.IndexFunc(v.Pools, func(p PoolView) bool { return p.Backends == 0 })
-	switch {
-	case empty < 0:
-		return ""
-	case v.Slices == 0:
-		return "no EndpointSlice: check the Service's selector"
-	case v.Total == 0 && v.Portless > 0:
-		return "no EndpointSlice has this port: check its name and targetPort"
-	case v.Total == 0:
-		return "the EndpointSlices are empty: check the Service's selector, and whether its pods run"
-	case v.Pools[empty].Scope == Local.String() && v.Pools[empty].IfEmpty == Drop.String():
-		return "policy Local, and no endpoint on this node"
-	}
-	return "no endpoint is ready"
 }
 
 // Uses joins the uses in the pools of both scopes, if they differ.

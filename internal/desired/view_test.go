@@ -33,7 +33,7 @@ func checkViews(s *State) error {
 			}
 			for _, pool := range p.Pools {
 				k := key{p.Name, p.Protocol, p.Family, pool.Scope}
-				if pool.Backends != len(got[k]) || (pool.Backends == 0) != (pool.IfEmpty != "") || pool.Backends == 0 && p.WhyEmpty() == "" {
+				if pool.Backends != len(got[k]) || (pool.Backends == 0) != (pool.IfEmpty != "") || (pool.Backends == 0) != (pool.Empty != "") {
 					failed = fmt.Errorf("pool of %v: %+v with %v", k, pool, got[k])
 				}
 			}
@@ -57,8 +57,8 @@ func checkViews(s *State) error {
 		if k.OnNode() {
 			continue
 		}
-		if l := s.Lookup(k); l.Frontend == nil || *l.Frontend != *f.New || len(l.Content.Pools) != len(f.New.Pools()) {
-			return fmt.Errorf("looking up %s finds %+v", k, l)
+		if d := s.Decide(Origin{Class: FromNode}, k); d.Frontend == nil || *d.Frontend != *f.New || len(d.Content.Pools) != len(f.New.Pools()) || (len(d.Candidates) == 0) != (d.Empty != "") {
+			return fmt.Errorf("the decision about %s is %+v", k, d)
 		}
 	}
 	return nil

@@ -58,15 +58,15 @@ func TestWithout(t *testing.T) {
 				t.Errorf("without %s: a pool of %s", f, p.Service)
 			}
 		}
-		for i, all := range [][]netip.Addr{full.ClusterIPs.Added, full.HairpinIPs.Added, s.NodePortAddresses()} {
-			if len(all) != []int{2, 1, 1}[i] || slices.ContainsFunc(all, func(ip netip.Addr) bool { return FamilyOf(ip) == f }) {
+		for i, all := range [][]Member{full.Sets[ClusterIPs].Added, full.Sets[HairpinIPs].Added, full.Sets[NodeAddresses].Added} {
+			if len(all) != []int{2, 1, 1}[i] || slices.ContainsFunc(all, func(m Member) bool { return m.Family() == f }) {
 				t.Errorf("without %s: %v", f, all)
 			}
 		}
-		if all := full.HealthPorts.Added; len(all) != 1 || all[0] != (HealthPort{other, map[Family]uint16{IPv4: 32004, IPv6: 32006}[other]}) {
+		if all := full.Sets[HealthPorts].Added; len(all) != 1 || all[0] != PortOf(other, TCP, map[Family]uint16{IPv4: 32004, IPv6: 32006}[other]) {
 			t.Errorf("without %s: health ports %v", f, all)
 		}
-		if all := full.ServiceCIDRs.Added; len(all) != 1 || FamilyOf(all[0].Addr()) != other {
+		if all := full.Sets[ServiceCIDRs].Added; len(all) != 1 || all[0].Family() != other {
 			t.Errorf("without %s: %v", f, all)
 		}
 		if n := len(full.Frontends); n != 3 || 2*n != len(both.Frontends) || len(full.Pools) != 1 || len(both.Pools) != 2 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -84,7 +85,7 @@ func TestOff(t *testing.T) {
 	if got := run("nft", "list ruleset"); got != "table inet another {\n}\n" {
 		t.Errorf("there is %s", got)
 	}
-	if s, err := c.Stats(); err != nil || s != (Stats{}) {
+	if s, err := c.Stats(); err != nil || !reflect.DeepEqual(s, Stats{}) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	if err := c.Stop(); err != nil {
@@ -171,7 +172,8 @@ func TestFrontends(t *testing.T) {
 			} else {
 				stats, err := w.Apply(w.t.Context(), &change.Change)
 				w.check(err)
-				addrs := len(change.SlowPathIPs.Added) + len(change.SlowPathIPs.Removed) + len(change.NodeAddresses.Added) + len(change.NodeAddresses.Removed)
+				slow, node := change.Sets[desired.SlowPathIPs], change.Sets[desired.NodeAddresses]
+				addrs := len(slow.Added) + len(slow.Removed) + len(node.Added) + len(node.Removed)
 				if stats.Elements > 2*len(change.Frontends)+addrs {
 					t.Fatalf("%d elements for %d frontends and %d addresses", stats.Elements, len(change.Frontends), addrs)
 				}
@@ -194,7 +196,8 @@ func (w *world) compare(state *desired.State) {
 		}
 	}
 	for _, f := range full.Frontends {
-		for _, a := range full.NodeAddresses.Added {
+		for _, m := range full.Sets[desired.NodeAddresses].Added {
+			a := m.Addr
 			key := f.New.At(a)
 			if _, overridden := services[key]; f.New.OnNode() && !f.New.SlowPath && !overridden && desired.FamilyOf(a) == desired.FamilyOf(f.New.Addr()) {
 				services[key] = f.New.Service
@@ -207,7 +210,7 @@ func (w *world) compare(state *desired.State) {
 			want = append(want, fmt.Sprint(k, " ", s))
 		}
 	}
-	for _, a := range full.SlowPathIPs.Added {
+	for _, a := range full.Sets[desired.SlowPathIPs].Added {
 		want = append(want, a.String())
 	}
 	slices.Sort(want)
@@ -279,7 +282,7 @@ func TestDamageUnsynced(t *testing.T) {
 	defer w.mu.Unlock()
 	w.unsynced = true
 	w.check(w.checkTable())
-	w.hardware = true // which the flowtable is not
+	w.engine.(*flowtableEngine).hardware = true // which the flowtable is not
 	if err := w.checkTable(); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check: %v", err)
 	}

@@ -107,7 +107,9 @@ type Config struct {
 	// [DefaultRefresh], and a negative value is never.
 	Refresh time.Duration
 
-	withoutTCX bool // as on Linux before 6.6
+	withoutTCX   bool          // as on Linux before 6.6
+	lease        time.Duration // of the engine EBPF; its own if 0
+	excludePause time.Duration // excludePause, unless a test sets another one
 
 	// NoHardware, if not nil, receives the reason why hardware is not used although
 	// Hardware is On. The same reason is reported once.

@@ -3,18 +3,15 @@
 package fastpath
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -29,7 +26,7 @@ import (
 type Controller struct {
 	config Config
 	able   abilities
-	engine *ebpf.Engine          // nil for the flowtable
+	engine fastEngine
 	settle func(netns int) error // nfnl.Settle, which takes an RCU grace period for each interface
 
 	mu    sync.Mutex // not held while settling
@@ -43,16 +40,21 @@ type Controller struct {
 	addresses map[netip.Addr]bool                         // that serve NodePorts, also in the kernel's sets
 	guard     guard
 
+	excluded   Flush     // of connections that are newly excluded
+	excludedAt time.Time // when such last returned to the slow path
+
 	links    map[int]link // by index
 	devices  deviceSet    // in the kernel's flowtable and, unless unsynced, the set of interfaces
-	hardware bool         // the flowtable has the flag for hardware
 	unsynced bool         // the kernel has not accepted the devices yet
 	stats    Stats
-	said     map[string]string // the last error logged with each message
-	log      klog.Logger       // Run's
+
+	built     bool              // the table of an earlier run was replaced or adopted
+	mustFlush bool              // flows of an earlier run were adopted, and have not passed the rules since
+	said      map[string]string // the last error logged with each message
+	log       klog.Logger       // Run's
 }
 
-var _ dataplane.Dataplane = (*Controller)(nil)
+var _ dataplane.Programmer = (*Controller)(nil)
 
 // New opens a netlink socket and programs nothing. It needs CAP_NET_ADMIN, and Linux 5.13.
 // The error wraps [ErrUnsupported] if the kernel has no flowtables. With a Threshold of 0,
@@ -72,31 +74,16 @@ func New(c Config) (*Controller, error) {
 		conn.Share(c.Commits)
 	}
 	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}, log: klog.Background()}
+	if c.excludePause == 0 {
+		ctl.config.excludePause = excludePause
+	}
+	ctl.engine = &flowtableEngine{Controller: ctl}
 	if !ctl.Off() {
 		if err = ctl.open(); err != nil {
 			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close())
 		}
 	}
 	return ctl, nil
-}
-
-// open probes the kernel and opens the engine.
-func (c *Controller) open() (err error) {
-	c.config.Engine = cmp.Or(c.config.Engine, Flowtable)
-	if c.config.Engine != EBPF {
-		c.able, err = probe(c.conn)
-		if c.config.Engine == Flowtable || !errors.Is(err, ErrUnsupported) {
-			c.config.Engine = Flowtable
-			return err
-		}
-		c.config.Engine = EBPF
-	}
-	engine, err := ebpf.Open(c.config.NetNS, c.config.withoutTCX)
-	if err != nil {
-		return withoutEBPF{err}
-	}
-	c.engine = engine
-	return nil
 }
 
 // Off reports whether the fast path is off: Config.Threshold is 0.
@@ -121,9 +108,14 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { repeat(ctx, retry, c.resync) })
-	if c.engine != nil {
-		wg.Go(func() { c.engine.Run(ctx) })
-	}
+	wg.Go(func() {
+		repeat(ctx, retry, func(ctx context.Context) {
+			if err := c.returnExcluded(ctx); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Fast path: connections that are excluded did not return to the slow path")
+			}
+		})
+	})
+	wg.Go(func() { c.engine.run(ctx) })
 	if c.config.Refresh > 0 {
 		wg.Go(func() { repeat(ctx, c.config.Refresh, c.refresh) })
 	}
@@ -159,32 +151,81 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 	if c.Off() {
 		return dataplane.Stats{}, c.Cleanup(ctx)
 	}
+	var all bool
 	stats, err := func() (dataplane.Stats, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.sequence.Begin()
 		stats, err := c.reconcile(ctx, full)
+		all = c.mustFlush || !c.config.Exclude.empty()
 		return stats, c.failed(err)
 	}()
-	return stats, c.flushExcluded(ctx, full, !c.config.Exclude.empty(), err)
+	if err = c.flushExcluded(ctx, full, all, err); err == nil {
+		c.mu.Lock()
+		c.mustFlush = false
+		c.mu.Unlock()
+	}
+	return stats, err
 }
 
+// excludePause is the least time between two flushes because Services or pods opt out. The kernel's
+// flowtable is flushed as a whole, and each tenant may cause it.
+const excludePause = 10 * time.Second
+
+// mostExcluded is how many frontends and addresses are flushed by themselves.
+const mostExcluded = 1000
+
 // flushExcluded returns connections to the slow path if a change, which was programmed with the
-// given error, excludes frontends or pods, or the configuration of this run excludes any. They may
-// have been offloaded before.
-func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, configured bool, err error) error {
-	excludes := func(f desired.FrontendChange) bool {
-		return f.New != nil && f.New.SlowPath && (f.Old == nil || !f.Old.SlowPath)
-	}
+// given error, excludes frontends or pods, or if all have to pass the rules: the configuration of this run excludes some,
+// or a policy may have changed since an earlier run. They may have been offloaded before.
+func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, all bool, err error) error {
 	switch {
 	case err != nil:
 		return err
-	case configured: // packets of both directions have to pass the rules
+	case all: // packets of both directions have to pass the rules
 		return c.Flush(ctx, Flush{All: true, Hold: ruleHold})
-	case len(change.SlowPathIPs.Added) == 0 && !slices.ContainsFunc(change.Frontends, excludes):
+	}
+	c.mu.Lock()
+	f := &c.excluded
+	for _, m := range change.Sets[desired.SlowPathIPs].Added {
+		f.Addresses = append(f.Addresses, m.Addr)
+	}
+	for _, x := range change.Frontends {
+		switch {
+		case x.New == nil || !x.New.SlowPath || x.Old != nil && x.Old.SlowPath:
+		case x.Key().OnNode():
+			for a := range c.addresses {
+				f.Frontends = append(f.Frontends, x.Key().At(a))
+			}
+		default:
+			f.Frontends = append(f.Frontends, x.Key())
+		}
+	}
+	if len(f.Frontends)+len(f.Addresses) > mostExcluded {
+		*f = Flush{All: true}
+	}
+	c.mu.Unlock()
+	return c.returnExcluded(ctx)
+}
+
+// returnExcluded returns connections that are newly excluded to the slow path, unless others have just
+// returned: then Run does later.
+func (c *Controller) returnExcluded(ctx context.Context) error {
+	c.mu.Lock()
+	f := c.excluded
+	if due := f.All || len(f.Frontends)+len(f.Addresses) > 0; !due || time.Since(c.excludedAt) < c.config.excludePause {
+		c.mu.Unlock()
 		return nil
 	}
-	return c.Flush(ctx, Flush{})
+	c.excluded, c.excludedAt = Flush{}, time.Now()
+	c.mu.Unlock()
+	err := c.Flush(ctx, f)
+	if err != nil {
+		c.mu.Lock()
+		c.excluded = Flush{All: true}
+		c.mu.Unlock()
+	}
+	return err
 }
 
 func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
@@ -201,10 +242,8 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	if err := c.build(ctx); err != nil {
 		return stats, err
 	}
-	if c.engine == nil { // of an earlier run
-		if err := ebpf.Remove(c.config.NetNS); err != nil {
-			return stats, err
-		}
+	if err := c.engine.programmed(); err != nil {
+		return stats, err
 	}
 	c.batch = nfnl.Batch{} // frees it
 	c.sequence.Done()
@@ -251,26 +290,19 @@ func (c *Controller) lists(f *desired.Frontend) (s desired.ServicePort, is bool)
 // write adds the frontends and addresses of a change to the batch and to c.frontends and c.pods.
 // The element of a frontend has its Service as a comment, so it is replaced if the Service changes.
 func (c *Controller) write(change *desired.Change) {
-	for _, a := range change.SlowPathIPs.Removed {
-		if c.pods[a] {
-			c.batch.DeleteElement(table, familyOf(a).pods, a.AsSlice())
-			delete(c.pods, a)
+	put := func(of desired.Set, record map[netip.Addr]bool, set func(*family) *nfnl.Set) {
+		for m, added := range change.Sets[of].All() {
+			switch to := set(familyOf(m.Addr)); {
+			case added && !record[m.Addr]:
+				c.batch.AddElement(table, to, m.Addr.AsSlice(), nil, "")
+			case !added && record[m.Addr]:
+				c.batch.DeleteElement(table, to, m.Addr.AsSlice())
+			}
 		}
+		change.Sets[of].Note(record)
 	}
-	for _, a := range change.SlowPathIPs.Added {
-		if !c.pods[a] {
-			c.batch.AddElement(table, familyOf(a).pods, a.AsSlice(), nil, "")
-			c.pods[a] = true
-		}
-	}
-	for _, a := range change.NodeAddresses.Removed {
-		c.batch.DeleteElement(table, familyOf(a).nodeAddresses, a.AsSlice())
-		delete(c.addresses, a)
-	}
-	for _, a := range change.NodeAddresses.Added {
-		c.batch.AddElement(table, familyOf(a).nodeAddresses, a.AsSlice(), nil, "")
-		c.addresses[a] = true
-	}
+	put(desired.SlowPathIPs, c.pods, func(f *family) *nfnl.Set { return f.pods })
+	put(desired.NodeAddresses, c.addresses, func(f *family) *nfnl.Set { return f.nodeAddresses })
 	for _, del := range []bool{true, false} {
 		for i := range change.Frontends {
 			f := &change.Frontends[i]
@@ -320,11 +352,7 @@ func (c *Controller) Cleanup(context.Context) error {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("fast path: deleting %s: %w", tableText, err)
 	}
-	err = nil
-	if c.engine != nil {
-		err = c.engine.Detach()
-	}
-	return errors.Join(err, ebpf.Remove(c.config.NetNS))
+	return c.engine.cleanup()
 }
 
 func (c *Controller) deleteTable() error {
@@ -346,10 +374,7 @@ func (c *Controller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sequence.Begin()
-	if c.engine != nil {
-		return errors.Join(c.engine.Close(), c.conn.Close())
-	}
-	return c.conn.Close()
+	return errors.Join(c.engine.close(), c.conn.Close())
 }
 
 // Stop is Cleanup and Close, for after Run has returned.

@@ -5,7 +5,6 @@ package fastpath
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -18,7 +17,8 @@ import (
 // link is an interface.
 type link struct {
 	name       string
-	up, chosen bool // chosen interfaces take part
+	up, chosen bool   // chosen interfaces take part
+	barred     string // why it does not, although it is selected
 	mtu        int
 }
 
@@ -39,9 +39,12 @@ func (s deviceSet) without(other deviceSet) []nfnl.Device {
 
 // list lists the interfaces.
 func (c *Controller) list() error {
+	if err := c.engine.survey(); err != nil {
+		return err
+	}
 	all, err := netif.Namespace(c.config.NetNS).List()
 	if err == nil {
-		c.take(all)
+		c.setInterfaces(all)
 	}
 	return err
 }
@@ -58,24 +61,29 @@ func (c *Controller) update(ctx context.Context, all []netif.Interface) {
 func (c *Controller) change(ctx context.Context, all []netif.Interface) (mtu bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	former := c.links
-	c.take(all)
-	if c.sequence.Check() == nil {
-		c.sync(ctx)
+	if err := c.engine.survey(); err != nil {
+		c.logOnce(err, noSurvey) // resync tries again
+		return false
 	}
+	former := c.links
+	c.setInterfaces(all)
+	c.follow(ctx)
 	for index, l := range c.links {
 		before, existed := former[index]
 		mtu = mtu || existed && l.chosen && l.mtu != before.mtu
 	}
-	return mtu && c.engine == nil
+	return mtu && c.engine.keepsMTU()
 }
 
-// take records the interfaces. A kernel that does not keep devices by name keeps a renamed
+// setInterfaces records the interfaces. A kernel that does not keep devices by name keeps a renamed
 // interface in the flowtable, but not in the set of interfaces.
-func (c *Controller) take(all []netif.Interface) {
+func (c *Controller) setInterfaces(all []netif.Interface) {
 	former := c.links
 	c.links = c.choose(all)
 	for index, l := range c.links {
+		if l.barred != "" && l.barred != former[index].barred {
+			c.log.Info("Fast path: an interface does not take part, as packets would bypass what another program has there", "interface", l.name, "has", l.barred)
+		}
 		d := nfnl.Device{Name: former[index].name}
 		if d.Name != l.name && !c.able.byName && c.devices[d] {
 			delete(c.devices, d)
@@ -98,8 +106,11 @@ func (c *Controller) choose(all []netif.Interface) map[int]link {
 	links := make(map[int]link, len(all))
 	for _, i := range all {
 		chosen, err := c.config.Interfaces.Selects(&i)
-		chosen = chosen && (c.engine == nil || i.Ethernet)
-		links[i.Index] = link{name: i.Name, up: i.Up, chosen: chosen, mtu: i.MTU}
+		can, barred := c.engine.takes(&i)
+		if !chosen {
+			barred = ""
+		}
+		links[i.Index] = link{name: i.Name, up: i.Up, chosen: chosen && can && barred == "", barred: barred, mtu: i.MTU}
 		if c.said[badExpression] == "" { // it may fail for many interfaces
 			c.logOnce(err, badExpression)
 		}
@@ -134,59 +145,50 @@ func (c *Controller) wantedOf(links map[int]link) deviceSet {
 	return s
 }
 
-// wantsHardware reports whether to use hardware: it is configured, and the drivers of all
-// interfaces support it.
-func (c *Controller) wantsHardware() bool {
-	wanted := c.wanted().list()
-	if c.config.Hardware == Off || c.engine != nil || len(wanted) == 0 {
-		return false
-	}
-	for _, d := range wanted {
-		err := canHave(c.conn, nfnl.FlowtableHardware, d)
-		var refused *nfnl.BatchError
-		if errors.As(err, &refused) {
-			err = fmt.Errorf("interface %s: its driver does not take flows: %w", d.Name, refused.Errno)
-		}
-		if err != nil {
-			c.refusedHardware(err)
-			return false
-		}
-	}
-	return true
-}
-
-func (c *Controller) refusedHardware(err error) {
-	if c.config.Hardware == On && c.logOnce(err, "Fast path: no hardware offload, connections take the fast path in software") && c.config.NoHardware != nil {
-		c.config.NoHardware(err)
-	}
-}
-
 // sync programs which interfaces take part. After a failure, resync tries again.
 func (c *Controller) sync(ctx context.Context) {
 	const tries = 20
-	err := c.trySync(false)
+	refused, err := c.trySync()
 	for try := 1; err != nil && try < tries && ctx.Err() == nil; try++ {
 		// An interface may have been deleted, or the table may have been modified.
 		if err = c.reread(); err == nil {
-			err = c.trySync(false)
+			refused, err = c.trySync()
 		}
 	}
+	err = errors.Join(err, refused) // an interface may be refused for good
 	if c.unsynced = err != nil; c.unsynced {
 		c.stats.Errors++
 		c.logOnce(err, "Fast path: interfaces could not be changed, will try again")
 	}
 }
 
-// resync repeats a sync that failed.
+// resync repeats a sync that failed, and follows changes of what other programs have at interfaces.
 func (c *Controller) resync(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.unsynced && c.sequence.Check() == nil {
-		c.sync(ctx)
+	outdated := c.engine.outdated()
+	if outdated {
+		if err := c.list(); err != nil {
+			c.logOnce(err, noSurvey)
+			return
+		}
+	}
+	if outdated || c.unsynced {
+		c.follow(ctx)
 	}
 }
 
-// reread reads the flowtable's devices and the interfaces.
+// follow programs which interfaces take part. Before the first Reconcile, and after a failure, it only
+// leaves interfaces: flows of an earlier run must not bypass what another program has there.
+func (c *Controller) follow(ctx context.Context) {
+	if c.sequence.Check() == nil {
+		c.sync(ctx)
+	} else {
+		c.logOnce(c.engine.leave(), "Fast path: interfaces could not be left")
+	}
+}
+
+// reread reads the devices of a flowtable, and the interfaces.
 func (c *Controller) reread() error {
 	c.unsynced = true
 	t, err := c.conn.Contents(table)
@@ -203,77 +205,34 @@ func (c *Controller) reread() error {
 
 // trySync commits the differences between the wanted devices and those of the flowtable
 // (c.devices), or a new flowtable, and the set of interfaces.
-func (c *Controller) trySync(replace bool) error {
+func (c *Controller) trySync() (refused, err error) {
 	wanted := c.wanted()
-	if !c.unsynced && maps.Equal(wanted, c.devices) {
-		return nil
-	}
 	c.batch.Reset()
-	c.writeMembers(wanted)
-	var err, refused error
-	if c.engine != nil {
-		refused = c.engine.SetInterfaces(c.chosen()) // it does not offload connections over those that it has refused
-	} else {
-		err = c.writeDevices(wanted, replace)
+	if c.unsynced || !maps.Equal(wanted, c.devices) {
+		c.writeMembers(wanted)
 	}
-	if err == nil {
+	if refused, err = c.engine.setDevices(&c.batch, wanted); err == nil && !c.batch.Empty() {
 		err = c.conn.Commit(0, &c.batch)
 	}
-	err = errors.Join(err, refused)
-	if errors.Is(err, unix.EOPNOTSUPP) && c.hardware {
-		// The driver of a new interface does not take flows.
-		c.refusedHardware(err)
-		c.hardware = false
-		return c.trySync(true)
+	if err != nil && c.engine.recovers(err) {
+		return c.trySync()
 	}
-	if err == nil {
+	if err == nil && refused == nil {
 		c.devices = wanted
 	}
-	return err
+	return refused, err
 }
 
-// chosen returns the indexes of the interfaces that take part.
+// chosen returns all interfaces, by index, and whether they take part, except for loopback.
 func (c *Controller) chosen() map[int]bool {
+	const loopback = 1 // in each network namespace
 	all := map[int]bool{}
 	for index, l := range c.links {
-		if l.chosen {
-			all[index] = true
+		if index != loopback || l.chosen {
+			all[index] = l.chosen
 		}
 	}
 	return all
-}
-
-// writeDevices changes the flowtable's devices to the wanted ones. It also replaces the
-// flowtable if a device leaves that is up, because its flows would remain.
-func (c *Controller) writeDevices(wanted deviceSet, replace bool) error {
-	add, del := wanted.without(c.devices), c.devices.without(wanted)
-	exists, up := deviceSet{}, deviceSet{}
-	for _, l := range c.links {
-		d := nfnl.Device{Name: l.name}
-		exists[d], up[d] = true, l.up
-	}
-	if !c.able.byName {
-		// The kernel has already removed interfaces that do not exist any more.
-		del = slices.DeleteFunc(del, func(d nfnl.Device) bool { return !exists[d] })
-	}
-	if replace || slices.ContainsFunc(del, func(d nfnl.Device) bool { return up[d] }) {
-		t, err := c.conn.Contents(table)
-		if err == nil && t == nil {
-			err = unix.ENOENT
-		}
-		if err != nil {
-			return err
-		}
-		replaceFlowtable(&c.batch, t.Rules, c.flowtable(wanted.list()))
-		return nil
-	}
-	if len(del) > 0 {
-		c.batch.DeleteDevices(table, c.flowtable(del))
-	}
-	if len(add) > 0 {
-		c.batch.AddFlowtable(table, c.flowtable(add))
-	}
-	return nil
 }
 
 // writeMembers writes the set of interfaces. Its elements are intervals if there can be

@@ -36,7 +36,7 @@ func (w *world) inKernel() string {
 			names = append(names, d.Name)
 		}
 	} else {
-		names = w.withProgram()
+		names = w.withProgram("forward")
 	}
 	slices.Sort(names)
 	// The set of the rules must have the same ones.
@@ -54,19 +54,28 @@ func (w *world) inKernel() string {
 	return strings.Join(names, " ")
 }
 
-// withProgram returns the names of the interfaces to which the BPF program is attached.
-func (w *world) withProgram() (names []string) {
+// withProgram returns the names of the interfaces to which a BPF program of that name is attached.
+func (w *world) withProgram(name string) (names []string) {
 	w.t.Helper()
+	isOurs := func(id ebpf.ProgramID) bool {
+		p, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			return false
+		}
+		defer p.Close()
+		info, err := p.Info()
+		return err == nil && info.Name == name
+	}
 	w.check(w.node.Do(func() error {
 		all, err := netlink.LinkList()
 		for _, l := range all {
 			programs, e := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-			is := e == nil && len(programs.Programs) > 0
+			is := e == nil && slices.ContainsFunc(programs.Programs, func(p tcx.AttachedProgram) bool { return isOurs(p.ID) })
 			if e != nil { // before Linux 6.6
 				filters, _ := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
 				is = slices.ContainsFunc(filters, func(f netlink.Filter) bool {
 					b, is := f.(*netlink.BpfFilter)
-					return is && strings.HasPrefix(b.Name, "slipstream-fastpath")
+					return is && strings.HasPrefix(b.Name, "slipstream-fastpath") && isOurs(ebpf.ProgramID(b.Id))
 				})
 			}
 			if is {
@@ -323,7 +332,7 @@ func TestHardwareRefusedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newQuietWorld(t, Flowtable)
-	w.startWith(Config{Threshold: threshold, Hardware: On, Interfaces: none}, func(c *Controller) { c.hardware = true })
+	w.startWith(Config{Threshold: threshold, Hardware: On, Interfaces: none}, func(c *Controller) { c.engine.(*flowtableEngine).hardware = true })
 	if s, err := w.Stats(); err != nil || !s.Hardware {
 		t.Fatalf("%+v, %v: the flowtable is not one for hardware", s, err)
 	}
@@ -333,7 +342,7 @@ func TestHardwareRefusedLater(t *testing.T) {
 		w.check(err)
 		flags = t.Flowtable(flowtableName).Flags
 		t.Flowtables = nil
-		b, err := renew(t, w.flowtable(nil))
+		b, err := w.engine.renew(t)
 		w.check(err)
 		w.check(w.conn.Commit(0, b))
 		return flags

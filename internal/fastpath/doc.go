@@ -33,8 +33,8 @@
 //
 // The chain forward comes after all chains of other programs, so packets that they drop are
 // not offloaded. Connections from and to the addresses in the sets pods-... and excluded-... are
-// not either. Frontends of Services that opt out (desired.AnnotationFastPath) are not in the sets. With the scope All only these are in the sets, and not offloaded; all other connections
-// are.
+// not either. Frontends of Services that opt out (desired.AnnotationFastPath) are not in the sets. With
+// the scope All, the sets list what is not offloaded: only frontends that opt out.
 //
 // # Kernel behaviour
 //

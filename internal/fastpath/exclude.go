@@ -24,7 +24,7 @@ import (
 // direction can cause the offload. So the rules look at all packets that pass the hook forward,
 // and remember the connection of a packet that matches.
 type Exclude struct {
-	Addresses []netip.Prefix // of clients and backends, beside desired.Change.SlowPathIPs
+	Addresses []netip.Prefix // of clients and backends, beside desired.SlowPathIPs
 	Marks     []Mark         // of packets and of connections
 	DSCP      []uint8        // of packets
 }

@@ -3,7 +3,6 @@
 package fastpath
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,10 +49,10 @@ func (c *Controller) Flush(ctx context.Context, f Flush) error {
 	if err := c.flush(ctx, f); err != nil {
 		return err
 	}
-	if err := c.settle(c.config.NetNS); err != nil || c.engine == nil {
+	if err := c.settle(c.config.NetNS); err != nil {
 		return err
 	}
-	return c.engine.Delete(f.selects)
+	return c.engine.flushed(&f)
 }
 
 // selects reports whether a connection of the engine EBPF returns to the slow path. If none is
@@ -69,7 +68,7 @@ func (f *Flush) selects(flow *ebpf.Flow) bool {
 func (c *Controller) flush(ctx context.Context, f Flush) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := flush(ctx, c.conn, f, c.flowtable(c.devices.list())); err != nil {
+	if err := flush(ctx, c.conn, f, c.engine.renew); err != nil {
 		c.stats.Errors++
 		return err
 	}
@@ -85,7 +84,7 @@ func FlushTable(ctx context.Context, netns int, f Flush) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(flush(ctx, conn, f, nil), conn.Close()); err != nil { // Close waits like nfnl.Settle
+	if err := errors.Join(flush(ctx, conn, f, renewAny), conn.Close()); err != nil { // Close waits like nfnl.Settle
 		return err
 	}
 	exists, err := ebpf.Delete(netns, f.selects)
@@ -101,18 +100,15 @@ func FlushTable(ctx context.Context, netns int, f Flush) error {
 	return err
 }
 
-// flush replaces the flowtable by an equal one without flows. It does nothing if the table
-// does not exist. known, if not nil, is used if the kernel does not return the flowtable.
-func flush(ctx context.Context, conn *nfnl.Conn, f Flush, known *nfnl.Flowtable) error {
+// flush has the engine renew what flows depend on, and holds connections. It does nothing if the table
+// does not exist.
+func flush(ctx context.Context, conn *nfnl.Conn, f Flush, renew func(*nfnl.Contents) (*nfnl.Batch, error)) error {
 	_, err := conn.CommitRead(ctx, func() ([]*nfnl.Batch, error) {
 		t, err := conn.Contents(table)
 		if t == nil {
 			return nil, err
 		}
-		b := &nfnl.Batch{}
-		if !isForEBPF(t) {
-			b, err = renew(t, known)
-		}
+		b, err := renew(t)
 		if err == nil && f.Hold > 0 {
 			err = f.hold(conn, b)
 		}
@@ -124,26 +120,12 @@ func flush(ctx context.Context, conn *nfnl.Conn, f Flush, known *nfnl.Flowtable)
 	return nil
 }
 
-// renew replaces the flowtable by an equal one.
-func renew(t *nfnl.Contents, known *nfnl.Flowtable) (*nfnl.Batch, error) {
-	f := cmp.Or(t.Flowtable(flowtableName), known)
-	if f == nil {
-		return nil, errors.New("the kernel does not return the flowtable")
+// renewAny is the renew of the engine that has made the table.
+func renewAny(t *nfnl.Contents) (*nfnl.Batch, error) {
+	if isForEBPF(t) {
+		return &nfnl.Batch{}, nil
 	}
-	b := &nfnl.Batch{}
-	replaceFlowtable(b, t.Rules, f)
-	return b, nil
-}
-
-// replaceFlowtable writes a new flowtable in place of the old one. It writes all rules again,
-// because a flowtable that rules use cannot be deleted.
-func replaceFlowtable(b *nfnl.Batch, rules []nfnl.RuleInfo, f *nfnl.Flowtable) {
-	b.FlushTable(table)
-	b.DeleteFlowtable(table, f.Name)
-	b.AddFlowtable(table, f)
-	for _, r := range rules {
-		b.AddRuleInfo(table, r)
-	}
+	return renewFlowtable(t, nil)
 }
 
 // hold writes the elements that keep connections on the slow path.

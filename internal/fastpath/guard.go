@@ -10,8 +10,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 )
 
 // guard detects modifications of the table by other programs, like the detector of the
@@ -51,7 +49,7 @@ func (c *Controller) Check(context.Context) error {
 		err = c.checkSample()
 	}
 	if err == nil {
-		err = c.checkProgram()
+		err = c.engine.check()
 	}
 	if err != nil {
 		return fmt.Errorf("fast path: %w", err)
@@ -103,7 +101,7 @@ func (c *Controller) checkTable() error {
 			return damaged("node address %s is missing", a)
 		}
 	}
-	if err := c.checkFlowtable(t.Flowtable(flowtableName)); err != nil || c.unsynced {
+	if err := c.engine.checkTable(t); err != nil || c.unsynced {
 		return err
 	}
 	for d := range c.devices {
@@ -114,56 +112,6 @@ func (c *Controller) checkTable() error {
 			return damaged("interface %s is missing", d.Name)
 		}
 		break // one is enough to detect an empty set
-	}
-	return nil
-}
-
-// checkFlowtable compares the flowtable, if the kernel returns it, with the one that was
-// programmed. Its devices are not compared before the kernel has accepted them, and may differ if interfaces have changed since: then the kernel has the
-// devices that the next update of interfaces will program.
-func (c *Controller) checkFlowtable(f *nfnl.Flowtable) error {
-	switch {
-	case f == nil:
-		return nil
-	case !c.isOurs(f):
-		return damaged("flowtable %s was modified", f.Name)
-	case c.unsynced:
-		return nil
-	}
-	has := newDeviceSet(f.Devices)
-	if maps.Equal(has, c.devices) {
-		return nil
-	}
-	all, err := netif.Namespace(c.config.NetNS).List()
-	if err != nil {
-		return err
-	}
-	now := c.wantedOf(c.choose(all))
-	for _, d := range slices.Concat(has.without(c.devices), c.devices.without(has)) {
-		if has[d] != now[d] {
-			return damaged("flowtable %s has other devices", f.Name)
-		}
-	}
-	return nil
-}
-
-// checkProgram checks that the program of the engine EBPF is attached to the interfaces.
-func (c *Controller) checkProgram() error {
-	if c.engine == nil || c.unsynced {
-		return nil
-	}
-	detached := c.engine.Detached()
-	if len(detached) == 0 {
-		return nil
-	}
-	all, err := netif.Namespace(c.config.NetNS).List()
-	if err != nil {
-		return err
-	}
-	for index, l := range c.choose(all) { // others do not exist any more
-		if l.chosen && detached[index] {
-			return fmt.Errorf("%w: the BPF program is not attached to interface %s any more, or not pinned", dataplane.ErrDamaged, l.name)
-		}
 	}
 	return nil
 }

@@ -18,7 +18,8 @@ const regKey = 8
 
 // rules writes all rules. Most packets belong to short connections and leave at the first
 // rule.
-func rules(b *nfnl.Batch, c *Config) {
+func (ctl *Controller) rules(b *nfnl.Batch) {
+	c := &ctl.config
 	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
 	c.Exclude.byPacket(rule)
 	rule(chainForward, "too short yet, both directions counted", packetsUpTo(c.Threshold), ret())
@@ -48,13 +49,7 @@ func rules(b *nfnl.Batch, c *Config) {
 			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
-	if c.Engine == EBPF {
-		rule(chainOffload, "", ctID(), in(requested), ret())
-		rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), request())
-		return
-	}
-	rule(chainOffload, "the way back to the sender is by another interface", nowhereBack(), ret())
-	rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), offload())
+	ctl.engine.offload(rule)
 }
 
 // nowhereBack matches packets whose sender is not routed by the interface at which they have arrived,

@@ -151,7 +151,7 @@ func testStop(t *testing.T, engine Engine) {
 	if got := w.sh("nft list ruleset | grep -e fastpath -e flowtable || true"); got != "" {
 		t.Errorf("it has left something: %s", got)
 	}
-	if all := w.withProgram(); len(all) > 0 {
+	if all := append(w.withProgram("forward"), w.withProgram("guard")...); len(all) > 0 {
 		t.Errorf("it has left a BPF program at %v", all)
 	}
 	if _, err := os.Stat(w.pins()); err == nil {
@@ -161,7 +161,7 @@ func testStop(t *testing.T, engine Engine) {
 }
 
 // TestHandOver closes a Controller and makes another one. Offloaded connections stay offloaded
-// in between.
+// in between, and are again afterwards.
 func TestHandOver(t *testing.T) { engines(t, testHandOver) }
 
 func testHandOver(t *testing.T, engine Engine) {
@@ -172,11 +172,12 @@ func testHandOver(t *testing.T, engine Engine) {
 	w.check(w.Close())
 	w.watchSlowPath()
 	w.goesOn(s)
-	w.start(Config{Engine: engine, Threshold: threshold + 10})
-	w.goesOn(s)
 	if original, reply := w.slowPackets(); original+reply > 0 {
 		t.Errorf("%d and %d packets went the slow path", original, reply)
 	}
+	w.start(Config{Engine: engine, Threshold: threshold + 10})
+	w.goesOn(s)
+	w.fast(s) // after it has passed the rules, see TestAdoptedPolicy
 	w.check(w.Check(w.t.Context()))
 	w.unharmed(s)
 	late := w.stream(lab.UDP, other, true)

@@ -112,6 +112,9 @@ var requested = &nfnl.Set{
 	Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: 1 << 16,
 }
 
+// refused are those that the program did not keep, see ebpf.Refused.
+var refused = &nfnl.Set{Name: "refused", KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID, Flags: unix.NFT_SET_TIMEOUT, Size: 1 << 16}
+
 // sets returns all sets of the table.
 func sets(prefixes bool) []*nfnl.Set {
 	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
@@ -20,13 +21,14 @@ type Stats struct {
 	// A connection is counted again after a Flush.
 	Offloaded uint64
 
-	Interfaces int    // number of interfaces that take part
-	Frontends  int    // number of frontends in the sets; with the scope All, those that are excluded
-	Engine     Engine // that is in use
-	Refused    uint64 // number of connections for which the engine EBPF had no space
-	Hardware   bool   // flows are offloaded to network hardware
-	Flushes    uint64 // number of flushes of all connections
-	Errors     uint64 // number of failed changes
+	Interfaces int      // number of interfaces that take part
+	LeftOut    []string `json:",omitempty"` // interfaces that the engine EBPF leaves out, and what they have
+	Frontends  int      // number of frontends in the sets; with the scope All, those that are excluded
+	Engine     Engine   // that is in use
+	Refused    uint64   // number of connections for which the engine EBPF had no space
+	Hardware   bool     // flows are offloaded to network hardware
+	Flushes    uint64   // number of flushes of all connections
+	Errors     uint64   // number of failed changes
 }
 
 // Stats returns the current numbers.
@@ -38,19 +40,17 @@ func (c *Controller) Stats() (Stats, error) {
 	if c.Off() || c.sequence.Check() != nil {
 		return s, nil
 	}
-	s.Frontends, s.Hardware = len(c.frontends), c.hardware
+	s.Frontends = len(c.frontends)
 	for _, l := range c.links {
 		if l.chosen {
 			s.Interfaces++
 		}
+		if l.barred != "" {
+			s.LeftOut = append(s.LeftOut, l.name+": "+l.barred)
+		}
 	}
-	if c.engine != nil {
-		e := c.engine.Stats()
-		s.Offloaded, s.Refused = e.Added, e.Refused
-		return s, nil
-	}
-	var err error
-	s.Offloaded, _, err = c.conn.Counter(table, counterOffloaded)
+	slices.Sort(s.LeftOut)
+	err := c.engine.stats(&s)
 	return s, err
 }
 
@@ -58,11 +58,9 @@ func (c *Controller) Stats() (Stats, error) {
 func (c *Controller) Service(k desired.FrontendKey) (desired.ServicePort, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s, ok := c.frontends[k]
-	if !ok && c.addresses[k.Addr()] {
-		s, ok = c.frontends[k.NodePort()]
-	}
-	return s, ok
+	has := func(k desired.FrontendKey) bool { _, ok := c.frontends[k]; return ok }
+	k, ok := desired.ServedBy(k, has, func(a netip.Addr) bool { return c.addresses[a] })
+	return c.frontends[k], ok
 }
 
 // CountFlows returns the number of flows by Service; flows without a Service have the empty

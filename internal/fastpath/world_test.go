@@ -39,7 +39,7 @@ type world struct {
 	client *lab.Pod
 	web    [2]*lab.Pod
 
-	proxy *nftables.Backend
+	proxy *nftables.Dataplane
 	state *desired.State
 	clean *conntrack.Conn
 	flows *flows.Conn
@@ -141,6 +141,8 @@ func (w *world) start(c Config) {
 func (w *world) startWith(c Config, prepare func(*Controller)) {
 	w.t.Helper()
 	c.NetNS = w.node.FD()
+	c.lease = cmp.Or(c.lease, time.Hour) // tests stop a Controller and look at what it leaves, on busy machines
+	c.excludePause = cmp.Or(c.excludePause, 1)
 	var err error
 	w.Controller, err = New(c)
 	w.check(err)

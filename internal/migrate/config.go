@@ -154,10 +154,11 @@ func (c *Config) keepsLoopback(to string) bool {
 	return to == config.IPTables || c.From == config.NFTables || c.field("iptables", "localhostNodePorts") == true
 }
 
-// algorithm returns the algorithm of nftables mode in the place of ipvs.scheduler.
+// algorithm returns the algorithm of nftables mode in the place of ipvs.scheduler. No scheduler gives every
+// Service a Maglev table.
 func (c *Config) algorithm() string {
 	former := c.KubeProxy.IPVS.Scheduler
-	if _, err := desired.ParseScheduler(former); err == nil {
+	if s, err := desired.ParseScheduler(former); err == nil && !s.Algorithm.Hashes() {
 		return former
 	}
 	switch former {

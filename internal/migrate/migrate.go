@@ -75,6 +75,8 @@ type Input struct {
 	Addresses []netip.Addr     // of the node's interfaces, except kube-ipvs0
 	Listeners []netip.AddrPort // addresses to which programs of the node have bound sockets
 
+	Skips []string // rules of the node that packets on the fast path skip
+
 	// Probe says what the node lacks for a configuration. nil: nothing.
 	Probe func(*config.Config) (Kernel, error)
 }

@@ -25,6 +25,14 @@ func (m *comparison) node() {
 		}
 	}
 	m.scheduler()
+	if after := *m.after.FastPath().OffloadPacketThreshold; after > 0 {
+		skips := "No rule on this node does more than count such packets."
+		if len(m.Skips) > 0 {
+			skips = "On this node these have no effect on its packets then: " + strings.Join(m.Skips, "; ") + "."
+		}
+		m.add(Differs, "fast-path", fmt.Sprintf("The fast path is on, if the kernel has it: after %d packets, a connection to a Service bypasses rules of firewalls and captures of packets, and has timeouts of its own. %s net.netfilter.nf_conntrack_acct becomes 1.", after, skips),
+			"Set fastPath.offloadPacketThreshold to 0 to turn it off.")
+	}
 	switch {
 	case fromIPVS && !toIPVS:
 		m.leaveIPVS()
@@ -92,10 +100,15 @@ func (m *comparison) scheduler() {
 	default:
 		do := "Set scheduler in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of Services (docs/balancing.md)."
 		because := ""
-		if m.to == config.IPTables {
+		s, err := desired.ParseScheduler(former)
+		switch why := m.kernel.NoAlgorithm; {
+		case m.to == config.IPTables:
 			do = "nftables mode has algorithms (docs/balancing.md)."
-		} else if why := m.kernel.NoAlgorithm; why != nil {
+		case why != nil:
 			because = ": " + why.Error()
+		case err == nil && s.Algorithm.Hashes():
+			because = ". A Maglev table for every Service would take 0.4 to 6.5 MB of kernel memory for each port and family, and a long start"
+			do = "Set the annotation slipstream.io/scheduler: maglev at the Services that need the same endpoint for a client (docs/balancing.md)."
 		}
 		m.add(Differs, "scheduler", before+"; now they are chosen at random"+because+".", do)
 	}

@@ -127,10 +127,11 @@ func (m *comparison) service(s *service) {
 	}
 	m.ownAddresses(s)
 	m.loopback(s)
-	if uses(s.frontends, desired.SCTP) {
+	// kube-proxy's IPVS mode ends both, too.
+	if !fromIPVS && uses(s.frontends, desired.SCTP) {
 		m.add(Differs, "sctp", "SCTP associations end when their endpoint is removed from the Service. With kube-proxy, they stay.", "")
 	}
-	if uses(nodePorts, desired.UDP) {
+	if !fromIPVS && uses(nodePorts, desired.UDP) {
 		m.add(Differs, "udp-nodeport", "UDP flows to the NodePort end when the last endpoint is removed. With kube-proxy, they stay with it.", "")
 	}
 }

@@ -51,11 +51,11 @@ func BenchmarkChange(b *testing.B) {
 				return []source.Event{{Type: source.Set, Object: sl}}
 			}
 			versions := [][]source.Event{version(1), version(2)}
-			p.take([]source.Event{service(1), synced})
+			p.applyBatch([]source.Event{service(1), synced})
 			p.sync(b.Context())
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				p.take(versions[i%2])
+				p.applyBatch(versions[i%2])
 				p.sync(b.Context())
 			}
 		})

@@ -23,6 +23,7 @@ type departed struct {
 	onNode  map[nodeName]int             // how many endpoints the slices list
 	left    map[desired.Backend]nodeName // endpoints that no slice lists
 	last    map[nodeName][]desired.Backend
+	nodes   map[nodeName]bool // that exist; a slice may name any others
 	deleted map[nodeName]bool // deleted Nodes on which slices list endpoints
 	stale   []desired.Backend
 }
@@ -41,7 +42,7 @@ const mostLeft = 128
 func newDeparted() *departed {
 	return &departed{
 		slices: map[types.NamespacedName][]placed{}, listed: map[desired.Backend]int{}, onNode: map[nodeName]int{},
-		left: map[desired.Backend]nodeName{}, last: map[nodeName][]desired.Backend{}, deleted: map[nodeName]bool{},
+		left: map[desired.Backend]nodeName{}, last: map[nodeName][]desired.Backend{}, nodes: map[nodeName]bool{}, deleted: map[nodeName]bool{},
 	}
 }
 
@@ -76,6 +77,9 @@ func (d *departed) leave(e placed) {
 		d.stale = append(d.stale, e.Backend)
 		return
 	}
+	if !d.nodes[e.node] {
+		return
+	}
 	all := append(d.last[e.node], e.Backend)
 	if len(all) > mostLeft {
 		if oldest := all[0]; d.left[oldest] == e.node && !slices.Contains(all[1:], oldest) {
@@ -96,17 +100,22 @@ func (d *departed) deleteNode(name string) {
 		}
 	}
 	delete(d.last, node)
+	delete(d.nodes, node)
 	if d.onNode[node] > 0 {
 		d.deleted[node] = true
 	}
 }
 
 // setNode records that a Node exists.
-func (d *departed) setNode(name string) { delete(d.deleted, unique.Make(name)) }
+func (d *departed) setNode(name string) {
+	node := unique.Make(name)
+	d.nodes[node] = true
+	delete(d.deleted, node)
+}
 
-// take returns the connections to reset, and forgets them. Endpoints that exist again are left
+// drain returns the connections to reset, and forgets them. Endpoints that exist again are left
 // out.
-func (d *departed) take(log klog.Logger) (stale []desired.StaleFlows) {
+func (d *departed) drain(log klog.Logger) (stale []desired.StaleFlows) {
 	all := slices.DeleteFunc(d.stale, func(b desired.Backend) bool { return d.listed[b] > 0 })
 	d.stale = nil
 	if len(all) == 0 {

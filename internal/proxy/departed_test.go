@@ -58,11 +58,11 @@ func TestDeparted(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDeparted()
-			for _, e := range test.events {
+			for _, e := range append([]string{"+a", "+b", "+"}, test.events...) {
 				d.play(t, e)
 			}
 			got := ""
-			for _, f := range d.take(klog.Background()) {
+			for _, f := range d.drain(klog.Background()) {
 				slices.SortFunc(f.Backends, desired.Backend.Compare)
 				for _, b := range f.Backends {
 					got += " " + b.String()
@@ -71,7 +71,7 @@ func TestDeparted(t *testing.T) {
 			if got != "" {
 				got = got[1:]
 			}
-			if got != test.stale || d.take(klog.Background()) != nil {
+			if got != test.stale || d.drain(klog.Background()) != nil {
 				t.Errorf("%q, want %q", got, test.stale)
 			}
 			for _, slice := range []string{"s:", "r:"} {
@@ -80,8 +80,8 @@ func TestDeparted(t *testing.T) {
 			for _, node := range []string{"-a", "-b", "-"} {
 				d.play(t, node)
 			}
-			d.take(klog.Background())
-			if n := len(d.slices) + len(d.listed) + len(d.onNode) + len(d.left) + len(d.last) + len(d.deleted); n > 0 {
+			d.drain(klog.Background())
+			if n := len(d.slices) + len(d.listed) + len(d.onNode) + len(d.left) + len(d.last) + len(d.nodes) + len(d.deleted); n > 0 {
 				t.Errorf("it retains %+v", d)
 			}
 		})
@@ -116,6 +116,7 @@ func (d *departed) play(t *testing.T, event string) {
 // TestDepartedIsBounded adds and removes endpoints of one Node many times.
 func TestDepartedIsBounded(t *testing.T) {
 	d := newDeparted()
+	d.setNode("a")
 	for i := range 10 * mostLeft {
 		e := placed{desired.NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)), unique.Make("a")}
 		d.setSlice(types.NamespacedName{Name: "s"}, []placed{e})
@@ -125,8 +126,23 @@ func TestDepartedIsBounded(t *testing.T) {
 		t.Errorf("%d endpoints, %d in the list", len(d.left), len(d.last[unique.Make("a")]))
 	}
 	d.deleteNode("a")
-	if n := len(d.take(klog.Background())[0].Backends); n != mostLeft || len(d.left) != 0 {
+	if n := len(d.drain(klog.Background())[0].Backends); n != mostLeft || len(d.left) != 0 {
 		t.Errorf("%d are stale, %d stay", n, len(d.left))
+	}
+}
+
+// TestDepartedFromNoNode adds and removes endpoints on Nodes that do not exist, as whoever may write
+// EndpointSlices can: nothing is kept of them.
+func TestDepartedFromNoNode(t *testing.T) {
+	d := newDeparted()
+	d.setNode("a")
+	for i := range 100 {
+		e := placed{desired.NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)), unique.Make(fmt.Sprint("invented-", i))}
+		d.setSlice(types.NamespacedName{Name: "s"}, []placed{e})
+		d.setSlice(types.NamespacedName{Name: "s"}, nil)
+	}
+	if n := len(d.left) + len(d.last); n > 0 {
+		t.Errorf("it retains %d entries of Nodes that do not exist", n)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -28,48 +27,34 @@ type fastPathState struct {
 	done     chan func() // delivers how to handle the result of the running call; nil if none runs
 	ready    bool        // it has all changes so far except waiting, or receives them in the running call
 	waiting  map[desired.FrontendKey]desired.FrontendChange
-	slowIPs  waitingAddresses // desired.Change.SlowPathIPs
-	nodeIPs  waitingAddresses // desired.Change.NodeAddresses
+	members  map[member]bool // whether each was added or removed
 	notUntil time.Time
 	backoff  wait.Backoff
 }
 
-// waitingAddresses are the changes of a set that wait: whether an address was added or removed.
-type waitingAddresses map[netip.Addr]bool
+// fastPathSets are the sets that the fast path needs.
+var fastPathSets = []desired.Set{desired.SlowPathIPs, desired.NodeAddresses}
 
-// add merges a change. Two changes of one address cancel each other.
-func (w waitingAddresses) add(c desired.AddressChange) {
-	put := func(all []netip.Addr, added bool) {
-		for _, a := range all {
-			if _, waits := w[a]; waits {
-				delete(w, a)
-			} else {
-				w[a] = added
-			}
-		}
-	}
-	put(c.Removed, false)
-	put(c.Added, true)
-}
-
-func (w waitingAddresses) change() (c desired.AddressChange) {
-	for a, added := range w {
-		if added {
-			c.Added = append(c.Added, a)
-		} else {
-			c.Removed = append(c.Removed, a)
-		}
-	}
-	return c
+type member struct {
+	set desired.Set
+	desired.Member
 }
 
 // add merges changes into those that wait.
 func (f *fastPathState) add(change *desired.Change) {
 	if f.waiting == nil {
-		f.waiting, f.slowIPs, f.nodeIPs = map[desired.FrontendKey]desired.FrontendChange{}, waitingAddresses{}, waitingAddresses{}
+		f.waiting, f.members = map[desired.FrontendKey]desired.FrontendChange{}, map[member]bool{}
 	}
-	f.slowIPs.add(change.SlowPathIPs)
-	f.nodeIPs.add(change.NodeAddresses)
+	for _, set := range fastPathSets {
+		for m, added := range change.Sets[set].All() {
+			key := member{set, m}
+			if _, waits := f.members[key]; waits {
+				delete(f.members, key) // two changes cancel each other
+			} else {
+				f.members[key] = added
+			}
+		}
+	}
 	for _, c := range change.Frontends {
 		key := c.Key()
 		if earlier, exists := f.waiting[key]; exists {
@@ -81,15 +66,22 @@ func (f *fastPathState) add(change *desired.Change) {
 	}
 }
 
-// take returns the changes that wait, and forgets them.
-func (f *fastPathState) take() *desired.Change {
-	change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting)), SlowPathIPs: f.slowIPs.change(), NodeAddresses: f.nodeIPs.change()}
-	f.waiting, f.slowIPs, f.nodeIPs = nil, nil, nil
+// drain returns the changes that wait, and forgets them.
+func (f *fastPathState) drain() *desired.Change {
+	change := &desired.Change{Frontends: slices.Collect(maps.Values(f.waiting))}
+	for m, added := range f.members {
+		to := &change.Sets[m.set].Removed
+		if added {
+			to = &change.Sets[m.set].Added
+		}
+		*to = append(*to, m.Member)
+	}
+	f.waiting, f.members = nil, nil
 	return change
 }
 
 // failed makes the next call a Reconcile.
-func (f *fastPathState) failed() { f.ready, f.waiting, f.slowIPs, f.nodeIPs = false, nil, nil, nil }
+func (f *fastPathState) failed() { f.ready, f.waiting, f.members = false, nil, nil }
 
 // accelerate passes a change that the dataplane has programmed to the fast path.
 func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
@@ -112,9 +104,9 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 func (p *Proxy) programFastPath(ctx context.Context, full *desired.Change) {
 	f, fast := &p.fastPath, p.options.FastPath
 	switch {
-	case f.done != nil, f.ready && len(f.waiting)+len(f.slowIPs)+len(f.nodeIPs) == 0, !f.ready && time.Now().Before(f.notUntil):
+	case f.done != nil, f.ready && len(f.waiting)+len(f.members) == 0, !f.ready && time.Now().Before(f.notUntil):
 	case f.ready:
-		change := f.take()
+		change := f.drain()
 		p.callFastPath(ctx, func() error { _, err := fast.Apply(ctx, change); return err }, func(err error) {
 			if err != nil {
 				p.log.Error(err, "The fast path did not take a change, trying everything again")

@@ -41,11 +41,8 @@ func (f slowFastPath) call(ctx context.Context, kind string, c *desired.Change) 
 			words = append(words, "+"+fc.New.Service.Name)
 		}
 	}
-	for _, a := range c.SlowPathIPs.Removed {
-		words = append(words, "-"+a.String())
-	}
-	for _, a := range c.SlowPathIPs.Added {
-		words = append(words, "+"+a.String())
+	for m, added := range c.Sets[desired.SlowPathIPs].All() {
+		words = append(words, map[bool]string{true: "+", false: "-"}[added]+m.String())
 	}
 	words = append(words, addressesOf(c)...)
 	slices.Sort(words[1:])

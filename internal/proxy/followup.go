@@ -44,9 +44,8 @@ type followUp struct {
 	stale  []desired.StaleFlows
 }
 
-// expect adds the work that follows a change, before it is programmed. Stale flows of a full
-// content are not added, because the next full content includes them.
-func (f *followUp) expect(c *desired.Update, full bool) {
+// expect adds the work that follows a change, before it is programmed.
+func (f *followUp) expect(c *desired.Update) {
 	for _, h := range c.Health {
 		if f.checks == nil {
 			f.checks = map[types.NamespacedName]desired.HealthCheck{}
@@ -59,24 +58,49 @@ func (f *followUp) expect(c *desired.Update, full bool) {
 		}
 		f.relays[r.FrontendKey] = r
 	}
-	if !full {
-		f.stale = append(f.stale, c.Flows...)
-	}
+	f.stale = append(f.stale, c.Flows...)
 }
 
-// take returns and clears the work, when a change is in effect.
-func (f *followUp) take(c *desired.Update, full bool) followUp {
+// drain returns and clears the work, when a change is in effect.
+func (f *followUp) drain(c *desired.Update) followUp {
 	due := *f
-	if full {
-		due.stale = append(due.stale, c.Flows...)
-	}
+	due.stale = append(due.stale, c.AllFlows...)
 	*f = followUp{}
 	return due
 }
 
+// formerFlows returns the flows to frontends that the kernel has from an earlier run, and that no
+// Service has any more. It reads the kernel's content only if there are flows that can be such.
+func (p *Proxy) formerFlows(ctx context.Context) (stale []desired.StaleFlows, err error) {
+	if p.options.FlowDestinations == nil || p.options.OpenReader == nil {
+		return nil, nil
+	}
+	all, err := p.options.FlowDestinations(ctx)
+	all = slices.DeleteFunc(all, p.state.Serves)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	r, err := p.options.OpenReader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	former, err := r.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, to := range all {
+		_, was := former.Frontends[to]
+		if _, nodePort := former.Frontends[to.NodePort()]; was || nodePort && former.Sets[desired.NodeAddresses][desired.Address(to.Addr())] {
+			stale = append(stale, desired.StaleFlows{Protocol: to.Protocol, Frontends: []desired.FrontendKey{to}, Backends: []desired.Backend{desired.NewBackend(to.AddrPort)}, Only: true})
+		}
+	}
+	return stale, nil
+}
+
 // follow does the work that follows a change, when it is in effect.
 func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
-	due := p.followUp.take(c, p.full)
+	due := p.followUp.drain(c)
 	p.updateNodePorts()
 	if len(due.checks) > 0 && p.options.HealthChecks != nil {
 		p.options.HealthChecks.Set(slices.Collect(maps.Values(due.checks)))

@@ -140,6 +140,15 @@ func TestStaleFlowsFollow(t *testing.T) {
 		l.set(func() { l.calls = nil })
 		l.events <- []source.Event{endpoints(1, corev1.ProtocolUDP, 5)}
 		l.wait("change", "stale [10.96.0.1:80/UDP] [10.1.1.4:80]")
+
+		// The same for flows of Services that were deleted, before and after a refused full content.
+		l.events <- []source.Event{udp(2)}
+		l.waitFor("stale [10.96.0.2:80/UDP] only []")
+		l.set(func() { l.calls, l.fail = nil, []error{no, no} })
+		l.events <- []source.Event{gone(udp(1))}
+		l.wait("change -s1", "full +s2")
+		l.events <- []source.Event{gone(udp(2))}
+		l.wait("change -s1", "full +s2", "full", "stale [10.96.0.1:80/UDP] only [10.96.0.1:80] [10.96.0.2:80/UDP] only [10.96.0.2:80]")
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
@@ -125,6 +126,22 @@ func TestProblemsOfServices(t *testing.T) {
 		}
 		l.events <- []source.Event{{Type: source.Delete, Object: older.Object}}
 		l.waitSample(metric, "none")
+	})
+}
+
+// TestRefusedByKernel: what a dataplane has left out is an Event on its Service, and the proxy is well.
+func TestRefusedByKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var events noted
+		l := start(t, Options{Events: &events})
+		l.set(func() {
+			l.refused = []desired.Problem{{Object: "Service default/s1", Field: "endpoint 192.0.2.255:80", Reason: "refused", Service: types.NamespacedName{Namespace: "default", Name: "s1"}}}
+		})
+		l.events <- []source.Event{service(1), synced}
+		l.waitSample("slipstream_object_problems_total", "1")
+		if want := "InvalidService on default/s1: endpoint 192.0.2.255:80: refused"; events.count(want) != 1 || !l.proxy.Healthy() {
+			t.Errorf("Events %v, healthy: %t", events.reasons, l.proxy.Healthy())
+		}
 	})
 }
 

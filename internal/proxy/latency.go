@@ -68,14 +68,10 @@ func families(c *desired.Change) (out desired.Families) {
 	for _, f := range c.Frontends {
 		out[desired.FamilyOf(f.Key().Addr())] = true
 	}
-	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed, c.HairpinIPs.Added, c.HairpinIPs.Removed, c.NodeAddresses.Added, c.NodeAddresses.Removed) {
-		out[desired.FamilyOf(a)] = true
-	}
-	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {
-		out[p.Family] = true
-	}
-	for _, p := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
-		out[desired.FamilyOf(p.Addr())] = true
+	for set := range desired.Programmed {
+		for m := range c.Sets[set].All() {
+			out[m.Family()] = true
+		}
 	}
 	return out
 }

@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -50,22 +51,28 @@ func (p *Proxy) stopLoads() {
 		return
 	}
 	l.ticker.Stop()
+	p.state.LoadsKnown(nil)
 	*l = loads{}
 	if err := p.options.Loads.Stop(); err != nil {
 		p.log.Error(err, "Could not stop counting connections")
 	}
 }
 
-// updateLoads updates the loads. Once in a desired.LoadPeriod, it has the next change follow them,
-// unless the last one was so recent that this would disturb readers (see pace).
+// updateLoads updates the loads. Once in a desired.LoadPeriod, it has the next change follow them.
 func (p *Proxy) updateLoads(ctx context.Context) {
 	l := &p.loads
 	err := p.options.Loads.Update(ctx)
 	if ctx.Err() == nil {
-		l.errs.Log(p.log, err, "Could not count connections, so least-connection scheduling uses old numbers")
+		l.errs.Log(p.log, err, "Could not count connections, so endpoints are chosen at random in place of lc")
+		if p.state.LoadsKnown(err) {
+			p.pending = true
+			if err != nil {
+				p.warn("FeatureMissing", fmt.Errorf("connections cannot be counted, so endpoints are chosen at random in place of lc: %w", err))
+			}
+		}
 	}
 	const period = desired.LoadPeriod - countPeriod/2 // ticks are not exact
-	if err != nil || time.Since(l.followed) < period || time.Since(p.pace.commit) < p.pace.enough() {
+	if err != nil || time.Since(l.followed) < period {
 		return
 	}
 	l.followed = time.Now()

@@ -20,70 +20,137 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestLeastConnections has one backend with many connections. New ones go to the others. When the
-// Service loses its annotation, the busy backend gets its share again.
-func TestLeastConnections(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTables)
-	const ports, busy, tries = 3, 30, 100
-	street := dataplanetest.NewStreet(t, ports)
-	kernel, err := nftables.New(dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
-	check(t, err)
-	defer kernel.Close()
-	counter := load.New(street.Node.FD())
-	events, done := make(script), make(chan error, 1)
-	p := New(events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: time.Hour, Loads: counter})
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	go func() { done <- p.Run(ctx) }()
+// crossing is a street with a proxy that balances by lc.
+type crossing struct {
+	*dataplanetest.Street
+	events script
+	told   noted
+}
 
+var web = netip.MustParseAddrPort("10.96.0.1:80")
+
+// newCrossing serves a number of ports, and starts a proxy with the first one.
+func newCrossing(t *testing.T, ports int) *crossing {
+	kerneltest.Require(t, kerneltest.NFTables)
+	x := &crossing{Street: dataplanetest.NewStreet(t, ports), events: make(script)}
+	kernel, err := nftables.New(dataplane.Config{NetNS: x.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	check(t, err)
+	counter := load.New(x.Node.FD())
+	done := make(chan error, 1)
+	p := New(x.events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: time.Hour, Loads: counter, Events: &x.told})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		check(t, <-done)
+		kernel.Close()
+	})
 	service := dataplanetest.Service(corev1.ServiceSpec{})
 	service.Annotations = map[string]string{desired.AnnotationScheduler: "lc"}
-	events <- []source.Event{{Type: source.Set, Object: service}, {Type: source.Set, Object: dataplanetest.Slice(0)}, synced}
-	web := netip.MustParseAddrPort("10.96.0.1:80")
-	connect := func() (port uint16) {
-		t.Helper()
-		reply, err := street.Client.Connect(lab.TCP, web)
-		check(t, err)
-		return reply.Local.Port()
-	}
+	x.events <- []source.Event{{Type: source.Set, Object: service}, {Type: source.Set, Object: dataplanetest.Slice(0)}, synced}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := street.Client.Connect(lab.TCP, web); err == nil {
-			break
+		if _, err := x.Client.Connect(lab.TCP, web); err == nil {
+			return x
 		} else if time.Now().After(deadline) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// add adds endpoints.
+func (x *crossing) add(from, to int) {
+	for i := from; i < to; i++ {
+		x.events <- []source.Event{{Type: source.Set, Object: dataplanetest.Slice(i)}}
+	}
+}
+
+// await connects until the first backend has so many of 100 tries.
+func (x *crossing) await(t *testing.T, what string, enough func(n int) bool) {
+	t.Helper()
+	const tries = 100
+	for deadline := time.Now().Add(time.Minute); ; {
+		n := 0
+		for range tries {
+			reply, err := x.Client.Connect(lab.TCP, web)
+			check(t, err)
+			if reply.Local.Port() == dataplanetest.FirstPort {
+				n++
+			}
+		}
+		if enough(n) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: the busy backend got %d of %d connections", what, n, tries)
+		}
+	}
+}
+
+// TestLeastConnections has one backend with many connections. New ones go to the others, as long as the
+// kernel reports connections. Without that, and when the Service loses its annotation, the busy backend gets its
+// share again.
+func TestLeastConnections(t *testing.T) {
+	const ports, busy = 3, 30
+	x := newCrossing(t, ports)
 	for range busy {
-		s, err := street.Client.Stream(lab.TCP, web, time.Second)
+		s, err := x.Client.Stream(lab.TCP, web, time.Second)
 		check(t, err)
 		defer s.Close()
 	}
-	for i := 1; i < ports; i++ {
-		events <- []source.Event{{Type: source.Set, Object: dataplanetest.Slice(i)}}
-	}
-	const first = dataplanetest.FirstPort
-	// await connects until the busy backend has so many of some tries.
-	await := func(what string, enough func(n int) bool) {
-		t.Helper()
-		for deadline := time.Now().Add(time.Minute); ; {
-			n := 0
-			for range tries {
-				if connect() == first {
-					n++
-				}
-			}
-			if enough(n) {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: the busy backend got %d of %d connections", what, n, tries)
-			}
+	x.add(1, ports)
+	// With a tenth of the others' probability, it gets 5 of 100. Of evenly spread connections it would
+	// get so few with a probability of 1e-5.
+	few, even := func(n int) bool { return n < 14 }, func(n int) bool { return n > 22 }
+	x.await(t, "least connections", few)
+	reports := func(value string) {
+		out, err := x.Node.Run(t.Context(), "sysctl", "-w", "net.netfilter.nf_conntrack_events="+value)
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	// Of evenly spread connections it would get none with a probability of 1e-18.
-	await("least connections", func(n int) bool { return n == 0 })
-	events <- []source.Event{{Type: source.Set, Object: dataplanetest.Service(corev1.ServiceSpec{})}}
-	await("random", func(n int) bool { return n > tries/10 })
-	cancel()
-	check(t, <-done)
+	reports("0")
+	x.await(t, "without events", even)
+	const note = "InvalidService on default/web: metadata.annotations[slipstream.io/scheduler]: endpoints are chosen at random, as connections cannot be counted: net.netfilter.nf_conntrack_events is 0: the kernel does not report connections"
+	if n, all := x.told.count(note), x.told.count("FeatureMissing"); n != 1 || all != 1 {
+		t.Errorf("%d Events on the Service and %d on the node: %v", n, all, &x.told)
+	}
+	reports("1")
+	x.await(t, "least connections again", few)
+	x.events <- []source.Event{{Type: source.Set, Object: dataplanetest.Service(corev1.ServiceSpec{})}}
+	x.await(t, "random", even)
+}
+
+// TestLeastConnectionsRefused has three backends of which one refuses connections, which is faster than
+// any answer. It gets no more than twice its share.
+func TestLeastConnectionsRefused(t *testing.T) {
+	const healthy, rounds, each = 2, 60, 6
+	x := newCrossing(t, healthy)
+	x.add(1, healthy+1)
+	tries, failed := 0, 0
+	for round := range rounds {
+		var open []*lab.Stream
+		for range each {
+			s, err := x.Client.Stream(lab.TCP, web, 20*time.Millisecond)
+			if err == nil {
+				open = append(open, s)
+			}
+			if round >= rounds/3 { // the proxy knows its backends
+				if tries++; err != nil {
+					failed++
+				}
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+		for _, s := range open {
+			s.Close()
+		}
+	}
+	t.Logf("%d of %d connections failed", failed, tries)
+	// A third is its share. Of those with twice its share, so many would fail with a probability of 0.003.
+	if failed > tries*3/4 {
+		t.Errorf("%d of %d connections went to the backend that refuses them", failed, tries)
+	}
+	if failed == 0 {
+		t.Error("no connection went to the backend that refuses them")
+	}
 }

@@ -159,7 +159,7 @@ func TestNoPodCIDRs(t *testing.T) {
 		before := log.count("spec.podCIDRs")
 		p := New(script(nil), desired.New(desired.Config{}), &recorder{}, metrics.New(), Options{NodeName: "here", PodCIDRs: c.needed})
 		for _, e := range c.events {
-			p.take([]source.Event{e})
+			p.applyBatch([]source.Event{e})
 		}
 		if got := log.count("spec.podCIDRs") - before; got != c.want {
 			t.Errorf("%d: reported %d times; want %d", i, got, c.want)

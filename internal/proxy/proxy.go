@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
@@ -37,10 +38,10 @@ type Options struct {
 	// when it has passed.
 	MinSyncPeriod time.Duration
 
-	// ReadTime measures how long the kernel takes to dump the ruleset, as implemented by
-	// nfnl.ReadTime. While changes continue, syncs leave gaps for programs that read the
+	// Readers returns the netfilter sockets of other processes, as implemented by
+	// nfnl.Readers.Look. While changes continue, syncs wait for programs that read the
 	// ruleset (see pace). If nil, only MinSyncPeriod applies.
-	ReadTime func() (time.Duration, error)
+	Readers func() ([]nfnl.Reader, error)
 
 	// CheckPeriod is the period of Dataplane.Check.
 	CheckPeriod time.Duration
@@ -60,6 +61,10 @@ type Options struct {
 	HealthChecks HealthChecks
 	Relays       Relays
 	StaleFlows   StaleFlows
+
+	// FlowDestinations lists the destinations of UDP and SCTP flows, before translation, as
+	// conntrack.Conn does. It may be nil.
+	FlowDestinations func(context.Context) ([]desired.FrontendKey, error)
 
 	// Loads is updated while there are Services with least-connection scheduling. It may be
 	// nil.
@@ -115,7 +120,7 @@ type Events interface {
 type Proxy struct {
 	source  source.Source
 	state   *desired.State
-	backend dataplane.Dataplane
+	backend dataplane.Programmer
 	metrics *metrics.Metrics
 	options Options
 	log     klog.Logger // Run's
@@ -130,6 +135,7 @@ type Proxy struct {
 	repaired  time.Time    // time of the last repair
 
 	pace       pace
+	lookedBack bool // at flows to what an earlier run has programmed
 	loads      loads
 	followUp   followUp
 	nodePorts  []netip.Addr // that serve NodePorts and health checks; nil if not known yet
@@ -144,16 +150,19 @@ type Proxy struct {
 	verifying  verifying
 	background sync.WaitGroup // goroutines that Run waits for
 
-	checkFailed, checkFastPathFailed, verifyFailed logonce.Errors
+	checkFailed, checkFastPathFailed, verifyFailed, lookFailed logonce.Errors
 
 	inspections  chan func() // calls of Inspect
 	programmed   []Programming
 	verification *Verification
 	failed       string // why the last sync failed; "" if it did not
+
+	refused types.NamespacedName // the Service that the last refusal was about
+	leftOut time.Time            // when a Service was left out; zero if none is
 }
 
 // New creates a loop. Only the loop may use st and b from now on.
-func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.Metrics, o Options) *Proxy {
+func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.Metrics, o Options) *Proxy {
 	o.LateAfter, o.NodeWait = cmp.Or(o.LateAfter, lateAfter), cmp.Or(o.NodeWait, nodeWait)
 	p := &Proxy{
 		source: s, state: st, backend: b, metrics: m, options: o,
@@ -161,7 +170,7 @@ func New(s source.Source, st *desired.State, b dataplane.Dataplane, m *metrics.M
 		addressed: o.NodeAddresses == nil,
 		full:      true,
 		backoff:   newBackoff(),
-		pace:      pace{min: o.MinSyncPeriod, readTime: o.ReadTime, measured: make(chan time.Duration, 1)},
+		pace:      pace{look: o.Readers},
 		triggers:  triggers{since: time.Now()},
 
 		inspections: make(chan func()),
@@ -201,7 +210,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case err := <-in.Failed:
 			return err
 		case batch := <-in.Events:
-			p.take(batch)
+			p.applyBatch(batch)
 			p.takeWaiting(in.Events)
 			if f, lacks := p.state.LacksPrimary(); lacks { // kube-proxy ends too
 				return fmt.Errorf("the family of this node's primary address, %s, is not served", f)
@@ -222,8 +231,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.verifying.due = true
 		case <-p.loads.due:
 			p.updateLoads(ctx)
-		case took := <-p.pace.measured:
-			p.pace.setTook(took, p.log)
 		case s := <-p.verifying.look:
 			p.endLook(s)
 		case handle := <-p.fastPath.done:
@@ -235,7 +242,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			continue
 		}
 		p.lateness.waiting()
-		if wait := time.Until(p.notUntil); wait > 0 {
+		if wait := p.wait(); wait > 0 {
 			hold.Reset(wait)
 			continue
 		}
@@ -247,20 +254,36 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
+// wait returns how long the next sync has to wait at least; 0 for not.
+func (p *Proxy) wait() time.Duration {
+	now := time.Now()
+	if wait := p.notUntil.Sub(now); wait > 0 {
+		return wait
+	}
+	if p.full {
+		return 0 // what is damaged harms more than readers that start again
+	}
+	wait, err := p.pace.wait(now)
+	if err != nil {
+		p.lookFailed.Log(p.log, err, "Could not see which programs read the ruleset, so updates leave gaps for them")
+	}
+	return wait
+}
+
 // takeWaiting takes the batches that were queued during the last sync, so that they are
 // programmed together.
 func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 	for range waitingBatches {
 		select {
 		case batch := <-events:
-			p.take(batch)
+			p.applyBatch(batch)
 		default:
 			return
 		}
 	}
 }
 
-func (p *Proxy) take(batch []source.Event) {
+func (p *Proxy) applyBatch(batch []source.Event) {
 	queued := false
 	for _, e := range batch {
 		if e.Type == source.Synced {
@@ -309,6 +332,10 @@ func (p *Proxy) note(e source.Event, changed bool) {
 		if p.synced {
 			p.policies.changed.Store(true)
 		}
+	case *corev1.Pod, *corev1.Namespace:
+		if p.options.PolicyChanged != nil && p.policies.noteLabels(e) && p.synced {
+			p.policies.changed.Store(true)
+		}
 	case *corev1.Node:
 		if o.Name == p.options.NodeName {
 			p.noteNode(o, e.Type == source.Set)
@@ -322,13 +349,28 @@ func (p *Proxy) queued() {
 	p.metrics.Queued(time.Now())
 }
 
+// leaveOutFor is how long a Service is left out that the kernel has refused.
+const leaveOutFor = 10 * time.Minute
+
 // sync programs the pending changes. If the kernel refuses a change, it programs the full
-// content at once. If that fails too, the next sync follows after a delay.
+// content at once. If that fails too because of the same Service, it leaves that out. Otherwise the
+// next sync follows after a delay.
 func (p *Proxy) sync(ctx context.Context) {
 	err := p.program(ctx)
-	if err != nil && !p.full && ctx.Err() == nil {
-		p.log.Error(err, "The kernel refused a change, programming everything again")
-		p.full = true
+	for err != nil && ctx.Err() == nil {
+		var refusal *dataplane.Refusal
+		former := p.refused
+		if p.refused = (types.NamespacedName{}); errors.As(err, &refusal) {
+			p.refused = refusal.Service.Owner()
+		}
+		if !p.full {
+			p.log.Error(err, "The kernel refused a change, programming everything again")
+			p.full = true
+		} else if refusal != nil && p.refused == former && p.state.LeaveOut(former, "the kernel refuses it: "+err.Error()) {
+			p.leftOut = time.Now()
+		} else {
+			break
+		}
 		err = p.program(ctx)
 	}
 	if ctx.Err() != nil {
@@ -351,16 +393,22 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.metrics.Synced(now)
 	p.metrics.NoLocalEndpoints(p.state.NoLocalEndpoints())
 	p.backoff = newBackoff()
-	if p.notUntil = now.Add(p.options.MinSyncPeriod); p.notUntil.Before(p.pace.next()) {
-		p.notUntil = p.pace.next()
-	}
+	p.notUntil = now.Add(p.options.MinSyncPeriod)
 	p.followLoads()
-	p.measure()
 }
 
 func (p *Proxy) warn(reason string, err error) {
 	if p.options.Events != nil {
 		p.options.Events.Warning(reason, err.Error())
+	}
+}
+
+// report reports parts of objects that are not programmed.
+func (p *Proxy) report(all []desired.Problem) {
+	for _, problem := range all {
+		p.log.Error(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
+		p.metrics.ObjectProblems.Inc()
+		p.warnOfService(problem)
 	}
 }
 
@@ -391,24 +439,29 @@ func (p *Proxy) next() *desired.Update {
 
 func (p *Proxy) program(ctx context.Context) error {
 	c := p.next()
-	for _, problem := range c.Problems {
-		p.log.Error(nil, "Part of an object was not acted on", "object", problem.Object, "field", problem.Field, "reason", problem.Reason)
-		p.metrics.ObjectProblems.Inc()
-		p.warnOfService(problem)
-	}
+	p.report(c.Problems)
 	p.metrics.Services.Set(float64(p.state.Services()))
 	if contested, differ := p.state.Contested(); differ {
 		p.metrics.SetContested(contested)
 	}
-	p.followUp.expect(c, p.full)
+	p.followUp.expect(c)
 	if p.departed != nil {
-		p.followUp.stale = append(p.followUp.stale, p.departed.take(p.log)...)
+		p.followUp.stale = append(p.followUp.stale, p.departed.drain(p.log)...)
+	}
+	if p.full && p.Updated().IsZero() && !p.lookedBack {
+		stale, err := p.formerFlows(ctx)
+		p.lookedBack = err == nil
+		if p.followUp.stale = append(p.followUp.stale, stale...); err != nil {
+			p.log.Error(err, "Flows to Services that were deleted before the start may go on")
+		}
 	}
 	apply := p.full || !c.Empty()
 	if apply {
 		if err := p.apply(ctx, &c.Change); err != nil {
 			return err
 		}
+	} else {
+		p.pace.held = time.Time{}
 	}
 	if len(p.triggers.waiting) > 0 {
 		if lag := p.triggers.done(time.Now(), p.metrics); apply {
@@ -436,8 +489,8 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 		p.metrics.Refused(p.full, about, took)
 		return err
 	}
-	p.pace.committed(*p.lateness.since.Load(), time.Now())
-	p.metrics.SyncGap.Set(p.pace.gap.Seconds())
+	p.report(stats.Refused)
+	p.metrics.ReaderWait.Add(p.pace.committed(*p.lateness.since.Load(), time.Now()).Seconds())
 	p.metrics.Programmed(p.full, about, took)
 	p.remember(Programming{At: start, Kind: kind, Took: took, Frontends: len(c.Frontends), Pools: len(c.Pools), Elements: stats.Elements})
 	p.metrics.Elements.Add(float64(stats.Elements))
@@ -457,6 +510,12 @@ const quietAfterRepair = 10 * time.Second
 func (p *Proxy) check(ctx context.Context) {
 	if p.full {
 		return // a full sync is due anyway
+	}
+	if !p.leftOut.IsZero() && time.Since(p.leftOut) >= leaveOutFor {
+		p.leftOut = time.Time{}
+		if p.state.TakeBack() {
+			p.queued()
+		}
 	}
 	switch err := p.backend.Check(ctx); {
 	case errors.Is(err, dataplane.ErrDamaged):

@@ -43,21 +43,19 @@ func (s script) Run(ctx context.Context, sink func([]source.Event)) error {
 // recorder is a dataplane that records its calls and fails on demand. Other tests use real
 // kernels; those with a recorder are about the loop.
 type recorder struct {
-	mu    sync.Mutex
-	calls []string      // "full" or "change", with the Services of new frontends
-	fail  []error       // what the next calls return
-	check error         // of the next check
-	blind error         // of all other checks
-	busy  chan struct{} // when set, calls wait for it
+	mu      sync.Mutex
+	calls   []string          // "full" or "change", with the Services of new frontends
+	fail    []error           // what the next calls return
+	refused []desired.Problem // what the next call returns
+	check   error             // of the next check
+	blind   error             // of all other checks
+	busy    chan struct{}     // when set, calls wait for it
 }
 
 // addressesOf are the changes of the addresses that serve NodePorts.
 func addressesOf(c *desired.Change) (words []string) {
-	for _, a := range c.NodeAddresses.Added {
-		words = append(words, "+"+a.String())
-	}
-	for _, a := range c.NodeAddresses.Removed {
-		words = append(words, "-"+a.String())
+	for m, added := range c.Sets[desired.NodeAddresses].All() {
+		words = append(words, map[bool]string{true: "+", false: "-"}[added]+m.String())
 	}
 	return words
 }
@@ -80,11 +78,13 @@ func (r *recorder) call(kind string, c *desired.Change) (dataplane.Stats, error)
 	if len(r.fail) > 0 {
 		err, r.fail = r.fail[0], r.fail[1:]
 	}
+	stats := dataplane.Stats{Refused: r.refused}
+	r.refused = nil
 	r.mu.Unlock()
 	if busy != nil {
 		<-busy
 	}
-	return dataplane.Stats{}, err
+	return stats, err
 }
 
 func (r *recorder) Reconcile(_ context.Context, c *desired.Change) (dataplane.Stats, error) {

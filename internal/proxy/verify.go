@@ -18,8 +18,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Verification compares the kernel's whole content with the programmed content, every
-// Options.VerifyPeriod, in the background. (Check, which is called much more often, reads
+// Verification compares the kernel's whole content, with chains and rules, with the programmed
+// content, every Options.VerifyPeriod, in the background. (Check, which is called much more often, reads
 // only a part.) The loop keeps running, so a comparison can see the kernel before or after a
 // change. Also, a dump can lack elements that exist. So a difference counts only if several
 // comparisons ("looks") agree on it.
@@ -33,6 +33,9 @@ const (
 	// of them but the first. An element that is deleted during a dump lets the dump
 	// lack another one, which now and then is the same in the next dump.
 	busyLooks = 5
+
+	// interruptedLooks is how many looks in a row that the kernel's changes interrupted count as a failure.
+	interruptedLooks = 10
 
 	// logDifferences is how many differences are logged one by one.
 	logDifferences = 20
@@ -51,7 +54,8 @@ type verifying struct {
 	look    chan lookResult  // delivers the result of the running look; nil if none runs
 	touched *touched         // programmed during the running look; nil if none runs
 
-	consensus consensus
+	consensus   consensus
+	interrupted int // looks since the last one that was not
 }
 
 type lookResult struct {
@@ -84,12 +88,18 @@ func (p *Proxy) endLook(s lookResult) {
 	touched := v.touched
 	v.look, v.touched = nil, nil
 	next := p.options.VerifyPeriod
+	if v.interrupted++; !errors.Is(s.err, dataplane.ErrInterrupted) {
+		v.interrupted = 0
+	} else if v.interrupted < interruptedLooks { // nothing is known yet
+		v.next = time.After(min(nextLook, next))
+		return
+	}
 	p.verifyFailed.Log(p.log, s.err, "Could not verify the programmed content")
 	switch {
 	case s.err != nil:
 		p.metrics.VerifyFailed()
 		p.verification = &Verification{At: time.Now(), Failed: s.err.Error()}
-		v.consensus = consensus{}
+		v.consensus, v.interrupted = consensus{}, 0
 	case len(s.differences) > 0 && (touched.everything || p.full):
 		v.consensus = consensus{} // everything was programmed during the look
 		next = min(nextLook, next)
@@ -193,11 +203,8 @@ func compare(ctx context.Context, open func(context.Context) (Reader, error), pr
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	got, err := r.Read(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return dataplane.Differings(dataplane.Difference(dataplane.ContentOf(programmed), got), programmed), nil
+	v, err := dataplane.Look(ctx, r, programmed)
+	return v.Differences, err
 }
 
 // touched has the objects that were programmed during a look.
@@ -221,20 +228,10 @@ func (t *touched) note(c *desired.Change, full bool) {
 	for _, p := range c.Pools {
 		t.what[p.Service] = true
 	}
-	for _, a := range slices.Concat(c.ClusterIPs.Added, c.ClusterIPs.Removed) {
-		t.what["ClusterIP "+a.String()] = true
-	}
-	for _, a := range slices.Concat(c.HairpinIPs.Added, c.HairpinIPs.Removed) {
-		t.what["hairpin "+a.String()] = true
-	}
-	for _, a := range slices.Concat(c.NodeAddresses.Added, c.NodeAddresses.Removed) {
-		t.what["node address "+a.String()] = true
-	}
-	for _, p := range slices.Concat(c.RefusedNodePorts.Added, c.RefusedNodePorts.Removed) {
-		t.what[p.String()] = true
-	}
-	for _, r := range slices.Concat(c.ServiceCIDRs.Added, c.ServiceCIDRs.Removed) {
-		t.what["ServiceCIDR "+r.String()] = true
+	for set := range c.Sets {
+		for m := range c.Sets[set].All() {
+			t.what[desired.Set(set).String()+" "+m.String()] = true
+		}
 	}
 }
 

@@ -79,6 +79,12 @@ func (e *eyes) Read(context.Context) (*dataplane.Content, error) {
 	return e.see(look)
 }
 
+func (e *eyes) Rules(context.Context, *desired.Change) (int, []string, error) { return 0, nil, nil }
+
+func (e *eyes) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
+	return dataplane.ReadOne(ctx, e, want)
+}
+
 func (e *eyes) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,7 +230,7 @@ func TestVerifyMeanwhile(t *testing.T) {
 		s1 := c.Frontends[frontend(1)]
 		s1.Backends = append(s1.Backends, desired.NewBackend(netip.MustParseAddrPort("10.244.0.1:8080")))
 		c.Frontends[frontend(1)] = s1
-		c.HairpinIPs[netip.MustParseAddr("10.244.0.1")] = true
+		c.Sets[desired.HairpinIPs][desired.Address(netip.MustParseAddr("10.244.0.1"))] = true
 		c.Faults = append(c.Faults, "a commit came between")
 		return c, nil
 	}}
@@ -313,6 +319,24 @@ func TestVerifyFails(t *testing.T) {
 	l.until("a good run", func() bool { return l.verified("same") > 0 })
 	if n := l.verified("failed"); n != 2 {
 		t.Errorf("%d have failed", n)
+	}
+	l.wait("full +s1")
+}
+
+// TestVerifyInterrupted checks that a look that changes interrupted is repeated, and that too many in a row
+// count as a failure.
+func TestVerifyInterrupted(t *testing.T) {
+	const failures, n = 2, interruptedLooks
+	e := &eyes{see: func(look int) (*dataplane.Content, error) {
+		if look <= failures*n || look < (failures+2)*n && look%n != 1 {
+			return nil, fmt.Errorf("table: %w", dataplane.ErrInterrupted)
+		}
+		return contentOf(1), nil
+	}}
+	l := startVerifying(t, e, nil, 1)
+	l.until("good runs", func() bool { return l.verified("same") >= 3 })
+	if got := l.verified("failed"); got != failures {
+		t.Errorf("%d have failed, want %d", got, failures)
 	}
 	l.wait("full +s1")
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -50,8 +49,8 @@ func (b *Balancer) Reconcile(ctx context.Context, full *desired.Change) (stats d
 	}
 	if err = u.writeAll(&objects.programMaps); err == nil {
 		clear(b.selected)
-		b.selectPods(ctx, full.DirectIPs)
-		err = b.allow(objects.Namespaces)
+		b.selectPods(ctx, full.Sets[desired.DirectIPs])
+		err = errors.Join(b.allow(objects.Namespaces), b.extend(objects.Lease))
 	}
 	if err == nil {
 		err = b.attach(&objects)
@@ -73,7 +72,7 @@ func (b *Balancer) Apply(ctx context.Context, change *desired.Change) (dataplane
 		return dataplane.Stats{}, errors.New("sockets: no successful Reconcile before this change")
 	}
 	u := b.content.apply(change)
-	if d := change.DirectIPs; len(d.Added)+len(d.Removed) > 0 {
+	if d := change.Sets[desired.DirectIPs]; len(d.Added)+len(d.Removed) > 0 {
 		b.selectPods(ctx, d)
 	}
 	return dataplane.Stats{Elements: u.size()}, u.write(&b.objects.programMaps)
@@ -139,17 +138,6 @@ func (b *Balancer) Check(context.Context) error {
 // detach detaches all programs and removes their pins.
 func (b *Balancer) detach() error { return errors.Join(b.closeLinks(), remove(b.dir)) }
 
-// remove detaches the programs with pins in a folder, and removes it. The kernel would detach them
-// some time after their pins are gone.
-func remove(dir string) (err error) {
-	for _, p := range attachTypes {
-		if l, failed := link.LoadPinnedLink(filepath.Join(dir, p.name), nil); failed == nil {
-			err = errors.Join(err, l.Detach(), l.Close())
-		}
-	}
-	return errors.Join(err, os.RemoveAll(dir))
-}
-
 func (b *Balancer) closeLinks() (err error) {
 	for name, l := range b.links {
 		err = errors.Join(err, l.Close())
@@ -158,19 +146,9 @@ func (b *Balancer) closeLinks() (err error) {
 	return err
 }
 
-// Close closes the Balancer. The programs remain in the kernel.
+// Close closes the Balancer. The programs remain in the kernel, and act until the lease ends.
 func (b *Balancer) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return errors.Join(b.closeLinks(), b.objects.Close())
-}
-
-// Remove removes what a Balancer that is closed has left, for a network namespace; 0 is the calling
-// thread's. It does nothing if there is nothing.
-func Remove(ns int) error {
-	dir, err := bpffs.Folder(pins, ns)
-	if err != nil {
-		return err
-	}
-	return remove(dir)
 }

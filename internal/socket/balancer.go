@@ -3,11 +3,13 @@
 package socket
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -26,9 +28,15 @@ type Options struct {
 	// Pods is the folder with the pods' network namespaces; [PodNamespaces] if "".
 	Pods string
 
-	// Selected serves, of pods, only those with an address in desired.Change.DirectIPs.
+	// Selected serves, of pods, only those with an address in desired.DirectIPs.
 	Selected bool
+
+	lease time.Duration // [Lease] if 0
 }
+
+// Lease is how long the programs act without a Balancer whose Run runs. Then they leave all connections to the
+// dataplane, whose rules are not older than their maps.
+const Lease = 30 * time.Second
 
 // Balancer has the programs and what they know. Its methods are safe for concurrent use.
 type Balancer struct {
@@ -41,7 +49,7 @@ type Balancer struct {
 	content    *content
 	links      map[string]link.Link // by name of the program; empty unless the maps have the content
 	namespaces map[namespace]*client
-	selected   map[netip.Addr]bool // desired.Change.DirectIPs
+	selected   map[netip.Addr]bool // desired.DirectIPs
 }
 
 // pins is the owner of the folder of pins.
@@ -52,6 +60,7 @@ const pins = "slipstream-sockets"
 // what is missing.
 func New(o Options) (*Balancer, error) {
 	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]*client{}, selected: map[netip.Addr]bool{}}
+	b.options.lease = cmp.Or(o.lease, Lease)
 	var err error
 	if b.dir, err = bpffs.Folder(pins, o.NetNS); err != nil {
 		return nil, err
@@ -75,6 +84,11 @@ func New(o Options) (*Balancer, error) {
 	if err := bpffs.Mount(); err != nil {
 		return nil, fmt.Errorf("BPF file system: %w", err)
 	}
+	if _, err := os.Stat(b.dir); errors.Is(err, os.ErrNotExist) { // what an earlier Balancer has pinned elsewhere comes first at connect()
+		if err := Remove(o.NetNS); err != nil {
+			return nil, err
+		}
+	}
 	objects, err := b.load(newContent(), ebpf.PinNone)
 	if err != nil {
 		return nil, err
@@ -97,6 +111,7 @@ func (b *Balancer) load(c *content, pin ebpf.PinType) (objects programObjects, e
 	if err != nil {
 		return objects, err
 	}
+	spec.Maps["lease"].MaxEntries = 1
 	spec.Maps["frontends"].MaxEntries = uint32(max(fewFrontends, 2*c.frontends))
 	spec.Maps["pools"].MaxEntries = uint32(max(fewFrontends, 2*int(c.numbered)))
 	spec.Maps["endpoints"].MaxEntries = uint32(max(fewEndpoints, 2*c.slots))
@@ -115,4 +130,22 @@ func (b *Balancer) load(c *content, pin ebpf.PinType) (objects programObjects, e
 		return objects, fmt.Errorf("BPF programs at cgroups (Linux 5.14 with CONFIG_CGROUP_BPF): %w", err)
 	}
 	return objects, nil
+}
+
+// renew renews the lease.
+func (b *Balancer) renew() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.objects.Lease == nil {
+		return nil // Reconcile does it
+	}
+	return b.extend(b.objects.Lease)
+}
+
+func (b *Balancer) extend(lease *ebpf.Map) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		return err
+	}
+	return lease.Put(uint32(0), uint64(now.Nano()+b.options.lease.Nanoseconds()))
 }

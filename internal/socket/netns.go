@@ -34,6 +34,12 @@ type namespace struct {
 	inode uint64
 }
 
+// Values of the map of namespaces. That of the node is one: a pod may be a node of another cluster.
+const (
+	podsNamespace  uint32 = 1
+	nodesNamespace uint32 = 2
+)
+
 // client is what is known of a namespace.
 type client struct {
 	cookie uint64
@@ -123,17 +129,12 @@ func (b *Balancer) find(n namespace, f *os.File) error {
 // selectPods decides which pods are served, after a change of those that are selected. It reads the
 // addresses of those that are not served yet: the runtime mounts a namespace before it has any.
 // A pod for which that fails is not served.
-func (b *Balancer) selectPods(ctx context.Context, change desired.AddressChange) {
+func (b *Balancer) selectPods(ctx context.Context, change desired.SetChange) {
 	if !b.options.Selected {
 		return
 	}
 	var err error
-	for _, ip := range change.Removed {
-		delete(b.selected, ip)
-	}
-	for _, ip := range change.Added {
-		b.selected[ip] = true
-	}
+	change.Note(b.selected)
 	for n, c := range b.namespaces {
 		if n == (namespace{}) {
 			continue
@@ -182,7 +183,7 @@ func (b *Balancer) serve(c *client, served bool) error {
 	case m == nil: // Reconcile does it
 		return nil
 	case served:
-		return m.Put(c.cookie, uint32(1))
+		return m.Put(c.cookie, podsNamespace)
 	default:
 		return m.Delete(c.cookie)
 	}
@@ -190,17 +191,35 @@ func (b *Balancer) serve(c *client, served bool) error {
 
 // allow writes the namespaces that are served into a new map.
 func (b *Balancer) allow(to *ebpf.Map) (err error) {
-	for _, c := range b.namespaces {
+	for n, c := range b.namespaces {
+		kind := podsNamespace
+		if n == (namespace{}) {
+			kind = nodesNamespace
+		}
 		if c.served {
-			err = errors.Join(err, to.Put(c.cookie, uint32(1)))
+			err = errors.Join(err, to.Put(c.cookie, kind))
 		}
 	}
 	return err
 }
 
-// Run follows the pods' network namespaces until ctx ends. The runtime mounts that of a pod before
-// its containers start.
-func (b *Balancer) Run(ctx context.Context) error {
+// Run renews the lease and follows the pods' network namespaces until ctx ends. The runtime mounts that of a pod before
+// its containers start. What fails is logged and repeated: without the lease the programs would do nothing any more.
+func (b *Balancer) Run(ctx context.Context) {
+	const pause = time.Second
+	for ctx.Err() == nil {
+		if err := b.follow(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Sockets: the programs will leave all connections to the rules until this is repeated without an error", "in", Lease)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// follow is Run until an error.
+func (b *Balancer) follow(ctx context.Context) error {
 	// Not by os.Open: Go's own polling of the file would take the events.
 	mounts, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -213,6 +232,9 @@ func (b *Balancer) Run(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Sockets: network namespaces of pods could not be read")
 		}
 		for n := 0; n == 0; { // until a mount changes
+			if err := b.renew(); err != nil {
+				return err
+			}
 			poll := []unix.PollFd{{Fd: int32(mounts), Events: unix.POLLPRI}}
 			if n, err = unix.Poll(poll, int(wait.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
 				return err

@@ -9,3 +9,8 @@ import (
 )
 
 func TestObjects(t *testing.T) { kerneltest.Objects(t, "connect.c") }
+
+// TestLayout compares the structs that both sides of the maps have.
+func TestLayout(t *testing.T) {
+	kerneltest.Layout(t, map[string]any{"address": programAddress{}, "pool": programPool{}, "slot": programSlot{}})
+}

@@ -45,7 +45,7 @@ func (b *Balancer) Connects(f *desired.Frontend, pod netip.Addr) bool {
 	if b.options.Selected && pod.IsValid() && !b.selected[pod] {
 		return false
 	}
-	if len(b.links) == 0 || f.Protocol != desired.TCP || b.content.poolOf(f) == 0 {
+	if len(b.links) == 0 || f.Protocol != desired.TCP || b.content.poolOf(f) == 0 || b.content.addresses[f.Addr()] == servedByNode {
 		return false
 	}
 	p := b.content.pools.Get(f.Pool)

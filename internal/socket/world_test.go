@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
@@ -66,7 +67,7 @@ func newWorldWith(t *testing.T, c desired.Config) *world {
 		_, err := w.server.Serve(lab.TCP, netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(port)))
 		w.check(err)
 	}
-	w.options = Options{NetNS: w.node.FD(), CGroup: kerneltest.CGroup(t), Pods: t.TempDir()}
+	w.options = Options{NetNS: w.node.FD(), CGroup: kerneltest.CGroup(t), Pods: t.TempDir(), lease: time.Hour}
 	w.name(w.client, 1)
 	w.start()
 	t.Cleanup(func() {
@@ -92,7 +93,7 @@ func (w *world) pod(name string, n int) *lab.Pod {
 }
 
 // name mounts a pod's network namespace, like a container runtime.
-func (w *world) name(p *lab.Pod, n int) (unmount func()) {
+func (w *world) name(p interface{ FD() int }, n int) (unmount func()) {
 	w.t.Helper()
 	path := filepath.Join(w.options.Pods, fmt.Sprintf("cni-00000000-0000-0000-0000-%012d", n))
 	w.check(os.WriteFile(path, nil, 0o600))

@@ -102,6 +102,9 @@ func scheme(t *testing.T, ctx context.Context, name string) {
 // A visitor sees the proxy's state in each view, by mouse and by keyboard, in light and in dark.
 func TestPage(t *testing.T) {
 	manifests := func(endpoints int) string { return service(0, 6) + service(1, endpoints) + service(2, 0) }
+	if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
 	change := startProxy(t, manifests(6))
 	traffic(t, "10.96.0.1:80")
 	ctx := visit(t)
@@ -125,8 +128,13 @@ func TestPage(t *testing.T) {
 	do(t, ctx, chromedp.SendKeys(`input[name="search"]`, strings.Repeat(kb.Backspace, 5)))
 	text(t, ctx, "#matching", "3 of 3")
 	do(t, ctx, chromedp.Focus("#table th:nth-child(3) button"), chromedp.KeyEvent(kb.Enter))
+	text(t, ctx, "#table tbody tr:first-child", "0 of ", "not served")
+	do(t, ctx, chromedp.WaitVisible(`#table th[aria-sort="ascending"]`), chromedp.KeyEvent(kb.Enter))
 	text(t, ctx, "#table tbody tr:first-child", "shop/web-0")
-	do(t, ctx, chromedp.WaitVisible(`#table th[aria-sort="descending"]`), chromedp.KeyEvent(kb.Enter))
+	if hash := evaluate(t, ctx, "location.hash"); hash != "#services?sort=endpoints&descending=true" {
+		t.Errorf("the table's state is not in the URL: %s", hash)
+	}
+	_ = evaluate(t, ctx, `history.back(); ""`)
 	text(t, ctx, "#table tbody tr:first-child", "0 of ")
 
 	// A refresh leaves the focus where it is.
@@ -140,6 +148,7 @@ func TestPage(t *testing.T) {
 	text(t, ctx, "#service-name", "shop/web-0")
 	text(t, ctx, "#service", "5 of 6 endpoints are ready", "10.96.0.1:80/TCP", "Policy Cluster", "not ready", "Zone zone-c, this node", "new connections a second")
 	text(t, ctx, "#service text.halo", "/s, ", "bit/s") // a measured rate
+	text(t, ctx, "#service details", "All 6 endpoints", "Cluster: not ready")
 	const background = "getComputedStyle(document.body).backgroundColor"
 	light := evaluate(t, ctx, background)
 	scheme(t, ctx, "dark")
@@ -151,7 +160,9 @@ func TestPage(t *testing.T) {
 
 	do(t, ctx, chromedp.Click(`a[href="#explain"]`), chromedp.SendKeys(`input[name="to"]`, "shop/web-2"+kb.Enter))
 	text(t, ctx, "#steps", "shop/web-2")
-	do(t, ctx, chromedp.WaitVisible("#steps .bad"))
+	text(t, ctx, "#verdict", "STOPS HERE (", "Check the Service's selector")
+	text(t, ctx, "#steps", "STOPS HERE (")
+	do(t, ctx, chromedp.WaitVisible("#steps .bad"), chromedp.WaitVisible("#verdict .bad"))
 	do(t, ctx, chromedp.SetValue(`input[name="to"]`, "shop/nothing"), chromedp.Click("#question button"))
 	text(t, ctx, "#steps", "shop/nothing")
 

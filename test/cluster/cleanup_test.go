@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
@@ -29,7 +28,7 @@ func TestCleanup(t *testing.T) {
 	if left := e.leftovers(n); len(left) > 0 {
 		t.Errorf("left of kube-proxy: %q", left)
 	}
-	if _, err := n.Connect(lab.TCP, site.ClusterIP(svc, false), lab.Timeout(300*time.Millisecond)); err == nil {
+	if _, err := n.Connect(lab.TCP, clusterIP(svc, false), lab.Timeout(300*time.Millisecond)); err == nil {
 		t.Error("the Service still answers")
 	}
 }

@@ -36,7 +36,7 @@
 //
 // # Packages
 //
-//	site     the cluster: control plane, nodes, pods and Services, and the objects of each
+//	site     the cluster: control plane and nodes, and the objects of these
 //	proxies  Slipstream and kube-proxy as processes on nodes
 //
 // etcd, kube-apiserver and kube-proxy come from the module test/oracle.

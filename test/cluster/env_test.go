@@ -29,7 +29,7 @@ var families = []bool{false, true}
 // test.
 type env struct {
 	*testing.T
-	*site.Site
+	*system
 	dir    string
 	number int64                   // of the test, for names
 	access map[string]*site.Access // by node
@@ -43,9 +43,9 @@ var serial atomic.Int64
 func newEnv(t *testing.T) *env { return newEnvIn(t, cluster(t)) }
 
 // newEnvIn returns an env without proxies in a cluster.
-func newEnvIn(t *testing.T, s *site.Site) *env {
+func newEnvIn(t *testing.T, s *system) *env {
 	t.Helper()
-	e := &env{T: t, Site: s, number: serial.Add(1), access: map[string]*site.Access{}, names: map[string]int{}}
+	e := &env{T: t, system: s, number: serial.Add(1), access: map[string]*site.Access{}, names: map[string]int{}}
 	e.dir = *keepLogs
 	if e.dir == "" {
 		e.dir = t.TempDir()
@@ -72,13 +72,13 @@ func ending() (context.Context, context.CancelFunc) {
 }
 
 // pod makes a pod on a node, by its number from 0, that answers and has the label app.
-func (e *env) pod(node int, app string, labels ...string) *site.Pod {
+func (e *env) pod(node int, app string, labels ...string) *runningPod {
 	e.Helper()
 	all := map[string]string{"app": app}
 	for i := 0; i+1 < len(labels); i += 2 {
 		all[labels[i]] = labels[i+1]
 	}
-	p, err := e.Nodes[node].Pod(e.Context(), e.name(app), all)
+	p, err := e.newPod(e.Context(), e.Nodes[node], e.name(app), all)
 	e.check(err)
 	e.Cleanup(func() {
 		ctx, cancel := ending()
@@ -108,12 +108,12 @@ func (e *env) clientOn(n *site.Node) *lab.Machine {
 // service makes a Service of the pods with the label app.
 func (e *env) service(app string, change func(*corev1.ServiceSpec)) *corev1.Service {
 	e.Helper()
-	svc, err := e.NewService(e.Context(), e.name(app), app, change)
+	svc, err := e.newService(e.Context(), e.name(app), app, change)
 	e.check(err)
 	e.Cleanup(func() {
 		ctx, cancel := ending()
 		defer cancel()
-		if err := e.DeleteService(ctx, svc.Name); err != nil {
+		if err := e.deleteService(ctx, svc.Name); err != nil {
 			e.Error(err)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,12 +34,12 @@ func TestAPIServerHangs(t *testing.T) {
 	s := newSwapped(e)
 	s.use()
 
-	e.check(e.Plane.Pause())
+	e.check(e.Plane.API().Signal(syscall.SIGSTOP))
 	resumed := false
 	resume := func() {
 		if !resumed {
 			resumed = true
-			e.check(e.Plane.Resume())
+			e.check(e.Plane.API().Signal(syscall.SIGCONT))
 		}
 	}
 	defer resume()
@@ -71,18 +72,18 @@ func TestAPIServerHangs(t *testing.T) {
 func TestAPIServerSlow(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
-	old := []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}
+	old := []*runningPod{e.pod(0, "web"), e.pod(1, "web")}
 	svc := e.service("web", nodePorts)
 	e.everywhere(svc, old...)
-	e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], false), old...)
+	e.reaches(&e.Outside.Machine, lab.TCP, nodePort(svc, e.Nodes[2], false), old...)
 	run := e.everyWay(svc)
 	end, ended := make(chan struct{}), make(chan error)
 	go func() {
 		var err error
 		for stutter := true; stutter && err == nil; {
-			err = e.Plane.Pause()
+			err = e.Plane.API().Signal(syscall.SIGSTOP)
 			time.Sleep(300 * time.Millisecond)
-			err = errors.Join(err, e.Plane.Resume())
+			err = errors.Join(err, e.Plane.API().Signal(syscall.SIGCONT))
 			select {
 			case <-end:
 				stutter = false
@@ -95,7 +96,7 @@ func TestAPIServerSlow(t *testing.T) {
 		close(end)
 		e.check(<-ended)
 	}()
-	var fresh []*site.Pod
+	var fresh []*runningPod
 	for i, leaving := range old {
 		fresh = append(fresh, e.replace(run, svc, i, leaving))
 	}
@@ -135,7 +136,7 @@ func TestAPIServerGone(t *testing.T) {
 }
 
 func (e *env) apiServerGone(streams bool) {
-	before, err := e.Plane.Requests()
+	before, err := e.requests()
 	e.check(err)
 	running := e.startAll()
 	s := newSwapped(e)
@@ -151,14 +152,14 @@ func (e *env) apiServerGone(streams bool) {
 		cut = false
 		ctx, cancel := ending()
 		defer cancel()
-		e.check(behind.Mend(ctx))
+		e.check(reconnect(ctx, behind))
 	}
 	defer mend()
 	passing := e.pod(1, "passing")
-	gone, err := e.NewService(e.Context(), e.name("gone"), "passing", nil)
+	gone, err := e.newService(e.Context(), e.name("gone"), "passing", nil)
 	e.check(err)
 	e.everywhere(gone, passing)
-	e.check(behind.Cut(e.Context(), e.Plane.Host.Addr(false)))
+	e.check(disconnect(e.Context(), behind, e.Plane.Host.Addr(false)))
 	cut = true
 	// Before the server ends: what it has sent by then is still delivered.
 	old := e.revision()
@@ -173,7 +174,7 @@ func (e *env) apiServerGone(streams bool) {
 		}
 	}
 	defer start()
-	e.check(e.Plane.Kill())
+	e.check(e.Plane.API().Close())
 	e.stop(running[0])
 	e.start(proxyKind(e.T), restarted)
 	time.Sleep(downFor)
@@ -182,7 +183,7 @@ func (e *env) apiServerGone(streams bool) {
 	start()
 	e.isGone(old)
 
-	e.check(e.DeleteService(e.Context(), gone.Name))
+	e.check(e.deleteService(e.Context(), gone.Name))
 	s.pods = append(s.pods, e.pod(2, "web"))
 	e.knows(restarted, s.svc, s.pods...)
 	for _, n := range []*site.Node{behind, refused} {
@@ -190,7 +191,7 @@ func (e *env) apiServerGone(streams bool) {
 	}
 	mend()
 	e.knows(behind, s.svc, s.pods...)
-	e.silent(&behind.Machine, site.ClusterIP(gone, false))
+	e.silent(&behind.Machine, clusterIP(gone, false))
 	e.check(e.access[refused.Name()].Renew(e.Context()))
 	e.knows(refused, s.svc, s.pods...)
 	s.run.more(20)
@@ -204,9 +205,9 @@ func TestRestoredBackup(t *testing.T) {
 	e.start(proxyKind(t), n)
 	web, db := e.pod(0, "web"), e.pod(1, "db")
 	changed, deleted := e.service("web", nil), e.service("web", nil)
-	answers := func(svc *corev1.Service, pod *site.Pod) {
+	answers := func(svc *corev1.Service, pod *runningPod) {
 		t.Helper()
-		e.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, false), pod)
+		e.reaches(&n.Machine, lab.TCP, clusterIP(svc, false), pod)
 	}
 	answers(changed, web)
 	answers(deleted, web)
@@ -214,12 +215,12 @@ func TestRestoredBackup(t *testing.T) {
 	e.check(e.Plane.Backup(t.Context(), backup))
 	e.check(e.Plane.StartAPI(t.Context()))
 
-	e.check(e.DeleteService(t.Context(), deleted.Name))
-	e.silent(&n.Machine, site.ClusterIP(deleted, false))
-	added, err := e.NewService(t.Context(), e.name("db"), "db", nil)
+	e.check(e.deleteService(t.Context(), deleted.Name))
+	e.silent(&n.Machine, clusterIP(deleted, false))
+	added, err := e.newService(t.Context(), e.name("db"), "db", nil)
 	e.check(err)
 	answers(added, db)
-	_, err = e.PatchService(t.Context(), changed.Name, map[string]any{"spec": map[string]any{"selector": map[string]any{"app": "db"}}})
+	_, err = e.patchService(t.Context(), changed.Name, map[string]any{"spec": map[string]any{"selector": map[string]any{"app": "db"}}})
 	e.check(err)
 	answers(changed, db)
 
@@ -227,14 +228,14 @@ func TestRestoredBackup(t *testing.T) {
 	e.check(e.Plane.StartAPI(t.Context()))
 	answers(changed, web)
 	answers(deleted, web)
-	e.silent(&n.Machine, site.ClusterIP(added, false))
+	e.silent(&n.Machine, clusterIP(added, false))
 }
 
 // listed checks that proxies have listed all kinds in streams, or without; before is the number
 // of requests that are not considered.
 func (e *env) listed(before int, streams bool) {
 	e.Helper()
-	all, err := e.Plane.Requests()
+	all, err := e.requests()
 	e.check(err)
 	count := map[string]int{}
 	for _, r := range all[before:] {
@@ -256,18 +257,18 @@ func (e *env) listed(before int, streams bool) {
 }
 
 // knows waits until a Service is answered by these pods on a node.
-func (e *env) knows(n *site.Node, svc *corev1.Service, pods ...*site.Pod) {
+func (e *env) knows(n *site.Node, svc *corev1.Service, pods ...*runningPod) {
 	e.Helper()
 	for _, ipv6 := range families {
-		e.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
+		e.reaches(&n.Machine, lab.TCP, clusterIP(svc, ipv6), pods...)
 	}
 }
 
 // notYet checks that a pod is not used from a node.
-func (e *env) notYet(n *site.Node, svc *corev1.Service, pod *site.Pod) {
+func (e *env) notYet(n *site.Node, svc *corev1.Service, pod *runningPod) {
 	e.Helper()
 	for begin := time.Now(); time.Since(begin) < 2*time.Second; {
-		got, err := reached(&n.Machine, lab.TCP, site.ClusterIP(svc, false), 10)
+		got, err := reached(&n.Machine, lab.TCP, clusterIP(svc, false), 10)
 		e.check(err)
 		if got[pod.Name()] > 0 {
 			e.Fatalf("%s knows of %s, which it cannot", n.Name(), pod.Name())
@@ -327,11 +328,11 @@ func TestHealth(t *testing.T) {
 	}
 	answers("/healthz", http.StatusOK)
 	answers("/livez", http.StatusOK)
-	e.check(n.Taint(t.Context(), corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}))
+	e.check(e.taint(t.Context(), n, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}))
 	defer func() {
 		ctx, cancel := ending()
 		defer cancel()
-		e.check(n.Taint(ctx))
+		e.check(e.taint(ctx, n))
 	}()
 	answers("/healthz", http.StatusServiceUnavailable)
 	answers("/livez", http.StatusOK)

@@ -29,7 +29,7 @@ func TestLoopbackNodePorts(t *testing.T) {
 				}
 			}
 			both := []*proxies.Proxy{e.start(proxies.KubeProxyNFTables, e.Nodes[0], configure), e.start(proxies.Slipstream, e.Nodes[1], configure)}
-			pods := []*site.Pod{e.pod(0, "web"), e.pod(1, "web"), e.pod(2, "web")}
+			pods := []*runningPod{e.pod(0, "web"), e.pod(1, "web"), e.pod(2, "web")}
 			svc := e.service("web", nodePorts)
 			for i, p := range both {
 				n := e.Nodes[i]
@@ -54,7 +54,7 @@ func TestLoopbackNodePorts(t *testing.T) {
 			if setting == "all" {
 				return
 			}
-			_, err := e.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"externalTrafficPolicy": "Local"}})
+			_, err := e.patchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"externalTrafficPolicy": "Local"}})
 			e.check(err)
 			for _, ipv6 := range families {
 				e.reaches(&e.Nodes[0].Machine, lab.TCP, onLoopback(svc, corev1.ProtocolTCP, ipv6), pods[0])

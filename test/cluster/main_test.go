@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	"k8s.io/klog/v2"
@@ -31,10 +30,10 @@ const nodes = 3
 
 // shared is the cluster of all tests that do not need another; starting one takes seconds.
 var shared struct {
-	once sync.Once
-	site *site.Site
-	dir  string // of the cluster and the command
-	err  error
+	once   sync.Once
+	system *system
+	dir    string // of the cluster and the command
+	err    error
 }
 
 // slipstream is the command of this checkout, which is built for the first test that needs it.
@@ -55,8 +54,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
-	if shared.site != nil {
-		if err := shared.site.Close(); err != nil {
+	if shared.system != nil {
+		if err := shared.system.Close(); err != nil {
 			fmt.Fprintln(os.Stderr, "closing the cluster:", err)
 			code = 1
 		}
@@ -67,25 +66,25 @@ func TestMain(m *testing.M) {
 }
 
 // cluster returns the cluster, which is started for the first test.
-func cluster(t *testing.T) *site.Site {
+func cluster(t *testing.T) *system {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
 	shared.once.Do(func() {
 		log := func(format string, args ...any) { fmt.Fprintf(os.Stderr, "cluster: "+format+"\n", args...) }
-		shared.site, shared.err = site.New(context.Background(), nodes, upstream.ControlPlaneOptions{Dir: shared.dir, Log: log})
+		shared.system, shared.err = newSystem(context.Background(), nodes, upstream.ControlPlaneOptions{Dir: shared.dir, Log: log})
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
-	return shared.site
+	return shared.system
 }
 
 // startCluster starts a cluster for one test.
-func startCluster(t *testing.T, o upstream.ControlPlaneOptions) *site.Site {
+func startCluster(t *testing.T, o upstream.ControlPlaneOptions) *system {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
 	o.Dir, o.Log = t.TempDir(), t.Logf
-	s, err := site.New(t.Context(), nodes, o)
+	s, err := newSystem(t.Context(), nodes, o)
 	if err != nil {
 		t.Fatal(err)
 	}

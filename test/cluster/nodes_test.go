@@ -17,7 +17,7 @@ import (
 )
 
 // seenAs waits until a connection is answered, and checks which address the server has seen.
-func (e *env) seenAs(from *lab.Machine, to netip.AddrPort, by *site.Pod, want netip.Addr) {
+func (e *env) seenAs(from *lab.Machine, to netip.AddrPort, by *runningPod, want netip.Addr) {
 	e.Helper()
 	e.reaches(from, lab.TCP, to, by)
 	r, err := from.Connect(lab.TCP, to)
@@ -38,13 +38,13 @@ func TestAcrossNodes(t *testing.T) {
 	n1, n2, n3 := e.Nodes[0], e.Nodes[1], e.Nodes[2]
 	for _, ipv6 := range families {
 		t.Run(fmt.Sprint("IPv6=", ipv6), func(t *testing.T) {
-			clusterIP, own := site.ClusterIP(svc, ipv6), func(m *site.Node) netip.Addr { return m.Addr(ipv6) }
+			clusterIP, own := clusterIP(svc, ipv6), func(m *site.Node) netip.Addr { return m.Addr(ipv6) }
 			e.seenAs(pod, clusterIP, server, pod.Addr(ipv6))
 			e.seenAs(&n1.Machine, clusterIP, server, own(n1))
-			e.seenAs(&n1.Machine, site.NodePort(svc, n2, ipv6), server, own(n2)) // and on to n3
-			e.seenAs(pod, site.NodePort(svc, n2, ipv6), server, own(n2))
-			e.seenAs(&e.Outside.Machine, site.NodePort(svc, n2, ipv6), server, own(n2))
-			e.seenAs(&e.Outside.Machine, site.NodePort(svc, n3, ipv6), server, own(n3))
+			e.seenAs(&n1.Machine, nodePort(svc, n2, ipv6), server, own(n2)) // and on to n3
+			e.seenAs(pod, nodePort(svc, n2, ipv6), server, own(n2))
+			e.seenAs(&e.Outside.Machine, nodePort(svc, n2, ipv6), server, own(n2))
+			e.seenAs(&e.Outside.Machine, nodePort(svc, n3, ipv6), server, own(n3))
 		})
 	}
 }
@@ -60,11 +60,11 @@ func TestNodeLoss(t *testing.T) {
 	client, there := e.client(1), e.client(2)
 	e.everywhere(svc, kept, gone)
 
-	e.check(lost.Cut(t.Context()))
+	e.check(disconnect(t.Context(), lost))
 	mend := func() {
 		ctx, cancel := ending()
 		defer cancel()
-		e.check(lost.Mend(ctx))
+		e.check(reconnect(ctx, lost))
 	}
 	mended := false
 	defer func() {
@@ -75,32 +75,32 @@ func TestNodeLoss(t *testing.T) {
 	// As the node lifecycle controller does for the pods of a node that is not heard of.
 	e.check(gone.SetReady(t.Context(), false))
 	for _, ipv6 := range families {
-		e.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), kept)
-		e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[1], ipv6), kept)
+		e.reaches(client, lab.TCP, clusterIP(svc, ipv6), kept)
+		e.reaches(&e.Outside.Machine, lab.TCP, nodePort(svc, e.Nodes[1], ipv6), kept)
 	}
-	e.reaches(client, lab.TCP, site.NodePort(svc, e.Nodes[0], false), kept)
+	e.reaches(client, lab.TCP, nodePort(svc, e.Nodes[0], false), kept)
 	// From another pod: conntrack still has attempts of the first one's to reach the lost
 	// pod, and a port that comes again would follow them.
 	run := &traffic{env: e}
-	run.load(e.client(1), lab.TCP, site.ClusterIP(svc, false))
-	run.load(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[0], false))
+	run.load(e.client(1), lab.TCP, clusterIP(svc, false))
+	run.load(&e.Outside.Machine, lab.TCP, nodePort(svc, e.Nodes[0], false))
 	run.more(100)
 
 	// The lost node still sends to its own pod, as it cannot learn of changes.
 	e.until("the pod of the lost node answers there", func() error {
-		r, err := there.Connect(lab.TCP, site.ClusterIP(svc, false), lab.Timeout(300*time.Millisecond))
+		r, err := there.Connect(lab.TCP, clusterIP(svc, false), lab.Timeout(300*time.Millisecond))
 		if err == nil && r.Server != gone.Name() {
 			err = fmt.Errorf("answered by %s", r.Server)
 		}
 		return err
 	})
 	fresh := e.pod(1, "web")
-	e.reaches(client, lab.TCP, site.ClusterIP(svc, false), kept, fresh)
+	e.reaches(client, lab.TCP, clusterIP(svc, false), kept, fresh)
 	run.fine("without the node")
 
 	mended = true
 	mend()
-	e.reaches(there, lab.TCP, site.ClusterIP(svc, false), kept, fresh)
+	e.reaches(there, lab.TCP, clusterIP(svc, false), kept, fresh)
 	e.check(gone.SetReady(t.Context(), true))
 	e.everywhere(svc, kept, fresh, gone)
 	run.fine("with the node back")
@@ -117,7 +117,7 @@ func TestNodeObject(t *testing.T) {
 	client := e.clientOn(late)
 	e.start(proxyKind(t), late)
 	for _, ipv6 := range families {
-		e.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), server)
+		e.reaches(client, lab.TCP, clusterIP(svc, ipv6), server)
 	}
 	e.check(late.Register(t.Context()))
 	t.Cleanup(func() {
@@ -126,11 +126,11 @@ func TestNodeObject(t *testing.T) {
 		e.check(late.Unregister(ctx))
 	})
 	for _, ipv6 := range families {
-		e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, late, ipv6), server)
+		e.reaches(&e.Outside.Machine, lab.TCP, nodePort(svc, late, ipv6), server)
 	}
 	local := corev1.ServiceInternalTrafficPolicyLocal
 	inside := e.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
-	e.silent(client, site.ClusterIP(inside, false))
+	e.silent(client, clusterIP(inside, false))
 }
 
 // TestDeletedNode pulls a node's cable and deletes its Node and pod, as the control plane does
@@ -145,16 +145,16 @@ func TestDeletedNode(t *testing.T) {
 	e.check(err)
 	e.check(lost.Register(t.Context()))
 	e.start(kind, e.Nodes[0], func(o *proxies.Options) { o.Flags = append(o.Flags, "--reset-deleted-nodes") })
-	pod, err := lost.Pod(t.Context(), e.name("doomed"), map[string]string{"app": "doomed"})
+	pod, err := e.newPod(t.Context(), lost, e.name("doomed"), map[string]string{"app": "doomed"})
 	e.check(err)
 	svc := e.service("doomed", nil)
 	client := e.client(0)
-	to := site.ClusterIP(svc, false)
+	to := clusterIP(svc, false)
 	e.reaches(client, lab.TCP, to, pod)
 	stream, err := client.Stream(lab.TCP, to, 20*time.Millisecond, lab.Timeout(time.Second))
 	e.check(err)
 	defer stream.Close()
-	e.check(lost.Cut(t.Context()))
+	e.check(disconnect(t.Context(), lost))
 	wait := func(what string, ok func(lab.StreamStats) bool) {
 		t.Helper()
 		e.until(what, func() error {

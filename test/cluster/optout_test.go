@@ -72,7 +72,7 @@ func TestOptOuts(t *testing.T) {
 	patch := func(value string) {
 		t.Helper()
 		core, text := e.Plane.Client.CoreV1(), fmt.Appendf(nil, annotation, value)
-		for _, p := range []*site.Pod{there, here} {
+		for _, p := range []*runningPod{there, here} {
 			_, err := core.Pods(site.Namespace).Patch(t.Context(), p.Name(), types.MergePatchType, text, metav1.PatchOptions{})
 			e.check(err)
 		}

@@ -26,7 +26,7 @@ func TestExternalLocal(t *testing.T) {
 		s.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	})
 	vip := netip.MustParseAddrPort("203.0.113.7:80")
-	_, err := e.PatchService(t.Context(), svc.Name, map[string]any{"status": map[string]any{
+	_, err := e.patchService(t.Context(), svc.Name, map[string]any{"status": map[string]any{
 		"loadBalancer": map[string]any{"ingress": []any{map[string]any{"ip": vip.Addr().String()}}},
 	}}, "status")
 	e.check(err)
@@ -48,8 +48,8 @@ func TestExternalLocal(t *testing.T) {
 	}
 	direct(n1)
 	for _, ipv6 := range families {
-		e.seenAs(outside, site.NodePort(svc, n1, ipv6), here, outside.Addr(ipv6))
-		e.silent(outside, site.NodePort(svc, n2, ipv6))
+		e.seenAs(outside, nodePort(svc, n1, ipv6), here, outside.Addr(ipv6))
+		e.silent(outside, nodePort(svc, n2, ipv6))
 	}
 	e.seenAs(outside, vip, here, outside.Addr(false))
 	health(n1, http.StatusOK)
@@ -65,7 +65,7 @@ func TestExternalLocal(t *testing.T) {
 	direct(n2)
 	e.seenAs(outside, vip, there, outside.Addr(false))
 	e.check(here.Remove(t.Context()))
-	e.silent(outside, site.NodePort(svc, n1, false))
+	e.silent(outside, nodePort(svc, n1, false))
 }
 
 // TestInternalLocal uses a Service with internalTrafficPolicy Local: clients reach only pods of
@@ -73,18 +73,18 @@ func TestExternalLocal(t *testing.T) {
 func TestInternalLocal(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
-	pods := []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}
+	pods := []*runningPod{e.pod(0, "web"), e.pod(1, "web")}
 	local := corev1.ServiceInternalTrafficPolicyLocal
 	svc := e.service("web", func(s *corev1.ServiceSpec) { s.InternalTrafficPolicy = &local })
 	for _, ipv6 := range families {
 		for i, pod := range pods {
-			e.seenAs(&e.Nodes[i].Machine, site.ClusterIP(svc, ipv6), pod, e.Nodes[i].Addr(ipv6))
+			e.seenAs(&e.Nodes[i].Machine, clusterIP(svc, ipv6), pod, e.Nodes[i].Addr(ipv6))
 			client := e.client(i)
-			e.seenAs(client, site.ClusterIP(svc, ipv6), pod, client.Addr(ipv6))
+			e.seenAs(client, clusterIP(svc, ipv6), pod, client.Addr(ipv6))
 		}
-		e.silent(&e.Nodes[2].Machine, site.ClusterIP(svc, ipv6))
+		e.silent(&e.Nodes[2].Machine, clusterIP(svc, ipv6))
 	}
 	third := e.pod(2, "web")
-	e.reaches(&e.Nodes[2].Machine, lab.TCP, site.ClusterIP(svc, false), third)
-	e.reaches(&e.Nodes[0].Machine, lab.TCP, site.ClusterIP(svc, false), pods[0])
+	e.reaches(&e.Nodes[2].Machine, lab.TCP, clusterIP(svc, false), third)
+	e.reaches(&e.Nodes[0].Machine, lab.TCP, clusterIP(svc, false), pods[0])
 }

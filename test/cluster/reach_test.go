@@ -31,7 +31,7 @@ func reached(from *lab.Machine, p lab.Protocol, to netip.AddrPort, n int) (map[s
 }
 
 // reaches waits until just these pods answer.
-func (e *env) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods ...*site.Pod) {
+func (e *env) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods ...*runningPod) {
 	e.Helper()
 	var want []string
 	for _, pod := range pods {
@@ -52,11 +52,11 @@ func (e *env) reaches(from *lab.Machine, p lab.Protocol, to netip.AddrPort, pods
 
 // everywhere waits until exactly these pods answer at a Service's ClusterIPs, in both families,
 // from all nodes.
-func (e *env) everywhere(svc *corev1.Service, pods ...*site.Pod) {
+func (e *env) everywhere(svc *corev1.Service, pods ...*runningPod) {
 	e.Helper()
 	for _, n := range e.Nodes {
 		for _, ipv6 := range families {
-			e.reaches(&n.Machine, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
+			e.reaches(&n.Machine, lab.TCP, clusterIP(svc, ipv6), pods...)
 		}
 	}
 }

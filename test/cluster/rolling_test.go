@@ -5,7 +5,6 @@ package cluster
 import (
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -16,10 +15,10 @@ func (e *env) everyWay(to *corev1.Service) *traffic {
 	e.Helper()
 	r := &traffic{env: e}
 	for i := range e.Nodes {
-		r.load(e.client(i), lab.TCP, site.ClusterIP(to, i%2 == 1))
+		r.load(e.client(i), lab.TCP, clusterIP(to, i%2 == 1))
 	}
-	r.load(&e.Nodes[1].Machine, lab.TCP, site.ClusterIP(to, false))
-	r.load(&e.Outside.Machine, lab.TCP, site.NodePort(to, e.Nodes[2], false))
+	r.load(&e.Nodes[1].Machine, lab.TCP, clusterIP(to, false))
+	r.load(&e.Outside.Machine, lab.TCP, nodePort(to, e.Nodes[2], false))
 	r.more(5)
 	return r
 }
@@ -30,13 +29,13 @@ func (e *env) everyWay(to *corev1.Service) *traffic {
 func TestRollingUpdate(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
-	var old, fresh []*site.Pod
+	var old, fresh []*runningPod
 	for i := range nodes {
 		old = append(old, e.pod(i, "web"))
 	}
 	svc := e.service("web", nodePorts)
 	e.everywhere(svc, old...)
-	e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], false), old...)
+	e.reaches(&e.Outside.Machine, lab.TCP, nodePort(svc, e.Nodes[2], false), old...)
 	run := e.everyWay(svc)
 
 	for i, leaving := range old {
@@ -47,9 +46,9 @@ func TestRollingUpdate(t *testing.T) {
 }
 
 // replace replaces a pod by a new one on a node, by its number, as a rolling update does.
-func (e *env) replace(run *traffic, svc *corev1.Service, node int, leaving *site.Pod) (fresh *site.Pod) {
+func (e *env) replace(run *traffic, svc *corev1.Service, node int, leaving *runningPod) (fresh *runningPod) {
 	e.Helper()
-	stream := run.streamTo(leaving, e.client(nodes-1-node), site.ClusterIP(svc, false))
+	stream := run.streamTo(leaving, e.client(nodes-1-node), clusterIP(svc, false))
 	fresh = e.pod(node, "web")
 	e.check(leaving.Terminate(e.Context()))
 	run.unused(leaving)
@@ -72,7 +71,7 @@ func TestAllTerminating(t *testing.T) {
 	old := e.pod(0, "web")
 	svc := e.service("web", nodePorts)
 	e.everywhere(svc, old)
-	e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], false), old)
+	e.reaches(&e.Outside.Machine, lab.TCP, nodePort(svc, e.Nodes[2], false), old)
 	run := e.everyWay(svc)
 
 	e.check(old.Terminate(t.Context()))

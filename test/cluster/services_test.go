@@ -25,7 +25,7 @@ func TestSelector(t *testing.T) {
 
 	selector := func(labels map[string]any) {
 		t.Helper()
-		_, err := e.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"selector": labels}})
+		_, err := e.patchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"selector": labels}})
 		e.check(err)
 	}
 	selector(map[string]any{"version": "2"})
@@ -43,7 +43,7 @@ func TestSelector(t *testing.T) {
 
 	selector(map[string]any{"version": "3"})
 	for _, n := range e.Nodes {
-		e.silent(&n.Machine, site.ClusterIP(svc, false))
+		e.silent(&n.Machine, clusterIP(svc, false))
 	}
 	three := e.pod(2, "web", "version", "3")
 	e.everywhere(svc, three)
@@ -59,14 +59,14 @@ func TestServiceProxyName(t *testing.T) {
 	e.everywhere(svc, pod)
 	label := func(value any) {
 		t.Helper()
-		_, err := e.PatchService(t.Context(), svc.Name, map[string]any{
+		_, err := e.patchService(t.Context(), svc.Name, map[string]any{
 			"metadata": map[string]any{"labels": map[string]any{"service.kubernetes.io/service-proxy-name": value}},
 		})
 		e.check(err)
 	}
 	label("another-proxy")
 	for _, n := range e.Nodes {
-		e.silent(&n.Machine, site.ClusterIP(svc, false))
+		e.silent(&n.Machine, clusterIP(svc, false))
 	}
 	label(nil)
 	e.everywhere(svc, pod)
@@ -77,12 +77,12 @@ func TestReplaced(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
 	old, fresh := e.pod(0, "old"), e.pod(2, "fresh")
-	svc, err := e.NewService(t.Context(), e.name("short-lived"), "old", nil)
+	svc, err := e.newService(t.Context(), e.name("short-lived"), "old", nil)
 	e.check(err)
 	e.everywhere(svc, old)
-	e.check(e.DeleteService(t.Context(), svc.Name))
+	e.check(e.deleteService(t.Context(), svc.Name))
 	for _, n := range e.Nodes {
-		e.silent(&n.Machine, site.ClusterIP(svc, true))
+		e.silent(&n.Machine, clusterIP(svc, true))
 	}
 	next := e.service("fresh", func(s *corev1.ServiceSpec) {
 		s.ClusterIP, s.ClusterIPs = svc.Spec.ClusterIP, svc.Spec.ClusterIPs
@@ -95,7 +95,7 @@ func TestReplaced(t *testing.T) {
 func TestDualStack(t *testing.T) {
 	e := newEnv(t)
 	e.startAll()
-	pods := []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}
+	pods := []*runningPod{e.pod(0, "web"), e.pod(1, "web")}
 	client := e.client(2)
 	single := corev1.IPFamilyPolicySingleStack
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
@@ -104,19 +104,19 @@ func TestDualStack(t *testing.T) {
 			s.IPFamilyPolicy, s.IPFamilies = &single, []corev1.IPFamily{family}
 		})
 		ipv6 := family == corev1.IPv6Protocol
-		if site.ClusterIP(svc, !ipv6).IsValid() {
+		if clusterIP(svc, !ipv6).IsValid() {
 			t.Fatalf("Service of %s: ClusterIPs are %v", family, svc.Spec.ClusterIPs)
 		}
 		reachable := func(ipv6 bool) {
 			t.Helper()
-			e.reaches(client, lab.TCP, site.ClusterIP(svc, ipv6), pods...)
-			e.reaches(client, lab.UDP, site.ClusterIP(svc, ipv6), pods...)
-			e.reaches(&e.Outside.Machine, lab.TCP, site.NodePort(svc, e.Nodes[2], ipv6), pods...)
+			e.reaches(client, lab.TCP, clusterIP(svc, ipv6), pods...)
+			e.reaches(client, lab.UDP, clusterIP(svc, ipv6), pods...)
+			e.reaches(&e.Outside.Machine, lab.TCP, nodePort(svc, e.Nodes[2], ipv6), pods...)
 		}
 		reachable(ipv6)
-		e.silent(client, site.NodePort(svc, e.Nodes[2], !ipv6))
+		e.silent(client, nodePort(svc, e.Nodes[2], !ipv6))
 
-		svc, err := e.PatchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"ipFamilyPolicy": corev1.IPFamilyPolicyRequireDualStack}})
+		svc, err := e.patchService(t.Context(), svc.Name, map[string]any{"spec": map[string]any{"ipFamilyPolicy": corev1.IPFamilyPolicyRequireDualStack}})
 		e.check(err)
 		reachable(!ipv6)
 		reachable(ipv6)

@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -38,7 +37,7 @@ func TestSurface(t *testing.T) {
 	svc := e.service("web", nil)
 	for _, n := range e.Nodes[:2] {
 		e.knows(n, svc, pod)
-		e.reaches(&n.Machine, lab.UDP, site.ClusterIP(svc, false), pod)
+		e.reaches(&n.Machine, lab.UDP, clusterIP(svc, false), pod)
 	}
 	second := e.pod(2, "web")
 	for _, n := range e.Nodes[:2] {

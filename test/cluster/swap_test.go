@@ -4,7 +4,9 @@ package cluster
 
 import (
 	"fmt"
+	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,12 +21,12 @@ import (
 type swapped struct {
 	*env
 	svc  *corev1.Service
-	pods []*site.Pod
+	pods []*runningPod
 	run  *traffic
 }
 
 func newSwapped(e *env) *swapped {
-	s := &swapped{env: e, pods: []*site.Pod{e.pod(0, "web"), e.pod(1, "web")}}
+	s := &swapped{env: e, pods: []*runningPod{e.pod(0, "web"), e.pod(1, "web")}}
 	s.svc = e.service("web", nodePorts)
 	return s
 }
@@ -34,16 +36,16 @@ func (s *swapped) use() {
 	s.Helper()
 	s.everywhere(s.svc, s.pods...)
 	for _, n := range s.Nodes {
-		s.reaches(&s.Outside.Machine, lab.TCP, site.NodePort(s.svc, n, false), s.pods...)
+		s.reaches(&s.Outside.Machine, lab.TCP, nodePort(s.svc, n, false), s.pods...)
 	}
 	s.run = s.everyWay(s.svc)
 	for i := range s.Nodes {
 		for _, ipv6 := range families {
-			s.run.stream(s.client(i), lab.TCP, site.ClusterIP(s.svc, ipv6))
-			s.run.stream(s.client(i), lab.UDP, site.ClusterIP(s.svc, ipv6))
+			s.run.stream(s.client(i), lab.TCP, clusterIP(s.svc, ipv6))
+			s.run.stream(s.client(i), lab.UDP, clusterIP(s.svc, ipv6))
 		}
-		s.run.stream(&s.Outside.Machine, lab.TCP, site.NodePort(s.svc, s.Nodes[i], false))
-		s.run.stream(&s.Nodes[i].Machine, lab.TCP, site.ClusterIP(s.svc, false))
+		s.run.stream(&s.Outside.Machine, lab.TCP, nodePort(s.svc, s.Nodes[i], false))
+		s.run.stream(&s.Nodes[i].Machine, lab.TCP, clusterIP(s.svc, false))
 	}
 	s.run.more(5)
 }
@@ -155,11 +157,33 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// leftovers are kube-proxy's objects on a node.
-func (e *env) leftovers(n *site.Node) []string {
+// ofKubeProxy finds tables and chains by kube-proxy's names, and ofKubelet those chains among
+// them that kubelet has too. kube-proxy, which makes the first one, leaves it.
+var (
+	ofKubeProxy = regexp.MustCompile(`(?m)^table \S+ kube-proxy\b|^\s*chain KUBE-\S+`)
+	ofKubelet   = []string{"chain KUBE-FIREWALL", "chain KUBE-IPTABLES-HINT", "chain KUBE-KUBELET-CANARY", "chain KUBE-MARK-DROP"}
+)
+
+// leftovers lists the tables, chains and IP sets that kube-proxy, in any mode, has on a node.
+func (e *env) leftovers(n *site.Node) (found []string) {
 	e.Helper()
-	found, err := proxies.Leftovers(e.Context(), n.Node)
+	out, err := n.Run(e.Context(), "nft", "list", "ruleset")
 	e.check(err)
+	for _, name := range ofKubeProxy.FindAllString(string(out), -1) {
+		if name = strings.TrimSpace(name); !slices.Contains(ofKubelet, name) {
+			found = append(found, name)
+		}
+	}
+	if _, missing := exec.LookPath("ipset"); missing != nil {
+		return found
+	}
+	out, err = n.Run(e.Context(), "ipset", "list", "-name")
+	e.check(err)
+	for name := range strings.Lines(string(out)) {
+		if strings.HasPrefix(name, "KUBE-") {
+			found = append(found, "IP set "+strings.TrimSpace(name))
+		}
+	}
 	return found
 }
 
@@ -194,7 +218,7 @@ func (e *env) untilProgrammed(kind proxies.Kind, n *site.Node, svc *corev1.Servi
 				return err
 			}
 			theirs := ofOthers.ReplaceAllString(string(out), "")
-			if ip := site.ClusterIP(svc, families[i]).Addr(); !strings.Contains(theirs, ip.String()) {
+			if ip := clusterIP(svc, families[i]).Addr(); !strings.Contains(theirs, ip.String()) {
 				return fmt.Errorf("%s knows nothing of %v", strings.Join(list, " "), ip)
 			}
 		}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
@@ -43,7 +42,7 @@ func (r *traffic) stream(from *lab.Machine, p lab.Protocol, to netip.AddrPort) *
 }
 
 // streamTo opens a connection to a certain pod and keeps it.
-func (r *traffic) streamTo(pod *site.Pod, from *lab.Machine, to netip.AddrPort) *lab.Stream {
+func (r *traffic) streamTo(pod *runningPod, from *lab.Machine, to netip.AddrPort) *lab.Stream {
 	r.env.Helper()
 	for range 200 {
 		s, err := from.Stream(lab.TCP, to, 20*time.Millisecond)
@@ -124,7 +123,7 @@ func (r *traffic) more(n int64) {
 
 // unused waits until a pod has got no new connection for a while in which each load has
 // made some.
-func (r *traffic) unused(p *site.Pod) {
+func (r *traffic) unused(p *runningPod) {
 	r.env.Helper()
 	const some = 30
 	before, since, goals := p.Served(), time.Now(), r.goals(some)

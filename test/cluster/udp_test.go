@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
@@ -22,7 +21,7 @@ func TestUDP(t *testing.T) {
 	var streams []*lab.Stream
 	for i := range e.Nodes {
 		for _, ipv6 := range families {
-			to := site.ClusterIP(svc, ipv6)
+			to := clusterIP(svc, ipv6)
 			e.reaches(&e.Nodes[i].Machine, lab.UDP, to, old)
 			s, err := e.client(i).Stream(lab.UDP, to, 20*time.Millisecond)
 			e.check(err)
@@ -30,7 +29,7 @@ func TestUDP(t *testing.T) {
 			streams = append(streams, s)
 		}
 	}
-	moved := func(to *site.Pod) {
+	moved := func(to *runningPod) {
 		t.Helper()
 		for i, s := range streams {
 			e.until(fmt.Sprintf("stream %d is answered by %s", i, to.Name()), func() error {
@@ -47,7 +46,7 @@ func TestUDP(t *testing.T) {
 	e.check(old.Remove(t.Context()))
 	moved(fresh)
 	e.check(fresh.Remove(t.Context()))
-	e.silent(&e.Nodes[0].Machine, site.ClusterIP(svc, false))
+	e.silent(&e.Nodes[0].Machine, clusterIP(svc, false))
 	last := e.pod(2, "dns")
 	moved(last)
 }

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // patience bounds the wait for something that usually takes milliseconds.
@@ -129,13 +130,6 @@ func pause(ctx context.Context, long time.Duration) {
 // await waits until a condition holds. It returns false after patience, or when ctx
 // ends before.
 func await(ctx context.Context, holds func() bool) bool {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for !holds() {
-		if ctx.Err() != nil {
-			return false
-		}
-		pause(ctx, 2*time.Millisecond)
-	}
-	return true
+	const pause = 2 * time.Millisecond
+	return wait.PollUntilContextTimeout(ctx, pause, patience, true, func(context.Context) (bool, error) { return holds(), nil }) == nil
 }

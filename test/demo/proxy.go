@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,10 +25,9 @@ type proxy struct {
 // start starts slipstream and waits until it has programmed the kernel.
 func (p *proxy) start(ctx context.Context, binary string, m *manifests) (u update, err error) {
 	begin := time.Now()
-	p.Program, err = p.node.StartProgram(m.logs, p.node.Name(), binary,
-		"run", "--manifests", m.dir, "--hostname-override", p.node.Name(), "--cluster-cidr", clusterCIDR, "-v", "2",
-		"--status-socket", filepath.Join(m.logs, p.node.Name()+".sock"))
-	if err != nil {
+	patient, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if p.Program, err = p.node.StartSlipstream(patient, m.logs, binary, m.dir, "--cluster-cidr", clusterCIDR, "-v", "2"); err != nil {
 		return u, err
 	}
 	return p.updateSince(ctx, begin)

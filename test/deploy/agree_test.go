@@ -82,11 +82,23 @@ func asYAML(t *testing.T, u *unstructured.Unstructured) string {
 	return string(text)
 }
 
-// TestValues checks that the chart's values have their effect, and that the API server's
-// address is required.
+// TestValues checks that the chart's values have their effect, that the API server's
+// address is required, and for IPVS mode the privilege.
 func TestValues(t *testing.T) {
 	if _, err := helmFiles(t, ""); err == nil || !strings.Contains(err.Error(), "apiServer: the URL of the API server is required") {
 		t.Errorf("without apiServer: %v", err)
+	}
+	const ipvs = "apiServer: https://192.0.2.1:6443\nconfig: {mode: ipvs}\n"
+	if _, err := helmFiles(t, ipvs); err == nil || !strings.Contains(err.Error(), "config.mode: ipvs needs privileged: true") {
+		t.Errorf("IPVS mode without privileges: %v", err)
+	}
+	if _, err := helmFiles(t, ipvs+"privileged: true\n"); err != nil {
+		t.Errorf("IPVS mode with privileges: %v", err)
+	}
+	for _, wrong := range []string{"image: {tags: v2}", "updateStrateggy: {}", "config: {mode: nftable}", "privileged: yes please"} {
+		if _, err := helmFiles(t, "apiServer: https://192.0.2.1:6443\n"+wrong); err == nil || !strings.Contains(err.Error(), "schema") {
+			t.Errorf("%s: %v", wrong, err)
+		}
 	}
 	o := helm(t, `
 apiServer: https://192.0.2.1:6443
@@ -129,15 +141,16 @@ resources: {limits: {memory: 1Gi}}
 }
 
 // TestEBPFValues checks that the engine ebpf of the fast path has what docs/fastpath.md says it needs,
-// and that the flowtable has not.
+// and that the flowtable has not. The BPF programs of the engine are removed by their pins when another is chosen.
 func TestEBPFValues(t *testing.T) {
 	for engine, want := range map[string]bool{"flowtable": false, "ebpf": true, "auto": true} {
 		text := asYAML(t, helm(t, "apiServer: "+placeholder+"\nslipstream: {fastPath: {engine: "+engine+"}}").get(t, "DaemonSet slipstream"))
-		for _, part := range []string{"- BPF", "- PERFMON", "- SYS_ADMIN", "mountPath: /sys/fs/bpf", "path: /sys/fs/bpf"} {
+		for _, part := range []string{"- BPF", "- PERFMON", "- SYS_ADMIN"} {
 			if strings.Contains(text, part) != want {
 				t.Errorf("engine %s: %q is there: %t", engine, part, !want)
 			}
 		}
+		hasPins(t, text)
 	}
 }
 
@@ -146,10 +159,20 @@ func TestEBPFValues(t *testing.T) {
 func TestSocketsValues(t *testing.T) {
 	for value, want := range map[string]bool{"{}": false, `{socketLoadBalancing: "off"}`: false, "{socketLoadBalancing: tcp}": true} {
 		text := asYAML(t, helm(t, "apiServer: "+placeholder+"\nslipstream: "+value).get(t, "DaemonSet slipstream"))
-		for _, part := range []string{"- BPF", "- SYS_ADMIN", "path: /sys/fs/bpf", "mountPath: /host/sys/fs/cgroup", "path: /sys/fs/cgroup", "mountPropagation: HostToContainer", "path: /run/netns"} {
+		for _, part := range []string{"- BPF", "- SYS_ADMIN", "mountPath: /host/sys/fs/cgroup", "path: /sys/fs/cgroup", "mountPropagation: HostToContainer", "path: /run/netns"} {
 			if strings.Contains(text, part) != want {
 				t.Errorf("%s: %q is there: %t", value, part, !want)
 			}
+		}
+		hasPins(t, text)
+	}
+}
+
+func hasPins(t *testing.T, daemonSet string) {
+	t.Helper()
+	for _, part := range []string{"mountPath: /sys/fs/bpf", " path: /sys/fs/bpf"} {
+		if !strings.Contains(daemonSet, part) {
+			t.Errorf("there is no %q", part)
 		}
 	}
 }

@@ -15,9 +15,9 @@ require (
 	github.com/slipstream-proxy/slipstream/test/oracle v0.0.0-00010101000000-000000000000
 	golang.org/x/sys v0.47.0
 	helm.sh/helm/v3 v3.21.4
-	k8s.io/api v0.37.1
-	k8s.io/apimachinery v0.37.1
-	k8s.io/client-go v0.37.1
+	k8s.io/api v0.37.2
+	k8s.io/apimachinery v0.37.2
+	k8s.io/client-go v0.37.2
 	k8s.io/utils v0.0.0-20260707023825-cf1189d6abe3
 	sigs.k8s.io/kustomize/api v0.21.1
 	sigs.k8s.io/kustomize/kyaml v0.21.1

@@ -5,12 +5,10 @@ package deploy
 import (
 	"os"
 	"testing"
-
-	"github.com/slipstream-proxy/slipstream/test/deploy/container"
 )
 
 func TestMain(m *testing.M) {
-	container.Init()
+	initContainer()
 	code := m.Run()
 	for _, dir := range imageRoots {
 		os.RemoveAll(dir)

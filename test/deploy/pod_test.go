@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/deploy/container"
 	"github.com/slipstream-proxy/slipstream/test/lab"
 	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
@@ -72,7 +71,7 @@ func imagePath() (string, error) {
 type pod struct {
 	*cluster
 	spec corev1.PodSpec
-	run  container.Spec
+	run  container
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -92,7 +91,10 @@ func (p *pod) output() string {
 }
 
 // numbers are those of the capabilities that the manifests name.
-var numbers = map[corev1.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW}
+var numbers = map[corev1.Capability]int{
+	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW,
+	"BPF": unix.CAP_BPF, "PERFMON": unix.CAP_PERFMON, "SYS_ADMIN": unix.CAP_SYS_ADMIN,
+}
 
 // newPod prepares a DaemonSet's pod, with all that its volumes say.
 func newPod(c *cluster, all objects, daemonSet string) *pod {
@@ -109,19 +111,20 @@ func newPodOf(c *cluster, all objects, daemonSet string, rootFS func() (string, 
 	main := p.main()
 	image, err := rootFS()
 	c.check(err)
-	p.run = container.Spec{
+	p.run = container{
 		Root:     filepath.Join(c.dir, "root"),
 		ReadOnly: ptr.Deref(main.SecurityContext.ReadOnlyRootFilesystem, false),
-		Mounts: map[string]container.Mount{
-			"/var/run/secrets/kubernetes.io/serviceaccount": {Source: p.secrets(), ReadOnly: true},
-		},
+		Mounts:   map[string]hostMount{},
+	}
+	if c.ControlPlane != nil {
+		p.run.Mounts["/var/run/secrets/kubernetes.io/serviceaccount"] = hostMount{Source: p.secrets(), ReadOnly: true}
 	}
 	c.check(os.CopyFS(p.run.Root, os.DirFS(image)))
 	path, err := imagePath()
 	c.check(err)
 	p.run.Capabilities = p.capabilities()
 	for _, m := range main.VolumeMounts {
-		p.run.Mounts[m.MountPath] = container.Mount{Source: p.volume(all, m.Name), ReadOnly: m.ReadOnly}
+		p.run.Mounts[m.MountPath] = hostMount{Source: p.volume(all, m.Name), ReadOnly: m.ReadOnly}
 	}
 	env := strings.NewReplacer("$(NODE_NAME)", c.node.Name())
 	for _, word := range append(main.Command, main.Args...) {
@@ -129,7 +132,7 @@ func newPodOf(c *cluster, all objects, daemonSet string, rootFS func() (string, 
 	}
 	host, port := apiServer.Addr().String(), fmt.Sprint(apiServer.Port())
 	p.run.Env = []string{path, "NODE_NAME=" + c.node.Name(), "KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}
-	c.check(p.run.Prepare())
+	c.check(p.run.prepare())
 	return p
 }
 
@@ -188,6 +191,14 @@ func (p *pod) volume(all objects, name string) string {
 		case v.HostPath != nil && *v.HostPath.Type == corev1.HostPathFileOrCreate:
 			p.check(os.WriteFile(path, nil, 0o600))
 			return path
+		case v.HostPath != nil:
+			_, err := os.Stat(v.HostPath.Path)
+			if err != nil && *v.HostPath.Type == corev1.HostPathDirectoryOrCreate {
+				p.check(os.Mkdir(path, 0o755))
+				return path
+			}
+			p.check(err)
+			return v.HostPath.Path
 		}
 	}
 	p.Fatalf("volume %s: not known here", name)
@@ -197,7 +208,7 @@ func (p *pod) volume(all objects, name string) string {
 // start starts the container.
 func (p *pod) start() {
 	p.Helper()
-	cmd, err := p.run.Cmd()
+	cmd, err := p.run.cmd()
 	p.check(err)
 	cmd.Stdout, cmd.Stderr = p, p
 	p.Process, err = p.node.Start(cmd)

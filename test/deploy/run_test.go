@@ -52,9 +52,13 @@ func TestPod(t *testing.T) {
 	}
 
 	var want []string
-	var role rbacv1.ClusterRole
-	c.check(runtime.DefaultUnstructuredConverter.FromUnstructured(all.get(t, "ClusterRole slipstream").Object, &role))
-	for _, r := range role.Rules {
+	var rules []rbacv1.PolicyRule
+	for _, name := range []string{"slipstream", "slipstream-options"} {
+		var role rbacv1.ClusterRole
+		c.check(runtime.DefaultUnstructuredConverter.FromUnstructured(all.get(t, "ClusterRole "+name).Object, &role))
+		rules = append(rules, role.Rules...)
+	}
+	for _, r := range rules {
 		for _, group := range r.APIGroups {
 			for _, resource := range r.Resources {
 				for _, verb := range r.Verbs {

@@ -38,7 +38,7 @@
 //	tools     the versions of what is compared with: a module of its own
 //	previous  the previous release's: the same
 //	oldest    kube-apiserver of the oldest release that Slipstream supports: the same
-//	upstream  etcd, kube-apiserver and kube-proxy as child processes
+//	upstream  builds the programs, and runs etcd and kube-apiserver as child processes
 //	cluster   random clusters
 //	stage     the machines
 //	observe   which servers answer which clients, and the source addresses they see

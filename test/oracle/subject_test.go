@@ -34,7 +34,7 @@ func (k kubeProxy) name() string {
 }
 
 func (k kubeProxy) start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (func() error, error) {
-	p, err := upstream.StartKubeProxy(ctx, k.release, s, k.control, c.Settings, k.dir, k.log)
+	p, err := k.run(ctx, s, c.Settings)
 	if err != nil {
 		return nil, err
 	}

@@ -3,13 +3,13 @@
 // Command runner runs the project's tests, kernel tests on several kernels, and merges
 // the results.
 //
-//	go run ./test/runner [flags] [packages]
+//	go run ./test/runner [flags] [packages] [-- flags of the tests]
 //
 // Packages default to ./... Each package's test binary is built once and runs on the
 // host. If its tests import test/kerneltest it also runs on the User Mode Linux (UML)
 // kernels. A test passes if it passed on at least one kernel and failed on none. A test
 // that was skipped on every kernel counts as failed, unless -strict is off. See
-// test/README.md.
+// test/README.md. Arguments after "--" go to the test binaries.
 //
 // The last line of the output has the form "N passed, N failed, N skipped". The exit
 // code is 0 only if nothing failed and something passed.
@@ -46,8 +46,10 @@ type options struct {
 	kernel   string // one of kernelNames
 	timeout  time.Duration
 	count    int
+	race     bool
 	strict   bool
-	ci       bool // a missing kernel is an error
+	ci       bool     // a missing kernel is an error
+	args     []string // of the test binaries
 
 	dir    string // where go commands run; empty for the working directory
 	script string // test/kernel/build.sh
@@ -75,8 +77,7 @@ func main() {
 	os.Exit(code)
 }
 
-// parseFlags reads the command line and prints errors in it. With ci, -strict cannot be
-// switched off.
+// parseFlags reads the command line and prints errors in it.
 func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 	opts := options{kernel: "all", ci: ci, script: "test/kernel/build.sh"}
 	flags := flag.NewFlagSet("runner [flags] [packages]", flag.ContinueOnError)
@@ -90,20 +91,29 @@ func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 		return nil
 	})
 	flags.StringVar(&opts.run, "run", "", "run only tests that match this `regexp`, as in go test")
+	flags.StringVar(&opts.dir, "dir", "", "`directory` of the module with the packages, if it is another one")
 	flags.BoolVar(&opts.verbose, "v", false, "show all output of the tests as it arrives")
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "fail a package on a kernel after this time")
 	flags.IntVar(&opts.count, "count", 1, "run each test this many times")
-	flags.BoolVar(&opts.strict, "strict", true, "a test that ran on no kernel has failed (always so with CI=true)")
+	flags.BoolVar(&opts.strict, "strict", true, "a test that ran on no kernel has failed")
+	flags.BoolVar(&opts.race, "race", false, "build the tests with the race detector; only for the host's kernel")
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
 	}
+	var err error
 	if opts.timeout <= 0 || opts.count < 1 {
-		err := errors.New("-timeout and -count must be more than 0")
+		err = errors.New("-timeout and -count must be more than 0")
+	} else if opts.race && opts.kernel != "host" {
+		err = errors.New("-race works with -kernel host only")
+	}
+	if err != nil {
 		fmt.Fprintln(stderr, "runner:", err)
 		return options{}, err
 	}
-	opts.strict = opts.strict || ci
 	opts.patterns = flags.Args()
+	if i := slices.Index(opts.patterns, "--"); i >= 0 {
+		opts.patterns, opts.args = opts.patterns[:i], opts.patterns[i+1:]
+	}
 	if len(opts.patterns) == 0 {
 		opts.patterns = []string{"./..."}
 	}

@@ -29,7 +29,10 @@ func TestParseFlags(t *testing.T) {
 		{"./a ./b", false, func(o options) bool { return strings.Join(o.patterns, " ") == "./a ./b" }},
 		{"-kernel 6.1", false, func(o options) bool { return o.kernel == "6.1" }},
 		{"-strict=false", false, func(o options) bool { return !o.strict }},
-		{"-strict=false", true, func(o options) bool { return o.strict }},
+		{"-strict=false", true, func(o options) bool { return !o.strict && o.ci }},
+		{"-race -kernel host ./a -- -seed 5", false, func(o options) bool {
+			return o.race && strings.Join(o.patterns, " ") == "./a" && strings.Join(o.args, " ") == "-seed 5"
+		}},
 	}
 	for _, test := range tests {
 		opts, err := parseFlags(strings.Fields(test.args), test.ci, io.Discard)
@@ -41,7 +44,7 @@ func TestParseFlags(t *testing.T) {
 			t.Errorf("%q, CI %v: got %+v", test.args, test.ci, opts)
 		}
 	}
-	for _, args := range []string{"-kernel windows", "-timeout 0s", "-count 0", "-nonsense", "-timeout x"} {
+	for _, args := range []string{"-kernel windows", "-timeout 0s", "-count 0", "-nonsense", "-timeout x", "-race"} {
 		var said strings.Builder
 		if _, err := parseFlags(strings.Fields(args), false, &said); err == nil || said.Len() == 0 {
 			t.Errorf("%q: error %v, message %q", args, err, said.String())

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/finding"
 )
 
 // mergedTest is one test over all kernels. It failed if it failed on any kernel, passed if
@@ -26,6 +28,8 @@ type detail struct{ kernel, text string }
 type result struct {
 	tests                   []mergedTest
 	passed, failed, skipped int
+
+	flaky []mergedTest // with the failures, though they count as passed
 }
 
 // ok reports whether the run is a success, which takes at least one test that passed.
@@ -36,7 +40,7 @@ const outsideTests = "(package)"
 
 // merge counts each test once, on however many kernels it ran. It counts tests and
 // subtests that have no subtests; one with subtests counts only if it failed, or was
-// skipped, by itself. With strict, skipped tests count as failed.
+// skipped, by itself. With strict, skipped tests count as failed, except those of open findings.
 func merge(runs []packageRun, strict bool) result {
 	packages := map[string][]packageRun{}
 	for _, r := range runs {
@@ -50,7 +54,7 @@ func merge(runs []packageRun, strict bool) result {
 		switch {
 		case t.outcome == passed:
 			out.passed++
-		case t.outcome == failed || strict:
+		case t.outcome == failed || t.outcome == skipped && strict:
 			out.failed++
 		default:
 			out.skipped++
@@ -106,6 +110,9 @@ func mergeTest(name string, runs []packageRun) mergedTest {
 		}
 	}
 	t.details = skips
+	if t.outcome == skipped && slices.ContainsFunc(skips, func(d detail) bool { return finding.IsOpen(d.text) }) {
+		t.outcome = openFinding
+	}
 	if len(failures) > 0 {
 		t.outcome, t.details = failed, failures
 	}
@@ -180,11 +187,28 @@ func (r result) write(w io.Writer, strict bool) {
 	}
 
 	names := ""
+	if len(r.flaky) > 0 {
+		text := ""
+		for _, t := range r.flaky {
+			text += fmt.Sprintf("%s %s on %s\n%s\n", t.pkg, t.name, t.details[0].kernel, indent(t.details[0].text))
+			names += fmt.Sprintf("flaky: %s %s\n", t.pkg, t.name)
+		}
+		fmt.Fprintln(w)
+		banner(w, "FLAKY: "+tests(len(r.flaky))+", failed once and passed alone. Mend the cause.", text)
+	}
 	for _, t := range r.with(failed) {
 		for _, d := range t.details {
 			fmt.Fprintf(w, "\nFAILED on %s: %s %s\n%s\n", d.kernel, t.pkg, t.name, indent(d.text))
 		}
 		names += fmt.Sprintf("failed: %s %s\n", t.pkg, t.name)
+	}
+
+	if open := r.with(openFinding); len(open) > 0 {
+		fmt.Fprintf(w, "\nSkipped because of findings that are not mended yet: %s\n", tests(len(open)))
+		for _, t := range open {
+			i := slices.IndexFunc(t.details, func(d detail) bool { return finding.IsOpen(d.text) })
+			fmt.Fprintf(w, "  %s %s: %s\n", t.pkg, t.name, t.details[i].text)
+		}
 	}
 
 	if notRun := r.with(skipped); len(notRun) > 0 {

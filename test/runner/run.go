@@ -60,7 +60,7 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 			}
 		}
 		p.binary = filepath.Join(binaries, fmt.Sprintf("%d.test", i))
-		p.build = sync.OnceValue(func() error { return compile(ctx, opts.dir, p.path, p.binary) })
+		p.build = sync.OnceValue(func() error { return compile(ctx, opts, p.path, p.binary) })
 	}
 	var builders errgroup.Group
 	builders.SetLimit(runtime.NumCPU())
@@ -72,8 +72,8 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 
 	// Packages that share a kernel can disturb each other: the host runs them one by one, and
 	// each has a UML machine of its own. These have one processor and often wait, so one more
-	// runs than the host has processors. The last packages, with the longest tests, and the
-	// oldest kernel, the slowest, begin.
+	// runs than the host has processors. The packages with the longest tests, and the oldest kernel,
+	// the slowest, begin.
 	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
 	runs := make([]packageRun, len(kernels)*len(packages))
 	var host sync.WaitGroup
@@ -82,19 +82,32 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	for i, k := range kernels {
 		if k.path == "" {
 			host.Go(func() {
-				for j, p := range packages {
-					runs[i*len(packages)+j] = x.run(ctx, k, p)
+				var turns errgroup.Group
+				if turns.SetLimit(1); opts.race {
+					turns.SetLimit(runtime.NumCPU()) // as go test does; races need some disturbance
 				}
+				for j, p := range packages {
+					turns.Go(func() error {
+						runs[i*len(packages)+j] = x.run(ctx, k, p)
+						return nil
+					})
+				}
+				_ = turns.Wait()
 			})
 		}
 	}
-	for j, p := range slices.Backward(packages) {
-		for i, k := range slices.Backward(kernels) {
-			if p.kernel && k.path != "" {
-				machines.Go(func() error {
-					runs[i*len(packages)+j] = x.run(ctx, k, p)
-					return nil
-				})
+	for _, first := range append(longest, "") {
+		for j, p := range packages {
+			if !p.kernel || p.name != first && (first != "" || slices.Contains(longest, p.name)) {
+				continue
+			}
+			for i, k := range slices.Backward(kernels) {
+				if k.path != "" {
+					machines.Go(func() error {
+						runs[i*len(packages)+j] = x.run(ctx, k, p)
+						return nil
+					})
+				}
 			}
 		}
 	}
@@ -103,6 +116,10 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	runs = slices.DeleteFunc(runs, func(r packageRun) bool { return r.pkg == "" })
 
 	total := merge(runs, opts.strict)
+	if flaky := x.again(ctx, total, runs, kernels, packages); len(flaky) > 0 {
+		total = merge(runs, opts.strict)
+		total.flaky = flaky
+	}
 	total.write(stdout, opts.strict)
 	if ctx.Err() != nil {
 		return exitFailed, fmt.Errorf("interrupted: %w", context.Cause(ctx))
@@ -112,6 +129,9 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	}
 	return exitPassed, nil
 }
+
+// longest are the packages whose tests take longest on UML, in that order.
+var longest = []string{"./test/scenario", "./cmd/slipstream", "./internal/fastpath", "./internal/dataplane/iptables"}
 
 // kernelNames are the values of -kernel.
 var kernelNames = append([]string{"all", "uml", "host"}, uml.Versions...)
@@ -262,8 +282,13 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 }
 
 // compile builds one test binary. All of them take some gigabytes, so they have no symbols.
-func compile(ctx context.Context, dir, path, binary string) error {
-	out, err := goCommand(ctx, dir, "test", "-c", "-ldflags", "-s -w", "-o", binary, path).CombinedOutput()
+func compile(ctx context.Context, opts options, path, binary string) error {
+	cmd := goCommand(ctx, opts.dir, "test", "-c", "-ldflags", "-s -w", "-o", binary, path)
+	if opts.race {
+		cmd.Args = slices.Insert(cmd.Args, len(cmd.Args)-1, "-race")
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
+	out, err := cmd.CombinedOutput()
 	if err == nil {
 		_, err = os.Stat(binary) // go test -c succeeds without a binary when there are no tests
 	}

@@ -54,6 +54,93 @@ func TestFail(t *testing.T) { t.Error("broken pipe organ") }
 
 func TestPass(t *testing.T) {}
 `,
+	"flaky/flaky_test.go": `package flaky
+
+import (
+	"os"
+	"testing"
+)
+
+func TestFlaky(t *testing.T) {
+	t.Run("always", func(t *testing.T) {})
+	t.Run("a.b c/once", func(t *testing.T) {
+		f, err := os.OpenFile(os.Getenv("FLAKY_DIR")+"/ran", os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return
+		}
+		f.Close()
+		t.Error("stumbled")
+	})
+}
+`,
+	"two/two_test.go": `package two
+
+import (
+	"os"
+	"testing"
+)
+
+func TestTwo(t *testing.T) {
+	for _, name := range []string{"a", "b"} {
+		t.Run(name, func(t *testing.T) {
+			f, err := os.OpenFile(os.Getenv("FLAKY_DIR")+"/"+name, os.O_CREATE|os.O_EXCL, 0o600)
+			if err == nil {
+				f.Close()
+				t.Error("stumbled")
+			}
+		})
+	}
+}
+`,
+	"races/races_test.go": `package races
+
+import (
+	"os"
+	"testing"
+)
+
+func TestOnce(t *testing.T) {
+	f, err := os.OpenFile(os.Getenv("FLAKY_DIR")+"/ran", os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		f.Close()
+		t.Error("WARNING: DATA RACE")
+	}
+}
+`,
+	"many/many_test.go": `package many
+
+import (
+	"os"
+	"testing"
+)
+
+func TestMany(t *testing.T) {
+	for _, name := range []string{"a", "b", "c", "d"} {
+		t.Run(name, func(t *testing.T) {
+			f, err := os.OpenFile(os.Getenv("FLAKY_DIR")+"/"+name, os.O_CREATE|os.O_EXCL, 0o600)
+			if err == nil {
+				f.Close()
+				t.Error("stumbled")
+			}
+		})
+	}
+}
+`,
+	"args/args_test.go": `package args
+
+import (
+	"flag"
+	"testing"
+)
+
+var seed = flag.Int("seed", 0, "")
+
+func TestSeed(t *testing.T) {
+	if *seed != 7 {
+		t.Error("no seed")
+	}
+}
+`,
 	"panics/panics_test.go": `package panics
 
 import "testing"
@@ -209,6 +296,14 @@ func TestWholeRun(t *testing.T) {
 		{"all pass", "-kernel host ./pure", 0, []string{"./pure", "5 passed", "5 passed, 0 failed, 0 skipped"}, []string{"FAIL", "NOT RUN"}},
 		{"one fails", "-kernel host ./pure ./fail", 1, []string{"FAILED on host", "./fail TestFail", "broken pipe organ", "\nfailed: ./fail TestFail\n6 passed, 1 failed, 0 skipped"}, nil},
 		{"one fails, said at once", "-kernel host ./fail", 1, []string{"1 passed, 1 failed, 0 skipped (", ")\n      TestFail\n", "broken pipe organ\n        --- FAIL: TestFail", "1 passed, 1 failed, 0 skipped"}, nil},
+		{"fails twice", "-kernel host ./fail", 1, []string{"Running 1 test again, alone", "failed: ./fail TestFail\n1 passed, 1 failed, 0 skipped"}, []string{"FLAKY", "flaky:"}},
+		{"passes alone", "-kernel host ./flaky", 0, []string{"Running 1 test again, alone", "FLAKY: 1 test", "./flaky TestFlaky/a.b_c/once on host", "stumbled", "\nflaky: ./flaky TestFlaky/a.b_c/once\n2 passed, 0 failed, 0 skipped"}, []string{"failed: "}},
+		{"two pass alone", "-kernel host ./two", 0, []string{"Running 2 tests again, alone", "FLAKY: 2 tests", "2 passed, 0 failed, 0 skipped"}, nil},
+		{"passes alone, others fail", "-kernel host ./flaky ./fail", 1, []string{"FLAKY: 1 test", "flaky: ./flaky TestFlaky/a.b_c/once\nfailed: ./fail TestFail\n3 passed, 1 failed, 0 skipped"}, nil},
+		{"fails with count", "-kernel host -count 2 ./flaky", 1, []string{"1 passed, 1 failed, 0 skipped"}, []string{"again", "FLAKY"}},
+		{"too many to run again", "-kernel host ./many", 1, []string{"0 passed, 4 failed, 0 skipped"}, []string{"again", "FLAKY"}},
+		{"a data race is certain", "-kernel host ./races", 1, []string{"0 passed, 1 failed, 0 skipped"}, []string{"again", "FLAKY"}},
+		{"arguments for the tests", "-kernel host ./args -- -seed 7", 0, []string{"1 passed, 0 failed, 0 skipped"}, nil},
 		{"run selects", "-kernel host -run ^TestPass$ ./pure ./fail", 0, []string{"2 passed, 0 failed, 0 skipped"}, nil},
 		{"run selects subtests", "-kernel host -run TestTable/b ./pure", 0, []string{"1 passed, 0 failed, 0 skipped"}, nil},
 		{"run selects nothing", "-kernel host -run TestAbsent ./pure", 1, []string{"NO TESTS WERE RUN", "0 passed, 0 failed, 0 skipped"}, nil},
@@ -268,6 +363,7 @@ func TestWholeRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			opts.dir, opts.script = dir, kernelScript
+			t.Setenv("FLAKY_DIR", t.TempDir())
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			var out strings.Builder

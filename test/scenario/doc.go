@@ -56,6 +56,10 @@
 //	                             server, and it does not matter which
 //	                           gap=DURATION    passes before each connection
 //	                           until=SERVER    goes on until that server answers
+//	explain from=MACHINE to=ADDRESS:PORT [proto=udp] [source=ADDRESS]
+//	                         output: what the proxy of that node or pod decides
+//	                         about such a connection. What connect does is compared
+//	                         with this decision, too
 //	wait DURATION            waits, except without a kernel; output: ok
 //	restart [node=NAME]      restarts the proxy on all nodes, or on one, with the
 //	                         objects in another order; output: ok

@@ -22,7 +22,7 @@ func newIPTables(v iptables.Variant) Mode {
 // commands take several times as long there, and each story runs hundreds.
 func onlyHere(story string) string {
 	if strings.HasSuffix(kerneltest.Kernel(), " uml") && !strings.Contains(story, "sctp") {
-		return "slow: iptables mode is tested on the machine's own kernel"
+		return "slow: what runs commands is tested on the machine's own kernel"
 	}
 	return ""
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ func Conformance(t *testing.T, config desired.Config, sequences, size int, names
 		Reconcile(t, d, s)
 		for _, addrs := range [][]netip.Addr{append(slices.Clone(own), netip.MustParseAddr("fe80::7")), own} {
 			s.SetNodeAddresses(addrs)
-			if stats, err := d.Apply(t.Context(), &s.Change().Change); err != nil || stats != (dataplane.Stats{}) {
+			if stats, err := d.Apply(t.Context(), &s.Change().Change); err != nil || !reflect.DeepEqual(stats, dataplane.Stats{}) {
 				t.Errorf("addresses %v: wrote %+v, error %v", addrs, stats, err)
 			}
 		}
@@ -109,6 +110,17 @@ func Conformance(t *testing.T, config desired.Config, sequences, size int, names
 			}
 			isDamaged(t, d)
 		}
+		Reconcile(t, d, s)
+		Has(t, d, s)
+	})
+	t.Run("cleanup by another", func(t *testing.T) {
+		open, s := namespace(t), someState(7)
+		d := open()
+		Reconcile(t, d, s)
+		if err := open().Cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		isDamaged(t, d)
 		Reconcile(t, d, s)
 		Has(t, d, s)
 	})
@@ -213,7 +225,7 @@ func RandomSequence(t *testing.T, config desired.Config, seed uint64, size int, 
 		t.Error(err)
 	}
 
-	fresh := desired.New(config)
+	fresh := desired.New(byNode)
 	objects.SetAll(fresh, rand.New(rand.NewPCG(seed, 1)))
 	Reconcile(t, other, fresh)
 	Has(t, other, fresh)

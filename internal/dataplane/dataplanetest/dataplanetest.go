@@ -46,12 +46,12 @@ func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 // Has fails the test unless the kernel has the content of a state.
 func Has(t testing.TB, kernel dataplane.Reader, s *desired.State) {
 	t.Helper()
-	diff, err := dataplane.Compare(t.Context(), kernel, dataplane.ContentOf(&s.Full().Change))
+	v, err := dataplane.Verify(t.Context(), kernel, &s.Full().Change)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff != "" {
-		t.Fatalf("the kernel differs:\n%s", diff)
+	if len(v.Differences) > 0 {
+		t.Fatalf("the kernel differs:\n%s", v)
 	}
 }
 

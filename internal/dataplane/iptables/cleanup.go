@@ -22,7 +22,8 @@ var owner = iptchains.Owner{
 	Owns: func(chain string) bool { return strings.HasPrefix(chain, prefix) },
 	Entered: func(chain string) bool {
 		switch chain {
-		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward, chainLocalnet, chainOutput:
+		case chainServices, chainMasquerade, chainHairpinTree, chainFirewall, chainInput, chainForward, chainLocalnet,
+			prefix + "OUTPUT": // of IPVS mode in earlier versions
 			return true
 		}
 		return false
@@ -30,7 +31,7 @@ var owner = iptchains.Owner{
 }
 
 // Cleanup implements dataplane.Dataplane.
-func (b *Backend) Cleanup(ctx context.Context) error {
+func (b *Dataplane) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
 	return dataplane.Inside(b.config.NetNS, func() error { return Remove(ctx) })
 }
@@ -56,18 +57,18 @@ func removeSets(ctx context.Context) error {
 		for k := range setKinds {
 			names = append(names, setName(f, k))
 		}
-		names = append(names, formerSet(f))
+		names = append(names, formerSet(f), nameOf(f, "FRONTENDS")) // the last one is of IPVS mode in earlier versions
 	}
 	return ipset.Destroy(ctx, names...)
 }
 
 // cleanOther removes the chains of an earlier run from the variant, and the tables, that are not
 // used.
-func (b *Backend) cleanOther(ctx context.Context) error {
+func (b *Dataplane) cleanOther(ctx context.Context) error {
 	return dataplane.Inside(b.config.NetNS, func() error {
 		var errs []error
 		for _, table := range iptchains.Tables() {
-			if table.Legacy == (b.variant == Legacy) && slices.Contains(chainTables(b.config), table.Name) {
+			if table.Legacy == (b.variant == Legacy) && slices.Contains(chainTables, table.Name) {
 				continue
 			}
 			removed, err := table.Remove(ctx, owner)

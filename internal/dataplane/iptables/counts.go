@@ -14,7 +14,7 @@ type Counts struct {
 }
 
 // RuleCounts is how many rules there are. It may be called by any goroutine.
-func (b *Backend) RuleCounts() Counts {
+func (b *Dataplane) RuleCounts() Counts {
 	if c := b.counts.Load(); c != nil {
 		return *c
 	}
@@ -22,9 +22,9 @@ func (b *Backend) RuleCounts() Counts {
 }
 
 // count records how many rules there are after some steps.
-func (b *Backend) count(steps []*step) {
+func (b *Dataplane) count(steps []*step) {
 	c := &Counts{Total: [2]map[string]int{{}, {}}, Last: [2]map[string]int{{}, {}}}
-	for _, name := range chainTables(b.config) {
+	for _, name := range chainTables {
 		for f := range families {
 			c.Total[f][name], c.Last[f][name] = 0, 0
 		}
@@ -46,9 +46,6 @@ var rejections = []string{
 	dataplane.UnallocatedAddress,
 }
 
-// earlyRejections are those of chainOutput.
-var earlyRejections = []string{dataplane.SourceNotAllowed, dataplane.NoLocalEndpoints}
-
 // invalidRule is the index in chainForward of the rule that drops invalid packets, which does
 // not exist if conntrack accepts TCP segments out of window.
 const invalidRule = 4
@@ -61,7 +58,7 @@ type PacketCounts struct {
 }
 
 // PacketCounts reads the counters of rules. It can be called at any time, by any goroutine.
-func (b *Backend) PacketCounts() (c PacketCounts, err error) {
+func (b *Dataplane) PacketCounts() (c PacketCounts, err error) {
 	without := b.Without() // b.tables are the loop's
 	for _, f := range families {
 		if without[f] {
@@ -92,9 +89,6 @@ func (b *Backend) PacketCounts() (c PacketCounts, err error) {
 			}
 			return err
 		})
-		if err == nil && b.config.VirtualServers {
-			err = b.view(f, tableMangle, func(v iptchains.View) error { return add(v, chainOutput, earlyRejections) })
-		}
 		if err != nil {
 			return c, err
 		}

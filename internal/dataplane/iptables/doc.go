@@ -126,31 +126,9 @@
 // kept, in case they return. A connection looks through the lists of all endpoints of
 // the pool: here the number of rules does follow that of endpoints.
 //
-// # Beside IPVS
-//
-// In IPVS mode ([dataplane.Config].VirtualServers), pools that IPVS serves have no chains, and
-// their frontends are members of sets, without rules. One more set has all frontends, so that
-// other ports of ClusterIPs, which are addresses of the node then, can be refused:
-//
-//	*nat
-//	-A POSTROUTING -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -m addrtype ! --dst-type LOCAL -j SLIP-TREE-HAIRPIN
-//	-A SLIP-SERVICES -m set --match-set SLIP-4-CLUSTER-IPS dst -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
-//
-//	*filter
-//	-A SLIP-FIREWALL -m set --match-set SLIP-4-CLUSTER-IPS dst -m set ! --match-set SLIP-4-FRONTENDS dst,dst -j REJECT --reject-with icmp-port-unreachable
-//
-//	*mangle
-//	-A OUTPUT -m conntrack --ctstate NEW -j SLIP-OUTPUT
-//	-A SLIP-OUTPUT -m set --match-set SLIP-4-RESTRICTED dst,dst -m set ! --match-set SLIP-4-SOURCES dst,dst,src -j DROP
-//	-A SLIP-OUTPUT -m set --match-set SLIP-4-DROP dst,dst -m set ! --match-set SLIP-4-LOCAL dst,dst -j DROP
-//
-// Packets that arrive pass INPUT of the table filter before IPVS takes them. Packets that the
-// node sends are taken by IPVS before OUTPUT of the table filter, but after that of the table
-// mangle, which cannot refuse. So a virtual server without destinations refuses them.
-//
 // # Not handled
 //
 // NodePorts on loopback addresses work only where route_localnet is set ([RouteLocalnet]). What
 // that would let in from elsewhere is dropped, also after Cleanup ([Remove]). There are no
-// nfacct counters; those of rules take their place ([Backend.PacketCounts]).
+// nfacct counters; those of rules take their place ([Dataplane.PacketCounts]).
 package iptables

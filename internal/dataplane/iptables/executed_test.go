@@ -34,7 +34,7 @@ func TestRulesExecuted(t *testing.T) {
 			for i := range n {
 				web(s, i, consecutive(i*10, 10)...)
 			}
-			dataplanetest.Reconcile(t, k.Backend, s)
+			dataplanetest.Reconcile(t, k.Dataplane, s)
 			most, sum, tries := 0, 0, 10
 			for range tries {
 				i := rand.IntN(n)

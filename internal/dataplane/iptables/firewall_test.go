@@ -38,7 +38,7 @@ type site struct {
 	node     *lab.Node
 	pod      *lab.Pod
 	neighbor *lab.Host
-	backend  *Backend
+	backend  *Dataplane
 	state    *desired.State
 }
 

@@ -38,7 +38,7 @@ type stamp struct {
 
 // stamp reads the stamp of the tables. It reads none of a family that is not served: reading
 // would create them.
-func (b *Backend) stamp() (s stamp, err error) {
+func (b *Dataplane) stamp() (s stamp, err error) {
 	return s, dataplane.Inside(b.config.NetNS, func() error {
 		if b.variant == NFT {
 			conn, err := nfnl.Dial(0)
@@ -55,7 +55,7 @@ func (b *Backend) stamp() (s stamp, err error) {
 				return err
 			}
 			defer conn.Close()
-			for i, name := range chainTables(b.config) {
+			for i, name := range chainTables {
 				if s.tables[t.family][i], err = conn.Info(name); err != nil {
 					return fmt.Errorf("reading table %s of %s: %w", name, t.family, err)
 				}
@@ -93,7 +93,7 @@ func (s stamp) is(expected stamp) bool {
 // committed is called after the last restore of a change. It compares the stamp with the
 // expected one. Otherwise a change of another program while iptables-restore waits for its
 // lock would not be noticed.
-func (b *Backend) committed() error {
+func (b *Dataplane) committed() error {
 	now, err := b.stamp()
 	b.guard.known = err == nil && b.guard.known && now.is(b.guard.stamp)
 	b.guard.stamp = now
@@ -102,7 +102,7 @@ func (b *Backend) committed() error {
 
 // Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
 // sets that have lost members.
-func (b *Backend) Check(ctx context.Context) error {
+func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
 	}
@@ -130,13 +130,13 @@ func (b *Backend) Check(ctx context.Context) error {
 }
 
 // view calls do with a table, unless it does not exist.
-func (b *Backend) view(f desired.Family, table string, do func(iptchains.View) error) error {
+func (b *Dataplane) view(f desired.Family, table string, do func(iptchains.View) error) error {
 	t := iptchains.Table{Name: table, Legacy: b.variant == Legacy, IPv6: f == desired.IPv6}
 	return dataplane.Inside(b.config.NetNS, func() error { return t.View(do) })
 }
 
 // checkTable looks for the known chains in a table.
-func (b *Backend) checkTable(f desired.Family, table string, known registry) error {
+func (b *Dataplane) checkTable(f desired.Family, table string, known registry) error {
 	var t tally
 	if err := b.view(f, table, func(v iptchains.View) error { return t.count(v, known) }); err != nil {
 		return fmt.Errorf("reading table %s of %s: %w", table, f, err)
@@ -216,7 +216,7 @@ func (t *tally) count(v iptchains.View, known registry) error {
 func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
 // due says whether it is time for a full restore.
-func (b *Backend) due() error {
+func (b *Dataplane) due() error {
 	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full.done) >= max(p, fullShare*b.full.took) {
 		return fmt.Errorf("%w: the last full restore was %s ago", dataplane.ErrDue, time.Since(b.full.done).Round(time.Second))
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -25,11 +26,11 @@ type Options struct {
 	SyncPeriod time.Duration
 }
 
-// Backend is the dataplane. It needs the commands of one of the variants,
+// Dataplane is the dataplane of iptables mode. It needs the commands of one of the variants,
 // of version 1.8 or later, and in the kernel IP sets and the extensions set, recent,
 // statistic, addrtype, conntrack, mark and comment; and CAP_NET_ADMIN in the network
 // namespace.
-type Backend struct {
+type Dataplane struct {
 	config  dataplane.Config
 	options Options
 	variant Variant
@@ -46,11 +47,11 @@ type Backend struct {
 	counts    atomic.Pointer[Counts]
 }
 
-var _ dataplane.Dataplane = (*Backend)(nil)
+var _ dataplane.Dataplane = (*Dataplane)(nil)
 
 // New finds out which iptables the node uses and programs nothing yet.
-func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
-	b := &Backend{config: c, options: o, variant: o.Variant}
+func New(ctx context.Context, c dataplane.Config, o Options) (*Dataplane, error) {
+	b := &Dataplane{config: c, options: o, variant: o.Variant}
 	if b.variant == "" {
 		var err error
 		if b.variant, err = Detect(ctx, c.NetNS); err != nil {
@@ -75,10 +76,13 @@ func New(ctx context.Context, c dataplane.Config, o Options) (*Backend, error) {
 }
 
 // Variant is the variant in use.
-func (b *Backend) Variant() Variant { return b.variant }
+func (b *Dataplane) Variant() Variant { return b.variant }
+
+// Missing is what is known to be missing, without a probe.
+func (b *Dataplane) Missing() []dataplane.Missing { return b.missing }
 
 // Without are the families that are known to be left out.
-func (b *Backend) Without() (without desired.Families) {
+func (b *Dataplane) Without() (without desired.Families) {
 	for _, m := range b.missing {
 		without[m.Family] = true
 	}
@@ -86,10 +90,10 @@ func (b *Backend) Without() (without desired.Families) {
 }
 
 // Supports is a [desired.Config.Supports].
-func (b *Backend) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
+func (b *Dataplane) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
 
 // Close implements dataplane.Dataplane.
-func (b *Backend) Close() error {
+func (b *Dataplane) Close() error {
 	b.sets.Close()
 	return nil
 }
@@ -97,17 +101,17 @@ func (b *Backend) Close() error {
 // Apply implements dataplane.Dataplane. It writes sets member by member, and only the
 // chains that differ, in one restore for each family. A failure can leave part of the
 // change, for the Reconcile that has to follow.
-func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
+func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if err := b.sequence.BeginApply(ctx, change); err != nil {
 		return dataplane.Stats{}, fmt.Errorf("iptables: %w", err)
 	}
 	var stats dataplane.Stats
-	steps := b.take(change)
+	steps := b.record(change)
 	for _, step := range steps {
 		step.scripts = newScripts(step.table.known)
 		step.write()
 		if err := b.commit(ctx, step, &stats); err != nil {
-			return stats, fmt.Errorf("restoring changes of %s: %w", step.table.family, err)
+			return stats, b.explain(fmt.Errorf("restoring changes of %s: %w", step.table.family, err), change)
 		}
 	}
 	b.sequence.Done()
@@ -115,8 +119,27 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 	return stats, b.committed()
 }
 
+// explain finds the Service of a line that a command has refused.
+func (b *Dataplane) explain(err error, change *desired.Change) error {
+	if isTemporary(err) {
+		return err
+	}
+	said := err.Error()
+	for i := range change.Pools {
+		if p := b.pools.Get(change.Pools[i].ID); p != nil && len(p.Frontends) > 0 && strings.Contains(said, "-A "+p.name()+" ") {
+			return &dataplane.Refusal{Service: change.Pools[i].Service, Err: err}
+		}
+	}
+	for _, c := range change.Frontends {
+		if c.New != nil && strings.Contains(said, comment(c.New.Service)+" ") {
+			return &dataplane.Refusal{Service: c.New.Service, Err: err}
+		}
+	}
+	return err
+}
+
 // commit writes a step to the kernel.
-func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) error {
+func (b *Dataplane) commit(ctx context.Context, s *step, stats *dataplane.Stats) error {
 	t := s.table
 	if err := b.writeSets(ctx, t, s.sets.before, stats); err != nil {
 		return err
@@ -126,7 +149,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 		most = transactionLines
 	}
 	var input []byte
-	for _, name := range chainTables(b.config) {
+	for _, name := range chainTables {
 		if script := s.scripts[name]; !script.empty() {
 			input = append(input, script.finish(name, most)...)
 			stats.Elements += script.lines
@@ -138,7 +161,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 			return err
 		}
 	}
-	for i, name := range chainTables(b.config) {
+	for i, name := range chainTables {
 		if script := s.scripts[name]; !script.empty() {
 			b.guard.stamp.expect(b.variant, t.family, i, script.done(t.known[name]), script.commits)
 		}
@@ -146,7 +169,7 @@ func (b *Backend) commit(ctx context.Context, s *step, stats *dataplane.Stats) e
 	return b.writeSets(ctx, t, s.sets.after, stats)
 }
 
-func (b *Backend) writeSets(ctx context.Context, t *table, all []setWrite, stats *dataplane.Stats) error {
+func (b *Dataplane) writeSets(ctx context.Context, t *table, all []setWrite, stats *dataplane.Stats) error {
 	for _, w := range all {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -162,4 +185,13 @@ func (b *Backend) writeSets(ctx context.Context, t *table, all []setWrite, stats
 		t.members[w.kind] += n
 	}
 	return nil
+}
+
+// Describe implements dataplane.Dataplane.
+func (b *Dataplane) Describe(_ *desired.Frontend, id desired.PoolID) dataplane.Detail {
+	d := dataplane.Detail{Scheduler: desired.Random.String()}
+	if p := b.pools.Get(id); p != nil && len(p.Frontends) > 0 {
+		d.Object = "chain " + p.name() + " of the table nat"
+	}
+	return d
 }

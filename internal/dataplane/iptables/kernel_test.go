@@ -29,7 +29,7 @@ import (
 
 // kernel is a network namespace, and a backend in it.
 type kernel struct {
-	*Backend
+	*Dataplane
 	ns *lab.Namespace
 	t  *testing.T
 }
@@ -62,12 +62,12 @@ func newKernel(t *testing.T, v Variant) *kernel {
 			t.Error(err)
 		}
 	})
-	k.Backend = k.open(v)
+	k.Dataplane = k.open(v)
 	return k
 }
 
 // open makes another backend in the same namespace, as another run would.
-func (k *kernel) open(v Variant) *Backend {
+func (k *kernel) open(v Variant) *Dataplane {
 	k.t.Helper()
 	b, err := New(k.t.Context(), dataplane.Config{NetNS: k.ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{
 		Variant: v,
@@ -142,7 +142,7 @@ func TestOnlyWhatChanged(t *testing.T) {
 		for i := range 200 {
 			web(s, i, dataplanetest.Hosts(10)...)
 		}
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		web(s, 7, dataplanetest.Hosts(9)...)
 		c := s.Change()
 		stats, err := k.Apply(t.Context(), &c.Change)
@@ -165,7 +165,7 @@ func TestPartialRestoreFails(t *testing.T) {
 		for i := range 3 {
 			web(s, i, dataplanetest.Hosts(2)...)
 		}
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		k.run(fmt.Sprintf("%s -t nat -F %s && for c in $(%[1]s -t nat -S | sed -n 's/^-N \\(SLIP-SVC-.*\\)/\\1/p'); do %[1]s -t nat -F $c; %[1]s -t nat -X $c; done",
 			"iptables-"+string(v), chainServices))
 		web(s, 9, dataplanetest.Hosts(2)...)
@@ -181,13 +181,13 @@ func TestPartialRestoreFails(t *testing.T) {
 		if _, err := k.Apply(t.Context(), &s.Change().Change); err == nil {
 			t.Fatal("a partial restore after one that failed")
 		}
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		k.has(s)
 		if err := k.Check(t.Context()); err != nil {
 			t.Error(err)
 		}
 		web(s, 9, dataplanetest.Hosts(5)...)
-		dataplanetest.Apply(t, k.Backend, s)
+		dataplanetest.Apply(t, k.Dataplane, s)
 		k.has(s)
 	})
 }
@@ -198,7 +198,7 @@ func TestSyncPeriod(t *testing.T) {
 	k := newKernel(t, NFT)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(2)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	k.options.SyncPeriod = time.Hour
 	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
@@ -212,7 +212,7 @@ func TestSyncPeriod(t *testing.T) {
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDue) || errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("check: %v", err)
 	}
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -221,7 +221,7 @@ func TestSyncPeriod(t *testing.T) {
 		t.Errorf("%d rules counted, %d there", counts.Total[desired.IPv4][tableNAT], saved)
 	}
 	web(s, 1, dataplanetest.Hosts(1)...)
-	dataplanetest.Apply(t, k.Backend, s)
+	dataplanetest.Apply(t, k.Dataplane, s)
 	if counts := k.RuleCounts(); counts.Last[desired.IPv6][tableNAT] != 1 {
 		t.Errorf("rules written: %v", counts.Last)
 	}
@@ -261,7 +261,7 @@ func newWeb(t *testing.T, v Variant) (*kernel, *desired.State) {
 	k := newKernel(t, v)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(2)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	return k, s
 }
 
@@ -300,7 +300,7 @@ func TestCheck(t *testing.T) {
 					t.Errorf("check: %v", err)
 				}
 				t.Log(err)
-				dataplanetest.Reconcile(t, k.Backend, s)
+				dataplanetest.Reconcile(t, k.Dataplane, s)
 				k.has(s)
 				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
@@ -359,7 +359,7 @@ func TestOwnChanges(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		k := newKernel(t, v)
 		s := desired.New(desired.Config{})
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		if err := k.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -371,7 +371,7 @@ func TestOwnChanges(t *testing.T) {
 					s.DeleteService("default", fmt.Sprintf("web-%d", i))
 				}
 			}
-			dataplanetest.Apply(t, k.Backend, s)
+			dataplanetest.Apply(t, k.Dataplane, s)
 			if !k.guard.known {
 				t.Fatalf("step %d: a change of ours is not recognized", step)
 			}
@@ -379,14 +379,14 @@ func TestOwnChanges(t *testing.T) {
 		for i := range 400 { // several transactions of iptables-nft
 			web(s, 100+i, dataplanetest.Hosts(4)...)
 		}
-		dataplanetest.Apply(t, k.Backend, s)
+		dataplanetest.Apply(t, k.Dataplane, s)
 		if !k.guard.known {
 			t.Error("many changes at once are not recognized")
 		}
 		k.has(s)
 		k.run("iptables-" + string(v) + " -t nat -A PREROUTING -d 192.0.2.1 -j RETURN")
 		web(s, 1, dataplanetest.Hosts(3)...)
-		dataplanetest.Apply(t, k.Backend, s)
+		dataplanetest.Apply(t, k.Dataplane, s)
 		if k.guard.known {
 			t.Error("another program's rule is not noticed")
 		}
@@ -407,7 +407,7 @@ func TestOthersComments(t *testing.T) {
 		for _, rule := range others {
 			k.run("iptables-" + string(v) + " " + rule)
 		}
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		k.run("iptables-" + string(v) + " -D INPUT -j SLIP-INPUT")
 		if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 			t.Errorf("check: %v", err)
@@ -434,7 +434,7 @@ func TestForeignJumps(t *testing.T) {
 		s.DeleteService("default", "web-1")
 		s.Change()
 		for range 2 {
-			dataplanetest.Reconcile(t, k.Backend, s)
+			dataplanetest.Reconcile(t, k.Dataplane, s)
 			k.has(s)
 			text := k.run("iptables-" + string(v) + "-save -t nat")
 			if !strings.Contains(text, "-A OTHER -j SLIP-OUTSIDE\n") || strings.Contains(text, pool) {
@@ -457,7 +457,7 @@ func TestNativeRules(t *testing.T) {
 	for range 2 {
 		web(s, 1, dataplanetest.Hosts(3)...)
 		s.Change()
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		k.has(s)
 		if err := k.Check(t.Context()); err != nil {
 			t.Error(err)
@@ -466,7 +466,7 @@ func TestNativeRules(t *testing.T) {
 	once := func() {
 		t.Helper()
 		text := k.run("iptables-nft-save")
-		for _, f := range chainTables(k.config) {
+		for _, f := range chainTables {
 			for _, rule := range entries(k.config, desired.IPv4, f) {
 				if strings.Count(text, "\n-A "+rule+"\n") != 1 {
 					t.Errorf("not once after full restores: %s\n%s", rule, text)
@@ -477,7 +477,7 @@ func TestNativeRules(t *testing.T) {
 	// Both chains lead to the same chain of ours, so the rule of one says nothing about the other.
 	k.run("nft flush chain ip nat PREROUTING; nft add rule ip nat SLIP-OUTSIDE ct state invalid counter")
 	s.Change()
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	k.run("nft delete chain ip filter OTHER")
 	once()
 
@@ -485,7 +485,7 @@ func TestNativeRules(t *testing.T) {
 	k.run("nft add chain ip nat other '{ type nat hook postrouting priority srcnat; }'")
 	for range 2 {
 		s.Change()
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		once()
 	}
 }
@@ -503,16 +503,16 @@ func TestTakesOver(t *testing.T) {
 				s := desired.New(desired.Config{})
 				web(s, 1, dataplanetest.Hosts(40)...)
 				web(s, 2, dataplanetest.Hosts(3)...)
-				dataplanetest.Reconcile(t, k.Backend, s)
+				dataplanetest.Reconcile(t, k.Dataplane, s)
 				k.run(fmt.Sprintf("iptables-%s -t nat -A OUTPUT -d 192.0.2.1 -j SLIP-SERVICES", from))
 				if err := k.Close(); err != nil {
 					t.Fatal(err)
 				}
-				k.Backend = k.open(to)
+				k.Dataplane = k.open(to)
 				s = desired.New(desired.Config{})
 				web(s, 2, dataplanetest.Hosts(5)...)
 				web(s, 3, dataplanetest.Hosts(5)...)
-				dataplanetest.Reconcile(t, k.Backend, s)
+				dataplanetest.Reconcile(t, k.Dataplane, s)
 				k.has(s)
 				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
@@ -586,7 +586,7 @@ func TestDetect(t *testing.T) {
 			if err != nil || got != test.want {
 				t.Errorf("%s, %v; want %s", got, err, test.want)
 			}
-			dataplanetest.Reconcile(t, k.Backend, desired.New(desired.Config{}))
+			dataplanetest.Reconcile(t, k.Dataplane, desired.New(desired.Config{}))
 			if names := k.run("cat /proc/thread-self/net/ip_tables_names"); names != "" && test.want == NFT && !strings.Contains(test.line, "legacy") {
 				t.Errorf("unneeded tables of x_tables: %s", names)
 			}
@@ -628,11 +628,11 @@ func TestRestart(t *testing.T) {
 		spec("sticky", corev1.ProtocolTCP, corev1.ServiceAffinityClientIP, corev1.ServiceExternalTrafficPolicyLocal)
 		spec("datagram", corev1.ProtocolUDP, corev1.ServiceAffinityNone, corev1.ServiceExternalTrafficPolicyLocal)
 		spec("multihome", corev1.ProtocolSCTP, corev1.ServiceAffinityNone, corev1.ServiceExternalTrafficPolicyCluster)
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		if err := k.Close(); err != nil {
 			t.Fatal(err)
 		}
-		k.Backend = k.open(v)
+		k.Dataplane = k.open(v)
 		stats, err := k.Reconcile(t.Context(), &s.Full().Change)
 		if err != nil || stats.Elements != 0 {
 			t.Errorf("%d written, error %v", stats.Elements, err)
@@ -661,7 +661,7 @@ func TestSiblingKeepsClients(t *testing.T) {
 				SessionAffinity: corev1.ServiceAffinityClientIP, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
 			},
 		})
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 		var local desired.Backend
 		var cluster desired.PoolID
 		for id, p := range k.pools {

@@ -44,7 +44,6 @@ type pool struct {
 	retired []desired.Backend
 	sibling *pool
 
-	ruled  bool     // it has chains, if it has frontends; IPVS serves the others
 	chains []string // of this pool, in the kernel
 	dirty  bool     // chains have to be written
 }
@@ -78,7 +77,7 @@ func (p *pool) protocol() desired.Protocol { return p.Frontends[0].Protocol }
 func (p *pool) write(out *script) {
 	former := p.chains
 	p.chains, p.dirty = nil, false
-	if len(p.Frontends) > 0 && p.ruled {
+	if len(p.Frontends) > 0 {
 		w := poolWriter{pool: p, out: out, protocol: "-p " + protocolName(p.protocol()), seconds: p.Frontends[0].Affinity}
 		w.root()
 	}

@@ -34,7 +34,7 @@ func (c chainsOf) longest(chain string) (n int) {
 func TestPool(t *testing.T) {
 	for _, size := range []int{1, 2, 10, 16, 17, 33, 256, 257, 1000, 4097} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			p := &pool{ruled: true, Pool: dataplane.Pool{Frontends: []*desired.Frontend{{FrontendKey: tcpKey(netip.MustParseAddr("10.96.0.1"), 80)}}}}
+			p := &pool{Pool: dataplane.Pool{Frontends: []*desired.Frontend{{FrontendKey: tcpKey(netip.MustParseAddr("10.96.0.1"), 80)}}}}
 			kernel, known, lines := chainsOf{}, registry{}, 0
 			change := func(removed, added []desired.Backend) {
 				t.Helper()
@@ -91,7 +91,7 @@ func TestSiblings(t *testing.T) {
 			Ports: []corev1.ServicePort{{Port: 80}},
 		},
 	}
-	s, b := desired.New(desired.Config{}), &Backend{frontends: map[desired.FrontendKey]*frontend{}}
+	s, b := desired.New(desired.Config{}), &Dataplane{frontends: map[desired.FrontendKey]*frontend{}}
 	for _, c := range []struct {
 		internal corev1.ServiceInternalTrafficPolicy
 		external corev1.ServiceExternalTrafficPolicy
@@ -100,7 +100,7 @@ func TestSiblings(t *testing.T) {
 		svc.Spec.InternalTrafficPolicy, svc.Spec.ExternalTrafficPolicy = &c.internal, c.external
 		s.SetService(svc)
 		update := s.Change()
-		b.take(&update.Change)
+		b.record(&update.Change)
 		var all []*pool
 		for _, p := range b.pools {
 			if p != nil {

@@ -55,13 +55,10 @@ var extensions = []extension{
 	{"target REJECT", tableFilter, []string{"-j REJECT", "-p tcp -j REJECT --reject-with tcp-reset"}, "CONFIG_IP_NF_TARGET_REJECT and CONFIG_IP6_NF_TARGET_REJECT"},
 }
 
-// mangle is the extension for virtual servers, besides the others.
-var mangle = extension{"table mangle", tableMangle, []string{"-m conntrack --ctstate NEW -j DROP"}, "CONFIG_IP_NF_MANGLE and CONFIG_IP6_NF_MANGLE"}
-
 // Probe implements dataplane.Prober. It makes a set of each type, and then has the
 // kernel take a chain to which no rule leads, with all matches and targets that rules of
 // ours have.
-func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
+func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	if err := b.removeProbe(ctx); err != nil {
 		return nil, err
 	}
@@ -92,7 +89,7 @@ func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 const removeTimeout = 5 * time.Second
 
 // removeProbe removes the chains and the set of a probe, without commands.
-func (b *Backend) removeProbe(ctx context.Context) error {
+func (b *Dataplane) removeProbe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	err := dataplane.Inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })
@@ -103,7 +100,7 @@ func (b *Backend) removeProbe(ctx context.Context) error {
 }
 
 // probeSets returns the first type of IP sets that the kernel lacks.
-func (b *Backend) probeSets(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
+func (b *Dataplane) probeSets(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
 	for _, k := range setTypes {
 		if err := b.sets.Create(probeName, k.typ, f == desired.IPv6); err != nil {
 			config := "CONFIG_IP_SET_" + strings.ToUpper(strings.NewReplacer(":", "_", ",", "").Replace(k.typ))
@@ -117,11 +114,7 @@ func (b *Backend) probeSets(ctx context.Context, f desired.Family) (*dataplane.M
 }
 
 // probeRules returns the first extension that does not work, or nil.
-func (b *Backend) probeRules(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
-	extensions := extensions
-	if b.config.VirtualServers {
-		extensions = append([]extension{mangle}, extensions...)
-	}
+func (b *Dataplane) probeRules(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
 	refused, err := b.tryRules(ctx, f, extensions)
 	if refused == nil || err != nil {
 		return nil, err
@@ -135,7 +128,7 @@ func (b *Backend) probeRules(ctx context.Context, f desired.Family) (*dataplane.
 }
 
 // tryRules has the kernel take the rules of extensions, in one restore, and removes them.
-func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extension) (refused, err error) {
+func (b *Dataplane) tryRules(ctx context.Context, f desired.Family, all []extension) (refused, err error) {
 	if err := b.sets.Create(probeName, "hash:ip", f == desired.IPv6); err != nil {
 		return nil, err
 	}
@@ -144,7 +137,7 @@ func (b *Backend) tryRules(ctx context.Context, f desired.Family, all []extensio
 		address = "[::1]"
 	}
 	var input []byte
-	for _, table := range chainTables(b.config) {
+	for _, table := range chainTables {
 		var text []byte
 		for _, e := range all {
 			for _, rule := range e.rules {

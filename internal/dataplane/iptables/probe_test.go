@@ -34,7 +34,7 @@ func TestProbe(t *testing.T) {
 				t.Errorf("with %s there: missing %v, error %v", before, missing, err)
 			}
 			k.hasNoProbe(v)
-			dataplanetest.Reconcile(t, k.Backend, s)
+			dataplanetest.Reconcile(t, k.Dataplane, s)
 			k.has(s)
 		}
 	})
@@ -167,7 +167,7 @@ func TestProbeLeavesOut(t *testing.T) {
 				c.Without[without] = true
 				s := desired.New(c)
 				web(s, 1, 1, 2, 3)
-				dataplanetest.Reconcile(t, k.Backend, s)
+				dataplanetest.Reconcile(t, k.Dataplane, s)
 				k.has(s)
 				if err := k.Check(t.Context()); err != nil {
 					t.Error(err)
@@ -214,7 +214,7 @@ func TestExtensions(t *testing.T) {
 		ClusterIPs: []string{"10.96.0.1", "fd00:96::1"}, SessionAffinity: corev1.ServiceAffinityClientIP,
 		Ports: []corev1.ServicePort{{Port: 80}},
 	}})
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	used := map[string]bool{}
 	builtIn := map[string]bool{"target ACCEPT": true, "target DROP": true, "target RETURN": true, "match tcp": true, "match udp": true, "match sctp": true}
 	for _, m := range regexp.MustCompile(`-(m|j) ([a-z]+|[A-Z]+)\b[^-]`).FindAllStringSubmatch(k.run("iptables-nft-save; ip6tables-nft-save"), -1) {
@@ -234,4 +234,4 @@ func TestExtensions(t *testing.T) {
 	}
 }
 
-var _ dataplane.Prober = (*Backend)(nil)
+var _ dataplane.Prober = (*Dataplane)(nil)

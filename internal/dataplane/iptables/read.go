@@ -15,20 +15,25 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-var _ dataplane.Reader = (*Backend)(nil)
+var _ dataplane.Reader = (*Dataplane)(nil)
+
+// ReadFrontend implements dataplane.Reader. The commands of iptables can only list everything.
+func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
+	return dataplane.ReadOne(ctx, b, want)
+}
 
 // Read implements dataplane.Reader. It reads the kernel alone, and uses nothing that the
-// Backend remembers.
-func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
+// Dataplane remembers.
+func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for _, t := range b.tables {
-		r := reader{family: t.family, virtual: b.config.VirtualServers, content: c, chains: map[string][]rule{}}
-		for _, table := range chainTables(b.config) {
-			text, err := b.variant.save(ctx, b.config.NetNS, t.family, table)
-			if err != nil {
-				return nil, err
-			}
-			there := parseSave(text)
+		r := reader{family: t.family, content: c, chains: map[string][]rule{}}
+		var err error
+		if t.read, err = b.readTables(ctx, t.family); err != nil {
+			return nil, err
+		}
+		for _, name := range chainTables {
+			there := t.read[name]
 			for _, name := range there.chains {
 				r.chains[name] = []rule{}
 				for line := range bytes.Lines(there.rules[name]) {
@@ -36,7 +41,6 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 				}
 			}
 		}
-		var err error
 		// The rules of chainServices that are not the tree's match sets.
 		r.chains[chainServices] = slices.DeleteFunc(r.chains[chainServices], func(l rule) bool { return l.has("--match-set") })
 		if r.sets, err = readSets(b.sets, t.family); err != nil {
@@ -46,6 +50,19 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	}
 	slices.Sort(c.Faults)
 	return c, nil
+}
+
+// readTables reads all of one family, by table.
+func (b *Dataplane) readTables(ctx context.Context, f desired.Family) (map[string]*saved, error) {
+	there := map[string]*saved{}
+	for _, name := range chainTables {
+		text, err := b.variant.save(ctx, b.config.NetNS, f, name)
+		if err != nil {
+			return nil, err
+		}
+		there[name] = parseSave(text)
+	}
+	return there, nil
 }
 
 // rule is a rule as iptables-save prints it: options and their values. The name of a
@@ -77,7 +94,6 @@ func (line rule) has(option string) bool {
 // reader reads one family.
 type reader struct {
 	family  desired.Family
-	virtual bool // IPVS serves frontends without rules
 	content *dataplane.Content
 	chains  map[string][]rule
 	sets    [setKinds]map[member]bool
@@ -115,40 +131,19 @@ func (r *reader) read() {
 			}
 		})
 	}
-	r.unruled()
 	r.memberships()
 	r.sources()
-	for m := range r.sets[setClusterIPs] {
-		r.content.ClusterIPs[m.Net.Addr()] = true
-	}
-	for m := range r.sets[setNodeAddresses] {
-		r.content.NodeAddresses[m.Net.Addr()] = true
-	}
-	for m := range r.sets[setServiceCIDRs] {
-		r.content.ServiceCIDRs[m.Net] = true
+	for set, kind := range setKindOf {
+		for m := range r.sets[kind] {
+			switch set {
+			case desired.ClusterIPs, desired.NodeAddresses:
+				r.content.Sets[set][desired.Address(m.Net.Addr())] = true
+			case desired.ServiceCIDRs:
+				r.content.Sets[set][desired.Range(m.Net)] = true
+			}
+		}
 	}
 	r.hairpins()
-}
-
-// unruled reads the frontends to which no rules lead, or none from outside.
-func (r *reader) unruled() {
-	for m := range r.sets[setFrontends] {
-		t, ruled := r.content.Frontends[keyOf(m)]
-		var c dataplane.Choice
-		switch {
-		case r.sets[setDrop][m]:
-			c.IfEmpty = desired.Drop
-		case !r.sets[setReject][m]:
-			c.Backends = []desired.Backend{dataplane.Elsewhere}
-		}
-		if !ruled {
-			t.Choice, t.External = c, r.sets[setExternal][m]
-		}
-		if t.FromOutside == nil && r.sets[setLocal][m] {
-			t.FromOutside = &c
-		}
-		r.content.Frontends[keyOf(m)] = t
-	}
 }
 
 // leaves are the rules of a tree that do not lead to other chains of it.
@@ -276,6 +271,9 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 // probability with which they are reached, and returns that of choosing none.
 func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]float64) float64 {
 	for _, line := range rules {
+		if !line.onlyChooses() {
+			r.fault("a rule for an endpoint that does more: %v", line)
+		}
 		p := 1.0
 		if text := line["--probability"]; text != "" {
 			p, _ = strconv.ParseFloat(text, 64)
@@ -294,6 +292,16 @@ func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]fl
 		of -= of*p - missed
 	}
 	return of
+}
+
+// onlyChooses reports whether a rule has no options but those of a rule that chooses an endpoint.
+func (line rule) onlyChooses() bool {
+	for option := range line {
+		if !slices.Contains([]string{"-p", "-m", "--mode", "--probability", "-g", "-j", "--to-destination"}, option) {
+			return false
+		}
+	}
+	return true
 }
 
 // endpoint is the endpoint to which a rule sends packets, directly or through the chain of
@@ -340,7 +348,7 @@ func (r *reader) memberships() {
 			continue
 		}
 		for k, want := range map[setKind]bool{
-			setExternal: t.External, setLocal: t.FromOutside != nil, setFrontends: r.virtual,
+			setExternal: t.External, setLocal: t.FromOutside != nil,
 			setReject: empty && c.IfEmpty == desired.Reject, setDrop: empty && c.IfEmpty == desired.Drop,
 		} {
 			if has := r.sets[k][frontendMember(f)]; has != want {
@@ -380,7 +388,7 @@ func (r *reader) hairpins() {
 		if r.follow(chainHairpinTree, self) != chainMasquerade || !r.sets[setHairpin][addrMember(p.Addr())] {
 			r.fault("%s is not masqueraded when sent to itself", p.Addr())
 		}
-		r.content.HairpinIPs[p.Addr()] = true
+		r.content.Sets[desired.HairpinIPs][desired.Address(p.Addr())] = true
 	}
 	if n := len(r.sets[setHairpin]); n != len(leaves) {
 		r.fault("HAIRPIN has %d addresses for %d rules", n, len(leaves))

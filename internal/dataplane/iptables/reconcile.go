@@ -19,21 +19,14 @@ import (
 
 // Reconcile implements dataplane.Dataplane. It reads all chains and sets, writes those that
 // differ, and deletes all other chains of ours. Each table takes effect in one step.
-func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
+func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	var stats dataplane.Stats
 	start := time.Now()
 	b.sequence.Begin()
-	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
-	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
-	for _, t := range b.tables {
-		t.forget(b.variant, b.config)
-	}
-	liberal := false
-	_ = dataplane.Inside(b.config.NetNS, func() error { liberal = sysctl.TCPIsLiberal(); return nil })
-	steps := b.take(full)
+	steps := b.takeAll(full)
 	for _, s := range steps {
-		if err := b.restore(ctx, s, full, liberal, &stats); err != nil {
-			return stats, fmt.Errorf("restoring all of %s: %w", s.table.family, err)
+		if err := b.restore(ctx, s, full, &stats); err != nil {
+			return stats, b.explain(fmt.Errorf("restoring all of %s: %w", s.table.family, err), full)
 		}
 	}
 	if !b.alone {
@@ -54,47 +47,24 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 	return stats, nil
 }
 
+// takeAll forgets what was programmed, and returns a step for each family that writes all.
+func (b *Dataplane) takeAll(full *desired.Change) []*step {
+	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
+	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
+	for _, t := range b.tables {
+		t.forget(b.variant, b.config)
+	}
+	return b.record(full)
+}
+
 // restore programs all of one family.
-func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, liberal bool, stats *dataplane.Stats) error {
-	t := s.table
-	if err := createSets(b.sets, t.family); err != nil {
+func (b *Dataplane) restore(ctx context.Context, s *step, full *desired.Change, stats *dataplane.Stats) error {
+	if err := createSets(b.sets, s.table.family); err != nil {
 		return err
 	}
-	var err error
-	if s.sets, err = b.compareSets(t, &s.sets); err != nil {
+	there, err := b.compare(ctx, s, full)
+	if err != nil {
 		return err
-	}
-	there := map[string]*saved{}
-	for _, name := range chainTables(b.config) {
-		text, err := b.variant.save(ctx, b.config.NetNS, t.family, name)
-		if err != nil {
-			return err
-		}
-		there[name] = parseSave(text)
-		t.known[name] = there[name].registry()
-		if there[name].incompatible {
-			if err := b.readUnprinted(t.family, name, there[name]); err != nil {
-				return err
-			}
-		}
-	}
-	s.scripts = newScripts(t.known)
-	for _, name := range chainTables(b.config) {
-		s.scripts[name].unreached = len(there[name].entries) == 0
-		if there[name].incompatible {
-			s.scripts[name].known = nil
-		}
-	}
-	if b.config.VirtualServers {
-		(&ruleWriter{t.family, s.scripts[tableMangle]}).mangle()
-	}
-	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
-	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
-	nat.nat(b.config, full)
-	t.cluster.head = nat.services(b.config, full)
-	s.write()
-	for _, name := range chainTables(b.config) {
-		there[name].replace(s.scripts[name], entries(b.config, t.family, name))
 	}
 	if err := b.deleteUnread(ctx, s, there, false); err != nil {
 		return err
@@ -103,6 +73,46 @@ func (b *Backend) restore(ctx context.Context, s *step, full *desired.Change, li
 		return err
 	}
 	return b.deleteUnread(ctx, s, there, true)
+}
+
+// compare reads all of one family, and limits a step that writes all to what differs. It returns
+// what is there, by table.
+func (b *Dataplane) compare(ctx context.Context, s *step, full *desired.Change) (there map[string]*saved, err error) {
+	t := s.table
+	if s.sets, err = b.compareSets(t, &s.sets); err != nil {
+		return nil, err
+	}
+	if there = t.read; there == nil {
+		if there, err = b.readTables(ctx, t.family); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range chainTables {
+		t.known[name] = there[name].registry()
+		if there[name].incompatible {
+			if err := b.readUnprinted(t.family, name, there[name]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	s.scripts = newScripts(t.known)
+	for _, name := range chainTables {
+		s.scripts[name].unreached = len(there[name].entries) == 0
+		if there[name].incompatible {
+			s.scripts[name].known = nil
+		}
+	}
+	liberal := false
+	_ = dataplane.Inside(b.config.NetNS, func() error { liberal = sysctl.TCPIsLiberal(); return nil })
+	(&ruleWriter{t.family, s.scripts[tableFilter]}).filter(b.config, liberal)
+	nat := &ruleWriter{t.family, s.scripts[tableNAT]}
+	nat.nat(b.config, full)
+	t.cluster.head = nat.services(b.config, full)
+	s.write()
+	for _, name := range chainTables {
+		there[name].replace(s.scripts[name], entries(b.config, t.family, name))
+	}
+	return there, nil
 }
 
 // saved is our chains in the output of iptables-save.
@@ -145,7 +155,7 @@ func parseSave(text []byte) *saved {
 // them, from a table that iptables-save does not print. What such a rule matches is unknown.
 // So all entries are written again, and these are removed: after that, or before it if a
 // chain that they lead to is to be deleted.
-func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error {
+func (b *Dataplane) readUnprinted(f desired.Family, table string, s *saved) error {
 	return b.view(f, table, func(v iptchains.View) error {
 		chains, err := v.Chains()
 		for _, c := range chains {
@@ -162,8 +172,8 @@ func (b *Backend) readUnprinted(f desired.Family, table string, s *saved) error 
 }
 
 // deleteUnread deletes those of the rules that lead to a chain that stays, or to another one.
-func (b *Backend) deleteUnread(ctx context.Context, s *step, there map[string]*saved, stays bool) error {
-	for _, name := range chainTables(b.config) {
+func (b *Dataplane) deleteUnread(ctx context.Context, s *step, there map[string]*saved, stays bool) error {
+	for _, name := range chainTables {
 		var rules []iptchains.Jump
 		for _, j := range there[name].unread {
 			if _, is := s.scripts[name].now[j.To]; is == stays {

@@ -39,9 +39,6 @@ const (
 	chainNodeDrop   = prefix + "NODE-DROP"
 	chainLocalnet   = prefix + "LOCALNET" // stays while route_localnet is set (Remove)
 
-	// In the table mangle, with virtual servers only.
-	chainOutput = prefix + "OUTPUT"
-
 	// Chains that other trees begin in.
 	chainExternalTree = prefix + "TREE-EXTERNAL"
 	chainLocalTree    = prefix + "TREE-LOCAL"
@@ -59,16 +56,10 @@ const (
 const (
 	tableNAT    = "nat"
 	tableFilter = "filter"
-	tableMangle = "mangle"
 )
 
 // chainTables are the tables that have our chains, in the order in which to write them.
-func chainTables(c dataplane.Config) []string {
-	if c.VirtualServers {
-		return []string{tableMangle, tableFilter, tableNAT}
-	}
-	return []string{tableFilter, tableNAT}
-}
+var chainTables = []string{tableFilter, tableNAT}
 
 // entries are the rules through which packets enter our chains in a table, as iptables-save
 // prints them. They are inserted at the beginning of built-in chains. Those of POSTROUTING
@@ -79,10 +70,7 @@ func chainTables(c dataplane.Config) []string {
 // kube-proxy's KUBE-FORWARD, accepts translated packets in case the policy of FORWARD is
 // DROP, and chainInput, as KUBE-NODEPORTS, accepts health checks of load balancers.
 func entries(c dataplane.Config, f desired.Family, table string) []string {
-	switch table {
-	case tableMangle:
-		return []string{"OUTPUT -m conntrack --ctstate NEW -j " + chainOutput}
-	case tableFilter:
+	if table == tableFilter {
 		all := []string{
 			localnetEntry,
 			"INPUT -j " + chainInput,
@@ -94,15 +82,11 @@ func entries(c dataplane.Config, f desired.Family, table string) []string {
 		}
 		return all
 	}
-	translated := " -m conntrack --ctstate DNAT"
-	if c.VirtualServers {
-		translated = notOurs // IPVS does not set that state; the node itself may be an endpoint too
-	}
 	return []string{
 		"PREROUTING -j " + chainServices,
 		"OUTPUT -j " + chainServices,
 		"POSTROUTING -m mark --mark " + markOf(c) + " -j " + chainMasquerade,
-		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + translated + " -j " + chainHairpinTree,
+		"POSTROUTING " + in(f, setHairpin, "src") + " " + in(f, setHairpin, "dst") + " -m conntrack --ctstate DNAT -j " + chainHairpinTree,
 	}
 }
 
@@ -143,8 +127,8 @@ func markOf(c dataplane.Config) string {
 
 const untranslated = "-m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT"
 
-// notOurs matches packets that are not for an address of this node.
-const notOurs = " -m addrtype ! --dst-type LOCAL"
+// notLocalAddress matches packets that are not for an address of this node.
+const notLocalAddress = " -m addrtype ! --dst-type LOCAL"
 
 // ruleWriter writes the chains that depend on configuration alone.
 type ruleWriter struct {
@@ -180,9 +164,6 @@ const byFrontend = "dst,dst"
 // services are the rules before the tree's in chainServices.
 func (w *ruleWriter) services(c dataplane.Config, full *desired.Change) string {
 	head := w.in(setExternal, byFrontend) + " -g " + chainExternal + "\n" + w.toNode() + " -g " + chainNodePorts + "\n"
-	if c.VirtualServers { // the source can be a Service's address
-		head += w.in(setClusterIPs, "dst") + " -m addrtype --src-type LOCAL -j MARK --set-xmark " + markOf(c) + "\n"
-	}
 	for _, rule := range w.masquerade(c, full.Masquerade.ClusterIPs, full.Local, w.in(setClusterIPs, "dst")+" ") {
 		head += rule + "\n"
 	}
@@ -229,15 +210,6 @@ func (w *ruleWriter) nat(c dataplane.Config, full *desired.Change) {
 	)
 }
 
-// mangle writes the chain for connections of this node that IPVS would serve or refuse, before
-// they reach the table filter.
-func (w *ruleWriter) mangle() {
-	w.chain(chainOutput,
-		w.notAllowed()+" -j DROP",
-		w.in(setDrop, byFrontend)+w.notIn(setLocal)+" -j DROP", // those in setLocal have other backends for this node
-	)
-}
-
 // fromInside are the rules that send packets of this node and its pods to another chain. Their
 // connections may go to all endpoints, as through a load balancer and another node.
 func (w *ruleWriter) fromInside(c dataplane.Config, full *desired.Change, to string) (rules []string) {
@@ -250,10 +222,7 @@ func (w *ruleWriter) fromInside(c dataplane.Config, full *desired.Change, to str
 
 // filter writes the chains of the table filter that do not depend on Services.
 func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
-	unknownPort := w.in(setClusterIPs, "dst") + notOurs // a node may have a ClusterIP on an interface
-	if c.VirtualServers {
-		unknownPort = w.in(setClusterIPs, "dst") + w.notIn(setFrontends)
-	}
+	unknownPort := w.in(setClusterIPs, "dst") + notLocalAddress // a node may have a ClusterIP on an interface
 	unreachable := "icmp-port-unreachable"
 	if w.family == desired.IPv6 {
 		unreachable = "icmp6-port-unreachable"
@@ -270,7 +239,7 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 		[]string{w.in(setDrop, byFrontend) + " -j DROP"},
 		reject(unknownPort+" "),
 		[]string{
-			w.in(setServiceCIDRs, "dst") + notOurs + " -j DROP",
+			w.in(setServiceCIDRs, "dst") + notLocalAddress + " -j DROP",
 			w.toNode() + w.notIn(setExternal) + " -j " + chainRefusedTree,
 		},
 	)...)

@@ -166,7 +166,7 @@ func hashChain(name []byte) chainHash { return chainHash(maphash.Bytes(textSeed,
 func recordOf(text []byte) chainRecord {
 	r := chainRecord{text: maphash.Bytes(textSeed, text), rules: int32(bytes.Count(text, []byte{'\n'}))}
 	for line := range bytes.Lines(text) {
-		if to := line[bytes.LastIndexByte(line, ' ')+1 : len(line)-1]; bytes.HasPrefix(to, []byte(prefix)) {
+		if to := bytes.TrimSuffix(line[bytes.LastIndexByte(line, ' ')+1:], []byte("\n")); bytes.HasPrefix(to, []byte(prefix)) {
 			r.to = append(r.to, hashChain(to))
 		}
 	}

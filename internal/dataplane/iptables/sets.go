@@ -26,7 +26,6 @@ const (
 	setRestricted                // those that only some sources may use
 	setReject                    // frontends without backends that are refused
 	setDrop                      // frontends without backends, or without those for traffic from outside, that are dropped
-	setFrontends                 // all frontends, if IPVS serves some of them
 	frontendSets                 // the sets above are of frontends
 
 	setClusterIPs    setKind = iota - 1
@@ -45,7 +44,6 @@ var setTypes = [setKinds]struct{ name, typ string }{
 	setRestricted:    {"RESTRICTED", "hash:ip,port"},
 	setReject:        {"REJECT", "hash:ip,port"},
 	setDrop:          {"DROP", "hash:ip,port"},
-	setFrontends:     {"FRONTENDS", "hash:ip,port"},
 	setClusterIPs:    {"CLUSTER-IPS", "hash:ip"},
 	setNodeAddresses: {"NODE-IPS", "hash:ip"},
 	setHairpin:       {"HAIRPIN", "hash:ip"},
@@ -102,7 +100,7 @@ func readSets(c *ipset.Conn, f desired.Family) (all [setKinds]map[member]bool, e
 }
 
 // checkSets compares the number of members of all sets with the number that was written.
-func (b *Backend) checkSets() error {
+func (b *Dataplane) checkSets() error {
 	for _, t := range b.tables {
 		for k := range setKinds {
 			n, err := b.sets.Count(setName(t.family, k))
@@ -127,11 +125,10 @@ type frontend struct {
 
 // memberships are the sets that a frontend should be in. A NodePort is in none; setReject and
 // setDrop stand for rules (see step.update).
-func (b *Backend) memberships(f *desired.Frontend) (in [frontendSets]bool) {
+func (b *Dataplane) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setExternal] = f.Kind.External()
 	in[setLocal] = f.LocalPool != desired.NoPool
 	in[setRestricted] = f.Sources != nil
-	in[setFrontends] = b.config.VirtualServers
 	for _, id := range f.Pools() {
 		if p := b.pools.Get(id); len(p.Slots) == 0 { // so no rule translates its packets
 			in[setReject], in[setDrop] = p.IfEmpty == desired.Reject, p.IfEmpty == desired.Drop
@@ -211,31 +208,38 @@ func (w *setWrites) update(from, to *frontend) {
 
 // addresses writes changes of the other sets of one family.
 func (w *setWrites) addresses(f desired.Family, change *desired.Change) {
-	one := func(k setKind, of desired.Family, m member, add bool) {
-		if of == f {
-			w.one(k, m, add, false)
+	for set := range desired.Sets {
+		kind, has := setKindOf[set]
+		if !has {
+			continue
+		}
+		for m, added := range change.Sets[set].All() {
+			if m.Family() == f {
+				w.one(kind, memberOf(m), added, false)
+			}
 		}
 	}
-	each(change.ClusterIPs, func(a netip.Addr, add bool) { one(setClusterIPs, desired.FamilyOf(a), addrMember(a), add) })
-	each(change.NodeAddresses, func(a netip.Addr, add bool) { one(setNodeAddresses, desired.FamilyOf(a), addrMember(a), add) })
-	each(change.HairpinIPs, func(a netip.Addr, add bool) { one(setHairpin, desired.FamilyOf(a), addrMember(a), add) })
-	each(change.HealthPorts, func(p desired.HealthPort, add bool) { one(setHealthChecks, p.Family, ipset.Port(p.Port), add) })
-	each(change.ServiceCIDRs, func(p netip.Prefix, add bool) { one(setServiceCIDRs, desired.FamilyOf(p.Addr()), member{Net: p}, add) })
 }
 
-// each calls do for each element that a change adds or removes.
-func each[T any](c desired.SetChange[T], do func(element T, add bool)) {
-	for _, e := range c.Added {
-		do(e, true)
+// setKindOf has the IP sets of the sets of a change.
+var setKindOf = map[desired.Set]setKind{
+	desired.ClusterIPs: setClusterIPs, desired.NodeAddresses: setNodeAddresses, desired.HairpinIPs: setHairpin,
+	desired.HealthPorts: setHealthChecks, desired.ServiceCIDRs: setServiceCIDRs,
+}
+
+func memberOf(m desired.Member) member {
+	switch {
+	case m.Protocol != 0:
+		return ipset.Port(m.Port)
+	case m.Bits != 0:
+		return member{Net: m.Prefix()}
 	}
-	for _, e := range c.Removed {
-		do(e, false)
-	}
+	return addrMember(m.Addr)
 }
 
 // compareSets reads a family's sets, and returns the writes after which they have what the
 // given writes would add to empty ones.
-func (b *Backend) compareSets(t *table, all *setWrites) (out setWrites, err error) {
+func (b *Dataplane) compareSets(t *table, all *setWrites) (out setWrites, err error) {
 	got, err := readSets(b.sets, t.family)
 	if err != nil {
 		return out, err

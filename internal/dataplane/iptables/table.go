@@ -5,7 +5,6 @@ package iptables
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -22,6 +21,7 @@ type table struct {
 	forward, refused                  tree                // of the table filter
 	known                             map[string]registry // chains that the kernel has, by table
 	members                           [setKinds]int       // how many each set has
+	read                              map[string]*saved   // by Read, for Rules, by table
 }
 
 // forget resets the table, as if the kernel had nothing.
@@ -40,7 +40,7 @@ func (t *table) forget(v Variant, c dataplane.Config) {
 		forward:  tree{name: chainForwardTree, direction: "-s", branches: cluster},
 		known:    map[string]registry{},
 	}
-	for _, name := range chainTables(c) {
+	for _, name := range chainTables {
 		t.known[name] = registry{}
 	}
 }
@@ -84,8 +84,8 @@ func (s *step) touch(p *pool) {
 	}
 }
 
-// take records a change, and returns a step for each family that writes it.
-func (b *Backend) take(change *desired.Change) []*step {
+// record records a change, and returns a step for each family that writes it.
+func (b *Dataplane) record(change *desired.Change) []*step {
 	steps := make([]*step, len(families))
 	for _, f := range families {
 		steps[f] = &step{table: &table{family: f}} // not written unless the family is served
@@ -107,9 +107,6 @@ func (b *Backend) take(change *desired.Change) []*step {
 			f.in = b.memberships(f.Frontend)
 			s := steps[desired.FamilyOf(key.Addr())]
 			s.update(&was, f)
-			if b.config.VirtualServers {
-				s.lead(f.Frontend, false, b)
-			}
 		}
 	}
 	for i := range change.Pools {
@@ -119,12 +116,12 @@ func (b *Backend) take(change *desired.Change) []*step {
 	}
 	for _, s := range steps {
 		s.sets.addresses(s.table.family, change)
-		s.hairpins(change.HairpinIPs)
+		s.hairpins(change.Sets[desired.HairpinIPs])
 	}
 	return slices.DeleteFunc(steps, func(s *step) bool { return !slices.Contains(b.tables, s.table) })
 }
 
-func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.FrontendKey]bool) {
+func (b *Dataplane) takePool(c *desired.PoolChange, s *step, stale map[desired.FrontendKey]bool) {
 	p := b.pools.Get(c.ID)
 	if c.New {
 		p = &pool{Pool: dataplane.NewPool(c)}
@@ -141,7 +138,6 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 	}
 	p.replace(c.Removed, c.Added)
 	p.IfEmpty = c.IfEmpty
-	p.ruled = !b.config.VirtualServers || len(p.Slots) > 0 && p.Slots[0] != dataplane.Elsewhere
 	s.touch(p)
 	if wasEmpty != (len(p.Slots) == 0) || was != p.IfEmpty {
 		for _, f := range p.Frontends {
@@ -150,10 +146,10 @@ func (b *Backend) takePool(c *desired.PoolChange, s *step, stale map[desired.Fro
 	}
 }
 
-func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
+func (b *Dataplane) takeFrontend(c desired.FrontendChange, s *step) {
 	was := b.frontends[c.Key()]
 	if c.Old != nil {
-		s.lead(c.Old, true, b)
+		s.writeFrontendRule(c.Old, true, b)
 		for _, id := range c.Old.Pools() {
 			if p := b.pools.Get(id); p != nil {
 				p.Unrefer(c.Key())
@@ -169,7 +165,7 @@ func (b *Backend) takeFrontend(c desired.FrontendChange, s *step) {
 			p.Refer(c.New)
 			s.touch(p)
 		}
-		s.lead(c.New, false, b)
+		s.writeFrontendRule(c.New, false, b)
 		is = &frontend{Frontend: c.New, in: b.memberships(c.New)}
 		b.frontends[c.Key()] = is
 	}
@@ -195,12 +191,11 @@ func (s *step) update(was, is *frontend) {
 	s.table.refused.edit(frontendTreeKey(f.FrontendKey), matchFrontend(f.FrontendKey)+comment(f.Service)+" -g "+to, to == "")
 }
 
-// lead edits the rules that lead from a frontend to its pools, those that have rules.
-func (s *step) lead(f *desired.Frontend, gone bool, b *Backend) {
+// writeFrontendRule edits the rules of a frontend, for pools that have chains.
+func (s *step) writeFrontendRule(f *desired.Frontend, gone bool, b *Dataplane) {
 	key := frontendTreeKey(f.FrontendKey)
 	set := func(t *tree, id desired.PoolID) {
 		p, rule := b.pools.Get(id), ""
-		gone := gone || !p.ruled
 		if !gone {
 			rule = matchFrontend(f.FrontendKey) + comment(f.Service) + " -g " + p.name()
 		}
@@ -234,13 +229,14 @@ func comment(p desired.ServicePort) string {
 }
 
 // hairpins edits the rules that masquerade and accept packets of endpoints to themselves.
-func (s *step) hairpins(c desired.AddressChange) {
-	each(c, func(a netip.Addr, add bool) {
-		if desired.FamilyOf(a) != s.table.family {
-			return
+func (s *step) hairpins(c desired.SetChange) {
+	for m, add := range c.All() {
+		a := m.Addr
+		if m.Family() != s.table.family {
+			continue
 		}
 		match, key := fmt.Sprintf("-s %s/%d -d %[1]s/%d", a, a.BitLen()), addrTreeKey(a)
 		s.table.hairpin.edit(key, match+" -g "+chainMasquerade, !add)
 		s.table.forward.edit(key, match+" -j ACCEPT", !add)
-	})
+	}
 }

@@ -3,7 +3,9 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,20 +14,23 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+	"k8s.io/klog/v2"
 )
 
-// These bound what one Check reads: the pools, and the virtual servers with destinations that
-// drain.
+// These bound what one Check reads: the pools if they are few, the virtual servers with destinations that drain,
+// and what the kernel has refused.
 const (
-	sampleSize = 16
-	drainsSize = 256
+	sampleSize  = 16
+	drainsSize  = 256
+	refusedSize = 256
 )
 
 // Check implements dataplane.Dataplane. IPVS has no generation by which a modification by
-// another process shows, so each call reads the virtual servers of a few pools, and whether
-// their addresses are the node's. It reads the parameters too, and deletes destinations without
-// weight whose connections have ended.
-func (b *Backend) Check(ctx context.Context) error {
+// another process shows, so each call lists the virtual servers, if that is not too long, and compares
+// those of a few pools, such that each is compared in Options.SyncPeriod, and whether
+// their addresses are the node's. It puts back parameters that differ, and deletes destinations without
+// weight whose connections have ended. It tries again what the kernel has refused.
+func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
 	}
@@ -36,13 +41,19 @@ func (b *Backend) Check(ctx context.Context) error {
 		return err
 	}
 	differing, err := b.differingParameters()
-	if err != nil {
-		return err
-	}
 	if len(differing) > 0 {
-		return fmt.Errorf("%w: %s", dataplane.ErrDamaged, differing[0])
+		klog.FromContext(ctx).Info("Puts back what IPVS mode needs", "parameters", differing)
+		err = errors.Join(err, dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(b.parameters()) }))
 	}
-	for n := min(sampleSize, len(b.servers.pools)); n > 0; n-- {
+	return errors.Join(err, b.checkServers(ctx), b.checkSample(ctx), b.tryRefused(ctx))
+}
+
+// checkSample compares the virtual servers of a few pools.
+func (b *Dataplane) checkSample(ctx context.Context) error {
+	all := len(b.servers.pools)
+	share := float64(time.Since(b.sampled)) / float64(cmp.Or(b.options.SyncPeriod, 30*time.Second))
+	b.sampled = time.Now()
+	for n := min(max(sampleSize, int(share*float64(all))), all); n > 0; n-- {
 		b.nextSample = (b.nextSample + 1) % len(b.servers.pools)
 		pool := b.servers.pools[b.nextSample]
 		if pool == nil || len(pool.Slots) == 0 {
@@ -57,16 +68,45 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
+// checkServers looks for virtual servers that are gone. It takes 2 % of the time at most.
+func (b *Dataplane) checkServers(ctx context.Context) error {
+	start := time.Now()
+	if start.Sub(b.listed) < 50*b.listing {
+		return nil
+	}
+	existing, err := b.byAddress(ctx)
+	if err != nil {
+		return err
+	}
+	has := make(map[ipvs.Key]bool, len(existing))
+	for _, s := range existing {
+		has[s.Key] = true
+	}
+	b.servers.each(func(f *desired.Frontend, _ *pool) {
+		if key := keyOf(f.FrontendKey); err == nil && !has[key] && !b.refused.has(key, netip.AddrPort{}) {
+			err = fmt.Errorf("%w: Service %s: virtual server %s is gone", dataplane.ErrDamaged, f.Service, f.FrontendKey)
+		}
+	})
+	b.listed, b.listing = time.Now(), time.Since(start)
+	return err
+}
+
 // checkServer compares the destinations of a virtual server with its pool, and looks for its
 // address.
-func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *pool) error {
-	all, err := b.conn.Destinations(ctx, keyOf(f.FrontendKey))
+func (b *Dataplane) checkServer(ctx context.Context, f *desired.Frontend, pool *pool) error {
+	key := keyOf(f.FrontendKey)
+	if b.refused.has(key, netip.AddrPort{}) {
+		return nil
+	}
+	all, err := b.conn.Destinations(ctx, key)
 	if err != nil {
 		return err
 	}
 	missing := make(map[netip.AddrPort]uint32, len(pool.Slots))
-	for _, b := range pool.Slots {
-		missing[addrPort(b)] = pool.weight(b)
+	for _, backend := range pool.Slots {
+		if to := addrPort(backend); !b.refused.has(key, to) {
+			missing[to] = pool.weight(backend)
+		}
 	}
 	surplus, reweighed := 0, 0
 	for _, d := range all {
@@ -81,7 +121,7 @@ func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *po
 	if surplus+reweighed+len(missing) > 0 {
 		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, has %d others, and %d with another weight", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus, reweighed)
 	}
-	if a := f.Addr(); b.translation.onDummy(a) && !b.dummy.isLocal(a) {
+	if a := f.Addr(); b.translation.onDummy(a) && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
 		// The kernel makes the route of a new IPv6 address in the background.
 		if has, err := b.dummy.addresses(); err != nil || has[a] {
 			return err
@@ -91,9 +131,8 @@ func (b *Backend) checkServer(ctx context.Context, f *desired.Frontend, pool *po
 	return nil
 }
 
-// endDrains deletes the destinations without weight whose connections or time have ended.
-func (b *Backend) endDrains(ctx context.Context) error {
-	now := time.Now()
+// endDrains deletes the destinations without weight whose connections have ended.
+func (b *Dataplane) endDrains(ctx context.Context) error {
 	ended := map[ipvs.Key][]netip.AddrPort{}
 	looked := 0
 	for key, drains := range b.drain { // in another order each time
@@ -105,8 +144,8 @@ func (b *Backend) endDrains(ctx context.Context) error {
 			return err
 		}
 		for _, d := range all {
-			until, draining := drains[d.AddrPort]
-			if draining && (d.Connections() == 0 || now.After(until)) {
+			now, draining := drains[d.AddrPort]
+			if draining && (d.Connections() == 0 || now) {
 				ended[key] = append(ended[key], d.AddrPort)
 			}
 		}
@@ -124,13 +163,13 @@ func (b *Backend) endDrains(ctx context.Context) error {
 
 // EndFlows implements dataplane.FlowEnder. It deletes destinations without weight. If that fails,
 // Check does it.
-func (b *Backend) EndFlows(ctx context.Context, flows []desired.StaleFlows) error {
+func (b *Dataplane) EndFlows(ctx context.Context, flows []desired.StaleFlows) error {
 	ended := map[ipvs.Key][]netip.AddrPort{}
 	end := func(key ipvs.Key, f *desired.StaleFlows) {
 		for to := range b.drain[key] {
 			if slices.Contains(f.Backends, desired.NewBackend(to)) != f.Only {
 				ended[key] = append(ended[key], to)
-				b.drain[key][to] = time.Time{}
+				b.drain[key][to] = true
 			}
 		}
 	}
@@ -152,11 +191,11 @@ func (b *Backend) EndFlows(ctx context.Context, flows []desired.StaleFlows) erro
 }
 
 // end deletes destinations without weight.
-func (b *Backend) end(ctx context.Context, ended map[ipvs.Key][]netip.AddrPort) error {
+func (b *Dataplane) end(ctx context.Context, ended map[ipvs.Key][]netip.AddrPort) error {
 	var steps []step
 	for key, all := range ended {
 		for _, to := range all {
-			steps = append(steps, step{request: ipvs.DeleteDestination(key, to), key: key, tolerate: noDestination})
+			steps = append(steps, step{request: ipvs.DeleteDestination(key, to), key: key, to: to, tolerate: noDestination})
 		}
 	}
 	if err := b.execute(ctx, steps); err != nil {
@@ -173,11 +212,20 @@ func (b *Backend) end(ctx context.Context, ended map[ipvs.Key][]netip.AddrPort) 
 	return nil
 }
 
+// ReadFrontend implements dataplane.Reader.
+func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
+	return dataplane.ReadOne(ctx, b, want)
+}
+
 // Read implements dataplane.Reader.
-func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
+func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 	c, err := b.table.Read(ctx)
 	if err != nil {
 		return nil, err
+	}
+	c.Refuses = func(backend desired.Backend) bool {
+		refused, err := b.conn.Try(ctx, b.scheduler.Name, backend.Addr().Is6(), addrPort(backend))
+		return err == nil && refused != nil
 	}
 	if err := b.dummy.find(); err != nil {
 		return nil, err
@@ -202,7 +250,9 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		key := desired.FrontendKey{AddrPort: netip.AddrPortFrom(s.Addr, s.Port), Protocol: desired.Protocol(s.Protocol)}
 		t, exists := c.Frontends[key]
 		if !exists {
-			if b.mayDelete(s.Key) {
+			if may, err := b.mayDelete(ctx, s.Key); err != nil {
+				return nil, err
+			} else if may {
 				c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend", key))
 			}
 			continue
@@ -216,7 +266,7 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 			choice = t.FromOutside
 		}
 		switch {
-		case slices.Equal(choice.Backends, []desired.Backend{dataplane.Elsewhere}):
+		case slices.Equal(choice.Backends, []desired.Backend{dataplane.ServedByIPVS}):
 			*choice = served
 		case len(served.Backends) > 0 && len(choice.Backends) == 0:
 			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table refuses its packets", key))
@@ -229,13 +279,14 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 		}
 		c.Frontends[key] = t
 	}
-	for a := range c.ClusterIPs {
+	for m := range c.Sets[desired.ClusterIPs] {
+		a := m.Addr
 		if !addresses[a] {
 			c.Faults = append(c.Faults, fmt.Sprintf("interface %s does not have address %s", Interface, a))
 		}
 		delete(addresses, a)
 		if external[a] && !internal[a] {
-			delete(c.ClusterIPs, a)
+			delete(c.Sets[desired.ClusterIPs], m)
 		}
 	}
 	if b.dummy.link != nil && b.dummy.isOurs() {
@@ -252,8 +303,15 @@ func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
 	return c, nil
 }
 
+// Rules implements dataplane.Reader.
+func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, faults []string, err error) {
+	translator := &Dataplane{options: b.options, scheduler: b.scheduler}
+	translator.reset()
+	return b.table.Rules(ctx, translator.write(&plan{drain: translator.drain}, full))
+}
+
 // readServer returns the backends of a virtual server.
-func (b *Backend) readServer(ctx context.Context, s ipvs.Service) (dataplane.Choice, error) {
+func (b *Dataplane) readServer(ctx context.Context, s ipvs.Service) (dataplane.Choice, error) {
 	all, err := b.conn.Destinations(ctx, s.Key)
 	weights := destinations{}
 	for _, d := range all {

@@ -4,16 +4,18 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+	"k8s.io/klog/v2"
 )
 
 // compare replaces the steps of a plan, which are those for a kernel without virtual servers,
 // by those that lead from the kernel's virtual servers to the record.
-func (b *Backend) compare(ctx context.Context, p *plan) error {
+func (b *Dataplane) compare(ctx context.Context, p *plan) error {
 	existing, err := b.byAddress(ctx)
 	if err != nil || len(existing) == 0 {
 		return err
@@ -31,16 +33,18 @@ func (b *Backend) compare(ctx context.Context, p *plan) error {
 		case err != nil:
 		case exists:
 			if have != want {
-				p.first = append(p.first, step{ipvs.SetService(want), want.Key, f.Service, nil})
+				p.first = append(p.first, step{ipvs.SetService(want), want.Key, netip.AddrPort{}, f.Service, nil})
 			}
 			err = b.compareDestinations(ctx, p, f, pool)
 		default:
-			p.first = append(p.first, step{ipvs.AddService(want), want.Key, f.Service, nil})
+			p.first = append(p.first, step{ipvs.AddService(want), want.Key, netip.AddrPort{}, f.Service, nil})
 			b.servers.replace(p, f, pool, nil, pool.Slots)
 		}
 	})
 	for key := range byKey {
-		if b.mayDelete(key) {
+		may, failed := b.mayDelete(ctx, key)
+		if err = errors.Join(err, failed); may {
+			klog.FromContext(ctx).Info("Deletes a virtual server of no Service", "server", key.String())
 			p.last = append(p.last, step{request: ipvs.DeleteService(key), key: key, tolerate: noService})
 		}
 	}
@@ -48,7 +52,7 @@ func (b *Backend) compare(ctx context.Context, p *plan) error {
 }
 
 // compareDestinations adds the steps for a virtual server that the kernel has.
-func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.Frontend, pool *pool) error {
+func (b *Dataplane) compareDestinations(ctx context.Context, p *plan, f *desired.Frontend, pool *pool) error {
 	key := keyOf(f.FrontendKey)
 	existing, err := b.conn.Destinations(ctx, key)
 	if err != nil {
@@ -64,7 +68,7 @@ func (b *Backend) compareDestinations(ctx context.Context, p *plan, f *desired.F
 		d, exists := has[to]
 		delete(has, to)
 		if n := pool.weight(backend); exists && (d.Weight != n || !d.Masquerading) {
-			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: to, Weight: n}), key, f.Service, nil})
+			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: to, Weight: n}), key, to, f.Service, nil})
 		}
 		return exists
 	})

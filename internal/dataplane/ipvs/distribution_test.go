@@ -280,7 +280,7 @@ func (s *scheduled) sameByConfiguration() {
 	state.SetService(svc)
 	dataplanetest.Reconcile(s, b, state)
 	dataplanetest.Has(s, b, state)
-	find := func(b *Backend) (v ipvs.Service) {
+	find := func(b *Dataplane) (v ipvs.Service) {
 		all, err := b.conn.Services(s.Context())
 		if err != nil {
 			s.Fatal(err)

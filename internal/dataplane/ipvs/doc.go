@@ -11,8 +11,7 @@
 //     has them anyway. IPVS sees a packet only if the kernel takes its destination for the node's.
 //   - A table for everything that IPVS does not do: masquerading, source ranges, the verdict of
 //     empty pools, unknown ports and addresses. It is that of nftables mode (package nftables),
-//     or rules and sets of iptables mode (package iptables) on a kernel without nf_tables. It
-//     has no endpoints: the only backend of a pool there is [dataplane.Elsewhere], which leaves
+//     without endpoints: the only backend of a pool there is [dataplane.ServedByIPVS], which leaves
 //     a packet to IPVS.
 //
 // A frontend with a pool for traffic from outside (externalTrafficPolicy: Local) has two
@@ -24,7 +23,7 @@
 // # Order
 //
 // IPVS has no transactions. A change first adds virtual servers and destinations, then takes
-// effect in the table, atomically in nftables, then changes addresses, and at last removes
+// effect in the table, atomically, then changes addresses, and at last removes
 // destinations and virtual servers. So a new connection finds a destination at every moment.
 // Reconcile adds addresses before the table, which may be that of another mode before.
 //

@@ -21,7 +21,8 @@ const Interface = "kube-ipvs0"
 
 // alias is the first word of the interface's alias. It marks the interface as in use by
 // Slipstream, whether it or kube-proxy has made it.
-const alias = "slipstream"
+// disowned is before it on an interface that cleanup has left to kube-proxy.
+const alias, disowned = "slipstream", "was-"
 
 func (d *dummy) isOurs() bool {
 	first, _, _ := strings.Cut(d.link.Attrs().Alias, " ")
@@ -30,14 +31,9 @@ func (d *dummy) isOurs() bool {
 
 // Owned reports whether IPVS mode of an earlier run has left its interface in the calling
 // thread's network namespace. kube-proxy's has no mark.
-func Owned() (bool, error) {
-	d, err := openDummy(0)
-	if err != nil {
-		return false, err
-	}
-	defer d.close()
-	err = d.find()
-	return d.link != nil && d.isOurs(), err
+func Owned() (is bool, err error) {
+	err = withOwn(func(d *dummy) error { is = d.isOurs(); return nil })
+	return is, err
 }
 
 // dummy is the interface that has the addresses of Services. It stays down: an address of an
@@ -95,7 +91,8 @@ func (d *dummy) ensure() error {
 	return d.mark(formerValues(d.link.Attrs().Alias))
 }
 
-// addresses returns the addresses of the interface, without those that the kernel assigns.
+// addresses returns the addresses of the interface, without those that the kernel assigns, which
+// are link-local and not alone in their network.
 func (d *dummy) addresses() (map[netip.Addr]bool, error) {
 	all := map[netip.Addr]bool{}
 	if d.link == nil {
@@ -106,7 +103,8 @@ func (d *dummy) addresses() (map[netip.Addr]bool, error) {
 		return nil, fmt.Errorf("listing addresses of interface %s: %w", Interface, err)
 	}
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && !a.IP.IsLinkLocalUnicast() {
+		bits, size := a.Mask.Size()
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && (bits == size || !a.IP.IsLinkLocalUnicast()) {
 			all[addr.Unmap()] = true
 		}
 	}
@@ -114,33 +112,33 @@ func (d *dummy) addresses() (map[netip.Addr]bool, error) {
 }
 
 // compare returns the change after which the interface has these addresses and no others.
-func (d *dummy) compare(all []netip.Addr) (c desired.AddressChange, err error) {
+func (d *dummy) compare(all []desired.Member) (c desired.SetChange, err error) {
 	has, err := d.addresses()
 	if err != nil {
 		return c, err
 	}
-	for _, a := range all {
-		if !has[a] {
-			c.Added = append(c.Added, a)
+	for _, m := range all {
+		if !has[m.Addr] {
+			c.Added = append(c.Added, m)
 		}
-		delete(has, a)
+		delete(has, m.Addr)
 	}
 	for a := range has {
-		c.Removed = append(c.Removed, a)
+		c.Removed = append(c.Removed, desired.Address(a))
 	}
 	return c, nil
 }
 
 // change adds and removes addresses. Those that exist already, or no longer exist, are not errors.
-func (d *dummy) change(c *desired.AddressChange) error {
+func (d *dummy) change(c *desired.SetChange) error {
 	var errs []error
 	for _, a := range c.Added {
-		if err := d.handle.AddrAdd(d.link, hostAddr(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := d.handle.AddrAdd(d.link, hostAddr(a.Addr)); err != nil && !errors.Is(err, unix.EEXIST) {
 			errs = append(errs, fmt.Errorf("adding %s to interface %s: %w", a, Interface, err))
 		}
 	}
 	for _, a := range c.Removed {
-		if err := d.handle.AddrDel(d.link, hostAddr(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := d.handle.AddrDel(d.link, hostAddr(a.Addr)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			errs = append(errs, fmt.Errorf("removing %s from interface %s: %w", a, Interface, err))
 		}
 	}

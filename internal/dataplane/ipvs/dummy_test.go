@@ -43,16 +43,16 @@ func TestAddressesWhileTheyChange(t *testing.T) {
 		return d
 	}
 	d, other := open(), open()
-	var all desired.AddressChange
+	var all desired.SetChange
 	for i := range 1000 {
-		all.Added = append(all.Added, netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}))
+		all.Added = append(all.Added, desired.Address(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})))
 	}
 	if err := d.change(&all); err != nil {
 		t.Fatal(err)
 	}
 	// At most two changes for each list, so that it ends on any machine.
-	comes := desired.AddressChange{Added: []netip.Addr{netip.MustParseAddr("10.97.0.1")}}
-	leaves := desired.AddressChange{Removed: comes.Added}
+	comes := desired.SetChange{Added: []desired.Member{desired.Address(netip.MustParseAddr("10.97.0.1"))}}
+	leaves := desired.SetChange{Removed: comes.Added}
 	start, done := make(chan struct{}), make(chan error)
 	go func() {
 		for range start {
@@ -68,7 +68,7 @@ func TestAddressesWhileTheyChange(t *testing.T) {
 			t.Fatal(changed)
 		}
 		for _, a := range all.Added {
-			if err == nil && !got[a] {
+			if err == nil && !got[a.Addr] {
 				t.Fatalf("%d addresses, without %s", len(got), a)
 			}
 		}

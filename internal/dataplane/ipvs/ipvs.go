@@ -27,61 +27,54 @@ type Options struct {
 	Timeouts  ipvs.Timeouts  // of connections; 0 leaves the kernel's
 	StrictARP bool           // arp_ignore=1 and arp_announce=2
 
-	// NewTable makes the dataplane of the table. nil makes that of nftables mode.
-	NewTable func(dataplane.Config) (Table, error)
+	// SyncPeriod is the time in which Check compares all virtual servers; 30 seconds if 0.
+	SyncPeriod time.Duration
 }
 
 // defaultScheduler is kube-proxy's.
 const defaultScheduler = "rr"
 
-// Table is the dataplane of the table, of nftables mode or of iptables mode. It honours
-// dataplane.Config.VirtualServers.
-type Table interface {
-	dataplane.Dataplane
-	dataplane.Prober
-	dataplane.Reader
-}
-
-// Backend is the IPVS dataplane. It needs CONFIG_IP_VS with CONFIG_IP_VS_NFCT, what its table
+// Dataplane is the IPVS dataplane. It needs CONFIG_IP_VS with CONFIG_IP_VS_NFCT, what its table
 // needs, and CAP_NET_ADMIN in the network namespace.
-type Backend struct {
+type Dataplane struct {
 	config  dataplane.Config
 	options Options
-	table   Table
+	table   *nftables.Dataplane
 	conn    *ipvs.Conn
 	dummy   *dummy
 
 	scheduler  ipvs.Scheduler // of the options
 	schedulers []string       // those that the kernel has; nil before Probe
 
-	servers servers
-	drain   drains
+	servers  servers
+	drain    drains
+	refused  refusals
+	reported map[desired.Problem]bool // of refused
 
 	translation translation
 	sequence    dataplane.Sequence
 
-	nextSample int // of Check
+	nextSample      int           // of Check
+	sampled, listed time.Time     // when Check last compared some virtual servers, and listed all
+	listing         time.Duration // how long that took
 }
 
 var (
-	_ dataplane.Dataplane = (*Backend)(nil)
-	_ dataplane.Prober    = (*Backend)(nil)
-	_ dataplane.Reader    = (*Backend)(nil)
-	_ dataplane.FlowEnder = (*Backend)(nil)
+	_ dataplane.Dataplane = (*Dataplane)(nil)
+	_ dataplane.Prober    = (*Dataplane)(nil)
+	_ dataplane.Reader    = (*Dataplane)(nil)
+	_ dataplane.FlowEnder = (*Dataplane)(nil)
 )
 
 // New opens netlink sockets. It programs nothing. Without IPVS in the kernel, the error wraps
 // [ipvs.ErrUnsupported].
-func New(c dataplane.Config, o Options) (*Backend, error) {
-	c.VirtualServers = true
-	if o.NewTable == nil {
-		o.NewTable = func(c dataplane.Config) (Table, error) { return nftables.New(c) }
-	}
-	table, err := o.NewTable(c)
+func New(c dataplane.Config, o Options) (*Dataplane, error) {
+	c.IPVS = true
+	table, err := nftables.New(c)
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c, options: o, table: table}
+	b := &Dataplane{config: c, options: o, table: table}
 	if b.conn, err = ipvs.Dial(c.NetNS); err == nil {
 		b.dummy, err = openDummy(c.NetNS)
 	}
@@ -96,7 +89,7 @@ func New(c dataplane.Config, o Options) (*Backend, error) {
 }
 
 // Close implements dataplane.Dataplane.
-func (b *Backend) Close() error {
+func (b *Dataplane) Close() error {
 	err := b.table.Close()
 	if b.conn != nil {
 		err = errors.Join(err, b.conn.Close())
@@ -108,60 +101,62 @@ func (b *Backend) Close() error {
 }
 
 // reset forgets the programmed content.
-func (b *Backend) reset() {
+func (b *Dataplane) reset() {
 	b.translation = newTranslation()
 	b.servers = servers{scheduler: b.scheduler}
 	b.drain = drains{}
+	b.refused = refusals{}
+	b.sampled = time.Now()
 }
 
 // Reconcile implements dataplane.Dataplane. The virtual servers that the kernel has are
 // compared one by one, so the connections of those that stay continue, even if another program has made them.
-func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
+func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (stats dataplane.Stats, err error) {
 	b.sequence.Begin()
 	if err := b.prepareNode(ctx); err != nil {
 		return stats, err
 	}
 	b.reset()
-	p := plan{drain: b.drain}
+	p := plan{drain: b.drain, refused: b.refused}
 	table := b.write(&p, full)
 	if err := b.compare(ctx, &p); err != nil {
 		return stats, err
 	}
-	addresses, err := b.dummy.compare(table.ClusterIPs.Added)
+	addresses, err := b.dummy.compare(table.Sets[desired.ClusterIPs].Added)
 	if err != nil {
 		return stats, err
 	}
 	return b.program(ctx, &p, func() (dataplane.Stats, error) {
 		// The new table may leave to IPVS what the table of another mode has translated.
-		if err := b.dummy.change(&desired.AddressChange{Added: addresses.Added}); err != nil {
+		if err := b.changeAddresses(&desired.SetChange{Added: addresses.Added}); err != nil {
 			return dataplane.Stats{}, err
 		}
 		return b.table.Reconcile(ctx, table)
-	}, func() error { return b.dummy.change(&desired.AddressChange{Removed: addresses.Removed}) })
+	}, func() error { return b.changeAddresses(&desired.SetChange{Removed: addresses.Removed}) })
 }
 
 // Apply implements dataplane.Dataplane. If it fails in the middle, only a part of the change
 // is in effect until the next Reconcile.
-func (b *Backend) Apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {
+func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (stats dataplane.Stats, err error) {
 	if err := b.sequence.BeginApply(ctx, change); err != nil {
 		return stats, fmt.Errorf("ipvs: %w", err)
 	}
-	p := plan{drain: b.drain}
+	p := plan{drain: b.drain, refused: b.refused}
 	table := b.write(&p, change)
 	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, table) },
-		func() error { return b.dummy.change(&table.ClusterIPs) })
+		func() error { return b.changeAddresses(&table.Sets[desired.ClusterIPs]) })
 }
 
 // write updates the records by a change. It returns the change of the table, and adds the steps
 // for IPVS to a plan.
-func (b *Backend) write(p *plan, change *desired.Change) *desired.Change {
+func (b *Dataplane) write(p *plan, change *desired.Change) *desired.Change {
 	before := b.servers.sizes(change)
 	b.servers.write(p, change)
 	return b.translation.change(change, before, &b.servers)
 }
 
 // program carries out a plan around the change of the table.
-func (b *Backend) program(ctx context.Context, p *plan, table func() (dataplane.Stats, error), addresses func() error) (stats dataplane.Stats, err error) {
+func (b *Dataplane) program(ctx context.Context, p *plan, table func() (dataplane.Stats, error), addresses func() error) (stats dataplane.Stats, err error) {
 	if err := b.execute(ctx, p.first); err != nil {
 		return stats, err
 	}
@@ -176,12 +171,13 @@ func (b *Backend) program(ctx context.Context, p *plan, table func() (dataplane.
 		return stats, err
 	}
 	b.sequence.Done()
+	stats.Refused = b.newProblems()
 	return stats, nil
 }
 
-// execute carries out requests. It goes on after the kernel has refused one, and returns the
-// first refusals.
-func (b *Backend) execute(ctx context.Context, steps []step) error {
+// execute carries out requests. It goes on after one has failed. What the kernel refuses is left
+// out. It returns the first of the other failures.
+func (b *Dataplane) execute(ctx context.Context, steps []step) error {
 	if len(steps) == 0 {
 		return nil
 	}
@@ -190,17 +186,18 @@ func (b *Backend) execute(ctx context.Context, steps []step) error {
 		requests[i] = steps[i].request
 	}
 	const most = 3
-	var refused []error
+	var failed []error
 	err := b.conn.Execute(ctx, requests, func(i int, err error) {
-		if s := &steps[i]; !errors.Is(err, s.tolerate) && len(refused) < most {
-			refused = append(refused, fmt.Errorf("programming Service %s: virtual server %s: %w", s.service, s.key, err))
+		s := &steps[i]
+		if !errors.Is(err, s.tolerate) && !b.refused.note(s, err) && len(failed) < most {
+			failed = append(failed, fmt.Errorf("programming Service %s: virtual server %s: %w", s.service, s.key, err))
 		}
 	})
-	return errors.Join(append(refused, err)...)
+	return errors.Join(append(failed, err)...)
 }
 
 // Cleanup implements dataplane.Dataplane.
-func (b *Backend) Cleanup(ctx context.Context) error {
+func (b *Dataplane) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
 	b.reset()
 	if err := b.table.Cleanup(ctx); err != nil {
@@ -212,31 +209,32 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	}
 	var steps []step
 	for _, s := range all {
-		if b.mayDelete(s.Key) {
+		may, failed := b.mayDelete(ctx, s.Key)
+		if err = errors.Join(err, failed); may {
 			steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
 		}
 	}
-	return errors.Join(b.execute(ctx, steps), dataplane.Inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
+	return errors.Join(err, b.execute(ctx, steps), dataplane.Inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
 }
 
 // byAddress lists the virtual servers by address.
-func (b *Backend) byAddress(ctx context.Context) ([]ipvs.Service, error) {
+func (b *Dataplane) byAddress(ctx context.Context) ([]ipvs.Service, error) {
 	all, err := b.conn.Services(ctx)
 	return slices.DeleteFunc(all, func(s ipvs.Service) bool { return s.Mark != 0 }), err
 }
 
-// mayDelete reports whether a virtual server of no frontend may be deleted.
-func (b *Backend) mayDelete(k ipvs.Key) bool {
-	return !slices.ContainsFunc(b.options.Exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr) })
+// mayDelete reports whether a virtual server of no frontend may be deleted: it is not in
+// Options.Exclude, and has no direct routing or tunnels, which no Service proxy uses.
+func (b *Dataplane) mayDelete(ctx context.Context, k ipvs.Key) (bool, error) {
+	if slices.ContainsFunc(b.options.Exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr) }) {
+		return false, nil
+	}
+	all, err := b.conn.Destinations(ctx, k)
+	return err == nil && !slices.ContainsFunc(all, func(d ipvs.Destination) bool { return !d.Masquerading }), err
 }
 
 // Probe implements dataplane.Prober.
-func (b *Backend) Probe(ctx context.Context) ([]dataplane.Missing, error) {
-	return b.ProbeWith(ctx, b.table.Probe)
-}
-
-// ProbeWith is Probe with another probe of the table.
-func (b *Backend) ProbeWith(ctx context.Context, table func(context.Context) ([]dataplane.Missing, error)) ([]dataplane.Missing, error) {
+func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	var err error
 	if b.schedulers, err = b.conn.Schedulers(ctx); err != nil {
 		return nil, err
@@ -244,13 +242,20 @@ func (b *Backend) ProbeWith(ctx context.Context, table func(context.Context) ([]
 	if _, err := b.Scheduler(b.scheduler.String()); err != nil {
 		return nil, fmt.Errorf("ipvs.scheduler: %w", err)
 	}
-	missing, err := table(ctx)
+	missing, err := b.table.Probe(ctx)
 	if err != nil || slices.ContainsFunc(missing, func(m dataplane.Missing) bool { return m.Family == desired.IPv6 }) {
 		return missing, err
 	}
 	err = dataplane.Inside(b.config.NetNS, func() error { _, err := os.Stat(procIPv6); return err })
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return append(missing, dataplane.Missing{Family: desired.IPv6, Feature: "addresses", Err: err, Remedy: "needs IPv6, which ipv6.disable=1 switches off"}), nil
+	case err != nil:
+		return missing, err
+	}
+	refused, err := b.conn.Try(ctx, b.scheduler.Name, true)
+	if err == nil && refused != nil {
+		missing = append(missing, dataplane.Missing{Family: desired.IPv6, Feature: "virtual servers", Err: refused, Remedy: "needs CONFIG_IP_VS_IPV6"})
 	}
 	return missing, err
 }
@@ -267,7 +272,7 @@ func parseScheduler(text string) (ipvs.Scheduler, error) {
 }
 
 // Scheduler is a [desired.Config.Scheduler]. It refuses schedulers that Probe has not found.
-func (b *Backend) Scheduler(text string) (string, error) {
+func (b *Dataplane) Scheduler(text string) (string, error) {
 	s, err := parseScheduler(text)
 	switch {
 	case err != nil:
@@ -281,10 +286,19 @@ func (b *Backend) Scheduler(text string) (string, error) {
 }
 
 // Supports is a [desired.Config.Supports].
-func (b *Backend) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
+func (b *Dataplane) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
+
+// Describe implements dataplane.Dataplane. A connection of this node to a ClusterIP can have a
+// Service's address as its source, so the table masquerades it.
+func (b *Dataplane) Describe(f *desired.Frontend, id desired.PoolID) (d dataplane.Detail) {
+	if inner := b.translation.frontend(f); b.translation.inTable(f) || id != poolOf(f) {
+		d = b.table.Describe(inner, tablePool(id))
+	} else {
+		d = dataplane.Detail{Object: "virtual server " + f.String(), Scheduler: cmp.Or(f.Scheduler, b.scheduler.String())}
+	}
+	d.MasqueradesNode = f.Kind == desired.ClusterIP
+	return d
+}
 
 // Table is the dataplane of the table.
-func (b *Backend) Table() Table { return b.table }
-
-// drainTimeout is how long a destination without weight may have connections.
-const drainTimeout = 15 * time.Minute
+func (b *Dataplane) Table() *nftables.Dataplane { return b.table }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -17,7 +16,7 @@ import (
 )
 
 // open makes another backend in a namespace, as another run would.
-func open(t testing.TB, ns *lab.Namespace, o Options) *Backend {
+func open(t testing.TB, ns *lab.Namespace, o Options) *Dataplane {
 	t.Helper()
 	b, err := New(dataplane.Config{NetNS: ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, o)
 	if err != nil {
@@ -49,44 +48,20 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// onLegacy are options for a table of iptables-legacy.
-func onLegacy(t *testing.T) Options {
-	kerneltest.Require(t, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	return Options{NewTable: func(c dataplane.Config) (Table, error) {
-		return iptables.New(t.Context(), c, iptables.Options{Variant: iptables.Legacy})
-	}}
-}
-
-// TestConformanceLegacy does so with a table of iptables-legacy, as on a kernel without nf_tables.
-func TestConformanceLegacy(t *testing.T) {
-	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesLegacy, kerneltest.IPSet)
-	dataplanetest.Conformance(t, desired.Config{NodePortsByAddress: true}, 1, 2_000, func(t *testing.T) func() dataplanetest.Backend {
-		ns := newNamespace(t)
-		return func() dataplanetest.Backend { return open(t, ns, onLegacy(t)) }
-	})
-}
-
 // TestUnknownPort: a server that listens on all addresses of the node cannot be reached at an
 // address of kube-ipvs0.
 func TestUnknownPort(t *testing.T) {
-	for name, options := range map[string]func(*testing.T) Options{
-		"nftables":        func(*testing.T) Options { return Options{} },
-		"iptables-legacy": onLegacy,
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStreet(t, 1, options(t))
-			if _, err := s.Node.Serve(lab.TCP, netip.MustParseAddrPort("0.0.0.0:81")); err != nil {
-				t.Fatal(err)
-			}
-			for from, m := range map[string]*lab.Machine{"pod": &s.Client.Machine, "node": &s.Node.Machine} {
-				if _, err := m.Connect(lab.TCP, netip.MustParseAddrPort("10.96.0.1:81")); !errors.Is(err, unix.ECONNREFUSED) {
-					t.Errorf("from the %s: error %v", from, err)
-				}
-				if _, err := m.Connect(lab.TCP, netip.MustParseAddrPort("192.168.100.11:81")); err != nil {
-					t.Errorf("from the %s to the node's address: %v", from, err)
-				}
-			}
-			s.hits(1)
-		})
+	s := newStreet(t, 1, Options{})
+	if _, err := s.Node.Serve(lab.TCP, netip.MustParseAddrPort("0.0.0.0:81")); err != nil {
+		t.Fatal(err)
 	}
+	for from, m := range map[string]*lab.Machine{"pod": &s.Client.Machine, "node": &s.Node.Machine} {
+		if _, err := m.Connect(lab.TCP, netip.MustParseAddrPort("10.96.0.1:81")); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("from the %s: error %v", from, err)
+		}
+		if _, err := m.Connect(lab.TCP, netip.MustParseAddrPort("192.168.100.11:81")); err != nil {
+			t.Errorf("from the %s to the node's address: %v", from, err)
+		}
+	}
+	s.hits(1)
 }

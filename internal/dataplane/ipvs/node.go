@@ -38,7 +38,7 @@ var parameters = []parameter{
 var strictARP = []parameter{{file: "conf/all/arp_ignore", value: "1"}, {file: "conf/all/arp_announce", value: "2"}}
 
 // prepareNode sets what IPVS needs of the node: parameters, timeouts and the dummy interface.
-func (b *Backend) prepareNode(ctx context.Context) error {
+func (b *Dataplane) prepareNode(ctx context.Context) error {
 	if err := b.dummy.ensure(); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (b *Backend) prepareNode(ctx context.Context) error {
 	return b.conn.SetTimeouts(ctx, b.options.Timeouts)
 }
 
-func (b *Backend) parameters() []parameter {
+func (b *Dataplane) parameters() []parameter {
 	if b.options.StrictARP {
 		return slices.Concat(parameters, strictARP)
 	}
@@ -57,7 +57,7 @@ func (b *Backend) parameters() []parameter {
 
 // differingParameters describes the parameters that another process has changed, except those that
 // other programs need too.
-func (b *Backend) differingParameters() (all []string, err error) {
+func (b *Dataplane) differingParameters() (all []string, err error) {
 	err = dataplane.Inside(b.config.NetNS, func() error {
 		for _, p := range b.parameters() {
 			is, err := os.ReadFile(filepath.Join(proc, p.file))
@@ -122,7 +122,11 @@ const (
 // enableIPv6 lets the dummy interface have IPv6 addresses where the node's interfaces must not
 // (net.ipv6.conf.all.disable_ipv6).
 func enableIPv6() error {
-	err := os.WriteFile(filepath.Join(procIPv6, "conf", Interface, "disable_ipv6"), []byte("0"), 0)
+	file := filepath.Join(procIPv6, "conf", Interface, "disable_ipv6")
+	if is, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(is)) == "0" {
+		return nil // /proc/sys may be read-only
+	}
+	err := os.WriteFile(file, []byte("0"), 0)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting a parameter for IPVS: %w", err)
 	}
@@ -157,16 +161,30 @@ func (d *dummy) mark(former map[string]string) error {
 	return nil
 }
 
+// Disown leaves the interface, if it is Slipstream's, to kube-proxy, in the calling thread's network
+// namespace: a later run in another mode does not take it for its own. Parameters stay, as kube-proxy
+// sets the same.
+func Disown() error {
+	return withOwn(func(d *dummy) error {
+		return d.handle.LinkSetAlias(d.link, disowned+strings.TrimPrefix(d.link.Attrs().Alias, disowned))
+	})
+}
+
 // RestoreParameters puts back the parameters that IPVS mode has set in the calling thread's
 // network namespace. It is called before the interface is removed.
 func RestoreParameters() error {
+	return withOwn(func(d *dummy) error { return d.setParameters(nil) })
+}
+
+// withOwn calls do with the interface if Slipstream has, or had, it.
+func withOwn(do func(*dummy) error) error {
 	d, err := openDummy(0)
 	if err != nil {
 		return err
 	}
 	defer d.close()
-	if err := d.find(); err != nil || d.link == nil || !d.isOurs() {
+	if err := d.find(); err != nil || d.link == nil || !strings.HasPrefix(strings.TrimPrefix(d.link.Attrs().Alias, disowned), alias) {
 		return err
 	}
-	return d.setParameters(nil)
+	return do(d)
 }

@@ -117,7 +117,7 @@ func (s *street) expire() {
 	for len(s.backend.drain) > 0 {
 		for _, drains := range s.backend.drain {
 			for to := range drains {
-				drains[to] = time.Time{}
+				drains[to] = true
 			}
 		}
 		if err := s.backend.Check(s.Context()); err != nil {

@@ -26,7 +26,7 @@ var web = netip.MustParseAddrPort("10.96.0.1:80")
 type street struct {
 	*testing.T
 	*dataplanetest.Street
-	backend *Backend
+	backend *Dataplane
 	state   *desired.State
 }
 
@@ -168,7 +168,7 @@ func TestParameters(t *testing.T) {
 	if err := ns.SetSysctl(quiescent, "1"); err != nil {
 		t.Fatal(err)
 	}
-	reconcile := func(o Options) *Backend {
+	reconcile := func(o Options) *Dataplane {
 		b := open(t, ns, o)
 		dataplanetest.Reconcile(t, b, desired.New(desired.Config{NodeName: "n1"}))
 		return b

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -24,6 +23,7 @@ const (
 type step struct {
 	request  ipvs.Request
 	key      ipvs.Key
+	to       netip.AddrPort // the destination; zero for the virtual server itself
 	service  desired.ServicePort
 	tolerate error
 }
@@ -32,11 +32,12 @@ type step struct {
 type plan struct {
 	first, last []step
 	drain       drains
+	refused     refusals
 }
 
-// drains are destinations without weight, by virtual server, with the time at which they are
-// deleted even if they have connections.
-type drains map[ipvs.Key]map[netip.AddrPort]time.Time
+// drains are destinations without weight, by virtual server, and whether they are deleted even if
+// they have connections.
+type drains map[ipvs.Key]map[netip.AddrPort]bool
 
 // servers is the record of virtual servers in the kernel. Its pools refer to the frontends
 // that have them in their virtual server.
@@ -89,7 +90,7 @@ func keyOf(f desired.FrontendKey) ipvs.Key {
 func (s *servers) service(f *desired.Frontend) ipvs.Service {
 	scheduler := s.scheduler
 	if f.Scheduler != "" {
-		scheduler, _ = parseScheduler(f.Scheduler) // valid ([Backend.Scheduler])
+		scheduler, _ = parseScheduler(f.Scheduler) // valid ([Dataplane.Scheduler])
 	}
 	v := ipvs.Service{Key: keyOf(f.FrontendKey), Scheduler: scheduler.Name, Flags: scheduler.Flags, MaskBits: uint8(f.Addr().BitLen())}
 	if f.Affinity != 0 {
@@ -147,16 +148,21 @@ func (s *servers) frontend(p *plan, c *desired.FrontendChange, before *pool) {
 	key := keyOf(c.Key())
 	if c.New == nil {
 		delete(p.drain, key)
-		p.last = append(p.last, step{ipvs.DeleteService(key), key, c.Old.Service, noService})
+		delete(p.refused, key)
+		p.last = append(p.last, step{ipvs.DeleteService(key), key, netip.AddrPort{}, c.Old.Service, noService})
 		return
+	}
+	missing := c.Old == nil
+	if p.refused.drop(key, netip.AddrPort{}) {
+		missing, before = true, &pool{}
 	}
 	pool := s.pools.Get(poolOf(c.New))
 	pool.Refer(c.New)
 	v := s.service(c.New)
-	if c.Old == nil {
-		p.first = append(p.first, step{ipvs.AddService(v), key, c.New.Service, nil})
+	if missing {
+		p.first = append(p.first, step{ipvs.AddService(v), key, netip.AddrPort{}, c.New.Service, nil})
 	} else if v != s.service(c.Old) {
-		p.first = append(p.first, step{ipvs.SetService(v), key, c.New.Service, nil})
+		p.first = append(p.first, step{ipvs.SetService(v), key, netip.AddrPort{}, c.New.Service, nil})
 	}
 	removed, added := difference(before.Slots, pool.Slots)
 	s.replace(p, c.New, pool, removed, added)
@@ -170,8 +176,8 @@ func (s *servers) reweigh(p *plan, f *desired.Frontend, pool *pool, was destinat
 	_, kept := difference(added, pool.Slots)
 	for _, b := range kept {
 		if n := pool.weight(b); n != was.weight(b) {
-			key := keyOf(f.FrontendKey)
-			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: addrPort(b), Weight: n}), key, f.Service, nil})
+			key, d := keyOf(f.FrontendKey), ipvs.Destination{AddrPort: addrPort(b), Weight: n}
+			p.first = append(p.first, step{ipvs.SetDestination(key, d), key, d.AddrPort, f.Service, nil})
 		}
 	}
 }
@@ -204,15 +210,18 @@ func (s *servers) replace(p *plan, f *desired.Frontend, pool *pool, removed, add
 		d := ipvs.Destination{AddrPort: addrPort(b), Weight: pool.weight(b)}
 		if _, draining := p.drain[key][d.AddrPort]; draining {
 			delete(p.drain[key], d.AddrPort)
-			p.first = append(p.first, step{ipvs.SetDestination(key, d), key, f.Service, nil})
+			p.first = append(p.first, step{ipvs.SetDestination(key, d), key, d.AddrPort, f.Service, nil})
 			continue
 		}
-		p.first = append(p.first, step{ipvs.AddDestination(key, d), key, f.Service, unix.EEXIST})
+		p.first = append(p.first, step{ipvs.AddDestination(key, d), key, d.AddrPort, f.Service, unix.EEXIST})
 	}
 	for _, b := range removed {
 		d := ipvs.Destination{AddrPort: addrPort(b)}
+		if p.refused.drop(key, d.AddrPort) {
+			continue // the kernel does not have it
+		}
 		p.drain.add(key, d.AddrPort)
-		p.last = append(p.last, step{ipvs.SetDestination(key, d), key, f.Service, noDestination})
+		p.last = append(p.last, step{ipvs.SetDestination(key, d), key, d.AddrPort, f.Service, noDestination})
 	}
 }
 
@@ -232,9 +241,9 @@ func (s *servers) order(f *desired.Frontend, added []desired.Backend) []desired.
 
 func (d drains) add(key ipvs.Key, to netip.AddrPort) {
 	if d[key] == nil {
-		d[key] = map[netip.AddrPort]time.Time{}
+		d[key] = map[netip.AddrPort]bool{}
 	}
-	d[key][to] = time.Now().Add(drainTimeout)
+	d[key][to] = false
 }
 
 // sizes returns the number of backends of each pool that a change lists.

@@ -13,7 +13,7 @@ import (
 // translation turns changes into those of the table. Each pool has up to two there:
 //
 //   - one for traffic that IPVS serves, whose only backend, if the pool has any, is
-//     [dataplane.Elsewhere]
+//     [dataplane.ServedByIPVS]
 //   - one with all backends, while a frontend uses it: one with a pool for traffic from outside,
 //     for connections that start on this node, or one that the table serves
 //
@@ -22,9 +22,9 @@ import (
 // the table serves it, and its virtual servers receive no packets. The same goes for the IP of a
 // load balancer that is another Node's, as those of k3s's ServiceLB are.
 type translation struct {
-	inside map[desired.PoolID]int // number of frontends that need the second one
-	own    map[netip.Addr]bool    // addresses of the node's interfaces other than the dummy
-	others map[netip.Addr]bool    // addresses of other Nodes
+	tableUsers map[desired.PoolID]int // number of frontends that need the second one
+	own        map[netip.Addr]bool    // addresses of the node's interfaces other than the dummy
+	others     map[netip.Addr]bool    // addresses of other Nodes
 
 	// external has the frontends of external IPs and of the IPs of load balancers.
 	external map[netip.Addr]map[desired.FrontendKey]*desired.Frontend
@@ -37,7 +37,7 @@ type translation struct {
 
 func newTranslation() translation {
 	return translation{
-		inside: map[desired.PoolID]int{}, own: map[netip.Addr]bool{}, others: map[netip.Addr]bool{},
+		tableUsers: map[desired.PoolID]int{}, own: map[netip.Addr]bool{}, others: map[netip.Addr]bool{},
 		external:   map[netip.Addr]map[desired.FrontendKey]*desired.Frontend{},
 		clusterIPs: map[netip.Addr]bool{}, loadBalancers: map[netip.Addr]int{},
 	}
@@ -54,8 +54,8 @@ func (t *translation) onDummy(a netip.Addr) bool {
 	return t.clusterIPs[a] || t.loadBalancers[a] > 0 && !t.own[a] && !t.others[a]
 }
 
-// realPools lists the pools of which the table needs all backends for a frontend.
-func (t *translation) realPools(f *desired.Frontend) []desired.PoolID {
+// tablePools lists the pools of which the table needs all backends for a frontend.
+func (t *translation) tablePools(f *desired.Frontend) []desired.PoolID {
 	switch {
 	case f == nil:
 		return nil
@@ -67,10 +67,10 @@ func (t *translation) realPools(f *desired.Frontend) []desired.PoolID {
 	return nil
 }
 
-// virtual and real return the IDs of a pool's two in the table; real(NoPool) is NoPool.
-func virtual(id desired.PoolID) desired.PoolID { return 2 * id }
+// ipvsPool and tablePool return the IDs of a pool's two in the table; tablePool(NoPool) is NoPool.
+func ipvsPool(id desired.PoolID) desired.PoolID { return 2 * id }
 
-func real(id desired.PoolID) desired.PoolID { return 2*id + 1 }
+func tablePool(id desired.PoolID) desired.PoolID { return 2*id + 1 }
 
 // change translates a change. The record has the new content, and before the sizes of the
 // change's pools in the old one.
@@ -78,14 +78,14 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 	out := *c
 	frontends := t.moved(c)
 	out.Pools, out.Frontends = nil, nil
-	was := map[desired.PoolID]int{} // of the pools for which inside may differ
+	was := map[desired.PoolID]int{} // of the pools for which tableUsers may differ
 	refer := func(f *desired.Frontend, n int) {
-		for _, id := range t.realPools(f) {
+		for _, id := range t.tablePools(f) {
 			if _, known := was[id]; !known {
-				was[id] = t.inside[id]
+				was[id] = t.tableUsers[id]
 			}
-			if t.inside[id] += n; t.inside[id] == 0 {
-				delete(t.inside, id)
+			if t.tableUsers[id] += n; t.tableUsers[id] == 0 {
+				delete(t.tableUsers, id)
 			}
 		}
 	}
@@ -94,7 +94,7 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 		refer(frontends[i].Old, -1)
 		old[i] = t.frontend(frontends[i].Old)
 	}
-	out.ClusterIPs = t.addresses(c)
+	out.Sets[desired.ClusterIPs] = t.addresses(c)
 	for i := range frontends {
 		refer(frontends[i].New, 1)
 		next := t.frontend(frontends[i].New)
@@ -104,54 +104,54 @@ func (t *translation) change(c *desired.Change, before []int, record *servers) *
 	}
 	for i := range c.Pools {
 		p := &c.Pools[i]
-		if v, differs := virtualPool(p, before[i]); differs {
+		if v, differs := ipvsPoolChange(p, before[i]); differs {
 			out.Pools = append(out.Pools, v)
 		}
 		users, changed := was[p.ID]
 		if !changed {
-			users = t.inside[p.ID]
+			users = t.tableUsers[p.ID]
 		}
 		delete(was, p.ID)
-		if r, exists := t.realPool(p, users > 0 && !p.New, record.pools.Get(p.ID)); exists {
+		if r, exists := t.tablePoolChange(p, users > 0 && !p.New, record.pools.Get(p.ID)); exists {
 			out.Pools = append(out.Pools, r)
 		}
 	}
 	for id, users := range was { // their backends stay
-		if (users > 0) == (t.inside[id] > 0) {
+		if (users > 0) == (t.tableUsers[id] > 0) {
 			continue
 		}
 		pool := record.pools.Get(id)
-		r, _ := t.realPool(&desired.PoolChange{ID: id, Service: pool.Service, Family: pool.Family, Scope: pool.Scope,
+		r, _ := t.tablePoolChange(&desired.PoolChange{ID: id, Service: pool.Service, Family: pool.Family, Scope: pool.Scope,
 			Sibling: desired.NoPool, Sticky: pool.Sticky, IfEmpty: pool.IfEmpty}, users > 0, pool)
 		out.Pools = append(out.Pools, r)
 	}
 	return &out
 }
 
-// virtualPool translates the change of a pool that IPVS serves. It reports whether there is
+// ipvsPoolChange translates the change of a pool that IPVS serves. It reports whether there is
 // one in the table.
-func virtualPool(p *desired.PoolChange, before int) (v desired.PoolChange, differs bool) {
+func ipvsPoolChange(p *desired.PoolChange, before int) (v desired.PoolChange, differs bool) {
 	after := before + len(p.Added) - len(p.Removed)
 	if p.Gone {
 		after = 0
 	}
 	v = *p
-	v.ID, v.Sibling, v.Sticky, v.Added, v.Removed, v.Weights = virtual(p.ID), virtual(p.Sibling), false, nil, nil, nil
+	v.ID, v.Sibling, v.Sticky, v.Added, v.Removed, v.Weights = ipvsPool(p.ID), ipvsPool(p.Sibling), false, nil, nil, nil
 	if before == 0 && after > 0 {
-		v.Added = []desired.Backend{dataplane.Elsewhere}
+		v.Added = []desired.Backend{dataplane.ServedByIPVS}
 	}
 	if before > 0 && after == 0 {
-		v.Removed = []desired.Backend{dataplane.Elsewhere}
+		v.Removed = []desired.Backend{dataplane.ServedByIPVS}
 	}
 	return v, p.New || p.Gone || after == 0 || before == 0
 }
 
-// realPool translates the change of a pool that has all backends. It reports whether the table
+// tablePoolChange translates the change of a pool that has all backends. It reports whether the table
 // had or needs it. The record has the new backends; nil if the pool was deleted.
-func (t *translation) realPool(p *desired.PoolChange, had bool, record *pool) (r desired.PoolChange, exists bool) {
-	needed := t.inside[p.ID] > 0 && !p.Gone
+func (t *translation) tablePoolChange(p *desired.PoolChange, had bool, record *pool) (r desired.PoolChange, exists bool) {
+	needed := t.tableUsers[p.ID] > 0 && !p.Gone
 	r = *p
-	r.ID, r.Sibling, r.New, r.Gone = real(p.ID), real(p.Sibling), needed && !had, had && !needed
+	r.ID, r.Sibling, r.New, r.Gone = tablePool(p.ID), tablePool(p.Sibling), needed && !had, had && !needed
 	switch {
 	case needed && had:
 		r.Added, r.Removed = slices.Clone(p.Added), slices.Clone(p.Removed)
@@ -180,19 +180,19 @@ func (t *translation) frontend(f *desired.Frontend) *desired.Frontend {
 	c.Scheduler = ""
 	switch {
 	case t.inTable(f) && f.LocalPool != desired.NoPool:
-		c.Pool, c.LocalPool = real(f.Pool), real(f.LocalPool)
+		c.Pool, c.LocalPool = tablePool(f.Pool), tablePool(f.LocalPool)
 	case t.inTable(f):
-		c.Pool = real(f.Pool)
+		c.Pool = tablePool(f.Pool)
 	case f.LocalPool != desired.NoPool:
-		c.Pool, c.LocalPool = real(f.Pool), virtual(f.LocalPool)
+		c.Pool, c.LocalPool = tablePool(f.Pool), ipvsPool(f.LocalPool)
 	default:
-		c.Pool, c.Affinity = virtual(f.Pool), 0
+		c.Pool, c.Affinity = ipvsPool(f.Pool), 0
 	}
 	return &c
 }
 
-// moved returns the changed frontends, with those whose IP an interface of the node or another Node
-// gets or loses. Until then the other of the table and IPVS may serve them.
+// moved adds the frontends that switch between IPVS and the table because the node gained or lost
+// their address.
 func (t *translation) moved(c *desired.Change) []desired.FrontendChange {
 	all := slices.Clone(c.Frontends)
 	for i := range c.Frontends {
@@ -202,9 +202,13 @@ func (t *translation) moved(c *desired.Change) []desired.FrontendChange {
 			}
 		}
 	}
-	moved := slices.Concat(c.OwnIPs.Removed, c.OwnIPs.Added, c.OtherNodeIPs.Removed, c.OtherNodeIPs.Added)
-	slices.SortFunc(moved, netip.Addr.Compare)
-	for _, a := range slices.Compact(moved) {
+	moved := map[netip.Addr]bool{}
+	for _, set := range []desired.Set{desired.OwnIPs, desired.OtherNodeIPs} {
+		for m := range c.Sets[set].All() {
+			moved[m.Addr] = true
+		}
+	}
+	for a := range moved {
 		for _, f := range t.external[a] {
 			all = append(all, desired.FrontendChange{Old: f, New: f})
 		}
@@ -227,22 +231,18 @@ func mayMove(f *desired.Frontend) bool {
 
 // addresses updates the records of addresses by a change, and returns the change of the dummy
 // interface's. Like a ClusterIP, each belongs to Services as a whole.
-func (t *translation) addresses(c *desired.Change) (out desired.AddressChange) {
+func (t *translation) addresses(c *desired.Change) (out desired.SetChange) {
 	was := map[netip.Addr]bool{}
 	note := func(a netip.Addr) {
 		if _, known := was[a]; !known {
 			was[a] = t.onDummy(a)
 		}
 	}
-	update := func(of map[netip.Addr]bool, change *desired.AddressChange) {
-		for _, a := range change.Removed {
-			note(a)
-			delete(of, a)
+	update := func(record map[netip.Addr]bool, set desired.Set) {
+		for m := range c.Sets[set].All() {
+			note(m.Addr)
 		}
-		for _, a := range change.Added {
-			note(a)
-			of[a] = true
-		}
+		c.Sets[set].Note(record)
 	}
 	count := func(f *desired.Frontend, n int) {
 		if f == nil || f.Kind != desired.LoadBalancerIP {
@@ -253,9 +253,9 @@ func (t *translation) addresses(c *desired.Change) (out desired.AddressChange) {
 			delete(t.loadBalancers, f.Addr())
 		}
 	}
-	update(t.clusterIPs, &c.ClusterIPs)
-	update(t.own, &c.OwnIPs)
-	update(t.others, &c.OtherNodeIPs)
+	update(t.clusterIPs, desired.ClusterIPs)
+	update(t.own, desired.OwnIPs)
+	update(t.others, desired.OtherNodeIPs)
 	for i := range c.Frontends {
 		count(c.Frontends[i].Old, -1)
 		count(c.Frontends[i].New, 1)
@@ -263,9 +263,9 @@ func (t *translation) addresses(c *desired.Change) (out desired.AddressChange) {
 	for a, had := range was {
 		switch has := t.onDummy(a); {
 		case has && !had:
-			out.Added = append(out.Added, a)
+			out.Added = append(out.Added, desired.Address(a))
 		case had && !has:
-			out.Removed = append(out.Removed, a)
+			out.Removed = append(out.Removed, desired.Address(a))
 		}
 	}
 	return out

@@ -79,17 +79,19 @@ func (c *content) apply(t *testing.T, change *desired.Change) {
 			}
 		}
 	}
-	for _, a := range change.ClusterIPs.Removed {
+	for m, added := range change.Sets[desired.ClusterIPs].All() {
+		a := m.Addr
+		if added {
+			if c.addresses[a] {
+				t.Fatalf("address %s is added again", a)
+			}
+			c.addresses[a] = true
+			continue
+		}
 		if !c.addresses[a] {
 			t.Fatalf("address %s is not there, and is removed", a)
 		}
 		delete(c.addresses, a)
-	}
-	for _, a := range change.ClusterIPs.Added {
-		if c.addresses[a] {
-			t.Fatalf("address %s is added again", a)
-		}
-		c.addresses[a] = true
 	}
 }
 
@@ -154,7 +156,7 @@ func TestTranslation(t *testing.T) {
 		if len(translation.external) > 0 && seed == 0 {
 			objects.Clear(s)
 			table.apply(t, translation.translate(&s.Change().Change, record))
-			if n := len(translation.inside) + len(translation.external) + len(translation.clusterIPs) + len(translation.loadBalancers); n > 0 {
+			if n := len(translation.tableUsers) + len(translation.external) + len(translation.clusterIPs) + len(translation.loadBalancers); n > 0 {
 				t.Errorf("without Services: %+v", translation)
 			}
 		}
@@ -191,9 +193,9 @@ func TestTranslationKinds(t *testing.T) {
 				f.LocalPool = 2
 				change.Pools = append(change.Pools, desired.PoolChange{ID: 2, New: true, Added: []desired.Backend{pods}})
 			}
-			addr := []netip.Addr{f.Addr()}
+			addr := []desired.Member{desired.Address(f.Addr())}
 			if c.kind == desired.ClusterIP {
-				change.ClusterIPs.Added = addr
+				change.Sets[desired.ClusterIPs].Added = addr
 			}
 			translation, record := newTranslation(), &servers{}
 			table := newContent()
@@ -206,12 +208,12 @@ func TestTranslationKinds(t *testing.T) {
 					switch {
 					case table.pools[id][pods]:
 						pools = append(pools, "pods")
-					case table.pools[id][dataplane.Elsewhere]:
+					case table.pools[id][dataplane.ServedByIPVS]:
 						pools = append(pools, "elsewhere")
 					}
 				}
 				got := fmt.Sprintf("%s, affinity %d", strings.Join(pools, " "), served.Affinity)
-				if table.addresses[addr[0]] {
+				if table.addresses[f.Addr()] {
 					got += ", on the dummy"
 				}
 				if got != want {
@@ -219,14 +221,14 @@ func TestTranslationKinds(t *testing.T) {
 				}
 			}
 			translate(change, c.not)
-			translate(&desired.Change{OwnIPs: desired.AddressChange{Added: addr}}, c.of)
+			translate(&desired.Change{Sets: [desired.Sets]desired.SetChange{desired.OwnIPs: {Added: addr}}}, c.of)
 			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}}, c.of)
-			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}}, c.not)
-			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}, OwnIPs: desired.AddressChange{Added: addr}}, c.of)
-			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}, OtherNodeIPs: desired.AddressChange{Added: addr}}, c.another)
-			translate(&desired.Change{OwnIPs: desired.AddressChange{Added: addr}}, c.of)
-			translate(&desired.Change{OwnIPs: desired.AddressChange{Removed: addr}}, c.another)
-			translate(&desired.Change{OtherNodeIPs: desired.AddressChange{Removed: addr}}, c.not)
+			translate(&desired.Change{Sets: [desired.Sets]desired.SetChange{desired.OwnIPs: {Removed: addr}}}, c.not)
+			translate(&desired.Change{Frontends: []desired.FrontendChange{{Old: f, New: f}}, Sets: [desired.Sets]desired.SetChange{desired.OwnIPs: {Added: addr}}}, c.of)
+			translate(&desired.Change{Sets: [desired.Sets]desired.SetChange{desired.OwnIPs: {Removed: addr}, desired.OtherNodeIPs: {Added: addr}}}, c.another)
+			translate(&desired.Change{Sets: [desired.Sets]desired.SetChange{desired.OwnIPs: {Added: addr}}}, c.of)
+			translate(&desired.Change{Sets: [desired.Sets]desired.SetChange{desired.OwnIPs: {Removed: addr}}}, c.another)
+			translate(&desired.Change{Sets: [desired.Sets]desired.SetChange{desired.OtherNodeIPs: {Removed: addr}}}, c.not)
 		})
 	}
 }

@@ -27,7 +27,8 @@ import (
 // Elements are written after DNAT, where the connection leaves this node or is delivered
 // to it, so that the rules that pick a backend do not depend on affinity. Every new
 // connection refreshes the timeout. The timeout is a constant of a rule, so each distinct
-// timeout has a chain such as "remember-10800", which is created when it is first needed.
+// timeout has a chain such as "remember-10800", which is created when a frontend needs it, and
+// deleted when none does. They are few (see desired.affinitySteps).
 // This is the only change of Services that makes the kernel validate the table (see the
 // package's documentation).
 //
@@ -35,8 +36,8 @@ import (
 // connection's new backend is recorded. So a client that is already recorded never counts as
 // a new one: those are limited (see clients.go).
 
-// stickyDraw is a flag in a pool's value in the map pools: its frontends have affinity.
-const stickyDraw = 1 << 20
+// stickySelector is a flag in a pool's value in the map pools: its frontends have affinity.
+const stickySelector = 1 << 20
 
 // dynset operations (enum nft_dynset_ops).
 const (
@@ -61,16 +62,16 @@ const (
 	regClient   = regTimeout
 )
 
-// loadSticky looks up the frontend whose key is in a register in a side's map of frontends with
+// loadSticky looks up the frontend whose key is in a register in one of the maps of frontends with
 // affinity.
-func (d *side) loadSticky(key uint32) []expr.Any {
+func (d *scopeSets) loadSticky(key uint32) []expr.Any {
 	return []expr.Any{
 		loadMarkTo(regID), loadMarkTo(regID + 1), loadMarkTo(regTimeout), // only for the nft command
 		lookup(d.sticky, key, regSticky),
 	}
 }
 
-// affinity writes the chain of a side for pools with affinity. It sends a client to its previous
+// affinity writes the chain of a scope for pools with affinity. It sends a client to its previous
 // backend, in these steps:
 //
 //	sticky[frontend]               -> affinity ID
@@ -80,7 +81,7 @@ func (d *side) loadSticky(key uint32) []expr.Any {
 //
 // If a look-up finds nothing, a backend is picked. There are two tries, because a look-up
 // during a commit can miss an element that exists before and after it.
-func (w *ruleWriter) affinity(d *side) {
+func (w *ruleWriter) affinity(d *scopeSets) {
 	chain := d.prefix + chainAffinity
 	client := slices.Concat(w.frontend(d), d.loadSticky(regKey), w.loadTo(w.saddr, regClient))
 	for _, comment := range []string{"@affinity[ID in @sticky . saddr], if that is in @members of the pool", secondTry} {
@@ -94,7 +95,7 @@ func (w *ruleWriter) affinity(d *side) {
 		&expr.Immediate{Register: regRemember - 1, Data: make([]byte, 3*4)},
 		w.deleteClient(regRemember), w.recordClient(regRemember, backendless),
 	})
-	w.dispatchBy(chain, d, d.stickyPicks, regDraw, []expr.Any{loadMarkTo(regDraw)}) // the mark is only for the nft command
+	w.dispatchBy(chain, d, d.stickyPicks, regSelector, []expr.Any{loadMarkTo(regSelector)}) // the mark is only for the nft command
 	w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 }
 
@@ -122,7 +123,7 @@ func (s *schema) previousBackend() []expr.Any {
 
 // poolBeforeBackend looks up the frontend's pool, into the register before regBackend, so
 // that both form a key of members.
-func (s *schema) poolBeforeBackend(d *side) []expr.Any {
+func (s *schema) poolBeforeBackend(d *scopeSets) []expr.Any {
 	return append(s.frontendTo(d, regID), loadMarkTo(regRemember), // only for the nft command
 		lookup(d.frontends, regID, regRemember-1))
 }
@@ -150,8 +151,8 @@ func (w *ruleWriter) remembered() {
 func (s *schema) originalSticky() [2][]expr.Any {
 	load := slices.Concat(dnatted(), nfnl.OriginalDestination(s.table.Family, regKey))
 	return [...][]expr.Any{
-		slices.Concat(load, s.sides[0].loadSticky(regKey)),
-		slices.Concat(load, in(s.nodeAddresses), s.node[0].loadSticky(regKey+s.addrLen/4)),
+		slices.Concat(load, s.addressSets[0].loadSticky(regKey)),
+		slices.Concat(load, in(s.nodeAddresses), s.nodePortSets[0].loadSticky(regKey+s.addrLen/4)),
 	}
 }
 
@@ -195,17 +196,50 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 // rememberRules is the number of rules in each such chain.
 const rememberRules = 7
 
-// newTimeouts creates the chains for timeouts that no frontend had before.
-func (b *Backend) newTimeouts(change *desired.Change) {
-	for i := range change.Frontends {
-		f := change.Frontends[i].New
-		if f == nil || f.Affinity == 0 {
-			continue
+// emptied, for a number of frontends, says that the chain is empty, and its deletion was refused.
+const emptied = -1
+
+// newTimeouts counts the frontends of each timeout, and creates the chains for those that had none.
+func (b *Dataplane) newTimeouts(change *desired.Change) {
+	count := func(f *desired.Frontend, n int) {
+		if f == nil || f.Affinity == 0 || b.unsupported[desired.FamilyOf(f.Addr())] {
+			return
 		}
 		family := desired.FamilyOf(f.Addr())
-		if !b.unsupported[family] && !slices.Contains(b.timeouts[family], f.Affinity) {
-			b.timeouts[family] = append(b.timeouts[family], f.Affinity)
+		users, exists := b.timeouts[family][f.Affinity]
+		if !exists || users == emptied {
 			schemas[family].writeRemember(&b.chains, f.Affinity)
+			users = 0
+		}
+		b.timeouts[family][f.Affinity] = users + n
+	}
+	for i := range change.Frontends {
+		count(change.Frontends[i].New, 1)
+		count(change.Frontends[i].Old, -1)
+	}
+}
+
+// dropTimeouts deletes chains that no frontend has any more, first their elements. A chain that the
+// kernel does not delete is tried again after the next change: before Linux 6.2 it can still refer to the
+// chain for a moment.
+func (b *Dataplane) dropTimeouts() {
+	for f := range b.served {
+		s := &schemas[f]
+		for seconds, users := range b.timeouts[f] {
+			if users > 0 {
+				continue
+			}
+			var empty, remove nfnl.Batch
+			if users == 0 {
+				empty.DeleteElement(s.table, s.remember, word(seconds))
+				empty.FlushChain(s.table, rememberChain(seconds))
+				if b.conn.Commit(0, &empty) == nil {
+					users, b.timeouts[f][seconds] = emptied, emptied
+				}
+			}
+			if remove.DeleteChain(s.table, rememberChain(seconds)); users == emptied && b.conn.Commit(0, &remove) == nil {
+				delete(b.timeouts[f], seconds)
+			}
 		}
 	}
 }

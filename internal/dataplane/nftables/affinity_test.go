@@ -66,7 +66,7 @@ func newCrowd(t testing.TB, size uint32, ports int) *crowd {
 			c.setBackend(name, i)
 		}
 	}
-	dataplanetest.Apply(t, c.Backend, c.state)
+	dataplanetest.Apply(t, c.Dataplane, c.state)
 	c.clients = c.Clients()
 	if err := c.clients.dial(); err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestTooManyClients(t *testing.T) {
 	for i := 4; i < 8; i++ {
 		c.state.DeleteEndpointSlice("default", sliceName("web", i))
 	}
-	dataplanetest.Apply(t, c.Backend, c.state)
+	dataplanetest.Apply(t, c.Dataplane, c.state)
 	first := c.connect(1, 0)
 	for i := 1; i < end/2; i++ {
 		c.connect(1, i)
@@ -196,7 +196,7 @@ func TestTooManyClients(t *testing.T) {
 		c.state.DeleteEndpointSlice("default", sliceName("web", i))
 		c.setBackend("web", 4+i)
 	}
-	dataplanetest.Apply(t, c.Backend, c.state)
+	dataplanetest.Apply(t, c.Dataplane, c.state)
 	for _, i := range c.recorded(0, end) {
 		c.stays(1, i, c.connect(1, i))
 	}
@@ -358,6 +358,28 @@ func BenchmarkFlood(b *testing.B) {
 			c.update()
 			b.Logf("%v for %d packets, %v to count: %+v", sent.Sub(start), clients, time.Since(sent), c.clients.Count()[desired.IPv4])
 			c.newClients(rounds*clients+100*round, 100)
+		}
+	}
+}
+
+// TestAffinityIDs: two ports share neither clients nor their limit because one property is equal.
+func TestAffinityIDs(t *testing.T) {
+	port := desired.ServicePort{Namespace: "default", Name: "web", Port: "http"}
+	service, id := affinityID(port, desired.TCP)
+	for _, c := range []struct {
+		what     string
+		port     desired.ServicePort
+		protocol desired.Protocol
+		same     bool // Service
+	}{
+		{"protocol", port, desired.UDP, true},
+		{"port", desired.ServicePort{Namespace: "default", Name: "web", Port: "https"}, desired.TCP, true},
+		{"name", desired.ServicePort{Namespace: "default", Name: "other", Port: "http"}, desired.TCP, false},
+		{"namespace", desired.ServicePort{Namespace: "other", Name: "web", Port: "http"}, desired.TCP, false},
+		{"separation", desired.ServicePort{Namespace: "default", Name: "webhttp", Port: ""}, desired.TCP, false},
+	} {
+		if s, p := affinityID(c.port, c.protocol); p == id || (s == service) != c.same {
+			t.Errorf("with another %s: %x and %x; with the first one %x and %x", c.what, s, p, service, id)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Algorithms other than a random choice differ from it in the slot that they look up. The
@@ -30,107 +31,125 @@ import (
 // delete and add elements, was tried: a deleted element stays in its hash bucket until the next
 // garbage collection, and a connection took 0.5 ms after a few hundred.) So each pool with round
 // robin has a rule of its own while it has that number of slots. There are at most MaxCounters
-// such rules on each side; further pools choose at random. Pools do not share a counter: two
+// such rules in each scope; further pools choose at random, and have a Problem. Pools do not share a counter: two
 // Services that are used in alternation would each get every second slot only.
 //
 // Processors that execute the rule at the same time get different numbers. A connection that
 // fails to find its slot, because a transaction is just replacing it, is sent to a random one.
 
-// Flags of a pool's value in the map pools, besides stickyDraw, with the number of slots.
+// Flags of a pool's value in the map pools, besides stickySelector, with the number of slots.
 const (
-	hashDraw = 1 << 21 // the slot is a hash of the client's address,
-	portDraw = 1 << 22 // and port
-	turnDraw = 1 << 23 // the next slot, by the counter whose number is above
+	hashSelector    = 1 << 21 // the slot is a hash of the client's address,
+	portSelector    = 1 << 22 // and port
+	counterSelector = 1 << 23 // the next slot, by the counter whose number is above
 
-	turnShift = 24
-	sizeMask  = 1<<17 - 1
+	counterShift = 24
+	sizeMask     = 1<<17 - 1
 )
 
-// MaxCounters is the number of pools with round robin on each side, which is a family and a scope.
-// Further ones choose at random.
-const MaxCounters = 64
+// MaxCounters is the number of pools with round robin in each family and scope.
+// Further ones choose at random. mostLacking is how many of those are reported.
+const MaxCounters, mostLacking = 64, 16
 
 const hashSeed = 0x736c6970
 
 // pool is the record of a pool in the kernel.
 type pool struct {
 	dataplane.Pool
-	turn turn // counter that the pool has
+	counter counter // that the pool has
+	lacking bool    // a Problem says that it has none
 }
 
-// turn is a counter's rule: it is counter number number-1 modulo size; none if number is 0.
-type turn struct{ size, number int32 }
+// counter is a rule that counts: it is counter number number-1, which counts modulo size; none if number
+// is 0.
+type counter struct{ size, number int32 }
 
-// special are the chains of the sides of a scope that were created when they were first needed, by the value
-// in the map pools without stickyDraw, and the counters that pools have, as bits, by size.
-type special struct {
-	draws map[int]bool
-	turns map[int]uint64
+// onDemand holds, for one scope, which on-demand chains exist and which round-robin counters are taken:
+// chains are by the value in the map pools without stickySelector, taken has the counters as bits,
+// and sizes what each one's chain counts modulo; 0 without a chain.
+type onDemand struct {
+	chains map[int]bool
+	taken  uint64
+	sizes  [MaxCounters]int32
 }
 
-func (x *special) numberOfTurns() (n int) {
-	for draw := range x.draws {
-		if draw&turnDraw != 0 {
-			n++
+// assignCounter gives a pool the counter that it needs, or takes it back. former is the value in the map
+// pools that the counter's chain had until now, for another size; 0 if none.
+func (x *onDemand) assignCounter(p *pool, gone bool) (former int) {
+	if gone || !p.needsCounter() {
+		if p.counter.number > 0 {
+			x.taken &^= 1 << (p.counter.number - 1)
 		}
+		p.counter = counter{}
+		return 0
 	}
-	return n
+	if free := bits.TrailingZeros64(^x.taken); p.counter.number == 0 && free < MaxCounters {
+		x.taken |= 1 << free
+		p.counter.number = int32(free + 1)
+	}
+	if p.counter.number == 0 {
+		return 0
+	}
+	p.counter.size = int32(len(p.Slots))
+	size := &x.sizes[p.counter.number-1]
+	if *size != 0 && *size != p.counter.size {
+		former = counter{*size, p.counter.number}.selector()
+		delete(x.chains, former)
+	}
+	*size = p.counter.size
+	return former
 }
 
-// takeTurn gives a pool the counter that it needs, and takes back the former one.
-func (x *special) takeTurn(p *pool, gone bool) {
-	size := len(p.Slots)
-	needs := !gone && p.Algorithm == desired.RoundRobin && size > 1 && size <= maxSize
-	if needs && int(p.turn.size) == size {
-		return
-	}
-	if p.turn.number > 0 {
-		x.turns[int(p.turn.size)] &^= 1 << (p.turn.number - 1)
-	}
-	p.turn = turn{}
-	if !needs {
-		return
-	}
-	free := bits.TrailingZeros64(^x.turns[size])
-	t := turn{int32(size), int32(free + 1)}
-	if free == MaxCounters || !x.draws[t.draw()] && x.numberOfTurns() == MaxCounters {
-		return
-	}
-	x.turns[size] |= 1 << free
-	p.turn = t
+func (p *pool) needsCounter() bool {
+	return p.Algorithm == desired.RoundRobin && len(p.Slots) > 1 && len(p.Slots) <= maxSize
 }
 
-func (t turn) draw() int { return int(t.size) | turnDraw | int(t.number-1)<<turnShift }
+func (t counter) selector() int { return int(t.size) | counterSelector | int(t.number-1)<<counterShift }
 
-// specialPrefix begins the names of these chains, after the side's prefix.
-const specialPrefix = "slot-"
+// onDemandPrefix begins the names of these chains, after the scope's prefix.
+const onDemandPrefix = "slot-"
 
-// specialChain is a chain that is created when it is first needed, and its number of rules.
-type specialChain struct {
+// onDemandChain is a chain that is created when it is first needed, and its number of rules.
+type onDemandChain struct {
 	name  string
 	rules int
 }
 
-// specialChains returns the chains for a value in the map pools, which leads to the first.
-func (d *side) specialChains(draw int) []specialChain {
-	size := draw & sizeMask
-	if !ordered(draw) {
-		return []specialChain{{d.pickChain(size), draws + 2}, {d.drawChain(size), 1}}
+// onDemandChains returns the chains for a value in the map pools, which leads to the first.
+func (d *scopeSets) onDemandChains(selector int) []onDemandChain {
+	size := selector & sizeMask
+	if !ordered(selector) {
+		return []onDemandChain{{d.pickChain(size), draws + 2}, {d.drawChain(size), 1}}
 	}
-	name := fmt.Sprintf("%s%shash-%d", d.prefix, specialPrefix, size)
+	name := fmt.Sprintf("%s%shash-%d", d.prefix, onDemandPrefix, size)
 	switch {
-	case draw&turnDraw != 0:
-		name = fmt.Sprintf("%s%snext-%d-%d", d.prefix, specialPrefix, size, draw>>turnShift)
-	case draw&portDraw != 0:
+	case selector&counterSelector != 0:
+		name = fmt.Sprintf("%s%snext-%d", d.prefix, onDemandPrefix, selector>>counterShift)
+	case selector&portSelector != 0:
 		name += "-port"
 	}
-	return []specialChain{{name, 3}}
+	return []onDemandChain{{name, 3}}
+}
+
+// chainOf returns the chain that a key of the maps to chains leads to.
+func (d *scopeSets) chainOf(selector int) string {
+	switch selector {
+	case dropSelector:
+		return chainDrop
+	case ipvsSelector:
+		return chainIPVS
+	case 0:
+		return chainReject
+	case stickySelector:
+		return d.prefix + chainAffinity
+	}
+	return d.onDemandChains(selector &^ stickySelector)[0].name
 }
 
 // isSpecial reports whether a chain is one of these.
 func (s *schema) isSpecial(name string) bool {
-	for d := range s.eachSide {
-		if strings.HasPrefix(name, d.prefix+specialPrefix) {
+	for d := range s.eachScopeSets {
+		if strings.HasPrefix(name, d.prefix+onDemandPrefix) {
 			return true
 		}
 	}
@@ -138,10 +157,10 @@ func (s *schema) isSpecial(name string) bool {
 }
 
 // hasSpecial reports whether a chain is one that the pools need.
-func (b *Backend) hasSpecial(s *schema, name string) bool {
-	for d := range s.eachSide {
-		for draw := range b.special[s.family][d.scope].draws {
-			if slices.ContainsFunc(d.specialChains(draw), func(c specialChain) bool { return c.name == name }) {
+func (b *Dataplane) hasSpecial(s *schema, name string) bool {
+	for d := range s.eachScopeSets {
+		for selector := range b.onDemand[s.family][d.scope].chains {
+			if slices.ContainsFunc(d.onDemandChains(selector), func(c onDemandChain) bool { return c.name == name }) {
 				return true
 			}
 		}
@@ -151,34 +170,36 @@ func (b *Backend) hasSpecial(s *schema, name string) bool {
 
 // ordered reports whether a value in the map pools is of an algorithm that needs all slots in
 // their order.
-func ordered(draw int) bool { return draw > 0 && draw&(hashDraw|turnDraw) != 0 }
+func ordered(selector int) bool { return selector > 0 && selector&(hashSelector|counterSelector) != 0 }
 
 // isSpecialDraw reports whether a value in the map pools needs chains that are not there from the
 // start.
-func isSpecialDraw(draw int) bool { return ordered(draw) || draw > 0 && draw&sizeMask > startSize }
+func isSpecialDraw(selector int) bool {
+	return ordered(selector) || selector > 0 && selector&sizeMask > startSize
+}
 
-// writeSpecial creates the chains for a value in the map pools, without stickyDraw.
-func (s *schema) writeSpecial(batch *nfnl.Batch, d *side, draw int) {
-	chains, size := d.specialChains(draw), draw&sizeMask
+// writeSpecial creates the chains for a value in the map pools, without stickySelector.
+func (s *schema) writeSpecial(batch *nfnl.Batch, d *scopeSets, selector int) {
+	chains, size := d.onDemandChains(selector), selector&sizeMask
 	for _, c := range chains {
 		batch.AddChain(s.table, nfnl.Chain{Name: c.name})
 		batch.FlushChain(s.table, c.name)
 	}
 	w, chain := ruleWriter{s, batch}, chains[0].name
-	if !ordered(draw) {
+	if !ordered(selector) {
 		w.pick(d, size)
 	} else {
-		if draw&hashDraw != 0 {
+		if selector&hashSelector != 0 {
 			for range 2 { // see dispatch
-				w.slot(chain, "hash", d, s.hash(size, draw&portDraw != 0))
+				w.slot(chain, "hash", d, s.hash(size, selector&portSelector != 0))
 			}
 		} else {
 			w.slot(chain, "next slot", d, []expr.Any{&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_INCREMENTAL}})
-			w.draw(chain, d, size)
+			w.selector(chain, d, size)
 		}
 		w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 	}
-	s.writeDraw(batch, d, draw, chain)
+	s.writeDraw(batch, d, selector, chain)
 }
 
 // hash computes a slot from the client's address, and from its port too. The seed is the same on
@@ -196,22 +217,35 @@ func (s *schema) hash(size int, port bool) []expr.Any {
 
 // prepareDraw returns the value of a pool in the map pools after a change, and creates the chain
 // that it needs.
-func (b *Backend) prepareDraw(p *pool) int {
-	x := &b.special[p.Family][p.Scope]
-	x.takeTurn(p, false)
-	draw := drawOf(p)
-	if bare := draw &^ stickyDraw; isSpecialDraw(draw) && !x.draws[bare] {
-		x.draws[bare] = true
-		if s := &schemas[p.Family]; !b.unsupported[p.Family] {
-			s.writeSpecial(&b.chains, &s.sides[p.Scope], bare)
-			s.writeSpecial(&b.chains, &s.node[p.Scope], bare)
+func (b *Dataplane) prepareDraw(p *pool) int {
+	x, s := &b.onDemand[p.Family][p.Scope], &schemas[p.Family]
+	former := x.assignCounter(p, false)
+	if p.needsCounter() && p.counter.number == 0 && !p.lacking && len(b.lacking) < mostLacking {
+		p.lacking = true
+		service := types.NamespacedName{Namespace: p.Service.Namespace, Name: p.Service.Name}
+		b.lacking = append(b.lacking, desired.Problem{
+			Object: "Service " + service.String(), Service: service, Field: "metadata.annotations[" + desired.AnnotationScheduler + "]",
+			Reason: fmt.Sprintf("endpoints are chosen at random, as %d Service ports have round robin already", MaxCounters),
+		})
+	}
+	selector := selectorOf(p)
+	for _, d := range []*scopeSets{&s.addressSets[p.Scope], &s.nodePortSets[p.Scope]} {
+		if bare := selector &^ stickySelector; isSpecialDraw(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
+			s.writeSpecial(&b.chains, d, bare)
+		}
+		if former != 0 && !b.unsupported[p.Family] {
+			b.batch.DeleteElement(s.table, d.picks, word(uint32(former)))
+			b.batch.DeleteElement(s.table, d.stickyPicks, word(uint32(former|stickySelector)))
 		}
 	}
-	return draw
+	if isSpecialDraw(selector) {
+		x.chains[selector&^stickySelector] = true
+	}
+	return selector
 }
 
 // Supports returns an error if the kernel lacks an algorithm, once Probe has looked.
-func (b *Backend) Supports(a desired.Algorithm) error {
+func (b *Dataplane) Supports(a desired.Algorithm) error {
 	if a.Hashes() && b.lacksHash != nil {
 		return fmt.Errorf("the kernel cannot hash (needs CONFIG_NFT_HASH): %w", b.lacksHash)
 	}
@@ -219,10 +253,10 @@ func (b *Backend) Supports(a desired.Algorithm) error {
 }
 
 // probeHash tries whether the kernel has the expression hash.
-func (b *Backend) probeHash(s schema) {
+func (b *Dataplane) probeHash(s schema) {
 	var batch nfnl.Batch
 	batch.AddDormantTable(s.table)
 	s.write(&batch, b.config, &desired.Change{})
-	s.writeSpecial(&batch, &s.sides[desired.Cluster], desired.TableSizes()[0]|hashDraw)
+	s.writeSpecial(&batch, &s.addressSets[desired.Cluster], desired.TableSizes()[0]|hashSelector)
 	b.lacksHash = b.conn.DryRun(&batch)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -42,7 +41,7 @@ const sampleSize = 16
 // reset records the state after a commit for a generation as the expected state. It seals
 // tables whose rules were written. If another process has committed meanwhile it does not,
 // and the next Check finds no seal.
-func (d *detector) reset(b *Backend, generation uint32, skeletons *skeletons, written [len(schemas)]bool) error {
+func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, written [len(schemas)]bool) error {
 	d.generation, d.unchecked = 0, 0
 	var batch nfnl.Batch
 	for f := range b.served {
@@ -73,7 +72,7 @@ func (d *detector) reset(b *Backend, generation uint32, skeletons *skeletons, wr
 // Check implements dataplane.Dataplane. It finds missing and replaced tables,
 // missing and replaced rules and emptied sets at once, and single missing
 // elements within several calls.
-func (b *Backend) Check(ctx context.Context) error {
+func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
 	}
@@ -99,7 +98,7 @@ func damaged(s *schema, what string) error {
 	return fmt.Errorf("%w: table %s %s: %s", dataplane.ErrDamaged, s.table.Family, tableName, what)
 }
 
-func (b *Backend) checkTable(f int) error {
+func (b *Dataplane) checkTable(f int) error {
 	s, want := &schemas[f], b.detector.tables[f]
 	t, err := b.conn.Contents(s.table)
 	switch {
@@ -114,43 +113,49 @@ func (b *Backend) checkTable(f int) error {
 	case !sealed(t, want.skeleton):
 		return damaged(s, "rules were modified")
 	}
-	for d := range s.eachSide {
+	created := map[string]int{}
+	for d := range s.eachScopeSets {
 		for _, size := range startSizes {
-			if err := b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name); err != nil {
+			if err := errors.Join(b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name),
+				b.checkElement(s, d.stickyPicks, word(uint32(size|stickySelector)), "an element of "+d.stickyPicks.Name)); err != nil {
 				return err
 			}
 		}
-		for draw := range b.special[f][d.scope].draws {
-			for _, c := range d.specialChains(draw) {
-				if countRules(t, c.name) != c.rules {
-					return damaged(s, "chain "+c.name+" was modified")
-				}
-			}
-			if err := b.checkElement(s, d.picks, word(uint32(draw)), "an element of "+d.picks.Name); err != nil {
-				return err
-			}
-		}
-	}
-	for a := range b.nodeAddresses {
-		if s.is(a) {
-			if err := b.checkElement(s, s.nodeAddresses, s.addr(nil, a.As16()), "an element of node-addresses"); err != nil {
+		for selector := range b.onDemand[f][d.scope].chains {
+			d.addSpecial(created, selector)
+			if err := b.checkElement(s, d.picks, word(uint32(selector)), "an element of "+d.picks.Name); err != nil {
 				return err
 			}
 		}
 	}
-	for _, seconds := range b.timeouts[f] {
-		if countRules(t, rememberChain(seconds)) != rememberRules {
-			return damaged(s, "chain "+rememberChain(seconds)+" was modified")
+	for set, keys := range b.writer.small[f] {
+		n := 0
+		for key := range keys { // in another order each time
+			if n++; n > sampleSize {
+				break
+			}
+			if err := b.checkElement(s, set, []byte(key), "an element of "+set.Name); err != nil {
+				return err
+			}
 		}
+	}
+	for seconds, users := range b.timeouts[f] {
+		if users == emptied {
+			continue
+		}
+		created[rememberChain(seconds)] = rememberRules
 		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
 			return err
 		}
+	}
+	if all := miscounted(t, s.isCreated, created); len(all) > 0 {
+		return damaged(s, all[0])
 	}
 	return nil
 }
 
 // checkElement returns an error unless an element exists.
-func (b *Backend) checkElement(s *schema, set *nfnl.Set, key []byte, what string) error {
+func (b *Dataplane) checkElement(s *schema, set *nfnl.Set, key []byte, what string) error {
 	exists, err := b.conn.Has(s.table, set.Name, key)
 	if err != nil {
 		return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
@@ -162,7 +167,7 @@ func (b *Backend) checkElement(s *schema, set *nfnl.Set, key []byte, what string
 }
 
 // checkSample looks up elements of the next few pools.
-func (b *Backend) checkSample() error {
+func (b *Dataplane) checkSample() error {
 	for n := len(schemas) * sampleSize; n > 0 && b.detector.unchecked > 0; {
 		b.detector.unchecked--
 		b.detector.nextSample = (b.detector.nextSample + 1) % len(b.pools)
@@ -180,12 +185,12 @@ func (b *Backend) checkSample() error {
 
 // checkPool looks up one element of each kind that leads from a frontend to a backend of
 // the pool.
-func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
+func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 	s, w := &schemas[p.Family], &b.writer
 	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
-	if n := len(p.Slots); err == nil && n > 0 && p.Slots[n-1] != dataplane.Elsewhere {
-		err = b.checkElement(s, s.sides[p.Scope].endpoints, w.endpointKey(id, n-1), what)
+	if n := len(p.Slots); err == nil && n > 0 && p.Slots[n-1] != dataplane.ServedByIPVS {
+		err = b.checkElement(s, s.addressSets[p.Scope].endpoints, w.endpointKey(id, n-1), what)
 		if err == nil && p.Sticky {
 			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)
 		}
@@ -198,13 +203,17 @@ func (b *Backend) checkPool(id desired.PoolID, p *pool) error {
 	return err
 }
 
-// checkFrontend looks up all elements of a frontend except its source ranges.
-func (b *Backend) checkFrontend(s *schema, f *desired.Frontend, what string) (err error) {
+// checkFrontend looks up all elements of a frontend, and one of its source ranges.
+func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend, what string) (err error) {
 	key := s.frontendKey(nil, f.FrontendKey)
 	for _, kind := range elementKinds {
 		if e := kind(&b.writer, s, f); err == nil && e.set != nil {
 			err = b.checkElement(s, e.set, key, what)
 		}
+	}
+	if ranges := f.Sources; err == nil && ranges != nil && len(ranges.All()) > 0 {
+		first, _ := s.rangeOf(ranges.All()[0])
+		err = b.checkElement(s, s.sources, slices.Concat(key, first), what)
 	}
 	if err == nil && f.Kind == desired.ClusterIP {
 		err = b.checkElement(s, s.clusterIPs, s.addr(nil, f.Addr().As16()), what)
@@ -223,9 +232,7 @@ const sealPrefix = "rules-"
 // seal returns the name of the chain for the current rules of a table.
 func seal(t *nfnl.Contents, skeleton uint64) string {
 	s := &schemas[desired.IPv4] // the names are the same in both
-	rules := t.Fingerprint(func(chain string) bool {
-		return isRememberChain(chain) || s.isSpecial(chain) || strings.HasPrefix(chain, sealPrefix)
-	})
+	rules := t.Fingerprint(s.isCreated)
 	return fmt.Sprintf("%s%016x", sealPrefix, skeleton^rules)
 }
 

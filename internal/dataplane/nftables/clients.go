@@ -54,7 +54,7 @@ func newClientsLimit(rate uint32, unit expr.LimitTime, atOnce uint32) expr.Any {
 	return &expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(rate), Unit: unit, Burst: atOnce}
 }
 
-// Clients counts and limits the clients with session affinity. It is made by [Backend.Clients].
+// Clients counts and limits the clients with session affinity. It is made by [Dataplane.Clients].
 type Clients struct {
 	netns    int
 	commits  *nfnl.Commits
@@ -82,7 +82,7 @@ type familyClients struct {
 	full            map[uint32]bool // the full Services, by number
 }
 
-func (c *Clients) init(b *Backend) {
+func (c *Clients) init(b *Dataplane) {
 	c.netns, c.commits, c.period = b.config.NetNS, b.conn.Commits(), readPeriod
 	for f := range schemas {
 		c.counts[f].Most = int(schemas[f].affinity.Size)
@@ -258,7 +258,7 @@ func (c *Clients) limit(s *schema, limits map[uint32]uint32) error {
 // service returns the Service with a number in its affinity IDs, without a name if there is
 // none.
 func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err error) {
-	err = c.conn.Elements(s.table, s.sides[0].sticky.Name, func(e nfnl.Element) {
+	err = c.conn.Elements(s.table, s.addressSets[0].sticky.Name, func(e nfnl.Element) {
 		if firstNumber(e.Value[4:]) == id {
 			service, _, _ := strings.Cut(string(e.Comment), ":")
 			name.Namespace, name.Name, _ = strings.Cut(service, "/")
@@ -270,7 +270,7 @@ func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err 
 // ClientsBackend returns the backend that a client of a Service port with session affinity had last,
 // and for how long it is remembered. The backend is zero if there is none. ClientsBackend can be called
 // at any time, by any goroutine.
-func (b *Backend) ClientsBackend(p desired.ServicePort, proto desired.Protocol, client netip.Addr) (backend desired.Backend, left time.Duration, err error) {
+func (b *Dataplane) ClientsBackend(p desired.ServicePort, proto desired.Protocol, client netip.Addr) (backend desired.Backend, left time.Duration, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {
 		return backend, 0, err

@@ -26,7 +26,7 @@ var errNotCold = errors.New("not a cold start")
 //
 // An interrupted start leaves tables that no packet enters. The next start detects that
 // rules are missing.
-func (b *Backend) startCold(ctx context.Context, full *desired.Change, want *skeletons) error {
+func (b *Dataplane) startCold(ctx context.Context, full *desired.Change, want *skeletons) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (b *Backend) startCold(ctx context.Context, full *desired.Change, want *ske
 }
 
 // seals returns the seals of the tables' current rules, which tables need not have yet.
-func (b *Backend) seals(want *skeletons) (all [len(schemas)]string, err error) {
+func (b *Dataplane) seals(want *skeletons) (all [len(schemas)]string, err error) {
 	for f := range b.served {
 		t, err := b.conn.Contents(schemas[f].table)
 		if err == nil && t == nil {

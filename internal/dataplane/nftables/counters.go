@@ -36,7 +36,7 @@ type Counts struct {
 }
 
 // Counts reads the kernel's counters. It can be called at any time, by any goroutine.
-func (b *Backend) Counts() (c Counts, err error) {
+func (b *Dataplane) Counts() (c Counts, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {
 		return c, err
@@ -70,7 +70,7 @@ func (c *Counts) read(conn *nfnl.Conn, f int) error {
 
 // RejectedAt returns the numbers of packets to frontends that were refused or dropped, by the packets'
 // destination, since the tables were created. It can be called at any time, by any goroutine.
-func (b *Backend) RejectedAt() (map[desired.FrontendKey]uint64, error) {
+func (b *Dataplane) RejectedAt() (map[desired.FrontendKey]uint64, error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {
 		return nil, err
@@ -95,27 +95,28 @@ func rejectedKey(key []byte) desired.FrontendKey {
 }
 
 // forgetRejected deletes the numbers of rejected packets to frontends that a change has deleted, or
-// has given to another Service, so that the next Service with the address begins at 0. Such a change
-// costs a dump of the set, which has only destinations of rejected packets. The numbers stay if
-// that fails: they are not worth an error.
-func (b *Backend) forgetRejected(change *desired.Change) {
-	gone := map[desired.FrontendKey]bool{}
-	for _, c := range change.Frontends {
-		if c.Old != nil && (c.New == nil || c.New.Service != c.Old.Service) {
-			gone[c.Key()] = true
-		}
-	}
-	if len(gone) == 0 {
-		return
-	}
+// has given to another Service, so that the next Service with the address begins at 0. It asks for
+// their destinations, as a dump costs as much as others have had packets rejected. The numbers stay
+// if that fails: they are not worth an error.
+func (b *Dataplane) forgetRejected(change *desired.Change) {
 	var batch nfnl.Batch
-	for f := range b.served {
+	for _, c := range change.Frontends {
+		k := c.Key()
+		f := desired.FamilyOf(k.Addr())
+		if c.Old == nil || c.New != nil && c.New.Service == c.Old.Service || b.unsupported[f] {
+			continue
+		}
 		s := &schemas[f]
-		_ = b.conn.Elements(s.table, s.rejected.Name, func(e nfnl.Element) {
-			if k := rejectedKey(e.Key); gone[k] || gone[k.NodePort()] {
-				batch.DeleteElement(s.table, s.rejected, e.Key)
+		addresses := map[string]bool{string(s.addr(nil, k.Addr().As16())): true}
+		if k.OnNode() {
+			addresses = b.writer.small[f][s.nodeAddresses]
+		}
+		for address := range addresses {
+			key := append(s.nodePortKey(nil, k.Protocol, k.Port()), address...)
+			if has, _ := b.conn.Has(s.table, s.rejected.Name, key); has {
+				batch.DeleteElement(s.table, s.rejected, key)
 			}
-		})
+		}
 	}
 	_ = b.conn.Commit(0, &batch)
 }

@@ -32,7 +32,7 @@
 //	  set cluster-ips   { 10.96.0.10, 10.96.0.20 }
 //	  set service-cidrs { 10.96.0.0/16 }
 //	  set hairpin       { 10.0.1.2 . 10.0.1.2,  10.0.1.7 . 10.0.1.7 }
-//	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePort
+//	  set loopback-ports { sctp . 30080 }                                # see desired.RefusedNodePorts
 //	  set restricted    { 203.0.113.2 . tcp . 80 }
 //	  set sources       { 203.0.113.2 . tcp . 80 . 192.168.0.0/16 }
 //	  set rejected { tcp . 80 . 10.96.0.20 counter packets 3 bytes 180 }   # refused and dropped packets

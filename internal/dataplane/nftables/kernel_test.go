@@ -28,7 +28,7 @@ import (
 
 // kernel is a network namespace, and a backend in it.
 type kernel struct {
-	*Backend
+	*Dataplane
 	ns *lab.Namespace
 	t  *testing.T
 }
@@ -45,12 +45,12 @@ func newKernel(t *testing.T) *kernel {
 			t.Error(err)
 		}
 	})
-	k.Backend = k.open()
+	k.Dataplane = k.open()
 	return k
 }
 
 // open makes another backend in the same namespace, as another run would.
-func (k *kernel) open() *Backend {
+func (k *kernel) open() *Dataplane {
 	b, err := New(dataplane.Config{NetNS: k.ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	if err != nil {
 		k.t.Fatal(err)
@@ -197,17 +197,17 @@ func TestReconcileTakesOver(t *testing.T) {
 			s := desired.New(desired.Config{})
 			web(s, 1, dataplanetest.Hosts(3)...)
 			web(s, 7, dataplanetest.Hosts(20)...)
-			dataplanetest.Reconcile(k.t, k.Backend, s)
+			dataplanetest.Reconcile(k.t, k.Dataplane, s)
 		},
 		"a table without rules": func(k *kernel) { k.nft("flush", "table", "ip", tableName) },
 		"an emptied map":        func(k *kernel) { k.nft("flush", "map", "ip", tableName, "endpoints") },
 		"a strange table":       func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.nft("add", "table", "ip", tableName) },
 		"a set of another type": func(k *kernel) { k.nft("delete", "table", "ip", tableName); k.strangeSet() },
 		"another configuration": func(k *kernel) {
-			dataplanetest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
+			dataplanetest.Reconcile(k.t, k.Dataplane, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 		},
 		"another configuration without its seal": func(k *kernel) {
-			dataplanetest.Reconcile(k.t, k.Backend, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
+			dataplanetest.Reconcile(k.t, k.Dataplane, desired.New(inCluster("10.0.0.0/8", "fd00::/8")))
 			there, err := k.conn.Contents(schemas[desired.IPv4].table)
 			if err != nil {
 				k.t.Fatal(err)
@@ -224,7 +224,7 @@ func TestReconcileTakesOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKernel(t)
-			dataplanetest.Reconcile(t, k.Backend, desired.New(desired.Config{}))
+			dataplanetest.Reconcile(t, k.Dataplane, desired.New(desired.Config{}))
 			leave(k)
 			s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
 			web(s, 1, dataplanetest.Hosts(2)...)
@@ -259,7 +259,7 @@ func TestReconcileKeepsTheTable(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(3)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	handle := func() uint64 {
 		info, err := k.conn.Table(schemas[desired.IPv4].table)
 		if err != nil {
@@ -288,12 +288,12 @@ func TestReconcileKeepsTheTable(t *testing.T) {
 
 // sameRules fails the test unless the table has the rules, chains and sets that it would have
 // after a start without any table. Only additions by others may remain.
-func (k *kernel) sameRules(b *Backend, s *desired.State) {
+func (k *kernel) sameRules(b *Dataplane, s *desired.State) {
 	k.t.Helper()
 	fresh := newKernel(k.t)
 	fresh.config = b.config
 	fresh.config.NetNS = fresh.ns.FD()
-	dataplanetest.Reconcile(k.t, fresh.Backend, s)
+	dataplanetest.Reconcile(k.t, fresh.Dataplane, s)
 	list := func(k *kernel) (rules []string) {
 		for line := range strings.Lines(k.nft("-t", "list", "ruleset")) { // -t: without elements
 			rules = append(rules, strings.TrimSpace(line))
@@ -344,7 +344,7 @@ func TestCheckFindsDamage(t *testing.T) {
 			s := desired.New(desired.Config{})
 			web(s, 1, dataplanetest.Hosts(2)...)
 			web(s, 2, dataplanetest.Hosts(1)...)
-			dataplanetest.Reconcile(t, k.Backend, s)
+			dataplanetest.Reconcile(t, k.Dataplane, s)
 			if err := k.Check(t.Context()); err != nil {
 				t.Fatalf("before the damage: %v", err)
 			}
@@ -352,7 +352,7 @@ func TestCheckFindsDamage(t *testing.T) {
 			if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 				t.Fatalf("after the damage: %v", err)
 			}
-			dataplanetest.Reconcile(t, k.Backend, s)
+			dataplanetest.Reconcile(t, k.Dataplane, s)
 			k.has(s)
 			if err := k.Check(t.Context()); err != nil {
 				t.Fatalf("after the repair: %v", err)
@@ -387,13 +387,13 @@ func TestReplacedRules(t *testing.T) {
 				s := desired.New(desired.Config{})
 				web(s, 1, dataplanetest.Hosts(2)...)
 				fancy(s)
-				dataplanetest.Reconcile(t, k.Backend, s)
+				dataplanetest.Reconcile(t, k.Dataplane, s)
 				before := k.nft("-t", "list", "ruleset")
 				damage(k)
 				if k.nft("-t", "list", "ruleset") == before {
 					t.Fatal("nothing was damaged")
 				}
-				b := k.Backend
+				b := k.Dataplane
 				if next {
 					b = k.open()
 					defer b.Close()
@@ -415,38 +415,80 @@ func TestNewTimeoutHidesNothing(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(2)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	k.nft("flush", "chain", "ip", tableName, "postrouting")
 	fancy(s)
-	dataplanetest.Apply(t, k.Backend, s)
+	dataplanetest.Apply(t, k.Dataplane, s)
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check: %v", err)
 	}
 }
 
-// TestTimeoutsAreForgotten makes sure that chains for timeouts that no Service has
-// do not stay for ever.
+// TestTimeoutsAreForgotten makes sure that the number of chains and rules for timeouts depends on
+// the Services that exist, not on those that were, and that it is limited.
 func TestTimeoutsAreForgotten(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	web(s, 99, dataplanetest.Hosts(2)...)
-	for i := range 5 {
-		fancyWith(s, func(svc *corev1.Service) {
-			svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(i + 1))}}
-		})
-		if i == 0 {
-			dataplanetest.Reconcile(t, k.Backend, s)
+	web(s, 1, dataplanetest.Hosts(2)...)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	sizes := func() (chains, rules int) {
+		for f := range schemas {
+			contents, err := k.conn.Contents(schemas[f].table)
+			if err != nil {
+				t.Fatal(err)
+			}
+			chains, rules = chains+len(contents.Chains), rules+len(contents.Rules)
 		}
-		dataplanetest.Apply(t, k.Backend, s)
+		return chains, rules
 	}
-	k.has(s)
-	for range 2 {
-		dataplanetest.Reconcile(t, k.Backend, s)
+	chains, rules := sizes()
+	expect := func(after string, timeouts int) {
+		t.Helper()
+		dataplanetest.Apply(t, k.Dataplane, s)
+		c, r := sizes()
+		if n := timeouts * len(schemas); c-chains != n || r-rules != n*rememberRules {
+			t.Errorf("%s: %d more chains with %d rules; want %d with %d", after, c-chains, r-rules, n, n*rememberRules)
+		}
+		k.has(s)
+		if err := k.Check(t.Context()); err != nil {
+			t.Errorf("%s: %v", after, err)
+		}
 	}
-	k.has(s)
-	if n := strings.Count(k.nft("list", "ruleset"), "chain "+rememberPrefix); n != len(schemas) {
-		t.Errorf("%d chains remember, for one timeout and two families", n)
+	set := func(name string, ip, seconds int) {
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.ServiceSpec{
+				ClusterIPs:            []string{fmt.Sprintf("10.96.50.%d", ip), fmt.Sprintf("fd00:96::50:%d", ip)},
+				Ports:                 []corev1.ServicePort{{Port: 80}},
+				SessionAffinity:       corev1.ServiceAffinityClientIP,
+				SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(seconds))}},
+			},
+		})
 	}
+	for seconds := 1; seconds < 86400; seconds = seconds*5/4 + 1 {
+		set("changing", 1, seconds)
+		expect(fmt.Sprint("a Service with ", seconds, " s"), 1)
+	}
+	set("another", 2, 10800)
+	expect("another Service", 2)
+	set("changing", 1, 10800)
+	expect("two Services with the same", 1)
+	s.DeleteService("default", "changing")
+	expect("one deleted", 1)
+	s.DeleteService("default", "another")
+	expect("both deleted", 0)
+	const services = 100
+	for i := range services {
+		set(fmt.Sprint("many-", i), 3+i, 1+i*i*8)
+	}
+	dataplanetest.Apply(t, k.Dataplane, s)
+	if c, _ := sizes(); c-chains > 32*len(schemas) {
+		t.Errorf("%d more chains for %d timeouts", c-chains, services)
+	}
+	for i := range services {
+		s.DeleteService("default", fmt.Sprint("many-", i))
+	}
+	expect("many deleted", 0)
 }
 
 // TestCheckFindsMissingParts takes away single elements of a Service that has
@@ -454,16 +496,16 @@ func TestTimeoutsAreForgotten(t *testing.T) {
 func TestCheckFindsMissingParts(t *testing.T) {
 	v4 := &schemas[desired.IPv4]
 	for _, set := range []*nfnl.Set{
-		v4.external, v4.restricted, v4.sides[0].sticky, v4.node[0].sticky, v4.nodeAddresses, v4.members, v4.clusterIPs, v4.pools, v4.remember,
-		v4.sides[desired.Cluster].frontends, v4.sides[desired.Local].frontends, v4.sides[desired.Cluster].endpoints,
-		v4.node[desired.Cluster].frontends, v4.node[desired.Local].frontends,
+		v4.external, v4.restricted, v4.addressSets[0].sticky, v4.nodePortSets[0].sticky, v4.nodeAddresses, v4.members, v4.clusterIPs, v4.pools, v4.remember,
+		v4.addressSets[desired.Cluster].frontends, v4.addressSets[desired.Local].frontends, v4.addressSets[desired.Cluster].endpoints,
+		v4.nodePortSets[desired.Cluster].frontends, v4.nodePortSets[desired.Local].frontends,
 	} {
 		t.Run(set.Name, func(t *testing.T) {
 			k := newKernel(t)
 			s := desired.New(desired.Config{})
 			fancy(s)
 			web(s, 1, dataplanetest.Hosts(1)...)
-			dataplanetest.Reconcile(t, k.Backend, s)
+			dataplanetest.Reconcile(t, k.Dataplane, s)
 			var batch nfnl.Batch
 			known := map[string]bool{} // one can come twice
 			err := k.conn.Elements(v4.table, set.Name, func(e nfnl.Element) {
@@ -493,7 +535,7 @@ func TestCheckFindsMissingElement(t *testing.T) {
 	for i := range 200 {
 		web(s, i, dataplanetest.Hosts(2)...)
 	}
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	v4 := &schemas[desired.IPv4]
 	var batch nfnl.Batch
 	batch.DeleteElement(v4.table, v4.pools, k.writer.poolKey(k.poolOf(t, "web-77")))
@@ -516,13 +558,13 @@ func TestDamageBeforeReset(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(3)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	generation, err := k.conn.Generation()
 	if err != nil {
 		t.Fatal(err)
 	}
 	k.nft("delete", "table", "ip", tableName)
-	if err := k.detector.reset(k.Backend, generation, &skeletons{{}, {}}, [len(schemas)]bool{}); err != nil {
+	if err := k.detector.reset(k.Dataplane, generation, &skeletons{{}, {}}, [len(schemas)]bool{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
@@ -536,7 +578,7 @@ func TestSharedCommits(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(3)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	shared, other := k.dial(), k.dial()
 	shared.Share(k.Commits())
 	dumps := func(conn *nfnl.Conn) int {
@@ -558,7 +600,7 @@ func TestSharedCommits(t *testing.T) {
 			t.Errorf("%d dumps after a commit that is counted", n)
 		}
 		web(s, 1, dataplanetest.Hosts(rand.IntN(9))...)
-		dataplanetest.Apply(t, k.Backend, s)
+		dataplanetest.Apply(t, k.Dataplane, s)
 	}
 	if n := dumps(other); n == 0 {
 		t.Error("no dump after a commit of another program")
@@ -576,12 +618,12 @@ func TestReconcileWhileOthersCommit(t *testing.T) {
 	for i := range 500 {
 		web(s, i, dataplanetest.Hosts(3)...)
 	}
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	before := k.detector.tables
 	// A busy machine needs more than a millisecond to read in, now and then.
 	stop := k.commitElsewhere(time.Millisecond, 20*time.Millisecond)
 	for range 20 {
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 	}
 	if n := stop(); n < 20 {
 		t.Errorf("only %d commits of others", n)
@@ -600,7 +642,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(2)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	k.nft("add", "table", "ip", "other")
 	k.nft("add", "set", "ip", "other", "s", "{ type ipv4_addr; elements = { 10.0.0.1 } }")
 	if err := k.Check(t.Context()); err != nil {
@@ -608,8 +650,8 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 	before := k.nft("list", "table", "ip", "other")
 	web(s, 1, dataplanetest.Hosts(9)...)
-	dataplanetest.Apply(t, k.Backend, s)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Apply(t, k.Dataplane, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	if err := k.Cleanup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -628,7 +670,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	s := desired.New(desired.Config{})
 	web(s, 1, dataplanetest.Hosts(2)...)
 	web(s, 2, dataplanetest.Hosts(2)...)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	before, err := k.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -638,7 +680,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	id := k.poolOf(t, "web-2")
 	var batch nfnl.Batch
 	v4 := &schemas[desired.IPv4]
-	batch.DeleteElement(v4.table, v4.sides[desired.Cluster].endpoints, k.writer.endpointKey(id, 1))
+	batch.DeleteElement(v4.table, v4.addressSets[desired.Cluster].endpoints, k.writer.endpointKey(id, 1))
 	if err := k.conn.Commit(0, &batch); err != nil {
 		t.Fatal(err)
 	}
@@ -661,7 +703,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 		t.Errorf("Check after a refusal: %v", err)
 	}
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	k.has(s)
 }
 
@@ -681,7 +723,7 @@ func (k *kernel) poolOf(t *testing.T, name string) desired.PoolID {
 func TestChainsAndRulesDoNotGrow(t *testing.T) {
 	k := newKernel(t)
 	s := desired.New(desired.Config{})
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	count := func() (chains, rules int) {
 		for line := range strings.Lines(k.nft("-a", "list", "table", "ip", tableName)) {
 			if strings.Contains(line, "chain ") && strings.Contains(line, "{") {
@@ -699,7 +741,7 @@ func TestChainsAndRulesDoNotGrow(t *testing.T) {
 	for i := range 300 {
 		web(s, i, dataplanetest.Hosts(i%60)...)
 	}
-	dataplanetest.Apply(t, k.Backend, s)
+	dataplanetest.Apply(t, k.Dataplane, s)
 	k.has(s)
 	if c, r := count(); c != chains || r != rules {
 		t.Errorf("%d chains and %d rules with 300 Services, %d and %d with none", c, r, chains, rules)
@@ -713,7 +755,7 @@ func TestNFTLists(t *testing.T) {
 	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
 	web(s, 1, dataplanetest.Hosts(2)...)
 	fancy(s)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	text := k.nft("list", "ruleset")
 	for _, want := range []string{
 		`10.96.0.1 . tcp . 80 comment "default/web-1"`,

@@ -27,7 +27,7 @@ func refusedCounter(p desired.Protocol) string {
 // RefusedPackets returns the number of packets to NodePorts that were refused at loopback
 // addresses, by family, since the family's table was created. It can be called at any
 // time, by any goroutine.
-func (b *Backend) RefusedPackets() (n [len(schemas)]map[desired.Protocol]uint64, err error) {
+func (b *Dataplane) RefusedPackets() (n [len(schemas)]map[desired.Protocol]uint64, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {
 		return n, err

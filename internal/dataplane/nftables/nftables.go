@@ -6,16 +6,15 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// Backend is the nftables dataplane. It needs Linux 5.13 and CAP_NET_ADMIN in the
+// Dataplane is the nftables dataplane. It needs Linux 5.13 and CAP_NET_ADMIN in the
 // network namespace.
-type Backend struct {
+type Dataplane struct {
 	config   dataplane.Config
 	conn     *nfnl.Conn
 	batch    nfnl.Batch
@@ -24,41 +23,41 @@ type Backend struct {
 	detector detector
 	clients  Clients
 
-	pools         dataplane.Pools[pool]  // in the kernel
-	timeouts      [len(schemas)][]uint32 // of session affinity, in seconds, that have a chain
-	special       [len(schemas)][scopes]special
-	sequence      dataplane.Sequence
-	unsupported   desired.Families    // families that the kernel does not support
-	lacksHash     error               // the expression hash
-	nodeAddresses map[netip.Addr]bool // that serve NodePorts
+	pools       dataplane.Pools[pool]        // in the kernel
+	timeouts    [len(schemas)]map[uint32]int // timeouts of session affinity that have a chain, with their frontends' number, or emptied
+	onDemand    [len(schemas)][scopes]onDemand
+	sequence    dataplane.Sequence
+	unsupported desired.Families  // families that the kernel does not support
+	lacksHash   error             // the expression hash
+	lacking     []desired.Problem // pools that have newly got no counter
 }
 
-var _ dataplane.Dataplane = (*Backend)(nil)
+var _ dataplane.Dataplane = (*Dataplane)(nil)
 
 // New opens a netlink socket. It programs nothing.
-func New(c dataplane.Config) (*Backend, error) {
+func New(c dataplane.Config) (*Dataplane, error) {
 	conn, err := nfnl.Dial(c.NetNS)
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c, conn: conn, nodeAddresses: map[netip.Addr]bool{}}
+	b := &Dataplane{config: c, conn: conn, timeouts: [len(schemas)]map[uint32]int{{}, {}}}
 	b.writer.batch = &b.batch
 	b.clients.init(b)
 	return b, nil
 }
 
 // Commits returns the count of the dataplane's transactions, for [nfnl.Conn.Share].
-func (b *Backend) Commits() *nfnl.Commits { return b.conn.Commits() }
+func (b *Dataplane) Commits() *nfnl.Commits { return b.conn.Commits() }
 
 // Clients returns what counts and limits clients with session affinity, in parallel to the
-// Backend's methods.
-func (b *Backend) Clients() *Clients { return &b.clients }
+// Dataplane's methods.
+func (b *Dataplane) Clients() *Clients { return &b.clients }
 
 // Close implements dataplane.Dataplane.
-func (b *Backend) Close() error { return b.conn.Close() }
+func (b *Dataplane) Close() error { return b.conn.Close() }
 
 // served yields the indexes of the schemas of supported families.
-func (b *Backend) served(yield func(f int) bool) {
+func (b *Dataplane) served(yield func(f int) bool) {
 	for f := range schemas {
 		if !b.unsupported[f] && !yield(f) {
 			return
@@ -67,7 +66,7 @@ func (b *Backend) served(yield func(f int) bool) {
 }
 
 // Apply implements dataplane.Dataplane.
-func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
+func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error) {
 	if err := b.sequence.BeginApply(ctx, change); err != nil {
 		return dataplane.Stats{}, fmt.Errorf("nftables: %w", err)
 	}
@@ -82,6 +81,7 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 		return stats, b.explain(err, change)
 	}
 	b.forgetRejected(change)
+	b.dropTimeouts()
 	b.release()
 	b.sequence.Done()
 	return stats, nil
@@ -90,46 +90,41 @@ func (b *Backend) Apply(ctx context.Context, change *desired.Change) (dataplane.
 // commitChains creates the chains that the elements in b.batch lead to, in a transaction of its
 // own. A packet that is inside the table when the elements appear runs the rules from before, and
 // would find a chain of the same transaction empty, and no frontend.
-func (b *Backend) commitChains() error { return b.conn.Commit(0, &b.chains) }
+func (b *Dataplane) commitChains() error { return b.conn.Commit(0, &b.chains) }
 
-func (b *Backend) stats() dataplane.Stats {
-	return dataplane.Stats{Elements: b.batch.Elements() + b.chains.Elements(), Bytes: b.batch.Len() + b.chains.Len()}
+func (b *Dataplane) stats() dataplane.Stats {
+	return dataplane.Stats{Elements: b.batch.Elements() + b.chains.Elements(), Bytes: b.batch.Len() + b.chains.Len(), Refused: b.lacking}
 }
 
 // keepBatch is the largest buffer, in bytes, that is kept for the next change.
 const keepBatch = 1 << 20
 
 // release frees the memory of an unusually large batch.
-func (b *Backend) release() {
+func (b *Dataplane) release() {
 	if b.batch.Len() > keepBatch {
 		b.batch, b.writer.poolUpdates = nfnl.Batch{}, nil
 	}
 }
 
 // write prepares and encodes a change.
-func (b *Backend) write(change *desired.Change) {
+func (b *Dataplane) write(change *desired.Change) {
+	b.lacking = nil
 	b.plan(change)
 	b.encode(change)
 }
 
 // plan encodes the chains that a change needs, and finds out which slots of pools differ.
-func (b *Backend) plan(change *desired.Change) {
+func (b *Dataplane) plan(change *desired.Change) {
 	b.newTimeouts(change)
 	b.updatePools(change)
 }
 
 // encode encodes a change that was planned, one family after the other. The old element of a key
 // is deleted before the new one is added, as the kernel requires.
-func (b *Backend) encode(change *desired.Change) {
+func (b *Dataplane) encode(change *desired.Change) {
 	for f := range b.served {
 		b.writer.write(del, &schemas[f], change)
 		b.writer.write(add, &schemas[f], change)
-	}
-	for _, a := range change.NodeAddresses.Removed {
-		delete(b.nodeAddresses, a)
-	}
-	for _, a := range change.NodeAddresses.Added {
-		b.nodeAddresses[a] = true
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]
@@ -146,13 +141,13 @@ func (b *Backend) encode(change *desired.Change) {
 
 // updatePools applies the changes of pools to b.pools, and collects the updates to write
 // in the writer.
-func (b *Backend) updatePools(change *desired.Change) {
+func (b *Dataplane) updatePools(change *desired.Change) {
 	w := &b.writer
 	w.poolUpdates = w.poolUpdates[:0]
 	for i := range change.Pools {
 		c := &change.Pools[i]
-		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], before: noDraw, after: noDraw}
-		r.side = &r.schema.sides[c.Scope]
+		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], before: noSelector, after: noSelector}
+		r.scopeSets = &r.schema.addressSets[c.Scope]
 		if c.Sticky {
 			r.removed, r.added = c.Removed, c.Added
 		}
@@ -165,7 +160,7 @@ func (b *Backend) updatePools(change *desired.Change) {
 				rand.Shuffle(len(c.Added), func(i, j int) { c.Added[i], c.Added[j] = c.Added[j], c.Added[i] })
 			}
 		} else {
-			r.before = drawOf(p)
+			r.before = selectorOf(p)
 		}
 		if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() {
 			// The common case of a cold start, without a search for
@@ -176,7 +171,7 @@ func (b *Backend) updatePools(change *desired.Change) {
 		}
 		p.IfEmpty = c.IfEmpty
 		if c.Gone {
-			b.special[c.Family][c.Scope].takeTurn(p, true)
+			b.onDemand[c.Family][c.Scope].assignCounter(p, true)
 			b.pools.Set(c.ID, nil)
 		} else {
 			r.after = b.prepareDraw(p)
@@ -186,43 +181,44 @@ func (b *Backend) updatePools(change *desired.Change) {
 }
 
 const (
-	dropDraw      = -1 // value of an empty pool with the verdict Drop
-	noDraw        = -2 // of a pool that does not exist
-	elsewhereDraw = -3 // of a pool that IPVS serves
+	dropSelector = -1 // value of an empty pool with the verdict Drop
+	noSelector   = -2 // of a pool that does not exist
+	ipvsSelector = -3 // of a pool that IPVS serves
 )
 
-// keyOfPicks returns the key in picks for a value in the map pools. It is one for all sizes with
+// selectorKey returns the key in picks for a value in the map pools. It is one for all sizes with
 // session affinity, because the kernel follows every element of a map to chains and what it leads
 // to, each time it validates the table.
-func keyOfPicks(draw int) uint32 {
-	if draw > 0 && draw&stickyDraw != 0 {
-		return stickyDraw
+func selectorKey(selector int) uint32 {
+	if selector > 0 && selector&stickySelector != 0 {
+		return stickySelector
 	}
-	return uint32(int32(draw))
+	return uint32(int32(selector))
 }
 
-// drawOf returns a pool's value in the map pools: the upper bound of the random slot, or the
-// number of slots with the flags of an algorithm; with the flag stickyDraw; or one of these
+// selectorOf returns a pool's value in the map pools: the upper bound of the random slot, or the
+// number of slots with the flags of an algorithm; with the flag stickySelector; or one of these
 // values.
-func drawOf(p *pool) int {
+func selectorOf(p *pool) int {
 	n := len(p.Slots)
-	draw := pickSize(n)
+	selector := pickSize(n)
 	switch {
 	case n == 0 && p.IfEmpty == desired.Drop:
-		return dropDraw
+		return dropSelector
 	case n == 0:
-		return draw
-	case n == 1 && p.Slots[0] == dataplane.Elsewhere:
-		return elsewhereDraw
-	case p.turn.number > 0:
-		draw = p.turn.draw()
+		return selector
+	case n == 1 && p.Slots[0] == dataplane.ServedByIPVS:
+		return ipvsSelector
+	case n == 1: // in order, whatever the algorithm
+	case p.counter.number > 0:
+		selector = p.counter.selector()
 	case p.Algorithm == desired.Maglev:
-		draw = n | hashDraw
+		selector = n | hashSelector
 	case p.Algorithm == desired.MaglevPort:
-		draw = n | hashDraw | portDraw
+		selector = n | hashSelector | portSelector
 	}
 	if p.Sticky {
-		draw |= stickyDraw
+		selector |= stickySelector
 	}
-	return draw
+	return selector
 }

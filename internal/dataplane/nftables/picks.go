@@ -57,22 +57,22 @@ func pickSize(n int) int {
 	return min(1<<bits.Len(uint(n-1)), maxSize)
 }
 
-// pickChain is the name of a side's chain for pools of a size.
-func (d *side) pickChain(size int) string { return d.chain("pick", size) }
+// pickChain is the name of a scope's chain for pools of a size.
+func (d *scopeSets) pickChain(size int) string { return d.chain("pick", size) }
 
 // drawChain is the name of the chain, for a size above exactSizes, that draws once. It returns if
 // the slot is empty.
-func (d *side) drawChain(size int) string { return d.chain("draw", size) }
+func (d *scopeSets) drawChain(size int) string { return d.chain("draw", size) }
 
-func (d *side) chain(does string, size int) string {
+func (d *scopeSets) chain(does string, size int) string {
 	if size > startSize {
-		does = specialPrefix + does
+		does = onDemandPrefix + does
 	}
 	return fmt.Sprintf("%s%s-%d", d.prefix, does, size)
 }
 
-// chainNames lists the names of all chains of a side that are created at the start.
-func (d *side) chainNames() (all []string) {
+// chainNames lists the names of all chains of a scope that are created at the start.
+func (d *scopeSets) chainNames() (all []string) {
 	all = append(all, d.prefix+chainAffinity)
 	for _, size := range startSizes {
 		all = append(all, d.pickChain(size))
@@ -84,47 +84,47 @@ func (d *side) chainNames() (all []string) {
 }
 
 // draw writes a rule that draws one slot below a size.
-func (w *ruleWriter) draw(chain string, d *side, size int) {
+func (w *ruleWriter) selector(chain string, d *scopeSets, size int) {
 	w.slot(chain, "random slot", d, []expr.Any{&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_RANDOM}})
 }
 
 // slot writes a rule that sends the packet to the backend in a slot, which what computes.
-func (w *ruleWriter) slot(chain, what string, d *side, slot []expr.Any) {
+func (w *ruleWriter) slot(chain, what string, d *scopeSets, slot []expr.Any) {
 	w.rule(chain, "@"+d.endpoints.Name+"[pool of the frontend . "+what+"]", nfnl.AsTCP(), w.pool(d), slot, []expr.Any{
 		lookup(d.endpoints, regValueWord, regKey), w.dnatTo(regKey, regKey+w.addrLen/4),
 	})
 }
 
 // pick writes the rules for pools of a size.
-func (w *ruleWriter) pick(d *side, size int) {
+func (w *ruleWriter) pick(d *scopeSets, size int) {
 	chain := d.pickChain(size)
 	if size > exactSizes {
-		w.draw(d.drawChain(size), d, size)
+		w.selector(d.drawChain(size), d, size)
 		for range draws {
 			w.rule(chain, "", jump(d.drawChain(size)))
 		}
 		size /= 2
 	}
-	w.draw(chain, d, size)
+	w.selector(chain, d, size)
 	if size > 1 {
 		// Since its size was looked up, the pool may have shrunk, or have got another number
 		// (see Reconcile). Slot 0 is never empty in a pool with backends.
 		w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 		return
 	}
-	w.draw(chain, d, size)
+	w.selector(chain, d, size)
 	w.rule(chain, "the pool was deleted meanwhile", drop())
 }
 
-// writePicks fills the map picks of a side.
-func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *side) {
-	drop, elsewhere := int32(dropDraw), int32(elsewhereDraw)
-	if c.VirtualServers {
-		batch.AddVerdict(s.table, d.picks, word(uint32(elsewhere)), nfnl.Goto, chainElsewhere)
+// writePicks fills the map picks of a scope.
+func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *scopeSets) {
+	drop, served := int32(dropSelector), int32(ipvsSelector)
+	if c.IPVS {
+		batch.AddVerdict(s.table, d.picks, word(uint32(served)), nfnl.Goto, chainIPVS)
 	}
 	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, chainReject)
 	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, chainDrop)
-	batch.AddVerdict(s.table, d.picks, word(stickyDraw), nfnl.Goto, d.prefix+chainAffinity)
+	batch.AddVerdict(s.table, d.picks, word(stickySelector), nfnl.Goto, d.prefix+chainAffinity)
 	for _, size := range startSizes {
 		s.writeDraw(batch, d, size, d.pickChain(size))
 	}
@@ -132,7 +132,7 @@ func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *side) {
 
 // writeDraw makes a value in the map pools lead to a chain, with session affinity after the chain
 // for that.
-func (s *schema) writeDraw(batch *nfnl.Batch, d *side, draw int, chain string) {
-	batch.AddVerdict(s.table, d.picks, word(uint32(draw)), nfnl.Goto, chain)
-	batch.AddVerdict(s.table, d.stickyPicks, word(uint32(draw|stickyDraw)), nfnl.Goto, chain)
+func (s *schema) writeDraw(batch *nfnl.Batch, d *scopeSets, selector int, chain string) {
+	batch.AddVerdict(s.table, d.picks, word(uint32(selector)), nfnl.Goto, chain)
+	batch.AddVerdict(s.table, d.stickyPicks, word(uint32(selector|stickySelector)), nfnl.Goto, chain)
 }

@@ -20,7 +20,7 @@ const probeTable = "slipstream-probe"
 // that creates a table with all chains, sets and rules, and aborts it
 // ([nfnl.Conn.DryRun]). The table is dormant, so that its chains are not attached to
 // hooks meanwhile, which would enable NAT in the kernel.
-func (b *Backend) Probe(ctx context.Context) (missing []dataplane.Missing, err error) {
+func (b *Dataplane) Probe(ctx context.Context) (missing []dataplane.Missing, err error) {
 	for f := range schemas {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -39,7 +39,7 @@ func (b *Backend) Probe(ctx context.Context) (missing []dataplane.Missing, err e
 }
 
 // probe returns the first feature of a schema that the kernel lacks, or nil.
-func (b *Backend) probe(s schema) (*dataplane.Missing, error) {
+func (b *Dataplane) probe(s schema) (*dataplane.Missing, error) {
 	const anyTimeout = 10800
 	var batch nfnl.Batch
 	s.table.Name = probeTable

@@ -37,7 +37,7 @@ func TestProbe(t *testing.T) {
 		if now, err := other.Generation(); err != nil || now != generation {
 			t.Errorf("with %s there: generation %d after %d: %v", before, now, generation, err)
 		}
-		dataplanetest.Reconcile(t, k.Backend, s)
+		dataplanetest.Reconcile(t, k.Dataplane, s)
 	}
 }
 
@@ -81,10 +81,10 @@ func TestWithoutFamily(t *testing.T) {
 	k.unsupported[desired.IPv6] = true
 	s := desired.New(desired.Config{Without: k.unsupported})
 	fancy(s)
-	dataplanetest.Reconcile(t, k.Backend, s)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
 	k.has(s)
 	web(s, 1, dataplanetest.Hosts(3)...)
-	dataplanetest.Apply(t, k.Backend, s)
+	dataplanetest.Apply(t, k.Dataplane, s)
 	k.has(s)
 	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
@@ -92,6 +92,6 @@ func TestWithoutFamily(t *testing.T) {
 	if _, err := k.conn.Table(schemas[desired.IPv6].table); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("the table of IPv6: %v", err)
 	}
-	dataplanetest.Reconcile(t, k.Backend, s) // now that there is a table
+	dataplanetest.Reconcile(t, k.Dataplane, s) // now that there is a table
 	k.has(s)
 }

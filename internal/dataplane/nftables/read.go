@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var _ dataplane.Reader = (*Backend)(nil)
+var _ dataplane.Reader = (*Dataplane)(nil)
 
 // Read implements dataplane.Reader. It uses nothing but the kernel's answers.
-func (b *Backend) Read(ctx context.Context) (*dataplane.Content, error) {
+func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 	c := dataplane.NewContent()
 	for f := range schemas {
 		if err := ctx.Err(); err != nil {
@@ -42,7 +42,7 @@ type tableReader struct {
 	content *dataplane.Content
 	err     error
 
-	draws     map[uint32]uint32             // values of the map pools, by pool
+	selectors map[uint32]uint32             // values of the map pools, by pool
 	picks     map[*nfnl.Set]map[uint32]bool // keys of the maps to chains
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
@@ -58,48 +58,49 @@ func (r *tableReader) read() {
 	if _, err := r.conn.Table(r.table); errors.Is(err, unix.ENOENT) {
 		return
 	}
-	r.draws, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
-	r.elements(r.pools, func(e nfnl.Element) { r.draws[firstNumber(e.Key)] = firstNumber(e.Value[8:]) })
+	r.init()
+	r.elements(r.pools, func(e nfnl.Element) { r.selectors[firstNumber(e.Key)] = firstNumber(e.Value[8:]) })
 	r.elements(r.schema.members, func(e nfnl.Element) {
 		id := firstNumber(e.Key)
 		r.members[id] = append(r.members[id], r.backend(e.Key[8:], e.Key[4:]))
 	})
-	r.elements(r.schema.remember, func(e nfnl.Element) { r.remembers[firstNumber(e.Key)] = true })
-	for i := range r.sides {
-		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
-		r.elements(r.sides[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
+	r.elements(r.schema.remember, func(e nfnl.Element) {
+		seconds := firstNumber(e.Key)
+		r.remembers[seconds] = true
+		r.checkGoesTo(r.schema.remember, e, nfnl.Jump, rememberChain(seconds))
+	})
+	for i := range r.addressSets {
+		r.elements(r.addressSets[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
 	}
-	r.picks = map[*nfnl.Set]map[uint32]bool{}
-	for d := range r.eachSide {
+	for d := range r.eachScopeSets {
 		for _, picks := range []*nfnl.Set{d.picks, d.stickyPicks} {
-			r.picks[picks] = map[uint32]bool{}
-			r.elements(picks, func(e nfnl.Element) { r.picks[picks][firstNumber(e.Key)] = true })
+			r.elements(picks, func(e nfnl.Element) {
+				selector := firstNumber(e.Key)
+				r.picks[picks][selector] = true
+				r.checkGoesTo(picks, e, nfnl.Goto, d.chainOf(int(int32(selector))))
+			})
 		}
 	}
-	for _, sides := range []*[scopes]side{&r.schema.sides, &r.schema.node} {
-		r.elements(sides[desired.Cluster].frontends, func(e nfnl.Element) { r.lead(desired.Cluster, e) })
-		r.elements(sides[desired.Local].frontends, r.localFrontend)
+	for _, addressSets := range []*[scopes]scopeSets{&r.schema.addressSets, &r.schema.nodePortSets} {
+		r.elements(addressSets[desired.Cluster].frontends, func(e nfnl.Element) { r.readFrontendElement(desired.Cluster, e) })
+		r.elements(addressSets[desired.Local].frontends, r.localFrontend)
 	}
-	r.elements(r.external, func(e nfnl.Element) {
-		r.update(e, "external", func(t *dataplane.Target) { t.External = true })
-	})
-	r.elements(r.sides[0].sticky, r.sticky)
-	r.elements(r.schema.node[0].sticky, r.sticky)
+	r.elements(r.external, r.setExternal)
+	r.elements(r.addressSets[0].sticky, r.sticky)
+	r.elements(r.schema.nodePortSets[0].sticky, r.sticky)
 	r.restrictions()
-	r.elements(r.clusterIPs, func(e nfnl.Element) { r.content.ClusterIPs[r.ip(e.Key)] = true })
-	r.elements(r.nodeAddresses, func(e nfnl.Element) { r.content.NodeAddresses[r.ip(e.Key)] = true })
+	r.elements(r.clusterIPs, func(e nfnl.Element) { r.has(desired.ClusterIPs, desired.Address(r.ip(e.Key))) })
+	r.elements(r.nodeAddresses, func(e nfnl.Element) { r.has(desired.NodeAddresses, desired.Address(r.ip(e.Key))) })
 	r.elements(r.loopback, func(e nfnl.Element) {
-		r.content.RefusedNodePorts[desired.RefusedNodePort{
-			Family: r.family, Protocol: desired.Protocol(e.Key[0]), Port: binary.BigEndian.Uint16(e.Key[4:]),
-		}] = true
+		r.has(desired.RefusedNodePorts, desired.PortOf(r.family, desired.Protocol(e.Key[0]), binary.BigEndian.Uint16(e.Key[4:])))
 	})
 	r.elements(r.hairpin, func(e nfnl.Element) {
-		r.content.HairpinIPs[r.ip(e.Key)] = true
+		r.has(desired.HairpinIPs, desired.Address(r.ip(e.Key)))
 		if r.ip(e.Key) != r.ip(e.Key[r.addrLen:]) {
 			r.fault("hairpin of two addresses %x", e.Key)
 		}
 	})
-	r.intervals(r.serviceCIDRs, func(first, last []byte) { r.content.ServiceCIDRs[r.prefix(first, last)] = true })
+	r.intervals(r.serviceCIDRs, func(first, last []byte) { r.has(desired.ServiceCIDRs, desired.Range(r.prefix(first, last))) })
 	r.checkSlots()
 	for _, key := range r.stickies {
 		if r.content.Frontends[key].Affinity == 0 {
@@ -108,11 +109,38 @@ func (r *tableReader) read() {
 	}
 }
 
+func (r *tableReader) has(set desired.Set, m desired.Member) { r.content.Sets[set][m] = true }
+
+func (r *tableReader) init() {
+	r.selectors, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
+	for i := range r.slots {
+		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
+	}
+	r.picks = map[*nfnl.Set]map[uint32]bool{}
+	for d := range r.eachScopeSets {
+		r.picks[d.picks], r.picks[d.stickyPicks] = map[uint32]bool{}, map[uint32]bool{}
+	}
+}
+
+func (r *tableReader) setExternal(e nfnl.Element) {
+	r.update(e, "external", func(t *dataplane.Target) { t.External = true })
+}
+
 // elements reads a set. It accepts interrupted dumps, because under constant transactions
 // every dump is interrupted. The caller reads again to confirm a difference.
 func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) {
-	if err := r.conn.Elements(r.table, set.Name, visit); !errors.Is(err, nfnl.ErrInterrupted) {
+	switch err := r.conn.Elements(r.table, set.Name, visit); {
+	case errors.Is(err, unix.ENOENT):
+		r.fault("%s does not exist", set.Name)
+	case !errors.Is(err, nfnl.ErrInterrupted):
 		r.err = errors.Join(r.err, err)
+	}
+}
+
+// checkGoesTo reports an element of a map to chains that leads to another chain than it should.
+func (r *tableReader) checkGoesTo(set *nfnl.Set, e nfnl.Element, verdict nfnl.Verdict, chain string) {
+	if e.Verdict != verdict || e.Chain != chain {
+		r.fault("%s leads %d to %q instead of %q", set.Name, int32(firstNumber(e.Key)), e.Chain, chain)
 	}
 }
 
@@ -120,8 +148,8 @@ func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) {
 func (r *tableReader) checkSlots() {
 	for i := range r.slots {
 		for id, slots := range r.slots[i] {
-			if _, ok := r.draws[id]; !ok {
-				r.fault("%s of pool %d, which does not exist", r.sides[i].endpoints.Name, id)
+			if _, ok := r.selectors[id]; !ok {
+				r.fault("%s of pool %d, which does not exist", r.addressSets[i].endpoints.Name, id)
 			}
 			for slot := range slots {
 				if int(slot) >= len(slots) {
@@ -131,7 +159,7 @@ func (r *tableReader) checkSlots() {
 		}
 	}
 	for id := range r.members {
-		if draw := r.draws[id]; int32(draw) < 0 || draw&stickyDraw == 0 {
+		if selector := r.selectors[id]; int32(selector) < 0 || selector&stickySelector == 0 {
 			r.fault("members of pool %d, which has no affinity", id)
 		}
 	}
@@ -147,27 +175,27 @@ func (r *tableReader) backend(addr, port []byte) desired.Backend {
 	return desired.NewBackend(netip.AddrPortFrom(r.ip(addr), binary.BigEndian.Uint16(port)))
 }
 
-func (r *tableReader) endpoint(side int, e nfnl.Element) {
+func (r *tableReader) endpoint(scopeSets int, e nfnl.Element) {
 	id, slot := firstNumber(e.Key), firstNumber(e.Key[4:])
-	if r.slots[side][id] == nil {
-		r.slots[side][id] = map[uint32]desired.Backend{}
+	if r.slots[scopeSets][id] == nil {
+		r.slots[scopeSets][id] = map[uint32]desired.Backend{}
 	}
-	r.slots[side][id][slot] = r.backend(e.Value, e.Value[r.addrLen:])
+	r.slots[scopeSets][id][slot] = r.backend(e.Value, e.Value[r.addrLen:])
 }
 
 // choice returns the backends of a frontend's pool.
 func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.FrontendKey, c dataplane.Choice, sticky, ok bool) {
 	key, ok = r.decodeFrontendKey(e.Key)
 	id := firstNumber(e.Value[4:])
-	draw, exists := r.draws[id]
+	selector, exists := r.selectors[id]
 	if !ok || !exists {
 		r.fault("frontend %x has pool %d, which does not exist", e.Key, id)
 		return key, c, false, false
 	}
-	d := r.sideOf(key, scope)
-	sticky = int32(draw) > 0 && draw&stickyDraw != 0
-	if !r.picks[d.picks][keyOfPicks(int(int32(draw)))] || sticky && !r.picks[d.stickyPicks][draw] {
-		r.fault("frontend %s draws by %#x, for which there is no chain", key, draw)
+	d := r.setsOf(key, scope)
+	sticky = int32(selector) > 0 && selector&stickySelector != 0
+	if !r.picks[d.picks][selectorKey(int(int32(selector)))] || sticky && !r.picks[d.stickyPicks][selector] {
+		r.fault("frontend %s draws by %#x, for which there is no chain", key, selector)
 	}
 	slots := make([]desired.Backend, len(r.slots[scope][id]))
 	for i, b := range r.slots[scope][id] {
@@ -177,30 +205,30 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	}
 	var balance desired.Balance
 	switch {
-	case int32(draw) < 0 || draw&hashDraw == 0:
-	case draw&portDraw != 0:
+	case int32(selector) < 0 || selector&hashSelector == 0:
+	case selector&portSelector != 0:
 		balance.Algorithm = desired.MaglevPort
 	default:
 		balance.Algorithm = desired.Maglev
 	}
 	c = dataplane.ChoiceOf(balance, slots)
-	drop := int32(dropDraw)
-	if draw == uint32(drop) {
+	drop := int32(dropSelector)
+	if selector == uint32(drop) {
 		c.IfEmpty = desired.Drop
 		if len(c.Backends) > 0 {
 			r.fault("frontend %s drops but has backends", key)
 		}
 		return key, c, false, true
 	}
-	if elsewhere := int32(elsewhereDraw); draw == uint32(elsewhere) {
-		c.Backends = append(c.Backends, dataplane.Elsewhere)
+	if served := int32(ipvsSelector); selector == uint32(served) {
+		c.Backends = append(c.Backends, dataplane.ServedByIPVS)
 		return key, c, false, true
 	}
 	want := len(slots)
-	if !ordered(int(draw)) {
+	if !ordered(int(selector)) {
 		want = pickSize(want)
 	}
-	if size := draw & sizeMask; size != uint32(want) {
+	if size := selector & sizeMask; size != uint32(want) {
 		r.fault("frontend %s draws below %d for %d slots", key, size, len(slots))
 	}
 	if sticky { // members can be without a slot because of their weight
@@ -213,7 +241,7 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	return key, c, sticky, true
 }
 
-func (r *tableReader) lead(scope desired.Scope, e nfnl.Element) {
+func (r *tableReader) readFrontendElement(scope desired.Scope, e nfnl.Element) {
 	key, c, sticky, ok := r.choice(scope, e)
 	if !ok {
 		return
@@ -241,7 +269,7 @@ func (r *tableReader) update(e nfnl.Element, what string, change func(*dataplane
 func (r *tableReader) localFrontend(e nfnl.Element) {
 	key, _ := r.decodeFrontendKey(e.Key)
 	if _, also := r.content.Frontends[key]; !also {
-		r.lead(desired.Local, e)
+		r.readFrontendElement(desired.Local, e)
 	} else if _, c, _, ok := r.choice(desired.Local, e); ok {
 		r.update(e, "local pool", func(t *dataplane.Target) { t.FromOutside = &c })
 	}

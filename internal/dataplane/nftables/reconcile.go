@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -31,7 +31,7 @@ import (
 // A table is replaced as a whole only if its sets have other types or the kernel refuses
 // the transaction. A packet that is inside the old table at the moment of the commit then
 // finds its sets empty, and may be lost.
-func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
+func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.sequence.Begin()
 	b.reset(full)
 	var want skeletons
@@ -53,16 +53,19 @@ func (b *Backend) Reconcile(ctx context.Context, full *desired.Change) (dataplan
 }
 
 // reset prepares for a full content.
-func (b *Backend) reset(full *desired.Change) {
+func (b *Dataplane) reset(full *desired.Change) {
 	b.batch, b.chains = nfnl.Batch{}, nfnl.Batch{}
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
-	b.timeouts = [len(schemas)][]uint32{}
-	for f := range b.special {
-		for scope := range b.special[f] {
-			b.special[f][scope] = special{map[int]bool{}, map[int]uint64{}}
+	b.timeouts = [len(schemas)]map[uint32]int{{}, {}}
+	for f := range b.onDemand {
+		for scope := range b.onDemand[f] {
+			b.onDemand[f][scope] = onDemand{chains: map[int]bool{}}
 		}
 	}
-	b.nodeAddresses = map[netip.Addr]bool{}
+	for f := range schemas {
+		s := &schemas[f]
+		b.writer.small[f] = map[*nfnl.Set]map[string]bool{s.nodeAddresses: {}, s.serviceCIDRs: {}, s.hairpin: {}, s.loopback: {}}
+	}
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it
 	// finds none, and the rules try again.
@@ -70,7 +73,7 @@ func (b *Backend) reset(full *desired.Change) {
 }
 
 // replace programs the full content if a table exists.
-func (b *Backend) replace(ctx context.Context, full *desired.Change, want *skeletons) error {
+func (b *Dataplane) replace(ctx context.Context, full *desired.Change, want *skeletons) error {
 	b.batch.Grow(estimate(full))
 	b.write(full)
 	// The kernel refuses this if the tables are not like the wanted ones. They are replaced then.
@@ -86,7 +89,7 @@ func (b *Backend) replace(ctx context.Context, full *desired.Change, want *skele
 
 // commit sends the content in the batch, preceded by the batches that prepare the tables.
 // With replace, existing tables are deleted.
-func (b *Backend) commit(ctx context.Context, want *skeletons, replace bool) error {
+func (b *Dataplane) commit(ctx context.Context, want *skeletons, replace bool) error {
 	var written [len(schemas)]bool
 	generation, err := b.conn.CommitRead(ctx, func() (batches []*nfnl.Batch, err error) {
 		for f := range b.served {
@@ -128,7 +131,7 @@ func estimate(full *desired.Change) (n int) {
 //	with other rules      flush sets and rules,
 //	                      delete other chains  written
 //	with the same rules   flush sets           kept
-func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *skeleton, replace bool) (write bool) {
+func (b *Dataplane) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *skeleton, replace bool) (write bool) {
 	if t == nil {
 		return true
 	}
@@ -146,7 +149,7 @@ func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *s
 		head.FlushTable(s.table)
 	} else {
 		head.AddTable(s.table, tableComment) // clears the flag of a dormant table
-		for d := range s.eachSide {
+		for d := range s.eachScopeSets {
 			s.writePicks(b.config, head, d)
 		}
 	}
@@ -154,9 +157,14 @@ func (b *Backend) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *s
 		seconds, remembers := timeoutOf(c.Name)
 		created := remembers || s.isSpecial(c.Name) // when they were first needed
 		switch {
+		case s.isCreated(c.Name) && len(c.Base) > 0: // another process's
+			head.FlushChain(s.table, c.Name)
+			head.DeleteChain(s.table, c.Name)
 		case !created && write && !s.hasChain(c.Name):
 			head.DeleteChain(s.table, c.Name)
-		case !created, slices.Contains(b.timeouts[s.family], seconds), b.hasSpecial(s, c.Name):
+		case strings.HasPrefix(c.Name, sealPrefix):
+			head.FlushChain(s.table, c.Name)
+		case !created, b.timeouts[s.family][seconds] > 0, b.hasSpecial(s, c.Name):
 		case countRules(t, c.Name) > 0:
 			// A chain cannot be deleted together with the last element that
 			// refers to it: before Linux 6.2 the kernel releases such elements
@@ -203,7 +211,7 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 		batch.AddChain(s.table, c)
 	}
 	rules := ruleWriter{schema: s, batch: batch}
-	for d := range s.eachSide {
+	for d := range s.eachScopeSets {
 		for _, name := range d.chainNames() {
 			batch.AddChain(s.table, nfnl.Chain{Name: name})
 		}
@@ -213,14 +221,14 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 		}
 	}
 	rules.static(c, full)
-	for d := range s.eachSide {
+	for d := range s.eachScopeSets {
 		s.writePicks(c, batch, d)
 	}
 }
 
 // hasChain reports whether write creates a chain.
 func (s *schema) hasChain(name string) bool {
-	for d := range s.eachSide {
+	for d := range s.eachScopeSets {
 		if slices.Contains(d.chainNames(), name) {
 			return true
 		}
@@ -229,10 +237,16 @@ func (s *schema) hasChain(name string) bool {
 }
 
 // explain adds the Service to a refusal by the kernel of an element of a frontend or a pool.
-func (b *Backend) explain(err error, change *desired.Change) error {
+func (b *Dataplane) explain(err error, change *desired.Change) error {
 	var refused *nfnl.BatchError
 	if !errors.As(err, &refused) || len(refused.Key) < 4 {
 		return err
+	}
+	of := func(service desired.ServicePort, object string) error {
+		if err = fmt.Errorf("%s: %w", object, err); refused.Lacks() {
+			return &dataplane.Refusal{Service: service, Err: err}
+		}
+		return fmt.Errorf("programming Service %s: %w", service, err)
 	}
 	for f := range schemas {
 		s := &schemas[f]
@@ -242,13 +256,13 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 		key, ok := s.decodeFrontendKey(refused.Key)
 		for _, c := range change.Frontends {
 			if ok && c.Key() == key {
-				return fmt.Errorf("programming Service %s: frontend %s: %w", cmp.Or(c.New, c.Old).Service, key, err)
+				return of(cmp.Or(c.New, c.Old).Service, "frontend "+key.String())
 			}
 		}
 		for i := range change.Pools {
 			// Numbers of pools are random, so no other key begins with one.
 			if c := &change.Pools[i]; b.writer.number(c.ID) == firstNumber(refused.Key) {
-				return fmt.Errorf("programming Service %s: %s endpoints: %w", c.Service, c.Family, err)
+				return of(c.Service, c.Family.String()+" endpoints")
 			}
 		}
 	}
@@ -259,7 +273,7 @@ func (b *Backend) explain(err error, change *desired.Change) error {
 // enter the tables, waits until no packet is inside, and then deletes the tables. Otherwise
 // a packet inside a table would find its rules but empty sets, and be rejected even if
 // another proxy, such as kube-proxy, serves the Service.
-func (b *Backend) Cleanup(ctx context.Context) error {
+func (b *Dataplane) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
 	var closeEntries, remove nfnl.Batch
 	for f := range schemas {

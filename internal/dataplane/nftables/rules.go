@@ -36,14 +36,14 @@ const (
 	chainLoopback      = "loopback"
 	chainReject        = "refuse" // not a keyword of nft, like the other names
 	chainDrop          = "discard"
-	chainElsewhere     = "virtual-server"
+	chainIPVS          = "virtual-server"
 	chainAfterDNAT     = "after-dnat"
 	chainRemember      = "record-client"
 	chainMasquerade    = "masq"
-	chainAffinity      = "affinity" // of a side
+	chainAffinity      = "affinity" // of a scope
 )
 
-// chains lists all chains except those of sides. The base chains have the priorities dstnat
+// chains lists all chains except those of scopes. The base chains have the priorities dstnat
 // and srcnat - 1. kube-proxy uses dstnat and srcnat. After one chain has masqueraded a
 // packet, the kernel skips the following ones, so a chain of another process could prevent
 // that a client's backend is recorded.
@@ -74,7 +74,7 @@ var chains = []nfnl.Chain{
 	{Name: chainLoopback},
 	{Name: chainReject},
 	{Name: chainDrop},
-	{Name: chainElsewhere},
+	{Name: chainIPVS},
 	{Name: chainAfterDNAT},
 	{Name: chainRemember},
 	{Name: chainMasquerade},
@@ -97,7 +97,7 @@ const (
 	regKey       = 8  // address, protocol and port: up to 6 registers
 	regValue     = 16 // unused word
 	regValueWord = 17 // pool, then its key in picks
-	regDraw      = 18 // of the map pools: how the slot is drawn, the key in sticky-picks
+	regSelector  = 18 // of the map pools: how the slot is drawn, the key in sticky-picks
 	regSlot      = 18 // next to the pool: both form a key of endpoints
 )
 
@@ -120,7 +120,7 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 // static writes the rules that depend only on the configuration, except for those of
 // writeEntry.
 func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
-	cluster, node := &w.sides[desired.Cluster], &w.node[desired.Cluster]
+	cluster, node := &w.addressSets[desired.Cluster], &w.nodePortSets[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
 	for range 2 { // see dispatch
 		w.rule(chainServices, "", w.frontend(cluster), in(w.external), goTo(chainExternal))
@@ -129,50 +129,50 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	}
 	var localToo []expr.Any
 	lost := drop()
-	if c.VirtualServers {
+	if c.IPVS {
 		lost = accept()
 		// The reset that refuses a connection of this node is sent to one of these
 		// addresses too, and conntrack takes it for a first packet.
 		w.rule(chainUnserved, "", protocol(unix.IPPROTO_TCP), reset(), ret())
 	} else {
-		localToo = notOurs()
+		localToo = notLocalAddress()
 	}
 	w.rule(chainUnserved, "", w.load(w.daddr), in(w.clusterIPs), localToo, goTo(chainUnknownPort))
-	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notOurs(), nfnl.CountIn(dataplane.UnallocatedAddress), drop())
+	w.rule(chainUnserved, "no Service has this address", w.load(w.daddr), in(w.serviceCIDRs), notLocalAddress(), nfnl.CountIn(dataplane.UnallocatedAddress), drop())
 	w.rule(chainUnknownPort, "if in @frontends: the Service is new", w.frontend(cluster), inMap(cluster.frontends), lost)
-	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(cluster), inMap(w.sides[desired.Local].frontends), lost)
+	w.rule(chainUnknownPort, "if in @local-frontends: the Service is new", w.frontend(cluster), inMap(w.addressSets[desired.Local].frontends), lost)
 	w.rule(chainUnknownPort, "", nfnl.CountIn(dataplane.UnknownPort))
 	w.refuse(chainUnknownPort)
 	w.loopbackPorts()
 
-	if c.VirtualServers {
+	if c.IPVS {
 		w.rule(chainClusterIP, "from this node: the source can be a Service's address", fromNode(), setMark(mark))
-		w.rule(chainElsewhere, "", accept())
+		w.rule(chainIPVS, "", accept())
 	}
 	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
 	w.rule(chainClusterIP, "", goTo(chainDispatch))
 
 	for range 2 { // see dispatch
 		w.rule(chainExternal, "", w.frontend(cluster), in(w.restricted), jump(chainSources))
-		w.toLocal(chainExternal, &w.sides[desired.Local], chainExternalLocal)
+		w.toLocal(chainExternal, &w.addressSets[desired.Local], chainExternalLocal)
 	}
 	w.masquerade(chainExternal, full.Masquerade.External, full.Local, mark)
 	w.rule(chainExternal, "", goTo(chainDispatch))
 	w.source()
 	w.rule(chainSources, "", w.countRejected())
 	w.rule(chainSources, "source address not allowed", nfnl.CountIn(dataplane.SourceNotAllowed), drop())
-	w.externalLocal(chainExternalLocal, &w.sides[desired.Local], chainDispatch, full, mark)
+	w.externalLocal(chainExternalLocal, &w.addressSets[desired.Local], chainDispatch, full, mark)
 
 	w.dispatch(chainDispatch, cluster)
-	w.dispatch(chainDispatch, &w.sides[desired.Local]) // internal traffic that may go to local backends only
+	w.dispatch(chainDispatch, &w.addressSets[desired.Local]) // internal traffic that may go to local backends only
 	w.undispatched(chainDispatch, cluster, mark)
 
 	for range 2 { // see dispatch
-		w.toLocal(chainNodePort, &w.node[desired.Local], chainNodePortLocal)
+		w.toLocal(chainNodePort, &w.nodePortSets[desired.Local], chainNodePortLocal)
 	}
 	w.masquerade(chainNodePort, full.Masquerade.External, full.Local, mark)
 	w.rule(chainNodePort, "", goTo(chainNodeDispatch))
-	w.externalLocal(chainNodePortLocal, &w.node[desired.Local], chainNodeDispatch, full, mark)
+	w.externalLocal(chainNodePortLocal, &w.nodePortSets[desired.Local], chainNodeDispatch, full, mark)
 	w.dispatch(chainNodeDispatch, node)
 	w.undispatched(chainNodeDispatch, node, mark)
 
@@ -182,8 +182,8 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainDrop, "no endpoint that traffic policy allows", nfnl.CountIn(dataplane.NoLocalEndpoints), drop())
 
 	translated := dnatted()
-	if c.VirtualServers {
-		translated = notOurs() // IPVS does not set the flag; the node itself may be an endpoint too
+	if c.IPVS {
+		translated = notLocalAddress() // IPVS does not set the flag; the node itself may be an endpoint too
 	}
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)
@@ -263,14 +263,14 @@ func (w *ruleWriter) source() {
 }
 
 // toLocal writes the rule that goes to a chain if the frontend has a pool of local backends.
-func (w *ruleWriter) toLocal(chain string, local *side, to string) {
+func (w *ruleWriter) toLocal(chain string, local *scopeSets, to string) {
 	w.rule(chain, "if in @"+local.frontends.Name, w.frontend(local), inMap(local.frontends), goTo(to))
 }
 
 // externalLocal writes the chain for external traffic that may go to local backends only.
 // Traffic that starts on this node may go to all backends, in another chain, as if it had passed a
 // load balancer and arrived at another node.
-func (w *ruleWriter) externalLocal(chain string, local *side, all string, full *desired.Change, mark uint32) {
+func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, full *desired.Change, mark uint32) {
 	if from := w.fromPod(full.Local); from != nil {
 		w.rule(chain, "from a pod", from, goTo(all))
 	}
@@ -281,7 +281,7 @@ func (w *ruleWriter) externalLocal(chain string, local *side, all string, full *
 }
 
 // undispatched writes the rules after those of dispatch.
-func (w *ruleWriter) undispatched(chain string, d *side, mark uint32) {
+func (w *ruleWriter) undispatched(chain string, d *scopeSets, mark uint32) {
 	w.rule(chain, "if in @"+d.frontends.Name+": the pool is being changed", w.frontend(d), inMap(d.frontends), drop())
 	w.rule(chain, "not ours", clearMark(mark))
 }
@@ -292,12 +292,12 @@ const secondTry = "second try: see the documentation"
 // dispatch writes the rules that go to the chain that picks a backend for the packet.
 // During the commit of a transaction that replaces an element, a look-up can find neither
 // the old nor the new element (up to Linux 6.16). The second try finds the new one.
-func (w *ruleWriter) dispatch(chain string, d *side) {
+func (w *ruleWriter) dispatch(chain string, d *scopeSets) {
 	w.dispatchBy(chain, d, d.picks, regValueWord, nil)
 }
 
 // dispatchBy does so by a map and its key's register.
-func (w *ruleWriter) dispatchBy(chain string, d *side, picks *nfnl.Set, reg uint32, load []expr.Any) {
+func (w *ruleWriter) dispatchBy(chain string, d *scopeSets, picks *nfnl.Set, reg uint32, load []expr.Any) {
 	key := "ip daddr . meta l4proto . th dport"
 	if d.onNode {
 		key = "meta l4proto . th dport"
@@ -311,10 +311,10 @@ func (w *ruleWriter) dispatchBy(chain string, d *side, picks *nfnl.Set, reg uint
 	}
 }
 
-// frontend loads the packet's key in a side's map of frontends.
-func (s *schema) frontend(d *side) []expr.Any { return s.frontendTo(d, regKey) }
+// frontend loads the packet's key in one of the maps of frontends.
+func (s *schema) frontend(d *scopeSets) []expr.Any { return s.frontendTo(d, regKey) }
 
-func (s *schema) frontendTo(d *side, reg uint32) (load []expr.Any) {
+func (s *schema) frontendTo(d *scopeSets, reg uint32) (load []expr.Any) {
 	if !d.onNode {
 		load = s.loadTo(s.daddr, reg)
 		reg += s.addrLen / 4
@@ -324,7 +324,7 @@ func (s *schema) frontendTo(d *side, reg uint32) (load []expr.Any) {
 
 // pool looks up the packet's pool. The mark in the register of the pool is only for the nft
 // command (see the package's documentation).
-func (s *schema) pool(d *side) []expr.Any {
+func (s *schema) pool(d *scopeSets) []expr.Any {
 	return append(s.frontend(d), loadMarkTo(regValueWord), lookup(d.frontends, regKey, regValue))
 }
 
@@ -477,9 +477,9 @@ func (s *schema) addrIn(offset uint32, cidr netip.Prefix, op expr.CmpOp) []expr.
 	)
 }
 
-// notOurs matches packets that are not for an address of this node. A ClusterIP may be
+// notLocalAddress matches packets that are not for an address of this node. A ClusterIP may be
 // assigned to an interface, and serve a port that no Service has.
-func notOurs() []expr.Any {
+func notLocalAddress() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagDADDR: true},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(unix.RTN_LOCAL)},

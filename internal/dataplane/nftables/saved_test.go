@@ -42,7 +42,7 @@ func TestSavedRulesetLoads(t *testing.T) {
 				scheduled(s, 3, "rr")
 				scheduled(s, 4, "maglev")
 				scheduled(s, 5, "maglev,maglev-port")
-				dataplanetest.Reconcile(t, k.Backend, s)
+				dataplanetest.Reconcile(t, k.Dataplane, s)
 				dataplanetest.RunIn(t, k.ns, `
 					add element ip slipstream affinity { 0x1 . 0x2 . 10.244.1.9 timeout 3h : 0x0 . 8080 . 10.244.1.2 }
 					add element ip slipstream new-clients { 0x1 limit rate 1/day burst 5 packets }
@@ -55,9 +55,9 @@ func TestSavedRulesetLoads(t *testing.T) {
 				if err := k.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
 					t.Errorf("Check of the copy: %v", err)
 				}
-				next := &kernel{Backend: k.open(), ns: k.ns, t: t}
+				next := &kernel{Dataplane: k.open(), ns: k.ns, t: t}
 				defer next.Close()
-				dataplanetest.Reconcile(t, next.Backend, s)
+				dataplanetest.Reconcile(t, next.Dataplane, s)
 				next.has(s)
 				if err := next.Check(t.Context()); err != nil {
 					t.Error(err)
@@ -76,7 +76,7 @@ func TestSavedRulesetIsHarmless(t *testing.T) {
 		t.Run(nft, func(t *testing.T) {
 			s := newStreet(t, 2)
 			s.shut(1, 2) // and port 0 is the Service's only backend
-			dataplanetest.Apply(t, s.Backend, s.state)
+			dataplanetest.Apply(t, s.Dataplane, s.state)
 			backend := func(when string, want uint16) {
 				t.Helper()
 				for _, from := range []*lab.Machine{&s.Client.Machine, &s.Node.Machine} {
@@ -94,7 +94,7 @@ func TestSavedRulesetIsHarmless(t *testing.T) {
 				chain output { type nat hook output priority -100; jump services; }
 			}`, theirs))
 			backend("with a loaded copy", theirs)
-			dataplanetest.Reconcile(t, s.Backend, s.state)
+			dataplanetest.Reconcile(t, s.Dataplane, s.state)
 			backend("after the start", dataplanetest.FirstPort)
 		})
 	}

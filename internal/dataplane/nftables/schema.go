@@ -28,10 +28,10 @@ type schema struct {
 
 	saddr, daddr uint32 // offsets in the network header, bytes
 
-	sides [scopes]side // by desired.Scope
-	node  [scopes]side // of NodePorts
+	addressSets  [scopes]scopeSets // by desired.Scope
+	nodePortSets [scopes]scopeSets // of NodePorts
 
-	pools               *nfnl.Set // upper bounds of random slots, for pools of both sides
+	pools               *nfnl.Set // upper bounds of random slots, for pools of both scopes
 	external            *nfnl.Set // frontends that are not ClusterIPs
 	clusterIPs          *nfnl.Set
 	nodeAddresses       *nfnl.Set // that serve NodePorts
@@ -47,22 +47,22 @@ type schema struct {
 
 const scopes = 2
 
-// side is the part of a schema that exists for pools of the Cluster scope and of the Local
-// scope, of which a frontend can have one each; and both for NodePorts and for other frontends.
-type side struct {
+// scopeSets are the sets that exist for pools of the Cluster scope and of the Local scope, of which a
+// frontend can have one each; and twice in each scope: for NodePorts and for other frontends.
+type scopeSets struct {
 	scope            desired.Scope
 	prefix           string // of the names of picks and of chains
 	onNode           bool   // for NodePorts, whose keys are a protocol and a port
 	frontends, picks *nfnl.Set
 	stickyPicks      *nfnl.Set // for clients with session affinity but without a backend
-	endpoints        *nfnl.Set // the same for NodePorts
+	endpoints        *nfnl.Set // shared with the sets for NodePorts
 	sticky           *nfnl.Set // frontends with session affinity, in both scopes
 }
 
-// eachSide yields all sides.
-func (s *schema) eachSide(yield func(*side) bool) {
+// eachScopeSets yields the sets of each scope.
+func (s *schema) eachScopeSets(yield func(*scopeSets) bool) {
 	for i := range scopes {
-		if !yield(&s.sides[i]) || !yield(&s.node[i]) {
+		if !yield(&s.addressSets[i]) || !yield(&s.nodePortSets[i]) {
 			return
 		}
 	}
@@ -96,7 +96,7 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 	picks := func(name string) *nfnl.Set {
 		return &nfnl.Set{Name: name, KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true, DataType: nfnl.TypeVerdict}
 	}
-	newSides := func(scope desired.Scope, prefix string) (side, side) {
+	newScopeSets := func(scope desired.Scope, prefix string) (scopeSets, scopeSets) {
 		endpoints := &nfnl.Set{
 			Name:    prefix + "endpoints",
 			KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInteger), KeyLen: 2 * word,
@@ -104,26 +104,26 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 			KeyTypeof:  nfnl.Concatenation(nfnl.MetaMark, nfnl.RandomNumber(maxSize)),
 			DataTypeof: nfnl.Concatenation(typeofAddr, nfnl.TCPDport),
 		}
-		return side{
+		return scopeSets{
 				scope: scope, prefix: prefix,
 				frontends: valueOf(2, frontends(prefix+"frontends")), sticky: sticky,
 				picks: picks(prefix + "picks"), stickyPicks: picks(prefix + "sticky-picks"), endpoints: endpoints,
-			}, side{
+			}, scopeSets{
 				scope: scope, prefix: prefix + "node-", onNode: true,
 				frontends: valueOf(2, nodePorts(prefix+"node-ports")), sticky: nodeSticky,
 				picks: picks(prefix + "node-picks"), stickyPicks: picks(prefix + "node-sticky-picks"), endpoints: endpoints,
 			}
 	}
-	cluster, node := newSides(desired.Cluster, "")
-	local, nodeLocal := newSides(desired.Local, "local-")
+	cluster, node := newScopeSets(desired.Cluster, "")
+	local, nodeLocal := newScopeSets(desired.Local, "local-")
 	return schema{
 		table:         nfnl.Table{Family: f, Name: tableName},
 		family:        family,
 		addrLen:       addrLen,
 		saddr:         saddr,
 		daddr:         saddr + addrLen,
-		sides:         [scopes]side{desired.Cluster: cluster, desired.Local: local},
-		node:          [scopes]side{desired.Cluster: node, desired.Local: nodeLocal},
+		addressSets:   [scopes]scopeSets{desired.Cluster: cluster, desired.Local: local},
+		nodePortSets:  [scopes]scopeSets{desired.Cluster: node, desired.Local: nodeLocal},
 		pools:         valueOf(3, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
 		external:      frontends("external"),
 		clusterIPs:    &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
@@ -171,13 +171,13 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 // sets lists all sets and maps. Those that change most often come first: with every message the
 // kernel searches the set in a list.
 func (s *schema) sets() []*nfnl.Set {
-	cluster, local := &s.sides[desired.Cluster], &s.sides[desired.Local]
+	cluster, local := &s.addressSets[desired.Cluster], &s.addressSets[desired.Local]
 	all := []*nfnl.Set{
 		cluster.endpoints, s.pools, cluster.frontends, s.clusterIPs, s.hairpin, local.endpoints, s.external,
 		s.members, s.nodeAddresses, s.serviceCIDRs, s.loopback,
-		s.restricted, s.sources, cluster.sticky, s.node[0].sticky, s.affinity, s.newClients, s.remember, s.rejected,
+		s.restricted, s.sources, cluster.sticky, s.nodePortSets[0].sticky, s.affinity, s.newClients, s.remember, s.rejected,
 	}
-	for d := range s.eachSide {
+	for d := range s.eachScopeSets {
 		if d != cluster {
 			all = append(all, d.frontends)
 		}
@@ -251,7 +251,7 @@ func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
 
 // decodeFrontendKey is the inverse of frontendKey.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
-	if nodePort := s.node[0].frontends.KeyLen; len(k) == int(nodePort) {
+	if nodePort := s.nodePortSets[0].frontends.KeyLen; len(k) == int(nodePort) {
 		k = append(make([]byte, s.addrLen), k...)
 	}
 	protocol, a, ok := nfnl.ParseDestination(s.table.Family, k)

@@ -29,7 +29,7 @@ func webKey(i int) desired.FrontendKey {
 
 // street is a street with a backend.
 type street struct {
-	*Backend
+	*Dataplane
 	*dataplanetest.Street
 	state *desired.State
 }
@@ -38,14 +38,14 @@ func newStreet(t testing.TB, ports int) *street {
 	kerneltest.Require(t, kerneltest.NFTables)
 	s := &street{Street: dataplanetest.NewStreet(t, ports), state: desired.New(desired.Config{NodeName: "n1", MaxTable: desired.TableSizes()[1]})}
 	var err error
-	s.Backend, err = New(dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	s.Dataplane, err = New(dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
 	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
 	s.open(0, ports)
-	dataplanetest.Reconcile(t, s.Backend, s.state)
+	dataplanetest.Reconcile(t, s.Dataplane, s.state)
 	return s
 }
 
@@ -118,15 +118,15 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 		svc.Annotations = map[string]string{desired.AnnotationScheduler: []string{"random", "rr", "maglev,maglev-port", "rr", "maglev"}[round%5]}
 		s.state.SetService(svc)
 		s.shut(size, ports)
-		dataplanetest.Apply(t, s.Backend, s.state)
+		dataplanetest.Apply(t, s.Dataplane, s.state)
 		s.open(size, ports)
-		dataplanetest.Apply(t, s.Backend, s.state)
+		dataplanetest.Apply(t, s.Dataplane, s.state)
 		switch round % 3 {
 		case 0:
-			dataplanetest.Reconcile(t, s.Backend, s.state)
+			dataplanetest.Reconcile(t, s.Dataplane, s.state)
 		case 1: // another configuration makes another skeleton: the table is replaced
 			s.config.MasqueradeBit ^= 1
-			dataplanetest.Reconcile(t, s.Backend, s.state)
+			dataplanetest.Reconcile(t, s.Dataplane, s.state)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -153,7 +153,7 @@ func TestNobodyShutOutMeanwhile(t *testing.T) {
 		return svc
 	}
 	s.state.SetService(allow("172.16.0.0/12"))
-	dataplanetest.Apply(t, s.Backend, s.state)
+	dataplanetest.Apply(t, s.Dataplane, s.state)
 	load, err := s.Client.StartLoad(t.Context(), lab.TCP, netip.MustParseAddrPort("192.0.2.1:80"), lab.LoadOptions{Workers: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -161,9 +161,9 @@ func TestNobodyShutOutMeanwhile(t *testing.T) {
 	const enough = 500 // connections, and at least so many rounds:
 	for round := 0; round < 300 || load.Stats().OK < enough && round < 3000; round++ {
 		s.state.SetService(allow(fmt.Sprintf("172.16.%d.0/24", round%250), fmt.Sprintf("10.243.%d.0/24", round%200)))
-		dataplanetest.Apply(t, s.Backend, s.state)
+		dataplanetest.Apply(t, s.Dataplane, s.state)
 		if round%10 == 0 {
-			dataplanetest.Reconcile(t, s.Backend, s.state)
+			dataplanetest.Reconcile(t, s.Dataplane, s.state)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -201,7 +201,7 @@ func TestRenumbering(t *testing.T) {
 		}
 		states = append(states, st)
 	}
-	dataplanetest.Reconcile(t, s.Backend, states[0])
+	dataplanetest.Reconcile(t, s.Dataplane, states[0])
 	ctx, stop := context.WithCancel(t.Context())
 	results := make(chan error, 4)
 	for range cap(results) {
@@ -220,7 +220,7 @@ func TestRenumbering(t *testing.T) {
 		}()
 	}
 	for n, end := 0, time.Now().Add(8*time.Second); n < 3000 && time.Now().Before(end); n++ {
-		dataplanetest.Reconcile(t, s.Backend, states[n%len(states)])
+		dataplanetest.Reconcile(t, s.Dataplane, states[n%len(states)])
 		if n%100 == 0 && len(results) > 0 {
 			break
 		}
@@ -239,7 +239,7 @@ func TestForeignMasquerade(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newStreet(t, 4)
 	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}))
-	dataplanetest.Apply(t, s.Backend, s.state)
+	dataplanetest.Apply(t, s.Dataplane, s.state)
 	dataplanetest.RunIn(t, s.Node.Namespace, `
 		add table ip cni
 		add chain ip cni postrouting { type nat hook postrouting priority 100; }
@@ -261,18 +261,18 @@ func TestForeignMasquerade(t *testing.T) {
 func TestHandOver(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	s := newStreet(t, 5)
-	dataplanetest.HandOver(t, s.Street, s.Backend, s.state, 40)
+	dataplanetest.HandOver(t, s.Street, s.Dataplane, s.state, 40)
 }
 
 // TestRejected rewrites the rules by another configuration.
 func TestRejected(t *testing.T) {
 	s := newStreet(t, 1)
-	dataplanetest.Rejected(t, s.Street, s.Backend, func() (dataplane.Rejected, error) {
+	dataplanetest.Rejected(t, s.Street, s.Dataplane, func() (dataplane.Rejected, error) {
 		c, err := s.Counts()
 		return c.Rejected, err
 	}, func(state *desired.State) {
 		s.config.MasqueradeBit ^= 1
-		dataplanetest.Reconcile(t, s.Backend, state)
+		dataplanetest.Reconcile(t, s.Dataplane, state)
 	})
 	if err := s.Check(t.Context()); err != nil {
 		t.Error(err)

@@ -32,14 +32,16 @@ type writer struct {
 	key, value  []byte
 	base        uint32 // the kernel's number for the pool with ID 0
 	poolUpdates []poolUpdate
+
+	small [len(schemas)]map[*nfnl.Set]map[string]bool // keys in sets that no pool has, for Check
 }
 
 // poolUpdate is the difference to write for one pool.
 type poolUpdate struct {
 	id            desired.PoolID
 	schema        *schema
-	side          *side
-	before, after int // as from drawOf, or noDraw if the pool does not exist
+	scopeSets     *scopeSets
+	before, after int // as from selectorOf, or noSelector if the pool does not exist
 	slots         []dataplane.SlotChange
 	all           []desired.Backend // instead of slots for a new pool: its backends in order of slots
 
@@ -58,9 +60,20 @@ func (w *writer) element(op op, s *schema, set *nfnl.Set, comment string) {
 func (w *writer) member(op op, s *schema, set *nfnl.Set) {
 	w.value = w.value[:0]
 	w.element(op, s, set, "")
+	w.record(op, s, set, w.key)
+}
+
+// record keeps the keys of a small set.
+func (w *writer) record(op op, s *schema, set *nfnl.Set, key []byte) {
+	if keys := w.small[s.family][set]; keys != nil && op == add {
+		keys[string(key)] = true
+	} else {
+		delete(keys, string(key))
+	}
 }
 
 func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
+	w.record(op, s, set, first)
 	if op == add {
 		w.batch.AddInterval(s.table, set, first, last)
 	} else {
@@ -86,35 +99,32 @@ func (w *writer) endpointKey(id desired.PoolID, slot int) []byte {
 func (w *writer) write(op op, s *schema, change *desired.Change) {
 	w.frontends(op, s, change)
 	w.pools(op, s)
-	for _, a := range of(op, change.ClusterIPs.Added, change.ClusterIPs.Removed) {
-		if s.is(a) {
-			w.key = s.addr(w.key[:0], a.As16())
-			w.member(op, s, s.clusterIPs)
+	for set := range desired.Programmed {
+		for _, m := range of(op, change.Sets[set].Added, change.Sets[set].Removed) {
+			if s.is(m.Addr) {
+				w.setMember(op, s, set, m)
+			}
 		}
 	}
-	for _, a := range of(op, change.HairpinIPs.Added, change.HairpinIPs.Removed) {
-		if s.is(a) {
-			w.key = s.addr(s.addr(w.key[:0], a.As16()), a.As16())
-			w.member(op, s, s.hairpin)
-		}
-	}
-	for _, a := range of(op, change.NodeAddresses.Added, change.NodeAddresses.Removed) {
-		if s.is(a) {
-			w.key = s.addr(w.key[:0], a.As16())
-			w.member(op, s, s.nodeAddresses)
-		}
-	}
-	for _, p := range of(op, change.ServiceCIDRs.Added, change.ServiceCIDRs.Removed) {
-		if s.is(p.Addr()) {
-			first, last := s.rangeOf(p)
-			w.interval(op, s, s.serviceCIDRs, first, last)
-		}
-	}
-	for _, p := range of(op, change.RefusedNodePorts.Added, change.RefusedNodePorts.Removed) {
-		if p.Family == s.family {
-			w.key = s.nodePortKey(w.key[:0], p.Protocol, p.Port)
-			w.member(op, s, s.loopback)
-		}
+}
+
+// setMember writes a member of a set.
+func (w *writer) setMember(op op, s *schema, set desired.Set, m desired.Member) {
+	w.key = s.addr(w.key[:0], m.Addr.As16())
+	switch set {
+	case desired.ClusterIPs:
+		w.member(op, s, s.clusterIPs)
+	case desired.NodeAddresses:
+		w.member(op, s, s.nodeAddresses)
+	case desired.HairpinIPs:
+		w.key = s.addr(w.key, m.Addr.As16())
+		w.member(op, s, s.hairpin)
+	case desired.RefusedNodePorts:
+		w.key = s.nodePortKey(w.key[:0], m.Protocol, m.Port)
+		w.member(op, s, s.loopback)
+	case desired.ServiceCIDRs:
+		first, last := s.rangeOf(m.Prefix())
+		w.interval(op, s, s.serviceCIDRs, first, last)
 	}
 }
 
@@ -128,9 +138,9 @@ func (w *writer) pools(op op, s *schema) {
 		}
 	}
 	for r := range updates {
-		if draw := of(op, r.after, r.before); draw != noDraw && r.after != r.before {
+		if selector := of(op, r.after, r.before); selector != noSelector && r.after != r.before {
 			w.poolKey(r.id)
-			w.value = number(secondWord(w.value[:0], keyOfPicks(draw)), uint32(int32(draw)))
+			w.value = number(secondWord(w.value[:0], selectorKey(selector)), uint32(int32(selector)))
 			w.element(op, s, s.pools, "")
 		}
 	}
@@ -155,12 +165,12 @@ func (w *writer) pools(op op, s *schema) {
 }
 
 func (w *writer) slot(op op, r *poolUpdate, slot int, b desired.Backend) {
-	if b == dataplane.Elsewhere {
+	if b == dataplane.ServedByIPVS {
 		return
 	}
 	w.endpointKey(r.id, slot)
 	w.value = r.schema.endpointValue(w.value[:0], b)
-	w.element(op, r.schema, r.side.endpoints, "")
+	w.element(op, r.schema, r.scopeSets.endpoints, "")
 }
 
 // element is an element of a frontend in a set of frontends.
@@ -175,7 +185,9 @@ type element struct {
 // for traffic from outside, its session affinity, and membership in restricted. A change
 // rewrites only the elements that differ, so that look-ups never miss the others.
 var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
-	func(w *writer, s *schema, f *desired.Frontend) element { return w.lead(s, f.Scope, f, f.Pool) },
+	func(w *writer, s *schema, f *desired.Frontend) element {
+		return w.frontendElement(s, f.Scope, f, f.Pool)
+	},
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
 		if f.Kind.External() && !f.OnNode() {
 			e.set = s.external
@@ -184,14 +196,14 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	},
 	func(w *writer, s *schema, f *desired.Frontend) (e element) {
 		if f.LocalPool != desired.NoPool {
-			e = w.lead(s, desired.Local, f, f.LocalPool)
+			e = w.frontendElement(s, desired.Local, f, f.LocalPool)
 		}
 		return e
 	},
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
 		if f.Affinity != 0 {
 			service, port := affinityID(f.Service, f.Protocol)
-			e = element{set: s.sideOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
+			e = element{set: s.setsOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
 		}
 		return e
 	},
@@ -203,17 +215,17 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	},
 }
 
-// lead returns the element with the pool of a frontend in a scope.
-func (w *writer) lead(s *schema, scope desired.Scope, f *desired.Frontend, pool desired.PoolID) element {
-	return element{set: s.sideOf(f.FrontendKey, scope).frontends, value: [4]uint32{1: w.number(pool)}, words: 2, service: f.Service}
+// frontendElement returns the element with the pool of a frontend in a scope.
+func (w *writer) frontendElement(s *schema, scope desired.Scope, f *desired.Frontend, pool desired.PoolID) element {
+	return element{set: s.setsOf(f.FrontendKey, scope).frontends, value: [4]uint32{1: w.number(pool)}, words: 2, service: f.Service}
 }
 
-// sideOf returns the side of a frontend's pool in a scope.
-func (s *schema) sideOf(k desired.FrontendKey, scope desired.Scope) *side {
+// setsOf returns the sets for a frontend's pool in a scope.
+func (s *schema) setsOf(k desired.FrontendKey, scope desired.Scope) *scopeSets {
 	if k.OnNode() {
-		return &s.node[scope]
+		return &s.nodePortSets[scope]
 	}
-	return &s.sides[scope]
+	return &s.addressSets[scope]
 }
 
 // frontends writes the elements of frontends.

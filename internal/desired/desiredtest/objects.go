@@ -123,7 +123,7 @@ func (c *Choices) service(i int) *corev1.Service {
 	}
 	for range 1 + c.Below(3) {
 		p := portNames[c.Below(len(portNames))]
-		port := corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(80 + c.Below(2))}
+		port := corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: []int32{80, 81, 30080}[c.Below(3)]}
 		if c.once(3) {
 			port.NodePort = int32(30080 + c.Below(2))
 		}

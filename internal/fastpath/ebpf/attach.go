@@ -16,18 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachment is the program at the ingress of an interface.
+// attachment is one of the programs at the ingress of an interface.
 type attachment interface {
-	intact() bool  // no other program has detached it
-	detach() error // and closes it
-	Close() error  // it remains attached
+	intact() bool              // no other program has detached it
+	use(p *ebpf.Program) error // instead of the one that is attached
+	detach() error             // and closes it
+	Close() error              // it remains attached
 }
 
 // tcxLink is a link of tcx, which is pinned.
 type tcxLink struct {
 	link.Link
-	index int
-	pin   string
+	engine *Engine
+	index  int
+	pin    string
 }
 
 func (l *tcxLink) intact() bool {
@@ -35,30 +37,37 @@ func (l *tcxLink) intact() bool {
 		return false
 	}
 	info, err := l.Info()
-	return err == nil && info.TCX() != nil && int(info.TCX().Ifindex) == l.index
+	if err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != l.index {
+		return false
+	}
+	// A program that comes after ours would not see the packets that ours forwards.
+	all := l.engine.programs(l.index, ebpf.AttachTCXIngress)
+	return !l.engine.part[l.index] || len(all) > 0 && all[len(all)-1].ID == info.Program
 }
+
+func (l *tcxLink) use(p *ebpf.Program) error { return l.Update(p) }
 
 func (l *tcxLink) detach() error { return errors.Join(l.Unpin(), l.Close()) }
 
-// attachTCX attaches the program without pinning it.
-func (e *Engine) attachTCX(index int) (l link.Link, err error) {
+// attachTCX attaches a program without pinning it.
+func (e *Engine) attachTCX(index int, p *ebpf.Program) (l link.Link, err error) {
 	err = dataplane.Inside(e.netns, func() (err error) {
 		// Programs of others come first, if they do not ask for another order.
-		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: e.objects.Forward, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
 		return err
 	})
 	return l, err
 }
 
-func (e *Engine) attach(index int) (attachment, error) {
+func (e *Engine) attach(index int, p *ebpf.Program) (attachment, error) {
 	if e.tc {
-		return e.attachTC(index)
+		return e.attachTC(index, p)
 	}
-	l, err := e.attachTCX(index)
+	l, err := e.attachTCX(index, p)
 	if err != nil {
 		return nil, err
 	}
-	pinned := &tcxLink{l, index, filepath.Join(e.dir, linkPrefix+strconv.Itoa(index))}
+	pinned := &tcxLink{l, e, index, filepath.Join(e.dir, linkPrefix+strconv.Itoa(index))}
 	if err := l.Pin(pinned.pin); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -82,7 +91,7 @@ const (
 
 // attachTC adds the filter, or replaces that of an earlier Engine. It also adds the qdisc, which
 // is never removed, as other programs may use it.
-func (e *Engine) attachTC(index int) (*filter, error) {
+func (e *Engine) attachTC(index int, p *ebpf.Program) (*filter, error) {
 	err := e.route.QdiscAdd(newClsact(index))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
@@ -90,8 +99,8 @@ func (e *Engine) attachTC(index int) (*filter, error) {
 	if name, exists := filterAt(e.route, index); exists && name != filterName {
 		return nil, fmt.Errorf("priority %d has filter %q of another program", filterPriority, name)
 	}
-	f := &filter{newFilter(index, e.objects.Forward.FD()), e.route}
-	return f, e.route.FilterReplace(f.BpfFilter)
+	f := &filter{newFilter(index, -1), e.route}
+	return f, f.use(p)
 }
 
 func newClsact(index int) links.Qdisc {
@@ -104,6 +113,10 @@ func newFilter(index, fd int) *links.BpfFilter {
 	return &links.BpfFilter{Name: filterName, Fd: fd, DirectAction: true, FilterAttrs: links.FilterAttrs{
 		LinkIndex: index, Parent: links.HANDLE_MIN_INGRESS, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
 	}}
+}
+
+func (f *filter) use(p *ebpf.Program) error {
+	return f.route.FilterReplace(newFilter(f.LinkIndex, p.FD()))
 }
 
 func (f *filter) intact() bool { return hasFilter(f.route, f.LinkIndex) }

@@ -16,18 +16,29 @@
 //
 // The program (flow.c) looks up each packet by addresses, protocol and ports. Packets without a
 // flow, and those that need more than forwarding, take the slow path: fragments, IP options and
-// extension headers, packets larger than the MTU, with a TTL of 1, with a VLAN tag, ICMP. With FIN,
-// SYN or RST they also end the flow.
+// extension headers, packets larger than the MTU, with a TTL of 1, with a VLAN tag, ICMP, SYN. A FIN or RST ends the flow
+// and takes the slow path if its number is in the window of the receiver, which the program follows. Others are forgeries,
+// most likely. Conntrack would believe them, so they are forwarded, or dropped if they come from another interface or would take
+// the slow path. Those from interfaces that take no part, with or without Ethernet header, meet the program guard there.
+//
+// The kernel reuses elements of the map without a grace period. So the program works with a copy, which a seal over all
+// that does not change says to be of one flow, whatever the order in which processors see writes. Neither it nor [Engine]
+// replaces an element by that of another connection.
 //
 // Ten times a second the program checks a flow that is in use: that the conntrack entry exists,
 // and that the route leads to the interface that the slow path used. Otherwise it ends both flows
 // of the connection, and the packet takes the slow path. The check sets the timeout of the entry
 // like a packet on the slow path does. So the kernel keeps flows true without this process, and an
-// entry cannot expire under a busy connection. A flow that is idle is deleted after 30 seconds;
+// entry cannot expire under a busy connection. The program acts only while the Engine renews its lease. A flow that is idle is deleted after 30 seconds;
 // its entry stays.
 //
+// tcx comes before filters of tc and chains of nf_tables at the ingress (sch_handle_ingress, nf_ingress),
+// and those at the egress see packets without conntrack entry and mark. So package fastpath leaves out the
+// interfaces where other programs have such (Engine.Filters).
+//
 // Packets to a pod on this node go directly to the pod's end of the veth pair (bpf_redirect_peer),
-// unless the node's end has a queueing discipline, which would be bypassed. The others leave by
+// unless the node's end has a queueing discipline or a program of tcx at the egress, which would be
+// bypassed. The others leave by
 // the neighbour table (bpf_redirect_neigh) and pass the egress of the interface. A kernel
 // without BPF_FIB_LOOKUP_SKIP_NEIGH (before Linux 6.3, unless it was backported) refuses the lookup of the
 // route for these. That ends the flow, and the connection stays on the slow path.
@@ -43,4 +54,5 @@
 // files are made from flow.c by "go generate" with clang and llvm of Debian 12 (version 14).
 package ebpf
 
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package ebpf -type tuple -type flow -cflags "-O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" program flow.c
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -go-package ebpf -target bpfel,bpfeb -type tuple -type flow -cflags "-O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" program flow.c
+//go:generate rm program_bpfel.go program_bpfeb.go

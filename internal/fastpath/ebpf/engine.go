@@ -36,12 +36,21 @@ type Engine struct {
 	log     *netlink.Conn
 	ct      *ctnetlink.Conn
 	route   *links.Handle
-	tc      bool // the kernel has no tcx
+	news    *netlink.Conn // notifications of tc
+	tc      bool          // the kernel has no tcx
+	lease   time.Duration
 
 	mu       sync.Mutex
 	attached map[int]attachment // by interface
+	part     map[int]bool       // interfaces that take part: their packets may be forwarded
 	peers    map[int]uint8      // of interfaces, not older than a second
-	ipsec    bool               // there are IPsec policies
+	queues   map[int]bool       // interfaces with a queueing discipline
+	used     map[int]bool       // interfaces whose egress packets have to pass
+	ipsec    bool               // there are IPsec policies, or may be
+	tries    map[uint32]try     // of connections, by the number of the conntrack entry
+	refused  []Refused
+	flows    map[uint32]int // how many connections come from an interface, at least
+	counted  uint64         // when it was exact, by now
 	stats    Stats
 }
 
@@ -60,13 +69,16 @@ const sweepEvery = 10 * time.Second
 const pins = "slipstream-fastpath"
 
 // Open loads the program, and adopts the flows and interfaces of an earlier Engine that was not
-// removed. It needs CAP_SYS_ADMIN. With tc it uses filters of tc even if the kernel has tcx. The
-// error is one line that says what the kernel lacks.
-func Open(ns int, tc bool) (e *Engine, err error) {
-	e = &Engine{netns: ns, tc: tc, attached: map[int]attachment{}, peers: map[int]uint8{}}
+// removed. It needs CAP_SYS_ADMIN. With tc it uses filters of tc even if the kernel has tcx. The lease
+// is [Lease], except in tests. The error is one line that says what the kernel lacks.
+func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
+	e = &Engine{netns: ns, tc: tc, lease: lease, attached: map[int]attachment{}, part: map[int]bool{}, peers: map[int]uint8{}, tries: map[uint32]try{}, flows: map[uint32]int{}}
 	defer func() {
 		if err != nil {
+			// Nobody would apply policies to flows of an earlier Engine. If they cannot be deleted, their lease ends.
+			_ = e.delete(func(*Flow) bool { return true })
 			err = errors.Join(err, e.Close())
+			_ = Remove(ns)
 		}
 	}()
 	if e.dir, err = bpffs.Folder(pins, ns); err != nil {
@@ -83,19 +95,31 @@ func Open(ns int, tc bool) (e *Engine, err error) {
 	}
 	// Any request has the kernel load the module of conntrack, whose functions the program calls.
 	_, _ = e.ct.Get(context.Background(), ctnetlink.Tuple{Protocol: unix.IPPROTO_UDP})
-	if err = e.load(); err != nil {
+	if err = e.load(); err == nil {
+		err = e.setTimeouts()
+	}
+	if err != nil {
 		return e, err
 	}
 	if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM); err != nil {
-		// A kernel without IPsec does not have the second.
+		if !errors.Is(err, unix.EPROTONOSUPPORT) { // it is the kernel that has no IPsec
+			return e, err
+		}
 		if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE); err != nil {
 			return e, err
 		}
+	}
+	if e.news, err = dialNews(ns); err != nil {
+		return e, err
 	}
 	if err = e.probe(); err != nil {
 		return e, err
 	}
 	if err = e.adopt(); err != nil {
+		return e, err
+	}
+	_ = e.watchIPsec() // after an error nothing is offloaded, and Run repeats it
+	if err = e.renew(); err != nil {
 		return e, err
 	}
 	e.log, err = dialLog(ns)
@@ -116,13 +140,6 @@ func (e *Engine) load() error {
 		return err
 	}
 	spec.Maps["flows"].Pinning = ebpf.PinByName
-	err = dataplane.Inside(e.netns, func() error {
-		_, udp := sysctl.UDPTimeouts()
-		return errors.Join(spec.Variables["tcp_timeout"].Set(milliseconds(sysctl.TCPTimeout())), spec.Variables["udp_timeout"].Set(milliseconds(udp)))
-	})
-	if err != nil {
-		return err
-	}
 	options := &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: e.dir}}
 	err = spec.LoadAndAssign(&e.objects, options)
 	if errors.Is(err, ebpf.ErrMapIncompatible) { // of another version
@@ -139,13 +156,33 @@ func (e *Engine) load() error {
 	return nil
 }
 
+// Lease is how long the program acts without an Engine whose Run runs.
+const Lease = time.Minute
+
+// renew renews the lease. If it had ended, the program has missed packets, and TCP's numbers are out of date.
+func (e *Engine) renew() (err error) {
+	var until uint64
+	if err = e.objects.Lease.Get(&until); err == nil && until != 0 && until < now() {
+		err = e.Delete(func(*Flow) bool { return true })
+	}
+	return errors.Join(err, e.objects.Lease.Set(now()+uint64(e.lease)))
+}
+
+// setTimeouts has the program use the timeouts of conntrack as they are now.
+func (e *Engine) setTimeouts() error {
+	return dataplane.Inside(e.netns, func() error {
+		_, udp := sysctl.UDPTimeouts()
+		return errors.Join(e.objects.TcpTimeout.Set(milliseconds(sysctl.TCPTimeout())), e.objects.UdpTimeout.Set(milliseconds(udp)))
+	})
+}
+
 func milliseconds(d time.Duration) uint32 { return uint32(min(d.Milliseconds(), math.MaxUint32)) }
 
 // probe attaches the program to the loopback interface for a moment.
 func (e *Engine) probe() error {
 	const loopback = 1
 	if !e.tc {
-		l, err := e.attachTCX(loopback)
+		l, err := e.attachTCX(loopback, e.objects.Forward)
 		if err == nil {
 			return l.Close()
 		}
@@ -157,7 +194,7 @@ func (e *Engine) probe() error {
 	if err == nil {
 		defer func() { _ = e.route.QdiscDel(newClsact(loopback)) }()
 	}
-	f, err := e.attachTC(loopback)
+	f, err := e.attachTC(loopback, e.objects.Forward)
 	if err != nil {
 		return fmt.Errorf("BPF program at the ingress of an interface (tcx, or CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF): %w", err)
 	}
@@ -168,16 +205,17 @@ const linkPrefix = "interface-"
 
 func (e *Engine) flowsPin() string { return filepath.Join(e.dir, "flows") }
 
-// adopt takes over the links and filters of an earlier Engine, with its own program.
+// adopt takes over the links and filters of an earlier Engine, with its own program. Until SetInterfaces all their
+// interfaces take part: those that did not have no flows.
 func (e *Engine) adopt() error {
 	if e.tc {
 		all, err := filtered(e.route)
 		for _, index := range all {
-			f, err := e.attachTC(index)
+			f, err := e.attachTC(index, e.objects.Forward)
 			if err != nil {
 				return err
 			}
-			e.attached[index] = f
+			e.attached[index], e.part[index] = f, true
 		}
 		return err
 	}
@@ -190,7 +228,7 @@ func (e *Engine) adopt() error {
 		l, err := link.LoadPinnedLink(path, nil)
 		if err == nil {
 			if err = l.Update(e.objects.Forward); err == nil {
-				e.attached[index] = &tcxLink{l, index, path}
+				e.attached[index], e.part[index] = &tcxLink{l, e, index, path}, true
 				continue
 			}
 			_ = l.Close()
@@ -202,56 +240,97 @@ func (e *Engine) adopt() error {
 	return nil
 }
 
-// Detached returns the interfaces, by index, from which another program has detached this one, or
-// has removed what is pinned. They may also have been deleted. SetInterfaces attaches it again.
+// Detached returns the interfaces, by index, from which another program has detached this one, after
+// which it has attached its own, or of which it has removed what is pinned. They may also have been
+// deleted. SetInterfaces attaches it again, as the last one.
 func (e *Engine) Detached() map[int]bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_, err := os.Stat(e.flowsPin())
 	all := map[int]bool{}
 	for index, a := range e.attached {
-		if err != nil || !a.intact() {
+		if e.part[index] && (err != nil || !a.intact()) {
 			all[index] = true
 		}
 	}
 	return all
 }
 
-// SetInterfaces attaches the program to the interfaces, by index, and detaches it from others.
-// Flows of these end. After an error, the other interfaces are done.
+// SetInterfaces has the interfaces, by index, take part that are true, and guards those that are false: there the program
+// drops forged ends of offloaded connections. Flows of interfaces that do not take part any more end. After an error, the
+// other interfaces are done.
 func (e *Engine) SetInterfaces(all map[int]bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.setInterfaces(all)
+}
+
+func (e *Engine) setInterfaces(all map[int]bool) error {
 	var errs []error
 	less := false
 	for index, a := range e.attached {
-		if all[index] && a.intact() {
-			continue
+		takesPart, stays := all[index]
+		less = less || e.part[index] && !takesPart
+		if stays && a.intact() {
+			if e.part[index] == takesPart {
+				continue
+			}
+			if err := a.use(e.program(takesPart)); err == nil {
+				e.part[index] = takesPart
+				continue
+			}
 		}
-		less = less || !all[index]
 		errs = append(errs, a.detach())
 		delete(e.attached, index)
+		delete(e.part, index)
 	}
 	// Another program may have removed the folder.
 	errs = append(errs, os.MkdirAll(e.dir, 0o700))
 	if _, err := os.Stat(e.flowsPin()); errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, e.objects.Flows.Unpin(), e.objects.Flows.Pin(e.flowsPin()))
 	}
-	for index := range all {
+	for index, takesPart := range all {
 		if e.attached[index] != nil {
 			continue
 		}
-		a, err := e.attach(index)
+		a, err := e.attach(index, e.program(takesPart))
+		if errors.Is(err, unix.ENODEV) || err != nil && !takesPart {
+			continue // it was deleted meanwhile, which is reported as well; or its filters are shared with other interfaces
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("BPF program at interface %d: %w", index, err))
 			continue
 		}
-		e.attached[index] = a
+		e.attached[index], e.part[index] = a, takesPart
 	}
 	if less {
-		errs = append(errs, e.delete(func(f *Flow) bool { return !all[f.In] || !all[f.Out] }))
+		errs = append(errs, e.delete(func(f *Flow) bool { return !all[f.In] || !all[f.Out] || !all[f.back] }))
 	}
 	return errors.Join(errs...)
+}
+
+// program is the one for interfaces that take part or do not.
+func (e *Engine) program(takesPart bool) *ebpf.Program {
+	if takesPart {
+		return e.objects.Forward
+	}
+	return e.objects.Guard
+}
+
+// Keep is SetInterfaces, but no further interfaces take part.
+func (e *Engine) Keep(all map[int]bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	kept := map[int]bool{}
+	less := false
+	for index := range e.attached {
+		kept[index] = all[index] && e.part[index]
+		less = less || e.part[index] && !kept[index]
+	}
+	if !less {
+		return nil
+	}
+	return e.setInterfaces(kept)
 }
 
 // Stats returns the current numbers.
@@ -274,9 +353,9 @@ func (e *Engine) Run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		err := e.watchIPsec()
+		err := errors.Join(e.renew(), e.watchIPsec())
 		if err == nil && time.Since(last) >= sweepEvery {
-			last, err = time.Now(), e.Sweep(Idle)
+			last, err = time.Now(), errors.Join(e.setTimeouts(), e.Sweep(Idle))
 		}
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Fast path: flows could not be maintained")
@@ -284,25 +363,54 @@ func (e *Engine) Run(ctx context.Context) {
 	}
 }
 
+// Adopted reports whether there are flows.
+func (e *Engine) Adopted() bool {
+	var key programTuple
+	return !errors.Is(e.objects.Flows.NextKey(nil, &key), ebpf.ErrKeyNotExist)
+}
+
 // watchIPsec has no connections offloaded while there are IPsec policies, which the program does
-// not know.
+// not know, or while they cannot be listed.
 func (e *Engine) watchIPsec() error {
 	policies, err := e.route.XfrmPolicyList(links.FAMILY_ALL)
+	if errors.Is(err, unix.EPROTONOSUPPORT) { // the kernel has no IPsec
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("no connections are offloaded while IPsec policies cannot be listed: %w", err)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	clear(e.peers)
-	if e.ipsec = err == nil && len(policies) > 0; e.ipsec {
-		return e.delete(func(*Flow) bool { return true })
+	if e.ipsec = err != nil || len(policies) > 0; e.ipsec {
+		return errors.Join(err, e.delete(func(*Flow) bool { return true }))
 	}
-	return nil
+	return e.endDirect()
 }
 
 // Sweep deletes the flows of connections that had no packet for a time.
 func (e *Engine) Sweep(idle time.Duration) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.sweep(idle)
+}
+
+func (e *Engine) sweep(idle time.Duration) error {
 	at := now()
-	return e.delete(func(f *Flow) bool { return f.used+uint64(idle) < at })
+	clear(e.flows)
+	e.counted = at
+	for id, t := range e.tries {
+		if t.until+uint64(t.wait) < at {
+			delete(e.tries, id)
+		}
+	}
+	return deleteFrom(e.objects.Flows, func(f *Flow) bool {
+		if f.used+uint64(idle) < at {
+			return true
+		}
+		e.flows[uint32(f.In)]++
+		return false
+	})
 }
 
 // now is the time by the program's clock, in nanoseconds.
@@ -325,8 +433,10 @@ func (e *Engine) Close() error {
 	if e.ct != nil {
 		errs = append(errs, e.ct.Close())
 	}
-	if e.log != nil {
-		errs = append(errs, e.log.Close())
+	for _, socket := range []*netlink.Conn{e.log, e.news} {
+		if socket != nil {
+			errs = append(errs, socket.Close())
+		}
 	}
 	if e.route != nil {
 		e.route.Close()

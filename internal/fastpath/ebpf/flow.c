@@ -14,11 +14,20 @@
 #define FAMILY_IPV6 10
 #define TCP 6
 #define UDP 17
-#define TCP_FIN_SYN_RST 0x07
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
 #define THIS_HOST 0 // PACKET_HOST
 
 // How long the route, the next hop and the conntrack entry of a flow are taken for granted.
 #define CHECK_INTERVAL 100000000 // ns
+
+// How far numbers may be out of the window: that of a probe or a repeated segment, most likely.
+#define NEAR (1 << 16) // bytes
+
+// After how long without a believable acknowledgement the next one is believed.
+#define RESYNC 1000 // of ms()
 
 #define MAX_FLOWS (2 * 65536) // two for each connection
 
@@ -30,10 +39,10 @@ struct tuple {
 } __attribute__((aligned(8)));
 
 struct flow {
-	struct tuple to; // of packets after translation
-	__u64 checked;   // CLOCK_MONOTONIC_COARSE
-	__u64 packets, bytes;
-	__u32 in, out; // interfaces
+	// What is sealed. Until the next check it stays the same.
+	struct tuple from; // the key
+	struct tuple to;   // of packets after translation
+	__u32 in, out;     // interfaces
 
 	// The result of the last check.
 	__u32 nexthop_family; // with nexthop, a struct bpf_redir_neigh
@@ -43,8 +52,22 @@ struct flow {
 
 	__u8 peer;  // the other end of the interface out is a pod's
 	__u8 reply; // direction
-	__u32 zero;
+	__u8 scale; // of the windows that the direction announces (RFC 7323)
+	__u8 zero[3];
+	__u64 seal;
+
+	__u64 checked; // CLOCK_MONOTONIC_COARSE
+	__u64 packets, bytes;
+
+	// TCP: the highest acknowledgement of the direction, the end of its window, and when it was last heard. The
+	// other direction sends nothing beyond, so a FIN or RST there is a forgery.
+	__u32 ack, limit, heard; // heard in ms()
+	__u8 seen;               // they are known
+	__u8 zero2[3];
 };
+
+#define SEALED (__builtin_offsetof(struct flow, seal) / 8)
+#define SEAL 0x9e3779b97f4a7c15 // any odd number whose powers look random
 
 struct {
 	NUMBER(type, BPF_MAP_TYPE_HASH);
@@ -54,16 +77,20 @@ struct {
 	TYPE(value, struct flow);
 } flows SEC(".maps");
 
-// Timeouts of conntrack entries, set before the program is loaded.
-volatile const __u32 tcp_timeout = 86400000, udp_timeout = 120000; // ms
+// Timeouts of conntrack entries, and the time (CLOCK_MONOTONIC_COARSE) until which the program acts. User space sets
+// them while it runs. Without it policies may change that nobody applies to flows.
+volatile __u32 tcp_timeout = 86400000, udp_timeout = 120000; // ms
+volatile __u64 lease = 0;
 
 // What a packet's headers say.
 struct packet {
 	struct tuple key;
 	__u32 headers; // length of those of IP and TCP or UDP
 	__u8 ttl;
-	__u8 ends; // FIN, SYN or RST
+	__u8 tcp_flags;
 	__u16 ip_checksum;
+	__u16 window;
+	__u32 seq, end, ack; // TCP
 };
 
 #define WORD(bytes) (*(__u32 *)(bytes))
@@ -91,7 +118,7 @@ struct ipv6 {
 	__u8 src[16], dst[16];
 };
 
-// parse returns 0 for packets that take the slow path in any case.
+// parse returns 0 for packets that take the slow path in any case, if judge lets them.
 INLINE int parse(struct __sk_buff *skb, struct packet *p)
 {
 	// Pulling more than the headers into a segment's linear part would copy it: it is a clone, and
@@ -112,6 +139,7 @@ INLINE int parse(struct __sk_buff *skb, struct packet *p)
 		WORD(p->key.src) = WORD(ip->src);
 		WORD(p->key.dst) = WORD(ip->dst);
 		p->headers = sizeof(struct ipv4);
+		p->end = ip->length ? BE16(ip->length) : skb->len - ETH_HEADER; // BIG TCP has 0
 	} else if (skb->protocol == ETH_IPV6) {
 		struct ipv6 *ip = l3;
 		l4 = ip + 1;
@@ -123,6 +151,7 @@ INLINE int parse(struct __sk_buff *skb, struct packet *p)
 		copy_address(p->key.dst, ip->dst);
 		p->key.ipv6 = 1;
 		p->headers = sizeof(struct ipv6);
+		p->end = BE16(ip->length) + sizeof(struct ipv6);
 	} else {
 		return 0;
 	}
@@ -130,8 +159,12 @@ INLINE int parse(struct __sk_buff *skb, struct packet *p)
 	if (p->key.protocol == TCP) {
 		if (b + 20 > (__u8 *)end)
 			return 0;
-		p->ends = b[13] & TCP_FIN_SYN_RST;
+		p->tcp_flags = b[13];
 		p->headers += (b[12] >> 4) * 4;
+		p->seq = BE32(WORD(b + 4));
+		p->ack = BE32(WORD(b + 8));
+		p->window = BE16(*(__u16 *)(b + 14));
+		p->end += p->seq - p->headers;
 	} else if (p->key.protocol == UDP) {
 		if (b + 8 > (__u8 *)end)
 			return 0;
@@ -248,38 +281,209 @@ INLINE int translate(struct __sk_buff *skb, const struct packet *p, const struct
 	return !replace_l4_checksum(skb, checksum, WORD(from->ports), WORD(to->ports), flags | 4) && !store_bytes(skb, l4, to->ports, 4, 0);
 }
 
+INLINE int equal(const struct tuple *a, const struct tuple *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3] && x[4] == y[4];
+}
+
+// sealed is the seal of a flow: a copy that mixes two flows has another.
+INLINE __u64 sealed(const struct flow *f)
+{
+	const __u64 *word = (const __u64 *)f;
+	__u64 sum[4] = {};
+	_Static_assert(SEALED % 4 == 0, "the words are taken by four");
+#pragma unroll
+	for (__u32 i = 0; i < SEALED; i++)
+		sum[i % 4] = (sum[i % 4] + word[i]) * SEAL;
+	return ((sum[0] * SEAL + sum[1]) * SEAL + sum[2]) * SEAL + sum[3];
+}
+
+INLINE __u32 ms(__u64 now) { return now >> 20; } // nearly
+
+// follow keeps the highest acknowledgement and window of a direction. It does not believe one beyond the window before
+// it: others can send them with forged addresses. If all that comes for a while is like that, it has missed some.
+INLINE void follow(const struct flow *f, struct flow *shared, const struct packet *p, __u32 now)
+{
+	__u32 limit = p->ack + ((__u32)p->window << (f->scale & 15));
+	int first = !f->seen || now - f->heard > RESYNC;
+	if (!(p->tcp_flags & TCP_ACK) || (!first && (__s32)(p->ack - f->limit) > NEAR))
+		return;
+	if (first || (__s32)(p->ack - f->ack) > 0)
+		shared->ack = p->ack;
+	if (first || (__s32)(limit - f->limit) > 0)
+		shared->limit = limit;
+	shared->heard = now;
+	shared->seen = 1;
+}
+
+// ends reports whether a FIN or RST can be the end of the connection: it is in the window of the receiver, whose flow
+// is other. It can be if the window is not known.
+INLINE int ends(const struct packet *p, const struct flow *other)
+{
+	return !other || !other->seen || ((__s32)(p->end - other->ack) >= -NEAR && (__s32)(p->seq - other->limit) <= 0);
+}
+
+#define IPV6_HOP_BY_HOP 0
+#define IPV6_ROUTING 43
+#define IPV6_FRAGMENT 44
+#define IPV6_AUTHENTICATION 51
+#define IPV6_OPTIONS 60
+#define MOST_EXTENSIONS 8 // RFC 8200 has 7
+
+INLINE int is_extension(__u8 header)
+{
+	return header == IPV6_HOP_BY_HOP || header == IPV6_ROUTING || header == IPV6_FRAGMENT || header == IPV6_AUTHENTICATION || header == IPV6_OPTIONS;
+}
+
+#define PASS 0
+#define JUDGE 1
+#define DROP 2
+
+// find_end finds a FIN or RST behind any headers of IP and of the link. Conntrack sees segments without fragments, so the
+// first fragment may be one: the flags may come in the second.
+INLINE int find_end(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 at, fragment;
+	if (skb->protocol == ETH_IPV4) {
+		struct ipv4 ip;
+		if (load_relative(skb, 0, &ip, sizeof ip, BPF_HDR_START_NET) || ip.fragment & BE16(0x1fff))
+			return PASS;
+		fragment = ip.fragment & BE16(0x2000);
+		p->key.protocol = ip.protocol;
+		WORD(p->key.src) = WORD(ip.src);
+		WORD(p->key.dst) = WORD(ip.dst);
+		at = (ip.version_length & 15) * 4;
+	} else if (skb->protocol == ETH_IPV6) {
+		struct ipv6 ip;
+		if (load_relative(skb, 0, &ip, sizeof ip, BPF_HDR_START_NET))
+			return PASS;
+		fragment = 0;
+		at = sizeof ip;
+		for (int n = 0; n < MOST_EXTENSIONS && is_extension(ip.next); n++) {
+			struct {
+				__u8 next, length;
+				__u16 fragment;
+			} h;
+			if (load_relative(skb, at, &h, sizeof h, BPF_HDR_START_NET))
+				return PASS;
+			if (ip.next == IPV6_FRAGMENT) {
+				if (h.fragment & BE16(0xfff8))
+					return PASS;
+				fragment |= h.fragment & BE16(1);
+				at += 8;
+			} else {
+				at += ip.next == IPV6_AUTHENTICATION ? (h.length + 2) * 4 : (h.length + 1) * 8;
+			}
+			ip.next = h.next;
+		}
+		if (is_extension(ip.next))
+			return DROP;
+		p->key.protocol = ip.next;
+		p->key.ipv6 = 1;
+		copy_address(p->key.src, ip.src);
+		copy_address(p->key.dst, ip.dst);
+	} else {
+		return PASS;
+	}
+	struct {
+		__u8 ports[4];
+		__u32 seq;
+	} tcp;
+	__u8 flags = TCP_FIN;
+	if (p->key.protocol != TCP || (!fragment && load_relative(skb, at + 13, &flags, 1, BPF_HDR_START_NET)) || !(flags & (TCP_FIN | TCP_RST)) ||
+		load_relative(skb, at, &tcp, sizeof tcp, BPF_HDR_START_NET))
+		return PASS;
+	WORD(p->key.ports) = WORD(tcp.ports);
+	p->seq = p->end = BE32(tcp.seq);
+	return JUDGE;
+}
+
+// judge drops forged ends of offloaded connections. Conntrack would believe them, as it does not look at their numbers
+// any more. The others take the slow path; after an end the next check ends the flow.
+INLINE int judge(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	int found = find_end(skb, &p);
+	if (found != JUDGE)
+		return found == DROP ? TCX_DROP : TCX_NEXT;
+	struct flow *f = lookup(&flows, &p.key);
+	if (!f || coarse_time() > lease)
+		return TCX_NEXT;
+	struct tuple other = {};
+	opposite(&other, f);
+	return ends(&p, lookup(&flows, &other)) ? TCX_NEXT : TCX_DROP;
+}
+
+// guard is at interfaces that take no part.
+SEC("tcx/ingress")
+int guard(struct __sk_buff *skb)
+{
+	return judge(skb);
+}
+
 SEC("tcx/ingress")
 int forward(struct __sk_buff *skb)
 {
 	struct packet p = {};
 	if (skb->pkt_type != THIS_HOST || skb->vlan_present || !parse(skb, &p))
-		return TCX_NEXT;
-	struct flow *f = lookup(&flows, &p.key);
-	if (!f)
-		return TCX_NEXT;
+		return judge(skb);
+	struct flow *shared = lookup(&flows, &p.key);
 	__u64 now = coarse_time();
-	if (p.ends || !f->mtu || now - f->checked > CHECK_INTERVAL) {
-		struct tuple other = {};
-		opposite(&other, f);
-		if (p.ends || !tracked(skb, &other, !f->reply) || !routed(skb, &p.key, f)) {
+	if (!shared || now > lease)
+		return TCX_NEXT;
+	// The kernel reuses elements that are deleted, without a grace period, and no order of reads and writes is the same
+	// on all processors. So the program works with a copy, whose seal says that it is of one flow.
+	struct flow f = *shared;
+	if (f.seal != sealed(&f) || !equal(&f.from, &p.key))
+		return TCX_NEXT;
+	struct tuple other = {};
+	int own = skb->ifindex == f.in, slow = TCX_NEXT;
+	if (p.key.protocol == TCP) {
+		if (p.tcp_flags & TCP_SYN)
+			return TCX_NEXT; // it does not end an established connection
+		if (p.tcp_flags & (TCP_FIN | TCP_RST)) {
+			opposite(&other, &f);
+			if (ends(&p, lookup(&flows, &other))) {
+				delete (&flows, &other);
+				delete (&flows, &p.key);
+				return TCX_NEXT;
+			}
+			slow = TCX_DROP; // see judge; the receiver does not believe it either
+		} else if (own) {
+			follow(&f, shared, &p, ms(now));
+		}
+	}
+	if (!own)
+		return slow;
+	if (!f.mtu || now - f.checked > CHECK_INTERVAL) {
+		opposite(&other, &f);
+		if (!tracked(skb, &other, !f.reply) || !routed(skb, &p.key, &f)) {
 			delete (&flows, &other);
 			delete (&flows, &p.key);
-			return TCX_NEXT;
+			return slow;
 		}
-		f->checked = now;
+		shared->checked = f.checked = now;
+		__u64 seal = sealed(&f);
+		// Written as a whole, and only to this key: the element may be another flow's meanwhile.
+		if (seal != f.seal) {
+			f.seal = seal;
+			if (update(&flows, &p.key, &f, BPF_EXIST) || !(shared = lookup(&flows, &p.key)))
+				return slow;
+		}
 	}
 	__u32 length = skb->len - ETH_HEADER;
-	if (skb->ifindex != f->in || (skb->gso_size ? skb->gso_size + p.headers : length) > f->mtu)
-		return TCX_NEXT;
-	if (!translate(skb, &p, f))
+	if ((skb->gso_size ? skb->gso_size + p.headers : length) > f.mtu)
+		return slow;
+	if (!translate(skb, &p, &f))
 		return TCX_DROP;
-	__sync_fetch_and_add(&f->packets, 1);
-	__sync_fetch_and_add(&f->bytes, length);
-	if (!f->peer)
-		return redirect_neigh(f->out, (struct bpf_redir_neigh *)&f->nexthop_family, sizeof(struct bpf_redir_neigh), 0);
-	if (store_bytes(skb, 0, f->macs, 12, 0))
+	__sync_fetch_and_add(&shared->packets, 1);
+	__sync_fetch_and_add(&shared->bytes, length);
+	if (!f.peer)
+		return redirect_neigh(f.out, (struct bpf_redir_neigh *)&f.nexthop_family, sizeof(struct bpf_redir_neigh), 0);
+	if (store_bytes(skb, 0, f.macs, 12, 0))
 		return TCX_DROP;
-	return redirect_peer(f->out, 0);
+	return redirect_peer(f.out, 0);
 }
 
 // The functions of conntrack are for programs with a license like this.

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"io/fs"
@@ -21,7 +22,9 @@ type Flow struct {
 	In, Out         int       // interfaces, of packets of the original direction
 	Packets, Bytes  [2]uint64 // by direction, including those before the offload
 
-	used uint64 // CLOCK_MONOTONIC_COARSE of the last check, which is up to a tenth of a second before the last packet
+	back   int     // interface by which answers leave: In, or another one if packets come by another one now
+	direct [2]bool // by direction: packets go directly to the other end of a veth pair
+	used   uint64  // CLOCK_MONOTONIC_COARSE of the last check, which is up to a tenth of a second before the last packet
 }
 
 func (t *programTuple) set(c ctnetlink.Tuple) {
@@ -51,31 +54,45 @@ func reversed(t ctnetlink.Tuple) ctnetlink.Tuple {
 	return ctnetlink.Tuple{Protocol: t.Protocol, Src: t.Dst, Dst: t.Src}
 }
 
-// each calls visit with every connection in the map.
+// each calls visit with every connection in the map, also if it has only the flow of one direction.
 func each(flows *ebpf.Map, visit func(*Flow)) error {
 	const tries = 5 // an iteration ends early if flows are deleted meanwhile
 	seen := map[programTuple]bool{}
+	replies := map[programTuple]programTuple{} // keys by those of the originals
 	var err error
 	for range tries {
 		var key, other programTuple
 		var original, reply programFlow
 		all := flows.Iterate()
 		for all.Next(&key, &original) {
-			if original.Reply != 0 || seen[key] {
+			if original.Reply != 0 {
+				other.set(reversed(original.To.get()))
+				replies[other] = key
+				continue
+			}
+			if seen[key] {
 				continue
 			}
 			seen[key] = true
+			reply = programFlow{}
 			f := Flow{Original: key.get(), Reply: reversed(original.To.get()), In: int(original.In), Out: int(original.Out), used: original.Checked}
 			other.set(f.Reply)
 			if err := flows.Lookup(&other, &reply); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}
+			f.back = int(cmp.Or(reply.Out, original.In))
 			f.Packets, f.Bytes = [2]uint64{original.Packets, reply.Packets}, [2]uint64{original.Bytes, reply.Bytes}
-			f.used = max(f.used, reply.Checked)
+			f.used, f.direct = max(f.used, reply.Checked), [2]bool{original.Peer != 0, reply.Peer != 0}
 			visit(&f)
 		}
 		if err = all.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
 			break
+		}
+	}
+	for original, reply := range replies {
+		var f programFlow
+		if !seen[original] && errors.Is(flows.Lookup(&original, &f), ebpf.ErrKeyNotExist) {
+			visit(&Flow{Original: original.get(), Reply: reply.get()})
 		}
 	}
 	return err
@@ -104,6 +121,7 @@ func (e *Engine) delete(match func(*Flow) bool) error {
 	if e.objects.Flows == nil {
 		return nil
 	}
+	clear(e.tries) // they may come back at once
 	return deleteFrom(e.objects.Flows, match)
 }
 

@@ -20,14 +20,18 @@
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define BE16(n) __builtin_bswap16(n)
+#define BE32(n) __builtin_bswap32(n)
 #else
 #define BE16(n) (n)
+#define BE32(n) (n)
 #endif
 
 #define HELPER(ret, name, number, ...) static ret (*const name)(__VA_ARGS__) = (void *)number
 HELPER(void *, lookup, BPF_FUNC_map_lookup_elem, void *map, const void *key);
+HELPER(long, update, BPF_FUNC_map_update_elem, void *map, const void *key, const void *value, __u64 flags);
 HELPER(long, delete, BPF_FUNC_map_delete_elem, void *map, const void *key);
 HELPER(long, store_bytes, BPF_FUNC_skb_store_bytes, struct __sk_buff *, __u32 offset, const void *from, __u32 len, __u64 flags);
+HELPER(long, load_relative, BPF_FUNC_skb_load_bytes_relative, struct __sk_buff *, __u32 offset, void *to, __u32 len, __u32 start);
 HELPER(long, pull_data, BPF_FUNC_skb_pull_data, struct __sk_buff *, __u32 len);
 HELPER(long, replace_l4_checksum, BPF_FUNC_l4_csum_replace, struct __sk_buff *, __u32 offset, __u64 from, __u64 to, __u64 flags);
 HELPER(__s64, checksum_diff, BPF_FUNC_csum_diff, const void *from, __u32 from_size, const void *to, __u32 to_size, __u32 seed);

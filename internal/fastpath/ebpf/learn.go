@@ -9,16 +9,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/mdlayher/netlink"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
-	links "github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -74,25 +72,33 @@ func dialLog(ns int) (*netlink.Conn, error) {
 	return s, nil
 }
 
-// receive calls use with each message that has arrived, or discards them.
-func receive(fd uintptr, use func([]byte)) {
+// receive calls use with each message that has arrived, or discards them. It holds the lock, if there is one, for each
+// message: what is received under it is not offloaded after a Delete, and a Delete does not wait for all.
+func receive(fd uintptr, lock sync.Locker, use func([]byte)) {
 	var buf [1024]byte
-	for {
+	one := func() (more bool) {
+		if lock != nil {
+			lock.Lock()
+			defer lock.Unlock()
+		}
 		n, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
 		switch {
 		case err == unix.EINTR || err == unix.ENOBUFS: // messages were lost: the rule will repeat them
 		case err != nil:
-			return
+			return false
 		case use != nil:
 			use(buf[:n])
 		}
+		return true
+	}
+	for one() {
 	}
 }
 
 // discard discards messages that have arrived.
 func (e *Engine) discard() {
 	if raw, err := e.log.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { receive(fd, nil) })
+		_ = raw.Control(func(fd uintptr) { receive(fd, nil, nil) })
 	}
 }
 
@@ -103,10 +109,7 @@ func (e *Engine) listen(ctx context.Context) {
 	raw, err := e.log.SyscallConn()
 	if err == nil {
 		err = raw.Read(func(fd uintptr) bool {
-			// What is received under the lock is not offloaded after a Delete.
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			receive(fd, func(message []byte) {
+			receive(fd, &e.mu, func(message []byte) {
 				if err := e.learn(ctx, message); err != nil && ctx.Err() == nil {
 					klog.FromContext(ctx).V(2).Info("Fast path: a connection stays on the slow path", "reason", err.Error())
 				}
@@ -137,8 +140,14 @@ func (e *Engine) learn(ctx context.Context, message []byte) error {
 			packet, ok = parsePacket(b)
 		}
 	}
-	if !ok || e.attached[int(in)] == nil || e.attached[int(out)] == nil {
+	if !ok || !e.part[int(in)] || !e.part[int(out)] {
 		return nil
+	}
+	var key programTuple
+	var known programFlow
+	key.set(reversed(packet))
+	if e.objects.Flows.Lookup(&key, &known) == nil {
+		return e.follow(&known, in)
 	}
 	c, err := e.entry(ctx, reversed(packet))
 	if err != nil || !c.offloadable() {
@@ -147,37 +156,124 @@ func (e *Engine) learn(ctx context.Context, message []byte) error {
 	if c.original == reversed(packet) { // it was an answer
 		in, out = out, in
 	}
-	original := programFlow{In: in, Out: out, Peer: e.peer(int(out)), Packets: c.packets[0], Bytes: c.bytes[0], Checked: now()}
-	reply := programFlow{In: out, Out: in, Peer: e.peer(int(in)), Packets: c.packets[1], Bytes: c.bytes[1], Checked: now(), Reply: 1}
+	if e.failed(c.id) {
+		return nil
+	}
+	original := programFlow{In: in, Out: out, Peer: e.peer(int(out)), Packets: c.packets[0], Bytes: c.bytes[0], Checked: now(), Scale: c.scale[0]}
+	reply := programFlow{In: out, Out: in, Peer: e.peer(int(in)), Packets: c.packets[1], Bytes: c.bytes[1], Checked: now(), Scale: c.scale[1], Reply: 1}
 	return e.add(ctx, c, &original, &reply)
+}
+
+// follow has the program expect a connection's packets at an interface, instead of the one at which it has had none for a
+// while, as after a change of routes elsewhere.
+func (e *Engine) follow(back *programFlow, in uint32) error {
+	var key programTuple
+	var f programFlow
+	key.set(reversed(back.To.get()))
+	if e.objects.Flows.Lookup(&key, &f) != nil || f.In == in || f.Checked+uint64(time.Second) > now() {
+		return nil // this packet is one for the slow path
+	}
+	f.In = in
+	f.seal()
+	return e.objects.Flows.Update(&key, &f, ebpf.UpdateExist)
+}
+
+// try is an offload of a connection that is still on trial.
+type try struct {
+	until uint64        // the time by now until which the connection is not back if it can be forwarded
+	wait  time.Duration // how long it is refused if it is
+}
+
+// Refused is a connection that the program did not keep, because of its route for example.
+type Refused struct {
+	ID  uint32 // nft's "ct id", as in memory
+	For time.Duration
+}
+
+// failed reports whether the program did not keep a connection that was offloaded a moment ago. To learn it again each second
+// costs more than to forward it, so it is refused for longer each time.
+func (e *Engine) failed(id uint32) bool {
+	const trial, first, most, factor = 10 * time.Second, 8 * time.Second, 10 * time.Minute, 8
+	t, is := e.tries[id]
+	if !is {
+		e.tries[id] = try{now() + uint64(trial), first}
+		return false
+	}
+	at := now()
+	if at >= t.until { // it was kept, or refused: it gets another try
+		e.tries[id] = try{at + uint64(trial), t.wait}
+		return false
+	}
+	e.refused = append(e.refused, Refused{id, t.wait})
+	e.tries[id] = try{at, min(t.wait*factor, most)}
+	return true
+}
+
+// Refused returns the connections that were refused since the last call.
+func (e *Engine) Refused() []Refused {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	defer func() { e.refused = nil }()
+	return e.refused
 }
 
 func (e *Engine) add(ctx context.Context, c *connection, original, reply *programFlow) error {
 	var keys [2]programTuple
 	keys[0].set(c.original)
 	keys[1].set(c.reply)
+	original.From, reply.From = keys[0], keys[1]
+	share := maxFlows / 2 // of connections from an interface: no pod can fill the map
+	if reply.Peer != 0 {
+		share = maxFlows / 16
+	}
+	if e.flows[original.In] >= share && e.counted+uint64(time.Second) < now() { // many may have ended
+		if err := e.sweep(Idle); err != nil {
+			return err
+		}
+	}
+	refuse := func() {
+		e.stats.Refused++
+		delete(e.tries, c.id) // it was no try
+	}
+	if e.flows[original.In] >= share {
+		refuse()
+		return nil
+	}
 	original.To.set(reversed(c.reply))
 	reply.To.set(reversed(c.original))
+	original.seal()
+	reply.seal()
 	tcp := c.original.Protocol == unix.IPPROTO_TCP
 	if tcp { // before packets skip conntrack: the FIN after these would be invalid, and not be translated
 		if err := e.beLiberal(ctx, c.original); err != nil {
 			return err
 		}
 	}
-	if err := e.objects.Flows.Update(&keys[1], reply, ebpf.UpdateAny); err != nil {
-		e.stats.Refused++
+	// An element that is replaced would be reused while packets have it.
+	if err := e.objects.Flows.Update(&keys[1], reply, ebpf.UpdateNoExist); err != nil {
+		refuse()
 		return err
 	}
-	if err := e.objects.Flows.Update(&keys[0], original, ebpf.UpdateAny); err != nil {
-		e.stats.Refused++
+	if err := e.objects.Flows.Update(&keys[0], original, ebpf.UpdateNoExist); err != nil {
+		refuse()
 		return errors.Join(err, e.objects.Flows.Delete(&keys[1]))
 	}
 	e.stats.Added++
+	e.flows[original.In]++
 	if tcp { // again, as packets that came before have set the highest acknowledgement
 		return e.beLiberal(ctx, c.original)
 	}
-	return nil
+	if c.status&ctnetlink.StatusAssured != 0 {
+		return nil
+	}
+	// On the slow path conntrack would do that, after two seconds, so as not to evict it from a full table.
+	return e.ct.Update(ctx, c.original, func(a *netlink.AttributeEncoder) {
+		a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, c.status|ctnetlink.StatusAssured))
+	})
 }
+
+// maxFlows is how many connections the map can have.
+const maxFlows = 1 << 16
 
 // peer is 1 if packets can go directly to the other end of a veth pair.
 func (e *Engine) peer(index int) uint8 {
@@ -186,36 +282,12 @@ func (e *Engine) peer(index int) uint8 {
 		return peer
 	}
 	if l, err := e.route.LinkByIndex(index); err == nil && l.Type() == "veth" && l.Attrs().NetNsID >= 0 {
-		all, err := e.route.QdiscList(l)
-		if err == nil && !e.programAtEgress(index) && !slices.ContainsFunc(all, func(q links.Qdisc) bool { return e.usedAtEgress(l, q) }) {
+		if !e.usedAtEgress(index) {
 			peer = 1
 		}
 	}
 	e.peers[index] = peer
 	return peer
-}
-
-// usedAtEgress reports whether packets to an interface have to pass a queueing discipline. That for
-// filters, which has ours at the ingress, does nothing if it has none at the egress.
-func (e *Engine) usedAtEgress(l links.Link, q links.Qdisc) bool {
-	switch q.Type() {
-	case "noqueue", "ingress":
-		return false
-	case clsact:
-		filters, err := e.route.FilterList(l, links.HANDLE_MIN_EGRESS)
-		return err != nil || len(filters) > 0
-	}
-	return true
-}
-
-// programAtEgress reports whether packets to an interface have to pass a program of tcx.
-func (e *Engine) programAtEgress(index int) (has bool) {
-	_ = dataplane.Inside(e.netns, func() error {
-		all, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: ebpf.AttachTCXEgress})
-		has = err == nil && len(all.Programs) > 0 // an error before Linux 6.6
-		return err
-	})
-	return has
 }
 
 // parsePacket returns the addresses and ports of a packet.
@@ -241,8 +313,9 @@ func parsePacket(b []byte) (t ctnetlink.Tuple, ok bool) {
 // connection is a conntrack entry.
 type connection struct {
 	original, reply ctnetlink.Tuple
-	status          uint32
+	id, status      uint32
 	established     bool      // TCP
+	scale           [2]uint8  // TCP: the shift of windows, by direction
 	special         bool      // has a helper, or another zone than the default, or changed sequence numbers
 	packets, bytes  [2]uint64 // by direction
 }
@@ -272,6 +345,10 @@ func (e *Engine) entry(ctx context.Context, t ctnetlink.Tuple) (*connection, err
 			c.original, ok[0] = ctnetlink.ParseTuple(b)
 		case nl.CTA_TUPLE_REPLY:
 			c.reply, ok[1] = ctnetlink.ParseTuple(b)
+		case nl.CTA_ID:
+			if len(b) == 4 {
+				c.id = binary.NativeEndian.Uint32(b)
+			}
 		case nl.CTA_STATUS:
 			if len(b) == 4 {
 				c.status = binary.BigEndian.Uint32(b)
@@ -281,7 +358,10 @@ func (e *Engine) entry(ctx context.Context, t ctnetlink.Tuple) (*connection, err
 		case nl.CTA_COUNTERS_REPLY:
 			count(1, b)
 		case nl.CTA_PROTOINFO:
-			c.established = slices.Equal(find(b, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE), []byte{tcpEstablished})
+			b = find(b, nl.CTA_PROTOINFO_TCP)
+			c.established = slices.Equal(find(b, nl.CTA_PROTOINFO_TCP_STATE), []byte{tcpEstablished})
+			c.scale[0] = scale(find(b, nl.CTA_PROTOINFO_TCP_WSCALE_ORIGINAL), find(b, nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL))
+			c.scale[1] = scale(find(b, nl.CTA_PROTOINFO_TCP_WSCALE_REPLY), find(b, nl.CTA_PROTOINFO_TCP_FLAGS_REPLY))
 		case ctnetlink.Help, nl.CTA_ZONE, ctnetlink.SeqAdjOrig, ctnetlink.SeqAdjReply, ctnetlink.Synproxy:
 			c.special = true
 		}
@@ -308,6 +388,22 @@ func find(b []byte, path ...uint16) []byte {
 
 const tcpEstablished = 3 // TCP_CONNTRACK_ESTABLISHED
 
+// Flags of a direction (IP_CT_TCP_FLAG_*).
+const (
+	flagWindowScale = 0x01
+	flagLiberal     = 0x08
+	flagMaxAck      = 0x20
+)
+
+// scale returns the shift of the windows of a direction. Conntrack does not know it if it has not seen the connection
+// begin, and is liberal then: it may be the largest one of RFC 7323.
+func scale(shift, flags []byte) uint8 {
+	if len(shift) == 0 || len(flags) == 0 || flags[0]&flagWindowScale == 0 && flags[0]&flagLiberal != 0 {
+		return 14
+	}
+	return shift[0]
+}
+
 // offloadable reports whether the program can forward the connection. Its translation has to be
 // that of NAT rules: IPVS translates without conntrack.
 func (c *connection) offloadable() bool {
@@ -324,8 +420,7 @@ func (c *connection) offloadable() bool {
 // beLiberal has conntrack accept all sequence numbers of a TCP connection, as it will not see all
 // packets. It also forgets the highest acknowledgement, by which it would take a RST for invalid.
 func (e *Engine) beLiberal(ctx context.Context, original ctnetlink.Tuple) error {
-	const liberal, maxAck = 0x08, 0x20 // IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_MAXACK_SET
-	flags := []byte{liberal, liberal | maxAck}
+	flags := []byte{flagLiberal, flagLiberal | flagMaxAck}
 	return e.ct.Update(ctx, original, func(a *netlink.AttributeEncoder) {
 		a.Nested(nl.CTA_PROTOINFO, func(a *netlink.AttributeEncoder) error {
 			a.Nested(nl.CTA_PROTOINFO_TCP, func(a *netlink.AttributeEncoder) error {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -208,19 +209,11 @@ func (c *Conn) one(ctx context.Context, r Request) error {
 	return errors.Join(err, refused)
 }
 
-// Schedulers returns the schedulers that the kernel has, in alphabetical order. It makes and
-// removes a virtual server with each, by a mark that packets do not have, in one system call, so
-// none stays if the process is killed. The kernel loads the modules of schedulers.
+// Schedulers returns the schedulers that the kernel has, in alphabetical order. The kernel loads the
+// modules of schedulers.
 func (c *Conn) Schedulers(ctx context.Context) (names []string, err error) {
-	key := Key{Mark: 0xfffffffe}
 	for _, name := range schedulerNames {
-		var refused error
-		err := c.Execute(ctx, []Request{AddService(Service{Key: key, Scheduler: name, MaskBits: 32}), DeleteService(key)},
-			func(i int, failed error) {
-				if i == 0 {
-					refused = failed
-				}
-			})
+		refused, err := c.Try(ctx, name, false)
 		switch {
 		case err == nil && refused == nil:
 			names = append(names, name)
@@ -230,6 +223,33 @@ func (c *Conn) Schedulers(ctx context.Context) (names []string, err error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// Try reports why the kernel refuses a virtual server with destinations; nil if it does not. It
+// makes and removes one, by a mark that packets do not have, in one system call, so it does not stay
+// if the process is killed.
+func (c *Conn) Try(ctx context.Context, scheduler string, ipv6 bool, to ...netip.AddrPort) (refused, err error) {
+	all, err := c.Services(ctx)
+	if err != nil {
+		return nil, err
+	}
+	key, mask := Key{Mark: 0xfffffffe, Mark6: ipv6}, uint8(32)
+	if ipv6 {
+		mask = 128
+	}
+	for slices.ContainsFunc(all, func(s Service) bool { return s.Mark == key.Mark }) {
+		key.Mark-- // another program's
+	}
+	requests := []Request{AddService(Service{Key: key, Scheduler: scheduler, MaskBits: mask})}
+	for _, a := range to {
+		requests = append(requests, AddDestination(key, Destination{AddrPort: a, Weight: 1}))
+	}
+	err = c.Execute(ctx, append(requests, DeleteService(key)), func(_ int, err error) {
+		if refused == nil {
+			refused = err
+		}
+	})
+	return refused, err
 }
 
 // onesOf is the number of ones in a mask in network byte order.

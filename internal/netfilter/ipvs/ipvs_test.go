@@ -214,6 +214,32 @@ func TestSchedulers(t *testing.T) {
 	}
 }
 
+// TestTry: what the kernel refuses is found without a trace, beside another program's virtual server
+// with the same mark.
+func TestTry(t *testing.T) {
+	c, _ := dial(t)
+	other := Service{Key: Key{Mark: 0xfffffffe}, Scheduler: "rr", MaskBits: 32}
+	execute(t, c, AddService(other))
+	for _, try := range []struct {
+		to   string
+		want error
+	}{{"10.244.1.1:80", nil}, {"255.255.255.255:80", unix.EINVAL}, {"[fd00::1]:80", nil}, {"[ff02::1]:80", unix.EINVAL}} {
+		to := netip.MustParseAddrPort(try.to)
+		if refused, err := c.Try(t.Context(), "rr", to.Addr().Is6(), to); err != nil || !errors.Is(refused, try.want) {
+			t.Errorf("%s: refused %v, error %v; want %v", to, refused, err, try.want)
+		}
+	}
+	if refused, err := c.Try(t.Context(), "nothing", false); err != nil || !errors.Is(refused, unix.ENOENT) {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	if _, err := c.Schedulers(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left := services(t, c); len(left) != 1 || left[0].Key != other.Key {
+		t.Errorf("left: %+v", left)
+	}
+}
+
 // TestContext: when the context has ended, nothing is sent.
 func TestContext(t *testing.T) {
 	c, _ := dial(t)

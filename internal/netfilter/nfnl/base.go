@@ -8,11 +8,15 @@ import "golang.org/x/sys/unix"
 type BaseChain struct {
 	Table    Table
 	Name     string
-	Type     string // "filter", "nat" or "route"
-	Hook     uint32 // NF_INET_PRE_ROUTING ...
-	Priority int32  // lower runs first
-	Drops    bool   // its policy is drop
+	Type     string   // "filter", "nat" or "route"
+	Hook     uint32   // NF_INET_PRE_ROUTING ...
+	Priority int32    // lower runs first
+	Drops    bool     // its policy is drop
+	Devices  []Device // of a chain at interfaces: of family netdev, and of inet at the hook ingress
 }
+
+// nftaHookDevs are the devices of a chain (NFTA_HOOK_DEVS, Linux 5.5).
+const nftaHookDevs = 4
 
 // BaseChains returns the base chains of all tables of a family, also those of dormant
 // tables, which are not attached.
@@ -26,6 +30,7 @@ func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
 			}
 			policy := findAttr(body, unix.NFTA_CHAIN_POLICY)
 			all = append(all, BaseChain{
+				Devices:  parseDevices(findAttr(hook, nftaHookDevs)),
 				Table:    Table{Family: f, Name: cString(findAttr(body, unix.NFTA_CHAIN_TABLE))},
 				Name:     cString(findAttr(body, unix.NFTA_CHAIN_NAME)),
 				Type:     cString(findAttr(body, unix.NFTA_CHAIN_TYPE)),

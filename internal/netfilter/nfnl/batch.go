@@ -98,6 +98,20 @@ func (b *Batch) end() {
 	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
 }
 
+// RulesByChain returns the chains that the batch adds or adds rules to, and the number of those.
+func (b *Batch) RulesByChain() map[string]int {
+	all := map[string]int{}
+	for h, payload := range messages(b.Wire()) {
+		switch h.typ {
+		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWCHAIN:
+			all[cString(findAttr(payload[nfgenHeaderLen:], unix.NFTA_CHAIN_NAME))] += 0
+		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWRULE:
+			all[cString(findAttr(payload[nfgenHeaderLen:], unix.NFTA_RULE_CHAIN))]++
+		}
+	}
+	return all
+}
+
 // AddTable makes sure that a table exists. The nft command prints the comment.
 func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
 

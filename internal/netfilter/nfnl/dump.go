@@ -152,38 +152,6 @@ func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	})
 }
 
-// ReadTime returns how long the kernel takes to dump all rules, sets and elements of a network
-// namespace (see [Dial]). It is a measure for the time that other programs take.
-func ReadTime(netns int) (took time.Duration, err error) {
-	c, err := Dial(netns)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	start := time.Now()
-	dump := func(msg uint16, family uint8, body attrs, visit func([]byte)) {
-		e := c.request(msg, unix.NLM_F_DUMP, family, body, visit)
-		if e != nil && !errors.Is(e, ErrInterrupted) && !errors.Is(e, unix.ENOENT) { // a set may be deleted meanwhile
-			err = errors.Join(err, e)
-		}
-	}
-	dump(unix.NFT_MSG_GETRULE, unix.AF_UNSPEC, nil, func([]byte) {})
-	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_ARP, unix.NFPROTO_BRIDGE, unix.NFPROTO_NETDEV} {
-		var sets []attrs
-		dump(unix.NFT_MSG_GETSET, family, nil, func(set []byte) {
-			if be32(findAttr(set, unix.NFTA_SET_FLAGS))&unix.NFT_SET_EVAL != 0 {
-				return // rules add its elements, such as clients with session affinity
-			}
-			of := Table{Name: cString(findAttr(set, tableName))}
-			sets = append(sets, c.about(of, cString(findAttr(set, unix.NFTA_SET_NAME))))
-		})
-		for _, a := range sets {
-			dump(unix.NFT_MSG_GETSETELEM, family, a, func([]byte) {})
-		}
-	}
-	return time.Since(start), err
-}
-
 // Has reports whether a set or map has an element.
 func (c *Conn) Has(t Table, set string, key []byte) (bool, error) {
 	_, has, err := c.Element(t, set, key)

@@ -79,8 +79,13 @@ func (b *Batch) DeleteInterval(t Table, s *Set, first, last []byte) {
 }
 
 // interval writes the kernel's two elements of an interval: its first key, and the key after
-// its last, with a flag. An interval up to the largest key has no second element.
+// its last, with a flag. An interval up to the largest key has no second element. Both are in one
+// message: Linux 7.0 takes a first key at the end of a message for an interval without an end, and
+// refuses it with EEXIST.
 func (b *Batch) interval(msg uint16, t Table, s *Set, first, last []byte) {
+	if most := 4 * (len(first) + 32); len(b.buf)-b.list > maxElementBytes-most {
+		b.endRun()
+	}
 	b.buf.close(b.element(msg, t, s, first))
 	end, ok := after(last)
 	if !ok {

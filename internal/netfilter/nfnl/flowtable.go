@@ -4,6 +4,7 @@ package nfnl
 
 import (
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,6 +59,11 @@ type Flowtable struct {
 type Device struct {
 	Name   string
 	Prefix bool
+}
+
+// Is reports whether an interface of that name is the device, or has the prefix.
+func (d Device) Is(name string) bool {
+	return d.Name == name || d.Prefix && strings.HasPrefix(name, d.Name)
 }
 
 // AddFlowtable makes sure that a flowtable exists and has the devices, in any number. Other
@@ -122,15 +128,19 @@ func (c *Conn) Flowtables(t Table) ([]Flowtable, error) {
 	}
 	return list(c, msgGetFlowtable, t, "", func(body []byte) Flowtable {
 		hook := findAttr(body, nftaFlowtableHook)
-		f := Flowtable{
+		return Flowtable{
 			Name:     cString(findAttr(body, nftaFlowtableName)),
 			Priority: int32(be32(findAttr(hook, nftaFlowtableHookPriority))),
 			Flags:    be32(findAttr(body, nftaFlowtableFlags)),
 			Handle:   be64(findAttr(body, nftaFlowtableHandle)),
+			Devices:  parseDevices(findAttr(hook, nftaFlowtableHookDevs)),
 		}
-		for typ, name := range Attributes(findAttr(hook, nftaFlowtableHookDevs)) {
-			f.Devices = append(f.Devices, Device{Name: cString(name), Prefix: typ == nftaDevicePrefix})
-		}
-		return f
 	})
+}
+
+func parseDevices(list []byte) (all []Device) {
+	for typ, name := range Attributes(list) {
+		all = append(all, Device{Name: cString(name), Prefix: typ == nftaDevicePrefix})
+	}
+	return all
 }

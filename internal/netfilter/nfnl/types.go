@@ -14,9 +14,10 @@ type Family uint8
 
 // The families of tables.
 const (
-	IPv4 Family = unix.NFPROTO_IPV4 // nft: ip
-	IPv6 Family = unix.NFPROTO_IPV6 // nft: ip6
-	INET Family = unix.NFPROTO_INET // nft: inet, for IPv4 and IPv6
+	IPv4   Family = unix.NFPROTO_IPV4   // nft: ip
+	IPv6   Family = unix.NFPROTO_IPV6   // nft: ip6
+	INET   Family = unix.NFPROTO_INET   // nft: inet, for IPv4 and IPv6
+	NetDev Family = unix.NFPROTO_NETDEV // nft: netdev, at interfaces
 )
 
 // String is the name of the family in the nft command.
@@ -28,6 +29,12 @@ func (f Family) String() string {
 		return "ip6"
 	case INET:
 		return "inet"
+	case NetDev:
+		return "netdev"
+	case unix.NFPROTO_ARP:
+		return "arp"
+	case unix.NFPROTO_BRIDGE:
+		return "bridge"
 	}
 	return "family?"
 }

@@ -146,6 +146,16 @@ func TestClean(t *testing.T) {
 			udp 10.0.0.1:1007 10.96.0.20:53 10.96.0.20:53
 			udp [fd00::1]:1004 [fd00:96::20]:53 [fd00:244::5]:53`,
 	}, {
+		name:  "frontends that no Service has any more",
+		flows: []desired.StaleFlows{only(stale("10.96.0.10:53 [fd00:96::10]:53", "10.96.0.10:53 [fd00:96::10]:53"))},
+		dumps: 2, entries: 4 + 3, ipv6: 3,
+		deleted: `
+			udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53
+			udp 10.0.0.1:1002 10.96.0.10:53 10.244.1.6:53
+			udp 10.244.1.5:53 10.96.0.10:53 10.244.1.6:54
+			udp [fd00::1]:1001 [fd00:96::10]:53 [fd00:244::5]:53
+			udp [fd00::1]:1002 [fd00:96::10]:53 [fd00:244::6]:53`,
+	}, {
 		name: "Only replaces what came before",
 		flows: []desired.StaleFlows{
 			untranslated(stale("10.96.0.10:53 10.96.0.20:53", "10.244.1.5:53 10.244.1.6:53")),

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -87,7 +88,7 @@ func TestCleanerErrors(t *testing.T) {
 		c := NewCleaner(
 			t.Context(),
 			func(_ context.Context, flows []desired.StaleFlows) (Stats, error) {
-				if numbers(flows)[0] == 1 {
+				if numbers(flows)[0] == 1 && len(reported) == 1 {
 					return Stats{}, broken
 				}
 				return Stats{}, nil
@@ -129,4 +130,28 @@ func TestCleanerKernel(t *testing.T) {
 	if left := len(tab.flows()); deleted != 2000 || left != 2000 {
 		t.Errorf("%d deleted, %d left, want 2000 each", deleted, left)
 	}
+}
+
+// TestCleanerRepeats lets clean-ups fail: their flows are cleaned again a few times within seconds, in
+// the order in which they were found. Flows that came later must not be judged by what was known long before.
+func TestCleanerRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var cleaned [][]int
+		failures := 3
+		c := NewCleaner(t.Context(), func(_ context.Context, flows []desired.StaleFlows) (Stats, error) {
+			cleaned = append(cleaned, numbers(flows))
+			if failures--; failures >= 0 {
+				return Stats{}, errors.New("no memory")
+			}
+			return Stats{}, nil
+		}, func(Stats, error) {})
+		c.Enqueue(numbered(1))
+		synctest.Wait()
+		c.Enqueue(numbered(2))
+		time.Sleep(time.Minute)
+		c.Close()
+		if want := "[[1] [1 2] [1 2] [2]]"; fmt.Sprint(cleaned) != want {
+			t.Errorf("cleaned %v, want %v", cleaned, want)
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -109,16 +110,44 @@ func (c *Conn) find(ctx context.Context, s *search, stats *Stats) (stale []netli
 			stale = append(stale, m)
 		}
 	}
+	err = c.walk(ctx, s, stats, visit)
+	return stale, errors.Join(err, bad)
+}
+
+// walk calls visit with the entries that match a search's filter, or with all, if the kernel does not
+// have such filters.
+func (c *Conn) walk(ctx context.Context, s *search, stats *Stats, visit func(data []byte)) error {
 	if !c.unfiltered {
-		err := c.findFiltered(ctx, s, stats, visit)
-		if err == nil || !refused(err) {
-			return stale, errors.Join(err, bad)
+		if err := c.findFiltered(ctx, s, stats, visit); err == nil || !refused(err) {
+			return err
 		}
-		stale = nil
 	}
 	stats.Dumps++
-	err = c.dump(ctx, s.family, nil, visit)
-	return stale, errors.Join(err, bad)
+	return c.dump(ctx, s.family, nil, visit)
+}
+
+// Destinations lists the destinations, before translation, of translated flows of UDP and SCTP.
+func Destinations(ctx context.Context) (all []desired.FrontendKey, err error) {
+	c, err := New(0)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	to := map[desired.FrontendKey]bool{}
+	for _, f := range []family{ipv4, ipv6} {
+		s := &search{family: f}
+		s.filter.addProtocol(desired.UDP)
+		s.filter.addProtocol(desired.SCTP)
+		s.filter.to.addAll()
+		s.filter.replies.addAll()
+		var e entry
+		err = errors.Join(err, c.walk(ctx, s, &Stats{}, func(data []byte) {
+			if e.parse(data) && e.translated && e.protocol != desired.TCP {
+				to[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}] = true
+			}
+		}))
+	}
+	return slices.Collect(maps.Keys(to)), err
 }
 
 // findFiltered calls visit with the entries that match the filter.

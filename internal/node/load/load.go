@@ -11,9 +11,12 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -44,14 +47,19 @@ type Counter struct {
 	now     time.Duration // since then, of the last update
 	forgot  time.Duration // when loads were last forgotten
 	missing bool          // events were lost, or the table has not been read yet
-	early   int           // number of connections that were found in the table
+	early   int           // number of connections that were found in the table, before any event
 	read    time.Time
+	took    time.Duration // for the last reading
+
+	silent error     // why the kernel reports no connections; nil if it does
+	asked  time.Time // when silent was set
 }
 
 type connection struct {
 	key
 	frontend desired.Backend // the client's destination
-	early    bool            // found in the table
+	early    bool            // found in the table, before any event
+	begun    time.Duration   // Counter.now when it was found
 }
 
 // tally is a backend's load.
@@ -60,16 +68,28 @@ type tally struct {
 	at time.Duration // time of the sums
 }
 
-// since brings the sums of a load forward to a time.
+// since brings the sums of a load forward to a time. They fade to 0.
 func (t *tally) since(now time.Duration) {
 	if now > t.at {
-		memory := desired.LoadMemory.Seconds()
-		keep := math.Exp((t.at - now).Seconds() / memory)
-		t.Held = t.Held*keep + float64(t.Open)*memory*(1-keep)
-		t.Begun *= keep
-		t.Ended *= keep
+		keep := math.Exp((t.at - now).Seconds() / desired.LoadMemory.Seconds())
+		t.Held = faded(t.Held*keep) + float64(t.Open)*held(now-t.at)
+		t.Begun = faded(t.Begun * keep)
+		t.Ended = faded(t.Ended * keep)
+		t.Failed = faded(t.Failed * keep)
 		t.at = now
 	}
+}
+
+func faded(sum float64) float64 {
+	if sum < 1e-9 {
+		return 0
+	}
+	return sum
+}
+
+// held is how much a connection that has been open for so long, until now, counts in Held.
+func held(d time.Duration) float64 {
+	return -desired.LoadMemory.Seconds() * math.Expm1(-d.Seconds()/desired.LoadMemory.Seconds())
 }
 
 // forget deletes loads that have become insignificant.
@@ -101,9 +121,37 @@ func (c *Counter) start() (err error) {
 	if err != nil {
 		return errors.Join(err, c.Stop())
 	}
-	c.missing = true
-	c.loads, c.changed, c.started = map[key]*tally{}, map[key]bool{}, time.Now()
+	c.started = time.Now()
+	c.clear()
 	return nil
+}
+
+// clear has the next Update begin with the table.
+func (c *Counter) clear() {
+	c.open, c.loads, c.changed, c.early, c.missing = nil, map[key]*tally{}, map[key]bool{}, 0, true
+	c.read = time.Time{}
+}
+
+// askAgain is the time after which the kernel is asked again whether it reports connections.
+const askAgain = time.Second
+
+// eventsParameter says whether it does. It exists once nf_conntrack is there.
+const eventsParameter = "net.netfilter.nf_conntrack_events"
+
+// ask returns an error if the kernel does not report connections that begin.
+func (c *Counter) ask() error {
+	return dataplane.Inside(c.netns, func() error {
+		value, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(eventsParameter, ".", "/"))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			return errors.New("the kernel has no conntrack events (CONFIG_NF_CONNTRACK_EVENTS)")
+		case err != nil:
+			return fmt.Errorf("%s: %w", eventsParameter, err)
+		case strings.TrimSpace(string(value)) == "0":
+			return fmt.Errorf("%s is 0: the kernel does not report connections", eventsParameter)
+		}
+		return nil
+	})
 }
 
 // Stop stops counting until the next Update, which then reads the conntrack table.
@@ -141,18 +189,33 @@ func (c *Counter) Changed() (all []desired.FrontendKey) {
 
 // Update reads the events since the last update. The first one reads the conntrack table, and
 // so does one that finds that events were lost. Connections are taken to begin and end when an
-// update finds that.
+// update finds that. After an error, no backend has a load.
 func (c *Counter) Update(ctx context.Context) error {
+	err := c.update(ctx)
+	if err != nil {
+		c.clear()
+	}
+	return err
+}
+
+func (c *Counter) update(ctx context.Context) error {
 	if c.events == nil {
 		if err := c.start(); err != nil {
 			return err
 		}
 	}
+	if time.Since(c.asked) >= askAgain {
+		c.silent, c.asked = c.ask(), time.Now()
+	}
+	if c.silent != nil {
+		return c.silent
+	}
 	c.now = time.Since(c.started)
 	if c.now-c.forgot >= desired.LoadMemory {
 		c.forget()
 	}
-	if c.missing || c.early > 0 && time.Since(c.read) >= readAgain {
+	since := time.Since(c.read) // of a large table, so that reading takes 1 % of the time, or 10 % while events are lost
+	if c.missing && since >= 10*c.took || c.early > 0 && since >= max(readAgain, 100*c.took) {
 		if err := c.readTable(ctx); err != nil {
 			return err
 		}
@@ -163,11 +226,11 @@ func (c *Counter) Update(ctx context.Context) error {
 // readTable reads the table. Events about its entries may still be in the queue. They change
 // nothing that the table has shown already.
 func (c *Counter) readTable(ctx context.Context) error {
-	for _, x := range c.open {
+	former, start := c.open, time.Now()
+	for _, x := range former {
 		c.count(x, -1)
 	}
 	c.open = map[uint32]connection{}
-	c.missing = true // until it has succeeded
 	a := netlink.NewAttributeEncoder()
 	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT))
 	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT)) // Linux 5.15
@@ -177,13 +240,17 @@ func (c *Counter) readTable(ctx context.Context) error {
 	}
 	err = c.table.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
 		if e, ok := parse(data); ok && e.translated && !e.ended {
-			c.begin(connection{e.backend, e.frontend, true}, e.id)
+			x, known := former[e.id]
+			if !known || x.key != e.backend || x.frontend != e.frontend {
+				x = connection{e.backend, e.frontend, true, c.now}
+			}
+			c.begin(x, e.id)
 		}
 	})
 	if err != nil {
 		return fmt.Errorf("count connections: %w", err)
 	}
-	c.missing, c.read = false, time.Now()
+	c.missing, c.read, c.took = false, time.Now(), time.Since(start)
 	return nil
 }
 
@@ -201,28 +268,39 @@ func (c *Counter) event(b []byte) {
 	switch {
 	case !ok:
 	case typ == ctnetlink.MsgDelete || e.ended:
-		c.end(e.id)
+		c.end(e.id, e.answered && !e.reset, !e.answered || e.reset && !e.assured)
 	case flags&unix.NLM_F_CREATE != 0:
-		c.begin(connection{e.backend, e.frontend, false}, e.id)
+		if t := c.begin(connection{e.backend, e.frontend, false, c.now}, e.id); t != nil {
+			t.Begun++
+		}
 	}
 }
 
-// begin starts to count a connection.
-func (c *Counter) begin(x connection, id uint32) {
+// begin starts to count a connection, and returns the tally of its backend; nil if it counts already.
+func (c *Counter) begin(x connection, id uint32) *tally {
 	if _, known := c.open[id]; known {
-		return
+		return nil
 	}
 	c.open[id] = x
-	if t := c.count(x, 1); !x.early {
-		t.Begun++
-	}
+	return c.count(x, 1)
 }
 
-// end stops counting a connection.
-func (c *Counter) end(id uint32) {
-	if x, known := c.open[id]; known {
-		delete(c.open, id)
-		c.count(x, -1).Ended++
+// end stops counting a connection. The time for which it was open counts if it was served: one that
+// was refused took no time, which does not make its backend a fast one.
+func (c *Counter) end(id uint32, served, failed bool) {
+	x, known := c.open[id]
+	if !known {
+		return
+	}
+	delete(c.open, id)
+	t := c.count(x, -1)
+	if served {
+		t.Ended++
+	} else {
+		t.Held = faded(t.Held - held(c.now-x.begun))
+	}
+	if failed {
+		t.Failed++
 	}
 }
 
@@ -248,7 +326,10 @@ type entry struct {
 	backend    key
 	frontend   desired.Backend
 	translated bool
+	answered   bool // the backend has sent a packet
+	assured    bool // packets of an established connection were seen both ways
 	ended      bool // one end has closed or reset it
+	reset      bool
 }
 
 // TCP states of conntrack (enum tcp_conntrack): the first one after an end has closed a
@@ -277,13 +358,14 @@ func parse(data []byte) (e entry, ok bool) {
 			t, original = ctnetlink.ParseTuple(b)
 			e.frontend = desired.NewBackend(t.Dst)
 		case typ == nl.CTA_STATUS && len(b) == 4:
-			e.translated = binary.BigEndian.Uint32(b)&ctnetlink.StatusDNAT != 0
+			status := binary.BigEndian.Uint32(b)
+			e.translated, e.answered = status&ctnetlink.StatusDNAT != 0, status&ctnetlink.StatusSeenReply != 0
+			e.assured = status&ctnetlink.StatusAssured != 0
 		case typ == nl.CTA_ID && len(b) == 4:
 			e.id, hasID = binary.NativeEndian.Uint32(b), true
 		case typ == nl.CTA_PROTOINFO:
-			if s := tcpState(b); s >= finWait && s <= reset {
-				e.ended = true
-			}
+			s := tcpState(b)
+			e.ended, e.reset = s >= finWait && s <= reset, s == reset
 		}
 	}
 	return e, ok && original && hasID

@@ -154,6 +154,100 @@ func TestHeld(t *testing.T) {
 	}
 }
 
+// A connection that is refused or reset, or that nobody answers, says nothing about the time that
+// the backend needs. It counts while it is open.
+func TestNotServed(t *testing.T) {
+	p := newPlace(t)
+	p.await(desired.TCP, 0)
+	unlearnt := func(what string) {
+		t.Helper()
+		if l := p.await(desired.TCP, 0); l.Ended > 0 || l.Held > 1e-6 || l.Begun == 0 {
+			t.Errorf("%s: %+v", what, l)
+		}
+	}
+	p.rule("add table ip refuse")
+	p.rule("add chain ip refuse input { type filter hook input priority 0; }")
+	p.rule("add rule ip refuse input tcp dport 8000 reject with tcp reset")
+	for range 5 {
+		if _, err := p.client.Connect(lab.TCP, web); err == nil {
+			t.Fatal("the connection was not refused")
+		}
+	}
+	unlearnt("refused")
+	p.rule("flush chain ip refuse input")
+	p.stream(lab.TCP, web)
+	p.await(desired.TCP, 1)
+	time.Sleep(300 * time.Millisecond) // in which it would count in Held
+	p.rule("add rule ip refuse input tcp dport 8000 reject with tcp reset")
+	unlearnt("reset")
+	p.rule("flush chain ip refuse input")
+	p.rule("add rule ip refuse input tcp dport 8000 drop")
+	if _, err := p.client.Connect(lab.TCP, web, lab.Timeout(300*time.Millisecond)); err == nil {
+		t.Fatal("the connection was answered")
+	}
+	p.await(desired.TCP, 1)
+	if out, err := p.node.Run(context.WithoutCancel(t.Context()), "conntrack", "-D", "-p", "tcp"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	unlearnt("not answered")
+}
+
+// rule runs a command of nft on the server.
+func (p *place) rule(command string) {
+	p.t.Helper()
+	if out, err := p.server.Run(context.WithoutCancel(p.t.Context()), "nft", command); err != nil {
+		p.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// Without events of the kernel nothing is known, rather than something old. It may begin and end at any time.
+func TestNoEvents(t *testing.T) {
+	p := newPlace(t)
+	p.await(desired.TCP, 0)
+	p.stream(lab.TCP, web)
+	p.await(desired.TCP, 1)
+	events := func(value string) {
+		t.Helper()
+		if out, err := p.node.Run(context.WithoutCancel(t.Context()), "sysctl", "-w", "net.netfilter.nf_conntrack_events="+value); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	silent := func(what string) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			if err := p.counter.Update(t.Context()); err != nil {
+				if l := p.counter.Of(desired.TCP, desired.NewBackend(backend)); l != (desired.Load{}) || !strings.Contains(err.Error(), "nf_conntrack_events is 0") {
+					t.Errorf("%s: %+v, %v", what, l, err)
+				}
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: no error", what)
+			}
+		}
+	}
+	known := func(what string, open int) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			err := p.counter.Update(t.Context())
+			if l := p.counter.Of(desired.TCP, desired.NewBackend(backend)); err == nil && l.Open == open {
+				return
+			} else if time.Now().After(deadline) {
+				t.Fatalf("%s: %+v, %v, want %d open", what, l, err, open)
+			}
+		}
+	}
+	events("0")
+	silent("while it counts")
+	p.stream(lab.TCP, web)
+	p.count()
+	silent("from its start")
+	events("1")
+	known("when there are events again", 2)
+	p.stream(lab.TCP, web)
+	known("a connection with events", 3)
+}
+
 // The destinations whose connections have changed are those that clients use, once.
 func TestChanged(t *testing.T) {
 	p := newPlace(t)

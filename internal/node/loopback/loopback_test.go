@@ -446,6 +446,13 @@ func TestUDP(t *testing.T) {
 	if got := b.ask(seen["one"], ""); got != "two" {
 		t.Errorf("after its endpoint was removed, a flow has answers of %s", got)
 	}
+	// With weight 0, no endpoint takes new flows.
+	change = relay(v4, desired.UDP)
+	change.Serving = []desired.Backend{two}
+	b.server.Set([]desired.Relay{change})
+	if got := b.ask(seen["two"], ""); got != "two" {
+		t.Errorf("without endpoints for new flows, a flow has answers of %q", got)
+	}
 	b.server.Set([]desired.Relay{relay(v4, desired.UDP)})
 	if !b.refuses("udp", v4) {
 		t.Error("datagrams are not refused without endpoints")
@@ -485,6 +492,15 @@ func TestUDPTimeouts(t *testing.T) {
 			b.check(err)
 		}
 		b.until("the flow has ended", func() bool { return b.server.flows.Load() == 0 })
+	}
+}
+
+// TestMonotonicFlows: when a flow is idle does not depend on the time of day, which can be set.
+func TestMonotonicFlows(t *testing.T) {
+	f := &flow{}
+	f.use()
+	if idle := f.idle(&Options{UDPTimeout: time.Hour}); !strings.Contains(idle.String(), " m=+") {
+		t.Errorf("a flow ends at %s, which is not a time of the monotonic clock", idle)
 	}
 }
 

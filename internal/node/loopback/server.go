@@ -127,12 +127,11 @@ func (s *Server) Set(relays []desired.Relay) {
 		p.service = types.NamespacedName{Namespace: r.Service.Namespace, Name: r.Service.Name}
 		p.set(&r)
 		switch l, _ := p.listener.(*udpListener); {
+		case l != nil && l.keep(r.Serving): // flows stay also if there are no endpoints for new ones
 		case len(r.Backends) == 0:
 			s.close(p)
 		case p.listener == nil:
 			s.open(p)
-		case l != nil:
-			l.keep(r.Serving)
 		}
 	}
 	s.settle()

@@ -36,8 +36,22 @@ type flow struct {
 	client  netip.AddrPort
 	backend desired.Backend
 	conn    *net.UDPConn
-	used    atomic.Int64 // when a datagram passed last, in nanoseconds of Unix time
+	used    atomic.Int64 // when a datagram passed last, in nanoseconds after clock
 	replied atomic.Bool
+}
+
+// clock is a reading of the monotonic clock, so that setting the time ends no flow and keeps none.
+var clock = time.Now()
+
+func (f *flow) use() { f.used.Store(int64(time.Since(clock))) }
+
+// idle returns when the flow ends if no datagram passes.
+func (f *flow) idle(o *Options) time.Time {
+	timeout := o.UDPTimeout
+	if f.replied.Load() {
+		timeout = o.UDPStreamTimeout
+	}
+	return clock.Add(time.Duration(f.used.Load()) + timeout)
 }
 
 func newUDPListener(s *Server, p *port, conn *net.UDPConn) *udpListener {
@@ -50,7 +64,7 @@ func (l *udpListener) serve() {
 	for {
 		err := receive(l.conn, func(datagram []byte, from unix.Sockaddr) {
 			if f := l.flow(addrPort(from)); f != nil {
-				f.used.Store(time.Now().UnixNano())
+				f.use()
 				_, _ = f.conn.Write(datagram) // as on any network, a datagram can be lost
 			}
 		})
@@ -94,7 +108,7 @@ func (l *udpListener) flow(client netip.AddrPort) *flow {
 		klog.FromContext(s.end).V(4).Info("Could not send to an endpoint", "address", l.port.key, "endpoint", b, "reason", err.Error())
 		return nil
 	}
-	f.used.Store(time.Now().UnixNano())
+	f.use()
 	l.flows[client] = f
 	s.running.Go(func() {
 		defer s.flows.Add(-1)
@@ -108,16 +122,12 @@ func (l *udpListener) flow(client netip.AddrPort) *flow {
 // the flow is idle or closed.
 func (l *udpListener) answer(f *flow) {
 	for {
-		timeout := l.server.options.UDPTimeout
-		if f.replied.Load() {
-			timeout = l.server.options.UDPStreamTimeout
-		}
-		idle := time.Unix(0, f.used.Load()).Add(timeout)
+		idle := f.idle(&l.server.options)
 		if !time.Now().Before(idle) || f.conn.SetReadDeadline(idle) != nil {
 			return
 		}
 		err := receive(f.conn, func(datagram []byte, _ unix.Sockaddr) {
-			f.used.Store(time.Now().UnixNano())
+			f.use()
 			f.replied.Store(true)
 			_, _ = l.conn.WriteToUDPAddrPort(datagram, f.client)
 		})
@@ -138,8 +148,8 @@ func (l *udpListener) end(f *flow) {
 	}
 }
 
-// keep ends all flows except those to the given backends.
-func (l *udpListener) keep(serving []desired.Backend) {
+// keep ends all flows except those to the given backends, and reports whether there are such.
+func (l *udpListener) keep(serving []desired.Backend) (remain bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for client, f := range l.flows {
@@ -148,6 +158,7 @@ func (l *udpListener) keep(serving []desired.Backend) {
 			delete(l.flows, client)
 		}
 	}
+	return len(l.flows) > 0
 }
 
 // Close closes the listener and ends its flows.

@@ -50,7 +50,7 @@ func TestApply(t *testing.T) {
 		{Conntrack{}, nil},
 		{Conntrack{Max: 1000, TCPEstablishedTimeout: 5 * time.Second}, nil},
 		{Conntrack{Max: 1600}, map[string]string{netfilter + "max": "1600"}},
-		{Conntrack{Max: 500}, map[string]string{netfilter + "max": "500"}},
+		{Conntrack{Max: 500}, nil},
 		{Conntrack{Max: 4000}, map[string]string{netfilter + "max": "4000", hashsize: "1000"}},
 		{Conntrack{TCPEstablishedTimeout: time.Minute + time.Millisecond}, map[string]string{netfilter + "tcp_timeout_established": "60"}},
 		{Conntrack{TCPCloseWaitTimeout: time.Minute}, map[string]string{netfilter + "tcp_timeout_close_wait": "60"}},

@@ -25,13 +25,15 @@ import (
 // belong to the calling thread's network namespace, in whole seconds; the others to the
 // machine.
 type Conntrack struct {
-	Max                   int           // nf_conntrack_max
+	Max                   int           // nf_conntrack_max, which is not lowered
 	TCPEstablishedTimeout time.Duration // nf_conntrack_tcp_timeout_established
 	TCPCloseWaitTimeout   time.Duration // nf_conntrack_tcp_timeout_close_wait
 	TCPBeLiberal          bool          // nf_conntrack_tcp_be_liberal
 	UDPTimeout            time.Duration // nf_conntrack_udp_timeout
 	UDPStreamTimeout      time.Duration // nf_conntrack_udp_timeout_stream
 }
+
+const maxEntries = "nf_conntrack_max"
 
 // entriesPerBucket is the maximum number of entries for each bucket of the hash table.
 const entriesPerBucket = 4
@@ -46,11 +48,12 @@ func (c Conntrack) apply(ctx context.Context, root string) error {
 		if value <= 0 {
 			return
 		}
-		if err := ensure(ctx, filepath.Join(root, "proc/sys/net/netfilter", name), value, false); err != nil {
+		orMore := name == maxEntries // as in kube-proxy since v1.37.2
+		if err := ensure(ctx, filepath.Join(root, "proc/sys/net/netfilter", name), value, orMore); err != nil {
 			errs = append(errs, fmt.Errorf("%s: cannot be set to %d: %w", name, value, err))
 		}
 	}
-	put("nf_conntrack_max", c.Max)
+	put(maxEntries, c.Max)
 	if buckets := c.Max / entriesPerBucket; buckets > 0 {
 		if err := ensure(ctx, filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, true); err != nil {
 			errs = append(errs, fmt.Errorf("hashsize of nf_conntrack: cannot be set to %d: %w", buckets, err))

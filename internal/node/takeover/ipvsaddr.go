@@ -141,6 +141,9 @@ func removeAddress(link netlink.Link, a *netlink.Addr) error {
 	return nil
 }
 
+// RemoveRoutes removes the routes to virtual servers that were left to their connections.
+func RemoveRoutes() error { return keepRoutes(nil) }
+
 // keepRoutes removes the routes that Prepare has added, except those of virtual servers
 // with connections.
 func keepRoutes(busy map[netip.Addr]bool) error {

@@ -232,7 +232,7 @@ func TestNotesOnServices(t *testing.T) {
 func TestManySeries(t *testing.T) {
 	s := newSender(nil, "node-1")
 	for i := range maxSeries + 1 {
-		s.record(corev1.ObjectReference{Kind: "Service", Name: fmt.Sprint(i)}, corev1.EventTypeWarning, FrontendContested, "")
+		s.record(corev1.ObjectReference{Kind: "Service", Namespace: fmt.Sprint(i), Name: "web"}, corev1.EventTypeWarning, FrontendContested, "")
 	}
 	if len(s.series) != maxSeries {
 		t.Errorf("%d series", len(s.series))

@@ -34,8 +34,14 @@ const (
 	seriesEnd = 6 * time.Minute
 )
 
-// maxSeries is the maximum number of series. Further Events are in the log only.
-const maxSeries = 1000
+// The maximum numbers of series: on all Services, on those of one namespace, and on one. Who may write
+// Services can cause any number of them. Further Events are in the log only. Those on the Node are
+// as few as their reasons.
+const (
+	maxSeries    = 1000
+	perNamespace = 100
+	perService   = 5
+)
 
 // sender sends Events to an API server, one at a time. Events that are alike become one
 // Event with a count.
@@ -81,13 +87,34 @@ func (s *sender) record(about corev1.ObjectReference, kind, reason, note string)
 	if known := s.series[key]; known != nil {
 		known.repeats++
 		known.note, known.last = note, now
-	} else if len(s.series) < maxSeries {
+	} else if s.hasRoom(about) {
 		s.series[key] = &series{event: s.event(key, note, now), note: note, last: now}
 	}
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
+}
+
+// hasRoom reports whether there may be another series.
+func (s *sender) hasRoom(about corev1.ObjectReference) bool {
+	if about.Kind != "Service" {
+		return true
+	}
+	all, near, same := 0, 0, 0
+	for key := range s.series {
+		if key.about.Kind != about.Kind {
+			continue
+		}
+		all++
+		if key.about.Namespace == about.Namespace {
+			near++
+		}
+		if key.about == about {
+			same++
+		}
+	}
+	return all < maxSeries && near < perNamespace && same < perService
 }
 
 func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Event {

@@ -107,38 +107,40 @@ func (s *Server) Set(checks []desired.HealthCheck) {
 
 // listen opens and closes listeners of the given Services and of those that failed.
 func (s *Server) listen(services []*service) {
+	listening := map[uint16]*service{} // by port
 	for _, svc := range s.services {
 		if svc.failed != "" {
 			services = append(services, svc)
 		}
+		if len(svc.listeners) > 0 {
+			listening[svc.port] = svc
+		}
 	}
-	// Of two Services with the same port, it is always the same one that gets it.
-	slices.SortFunc(services, func(a, b *service) int {
-		return cmp.Or(cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
-	})
+	// Of two Services with the same port, the older one gets it, as of two with the same frontend.
+	byAge := func(a, b *service) int {
+		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.name.Namespace, b.name.Namespace), cmp.Compare(a.name.Name, b.name.Name))
+	}
+	for _, svc := range services {
+		if other := listening[svc.port]; other != nil && other != svc && byAge(svc, other) < 0 {
+			other.leave(nil)
+			delete(listening, svc.port)
+			services = append(services, other)
+		}
+	}
+	slices.SortFunc(services, byAge)
 	services = slices.Compact(services)
 	for _, svc := range services {
 		svc.leave(s.addresses)
 	}
 	for _, svc := range services {
 		err := svc.listen(s.addresses, s.options.Listen, s.serve)
-		if err != nil {
-			if other := s.rival(svc); other != nil {
-				err = fmt.Errorf("%w, by Service %s", err, other.name)
-			}
+		if other := listening[svc.port]; err != nil && other != nil && other != svc && len(other.listeners) > 0 {
+			err = fmt.Errorf("%w, by Service %s", err, other.name)
+		} else if len(svc.listeners) > 0 {
+			listening[svc.port] = svc
 		}
 		s.note(svc, err)
 	}
-}
-
-// rival returns another Service that listens on a Service's port.
-func (s *Server) rival(svc *service) *service {
-	for _, other := range s.services {
-		if other != svc && other.port == svc.port && len(other.listeners) > 0 {
-			return other
-		}
-	}
-	return nil
 }
 
 // note stores the result of listen, reports an error that has changed, and starts a timer to

@@ -279,7 +279,12 @@ func TestPortIsTaken(t *testing.T) {
 	w.reported()
 
 	// Of two Services with one port, the second gets it when the first is deleted.
-	set(w, check("a/thief", 32001, 9, 9))
+	thief := func(port uint16) desired.HealthCheck {
+		c := check("a/thief", port, 9, 9)
+		c.Created = 1 // younger
+		return c
+	}
+	set(w, thief(32001))
 	const both = "Service a/thief: spec.healthCheckNodePort: cannot answer on port 32001: listen tcp4 0.0.0.0:32001: bind: address already in use; listen tcp6 [::]:32001: bind: address already in use, by Service shop/cart"
 	w.reported(both)
 	w.expect(node4, 32001, "shop/cart", 3)
@@ -289,7 +294,7 @@ func TestPortIsTaken(t *testing.T) {
 
 	// Also within one change, and in any order.
 	set(w, check("shop/cart", 32003, 3, 3))
-	set(w, check("shop/cart", 32001, 3, 3), check("a/thief", 32003, 9, 9))
+	set(w, check("shop/cart", 32001, 3, 3), thief(32003))
 	w.expect(node4, 32001, "shop/cart", 3)
 	w.expect(node4, 32003, "a/thief", 9)
 	w.reported()
@@ -418,5 +423,26 @@ func TestConcurrently(t *testing.T) {
 	defer w.mu.Unlock()
 	if len(w.reports) > 0 {
 		t.Errorf("reports: %q", w.reports)
+	}
+}
+
+// TestSamePortInAnyOrder: which of two Services with one port gets it does not depend on which
+// came first.
+func TestSamePortInAnyOrder(t *testing.T) {
+	a := desired.HealthCheck{Service: types.NamespacedName{Namespace: "default", Name: "a"}, Port: 32001, Serves: [2]bool{true, true}}
+	b := a
+	b.Service.Name = "b"
+	var answers []string
+	for _, order := range [][]desired.HealthCheck{{a, b}, {b, a}} {
+		w := newTestServer(t)
+		w.server.SetAddresses(all)
+		for _, check := range order {
+			w.server.Set([]desired.HealthCheck{check})
+		}
+		w.until(func() bool { return w.ask(node4, a.Port) != "refused" })
+		answers = append(answers, w.ask(node4, a.Port))
+	}
+	if answers[0] != answers[1] {
+		t.Errorf("in one order the answer is\n%s\nin the other\n%s", answers[0], answers[1])
 	}
 }

@@ -24,6 +24,7 @@ import (
 // the answers.
 type service struct {
 	name      types.NamespacedName
+	created   int64
 	port      uint16
 	serves    [2]bool // by desired.Family
 	local     [2]atomic.Int64
@@ -63,7 +64,7 @@ func (l httpLog) Write(p []byte) (int, error) {
 }
 
 func (svc *service) set(c desired.HealthCheck) {
-	svc.serves = c.Serves
+	svc.serves, svc.created = c.Serves, c.Created
 	for f, n := range c.LocalEndpoints {
 		svc.local[f].Store(int64(n))
 	}

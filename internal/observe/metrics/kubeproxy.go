@@ -3,7 +3,6 @@
 package metrics
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -37,16 +36,15 @@ const (
 	ModeIPVS     = "ipvs"
 )
 
-// OnMode serves kube-proxy's metrics of a mode. It panics if it is called twice or the
-// mode does not exist. Without it, as for a fast path beside kube-proxy, none of them is
-// served.
+// OnMode serves kube-proxy's metrics of a mode, and those of every mode. It panics if it is
+// called twice. Without it, as for a fast path beside kube-proxy, none of them is served.
 func (m *Metrics) OnMode(mode string) {
-	all, ok := m.kubeProxy.byMode[mode]
-	if !ok {
-		panic(fmt.Sprintf("no such proxy mode: %q", mode))
-	}
-	m.registry.MustRegister(all...)
+	m.registry.MustRegister(m.kubeProxy.byMode[everyMode]...)
+	m.registry.MustRegister(m.kubeProxy.byMode[mode]...)
 }
+
+// everyMode is the key of the metrics that all modes have.
+const everyMode = ""
 
 // localhostNodePorts is the key of the metrics of [Metrics.OnLocalhostNodePorts].
 const localhostNodePorts = "localhost NodePorts"
@@ -55,7 +53,7 @@ const localhostNodePorts = "localhost NodePorts"
 // it has in nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts. rejected
 // reads the numbers of rejected packets by desired.Family and protocol.
 func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]uint64, error)) {
-	m.OnMode(localhostNodePorts)
+	m.registry.MustRegister(m.kubeProxy.byMode[localhostNodePorts]...)
 	packets := prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
 		"Packets to NodePorts on loopback addresses that were rejected.", []string{"protocol", labelFamily}, nil)
 	var k kernelCounters
@@ -108,7 +106,7 @@ func newKubeProxy() (k kubeProxy) {
 		loopback = []string{localhostNodePorts}
 		restore  = []string{ModeIPTables, ModeIPVS}     // modes that restore iptables
 		partial  = []string{ModeNFTables, ModeIPTables} // modes that can program changes alone
-		all      = []string{ModeNFTables, ModeIPTables, ModeIPVS}
+		all      = []string{everyMode}
 	)
 	const prefix = "sync_proxy_rules_"
 	k.sync = k.histogram(all, prefix+"duration_seconds", "Time to program the kernel.", syncBuckets)

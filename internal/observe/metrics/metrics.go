@@ -34,7 +34,7 @@ type Metrics struct {
 	Repairs           prometheus.Counter
 	ObjectProblems    prometheus.Counter
 	Services          prometheus.Gauge
-	SyncGap           prometheus.Gauge
+	ReaderWait        prometheus.Counter
 	ConntrackFailures prometheus.Counter
 	FeatureMissing    *prometheus.GaugeVec // by mode, family and feature
 	contested         *prometheus.GaugeVec
@@ -67,7 +67,7 @@ func New() *Metrics {
 		Repairs:           prometheus.NewCounter(counter("repairs_total", "Repairs after the ruleset was modified externally.")),
 		ObjectProblems:    prometheus.NewCounter(counter("object_problems_total", "Objects, or parts of objects, that could not be applied.")),
 		Services:          prometheus.NewGauge(gauge("services", "Services that are proxied.")),
-		SyncGap:           prometheus.NewGauge(gauge("sync_gap_seconds", "Least time from the last update of the kernel to the next.")),
+		ReaderWait:        prometheus.NewCounter(counter("reader_wait_seconds_total", "Time for which updates of the kernel waited for programs that read the ruleset.")),
 		ConntrackFailures: prometheus.NewCounter(counter("conntrack_failures_total", "Failures to find or delete stale conntrack entries.")),
 		contested: prometheus.NewGaugeVec(gauge("contested_frontends", "Frontends that a Service claims and another Service has."),
 			[]string{"namespace", "service"}),
@@ -85,7 +85,7 @@ func New() *Metrics {
 	for _, result := range []string{verifySame, verifyDifferent, verifyFailed} {
 		m.verifyRuns.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.SyncGap, m.FeatureMissing, m.ConntrackFailures, m.contested)
+	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.ReaderWait, m.FeatureMissing, m.ConntrackFailures, m.contested)
 	return m
 }
 
@@ -98,6 +98,13 @@ func gauge(name, help string) prometheus.GaugeOpts { return prometheus.GaugeOpts
 // OnVerify serves the metrics of comparisons. It is called once, if there are comparisons.
 func (m *Metrics) OnVerify() {
 	m.registry.MustRegister(m.verifyRuns, m.verifyDifferences, m.verifyLastAt)
+}
+
+// OnAPI serves when the API server last sent something; 0 before that.
+func (m *Metrics) OnAPI(heard func() time.Time) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(gauge("api_last_heard_timestamp_seconds", "When the API server last sent something, in Unix time."), func() float64 {
+		return float64(max(0, heard().Unix()))
+	}))
 }
 
 // Verified records the number of differences between the kernel's content and the desired

@@ -34,6 +34,7 @@ func complete(mode string) *Metrics {
 	m.OnMode(mode)
 	m.OnBuild("v1.2.3")
 	m.OnVerify()
+	m.OnAPI(func() time.Time { return time.Time{} })
 	m.OnSockets(func() (Sockets, error) { return Sockets{}, nil })
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })

@@ -77,9 +77,21 @@ func number(text string) int {
 	return n
 }
 
+// atOnce is how many answers of one kind are collected at once. Further questions are refused: an
+// explanation reads the whole content of the kernel.
+const atOnce = 4
+
 // answer serves the result of get as JSON, and its error as text.
 func answer[T any](mux *http.ServeMux, path string, get func(context.Context, *http.Request) (T, error)) {
+	places := make(chan struct{}, atOnce)
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+		default:
+			http.Error(w, "too many such questions at once: ask again", http.StatusTooManyRequests)
+			return
+		}
 		ctx, cancel := context.WithTimeout(r.Context(), timeout)
 		defer cancel()
 		result, err := get(ctx, r)
@@ -104,6 +116,11 @@ func guard(next http.Handler) http.Handler {
 		host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]") // of IPv6 at port 80
 		if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
 			http.Error(w, "use an IP address or localhost as the host in the URL", http.StatusForbidden)
+			return
+		}
+		// Answers cost much, and other sites could not read them.
+		if site := r.Header.Get("Sec-Fetch-Site"); strings.HasPrefix(r.URL.Path, "/api/") && (site == "cross-site" || site == "same-site") {
+			http.Error(w, "not for other sites", http.StatusForbidden)
 			return
 		}
 		h := w.Header()

@@ -21,8 +21,8 @@ func services(n int) (all []row) {
 	for i := range n {
 		s := see.Service{
 			ServiceView: desired.ServiceView{Namespace: fmt.Sprintf("team-%d", i%2), Name: fmt.Sprintf("web-%03d", i), Ports: []desired.PortView{
-				{Ready: i + 1, Total: i + 2, Frontends: []desired.FrontendView{{Address: fmt.Sprintf("10.96.0.%d:80/TCP", i)}}},
-				{Ready: i, Total: i + 1},
+				{Pools: []desired.PoolView{{Backends: i + 1}}, Total: i + 1, Frontends: []desired.FrontendView{{Address: fmt.Sprintf("10.96.0.%d:80/TCP", i)}}},
+				{Ready: i + 1, Pools: []desired.PoolView{{Backends: i}}, Total: i + 1},
 			}},
 		}
 		r := row{Namespace: s.Namespace, Name: s.Name, ConnectionRate: float64(i), ByteRate: -float64(i)}
@@ -70,8 +70,8 @@ func TestPages(t *testing.T) {
 	if !slices.IsSortedFunc(l.all, func(a, b row) int { return strings.Compare(a.Name, b.Name) }) {
 		t.Error("a selection has reordered the list")
 	}
-	if r := l.all[5]; r.Ready != 5 || r.Total != 6 {
-		t.Errorf("%d of %d endpoints, want those of the port that has the fewest", r.Ready, r.Total)
+	if r := l.all[5]; r.Used != 5 || r.Total != 6 {
+		t.Errorf("%d of %d endpoints, want those that the pool with the fewest uses", r.Used, r.Total)
 	}
 }
 
@@ -100,6 +100,30 @@ func TestGuard(t *testing.T) {
 		}
 		if test.want == http.StatusOK && !strings.Contains(w.Header().Get("Content-Security-Policy"), "script-src 'self'") {
 			t.Errorf("the policy of content is %q", w.Header().Get("Content-Security-Policy"))
+		}
+	}
+}
+
+// TestCrossSite checks that the pages of other sites in a visitor's browser cannot have the proxy collect
+// answers, while links to the page work.
+func TestCrossSite(t *testing.T) {
+	h := Handler(&see.View{})
+	for _, test := range []struct {
+		path, site string
+		refused    bool
+	}{
+		{"/", "", false}, {"/", "cross-site", false}, {"/api/none", "", false}, {"/api/none", "same-origin", false}, {"/api/none", "none", false},
+		{"/api/none", "cross-site", true}, {"/api/none", "same-site", true},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", test.path, nil)
+		r.Host = "127.0.0.1:10280"
+		if test.site != "" {
+			r.Header.Set("Sec-Fetch-Site", test.site)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if refused := w.Code == http.StatusForbidden; refused != test.refused {
+			t.Errorf("%s from %q: status %d", test.path, test.site, w.Code)
 		}
 	}
 }

@@ -21,13 +21,13 @@ type row struct {
 	Namespace   string   `json:"namespace"`
 	Name        string   `json:"name"`
 	Addresses   []string `json:"addresses"`
-	Ready       int      `json:"ready"` // of the port that has the fewest
+	Used        int      `json:"used"` // by the pool that has the fewest
 	Total       int      `json:"total"`
 	Connections uint64   `json:"connections"`
 	Rejected    uint64   `json:"rejectedPackets"`
 
 	ConnectionRate float64 `json:"connectionsPerSecond"`
-	ByteRate       float64 `json:"bytesPerSecond"`
+	ByteRate       float64 `json:"bytesPerSecond,omitempty"`
 }
 
 // rows are a page of the table.
@@ -38,6 +38,8 @@ type rows struct {
 	Page     int       `json:"page"` // from 0
 	Size     int       `json:"size"`
 	Rows     []row     `json:"rows"`
+	// Accounting says that bytes are counted.
+	Accounting bool `json:"accounting"`
 }
 
 // pageSize is the number of rows on a page.
@@ -54,7 +56,7 @@ type selection struct {
 // columns order rows.
 var columns = map[string]func(a, b *row) int{
 	"name":        func(*row, *row) int { return 0 },
-	"endpoints":   func(a, b *row) int { return cmp.Compare(a.Ready, b.Ready) },
+	"endpoints":   func(a, b *row) int { return cmp.Compare(a.Used, b.Used) },
 	"connections": func(a, b *row) int { return cmp.Compare(a.Connections, b.Connections) },
 	"rate":        func(a, b *row) int { return cmp.Compare(a.ConnectionRate, b.ConnectionRate) },
 	"bytes":       func(a, b *row) int { return cmp.Compare(a.ByteRate, b.ByteRate) },
@@ -133,11 +135,9 @@ func (l *list) describe(ctx context.Context, some []*row) error {
 }
 
 func (r *row) describe(s *see.Service) {
-	r.Addresses, r.Ready, r.Total = nil, 0, 0
-	for i, p := range s.Ports {
-		if i == 0 || p.Ready < r.Ready {
-			r.Ready, r.Total = p.Ready, p.Total
-		}
+	r.Addresses, r.Used, r.Total = nil, max(0, s.Fewest()), 0
+	for _, p := range s.Ports {
+		r.Total = max(r.Total, p.Total)
 		for _, f := range p.Frontends {
 			r.Addresses = append(r.Addresses, f.Address)
 		}
@@ -190,7 +190,7 @@ func (l *list) page(ctx context.Context, s selection) (*rows, error) {
 		return order(a, b)
 	})
 	last := max(0, (len(found)-1)/pageSize)
-	result := &rows{At: l.at, All: len(l.all), Matching: len(found), Page: min(max(s.page, 0), last), Size: pageSize}
+	result := &rows{At: l.at, All: len(l.all), Matching: len(found), Page: min(max(s.page, 0), last), Size: pageSize, Accounting: see.Accounts()}
 	begin := result.Page * pageSize
 	shown := found[begin:min(begin+pageSize, len(found))]
 	if err := l.describe(ctx, shown); err != nil {

@@ -14,28 +14,34 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // Question asks for the way of a new connection.
 type Question struct {
-	From  string // "node" (the default), "outside", an address, or NAMESPACE/POD
-	To    string // ADDRESS:PORT[/PROTOCOL], or [NAMESPACE/]SERVICE[:PORT]
-	Probe bool   // connect to the endpoints
+	From      string // "node" (the default), "outside", an address, or NAMESPACE/POD
+	To        string // ADDRESS:PORT[/PROTOCOL], [NAMESPACE/]SERVICE[:PORT][/PROTOCOL], a name of DNS, or a URL
+	Namespace string // of a Service; without any, default has precedence, and then the only one with the name
+	Probe     bool   // connect to the endpoints
+	OnlyHere  bool   // probe those of this node only
 }
 
 // Explanation is the way of a connection in steps.
 type Explanation struct {
-	From   string     `json:"from"`
-	To     string     `json:"to"` // the frontend
-	Steps  []Step     `json:"steps"`
-	Client netip.Addr `json:"clientAddress,omitzero"` // zero if unknown
-	Class  string     `json:"clientClass"`            // node, pod or outside
+	Verdict string        `json:"verdict"` // what follows from the steps, and what to do
+	From    string        `json:"from"`
+	To      string        `json:"to"` // the frontend, or what was asked for
+	Steps   []Step        `json:"steps"`
+	Client  netip.Addr    `json:"clientAddress,omitzero"` // zero if unknown
+	Class   desired.Class `json:"clientClass"`
+
+	Unchecked []string `json:"notChecked,omitempty"`
+	Answered  bool     `json:"answered,omitempty"` // the connection of a trace
 }
 
 // Step is one step, or one thing that stops a connection.
@@ -54,12 +60,12 @@ type Cause string
 
 // The causes.
 const (
-	NoService         Cause = "NoService"         // the address is not a frontend
-	NoEndpointSlice   Cause = "NoEndpointSlice"   // the Service has none
-	EmptySlices       Cause = "EmptySlices"       // its EndpointSlices have no endpoint
-	NoSuchPort        Cause = "NoSuchPort"        // its EndpointSlices, or the Service, do not have the port
-	NoReadyEndpoint   Cause = "NoReadyEndpoint"   // no endpoint is ready
-	NoLocalEndpoint   Cause = "NoLocalEndpoint"   // policy Local, without an endpoint on this node
+	NoService         Cause = "NoService" // the address is not a frontend
+	NoEndpointSlice         = Cause(desired.NoEndpointSlice)
+	EmptySlices             = Cause(desired.EmptySlices)
+	NoSuchPort              = Cause(desired.NoSuchPort) // or the Service does not have the port
+	NoReadyEndpoint         = Cause(desired.NoReadyEndpoint)
+	NoLocalEndpoint         = Cause(desired.NoLocalEndpoint)
 	SourceRange       Cause = "SourceRange"       // loadBalancerSourceRanges exclude the client
 	FrontendContested Cause = "FrontendContested" // another Service has the address and port
 	FeatureMissing    Cause = "FeatureMissing"    // the kernel lacks what the family needs
@@ -84,35 +90,75 @@ func (v *View) Explain(ctx context.Context, q Question) (*Explanation, error) {
 	if err := x.find(q); err != nil {
 		return nil, err
 	}
-	if x.lookup.Frontend != nil {
+	if x.decision.Frontend != nil {
 		x.frontend()
 		x.programmed()
 		x.sources()
 		if chosen := x.pool(); len(chosen) > 0 {
 			x.sockets()
 			x.masquerade(chosen)
-			x.way(chosen)
+			x.Unchecked = []string{"whether endpoints listen", "what pods and other nodes drop", "rules of bridges and netdev, eBPF"}
+			x.path(chosen)
 			if q.Probe {
-				x.probe(chosen)
+				x.probe(chosen, q.OnlyHere)
 			}
 		}
 		x.connections()
 	}
-	x.From, x.To, x.Client, x.Class = x.client.String(), x.to.String(), x.client.addr, x.client.class
+	x.From, x.To, x.Client, x.Class = describeOrigin(x.client), q.To, x.client.Addr, x.client.Class
+	if x.to.IsValid() {
+		x.To = x.to.String()
+	}
+	x.conclude()
 	return &x.Explanation, nil
 }
 
-// client is where a connection comes from.
-type client struct {
-	addr  netip.Addr // invalid if unknown
-	class string     // node, pod or outside
+// conclude sets the verdict.
+func (x *Explanation) conclude() {
+	var worst *Step
+	for i := range x.Steps {
+		if s := &x.Steps[i]; s.Cause != "" && (worst == nil || worst.Possible && !s.Possible) {
+			worst = s
+		}
+	}
+	x.Verdict = "Nothing found that stops it."
+	if worst != nil {
+		text, _, _ := strings.Cut(worst.Text, "\n")
+		x.Verdict = worst.Mark() + text
+		if do := toDo[worst.Cause]; do != "" {
+			x.Verdict += " To do: " + do + "."
+		}
+	}
+	switch {
+	case x.Answered:
+		x.Verdict = "A connection was answered. " + x.Verdict
+	case worst == nil && len(x.Unchecked) > 0:
+		x.Verdict += " Not checked: " + strings.Join(x.Unchecked, ", ") + "; use --trace."
+	}
 }
 
-func (c client) String() string {
-	if c.addr.IsValid() {
-		return fmt.Sprintf("%s (%s)", c.addr, map[string]string{"node": "this node", "pod": "a pod of this node", "outside": "outside"}[c.class])
+// Stops reports whether something stops the connection for certain.
+func (x *Explanation) Stops() bool {
+	return slices.ContainsFunc(x.Steps, func(s Step) bool { return s.Cause != "" && !s.Possible })
+}
+
+// Mark says that the step stops the connection, and why; "" if it does not.
+func (s *Step) Mark() string {
+	switch {
+	case s.Cause == "":
+		return ""
+	case s.Possible:
+		return "MAY STOP (" + string(s.Cause) + "): "
 	}
-	return map[string]string{"node": "this node", "outside": "outside"}[c.class]
+	return "STOPS HERE (" + string(s.Cause) + "): "
+}
+
+func describeOrigin(o desired.Origin) string {
+	class := map[desired.Class]string{desired.FromNode: "this node", desired.FromPod: "a pod", desired.FromOutside: "outside"}[o.Class]
+	if o.Addr.IsValid() {
+		return fmt.Sprintf("%s (%s)", o.Addr, class)
+	}
+	return class
 }
 
 // explainer writes an Explanation.
@@ -121,13 +167,15 @@ type explainer struct {
 	view   *View
 	ctx    context.Context
 	to     desired.FrontendKey
-	client client
+	client desired.Origin
+	named  bool // the question names a Service, not an address
 
-	lookup  desired.Lookup
-	service *desired.ServiceView // nil if the proxy serves no such Service
-	waiting time.Time
-	failed  string
-	direct  bool // sockets are connected straight to endpoints
+	decision desired.Decision
+	detail   dataplane.Detail     // of the decision, if there is a frontend
+	service  *desired.ServiceView // nil if the proxy serves no such Service
+	waiting  time.Time
+	failed   string
+	direct   bool // sockets are connected straight to endpoints
 }
 
 func (x *explainer) family() desired.Family { return desired.FamilyOf(x.to.Addr()) }
@@ -140,63 +188,150 @@ func (x *Explanation) stop(c Cause, possible bool, title, rule, format string, a
 	x.Steps = append(x.Steps, Step{title, fmt.Sprintf(format, args...), rule, c, possible})
 }
 
+// destination is what a question asks for: an address, or a port of a Service.
+type destination struct {
+	at             netip.AddrPort
+	name           types.NamespacedName // an empty namespace is any
+	port, protocol string               // of a Service: name or number; empty for any
+}
+
+// parseDestination parses Question.To.
+func parseDestination(text string) (d destination, err error) {
+	urlPort := ""
+	if scheme, rest, ok := strings.Cut(text, "://"); ok {
+		text, _, _ = strings.Cut(rest, "/")
+		urlPort = map[string]string{"http": "80", "https": "443"}[scheme]
+	}
+	if at := strings.LastIndexByte(text, '/'); at >= 0 && isProtocol(text[at+1:]) {
+		text, d.protocol = text[:at], strings.ToUpper(text[at+1:])
+	}
+	if d.at, err = netip.ParseAddrPort(text); err == nil {
+		return d, nil
+	}
+	if _, err := netip.ParseAddr(text); err == nil {
+		return d, fmt.Errorf("%q lacks a port: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6", text)
+	}
+	if before, rest, ok := strings.Cut(text, "/"); ok {
+		if text = rest; !slices.Contains([]string{"svc", "service", "services"}, before) { // as kubectl names it
+			d.name.Namespace = before
+		}
+	}
+	text, d.port, _ = strings.Cut(text, ":")
+	labels := strings.Split(text, ".") // NAME.NAMESPACE.svc.cluster.local
+	if d.name.Name = labels[0]; len(labels) > 1 && d.name.Namespace == "" {
+		d.name.Namespace = labels[1]
+	}
+	d.port = cmp.Or(d.port, urlPort)
+	return d, nil
+}
+
+// resolve views the Service of the name, or returns names that are like it.
+func (x *explainer) resolve(s *desired.State, name types.NamespacedName) (like []string) {
+	var same, others []types.NamespacedName
+	s.ViewServices(func(n types.NamespacedName) bool {
+		if n.Name == name.Name && (name.Namespace == "" || n.Namespace == name.Namespace) {
+			same = append(same, n)
+		} else if distance(n.Name, name.Name) <= min(2, len(name.Name)-1) {
+			others = append(others, n)
+		}
+		return false
+	}, false, nil)
+	if i := slices.IndexFunc(same, func(n types.NamespacedName) bool { return n.Namespace == cmp.Or(name.Namespace, "default") }); i >= 0 {
+		same = same[i : i+1]
+	}
+	if len(same) == 1 {
+		x.view1(s, same[0])
+		return nil
+	}
+	slices.SortFunc(others, func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(distance(a.Name, name.Name), distance(b.Name, name.Name)), compareNames(a, b))
+	})
+	slices.SortFunc(same, compareNames)
+	others = append(same, others...)
+	for _, n := range others[:min(len(others), 3)] {
+		like = append(like, n.String())
+	}
+	return like
+}
+
+// distance is the number of characters to insert, delete or replace in a to get b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal, row[j+1] = row[j+1], min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
 // find resolves the question, and reads what the proxy knows about the destination.
 func (x *explainer) find(q Question) error {
-	to, protocolName, hasProtocol := q.To, "TCP", false
-	if at := strings.LastIndexByte(to, '/'); at >= 0 && isProtocol(to[at+1:]) {
-		to, protocolName, hasProtocol = to[:at], strings.ToUpper(to[at+1:]), true
+	d, err := parseDestination(q.To)
+	if err != nil {
+		return err
 	}
-	at, notAddress := netip.ParseAddrPort(to)
-	name, port := types.NamespacedName{}, ""
-	if notAddress != nil {
-		if _, err := netip.ParseAddr(to); err == nil {
-			return fmt.Errorf("%q lacks a port: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6", to)
+	d.name.Namespace = cmp.Or(d.name.Namespace, q.Namespace)
+	for _, p := range desired.Protocols {
+		if d.at.IsValid() && p.String() == cmp.Or(d.protocol, "TCP") {
+			x.to = desired.FrontendKey{AddrPort: netip.AddrPortFrom(d.at.Addr().Unmap(), d.at.Port()), Protocol: p}
 		}
-		name.Namespace, name.Name = "default", to
-		if namespace, rest, ok := strings.Cut(to, "/"); ok {
-			name = types.NamespacedName{Namespace: namespace, Name: rest}
+	}
+	inspect := func(look func(*proxy.Inspection)) error {
+		if err := x.view.Proxy.Inspect(x.ctx, look); err != nil {
+			return errors.Join(errors.New("the proxy's loop does not answer; see 'slipstream status'"), err)
 		}
-		name.Name, port, _ = strings.Cut(name.Name, ":")
-	} else {
-		for _, p := range desired.Protocols {
-			if p.String() == protocolName {
-				x.to = desired.FrontendKey{AddrPort: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), Protocol: p}
+		return nil
+	}
+	var like []string
+	if x.named = !d.at.IsValid(); x.named {
+		if err := inspect(func(i *proxy.Inspection) { like = x.resolve(i.State, d.name) }); err != nil {
+			return err
+		}
+		if x.service != nil {
+			if x.to, err = chooseFrontend(x.service, d.port, d.protocol); err != nil {
+				return err
 			}
 		}
 	}
-	var problem error
-	slicesOfName := 0
-	inspect := func(i *proxy.Inspection) {
+	link, err := x.from(q.From)
+	if err != nil {
+		return err
+	}
+	if x.named && x.service == nil {
+		name := strings.TrimPrefix(d.name.String(), "/")
+		if len(like) > 0 {
+			x.stop(NoService, false, "Service", "", "This proxy serves no Service %s. Did you mean %s?", name, strings.Join(like, " or "))
+		} else {
+			x.stop(NoService, false, "Service", "", "This proxy serves no Service %s. If there is one, it is headless, of type ExternalName, or of another proxy.", name)
+		}
+		return nil
+	}
+	if err := inspect(func(i *proxy.Inspection) {
 		x.waiting, x.failed = i.Waiting, i.Failed
-		if notAddress != nil {
-			slicesOfName = i.State.Slices(name)
-			x.view1(i.State, name)
-			if x.service == nil {
-				return
-			}
-			if x.to, problem = chooseFrontend(x.service, port, protocolName, hasProtocol); problem != nil {
-				return
-			}
+		if x.client.Addr.IsValid() {
+			x.client = i.State.Origin(x.client.Addr, link)
 		}
-		x.lookup = i.State.Lookup(x.to)
-		if x.lookup.Service.Name != "" {
-			x.view1(i.State, x.lookup.Service)
+		x.decision = i.State.Decide(x.client, x.to)
+		if x.decision.Service.Name != "" {
+			x.view1(i.State, x.decision.Service)
 		}
-	}
-	if err := x.view.Proxy.Inspect(x.ctx, inspect); err != nil {
-		return errors.Join(errors.New("the proxy's loop does not answer; see 'slipstream status'"), err)
-	}
-	if err := x.from(q.From); err != nil || problem != nil {
-		return errors.Join(err, problem)
-	}
-	switch {
-	case notAddress != nil && x.service == nil:
-		more := ""
-		if slicesOfName > 0 {
-			more = fmt.Sprintf(" It has %d EndpointSlices, so it may be headless, of type ExternalName, or of another proxy.", slicesOfName)
+		if f := x.decision.Frontend; f != nil {
+			x.detail = x.view.Describe(f, x.decision.Pool)
 		}
-		x.stop(NoService, false, "Service", "", "This proxy serves no Service %s.%s", name, more)
-	case x.lookup.Frontend == nil:
+	}); err != nil {
+		return err
+	}
+	if x.decision.Frontend == nil {
 		x.noFrontend()
 	}
 	return nil
@@ -208,57 +343,54 @@ func isProtocol(s string) bool {
 
 // view1 views one Service.
 func (x *explainer) view1(s *desired.State, name types.NamespacedName) {
-	s.ViewServices(func(n types.NamespacedName) bool { return n == name }, true, func(v *desired.ServiceView) { x.service = v })
+	s.ViewServices(func(n types.NamespacedName) bool { return n == name }, false, func(v *desired.ServiceView) { x.service = v })
 }
 
 // chooseFrontend returns the first frontend of a Service, or of a port by name or number.
-func chooseFrontend(s *desired.ServiceView, port, protocol string, hasProtocol bool) (desired.FrontendKey, error) {
+func chooseFrontend(s *desired.ServiceView, port, protocol string) (desired.FrontendKey, error) {
 	for _, p := range s.Ports {
 		_, name, _ := strings.Cut(p.Name, ":")
 		for _, f := range p.Frontends {
-			if (port == "" || port == name || port == strconv.Itoa(int(f.Key.Port()))) && (!hasProtocol || p.Protocol == protocol) {
+			if (port == "" || port == name || port == strconv.Itoa(int(f.Key.Port()))) && (protocol == "" || p.Protocol == protocol) {
 				return f.Key, nil
 			}
 		}
 	}
+	return desired.FrontendKey{}, fmt.Errorf("Service %s/%s has no port %s; it has %s", s.Namespace, s.Name, cmp.Or(port+strings.TrimSuffix("/"+protocol, "/"), protocol), portsOf(s))
+}
+
+func portsOf(s *desired.ServiceView) string {
 	var ports []string
 	for _, p := range s.Ports {
 		if len(p.Frontends) > 0 {
 			_, name, _ := strings.Cut(p.Name, ":")
-			ports = append(ports, fmt.Sprintf("%s %d/%s", name, p.Frontends[0].Key.Port(), p.Protocol))
+			ports = append(ports, strings.TrimSpace(fmt.Sprintf("%s %d/%s", name, p.Frontends[0].Key.Port(), p.Protocol)))
 		}
 	}
-	return desired.FrontendKey{}, fmt.Errorf("the Service has no port %s; it has %s", port, strings.Join(ports, ", "))
+	return strings.Join(slices.Compact(ports), ", ")
 }
 
-// from classifies the client.
-func (x *explainer) from(text string) error {
+// from finds the client, and the interface on which its packets arrive. State.Origin classifies those
+// with an address.
+func (x *explainer) from(text string) (link string, err error) {
 	switch text {
 	case "", "node":
-		x.client = client{class: "node"}
-		return nil
+		x.client.Class = desired.FromNode
+		return "", nil
 	case "outside":
-		x.client = client{class: "outside"}
-		return nil
+		x.client.Class = desired.FromOutside
+		return "", nil
 	}
 	a, err := x.clientAddr(text)
 	if err != nil {
-		return fmt.Errorf("--from: %w", err)
+		return "", fmt.Errorf("--from: %w", err)
 	}
 	a = a.Unmap()
 	if x.to.Addr().IsValid() && desired.FamilyOf(a) != x.family() {
-		return fmt.Errorf("--from: %s and %s are of different families", a, x.to)
+		return "", fmt.Errorf("--from: %s and %s are of different families", a, x.to)
 	}
-	x.client = client{addr: a, class: "outside"}
-	local := x.lookup.Local
-	switch in := clientLink(a); {
-	case slices.Contains(x.lookup.OwnAddresses, a):
-		x.client.class = "node"
-	case local.CIDRs[desired.FamilyOf(a)].Contains(a),
-		local.Iface != "" && (in == local.Iface || local.IsPrefix && strings.HasPrefix(in, local.Iface)):
-		x.client.class = "pod"
-	}
-	return nil
+	x.client = desired.Origin{Class: desired.FromOutside, Addr: a}
+	return clientLink(a), nil
 }
 
 // clientAddr returns the address of a client, which may be a pod, in the family of the frontend.
@@ -290,21 +422,39 @@ func (x *explainer) clientAddr(text string) (netip.Addr, error) {
 
 // noFrontend describes the handling of packets to a destination that is not a frontend.
 func (x *explainer) noFrontend() {
-	l := &x.lookup
 	if x.view.Without[x.family()] {
 		x.featureMissing()
 		return
 	}
-	switch {
-	case l.ClusterIP:
-		x.stop(NoSuchPort, false, "Frontend", "", "%s is the ClusterIP of Service %s, which has no port %d/%s. Connections to other ports are refused.", x.to.Addr(), l.Service, x.to.Port(), x.to.Protocol)
-	case l.ServiceCIDR.IsValid():
-		x.stop(NoService, false, "Frontend", "", "No Service has the address %s. It is in the ServiceCIDR %s, so packets to it are dropped.", x.to.Addr(), l.ServiceCIDR)
-	case l.NodeAddress:
-		x.stop(NoService, false, "Frontend", "", "%s is an address of this node, and no Service has the NodePort %d/%s. The packets are left to the node itself.", x.to.Addr(), x.to.Port(), x.to.Protocol)
+	d, port := &x.decision, fmt.Sprintf("%d/%s", x.to.Port(), x.to.Protocol)
+	switch d.None {
+	case desired.UnknownPort:
+		has := ""
+		if x.service != nil {
+			has = "; it has " + portsOf(x.service)
+		}
+		x.stop(NoSuchPort, false, "Frontend", "", "%s is an address of Service %s, which has no port %s%s. Connections to other ports are refused.", x.to.Addr(), d.Service, port, has)
+	case desired.Unallocated:
+		x.stop(NoService, false, "Frontend", "", "No Service has the address %s. It is in the ServiceCIDR %s, so packets to it are dropped.", x.to.Addr(), d.ServiceCIDR)
+	case desired.NoNodePort:
+		x.stop(NoService, false, "Frontend", "", "%s is an address of this node, and no Service has the NodePort %s. The packets are left to the node itself.", x.to.Addr(), port)
+	case desired.NotServing:
+		x.stop(NoService, false, "Frontend", "", "%s is the NodePort of Service %s, which this node serves at %s only (nodePortAddresses).", port, d.Service, listOf(d.ServedAt))
+	case desired.Relayed:
+		x.step("Frontend", "", "%s is the NodePort of Service %s on a loopback address. A relay of this proxy in user space serves it.", x.to, d.Service)
+	case desired.NotOnLoopback:
+		x.stop(NoService, false, "Frontend", "", "%s is a NodePort on a loopback address, where it is refused.", x.to)
 	default:
 		x.stop(NoService, false, "Frontend", "", "No Service has %s. Slipstream leaves these packets alone.", x.to)
 	}
+}
+
+func listOf(addrs []netip.Addr) string {
+	var all []string
+	for _, a := range addrs {
+		all = append(all, a.String())
+	}
+	return cmp.Or(strings.Join(all, ", "), "no address")
 }
 
 func (x *explainer) viewPorts() []desired.PortView {
@@ -320,11 +470,15 @@ func (x *explainer) featureMissing() {
 
 // frontend names the frontend and the kernel's object for it.
 func (x *explainer) frontend() {
-	f := x.lookup.Frontend
-	x.step("Frontend", x.element(), "%s is a %s of Service %s.", x.to, f.Kind, f.Service)
+	f := x.decision.Frontend
+	article := "a"
+	if strings.HasPrefix(f.Kind.String(), "e") {
+		article = "an"
+	}
+	x.step("Frontend", x.detail.Object, "%s is %s %s of Service %s.", x.to, article, f.Kind, f.Service)
 	for _, p := range x.viewPorts() {
 		for _, other := range p.Frontends {
-			if other.Owner != "" {
+			if x.named && other.Owner != "" {
 				x.stop(FrontendContested, true, "Frontend", "", "Its %s %s belongs to Service %s instead.", other.Kind, other.Address, other.Owner)
 			}
 		}
@@ -337,28 +491,6 @@ func (x *explainer) frontend() {
 	}
 }
 
-// element names the kernel's object for the frontend.
-func (x *explainer) element() string {
-	f := x.lookup.Frontend
-	switch x.view.Mode {
-	case config.IPVS:
-		return "virtual server " + x.to.String()
-	case config.IPTables:
-		return "chains " + ourChains + "* of the table nat"
-	}
-	family, set := "ip", "frontends"
-	if x.family() == desired.IPv6 {
-		family = "ip6"
-	}
-	if f.Scope == desired.Local {
-		set = "local-" + set
-	}
-	if f.OnNode() {
-		return fmt.Sprintf("map %s %s %s { %s . %d }", family, ourTable, strings.Replace(set, "frontends", "node-ports", 1), strings.ToLower(x.to.Protocol.String()), x.to.Port())
-	}
-	return fmt.Sprintf("map %s %s %s { %s . %s . %d }", family, ourTable, set, x.to.Addr(), strings.ToLower(x.to.Protocol.String()), x.to.Port())
-}
-
 // programmed compares the frontend with what the kernel has.
 func (x *explainer) programmed() {
 	r, err := x.view.OpenReader(x.ctx)
@@ -367,19 +499,11 @@ func (x *explainer) programmed() {
 		return
 	}
 	defer r.Close()
-	key := x.lookup.Frontend.FrontendKey
-	want := dataplane.ContentOf(&x.lookup.Content)
+	want := dataplane.ContentOf(&x.decision.Content)
 	difference, err := dataplane.Lasting(x.ctx, func() (string, error) {
-		all, err := r.Read(x.ctx)
+		got, err := r.ReadFrontend(x.ctx, &x.decision.Content)
 		if err != nil {
 			return "", err
-		}
-		got := dataplane.NewContent()
-		if target, ok := all.Frontends[key]; ok {
-			got.Frontends[key] = target
-		}
-		if len(all.Faults) > 0 && len(got.Frontends) == 0 {
-			got.Faults = all.Faults
 		}
 		return dataplane.Difference(want, got), nil
 	})
@@ -395,145 +519,119 @@ func (x *explainer) programmed() {
 
 // sources compares the client with the source ranges.
 func (x *explainer) sources() {
-	s := x.lookup.Frontend.Sources
+	s := x.decision.Frontend.Sources
 	if s == nil {
 		return
 	}
 	all := fmt.Sprint(s.All())
-	contains := slices.ContainsFunc(s.All(), func(p netip.Prefix) bool { return p.Contains(x.client.addr) })
-	switch {
-	case !x.client.addr.IsValid():
+	switch x.decision.Allowed {
+	case desired.Unknown:
 		x.stop(SourceRange, true, "Source ranges", "", "Only clients in %s may connect (loadBalancerSourceRanges).", all)
-	case !contains:
-		x.stop(SourceRange, false, "Source ranges", "", "%s is in none of the loadBalancerSourceRanges %s, so its packets are dropped.", x.client.addr, all)
-	default:
-		x.step("Source ranges", "", "%s is in the loadBalancerSourceRanges %s.", x.client.addr, all)
+	case desired.No:
+		x.stop(SourceRange, false, "Source ranges", "", "%s is in none of the loadBalancerSourceRanges %s, so its packets are dropped.", x.client.Addr, all)
+	case desired.Yes:
+		x.step("Source ranges", "", "%s is in the loadBalancerSourceRanges %s.", x.client.Addr, all)
 	}
 }
 
-// chosen is an endpoint that may be chosen, and how likely that is.
-type chosen struct {
-	desired.Backend
-	share float64 // 0 to 1
+// schedulers describe how endpoints are chosen, by the names of algorithms and of IPVS schedulers.
+var schedulers = map[string]string{
+	"random": "at random", "rr": "in turn (rr)", "wrr": "in turn, by weight (wrr)", "lc": "by numbers of connections (lc)", "wlc": "by numbers of connections, by weight (wlc)",
+	"sh": "by the client's address", "maglev": "by the client's address", "maglev,maglev-port": "by the client's address and port",
 }
 
 // pool explains the choice of an endpoint, and returns those that may be chosen.
-func (x *explainer) pool() (all []chosen) {
-	f := x.lookup.Frontend
-	id, scope := f.Pool, f.Scope
-	why := "Traffic policy " + scope.String() + " applies"
-	if f.LocalPool != desired.NoPool {
-		why = "externalTrafficPolicy is Local, but does not apply to clients on this node"
-		if x.client.class == "outside" {
-			id, scope, why = f.LocalPool, desired.Local, "externalTrafficPolicy Local applies to clients from outside"
-		}
-	}
-	i := slices.IndexFunc(x.lookup.Content.Pools, func(p desired.PoolChange) bool { return p.ID == id })
-	p := &x.lookup.Content.Pools[i]
-	port := x.port(f)
-	if port == nil {
+func (x *explainer) pool() []desired.Candidate {
+	d := &x.decision
+	why := [...]string{
+		desired.ScopePolicy:   "Traffic policy " + d.Scope.String() + " applies",
+		desired.ExternalLocal: "externalTrafficPolicy Local applies to clients from outside",
+		desired.FromInside:    "externalTrafficPolicy is Local, but does not apply to clients on this node",
+	}[d.Policy]
+	if len(d.Candidates) == 0 {
+		happens := map[desired.Verdict]string{desired.Reject: "Connections are refused", desired.Drop: "Packets are dropped"}[d.IfEmpty]
+		x.stop(Cause(d.Empty), false, "Pool", "", "%s. %s. %s.", why, WhyEmpty(&d.Port, d.Empty), happens)
+		x.unused()
 		return nil
 	}
-	takes := "endpoints"
-	for _, view := range port.Pools {
-		if view.Scope == scope.String() {
-			takes = view.Takes
-		}
+	scheduler := cmp.Or(x.detail.Scheduler, d.Algorithm.String())
+	how, known := schedulers[scheduler]
+	if !known {
+		how = "by the IPVS scheduler " + scheduler
 	}
-	if len(p.Added) == 0 {
-		x.empty(port, why, p.IfEmpty)
-		x.unused(port, scope)
-		return nil
-	}
-	weights, sum := map[desired.Backend]uint64{}, uint64(0)
-	for _, b := range p.Added {
-		weights[b] = desired.DefaultWeight
-	}
-	for _, w := range p.Weights {
-		weights[w.Backend] = w.Weight
-	}
-	for _, w := range weights {
-		sum += w
-	}
-	for b, w := range weights {
-		all = append(all, chosen{b, float64(w) / float64(max(sum, 1))})
-	}
-	slices.SortFunc(all, func(a, b chosen) int { return cmp.Or(cmp.Compare(b.share, a.share), a.Compare(b.Backend)) })
-	how := map[desired.Algorithm]string{
-		desired.RoundRobin: "in turn", desired.LeastConnections: "by numbers of connections", desired.Maglev: "by the client's address", desired.MaglevPort: "by the client's address and port",
-	}[p.Algorithm]
-	x.step("Pool", "", "%s: %d of %d endpoints may be chosen, %s, the %s.", why, len(all), port.Total, cmp.Or(how, "at random"), takes)
-	if f.Affinity > 0 {
-		all = x.affinity(f, all)
+	x.step("Pool", "", "%s: %d of %s may be chosen, %s: the %s.", why, len(d.Candidates), plain.Number(d.Port.Total, "endpoint"), how, d.Takes)
+	all := d.Candidates
+	if d.Frontend.Affinity > 0 {
+		all = x.affinity(d.Frontend, all)
 	}
 	for i, c := range all {
 		if i == maxEndpoints {
 			x.step("Endpoint", "", "And %d more.", len(all)-i)
 			break
 		}
-		x.step("Endpoint", "", "%s with probability %.4g %%.", c.Backend, 100*c.share)
+		where := ""
+		if x.here(c.Backend) {
+			where = ", on this node"
+		}
+		x.step("Endpoint", "", "%s with probability %.4g %%%s.", c.Backend, 100*c.Share, where)
 	}
-	x.unused(port, scope)
+	x.unused()
 	return all
+}
+
+// here reports whether an endpoint is known to be on this node.
+func (x *explainer) here(b desired.Backend) bool {
+	return slices.ContainsFunc(x.decision.Port.Endpoints, func(e desired.EndpointView) bool { return e.Backend == b && e.Here })
+}
+
+// WhyEmpty says in a sentence why a pool of a port has no endpoint.
+func WhyEmpty(p *desired.PortView, why desired.Empty) string {
+	switch why {
+	case desired.NoEndpointSlice:
+		return "The Service has no EndpointSlice. Check its selector, and that kube-controller-manager runs"
+	case desired.NoSuchPort:
+		return fmt.Sprintf("None of its %d EndpointSlices has the port %s. Check targetPort and the names of ports", p.Slices, p.Name)
+	case desired.EmptySlices:
+		return fmt.Sprintf("Its %d EndpointSlices have no endpoint. Check the Service's selector, and that its pods run", p.Slices)
+	case desired.NoLocalEndpoint:
+		return fmt.Sprintf("None of the %d endpoints is on this node and usable", p.Total)
+	case desired.NoReadyEndpoint:
+		return fmt.Sprintf("None of the %d endpoints is ready", p.Total)
+	}
+	return ""
 }
 
 // affinity explains session affinity, and returns the endpoints that may be chosen: only the one that the
 // client had before, if that is known.
-func (x *explainer) affinity(f *desired.Frontend, all []chosen) []chosen {
+func (x *explainer) affinity(f *desired.Frontend, all []desired.Candidate) []desired.Candidate {
 	const title = "Affinity"
 	rule := fmt.Sprintf("A client's address keeps its endpoint until %d s after its last new connection (sessionAffinity ClientIP)", f.Affinity)
-	if !x.client.addr.IsValid() || x.view.ClientsBackend == nil {
+	if !x.client.Addr.IsValid() || x.view.ClientsBackend == nil {
 		x.step(title, "", "%s.", rule)
 		return all
 	}
-	last, left, err := x.view.ClientsBackend(f.Service, f.Protocol, x.client.addr)
-	i := slices.IndexFunc(all, func(c chosen) bool { return c.Backend == last })
+	last, left, err := x.view.ClientsBackend(f.Service, f.Protocol, x.client.Addr)
+	i := slices.IndexFunc(all, func(c desired.Candidate) bool { return c.Backend == last })
 	switch {
 	case err != nil:
 		x.step(title, "", "%s. The client's endpoint could not be read: %v", rule, err)
 	case last == desired.Backend{}:
-		x.step(title, "", "%s. %s has none.", rule, x.client.addr)
+		x.step(title, "", "%s. %s has none.", rule, x.client.Addr)
 	case i < 0:
-		x.step(title, "", "%s. %s had endpoint %s, which is not used any more, so it gets another one.", rule, x.client.addr, last)
+		x.step(title, "", "%s. %s had endpoint %s, which is not used any more, so it gets another one.", rule, x.client.Addr, last)
 	default:
-		x.step(title, "", "%s. %s has endpoint %s, for %s if it makes no other connection.", rule, x.client.addr, last, left.Round(time.Second))
-		all = []chosen{{last, 1}}
+		x.step(title, "", "%s. %s has endpoint %s, for %s if it makes no other connection.", rule, x.client.Addr, last, left.Round(time.Second))
+		all = []desired.Candidate{all[i]}
+		all[0].Share = 1
 	}
 	return all
 }
 
-// port returns the view of the port of a frontend.
-func (x *explainer) port(f *desired.Frontend) *desired.PortView {
-	for i, p := range x.viewPorts() {
-		if p.Name == f.Service.String() && p.Family == x.family().String() && p.Protocol == f.Protocol.String() {
-			return &x.service.Ports[i]
-		}
-	}
-	return nil
-}
-
-// empty explains a pool without backends.
-func (x *explainer) empty(p *desired.PortView, why string, verdict desired.Verdict) {
-	happens := map[desired.Verdict]string{desired.Reject: "Connections are refused", desired.Drop: "Packets are dropped"}[verdict]
-	cause, text := NoReadyEndpoint, fmt.Sprintf("None of the %d endpoints is ready", p.Total)
-	switch {
-	case p.Slices == 0:
-		cause, text = NoEndpointSlice, "The Service has no EndpointSlice. Check its selector, and that kube-controller-manager runs"
-	case p.Total == 0 && p.Portless > 0:
-		cause, text = NoSuchPort, fmt.Sprintf("None of its %d EndpointSlices has the port %s. Check targetPort and the names of ports", p.Slices, p.Name)
-	case p.Total == 0:
-		cause, text = EmptySlices, fmt.Sprintf("Its %d EndpointSlices have no endpoint. Check the Service's selector, and that its pods run", p.Slices)
-	case verdict == desired.Drop:
-		cause, text = NoLocalEndpoint, fmt.Sprintf("None of the %d endpoints is on this node and usable", p.Total)
-	}
-	x.stop(cause, false, "Pool", "", "%s. %s. %s.", why, text, happens)
-}
-
 // unused lists endpoints that are not used, with the reasons.
-func (x *explainer) unused(p *desired.PortView, scope desired.Scope) {
+func (x *explainer) unused() {
 	n := 0
-	for _, e := range p.Endpoints {
-		if why := e.Use[scope.String()]; why != "" && why != desired.Used.String() {
+	for _, e := range x.decision.Port.Endpoints {
+		if why := e.Use[x.decision.Scope.String()]; why != "" && why != desired.Used.String() {
 			if n++; n <= maxEndpoints {
 				x.step("Not used", "", "%s: %s.", e.Address, why)
 			}
@@ -544,36 +642,31 @@ func (x *explainer) unused(p *desired.PortView, scope desired.Scope) {
 	}
 }
 
+// masquerades say why the endpoint sees an address of this node, or the client's.
+var masquerades = [...]string{
+	desired.KeptUnknown:         "clusterCIDR or detectLocalMode would have to say which clients are pods, for others to be masqueraded",
+	desired.KeptPod:             "a pod reaches a ClusterIP with its own address",
+	desired.KeptLocal:           "externalTrafficPolicy is Local",
+	desired.MasqueradedExternal: "replies of connections to an address of this kind have to return through this node",
+	desired.MasqueradedAll:      "masqueradeAll is set",
+	desired.MasqueradedNotPod:   "only pods, as clusterCIDR or detectLocalMode tells them, reach a ClusterIP with their own address",
+	desired.MasqueradedNode:     "externalTrafficPolicy Local keeps only the addresses of other clients",
+}
+
 // masquerade says whether the endpoint sees the client's address.
-func (x *explainer) masquerade(all []chosen) {
-	f, m := x.lookup.Frontend, x.lookup.Masquerade
-	policy := m.ClusterIPs
-	switch {
-	case f.LocalPool != desired.NoPool:
-		policy = m.Local
-	case f.Kind.External():
-		policy = m.External
+func (x *explainer) masquerade(all []desired.Candidate) {
+	m := x.decision.Masquerade
+	masqueraded, why := m.Masqueraded(), masquerades[m]
+	if x.detail.MasqueradesNode && x.client.Class == desired.FromNode && !masqueraded {
+		masqueraded, why = true, "in this mode, a connection of the node can have a Service's address as its own"
 	}
-	known := x.lookup.Local.Known(x.family())
-	masquerades, why := false, ""
-	switch {
-	case policy == desired.MasqueradeAlways && f.Kind.External():
-		masquerades, why = true, "replies of connections to an address of this kind have to return through this node"
-	case policy == desired.MasqueradeAlways:
-		masquerades, why = true, "masqueradeAll is set"
-	case policy == desired.MasqueradeNode:
-		masquerades = x.client.class == "node"
-		why = map[bool]string{false: "externalTrafficPolicy is Local", true: "externalTrafficPolicy Local keeps only the addresses of other clients"}[masquerades]
-	case !known:
-		why = "clusterCIDR or detectLocalMode would have to say which clients are pods of this node, for others to be masqueraded"
-	default:
-		masquerades = x.client.class != "pod"
-		why = map[bool]string{false: "a pod of this node reaches a ClusterIP with its own address", true: "only pods of this node reach a ClusterIP with their own address"}[masquerades]
-	}
-	if slices.ContainsFunc(all, func(c chosen) bool { return c.Addr() == x.client.addr }) {
+	if slices.ContainsFunc(all, func(c desired.Candidate) bool { return c.Addr() == x.client.Addr }) {
 		why += "; but a connection that is sent back to its own pod is masqueraded"
 	}
-	if masquerades {
+	if masqueraded && slices.ContainsFunc(all, func(c desired.Candidate) bool { return c.Here }) {
+		why += "; but an endpoint with an address of this node sees the client's address"
+	}
+	if masqueraded {
 		x.step("Masquerade", "", "The endpoint sees an address of this node in place of the client's: %s.", why)
 	} else {
 		x.step("Masquerade", "", "The endpoint sees the client's address: %s.", why)
@@ -585,7 +678,7 @@ func (x *explainer) connections() {
 	var total existing
 	by := map[string]existing{}
 	err := translated(x.ctx, func(f *flows.Flow) {
-		if f.Frontend() == x.to && (!x.client.addr.IsValid() || x.client.addr == f.Source.Addr()) {
+		if f.Frontend() == x.to && (!x.client.Addr.IsValid() || x.client.Addr == f.Source.Addr()) {
 			total = total.with(f)
 			by[f.Backend.String()] = by[f.Backend.String()].with(f)
 		}
@@ -598,10 +691,10 @@ func (x *explainer) connections() {
 	if x.view.FastPath != nil {
 		fast = fmt.Sprintf("%d of them are on the fast path", total.offloaded)
 	}
-	if x.lookup.Frontend.SlowPath {
+	if x.decision.Frontend.SlowPath {
 		fast = "The Service is kept off the fast path by its annotation"
 	}
-	x.step("Conntrack", "", "There are %d connections to %s now. %s.", total.connections, x.to, fast)
+	x.step("Conntrack", "", "%s to %s now. %s.", plain.Number(int(total.connections), "connection"), x.to, fast)
 	for _, backend := range slices.Sorted(maps.Keys(by)) {
 		c := by[backend]
 		if c.unanswered > 0 && x.to.Protocol == desired.TCP {

@@ -6,12 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
@@ -28,39 +31,37 @@ const (
 func Kernel() (lines []string, err error) {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
-		return nil, fmt.Errorf("the kernel's tables can only be read by root: %w", err)
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	for _, t := range []nfnl.Table{{Family: nfnl.IPv4, Name: ourTable}, {Family: nfnl.IPv6, Name: ourTable}} {
 		n, failed := countFrontends(conn, t)
-		if errors.Is(failed, unix.ENOENT) {
+		if errors.Is(failed, unix.ENOENT) || nfnl.IsUnsupported(failed) {
 			continue
+		}
+		if errors.Is(failed, unix.EPERM) {
+			return nil, fmt.Errorf("the kernel's tables can only be read by root with CAP_NET_ADMIN: %w", failed)
 		}
 		err = errors.Join(err, failed)
 		lines = append(lines, fmt.Sprintf("nftables table %s %s with %d frontends", t.Family, t.Name, n))
 	}
-	for _, f := range []nfnl.Family{nfnl.IPv4, nfnl.IPv6} {
-		command := iptables(f)
-		chains, failed := conn.Chains(nfnl.Table{Family: f, Name: "nat"})
-		if failed != nil && !errors.Is(failed, unix.ENOENT) {
-			err = errors.Join(err, failed)
-		}
-		n := 0
-		for _, c := range chains {
+	chains := map[string]int{}
+	for _, t := range iptchains.Tables() {
+		var all []iptchains.Chain
+		err = errors.Join(err, nfnl.Undisturbed(func() error {
+			return t.View(func(v iptchains.View) (err error) {
+				all, err = v.Chains()
+				return err
+			})
+		}))
+		for _, c := range all {
 			if strings.HasPrefix(c.Name, ourChains) {
-				n++
+				chains[iptables(t.IPv6)]++
 			}
 		}
-		legacy, failed := legacyRules(context.Background(), command, "nat")
-		err = errors.Join(err, failed)
-		for _, line := range legacy {
-			if strings.HasPrefix(line, ":"+ourChains) {
-				n++
-			}
-		}
-		if n > 0 {
-			lines = append(lines, fmt.Sprintf("%s: %d chains %s*", command, n, ourChains))
-		}
+	}
+	for _, command := range slices.Sorted(maps.Keys(chains)) {
+		lines = append(lines, fmt.Sprintf("%s: %d chains %s*", command, chains[command], ourChains))
 	}
 	if _, failed := conn.Table(nfnl.Table{Family: nfnl.INET, Name: fastpath.TableName}); failed == nil {
 		lines = append(lines, "nftables table inet "+fastpath.TableName+", the fast path")
@@ -90,8 +91,8 @@ func countFrontends(conn *nfnl.Conn, t nfnl.Table) (n int, err error) {
 }
 
 // iptables returns the name of the command for a family.
-func iptables(f nfnl.Family) string {
-	if f == nfnl.IPv6 {
+func iptables(ipv6 bool) string {
+	if ipv6 {
 		return "ip6tables"
 	}
 	return "iptables"

@@ -3,6 +3,7 @@
 package see
 
 import (
+	"cmp"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -39,21 +40,21 @@ func legacyTable(command, table string, lines []string) (bases []baseChain) {
 			chain, _, _ = strings.Cut(chain, " ")
 			rules[chain] = nil
 			if hook, builtIn := legacyHooks[chain]; builtIn {
-				bases = append(bases, baseChain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w})
+				bases = append(bases, baseChain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w, false})
 			}
 		}
 		if len(all) > 1 && all[0] == "-A" {
-			rules[all[1]] = append(rules[all[1]], rule{line, func() (truth, verdict) { return legacyRule(all[2:], w.packet, isChain) }})
+			rules[all[1]] = append(rules[all[1]], rule{line, func() (matching, verdict, string) { return legacyRule(all[2:], w.packet, isChain) }})
 		}
 	}
 	return bases
 }
 
 // legacyRule evaluates a rule, which begins behind its chain.
-func legacyRule(all []string, p *packet, isChain func(string) bool) (match truth, v verdict) {
+func legacyRule(all []string, p *packet, isChain func(string) bool) (match matching, v verdict, effect string) {
 	match, v = yes, verdict{code: unix.NFT_CONTINUE}
 	for i := 0; i < len(all); i++ {
-		inverted := all[i] == "!"
+		inverted := all[i] == "!" && i+1 < len(all)
 		if inverted {
 			i++
 		}
@@ -67,14 +68,17 @@ func legacyRule(all []string, p *packet, isChain func(string) bool) (match truth
 			case value == "RETURN":
 				v.code = unix.NFT_RETURN
 			case option == "-g":
-				v = verdict{unix.NFT_GOTO, value}
+				v = verdict{code: unix.NFT_GOTO, chain: value}
 			case isChain(value):
-				v = verdict{unix.NFT_JUMP, value}
+				v = verdict{code: unix.NFT_JUMP, chain: value}
 			default:
-				v.code = targetVerdict(value)
+				v = targetVerdict(value, slices.Contains(all[i:], "--notrack"))
 			}
-			return match, v // what follows belongs to the target
+			return match, v, cmp.Or(effects[value], effect) // what follows belongs to the target
 		case "-m", "--comment":
+			if option == "-m" {
+				effect = cmp.Or(effects[value], effect)
+			}
 			i++
 			continue
 		}
@@ -86,14 +90,14 @@ func legacyRule(all []string, p *packet, isChain func(string) bool) (match truth
 			one = yes - one
 		}
 		if match = min(match, one); match == no {
-			return no, v
+			return no, v, ""
 		}
 	}
-	return match, v
+	return match, v, effect
 }
 
 // legacyMatch evaluates one option of a rule.
-func legacyMatch(option string, values []string, p *packet) truth {
+func legacyMatch(option string, values []string, p *packet) matching {
 	if len(values) == 0 {
 		return maybe
 	}
@@ -112,53 +116,50 @@ func legacyMatch(option string, values []string, p *packet) truth {
 		if !known {
 			return maybe
 		}
-		return truthOf(number == p.protocol)
+		return matchingOf(number == p.protocol)
 	case "--dport", "--dports":
-		return inRanges(p.dst.Port(), list)
+		return p.inRanges(p.dst.Port(), list)
 	case "--sport", "--sports":
-		return inRanges(p.src.Port(), list)
+		return p.inRanges(p.src.Port(), list)
 	case "--ctstate", "--state":
 		if slices.Contains(list, "DNAT") || slices.Contains(list, "SNAT") {
-			return max(maybe, truthOf(slices.Contains(list, "NEW")))
+			return max(maybe, matchingOf(slices.Contains(list, p.stateName())))
 		}
-		return truthOf(slices.Contains(list, "NEW"))
+		return matchingOf(slices.Contains(list, p.stateName()))
 	case "--tcp-flags":
 		if len(values) < 2 || p.protocol != unix.IPPROTO_TCP {
 			return maybe
 		}
-		want := "NONE"
-		if slices.Contains(list, "SYN") {
-			want = "SYN" // the only one of a first packet
+		if p.established && !p.reply {
+			return min(maybe, matchingOf(values[1] != "SYN"))
 		}
-		return truthOf(values[1] == want)
+		want := slices.DeleteFunc(list, func(flag string) bool { return flag != "SYN" && (flag != "ACK" || !p.reply) })
+		return matchingOf(values[1] == cmp.Or(strings.Join(want, ","), "NONE"))
 	}
 	return maybe
 }
 
-func within(a netip.Addr, cidr string) truth {
+func within(a netip.Addr, cidr string) matching {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil || !a.IsValid() {
 		return maybe
 	}
-	return truthOf(prefix.Contains(a))
+	return matchingOf(prefix.Contains(a))
 }
 
 // onLink matches the name of an interface; a + at the end is any text.
-func onLink(l link, name string) truth {
+func onLink(l link, name string) matching {
 	if !l.known {
 		return maybe
 	}
 	if prefix, is := strings.CutSuffix(name, "+"); is {
-		return truthOf(strings.HasPrefix(l.name, prefix))
+		return matchingOf(strings.HasPrefix(l.name, prefix))
 	}
-	return truthOf(l.name == name)
+	return matchingOf(l.name == name)
 }
 
 // inRanges matches ports such as 80 and 8000:8080.
-func inRanges(port uint16, list []string) truth {
-	if port == 0 {
-		return maybe
-	}
+func (p *packet) inRanges(port uint16, list []string) matching {
 	for _, text := range list {
 		first, last, is := strings.Cut(text, ":")
 		if !is {
@@ -167,6 +168,9 @@ func inRanges(port uint16, list []string) truth {
 		from, err := strconv.Atoi(first)
 		to, failed := strconv.Atoi(last)
 		if err != nil || failed != nil {
+			return maybe
+		}
+		if port == 0 && to >= p.unknownPort() {
 			return maybe
 		}
 		if int(port) >= from && int(port) <= to {

@@ -7,6 +7,24 @@ import "github.com/slipstream-proxy/slipstream/internal/observe/events"
 // SourceProblem is the reason of warnings about objects that are not applied, and about the API server.
 const SourceProblem = "Source"
 
+// toDo says what to do about a cause whose step does not say it.
+var toDo = map[Cause]string{
+	NoReadyEndpoint:   "look at its pods and their readiness probes",
+	NoLocalEndpoint:   "run a pod of it on this node, or set the traffic policy to Cluster",
+	SourceRange:       "connect from such an address, or add the client's range",
+	FrontendContested: remedies[events.FrontendContested],
+	FeatureMissing:    "use a kernel that has it, or another proxy mode",
+	Behind:            "look at 'slipstream status'",
+	Firewall:          "remove that rule, or let these packets through before it",
+	Forwarding:        "set the parameter to 1",
+	NoRoute:           "look at the node's routes; the CNI plugin makes those to pods",
+	NoNeighbor:        "look at the pod and its interface, or the other node",
+	ReversePath:       "set the parameter to 0, or correct the route",
+	ConntrackFull:     "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)",
+	NotListening:      "compare targetPort with the port that the pod's process listens on",
+	NoAnswer:          "look at the process and the firewall in the pod, and at its way back to the client",
+}
+
 // remedies say what to do about a warning, by its reason.
 var remedies = map[string]string{
 	SourceProblem:                          "correct the object or the manifest that it names, or check the API server",
@@ -17,7 +35,7 @@ var remedies = map[string]string{
 	events.FailedToServeLoopbackNodePort:   "free the port, or connect to another address of the node",
 	events.FailedToTuneConntrack:           "let the proxy write /proc/sys, or set conntrack's fields to 0 and the parameters on the node",
 	events.FailedToSetSysctl:               "let the proxy write /proc/sys, or set the parameter on the node",
-	events.FeatureMissing:                  "load the kernel module or install the program that it names, or use another proxy mode",
+	events.FeatureMissing:                  "load the kernel module, install the program or set the kernel parameter that it names, or use another proxy mode",
 	events.DefaultMode:                     "set the mode",
 	events.FailedToProgram:                 "see the log; it is tried again",
 	events.Damaged:                         "find the program on the node that changes the rules; they have been programmed again",

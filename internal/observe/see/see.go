@@ -22,10 +22,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -47,6 +49,8 @@ type View struct {
 	Missing []string // features that the mode needs and the node lacks
 	Without [2]bool  // families that are not served for that reason, by desired.Family
 
+	// Describe is the dataplane's. It is called in the proxy's loop.
+	Describe func(*desired.Frontend, desired.PoolID) dataplane.Detail
 	// OpenReader opens a dataplane that reads the kernel's content.
 	OpenReader func(context.Context) (proxy.Reader, error)
 	// Pod returns the node and the addresses of a pod. It is nil without an API server.
@@ -57,7 +61,7 @@ type View struct {
 	// Sockets is nil without socketLoadBalancing.
 	Sockets *socket.Balancer
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
-	Affinity func() []Fill
+	Affinity func() []TableUsage
 	// ClientsBackend returns the backend that a client of a Service port with session affinity had last, or
 	// zero, and for how long it is remembered. It is nil in modes of which that is not known.
 	ClientsBackend func(p desired.ServicePort, protocol desired.Protocol, client netip.Addr) (desired.Backend, time.Duration, error)
@@ -67,10 +71,11 @@ type View struct {
 	Warnings *Warnings
 
 	traffic traffic
+	skips   skips
 }
 
-// Fill is how full a table is.
-type Fill struct {
+// TableUsage is how full a table is.
+type TableUsage struct {
 	Name    string `json:"name"`
 	Entries int    `json:"entries"`
 	Limit   int    `json:"limit"`
@@ -83,27 +88,46 @@ type Warning struct {
 	Reason string    `json:"reason"`
 	Note   string    `json:"note"`
 	Remedy string    `json:"remedy,omitempty"` // what to do
+
+	ofService bool
 }
 
-// Warnings keeps the last warnings. It is an [events.Recorder] in front of another one.
+// Warnings keeps the last warnings. It is an [events.Recorder] in front of another one. A note is one
+// line in both, as it can have text of objects.
 type Warnings struct {
 	events.Recorder
 	mu  sync.Mutex
 	all []Warning // the newest last
 }
 
-const keptWarnings = 20
+const (
+	keptWarnings = 20
+	noteLimit    = 1000 // bytes
+
+	keptOfServices = keptWarnings / 2 // as whoever writes Services can cause any number
+)
 
 // Add keeps a warning. The same one again counts.
-func (w *Warnings) Add(reason, note string) {
+func (w *Warnings) Add(reason, note string) { w.add(reason, note, false) }
+
+func (w *Warnings) add(reason, note string, ofService bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	last := Warning{At: time.Now(), Count: 1, Reason: reason, Note: note, Remedy: remedies[reason]}
+	note = plain.Line(note, noteLimit)
+	last := Warning{At: time.Now(), Count: 1, Reason: reason, Note: note, Remedy: remedies[reason], ofService: ofService}
 	if i := slices.IndexFunc(w.all, func(o Warning) bool { return o.Reason == reason && o.Note == note }); i >= 0 {
 		last.Count += w.all[i].Count
 		w.all = slices.Delete(w.all, i, i+1)
 	}
 	w.all = append(w.all, last)
+	most := keptOfServices
+	for i := len(w.all) - 1; i >= 0; i-- {
+		if w.all[i].ofService {
+			if most--; most < 0 {
+				w.all = slices.Delete(w.all, i, i+1)
+			}
+		}
+	}
 	w.all = w.all[max(0, len(w.all)-keptWarnings):]
 }
 
@@ -119,13 +143,13 @@ func (w *Warnings) Last() []Warning {
 // Warning is Recorder's.
 func (w *Warnings) Warning(reason, note string) {
 	w.Add(reason, note)
-	w.Recorder.Warning(reason, note)
+	w.Recorder.Warning(reason, plain.Line(note, noteLimit))
 }
 
 // OnService is Recorder's.
 func (w *Warnings) OnService(service types.NamespacedName, reason, note string) {
-	w.Add(reason, "Service "+service.String()+": "+note)
-	w.Recorder.OnService(service, reason, note)
+	w.add(reason, "Service "+service.String()+": "+note, true)
+	w.Recorder.OnService(service, reason, plain.Line(note, noteLimit))
 }
 
 const (
@@ -188,7 +212,7 @@ func (v *View) handler() http.Handler {
 		return v.Services(ctx, Query{Namespace: q.Get("namespace"), Name: q.Get("name"), Endpoints: q.Has("endpoints"), Traffic: q.Has("traffic")})
 	})
 	answer(mux, "/explain", func(ctx context.Context, q url.Values) (*Explanation, error) {
-		return v.Explain(ctx, Question{q.Get("from"), q.Get("to"), q.Has("probe")})
+		return v.Explain(ctx, Question{q.Get("from"), q.Get("to"), q.Get("namespace"), q.Has("probe"), q.Get("probe") == "here"})
 	})
 	return mux
 }
@@ -226,7 +250,7 @@ func Ask(ctx context.Context, socket, path string, query url.Values, to any) err
 	var late net.Error
 	switch {
 	case errors.As(err, &late) && late.Timeout():
-		return fmt.Errorf("the proxy has not answered within %s: it may be programming the kernel", answerTimeout)
+		return fmt.Errorf("%w on %s in time: it may be programming the kernel, or hang", ErrNoProxy, socket)
 	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("only root can ask the proxy: %w", err)
 	case err != nil:

@@ -42,7 +42,7 @@ type Traffic struct {
 // Rate is what an endpoint gets from the Service port, measured as the rates of Total.
 type Rate struct {
 	Connections float64 `json:"connectionsPerSecond"`
-	Bytes       float64 `json:"bytesPerSecond"`
+	Bytes       float64 `json:"bytesPerSecond,omitempty"`
 }
 
 // Count counts connections and their bytes, of both directions. Bytes are known if
@@ -90,8 +90,19 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	selected := func(n types.NamespacedName) bool {
 		return (q.Namespace == "" || n.Namespace == q.Namespace) && (q.Name == "" || n.Name == q.Name) && (q.Only == nil || q.Only[n])
 	}
+	destinations := map[desired.FrontendKey][]desired.FrontendKey{}
 	err := v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
-		i.State.ViewServices(selected, q.Endpoints, func(s *desired.ServiceView) { all = append(all, Service{ServiceView: *s}) })
+		i.State.ViewServices(selected, q.Endpoints, func(s *desired.ServiceView) {
+			for p := range s.Ports {
+				v.chooses(i, &s.Ports[p])
+				for _, f := range s.Ports[p].Frontends {
+					if q.Traffic && f.Owner == "" {
+						destinations[f.Key] = i.State.Destinations(f.Key)
+					}
+				}
+			}
+			all = append(all, Service{ServiceView: *s})
+		})
 	})
 	if err != nil {
 		return nil, errors.Join(errors.New("the proxy's loop does not answer"), err)
@@ -105,8 +116,8 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		for p := range all[s].Ports {
 			all[s].Traffic[p].Endpoints = map[string]Count{}
 			for _, f := range all[s].Ports[p].Frontends {
-				if f.Owner == "" {
-					ports[f.Key] = place{s, p}
+				for _, to := range destinations[f.Key] {
+					ports[to] = place{s, p}
 				}
 			}
 		}
@@ -114,14 +125,11 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	portOf := func(k desired.FrontendKey) *Traffic {
 		at, ok := ports[k]
 		if !ok {
-			at, ok = ports[k.NodePort()]
-		}
-		if !ok {
 			return nil
 		}
 		return &all[at.service].Traffic[at.port]
 	}
-	accounting := accounts()
+	accounting := Accounts()
 	rejected, err := v.rejected()
 	if err != nil {
 		return nil, err
@@ -185,6 +193,20 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 	return all, err
 }
 
+// chooses sets how the pools of a port choose in fact.
+func (v *View) chooses(i *proxy.Inspection, p *desired.PortView) {
+	for at := range p.Pools {
+		pool := &p.Pools[at]
+		for _, view := range p.Frontends {
+			f := i.State.FrontendAt(view.Key)
+			if view.Owner == "" && f != nil && slices.Contains(f.Pools(), pool.ID) {
+				pool.Algorithm = cmp.Or(v.Describe(f, pool.ID).Scheduler, pool.Algorithm)
+				break
+			}
+		}
+	}
+}
+
 func (s *Service) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
@@ -237,10 +259,11 @@ func (v *View) Traffic(ctx context.Context, age time.Duration) (map[types.Namesp
 	err = v.traffic.read(ctx, v.Mode, func() bool { return v.traffic.recent(age) }, rejected, func(func() *Counted) error {
 		return v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
 			add := func(k desired.FrontendKey, more ServiceTraffic) bool {
-				name := i.State.ServiceAt(k)
-				if name.Name == "" {
+				f := i.State.FrontendAt(k)
+				if f == nil {
 					return false
 				}
+				name := f.Service.Owner()
 				s := all[name]
 				s.Open += more.Open
 				s.Rejected += more.Rejected
@@ -284,8 +307,8 @@ func (t *Traffic) addRates(n *tally) {
 
 type place struct{ service, port int }
 
-// accounts reports whether conntrack counts bytes.
-func accounts() bool {
+// Accounts reports whether conntrack counts bytes.
+func Accounts() bool {
 	on, err := number("net/netfilter/nf_conntrack_acct")
 	return err == nil && on != 0
 }

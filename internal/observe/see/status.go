@@ -42,8 +42,9 @@ type Status struct {
 
 	FastPath   *fastpath.Stats `json:"fastPath,omitempty"`
 	NoFastPath string          `json:"noFastPath,omitempty"` // why there is none
+	Skips      []Skip          `json:"fastPathSkips,omitempty"`
 	Sockets    *socket.Stats   `json:"sockets,omitempty"`
-	Tables     []Fill          `json:"tables"`
+	Tables     []TableUsage    `json:"tables"`
 
 	Problems []Problem `json:"problems"` // that exist now; none if all is well
 	Warnings []Warning `json:"warnings"` // of the past, the newest first
@@ -82,7 +83,7 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 	s := &Status{
 		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Kernel: release(), Missing: v.Missing, Source: v.Source, Started: v.Started,
 		NoFastPath: v.NoFastPath,
-		Tables:     v.fills(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
+		Tables:     v.tableUsage(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
 	}
 	problem := func(remedy, format string, args ...any) {
 		s.Problems = append(s.Problems, Problem{fmt.Sprintf(format, args...), remedy})
@@ -155,6 +156,7 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 			problem("see the log", "The fast path cannot be read: %v", err)
 		} else {
 			s.FastPath = &stats
+			s.Skips = v.skips.get(ctx)
 		}
 	}
 	return s, nil
@@ -208,11 +210,11 @@ func percentiles(all []time.Duration) (p50, p99 time.Duration) {
 
 const conntrackTable = "conntrack"
 
-func (v *View) fills() []Fill {
-	var all []Fill
+func (v *View) tableUsage() []TableUsage {
+	var all []TableUsage
 	if limit, err := number("net/netfilter/nf_conntrack_max"); err == nil {
 		entries, _ := number("net/netfilter/nf_conntrack_count")
-		all = append(all, Fill{conntrackTable, entries, limit})
+		all = append(all, TableUsage{conntrackTable, entries, limit})
 	}
 	if v.Affinity != nil {
 		all = append(all, v.Affinity()...)
@@ -291,6 +293,12 @@ func (s *Status) Facts() (all []Fact) {
 	}
 	if f := s.FastPath; f != nil {
 		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
+		if len(f.LeftOut) > 0 {
+			row("Not on it", "connections over %s", strings.Join(f.LeftOut, ", "))
+		}
+		for _, line := range SkipLines(s.Skips) {
+			row("It skips", "%s", line)
+		}
 	} else {
 		row("Fast path", "none: %s", strings.TrimPrefix(s.NoFastPath, "fast path: "))
 	}

@@ -52,6 +52,8 @@ type tracer struct {
 	ends     map[ctnetlink.Tuple]bool // addresses that such packets have had, and the same
 	held     map[uint32]message       // a report with headers that is not shown, for the next one
 	dropped  bool
+	to       map[bool]netip.AddrPort // last destination of the packet, and of the reply (true)
+	left     map[bool]string         // interface on which they left
 }
 
 // message is a report of the kernel about a traced packet: a rule that it matches, or the end of a
@@ -77,7 +79,8 @@ const listTimeout = 5 * time.Second
 // x, also when ctx ends. It calls wait, with the connection, before it awaits a packet. It runs on the
 // node, not in the proxy.
 func Trace(ctx context.Context, x *Explanation, timeout time.Duration, wait func(what string)) {
-	t := &tracer{Explanation: x, ctx: ctx, fd: -1, rules: map[string][]nfnl.RuleInfo{}, listings: map[string]string{}, packets: map[uint32]bool{}, held: map[uint32]message{}, ends: map[ctnetlink.Tuple]bool{}}
+	t := &tracer{Explanation: x, ctx: ctx, fd: -1, rules: map[string][]nfnl.RuleInfo{}, listings: map[string]string{}, packets: map[uint32]bool{}, held: map[uint32]message{}, ends: map[ctnetlink.Tuple]bool{}, to: map[bool]netip.AddrPort{}, left: map[bool]string{}}
+	defer x.conclude()
 	address, protocol, _ := strings.Cut(x.To, "/")
 	var err error
 	if t.dst, err = netip.ParseAddrPort(address); err != nil {
@@ -279,10 +282,14 @@ func (t *tracer) arm() (err error) {
 	chain(chainBegin, first, math.MinInt32)
 	b.AddRule(t.table, chainBegin, "", is, to, trace)
 	if t.fd >= 0 {
-		const afterConntrack = -199
-		for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
-			chain(chainReply+hooks[hook], hook, afterConntrack)
-			b.AddRule(t.table, chainReply+hooks[hook], "", is,
+		// Behind NAT, a masqueraded reply has another header, and behind a bridge the kernel also gives it another ID.
+		const afterConntrack, afterNAT = -199, priorityDNAT + 1
+		for name, at := range map[string]nfnl.Hook{
+			"prerouting": {Num: unix.NF_INET_PRE_ROUTING, Priority: afterConntrack}, "output": {Num: unix.NF_INET_LOCAL_OUT, Priority: afterConntrack},
+			"translated": {Num: unix.NF_INET_PRE_ROUTING, Priority: afterNAT},
+		} {
+			chain(chainReply+name, at.Num, at.Priority)
+			b.AddRule(t.table, chainReply+name, "", is,
 				equal(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, []byte{nfnl.Reply}),
 				equal(nfnl.CtSource(family, nfnl.Original, register), t.src.Addr().AsSlice()),
 				equal(nfnl.OriginalSourcePort(register), port(t.src.Port())),
@@ -340,7 +347,7 @@ func (t *tracer) run(timeout time.Duration) {
 	} else {
 		t.step("Trace", "", "No probe was sent, as the client is not this node, and no pod that can be reached from here. A packet to %s was awaited.", t.dst)
 	}
-	if families, err := os.ReadFile("/proc/net/" + strings.Replace(iptables(t.table.Family), "tables", "_tables_names", 1)); err == nil && len(families) > 0 {
+	if families, err := os.ReadFile("/proc/net/" + strings.Replace(iptables(t.table.Family == nfnl.IPv6), "tables", "_tables_names", 1)); err == nil && len(families) > 0 {
 		t.step("Trace", "", "The kernel does not trace rules of iptables-legacy, which this node has (tables %s).", strings.Join(strings.Fields(string(families)), ", "))
 	}
 	t.show()
@@ -348,6 +355,7 @@ func (t *tracer) run(timeout time.Duration) {
 		t.step("Trace", "", "No packet of a new connection arrived within %s.", took.Round(time.Millisecond))
 		return
 	}
+	t.Unchecked = nil
 	text, answered := t.translation()
 	t.step("Conntrack", "", "%s", text)
 	t.answer(result, answered, took)
@@ -416,7 +424,7 @@ func (t *tracer) read() {
 		case typ == unix.NFT_TRACETYPE_POLICY:
 			m.verdict.code = int32(num(b, unix.NFTA_TRACE_POLICY))
 		case typ == unix.NFT_TRACETYPE_RULE && m.rule != 0:
-			m.verdict = verdict{int32(num(v, unix.NFTA_VERDICT_CODE)), text(v, unix.NFTA_VERDICT_CHAIN)}
+			m.verdict = verdict{code: int32(num(v, unix.NFTA_VERDICT_CODE)), chain: text(v, unix.NFTA_VERDICT_CHAIN)}
 		default: // the end of a chain's rules
 			if m.header.Protocol != 0 {
 				t.held[id] = m
@@ -465,6 +473,7 @@ func (t *tracer) show() {
 				t.src = h.Src // of a packet that was awaited
 			}
 			t.step("Trace", "", "%s goes from %s to %s.", packet, h.Src, h.Dst)
+			t.to[m.reply] = h.Dst
 		}
 		if m.table == t.table {
 			switch {
@@ -473,6 +482,7 @@ func (t *tracer) show() {
 				t.step("Trace", "", "%s is delivered to this node itself.", packet)
 			case m.chain == hooks[unix.NF_INET_POST_ROUTING]:
 				ended[m.reply] = true
+				t.left[m.reply] = m.out
 				t.step("Trace", "", "%s leaves on %s.", packet, m.out)
 			}
 			continue
@@ -495,15 +505,14 @@ func (t *tracer) show() {
 			t.stop(Firewall, false, hook, t.rule(&m), "%s is dropped here. %s", packet, does)
 		}
 	}
+	if t.left[false] != "" && t.to[false] == t.dst && !t.Stops() {
+		t.stop(Firewall, false, "Trace", "", "The packet leaves untranslated. A rule of another table keeps it from being tracked (notrack), or Slipstream does not serve %s.", t.dst)
+	}
 	if len(t.messages) > 0 && !ended[false] {
 		t.stop(NoRoute, true, "Trace", "", "The packet was neither dropped by these rules, nor did it leave the node. Routing may have dropped it (no route, rp_filter, forwarding), or a rule of iptables-legacy, or a program of eBPF has taken it.")
 	}
 	if len(t.messages) == 0 && t.fd >= 0 && t.events != nil {
-		why := ""
-		if slices.ContainsFunc(t.Steps, func(s Step) bool { return s.Title == socketsStep }) {
-			why = " Its socket may have connected straight to an endpoint, so that no packet goes to " + t.dst.String() + "."
-		}
-		t.step("Trace", "", "The kernel has traced no packet of the probe on this node.%s", why)
+		t.step("Trace", "", "The kernel has traced no packet of the probe on this node.")
 	}
 }
 
@@ -562,7 +571,9 @@ func (t *tracer) translation() (text string, answered bool) {
 	}
 	defer c.Close()
 	b, err := c.Get(t.ctx, ctnetlink.Tuple{Protocol: uint8(t.protocol), Src: t.src, Dst: t.dst})
-	if errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, unix.ENOENT) && slices.ContainsFunc(t.messages, func(m message) bool { return m.reply }) {
+		return "The connection has no entry any more, as it was refused.", false
+	} else if errors.Is(err, unix.ENOENT) {
 		return "The connection has no entry: its first packet did not leave, or is not tracked.", false
 	} else if err != nil {
 		return fmt.Sprintf("The entry could not be read: %v.", err), false
@@ -585,23 +596,39 @@ func (t *tracer) translation() (text string, answered bool) {
 
 // answer adds the result of the probe, or of the awaited connection.
 func (t *tracer) answer(result error, answered bool, took time.Duration) {
-	stopped := slices.ContainsFunc(t.Steps, func(s Step) bool { return s.Cause != "" && !s.Possible })
 	switch took := took.Round(10 * time.Microsecond); {
 	case t.fd >= 0 && result == nil || t.fd < 0 && answered:
+		t.Answered = true
 		t.step("Answer", "", "The connection was answered within %s.", took)
 	case t.fd < 0:
 		t.step("Answer", "", "The connection was not answered yet.")
 	case errors.Is(result, unix.EAGAIN) && t.protocol == desired.UDP && !t.dropped:
 		t.step("Answer", "", "No answer within %s to an empty datagram, which many servers do not answer.", took)
-	case stopped || t.dropped: // the cause is known
+	case t.dropped: // the cause is known
 		t.step("Answer", "", "%s", noAnswer(result, took))
+	case t.Stops():
+		t.step("Answer", "", "%s%s", noAnswer(result, took), t.howFar())
 	case len(t.messages) == 0 && errors.Is(result, unix.ENETUNREACH):
 		t.stop(NoRoute, false, "Answer", "", "The client itself has no route to %s: %v.", t.dst.Addr(), result)
 	case errors.Is(result, unix.ECONNREFUSED):
 		t.stop(NotListening, false, "Answer", "", "%s", noAnswer(result, took))
 	default:
-		t.stop(NoAnswer, false, "Answer", "", "%s", noAnswer(result, took))
+		t.stop(NoAnswer, false, "Answer", "", "%s%s", noAnswer(result, took), t.howFar())
 	}
+}
+
+// howFar says where an unanswered packet was seen last.
+func (t *tracer) howFar() string {
+	_, replied := t.to[true]
+	switch {
+	case t.left[true] != "":
+		return fmt.Sprintf(" The reply has left this node on %s, but has not reached the client: look there.", t.left[true])
+	case replied:
+		return " The endpoint has replied, but the reply was lost on this node: look at what is shown of it last."
+	case t.left[false] != "":
+		return fmt.Sprintf(" The packet has left this node on %s for endpoint %s: look inside it (its process, its firewall), and at the network between.", t.left[false], t.to[false])
+	}
+	return ""
 }
 
 func noAnswer(result error, took time.Duration) string {

@@ -70,6 +70,8 @@ func (c *Counted) add(t *tally) {
 	c.Total.add(t.Total)
 	if c.ConnectionRate != nil {
 		*c.ConnectionRate += t.connectionRate
+	}
+	if c.ByteRate != nil {
 		*c.ByteRate += t.byteRate
 	}
 }
@@ -79,6 +81,8 @@ func (c *Counted) merge(o *Counted) {
 	c.Since, c.Accounting, c.Lost = o.Since, o.Accounting, o.Lost
 	if o.ConnectionRate != nil {
 		c.ConnectionRate = ptr.To(ptr.Deref(c.ConnectionRate, 0) + *o.ConnectionRate)
+	}
+	if o.ByteRate != nil {
 		c.ByteRate = ptr.To(ptr.Deref(c.ByteRate, 0) + *o.ByteRate)
 	}
 }
@@ -188,11 +192,13 @@ func (t *traffic) read(ctx context.Context, mode string, enough func() bool, rej
 		}
 		t.measure(rejected)
 	}
-	accounting := accounts()
+	accounting := Accounts()
 	return use(func() *Counted {
 		c := &Counted{Since: t.since, Accounting: accounting, Lost: t.lost}
 		if t.rated {
-			c.ConnectionRate, c.ByteRate = new(float64), new(float64)
+			if c.ConnectionRate = new(float64); accounting {
+				c.ByteRate = new(float64)
+			}
 		}
 		return c
 	})

@@ -26,42 +26,39 @@ import (
 // This file follows a packet from the client to the endpoints: routes, neighbors, kernel
 // parameters, and the rules of others.
 
-// hop is the way to an endpoint.
+// hop is the last part of the path to an endpoint.
 type hop struct {
-	chosen
+	desired.Candidate
 	out   string // interface
 	local bool   // the endpoint's address is this node's
 }
 
-// socketsStep is the title of the step that says that a connection is not translated.
-const socketsStep = "Sockets"
-
 // sockets says whether a process of the client skips the translation.
 func (x *explainer) sockets() {
 	var pod netip.Addr
-	if x.client.class != "node" {
-		pod = x.client.addr
+	if x.client.Class != desired.FromNode {
+		pod = x.client.Addr
 	}
-	if b := x.view.Sockets; b != nil && x.client.class != "outside" && b.Connects(x.lookup.Frontend, pod) {
+	if b := x.view.Sockets; b != nil && x.client.Class != desired.FromOutside && b.Connects(x.decision.Frontend, pod) {
 		x.direct = true
-		x.step(socketsStep, "", "connect() of a process there goes straight to the endpoint (socketLoadBalancing): its packets have that destination from the start, are not translated or masqueraded, and conntrack has no connection to %s. What follows is for clients that are not served, such as containers with a network namespace of their own.", x.to)
+		x.step("Sockets", "", "connect() of a process there goes straight to the endpoint (socketLoadBalancing): its packets have that destination from the start, are not translated or masqueraded, and conntrack has no connection to %s. What follows is for clients that are not served, such as containers with a network namespace of their own, and for sockets that are bound to a port first, such as the probe of --trace.", x.to)
 	}
 }
 
-// way examines the way to the endpoints that may be chosen.
-func (x *explainer) way(all []chosen) {
+// path examines the path to the endpoints that may be chosen.
+func (x *explainer) path(all []desired.Candidate) {
 	if entries, err := number("net/netfilter/nf_conntrack_count"); err == nil {
 		if limit, err := number("net/netfilter/nf_conntrack_max"); err == nil && entries >= limit && limit > 0 {
 			x.stop(ConntrackFull, false, "Conntrack", "net.netfilter.nf_conntrack_max", "The table of connections is full: %d of %d. Packets of new connections are dropped.", entries, limit)
 		}
 	}
 	in := ""
-	if x.client.class != "node" && x.client.addr.IsValid() {
+	if x.client.Class != desired.FromNode && x.client.Addr.IsValid() {
 		in = x.arrival()
-	} else if to := x.to.Addr(); x.client.class == "node" && !to.IsUnspecified() && !x.direct {
+	} else if to := x.to.Addr(); x.client.Class == desired.FromNode && !to.IsUnspecified() && !x.direct {
 		// The kernel looks for a route before it translates the destination.
 		if routes, err := netlink.RouteGet(to.AsSlice()); err != nil || len(routes) == 0 {
-			x.stop(NoRoute, false, "Route", fmt.Sprintf("ip route get %s", to), "This node has no route to %s itself, not even a default one, so it cannot connect: %v.", to, err)
+			x.stop(NoRoute, false, "Route", fmt.Sprintf("ip route get %s", to), "This node has no route to %s itself, not even a default one, so it cannot connect: %v.", to, routeError(err))
 		}
 	}
 	var hops []hop
@@ -70,7 +67,7 @@ func (x *explainer) way(all []chosen) {
 			hops = append(hops, h)
 		}
 	}
-	if x.client.class != "node" && slices.ContainsFunc(hops, func(h hop) bool { return !h.local }) {
+	if x.client.Class != desired.FromNode && slices.ContainsFunc(hops, func(h hop) bool { return !h.local }) {
 		x.forwarding(in, hops)
 	}
 	x.firewalls(in, hops)
@@ -115,7 +112,7 @@ func netlinkFamily(a netip.Addr) int {
 
 // arrival examines whether the node accepts packets of the client, and returns their interface.
 func (x *explainer) arrival() string {
-	in, back := clientLink(x.client.addr), routeLink(x.client.addr)
+	in, back := clientLink(x.client.Addr), routeLink(x.client.Addr)
 	filter, name := 0, ""
 	for _, scope := range []string{"all", in} {
 		if n, err := number("net/ipv4/conf/" + scope + "/rp_filter"); err == nil && n > filter && in != "" && x.family() == desired.IPv4 {
@@ -126,11 +123,11 @@ func (x *explainer) arrival() string {
 	const strict = 1
 	switch {
 	case filter == strict && in != back:
-		x.stop(ReversePath, false, "Reverse path", rule, "Packets of %s arrive on %s, but the route back to it uses %s, so the kernel drops them.", x.client.addr, in, nameOr(back))
+		x.stop(ReversePath, false, "Reverse path", rule, "Packets of %s arrive on %s, but the route back to it uses %s, so the kernel drops them.", x.client.Addr, in, nameOr(back))
 	case filter > strict && back == "":
-		x.stop(ReversePath, false, "Reverse path", rule, "There is no route back to %s, so the kernel drops its packets.", x.client.addr)
+		x.stop(ReversePath, false, "Reverse path", rule, "There is no route back to %s, so the kernel drops its packets.", x.client.Addr)
 	case back == "":
-		x.stop(NoRoute, false, "Reverse path", fmt.Sprintf("ip route get %s", x.client.addr), "There is no route back to %s, so it gets no reply.", x.client.addr)
+		x.stop(NoRoute, false, "Reverse path", fmt.Sprintf("ip route get %s", x.client.Addr), "There is no route back to %s, so it gets no reply.", x.client.Addr)
 	}
 	return in
 }
@@ -142,12 +139,23 @@ func nameOr(link string) string {
 	return link
 }
 
+// routeError names the routes that the kernel reports by errors of other meanings.
+func routeError(err error) error {
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return errors.New("its route is a blackhole")
+	case errors.Is(err, unix.EACCES):
+		return errors.New("its route prohibits it")
+	}
+	return err
+}
+
 // hop examines the route and the neighbor for an endpoint. several says that there are others.
-func (x *explainer) hop(c chosen, several bool) (h hop, ok bool) {
-	h = hop{chosen: c}
+func (x *explainer) hop(c desired.Candidate, several bool) (h hop, ok bool) {
+	h = hop{Candidate: c}
 	routes, err := netlink.RouteGet(c.Addr().AsSlice())
 	if err != nil || len(routes) == 0 {
-		x.stop(NoRoute, several, "Route", fmt.Sprintf("ip route get %s", c.Addr()), "There is no route to endpoint %s: %v.", c.Addr(), err)
+		x.stop(NoRoute, several, "Route", fmt.Sprintf("ip route get %s", c.Addr()), "There is no route to endpoint %s: %v.", c.Addr(), routeError(err))
 		return h, false
 	}
 	r := routes[0]
@@ -204,12 +212,12 @@ var hooks = map[uint32]string{
 // priorityDNAT is the priority at which Slipstream and others translate destinations.
 const priorityDNAT = -100
 
-// at returns the packet to an endpoint at a hook, and whether it passes there.
-func (x *explainer) at(hook uint32, priority int32, in string, h hop) (p packet, passes bool) {
-	p = packet{protocol: uint8(x.to.Protocol), src: netip.AddrPortFrom(x.client.addr, 0), dst: netip.AddrPortFrom(h.Addr(), h.Port())}
+// packetAt returns the packet to an endpoint at a hook, and whether it passes there.
+func (x *explainer) packetAt(hook uint32, priority int32, in string, h hop) (p packet, passes bool) {
+	p = packet{protocol: uint8(x.to.Protocol), src: netip.AddrPortFrom(x.client.Addr, 0), dst: netip.AddrPortFrom(h.Addr(), h.Port())}
 	outside := link{name: in, known: in != ""}
 	leaves := link{name: h.out, known: true}
-	node, virtual := x.client.class == "node", x.view.Mode == config.IPVS
+	node, virtual := x.client.Class == desired.FromNode, x.view.Mode == config.IPVS
 	if virtual && hook == unix.NF_INET_LOCAL_IN && !node {
 		p.dst, p.in, p.out = x.to.AddrPort, outside, link{known: true}
 		return p, true
@@ -240,8 +248,35 @@ func (x *explainer) at(hook uint32, priority int32, in string, h hop) (p packet,
 	return p, false
 }
 
+// replyAt returns the reply from an endpoint at a hook, and whether it passes there.
+func (x *explainer) replyAt(hook uint32, priority int32, in string, h hop) (p packet, passes bool) {
+	const prioritySNAT = 100
+	p = packet{protocol: uint8(x.to.Protocol), established: true, reply: true, src: netip.AddrPortFrom(h.Addr(), h.Port()), dst: netip.AddrPortFrom(x.client.Addr, 0)}
+	node, arrives, leaves := x.client.Class == desired.FromNode, link{name: h.out, known: true}, link{name: in, known: in != ""}
+	switch hook {
+	case unix.NF_INET_PRE_ROUTING:
+		if p.in, p.out = arrives, (link{known: true}); priority < priorityDNAT && !node && x.decision.Masquerade.Masqueraded() {
+			p.dst = netip.AddrPort{} // an address of this node
+		}
+		return p, !h.local
+	case unix.NF_INET_FORWARD:
+		p.in, p.out = arrives, leaves
+		return p, !node && !h.local
+	case unix.NF_INET_LOCAL_IN:
+		p.in, p.out = arrives, link{known: true}
+		return p, node && !h.local
+	case unix.NF_INET_LOCAL_OUT:
+		p.in, p.out = link{known: true}, leaves
+		return p, !node && h.local
+	}
+	if p.out = leaves; priority >= prioritySNAT {
+		p.src = x.to.AddrPort
+	}
+	return p, hook == unix.NF_INET_POST_ROUTING && !node
+}
+
 // firewalls lists the base chains that the packet meets, and the rules and policies of other tables
-// that drop it.
+// that drop it, or its reply, or keep it from being translated.
 func (x *explainer) firewalls(in string, hops []hop) {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
@@ -249,17 +284,24 @@ func (x *explainer) firewalls(in string, hops []hop) {
 		return
 	}
 	defer conn.Close()
-	chains, err := x.baseChains(conn)
-	met, found := []string{}, map[dropping][]string{}
+	chains, err := baseChains(x.ctx, conn, x.family() == desired.IPv6)
+	met, found, replies := []string{}, map[dropping][]string{}, map[dropping][]string{}
 	for _, c := range chains {
 		passes := false
 		for _, h := range hops {
-			p, ok := x.at(c.hook, c.priority, in, h)
+			p, ok := x.packetAt(c.hook, c.priority, in, h)
 			if passes = passes || ok; !ok || c.walker == nil {
 				continue
 			}
 			for _, d := range c.drops(&p) {
 				found[d] = append(found[d], h.Backend.String())
+			}
+		}
+		for _, h := range hops {
+			if p, ok := x.replyAt(c.hook, c.priority, in, h); ok && c.walker != nil {
+				for _, d := range c.drops(&p) {
+					replies[d] = append(replies[d], h.Backend.String())
+				}
 			}
 		}
 		if passes {
@@ -273,22 +315,39 @@ func (x *explainer) firewalls(in string, hops []hop) {
 	if len(met) > 0 {
 		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %d base chains.", len(met))
 	}
+	maps.DeleteFunc(replies, func(d dropping, _ []string) bool { // what drops the packet, there is no reply to
+		return found[dropping{rule: d.rule, certain: true}] != nil || found[dropping{rule: d.rule}] != nil
+	})
+	x.dropped(found, len(hops), "the connection", "to")
+	x.dropped(replies, len(hops), "the replies", "from")
+}
+
+// dropped adds what drops packets to or from endpoints.
+func (x *explainer) dropped(found map[dropping][]string, all int, what, direction string) {
 	for _, d := range slices.SortedFunc(maps.Keys(found), func(a, b dropping) int { return strings.Compare(a.rule, b.rule) }) {
-		endpoints := found[d]
-		certain := d.certain && len(endpoints) == len(hops)
-		text := "drops or rejects the connection"
+		endpoints := fmt.Sprintf("%s %s", direction, strings.Join(found[d], ", "))
+		suffix := ""
 		if !d.certain {
-			text = "may drop or reject the connection; whether it does depends on more than addresses and ports"
+			suffix = ", if it matches, which depends on more than addresses and ports"
 		}
-		x.stop(Firewall, !certain, "Firewalls", d.rule, "A rule of another table %s (to %s).", text, strings.Join(endpoints, ", "))
+		certain := d.certain && len(found[d]) == all
+		switch d.diverts {
+		case notTracked:
+			here := hasAddress(x.to.Addr()) // NodeLocal DNSCache's way
+			x.stop(Firewall, !certain || here, "Firewalls", d.rule, "A rule of another table keeps the packets from being tracked (notrack)%s. So %s is not translated; that is meant if a program on this node has the address, as NodeLocal DNSCache does.", suffix, x.to)
+		case redirected:
+			x.stop(Firewall, !certain, "Firewalls", d.rule, "A rule of another table translates the destination before Slipstream does%s.", suffix)
+		default:
+			x.stop(Firewall, !certain, "Firewalls", d.rule, "A rule of another table drops or rejects %s (%s)%s.", what, endpoints, suffix)
+		}
 	}
 }
 
-// baseChains reads the base chains of the family, in the order in which packets pass them, also if
+// baseChains reads the base chains of a family, in the order in which packets pass them, also if
 // there is an error.
-func (x *explainer) baseChains(conn *nfnl.Conn) (all []baseChain, err error) {
+func baseChains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []baseChain, err error) {
 	family := nfnl.IPv4
-	if x.family() == desired.IPv6 {
+	if ipv6 {
 		family = nfnl.IPv6
 	}
 	walkers := map[nfnl.Table]*walker{}
@@ -304,13 +363,13 @@ func (x *explainer) baseChains(conn *nfnl.Conn) (all []baseChain, err error) {
 				walkers[c.Table], failed = newWalker(conn, c.Table)
 				err = errors.Join(err, failed)
 			}
-			all = append(all, baseChain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table]})
+			all = append(all, baseChain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table], c.Type == "nat"})
 		}
 	}
 	for table := range legacyPriorities {
-		lines, failed := legacyRules(x.ctx, iptables(family), table)
+		lines, failed := legacyRules(ctx, iptables(family == nfnl.IPv6), table)
 		err = errors.Join(err, failed)
-		all = append(all, legacyTable(iptables(family), table, lines)...)
+		all = append(all, legacyTable(iptables(family == nfnl.IPv6), table, lines)...)
 	}
 	slices.SortStableFunc(all, func(a, b baseChain) int {
 		return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.priority, b.priority), cmp.Compare(a.table, b.table))
@@ -322,11 +381,17 @@ func (x *explainer) baseChains(conn *nfnl.Conn) (all []baseChain, err error) {
 const probeTimeout = 2 * time.Second
 
 // probe connects to endpoints over TCP, from this node, and closes the connections.
-func (x *explainer) probe(all []chosen) {
+func (x *explainer) probe(all []desired.Candidate, onlyHere bool) {
+	if onlyHere {
+		if all = slices.DeleteFunc(slices.Clone(all), func(c desired.Candidate) bool { return !x.here(c.Backend) }); len(all) == 0 || x.to.Protocol != desired.TCP {
+			return
+		}
+	}
 	if x.to.Protocol != desired.TCP {
 		x.step("Probe", "", "Only TCP endpoints are probed.")
 		return
 	}
+	x.Unchecked = x.Unchecked[1:] // whether endpoints listen
 	all = all[:min(len(all), maxEndpoints)]
 	results := make([]error, len(all))
 	var probing sync.WaitGroup

@@ -31,7 +31,9 @@ func (s *Server) healthz() http.Handler {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		h, eligible := s.health(), s.options.Proxy.NodeEligible()
 		h.NodeEligible = &eligible
-		s.options.Metrics.Healthz(h.write(w, h.Healthy && eligible))
+		// A node that has programmed nothing, as the API server does not answer or refuses, is not ready, so that
+		// a rollout stops there.
+		s.options.Metrics.Healthz(h.write(w, h.Healthy && eligible && !h.LastUpdated.IsZero()))
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		h := s.health()

@@ -20,6 +20,8 @@ const (
 	shutdownTimeout = time.Second
 	// headerTimeout bounds how long a client may take to send the request header.
 	headerTimeout = 10 * time.Second
+	// idleTimeout ends a connection without a request: clients cannot keep many of them.
+	idleTimeout = 2 * time.Minute
 )
 
 type endpoint struct {
@@ -80,6 +82,7 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 	server := &http.Server{
 		Handler:           e.handler,
 		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
 		BaseContext:       func(net.Listener) context.Context { return klog.NewContext(context.Background(), log) },
 	}
 	stopped := make(chan struct{})

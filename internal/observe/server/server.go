@@ -47,7 +47,7 @@ type Options struct {
 	// Profiling serves /debug/.
 	Profiling bool
 
-	// Mode is the answer of /proxyMode: "nftables" or "iptables".
+	// Mode is the answer of /proxyMode: "nftables", "iptables" or "ipvs".
 	Mode string
 
 	// Version is shown by /statusz.

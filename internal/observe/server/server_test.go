@@ -263,9 +263,9 @@ func TestHealthz(t *testing.T) {
 		return a, body
 	}
 	// Before the kernel has had anything, in kube-proxy's order.
-	a, body := ask("/healthz", 200)
+	a, body := ask("/healthz", 503)
 	now, _ := json.Marshal(a.CurrentTime)
-	if want := `{"lastUpdated":` + string(now) + `,"currentTime":` + string(now) + `,"nodeEligible":true,"healthy":true}`; body != want {
+	if want := `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":` + string(now) + `,"nodeEligible":true,"healthy":true}`; body != want {
 		t.Errorf("%s, want %s", body, want)
 	}
 	updated := time.Now().Add(-time.Hour).UTC()
@@ -274,6 +274,7 @@ func TestHealthz(t *testing.T) {
 		!a.Status["IPv4"].LastUpdated.Equal(updated) || !a.Status["IPv6"].Healthy {
 		t.Errorf("well: %s", body)
 	}
+	ask("/healthz", 200)
 	r.state.leaving.Store(true)
 	if a, body := ask("/healthz", 503); *a.NodeEligible || !a.Healthy || !a.LastUpdated.Equal(updated) {
 		t.Errorf("leaving: %s", body)
@@ -287,7 +288,7 @@ func TestHealthz(t *testing.T) {
 	ask("/livez", 503)
 	_, text, _ := r.get(anyMetrics, "/metrics")
 	for _, line := range []string{
-		`kubeproxy_proxy_healthz_total{code="200"} 1`, `kubeproxy_proxy_healthz_total{code="503"} 2`,
+		`kubeproxy_proxy_healthz_total{code="200"} 1`, `kubeproxy_proxy_healthz_total{code="503"} 3`,
 		`kubeproxy_proxy_livez_total{code="200"} 2`, `kubeproxy_proxy_livez_total{code="503"} 1`,
 	} {
 		if !strings.Contains(text, line+"\n") {

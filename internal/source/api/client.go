@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"net/netip"
 	goruntime "runtime"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,6 +44,27 @@ func NewClient(config *rest.Config) (*Client, error) {
 		return nil, fmt.Errorf("client for the API server %s: %w", c.config.Host, err)
 	}
 	return c, nil
+}
+
+// Apart returns a client with a limit on the rate of requests of its own, for requests that others
+// cause.
+func (c *Client) Apart() *Client {
+	of := *c
+	of.config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(rest.DefaultQPS, rest.DefaultBurst)
+	return &of
+}
+
+// Server returns the address of the API server, if the configuration has it as an IP address.
+func (c *Client) Server() (all []netip.AddrPort) {
+	u, _, err := rest.DefaultServerUrlFor(&c.config)
+	if err != nil {
+		return nil
+	}
+	port, _ := strconv.ParseUint(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]), 10, 16)
+	if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
+		all = append(all, netip.AddrPortFrom(ip.Unmap(), uint16(port)))
+	}
+	return all
 }
 
 func (c *Client) takesProtobuf() bool {

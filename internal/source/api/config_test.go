@@ -3,11 +3,13 @@
 package api
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"k8s.io/client-go/rest"
 	componentbase "k8s.io/component-base/config/v1alpha1"
 )
 
@@ -101,5 +103,32 @@ func TestClientConfigErrors(t *testing.T) {
 				t.Errorf("error %q has more than one line", err)
 			}
 		})
+	}
+}
+
+// TestServer checks which address of the API server a client knows.
+func TestServer(t *testing.T) {
+	for host, want := range map[string]string{
+		"https://192.0.2.1:6443": "[192.0.2.1:6443]", "192.0.2.1": "[192.0.2.1:80]", "https://[2001:db8::1]": "[[2001:db8::1]:443]",
+		"https://api.example:6443": "[]", "https://192.0.2.1:6443/path": "[192.0.2.1:6443]",
+	} {
+		c, err := NewClient(&rest.Config{Host: host})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(c.Server()); got != want {
+			t.Errorf("%s: %s, want %s", host, got, want)
+		}
+	}
+}
+
+// TestApart checks that requests of a client apart do not use up the requests of the other one.
+func TestApart(t *testing.T) {
+	c, err := NewClient(&rest.Config{Host: "https://192.0.2.1", QPS: 0.001, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if apart := c.Apart(); !apart.config.RateLimiter.TryAccept() || !c.config.RateLimiter.TryAccept() {
+		t.Error("the client has no request left")
 	}
 }

@@ -119,14 +119,17 @@ func (o *Options) kinds() []*kind {
 			list:        &networkingv1.NetworkPolicyList{},
 			optional:    true,
 			consequence: "connections stay on the fast path when a NetworkPolicy changes",
-		}, &kind{
+		})
+	}
+	if o.FastPath || o.Namespaces {
+		all = append(all, &kind{
 			name:        "Namespace",
 			version:     corev1.SchemeGroupVersion,
 			resource:    "namespaces",
 			empty:       &corev1.Namespace{},
 			list:        &corev1.NamespaceList{},
 			optional:    true,
-			consequence: "Namespaces cannot opt out of the fast path",
+			consequence: "Namespaces cannot opt out of the fast path, and serviceAnnotations selects none by labels",
 		})
 	}
 	if o.FastPath || o.Pods {

@@ -75,7 +75,7 @@ func (q *queue) put(e source.Event) {
 	}
 }
 
-func (q *queue) take() []source.Event {
+func (q *queue) drain() []source.Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	events := q.events

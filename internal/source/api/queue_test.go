@@ -27,7 +27,7 @@ func TestQueueKeepsTheLast(t *testing.T) {
 	want := []string{"Delete Service default/a", "Set Service default/b", "Set EndpointSlice default/a", "Synced", "Set Node a"}
 	for _, want := range [][]string{want, nil} {
 		var got []string
-		for _, e := range q.take() {
+		for _, e := range q.drain() {
 			got = append(got, e.String())
 		}
 		if !slices.Equal(got, want) {
@@ -53,7 +53,7 @@ func TestQueueKeepsReading(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("put waits")
 	}
-	if n := len(q.take()); n != queueLimit+1 {
+	if n := len(q.drain()); n != queueLimit+1 {
 		t.Errorf("%d events wait, want %d", n, queueLimit+1)
 	}
 }
@@ -92,7 +92,7 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 	}
 	waits()
-	if n := len(q.take()); n != queueLimit/2 {
+	if n := len(q.drain()); n != queueLimit/2 {
 		t.Errorf("took %d events, want %d", n, queueLimit/2)
 	}
 	<-done

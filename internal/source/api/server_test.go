@@ -514,3 +514,16 @@ func serviceCIDR(name, cidr string) *networkingv1.ServiceCIDR {
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{cidr}},
 	}
 }
+
+// TestNamespacesOnly checks that Namespaces are watched without what only the fast path needs.
+func TestNamespacesOnly(t *testing.T) {
+	var optional []string
+	for _, k := range (&Options{Namespaces: true}).kinds() {
+		if k.optional && k.consequence != "" {
+			optional = append(optional, k.name)
+		}
+	}
+	if fmt.Sprint(optional) != "[Namespace]" {
+		t.Errorf("%v", optional)
+	}
+}

@@ -24,6 +24,9 @@ type Options struct {
 	// annotations, addresses and the phase remain.
 	FastPath bool
 
+	// Namespaces delivers Namespaces too, like FastPath.
+	Namespaces bool
+
 	// Pods delivers the pods too, like FastPath.
 	Pods bool
 
@@ -57,6 +60,9 @@ func New(client *Client, o Options) *Source {
 
 // ForFastPath sets Options.FastPath, before Run.
 func (s *Source) ForFastPath() { s.options.FastPath = true }
+
+// ForNamespaces sets Options.Namespaces, before Run.
+func (s *Source) ForNamespaces() { s.options.Namespaces = true }
 
 // ForSockets sets Options.Pods, before Run.
 func (s *Source) ForSockets() { s.options.Pods = true }
@@ -110,7 +116,7 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 		case <-ctx.Done():
 			return nil
 		case <-q.ready:
-			if batch := q.take(); len(batch) > 0 {
+			if batch := q.drain(); len(batch) > 0 {
 				sink(batch)
 			}
 		}

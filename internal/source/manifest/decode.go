@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	goyaml "go.yaml.in/yaml/v2"
@@ -26,6 +28,7 @@ import (
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/yamldoc"
 )
@@ -105,9 +108,11 @@ func jsonValues(d yamldoc.Document) (all []yamldoc.Document) {
 		return []yamldoc.Document{d}
 	}
 	decoder := json.NewDecoder(bytes.NewReader(d.Text))
+	counted, line := int64(0), d.Line
 	for {
 		start := decoder.InputOffset()
-		line := d.Line + bytes.Count(d.Text[:start], []byte("\n"))
+		line += bytes.Count(d.Text[counted:start], []byte("\n"))
+		counted = start
 		var value json.RawMessage
 		switch err := decoder.Decode(&value); {
 		case err == io.EOF:
@@ -149,6 +154,9 @@ func (d *document) read(text yamldoc.Document) {
 	}
 }
 
+// lineNumber matches the number that begins a line of an error of the parser.
+var lineNumber = regexp.MustCompile(`(?m)^ *line \d+:`)
+
 // toJSON converts a document of YAML or JSON. A duplicate key of YAML is an error,
 // with which the JSON is returned that has the last of them.
 func toJSON(d yamldoc.Document) ([]byte, error) {
@@ -166,10 +174,13 @@ func toJSON(d yamldoc.Document) ([]byte, error) {
 	if err == nil {
 		return data, nil
 	}
-	// The parser counts lines from the start of its input: repeat with as many lines
-	// as precede the document in the file.
-	_, err = yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), d.Line-1), d.Text...))
-	message := strings.TrimPrefix(strings.TrimPrefix(fmt.Sprint(err), "yaml: "), "unmarshal errors:")
+	message := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:")
+	// The parser counts lines from the start of the document.
+	message = lineNumber.ReplaceAllStringFunc(message, func(s string) string {
+		at := strings.LastIndexByte(s, ' ') + 1
+		n, _ := strconv.Atoi(strings.TrimSuffix(s[at:], ":")) // digits
+		return fmt.Sprintf("%s%d:", s[:at], n+d.Line-1)
+	})
 	data, _ = yaml.YAMLToJSON(d.Text)
 	return data, errors.New("YAML: " + strings.TrimSpace(message))
 }
@@ -194,7 +205,7 @@ func (h *header) String() string {
 	case h.Kind == "Service" || h.Kind == "EndpointSlice":
 		name = metav1.NamespaceDefault + "/" + name
 	}
-	return oneLine(h.Kind + " " + name)
+	return plain.Line(h.Kind+" "+name, maxMessage)
 }
 
 // kinds are the kinds that are read.

@@ -5,6 +5,8 @@ package manifest
 import (
 	"fmt"
 	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 )
 
 // Error describes the mistakes in one object, document or file. Its message is one
@@ -49,19 +51,10 @@ func (e *Error) Error() string {
 			errs = append(errs, fmt.Sprintf("and %d more", len(e.Errs)-i))
 			break
 		}
-		errs = append(errs, oneLine(err.Error()))
+		errs = append(errs, plain.Line(err.Error(), maxMessage))
 	}
-	return strings.Join(append(parts, strings.Join(errs, "; ")), ": ")
+	return plain.Line(strings.Join(append(parts, strings.Join(errs, "; ")), ": "), 2*maxErrs*maxMessage)
 }
 
 // Unwrap returns Errs.
 func (e *Error) Unwrap() []error { return e.Errs }
-
-// oneLine joins the lines of a text and cuts it to maxMessage bytes.
-func oneLine(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) <= maxMessage {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxMessage], "") + "..."
-}

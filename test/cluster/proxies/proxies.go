@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -162,35 +160,8 @@ func Cleanup(ctx context.Context, kind Kind, node *lab.Node, o Options) error {
 	}
 	args := []string{"--cleanup"}
 	if kind.IsSlipstream() && !o.AsKubeProxy {
-		args = []string{"cleanup", "--keep-kube-proxy"}
+		args = []string{"cleanup", "--force"}
 	}
 	_, err = node.Run(ctx, binary, args...)
 	return err
-}
-
-// ofKubeProxy finds tables and chains by kube-proxy's names, and ofKubelet those chains among
-// them that kubelet has too. kube-proxy, which makes the first one, leaves it.
-var (
-	ofKubeProxy = regexp.MustCompile(`(?m)^table \S+ kube-proxy\b|^\s*chain KUBE-\S+`)
-	ofKubelet   = []string{"chain KUBE-FIREWALL", "chain KUBE-IPTABLES-HINT", "chain KUBE-KUBELET-CANARY", "chain KUBE-MARK-DROP"}
-)
-
-// Leftovers lists the tables, chains and IP sets that kube-proxy, in any mode, has on a node.
-func Leftovers(ctx context.Context, node *lab.Node) (found []string, err error) {
-	out, err := node.Run(ctx, "nft", "list", "ruleset")
-	for _, name := range ofKubeProxy.FindAllString(string(out), -1) {
-		if name = strings.TrimSpace(name); !slices.Contains(ofKubelet, name) {
-			found = append(found, name)
-		}
-	}
-	if _, missing := exec.LookPath("ipset"); missing != nil || err != nil {
-		return found, err
-	}
-	out, err = node.Run(ctx, "ipset", "list", "-name")
-	for name := range strings.Lines(string(out)) {
-		if strings.HasPrefix(name, "KUBE-") {
-			found = append(found, "IP set "+strings.TrimSpace(name))
-		}
-	}
-	return found, err
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package upstream runs what Kubernetes itself is made of, as child processes in
-// network namespaces: etcd, kube-apiserver and kube-proxy.
+// Package upstream builds programs of Kubernetes, and runs etcd and kube-apiserver as child processes in
+// network namespaces.
 //
 // They are built from Go modules, in the versions that ../tools/go.mod, ../previous/go.mod
 // and ../oldest/go.mod require, when they are first needed. See [Binary].
@@ -67,12 +67,12 @@ func Binary(ctx context.Context, name string, log Log) (string, error) {
 // each content of the release's module has a folder. Several processes may build at the same
 // time.
 func (r Release) Binary(ctx context.Context, name string, log Log) (string, error) {
-	// The module is found from anywhere in this module or in one that requires it.
-	oracle, err := Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream/test/oracle")
+	// The module is found from anywhere in the repository.
+	root, err := Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream")
 	if err != nil {
-		return "", fmt.Errorf("not in the module test/oracle, nor in one that requires it: %w", err)
+		return "", fmt.Errorf("not in a module of this repository: %w", err)
 	}
-	module := filepath.Join(oracle, string(r))
+	module := filepath.Join(root, "test", "oracle", string(r))
 	version, err := Go(ctx, module, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 	if err != nil {
 		return "", err

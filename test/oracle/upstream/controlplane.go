@@ -10,16 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/lab"
@@ -59,9 +55,6 @@ type ControlPlaneOptions struct {
 type ControlPlane struct {
 	// Client writes and reads objects, without a limit on its rate, and may do all.
 	Client k8s.Interface
-
-	// starting is held while a kube-proxy starts: that changes an object.
-	starting sync.Mutex
 
 	options ControlPlaneOptions
 	ns      *lab.Namespace
@@ -271,26 +264,13 @@ func (c *ControlPlane) apiReady(ctx context.Context) error {
 	return nil
 }
 
-// serveIn serves the API on a node's loopback address, by plain HTTP and without a need to
-// log in: a reverse proxy in this process replaces a link between the two namespaces.
-func (c *ControlPlane) serveIn(ns *lab.Namespace) (*http.Server, error) {
-	target, err := url.Parse(c.RESTConfig().Host)
-	if err != nil {
-		return nil, err
+// JoinPrefixes returns ranges as flags list them.
+func JoinPrefixes(all []netip.Prefix) string {
+	var s []string
+	for _, p := range all {
+		s = append(s, p.String())
 	}
-	handler := httputil.NewSingleHostReverseProxy(target)
-	handler.FlushInterval = -1 // watches
-	handler.ErrorLog = log.New(io.Discard, "", 0)
-	if handler.Transport, err = rest.TransportFor(c.RESTConfig()); err != nil {
-		return nil, err
-	}
-	listener, err := ns.Listen("tcp", apiAddress)
-	if err != nil {
-		return nil, err
-	}
-	server := &http.Server{Handler: handler, ErrorLog: handler.ErrorLog}
-	go func() { _ = server.Serve(listener) }() // until it is closed
-	return server, nil
+	return strings.Join(s, ",")
 }
 
 // Close ends both programs and removes their files.

@@ -90,22 +90,31 @@ function drawChanges(changes) {
 const columns = [
   { name: "Service", key: "name" },
   { name: "Addresses" },
-  { name: "Ready", key: "endpoints", number: true },
+  { name: "Used", key: "endpoints", number: true },
   { name: "Connections", key: "connections", number: true },
   { name: "New/s", key: "rate", number: true },
   { name: "Bit/s", key: "bytes", number: true },
   { name: "Refused", key: "rejected", number: true },
 ];
-const table = { search: "", sort: "name", descending: false, page: 0 };
+const first = { search: "", sort: "name", descending: false, page: 0 };
+const table = { ...first };
+
+// to shows the table in another state, which the URL keeps. A step in the history is made of it unless it replaces the last.
+function to(state, replace = false) {
+  const next = { ...table, ...state };
+  const query = new URLSearchParams(Object.entries(next).filter(([key, value]) => value !== first[key]).map(([key, value]) => [key, String(value)]));
+  const hash = `#services${query.size ? `?${query}` : ""}`;
+  if (location.hash === hash) show();
+  else if (replace) location.replace(hash);
+  else location.hash = hash;
+}
 
 function heading(c) {
   if (!c.key) return element("th", { scope: "col" }, c.name);
   const sorted = table.sort === c.key;
   const button = element("button", { type: "button" }, c.name + (sorted ? (table.descending ? " ▼" : " ▲") : ""));
   button.onclick = () => {
-    table.descending = sorted ? !table.descending : c.key !== "name";
-    Object.assign(table, { sort: c.key, page: 0 });
-    show();
+    to({ sort: c.key, descending: sorted ? !table.descending : c.key !== "name" && c.key !== "endpoints", page: 0 });
   };
   const th = element("th", { scope: "col", className: c.number ? "number" : "" }, button);
   if (sorted) th.setAttribute("aria-sort", table.descending ? "descending" : "ascending");
@@ -114,21 +123,23 @@ function heading(c) {
 
 const number = (text, name = "") => element("td", { className: `number ${name}` }, String(text));
 
-function serviceRow(s) {
+function serviceRow(s, accounting) {
   const shown = s.addresses?.slice(0, 2) ?? [];
   const more = (s.addresses?.length ?? 0) - shown.length;
   const name = `${s.namespace}/${s.name}`;
   return element("tr", {},
     element("td", {}, element("a", { href: `#service/${name}` }, name)),
     element("td", { className: "mono" }, shown.join(", ") + (more > 0 ? `, ${more} more` : "")),
-    number(`${s.ready} of ${s.total}`, s.ready ? "" : "bad"),
+    number(`${s.used} of ${s.total}${s.used ? "" : ", not served"}`, s.used ? "" : "bad"),
     number(s.connections),
     number(quantity(s.connectionsPerSecond)),
-    number(bits(s.bytesPerSecond)),
+    number(accounting ? bits(s.bytesPerSecond ?? 0) : "unknown"),
     number(s.rejectedPackets, s.rejectedPackets ? "warn" : ""));
 }
 
-async function showServices() {
+async function showServices(_, query) {
+  Object.assign(table, first, { search: query.get("search") ?? "", sort: query.get("sort") ?? first.sort, descending: query.has("descending"), page: Number(query.get("page") ?? 0) });
+  if (document.activeElement !== $("#search").search) $("#search").search.value = table.search;
   const { search, sort, descending, page } = table;
   const rows = await get("services", { search, sort, page, ...(descending && { descending: "" }) });
   table.page = rows.page;
@@ -136,7 +147,7 @@ async function showServices() {
   const link = document.activeElement?.closest("tbody a")?.hash;
   $("#table thead tr").replaceChildren(...columns.map(heading));
   if (active >= 0) $("#table thead tr").cells[active].querySelector("button")?.focus();
-  $("#table tbody").replaceChildren(...rows.rows.map(serviceRow));
+  $("#table tbody").replaceChildren(...rows.rows.map((s) => serviceRow(s, rows.accounting)));
   if (link) $(`#table a[href="${link}"]`)?.focus();
   $("#matching").textContent = `${rows.matching.toLocaleString()} of ${rows.all.toLocaleString()}`;
   const pages = Math.max(1, Math.ceil(rows.matching / rows.size));
@@ -147,11 +158,10 @@ async function showServices() {
 
 $("#search").onsubmit = (e) => e.preventDefault();
 $("#search").oninput = (e) => {
-  Object.assign(table, { search: e.target.value, page: 0 });
-  show();
+  to({ search: e.target.value, page: 0 }, true);
 };
-$("#previous").onclick = () => { table.page--; show(); };
-$("#next").onclick = () => { table.page++; show(); };
+$("#previous").onclick = () => to({ page: table.page - 1 });
+$("#next").onclick = () => to({ page: table.page + 1 });
 
 // One Service
 
@@ -175,15 +185,21 @@ $("#question").onsubmit = async (e) => {
 async function showExplain(argument) {
   const [from = "", to = ""] = argument.split("/").map(decodeURIComponent);
   const form = $("#question");
-  if (!to) return $("#steps").replaceChildren();
+  if (!to) {
+    $("#verdict").replaceChildren();
+    return $("#steps").replaceChildren();
+  }
   Object.assign(form.from, { value: from });
   Object.assign(form.to, { value: to });
   const answer = await get("explain", { from, to }).catch((err) => {
     if (err.name === "AbortError") throw err;
-    return { steps: [{ title: "Error", text: err.message, cause: "Error" }] };
+    return { verdict: `No answer: ${err.message}`, steps: [{ title: "Error", text: err.message, cause: "Error" }] };
   });
+  const worst = answer.steps.some((s) => s.cause && !s.possible) ? "bad" : answer.steps.some((s) => s.cause) ? "warn" : "good";
+  $("#verdict").replaceChildren(element("div", { className: `box ${worst}` }, element("p", {}, answer.verdict)));
   $("#steps").replaceChildren(...answer.steps.map((s) => element("li", {},
-    element("strong", { className: s.cause ? (s.possible ? "warn" : "bad") : "" }, s.title), " ", s.text,
+    element("strong", { className: s.cause ? (s.possible ? "warn" : "bad") : "" }, s.title), " ",
+    s.cause ? element("strong", {}, `${s.possible ? "MAY STOP" : "STOPS HERE"} (${s.cause}): `) : "", s.text,
     s.rule ? element("span", { className: "mono" }, s.rule) : "")));
 }
 
@@ -218,7 +234,8 @@ async function show() {
   clearTimeout(timer);
   current?.abort(); // an answer to a former question must not replace this one's
   const { signal } = current = new AbortController();
-  const [name = "", ...rest] = location.hash.slice(1).split("/");
+  const [path, query = ""] = location.hash.slice(1).split("?");
+  const [name = "", ...rest] = path.split("/");
   const view = views[name] ? name : "status";
   const argument = rest.join("/");
   for (const key of Object.keys(views)) $(`#view-${key}`).hidden = key !== view;
@@ -228,7 +245,7 @@ async function show() {
   }
   const fresh = $("#fresh");
   try {
-    await views[view].show(argument);
+    await views[view].show(argument, new URLSearchParams(query));
     if (signal.aborted) return;
     fresh.className = "";
     fresh.removeAttribute("role");
@@ -245,7 +262,7 @@ async function show() {
   if (period && !document.hidden) timer = setTimeout(show, period * 1e3);
 }
 
-addEventListener("hashchange", () => { table.page = 0; show(); });
+addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) show(); });
 addEventListener("resize", () => chart?.setSize(chartSize()));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);

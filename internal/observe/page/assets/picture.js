@@ -41,8 +41,8 @@ export function picture(service, port, i) {
   const traffic = service.traffic?.[i];
   const name = `${port.name || "port"} (${port.protocol}, ${port.family})`;
   const root = svg("svg", { class: "picture", role: "img", "aria-label": `${name}: frontends, policies and endpoints` });
-  const frontends = port.frontends ?? [], pools = port.pools ?? [], endpoints = (port.endpoints ?? []).slice(0, most)
-    .sort((a, b) => a.zone?.localeCompare(b.zone) || (b.node === "this") - (a.node === "this"));
+  const frontends = port.frontends ?? [], pools = port.pools ?? [], endpoints = (port.endpoints ?? [])
+    .sort((a, b) => (a.zone ?? "").localeCompare(b.zone ?? "") || b.here - a.here).slice(0, most);
   const poolAt = {};
   pools.forEach((p, n) => {
     const text = p.backends ? `${p.backends} backends, ${p.algorithm}` : `no backend: ${p.ifEmpty}`;
@@ -55,10 +55,10 @@ export function picture(service, port, i) {
     if (pool && !f.owner) arrow(root, at.out, pool.in, 0.2, "");
   });
   let y = headHeight;
-  const zones = Map.groupBy(endpoints, (e) => `${e.zone ? `Zone ${e.zone}` : "No zone"}, ${e.node === "this" ? "this node" : e.node === "another" ? "other nodes" : "node unknown"}`);
+  const zones = Map.groupBy(endpoints, (e) => `${e.zone ? `Zone ${e.zone}` : "No zone"}, ${e.here ? "this node" : e.node === "another" ? "other nodes" : "node unknown"}`);
   const rate = (address) => {
     const r = traffic?.endpointRates?.[address];
-    return r ? `${quantity(r.connectionsPerSecond)}/s, ${bits(r.bytesPerSecond)}` : "";
+    return r ? [`${quantity(r.connectionsPerSecond)}/s`, total?.accounting && bits(r.bytesPerSecond ?? 0)].filter(Boolean).join(", ") : "";
   };
   const weighted = endpoints.some((e) => e.weight !== endpoints[0].weight);
   const all = Math.max(1, ...Object.values(traffic?.endpoints ?? {}).map((c) => c.connections));
@@ -79,14 +79,23 @@ export function picture(service, port, i) {
   const height = Math.max(y, headHeight + (rowHeight + gap) * Math.max(frontends.length, pools.length)) + gap;
   root.setAttribute("viewBox", `0 0 ${width} ${height}`);
   for (const [column, text] of [[left, "Frontends"], [middle, "Policies"]]) root.append(svg("text", { x: column.x, y: headHeight - 10, class: "small" }, text));
-  const counted = total?.connectionsPerSecond === undefined ? "" : `${quantity(total.connectionsPerSecond)} new connections a second, ${bits(total.bytesPerSecond)}`;
+  const counted = total?.connectionsPerSecond === undefined ? "" : `${quantity(total.connectionsPerSecond)} new connections a second, ${total.accounting ? bits(total.bytesPerSecond) : "bytes unknown (net.netfilter.nf_conntrack_acct is 0)"}`;
   const facts = [
     `${port.readyEndpoints} of ${port.totalEndpoints} endpoints are ready`,
     traffic ? `${traffic.connections} connections, ${traffic.offloaded} of them on the fast path` : "",
     counted,
     traffic?.rejectedPackets ? `${traffic.rejectedPackets} packets refused or dropped` : "",
     service.affinitySeconds ? `session affinity for ${service.affinitySeconds} s` : "",
-    port.endpoints?.length > most ? `the first ${most} endpoints are drawn` : "",
+    port.endpoints?.length > most ? `${most} endpoints are drawn` : "",
   ].filter(Boolean).join("; ");
-  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), element("div", { className: "scroll" }, root));
+  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), element("div", { className: "scroll" }, root), list(port, traffic));
+}
+
+// list has all endpoints as a table, also for those who do not see the picture.
+function list(port, traffic) {
+  const cells = (tag, all) => element("tr", {}, ...all.map((text) => element(tag, tag === "th" ? { scope: "col" } : {}, String(text))));
+  const rows = (port.endpoints ?? []).map((e) => cells("td", [e.address, e.node, e.zone ?? "", e.ready ? "ready" : "not ready", Object.entries(e.use).map(([scope, use]) => `${scope}: ${use}`).join(", "),
+    traffic?.endpoints?.[e.address]?.connections ?? 0]));
+  return element("details", {}, element("summary", {}, `All ${rows.length} endpoints`), element("div", { className: "scroll" },
+    element("table", {}, element("thead", {}, cells("th", ["Endpoint", "Node", "Zone", "Ready", "Use", "Connections"])), element("tbody", {}, ...rows))));
 }

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+)
+
+// Machine describes the machine of a measurement.
+type Machine struct {
+	Kernel string `json:"kernel"`
+	CPU    string `json:"cpu"`
+	CPUs   int    `json:"cpus"`
+	Go     string `json:"go"`
+	Load   string `json:"load_average"` // over a minute, before measuring
+}
+
+// ThisMachine describes the machine at hand.
+func ThisMachine() Machine {
+	m := Machine{CPUs: runtime.NumCPU(), Go: runtime.Version(), Load: LoadAverage()}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	m.CPU = cpuModel(string(b))
+	return m
+}
+
+// LoadAverage is the load average over a minute.
+func LoadAverage() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	load, _, _ := strings.Cut(string(b), " ")
+	return load
+}
+
+// String is the machine in one line, without its load.
+func (m Machine) String() string {
+	return fmt.Sprintf("Linux %s, %d x %s, %s", m.Kernel, m.CPUs, m.CPU, m.Go)
+}
+
+var model = regexp.MustCompile(`(?m)^(?:model name|Model|cpu model)\s*:\s*(.*?)\s*$`)
+
+func cpuModel(cpuinfo string) string {
+	if m := model.FindStringSubmatch(cpuinfo); m != nil {
+		return m[1]
+	}
+	return "unknown"
+}
+
+// QuietLimit is how long [Quiet] waits at most.
+var QuietLimit = 10 * time.Second
+
+// Quiet waits until the machine is nearly idle, but not for longer than [QuietLimit]: the
+// kernel frees transactions and network namespaces on its own threads, for up to seconds.
+func Quiet(ctx context.Context) {
+	const window, mostBusy = 200 * time.Millisecond, 0.15 // of all processors
+	busy, all := processorSeconds()
+	for deadline := time.Now().Add(QuietLimit); time.Now().Before(deadline) && Sleep(ctx, window) == nil; {
+		b, a := processorSeconds()
+		if b-busy <= mostBusy*(a-all) {
+			return
+		}
+		busy, all = b, a
+	}
+}
+
+// processorSeconds are how long all processors have worked, and existed.
+func processorSeconds() (busy, all float64) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0, 0
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return 0, 0
+	}
+	c := stat.CPUTotal
+	busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	return busy, busy + c.Idle + c.Iowait
+}
+
+// Sleep waits for d or the end of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// Beside is the path of a program in the directory of this one.
+func Beside(name string) string {
+	self, _ := os.Executable() // found in /proc
+	return filepath.Join(filepath.Dir(self), name)
+}
+
+// Used is the processor time, user and system, that a process has used, and commands that
+// it has run to their end. That of commands is known to the kernel's tick (10 ms).
+func Used(pid int) (time.Duration, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	s, err := p.Stat()
+	if err != nil {
+		return 0, err
+	}
+	const tick = 10 * time.Millisecond // USER_HZ, on all kernels
+	var own unix.Timespec
+	err = unix.ClockGettime(processClock(pid), &own)
+	return time.Duration(own.Nano()) + time.Duration(s.CUTime+s.CSTime)*tick, err
+}
+
+// processClock is the clock of the processor time of a process (clock_getcpuclockid(3)).
+func processClock(pid int) int32 {
+	const scheduled = 2 // CPUCLOCK_SCHED
+	return ^int32(pid)<<3 | scheduled
+}
+
+// Memory is a process's memory.
+func Memory(pid int) (procfs.ProcStatus, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return procfs.ProcStatus{}, err
+	}
+	return p.NewStatus()
+}
+
+// WatchCommands looks every 50 ms at the commands that a process runs. stop returns the
+// most memory (VmHWM) that one of them was seen to have, in bytes.
+func WatchCommands(pid int) (stop func() uint64) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var most uint64
+	var done sync.WaitGroup
+	done.Go(func() {
+		for Sleep(ctx, 50*time.Millisecond) == nil {
+			for _, child := range Children(pid) {
+				if m, err := Memory(child); err == nil {
+					most = max(most, m.VmHWM)
+				}
+			}
+		}
+	})
+	return func() uint64 { cancel(); done.Wait(); return most }
+}
+
+// Children are the processes that a process has started. A kernel without
+// CONFIG_PROC_CHILDREN names none.
+func Children(pid int) (all []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		b, _ := os.ReadFile(list) // the thread may have ended
+		for _, text := range strings.Fields(string(b)) {
+			if child, err := strconv.Atoi(text); err == nil {
+				all = append(all, child)
+			}
+		}
+	}
+	return all
+}
+
+// Serve accepts TCP connections in a namespace, one after the other, has answer use each
+// one's descriptor, and closes it, until stop is called. It is one thread with blocking
+// system calls: a wait in Go's poller takes longer, and less evenly.
+func Serve(ns *lab.Namespace, at netip.AddrPort, answer func(fd int)) (stop func(), err error) {
+	family, address := Sockaddr(at)
+	fd := -1
+	err = ns.Do(func() (err error) {
+		if fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, address), unix.Listen(fd, 1024))
+	})
+	if err != nil {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return nil, fmt.Errorf("listen on %v: %w", at, err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		for {
+			conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+			switch {
+			case errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED):
+				continue
+			case err != nil: // it was shut down
+				return
+			}
+			answer(conn)
+			unix.Close(conn)
+		}
+	}()
+	return func() {
+		_ = unix.Shutdown(fd, unix.SHUT_RDWR)
+		<-done
+		unix.Close(fd)
+	}, nil
+}
+
+// Sockaddr is an address as system calls take it, and its family (AF_INET or AF_INET6).
+func Sockaddr(a netip.AddrPort) (family int, address unix.Sockaddr) {
+	if a.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// One makes one Service of a few ports, and the EndpointSlice of its endpoints, which have the same ports
+// unless these have a target.
+func One(name string, ip netip.Addr, endpoints []netip.Addr, ports ...corev1.ServicePort) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	meta := metav1.ObjectMeta{Namespace: "bench", Name: name}
+	svc := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, Ports: ports}}
+	meta.Labels = map[string]string{discoveryv1.LabelServiceName: name}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
+	if ip.Is6() {
+		slice.AddressType = discoveryv1.AddressTypeIPv6
+	}
+	for _, p := range ports {
+		target := p.TargetPort.IntVal
+		if target == 0 {
+			target = p.Port
+		}
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: ptr.To(p.Protocol), Port: &target})
+	}
+	for _, a := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a.String()}})
+	}
+	return svc, slice
+}
+
+// WriteManifests makes a directory for --manifests, with the objects of events.
+func WriteManifests(dir string, events iter.Seq[source.Event]) (err error) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.Create(filepath.Join(dir, "services.yaml"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := bufio.NewWriter(f)
+	for e := range events {
+		switch o := e.Object.(type) {
+		case *corev1.Service:
+			o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
+		case *discoveryv1.EndpointSlice:
+			o.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
+		}
+		b, err := json.Marshal(e.Object)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "---\n%s\n", b)
+	}
+	return w.Flush()
+}

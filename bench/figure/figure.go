@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package figure draws the results of benchmarks.
+package figure
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"image/color"
+	"math"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+)
+
+// Figure is a chart that is ready to be written.
+type Figure struct {
+	plot   *plot.Plot
+	height vg.Length
+}
+
+// Save writes the chart to a file that ends in .svg, .png or .pdf.
+func (f *Figure) Save(path string) error { return f.plot.Save(width, f.height, path) }
+
+// SVG returns the chart as an element to be placed in a page. It has no background, and its
+// text and axes have the page's colour of text.
+func (f *Figure) SVG() (string, error) {
+	f.plot.BackgroundColor = nil
+	w, err := f.plot.WriterTo(width, f.height, "svg")
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	if _, err := w.WriteTo(&b); err != nil {
+		return "", err
+	}
+	svg := b.String()
+	svg = svg[strings.Index(svg, "<svg"):]
+	return strings.NewReplacer("#000000", "currentColor", "<svg ", `<svg fill="currentColor" role="img" `).Replace(svg), nil
+}
+
+const width = 8 * vg.Inch
+
+// colours by subject, distinguishable by colour-blind people (Okabe and Ito).
+var colours = []color.RGBA{
+	{0x99, 0x99, 0x99, 0xff},
+	{0xe6, 0x9f, 0x00, 0xff},
+	{0x56, 0xb4, 0xe9, 0xff},
+	{0x00, 0x9e, 0x73, 0xff},
+	{0xcc, 0x79, 0xa7, 0xff},
+	{0x00, 0x72, 0xb2, 0xff},
+	{0xd5, 0x5e, 0x00, 0xff},
+}
+
+// lineColours by subject, of the same palette.
+var lineColours = []color.RGBA{
+	{0x00, 0x9e, 0x73, 0xff},
+	{0xe6, 0x9f, 0x00, 0xff},
+	{0x56, 0xb4, 0xe9, 0xff},
+	{0xd5, 0x5e, 0x00, 0xff},
+	{0xcc, 0x79, 0xa7, 0xff},
+	{0x00, 0x72, 0xb2, 0xff},
+}
+
+// shapes of marks by subject, for those who do not see the colours.
+var shapes = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}}
+
+func newPlot(r *bench.Result) *plot.Plot {
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+	plotter.DefaultFont = plot.DefaultFont
+	p := plot.New()
+	p.BackgroundColor = color.White
+	p.Title.Text = r.Title
+	p.Title.TextStyle.Font.Size = vg.Points(13)
+	p.Title.Padding = vg.Points(10)
+	p.X.Label.Padding, p.Y.Label.Padding = vg.Points(6), vg.Points(6)
+	return p
+}
+
+// Bars draws a group of horizontal bars for each series: a bar for each subject, as
+// long as its ratio to the first subject, with ratio and median at its end. The axis
+// begins at 0, so that lengths can be compared.
+func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
+	if len(series) == 0 {
+		return nil, errors.New("no series")
+	}
+	p := newPlot(r)
+	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
+	p.X.Min = 0
+	const thickness, gap = 16, 14 // of a bar, and between groups, in points
+	group := float64(len(r.Subjects)*thickness + gap)
+	var ticks []plot.Tick
+	labels := plotter.XYLabels{}
+	for i, s := range series {
+		if s.Better != series[0].Better {
+			return nil, fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
+		}
+		centre := -group * float64(i) // from top to bottom
+		ticks = append(ticks, plot.Tick{Value: centre, Label: "   " + s.Text})
+		for k, o := range s.Outcomes {
+			if len(o.Values) == 0 && i > 0 { // the first group has the legend
+				continue
+			}
+			ratio := o.Ratio
+			if k == 0 {
+				ratio = 1
+			}
+			at := centre + thickness*(float64(len(s.Outcomes)-1)/2-float64(k))
+			bar, err := plotter.NewPolygon(plotter.XYs{{X: 0, Y: at - 7}, {X: ratio, Y: at - 7}, {X: ratio, Y: at + 7}, {X: 0, Y: at + 7}})
+			if err != nil {
+				return nil, err
+			}
+			bar.Color, bar.LineStyle.Width = colours[k%len(colours)], 0
+			p.Add(bar)
+			if i == 0 {
+				p.Legend.Add(r.Subjects[k].Name, bar)
+			}
+			text := s.Unit.Format(o.Median)
+			if k > 0 {
+				text = fmt.Sprintf("%.2fx, %s", ratio, text)
+			}
+			labels.XYs = append(labels.XYs, plotter.XY{X: ratio, Y: at})
+			labels.Labels = append(labels.Labels, text)
+			p.X.Max = max(p.X.Max, 1.35*ratio) // room for the text
+		}
+	}
+	values, err := plotter.NewLabels(labels)
+	if err != nil {
+		return nil, err
+	}
+	values.Offset = vg.Point{X: vg.Points(4)}
+	for i := range values.TextStyle {
+		values.TextStyle[i].YAlign = draw.YCenter
+	}
+	p.Add(values)
+	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
+	p.Y.Tick.Length, p.Y.LineStyle.Width = 0, 0
+	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2+50 // room for the legend
+	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, vg.Points(-4), vg.Points(3)
+	return &Figure{p, vg.Points(group*float64(len(series)) + 160)}, nil
+}
+
+// Lines draws a line for each subject through the medians, by the value that the series were
+// measured at, with bars from the lowest to the highest. Both axes are logarithmic, so that
+// proportional growth is a straight line. x and y are the texts of the axes. Values of 0 are left
+// out.
+func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error) {
+	p := newPlot(r)
+	p.X.Label.Text, p.Y.Label.Text = x, y
+	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
+	unit := bench.Count
+	if len(series) > 0 {
+		unit = series[0].Unit
+	}
+	p.X.Tick.Marker, p.Y.Tick.Marker = decades(bench.Count), decades(unit)
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.XOffs, p.Legend.Padding = vg.Points(8), vg.Points(3)
+	p.Add(plotter.NewGrid())
+	drawn := 0
+	for k, subject := range r.Subjects {
+		var all points
+		for _, s := range series {
+			if o := s.Outcomes[k]; s.At > 0 && o.Median > 0 {
+				all = append(all, point{s.At, unit, o})
+			}
+		}
+		if len(all) == 0 {
+			continue
+		}
+		drawn++
+		line, marks, err := plotter.NewLinePoints(all)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", subject.Name, err)
+		}
+		bars, err := plotter.NewYErrorBars(all)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", subject.Name, err)
+		}
+		colour := lineColours[k%len(lineColours)]
+		line.Color, marks.Color, bars.Color = colour, colour, colour
+		line.Width, marks.Shape, marks.Radius = vg.Points(1.5), shapes[k%len(shapes)], vg.Points(3)
+		p.Add(line, marks, bars)
+		p.Legend.Add(subject.Name, line, marks)
+		if len(r.Subjects) > 2 { // values would cover each other
+			continue
+		}
+		labels, err := plotter.NewLabels(all)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", subject.Name, err)
+		}
+		// Below the line of the first subject, and above those of the others.
+		labels.Offset = vg.Point{X: vg.Points(6), Y: vg.Points(-13)}
+		align := text.XLeft
+		if k > 0 {
+			labels.Offset, align = vg.Point{X: vg.Points(-6), Y: vg.Points(4)}, text.XRight
+		}
+		for i := range labels.TextStyle {
+			labels.TextStyle[i].XAlign = align
+		}
+		p.Add(labels)
+	}
+	if drawn == 0 {
+		return nil, errors.New("nothing was counted")
+	}
+	if unit == bench.Count {
+		p.Y.Min = min(p.Y.Min, 10)
+	}
+	p.X.Min, p.X.Max = p.X.Min/1.6, p.X.Max*1.6 // room for the labels
+	p.Y.Min, p.Y.Max = p.Y.Min/1.3, p.Y.Max*1.3
+	if drawn > 2 {
+		// Whole powers of ten, so that two have labels at least, and room for the legend above.
+		low, high := math.Floor(math.Log10(p.Y.Min)), math.Ceil(math.Log10(p.Y.Max))
+		legend := float64(drawn)*15 + 10 // points
+		p.Y.Min, p.Y.Max = math.Pow(10, low), math.Pow(10, low+(high-low)*lineHeight/(lineHeight-legend))
+	}
+	return &Figure{p, 5 * vg.Inch}, nil
+}
+
+// lineHeight is that of the axis of a figure of [Lines], in points.
+const lineHeight = 310
+
+// point is a measured value at a number of Services.
+type point struct {
+	at   int
+	unit bench.Unit
+	bench.Outcome
+}
+
+type points []point
+
+func (p points) Len() int                { return len(p) }
+func (p points) XY(i int) (x, y float64) { return float64(p[i].at), p[i].Median }
+func (p points) Label(i int) string {
+	if p[i].unit == bench.Count {
+		return bench.Thousands(int(p[i].Median + 0.5))
+	}
+	return p[i].unit.Format(p[i].Median)
+}
+func (p points) YError(i int) (low, high float64) {
+	return p[i].Median - max(p[i].Lowest, p[i].Median/1000), p[i].Highest - p[i].Median // 0 has no place on the axis
+}
+
+// decades are ticks at powers of ten, with the unit.
+type decades bench.Unit
+
+func (d decades) Ticks(from, to float64) []plot.Tick {
+	all := plot.LogTicks{Prec: -1}.Ticks(from, to)
+	for i := range all {
+		if all[i].Label == "" {
+			continue
+		}
+		if all[i].Label = bench.Thousands(int(all[i].Value)); bench.Unit(d) != bench.Count {
+			all[i].Label = bench.Unit(d).Format(all[i].Value)
+		}
+	}
+	return all
+}

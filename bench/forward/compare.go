@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	cpuAggregated = bench.Quantity("cpu_aggregated", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	cpuPackets    = bench.Quantity("cpu_packets", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	rrRate        = bench.Quantity("rr_rate", "requests and responses a second, one connection", bench.PerSecond, bench.More)
+	rrMedian      = bench.Quantity("rr_median", "  latency, median", bench.Nanoseconds, bench.Less)
+)
+
+// firewall adds rules to each node's forward hook, as a firewall has them.
+func (m *measurement) firewall(ctx context.Context) error {
+	const table = `table inet bench-firewall {
+	chain forward {
+		type filter hook forward priority filter; policy accept;
+		ct state invalid counter drop
+		meta l4proto sctp counter drop
+		ct state established,related counter accept
+	}
+}
+`
+	for _, n := range m.nodes {
+		if _, err := n.Run(ctx, "nft", table); err != nil {
+			return fmt.Errorf("%s: %w", n.Name(), err)
+		}
+	}
+	return nil
+}
+
+// machineTime is the processor time that the whole machine has used, to the kernel's tick.
+func machineTime() (time.Duration, error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0, err
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return 0, err
+	}
+	c := stat.CPUTotal
+	return time.Duration((c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ) * float64(time.Second)), nil
+}
+
+// requestsOnOne measures requests of a byte, one after the other on one connection (TCP_RR).
+func (m *measurement) requestsOnOne(ctx context.Context) (err error) {
+	stop, err := bench.Serve(m.server.Namespace, m.backend(requestPort), respondAll)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			stop() // the port is used again
+		}
+	}()
+	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
+		d := time.Duration(m.options.Seconds) * time.Second
+		ctx, cancel := context.WithTimeout(ctx, d+patience)
+		defer cancel()
+		var v values
+		err := m.asClient(ctx, func() (err error) {
+			v, err = converse(ctx, m.frontend(requestPort), d)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return v, nil
+	}, rrRate, rrMedian)
+}
+
+// respondAll answers all requests of a connection.
+func respondAll(fd int) {
+	var b [1]byte
+	for {
+		if n, err := unix.Read(fd, b[:]); n != 1 || err != nil {
+			return
+		}
+		if _, err := unix.Write(fd, b[:]); err != nil {
+			return
+		}
+	}
+}
+
+// converse makes requests on a connection for a time. Those before the connection can have been
+// offloaded are not measured.
+func converse(ctx context.Context, to netip.AddrPort, d time.Duration) (values, error) {
+	family, address := bench.Sockaddr(to)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, address); err != nil {
+		return nil, err
+	}
+	took := make([]float64, 0, 1<<20)
+	b := [1]byte{'?'}
+	request := func() error {
+		if _, err := unix.Write(fd, b[:]); err != nil {
+			return err
+		}
+		_, err := unix.Read(fd, b[:])
+		return err
+	}
+	settle := time.Now()
+	for i := 0; i < 10*threshold || time.Since(settle) < 100*time.Millisecond; i++ {
+		if err := request(); err != nil {
+			return nil, err
+		}
+	}
+	begin := time.Now()
+	for time.Since(begin) < d && ctx.Err() == nil {
+		start := time.Now()
+		if err := request(); err != nil {
+			return nil, err
+		}
+		took = append(took, float64(time.Since(start)))
+	}
+	elapsed := time.Since(begin)
+	// The end of the connection is awaited, as the settings forget all connections.
+	if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
+		return nil, err
+	}
+	if _, err := unix.Read(fd, b[:]); err != nil {
+		return nil, fmt.Errorf("end of the connection: %w", err)
+	}
+	slices.Sort(took)
+	return values{rrRate.Name: float64(len(took)) / elapsed.Seconds(), rrMedian.Name: bench.Median(took)}, ctx.Err()
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/socket"
+	"golang.org/x/sys/unix"
+)
+
+// ruled is the address that the rule translates.
+func (n *network) ruled() netip.Addr {
+	if n.ipv6 {
+		return netip.MustParseAddr("2001:db8::77")
+	}
+	return netip.MustParseAddr("192.0.2.77")
+}
+
+// useRule adds the rule, or removes it.
+func (n *network) useRule(ctx context.Context, use bool) error {
+	command, family := "delete table inet bench-rule", "ip"
+	if n.ipv6 {
+		family = "ip6"
+	}
+	if use { // before the proxy's chain
+		command = fmt.Sprintf("table inet bench-rule {\nchain c { type nat hook prerouting priority -101; %s daddr %v dnat %s to %v; }\n}", family, n.ruled(), family, n.server.Addr(n.ipv6))
+	}
+	_, err := n.nodes[0].Run(ctx, "nft", command)
+	return err
+}
+
+// useSockets attaches the programs of sockets for the client's pod, or removes them.
+func (n *network) useSockets(ctx context.Context, use bool) (err error) {
+	m := n.nodes[0]
+	if !use {
+		const pause = time.Second // in which the kernel frees the maps
+		defer time.Sleep(pause)
+		return socket.Remove(m.FD())
+	}
+	dir, err := os.MkdirTemp("", "netns")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, "cni-00000000-0000-0000-0000-000000000000")
+	defer func() {
+		_ = unix.Unmount(path, unix.MNT_DETACH)
+		err = errors.Join(err, os.RemoveAll(dir))
+	}()
+	if err = os.WriteFile(path, nil, 0o600); err != nil {
+		return err
+	}
+	if err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", n.client.FD()), path, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	b, err := socket.New(socket.Options{NetNS: m.FD(), Pods: dir})
+	if err != nil {
+		return err
+	}
+	_, err = b.Reconcile(ctx, m.services)
+	return errors.Join(err, b.Close()) // the programs stay attached
+}

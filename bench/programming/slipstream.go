@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package programming
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"runtime/pprof"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/source"
+	"golang.org/x/sys/unix"
+)
+
+// RunChild is the work of the process that [Options.Measure] starts: it measures Slipstream in its
+// network namespace. options is the JSON of [Options]; the samples are written as JSON.
+func RunChild(options string, out io.Writer) error {
+	var o Options
+	if err := json.Unmarshal([]byte(options), &o); err != nil {
+		return fmt.Errorf("options: %w", err)
+	}
+	if modes[o.Mode] == nil {
+		return fmt.Errorf("no mode %q", o.Mode)
+	}
+	proxy.LimitGarbage() // as 'slipstream run' does
+	s := newSlipstream(&o)
+	if err := errors.Join(s.measure(), s.close()); err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(s.samples)
+}
+
+// slipstream is a desired state and a dataplane, called as package proxy calls them.
+type slipstream struct {
+	*Options
+	cluster  *cluster.Cluster
+	state    *desired.State
+	backend  dataplane.Dataplane
+	samples  bench.Samples
+	profiles map[string]int // written so far, by step
+}
+
+func newSlipstream(o *Options) *slipstream {
+	return &slipstream{Options: o, cluster: o.newCluster(), samples: bench.Samples{}, profiles: map[string]int{}}
+}
+
+func (s *slipstream) close() error {
+	if s.backend == nil {
+		return nil
+	}
+	return s.backend.Close()
+}
+
+func (s *slipstream) measure() error {
+	ctx := context.Background() // the parent process kills this one
+	bench.Quiet(ctx)
+	if err := s.profiled("cold", s.cold); err != nil {
+		return err
+	}
+	bench.Quiet(ctx)
+	if err := s.profiled("restart", s.restart); err != nil {
+		return err
+	}
+	for round := range rounds {
+		bench.Quiet(ctx)
+		n := s.Repetitions
+		if err := s.changes(n*(round+1)/rounds - n*round/rounds); err != nil {
+			return err
+		}
+	}
+	if err := s.memory(); err != nil || !s.Verify {
+		return err
+	}
+	return s.verify()
+}
+
+func (s *slipstream) cold() error {
+	// The kernel counts the peak (VmHWM) from here.
+	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
+		return fmt.Errorf("reset of the peak of memory: %w", err)
+	}
+	if err := s.program(coldStart); err != nil {
+		return err
+	}
+	top, err1 := bench.Memory(os.Getpid())
+	m, heap, err2 := rest()
+	s.samples.Add(peakCold, float64(top.VmHWM))
+	s.samples.Add("rss_cold_start", float64(m.VmRSS))
+	s.samples.Add("rss_file_cold_start", float64(m.RssFile))
+	s.samples.Add("heap_cold_start", heap)
+	return errors.Join(err1, err2, s.profile("heap.pprof", func(w io.Writer) error { return pprof.Lookup("heap").WriteTo(w, 0) }))
+}
+
+// restart programs everything again, as a new process would, after the memory of the old
+// state has been freed.
+func (s *slipstream) restart() error {
+	if err := s.close(); err != nil {
+		return err
+	}
+	s.state, s.backend = nil, nil
+	debug.FreeOSMemory()
+	return s.program(restart)
+}
+
+// program takes the whole cluster from objects to the kernel. Making the objects is not
+// measured.
+func (s *slipstream) program(name string) (err error) {
+	ctx, begin := context.Background(), time.Now()
+	if s.backend, err = modes[s.Mode](ctx); err != nil {
+		return err
+	}
+	config := desired.Config{NodeName: cluster.LocalNode, NodePortsByAddress: s.cluster.NodePortsByAddress}
+	config.DetectLocal.CIDRs = []netip.Prefix{cluster.IPv4.Pods, cluster.IPv6.Pods}
+	s.state = desired.New(config)
+	s.state.SetNodeAddresses([]netip.Addr{cluster.IPv4.Node, cluster.IPv6.Node})
+	state := time.Since(begin)
+	for e := range s.cluster.Events() {
+		begin = time.Now()
+		proxy.ApplyEvent(s.state, e)
+		state += time.Since(begin)
+	}
+	begin = time.Now()
+	full := s.state.Full()
+	fullTook := time.Since(begin)
+	if err := problem(full); err != nil {
+		return err
+	}
+	begin = time.Now()
+	stats, err := s.backend.Reconcile(ctx, &full.Change)
+	kernel := time.Since(begin)
+	s.samples.Add(name, float64(state+fullTook+kernel))
+	s.samples.Add(name+"_state", float64(state))
+	s.samples.Add(name+"_full", float64(fullTook))
+	s.samples.Add(name+"_kernel", float64(kernel))
+	s.samples.Add(name+elementsSuffix, float64(stats.Elements))
+	s.samples.Add(name+"_bytes", float64(stats.Bytes))
+	return err
+}
+
+func problem(u *desired.Update) error {
+	if len(u.Problems) > 0 {
+		return fmt.Errorf("made-up objects: %w", u.Problems[0])
+	}
+	return nil
+}
+
+const (
+	// chunkObjects is about how many objects are made before changes are measured with
+	// them, so that making them is not measured, and takes little memory.
+	chunkObjects = 50
+
+	// changesLimit bounds each kind of change in each round.
+	changesLimit = 4 * time.Second
+)
+
+// kind is a kind of changes, by the name of its series.
+type kind struct {
+	name string
+	next func() []source.Event
+}
+
+func (s *slipstream) changes(n int) error {
+	c := s.cluster
+	repeat := func(step string, kinds ...kind) error {
+		return s.profiled(step, func() error { return s.repeat(n, kinds...) })
+	}
+	err := repeat("replace", kind{endpointReplaced, c.ReplaceEndpoint})
+	if err == nil {
+		err = repeat("endpoints", kind{endpointRemoved, c.RemoveEndpoint}, kind{endpointAdded, c.AddEndpoint})
+	}
+	if err == nil {
+		err = repeat("services", kind{serviceRemoved, c.RemoveService}, kind{serviceAdded, c.AddService})
+	}
+	if err == nil {
+		err = s.profiled("burst", s.burst)
+	}
+	return err
+}
+
+// repeat makes n changes of each kind, in turns, fewer if that takes too long. The kinds
+// together leave the cluster's size as it is.
+func (s *slipstream) repeat(n int, kinds ...kind) error {
+	chunk := max(1, min(chunkObjects/s.cluster.ObjectsPerService(), s.cluster.Live()/2))
+	deadline := time.Now().Add(changesLimit)
+	for done := 0; done < n && (done == 0 || time.Now().Before(deadline)); done += chunk {
+		for _, k := range kinds {
+			all := make([][]source.Event, min(chunk, n-done))
+			for i := range all {
+				all[i] = k.next()
+			}
+			before := cpuTime()
+			for _, events := range all {
+				if err := s.change(k.name, events); err != nil {
+					return err
+				}
+			}
+			s.samples.Add(k.name+cpuSuffix, float64(cpuTime()-before)/float64(len(all)))
+		}
+	}
+	return nil
+}
+
+func (s *slipstream) change(name string, events []source.Event) error {
+	start := time.Now()
+	for _, e := range events {
+		proxy.ApplyEvent(s.state, e)
+	}
+	return s.apply(name, start)
+}
+
+// apply programs the pending changes, and adds the time since start.
+func (s *slipstream) apply(name string, start time.Time) error {
+	u := s.state.Change()
+	stats, err := s.backend.Apply(context.Background(), &u.Change)
+	s.samples.Add(name, float64(time.Since(start)))
+	s.samples.Add(name+elementsSuffix, float64(stats.Elements))
+	return errors.Join(err, problem(u))
+}
+
+// burst measures many changes that are programmed as one. Making the objects is not
+// measured.
+func (s *slipstream) burst() error {
+	var took time.Duration
+	for range burstChanges {
+		events := s.cluster.ReplaceEndpoint()
+		start := time.Now()
+		for _, e := range events {
+			proxy.ApplyEvent(s.state, e)
+		}
+		took += time.Since(start)
+	}
+	return s.apply(burst, time.Now().Add(-took))
+}
+
+func (s *slipstream) memory() error {
+	top, err1 := bench.Memory(os.Getpid())
+	m, _, err2 := rest()
+	s.samples.Add("peak_rss", float64(top.VmHWM))
+	s.samples.Add("rss", float64(m.VmRSS))
+	return errors.Join(err1, err2)
+}
+
+func (s *slipstream) verify() error {
+	d, err := dataplane.Compare(context.Background(), s.backend.(dataplane.Reader), dataplane.ContentOf(&s.state.Full().Change))
+	if err == nil && d != "" {
+		err = fmt.Errorf("the kernel does not have the desired content: %.300s", d)
+	}
+	return err
+}
+
+// rest frees unused memory, and measures the memory and the reachable objects, in bytes.
+func rest() (m procfs.ProcStatus, heap float64, err error) {
+	debug.FreeOSMemory()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	m, err = bench.Memory(os.Getpid())
+	return m, float64(stats.HeapAlloc), err
+}
+
+// cpuTime is the processor time, user and system, of this process and of the commands that
+// it has run. The kernel's later work on its own threads is not included.
+func cpuTime() (sum time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err == nil {
+			sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		}
+	}
+	return sum
+}
+
+// profiled runs a step, with a CPU profile if there is a directory for profiles. Repetitions of
+// a step have files of their own, which "go tool pprof" adds up.
+func (s *slipstream) profiled(step string, do func() error) error {
+	s.profiles[step]++
+	err := s.profile(fmt.Sprintf("%s-%d.cpu.pprof", step, s.profiles[step]), pprof.StartCPUProfile)
+	if err == nil {
+		err = do()
+		pprof.StopCPUProfile()
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", step, err)
+	}
+	return err
+}
+
+// profile calls write with a new file of a name, if there is a directory for profiles.
+func (s *slipstream) profile(name string, write func(io.Writer) error) error {
+	if s.ProfileDir == "" {
+		return nil
+	}
+	f, err := os.Create(filepath.Join(s.ProfileDir, name)) // closed when the process ends
+	if err != nil {
+		return err
+	}
+	return write(f)
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+)
+
+// cell is a value on the page, with its range below it.
+type cell struct {
+	Text  string
+	Range string // "lowest to highest of n", if there are several values
+	// Missing says why there is no value.
+	Missing string
+}
+
+// outcome is what a step has measured of a series for a subject.
+func (r *result) outcome(series, subject string) (s *bench.Series, o *bench.Outcome, missing string) {
+	switch {
+	case r == nil:
+		return nil, nil, notMeasured
+	case r.Result == nil:
+		return nil, nil, "not measured: " + firstLine(r.Failed)
+	}
+	s = r.Result.Find(series)
+	for i, one := range r.Result.Subjects {
+		switch {
+		case one.Name != subject:
+		case s != nil && len(s.Outcomes[i].Values) > 0:
+			return s, &s.Outcomes[i], ""
+		case one.Failed != "":
+			return nil, nil, "given up: " + firstLine(one.Failed)
+		}
+	}
+	return nil, nil, notMeasured
+}
+
+// notMeasured is why there is no value if nothing better is known.
+const notMeasured = "not measured in this run"
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}
+
+func (r *result) cell(series, subject string) cell {
+	s, o, missing := r.outcome(series, subject)
+	if missing != "" {
+		return cell{Missing: missing}
+	}
+	c := cell{Text: s.Unit.Format(o.Median)}
+	if len(o.Values) > 1 {
+		c.Range = fmt.Sprintf("%s to %s, n = %s", s.Unit.Format(o.Lowest), s.Unit.Format(o.Highest), bench.Thousands(len(o.Values)))
+	}
+	return c
+}
+
+// significant is the p-value below which a difference is claimed.
+const significant = 0.05
+
+// compare says how the values of one subject compare with those of another: by how much if the
+// Mann-Whitney test shows a difference, else that none was seen, or that there are too few values
+// to say.
+func (r *result) compare(series, theirs, ours string) string {
+	_, t, _ := r.outcome(series, theirs)
+	s, o, _ := r.outcome(series, ours)
+	if t == nil || o == nil {
+		return "nothing to compare"
+	}
+	ratio := 0.0
+	switch base := bench.Median(t.Values); {
+	case s.Unit == bench.Percent:
+	case s.Paired && theirs == r.Result.Subjects[0].Name:
+		ratio = o.Ratio // the median of those within each round
+	case base > 0:
+		ratio = bench.Median(o.Values) / base
+	}
+	return comparison(t.Values, o.Values, ratio)
+}
+
+// comparison is the text of [result.compare]. A ratio that is not above 0 is left out, as that of
+// shares.
+func comparison(theirs, ours []float64, ratio float64) string {
+	p, err := bench.MannWhitney(ours, theirs)
+	if err != nil {
+		p = 1
+	}
+	text := "different"
+	if ratio > 0 {
+		text = times(ratio)
+	}
+	switch few := leastP(len(theirs), len(ours)) >= significant; {
+	case few && ratio > 0:
+		return text + "; too few values to test"
+	case few:
+		return "too few values to test"
+	case p >= significant:
+		return fmt.Sprintf("no difference seen (p = %s)", digits(p))
+	}
+	return fmt.Sprintf("%s (p = %s)", text, digits(p))
+}
+
+// leastP is the smallest p-value that the two-sided Mann-Whitney test can have with m and n values:
+// two of all the orders there are.
+func leastP(m, n int) float64 {
+	orders := 1.0
+	for i := 1; i <= m; i++ {
+		orders *= float64(n+i) / float64(i)
+	}
+	return 2 / orders
+}
+
+// times says how a ratio of ours to theirs is read.
+func times(ratio float64) string {
+	switch {
+	case math.Abs(ratio-1) < 0.005:
+		return "1.00 times"
+	case ratio < 0.1:
+		return "1/" + digits(1/ratio) + " of it"
+	case ratio < 10:
+		return fmt.Sprintf("%.2f times", ratio)
+	}
+	return digits(ratio) + " times"
+}
+
+// digits writes two digits, and all digits before the point.
+func digits(x float64) string {
+	switch {
+	case x >= 100:
+		unit := math.Pow(10, math.Floor(math.Log10(x))-1)
+		return bench.Thousands(int(math.Round(x/unit) * unit))
+	case x >= 10:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 0.001:
+		return fmt.Sprintf("%.2g", x)
+	}
+	return fmt.Sprintf("%.0e", x)
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package report measures everything that the project claims, beside kube-proxy, and writes one
+// page with the results.
+//
+// It runs the benchmarks of this module (parts.go), each as a command of its own, and keeps
+// what a command has measured in OUT/data/PART.json as soon as it ends. A second run measures only
+// what is missing or has failed; --part measures the named parts again. OUT/index.html has no
+// number that is not in these files, except what others have published.
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/spf13/pflag"
+)
+
+// Options say what is done.
+type Options struct {
+	fast, render, snapshot bool
+	parts                  []string
+	out, version           string
+}
+
+// AddFlags adds the flags.
+func (o *Options) AddFlags(f *pflag.FlagSet) {
+	f.BoolVar(&o.fast, "fast", false, "measure less, in 15 minutes instead of 90")
+	f.StringSliceVar(&o.parts, "part", nil, "`names` of parts to measure again, and no others: "+strings.Join(partNames(), ", "))
+	f.BoolVar(&o.render, "render", false, "only write the page, from what was measured before")
+	f.BoolVar(&o.snapshot, "snapshot", false, "only write page and records of a full run to docs/report, and README's first table")
+	f.StringVar(&o.out, "out", "report", "`directory` for the page, and for the measurements in data/")
+	f.StringVar(&o.version, "version", "unknown", "version of Slipstream; what another one has measured is measured again")
+}
+
+func partNames() (all []string) {
+	for _, p := range parts {
+		all = append(all, p.name)
+	}
+	return all
+}
+
+// Run measures and writes the page.
+func Run(ctx context.Context, o Options) error {
+	if len(o.parts) > 0 {
+		if err := bench.SomeOf("--part", o.parts, partNames()...); err != nil {
+			return err
+		}
+	}
+	data := filepath.Join(o.out, "data")
+	if err := os.MkdirAll(data, 0o755); err != nil {
+		return err
+	}
+	records, err := load(data)
+	if err != nil {
+		return err
+	}
+	if o.snapshot {
+		return snapshot(records, "docs/report", "README.md", os.Stderr)
+	}
+	var failed error
+	if !o.render {
+		failed = measure(ctx, records, data, o.fast, o.parts, o.version)
+		if ctx.Err() != nil {
+			return errors.New("interrupted: run the same command again to go on")
+		}
+	}
+	page := filepath.Join(o.out, "index.html")
+	if err := writePage(page, records); err != nil {
+		return errors.Join(failed, err)
+	}
+	fmt.Println("wrote", page)
+	return failed
+}
+
+// job is a step that is to be measured.
+type job struct {
+	part *part
+	step step
+}
+
+// measure runs the steps that have no result yet (one in which a subject was given up has one), or those of the chosen parts, and stores each
+// result in records and in a file. It goes on after a step that fails.
+func measure(ctx context.Context, records map[string]*record, data string, fast bool, chosen []string, version string) (failed error) {
+	var jobs []job
+	for _, p := range parts {
+		if len(chosen) > 0 && !slices.Contains(chosen, p.name) {
+			continue
+		}
+		r := records[p.name]
+		if r == nil || len(chosen) > 0 {
+			r = &record{Part: p.name}
+		}
+		steps := p.steps(fast)
+		r.keep(steps, version)
+		records[p.name] = r
+		for _, s := range steps {
+			if old := r.find(s.name); old == nil || old.Result == nil {
+				jobs = append(jobs, job{p, s})
+			}
+		}
+	}
+	for i, j := range jobs {
+		left := time.Duration(0)
+		for _, rest := range jobs[i:] {
+			left += rest.step.estimate
+		}
+		fmt.Printf("[%d/%d, about %s left] %s: %s\n", i+1, len(jobs), minutes(left), j.part.name, j.step.name)
+		s := j.step.run(ctx, data, j.part.name)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.Version, s.Fast = version, fast
+		if s.Failed != "" {
+			failed = errors.Join(failed, fmt.Errorf("%s, %s: %s", j.part.name, j.step.name, s.Failed))
+			fmt.Println("  failed:", s.Failed)
+		}
+		r := records[j.part.name]
+		r.put(s)
+		if err := r.save(data); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+// minutes writes a duration for the progress line.
+func minutes(d time.Duration) string {
+	if d < 90*time.Second {
+		return "1 minute"
+	}
+	return fmt.Sprintf("%d minutes", int((d+30*time.Second)/time.Minute))
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+)
+
+// step is a benchmark: a command that writes its result as JSON to the file that replaces the
+// argument "SAVE".
+type step struct {
+	name     string
+	args     []string
+	estimate time.Duration // for the progress line
+}
+
+// command is the step's command line, as the page shows it.
+func (s step) command() string {
+	var all []string
+	for _, a := range s.args {
+		if strings.ContainsAny(a, " $\"") {
+			a = "'" + a + "'"
+		}
+		all = append(all, a)
+	}
+	return strings.Replace(strings.Join(all, " "), "SAVE", s.name+".json", 1)
+}
+
+// record is what was measured of a part: the content of its file.
+type record struct {
+	Part  string    `json:"part"`
+	Steps []*result `json:"steps"`
+}
+
+// result is what a step has measured.
+type result struct {
+	Name    string    `json:"name"`
+	Command string    `json:"command"`
+	Version string    `json:"version"` // of Slipstream
+	Fast    bool      `json:"fast"`
+	Began   time.Time `json:"began"`
+	Seconds float64   `json:"seconds"`
+	// Of the machine, also where the step ran in a virtual machine.
+	Machine    bench.Machine `json:"machine"`
+	Memory     uint64        `json:"memory_bytes"`
+	LoadBefore string        `json:"load_average_before"`
+	LoadAfter  string        `json:"load_average_after"`
+	// Elsewhere is how many processors other work used meanwhile, on average.
+	Elsewhere float64       `json:"processors_used_elsewhere"`
+	Failed    string        `json:"failed,omitempty"`
+	Result    *bench.Result `json:"result"`
+}
+
+// disturbed is how many processors other work may use before a step's numbers are marked.
+const disturbed = 0.15
+
+// Disturbed says whether other work ran on the machine.
+func (r *result) Disturbed() bool { return r.Elsewhere > disturbed }
+
+func (r *record) find(name string) *result {
+	for _, s := range r.Steps {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// keep forgets what other commands than those of the steps, or another version, have measured.
+func (r *record) keep(steps []step, version string) {
+	r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool {
+		return !slices.ContainsFunc(steps, func(s step) bool {
+			return s.name == old.Name && s.command() == old.Command && old.Version == version
+		})
+	})
+}
+
+// put adds a result in the place of the one of its name.
+func (r *record) put(s *result) {
+	r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool { return old.Name == s.Name })
+	r.Steps = append(r.Steps, s)
+}
+
+func (r *record) save(data string) error {
+	b, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(data, r.Part+".json")
+	part := path + ".part" // an interrupted run leaves the old file whole
+	return errors.Join(os.WriteFile(part, append(b, '\n'), 0o644), os.Rename(part, path))
+}
+
+// load reads the records of all parts.
+func load(data string) (map[string]*record, error) {
+	all := map[string]*record{}
+	for _, p := range parts {
+		b, err := os.ReadFile(filepath.Join(data, p.name+".json"))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		r := &record{}
+		if err == nil {
+			err = json.Unmarshal(b, r)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s.json: %w", p.name, err)
+		}
+		all[p.name] = r
+	}
+	return all, nil
+}
+
+// run runs the step. Its output goes to a file beside the part's.
+func (s step) run(ctx context.Context, data, part string) *result {
+	r := &result{Name: s.name, Command: s.command(), Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: memory()}
+	// The benchmarks wait for calm themselves, too.
+	bench.Quiet(ctx)
+	r.LoadBefore = bench.LoadAverage()
+	elsewhere, begin := watchOthers(), time.Now()
+	err := func() error {
+		saved, err := filepath.Abs(filepath.Join(data, fmt.Sprintf("%s-%s.tmp", part, s.name)))
+		if err != nil {
+			return err
+		}
+		defer os.Remove(saved)
+		logFile := filepath.Join(data, fmt.Sprintf("%s-%s.log", part, s.name))
+		log, err := os.Create(logFile)
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		args := slices.Clone(s.args)
+		if i := slices.Index(args, "SAVE"); i >= 0 {
+			args[i] = saved
+		}
+		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+		cmd.Stdout, cmd.Stderr = log, log
+		// It removes its namespaces when it is asked to end.
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		cmd.WaitDelay = time.Minute
+		err = cmd.Run()
+		if err != nil {
+			text, _ := os.ReadFile(logFile)
+			err = fmt.Errorf("%w: %s", err, lab.Tail(string(text), 3))
+		}
+		b, missing := os.ReadFile(saved)
+		if missing != nil {
+			return cmp.Or(err, missing)
+		}
+		return errors.Join(err, json.Unmarshal(b, &r.Result))
+	}()
+	r.Seconds = time.Since(begin).Seconds()
+	r.Elsewhere = elsewhere() / r.Seconds
+	r.LoadAfter = bench.LoadAverage()
+	if err != nil {
+		r.Failed = err.Error()
+	}
+	return r
+}

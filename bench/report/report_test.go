@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+)
+
+func TestComparison(t *testing.T) {
+	for name, test := range map[string]struct {
+		theirs, ours []float64
+		ratio        float64
+		want         string
+	}{
+		// 2 of 70 orders: p = 0.0286.
+		"far":      {theirs: []float64{100, 101, 102, 103}, ours: []float64{1, 1.01, 1.02, 1.03}, ratio: 1.015 / 101.5, want: "1/100 of it (p = 0.029)"},
+		"more":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{49, 50, 51, 52}, ratio: 50.5 / 2.5, want: "20 times (p = 0.029)"},
+		"less":     {theirs: []float64{10, 11, 12, 13}, ours: []float64{5, 6, 7, 8}, ratio: 6.5 / 11.5, want: "0.57 times (p = 0.029)"},
+		"same":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{1.5, 2.5, 2.6, 3.5}, ratio: 1.02, want: "no difference seen (p = 1)"},
+		"equal":    {theirs: []float64{0, 0, 0, 0}, ours: []float64{0, 0, 0, 0}, want: "no difference seen (p = 1)"},
+		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, ratio: 0.1, want: "0.10 times; too few values to test"},
+		"one each": {theirs: []float64{14}, ours: []float64{1}, ratio: 1. / 14, want: "1/14 of it; too few values to test"},
+		"few, 0":   {theirs: []float64{0}, ours: []float64{0}, want: "too few values to test"},
+		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, want: "different (p = 0.029)"},
+	} {
+		if got := comparison(test.theirs, test.ours, test.ratio); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func TestLeastP(t *testing.T) {
+	for _, test := range []struct {
+		m, n int
+		want float64
+	}{{1, 1, 1}, {3, 3, 0.1}, {4, 4, 2. / 70}, {5, 5, 2. / 252}, {2, 8, 2. / 45}} {
+		if got := leastP(test.m, test.n); got < test.want*0.9999 || got > test.want*1.0001 {
+			t.Errorf("%d and %d values: %v, want %v", test.m, test.n, got, test.want)
+		}
+	}
+}
+
+// TestSumOthers has a tree of processes: init, a shell that runs make that runs this one, with a
+// child of its own, and a compiler elsewhere with a child that has ended.
+func TestSumOthers(t *testing.T) {
+	stats := map[int]procfs.ProcStat{
+		1:  {PPID: 0, UTime: 100},
+		2:  {PPID: 0, STime: 100000}, // kthreadd
+		3:  {PPID: 2, STime: 100000},
+		10: {PPID: 1, UTime: 5000, CUTime: 5000}, // shell
+		11: {PPID: 10, CSTime: 5000},             // make
+		12: {PPID: 11, UTime: 7000},              // this one
+		13: {PPID: 12, UTime: 7000},
+		20: {PPID: 1, UTime: 200, STime: 100, CUTime: 300, CSTime: 50},
+		21: {PPID: 20, UTime: 50},
+	}
+	if got, want := sumOthers(stats, 12), (200+100+300+50+50)/100.; got != want {
+		t.Errorf("%v seconds, want %v", got, want)
+	}
+}
+
+// TestRises has a process that used 50 s and ends in the middle, and one of 70 s that appears.
+func TestRises(t *testing.T) {
+	r := rises{last: 100}
+	for _, used := range []float64{101, 101.5, 52, 53, 53, 123} {
+		r.add(used, 4)
+	}
+	if r.sum != 6.5 {
+		t.Errorf("%v seconds, want 6.5", r.sum)
+	}
+}
+
+// sample is a record with numbers for all that the page shows of a part.
+func sampleRecords() map[string]*record {
+	all := map[string]*record{}
+	for _, p := range parts {
+		r := &record{Part: p.name}
+		for _, s := range p.steps(false) {
+			r.put(&result{Name: s.name, Command: s.command(), Version: "v1", Seconds: 60, Machine: bench.ThisMachine(), Result: samples(p.name, s)})
+		}
+		all[p.name] = r
+	}
+	return all
+}
+
+// samples has all series that the steps' commands measure, with made-up values.
+func samples(part string, of step) *bench.Result {
+	step := of.name
+	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
+	subjects := map[string][]string{
+		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "restore": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
+		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
+		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT, slipNFT + "-loopback", kubeNFT + "-loopback"},
+	}[part]
+	switch {
+	case step == "compare-host":
+		subjects = []string{"off", "eBPF", "no Service", "one link"}
+	case step == "compare-qemu":
+		subjects = []string{"off", "flowtable", "eBPF", "sockets", "no Service", "one link"}
+	case step == "sockets-host":
+		subjects = []string{"no Service", "sockets", "nftables"}
+	}
+	if part == "latency" && step == "ipvs" {
+		subjects = []string{slipIPVS, kubeIPVS}
+	}
+	if i := slices.Index(of.args, "--subjects"); part == "scale" && i >= 0 {
+		subjects = strings.Split(of.args[i+1], ",")
+	}
+	if part == "rules" && step == "nftables" {
+		subjects[0] = slipNFT
+	}
+	series := map[string][]bench.Series{
+		"scale": {
+			{Name: "start", Unit: bench.Nanoseconds}, {Name: "start_cpu", Unit: bench.Nanoseconds}, {Name: "change", Unit: bench.Nanoseconds},
+			{Name: "change_cpu", Unit: bench.Nanoseconds}, {Name: "burst", Unit: bench.Nanoseconds}, {Name: "peak_rss", Unit: bench.Bytes}, {Name: "failed_share", Unit: bench.Percent},
+		},
+		"fastpath": {
+			{Name: "stream_aggregated", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "stream_packets", Unit: bench.BitsPerSecond, Better: bench.More, Paired: true}, {Name: "udp_packets", Unit: bench.PerSecond, Better: bench.More, Paired: true},
+			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "rr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_median", Unit: bench.Nanoseconds, Paired: true},
+		},
+		"restore": {
+			{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"}, {Name: "healed"}, {Name: "healed_change"}, {Name: "healed_others", Unit: bench.Percent}, {Name: "restore_failures"},
+			{Name: "fleet_start"}, {Name: "fleet_change"}, {Name: "fleet_last"}, {Name: "fleet_churn"}, {Name: "fleet_cpu"}, {Name: "fleet_rest"}, {Name: "fleet_memory"},
+			{Name: "server_cpu"}, {Name: "server_memory"}, {Name: "server_sent"},
+		},
+		"rules":     {{Name: "rules_10"}, {Name: "rules_20"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
+		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
+	}[part]
+	if part == "latency" {
+		for _, n := range latencySizes {
+			for _, style := range latencyStyles {
+				for _, what := range []string{"mean", "p50", "p99", "p999", "cpu", "errors"} {
+					series = append(series, bench.Series{Name: latencyName(style.name, what, n), Unit: bench.Nanoseconds, At: n})
+				}
+			}
+		}
+	}
+	var values []bench.Samples
+	for i, name := range subjects {
+		r.Subjects = append(r.Subjects, bench.Subject{Name: name})
+		of := bench.Samples{}
+		for _, s := range series {
+			for n := range 5 {
+				of.Add(s.Name, float64((i+1)*1_000_000+n))
+			}
+		}
+		values = append(values, of)
+	}
+	if err := r.Fill(series, values); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// TestBudget sums up the estimates of all steps.
+func TestBudget(t *testing.T) {
+	for fast, most := range map[bool]time.Duration{false: 90 * time.Minute, true: 15 * time.Minute} {
+		sum := time.Duration(0)
+		for _, p := range parts {
+			for _, s := range p.steps(fast) {
+				sum += s.estimate
+			}
+		}
+		if sum > most {
+			t.Errorf("fast: %t: %v, want at most %v", fast, sum, most)
+		}
+	}
+}
+
+// TestTooLong has starts of 10 s with 10,000 Services and, unless they are missing, 60 s with 27,000.
+func TestTooLong(t *testing.T) {
+	of := func(start float64) *result {
+		r := &bench.Result{Subjects: []bench.Subject{{Name: kubeNFT}}}
+		if err := r.Fill([]bench.Series{{Name: "start"}}, []bench.Samples{{"start": {start * 1e9}}}); err != nil {
+			t.Fatal(err)
+		}
+		return &result{Result: r}
+	}
+	sizes := map[int]*result{10_000: of(10), 27_000: of(60)}
+	if got, want := tooLong(sizes, 100_000, kubeNFT), "27,000 Services took 60.0 s, and the time grows with the square of their number, here to about 14 minutes"; !strings.HasSuffix(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	delete(sizes, 27_000)
+	if got, want := tooLong(sizes, 100_000, kubeNFT), "10,000 Services took 10.0 s, and the time grows with the square of their number, here to about 17 minutes"; !strings.HasSuffix(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := tooLong(sizes, 10_000, kubeNFT); got != notMeasured {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestPage writes a page from complete records: no cell is empty without a reason, and each part has its command.
+func TestPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "index.html")
+	if err := writePage(path, sampleRecords()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(b)
+	// Whatever is missing says why: kube-proxy's nftables mode with 100,000 Services.
+	if n, why := strings.Count(text, `class="missing"`), strings.Count(text, `class="missing">not started`); n != 7 || why != n {
+		t.Errorf("%d cells without a value, %d of them say why, want 7", n, why)
+	}
+	for _, bad := range []string{notMeasured, "was not run", "NaN", "<td></td>", "Disturbed"} {
+		if strings.Contains(text, bad) {
+			t.Errorf("the page has %s", bad)
+		}
+	}
+	if strings.Count(text, "tested by all values") != 2 {
+		t.Error("percentiles under churn are missing")
+	}
+	if n := strings.Count(text, "<svg"); n != 10 {
+		t.Errorf("%d charts, want 10", n)
+	}
+	for _, p := range parts {
+		if !strings.Contains(text, `id="`+p.name+`"`) {
+			t.Errorf("no part %s", p.name)
+		}
+	}
+	for _, want := range []string{`id="headlines"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "bin/bench rules"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+}
+
+// TestPageMissing writes a page where one subject was given up, one step has failed, other work
+// disturbed a third, and one part was not run.
+func TestPageMissing(t *testing.T) {
+	all := sampleRecords()
+	delete(all, "balancing")
+	given := all["scale"].find(withServices(1000)).Result
+	given.Subjects[2].Failed = "not within -timeout\nmore"
+	for _, s := range given.Series {
+		s.Outcomes[2] = bench.Outcome{}
+	}
+	all["rules"].find("iptables").Result, all["rules"].find("iptables").Failed = nil, "exit status 1"
+	all["rules"].find("nftables").Elsewhere = 0.5
+	path := filepath.Join(t.TempDir(), "index.html")
+	if err := writePage(path, all); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := os.ReadFile(path)
+	for _, want := range []string{
+		"given up: not within -timeout</td>", "not measured: exit status 1</td>", "Disturbed by other work on the machine: rules, nftables<",
+		"This part was not run: <code>make report PART=balancing</code>", "Not all was measured: exit status 1",
+	} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+}
+
+// TestResume runs parts with commands that write a result, or fail: a second run repeats what has
+// failed and nothing else, another version repeats all, and a chosen part is repeated.
+func TestResume(t *testing.T) {
+	dir := t.TempDir()
+	bench.QuietLimit = 0
+	runs := filepath.Join(dir, "runs")
+	script := func(name, then string) step {
+		return step{name: name, args: []string{"sh", "-c", `echo ` + name + ` >>` + runs + `; ` + then + ` && echo '{"title": "` + name + `"}' >$0`, "SAVE"}, estimate: time.Minute}
+	}
+	steps := []step{script("good", "true"), script("bad", "test -e "+dir+"/repaired")}
+	old := parts
+	defer func() { parts = old }()
+	parts = []*part{
+		{name: "one", steps: func(bool) []step { return steps }, fill: func(*section, *record) error { return nil }},
+		{name: "two", steps: func(bool) []step { return []step{script("third", "true")} }, fill: func(*section, *record) error { return nil }},
+	}
+	ran := func(version string, names ...string) string {
+		t.Helper()
+		os.Remove(runs)
+		_ = Run(t.Context(), Options{fast: true, parts: names, out: dir, version: version})
+		b, _ := os.ReadFile(runs)
+		return strings.Join(strings.Fields(string(b)), " ")
+	}
+	if got := ran("v1"); got != "good bad third" {
+		t.Errorf("the first run: %q", got)
+	}
+	records, err := load(filepath.Join(dir, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, bad := records["one"].find("good"), records["one"].find("bad")
+	if good.Result.Title != "good" || good.Failed != "" || good.Version != "v1" || !good.Fast || good.LoadBefore == "" || good.Memory == 0 || bad.Result != nil || bad.Failed == "" {
+		a, _ := json.Marshal(records["one"])
+		t.Errorf("%s", a)
+	}
+	if got := ran("v1"); got != "bad" {
+		t.Errorf("the second run: %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "repaired"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if a, b, c, d := ran("v1"), ran("v1"), ran("v1", "two"), ran("v2"); a != "bad" || b != "" || c != "third" || d != "good bad third" {
+		t.Errorf("later runs: %q, %q, %q, %q", a, b, c, d)
+	}
+	if err := Run(t.Context(), Options{fast: true, parts: []string{"three"}, out: dir, version: "v1"}); err == nil || !strings.Contains(err.Error(), `"three"`) {
+		t.Errorf("an unknown part: %v", err)
+	}
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// TestFleet measures small fleets and checks that all numbers exist, of each node and change.
+func TestFleet(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
+	tidy(t)
+	const proxies, changes, churn = 3, 4, 6
+	r, err := run(t, Fleet, "--proxies", "3", "--services", "40", "--endpoints", "3", "--changes", "4", "--churn", "3", "--churn-time", "2s", "--quiet", "0s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Subjects) != 2 || r.LoadAfter == "" {
+		t.Fatalf("%d subjects, load after %q", len(r.Subjects), r.LoadAfter)
+	}
+	for name, want := range map[string]int{
+		fleetStart: 1, fleetChange: proxies * changes, fleetLast: changes, fleetChurn: proxies * churn, fleetCPU: 1, fleetRest: 1,
+		fleetMemory: proxies, serverCPU: 1, serverRest: 1, serverMemory: 1, serverSent: 1,
+	} {
+		s := r.Find(name)
+		if s == nil {
+			t.Errorf("no %s", name)
+			continue
+		}
+		for i, o := range s.Outcomes {
+			if len(o.Values) != want || o.Highest <= 0 {
+				t.Errorf("%s of %s: %v, want %d", name, r.Subjects[i].Name, o.Values, want)
+			}
+		}
+	}
+	if changes, last := r.Find(fleetChange), r.Find(fleetLast); changes != nil && last != nil && changes.Outcomes[0].Highest != last.Outcomes[0].Highest {
+		t.Errorf("the last node took %v, the longest time is %v", last.Outcomes[0].Highest, changes.Outcomes[0].Highest)
+	}
+}
+
+// TestHasSynced reads the metrics of both proxies, the second of which distinguishes families.
+func TestHasSynced(t *testing.T) {
+	const name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
+	for text, want := range map[string]bool{
+		"":                                  false,
+		name + "{ip_family=\"IPv4\"} 1.7e9": true,
+		name + "{ip_family=\"IPv4\"} 1.7e9\n" + name + "{ip_family=\"IPv6\"} 0":     false,
+		name + "{ip_family=\"IPv4\"} 1.7e9\n" + name + "{ip_family=\"IPv6\"} 1.7e9": true,
+	} {
+		if got := hasSynced(text + "\n"); got != want {
+			t.Errorf("%q: %t", text, got)
+		}
+	}
+}

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Requests are made with many on a connection, or with one.
+var styles = []struct{ name, text string }{{"keepalive", "100 requests a connection"}, {"close", "a connection for each request"}}
+
+// loopbackOf is the subject beside a proxy in nftables mode whose client is the node itself, at the
+// NodePort of a loopback address: a process of the proxy relays the connection.
+const loopbackOf = "-loopback"
+
+func latencySeries(o *options) (all []bench.Series) {
+	for _, n := range o.Services {
+		for _, style := range styles {
+			add := func(name, text string, unit bench.Unit) {
+				all = append(all, bench.Series{
+					Name: latencyName(style.name, name, n), Text: text, Unit: unit, Better: bench.Less, Paired: true, At: n,
+					Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
+				})
+			}
+			add("mean", fmt.Sprintf("%s Services, %s: mean", bench.Thousands(n), style.text), bench.Nanoseconds)
+			add("p50", "  median", bench.Nanoseconds)
+			add("p99", "  99th percentile", bench.Nanoseconds)
+			add("p999", "  99.9th percentile", bench.Nanoseconds)
+			add("cpu", "  processor time of node, client and servers", bench.Percent)
+			add("errors", "  requests that failed", bench.Percent)
+		}
+	}
+	return all
+}
+
+func latencyName(style, what string, services int) string {
+	return fmt.Sprintf("%s_%s_%d", style, what, services)
+}
+
+// station is a subject with its node, for all sizes of the cluster.
+type station struct {
+	*measurement
+	group string // cgroup of the proxy
+	turns []turn
+}
+
+// turn is what makes requests on a station.
+type turn struct {
+	subject int
+	machine *lab.Namespace
+	url     string
+}
+
+// measureLatency adds the requests' latencies to a result. Each proxy runs on a node of its own. One
+// more node has the pods of the Service that is measured, each a process of nginx. The client is a
+// pod on the proxy's node. Turns of all subjects alternate.
+//
+// Processor time is that of the cgroups (version 2) of the servers and the client, which do the
+// kernel's work for the packets, too, and of the proxy, from the start to the end of the client. A
+// cgroup's time is not sampled by ticks. It is given in percent of one processor.
+func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects []subject) (err error) {
+	r.Title = fmt.Sprintf("%d requests a second to one Service of %d nginx; %d rounds of turns of %d s", o.Rate, o.Endpoints, o.Rounds, o.Seconds)
+	for _, program := range []*string{&o.nginx, &o.load} { // they run in other directories
+		if *program, err = exec.LookPath(*program); err != nil {
+			return err
+		}
+		if *program, err = filepath.Abs(*program); err != nil {
+			return err
+		}
+	}
+	groups, err := newGroups()
+	if err != nil {
+		return err
+	}
+	e, err := newEnvironment(ctx, o, len(subjects)+1)
+	if err != nil {
+		return errors.Join(err, groups.close())
+	}
+	defer func() { err = errors.Join(err, e.close(), groups.close()) }() // processes first
+	load, err := groups.add("load")
+	if err != nil {
+		return err
+	}
+	svc, err := e.serveNginx(ctx, e.nodes[len(subjects)], load)
+	if err != nil {
+		return err
+	}
+	var stations []*station
+	for _, k := range subjects {
+		s, err := e.newStation(ctx, k, groups)
+		if err != nil {
+			return fmt.Errorf("%s: %w", k.Kind, err)
+		}
+		defer func() { err = errors.Join(err, s.proxy.Close()) }()
+		to := netip.AddrPortFrom(frontend(nginxService).Addr(), cluster.Port)
+		s.turns = append(s.turns, turn{len(stations), s.node.client.Namespace, fmt.Sprintf("http://%v/", to)})
+		stations = append(stations, s)
+	}
+	for _, s := range stations {
+		if s.subject.Mode() == "nftables" {
+			s.turns = append(s.turns, turn{len(r.Subjects), s.node.Namespace, fmt.Sprintf("http://127.0.0.1:%d/", svc.Spec.Ports[0].NodePort)})
+			r.AddSubjects(string(s.subject) + loopbackOf)
+		}
+	}
+	e.watched = true
+	all := bench.NewSamples(len(r.Subjects))
+	for _, n := range o.Services {
+		if err := e.fill(ctx, n-1); err != nil {
+			return err
+		}
+		for _, s := range stations {
+			if err := s.await(ctx); err != nil {
+				return fmt.Errorf("%s: %d Services: %w", s.subject, n, err)
+			}
+		}
+		bench.Quiet(ctx)
+		err := bench.Turns(ctx, o.Rounds, len(stations), func(_, i int) error {
+			for _, t := range stations[i].turns {
+				for _, style := range styles {
+					if err := stations[i].request(ctx, t, style.name, n, load, all[t.subject]); err != nil {
+						return fmt.Errorf("%s: %d Services: %w", r.Subjects[t.subject].Name, n, err)
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		o.log("%d Services: %d rounds", n, o.Rounds)
+	}
+	return r.Fill(latencySeries(o), all)
+}
+
+// nginxService is the number of the Service that is measured, after all others.
+const nginxService = maxServices - 1
+
+// serveNginx starts nginx in pods of a node and makes a Service of them, with a NodePort.
+func (e *environment) serveNginx(ctx context.Context, on *site.Node, group string) (*corev1.Service, error) {
+	config := filepath.Join(e.dir, "nginx.conf")
+	var temporary strings.Builder
+	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+		fmt.Fprintf(&temporary, "%s_temp_path %s; ", kind, e.dir)
+	}
+	// A reply as small as one packet.
+	text := fmt.Sprintf(`daemon off; worker_processes 1; user root; error_log stderr error; pid /dev/null;
+events { worker_connections 1024; }
+http { access_log off; keepalive_requests 1000000; %s
+server { listen %d backlog=1024; location / { return 200 "ok\n"; } } }
+`, temporary.String(), cluster.TargetPort)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	svc := e.Service(0)
+	svc.Name, svc.Spec.Type = "nginx", corev1.ServiceTypeNodePort
+	svc.Spec.ClusterIP = frontend(nginxService).Addr().String()
+	svc.Spec.ClusterIPs = nil
+	slice := e.Slices(cluster.IPv4, 0)[0]
+	slice.Name, slice.GenerateName = "nginx", ""
+	slice.Labels["kubernetes.io/service-name"] = "nginx"
+	slice.OwnerReferences = nil
+	for i := range slice.Endpoints {
+		name := fmt.Sprintf("nginx-%d", i+1)
+		pod, err := on.Idle(name)
+		if err != nil {
+			return nil, err
+		}
+		slice.Endpoints[i].Addresses = []string{pod.Addr(false).String()}
+		if err := errors.Join(os.Chmod(e.dir, 0o755), startIn(pod.Namespace, e.dir, name, group, e.nginx, "-c", config, "-p", e.dir)); err != nil {
+			return nil, err
+		}
+	}
+	client := e.site.Plane.Client
+	svc, err := client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	_, err = client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
+	return svc, err
+}
+
+// startIn starts a program in a cgroup. It ends with the namespace.
+func startIn(ns *lab.Namespace, dir, name, group, program string, args ...string) error {
+	_, err := ns.StartProgram(dir, name, "/bin/sh", append(inGroup(group), append([]string{program}, args...)...)...)
+	return err
+}
+
+// inGroup are the arguments by which a shell runs a command in a cgroup.
+func inGroup(group string) []string {
+	return []string{"-c", fmt.Sprintf(`echo $$ >%s/cgroup.procs; exec "$@"`, group), "sh"}
+}
+
+// newStation starts a proxy on a node that was not used before.
+func (e *environment) newStation(ctx context.Context, k subject, groups *groups) (*station, error) {
+	n := &node{Node: e.nodes[0]}
+	e.nodes = e.nodes[1:]
+	if err := e.prepare(ctx, n, k); err != nil {
+		return nil, err
+	}
+	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", k.Kind, n.Name()))
+	if err != nil {
+		return nil, err
+	}
+	s := &station{measurement: &measurement{environment: e, node: n, subject: k.Kind, prober: &prober{client: n.client, timeout: e.Timeout}}}
+	if s.group, err = groups.add(string(k.Kind)); err != nil {
+		return nil, err
+	}
+	o := proxies.Options{Dir: e.dir, Binary: k.program, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1], Flags: []string{"--v=0"}}
+	if k.Mode() == "nftables" {
+		o.Configure = func(config map[string]any) {
+			config["featureGates"] = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true}
+			config["nodePortAddresses"] = []string{"localhost"}
+		}
+	}
+	if s.proxy, err = proxies.Start(ctx, k.Kind, n.Node.Node, o); err != nil {
+		return nil, err
+	}
+	s.prober.ended = s.proxy.Done()
+	return s, os.WriteFile(filepath.Join(s.group, "cgroup.procs"), []byte(strconv.Itoa(s.proxy.PID())), 0)
+}
+
+// await waits until a sample of all Services, and the last one, answer, and the proxy has nothing
+// more to do.
+func (s *station) await(ctx context.Context) error {
+	all := s.sample
+	if s.filled > 0 {
+		all = append(all[:len(all):len(all)], s.filled-1)
+	}
+	if _, err := s.awaitAll(ctx, all, time.Now()); err != nil {
+		return s.proxy.Explain(err)
+	}
+	for _, t := range s.turns {
+		err := s.proxy.Await(ctx, func(ctx context.Context) error {
+			_, _, err := t.machine.Get(ctx, t.url)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.url, err)
+		}
+	}
+	return s.calm(ctx, s.proxy.PID())
+}
+
+// request makes a turn's requests.
+func (s *station) request(ctx context.Context, t turn, style string, services int, load string, into bench.Samples) error {
+	before, err := used(load, s.group)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	args := append(inGroup(load), s.load, t.url, strconv.Itoa(s.Rate), fmt.Sprintf("%ds", s.Seconds), "10", style)
+	out, err := t.machine.Run(ctx, "/bin/sh", args...)
+	if err != nil {
+		return err
+	}
+	took := time.Since(begin)
+	after, err := used(load, s.group)
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		DurationHistogram struct {
+			Count       int
+			Avg         float64
+			Percentiles []struct{ Percentile, Value float64 }
+		}
+		RetCodes map[string]int
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return fmt.Errorf("the load generator's output: %w", err)
+	}
+	h := answer.DurationHistogram
+	if len(h.Percentiles) != 3 || h.Count == 0 {
+		return fmt.Errorf("the load generator made %d requests and reports %d percentiles, want 3", h.Count, len(h.Percentiles))
+	}
+	add := func(what string, value float64) { into.Add(latencyName(style, what, services), value) }
+	add("mean", h.Avg*1e9)
+	add("p50", h.Percentiles[0].Value*1e9)
+	add("p99", h.Percentiles[1].Value*1e9)
+	add("p999", h.Percentiles[2].Value*1e9)
+	add("cpu", 100*float64(after-before)/float64(took))
+	add("errors", 100*float64(h.Count-answer.RetCodes["200"])/float64(h.Count))
+	return nil
+}
+
+// groups are cgroups of version 2.
+type groups struct {
+	dir     string
+	mounted string // by this process
+	made    []string
+}
+
+// newGroups finds the hierarchy, or mounts it.
+func newGroups() (*groups, error) {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, err
+	}
+	g := &groups{}
+	for line := range strings.Lines(string(mounts)) {
+		if words := strings.Fields(line); len(words) > 2 && words[2] == "cgroup2" {
+			g.dir = words[1]
+		}
+	}
+	if g.dir == "" {
+		if g.mounted, err = os.MkdirTemp("", "slipstream-cgroup-"); err != nil {
+			return nil, err
+		}
+		if err := unix.Mount("cgroup2", g.mounted, "cgroup2", 0, ""); err != nil {
+			return nil, errors.Join(fmt.Errorf("mount cgroup2: %w", err), os.Remove(g.mounted))
+		}
+		g.dir = g.mounted
+	}
+	return g, nil
+}
+
+// add makes a cgroup and returns its directory.
+func (g *groups) add(name string) (string, error) {
+	dir := filepath.Join(g.dir, fmt.Sprintf("slipstream-%d-%s", os.Getpid(), name))
+	g.made = append(g.made, dir)
+	return dir, os.Mkdir(dir, 0o755)
+}
+
+func (g *groups) close() (err error) {
+	for _, dir := range g.made {
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			failed := os.Remove(dir) // a process that ends is in it for a moment
+			if failed == nil || os.IsNotExist(failed) {
+				break
+			}
+			if time.Now().After(deadline) {
+				err = errors.Join(err, failed)
+				break
+			}
+		}
+	}
+	if g.mounted != "" {
+		err = errors.Join(err, unix.Unmount(g.mounted, 0), os.Remove(g.mounted))
+	}
+	return err
+}
+
+// used is the processor time of all processes that are or were in cgroups.
+func used(dirs ...string) (sum time.Duration, err error) {
+	for _, dir := range dirs {
+		b, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
+		if err != nil {
+			return 0, err
+		}
+		var microseconds int64
+		if _, err := fmt.Sscanf(string(b), "usage_usec %d", &microseconds); err != nil {
+			return 0, fmt.Errorf("%s/cpu.stat: %w", dir, err)
+		}
+		sum += time.Duration(microseconds) * time.Microsecond
+	}
+	return sum, nil
+}

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	streamed     = "streamed"
+	started      = "start"
+	startCPU     = "start_cpu"
+	resting      = "rest_cpu"
+	changed      = "change"
+	changeCPU    = "change_cpu"
+	burst        = "burst"
+	burstWritten = "burst_written"
+	peakStart    = "peak_rss_start"
+	peak         = "peak_rss"
+	peakCommands = "peak_rss_commands"
+	failedShare  = "failed_share"
+)
+
+func measuredSeries(o *options) (all []bench.Series) {
+	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
+		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
+	}
+	add(streamed, "a plain client has read all objects after", bench.Nanoseconds)
+	add(started, "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
+	add(startCPU, "  processor time", bench.Nanoseconds)
+	add(resting, "  at rest, in a second", bench.Nanoseconds)
+	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	add(changeCPU, "  processor time, beyond that at rest", bench.Nanoseconds)
+	add(burst, fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1))), bench.Nanoseconds, bench.P50, bench.Highest)
+	add(burstWritten, "  writing it", bench.Nanoseconds)
+	add(peakStart, "peak RSS when started", bench.Bytes)
+	add(peak, "peak RSS in the end", bench.Bytes)
+	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
+	add(churned, "an endpoint replaced under churn", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	add(syncFull, "a full sync, by its metrics, mean", bench.Nanoseconds)
+	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
+	add(rulesAll, "rules of iptables' table nat", bench.Count)
+	add(rulesLast, "  of them in the last restore", bench.Count)
+	add(healed, "a Service without its chain answers again", bench.Nanoseconds, bench.P50, bench.Highest)
+	add(healedChange, "  a change of another Service meanwhile", bench.Nanoseconds, bench.P50, bench.Highest)
+	add(healedOthers, "  connections to others that failed meanwhile", bench.Percent)
+	add(failures, "  partial restores that failed", bench.Count)
+	add(failedShare, "connections that failed meanwhile", bench.Percent)
+	return all
+}
+
+type measurement struct {
+	*environment
+	node    *node
+	subject proxies.Kind
+	start   func() (*proxies.Proxy, error)
+	proxy   *proxies.Proxy
+	prober  *prober
+	samples bench.Samples
+	resting float64 // processor time at rest, as a part of one processor
+}
+
+func (m *measurement) measure(ctx context.Context) (err error) {
+	bench.Quiet(ctx) // the kernel frees the rules of the subject before
+	sample := append([]int(nil), m.Single...)
+	const sampled = 50 // beside those that changes are made to
+	for _, k := range m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))] {
+		sample = append(sample, m.Others[k])
+	}
+	if err := m.stream(ctx); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if m.proxy, err = m.start(); err != nil {
+		return err
+	}
+	m.prober.ended = m.proxy.Done()
+	stop := bench.WatchCommands(m.proxy.PID())
+	answered, err := m.awaitAll(ctx, sample, begin)
+	if err == nil {
+		m.samples.Add(started, float64(answered.Sub(begin)))
+		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
+	}
+	steps := []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.bursts}
+	if m.Churn > 0 {
+		steps = append(steps, m.churn)
+	}
+	steps = append(steps, m.restores)
+	others := m.connectAllTheTime(sample)
+	for _, step := range steps {
+		if err == nil {
+			err = step(ctx)
+		}
+	}
+	m.samples.Add(failedShare, others())
+	if err == nil {
+		err = m.heal(ctx)
+	}
+	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
+		m.samples.Add(peak, float64(memory.VmHWM))
+		err = failed
+	}
+	if most := stop(); most > 0 {
+		m.samples.Add(peakCommands, float64(most))
+	}
+	if err != nil {
+		err = m.proxy.Explain(err)
+	}
+	return errors.Join(err, m.proxy.Close())
+}
+
+// connectAllTheTime makes 20 connections a second to the Services of a sample, from now on until
+// stop is called, which returns the percentage of those that had no answer within a second.
+func (m *measurement) connectAllTheTime(sample []int) (stop func() (failedShare float64)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	made, failed := 0, 0
+	var done sync.WaitGroup
+	done.Go(func() {
+		_ = m.prober.do(func() error {
+			for ; bench.Sleep(ctx, 50*time.Millisecond) == nil; made++ {
+				if _, err := connect(frontend(sample[made%len(sample)]), time.Second); err != nil {
+					failed++
+				}
+			}
+			return nil
+		})
+	})
+	return func() float64 {
+		cancel()
+		done.Wait()
+		return 100 * float64(failed) / float64(max(made, 1))
+	}
+}
+
+// stream measures how long the API server takes to stream all Services and EndpointSlices to a
+// client that only reads them: what no proxy can start faster than.
+func (m *measurement) stream(ctx context.Context) error {
+	yes := true
+	list := &metav1.ListOptions{Watch: true, SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}
+	client := m.site.Plane.Client
+	begin := time.Now()
+	var all errgroup.Group
+	for resource, c := range map[string]rest.Interface{"services": client.CoreV1().RESTClient(), "endpointslices": client.DiscoveryV1().RESTClient()} {
+		all.Go(func() error {
+			body, err := c.Get().Resource(resource).VersionedParams(list, scheme.ParameterCodec).SetHeader("Accept", runtime.ContentTypeProtobuf+";stream=watch").Stream(ctx)
+			if err != nil {
+				return fmt.Errorf("stream of %s: %w", resource, err)
+			}
+			defer body.Close()
+			return readUntil(body, metav1.InitialEventsAnnotationKey)
+		})
+	}
+	err := all.Wait()
+	m.samples.Add(streamed, float64(time.Since(begin)))
+	return err
+}
+
+// readUntil reads until a text occurs.
+func readUntil(r io.Reader, text string) error {
+	buffer, kept := make([]byte, 64<<10), 0
+	for {
+		n, err := r.Read(buffer[kept:])
+		if bytes.Contains(buffer[:kept+n], []byte(text)) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		end := kept + n
+		kept = min(len(text)-1, end)
+		copy(buffer, buffer[end-kept:end])
+	}
+}
+
+// awaitAll waits until all Services of a sample answer. They are tried one after the other: a
+// Service that has answered continues to do so, so all answer when the last one has.
+func (m *measurement) awaitAll(ctx context.Context, sample []int, begin time.Time) (answered time.Time, err error) {
+	err = m.prober.do(func() error {
+		for _, i := range sample {
+			answered, err = m.prober.until(ctx, frontend(i), begin, func(netip.Addr) bool { return true })
+			if err != nil {
+				return fmt.Errorf("start: Service %s: %w", cluster.Name(i), err)
+			}
+		}
+		return nil
+	})
+	return answered, err
+}
+
+// startUsage measures processor time and memory when the process has nothing more to do.
+func (m *measurement) startUsage(ctx context.Context) error {
+	cpu, err := m.usedWhenCalm(ctx, m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	memory, err := bench.Memory(m.proxy.PID())
+	m.samples.Add(startCPU, float64(cpu))
+	m.samples.Add(peakStart, float64(memory.VmHWM))
+	return err
+}
+
+// atRest measures the processor time of a proxy that has nothing to do.
+func (m *measurement) atRest(ctx context.Context) error {
+	const window = 10 * time.Second
+	before, err := bench.Used(m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	if err := bench.Sleep(ctx, window); err != nil {
+		return err
+	}
+	after, err := bench.Used(m.proxy.PID())
+	m.resting = float64(after-before) / float64(window)
+	m.samples.Add(resting, m.resting*float64(time.Second))
+	return err
+}
+
+// usedWhenCalm returns the processor time of a process when it does next to nothing.
+func (m *measurement) usedWhenCalm(ctx context.Context, pid int) (time.Duration, error) {
+	if err := m.calm(ctx, pid); err != nil {
+		return 0, err
+	}
+	return bench.Used(pid)
+}
+
+// calm waits until the process does next to nothing, for up to --calm.
+func (m *measurement) calm(ctx context.Context, pid int) error {
+	const window = 500 * time.Millisecond
+	before, err := bench.Used(pid)
+	for deadline := time.Now().Add(m.calmLimit); err == nil && time.Now().Before(deadline); {
+		if err := bench.Sleep(ctx, window); err != nil {
+			return err
+		}
+		now, failed := bench.Used(pid)
+		if failed == nil && now-before <= window/25 && len(bench.Children(pid)) == 0 {
+			return nil
+		}
+		before, err = now, failed
+	}
+	return err
+}
+
+func (m *measurement) changes(ctx context.Context) error {
+	const least = 3 // are made however long they take
+	before, err := bench.Used(m.proxy.PID())
+	if err != nil {
+		return err
+	}
+	begin, n := time.Now(), 0
+	for ; n < m.Changes && (n < least || time.Since(begin) < m.Budget); n++ {
+		// Up to half as long again, so that nothing periodic is always met or missed.
+		if err := bench.Sleep(ctx, pause+rand.N(pause/2)); err != nil {
+			return err
+		}
+		took, err := m.change(ctx, m.Single[n%len(m.Single)])
+		if err != nil {
+			return fmt.Errorf("change %d: %w", n+1, err)
+		}
+		m.samples.Add(changed, float64(took))
+	}
+	after, err := m.usedWhenCalm(ctx, m.proxy.PID())
+	used := float64(after-before) - m.resting*float64(time.Since(begin))
+	m.samples.Add(changeCPU, max(used, 0)/float64(n))
+	m.log("%s: %d changes in %v", m.subject, n, time.Since(begin).Round(time.Millisecond))
+	return err
+}
+
+// change replaces the endpoint of a Service with a single one, and measures from the API
+// server's reply until a connection reaches the new one.
+func (m *measurement) change(ctx context.Context, service int) (took time.Duration, err error) {
+	pod := m.replaceFirst(service)
+	err = m.prober.do(func() error {
+		if err := m.writeFirst(ctx, service); err != nil {
+			return err
+		}
+		replied := time.Now()
+		reached, err := m.prober.until(ctx, frontend(service), replied, func(a netip.Addr) bool { return a == pod })
+		took = reached.Sub(replied)
+		return err
+	})
+	return took, err
+}
+
+func (m *measurement) bursts(ctx context.Context) error {
+	begin := time.Now()
+	for k := 0; k < m.Bursts && (k < 1 || time.Since(begin) < m.Budget); k++ {
+		err := bench.Sleep(ctx, pause) // or the bursts are one sustained change
+		if err == nil {
+			err = m.calm(ctx, m.proxy.PID())
+		}
+		if err == nil {
+			err = m.burst(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("burst %d: %w", k+1, err)
+		}
+	}
+	m.log("%s: %d bursts in %v", m.subject, len(m.samples[burst]), time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// burst measures from the API server's last reply until the last change has its effect. The
+// API server delivers changes in the order in which it accepted them. That the other
+// changes have their effect too is checked afterwards, in a sample.
+func (m *measurement) burst(ctx context.Context) error {
+	some := m.Others
+	m.Rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+	some = some[:min(m.Burst-1, len(some))]
+	pods := make([]netip.Addr, len(some))
+	for k, i := range some {
+		pods[k] = m.replaceFirst(i)
+	}
+	begin := time.Now()
+	if err := each(len(some), func(k int) error { return m.writeFirst(ctx, some[k]) }); err != nil {
+		return err
+	}
+	written := time.Since(begin)
+	behind, err := m.change(ctx, m.Single[m.Rand.IntN(len(m.Single))])
+	if err != nil {
+		return err
+	}
+	m.samples.Add(burst, float64(behind))
+	m.samples.Add(burstWritten, float64(written))
+	return m.prober.do(func() error {
+		for k := range min(10, len(some)) {
+			_, err := m.prober.until(ctx, frontend(some[k]), time.Now(), func(a netip.Addr) bool { return a == pods[k] })
+			if err != nil {
+				return fmt.Errorf("endpoint %[2]v of Service %[1]s: %[3]w", cluster.Name(some[k]), pods[k], err)
+			}
+		}
+		return nil
+	})
+}
+
+var errTooLong = errors.New("not within --timeout")
+
+type prober struct {
+	client  *lab.Pod
+	timeout time.Duration
+	ended   <-chan struct{} // of the subject's process
+}
+
+// do runs fn on a thread in the client's pod. The other functions here are called in it.
+func (p *prober) do(fn func() error) error { return p.client.Do(fn) }
+
+// until connects again and again until a wanted pod answers, and returns when it did. The
+// time since begin decides how long to wait for an answer and between connections.
+func (p *prober) until(ctx context.Context, to netip.AddrPort, begin time.Time, wanted func(pod netip.Addr) bool) (time.Time, error) {
+	for {
+		elapsed := time.Since(begin)
+		pod, err := connect(to, bounded(elapsed/100, 2*time.Millisecond, 100*time.Millisecond))
+		now := time.Now()
+		if err == nil && wanted(pod) {
+			return now, nil
+		}
+		select {
+		case <-ctx.Done():
+			return now, ctx.Err()
+		case <-p.ended:
+			return now, errors.New("it ended")
+		default:
+		}
+		if now.Sub(begin) > p.timeout {
+			return now, fmt.Errorf("%w: connections to %v: %v %v", errTooLong, to, pod, err)
+		}
+		sleep(bounded(elapsed/1000, 100*time.Microsecond, 10*time.Millisecond))
+	}
+}
+
+func bounded(d, least, most time.Duration) time.Duration { return min(max(d, least), most) }
+
+// sleep is more precise than [time.Sleep], and holds its thread.
+func sleep(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
+	_, _ = unix.Ppoll(nil, &t, nil)
+}
+
+// errSilent says that nothing answers.
+var errSilent = errors.New("no answer")
+
+func connect(to netip.AddrPort, wait time.Duration) (pod netip.Addr, err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return pod, err
+	}
+	defer unix.Close(fd)
+	// Close by a reset, so that no state of the connection stays behind in the pods.
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return pod, err
+	}
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return pod, err
+	}
+	deadline := time.Now().Add(wait)
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return pod, errSilent
+		}
+		t := unix.NsecToTimespec(int64(left))
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, &t, nil)
+		if n > 0 {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return pod, err
+		}
+	}
+	var a [4]byte
+	n, err := unix.Read(fd, a[:])
+	if err != nil {
+		return pod, err
+	}
+	if n != len(a) {
+		return pod, fmt.Errorf("an answer of %d bytes", n)
+	}
+	return netip.AddrFrom4(a), nil
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/rulewalk"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// rulesSeries are the rules executed with each number of Services, in the order of the
+// table. kube-proxy's rules depend on the Service's place in its list (KUBE-SERVICES), so the
+// Services at its ends are counted too.
+func rulesSeries(o *options) (all []bench.Series) {
+	for _, n := range o.Services {
+		s := bench.Series{
+			Name: rulesName(n), Text: bench.Thousands(n) + " Services", Unit: bench.Count, Better: bench.Less, At: n,
+			Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
+		}
+		first, last := s, s
+		first.Name, first.Text, first.Show, first.At = firstName(n), "  first of its list", nil, 0
+		last.Name, last.Text, last.Show, last.At = lastName(n), "  last of its list", nil, 0
+		all = append(all, s, first, last)
+	}
+	return all
+}
+
+func rulesName(services int) string { return fmt.Sprintf("rules_%d", services) }
+func firstName(services int) string { return fmt.Sprintf("rules_%d_first", services) }
+func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", services) }
+
+// countRules counts the rules that the kernel executes for the first packet of a connection
+// from a pod on the node, to one Service of a random sample after the other. Rules and
+// counters are read before and after each. Package rulewalk finds the packet's path through
+// all tables, PREROUTING to POSTROUTING: a rule was executed if the packet came to it,
+// whether it matched or not. The path must end where the kernel has sent the packet.
+//
+// In IPVS mode a virtual server leads to the pod, not a rule. The packet's path is then
+// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING.
+//
+// Rules of nftables have no counters: those of the nftables modes, and of Slipstream in IPVS mode.
+// The kernel traces the packet's way. Of each chain on it, the rules up to the one by which the packet
+// left it are counted, and all rules if it came to the chain's end.
+func (m *measurement) countRules(ctx context.Context) (err error) {
+	n := m.filled
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%d Services: %w", n, err)
+		}
+	}()
+	if err := m.program(ctx); err != nil {
+		return err
+	}
+	// From here on there are no answers, so that only the first packets are counted.
+	if _, err := m.pods.Run(ctx, "nft", "table ip silent {\nchain c { type filter hook prerouting priority raw; policy drop; }\n}"); err != nil {
+		return err
+	}
+	defer func() {
+		_, failed := m.pods.Run(context.WithoutCancel(ctx), "nft", "delete table ip silent")
+		err = errors.Join(err, failed)
+	}()
+	c := &counter{node: m.node, subject: m.subject}
+	connect := c.connect
+	if m.subject.Mode() == "nftables" || m.subject == proxies.SlipstreamIPVS {
+		t, failed := startTracer(ctx, m.node, m.dir)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, t.Close()) }()
+		connect = t.connect
+	} else if c.now, err = c.dump(ctx); err != nil {
+		return err
+	}
+	count := func(series string, services ...int) error {
+		for _, i := range services {
+			rules, err := connect(ctx, i)
+			if err != nil {
+				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
+			}
+			m.samples.Add(series, float64(rules))
+		}
+		return nil
+	}
+	if err := count(rulesName(n), m.sample...); err != nil {
+		return err
+	}
+	m.log("%s: %d Services, %v rules", m.subject, n, bench.Median(m.samples[rulesName(n)]))
+	list := c.list(n)
+	if len(list) == 0 {
+		return nil
+	}
+	if err := count(firstName(n), list[0]); err != nil {
+		return err
+	}
+	return count(lastName(n), list[len(list)-1])
+}
+
+// program has the subject program the node, and ends it when it has nothing more to do, so
+// that rules and counters are not touched while they are read. The rules stay.
+func (m *measurement) program(ctx context.Context) (err error) {
+	begin := time.Now()
+	if m.proxy, err = m.start(); err != nil {
+		return err
+	}
+	m.prober.ended = m.proxy.Done()
+	if _, err = m.awaitAll(ctx, m.sample, begin); err == nil {
+		err = m.calm(ctx, m.proxy.PID())
+	}
+	if err != nil {
+		err = m.proxy.Explain(err)
+	}
+	if stopped := m.proxy.Close(); err == nil {
+		err = stopped
+	}
+	return err
+}
+
+type counter struct {
+	node    *node
+	subject proxies.Kind
+	now     rulewalk.Dump
+}
+
+func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
+	text, err := c.node.Run(ctx, "iptables-save", "-c")
+	if err != nil {
+		return nil, err
+	}
+	d, err := rulewalk.Parse(string(text))
+	if c.subject.Mode() == "ipvs" {
+		// IPVS is before these, and after it the connection is not new to NAT.
+		delete(d["nat"], "INPUT")
+		delete(d["nat"], "OUTPUT")
+	}
+	return d, err
+}
+
+// connect sends the first packet of a connection from the client to a Service, and returns
+// how many rules the node has executed for it.
+func (c *counter) connect(ctx context.Context, service int) (rules int, err error) {
+	sent, err := c.node.sendFirst(frontend(service))
+	if err != nil {
+		return 0, err
+	}
+	before := c.now
+	if c.now, err = c.dump(ctx); err != nil {
+		return 0, err
+	}
+	chains := []string{"PREROUTING", "FORWARD", "POSTROUTING"}
+	if c.subject.Mode() == "ipvs" {
+		chains = []string{"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"}
+	}
+	walk, err := rulewalk.Follow(before, c.now, chains...)
+	if err != nil {
+		return 0, err
+	}
+	if c.subject.Mode() == "ipvs" {
+		return walk.Rules, nil
+	}
+	if walk.Destination != sent.String() {
+		return 0, fmt.Errorf("the rules say %q, but the packet was sent to %v", walk.Destination, sent)
+	}
+	return walk.Rules, nil
+}
+
+// sendFirst sends the first packet of a connection from the client, and no other one, and
+// returns where connection tracking says that it was sent. Nothing may answer.
+func (n *node) sendFirst(to netip.AddrPort) (sent netip.AddrPort, err error) {
+	err = n.client.Do(func() error {
+		family, address := bench.Sockaddr(to)
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		// Close it before the packet is sent again, which is after a second.
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, address); !errors.Is(err, unix.EINPROGRESS) {
+			return fmt.Errorf("connect to %v: %w", to, err)
+		}
+		local, err := unix.Getsockname(fd)
+		if err != nil {
+			return err
+		}
+		port := uint16(local.(*unix.SockaddrInet4).Port)
+		for deadline := time.Now().Add(900 * time.Millisecond); time.Now().Before(deadline); sleep(time.Millisecond) {
+			var flows []*netlink.ConntrackFlow
+			if err := n.Do(func() (err error) {
+				flows, err = netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+				return err
+			}); err != nil {
+				return fmt.Errorf("connection tracking: %w", err)
+			}
+			for _, f := range flows {
+				if f.Forward.SrcPort == port && f.Forward.DstIP.Equal(to.Addr().AsSlice()) {
+					pod, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
+					sent = netip.AddrPortFrom(pod.Unmap(), f.Reverse.SrcPort)
+					return nil
+				}
+			}
+		}
+		return errSilent
+	})
+	return sent, err
+}
+
+// list are those of n Services that are in kube-proxy's list, in its order.
+func (c *counter) list(n int) (all []int) {
+	numbers := map[netip.Addr]int{}
+	for i := range n {
+		numbers[frontend(i).Addr()] = i
+	}
+	for _, r := range c.now["nat"]["KUBE-SERVICES"] {
+		to, err := netip.ParsePrefix(r.Option("-d"))
+		if i, ours := numbers[to.Addr()]; ours && err == nil {
+			all = append(all, i)
+		}
+	}
+	return all
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scale
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+)
+
+// TestRules counts rules with few Services: kube-proxy's grow with the number of Services, for
+// the last one in its list, and Slipstream's are at most 40.
+func TestRules(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root)
+	for variant, feature := range map[string]kerneltest.Feature{legacyVariant: kerneltest.IPTablesLegacy, nftVariant: kerneltest.IPTablesNFT} {
+		t.Run(variant, func(t *testing.T) {
+			kerneltest.Require(t, feature, kerneltest.IPSet)
+			r := countFew(t, "--iptables", variant)
+			if len(r.Subjects) != 2 {
+				t.Fatalf("%d subjects", len(r.Subjects))
+			}
+			for k, s := range r.Subjects {
+				if !strings.Contains(s.Version, map[string]string{legacyVariant: "(legacy)", nftVariant: "(nf_tables)"}[variant]) {
+					t.Errorf("%s: version %q", s.Name, s.Version)
+				}
+				end := func(name string) int {
+					if s := r.Find(name); s != nil && len(s.Outcomes[k].Values) == 1 {
+						return int(s.Outcomes[k].Values[0])
+					}
+					return 0
+				}
+				for i, n := range []int{20, 40} {
+					c := r.Find(rulesName(n)).Outcomes[k]
+					if len(c.Values) != 5 || c.Lowest <= 10 || c.Median < c.Lowest || c.Highest < c.Median {
+						t.Errorf("%s: %+v", s.Name, c)
+					}
+					first, last := end(firstName(n)), end(lastName(n))
+					switch {
+					case s.Name == string(proxies.SlipstreamIPTables):
+						if c.Highest > 40 || first != 0 || last != 0 {
+							t.Errorf("%s: %+v, %d, %d", s.Name, c, first, last)
+						}
+					// One of ten rules chooses the endpoint.
+					case first <= 0 || last < first+n-1-9 || i > 0 && last < end(lastName(20))+20-9:
+						t.Errorf("%s: %+v, %d, %d", s.Name, c, first, last)
+					}
+				}
+			}
+		})
+	}
+}
+
+// countFew counts the rules of few Services.
+func countFew(t *testing.T, args ...string) *bench.Result {
+	t.Helper()
+	tidy(t)
+	r, err := run(t, Rules, append([]string{"--services", "20,40", "--sample", "5"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestRulesGivenUp measures a subject that ends at once. The other subject's numbers must still
+// be reported.
+func TestRulesGivenUp(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root, kerneltest.IPTablesLegacy)
+	tidy(t)
+	r, err := run(t, Rules, "--services", "3", "--slipstream", "/bin/false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := r.WriteTable(&out); err != nil {
+		t.Fatal(err)
+	}
+	err = r.Failures()
+	if want := string(proxies.SlipstreamIPTables) + ": 3 Services: "; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), string(proxies.KubeProxyIPTables)) {
+		t.Errorf("error %v, want %q alone", err, want)
+	}
+	// The cells of kube-proxy are there, those of the other one are not.
+	found := false
+	for line := range strings.Lines(out.String()) {
+		if cells := strings.Fields(line); strings.HasPrefix(line, "3 Services") {
+			found = true
+			if cells[len(cells)-2] != "-" || cells[len(cells)-1] == "-" {
+				t.Errorf("row %q", line)
+			}
+		}
+	}
+	if !found {
+		t.Errorf("no row of 3 Services in\n%s", out.String())
+	}
+}
+
+// TestRulesNFTables counts the rules of both proxies in nftables mode: they do not depend on the
+// number of Services.
+func TestRulesNFTables(t *testing.T) {
+	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
+	r := countFew(t, "--subjects", "slipstream,kube-proxy-nftables")
+	for k, s := range r.Subjects {
+		few, many := r.Find(rulesName(20)).Outcomes[k], r.Find(rulesName(40)).Outcomes[k]
+		if len(few.Values) != 5 || len(many.Values) != 5 || few.Lowest < 5 || few.Median != many.Median {
+			t.Errorf("%s: %+v and %+v", s.Name, few, many)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+	"github.com/slipstream-proxy/slipstream/test/finding"
+	"github.com/slipstream-proxy/slipstream/test/lab"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestConnectionsOutliveTheirEndpoint: a connection goes on more than 15 minutes after its endpoint
+// has left the Service, as it does with kube-proxy.
+func TestConnectionsOutliveTheirEndpoint(t *testing.T) {
+	s := newStreet(t, 2, Options{})
+	stream, err := s.Client.Stream(lab.TCP, web, 20*time.Millisecond, lab.Timeout(20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	s.remove(s.busy())
+	if err := s.backend.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	alive(t, stream)
+}
+
+// TestLostServer: one check finds that a virtual server is gone, whichever it is.
+func TestLostServer(t *testing.T) {
+	s := newStreet(t, 1, Options{})
+	for i := range 40 {
+		s.other(fmt.Sprint("other-", i), fmt.Sprint("10.96.1.", i+1), "10.244.1.3")
+	}
+	s.program(false)
+	// The one that the next check would look at last.
+	last := s.backend.servers.pools[s.backend.nextSample]
+	for last == nil || len(last.Frontends) == 0 {
+		s.backend.nextSample++
+		last = s.backend.servers.pools[s.backend.nextSample]
+	}
+	err := s.backend.conn.Execute(t.Context(), []ipvs.Request{ipvs.DeleteService(keyOf(last.Frontends[0].FrontendKey))}, func(_ int, err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.backend.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// TestForeignServers: a virtual server with direct routing is no proxy's, and stays.
+func TestForeignServers(t *testing.T) {
+	s := newStreet(t, 1, Options{}, "ipvsadm -A -t 192.0.2.99:443 -s rr\nipvsadm -a -t 192.0.2.99:443 -r 192.168.100.12 -g")
+	dataplanetest.Reconcile(t, s.backend, s.state)
+	all, err := s.backend.byAddress(t.Context())
+	if err != nil || !slices.ContainsFunc(all, func(v ipvs.Service) bool { return v.Port == 443 }) {
+		t.Errorf("virtual servers %v, error %v", all, err)
+	}
+}
+
+// TestWeightsWithoutEffect: with a scheduler that does not look at weights, a Service that has
+// some has a Problem, or its weights an effect.
+func TestWeightsWithoutEffect(t *testing.T) {
+	finding.Open(t, "ipvs 14: weights have no effect with rr, and no Event says so")
+	s := newStreet(t, 2, Options{})
+	for i, weight := range []string{"100", "10"} {
+		slice := dataplanetest.Slice(i)
+		slice.Annotations = map[string]string{desired.AnnotationWeight: weight}
+		s.state.SetEndpointSlice(slice)
+	}
+	c := s.state.Change()
+	stats, err := s.backend.Apply(t.Context(), &c.Change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hits := s.hits(22); len(c.Problems)+len(stats.Refused) == 0 && (hits[dataplanetest.FirstPort] < 19 || hits[dataplanetest.FirstPort] > 21) {
+		t.Errorf("weights 100 and 10: connections %v, and no Problem", hits)
+	}
+}
+
+// TestChangedParameter: a parameter that another program changes is put back, and the virtual
+// servers are not compared for it.
+func TestChangedParameter(t *testing.T) {
+	s := newStreet(t, 1, Options{StrictARP: true})
+	const parameter = "ipv4/conf/all/arp_ignore"
+	if err := s.Node.SetSysctl(parameter, "2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if is, err := s.Node.Sysctl(parameter); err != nil || is != "1" {
+		t.Errorf("%s is %s, error %v", parameter, is, err)
+	}
+}
+
+// TestTimeoutsAreRestored: cleanup puts back IPVS's timeouts.
+func TestTimeoutsAreRestored(t *testing.T) {
+	finding.Open(t, "ipvs 17: cleanup does not put back IPVS timeouts")
+	s := newStreet(t, 1, Options{Timeouts: ipvs.Timeouts{UDP: 77}}, "true")
+	before, err := s.backend.conn.Timeouts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
+	dataplanetest.Reconcile(t, s.backend, s.state)
+	if err := s.backend.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := s.backend.conn.Timeouts(t.Context()); err != nil || after != before {
+		t.Errorf("timeouts %+v, error %v; before %+v", after, err, before)
+	}
+}
+
+// TestDisown: after Disown, the interface is not Slipstream's, and its parameters can still be put back.
+func TestDisown(t *testing.T) {
+	s := newStreet(t, 1, Options{StrictARP: true})
+	const parameter = "ipv4/conf/all/arp_ignore"
+	owned := func() (is bool) {
+		t.Helper()
+		if err := s.Node.Do(func() (err error) { is, err = Owned(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	if !owned() {
+		t.Error("not owned at first")
+	}
+	if err := s.Node.Do(Disown); err != nil {
+		t.Fatal(err)
+	}
+	if owned() {
+		t.Error("still owned")
+	}
+	if err := s.Node.Do(RestoreParameters); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := s.Node.Sysctl(parameter); err != nil || is != "0" {
+		t.Errorf("%s is %s, error %v", parameter, is, err)
+	}
+}

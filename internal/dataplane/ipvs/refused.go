@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// refusals are the objects that the kernel has refused, such as a destination that is a broadcast
+// address of the node. They are left out, so that none stops the others. The zero AddrPort stands
+// for the virtual server, and a key without a port for an address of the dummy interface.
+type refusals map[ipvs.Key]map[netip.AddrPort]refusal
+
+type refusal struct {
+	step
+	err error
+}
+
+// has reports whether the kernel has refused a destination or its virtual server.
+func (r refusals) has(key ipvs.Key, to netip.AddrPort) bool {
+	_, server := r[key][netip.AddrPort{}]
+	_, destination := r[key][to]
+	return server || destination
+}
+
+// note records a refusal. It reports false for another failure: the privilege is missing, or the
+// kernel has other objects than the record.
+func (r refusals) note(s *step, err error) bool {
+	isOf := func(all ...error) bool {
+		return slices.ContainsFunc(all, func(e error) bool { return errors.Is(err, e) })
+	}
+	switch {
+	case r.has(s.key, s.to):
+		return true
+	case s.service == desired.ServicePort{}, isOf(unix.EPERM, unix.EEXIST, unix.ESRCH, unix.ENODEV):
+		return false
+	case s.to.IsValid() && isOf(unix.ENOENT): // of a virtual server, it is about the scheduler
+		return false
+	}
+	if r[s.key] == nil {
+		r[s.key] = map[netip.AddrPort]refusal{}
+	}
+	r[s.key][s.to] = refusal{*s, err}
+	return true
+}
+
+// drop forgets the refusal of a destination, or of a virtual server. It reports whether there was one.
+func (r refusals) drop(key ipvs.Key, to netip.AddrPort) bool {
+	_, refused := r[key][to]
+	if delete(r[key], to); len(r[key]) == 0 {
+		delete(r, key)
+	}
+	return refused
+}
+
+// changeAddresses changes the addresses of the dummy interface.
+func (b *Dataplane) changeAddresses(c *desired.SetChange) error {
+	for _, a := range c.Removed {
+		delete(b.refused, ipvs.Key{Addr: a.Addr})
+	}
+	errs := []error{b.dummy.change(&desired.SetChange{Removed: c.Removed})}
+	for _, a := range c.Added {
+		err := b.dummy.change(&desired.SetChange{Added: []desired.Member{a}})
+		if err != nil && !b.refused.note(&step{key: ipvs.Key{Addr: a.Addr}, service: b.servers.serviceAt(a.Addr)}, err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// serviceAt returns a Service port that has an address.
+func (s *servers) serviceAt(a netip.Addr) (found desired.ServicePort) {
+	s.each(func(f *desired.Frontend, _ *pool) {
+		if f.Addr() == a {
+			found = f.Service
+		}
+	})
+	return found
+}
+
+// newProblems returns what is left out and has not been reported, in one Problem for each Service port.
+func (b *Dataplane) newProblems() (all []desired.Problem) {
+	found := map[desired.ServicePort]map[string]error{}
+	for key, refused := range b.refused {
+		for to, r := range refused {
+			what := "virtual server " + key.String()
+			switch {
+			case to.IsValid():
+				what = "endpoint " + to.String()
+			case key.Port == 0:
+				what = "address " + key.Addr.String()
+			}
+			if found[r.service] == nil {
+				found[r.service] = map[string]error{}
+			}
+			found[r.service][what] = r.err
+		}
+	}
+	reported := map[desired.Problem]bool{}
+	for port, refused := range found {
+		service, first := types.NamespacedName{Namespace: port.Namespace, Name: port.Name}, slices.Min(slices.Collect(maps.Keys(refused)))
+		p := desired.Problem{
+			Object: "Service " + service.String(), Service: service, Field: first,
+			Reason: fmt.Sprintf("IPVS does not take it: %v (%d such of %s are left out)", refused[first], len(refused), port),
+		}
+		if reported[p] = true; !b.reported[p] {
+			all = append(all, p)
+		}
+	}
+	b.reported = reported
+	slices.SortFunc(all, func(p, q desired.Problem) int { return cmp.Compare(p.Error(), q.Error()) })
+	return all
+}
+
+// tryRefused tries again what the kernel has refused. The error wraps dataplane.ErrDue if it takes
+// something now, such as after the node has left the network of a broadcast address.
+func (b *Dataplane) tryRefused(ctx context.Context) error {
+	var requests []ipvs.Request
+	taken := 0
+	for key, refused := range b.refused { // in another order each time
+		for _, r := range refused {
+			switch {
+			case len(requests) == refusedSize:
+			case key.Port != 0:
+				requests = append(requests, r.request)
+			case b.dummy.change(&desired.SetChange{Added: []desired.Member{desired.Address(key.Addr)}}) == nil:
+				taken++
+			}
+		}
+	}
+	taken += len(requests)
+	if err := b.conn.Execute(ctx, requests, func(int, error) { taken-- }); err != nil {
+		return err
+	}
+	if taken > 0 {
+		return fmt.Errorf("%w: IPVS takes %d objects that it has refused", dataplane.ErrDue, taken)
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestDeletionDumpsNothing deletes Services: the numbers of packets that were refused at their addresses are
+// deleted, and no others, and the cost does not depend on how many those are.
+func TestDeletionDumpsNothing(t *testing.T) {
+	k, s := newKernel(t), desired.New(desired.Config{})
+	s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")})
+	web(s, 0, 1)
+	web(s, 1, 1)
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.9.9", Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}},
+	})
+	dataplanetest.Reconcile(t, k, s)
+	var b nfnl.Batch
+	for _, at := range []string{"10.96.0.0:80", "10.96.0.1:80", "192.0.2.1:30080", "192.0.2.2:30080", "192.0.2.2:30081", "[fd00:96::]:80", "[fd00:96::1]:80"} {
+		to := netip.MustParseAddrPort(at)
+		s := &schemas[desired.FamilyOf(to.Addr())]
+		b.AddElement(s.table, s.rejected, s.addr(s.nodePortKey(nil, desired.TCP, to.Port()), to.Addr().As16()), nil, "")
+	}
+	if err := k.conn.Commit(0, &b); err != nil {
+		t.Fatal(err)
+	}
+	before := k.conn.Dumps
+	s.DeleteService("default", "web-0")
+	s.DeleteService("default", "port")
+	dataplanetest.Apply(t, k, s)
+	if n := k.conn.Dumps - before; n > 0 {
+		t.Errorf("%d dumps", n)
+	}
+	at, err := k.RejectedAt()
+	var left []string
+	for key := range maps.Keys(at) {
+		left = append(left, key.AddrPort.String())
+	}
+	if slices.Sort(left); err != nil || !slices.Equal(left, []string{"10.96.0.1:80", "192.0.2.2:30081", "[fd00:96::1]:80"}) {
+		t.Errorf("there are numbers of %v: %v", left, err)
+	}
+}

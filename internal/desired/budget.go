@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// MaxSlots is how many slots the annotations of the Services of a namespace may need, in all ports,
+// families and scopes together, and how many one Service may need for whatever reason. A Service
+// beyond has none because of them: its backends are chosen at random, and all are equally likely. A
+// slot takes about 100 bytes of kernel memory, and 200 of the proxy's while it is written.
+//
+// MaxElements is how many frontends and backends the Services of a namespace may have, of which an
+// object of a megabyte could make millions. A Service beyond has none. One takes about 100 bytes of
+// the kernel's memory, and as many of the proxy's.
+//
+// All nodes decide alike: the numbers follow from Services and EndpointSlices.
+const (
+	MaxSlots    = 1 << 19
+	MaxElements = 1 << 21
+
+	// namespaces is how many times that all namespaces may have together.
+	namespaces = 8
+)
+
+// budget limits what Services need of one thing. While those of a namespace need more than it may
+// have, those that need the most get nothing. While all need more than there is, namespaces may have
+// less, half as often as is necessary, so that those that have the most lose first.
+type budget struct {
+	each    int // that a namespace may have
+	level   int // that it may have now
+	total   int // that namespaces have, if each may have its own
+	tenants map[string]*tenant
+}
+
+// tenant is a namespace.
+type tenant struct {
+	needs  map[*service]int
+	over   map[*service]bool // that get nothing
+	sum    int               // of needs
+	within int               // of those that fit, if it may have budget.each
+}
+
+func newBudget(each int) budget { return budget{each, each, 0, map[string]*tenant{}} }
+
+func (b *budget) over(svc *service) bool {
+	t := b.tenants[svc.name.Namespace]
+	return t != nil && t.over[svc]
+}
+
+// set says what a Service needs. It returns the Services of which it then differs whether they get it.
+// In a namespace that is within its budget, the others cost nothing.
+func (b *budget) set(svc *service, n int) (differ []*service) {
+	name := svc.name.Namespace
+	t := b.tenants[name]
+	if t == nil {
+		t = &tenant{needs: map[*service]int{}}
+	}
+	if t.needs[svc] == n {
+		return nil
+	}
+	t.sum += n - t.needs[svc]
+	b.tenants[name], t.needs[svc] = t, n
+	if n == 0 {
+		delete(t.needs, svc)
+		if len(t.needs) == 0 {
+			delete(b.tenants, name)
+		}
+	}
+	b.total -= t.within
+	_, t.within = t.fit(b.each)
+	b.total += t.within
+	level, all := b.each, []*tenant{t}
+	for have := b.total; have > namespaces*b.each; level /= 2 {
+		have = 0
+		for _, t := range b.tenants {
+			_, n := t.fit(level / 2)
+			have += n
+		}
+	}
+	if level != b.level {
+		b.level, all = level, slices.Collect(maps.Values(b.tenants))
+	}
+	for _, t := range all {
+		former := t.over
+		t.over, _ = t.fit(level)
+		for svc := range t.over {
+			if !former[svc] {
+				differ = append(differ, svc)
+			}
+		}
+		for svc := range former {
+			if !t.over[svc] {
+				differ = append(differ, svc)
+			}
+		}
+	}
+	return differ
+}
+
+// fit returns the Services that get nothing if all may have a number, and what the others need.
+func (t *tenant) fit(most int) (over map[*service]bool, sum int) {
+	if sum = t.sum; sum <= most {
+		return nil, sum
+	}
+	over = map[*service]bool{}
+	for _, svc := range slices.SortedFunc(maps.Keys(t.needs), func(a, b *service) int {
+		return cmp.Or(cmp.Compare(t.needs[b], t.needs[a]), cmp.Compare(a.name.Name, b.name.Name))
+	}) {
+		if sum > most {
+			over[svc] = true
+			sum -= t.needs[svc]
+		}
+	}
+	return over, sum
+}
+
+// elements returns how many frontends and backends a Service would have at most.
+func (svc *service) elements() (n int) {
+	spec := svc.wanted
+	if spec == nil {
+		return 0
+	}
+	n = len(spec.ports) * (len(spec.clusterIPs) + len(spec.external) + 1)
+	for _, sl := range svc.slices {
+		if spec.has(sl.family) {
+			n += min(len(spec.ports), len(sl.ports)) * len(sl.endpoints)
+		}
+	}
+	return n
+}
+
+// countElements has a Service, and others of its namespace, be served if there is room for them.
+func (s *State) countElements(svc *service) {
+	for _, svc := range s.elements.set(svc, svc.elements()) {
+		if s.elements.over(svc) {
+			s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
+				"the Service is left out: it needs %d frontends and endpoints, and its namespace may have %d", svc.elements(), s.elements.level)))
+		}
+		s.serve(svc)
+	}
+}
+
+// MostSlots returns how many slots a number of backends have at most because of their weights. With
+// 50 for each backend, rounding changes its share by at most a hundredth of the average.
+func MostSlots(backends int) int { return min(max(1000, 50*backends), 1<<16) }
+
+// algorithm returns how backends are chosen: as the Service says, if that is possible.
+func (s *State) algorithm(svc *service) Algorithm {
+	if svc.spec == nil || s.slots.over(svc) || svc.spec.Algorithm == LeastConnections && s.uncounted != nil {
+		return Random
+	}
+	return svc.spec.Algorithm
+}
+
+// keepBudgets decides which Services have slots because of their algorithms and weights, before a change.
+func (s *State) keepBudgets() {
+	changed := map[*service]bool{}
+	for _, e := range s.dirtyEndpoints {
+		if now := e.slots(&s.config); now != e.counted {
+			e.port.service.slots += now - e.counted
+			e.counted, changed[e.port.service] = now, true
+		}
+	}
+	for svc := range changed {
+		n := svc.slots
+		if n <= s.slots.each && !svc.ownSlots(&s.config) {
+			n = 0
+		}
+		for _, svc := range s.slots.set(svc, n) {
+			for _, p := range svc.ports {
+				for _, e := range p.endpoints {
+					if e != nil {
+						s.markDirty(e)
+					}
+				}
+			}
+			if s.slots.over(svc) {
+				s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
+					"the ports and endpoints of the Service need %d slots for its scheduler or weights, and its namespace may have %d: "+
+						"endpoints are chosen at random, and all are equally likely", svc.slots, s.slots.level)))
+			}
+		}
+	}
+}
+
+// ownSlots reports whether a Service has slots because of its annotations or those of its slices.
+func (svc *service) ownSlots(c *Config) bool {
+	return svc.spec != nil && (svc.spec.Scheduler != c.Balancing || svc.spec.policy.byZone ||
+		slices.ContainsFunc(svc.slices, func(sl *slice) bool { return sl.weight != DefaultWeight }))
+}
+
+// slots returns how many slots the algorithm and the weights of a Service need at most, on any node;
+// 0 if each backend needs just one.
+func (e *endpoints) slots(c *Config) (n int) {
+	spec := e.port.service.spec
+	if e.gone || spec == nil {
+		return 0
+	}
+	backends := 0
+	for _, n := range e.tally.all {
+		backends += int(n)
+	}
+	switch {
+	case spec.Algorithm.Hashes():
+		n = c.tableSize(backends)
+	case spec.policy.byZone:
+		n = MostSlots(backends)
+	case e.tally.weighted > 0 || e.followsLoads():
+		divisor, sum := 0, 0
+		for i := range e.entries {
+			if en := &e.entries[i]; en.listed > 0 {
+				sum += int(en.weight)
+				for w := int(en.weight); w > 0; {
+					divisor, w = w, divisor%w
+				}
+			}
+		}
+		n = sum / max(divisor, 1)
+		if e.followsLoads() {
+			n *= mostSteps(backends)
+		}
+		n = min(n, MostSlots(backends))
+	}
+	pools := 0
+	for _, p := range e.pools {
+		if p != nil && !p.gone {
+			pools++
+		}
+	}
+	return n * pools
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestAnnotated has annotations count in Namespaces with a label only, as the label comes and goes.
+func TestAnnotated(t *testing.T) {
+	s, m := New(Config{NodeName: "n1", Annotated: func(l map[string]string) bool { return l["annotations"] == "allowed" }}), newModel()
+	namespace := func(name, label string) {
+		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"annotations": label}}})
+	}
+	want := func(what string, problems int, services string) {
+		t.Helper()
+		u := s.Change()
+		if err := m.apply(u); err != nil || len(u.Problems) != problems {
+			t.Errorf("%s: problems %v, %v", what, u.Problems, err)
+		}
+		weights, slow := 0, len(m.sets[SlowPathIPs])
+		for _, p := range m.pools {
+			weights += len(p.weights)
+		}
+		for _, f := range m.frontends {
+			if f.SlowPath {
+				slow++
+			}
+		}
+		if _, special := served(s); fmt.Sprintf("%v, %d weights, %d slow", special, weights, slow) != services {
+			t.Errorf("%s: %v, %d weights, %d slow; want %s", what, special, weights, slow, services)
+		}
+	}
+	all := map[string]string{AnnotationScheduler: "maglev", AnnotationFastPath: "off"}
+	addService(s, "x", 1, 1, 2, corev1.ServiceSpec{}, all, "30")
+	addService(s, "xx", 1, 1, 2, corev1.ServiceSpec{}, all, "30")
+	addService(s, "x", 2, 1, 2, corev1.ServiceSpec{}, map[string]string{AnnotationScheduler: "no such"}, "")
+	s.SetPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "pod", Annotations: all},
+		Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.0.9"}}},
+	})
+	namespace("x", "")
+	want("none is allowed", 0, "[], 0 weights, 0 slow")
+	namespace("x", "allowed")
+	want("one is", 1, "[x/s1], 4 weights, 3 slow")
+	namespace("x", "no")
+	want("none again", 0, "[], 0 weights, 0 slow")
+	namespace("xx", "allowed")
+	addService(s, "xx", 1, 1, 2, corev1.ServiceSpec{}, nil, "")
+	want("one that has none any more", 0, "[], 0 weights, 0 slow")
+	addService(s, "xx", 1, 1, 2, corev1.ServiceSpec{}, all, "30")
+	want("it has them again", 0, "[xx/s1], 4 weights, 2 slow")
+	s.DeleteNamespace("xx")
+	want("the Namespace is deleted", 0, "[], 0 weights, 0 slow")
+	for _, name := range []string{"s1", "s2"} {
+		for _, ns := range []string{"x", "xx"} {
+			s.DeleteService(ns, name)
+			s.DeleteEndpointSlice(ns, name)
+			s.DeleteEndpointSlice(ns, name+"-v6")
+		}
+	}
+	s.DeletePod("x", "pod")
+	namespace("x", "allowed")
+	want("all is deleted", 0, "[], 0 weights, 0 slow")
+	if len(s.permits.objects) != 0 {
+		t.Errorf("there are records: %v", s.permits.objects)
+	}
+}

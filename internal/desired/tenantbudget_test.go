@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// addService adds a Service with ports and endpoints.
+func addService(s *State, namespace string, i, ports, endpoints int, spec corev1.ServiceSpec, annotations map[string]string, weight string) {
+	name := fmt.Sprint("s", i)
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotations}, Spec: spec}
+	svc.Spec.ClusterIPs = []string{fmt.Sprintf("10.%d.%d.%d", 100+len(namespace), i>>8, i&255), fmt.Sprintf("fd00:96:%x::%x", len(namespace), i)}
+	slice := func(format string) *discoveryv1.EndpointSlice {
+		out := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		if weight != "" {
+			out.Annotations = map[string]string{AnnotationWeight: weight}
+		}
+		for i := range endpoints {
+			out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf(format, i>>8, i&255)}})
+		}
+		return out
+	}
+	v4, v6 := slice("10.244.%d.%d"), slice("fd00:244::%x:%x")
+	v6.Name, v6.AddressType = name+"-v6", discoveryv1.AddressTypeIPv6
+	for i := range ports {
+		port := fmt.Sprint("p", i)
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: port, Port: int32(i + 1)})
+		for _, sl := range []*discoveryv1.EndpointSlice{v4, v6} {
+			sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: ptr.To(port), Port: ptr.To(int32(i + 1))})
+		}
+	}
+	s.SetService(svc)
+	s.SetEndpointSlice(v4)
+	s.SetEndpointSlice(v6)
+}
+
+// served returns the Services that have a frontend, and those that have an algorithm other than Random.
+func served(s *State) (all, special []string) {
+	s.ViewServices(nil, false, func(v *ServiceView) {
+		all = append(all, v.Namespace+"/"+v.Name)
+		if v.Ports[0].Pools[0].Algorithm != Random.String() {
+			special = append(special, v.Namespace+"/"+v.Name)
+		}
+	})
+	slices.Sort(all)
+	slices.Sort(special)
+	return all, special
+}
+
+// TestHonestServices: 10,000 Services of every kind, in one namespace, meet no limit.
+func TestHonestServices(t *testing.T) {
+	s := New(Config{NodeName: "n1", Loads: &given{}})
+	affine := corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}
+	for i := range 10000 {
+		spec, ports, endpoints, weight := corev1.ServiceSpec{}, 1+i%3, 1+i%20, ""
+		var annotations map[string]string
+		switch i % 100 {
+		case 0:
+			annotations = map[string]string{AnnotationScheduler: "maglev"}
+			ports, endpoints = 1, 1+i%10
+		case 1, 2:
+			annotations = map[string]string{AnnotationScheduler: "lc"}
+		case 3, 4:
+			annotations = map[string]string{AnnotationScheduler: "rr"}
+		case 5:
+			weight = "30"
+		case 6:
+			if spec = both; i == 6 {
+				ports, endpoints = 3, 5000
+			}
+		case 7, 8:
+			spec = affine
+		}
+		if i%100 == 0 && i >= 5000 { // half of them: 50 tables in two families
+			annotations = nil
+		}
+		addService(s, "default", i, ports, endpoints, spec, annotations, weight)
+	}
+	u := s.Full()
+	all, special := served(s)
+	if len(u.Problems) != 0 || len(all) != 10000 || len(special) != 450 {
+		t.Errorf("%d Services, %d of them special, problems %v", len(all), len(special), u.Problems)
+	}
+}
+
+// TestNamespaceSlots: the Services of a namespace that have the most slots lose them, and those of others keep theirs.
+func TestNamespaceSlots(t *testing.T) {
+	s := New(Config{NamespaceSlots: 100000})
+	maglev := map[string]string{AnnotationScheduler: "maglev"}
+	want := func(what string, problems int, special ...string) {
+		t.Helper()
+		u := s.Change()
+		if _, got := served(s); !slices.Equal(got, special) || len(u.Problems) != problems {
+			t.Errorf("%s: %v; want %v; problems %v", what, got, special, u.Problems)
+		}
+	}
+	addService(s, "victim", 1, 1, 5, corev1.ServiceSpec{}, maglev, "")
+	addService(s, "x", 1, 2, 5, corev1.ServiceSpec{}, maglev, "")
+	want("few", 0, "victim/s1", "x/s1")
+	addService(s, "x", 2, 10, 5, corev1.ServiceSpec{}, maglev, "") // 81,860
+	addService(s, "x", 3, 1, 5, corev1.ServiceSpec{}, maglev, "")
+	want("many", 1, "victim/s1", "x/s1", "x/s3")
+	addService(s, "x", 1, 1, 1, corev1.ServiceSpec{}, nil, "")
+	want("one less", 0, "victim/s1", "x/s2", "x/s3")
+	s.DeleteService("x", "s2")
+	want("none is over", 0, "victim/s1", "x/s3")
+	// All namespaces together.
+	for i := range 2 * namespaces {
+		addService(s, "y"+fmt.Sprint("-", i), 100+i, 10, 5, corev1.ServiceSpec{}, maglev, "")
+	}
+	want("many namespaces", 2*namespaces, "victim/s1", "x/s3")
+	if s.slots.level != 50000 {
+		t.Errorf("a namespace may have %d", s.slots.level)
+	}
+	for i := range 2 * namespaces {
+		s.DeleteService("y"+fmt.Sprint("-", i), fmt.Sprint("s", 100+i))
+	}
+	if want("as before", 0, "victim/s1", "x/s3"); s.slots.level != s.slots.each {
+		t.Errorf("a namespace may have %d", s.slots.level)
+	}
+	// What the configuration wants does not count.
+	s = New(Config{NamespaceSlots: 100000, Balancing: Scheduler{Algorithm: Maglev}})
+	for i := range 20 {
+		addService(s, "x", i, 1, 5, corev1.ServiceSpec{}, nil, "")
+	}
+	if u := s.Full(); len(u.Problems) != 0 {
+		t.Error(u.Problems)
+	}
+}
+
+// TestNamespaceElements: a Service that needs millions of frontends or backends is left out, before it costs that much
+// memory, and others are not.
+func TestNamespaceElements(t *testing.T) {
+	s, m := New(Config{NamespaceElements: 1000}), newModel()
+	want := func(what string, problems int, services ...string) {
+		t.Helper()
+		u := s.Change()
+		if err := m.apply(u); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got, _ := served(s); !slices.Equal(got, services) || len(u.Problems) != problems {
+			t.Errorf("%s: %v; want %v; problems %v", what, got, services, u.Problems)
+		}
+	}
+	addService(s, "victim", 1, 1, 5, corev1.ServiceSpec{}, nil, "")
+	addService(s, "x", 1, 5, 5, corev1.ServiceSpec{}, nil, "")
+	want("few", 0, "victim/s1", "x/s1")
+	addService(s, "x", 2, 10, 48, corev1.ServiceSpec{}, nil, "") // 990
+	want("many endpoints", 1, "victim/s1", "x/s1")
+	if len(m.pools) != 2*(1+5) {
+		t.Errorf("%d pools", len(m.pools))
+	}
+	addService(s, "x", 2, 10, 40, corev1.ServiceSpec{}, nil, "")
+	want("less endpoints", 0, "victim/s1", "x/s1", "x/s2")
+	var external []string
+	for i := range 100 {
+		external = append(external, fmt.Sprint("192.0.2.", i+1))
+	}
+	addService(s, "x", 2, 10, 1, corev1.ServiceSpec{ExternalIPs: external}, nil, "")
+	want("many external IPs", 1, "victim/s1", "x/s1")
+	s.DeleteService("x", "s2")
+	want("deleted", 0, "victim/s1", "x/s1")
+	for _, slice := range []string{"s2", "s2-v6"} {
+		s.DeleteEndpointSlice("x", slice)
+	}
+	if len(s.services) != 2 || len(s.elements.tenants["x"].needs) != 1 {
+		t.Errorf("%d records, %d that count", len(s.services), len(s.elements.tenants["x"].needs))
+	}
+}

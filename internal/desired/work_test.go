@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// workloads take a size, by name.
+var workloads = map[string]func(n int){
+	"ports of a Service": func(n int) {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		for i := range n {
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+		}
+		s := New(Config{})
+		for _, annotation := range []string{"x", "y"} {
+			svc.Annotations = map[string]string{annotation: ""}
+			s.SetService(svc)
+			s.Change()
+		}
+	},
+	"ports of a slice": func(n int) {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "b", Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for i := range n {
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", i)), Port: ptr.To(int32(i + 1))})
+		}
+		s := New(Config{})
+		s.SetService(svc)
+		for _, ip := range []string{"10.244.0.1", "10.244.0.2"} {
+			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{ip}}}
+			s.SetEndpointSlice(slice)
+			s.Change()
+		}
+	},
+	"problems of a Service": func(n int) {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+		s := New(Config{})
+		for range 2 {
+			for range n / 2 {
+				svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, "255.255.255.255")
+			}
+			s.SetService(svc)
+		}
+	},
+	"Services with one external IP": func(n int) {
+		s := New(Config{})
+		for i := range n {
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("s", n-i)},
+				Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), ExternalIPs: []string{"192.0.2.1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+			})
+		}
+		s.Change()
+		for i := range n {
+			s.DeleteService("a", fmt.Sprint("s", i+1))
+		}
+		s.Change()
+	},
+}
+
+// TestWorkGrowsWithSize counts the statements that the package executes: for twice as much, about twice as
+// many. What one tenant may write must not stop the only loop. To count, it runs itself with coverage.
+func TestWorkGrowsWithSize(t *testing.T) {
+	const name, size = "SLIPSTREAM_WORKLOAD", "SLIPSTREAM_WORKLOAD_SIZE"
+	if do := workloads[os.Getenv(name)]; do != nil {
+		n, _ := strconv.Atoi(os.Getenv(size))
+		do(n)
+		return
+	}
+	profile, binary := filepath.Join(t.TempDir(), "profile"), filepath.Join(t.TempDir(), "test")
+	if out, err := exec.Command("go", "test", "-c", "-covermode=count", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for workload := range workloads {
+		statements := func(n int) (sum int) {
+			cmd := exec.Command(binary, "-test.run=^"+t.Name()+"$", "-test.coverprofile="+profile)
+			cmd.Env = append(os.Environ(), name+"="+workload, size+"="+strconv.Itoa(n))
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			text, err := os.ReadFile(profile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(text)) {
+				words := strings.Fields(line) // place, statements, executions
+				if len(words) == 3 {
+					count, _ := strconv.Atoi(words[2])
+					sum += count
+				}
+			}
+			return sum
+		}
+		if one, two := statements(500), statements(1000); two > 3*one || one < 1000 {
+			t.Errorf("%s: %d statements for 500, %d for 1,000", workload, one, two)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"embed"
+	"errors"
+	"structs"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
+)
+
+//go:embed program_bpf??.o
+var compiled embed.FS
+
+func loadProgram() (*ebpf.CollectionSpec, error) { return bpffs.Program(compiled) }
+
+// The structures as the program has them.
+
+type programFlow struct {
+	_             structs.HostLayout
+	From          programTuple
+	To            programTuple
+	In            uint32
+	Out           uint32
+	NexthopFamily uint32
+	Nexthop       [16]uint8
+	Macs          [12]uint8
+	Mtu           uint16
+	Peer          uint8
+	Reply         uint8
+	Scale         uint8
+	Zero          [3]uint8
+	Seal          uint64
+	Checked       uint64
+	Packets       uint64
+	Bytes         uint64
+	Ack           uint32
+	Limit         uint32
+	Heard         uint32
+	Seen          uint8
+	Zero2         [3]uint8
+}
+
+// seal sets the seal, as the program's function sealed computes it.
+func (f *programFlow) seal() {
+	const size, factor = unsafe.Offsetof(f.Seal) / 8, 0x9e3779b97f4a7c15
+	var sum [4]uint64
+	for i, word := range (*[size]uint64)(unsafe.Pointer(f)) {
+		sum[i%4] = (sum[i%4] + word) * factor
+	}
+	f.Seal = ((sum[0]*factor+sum[1])*factor+sum[2])*factor + sum[3]
+}
+
+type programTuple struct {
+	_        structs.HostLayout
+	Src      [16]uint8
+	Dst      [16]uint8
+	Ports    [4]uint8
+	Protocol uint8
+	Ipv6     uint8
+	Zero     [2]uint8
+}
+
+// programObjects are the programs, maps and variables in the kernel.
+type programObjects struct {
+	programPrograms
+	programMaps
+	programVariables
+}
+
+type programMaps struct {
+	Flows *ebpf.Map `ebpf:"flows"`
+}
+
+type programPrograms struct {
+	Forward *ebpf.Program `ebpf:"forward"`
+	Guard   *ebpf.Program `ebpf:"guard"`
+}
+
+type programVariables struct {
+	Lease      *ebpf.Variable `ebpf:"lease"`
+	TcpTimeout *ebpf.Variable `ebpf:"tcp_timeout"`
+	UdpTimeout *ebpf.Variable `ebpf:"udp_timeout"`
+}
+
+func (o *programObjects) Close() error {
+	var errs []error
+	for _, m := range []*ebpf.Map{o.Flows} {
+		errs = append(errs, m.Close())
+	}
+	for _, p := range []*ebpf.Program{o.Forward, o.Guard} {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package socket
+
+import (
+	"embed"
+	"errors"
+	"structs"
+
+	"github.com/cilium/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
+)
+
+//go:embed program_bpf??.o
+var compiled embed.FS
+
+func loadProgram() (*ebpf.CollectionSpec, error) { return bpffs.Program(compiled) }
+
+// The structures as the program has them.
+
+type programAddress struct {
+	_    structs.HostLayout
+	Ip   [4]uint32
+	Port uint16
+	Zero uint16
+}
+
+type programPool struct {
+	_      structs.HostLayout
+	Count  uint32
+	InTurn uint32
+	Next   uint32
+}
+
+type programSlot struct {
+	_      structs.HostLayout
+	Pool   uint32
+	Number uint32
+}
+
+// programObjects are the programs, maps and variables in the kernel.
+type programObjects struct {
+	programPrograms
+	programMaps
+}
+
+type programMaps struct {
+	Connections   *ebpf.Map `ebpf:"connections"`
+	Endpoints     *ebpf.Map `ebpf:"endpoints"`
+	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Lease         *ebpf.Map `ebpf:"lease"`
+	Namespaces    *ebpf.Map `ebpf:"namespaces"`
+	NodeAddresses *ebpf.Map `ebpf:"node_addresses"`
+	Peers         *ebpf.Map `ebpf:"peers"`
+	Pools         *ebpf.Map `ebpf:"pools"`
+}
+
+type programPrograms struct {
+	Connect4     *ebpf.Program `ebpf:"connect4"`
+	Connect6     *ebpf.Program `ebpf:"connect6"`
+	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+}
+
+func (o *programObjects) Close() error {
+	var errs []error
+	for _, m := range []*ebpf.Map{o.Connections, o.Endpoints, o.Frontends, o.Lease, o.Namespaces, o.NodeAddresses, o.Peers, o.Pools} {
+		errs = append(errs, m.Close())
+	}
+	for _, p := range []*ebpf.Program{o.Connect4, o.Connect6, o.Getpeername4, o.Getpeername6} {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}
