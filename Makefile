@@ -30,18 +30,18 @@ build-bench: build
 	cd bench && $(BUILD) -ldflags '-s -w' -o ../bin/ . ./child/...
 
 # Tests on the host alone, where it may lack what some of them need.
-HOST = $(GO) run ./test/runner -kernel host -strict=false
+HOST = $(GO) run ./test/kernel/runner -kernel host -strict=false
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
-	$(GO) run ./test/runner -timeout 40m ./...
+	$(GO) run ./test/kernel/runner -timeout 40m ./...
 	@$(MAKE) --no-print-directory test-bench test-browser oracle test-deploy test-cluster
 
 race: deps ## Run the packages that start goroutines under the race detector (root)
 	$(HOST) -race -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
-	cd test/oracle && $(GO) run ./build tools previous && $(GO) test ./cluster ./observe ./stage ./upstream
-	$(HOST) -dir test/oracle -v -timeout 1h . -- $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
+	cd test/cluster/oracle && $(GO) run ./build tools previous && $(GO) test ./cluster ./observe ./stage ./upstream
+	$(HOST) -dir test/cluster/oracle -v -timeout 1h . -- $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
 # Only the test kernel has IPVS. Everything is built here: compiling there is slow.
 # With 5,000 Services and more, kube-apiserver needs more memory mappings on the host than it gives
@@ -49,30 +49,30 @@ oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 C
 UML = $(GO) run ./test/kernel/run -memory 8G -timeout 2h
 
 oracle-ipvs: deps ## The same in IPVS mode, on the User Mode Linux kernel; SEED=1000 CLUSTERS=10, RUN=Releases (root)
-	cd test/oracle && $(GO) run ./build tools previous && $(GO) test -c -o ../../bin/oracle.test .
-	$(UML) sh -c 'cd test/oracle && exec ../../bin/oracle.test -test.v -test.timeout 2h -mode ipvs -test.run "$(or $(RUN),Oracle)" -clusters $(or $(CLUSTERS),4) $(if $(SEED),-seed $(SEED))'
+	cd test/cluster/oracle && $(GO) run ./build tools previous && $(GO) test -c -o ../../../bin/oracle.test .
+	$(UML) sh -c 'cd test/cluster/oracle && exec ../../../bin/oracle.test -test.v -test.timeout 2h -mode ipvs -test.run "$(or $(RUN),Oracle)" -clusters $(or $(CLUSTERS),4) $(if $(SEED),-seed $(SEED))'
 
 test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, with several nodes, beside kube-proxy (root)
-	cd test/oracle && $(GO) run ./build tools oldest
+	cd test/cluster/oracle && $(GO) run ./build tools oldest
 	$(HOST) -dir test/cluster -timeout 30m ./... -- -test.parallel 3
 
 test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on the User Mode Linux kernel (root)
-	cd test/oracle && $(GO) run ./build tools
+	cd test/cluster/oracle && $(GO) run ./build tools
 	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test .
 	$(UML) sh -c 'cd test/cluster && exec ../../bin/cluster.test -test.v -test.timeout 1h -slipstream ../../bin/slipstream -patience 10m -connect-timeout 30s -test.run "$(or $(RUN),TestSwap/ipvs)"'
 
 # Those of scale need an API server, which is slow on the User Mode Linux kernels.
 test-bench: deps ## Test the benchmarks (root)
-	$(GO) run ./test/runner -dir bench -timeout 40m ./balance ./bench ./cluster ./figure ./forward ./observe ./programming ./report
-	cd test/oracle && $(GO) run ./build tools
+	$(GO) run ./test/kernel/runner -dir bench -timeout 40m ./balance ./bench ./cluster ./figure ./forward ./observe ./programming ./report
+	cd test/cluster/oracle && $(GO) run ./build tools
 	$(HOST) -dir bench -timeout 30m . ./scale
 
 test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
-	cd test/oracle && $(GO) run ./build tools
-	$(HOST) -dir test/deploy -timeout 20m ./...
+	cd test/cluster/oracle && $(GO) run ./build tools
+	$(HOST) -dir test/cluster/deploy -timeout 20m ./...
 
 test-browser: deps build ## Test the web page in Chromium; SCREENSHOTS=docs/images for new ones (root)
-	$(HOST) -dir test/browser -timeout 15m . -- $(if $(SCREENSHOTS),-screenshots $(abspath $(SCREENSHOTS)))
+	$(HOST) -dir test/cluster/browser -timeout 15m . -- $(if $(SCREENSHOTS),-screenshots $(abspath $(SCREENSHOTS)))
 
 image: ## Build the container image with $(ENGINE)
 	GO=$(GO) VERSION=$(VERSION) deploy/rootfs.sh bin/image
@@ -94,7 +94,7 @@ lint: bin/staticcheck ## Check formatting, go vet and staticcheck
 	@unformatted=$$(gofmt -l $$(git -c safe.directory='*' ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'ed: $$unformatted"; exit 1; }
 	$(GO) vet ./...
 	bin/staticcheck ./...
-	for module in bench test/oracle test/deploy test/cluster test/browser; do (cd $$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...) || exit 1; done
+	for module in bench test/cluster/oracle test/cluster/deploy test/cluster test/cluster/browser; do (cd $$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...) || exit 1; done
 
 bin/staticcheck: tools/go.mod
 	cd tools && $(GO) build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
@@ -128,7 +128,7 @@ bench-rules: deps build-bench ## Count the rules that a new connection meets, ou
 	bin/bench rules $(if $(SERVICES),--services $(SERVICES)) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 bench-ipvs: deps build-bench ## Measure IPVS mode beside kube-proxy's on the User Mode Linux kernel, SERVICES=10000, RUNS=1, RULES=10,100 (root)
-	cd test/oracle && $(GO) run ./build tools
+	cd test/cluster/oracle && $(GO) run ./build tools
 	$(UML) bin/bench sync --mode ipvs --services $(or $(SERVICES),10000) --endpoints 10 --runs $(or $(RUNS),1)
 	$(UML) bin/bench scale --subjects slipstream-ipvs,kube-proxy-ipvs --services $(or $(SERVICES),10000) --runs $(or $(RUNS),1) --calm 1m
 	$(UML) bin/bench rules --subjects slipstream-ipvs,kube-proxy-ipvs $(if $(RULES),--services $(RULES)) --calm 1m
@@ -140,7 +140,7 @@ bench-observe: build-bench ## Measure what the page and scraped metrics cost the
 	bin/bench observe $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 report: deps build-bench ## Measure everything beside kube-proxy and write report/index.html; FAST=1, PART=scale,rules to repeat parts (root)
-	cd test/oracle && $(GO) run ./build tools
+	cd test/cluster/oracle && $(GO) run ./build tools
 	$(GO) build -o bin/kernel-run ./test/kernel/run
 	bench/deps.sh
 	bin/bench report --version $(VERSION) $(if $(FAST),--fast) $(if $(PART),--part $(PART))

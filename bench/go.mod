@@ -6,7 +6,7 @@ go 1.26.0
 replace (
 	github.com/slipstream-proxy/slipstream => ..
 	github.com/slipstream-proxy/slipstream/test/cluster => ../test/cluster
-	github.com/slipstream-proxy/slipstream/test/oracle => ../test/oracle
+	github.com/slipstream-proxy/slipstream/test/cluster/oracle => ../test/cluster/oracle
 )
 
 require (
@@ -19,7 +19,7 @@ require (
 	github.com/safchain/ethtool v0.7.0
 	github.com/slipstream-proxy/slipstream v0.0.0-00010101000000-000000000000
 	github.com/slipstream-proxy/slipstream/test/cluster v0.0.0-00010101000000-000000000000
-	github.com/slipstream-proxy/slipstream/test/oracle v0.0.0-00010101000000-000000000000
+	github.com/slipstream-proxy/slipstream/test/cluster/oracle v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/vishvananda/netlink v1.3.1

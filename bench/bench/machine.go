@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/aclements/go-moremath/stats"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // Times of a turn of a stream that goes on meanwhile.

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 )
 

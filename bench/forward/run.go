@@ -32,7 +32,7 @@ import (
 	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 )

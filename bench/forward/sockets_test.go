@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // TestSockets measures once, and asks that connections with the setting "sockets" do not need the

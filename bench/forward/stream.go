@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 var (

@@ -8,7 +8,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // Every observer gets answers, and the proxy is measured for each. How much it uses is not looked at.

@@ -24,7 +24,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/spf13/pflag"
 )
 

@@ -18,8 +18,8 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // small is a cluster that is measured within a second.

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // step is a benchmark: a command that writes its result as JSON to the file that replaces the

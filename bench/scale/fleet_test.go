@@ -5,7 +5,7 @@ package scale
 import (
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // TestFleet measures small fleets and checks that all numbers exist, of each node and change.

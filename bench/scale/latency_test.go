@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // serveOK is in the place of nginx.

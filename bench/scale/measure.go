@@ -16,7 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
 	"github.com/spf13/pflag"
 )
 

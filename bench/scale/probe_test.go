@@ -11,8 +11,8 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestProber uses a rule that first sends connections nowhere, then to one pod, then to another

@@ -12,7 +12,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/rulewalk"
+	"github.com/slipstream-proxy/slipstream/test/kernel/rulewalk"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // tracer finds the nftables chains that a packet passes.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestCleanupWhileRunning checks that cleanup refuses while a proxy runs in the same network

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/finding"
+	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 )
 
 // try runs the command in the test, without a kernel, and returns its output and error.

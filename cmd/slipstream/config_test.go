@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // siteConfig is a configuration file with a directory of manifests.

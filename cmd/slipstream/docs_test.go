@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/finding"
+	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 	"github.com/spf13/pflag"
 )
 

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // output runs slipstream on the node and returns what it prints.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/slipstream-proxy/slipstream/test/finding"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // served is a site with Service default/web, and its status socket.

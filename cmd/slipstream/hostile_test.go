@@ -15,7 +15,7 @@ import (
 	"unicode"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // forged is what objects of a tenant have wherever the API takes any text: it clears a terminal,

@@ -22,7 +22,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/migrate"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // migrate runs slipstream migrate on the node and returns its output and exit code.

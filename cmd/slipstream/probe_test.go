@@ -20,8 +20,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

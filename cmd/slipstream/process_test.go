@@ -20,9 +20,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
 )
 
 // asMain makes the test binary behave as slipstream, so that tests run the real command as

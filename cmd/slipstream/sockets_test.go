@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/socket"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestSockets runs with socketLoadBalancing. Connections from the node have no translation in

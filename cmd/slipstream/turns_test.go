@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // TestTurnsAreShown has more Service ports with round robin than the kernel has counters. No more are

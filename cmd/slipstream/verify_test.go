@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // allTheSame is the output of verify without a difference.

@@ -17,7 +17,7 @@ import (
 	tcx "github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 )

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // stays makes sure that connections are not offloaded although they have many packets more.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // bridged puts the client and the first server behind a bridge, like the CNI plugin bridge.

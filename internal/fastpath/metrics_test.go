@@ -9,7 +9,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )

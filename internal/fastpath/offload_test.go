@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestOffload checks that long connections leave the slow path in both directions, and are

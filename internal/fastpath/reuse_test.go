@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // Offsets in the values of the map.

@@ -13,7 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
 )
 

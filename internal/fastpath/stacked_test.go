@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestAnnotationAgainAndAgain has the owner of one Service change its annotation again and again. The connections of

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestThreshold sends packets one by one, some of them answers. The one that makes

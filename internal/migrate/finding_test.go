@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/test/finding"
+	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 	corev1 "k8s.io/api/core/v1"
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/node/load"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 )
 

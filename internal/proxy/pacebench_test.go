@@ -18,8 +18,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 

@@ -13,8 +13,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestVerifyWhileChanging checks that no difference is found in the real kernel while Services

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestNodeLocal has a process on the node that listens at a ClusterIP which an interface of the node has, as NodeLocal

@@ -5,7 +5,7 @@ package socket
 import (
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 func TestObjects(t *testing.T) { kerneltest.Objects(t, "connect.c") }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestCleanup runs "kube-proxy --cleanup", with Slipstream under that name, on a node

@@ -2,8 +2,8 @@
 
 // Package cluster tests Slipstream end to end, on a real Kubernetes API: bin/slipstream as
 // it is in this checkout, etcd, kube-apiserver and kube-proxy of the versions that
-// test/oracle/tools/go.mod requires, kube-apiserver of the oldest release that Slipstream
-// supports (test/oracle/oldest), Kubernetes' own endpointslice controller (go.mod), and nodes
+// test/cluster/oracle/tools/go.mod requires, kube-apiserver of the oldest release that Slipstream
+// supports (test/cluster/oracle/oldest), Kubernetes' own endpointslice controller (go.mod), and nodes
 // and pods that are network namespaces.
 //
 //	go test -timeout 20m ./...                     # in this folder; root
@@ -39,5 +39,5 @@
 //	site     the cluster: control plane and nodes, and the objects of these
 //	proxies  Slipstream and kube-proxy as processes on nodes
 //
-// etcd, kube-apiserver and kube-proxy come from the module test/oracle.
+// etcd, kube-apiserver and kube-proxy come from the module test/cluster/oracle.
 package cluster

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 )
 

@@ -6,13 +6,13 @@ go 1.26.0
 
 replace (
 	github.com/slipstream-proxy/slipstream => ../..
-	github.com/slipstream-proxy/slipstream/test/oracle => ../oracle
+	github.com/slipstream-proxy/slipstream/test/cluster/oracle => ./oracle
 )
 
 require (
 	github.com/prometheus/common v0.70.0
 	github.com/slipstream-proxy/slipstream v0.0.0-00010101000000-000000000000
-	github.com/slipstream-proxy/slipstream/test/oracle v0.0.0-00010101000000-000000000000
+	github.com/slipstream-proxy/slipstream/test/cluster/oracle v0.0.0-00010101000000-000000000000
 	golang.org/x/sys v0.47.0
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2

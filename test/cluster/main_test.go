@@ -12,9 +12,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"k8s.io/klog/v2"
 )
 

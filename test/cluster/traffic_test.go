@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // traffic is made during the whole test, and must not fail.

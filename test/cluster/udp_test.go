@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestUDP replaces the pod behind clients that never change their port, so that conntrack

@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fatih/color"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // binaryVariable names a slipstream binary that has been built already; on the

@@ -23,7 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 

@@ -20,7 +20,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/examples"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // Where the manifests are in the examples.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // clusterCIDR covers the pods of all nodes.

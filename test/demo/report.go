@@ -14,7 +14,7 @@ import (
 
 	"github.com/fatih/color"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // width is the number of columns that the output takes at most.

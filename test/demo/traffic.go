@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // Timeouts of connections and of messages on them. TCP repeats lost packets within

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
 )
 

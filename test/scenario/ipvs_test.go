@@ -8,7 +8,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 func newIPVS(c dataplane.Config) (dataplane.Dataplane, error) { return ipvs.New(c, ipvs.Options{}) }

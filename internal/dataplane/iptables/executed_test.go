@@ -13,7 +13,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/test/rulewalk"
+	"github.com/slipstream-proxy/slipstream/test/kernel/rulewalk"
 	"golang.org/x/sys/unix"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestPortReuse has a client use a port again, after a connection was reset or closed, while its

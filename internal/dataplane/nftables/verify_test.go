@@ -11,8 +11,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/test/finding"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 var sealPattern = regexp.MustCompile(sealPrefix + "[0-9a-f]{16}")

@@ -5,7 +5,7 @@ package ebpf
 import (
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 func TestObjects(t *testing.T) { kerneltest.Objects(t, "flow.c", "kernel.h") }

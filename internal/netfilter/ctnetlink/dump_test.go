@@ -11,8 +11,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestReaders sees another program that listens and one that dumps, and no socket of this process.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestEarly: the table is read again while there are connections from before the first socket for events,

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // BenchmarkListeners measures the time, this process's memory and the file descriptors of the

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // TestIPTables removes kube-proxy's rules. The rules of other programs must then be the same as

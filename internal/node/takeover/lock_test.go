@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"golang.org/x/sys/unix"
 )
 

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // TestNFTables removes kube-proxy's tables and no others.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/finding"
-	"github.com/slipstream-proxy/slipstream/test/kerneltest"
-	"github.com/slipstream-proxy/slipstream/test/lab"
+	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // TestHungProxy asks a proxy that takes connections and never answers: to those who ask it is none.

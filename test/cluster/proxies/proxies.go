@@ -14,8 +14,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"sigs.k8s.io/yaml"
 )
 

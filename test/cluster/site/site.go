@@ -10,8 +10,8 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/slipstream-proxy/slipstream/test/lab"
-	"github.com/slipstream-proxy/slipstream/test/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 var (

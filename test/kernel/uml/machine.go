@@ -28,7 +28,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/process"
+	"github.com/slipstream-proxy/slipstream/test/kernel/process"
 	"golang.org/x/sys/unix"
 )
 

@@ -4,7 +4,7 @@
 // name, stage, default, and whether that is the only value. It is run within the
 // module that builds kube-proxy:
 //
-//	cd test/oracle/tools && go run ../../../internal/config/testdata/gates/main.go > ../../../internal/config/gates.txt
+//	cd test/cluster/oracle/tools && go run ../../../../internal/config/testdata/gates/main.go > ../../../../internal/config/gates.txt
 package main
 
 import (

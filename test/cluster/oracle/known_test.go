@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
+	"k8s.io/utils/ptr"
+)
+
+// known are the differences that are meant to be. Each is a row of a table in
+// docs/services.md that says where Slipstream differs, by its first column.
+var known = []struct {
+	row string
+	is  func(*cluster.Cluster, difference) bool
+}{
+	{"an endpoint without `nodeName` that is sent to itself", isHairpinOfUnknownNode},
+	{"a port that a ClusterIP does not have", isUnusedPort},
+	{"an address of a ServiceCIDR that no Service has", isUnusedClusterIP},
+	{"a connection from the node to an external or load balancer address of a Service without endpoints", isRefusedOnNode},
+	{"a connection to a load balancer's address of a Service without endpoints, from outside of its source ranges", isSourceFirst},
+	{"a node port of a Service without endpoints (on this node, with `externalTrafficPolicy: Local`), at an address of the node that does not serve NodePorts", isWhereNoneAnswers},
+	{"a connection from a node or a pod to a Service with `externalTrafficPolicy: Local`", isKeptOnNode},
+	{"a traffic policy is Local, and this node has no endpoint", isElsewhereAllTheSame},
+	{"which packets rules refuse or drop", isDroppedLater},
+	{"an external IP that no interface of the node has, or a load balancer's that another Node has (k3s's ServiceLB: k3s-io/k3s #2804, #5000)", isNoVirtualServer},
+}
+
+// knownDifference returns the row that says why the two differ, or nothing.
+func knownDifference(c *cluster.Cluster, d difference) string {
+	for _, k := range known {
+		if k.is(c, d) {
+			return k.row
+		}
+	}
+	return ""
+}
+
+// isHairpinOfUnknownNode says whether the only difference is that a pod that is an
+// endpoint without nodeName reaches itself, seen as the node, where it did not with
+// kube-proxy.
+func isHairpinOfUnknownNode(c *cluster.Cluster, d difference) bool {
+	if d.probe.From != stage.PodEndpoint || !hasEndpointWithoutNode(c, d.probe) {
+		return false
+	}
+	kube, ours := d.outcomes[0], d.outcomes[1]
+	if !slices.Equal(kube.Failures, []string{observe.Timeout}) || len(ours.Failures) > 0 || kube.Note != ours.Note {
+		return false
+	}
+	rest := maps.Clone(ours.Answers)
+	rest[stage.Node1] = slices.DeleteFunc(slices.Clone(rest[stage.Node1]), func(server string) bool {
+		return strings.HasPrefix(server, stage.PodEndpoint+":")
+	})
+	if len(rest[stage.Node1]) == 0 {
+		delete(rest, stage.Node1)
+	}
+	return len(ours.Answers[stage.Node1]) > len(rest[stage.Node1]) && maps.EqualFunc(rest, kube.Answers, slices.Equal[[]string])
+}
+
+// hasEndpointWithoutNode says whether the probe's vantage is an endpoint of the Service
+// in a slice that does not say on which node.
+func hasEndpointWithoutNode(c *cluster.Cluster, p observe.Probe) bool {
+	svc := c.Named(p.Namespace, p.Service)
+	if svc == nil {
+		return false
+	}
+	i := slices.IndexFunc(stage.Endpoints, func(e stage.Endpoint) bool { return e.Name == p.From })
+	address := stage.Endpoints[i].Address[stage.Family(p.To.Addr())].String()
+	for _, s := range c.SlicesOf(svc) {
+		for _, e := range s.Endpoints {
+			if e.Addresses[0] == address && ptr.Deref(e.NodeName, "") == "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// TestKnownAreDocumented holds the list against the documentation.
+func TestKnownAreDocumented(t *testing.T) {
+	const file = "../../../docs/services.md"
+	doc, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range known {
+		if !strings.Contains(string(doc), "\n| "+k.row+" |") {
+			t.Errorf("%s has no row %q", file, k.row)
+		}
+	}
+}
+
+// TestKnownIsNarrow checks that the rule of a known difference does not match similar ones.
+func TestKnownIsNarrow(t *testing.T) {
+	var c *cluster.Cluster
+	var p observe.Probe
+	for seed := uint64(1); p.From == ""; seed++ { // until a cluster has such an endpoint
+		c = cluster.Random(seed)
+		for _, candidate := range observe.Plan(c) {
+			if candidate.Kind == observe.Reach && candidate.From == stage.PodEndpoint && hasEndpointWithoutNode(c, candidate) {
+				p = candidate
+			}
+		}
+	}
+	outcome := func(answers map[string][]string, failures ...string) observe.Outcome {
+		return observe.Outcome{Answers: answers, Failures: failures}
+	}
+	other := p
+	other.From = stage.PodNoEndpoint
+	for _, tc := range []struct {
+		name       string
+		probe      observe.Probe
+		kube, ours observe.Outcome
+		known      bool
+	}{
+		{"as is known", p, outcome(nil, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), true},
+		{"beside others", p, outcome(map[string][]string{"b": {"c:8080"}}, "timeout"), outcome(map[string][]string{"b": {"c:8080"}, "n1": {"b:8080"}}), true},
+		{"another one is missing", p, outcome(map[string][]string{"b": {"c:8080"}}, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), false},
+		{"from another pod", other, outcome(nil, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), false},
+		{"refused", p, outcome(nil, "refused"), outcome(map[string][]string{"n1": {"b:8080"}}), false},
+		{"not masqueraded", p, outcome(nil, "timeout"), outcome(map[string][]string{"b": {"b:8080"}}), false},
+		{"the other way round", p, outcome(map[string][]string{"n1": {"b:8080"}}), outcome(nil, "timeout"), false},
+	} {
+		d := difference{probe: tc.probe, outcomes: [2]observe.Outcome{tc.kube, tc.ours}}
+		if got := knownDifference(c, d) != ""; got != tc.known {
+			t.Errorf("%s: known is %v, want %v", tc.name, got, tc.known)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package upstream builds programs of Kubernetes, and runs etcd and kube-apiserver as child processes in
+// network namespaces.
+//
+// They are built from Go modules, in the versions that ../tools/go.mod, ../previous/go.mod
+// and ../oldest/go.mod require, when they are first needed. See [Binary].
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+)
+
+// Release is a release of Kubernetes that can be built: the folder of test/cluster/oracle with the
+// module that requires it.
+type Release string
+
+// The releases.
+const (
+	Current  Release = "tools"
+	Previous Release = "previous"
+	Oldest   Release = "oldest" // that Slipstream supports
+)
+
+// Programs are the names that [Release.Binary] knows, by release.
+var Programs = map[Release][]string{
+	Current:  {"kube-apiserver", "kube-proxy", "etcd"},
+	Previous: {"kube-proxy"},
+	Oldest:   {"kube-apiserver"},
+}
+
+// packageOf returns the Go package of a program.
+func packageOf(name string) string {
+	if name == "etcd" {
+		return "go.etcd.io/etcd/server/v3"
+	}
+	return "k8s.io/kubernetes/cmd/" + name
+}
+
+// Log is called with one line about what takes long. It may be nil.
+type Log func(format string, args ...any)
+
+func (l Log) printf(format string, args ...any) {
+	if l != nil {
+		l(format, args...)
+	}
+}
+
+// Binary returns the path of one of the programs, of the current release. See
+// [Release.Binary].
+func Binary(ctx context.Context, name string, log Log) (string, error) {
+	return Current.Binary(ctx, name, log)
+}
+
+// Binary returns the path of one of the release's programs. It is built, which takes
+// minutes, unless it is in the folder slipstream/oracle of the user's cache directory, where
+// each content of the release's module has a folder. Several processes may build at the same
+// time.
+func (r Release) Binary(ctx context.Context, name string, log Log) (string, error) {
+	// The module is found from anywhere in the repository.
+	root, err := Go(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/slipstream-proxy/slipstream")
+	if err != nil {
+		return "", fmt.Errorf("not in a module of this repository: %w", err)
+	}
+	module := filepath.Join(root, "test", "cluster", "oracle", string(r))
+	version, err := Go(ctx, module, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	if err != nil {
+		return "", err
+	}
+	mod, err1 := os.ReadFile(filepath.Join(module, "go.mod"))
+	sum, err2 := os.ReadFile(filepath.Join(module, "go.sum"))
+	cache, err3 := os.UserCacheDir()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "slipstream", "oracle", fmt.Sprintf("%s-%.6x", version, sha256.Sum256(append(mod, sum...))))
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	log.printf("building %s for Kubernetes %s, once, into %s: this takes minutes", name, version, dir)
+	part := fmt.Sprintf("%s.%d.part", path, os.Getpid()) // renamed when it is complete
+	defer os.Remove(part)
+	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
+	if _, err := Go(ctx, module, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, packageOf(name)); err != nil {
+		return "", fmt.Errorf("build %s for Kubernetes %s: %w", name, version, err)
+	}
+	return path, os.Rename(part, path)
+}
+
+// Go runs the go command in a directory and returns its standard output.
+func Go(ctx context.Context, dir string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, lab.Tail(stderr.String(), 20))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// IPTablesPath is a PATH with which a program finds one variant of the iptables commands
+// ("legacy" or "nft") under the names that kube-proxy calls, by links in dir.
+func IPTablesPath(dir, variant string) (string, error) {
+	dir = filepath.Join(dir, "iptables-"+variant)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(family + "-" + variant + suffix)
+			if err != nil {
+				return "", fmt.Errorf("%w (Debian's package is iptables; test/deps.sh installs it)", err)
+			}
+			if err := os.Symlink(path, filepath.Join(dir, family+suffix)); err != nil && !os.IsExist(err) {
+				return "", err
+			}
+		}
+	}
+	return dir + string(os.PathListSeparator) + os.Getenv("PATH"), nil
+}
