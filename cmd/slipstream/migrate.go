@@ -21,9 +21,9 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/migrate"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
-	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
@@ -148,7 +148,7 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if in.Listeners, err = listeners(); err != nil {
 		return nil, err
 	}
-	in.Skips = see.SkipLines(see.Skips(ctx))
+	in.Skips = firewall.SkipLines(firewall.Skips(ctx))
 	which := []string{config.NFTables, config.IPTables, config.IPVS}
 	if o.mode != "" {
 		which = []string{o.mode}

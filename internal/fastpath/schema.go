@@ -6,12 +6,13 @@ import (
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
 
 // TableName is the name of our table, of family inet.
-const TableName = "slipstream-fastpath"
+const TableName = firewall.FastPathTable
 
 const tableText = "table inet " + TableName // in messages
 

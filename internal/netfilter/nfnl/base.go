@@ -24,18 +24,18 @@ func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
 	err = Undisturbed(func() error {
 		all = nil
 		return c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(f), nil, func(body []byte) {
-			hook := findAttr(body, unix.NFTA_CHAIN_HOOK)
+			hook := Attr(body, unix.NFTA_CHAIN_HOOK)
 			if hook == nil {
 				return
 			}
-			policy := findAttr(body, unix.NFTA_CHAIN_POLICY)
+			policy := Attr(body, unix.NFTA_CHAIN_POLICY)
 			all = append(all, BaseChain{
-				Devices:  parseDevices(findAttr(hook, nftaHookDevs)),
-				Table:    Table{Family: f, Name: cString(findAttr(body, unix.NFTA_CHAIN_TABLE))},
-				Name:     cString(findAttr(body, unix.NFTA_CHAIN_NAME)),
-				Type:     cString(findAttr(body, unix.NFTA_CHAIN_TYPE)),
-				Hook:     be32(findAttr(hook, unix.NFTA_HOOK_HOOKNUM)),
-				Priority: int32(be32(findAttr(hook, unix.NFTA_HOOK_PRIORITY))),
+				Devices:  parseDevices(Attr(hook, nftaHookDevs)),
+				Table:    Table{Family: f, Name: cString(Attr(body, unix.NFTA_CHAIN_TABLE))},
+				Name:     cString(Attr(body, unix.NFTA_CHAIN_NAME)),
+				Type:     cString(Attr(body, unix.NFTA_CHAIN_TYPE)),
+				Hook:     be32(Attr(hook, unix.NFTA_HOOK_HOOKNUM)),
+				Priority: int32(be32(Attr(hook, unix.NFTA_HOOK_PRIORITY))),
 				Drops:    policy != nil && Verdict(be32(policy)) == Drop,
 			})
 		})

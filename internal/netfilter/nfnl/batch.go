@@ -104,9 +104,9 @@ func (b *Batch) RulesByChain() map[string]int {
 	for h, payload := range messages(b.Wire()) {
 		switch h.typ {
 		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWCHAIN:
-			all[cString(findAttr(payload[nfgenHeaderLen:], unix.NFTA_CHAIN_NAME))] += 0
+			all[cString(Attr(payload[nfgenHeaderLen:], unix.NFTA_CHAIN_NAME))] += 0
 		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWRULE:
-			all[cString(findAttr(payload[nfgenHeaderLen:], unix.NFTA_RULE_CHAIN))]++
+			all[cString(Attr(payload[nfgenHeaderLen:], unix.NFTA_RULE_CHAIN))]++
 		}
 	}
 	return all

@@ -286,7 +286,7 @@ func (c *Conn) Generation() (gen uint32, err error) {
 	c.commits.mu.Lock()
 	defer c.commits.mu.Unlock()
 	err = c.request(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(body []byte) {
-		gen = be32(findAttr(body, unix.NFTA_GEN_ID))
+		gen = be32(Attr(body, unix.NFTA_GEN_ID))
 	})
 	return max(gen-c.commits.n, 1), err
 }

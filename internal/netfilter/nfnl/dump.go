@@ -37,7 +37,7 @@ func list[T any](c *Conn, msg uint16, t Table, name string, parse func(body []by
 	err = Undisturbed(func() error {
 		all = nil
 		return c.request(msg, unix.NLM_F_DUMP, uint8(t.Family), a, func(body []byte) {
-			if cString(findAttr(body, tableName)) == t.Name {
+			if cString(Attr(body, tableName)) == t.Name {
 				all = append(all, parse(body))
 			}
 		})
@@ -64,9 +64,9 @@ type TableInfo struct {
 // Table reads a table. If it does not exist, the error wraps ENOENT.
 func (c *Conn) Table(t Table) (info TableInfo, err error) {
 	err = c.request(unix.NFT_MSG_GETTABLE, 0, uint8(t.Family), c.about(t, ""), func(body []byte) {
-		info.Handle = be64(findAttr(body, nftaTableHandle))
-		info.Dormant = be32(findAttr(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
-		info.Comment = parseComment(findAttr(body, nftaTableUserdata))
+		info.Handle = be64(Attr(body, nftaTableHandle))
+		info.Dormant = be32(Attr(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
+		info.Comment = parseComment(Attr(body, nftaTableUserdata))
 	})
 	return info, err
 }
@@ -87,9 +87,9 @@ type ChainInfo struct {
 // Chains returns the chains of a table.
 func (c *Conn) Chains(t Table) ([]ChainInfo, error) {
 	return list(c, unix.NFT_MSG_GETCHAIN, t, "", func(body []byte) ChainInfo {
-		info := ChainInfo{Name: cString(findAttr(body, unix.NFTA_CHAIN_NAME)), Uses: be32(findAttr(body, unix.NFTA_CHAIN_USE))}
-		if hook := findAttr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
-			info.Base = slices.Concat(hook, findAttr(body, unix.NFTA_CHAIN_TYPE), findAttr(body, unix.NFTA_CHAIN_POLICY))
+		info := ChainInfo{Name: cString(Attr(body, unix.NFTA_CHAIN_NAME)), Uses: be32(Attr(body, unix.NFTA_CHAIN_USE))}
+		if hook := Attr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
+			info.Base = slices.Concat(hook, Attr(body, unix.NFTA_CHAIN_TYPE), Attr(body, unix.NFTA_CHAIN_POLICY))
 		}
 		return info
 	})
@@ -99,12 +99,12 @@ func (c *Conn) Chains(t Table) ([]ChainInfo, error) {
 func (c *Conn) Sets(t Table) ([]Set, error) {
 	return list(c, unix.NFT_MSG_GETSET, t, "", func(body []byte) Set {
 		return Set{
-			Name:     cString(findAttr(body, unix.NFTA_SET_NAME)),
-			KeyType:  DataType(be32(findAttr(body, unix.NFTA_SET_KEY_TYPE))),
-			KeyLen:   be32(findAttr(body, unix.NFTA_SET_KEY_LEN)),
-			DataType: DataType(be32(findAttr(body, unix.NFTA_SET_DATA_TYPE))),
-			DataLen:  be32(findAttr(body, unix.NFTA_SET_DATA_LEN)),
-			Flags:    be32(findAttr(body, unix.NFTA_SET_FLAGS)) &^ unix.NFT_SET_MAP,
+			Name:     cString(Attr(body, unix.NFTA_SET_NAME)),
+			KeyType:  DataType(be32(Attr(body, unix.NFTA_SET_KEY_TYPE))),
+			KeyLen:   be32(Attr(body, unix.NFTA_SET_KEY_LEN)),
+			DataType: DataType(be32(Attr(body, unix.NFTA_SET_DATA_TYPE))),
+			DataLen:  be32(Attr(body, unix.NFTA_SET_DATA_LEN)),
+			Flags:    be32(Attr(body, unix.NFTA_SET_FLAGS)) &^ unix.NFT_SET_MAP,
 		}
 	})
 }
@@ -114,8 +114,8 @@ func (c *Conn) Counter(t Table, name string) (packets, bytes uint64, err error) 
 	a := c.about(t, name)
 	a.be32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	err = c.request(unix.NFT_MSG_GETOBJ, 0, uint8(t.Family), a, func(body []byte) {
-		data := findAttr(body, unix.NFTA_OBJ_DATA)
-		packets, bytes = be64(findAttr(data, nftaCounterPackets)), be64(findAttr(data, nftaCounterBytes))
+		data := Attr(body, unix.NFTA_OBJ_DATA)
+		packets, bytes = be64(Attr(data, nftaCounterPackets)), be64(Attr(data, nftaCounterBytes))
 	})
 	return packets, bytes, err
 }
@@ -146,7 +146,7 @@ type Element struct {
 // elements and resizes the hash tables of large sets.
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(t.Family), c.about(t, set), func(body []byte) {
-		for _, element := range Attributes(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		for _, element := range Attributes(Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			visit(parseElement(element))
 		}
 	})
@@ -169,7 +169,7 @@ func (c *Conn) Element(t Table, set string, key []byte) (e Element, has bool, er
 	a.close(element)
 	a.close(list)
 	err = c.request(unix.NFT_MSG_GETSETELEM, 0, uint8(t.Family), a, func(body []byte) {
-		for _, element := range Attributes(findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		for _, element := range Attributes(Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			e = parseElement(element)
 		}
 	})
@@ -183,15 +183,15 @@ func parseElement(b []byte) (e Element) {
 	for typ, payload := range Attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.Key = findAttr(payload, unix.NFTA_DATA_VALUE)
+			e.Key = Attr(payload, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
-			e.Value = findAttr(payload, unix.NFTA_DATA_VALUE)
-			if v := findAttr(payload, unix.NFTA_DATA_VERDICT); v != nil {
-				e.Verdict, e.Chain = Verdict(be32(findAttr(v, unix.NFTA_VERDICT_CODE))), cString(findAttr(v, unix.NFTA_VERDICT_CHAIN))
+			e.Value = Attr(payload, unix.NFTA_DATA_VALUE)
+			if v := Attr(payload, unix.NFTA_DATA_VERDICT); v != nil {
+				e.Verdict, e.Chain = Verdict(be32(Attr(v, unix.NFTA_VERDICT_CODE))), cString(Attr(v, unix.NFTA_VERDICT_CHAIN))
 			}
 		case unix.NFTA_SET_ELEM_EXPR:
-			if cString(findAttr(payload, unix.NFTA_EXPR_NAME)) == "counter" {
-				e.Packets = be64(findAttr(findAttr(payload, unix.NFTA_EXPR_DATA), nftaCounterPackets))
+			if cString(Attr(payload, unix.NFTA_EXPR_NAME)) == "counter" {
+				e.Packets = be64(Attr(Attr(payload, unix.NFTA_EXPR_DATA), nftaCounterPackets))
 			}
 		case unix.NFTA_SET_ELEM_EXPIRATION:
 			e.Expires = time.Duration(be64(payload)) * time.Millisecond

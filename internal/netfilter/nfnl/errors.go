@@ -89,8 +89,8 @@ func parseError(h header, payload []byte) kernelError {
 	e.errno = unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
 	const fixed = 4 + nlmsgHeaderLen // the error and the request's header, without the rest because of NETLINK_CAP_ACK
 	if h.flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
-		e.message = cString(findAttr(payload[fixed:], unix.NLMSGERR_ATTR_MSG))
-		if v := findAttr(payload[fixed:], unix.NLMSGERR_ATTR_OFFS); len(v) >= 4 {
+		e.message = cString(Attr(payload[fixed:], unix.NLMSGERR_ATTR_MSG))
+		if v := Attr(payload[fixed:], unix.NLMSGERR_ATTR_OFFS); len(v) >= 4 {
 			e.offset = int(binary.NativeEndian.Uint32(v))
 		}
 	}
@@ -114,20 +114,20 @@ func failure(batches []*Batch, i int, e kernelError) *BatchError {
 	f.Op = operations[typ]
 	f.Table.Family = Family(msg[nlmsgHeaderLen])
 	body := msg[nlmsgHeaderLen+nfgenHeaderLen:]
-	f.Table.Name = cString(findAttr(body, tableName))
+	f.Table.Name = cString(Attr(body, tableName))
 	switch typ {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 		return f
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		element := attrAt(msg, findAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), e.offset)
-		f.Key = bytes.Clone(findAttr(findAttr(element, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
+		element := attrAt(msg, Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), e.offset)
+		f.Key = bytes.Clone(Attr(Attr(element, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))
 	case unix.NFT_MSG_NEWRULE:
 		if e.offset == 0 {
 			break
 		}
-		f.Expr = cString(findAttr(attrAt(msg, findAttr(body, unix.NFTA_RULE_EXPRESSIONS), e.offset), unix.NFTA_EXPR_NAME))
+		f.Expr = cString(Attr(attrAt(msg, Attr(body, unix.NFTA_RULE_EXPRESSIONS), e.offset), unix.NFTA_EXPR_NAME))
 	}
-	f.Object = cString(findAttr(body, objectName(typ)))
+	f.Object = cString(Attr(body, objectName(typ)))
 	return f
 }
 

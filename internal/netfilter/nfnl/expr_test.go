@@ -22,7 +22,7 @@ func TestCtDirectionIsAByte(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if direction := findAttr(findAttr(b, unix.NFTA_EXPR_DATA), unix.NFTA_CT_DIRECTION); !bytes.Equal(direction, []byte{Original}) {
+		if direction := Attr(Attr(b, unix.NFTA_EXPR_DATA), unix.NFTA_CT_DIRECTION); !bytes.Equal(direction, []byte{Original}) {
 			t.Errorf("%s: direction %v", name, direction)
 		}
 	}

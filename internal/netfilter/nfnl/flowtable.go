@@ -127,13 +127,13 @@ func (c *Conn) Flowtables(t Table) ([]Flowtable, error) {
 		return nil, err
 	}
 	return list(c, msgGetFlowtable, t, "", func(body []byte) Flowtable {
-		hook := findAttr(body, nftaFlowtableHook)
+		hook := Attr(body, nftaFlowtableHook)
 		return Flowtable{
-			Name:     cString(findAttr(body, nftaFlowtableName)),
-			Priority: int32(be32(findAttr(hook, nftaFlowtableHookPriority))),
-			Flags:    be32(findAttr(body, nftaFlowtableFlags)),
-			Handle:   be64(findAttr(body, nftaFlowtableHandle)),
-			Devices:  parseDevices(findAttr(hook, nftaFlowtableHookDevs)),
+			Name:     cString(Attr(body, nftaFlowtableName)),
+			Priority: int32(be32(Attr(hook, nftaFlowtableHookPriority))),
+			Flags:    be32(Attr(body, nftaFlowtableFlags)),
+			Handle:   be64(Attr(body, nftaFlowtableHandle)),
+			Devices:  parseDevices(Attr(hook, nftaFlowtableHookDevs)),
 		}
 	})
 }

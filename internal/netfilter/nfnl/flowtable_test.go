@@ -218,7 +218,7 @@ func TestDevicePrefix(t *testing.T) {
 			return "", err
 		}
 		err = c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, uint8(netdev.Family), nil, func(body []byte) {
-			for typ, name := range Attributes(findAttr(findAttr(body, unix.NFTA_CHAIN_HOOK), devs)) {
+			for typ, name := range Attributes(Attr(Attr(body, unix.NFTA_CHAIN_HOOK), devs)) {
 				got += fmt.Sprintf("%d %s;", typ, name)
 			}
 		})

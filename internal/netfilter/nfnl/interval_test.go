@@ -25,8 +25,8 @@ func TestIntervalsAreWhole(t *testing.T) {
 		n := 0
 		for _, payload := range messages(b.Wire()) {
 			n++
-			list := findAttr(payload[nfgenHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-			if findAttr(findAttr(list, unix.NFTA_LIST_ELEM), unix.NFTA_SET_ELEM_FLAGS) == nil {
+			list := Attr(payload[nfgenHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+			if Attr(Attr(list, unix.NFTA_LIST_ELEM), unix.NFTA_SET_ELEM_FLAGS) == nil {
 				continue
 			}
 			t.Fatalf("keys of %d bytes: message %d begins with the end of an interval", length, n)

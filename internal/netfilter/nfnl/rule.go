@@ -69,10 +69,10 @@ type RuleInfo struct {
 func (c *Conn) Rules(t Table, chain string) ([]RuleInfo, error) {
 	return list(c, unix.NFT_MSG_GETRULE, t, chain, func(body []byte) RuleInfo {
 		return RuleInfo{
-			Chain:       cString(findAttr(body, unix.NFTA_RULE_CHAIN)),
-			Handle:      be64(findAttr(body, unix.NFTA_RULE_HANDLE)),
-			Expressions: bytes.Clone(findAttr(body, unix.NFTA_RULE_EXPRESSIONS)),
-			Comment:     bytes.Clone(findAttr(body, unix.NFTA_RULE_USERDATA)),
+			Chain:       cString(Attr(body, unix.NFTA_RULE_CHAIN)),
+			Handle:      be64(Attr(body, unix.NFTA_RULE_HANDLE)),
+			Expressions: bytes.Clone(Attr(body, unix.NFTA_RULE_EXPRESSIONS)),
+			Comment:     bytes.Clone(Attr(body, unix.NFTA_RULE_USERDATA)),
 		}
 	})
 }
@@ -83,8 +83,8 @@ func (r RuleInfo) Text() string { return parseComment(r.Comment) }
 // each calls visit with the data of the rule's expressions with a name.
 func (r RuleInfo) each(name string, visit func(data []byte)) {
 	for _, e := range Attributes(r.Expressions) {
-		if cString(findAttr(e, unix.NFTA_EXPR_NAME)) == name {
-			visit(findAttr(e, unix.NFTA_EXPR_DATA))
+		if cString(Attr(e, unix.NFTA_EXPR_NAME)) == name {
+			visit(Attr(e, unix.NFTA_EXPR_DATA))
 		}
 	}
 }
@@ -92,8 +92,8 @@ func (r RuleInfo) each(name string, visit func(data []byte)) {
 // Jumps returns the targets of the rule's jumps and gotos. Verdict maps are not included.
 func (r RuleInfo) Jumps() (to []string) {
 	r.each("immediate", func(data []byte) {
-		verdict := findAttr(findAttr(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
-		if chain := cString(findAttr(verdict, unix.NFTA_VERDICT_CHAIN)); chain != "" {
+		verdict := Attr(Attr(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
+		if chain := cString(Attr(verdict, unix.NFTA_VERDICT_CHAIN)); chain != "" {
 			to = append(to, chain)
 		}
 	})
@@ -102,6 +102,6 @@ func (r RuleInfo) Jumps() (to []string) {
 
 // Counted returns the number of packets that the rule's counters have counted.
 func (r RuleInfo) Counted() (packets uint64) {
-	r.each("counter", func(data []byte) { packets += be64(findAttr(data, nftaCounterPackets)) })
+	r.each("counter", func(data []byte) { packets += be64(Attr(data, nftaCounterPackets)) })
 	return packets
 }

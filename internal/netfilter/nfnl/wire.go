@@ -113,8 +113,8 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// findAttr returns the payload of the first attribute of a type, or nil.
-func findAttr(b []byte, want uint16) []byte {
+// Attr returns the payload of the first attribute of a type, or nil.
+func Attr(b []byte, want uint16) []byte {
 	for typ, payload := range Attributes(b) {
 		if typ == want {
 			return payload
@@ -122,6 +122,10 @@ func findAttr(b []byte, want uint16) []byte {
 	}
 	return nil
 }
+
+// Num returns the number in an attribute of a type, and Text the text; 0 and "" without one.
+func Num(b []byte, typ uint16) uint32  { return be32(Attr(b, typ)) }
+func Text(b []byte, typ uint16) string { return cString(Attr(b, typ)) }
 
 // cString returns the text of a NUL-terminated attribute.
 func cString(b []byte) string { return unix.ByteSliceToString(b) }

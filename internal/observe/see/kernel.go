@@ -3,27 +3,17 @@
 package see
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
-)
-
-// ourTable is the name of the tables of nftables mode, and ourChains the prefix of the chains of
-// iptables mode.
-const (
-	ourTable  = "slipstream"
-	ourChains = "SLIP-"
 )
 
 // Kernel lists what the kernel has of Slipstream, one line for each table and the like. It needs
@@ -34,7 +24,7 @@ func Kernel() (lines []string, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	for _, t := range []nfnl.Table{{Family: nfnl.IPv4, Name: ourTable}, {Family: nfnl.IPv6, Name: ourTable}} {
+	for _, t := range []nfnl.Table{{Family: nfnl.IPv4, Name: firewall.OurTable}, {Family: nfnl.IPv6, Name: firewall.OurTable}} {
 		n, failed := countFrontends(conn, t)
 		if errors.Is(failed, unix.ENOENT) || nfnl.IsUnsupported(failed) {
 			continue
@@ -55,16 +45,16 @@ func Kernel() (lines []string, err error) {
 			})
 		}))
 		for _, c := range all {
-			if strings.HasPrefix(c.Name, ourChains) {
-				chains[iptables(t.IPv6)]++
+			if strings.HasPrefix(c.Name, firewall.OurChains) {
+				chains[firewall.Command(t.IPv6)]++
 			}
 		}
 	}
 	for _, command := range slices.Sorted(maps.Keys(chains)) {
-		lines = append(lines, fmt.Sprintf("%s: %d chains %s*", command, chains[command], ourChains))
+		lines = append(lines, fmt.Sprintf("%s: %d chains %s*", command, chains[command], firewall.OurChains))
 	}
-	if _, failed := conn.Table(nfnl.Table{Family: nfnl.INET, Name: fastpath.TableName}); failed == nil {
-		lines = append(lines, "nftables table inet "+fastpath.TableName+", the fast path")
+	if _, failed := conn.Table(nfnl.Table{Family: nfnl.INET, Name: firewall.FastPathTable}); failed == nil {
+		lines = append(lines, "nftables table inet "+firewall.FastPathTable+", the fast path")
 	}
 	if owned, failed := ipvs.Owned(); failed == nil && owned {
 		lines = append(lines, "IPVS virtual servers, and the interface kube-ipvs0")
@@ -88,26 +78,4 @@ func countFrontends(conn *nfnl.Conn, t nfnl.Table) (n int, err error) {
 		n += found
 	}
 	return n, nil
-}
-
-// iptables returns the name of the command for a family.
-func iptables(ipv6 bool) string {
-	if ipv6 {
-		return "ip6tables"
-	}
-	return "iptables"
-}
-
-// legacyRules returns the rules of a table of iptables-legacy or ip6tables-legacy, as its command
-// iptables-legacy-save prints them. There are none if the kernel has no such table.
-func legacyRules(ctx context.Context, command, table string) ([]string, error) {
-	names, err := os.ReadFile("/proc/net/" + strings.Replace(command, "tables", "_tables_names", 1))
-	if err != nil || !strings.Contains("\n"+string(names), "\n"+table+"\n") {
-		return nil, nil // also without the kernel's module: running the command would load it
-	}
-	out, err := exec.CommandContext(ctx, command+"-legacy-save", "-t", table).Output()
-	if err != nil {
-		return nil, fmt.Errorf("table %s of %s-legacy: %w", table, command, err)
-	}
-	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
 }

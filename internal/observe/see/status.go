@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -42,7 +44,7 @@ type Status struct {
 
 	FastPath   *fastpath.Stats `json:"fastPath,omitempty"`
 	NoFastPath string          `json:"noFastPath,omitempty"` // why there is none
-	Skips      []Skip          `json:"fastPathSkips,omitempty"`
+	Skips      []firewall.Skip `json:"fastPathSkips,omitempty"`
 	Sockets    *socket.Stats   `json:"sockets,omitempty"`
 	Tables     []TableUsage    `json:"tables"`
 
@@ -296,7 +298,7 @@ func (s *Status) Facts() (all []Fact) {
 		if len(f.LeftOut) > 0 {
 			row("Not on it", "connections over %s", strings.Join(f.LeftOut, ", "))
 		}
-		for _, line := range SkipLines(s.Skips) {
+		for _, line := range firewall.SkipLines(s.Skips) {
 			row("It skips", "%s", line)
 		}
 	} else {
@@ -312,3 +314,21 @@ func (s *Status) Facts() (all []Fact) {
 }
 
 func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+
+// skips remembers what it has found for a while, as reading all rules takes longer than all else.
+type skips struct {
+	mu  sync.Mutex
+	at  time.Time
+	all []firewall.Skip
+}
+
+const skipsLast = 30 * time.Second
+
+func (s *skips) get(ctx context.Context) []firewall.Skip {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.at) > skipsLast {
+		s.all, s.at = firewall.Skips(ctx), time.Now()
+	}
+	return s.all
+}

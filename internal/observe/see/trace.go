@@ -21,6 +21,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
@@ -283,7 +284,7 @@ func (t *tracer) arm() (err error) {
 	b.AddRule(t.table, chainBegin, "", is, to, trace)
 	if t.fd >= 0 {
 		// Behind NAT, a masqueraded reply has another header, and behind a bridge the kernel also gives it another ID.
-		const afterConntrack, afterNAT = -199, priorityDNAT + 1
+		const afterConntrack, afterNAT = -199, firewall.PriorityDNAT + 1
 		for name, at := range map[string]nfnl.Hook{
 			"prerouting": {Num: unix.NF_INET_PRE_ROUTING, Priority: afterConntrack}, "output": {Num: unix.NF_INET_LOCAL_OUT, Priority: afterConntrack},
 			"translated": {Num: unix.NF_INET_PRE_ROUTING, Priority: afterNAT},
@@ -347,7 +348,7 @@ func (t *tracer) run(timeout time.Duration) {
 	} else {
 		t.step("Trace", "", "No probe was sent, as the client is not this node, and no pod that can be reached from here. A packet to %s was awaited.", t.dst)
 	}
-	if families, err := os.ReadFile("/proc/net/" + strings.Replace(iptables(t.table.Family == nfnl.IPv6), "tables", "_tables_names", 1)); err == nil && len(families) > 0 {
+	if families, err := os.ReadFile("/proc/net/" + strings.Replace(firewall.Command(t.table.Family == nfnl.IPv6), "tables", "_tables_names", 1)); err == nil && len(families) > 0 {
 		t.step("Trace", "", "The kernel does not trace rules of iptables-legacy, which this node has (tables %s).", strings.Join(strings.Fields(string(families)), ", "))
 	}
 	t.show()
@@ -398,13 +399,13 @@ func (t *tracer) read() {
 		}
 		b := raw[headers:]
 		m := message{
-			table: nfnl.Table{Family: nfnl.Family(raw[unix.NLMSG_HDRLEN]), Name: text(b, unix.NFTA_TRACE_TABLE)},
-			chain: text(b, unix.NFTA_TRACE_CHAIN), header: headerOf(b), out: linkName(int(num(b, unix.NFTA_TRACE_OIF))),
+			table: nfnl.Table{Family: nfnl.Family(raw[unix.NLMSG_HDRLEN]), Name: nfnl.Text(b, unix.NFTA_TRACE_TABLE)},
+			chain: nfnl.Text(b, unix.NFTA_TRACE_CHAIN), header: headerOf(b), out: linkName(int(nfnl.Num(b, unix.NFTA_TRACE_OIF))),
 		}
-		if handle := attr(b, unix.NFTA_TRACE_RULE_HANDLE); len(handle) == 8 {
+		if handle := nfnl.Attr(b, unix.NFTA_TRACE_RULE_HANDLE); len(handle) == 8 {
 			m.rule = binary.BigEndian.Uint64(handle)
 		}
-		id := num(b, unix.NFTA_TRACE_ID)
+		id := nfnl.Num(b, unix.NFTA_TRACE_ID)
 		reply, known := t.packets[id]
 		switch again, had := t.ends[m.header]; {
 		case m.table == t.table && m.rule != 0:
@@ -420,11 +421,11 @@ func (t *tracer) read() {
 			t.ends[m.header] = reply
 		}
 		m.reply = reply
-		switch v, typ := attr(b, unix.NFTA_TRACE_VERDICT), num(b, unix.NFTA_TRACE_TYPE); {
+		switch v, typ := nfnl.Attr(b, unix.NFTA_TRACE_VERDICT), nfnl.Num(b, unix.NFTA_TRACE_TYPE); {
 		case typ == unix.NFT_TRACETYPE_POLICY:
-			m.verdict.code = int32(num(b, unix.NFTA_TRACE_POLICY))
+			m.verdict.code = int32(nfnl.Num(b, unix.NFTA_TRACE_POLICY))
 		case typ == unix.NFT_TRACETYPE_RULE && m.rule != 0:
-			m.verdict = verdict{code: int32(num(v, unix.NFTA_VERDICT_CODE)), chain: text(v, unix.NFTA_VERDICT_CHAIN)}
+			m.verdict = verdict{code: int32(nfnl.Num(v, unix.NFTA_VERDICT_CODE)), chain: nfnl.Text(v, unix.NFTA_VERDICT_CHAIN)}
 		default: // the end of a chain's rules
 			if m.header.Protocol != 0 {
 				t.held[id] = m
@@ -442,7 +443,7 @@ func (t *tracer) read() {
 
 // headerOf returns the addresses and ports of a report, if it has the packet's headers.
 func headerOf(b []byte) (t ctnetlink.Tuple) {
-	network, transport := attr(b, unix.NFTA_TRACE_NETWORK_HEADER), attr(b, unix.NFTA_TRACE_TRANSPORT_HEADER)
+	network, transport := nfnl.Attr(b, unix.NFTA_TRACE_NETWORK_HEADER), nfnl.Attr(b, unix.NFTA_TRACE_TRANSPORT_HEADER)
 	if len(transport) < 4 || len(network) < 20 {
 		return t
 	}
@@ -497,7 +498,7 @@ func (t *tracer) show() {
 		switch {
 		case m.verdict.code != int32(nfnl.Drop):
 			t.step(hook, t.rule(&m), "%s", does)
-		case m.table.Name == ourTable:
+		case m.table.Name == firewall.OurTable:
 			ended[m.reply] = true
 			t.step(hook, t.rule(&m), "Slipstream refuses or drops the packet here. %s", does)
 		default:
@@ -514,6 +515,11 @@ func (t *tracer) show() {
 	if len(t.messages) == 0 && t.fd >= 0 && t.events != nil {
 		t.step("Trace", "", "The kernel has traced no packet of the probe on this node.")
 	}
+}
+
+type verdict struct {
+	code  int32
+	chain string
 }
 
 // String is the verdict as the nft command prints it.
@@ -543,7 +549,7 @@ func (t *tracer) rule(m *message) string {
 			return fmt.Sprintf("%s, %q", handle, r.Text())
 		}
 	}
-	if m.table.Name == ourTable {
+	if m.table.Name == firewall.OurTable {
 		return handle // nft would read all elements
 	}
 	if _, listed := t.listings[key]; !listed {
@@ -578,8 +584,8 @@ func (t *tracer) translation() (text string, answered bool) {
 	} else if err != nil {
 		return fmt.Sprintf("The entry could not be read: %v.", err), false
 	}
-	reply, _ := ctnetlink.ParseTuple(attr(b, nl.CTA_TUPLE_REPLY))
-	if answered = num(b, nl.CTA_STATUS)&ctnetlink.StatusSeenReply != 0; answered {
+	reply, _ := ctnetlink.ParseTuple(nfnl.Attr(b, nl.CTA_TUPLE_REPLY))
+	if answered = nfnl.Num(b, nl.CTA_STATUS)&ctnetlink.StatusSeenReply != 0; answered {
 		text = "A reply was seen."
 	} else {
 		text = "No reply was seen."

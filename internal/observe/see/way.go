@@ -3,7 +3,6 @@
 package see
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +16,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -209,68 +208,65 @@ var hooks = map[uint32]string{
 	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting",
 }
 
-// priorityDNAT is the priority at which Slipstream and others translate destinations.
-const priorityDNAT = -100
-
 // packetAt returns the packet to an endpoint at a hook, and whether it passes there.
-func (x *explainer) packetAt(hook uint32, priority int32, in string, h hop) (p packet, passes bool) {
-	p = packet{protocol: uint8(x.to.Protocol), src: netip.AddrPortFrom(x.client.Addr, 0), dst: netip.AddrPortFrom(h.Addr(), h.Port())}
-	outside := link{name: in, known: in != ""}
-	leaves := link{name: h.out, known: true}
+func (x *explainer) packetAt(hook uint32, priority int32, in string, h hop) (p firewall.Packet, passes bool) {
+	p = firewall.Packet{Protocol: uint8(x.to.Protocol), Src: netip.AddrPortFrom(x.client.Addr, 0), Dst: netip.AddrPortFrom(h.Addr(), h.Port())}
+	outside := firewall.Link{Name: in, Known: in != ""}
+	leaves := firewall.Link{Name: h.out, Known: true}
 	node, virtual := x.client.Class == desired.FromNode, x.view.Mode == config.IPVS
 	if virtual && hook == unix.NF_INET_LOCAL_IN && !node {
-		p.dst, p.in, p.out = x.to.AddrPort, outside, link{known: true}
+		p.Dst, p.In, p.Out = x.to.AddrPort, outside, firewall.Link{Known: true}
 		return p, true
 	}
 	switch hook {
 	case unix.NF_INET_PRE_ROUTING:
-		if p.in, p.out = outside, (link{known: true}); virtual || priority < priorityDNAT {
-			p.dst = x.to.AddrPort
+		if p.In, p.Out = outside, (firewall.Link{Known: true}); virtual || priority < firewall.PriorityDNAT {
+			p.Dst = x.to.AddrPort
 		}
 		return p, !node
 	case unix.NF_INET_FORWARD:
-		p.in, p.out = outside, leaves
+		p.In, p.Out = outside, leaves
 		return p, !node && !h.local && !virtual
 	case unix.NF_INET_LOCAL_IN:
-		if p.in, p.out = outside, (link{known: true}); node {
-			p.in = link{"lo", true}
+		if p.In, p.Out = outside, (firewall.Link{Known: true}); node {
+			p.In = firewall.Link{Name: "lo", Known: true}
 		}
 		return p, h.local
 	case unix.NF_INET_LOCAL_OUT:
-		if p.in, p.out = (link{known: true}), leaves; node && priority < priorityDNAT {
-			p.dst = x.to.AddrPort
+		if p.In, p.Out = (firewall.Link{Known: true}), leaves; node && priority < firewall.PriorityDNAT {
+			p.Dst = x.to.AddrPort
 		}
 		return p, node || virtual
 	case unix.NF_INET_POST_ROUTING:
-		p.in, p.out = link{}, leaves
+		p.In, p.Out = firewall.Link{}, leaves
 		return p, !h.local || node
 	}
 	return p, false
 }
 
 // replyAt returns the reply from an endpoint at a hook, and whether it passes there.
-func (x *explainer) replyAt(hook uint32, priority int32, in string, h hop) (p packet, passes bool) {
+func (x *explainer) replyAt(hook uint32, priority int32, in string, h hop) (p firewall.Packet, passes bool) {
 	const prioritySNAT = 100
-	p = packet{protocol: uint8(x.to.Protocol), established: true, reply: true, src: netip.AddrPortFrom(h.Addr(), h.Port()), dst: netip.AddrPortFrom(x.client.Addr, 0)}
-	node, arrives, leaves := x.client.Class == desired.FromNode, link{name: h.out, known: true}, link{name: in, known: in != ""}
+	p = firewall.Packet{Protocol: uint8(x.to.Protocol), Established: true, Reply: true, Src: netip.AddrPortFrom(h.Addr(), h.Port()), Dst: netip.AddrPortFrom(x.client.Addr, 0)}
+	node, arrives, leaves := x.client.Class == desired.FromNode, firewall.Link{Name: h.out, Known: true}, firewall.Link{Name: in, Known: in != ""}
 	switch hook {
 	case unix.NF_INET_PRE_ROUTING:
-		if p.in, p.out = arrives, (link{known: true}); priority < priorityDNAT && !node && x.decision.Masquerade.Masqueraded() {
-			p.dst = netip.AddrPort{} // an address of this node
+		if p.In, p.Out = arrives, (firewall.Link{Known: true}); priority < firewall.PriorityDNAT && !node && x.decision.Masquerade.Masqueraded() {
+			p.Dst = netip.AddrPort{} // an address of this node
 		}
 		return p, !h.local
 	case unix.NF_INET_FORWARD:
-		p.in, p.out = arrives, leaves
+		p.In, p.Out = arrives, leaves
 		return p, !node && !h.local
 	case unix.NF_INET_LOCAL_IN:
-		p.in, p.out = arrives, link{known: true}
+		p.In, p.Out = arrives, firewall.Link{Known: true}
 		return p, node && !h.local
 	case unix.NF_INET_LOCAL_OUT:
-		p.in, p.out = link{known: true}, leaves
+		p.In, p.Out = firewall.Link{Known: true}, leaves
 		return p, !node && h.local
 	}
-	if p.out = leaves; priority >= prioritySNAT {
-		p.src = x.to.AddrPort
+	if p.Out = leaves; priority >= prioritySNAT {
+		p.Src = x.to.AddrPort
 	}
 	return p, hook == unix.NF_INET_POST_ROUTING && !node
 }
@@ -284,29 +280,29 @@ func (x *explainer) firewalls(in string, hops []hop) {
 		return
 	}
 	defer conn.Close()
-	chains, err := baseChains(x.ctx, conn, x.family() == desired.IPv6)
-	met, found, replies := []string{}, map[dropping][]string{}, map[dropping][]string{}
+	chains, err := firewall.Chains(x.ctx, conn, x.family() == desired.IPv6)
+	met, found, replies := []string{}, map[firewall.Dropping][]string{}, map[firewall.Dropping][]string{}
 	for _, c := range chains {
 		passes := false
 		for _, h := range hops {
-			p, ok := x.packetAt(c.hook, c.priority, in, h)
-			if passes = passes || ok; !ok || c.walker == nil {
+			p, ok := x.packetAt(c.Hook, c.Priority, in, h)
+			if passes = passes || ok; !ok {
 				continue
 			}
-			for _, d := range c.drops(&p) {
+			for _, d := range c.Drops(&p) {
 				found[d] = append(found[d], h.Backend.String())
 			}
 		}
 		for _, h := range hops {
-			if p, ok := x.replyAt(c.hook, c.priority, in, h); ok && c.walker != nil {
-				for _, d := range c.drops(&p) {
+			if p, ok := x.replyAt(c.Hook, c.Priority, in, h); ok {
+				for _, d := range c.Drops(&p) {
 					replies[d] = append(replies[d], h.Backend.String())
 				}
 			}
 		}
 		if passes {
-			policy := map[bool]string{true: "drop", false: "accept"}[c.policy]
-			met = append(met, fmt.Sprintf("%s chain %s (%s, priority %d, policy %s)", c.table, c.name, hooks[c.hook], c.priority, policy))
+			policy := map[bool]string{true: "drop", false: "accept"}[c.Policy]
+			met = append(met, fmt.Sprintf("%s chain %s (%s, priority %d, policy %s)", c.Table, c.Name, hooks[c.Hook], c.Priority, policy))
 		}
 	}
 	if err != nil {
@@ -315,66 +311,32 @@ func (x *explainer) firewalls(in string, hops []hop) {
 	if len(met) > 0 {
 		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %d base chains.", len(met))
 	}
-	maps.DeleteFunc(replies, func(d dropping, _ []string) bool { // what drops the packet, there is no reply to
-		return found[dropping{rule: d.rule, certain: true}] != nil || found[dropping{rule: d.rule}] != nil
+	maps.DeleteFunc(replies, func(d firewall.Dropping, _ []string) bool { // what drops the packet, there is no reply to
+		return found[firewall.Dropping{Rule: d.Rule, Certain: true}] != nil || found[firewall.Dropping{Rule: d.Rule}] != nil
 	})
 	x.dropped(found, len(hops), "the connection", "to")
 	x.dropped(replies, len(hops), "the replies", "from")
 }
 
 // dropped adds what drops packets to or from endpoints.
-func (x *explainer) dropped(found map[dropping][]string, all int, what, direction string) {
-	for _, d := range slices.SortedFunc(maps.Keys(found), func(a, b dropping) int { return strings.Compare(a.rule, b.rule) }) {
+func (x *explainer) dropped(found map[firewall.Dropping][]string, all int, what, direction string) {
+	for _, d := range slices.SortedFunc(maps.Keys(found), func(a, b firewall.Dropping) int { return strings.Compare(a.Rule, b.Rule) }) {
 		endpoints := fmt.Sprintf("%s %s", direction, strings.Join(found[d], ", "))
 		suffix := ""
-		if !d.certain {
+		if !d.Certain {
 			suffix = ", if it matches, which depends on more than addresses and ports"
 		}
-		certain := d.certain && len(found[d]) == all
-		switch d.diverts {
-		case notTracked:
+		certain := d.Certain && len(found[d]) == all
+		switch d.Diverts {
+		case firewall.NotTracked:
 			here := hasAddress(x.to.Addr()) // NodeLocal DNSCache's way
-			x.stop(Firewall, !certain || here, "Firewalls", d.rule, "A rule of another table keeps the packets from being tracked (notrack)%s. So %s is not translated; that is meant if a program on this node has the address, as NodeLocal DNSCache does.", suffix, x.to)
-		case redirected:
-			x.stop(Firewall, !certain, "Firewalls", d.rule, "A rule of another table translates the destination before Slipstream does%s.", suffix)
+			x.stop(Firewall, !certain || here, "Firewalls", d.Rule, "A rule of another table keeps the packets from being tracked (notrack)%s. So %s is not translated; that is meant if a program on this node has the address, as NodeLocal DNSCache does.", suffix, x.to)
+		case firewall.Redirected:
+			x.stop(Firewall, !certain, "Firewalls", d.Rule, "A rule of another table translates the destination before Slipstream does%s.", suffix)
 		default:
-			x.stop(Firewall, !certain, "Firewalls", d.rule, "A rule of another table drops or rejects %s (%s)%s.", what, endpoints, suffix)
+			x.stop(Firewall, !certain, "Firewalls", d.Rule, "A rule of another table drops or rejects %s (%s)%s.", what, endpoints, suffix)
 		}
 	}
-}
-
-// baseChains reads the base chains of a family, in the order in which packets pass them, also if
-// there is an error.
-func baseChains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []baseChain, err error) {
-	family := nfnl.IPv4
-	if ipv6 {
-		family = nfnl.IPv6
-	}
-	walkers := map[nfnl.Table]*walker{}
-	for _, f := range []nfnl.Family{family, nfnl.INET} {
-		chains, failed := conn.BaseChains(f)
-		err = errors.Join(err, failed)
-		for _, c := range chains {
-			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant {
-				continue
-			}
-			own := c.Table.Name == ourTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: fastpath.TableName})
-			if _, read := walkers[c.Table]; !read && !own {
-				walkers[c.Table], failed = newWalker(conn, c.Table)
-				err = errors.Join(err, failed)
-			}
-			all = append(all, baseChain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table], c.Type == "nat"})
-		}
-	}
-	for table := range legacyPriorities {
-		lines, failed := legacyRules(ctx, iptables(family == nfnl.IPv6), table)
-		err = errors.Join(err, failed)
-		all = append(all, legacyTable(iptables(family == nfnl.IPv6), table, lines)...)
-	}
-	slices.SortStableFunc(all, func(a, b baseChain) int {
-		return cmp.Or(cmp.Compare(a.hook, b.hook), cmp.Compare(a.priority, b.priority), cmp.Compare(a.table, b.table))
-	})
-	return all, err
 }
 
 // probeTimeout bounds a connection of --probe.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package see
+package firewall
 
 import (
 	"strings"
@@ -15,7 +15,7 @@ func FuzzLegacyTable(f *testing.F) {
 	f.Add("-m")
 	f.Add(`-p tcp -m tcp ! --dport 80:90 -m comment --comment "a ! b" -j DROP`)
 	f.Fuzz(func(t *testing.T, options string) {
-		w := packet{}
+		w := Packet{}
 		for _, b := range legacyTable("iptables", "filter", []string{":INPUT ACCEPT [0:0]", "-A INPUT " + strings.ReplaceAll(options, "\n", " ")}) {
 			b.walker.packet = &w
 			for _, r := range b.walker.rules["INPUT"] {

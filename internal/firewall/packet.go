@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package see
+package firewall
 
 import (
 	"bytes"
@@ -20,31 +20,31 @@ import (
 // known: what a rule compares may depend on more than the packet's addresses. So a rule matches,
 // does not match, or may match.
 
-// packet is the first packet of a connection at one hook, or any one of an established connection, or the first reply.
-type packet struct {
-	protocol    uint8
-	established bool
-	reply       bool           // the first one, of an established connection
-	ipv6        bool           // if both addresses are unknown
-	src, dst    netip.AddrPort // an invalid address or the port 0 is unknown
-	in, out     link
+// Packet is the first packet of a connection at one hook, or any one of an established connection, or the first reply.
+type Packet struct {
+	Protocol    uint8
+	Established bool
+	Reply       bool           // the first one, of an established connection
+	IPv6        bool           // if both addresses are unknown
+	Src, Dst    netip.AddrPort // an invalid address or the port 0 is unknown
+	In, Out     Link
 }
 
-func (p *packet) isIPv6() bool { return p.ipv6 || p.src.Addr().Is6() || p.dst.Addr().Is6() }
+func (p *Packet) isIPv6() bool { return p.IPv6 || p.Src.Addr().Is6() || p.Dst.Addr().Is6() }
 
 // unknownPort is the lowest that a port can be that is not known. That of a client is one that Linux chooses
 // (net.ipv4.ip_local_port_range).
-func (p *packet) unknownPort() int {
-	if p.established && !p.reply {
+func (p *Packet) unknownPort() int {
+	if p.Established && !p.Reply {
 		return 0
 	}
 	return 32768
 }
 
-// link is the name of an interface, "" for none.
-type link struct {
-	name  string
-	known bool
+// Link is the name of an interface, "" for none.
+type Link struct {
+	Name  string
+	Known bool
 }
 
 // field is a value with the bytes of it that are known.
@@ -54,10 +54,10 @@ func knownField(b []byte) field { return field{b, bytes.Repeat([]byte{0xff}, len
 func unknownField(n int) field  { return field{make([]byte, n), make([]byte, n)} }
 
 // length is an attribute with the length of a field, of which registers have no more than 64 bytes.
-func length(b []byte, typ uint16) int { return int(min(num(b, typ), 64)) }
+func length(b []byte, typ uint16) int { return int(min(nfnl.Num(b, typ), 64)) }
 
 // header returns the network header or the transport header, by the base of a payload expression.
-func (p *packet) header(base uint32) (h field) {
+func (p *Packet) header(base uint32) (h field) {
 	h = unknownField(64)
 	set := func(at int, b ...byte) {
 		copy(h.value[at:], b)
@@ -69,15 +69,15 @@ func (p *packet) header(base uint32) (h field) {
 		if ipv6 {
 			protocolAt, src, dst = 6, 8, 24
 		}
-		set(protocolAt, p.protocol)
-		if p.dst.Addr().IsValid() {
-			set(dst, p.dst.Addr().AsSlice()...)
+		set(protocolAt, p.Protocol)
+		if p.Dst.Addr().IsValid() {
+			set(dst, p.Dst.Addr().AsSlice()...)
 		}
-		if p.src.Addr().IsValid() {
-			set(src, p.src.Addr().AsSlice()...)
+		if p.Src.Addr().IsValid() {
+			set(src, p.Src.Addr().AsSlice()...)
 		}
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
-		for at, port := range map[int]uint16{0: p.src.Port(), 2: p.dst.Port()} {
+		for at, port := range map[int]uint16{0: p.Src.Port(), 2: p.Dst.Port()} {
 			if low := p.unknownPort(); port != 0 {
 				set(at, binary.BigEndian.AppendUint16(nil, port)...)
 			} else if low > 0 {
@@ -86,10 +86,10 @@ func (p *packet) header(base uint32) (h field) {
 		}
 		const syn, ack = 2, 16
 		switch {
-		case p.protocol != unix.IPPROTO_TCP:
-		case p.reply:
+		case p.Protocol != unix.IPPROTO_TCP:
+		case p.Reply:
 			set(13, syn|ack)
-		case p.established:
+		case p.Established:
 			h.known[13] = syn
 		default:
 			set(13, syn)
@@ -98,16 +98,16 @@ func (p *packet) header(base uint32) (h field) {
 	return h
 }
 
-func (p *packet) meta(key uint32) field {
-	name := func(l link) field {
-		if !l.known {
+func (p *Packet) meta(key uint32) field {
+	name := func(l Link) field {
+		if !l.Known {
 			return unknownField(unix.IFNAMSIZ)
 		}
-		return knownField(append([]byte(l.name), make([]byte, unix.IFNAMSIZ-len(l.name))...))
+		return knownField(append([]byte(l.Name), make([]byte, unix.IFNAMSIZ-len(l.Name))...))
 	}
-	index := func(l link) field {
-		i, err := net.InterfaceByName(l.name)
-		if !l.known || err != nil {
+	index := func(l Link) field {
+		i, err := net.InterfaceByName(l.Name)
+		if !l.Known || err != nil {
 			return unknownField(4)
 		}
 		return knownField(binary.NativeEndian.AppendUint32(nil, uint32(i.Index)))
@@ -118,19 +118,19 @@ func (p *packet) meta(key uint32) field {
 	}
 	switch key {
 	case unix.NFT_META_L4PROTO:
-		return knownField([]byte{p.protocol})
+		return knownField([]byte{p.Protocol})
 	case unix.NFT_META_NFPROTO:
 		return knownField([]byte{family})
 	case unix.NFT_META_PROTOCOL:
 		return knownField(binary.BigEndian.AppendUint16(nil, ethernet))
 	case unix.NFT_META_IIFNAME:
-		return name(p.in)
+		return name(p.In)
 	case unix.NFT_META_OIFNAME:
-		return name(p.out)
+		return name(p.Out)
 	case unix.NFT_META_IIF:
-		return index(p.in)
+		return index(p.In)
 	case unix.NFT_META_OIF:
-		return index(p.out)
+		return index(p.Out)
 	}
 	return unknownField(unix.IFNAMSIZ)
 }
@@ -144,13 +144,13 @@ const (
 	yes
 )
 
-// baseChain is a chain that the kernel calls at a hook, of nf_tables or of iptables-legacy.
-type baseChain struct {
-	table    string // as it is printed
-	name     string
-	hook     uint32
-	priority int32
-	policy   bool    // packets are dropped at the end
+// Chain is a chain that the kernel calls at a hook, of nf_tables or of iptables-legacy.
+type Chain struct {
+	Table    string // as it is printed
+	Name     string
+	Hook     uint32
+	Priority int32
+	Policy   bool    // packets are dropped at the end
 	walker   *walker // nil for the proxy's own chains
 	nat      bool    // only first packets pass it
 }
@@ -164,8 +164,8 @@ type rule struct {
 // walker sends packets through the chains of one table.
 type walker struct {
 	rules  map[string][]rule // by chain
-	packet *packet
-	drops  []dropping
+	packet *Packet
+	drops  []Dropping
 	skips  []Skip // rules with effects beside verdicts
 
 	conn  *nfnl.Conn // of a table of nf_tables
@@ -173,35 +173,41 @@ type walker struct {
 	sets  []nfnl.Set
 }
 
-// dropping is a rule or a policy that drops or rejects the packet, or may do so, or keeps Slipstream from
+// Dropping is a rule or a policy that drops or rejects the packet, or may do so, or keeps Slipstream from
 // translating it.
-type dropping struct {
-	rule    string
-	certain bool
-	diverts diversion
+type Dropping struct {
+	Rule    string
+	Certain bool
+	Diverts Diversion
 }
 
-// diversion is how a rule keeps Slipstream from translating a packet: by a priority before which it has to be.
-type diversion int32
+// Diversion is how a rule keeps Slipstream from translating a packet: by a priority before which it has to be.
+type Diversion int32
 
 const (
-	notTracked diversion = -200 // priorityConntrack
-	redirected diversion = priorityDNAT
+	NotTracked Diversion = -200 // priorityConntrack
+	Redirected Diversion = PriorityDNAT
 )
 
-// drops returns what drops a packet in a base chain.
-func (c *baseChain) drops(p *packet) []dropping {
+// PriorityDNAT is the priority at which Slipstream and others translate destinations.
+const PriorityDNAT = -100
+
+// Drops returns what drops a packet in a base chain: nothing in one of the proxy's own.
+func (c *Chain) Drops(p *Packet) []Dropping {
 	w := c.walker
+	if w == nil {
+		return nil
+	}
 	w.packet, w.drops, w.skips = p, nil, nil
-	if ends := w.chain(c.name, true, 0); c.policy && ends != yes {
-		w.drops = append(w.drops, dropping{rule: "the policy of chain " + c.name, certain: ends == no})
+	if ends := w.chain(c.Name, true, 0); c.Policy && ends != yes {
+		w.drops = append(w.drops, Dropping{Rule: "the policy of chain " + c.Name, Certain: ends == no})
 	}
 	for i := range w.drops {
-		w.drops[i].rule = c.table + ": " + w.drops[i].rule
+		w.drops[i].Rule = c.Table + ": " + w.drops[i].Rule
 	}
-	w.drops = slices.DeleteFunc(w.drops, func(d dropping) bool {
-		begins := !p.established && (c.hook == unix.NF_INET_PRE_ROUTING || c.hook == unix.NF_INET_LOCAL_OUT)
-		return d.diverts != 0 && (!begins || c.priority >= int32(d.diverts))
+	w.drops = slices.DeleteFunc(w.drops, func(d Dropping) bool {
+		begins := !p.Established && (c.Hook == unix.NF_INET_PRE_ROUTING || c.Hook == unix.NF_INET_LOCAL_OUT)
+		return d.Diverts != 0 && (!begins || c.Priority >= int32(d.Diverts))
 	})
 	return w.drops
 }
@@ -235,7 +241,7 @@ const maxDepth = 20
 // whether its way through the base chain ends there.
 func (w *walker) chain(name string, certain bool, depth int) (ends matching) {
 	switch {
-	case strings.HasPrefix(name, ourChains):
+	case strings.HasPrefix(name, OurChains):
 		return no // of iptables mode
 	case depth > maxDepth:
 		return maybe
@@ -250,7 +256,7 @@ func (w *walker) chain(name string, certain bool, depth int) (ends matching) {
 		}
 		here := certain && match == yes
 		if v.diverts != 0 {
-			w.drops = append(w.drops, dropping{r.text, here, v.diverts})
+			w.drops = append(w.drops, Dropping{r.text, here, v.diverts})
 		}
 		switch v.code {
 		case unix.NFT_CONTINUE:
@@ -271,7 +277,7 @@ func (w *walker) chain(name string, certain bool, depth int) (ends matching) {
 			}
 			continue
 		case int32(nfnl.Drop):
-			w.drops = append(w.drops, dropping{rule: r.text, certain: here})
+			w.drops = append(w.drops, Dropping{Rule: r.text, Certain: here})
 		}
 		if match == yes { // dropped or accepted
 			return yes
@@ -284,33 +290,15 @@ func (w *walker) chain(name string, certain bool, depth int) (ends matching) {
 type verdict struct {
 	code    int32
 	chain   string
-	diverts diversion // 0 if it does not
+	diverts Diversion // 0 if it does not
 }
-
-func attr(b []byte, want uint16) []byte {
-	for typ, payload := range nfnl.Attributes(b) {
-		if typ == want {
-			return payload
-		}
-	}
-	return nil
-}
-
-func num(b []byte, typ uint16) uint32 {
-	if v := attr(b, typ); len(v) == 4 {
-		return binary.BigEndian.Uint32(v)
-	}
-	return 0
-}
-
-func text(b []byte, typ uint16) string { return unix.ByteSliceToString(attr(b, typ)) }
 
 // rule evaluates a rule's expressions. The verdict matters unless the rule does not match.
 func (w *walker) rule(r *nfnl.RuleInfo) (match matching, v verdict, effect string) {
 	match, v = yes, verdict{code: unix.NFT_CONTINUE}
 	registers := unknownField(4 * 20) // 16 bytes for the verdict, then 16 registers of 4 bytes
 	at := func(data []byte, typ uint16) int {
-		if n := int(num(data, typ)); n >= unix.NFT_REG32_00 && n <= unix.NFT_REG32_15 {
+		if n := int(nfnl.Num(data, typ)); n >= unix.NFT_REG32_00 && n <= unix.NFT_REG32_15 {
 			return 16 + (n-unix.NFT_REG32_00)*4
 		} else if n <= unix.NFT_REG_4 {
 			return n * 16
@@ -327,14 +315,14 @@ func (w *walker) rule(r *nfnl.RuleInfo) (match matching, v verdict, effect strin
 		return field{registers.value[from:to], registers.known[from:to]}
 	}
 	for _, e := range nfnl.Attributes(r.Expressions) {
-		data, result := attr(e, unix.NFTA_EXPR_DATA), yes
-		name := text(e, unix.NFTA_EXPR_NAME)
+		data, result := nfnl.Attr(e, unix.NFTA_EXPR_DATA), yes
+		name := nfnl.Text(e, unix.NFTA_EXPR_NAME)
 		effect = cmp.Or(effects[name], effect)
 		switch name {
 		case "payload":
-			h := w.packet.header(num(data, unix.NFTA_PAYLOAD_BASE))
-			from, n := int(num(data, unix.NFTA_PAYLOAD_OFFSET)), length(data, unix.NFTA_PAYLOAD_LEN)
-			if attr(data, unix.NFTA_PAYLOAD_DREG) == nil {
+			h := w.packet.header(nfnl.Num(data, unix.NFTA_PAYLOAD_BASE))
+			from, n := int(nfnl.Num(data, unix.NFTA_PAYLOAD_OFFSET)), length(data, unix.NFTA_PAYLOAD_LEN)
+			if nfnl.Attr(data, unix.NFTA_PAYLOAD_DREG) == nil {
 				effect = "changes"
 				break
 			}
@@ -343,31 +331,31 @@ func (w *walker) rule(r *nfnl.RuleInfo) (match matching, v verdict, effect strin
 			}
 			store(data, unix.NFTA_PAYLOAD_DREG, field{h.value[from : from+n], h.known[from : from+n]})
 		case "meta":
-			if attr(data, unix.NFTA_META_DREG) != nil {
-				store(data, unix.NFTA_META_DREG, w.packet.meta(num(data, unix.NFTA_META_KEY)))
+			if nfnl.Attr(data, unix.NFTA_META_DREG) != nil {
+				store(data, unix.NFTA_META_DREG, w.packet.meta(nfnl.Num(data, unix.NFTA_META_KEY)))
 			} else {
 				effect = "marks"
 			}
 		case "ct":
 			f := unknownField(16)
-			if num(data, unix.NFTA_CT_KEY) == unix.NFT_CT_STATE {
+			if nfnl.Num(data, unix.NFTA_CT_KEY) == unix.NFT_CT_STATE {
 				f = knownField(binary.NativeEndian.AppendUint32(nil, w.packet.state()))
 			}
-			if attr(data, unix.NFTA_CT_DREG) != nil {
+			if nfnl.Attr(data, unix.NFTA_CT_DREG) != nil {
 				store(data, unix.NFTA_CT_DREG, f)
 			} else {
 				effect = "marks"
 			}
 		case "immediate":
-			value := attr(data, unix.NFTA_IMMEDIATE_DATA)
-			if inner := attr(value, unix.NFTA_DATA_VERDICT); inner != nil {
-				v.code, v.chain = int32(num(inner, unix.NFTA_VERDICT_CODE)), text(inner, unix.NFTA_VERDICT_CHAIN)
+			value := nfnl.Attr(data, unix.NFTA_IMMEDIATE_DATA)
+			if inner := nfnl.Attr(value, unix.NFTA_DATA_VERDICT); inner != nil {
+				v.code, v.chain = int32(nfnl.Num(inner, unix.NFTA_VERDICT_CODE)), nfnl.Text(inner, unix.NFTA_VERDICT_CHAIN)
 			} else {
-				store(data, unix.NFTA_IMMEDIATE_DREG, knownField(attr(value, unix.NFTA_DATA_VALUE)))
+				store(data, unix.NFTA_IMMEDIATE_DREG, knownField(nfnl.Attr(value, unix.NFTA_DATA_VALUE)))
 			}
 		case "bitwise":
 			n := length(data, unix.NFTA_BITWISE_LEN)
-			mask, xor := attr(attr(data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE), attr(attr(data, unix.NFTA_BITWISE_XOR), unix.NFTA_DATA_VALUE)
+			mask, xor := nfnl.Attr(nfnl.Attr(data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE), nfnl.Attr(nfnl.Attr(data, unix.NFTA_BITWISE_XOR), unix.NFTA_DATA_VALUE)
 			f := load(data, unix.NFTA_BITWISE_SREG, n)
 			out := unknownField(n)
 			if len(mask) == n && len(xor) == n && len(f.value) == n {
@@ -377,29 +365,29 @@ func (w *walker) rule(r *nfnl.RuleInfo) (match matching, v verdict, effect strin
 			}
 			store(data, unix.NFTA_BITWISE_DREG, out)
 		case "cmp":
-			want := attr(attr(data, unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)
-			result = compare(load(data, unix.NFTA_CMP_SREG, len(want)), num(data, unix.NFTA_CMP_OP), want)
+			want := nfnl.Attr(nfnl.Attr(data, unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)
+			result = compare(load(data, unix.NFTA_CMP_SREG, len(want)), nfnl.Num(data, unix.NFTA_CMP_OP), want)
 		case "lookup":
 			result = w.lookup(data, &v, func(n int) field { return load(data, unix.NFTA_LOOKUP_SREG, n) })
-			if attr(data, unix.NFTA_LOOKUP_DREG) != nil && at(data, unix.NFTA_LOOKUP_DREG) != 0 {
+			if nfnl.Attr(data, unix.NFTA_LOOKUP_DREG) != nil && at(data, unix.NFTA_LOOKUP_DREG) != 0 {
 				store(data, unix.NFTA_LOOKUP_DREG, unknownField(16))
 			}
 		case "reject":
 			v = verdict{code: int32(nfnl.Drop)}
 		case "nat", "masq", "redir", "tproxy":
 			v = verdict{code: int32(nfnl.Accept)}
-			if name := text(e, unix.NFTA_EXPR_NAME); name == "redir" || name == "nat" && num(data, unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
-				v.diverts = redirected
+			if name := nfnl.Text(e, unix.NFTA_EXPR_NAME); name == "redir" || name == "nat" && nfnl.Num(data, unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
+				v.diverts = Redirected
 			}
 		case "notrack":
-			v.diverts = notTracked
+			v.diverts = NotTracked
 		case "target":
-			flags := attr(data, unix.NFTA_TARGET_INFO) // of target CT
-			v = targetVerdict(text(data, unix.NFTA_TARGET_NAME), len(flags) > 1 && binary.NativeEndian.Uint16(flags)&1 != 0)
-			effect = cmp.Or(effects[text(data, unix.NFTA_TARGET_NAME)], effect)
+			flags := nfnl.Attr(data, unix.NFTA_TARGET_INFO) // of target CT
+			v = targetVerdict(nfnl.Text(data, unix.NFTA_TARGET_NAME), len(flags) > 1 && binary.NativeEndian.Uint16(flags)&1 != 0)
+			effect = cmp.Or(effects[nfnl.Text(data, unix.NFTA_TARGET_NAME)], effect)
 		case "match":
-			result = w.packet.xtMatch(text(data, unix.NFTA_MATCH_NAME), attr(data, unix.NFTA_MATCH_INFO))
-			effect = cmp.Or(effects[text(data, unix.NFTA_MATCH_NAME)], effect)
+			result = w.packet.xtMatch(nfnl.Text(data, unix.NFTA_MATCH_NAME), nfnl.Attr(data, unix.NFTA_MATCH_INFO))
+			effect = cmp.Or(effects[nfnl.Text(data, unix.NFTA_MATCH_NAME)], effect)
 		case "counter", "log", "objref", "dynset", "flow_offload", "last":
 		default:
 			result = maybe
@@ -418,12 +406,12 @@ func targetVerdict(name string, notrack bool) verdict {
 	case "REJECT", "DROP":
 		return verdict{code: int32(nfnl.Drop)}
 	case "DNAT", "REDIRECT":
-		return verdict{code: int32(nfnl.Accept), diverts: redirected}
+		return verdict{code: int32(nfnl.Accept), diverts: Redirected}
 	case "ACCEPT", "SNAT", "MASQUERADE", "NETMAP", "TPROXY":
 		return verdict{code: int32(nfnl.Accept)}
 	case "CT", "NOTRACK":
 		if notrack || name != "CT" {
-			return verdict{code: unix.NFT_CONTINUE, diverts: notTracked}
+			return verdict{code: unix.NFT_CONTINUE, diverts: NotTracked}
 		}
 	}
 	return verdict{code: unix.NFT_CONTINUE} // LOG, MARK and the like
@@ -474,7 +462,7 @@ func matchingOf(b bool) matching {
 
 // lookup evaluates a look-up in a set or a map, and sets the verdict of a verdict map.
 func (w *walker) lookup(data []byte, v *verdict, key func(n int) field) matching {
-	name := text(data, unix.NFTA_LOOKUP_SET)
+	name := nfnl.Text(data, unix.NFTA_LOOKUP_SET)
 	i := slices.IndexFunc(w.sets, func(s nfnl.Set) bool { return s.Name == name })
 	if i < 0 {
 		return maybe
@@ -483,7 +471,7 @@ func (w *walker) lookup(data []byte, v *verdict, key func(n int) field) matching
 	if slices.ContainsFunc(k.known, func(b byte) bool { return b != 0xff }) {
 		return maybe
 	}
-	inverted := num(data, unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0
+	inverted := nfnl.Num(data, unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0
 	if w.sets[i].DataType != nfnl.TypeVerdict {
 		has, err := w.conn.Has(w.table, name, k.value)
 		if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package see
+package firewall
 
 import (
 	"net/netip"
@@ -12,7 +12,7 @@ import (
 
 // FuzzRule: no rule of nf_tables, however odd, ends the process.
 func FuzzRule(f *testing.F) {
-	p := &packet{protocol: 6, src: netip.MustParseAddrPort("10.0.0.1:0"), dst: netip.MustParseAddrPort("10.96.0.1:80")}
+	p := &Packet{Protocol: 6, Src: netip.MustParseAddrPort("10.0.0.1:0"), Dst: netip.MustParseAddrPort("10.96.0.1:80")}
 	for _, e := range [][]expr.Any{
 		{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{10, 96, 0, 1}}},
 		{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: make([]byte, 4), Xor: make([]byte, 4)}},
@@ -22,7 +22,7 @@ func FuzzRule(f *testing.F) {
 		var b nfnl.Batch
 		b.AddRule(nfnl.Table{Family: nfnl.INET, Name: "t"}, "c", "", e)
 		const headers, expressions = 20, 4 // struct nlmsghdr and nfgenmsg; NFTA_RULE_EXPRESSIONS
-		f.Add(attr(b.Wire()[headers:], expressions))
+		f.Add(nfnl.Attr(b.Wire()[headers:], expressions))
 	}
 	f.Fuzz(func(t *testing.T, expressions []byte) {
 		w := walker{packet: p}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package see
+package firewall
 
 import (
 	"cmp"
@@ -30,7 +30,7 @@ var (
 )
 
 // legacyTable returns the base chains of a table. command is iptables or ip6tables.
-func legacyTable(command, table string, lines []string) (bases []baseChain) {
+func legacyTable(command, table string, lines []string) (bases []Chain) {
 	rules := map[string][]rule{}
 	w := &walker{rules: rules}
 	isChain := func(target string) bool { _, is := rules[target]; return is }
@@ -40,7 +40,7 @@ func legacyTable(command, table string, lines []string) (bases []baseChain) {
 			chain, _, _ = strings.Cut(chain, " ")
 			rules[chain] = nil
 			if hook, builtIn := legacyHooks[chain]; builtIn {
-				bases = append(bases, baseChain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w, false})
+				bases = append(bases, Chain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w, false})
 			}
 		}
 		if len(all) > 1 && all[0] == "-A" {
@@ -51,7 +51,7 @@ func legacyTable(command, table string, lines []string) (bases []baseChain) {
 }
 
 // legacyRule evaluates a rule, which begins behind its chain.
-func legacyRule(all []string, p *packet, isChain func(string) bool) (match matching, v verdict, effect string) {
+func legacyRule(all []string, p *Packet, isChain func(string) bool) (match matching, v verdict, effect string) {
 	match, v = yes, verdict{code: unix.NFT_CONTINUE}
 	for i := 0; i < len(all); i++ {
 		inverted := all[i] == "!" && i+1 < len(all)
@@ -97,43 +97,43 @@ func legacyRule(all []string, p *packet, isChain func(string) bool) (match match
 }
 
 // legacyMatch evaluates one option of a rule.
-func legacyMatch(option string, values []string, p *packet) matching {
+func legacyMatch(option string, values []string, p *Packet) matching {
 	if len(values) == 0 {
 		return maybe
 	}
 	list := strings.Split(values[0], ",")
 	switch option {
 	case "-s":
-		return within(p.src.Addr(), list[0])
+		return within(p.Src.Addr(), list[0])
 	case "-d":
-		return within(p.dst.Addr(), list[0])
+		return within(p.Dst.Addr(), list[0])
 	case "-i":
-		return onLink(p.in, list[0])
+		return onLink(p.In, list[0])
 	case "-o":
-		return onLink(p.out, list[0])
+		return onLink(p.Out, list[0])
 	case "-p":
 		number, known := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP, "ipv6-icmp": unix.IPPROTO_ICMPV6}[list[0]]
 		if !known {
 			return maybe
 		}
-		return matchingOf(number == p.protocol)
+		return matchingOf(number == p.Protocol)
 	case "--dport", "--dports":
-		return p.inRanges(p.dst.Port(), list)
+		return p.inRanges(p.Dst.Port(), list)
 	case "--sport", "--sports":
-		return p.inRanges(p.src.Port(), list)
+		return p.inRanges(p.Src.Port(), list)
 	case "--ctstate", "--state":
 		if slices.Contains(list, "DNAT") || slices.Contains(list, "SNAT") {
 			return max(maybe, matchingOf(slices.Contains(list, p.stateName())))
 		}
 		return matchingOf(slices.Contains(list, p.stateName()))
 	case "--tcp-flags":
-		if len(values) < 2 || p.protocol != unix.IPPROTO_TCP {
+		if len(values) < 2 || p.Protocol != unix.IPPROTO_TCP {
 			return maybe
 		}
-		if p.established && !p.reply {
+		if p.Established && !p.Reply {
 			return min(maybe, matchingOf(values[1] != "SYN"))
 		}
-		want := slices.DeleteFunc(list, func(flag string) bool { return flag != "SYN" && (flag != "ACK" || !p.reply) })
+		want := slices.DeleteFunc(list, func(flag string) bool { return flag != "SYN" && (flag != "ACK" || !p.Reply) })
 		return matchingOf(values[1] == cmp.Or(strings.Join(want, ","), "NONE"))
 	}
 	return maybe
@@ -148,18 +148,18 @@ func within(a netip.Addr, cidr string) matching {
 }
 
 // onLink matches the name of an interface; a + at the end is any text.
-func onLink(l link, name string) matching {
-	if !l.known {
+func onLink(l Link, name string) matching {
+	if !l.Known {
 		return maybe
 	}
 	if prefix, is := strings.CutSuffix(name, "+"); is {
-		return matchingOf(strings.HasPrefix(l.name, prefix))
+		return matchingOf(strings.HasPrefix(l.Name, prefix))
 	}
-	return matchingOf(l.name == name)
+	return matchingOf(l.Name == name)
 }
 
 // inRanges matches ports such as 80 and 8000:8080.
-func (p *packet) inRanges(port uint16, list []string) matching {
+func (p *Packet) inRanges(port uint16, list []string) matching {
 	for _, text := range list {
 		first, last, is := strings.Cut(text, ":")
 		if !is {

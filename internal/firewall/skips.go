@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package see
+package firewall
 
 import (
 	"cmp"
@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
@@ -26,24 +24,6 @@ type Skip struct {
 	Does string `json:"does"` // to packets of established connections that it matches
 }
 
-// skips remembers what it has found for a while, as reading all rules takes longer than all else.
-type skips struct {
-	mu  sync.Mutex
-	at  time.Time
-	all []Skip
-}
-
-const skipsLast = 30 * time.Second
-
-func (s *skips) get(ctx context.Context) []Skip {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.at) > skipsLast {
-		s.all, s.at = Skips(ctx), time.Now()
-	}
-	return s.all
-}
-
 // Skips returns what the fast path skips in the calling thread's network namespace. What cannot be evaluated
 // counts as if it matched. What cannot be read is the last one.
 func Skips(ctx context.Context) (all []Skip) {
@@ -53,23 +33,23 @@ func Skips(ctx context.Context) (all []Skip) {
 	}
 	defer conn.Close()
 	for _, ipv6 := range []bool{false, true} {
-		chains, failed := baseChains(ctx, conn, ipv6)
+		chains, failed := Chains(ctx, conn, ipv6)
 		err = errors.Join(err, failed)
 		for _, c := range chains {
-			if c.walker == nil || c.nat || c.hook != unix.NF_INET_FORWARD && c.hook != unix.NF_INET_POST_ROUTING {
+			if c.walker == nil || c.nat || c.Hook != unix.NF_INET_FORWARD && c.Hook != unix.NF_INET_POST_ROUTING {
 				continue
 			}
 			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-				c.drops(&packet{protocol: protocol, established: true, ipv6: ipv6})
+				c.Drops(&Packet{Protocol: protocol, Established: true, IPv6: ipv6})
 				for _, d := range c.walker.drops {
 					does := "may drop"
-					if d.certain {
+					if d.Certain {
 						does = "drops"
 					}
-					all = append(all, Skip{d.rule, does})
+					all = append(all, Skip{d.Rule, does})
 				}
 				for _, s := range c.walker.skips {
-					all = append(all, Skip{c.table + ": " + s.Rule, s.Does})
+					all = append(all, Skip{c.Table + ": " + s.Rule, s.Does})
 				}
 			}
 		}
@@ -95,22 +75,22 @@ var effects = map[string]string{
 }
 
 // state returns the state of the packet's connection, in the encoding of nf_tables.
-func (p *packet) state() uint32 {
-	if p.established {
+func (p *Packet) state() uint32 {
+	if p.Established {
 		return 1 << 1 // NF_CT_STATE_BIT(IP_CT_ESTABLISHED)
 	}
 	return 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
 }
 
-func (p *packet) stateName() string {
-	if p.established {
+func (p *Packet) stateName() string {
+	if p.Established {
 		return "ESTABLISHED"
 	}
 	return "NEW"
 }
 
 // xtMatch evaluates a match of iptables in a rule of nf_tables, which is known of states only.
-func (p *packet) xtMatch(name string, info []byte) matching {
+func (p *Packet) xtMatch(name string, info []byte) matching {
 	const stateOnly, stateAt, flagsAt = 1, 150, 146 // struct xt_conntrack_mtinfo3
 	switch {
 	case name == "comment":

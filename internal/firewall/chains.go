@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package firewall evaluates the rules that other programs have in the kernel, of nf_tables, iptables-nft and
+// iptables-legacy.
+package firewall
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+)
+
+// OurTable is the name of the tables of nftables mode, FastPathTable that of the fast path's, of family inet, and
+// OurChains the prefix of the chains of iptables mode.
+const (
+	OurTable      = "slipstream"
+	FastPathTable = "slipstream-fastpath"
+	OurChains     = "SLIP-"
+)
+
+// Chains reads the base chains of a family, in the order in which packets pass them, also if
+// there is an error.
+func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err error) {
+	family := nfnl.IPv4
+	if ipv6 {
+		family = nfnl.IPv6
+	}
+	walkers := map[nfnl.Table]*walker{}
+	for _, f := range []nfnl.Family{family, nfnl.INET} {
+		chains, failed := conn.BaseChains(f)
+		err = errors.Join(err, failed)
+		for _, c := range chains {
+			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant {
+				continue
+			}
+			own := c.Table.Name == OurTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: FastPathTable})
+			if _, read := walkers[c.Table]; !read && !own {
+				walkers[c.Table], failed = newWalker(conn, c.Table)
+				err = errors.Join(err, failed)
+			}
+			all = append(all, Chain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table], c.Type == "nat"})
+		}
+	}
+	for table := range legacyPriorities {
+		lines, failed := legacyRules(ctx, Command(family == nfnl.IPv6), table)
+		err = errors.Join(err, failed)
+		all = append(all, legacyTable(Command(family == nfnl.IPv6), table, lines)...)
+	}
+	slices.SortStableFunc(all, func(a, b Chain) int {
+		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table))
+	})
+	return all, err
+}
+
+// Command returns the name of the command for a family.
+func Command(ipv6 bool) string {
+	if ipv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// legacyRules returns the rules of a table of iptables-legacy or ip6tables-legacy, as its command
+// iptables-legacy-save prints them. There are none if the kernel has no such table.
+func legacyRules(ctx context.Context, command, table string) ([]string, error) {
+	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(command, "tables", "_tables_names", 1))
+	if err != nil || !strings.Contains("\n"+string(names), "\n"+table+"\n") {
+		return nil, nil // also without the kernel's module: running the command would load it
+	}
+	out, err := exec.CommandContext(ctx, command+"-legacy-save", "-t", table).Output()
+	if err != nil {
+		return nil, fmt.Errorf("table %s of %s-legacy: %w", table, command, err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
+}
