@@ -35,88 +35,116 @@ type budget struct {
 	level   int // that it may have now
 	total   int // that namespaces have, if each may have its own
 	tenants map[string]*tenant
+	needs   map[*service]int // without zeros
 }
 
-// tenant is a namespace.
+// tenant is a namespace. Those of its needs before cut get nothing, as the others fit then.
 type tenant struct {
-	needs  map[*service]int
-	over   map[*service]bool // that get nothing
-	sum    int               // of needs
-	within int               // of those that fit, if it may have budget.each
+	needs  []need // the largest first
+	cut    int
+	kept   int // sum of needs[cut:]
+	within int // of those that fit, if it may have budget.each
 }
 
-func newBudget(each int) budget { return budget{each, each, 0, map[string]*tenant{}} }
+// need is what a Service needs.
+type need struct {
+	n   int
+	svc *service
+}
+
+func (a need) compare(b need) int {
+	return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.svc.name.Name, b.svc.name.Name))
+}
+
+func newBudget(each int) budget {
+	return budget{each, each, 0, map[string]*tenant{}, map[*service]int{}}
+}
 
 func (b *budget) over(svc *service) bool {
-	t := b.tenants[svc.name.Namespace]
-	return t != nil && t.over[svc]
+	t, n := b.tenants[svc.name.Namespace], b.needs[svc]
+	return n > 0 && t.place(need{n, svc}) < t.cut
+}
+
+// place returns where a need is, or belongs.
+func (t *tenant) place(x need) int {
+	i, _ := slices.BinarySearchFunc(t.needs, x, need.compare)
+	return i
 }
 
 // set says what a Service needs. It returns the Services of which it then differs whether they get it.
-// In a namespace that is within its budget, the others cost nothing.
+// Others cost nothing.
 func (b *budget) set(svc *service, n int) (differ []*service) {
-	name := svc.name.Namespace
-	t := b.tenants[name]
-	if t == nil {
-		t = &tenant{needs: map[*service]int{}}
-	}
-	if t.needs[svc] == n {
+	name, former, was := svc.name.Namespace, b.needs[svc], b.over(svc)
+	if former == n {
 		return nil
 	}
-	t.sum += n - t.needs[svc]
-	b.tenants[name], t.needs[svc] = t, n
-	if n == 0 {
-		delete(t.needs, svc)
-		if len(t.needs) == 0 {
-			delete(b.tenants, name)
+	t := b.tenants[name]
+	if t == nil {
+		t = &tenant{}
+		b.tenants[name] = t
+	}
+	if former > 0 {
+		i := t.place(need{former, svc})
+		if t.needs = slices.Delete(t.needs, i, i+1); i < t.cut {
+			t.cut--
+		} else {
+			t.kept -= former
+		}
+	}
+	if delete(b.needs, svc); n > 0 {
+		b.needs[svc] = n
+		i := t.place(need{n, svc})
+		if t.needs = slices.Insert(t.needs, i, need{n, svc}); i < t.cut {
+			t.cut++
+		} else {
+			t.kept += n
 		}
 	}
 	b.total -= t.within
-	_, t.within = t.fit(b.each)
+	t.within = t.fit(b.each)
 	b.total += t.within
+	if len(t.needs) == 0 {
+		delete(b.tenants, name)
+	}
 	level, all := b.each, []*tenant{t}
 	for have := b.total; have > namespaces*b.each; level /= 2 {
 		have = 0
 		for _, t := range b.tenants {
-			_, n := t.fit(level / 2)
-			have += n
+			have += t.fit(level / 2)
 		}
 	}
 	if level != b.level {
 		b.level, all = level, slices.Collect(maps.Values(b.tenants))
 	}
 	for _, t := range all {
-		former := t.over
-		t.over, _ = t.fit(level)
-		for svc := range t.over {
-			if !former[svc] {
-				differ = append(differ, svc)
+		from := t.cut
+		t.move(level)
+		for _, x := range t.needs[min(from, t.cut):max(from, t.cut)] {
+			if x.svc != svc {
+				differ = append(differ, x.svc)
 			}
 		}
-		for svc := range former {
-			if !t.over[svc] {
-				differ = append(differ, svc)
-			}
-		}
+	}
+	if b.over(svc) != was {
+		differ = append(differ, svc)
 	}
 	return differ
 }
 
-// fit returns the Services that get nothing if all may have a number, and what the others need.
-func (t *tenant) fit(most int) (over map[*service]bool, sum int) {
-	if sum = t.sum; sum <= most {
-		return nil, sum
+// move changes the cut so that those after it, and as many as possible, fit if all may have a number.
+func (t *tenant) move(most int) {
+	for ; t.kept > most; t.cut++ {
+		t.kept -= t.needs[t.cut].n
 	}
-	over = map[*service]bool{}
-	for _, svc := range slices.SortedFunc(maps.Keys(t.needs), func(a, b *service) int {
-		return cmp.Or(cmp.Compare(t.needs[b], t.needs[a]), cmp.Compare(a.name.Name, b.name.Name))
-	}) {
-		if sum > most {
-			over[svc] = true
-			sum -= t.needs[svc]
-		}
+	for ; t.cut > 0 && t.kept+t.needs[t.cut-1].n <= most; t.cut-- {
+		t.kept += t.needs[t.cut-1].n
 	}
-	return over, sum
+}
+
+// fit returns what those need that fit if all may have a number.
+func (t tenant) fit(most int) (sum int) {
+	t.move(most)
+	return t.kept
 }
 
 // elements returns how many frontends and backends a Service would have at most.
@@ -126,12 +154,19 @@ func (svc *service) elements() (n int) {
 		return 0
 	}
 	n = len(spec.ports) * (len(spec.clusterIPs) + len(spec.external) + 1)
-	for _, sl := range svc.slices {
-		if spec.has(sl.family) {
-			n += min(len(spec.ports), len(sl.ports)) * len(sl.endpoints)
+	for f, backends := range svc.backends {
+		if spec.has(Family(f)) {
+			n += backends
 		}
 	}
 	return n
+}
+
+// countBackends counts, n times, the backends that a slice has at most for the ports of a Service.
+func (svc *service) countBackends(sl *slice, n int) {
+	if sl != nil && svc.wanted != nil {
+		svc.backends[sl.family] += n * min(len(svc.wanted.ports), len(sl.ports)) * len(sl.endpoints)
+	}
 }
 
 // countElements has a Service, and others of its namespace, be served if there is room for them.

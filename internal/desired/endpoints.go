@@ -14,7 +14,8 @@ type endpoints struct {
 	pools  [scopes]*pool // nil if the Service's policies do not use the scope
 
 	entries []entry
-	index   map[Backend]int32 // positions of entries; only kept for many
+	index   map[Backend]int32     // positions of entries; only kept for many
+	shared  map[Backend]*listings // of entries that slices list several times
 	tally   tally
 	touched []Backend  // entries that changed since the last report
 	flows   *flowWatch // nil for TCP
@@ -121,12 +122,7 @@ func (svc *service) replaceSlice(s *State, from, to *slice) {
 func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 	fromAll, fromEndpoints := from.endpointsFor(e)
 	toAll, toEndpoints := to.endpointsFor(e)
-	var shared []Backend
-	list := func(x sliceEndpoint, all ofSlice, n int) {
-		if b := (Backend{x.ip, all.port}); e.list(b, x.cond, all.weight, n) {
-			shared = append(shared, b)
-		}
-	}
+	list := func(x sliceEndpoint, all ofSlice, n int) { e.list(Backend{x.ip, all.port}, x.cond, all.weight, n) }
 	remove := func(x sliceEndpoint) { list(x, fromAll, -1) }
 	add := func(x sliceEndpoint) { list(x, toAll, 1) }
 	if fromAll == toAll {
@@ -136,9 +132,6 @@ func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 		e.entries = slices.Grow(e.entries, len(toEndpoints))
 		e.touched = slices.Grow(e.touched, len(toEndpoints))
 		difference(nil, toEndpoints, nil, add)
-	}
-	if len(shared) > 0 {
-		e.merge(shared)
 	}
 	if len(e.touched) > 0 {
 		s.markDirty(e)
@@ -164,26 +157,79 @@ func (sl *slice) endpointsFor(e *endpoints) (common ofSlice, all []sliceEndpoint
 	return ofSlice{sl.ports[i].number, sl.weight}, sl.endpoints
 }
 
-// list adds (n = 1) or removes (n = -1) an endpoint that a slice lists, with its condition
-// and weight there. It reports whether slices list it several times, before or after: then its condition
-// follows from all of them.
-func (e *endpoints) list(b Backend, c condition, weight uint8, n int) (shared bool) {
+// list adds (n = 1) or removes (n = -1) an endpoint that a slice lists, with its condition and weight
+// there. If slices list it several times, its own follow from all of them.
+func (e *endpoints) list(b Backend, c condition, weight uint8, n int) {
 	i := e.find(b)
 	if i < 0 {
 		i = e.add(b)
 	}
 	en := &e.entries[i]
-	shared = en.listed > 1 || en.listed == 1 && n > 0
 	e.count(en, -1)
-	if en.listed == 0 {
+	all := e.shared[b]
+	switch {
+	case en.listed == 0:
 		en.cond, en.weight = c, weight
+	case all == nil && n > 0:
+		all = &listings{}
+		all.count(en.cond, en.weight, 1)
+		if e.shared == nil {
+			e.shared = map[Backend]*listings{}
+		}
+		e.shared[b] = all
 	}
 	en.listed += uint32(n)
+	if all != nil {
+		all.count(c, weight, n)
+		en.cond, en.weight = all.merged(int(en.listed))
+		if en.listed == 1 {
+			delete(e.shared, b)
+		}
+	}
 	e.count(en, 1)
 	if en.flags.set(isTouched, true) {
 		e.touched = append(e.touched, b)
 	}
-	return shared
+}
+
+// listings counts how slices list an endpoint that several of them list. Such endpoints exist while a
+// controller moves endpoints between slices, and in slices that are written by hand.
+type listings struct {
+	bits    [conditionBits]int32
+	weights []listedWeight
+}
+
+type listedWeight struct {
+	weight uint8
+	n      int32
+}
+
+func (l *listings) count(c condition, weight uint8, n int) {
+	for bit := range l.bits {
+		l.bits[bit] += int32(n) * int32(c>>bit&1)
+	}
+	i := slices.IndexFunc(l.weights, func(w listedWeight) bool { return w.weight == weight })
+	if i < 0 {
+		i = len(l.weights)
+		l.weights = append(l.weights, listedWeight{weight: weight})
+	}
+	if l.weights[i].n += int32(n); l.weights[i].n == 0 {
+		l.weights = slices.Delete(l.weights, i, i+1)
+	}
+}
+
+// merged returns every bit that one of a number of conditions has, but terminating only if all have it,
+// and the largest weight.
+func (l *listings) merged(number int) (c condition, weight uint8) {
+	for bit, n := range l.bits {
+		if n > 0 && (1<<bit != terminating || int(n) == number) {
+			c |= 1 << bit
+		}
+	}
+	for _, w := range l.weights {
+		weight = max(weight, w.weight)
+	}
+	return c, weight
 }
 
 // count adds n to the tally for an entry that slices list.
@@ -193,34 +239,6 @@ func (e *endpoints) count(en *entry, n int32) {
 		if en.weight != DefaultWeight {
 			e.tally.weighted += n
 		}
-	}
-}
-
-// merge sets the conditions and weights of endpoints that several slices list. They exist while a
-// controller moves endpoints between slices, and in slices that are written by hand.
-func (e *endpoints) merge(shared []Backend) {
-	type state struct {
-		condition
-		weight uint8 // the largest
-	}
-	merged := map[Backend]state{}
-	for _, b := range shared {
-		merged[b] = state{condition: terminating} // merged with another condition, it gives the other one
-	}
-	for _, sl := range e.port.service.slices {
-		common, all := sl.endpointsFor(e)
-		for i := range all {
-			b := Backend{all[i].ip, common.port}
-			if c, ok := merged[b]; ok {
-				merged[b] = state{c.merge(all[i].cond), max(c.weight, common.weight)}
-			}
-		}
-	}
-	for b, c := range merged {
-		en := &e.entries[e.find(b)]
-		e.count(en, -1)
-		en.cond, en.weight = c.condition, c.weight
-		e.count(en, 1)
 	}
 }
 

@@ -24,6 +24,28 @@ type HealthCheck struct {
 type healthState struct {
 	reported HealthCheck
 	dirty    bool
+
+	listed map[ipBytes]int32 // how often slices list addresses that are ready and local
+	local  [families]int     // number of them
+}
+
+// count adds (n = 1) or removes (n = -1) what a slice lists.
+func (h *healthState) count(sl *slice, n int32) {
+	if h == nil || sl == nil || len(sl.ports) == 0 {
+		return // a slice without ports has no endpoints for any Service port
+	}
+	for _, e := range sl.endpoints {
+		if e.cond&(ready|local) != ready|local {
+			continue
+		}
+		former := h.listed[e.ip]
+		if h.listed[e.ip] += n; former == 0 {
+			h.local[sl.family]++
+		} else if former+n == 0 {
+			delete(h.listed, e.ip)
+			h.local[sl.family]--
+		}
+	}
 }
 
 // setHealth updates the health state after a Service's spec or one of its slices changed.
@@ -32,7 +54,10 @@ func (s *State) setHealth(svc *service) {
 		if svc.spec == nil || svc.spec.healthPort == 0 {
 			return
 		}
-		svc.health = &healthState{}
+		svc.health = &healthState{listed: map[ipBytes]int32{}}
+		for _, sl := range svc.slices {
+			svc.health.count(sl, 1)
+		}
 	}
 	if !svc.health.dirty {
 		svc.health.dirty = true
@@ -40,8 +65,7 @@ func (s *State) setHealth(svc *service) {
 	}
 }
 
-// healthCheck computes the current HealthCheck of a Service. It visits all endpoints: few
-// Services have health checks, and a visit takes nanoseconds.
+// healthCheck returns the current HealthCheck of a Service.
 func (svc *service) healthCheck() HealthCheck {
 	h := HealthCheck{Service: svc.name}
 	if svc.spec == nil || svc.spec.healthPort == 0 {
@@ -49,18 +73,8 @@ func (svc *service) healthCheck() HealthCheck {
 	}
 	h.Port, h.Created = svc.spec.healthPort, svc.spec.created
 	for f := range Family(families) {
-		h.Serves[f] = svc.spec.has(f)
-	}
-	addrs := map[ipBytes]bool{} // that have been counted
-	for _, sl := range svc.slices {
-		if !h.Serves[sl.family] || len(sl.ports) == 0 {
-			continue // a slice without ports has no endpoints for any Service port
-		}
-		for _, e := range sl.endpoints {
-			if e.cond&(ready|local) == ready|local && !addrs[e.ip] {
-				addrs[e.ip] = true
-				h.LocalEndpoints[sl.family]++
-			}
+		if h.Serves[f] = svc.spec.has(f); h.Serves[f] {
+			h.LocalEndpoints[f] = svc.health.local[f]
 		}
 	}
 	return h

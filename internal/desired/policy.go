@@ -48,10 +48,6 @@ func (c condition) class() class {
 	return unusable
 }
 
-// merge returns the condition of an endpoint that two slices list: every bit that one of
-// them has, but terminating only if both have it.
-func (c condition) merge(d condition) condition { return (c|d)&^terminating | c&d&terminating }
-
 // tally counts endpoints by class, and the usable ones by their hints.
 type tally struct {
 	all   [classes]int32

@@ -58,14 +58,22 @@ func TestPoolIDs(t *testing.T) {
 // of the conditions.
 func TestConditionMerge(t *testing.T) {
 	for range 10_000 {
-		merged, n := terminating, 1+rand.IntN(4)
+		n := 1 + rand.IntN(4)
+		var all listings
 		var counts [conditionBits]int
 		for range n {
 			c := condition(rand.Uint32()) & (1<<conditionBits - 1)
-			merged = merged.merge(c)
+			all.count(c, 0, 1)
 			for bit := range counts {
 				counts[bit] += int(c >> bit & 1)
 			}
+		}
+		gone := condition(rand.Uint32()) & (1<<conditionBits - 1)
+		all.count(gone, 1, 1)
+		all.count(gone, 1, -1)
+		merged, weight := all.merged(n)
+		if weight != 0 {
+			t.Fatalf("the weight is %d", weight)
 		}
 		for bit, has := range counts {
 			want := has > 0

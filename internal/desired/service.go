@@ -26,8 +26,9 @@ type service struct {
 	slices []*slice
 	health *healthState // nil for most
 
-	slots   int  // that its algorithm and weights need
-	refused bool // by the kernel
+	slots    int           // that its algorithm and weights need
+	backends [families]int // that slices have at most for the wanted ports
+	refused  bool          // by the kernel
 }
 
 // serviceSpec is the part of a Service's spec and status that the proxy uses.

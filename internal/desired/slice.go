@@ -85,6 +85,7 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	slices.SortStableFunc(out.ports, slicePort.compare)
 	out.ports = slices.CompactFunc(out.ports, func(a, b slicePort) bool { return a.compare(b) == 0 })
 	var unusable, first int // number, and index of the first one
+	zones := map[string]zoneSet{}
 	out.endpoints = make([]sliceEndpoint, 0, len(in.Endpoints))
 	for i := range in.Endpoints {
 		e := &in.Endpoints[i]
@@ -99,7 +100,7 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 			}
 			continue
 		}
-		out.endpoints = append(out.endpoints, s.endpoint(out, ip, e))
+		out.endpoints = append(out.endpoints, s.endpoint(out, zones, ip, e))
 	}
 	if unusable > 0 {
 		s.addProblem(Problem{
@@ -116,13 +117,13 @@ func (p slicePort) compare(q slicePort) int {
 	return cmp.Or(cmp.Compare(p.name, q.name), cmp.Compare(p.protocol, q.protocol))
 }
 
-func (s *State) endpoint(sl *slice, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
+func (s *State) endpoint(sl *slice, zones map[string]zoneSet, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
 	if sl.weight == 0 {
 		// It takes no new connections, not even as the last resort. Its flows go on.
 		out.cond &^= ready | terminating
 	}
-	out.zones = sl.zones.of(e)
+	out.zones = sl.zones.of(e, zones)
 	out.cond |= s.zoneCondition(sl.zones.get(out.zones))
 	return out
 }

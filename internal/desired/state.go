@@ -166,6 +166,10 @@ func (s *State) setSlice(name types.NamespacedName, to *slice) {
 // sliceReplaced updates a Service whose slices have changed.
 func (s *State) sliceReplaced(svc *service, from, to *slice) {
 	served := svc.spec != nil
+	svc.health.count(from, -1)
+	svc.health.count(to, 1)
+	svc.countBackends(from, -1)
+	svc.countBackends(to, 1)
 	s.countElements(svc)
 	if served == (svc.spec != nil) { // else all or none of its slices count
 		svc.replaceSlice(s, from, to)
@@ -200,7 +204,10 @@ func (s *State) TakeBack() bool {
 // setSpec replaces a Service's spec.
 func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	svc := s.service(name)
-	svc.wanted = spec
+	svc.wanted, svc.backends = spec, [families]int{}
+	for _, sl := range svc.slices {
+		svc.countBackends(sl, 1)
+	}
 	s.countElements(svc)
 	s.serve(svc)
 }

@@ -174,7 +174,7 @@ func TestNamespaceElements(t *testing.T) {
 	for _, slice := range []string{"s2", "s2-v6"} {
 		s.DeleteEndpointSlice("x", slice)
 	}
-	if len(s.services) != 2 || len(s.elements.tenants["x"].needs) != 1 {
+	if len(s.services) != 2 || len(s.elements.tenants["x"].needs) != 1 || len(s.elements.needs) != 2 {
 		t.Errorf("%d records, %d that count", len(s.services), len(s.elements.tenants["x"].needs))
 	}
 }

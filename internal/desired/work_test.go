@@ -49,6 +49,61 @@ var workloads = map[string]func(n int){
 			s.Change()
 		}
 	},
+	"slices of a Service": func(n int) {
+		s := New(Config{})
+		s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}})
+		for i := range n {
+			addSlice(s, i, fmt.Sprintf("10.244.%d.%d", i>>8, i&255))
+			s.Change()
+		}
+		for i := range n {
+			s.DeleteEndpointSlice("a", fmt.Sprint(i))
+			s.Change()
+		}
+	},
+	"slices with one endpoint": func(n int) {
+		s := New(Config{})
+		s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}})
+		for i := range n {
+			addSlice(s, i, "10.244.0.1")
+			s.Change()
+		}
+	},
+	"slices of a Service with a health check": func(n int) {
+		s := New(Config{NodeName: "n1"})
+		s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}},
+			Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 30000,
+		}})
+		for i := range n {
+			addSlice(s, i, fmt.Sprintf("10.244.%d.%d", i>>8, i&255))
+			s.Change()
+		}
+	},
+	"zones of a slice": func(n int) {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "b", Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for i := range n {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{fmt.Sprintf("10.244.%d.%d", i>>8, i&255)}, Zone: ptr.To(fmt.Sprint("z", i)),
+				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: fmt.Sprint("h", i)}}},
+			})
+		}
+		New(Config{}).SetEndpointSlice(slice)
+	},
+	"Services beyond the limits": func(n int) {
+		s := New(Config{NamespaceElements: 7 * n / 2}) // of which each needs 2, 3 or 4
+		for i := range n {
+			spec := corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), Ports: []corev1.ServicePort{{Port: 80}}}
+			for j := range 2 + i%3 {
+				spec.ExternalIPs = append(spec.ExternalIPs, fmt.Sprintf("192.0.%d.%d", 2+j, i&255))
+			}
+			s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("s", i)}, Spec: spec})
+			s.Change()
+		}
+	},
 	"problems of a Service": func(n int) {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
 		s := New(Config{})
@@ -73,6 +128,15 @@ var workloads = map[string]func(n int){
 		}
 		s.Change()
 	},
+}
+
+// addSlice adds a slice of Service a/b.
+func addSlice(s *State, i int, ip string) {
+	s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint(i), Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip}, NodeName: ptr.To("n1")}},
+	})
 }
 
 // TestWorkGrowsWithSize counts the statements that the package executes: for twice as much, about twice as

@@ -57,9 +57,12 @@ type zoneSets []zones
 // zoneSet is the number of zones in a zoneSets, starting at 1. 0 is the empty set.
 type zoneSet uint16
 
-// of returns the number of an endpoint's zones, and adds them if needed.
-func (z *zoneSets) of(e *discoveryv1.Endpoint) zoneSet {
-	for i := range *z {
+// few is how many zones are compared with those of an endpoint before they are looked up.
+const few = 8
+
+// of returns the number of an endpoint's zones, and adds them, also to index, if needed.
+func (z *zoneSets) of(e *discoveryv1.Endpoint, index map[string]zoneSet) zoneSet {
+	for i := range min(few, len(*z)) {
 		if (*z)[i].areOf(e) {
 			return zoneSet(i + 1)
 		}
@@ -68,12 +71,12 @@ func (z *zoneSets) of(e *discoveryv1.Endpoint) zoneSet {
 	if want.own == "" && len(want.hints) == 0 {
 		return 0
 	}
-	i := slices.IndexFunc(*z, want.equal)
-	if i < 0 {
-		i = len(*z)
+	key := strings.Join(append([]string{want.own}, want.hints...), "\x00")
+	if index[key] == 0 {
 		*z = append(*z, want)
+		index[key] = zoneSet(len(*z))
 	}
-	return zoneSet(i + 1)
+	return index[key]
 }
 
 // get returns the zones with a number.

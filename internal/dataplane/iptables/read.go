@@ -33,19 +33,14 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 			return nil, err
 		}
 		for _, name := range chainTables {
-			there := t.read[name]
-			for _, name := range there.chains {
-				r.chains[name] = []rule{}
-				for line := range bytes.Lines(there.rules[name]) {
-					r.chains[name] = append(r.chains[name], parseRule(string(line)))
-				}
-			}
+			r.add(t.read[name])
 		}
 		// The rules of chainServices that are not the tree's match sets.
 		r.chains[chainServices] = slices.DeleteFunc(r.chains[chainServices], func(l rule) bool { return l.has("--match-set") })
 		if r.sets, err = readSets(b.sets, t.family); err != nil {
 			return nil, err
 		}
+		r.breakLoops()
 		r.read()
 	}
 	slices.Sort(c.Faults)
@@ -100,6 +95,15 @@ type reader struct {
 	refused map[desired.FrontendKey]string // NodePorts without endpoints, and the chains for them
 }
 
+func (r *reader) add(there *saved) {
+	for _, name := range there.chains {
+		r.chains[name] = []rule{}
+		for line := range bytes.Lines(there.rules[name]) {
+			r.chains[name] = append(r.chains[name], parseRule(string(line)))
+		}
+	}
+}
+
 func (r *reader) fault(format string, args ...any) {
 	r.content.Faults = append(r.content.Faults, fmt.Sprintf("%s: ", r.family)+fmt.Sprintf(format, args...))
 }
@@ -144,6 +148,33 @@ func (r *reader) read() {
 		}
 	}
 	r.hairpins()
+}
+
+// breakLoops removes rules that lead back to a chain on the way to them. The kernel has such rules
+// if no packet gets there.
+func (r *reader) breakLoops() {
+	onTheWay := map[string]bool{} // false for a chain that has been left
+	var walk func(string)
+	walk = func(chain string) {
+		onTheWay[chain] = true
+		r.chains[chain] = slices.DeleteFunc(r.chains[chain], func(l rule) bool {
+			to := l["-g"]
+			above, seen := onTheWay[to]
+			if _, there := r.chains[to]; there && !seen {
+				walk(to)
+			}
+			if above {
+				r.fault("chain %s leads back to %s", chain, to)
+			}
+			return above
+		})
+		onTheWay[chain] = false
+	}
+	for chain := range r.chains {
+		if _, seen := onTheWay[chain]; !seen {
+			walk(chain)
+		}
+	}
 }
 
 // leaves are the rules of a tree that do not lead to other chains of it.

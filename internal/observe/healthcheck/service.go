@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/observe/server"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
@@ -52,6 +53,7 @@ func newService(name types.NamespacedName, port uint16, healthy func() bool, log
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          stdlog.New(httpLog{log}, "", 0),
 	}
+	server.Bound(&svc.http)
 	return svc
 }
 

@@ -67,3 +67,56 @@ func TestIdle(t *testing.T) {
 		}
 	})
 }
+
+// TestConnectionsAreBounded opens more connections than an endpoint may have. The one that waits for the
+// longest ends; one that is being answered does not.
+func TestConnectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, answer := make(piped), make(chan bool)
+		s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" {
+				<-answer
+			}
+		})}
+		Bound(s)
+		go s.Serve(l)
+		dial := func() net.Conn {
+			client, server := net.Pipe()
+			l <- server
+			return client
+		}
+		get := func(c net.Conn, path string) error {
+			if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
+				return err
+			}
+			_, err := http.ReadResponse(bufio.NewReader(c), nil)
+			return err
+		}
+		slow, slowEnded := dial(), make(chan error, 1)
+		go func() { slowEnded <- get(slow, "/slow") }()
+		synctest.Wait()
+		oldest := dial()
+		if err := get(oldest, "/"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // until it waits for a request
+		var others []net.Conn
+		for range maxConnections - 1 { // one too many
+			others = append(others, dial())
+		}
+		synctest.Wait()
+		if err := get(oldest, "/"); err == nil {
+			t.Error("the connection that waited for the longest goes on")
+		}
+		for _, c := range []net.Conn{others[0], others[len(others)-1]} {
+			if err := get(c, "/"); err != nil {
+				t.Error(err)
+			}
+		}
+		close(answer)
+		if err := <-slowEnded; err != nil {
+			t.Errorf("a connection that was being answered: %v", err)
+		}
+		s.Close()
+	})
+}

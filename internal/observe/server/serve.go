@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -85,6 +87,7 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 		IdleTimeout:       idleTimeout,
 		BaseContext:       func(net.Listener) context.Context { return klog.NewContext(context.Background(), log) },
 	}
+	Bound(server)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
@@ -100,4 +103,34 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 		return nil
 	}
 	return errors.Join(err, server.Close())
+}
+
+// maxConnections is how many connections an endpoint has. Each takes about 16 kB.
+const maxConnections = 256
+
+// Bound has a server end a connection for each beyond maxConnections: the one that has waited for a
+// request for the longest, or if none waits, been answered for the longest.
+func Bound(s *http.Server) {
+	type conn struct {
+		net.Conn
+		waits bool
+	}
+	var (
+		mu  sync.Mutex
+		all []conn // the longest first
+	)
+	s.ConnState = func(c net.Conn, state http.ConnState) {
+		mu.Lock()
+		defer mu.Unlock()
+		all = slices.DeleteFunc(all, func(x conn) bool { return x.Conn == c })
+		if state == http.StateClosed || state == http.StateHijacked {
+			return
+		}
+		all = append(all, conn{c, state != http.StateActive})
+		if len(all) > maxConnections {
+			i := max(0, slices.IndexFunc(all, func(x conn) bool { return x.waits }))
+			all[i].Close()
+			all = slices.Delete(all, i, i+1)
+		}
+	}
 }
