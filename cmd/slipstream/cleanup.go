@@ -24,9 +24,9 @@ import (
 )
 
 type cleanupOptions struct {
-	kubeProxy, force bool
-	socket           string
-	excludeCIDRs     []string
+	kubeProxy, force, dryRun bool
+	socket                   string
+	excludeCIDRs             []string
 }
 
 func newCleanup() *cobra.Command {
@@ -63,7 +63,7 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 			if os.Geteuid() != 0 {
 				return errors.New("only root can remove what is in the kernel")
 			}
-			if who := running(o.socket, o.kubeProxy); who != "" && !o.force {
+			if who := running(o.socket, o.kubeProxy); who != "" && !o.force && !o.dryRun {
 				return fmt.Errorf("%s is running here: stop it first, or use --force", who)
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), exclude)
@@ -72,6 +72,7 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 	f := cmd.Flags()
 	f.BoolVar(&o.kubeProxy, "kube-proxy", false, "also remove everything that kube-proxy has programmed, and IPVS virtual servers")
 	f.BoolVar(&o.force, "force", false, "remove it even while a proxy runs")
+	f.BoolVar(&o.dryRun, "dry-run", false, "only say what would be removed")
 	f.StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket by which a running proxy is known (its --status-socket)")
 	f.StringSliceVar(&o.excludeCIDRs, "ipvs-exclude-cidrs", nil, "address ranges of IPVS virtual servers that do not belong to kube-proxy, and stay")
 	f.Bool("keep-kube-proxy", true, "")
@@ -84,6 +85,18 @@ SLIP-LOCALNET stays: it drops packets from other machines to loopback addresses.
 func (o *cleanupOptions) run(ctx context.Context, out io.Writer, exclude []netip.Prefix) error {
 	before, err := see.Kernel()
 	if errors.Is(err, unix.EPERM) {
+		return err
+	}
+	if o.dryRun {
+		if o.kubeProxy {
+			before = append(before, "everything that kube-proxy has programmed, and IPVS virtual servers")
+		}
+		for _, line := range before {
+			fmt.Fprintln(out, "Would remove:", line)
+		}
+		if len(before) == 0 {
+			fmt.Fprintln(out, "There are no rules of Slipstream.")
+		}
 		return err
 	}
 	err = errors.Join(err, cleanUp(ctx, exclude, !o.kubeProxy))

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 )
 
 // try runs the command in the test, without a kernel, and returns its output and error.
@@ -46,7 +44,7 @@ func TestUsage(t *testing.T) {
 			}
 		},
 		"the values of -o differ between commands": func(t *testing.T) {
-			if _, err := try(t, "flows", "-o", "text", "--period", "-1s"); err == nil || strings.Contains(err.Error(), "--output") {
+			if _, err := try(t, "flows", "-o", "text", "--watch", "--period", "-1s"); err == nil || strings.Contains(err.Error(), "--output") {
 				t.Error(err)
 			}
 		},
@@ -68,10 +66,7 @@ func TestUsage(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			finding.Open(t, "first-use, commands: "+name)
-			check(t)
-		})
+		t.Run(name, check)
 	}
 }
 
@@ -111,7 +106,7 @@ func TestAnswers(t *testing.T) {
 		},
 		"top writes terminal codes into a pipe": func(t *testing.T, s *site, ask func(...string) string) {
 			var out logBuffer
-			cmd := s.command("top", "--period", "100ms", "--socket", socket)
+			cmd := s.command("top", "--period", "1s", "--socket", socket)
 			cmd.Stdout = &out
 			p, err := s.node.Start(cmd)
 			s.check(err)
@@ -153,7 +148,6 @@ func TestAnswers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			finding.Open(t, "first-use, commands: "+name)
 			s := newSite(t)
 			s.run("--status-socket", socket, "--proxy-mode", "nftables", "--nodeport-addresses", "192.168.100.0/24", "--offload-packet-threshold", "0")
 			s.save("web.yaml", strings.Replace(balanced, "spec: {", "spec: {externalIPs: [192.0.2.1], ", 1)+"---\n"+

@@ -79,7 +79,12 @@ something stops the connection for certain.`,
   slipstream explain --from outside 192.168.0.11:30080
   slipstream explain --from default/client --trace default/web
   slipstream explain --from outside --trace --timeout 30s 192.168.0.11:30080`,
-		Args:              cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("explain needs one destination, such as default/web")
+			}
+			return nil
+		},
 		ValidArgsFunction: o.complete,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
@@ -91,12 +96,13 @@ something stops the connection for certain.`,
 			}
 			_, size := terminal(out)
 			o.probeHere = size != nil && !cmd.Flags().Changed("probe") && !o.trace && o.output == "text"
-			return o.run(ctx, out, func() error { return o.explain(ctx, out, args[0], wait) })
+			return o.run(ctx, out, func(out io.Writer) error { return o.explain(ctx, out, args[0], wait) })
 		},
 	}
 	o.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, NAMESPACE/POD, or an IP address")
+	_ = cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions([]string{"node", "outside"}, cobra.ShellCompDirectiveNoFileComp))
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the Service, if its name has none")
 	f.BoolVar(&o.probe, "probe", false, "also connect to the endpoints from this node, over TCP")
 	f.BoolVar(&o.trace, "trace", false, "also send one probe, or wait for a packet, and show what the kernel does with it")

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
@@ -109,7 +108,6 @@ func TestTraceSilentPod(t *testing.T) {
 
 // TestServicesWidth checks that the list fits a terminal of 120 columns, as a Service with short names is in it.
 func TestServicesWidth(t *testing.T) {
-	finding.Open(t, "first-use, commands: services is wider than terminals")
 	s, socket := served(t)
 	out, _ := s.see("services", "--socket", socket)
 	for line := range strings.Lines(out) {

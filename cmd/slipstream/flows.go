@@ -19,10 +19,8 @@ import (
 )
 
 type flowsOptions struct {
+	seeOptions
 	byService bool
-	output    string
-	watch     bool
-	period    time.Duration
 }
 
 func newFlows() *cobra.Command {
@@ -37,32 +35,22 @@ is set, age.`,
   slipstream flows --by-service --watch
   slipstream flows -o json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.output != "table" && o.output != "json" {
-				return fmt.Errorf("--output: %q is neither table nor json", o.output)
-			}
-			if o.period <= 0 {
-				return errors.New("--period: must be more than 0")
-			}
-			return showFlows(cmd.Context(), cmd.OutOrStdout(), o)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return showFlows(cmd.Context(), cmd.OutOrStdout(), &o) },
 	}
-	f := cmd.Flags()
-	f.BoolVar(&o.byService, "by-service", false, "one line per frontend of a Service instead of per connection")
-	f.StringVarP(&o.output, "output", "o", "table", "table or json")
-	f.BoolVarP(&o.watch, "watch", "w", false, "repeat until interrupted")
-	f.DurationVar(&o.period, "period", 2*time.Second, "interval of --watch")
+	cmd.Flags().BoolVar(&o.byService, "by-service", false, "one line per frontend of a Service instead of per connection")
+	addOutput(cmd, &o.output)
+	o.addWatch(cmd)
 	cmd.AddCommand(newFlowsFlush())
 	return cmd
 }
 
-func showFlows(ctx context.Context, out io.Writer, o flowsOptions) (err error) {
+func showFlows(ctx context.Context, out io.Writer, o *flowsOptions) (err error) {
 	conn, err := flows.New(0)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	show := func() error {
+	return o.run(ctx, out, func(out io.Writer) error {
 		all, err := conn.List(ctx)
 		if err != nil {
 			return fmt.Errorf("reading conntrack: %w", err)
@@ -73,21 +61,14 @@ func showFlows(ctx context.Context, out io.Writer, o flowsOptions) (err error) {
 		}
 		slices.SortFunc(all, func(a, b flows.Flow) int { return a.Compare(&b) })
 		l := flows.Listing{At: time.Now(), Flows: all, Services: services}
-		if o.output == "json" {
+		switch {
+		case o.output == "json":
 			return l.WriteJSON(out, o.byService)
+		case len(all) == 0 && len(services) == 0:
+			_, err = fmt.Fprintln(out, "There is no fast path here, or it has no Services ('slipstream status' says why).")
+			return err
 		}
 		return l.WriteTable(out, o.byService)
-	}
-	if err := show(); err != nil || !o.watch {
-		return err
-	}
-	return repeatUntil(ctx, o.period, func() {
-		if o.output == "table" {
-			fmt.Fprintln(out)
-		}
-		if e := show(); e != nil {
-			fmt.Fprintln(out, e)
-		}
 	})
 }
 

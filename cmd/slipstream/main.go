@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func main() {
@@ -64,11 +65,44 @@ func newRoot() *cobra.Command {
 Service's address are sent to one of its endpoints by the kernel. A change to a
 Service reaches the kernel at a cost that depends on the change, not on the size
 of the cluster.`,
+		Version:       versionText(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), newStatus(), newServices(), newTop(), newExplain(), newVerify(), newMigrate(), newFastPathAgent(), newFlows(), newCleanup(), newVersion())
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Run:", []*cobra.Command{newRun(), newFastPathAgent()}},
+		{"Look:", []*cobra.Command{newStatus(), newServices(), newTop(), newExplain(), newVerify(), newFlows()}},
+		{"Change:", []*cobra.Command{newMigrate(), newCleanup()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+	}
+	root.AddCommand(newVersion())
+	hint(root)
 	return root
+}
+
+// hint has usage errors of commands name their help.
+func hint(cmd *cobra.Command) {
+	see := func(c *cobra.Command, err error) error {
+		if err == nil || errors.Is(err, pflag.ErrHelp) {
+			return err
+		}
+		return fmt.Errorf("%w (see '%s --help')", err, c.CommandPath())
+	}
+	cmd.SetFlagErrorFunc(see)
+	if valid := cmd.Args; valid != nil {
+		cmd.Args = func(c *cobra.Command, args []string) error { return see(c, valid(c, args)) }
+	}
+	for _, c := range cmd.Commands() {
+		hint(c)
+	}
 }
 
 // version is set when the binary is built (see the Makefile).
@@ -79,12 +113,19 @@ func versionText() string {
 }
 
 func newVersion() *cobra.Command {
-	return &cobra.Command{
+	var output string
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output == "json" {
+				return writeJSON(cmd.OutOrStdout(), map[string]string{"version": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
+			}
 			fmt.Fprintln(cmd.OutOrStdout(), "slipstream", versionText())
+			return nil
 		},
 	}
+	addOutput(cmd, &output)
+	return cmd
 }

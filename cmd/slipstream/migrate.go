@@ -74,10 +74,6 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case o.output != "text" && o.output != "json":
-				return fmt.Errorf("--output: %q is neither text nor json", o.output)
-			case o.mode != "" && !slices.Contains(modeNames(), o.mode):
-				return fmt.Errorf("--mode: %q is none of %s", o.mode, strings.Join(modeNames(), ", "))
 			case o.manifest != "" && o.file == "":
 				return errors.New("--manifests needs --config, as there is no ConfigMap to read")
 			case o.manifest != "" && o.master+o.kubeconfig != "":
@@ -88,9 +84,7 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 				return err
 			}
 			if o.output == "json" {
-				to := json.NewEncoder(cmd.OutOrStdout())
-				to.SetIndent("", "  ")
-				err = to.Encode(r)
+				err = writeJSON(cmd.OutOrStdout(), r)
 			} else {
 				err = r.Write(cmd.OutOrStdout())
 			}
@@ -107,17 +101,12 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.file, "config", "", "kube-proxy's configuration file (default: that of the kube-proxy that runs here, or a ConfigMap)")
-	f.StringVar(&o.mode, "mode", "", "only this mode of Slipstream: "+strings.Join(modeNames(), ", "))
-	f.StringVarP(&o.output, "output", "o", "text", "text or json")
+	addChoice(cmd, "mode", "", &choice{&o.mode, modeNames()}, "only this mode of Slipstream")
+	addOutput(cmd, &o.output)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API (default: that of --config)")
 	f.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's")
 	f.StringVar(&o.manifest, "manifests", "", "directory of manifests to read Services from, instead of the Kubernetes API; needs --config")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object (default: that of --config, or the host name)")
-	complete := func(flag string, values []string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
-	complete("mode", modeNames())
-	complete("output", []string{"text", "json"})
 	return cmd
 }
 

@@ -93,7 +93,7 @@ func TestMigrate(t *testing.T) {
 
 	// As text, and with one mode.
 	out, status := s.migrate(nil, "--config", file("ipvs"), "--manifests", s.dir, "--mode", "nftables")
-	for _, want := range []string{"kube-proxy runs in the mode ipvs.\n", "\nMode nftables\n", "  Service default/web\n    differs  external-local: ", "  Services without a change of their own: 1\n", "\nConfiguration for the mode nftables:\n", "\n- all\n"} {
+	for _, want := range []string{"kube-proxy runs in the mode ipvs. In Slipstream's mode nftables, 0 things stop, ", "\nMode nftables\n", "  Service default/web\n    differs  external-local: ", "  Services without a change of their own: 1\n", "\nConfiguration for the mode nftables:\n", "\n- all\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in the output:\n%s", want, out)
 		}
@@ -234,11 +234,11 @@ func TestMigrateAsks(t *testing.T) {
 // TestMigrateErrors checks flags that cannot be combined, and the completion of others.
 func TestMigrateErrors(t *testing.T) {
 	for want, args := range map[string]string{
-		"--manifests needs --config":       "--manifests /m",
-		"--manifests cannot be combined":   "--manifests /m --config /c --master http://127.0.0.1:1",
-		`--mode: "x" is none of ipt`:       "--mode x",
-		`--output: "yaml" is neither`:      "-o yaml",
-		"--config: open /nowhere: no such": "--config /nowhere",
+		"--manifests needs --config":        "--manifests /m",
+		"--manifests cannot be combined":    "--manifests /m --config /c --master http://127.0.0.1:1",
+		`"--mode" flag: must be one of ipt`: "--mode x",
+		`flag: must be one of text, json`:   "-o yaml",
+		"--config: open /nowhere: no such":  "--config /nowhere",
 	} {
 		cmd := newRoot()
 		cmd.SetArgs(append([]string{"migrate"}, strings.Fields(args)...))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"maps"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -21,9 +23,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
@@ -97,9 +101,37 @@ type seeOptions struct {
 }
 
 func (o *seeOptions) add(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
-	f.StringVarP(&o.output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
+	addOutput(cmd, &o.output)
+}
+
+// choice is a flag that takes some values.
+type choice struct {
+	to     *string
+	values []string
+}
+
+func (c *choice) String() string { return ptr.Deref(c.to, "") }
+func (c *choice) Type() string   { return "string" }
+
+func (c *choice) Set(value string) error {
+	if !slices.Contains(c.values, value) {
+		return fmt.Errorf("must be one of %s", strings.Join(c.values, ", "))
+	}
+	*c.to = value
+	return nil
+}
+
+// addOutput adds the flag for the format of the output.
+func addOutput(cmd *cobra.Command, to *string, more ...string) {
+	*to = "text"
+	addChoice(cmd, "output", "o", &choice{to, append([]string{"text"}, append(more, "json")...)}, "format")
+}
+
+// addChoice adds a flag, and its completion.
+func addChoice(cmd *cobra.Command, name, short string, c *choice, usage string) {
+	cmd.Flags().VarP(c, name, short, usage+": "+strings.Join(c.values, ", "))
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(c.values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (o *seeOptions) addWatch(cmd *cobra.Command) {
@@ -108,37 +140,63 @@ func (o *seeOptions) addWatch(cmd *cobra.Command) {
 	f.DurationVar(&o.period, "period", 2*time.Second, "interval of --watch")
 }
 
-func (o *seeOptions) validOutput() error {
-	if o.output != "text" && o.output != "json" {
-		return fmt.Errorf("--output: %q is neither text nor json", o.output)
+// run calls show, repeatedly with --watch: what it shows replaces the content of a terminal, or is
+// added to a file or a pipe. An error of a repetition is shown, and the last one is returned.
+func (o *seeOptions) run(ctx context.Context, out io.Writer, show func(out io.Writer) error) (err error) {
+	if !o.watch {
+		return show(out)
 	}
-	return nil
-}
-
-// run calls show, repeatedly with --watch.
-func (o *seeOptions) run(ctx context.Context, out io.Writer, show func() error) error {
-	if err := o.validOutput(); err != nil {
-		return err
-	}
-	if o.watch && o.period <= 0 {
+	if o.period <= 0 {
 		return errors.New("--period: must be more than 0")
 	}
-	err := show()
-	if !o.watch {
-		return err
-	}
+	screen, size := terminal(out)
 	again := func() {
-		if o.output == "text" {
-			fmt.Fprintln(out)
+		var b bytes.Buffer // written at once, so that it does not flicker
+		to := &plain.Writer{To: &b}
+		if o.output != "json" {
+			fmt.Fprintln(to, time.Now().Format(time.RFC3339))
 		}
-		if err = show(); err != nil {
-			fmt.Fprintln(out, err)
+		if err = show(to); err != nil {
+			fmt.Fprintln(to, err)
 		}
+		text := b.String()
+		if size != nil {
+			text = "\x1b[H\x1b[J" + fit(text, int(size.Col), int(size.Row))
+		} else if o.output != "json" {
+			text += "\n"
+		}
+		_, _ = io.WriteString(screen, text) // an error ends nothing: the terminal may come back
 	}
-	if err != nil {
-		fmt.Fprintln(out, err)
-	}
+	again()
 	return errors.Join(repeatUntil(ctx, o.period, again), err)
+}
+
+// fit cuts text to a terminal's size, of which both numbers may be 0 for unknown.
+func fit(text string, columns, rows int) string {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if rows > 1 {
+		lines = lines[:min(len(lines), rows-1)] // below is the cursor
+	}
+	for i, line := range lines {
+		if all := []rune(line); columns > 0 && len(all) > columns {
+			lines[i] = string(all[:columns-1]) + ">"
+		}
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// terminal returns what is below the output of a command, which takes escape sequences if it is a terminal, and the
+// terminal's size, of which both numbers may be 0; nil if it is none.
+func terminal(out io.Writer) (io.Writer, *unix.Winsize) {
+	if w, ok := out.(*plain.Writer); ok {
+		out = w.To
+	}
+	if f, ok := out.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+			return out, size
+		}
+	}
+	return out, nil
 }
 
 func writeJSON(out io.Writer, v any) error {
@@ -168,7 +226,7 @@ The exit status is
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			return o.run(ctx, out, func() error { return showStatus(ctx, out, &o) })
+			return o.run(ctx, out, func(out io.Writer) error { return showStatus(ctx, out, &o) })
 		},
 	}
 	o.add(cmd)
@@ -238,15 +296,20 @@ type servicesOptions struct {
 	unserved  bool
 }
 
+// wide says whether the columns of traffic are asked for.
+func (o *servicesOptions) wide() bool {
+	return o.output == "wide" || o.sort != "name" && o.sort != "endpoints"
+}
+
 func newServices() *cobra.Command {
 	var o servicesOptions
 	cmd := &cobra.Command{
 		Use:   "services [NAME | NAMESPACE/NAME]",
 		Short: "Show the programmed Services and their endpoints",
 		Long: `Services lists the Services that the running proxy serves on this node, one line for each
-port and address family, with the number of endpoints that are used. With a name, it shows
-the frontends of the Service, the policies that apply, and each endpoint: whether it is used,
-or why not.
+port and address family, with the number of endpoints that are used, and why there are none.
+With a name, it shows the frontends of the Service, the policies that apply, and each endpoint:
+whether it is used, or why not. With -o wide, or an order by traffic, the list shows traffic, too.
 
 Connections and bytes are those that the kernel's conntrack has at this moment, and that
 this node has translated. The totals and rates are of connections that began or went on since
@@ -266,10 +329,11 @@ if net.netfilter.nf_conntrack_acct is set.`,
 			if len(args) > 0 {
 				name = args[0]
 			}
-			return o.run(ctx, out, func() error { return o.show(ctx, out, name) })
+			return o.run(ctx, out, func(out io.Writer) error { return o.show(ctx, out, name) })
 		},
 	}
-	o.add(cmd)
+	cmd.Flags().StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
+	addOutput(cmd, &o.output, "wide")
 	o.addWatch(cmd)
 	o.addSelection(cmd, "name")
 	cmd.Flags().BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
@@ -278,29 +342,27 @@ if net.netfilter.nf_conntrack_acct is set.`,
 
 // addSelection adds the flags that select and order Services.
 func (o *servicesOptions) addSelection(cmd *cobra.Command, sort string) {
-	f := cmd.Flags()
-	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
-	f.StringVar(&o.sort, "sort", sort, "order: name, endpoints (the fewest first), or the most first: connections, bytes, rate, byte-rate, total, total-bytes, rejected, rejected-rate")
+	cmd.Flags().StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
+	o.sort = sort
+	addChoice(cmd, "sort", "", &choice{&o.sort, slices.Sorted(maps.Keys(orders))}, "order, the most first, of endpoints the fewest")
 }
 
 // complete offers names of Services.
-func (o *servicesOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (o *servicesOptions) complete(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 	var all []see.Service
 	if len(args) > 0 || see.Ask(cmd.Context(), o.socket, "/services", url.Values{"namespace": {o.namespace}}, &all) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var names []string
 	for _, s := range all {
-		names = append(names, s.Namespace+"/"+s.Name)
+		for _, name := range []string{s.Namespace + "/" + s.Name, s.Name} {
+			if strings.HasPrefix(name, begin) {
+				names = append(names, name)
+				break
+			}
+		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
-}
-
-func (o *servicesOptions) validOrder() error {
-	if orders[o.sort] == nil {
-		return fmt.Errorf("--sort: %q is none of %s", o.sort, strings.Join(slices.Sorted(maps.Keys(orders)), ", "))
-	}
-	return nil
 }
 
 // ask asks for the Services that the flags, and a name if it is not empty, select, in order.
@@ -325,9 +387,6 @@ func (o *servicesOptions) ask(ctx context.Context, name string) ([]see.Service, 
 }
 
 func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) error {
-	if err := o.validOrder(); err != nil {
-		return err
-	}
 	all, err := o.ask(ctx, name)
 	switch {
 	case err != nil:
@@ -342,8 +401,17 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 				return err
 			}
 		}
+	case len(all) == 0:
+		what := "There is no Service"
+		if o.unserved {
+			what += " without endpoints"
+		}
+		if o.namespace != "" {
+			what += " in namespace " + o.namespace
+		}
+		fmt.Fprintln(out, what+".")
 	default:
-		if err := printServices(out, all); err != nil {
+		if err := printServices(out, all, o.wide()); err != nil || !o.wide() {
 			return err
 		}
 	}
@@ -371,19 +439,17 @@ func order(all []see.Service, by string) {
 	})
 }
 
-func printServices(out io.Writer, all []see.Service) error {
+func printServices(out io.Writer, all []see.Service, wide bool) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\tENDPOINTS\t"+trafficColumns+"\tREMARK")
+	columns := ""
+	if wide {
+		columns = trafficColumns + "\t"
+	}
+	fmt.Fprintln(t, "SERVICE\tFRONTENDS\tUSED\tREADY\t"+columns+"REMARK")
 	for i := range all {
 		s := &all[i]
 		for j := range s.Ports {
 			p := &s.Ports[j]
-			first, more := "-", ""
-			if n := len(p.Frontends); n > 0 {
-				if first = p.Frontends[0].Address; n > 1 {
-					more = fmt.Sprintf(" +%d", n-1)
-				}
-			}
 			used := make([]string, len(p.Pools))
 			for k, pool := range p.Pools {
 				used[k] = fmt.Sprint(pool.Backends)
@@ -391,10 +457,28 @@ func printServices(out io.Writer, all []see.Service) error {
 					used[k] += " " + strings.ToLower(pool.Scope)
 				}
 			}
-			fmt.Fprintf(t, "%s\t%s%s\t%s\t%d\t%d\t%s\t%s\n", p.Name, first, more, strings.Join(used, ", "), p.Ready, p.Total, cells(s.Traffic[j]), remark(p))
+			if wide {
+				columns = cells(s.Traffic[j]) + "\t"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d/%d\t%s%s\n", p.Name, frontends(p), strings.Join(used, ", "), p.Ready, p.Total, columns, remark(p))
 		}
 	}
 	return t.Flush()
+}
+
+// frontends are the first address of a port, the first one of its NodePort, and the number of others.
+func frontends(p *desired.PortView) string {
+	var shown, all []string
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		if all = append(all, f.Addresses()...); i == 0 || len(f.Served) > 0 && len(shown) == 1 {
+			shown = append(shown, f.Addresses()[0])
+		}
+	}
+	if more := len(all) - len(shown); more > 0 {
+		shown = append(shown, fmt.Sprintf("+%d", more))
+	}
+	return cmp.Or(strings.Join(shown, " "), "-")
 }
 
 const trafficColumns = "CONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\tREJECTED\tREJECTED/S"
@@ -482,15 +566,18 @@ func printService(out io.Writer, s *see.Service) error {
 			if f.Owner != "" {
 				owner = ", but it belongs to Service " + f.Owner
 			}
-			fmt.Fprintf(out, "  Frontend %s (%s)%s\n", f.Address, f.Kind, owner)
+			if f.Sources != "" {
+				owner += ", for clients in " + f.Sources + " only"
+			}
+			fmt.Fprintf(out, "  Frontend %s (%s)%s\n", strings.Join(f.Addresses(), ", "), f.Kind, owner)
 		}
 		for _, pool := range p.Pools {
-			fmt.Fprintf(out, "  Pool %s: %d %s, chosen by %s\n", pool.Scope, pool.Backends, pool.Takes, pool.Algorithm)
+			fmt.Fprintf(out, "  Pool %s: %d of %s are used, the %s; chosen by %s\n", pool.Scope, pool.Backends, plain.Number(p.Total, "endpoint"), strings.TrimSuffix(pool.Takes, ","), pool.Algorithm)
 			if pool.Backends == 0 {
 				fmt.Fprintf(out, "    New connections: %s\n", pool.IfEmpty)
 			}
 		}
-		fmt.Fprintf(out, "  Traffic: %d connections now, %d in total", s.Traffic[i].Connections, s.Traffic[i].Total.Connections)
+		fmt.Fprintf(out, "  Traffic: %s now, %d in total", plain.Number(s.Traffic[i].Connections, "connection"), s.Traffic[i].Total.Connections)
 		if s.Traffic[i].Total.Accounting {
 			fmt.Fprintf(out, " with %d packets and %s", s.Traffic[i].Total.Packets, flows.BinarySize(s.Traffic[i].Total.Bytes))
 		}

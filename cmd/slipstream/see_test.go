@@ -82,7 +82,7 @@ func TestStatus(t *testing.T) {
 		out, status = ask()
 		return status == 0 && strings.Contains(out, ": 0 differences")
 	})
-	contains(t, out, "Health       well", "Mode         nftables", "has all that the mode needs", "Fast path    ", "manifests in "+s.dir, "1 Services, 1 frontends, 1 pools, 2 endpoints", "conntrack: ")
+	contains(t, out, "Health       well", "Mode         nftables", "has all that the mode needs", "Fast path    ", "manifests in "+s.dir, "1 Service, 1 frontend, 1 pool, 2 endpoints", "conntrack: ")
 	info, err := os.Stat(socket)
 	s.check(err)
 	if mode := info.Mode().Perm(); mode != 0o600 {
@@ -95,7 +95,7 @@ func TestStatus(t *testing.T) {
 	s.save("web.yaml", web(0))
 	s.until("the change is shown", func() bool {
 		out, _ := ask()
-		return strings.Contains(out, "1 pools, 1 endpoints") && strings.Contains(out, "change of 0 frontends and 1 pools")
+		return strings.Contains(out, "1 pool, 1 endpoint") && strings.Contains(out, "change of 0 frontends and 1 pool,")
 	})
 	p.Kill()
 	<-p.Done()
@@ -197,7 +197,7 @@ func TestServices(t *testing.T) {
 		return nil
 	}
 	out := list("--sort", "connections")
-	if f := fields(out, "default/web"); f[1] != "10.96.0.10:80/TCP" || f[2] != "1" || f[5] == "0" {
+	if f := fields(out, "default/web"); f[1] != "10.96.0.10:80/TCP" || f[2] != "1" || f[3] != "1/1" || f[4] == "0" {
 		t.Errorf("%q, want a connection", f)
 	}
 	if f := fields(out, "default/empty"); f[2] != "0" || !strings.Contains(out, "EndpointSlices have no endpoint") {
@@ -211,7 +211,7 @@ func TestServices(t *testing.T) {
 	}
 	out = list("states")
 	contains(t, out, "Frontend 10.96.0.20:80/TCP (ClusterIP)", "Frontend 0.0.0.0:30080/TCP (NodePort)", "externalTrafficPolicy Local",
-		"Pool Cluster: 2 ready endpoints", "Pool Local: 1 ready endpoints on this node")
+		"Pool Cluster: 2 of 5 endpoints are used, the ready endpoints;", "Pool Local: 1 of 5 endpoints are used, the ready endpoints on this node;")
 	for address, want := range map[string]string{
 		"10.244.1.10:8080": "used", "10.244.2.10:8080": "Cluster: used, Local: not on this node", "10.244.1.11:8080": "not ready",
 		"10.244.1.12:8080": "terminating", "10.244.2.11:8080": "weight 0",

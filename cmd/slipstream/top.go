@@ -3,12 +3,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -16,7 +14,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"k8s.io/utils/ptr"
 )
 
@@ -51,39 +48,29 @@ With --once or -o json it measures for one --period, and prints one list.`,
 }
 
 func (o *topOptions) top(ctx context.Context, out io.Writer) error {
-	o.once = o.once || o.output == "json"
-	if err := errors.Join(o.validOutput(), o.validOrder()); err != nil {
-		return err
-	}
 	if o.period < time.Second {
 		return errors.New("--period: must be at least a second, over which rates are measured")
 	}
-	all, err := o.busiest(ctx)
-	if err != nil {
-		return err
+	if o.watch = !o.once && o.output != "json"; !o.watch {
+		if _, err := o.busiest(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(o.period):
+		}
 	}
-	if !o.once {
-		o.draw(out, all)
-		return repeatUntil(ctx, o.period, func() {
-			if all, err := o.busiest(ctx); err != nil {
-				fmt.Fprintln(out, err)
-			} else {
-				o.draw(out, all)
-			}
-		})
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(o.period):
-	}
-	if all, err = o.busiest(ctx); err != nil {
-		return err
-	}
-	if o.output == "json" {
-		return writeJSON(out, all)
-	}
-	return printTop(out, all, len(all))
+	return o.run(ctx, out, func(out io.Writer) error {
+		all, err := o.busiest(ctx)
+		switch {
+		case err != nil:
+			return err
+		case o.output == "json":
+			return writeJSON(out, all)
+		}
+		return printTop(out, all)
+	})
 }
 
 // busy is a Service with its traffic.
@@ -108,39 +95,9 @@ func (o *topOptions) busiest(ctx context.Context) ([]busy, error) {
 	return all, nil
 }
 
-// draw replaces the content of the terminal, or adds a list to a file or a pipe.
-func (o *topOptions) draw(out io.Writer, all []busy) {
-	rows, clear := 20, ""
-	screen, size := terminal(out)
-	if size != nil {
-		if clear = "\x1b[H\x1b[J"; size.Row > 0 {
-			rows = max(int(size.Row)-4, 1)
-		}
-	}
-	var b bytes.Buffer // written at once, so that it does not flicker
-	b.WriteString(clear)
-	if err := printTop(&plain.Writer{To: &b}, all, rows); err == nil {
-		_, _ = screen.Write(b.Bytes()) // an error ends nothing: the terminal may come back
-	}
-}
-
-// terminal returns what is below the output of a command, which takes escape sequences if it is a terminal, and the
-// terminal's size, of which both numbers may be 0; nil if it is none.
-func terminal(out io.Writer) (io.Writer, *unix.Winsize) {
-	if w, ok := out.(*plain.Writer); ok {
-		out = w.To
-	}
-	if f, ok := out.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
-			return out, size
-		}
-	}
-	return out, nil
-}
-
-// printTop prints the sum of all Services and a number of them.
-func printTop(out io.Writer, all []busy, rows int) error {
-	sum, rate, byteRate, rejected, bytes := 0, 0.0, 0.0, 0.0, "unknown bytes"
+// printTop prints the sum of all Services, and each.
+func printTop(out io.Writer, all []busy) error {
+	sum, rate, byteRate, rejected, bytes := 0, 0.0, 0.0, 0.0, ""
 	for _, b := range all {
 		sum += b.Connections
 		rejected += ptr.Deref(b.RejectedRate, 0)
@@ -149,14 +106,14 @@ func printTop(out io.Writer, all []busy, rows int) error {
 			byteRate += ptr.Deref(b.Total.ByteRate, 0)
 		}
 		if b.Total.Accounting {
-			bytes = flows.BinarySize(uint64(byteRate))
+			bytes = ", " + flows.BinarySize(uint64(byteRate)) + " a second"
 		}
 	}
-	fmt.Fprintf(out, "%s  %d Services with traffic, %d connections, %.1f new ones a second, %s a second, %.1f packets rejected a second\n",
-		time.Now().Format(time.TimeOnly), len(all), sum, rate, bytes, rejected)
+	fmt.Fprintf(out, "%s with traffic, %s, %.1f new ones a second%s, %.1f packets rejected a second\n",
+		plain.Number(len(all), "Service"), plain.Number(sum, "connection"), rate, bytes, rejected)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\t"+trafficColumns)
-	for _, b := range all[:min(rows, len(all))] {
+	for _, b := range all {
 		fmt.Fprintf(t, "%s\t%s\n", b.Service, cells(b.Traffic))
 	}
 	return t.Flush()

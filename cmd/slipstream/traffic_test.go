@@ -55,7 +55,7 @@ func TestTraffic(t *testing.T) {
 	s.run("--status-socket", socket, "--metrics-bind-address", "127.0.0.1:10249", "--service-metrics")
 	s.untilReached("web-0", "web-1")
 	account("0") // rules of the fast path have turned it on
-	if out, _ := s.see("services", "--socket", socket); !strings.Contains(out, "nf_conntrack_acct is 0") {
+	if out, _ := s.see("services", "--socket", socket, "-o", "wide"); !strings.Contains(out, "nf_conntrack_acct is 0") {
 		t.Errorf("accounting is off:\n%s", out)
 	}
 	account("1")
@@ -233,7 +233,7 @@ func TestTop(t *testing.T) {
 	if lines := strings.Split(out, "\n"); status != 0 || !strings.HasPrefix(lines[2], "default/datagrams ") {
 		t.Errorf("exit status %d, not by name:\n%s", status, out)
 	}
-	for args, want := range map[string]string{"--sort speed": "is none of", "--period 10ms": "at least a second", "-o yaml": "neither text nor json"} {
+	for args, want := range map[string]string{"--sort speed": "must be one of byte-rate", "--period 10ms": "at least a second", "-o yaml": "must be one of text, json"} {
 		if out, status := s.see(append([]string{"top", "--socket", socket}, strings.Fields(args)...)...); status != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: exit status %d: %s", args, status, out)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 )
 
@@ -76,6 +77,7 @@ differences.`,
 		},
 	}
 	o.add(cmd.Flags())
+	_ = cmd.RegisterFlagCompletionFunc("proxy-mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
 	for _, without := range []string{"cleanup", "init-only", "ui-bind-address", "write-config-to"} {
 		_ = cmd.Flags().MarkHidden(without)
 	}
@@ -89,7 +91,7 @@ func verify(ctx context.Context, c *config.Config, master string) (v dataplane.V
 		return v, nil, err
 	}
 	// Invalid objects are left out, as by the proxy.
-	objects, _, err := newSource(c, master, node, logProblems(klog.FromContext(ctx)))
+	objects, client, err := newSource(c, master, node, logProblems(klog.FromContext(ctx)))
 	if err != nil {
 		return v, nil, err
 	}
@@ -102,6 +104,7 @@ func verify(ctx context.Context, c *config.Config, master string) (v dataplane.V
 	w := watched{
 		Inputs: proxy.Listen(ctx, objects, netif.Namespace(0).WatchAddresses),
 		state:  desired.New(want),
+		node:   node,
 	}
 	defer w.Stop()
 	lines, err = agreed(func() ([]string, error) {
@@ -125,6 +128,9 @@ func verify(ctx context.Context, c *config.Config, master string) (v dataplane.V
 		}
 		return found, nil
 	})
+	if err == nil && !w.hasNode && (client != nil || w.others) {
+		lines = append(lines, fmt.Sprintf("- Node %s, which is the name of this node (--hostname-override, or the host's name)", node))
+	}
 	return v, lines, err
 }
 
@@ -155,6 +161,9 @@ type watched struct {
 	*proxy.Inputs
 	state             *desired.State
 	synced, addressed bool
+
+	node            string // the name of this node
+	hasNode, others bool   // the Node has been delivered; those of others
 }
 
 // untilReady waits until all objects and addresses are known and applies them.
@@ -167,6 +176,10 @@ func (w *watched) untilReady(ctx context.Context) error {
 		case batch := <-w.Events:
 			for _, e := range batch {
 				w.synced = w.synced || e.Type == source.Synced
+				if n, ok := e.Object.(*corev1.Node); ok {
+					w.hasNode = w.hasNode || n.Name == w.node
+					w.others = w.others || n.Name != w.node
+				}
 				proxy.ApplyEvent(w.state, e)
 			}
 		case all := <-w.Addresses:

@@ -3,7 +3,10 @@
 package desired
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,6 +58,18 @@ type FrontendView struct {
 	Address string      `json:"address"` // "10.96.0.10:80/TCP"
 	Kind    string      `json:"kind"`
 	Owner   string      `json:"owner,omitempty"` // the Service that has the frontend instead
+	// Served are the addresses and ports that serve a NodePort; none if no address of the node does.
+	Served []string `json:"servedAt,omitempty"`
+	// Sources are the only clients that may connect, or "none"; "" if all may.
+	Sources string `json:"sourceRanges,omitempty"`
+}
+
+// Addresses are those that clients connect to.
+func (v *FrontendView) Addresses() []string {
+	if len(v.Served) > 0 {
+		return v.Served
+	}
+	return []string{v.Address}
 }
 
 // PoolView is a pool of a port.
@@ -137,6 +152,14 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 			default:
 				v.Frontends = append(v.Frontends, FrontendView{Key: e.key, Address: e.key.String(), Kind: kind.String(), Owner: winner.port.name.String()})
 			}
+		}
+		if key.OnNode() {
+			for _, to := range s.destinations(f) {
+				view.Served = append(view.Served, to.String())
+			}
+		}
+		if ranges := svc.spec.sources[e.family]; kind == LoadBalancerIP && ranges != nil {
+			view.Sources = cmp.Or(strings.Trim(fmt.Sprint(ranges.All()), "[]"), "none")
 		}
 		v.Frontends = append(v.Frontends, view)
 	})
@@ -224,6 +247,7 @@ func (s *State) viewEntry(en *entry) EndpointView {
 // Counts are numbers of objects in a State.
 type Counts struct {
 	Services  int `json:"services"`
+	Unserved  int `json:"servicesWithoutEndpoints"` // those with a port that has no endpoint to use
 	Frontends int `json:"frontends"`
 	Pools     int `json:"pools"`
 	Endpoints int `json:"endpoints"` // of all Service ports
@@ -237,14 +261,19 @@ func (s *State) Counts() Counts {
 			c.Frontends++
 		}
 	}
+	unserved := map[*service]bool{}
 	for _, p := range s.pools {
 		if p != nil && p.reported {
 			c.Pools++
+			if !slices.ContainsFunc(p.of.entries, func(e entry) bool { return p.takes(&e) }) {
+				unserved[p.of.port.service] = true
+			}
 			if p.of.pools[0] == p || p.of.pools[0] == nil {
 				c.Endpoints += len(p.of.entries)
 			}
 		}
 	}
+	c.Unserved = len(unserved)
 	return c
 }
 

@@ -60,7 +60,7 @@ func (m *comparison) node() {
 		}
 	}
 	if len(without) > 0 {
-		m.add(Differs, "metrics", "These metrics no longer exist: "+strings.Join(without, ", ")+".", "Adapt dashboards and alerts that use them (docs/metrics.md).")
+		m.add(Differs, "metrics", "These metrics no longer exist: "+strings.Join(without, ", ")+".", "Adapt dashboards and alerts that use them (https://github.com/slipstream-proxy/slipstream/blob/main/docs/metrics.md).")
 	}
 }
 
@@ -98,17 +98,17 @@ func (m *comparison) scheduler() {
 	case desired.Maglev, desired.MaglevPort:
 		m.add(Differs, "scheduler", before+". A Maglev table takes its place, so most clients go to another endpoint once. Afterwards few clients move when endpoints change.", "")
 	default:
-		do := "Set scheduler in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of Services (docs/balancing.md)."
+		do := "Set scheduler in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of Services (https://github.com/slipstream-proxy/slipstream/blob/main/docs/balancing.md)."
 		because := ""
 		s, err := desired.ParseScheduler(former)
 		switch why := m.kernel.NoAlgorithm; {
 		case m.to == config.IPTables:
-			do = "nftables mode has algorithms (docs/balancing.md)."
+			do = "nftables mode has algorithms (https://github.com/slipstream-proxy/slipstream/blob/main/docs/balancing.md)."
 		case why != nil:
 			because = ": " + why.Error()
 		case err == nil && s.Algorithm.Hashes():
 			because = ". A Maglev table for every Service would take 0.4 to 6.5 MB of kernel memory for each port and family, and a long start"
-			do = "Set the annotation slipstream.io/scheduler: maglev at the Services that need the same endpoint for a client (docs/balancing.md)."
+			do = "Set the annotation slipstream.io/scheduler: maglev at the Services that need the same endpoint for a client (https://github.com/slipstream-proxy/slipstream/blob/main/docs/balancing.md)."
 		}
 		m.add(Differs, "scheduler", before+"; now they are chosen at random"+because+".", do)
 	}

@@ -8,10 +8,19 @@ import (
 	"strings"
 )
 
-// Write writes the report as text: each mode, and the configuration of the recommended one.
+// Write writes the report as text: what follows from it, each mode, and the configuration of the recommended one.
 func (r *Report) Write(to io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "kube-proxy runs in the mode %s.\n", r.From)
+	if m := r.mode(); m == nil {
+		fmt.Fprintf(&b, "kube-proxy runs in the mode %s. No mode of Slipstream is possible on this node.\n", r.From)
+	} else {
+		n := map[Severity]int{}
+		for _, f := range m.all() {
+			n[f.Severity]++
+		}
+		fmt.Fprintf(&b, "kube-proxy runs in the mode %s. In Slipstream's mode %s, %d things stop, %d differ, %d need a look.\n",
+			r.From, m.Mode, n[Stops], n[Differs], n[Action])
+	}
 	for _, m := range r.Modes {
 		fmt.Fprintf(&b, "\nMode %s", m.Mode)
 		if m.Mode == r.Recommended && len(r.Modes) > 1 {
@@ -37,11 +46,33 @@ func (r *Report) Write(to io.Writer) error {
 	return err
 }
 
+// all are the findings about the node and the Services.
+func (m *Mode) all() []Finding {
+	all := m.Node
+	for _, s := range m.Services {
+		all = append(all[:len(all):len(all)], s.Findings...)
+	}
+	return all
+}
+
 func writeFindings(b *strings.Builder, all []Finding) {
+	const margin = "             "
 	for _, f := range all {
-		fmt.Fprintf(b, "    %-8s %s: %s\n", f.Severity, f.Case, f.Text)
+		writeLines(b, fmt.Sprintf("    %-8s %s:", f.Severity, f.Case), margin, f.Text)
 		if f.Do != "" {
-			fmt.Fprintf(b, "             %s\n", f.Do)
+			writeLines(b, margin[1:], margin, f.Do)
 		}
 	}
+}
+
+// writeLines breaks a text into lines of at most 100 bytes where it can.
+func writeLines(b *strings.Builder, line, margin, text string) {
+	for _, word := range strings.Fields(text) {
+		if len(line)+1+len(word) > 100 && line != margin {
+			b.WriteString(line + "\n")
+			line = margin[1:]
+		}
+		line += " " + word
+	}
+	b.WriteString(line + "\n")
 }

@@ -139,7 +139,7 @@ func (r *row) describe(s *see.Service) {
 	for _, p := range s.Ports {
 		r.Total = max(r.Total, p.Total)
 		for _, f := range p.Frontends {
-			r.Addresses = append(r.Addresses, f.Address)
+			r.Addresses = append(r.Addresses, f.Addresses()...)
 		}
 	}
 }

@@ -252,7 +252,7 @@ func Ask(ctx context.Context, socket, path string, query url.Values, to any) err
 	case errors.As(err, &late) && late.Timeout():
 		return fmt.Errorf("%w on %s in time: it may be programming the kernel, or hang", ErrNoProxy, socket)
 	case errors.Is(err, unix.EACCES):
-		return fmt.Errorf("only root can ask the proxy: %w", err)
+		return fmt.Errorf("only root can ask the proxy: %w", errors.Unwrap(err)) // of a url.Error
 	case err != nil:
 		return fmt.Errorf("%w on %s: %w", ErrNoProxy, socket, errors.Unwrap(err)) // a url.Error
 	}

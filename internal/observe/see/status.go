@@ -15,6 +15,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
+	"github.com/slipstream-proxy/slipstream/internal/observe/events"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -41,6 +43,8 @@ type Status struct {
 	Last    *proxy.Programming  `json:"last,omitempty"`
 	Changes Changes             `json:"changes"`
 	Verify  *proxy.Verification `json:"verify,omitempty"`
+	// VerifyPeriod is 0 if the content is not verified.
+	VerifyPeriod time.Duration `json:"verifyPeriodNanoseconds,omitempty"`
 
 	FastPath   *fastpath.Stats `json:"fastPath,omitempty"`
 	NoFastPath string          `json:"noFastPath,omitempty"` // why there is none
@@ -104,7 +108,7 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 	inner, cancel := context.WithTimeout(ctx, loopPatience)
 	defer cancel()
 	err := v.Proxy.Inspect(inner, func(i *proxy.Inspection) {
-		s.Counts, s.Synced, s.Verify, failed = i.State.Counts(), i.Synced, i.Verified, i.Failed
+		s.Counts, s.Synced, s.Verify, s.VerifyPeriod, failed = i.State.Counts(), i.Synced, i.Verified, i.VerifyPeriod, i.Failed
 		if !i.Updated.IsZero() {
 			s.Updated = &i.Updated
 		}
@@ -254,7 +258,7 @@ func (s *Status) Facts() (all []Fact) {
 	ago := func(at time.Time) string { return s.At.Sub(at).Round(time.Millisecond).String() + " ago" }
 	health := "well"
 	if n := len(s.Problems); n > 0 {
-		health = fmt.Sprintf("%d problems, see below", n)
+		health = plain.Number(n, "problem") + ", see below"
 	}
 	row("Health", "%s", health)
 	row("Version", "%s", s.Version)
@@ -275,9 +279,18 @@ func (s *Status) Facts() (all []Fact) {
 		}
 	}
 	row("Source", "%s%s", s.Source, contact)
-	row("Programmed", "%d Services, %d frontends, %d pools, %d endpoints", s.Services, s.Frontends, s.Pools, s.Endpoints)
+	row("Programmed", "%s, %s, %s, %s", plain.Number(s.Services, "Service"), plain.Number(s.Frontends, "frontend"), plain.Number(s.Pools, "pool"), plain.Number(s.Endpoints, "endpoint"))
+	if s.Unserved > 0 {
+		row("Unserved", "%s without endpoints to use ('slipstream services --unserved')", plain.Number(s.Unserved, "Service"))
+	}
+	for _, w := range s.Warnings {
+		if w.Reason == events.Damaged {
+			row("Repaired", "%s, after a modification by another program", ago(w.At))
+			break
+		}
+	}
 	if l := s.Last; l != nil {
-		row("Last change", "%s, took %s: %s of %d frontends and %d pools, %d elements", ago(l.At), rounded(l.Took), l.Kind, l.Frontends, l.Pools, l.Elements)
+		row("Last change", "%s, took %s: %s of %s and %s, %s", ago(l.At), rounded(l.Took), l.Kind, plain.Number(l.Frontends, "frontend"), plain.Number(l.Pools, "pool"), plain.Number(l.Elements, "element"))
 	}
 	if c := s.Changes; c.Number > 0 {
 		row("Changes", "%d in %.1f minutes, p50 %s, p99 %s", c.Number, c.Minutes, rounded(c.P50), rounded(c.P99))
@@ -288,13 +301,16 @@ func (s *Status) Facts() (all []Fact) {
 	if s.Waiting != nil {
 		row("Waiting", "a change since %s", ago(*s.Waiting))
 	}
-	if v := s.Verify; v != nil {
-		row("Verified", "%s: %d differences %s", ago(v.At), v.Differences, v.Failed)
-	} else {
-		row("Verified", "not yet, or verifyPeriod is not set")
+	switch v := s.Verify; {
+	case v != nil:
+		row("Verified", "%s: %s %s", ago(v.At), plain.Number(v.Differences, "difference"), v.Failed)
+	case s.VerifyPeriod > 0:
+		row("Verified", "not yet; every %s", s.VerifyPeriod)
+	default:
+		row("Verified", "never, as verifyPeriod is 0; foreign changes are looked for all the time")
 	}
 	if f := s.FastPath; f != nil {
-		row("Fast path", "%s, %d connections offloaded so far, %d interfaces, hardware %t, %d errors", f.Engine, f.Offloaded, f.Interfaces, f.Hardware, f.Errors)
+		row("Fast path", "%s, %s offloaded so far, %s, hardware %t, %s", f.Engine, plain.Number(int(f.Offloaded), "connection"), plain.Number(f.Interfaces, "interface"), f.Hardware, plain.Number(int(f.Errors), "error"))
 		if len(f.LeftOut) > 0 {
 			row("Not on it", "connections over %s", strings.Join(f.LeftOut, ", "))
 		}
