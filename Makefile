@@ -6,6 +6,8 @@
 GO ?= $(firstword $(shell command -v go 2>/dev/null) $(wildcard /usr/local/go/bin/go) go)
 export PATH := $(PATH):$(patsubst %/,%,$(dir $(GO))):/usr/local/sbin:/usr/sbin:/sbin
 export CGO_ENABLED = 0
+# Go's images and Debian's machines often have GOTOOLCHAIN=local, which would pass over go.mod's line.
+export GOTOOLCHAIN := $(shell awk '$$1 == "toolchain" { print $$2 }' go.mod)
 
 VERSION := $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo devel)
 BUILD := $(GO) build -buildvcs=false -trimpath

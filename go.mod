@@ -2,7 +2,7 @@ module github.com/slipstream-proxy/slipstream
 
 go 1.26.0
 
-toolchain go1.26.8
+toolchain go1.27.4
 
 require (
 	github.com/cilium/ebpf v0.22.0
