@@ -40,9 +40,9 @@ type programmer interface {
 type instance struct {
 	programmer
 
-	table     *nftables.Dataplane          // the mode has this table, with its counters, clients and transactions; or nil
-	scheduler func(string) (string, error) // a [desired.Config.Scheduler], or nil
-	count     func(*metrics.Metrics)       // publishes counters; or nil
+	table     *nftables.Dataplane                // the mode has this table, with its counters, clients and transactions; or nil
+	scheduler func(string, bool) (string, error) // a [desired.Config.Scheduler], or nil
+	count     func(*metrics.Metrics)             // publishes counters; or nil
 
 	// clientsBackend is see.View's; or nil.
 	clientsBackend func(desired.ServicePort, desired.Protocol, netip.Addr) (desired.Backend, time.Duration, error)

@@ -105,7 +105,7 @@ func (s *State) schedule(out *serviceSpec, in *corev1.Service) {
 		parsed, unknown := ParseScheduler(value)
 		switch {
 		case s.config.Scheduler != nil && !parsed.Nearest:
-			out.scheduler, err = s.config.Scheduler(value)
+			out.scheduler, err = s.config.Scheduler(value, false)
 		case unknown != nil:
 			err = unknown
 		case s.config.Supports != nil:
@@ -193,6 +193,20 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	}
 	maps.DeleteFunc(all, func(_ Backend, w uint64) bool { return w == DefaultWeight })
 	return all
+}
+
+// schedulesByWeight updates whether the scheduler of the frontends has to look at weights.
+func (s *State) schedulesByWeight(e *endpoints) {
+	spec := e.port.service.spec
+	if e.gone || spec == nil || s.config.Scheduler == nil || e.weighted == (e.tally.weighted > 0 || spec.policy.byZone) {
+		return
+	}
+	e.weighted = !e.weighted
+	s.eachClaim(spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, _ *port) {
+		if FamilyOf(key.Addr()) == e.family {
+			s.dirtyFrontend(s.frontends[key])
+		}
+	})
 }
 
 // weigh adds the weights that differ from those of the last report, once the backends are

@@ -23,6 +23,7 @@ func (s *State) collect() *Update {
 		c.Pools = e.change(c.Pools, s)
 		s.dirtyRelay(e)
 		s.follow(e)
+		s.schedulesByWeight(e)
 		c.Flows = s.staleFlows(c.Flows, e)
 		for scope, p := range e.pools {
 			if p == nil {

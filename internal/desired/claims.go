@@ -194,6 +194,9 @@ func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	if s.serves(f) {
 		c.New = f.claims[0].frontend(f.key)
 		c.New.SlowPath = c.New.SlowPath || s.optOuts.namespaces[c.New.Service.Namespace]
+		if f.claims[0].port.endpoints[FamilyOf(f.key.Addr())].weighted {
+			c.New.Scheduler, _ = s.config.Scheduler(c.New.Scheduler, true) // valid
+		}
 	}
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return c, false

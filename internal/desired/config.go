@@ -44,10 +44,10 @@ type Config struct {
 	// default/kubernetes. No external IP takes them.
 	APIServers []netip.AddrPort
 
-	// Scheduler checks the value of [AnnotationScheduler] and returns what
-	// Frontend.Scheduler is to be. It is nil where the dataplane has no schedulers of its
-	// own.
-	Scheduler func(value string) (string, error)
+	// Scheduler checks the value of [AnnotationScheduler], "" for the node's scheduler, and returns what
+	// Frontend.Scheduler is to be: if backends are weighted, one that looks at weights. It is nil where the
+	// dataplane has no schedulers of its own.
+	Scheduler func(value string, weighted bool) (string, error)
 
 	// SlowPathPod reports whether the connections of a pod stay off the fast path whatever
 	// its annotation. Nil selects none.

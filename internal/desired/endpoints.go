@@ -22,6 +22,8 @@ type endpoints struct {
 	counted int        // of service.slots
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
+
+	weighted bool // the scheduler of the dataplane has to look at weights
 }
 
 type entry struct {

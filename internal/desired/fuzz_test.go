@@ -33,6 +33,9 @@ func checkSequence(input []byte) error {
 	if c.Below(3) == 0 { // budgets that many meet
 		config.NamespaceSlots, config.NamespaceElements = 1+c.Below(9000), 1+c.Below(60)
 	}
+	if c.Below(2) == 0 {
+		config.Scheduler = func(text string, weighted bool) (string, error) { return fmt.Sprint(text, weighted), nil }
+	}
 	var objects desiredtest.Objects
 	s := New(config)
 	kernel, flows := newModel(), newModelFlows()

@@ -219,7 +219,7 @@ func (m *model) step(s *State, flows *modelFlows) error {
 func (m *model) String() string {
 	var lines []string
 	for _, f := range m.frontends {
-		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, m.pools[f.Pool], m.pools[f.LocalPool]))
+		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t %s -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, f.Scheduler, m.pools[f.Pool], m.pools[f.LocalPool]))
 	}
 	for _, p := range m.pools {
 		lines = append(lines, p.String())

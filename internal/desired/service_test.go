@@ -42,14 +42,14 @@ func TestFastPathAnnotation(t *testing.T) {
 
 // TestSchedulerAnnotation: the check decides on the scheduler, if there is one.
 func TestSchedulerAnnotation(t *testing.T) {
-	check := func(value string) (string, error) {
+	check := func(value string, _ bool) (string, error) {
 		if value == "bad" {
 			return "", errors.New("no such scheduler")
 		}
 		return value + "!", nil
 	}
 	for _, c := range []struct {
-		check          func(string) (string, error)
+		check          func(string, bool) (string, error)
 		value          string
 		want, problems string
 	}{

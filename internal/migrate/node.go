@@ -64,6 +64,8 @@ func (m *comparison) node() {
 	}
 }
 
+const maglevMemory = "For every Service, it takes 0.4 to 6.5 MB of kernel memory for each port and family, and a long start"
+
 // scheduler compares how endpoints are chosen.
 func (m *comparison) scheduler() {
 	former := cmp.Or(m.KubeProxy.IPVS.Scheduler, "rr") // the default of both
@@ -96,7 +98,7 @@ func (m *comparison) scheduler() {
 	case desired.LeastConnections:
 		m.add(Differs, "scheduler", before+". The algorithm lc takes its place: endpoints with few connections are chosen with a higher probability, which follows the connections of this node four times a second.", "")
 	case desired.Maglev, desired.MaglevPort:
-		m.add(Differs, "scheduler", before+". A Maglev table takes its place, so most clients go to another endpoint once. Afterwards few clients move when endpoints change.", "")
+		m.add(Differs, "scheduler", before+". A Maglev table takes its place, so most clients go to another endpoint once. Afterwards few clients move when endpoints change. "+maglevMemory+".", "")
 	default:
 		do := "Set scheduler in SlipstreamConfiguration, or the annotation slipstream.io/scheduler of Services (https://github.com/slipstream-proxy/slipstream/blob/main/docs/balancing.md)."
 		because := ""
@@ -107,7 +109,7 @@ func (m *comparison) scheduler() {
 		case why != nil:
 			because = ": " + why.Error()
 		case err == nil && s.Algorithm.Hashes():
-			because = ". A Maglev table for every Service would take 0.4 to 6.5 MB of kernel memory for each port and family, and a long start"
+			because = ", not by a Maglev table. " + maglevMemory
 			do = "Set the annotation slipstream.io/scheduler: maglev at the Services that need the same endpoint for a client (https://github.com/slipstream-proxy/slipstream/blob/main/docs/balancing.md)."
 		}
 		m.add(Differs, "scheduler", before+"; now they are chosen at random"+because+".", do)

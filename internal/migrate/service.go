@@ -167,6 +167,10 @@ func (m *comparison) ownAddresses(s *service) {
 			m.add(Action, "addresses", "The node no longer has "+join(leaving)+": it stops answering ARP requests for it, and only the Service's ports are served. Other ports reach the machine that has the address.",
 				"Check that routes, or a load balancer such as MetalLB, lead packets to the node without ARP answers of the kernel.")
 		}
+		if m.to == config.IPVS && len(external) > 0 {
+			m.add(Differs, "scheduler", fmt.Sprintf("Endpoints for connections to %s are chosen at random, not by an IPVS scheduler, as no interface of the node has the address.", join(external)),
+				"If routers send it to the node (BGP), put it on an interface, such as lo.")
+		}
 	case m.to == config.IPVS && len(balancers) > 0:
 		m.add(Differs, "addresses", "The node takes "+join(balancers)+" for its own: it refuses other ports there. The configuration sets ipvs.strictARP, so that it does not answer ARP requests for it.", "")
 	}

@@ -40,10 +40,10 @@ func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.endDrains(ctx); err != nil {
 		return err
 	}
-	differing, err := b.differingParameters()
+	differing, err := b.differingParameters(ctx)
 	if len(differing) > 0 {
 		klog.FromContext(ctx).Info("Puts back what IPVS mode needs", "parameters", differing)
-		err = errors.Join(err, dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(b.parameters()) }))
+		err = errors.Join(err, dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(ctx, b.parameters()) }))
 	}
 	return errors.Join(err, b.checkServers(ctx), b.checkSample(ctx), b.tryRefused(ctx))
 }
@@ -290,7 +290,7 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 		}
 	}
 	if b.dummy.link != nil && b.dummy.isOurs() {
-		differing, err := b.differingParameters()
+		differing, err := b.differingParameters(ctx)
 		if err != nil {
 			return nil, err
 		}

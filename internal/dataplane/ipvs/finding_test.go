@@ -13,7 +13,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
-	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -69,7 +68,6 @@ func TestForeignServers(t *testing.T) {
 // TestWeightsWithoutEffect: with a scheduler that does not look at weights, a Service that has
 // some has a Problem, or its weights an effect.
 func TestWeightsWithoutEffect(t *testing.T) {
-	finding.Open(t, "ipvs 14: weights have no effect with rr, and no Event says so")
 	s := newStreet(t, 2, Options{})
 	for i, weight := range []string{"100", "10"} {
 		slice := dataplanetest.Slice(i)
@@ -104,7 +102,6 @@ func TestChangedParameter(t *testing.T) {
 
 // TestTimeoutsAreRestored: cleanup puts back IPVS's timeouts.
 func TestTimeoutsAreRestored(t *testing.T) {
-	finding.Open(t, "ipvs 17: cleanup does not put back IPVS timeouts")
 	s := newStreet(t, 1, Options{Timeouts: ipvs.Timeouts{UDP: 77}}, "true")
 	before, err := s.backend.conn.Timeouts(t.Context())
 	if err != nil {

@@ -239,7 +239,7 @@ func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	if b.schedulers, err = b.conn.Schedulers(ctx); err != nil {
 		return nil, err
 	}
-	if _, err := b.Scheduler(b.scheduler.String()); err != nil {
+	if _, err := b.Scheduler(b.scheduler.String(), false); err != nil {
 		return nil, fmt.Errorf("ipvs.scheduler: %w", err)
 	}
 	missing, err := b.table.Probe(ctx)
@@ -271,13 +271,21 @@ func parseScheduler(text string) (ipvs.Scheduler, error) {
 	return s, err
 }
 
-// Scheduler is a [desired.Config.Scheduler]. It refuses schedulers that Probe has not found.
-func (b *Dataplane) Scheduler(text string) (string, error) {
-	s, err := parseScheduler(text)
+// Scheduler is a [desired.Config.Scheduler]. It refuses schedulers that Probe has not found. wrr and wlc are
+// what rr and lc are with equal weights.
+func (b *Dataplane) Scheduler(text string, weighted bool) (string, error) {
+	s, err := b.scheduler, error(nil)
+	if text != "" {
+		s, err = parseScheduler(text)
+	}
+	has := func(name string) bool { return b.schedulers == nil || slices.Contains(b.schedulers, name) }
+	if weighted && (s.Name == "rr" || s.Name == "lc") && has("w"+s.Name) {
+		s.Name = "w" + s.Name
+	}
 	switch {
 	case err != nil:
 		return "", err
-	case b.schedulers != nil && !slices.Contains(b.schedulers, s.Name):
+	case !has(s.Name):
 		return "", fmt.Errorf("%q is not a scheduler that this kernel has: %s", s.Name, strings.Join(b.schedulers, ", "))
 	case s == b.scheduler:
 		return "", nil

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 )
 
 // parameter is a file below /proc/sys/net/ipv4 with the value that IPVS mode needs.
@@ -42,30 +43,72 @@ func (b *Dataplane) prepareNode(ctx context.Context) error {
 	if err := b.dummy.ensure(); err != nil {
 		return err
 	}
-	if err := dataplane.Inside(b.config.NetNS, func() error { return errors.Join(enableIPv6(), b.dummy.setParameters(b.parameters())) }); err != nil {
-		return err
-	}
-	return b.conn.SetTimeouts(ctx, b.options.Timeouts)
+	return dataplane.Inside(b.config.NetNS, func() error { return errors.Join(enableIPv6(), b.dummy.setParameters(ctx, b.parameters())) })
 }
 
-func (b *Dataplane) parameters() []parameter {
+// timeouts is the parameter that has no file: IPVS's timeouts of connections.
+const timeouts = "timeouts"
+
+func (b *Dataplane) parameters() (all []parameter) {
+	all = slices.Clone(parameters)
 	if b.options.StrictARP {
-		return slices.Concat(parameters, strictARP)
+		all = append(all, strictARP...)
 	}
-	return parameters
+	if t := b.options.Timeouts; t != (ipvs.Timeouts{}) {
+		all = append(all, parameter{file: timeouts, value: fmt.Sprintf("%d,%d,%d", t.TCP, t.TCPFin, t.UDP)})
+	}
+	return all
+}
+
+// is reports whether the parameter has its value; 0 leaves a timeout as it is.
+func (p *parameter) is(text string) bool {
+	if p.file != timeouts {
+		return text == p.value
+	}
+	all := strings.Split(text, ",")
+	for i, t := range strings.Split(p.value, ",") {
+		if t != "0" && t != all[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// access reads a parameter, or writes it if a value is given, in the calling thread's network namespace.
+func access(ctx context.Context, file, value string) (string, error) {
+	if file != timeouts {
+		if value != "" {
+			return "", os.WriteFile(filepath.Join(proc, file), []byte(value), 0)
+		}
+		is, err := os.ReadFile(filepath.Join(proc, file))
+		return strings.TrimSpace(string(is)), err
+	}
+	conn, err := ipvs.Dial(0)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	var t ipvs.Timeouts
+	if value == "" {
+		t, err = conn.Timeouts(ctx)
+		return fmt.Sprintf("%d,%d,%d", t.TCP, t.TCPFin, t.UDP), err
+	}
+	if _, err := fmt.Sscanf(value, "%d,%d,%d", &t.TCP, &t.TCPFin, &t.UDP); err != nil {
+		return "", err
+	}
+	return "", conn.SetTimeouts(ctx, t)
 }
 
 // differingParameters describes the parameters that another process has changed, except those that
 // other programs need too.
-func (b *Dataplane) differingParameters() (all []string, err error) {
+func (b *Dataplane) differingParameters(ctx context.Context) (all []string, err error) {
 	err = dataplane.Inside(b.config.NetNS, func() error {
 		for _, p := range b.parameters() {
-			is, err := os.ReadFile(filepath.Join(proc, p.file))
-			switch text := strings.TrimSpace(string(is)); {
+			switch text, err := access(ctx, p.file, ""); {
 			case errors.Is(err, fs.ErrNotExist) && p.optional:
 			case err != nil:
 				return fmt.Errorf("reading a parameter for IPVS: %w", err)
-			case text != p.value && !p.stays:
+			case !p.is(text) && !p.stays:
 				all = append(all, fmt.Sprintf("%s is %s, not %s", filepath.Join(proc, p.file), text, p.value))
 			}
 		}
@@ -76,19 +119,18 @@ func (b *Dataplane) differingParameters() (all []string, err error) {
 
 // setParameters sets parameters, and puts those back that were set before and are not among
 // them. The former values are in the alias of the interface, after the mark.
-func (d *dummy) setParameters(all []parameter) error {
+func (d *dummy) setParameters(ctx context.Context, all []parameter) error {
 	var errs []error
 	former := formerValues(d.link.Attrs().Alias)
 	var differing []parameter
 	back := maps.Clone(former)
 	for _, p := range all {
 		delete(back, p.file)
-		is, err := os.ReadFile(filepath.Join(proc, p.file))
-		switch text := strings.TrimSpace(string(is)); {
+		switch text, err := access(ctx, p.file, ""); {
 		case errors.Is(err, fs.ErrNotExist) && p.optional:
 		case err != nil:
 			errs = append(errs, fmt.Errorf("reading a parameter for IPVS: %w", err))
-		case text != p.value:
+		case !p.is(text):
 			differing = append(differing, p)
 			if _, known := former[p.file]; !known && !p.stays {
 				former[p.file] = text
@@ -103,7 +145,7 @@ func (d *dummy) setParameters(all []parameter) error {
 		return err
 	}
 	for _, p := range differing {
-		if err := os.WriteFile(filepath.Join(proc, p.file), []byte(p.value), 0); err != nil {
+		if _, err := access(ctx, p.file, p.value); err != nil {
 			errs = append(errs, fmt.Errorf("setting a parameter for IPVS: %w", err))
 		}
 	}
@@ -173,7 +215,7 @@ func Disown() error {
 // RestoreParameters puts back the parameters that IPVS mode has set in the calling thread's
 // network namespace. It is called before the interface is removed.
 func RestoreParameters() error {
-	return withOwn(func(d *dummy) error { return d.setParameters(nil) })
+	return withOwn(func(d *dummy) error { return d.setParameters(context.Background(), nil) })
 }
 
 // withOwn calls do with the interface if Slipstream has, or had, it.
