@@ -43,6 +43,7 @@ needs=(
   'chromium chromium'           # tests of pages: the proxy's, and the report's
   'ps procps'
   'sysctl procps'
+  'spin spin'                   # exploring the model of test/model
   'promtool prometheus'         # evaluating the alerts
 )
 

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
@@ -116,6 +117,28 @@ func TestHealthChecksFollow(t *testing.T) {
 		l.wait("change +s3 -s1", "full +s2 +s3")
 		l.events <- []source.Event{endpoints(3, corev1.ProtocolTCP, 1, 2)}
 		l.wait("change +s3 -s1", "full +s2 +s3", "full +s2 +s3", "health s1:0=0 s2:32002=0 s3:32003=2")
+	})
+}
+
+// TestFormerFlows ends flows to Services that the kernel still has from an earlier run, and to those that another program
+// has restored after they were deleted (test/model has both).
+func TestFormerFlows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former := desired.New(desired.Config{})
+		ApplyEvent(former, udp(1))
+		kernel := dataplane.ContentOf(&former.Full().Change)
+		e := &eyes{see: func(int) (*dataplane.Content, error) { return kernel, nil }}
+		to := frontend(1)
+		to.Protocol = desired.UDP
+		l := startFollowing(t, desired.Config{}, Options{
+			OpenReader: e.open, CheckPeriod: time.Second,
+			FlowDestinations: func(context.Context) ([]desired.FrontendKey, error) { return []desired.FrontendKey{to}, nil },
+		})
+		const ended = "stale [10.96.0.1:80/UDP] only [10.96.0.1:80]"
+		l.events <- []source.Event{synced}
+		l.wait("full", everywhere, ended)
+		l.set(func() { l.calls, l.check = nil, dataplane.ErrDamaged })
+		l.wait("full", ended)
 	})
 }
 

@@ -135,7 +135,7 @@ type Proxy struct {
 	repaired  time.Time    // time of the last repair
 
 	pace       pace
-	lookedBack bool // at flows to what an earlier run has programmed
+	lookedBack bool // at flows to what an earlier run has programmed, or another program restored
 	loads      loads
 	followUp   followUp
 	nodePorts  []netip.Addr // that serve NodePorts and health checks; nil if not known yet
@@ -448,7 +448,7 @@ func (p *Proxy) program(ctx context.Context) error {
 	if p.departed != nil {
 		p.followUp.stale = append(p.followUp.stale, p.departed.drain(p.log)...)
 	}
-	if p.full && p.Updated().IsZero() && !p.lookedBack {
+	if p.full && !p.lookedBack {
 		stale, err := p.formerFlows(ctx)
 		p.lookedBack = err == nil
 		if p.followUp.stale = append(p.followUp.stale, stale...); err != nil {
@@ -533,6 +533,7 @@ func (p *Proxy) damaged(err error) {
 	p.log.Error(err, "Programming everything again")
 	p.metrics.Repairs.Inc()
 	p.warn("Damaged", err)
+	p.lookedBack = false // rules of former Services may be back
 	p.queued()
 	p.full = true
 	p.notUntil = time.Time{}
