@@ -112,7 +112,8 @@ demo: ## Show Services at work in a lab of network namespaces (root)
 	@echo 'The demo builds Slipstream, runs it on two nodes, which are network namespaces of this machine, and then'
 	@echo 'shows what clients see of Services while endpoints come and go and Slipstream is killed and restarted.'
 	@$(MAKE) --no-print-directory build
-	$(GO) run ./test/demo -slipstream bin/slipstream
+	$(GO) test -c -o bin/demo ./test/scenario
+	bin/demo -test.run '^TestDemo$$' -slipstream bin/slipstream
 
 bench: build-bench ## Measure programming 10,000 Services of 10 endpoints (root)
 	bin/bench sync --services 10000 --endpoints 10

@@ -5,8 +5,8 @@ package examples
 
 import "embed"
 
-// Demo is the folder "demo": what "go run ./test/demo" has slipstream watch, and in
-// "demo/steps" the versions of its files that come later.
+// Demo is the folder "demo": what "make demo" has slipstream watch, and in "demo/steps" the versions of its
+// files that come later.
 //
 //go:embed demo
 var Demo embed.FS

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package scenario
 
 import (
 	"bytes"
@@ -25,24 +25,24 @@ func TestShort(t *testing.T) {
 	}
 }
 
-func TestLogbook(t *testing.T) {
-	l := logbook(strings.Join([]string{
+func TestDemoReadsTheLog(t *testing.T) {
+	l := strings.Join([]string{
 		"I0101 10:00:00.000000 7 run.go:1] \"Starting\" node=\"n\"\nI0101 10:00:00.100000 7 proxy.go:1] \"Programmed the ker",
 		"nel\" kind=\"full\" frontends=3 pools=2 elements=40 took=\"1.25ms\"\n",
 		"I0101 10:00:01.000000 7 proxy.go:1] \"Programmed the kernel\" kind=\"change\" frontends=0 pools=1 elements=2 took=\"85µs\"\n",
 		"E0101 10:00:02.000000 7 run.go:1] \"web.yaml: is empty\"\nslipstream: last words\n",
-	}, ""))
-	all := l.updates()
+	}, "")
+	all := updatesIn(l)
 	if len(all) != 2 || all[0].took != 1250*time.Microsecond || all[1].took != 85*time.Microsecond {
 		t.Errorf("updates: %+v", all)
 	}
-	if got := l.warnings(); len(got) != 2 || got[1] != "slipstream: last words" {
+	if got := warningsIn(l); len(got) != 2 || got[1] != "slipstream: last words" {
 		t.Errorf("warnings: %q", got)
 	}
 	if got := all[1].done.Sub(all[0].done); got != 900*time.Millisecond {
 		t.Errorf("the second update is %v after the first", got)
 	}
-	if cut := l[:strings.Index(string(l), "1.25m")+5].updates(); len(cut) != 0 { // half a line
+	if cut := updatesIn(l[:strings.Index(l, "1.25m")+5]); len(cut) != 0 { // half a line
 		t.Errorf("updates in half a line: %+v", cut)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package examples
 
 import (
 	"io/fs"
@@ -14,7 +14,7 @@ import (
 )
 
 // examplesDir is the folder of all examples, the demo's and others.
-var examplesDir = os.DirFS("../../examples")
+var examplesDir = os.DirFS(".")
 
 // TestExamples reads every manifest of the examples with slipstream's decoder.
 func TestExamples(t *testing.T) {
@@ -60,11 +60,11 @@ func TestExamples(t *testing.T) {
 	// The files of a step replace others of the same name.
 	steps := 0
 	for name, got := range objects {
-		if path.Dir(path.Dir(name)) != stepsDir {
+		if path.Dir(path.Dir(name)) != "demo/steps" {
 			continue
 		}
 		steps++
-		if want := objects[path.Join(demoDir, path.Base(name))]; !slices.Equal(got, want) {
+		if want := objects[path.Join("demo", path.Base(name))]; !slices.Equal(got, want) {
 			t.Errorf("%s has %v, but the file that it replaces has %v", name, got, want)
 		}
 	}
