@@ -19,6 +19,8 @@ type Inspection struct {
 	Failed     string    // why the last attempt to program the kernel failed; "" if it did not
 	Programmed []Programming
 	Verified   *Verification // nil before the first one
+
+	VerifyPeriod time.Duration // 0 if the content is not verified
 }
 
 // Programming is one successful call of the dataplane.
@@ -60,7 +62,7 @@ func (p *Proxy) Inspect(ctx context.Context, look func(*Inspection)) error {
 		defer close(done)
 		i := &Inspection{
 			State: p.state, Synced: p.synced && p.addressed, Updated: p.Updated(), Failed: p.failed,
-			Programmed: p.programmed, Verified: p.verification,
+			Programmed: p.programmed, Verified: p.verification, VerifyPeriod: p.options.VerifyPeriod,
 		}
 		if since := p.lateness.since.Load(); since != nil {
 			i.Waiting = *since
