@@ -91,5 +91,5 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 
 // isForEBPF reports whether a table is that of the engine EBPF.
 func isForEBPF(t *nfnl.Contents) bool {
-	return slices.ContainsFunc(t.Sets, func(s nfnl.Set) bool { return s.Name == requested.Name })
+	return slices.ContainsFunc(t.Chains, func(c nfnl.ChainInfo) bool { return c.Name == chainAsk })
 }

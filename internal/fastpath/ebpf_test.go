@@ -639,6 +639,21 @@ func TestEBPFDetached(t *testing.T) {
 	pin := fmt.Sprintf("%s/interface-%d", dir, l.Attrs().Index)
 	before := w.withProgram("forward")
 	for _, damage := range []func(){
+		func() { // at the egress
+			all := tcx.Iterator{}
+			defer all.Close()
+			for found := false; !found; {
+				if !all.Next() {
+					t.Fatal("no link at the egress: ", all.Err())
+				}
+				info, err := all.Link.Info()
+				w.check(err)
+				if at := info.TCX(); at != nil && uint32(at.AttachType) == uint32(ebpf.AttachTCXEgress) && int(at.Ifindex) == l.Attrs().Index {
+					w.check(all.Link.Detach())
+					found = true
+				}
+			}
+		},
 		func() {
 			attached, err := tcx.LoadPinnedLink(pin, nil)
 			w.check(err)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
@@ -34,7 +33,7 @@ type ebpfEngine struct {
 }
 
 func (c *ebpfEngine) skeleton() ([]nfnl.Chain, []*nfnl.Set) {
-	return chainsForEBPF, []*nfnl.Set{requested, refused}
+	return chainsForEBPF, nil
 }
 
 func (c *ebpfEngine) objects(*nfnl.Batch) {}
@@ -44,9 +43,9 @@ func (c *ebpfEngine) fits(t *nfnl.Contents) bool {
 }
 
 func (c *ebpfEngine) offload(rule writeRule) {
-	rule(chainOffload, "", ctID(), in(refused), ret())
-	rule(chainOffload, "", ctID(), in(requested), ret())
-	rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), request())
+	rule(chainOffload, "", classified(), ret())
+	rule(chainOffload, "", goTo(chainAsk))
+	rule(chainAsk, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), request())
 }
 
 func (c *ebpfEngine) begin()            {}
@@ -74,30 +73,12 @@ func (c *ebpfEngine) cleanup() error {
 	return errors.Join(c.program.Detach(), ebpf.Remove(c.config.NetNS))
 }
 
-func (c *ebpfEngine) run(ctx context.Context) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { repeat(ctx, retry, c.refuse) })
-	c.program.Run(ctx)
-}
-
-// refuse has the rules not ask for connections again, for a while, that the program did not keep.
-func (c *ebpfEngine) refuse(context.Context) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var b nfnl.Batch
-	for _, r := range c.program.Refused() {
-		b.AddElementFor(table, refused, word(r.ID), r.For)
-	}
-	if !b.Empty() && c.sequence.Check() == nil {
-		c.logOnce(c.conn.Commit(0, &b), "Fast path: connections that cannot be offloaded will be tried again")
-	}
-}
+func (c *ebpfEngine) run(ctx context.Context) { c.program.Run(ctx) }
 
 func (c *ebpfEngine) stats(s *Stats) error {
-	e := c.program.Stats()
+	e, err := c.program.Stats()
 	s.Offloaded, s.Refused = e.Added, e.Refused
-	return nil
+	return err
 }
 
 // check checks that the program is attached to the interfaces.

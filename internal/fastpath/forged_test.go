@@ -96,6 +96,24 @@ func (w *world) forgeAs(pod *lab.Pod, from, to netip.AddrPort, flags byte, unusu
 	}))
 }
 
+// forgeDatagram sends a datagram without a checksum from a pod that has other addresses.
+func (w *world) forgeDatagram(pod *lab.Pod, from, to netip.AddrPort) {
+	w.t.Helper()
+	datagram := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, from.Port()), to.Port())
+	datagram = append(datagram, 0, 12, 0, 0, 'f', 'a', 'k', 'e')
+	header := ipv4.Header{Version: 4, Len: ipv4.HeaderLen, TotalLen: ipv4.HeaderLen + len(datagram), TTL: 64, Protocol: unix.IPPROTO_UDP, Src: from.Addr().AsSlice(), Dst: to.Addr().AsSlice()}
+	packet, err := header.Marshal()
+	w.check(err)
+	w.check(pod.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, append(packet, datagram...), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+	}))
+}
+
 // TestEBPFForgedUnusual sends forged ends that the program cannot forward, and such from an interface that takes no part.
 func TestEBPFForgedUnusual(t *testing.T) {
 	interfaces, err := iface.Compile(`interface.up && interface.type == "veth" && interface.mtu != 1400`)

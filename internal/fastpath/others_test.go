@@ -69,7 +69,7 @@ var atInterfaces = []atInterface{
 	{
 		name:   "filter at the egress",
 		server: true,
-		add:    sink + "tc qdisc replace dev $out clsact && tc filter add dev $out egress prio 65000 protocol all " + mirror,
+		add:    sink + "tc qdisc replace dev $out clsact && tc filter add dev $out egress prio 65001 protocol all " + mirror,
 		count:  "tc -s filter show dev $out egress",
 		remove: "tc filter del dev $out egress",
 	},

@@ -20,6 +20,7 @@ import (
 const (
 	sealAt    = 128
 	checkedAt = 136
+	inAt      = 80
 	ackAt     = 160
 	limitAt   = 164
 )

@@ -4,13 +4,12 @@ package fastpath
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
 // regKey is the register where keys start (NFT_REG32_00).
@@ -63,12 +62,23 @@ func nowhereBack() []expr.Any {
 	}
 }
 
-// request asks the engine EBPF to offload the connection.
+// classOfPriority are the bits of a packet's priority that tell a class of a queueing discipline.
+const classOfPriority = 0xffff << 16
+
+// classified matches packets to which a rule has given such a class, which they keep.
+func classified() []expr.Any {
+	return append(meta(expr.MetaKeyPRIORITY),
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(classOfPriority), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(0)},
+	)
+}
+
+// request asks the engine EBPF to offload the connection, by a class that no packet has. Its program at the egress takes
+// it away.
 func request() []expr.Any {
-	const add = 0 // NFT_DYNSET_OP_ADD
-	return append(ctID(),
-		&expr.Dynset{SetName: requested.Name, Operation: add, SrcRegKey: regKey, Timeout: time.Second},
-		&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN | 1<<unix.NFTA_LOG_QTHRESHOLD, Group: ebpf.LogGroup, Snaplen: ebpf.LogLength, QThreshold: 1},
+	return append(meta(expr.MetaKeyPRIORITY),
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(classOfPriority ^ math.MaxUint32), Xor: word(ebpf.Asked)},
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: regKey},
 	)
 }
 

@@ -27,6 +27,7 @@ const (
 	chainForward     = "forward"
 	chainOffload     = "to-flowtable"
 	chainRemember    = "exclude"
+	chainAsk         = "ask" // of the engine EBPF
 )
 
 // flowtablePriority is nft's "filter", among hooks at ingress.
@@ -39,8 +40,8 @@ const forwardPriority = 1000
 // chains are our chains, the base chain last.
 var chains = chainsIn(unix.NF_INET_FORWARD)
 
-// chainsForEBPF are the same: its engine needs packets after all NAT.
-var chainsForEBPF = chainsIn(unix.NF_INET_POST_ROUTING)
+// chainsForEBPF are the same, and one more: its engine needs packets after all NAT.
+var chainsForEBPF = append([]nfnl.Chain{{Name: chainAsk}}, chainsIn(unix.NF_INET_POST_ROUTING)...)
 
 func chainsIn(hook uint32) []nfnl.Chain {
 	return []nfnl.Chain{
@@ -106,15 +107,6 @@ const typeProtocolFamily nfnl.DataType = 2
 
 // heldFamilies are the families whose connections stay on the slow path for a while.
 var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily, KeyLen: 1, Flags: unix.NFT_SET_TIMEOUT}
-
-// requested are the connections that the engine EBPF was asked to offload within a second.
-var requested = &nfnl.Set{
-	Name: "requested", KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID,
-	Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: 1 << 16,
-}
-
-// refused are those that the program did not keep, see ebpf.Refused.
-var refused = &nfnl.Set{Name: "refused", KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID, Flags: unix.NFT_SET_TIMEOUT, Size: 1 << 16}
 
 // sets returns all sets of the table.
 func sets(prefixes bool) []*nfnl.Set {

@@ -16,7 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachment is one of the programs at the ingress of an interface.
+// place is where a program is at an interface: at the ingress forward or guard, at the egress learn.
+type place struct {
+	index  int
+	egress bool
+}
+
+// parent is the place as that of a filter of tc.
+func (p place) parent() uint32 {
+	if p.egress {
+		return links.HANDLE_MIN_EGRESS
+	}
+	return links.HANDLE_MIN_INGRESS
+}
+
+// attachment is one of the programs at an interface.
 type attachment interface {
 	intact() bool              // no other program has detached it
 	use(p *ebpf.Program) error // instead of the one that is attached
@@ -24,63 +38,79 @@ type attachment interface {
 	Close() error              // it remains attached
 }
 
-// tcxLink is a link of tcx, which is pinned.
+// tcxLink is a link of tcx. At the ingress it is pinned.
 type tcxLink struct {
 	link.Link
 	engine *Engine
-	index  int
+	at     place
 	pin    string
 }
 
 func (l *tcxLink) intact() bool {
+	info, err := l.Info()
+	if err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != l.at.index {
+		return false
+	}
+	if l.at.egress {
+		return true
+	}
 	if _, err := os.Stat(l.pin); err != nil {
 		return false
 	}
-	info, err := l.Info()
-	if err != nil || info.TCX() == nil || int(info.TCX().Ifindex) != l.index {
-		return false
-	}
 	// A program that comes after ours would not see the packets that ours forwards.
-	all := l.engine.programs(l.index, ebpf.AttachTCXIngress)
-	return !l.engine.part[l.index] || len(all) > 0 && all[len(all)-1].ID == info.Program
+	all := l.engine.programs(l.at.index, ebpf.AttachTCXIngress)
+	return !l.engine.part[l.at.index] || len(all) > 0 && all[len(all)-1].ID == info.Program
 }
 
 func (l *tcxLink) use(p *ebpf.Program) error { return l.Update(p) }
 
-func (l *tcxLink) detach() error { return errors.Join(l.Unpin(), l.Close()) }
+func (l *tcxLink) detach() (err error) {
+	if !l.at.egress {
+		err = l.Unpin()
+	}
+	return errors.Join(err, l.Close())
+}
 
 // attachTCX attaches a program without pinning it.
-func (e *Engine) attachTCX(index int, p *ebpf.Program) (l link.Link, err error) {
+func (e *Engine) attachTCX(at place, p *ebpf.Program) (l link.Link, err error) {
+	// Programs of others at the ingress come first, if they do not ask for another order.
+	o := link.TCXOptions{Interface: at.index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()}
+	if at.egress {
+		o.Attach, o.Anchor = ebpf.AttachTCXEgress, link.Head()
+	}
 	err = dataplane.Inside(e.netns, func() (err error) {
-		// Programs of others come first, if they do not ask for another order.
-		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+		l, err = link.AttachTCX(o)
 		return err
 	})
 	return l, err
 }
 
-func (e *Engine) attach(index int, p *ebpf.Program) (attachment, error) {
+func (e *Engine) attach(at place, p *ebpf.Program) (attachment, error) {
 	if e.tc {
-		return e.attachTC(index, p)
+		return e.attachTC(at, p)
 	}
-	l, err := e.attachTCX(index, p)
+	l, err := e.attachTCX(at, p)
 	if err != nil {
 		return nil, err
 	}
-	pinned := &tcxLink{l, e, index, filepath.Join(e.dir, linkPrefix+strconv.Itoa(index))}
-	if err := l.Pin(pinned.pin); err != nil {
+	attached := &tcxLink{l, e, at, filepath.Join(e.dir, linkPrefix+strconv.Itoa(at.index))}
+	if !at.egress { // without this process nothing is learned
+		err = l.Pin(attached.pin)
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	return pinned, nil
+	return attached, nil
 }
 
 // filter is a filter of tc, which the kernel keeps without a pin.
 type filter struct {
 	*links.BpfFilter
 	route *links.Handle
+	at    place
 }
 
-// The qdisc at the ingress, and our filter there, after those of others: tc numbers these
+// The qdisc, and our filter there, after those of others: tc numbers these
 // from 49152 downwards if they have no priority.
 const (
 	clsact         = "clsact"
@@ -91,15 +121,15 @@ const (
 
 // attachTC adds the filter, or replaces that of an earlier Engine. It also adds the qdisc, which
 // is never removed, as other programs may use it.
-func (e *Engine) attachTC(index int, p *ebpf.Program) (*filter, error) {
-	err := e.route.QdiscAdd(newClsact(index))
+func (e *Engine) attachTC(at place, p *ebpf.Program) (*filter, error) {
+	err := e.route.QdiscAdd(newClsact(at.index))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
-	if name, exists := filterAt(e.route, index); exists && name != filterName {
+	if name, exists := filterAt(e.route, at); exists && name != filterName {
 		return nil, fmt.Errorf("priority %d has filter %q of another program", filterPriority, name)
 	}
-	f := &filter{newFilter(index, -1), e.route}
+	f := &filter{newFilter(at, -1), e.route, at}
 	return f, f.use(p)
 }
 
@@ -109,27 +139,27 @@ func newClsact(index int) links.Qdisc {
 	}}
 }
 
-func newFilter(index, fd int) *links.BpfFilter {
+func newFilter(at place, fd int) *links.BpfFilter {
 	return &links.BpfFilter{Name: filterName, Fd: fd, DirectAction: true, FilterAttrs: links.FilterAttrs{
-		LinkIndex: index, Parent: links.HANDLE_MIN_INGRESS, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+		LinkIndex: at.index, Parent: at.parent(), Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
 	}}
 }
 
 func (f *filter) use(p *ebpf.Program) error {
-	return f.route.FilterReplace(newFilter(f.LinkIndex, p.FD()))
+	return f.route.FilterReplace(newFilter(f.at, p.FD()))
 }
 
-func (f *filter) intact() bool { return hasFilter(f.route, f.LinkIndex) }
+func (f *filter) intact() bool { return hasFilter(f.route, f.at) }
 
-// hasFilter reports whether an interface has a filter of an Engine.
-func hasFilter(route *links.Handle, index int) bool {
-	name, exists := filterAt(route, index)
+// hasFilter reports whether an Engine has a filter at a place.
+func hasFilter(route *links.Handle, at place) bool {
+	name, exists := filterAt(route, at)
 	return exists && name == filterName
 }
 
 // filterAt returns the name of the filter in our place, which may also be that of another program.
-func filterAt(route *links.Handle, index int) (name string, exists bool) {
-	all, _ := route.FilterList(byIndex(index), links.HANDLE_MIN_INGRESS) // an interface may not exist any more
+func filterAt(route *links.Handle, at place) (name string, exists bool) {
+	all, _ := route.FilterList(byIndex(at.index), at.parent()) // an interface may not exist any more
 	for _, f := range all {
 		if b, is := f.(*links.BpfFilter); is && b.Priority == filterPriority && b.Handle == filterHandle {
 			name, exists = b.Name, true
@@ -146,20 +176,22 @@ func (f *filter) detach() error {
 	if !f.intact() {
 		return nil
 	}
-	return f.route.FilterDel(newFilter(f.LinkIndex, -1))
+	return f.route.FilterDel(newFilter(f.at, -1))
 }
 
 func (f *filter) Close() error { return nil }
 
-// filtered returns the interfaces that have a filter of an Engine.
-func filtered(route *links.Handle) (indexes []int, err error) {
+// filtered returns the places that have a filter of an Engine.
+func filtered(route *links.Handle) (places []place, err error) {
 	all, err := route.QdiscList(nil)
 	for _, q := range all {
-		if index := q.Attrs().LinkIndex; q.Attrs().Parent == links.HANDLE_CLSACT && hasFilter(route, index) {
-			indexes = append(indexes, index)
+		for _, egress := range []bool{false, true} {
+			if at := (place{q.Attrs().LinkIndex, egress}); q.Attrs().Parent == links.HANDLE_CLSACT && hasFilter(route, at) {
+				places = append(places, at)
+			}
 		}
 	}
-	return indexes, err
+	return places, err
 }
 
 // removeFilters removes the filters of an Engine from a network namespace.
@@ -173,8 +205,8 @@ func removeFilters(ns int) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil // a kernel without CONFIG_NET_SCHED
 	}
-	for _, index := range all {
-		err = errors.Join(err, (&filter{newFilter(index, -1), route}).detach())
+	for _, at := range all {
+		err = errors.Join(err, (&filter{newFilter(at, -1), route, at}).detach())
 	}
 	return err
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ebpf is an engine of the fast path for kernels without flowtables: a BPF program at the
-// ingress of interfaces forwards packets of established connections.
+// ingress of interfaces forwards packets of established connections, and one at their egress learns these.
 //
 // The rules of package fastpath decide which connections are offloaded, as for the flowtable.
-// Instead of the statement "flow add", the last rule is, once a second for each connection,
+// Instead of the statement "flow add", the last rule is
 //
-//	log group 4963 snaplen 64
+//	meta priority set meta priority ^ 0x13630000
 //
-// The base chain is in the hook postrouting after all NAT. There the packet's headers, reversed,
-// are the tuple of the other direction, by which [Engine] reads the conntrack entry. (The entry
-// is not in the message itself on kernels without CONFIG_NETFILTER_NETLINK_GLUE_CT.) It writes two
+// The upper half of a packet's priority is a class of a queueing discipline, and 4963 one that nobody has. The base
+// chain is in the hook postrouting after all NAT. So the program learn at the egress of interfaces sees the class, takes it
+// away, and looks up the conntrack entry by the packet's headers, reversed. It writes two
 // flows to the map, one for each direction: the headers before and after translation, and the
-// interfaces. If the connection is TCP, it then has conntrack accept any sequence number.
+// interfaces. UDP is offloaded with that. The flows of a TCP connection wait: a ring buffer tells [Engine], which has
+// conntrack accept any sequence number and ends their wait. A program cannot do that. Packets would otherwise be invalid
+// for conntrack when they return to the slow path.
 //
 // The program (flow.c) looks up each packet by addresses, protocol and ports. Packets without a
 // flow, and those that need more than forwarding, take the slow path: fragments, IP options and
@@ -23,11 +25,12 @@
 //
 // The kernel reuses elements of the map without a grace period. So the program works with a copy, which a seal over all
 // that does not change says to be of one flow, whatever the order in which processors see writes. Neither it nor [Engine]
-// replaces an element by that of another connection.
+// replaces an element by that of another connection. There is no lock on a packet's way.
 //
-// Ten times a second the program checks a flow that is in use: that the conntrack entry exists,
-// and that the route leads to the interface that the slow path used. Otherwise it ends both flows
-// of the connection, and the packet takes the slow path. The check sets the timeout of the entry
+// Ten times a second the program checks a flow that is in use: that its interfaces take part, that the conntrack entry
+// exists, and that the route leads to the interface that the slow path used. Otherwise it ends both flows
+// of the connection, and the packet takes the slow path. If there was no such route from the start, it refuses the
+// connection for 8 seconds, and longer each time. The check sets the timeout of the entry
 // like a packet on the slow path does. So the kernel keeps flows true without this process, and an
 // entry cannot expire under a busy connection. The program acts only while the Engine renews its lease. A flow that is idle is deleted after 30 seconds;
 // its entry stays.
@@ -44,13 +47,14 @@
 // route for these. That ends the flow, and the connection stays on the slow path.
 //
 // The map and the links of the program to interfaces are pinned in a folder of /sys/fs/bpf, by the
-// network namespace. If the process ends unexpectedly they remain, and the next one adopts them.
+// network namespace. If the process ends unexpectedly they remain, and the next one adopts them. Nothing is learned
+// meanwhile: the links at the egress are not pinned.
 //
 // Without tcx (Linux before 6.6) the program is a filter of tc at the qdisc clsact, which remains
 // without a pin. The qdisc is never removed, as other programs may use it.
 //
 // The program needs Linux 6.1 with CONFIG_DEBUG_INFO_BTF, for the functions of conntrack
-// (net/netfilter/nf_conntrack_bpf.c, Linux 6.0), CONFIG_NETFILTER_NETLINK_LOG and CONFIG_NFT_LOG. The object
+// (net/netfilter/nf_conntrack_bpf.c, Linux 6.0). The object
 // files are made from flow.c by "go generate" with clang and llvm of Debian 12 (version 14).
 package ebpf
 

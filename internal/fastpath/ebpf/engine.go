@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -33,31 +34,27 @@ type Engine struct {
 	netns   int
 	dir     string
 	objects programObjects
-	log     *netlink.Conn
+	waiting *ringbuf.Reader // flows that wait
 	ct      *ctnetlink.Conn
 	route   *links.Handle
 	news    *netlink.Conn // notifications of tc
 	tc      bool          // the kernel has no tcx
 	lease   time.Duration
+	learnID ebpf.ProgramID
+	ipsec   bool // there are IPsec policies, or may be
 
-	mu       sync.Mutex
-	attached map[int]attachment // by interface
-	part     map[int]bool       // interfaces that take part: their packets may be forwarded
-	peers    map[int]uint8      // of interfaces, not older than a second
-	queues   map[int]bool       // interfaces with a queueing discipline
-	used     map[int]bool       // interfaces whose egress packets have to pass
-	ipsec    bool               // there are IPsec policies, or may be
-	tries    map[uint32]try     // of connections, by the number of the conntrack entry
-	refused  []Refused
-	flows    map[uint32]int // how many connections come from an interface, at least
-	counted  uint64         // when it was exact, by now
-	stats    Stats
+	mu       sync.Mutex // of what follows
+	attached map[place]attachment
+	part     map[int]bool  // interfaces that take part: their packets may be forwarded
+	shown    map[int]uint8 // what the program knows of these: peer
+	veths    map[int]bool  // interfaces whose other end is in another network namespace
+	queues   map[int]bool  // interfaces with a queueing discipline
 }
 
 // Stats are numbers for metrics, since Open.
 type Stats struct {
 	Added   uint64 // connections
-	Refused uint64 // connections, as the map was full
+	Refused uint64 // tries, for want of space
 }
 
 // Idle is how long flows live without packets.
@@ -72,11 +69,11 @@ const pins = "slipstream-fastpath"
 // removed. It needs CAP_SYS_ADMIN. With tc it uses filters of tc even if the kernel has tcx. The lease
 // is [Lease], except in tests. The error is one line that says what the kernel lacks.
 func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
-	e = &Engine{netns: ns, tc: tc, lease: lease, attached: map[int]attachment{}, part: map[int]bool{}, peers: map[int]uint8{}, tries: map[uint32]try{}, flows: map[uint32]int{}}
+	e = &Engine{netns: ns, tc: tc, lease: lease, attached: map[place]attachment{}, part: map[int]bool{}, shown: map[int]uint8{}, veths: map[int]bool{}}
 	defer func() {
 		if err != nil {
 			// Nobody would apply policies to flows of an earlier Engine. If they cannot be deleted, their lease ends.
-			_ = e.delete(func(*Flow) bool { return true })
+			_ = e.Delete(func(*Flow) bool { return true })
 			err = errors.Join(err, e.Close())
 			_ = Remove(ns)
 		}
@@ -119,11 +116,7 @@ func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
 		return e, err
 	}
 	_ = e.watchIPsec() // after an error nothing is offloaded, and Run repeats it
-	if err = e.renew(); err != nil {
-		return e, err
-	}
-	e.log, err = dialLog(ns)
-	return e, err
+	return e, e.renew()
 }
 
 func namespace(ns int) netns.NsHandle {
@@ -153,19 +146,30 @@ func (e *Engine) load() error {
 	if err != nil {
 		return fmt.Errorf("BPF program (Linux 6.1 with CONFIG_DEBUG_INFO_BTF and conntrack): %w", err)
 	}
-	return nil
+	info, err := e.objects.Learn.Info()
+	if err == nil {
+		e.learnID, _ = info.ID()
+		e.waiting, err = ringbuf.NewReader(e.objects.Waiting)
+	}
+	return err
 }
 
 // Lease is how long the program acts without an Engine whose Run runs.
 const Lease = time.Minute
 
-// renew renews the lease. If it had ended, the program has missed packets, and TCP's numbers are out of date.
+// renew renews the lease. If it had ended, the program has missed packets, and TCP's numbers are out of date. It ends
+// the lease while there are IPsec policies.
 func (e *Engine) renew() (err error) {
 	var until uint64
-	if err = e.objects.Lease.Get(&until); err == nil && until != 0 && until < now() {
-		err = e.Delete(func(*Flow) bool { return true })
+	next := now() + uint64(e.lease)
+	if e.ipsec {
+		next = 0
+		err = e.objects.Lease.Set(next)
 	}
-	return errors.Join(err, e.objects.Lease.Set(now()+uint64(e.lease)))
+	if e.objects.Lease.Get(&until) != nil || e.ipsec || until != 0 && until < now() {
+		err = errors.Join(err, e.Delete(func(*Flow) bool { return true }))
+	}
+	return errors.Join(err, e.objects.Lease.Set(next))
 }
 
 // setTimeouts has the program use the timeouts of conntrack as they are now.
@@ -181,8 +185,9 @@ func milliseconds(d time.Duration) uint32 { return uint32(min(d.Milliseconds(), 
 // probe attaches the program to the loopback interface for a moment.
 func (e *Engine) probe() error {
 	const loopback = 1
+	at := place{index: loopback}
 	if !e.tc {
-		l, err := e.attachTCX(loopback, e.objects.Forward)
+		l, err := e.attachTCX(at, e.objects.Forward)
 		if err == nil {
 			return l.Close()
 		}
@@ -194,7 +199,7 @@ func (e *Engine) probe() error {
 	if err == nil {
 		defer func() { _ = e.route.QdiscDel(newClsact(loopback)) }()
 	}
-	f, err := e.attachTC(loopback, e.objects.Forward)
+	f, err := e.attachTC(at, e.objects.Forward)
 	if err != nil {
 		return fmt.Errorf("BPF program at the ingress of an interface (tcx, or CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF): %w", err)
 	}
@@ -210,12 +215,16 @@ func (e *Engine) flowsPin() string { return filepath.Join(e.dir, "flows") }
 func (e *Engine) adopt() error {
 	if e.tc {
 		all, err := filtered(e.route)
-		for _, index := range all {
-			f, err := e.attachTC(index, e.objects.Forward)
-			if err != nil {
-				return err
+		for _, at := range all {
+			e.part[at.index] = true
+		}
+		err = errors.Join(err, e.show())
+		for _, at := range all {
+			f, e2 := e.attachTC(at, e.program(at, true))
+			if e2 != nil {
+				return e2
 			}
-			e.attached[index], e.part[index] = f, true
+			e.attached[at] = f
 		}
 		return err
 	}
@@ -224,15 +233,18 @@ func (e *Engine) adopt() error {
 		return err
 	}
 	for _, path := range pins {
-		index, _ := strconv.Atoi(filepath.Base(path)[len(linkPrefix):])
+		at := place{}
+		at.index, _ = strconv.Atoi(filepath.Base(path)[len(linkPrefix):])
+		e.part[at.index] = true
 		l, err := link.LoadPinnedLink(path, nil)
 		if err == nil {
-			if err = l.Update(e.objects.Forward); err == nil {
-				e.attached[index], e.part[index] = &tcxLink{l, e, index, path}, true
+			if err = errors.Join(e.show(), l.Update(e.objects.Forward)); err == nil {
+				e.attached[at] = &tcxLink{l, e, at, path}
 				continue
 			}
 			_ = l.Close()
 		}
+		delete(e.part, at.index)
 		if err := os.Remove(path); err != nil { // the interface does not exist any more
 			return err
 		}
@@ -248,9 +260,9 @@ func (e *Engine) Detached() map[int]bool {
 	defer e.mu.Unlock()
 	_, err := os.Stat(e.flowsPin())
 	all := map[int]bool{}
-	for index, a := range e.attached {
-		if e.part[index] && (err != nil || !a.intact()) {
-			all[index] = true
+	for at, a := range e.attached {
+		if e.part[at.index] && (err != nil || !a.intact()) {
+			all[at.index] = true
 		}
 	}
 	return all
@@ -268,50 +280,58 @@ func (e *Engine) SetInterfaces(all map[int]bool) error {
 func (e *Engine) setInterfaces(all map[int]bool) error {
 	var errs []error
 	less := false
-	for index, a := range e.attached {
-		takesPart, stays := all[index]
-		less = less || e.part[index] && !takesPart
-		if stays && a.intact() {
-			if e.part[index] == takesPart {
-				continue
-			}
-			if err := a.use(e.program(takesPart)); err == nil {
-				e.part[index] = takesPart
-				continue
-			}
+	for at, a := range e.attached {
+		takesPart, stays := all[at.index]
+		less = less || !takesPart && (e.part[at.index] || at.egress)
+		if p := e.program(at, takesPart); stays && p != nil && a.intact() && (e.part[at.index] == takesPart || a.use(p) == nil) {
+			continue
 		}
 		errs = append(errs, a.detach())
-		delete(e.attached, index)
-		delete(e.part, index)
+		delete(e.attached, at)
 	}
+	clear(e.part)
 	// Another program may have removed the folder.
 	errs = append(errs, os.MkdirAll(e.dir, 0o700))
 	if _, err := os.Stat(e.flowsPin()); errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, e.objects.Flows.Unpin(), e.objects.Flows.Pin(e.flowsPin()))
 	}
 	for index, takesPart := range all {
-		if e.attached[index] != nil {
-			continue
+		for _, egress := range []bool{false, true} {
+			at := place{index, egress}
+			p := e.program(at, takesPart)
+			a, err := e.attached[at], error(nil)
+			if p != nil && a == nil {
+				a, err = e.attach(at, p)
+			}
+			if errors.Is(err, unix.ENODEV) || err != nil && (!takesPart || e.tc && egress) {
+				// It was deleted meanwhile, which is reported as well; its filters are shared with other interfaces; or it has
+				// the qdisc ingress, and connections are learned at the other interface.
+				continue
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("BPF program at interface %d: %w", index, err))
+				break
+			}
+			if p != nil {
+				e.attached[at], e.part[index] = a, takesPart
+			}
 		}
-		a, err := e.attach(index, e.program(takesPart))
-		if errors.Is(err, unix.ENODEV) || err != nil && !takesPart {
-			continue // it was deleted meanwhile, which is reported as well; or its filters are shared with other interfaces
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("BPF program at interface %d: %w", index, err))
-			continue
-		}
-		e.attached[index], e.part[index] = a, takesPart
 	}
+	errs = append(errs, e.show())
 	if less {
-		errs = append(errs, e.delete(func(f *Flow) bool { return !all[f.In] || !all[f.Out] || !all[f.back] }))
+		errs = append(errs, e.Delete(func(f *Flow) bool { return !all[f.In] || !all[f.Out] || !all[f.back] }))
 	}
 	return errors.Join(errs...)
 }
 
-// program is the one for interfaces that take part or do not.
-func (e *Engine) program(takesPart bool) *ebpf.Program {
-	if takesPart {
+// program is the one for a place at an interface that takes part or does not; nil is none.
+func (e *Engine) program(at place, takesPart bool) *ebpf.Program {
+	switch {
+	case at.egress && takesPart:
+		return e.objects.Learn
+	case at.egress:
+		return nil
+	case takesPart:
 		return e.objects.Forward
 	}
 	return e.objects.Guard
@@ -323,9 +343,9 @@ func (e *Engine) Keep(all map[int]bool) error {
 	defer e.mu.Unlock()
 	kept := map[int]bool{}
 	less := false
-	for index := range e.attached {
-		kept[index] = all[index] && e.part[index]
-		less = less || e.part[index] && !kept[index]
+	for at := range e.attached {
+		kept[at.index] = all[at.index] && e.part[at.index]
+		less = less || e.part[at.index] && !kept[at.index]
 	}
 	if !less {
 		return nil
@@ -334,10 +354,8 @@ func (e *Engine) Keep(all map[int]bool) error {
 }
 
 // Stats returns the current numbers.
-func (e *Engine) Stats() Stats {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.stats
+func (e *Engine) Stats() (s Stats, err error) {
+	return s, errors.Join(e.objects.Added.Get(&s.Added), e.objects.Refused.Get(&s.Refused))
 }
 
 // Run offloads connections and deletes idle flows, until ctx ends.
@@ -347,15 +365,21 @@ func (e *Engine) Run(ctx context.Context) {
 	wg.Go(func() { e.listen(ctx) })
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	refused := uint64(0)
 	for last := time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		err := errors.Join(e.renew(), e.watchIPsec())
-		if err == nil && time.Since(last) >= sweepEvery {
-			last, err = time.Now(), errors.Join(e.setTimeouts(), e.Sweep(Idle))
+		e.mu.Lock()
+		err := e.show()
+		e.mu.Unlock()
+		s, _ := e.Stats()
+		err = errors.Join(err, e.watchIPsec(), e.renew())
+		if err == nil && (s.Refused > refused || time.Since(last) >= sweepEvery) { // many may have ended
+			last, refused = time.Now(), s.Refused
+			err = errors.Join(e.setTimeouts(), e.Sweep(Idle))
 		}
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Fast path: flows could not be maintained")
@@ -379,38 +403,37 @@ func (e *Engine) watchIPsec() error {
 	if err != nil {
 		err = fmt.Errorf("no connections are offloaded while IPsec policies cannot be listed: %w", err)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	clear(e.peers)
-	if e.ipsec = err != nil || len(policies) > 0; e.ipsec {
-		return errors.Join(err, e.delete(func(*Flow) bool { return true }))
-	}
-	return e.endDirect()
+	e.ipsec = err != nil || len(policies) > 0
+	return err
 }
 
-// Sweep deletes the flows of connections that had no packet for a time.
+// Sweep deletes the flows of connections that had no packet for a time, and counts the others.
 func (e *Engine) Sweep(idle time.Duration) error {
+	at := now()
+	counts := map[uint32]uint32{}
+	var old []programTuple
+	err := elements(e.objects.Flows, func(key *programTuple, f *programFlow) {
+		if f.Checked+uint64(idle) < at {
+			var other programTuple
+			var back programFlow
+			other.set(reversed(f.To.get()))
+			if e.objects.Flows.Lookup(&other, &back) != nil || back.Checked+uint64(idle) < at {
+				old = append(old, *key, other)
+				return
+			}
+		}
+		if f.Reply == 0 {
+			counts[f.In]++
+		}
+	})
+	err = errors.Join(err, deleteKeys(e.objects.Flows, old))
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.sweep(idle)
-}
-
-func (e *Engine) sweep(idle time.Duration) error {
-	at := now()
-	clear(e.flows)
-	e.counted = at
-	for id, t := range e.tries {
-		if t.until+uint64(t.wait) < at {
-			delete(e.tries, id)
-		}
+	for index, peer := range e.shown {
+		i := programInterface{Connections: counts[uint32(index)], Peer: peer}
+		err = errors.Join(err, e.objects.Interfaces.Put(uint32(index), &i))
 	}
-	return deleteFrom(e.objects.Flows, func(f *Flow) bool {
-		if f.used+uint64(idle) < at {
-			return true
-		}
-		e.flows[uint32(f.In)]++
-		return false
-	})
+	return err
 }
 
 // now is the time by the program's clock, in nanoseconds.
@@ -428,15 +451,16 @@ func (e *Engine) Close() error {
 	for _, a := range e.attached {
 		errs = append(errs, a.Close())
 	}
-	e.attached = map[int]attachment{}
+	e.attached = map[place]attachment{}
 	errs = append(errs, e.objects.Close())
 	if e.ct != nil {
 		errs = append(errs, e.ct.Close())
 	}
-	for _, socket := range []*netlink.Conn{e.log, e.news} {
-		if socket != nil {
-			errs = append(errs, socket.Close())
-		}
+	if e.waiting != nil {
+		errs = append(errs, e.waiting.Close())
+	}
+	if e.news != nil {
+		errs = append(errs, e.news.Close())
 	}
 	if e.route != nil {
 		e.route.Close()

@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-// Forwards packets of established connections from the ingress of one interface to another
-// interface or into a pod. See doc.go.
+// Learns established connections at the egress of interfaces, and forwards their packets from the
+// ingress of one interface to another interface or into a pod. See doc.go.
 
 #include "kernel.h"
 
@@ -20,6 +20,9 @@
 #define TCP_ACK 0x10
 #define THIS_HOST 0 // PACKET_HOST
 
+// The upper half of a packet's priority if the rules ask to offload its connection.
+#define ASKED 4963
+
 // How long the route, the next hop and the conntrack entry of a flow are taken for granted.
 #define CHECK_INTERVAL 100000000 // ns
 
@@ -29,7 +32,15 @@
 // After how long without a believable acknowledgement the next one is believed.
 #define RESYNC 1000 // of ms()
 
-#define MAX_FLOWS (2 * 65536) // two for each connection
+#define MAX_CONNECTIONS 65536
+#define LAYOUT 2 // of struct flow: a map of another size is not adopted. Each change of a meaning needs another number
+#define SECOND 1000000000ULL // ns
+
+// A connection whose route the program does not find is refused for a while, and longer each time. It is on trial for
+// some time after it was learned.
+#define TRIAL 10000 // of ms()
+#define FIRST_WAIT (8 * SECOND)
+#define MOST_WAIT (600 * SECOND)
 
 // Addresses and ports as in the packet; an IPv4 address is in the first 4 bytes.
 struct tuple {
@@ -53,7 +64,8 @@ struct flow {
 	__u8 peer;  // the other end of the interface out is a pod's
 	__u8 reply; // direction
 	__u8 scale; // of the windows that the direction announces (RFC 7323)
-	__u8 zero[3];
+	__u8 waits; // for user space, which has conntrack accept any sequence number; packets take the slow path
+	__u8 zero[2];
 	__u64 seal;
 
 	__u64 checked; // CLOCK_MONOTONIC_COARSE
@@ -62,8 +74,20 @@ struct flow {
 	// TCP: the highest acknowledgement of the direction, the end of its window, and when it was last heard. The
 	// other direction sends nothing beyond, so a FIN or RST there is a forgery.
 	__u32 ack, limit, heard; // heard in ms()
+	__u32 added;             // in ms()
 	__u8 seen;               // they are known
-	__u8 zero2[3];
+	__u8 zero2[7];
+};
+
+// An interface that takes part.
+struct interface {
+	__u32 connections; // from it, at least: user space counts them from time to time
+	__u8 peer;         // packets to it go directly to its other end, a pod's
+	__u8 zero[3];
+};
+
+struct refusal {
+	__u64 until, wait;
 };
 
 #define SEALED (__builtin_offsetof(struct flow, seal) / 8)
@@ -72,15 +96,39 @@ struct flow {
 struct {
 	NUMBER(type, BPF_MAP_TYPE_HASH);
 	NUMBER(map_flags, BPF_F_NO_PREALLOC);
-	NUMBER(max_entries, MAX_FLOWS);
+	NUMBER(max_entries, 2 * MAX_CONNECTIONS + LAYOUT);
 	TYPE(key, struct tuple);
 	TYPE(value, struct flow);
 } flows SEC(".maps");
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_HASH);
+	NUMBER(map_flags, BPF_F_NO_PREALLOC);
+	NUMBER(max_entries, 65536);
+	TYPE(key, __u32);
+	TYPE(value, struct interface);
+} interfaces SEC(".maps");
+
+// Connections that could not be kept, by their original direction.
+struct {
+	NUMBER(type, BPF_MAP_TYPE_LRU_HASH);
+	NUMBER(max_entries, 16384);
+	TYPE(key, struct tuple);
+	TYPE(value, struct refusal);
+} refusals SEC(".maps");
+
+// Keys of flows that wait for user space.
+struct {
+	NUMBER(type, BPF_MAP_TYPE_RINGBUF);
+	NUMBER(max_entries, 1 << 19);
+} waiting SEC(".maps");
 
 // Timeouts of conntrack entries, and the time (CLOCK_MONOTONIC_COARSE) until which the program acts. User space sets
 // them while it runs. Without it policies may change that nobody applies to flows.
 volatile __u32 tcp_timeout = 86400000, udp_timeout = 120000; // ms
 volatile __u64 lease = 0;
+
+volatile __u64 added = 0, refused = 0; // connections; refused for want of space
 
 // What a packet's headers say.
 struct packet {
@@ -176,23 +224,24 @@ INLINE int parse(struct __sk_buff *skb, struct packet *p)
 	return p->ttl > 1;
 }
 
-// opposite is the key of the flow in the other direction.
-INLINE void opposite(struct tuple *to, const struct flow *f)
+// reverse is the tuple of answers.
+INLINE void reverse(struct tuple *to, const struct tuple *t)
 {
-	copy_address(to->src, f->to.dst);
-	copy_address(to->dst, f->to.src);
-	to->ports[0] = f->to.ports[2];
-	to->ports[1] = f->to.ports[3];
-	to->ports[2] = f->to.ports[0];
-	to->ports[3] = f->to.ports[1];
-	to->protocol = f->to.protocol;
-	to->ipv6 = f->to.ipv6;
+	copy_address(to->src, t->dst);
+	copy_address(to->dst, t->src);
+	to->ports[0] = t->ports[2];
+	to->ports[1] = t->ports[3];
+	to->ports[2] = t->ports[0];
+	to->ports[3] = t->ports[1];
+	to->protocol = t->protocol;
+	to->ipv6 = t->ipv6;
 }
 
-// tracked reports whether the connection has its conntrack entry and is not about to end, and renews
-// the timeout. It looks for the packets of the other direction: with these the entry of another
-// connection that has replaced it would differ.
-INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direction)
+// opposite is the key of the flow in the other direction.
+INLINE void opposite(struct tuple *to, const struct flow *f) { reverse(to, &f->to); }
+
+// entry looks up the conntrack entry by the packets of one direction, and says which it is.
+INLINE struct nf_conn *entry(struct __sk_buff *skb, const struct tuple *other, __u8 *direction)
 {
 	struct bpf_ct_opts___first opts = {.netns_id = BPF_F_CURRENT_NETNS, .l4proto = other->protocol};
 	struct bpf_sock_tuple t = {};
@@ -208,10 +257,21 @@ INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direct
 		__builtin_memcpy(&t.ipv4.sport, other->ports, 4);
 	}
 	struct nf_conn *ct = bpf_skb_ct_lookup(skb, &t, size, &opts, sizeof opts);
+	*direction = opts.dir;
+	return ct;
+}
+
+// tracked reports whether the connection has its conntrack entry and is not about to end, and renews
+// the timeout. It looks for the packets of the other direction: with these the entry of another
+// connection that has replaced it would differ.
+INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direction)
+{
+	__u8 found;
+	struct nf_conn *ct = entry(skb, other, &found);
 	if (!ct)
 		return 0;
 	// A FIN can take the slow path while the flow is added. Its entry keeps the short timeout.
-	int ok = opts.dir == direction && (other->protocol != TCP || ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED);
+	int ok = found == direction && (other->protocol != TCP || ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED);
 	if (ok)
 		bpf_ct_change_timeout(ct, other->protocol == TCP ? tcp_timeout : udp_timeout);
 	bpf_ct_release(ct);
@@ -422,6 +482,23 @@ int guard(struct __sk_buff *skb)
 	return judge(skb);
 }
 
+// takes_part reports whether both interfaces do, as they did when the connection was learned.
+INLINE int takes_part(const struct flow *f)
+{
+	__u32 in = f->in, out = f->out;
+	struct interface *to = lookup(&interfaces, &out);
+	return to && to->peer == f->peer && lookup(&interfaces, &in);
+}
+
+INLINE void refuse(const struct tuple *original, __u64 now)
+{
+	struct refusal next = {.wait = FIRST_WAIT}, *last = lookup(&refusals, original);
+	if (last && now < last->until + last->wait)
+		next.wait = last->wait * 8 < MOST_WAIT ? last->wait * 8 : MOST_WAIT;
+	next.until = now + next.wait;
+	update(&refusals, original, &next, BPF_ANY);
+}
+
 SEC("tcx/ingress")
 int forward(struct __sk_buff *skb)
 {
@@ -435,7 +512,7 @@ int forward(struct __sk_buff *skb)
 	// The kernel reuses elements that are deleted, without a grace period, and no order of reads and writes is the same
 	// on all processors. So the program works with a copy, whose seal says that it is of one flow.
 	struct flow f = *shared;
-	if (f.seal != sealed(&f) || !equal(&f.from, &p.key))
+	if (f.seal != sealed(&f) || !equal(&f.from, &p.key) || f.waits)
 		return TCX_NEXT;
 	struct tuple other = {};
 	int own = skb->ifindex == f.in, slow = TCX_NEXT;
@@ -458,7 +535,13 @@ int forward(struct __sk_buff *skb)
 		return slow;
 	if (!f.mtu || now - f.checked > CHECK_INTERVAL) {
 		opposite(&other, &f);
-		if (!tracked(skb, &other, !f.reply) || !routed(skb, &p.key, &f)) {
+		int kept = takes_part(&f) && tracked(skb, &other, !f.reply);
+		if (kept && !routed(skb, &p.key, &f)) {
+			kept = 0;
+			if (ms(now) - f.added < TRIAL)
+				refuse(f.reply ? &other : &p.key, now);
+		}
+		if (!kept) {
 			delete (&flows, &other);
 			delete (&flows, &p.key);
 			return slow;
@@ -484,6 +567,167 @@ int forward(struct __sk_buff *skb)
 	if (store_bytes(skb, 0, f.macs, 12, 0))
 		return TCX_DROP;
 	return redirect_peer(f.out, 0);
+}
+
+// describe completes a flow from the conntrack entry, whose direction has no flows yet. It reports whether the program
+// can forward the connection: its translation has to be that of NAT rules, as IPVS translates without conntrack.
+INLINE int describe(struct nf_conn *ct, struct flow *f, struct nf_conn_acct *counted)
+{
+	__u32 status = ct->status;
+	struct nf_ct_ext *ext = ct->ext;
+	if (status & (IPS_DYING | IPS_OFFLOAD) || (EXISTS(ct->zone) && ct->zone.id))
+		return 0;
+	if (ext) {
+		if (ext->offset[NUMBER_OF(NF_CT_EXT_HELPER)] || ext->offset[NUMBER_OF(NF_CT_EXT_SEQADJ)] ||
+			(ENUM_EXISTS(NF_CT_EXT_SYNPROXY) && ext->offset[NUMBER_OF(NF_CT_EXT_SYNPROXY)]))
+			return 0;
+		__u8 at = ext->offset[NUMBER_OF(NF_CT_EXT_ACCT)];
+		if (at && read_kernel(counted, sizeof *counted, (__u8 *)ext + at))
+			return 0;
+	}
+	if (f->to.protocol == TCP) {
+		if (ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED || !(status & IPS_ASSURED))
+			return 0;
+	} else if (!(status & IPS_SEEN_REPLY)) {
+		return 0;
+	}
+	struct conntrack_tuple t;
+	if (read_kernel(&t, sizeof t, f->reply ? &ct->tuplehash[1].tuple : &ct->tuplehash[0].tuple))
+		return 0;
+	copy_address(f->from.src, t.src);
+	copy_address(f->from.dst, t.dst);
+	__builtin_memcpy(f->from.ports, &t.src_port, 2);
+	__builtin_memcpy(f->from.ports + 2, &t.dst_port, 2);
+	f->from.protocol = f->to.protocol;
+	f->from.ipv6 = f->to.ipv6;
+	return status & (IPS_SRC_NAT | IPS_DST_NAT) || equal(&f->from, &f->to);
+}
+
+// scale_of is the shift of the windows of a direction. Conntrack does not know it if it has not seen the connection begin,
+// and is liberal then: it may be the largest one.
+INLINE __u8 scale_of(const struct ip_ct_tcp_state *s)
+{
+	__u8 flags = s->flags;
+	return !(flags & IP_CT_TCP_FLAG_WINDOW_SCALE) && flags & IP_CT_TCP_FLAG_BE_LIBERAL ? 14 : s->td_scale;
+}
+
+// pick returns the value of a direction. By an index, the kernel would refuse it.
+INLINE __u64 pick(__u8 reply, __u64 of_original, __u64 of_reply)
+{
+	return of_original ^ ((of_original ^ of_reply) & -(__u64)reply);
+}
+
+// begin sets what depends on the direction of a new flow, and seals it.
+INLINE void begin(struct flow *f, const __u8 *scales, const struct nf_conn_acct *counted)
+{
+	f->scale = pick(f->reply, scales[0], scales[1]);
+	f->packets = pick(f->reply, counted->counter[0].packets, counted->counter[1].packets);
+	f->bytes = pick(f->reply, counted->counter[0].bytes, counted->counter[1].bytes);
+	f->seal = sealed(f);
+}
+
+// again has packets that come by another interface now expected there, if there was none for a while at the former one, or
+// if answers leave by it: others can send with forged addresses. Else the packet is one for the slow path, or its
+// connection waits.
+INLINE void again(const struct packet *p, const struct tuple *back, struct flow *known, __u32 in, __u64 now)
+{
+	if (known->waits) {
+		if (now - known->checked > SECOND) {
+			known->checked = now;
+			output(&waiting, back, sizeof *back, 0);
+		}
+		return;
+	}
+	struct tuple key = {};
+	opposite(&key, known);
+	struct flow *shared = lookup(&flows, &key);
+	if (!shared)
+		return;
+	struct flow f = *shared;
+	if (f.in == in || (in != known->out && now - f.checked < SECOND) || f.seal != sealed(&f) || !equal(&f.from, &key) || !equal(&f.to, &p->key))
+		return;
+	f.in = in;
+	f.seal = sealed(&f);
+	update(&flows, &key, &f, BPF_EXIST);
+}
+
+// consider learns the connection of a packet. The program is at an interface that takes part.
+INLINE void consider(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	__u64 now = coarse_time();
+	__u32 in = skb->ingress_ifindex, out = skb->ifindex;
+	if (now > lease || skb->vlan_present || !parse(skb, &p))
+		return;
+	struct interface *from = lookup(&interfaces, &in), *to = lookup(&interfaces, &out);
+	if (!from || !to)
+		return;
+	struct tuple back = {};
+	reverse(&back, &p.key);
+	struct flow *known = lookup(&flows, &back);
+	if (known) {
+		again(&p, &back, known, in, now);
+		return;
+	}
+	__u8 direction;
+	struct nf_conn *ct = entry(skb, &back, &direction);
+	if (!ct)
+		return;
+	struct flow f = {.to = p.key, .in = in, .out = out, .peer = to->peer, .reply = !direction, .waits = p.key.protocol == TCP, .checked = now, .added = ms(now)};
+	struct nf_conn_acct counted = {};
+	__u8 scales[2] = {};
+	int ok = describe(ct, &f, &counted);
+	if (p.key.protocol == TCP) {
+		scales[0] = scale_of(&ct->proto.tcp.seen[0]);
+		scales[1] = scale_of(&ct->proto.tcp.seen[1]);
+	} else if (ok && !(ct->status & IPS_ASSURED)) {
+		// On the slow path conntrack would do that, after two seconds, so as not to evict it from a full table.
+		bpf_ct_change_status(ct, ct->status | IPS_ASSURED);
+	}
+	bpf_ct_release(ct);
+	if (!ok)
+		return;
+	struct refusal *r = lookup(&refusals, f.reply ? &back : &f.from);
+	if (r && now < r->until)
+		return;
+	struct interface *client = f.reply ? to : from;
+	// No pod can fill the map.
+	if (client->connections >= (client->peer ? MAX_CONNECTIONS / 16 : MAX_CONNECTIONS / 2)) {
+		__sync_fetch_and_add(&refused, 1);
+		return;
+	}
+	// An element that is replaced would be reused while packets have it.
+	begin(&f, scales, &counted);
+	struct tuple key = f.from;
+	if (update(&flows, &key, &f, BPF_NOEXIST)) {
+		__sync_fetch_and_add(&refused, 1);
+		return;
+	}
+	reverse(&f.to, &key);
+	f.from = back;
+	f.in = out;
+	f.out = in;
+	f.peer = from->peer;
+	f.reply = !f.reply;
+	begin(&f, scales, &counted);
+	if (update(&flows, &back, &f, BPF_NOEXIST) || (f.waits && output(&waiting, &back, sizeof back, 0))) {
+		delete (&flows, &back);
+		delete (&flows, &key);
+		__sync_fetch_and_add(&refused, 1);
+		return;
+	}
+	__sync_fetch_and_add(&client->connections, 1);
+	__sync_fetch_and_add(&added, 1);
+}
+
+SEC("tcx/egress")
+int learn(struct __sk_buff *skb)
+{
+	if (skb->priority >> 16 != ASKED)
+		return TCX_NEXT;
+	skb->priority &= 0xffff;
+	consider(skb);
+	return TCX_NEXT;
 }
 
 // The functions of conntrack are for programs with a license like this.

@@ -22,9 +22,7 @@ type Flow struct {
 	In, Out         int       // interfaces, of packets of the original direction
 	Packets, Bytes  [2]uint64 // by direction, including those before the offload
 
-	back   int     // interface by which answers leave: In, or another one if packets come by another one now
-	direct [2]bool // by direction: packets go directly to the other end of a veth pair
-	used   uint64  // CLOCK_MONOTONIC_COARSE of the last check, which is up to a tenth of a second before the last packet
+	back int // interface by which answers leave: In, or another one if packets come by another one now
 }
 
 func (t *programTuple) set(c ctnetlink.Tuple) {
@@ -54,46 +52,51 @@ func reversed(t ctnetlink.Tuple) ctnetlink.Tuple {
 	return ctnetlink.Tuple{Protocol: t.Protocol, Src: t.Dst, Dst: t.Src}
 }
 
-// each calls visit with every connection in the map, also if it has only the flow of one direction.
-func each(flows *ebpf.Map, visit func(*Flow)) error {
-	const tries = 5 // an iteration ends early if flows are deleted meanwhile
-	seen := map[programTuple]bool{}
-	replies := map[programTuple]programTuple{} // keys by those of the originals
-	var err error
-	for range tries {
-		var key, other programTuple
-		var original, reply programFlow
-		all := flows.Iterate()
-		for all.Next(&key, &original) {
-			if original.Reply != 0 {
-				other.set(reversed(original.To.get()))
-				replies[other] = key
-				continue
-			}
-			if seen[key] {
-				continue
-			}
-			seen[key] = true
-			reply = programFlow{}
-			f := Flow{Original: key.get(), Reply: reversed(original.To.get()), In: int(original.In), Out: int(original.Out), used: original.Checked}
-			other.set(f.Reply)
-			if err := flows.Lookup(&other, &reply); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return err
-			}
-			f.back = int(cmp.Or(reply.Out, original.In))
-			f.Packets, f.Bytes = [2]uint64{original.Packets, reply.Packets}, [2]uint64{original.Bytes, reply.Bytes}
-			f.used, f.direct = max(f.used, reply.Checked), [2]bool{original.Peer != 0, reply.Peer != 0}
-			visit(&f)
+// atOnce is how many flows are read or deleted at once.
+const atOnce = 1024
+
+// elements calls visit with every flow in the map.
+func elements(flows *ebpf.Map, visit func(*programTuple, *programFlow)) error {
+	keys, values := make([]programTuple, atOnce), make([]programFlow, atOnce)
+	for at := (ebpf.MapBatchCursor{}); ; {
+		n, err := flows.BatchLookup(&at, keys, values, nil)
+		for i := range n {
+			visit(&keys[i], &values[i])
 		}
-		if err = all.Err(); !errors.Is(err, ebpf.ErrIterationAborted) {
-			break
+		if errors.Is(err, ebpf.ErrKeyNotExist) { // these were the last
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 	}
-	for original, reply := range replies {
-		var f programFlow
-		if !seen[original] && errors.Is(flows.Lookup(&original, &f), ebpf.ErrKeyNotExist) {
-			visit(&Flow{Original: original.get(), Reply: reply.get()})
+}
+
+// each calls visit with every connection in the map, also if it has only the flow of one direction.
+func each(flows *ebpf.Map, visit func(*Flow)) error {
+	all := map[programTuple]*Flow{} // by the key of the original direction
+	err := elements(flows, func(key *programTuple, v *programFlow) {
+		t, answers := key.get(), reversed(v.To.get())
+		original := *key
+		if v.Reply != 0 {
+			original.set(answers)
+			t, answers = answers, t
 		}
+		f := all[original]
+		if f == nil {
+			f = &Flow{Original: t, Reply: answers}
+			all[original] = f
+		}
+		f.Packets[v.Reply&1], f.Bytes[v.Reply&1] = v.Packets, v.Bytes
+		if v.Reply == 0 {
+			f.In, f.Out = int(v.In), int(v.Out)
+		} else {
+			f.back = int(v.Out)
+		}
+	})
+	for _, f := range all {
+		f.back = cmp.Or(f.back, f.In)
+		visit(f)
 	}
 	return err
 }
@@ -109,29 +112,28 @@ func deleteFrom(flows *ebpf.Map, match func(*Flow) bool) error {
 			keys = append(keys, reply, original)
 		}
 	})
-	for i := range keys {
-		if e := flows.Delete(&keys[i]); !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, e)
-		}
-	}
-	return err
+	return errors.Join(err, deleteKeys(flows, keys))
 }
 
-func (e *Engine) delete(match func(*Flow) bool) error {
+func deleteKeys(flows *ebpf.Map, keys []programTuple) error {
+	for len(keys) > 0 {
+		n, err := flows.BatchDelete(keys[:min(len(keys), atOnce)], nil)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			n++
+		} else if err != nil {
+			return err
+		}
+		keys = keys[n:]
+	}
+	return nil
+}
+
+// Delete returns connections to the slow path.
+func (e *Engine) Delete(match func(*Flow) bool) error {
 	if e.objects.Flows == nil {
 		return nil
 	}
-	clear(e.tries) // they may come back at once
 	return deleteFrom(e.objects.Flows, match)
-}
-
-// Delete returns connections to the slow path. Requests for an offload that packets have made
-// before are discarded.
-func (e *Engine) Delete(match func(*Flow) bool) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.discard()
-	return e.delete(match)
 }
 
 // pinned opens the map of a network namespace. It is nil if there is none.

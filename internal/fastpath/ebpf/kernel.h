@@ -38,20 +38,66 @@ HELPER(__s64, checksum_diff, BPF_FUNC_csum_diff, const void *from, __u32 from_si
 HELPER(long, fib_lookup, BPF_FUNC_fib_lookup, void *ctx, struct bpf_fib_lookup *, int size, __u32 flags);
 HELPER(long, redirect_neigh, BPF_FUNC_redirect_neigh, __u32 ifindex, struct bpf_redir_neigh *, int size, __u64 flags);
 HELPER(long, redirect_peer, BPF_FUNC_redirect_peer, __u32 ifindex, __u64 flags);
+HELPER(long, read_kernel, BPF_FUNC_probe_read_kernel, void *to, __u32 size, const void *from);
+HELPER(long, output, BPF_FUNC_ringbuf_output, void *map, const void *data, __u64 size, __u64 flags);
 HELPER(__u64, coarse_time, BPF_FUNC_ktime_get_coarse_ns, void);
 
-// A conntrack entry. The loader adapts the offset of the field to the kernel.
+// A conntrack entry. The loader adapts the offsets of fields, and the numbers of extensions, to the kernel.
 #define KERNEL __attribute__((preserve_access_index))
+#define EXISTS(field) __builtin_preserve_field_info(field, 2 /* BPF_FIELD_EXISTS */)
+#define NUMBER_OF(value) __builtin_preserve_enum_value(*(enum nf_ct_ext_id *)value, 1 /* BPF_ENUMVAL_VALUE */)
+#define ENUM_EXISTS(value) __builtin_preserve_enum_value(*(enum nf_ct_ext_id *)value, 0 /* BPF_ENUMVAL_EXISTS */)
+enum nf_ct_ext_id { NF_CT_EXT_HELPER, NF_CT_EXT_NAT, NF_CT_EXT_SEQADJ, NF_CT_EXT_ACCT, NF_CT_EXT_SYNPROXY };
+struct nf_ct_ext {
+	__u8 offset[8];
+} KERNEL;
+struct nf_conn_acct { // since Linux 5.8
+	struct {
+		__u64 packets, bytes;
+	} counter[2];
+};
+struct conntrack_tuple { // struct nf_conntrack_tuple, since Linux 2.6.20
+	__u8 src[16];
+	__u16 src_port, family;
+	__u8 dst[16];
+	__u16 dst_port;
+	__u8 protocol, direction;
+};
+struct nf_conntrack_tuple {
+	struct conntrack_tuple all;
+};
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+} KERNEL;
+struct nf_conntrack_zone {
+	__u16 id;
+} KERNEL;
+struct ip_ct_tcp_state {
+	__u8 td_scale, flags;
+} KERNEL;
 struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
 	__u8 state;
 } KERNEL;
 union nf_conntrack_proto {
 	struct ip_ct_tcp tcp;
 } KERNEL;
 struct nf_conn {
+	struct nf_conntrack_zone zone;
+	struct nf_conntrack_tuple_hash tuplehash[2];
+	unsigned long status;
+	struct nf_ct_ext *ext;
 	union nf_conntrack_proto proto;
 } KERNEL;
 #define TCP_CONNTRACK_ESTABLISHED 3
+#define IP_CT_TCP_FLAG_WINDOW_SCALE 0x01
+#define IP_CT_TCP_FLAG_BE_LIBERAL 0x08
+#define IPS_SEEN_REPLY (1 << 1)
+#define IPS_ASSURED (1 << 2)
+#define IPS_SRC_NAT (1 << 4)
+#define IPS_DST_NAT (1 << 5)
+#define IPS_DYING (1 << 9)
+#define IPS_OFFLOAD (1 << 14)
 
 struct bpf_ct_opts___first { // the fields of Linux 5.18
 	__s32 netns_id;
@@ -63,4 +109,5 @@ struct bpf_ct_opts___first { // the fields of Linux 5.18
 
 KFUNC struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32 size, struct bpf_ct_opts___first *, __u32 opts_size);
 KFUNC int bpf_ct_change_timeout(struct nf_conn *, __u32 milliseconds);
+KFUNC int bpf_ct_change_status(struct nf_conn *, __u32 status);
 KFUNC void bpf_ct_release(struct nf_conn *);

@@ -12,5 +12,5 @@ func TestObjects(t *testing.T) { kerneltest.Objects(t, "flow.c", "kernel.h") }
 
 // TestLayout compares the structs that both sides of the maps have.
 func TestLayout(t *testing.T) {
-	kerneltest.Layout(t, map[string]any{"flow": programFlow{}, "tuple": programTuple{}})
+	kerneltest.Layout(t, map[string]any{"flow": programFlow{}, "tuple": programTuple{}, "interface": programInterface{}})
 }

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -32,7 +33,16 @@ func dialNews(ns int) (*netlink.Conn, error) {
 func (e *Engine) Outdated() (is bool) {
 	raw, err := e.news.SyscallConn()
 	if err == nil {
-		err = raw.Control(func(fd uintptr) { receive(fd, nil, func([]byte) { is = true }) })
+		err = raw.Control(func(fd uintptr) {
+			var buf [1]byte // the rest of a message is dropped
+			for {
+				_, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+				if err != nil && err != unix.EINTR && err != unix.ENOBUFS {
+					return
+				}
+				is = true
+			}
+		})
 	}
 	return is || err != nil
 }
@@ -43,7 +53,7 @@ func (e *Engine) Outdated() (is bool) {
 // numbers of priority.
 //
 // Packets to a pod do pass a queueing discipline. If there is a new one, flows that go to the pod
-// directly end.
+// directly end with their next check.
 func (e *Engine) Filters() (map[int]string, error) {
 	qdiscs, err := netif.Complete(func() ([]links.Qdisc, error) { return e.route.QdiscList(nil) })
 	if errors.Is(err, unix.EOPNOTSUPP) { // a kernel without CONFIG_NET_SCHED
@@ -69,8 +79,8 @@ func (e *Engine) Filters() (map[int]string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.queues = queues
-	clear(e.peers)
-	return filters, e.endDirect()
+	clear(e.veths)
+	return filters, e.show()
 }
 
 // filters adds an interface if it has a filter of another program at the ingress or the egress, or if
@@ -92,26 +102,50 @@ func (e *Engine) filters(to map[int]string, index int, parent uint32) {
 	}
 }
 
-// endDirect ends flows that go to pods directly, past what other programs have added at the egress.
-func (e *Engine) endDirect() error {
-	former := e.used
-	e.used = map[int]bool{}
-	added := false
-	for index := range e.attached {
-		if e.usedAtEgress(index) {
-			e.used[index], added = true, added || !former[index]
+// show tells the program which interfaces take part, and whether packets go directly to their other ends. It ends
+// flows of which that is not so any more.
+func (e *Engine) show() error {
+	var errs []error
+	for index, peer := range e.shown {
+		if !e.part[index] {
+			errs = append(errs, e.objects.Interfaces.Delete(uint32(index)))
+			delete(e.shown, index)
+		} else if is := e.peer(index); is != peer {
+			delete(e.shown, index)
 		}
 	}
-	if !added {
-		return nil
+	for index, takesPart := range e.part {
+		if _, is := e.shown[index]; is || !takesPart {
+			continue
+		}
+		var i programInterface
+		_ = e.objects.Interfaces.Lookup(uint32(index), &i) // if there is none, it has no connections
+		i.Peer = e.peer(index)
+		errs = append(errs, e.objects.Interfaces.Put(uint32(index), &i))
+		e.shown[index] = i.Peer
 	}
-	return e.delete(func(f *Flow) bool { return f.direct[0] && e.used[f.Out] || f.direct[1] && e.used[f.In] })
+	return errors.Join(errs...)
+}
+
+// peer is 1 if packets can go directly to the other end of a veth pair.
+func (e *Engine) peer(index int) uint8 {
+	is, known := e.veths[index]
+	if !known {
+		l, err := e.route.LinkByIndex(index)
+		is = err == nil && l.Type() == "veth" && l.Attrs().NetNsID >= 0
+		e.veths[index] = is
+	}
+	if is && !e.usedAtEgress(index) {
+		return 1
+	}
+	return 0
 }
 
 // usedAtEgress reports whether packets to an interface have to pass a queueing discipline or a
 // program of tcx.
 func (e *Engine) usedAtEgress(index int) bool {
-	return e.queues[index] || len(e.programs(index, ebpf.AttachTCXEgress)) > 0
+	foreign := func(p link.AttachedProgram) bool { return p.ID != e.learnID }
+	return e.queues[index] || slices.ContainsFunc(e.programs(index, ebpf.AttachTCXEgress), foreign)
 }
 
 // programs returns the programs of tcx at an interface, in their order; none before Linux 6.6.

@@ -17,6 +17,10 @@ var compiled embed.FS
 
 func loadProgram() (*ebpf.CollectionSpec, error) { return bpffs.Program(compiled) }
 
+// Asked is, in the upper half of a packet's priority, the class by which rules ask to offload its connection: KEP-4963's
+// number.
+const Asked = 4963 << 16
+
 // The structures as the program has them.
 
 type programFlow struct {
@@ -32,7 +36,8 @@ type programFlow struct {
 	Peer          uint8
 	Reply         uint8
 	Scale         uint8
-	Zero          [3]uint8
+	Waits         uint8
+	Zero          [2]uint8
 	Seal          uint64
 	Checked       uint64
 	Packets       uint64
@@ -40,8 +45,9 @@ type programFlow struct {
 	Ack           uint32
 	Limit         uint32
 	Heard         uint32
+	Added         uint32
 	Seen          uint8
-	Zero2         [3]uint8
+	Zero2         [7]uint8
 }
 
 // seal sets the seal, as the program's function sealed computes it.
@@ -64,6 +70,13 @@ type programTuple struct {
 	Zero     [2]uint8
 }
 
+type programInterface struct {
+	_           structs.HostLayout
+	Connections uint32
+	Peer        uint8
+	Zero        [3]uint8
+}
+
 // programObjects are the programs, maps and variables in the kernel.
 type programObjects struct {
 	programPrograms
@@ -72,26 +85,32 @@ type programObjects struct {
 }
 
 type programMaps struct {
-	Flows *ebpf.Map `ebpf:"flows"`
+	Flows      *ebpf.Map `ebpf:"flows"`
+	Interfaces *ebpf.Map `ebpf:"interfaces"`
+	Refusals   *ebpf.Map `ebpf:"refusals"`
+	Waiting    *ebpf.Map `ebpf:"waiting"`
 }
 
 type programPrograms struct {
 	Forward *ebpf.Program `ebpf:"forward"`
 	Guard   *ebpf.Program `ebpf:"guard"`
+	Learn   *ebpf.Program `ebpf:"learn"`
 }
 
 type programVariables struct {
+	Added      *ebpf.Variable `ebpf:"added"`
 	Lease      *ebpf.Variable `ebpf:"lease"`
+	Refused    *ebpf.Variable `ebpf:"refused"`
 	TcpTimeout *ebpf.Variable `ebpf:"tcp_timeout"`
 	UdpTimeout *ebpf.Variable `ebpf:"udp_timeout"`
 }
 
 func (o *programObjects) Close() error {
 	var errs []error
-	for _, m := range []*ebpf.Map{o.Flows} {
+	for _, m := range []*ebpf.Map{o.Flows, o.Interfaces, o.Refusals, o.Waiting} {
 		errs = append(errs, m.Close())
 	}
-	for _, p := range []*ebpf.Program{o.Forward, o.Guard} {
+	for _, p := range []*ebpf.Program{o.Forward, o.Guard, o.Learn} {
 		errs = append(errs, p.Close())
 	}
 	return errors.Join(errs...)

@@ -289,21 +289,12 @@ func (c *Conn) answer() (attributes []byte, err error) {
 	return buf[header:], nil
 }
 
-// Update sets attributes of the entry that has the tuple, in either direction.
-func (c *Conn) Update(ctx context.Context, t Tuple, set func(*netlink.AttributeEncoder)) error {
+// UpdateOf is a request that sets attributes of the entry that has the tuple, in either direction.
+func UpdateOf(t Tuple, set func(*netlink.AttributeEncoder)) (netlink.Message, error) {
 	a := netlink.NewAttributeEncoder()
 	t.Encode(a, nl.CTA_TUPLE_ORIG)
 	set(a)
-	return c.exchange(ctx, func() error {
-		m, err := message(MsgNew, netlink.Request|netlink.Acknowledge, t, a)
-		if err == nil {
-			_, err = c.sock.Execute(m)
-		}
-		if err != nil {
-			return fmt.Errorf("entry of %v to %v: %w", t.Src, t.Dst, err)
-		}
-		return nil
-	})
+	return message(MsgNew, netlink.Request|netlink.Acknowledge, t, a)
 }
 
 // message is a request about an entry.

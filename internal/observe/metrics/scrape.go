@@ -54,7 +54,7 @@ func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
 	var (
 		supported  = desc("supported", "Whether the kernel supports the fast path: 1 or 0.")
 		offloads   = desc("offloads_total", "Connections offloaded to the fast path since its table was created.")
-		refused    = desc("refused_total", "Connections that stayed on the slow path because the map of the engine ebpf was full.")
+		refused    = desc("refused_total", "Packets whose connections were not offloaded because the map of the engine ebpf, or the share of their interface, was full.")
 		interfaces = desc("interfaces", "Interfaces between which connections may take the fast path.")
 		hardware   = desc("hardware", "Whether connections are offloaded to network hardware: 1 or 0.")
 		flushes    = desc("flushes_total", "Flushes of all connections to the slow path.")

@@ -108,14 +108,12 @@ var Flowtable = define("flowtables", func() error {
 }, NFTables)
 
 // BPFIngress is BPF programs at the ingress of interfaces that may look up conntrack entries
-// (CONFIG_DEBUG_INFO_BTF, Linux 6.0), and rules that log packets to processes (CONFIG_NFT_LOG and
-// CONFIG_NETFILTER_NETLINK_LOG).
+// (CONFIG_DEBUG_INFO_BTF, Linux 6.0).
 var BPFIngress = define("BPF at ingress", func() error {
 	err := withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "probe"})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, // loads the module of conntrack
-			&expr.Log{Key: 1 << unix.NFTA_LOG_GROUP, Group: 1},
 		}})
 	})
 	if err != nil {
