@@ -172,24 +172,13 @@ func (f *fleet) measure(ctx context.Context, seed uint64) error {
 	}
 	g.Go(func() error {
 		err := bench.Sleep(ctx, time.Until(from))
-		before, err1 := f.usedByProxies()
+		before, err1 := bench.UsedBy(f.proxies...)
 		err2 := bench.Sleep(ctx, time.Until(to))
-		after, err3 := f.usedByProxies()
+		after, err3 := bench.UsedBy(f.proxies...)
 		f.used = (after - before).Seconds() / length.Seconds() / float64(len(f.proxies))
 		return errors.Join(err, err1, err2, err3)
 	})
 	return g.Wait()
-}
-
-func (f *fleet) usedByProxies() (sum time.Duration, err error) {
-	for _, p := range f.proxies {
-		used, err := bench.Used(p.PID())
-		if err != nil {
-			return 0, p.Explain(err)
-		}
-		sum += used
-	}
-	return sum, nil
 }
 
 // requests makes a client's requests. The calling thread is in the client's namespace, where net

@@ -128,6 +128,18 @@ func Used(pid int) (time.Duration, error) {
 	return time.Duration(own.Nano()) + time.Duration(s.CUTime+s.CSTime)*tick, err
 }
 
+// UsedBy is what processes have used together.
+func UsedBy(all ...*lab.Program) (sum time.Duration, err error) {
+	for _, p := range all {
+		used, err := Used(p.PID())
+		if err != nil {
+			return 0, p.Explain(err)
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
 // processClock is the clock of the processor time of a process (clock_getcpuclockid(3)).
 func processClock(pid int) int32 {
 	const scheduled = 2 // CPUCLOCK_SCHED

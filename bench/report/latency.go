@@ -20,7 +20,7 @@ var latencyPart = &part{
 	title: "iptables or IPVS: response times and processor time",
 	about: `fortio makes 1,000 requests a second, over 10 connections, from a pod to one Service of 10 nginx processes, each in a
 network namespace, with more and more other Services of 10 endpoints in the cluster. All proxies run at once, each on a node of
-its own, and have their turns one after the other. Processor time is that of the cgroups of client, servers and proxy, in
+its own, and have their turns one after the other. Processor time is that of the processes of client, servers and proxy, in
 percent of one processor; these do the kernel's work for the packets, too. The relay is what serves NodePorts on
 loopback addresses in nftables mode, a process that copies between two connections, as kube-proxy's userspace mode did.`,
 	steps: func(fast bool) []step {

@@ -20,7 +20,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -59,8 +58,8 @@ func latencyName(style, what string, services int) string {
 // station is a subject with its node, for all sizes of the cluster.
 type station struct {
 	*measurement
-	group string // cgroup of the proxy
-	turns []turn
+	processes []*lab.Program // the proxy and the servers, whose processor time counts
+	turns     []turn
 }
 
 // turn is what makes requests on a station.
@@ -74,9 +73,8 @@ type turn struct {
 // more node has the pods of the Service that is measured, each a process of nginx. The client is a
 // pod on the proxy's node. Turns of all subjects alternate.
 //
-// Processor time is that of the cgroups (version 2) of the servers and the client, which do the
-// kernel's work for the packets, too, and of the proxy, from the start to the end of the client. A
-// cgroup's time is not sampled by ticks. It is given in percent of one processor.
+// Processor time is that of the client and, from its start to its end, of the servers and the proxy, in
+// percent of one processor. Clients and servers do the kernel's work for the packets, too.
 func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects []subject) (err error) {
 	r.Title = fmt.Sprintf("%d requests a second to one Service of %d nginx; %d rounds of turns of %d s", o.Rate, o.Endpoints, o.Rounds, o.Seconds)
 	for _, program := range []*string{&o.nginx, &o.load} { // they run in other directories
@@ -87,30 +85,23 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 			return err
 		}
 	}
-	groups, err := newGroups()
-	if err != nil {
-		return err
-	}
 	e, err := newEnvironment(ctx, o, len(subjects)+1)
 	if err != nil {
-		return errors.Join(err, groups.close())
-	}
-	defer func() { err = errors.Join(err, e.close(), groups.close()) }() // processes first
-	load, err := groups.add("load")
-	if err != nil {
 		return err
 	}
-	svc, err := e.serveNginx(ctx, e.nodes[len(subjects)], load)
+	defer func() { err = errors.Join(err, e.close()) }()
+	svc, servers, err := e.serveNginx(ctx, e.nodes[len(subjects)])
 	if err != nil {
 		return err
 	}
 	var stations []*station
 	for _, k := range subjects {
-		s, err := e.newStation(ctx, k, groups)
+		s, err := e.newStation(ctx, k)
 		if err != nil {
 			return fmt.Errorf("%s: %w", k.Kind, err)
 		}
 		defer func() { err = errors.Join(err, s.proxy.Close()) }()
+		s.processes = append(servers[:len(servers):len(servers)], s.proxy.Program)
 		to := netip.AddrPortFrom(frontend(nginxService).Addr(), cluster.Port)
 		s.turns = append(s.turns, turn{len(stations), s.node.client.Namespace, fmt.Sprintf("http://%v/", to)})
 		stations = append(stations, s)
@@ -136,7 +127,7 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 		err := bench.Turns(ctx, o.Rounds, len(stations), func(_, i int) error {
 			for _, t := range stations[i].turns {
 				for _, style := range styles {
-					if err := stations[i].request(ctx, t, style.name, n, load, all[t.subject]); err != nil {
+					if err := stations[i].request(ctx, t, style.name, n, all[t.subject]); err != nil {
 						return fmt.Errorf("%s: %d Services: %w", r.Subjects[t.subject].Name, n, err)
 					}
 				}
@@ -155,20 +146,20 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 const nginxService = maxServices - 1
 
 // serveNginx starts nginx in pods of a node and makes a Service of them, with a NodePort.
-func (e *environment) serveNginx(ctx context.Context, on *site.Node, group string) (*corev1.Service, error) {
+func (e *environment) serveNginx(ctx context.Context, on *site.Node) (_ *corev1.Service, servers []*lab.Program, err error) {
 	config := filepath.Join(e.dir, "nginx.conf")
 	var temporary strings.Builder
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
 		fmt.Fprintf(&temporary, "%s_temp_path %s; ", kind, e.dir)
 	}
 	// A reply as small as one packet.
-	text := fmt.Sprintf(`daemon off; worker_processes 1; user root; error_log stderr error; pid /dev/null;
+	text := fmt.Sprintf(`daemon off; master_process off; user root; error_log stderr error; pid /dev/null;
 events { worker_connections 1024; }
 http { access_log off; keepalive_requests 1000000; %s
 server { listen %d backlog=1024; location / { return 200 "ok\n"; } } }
 `, temporary.String(), cluster.TargetPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	svc := e.Service(0)
 	svc.Name, svc.Spec.Type = "nginx", corev1.ServiceTypeNodePort
@@ -182,35 +173,26 @@ server { listen %d backlog=1024; location / { return 200 "ok\n"; } } }
 		name := fmt.Sprintf("nginx-%d", i+1)
 		pod, err := on.Idle(name)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		slice.Endpoints[i].Addresses = []string{pod.Addr(false).String()}
-		if err := errors.Join(os.Chmod(e.dir, 0o755), startIn(pod.Namespace, e.dir, name, group, e.nginx, "-c", config, "-p", e.dir)); err != nil {
-			return nil, err
+		server, err := pod.StartProgram(e.dir, name, e.nginx, "-c", config, "-p", e.dir)
+		if err != nil {
+			return nil, nil, err
 		}
+		servers = append(servers, server)
 	}
 	client := e.site.Plane.Client
-	svc, err := client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
+	svc, err = client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	_, err = client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
-	return svc, err
-}
-
-// startIn starts a program in a cgroup. It ends with the namespace.
-func startIn(ns *lab.Namespace, dir, name, group, program string, args ...string) error {
-	_, err := ns.StartProgram(dir, name, "/bin/sh", append(inGroup(group), append([]string{program}, args...)...)...)
-	return err
-}
-
-// inGroup are the arguments by which a shell runs a command in a cgroup.
-func inGroup(group string) []string {
-	return []string{"-c", fmt.Sprintf(`echo $$ >%s/cgroup.procs; exec "$@"`, group), "sh"}
+	return svc, servers, err
 }
 
 // newStation starts a proxy on a node that was not used before.
-func (e *environment) newStation(ctx context.Context, k subject, groups *groups) (*station, error) {
+func (e *environment) newStation(ctx context.Context, k subject) (*station, error) {
 	n := &node{Node: e.nodes[0]}
 	e.nodes = e.nodes[1:]
 	if err := e.prepare(ctx, n, k); err != nil {
@@ -221,9 +203,6 @@ func (e *environment) newStation(ctx context.Context, k subject, groups *groups)
 		return nil, err
 	}
 	s := &station{measurement: &measurement{environment: e, node: n, subject: k.Kind, prober: &prober{client: n.client, timeout: e.Timeout}}}
-	if s.group, err = groups.add(string(k.Kind)); err != nil {
-		return nil, err
-	}
 	o := proxies.Options{Dir: e.dir, Binary: k.program, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1], Flags: []string{"--v=0"}}
 	if k.Mode() == "nftables" {
 		o.Configure = func(config map[string]any) {
@@ -235,7 +214,7 @@ func (e *environment) newStation(ctx context.Context, k subject, groups *groups)
 		return nil, err
 	}
 	s.prober.ended = s.proxy.Done()
-	return s, os.WriteFile(filepath.Join(s.group, "cgroup.procs"), []byte(strconv.Itoa(s.proxy.PID())), 0)
+	return s, nil
 }
 
 // await waits until a sample of all Services, and the last one, answer, and the proxy has nothing
@@ -261,22 +240,23 @@ func (s *station) await(ctx context.Context) error {
 }
 
 // request makes a turn's requests.
-func (s *station) request(ctx context.Context, t turn, style string, services int, load string, into bench.Samples) error {
-	before, err := used(load, s.group)
+func (s *station) request(ctx context.Context, t turn, style string, services int, into bench.Samples) error {
+	before, err := bench.UsedBy(s.processes...)
 	if err != nil {
 		return err
 	}
 	begin := time.Now()
-	args := append(inGroup(load), s.load, t.url, strconv.Itoa(s.Rate), fmt.Sprintf("%ds", s.Seconds), "10", style)
-	out, err := t.machine.Run(ctx, "/bin/sh", args...)
+	load := exec.CommandContext(ctx, s.load, t.url, strconv.Itoa(s.Rate), fmt.Sprintf("%ds", s.Seconds), "10", style)
+	out, err := t.machine.Output(load)
 	if err != nil {
 		return err
 	}
 	took := time.Since(begin)
-	after, err := used(load, s.group)
+	after, err := bench.UsedBy(s.processes...)
 	if err != nil {
 		return err
 	}
+	after += load.ProcessState.UserTime() + load.ProcessState.SystemTime()
 	var answer struct {
 		DurationHistogram struct {
 			Count       int
@@ -300,77 +280,4 @@ func (s *station) request(ctx context.Context, t turn, style string, services in
 	add("cpu", 100*float64(after-before)/float64(took))
 	add("errors", 100*float64(h.Count-answer.RetCodes["200"])/float64(h.Count))
 	return nil
-}
-
-// groups are cgroups of version 2.
-type groups struct {
-	dir     string
-	mounted string // by this process
-	made    []string
-}
-
-// newGroups finds the hierarchy, or mounts it.
-func newGroups() (*groups, error) {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return nil, err
-	}
-	g := &groups{}
-	for line := range strings.Lines(string(mounts)) {
-		if words := strings.Fields(line); len(words) > 2 && words[2] == "cgroup2" {
-			g.dir = words[1]
-		}
-	}
-	if g.dir == "" {
-		if g.mounted, err = os.MkdirTemp("", "slipstream-cgroup-"); err != nil {
-			return nil, err
-		}
-		if err := unix.Mount("cgroup2", g.mounted, "cgroup2", 0, ""); err != nil {
-			return nil, errors.Join(fmt.Errorf("mount cgroup2: %w", err), os.Remove(g.mounted))
-		}
-		g.dir = g.mounted
-	}
-	return g, nil
-}
-
-// add makes a cgroup and returns its directory.
-func (g *groups) add(name string) (string, error) {
-	dir := filepath.Join(g.dir, fmt.Sprintf("slipstream-%d-%s", os.Getpid(), name))
-	g.made = append(g.made, dir)
-	return dir, os.Mkdir(dir, 0o755)
-}
-
-func (g *groups) close() (err error) {
-	for _, dir := range g.made {
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			failed := os.Remove(dir) // a process that ends is in it for a moment
-			if failed == nil || os.IsNotExist(failed) {
-				break
-			}
-			if time.Now().After(deadline) {
-				err = errors.Join(err, failed)
-				break
-			}
-		}
-	}
-	if g.mounted != "" {
-		err = errors.Join(err, unix.Unmount(g.mounted, 0), os.Remove(g.mounted))
-	}
-	return err
-}
-
-// used is the processor time of all processes that are or were in cgroups.
-func used(dirs ...string) (sum time.Duration, err error) {
-	for _, dir := range dirs {
-		b, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
-		if err != nil {
-			return 0, err
-		}
-		var microseconds int64
-		if _, err := fmt.Sscanf(string(b), "usage_usec %d", &microseconds); err != nil {
-			return 0, fmt.Errorf("%s/cpu.stat: %w", dir, err)
-		}
-		sum += time.Duration(microseconds) * time.Microsecond
-	}
-	return sum, nil
 }

@@ -71,11 +71,11 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 	c := &counter{node: m.node, subject: m.subject}
 	connect := c.connect
 	if m.subject.Mode() == "nftables" || m.subject == proxies.SlipstreamIPVS {
-		t, failed := startTracer(ctx, m.node, m.dir)
+		t, failed := startTracer(ctx, m.node)
 		if failed != nil {
 			return failed
 		}
-		defer func() { err = errors.Join(err, t.Close()) }()
+		defer func() { err = errors.Join(err, t.events.Close()) }()
 		connect = t.connect
 	} else if c.now, err = c.dump(ctx); err != nil {
 		return err

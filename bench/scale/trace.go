@@ -4,46 +4,58 @@ package scale
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
-	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
 )
 
-// tracer finds the nftables chains that a packet passes.
+// tracer finds the nftables rules that a packet comes to, by the kernel's reports.
 type tracer struct {
-	*lab.Program // nft monitor trace
-	node         *node
-	rules        map[string][]string // by "family table chain"
-	read         int                 // bytes of the program's output
+	node   *node
+	events *ctnetlink.Events
+	rules  map[chain][]uint64 // handles
+}
+
+type chain struct {
+	table nfnl.Table
+	name  string
 }
 
 const traceTable = "trace-first-packet"
 
 // startTracer has the kernel trace packets from the node's pods to Services.
-func startTracer(ctx context.Context, n *node, dir string) (*tracer, error) {
-	t := &tracer{node: n, rules: map[string][]string{}}
-	out, err := n.Run(ctx, "nft", "--terse", "list", "ruleset")
+func startTracer(ctx context.Context, n *node) (*tracer, error) {
+	t := &tracer{node: n, rules: map[chain][]uint64{}}
+	conn, err := nfnl.Dial(n.FD())
 	if err != nil {
 		return nil, err
 	}
-	table, chain := "", ""
-	for line := range strings.Lines(string(out)) {
-		words := strings.Fields(line)
-		switch {
-		case len(words) > 3 && words[0] == "table":
-			table = words[1] + " " + words[2]
-		case len(words) == 3 && words[0] == "chain":
-			chain = table + " " + words[1]
-		case len(words) > 0 && words[0] == "}" || len(words) == 3 && (words[0] == "set" || words[0] == "map"):
-			chain = ""
-		case chain != "" && len(words) > 0 && words[0] != "type":
-			t.rules[chain] = append(t.rules[chain], plain(line))
+	defer conn.Close()
+	read := map[nfnl.Table]bool{}
+	for _, family := range []nfnl.Family{nfnl.IPv4, nfnl.INET} {
+		bases, err := conn.BaseChains(family)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range bases {
+			if read[b.Table] {
+				continue
+			}
+			read[b.Table] = true
+			rules, err := conn.Rules(b.Table, "")
+			if err != nil {
+				return nil, err
+			}
+			for _, r := range rules {
+				in := chain{b.Table, r.Chain}
+				t.rules[in] = append(t.rules[in], r.Handle)
+			}
 		}
 	}
 	if _, err := n.Run(ctx, "nft", fmt.Sprintf(`table ip %s {
@@ -51,98 +63,83 @@ func startTracer(ctx context.Context, n *node, dir string) (*tracer, error) {
 	}`, traceTable, cluster.IPv4.Services)); err != nil {
 		return nil, err
 	}
-	t.Program, err = n.StartProgram(dir, "trace-"+n.Name(), "nft", "monitor", "trace")
+	t.events, err = ctnetlink.Listen(n.FD(), nil, unix.NFNLGRP_NFTRACE)
 	return t, err
 }
 
-var counters = regexp.MustCompile(`counter packets \d+ bytes \d+`)
-
-// plain is a rule as it compares with another output of it.
-func plain(rule string) string {
-	return strings.Join(strings.Fields(counters.ReplaceAllString(rule, "counter")), " ")
-}
-
-// executed is how many of a chain's rules the kernel comes to for a packet that leaves the chain
-// by a rule, as the trace has it: up to that one, or all if it is not found.
-func executed(rules []string, left string) int {
-	if i := slices.Index(rules, plain(left)); i >= 0 {
+// executed is how many of a chain's rules the kernel comes to for a packet that leaves the chain by a rule: up to
+// that one, or all if there is none.
+func executed(rules []uint64, left uint64) int {
+	if i := slices.Index(rules, left); i >= 0 {
 		return i + 1
 	}
 	return len(rules)
 }
 
-var tracedRule = regexp.MustCompile(` rule (.*) \(verdict (\w+)(?: (\S+))?\)`)
-
-// connect sends the first packet of a connection from the client to a Service, and returns how
-// many rules the node has executed for it.
-func (t *tracer) connect(ctx context.Context, service int) (rules int, err error) {
-	var fresh string
-	// Packets are not traced before the program listens.
-	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(fresh, "trace id"); {
-		if time.Now().After(deadline) {
-			return 0, errors.New("no packet was traced")
-		}
-		if _, err := t.node.sendFirst(frontend(service)); err != nil {
-			return 0, err
-		}
-		for before := -1; before != len(fresh); { // until it has printed all
-			before = len(fresh)
-			if err := ctx.Err(); err != nil {
-				return 0, err
-			}
-			time.Sleep(300 * time.Millisecond)
-			fresh = t.Log()[t.read:]
-		}
+// connect sends the first packet of a connection from the client to a Service, and returns how many rules the node
+// has executed for it. The kernel has reported all of them when connection tracking knows the connection.
+func (t *tracer) connect(_ context.Context, service int) (rules int, err error) {
+	if _, err := t.events.Read(func([]byte) {}); err != nil {
+		return 0, err
 	}
-	t.read += len(fresh)
-	first := ""
-	left := map[string]string{} // by chain that it passed, the rule by which it left it
-	last := map[string]string{} // the last rule that matched
-	var stack []string          // chains that it is in
-	for line := range strings.Lines(fresh) {
-		words := strings.Fields(line) // trace id ID FAMILY TABLE CHAIN ...
-		if len(words) < 7 || words[0] != "trace" || words[4] == traceTable {
-			continue
+	if _, err := t.node.sendFirst(frontend(service)); err != nil {
+		return 0, err
+	}
+	packets := map[uint32]bool{}
+	left := map[chain]uint64{} // by chain that it passed, the rule by which it left it
+	last := map[chain]uint64{} // the last rule that matched
+	var stack []chain          // chains that it is in
+	lost, err := t.events.Read(func(raw []byte) {
+		const headers = unix.NLMSG_HDRLEN + 4
+		if len(raw) < headers || binary.NativeEndian.Uint16(raw[4:]) != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE {
+			return
 		}
-		if first == "" {
-			first = words[2]
+		b := raw[headers:]
+		table := nfnl.Table{Family: nfnl.Family(raw[unix.NLMSG_HDRLEN]), Name: nfnl.Text(b, unix.NFTA_TRACE_TABLE)}
+		if table.Name == traceTable {
+			return
 		}
-		if words[2] != first {
-			return 0, errors.New("more than one packet was traced")
+		packets[nfnl.Num(b, unix.NFTA_TRACE_ID)] = true
+		in := chain{table, nfnl.Text(b, unix.NFTA_TRACE_CHAIN)}
+		if nfnl.Attr(b, unix.NFTA_TRACE_NETWORK_HEADER) != nil { // the first report of a hook
+			stack, left[in] = []chain{in}, 0
 		}
-		chain := strings.Join(words[3:6], " ")
-		if words[6] == "packet:" { // a hook
-			stack, left[chain] = []string{chain}, ""
+		handle := nfnl.Attr(b, unix.NFTA_TRACE_RULE_HANDLE)
+		if nfnl.Num(b, unix.NFTA_TRACE_TYPE) != unix.NFT_TRACETYPE_RULE || len(handle) != 8 || len(stack) == 0 {
+			return
 		}
-		rule := tracedRule.FindStringSubmatch(line)
-		if rule == nil || len(stack) == 0 {
-			continue
-		}
-		if i := slices.Index(stack, chain); i >= 0 {
+		if i := slices.Index(stack, in); i >= 0 {
 			stack = stack[:i+1] // those above it came to their ends
 		}
-		last[chain] = rule[1]
-		to := words[3] + " " + words[4] + " " + rule[3]
-		switch rule[2] {
-		case "goto":
-			left[chain], left[to] = rule[1], ""
+		rule := binary.BigEndian.Uint64(handle)
+		last[in] = rule
+		verdict := nfnl.Attr(b, unix.NFTA_TRACE_VERDICT)
+		to := chain{table, nfnl.Text(verdict, unix.NFTA_VERDICT_CHAIN)}
+		switch nfnl.Verdict(nfnl.Num(verdict, unix.NFTA_VERDICT_CODE)) {
+		case nfnl.Goto:
+			left[in], left[to] = rule, 0
 			stack[len(stack)-1] = to
-		case "jump":
-			left[to] = ""
+		case nfnl.Jump:
+			left[to] = 0
 			stack = append(stack, to)
-		case "return":
-			left[chain] = rule[1]
-		case "accept", "drop":
+		case unix.NFT_RETURN:
+			left[in] = rule
+		case nfnl.Accept, nfnl.Drop:
 			for _, c := range stack {
 				left[c] = last[c]
 			}
 		}
+	})
+	for c, rule := range left {
+		rules += executed(t.rules[c], rule)
 	}
-	for chain, rule := range left {
-		rules += executed(t.rules[chain], rule)
+	switch {
+	case err == nil && lost:
+		err = errors.New("the kernel has lost reports")
+	case err == nil && len(packets) > 1:
+		err = errors.New("more than one packet was traced")
+	case err == nil && rules == 0:
+		err = errors.New("no chain with rules was passed")
 	}
-	if rules == 0 {
-		return 0, fmt.Errorf("no chain with rules was passed: %s", lab.Tail(fresh, 20))
-	}
-	return rules, nil
+	return rules, err
 }

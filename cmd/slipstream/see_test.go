@@ -253,26 +253,8 @@ const (
 var situations = []situation{
 	{name: "works"},
 	{name: "works from the node", from: "node"},
-	{name: "no such Service", to: "default/none", want: see.NoService},
-	{name: "no Service has the address", to: "10.9.9.9:80", want: see.NoService, text: "leaves these packets alone"},
-	{name: "unallocated address", manifest: web(0) + "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}\n",
-		to: "10.96.7.7:80", want: see.NoService, text: "dropped"},
-	{name: "no NodePort", to: "192.168.100.11:30999", want: see.NoService, text: "address of this node"},
-	{name: "another port of the ClusterIP", to: "10.96.0.10:81", want: see.NoSuchPort, text: "refused"},
-	{name: "another protocol", to: "10.96.0.10:80/UDP", want: see.NoSuchPort},
-	{name: "headless, in a cluster", manifest: strings.NewReplacer("10.96.0.10", "None", "labels: {", `labels: {service.kubernetes.io/headless: "", `).Replace(web(0)), want: see.NoService, text: "headless"},
-	{name: "headless", manifest: strings.Replace(web(0), "10.96.0.10", "None", 1), want: see.NoService, text: "headless"},
-	{name: "no EndpointSlice", manifest: strings.SplitAfter(web(0), "---\n")[0], want: see.NoEndpointSlice},
-	{name: "empty EndpointSlice", manifest: web(), want: see.EmptySlices},
-	{name: "port of another name", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{name: web, port: 8080}]", 1), want: see.NoSuchPort, text: "targetPort"},
-	{name: "not ready", manifest: strings.ReplaceAll(web(0, 1), "nodeName: n1", "nodeName: n1, conditions: {ready: false}"), want: see.NoReadyEndpoint},
-	{name: "terminating", manifest: strings.ReplaceAll(web(0), "nodeName: n1", "nodeName: n1, conditions: {ready: false, serving: false, terminating: true}"), want: see.NoReadyEndpoint},
-	{name: "internal policy Local", manifest: strings.NewReplacer("n1", "n2", "spec: {", "spec: {internalTrafficPolicy: Local, ").Replace(web(0)), want: see.NoLocalEndpoint},
-	{name: "external policy Local", manifest: strings.NewReplacer("n1", "n2", "spec: {", "spec: {externalTrafficPolicy: Local, externalIPs: [192.0.2.1], ").Replace(web(0)),
-		from: "outside", to: "192.0.2.1:80", want: see.NoLocalEndpoint, text: "dropped"},
 	{name: "external policy Local, from the node", manifest: strings.NewReplacer("n1", "n2", "spec: {", "spec: {externalTrafficPolicy: Local, externalIPs: [192.0.2.1], ").Replace(web(0)),
 		from: "node", to: "192.0.2.1:80", text: "does not apply to clients on this node"},
-	{name: "source range", manifest: balanced, to: "192.0.2.9:80", want: see.SourceRange},
 	{name: "source range of an unknown client", manifest: balanced, from: "outside", to: "192.0.2.9:80", want: see.SourceRange, possible: true},
 	{name: "within the source range", manifest: balanced, from: "203.0.113.7", to: "192.0.2.9:80"},
 	{name: "contested", manifest: strings.Replace(web(0), "spec: {", "spec: {externalIPs: [192.0.2.1], ", 1) + "---\n" +
@@ -324,17 +306,16 @@ var situations = []situation{
 	{name: "pod does not answer", probe: true, manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK lladdr 02:00:00:00:00:99 nud permanent", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoAnswer},
 	{name: "pod listens on another port", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
 	{name: "pod listens", probe: true, text: "accepts connections"},
-	{name: "missing feature", to: "[fd00::1]:80", from: "node", want: see.FeatureMissing},
 	{name: "damaged", node: "nft flush map ip slipstream endpoints", undo: "true", want: see.Damaged}, // the last one, as nothing repairs it
 }
 
 // balanced is a Service of a load balancer with source ranges.
 var balanced = strings.Replace(web(0), "spec: {", "status: {loadBalancer: {ingress: [{ip: 192.0.2.9}]}}\nspec: {type: LoadBalancer, loadBalancerSourceRanges: [203.0.113.0/24], ", 1)
 
-// TestExplain breaks things, and checks that explain names the cause, and no other one.
+// TestExplain breaks things, and checks that explain names the cause, and no other one. What stops connections by the
+// proxy's own decision is in package see (TestDecided).
 func TestExplain(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	t.Setenv(lacks, "IPv6")
 	s := newSite(t)
 	socket := socketPath(t)
 	s.save("web.yaml", web(0, 1, 2))

@@ -46,8 +46,12 @@ func (n *Namespace) Start(cmd *exec.Cmd) (*Process, error) {
 // Run runs a program in the namespace to its end and returns its standard
 // output; the error holds its standard error.
 func (n *Namespace) Run(ctx context.Context, name string, args ...string) ([]byte, error) {
+	return n.Output(exec.CommandContext(ctx, name, args...))
+}
+
+// Output is Run for a command, which knows afterwards what it used.
+func (n *Namespace) Output(cmd *exec.Cmd) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	p, err := n.Start(cmd)
 	if err != nil {
