@@ -33,8 +33,8 @@ type Config struct {
 	Namespace string // of all Services; spread over 100 namespaces if empty
 	Seed      uint64
 
-	// NodePortsByAddress is that of desired.Config.
-	NodePortsByAddress bool
+	// IPVS is that of desired.Config.
+	IPVS bool
 }
 
 // Cluster is a made-up cluster that changes. Services and pods are numbers, from which their

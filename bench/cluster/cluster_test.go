@@ -238,7 +238,7 @@ func TestAddresses(t *testing.T) {
 // numbers alone: none of the measured code takes part.
 func (c *Cluster) Content() *dataplane.Content {
 	out := dataplane.NewContent()
-	if !c.NodePortsByAddress {
+	if !c.IPVS {
 		out.Sets[desired.NodeAddresses] = map[desired.Member]bool{desired.Address(IPv4.Node): true, desired.Address(IPv6.Node): true}
 	}
 	for i := range c.Each() {
@@ -264,7 +264,7 @@ func (c *Cluster) Content() *dataplane.Content {
 					outside.FromOutside.IfEmpty = desired.Drop
 				}
 				onNode := key(f.Node, nodePort(before))
-				if !c.NodePortsByAddress {
+				if !c.IPVS {
 					onNode = onNode.NodePort()
 				}
 				out.Frontends[onNode] = outside

@@ -123,7 +123,7 @@ func (s *slipstream) program(name string) (err error) {
 	if s.backend, err = modes[s.Mode](ctx); err != nil {
 		return err
 	}
-	config := desired.Config{NodeName: cluster.LocalNode, NodePortsByAddress: s.cluster.NodePortsByAddress}
+	config := desired.Config{NodeName: cluster.LocalNode, IPVS: s.cluster.IPVS}
 	config.DetectLocal.CIDRs = []netip.Prefix{cluster.IPv4.Pods, cluster.IPv6.Pods}
 	s.state = desired.New(config)
 	s.state.SetNodeAddresses([]netip.Addr{cluster.IPv4.Node, cluster.IPv6.Node})

@@ -237,6 +237,6 @@ func (o *Options) Validate(ctx context.Context) error {
 func (o *Options) newCluster() *cluster.Cluster {
 	return cluster.New(cluster.Config{
 		Families: families[o.Family], Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: o.Seed,
-		NodePortsByAddress: o.Mode == "ipvs",
+		IPVS: o.Mode == "ipvs",
 	})
 }

@@ -431,8 +431,8 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		SlowPathPod: slowPathPod,
 		DirectPod:   directPod,
 
-		NodePortsByAddress: modes[c.Mode()].virtualServers,
-		LoopbackNodePorts:  loopbackNodePorts(c),
+		IPVS:              modes[c.Mode()].virtualServers,
+		LoopbackNodePorts: loopbackNodePorts(c),
 	}
 }
 

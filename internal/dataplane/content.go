@@ -56,6 +56,7 @@ type Choice struct {
 	Backends []desired.Backend // in order
 	Spread   string            // weights, or the table; "" if connections are spread evenly
 	IfEmpty  desired.Verdict   // Reject unless Backends is empty
+	ByIPVS   bool              // in what a table has: IPVS has the backends
 
 	// Varies says that the spread follows the numbers of connections, so that some of the
 	// backends may get none. It is set in desired contents only.

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -119,14 +118,11 @@ type Config struct {
 	// for masquerading between the hooks.
 	MasqueradeBit int
 
-	// IPVS says that IPVS serves the pools whose only backend is ServedByIPVS: the
-	// dataplane leaves their traffic alone. The addresses of frontends are this node's
-	// then, so its own connections to them have them as source addresses too.
+	// IPVS says that there are pools that IPVS serves: the dataplane leaves their traffic alone. The
+	// addresses of frontends are this node's then, so its own connections to them have them as source
+	// addresses too.
 	IPVS bool
 }
-
-// ServedByIPVS stands for the backends of a pool that IPVS serves; see Config.IPVS.
-var ServedByIPVS = desired.NewBackend(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
 
 // DefaultMasqueradeBit is kube-proxy's.
 const DefaultMasqueradeBit = 14

@@ -165,7 +165,7 @@ type Weight struct {
 func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	e := p.of
 	spec := e.port.service.spec
-	byZone := spec != nil && spec.policy.byZone && p.scope == Cluster
+	byZone := spec != nil && spec.policy.byZone && p.kind.scope() == Cluster
 	level := loads != nil && a == LeastConnections
 	if p.gone || over || e.tally.weighted == 0 && !byZone && !level {
 		return nil
@@ -173,7 +173,7 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	here := func(en *entry) int { return int(en.cond & inZone / inZone) }
 	var sums [2]uint64 // of weights elsewhere, and in this zone
 	for i := range e.entries {
-		if en := &e.entries[i]; en.flags&inScope(p.scope) != 0 {
+		if en := &e.entries[i]; en.flags&p.kind.flag() != 0 {
 			sums[here(en)] += uint64(en.weight)
 		}
 	}
@@ -184,7 +184,7 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	}
 	all := map[Backend]uint64{}
 	for i := range e.entries {
-		if en := &e.entries[i]; en.flags&inScope(p.scope) != 0 {
+		if en := &e.entries[i]; en.flags&p.kind.flag() != 0 {
 			all[en.backend] = uint64(en.weight) * factors[here(en)]
 		}
 	}
@@ -222,7 +222,7 @@ func (p *pool) weigh(c *PoolChange, over bool, loads Loads) {
 		if _, still := now[b]; still {
 			continue
 		}
-		if i := p.of.find(b); i >= 0 && p.of.entries[i].flags&inScope(p.scope) != 0 {
+		if i := p.of.find(b); i >= 0 && p.of.entries[i].flags&p.kind.flag() != 0 {
 			c.Weights = append(c.Weights, Weight{b, DefaultWeight})
 		}
 	}
@@ -261,7 +261,7 @@ func (c *Config) tableSize(backends int) int {
 // backends returns the number of reported backends.
 func (p *pool) backends() (n int) {
 	for i := range p.of.entries {
-		if p.of.entries[i].flags&inScope(p.scope) != 0 {
+		if p.of.entries[i].flags&p.kind.flag() != 0 {
 			n++
 		}
 	}

@@ -84,6 +84,7 @@ type PoolChange struct {
 	Service ServicePort // the Service port that has the endpoints, for comments and messages
 	Family  Family
 	Scope   Scope
+	IPVS    bool   // IPVS serves the pool, by the virtual servers of frontends ([Frontend.VirtualServer])
 	Sibling PoolID // the pool of the other Scope, or NoPool
 	Sticky  bool   // frontends of the pool have an Affinity; never changes for a pool
 	Added   []Backend

@@ -25,13 +25,13 @@ func (s *State) collect() *Update {
 		s.follow(e)
 		s.schedulesByWeight(e)
 		c.Flows = s.staleFlows(c.Flows, e)
-		for scope, p := range e.pools {
+		for kind, p := range e.pools {
 			if p == nil {
 				continue
 			}
 			s.updateNoLocal(p)
 			if p.gone {
-				e.pools[scope], s.pools[p.id] = nil, nil
+				e.pools[kind], s.pools[p.id] = nil, nil
 				s.freePools = append(s.freePools, p.id)
 			}
 		}
@@ -52,6 +52,7 @@ func (s *State) collect() *Update {
 		}
 	}
 	c.Health = s.healthChanges()
+	s.placeBalancers()
 	for set := range s.sets {
 		c.Sets[set] = s.sets[set].change()
 	}

@@ -69,7 +69,7 @@ func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey,
 		for _, a := range spec.external {
 			do(frontendKey(a.ip, p.number, p), a.kind, p)
 		}
-		if s.config.NodePortsByAddress {
+		if s.config.IPVS {
 			spec.eachNodePort(p, s.nodePortAddrs, do)
 		} else {
 			spec.eachNodePort(p, unspecified[:], do)
@@ -168,9 +168,7 @@ func (s *State) countPair(e, nodePort *frontend, n int) {
 
 func (s *State) count(svc *service, n int) {
 	s.contestedDiffers = s.contestedDiffers || n != 0
-	if s.contested[svc.name] += n; s.contested[svc.name] == 0 {
-		delete(s.contested, svc.name)
-	}
+	add(s.contested, svc.name, n)
 }
 
 // Contested returns the number of frontends that Services claim and do not have because
@@ -192,7 +190,7 @@ func (s *State) dirtyFrontend(f *frontend) {
 func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	c := FrontendChange{Old: f.reported}
 	if s.serves(f) {
-		c.New = f.claims[0].frontend(f.key)
+		c.New = s.frontend(f.claims[0], f.key)
 		c.New.SlowPath = c.New.SlowPath || s.optOuts.namespaces[c.New.Service.Namespace]
 		if f.claims[0].port.endpoints[FamilyOf(f.key.Addr())].weighted {
 			c.New.Scheduler, _ = s.config.Scheduler(c.New.Scheduler, true) // valid
@@ -201,27 +199,33 @@ func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return c, false
 	}
+	s.countBalancer(c.Old, -1)
+	s.countBalancer(c.New, 1)
 	f.reported = c.New
 	return c, true
 }
 
 // frontend builds the Frontend of the winning claim.
-func (c claim) frontend(key FrontendKey) *Frontend {
+func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 	spec, family := c.port.service.spec, FamilyOf(key.Addr())
 	pools := &c.port.endpoints[family].pools
-	scope, fromOutside := spec.policy.scopes(c.kind)
+	scope, _ := spec.policy.scopes(c.kind)
+	kind, fromOutside := s.poolKinds(spec, c.kind, key.Addr())
 	f := &Frontend{
 		FrontendKey: key,
 		Kind:        c.kind,
 		Service:     c.port.name,
-		Pool:        pools[scope].id,
+		Pool:        pools[kind].id,
 		Scope:       scope,
 		LocalPool:   NoPool,
 		Affinity:    spec.affinity,
 		SlowPath:    spec.slowPath,
-		Scheduler:   spec.scheduler,
+		IPVS:        fromOutside&byIPVS != 0,
 	}
-	if fromOutside != scope {
+	if f.IPVS {
+		f.Scheduler = spec.scheduler
+	}
+	if fromOutside != kind {
 		f.LocalPool = pools[fromOutside].id
 	}
 	if c.kind == LoadBalancerIP {

@@ -22,9 +22,10 @@ type Config struct {
 	// NodePorts selects the addresses on which NodePorts answer.
 	NodePorts NodePortAddresses
 
-	// NodePortsByAddress makes a NodePort one frontend for each address, for dataplanes that
-	// need that (IPVS). Otherwise it is one for all addresses of a family.
-	NodePortsByAddress bool
+	// IPVS says that virtual servers of the kernel serve frontends, where they can (see
+	// [Frontend.IPVS]). A NodePort is one frontend for each address then; otherwise it is one for
+	// all addresses of a family.
+	IPVS bool
 
 	// LoopbackNodePorts says how NodePorts on loopback addresses are handled, by
 	// Family.

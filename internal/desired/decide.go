@@ -337,12 +337,10 @@ func (s *State) decideNone(d *Decision, to FrontendKey) {
 	switch {
 	case to.Addr().IsLoopback() && s.sets[RefusedNodePorts].has(PortOf(family, to.Protocol, to.Port())):
 		d.None = NotOnLoopback
-	case s.config.NodePortsByAddress && !own && s.balancerOf(to.Addr()) != nil: // IPVS mode's interface has it
-		d.None, d.Service = UnknownPort, s.balancerOf(to.Addr()).service.name
-	case s.sets[ClusterIPs].has(Address(to.Addr())) && (!own || s.config.NodePortsByAddress): // else the node itself has the port
+	case s.sets[ClusterIPs].has(Address(to.Addr())) && (!own || s.config.IPVS): // else the node itself has the port
 		d.None = UnknownPort
 		for name, svc := range s.services {
-			if svc.spec != nil && slices.Contains(svc.spec.clusterIPs, to.Addr()) {
+			if svc.spec != nil && (slices.Contains(svc.spec.clusterIPs, to.Addr()) || slices.Contains(svc.spec.external, externalAddr{LoadBalancerIP, to.Addr()})) {
 				d.Service = name
 			}
 		}
@@ -366,16 +364,6 @@ func (s *State) decideNone(d *Decision, to FrontendKey) {
 			}
 		}
 	}
-}
-
-// balancerOf returns a port whose load balancer has an address, unless that is another Node's.
-func (s *State) balancerOf(a netip.Addr) *port {
-	for key, f := range s.frontends {
-		if key.Addr() == a && len(f.claims) > 0 && f.claims[0].kind == LoadBalancerIP && !s.sets[OtherNodeIPs].has(Address(a)) {
-			return f.claims[0].port
-		}
-	}
-	return nil
 }
 
 // Destinations returns the destinations that packets to a frontend have: its own address, or those

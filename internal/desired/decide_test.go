@@ -15,7 +15,7 @@ import (
 // with one frontend for all addresses and with one for each.
 func TestNodePortElsewhere(t *testing.T) {
 	for _, byAddress := range []bool{false, true} {
-		s := New(Config{NodeName: "n1", NodePortsByAddress: byAddress, NodePorts: NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}})
+		s := New(Config{NodeName: "n1", IPVS: byAddress, NodePorts: NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}})
 		s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("127.0.0.1")})
 		s.SetService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
@@ -46,7 +46,7 @@ func TestNodePortElsewhere(t *testing.T) {
 // kernel does.
 func TestDecideAsTheKernelDoes(t *testing.T) {
 	for _, byAddress := range []bool{false, true} {
-		c := Config{NodeName: "n1", NodePortsByAddress: byAddress, LoopbackNodePorts: [families]LoopbackNodePorts{LoopbackRefused, LoopbackRefused}}
+		c := Config{NodeName: "n1", IPVS: byAddress, LoopbackNodePorts: [families]LoopbackNodePorts{LoopbackRefused, LoopbackRefused}}
 		c.DetectLocal.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 		s := New(c)
 		node := netip.MustParseAddr("10.244.0.1") // of a bridge, in the range of pods

@@ -11,7 +11,7 @@ import (
 type endpoints struct {
 	port   *port
 	family Family
-	pools  [scopes]*pool // nil if the Service's policies do not use the scope
+	pools  [kinds]*pool // by poolKind; nil if no frontend needs it
 
 	entries []entry
 	index   map[Backend]int32     // positions of entries; only kept for many
@@ -37,14 +37,14 @@ type entry struct {
 type entryFlags uint8
 
 const (
-	inCluster       entryFlags = 1 << iota // was a backend of the pool of scope Cluster at the last report
-	inLocal                                // the same for scope Local
-	isTouched                              // is in endpoints.touched
+	isTouched       entryFlags = 1 << iota // is in endpoints.touched
 	countsAsHairpin                        // counts as a user of its address in HairpinIPs
 	isServing                              // serves flows, by the tracking of flows
+	inFirst                                // was a backend of the pool of the first kind at the last report; then the other kinds
+	inPools         = inFirst<<kinds - inFirst
 )
 
-func inScope(s Scope) entryFlags { return inCluster << s }
+func (k poolKind) flag() entryFlags { return inFirst << k }
 
 // set sets or clears a flag, and reports whether that changed it.
 func (f *entryFlags) set(flag entryFlags, on bool) (changed bool) {
@@ -247,12 +247,12 @@ func (e *endpoints) count(en *entry, n int32) {
 // change appends the differences of the pools from the last report to all, and marks them as
 // reported.
 func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
-	var changes [scopes]PoolChange
+	var changes [kinds]PoolChange
 	chosenAgain := false
-	for scope, p := range e.pools {
+	for kind, p := range e.pools {
 		if p != nil {
-			changes[scope] = p.describe(func(sibling *pool) bool { return !sibling.gone })
-			chosenAgain = p.choose(&changes[scope]) || chosenAgain
+			changes[kind] = p.describe(func(sibling *pool) bool { return !sibling.gone })
+			chosenAgain = p.choose(&changes[kind]) || chosenAgain
 		}
 	}
 	if chosenAgain {
@@ -267,33 +267,33 @@ func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 		}
 	}
 	e.touched = nil
-	for scope, p := range e.pools {
-		if p != nil && p.changed(&changes[scope], s) {
-			all = append(all, changes[scope])
+	for kind, p := range e.pools {
+		if p != nil && p.changed(&changes[kind], s) {
+			all = append(all, changes[kind])
 		}
 	}
 	return all
 }
 
 // report adds the difference in one entry to changes and marks it as reported.
-func (e *endpoints) report(i int, changes *[scopes]PoolChange, hairpins *counted) {
+func (e *endpoints) report(i int, changes *[kinds]PoolChange, hairpins *counted) {
 	en := &e.entries[i]
 	former := en.flags
 	en.flags &^= isTouched
-	for scope, p := range e.pools {
+	for kind, p := range e.pools {
 		if p == nil {
 			continue
 		}
-		takes, c := p.takes(en), &changes[scope]
+		takes, c := p.takes(en), &changes[kind]
 		switch {
-		case !en.flags.set(inScope(Scope(scope)), takes):
+		case !en.flags.set(poolKind(kind).flag(), takes):
 		case takes:
 			c.Added = append(c.Added, en.backend)
 		default:
 			c.Removed = append(c.Removed, en.backend)
 		}
 	}
-	hairpin := en.flags&(inCluster|inLocal) != 0 && en.cond&maybeLocal != 0
+	hairpin := en.flags&inPools != 0 && en.cond&maybeLocal != 0
 	if en.flags.set(countsAsHairpin, hairpin) {
 		users := -1
 		if hairpin {

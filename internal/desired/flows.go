@@ -49,7 +49,7 @@ type flowWatch struct {
 // serving that is ready gets flows for as long as a pool has it. former are the flags before
 // the pools were updated.
 func (e *endpoints) watchFlows(en *entry, former entryFlags) {
-	const getsFlows = isServing | inCluster | inLocal
+	const getsFlows = isServing | inPools
 	w, serves := e.flows, !e.gone && en.listed > 0 && en.cond&serving != 0
 	stopped := en.flags.set(isServing, serves) && !serves
 	switch {

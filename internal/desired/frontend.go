@@ -136,6 +136,10 @@ type Frontend struct {
 	// SlowPath keeps connections off the fast path ([AnnotationFastPath]).
 	SlowPath bool
 
+	// IPVS says that the frontend has a virtual server: the dataplane's table serves Pool only if there is a
+	// LocalPool too.
+	IPVS bool
+
 	// Scheduler is the IPVS scheduler of this Service ([AnnotationScheduler]); "" for the
 	// node's.
 	Scheduler string
@@ -148,6 +152,18 @@ func (f *Frontend) Pools() []PoolID {
 		return []PoolID{f.Pool}
 	}
 	return []PoolID{f.Pool, f.LocalPool}
+}
+
+// VirtualServer returns the pool of the frontend's virtual server, or [NoPool] without. IPVS cannot tell
+// traffic from outside by the address, so it serves all traffic to the address that the table leaves.
+func (f *Frontend) VirtualServer() PoolID {
+	switch {
+	case !f.IPVS:
+		return NoPool
+	case f.LocalPool != NoPool:
+		return f.LocalPool
+	}
+	return f.Pool
 }
 
 // NoPool is a PoolID that no pool has.

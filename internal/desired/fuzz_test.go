@@ -26,7 +26,7 @@ func checkSequence(input []byte) error {
 	if c.Below(2) == 1 {
 		config.NodePorts.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
 	}
-	config.NodePortsByAddress = c.Below(2) == 1
+	config.IPVS = c.Below(2) == 1
 	for f := range config.LoopbackNodePorts {
 		config.LoopbackNodePorts[f] = LoopbackNodePorts(c.Below(3))
 	}
@@ -179,7 +179,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 			return fmt.Errorf("%d members of the set %q are retained after all objects are deleted", n, set)
 		}
 	}
-	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.otherNodes) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+	if n := len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.otherNodes) + len(s.balancers.frontends) + len(s.balancers.others) + len(s.balancers.placed) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil

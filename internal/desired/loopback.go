@@ -95,7 +95,7 @@ func (s *State) relay(f *frontend) Relay {
 	if len(f.claims) == 0 {
 		return r
 	}
-	now := f.claims[0].frontend(f.key)
+	now := s.frontend(f.claims[0], f.key)
 	r.Service, r.Affinity = now.Service, now.Affinity
 	pool := s.pools[now.Pool] // as for all external traffic that starts on this node
 	full := pool.full()

@@ -26,6 +26,7 @@ type modelPool struct {
 	service  ServicePort
 	family   Family
 	scope    Scope
+	ipvs     bool
 	sticky   bool
 	ifEmpty  Verdict
 	backends map[Backend]bool
@@ -54,14 +55,14 @@ func (m *model) apply(c *Update) (err error) {
 			if pool != nil {
 				wrong("pool %d of %s is new but exists", p.ID, p.Service)
 			}
-			pool = &modelPool{p.Service, p.Family, p.Scope, p.Sticky, p.IfEmpty, map[Backend]bool{}, p.Balance, map[Backend]uint64{}}
+			pool = &modelPool{p.Service, p.Family, p.Scope, p.IPVS, p.Sticky, p.IfEmpty, map[Backend]bool{}, p.Balance, map[Backend]uint64{}}
 			m.pools[p.ID] = pool
 		}
 		if pool == nil {
 			wrong("pool %d of %s does not exist", p.ID, p.Service)
 			continue
 		}
-		if pool.service != p.Service || pool.family != p.Family || pool.scope != p.Scope || pool.sticky != p.Sticky {
+		if pool.service != p.Service || pool.family != p.Family || pool.scope != p.Scope || pool.ipvs != p.IPVS || pool.sticky != p.Sticky {
 			wrong("pool %d of %s changed its description", p.ID, p.Service)
 		}
 		for _, b := range p.Removed {
@@ -108,7 +109,7 @@ func (m *model) apply(c *Update) (err error) {
 	}
 	for _, p := range c.Pools {
 		if p.New && p.Sibling != NoPool {
-			if other := m.pools[p.Sibling]; other == nil || other.service != p.Service || other.family != p.Family || other.scope == p.Scope {
+			if other := m.pools[p.Sibling]; other == nil || other.service != p.Service || other.family != p.Family || other.scope == p.Scope || other.ipvs != p.IPVS {
 				wrong("pool %d of %s has the sibling %d, which is %s", p.ID, p.Service, p.Sibling, other)
 			}
 		}
@@ -132,7 +133,7 @@ func (m *model) apply(c *Update) (err error) {
 			case id == NoPool:
 			case p == nil:
 				wrong("frontend %s has pool %d, which does not exist", f.FrontendKey, id)
-			case p.service != f.Service || p.family != FamilyOf(f.Addr()) || p.sticky != (f.Affinity != 0):
+			case p.service != f.Service || p.family != FamilyOf(f.Addr()) || p.sticky != (f.Affinity != 0), p.ipvs != (id == f.VirtualServer()):
 				wrong("frontend %s of %s has a pool of %s", f.FrontendKey, f.Service, p.service)
 			}
 		}
@@ -219,7 +220,7 @@ func (m *model) step(s *State, flows *modelFlows) error {
 func (m *model) String() string {
 	var lines []string
 	for _, f := range m.frontends {
-		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t %s -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, f.Scheduler, m.pools[f.Pool], m.pools[f.LocalPool]))
+		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t %s %t -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, f.Scheduler, f.IPVS, m.pools[f.Pool], m.pools[f.LocalPool]))
 	}
 	for _, p := range m.pools {
 		lines = append(lines, p.String())
@@ -242,7 +243,7 @@ func (p *modelPool) String() string {
 	if p == nil {
 		return "no other pool"
 	}
-	return fmt.Sprintf("pool %s %s %s %t %s %s %v %v", p.service, p.family, p.scope, p.sticky, p.ifEmpty, names(p.backends), p.balance, p.weights)
+	return fmt.Sprintf("pool %s %s %s %t %t %s %s %v %v", p.service, p.family, p.scope, p.ipvs, p.sticky, p.ifEmpty, names(p.backends), p.balance, p.weights)
 }
 
 // String is the ranges.

@@ -81,16 +81,17 @@ func (s *State) DeleteNode(name string) { s.setOtherNode(name, nil) }
 
 // setOtherNode sets the addresses of another Node.
 func (s *State) setOtherNode(name string, addrs []netip.Addr) {
-	for _, a := range s.otherNodes[name] {
-		s.sets[OtherNodeIPs].use(Address(a), -1)
+	former := s.otherNodes[name]
+	if s.otherNodes[name] = addrs; len(addrs) == 0 {
+		delete(s.otherNodes, name)
 	}
-	delete(s.otherNodes, name)
+	for _, a := range former {
+		add(s.balancers.others, a, -1)
+	}
 	for _, a := range addrs {
-		s.sets[OtherNodeIPs].use(Address(a), 1)
+		add(s.balancers.others, a, 1)
 	}
-	if len(addrs) > 0 {
-		s.otherNodes[name] = addrs
-	}
+	s.moveAddresses(former, addrs)
 }
 
 // addressesOf returns the addresses of a Node.
@@ -108,13 +109,15 @@ func addressesOf(in *corev1.Node) (all []netip.Addr) {
 
 // SetNodeAddresses sets all addresses on this node's interfaces.
 func (s *State) SetNodeAddresses(addrs []netip.Addr) {
-	for _, a := range s.node.addrs {
+	former := s.node.addrs
+	for _, a := range former {
 		s.useOwn(a, -1)
 	}
 	s.node.addrs = slices.Clone(addrs)
 	for _, a := range addrs {
 		s.useOwn(a, 1)
 	}
+	s.moveAddresses(former, addrs)
 	s.selectNodePortAddrs()
 }
 
@@ -142,7 +145,7 @@ func (s *State) local() (l LocalTraffic) {
 }
 
 // selectNodePortAddrs selects the addresses that serve NodePorts. With
-// Config.NodePortsByAddress it updates the claims of all Services with NodePorts.
+// Config.IPVS it updates the claims of all Services with NodePorts.
 func (s *State) selectNodePortAddrs() {
 	from := s.nodePortAddrs
 	s.nodePortAddrs = slices.DeleteFunc(s.config.NodePorts.of(&s.node), func(ip netip.Addr) bool { return s.config.Without[FamilyOf(ip)] })
@@ -150,7 +153,7 @@ func (s *State) selectNodePortAddrs() {
 	if len(removed)+len(added) == 0 {
 		return
 	}
-	if !s.config.NodePortsByAddress {
+	if !s.config.IPVS {
 		s.eachNodePort(func(f *frontend) {
 			for e := range s.beside(f, removed) {
 				s.countPair(e, f, -1)

@@ -126,22 +126,21 @@ func TestOtherNodes(t *testing.T) {
 		return n
 	}
 	for _, step := range []struct {
-		ips            []string
-		changed        bool
-		added, removed int
+		ips     []string
+		changed bool
+		has     int
 	}{
-		{[]string{"192.0.2.2"}, true, 1, 0},
-		{[]string{"192.0.2.2"}, false, 0, 0},
-		{nil, false, 0, 0},
-		{[]string{"192.0.2.3", "2001:db8::3"}, true, 2, 1},
+		{[]string{"192.0.2.2"}, true, 1},
+		{[]string{"192.0.2.2"}, false, 1},
+		{nil, false, 1},
+		{[]string{"192.0.2.3", "2001:db8::3"}, true, 2},
 	} {
-		changed, c := s.SetNode(node(step.ips...)), s.Change().Sets[OtherNodeIPs]
-		if changed != step.changed || len(c.Added) != step.added || len(c.Removed) != step.removed {
-			t.Errorf("addresses %v: changed %t, %+v", step.ips, changed, c)
+		if changed, has := s.SetNode(node(step.ips...)), s.balancers.others; changed != step.changed || len(has) != step.has {
+			t.Errorf("addresses %v: changed %t, %v", step.ips, changed, has)
 		}
 	}
 	s.DeleteNode("n2")
-	if c := s.Change().Sets[OtherNodeIPs]; len(c.Removed) != 2 {
-		t.Errorf("after the deletion: %+v", c)
+	if has := s.balancers.others; len(has) != 0 {
+		t.Errorf("after the deletion: %v", has)
 	}
 }

@@ -97,16 +97,6 @@ func policyOf(svc *corev1.Service) (p policy) {
 	return p
 }
 
-// uses reports whether a Service with this policy needs a pool of a scope, given
-// whether it has external frontends. External traffic that starts on this node always
-// uses the Cluster scope.
-func (p policy) uses(s Scope, external bool) bool {
-	if s == Local {
-		return p.internalLocal || p.externalLocal && external
-	}
-	return !p.internalLocal || external
-}
-
 // scopes returns the scopes of a frontend's pools by its kind: the scope for traffic
 // from this node and its pods, and the scope for traffic from outside.
 func (p policy) scopes(k AddressKind) (pool, fromOutside Scope) {

@@ -2,11 +2,22 @@
 
 package desired
 
-// pool records which endpoints of a Service port were reported as backends of one scope.
+// poolKind is a Scope, plus the flag byIPVS for a pool of virtual servers. A Service port has up to one
+// pool of each kind.
+type poolKind uint8
+
+const (
+	byIPVS poolKind = 2
+	kinds           = 2 * scopes
+)
+
+func (k poolKind) scope() Scope { return Scope(k &^ byIPVS) }
+
+// pool records which endpoints of a Service port were reported as backends of one kind.
 type pool struct {
-	id    PoolID
-	scope Scope
-	of    *endpoints
+	id   PoolID
+	kind poolKind
+	of   *endpoints
 
 	choice   choice // by which the reported backends were taken
 	ifEmpty  Verdict
@@ -20,7 +31,7 @@ type pool struct {
 // choose updates the choice, and reports whether it changed.
 func (p *pool) choose(c *PoolChange) (changed bool) {
 	former := p.choice
-	p.choice, c.IfEmpty = p.of.tally.choose(p.scope, p.of.port.service.spec)
+	p.choice, c.IfEmpty = p.of.tally.choose(p.kind.scope(), p.of.port.service.spec)
 	return p.choice != former || p.gone
 }
 
@@ -45,8 +56,8 @@ func (p *pool) changed(c *PoolChange, s *State) bool {
 // says whether it is described too.
 func (p *pool) describe(exists func(sibling *pool) bool) PoolChange {
 	port := p.of.port
-	c := PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.scope, Sibling: NoPool, Sticky: port.sticky}
-	if other := p.of.pools[1-p.scope]; other != nil && exists(other) {
+	c := PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.kind.scope(), IPVS: p.kind&byIPVS != 0, Sibling: NoPool, Sticky: port.sticky}
+	if other := p.of.pools[p.kind^poolKind(Local)]; other != nil && exists(other) {
 		c.Sibling = other.id
 	}
 	return c
@@ -57,7 +68,7 @@ func (p *pool) full() PoolChange {
 	c.New, c.IfEmpty, c.Balance = true, p.ifEmpty, p.balance
 	c.Added = make([]Backend, 0, len(p.of.entries))
 	for i := range p.of.entries {
-		if e := &p.of.entries[i]; e.flags&inScope(p.scope) != 0 {
+		if e := &p.of.entries[i]; e.flags&p.kind.flag() != 0 {
 			c.Added = append(c.Added, e.backend)
 		}
 	}
@@ -75,12 +86,22 @@ type NoLocalEndpoints struct{ Internal, External [families]int }
 // NoLocalEndpoints returns the counts as of the last Change or Full.
 func (s *State) NoLocalEndpoints() NoLocalEndpoints { return s.noLocal }
 
+// poolIn returns the pool of a scope that stands for both kinds, or nil.
+func (e *endpoints) poolIn(s Scope) *pool {
+	for _, kind := range []poolKind{poolKind(s) | byIPVS, poolKind(s)} {
+		if p := e.pools[kind]; p != nil && !p.gone {
+			return p
+		}
+	}
+	return nil
+}
+
 type missingLocal struct{ internal, external bool }
 
 // lacksLocal returns for which traffic the pool lacks local endpoints.
 func (p *pool) lacksLocal() (l missingLocal) {
 	spec, local := p.of.port.service.spec, p.of.tally.local
-	if p.gone || p.scope != Local || spec == nil || p.ifEmpty != Drop || local[usable]+local[lastResort] > 0 {
+	if p != p.of.poolIn(Local) || spec == nil || p.ifEmpty != Drop || local[usable]+local[lastResort] > 0 {
 		return l
 	}
 	l.internal = spec.policy.internalLocal

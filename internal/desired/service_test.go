@@ -56,7 +56,7 @@ func TestSchedulerAnnotation(t *testing.T) {
 		{nil, "bad", "", `Service default/web: metadata.annotations[slipstream.io/scheduler]: "bad" is none of random, rr, wrr, lc, wlc, sh, maglev, mh, nearest`}, {check, "", "", ""}, {check, "sh", "sh!", ""},
 		{check, "bad", "", "Service default/web: metadata.annotations[slipstream.io/scheduler]: no such scheduler"},
 	} {
-		s := New(Config{Scheduler: c.check})
+		s := New(Config{IPVS: true, Scheduler: c.check})
 		s.SetService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationScheduler: c.value}},
 			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},

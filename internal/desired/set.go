@@ -14,7 +14,8 @@ type Set uint8
 // The sets. Those before Programmed are for dataplanes, which have them in the kernel.
 const (
 	// ClusterIPs are the addresses that belong to one Service as a whole.
-	// Traffic to one of them that matches no frontend is rejected.
+	// Traffic to one of them that matches no frontend is rejected. With [Config.IPVS] they have the
+	// addresses of load balancers too, if they are neither this node's nor another Node's.
 	ClusterIPs Set = iota
 
 	// HairpinIPs are the addresses of chosen backends that may be on this
@@ -23,7 +24,7 @@ const (
 	HairpinIPs
 
 	// NodeAddresses are the addresses of this node that serve NodePorts; none with
-	// [Config.NodePortsByAddress].
+	// [Config.IPVS].
 	NodeAddresses
 
 	// ServiceCIDRs are the ranges from which ClusterIPs are allocated, without
@@ -38,9 +39,6 @@ const (
 
 	// OwnIPs are the addresses of this node's interfaces, without IPv6 link-local ones.
 	OwnIPs Set = iota - 1
-
-	// OtherNodeIPs are the addresses of other Nodes, if the source delivers their objects.
-	OtherNodeIPs
 
 	// HealthPorts are the TCP ports on which this node answers the health checks
 	// of load balancers. A dataplane does not answer, but may have to accept the
@@ -61,7 +59,7 @@ const (
 
 // setNames are in the order of the sets.
 var setNames = [Sets]string{"ClusterIP", "hairpin", "node address", "ServiceCIDR", "refused loopback NodePort",
-	"address of this node", "address of another Node", "health check port", "slow path address", "direct address"}
+	"address of this node", "health check port", "slow path address", "direct address"}
 
 // String is the name of a member of the set.
 func (s Set) String() string { return setNames[s] }

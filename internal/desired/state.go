@@ -22,10 +22,11 @@ type State struct {
 	pools     []*pool // by PoolID; nil if free
 	freePools []PoolID
 
-	sets [Sets]counted // NodeAddresses are nodePortAddrs, unless Config.NodePortsByAddress
+	sets [Sets]counted // NodeAddresses are nodePortAddrs, unless Config.IPVS
 
 	node         node
-	otherNodes   map[string][]netip.Addr   // the addresses of other Nodes, by name
+	otherNodes   map[string][]netip.Addr // the addresses of other Nodes, by name
+	balancers    balancers
 	serviceCIDRs map[string][]netip.Prefix // by the name of the object
 	optOuts      optOuts
 	permits      permits
@@ -58,6 +59,7 @@ func New(c Config) *State {
 		services:   map[types.NamespacedName]*service{},
 		slices:     map[types.NamespacedName]*slice{},
 		frontends:  map[FrontendKey]*frontend{},
+		balancers:  newBalancers(),
 		contested:  map[types.NamespacedName]int{},
 		otherNodes: map[string][]netip.Addr{},
 		following:  map[*endpoints]bool{},
@@ -289,12 +291,15 @@ func (s *State) updatePools(p *port, spec *serviceSpec) {
 		case !served:
 			e.gone, p.endpoints[f] = true, nil
 		}
-		for scope := range Scope(scopes) {
-			uses := served && spec.policy.uses(scope, spec.isExternal(p.nodePort, f))
-			if uses && e.pools[scope] == nil {
-				e.pools[scope] = s.newPool(e, scope)
+		var uses [kinds]bool
+		if served {
+			uses = s.usedPools(spec, p, f)
+		}
+		for kind, uses := range uses {
+			if uses && e.pools[kind] == nil {
+				e.pools[kind] = s.newPool(e, poolKind(kind))
 			}
-			if pool := e.pools[scope]; pool != nil {
+			if pool := e.pools[kind]; pool != nil {
 				pool.gone = !uses
 			}
 		}
@@ -314,8 +319,8 @@ func (s *State) newEndpoints(p *port, f Family) *endpoints {
 	return e
 }
 
-func (s *State) newPool(e *endpoints, scope Scope) *pool {
-	pool := &pool{of: e, scope: scope}
+func (s *State) newPool(e *endpoints, kind poolKind) *pool {
+	pool := &pool{of: e, kind: kind}
 	if len(s.freePools) > 0 {
 		// Reuse the ID that was freed first: a packet in the kernel may still
 		// refer to a pool that was deleted recently.

@@ -165,13 +165,14 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 	})
 	var choices [scopes]choice
 	var verdicts [scopes]Verdict
-	for scope, p := range e.pools {
-		if p == nil || p.gone {
+	for scope := range Scope(scopes) {
+		p := e.poolIn(scope)
+		if p == nil {
 			continue
 		}
-		c, ifEmpty := e.tally.choose(Scope(scope), svc.spec)
+		c, ifEmpty := e.tally.choose(scope, svc.spec)
 		choices[scope], verdicts[scope] = c, ifEmpty
-		view := PoolView{ID: p.id, scope: Scope(scope), Scope: Scope(scope).String(), Takes: c.String(), Algorithm: s.algorithm(svc).String()}
+		view := PoolView{ID: p.id, scope: scope, Scope: scope.String(), Takes: c.String(), Algorithm: s.algorithm(svc).String()}
 		for i := range e.entries {
 			if en := &e.entries[i]; en.listed > 0 && c.takes(en.cond) {
 				view.Backends++
@@ -208,15 +209,15 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		}
 		view := s.viewEntry(en)
 		view.Zone = plain.Line(zoneOf[en.backend], 63) // no limit of the API
-		for scope, p := range e.pools {
-			if p == nil || p.gone {
+		for scope := range Scope(scopes) {
+			if e.poolIn(scope) == nil {
 				continue
 			}
 			use := choices[scope].use(en.cond)
 			if use != Used && en.weight == 0 {
 				use = WithoutWeight // a weight of 0 makes an endpoint unusable
 			}
-			view.Use[Scope(scope).String()] = use.String()
+			view.Use[scope.String()] = use.String()
 		}
 		v.Endpoints = append(v.Endpoints, view)
 	}
@@ -268,7 +269,7 @@ func (s *State) Counts() Counts {
 			if !slices.ContainsFunc(p.of.entries, func(e entry) bool { return p.takes(&e) }) {
 				unserved[p.of.port.service] = true
 			}
-			if p.of.pools[0] == p || p.of.pools[0] == nil {
+			if first := slices.IndexFunc(p.of.pools[:], func(p *pool) bool { return p != nil }); p.of.pools[first] == p {
 				c.Endpoints += len(p.of.entries)
 			}
 		}

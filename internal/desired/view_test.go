@@ -16,6 +16,9 @@ func checkViews(s *State) error {
 	want, got := map[key][]string{}, map[key][]string{}
 	full := s.Reported()
 	for _, p := range full.Pools {
+		if s.pools[p.ID].of.poolIn(p.Scope).id != p.ID {
+			continue // one of another kind has the same backends
+		}
 		k := key{p.Service.String(), s.pools[p.ID].of.port.protocol.String(), p.Family.String(), p.Scope.String()}
 		for _, b := range p.Added {
 			want[k] = append(want[k], b.String())

@@ -80,7 +80,7 @@ func run(t *testing.T, file string, s *story) {
 	datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
 		out := s.directive(t, d)
 		if s.inIPVS() && slices.Contains([]string{"apply", "delete", "addresses", "state"}, d.Cmd) {
-			return d.Expected // NodePorts have other frontends (desired.Config.NodePortsByAddress)
+			return d.Expected // NodePorts have other frontends (desired.Config.IPVS)
 		}
 		if s.algorithm.Hashes() && d.Cmd == "state" {
 			return d.Expected // it describes the tables

@@ -84,7 +84,7 @@ func newSpread(t *testing.T, mode Mode, size int, spec corev1.ServiceSpec) *spre
 	}
 	t.Cleanup(func() { kernel.Close() })
 	_, byAddress := kernel.(*ipvs.Dataplane)
-	state := desired.New(desired.Config{NodeName: "n1", NodePortsByAddress: byAddress})
+	state := desired.New(desired.Config{NodeName: "n1", IPVS: byAddress})
 	state.SetNodeAddresses(s.Node.Addrs())
 	svc := dataplanetest.Service(spec)
 	svc.Spec.Ports[0].NodePort = int32(spreadNodePort.Port())

@@ -44,7 +44,7 @@ func require(t *testing.T, d *datadriven.TestData) {
 // lab makes the machines, and a proxy on every node.
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	config := options(t, d)
-	config.NodePortsByAddress = s.inIPVS()
+	config.IPVS = s.inIPVS()
 	config.Balancing.Algorithm, config.MaxTable = s.algorithm, desired.TableSizes()[0]
 	s.machines = map[string]machine{}
 	if s.mode != nil {

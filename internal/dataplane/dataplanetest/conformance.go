@@ -60,7 +60,7 @@ func Conformance(t *testing.T, config desired.Config, sequences, size int, names
 			}
 		}
 	})
-	if !config.NodePortsByAddress {
+	if !config.IPVS {
 		t.Run("addresses of NodePorts", func(t *testing.T) { addressesOfNodePorts(t, config, namespace) })
 	}
 	t.Run("order of calls", func(t *testing.T) {

@@ -122,7 +122,7 @@ func NodePortTakeOver(t *testing.T, s *Street, open func() Backend, age func()) 
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	state := func(byAddress bool) *desired.State {
-		all := desired.New(desired.Config{NodeName: "n1", NodePortsByAddress: byAddress})
+		all := desired.New(desired.Config{NodeName: "n1", IPVS: byAddress})
 		all.SetNodeAddresses(s.Node.Addrs())
 		svc := Service(corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort})
 		svc.Spec.Ports[0].NodePort = 30080

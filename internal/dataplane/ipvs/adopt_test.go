@@ -119,7 +119,7 @@ func TestAdoptWritesNothing(t *testing.T) {
 	for _, scheduler := range b.schedulers {
 		t.Run(scheduler, func(t *testing.T) {
 			b := open(t, ns, Options{Scheduler: scheduler})
-			state := desired.New(desired.Config{NodeName: "n1"})
+			state := desired.New(desired.Config{NodeName: "n1", IPVS: true})
 			state.SetService(&corev1.Service{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
 				Spec: corev1.ServiceSpec{
@@ -171,7 +171,7 @@ func TestAdoptWritesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := plan{drain: b.drain}
-			b.write(&p, &state.Full().Change)
+			b.servers.write(&p, &state.Full().Change)
 			if err := b.compare(t.Context(), &p); err != nil {
 				t.Fatal(err)
 			}

@@ -121,7 +121,7 @@ func (b *Dataplane) checkServer(ctx context.Context, f *desired.Frontend, pool *
 	if surplus+reweighed+len(missing) > 0 {
 		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, has %d others, and %d with another weight", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus, reweighed)
 	}
-	if a := f.Addr(); b.translation.onDummy(a) && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
+	if a := f.Addr(); b.servers.addresses[a] && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
 		// The kernel makes the route of a new IPv6 address in the background.
 		if has, err := b.dummy.addresses(); err != nil || has[a] {
 			return err
@@ -238,14 +238,6 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 	if err != nil {
 		return nil, err
 	}
-	external, internal := map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	for key, t := range c.Frontends {
-		if t.External {
-			external[key.Addr()] = true
-		} else {
-			internal[key.Addr()] = true
-		}
-	}
 	for _, s := range all {
 		key := desired.FrontendKey{AddrPort: netip.AddrPortFrom(s.Addr, s.Port), Protocol: desired.Protocol(s.Protocol)}
 		t, exists := c.Frontends[key]
@@ -266,10 +258,10 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 			choice = t.FromOutside
 		}
 		switch {
-		case slices.Equal(choice.Backends, []desired.Backend{dataplane.ServedByIPVS}):
+		case choice.ByIPVS:
 			*choice = served
-		case len(served.Backends) > 0 && len(choice.Backends) == 0:
-			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table refuses its packets", key))
+		case len(served.Backends) > 0:
+			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table does not leave packets to it", key))
 		}
 		if s.Flags&ipvs.Persistent != 0 {
 			t.Affinity = s.Timeout
@@ -285,9 +277,6 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 			c.Faults = append(c.Faults, fmt.Sprintf("interface %s does not have address %s", Interface, a))
 		}
 		delete(addresses, a)
-		if external[a] && !internal[a] {
-			delete(c.Sets[desired.ClusterIPs], m)
-		}
 	}
 	if b.dummy.link != nil && b.dummy.isOurs() {
 		differing, err := b.differingParameters(ctx)
@@ -305,9 +294,7 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 
 // Rules implements dataplane.Reader.
 func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, faults []string, err error) {
-	translator := &Dataplane{options: b.options, scheduler: b.scheduler}
-	translator.reset()
-	return b.table.Rules(ctx, translator.write(&plan{drain: translator.drain}, full))
+	return b.table.Rules(ctx, full)
 }
 
 // readServer returns the backends of a virtual server.

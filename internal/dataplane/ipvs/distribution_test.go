@@ -274,7 +274,7 @@ func (s *scheduled) slice(i int) *discoveryv1.EndpointSlice {
 func (s *scheduled) sameByConfiguration() {
 	s.Helper()
 	b := open(s, newNamespace(s), Options{Scheduler: s.scheduler})
-	state := desired.New(desired.Config{NodeName: "n1"})
+	state := desired.New(desired.Config{NodeName: "n1", IPVS: true})
 	svc := s.service()
 	svc.Annotations = nil
 	state.SetService(svc)

@@ -5,20 +5,19 @@
 //
 // # Three kinds of objects
 //
-//   - A virtual server for each frontend (of a NodePort, for each address of the node:
-//     [desired.Config.NodePortsByAddress]), with the backends of its pool as destinations.
+//   - A virtual server for each frontend that has one ([desired.Frontend.IPVS]; a NodePort has a
+//     frontend for each address of the node), with the backends of its pool as destinations.
 //   - ClusterIPs and the IPs of load balancers on the dummy interface kube-ipvs0, unless the node
 //     has them anyway. IPVS sees a packet only if the kernel takes its destination for the node's.
 //   - A table for everything that IPVS does not do: masquerading, source ranges, the verdict of
-//     empty pools, unknown ports and addresses. It is that of nftables mode (package nftables),
-//     without endpoints: the only backend of a pool there is [dataplane.ServedByIPVS], which leaves
-//     a packet to IPVS.
+//     empty pools, unknown ports and addresses. It is that of nftables mode (package nftables), and
+//     gets the same changes. A pool of IPVS has no endpoints there, and leaves its packets to IPVS.
 //
 // A frontend with a pool for traffic from outside (externalTrafficPolicy: Local) has two
 // pools. Its virtual server has the local one. The other, for connections that start on this
 // node, is served by the table, as in nftables mode; IPVS cannot tell the two apart by
-// address. External IPs that no interface of the node has are served by the table too: they may be
-// other machines' addresses.
+// address. External IPs that no interface of the node has are served by the table alone: they may be
+// other machines' addresses. Package desired decides all this, in its file ipvs.go.
 //
 // # Order
 //

@@ -175,7 +175,7 @@ func TestIPv6SwitchedOff(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := desired.New(desired.Config{})
+	s := desired.New(desired.Config{IPVS: true})
 	s.SetService(dataplanetest.Service(corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1", "fd00:96::1"}}))
 	s.SetEndpointSlice(dataplanetest.Slice(0))
 	b := open(t, ns, Options{})

@@ -17,7 +17,7 @@ import (
 func TestExclude(t *testing.T) {
 	ns := newNamespace(t)
 	o := Options{Exclude: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("10.96.0.0/16")}}
-	s := desired.New(desired.Config{})
+	s := desired.New(desired.Config{IPVS: true})
 	s.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
 	s.SetEndpointSlice(dataplanetest.Slice(0))
 	b := open(t, ns, o)

@@ -51,8 +51,7 @@ type Dataplane struct {
 	refused  refusals
 	reported map[desired.Problem]bool // of refused
 
-	translation translation
-	sequence    dataplane.Sequence
+	sequence dataplane.Sequence
 
 	nextSample      int           // of Check
 	sampled, listed time.Time     // when Check last compared some virtual servers, and listed all
@@ -102,8 +101,7 @@ func (b *Dataplane) Close() error {
 
 // reset forgets the programmed content.
 func (b *Dataplane) reset() {
-	b.translation = newTranslation()
-	b.servers = servers{scheduler: b.scheduler}
+	b.servers = servers{scheduler: b.scheduler, addresses: map[netip.Addr]bool{}}
 	b.drain = drains{}
 	b.refused = refusals{}
 	b.sampled = time.Now()
@@ -118,11 +116,11 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (stats 
 	}
 	b.reset()
 	p := plan{drain: b.drain, refused: b.refused}
-	table := b.write(&p, full)
+	b.servers.write(&p, full)
 	if err := b.compare(ctx, &p); err != nil {
 		return stats, err
 	}
-	addresses, err := b.dummy.compare(table.Sets[desired.ClusterIPs].Added)
+	addresses, err := b.dummy.compare(full.Sets[desired.ClusterIPs].Added)
 	if err != nil {
 		return stats, err
 	}
@@ -131,7 +129,7 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (stats 
 		if err := b.changeAddresses(&desired.SetChange{Added: addresses.Added}); err != nil {
 			return dataplane.Stats{}, err
 		}
-		return b.table.Reconcile(ctx, table)
+		return b.table.Reconcile(ctx, full)
 	}, func() error { return b.changeAddresses(&desired.SetChange{Removed: addresses.Removed}) })
 }
 
@@ -142,17 +140,9 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (stats da
 		return stats, fmt.Errorf("ipvs: %w", err)
 	}
 	p := plan{drain: b.drain, refused: b.refused}
-	table := b.write(&p, change)
-	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, table) },
-		func() error { return b.changeAddresses(&table.Sets[desired.ClusterIPs]) })
-}
-
-// write updates the records by a change. It returns the change of the table, and adds the steps
-// for IPVS to a plan.
-func (b *Dataplane) write(p *plan, change *desired.Change) *desired.Change {
-	before := b.servers.sizes(change)
-	b.servers.write(p, change)
-	return b.translation.change(change, before, &b.servers)
+	b.servers.write(&p, change)
+	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, change) },
+		func() error { return b.changeAddresses(&change.Sets[desired.ClusterIPs]) })
 }
 
 // program carries out a plan around the change of the table.
@@ -299,9 +289,7 @@ func (b *Dataplane) Supports(a desired.Algorithm) error { return dataplane.OnlyR
 // Describe implements dataplane.Dataplane. A connection of this node to a ClusterIP can have a
 // Service's address as its source, so the table masquerades it.
 func (b *Dataplane) Describe(f *desired.Frontend, id desired.PoolID) (d dataplane.Detail) {
-	if inner := b.translation.frontend(f); b.translation.inTable(f) || id != poolOf(f) {
-		d = b.table.Describe(inner, tablePool(id))
-	} else {
+	if d = b.table.Describe(f, id); id == f.VirtualServer() {
 		d = dataplane.Detail{Object: "virtual server " + f.String(), Scheduler: cmp.Or(f.Scheduler, b.scheduler.String())}
 	}
 	d.MasqueradesNode = f.Kind == desired.ClusterIP

@@ -150,7 +150,7 @@ func TestRefusedFrontendGoes(t *testing.T) {
 // Other Services are programmed.
 func TestRefusedServer(t *testing.T) {
 	s := newStreet(t, 1, Options{})
-	s.state = desired.New(desired.Config{Scheduler: func(text string, _ bool) (string, error) { return text, nil }})
+	s.state = desired.New(desired.Config{IPVS: true, Scheduler: func(text string, _ bool) (string, error) { return text, nil }})
 	s.state.SetEndpointSlice(dataplanetest.Slice(0))
 	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{}))
 	s.program(true)

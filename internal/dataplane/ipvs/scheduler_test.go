@@ -43,7 +43,7 @@ func newStreet(t *testing.T, ports int, o Options, commands ...string) *street {
 	if _, err := s.backend.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.state = desired.New(desired.Config{NodeName: "n1", Scheduler: s.backend.Scheduler, NodePortsByAddress: true})
+	s.state = desired.New(desired.Config{NodeName: "n1", Scheduler: s.backend.Scheduler, IPVS: true})
 	s.state.SetNodeAddresses(s.Node.Addrs())
 	for i := range ports {
 		s.state.SetEndpointSlice(dataplanetest.Slice(i))
@@ -170,7 +170,7 @@ func TestParameters(t *testing.T) {
 	}
 	reconcile := func(o Options) *Dataplane {
 		b := open(t, ns, o)
-		dataplanetest.Reconcile(t, b, desired.New(desired.Config{NodeName: "n1"}))
+		dataplanetest.Reconcile(t, b, desired.New(desired.Config{NodeName: "n1", IPVS: true}))
 		return b
 	}
 	reconcile(Options{StrictARP: true})

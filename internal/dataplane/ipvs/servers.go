@@ -39,11 +39,12 @@ type plan struct {
 // they have connections.
 type drains map[ipvs.Key]map[netip.AddrPort]bool
 
-// servers is the record of virtual servers in the kernel. Its pools refer to the frontends
-// that have them in their virtual server.
+// servers is the record of what IPVS serves. Its pools refer to the frontends that have them in their
+// virtual server.
 type servers struct {
 	scheduler ipvs.Scheduler // of frontends without their own
 	pools     dataplane.Pools[pool]
+	addresses map[netip.Addr]bool // that the dummy interface has, unless another interface has them
 }
 
 // pool is the record of a pool. Each of its backends has one slot.
@@ -74,14 +75,6 @@ func (p *pool) reweigh(c *desired.PoolChange) bool {
 	return had || p.destinations != nil
 }
 
-// poolOf returns the pool of a frontend's virtual server.
-func poolOf(f *desired.Frontend) desired.PoolID {
-	if f.LocalPool != desired.NoPool {
-		return f.LocalPool
-	}
-	return f.Pool
-}
-
 func keyOf(f desired.FrontendKey) ipvs.Key {
 	return ipvs.Key{Addr: f.Addr(), Port: f.Port(), Protocol: uint8(f.Protocol)}
 }
@@ -103,11 +96,13 @@ func addrPort(b desired.Backend) netip.AddrPort { return netip.AddrPortFrom(b.Ad
 
 // write updates the record by a change and adds the steps for it to a plan.
 func (s *servers) write(p *plan, change *desired.Change) {
+	change.Sets[desired.ClusterIPs].Note(s.addresses)
+	frontends := served(change)
 	// The destinations of changed frontends, before their pools change.
-	before := make([]pool, len(change.Frontends))
-	for i := range change.Frontends {
-		if old := change.Frontends[i].Old; old != nil {
-			pool := s.pools.Get(poolOf(old))
+	before := make([]pool, len(frontends))
+	for i := range frontends {
+		if old := frontends[i].Old; old != nil {
+			pool := s.pools.Get(old.VirtualServer())
 			pool.Unrefer(old.FrontendKey)
 			before[i] = *pool
 			before[i].Slots = slices.Clone(pool.Slots)
@@ -115,11 +110,14 @@ func (s *servers) write(p *plan, change *desired.Change) {
 	}
 	for i := range change.Pools {
 		c := &change.Pools[i]
+		if !c.IPVS {
+			continue
+		}
 		if c.New {
 			pool := &pool{Pool: dataplane.NewPool(c)}
 			s.pools.Set(c.ID, pool)
 			pool.reweigh(c)
-			pool.Slots = slices.Clone(c.Added)
+			pool.Slots = c.Added
 		} else {
 			pool := s.pools.Get(c.ID)
 			pool.IfEmpty = c.IfEmpty
@@ -137,9 +135,25 @@ func (s *servers) write(p *plan, change *desired.Change) {
 			s.pools.Set(c.ID, nil)
 		}
 	}
-	for i := range change.Frontends {
-		s.frontend(p, &change.Frontends[i], &before[i])
+	for i := range frontends {
+		s.frontend(p, &frontends[i], &before[i])
 	}
+}
+
+// served returns the changes of virtual servers: a frontend without counts as none.
+func served(change *desired.Change) (all []desired.FrontendChange) {
+	only := func(f *desired.Frontend) *desired.Frontend {
+		if f != nil && f.IPVS {
+			return f
+		}
+		return nil
+	}
+	for _, c := range change.Frontends {
+		if c = (desired.FrontendChange{Old: only(c.Old), New: only(c.New)}); c.Old != nil || c.New != nil {
+			all = append(all, c)
+		}
+	}
+	return all
 }
 
 // frontend adds, changes or deletes a virtual server, which has the destinations before. The
@@ -156,7 +170,7 @@ func (s *servers) frontend(p *plan, c *desired.FrontendChange, before *pool) {
 	if p.refused.drop(key, netip.AddrPort{}) {
 		missing, before = true, &pool{}
 	}
-	pool := s.pools.Get(poolOf(c.New))
+	pool := s.pools.Get(c.New.VirtualServer())
 	pool.Refer(c.New)
 	v := s.service(c.New)
 	if missing {
@@ -244,17 +258,6 @@ func (d drains) add(key ipvs.Key, to netip.AddrPort) {
 		d[key] = map[netip.AddrPort]bool{}
 	}
 	d[key][to] = false
-}
-
-// sizes returns the number of backends of each pool that a change lists.
-func (s *servers) sizes(change *desired.Change) []int {
-	all := make([]int, len(change.Pools))
-	for i := range change.Pools {
-		if pool := s.pools.Get(change.Pools[i].ID); pool != nil && !change.Pools[i].New {
-			all[i] = len(pool.Slots)
-		}
-	}
-	return all
 }
 
 // each calls visit with each virtual server's frontend and pool.

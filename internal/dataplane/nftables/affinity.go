@@ -156,6 +156,14 @@ func (s *schema) originalSticky() [2][]expr.Any {
 	}
 }
 
+// affinityOf returns the session affinity that the table has to keep. That of a virtual server is IPVS's.
+func affinityOf(f *desired.Frontend) uint32 {
+	if f.VirtualServer() == f.Pool {
+		return 0
+	}
+	return f.Affinity
+}
+
 const rememberPrefix = "remember-"
 
 func rememberChain(seconds uint32) string { return fmt.Sprintf("%s%d", rememberPrefix, seconds) }
@@ -202,7 +210,7 @@ const emptied = -1
 // newTimeouts counts the frontends of each timeout, and creates the chains for those that had none.
 func (b *Dataplane) newTimeouts(change *desired.Change) {
 	count := func(f *desired.Frontend, n int) {
-		if f == nil || f.Affinity == 0 || b.unsupported[desired.FamilyOf(f.Addr())] {
+		if f == nil || affinityOf(f) == 0 || b.unsupported[desired.FamilyOf(f.Addr())] {
 			return
 		}
 		family := desired.FamilyOf(f.Addr())

@@ -56,6 +56,7 @@ const hashSeed = 0x736c6970
 // pool is the record of a pool in the kernel.
 type pool struct {
 	dataplane.Pool
+	ipvs    int     // how many backends IPVS has for it, instead of Slots
 	counter counter // that the pool has
 	lacking bool    // a Problem says that it has none
 }

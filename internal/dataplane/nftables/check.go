@@ -189,7 +189,7 @@ func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 	s, w := &schemas[p.Family], &b.writer
 	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
-	if n := len(p.Slots); err == nil && n > 0 && p.Slots[n-1] != dataplane.ServedByIPVS {
+	if n := len(p.Slots); err == nil && n > 0 {
 		err = b.checkElement(s, s.addressSets[p.Scope].endpoints, w.endpointKey(id, n-1), what)
 		if err == nil && p.Sticky {
 			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)

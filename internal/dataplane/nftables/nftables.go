@@ -148,7 +148,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 		c := &change.Pools[i]
 		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], before: noSelector, after: noSelector}
 		r.scopeSets = &r.schema.addressSets[c.Scope]
-		if c.Sticky {
+		if c.Sticky && !c.IPVS {
 			r.removed, r.added = c.Removed, c.Added
 		}
 		p := b.pools.Get(c.ID)
@@ -162,7 +162,9 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 		} else {
 			r.before = selectorOf(p)
 		}
-		if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() {
+		if c.IPVS {
+			p.ipvs += len(c.Added) - len(c.Removed)
+		} else if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() {
 			// The common case of a cold start, without a search for
 			// slots and a list of their changes.
 			p.Slots, r.all = c.Added, c.Added
@@ -203,12 +205,12 @@ func selectorOf(p *pool) int {
 	n := len(p.Slots)
 	selector := pickSize(n)
 	switch {
+	case p.ipvs > 0:
+		return ipvsSelector
 	case n == 0 && p.IfEmpty == desired.Drop:
 		return dropSelector
 	case n == 0:
 		return selector
-	case n == 1 && p.Slots[0] == dataplane.ServedByIPVS:
-		return ipvsSelector
 	case n == 1: // in order, whatever the algorithm
 	case p.counter.number > 0:
 		selector = p.counter.selector()

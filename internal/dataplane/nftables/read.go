@@ -221,7 +221,7 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		return key, c, false, true
 	}
 	if served := int32(ipvsSelector); selector == uint32(served) {
-		c.Backends = append(c.Backends, dataplane.ServedByIPVS)
+		c.ByIPVS = true
 		return key, c, false, true
 	}
 	want := len(slots)

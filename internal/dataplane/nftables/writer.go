@@ -165,9 +165,6 @@ func (w *writer) pools(op op, s *schema) {
 }
 
 func (w *writer) slot(op op, r *poolUpdate, slot int, b desired.Backend) {
-	if b == dataplane.ServedByIPVS {
-		return
-	}
 	w.endpointKey(r.id, slot)
 	w.value = r.schema.endpointValue(w.value[:0], b)
 	w.element(op, r.schema, r.scopeSets.endpoints, "")
@@ -201,7 +198,7 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 		return e
 	},
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
-		if f.Affinity != 0 {
+		if affinityOf(f) != 0 {
 			service, port := affinityID(f.Service, f.Protocol)
 			e = element{set: s.setsOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
 		}

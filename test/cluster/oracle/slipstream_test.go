@@ -64,7 +64,7 @@ func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
 	c.NodeName = stage.Node1
 	c.NodePorts.Loopback = s.LocalhostNodePorts
 	c.MasqueradeAll = s.MasqueradeAll
-	c.NodePortsByAddress = s.Mode == cluster.IPVS
+	c.IPVS = s.Mode == cluster.IPVS
 	modes := map[string]desired.DetectLocalMode{
 		"ClusterCIDR":         desired.ByClusterCIDR,
 		"NodeCIDR":            desired.ByNodeCIDR,
