@@ -17,6 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -158,12 +159,12 @@ func (m *node) stopFastPath() error {
 }
 
 // probe returns the engine of a setting's fast path, if it has one. It fails with
-// [fastpath.ErrUnsupported] if the kernel lacks what the setting needs.
+// a feature.Missing if the kernel lacks what the setting needs.
 func (n *network) probe(s Setting) (fastpath.Engine, error) {
 	if s.sockets {
 		b, err := socket.New(socket.Options{NetNS: n.nodes[0].FD()})
 		if err != nil {
-			return "", fmt.Errorf("%w: %w", fastpath.ErrUnsupported, err)
+			return "", feature.Missing{Feature: "sockets", Remedy: "see docs/sockets.md", Err: err}
 		}
 		return "", b.Close()
 	}

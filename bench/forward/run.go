@@ -32,6 +32,7 @@ import (
 	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -114,7 +115,7 @@ func (m *measurement) supported() error {
 	for _, s := range m.options.settings() {
 		engine, err := m.probe(s)
 		switch {
-		case errors.Is(err, fastpath.ErrUnsupported):
+		case feature.Lacks(err):
 			m.note(fmt.Sprintf("%q is not measured: %v", s.Name, err))
 			continue
 		case err != nil:

@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 	"github.com/vishvananda/netlink"
@@ -46,7 +47,7 @@ func lack(families string) {
 func (l lacking) Probe(context.Context) (missing []dataplane.Missing, err error) {
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
 		if strings.Contains(l.families, f.String()) {
-			missing = append(missing, dataplane.Missing{Family: f, Feature: "chain type nat", Err: unix.ENOENT, Remedy: "needs CONFIG_NFT_NAT"})
+			missing = append(missing, dataplane.Missing{Family: f, Missing: feature.Missing{Feature: "chain type nat", Err: unix.ENOENT, Remedy: "needs CONFIG_NFT_NAT"}})
 		}
 	}
 	return missing, nil

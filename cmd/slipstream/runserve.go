@@ -20,6 +20,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -225,7 +226,7 @@ func (s *app) openFastPath(ctx context.Context) (err error) {
 	}
 	fast.NoHardware = func(err error) { s.events.Warning(events.HardwareOffloadUnavailable, err.Error()) }
 	switch s.fast, err = fastpath.New(fast); {
-	case errors.Is(err, fastpath.ErrUnsupported):
+	case feature.Lacks(err):
 		s.fast, s.view.NoFastPath = nil, err.Error()
 		s.events.Normal(events.FastPathUnavailable, "No fast path, so all connections stay on the slow path: "+err.Error())
 	case err != nil:

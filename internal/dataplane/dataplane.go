@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 )
 
 // Dataplane is the Programmer of a proxy mode.
@@ -134,23 +135,18 @@ type Prober interface {
 	// process is killed. Afterwards the dataplane does not program a family with a
 	// missing feature.
 	//
-	// An error says that the probe was not possible, for example without
-	// CAP_NET_ADMIN (EPERM).
+	// An error says that the probe could not tell (package feature).
 	Probe(ctx context.Context) ([]Missing, error)
 }
 
-// Missing is a feature that a dataplane needs and the node lacks.
+// Missing is what a dataplane needs for a family and the node lacks.
 type Missing struct {
-	Family  desired.Family
-	Feature string // short and the same on all nodes, such as "expression masq"
-	Err     error  // error of the kernel or of a command
-	Remedy  string // such as "needs CONFIG_NFT_MASQ"
+	Family desired.Family
+	feature.Missing
 }
 
 // String describes it in one line.
-func (m Missing) String() string {
-	return fmt.Sprintf("%s: missing %s (%s): %v", m.Family, m.Feature, m.Remedy, m.Err)
-}
+func (m Missing) String() string { return m.Family.String() + ": " + m.Error() }
 
 // OnlyRandom is a [desired.Config.Supports] of a dataplane that chooses backends at random.
 func OnlyRandom(a desired.Algorithm) error {

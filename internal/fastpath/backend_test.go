@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -35,7 +36,7 @@ func TestSupport(t *testing.T) {
 	switch has := kerneltest.Flowtable.Probe() == nil; {
 	case has && err != nil:
 		t.Error(err)
-	case !has && (!errors.Is(err, ErrUnsupported) || strings.Contains(err.Error(), "\n")):
+	case !has && (!feature.Lacks(err) || strings.Contains(err.Error(), "\n")):
 		t.Errorf("error %v", err)
 	case has:
 		if _, err := c.conn.Table(probeTable); err == nil {

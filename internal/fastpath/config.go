@@ -3,7 +3,6 @@
 package fastpath
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -115,14 +114,3 @@ type Config struct {
 	// Hardware is On. The same reason is reported once.
 	NoHardware func(error)
 }
-
-// withoutEBPF is ErrUnsupported for the engine EBPF.
-type withoutEBPF struct{ error }
-
-func (w withoutEBPF) Is(target error) bool { return target == ErrUnsupported }
-func (w withoutEBPF) Unwrap() error        { return w.error }
-
-// ErrUnsupported says that the kernel has no flowtables for nf_tables of family inet. They
-// need CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD (both Linux 4.16), CONFIG_NFT_FIB_INET
-// (Linux 4.10), and before Linux 6.2 CONFIG_NFT_OBJREF; distributions have them as modules.
-var ErrUnsupported = errors.New("the kernel has no flowtables (CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NFT_FIB_INET, before Linux 6.2 CONFIG_NFT_OBJREF)")

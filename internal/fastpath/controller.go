@@ -57,7 +57,7 @@ type Controller struct {
 var _ dataplane.Programmer = (*Controller)(nil)
 
 // New opens a netlink socket and programs nothing. It needs CAP_NET_ADMIN, and Linux 5.13.
-// The error wraps [ErrUnsupported] if the kernel has no flowtables. With a Threshold of 0,
+// The error wraps a feature.Missing if the kernel has no flowtables. With a Threshold of 0,
 // flowtables are not needed.
 func New(c Config) (*Controller, error) {
 	if c.Interfaces == nil {

@@ -5,10 +5,10 @@ package fastpath
 import (
 	"cmp"
 	"context"
-	"errors"
 
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 )
@@ -73,7 +73,7 @@ func (c *Controller) open() (err error) {
 	c.config.Engine = cmp.Or(c.config.Engine, Flowtable)
 	if c.config.Engine != EBPF {
 		c.able, err = probe(c.conn)
-		if c.config.Engine == Flowtable || !errors.Is(err, ErrUnsupported) {
+		if c.config.Engine == Flowtable || !feature.Lacks(err) {
 			c.config.Engine = Flowtable
 			return err
 		}
@@ -81,7 +81,7 @@ func (c *Controller) open() (err error) {
 	}
 	program, err := ebpf.Open(c.config.NetNS, c.config.withoutTCX, cmp.Or(c.config.lease, ebpf.Lease))
 	if err != nil {
-		return withoutEBPF{err}
+		return feature.Missing{Feature: "engine ebpf", Remedy: "see docs/fastpath.md", Err: err}
 	}
 	c.engine, c.mustFlush = &ebpfEngine{Controller: c, program: program}, program.Adopted()
 	return nil

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"golang.org/x/sys/unix"
@@ -212,8 +213,9 @@ var probeTable = nfnl.Table{Family: nfnl.INET, Name: "slipstream-probe"}
 // noDevice is a name that no interface has.
 const noDevice = "slipstream-none"
 
-// probe determines the kernel's abilities without committing anything. It returns
-// ErrUnsupported if the kernel has no flowtables, or lacks an expression of the rules.
+// probe determines the kernel's abilities without committing anything. The error wraps a
+// [feature.Missing] if the kernel has no flowtables for nf_tables of family inet, or lacks an expression of
+// the rules. Distributions have all of them as modules.
 func probe(conn *nfnl.Conn) (able abilities, err error) {
 	var b nfnl.Batch
 	b.AddTable(probeTable, "")
@@ -226,7 +228,8 @@ func probe(conn *nfnl.Conn) (able abilities, err error) {
 	var refused *nfnl.BatchError
 	switch {
 	case errors.As(err, &refused) && refused.Lacks():
-		return able, fmt.Errorf("%w: %w", ErrUnsupported, err)
+		const needs = "needs CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NFT_FIB_INET, before Linux 6.2 CONFIG_NFT_OBJREF"
+		return able, feature.Missing{Feature: "flowtables", Remedy: needs, Err: err}
 	case err != nil:
 		return able, err
 	}

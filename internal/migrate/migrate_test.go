@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 )
 
 const (
@@ -58,7 +59,7 @@ func probe(kernels map[string]Kernel) func(*config.Config) (Kernel, error) {
 func TestFindings(t *testing.T) {
 	const n, i, v = config.NFTables, config.IPTables, config.IPVS
 	const ports = "spec: {clusterIP: 10.96.0.10, ports: [%s]}"
-	ipv6Missing := probe(map[string]Kernel{n: {Missing: []dataplane.Missing{{Family: desired.IPv6, Feature: "chain type nat", Err: errors.New("no"), Remedy: "needs CONFIG_NFT_NAT"}}}})
+	ipv6Missing := probe(map[string]Kernel{n: {Missing: []dataplane.Missing{{Family: desired.IPv6, Missing: feature.Missing{Feature: "chain type nat", Err: errors.New("no"), Remedy: "needs CONFIG_NFT_NAT"}}}}})
 	node4 := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}}}
 	node6 := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "2001:db8::1"}}}}
 	other := func(text string) []*corev1.Service {

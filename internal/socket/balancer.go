@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/bpffs"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"golang.org/x/sys/unix"
 )
 
@@ -57,7 +58,7 @@ const pins = "slipstream-sockets"
 
 // New finds the cgroup and probes what the programs need: CAP_SYS_ADMIN (or CAP_BPF and
 // CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing, and reads which pods there are. The error is one line that says
-// what is missing.
+// what is missing, as a [feature.Missing] if the kernel refuses the programs.
 func New(o Options) (*Balancer, error) {
 	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]*client{}, selected: map[netip.Addr]bool{}}
 	b.options.lease = cmp.Or(o.lease, Lease)
@@ -127,7 +128,7 @@ func (b *Balancer) load(c *content, pin ebpf.PinType) (objects programObjects, e
 		}
 	}
 	if err != nil {
-		return objects, fmt.Errorf("BPF programs at cgroups (Linux 5.14 with CONFIG_CGROUP_BPF): %w", err)
+		return objects, feature.Missing{Feature: "BPF programs at cgroups", Remedy: "needs Linux 5.14 with CONFIG_CGROUP_BPF, and CAP_BPF", Err: err}
 	}
 	return objects, nil
 }

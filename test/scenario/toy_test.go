@@ -13,6 +13,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 )
 
 // toy is the simplest dataplane that passes what every mode has to pass, and the example of
@@ -215,7 +216,7 @@ func (t *toy) Probe(ctx context.Context) (all []dataplane.Missing, _ error) {
 			return nil, err
 		} else if err != nil {
 			t.missing[f] = true
-			all = append(all, dataplane.Missing{Family: f, Feature: "nft", Err: err, Remedy: "needs the command nft and nf_tables"})
+			all = append(all, dataplane.Missing{Family: f, Missing: feature.Missing{Feature: "nft", Err: err, Remedy: "needs the command nft and nf_tables"}})
 		}
 	}
 	return all, nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"golang.org/x/sys/unix"
 )
@@ -64,21 +65,18 @@ func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	}
 	var tables []*table // of families that can be served
 	for _, t := range b.tables {
-		m, err := b.probeSets(ctx, t.family)
-		if err == nil && m == nil {
-			m, err = b.probeRules(ctx, t.family)
+		err := b.probeSets(ctx, t.family)
+		if err == nil {
+			err = b.probeRules(ctx, t.family)
 		}
-		if err == nil && m != nil && (errors.Is(m.Err, unix.EPERM) || isTemporary(m.Err)) {
-			err = m.Err
-		}
+		var m feature.Missing
 		switch {
-		case err != nil:
-			return nil, fmt.Errorf("probing the features of the node: %w", err)
-		case m == nil:
+		case err == nil:
 			tables = append(tables, t)
+		case errors.As(err, &m) && !errors.Is(err, unix.EPERM) && !isTemporary(err):
+			b.missing = append(b.missing, dataplane.Missing{Family: t.family, Missing: m})
 		default:
-			m.Family = t.family
-			b.missing = append(b.missing, *m)
+			return nil, fmt.Errorf("probing the features of the node: %w", err)
 		}
 	}
 	b.tables = tables
@@ -99,32 +97,34 @@ func (b *Dataplane) removeProbe(ctx context.Context) error {
 	return nil
 }
 
-// probeSets returns the first type of IP sets that the kernel lacks.
-func (b *Dataplane) probeSets(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
+// probeSets looks for the first type of IP sets that the kernel lacks.
+func (b *Dataplane) probeSets(ctx context.Context, f desired.Family) error {
 	for _, k := range setTypes {
 		if err := b.sets.Create(probeName, k.typ, f == desired.IPv6); err != nil {
 			config := "CONFIG_IP_SET_" + strings.ToUpper(strings.NewReplacer(":", "_", ",", "").Replace(k.typ))
-			return &dataplane.Missing{Feature: "IP sets of the type " + k.typ, Err: err, Remedy: "needs " + config}, nil
+			return feature.Missing{Feature: "IP sets of the type " + k.typ, Err: err, Remedy: "needs " + config}
 		}
 		if err := b.sets.Destroy(ctx, probeName); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return nil, nil
+	return nil
 }
 
-// probeRules returns the first extension that does not work, or nil.
-func (b *Dataplane) probeRules(ctx context.Context, f desired.Family) (*dataplane.Missing, error) {
+// probeRules looks for the first extension that does not work.
+func (b *Dataplane) probeRules(ctx context.Context, f desired.Family) error {
 	refused, err := b.tryRules(ctx, f, extensions)
 	if refused == nil || err != nil {
-		return nil, err
+		return err
 	}
 	for i, e := range extensions {
-		if refused, err := b.tryRules(ctx, f, extensions[i:i+1]); refused != nil || err != nil {
-			return &dataplane.Missing{Feature: e.name, Err: refused, Remedy: "needs " + e.config}, err
+		if refused, err := b.tryRules(ctx, f, extensions[i:i+1]); err != nil {
+			return err
+		} else if refused != nil {
+			return feature.Missing{Feature: e.name, Err: refused, Remedy: "needs " + e.config}
 		}
 	}
-	return &dataplane.Missing{Feature: "rules", Err: refused, Remedy: "see the error"}, nil
+	return feature.Missing{Feature: "rules", Err: refused, Remedy: "see the error"}
 }
 
 // tryRules has the kernel take the rules of extensions, in one restore, and removes them.
@@ -166,7 +166,7 @@ func isTemporary(err error) bool {
 
 // missing describes a family for which a variant's commands do not work.
 func (v Variant) missing(f desired.Family, err error) dataplane.Missing {
-	m := dataplane.Missing{Family: f, Feature: "table nat of iptables-" + string(v), Err: err, Remedy: "needs CONFIG_NF_TABLES_" + f.String() + ", CONFIG_NFT_NAT and CONFIG_NFT_COMPAT"}
+	m := dataplane.Missing{Family: f, Missing: feature.Missing{Feature: "table nat of iptables-" + string(v), Err: err, Remedy: "needs CONFIG_NF_TABLES_" + f.String() + ", CONFIG_NFT_NAT and CONFIG_NFT_COMPAT"}}
 	command := v.command(f, "-restore")
 	if _, none := exec.LookPath(command); none != nil {
 		m.Feature, m.Err, m.Remedy = "command "+command, none, "install iptables 1.8 or later"

@@ -17,6 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 )
 
@@ -66,7 +67,7 @@ var (
 )
 
 // New opens netlink sockets. It programs nothing. Without IPVS in the kernel, the error wraps
-// [ipvs.ErrUnsupported].
+// a feature.Missing.
 func New(c dataplane.Config, o Options) (*Dataplane, error) {
 	c.IPVS = true
 	table, err := nftables.New(c)
@@ -239,13 +240,13 @@ func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	err = dataplane.Inside(b.config.NetNS, func() error { _, err := os.Stat(procIPv6); return err })
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return append(missing, dataplane.Missing{Family: desired.IPv6, Feature: "addresses", Err: err, Remedy: "needs IPv6, which ipv6.disable=1 switches off"}), nil
+		return append(missing, dataplane.Missing{Family: desired.IPv6, Missing: feature.Missing{Feature: "addresses", Err: err, Remedy: "needs IPv6, which ipv6.disable=1 switches off"}}), nil
 	case err != nil:
 		return missing, err
 	}
 	refused, err := b.conn.Try(ctx, b.scheduler.Name, true)
 	if err == nil && refused != nil {
-		missing = append(missing, dataplane.Missing{Family: desired.IPv6, Feature: "virtual servers", Err: refused, Remedy: "needs CONFIG_IP_VS_IPV6"})
+		missing = append(missing, dataplane.Missing{Family: desired.IPv6, Missing: feature.Missing{Feature: "virtual servers", Err: refused, Remedy: "needs CONFIG_IP_VS_IPV6"}})
 	}
 	return missing, err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
@@ -25,21 +26,19 @@ func (b *Dataplane) Probe(ctx context.Context) (missing []dataplane.Missing, err
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		m, err := b.probe(schemas[f])
-		if err != nil {
-			return nil, err
-		}
-		if m != nil {
-			m.Family = desired.Family(f)
-			missing = append(missing, *m)
+		var m feature.Missing
+		if err := b.probe(schemas[f]); errors.As(err, &m) {
+			missing = append(missing, dataplane.Missing{Family: desired.Family(f), Missing: m})
 			b.unsupported[f] = true
+		} else if err != nil {
+			return nil, err
 		}
 	}
 	return missing, nil
 }
 
-// probe returns the first feature of a schema that the kernel lacks, or nil.
-func (b *Dataplane) probe(s schema) (*dataplane.Missing, error) {
+// probe looks for the first feature of a schema that the kernel lacks.
+func (b *Dataplane) probe(s schema) error {
 	const anyTimeout = 10800
 	var batch nfnl.Batch
 	s.table.Name = probeTable
@@ -52,17 +51,17 @@ func (b *Dataplane) probe(s schema) (*dataplane.Missing, error) {
 	switch {
 	case err == nil:
 		b.probeHash(s)
-		return nil, nil
+		return nil
 	case !errors.As(err, &refused), !refused.Lacks():
-		return nil, fmt.Errorf("trying what the kernel can do: %w", err)
+		return fmt.Errorf("trying what the kernel can do: %w", err)
 	}
-	feature, remedy := s.feature(refused)
-	return &dataplane.Missing{Feature: feature, Err: err, Remedy: remedy}, nil
+	name, remedy := s.feature(refused)
+	return feature.Missing{Feature: name, Remedy: remedy, Err: err}
 }
 
 // feature derives the missing feature of the kernel from its refusal, and what provides
 // it.
-func (s *schema) feature(refused *nfnl.BatchError) (feature, remedy string) {
+func (s *schema) feature(refused *nfnl.BatchError) (name, remedy string) {
 	const unexpected = "needs Linux 5.13 or later"
 	switch {
 	case refused.Op == "":

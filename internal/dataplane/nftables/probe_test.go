@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
@@ -56,9 +57,9 @@ func TestProbeNames(t *testing.T) {
 	} {
 		s := schemas[desired.IPv6]
 		s.table.Family = family
-		m, err := k.probe(s)
-		if err != nil || m == nil || m.Feature != want.feature || !errors.Is(m.Err, want.errno) {
-			t.Errorf("family %d: %+v, error %v; want %+v", family, m, err, want)
+		var m feature.Missing
+		if err := k.probe(s); !errors.As(err, &m) || m.Feature != want.feature || !errors.Is(err, want.errno) {
+			t.Errorf("family %d: error %v; want %+v", family, err, want)
 		}
 	}
 	var b nfnl.Batch

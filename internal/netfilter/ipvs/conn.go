@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
@@ -23,12 +24,9 @@ type Conn struct {
 	family netlink.HeaderType
 }
 
-// ErrUnsupported says that the kernel has no IPVS and has found no module for it.
-var ErrUnsupported = errors.New("the kernel has no IPVS (CONFIG_IP_VS)")
-
 // Dial opens a socket in the network namespace that the file descriptor names, or in the
 // calling thread's when netns is 0. The kernel loads its module ip_vs if it has one. Without
-// IPVS the error wraps [ErrUnsupported]. Use of the socket needs CAP_NET_ADMIN.
+// IPVS the error is a [feature.Missing]. Use of the socket needs CAP_NET_ADMIN.
 func Dial(netns int) (*Conn, error) {
 	s, err := sock.Dial(unix.NETLINK_GENERIC, "IPVS", netlink.Config{NetNS: netns, MessageBufferSize: 64 << 10})
 	if err != nil {
@@ -51,7 +49,7 @@ func (c *Conn) resolve() error {
 		Header: netlink.Header{Type: unix.GENL_ID_CTRL, Flags: netlink.Request}, Data: r.data})
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return ErrUnsupported
+		return feature.Missing{Feature: "IPVS", Remedy: "needs CONFIG_IP_VS"}
 	case err != nil:
 		return fmt.Errorf("looking for IPVS: %w", err)
 	}

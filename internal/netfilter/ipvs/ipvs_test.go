@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
@@ -261,7 +262,7 @@ func TestUnsupported(t *testing.T) {
 		c.Close()
 		t.Skip("the kernel has IPVS")
 	}
-	if !errors.Is(err, ErrUnsupported) {
+	if !feature.Lacks(err) {
 		t.Error(err)
 	}
 }

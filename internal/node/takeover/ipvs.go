@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipset"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -88,7 +89,7 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 // removeServers removes kube-proxy's virtual servers, except those that drain.
 func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error {
 	conn, err := ipvs.Dial(0)
-	if errors.Is(err, ipvs.ErrUnsupported) {
+	if feature.Lacks(err) {
 		return nil
 	}
 	if err != nil {
