@@ -192,7 +192,7 @@ func (s *State) frontendChange(f *frontend) (FrontendChange, bool) {
 	if s.serves(f) {
 		c.New = s.frontend(f.claims[0], f.key)
 		c.New.SlowPath = c.New.SlowPath || s.optOuts.namespaces[c.New.Service.Namespace]
-		if f.claims[0].port.endpoints[FamilyOf(f.key.Addr())].weighted {
+		if c.New.IPVS && f.claims[0].port.endpoints[FamilyOf(f.key.Addr())].weighted {
 			c.New.Scheduler, _ = s.config.Scheduler(c.New.Scheduler, true) // valid
 		}
 	}

@@ -20,7 +20,7 @@ import (
 func TestOldNotations(t *testing.T) {
 	usual := func(text string) string { return text }
 	content := func(notations ...func(string) string) string {
-		s := New(Config{NodeName: "n1", NodePortsByAddress: true})
+		s := New(Config{NodeName: "n1", IPVS: true})
 		s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
 		for i, old := range notations {
 			name := []string{"web", "younger"}[i]
