@@ -9,13 +9,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"golang.org/x/sys/unix"
 )
 
 // TestUnspecified connects to the unspecified address, which means the client itself, at a port that is also a
 // NodePort. It reaches the client's own listener, and no Service if there is none.
 func TestUnspecified(t *testing.T) {
-	w := serve(t, 1, nil)
+	// As in mode iptables, where the node serves NodePorts at loopback addresses.
+	w := newWorldWith(t, desired.Config{NodeName: node, MaxTable: desired.TableSizes()[0], NodePorts: desired.NodePortAddresses{Loopback: true}})
+	w.fill(1, nil)
+	w.state.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.168.100.11"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.5.5.5"), netip.IPv6Loopback()})
+	w.reconcile()
 	for _, from := range []interface {
 		Do(func() error) error
 		Name() string
@@ -24,6 +29,7 @@ func TestUnspecified(t *testing.T) {
 			{"127.0.0.1", "0.0.0.0"}, {"0.0.0.0", "0.0.0.0"}, {"", "0.0.0.0"},
 			{"127.0.0.1", "::ffff:0.0.0.0"}, {"0.0.0.0", "::ffff:0.0.0.0"}, {"", "::ffff:0.0.0.0"},
 			{"::1", "::"}, {"::", "::"}, {"", "::"},
+			{"127.0.0.1", "127.0.0.1"}, {"", "127.0.0.1"}, {"127.5.5.5", "127.5.5.5"}, {"127.0.0.1", "::ffff:127.0.0.1"}, {"::1", "::1"}, {"", "::1"},
 		} {
 			w.check(from.Do(func() error {
 				err := reachesItself(c.listen, netip.MustParseAddr(c.connect))
