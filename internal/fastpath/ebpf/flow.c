@@ -109,7 +109,7 @@ struct {
 	TYPE(value, struct interface);
 } interfaces SEC(".maps");
 
-// Connections that could not be kept, by their original direction.
+// Connections that could not be kept, by the keys of their flows.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_LRU_HASH);
 	NUMBER(max_entries, 16384);
@@ -490,13 +490,13 @@ INLINE int takes_part(const struct flow *f)
 	return to && to->peer == f->peer && lookup(&interfaces, &in);
 }
 
-INLINE void refuse(const struct tuple *original, __u64 now)
+INLINE void refuse(const struct tuple *key, __u64 now)
 {
-	struct refusal next = {.wait = FIRST_WAIT}, *last = lookup(&refusals, original);
+	struct refusal next = {.wait = FIRST_WAIT}, *last = lookup(&refusals, key);
 	if (last && now < last->until + last->wait)
 		next.wait = last->wait * 8 < MOST_WAIT ? last->wait * 8 : MOST_WAIT;
 	next.until = now + next.wait;
-	update(&refusals, original, &next, BPF_ANY);
+	update(&refusals, key, &next, BPF_ANY);
 }
 
 SEC("tcx/ingress")
@@ -538,8 +538,10 @@ int forward(struct __sk_buff *skb)
 		int kept = takes_part(&f) && tracked(skb, &other, !f.reply);
 		if (kept && !routed(skb, &p.key, &f)) {
 			kept = 0;
-			if (ms(now) - f.added < TRIAL)
-				refuse(f.reply ? &other : &p.key, now);
+			if (ms(now) - f.added < TRIAL) {
+				refuse(&other, now);
+				refuse(&p.key, now);
+			}
 		}
 		if (!kept) {
 			delete (&flows, &other);
@@ -669,6 +671,9 @@ INLINE void consider(struct __sk_buff *skb)
 		again(&p, &back, known, in, now);
 		return;
 	}
+	struct refusal *r = lookup(&refusals, &back);
+	if (r && now < r->until)
+		return;
 	__u8 direction;
 	struct nf_conn *ct = entry(skb, &back, &direction);
 	if (!ct)
@@ -686,9 +691,6 @@ INLINE void consider(struct __sk_buff *skb)
 	}
 	bpf_ct_release(ct);
 	if (!ok)
-		return;
-	struct refusal *r = lookup(&refusals, f.reply ? &back : &f.from);
-	if (r && now < r->until)
 		return;
 	struct interface *client = f.reply ? to : from;
 	// No pod can fill the map.
