@@ -494,7 +494,7 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	return api.New(client, api.Options{
 		NodeName:   node,
 		AllNodes:   c.Slipstream.ResetDeletedNodes,
-		OtherNodes: modes[c.Mode()].virtualServers, // for desired.OtherNodeIPs
+		OtherNodes: modes[c.Mode()].virtualServers, // their addresses are not this node's to serve
 		OnError:    problem,
 	}), client, nil
 }

@@ -116,52 +116,22 @@ func (c *Conn) each(ctx context.Context, status uint32, visit func(*Flow)) error
 // Parse parses an entry as a dump or an event has it, from struct nfgenmsg on. ok is false for
 // connections without ports.
 func (f *Flow) Parse(data []byte) (ok bool) {
-	const header = 4 // struct nfgenmsg
-	if len(data) < header {
-		return false
+	var e ctnetlink.Entry
+	ok = e.Parse(data)
+	has := func(status uint32) bool { return e.Status&status != 0 }
+	*f = Flow{
+		ID: uint32(number(e.ID)), Protocol: desired.Protocol(e.Original.Protocol), Source: e.Original.Src, Destination: e.Original.Dst, Backend: e.Reply.Src,
+		Sent: parseCount(e.Counters[0]), Received: parseCount(e.Counters[1]),
+		Offloaded: has(ctnetlink.StatusOffload), Hardware: has(ctnetlink.StatusHWOffload), Answered: has(ctnetlink.StatusSeenReply), NAT: has(ctnetlink.StatusDNAT),
 	}
-	*f = Flow{}
-	var original, reply ctnetlink.Tuple
-	var okOriginal, okReply bool
-	for typ, b := range nfnl.Attributes(data[header:]) {
-		switch typ {
-		case nl.CTA_TUPLE_ORIG:
-			original, okOriginal = ctnetlink.ParseTuple(b)
-		case nl.CTA_TUPLE_REPLY:
-			reply, okReply = ctnetlink.ParseTuple(b)
-		case nl.CTA_STATUS:
-			status := number(b)
-			f.Offloaded, f.Hardware = status&ctnetlink.StatusOffload != 0, status&ctnetlink.StatusHWOffload != 0
-			f.Answered = status&ctnetlink.StatusSeenReply != 0
-			f.NAT = status&ctnetlink.StatusDNAT != 0
-		case nl.CTA_ID:
-			f.ID = uint32(number(b))
-		case nl.CTA_COUNTERS_ORIG:
-			f.Sent = parseCount(b)
-		case nl.CTA_COUNTERS_REPLY:
-			f.Received = parseCount(b)
-		case nl.CTA_TIMESTAMP:
-			for typ, b := range nfnl.Attributes(b) {
-				if ns := number(b); typ == nl.CTA_TIMESTAMP_START && ns != 0 {
-					f.Began = time.Unix(0, int64(ns))
-				}
-			}
-		}
+	if ns := number(nfnl.Attr(e.Timestamp, nl.CTA_TIMESTAMP_START)); ns != 0 {
+		f.Began = time.Unix(0, int64(ns))
 	}
-	f.Protocol, f.Source, f.Destination, f.Backend = desired.Protocol(original.Protocol), original.Src, original.Dst, reply.Src
-	return okOriginal && okReply
+	return ok
 }
 
-func parseCount(b []byte) (c Count) {
-	for typ, b := range nfnl.Attributes(b) {
-		switch typ {
-		case nl.CTA_COUNTERS_PACKETS:
-			c.Packets = number(b)
-		case nl.CTA_COUNTERS_BYTES:
-			c.Bytes = number(b)
-		}
-	}
-	return c
+func parseCount(b []byte) Count {
+	return Count{number(nfnl.Attr(b, nl.CTA_COUNTERS_PACKETS)), number(nfnl.Attr(b, nl.CTA_COUNTERS_BYTES))}
 }
 
 // number decodes a number in network byte order, of up to 8 bytes.

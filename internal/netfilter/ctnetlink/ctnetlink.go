@@ -100,6 +100,57 @@ func ParseTuple(b []byte) (t Tuple, ok bool) {
 	return t, true
 }
 
+// Entry is what a message of a dump or an event says of a connection. Its slices refer to the message.
+type Entry struct {
+	Original, Reply Tuple
+	Status          uint32
+	TCPState        uint8 // enum tcp_conntrack; 0 for other protocols
+
+	// These are in the kernel's encoding; nil if the message lacks them.
+	Tuple, ID, Zone []byte    // they identify the entry
+	Counters        [2][]byte // of Original and Reply
+	Timestamp       []byte
+}
+
+// Parse parses the data of a message. ok is false unless both tuples have ports.
+func (e *Entry) Parse(data []byte) (ok bool) {
+	*e = Entry{}
+	if len(data) < headerLen {
+		return false
+	}
+	var there, back bool
+	for typ, b := range nfnl.Attributes(data[headerLen:]) {
+		switch typ {
+		case nl.CTA_TUPLE_ORIG:
+			e.Tuple = b
+			e.Original, there = ParseTuple(b)
+		case nl.CTA_TUPLE_REPLY:
+			e.Reply, back = ParseTuple(b)
+		case nl.CTA_STATUS:
+			if len(b) == 4 {
+				e.Status = binary.BigEndian.Uint32(b)
+			}
+		case nl.CTA_PROTOINFO:
+			if state := nfnl.Attr(nfnl.Attr(b, nl.CTA_PROTOINFO_TCP), nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
+				e.TCPState = state[0]
+			}
+		case nl.CTA_ID:
+			if len(b) == 4 {
+				e.ID = b
+			}
+		case nl.CTA_ZONE:
+			e.Zone = b
+		case nl.CTA_COUNTERS_ORIG:
+			e.Counters[0] = b
+		case nl.CTA_COUNTERS_REPLY:
+			e.Counters[1] = b
+		case nl.CTA_TIMESTAMP:
+			e.Timestamp = b
+		}
+	}
+	return there && back
+}
+
 // Encode appends the tuple as an attribute. It omits an end that is the zero AddrPort.
 func (t Tuple) Encode(a *netlink.AttributeEncoder, typ uint16) {
 	type end struct {
@@ -167,6 +218,8 @@ func (c *Conn) Close() error { return c.sock.Close() }
 
 // Header is the fixed part of a message (struct nfgenmsg), the start of its data.
 func Header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
+
+const headerLen = 4
 
 // Dump has the kernel report the entries of an address family (AF_UNSPEC is all) that
 // agree with the attributes, and calls visit with the data of each, which is valid only during the call.

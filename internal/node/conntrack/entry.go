@@ -3,13 +3,11 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -45,7 +43,7 @@ type entry struct {
 	destination netip.AddrPort // of the first packet
 	replies     netip.AddrPort // source of replies: the backend, or the destination itself
 	translated  bool           // by a NAT rule
-	protoinfo   []byte         // the state of TCP, in the kernel's encoding
+	synSent     bool           // a TCP connection without an answer to its SYN
 
 	// These identify the entry, in the kernel's encoding.
 	original, id, zone []byte
@@ -54,45 +52,16 @@ type entry struct {
 // parse parses a message of a dump. The entry refers to its data. ok is false unless the
 // message is an entry with ports.
 func (e *entry) parse(data []byte) (ok bool) {
-	*e = entry{}
-	if len(data) < len(header(0)) {
+	const synSent = 1 // enum tcp_conntrack
+	var x ctnetlink.Entry
+	if !x.Parse(data) {
 		return false
 	}
-	e.family = family(data[0])
-	var reply []byte
-	for typ, payload := range nfnl.Attributes(data[len(header(0)):]) {
-		switch typ {
-		case nl.CTA_TUPLE_ORIG:
-			e.original = payload
-		case nl.CTA_TUPLE_REPLY:
-			reply = payload
-		case nl.CTA_STATUS:
-			e.translated = len(payload) == 4 && binary.BigEndian.Uint32(payload)&ctnetlink.StatusDNAT != 0
-		case nl.CTA_PROTOINFO:
-			e.protoinfo = payload
-		case nl.CTA_ID:
-			e.id = payload
-		case nl.CTA_ZONE:
-			e.zone = payload
-		}
+	*e = entry{
+		family: family(data[0]), protocol: desired.Protocol(x.Original.Protocol), destination: x.Original.Dst, replies: x.Reply.Src,
+		translated: x.Status&ctnetlink.StatusDNAT != 0, synSent: x.TCPState == synSent, original: x.Tuple, id: x.ID, zone: x.Zone,
 	}
-	there, ok := ctnetlink.ParseTuple(e.original)
-	back, okBack := ctnetlink.ParseTuple(reply)
-	e.protocol, e.destination, e.replies = desired.Protocol(there.Protocol), there.Dst, back.Src
-	return ok && okBack && len(e.id) == 4
-}
-
-// synSent reports whether the entry is a TCP connection without an answer to its SYN.
-func (e *entry) synSent() bool {
-	const synSent = 1 // enum tcp_conntrack
-	for typ, tcp := range nfnl.Attributes(e.protoinfo) {
-		for inner, value := range nfnl.Attributes(tcp) {
-			if typ == nl.CTA_PROTOINFO_TCP && inner == nl.CTA_PROTOINFO_TCP_STATE && len(value) == 1 {
-				return value[0] == synSent
-			}
-		}
-	}
-	return false
+	return x.ID != nil
 }
 
 // deletion returns a request to delete the entry. Because of its ID, the kernel keeps a later

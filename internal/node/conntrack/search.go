@@ -148,7 +148,7 @@ func (s *search) stale(e *entry) bool {
 	case s.tcp != nil:
 		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
 	case s.begun != nil:
-		return e.protocol == desired.TCP && e.destination == e.replies && s.begun[e.destination] && e.synSent()
+		return e.protocol == desired.TCP && e.destination == e.replies && s.begun[e.destination] && e.synSent
 	}
 	f := s.frontends[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}]
 	return f != nil && (f.removed[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])

@@ -19,7 +19,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -342,45 +341,14 @@ const (
 )
 
 func parse(data []byte) (e entry, ok bool) {
-	const header = 4 // struct nfgenmsg
-	if len(data) < header {
+	var x ctnetlink.Entry
+	if !x.Parse(data) || x.ID == nil {
 		return e, false
 	}
-	hasID, original := false, false
-	for typ, b := range nfnl.Attributes(data[header:]) {
-		switch {
-		case typ == nl.CTA_TUPLE_REPLY:
-			var t ctnetlink.Tuple
-			t, ok = ctnetlink.ParseTuple(b)
-			e.backend = key{desired.Protocol(t.Protocol), desired.NewBackend(t.Src)}
-		case typ == nl.CTA_TUPLE_ORIG:
-			var t ctnetlink.Tuple
-			t, original = ctnetlink.ParseTuple(b)
-			e.frontend = desired.NewBackend(t.Dst)
-		case typ == nl.CTA_STATUS && len(b) == 4:
-			status := binary.BigEndian.Uint32(b)
-			e.translated, e.answered = status&ctnetlink.StatusDNAT != 0, status&ctnetlink.StatusSeenReply != 0
-			e.assured = status&ctnetlink.StatusAssured != 0
-		case typ == nl.CTA_ID && len(b) == 4:
-			e.id, hasID = binary.NativeEndian.Uint32(b), true
-		case typ == nl.CTA_PROTOINFO:
-			s := tcpState(b)
-			e.ended, e.reset = s >= finWait && s <= reset, s == reset
-		}
-	}
-	return e, ok && original && hasID
-}
-
-func tcpState(protoinfo []byte) (state uint8) {
-	for typ, b := range nfnl.Attributes(protoinfo) {
-		if typ != nl.CTA_PROTOINFO_TCP {
-			continue
-		}
-		for typ, b := range nfnl.Attributes(b) {
-			if typ == nl.CTA_PROTOINFO_TCP_STATE && len(b) == 1 {
-				state = b[0]
-			}
-		}
-	}
-	return state
+	return entry{
+		id: binary.NativeEndian.Uint32(x.ID), backend: key{desired.Protocol(x.Reply.Protocol), desired.NewBackend(x.Reply.Src)},
+		frontend: desired.NewBackend(x.Original.Dst), translated: x.Status&ctnetlink.StatusDNAT != 0,
+		answered: x.Status&ctnetlink.StatusSeenReply != 0, assured: x.Status&ctnetlink.StatusAssured != 0,
+		ended: x.TCPState >= finWait && x.TCPState <= reset, reset: x.TCPState == reset,
+	}, true
 }

@@ -58,6 +58,8 @@ type View struct {
 	// FastPath is nil without a fast path, for the reason NoFastPath.
 	FastPath   func() (fastpath.Stats, error)
 	NoFastPath string
+	// IPVS says that virtual servers serve Services: package desired's Config.IPVS.
+	IPVS bool
 	// Sockets is nil without socketLoadBalancing.
 	Sockets *socket.Balancer
 	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
@@ -162,6 +164,7 @@ const (
 // Serve answers on the Unix socket at a path until ctx ends. While it cannot listen there, it
 // tries again and logs the reason once.
 func (v *View) Serve(ctx context.Context, path string) {
+	defer v.traffic.end()
 	var errs logonce.Errors
 	for ctx.Err() == nil {
 		l, err := listen(ctx, path)

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
@@ -32,7 +31,6 @@ func TestHungProxy(t *testing.T) {
 
 // TestCountingEnds checks that what counts connections does not outlive the server of questions.
 func TestCountingEnds(t *testing.T) {
-	finding.Open(t, "structure D8: the goroutine that counts traffic, and its sockets, outlive Serve")
 	kerneltest.Require(t, kerneltest.NFTables) // and so conntrack
 	ns, err := lab.NewNamespace()
 	if err != nil {

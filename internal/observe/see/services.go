@@ -145,7 +145,7 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 		}
 		return v.traffic.recent(q.Age)
 	}
-	err = v.traffic.read(ctx, v.Mode, enough, rejected, func(zero func() *Counted) error {
+	err = v.traffic.read(ctx, v.IPVS, enough, rejected, func(zero func() *Counted) error {
 		for to, n := range v.traffic.existing {
 			t := portOf(to.key())
 			if t == nil {
@@ -256,7 +256,7 @@ func (v *View) Traffic(ctx context.Context, age time.Duration) (map[types.Namesp
 		return nil, err
 	}
 	all := map[types.NamespacedName]ServiceTraffic{}
-	err = v.traffic.read(ctx, v.Mode, func() bool { return v.traffic.recent(age) }, rejected, func(func() *Counted) error {
+	err = v.traffic.read(ctx, v.IPVS, func() bool { return v.traffic.recent(age) }, rejected, func(func() *Counted) error {
 		return v.Proxy.Inspect(ctx, func(i *proxy.Inspection) {
 			add := func(k desired.FrontendKey, more ServiceTraffic) bool {
 				f := i.State.FrontendAt(k)

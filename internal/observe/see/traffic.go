@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
@@ -166,7 +165,7 @@ func (t *traffic) recent(age time.Duration) bool {
 // enough. Then it calls use, in which t.existing has the connections of the last walk, and t.totals those
 // of all destinations that had any; use may delete some of these. Its argument returns what the totals of a port
 // begin with. rejected are the numbers of rejected packets now, from which a walk measures the rates in t.refusal.
-func (t *traffic) read(ctx context.Context, mode string, enough func() bool, rejected map[desired.FrontendKey]uint64, use func(zero func() *Counted) error) error {
+func (t *traffic) read(ctx context.Context, ipvs bool, enough func() bool, rejected map[desired.FrontendKey]uint64, use func(zero func() *Counted) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first := t.events == nil
@@ -175,7 +174,7 @@ func (t *traffic) read(ctx context.Context, mode string, enough func() bool, rej
 			return err
 		}
 	}
-	t.asked, t.ipvs = time.Now(), mode == config.IPVS
+	t.asked, t.ipvs = time.Now(), ipvs
 	if err := t.drain(); err != nil {
 		return errors.Join(err, t.stop())
 	}
@@ -257,6 +256,13 @@ func (t *traffic) stop() (err error) {
 	t.events, t.table, t.counted, t.totals, t.refused, t.refusal = nil, nil, nil, nil, nil, nil
 	t.walked, t.existing = time.Time{}, nil
 	return err
+}
+
+// end stops the counting and its goroutine, which else goes on for some minutes.
+func (t *traffic) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_ = t.stop()
 }
 
 // run empties the queue of events until nobody asks any more.

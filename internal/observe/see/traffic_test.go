@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -73,18 +72,18 @@ func BenchmarkWalk(b *testing.B) {
 		must(table.Execute(b.Context(), []netlink.Message{m}, must))
 	}
 	var t traffic
-	mode := config.IPVS // whose entries are like these
+	ipvs := true // its entries are like these
 	ask := func() error {
-		return t.read(b.Context(), mode, func() bool { return false }, nil, func(func() *Counted) error { return nil })
+		return t.read(b.Context(), ipvs, func() bool { return false }, nil, func(func() *Counted) error { return nil })
 	}
 	must(node.Do(ask))
 	defer func() { t.mu.Lock(); must(t.stop()); t.mu.Unlock() }()
 	if len(t.counted) != entries || len(t.existing) != services*endpoints {
 		b.Fatalf("%d connections to %d endpoints", len(t.counted), len(t.existing))
 	}
-	for name, m := range map[string]string{"counted": config.IPVS, "others": config.NFTables} {
+	for name, of := range map[string]bool{"counted": true, "others": false} {
 		b.Run(name, func(b *testing.B) {
-			mode = m
+			ipvs = of
 			b.ReportAllocs()
 			for b.Loop() {
 				must(ask())

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -213,7 +212,7 @@ func (x *explainer) packetAt(hook uint32, priority int32, in string, h hop) (p f
 	p = firewall.Packet{Protocol: uint8(x.to.Protocol), Src: netip.AddrPortFrom(x.client.Addr, 0), Dst: netip.AddrPortFrom(h.Addr(), h.Port())}
 	outside := firewall.Link{Name: in, Known: in != ""}
 	leaves := firewall.Link{Name: h.out, Known: true}
-	node, virtual := x.client.Class == desired.FromNode, x.view.Mode == config.IPVS
+	node, virtual := x.client.Class == desired.FromNode, x.view.IPVS
 	if virtual && hook == unix.NF_INET_LOCAL_IN && !node {
 		p.Dst, p.In, p.Out = x.to.AddrPort, outside, firewall.Link{Known: true}
 		return p, true
