@@ -119,6 +119,8 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	invalid("scope", f.Scope, err)
 	c.Engine, err = fastpath.ParseEngine(f.Engine)
 	invalid("engine", f.Engine, err)
+	c.Bypass, err = fastpath.ParseBypass(f.Bypass)
+	invalid("bypass", f.Bypass, err)
 	c.Hardware, err = fastpath.ParseHardware(string(f.HardwareOffload))
 	invalid("hardwareOffload", f.HardwareOffload, err)
 	for _, text := range f.ExcludeAddresses {
@@ -154,6 +156,7 @@ var errPodsOfAPI = errors.New("--exclude-pods (fastPath.excludePods)" + needPods
 var agentFlags = strings.NewReplacer(
 	"offloadPacketThreshold", fastPathThreshold,
 	"engine", "fast-path-engine",
+	"bypass", "fast-path-bypass",
 	"hardwareOffload", "hardware-offload",
 	"excludeAddresses", "exclude-addresses",
 	"excludePods", "exclude-pods",
@@ -265,6 +268,7 @@ func serveMetrics(log klog.Logger, address string, m *metrics.Metrics) (stop fun
 func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold string) {
 	fs.Int64Var(c.OffloadPacketThreshold, threshold, *c.OffloadPacketThreshold, "number of packets, of both directions together, after which a connection takes the fast path; 0 disables the fast path")
 	fs.StringVar(&c.Engine, "fast-path-engine", c.Engine, "what forwards packets on the fast path: flowtable, ebpf, or auto (the flowtable if the kernel has it, else eBPF)")
+	fs.StringVar(&c.Bypass, "fast-path-bypass", c.Bypass, "which rules of other programs connections on the fast path may bypass: none that limit, mark, change or log packets or drop some of a connection, or all")
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")

@@ -137,7 +137,7 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if in.Listeners, err = listeners(); err != nil {
 		return nil, err
 	}
-	in.Skips = firewall.SkipLines(firewall.Skips(ctx))
+	in.Skips = firewall.Skips(ctx)
 	which := []string{config.NFTables, config.IPTables, config.IPVS}
 	if o.mode != "" {
 		which = []string{o.mode}

@@ -176,6 +176,7 @@ var otherNames = map[string]string{
 	"exclude-dscp":                      "fastPath.excludeDSCP",
 	"exclude-marks":                     "fastPath.excludeMarks",
 	"exclude-pods":                      "fastPath.excludePods",
+	"fast-path-bypass":                  "fastPath.bypass",
 	"fast-path-engine":                  "fastPath.engine",
 	"hardware-offload":                  "fastPath.hardwareOffload",
 	"interfaces":                        "fastPath.interfaces",

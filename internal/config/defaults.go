@@ -89,6 +89,7 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	set(&c.SocketLoadBalancing, SocketsOff)
 	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](DefaultOffloadPacketThreshold))
 	set(&c.FastPath.Engine, "flowtable")
+	set(&c.FastPath.Bypass, "none")
 	set(&c.FastPath.Scope, "services")
 	set(&c.FastPath.HardwareOffload, "auto")
 }

@@ -99,6 +99,10 @@ type FastPathConfiguration struct {
 	// Scope is which connections may take it: "services" (default) or "all".
 	Scope string `json:"scope,omitempty"`
 
+	// Bypass is which rules of other programs they may bypass: "none" (default), beside those that only count and those that
+	// judge all packets of a connection alike, or "all".
+	Bypass string `json:"bypass,omitempty"`
+
 	// Interfaces is a CEL expression that selects the interfaces between which
 	// connections may take it. Unset: all that are up, except loopback,
 	// WireGuard, and ports of bridges and bonds.

@@ -74,7 +74,7 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 	c.mustFlush = c.mustFlush || first
 	b.FlushTable(table)
 	for _, s := range has {
-		if s.Flags&unix.NFT_SET_TIMEOUT == 0 {
+		if s.Flags&unix.NFT_SET_TIMEOUT == 0 || slices.Contains(passed[:], s) {
 			b.FlushSet(table, s)
 		}
 	}

@@ -98,6 +98,9 @@ type Config struct {
 	// Exclude selects connections that are not offloaded.
 	Exclude Exclude
 
+	// Bypass says which rules of other programs connections may bypass.
+	Bypass Bypass
+
 	// Interfaces selects the interfaces that take part; nil is iface.Default. Only
 	// connections between two of these interfaces are offloaded.
 	Interfaces *iface.Selector

@@ -39,6 +39,7 @@ type Controller struct {
 	pods      map[netip.Addr]bool                         // addresses of pods that opt out, in the kernel's sets
 	addresses map[netip.Addr]bool                         // that serve NodePorts, also in the kernel's sets
 	guard     guard
+	foreign   foreign
 
 	excluded   Flush     // of connections that are newly excluded
 	excludedAt time.Time // when such last returned to the slow path
@@ -70,17 +71,23 @@ func New(c Config) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	rules, err := nfnl.Dial(c.NetNS)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	if c.Commits != nil {
 		conn.Share(c.Commits)
 	}
+	rules.Share(conn.Commits())
 	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}, log: klog.Background()}
+	ctl.foreign.conn = rules
 	if c.excludePause == 0 {
 		ctl.config.excludePause = excludePause
 	}
 	ctl.engine = &flowtableEngine{Controller: ctl}
 	if !ctl.Off() {
 		if err = ctl.open(); err != nil {
-			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close())
+			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close(), rules.Close())
 		}
 	}
 	return ctl, nil
@@ -108,6 +115,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { repeat(ctx, retry, c.resync) })
+	wg.Go(func() { repeat(ctx, retry, c.followRules) })
 	wg.Go(func() {
 		repeat(ctx, retry, func(ctx context.Context) {
 			if err := c.returnExcluded(ctx); err != nil && ctx.Err() == nil {
@@ -151,6 +159,7 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 	if c.Off() {
 		return dataplane.Stats{}, c.Cleanup(ctx)
 	}
+	c.followRules(ctx)
 	var all bool
 	stats, err := func() (dataplane.Stats, error) {
 		c.mu.Lock()
@@ -374,7 +383,7 @@ func (c *Controller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sequence.Begin()
-	return errors.Join(c.engine.close(), c.conn.Close())
+	return errors.Join(c.engine.close(), c.conn.Close(), c.foreign.conn.Close())
 }
 
 // Stop is Cleanup and Close, for after Run has returned.

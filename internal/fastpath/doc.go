@@ -15,7 +15,7 @@
 //	  set pods-ipv4, pods-ipv6                                                  # that opt out
 //	  set excluded, excluded-ipv4, excluded-ipv6                                # see Exclude
 //	  counter offloaded
-//	  flowtable flows { hook ingress priority filter; devices = { eth0, veth1, veth2 }; counter; }
+//	  flowtable flows { hook ingress priority 1000; devices = { eth0, veth1, veth2 }; counter; }
 //	  chain forward {
 //	    type filter hook forward priority 1000; policy accept;
 //	    ct packets <= 20 return
@@ -30,6 +30,10 @@
 //	    flow add @flows counter name "offloaded"
 //	  }
 //	}
+//
+// While rules of other programs require it (see foreign), a base chain judge in the hook postrouting, after all others, notes in the
+// sets passed-original and passed-reply which connections have passed all rules, and the chain unjudged, to which to-flowtable
+// jumps, ends for those that have not.
 //
 // The chain forward comes after all chains of other programs, so packets that they drop are
 // not offloaded. Connections from and to the addresses in the sets pods-... and excluded-... are

@@ -73,6 +73,8 @@ const (
 	mostRemember = 1 << 16
 )
 
+const dynsetUpdate = 1 // NFT_DYNSET_OP_UPDATE
+
 // ctKeyID is the connection's ID (NFT_CT_ID), a hash that differs for all connections that exist.
 const ctKeyID expr.CtKey = 23
 
@@ -95,8 +97,7 @@ func (e *Exclude) byPacket(rule func(chain, comment string, parts ...[]expr.Any)
 		rule(chainForward, "", dscpIs(desired.IPv6, dscp), goTo(chainRemember))
 	}
 	id := ctID()
-	const update = 1 // NFT_DYNSET_OP_UPDATE
-	rule(chainRemember, "", id, []expr.Any{&expr.Dynset{SetName: remembered.Name, Operation: update, SrcRegKey: regKey, Timeout: rememberFor}})
+	rule(chainRemember, "", id, []expr.Any{&expr.Dynset{SetName: remembered.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Timeout: rememberFor}})
 	rule(chainForward, "", id, in(remembered), ret())
 }
 

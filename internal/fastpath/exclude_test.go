@@ -154,7 +154,7 @@ func testExclude(t *testing.T, engine Engine) {
 			w.nft(rules + "add rule inet marks forward ct original ip daddr 10.96.0.20 meta mark set 0x113")
 			w.stop()
 			w.check(w.Close())
-			c := Config{Engine: engine, Threshold: threshold, Scope: scope, Exclude: Exclude{
+			c := Config{Engine: engine, Threshold: threshold, Scope: scope, Bypass: BypassAll, Exclude: Exclude{
 				Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.192/26"), netip.MustParsePrefix("10.244.1.200/32"), netip.MustParsePrefix("fd00:7::/64")},
 				Marks:     []Mark{{0x20, 0x20}, {0x7, ^uint32(0)}},
 				DSCP:      []uint8{46, 8},

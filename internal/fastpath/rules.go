@@ -23,20 +23,9 @@ func (ctl *Controller) rules(b *nfnl.Batch) {
 	c.Exclude.byPacket(rule)
 	rule(chainForward, "too short yet, both directions counted", packetsUpTo(c.Threshold), ret())
 	rule(chainForward, "an ICMP error is not part of the connection", stateIs(notOfConnection), ret())
-	listed := goTo(chainOffload)
-	if c.Scope == All {
-		listed = ret()
-	}
-	for i := range families {
-		f := &families[i]
-		rule(chainForward, "", f.toFrontend(f.frontends), listed)
-		rule(chainForward, "", f.toNodePort(), listed)
-	}
-	if c.Scope == All {
-		rule(chainForward, "", goTo(chainOffload))
-	}
+	ctl.selected(rule, chainForward, chainOffload)
 	c.Exclude.byAddress(rule)
-	rule(chainOffload, "IPVS translates without conntrack", replies(), withoutDNAT(), ret())
+	rule(chainOffload, "IPVS translates without conntrack", directionIs(int(nfnl.Reply)), withoutDNAT(), ret())
 	set := interfaces(false)
 	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
 	rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(set), ret())
@@ -48,7 +37,25 @@ func (ctl *Controller) rules(b *nfnl.Batch) {
 			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
+	rule(chainOffload, "", []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chainUnjudged}})
 	ctl.engine.offload(rule)
+	ctl.writeJudges(b)
+}
+
+// selected has packets of connections that the scope and the frontends select go to another chain.
+func (c *Controller) selected(rule writeRule, chain, to string) {
+	listed := goTo(to)
+	if c.config.Scope == All {
+		listed = ret()
+	}
+	for i := range families {
+		f := &families[i]
+		rule(chain, "", f.toFrontend(f.frontends), listed)
+		rule(chain, "", f.toNodePort(), listed)
+	}
+	if c.config.Scope == All {
+		rule(chain, "", goTo(to))
+	}
 }
 
 // nowhereBack matches packets whose sender is not routed by the interface at which they have arrived,
@@ -97,14 +104,6 @@ func packetsUpTo(n uint32) []expr.Any {
 // offload adds the connection to the flowtable.
 func offload() []expr.Any {
 	return append([]expr.Any{&expr.FlowOffload{Name: flowtableName}}, nfnl.CountIn(counterOffloaded)...)
-}
-
-// replies matches packets of the reply direction.
-func replies() []expr.Any {
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: regKey},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: []byte{1}}, // IP_CT_DIR_REPLY
-	}
 }
 
 // withoutDNAT matches connections of which no NAT rule has translated the destination. Of those

@@ -28,10 +28,13 @@ const (
 	chainOffload     = "to-flowtable"
 	chainRemember    = "exclude"
 	chainAsk         = "ask" // of the engine EBPF
+	chainUnjudged    = "unjudged"
+	chainJudge       = "judge" // this and the next exist only while rules of others require them
+	chainCandidates  = "candidates"
 )
 
-// flowtablePriority is nft's "filter", among hooks at ingress.
-const flowtablePriority = 0
+// flowtablePriority is after all chains of other programs at the ingress, so that these see all packets.
+const flowtablePriority = forwardPriority
 
 // forwardPriority is after all chains of other programs: packets that they drop are not
 // offloaded.
@@ -47,6 +50,7 @@ func chainsIn(hook uint32) []nfnl.Chain {
 	return []nfnl.Chain{
 		{Name: chainOffload},
 		{Name: chainRemember},
+		{Name: chainUnjudged},
 		{Name: chainForward, Hook: &nfnl.Hook{Type: "filter", Num: hook, Priority: forwardPriority}},
 	}
 }
@@ -110,7 +114,7 @@ var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily,
 
 // sets returns all sets of the table.
 func sets(prefixes bool) []*nfnl.Set {
-	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered}
+	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered, passed[nfnl.Original], passed[nfnl.Reply]}
 	for i := range families {
 		f := &families[i]
 		all = append(all, f.frontends, f.nodePorts, f.nodeAddresses, f.heldFrontends, f.heldAddresses, f.excluded, f.pods)

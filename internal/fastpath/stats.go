@@ -25,6 +25,7 @@ type Stats struct {
 	LeftOut    []string `json:",omitempty"` // interfaces that the engine EBPF leaves out, and what they have
 	Frontends  int      // number of frontends in the sets; with the scope All, those that are excluded
 	Engine     Engine   // that is in use
+	Bypass     Bypass
 	Refused    uint64   // number of connections for which the engine EBPF had no space
 	Hardware   bool     // flows are offloaded to network hardware
 	Flushes    uint64   // number of flushes of all connections
@@ -36,7 +37,7 @@ func (c *Controller) Stats() (Stats, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
-	s.Engine = c.config.Engine
+	s.Engine, s.Bypass = c.config.Engine, c.config.Bypass
 	if c.Off() || c.sequence.Check() != nil {
 		return s, nil
 	}

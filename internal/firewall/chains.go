@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 )
 
 // OurTable is the name of the tables of nftables mode, FastPathTable that of the fast path's, of family inet, and
@@ -28,6 +29,11 @@ const (
 // Chains reads the base chains of a family, in the order in which packets pass them, also if
 // there is an error.
 func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err error) {
+	return chains(ctx, conn, ipv6, func(*nfnl.BaseChain) bool { return true })
+}
+
+// chains reads those that are wanted, and their tables.
+func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.BaseChain) bool) (all []Chain, err error) {
 	family := nfnl.IPv4
 	if ipv6 {
 		family = nfnl.IPv6
@@ -37,7 +43,7 @@ func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err e
 		chains, failed := conn.BaseChains(f)
 		err = errors.Join(err, failed)
 		for _, c := range chains {
-			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant {
+			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant || !wanted(&c) {
 				continue
 			}
 			own := c.Table.Name == OurTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: FastPathTable})
@@ -45,7 +51,7 @@ func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err e
 				walkers[c.Table], failed = newWalker(conn, c.Table)
 				err = errors.Join(err, failed)
 			}
-			all = append(all, Chain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table], c.Type == "nat"})
+			all = append(all, Chain{fmt.Sprintf("table %s %s", c.Table.Family, c.Table.Name), c.Name, c.Hook, c.Priority, c.Drops, walkers[c.Table]})
 		}
 	}
 	for table := range legacyPriorities {
@@ -57,6 +63,33 @@ func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err e
 		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table))
 	})
 	return all, err
+}
+
+// Legacy describes the tables of x_tables in the calling thread's network namespace, "" if there are none. It differs after most
+// changes of one.
+func Legacy() (all string, err error) {
+	for _, f := range []*xtables.Family{xtables.IPv4, xtables.IPv6} {
+		names, err := f.Tables()
+		if err != nil {
+			return all, err
+		}
+		conn, err := xtables.Dial(f)
+		if err != nil {
+			return all, err
+		}
+		defer conn.Close()
+		for _, name := range names {
+			if _, has := legacyPriorities[name]; !has {
+				continue
+			}
+			info, err := conn.Info(name)
+			if err != nil {
+				return all, err
+			}
+			all += fmt.Sprintln(f, name, info)
+		}
+	}
+	return all, nil
 }
 
 // Command returns the name of the command for a family.

@@ -4,6 +4,7 @@ package firewall
 
 import (
 	"cmp"
+	"encoding/binary"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -40,19 +41,20 @@ func legacyTable(command, table string, lines []string) (bases []Chain) {
 			chain, _, _ = strings.Cut(chain, " ")
 			rules[chain] = nil
 			if hook, builtIn := legacyHooks[chain]; builtIn {
-				bases = append(bases, Chain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w, false})
+				bases = append(bases, Chain{command + "-legacy -t " + table, chain, hook, legacyPriorities[table], all[1] == "DROP", w})
 			}
 		}
 		if len(all) > 1 && all[0] == "-A" {
-			rules[all[1]] = append(rules[all[1]], rule{line, func() (matching, verdict, string) { return legacyRule(all[2:], w.packet, isChain) }})
+			rules[all[1]] = append(rules[all[1]], rule{line, func() []outcome { w.note([]byte(line)); return legacyRule(all[2:], w.packet, isChain) }})
 		}
 	}
 	return bases
 }
 
 // legacyRule evaluates a rule, which begins behind its chain.
-func legacyRule(all []string, p *Packet, isChain func(string) bool) (match matching, v verdict, effect string) {
-	match, v = yes, verdict{code: unix.NFT_CONTINUE}
+func legacyRule(all []string, p *Packet, isChain func(string) bool) []outcome {
+	o := outcome{match: yes, v: verdict{code: unix.NFT_CONTINUE}, path: path{whole: true}}
+	varies := false // the last match
 	for i := 0; i < len(all); i++ {
 		inverted := all[i] == "!" && i+1 < len(all)
 		if inverted {
@@ -66,18 +68,21 @@ func legacyRule(all []string, p *Packet, isChain func(string) bool) (match match
 		case "-j", "-g":
 			switch {
 			case value == "RETURN":
-				v.code = unix.NFT_RETURN
+				o.v.code = unix.NFT_RETURN
 			case option == "-g":
-				v = verdict{code: unix.NFT_GOTO, chain: value}
+				o.v = verdict{code: unix.NFT_GOTO, chain: value}
 			case isChain(value):
-				v = verdict{code: unix.NFT_JUMP, chain: value}
+				o.v = verdict{code: unix.NFT_JUMP, chain: value}
 			default:
-				v = targetVerdict(value, slices.Contains(all[i:], "--notrack"))
+				o.v = targetVerdict(value, slices.Contains(all[i:], "--notrack"))
+				if clears := i+3 < len(all) && all[i+2] == "--set-xmark" && strings.HasPrefix(all[i+3], "0x0/"); !clears {
+					o.effect = cmp.Or(targetEffect(value), o.effect)
+				}
 			}
-			return match, v, cmp.Or(effects[value], effect) // what follows belongs to the target
+			return []outcome{o} // what follows belongs to the target
 		case "-m", "--comment":
 			if option == "-m" {
-				effect = cmp.Or(effects[value], effect)
+				o.effect, varies = cmp.Or(effects[value], o.effect), !constant[value]
 			}
 			i++
 			continue
@@ -85,42 +90,53 @@ func legacyRule(all []string, p *Packet, isChain func(string) bool) (match match
 		if !strings.HasPrefix(option, "-") {
 			continue // the value of an option that is not known
 		}
-		one := legacyMatch(option, all[i+1:], p)
+		one, c := legacyMatch(option, all[i+1:], p)
 		if inverted {
 			one = yes - one
 		}
-		if match = min(match, one); match == no {
-			return no, v, ""
+		if one == maybe {
+			c.Not = inverted
+			o.and(c, varies || option == "--tcp-flags" || option == "-f")
+		}
+		if o.match = min(o.match, one); o.match == no {
+			return nil
 		}
 	}
-	return match, v, effect
+	return []outcome{o}
 }
 
-// legacyMatch evaluates one option of a rule.
-func legacyMatch(option string, values []string, p *Packet) matching {
+// legacyMatch evaluates one option of a rule. If it depends on a field alone, that is the condition.
+func legacyMatch(option string, values []string, p *Packet) (matching, Condition) {
 	if len(values) == 0 {
-		return maybe
+		return maybe, Condition{}
 	}
 	list := strings.Split(values[0], ",")
 	switch option {
 	case "-s":
-		return within(p.Src.Addr(), list[0])
+		return within(p.Src.Addr(), list[0]), prefixIs(Source, list[0])
 	case "-d":
-		return within(p.Dst.Addr(), list[0])
+		return within(p.Dst.Addr(), list[0]), prefixIs(Destination, list[0])
 	case "-i":
-		return onLink(p.In, list[0])
+		return onLink(p.In, list[0]), linkIs(In, list[0])
 	case "-o":
-		return onLink(p.Out, list[0])
+		return onLink(p.Out, list[0]), linkIs(Out, list[0])
+	case "--dport", "--dports":
+		return p.inRanges(p.Dst.Port(), list), portsAre(DestinationPort, list)
+	case "--sport", "--sports":
+		return p.inRanges(p.Src.Port(), list), portsAre(SourcePort, list)
+	}
+	return legacyOther(option, list, values, p), Condition{}
+}
+
+// legacyOther evaluates other options.
+func legacyOther(option string, list, values []string, p *Packet) matching {
+	switch option {
 	case "-p":
 		number, known := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP, "ipv6-icmp": unix.IPPROTO_ICMPV6}[list[0]]
 		if !known {
 			return maybe
 		}
 		return matchingOf(number == p.Protocol)
-	case "--dport", "--dports":
-		return p.inRanges(p.Dst.Port(), list)
-	case "--sport", "--sports":
-		return p.inRanges(p.Src.Port(), list)
 	case "--ctstate", "--state":
 		if slices.Contains(list, "DNAT") || slices.Contains(list, "SNAT") {
 			return max(maybe, matchingOf(slices.Contains(list, p.stateName())))
@@ -131,12 +147,59 @@ func legacyMatch(option string, values []string, p *Packet) matching {
 			return maybe
 		}
 		if p.Established && !p.Reply {
-			return min(maybe, matchingOf(values[1] != "SYN"))
+			mask, want := flagsOf(list), flagsOf(strings.Split(values[1], ","))
+			return compare(field{[]byte{16 & mask}, []byte{23 | ^mask}}, unix.NFT_CMP_EQ, []byte{want}) // as in Packet.header
 		}
 		want := slices.DeleteFunc(list, func(flag string) bool { return flag != "SYN" && (flag != "ACK" || !p.Reply) })
 		return matchingOf(values[1] == cmp.Or(strings.Join(want, ","), "NONE"))
 	}
 	return maybe
+}
+
+func flagsOf(names []string) (all byte) {
+	for _, n := range names {
+		all |= map[string]byte{"FIN": 1, "SYN": 2, "RST": 4, "PSH": 8, "ACK": 16, "URG": 32, "ALL": 63}[n]
+	}
+	return all
+}
+
+func prefixIs(f Field, cidr string) Condition {
+	p, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return Condition{}
+	}
+	first := p.Masked().Addr().AsSlice()
+	last := slices.Clone(first)
+	for i := p.Bits(); i < len(last)*8; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return Condition{Field: f, Ranges: []Range{{first, last}}}
+}
+
+func linkIs(f Field, name string) Condition {
+	prefix, is := strings.CutSuffix(name, "+")
+	name = prefix
+	if !is {
+		name = prefix + string(make([]byte, max(unix.IFNAMSIZ-len(prefix), 0)))
+	}
+	return Condition{Field: f, Ranges: f.fills([]byte(name), []byte(name), false)}
+}
+
+func portsAre(f Field, list []string) (c Condition) {
+	for _, text := range list {
+		first, last, is := strings.Cut(text, ":")
+		if !is {
+			last = first
+		}
+		from, err := strconv.ParseUint(first, 10, 16)
+		to, failed := strconv.ParseUint(last, 10, 16)
+		if err != nil || failed != nil {
+			return Condition{}
+		}
+		c.Ranges = append(c.Ranges, Range{binary.BigEndian.AppendUint16(nil, uint16(from)), binary.BigEndian.AppendUint16(nil, uint16(to))})
+	}
+	c.Field = f
+	return c
 }
 
 func within(a netip.Addr, cidr string) matching {

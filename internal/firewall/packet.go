@@ -7,9 +7,11 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -84,13 +86,13 @@ func (p *Packet) header(base uint32) (h field) {
 				h.value[at], h.known[at] = byte(low>>8), byte(low>>8)
 			}
 		}
-		const syn, ack = 2, 16
+		const fin, syn, rst, ack = 1, 2, 4, 16
 		switch {
 		case p.Protocol != unix.IPPROTO_TCP:
 		case p.Reply:
 			set(13, syn|ack)
 		case p.Established:
-			h.known[13] = syn
+			h.value[13], h.known[13] = ack, fin|syn|rst|ack // others take the slow path, or are invalid
 		default:
 			set(13, syn)
 		}
@@ -152,13 +154,12 @@ type Chain struct {
 	Priority int32
 	Policy   bool    // packets are dropped at the end
 	walker   *walker // nil for the proxy's own chains
-	nat      bool    // only first packets pass it
 }
 
 // rule is a rule of nf_tables or of iptables-legacy.
 type rule struct {
 	text string
-	eval func() (match matching, v verdict, effect string) // for the walker's packet
+	eval func() []outcome // for the walker's packet: one for each that is possible
 }
 
 // walker sends packets through the chains of one table.
@@ -167,6 +168,11 @@ type walker struct {
 	packet *Packet
 	drops  []Dropping
 	skips  []Skip // rules with effects beside verdicts
+
+	steps  []Step
+	judges bool        // see Established
+	varies bool        // whether packets got here is no property of their connection
+	hash   hash.Hash64 // of the rules that were met, if not nil
 
 	conn  *nfnl.Conn // of a table of nf_tables
 	table nfnl.Table
@@ -198,9 +204,10 @@ func (c *Chain) Drops(p *Packet) []Dropping {
 	if w == nil {
 		return nil
 	}
-	w.packet, w.drops, w.skips = p, nil, nil
-	if ends := w.chain(c.Name, true, 0); c.Policy && ends != yes {
-		w.drops = append(w.drops, Dropping{Rule: "the policy of chain " + c.Name, Certain: ends == no})
+	w.packet, w.drops, w.skips, w.steps, w.judges, w.varies = p, nil, nil, nil, false, false
+	w.note([]byte(c.Name), []byte(strconv.FormatBool(c.Policy)))
+	if ends := w.chain(c.Name, path{certain: true, whole: true}, 0); c.Policy && ends != yes {
+		w.drop("the policy of chain "+c.Name, path{certain: ends == no})
 	}
 	for i := range w.drops {
 		w.drops[i].Rule = c.Table + ": " + w.drops[i].Rule
@@ -227,7 +234,7 @@ func newWalker(conn *nfnl.Conn, t nfnl.Table) (*walker, error) {
 		}
 		w.rules[r.Chain] = append(w.rules[r.Chain], rule{
 			fmt.Sprintf("%s (nft -a list chain %s %s %s)", text, t.Family, t.Name, r.Chain),
-			func() (matching, verdict, string) { return w.rule(r) },
+			func() []outcome { return w.rule(r) },
 		})
 	}
 	w.sets, err = conn.Sets(t)
@@ -237,54 +244,79 @@ func newWalker(conn *nfnl.Conn, t nfnl.Table) (*walker, error) {
 // maxDepth is more than the kernel's limit of nested jumps.
 const maxDepth = 20
 
-// chain sends the packet through a chain, which it reaches for certain or may reach. It returns
-// whether its way through the base chain ends there.
-func (w *walker) chain(name string, certain bool, depth int) (ends matching) {
+// chain sends the packet through a chain, which it reaches by a path. It returns whether its way through the
+// base chain ends there.
+func (w *walker) chain(name string, p path, depth int) (ends matching) {
 	switch {
 	case strings.HasPrefix(name, OurChains):
 		return no // of iptables mode
 	case depth > maxDepth:
+		w.step(p, true)
 		return maybe
 	}
+	all := yes // how many packets are left to a rule that matches all
 	for _, r := range w.rules[name] {
-		match, v, effect := r.eval()
-		if match == no {
-			continue
-		}
-		if effect != "" {
-			w.skips = append(w.skips, Skip{r.text, effect})
-		}
-		here := certain && match == yes
-		if v.diverts != 0 {
-			w.drops = append(w.drops, Dropping{r.text, here, v.diverts})
-		}
-		switch v.code {
-		case unix.NFT_CONTINUE:
-			continue
-		case unix.NFT_RETURN:
-			if match == yes {
-				return ends
+		for _, o := range r.eval() {
+			if o.match == no {
+				continue
 			}
-			certain, ends = false, maybe
-			continue
-		case unix.NFT_JUMP, unix.NFT_GOTO:
-			inner := w.chain(v.chain, here, depth+1)
-			if match == yes && (inner == yes || v.code == unix.NFT_GOTO) {
-				return max(inner, ends)
+			here := p.through(&o)
+			if o.effect != "" {
+				w.skips = append(w.skips, Skip{r.text, o.effect, true})
+				w.step(here, true)
 			}
-			if inner != no || v.code == unix.NFT_GOTO {
-				certain, ends = false, maybe
+			if o.v.diverts != 0 {
+				w.drops = append(w.drops, Dropping{r.text, here.certain, o.v.diverts})
 			}
-			continue
-		case int32(nfnl.Drop):
-			w.drops = append(w.drops, Dropping{Rule: r.text, Certain: here})
+			switch o.v.code {
+			case unix.NFT_CONTINUE:
+				continue
+			case unix.NFT_RETURN:
+				if o.match == yes {
+					return min(ends, all)
+				}
+				w.varies = w.varies || here.varies
+				p.certain, p.whole, all, ends = false, false, maybe, maybe
+				continue
+			case unix.NFT_JUMP, unix.NFT_GOTO:
+				inner, jump := w.chain(o.v.chain, here, depth+1), o.v.code == unix.NFT_JUMP
+				if o.match == yes && (inner == yes || !jump) {
+					return min(max(inner, ends), all)
+				}
+				if inner != no || !jump {
+					p.certain, ends = false, maybe
+				}
+				p.whole = p.whole && (jump || inner == yes && here.whole)
+				if !jump && inner != yes {
+					all = maybe
+				}
+				continue
+			case int32(nfnl.Drop):
+				w.drop(r.text, here)
+			default:
+				w.varies = w.varies || here.varies
+			}
+			w.step(here, false)
+			if o.match == yes { // dropped or accepted
+				return all
+			}
+			p.certain, ends = false, maybe
 		}
-		if match == yes { // dropped or accepted
-			return yes
-		}
-		certain, ends = false, maybe
 	}
 	return ends
+}
+
+// drop notes what drops packets. Where that is no property of their connection, each has to pass it.
+func (w *walker) drop(rule string, p path) {
+	does, varies := "may drop", w.varies || p.varies
+	if p.certain {
+		does = "drops"
+	}
+	w.drops = append(w.drops, Dropping{Rule: rule, Certain: p.certain})
+	w.skips = append(w.skips, Skip{rule, does, varies})
+	if w.judges = w.judges || !varies; varies {
+		w.step(p, true)
+	}
 }
 
 type verdict struct {
@@ -293,111 +325,235 @@ type verdict struct {
 	diverts Diversion // 0 if it does not
 }
 
-// rule evaluates a rule's expressions. The verdict matters unless the rule does not match.
-func (w *walker) rule(r *nfnl.RuleInfo) (match matching, v verdict, effect string) {
-	match, v = yes, verdict{code: unix.NFT_CONTINUE}
-	registers := unknownField(4 * 20) // 16 bytes for the verdict, then 16 registers of 4 bytes
-	at := func(data []byte, typ uint16) int {
-		if n := int(nfnl.Num(data, typ)); n >= unix.NFT_REG32_00 && n <= unix.NFT_REG32_15 {
-			return 16 + (n-unix.NFT_REG32_00)*4
-		} else if n <= unix.NFT_REG_4 {
-			return n * 16
+// origin is what a register has been loaded with.
+type origin struct {
+	field  Field
+	mask   []byte // of its first bytes; nil for all
+	varies bool   // packets of one connection differ in it
+}
+
+// register are registers by their offset in bytes: 16 for the verdict, then 16 of 4.
+type registers struct {
+	field
+	origins map[int]origin
+}
+
+func newRegisters() registers { return registers{unknownField(4 * 20), map[int]origin{}} }
+
+// registerAt returns the offset of the register that an attribute names.
+func registerAt(data []byte, typ uint16) int {
+	if n := int(nfnl.Num(data, typ)); n >= unix.NFT_REG32_00 && n <= unix.NFT_REG32_15 {
+		return 16 + (n-unix.NFT_REG32_00)*4
+	} else if n <= unix.NFT_REG_4 {
+		return n * 16
+	}
+	return 0
+}
+
+func (r *registers) store(at int, f field, from origin) {
+	copy(r.value[at:], f.value)
+	copy(r.known[at:], f.known)
+	for i := 0; i < len(f.value); i += 4 {
+		r.origins[at+i] = origin{varies: from.varies}
+	}
+	r.origins[at] = from
+}
+
+// load returns a field, with what it is if that is one thing.
+func (r *registers) load(from, n int) (f field, is origin) {
+	to := min(from+n, len(r.value))
+	is = r.origins[from]
+	for i := from; i < to; i += 4 {
+		o, loaded := r.origins[i]
+		is.varies = is.varies || o.varies || !loaded
+		if i > from && o.field != Other {
+			is.field = Other
 		}
-		return 0
 	}
-	store := func(data []byte, typ uint16, f field) {
-		copy(registers.value[at(data, typ):], f.value)
-		copy(registers.known[at(data, typ):], f.known)
-	}
-	load := func(data []byte, typ uint16, n int) field {
-		from := at(data, typ)
-		to := min(from+n, len(registers.value))
-		return field{registers.value[from:to], registers.known[from:to]}
-	}
+	return field{r.value[from:to], r.known[from:to]}, is
+}
+
+// rule evaluates a rule's expressions. The verdict of an outcome matters unless it does not match.
+func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
+	o := outcome{match: yes, v: verdict{code: unix.NFT_CONTINUE}, path: path{whole: true}}
+	regs := newRegisters()
+	ipv6 := w.packet.isIPv6()
+	w.note([]byte(r.Chain))
 	for _, e := range nfnl.Attributes(r.Expressions) {
 		data, result := nfnl.Attr(e, unix.NFTA_EXPR_DATA), yes
 		name := nfnl.Text(e, unix.NFTA_EXPR_NAME)
-		effect = cmp.Or(effects[name], effect)
+		o.effect = cmp.Or(effects[name], o.effect)
+		if w.note([]byte(name)); name != "counter" && name != "last" && name != "quota" && name != "limit" { // they change
+			w.note(data)
+		}
 		switch name {
 		case "payload":
-			h := w.packet.header(nfnl.Num(data, unix.NFTA_PAYLOAD_BASE))
-			from, n := int(nfnl.Num(data, unix.NFTA_PAYLOAD_OFFSET)), length(data, unix.NFTA_PAYLOAD_LEN)
+			base, from, n := nfnl.Num(data, unix.NFTA_PAYLOAD_BASE), int(nfnl.Num(data, unix.NFTA_PAYLOAD_OFFSET)), length(data, unix.NFTA_PAYLOAD_LEN)
+			h := w.packet.header(base)
 			if nfnl.Attr(data, unix.NFTA_PAYLOAD_DREG) == nil {
-				effect = "changes"
+				o.effect = "changes"
 				break
 			}
+			is := payloadOrigin(base, from, n, ipv6)
 			if from+n > len(h.value) {
 				h, from = unknownField(n), 0
 			}
-			store(data, unix.NFTA_PAYLOAD_DREG, field{h.value[from : from+n], h.known[from : from+n]})
+			regs.store(registerAt(data, unix.NFTA_PAYLOAD_DREG), field{h.value[from : from+n], h.known[from : from+n]}, is)
 		case "meta":
+			key := nfnl.Num(data, unix.NFTA_META_KEY)
 			if nfnl.Attr(data, unix.NFTA_META_DREG) != nil {
-				store(data, unix.NFTA_META_DREG, w.packet.meta(nfnl.Num(data, unix.NFTA_META_KEY)))
-			} else {
-				effect = "marks"
+				fields := map[uint32]Field{unix.NFT_META_IIFNAME: In, unix.NFT_META_OIFNAME: Out, unix.NFT_META_MARK: mark}
+				regs.store(registerAt(data, unix.NFTA_META_DREG), w.packet.meta(key), origin{field: fields[key], varies: !constantMeta[key] && fields[key] == Other})
+			} else if f, is := regs.load(registerAt(data, unix.NFTA_META_SREG), 4); is.field != mark && (len(f.value) != 4 || compare(f, unix.NFT_CMP_EQ, make([]byte, 4)) != yes) {
+				o.effect = "marks" // packets on the fast path have no mark, which the others keep: to clear one is no effect
 			}
 		case "ct":
+			key := nfnl.Num(data, unix.NFTA_CT_KEY)
 			f := unknownField(16)
-			if nfnl.Num(data, unix.NFTA_CT_KEY) == unix.NFT_CT_STATE {
+			if key == unix.NFT_CT_STATE {
 				f = knownField(binary.NativeEndian.AppendUint32(nil, w.packet.state()))
 			}
 			if nfnl.Attr(data, unix.NFTA_CT_DREG) != nil {
-				store(data, unix.NFTA_CT_DREG, f)
+				regs.store(registerAt(data, unix.NFTA_CT_DREG), f, origin{varies: varyingCT[key]})
 			} else {
-				effect = "marks"
+				o.effect = "marks"
 			}
 		case "immediate":
 			value := nfnl.Attr(data, unix.NFTA_IMMEDIATE_DATA)
 			if inner := nfnl.Attr(value, unix.NFTA_DATA_VERDICT); inner != nil {
-				v.code, v.chain = int32(nfnl.Num(inner, unix.NFTA_VERDICT_CODE)), nfnl.Text(inner, unix.NFTA_VERDICT_CHAIN)
+				o.v.code, o.v.chain = int32(nfnl.Num(inner, unix.NFTA_VERDICT_CODE)), nfnl.Text(inner, unix.NFTA_VERDICT_CHAIN)
 			} else {
-				store(data, unix.NFTA_IMMEDIATE_DREG, knownField(nfnl.Attr(value, unix.NFTA_DATA_VALUE)))
+				regs.store(registerAt(data, unix.NFTA_IMMEDIATE_DREG), knownField(nfnl.Attr(value, unix.NFTA_DATA_VALUE)), origin{})
 			}
 		case "bitwise":
 			n := length(data, unix.NFTA_BITWISE_LEN)
 			mask, xor := nfnl.Attr(nfnl.Attr(data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE), nfnl.Attr(nfnl.Attr(data, unix.NFTA_BITWISE_XOR), unix.NFTA_DATA_VALUE)
-			f := load(data, unix.NFTA_BITWISE_SREG, n)
+			f, is := regs.load(registerAt(data, unix.NFTA_BITWISE_SREG), n)
 			out := unknownField(n)
 			if len(mask) == n && len(xor) == n && len(f.value) == n {
 				for i := range n {
 					out.value[i], out.known[i] = f.value[i]&mask[i]^xor[i], f.known[i]|^mask[i]
 				}
 			}
-			store(data, unix.NFTA_BITWISE_DREG, out)
-		case "cmp":
-			want := nfnl.Attr(nfnl.Attr(data, unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)
-			result = compare(load(data, unix.NFTA_CMP_SREG, len(want)), nfnl.Num(data, unix.NFTA_CMP_OP), want)
+			if is.mask = mask; bytes.Count(xor, []byte{0}) != n {
+				is.field = Other
+			}
+			regs.store(registerAt(data, unix.NFTA_BITWISE_DREG), out, is)
+		case "cmp", "range":
+			first := nfnl.Attr(nfnl.Attr(data, unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)
+			last, op := first, nfnl.Num(data, unix.NFTA_CMP_OP)
+			if name == "range" {
+				first, last = nfnl.Attr(nfnl.Attr(data, unix.NFTA_RANGE_FROM_DATA), unix.NFTA_DATA_VALUE), nfnl.Attr(nfnl.Attr(data, unix.NFTA_RANGE_TO_DATA), unix.NFTA_DATA_VALUE)
+			}
+			f, is := regs.load(registerAt(data, unix.NFTA_CMP_SREG), len(first))
+			if result = compare(f, op, first); name == "range" {
+				if result = min(compare(f, unix.NFT_CMP_GTE, first), compare(f, unix.NFT_CMP_LTE, last)); op == unix.NFT_RANGE_NEQ {
+					result = yes - result
+				}
+			}
+			if result == maybe {
+				o.and(is.compared(op, first, last, ipv6), is.varies)
+			}
 		case "lookup":
-			result = w.lookup(data, &v, func(n int) field { return load(data, unix.NFTA_LOOKUP_SREG, n) })
-			if nfnl.Attr(data, unix.NFTA_LOOKUP_DREG) != nil && at(data, unix.NFTA_LOOKUP_DREG) != 0 {
-				store(data, unix.NFTA_LOOKUP_DREG, unknownField(16))
+			f, is, ok := w.lookup(data, &o, &regs)
+			if !ok {
+				return f
+			}
+			result = is
+			if nfnl.Attr(data, unix.NFTA_LOOKUP_DREG) != nil && registerAt(data, unix.NFTA_LOOKUP_DREG) != 0 {
+				regs.store(registerAt(data, unix.NFTA_LOOKUP_DREG), unknownField(16), origin{})
 			}
 		case "reject":
-			v = verdict{code: int32(nfnl.Drop)}
+			o.v = verdict{code: int32(nfnl.Drop)}
 		case "nat", "masq", "redir", "tproxy":
-			v = verdict{code: int32(nfnl.Accept)}
-			if name := nfnl.Text(e, unix.NFTA_EXPR_NAME); name == "redir" || name == "nat" && nfnl.Num(data, unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
-				v.diverts = Redirected
+			o.v = verdict{code: int32(nfnl.Accept)}
+			if name == "redir" || name == "nat" && nfnl.Num(data, unix.NFTA_NAT_TYPE) == unix.NFT_NAT_DNAT {
+				o.v.diverts = Redirected
 			}
 		case "notrack":
-			v.diverts = NotTracked
+			o.v.diverts = NotTracked
 		case "target":
-			flags := nfnl.Attr(data, unix.NFTA_TARGET_INFO) // of target CT
-			v = targetVerdict(nfnl.Text(data, unix.NFTA_TARGET_NAME), len(flags) > 1 && binary.NativeEndian.Uint16(flags)&1 != 0)
-			effect = cmp.Or(effects[nfnl.Text(data, unix.NFTA_TARGET_NAME)], effect)
+			target, info := nfnl.Text(data, unix.NFTA_TARGET_NAME), nfnl.Attr(data, unix.NFTA_TARGET_INFO)
+			o.v = targetVerdict(target, len(info) > 1 && binary.NativeEndian.Uint16(info)&1 != 0) // flags of target CT
+			if clears := target == "MARK" && len(info) >= 4 && binary.NativeEndian.Uint32(info) == 0; !clears {
+				o.effect = cmp.Or(targetEffect(target), o.effect)
+			}
 		case "match":
-			result = w.packet.xtMatch(nfnl.Text(data, unix.NFTA_MATCH_NAME), nfnl.Attr(data, unix.NFTA_MATCH_INFO))
-			effect = cmp.Or(effects[nfnl.Text(data, unix.NFTA_MATCH_NAME)], effect)
-		case "counter", "log", "objref", "dynset", "flow_offload", "last":
+			match := nfnl.Text(data, unix.NFTA_MATCH_NAME)
+			if result = w.packet.xtMatch(match, nfnl.Attr(data, unix.NFTA_MATCH_INFO)); result == maybe {
+				o.and(Condition{}, !constant[match])
+			}
+			o.effect = cmp.Or(effects[match], o.effect)
+		case "objref":
+			if typ := nfnl.Num(data, unix.NFTA_OBJREF_IMM_TYPE); typ == unix.NFT_OBJECT_QUOTA || typ == unix.NFT_OBJECT_LIMIT || typ == unix.NFT_OBJECT_CONNLIMIT || typ == 0 {
+				o.effect = cmp.Or(o.effect, "limits")
+			}
+		case "counter", "log", "dynset", "flow_offload", "last":
 		default:
-			result = maybe
-			registers = unknownField(len(registers.value))
+			if result = maybe; nfnl.Attr(data, nftaExthdrSREG) != nil && name == "exthdr" {
+				o.effect = "changes"
+			}
+			former := regs
+			regs = newRegisters()
+			for at := 0; at < len(regs.value) && constant[name]; at += 4 {
+				regs.origins[at] = origin{varies: former.origins[at].varies}
+			}
+			o.and(Condition{}, !constant[name])
 		}
-		if match = min(match, result); match == no {
-			return no, v, ""
+		if o.match = min(o.match, result); o.match == no {
+			return nil
 		}
 	}
-	return match, v, effect
+	return []outcome{o}
+}
+
+const nftaExthdrSREG = 7
+
+// payloadOrigin is what bytes of a packet's headers are.
+func payloadOrigin(base uint32, at, n int, ipv6 bool) origin {
+	width, source, next := 4, 12, 9
+	if ipv6 {
+		width, source, next = 16, 8, 6
+	}
+	switch {
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && n <= width && at == source:
+		return origin{field: Source}
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && n <= width && at == source+width:
+		return origin{field: Destination}
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && n == 2 && at == 0:
+		return origin{field: SourcePort}
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && n == 2 && at == 2:
+		return origin{field: DestinationPort}
+	}
+	addresses := base == unix.NFT_PAYLOAD_NETWORK_HEADER && (at == next && n == 1 || at >= source && at+n <= source+2*width)
+	return origin{varies: !addresses && !(base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && at+n <= 4)}
+}
+
+// compared returns the condition that a comparison with a value, or with a range, is.
+func (o origin) compared(op uint32, first, last []byte, ipv6 bool) Condition {
+	c := Condition{Field: o.field, Not: op == unix.NFT_CMP_NEQ}
+	low, high := make([]byte, len(first)), bytes.Repeat([]byte{0xff}, len(first))
+	switch {
+	case o.mask != nil: // of a prefix, or it is no range
+		if op > unix.NFT_CMP_NEQ || len(o.mask) != len(first) {
+			return Condition{}
+		}
+		for i, m := range o.mask {
+			high[i] = first[i] | ^m
+			if rest := ^m; rest&(rest+1) != 0 || i > 0 && m != 0 && o.mask[i-1] != 0xff {
+				return Condition{}
+			}
+		}
+		last = high
+	case op == unix.NFT_CMP_LTE:
+		first, last = low, first
+	case op == unix.NFT_CMP_GTE:
+		last = high
+	case op > unix.NFT_CMP_NEQ:
+		return Condition{}
+	}
+	c.Ranges = c.Field.fills(first, last, ipv6)
+	return c
 }
 
 // targetVerdict returns the verdict of a target of iptables, which may be CT with --notrack.
@@ -415,6 +571,20 @@ func targetVerdict(name string, notrack bool) verdict {
 		}
 	}
 	return verdict{code: unix.NFT_CONTINUE} // LOG, MARK and the like
+}
+
+// targetEffect is what a target of iptables does beside its verdict; it "may change" packets if it is not known.
+func targetEffect(name string) string {
+	if e := effects[name]; e != "" {
+		return e
+	}
+	if slices.Contains([]string{
+		"", "ERROR", "standard", "REJECT", "DROP", "ACCEPT", "RETURN", "DNAT", "REDIRECT", "SNAT", "MASQUERADE", "NETMAP", "TPROXY", "CT", "NOTRACK",
+		"TCPMSS", "CHECKSUM", "RATEEST", "IDLETIMER", "LED", "TRACE", "AUDIT",
+	}, name) {
+		return ""
+	}
+	return "may change"
 }
 
 // compare compares a field with a value, byte by byte from the first one.
@@ -460,35 +630,101 @@ func matchingOf(b bool) matching {
 	return no
 }
 
-// lookup evaluates a look-up in a set or a map, and sets the verdict of a verdict map.
-func (w *walker) lookup(data []byte, v *verdict, key func(n int) field) matching {
+// mostElements is how many elements of a set are looked at one by one.
+const mostElements = 1024
+
+// lookup evaluates a look-up in a set or a map. If it is in a verdict map and not certain, the outcomes are all, and ok is
+// false.
+func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome, result matching, ok bool) {
 	name := nfnl.Text(data, unix.NFTA_LOOKUP_SET)
 	i := slices.IndexFunc(w.sets, func(s nfnl.Set) bool { return s.Name == name })
 	if i < 0 {
-		return maybe
+		o.and(Condition{}, true)
+		return nil, maybe, true
 	}
-	k := key(int(w.sets[i].KeyLen))
-	if slices.ContainsFunc(k.known, func(b byte) bool { return b != 0xff }) {
-		return maybe
-	}
+	set := w.sets[i]
+	k, is := regs.load(registerAt(data, unix.NFTA_LOOKUP_SREG), int(set.KeyLen))
 	inverted := nfnl.Num(data, unix.NFTA_LOOKUP_FLAGS)&unix.NFT_LOOKUP_F_INV != 0
-	if w.sets[i].DataType != nfnl.TypeVerdict {
+	verdicts := set.DataType == nfnl.TypeVerdict
+	unknown := slices.ContainsFunc(k.known, func(b byte) bool { return b != 0xff })
+	if !unknown && !verdicts {
 		has, err := w.conn.Has(w.table, name, k.value)
-		if err != nil {
-			return maybe
+		if err == nil {
+			return nil, matchingOf(has != inverted), true
 		}
-		return matchingOf(has != inverted)
 	}
-	found := no
+	var elements []nfnl.Element
+	simple := is.mask == nil && is.field != Other && is.field != mark && int(set.KeyLen) == is.field.width(w.packet.isIPv6())
 	err := nfnl.Undisturbed(func() error {
+		elements = nil
 		return w.conn.Elements(w.table, name, func(e nfnl.Element) {
-			if bytes.Equal(e.Key, k.value) && !e.End {
-				found, *v = yes, verdict{code: int32(e.Verdict), chain: e.Chain}
-			}
+			e.Key = bytes.Clone(e.Key)
+			elements = append(elements, e)
 		})
 	})
-	if err != nil || found == no && w.sets[i].Flags&unix.NFT_SET_INTERVAL != 0 {
-		return maybe
+	slices.SortFunc(elements, func(a, b nfnl.Element) int { // the end of an interval is before the begin of the next
+		return cmp.Or(bytes.Compare(a.Key, b.Key), map[bool]int{true: -1, false: 1}[a.End])
+	})
+	var ranges []Range
+	found, v, targets := no, verdict{}, map[verdict][]Range{}
+	simple = simple && len(elements) <= mostElements
+	for i, e := range elements {
+		w.note(e.Key, []byte(e.Chain), []byte{byte(e.Verdict)})
+		if e.End {
+			continue
+		}
+		to := verdict{code: int32(e.Verdict), chain: e.Chain}
+		if !unknown && bytes.Equal(e.Key, k.value) {
+			found, v = yes, to
+		}
+		one := Range{e.Key, e.Key}
+		if set.Flags&unix.NFT_SET_INTERVAL != 0 {
+			if one.Last = bytes.Repeat([]byte{0xff}, len(e.Key)); i+1 < len(elements) {
+				one.Last = before(elements[i+1].Key)
+			}
+		}
+		ranges = append(ranges, one)
+		targets[to] = append(targets[to], one)
 	}
-	return found
+	interval := set.Flags&unix.NFT_SET_INTERVAL != 0
+	varies := is.varies || set.Flags&unix.NFT_SET_EVAL != 0 || err != nil
+	switch {
+	case verdicts && found == yes:
+		o.v = v
+		return nil, yes, true
+	case verdicts && !unknown && !interval && err == nil:
+		return nil, no, true
+	case verdicts:
+		for to, keys := range targets {
+			one := *o
+			one.v, one.match = to, maybe
+			one.when = slices.Clone(o.when)
+			if !simple || varies {
+				keys = nil
+			}
+			one.and(Condition{Field: is.field, Ranges: keys}, varies)
+			all = append(all, one)
+		}
+		slices.SortFunc(all, func(a, b outcome) int {
+			return cmp.Or(cmp.Compare(a.v.chain, b.v.chain), cmp.Compare(a.v.code, b.v.code))
+		})
+		return all, maybe, false
+	case !simple || varies || len(ranges) == 0:
+		o.and(Condition{}, varies)
+	default:
+		o.and(Condition{Field: is.field, Not: inverted, Ranges: ranges}, varies)
+	}
+	return nil, maybe, true
+}
+
+// before returns the key before one, which is not 0.
+func before(key []byte) []byte {
+	key = bytes.Clone(key)
+	for i := len(key) - 1; i >= 0; i-- {
+		key[i]--
+		if key[i] != 0xff {
+			break
+		}
+	}
+	return key
 }

@@ -6,54 +6,22 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"golang.org/x/sys/unix"
 )
 
-// This file says what packets of established connections skip on the fast path: rules of others at the
-// hooks forward and postrouting that would drop, limit, change, mark or log them. Counters alone do not
-// count. A rule that accepts established connections hides those behind it in its base chain.
-
-// Skip is a rule, or the policy of a chain, that has no effect on the fast path.
-type Skip struct {
-	Rule string `json:"rule"`
-	Does string `json:"does"` // to packets of established connections that it matches
-}
-
-// Skips returns what the fast path skips in the calling thread's network namespace. What cannot be evaluated
+// Skips returns what the fast path can skip in the calling thread's network namespace. What cannot be evaluated
 // counts as if it matched. What cannot be read is the last one.
-func Skips(ctx context.Context) (all []Skip) {
+func Skips(ctx context.Context) []Skip {
 	conn, err := nfnl.Dial(0)
 	if err != nil {
 		return []Skip{unread(err)}
 	}
 	defer conn.Close()
-	for _, ipv6 := range []bool{false, true} {
-		chains, failed := Chains(ctx, conn, ipv6)
-		err = errors.Join(err, failed)
-		for _, c := range chains {
-			if c.walker == nil || c.nat || c.Hook != unix.NF_INET_FORWARD && c.Hook != unix.NF_INET_POST_ROUTING {
-				continue
-			}
-			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-				c.Drops(&Packet{Protocol: protocol, Established: true, IPv6: ipv6})
-				for _, d := range c.walker.drops {
-					does := "may drop"
-					if d.Certain {
-						does = "drops"
-					}
-					all = append(all, Skip{d.Rule, does})
-				}
-				for _, s := range c.walker.skips {
-					all = append(all, Skip{c.Table + ": " + s.Rule, s.Does})
-				}
-			}
-		}
-	}
+	e, err := Examine(ctx, conn)
+	all := e.Skips
 	slices.SortFunc(all, func(a, b Skip) int { return cmp.Or(cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Does, b.Does)) })
 	all = slices.CompactFunc(all, func(a, b Skip) bool { return a.Rule == b.Rule })
 	if err != nil {
@@ -63,7 +31,7 @@ func Skips(ctx context.Context) (all []Skip) {
 }
 
 func unread(err error) Skip {
-	return Skip{fmt.Sprintf("rules that cannot be read (%v)", err), "could not tell"}
+	return Skip{fmt.Sprintf("rules that cannot be read (%v)", err), "could not tell", true}
 }
 
 // effects are those of expressions of nf_tables, and of targets and matches of iptables, beside verdicts.
@@ -111,12 +79,14 @@ func (p *Packet) xtMatch(name string, info []byte) matching {
 	return maybe
 }
 
-// SkipLines describes skips, the first of them, by a line for each.
-func SkipLines(all []Skip) (lines []string) {
+// SkipLines describes skips, the first of them, by a line for each: all that the fast path can skip, or those that keep
+// connections off it.
+func SkipLines(skips []Skip, all bool) (lines []string) {
 	const most = 8
-	for i, s := range all {
+	shown := slices.DeleteFunc(slices.Clone(skips), func(s Skip) bool { return !all && !s.Keep })
+	for i, s := range shown {
 		if i == most {
-			return append(lines, fmt.Sprintf("and %d more", len(all)-most))
+			return append(lines, fmt.Sprintf("and %d more", len(shown)-most))
 		}
 		lines = append(lines, s.Does+": "+s.Rule)
 	}

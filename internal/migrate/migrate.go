@@ -17,6 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 )
 
 // Severity is what a finding means for users.
@@ -75,7 +76,7 @@ type Input struct {
 	Addresses []netip.Addr     // of the node's interfaces, except kube-ipvs0
 	Listeners []netip.AddrPort // addresses to which programs of the node have bound sockets
 
-	Skips []string // rules of the node that packets on the fast path skip
+	Skips []firewall.Skip // rules of the node that packets on the fast path can skip
 
 	// Probe says what the node lacks for a configuration. nil: nothing.
 	Probe func(*config.Config) (Kernel, error)

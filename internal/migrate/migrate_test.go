@@ -17,6 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 )
 
 const (
@@ -59,6 +60,7 @@ func probe(kernels map[string]Kernel) func(*config.Config) (Kernel, error) {
 func TestFindings(t *testing.T) {
 	const n, i, v = config.NFTables, config.IPTables, config.IPVS
 	const ports = "spec: {clusterIP: 10.96.0.10, ports: [%s]}"
+	skips := []firewall.Skip{{Rule: "x", Does: "limits", Keep: true}, {Rule: "y", Does: "marks", Keep: true}, {Rule: "z", Does: "drops"}}
 	ipv6Missing := probe(map[string]Kernel{n: {Missing: []dataplane.Missing{{Family: desired.IPv6, Missing: feature.Missing{Feature: "chain type nat", Err: errors.New("no"), Remedy: "needs CONFIG_NFT_NAT"}}}}})
 	node4 := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}}}
 	node6 := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "2001:db8::1"}}}}
@@ -82,7 +84,8 @@ func TestFindings(t *testing.T) {
 	}{
 		// The fast path.
 		{name: "fast path by default", config: "mode: nftables", to: n, about: "fast-path", want: []string{"differs after 20 packets ~ offloadPacketThreshold to 0"}},
-		{name: "fast path skips", config: "mode: nftables", to: n, in: Input{Skips: []string{"limits: x", "marks: y"}}, about: "fast-path", want: []string{"differs limits: x; marks: y. ~ offloadPacketThreshold to 0"}},
+		{name: "fast path skips", config: "mode: nftables", to: n, in: Input{Skips: skips}, about: "fast-path", want: []string{"differs can match stay off it: limits: x; marks: y. ~ offloadPacketThreshold to 0"}},
+		{name: "fast path skips all", config: "mode: nftables\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, fastPath: {bypass: all}}", to: n, in: Input{Skips: skips}, about: "fast-path", want: []string{"differs have no effect on its packets then: limits: x; marks: y; drops: z. ~ offloadPacketThreshold"}},
 		{name: "fast path off", config: "mode: nftables" + slow, to: n, about: "fast-path"},
 		// Algorithms.
 		{name: "rr by default", config: "mode: ipvs", to: n, about: "scheduler", want: []string{"differs scheduler rr; now they are chosen at random. ~ Set scheduler"}, not: []string{"scheduler:"}},

@@ -14,6 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
 )
 
 // node adds the findings of the whole node.
@@ -26,11 +27,14 @@ func (m *comparison) node() {
 	}
 	m.scheduler()
 	if after := *m.after.FastPath().OffloadPacketThreshold; after > 0 {
-		skips := "No rule on this node does more than count such packets."
-		if len(m.Skips) > 0 {
-			skips = "On this node these have no effect on its packets then: " + strings.Join(m.Skips, "; ") + "."
+		skips, all := "No rule on this node does more than count its packets, or judge connections as a whole.", m.after.FastPath().Bypass == "all"
+		if lines := firewall.SkipLines(m.Skips, all); len(lines) > 0 {
+			skips = "On this node connections that these rules can match stay off it: " + strings.Join(lines, "; ") + "."
+			if all {
+				skips = "On this node these have no effect on its packets then: " + strings.Join(lines, "; ") + "."
+			}
 		}
-		m.add(Differs, "fast-path", fmt.Sprintf("The fast path is on, if the kernel has it: after %d packets, a connection to a Service bypasses rules of firewalls and captures of packets, and has timeouts of its own. %s net.netfilter.nf_conntrack_acct becomes 1.", after, skips),
+		m.add(Differs, "fast-path", fmt.Sprintf("The fast path is on, if the kernel has it: after %d packets, a connection to a Service bypasses conntrack and rules of firewalls, and some captures of packets, and has timeouts of its own. %s net.netfilter.nf_conntrack_acct becomes 1.", after, skips),
 			"Set fastPath.offloadPacketThreshold to 0 to turn it off.")
 	}
 	switch {

@@ -92,9 +92,9 @@ func CtSource(f Family, direction uint8, register uint32) expr.Any {
 	return ctDirected{&expr.Ct{}, key, register, direction}
 }
 
-// OriginalSourcePort loads the source port of the connection's first packet.
-func OriginalSourcePort(register uint32) expr.Any {
-	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTOSRC), register, Original}
+// CtSourcePort loads the source port of a connection's packets in one direction, as CtSource does the address.
+func CtSourcePort(direction uint8, register uint32) expr.Any {
+	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTOSRC), register, direction}
 }
 
 func (e ctDirected) encode() []byte {

@@ -314,8 +314,9 @@ func (s *Status) Facts() (all []Fact) {
 		if len(f.LeftOut) > 0 {
 			row("Not on it", "connections over %s", strings.Join(f.LeftOut, ", "))
 		}
-		for _, line := range firewall.SkipLines(s.Skips) {
-			row("It skips", "%s", line)
+		all := f.Bypass == fastpath.BypassAll
+		for _, line := range firewall.SkipLines(s.Skips, all) {
+			row(map[bool]string{true: "It skips", false: "Kept off it"}[all], "%s", line)
 		}
 	} else {
 		row("Fast path", "none: %s", strings.TrimPrefix(s.NoFastPath, "fast path: "))

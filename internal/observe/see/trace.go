@@ -293,7 +293,7 @@ func (t *tracer) arm() (err error) {
 			b.AddRule(t.table, chainReply+name, "", is,
 				equal(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, []byte{nfnl.Reply}),
 				equal(nfnl.CtSource(family, nfnl.Original, register), t.src.Addr().AsSlice()),
-				equal(nfnl.OriginalSourcePort(register), port(t.src.Port())),
+				equal(nfnl.CtSourcePort(nfnl.Original, register), port(t.src.Port())),
 				nfnl.OriginalDestination(family, register), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: t.dst.Addr().AsSlice()}},
 				trace)
 		}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fastpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/firewall"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// Bypass says which rules of other programs connections on the fast path may bypass. The zero value is BypassNone.
+type Bypass string
+
+// The choices for rules.
+const (
+	// BypassNone is none that do something to packets of established connections, beside counting: a connection
+	// that such a rule can match stays on the slow path.
+	BypassNone Bypass = "none"
+	// BypassAll is all.
+	BypassAll Bypass = "all"
+)
+
+// ParseBypass returns the choice of that name.
+func ParseBypass(s string) (Bypass, error) {
+	return parse(s, "bypass %q: is neither none nor all", BypassNone, BypassAll)
+}
+
+// foreign are the rules of other programs that connections on the fast path would bypass, as package firewall reads them.
+//
+// What rules do to all packets of a direction of a connection, the kernel decides: a connection is offloaded only after a packet
+// of each direction has passed all chains since the rules last changed. The base chain judge, after all others, notes that,
+// except for packets that a rule can match whose effect differs from packet to packet.
+type foreign struct {
+	mu         sync.Mutex // held while they are read
+	conn       *nfnl.Conn
+	next       time.Time // they are not read before
+	generation uint32    // of the ruleset that was read; 0 if none
+	legacy     string    // what x_tables said then
+	at         time.Time
+
+	known  *firewall.Established // under the Controller's lock; nil if they could not be read
+	chains []string              // that are programmed for them, under the Controller's lock
+}
+
+// share is the part of the time that reading rules may take, and legacyPeriod how often x_tables are read in any case, which
+// do not tell of all changes.
+const (
+	share        = 20
+	legacyPeriod = time.Minute
+)
+
+// passed are the connections of which a packet has passed all chains, by direction.
+var passed = [...]*nfnl.Set{nfnl.Original: passedSet("passed-original"), nfnl.Reply: passedSet("passed-reply")}
+
+const passedFor = 2 * time.Minute
+
+func passedSet(name string) *nfnl.Set {
+	return &nfnl.Set{Name: name, KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: 1 << 16}
+}
+
+// followRules reads the rules of others if they may have changed, and has connections pass them if they have.
+func (c *Controller) followRules(ctx context.Context) {
+	changed, err := c.readRules(ctx)
+	if err == nil && changed {
+		err = c.Flush(ctx, Flush{All: true})
+	}
+	if err != nil && ctx.Err() == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.stats.Errors++
+		c.logOnce(err, "Fast path: rules of other programs could not be followed, will try again")
+	}
+}
+
+// readRules reports whether connections have to pass the rules.
+func (c *Controller) readRules(ctx context.Context) (changed bool, err error) {
+	o := &c.foreign
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if c.config.Bypass == BypassAll || time.Now().Before(o.next) {
+		return false, nil
+	}
+	err = dataplane.Inside(c.config.NetNS, func() error {
+		generation, err := o.conn.Generation()
+		legacy, failed := firewall.Legacy()
+		if err = errors.Join(err, failed); err == nil && generation == o.generation && legacy == o.legacy && (legacy == "" || time.Since(o.at) < legacyPeriod) {
+			return nil
+		}
+		o.generation, o.at = 0, time.Now()
+		var rules *firewall.Established
+		if err == nil {
+			rules, err = firewall.Examine(ctx, o.conn)
+		}
+		o.next = time.Now().Add(max(retry, share*time.Since(o.at)) - retry/2)
+		if err != nil {
+			rules = nil // no connection is offloaded
+		}
+		var failedToProgram error
+		if changed, failedToProgram = c.judgeBy(rules); errors.Join(err, failedToProgram) == nil {
+			o.generation, o.legacy = generation, legacy
+		}
+		return errors.Join(err, failedToProgram)
+	})
+	return changed, err
+}
+
+// judgeBy programs what the rules of others require, if it differs.
+func (c *Controller) judgeBy(rules *firewall.Established) (changed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.foreign.known
+	c.foreign.known = rules
+	if rules != nil && was != nil && rules.Judges == was.Judges && reflect.DeepEqual(rules.Ways, was.Ways) && (rules.Hash == was.Hash || !rules.Judges && len(rules.Ways) == 0) || rules == was {
+		return false, nil
+	}
+	if c.sequence.Check() != nil {
+		return false, nil // Reconcile programs it
+	}
+	var b nfnl.Batch
+	for _, name := range c.foreign.chains {
+		b.FlushChain(table, name)
+	}
+	for _, name := range c.foreign.chains {
+		b.DeleteChain(table, name)
+	}
+	b.FlushChain(table, chainUnjudged)
+	for _, s := range passed {
+		b.FlushSet(table, s)
+	}
+	c.writeJudges(&b)
+	if err := c.conn.Commit(0, &b); err != nil {
+		c.foreign.known = nil
+		c.sequence.Begin() // the next Check finds that Reconcile has to program all
+		return false, err
+	}
+	return true, c.guard.expect(c)
+}
+
+// writeJudges writes the chains that the rules of others require.
+func (c *Controller) writeJudges(b *nfnl.Batch) {
+	o := &c.foreign
+	o.chains = nil
+	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
+	chain := func(hook *nfnl.Hook, name string) string {
+		b.AddChain(table, nfnl.Chain{Name: name, Hook: hook})
+		o.chains = append(o.chains, name)
+		return name
+	}
+	end := []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+	switch {
+	case c.config.Bypass == BypassAll:
+		return
+	case o.known == nil:
+		rule(chainUnjudged, "rules of others are not known", end)
+		return
+	case !o.known.Judges && len(o.known.Ways) == 0:
+		return
+	}
+	for _, s := range passed {
+		rule(chainUnjudged, "", ctID(), notIn(s), end)
+	}
+	candidates := chain(nil, chainCandidates)
+	first := chain(&nfnl.Hook{Type: "filter", Num: unix.NF_INET_POST_ROUTING, Priority: forwardPriority - 1}, chainJudge)
+	rule(first, "", packetsUpTo(c.config.Threshold), ret())
+	rule(first, "", stateIs(notOfConnection), ret())
+	c.selected(rule, first, candidates)
+	for direction, set := range passed {
+		for i := range families {
+			f := &families[i]
+			for protocol, name := range map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"} {
+				to := chain(nil, fmt.Sprintf("%s-%s-%s", set.Name, f, name))
+				rule(candidates, "", directionIs(direction), is(meta(expr.MetaKeyNFPROTO), byte(f.Family)), is(meta(expr.MetaKeyL4PROTO), protocol), goTo(to))
+				rule(to, "", ctID(), in(set), ret())
+				for n, way := range o.known.Ways {
+					if way.IPv6 == (f.Family == nfnl.IPv6) && way.Protocol == protocol {
+						inner := chain(nil, fmt.Sprint(to, "-", n))
+						rule(to, "", []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: inner}})
+						f.writeWay(rule, inner, uint8(direction), &way)
+					}
+				}
+				rule(to, "", ctID(), []expr.Any{&expr.Dynset{SetName: set.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Timeout: passedFor}})
+			}
+		}
+	}
+}
+
+// writeWay writes the steps of one chain for packets of a direction. What is kept ends there, and is not noted.
+func (f *family) writeWay(rule writeRule, chain string, direction uint8, way *firewall.Way) {
+	for _, s := range way.Steps {
+		verdict := ret()
+		if s.Keep {
+			verdict = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+		}
+		alternatives, whole := [][]expr.Any{nil}, true
+		for _, c := range s.When {
+			load := f.load(c.Field, direction, way.AfterNAT)
+			var more [][]expr.Any
+			op := expr.CmpOpEq
+			if c.Not {
+				op = expr.CmpOpNeq
+			}
+			for _, r := range c.Ranges {
+				for _, a := range alternatives {
+					more = append(more, append(slices.Concat(a, load), &expr.Range{Op: op, Register: regKey, FromData: r.First, ToData: r.Last}))
+				}
+				if c.Not { // all of them have to hold
+					alternatives, more = more, nil
+				}
+			}
+			const most = 1 << 10
+			switch {
+			case c.Not:
+			case len(more) > most:
+				whole = false // more packets are kept
+			default:
+				alternatives = more
+			}
+		}
+		for _, a := range alternatives {
+			if whole || s.Keep {
+				rule(chain, "", a, verdict)
+			}
+		}
+	}
+}
+
+// load loads a field of a packet in the hook postrouting, as it was where the rule is.
+func (f *family) load(field firewall.Field, direction uint8, afterNAT bool) []expr.Any {
+	address := &expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: f.AddrLen()}
+	if f.Family == nfnl.IPv6 {
+		address.Offset = 8
+	}
+	port := &expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Len: 2}
+	switch field {
+	case firewall.In:
+		return meta(expr.MetaKeyIIFNAME)
+	case firewall.Out:
+		return meta(expr.MetaKeyOIFNAME)
+	case firewall.Destination:
+		address.Offset += f.AddrLen()
+		return []expr.Any{address}
+	case firewall.DestinationPort:
+		port.Offset = 2
+		return []expr.Any{port}
+	}
+	switch {
+	case field == firewall.Source && afterNAT:
+		return []expr.Any{address}
+	case field == firewall.Source:
+		return []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}
+	case afterNAT:
+		return []expr.Any{port}
+	}
+	return []expr.Any{nfnl.CtSourcePort(direction, regKey)}
+}
+
+func (f *family) String() string {
+	return map[nfnl.Family]string{nfnl.IPv4: "ipv4", nfnl.IPv6: "ipv6"}[f.Family]
+}
+
+// is compares a byte that was loaded.
+func is(load []expr.Any, value byte) []expr.Any {
+	return append(load, &expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: []byte{value}})
+}
+
+// directionIs matches packets of a direction.
+func directionIs(direction int) []expr.Any {
+	return is([]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: regKey}}, byte(direction))
+}
