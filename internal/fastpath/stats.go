@@ -26,10 +26,10 @@ type Stats struct {
 	Frontends  int      // number of frontends in the sets; with the scope All, those that are excluded
 	Engine     Engine   // that is in use
 	Bypass     Bypass
-	Refused    uint64   // number of connections for which the engine EBPF had no space
-	Hardware   bool     // flows are offloaded to network hardware
-	Flushes    uint64   // number of flushes of all connections
-	Errors     uint64   // number of failed changes
+	Refused    uint64 // number of connections for which the engine EBPF had no space
+	Hardware   bool   // flows are offloaded to network hardware
+	Flushes    uint64 // number of flushes of all connections
+	Errors     uint64 // number of failed changes
 }
 
 // Stats returns the current numbers.
