@@ -19,8 +19,8 @@ import (
 // committed, and a check is one small request. (Notifications would cost more: with a
 // listener, the kernel also reports every element of this process's transactions.) If the
 // generation differs, another process has committed, usually to other tables. Then the
-// handles and rules of the tables are compared at once, and the elements of all pools are
-// looked up, spread over the next checks.
+// handles and rules of the tables are compared at once, and an element of each set is looked up. The
+// elements of all pools are looked up, spread over the next checks.
 type detector struct {
 	generation uint32 // 0 if unknown
 	tables     [len(schemas)]programmed
@@ -128,10 +128,13 @@ func (b *Dataplane) checkTable(f int) error {
 			}
 		}
 	}
-	for set, keys := range b.writer.small[f] {
-		n := 0
+	for set, keys := range b.writer.keys[f] {
+		n := 1 // an emptied set lacks any
+		if s.isSmall(set) {
+			n = sampleSize
+		}
 		for key := range keys { // in another order each time
-			if n++; n > sampleSize {
+			if n--; n < 0 {
 				break
 			}
 			if err := b.checkElement(s, set, []byte(key), "an element of "+set.Name); err != nil {

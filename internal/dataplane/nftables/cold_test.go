@@ -29,6 +29,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	k.reset(&s.Full().Change)
 	if err := k.conn.CommitPieces(t.Context(), &k.batch, func() { k.write(&s.Full().Change) }); err != nil {
 		t.Fatal(err)
 	}

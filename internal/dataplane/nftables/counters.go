@@ -109,7 +109,7 @@ func (b *Dataplane) forgetRejected(change *desired.Change) {
 		s := &schemas[f]
 		addresses := map[string]bool{string(s.addr(nil, k.Addr().As16())): true}
 		if k.OnNode() {
-			addresses = b.writer.small[f][s.nodeAddresses]
+			addresses = b.writer.keys[f][s.nodeAddresses]
 		}
 		for address := range addresses {
 			key := append(s.nodePortKey(nil, k.Protocol, k.Port()), address...)

@@ -63,8 +63,7 @@ func (b *Dataplane) reset(full *desired.Change) {
 		}
 	}
 	for f := range schemas {
-		s := &schemas[f]
-		b.writer.small[f] = map[*nfnl.Set]map[string]bool{s.nodeAddresses: {}, s.serviceCIDRs: {}, s.hairpin: {}, s.loopback: {}}
+		b.writer.keys[f] = map[*nfnl.Set]map[string]bool{}
 	}
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it

@@ -33,7 +33,8 @@ type writer struct {
 	base        uint32 // the kernel's number for the pool with ID 0
 	poolUpdates []poolUpdate
 
-	small [len(schemas)]map[*nfnl.Set]map[string]bool // keys in sets that no pool has, for Check
+	// keys are in the sets, for Check: all in those that are small, and some in those that pools have.
+	keys [len(schemas)]map[*nfnl.Set]map[string]bool
 }
 
 // poolUpdate is the difference to write for one pool.
@@ -50,6 +51,7 @@ type poolUpdate struct {
 
 // element adds the element with w.key and w.value to a set or map, or deletes it.
 func (w *writer) element(op op, s *schema, set *nfnl.Set, comment string) {
+	w.record(op, s, set, w.key)
 	if op == add {
 		w.batch.AddElement(s.table, set, w.key, w.value, comment)
 	} else {
@@ -60,16 +62,24 @@ func (w *writer) element(op op, s *schema, set *nfnl.Set, comment string) {
 func (w *writer) member(op op, s *schema, set *nfnl.Set) {
 	w.value = w.value[:0]
 	w.element(op, s, set, "")
-	w.record(op, s, set, w.key)
 }
 
-// record keeps the keys of a small set.
+// record keeps keys for Check.
 func (w *writer) record(op op, s *schema, set *nfnl.Set, key []byte) {
-	if keys := w.small[s.family][set]; keys != nil && op == add {
-		keys[string(key)] = true
-	} else {
+	keys := w.keys[s.family][set]
+	switch {
+	case op != add:
 		delete(keys, string(key))
+	case keys == nil:
+		w.keys[s.family][set] = map[string]bool{string(key): true}
+	case len(keys) < sampleSize || s.isSmall(set):
+		keys[string(key)] = true
 	}
+}
+
+// isSmall reports whether a set is small, and no pool leads to its elements.
+func (s *schema) isSmall(set *nfnl.Set) bool {
+	return set == s.nodeAddresses || set == s.serviceCIDRs || set == s.hairpin || set == s.loopback
 }
 
 func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
