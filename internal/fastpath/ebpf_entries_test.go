@@ -12,10 +12,12 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -363,6 +365,9 @@ func TestEBPFOtherLayout(t *testing.T) {
 	defer layout.Close()
 	w.check(layout.Put(key, value))
 	w.check(layout.Pin(w.pins() + "/flows"))
+	if err := engine.Each(w.node.FD(), func(f *engine.Flow) { t.Errorf("it was read: %v", f) }); !errors.Is(err, ebpf.ErrMapIncompatible) {
+		t.Errorf("reading it: %v", err)
+	}
 	w.start(c)
 	if got := w.pinned(); got.MaxEntries() != former.MaxEntries() {
 		t.Errorf("the map has %d elements, want %d", got.MaxEntries(), former.MaxEntries())
@@ -411,5 +416,69 @@ func TestEBPFForgedInterface(t *testing.T) {
 		if in() != own {
 			t.Fatal("forged packets are expected instead of its own")
 		}
+	}
+}
+
+// TestEBPFMidTransfer returns a connection to the slow path in the middle of a transfer, in each way. Conntrack has not
+// seen most of it, and a firewall drops what is invalid for it.
+func TestEBPFMidTransfer(t *testing.T) {
+	returns := map[string]func(*world){
+		"flush": func(w *world) { w.check(w.Flush(t.Context(), Flush{All: true, Hold: time.Minute})) },
+		"lease": func(w *world) { w.stop() },
+		"MTU":   func(w *world) { w.must("ip link set mtu 1400 dev $out") },
+		"route": func(w *world) {
+			w.must("ip rule add pref 10 iif $in unreachable; ip rule add pref 9 fwmark 1 lookup main")
+		},
+	}
+	for name, toSlowPath := range returns {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, Config{Engine: EBPF, Threshold: 2, Scope: All, lease: 2 * time.Second})
+			w.nft("add table inet walled; add chain inet walled prerouting { type filter hook prerouting priority -300; };" +
+				"add rule inet walled prerouting meta mark set 1; add chain inet walled forward { type filter hook forward priority 0; };" +
+				"add rule inet walled forward ct state invalid counter drop")
+			client, server := w.connect(w.web[0], false)
+			w.talk(client, server)
+			var received atomic.Int64
+			ended := make(chan error, 2)
+			go func() {
+				block := make([]byte, 1<<16)
+				for {
+					if _, err := client.Write(block); err != nil {
+						ended <- err
+						return
+					}
+				}
+			}()
+			go func() {
+				block := make([]byte, 1<<16)
+				for {
+					n, err := server.Read(block)
+					if err != nil {
+						ended <- err
+						return
+					}
+					received.Add(int64(n))
+				}
+			}()
+			goesOn := func() {
+				t.Helper()
+				before := received.Load()
+				w.until("the transfer goes on", func() bool { return received.Load() > before+4<<20 })
+			}
+			w.check(client.SetDeadline(time.Time{}))
+			w.check(server.SetDeadline(time.Time{}))
+			goesOn()
+			w.watchSlowPath()
+			toSlowPath(w)
+			if name != "MTU" { // the node tells the sender by ICMP, and packets are small enough from then on
+				w.until("it takes the slow path", func() bool { original, _ := w.slowPackets(); return original > 100 })
+			}
+			goesOn()
+			select {
+			case err := <-ended:
+				t.Error(err)
+			default:
+			}
+		})
 	}
 }

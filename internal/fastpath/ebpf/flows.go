@@ -146,7 +146,18 @@ func pinned(ns int) (*ebpf.Map, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // without a system call of BPF, which a container may not have
 	}
-	return ebpf.LoadPinnedMap(path, nil)
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := loadProgram()
+	if err == nil {
+		err = spec.Maps["flows"].Compatible(m) // it may be that of another version
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
 }
 
 // Each calls visit with every connection that is offloaded in a network namespace, in no order,
