@@ -7,29 +7,18 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// FastPath receives the frontends and SlowPathIPs of changes that the dataplane has programmed, as
-// implemented by fastpath.Controller. Services do not depend on it: its calls run in the
-// background, and its failures are retried.
-type FastPath interface {
-	Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error)
-	Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error)
-	Check(ctx context.Context) error
-}
-
+// fastPathState is about Options.FastPath. Its calls run in the background, and its failures are retried.
 type fastPathState struct {
-	done     chan func() // delivers how to handle the result of the running call; nil if none runs
-	ready    bool        // it has all changes so far except waiting, or receives them in the running call
-	waiting  map[desired.FrontendKey]desired.FrontendChange
-	members  map[member]bool // whether each was added or removed
-	notUntil time.Time
-	backoff  wait.Backoff
+	done    chan func() // delivers how to handle the result of the running call; nil if none runs
+	ready   bool        // it has all changes so far except waiting, or receives them in the running call
+	waiting map[desired.FrontendKey]desired.FrontendChange
+	members map[member]bool // whether each was added or removed
+	retry
 }
 
 // fastPathSets are the sets that the fast path needs.
@@ -104,7 +93,7 @@ func (p *Proxy) accelerate(ctx context.Context, c *desired.Change) {
 func (p *Proxy) programFastPath(ctx context.Context, full *desired.Change) {
 	f, fast := &p.fastPath, p.options.FastPath
 	switch {
-	case f.done != nil, f.ready && len(f.waiting)+len(f.members) == 0, !f.ready && time.Now().Before(f.notUntil):
+	case f.done != nil, f.ready && len(f.waiting)+len(f.members) == 0, !f.ready && !f.due():
 	case f.ready:
 		change := f.drain()
 		p.callFastPath(ctx, func() error { _, err := fast.Apply(ctx, change); return err }, func(err error) {
@@ -144,17 +133,12 @@ func (p *Proxy) callFastPath(ctx context.Context, call func() error, handle func
 func (p *Proxy) fastPathReconciled(err error) {
 	f := &p.fastPath
 	if err == nil {
-		f.notUntil, f.backoff = time.Time{}, wait.Backoff{}
+		f.retry = retry{}
 		return
 	}
-	if f.backoff.Duration == 0 {
-		f.backoff = newBackoff()
-	}
-	delay := f.backoff.Step()
-	p.log.Error(err, "Could not program the fast path, will try again", "after", delay.Round(time.Millisecond))
+	p.log.Error(err, "Could not program the fast path, will try again", "after", f.again())
 	p.warn("FailedToAccelerate", err)
 	f.failed()
-	f.notUntil = time.Now().Add(delay)
 }
 
 // checkFastPath checks the fast path, and programs it again if it is damaged or the last

@@ -71,10 +71,10 @@ type Options struct {
 	Loads Loads
 
 	// FastPath receives frontends too, in other goroutines. It may be nil.
-	FastPath FastPath
+	FastPath Follower
 
 	// Sockets receives all changes too. It may be nil.
-	Sockets Sockets
+	Sockets Follower
 
 	// PolicyChanged is called some time after a NetworkPolicy has changed, in another
 	// goroutine. It is called again after an error. It may be nil.

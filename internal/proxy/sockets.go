@@ -12,19 +12,35 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Sockets receives each change that the dataplane has programmed, as implemented by
-// socket.Balancer. Services do not depend on it: without it, or if it fails, the dataplane serves
-// all connections.
-type Sockets interface {
+// Follower receives changes that the dataplane has programmed. Services do not depend on it: without it,
+// or if it fails, the dataplane serves all connections.
+type Follower interface {
 	Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error)
 	Apply(ctx context.Context, change *desired.Change) (dataplane.Stats, error)
 	Check(ctx context.Context) error
 }
 
 type socketState struct {
-	ready    bool // it has all changes so far
+	ready bool // it has all changes so far
+	retry
+}
+
+// retry says when to try again after failures. The zero value is: at once.
+type retry struct {
 	notUntil time.Time
 	backoff  wait.Backoff
+}
+
+func (r *retry) due() bool { return !time.Now().Before(r.notUntil) }
+
+// again counts a failure, and returns the delay after it.
+func (r *retry) again() time.Duration {
+	if r.backoff.Duration == 0 {
+		r.backoff = newBackoff()
+	}
+	delay := r.backoff.Step()
+	r.notUntil = time.Now().Add(delay)
+	return delay.Round(time.Millisecond)
 }
 
 // connectSockets passes a change that the dataplane has programmed to the sockets.
@@ -45,15 +61,10 @@ func (p *Proxy) reconcileSockets(ctx context.Context, full *desired.Change) {
 	s := &p.sockets
 	_, err := p.options.Sockets.Reconcile(ctx, full)
 	if s.ready = err == nil; s.ready {
-		s.notUntil, s.backoff = time.Time{}, wait.Backoff{}
+		s.retry = retry{}
 		return
 	}
-	if s.backoff.Duration == 0 {
-		s.backoff = newBackoff()
-	}
-	delay := s.backoff.Step()
-	s.notUntil = time.Now().Add(delay)
-	p.log.Error(err, "Sockets could not be programmed, so connections are translated; will try again", "after", delay.Round(time.Millisecond))
+	p.log.Error(err, "Sockets could not be programmed, so connections are translated; will try again", "after", s.again())
 	p.warn("FailedToConnectSockets", err)
 }
 
@@ -71,7 +82,7 @@ func (p *Proxy) checkSockets(ctx context.Context) {
 		p.log.Error(err, "Programming the sockets again")
 		p.sockets.ready = false
 	}
-	if !time.Now().Before(p.sockets.notUntil) {
+	if p.sockets.due() {
 		p.reconcileSockets(ctx, p.state.Reported())
 	}
 }
