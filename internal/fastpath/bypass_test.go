@@ -41,13 +41,13 @@ func testLateRule(t *testing.T, engine Engine) {
 				to, elsewhere := w.stream(p, web, false), w.stream(p, web, true)
 				w.fast(to, elsewhere)
 				w.addRule(r.rule)
-				if strings.Contains(r.name, "by") {
-					w.fast(elsewhere)
-				}
 				if r.ends {
 					w.until("the connection is dropped", func() bool { n := to.Stats().Received; w.goesOn(elsewhere); return to.Stats().Received == n })
 				} else {
 					w.until("packets are counted", func() bool { n := w.counted(); w.goesOn(to); return w.counted() >= n+20 })
+				}
+				if strings.Contains(r.name, "by") {
+					w.fast(elsewhere)
 				}
 				w.check(w.Check(t.Context()))
 				w.nft("delete table inet late")
@@ -70,6 +70,25 @@ func testLateRule(t *testing.T, engine Engine) {
 		w.fast(s)
 		w.unharmed(s)
 	})
+}
+
+// TestLateLegacyRule adds a rule of iptables-legacy while a connection is offloaded.
+func TestLateLegacyRule(t *testing.T) { engines(t, testLateLegacyRule, kerneltest.IPTablesLegacy) }
+
+func testLateLegacyRule(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
+	to, elsewhere := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, true)
+	w.fast(to, elsewhere)
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-s", "10.244.1.2", "-j", "DROP"))
+	w.until("the connection is dropped", func() bool { n := to.Stats().Received; w.goesOn(elsewhere); return to.Stats().Received == n })
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-F", "FORWARD"))
+	late := w.stream(lab.TCP, web, false)
+	w.fast(late)
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-d", "10.244.1.11", "-m", "limit", "--limit", "9999/s"))
+	w.until("it leaves the fast path", func() bool { _, is := late.flow(); return !is })
+	w.stays(late)
+	w.fast(elsewhere)
+	w.unharmed(elsewhere, late)
 }
 
 // addRule adds a rule to the hook forward.
