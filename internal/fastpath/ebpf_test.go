@@ -640,19 +640,18 @@ func TestEBPFDetached(t *testing.T) {
 	before := w.withProgram("forward")
 	for _, damage := range []func(){
 		func() { // at the egress
-			all := tcx.Iterator{}
-			defer all.Close()
-			for found := false; !found; {
-				if !all.Next() {
-					t.Fatal("no link at the egress: ", all.Err())
+			var id tcx.ID
+			w.check(w.node.Do(func() error {
+				at, err := tcx.QueryPrograms(tcx.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXEgress})
+				if err == nil {
+					id, _ = at.Programs[0].LinkID()
 				}
-				info, err := all.Link.Info()
-				w.check(err)
-				if at := info.TCX(); at != nil && uint32(at.AttachType) == uint32(ebpf.AttachTCXEgress) && int(at.Ifindex) == l.Attrs().Index {
-					w.check(all.Link.Detach())
-					found = true
-				}
-			}
+				return err
+			}))
+			attached, err := tcx.NewFromID(id)
+			w.check(err)
+			w.check(attached.Detach())
+			w.check(attached.Close())
 		},
 		func() {
 			attached, err := tcx.LoadPinnedLink(pin, nil)
