@@ -19,7 +19,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-bench test-browser test-cluster test-cluster-ipvs test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-bench test-browser test-cluster test-cluster-ipvs e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,11 @@ test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on 
 	cd test/cluster/oracle && $(GO) run ./build tools
 	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test .
 	$(UML) sh -c 'cd test/cluster && exec ../../bin/cluster.test -test.v -test.timeout 1h -slipstream ../../bin/slipstream -patience 10m -connect-timeout 30s -test.run "$(or $(RUN),TestSwap/ipvs)"'
+
+e2e: build ## Run upstream's e2e specs on a cluster with kubelets; PROXY=slipstream,kube-proxy MODE=nftables,iptables FOCUS=regexp PROCS=4 LOGS=dir, SAVE=1 for docs/support.md (root; 30 minutes for each proxy and mode)
+	test/deps.sh e2e
+	cd test/cluster/oracle && nice -n 10 $(GO) run ./build tools nodes coredns
+	cd test/cluster && $(GO) test ./kubelets -count 1 -v -timeout 12h -args -slipstream $(CURDIR)/bin/slipstream -proxy $(or $(PROXY),slipstream) -mode $(or $(MODE),nftables) $(if $(FOCUS),-focus '$(FOCUS)') $(if $(PROCS),-procs $(PROCS)) $(if $(LOGS),-logs $(abspath $(LOGS))) $(if $(SAVE),-save)
 
 # Those of scale need an API server, which is slow on the User Mode Linux kernels.
 test-bench: deps ## Test the benchmarks (root)

@@ -6,16 +6,18 @@
 # It does nothing, and needs no rights, where everything is there.
 #
 #   deps.sh           install what is missing
+#   deps.sh e2e       the same, with what make e2e needs
 #   deps.sh --check   only say what is missing, and fail if something is
 set -euo pipefail
 
 say() { printf 'test/deps: %s\n' "$*" >&2; }
 
-check=
+check= e2e=
 case "$*" in
   '') ;;
+  e2e) e2e=1 ;;
   --check) check=1 ;;
-  *) say "unknown arguments '$*'; usage: deps.sh [--check]"; exit 2 ;;
+  *) say "unknown arguments '$*'; usage: deps.sh [e2e|--check]"; exit 2 ;;
 esac
 
 # Many of these live in directories that only root's PATH has.
@@ -46,6 +48,14 @@ needs=(
   'spin spin'                   # exploring the model of test/model
   'promtool prometheus'         # evaluating the alerts
 )
+[ -z "$e2e" ] || needs+=(
+  'containerd containerd'       # nodes with a kubelet
+  'runc runc'
+  '/usr/lib/cni/portmap containernetworking-plugins'
+  'debootstrap debootstrap'     # images for their pods
+  'busybox busybox-static'       # the list of its programs
+  'nsenter util-linux'
+)
 
 missing=()
 packages=()
@@ -75,19 +85,25 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 "$@" >&2; }
 
-# The package prometheus would start a server on this machine, so promtool is unpacked from it.
-unpack_promtool() (
+# The packages prometheus and containerd would start servers on this machine, so programs are unpacked from them.
+unpack() (
   dir=$(mktemp -d)
   trap 'rm -rf "$dir"' EXIT
-  cd "$dir" && apt-get -qq -o APT::Sandbox::User=root download prometheus && dpkg -x prometheus_*.deb . &&
-    "${as_root[@]}" cp usr/bin/promtool /usr/local/bin/promtool
+  cd "$dir" && apt-get -qq -o APT::Sandbox::User=root download "$1" && dpkg -x "$1"_*.deb . || exit
+  shift
+  "${as_root[@]}" cp "${@/#/usr/bin/}" /usr/local/bin
 )
 
 install() {
   local names=() name
-  for name in "${packages[@]}"; do [ "$name" = prometheus ] || names+=("$name"); done
-  [ ${#names[@]} -eq 0 ] || apt install -y --no-install-recommends "${names[@]}" || return
-  command -v promtool >/dev/null || unpack_promtool
+  for name in "${packages[@]}"; do
+    case $name in
+      prometheus) unpack prometheus promtool || return ;;
+      containerd) unpack containerd containerd containerd-shim-runc-v2 ctr || return ;;
+      *) names+=("$name") ;;
+    esac
+  done
+  [ ${#names[@]} -eq 0 ] || apt install -y --no-install-recommends "${names[@]}"
 }
 
 say "installing ${packages[*]}"

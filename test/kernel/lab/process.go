@@ -73,13 +73,17 @@ type Program struct {
 // StartProgram starts a program in the namespace and in the directory dir; its output is
 // added to NAME.log there.
 func (n *Namespace) StartProgram(dir, name, path string, args ...string) (*Program, error) {
+	return n.StartCommand(dir, name, exec.Command(path, args...))
+}
+
+// StartCommand is StartProgram for a command.
+func (n *Namespace) StartCommand(dir, name string, cmd *exec.Cmd) (*Program, error) {
 	log := filepath.Join(dir, name+".log")
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, f, f
 	p, err := n.Start(cmd)
 	if err != nil {

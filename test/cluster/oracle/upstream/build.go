@@ -3,15 +3,14 @@
 // Package upstream builds programs of Kubernetes, and runs etcd and kube-apiserver as child processes in
 // network namespaces.
 //
-// They are built from Go modules, in the versions that ../tools/go.mod, ../previous/go.mod
-// and ../oldest/go.mod require, when they are first needed. See [Binary].
+// They are built from Go modules, in the versions that the go.mod files of the folders of [Release]
+// require, when they are first needed. See [Binary].
 package upstream
 
 import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -30,6 +29,10 @@ const (
 	Current  Release = "tools"
 	Previous Release = "previous"
 	Oldest   Release = "oldest" // that Slipstream supports
+
+	// What else a cluster with kubelets has. The first is of the same release as Current.
+	Nodes   Release = "nodes"
+	CoreDNS Release = "coredns"
 )
 
 // Programs are the names that [Release.Binary] knows, by release.
@@ -37,12 +40,22 @@ var Programs = map[Release][]string{
 	Current:  {"kube-apiserver", "kube-proxy", "etcd"},
 	Previous: {"kube-proxy"},
 	Oldest:   {"kube-apiserver"},
+	Nodes: {"kubelet", "kube-controller-manager", "kube-scheduler", "kubectl", "agnhost", "regression-issue-74839",
+		"ginkgo", "e2e.test"},
+	CoreDNS: {"coredns"},
 }
 
 // packageOf returns the Go package of a program.
 func packageOf(name string) string {
-	if name == "etcd" {
+	switch name {
+	case "etcd":
 		return "go.etcd.io/etcd/server/v3"
+	case "ginkgo":
+		return "github.com/onsi/ginkgo/v2/ginkgo"
+	case "agnhost", "regression-issue-74839":
+		return "k8s.io/kubernetes/test/images/" + name
+	case "coredns", "e2e.test":
+		return "."
 	}
 	return "k8s.io/kubernetes/cmd/" + name
 }
@@ -73,17 +86,31 @@ func (r Release) Binary(ctx context.Context, name string, log Log) (string, erro
 		return "", fmt.Errorf("not in a module of this repository: %w", err)
 	}
 	module := filepath.Join(root, "test", "cluster", "oracle", string(r))
-	version, err := Go(ctx, module, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	of := "k8s.io/kubernetes"
+	if r == CoreDNS {
+		of = "github.com/coredns/coredns"
+	}
+	version, err := Go(ctx, module, "list", "-m", "-f", "{{.Version}}", of)
 	if err != nil {
 		return "", err
 	}
-	mod, err1 := os.ReadFile(filepath.Join(module, "go.mod"))
-	sum, err2 := os.ReadFile(filepath.Join(module, "go.sum"))
-	cache, err3 := os.UserCacheDir()
-	if err := errors.Join(err1, err2, err3); err != nil {
+	cache, err := os.UserCacheDir()
+	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, "slipstream", "oracle", fmt.Sprintf("%s-%.6x", version, sha256.Sum256(append(mod, sum...))))
+	files, err := filepath.Glob(filepath.Join(module, "*"))
+	if err != nil {
+		return "", err
+	}
+	var content []byte
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		content = append(content, b...)
+	}
+	dir := filepath.Join(cache, "slipstream", "oracle", fmt.Sprintf("%s-%.6x", version, sha256.Sum256(content)))
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
@@ -91,12 +118,17 @@ func (r Release) Binary(ctx context.Context, name string, log Log) (string, erro
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	log.printf("building %s for Kubernetes %s, once, into %s: this takes minutes", name, version, dir)
+	log.printf("building %s of %s %s, once, into %s: this takes minutes", name, of, version, dir)
 	part := fmt.Sprintf("%s.%d.part", path, os.Getpid()) // renamed when it is complete
 	defer os.Remove(part)
 	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
-	if _, err := Go(ctx, module, "build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, packageOf(name)); err != nil {
-		return "", fmt.Errorf("build %s for Kubernetes %s: %w", name, version, err)
+	build := []string{"build"}
+	if strings.HasSuffix(name, ".test") {
+		build = []string{"test", "-c", "-vet=off"} // vet would look at all packages that it imports
+	}
+	build = append(build, "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o", part, packageOf(name))
+	if _, err := Go(ctx, module, build...); err != nil {
+		return "", fmt.Errorf("build %s of %s %s: %w", name, of, version, err)
 	}
 	return path, os.Rename(part, path)
 }

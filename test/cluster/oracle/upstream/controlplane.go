@@ -41,6 +41,7 @@ type ControlPlaneOptions struct {
 	Release      Release        // of kube-apiserver; Current if empty
 	APIFlags     []string       // further flags of kube-apiserver; the last one of a name counts
 	Log          Log            // called about what takes long, if not nil
+	Controllers  bool           // kube-controller-manager makes ServiceAccounts, so each pod gets one
 
 	// Namespace is where the programs run; if nil, in one of their own that has no
 	// link but lo. It is closed with the control plane only in that case.
@@ -102,7 +103,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 		return nil, err
 	}
 	if err := errors.Join(
-		os.WriteFile(c.serviceAccountKey(), key, 0o600),
+		os.WriteFile(c.ServiceAccountKey(), key, 0o600),
 		os.WriteFile(c.tokens(), []byte(c.token+",oracle,1,system:masters\n"), 0o600),
 	); err != nil {
 		return nil, err
@@ -155,8 +156,10 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 		// The Service "kubernetes" gets no endpoints.
 		"--advertise-address=" + advertise, "--endpoint-reconciler-type=none",
 		"--service-account-issuer=https://oracle.invalid",
-		"--service-account-key-file=" + c.serviceAccountKey(), "--service-account-signing-key-file=" + c.serviceAccountKey(),
-		"--disable-admission-plugins=ServiceAccount", // it wants each pod to have one
+		"--service-account-key-file=" + c.ServiceAccountKey(), "--service-account-signing-key-file=" + c.ServiceAccountKey(),
+	}
+	if !c.options.Controllers {
+		flags = append(flags, "--disable-admission-plugins=ServiceAccount")
 	}
 	c.api, err = c.ns.StartProgram(c.dir, "kube-apiserver", binary, append(flags, c.options.APIFlags...)...)
 	if err != nil {
@@ -179,7 +182,7 @@ func (c *ControlPlane) CertificateAuthority() string {
 
 func (c *ControlPlane) etcdData() string          { return filepath.Join(c.dir, "etcd") }
 func (c *ControlPlane) tokens() string            { return filepath.Join(c.dir, "tokens.csv") }
-func (c *ControlPlane) serviceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
+func (c *ControlPlane) ServiceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
 
 // Compact makes etcd forget the history before a revision, which is a resourceVersion of
 // Kubernetes.
