@@ -4,10 +4,13 @@ package desired
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // TestFastPathAnnotation changes the annotation, which changes the frontend.
@@ -70,6 +73,48 @@ func TestSchedulerAnnotation(t *testing.T) {
 			t.Errorf("%q: %+v, problems %q", c.value, u.Frontends, problems)
 		}
 	}
+}
+
+// TestScheduledByWeight: the scheduler of a Service port looks at weights while endpoints have some, or zones
+// do, and only then.
+func TestScheduledByWeight(t *testing.T) {
+	s := New(Config{IPVS: true, Scheduler: func(value string, weighted bool) (string, error) { return fmt.Sprint(value, " ", weighted), nil }})
+	scheduler := "none"
+	step := func(what, want string, do func()) {
+		t.Helper()
+		do()
+		for _, f := range s.Change().Frontends {
+			scheduler = f.New.Scheduler
+		}
+		if scheduler != want {
+			t.Errorf("%s: %q, want %q", what, scheduler, want)
+		}
+	}
+	service := func(annotations map[string]string) {
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: annotations},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+	}
+	slice := func(weight string) {
+		s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+				Annotations: map[string]string{AnnotationWeight: weight},
+			},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.1"}}},
+		})
+	}
+	step("no weights", "", func() { service(nil); slice("") })
+	step("a weight", " true", func() { slice("10") })
+	step("another", " true", func() { slice("20") })
+	step("no weights again", "", func() { slice("") })
+	step("by zone", " true", func() { service(map[string]string{AnnotationLocalZone: "80"}) })
+	step("with a scheduler", "rr false", func() { service(map[string]string{AnnotationScheduler: "rr"}) })
+	step("and a weight", "rr false true", func() { slice("10") })
+	step("the default", "rr false", func() { slice("100") })
 }
 
 // TestAffinitySteps: timeouts of session affinity are few, none is shorter than the Service's, and

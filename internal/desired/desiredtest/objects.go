@@ -99,7 +99,7 @@ func (c *Choices) once(n int) bool { return c.Below(n) == n-1 }
 var portNames = []struct {
 	name     string
 	protocol corev1.Protocol
-}{{"http", ""}, {"http", corev1.ProtocolTCP}, {"dns", corev1.ProtocolUDP}, {"dns", corev1.ProtocolTCP}, {"", corev1.ProtocolTCP}}
+}{{"http", ""}, {"http", corev1.ProtocolTCP}, {"dns", corev1.ProtocolUDP}, {"dns", corev1.ProtocolTCP}, {"", corev1.ProtocolTCP}, {"sig", corev1.ProtocolSCTP}}
 
 // service generates a Service. Sometimes it has the addresses of another one.
 func (c *Choices) service(i int) *corev1.Service {
