@@ -11,8 +11,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -26,17 +24,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// patience bounds each step and each request.
-const patience = 2 * time.Minute
-
 // web is where the Service is.
 var web = netip.MustParseAddrPort("10.96.0.1:80")
 
 // fleet are nodes with a proxy and a client on each, and servers.
 type fleet struct {
 	*Options
-	lab     *lab.Lab
-	clients []*lab.Pod
+	*cluster.Nodes
 	servers []*lab.Pod
 	proxies []*lab.Program
 	stop    []func() // the servers
@@ -49,70 +43,46 @@ type fleet struct {
 
 // turn makes a fleet, measures it and removes it.
 func (o *Options) turn(ctx context.Context, scheduler string, seed uint64) (f *fleet, err error) {
-	dir, err := os.MkdirTemp("", "bench-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
 	f = &fleet{Options: o}
-	if f.lab, err = lab.New(); err != nil {
+	if f.Nodes, err = cluster.NewNodes(o.Nodes, o.Slipstream); err != nil {
 		return nil, err
 	}
 	defer func() {
 		for _, stop := range f.stop {
 			stop()
 		}
-		err = errors.Join(err, f.lab.Close())
+		err = errors.Join(err, f.Close())
 	}()
-	if err := f.build(); err != nil {
-		return nil, err
-	}
-	for i := range f.servers {
+	for i := range f.Endpoints {
 		if err := f.serve(i); err != nil {
 			return nil, err
 		}
 	}
-	if err := f.start(ctx, dir, scheduler); err != nil {
+	if err := f.Write(f.services()); err != nil {
+		return nil, err
+	}
+	args := []string{"--scheduler", scheduler}
+	if scheduler == ipvsLC {
+		args = []string{"--proxy-mode", "ipvs", "--ipvs-scheduler", "lc"}
+	}
+	if f.proxies, err = f.Start(ctx, args...); err != nil {
 		return nil, err
 	}
 	return f, f.measure(ctx, seed)
 }
 
-func (f *fleet) build() error {
-	var nodes []*lab.Node
-	for i := range f.Nodes {
-		n, err := f.lab.Node(fmt.Sprintf("node-%d", i+1), lab.NodeOptions{
-			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("192.168.100.1%d/24", i+1))},
-			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", i+1))},
-		})
-		if err != nil {
-			return err
-		}
-		nodes = append(nodes, n)
-		client, err := n.Pod(fmt.Sprintf("client-%d", i+1), netip.MustParseAddr(fmt.Sprintf("10.244.%d.2", i+1)))
-		if err != nil {
-			return err
-		}
-		f.clients = append(f.clients, client)
-	}
-	for i := range f.Endpoints {
-		on := i % f.Nodes
-		s, err := nodes[on].Pod(fmt.Sprintf("server-%d", i), netip.MustParseAddr(fmt.Sprintf("10.244.%d.%d", on+1, 10+i)))
-		if err != nil {
-			return err
-		}
-		f.servers = append(f.servers, s)
-	}
-	return nil
-}
-
 // serve starts a server: number 0 is the slow one. It answers with its number.
 func (f *fleet) serve(i int) error {
+	pod, err := f.Pod(1+i%f.Options.Nodes, fmt.Sprintf("server-%d", i), 10+i)
+	if err != nil {
+		return err
+	}
+	f.servers = append(f.servers, pod)
 	takes := f.Service
 	if i == 0 {
 		takes *= time.Duration(f.Slow)
 	}
-	stop, err := bench.Serve(f.servers[i].Namespace, netip.MustParseAddrPort("0.0.0.0:8080"), func(fd int) {
+	stop, err := bench.Serve(pod.Namespace, netip.MustParseAddrPort("0.0.0.0:8080"), func(fd int) {
 		time.Sleep(takes)
 		_, _ = unix.Write(fd, []byte{byte(i)})
 	})
@@ -120,28 +90,6 @@ func (f *fleet) serve(i int) error {
 		f.stop = append(f.stop, stop)
 	}
 	return err
-}
-
-// start starts a proxy on each node, and waits until all serve.
-func (f *fleet) start(ctx context.Context, dir, scheduler string) error {
-	manifests := filepath.Join(dir, "manifests")
-	if err := cluster.WriteManifests(manifests, f.services()); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for _, c := range f.clients {
-		args := []string{"--cluster-cidr", "10.244.0.0/16", "--scheduler", scheduler}
-		if scheduler == ipvsLC {
-			args = append(args[:2], "--proxy-mode", "ipvs", "--ipvs-scheduler", "lc")
-		}
-		p, err := c.Node().StartSlipstream(ctx, dir, f.Slipstream, manifests, args...)
-		if err != nil {
-			return err
-		}
-		f.proxies = append(f.proxies, p)
-	}
-	return nil
 }
 
 // services are the Service and the idle ones.
@@ -166,7 +114,7 @@ func (f *fleet) measure(ctx context.Context, seed uint64) error {
 	from := time.Now().Add(min(length, 10*time.Second))
 	to := from.Add(length)
 	var g errgroup.Group
-	for i, c := range f.clients {
+	for i, c := range f.Clients {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		g.Go(func() error { return c.Do(func() error { return f.requests(ctx, random, from, to) }) })
 	}
@@ -184,7 +132,7 @@ func (f *fleet) measure(ctx context.Context, seed uint64) error {
 // requests makes a client's requests. The calling thread is in the client's namespace, where net
 // opens sockets. A request counts from the time that it was due, also if it was made later.
 func (f *fleet) requests(ctx context.Context, random *rand.Rand, from, to time.Time) error {
-	mean := float64(time.Second) * float64(f.Nodes) / float64(f.Rate)
+	mean := float64(time.Second) * float64(f.Options.Nodes) / float64(f.Rate)
 	var answers errgroup.Group
 	for due := time.Now(); ; {
 		if due = due.Add(time.Duration(random.ExpFloat64() * mean)); due.After(to) {
@@ -193,14 +141,14 @@ func (f *fleet) requests(ctx context.Context, random *rand.Rand, from, to time.T
 		if err := bench.Sleep(ctx, time.Until(due)); err != nil {
 			return err
 		}
-		conn, err := net.DialTimeout("tcp4", web.String(), patience)
+		conn, err := net.DialTimeout("tcp4", web.String(), cluster.Patience)
 		if err != nil {
 			return errors.Join(err, answers.Wait())
 		}
 		answers.Go(func() error {
 			defer conn.Close()
 			var number [1]byte
-			err := conn.SetDeadline(time.Now().Add(patience))
+			err := conn.SetDeadline(time.Now().Add(cluster.Patience))
 			if err == nil {
 				_, err = io.ReadFull(conn, number[:])
 			}

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
@@ -17,81 +15,59 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
-// patience bounds each step.
-const patience = 2 * time.Minute
-
 const (
 	metricsAt = "127.0.0.1:10249"
 	pageAt    = "127.0.0.1:10280"
 )
 
-var (
-	serverPod = netip.MustParseAddr("10.244.1.3")
-	endpoints = netip.MustParsePrefix("10.0.0.0/10") // of all Services, a part of cluster.IPv4.Pods
-)
+var endpoints = netip.MustParsePrefix("10.0.0.0/10") // of all Services, a part of cluster.IPv4.Pods
 
 // node has a client, and a server that has the addresses of all endpoints.
 type node struct {
 	*Options
-	lab    *lab.Lab
-	dir    string
-	node   *lab.Node
-	client *lab.Pod
-	loads  []*lab.Load
+	*cluster.Nodes
+	loads []*lab.Load
 }
 
 // build makes the node. Connections to its Services begin with the first proxy.
 func (o *Options) build(ctx context.Context) (n *node, err error) {
 	n = &node{Options: o}
-	if n.dir, err = os.MkdirTemp("", "bench-"); err != nil {
+	if n.Nodes, err = cluster.NewNodes(1, o.Slipstream); err != nil {
 		return nil, err
-	}
-	if n.lab, err = lab.New(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(n.dir))
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.close())
 		}
 	}()
-	n.node, err = n.lab.Node("node-1", lab.NodeOptions{
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
-		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
-	})
-	if err != nil {
-		return nil, err
-	}
-	if n.client, err = n.node.Pod("client", netip.MustParseAddr("10.244.1.2")); err != nil {
-		return nil, err
-	}
-	server, err := n.node.Pod("server", serverPod)
+	server, err := n.Pod(1, "server", 3)
 	if err != nil {
 		return nil, err
 	}
 	if err := server.AddLocalRange(endpoints); err != nil {
 		return nil, err
 	}
-	if out, err := n.node.Run(ctx, "ip", "route", "add", endpoints.String(), "via", serverPod.String(), "dev", server.NodeLink(), "onlink"); err != nil {
+	if out, err := n.All[0].Run(ctx, "ip", "route", "add", endpoints.String(), "via", server.Addr(false).String(), "dev", server.NodeLink(), "onlink"); err != nil {
 		return nil, fmt.Errorf("route to %s: %w: %s", endpoints, err, out)
 	}
 	if _, err := server.Serve(lab.TCP, netip.MustParseAddrPort(fmt.Sprintf("0.0.0.0:%d", cluster.TargetPort))); err != nil {
 		return nil, err
 	}
 	c := cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: n.Services, Endpoints: n.Endpoints, Namespace: "bench"})
-	return n, cluster.WriteManifests(filepath.Join(n.dir, "manifests"), c.Events())
+	return n, n.Write(c.Events())
 }
 
 func (n *node) close() error {
 	for _, l := range n.loads {
 		_ = l.Close()
 	}
-	return errors.Join(n.lab.Close(), os.RemoveAll(n.dir))
+	return n.Nodes.Close()
 }
 
 // connect begins the connections, and waits until conntrack has its usual number of them.
 func (n *node) connect(ctx context.Context) error {
 	for i := range n.Busy {
-		l, err := n.client.StartLoad(ctx, lab.TCP, netip.AddrPortFrom(cluster.IPv4.ClusterIP(i), cluster.Port), lab.LoadOptions{Pace: time.Second * time.Duration(n.Busy) / time.Duration(n.Rate)})
+		l, err := n.Clients[0].StartLoad(ctx, lab.TCP, netip.AddrPortFrom(cluster.IPv4.ClusterIP(i), cluster.Port), lab.LoadOptions{Pace: time.Second * time.Duration(n.Busy) / time.Duration(n.Rate)})
 		if err != nil {
 			return err
 		}
@@ -115,7 +91,7 @@ func (n *node) connections() (ok int64, err error) {
 func (n *node) look(ctx context.Context, pause time.Duration, urls ...string) error {
 	for {
 		for _, url := range urls {
-			status, text, err := n.node.Get(ctx, url)
+			status, text, err := n.All[0].Get(ctx, url)
 			if err == nil && status != http.StatusOK {
 				err = fmt.Errorf("%s: status %d: %.1000s", url, status, text)
 			}

@@ -5,7 +5,6 @@ package observe
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -14,23 +13,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// start starts a proxy that counts Services if somebody looks, and waits until it has programmed the kernel.
-func (n *node) start(ctx context.Context, observer string) (*lab.Program, error) {
-	args := []string{"--cluster-cidr", "10.244.0.0/16", "--metrics-bind-address", metricsAt}
+// turn runs a proxy with an observer. The proxy counts Services if somebody looks.
+func (n *node) turn(ctx context.Context, observer string, into bench.Samples) (err error) {
+	args := []string{"--metrics-bind-address", metricsAt}
 	if observer != nobody {
 		args = append(args, "--service-metrics", "--ui-bind-address", pageAt)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	return n.node.StartSlipstream(ctx, n.dir, n.Slipstream, filepath.Join(n.dir, "manifests"), args...)
-}
-
-// turn runs a proxy with an observer.
-func (n *node) turn(ctx context.Context, observer string, into bench.Samples) (err error) {
-	p, err := n.start(ctx, observer)
+	all, err := n.Start(ctx, args...)
 	if err != nil {
 		return err
 	}
+	p := all[0]
 	defer func() { err = errors.Join(err, p.Terminate(ctx)) }()
 	if n.loads == nil {
 		if err := n.connect(ctx); err != nil {
@@ -80,7 +73,7 @@ func (n *node) measure(ctx context.Context, p *lab.Program, into bench.Samples) 
 			return err
 		}
 		most, since = max(most, m.VmRSS), m.VmHWM
-		text, err := n.node.Sysctl("netfilter/nf_conntrack_count")
+		text, err := n.All[0].Sysctl("netfilter/nf_conntrack_count")
 		if err != nil {
 			return err
 		}

@@ -3,16 +3,8 @@
 package cluster
 
 import (
-	"bufio"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"iter"
 	"net/netip"
-	"os"
-	"path/filepath"
 
-	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,31 +32,4 @@ func One(name string, ip netip.Addr, endpoints []netip.Addr, ports ...corev1.Ser
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a.String()}})
 	}
 	return svc, slice
-}
-
-// WriteManifests makes a directory for --manifests, with the objects of events.
-func WriteManifests(dir string, events iter.Seq[source.Event]) (err error) {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
-	}
-	f, err := os.Create(filepath.Join(dir, "services.yaml"))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	w := bufio.NewWriter(f)
-	for e := range events {
-		switch o := e.Object.(type) {
-		case *corev1.Service:
-			o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
-		case *discoveryv1.EndpointSlice:
-			o.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
-		}
-		b, err := json.Marshal(e.Object)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(w, "---\n%s\n", b)
-	}
-	return w.Flush()
 }
