@@ -9,6 +9,8 @@
 // step and compared with the desired state, and connections are made. Stories do not
 // depend on how a dataplane works.
 //
+// TestDemo is what 'make demo' runs: on the same machines, 'slipstream run' itself.
+//
 // # Language
 //
 // A story is a file of directives in the form of
