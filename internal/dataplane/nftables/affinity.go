@@ -201,9 +201,6 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)
 }
 
-// rememberRules is the number of rules in each such chain.
-const rememberRules = 7
-
 // emptied, for a number of frontends, says that the chain is empty, and its deletion was refused.
 const emptied = -1
 

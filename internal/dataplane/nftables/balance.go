@@ -110,17 +110,12 @@ func (t counter) selector() int { return int(t.size) | counterSelector | int(t.n
 // onDemandPrefix begins the names of these chains, after the scope's prefix.
 const onDemandPrefix = "slot-"
 
-// onDemandChain is a chain that is created when it is first needed, and its number of rules.
-type onDemandChain struct {
-	name  string
-	rules int
-}
-
-// onDemandChains returns the chains for a value in the map pools, which leads to the first.
-func (d *scopeSets) onDemandChains(selector int) []onDemandChain {
+// onDemandChains returns the chains for a value in the map pools, which leads to the first. They are
+// created when they are first needed.
+func (d *scopeSets) onDemandChains(selector int) []string {
 	size := selector & sizeMask
 	if !ordered(selector) {
-		return []onDemandChain{{d.pickChain(size), draws + 2}, {d.drawChain(size), 1}}
+		return []string{d.pickChain(size), d.drawChain(size)}
 	}
 	name := fmt.Sprintf("%s%shash-%d", d.prefix, onDemandPrefix, size)
 	switch {
@@ -129,7 +124,7 @@ func (d *scopeSets) onDemandChains(selector int) []onDemandChain {
 	case selector&portSelector != 0:
 		name += "-port"
 	}
-	return []onDemandChain{{name, 3}}
+	return []string{name}
 }
 
 // chainOf returns the chain that a key of the maps to chains leads to.
@@ -144,7 +139,7 @@ func (d *scopeSets) chainOf(selector int) string {
 	case stickySelector:
 		return d.prefix + chainAffinity
 	}
-	return d.onDemandChains(selector &^ stickySelector)[0].name
+	return d.onDemandChains(selector &^ stickySelector)[0]
 }
 
 // isSpecial reports whether a chain is one of these.
@@ -161,7 +156,7 @@ func (s *schema) isSpecial(name string) bool {
 func (b *Dataplane) hasSpecial(s *schema, name string) bool {
 	for d := range s.eachScopeSets {
 		for selector := range b.onDemand[s.family][d.scope].chains {
-			if slices.ContainsFunc(d.onDemandChains(selector), func(c onDemandChain) bool { return c.name == name }) {
+			if slices.Contains(d.onDemandChains(selector), name) {
 				return true
 			}
 		}
@@ -183,10 +178,10 @@ func isSpecialDraw(selector int) bool {
 func (s *schema) writeSpecial(batch *nfnl.Batch, d *scopeSets, selector int) {
 	chains, size := d.onDemandChains(selector), selector&sizeMask
 	for _, c := range chains {
-		batch.AddChain(s.table, nfnl.Chain{Name: c.name})
-		batch.FlushChain(s.table, c.name)
+		batch.AddChain(s.table, nfnl.Chain{Name: c})
+		batch.FlushChain(s.table, c)
 	}
-	w, chain := ruleWriter{s, batch}, chains[0].name
+	w, chain := ruleWriter{s, batch}, chains[0]
 	if !ordered(selector) {
 		w.pick(d, size)
 	} else {

@@ -113,7 +113,7 @@ func (b *Dataplane) checkTable(f int) error {
 	case !sealed(t, want.skeleton):
 		return damaged(s, "rules were modified")
 	}
-	created := map[string]int{}
+	var created nfnl.Batch
 	for d := range s.eachScopeSets {
 		for _, size := range startSizes {
 			if err := errors.Join(b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name),
@@ -122,7 +122,7 @@ func (b *Dataplane) checkTable(f int) error {
 			}
 		}
 		for selector := range b.onDemand[f][d.scope].chains {
-			d.addSpecial(created, selector)
+			s.writeSpecial(&created, d, selector)
 			if err := b.checkElement(s, d.picks, word(uint32(selector)), "an element of "+d.picks.Name); err != nil {
 				return err
 			}
@@ -146,12 +146,12 @@ func (b *Dataplane) checkTable(f int) error {
 		if users == emptied {
 			continue
 		}
-		created[rememberChain(seconds)] = rememberRules
+		s.writeRemember(&created, seconds)
 		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
 			return err
 		}
 	}
-	if all := miscounted(t, s.isCreated, created); len(all) > 0 {
+	if all := differing(t, s.isCreated, created.RulesByChain()); len(all) > 0 {
 		return damaged(s, all[0])
 	}
 	return nil
@@ -244,14 +244,4 @@ func sealed(t *nfnl.Contents, skeleton uint64) bool { return hasChain(t, seal(t,
 
 func hasChain(t *nfnl.Contents, name string) bool {
 	return slices.ContainsFunc(t.Chains, func(c nfnl.ChainInfo) bool { return c.Name == name })
-}
-
-// countRules returns the number of rules of a chain.
-func countRules(t *nfnl.Contents, chain string) (n int) {
-	for _, r := range t.Rules {
-		if r.Chain == chain {
-			n++
-		}
-	}
-	return n
 }

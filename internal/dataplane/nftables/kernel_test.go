@@ -446,8 +446,8 @@ func TestTimeoutsAreForgotten(t *testing.T) {
 		t.Helper()
 		dataplanetest.Apply(t, k.Dataplane, s)
 		c, r := sizes()
-		if n := timeouts * len(schemas); c-chains != n || r-rules != n*rememberRules {
-			t.Errorf("%s: %d more chains with %d rules; want %d with %d", after, c-chains, r-rules, n, n*rememberRules)
+		if n := timeouts * len(schemas); c-chains != n || r-rules != n*7 {
+			t.Errorf("%s: %d more chains with %d rules; want %d with %d", after, c-chains, r-rules, n, n*7)
 		}
 		k.has(s)
 		if err := k.Check(t.Context()); err != nil {

@@ -91,6 +91,7 @@ func (b *Dataplane) replace(ctx context.Context, full *desired.Change, want *ske
 func (b *Dataplane) commit(ctx context.Context, want *skeletons, replace bool) error {
 	var written [len(schemas)]bool
 	generation, err := b.conn.CommitRead(ctx, func() (batches []*nfnl.Batch, err error) {
+		var tail nfnl.Batch
 		for f := range b.served {
 			t, err := b.conn.Contents(schemas[f].table)
 			if err != nil {
@@ -98,11 +99,11 @@ func (b *Dataplane) commit(ctx context.Context, want *skeletons, replace bool) e
 			}
 			head := &nfnl.Batch{}
 			batches = append(batches, head)
-			if written[f] = b.prepare(head, &schemas[f], t, want[f], replace); written[f] {
+			if written[f] = b.prepare(head, &tail, &schemas[f], t, want[f], replace); written[f] {
 				batches = append(batches, &want[f].batch, &want[f].entry)
 			}
 		}
-		return append(batches, &b.chains, &b.batch), nil
+		return append(batches, &b.chains, &b.batch, &tail), nil
 	})
 	if err != nil {
 		return err
@@ -130,7 +131,9 @@ func estimate(full *desired.Change) (n int) {
 //	with other rules      flush sets and rules,
 //	                      delete other chains  written
 //	with the same rules   flush sets           kept
-func (b *Dataplane) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want *skeleton, replace bool) (write bool) {
+//
+// tail deletes the sets and flowtables of other processes, once no rule uses them.
+func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents, want *skeleton, replace bool) (write bool) {
 	if t == nil {
 		return true
 	}
@@ -138,6 +141,14 @@ func (b *Dataplane) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want 
 	if replace || !compatible {
 		head.DeleteTable(s.table)
 		return true
+	}
+	for i := range t.Sets {
+		if !s.owns(&t.Sets[i]) {
+			tail.DeleteSet(s.table, t.Sets[i].Name)
+		}
+	}
+	for _, ft := range t.Flowtables {
+		tail.DeleteFlowtable(s.table, ft.Name)
 	}
 	for _, set := range sets {
 		if set.Flags&unix.NFT_SET_EVAL == 0 { // rules write the elements of the others
@@ -164,7 +175,7 @@ func (b *Dataplane) prepare(head *nfnl.Batch, s *schema, t *nfnl.Contents, want 
 		case strings.HasPrefix(c.Name, sealPrefix):
 			head.FlushChain(s.table, c.Name)
 		case !created, b.timeouts[s.family][seconds] > 0, b.hasSpecial(s, c.Name):
-		case countRules(t, c.Name) > 0:
+		case slices.ContainsFunc(t.Rules, func(r nfnl.RuleInfo) bool { return r.Chain == c.Name }):
 			// A chain cannot be deleted together with the last element that
 			// refers to it: before Linux 6.2 the kernel releases such elements
 			// later. The next Reconcile deletes it.

@@ -186,6 +186,12 @@ func (s *schema) sets() []*nfnl.Set {
 	return all
 }
 
+// owns reports whether a set of the table is one of ours, by its name. nft gives anonymous sets such names
+// as __set0.
+func (s *schema) owns(set *nfnl.Set) bool {
+	return slices.ContainsFunc(s.sets(), func(own *nfnl.Set) bool { return own.Name == set.Name })
+}
+
 // Keys and values are appended to a buffer that the caller reuses. The proxy's numbers
 // are in host byte order, like registers. Values from or for packets are in network byte
 // order.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,8 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// Rules implements dataplane.Reader. As Check does, it knows modified rules by the seal. The
-// numbers of rules only tell which chain it is.
+// Rules implements dataplane.Reader.
 func (b *Dataplane) Rules(_ context.Context, full *desired.Change) (n int, faults []string, err error) {
 	for f := range b.served {
 		s := &schemas[f]
@@ -42,47 +42,49 @@ func (b *Dataplane) Rules(_ context.Context, full *desired.Change) (n int, fault
 		if has, compatible := t.Compatible(s.sets()); !compatible || len(has) < len(s.sets()) {
 			fault("sets are missing, or have other types")
 		}
-		chains := want.batch.RulesByChain()
+		for i := range t.Sets {
+			if !s.owns(&t.Sets[i]) {
+				fault("set %s does not belong there", t.Sets[i].Name)
+			}
+		}
+		for _, ft := range t.Flowtables {
+			fault("flowtable %s does not belong there", ft.Name)
+		}
+		all := want.batch.RulesByChain()
 		for chain, rules := range want.entry.RulesByChain() {
-			chains[chain] += rules
+			all[chain] = append(all[chain], rules...)
 		}
 		created, err := b.readCreated(s)
 		if err != nil {
 			return 0, nil, err
 		}
-		for chain, rules := range created {
-			chains[chain] = rules
-		}
-		for _, m := range miscounted(t, func(string) bool { return true }, chains) {
+		maps.Copy(all, created.RulesByChain())
+		for _, m := range differing(t, func(string) bool { return true }, all) {
 			fault("%s", m)
 		}
 	}
 	return n, faults, nil
 }
 
-// readCreated returns the chains that maps in the kernel lead to, of those that were created when
-// they were first needed, and the number of their rules.
-func (b *Dataplane) readCreated(s *schema) (chains map[string]int, err error) {
-	chains = map[string]int{}
+// readCreated writes the chains that maps in the kernel lead to, of those that were created when
+// they were first needed.
+func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
+	var batch nfnl.Batch
 	r := tableReader{schema: s, conn: b.conn, content: &dataplane.Content{}} // Read reports its faults
 	for d := range s.eachScopeSets {
+		written := map[int]bool{}
 		for _, picks := range []*nfnl.Set{d.picks, d.stickyPicks} {
 			r.elements(picks, func(e nfnl.Element) {
-				if selector := int(int32(firstNumber(e.Key))) &^ stickySelector; isSpecialDraw(selector) {
-					d.addSpecial(chains, selector)
+				selector := int(int32(firstNumber(e.Key))) &^ stickySelector
+				if isSpecialDraw(selector) && !written[selector] {
+					written[selector] = true
+					s.writeSpecial(&batch, d, selector)
 				}
 			})
 		}
 	}
-	r.elements(s.remember, func(e nfnl.Element) { chains[rememberChain(firstNumber(e.Key))] = rememberRules })
-	return chains, r.err
-}
-
-// addSpecial adds the chains for a value in the map pools, and the number of their rules.
-func (d *scopeSets) addSpecial(chains map[string]int, selector int) {
-	for _, c := range d.onDemandChains(selector) {
-		chains[c.name] = c.rules
-	}
+	r.elements(s.remember, func(e nfnl.Element) { s.writeRemember(&batch, firstNumber(e.Key)) })
+	return &batch, r.err
 }
 
 // isCreated reports whether a chain is not covered by the seal.
@@ -90,26 +92,32 @@ func (s *schema) isCreated(name string) bool {
 	return isRememberChain(name) || s.isSpecial(name) || strings.HasPrefix(name, sealPrefix)
 }
 
-// miscounted describes those of some chains that have not as many rules as they should. A chain
+// differing describes those of some chains that have other rules than they should. A chain
 // that is not covered by the seal may be there without rules.
-func miscounted(t *nfnl.Contents, of func(chain string) bool, want map[string]int) (all []string) {
-	got := map[string]int{}
+func differing(t *nfnl.Contents, of func(chain string) bool, want map[string][]nfnl.RuleInfo) (all []string) {
+	got := map[string][]nfnl.RuleInfo{}
 	for _, r := range t.Rules {
-		got[r.Chain]++
+		got[r.Chain] = append(got[r.Chain], r)
 	}
 	s := &schemas[desired.IPv4] // the names are the same in both
 	for _, c := range t.Chains {
-		n, wanted := want[c.Name]
-		switch {
+		rules, wanted := want[c.Name]
+		switch has := got[c.Name]; {
 		case !of(c.Name):
 		case !wanted && !s.isCreated(c.Name), s.isCreated(c.Name) && len(c.Base) > 0:
 			all = append(all, fmt.Sprintf("chain %s does not belong there", c.Name))
-		case got[c.Name] != n:
-			all = append(all, fmt.Sprintf("chain %s has %d rules instead of %d", c.Name, got[c.Name], n))
+		case len(has) != len(rules):
+			all = append(all, fmt.Sprintf("chain %s has %d rules instead of %d", c.Name, len(has), len(rules)))
+		default:
+			for i := range rules {
+				if !has[i].Same(&rules[i]) {
+					all = append(all, fmt.Sprintf("rule %d of chain %s is another one", i+1, c.Name))
+				}
+			}
 		}
 	}
 	for name := range want {
-		if !hasChain(t, name) {
+		if !slices.ContainsFunc(t.Chains, func(c nfnl.ChainInfo) bool { return c.Name == name }) {
 			all = append(all, fmt.Sprintf("chain %s is missing", name))
 		}
 	}

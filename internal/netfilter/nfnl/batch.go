@@ -98,15 +98,17 @@ func (b *Batch) end() {
 	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
 }
 
-// RulesByChain returns the chains that the batch adds or adds rules to, and the number of those.
-func (b *Batch) RulesByChain() map[string]int {
-	all := map[string]int{}
+// RulesByChain returns the chains that the batch adds or adds rules to, with those, which share its memory.
+func (b *Batch) RulesByChain() map[string][]RuleInfo {
+	all := map[string][]RuleInfo{}
 	for h, payload := range messages(b.Wire()) {
 		switch h.typ {
 		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWCHAIN:
-			all[cString(Attr(payload[nfgenHeaderLen:], unix.NFTA_CHAIN_NAME))] += 0
+			name := Text(payload[nfgenHeaderLen:], unix.NFTA_CHAIN_NAME)
+			all[name] = all[name][:len(all[name]):len(all[name])]
 		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWRULE:
-			all[cString(Attr(payload[nfgenHeaderLen:], unix.NFTA_RULE_CHAIN))]++
+			r := ruleInfo(payload[nfgenHeaderLen:])
+			all[r.Chain] = append(all[r.Chain], r)
 		}
 	}
 	return all
@@ -179,6 +181,9 @@ func (b *Batch) AddSet(t Table, s *Set) {
 	}
 	b.end()
 }
+
+// DeleteSet deletes a set or map, which must exist and which no rule may use.
+func (b *Batch) DeleteSet(t Table, name string) { b.message(unix.NFT_MSG_DELSET, 0, t, name) }
 
 // FlushSet deletes all elements of a set or map, which must exist.
 func (b *Batch) FlushSet(t Table, s *Set) { b.message(unix.NFT_MSG_DELSETELEM, 0, t, s.Name) }

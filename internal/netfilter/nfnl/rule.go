@@ -67,14 +67,16 @@ type RuleInfo struct {
 // Rules returns the rules of a chain in order, or those of all chains for "". A chain that does
 // not exist has none.
 func (c *Conn) Rules(t Table, chain string) ([]RuleInfo, error) {
-	return list(c, unix.NFT_MSG_GETRULE, t, chain, func(body []byte) RuleInfo {
-		return RuleInfo{
-			Chain:       cString(Attr(body, unix.NFTA_RULE_CHAIN)),
-			Handle:      be64(Attr(body, unix.NFTA_RULE_HANDLE)),
-			Expressions: bytes.Clone(Attr(body, unix.NFTA_RULE_EXPRESSIONS)),
-			Comment:     bytes.Clone(Attr(body, unix.NFTA_RULE_USERDATA)),
-		}
-	})
+	return list(c, unix.NFT_MSG_GETRULE, t, chain, func(body []byte) RuleInfo { return ruleInfo(bytes.Clone(body)) })
+}
+
+func ruleInfo(body []byte) RuleInfo {
+	return RuleInfo{
+		Chain:       Text(body, unix.NFTA_RULE_CHAIN),
+		Handle:      be64(Attr(body, unix.NFTA_RULE_HANDLE)),
+		Expressions: Attr(body, unix.NFTA_RULE_EXPRESSIONS),
+		Comment:     Attr(body, unix.NFTA_RULE_USERDATA),
+	}
 }
 
 // Text returns the rule's comment as the nft command prints it, "" if there is none.
