@@ -62,6 +62,10 @@ func (s *app) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 			return all
 		}
 	}
+	s.metrics.OnHealth(see.Reasons, func() (map[string]bool, int, int, error) {
+		problems, conntrack, err := v.Health(ctx)
+		return problems, conntrack.Entries, conntrack.Limit, err
+	})
 	if s.config.Slipstream.ServiceMetrics {
 		s.metrics.OnTraffic(func() (map[types.NamespacedName]metrics.Traffic, error) { return trafficOf(ctx, v) })
 	}

@@ -68,7 +68,7 @@ func (b *Dataplane) checkSample(ctx context.Context) error {
 	return nil
 }
 
-// checkServers looks for virtual servers that are gone. It takes 2 % of the time at most.
+// checkServers looks for virtual servers that are gone or were modified. It takes 2 % of the time at most.
 func (b *Dataplane) checkServers(ctx context.Context) error {
 	start := time.Now()
 	if start.Sub(b.listed) < 50*b.listing {
@@ -78,13 +78,15 @@ func (b *Dataplane) checkServers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	has := make(map[ipvs.Key]bool, len(existing))
+	has := make(map[ipvs.Key]ipvs.Service, len(existing))
 	for _, s := range existing {
-		has[s.Key] = true
+		has[s.Key] = s
 	}
 	b.servers.each(func(f *desired.Frontend, _ *pool) {
-		if key := keyOf(f.FrontendKey); err == nil && !has[key] && !b.refused.has(key, netip.AddrPort{}) {
-			err = fmt.Errorf("%w: Service %s: virtual server %s is gone", dataplane.ErrDamaged, f.Service, f.FrontendKey)
+		want := b.servers.service(f)
+		if got, exists := has[want.Key]; err == nil && got != want && !b.refused.has(want.Key, netip.AddrPort{}) {
+			what := map[bool]string{false: "is gone", true: "was modified"}[exists]
+			err = fmt.Errorf("%w: Service %s: virtual server %s %s", dataplane.ErrDamaged, f.Service, f.FrontendKey, what)
 		}
 	})
 	b.listed, b.listing = time.Now(), time.Since(start)
@@ -113,13 +115,13 @@ func (b *Dataplane) checkServer(ctx context.Context, f *desired.Frontend, pool *
 		switch n, wanted := missing[d.AddrPort]; {
 		case !wanted && d.Weight > 0:
 			surplus++
-		case wanted && d.Weight != n:
+		case wanted && (d.Weight != n || !d.Masquerading):
 			reweighed++
 		}
 		delete(missing, d.AddrPort)
 	}
 	if surplus+reweighed+len(missing) > 0 {
-		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, has %d others, and %d with another weight", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus, reweighed)
+		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, has %d others, and %d with another weight or method", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus, reweighed)
 	}
 	if a := f.Addr(); b.servers.addresses[a] && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
 		// The kernel makes the route of a new IPv6 address in the background.
@@ -294,7 +296,32 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 
 // Rules implements dataplane.Reader.
 func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, faults []string, err error) {
-	return b.table.Rules(ctx, full)
+	n, faults, err = b.table.Rules(ctx, full)
+	existing, failed := b.byAddress(ctx)
+	has := map[ipvs.Key]ipvs.Service{}
+	for _, s := range existing {
+		has[s.Key] = s
+	}
+	want := servers{scheduler: b.scheduler}
+	for i := range full.Frontends {
+		f := full.Frontends[i].New
+		want := want.service(f)
+		got, exists := has[want.Key]
+		if !exists {
+			continue // Read reports it
+		}
+		if got.Flags != want.Flags || got.MaskBits != want.MaskBits {
+			faults = append(faults, fmt.Sprintf("virtual server %s has flags %#x and netmask %d instead of %#x and %d", f.FrontendKey, got.Flags, got.MaskBits, want.Flags, want.MaskBits))
+		}
+		all, err := b.conn.Destinations(ctx, want.Key)
+		failed = errors.Join(failed, err)
+		for _, d := range all {
+			if !d.Masquerading {
+				faults = append(faults, fmt.Sprintf("virtual server %s does not masquerade to %s", f.FrontendKey, d.AddrPort))
+			}
+		}
+	}
+	return n, faults, errors.Join(err, failed)
 }
 
 // readServer returns the backends of a virtual server.

@@ -58,6 +58,7 @@ type Status struct {
 
 // Problem is something that is wrong now.
 type Problem struct {
+	Reason string `json:"reason"` // one of Reasons
 	What   string `json:"what"`
 	Remedy string `json:"remedy"`
 }
@@ -84,28 +85,54 @@ const (
 	loopPatience = 10 * time.Second
 )
 
+// Reasons are those of problems, for the metric slipstream_problem.
+var Reasons = []string{
+	"APIServer", "FeatureMissing", "Hangs", "NotSynced", "Refused", "Waiting", "Late", "CannotVerify", "TableFull", "Sockets", "FastPath",
+}
+
+// Health returns which of Reasons apply, and how full conntrack's table is. It waits less than a scrape does.
+func (v *View) Health(ctx context.Context) (problems map[string]bool, conntrack TableUsage, err error) {
+	s, err := v.status(ctx, loopPatience/4)
+	if err != nil {
+		return nil, conntrack, err
+	}
+	problems = map[string]bool{}
+	for _, p := range s.Problems {
+		problems[p.Reason] = true
+	}
+	return problems, s.Tables[0], nil
+}
+
 // Status returns the current status. If the proxy's loop does not answer, that is a problem in it.
 func (v *View) Status(ctx context.Context) (*Status, error) {
+	s, err := v.status(ctx, loopPatience)
+	if err == nil && s.FastPath != nil {
+		s.Skips = v.skips.get(ctx)
+	}
+	return s, err
+}
+
+func (v *View) status(ctx context.Context, patience time.Duration) (*Status, error) {
 	s := &Status{
 		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Kernel: release(), Missing: v.Missing, Source: v.Source, Started: v.Started,
 		NoFastPath: v.NoFastPath,
 		Tables:     v.tableUsage(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
 	}
-	problem := func(remedy, format string, args ...any) {
-		s.Problems = append(s.Problems, Problem{fmt.Sprintf(format, args...), remedy})
+	problem := func(reason, remedy, format string, args ...any) {
+		s.Problems = append(s.Problems, Problem{reason, fmt.Sprintf(format, args...), remedy})
 	}
 	if v.Contact != nil {
 		c := v.Contact()
 		s.API = &c
 		if what := failing(c, s.At); what != "" {
-			problem("check the API server, the network to it, and the proxy's credentials; until it answers, the kernel keeps what it has, and changes in the cluster have no effect here", "%s", what)
+			problem("APIServer", "check the API server, the network to it, and the proxy's credentials; until it answers, the kernel keeps what it has, and changes in the cluster have no effect here", "%s", what)
 		}
 	}
 	for _, m := range v.Missing {
-		problem("use a kernel that has it, or another proxy mode", "The kernel lacks what mode %s needs: %s", v.Mode, m)
+		problem("FeatureMissing", "use a kernel that has it, or another proxy mode", "The kernel lacks what mode %s needs: %s", v.Mode, m)
 	}
 	failed := ""
-	inner, cancel := context.WithTimeout(ctx, loopPatience)
+	inner, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := v.Proxy.Inspect(inner, func(i *proxy.Inspection) {
 		s.Counts, s.Synced, s.Verify, s.VerifyPeriod, failed = i.State.Counts(), i.Synced, i.Verified, i.VerifyPeriod, i.Failed
@@ -125,20 +152,20 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
-		problem("see the log; if it stays so, restart the proxy", "The proxy's loop has not answered for %s: it waits for the kernel or for a command", loopPatience)
+		problem("Hangs", "see the log; if it stays so, restart the proxy", "The proxy's loop has not answered for %s: it waits for the kernel or for a command", patience)
 	case !s.Synced:
-		problem("check the connection to "+v.Source+", and the log", "The source has not delivered its objects yet, so nothing is programmed by this run")
+		problem("NotSynced", "check the connection to "+v.Source+", and the log", "The source has not delivered its objects yet, so nothing is programmed by this run")
 	case failed != "":
-		problem("see the log", "The kernel does not take the last change: %s", failed)
+		problem("Refused", "see the log", "The kernel does not take the last change: %s", failed)
 	case s.Waiting != nil && s.At.Sub(*s.Waiting) > late:
-		problem("see the log", "A change has been waiting for %s", s.At.Sub(*s.Waiting).Round(time.Second))
+		problem("Waiting", "see the log", "A change has been waiting for %s", s.At.Sub(*s.Waiting).Round(time.Second))
 	}
 	if s.Changes.LagP50 > late {
-		problem("if the changes themselves are quick (see Changes), they arrive late: look at kube-controller-manager and the API server; or the clocks of the nodes differ",
+		problem("Late", "if the changes themselves are quick (see Changes), they arrive late: look at kube-controller-manager and the API server; or the clocks of the nodes differ",
 			"Half of the changes of endpoints had effect %s or later after they happened in the cluster", s.Changes.LagP50.Round(time.Second))
 	}
 	if s.Verify != nil && s.Verify.Failed != "" {
-		problem("see the log", "The kernel's content could not be verified: %s", s.Verify.Failed)
+		problem("CannotVerify", "see the log", "The kernel's content could not be verified: %s", s.Verify.Failed)
 	}
 	for _, t := range s.Tables {
 		if t.Limit > 0 && t.Entries*100 >= t.Limit*fullPercent {
@@ -146,23 +173,22 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 			if t.Name == conntrackTable {
 				remedy = "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)"
 			}
-			problem(remedy, "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)
+			problem("TableFull", remedy, "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)
 		}
 	}
 	if v.Sockets != nil {
 		stats, err := v.Sockets.Stats()
 		if err != nil || !stats.Attached {
-			problem("see the log", "The programs of sockets are not attached, so connections are translated (%v)", err)
+			problem("Sockets", "see the log", "The programs of sockets are not attached, so connections are translated (%v)", err)
 		}
 		s.Sockets = &stats
 	}
 	if v.FastPath != nil {
 		stats, err := v.FastPath()
 		if err != nil {
-			problem("see the log", "The fast path cannot be read: %v", err)
+			problem("FastPath", "see the log", "The fast path cannot be read: %v", err)
 		} else {
 			s.FastPath = &stats
-			s.Skips = v.skips.get(ctx)
 		}
 	}
 	return s, nil

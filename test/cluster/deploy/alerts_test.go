@@ -225,6 +225,8 @@ var faults = map[string]map[string]string{
 	"ServiceProxyFeatureMissing":         {`slipstream_kernel_feature_missing{mode="nftables",family="IPv6",feature="chain type nat"}`: "1x60"},
 	"ServiceProxySocketsNotAttached":     {"slipstream_sockets_attached": "0x60"},
 	"ServiceProxyInvalidObjects":         {"slipstream_object_problems_total": "0+1x60"},
+	"ServiceProxyNotWell":                {`slipstream_problem{reason="Hangs"}`: "1x60"},
+	"NodeConntrackFillsUp":               {"slipstream_conntrack_entries": "250000x60"},
 	"ServiceProxyDownOnNode":             {"up": "0x60"},
 	"FastPathUnsupported":                {"slipstream_fastpath_supported": "0x60"},
 	"FastPathFellOff":                    {"slipstream_fastpath_interfaces": "1x60"},
@@ -233,7 +235,7 @@ var faults = map[string]map[string]string{
 
 // healthy is a scrape of a proxy that is well.
 var healthy = map[string]string{
-	"up": "1x60",
+	"up": "1x60", `slipstream_problem{reason="Hangs"}`: "0x60", "slipstream_conntrack_entries": "1000x60", "slipstream_conntrack_entries_max": "262144x60",
 	"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": "100x60", "kubeproxy_sync_proxy_rules_last_timestamp_seconds": "101x60",
 	"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "0x60", "kubeproxy_sync_proxy_rules_service_changes_pending": "0x60",
 	`kubeproxy_network_programming_duration_seconds_bucket{le="0.25"}`: "0+10x60", `kubeproxy_network_programming_duration_seconds_bucket{le="10"}`: "0+10x60",
