@@ -41,6 +41,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/slipstream-proxy/slipstream/internal/source/manifest"
 	"github.com/spf13/pflag"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -454,6 +456,18 @@ func nodeName(override string) (name string, err error) {
 // serveHTTP runs a proxy and its HTTP servers until ctx ends or one of them fails.
 func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 	k := &s.config.KubeProxy
+	var reviewer *server.Reviewer
+	if s.config.Slipstream.HTTPAuthorization == config.AuthorizedByAPI {
+		who, err := s.client.For(authenticationv1.SchemeGroupVersion, &authenticationv1.TokenReview{})
+		if err != nil {
+			return err
+		}
+		may, err := s.client.For(authorizationv1.SchemeGroupVersion, &authorizationv1.SubjectAccessReview{})
+		if err != nil {
+			return err
+		}
+		reviewer = &server.Reviewer{Authentication: who, Authorization: may}
+	}
 	servers := server.New(server.Options{
 		MetricsAddress: k.MetricsBindAddress,
 		HealthzAddress: k.HealthzBindAddress,
@@ -468,6 +482,9 @@ func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 		PageAddress:    s.config.Slipstream.UIBindAddress,
 		Page:           page.Handler(&s.view),
 		Events:         s.events,
+		CertFile:       s.config.Slipstream.TLSCertFile,
+		KeyFile:        s.config.Slipstream.TLSPrivateKeyFile,
+		Reviewer:       reviewer,
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -69,6 +69,15 @@ type SlipstreamConfiguration struct {
 	// to all that can connect. Unset: there is none.
 	UIBindAddress string `json:"uiBindAddress,omitempty"`
 
+	// TLSCertFile and TLSPrivateKeyFile are a certificate and its key, for TLS on metricsBindAddress and
+	// uiBindAddress. They are read again when they change. Unset: plain HTTP.
+	TLSCertFile       string `json:"tlsCertFile,omitempty"`
+	TLSPrivateKeyFile string `json:"tlsPrivateKeyFile,omitempty"`
+
+	// HTTPAuthorization says who may read what is served there: "none", all that can connect (the default), or
+	// "api", those to whose token the API server allows it (TokenReview, SubjectAccessReview of the path).
+	HTTPAuthorization string `json:"httpAuthorization,omitempty"`
+
 	// ServiceMetrics counts connections and bytes by Service for the metrics
 	// slipstream_service_*. It costs an event of the kernel for each connection that ends.
 	ServiceMetrics bool `json:"serviceMetrics,omitempty"`

@@ -178,9 +178,30 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	if address := c.Slipstream.UIBindAddress; address != "" {
 		errs = append(errs, validateHostPort(field.NewPath("uiBindAddress"), address)...)
 	}
+	errs = append(errs, c.validateHTTP()...)
 	errs = append(errs, c.validateSockets()...)
 	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
 		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
+	}
+	return errs
+}
+
+// AuthorizedByAPI is a value of httpAuthorization.
+const AuthorizedByAPI = "api"
+
+func (c *Config) validateHTTP() (errs field.ErrorList) {
+	s := &c.Slipstream
+	if (s.TLSCertFile == "") != (s.TLSPrivateKeyFile == "") {
+		errs = append(errs, field.Invalid(field.NewPath("tlsPrivateKeyFile"), s.TLSPrivateKeyFile, "goes with tlsCertFile: set both or none"))
+	}
+	switch path := field.NewPath("httpAuthorization"); {
+	case s.HTTPAuthorization == "" || s.HTTPAuthorization == "none":
+	case s.HTTPAuthorization != AuthorizedByAPI:
+		errs = append(errs, field.NotSupported(path, s.HTTPAuthorization, []string{"none", AuthorizedByAPI}))
+	case s.TLSCertFile == "":
+		errs = append(errs, field.Invalid(path, s.HTTPAuthorization, "needs tlsCertFile: tokens must not be sent in the clear"))
+	case s.Manifests != "":
+		errs = append(errs, field.Invalid(path, s.HTTPAuthorization, "needs the Kubernetes API, and there is none with manifests"))
 	}
 	return errs
 }

@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -31,6 +32,7 @@ type endpoint struct {
 	address string
 	reason  string // of the Event when it fails
 	handler http.Handler
+	tls     *tls.Config // nil for plain HTTP
 
 	reported string // the last failure that was reported
 }
@@ -74,6 +76,12 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 	l, err := s.options.Listen("tcp", e.address)
 	if err != nil {
 		return err
+	}
+	if e.tls != nil {
+		if _, err := e.tls.GetCertificate(nil); err != nil {
+			return errors.Join(err, l.Close())
+		}
+		l = tls.NewListener(l, e.tls)
 	}
 	log := klog.FromContext(ctx)
 	if e.reported != "" {

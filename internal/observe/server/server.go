@@ -9,6 +9,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"time"
@@ -39,6 +40,11 @@ type Options struct {
 	// PageAddress is where Page is served, as above.
 	PageAddress string
 	Page        http.Handler
+
+	// CertFile and KeyFile, if set, are for TLS on the addresses of metrics and of the page.
+	CertFile, KeyFile string
+	// Reviewer, if not nil, says who may read them.
+	Reviewer *Reviewer
 
 	// HardFail makes Run return an error if an address cannot be served. Otherwise
 	// the Server retries every five seconds.
@@ -101,8 +107,13 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	}
 	add("healthz", s.options.HealthzAddress, events.FailedToStartProxierHealthcheck, s.healthz())
-	add("metrics", s.options.MetricsAddress, events.FailedToStartMetricServer, s.metrics(klog.FromContext(ctx)))
-	add("page", s.options.PageAddress, events.FailedToStartPage, s.options.Page)
+	add("metrics", s.options.MetricsAddress, events.FailedToStartMetricServer, s.options.Reviewer.guard(s.metrics(klog.FromContext(ctx))))
+	add("page", s.options.PageAddress, events.FailedToStartPage, s.options.Reviewer.guard(s.options.Page))
+	for _, e := range all {
+		if s.options.CertFile != "" && e.name != "healthz" { // the kubelet and load balancers have no token
+			e.tls = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate(s.options.CertFile, s.options.KeyFile)}
+		}
+	}
 	ended := make(chan error, len(all))
 	for _, e := range all {
 		go func() { ended <- s.serve(ctx, e) }()
