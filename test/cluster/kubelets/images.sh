@@ -16,7 +16,7 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir "$root"
 
-packages=bash,bind9-dnsutils,busybox-static,conntrack,curl,iperf,iproute2,iptables,iputils-ping,netcat-openbsd,procps,socat,util-linux
+packages=bash,bind9-dnsutils,busybox-static,conntrack,curl,iperf,iproute2,iptables,iputils-ping,netcat-openbsd,procps,socat,util-linux,wget # busybox-static's wget crashes
 # The archive that apt-get uses on this machine.
 read -r site suite < <(apt-get indextargets --format '$(SITE) $(CODENAME)' 'Created-By: Packages' | head -1)
 debian=${file%/*}/debian-$(echo "$suite $packages" | sha256sum | cut -c1-12).tar
@@ -31,7 +31,7 @@ ln "$debian" "$work/debian.tar"
 mkdir -p "$root/uploads" "$root/opt/busybox" # agnhost writes into the first
 cp "$@" "$root"
 ln -s agnhost "$root/agnhost-2"
-# What Debian's packages lack, such as wget, at the end of PATH.
+# What Debian's packages lack, at the end of PATH.
 for applet in $(busybox --list); do ln -s /bin/busybox "$root/opt/busybox/$applet"; done
 tar -C "$root" --owner=0 --group=0 -cf "$work/programs.tar" .
 
