@@ -234,7 +234,7 @@ func testDamage(t *testing.T, engine Engine) {
 		{"more rules", "insert rule" + inTable + "to-flowtable accept"},
 		{"another threshold", "rule ct packets"},
 		{"dormant", "add table inet " + TableName + " { flags dormant; }"},
-		{"a device less", "delete flowtable" + inTable + "flows { hook ingress priority 1000; devices = { veth2 }; }"},
+		{"a device less", "delete flowtable" + inTable + "flows { hook ingress priority 0; devices = { veth2 }; }"},
 		{"no interfaces", "flush set" + inTable + "interfaces"},
 		{"no frontends", "flush set" + inTable + "frontends-ipv6"},
 		{"a frontend less", "delete element" + inTable + "frontends-ipv4 { 10.96.0.20 . udp . 80 }"},
@@ -336,7 +336,7 @@ func TestOthersTables(t *testing.T) {
 	w := newWorld(t, Config{Threshold: threshold})
 	s := w.stream(lab.TCP, web, false)
 	w.fast(s)
-	w.nft("add table inet another; add flowtable inet another flows { hook ingress priority 1000; devices = { veth1, veth2 }; }; " +
+	w.nft("add table inet another; add flowtable inet another flows { hook ingress priority 0; devices = { veth1, veth2 }; }; " +
 		"add chain inet another forward { type filter hook forward priority 0; }; add rule inet another forward ct packets > 1000000 flow add @flows")
 	w.check(w.Check(w.t.Context()))
 	before := w.nft("list table inet another")
@@ -365,7 +365,7 @@ func TestOtherVersion(t *testing.T) {
 	w := newQuietWorld(t, Flowtable)
 	const inTable = " inet " + TableName + " "
 	w.nft("add table inet " + TableName + "; add set" + inTable + "interfaces { type mark; }; add set" + inTable + "more { type mark; };" +
-		"add flowtable" + inTable + "flows { hook ingress priority 10; devices = { veth1 }; }; add flowtable" + inTable + "flows2 { hook ingress priority 1000; devices = { veth2 }; };" +
+		"add flowtable" + inTable + "flows { hook ingress priority 10; devices = { veth1 }; }; add flowtable" + inTable + "flows2 { hook ingress priority 0; devices = { veth2 }; };" +
 		"add chain" + inTable + "forward { type nat hook prerouting priority 0; }; add rule" + inTable + "forward drop")
 	w.start(Config{Threshold: threshold})
 	w.check(w.Check(w.t.Context()))

@@ -84,7 +84,7 @@ func testLateLegacyRule(t *testing.T, engine Engine) {
 	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-F", "FORWARD"))
 	late := w.stream(lab.TCP, web, false)
 	w.fast(late)
-	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-d", "10.244.1.11", "-m", "limit", "--limit", "9999/s"))
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-d", "10.244.1.11", "-j", "MARK", "--set-mark", "1"))
 	w.until("it leaves the fast path", func() bool { _, is := late.flow(); return !is })
 	w.stays(late)
 	w.fast(elsewhere)

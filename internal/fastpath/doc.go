@@ -15,7 +15,7 @@
 //	  set pods-ipv4, pods-ipv6                                                  # that opt out
 //	  set excluded, excluded-ipv4, excluded-ipv6                                # see Exclude
 //	  counter offloaded
-//	  flowtable flows { hook ingress priority 1000; devices = { eth0, veth1, veth2 }; counter; }
+//	  flowtable flows { hook ingress priority filter; devices = { eth0, veth1, veth2 }; counter; }
 //	  chain forward {
 //	    type filter hook forward priority 1000; policy accept;
 //	    ct packets <= 20 return

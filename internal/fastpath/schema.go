@@ -33,8 +33,8 @@ const (
 	chainCandidates  = "candidates"
 )
 
-// flowtablePriority is after all chains of other programs at the ingress, so that these see all packets.
-const flowtablePriority = forwardPriority
+// flowtablePriority is nft's "filter", among hooks at ingress. nft can take a device from a flowtable of this one only.
+const flowtablePriority = 0
 
 // forwardPriority is after all chains of other programs: packets that they drop are not
 // offloaded.
