@@ -425,6 +425,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
 		NoExternalIPs: !c.AllowExternalIPs(),
+		ExternalIPs:   c.ExternalIPs(),
 		Balancing:     balancing,
 		MaxTable:      c.Slipstream.MaglevTableSize,
 

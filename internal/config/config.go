@@ -13,6 +13,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -118,6 +119,14 @@ func (c *Config) HandlesLocalhostNodePorts() bool {
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {
 	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts
+}
+
+// ExternalIPs returns the ranges of a valid ExternalIPRanges.
+func (c *Config) ExternalIPs() (all []netip.Prefix) {
+	for _, text := range c.Slipstream.ExternalIPRanges {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
 }
 
 // Annotated returns which Namespaces ServiceAnnotations selects by their labels; nil for all.

@@ -52,6 +52,9 @@ type SlipstreamConfiguration struct {
 	// "all" (default), "none", or a selector of their labels. See [Config.Annotated].
 	ServiceAnnotations string `json:"serviceAnnotations,omitempty"`
 
+	// ExternalIPRanges are the ranges in which spec.externalIPs of Services count. Unset: all do.
+	ExternalIPRanges []string `json:"externalIPRanges,omitempty"`
+
 	// NamespaceSlots and NamespaceElements are what the Services of a namespace may have. Unset:
 	// desired.MaxSlots and desired.MaxElements.
 	NamespaceSlots    int `json:"namespaceSlots,omitempty"`

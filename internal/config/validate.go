@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -163,6 +164,11 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	}
 	if _, err := c.Annotated(); err != nil {
 		errs = append(errs, field.Invalid(field.NewPath("serviceAnnotations"), c.Slipstream.ServiceAnnotations, "must be all, none or a selector of labels: "+err.Error()))
+	}
+	for i, text := range c.Slipstream.ExternalIPRanges {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath("externalIPRanges").Index(i), text, "not a range of IP addresses: "+err.Error()))
+		}
 	}
 	for name, n := range map[string]int{"namespaceSlots": c.Slipstream.NamespaceSlots, "namespaceElements": c.Slipstream.NamespaceElements} {
 		if n < 0 {

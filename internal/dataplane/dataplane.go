@@ -88,14 +88,19 @@ var ErrInterrupted = errors.New("the kernel's content kept changing while it was
 var ErrDue = errors.New("everything is to be programmed again")
 
 // Refusal is the kernel's refusal of an object of a Service port, not for lack of permission or
-// memory. The Service is left out if it recurs.
+// memory. The Service is left out if it recurs. Without a Service, it is not known which the object is of.
 type Refusal struct {
 	Service desired.ServicePort
 	Err     error
 }
 
 // Error names the Service.
-func (r *Refusal) Error() string { return fmt.Sprintf("programming Service %s: %v", r.Service, r.Err) }
+func (r *Refusal) Error() string {
+	if r.Service == (desired.ServicePort{}) {
+		return r.Err.Error()
+	}
+	return fmt.Sprintf("programming Service %s: %v", r.Service, r.Err)
+}
 
 // Unwrap returns the kernel's error.
 func (r *Refusal) Unwrap() error { return r.Err }

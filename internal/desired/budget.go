@@ -15,13 +15,14 @@ import (
 // slot takes about 100 bytes of kernel memory, and 200 of the proxy's while it is written.
 //
 // MaxElements is how many frontends and backends the Services of a namespace may have, of which an
-// object of a megabyte could make millions. A Service beyond has none. One takes about 100 bytes of
-// the kernel's memory, and as many of the proxy's.
+// object of a megabyte could make millions; and 256 more for each of them, so that many ordinary ones
+// have room. A Service beyond has none. One takes about 70 bytes of the kernel's memory, and 170 of
+// the proxy's.
 //
 // All nodes decide alike: the numbers follow from Services and EndpointSlices.
 const (
 	MaxSlots    = 1 << 19
-	MaxElements = 1 << 21
+	MaxElements = 1 << 18
 
 	// namespaces is how many times that all namespaces may have together.
 	namespaces = 8
@@ -32,8 +33,9 @@ const (
 // less, half as often as is necessary, so that those that have the most lose first.
 type budget struct {
 	each    int // that a namespace may have
+	more    int // for each of its Services
 	level   int // that it may have now
-	total   int // that namespaces have, if each may have its own
+	total   int // that namespaces have, if each may have its own, beyond what they have for their Services
 	tenants map[string]*tenant
 	needs   map[*service]int // without zeros
 }
@@ -44,6 +46,7 @@ type tenant struct {
 	cut    int
 	kept   int // sum of needs[cut:]
 	within int // of those that fit, if it may have budget.each
+	more   int // of the budget
 }
 
 // need is what a Service needs.
@@ -56,8 +59,8 @@ func (a need) compare(b need) int {
 	return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.svc.name.Name, b.svc.name.Name))
 }
 
-func newBudget(each int) budget {
-	return budget{each, each, 0, map[string]*tenant{}, map[*service]int{}}
+func newBudget(each, more int) budget {
+	return budget{each, more, each, 0, map[string]*tenant{}, map[*service]int{}}
 }
 
 func (b *budget) over(svc *service) bool {
@@ -80,7 +83,7 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 	}
 	t := b.tenants[name]
 	if t == nil {
-		t = &tenant{}
+		t = &tenant{more: b.more}
 		b.tenants[name] = t
 	}
 	if former > 0 {
@@ -133,6 +136,7 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 
 // move changes the cut so that those after it, and as many as possible, fit if all may have a number.
 func (t *tenant) move(most int) {
+	most += t.more * len(t.needs)
 	for ; t.kept > most; t.cut++ {
 		t.kept -= t.needs[t.cut].n
 	}
@@ -141,10 +145,15 @@ func (t *tenant) move(most int) {
 	}
 }
 
-// fit returns what those need that fit if all may have a number.
+// fit returns what those need that fit if all may have a number, beyond what there is for each Service.
 func (t tenant) fit(most int) (sum int) {
 	t.move(most)
-	return t.kept
+	return max(0, t.kept-t.more*len(t.needs))
+}
+
+// limit returns what the namespace of a Service may have.
+func (b *budget) limit(svc *service) int {
+	return b.level + b.more*len(b.tenants[svc.name.Namespace].needs)
 }
 
 // elements returns how many frontends and backends a Service would have at most.
@@ -174,7 +183,7 @@ func (s *State) countElements(svc *service) {
 	for _, svc := range s.elements.set(svc, svc.elements()) {
 		if s.elements.over(svc) {
 			s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
-				"the Service is left out: it needs %d frontends and endpoints, and its namespace may have %d", svc.elements(), s.elements.level)))
+				"the Service is left out: it needs %d frontends and endpoints, and its namespace may have %d", svc.elements(), s.elements.limit(svc))))
 		}
 		s.serve(svc)
 	}
@@ -217,7 +226,7 @@ func (s *State) keepBudgets() {
 			if s.slots.over(svc) {
 				s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
 					"the ports and endpoints of the Service need %d slots for its scheduler or weights, and its namespace may have %d: "+
-						"endpoints are chosen at random, and all are equally likely", svc.slots, s.slots.level)))
+						"endpoints are chosen at random, and all are equally likely", svc.slots, s.slots.limit(svc))))
 			}
 		}
 	}

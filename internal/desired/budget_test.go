@@ -83,7 +83,7 @@ func TestBudget(t *testing.T) {
 		"weights with a divisor, 1,000 ports": {demand{1000, 10, nil, "50", true, corev1.ServiceSpec{}}, false},
 	} {
 		for _, node := range []string{"n1", "other"} {
-			s := New(Config{NodeName: node, Loads: &given{}})
+			s := New(Config{NodeName: node, Loads: &given{}, NamespaceElements: 1 << 20})
 			s.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelTopologyZone: "zone-1"}}})
 			c.set(s)
 			u := s.Full()

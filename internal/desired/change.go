@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -178,3 +179,19 @@ func (s *State) onlyNew(object string, from int) {
 
 // Error is the problem in one line.
 func (p Problem) Error() string { return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Reason) }
+
+// Services returns the Services whose frontends and pools the change adds or modifies, in order.
+func (c *Change) Services() (all []types.NamespacedName) {
+	for i := range c.Pools {
+		all = append(all, c.Pools[i].Service.Owner())
+	}
+	for _, f := range c.Frontends {
+		if f.New != nil {
+			all = append(all, f.New.Service.Owner())
+		}
+	}
+	slices.SortFunc(all, func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return slices.Compact(all)
+}

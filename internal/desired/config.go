@@ -41,6 +41,9 @@ type Config struct {
 	// KEP-5707), a defence against CVE-2020-8554.
 	NoExternalIPs bool
 
+	// ExternalIPs are the ranges in which spec.externalIPs of Services count. Without, all do.
+	ExternalIPs []netip.Prefix
+
 	// APIServers are addresses of API servers, beside those of the endpoints of Service
 	// default/kubernetes. No external IP takes them.
 	APIServers []netip.AddrPort

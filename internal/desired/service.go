@@ -173,7 +173,12 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 		externalIPs = nil
 	}
 	for i, text := range externalIPs {
-		add(ExternalIP, fmt.Sprintf("spec.externalIPs[%d]", i), text)
+		field := fmt.Sprintf("spec.externalIPs[%d]", i)
+		if ip, ok := parseAddr(text); ok && !s.config.takesExternal(ip) {
+			s.serviceProblem(in, field, text+" is in none of the node's externalIPRanges")
+			continue
+		}
+		add(ExternalIP, field, text)
 	}
 	for i, ingress := range in.Status.LoadBalancer.Ingress {
 		if m := ingress.IPMode; ingress.IP == "" || m != nil && *m != corev1.LoadBalancerIPModeVIP {
@@ -181,6 +186,10 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 		}
 		add(LoadBalancerIP, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), ingress.IP)
 	}
+}
+
+func (c *Config) takesExternal(ip netip.Addr) bool {
+	return len(c.ExternalIPs) == 0 || slices.ContainsFunc(c.ExternalIPs, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
 // affinitySteps are the timeouts of session affinity, in seconds. They are few, because each

@@ -65,8 +65,8 @@ func New(c Config) *State {
 		following:  map[*endpoints]bool{},
 		told:       map[string][]Problem{},
 		permits:    permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
-		slots:      newBudget(cmp.Or(c.NamespaceSlots, MaxSlots)),
-		elements:   newBudget(cmp.Or(c.NamespaceElements, MaxElements)),
+		slots:      newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0),
+		elements:   newBudget(cmp.Or(c.NamespaceElements, MaxElements), cmp.Or(c.NamespaceElements, MaxElements)/1024),
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP

@@ -133,6 +133,29 @@ func TestExternalIPOfOthers(t *testing.T) {
 	}
 }
 
+// TestExternalIPRanges has external IPs count in a range only. Others are reported, and addresses of load
+// balancers count everywhere.
+func TestExternalIPRanges(t *testing.T) {
+	s := New(Config{ExternalIPs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/28"), netip.MustParsePrefix("2001:db8::/64")}})
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "x"},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs: []string{"10.96.0.2", "fd00:96::2"}, Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}},
+			ExternalIPs: []string{"192.0.2.15", "192.0.2.16", "2001:db8::1", "fd00::1"},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.51.100.1"}}}},
+	})
+	problems := s.Full().Problems
+	for ip, want := range map[string]bool{"192.0.2.15": true, "192.0.2.16": false, "2001:db8::1": true, "fd00::1": false, "198.51.100.1": true} {
+		if f := s.FrontendAt(FrontendKey{AddrPort: netip.AddrPortFrom(netip.MustParseAddr(ip), 80), Protocol: TCP}); (f != nil) != want {
+			t.Errorf("%s: %+v", ip, f)
+		}
+	}
+	if len(problems) != 2 || problems[0].Field != "spec.externalIPs[1]" || problems[1].Field != "spec.externalIPs[3]" {
+		t.Errorf("problems %v", problems)
+	}
+}
+
 // TestListedOften has slices list one endpoint 65,536 times: it stays an endpoint.
 func TestListedOften(t *testing.T) {
 	s := New(Config{NodeName: "n1"})

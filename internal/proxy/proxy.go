@@ -157,8 +157,9 @@ type Proxy struct {
 	verification *Verification
 	failed       string // why the last sync failed; "" if it did not
 
-	refused types.NamespacedName // the Service that the last refusal was about
-	leftOut time.Time            // when a Service was left out; zero if none is
+	refused  types.NamespacedName   // the Service that the last refusal was about
+	leftOut  time.Time              // when a Service was left out; zero if none is
+	suspects []types.NamespacedName // Services of a change that was refused, if it is not known which was
 }
 
 // New creates a loop. Only the loop may use st and b from now on.
@@ -363,10 +364,16 @@ func (p *Proxy) sync(ctx context.Context) {
 		if p.refused = (types.NamespacedName{}); errors.As(err, &refusal) {
 			p.refused = refusal.Service.Owner()
 		}
+		unknown := refusal != nil && p.refused.Name == ""
+		if !unknown {
+			p.suspects = nil
+		}
 		if !p.full {
 			p.log.Error(err, "The kernel refused a change, programming everything again")
 			p.full = true
 		} else if refusal != nil && p.refused == former && p.state.LeaveOut(former, "the kernel refuses it: "+err.Error()) {
+			p.leftOut = time.Now()
+		} else if unknown && p.leaveOutHalf(err) {
 			p.leftOut = time.Now()
 		} else {
 			break
@@ -384,7 +391,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		p.notUntil = time.Now().Add(delay)
 		return
 	}
-	p.pending, p.full, p.failed = false, false, ""
+	p.pending, p.full, p.failed, p.suspects = false, false, "", nil
 	now := time.Now()
 	if p.options.Ready != nil && p.Updated().IsZero() {
 		p.background.Go(func() { p.options.Ready(ctx) })
@@ -395,6 +402,17 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.backoff = newBackoff()
 	p.notUntil = now.Add(p.options.MinSyncPeriod)
 	p.followLoads()
+}
+
+// leaveOutHalf leaves out half of the suspects, and reports whether there were some. Those that are
+// innocent are taken back with the others, and become fewer each time.
+func (p *Proxy) leaveOutHalf(err error) (some bool) {
+	n := (len(p.suspects) + 1) / 2
+	for _, name := range p.suspects[:n] {
+		some = p.state.LeaveOut(name, "the kernel refuses it or another one: "+err.Error()) || some
+	}
+	p.suspects = p.suspects[n:]
+	return some
 }
 
 func (p *Proxy) warn(reason string, err error) {
@@ -486,6 +504,9 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	stats, err := apply(ctx, c)
 	took := time.Since(start)
 	if err != nil {
+		if !p.full {
+			p.suspects = c.Services()
+		}
 		p.metrics.Refused(p.full, about, took)
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,13 +21,18 @@ import (
 // picky is a dataplane that refuses whatever has a frontend of Service s2, until it is not picky any more.
 type picky struct {
 	*recorder
-	ended *atomic.Bool
+	ended   *atomic.Bool
+	unnamed bool // it does not say what it refuses
 }
 
 func (p picky) refuse(c *desired.Change) error {
 	for _, f := range c.Frontends {
 		if f.New != nil && f.New.Service.Name == "s2" && !p.ended.Load() {
-			return &dataplane.Refusal{Service: f.New.Service, Err: errors.New("no such thing")}
+			refusal := &dataplane.Refusal{Service: f.New.Service, Err: errors.New("no such thing")}
+			if p.unnamed {
+				refusal.Service = desired.ServicePort{}
+			}
+			return refusal
 		}
 	}
 	return nil
@@ -52,7 +58,7 @@ func TestRefusedService(t *testing.T) {
 		r := &recorder{}
 		var ended atomic.Bool
 		events := make(script)
-		p := New(events, desired.New(desired.Config{}), picky{r, &ended}, metrics.New(), Options{CheckPeriod: time.Second})
+		p := New(events, desired.New(desired.Config{}), picky{r, &ended, false}, metrics.New(), Options{CheckPeriod: time.Second})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- p.Run(ctx) }()
@@ -74,6 +80,45 @@ func TestRefusedService(t *testing.T) {
 		if !has("change +s2") {
 			t.Errorf("s2 is not tried again: %q", r.calls)
 		}
+		stop()
+		<-done
+	})
+}
+
+// TestUnnamedRefusal has the kernel refuse one Service of a change without its name. Half of the change is programmed
+// at once, and the others of it step by step.
+func TestUnnamedRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &recorder{}
+		var ended atomic.Bool
+		events := make(script)
+		p := New(events, desired.New(desired.Config{}), picky{r, &ended, true}, metrics.New(), Options{CheckPeriod: time.Second})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- p.Run(ctx) }()
+		want := func(when string, programmed ...string) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			var last string
+			r.set(func() { last = strings.Join(r.calls, ", ") })
+			for _, s := range []string{"s1", "s2", "s3", "s4", "s5"} {
+				if strings.Contains(last, s) != slices.Contains(programmed, s) {
+					t.Errorf("%s: %s; %q", when, s, last)
+				}
+			}
+		}
+		events <- []source.Event{service(1)}
+		events <- []source.Event{synced}
+		want("the start", "s1")
+		events <- []source.Event{service(2), service(3), service(4)}
+		want("at first", "s1", "s4")
+		events <- []source.Event{service(5)}
+		want("another change", "s1", "s4", "s5")
+		time.Sleep(leaveOutFor)
+		want("the innocent one is back", "s1", "s3", "s4", "s5")
+		ended.Store(true)
+		time.Sleep(leaveOutFor)
+		want("all are", "s1", "s2", "s3", "s4", "s5")
 		stop()
 		<-done
 	})

@@ -27,6 +27,7 @@
 //	                  lists, 410 Gone, a revoked token, a restored backup of etcd
 //	surface_test.go   metrics and Events, beside kube-proxy's
 //	optout_test.go    reading what can opt out of the fast path, with and without the right
+//	tenants_test.go   a hostile tenant, and a victim whose Services change: attacks_test.go has the attacks
 //
 // Proxies get the configuration file that kubeadm writes for kube-proxy, and may do what
 // the ClusterRole system:node-proxier allows, no more.

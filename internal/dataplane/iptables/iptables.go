@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -135,7 +136,10 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 			return &dataplane.Refusal{Service: c.New.Service, Err: err}
 		}
 	}
-	return err
+	if lacks := regexp.MustCompile("(?i)permi|memory|no space|no such file"); lacks.MatchString(said) {
+		return err
+	}
+	return &dataplane.Refusal{Err: err}
 }
 
 // commit writes a step to the kernel.

@@ -30,12 +30,18 @@ func TestRefusal(t *testing.T) {
 	for line, want := range map[string]string{
 		`-A SLIP-TREE -d 10.96.0.1/32 -p tcp --dport 80 -m comment --comment "default/web-1" -g SLIP-SVC-X`: "web-1",
 		"-A " + b.pools.Get(0).name() + " -j DNAT":                                                          "web",
-		"COMMIT": "",
 	} {
 		var refusal *dataplane.Refusal
 		if errors.As(b.explain(errors.New("line 3 failed ("+line+")"), change), &refusal) != (want != "") || want != "" && refusal.Service.Name != want {
 			t.Errorf("%s: %v", line, refusal)
 		}
+	}
+	var unnamed *dataplane.Refusal
+	if err := b.explain(errors.New("line 7 failed (COMMIT)"), change); !errors.As(err, &unnamed) || unnamed.Service.Name != "" {
+		t.Error(err)
+	}
+	if err := b.explain(errors.New("line 7: RULE_APPEND failed (Cannot allocate memory)"), change); errors.As(err, new(*dataplane.Refusal)) {
+		t.Error(err)
 	}
 	if err := b.explain(errors.New(`Another app is currently holding the xtables lock; -A SLIP -m comment --comment "default/web" -g X`), change); errors.As(err, new(*dataplane.Refusal)) {
 		t.Error(err)

