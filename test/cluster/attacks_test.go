@@ -208,7 +208,7 @@ var attacks = []attack{
 					n++
 				}
 			}
-			if n == 0 || n > 5 {
+			if n > 5 { // none, if earlier attacks have used up what the namespace may have
 				t.Errorf("%d Events on the attacker's Service", n)
 			}
 		}},
