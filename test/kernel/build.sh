@@ -15,7 +15,7 @@
 #   ${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel/<package version>-<hash>/linux
 # where the hash is of the patch and the fragments, so that a change of them builds a new
 # kernel. SLIPSTREAM_TESTKERNEL names a 6.12 kernel that is ready, SLIPSTREAM_TESTKERNEL_6_1
-# a 6.1 kernel; then nothing is built.
+# a 6.1 kernel; then nothing is built, if it has all options of the fragments.
 set -euo pipefail
 # 'su' leaves root without these, and dpkg needs them.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -39,16 +39,35 @@ series=$1
 package=linux-source-$series
 build_packages=(bc bison flex gcc libc6-dev libelf-dev make patch xz-utils "$package")
 
-ready=${!variable-}
-if [ -n "$ready" ]; then
-  [ -f "$ready" ] && [ -x "$ready" ] || die "$variable: '$ready' is not an executable file"
-  printf '%s\n' "$ready"
-  exit 0
-fi
-
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 fragments=("$here/kernel.config")
 if [ -f "$here/kernel-$series.config" ]; then fragments+=("$here/kernel-$series.config"); fi
+
+# lost prints the options of the fragments that a configuration, on stdin, does not have.
+lost() {
+  local config option value
+  config=$(cat)
+  while IFS='=' read -r option value; do
+    case "$value" in
+      n) ! grep -q "^$option=" <<<"$config" || printf '%s=n\n' "$option" ;;
+      *) grep -qxF "$option=$value" <<<"$config" || printf '%s=%s\n' "$option" "$value" ;;
+    esac
+  done < <(grep -hE '^CONFIG_[A-Z0-9_]+=' "${fragments[@]}")
+}
+
+# CONFIG_IKCONFIG keeps the configuration in the kernel, compressed, after this mark.
+ready=${!variable-}
+if [ -n "$ready" ]; then
+  [ -f "$ready" ] && [ -x "$ready" ] || die "$variable: '$ready' is not an executable file"
+  at=$(grep -abom1 IKCFG_ST "$ready" | cut -d: -f1) || at=0
+  options=$( (tail -c "+$((at + 9))" "$ready" | zcat 2>/dev/null || true) | lost)
+  if [ -z "$options" ]; then
+    printf '%s\n' "$ready"
+    exit 0
+  fi
+  say "$variable: '$ready' is not taken, as it was built without" $options
+fi
+
 if [ -z "${XDG_CACHE_HOME-}${HOME-}" ]; then die "neither XDG_CACHE_HOME nor HOME is set: no place for the kernel"; fi
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/testkernel
 hash=$(cat "$here/fp-size.patch" "${fragments[@]}" | sha256sum | cut -c1-12)
@@ -121,16 +140,9 @@ run scripts/kconfig/merge_config.sh -m .config "${fragments[@]}"
 run make ARCH=um olddefconfig
 
 # --- Did every option survive? ---------------------------------------------------
-lost=()
-while IFS='=' read -r option value; do
-  case "$value" in
-    n) if grep -q "^$option=" .config; then lost+=("$option=n"); fi ;;
-    *) if ! grep -qxF "$option=$value" .config; then lost+=("$option=$value"); fi ;;
-  esac
-done < <(grep -hE '^CONFIG_[A-Z0-9_]+=' "${fragments[@]}")
-if [ ${#lost[@]} -gt 0 ]; then
-  say "these options did not end up in the kernel's .config:"
-  printf '  %s\n' "${lost[@]}" >&2
+options=$(lost <.config)
+if [ -n "$options" ]; then
+  say "these options did not end up in the kernel's .config:" $options
   die "a dependency of theirs is missing, or $version does not know them"
 fi
 

@@ -342,21 +342,20 @@ func TestWholeRun(t *testing.T) {
 				}
 			}
 			kernelScript := script
-			if strings.HasPrefix(test.name, "no kernel") {
-				kernelScript = filepath.Join(t.TempDir(), "build.sh")
-				if err := os.WriteFile(kernelScript, []byte("#!/bin/sh\nexit 3\n"), 0o700); err != nil {
+			write := func(name, text string) string {
+				path := filepath.Join(t.TempDir(), name)
+				if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
 					t.Fatal(err)
 				}
+				return path
 			}
-			if test.name == "named kernel is missing" {
+			switch {
+			case strings.HasPrefix(test.name, "no kernel"):
+				kernelScript = write("build.sh", "exit 3")
+			case test.name == "named kernel is missing":
 				t.Setenv("SLIPSTREAM_TESTKERNEL", "/nonexistent")
-			}
-			if test.name == "panicking kernel" {
-				kernel := filepath.Join(t.TempDir(), "kernel")
-				if err := os.WriteFile(kernel, []byte("#!/bin/sh\necho Kernel panic - not syncing: on purpose\nexit 1\n"), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				t.Setenv("SLIPSTREAM_TESTKERNEL", kernel)
+			case test.name == "panicking kernel":
+				kernelScript = write("build.sh", "echo "+write("kernel", "echo Kernel panic - not syncing: on purpose\nexit 1"))
 			}
 			opts, err := parseFlags(strings.Fields(test.args), strings.HasSuffix(test.name, "in CI"), os.Stderr)
 			if err != nil {

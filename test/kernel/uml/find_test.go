@@ -3,6 +3,8 @@
 package uml
 
 import (
+	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -24,7 +26,8 @@ func TestFind(t *testing.T) {
 	const script = "../build.sh"
 	// The script looks for a cached kernel where a hash of files beside it says.
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(dir, "cache"))
-	kernel := write("kernel", "", 0o700)
+	kernel := write("kernel", "a kernel "+configuration(t, ""), 0o700)
+	other := write("other", "a kernel "+configuration(t, "CONFIG_FAILSLAB=y"), 0o700)
 	plain := write("plain", "", 0o600)
 	cached := write("cached", "#!/bin/sh\n[ \"$*\" = '--cached 6.1' ] && echo /cache/linux\n", 0o700)
 
@@ -35,6 +38,8 @@ func TestFind(t *testing.T) {
 		none                  bool
 	}{
 		{"named", script, "6.12", kernel, "", kernel, "", false},
+		{"named, without an option", script, "6.12", other, "", "", "is not taken, as it was built without CONFIG_FAILSLAB=y", true},
+		{"named, without a configuration", script, "6.12", script, "", "", "is not taken", true},
 		{"named, of another version", script, "6.1", kernel, "", "", "SLIPSTREAM_TESTKERNEL_6_1 names", true},
 		{"6.1 named", script, "6.1", plain, kernel, kernel, "", false},
 		{"named but missing", script, "6.12", filepath.Join(dir, "missing"), "", "", "SLIPSTREAM_TESTKERNEL: ", true},
@@ -66,6 +71,26 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
+}
+
+// configuration is what CONFIG_IKCONFIG puts into a kernel that has all options but one.
+func configuration(t *testing.T, without string) string {
+	var b bytes.Buffer
+	b.WriteString("IKCFG_ST")
+	z := gzip.NewWriter(&b)
+	for _, name := range []string{"kernel.config", "kernel-6.1.config", "kernel-6.12.config"} {
+		text, err := os.ReadFile(filepath.Join("..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.TrimSpace(line) != without && !strings.Contains(line, "=n") {
+				z.Write([]byte(line))
+			}
+		}
+	}
+	z.Close()
+	return b.String() + "IKCFG_ED"
 }
 
 // A cached kernel is found as long as what it was made of is unchanged.
