@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -337,7 +338,11 @@ func decodeErrors(err error) []error {
 	}
 	var mismatch *json.UnmarshalTypeError
 	if errors.As(err, &mismatch) {
-		err = fmt.Errorf("%s: is of type %s, must be %s", mismatch.Field, mismatch.Value, mismatch.Type)
+		must := mismatch.Type.String()
+		if mismatch.Type.Kind() == reflect.Slice {
+			must = "a list"
+		}
+		err = fmt.Errorf("%s: is of type %s, must be %s", mismatch.Field, mismatch.Value, must)
 	}
 	return []error{err}
 }

@@ -198,7 +198,7 @@ func TestDecode(t *testing.T) {
 				`web.yaml: document 1: items[2]: Node A: metadata.name: Invalid value: "A": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`}},
 		{name: "List, misspelt", data: "apiVersion: v1\nkind: List\nitem: []\n", errors: []string{"web.yaml: document 1: List: unknown field \"item\""}},
 		{name: "List, items twice", data: `{"apiVersion":"v1","kind":"List","items":[],"items":[]}`, errors: []string{"web.yaml: document 1: List: duplicate field \"items\""}},
-		{name: "List, items not a list", data: `{"apiVersion":"v1","kind":"List","items":{}}`, errors: []string{"web.yaml: document 1: List: items: is of type object, must be []json.RawMessage"}},
+		{name: "List, items not a list", data: `{"apiVersion":"v1","kind":"List","items":{}}`, errors: []string{"web.yaml: document 1: List: items: is of type object, must be a list"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			file := c.file
