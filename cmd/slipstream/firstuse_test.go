@@ -123,7 +123,7 @@ func TestPageUnknownBytes(t *testing.T) {
 	const page = "127.0.0.1:10280"
 	s, _ := served(t, "--ui-bind-address", page, "--offload-packet-threshold", "0")
 	s.check(s.node.SetSysctl("netfilter/nf_conntrack_acct", "0"))
-	text, err := s.getPage(page, "/api/services")
+	text, err := s.getPage(page, "/data/services")
 	s.check(err)
 	var all struct{ Rows []map[string]any }
 	s.check(json.Unmarshal([]byte(text), &all))
@@ -131,7 +131,7 @@ func TestPageUnknownBytes(t *testing.T) {
 		t.Errorf("%v", all.Rows)
 	}
 	s.until("the picture of the Service has rates", func() bool {
-		text, err = s.getPage(page, "/api/services/default/web")
+		text, err = s.getPage(page, "/data/services/default/web")
 		return err == nil && strings.Contains(text, `"connectionsPerSecond"`)
 	})
 	if strings.Contains(text, `"bytesPerSecond":0`) || strings.Contains(text, `"bytesPerSecond": 0`) {

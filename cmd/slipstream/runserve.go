@@ -459,11 +459,12 @@ func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 	k := &s.config.KubeProxy
 	var reviewer *server.Reviewer
 	if s.config.Slipstream.HTTPAuthorization == config.AuthorizedByAPI {
-		who, err := s.client.For(authenticationv1.SchemeGroupVersion, &authenticationv1.TokenReview{})
+		client := s.client.Apart() // anybody may cause requests
+		who, err := client.For(authenticationv1.SchemeGroupVersion, &authenticationv1.TokenReview{})
 		if err != nil {
 			return err
 		}
-		may, err := s.client.For(authorizationv1.SchemeGroupVersion, &authorizationv1.SubjectAccessReview{})
+		may, err := client.For(authorizationv1.SchemeGroupVersion, &authorizationv1.SubjectAccessReview{})
 		if err != nil {
 			return err
 		}

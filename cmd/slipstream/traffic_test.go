@@ -170,7 +170,7 @@ func sharesWalk(t *testing.T, mode string) {
 	s.untilReached("web-0", "web-1")
 	var web see.Service
 	onPage := func() int {
-		text, err := s.getPage(page, "/api/services/default/web")
+		text, err := s.getPage(page, "/data/services/default/web")
 		s.check(err)
 		web = see.Service{}
 		s.check(json.Unmarshal([]byte(text), &web))

@@ -28,10 +28,10 @@ func FuzzQuery(f *testing.F) {
 	h := Handler(&see.View{Proxy: p, Node: "n1", Pod: func(context.Context, types.NamespacedName) (string, []netip.Addr, error) {
 		return "n1", []netip.Addr{netip.MustParseAddr("10.244.0.9")}, nil
 	}})
-	f.Add("/api/services", "search=web&sort=rate&descending&page=-9223372036854775808")
-	f.Add("/api/services/default/web", "")
-	f.Add("/api/explain", "from=default/web&to=[fd00::1]:80/UDP")
-	f.Add("/api/explain", "to=web.default.svc:http&from=%zz;a=b")
+	f.Add("/data/services", "search=web&sort=rate&descending&page=-9223372036854775808")
+	f.Add("/data/services/default/web", "")
+	f.Add("/data/explain", "from=default/web&to=[fd00::1]:80/UDP")
+	f.Add("/data/explain", "to=web.default.svc:http&from=%zz;a=b")
 	f.Add("/../x", "%")
 	f.Fuzz(func(t *testing.T, path, query string) {
 		r := (&http.Request{Method: "GET", Host: "127.0.0.1:10280", URL: &url.URL{Path: path, RawQuery: query}, Header: http.Header{}}).WithContext(t.Context())

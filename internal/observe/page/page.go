@@ -36,20 +36,20 @@ func Handler(v *see.View) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(files))
-	answer(mux, "/api/status", func(ctx context.Context, _ *http.Request) (*status, error) {
+	answer(mux, "/data/status", func(ctx context.Context, _ *http.Request) (*status, error) {
 		s, err := v.Status(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return &status{s, s.Facts()}, nil
 	})
-	answer(mux, "/api/changes", func(ctx context.Context, _ *http.Request) ([]proxy.Programming, error) { return v.Programmed(ctx) })
+	answer(mux, "/data/changes", func(ctx context.Context, _ *http.Request) ([]proxy.Programming, error) { return v.Programmed(ctx) })
 	l := list{view: v}
-	answer(mux, "/api/services", func(ctx context.Context, r *http.Request) (*rows, error) {
+	answer(mux, "/data/services", func(ctx context.Context, r *http.Request) (*rows, error) {
 		q := r.URL.Query()
 		return l.page(ctx, selection{search: q.Get("search"), by: q.Get("sort"), descending: q.Has("descending"), page: number(q.Get("page"))})
 	})
-	answer(mux, "/api/services/{namespace}/{name}", func(ctx context.Context, r *http.Request) (*see.Service, error) {
+	answer(mux, "/data/services/{namespace}/{name}", func(ctx context.Context, r *http.Request) (*see.Service, error) {
 		q := see.Query{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), Endpoints: true, Traffic: true, Age: see.Recent}
 		all, err := v.Services(ctx, q)
 		if err != nil {
@@ -60,7 +60,7 @@ func Handler(v *see.View) http.Handler {
 		}
 		return &all[0], nil
 	})
-	answer(mux, "/api/explain", func(ctx context.Context, r *http.Request) (*see.Explanation, error) {
+	answer(mux, "/data/explain", func(ctx context.Context, r *http.Request) (*see.Explanation, error) {
 		return v.Explain(ctx, see.Question{From: r.URL.Query().Get("from"), To: r.URL.Query().Get("to")})
 	})
 	return guard(mux)
@@ -119,7 +119,7 @@ func guard(next http.Handler) http.Handler {
 			return
 		}
 		// Answers cost much, and other sites could not read them.
-		if site := r.Header.Get("Sec-Fetch-Site"); strings.HasPrefix(r.URL.Path, "/api/") && (site == "cross-site" || site == "same-site") {
+		if site := r.Header.Get("Sec-Fetch-Site"); strings.HasPrefix(r.URL.Path, "/data/") && (site == "cross-site" || site == "same-site") {
 			http.Error(w, "not for other sites", http.StatusForbidden)
 			return
 		}

@@ -112,8 +112,8 @@ func TestCrossSite(t *testing.T) {
 		path, site string
 		refused    bool
 	}{
-		{"/", "", false}, {"/", "cross-site", false}, {"/api/none", "", false}, {"/api/none", "same-origin", false}, {"/api/none", "none", false},
-		{"/api/none", "cross-site", true}, {"/api/none", "same-site", true},
+		{"/", "", false}, {"/", "cross-site", false}, {"/data/none", "", false}, {"/data/none", "same-origin", false}, {"/data/none", "none", false},
+		{"/data/none", "cross-site", true}, {"/data/none", "same-site", true},
 	} {
 		r := httptest.NewRequestWithContext(t.Context(), "GET", test.path, nil)
 		r.Host = "127.0.0.1:10280"

@@ -49,7 +49,7 @@ func TestManyQuestions(t *testing.T) {
 		}})
 		for range 40 {
 			all.Go(func() {
-				r := httptest.NewRequestWithContext(ctx, "GET", "/api/explain?from=ns/pod&to=10.96.0.10:80", nil)
+				r := httptest.NewRequestWithContext(ctx, "GET", "/data/explain?from=ns/pod&to=10.96.0.10:80", nil)
 				r.Host = "127.0.0.1:10280"
 				h.ServeHTTP(httptest.NewRecorder(), r)
 			})

@@ -100,7 +100,12 @@ func (v *View) Health(ctx context.Context) (problems map[string]bool, conntrack 
 	for _, p := range s.Problems {
 		problems[p.Reason] = true
 	}
-	return problems, s.Tables[0], nil
+	for _, t := range s.Tables {
+		if t.Name == conntrackTable {
+			conntrack = t
+		}
+	}
+	return problems, conntrack, nil
 }
 
 // Status returns the current status. If the proxy's loop does not answer, that is a problem in it.
@@ -371,7 +376,11 @@ func (s *skips) get(ctx context.Context) []firewall.Skip {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.at) > skipsLast {
-		s.all, s.at = firewall.Skips(ctx), time.Now()
+		all := firewall.Skips(ctx)
+		if ctx.Err() != nil {
+			return all // not complete
+		}
+		s.all, s.at = all, time.Now()
 	}
 	return s.all
 }

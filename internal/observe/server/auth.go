@@ -73,7 +73,7 @@ func (r *Reviewer) guard(next http.Handler) http.Handler {
 // status returns 200 if the request is allowed.
 func (r *Reviewer) status(q *http.Request, token string) int {
 	verb := map[string]string{http.MethodGet: "get", http.MethodHead: "head", http.MethodPut: "put", http.MethodPost: "post"}[q.Method]
-	key := sha256.Sum256([]byte(token + "\n" + q.Method + "\n" + q.URL.Path))
+	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", token, q.Method, q.URL.Path))
 	r.mu.Lock()
 	known, ok := r.known[key]
 	r.mu.Unlock()

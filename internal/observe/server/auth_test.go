@@ -69,7 +69,7 @@ func reviews(t *testing.T) (*Reviewer, *httptest.Server) {
 			var review authorizationv1.SubjectAccessReview
 			json.NewDecoder(r.Body).Decode(&review)
 			a := review.Spec.NonResourceAttributes
-			review.Status.Allowed = review.Spec.User == "reader" && a.Verb == "get" && a.Path == "/metrics"
+			review.Status.Allowed = strings.HasPrefix(a.Path, "/open") || review.Spec.User == "reader" && a.Verb == "get" && a.Path == "/metrics"
 			answer = &review
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -136,6 +136,13 @@ func TestAuthorization(t *testing.T) {
 		if status, _ := get(base+c.path, c.set); status != c.want {
 			t.Errorf("%s: status %d instead of %d", name, status, c.want)
 		}
+	}
+	// Answers are kept by token, method and path, which a client can write with line breaks.
+	if status, _ := get(base+"/open%0AGET%0A/metrics", bearer("token of other")); status != http.StatusNotFound {
+		t.Errorf("an open path: status %d", status)
+	}
+	if status, _ := get(base+"/metrics", func(q *http.Request) { q.SetBasicAuth("", "token of other\nGET\n/open") }); status != http.StatusForbidden {
+		t.Errorf("a token with line breaks: status %d", status)
 	}
 	if status, _ := get("http://"+at(healthz)+"/livez", func(*http.Request) {}); status != http.StatusOK {
 		t.Errorf("/livez: status %d", status)

@@ -137,7 +137,12 @@ func Bound(s *http.Server) {
 		all = append(all, conn{c, state != http.StateActive})
 		if len(all) > maxConnections {
 			i := max(0, slices.IndexFunc(all, func(x conn) bool { return x.waits }))
-			all[i].Close()
+			// TLS would send an alert, for which a client that does not read could have us wait.
+			if c, ok := all[i].Conn.(*tls.Conn); ok {
+				c.NetConn().Close()
+			} else {
+				all[i].Close()
+			}
 			all = slices.Delete(all, i, i+1)
 		}
 	}

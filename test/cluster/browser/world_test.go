@@ -81,7 +81,7 @@ func startProxy(t *testing.T, manifests string) (change func(manifests string)) 
 		}
 	})
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		r, err := http.Get("http://" + address + "/api/status")
+		r, err := http.Get("http://" + address + "/data/status")
 		if err == nil {
 			body, _ := io.ReadAll(r.Body)
 			r.Body.Close()

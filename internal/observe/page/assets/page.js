@@ -12,7 +12,7 @@ export function element(tag, properties = {}, ...children) {
 }
 
 async function get(path, query = {}) {
-  const r = await fetch(`api/${path}?${new URLSearchParams(query)}`, { signal: current?.signal });
+  const r = await fetch(`data/${path}?${new URLSearchParams(query)}`, { signal: current?.signal });
   if (!r.ok) throw new Error((await r.text()).trim());
   return r.json();
 }
