@@ -6,8 +6,11 @@
 GO ?= $(firstword $(shell command -v go 2>/dev/null) $(wildcard /usr/local/go/bin/go) go)
 export PATH := $(PATH):$(patsubst %/,%,$(dir $(GO))):/usr/local/sbin:/usr/sbin:/sbin
 export CGO_ENABLED = 0
-# Go's images and Debian's machines often have GOTOOLCHAIN=local, which would pass over go.mod's line.
-export GOTOOLCHAIN := $(shell awk '$$1 == "toolchain" { print $$2 }' go.mod)
+# The Go that is installed, or go.mod's toolchain if that is newer. Go's images and Debian's machines often have
+# GOTOOLCHAIN=local, which would pass over go.mod's line.
+export GOTOOLCHAIN := $(shell wanted=$$(awk '$$1 == "toolchain" { print $$2 }' go.mod); \
+	local=$$(cd / && GOTOOLCHAIN=local $(GO) env GOVERSION 2>/dev/null); \
+	printf '%s\n' "$$wanted" "$$local" | sort -V | tail -n 1 | grep -qxF "$$local" && echo local || echo "$$wanted")
 
 VERSION := $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo devel)
 BUILD := $(GO) build -buildvcs=false -trimpath
@@ -67,7 +70,7 @@ test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on 
 	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test .
 	$(UML) sh -c 'cd test/cluster && exec ../../bin/cluster.test -test.v -test.timeout 1h -slipstream ../../bin/slipstream -patience 10m -connect-timeout 30s -test.run "$(or $(RUN),TestSwap/ipvs)"'
 
-e2e: build ## Run upstream's e2e specs on a cluster with kubelets; PROXY=slipstream,kube-proxy MODE=nftables,iptables FOCUS=regexp PROCS=4 LOGS=dir, SAVE=1 for docs/support.md (root; 30 minutes for each proxy and mode)
+e2e: build ## Run upstream's e2e specs on a cluster with kubelets; PROXY=slipstream,kube-proxy MODE=nftables,iptables FOCUS=regexp PROCS=4 LOGS=dir, SAVE=1 for docs/support.md (root)
 	test/deps.sh e2e
 	cd test/cluster/oracle && nice -n 10 $(GO) run ./build tools nodes coredns
 	cd test/cluster && $(GO) test ./kubelets -count 1 -v -timeout 12h -args -slipstream $(CURDIR)/bin/slipstream -proxy $(or $(PROXY),slipstream) -mode $(or $(MODE),nftables) $(if $(FOCUS),-focus '$(FOCUS)') $(if $(PROCS),-procs $(PROCS)) $(if $(LOGS),-logs $(abspath $(LOGS))) $(if $(SAVE),-save)

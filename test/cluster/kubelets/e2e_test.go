@@ -18,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"golang.org/x/sys/unix"
+	imageutils "k8s.io/kubernetes/test/utils/image"
 	"sigs.k8s.io/yaml"
 )
 
@@ -70,7 +71,7 @@ func skipList(t *testing.T) (list []unwanted) {
 // skip.yaml; a spec that is there must fail with kube-proxy too.
 func TestE2E(t *testing.T) {
 	if *proxyFlag == "" {
-		t.Skip("make e2e runs this, as it takes half an hour for each proxy")
+		t.Skip("make e2e runs this, as it takes long")
 	}
 	list := skipList(t)
 	for _, kind := range kinds(strings.Split(*proxyFlag, ","), strings.Split(*modeFlag, ",")) {
@@ -164,7 +165,7 @@ func start(t *testing.T, kind proxies.Kind) *Cluster {
 	within := fmt.Sprint("--timeout=", *patience)
 	for _, args := range [][]string{
 		{"-n", "kube-system", "rollout", "status", "deployment/coredns", within},
-		{"run", "client", "--image=registry.k8s.io/e2e-test-images/agnhost:2.66.1", "--restart=Never", "--command", "--",
+		{"run", "client", "--image=" + imageutils.GetE2EImage(imageutils.Agnhost), "--restart=Never", "--command", "--",
 			"sh", "-c", "curl -sk --retry 60 --retry-all-errors https://kubernetes.default.svc.cluster.local/version"},
 		{"wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", within},
 	} {
@@ -173,7 +174,11 @@ func start(t *testing.T, kind proxies.Kind) *Cluster {
 			t.Fatalf("%v\n%s", err, all)
 		}
 	}
-	if said, err := c.Kubectl(t.Context(), "logs", "client"); err != nil || !strings.Contains(said, "v1.37") {
+	version, err := c.Plane.Client.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := c.Kubectl(t.Context(), "logs", "client"); err != nil || !strings.Contains(said, version.GitVersion) {
 		t.Fatalf("a pod asked the Service kubernetes for its version: %q, %v", said, err)
 	}
 	if _, err := c.Kubectl(t.Context(), "delete", "pod", "client"); err != nil {
