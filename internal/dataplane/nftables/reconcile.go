@@ -143,8 +143,8 @@ func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents,
 		return true
 	}
 	for i := range t.Sets {
-		if !s.owns(&t.Sets[i]) {
-			tail.DeleteSet(s.table, t.Sets[i].Name)
+		if set := &t.Sets[i]; !s.owns(set) && set.Flags&unix.NFT_SET_ANONYMOUS == 0 { // those without a name go with their rules
+			tail.DeleteSet(s.table, set.Name)
 		}
 	}
 	for _, ft := range t.Flowtables {

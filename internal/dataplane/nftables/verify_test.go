@@ -78,6 +78,27 @@ func TestVerifyRules(t *testing.T) {
 	}
 }
 
+// TestForeignSet: a rule of another process has a set without a name, which goes with the rule. The repair keeps the
+// table, and with it what it remembers.
+func TestForeignSet(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	web(s, 1, dataplanetest.Hosts(3)...)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	handle := func() string {
+		first, _, _ := strings.Cut(k.nft("--handle", "list", "table", "ip", tableName), "\n")
+		return first
+	}
+	before := handle()
+	k.nft("add", "rule", "ip", tableName, "services", "tcp dport { 80, 443 } counter")
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	dataplanetest.Has(t, k.Dataplane, s)
+	if after := handle(); after != before || !strings.Contains(after, "handle") {
+		t.Errorf("%q was replaced with %q", before, after)
+	}
+}
+
 // TestVerifyCreatedRules damages chains that were created when they were first needed, so that they keep their
 // number of rules: a rule drops, rules are in another order, a rule computes something else.
 func TestVerifyCreatedRules(t *testing.T) {
