@@ -71,7 +71,7 @@ func TestVerify(t *testing.T) {
 			ip addr add 10.96.8.8/32 dev kube-ipvs0`, kerneltest.IPVS, []string{
 			"- Service default/web: 10.96.0.10:80/TCP -> 10.244.1.10:8080 10.244.1.11:8080 10.244.1.12:8080\n",
 			"+ Service default/web: 10.96.0.10:80/TCP -> 10.244.1.11:8080 10.244.1.12:8080 (shares 875 125)\n",
-			"virtual server 10.96.9.9:80/TCP of no frontend",
+			"virtual server 10.96.9.9:80/TCP of no frontend that IPVS serves",
 			"interface kube-ipvs0 has address 10.96.8.8 of no Service",
 		}},
 	} {

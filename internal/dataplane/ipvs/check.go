@@ -242,28 +242,21 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 	}
 	for _, s := range all {
 		key := desired.FrontendKey{AddrPort: netip.AddrPortFrom(s.Addr, s.Port), Protocol: desired.Protocol(s.Protocol)}
-		t, exists := c.Frontends[key]
-		if !exists {
-			if may, err := b.mayDelete(ctx, s.Key); err != nil {
-				return nil, err
-			} else if may {
-				c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend", key))
-			}
-			continue
-		}
-		served, err := b.readServer(ctx, s)
-		if err != nil {
-			return nil, err
-		}
+		t := c.Frontends[key]
 		choice := &t.Choice
 		if t.FromOutside != nil {
 			choice = t.FromOutside
 		}
-		switch {
-		case choice.ByIPVS:
-			*choice = served
-		case len(served.Backends) > 0:
-			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s has destinations but the table does not leave packets to it", key))
+		if !choice.ByIPVS {
+			if may, err := b.mayDelete(ctx, s.Key); err != nil {
+				return nil, err
+			} else if may {
+				c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend that IPVS serves", key))
+			}
+			continue
+		}
+		if *choice, err = b.readServer(ctx, s); err != nil {
+			return nil, err
 		}
 		if s.Flags&ipvs.Persistent != 0 {
 			t.Affinity = s.Timeout
@@ -305,6 +298,9 @@ func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, fau
 	want := servers{scheduler: b.scheduler}
 	for i := range full.Frontends {
 		f := full.Frontends[i].New
+		if !f.IPVS {
+			continue
+		}
 		want := want.service(f)
 		got, exists := has[want.Key]
 		if !exists {

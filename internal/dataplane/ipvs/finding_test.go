@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +64,28 @@ func TestForeignServers(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(all, func(v ipvs.Service) bool { return v.Port == 443 }) {
 		t.Errorf("virtual servers %v, error %v", all, err)
 	}
+}
+
+// TestForeignServerOfExternalIP: another program's virtual server at an external IP that the table serves is no
+// damage.
+func TestForeignServerOfExternalIP(t *testing.T) {
+	s := newStreet(t, 1, Options{}, "ipvsadm -A -t 198.51.100.1:80 -s wlc -p 300\nipvsadm -a -t 198.51.100.1:80 -r 192.168.100.12 -g")
+	s.state.SetService(dataplanetest.Service(corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.1"}}))
+	dataplanetest.Reconcile(t, s.backend, s.state)
+	dataplanetest.Has(t, s.backend, s.state)
+	const theirs = "198.51.100.1:80"
+	if out, err := s.Node.Run(t.Context(), "sh", "-ec", "ipvsadm -Ln"); err != nil || !strings.Contains(string(out), theirs) {
+		t.Errorf("error %v, no %s in\n%s", err, theirs, out)
+	}
+	// Without direct routing it is a Service proxy's.
+	if out, err := s.Node.Run(t.Context(), "sh", "-ec", "ipvsadm -e -t "+theirs+" -r 192.168.100.12 -m"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if v, err := dataplane.Look(t.Context(), s.backend, s.state.Reported()); err != nil || len(v.Differences) == 0 {
+		t.Errorf("verification finds nothing (%v)", err)
+	}
+	dataplanetest.Reconcile(t, s.backend, s.state)
+	dataplanetest.Has(t, s.backend, s.state)
 }
 
 // TestWeightsWithoutEffect: with a scheduler that does not look at weights, a Service that has
