@@ -50,12 +50,13 @@ func (s *State) usedPools(spec *serviceSpec, p *port, f Family) (uses [kinds]boo
 type balancers struct {
 	frontends map[netip.Addr]int // how many that were reported have the address
 	others    map[netip.Addr]int // how many other Nodes have it
+	external  map[netip.Addr]int // how often Services have it, external IPs too
 	placed    map[netip.Addr]bool
 	touched   []netip.Addr // may have to be placed, or not any more
 }
 
 func newBalancers() balancers {
-	return balancers{map[netip.Addr]int{}, map[netip.Addr]int{}, map[netip.Addr]bool{}, nil}
+	return balancers{map[netip.Addr]int{}, map[netip.Addr]int{}, map[netip.Addr]int{}, map[netip.Addr]bool{}, nil}
 }
 
 // countBalancer counts a frontend that is reported (n = 1) or was reported (n = -1); nil for none.
@@ -63,6 +64,15 @@ func (s *State) countBalancer(f *Frontend, n int) {
 	if s.config.IPVS && f != nil && f.Kind == LoadBalancerIP {
 		add(s.balancers.frontends, f.Addr(), n)
 		s.balancers.touched = append(s.balancers.touched, f.Addr())
+	}
+}
+
+// countExternal counts the external addresses of a Service (n = 1) or former one (n = -1).
+func (s *State) countExternal(spec *serviceSpec, n int) {
+	if s.config.IPVS {
+		for _, a := range spec.external {
+			add(s.balancers.external, a.ip, n)
+		}
 	}
 }
 
@@ -91,6 +101,10 @@ func (s *State) moveAddresses(former, now []netip.Addr) {
 		return
 	}
 	s.balancers.touched = append(s.balancers.touched, moved...)
+	moved = slices.DeleteFunc(moved, func(a netip.Addr) bool { return s.balancers.external[a] == 0 })
+	if len(moved) == 0 {
+		return // most Nodes, each of which would cost a visit of all Services
+	}
 	for _, svc := range s.services {
 		if svc.spec == nil || !slices.ContainsFunc(svc.spec.external, func(a externalAddr) bool { return slices.Contains(moved, a.ip) }) {
 			continue

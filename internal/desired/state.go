@@ -232,6 +232,7 @@ func (s *State) serve(svc *service) {
 		}
 		s.eachClaim(old, oldPorts, s.unclaim)
 		s.refuse(old, oldPorts, -1)
+		s.countExternal(old, -1)
 	}
 	svc.spec, svc.ports = spec, nil
 	previous := map[portID]*port{}
@@ -253,6 +254,7 @@ func (s *State) serve(svc *service) {
 		}
 		s.eachClaim(spec, svc.ports, s.claim)
 		s.refuse(spec, svc.ports, 1)
+		s.countExternal(spec, 1)
 	}
 	for _, p := range oldPorts {
 		if previous[p.portID] != nil {

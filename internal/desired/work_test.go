@@ -104,6 +104,28 @@ var workloads = map[string]func(n int){
 			s.Change()
 		}
 	},
+	"Services and Nodes": func(n int) {
+		s := New(Config{NodeName: "n1", IPVS: true})
+		for i := range n {
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("s", i)},
+				Spec: corev1.ServiceSpec{
+					ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), ExternalIPs: []string{fmt.Sprintf("198.18.%d.%d", i>>8, i&255)},
+					Ports: []corev1.ServicePort{{Port: 80}},
+				},
+			})
+		}
+		for i := range n {
+			s.SetNode(&corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("other", i)},
+				Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("10.1.%d.%d", i>>8, i&255)}}},
+			})
+		}
+		for i := range n {
+			s.DeleteNode(fmt.Sprint("other", i))
+		}
+		s.Change()
+	},
 	"problems of a Service": func(n int) {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
 		s := New(Config{})
