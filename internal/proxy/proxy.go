@@ -354,10 +354,11 @@ func (p *Proxy) queued() {
 const leaveOutFor = 10 * time.Minute
 
 // sync programs the pending changes. If the kernel refuses a change, it programs the full
-// content at once. If that fails too because of the same Service, it leaves that out. Otherwise the
-// next sync follows after a delay.
+// content at once. If that fails too because of the same Service, it leaves that out. If it is not known which Service
+// it is, it leaves out half of those of the change, and takes them back if that does not help. Otherwise the next sync
+// follows after a delay.
 func (p *Proxy) sync(ctx context.Context) {
-	err := p.program(ctx)
+	err, halved := p.program(ctx), false
 	for err != nil && ctx.Err() == nil {
 		var refusal *dataplane.Refusal
 		former := p.refused
@@ -374,8 +375,11 @@ func (p *Proxy) sync(ctx context.Context) {
 		} else if refusal != nil && p.refused == former && p.state.LeaveOut(former, "the kernel refuses it: "+err.Error()) {
 			p.leftOut = time.Now()
 		} else if unknown && p.leaveOutHalf(err) {
-			p.leftOut = time.Now()
+			p.leftOut, halved = time.Now(), true
 		} else {
+			if halved && p.state.TakeBack() {
+				p.leftOut = time.Time{}
+			}
 			break
 		}
 		err = p.program(ctx)
@@ -470,7 +474,7 @@ func (p *Proxy) program(ctx context.Context) error {
 		stale, err := p.formerFlows(ctx)
 		p.lookedBack = err == nil
 		if p.followUp.stale = append(p.followUp.stale, stale...); err != nil {
-			p.log.Error(err, "Flows to Services that were deleted before the start may go on")
+			p.log.Error(err, "Flows to Services that were deleted may go on")
 		}
 	}
 	apply := p.full || !c.Empty()

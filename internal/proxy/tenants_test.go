@@ -85,6 +85,28 @@ func TestRefusedService(t *testing.T) {
 	})
 }
 
+// TestRefusalForNoService has the dataplane refuse everything for a while, without a Service. It programs all of them
+// soon after that.
+func TestRefusalForNoService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, Options{CheckPeriod: time.Second})
+		l.events <- []source.Event{service(1), synced}
+		l.wait("full +s1")
+		l.set(func() {
+			l.calls = nil
+			l.fail = slices.Repeat([]error{&dataplane.Refusal{Err: errors.New("no")}}, 4) // the change and all halves of it
+			l.fail = append(l.fail, errors.New("no"))
+		})
+		l.events <- []source.Event{service(2), service(3), service(4)}
+		time.Sleep(time.Minute)
+		l.set(func() {
+			if last := l.calls[len(l.calls)-1]; last != "full +s1 +s2 +s3 +s4" {
+				t.Errorf("%q", l.calls)
+			}
+		})
+	})
+}
+
 // TestUnnamedRefusal has the kernel refuse one Service of a change without its name. Half of the change is programmed
 // at once, and the others of it step by step.
 func TestUnnamedRefusal(t *testing.T) {

@@ -4,8 +4,10 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"os/exec"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -120,12 +122,17 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	return stats, b.committed()
 }
 
+// noRefusal matches what commands say of errors that no Service causes.
+var noRefusal = regexp.MustCompile("(?i)permi|memory|no (buffer )?space|too many|busy|temporarily|generation id")
+
 // explain finds the Service of a line that a command has refused.
 func (b *Dataplane) explain(err error, change *desired.Change) error {
-	if isTemporary(err) {
+	said := err.Error()
+	reason, _, _ := strings.Cut(said, " (-A ") // without the rule, as a Service may be called busy
+	var exit *exec.ExitError
+	if isTemporary(err) || !errors.As(err, &exit) || !exit.Exited() || noRefusal.MatchString(reason) {
 		return err
 	}
-	said := err.Error()
 	for i := range change.Pools {
 		if p := b.pools.Get(change.Pools[i].ID); p != nil && len(p.Frontends) > 0 && strings.Contains(said, "-A "+p.name()+" ") {
 			return &dataplane.Refusal{Service: change.Pools[i].Service, Err: err}
@@ -136,7 +143,7 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 			return &dataplane.Refusal{Service: c.New.Service, Err: err}
 		}
 	}
-	if lacks := regexp.MustCompile("(?i)permi|memory|no space|no such file"); lacks.MatchString(said) {
+	if strings.Contains(reason, "No such file") {
 		return err
 	}
 	return &dataplane.Refusal{Err: err}

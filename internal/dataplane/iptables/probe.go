@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 
@@ -157,11 +158,13 @@ func (b *Dataplane) tryRules(ctx context.Context, f desired.Family, all []extens
 	return refused, b.removeProbe(context.WithoutCancel(ctx))
 }
 
+var temporary = regexp.MustCompile("(?i)xtables lock|resource temporarily unavailable")
+
 // isTemporary says whether a command was stopped, or may have failed because of other
 // programs: one holds the lock of iptables-legacy, or the node is too busy.
 func isTemporary(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
-		err != nil && (strings.Contains(err.Error(), "xtables lock") || strings.Contains(err.Error(), "Resource temporarily unavailable"))
+		err != nil && temporary.MatchString(err.Error())
 }
 
 // missing describes a family for which a variant's commands do not work.

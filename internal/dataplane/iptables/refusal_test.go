@@ -3,15 +3,20 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/sys/unix"
 )
 
-// TestRefusal checks of which Service a line is that iptables-restore has refused.
+// TestRefusal checks of which Service a line is that iptables-restore has refused, and which errors are no refusals.
 func TestRefusal(t *testing.T) {
 	b, change := &Dataplane{}, &desired.Change{}
 	for i, name := range []string{"web", "web-1"} {
@@ -27,23 +32,43 @@ func TestRefusal(t *testing.T) {
 		p.Refer(change.Frontends[i].New)
 		b.pools.Set(change.Pools[i].ID, p)
 	}
-	for line, want := range map[string]string{
-		`-A SLIP-TREE -d 10.96.0.1/32 -p tcp --dport 80 -m comment --comment "default/web-1" -g SLIP-SVC-X`: "web-1",
-		"-A " + b.pools.Get(0).name() + " -j DNAT":                                                          "web",
-	} {
-		var refusal *dataplane.Refusal
-		if errors.As(b.explain(errors.New("line 3 failed ("+line+")"), change), &refusal) != (want != "") || want != "" && refusal.Service.Name != want {
-			t.Errorf("%s: %v", line, refusal)
+	const unnamed = "a Refusal without a Service"
+	check := func(failed error, want string) {
+		t.Helper()
+		got := ""
+		if refusal := (*dataplane.Refusal)(nil); errors.As(b.explain(failed, change), &refusal) {
+			got = cmp.Or(refusal.Service.Name, unnamed)
+		}
+		if got != want {
+			t.Errorf("%v: %q, want %q", failed, got, want)
 		}
 	}
-	var unnamed *dataplane.Refusal
-	if err := b.explain(errors.New("line 7 failed (COMMIT)"), change); !errors.As(err, &unnamed) || unnamed.Service.Name != "" {
-		t.Error(err)
+	for _, c := range []struct{ script, want string }{
+		{"echo 'line 3 failed (-A SLIP-TREE -m comment --comment \"default/web-1\" -g SLIP-SVC-X)'; exit 1", "web-1"},
+		{"echo 'line 3 failed (-A " + b.pools.Get(0).name() + " -j DNAT)'; exit 1", "web"},
+		{"echo 'line 7 failed (-A SLIP-TREE -m comment --comment \"default/permissions\" -g SLIP-SVC-X)'; exit 4", unnamed},
+		{"echo 'line 7 failed (COMMIT)'; exit 1", unnamed},
+		{"echo 'line 7: RULE_APPEND failed (No such file or directory) (-A SLIP-TREE -m comment --comment \"default/web\" -g X)'; exit 4", "web"},
+		{"echo 'line 7: RULE_APPEND failed (No such file or directory)'; exit 4", ""},
+		{"echo 'line 7: RULE_APPEND failed (Cannot allocate memory) (-A SLIP-TREE -m comment --comment \"default/web\" -g X)'; exit 4", ""},
+		{"echo 'line 7 failed (Too many open files)'; exit 4", ""},
+		{"echo 'line 7: CHAIN_DEL failed (Device or resource busy)'; exit 4", ""},
+		{"echo 'Could not fetch rule set generation id: Invalid argument'; exit 4", ""},
+		{"echo 'Could not fetch rule set: No buffer space available'; exit 4", ""},
+		{"echo 'Another app is currently holding the xtables lock; -A SLIP -m comment --comment \"default/web\" -g X'; exit 4", ""},
+		{"kill -9 $$", ""},
+	} {
+		_, failed := run(t.Context(), 0, nil, "sh", "-c", "exec >&2; "+c.script)
+		if failed == nil {
+			t.Fatalf("%s does not fail", c.script)
+		}
+		check(failed, c.want)
 	}
-	if err := b.explain(errors.New("line 7: RULE_APPEND failed (Cannot allocate memory)"), change); errors.As(err, new(*dataplane.Refusal)) {
-		t.Error(err)
-	}
-	if err := b.explain(errors.New(`Another app is currently holding the xtables lock; -A SLIP -m comment --comment "default/web" -g X`), change); errors.As(err, new(*dataplane.Refusal)) {
-		t.Error(err)
+	for _, err := range []error{
+		&os.SyscallError{Syscall: "fork", Err: unix.EAGAIN},
+		&exec.Error{Name: "iptables-nft-restore", Err: exec.ErrNotFound},
+		fmt.Errorf("IP set: %w", unix.EBUSY),
+	} {
+		check(err, "")
 	}
 }
