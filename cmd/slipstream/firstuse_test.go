@@ -142,7 +142,7 @@ func TestPageUnknownBytes(t *testing.T) {
 // TestVerifyHelp checks that verify offers no flags of what it does not do. It still takes them, as it
 // gets the flags of a proxy.
 func TestVerifyHelp(t *testing.T) {
-	for _, name := range []string{"cleanup", "init-only", "ui-bind-address", "write-config-to"} {
+	for _, name := range []string{"cleanup", "init-only", "ui-bind-address", "http-authorization", "write-config-to"} {
 		cmd := newVerify()
 		var help bytes.Buffer
 		cmd.SetOut(&help)

@@ -211,7 +211,7 @@ func TestFlagErrors(t *testing.T) {
 		"--ipvs-exclude-cidrs[0]: Invalid":                               {"cleanup", "--ipvs-exclude-cidrs", "10.0.0.1"},
 		"--exclude-pods (fastPath.excludePods) needs the Kubernetes API": {"fastpath", "--scope", "all", "--exclude-pods", "true"},
 		`--exclude-pods: Invalid value: "pod.label"`:                     {"fastpath", "--exclude-pods", "pod.label"},
-		`--output: "yaml" is neither`:                                    {"flows", "-o", "yaml"},
+		`"-o, --output" flag: must be one of text, json`:                 {"flows", "-o", "yaml"},
 		`unknown command "no-such-thing"`:                                {"no-such-thing"},
 	}
 	for want, args := range map[string]string{

@@ -458,7 +458,7 @@ func TestExplainCommand(t *testing.T) {
 		"--from nobody web":   "neither an address",
 		"--from a/pod web":    "only with the Kubernetes API",
 		"--from fd00::1 web":  "of different families",
-		"--output yaml web":   "neither text nor json",
+		"--output yaml web":   "must be one of text, json",
 		"--socket /none/ web": "no proxy answers",
 	} {
 		wantStatus := 1

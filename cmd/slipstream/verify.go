@@ -78,7 +78,7 @@ differences.`,
 	}
 	o.add(cmd.Flags())
 	_ = cmd.RegisterFlagCompletionFunc("proxy-mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
-	for _, without := range []string{"cleanup", "init-only", "ui-bind-address", "write-config-to"} {
+	for _, without := range []string{"cleanup", "init-only", "ui-bind-address", "tls-cert-file", "tls-private-key-file", "http-authorization", "write-config-to"} {
 		_ = cmd.Flags().MarkHidden(without)
 	}
 	return cmd

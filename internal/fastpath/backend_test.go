@@ -140,6 +140,8 @@ func (w *world) inSets() (all []string) {
 	for k, s := range services {
 		all = append(all, fmt.Sprint(k, " ", s))
 	}
+	w.mu.Lock() // Run uses the connection, too
+	defer w.mu.Unlock()
 	for _, f := range families {
 		w.check(w.conn.Elements(table, f.pods.Name, func(e nfnl.Element) {
 			a, _ := netip.AddrFromSlice(e.Key)

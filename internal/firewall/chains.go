@@ -73,6 +73,9 @@ func Legacy() (all string, err error) {
 		if err != nil {
 			return all, err
 		}
+		if len(names) == 0 { // also without IPv6, which has no sockets then
+			continue
+		}
 		conn, err := xtables.Dial(f)
 		if err != nil {
 			return all, err

@@ -114,11 +114,11 @@ func HandOver(t *testing.T, s *Street, b dataplane.Dataplane, state *desired.Sta
 	}
 }
 
-// NodePortTakeOver programs a NodePort by address, as earlier versions did, and has another run
+// NodePortTakeOver programs a NodePort, by address (as earlier versions did) or not, and has another run
 // take it over, under constant new connections to it. None may fail, nor one that exists; a packet
 // that is inside the old rules at that moment may be lost once. age changes what the first run has
 // programmed.
-func NodePortTakeOver(t *testing.T, s *Street, open func() Backend, age func()) {
+func NodePortTakeOver(t *testing.T, s *Street, byAddress bool, open func() Backend, age func()) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	state := func(byAddress bool) *desired.State {
@@ -132,7 +132,7 @@ func NodePortTakeOver(t *testing.T, s *Street, open func() Backend, age func()) 
 	}
 	to := netip.MustParseAddrPort("192.168.100.11:30080")
 	for round := range 5 {
-		Reconcile(t, open(), state(true))
+		Reconcile(t, open(), state(byAddress))
 		age()
 		load, err := s.Client.StartLoad(ctx, lab.TCP, to, lab.LoadOptions{Workers: 4, Connect: []lab.ConnectOption{lab.Timeout(20 * time.Second)}})
 		if err != nil {

@@ -118,7 +118,7 @@ func TestNodePortTakeOver(t *testing.T) {
 	eachVariant(t, func(t *testing.T, v Variant) {
 		street := dataplanetest.NewStreet(t, 1)
 		run := func(line string) string { return dataplanetest.RunIn(t, street.Node.Namespace, "", "sh", "-c", line) }
-		dataplanetest.NodePortTakeOver(t, street, func() dataplanetest.Backend {
+		dataplanetest.NodePortTakeOver(t, street, true, func() dataplanetest.Backend {
 			b, err := New(t.Context(), dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, Options{Variant: v})
 			if err != nil {
 				t.Fatal(err)

@@ -293,11 +293,11 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// TestNodePortTakeOver takes over the NodePorts of earlier versions, with other rules.
+// TestNodePortTakeOver takes over the NodePorts of a run with other rules.
 func TestNodePortTakeOver(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	street, runs := dataplanetest.NewStreet(t, 1), 0
-	dataplanetest.NodePortTakeOver(t, street, func() dataplanetest.Backend {
+	dataplanetest.NodePortTakeOver(t, street, false, func() dataplanetest.Backend {
 		runs++
 		b, err := New(dataplane.Config{NetNS: street.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit + runs%2})
 		if err != nil {
