@@ -139,6 +139,8 @@ func TestFormerFlows(t *testing.T) {
 		l.wait("full", everywhere, ended)
 		l.set(func() { l.calls, l.check = nil, dataplane.ErrDamaged })
 		l.wait("full", ended)
+		l.set(func() { l.check = dataplane.ErrDamaged }) // also soon after the last repair
+		l.wait("full", ended, "full", ended)
 	})
 }
 

@@ -31,7 +31,7 @@ byte stopped; bool only, ended; /* due when the change is in effect */
 byte keep;                      /* the endpoints of only */
 byte qStopped, qKeep; bool qOnly, qEnded, queued; /* waits for the cleaner */
 
-byte changes = 2, kills = 1, refusals = 1, failures = 1, restores = 2;
+byte changes = 2, kills = 1, refusals = 1, failures = 1, restores = 3;
 
 #define endpoints(x) ((x) & (A | B))
 #define serves(x)    ((x) != GONE && endpoints(x) != 0)
