@@ -48,8 +48,10 @@ type foreign struct {
 	legacy     string    // what x_tables said then
 	at         time.Time
 
-	known  *firewall.Established // under the Controller's lock; nil if they could not be read
-	chains []string              // that are programmed for them, under the Controller's lock
+	// Under the Controller's lock:
+	known  *firewall.Established // nil if they could not be read
+	chains []string              // that are programmed for them
+	due    bool                  // offloaded connections have yet to pass them
 }
 
 // share is the part of the time that reading rules may take, and legacyPeriod how often x_tables are read in any case, which
@@ -70,27 +72,32 @@ func passedSet(name string) *nfnl.Set {
 
 // followRules reads the rules of others if they may have changed, and has connections pass them if they have.
 func (c *Controller) followRules(ctx context.Context) {
-	changed, err := c.readRules(ctx)
-	if err == nil && changed {
-		err = c.Flush(ctx, Flush{All: true})
+	err := c.readRules(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.foreign.due && c.sequence.Check() == nil { // otherwise Reconcile programs what they require first
+		c.foreign.due = false
+		c.mu.Unlock()
+		failed := c.Flush(ctx, Flush{All: true})
+		c.mu.Lock()
+		c.foreign.due = c.foreign.due || failed != nil
+		err = errors.Join(err, failed)
 	}
 	if err != nil && ctx.Err() == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		c.stats.Errors++
 		c.logOnce(err, "Fast path: rules of other programs could not be followed, will try again")
 	}
 }
 
-// readRules reports whether connections have to pass the rules.
-func (c *Controller) readRules(ctx context.Context) (changed bool, err error) {
+// readRules reads the rules if they may have changed, and programs what they require.
+func (c *Controller) readRules(ctx context.Context) error {
 	o := &c.foreign
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if c.config.Bypass == BypassAll || time.Now().Before(o.next) {
-		return false, nil
+		return nil
 	}
-	err = dataplane.Inside(c.config.NetNS, func() error {
+	return dataplane.Inside(c.config.NetNS, func() error {
 		generation, err := o.conn.Generation()
 		legacy, failed := firewall.Legacy()
 		if err = errors.Join(err, failed); err == nil && generation == o.generation && legacy == o.legacy && (legacy == "" || time.Since(o.at) < legacyPeriod) {
@@ -105,26 +112,25 @@ func (c *Controller) readRules(ctx context.Context) (changed bool, err error) {
 		if err != nil {
 			rules = nil // no connection is offloaded
 		}
-		var failedToProgram error
-		if changed, failedToProgram = c.judgeBy(rules); errors.Join(err, failedToProgram) == nil {
+		if err = errors.Join(err, c.judgeBy(rules)); err == nil {
 			o.generation, o.legacy = generation, legacy
 		}
-		return errors.Join(err, failedToProgram)
+		return err
 	})
-	return changed, err
 }
 
 // judgeBy programs what the rules of others require, if it differs.
-func (c *Controller) judgeBy(rules *firewall.Established) (changed bool, err error) {
+func (c *Controller) judgeBy(rules *firewall.Established) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.foreign.known
 	c.foreign.known = rules
 	if rules != nil && was != nil && rules.Judges == was.Judges && reflect.DeepEqual(rules.Ways, was.Ways) && (rules.Hash == was.Hash || !rules.Judges && len(rules.Ways) == 0) || rules == was {
-		return false, nil
+		return nil
 	}
+	c.foreign.due = c.foreign.due || c.built
 	if c.sequence.Check() != nil {
-		return false, nil // Reconcile programs it
+		return nil // Reconcile programs it
 	}
 	var b nfnl.Batch
 	for _, name := range c.foreign.chains {
@@ -141,9 +147,9 @@ func (c *Controller) judgeBy(rules *firewall.Established) (changed bool, err err
 	if err := c.conn.Commit(0, &b); err != nil {
 		c.foreign.known = nil
 		c.sequence.Begin() // the next Check finds that Reconcile has to program all
-		return false, err
+		return err
 	}
-	return true, c.guard.expect(c)
+	return c.guard.expect(c)
 }
 
 // writeJudges writes the chains that the rules of others require.
@@ -194,42 +200,51 @@ func (c *Controller) writeJudges(b *nfnl.Batch) {
 	}
 }
 
+// The kernel takes at most 128 expressions and 4 kB for a rule: two expressions for a range.
+const (
+	mostRanges = 48      // in one rule
+	mostRules  = 1 << 12 // in one chain
+)
+
 // writeWay writes the steps of one chain for packets of a direction. What is kept ends there, and is not noted.
 func (f *family) writeWay(rule writeRule, chain string, direction uint8, way *firewall.Way) {
+	left := mostRules
 	for _, s := range way.Steps {
 		verdict := ret()
 		if s.Keep {
 			verdict = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
 		}
-		alternatives, whole := [][]expr.Any{nil}, true
+		alternatives, whole, ranges := [][]expr.Any{nil}, true, 0
 		for _, c := range s.When {
+			op, inEach, rules := expr.CmpOpEq, 1, len(alternatives)*len(c.Ranges)
+			if c.Not { // all of them have to hold
+				op, inEach, rules = expr.CmpOpNeq, len(c.Ranges), len(alternatives)
+			}
+			if ranges+inEach > mostRanges || rules > min(left, 1<<10) {
+				whole = false // more packets are kept
+				continue
+			}
+			ranges += inEach
 			load := f.load(c.Field, direction, way.AfterNAT)
 			var more [][]expr.Any
-			op := expr.CmpOpEq
-			if c.Not {
-				op = expr.CmpOpNeq
-			}
 			for _, r := range c.Ranges {
 				for _, a := range alternatives {
 					more = append(more, append(slices.Concat(a, load), &expr.Range{Op: op, Register: regKey, FromData: r.First, ToData: r.Last}))
 				}
-				if c.Not { // all of them have to hold
+				if c.Not {
 					alternatives, more = more, nil
 				}
 			}
-			const most = 1 << 10
-			switch {
-			case c.Not:
-			case len(more) > most:
-				whole = false // more packets are kept
-			default:
+			if !c.Not {
 				alternatives = more
 			}
 		}
+		if !whole && !s.Keep {
+			continue
+		}
+		left -= len(alternatives)
 		for _, a := range alternatives {
-			if whole || s.Keep {
-				rule(chain, "", a, verdict)
-			}
+			rule(chain, "", a, verdict)
 		}
 	}
 }

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"golang.org/x/sys/unix"
 )
 
 // lateRules are rules that are added to the hook forward while connections are offloaded. Those that drop have to end the
@@ -26,7 +28,18 @@ var lateRules = []struct {
 	{"a drop of answers", "ip saddr 10.244.1.11 th sport 8080 counter drop", true},
 	{"a drop by interface", "meta nfproto ipv4 oifname \"veth2\" counter drop", true},
 	{"a drop by length", "ip saddr 10.244.1.2 meta length > 10 counter drop", true},
+	{"limit by as many addresses as fit", "ip saddr != " + addresses(mostRanges) + " limit rate 1000000/second counter", false},
+	{"limit by more addresses", "ip saddr != " + addresses(70) + " limit rate 1000000/second counter", false},
 	{"a drop in a chain", "ip protocol { tcp, udp } jump inner", true},
+}
+
+// addresses is a set of n addresses, none of which a connection has.
+func addresses(n int) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("192.0.2.%d", i+1)
+	}
+	return "{ " + strings.Join(all, ", ") + " }"
 }
 
 // TestLateRule adds rules to the hook forward while connections are offloaded: they take effect, unless all may be
@@ -42,7 +55,7 @@ func testLateRule(t *testing.T, engine Engine) {
 				w.fast(to, elsewhere)
 				w.addRule(r.rule)
 				if r.ends {
-					w.until("the connection is dropped", func() bool { n := to.Stats().Received; w.goesOn(elsewhere); return to.Stats().Received == n })
+					w.dropped(to, elsewhere)
 				} else {
 					w.until("packets are counted", func() bool { n := w.counted(); w.goesOn(to); return w.counted() >= n+20 })
 				}
@@ -72,6 +85,64 @@ func testLateRule(t *testing.T, engine Engine) {
 	})
 }
 
+// TestLateRuleAfterFailure: a connection leaves the fast path for rules that are added while something fails, once that is over,
+// or because rules are not known.
+func TestLateRuleAfterFailure(t *testing.T) {
+	engines(t, testLateRuleAfterFailure, kerneltest.NFTBinary)
+}
+
+func testLateRuleAfterFailure(t *testing.T, engine Engine) {
+	for name, fail := range map[string]func(*world){
+		"connections do not return": func(w *world) {
+			w.mu.Lock()
+			w.engine = &refusing{w.engine, 2}
+			w.mu.Unlock()
+			w.addRule("meta mark set 1 counter")
+		},
+		"rules cannot be read": func(w *world) {
+			w.foreign.mu.Lock()
+			defer w.foreign.mu.Unlock()
+			w.check(w.foreign.conn.Close())
+		},
+		"the table is incomplete": func(w *world) {
+			w.mu.Lock()
+			w.sequence.Begin()
+			w.mu.Unlock()
+			w.addRule("meta mark set 1 counter")
+			w.until("the rule is read", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return len(w.foreign.known.Ways) > 0
+			})
+			w.check2(w.Controller.Reconcile(w.t.Context(), &w.state.Full().Change))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold})
+			s := w.stream(lab.TCP, web, false)
+			w.fast(s)
+			fail(w)
+			w.until("it leaves the fast path", func() bool { _, is := s.flow(); return !is })
+			w.stays(s)
+			w.check(w.Check(t.Context()))
+			w.unharmed(s)
+		})
+	}
+}
+
+// refusing is an engine that does not return connections to the slow path the first times.
+type refusing struct {
+	fastEngine
+	times int
+}
+
+func (r *refusing) renew(t *nfnl.Contents) (*nfnl.Batch, error) {
+	if r.times--; r.times >= 0 {
+		return nil, unix.EIO
+	}
+	return r.fastEngine.renew(t)
+}
+
 // TestLateLegacyRule adds a rule of iptables-legacy while a connection is offloaded.
 func TestLateLegacyRule(t *testing.T) { engines(t, testLateLegacyRule, kerneltest.IPTablesLegacy) }
 
@@ -80,7 +151,7 @@ func testLateLegacyRule(t *testing.T, engine Engine) {
 	to, elsewhere := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, true)
 	w.fast(to, elsewhere)
 	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-s", "10.244.1.2", "-j", "DROP"))
-	w.until("the connection is dropped", func() bool { n := to.Stats().Received; w.goesOn(elsewhere); return to.Stats().Received == n })
+	w.dropped(to, elsewhere)
 	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-F", "FORWARD"))
 	late := w.stream(lab.TCP, web, false)
 	w.fast(late)
@@ -89,6 +160,18 @@ func testLateLegacyRule(t *testing.T, engine Engine) {
 	w.stays(late)
 	w.fast(elsewhere)
 	w.unharmed(elsewhere, late)
+}
+
+// dropped waits until a stream has no answer while another has a hundred.
+func (w *world) dropped(s, elsewhere *stream) {
+	w.t.Helper()
+	w.until("the connection is dropped", func() bool {
+		n := s.Stats().Received
+		for range 10 {
+			w.goesOn(elsewhere)
+		}
+		return s.Stats().Received == n
+	})
 }
 
 // addRule adds a rule to the hook forward.

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -34,9 +33,9 @@ func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err e
 
 // chains reads those that are wanted, and their tables.
 func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.BaseChain) bool) (all []Chain, err error) {
-	family := nfnl.IPv4
+	family, legacy := nfnl.IPv4, xtables.IPv4
 	if ipv6 {
-		family = nfnl.IPv6
+		family, legacy = nfnl.IPv6, xtables.IPv6
 	}
 	walkers := map[nfnl.Table]*walker{}
 	for _, f := range []nfnl.Family{family, nfnl.INET} {
@@ -55,9 +54,9 @@ func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.B
 		}
 	}
 	for table := range legacyPriorities {
-		lines, failed := legacyRules(ctx, Command(family == nfnl.IPv6), table)
+		lines, failed := legacyRules(ctx, legacy, table)
 		err = errors.Join(err, failed)
-		all = append(all, legacyTable(Command(family == nfnl.IPv6), table, lines)...)
+		all = append(all, legacyTable(Command(ipv6), table, lines)...)
 	}
 	slices.SortStableFunc(all, func(a, b Chain) int {
 		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table))
@@ -104,15 +103,33 @@ func Command(ipv6 bool) string {
 }
 
 // legacyRules returns the rules of a table of iptables-legacy or ip6tables-legacy, as its command
-// iptables-legacy-save prints them. There are none if the kernel has no such table.
-func legacyRules(ctx context.Context, command, table string) ([]string, error) {
-	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(command, "tables", "_tables_names", 1))
-	if err != nil || !strings.Contains("\n"+string(names), "\n"+table+"\n") {
-		return nil, nil // also without the kernel's module: running the command would load it
+// iptables-legacy-save prints them. There are none if the kernel has no such table. An idle one needs no command, which the
+// image may not have.
+func legacyRules(ctx context.Context, f *xtables.Family, table string) (lines []string, err error) {
+	names, err := f.Tables()
+	if err != nil || !slices.Contains(names, table) {
+		return nil, err // reading the table would create it
 	}
-	out, err := exec.CommandContext(ctx, command+"-legacy-save", "-t", table).Output()
+	conn, err := xtables.Dial(f)
 	if err != nil {
-		return nil, fmt.Errorf("table %s of %s-legacy: %w", table, command, err)
+		return nil, err
+	}
+	defer conn.Close()
+	t, err := conn.Read(table)
+	if err != nil {
+		return nil, fmt.Errorf("table %s of %s: %w", table, f, err)
+	}
+	if t.Idle() {
+		for _, c := range t.Chains() {
+			if c.Hook {
+				lines = append(lines, ":"+c.Name+" ACCEPT [0:0]")
+			}
+		}
+		return lines, nil
+	}
+	out, err := exec.CommandContext(ctx, f.String()+"-save", "-t", table).Output()
+	if err != nil {
+		return nil, fmt.Errorf("table %s of %s: %w", table, f, err)
 	}
 	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
 }

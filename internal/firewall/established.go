@@ -156,9 +156,10 @@ type path struct {
 
 // outcome is what a rule does to the walker's packet.
 type outcome struct {
-	match  matching
-	v      verdict
-	effect string
+	match   matching
+	v       verdict
+	effect  string
+	expires bool // an element by which it matches may expire
 	path
 }
 

@@ -59,9 +59,8 @@ func (e *Established) keeps(b between) bool {
 	return false
 }
 
-// newNode is a node for rules. load replaces those it has, and returns what they are to established connections.
-func newNode(t *testing.T) (load func(rules string) *Established) {
-	kerneltest.Require(t, kerneltest.NFTBinary)
+// newLab is a node for rules.
+func newLab(t *testing.T) *lab.Node {
 	l, err := lab.New()
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +70,27 @@ func newNode(t *testing.T) (load func(rules string) *Established) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(rules string) (e *Established) {
+	return n
+}
+
+func examine(t *testing.T, n *lab.Node) (e *Established, err error) {
+	err = n.Do(func() error {
+		conn, err := nfnl.Dial(0)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		e, err = Examine(t.Context(), conn)
+		return err
+	})
+	return e, err
+}
+
+// newNode is a node for rules. load replaces those it has, and returns what they are to established connections.
+func newNode(t *testing.T) (load func(rules string) *Established) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	n := newLab(t)
+	return func(rules string) *Established {
 		t.Helper()
 		command := "nft -f -"
 		if strings.Contains(rules, "COMMIT") {
@@ -81,15 +100,7 @@ func newNode(t *testing.T) (load func(rules string) *Established) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		err = n.Do(func() error {
-			conn, err := nfnl.Dial(0)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			e, err = Examine(t.Context(), conn)
-			return err
-		})
+		e, err := examine(t, n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,6 +164,12 @@ func TestKeeps(t *testing.T) {
 		{"meta length > 100 jump c", v4, ""},
 		{"meta mark 7 return; oifname veth1 accept; log", "10.244.1.2:40000 10.244.1.11:8080 veth2 veth1", ""},
 		{"ip daddr @recent drop", v4, v6},
+		{"ip daddr != @lease drop", v4, v6},
+		{"ip daddr @lease accept; drop", v4, ""},
+		{"ip daddr @lease return; drop", v4, ""},
+		{"ip daddr vmap @leases; drop", v4, ""},
+		{"ip daddr @lease drop", "", v4},
+		{"ip daddr @lease log", v4, "10.0.0.1:1 10.0.0.2:2 a b"},
 		{"ip daddr . tcp dport { 10.244.1.11 . 8080 } log", v4, v6},
 		{"ct original ip daddr 10.96.0.1 limit rate 1/second", v4, ""},
 		{"ip daddr 10.244.1.11 drop", "", v4},
@@ -169,6 +186,7 @@ func TestKeeps(t *testing.T) {
 		{"limit name l1", v4, ""},
 	} {
 		e := load("table inet t {\ncounter c1 { }\nlimit l1 { rate 1/second }\nset recent { type ipv4_addr; flags dynamic; size 9; timeout 1m; }\nset fixed { type ipv4_addr; elements = { 10.244.1.11 }; }\n" +
+			"set lease { type ipv4_addr; flags timeout; elements = { 10.244.1.11 timeout 1h }; }\nmap leases { type ipv4_addr : verdict; flags timeout; elements = { 10.244.1.11 timeout 1h : accept }; }\n" +
 			"chain c { ip daddr 10.244.1.11 drop; }\nchain f { type filter hook forward priority 0;\n" + strings.ReplaceAll(c.rules, "; ", "\n") + "\n}\n}")
 		for text, want := range map[string]bool{c.kept: true, c.not: false} {
 			var b between

@@ -3,9 +3,38 @@
 package firewall
 
 import (
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
+
+// TestIdleLegacyTable: the command is needed only for tables that do something.
+func TestIdleLegacyTable(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesLegacy)
+	n := newLab(t)
+	path := os.Getenv("PATH")
+	for _, c := range []struct {
+		command string
+		needed  bool
+	}{
+		{"iptables-legacy -t filter -S; ip6tables-legacy -t mangle -S", false},
+		{"iptables-legacy -N idle; iptables-legacy -A idle -j DROP", false},
+		{"iptables-legacy -A FORWARD -j idle", true},
+		{"iptables-legacy -D FORWARD 1", false},
+		{"ip6tables-legacy -P FORWARD DROP", true},
+	} {
+		t.Setenv("PATH", path)
+		if out, err := n.Run(t.Context(), "sh", "-c", "set -e; "+c.command); err != nil {
+			t.Fatalf("%s: %v\n%s", c.command, err, out)
+		}
+		t.Setenv("PATH", "")
+		if _, err := examine(t, n); (err != nil) != c.needed {
+			t.Errorf("%s: without the command: %v", c.command, err)
+		}
+	}
+}
 
 // FuzzLegacyTable: no rule, however odd, ends the process.
 func FuzzLegacyTable(f *testing.F) {

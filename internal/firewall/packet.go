@@ -504,6 +504,9 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 			return nil
 		}
 	}
+	if o.expires && o.v.code != unix.NFT_CONTINUE && o.v.code != int32(nfnl.Drop) {
+		o.and(Condition{}, true) // packets may reach later rules once it does not match any more
+	}
 	return []outcome{o}
 }
 
@@ -687,7 +690,9 @@ func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome
 		targets[to] = append(targets[to], one)
 	}
 	interval := set.Flags&unix.NFT_SET_INTERVAL != 0
-	varies := is.varies || set.Flags&unix.NFT_SET_EVAL != 0 || err != nil
+	expires := set.Flags&unix.NFT_SET_TIMEOUT != 0 // elements do, which is no change of the ruleset
+	o.expires = o.expires || expires
+	varies := is.varies || set.Flags&unix.NFT_SET_EVAL != 0 || expires && (inverted || verdicts) || err != nil
 	switch {
 	case verdicts && found == yes:
 		o.v = v

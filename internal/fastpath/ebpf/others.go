@@ -121,7 +121,10 @@ func (e *Engine) show() error {
 		var i programInterface
 		_ = e.objects.Interfaces.Lookup(uint32(index), &i) // if there is none, it has no connections
 		i.Peer = e.peer(index)
-		errs = append(errs, e.objects.Interfaces.Put(uint32(index), &i))
+		if err := e.objects.Interfaces.Put(uint32(index), &i); err != nil {
+			errs = append(errs, err)
+			continue // it is tried again
+		}
 		e.shown[index] = i.Peer
 	}
 	return errors.Join(errs...)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Table is a table as it was read: entries, one after the other, each a rule, or the first
@@ -101,6 +102,21 @@ func (t *Table) parse() error {
 
 // Chains are the table's chains, in their order.
 func (t *Table) Chains() []Chain { return t.chains }
+
+// Idle reports whether all packets pass the table without meeting a rule.
+func (t *Table) Idle() bool {
+	const accept = -2 // - NF_ACCEPT - 1
+	for h := range Hooks {
+		if t.ValidHooks&(1<<h) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(t.entries, func(e entry) bool { return e.at == t.Underflow[h] })
+		if t.HookEntry[h] != t.Underflow[h] || i < 0 || t.entries[i].verdict == 0 || t.verdictOf(t.entries[i]) != accept {
+			return false
+		}
+	}
+	return true
+}
 
 // Jump is the chain to which an entry jumps or goes; "" of all others.
 func (t *Table) Jump(entry int) string {
