@@ -35,7 +35,7 @@ func (r refusals) has(key ipvs.Key, to netip.AddrPort) bool {
 	return server || destination
 }
 
-// note records a refusal. It reports false for another failure: the privilege is missing, or the
+// note records a refusal. It reports false for another failure: the privilege or memory is missing, or the
 // kernel has other objects than the record.
 func (r refusals) note(s *step, err error) bool {
 	isOf := func(all ...error) bool {
@@ -44,7 +44,7 @@ func (r refusals) note(s *step, err error) bool {
 	switch {
 	case r.has(s.key, s.to):
 		return true
-	case s.service == desired.ServicePort{}, isOf(unix.EPERM, unix.EEXIST, unix.ESRCH, unix.ENODEV):
+	case s.service == desired.ServicePort{}, isOf(unix.EPERM, unix.ENOMEM, unix.EEXIST, unix.ESRCH, unix.ENODEV):
 		return false
 	case s.to.IsValid() && isOf(unix.ENOENT): // of a virtual server, it is about the scheduler
 		return false

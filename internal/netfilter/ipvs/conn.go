@@ -110,7 +110,11 @@ func (c *Conn) Execute(ctx context.Context, requests []Request, failed func(i in
 		}
 		messages[len(chunk)-1].Header.Flags |= netlink.Acknowledge
 		err := sock.Exchange(ctx, c.sock, func() error {
-			sent, err := c.sock.SendMessages(messages)
+			var sent []netlink.Message
+			err := sock.Commit(func() (err error) {
+				sent, err = c.sock.SendMessages(messages)
+				return err
+			})
 			if err != nil {
 				return err
 			}

@@ -125,7 +125,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 		}
 		c.wbuf = bytes
 	}
-	if err := c.send(wire...); err != nil {
+	if err := sock.Commit(func() error { return c.send(wire...) }); err != nil {
 		return fmt.Errorf("sending a batch of %d bytes: %w", bytes, err)
 	}
 	var failed *BatchError

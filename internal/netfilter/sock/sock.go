@@ -27,6 +27,10 @@ func Dial(protocol int, to string, c netlink.Config) (*netlink.Conn, error) {
 	return s, nil
 }
 
+// Commit sends a change to the kernel, which send does by one system call or one command. Tests replace Commit to make
+// the kernel fail, or to end the process, at each change in turn.
+var Commit = func(send func() error) error { return send() }
+
 // Exchange runs f, in which reads and writes of the socket fail when ctx ends. It returns ctx's
 // error then, and answers may be left in the socket.
 func Exchange(ctx context.Context, s *netlink.Conn, f func() error) error {
