@@ -38,7 +38,7 @@ build-bench: build
 HOST = $(GO) run ./test/kernel/runner -kernel host -strict=false
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
-	$(GO) run ./test/kernel/runner -timeout 40m ./...
+	$(GO) run ./test/kernel/runner -timeout 60m ./...
 	@$(MAKE) --no-print-directory test-bench test-browser oracle test-deploy test-cluster
 
 race: deps ## Run the packages that start goroutines under the race detector (root)
