@@ -45,6 +45,7 @@ func securityTable(t *testing.T) (reads, needs map[string]bool, opens string) {
 var securityOptions = []string{
 	"", "config: {mode: iptables}", "config: {mode: ipvs}\nprivileged: true", "slipstream: {fastPath: {engine: ebpf}}", "slipstream: {fastPath: {engine: auto}}",
 	"slipstream: {socketLoadBalancing: tcp}", "metrics: {enabled: true}",
+	"slipstream: {httpAuthorization: api, tlsCertFile: /tls/tls.crt, tlsPrivateKeyFile: /tls/tls.key}",
 }
 
 // TestSecurityTable compares SECURITY.md with what the chart and the base ask for: each resource, capability
@@ -79,6 +80,14 @@ func TestSecurityTable(t *testing.T) {
 					}
 					for _, resource := range r.Resources {
 						resources[resource] = true
+					}
+				}
+			case "ClusterRoleBinding":
+				var b rbacv1.ClusterRoleBinding
+				into(&b)
+				if b.RoleRef.Name == "system:auth-delegator" {
+					for _, r := range []string{b.RoleRef.Name, "tokenreviews", "subjectaccessreviews"} {
+						resources[r] = true
 					}
 				}
 			case "Role", "RoleBinding":
