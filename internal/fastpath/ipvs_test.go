@@ -25,6 +25,11 @@ func TestIPVS(t *testing.T) {
 		t.Run(string(scope), func(t *testing.T) {
 			w := newQuietWorld(t, Flowtable)
 			w.check(w.proxy.Cleanup(t.Context()))
+			w.state = desired.New(desired.Config{NodeName: "n1", IPVS: true})
+			for s := range serviceName {
+				w.addService(s)
+				w.endpoints(s, w.web[0])
+			}
 			proxy, err := ipvs.New(dataplane.Config{NetNS: w.node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}, ipvs.Options{})
 			w.check(err)
 			t.Cleanup(func() { proxy.Close() })

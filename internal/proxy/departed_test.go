@@ -183,7 +183,7 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	flows := conntrack.NewCleaner(t.Context(), conn.Clean, func(_ conntrack.Stats, err error) { check(t, err) })
 	defer flows.Close()
 	l := &loop{t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
-	l.proxy = New(l.events, desired.New(desired.Config{NodeName: "n1"}), kernel, l.metrics, Options{
+	l.proxy = New(l.events, desired.New(desired.Config{NodeName: "n1", IPVS: mode == "ipvs"}), kernel, l.metrics, Options{
 		CheckPeriod: time.Hour, StaleFlows: flows, NodeName: "n1", ResetDeletedNodes: on,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
