@@ -38,7 +38,7 @@ func (n *node) turn(ctx context.Context, observer string, into bench.Samples) (e
 	if v := views[observer]; v.paths != nil {
 		var urls []string
 		for _, path := range v.paths {
-			urls = append(urls, "http://"+pageAt+"/api/"+path)
+			urls = append(urls, "http://"+pageAt+"/data/"+path)
 		}
 		g.Go(func() error { return n.look(looking, v.pause, urls...) })
 	}
