@@ -57,7 +57,7 @@ func testLateRule(t *testing.T, engine Engine) {
 				if r.ends {
 					w.dropped(to, elsewhere)
 				} else {
-					w.until("packets are counted", func() bool { n := w.counted(); w.goesOn(to); return w.counted() >= n+20 })
+					w.until("answers are counted", func() bool { n := w.counted(); w.goesOn(to); return w.counted() >= n+10 })
 				}
 				if strings.Contains(r.name, "by") {
 					w.fast(elsewhere)
