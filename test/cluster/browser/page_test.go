@@ -101,17 +101,23 @@ func scheme(t *testing.T, ctx context.Context, name string) {
 
 // A visitor sees the proxy's state in each view, by mouse and by keyboard, in light and in dark.
 func TestPage(t *testing.T) {
-	manifests := func(endpoints int) string { return service(0, 6) + service(1, endpoints) + service(2, 0) }
+	manifests := func(endpoints int) string {
+		all := service(0, 6) + service(1, endpoints) + service(2, 0) + service(3, 0)
+		for n := 4; n < 200; n++ {
+			all += service(n, 3+n%4)
+		}
+		return all
+	}
 	if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
 	change := startProxy(t, manifests(6))
-	traffic(t, "10.96.0.1:80")
+	traffic(t, "10.96.0.1:80", "10.96.0.2:80", "10.96.0.6:80", "10.96.0.10:80", "10.96.0.14:80")
 	ctx := visit(t)
 
 	do(t, ctx, chromedp.Navigate("http://"+address+"/"))
 	scheme(t, ctx, "light")
-	text(t, ctx, "#facts", "nftables", "3 Services")
+	text(t, ctx, "#facts", "nftables", "200 Services")
 	text(t, ctx, "header", "node-0")
 	text(t, ctx, "#problems", "Nothing is wrong.")
 	do(t, ctx, chromedp.WaitVisible("#changes canvas"))
@@ -121,34 +127,44 @@ func TestPage(t *testing.T) {
 	}
 
 	do(t, ctx, chromedp.Click(`a[href="#services"]`))
-	text(t, ctx, "#table", "shop/web-0", "shop/web-2", "10.96.0.1:80/TCP", "5 of 6")
-	shot(t, ctx, "page-services")
-	do(t, ctx, chromedp.SendKeys(`input[name="search"]`, "WEB-1"))
-	text(t, ctx, "#matching", "1 of 3")
-	do(t, ctx, chromedp.SendKeys(`input[name="search"]`, strings.Repeat(kb.Backspace, 5)))
-	text(t, ctx, "#matching", "3 of 3")
+	text(t, ctx, "#table", "shop/web-000", "shop/web-002", "10.96.0.1:80/TCP", "5 of 6")
+	do(t, ctx, chromedp.SendKeys(`input[name="search"]`, "WEB-199"))
+	text(t, ctx, "#matching", "1 of 200")
+	do(t, ctx, chromedp.SendKeys(`input[name="search"]`, strings.Repeat(kb.Backspace, 7)))
+	text(t, ctx, "#matching", "200 of 200")
 	do(t, ctx, chromedp.Focus("#table th:nth-child(3) button"), chromedp.KeyEvent(kb.Enter))
 	text(t, ctx, "#table tbody tr:first-child", "0 of ", "not served")
 	do(t, ctx, chromedp.WaitVisible(`#table th[aria-sort="ascending"]`), chromedp.KeyEvent(kb.Enter))
-	text(t, ctx, "#table tbody tr:first-child", "shop/web-0")
+	text(t, ctx, "#table tbody tr:first-child", "shop/web-000")
 	if hash := evaluate(t, ctx, "location.hash"); hash != "#services?sort=endpoints&descending=true" {
 		t.Errorf("the table's state is not in the URL: %s", hash)
 	}
 	_ = evaluate(t, ctx, `history.back(); ""`)
 	text(t, ctx, "#table tbody tr:first-child", "0 of ")
 
+	do(t, ctx, chromedp.Click("#table th:nth-child(1) button"))
+	text(t, ctx, "#table tbody tr:first-child", "shop/web-000", "Mbit/s")
+	shot(t, ctx, "page-services")
+
 	// A refresh leaves the focus where it is.
-	do(t, ctx, chromedp.Focus(`#table a[href="#service/shop/web-0"]`))
+	do(t, ctx, chromedp.Focus(`#table a[href="#service/shop/web-000"]`))
 	_ = evaluate(t, ctx, `document.activeElement.closest("tr").id = "old"; dispatchEvent(new Event("hashchange")); ""`)
 	do(t, ctx, chromedp.WaitNotPresent("#old"))
-	if focus := evaluate(t, ctx, "document.activeElement.hash ?? ''"); focus != "#service/shop/web-0" {
+	if focus := evaluate(t, ctx, "document.activeElement.hash ?? ''"); focus != "#service/shop/web-000" {
 		t.Errorf("after a refresh, the focus is at %q", focus)
 	}
 	do(t, ctx, chromedp.KeyEvent(kb.Enter))
-	text(t, ctx, "#service-name", "shop/web-0")
+	text(t, ctx, "#service-name", "shop/web-000")
 	text(t, ctx, "#service", "5 of 6 endpoints are ready", "10.96.0.1:80/TCP", "Policy Cluster", "not ready", "Zone zone-c, this node", "new connections a second")
-	text(t, ctx, "#service text.halo", "/s, ", "bit/s") // a measured rate
+	text(t, ctx, "#service svg", " connections, ", "/s, ", "bit/s") // a measured rate
 	text(t, ctx, "#service details", "All 6 endpoints", "Cluster: not ready")
+	do(t, ctx, chromedp.Focus("#service summary"), chromedp.KeyEvent(kb.Enter), chromedp.WaitVisible("#service details[open]"))
+	_ = evaluate(t, ctx, `document.querySelector("#service details").id = "old"; dispatchEvent(new Event("hashchange")); ""`)
+	do(t, ctx, chromedp.WaitNotPresent("#old"))
+	if kept := evaluate(t, ctx, `document.querySelector("#service details").open + " " + document.activeElement.tagName`); kept != "true SUMMARY" {
+		t.Errorf("after a refresh, the list is open and has the focus: %s", kept)
+	}
+	do(t, ctx, chromedp.KeyEvent(kb.Enter), chromedp.Blur("#service summary"))
 	const background = "getComputedStyle(document.body).backgroundColor"
 	light := evaluate(t, ctx, background)
 	scheme(t, ctx, "dark")
@@ -158,8 +174,8 @@ func TestPage(t *testing.T) {
 	shot(t, ctx, "page-service-dark")
 	scheme(t, ctx, "light")
 
-	do(t, ctx, chromedp.Click(`a[href="#explain"]`), chromedp.SendKeys(`input[name="to"]`, "shop/web-2"+kb.Enter))
-	text(t, ctx, "#steps", "shop/web-2")
+	do(t, ctx, chromedp.Click(`a[href="#explain"]`), chromedp.SendKeys(`input[name="to"]`, "shop/web-002"+kb.Enter))
+	text(t, ctx, "#steps", "shop/web-002")
 	text(t, ctx, "#verdict", "STOPS HERE (", "Check the Service's selector")
 	text(t, ctx, "#steps", "STOPS HERE (")
 	do(t, ctx, chromedp.WaitVisible("#steps .bad"), chromedp.WaitVisible("#verdict .bad"))

@@ -30,11 +30,11 @@ const (
 func service(n, endpoints int) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `---
-{apiVersion: v1, kind: Service, metadata: {name: web-%[1]d, namespace: shop}, spec: {clusterIP: 10.%[2]d.%[3]d.%[4]d,
+{apiVersion: v1, kind: Service, metadata: {name: web-%03[1]d, namespace: shop}, spec: {clusterIP: 10.%[2]d.%[3]d.%[4]d,
  clusterIPs: [10.%[2]d.%[3]d.%[4]d], ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]}}
 ---
 {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4,
- metadata: {name: web-%[1]d, namespace: shop, labels: {kubernetes.io/service-name: web-%[1]d}},
+ metadata: {name: web-%03[1]d, namespace: shop, labels: {kubernetes.io/service-name: web-%03[1]d}},
  ports: [{name: http, port: 8080, protocol: TCP}], endpoints: [`, n, 96, n/250, n%250+1)
 	for i := range endpoints {
 		at := n*endpoints + i
@@ -95,8 +95,8 @@ func startProxy(t *testing.T, manifests string) (change func(manifests string)) 
 	}
 }
 
-// traffic has clients make connections to the Service until the test ends.
-func traffic(t *testing.T, to string) {
+// traffic has clients make connections to Services until the test ends.
+func traffic(t *testing.T, to ...string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "0.0.0.0:8080")
 	if err != nil {
@@ -117,11 +117,11 @@ func traffic(t *testing.T, to string) {
 	}()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	for range 4 {
+	for i := range 4 * len(to) {
 		go func() {
 			block := make([]byte, 10_000)
 			for ctx.Err() == nil {
-				c, err := net.DialTimeout("tcp", to, time.Second)
+				c, err := net.DialTimeout("tcp", to[i%len(to)], time.Second)
 				if err == nil {
 					for range 5 {
 						_, _ = c.Write(block)

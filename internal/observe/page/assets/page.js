@@ -165,11 +165,20 @@ $("#next").onclick = () => to({ page: table.page + 1 });
 
 // One Service
 
+const kept = "details, summary, .scroll";
+
 async function showService(name) {
   if ($("#service-name").textContent !== name) $("#service").replaceChildren(); // another Service's
   $("#service-name").textContent = name;
   const service = await get(`services/${name.split("/").map(encodeURIComponent).join("/")}`);
+  // A refresh leaves lists open, what is scrolled where it is, and the focus.
+  const old = [...$("#service").querySelectorAll(kept)].map((e) => [e.open, e.scrollLeft, e === document.activeElement]);
   $("#service").replaceChildren(...service.ports.map((p, i) => picture(service, p, i)));
+  $("#service").querySelectorAll(kept).forEach((e, i) => {
+    if (!old[i]) return;
+    [e.open, e.scrollLeft] = old[i];
+    if (old[i][2]) e.focus();
+  });
 }
 
 // Explain

@@ -4,7 +4,7 @@ import { bits, element, quantity } from "./page.js";
 
 // Sizes are in units of the picture's view box.
 const width = 1100, rowHeight = 40, gap = 10, headHeight = 26;
-const left = { x: 10, width: 270 }, middle = { x: 370, width: 250 }, right = { x: 830, width: 260 };
+const left = { x: 10, width: 270 }, middle = { x: 370, width: 250 }, right = { x: 770, width: 320 };
 const most = 60; // endpoints that are drawn
 
 function svg(tag, attributes = {}, text) {
@@ -15,7 +15,7 @@ function svg(tag, attributes = {}, text) {
 }
 
 function cut(text, length) {
-  return text.length > length ? `${text.slice(0, length - 1)}…` : text;
+  return text.length > length ? `${text.slice(0, Math.floor(length) - 1)}…` : text;
 }
 
 // box draws two lines of text in a frame, and returns where arrows meet it.
@@ -24,16 +24,15 @@ function box(parent, column, y, first, second, className = "") {
   g.append(
     svg("rect", { class: "node", x: column.x, y, width: column.width, height: rowHeight - 4, rx: 4 }),
     svg("text", { x: column.x + 8, y: y + 15 }, cut(first, 40)),
-    svg("text", { x: column.x + 8, y: y + 30, class: `small ${className}` }, cut(second, 46)),
+    svg("text", { x: column.x + 8, y: y + 30, class: `small ${className}` }, cut(second, column.width / 6.5)),
     svg("title", {}, `${first}\n${second}`));
   parent.append(g);
   return { in: [column.x, y + rowHeight / 2 - 2], out: [column.x + column.width, y + rowHeight / 2 - 2] };
 }
 
-function arrow(parent, from, to, share, label, used = true) {
+function arrow(parent, from, to, share) {
   const [x1, y1] = from, [x2, y2] = to, x = (x1 + x2) / 2;
-  parent.prepend(svg("path", { d: `M${x1},${y1} C${x},${y1} ${x},${y2} ${x2},${y2}`, class: used ? "" : "unused", "stroke-width": 1 + 4 * share }));
-  if (label) parent.append(svg("text", { x: x2 - 6, y: y2 - 7, class: "small halo", "text-anchor": "end" }, label));
+  parent.prepend(svg("path", { d: `M${x1},${y1} C${x},${y1} ${x},${y2} ${x2},${y2}`, "stroke-width": 1 + 4 * share }));
 }
 
 // picture draws a Service port: frontends, what the policies choose, endpoints by zone and node.
@@ -52,13 +51,13 @@ export function picture(service, port, i) {
   frontends.forEach((f, n) => {
     const at = box(root, left, headHeight + n * (rowHeight + gap), f.address, f.owner ? `taken by ${f.owner}` : f.kind, f.owner ? "bad" : "");
     const pool = poolAt[f.kind === "ClusterIP" ? service.internalTrafficPolicy : service.externalTrafficPolicy] ?? Object.values(poolAt)[0];
-    if (pool && !f.owner) arrow(root, at.out, pool.in, 0.2, "");
+    if (pool && !f.owner) arrow(root, at.out, pool.in, 0.2);
   });
   let y = headHeight;
   const zones = Map.groupBy(endpoints, (e) => `${e.zone ? `Zone ${e.zone}` : "No zone"}, ${e.here ? "this node" : e.node === "another" ? "other nodes" : "node unknown"}`);
   const rate = (address) => {
     const r = traffic?.endpointRates?.[address];
-    return r ? [`${quantity(r.connectionsPerSecond)}/s`, total?.accounting && bits(r.bytesPerSecond ?? 0)].filter(Boolean).join(", ") : "";
+    return r ? [`, ${quantity(r.connectionsPerSecond)}/s`, total?.accounting && bits(r.bytesPerSecond ?? 0)].filter(Boolean).join(", ") : "";
   };
   const weighted = endpoints.some((e) => e.weight !== endpoints[0].weight);
   const all = Math.max(1, ...Object.values(traffic?.endpoints ?? {}).map((c) => c.connections));
@@ -67,10 +66,10 @@ export function picture(service, port, i) {
     for (const e of members) {
       const count = traffic?.endpoints?.[e.address];
       const unused = Object.values(e.use).every((u) => u !== "used");
-      const why = unused ? Object.values(e.use).join(", ") : `${weighted ? `weight ${e.weight}, ` : ""}${e.terminating ? "terminating, " : ""}${count ? `${count.connections} ${count.connections === 1 ? "connection" : "connections"}` : "no connection"}`;
+      const why = unused ? Object.values(e.use).join(", ") : `${weighted ? `weight ${e.weight}, ` : ""}${e.terminating ? "terminating, " : ""}${count ? `${count.connections} ${count.connections === 1 ? "connection" : "connections"}` : "no connection"}${rate(e.address)}`;
       const at = box(root, right, y, e.address, why, unused ? "bad" : "");
       for (const p of pools.filter((p) => e.use[p.scope] === "used")) {
-        arrow(root, poolAt[p.scope].out, at.in, (count?.connections ?? 0) / all, rate(e.address));
+        arrow(root, poolAt[p.scope].out, at.in, (count?.connections ?? 0) / all);
       }
       y += rowHeight;
     }
@@ -88,14 +87,22 @@ export function picture(service, port, i) {
     service.affinitySeconds ? `session affinity for ${service.affinitySeconds} s` : "",
     port.endpoints?.length > most ? `${most} endpoints are drawn` : "",
   ].filter(Boolean).join("; ");
-  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), element("div", { className: "scroll" }, root), list(port, traffic));
+  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), scroll(`Picture of ${name}`, root), list(port, traffic));
 }
+
+// scroll is a region that scrolls sideways, also by the keyboard.
+function scroll(name, content) {
+  return element("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: name }, content);
+}
+
+// The style sheet hides the picture in a window as narrow as this.
+const narrow = matchMedia("(max-width: 40rem)");
 
 // list has all endpoints as a table, also for those who do not see the picture.
 function list(port, traffic) {
   const cells = (tag, all) => element("tr", {}, ...all.map((text) => element(tag, tag === "th" ? { scope: "col" } : {}, String(text))));
   const rows = (port.endpoints ?? []).map((e) => cells("td", [e.address, e.node, e.zone ?? "", e.ready ? "ready" : "not ready", Object.entries(e.use).map(([scope, use]) => `${scope}: ${use}`).join(", "),
     traffic?.endpoints?.[e.address]?.connections ?? 0]));
-  return element("details", {}, element("summary", {}, `All ${rows.length} endpoints`), element("div", { className: "scroll" },
+  return element("details", { open: narrow.matches }, element("summary", {}, `All ${rows.length} endpoints`), scroll("Endpoints",
     element("table", {}, element("thead", {}, cells("th", ["Endpoint", "Node", "Zone", "Ready", "Use", "Connections"])), element("tbody", {}, ...rows))));
 }
