@@ -200,7 +200,7 @@ func TestServices(t *testing.T) {
 	if f := fields(out, "default/web"); f[1] != "10.96.0.10:80/TCP" || f[2] != "1" || f[3] != "1/1" || f[4] == "0" {
 		t.Errorf("%q, want a connection", f)
 	}
-	if f := fields(out, "default/empty"); f[2] != "0" || !strings.Contains(out, "EndpointSlices have no endpoint") {
+	if f := fields(out, "default/empty"); f[2] != "0" || !strings.Contains(out, "There is no endpoint in its 1 EndpointSlice") {
 		t.Errorf("%q:\n%s", f, out)
 	}
 	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "default/web ") {
@@ -227,6 +227,21 @@ func TestServices(t *testing.T) {
 	}
 	names, _ := s.see("__complete", "services", "--socket", socket, "")
 	contains(t, names, "default/empty\ndefault/states\ndefault/web\n")
+
+	service, _, _ := strings.Cut(states, "---\n")
+	s.save("states.yaml", service)
+	for strings.Contains(list("states"), "2 of 5") {
+		time.Sleep(10 * time.Millisecond)
+	}
+	const since = "The Service has no EndpointSlice, since 20"
+	contains(t, list("states"), since)
+	contains(t, list("--unserved"), since)
+	if out, _ := s.see("explain", "--socket", socket, "states"); !strings.Contains(out, since) {
+		t.Errorf("explain:\n%s", out)
+	}
+	if out := list("empty"); strings.Contains(out, "EndpointSlice, since") {
+		t.Errorf("a Service that had no endpoint when the proxy started:\n%s", out)
+	}
 }
 
 // situation is something that is broken, and what explain says about it.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"k8s.io/apimachinery/pkg/types"
@@ -74,14 +75,16 @@ func (v *FrontendView) Addresses() []string {
 
 // PoolView is a pool of a port.
 type PoolView struct {
-	Scope     string `json:"scope"`
-	Takes     string `json:"takes"` // which endpoints
-	Backends  int    `json:"backends"`
-	IfEmpty   string `json:"ifEmpty,omitempty"` // what happens to connections, if there are no backends
-	Empty     Empty  `json:"empty,omitempty"`   // why there are none
-	ID        PoolID `json:"-"`
-	scope     Scope
-	Algorithm string `json:"algorithm"`
+	Scope    string `json:"scope"`
+	Takes    string `json:"takes"` // which endpoints
+	Backends int    `json:"backends"`
+	IfEmpty  string `json:"ifEmpty,omitempty"` // what happens to connections, if there are no backends
+	Empty    Empty  `json:"empty,omitempty"`   // why there are none
+	// EmptySince is since when, or nil if the proxy has not seen one. Who has a clock sets it.
+	EmptySince *time.Time `json:"emptySince,omitempty"`
+	ID         PoolID     `json:"-"`
+	scope      Scope
+	Algorithm  string `json:"algorithm"`
 }
 
 // EndpointView is an endpoint in the EndpointSlices of a Service.

@@ -18,7 +18,8 @@ type Inspection struct {
 	Updated    time.Time // when the kernel last had all changes; zero before the first sync
 	Failed     string    // why the last attempt to program the kernel failed; "" if it did not
 	Programmed []Programming
-	Verified   *Verification // nil before the first one
+	Shrunk     map[desired.PoolID]time.Time // when pools last lost a backend, those that got none later
+	Verified   *Verification                // nil before the first one
 
 	VerifyPeriod time.Duration // 0 if the content is not verified
 }
@@ -62,7 +63,7 @@ func (p *Proxy) Inspect(ctx context.Context, look func(*Inspection)) error {
 		defer close(done)
 		i := &Inspection{
 			State: p.state, Synced: p.synced && p.addressed, Updated: p.Updated(), Failed: p.failed,
-			Programmed: p.programmed, Verified: p.verification, VerifyPeriod: p.options.VerifyPeriod,
+			Programmed: p.programmed, Shrunk: p.shrunk, Verified: p.verification, VerifyPeriod: p.options.VerifyPeriod,
 		}
 		if since := p.lateness.since.Load(); since != nil {
 			i.Waiting = *since
@@ -75,5 +76,17 @@ func (p *Proxy) Inspect(ctx context.Context, look func(*Inspection)) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// shrink notes which pools have lost backends, or are new and have none.
+func (p *Proxy) shrink(c *desired.Change, now time.Time) {
+	for i := range c.Pools {
+		switch pool := &c.Pools[i]; {
+		case pool.Gone, len(pool.Added) > 0:
+			delete(p.shrunk, pool.ID)
+		case len(pool.Removed) > 0, pool.New && !p.full:
+			p.shrunk[pool.ID] = now
+		}
 	}
 }

@@ -154,6 +154,7 @@ type Proxy struct {
 
 	inspections  chan func() // calls of Inspect
 	programmed   []Programming
+	shrunk       map[desired.PoolID]time.Time
 	verification *Verification
 	failed       string // why the last sync failed; "" if it did not
 
@@ -170,6 +171,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		log:       klog.Background(),
 		addressed: o.NodeAddresses == nil,
 		full:      true,
+		shrunk:    map[desired.PoolID]time.Time{},
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
 		triggers:  triggers{since: time.Now()},
@@ -515,6 +517,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 		return err
 	}
 	p.report(stats.Refused)
+	p.shrink(c, start)
 	p.metrics.ReaderWait.Add(p.pace.committed(*p.lateness.since.Load(), time.Now()).Seconds())
 	p.metrics.Programmed(p.full, about, took)
 	p.remember(Programming{At: start, Kind: kind, Took: took, Frontends: len(c.Frontends), Pools: len(c.Pools), Elements: stats.Elements})

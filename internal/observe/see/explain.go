@@ -322,6 +322,7 @@ func (x *explainer) find(q Question) error {
 			x.client = i.State.Origin(x.client.Addr, link)
 		}
 		x.decision = i.State.Decide(x.client, x.to)
+		x.view.chooses(i, &x.decision.Port)
 		if x.decision.Service.Name != "" {
 			x.view1(i.State, x.decision.Service)
 		}
@@ -584,19 +585,25 @@ func (x *explainer) here(b desired.Backend) bool {
 	return slices.ContainsFunc(x.decision.Port.Endpoints, func(e desired.EndpointView) bool { return e.Backend == b && e.Here })
 }
 
-// WhyEmpty says in a sentence why a pool of a port has no endpoint.
+// WhyEmpty says in a sentence why a pool of a port has no endpoint, and since when.
 func WhyEmpty(p *desired.PortView, why desired.Empty) string {
+	since := ""
+	for _, pool := range p.Pools {
+		if pool.Empty == why && pool.EmptySince != nil {
+			since = ", since " + pool.EmptySince.Format(time.DateTime)
+		}
+	}
 	switch why {
 	case desired.NoEndpointSlice:
-		return "The Service has no EndpointSlice. Check its selector, and that kube-controller-manager runs"
+		return "The Service has no EndpointSlice" + since + ". Check its selector, and that kube-controller-manager runs"
 	case desired.NoSuchPort:
-		return fmt.Sprintf("None of its %d EndpointSlices has the port %s. Check targetPort and the names of ports", p.Slices, p.Name)
+		return fmt.Sprintf("None of its %s has the port %s%s. Check targetPort and the names of ports", plain.Number(p.Slices, "EndpointSlice"), p.Name, since)
 	case desired.EmptySlices:
-		return fmt.Sprintf("Its %d EndpointSlices have no endpoint. Check the Service's selector, and that its pods run", p.Slices)
+		return fmt.Sprintf("There is no endpoint in its %s%s. Check the Service's selector, and that its pods run", plain.Number(p.Slices, "EndpointSlice"), since)
 	case desired.NoLocalEndpoint:
-		return fmt.Sprintf("None of the %d endpoints is on this node and usable", p.Total)
+		return fmt.Sprintf("None of the %d endpoints is on this node and usable%s", p.Total, since)
 	case desired.NoReadyEndpoint:
-		return fmt.Sprintf("None of the %d endpoints is ready", p.Total)
+		return fmt.Sprintf("None of the %d endpoints is ready%s", p.Total, since)
 	}
 	return ""
 }

@@ -197,6 +197,9 @@ func (v *View) Services(ctx context.Context, q Query) ([]Service, error) {
 func (v *View) chooses(i *proxy.Inspection, p *desired.PortView) {
 	for at := range p.Pools {
 		pool := &p.Pools[at]
+		if since, known := i.Shrunk[pool.ID]; known && pool.Empty != "" {
+			pool.EmptySince = &since
+		}
 		for _, view := range p.Frontends {
 			f := i.State.FrontendAt(view.Key)
 			if view.Owner == "" && f != nil && slices.Contains(f.Pools(), pool.ID) {
