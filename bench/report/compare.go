@@ -47,10 +47,14 @@ func firstLine(text string) string {
 	return line
 }
 
-func (r *result) cell(series, subject string) cell {
+// cell has the median, or a percentile if that is not 0.
+func (r *result) cell(series, subject string, percentile float64) cell {
 	s, o, missing := r.outcome(series, subject)
 	if missing != "" {
 		return cell{Missing: missing}
+	}
+	if percentile > 0 {
+		return cell{Text: s.Unit.Format(bench.Percentile(o.Values, percentile)), Range: fmt.Sprintf("n = %d", len(o.Values))}
 	}
 	c := cell{Text: s.Unit.Format(o.Median)}
 	if len(o.Values) > 1 {
@@ -62,19 +66,19 @@ func (r *result) cell(series, subject string) cell {
 // significant is the p-value below which a difference is claimed.
 const significant = 0.05
 
-// compare says how the values of one subject compare with those of another: by how much if the
+// compare says how the values of a series of ours compare with those of theirs: by how much if the
 // Mann-Whitney test shows a difference, else that none was seen, or that there are too few values
 // to say.
-func (r *result) compare(series, theirs, ours string) string {
-	_, t, _ := r.outcome(series, theirs)
+func (r *result) compare(from, theirs, series, ours string) string {
+	_, t, _ := r.outcome(from, theirs)
 	s, o, _ := r.outcome(series, ours)
 	if t == nil || o == nil {
 		return "nothing to compare"
 	}
 	ratio := 0.0
 	switch base := bench.Median(t.Values); {
-	case s.Unit == bench.Percent:
-	case s.Paired && theirs == r.Result.Subjects[0].Name:
+	case s.Unit == bench.Percent && from == series:
+	case s.Paired && from == series && theirs == r.Result.Subjects[0].Name:
 		ratio = o.Ratio // the median of those within each round
 	case base > 0:
 		ratio = bench.Median(o.Values) / base

@@ -3,7 +3,7 @@
 // Package report measures everything that the project claims, beside kube-proxy, and writes one
 // page with the results.
 //
-// It runs the benchmarks of this module (parts.go), each as a command of its own, and keeps
+// It runs the benchmarks of this module (parts.yaml), each as a command of its own, and keeps
 // what a command has measured in OUT/data/PART.json as soon as it ends. A second run measures only
 // what is missing or has failed; --part measures the named parts again. OUT/index.html has no
 // number that is not in these files, except what others have published.
@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/spf13/pflag"
@@ -42,7 +41,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 
 func partNames() (all []string) {
 	for _, p := range parts {
-		all = append(all, p.name)
+		all = append(all, p.Name)
 	}
 	return all
 }
@@ -91,50 +90,42 @@ type job struct {
 func measure(ctx context.Context, records map[string]*record, data string, fast bool, chosen []string, version string) (failed error) {
 	var jobs []job
 	for _, p := range parts {
-		if len(chosen) > 0 && !slices.Contains(chosen, p.name) {
+		if len(chosen) > 0 && !slices.Contains(chosen, p.Name) {
 			continue
 		}
-		r := records[p.name]
+		r := records[p.Name]
 		if r == nil || len(chosen) > 0 {
-			r = &record{Part: p.name}
+			r = &record{Part: p.Name}
 		}
-		steps := p.steps(fast)
-		r.keep(steps, version)
-		records[p.name] = r
+		steps := p.in(fast)
+		r.keep(steps, fast, version)
+		records[p.Name] = r
 		for _, s := range steps {
-			if old := r.find(s.name); old == nil || old.Result == nil {
+			if old := r.find(s.Name); old == nil || old.Result == nil {
 				jobs = append(jobs, job{p, s})
 			}
 		}
 	}
 	for i, j := range jobs {
-		left := time.Duration(0)
+		left := 0.0
 		for _, rest := range jobs[i:] {
-			left += rest.step.estimate
+			left += rest.step.estimate(fast)
 		}
-		fmt.Printf("[%d/%d, about %s left] %s: %s\n", i+1, len(jobs), minutes(left), j.part.name, j.step.name)
-		s := j.step.run(ctx, data, j.part.name)
+		fmt.Printf("[%d/%d, about %.0f min left] %s: %s\n", i+1, len(jobs), max(left, 1), j.part.Name, j.step.Name)
+		s := j.step.run(ctx, data, j.part.Name, fast)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		s.Version, s.Fast = version, fast
 		if s.Failed != "" {
-			failed = errors.Join(failed, fmt.Errorf("%s, %s: %s", j.part.name, j.step.name, s.Failed))
+			failed = errors.Join(failed, fmt.Errorf("%s, %s: %s", j.part.Name, j.step.Name, s.Failed))
 			fmt.Println("  failed:", s.Failed)
 		}
-		r := records[j.part.name]
+		r := records[j.part.Name]
 		r.put(s)
 		if err := r.save(data); err != nil {
 			return err
 		}
 	}
 	return failed
-}
-
-// minutes writes a duration for the progress line.
-func minutes(d time.Duration) string {
-	if d < 90*time.Second {
-		return "1 minute"
-	}
-	return fmt.Sprintf("%d minutes", int((d+30*time.Second)/time.Minute))
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"html/template"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -35,7 +36,7 @@ type page struct {
 	Fast      bool
 	Disturbed []string
 	Headlines []headline
-	Sections  []*section
+	Parts     []*part
 }
 
 // headline is a row of the first table.
@@ -45,44 +46,42 @@ type headline struct {
 }
 
 func newPage(records map[string]*record) (*page, error) {
-	p := &page{}
-	for _, part := range parts {
-		s := &section{Name: part.name, Title: part.title, About: part.about, Limits: part.limits}
-		p.Sections = append(p.Sections, s)
-		r := records[part.name]
+	all, err := describe(records)
+	if err != nil {
+		return nil, err
+	}
+	p := &page{Parts: all}
+	for _, part := range all {
+		r := records[part.Name]
 		if r == nil {
+			part.Tables, part.Charts = nil, nil
 			continue
 		}
-		s.Steps = r.Steps
-		if err := part.fill(s, r); err != nil {
-			return nil, fmt.Errorf("part %s: %w", part.name, err)
+		if err := part.fill(r); err != nil {
+			return nil, err
 		}
-		for _, t := range s.Tables {
+		for _, t := range part.Tables {
 			for _, row := range t.Rows {
-				if row.headline != "" {
-					p.Headlines = append(p.Headlines, headline{row.headline, "#" + s.Name, row})
+				if row.Headline != "" && t.Headlines != "" {
+					p.Headlines = append(p.Headlines, headline{row.Headline + ", " + t.Headlines, "#" + part.Name, *row})
 				}
 			}
 		}
 		for _, step := range r.Steps {
-			p.Machines = appendNew(p.Machines, fmt.Sprintf("%s, %.0f GB", step.Machine, float64(step.Memory)/1e9))
-			p.Versions = appendNew(p.Versions, step.Version)
+			machine := fmt.Sprintf("%s, %.0f GB", step.Machine, float64(step.Memory)/1e9)
+			if !slices.Contains(p.Machines, machine) {
+				p.Machines = append(p.Machines, machine)
+			}
+			if !slices.Contains(p.Versions, step.Version) {
+				p.Versions = append(p.Versions, step.Version)
+			}
 			p.Fast = p.Fast || step.Fast
 			if step.Disturbed() {
-				p.Disturbed = append(p.Disturbed, fmt.Sprintf("%s, %s", part.name, step.Name))
+				p.Disturbed = append(p.Disturbed, fmt.Sprintf("%s, %s", part.Name, step.Name))
 			}
 		}
 	}
 	return p, nil
-}
-
-func appendNew(all []string, s string) []string {
-	for _, old := range all {
-		if old == s {
-			return all
-		}
-	}
-	return append(all, s)
 }
 
 func writePage(path string, records map[string]*record) error {
@@ -97,19 +96,41 @@ func writePage(path string, records map[string]*record) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// Machine is the machine that a step measured: this one, or the virtual one that it ran in.
+// Where says on which kernel a step measured: this machine's, or that of the virtual one that it ran in.
 func (r *result) Where() string {
-	if r.Result == nil {
+	switch {
+	case r.Result == nil:
 		return ""
+	case strings.HasPrefix(r.kernel(), "Linux"):
+		return "on " + r.kernel()
 	}
-	m := r.Result.Machine
-	if m.CPU == "UML" {
-		return "in User Mode Linux " + m.Kernel
+	return "in " + r.kernel()
+}
+
+// kernel is the kernel that a step measured, or the step's name if it has no result.
+func (r *result) kernel() string {
+	if r.Result == nil {
+		return r.Name
 	}
-	if strings.Contains(m.CPU, "QEMU") {
-		return "in QEMU, Linux " + m.Kernel
+	switch m := r.Result.Machine; {
+	case m.CPU == "UML":
+		return "User Mode Linux " + m.Kernel
+	case strings.Contains(m.CPU, "QEMU"):
+		return "QEMU, Linux " + m.Kernel
+	default:
+		return "Linux " + m.Kernel
 	}
-	return "on Linux " + m.Kernel
+}
+
+// engine says what offloaded the connections of a result, and on which kernel.
+func (r *result) engine() string {
+	switch {
+	case r.Result == nil:
+		return r.Name
+	case slices.ContainsFunc(r.Result.Notes, func(n string) bool { return strings.Contains(n, "ebpf") }):
+		return "eBPF, " + r.kernel()
+	}
+	return "flowtable, " + r.kernel()
 }
 
 // Subjects names what was compared, with versions.

@@ -3,52 +3,66 @@
 package report
 
 import (
+	"bytes"
+	"cmp"
+	_ "embed"
 	"fmt"
+	"iter"
 	"slices"
+	"strconv"
 	"strings"
+	"text/template"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/figure"
+	"sigs.k8s.io/yaml"
 )
 
 // part is a chapter of the page, and what is measured for it.
 type part struct {
-	name  string
-	title string
-	about string // a paragraph
-	steps func(fast bool) []step
-	// fill adds tables and charts. Results are of any run, or missing.
-	fill func(s *section, r *record) error
-	// limits says what cannot be reproduced, and why.
-	limits []string
+	Name, Title string
+	About       string // a paragraph
+	Steps       []step
+	Tables      []*table
+	Charts      []*chart
+	Limits      []string  // what cannot be reproduced, and why
+	Results     []*result `json:"-"` // of any run, or missing
 }
 
-var parts = []*part{scalePart, rulesPart, fastpathPart, balancingPart, latencyPart, restorePart}
-
-// section is a part on the page.
-type section struct {
-	Name, Title, About string
-	Tables             []*table
-	Charts             []chart
-	Limits             []string
-	Steps              []*result
+// step is a benchmark: a command of a full run, and that of a short one, if it is part of one.
+type step struct {
+	Name       string
+	Full, Fast string
+	Minutes    struct{ Full, Fast float64 } // for the progress line
 }
 
 // table compares kube-proxy and Slipstream.
 type table struct {
-	Title        string
-	Theirs, Ours string // heads of these columns
-	Rows         []row
+	Title     string
+	Step      string
+	Subjects  [2]string // theirs and ours
+	Heads     [2]string // of their columns
+	Headlines string    // completes the headlines of rows; none is shown without
+	Optional  bool      // it is left out if the step has failed
+	// Grown says with how many Services theirs was not started, and with how many it was measured last.
+	Grown *struct{ From, To int }
+	Rows  []*row
 }
 
+// row compares a series.
 type row struct {
-	What     string
-	As       published
-	Theirs   cell
-	Ours     cell
-	Compared string
-	headline string // the text of the row in the page's first table, if it is there
+	What         string
+	As           published
+	Headline     string  // the begin of the row's text in the page's first table, if it is there
+	Series       string  // of the step
+	From         string  // theirs, if it is another series
+	Step         string  // if it is not the table's
+	Theirs, Ours string  // the subjects, if they are not the table's
+	Percentile   float64 // in place of the median
+	Compared     string  // in place of a comparison
+
+	TheirCell, OurCell cell `json:"-"`
 }
 
 // published is a figure by others.
@@ -56,268 +70,179 @@ type published struct {
 	Text, Source string // text and address; neither if nobody has published one
 }
 
+// chart has bars of some series of a step or, with numbers of Services, lines of one series.
 type chart struct {
 	Title, Text string
-	SVG         string
+	Axis        string
+	At          []int
+	Steps       []string // the first that has measured a subject
+	Series      []string
+	Subjects    []string
+	SVG         string `json:"-"`
 }
 
-// add appends a row of a series for two subjects.
-func (t *table) add(what string, as published, r *result, series, theirs, ours string) *row {
-	t.Rows = append(t.Rows, row{
-		What: what, As: as, Theirs: r.cell(series, theirs), Ours: r.cell(series, ours), Compared: r.compare(series, theirs, ours),
-	})
-	return &t.Rows[len(t.Rows)-1]
-}
+//go:embed parts.yaml
+var partsText string
 
-// lines adds a chart of a series over steps that were measured with different numbers of Services.
-func (s *section) lines(title, axis string, results map[int]*result, series string, subjects ...string) error {
-	all := &bench.Result{}
-	for _, name := range subjects {
-		all.Subjects = append(all.Subjects, bench.Subject{Name: name})
-	}
-	for at, r := range results {
-		one := &bench.Series{At: at}
-		for _, name := range subjects {
-			o := bench.Outcome{}
-			if series, found, _ := r.outcome(series, name); found != nil {
-				one.Unit, o = series.Unit, *found
-			}
-			one.Outcomes = append(one.Outcomes, o)
-		}
-		if slices.ContainsFunc(one.Outcomes, func(o bench.Outcome) bool { return len(o.Values) > 0 }) {
-			all.Series = append(all.Series, one)
-		}
-	}
-	slices.SortFunc(all.Series, func(a, b *bench.Series) int { return a.At - b.At })
-	if len(all.Series) < 2 {
-		return nil // there is no line of one point
-	}
-	f, err := figure.Lines(all, all.Series, "Services", axis)
+// parts are all parts, before anything is measured.
+var parts = func() []*part {
+	all, err := describe(nil)
 	if err != nil {
-		return err
+		panic(err)
 	}
-	return s.draw(title, "Medians, with bars from the lowest to the highest value. Both axes are logarithmic.", f)
+	return all
+}()
+
+// describe returns the parts. Some of their texts depend on what was measured.
+func describe(records map[string]*record) (all []*part, err error) {
+	find := func(part, step string) *result {
+		if r := records[part]; r != nil {
+			if found := r.find(step); found != nil {
+				return found
+			}
+		}
+		return &result{Name: step}
+	}
+	t, err := template.New("parts.yaml").Funcs(template.FuncMap{
+		"thousands": bench.Thousands,
+		"list":      func(all ...any) []any { return all },
+		"pairs":     pairs,
+		"subjects": func(mode string) string {
+			return fmt.Sprintf("[kube-proxy-%s, %s]", mode, strings.TrimSuffix("slipstream-"+mode, "-nftables"))
+		},
+		"has": func(part, step, series string) bool {
+			r := find(part, step).Result
+			return r != nil && r.Find(series) != nil
+		},
+		"where":  func(part, step string) string { return find(part, step).kernel() },
+		"engine": func(part, step string) string { return find(part, step).engine() },
+		"title": func(part, step string) string {
+			if r := find(part, step).Result; r != nil {
+				return r.Title
+			}
+			return step
+		},
+	}).Parse(partsText)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, nil); err != nil {
+		return nil, err
+	}
+	return all, yaml.UnmarshalStrict(b.Bytes(), &all)
 }
 
-func (s *section) draw(title, text string, f *figure.Figure) error {
-	svg, err := f.SVG()
-	s.Charts = append(s.Charts, chart{title, text, svg})
+// pairs gives one value after the other with the value that follows it, in their order.
+func pairs(all ...string) iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		for i := 0; i < len(all) && yield(all[i], all[i+1]); i += 2 {
+		}
+	}
+}
+
+// fill completes the tables and charts, and leaves out those that have nothing to show.
+func (p *part) fill(r *record) error {
+	p.Results = r.Steps
+	p.Tables = slices.DeleteFunc(p.Tables, func(t *table) bool { t.fill(r); return len(t.Rows) == 0 })
+	for _, c := range p.Charts {
+		if err := c.draw(r); err != nil {
+			return fmt.Errorf("part %s: %s: %w", p.Name, c.Title, err)
+		}
+	}
+	p.Charts = slices.DeleteFunc(p.Charts, func(c *chart) bool { return c.SVG == "" })
+	return nil
+}
+
+// fill fills the cells. It removes the rows that have not been measured, unless something that failed is why.
+func (t *table) fill(r *record) {
+	if t.Heads[0] == "" {
+		t.Heads = [2]string{"kube-proxy here", "Slipstream here"}
+	}
+	t.Rows = slices.DeleteFunc(t.Rows, func(row *row) bool {
+		step := r.find(cmp.Or(row.Step, t.Step))
+		if step == nil || t.Optional && step.Result == nil {
+			return true
+		}
+		theirs, ours := cmp.Or(row.Theirs, t.Subjects[0]), cmp.Or(row.Ours, t.Subjects[1])
+		from := cmp.Or(row.From, row.Series)
+		row.TheirCell, row.OurCell = step.cell(from, theirs, row.Percentile), step.cell(row.Series, ours, row.Percentile)
+		if row.TheirCell.Missing == notMeasured && t.Grown != nil {
+			row.TheirCell.Missing = tooLong(r, t.Grown.From, t.Grown.To, row.Series, theirs)
+		}
+		row.Compared = cmp.Or(row.Compared, step.compare(from, theirs, row.Series, ours))
+		return row.OurCell.Missing == notMeasured
+	})
+}
+
+// tooLong says why a proxy was not started with a number of Services: its start grows with the square of their
+// number, which gives the time of this start from that of the largest one that was measured.
+func tooLong(r *record, from, to int, series, subject string) string {
+	_, start, _ := r.find(fmt.Sprintf("services-%d", from)).outcome("start", subject)
+	if series != "start" || start == nil {
+		return "not started, see above"
+	}
+	scale := float64(to) / float64(from)
+	return fmt.Sprintf("not started: %s Services took %s, and the time grows with the square of their number, here to about %s minutes",
+		bench.Thousands(from), bench.Nanoseconds.Format(start.Median), digits(start.Median*scale*scale/float64(time.Minute)))
+}
+
+// draw draws the chart, if there are values for it.
+func (c *chart) draw(r *record) error {
+	drawn, draw := c.lines(r), func(r *bench.Result) (*figure.Figure, error) {
+		return figure.Lines(r, r.Series, "Services", c.Axis)
+	}
+	least := 2 // there is no line of one point
+	if len(c.At) == 0 {
+		drawn, least = c.bars(r), 1
+		draw = func(r *bench.Result) (*figure.Figure, error) { return figure.Bars(r, r.Series) }
+	} else {
+		c.Text = "Medians, with bars from the lowest to the highest value. Both axes are logarithmic."
+	}
+	if len(drawn.Series) < least {
+		return nil
+	}
+	f, err := draw(drawn)
+	if err == nil {
+		c.SVG, err = f.SVG()
+	}
 	return err
 }
 
-// inUML is the command that runs another one on the User Mode Linux kernel.
-func inUML(args ...string) []string {
-	return append([]string{"bin/kernel-run", "-memory", "8G", "-timeout", "1h"}, args...)
-}
-
-// inQEMU is the command that runs another one on Debian's kernel in QEMU.
-func inQEMU(args ...string) []string {
-	return append([]string{"test/kernel/qemu.sh", "-kernel", "6.12", "-timeout", "1h"}, args...)
-}
-
-// withServices names a step by a number of Services.
-func withServices(n int) string { return fmt.Sprintf("services-%d", n) }
-
-// scale
-
-const (
-	slipNFT  = "slipstream"
-	slipIPT  = "slipstream-iptables"
-	slipIPVS = "slipstream-ipvs"
-	kubeNFT  = "kube-proxy-nftables"
-	kubeIPT  = "kube-proxy-iptables"
-	kubeIPVS = "kube-proxy-ipvs"
-)
-
-var scaleSizes = []int{1_000, 10_000, 27_000, 100_000}
-
-var scalePart = &part{
-	name:  "scale",
-	title: "Programming at scale",
-	about: `A real kube-apiserver with etcd is filled with Services. Each proxy runs on a node of its own (a network
-namespace), with the configuration that kubeadm writes, in turns. All is measured from outside: objects are written to the
-API, and connections are made to Services. "Start" is from the start of the process until a sample of all Services answers,
-"an endpoint replaced" from the API server's reply until a new connection reaches the new endpoint, "behind after a burst"
-from the last reply until the last change has its effect. Processor time includes nft and iptables-restore.`,
-	steps: func(fast bool) (all []step) {
-		add := func(services int, estimate time.Duration, flags string) {
-			all = append(all, step{
-				name: withServices(services), estimate: estimate,
-				args: strings.Fields(fmt.Sprintf("bin/bench scale --services %d %s --save SAVE", services, flags)),
-			})
-		}
-		if fast {
-			add(1_000, 90*time.Second, "--changes 4 --budget 5s --bursts 1 --burst 300 --quiet 5s")
-			add(10_000, 150*time.Second, "--changes 4 --budget 5s --bursts 1 --quiet 15s --timeout 2m")
-			return all
-		}
-		add(1_000, 6*time.Minute, "--runs 4 --changes 4 --budget 6s --bursts 1 --quiet 10s")
-		add(10_000, 9*time.Minute, "--runs 4 --changes 6 --budget 9s --bursts 1 --quiet 20s")
-		add(27_000, 5*time.Minute, "--endpoints 4 --changes 8 --budget 20s --bursts 2 --timeout 5m")
-		add(100_000, 6*time.Minute, "--subjects slipstream,slipstream-iptables,kube-proxy-iptables --changes 6 --budget 20s --bursts 1 --timeout 3m")
-		return all
-	},
-	fill: func(s *section, r *record) error {
-		bySize := map[int]*result{}
-		for _, n := range scaleSizes {
-			step := r.find(withServices(n))
-			if step == nil {
-				continue
+// bars returns the chart's series that were measured.
+func (c *chart) bars(r *record) *bench.Result {
+	drawn := &bench.Result{}
+	if step := r.find(c.Steps[0]); step != nil && step.Result != nil {
+		drawn.Subjects = step.Result.Subjects
+		for _, name := range c.Series {
+			if found := step.Result.Find(name); found != nil && len(found.Outcomes[0].Values) > 0 {
+				drawn.Series = append(drawn.Series, found)
 			}
-			bySize[n] = step
-			for mode, subjects := range map[string][2]string{"nftables": {kubeNFT, slipNFT}, "iptables": {kubeIPT, slipIPT}} {
-				t := &table{Title: fmt.Sprintf("%s Services, %s mode", bench.Thousands(n), mode), Theirs: "kube-proxy here", Ours: "Slipstream here"}
-				for _, line := range []struct{ what, series, headline string }{
-					{"start until Services answer", "start", "start until Services answer"},
-					{"processor time of the start", "start_cpu", ""},
-					{"an endpoint replaced", "change", "an endpoint replaced, until connections reach it"},
-					{"processor time of a change", "change_cpu", ""},
-					{"behind after a burst of changes", "burst", "behind after a burst of changes"},
-					{"peak memory (RSS)", "peak_rss", "peak memory (RSS)"},
-					{"connections that failed while endpoints changed", "failed_share", ""},
-				} {
-					row := t.add(line.what, published{}, step, line.series, subjects[0], subjects[1])
-					if n == 10_000 && line.headline != "" {
-						row.headline = fmt.Sprintf("%s, 10,000 Services, %s mode", line.headline, mode)
-					}
-					if row.Theirs.Missing == notMeasured {
-						row.Theirs.Missing = "not started, see above"
-						if line.series == "start" {
-							row.Theirs.Missing = tooLong(bySize, n, subjects[0])
-						}
-					}
-				}
-				s.Tables = append(s.Tables, t)
-			}
-		}
-		slices.SortStableFunc(s.Tables, func(a, b *table) int { return strings.Compare(mode(a), mode(b)) * -1 })
-		all := []string{slipNFT, kubeNFT, slipIPT, kubeIPT}
-		for _, c := range []struct{ title, series string }{
-			{"Start until Services answer", "start"},
-			{"Until connections reach a replaced endpoint", "change"},
-			{"Peak memory (RSS)", "peak_rss"},
-		} {
-			if err := s.lines(c.title, c.title, bySize, c.series, all...); err != nil {
-				return err
-			}
-		}
-		return nil
-	},
-	limits: []string{
-		"kube-proxy's nftables mode is not started with 100,000 Services: its start grows with the square of their number (compare 10,000 and 27,000). The table has the time to expect.",
-		"With 27,000 Services and more the connections and changes of one run are compared, not several starts, so that there is no test of their difference.",
-		"Nobody has published these figures for kube-proxy v1.37.",
-		"The kernels of User Mode Linux, the only ones here with IPVS, are too slow for an API server of this size; docs/performance.md has IPVS mode with 2,000 Services.",
-	},
-}
-
-// tooLong says why a proxy was not started with n Services: its start grows with the square of their
-// number, which gives the time of this start from that of the largest one that was measured.
-func tooLong(bySize map[int]*result, n int, subject string) string {
-	for _, less := range slices.Backward(scaleSizes) {
-		if _, start, _ := bySize[less].outcome("start", subject); start != nil && less < n {
-			scale := float64(n) / float64(less)
-			return fmt.Sprintf("not started: %s Services took %s, and the time grows with the square of their number, here to about %s minutes",
-				bench.Thousands(less), bench.Nanoseconds.Format(start.Median), digits(start.Median*scale*scale/float64(time.Minute)))
 		}
 	}
-	return notMeasured
+	return drawn
 }
 
-func mode(t *table) string { return t.Title[strings.LastIndex(t.Title, ",")+1:] }
-
-// rules
-
-const article = "https://www.tigera.io/blog/comparing-kube-proxy-modes-iptables-or-ipvs/"
-
-var ruleSizes = []int{10, calicos, 100, 1_000, 10_000}
-
-var rulesPart = &part{
-	name:  "rules",
-	title: "Rules for a new connection",
-	about: `How many rules the kernel executes for the first packet of a connection from a pod to a Service with 10 endpoints. In
-iptables mode, the rules' own counters tell. In nftables and IPVS mode, the kernel traces the packet, and the rules of each
-chain on its way are counted up to the one by which it left the chain. Connections go to random Services of the same API
-server.`,
-	steps: func(fast bool) (all []step) {
-		services, sample, estimate := "10,20,100,1000,10000", 20, 4*time.Minute
-		if fast {
-			services, sample, estimate = "10,20,1000", 10, time.Minute
-		}
-		for _, mode := range []string{"iptables", "nftables"} {
-			ours := slipIPT
-			if mode == "nftables" {
-				ours = slipNFT
-			}
-			all = append(all, step{
-				name: mode, estimate: estimate / 2,
-				args: strings.Fields(fmt.Sprintf("bin/bench rules --subjects %s,kube-proxy-%s --services %s --sample %d --save SAVE", ours, mode, services, sample)),
-			})
-		}
-		if !fast {
-			all = append(all, step{
-				name: "ipvs", estimate: 5 * time.Minute,
-				args: inUML(strings.Fields("bin/bench rules --subjects slipstream-ipvs,kube-proxy-ipvs --services 10,100 --sample 10 --calm 30s --save SAVE")...),
-			})
-		}
-		return all
-	},
-	fill: func(s *section, r *record) error {
-		for _, m := range []struct{ step, theirs, ours string }{{"iptables", kubeIPT, slipIPT}, {"nftables", kubeNFT, slipNFT}, {"ipvs", kubeIPVS, slipIPVS}} {
-			step := r.find(m.step)
-			if step == nil {
-				continue
-			}
-			t := &table{Title: m.step + " mode, rules for the first packet", Theirs: "kube-proxy here", Ours: "Slipstream here"}
-			for _, n := range ruleSizes {
-				name := fmt.Sprintf("rules_%d", n)
-				if step.Result != nil && step.Result.Find(name) == nil {
-					continue
-				}
-				as := published{}
-				if m.step == "iptables" && n == 10_000 {
-					as = published{"about 20,000 in the worst case", article}
-				}
-				if m.step == "iptables" && n == calicos {
-					as = published{"Calico's line, for any number of Services", article}
-				}
-				row := t.add(bench.Thousands(n)+" Services", as, step, name, m.theirs, m.ours)
-				if n == 10_000 && m.step != "ipvs" {
-					row.headline = fmt.Sprintf("rules for a new connection, 10,000 Services, %s mode", m.step)
+// lines returns the chart's series with each number of Services.
+func (c *chart) lines(r *record) *bench.Result {
+	drawn := &bench.Result{}
+	drawn.AddSubjects(c.Subjects...)
+	for _, at := range c.At {
+		number := strings.NewReplacer("{n}", strconv.Itoa(at))
+		one, measured := &bench.Series{At: at}, false
+		for _, subject := range c.Subjects {
+			o := bench.Outcome{}
+			for _, step := range c.Steps {
+				if series, found, _ := r.find(number.Replace(step)).outcome(number.Replace(c.Series[0]), subject); found != nil {
+					one.Unit, o, measured = series.Unit, *found, true
+					break
 				}
 			}
-			s.Tables = append(s.Tables, t)
+			one.Outcomes = append(one.Outcomes, o)
 		}
-		bySize := map[int]*result{}
-		for _, n := range ruleSizes {
-			bySize[n] = ruleStep(r, n)
-		}
-		return s.lines("Rules for a new connection", "rules", bySize, "rules", slipIPT, kubeIPT, slipNFT, kubeNFT)
-	},
-	limits: []string{
-		"Calico itself is not run, as it would replace the network of these nodes, and its rules depend on their policies. The article says that a connection meets as many of its rules as of kube-proxy's with 20 Services in iptables mode, so that row stands for it. A policy engine's rules are the same beside either proxy.",
-		"IPVS mode is counted with 10 and 100 Services, on the User Mode Linux kernel. Every connection meets the same rules there, as both proxies look Services up in hash tables.",
-	},
-}
-
-// calicos is the number of Services whose rules, in iptables mode, are as many as Calico's however many
-// Services there are, as the article says.
-const calicos = 20
-
-// ruleStep joins what the steps have counted with n Services into one result.
-func ruleStep(r *record, n int) *result {
-	joined := &bench.Result{}
-	series := &bench.Series{Name: "rules", Unit: bench.Count}
-	for _, name := range []string{"iptables", "nftables"} {
-		step := r.find(name)
-		if step == nil || step.Result == nil {
-			continue
-		}
-		if found := step.Result.Find(fmt.Sprintf("rules_%d", n)); found != nil {
-			joined.Subjects = append(joined.Subjects, step.Result.Subjects...)
-			series.Outcomes = append(series.Outcomes, found.Outcomes...)
+		if measured {
+			drawn.Series = append(drawn.Series, one)
 		}
 	}
-	joined.Series = append(joined.Series, series)
-	return &result{Result: joined}
+	return drawn
 }

@@ -20,24 +20,26 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
-// step is a benchmark: a command that writes its result as JSON to the file that replaces the
-// argument "SAVE".
-type step struct {
-	name     string
-	args     []string
-	estimate time.Duration // for the progress line
+// command is the step's command line, as the page shows it. The benchmark writes its result as JSON to the file that
+// --save names.
+func (s step) command(fast bool) string {
+	if fast {
+		return s.Fast + " --save " + s.Name + ".json"
+	}
+	return s.Full + " --save " + s.Name + ".json"
 }
 
-// command is the step's command line, as the page shows it.
-func (s step) command() string {
-	var all []string
-	for _, a := range s.args {
-		if strings.ContainsAny(a, " $\"") {
-			a = "'" + a + "'"
-		}
-		all = append(all, a)
+// estimate is how many minutes the step takes.
+func (s step) estimate(fast bool) float64 {
+	if fast {
+		return s.Minutes.Fast
 	}
-	return strings.Replace(strings.Join(all, " "), "SAVE", s.name+".json", 1)
+	return s.Minutes.Full
+}
+
+// in returns the steps of a full or a short run.
+func (p *part) in(fast bool) []step {
+	return slices.DeleteFunc(slices.Clone(p.Steps), func(s step) bool { return fast && s.Fast == "" })
 }
 
 // record is what was measured of a part: the content of its file.
@@ -81,10 +83,10 @@ func (r *record) find(name string) *result {
 }
 
 // keep forgets what other commands than those of the steps, or another version, have measured.
-func (r *record) keep(steps []step, version string) {
+func (r *record) keep(steps []step, fast bool, version string) {
 	r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool {
 		return !slices.ContainsFunc(steps, func(s step) bool {
-			return s.name == old.Name && s.command() == old.Command && old.Version == version
+			return s.Name == old.Name && s.command(fast) == old.Command && old.Version == version
 		})
 	})
 }
@@ -109,7 +111,7 @@ func (r *record) save(data string) error {
 func load(data string) (map[string]*record, error) {
 	all := map[string]*record{}
 	for _, p := range parts {
-		b, err := os.ReadFile(filepath.Join(data, p.name+".json"))
+		b, err := os.ReadFile(filepath.Join(data, p.Name+".json"))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -118,36 +120,34 @@ func load(data string) (map[string]*record, error) {
 			err = json.Unmarshal(b, r)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s.json: %w", p.name, err)
+			return nil, fmt.Errorf("%s.json: %w", p.Name, err)
 		}
-		all[p.name] = r
+		all[p.Name] = r
 	}
 	return all, nil
 }
 
 // run runs the step. Its output goes to a file beside the part's.
-func (s step) run(ctx context.Context, data, part string) *result {
-	r := &result{Name: s.name, Command: s.command(), Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: memory()}
+func (s step) run(ctx context.Context, data, part string, fast bool) *result {
+	r := &result{Name: s.Name, Command: s.command(fast), Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: memory()}
 	// The benchmarks wait for calm themselves, too.
 	bench.Quiet(ctx)
 	r.LoadBefore = bench.LoadAverage()
 	elsewhere, begin := watchOthers(), time.Now()
 	err := func() error {
-		saved, err := filepath.Abs(filepath.Join(data, fmt.Sprintf("%s-%s.tmp", part, s.name)))
+		saved, err := filepath.Abs(filepath.Join(data, fmt.Sprintf("%s-%s.tmp", part, s.Name)))
 		if err != nil {
 			return err
 		}
 		defer os.Remove(saved)
-		logFile := filepath.Join(data, fmt.Sprintf("%s-%s.log", part, s.name))
+		logFile := filepath.Join(data, fmt.Sprintf("%s-%s.log", part, s.Name))
 		log, err := os.Create(logFile)
 		if err != nil {
 			return err
 		}
 		defer log.Close()
-		args := slices.Clone(s.args)
-		if i := slices.Index(args, "SAVE"); i >= 0 {
-			args[i] = saved
-		}
+		args := strings.Fields(s.command(fast))
+		args[len(args)-1] = saved
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Stdout, cmd.Stderr = log, log
 		// It removes its namespaces when it is asked to end.

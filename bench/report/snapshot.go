@@ -25,19 +25,19 @@ const (
 // failed or disturbed is named on log and on the page.
 func snapshot(records map[string]*record, to, readme string, log io.Writer) error {
 	for _, p := range parts {
-		r := records[p.name]
+		r := records[p.Name]
 		if r == nil {
-			fmt.Fprintf(log, "%s was not run\n", p.name)
+			fmt.Fprintf(log, "%s was not run\n", p.Name)
 			continue
 		}
 		for _, s := range r.Steps {
 			switch {
 			case s.Fast:
-				return fmt.Errorf("%s, %s: measured with FAST=1", p.name, s.Name)
+				return fmt.Errorf("%s, %s: measured with FAST=1", p.Name, s.Name)
 			case s.Failed != "":
-				fmt.Fprintf(log, "%s, %s failed: %s\n", p.name, s.Name, s.Failed)
+				fmt.Fprintf(log, "%s, %s failed: %s\n", p.Name, s.Name, s.Failed)
 			case s.Disturbed():
-				fmt.Fprintf(log, "%s, %s was disturbed: other work used %.2f processors\n", p.name, s.Name, s.Elsewhere)
+				fmt.Fprintf(log, "%s, %s was disturbed: other work used %.2f processors\n", p.Name, s.Name, s.Elsewhere)
 			}
 		}
 	}
@@ -72,9 +72,9 @@ func readmeTable(scale *record) (string, error) {
 		return "", errors.New("part scale was not run")
 	}
 	medians := func(services int, series string) (theirs, ours string, ratio float64, err error) {
-		step := scale.find(withServices(services))
-		_, t, missing := step.outcome(series, kubeNFT)
-		s, o, missingOurs := step.outcome(series, slipNFT)
+		step := scale.find(fmt.Sprintf("services-%d", services))
+		_, t, missing := step.outcome(series, "kube-proxy-nftables")
+		s, o, missingOurs := step.outcome(series, "slipstream")
 		if missing = cmp.Or(missing, missingOurs); missing != "" {
 			return "", "", 0, fmt.Errorf("part scale, %s Services, %s: %s", bench.Thousands(services), series, missing)
 		}
