@@ -10,16 +10,16 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/expression"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -67,7 +67,7 @@ When it stops, all connections return to the slow path; none is interrupted.`,
 		Example: `  slipstream fastpath --fastpath-threshold=20 --scope=all
   slipstream fastpath --kubeconfig /var/lib/kube-proxy/kubeconfig.conf`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runAgent(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return runAgent(cmd.Context(), o, cmd.Flags()) },
 	}
 	f := cmd.Flags()
 	addFastPath(f, &o.fastPath, fastPathThreshold)
@@ -83,20 +83,20 @@ When it stops, all connections return to the slow path; none is interrupted.`,
 	return cmd
 }
 
-func (o *agentOptions) configs() (c fastpath.Config, want desired.Config, err error) {
-	c, errs := parseFastPath(&o.fastPath, nil)
+func (o *agentOptions) configs(fs *pflag.FlagSet) (c fastpath.Config, want desired.Config, err error) {
+	c, errs := parseFastPath(&o.fastPath, field.NewPath("fastPath"))
 	ranges := config.Config{}
 	ranges.KubeProxy.NodePortAddresses = o.nodePorts
 	errs = append(errs, ranges.ValidateNodePortAddresses()...)
 	for _, e := range errs {
-		e.Field = agentFlags.Replace("--" + e.Field)
+		e.Field = flagFor(fs, &pflag.FlagSet{}, e.Field)
 	}
 	if len(errs) > 0 {
 		return c, want, errs.ToAggregate()
 	}
 	want.NodePorts = nodePorts(&ranges)
 	want.NodePorts.Primary = want.NodePorts.Primary || len(want.NodePorts.CIDRs) == 0
-	want.SlowPathPod, _ = pods.Compile(o.fastPath.ExcludePods) // valid
+	want.SlowPathPod, _ = expression.Pods(o.fastPath.ExcludePods) // valid
 	want.NodeName, err = nodeName(o.hostname)
 	return c, want, err
 }
@@ -114,15 +114,10 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	} else {
 		c.Threshold = uint32(n)
 	}
-	var err error
-	c.Scope, err = fastpath.ParseScope(f.Scope)
-	invalid("scope", f.Scope, err)
-	c.Engine, err = fastpath.ParseEngine(f.Engine)
-	invalid("engine", f.Engine, err)
-	c.Bypass, err = fastpath.ParseBypass(f.Bypass)
-	invalid("bypass", f.Bypass, err)
-	c.Hardware, err = fastpath.ParseHardware(string(f.HardwareOffload))
-	invalid("hardwareOffload", f.HardwareOffload, err)
+	invalid("scope", f.Scope, choose(&c.Scope, f.Scope, "scope %q: is neither services nor all", fastpath.Services, fastpath.All))
+	invalid("engine", f.Engine, choose(&c.Engine, f.Engine, "engine %q: is none of flowtable, ebpf and auto", fastpath.Flowtable, fastpath.EBPF, fastpath.AutoEngine))
+	invalid("bypass", f.Bypass, choose(&c.Bypass, f.Bypass, "bypass %q: is neither none nor all", fastpath.BypassNone, fastpath.BypassAll))
+	invalid("hardwareOffload", f.HardwareOffload, choose(&c.Hardware, string(f.HardwareOffload), "hardware offload %q: is none of auto, on and off", fastpath.Auto, fastpath.On, fastpath.Off))
 	for _, text := range f.ExcludeAddresses {
 		p, err := fastpath.ParsePrefix(text)
 		invalid("excludeAddresses", text, err)
@@ -139,7 +134,7 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 		}
 		c.Exclude.DSCP = append(c.Exclude.DSCP, uint8(n))
 	}
-	_, err = pods.Compile(f.ExcludePods)
+	_, err := expression.Pods(f.ExcludePods)
 	invalid("excludePods", f.ExcludePods, err)
 	if f.Interfaces != "" {
 		c.Interfaces, err = iface.Compile(f.Interfaces)
@@ -148,25 +143,20 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	return c, errs
 }
 
+// choose sets a setting to the choice of that name, or returns an error with the message.
+func choose[T ~string](to *T, name, message string, choices ...T) error {
+	if *to = T(name); !slices.Contains(choices, *to) {
+		return fmt.Errorf(message, name)
+	}
+	return nil
+}
+
 const needPodsOfAPI = " needs the Kubernetes API as the source of objects, as pods are read from there only"
 
 var errPodsOfAPI = errors.New("--exclude-pods (fastPath.excludePods)" + needPodsOfAPI)
 
-// agentFlags replaces names of fields with names of flags.
-var agentFlags = strings.NewReplacer(
-	"offloadPacketThreshold", fastPathThreshold,
-	"engine", "fast-path-engine",
-	"bypass", "fast-path-bypass",
-	"hardwareOffload", "hardware-offload",
-	"excludeAddresses", "exclude-addresses",
-	"excludePods", "exclude-pods",
-	"excludeMarks", "exclude-marks",
-	"excludeDSCP", "exclude-dscp",
-	"nodePortAddresses", "nodeport-addresses",
-)
-
-func runAgent(ctx context.Context, o agentOptions) (err error) {
-	c, want, err := o.configs()
+func runAgent(ctx context.Context, o agentOptions, fs *pflag.FlagSet) (err error) {
+	c, want, err := o.configs(fs)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/expression"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -45,12 +45,16 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	_, more := parseFastPath(&c.Slipstream.FastPath, field.NewPath("fastPath"))
 	errs = append(errs, more...)
 	if text := c.Slipstream.SocketExcludePods; text != "" {
-		if _, err := pods.Compile(text); err != nil {
+		if _, err := expression.Pods(text); err != nil {
 			errs = append(errs, field.Invalid(field.NewPath("socketExcludePods"), text, err.Error()))
 		}
 	}
+	ignored := &pflag.FlagSet{}
+	if o.file != "" {
+		ignored = &o.upstream
+	}
 	for _, e := range errs {
-		e.Field = o.flagFor(fs, e.Field)
+		e.Field = flagFor(fs, ignored, e.Field)
 	}
 	return c, append(notes, c.Notes()...), errs.ToAggregate()
 }
@@ -133,7 +137,7 @@ func listenAddress(address, byDefault string, port int32) string {
 }
 
 // flagFor returns the flag that has set a field, or the path if no flag has.
-func (o *runFlags) flagFor(fs *pflag.FlagSet, path string) string {
+func flagFor(fs, ignored *pflag.FlagSet, path string) string {
 	stem, index := path, ""
 	if at := strings.IndexByte(path, '['); at >= 0 {
 		stem, index = path[:at], path[at:]
@@ -142,8 +146,7 @@ func (o *runFlags) flagFor(fs *pflag.FlagSet, path string) string {
 		stem = "iptables." + name // set by the flags for iptables mode
 	}
 	fs.Visit(func(f *pflag.Flag) {
-		ignored := o.file != "" && o.upstream.Lookup(f.Name) != nil
-		if !ignored && sets(f.Name, stem) {
+		if ignored.Lookup(f.Name) == nil && sets(f.Name, stem) {
 			path = "--" + f.Name + index
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -354,7 +355,7 @@ func TestExcludePods(t *testing.T) {
 	}
 	c.Slipstream.FastPath.ExcludePods = `pod.name == "a"`
 	o.fastPath.ExcludePods = `pod.name == "a"`
-	_, agents, err := o.configs()
+	_, agents, err := o.configs(&pflag.FlagSet{})
 	if err != nil {
 		t.Fatal(err)
 	}

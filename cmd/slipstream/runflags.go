@@ -194,6 +194,7 @@ var otherNames = map[string]string{
 	"log-text-info-buffer-size":         "logging.options.text.infoBufferSize",
 	"log-text-split-stream":             "logging.options.text.splitStream",
 	"masquerade-all":                    "iptables.masqueradeAll",
+	fastPathThreshold:                   "fastPath.offloadPacketThreshold",
 	offloadThreshold:                    "fastPath.offloadPacketThreshold",
 	"pod-bridge-interface":              "detectLocal.bridgeInterface",
 	"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",

@@ -19,7 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/pods"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath/expression"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/logonce"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -210,9 +210,9 @@ func (s *app) openSockets(ctx context.Context) (err error) {
 	}
 	s.onClose(s.sockets.Close)
 	s.onStop(inBackground(ctx, s.sockets.Run))
-	s.metrics.OnSockets(func() (metrics.Sockets, error) {
+	s.metrics.OnSockets(func() (bool, uint64, int, error) {
 		stats, err := s.sockets.Stats()
-		return metrics.Sockets{Connections: stats.Connections, Namespaces: stats.Namespaces, Attached: stats.Attached}, err
+		return stats.Attached, stats.Connections, stats.Namespaces, err
 	})
 	stats, _ := s.sockets.Stats()
 	s.log.Info("Connecting sockets straight to endpoints", "cgroup", stats.CGroup)
@@ -409,10 +409,10 @@ func desiredOn(b instance, c *config.Config, node string, without desired.Famili
 
 // desiredConfig returns the part of a valid configuration for the desired state.
 func desiredConfig(c *config.Config, node string, without desired.Families) desired.Config {
-	balancing, _ := c.Balancing()                                     // an error is a note
-	slowPathPod, _ := pods.Compile(c.Slipstream.FastPath.ExcludePods) // valid
+	balancing, _ := c.Balancing()                                        // an error is a note
+	slowPathPod, _ := expression.Pods(c.Slipstream.FastPath.ExcludePods) // valid
 	var directPod func(*corev1.Pod) bool
-	if excluded, _ := pods.Compile(c.Slipstream.SocketExcludePods); excluded != nil { // valid
+	if excluded, _ := expression.Pods(c.Slipstream.SocketExcludePods); excluded != nil { // valid
 		directPod = func(p *corev1.Pod) bool { return !excluded(p) }
 	}
 	annotated, _ := c.Annotated() // valid

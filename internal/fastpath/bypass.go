@@ -30,11 +30,6 @@ const (
 	BypassAll Bypass = "all"
 )
 
-// ParseBypass returns the choice of that name.
-func ParseBypass(s string) (Bypass, error) {
-	return parse(s, "bypass %q: is neither none nor all", BypassNone, BypassAll)
-}
-
 // foreign are the rules of other programs that connections on the fast path would bypass, as package firewall reads them.
 //
 // What rules do to all packets of a direction of a connection, the kernel decides: a connection is offloaded only after a packet
@@ -156,13 +151,13 @@ func (c *Controller) judgeBy(rules *firewall.Established) error {
 func (c *Controller) writeJudges(b *nfnl.Batch) {
 	o := &c.foreign
 	o.chains = nil
-	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
+	rule := writeTo(b)
 	chain := func(hook *nfnl.Hook, name string) string {
 		b.AddChain(table, nfnl.Chain{Name: name, Hook: hook})
 		o.chains = append(o.chains, name)
 		return name
 	}
-	end := []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+	end := verdict(expr.VerdictAccept, "")
 	switch {
 	case c.config.Bypass == BypassAll:
 		return
@@ -173,7 +168,7 @@ func (c *Controller) writeJudges(b *nfnl.Batch) {
 		return
 	}
 	for _, s := range passed {
-		rule(chainUnjudged, "", ctID(), notIn(s), end)
+		rule(chainUnjudged, "", ct(ctKeyID), notIn(s), end)
 	}
 	candidates := chain(nil, chainCandidates)
 	first := chain(&nfnl.Hook{Type: "filter", Num: unix.NF_INET_POST_ROUTING, Priority: forwardPriority - 1}, chainJudge)
@@ -186,15 +181,15 @@ func (c *Controller) writeJudges(b *nfnl.Batch) {
 			for protocol, name := range map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"} {
 				to := chain(nil, fmt.Sprintf("%s-%s-%s", set.Name, f, name))
 				rule(candidates, "", directionIs(direction), is(meta(expr.MetaKeyNFPROTO), byte(f.Family)), is(meta(expr.MetaKeyL4PROTO), protocol), goTo(to))
-				rule(to, "", ctID(), in(set), ret())
+				rule(to, "", ct(ctKeyID), in(set), ret())
 				for n, way := range o.known.Ways {
 					if way.IPv6 == (f.Family == nfnl.IPv6) && way.Protocol == protocol {
 						inner := chain(nil, fmt.Sprint(to, "-", n))
-						rule(to, "", []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: inner}})
+						rule(to, "", verdict(expr.VerdictJump, inner))
 						f.writeWay(rule, inner, uint8(direction), &way)
 					}
 				}
-				rule(to, "", ctID(), []expr.Any{&expr.Dynset{SetName: set.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Timeout: passedFor}})
+				rule(to, "", remember(set, passedFor))
 			}
 		}
 	}
@@ -210,9 +205,9 @@ const (
 func (f *family) writeWay(rule writeRule, chain string, direction uint8, way *firewall.Way) {
 	left := mostRules
 	for _, s := range way.Steps {
-		verdict := ret()
+		end := ret()
 		if s.Keep {
-			verdict = []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+			end = verdict(expr.VerdictAccept, "")
 		}
 		alternatives, whole, ranges := [][]expr.Any{nil}, true, 0
 		for _, c := range s.When {
@@ -244,7 +239,7 @@ func (f *family) writeWay(rule writeRule, chain string, direction uint8, way *fi
 		}
 		left -= len(alternatives)
 		for _, a := range alternatives {
-			rule(chain, "", a, verdict)
+			rule(chain, "", a, end)
 		}
 	}
 }
@@ -290,5 +285,5 @@ func is(load []expr.Any, value byte) []expr.Any {
 
 // directionIs matches packets of a direction.
 func directionIs(direction int) []expr.Any {
-	return is([]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: regKey}}, byte(direction))
+	return is(ct(expr.CtKeyDIRECTION), byte(direction))
 }

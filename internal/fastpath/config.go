@@ -3,8 +3,6 @@
 package fastpath
 
 import (
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
@@ -27,11 +25,6 @@ const (
 	All Scope = "all"
 )
 
-// ParseScope returns the scope of that name.
-func ParseScope(s string) (Scope, error) {
-	return parse(s, "scope %q: is neither services nor all", Services, All)
-}
-
 // Engine is what forwards packets of offloaded connections. The zero value is Flowtable.
 type Engine string
 
@@ -45,11 +38,6 @@ const (
 	AutoEngine Engine = "auto"
 )
 
-// ParseEngine returns the engine of that name.
-func ParseEngine(s string) (Engine, error) {
-	return parse(s, "engine %q: is none of flowtable, ebpf and auto", Flowtable, EBPF, AutoEngine)
-}
-
 // Hardware says whether flows are offloaded to network hardware. The zero value is Auto.
 type Hardware string
 
@@ -62,19 +50,6 @@ const (
 	// Off does not use hardware.
 	Off Hardware = "off"
 )
-
-// ParseHardware returns the choice of that name.
-func ParseHardware(s string) (Hardware, error) {
-	return parse(s, "hardware offload %q: is none of auto, on and off", Auto, On, Off)
-}
-
-// parse returns the choice of that name, or an error with the message.
-func parse[T ~string](name, message string, choices ...T) (T, error) {
-	if slices.Contains(choices, T(name)) {
-		return T(name), nil
-	}
-	return "", fmt.Errorf(message, name)
-}
 
 // Config configures a Controller. The zero value is off.
 type Config struct {

@@ -68,6 +68,10 @@ type fastEngine interface {
 // writeRule writes a rule of the table.
 type writeRule = func(chain, comment string, parts ...[]expr.Any)
 
+func writeTo(b *nfnl.Batch) writeRule {
+	return func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
+}
+
 // open probes the kernel and opens the engine.
 func (c *Controller) open() (err error) {
 	c.config.Engine = cmp.Or(c.config.Engine, Flowtable)

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -84,27 +85,30 @@ var remembered = &nfnl.Set{
 }
 
 // byPacket writes the rules for properties of packets, before all others.
-func (e *Exclude) byPacket(rule func(chain, comment string, parts ...[]expr.Any)) {
+func (e *Exclude) byPacket(rule writeRule) {
 	if len(e.Marks)+len(e.DSCP) == 0 {
 		return
 	}
 	for _, m := range e.Marks {
-		rule(chainForward, "", meta(expr.MetaKeyMARK), m.is(), goTo(chainRemember))
-		rule(chainForward, "", []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: regKey}}, m.is(), ret())
+		mask, value := word(m.Mask), word(m.Value)
+		rule(chainForward, "", masked(meta(expr.MetaKeyMARK), mask, expr.CmpOpEq, value), goTo(chainRemember))
+		rule(chainForward, "", masked(ct(expr.CtKeyMARK), mask, expr.CmpOpEq, value), ret())
 	}
 	for _, dscp := range e.DSCP {
 		rule(chainForward, "", dscpIs(desired.IPv4, dscp), goTo(chainRemember))
 		rule(chainForward, "", dscpIs(desired.IPv6, dscp), goTo(chainRemember))
 	}
-	id := ctID()
-	rule(chainRemember, "", id, []expr.Any{&expr.Dynset{SetName: remembered.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Timeout: rememberFor}})
-	rule(chainForward, "", id, in(remembered), ret())
+	rule(chainRemember, "", remember(remembered, rememberFor))
+	rule(chainForward, "", ct(ctKeyID), in(remembered), ret())
 }
 
-func ctID() []expr.Any { return []expr.Any{&expr.Ct{Key: ctKeyID, Register: regKey}} }
+// remember adds the packet's connection to a set, or renews its time there.
+func remember(set *nfnl.Set, d time.Duration) []expr.Any {
+	return append(ct(ctKeyID), &expr.Dynset{SetName: set.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Timeout: d})
+}
 
 // byAddress writes the rules for addresses, of pods as well.
-func (e *Exclude) byAddress(rule func(chain, comment string, parts ...[]expr.Any)) {
+func (e *Exclude) byAddress(rule writeRule) {
 	for i := range families {
 		f := &families[i]
 		for _, direction := range []uint8{nfnl.Original, nfnl.Reply} {
@@ -121,10 +125,7 @@ func (e *Exclude) byAddress(rule func(chain, comment string, parts ...[]expr.Any
 func (e *Exclude) writeAddresses(b *nfnl.Batch) {
 	all := slices.Clone(e.Addresses)
 	slices.SortFunc(all, func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
-		}
-		return a.Bits() - b.Bits()
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
 	var last netip.Prefix
 	for _, p := range all {
@@ -140,25 +141,12 @@ func (e *Exclude) writeAddresses(b *nfnl.Batch) {
 	}
 }
 
-// is compares a mark in the register.
-func (m Mark) is() []expr.Any {
-	return []expr.Any{
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(m.Mask), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(m.Value)},
-	}
-}
-
 // dscpIs matches packets of a family with a DSCP value.
 func dscpIs(f desired.Family, dscp uint8) []expr.Any {
 	nfproto, at, mask, value := byte(unix.NFPROTO_IPV4), uint32(1), []byte{0xfc}, []byte{dscp << 2}
 	if f == desired.IPv6 { // in the middle of the first two bytes
 		nfproto, at, mask, value = unix.NFPROTO_IPV6, 0, []byte{0x0f, 0xc0}, binary.BigEndian.AppendUint16(nil, uint16(dscp)<<6)
 	}
-	size := uint32(len(mask))
-	return append(meta(expr.MetaKeyNFPROTO),
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: []byte{nfproto}},
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: size},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: size, Mask: mask, Xor: make([]byte, size)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: value},
-	)
+	load := &expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: uint32(len(mask))}
+	return masked(append(is(meta(expr.MetaKeyNFPROTO), nfproto), load), mask, expr.CmpOpEq, value)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
 // guard detects modifications of the table by other programs, like the detector of the
@@ -93,17 +94,13 @@ func (c *Controller) checkTable() error {
 		return damaged("rules were modified")
 	}
 	for a := range c.pods {
-		if exists, err := c.conn.Has(table, familyOf(a).pods.Name, a.AsSlice()); err != nil {
+		if err := c.has(familyOf(a).pods, a.AsSlice(), "the address %s of a pod", a); err != nil {
 			return err
-		} else if !exists {
-			return damaged("the address %s of a pod is missing", a)
 		}
 	}
 	for a := range c.addresses {
-		if exists, err := c.conn.Has(table, familyOf(a).nodeAddresses.Name, a.AsSlice()); err != nil {
+		if err := c.has(familyOf(a).nodeAddresses, a.AsSlice(), "node address %s", a); err != nil {
 			return err
-		} else if !exists {
-			return damaged("node address %s is missing", a)
 		}
 	}
 	if err := c.engine.checkTable(t); err != nil || c.unsynced {
@@ -111,14 +108,18 @@ func (c *Controller) checkTable() error {
 	}
 	for d := range c.devices {
 		first, _ := interfaceRange(d)
-		if exists, err := c.conn.Has(table, interfaces(false).Name, first); err != nil {
-			return err
-		} else if !exists {
-			return damaged("interface %s is missing", d.Name)
-		}
-		break // one is enough to detect an empty set
+		return c.has(interfaces(false), first, "interface %s", d.Name) // one is enough to detect an empty set
 	}
 	return nil
+}
+
+// has returns an error unless a set has an element, which stands for what is described.
+func (c *Controller) has(set *nfnl.Set, key []byte, what string, args ...any) error {
+	exists, err := c.conn.Has(table, set.Name, key)
+	if err == nil && !exists {
+		err = damaged(what+" is missing", args...)
+	}
+	return err
 }
 
 // checkSample looks up the next few frontends, in random order.
@@ -131,12 +132,8 @@ func (c *Controller) checkSample() error {
 			continue // removed meanwhile
 		}
 		c.key = frontendKey(c.key[:0], k)
-		exists, err := c.conn.Has(table, setOf(k).Name, c.key)
-		if err != nil {
+		if err := c.has(setOf(k), c.key, "frontend %s of Service %s", k, service); err != nil {
 			return err
-		}
-		if !exists {
-			return damaged("frontend %s of Service %s is missing", k, service)
 		}
 	}
 	g.unchecked = g.unchecked[n:]

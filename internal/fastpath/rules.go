@@ -19,7 +19,7 @@ const regKey = 8
 // rule.
 func (ctl *Controller) rules(b *nfnl.Batch) {
 	c := &ctl.config
-	rule := func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
+	rule := writeTo(b)
 	c.Exclude.byPacket(rule)
 	rule(chainForward, "too short yet, both directions counted", packetsUpTo(c.Threshold), ret())
 	rule(chainForward, "an ICMP error is not part of the connection", stateIs(notOfConnection), ret())
@@ -37,7 +37,7 @@ func (ctl *Controller) rules(b *nfnl.Batch) {
 			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
-	rule(chainOffload, "", []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chainUnjudged}})
+	rule(chainOffload, "", verdict(expr.VerdictJump, chainUnjudged))
 	ctl.engine.offload(rule)
 	ctl.writeJudges(b)
 }
@@ -74,10 +74,7 @@ const classOfPriority = 0xffff << 16
 
 // classified matches packets to which a rule has given such a class, which they keep.
 func classified() []expr.Any {
-	return append(meta(expr.MetaKeyPRIORITY),
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(classOfPriority), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(0)},
-	)
+	return masked(meta(expr.MetaKeyPRIORITY), word(classOfPriority), expr.CmpOpNeq, word(0))
 }
 
 // request asks the engine EBPF to offload the connection, by a class that no packet has. Its program at the egress takes
@@ -111,11 +108,7 @@ func offload() []expr.Any {
 // untranslated.
 func withoutDNAT() []expr.Any {
 	const dstNAT = 1 << 5 // IPS_DST_NAT
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: regKey},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(dstNAT), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(0)},
-	}
+	return masked(ct(expr.CtKeySTATUS), word(dstNAT), expr.CmpOpEq, word(0))
 }
 
 // notOfConnection are the states of packets that do not cause an offload. An ICMP error has
@@ -123,11 +116,7 @@ func withoutDNAT() []expr.Any {
 const notOfConnection = expr.CtStateBitINVALID | expr.CtStateBitRELATED | expr.CtStateBitUNTRACKED
 
 func stateIs(any uint32) []expr.Any {
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: regKey},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4, Mask: word(any), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: regKey, Data: word(0)},
-	}
+	return masked(ct(expr.CtKeySTATE), word(any), expr.CmpOpNeq, word(0))
 }
 
 func word(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
@@ -146,6 +135,16 @@ func (f *family) toNodePort() []expr.Any {
 
 func meta(key expr.MetaKey) []expr.Any { return []expr.Any{&expr.Meta{Key: key, Register: regKey}} }
 
+func ct(key expr.CtKey) []expr.Any { return []expr.Any{&expr.Ct{Key: key, Register: regKey}} }
+
+// masked compares those bits of what was loaded that a mask has.
+func masked(load []expr.Any, mask []byte, op expr.CmpOp, value []byte) []expr.Any {
+	n := uint32(len(mask))
+	return append(load,
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: n, Mask: mask, Xor: make([]byte, n)},
+		&expr.Cmp{Op: op, Register: regKey, Data: value})
+}
+
 func in(set *nfnl.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey}}
 }
@@ -154,8 +153,9 @@ func notIn(set *nfnl.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey, Invert: true}}
 }
 
-func ret() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
-
-func goTo(chain string) []expr.Any {
-	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+func verdict(kind expr.VerdictKind, chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: kind, Chain: chain}}
 }
+
+func ret() []expr.Any              { return verdict(expr.VerdictReturn, "") }
+func goTo(chain string) []expr.Any { return verdict(expr.VerdictGoto, chain) }

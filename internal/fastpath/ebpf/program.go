@@ -79,25 +79,15 @@ type programInterface struct {
 
 // programObjects are the programs, maps and variables in the kernel.
 type programObjects struct {
-	programPrograms
-	programMaps
-	programVariables
-}
-
-type programMaps struct {
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Interfaces *ebpf.Map `ebpf:"interfaces"`
 	Refusals   *ebpf.Map `ebpf:"refusals"`
 	Waiting    *ebpf.Map `ebpf:"waiting"`
-}
 
-type programPrograms struct {
 	Forward *ebpf.Program `ebpf:"forward"`
 	Guard   *ebpf.Program `ebpf:"guard"`
 	Learn   *ebpf.Program `ebpf:"learn"`
-}
 
-type programVariables struct {
 	Added      *ebpf.Variable `ebpf:"added"`
 	Lease      *ebpf.Variable `ebpf:"lease"`
 	Refused    *ebpf.Variable `ebpf:"refused"`
@@ -106,12 +96,6 @@ type programVariables struct {
 }
 
 func (o *programObjects) Close() error {
-	var errs []error
-	for _, m := range []*ebpf.Map{o.Flows, o.Interfaces, o.Refusals, o.Waiting} {
-		errs = append(errs, m.Close())
-	}
-	for _, p := range []*ebpf.Program{o.Forward, o.Guard, o.Learn} {
-		errs = append(errs, p.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(o.Flows.Close(), o.Interfaces.Close(), o.Refusals.Close(), o.Waiting.Close(),
+		o.Forward.Close(), o.Guard.Close(), o.Learn.Close())
 }

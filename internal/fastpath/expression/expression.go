@@ -11,6 +11,7 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/ext"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Expression is an expression of type bool over one variable of type T, a struct with tags "cel".
@@ -65,3 +66,32 @@ func (e *Expression[T]) Tree() ast.Expr { return e.tree }
 
 // String returns the text.
 func (e *Expression[T]) String() string { return e.text }
+
+// pod is the variable of an expression that selects pods.
+type pod struct {
+	Namespace   string            `cel:"namespace"`
+	Name        string            `cel:"name"`
+	Labels      map[string]string `cel:"labels"`
+	Annotations map[string]string `cel:"annotations"`
+}
+
+// Pods returns a function that selects pods by an expression in CEL, such as
+//
+//	pod.namespace == "voip" || pod.labels["app"] == "sip"
+//
+// Its variables are pod.namespace, .name, .labels and .annotations (maps of strings). A pod for
+// which the expression fails, for example because it lacks a label, is not selected. Pods
+// returns nil for an empty expression, and an error of one line for an invalid one.
+func Pods(text string) (selects func(*corev1.Pod) bool, err error) {
+	if strings.TrimSpace(text) == "" {
+		return nil, nil
+	}
+	e, err := Compile[pod]("pod", text)
+	if err != nil {
+		return nil, err
+	}
+	return func(p *corev1.Pod) bool {
+		is, _ := e.Eval(&pod{p.Namespace, p.Name, p.Labels, p.Annotations})
+		return is
+	}, nil
+}

@@ -57,18 +57,17 @@ type ofService struct {
 }
 
 func flowsCollector(count CountFlows, now func() time.Time) prometheus.Collector {
-	desc := prometheus.NewDesc("slipstream_fastpath_flows", "Connections on the fast path now, by Service.", []string{"namespace", "service"}, nil)
 	r := rarely[map[types.NamespacedName]int]{read: count, now: now}
-	return &onScrape{[]*prometheus.Desc{desc}, func(send send) error {
+	return onScrape(func(s scrape) error {
 		all, err := r.get()
 		if err != nil {
 			return err
 		}
-		for _, s := range most(all, MostServices) {
-			send(desc, prometheus.GaugeValue, float64(s.count), s.namespace, s.name)
+		for _, n := range most(all, MostServices) {
+			s.gauge("slipstream_fastpath_flows", "Connections on the fast path now, by Service.", float64(n.count), "namespace", n.namespace, "service", n.name)
 		}
 		return nil
-	}}
+	})
 }
 
 // get returns the last result, or a new one when it is due.

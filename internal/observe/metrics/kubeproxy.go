@@ -54,10 +54,8 @@ const localhostNodePorts = "localhost NodePorts"
 // reads the numbers of rejected packets by desired.Family and protocol.
 func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]uint64, error)) {
 	m.registry.MustRegister(m.kubeProxy.byMode[localhostNodePorts]...)
-	packets := prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
-		"Packets to NodePorts on loopback addresses that were rejected.", []string{"protocol", labelFamily}, nil)
 	var k kernelCounters
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{packets}, func(send send) error {
+	m.registry.MustRegister(onScrape(func(s scrape) error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		n, err := rejected()
@@ -67,11 +65,12 @@ func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]
 		for f := range n {
 			for _, p := range desired.Protocols {
 				protocol, family := p.String(), desired.Family(f).String()
-				send(packets, prometheus.CounterValue, k.total(protocol+family, n[f][p]), protocol, family)
+				s.counter("kubeproxy_nftables_localhost_nodeport_rejected_packets_total", "Packets to NodePorts on loopback addresses that were rejected.",
+					k.total(protocol+family, n[f][p]), "protocol", protocol, labelFamily, family)
 			}
 		}
 		return nil
-	}})
+	}))
 }
 
 // LoopbackListeners records the numbers of listeners for NodePorts on loopback addresses.

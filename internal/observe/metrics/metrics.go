@@ -109,21 +109,18 @@ func (m *Metrics) OnAPI(heard func() time.Time) {
 
 // OnHealth serves what is wrong with the proxy now, by one of some reasons, and how full conntrack's table is.
 func (m *Metrics) OnHealth(reasons []string, read func() (problems map[string]bool, entries, limit int, err error)) {
-	problem := prometheus.NewDesc("slipstream_problem", "1 for each reason why the proxy is not well, and 0 for the others.", []string{"reason"}, nil)
-	entries := prometheus.NewDesc("slipstream_conntrack_entries", "Connections in the kernel's table.", nil, nil)
-	limit := prometheus.NewDesc("slipstream_conntrack_entries_max", "Most connections that the kernel's table takes.", nil, nil)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{problem, entries, limit}, func(send send) error {
+	m.registry.MustRegister(onScrape(func(s scrape) error {
 		problems, n, most, err := read()
 		if err != nil {
 			return err
 		}
 		for _, reason := range reasons {
-			send(problem, prometheus.GaugeValue, oneIf(problems[reason]), reason)
+			s.gauge("slipstream_problem", "1 for each reason why the proxy is not well, and 0 for the others.", oneIf(problems[reason]), "reason", reason)
 		}
-		send(entries, prometheus.GaugeValue, float64(n))
-		send(limit, prometheus.GaugeValue, float64(most))
+		s.gauge("slipstream_conntrack_entries", "Connections in the kernel's table.", float64(n))
+		s.gauge("slipstream_conntrack_entries_max", "Most connections that the kernel's table takes.", float64(most))
 		return nil
-	}})
+	}))
 }
 
 // Verified records the number of differences between the kernel's content and the desired

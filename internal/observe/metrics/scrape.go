@@ -3,36 +3,43 @@
 package metrics
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// onScrape is a collector whose values are read on each scrape. If read returns an error,
-// the scrape lacks them.
-type onScrape struct {
-	descs []*prometheus.Desc
-	read  func(send send) error
-}
+// onScrape is a collector whose values are read on each scrape. If it returns an error, the scrape lacks the rest.
+type onScrape func(scrape) error
 
-type send func(d *prometheus.Desc, t prometheus.ValueType, value float64, labels ...string)
-
-// Describe implements prometheus.Collector.
-func (c *onScrape) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
-		ch <- d
-	}
-}
+// Describe implements prometheus.Collector. What is read has the names.
+func (onScrape) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (c *onScrape) Collect(ch chan<- prometheus.Metric) {
-	err := c.read(func(d *prometheus.Desc, t prometheus.ValueType, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, value, labels...)
-	})
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(c.descs[0], err)
+func (read onScrape) Collect(ch chan<- prometheus.Metric) {
+	if err := read(scrape{ch}); err != nil {
+		ch <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 	}
+}
+
+// scrape takes values of metrics, with the names and the values of labels in turn.
+type scrape struct{ ch chan<- prometheus.Metric }
+
+func (s scrape) gauge(name, help string, value float64, labels ...string) {
+	s.send(prometheus.GaugeValue, name, help, value, labels)
+}
+
+func (s scrape) counter(name, help string, value float64, labels ...string) {
+	s.send(prometheus.CounterValue, name, help, value, labels)
+}
+
+func (s scrape) send(t prometheus.ValueType, name, help string, value float64, labels []string) {
+	var names, values []string
+	for l := range slices.Chunk(labels, 2) {
+		names, values = append(names, l[0]), append(values, l[1])
+	}
+	s.ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, names, nil), t, value, values...)
 }
 
 // FastPath holds the metrics of the fast path.
@@ -48,61 +55,37 @@ type FastPath struct {
 
 // OnFastPath serves the metrics of the fast path.
 func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("slipstream_fastpath_"+name, help, nil, nil)
-	}
-	var (
-		supported  = desc("supported", "Whether the kernel supports the fast path: 1 or 0.")
-		offloads   = desc("offloads_total", "Connections offloaded to the fast path since its table was created.")
-		refused    = desc("refused_total", "Packets whose connections were not offloaded because the map of the engine ebpf, or the share of their interface, was full.")
-		interfaces = desc("interfaces", "Interfaces between which connections may take the fast path.")
-		hardware   = desc("hardware", "Whether connections are offloaded to network hardware: 1 or 0.")
-		flushes    = desc("flushes_total", "Flushes of all connections to the slow path.")
-		errs       = desc("errors_total", "Failures to program the fast path.")
-	)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{supported, offloads, refused, interfaces, hardware, flushes, errs}, func(send send) error {
+	m.registry.MustRegister(onScrape(func(s scrape) error {
 		f, err := read()
 		if err != nil {
 			return err
 		}
-		send(supported, prometheus.GaugeValue, oneIf(f.Supported))
-		send(interfaces, prometheus.GaugeValue, float64(f.Interfaces))
-		send(hardware, prometheus.GaugeValue, oneIf(f.Hardware))
-		send(offloads, prometheus.CounterValue, float64(f.Offloaded))
-		send(refused, prometheus.CounterValue, float64(f.Refused))
-		send(flushes, prometheus.CounterValue, float64(f.Flushes))
-		send(errs, prometheus.CounterValue, float64(f.Errors))
+		const prefix = "slipstream_fastpath_"
+		s.gauge(prefix+"supported", "Whether the kernel supports the fast path: 1 or 0.", oneIf(f.Supported))
+		s.counter(prefix+"offloads_total", "Connections offloaded to the fast path since its table was created.", float64(f.Offloaded))
+		s.counter(prefix+"refused_total", "Packets whose connections were not offloaded because the map of the engine ebpf, or the share of their interface, was full.", float64(f.Refused))
+		s.gauge(prefix+"interfaces", "Interfaces between which connections may take the fast path.", float64(f.Interfaces))
+		s.gauge(prefix+"hardware", "Whether connections are offloaded to network hardware: 1 or 0.", oneIf(f.Hardware))
+		s.counter(prefix+"flushes_total", "Flushes of all connections to the slow path.", float64(f.Flushes))
+		s.counter(prefix+"errors_total", "Failures to program the fast path.", float64(f.Errors))
 		return nil
-	}})
+	}))
 }
 
-// Sockets holds the metrics of socketLoadBalancing.
-type Sockets struct {
-	Attached    bool
-	Connections uint64
-	Namespaces  int
-}
-
-// OnSockets serves the metrics of socketLoadBalancing.
-func (m *Metrics) OnSockets(read func() (Sockets, error)) {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("slipstream_sockets_"+name, help, nil, nil)
-	}
-	var (
-		attached    = desc("attached", "Whether the programs of sockets are attached: 1 or 0.")
-		connections = desc("connections_total", "Connections of local clients that went straight to an endpoint.")
-		namespaces  = desc("namespaces", "Network namespaces whose connections go straight to an endpoint: the node's and pods'.")
-	)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{attached, connections, namespaces}, func(send send) error {
-		s, err := read()
+// OnSockets serves the metrics of socketLoadBalancing: whether its programs are attached, and how many connections and
+// network namespaces they have served.
+func (m *Metrics) OnSockets(read func() (attached bool, connections uint64, namespaces int, err error)) {
+	m.registry.MustRegister(onScrape(func(s scrape) error {
+		attached, connections, namespaces, err := read()
 		if err != nil {
 			return err
 		}
-		send(attached, prometheus.GaugeValue, oneIf(s.Attached))
-		send(connections, prometheus.CounterValue, float64(s.Connections))
-		send(namespaces, prometheus.GaugeValue, float64(s.Namespaces))
+		const prefix = "slipstream_sockets_"
+		s.gauge(prefix+"attached", "Whether the programs of sockets are attached: 1 or 0.", oneIf(attached))
+		s.counter(prefix+"connections_total", "Connections of local clients that went straight to an endpoint.", float64(connections))
+		s.gauge(prefix+"namespaces", "Network namespaces whose connections go straight to an endpoint: the node's and pods'.", float64(namespaces))
 		return nil
-	}})
+	}))
 }
 
 func oneIf(is bool) float64 {
@@ -138,15 +121,13 @@ func (k *kernelCounters) total(series string, now uint64) float64 {
 	return float64(g.before + now)
 }
 
-var rejectedDesc = prometheus.NewDesc("slipstream_rejected_packets_total",
-	"Packets to Services that were refused or dropped, by reason.", []string{"reason", labelFamily}, nil)
-
 // sendRejected sends the numbers of rejected packets, by desired.Family and reason.
-func (k *kernelCounters) sendRejected(send send, rejected [2]map[string]uint64) {
+func (k *kernelCounters) sendRejected(s scrape, rejected [2]map[string]uint64) {
 	for f, byReason := range rejected {
 		for reason, n := range byReason {
 			family := desired.Family(f).String()
-			send(rejectedDesc, prometheus.CounterValue, k.total(reason+family, n), reason, family)
+			s.counter("slipstream_rejected_packets_total", "Packets to Services that were refused or dropped, by reason.",
+				k.total(reason+family, n), "reason", reason, labelFamily, family)
 		}
 	}
 }
@@ -166,33 +147,27 @@ type Affinity struct {
 
 // OnNFTables serves the kernel's counters of nftables mode.
 func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("slipstream_session_affinity_"+name, help, []string{labelFamily}, nil)
-	}
-	var (
-		unrecorded = desc("unrecorded_total", "Connections whose client got no session affinity because there were too many clients.")
-		clients    = desc("clients", "Clients with session affinity.")
-		most       = desc("clients_max", "Maximum of clients with session affinity.")
-		full       = desc("full_services", "Services that have at least nine tenths of the clients with session affinity that they may have.")
-		k          kernelCounters
-	)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{unrecorded, clients, most, full, rejectedDesc}, func(send send) error {
+	var k kernelCounters
+	m.registry.MustRegister(onScrape(func(s scrape) error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		n, err := read()
 		if err != nil {
 			return err
 		}
-		k.sendRejected(send, n.Rejected)
-		for f := range n.Unrecorded {
+		k.sendRejected(s, n.Rejected)
+		for f, a := range n.Affinity {
+			const prefix = "slipstream_session_affinity_"
 			family := desired.Family(f).String()
-			send(unrecorded, prometheus.CounterValue, k.total("unrecorded"+family, n.Unrecorded[f]), family)
-			send(clients, prometheus.GaugeValue, float64(n.Affinity[f].Clients), family)
-			send(most, prometheus.GaugeValue, float64(n.Affinity[f].MostClients), family)
-			send(full, prometheus.GaugeValue, float64(n.Affinity[f].FullServices), family)
+			s.counter(prefix+"unrecorded_total", "Connections whose client got no session affinity because there were too many clients.",
+				k.total("unrecorded"+family, n.Unrecorded[f]), labelFamily, family)
+			s.gauge(prefix+"clients", "Clients with session affinity.", float64(a.Clients), labelFamily, family)
+			s.gauge(prefix+"clients_max", "Maximum of clients with session affinity.", float64(a.MostClients), labelFamily, family)
+			s.gauge(prefix+"full_services", "Services that have at least nine tenths of the clients with session affinity that they may have.",
+				float64(a.FullServices), labelFamily, family)
 		}
 		return nil
-	}})
+	}))
 }
 
 // IPTables holds the numbers of rules and the kernel's counters of iptables mode, by
@@ -208,29 +183,26 @@ type IPTables struct {
 
 // OnIPTables serves the numbers of rules and the kernel's counters of iptables mode.
 func (m *Metrics) OnIPTables(read func() (IPTables, error)) {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("kubeproxy_sync_proxy_rules_iptables_"+name, help, []string{"table", labelFamily}, nil)
-	}
-	total, last := desc("total", "Slipstream's rules of iptables."), desc("last", "Rules of iptables that the last sync wrote.")
-	invalid := prometheus.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-		"Forwarded packets that were dropped because conntrack considers them invalid.", nil, nil)
 	var k kernelCounters
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{total, last, invalid, rejectedDesc}, func(send send) error {
+	m.registry.MustRegister(onScrape(func(s scrape) error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		n, err := read()
-		for d, byFamily := range map[*prometheus.Desc][2]map[string]int{total: n.Total, last: n.Last} {
+		rules := func(name, help string, byFamily [2]map[string]int) {
 			for f, tables := range byFamily {
 				for table, rules := range tables {
-					send(d, prometheus.GaugeValue, float64(rules), table, desired.Family(f).String())
+					s.gauge("kubeproxy_sync_proxy_rules_iptables_"+name, help, float64(rules), "table", table, labelFamily, desired.Family(f).String())
 				}
 			}
 		}
+		rules("total", "Slipstream's rules of iptables.", n.Total)
+		rules("last", "Rules of iptables that the last sync wrote.", n.Last)
 		if err != nil {
 			return err
 		}
-		k.sendRejected(send, n.Rejected)
-		send(invalid, prometheus.CounterValue, k.total("invalid IPv4", n.Invalid[0])+k.total("invalid IPv6", n.Invalid[1]))
+		k.sendRejected(s, n.Rejected)
+		s.counter("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Forwarded packets that were dropped because conntrack considers them invalid.",
+			k.total("invalid IPv4", n.Invalid[0])+k.total("invalid IPv6", n.Invalid[1]))
 		return nil
-	}})
+	}))
 }

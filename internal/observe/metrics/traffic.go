@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -72,16 +71,7 @@ func (t *traffic) update(all map[types.NamespacedName]Traffic) {
 // OnTraffic serves what Services carry. read is called on a scrape only, as rarely as that of
 // OnFlows. Scrapes in between cost no more than the series that they send.
 func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error)) {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("slipstream_service_"+name, help, []string{"namespace", "service"}, nil)
-	}
 	var (
-		open        = desc("connections", "Connections to the Service that conntrack has now.")
-		connections = desc("connections_total", "Connections to the Service that began.")
-		packets     = desc("packets_total", "Packets of connections to the Service, of both directions.")
-		bytes       = desc("bytes_total", "Bytes of connections to the Service, of both directions, from the IP header on.")
-		rejected    = desc("rejected_packets_total", "Packets to the Service that were refused or dropped.")
-
 		t = traffic{seen: map[types.NamespacedName]Traffic{}, own: map[types.NamespacedName]*Traffic{}}
 		r = rarely[struct{}]{now: time.Now, read: func() (struct{}, error) {
 			all, err := read()
@@ -91,23 +81,25 @@ func (m *Metrics) OnTraffic(read func() (map[types.NamespacedName]Traffic, error
 			return struct{}{}, err
 		}}
 	)
-	m.registry.MustRegister(&onScrape{[]*prometheus.Desc{open, connections, packets, bytes, rejected}, func(send send) error {
+	m.registry.MustRegister(onScrape(func(to scrape) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if _, err := r.get(); err != nil {
 			return err
 		}
 		series := func(namespace, service string, s Traffic) {
-			send(open, prometheus.GaugeValue, s.Open, namespace, service)
-			send(connections, prometheus.CounterValue, s.Connections, namespace, service)
-			send(packets, prometheus.CounterValue, s.Packets, namespace, service)
-			send(bytes, prometheus.CounterValue, s.Bytes, namespace, service)
-			send(rejected, prometheus.CounterValue, s.Rejected, namespace, service)
+			const prefix = "slipstream_service_"
+			of := []string{"namespace", namespace, "service", service}
+			to.gauge(prefix+"connections", "Connections to the Service that conntrack has now.", s.Open, of...)
+			to.counter(prefix+"connections_total", "Connections to the Service that began.", s.Connections, of...)
+			to.counter(prefix+"packets_total", "Packets of connections to the Service, of both directions.", s.Packets, of...)
+			to.counter(prefix+"bytes_total", "Bytes of connections to the Service, of both directions, from the IP header on.", s.Bytes, of...)
+			to.counter(prefix+"rejected_packets_total", "Packets to the Service that were refused or dropped.", s.Rejected, of...)
 		}
 		for name, s := range t.own {
 			series(name.Namespace, name.Name, *s)
 		}
 		series("", OtherServices, t.other)
 		return nil
-	}})
+	}))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pods
+package expression
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestSelects(t *testing.T) {
+func TestPods(t *testing.T) {
 	all := []*corev1.Pod{
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "voip", Name: "bare"}},
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sip-1", Labels: map[string]string{"app": "sip"}}},
@@ -26,7 +26,7 @@ func TestSelects(t *testing.T) {
 		`"shaped" in pod.annotations`:                           "web-1",
 		`true`:                                                  "bare sip-1 web-1",
 	} {
-		selects, err := Compile(expression)
+		selects, err := Pods(expression)
 		if err != nil {
 			t.Errorf("%s: %v", expression, err)
 			continue
@@ -41,18 +41,18 @@ func TestSelects(t *testing.T) {
 			t.Errorf("%s selects %v, want %s", expression, got, want)
 		}
 	}
-	if selects, err := Compile(" "); selects != nil || err != nil {
+	if selects, err := Pods(" "); selects != nil || err != nil {
 		t.Errorf("an empty expression selects, %v", err)
 	}
 }
 
-func TestCompileErrors(t *testing.T) {
+func TestPodErrors(t *testing.T) {
 	for expression, want := range map[string]string{
 		`pod.label["app"] == "sip"`: `pod expression "pod.label[\"app\"] == \"sip\"": column 4: undefined field 'label'`,
 		`pod.labels["app"]`:         `pod expression "pod.labels[\"app\"]": is of type string, not bool`,
 		`source.name == "x"`:        `pod expression "source.name == \"x\"": column 1: undeclared reference to 'source' (in container '')`,
 	} {
-		if _, err := Compile(expression); fmt.Sprint(err) != want {
+		if _, err := Pods(expression); fmt.Sprint(err) != want {
 			t.Errorf("error\n%v, want\n%s", err, want)
 		}
 	}
