@@ -167,7 +167,7 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	spec := e.port.service.spec
 	byZone := spec != nil && spec.policy.byZone && p.kind.scope() == Cluster
 	level := loads != nil && a == LeastConnections
-	if p.gone || over || e.tally.weighted == 0 && !byZone && !level {
+	if p.gone || over || e.tally.weighted == 0 && !byZone && !level && len(e.warming) == 0 {
 		return nil
 	}
 	here := func(en *entry) int { return int(en.cond & inZone / inZone) }
@@ -188,6 +188,9 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 			all[en.backend] = uint64(en.weight) * factors[here(en)]
 		}
 	}
+	if len(e.warming) > 0 && e.port.service.slowStart() > 0 {
+		e.lowerWarming(all)
+	}
 	if level {
 		levelWeights(loads, e.port.protocol, all, p.weighted)
 	}
@@ -198,7 +201,7 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 // schedulesByWeight updates whether the scheduler of the frontends has to look at weights.
 func (s *State) schedulesByWeight(e *endpoints) {
 	spec := e.port.service.spec
-	if e.gone || spec == nil || s.config.Scheduler == nil || e.weighted == (e.tally.weighted > 0 || spec.policy.byZone) {
+	if e.gone || spec == nil || s.config.Scheduler == nil || e.weighted == (e.tally.weighted > 0 || spec.policy.byZone || spec.slowStart > 0) {
 		return
 	}
 	e.weighted = !e.weighted

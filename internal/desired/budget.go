@@ -234,7 +234,7 @@ func (s *State) keepBudgets() {
 
 // ownSlots reports whether a Service has slots because of its annotations or those of its slices.
 func (svc *service) ownSlots(c *Config) bool {
-	return svc.spec != nil && (svc.spec.Scheduler != c.Balancing || svc.spec.policy.byZone ||
+	return svc.spec != nil && (svc.spec.Scheduler != c.Balancing || svc.spec.policy.byZone || svc.spec.slowStart > 0 ||
 		slices.ContainsFunc(svc.slices, func(sl *slice) bool { return sl.weight != DefaultWeight }))
 }
 
@@ -254,7 +254,7 @@ func (e *endpoints) slots(c *Config) (n int) {
 		n = c.tableSize(backends)
 	case spec.policy.byZone:
 		n = MostSlots(backends)
-	case e.tally.weighted > 0 || e.followsLoads():
+	case e.tally.weighted > 0 || e.followsLoads() || spec.slowStart > 0:
 		divisor, sum := 0, 0
 		for i := range e.entries {
 			if en := &e.entries[i]; en.listed > 0 {
@@ -267,6 +267,9 @@ func (e *endpoints) slots(c *Config) (n int) {
 		n = sum / max(divisor, 1)
 		if e.followsLoads() {
 			n *= mostSteps(backends)
+		}
+		if spec.slowStart > 0 {
+			n *= 10
 		}
 		n = min(n, MostSlots(backends))
 	}

@@ -23,6 +23,7 @@ func (s *State) collect() *Update {
 		c.Pools = e.change(c.Pools, s)
 		s.dirtyRelay(e)
 		s.follow(e)
+		s.followWarming(e)
 		s.schedulesByWeight(e)
 		c.Flows = s.staleFlows(c.Flows, e)
 		for kind, p := range e.pools {

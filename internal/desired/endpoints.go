@@ -23,6 +23,8 @@ type endpoints struct {
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
 
+	warming map[Backend]warming // entries that became ready a short time ago
+
 	weighted bool // the scheduler of the dataplane has to look at weights
 }
 
@@ -42,6 +44,7 @@ const (
 	isServing                              // serves flows, by the tracking of flows
 	inFirst                                // was a backend of the pool of the first kind at the last report; then the other kinds
 	inPools         = inFirst<<kinds - inFirst
+	wasUsable       = inFirst << kinds // took new connections at the last report
 )
 
 func (k poolKind) flag() entryFlags { return inFirst << k }
@@ -257,12 +260,12 @@ func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 	}
 	if chosenAgain {
 		for i := len(e.entries) - 1; i >= 0; i-- { // backwards, because report may move the last entry to i
-			e.report(i, &changes, &s.sets[HairpinIPs])
+			e.report(i, &changes, s)
 		}
 	} else {
 		for _, b := range e.touched {
 			if i := e.find(b); i >= 0 {
-				e.report(i, &changes, &s.sets[HairpinIPs])
+				e.report(i, &changes, s)
 			}
 		}
 	}
@@ -276,7 +279,7 @@ func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 }
 
 // report adds the difference in one entry to changes and marks it as reported.
-func (e *endpoints) report(i int, changes *[kinds]PoolChange, hairpins *counted) {
+func (e *endpoints) report(i int, changes *[kinds]PoolChange, s *State) {
 	en := &e.entries[i]
 	former := en.flags
 	en.flags &^= isTouched
@@ -299,11 +302,12 @@ func (e *endpoints) report(i int, changes *[kinds]PoolChange, hairpins *counted)
 		if hairpin {
 			users = 1
 		}
-		hairpins.use(Address(en.backend.Addr()), users)
+		s.sets[HairpinIPs].use(Address(en.backend.Addr()), users)
 	}
 	if e.flows != nil {
 		e.watchFlows(en, former)
 	}
+	e.warm(en, s.now)
 	if en.listed == 0 {
 		e.remove(i)
 	}

@@ -39,8 +39,12 @@ func checkSequence(input []byte) error {
 	var objects desiredtest.Objects
 	s := New(config)
 	kernel, flows := newModel(), newModelFlows()
+	now := time.Unix(0, 0)
 	for step := 1; c.More(); step++ {
 		objects.Step(c, s)
+		if now = now.Add(time.Duration(c.Below(10)) * time.Second); step > 1 {
+			s.Advance(now)
+		}
 		if step%16 == 0 {
 			if err := checkReported(s, kernel); err != nil {
 				return err
@@ -72,8 +76,15 @@ func checkSequence(input []byte) error {
 			return fmt.Errorf("change: %w", err)
 		}
 	}
-	if err := kernel.step(s, flows); err != nil {
-		return fmt.Errorf("last change: %w", err)
+	for range 2 { // the second time, endpoints are warm, as in a fresh State
+		if err := kernel.step(s, flows); err != nil {
+			return fmt.Errorf("last change: %w", err)
+		}
+		now = now.Add(2 * time.Hour)
+		s.Advance(now)
+	}
+	if s.Warming() {
+		return fmt.Errorf("endpoints do not get warm: %v", s.warming)
 	}
 	again := s.Change()
 	if !again.Empty() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -39,6 +40,7 @@ type serviceSpec struct {
 	ports      []*port        // of service.ports, or new
 	policy     policy
 	affinity   uint32 // seconds; 0 for none
+	slowStart  time.Duration
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
 	closed     bool   // one of ranges is invalid
@@ -114,6 +116,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		s.serviceProblem(in, field, reason)
 	}
 	s.schedule(out, in)
+	out.slowStart = s.slowStart(in)
 	s.externalAddrs(out, in)
 	s.sourceRanges(out, in)
 	if in.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -38,6 +39,8 @@ type State struct {
 	dirtyHealths   []*service
 	following      map[*endpoints]bool // whose choice follows loads
 	uncounted      error               // why loads are not known; nil if they are
+	warming        map[*endpoints]bool // that have entries which became ready a short time ago
+	now, stepped   time.Time           // of the last Advance, and of the last look at them
 	problems       []Problem
 	told           map[string][]Problem         // those that an object had in its last version
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
@@ -63,6 +66,7 @@ func New(c Config) *State {
 		contested:  map[types.NamespacedName]int{},
 		otherNodes: map[string][]netip.Addr{},
 		following:  map[*endpoints]bool{},
+		warming:    map[*endpoints]bool{},
 		told:       map[string][]Problem{},
 		permits:    permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
 		slots:      newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0),

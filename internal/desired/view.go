@@ -98,7 +98,8 @@ type EndpointView struct {
 	Serving     bool              `json:"serving"`
 	Terminating bool              `json:"terminating"`
 	Weight      uint8             `json:"weight"`
-	Use         map[string]string `json:"use"` // by scope of the pool: used, or why not
+	Use         map[string]string `json:"use"`               // by scope of the pool: used, or why not
+	Warming     uint8             `json:"warming,omitempty"` // the percentage of its weight that it has, if it became ready a short time ago
 }
 
 // ViewServices calls visit with the Services that are proxied and that a filter, if not nil,
@@ -211,6 +212,7 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 			continue
 		}
 		view := s.viewEntry(en)
+		view.Warming = 10 * e.warming[en.backend].tenths
 		view.Zone = plain.Line(zoneOf[en.backend], 63) // no limit of the API
 		for scope := range Scope(scopes) {
 			if e.poolIn(scope) == nil {
@@ -283,6 +285,13 @@ func (s *State) Counts() Counts {
 
 // Uses joins the uses in the pools of both scopes, if they differ.
 func (v *EndpointView) Uses() string {
+	if v.Warming > 0 {
+		return fmt.Sprintf("%s, warming: %d %%", v.uses(), v.Warming)
+	}
+	return v.uses()
+}
+
+func (v *EndpointView) uses() string {
 	cluster, local := v.Use[Cluster.String()], v.Use[Local.String()]
 	switch {
 	case cluster == local || local == "":

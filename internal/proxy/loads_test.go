@@ -20,7 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// crossing is a street with a proxy that balances by lc.
+// crossing is a street with a proxy.
 type crossing struct {
 	*dataplanetest.Street
 	events script
@@ -29,15 +29,15 @@ type crossing struct {
 
 var web = netip.MustParseAddrPort("10.96.0.1:80")
 
-// newCrossing serves a number of ports, and starts a proxy with the first one.
-func newCrossing(t *testing.T, ports int) *crossing {
+// newCrossing serves a number of ports, and starts a proxy with the first one and a Service.
+func newCrossing(t *testing.T, ports int, service *corev1.Service) *crossing {
 	kerneltest.Require(t, kerneltest.NFTables)
 	x := &crossing{Street: dataplanetest.NewStreet(t, ports), events: make(script)}
 	kernel, err := nftables.New(dataplane.Config{NetNS: x.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	check(t, err)
 	counter := load.New(x.Node.FD())
 	done := make(chan error, 1)
-	p := New(x.events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: time.Hour, Loads: counter, Events: &x.told})
+	p := New(x.events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: 100 * time.Millisecond, Loads: counter, Events: &x.told})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { done <- p.Run(ctx) }()
 	t.Cleanup(func() {
@@ -45,8 +45,6 @@ func newCrossing(t *testing.T, ports int) *crossing {
 		check(t, <-done)
 		kernel.Close()
 	})
-	service := dataplanetest.Service(corev1.ServiceSpec{})
-	service.Annotations = map[string]string{desired.AnnotationScheduler: "lc"}
 	x.events <- []source.Event{{Type: source.Set, Object: service}, {Type: source.Set, Object: dataplanetest.Slice(0)}, synced}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := x.Client.Connect(lab.TCP, web); err == nil {
@@ -55,6 +53,13 @@ func newCrossing(t *testing.T, ports int) *crossing {
 			t.Fatal(err)
 		}
 	}
+}
+
+// annotated is the street's Service with an annotation.
+func annotated(name, value string, spec corev1.ServiceSpec) *corev1.Service {
+	service := dataplanetest.Service(spec)
+	service.Annotations = map[string]string{name: value}
+	return service
 }
 
 // add adds endpoints.
@@ -67,11 +72,16 @@ func (x *crossing) add(from, to int) {
 // await connects until the first backend has so many of 100 tries.
 func (x *crossing) await(t *testing.T, what string, enough func(n int) bool) {
 	t.Helper()
+	x.awaitFrom(t, what, func() (lab.Reply, error) { return x.Client.Connect(lab.TCP, web) }, enough)
+}
+
+func (x *crossing) awaitFrom(t *testing.T, what string, connect func() (lab.Reply, error), enough func(n int) bool) {
+	t.Helper()
 	const tries = 100
 	for deadline := time.Now().Add(time.Minute); ; {
 		n := 0
 		for range tries {
-			reply, err := x.Client.Connect(lab.TCP, web)
+			reply, err := connect()
 			check(t, err)
 			if reply.Local.Port() == dataplanetest.FirstPort {
 				n++
@@ -81,7 +91,7 @@ func (x *crossing) await(t *testing.T, what string, enough func(n int) bool) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: the busy backend got %d of %d connections", what, n, tries)
+			t.Fatalf("%s: the first backend got %d of %d connections", what, n, tries)
 		}
 	}
 }
@@ -91,7 +101,7 @@ func (x *crossing) await(t *testing.T, what string, enough func(n int) bool) {
 // share again.
 func TestLeastConnections(t *testing.T) {
 	const ports, busy = 3, 30
-	x := newCrossing(t, ports)
+	x := newCrossing(t, ports, annotated(desired.AnnotationScheduler, "lc", corev1.ServiceSpec{}))
 	for range busy {
 		s, err := x.Client.Stream(lab.TCP, web, time.Second)
 		check(t, err)
@@ -124,7 +134,7 @@ func TestLeastConnections(t *testing.T) {
 // any answer. It gets no more than twice its share.
 func TestLeastConnectionsRefused(t *testing.T) {
 	const healthy, rounds, each = 2, 60, 6
-	x := newCrossing(t, healthy)
+	x := newCrossing(t, healthy, annotated(desired.AnnotationScheduler, "lc", corev1.ServiceSpec{}))
 	x.add(1, healthy+1)
 	tries, failed := 0, 0
 	for round := range rounds {

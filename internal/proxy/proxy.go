@@ -230,6 +230,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.checkFastPath(ctx)
 			p.checkSockets(ctx)
 			p.checkPolicies(ctx)
+			p.pending = p.state.Warming() && p.state.Advance(time.Now()) || p.pending
 		case <-p.verifying.next:
 			p.verifying.due = true
 		case <-p.loads.due:
@@ -451,6 +452,9 @@ func (p *Proxy) warnOfService(problem desired.Problem) {
 // next returns the update to program: the change, or the full content if p.full is or
 // becomes true.
 func (p *Proxy) next() *desired.Update {
+	if !p.Updated().IsZero() { // else endpoints are not new, but the proxy is
+		p.state.Advance(time.Now())
+	}
 	if !p.full {
 		c := p.state.Change()
 		if !c.Rebuild {

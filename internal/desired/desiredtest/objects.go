@@ -139,6 +139,9 @@ func (c *Choices) service(i int) *corev1.Service {
 		} else {
 			svc.Annotations["slipstream.io/scheduler"] = schedulers[c.Below(len(schedulers))]
 		}
+		if c.once(2) {
+			svc.Annotations["slipstream.io/slow-start"] = []string{"30s", "1h", "nonsense"}[c.Below(3)]
+		}
 	}
 	if c.once(4) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP

@@ -574,6 +574,9 @@ func (x *explainer) pool() []desired.Candidate {
 		if x.here(c.Backend) {
 			where = ", on this node"
 		}
+		if i := slices.IndexFunc(d.Port.Endpoints, func(e desired.EndpointView) bool { return e.Backend == c.Backend }); i >= 0 && d.Port.Endpoints[i].Warming > 0 {
+			where += fmt.Sprintf(", warming: it became ready a short time ago and has %d %% of its weight", d.Port.Endpoints[i].Warming)
+		}
 		x.step("Endpoint", "", "%s with probability %.4g %%%s.", c.Backend, 100*c.Share, where)
 	}
 	x.unused()

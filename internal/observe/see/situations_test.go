@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,8 +42,12 @@ func (objects) Close() error                                                    
 
 // view is that of a proxy of node n1, at 192.168.100.11, without a kernel.
 func view(t *testing.T, manifest string) *View {
+	return viewOf(t, manifest, desired.New(desired.Config{NodeName: "n1"}))
+}
+
+func viewOf(t *testing.T, manifest string, state *desired.State) *View {
 	o := objects(manifest)
-	p := proxy.New(o, desired.New(desired.Config{NodeName: "n1"}), o, metrics.New(), proxy.Options{
+	p := proxy.New(o, state, o, metrics.New(), proxy.Options{
 		CheckPeriod: time.Hour,
 		NodeAddresses: func(ctx context.Context, deliver func([]netip.Addr)) error {
 			deliver([]netip.Addr{netip.MustParseAddr("192.168.100.11")})
@@ -151,4 +156,26 @@ func TestDecided(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWarming: explain and services say that an endpoint became ready a short time ago. Endpoints are new to a state
+// that has a time already.
+func TestWarming(t *testing.T) {
+	state := desired.New(desired.Config{NodeName: "n1"})
+	state.Advance(time.Now())
+	v := viewOf(t, strings.Replace(web(endpoint), "{name: web}", "{name: web, annotations: {slipstream.io/slow-start: 1h}}", 1), state)
+	x, err := v.Explain(t.Context(), Question{From: "10.244.1.2", To: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(x.Steps, func(s Step) bool {
+		return s.Title == "Endpoint" && strings.HasSuffix(s.Text, "warming: it became ready a short time ago and has 10 % of its weight.")
+	}) {
+		t.Errorf("explain: %+v", x.Steps)
+	}
+	state.ViewServices(nil, true, func(v *desired.ServiceView) {
+		if uses := v.Ports[0].Endpoints[0].Uses(); uses != "used, warming: 10 %" {
+			t.Errorf("services: %q", uses)
+		}
+	})
 }
