@@ -9,14 +9,13 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
 )
 
 // difference is a probe with two outcomes.
 type difference struct {
-	probe    observe.Probe
+	probe    Probe
 	subjects [2]string
-	outcomes [2]observe.Outcome
+	outcomes [2]Outcome
 }
 
 func (d difference) String() string {
@@ -54,17 +53,17 @@ const looks = 3
 func compare(t *testing.T, c *cluster.Cluster, both [2]*performance) []difference {
 	t.Helper()
 	begin := time.Now()
-	probes := observe.Plan(c)
-	found := compareProbes(t, c, both, probes, looks, observe.Fast)
+	probes := Plan(c)
+	found := compareProbes(t, c, both, probes, looks, Fast)
 	t.Logf("%d Services, %d slices, %d probes in %v", len(c.Services), len(c.Slices), len(probes), time.Since(begin).Round(time.Millisecond))
 	return found
 }
 
 // compareProbes looks that many times, from the second time on at what differed only,
 // but for what is known, and more carefully.
-func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probes []observe.Probe, looks int, pace observe.Pace) (found []difference) {
+func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probes []Probe, looks int, pace Pace) (found []difference) {
 	t.Helper()
-	var outcomes [2][]observe.Outcome
+	var outcomes [2][]Outcome
 	known := map[string]int{}
 	for look := range looks {
 		before, was := probes, outcomes
@@ -77,7 +76,7 @@ func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probe
 		}
 		found = nil
 		all, of := differing(probes, outcomes)
-		probes, outcomes = nil, [2][]observe.Outcome{}
+		probes, outcomes = nil, [2][]Outcome{}
 		for i, p := range all {
 			d := difference{probe: p}
 			for s := range both {
@@ -91,7 +90,7 @@ func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probe
 			probes = append(probes, p)
 			outcomes[0], outcomes[1] = append(outcomes[0], of[0][i]), append(outcomes[1], of[1][i])
 		}
-		pace = observe.Careful
+		pace = Careful
 		if c.Settings.Mode == cluster.IPVS { // a User Mode Linux kernel stands still for seconds
 			pace.Timeout, pace.AtOnce = 5*time.Second, 16
 		}
@@ -103,7 +102,7 @@ func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probe
 }
 
 // differing keeps the probes with different outcomes.
-func differing(probes []observe.Probe, outcomes [2][]observe.Outcome) (kept []observe.Probe, of [2][]observe.Outcome) {
+func differing(probes []Probe, outcomes [2][]Outcome) (kept []Probe, of [2][]Outcome) {
 	for i, p := range probes {
 		if !outcomes[0][i].Equal(outcomes[1][i]) {
 			kept = append(kept, p)
@@ -114,7 +113,7 @@ func differing(probes []observe.Probe, outcomes [2][]observe.Outcome) (kept []ob
 }
 
 // mentionPassing logs differences that another look did not confirm.
-func mentionPassing(t *testing.T, probes []observe.Probe, was, is [2][]observe.Outcome) {
+func mentionPassing(t *testing.T, probes []Probe, was, is [2][]Outcome) {
 	t.Helper()
 	const most = 3
 	n := 0

@@ -41,5 +41,7 @@
 //	upstream  builds the programs, and runs etcd and kube-apiserver as child processes
 //	cluster   random clusters
 //	stage     the machines
-//	observe   which servers answer which clients, and the source addresses they see
+//
+// plan_test.go has what is looked at, and look_test.go how: which servers answer which clients, and the source addresses
+// that they see.
 package oracle

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"k8s.io/utils/ptr"
 )
@@ -51,7 +50,7 @@ func isHairpinOfUnknownNode(c *cluster.Cluster, d difference) bool {
 		return false
 	}
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	if !slices.Equal(kube.Failures, []string{observe.Timeout}) || len(ours.Failures) > 0 || kube.Note != ours.Note {
+	if !slices.Equal(kube.Failures, []string{Timeout}) || len(ours.Failures) > 0 || kube.Note != ours.Note {
 		return false
 	}
 	rest := maps.Clone(ours.Answers)
@@ -66,7 +65,7 @@ func isHairpinOfUnknownNode(c *cluster.Cluster, d difference) bool {
 
 // hasEndpointWithoutNode says whether the probe's vantage is an endpoint of the Service
 // in a slice that does not say on which node.
-func hasEndpointWithoutNode(c *cluster.Cluster, p observe.Probe) bool {
+func hasEndpointWithoutNode(c *cluster.Cluster, p Probe) bool {
 	svc := c.Named(p.Namespace, p.Service)
 	if svc == nil {
 		return false
@@ -100,24 +99,24 @@ func TestKnownAreDocumented(t *testing.T) {
 // TestKnownIsNarrow checks that the rule of a known difference does not match similar ones.
 func TestKnownIsNarrow(t *testing.T) {
 	var c *cluster.Cluster
-	var p observe.Probe
+	var p Probe
 	for seed := uint64(1); p.From == ""; seed++ { // until a cluster has such an endpoint
 		c = cluster.Random(seed)
-		for _, candidate := range observe.Plan(c) {
-			if candidate.Kind == observe.Reach && candidate.From == stage.PodEndpoint && hasEndpointWithoutNode(c, candidate) {
+		for _, candidate := range Plan(c) {
+			if candidate.Kind == Reach && candidate.From == stage.PodEndpoint && hasEndpointWithoutNode(c, candidate) {
 				p = candidate
 			}
 		}
 	}
-	outcome := func(answers map[string][]string, failures ...string) observe.Outcome {
-		return observe.Outcome{Answers: answers, Failures: failures}
+	outcome := func(answers map[string][]string, failures ...string) Outcome {
+		return Outcome{Answers: answers, Failures: failures}
 	}
 	other := p
 	other.From = stage.PodNoEndpoint
 	for _, tc := range []struct {
 		name       string
-		probe      observe.Probe
-		kube, ours observe.Outcome
+		probe      Probe
+		kube, ours Outcome
 		known      bool
 	}{
 		{"as is known", p, outcome(nil, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), true},
@@ -128,7 +127,7 @@ func TestKnownIsNarrow(t *testing.T) {
 		{"not masqueraded", p, outcome(nil, "timeout"), outcome(map[string][]string{"b": {"b:8080"}}), false},
 		{"the other way round", p, outcome(map[string][]string{"n1": {"b:8080"}}), outcome(nil, "timeout"), false},
 	} {
-		d := difference{probe: tc.probe, outcomes: [2]observe.Outcome{tc.kube, tc.ours}}
+		d := difference{probe: tc.probe, outcomes: [2]Outcome{tc.kube, tc.ours}}
 		if got := knownDifference(c, d) != ""; got != tc.known {
 			t.Errorf("%s: known is %v, want %v", tc.name, got, tc.known)
 		}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -24,7 +23,7 @@ import (
 // isUnusedPort reports whether Slipstream refuses a packet to a port of a ClusterIP that its
 // Service does not have, and kube-proxy accepts it.
 func isUnusedPort(c *cluster.Cluster, d difference) bool {
-	if !letPass(c, d, observe.Refused) {
+	if !letPass(c, d, Refused) {
 		return false
 	}
 	svc := ownerOf(c, d.probe.To.Addr())
@@ -39,13 +38,13 @@ func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
 	of := func(a netip.Addr) bool {
 		return stage.ServiceCIDRs[stage.Family(a)].Contains(a) && ownerOf(c, a) == nil
 	}
-	if d.probe.Kind == observe.Share {
+	if d.probe.Kind == Share {
 		// The Service is another proxy's: with kube-proxy all its addresses lead
 		// elsewhere, where one machine answers.
 		return c.Settings.Mode != cluster.NFTables && (of(d.probe.To.Addr()) || of(d.probe.Then.Addr())) &&
-			d.outcomes[0].Note == observe.SameServer && d.outcomes[1].Note == observe.NotBoth
+			d.outcomes[0].Note == SameServer && d.outcomes[1].Note == NotBoth
 	}
-	return of(d.probe.To.Addr()) && letPass(c, d, observe.Timeout)
+	return of(d.probe.To.Addr()) && letPass(c, d, Timeout)
 }
 
 // isRefusedOnNode reports whether Slipstream refuses a connection from the node itself to an
@@ -54,7 +53,7 @@ func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
 func isRefusedOnNode(c *cluster.Cluster, d difference) bool {
 	svc := unusable(c, d.probe)
 	return d.probe.From == stage.OnNode && svc != nil &&
-		letPass(c, d, observe.Refused) &&
+		letPass(c, d, Refused) &&
 		(slices.Contains(svc.Spec.ExternalIPs, d.probe.To.Addr().String()) || isBalanced(svc, d.probe.To.Addr()))
 }
 
@@ -67,12 +66,12 @@ func isSourceFirst(c *cluster.Cluster, d difference) bool {
 		return false
 	}
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	refused := c.Settings.Mode != cluster.NFTables && fails(kube, observe.Refused) && fails(ours, failureOf(d, observe.Timeout))
-	return refused || d.probe.From == stage.OnNode && letPass(c, d, observe.Timeout)
+	refused := c.Settings.Mode != cluster.NFTables && fails(kube, Refused) && fails(ours, failureOf(d, Timeout))
+	return refused || d.probe.From == stage.OnNode && letPass(c, d, Timeout)
 }
 
 // unusable returns the Service of a probe's port, if it has no endpoints, or nil.
-func unusable(c *cluster.Cluster, p observe.Probe) *corev1.Service {
+func unusable(c *cluster.Cluster, p Probe) *corev1.Service {
 	svc := c.Named(p.Namespace, p.Service)
 	if svc == nil {
 		return nil
@@ -108,13 +107,13 @@ func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
 	kube := ""
 	switch {
 	case !c.Usable(svc, svc.Spec.Ports[i], stage.Family(d.probe.To.Addr())):
-		kube = observe.Refused
+		kube = Refused
 	case svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal:
-		kube = observe.Timeout
+		kube = Timeout
 	}
-	ours := observe.Refused // nothing listens there
+	ours := Refused // nothing listens there
 	if c.Settings.Firewall && d.probe.From != stage.OnNode {
-		ours = observe.Timeout
+		ours = Timeout
 	}
 	return fails(d.outcomes[0], kube) && fails(d.outcomes[1], ours)
 }
@@ -128,14 +127,14 @@ func failureOf(d difference, failure string) string {
 	switch ours := d.outcomes[1]; {
 	case d.probe.From == stage.OnNode && d.probe.Protocol == lab.UDP && fails(ours, notPermitted):
 		return notPermitted
-	case d.probe.Kind == observe.Stick && failure == observe.Timeout && fails(ours, observe.OneOfThem):
-		return observe.OneOfThem // which a timeout may be; other vantages tell
+	case d.probe.Kind == Stick && failure == Timeout && fails(ours, OneOfThem):
+		return OneOfThem // which a timeout may be; other vantages tell
 	}
 	return failure
 }
 
 // fails reports whether all connections failed in that way.
-func fails(o observe.Outcome, failure string) bool {
+func fails(o Outcome, failure string) bool {
 	return len(o.Answers) == 0 && slices.Equal(o.Failures, []string{failure})
 }
 
@@ -148,7 +147,7 @@ func letPass(c *cluster.Cluster, d difference, failure string) bool {
 		return false
 	}
 	if len(kube.Answers) == 0 {
-		return c.Settings.Firewall && fails(kube, observe.Timeout)
+		return c.Settings.Firewall && fails(kube, Timeout)
 	}
 	for _, servers := range kube.Answers {
 		for _, s := range servers {
@@ -194,8 +193,8 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	c.Slices, walled.Slices, nft.Slices = nil, nil, nil
 	walled.Settings.Firewall = true
 	nft.Settings.Mode, nft.Settings.Variant = cluster.NFTables, ""
-	at := func(ip string, port uint16) observe.Probe {
-		return observe.Probe{
+	at := func(ip string, port uint16) Probe {
+		return Probe{
 			From: stage.PodNoEndpoint, Namespace: svc.Namespace, Service: svc.Name,
 			To: netip.AddrPortFrom(netip.MustParseAddr(ip), port), Protocol: lab.Protocol(svc.Spec.Ports[0].Protocol),
 		}
@@ -211,18 +210,18 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	datagram.Protocol, toUnallocated.Protocol = lab.UDP, lab.UDP
 	fromPod := datagram
 	datagram.From, toUnallocated.From = stage.OnNode, stage.OnNode
-	notSent := observe.Outcome{Failures: []string{notPermitted}}
+	notSent := Outcome{Failures: []string{notPermitted}}
 	shared, sharedOwn := unallocated, used
-	shared.Kind, shared.Then, sharedOwn.Kind, sharedOwn.Then = observe.Share, external.To, observe.Share, external.To
-	same, notBoth := observe.Outcome{Note: observe.SameServer}, observe.Outcome{Note: observe.NotBoth}
-	passes := observe.Outcome{Answers: map[string][]string{"a": {"elsewhere:9"}}}
-	reaches := observe.Outcome{Answers: map[string][]string{"a": {"b:8080"}}}
-	refused, timeout := observe.Outcome{Failures: []string{observe.Refused}}, observe.Outcome{Failures: []string{observe.Timeout}}
+	shared.Kind, shared.Then, sharedOwn.Kind, sharedOwn.Then = Share, external.To, Share, external.To
+	same, notBoth := Outcome{Note: SameServer}, Outcome{Note: NotBoth}
+	passes := Outcome{Answers: map[string][]string{"a": {"elsewhere:9"}}}
+	reaches := Outcome{Answers: map[string][]string{"a": {"b:8080"}}}
+	refused, timeout := Outcome{Failures: []string{Refused}}, Outcome{Failures: []string{Timeout}}
 	for _, tc := range []struct {
 		name       string
 		cluster    *cluster.Cluster
-		probe      observe.Probe
-		kube, ours observe.Outcome
+		probe      Probe
+		kube, ours Outcome
 		known      bool
 	}{
 		{"unused port", c, unused, passes, refused, true},
@@ -262,7 +261,7 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 		{"external address, in a pod", c, external, passes, refused, false},
 		{"external address, dropped", c, onNode, passes, timeout, false},
 	} {
-		d := difference{probe: tc.probe, outcomes: [2]observe.Outcome{tc.kube, tc.ours}}
+		d := difference{probe: tc.probe, outcomes: [2]Outcome{tc.kube, tc.ours}}
 		if got := knownDifference(tc.cluster, d) != ""; got != tc.known {
 			t.Errorf("%s: known is %v, want %v", tc.name, got, tc.known)
 		}

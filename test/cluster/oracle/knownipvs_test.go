@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -23,15 +22,15 @@ import (
 // refuses it if there is none either.
 func isElsewhereAllTheSame(c *cluster.Cluster, d difference) bool {
 	local, has := policyLocal(c, d.probe)
-	if d.probe.Kind == observe.Share {
+	if d.probe.Kind == Share {
 		then := d.probe
 		then.To = d.probe.Then
 		too, hasToo := policyLocal(c, then)
-		return (local && !has || too && !hasToo) && d.outcomes[1].Note == observe.NotBoth
+		return (local && !has || too && !hasToo) && d.outcomes[1].Note == NotBoth
 	}
 	kube := d.outcomes[0]
-	other := len(kube.Answers) > 0 || fails(kube, observe.Refused) || fails(kube, observe.OneOfThem)
-	return local && !has && other && fails(d.outcomes[1], failureOf(d, observe.Timeout))
+	other := len(kube.Answers) > 0 || fails(kube, Refused) || fails(kube, OneOfThem)
+	return local && !has && other && fails(d.outcomes[1], failureOf(d, Timeout))
 }
 
 // isKeptOnNode says whether kube-proxy keeps what starts on a node or in a pod on n1 too, or
@@ -40,11 +39,11 @@ func isElsewhereAllTheSame(c *cluster.Cluster, d difference) bool {
 func isKeptOnNode(c *cluster.Cluster, d difference) bool {
 	local, has := policyLocal(c, d.probe)
 	fromHere := d.probe.From != stage.Outside && d.probe.From != stage.Stranger
-	if d.probe.Kind == observe.Share { // such connections have one affinity for all addresses
+	if d.probe.Kind == Share { // such connections have one affinity for all addresses
 		then := d.probe
 		then.To = d.probe.Then
 		too, _ := policyLocal(c, then)
-		return fromHere && (local || too) && d.outcomes[1].Note != observe.NotBoth
+		return fromHere && (local || too) && d.outcomes[1].Note != NotBoth
 	}
 	if !local || !has || !fromHere || len(d.outcomes[0].Answers) == 0 {
 		return false
@@ -70,7 +69,7 @@ func isKeptOnNode(c *cluster.Cluster, d difference) bool {
 // learns of it.
 func isDroppedLater(c *cluster.Cluster, d difference) bool {
 	return c.Settings.Mode == cluster.IPVS && d.probe.From == stage.OnNode && d.probe.Protocol == lab.UDP &&
-		fails(d.outcomes[0], observe.Timeout) && fails(d.outcomes[1], notPermitted)
+		fails(d.outcomes[0], Timeout) && fails(d.outcomes[1], notPermitted)
 }
 
 // isNoVirtualServer says whether nftables serves an external IP with Slipstream: other ports reach
@@ -80,20 +79,20 @@ func isNoVirtualServer(c *cluster.Cluster, d difference) bool {
 		svc := c.Named(d.probe.Namespace, d.probe.Service)
 		return c.Settings.Mode == cluster.IPVS && svc != nil && slices.Contains(svc.Spec.ExternalIPs, a.String())
 	}
-	if d.probe.Kind == observe.Share {
-		return external(d.probe.To.Addr()) && external(d.probe.Then.Addr()) && d.outcomes[1].Note == observe.SameServer
+	if d.probe.Kind == Share {
+		return external(d.probe.To.Addr()) && external(d.probe.Then.Addr()) && d.outcomes[1].Note == SameServer
 	}
 	for _, servers := range d.outcomes[1].Answers {
 		if slices.ContainsFunc(servers, func(s string) bool { return !strings.HasPrefix(s, stage.Elsewhere+":") }) {
 			return false
 		}
 	}
-	return external(d.probe.To.Addr()) && strings.HasPrefix(d.probe.What, "unused port") && fails(d.outcomes[0], failureOf(d, observe.Refused))
+	return external(d.probe.To.Addr()) && strings.HasPrefix(d.probe.What, "unused port") && fails(d.outcomes[0], failureOf(d, Refused))
 }
 
 // policyLocal says whether a traffic policy Local is for a probe's address in IPVS mode, and
 // whether the Service has an endpoint on n1 then.
-func policyLocal(c *cluster.Cluster, p observe.Probe) (local, has bool) {
+func policyLocal(c *cluster.Cluster, p Probe) (local, has bool) {
 	svc := c.Named(p.Namespace, p.Service)
 	if c.Settings.Mode != cluster.IPVS || svc == nil {
 		return false, false
@@ -123,28 +122,28 @@ func policyLocal(c *cluster.Cluster, p observe.Probe) (local, has bool) {
 // the same.
 func TestKnownOfIPVSIsNarrow(t *testing.T) {
 	var c *cluster.Cluster
-	var p [2]observe.Probe // to a node port under a policy Local, without and with an endpoint on n1
+	var p [2]Probe // to a node port under a policy Local, without and with an endpoint on n1
 	for seed := uint64(1); p[0].From == "" || p[1].From == ""; seed++ {
 		next := cluster.Random(seed)
 		next.ForIPVS()
-		for _, candidate := range observe.Plan(next) {
-			if local, has := policyLocal(next, candidate); local && candidate.Kind == observe.Reach && candidate.From == stage.PodNoEndpoint {
+		for _, candidate := range Plan(next) {
+			if local, has := policyLocal(next, candidate); local && candidate.Kind == Reach && candidate.From == stage.PodNoEndpoint {
 				if c != next {
-					c, p = next, [2]observe.Probe{}
+					c, p = next, [2]Probe{}
 				}
 				p[map[bool]int{true: 1}[has]] = candidate
 			}
 		}
 	}
-	from := func(p observe.Probe, vantage string) observe.Probe { p.From = vantage; return p }
-	answers := func(as string, servers ...string) observe.Outcome {
-		return observe.Outcome{Answers: map[string][]string{as: servers}}
+	from := func(p Probe, vantage string) Probe { p.From = vantage; return p }
+	answers := func(as string, servers ...string) Outcome {
+		return Outcome{Answers: map[string][]string{as: servers}}
 	}
-	timeout := observe.Outcome{Failures: []string{observe.Timeout}}
+	timeout := Outcome{Failures: []string{Timeout}}
 	for _, tc := range []struct {
 		name       string
-		probe      observe.Probe
-		kube, ours observe.Outcome
+		probe      Probe
+		kube, ours Outcome
 		known      bool
 	}{
 		{"to another node", p[0], answers("a", "d:8080"), timeout, true},
@@ -157,7 +156,7 @@ func TestKnownOfIPVSIsNarrow(t *testing.T) {
 		{"kept on the node, and led elsewhere", p[1], answers("a", "c:8080"), answers("a", "elsewhere:9"), false},
 		{"kept on the node, without an endpoint", p[0], answers("a", "c:8080"), answers("a", "d:8080"), false},
 	} {
-		d := difference{probe: tc.probe, outcomes: [2]observe.Outcome{tc.kube, tc.ours}}
+		d := difference{probe: tc.probe, outcomes: [2]Outcome{tc.kube, tc.ours}}
 		if got := knownDifference(c, d) != ""; got != tc.known {
 			t.Errorf("%s: known is %v, want %v", tc.name, got, tc.known)
 		}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 )
 
@@ -17,7 +16,7 @@ import (
 type performance struct {
 	subject  subject
 	stage    *stage.Stage
-	observer *observe.Observer
+	observer *Observer
 }
 
 // perform sets up a stage and starts the proxy on it, for the time of the test.
@@ -41,7 +40,7 @@ func perform(t *testing.T, p subject, c *cluster.Cluster) (*performance, error) 
 			t.Errorf("%s: %v", p.name(), err)
 		}
 	})
-	return &performance{p, s, observe.New(s)}, nil
+	return &performance{p, s, newObserver(s)}, nil
 }
 
 // performBoth has two proxies perform side by side.

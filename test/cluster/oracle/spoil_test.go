@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/observe"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	corev1 "k8s.io/api/core/v1"
@@ -24,10 +23,10 @@ const spoiledSeed = 3
 var spoils = []struct {
 	name  string
 	in    modeSet
-	kind  observe.Kind
+	kind  Kind
 	spoil func(*cluster.Cluster) int
 }{
-	{"a backend is missing", inNFTables | inIPVS, observe.Reach, func(c *cluster.Cluster) (n int) {
+	{"a backend is missing", inNFTables | inIPVS, Reach, func(c *cluster.Cluster) (n int) {
 		for _, s := range c.Slices {
 			if len(s.Endpoints) > 1 {
 				s.Endpoints = s.Endpoints[:len(s.Endpoints)-1]
@@ -36,63 +35,63 @@ var spoils = []struct {
 		}
 		return n
 	}},
-	{"endpoints that are not ready are used", inNFTables, observe.Reach, eachEndpoint(func(e *discoveryv1.Endpoint) bool {
+	{"endpoints that are not ready are used", inNFTables, Reach, eachEndpoint(func(e *discoveryv1.Endpoint) bool {
 		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
 		e.Conditions = discoveryv1.EndpointConditions{}
 		return !ready
 	})},
-	{"topology hints are ignored", inNFTables, observe.Reach, eachEndpoint(func(e *discoveryv1.Endpoint) bool {
+	{"topology hints are ignored", inNFTables, Reach, eachEndpoint(func(e *discoveryv1.Endpoint) bool {
 		had := e.Hints != nil
 		e.Hints = nil
 		return had
 	})},
-	{"everything is masqueraded", inNFTables | inLegacy | inIPVS, observe.Reach, func(c *cluster.Cluster) int {
+	{"everything is masqueraded", inNFTables | inLegacy | inIPVS, Reach, func(c *cluster.Cluster) int {
 		c.Settings.MasqueradeAll = !c.Settings.MasqueradeAll
 		return 1
 	}},
-	{"NodePorts are on the wrong addresses", inNFTables | inNFT, observe.Reach, func(c *cluster.Cluster) int {
+	{"NodePorts are on the wrong addresses", inNFTables | inNFT, Reach, func(c *cluster.Cluster) int {
 		c.Settings.NodePortAddresses = []string{"127.0.0.0/8", "::1/128"}
 		return 1
 	}},
-	{"external traffic policy is ignored", inNFTables | inLegacy | inIPVS, observe.Reach, eachService(func(svc *corev1.Service) bool {
+	{"external traffic policy is ignored", inNFTables | inLegacy | inIPVS, Reach, eachService(func(svc *corev1.Service) bool {
 		had := svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 		if had {
 			svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 		}
 		return had
 	})},
-	{"internal traffic policy is ignored", inNFTables, observe.Reach, eachService(func(svc *corev1.Service) bool {
+	{"internal traffic policy is ignored", inNFTables, Reach, eachService(func(svc *corev1.Service) bool {
 		had := svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 		svc.Spec.InternalTrafficPolicy = nil
 		return had
 	})},
-	{"source ranges are ignored", inNFTables | inNFT | inIPVS, observe.Reach, eachService(func(svc *corev1.Service) bool {
+	{"source ranges are ignored", inNFTables | inNFT | inIPVS, Reach, eachService(func(svc *corev1.Service) bool {
 		had := len(svc.Spec.LoadBalancerSourceRanges) > 0
 		svc.Spec.LoadBalancerSourceRanges = nil
 		return had
 	})},
-	{"session affinity is ignored", inNFTables | inLegacy, observe.Stick, eachService(func(svc *corev1.Service) bool {
+	{"session affinity is ignored", inNFTables | inLegacy, Stick, eachService(func(svc *corev1.Service) bool {
 		had := svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
 		return had
 	})},
-	{"a Service is missing", inNFTables | inNFT | inIPVS, observe.Reach, func(c *cluster.Cluster) int {
+	{"a Service is missing", inNFTables | inNFT | inIPVS, Reach, func(c *cluster.Cluster) int {
 		c.Services = c.Services[1:]
 		return 1
 	}},
-	{"ranges of ClusterIPs are ignored", inNFTables, observe.Reach, func(c *cluster.Cluster) int {
+	{"ranges of ClusterIPs are ignored", inNFTables, Reach, func(c *cluster.Cluster) int {
 		n := len(c.ServiceCIDRs)
 		c.ServiceCIDRs = nil
 		return n
 	}},
-	{"health checks are on another port", inNFTables, observe.Health, eachService(func(svc *corev1.Service) bool {
+	{"health checks are on another port", inNFTables, Health, eachService(func(svc *corev1.Service) bool {
 		had := svc.Spec.HealthCheckNodePort != 0
 		if had {
 			svc.Spec.HealthCheckNodePort ^= 1
 		}
 		return had
 	})},
-	{"NodePorts do not answer on loopback addresses", inLegacy | inNFT, observe.Reach, func(c *cluster.Cluster) int {
+	{"NodePorts do not answer on loopback addresses", inLegacy | inNFT, Reach, func(c *cluster.Cluster) int {
 		had := c.Settings.LocalhostNodePorts
 		c.Settings.LocalhostNodePorts = false
 		if had {
@@ -158,8 +157,8 @@ func TestSpoiledIsSeen(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			probes := observe.Plan(c)
-			outcomes := oracle.observer.Look(t.Context(), probes, observe.Fast) // once for all
+			probes := Plan(c)
+			outcomes := oracle.observer.Look(t.Context(), probes, Fast) // once for all
 			for _, s := range spoils {
 				if s.in.has(m) {
 					t.Run(s.name, func(t *testing.T) { wantSeen(t, c, oracle, probes, outcomes, s.kind, s.spoil) })
@@ -170,7 +169,7 @@ func TestSpoiledIsSeen(t *testing.T) {
 }
 
 // wantSeen checks that a kind of probes finds a mistake. The outcomes are the oracle's.
-func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []observe.Probe, outcomes []observe.Outcome, kind observe.Kind, spoil func(*cluster.Cluster) int) {
+func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []Probe, outcomes []Outcome, kind Kind, spoil func(*cluster.Cluster) int) {
 	changed := 0
 	spoiled, err := perform(t, slipstream{func(c *cluster.Cluster) { changed = spoil(c) }}, c)
 	if err != nil {
@@ -179,32 +178,32 @@ func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []ob
 	if changed == 0 {
 		t.Fatalf("the cluster of seed %d has nothing of the kind; take another", c.Seed)
 	}
-	var looked []observe.Probe
-	var first [2][]observe.Outcome
+	var looked []Probe
+	var first [2][]Outcome
 	for i, p := range probes {
 		if p.Kind == kind {
 			looked, first[0] = append(looked, p), append(first[0], outcomes[i])
 		}
 	}
-	first[1] = spoiled.observer.Look(t.Context(), looked, observe.Fast)
+	first[1] = spoiled.observer.Look(t.Context(), looked, Fast)
 	differ, of := differing(looked, first)
-	var some []observe.Probe
+	var some []Probe
 	for i, p := range differ {
-		d := difference{probe: p, outcomes: [2]observe.Outcome{of[0][i], of[1][i]}}
+		d := difference{probe: p, outcomes: [2]Outcome{of[0][i], of[1][i]}}
 		if knownDifference(c, d) == "" {
 			some = append(some, p)
 		}
 	}
 	// With so many clients at once, iptables forgets some of kube-proxy's, too, so that few
 	// probes differ, or none, and those by chance. One Service after the other, they do.
-	if kind == observe.Stick {
+	if kind == Stick {
 		some = append(some, looked[:min(len(looked), 8)]...)
 	}
 	// A few of them at a time will do to see that it was not by chance.
 	const few, most = 20, 100
 	var found []difference
 	for part := range slices.Chunk(some[:min(len(some), most)], few) {
-		if found = compareProbes(t, c, [2]*performance{oracle, spoiled}, part, 2, observe.Careful); len(found) > 0 {
+		if found = compareProbes(t, c, [2]*performance{oracle, spoiled}, part, 2, Careful); len(found) > 0 {
 			break
 		}
 	}

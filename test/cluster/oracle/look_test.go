@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package observe makes connections on a stage: for each client and each address of a
-// Service it finds the servers that answer, the source address that they see, or the
-// error.
-package observe
+package oracle
 
 import (
 	"bytes"
@@ -25,15 +22,16 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
-// Observer makes the probes of one stage.
+// Observer makes connections on a stage: for each client and each address of a Service it finds the servers that
+// answer, the source address that they see, or the error.
 type Observer struct {
 	stage *stage.Stage
 	// fresh counts the source addresses that were used, by vantage.
 	fresh map[string]*atomic.Int64
 }
 
-// New is an observer of a stage.
-func New(s *stage.Stage) *Observer {
+// newObserver is an observer of a stage.
+func newObserver(s *stage.Stage) *Observer {
 	o := &Observer{stage: s, fresh: map[string]*atomic.Int64{}}
 	for name := range s.Vantages {
 		o.fresh[name] = &atomic.Int64{}
@@ -324,7 +322,7 @@ type Outcome struct {
 	Note string
 }
 
-// Failures that other packages refer to.
+// Failures by name.
 const (
 	Timeout = "timeout" // no answer
 	Refused = "refused" // a reset or an ICMP error
