@@ -124,20 +124,13 @@ func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string, 
 	if o.trace {
 		see.Trace(ctx, &x, o.timeout, wait)
 	}
-	if o.output == "json" {
-		if err := writeJSON(out, &x); err != nil {
-			return err
-		}
-	} else {
-		printExplanation(out, &x)
+	if err := printAs(out, o.output, &x, func(out io.Writer) error { return printExplanation(out, &x) }); err != nil || !x.Stops() {
+		return err
 	}
-	if x.Stops() {
-		return exitStatus(exitProblems)
-	}
-	return nil
+	return exitProblems
 }
 
-func printExplanation(out io.Writer, x *see.Explanation) {
+func printExplanation(out io.Writer, x *see.Explanation) error {
 	if screen, size := terminal(out); size != nil {
 		color := 32 // green
 		if x.Stops() {
@@ -158,4 +151,5 @@ func printExplanation(out io.Writer, x *see.Explanation) {
 			fmt.Fprintf(out, "                 [%s]\n", strings.ReplaceAll(s.Rule, "\n", "\n                  "))
 		}
 	}
+	return nil
 }

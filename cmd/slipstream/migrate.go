@@ -4,8 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +13,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -23,8 +20,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/migrate"
+	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
-	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
@@ -83,12 +80,7 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 			if err != nil {
 				return err
 			}
-			if o.output == "json" {
-				err = writeJSON(cmd.OutOrStdout(), r)
-			} else {
-				err = r.Write(cmd.OutOrStdout())
-			}
-			switch {
+			switch err := printAs(cmd.OutOrStdout(), o.output, r, r.Write); {
 			case err != nil:
 				return err
 			case r.Recommended == "":
@@ -134,9 +126,14 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if in.Addresses, err = ownAddresses(); err != nil {
 		return nil, err
 	}
-	if in.Listeners, err = listeners(); err != nil {
-		return nil, err
+	for _, p := range []desired.Protocol{desired.TCP, desired.UDP} {
+		bound, err := loopback.Listening(p)
+		if err != nil {
+			return nil, err
+		}
+		in.Listeners = slices.AppendSeq(in.Listeners, maps.Keys(bound))
 	}
+	slices.SortFunc(in.Listeners, netip.AddrPort.Compare)
 	in.Skips = firewall.Skips(ctx)
 	which := []string{config.NFTables, config.IPTables, config.IPVS}
 	if o.mode != "" {
@@ -241,39 +238,36 @@ func readCluster(ctx context.Context, c *config.Config, o *migrateOptions, node 
 	if err != nil {
 		return in, err
 	}
-	inputs := proxy.Listen(ctx, objects, nil)
-	defer inputs.Stop()
-	patience := time.NewTimer(deliveryTimeout)
-	defer patience.Stop()
-	services := map[string]*corev1.Service{}
-	for {
-		select {
-		case batch := <-inputs.Events:
-			for _, e := range batch {
-				switch object := e.Object.(type) {
-				case *corev1.Service:
-					services[object.Namespace+"/"+object.Name] = object
-					if e.Type == source.Delete {
-						delete(services, object.Namespace+"/"+object.Name)
-					}
-				case *corev1.Node:
-					if object.Name == node {
-						in.Node = object
-					}
+	ctx, cancel := context.WithTimeoutCause(ctx, deliveryTimeout, errors.New("the Services were not delivered in time"))
+	defer cancel()
+	services, synced := map[string]*corev1.Service{}, false
+	err = objects.Run(ctx, func(batch []source.Event) {
+		for _, e := range batch {
+			switch object := e.Object.(type) {
+			case *corev1.Service:
+				services[object.Namespace+"/"+object.Name] = object
+				if e.Type == source.Delete {
+					delete(services, object.Namespace+"/"+object.Name)
 				}
-				if e.Type == source.Synced {
-					in.Services = slices.Collect(maps.Values(services))
-					return in, nil
+			case *corev1.Node:
+				if object.Name == node {
+					in.Node = object
 				}
 			}
-		case err := <-inputs.Failed:
-			return in, fmt.Errorf("the Services are not known: %w", err)
-		case <-ctx.Done():
-			return in, ctx.Err()
-		case <-patience.C:
-			return in, errors.New("the Services were not delivered in time")
+			if e.Type == source.Synced {
+				synced = true
+				cancel()
+			}
 		}
+	})
+	in.Services = slices.Collect(maps.Values(services))
+	switch {
+	case synced:
+		return in, nil
+	case err != nil:
+		return in, fmt.Errorf("the Services are not known: source of objects: %w", err)
 	}
+	return in, context.Cause(ctx)
 }
 
 // askKernel says what the node lacks for a configuration.
@@ -314,43 +308,4 @@ func ownAddresses() (all []netip.Addr, err error) {
 		}
 	}
 	return all, err
-}
-
-// listeners returns the addresses to which programs have bound sockets that listen, or receive
-// datagrams of anyone.
-func listeners() (all []netip.AddrPort, err error) {
-	for file, state := range map[string]string{"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"} { // TCP_LISTEN, TCP_CLOSE
-		text, err := os.ReadFile("/proc/net/" + file)
-		if errors.Is(err, os.ErrNotExist) { // no IPv6
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line)
-			if len(fields) < 4 || fields[3] != state {
-				continue
-			}
-			if at, ok := parseSocket(fields[1]); ok {
-				all = append(all, at)
-			}
-		}
-	}
-	return all, nil
-}
-
-// parseSocket parses an address of /proc/net/tcp: words in the machine's byte order, and a port.
-func parseSocket(text string) (netip.AddrPort, bool) {
-	words, port, _ := strings.Cut(text, ":")
-	raw, err := hex.DecodeString(words)
-	number, invalid := strconv.ParseUint(port, 16, 16)
-	if err != nil || invalid != nil || len(raw)%4 != 0 {
-		return netip.AddrPort{}, false
-	}
-	for i := 0; i < len(raw); i += 4 {
-		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
-	}
-	ip, ok := netip.AddrFromSlice(raw)
-	return netip.AddrPortFrom(ip.Unmap(), uint16(number)), ok
 }

@@ -105,9 +105,9 @@ type seeOptions struct {
 	period time.Duration
 }
 
-func (o *seeOptions) add(cmd *cobra.Command) {
+func (o *seeOptions) add(cmd *cobra.Command, outputs ...string) {
 	cmd.Flags().StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
-	addOutput(cmd, &o.output)
+	addOutput(cmd, &o.output, outputs...)
 }
 
 // choice is a flag that takes some values.
@@ -210,6 +210,14 @@ func writeJSON(out io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// printAs writes v as JSON, or as text prints it.
+func printAs(out io.Writer, output string, v any, text func(io.Writer) error) error {
+	if output == "json" {
+		return writeJSON(out, v)
+	}
+	return text(out)
+}
+
 func newStatus() *cobra.Command {
 	var o seeOptions
 	cmd := &cobra.Command{
@@ -260,11 +268,7 @@ func showStatus(ctx context.Context, out io.Writer, o *seeOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.output == "json" {
-		err = writeJSON(out, &s)
-	} else {
-		err = printStatus(out, &s)
-	}
+	err = printAs(out, o.output, &s, func(out io.Writer) error { return printStatus(out, &s) })
 	if err == nil && len(s.Problems) > 0 {
 		err = exitProblems
 	}
@@ -330,15 +334,11 @@ if net.netfilter.nf_conntrack_acct is set.`,
 		ValidArgsFunction: o.complete,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			name := ""
-			if len(args) > 0 {
-				name = args[0]
-			}
+			name := strings.Join(args, "") // of one argument or none
 			return o.run(ctx, out, func(out io.Writer) error { return o.show(ctx, out, name) })
 		},
 	}
-	cmd.Flags().StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
-	addOutput(cmd, &o.output, "wide")
+	o.add(cmd, "wide")
 	o.addWatch(cmd)
 	o.addSelection(cmd, "name")
 	cmd.Flags().BoolVar(&o.unserved, "unserved", false, "only Services with a port that has no endpoint to use")
@@ -490,24 +490,24 @@ const trafficColumns = "CONNECTIONS\tBYTES\tTOTAL\tTOTAL BYTES\tCONN/S\tBYTES/S\
 
 // cells are the columns of traffic.
 func cells(t see.Traffic) string {
-	rate, bytes, byteRate := "-", "-", "-"
-	if t.Total.Accounting {
-		bytes = flows.BinarySize(t.Total.Bytes)
+	bytes := &t.Total.Bytes
+	if !t.Total.Accounting {
+		bytes = nil
 	}
-	if t.Total.ConnectionRate != nil {
-		rate = fmt.Sprintf("%.1f", *t.Total.ConnectionRate)
+	perSecond := func(n float64) string { return fmt.Sprintf("%.1f", n) }
+	return strings.Join([]string{
+		fmt.Sprint(t.Connections), known(t.Bytes, flows.BinarySize), fmt.Sprint(t.Total.Connections), known(bytes, flows.BinarySize),
+		known(t.Total.ConnectionRate, perSecond), known(t.Total.ByteRate, func(n float64) string { return flows.BinarySize(uint64(n)) }),
+		known(t.Rejected, func(n uint64) string { return fmt.Sprint(n) }), known(t.RejectedRate, perSecond),
+	}, "\t")
+}
+
+// known is a number as text, "-" if it is not known.
+func known[T any](n *T, text func(T) string) string {
+	if n == nil {
+		return "-"
 	}
-	if t.Total.ByteRate != nil {
-		byteRate = flows.BinarySize(uint64(*t.Total.ByteRate))
-	}
-	rejected, rejectedRate := "-", "-"
-	if t.Rejected != nil {
-		rejected = fmt.Sprint(*t.Rejected)
-	}
-	if t.RejectedRate != nil {
-		rejectedRate = fmt.Sprintf("%.1f", *t.RejectedRate)
-	}
-	return fmt.Sprintf("%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s", t.Connections, size(t.Bytes), t.Total.Connections, bytes, rate, byteRate, rejected, rejectedRate)
+	return text(*n)
 }
 
 // counting says since when the totals are counted, and what they lack.
@@ -548,13 +548,6 @@ func whyEmpty(p *desired.PortView) string {
 		return ""
 	}
 	return see.WhyEmpty(p, p.Pools[i].Empty)
-}
-
-func size(bytes *uint64) string {
-	if bytes == nil {
-		return "-"
-	}
-	return flows.BinarySize(*bytes)
 }
 
 func printService(out io.Writer, s *see.Service) error {
@@ -606,7 +599,7 @@ func printService(out io.Writer, s *see.Service) error {
 			if i < len(s.Traffic) {
 				count = s.Traffic[i].Endpoints[e.Address]
 			}
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\n", e.Address, e.Node, cmp.Or(e.Zone, "-"), e.Ready, e.Weight, count.Connections, size(count.Bytes), e.Uses())
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\n", e.Address, e.Node, cmp.Or(e.Zone, "-"), e.Ready, e.Weight, count.Connections, known(count.Bytes, flows.BinarySize), e.Uses())
 		}
 		if err := t.Flush(); err != nil {
 			return err

@@ -63,13 +63,10 @@ func (o *topOptions) top(ctx context.Context, out io.Writer) error {
 	}
 	return o.run(ctx, out, func(out io.Writer) error {
 		all, err := o.busiest(ctx)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case o.output == "json":
-			return writeJSON(out, all)
 		}
-		return printTop(out, all)
+		return printAs(out, o.output, all, func(out io.Writer) error { return printTop(out, all) })
 	})
 }
 

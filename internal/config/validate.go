@@ -26,12 +26,9 @@ func (c *Config) Validate() (errs field.ErrorList) {
 	add(c.validateMode()...)
 	add(validateOfMode(k)...)
 	add(validateGates(k.FeatureGates, field.NewPath("featureGates"))...)
-	if k.ClientConnection.Burst < 0 {
-		add(field.Invalid(field.NewPath("clientConnection", "burst"), k.ClientConnection.Burst, notNegative))
-	}
-	if _, ok := ParseAddr(k.BindAddress); !ok {
-		add(field.Invalid(field.NewPath("bindAddress"), k.BindAddress, "must be an IP address"))
-	}
+	add(invalid(k.ClientConnection.Burst < 0, "clientConnection.burst", k.ClientConnection.Burst, notNegative)...)
+	_, isAddress := ParseAddr(k.BindAddress)
+	add(invalid(!isAddress, "bindAddress", k.BindAddress, "must be an IP address")...)
 	add(validateHostPort(field.NewPath("healthzBindAddress"), k.HealthzBindAddress)...)
 	add(validateHostPort(field.NewPath("metricsBindAddress"), k.MetricsBindAddress)...)
 	add(validateHidden(k.ShowHiddenMetricsForVersion)...)
@@ -40,16 +37,21 @@ func (c *Config) Validate() (errs field.ErrorList) {
 	// kube-proxy's leftovers are removed in every mode, except in these ranges.
 	_, exclude := ParseExcludeCIDRs(field.NewPath("ipvs", "excludeCIDRs"), k.IPVS.ExcludeCIDRs)
 	add(exclude...)
-	if o := k.OOMScoreAdj; o != nil && (*o < -1000 || *o > 1000) {
-		add(field.Invalid(field.NewPath("oomScoreAdj"), *o, "must be from -1000 to 1000"))
-	}
+	score := ptr.Deref(k.OOMScoreAdj, 0)
+	add(invalid(score < -1000 || score > 1000, "oomScoreAdj", score, "must be from -1000 to 1000")...)
 	add(validateConntrack(&k.Conntrack)...)
-	if d := k.ConfigSyncPeriod; d.Duration <= 0 {
-		add(field.Invalid(field.NewPath("configSyncPeriod"), d.Duration.String(), positive))
-	}
+	add(invalid(k.ConfigSyncPeriod.Duration <= 0, "configSyncPeriod", k.ConfigSyncPeriod.Duration.String(), positive)...)
 	add(logsapi.Validate(&k.Logging, c.Gates(), field.NewPath("logging"))...)
 	add(c.validateOwn()...)
 	return errs
+}
+
+// invalid is the error about a field if it is invalid.
+func invalid(is bool, path string, value any, detail string) field.ErrorList {
+	if !is {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath(path), value, detail)}
 }
 
 // Error texts for numbers and periods.
@@ -81,114 +83,84 @@ func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 		blocks = append(blocks, ofMode(k, IPTables))
 	}
 	for _, b := range blocks {
-		if bit := *b.masqueradeBit; bit != nil && (*bit < 0 || *bit > 31) {
-			errs = append(errs, field.Invalid(field.NewPath(b.block, "masqueradeBit"), *bit, "must be from 0 to 31"))
-		}
+		bit := ptr.Deref(*b.masqueradeBit, 0)
+		errs = append(errs, invalid(bit < 0 || bit > 31, b.block+".masqueradeBit", bit, "must be from 0 to 31")...)
 	}
-	path := field.NewPath(m.block)
-	if d := m.syncPeriod.Duration; d <= 0 {
-		errs = append(errs, field.Invalid(path.Child("syncPeriod"), d.String(), positive))
+	period := func(name string, wrong bool, d metav1.Duration, detail string) {
+		errs = append(errs, invalid(wrong, m.block+"."+name, d.Duration.String(), detail)...)
 	}
-	if d := m.minSyncPeriod.Duration; d < 0 {
-		errs = append(errs, field.Invalid(path.Child("minSyncPeriod"), d.String(), notNegative))
-	}
-	if k.Mode == IPVS {
+	period("syncPeriod", m.syncPeriod.Duration <= 0, *m.syncPeriod, positive)
+	period("minSyncPeriod", m.minSyncPeriod.Duration < 0, *m.minSyncPeriod, notNegative)
+	if m.block == "ipvs" {
 		v := &k.IPVS
-		for name, d := range map[string]time.Duration{"tcpTimeout": v.TCPTimeout.Duration, "tcpFinTimeout": v.TCPFinTimeout.Duration, "udpTimeout": v.UDPTimeout.Duration} {
-			if d < 0 {
-				errs = append(errs, field.Invalid(path.Child(name), d.String(), notNegative))
-			}
+		for name, d := range map[string]metav1.Duration{"tcpTimeout": v.TCPTimeout, "tcpFinTimeout": v.TCPFinTimeout, "udpTimeout": v.UDPTimeout} {
+			period(name, d.Duration < 0, d, notNegative)
 		}
 	}
-	return append(errs, m.validateMin(path.Child("minSyncPeriod"), m.minSyncPeriod.Duration)...)
+	return append(errs, m.validateMin(m.block+".minSyncPeriod", m.minSyncPeriod.Duration)...)
 }
 
 // validateMin checks that a minimum period is not longer than the mode's sync period.
-func (m perMode) validateMin(path *field.Path, d time.Duration) field.ErrorList {
-	if most := m.syncPeriod.Duration; d > most && most > 0 {
-		return field.ErrorList{field.Invalid(path, d.String(), fmt.Sprintf("must not be greater than %s (%v)", field.NewPath(m.block, "syncPeriod"), most))}
-	}
-	return nil
+func (m perMode) validateMin(path string, d time.Duration) field.ErrorList {
+	most := m.syncPeriod.Duration
+	return invalid(d > most && most > 0, path, d.String(), fmt.Sprintf("must not be greater than %s.syncPeriod (%v)", m.block, most))
 }
 
 // validateHidden accepts the same value as kube-proxy of [KubernetesVersion]: the previous
 // minor version.
 func validateHidden(version string) field.ErrorList {
 	const previous = "1.36"
-	if version == "" || version == previous {
-		return nil
-	}
-	return field.ErrorList{field.Invalid(field.NewPath("showHiddenMetricsForVersion"), version, "must be empty or "+previous)}
+	return invalid(version != "" && version != previous, "showHiddenMetricsForVersion", version, "must be empty or "+previous)
 }
 
-func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) (errs field.ErrorList) {
-	path := field.NewPath("conntrack")
-	invalid := func(name string, negative bool, value any) {
-		if negative {
-			errs = append(errs, field.Invalid(path.Child(name), value, notNegative))
-		}
+func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) field.ErrorList {
+	period := func(name string, d *metav1.Duration) field.ErrorList {
+		is := ptr.Deref(d, metav1.Duration{}).Duration
+		return invalid(is < 0, "conntrack."+name, is.String(), notNegative)
 	}
-	period := func(name string, d *metav1.Duration) {
-		if d != nil {
-			invalid(name, d.Duration < 0, d.Duration.String())
-		}
-	}
-	invalid("maxPerCore", ptr.Deref(c.MaxPerCore, 0) < 0, c.MaxPerCore)
-	invalid("min", ptr.Deref(c.Min, 0) < 0, c.Min)
-	period("tcpEstablishedTimeout", c.TCPEstablishedTimeout)
-	period("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout)
-	period("udpTimeout", &c.UDPTimeout)
-	period("udpStreamTimeout", &c.UDPStreamTimeout)
-	return errs
+	return slices.Concat(
+		invalid(ptr.Deref(c.MaxPerCore, 0) < 0, "conntrack.maxPerCore", c.MaxPerCore, notNegative),
+		invalid(ptr.Deref(c.Min, 0) < 0, "conntrack.min", c.Min, notNegative),
+		period("tcpEstablishedTimeout", c.TCPEstablishedTimeout),
+		period("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout),
+		period("udpTimeout", &c.UDPTimeout),
+		period("udpStreamTimeout", &c.UDPStreamTimeout),
+	)
 }
 
 // validateOwn checks Slipstream's own settings, except fastPath (see [Config.Validate]).
 func (c *Config) validateOwn() (errs field.ErrorList) {
-	period := func(path string, d *metav1.Duration) {
-		if d != nil && d.Duration <= 0 {
-			errs = append(errs, field.Invalid(field.NewPath(path), d.Duration.String(), positive))
-		}
+	s := &c.Slipstream
+	add := func(is bool, path string, value any, detail string) {
+		errs = append(errs, invalid(is, path, value, detail)...)
 	}
-	period("minSyncPeriod", c.Slipstream.MinSyncPeriod)
-	if d := c.Slipstream.MinSyncPeriod; d != nil {
-		errs = append(errs, ofMode(&c.KubeProxy, c.KubeProxy.Mode).validateMin(field.NewPath("minSyncPeriod"), d.Duration)...)
+	if d := s.MinSyncPeriod; d != nil {
+		add(d.Duration <= 0, "minSyncPeriod", d.Duration.String(), positive)
+		errs = append(errs, ofMode(&c.KubeProxy, c.KubeProxy.Mode).validateMin("minSyncPeriod", d.Duration)...)
 	}
-	period("checkPeriod", c.Slipstream.CheckPeriod)
-	if d := c.Slipstream.VerifyPeriod; d.Duration < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("verifyPeriod"), d.Duration.String(), notNegative))
+	if d := s.CheckPeriod; d != nil {
+		add(d.Duration <= 0, "checkPeriod", d.Duration.String(), positive)
 	}
-	if name := c.Slipstream.Scheduler; name != "" {
-		if _, err := desired.ParseScheduler(name); err != nil {
-			errs = append(errs, field.Invalid(field.NewPath("scheduler"), name, err.Error()))
-		}
+	add(s.VerifyPeriod.Duration < 0, "verifyPeriod", s.VerifyPeriod.Duration.String(), notNegative)
+	if _, err := desired.ParseScheduler(s.Scheduler); err != nil && s.Scheduler != "" {
+		add(true, "scheduler", s.Scheduler, err.Error())
 	}
 	if _, err := c.Annotated(); err != nil {
-		errs = append(errs, field.Invalid(field.NewPath("serviceAnnotations"), c.Slipstream.ServiceAnnotations, "must be all, none or a selector of labels: "+err.Error()))
+		add(true, "serviceAnnotations", s.ServiceAnnotations, "must be all, none or a selector of labels: "+err.Error())
 	}
-	for i, text := range c.Slipstream.ExternalIPRanges {
+	for i, text := range s.ExternalIPRanges {
 		if _, err := netip.ParsePrefix(text); err != nil {
-			errs = append(errs, field.Invalid(field.NewPath("externalIPRanges").Index(i), text, "not a range of IP addresses: "+err.Error()))
+			add(true, fmt.Sprintf("externalIPRanges[%d]", i), text, "not a range of IP addresses: "+err.Error())
 		}
 	}
-	for name, n := range map[string]int{"namespaceSlots": c.Slipstream.NamespaceSlots, "namespaceElements": c.Slipstream.NamespaceElements} {
-		if n < 0 {
-			errs = append(errs, field.Invalid(field.NewPath(name), n, "must not be negative"))
-		}
-	}
-	if n := c.Slipstream.MaglevTableSize; n != 0 && !slices.Contains(desired.TableSizes(), n) {
-		errs = append(errs, field.Invalid(field.NewPath("maglevTableSize"), n, fmt.Sprintf("must be one of %d", desired.TableSizes())))
-	}
-	if path := c.Slipstream.StatusSocket; !filepath.IsAbs(path) {
-		errs = append(errs, field.Invalid(field.NewPath("statusSocket"), path, "must be an absolute path"))
-	}
-	if address := c.Slipstream.UIBindAddress; address != "" {
-		errs = append(errs, validateHostPort(field.NewPath("uiBindAddress"), address)...)
-	}
+	add(s.NamespaceSlots < 0, "namespaceSlots", s.NamespaceSlots, notNegative)
+	add(s.NamespaceElements < 0, "namespaceElements", s.NamespaceElements, notNegative)
+	add(s.MaglevTableSize != 0 && !slices.Contains(desired.TableSizes(), s.MaglevTableSize), "maglevTableSize", s.MaglevTableSize, fmt.Sprintf("must be one of %d", desired.TableSizes()))
+	add(!filepath.IsAbs(s.StatusSocket), "statusSocket", s.StatusSocket, "must be an absolute path")
+	errs = append(errs, validateHostPort(field.NewPath("uiBindAddress"), s.UIBindAddress)...)
 	errs = append(errs, c.validateHTTP()...)
 	errs = append(errs, c.validateSockets()...)
-	if c.Slipstream.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "" {
-		errs = append(errs, field.Invalid(field.NewPath("manifests"), c.Slipstream.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)"))
-	}
+	add(s.Manifests != "" && c.KubeProxy.ClientConnection.Kubeconfig != "", "manifests", s.Manifests, "cannot be combined with the Kubernetes API (clientConnection.kubeconfig)")
 	return errs
 }
 

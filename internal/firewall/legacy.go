@@ -121,9 +121,11 @@ func legacyMatch(option string, values []string, p *Packet) (matching, Condition
 	case "-o":
 		return onLink(p.Out, list[0]), linkIs(Out, list[0])
 	case "--dport", "--dports":
-		return p.inRanges(p.Dst.Port(), list), portsAre(DestinationPort, list)
+		c := portsAre(DestinationPort, list)
+		return p.inRanges(p.Dst.Port(), c.Ranges), c
 	case "--sport", "--sports":
-		return p.inRanges(p.Src.Port(), list), portsAre(SourcePort, list)
+		c := portsAre(SourcePort, list)
+		return p.inRanges(p.Src.Port(), c.Ranges), c
 	}
 	return legacyOther(option, list, values, p), Condition{}
 }
@@ -185,6 +187,7 @@ func linkIs(f Field, name string) Condition {
 	return Condition{Field: f, Ranges: f.fills([]byte(name), []byte(name), false)}
 }
 
+// portsAre has no ranges unless all of the list are ports, such as 80 and 8000:8080.
 func portsAre(f Field, list []string) (c Condition) {
 	for _, text := range list {
 		first, last, is := strings.Cut(text, ":")
@@ -221,22 +224,17 @@ func onLink(l Link, name string) matching {
 	return matchingOf(l.Name == name)
 }
 
-// inRanges matches ports such as 80 and 8000:8080.
-func (p *Packet) inRanges(port uint16, list []string) matching {
-	for _, text := range list {
-		first, last, is := strings.Cut(text, ":")
-		if !is {
-			last = first
-		}
-		from, err := strconv.Atoi(first)
-		to, failed := strconv.Atoi(last)
-		if err != nil || failed != nil {
+// inRanges matches a port, which may not be known.
+func (p *Packet) inRanges(port uint16, ranges []Range) matching {
+	if ranges == nil {
+		return maybe
+	}
+	for _, r := range ranges {
+		from, to := binary.BigEndian.Uint16(r.First), binary.BigEndian.Uint16(r.Last)
+		if port == 0 && int(to) >= p.unknownPort() {
 			return maybe
 		}
-		if port == 0 && to >= p.unknownPort() {
-			return maybe
-		}
-		if int(port) >= from && int(port) <= to {
+		if port >= from && port <= to {
 			return yes
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
@@ -54,14 +55,7 @@ func (c *Conn) resolve() error {
 		return fmt.Errorf("looking for IPVS: %w", err)
 	}
 	for _, a := range answers {
-		err := parse(a.Data, 0, func(ad *netlink.AttributeDecoder) {
-			if ad.Type() == unix.CTRL_ATTR_FAMILY_ID {
-				c.family = netlink.HeaderType(ad.Uint16())
-			}
-		})
-		if err != nil {
-			return fmt.Errorf("looking for IPVS: %w", err)
-		}
+		c.family = netlink.HeaderType(number(nfnl.Attr(attributes(a.Data), unix.CTRL_ATTR_FAMILY_ID)))
 	}
 	return nil
 }
@@ -176,16 +170,8 @@ func (c *Conn) Timeouts(ctx context.Context) (t Timeouts, err error) {
 	err = sock.Exchange(ctx, c.sock, func() error {
 		answers, err := c.sock.Execute(netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: request(cmdGetConfig).data})
 		for _, a := range answers {
-			err = errors.Join(err, parse(a.Data, 0, func(ad *netlink.AttributeDecoder) {
-				switch ad.Type() {
-				case attrTCP:
-					t.TCP = ad.Uint32()
-				case attrTCPFin:
-					t.TCPFin = ad.Uint32()
-				case attrUDP:
-					t.UDP = ad.Uint32()
-				}
-			}))
+			all := attributes(a.Data)
+			t = Timeouts{TCP: number(nfnl.Attr(all, attrTCP)), TCPFin: number(nfnl.Attr(all, attrTCPFin)), UDP: number(nfnl.Attr(all, attrUDP))}
 		}
 		return err
 	})

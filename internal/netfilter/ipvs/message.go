@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
 
@@ -166,64 +166,37 @@ func (r Request) uint32(attribute uint16, value uint32) Request {
 	return r
 }
 
-// parse visits the attributes of an answer, or with a container, those inside of it.
-func parse(data []byte, container uint16, visit func(*netlink.AttributeDecoder)) error {
-	if len(data) < 4 {
-		return fmt.Errorf("answer of %d bytes", len(data))
+// attributes are those of an answer, after struct genlmsghdr.
+func attributes(data []byte) []byte { return data[min(len(data), 4):] }
+
+// number reads a number in the machine's byte order, of 2 or 4 bytes; 0 if there is none.
+func number(b []byte) uint32 {
+	switch {
+	case len(b) >= 4:
+		return binary.NativeEndian.Uint32(b)
+	case len(b) >= 2:
+		return uint32(binary.NativeEndian.Uint16(b))
 	}
-	ad, err := netlink.NewAttributeDecoder(data[4:])
-	if err != nil {
-		return err
+	return 0
+}
+
+// port reads a number in network byte order.
+func port(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
 	}
-	for ad.Next() {
-		switch container {
-		case 0:
-			visit(ad)
-		case ad.Type():
-			ad.Nested(func(ad *netlink.AttributeDecoder) error {
-				for ad.Next() {
-					visit(ad)
-				}
-				return ad.Err()
-			})
-		}
-	}
-	return ad.Err()
+	return binary.BigEndian.Uint16(b)
 }
 
 // decodeService reads a virtual server.
 func decodeService(data []byte) (s Service, err error) {
-	var family uint16
-	var addr []byte
-	var mask uint32
-	err = parse(data, attrService, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case svcFamily:
-			family = ad.Uint16()
-		case svcProtocol:
-			s.Protocol = uint8(ad.Uint16())
-		case svcAddr:
-			addr = ad.Bytes()
-		case svcPort:
-			s.Port = bigEndian(ad)
-		case svcMark:
-			s.Mark = ad.Uint32()
-		case svcScheduler:
-			s.Scheduler = ad.String()
-		case svcFlags:
-			if b := ad.Bytes(); len(b) >= 4 {
-				s.Flags = binary.NativeEndian.Uint32(b) &^ hashed
-			}
-		case svcTimeout:
-			s.Timeout = ad.Uint32()
-		case svcMask:
-			mask = ad.Uint32()
-		}
-	})
-	if err != nil {
-		return s, err
+	all := nfnl.Attr(attributes(data), attrService)
+	of := func(typ uint16) []byte { return nfnl.Attr(all, typ) }
+	family, mask := uint16(number(of(svcFamily))), number(of(svcMask))
+	s = Service{
+		Key:       Key{Protocol: uint8(number(of(svcProtocol))), Port: port(of(svcPort)), Mark: number(of(svcMark))},
+		Scheduler: nfnl.Text(all, svcScheduler), Flags: number(of(svcFlags)) &^ hashed, Timeout: number(of(svcTimeout)), MaskBits: uint8(mask),
 	}
-	s.MaskBits = uint8(mask)
 	if family == unix.AF_INET {
 		s.MaskBits = onesOf(mask)
 	}
@@ -231,47 +204,22 @@ func decodeService(data []byte) (s Service, err error) {
 		s.Mark6 = family == unix.AF_INET6
 		return s, nil
 	}
-	s.Addr, err = address(family, addr)
+	s.Addr, err = address(family, of(svcAddr))
 	return s, err
 }
 
-// decodeDestination reads a destination of a virtual server.
+// decodeDestination reads a destination of a virtual server of a family.
 func decodeDestination(data []byte, family uint16) (d Destination, err error) {
-	var addr []byte
-	var port uint16
-	err = parse(data, attrDest, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case destAddr:
-			addr = ad.Bytes()
-		case destPort:
-			port = bigEndian(ad)
-		case destMethod:
-			d.Masquerading = ad.Uint32()&methodMask == 0
-		case destWeight:
-			d.Weight = ad.Uint32()
-		case destActive:
-			d.Active = ad.Uint32()
-		case destInactive:
-			d.Inactive = ad.Uint32()
-		case destPersistent:
-			d.Persistent = ad.Uint32()
-		case destFamily:
-			family = ad.Uint16()
-		}
-	})
-	if err != nil {
-		return d, err
+	all := nfnl.Attr(attributes(data), attrDest)
+	of := func(typ uint16) []byte { return nfnl.Attr(all, typ) }
+	if own := of(destFamily); own != nil {
+		family = uint16(number(own))
 	}
-	a, err := address(family, addr)
-	d.AddrPort = netip.AddrPortFrom(a, port)
-	return d, err
-}
-
-func bigEndian(ad *netlink.AttributeDecoder) uint16 {
-	if b := ad.Bytes(); len(b) >= 2 {
-		return binary.BigEndian.Uint16(b)
-	}
-	return 0
+	a, err := address(family, of(destAddr))
+	return Destination{
+		AddrPort: netip.AddrPortFrom(a, port(of(destPort))), Weight: number(of(destWeight)), Masquerading: number(of(destMethod))&methodMask == 0,
+		Active: number(of(destActive)), Inactive: number(of(destInactive)), Persistent: number(of(destPersistent)),
+	}, err
 }
 
 // address reads a union nf_inet_addr.
