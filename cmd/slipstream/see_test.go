@@ -258,7 +258,10 @@ type situation struct {
 	needs    []kerneltest.Feature
 }
 
-const other = "nft 'add table inet other; "
+const (
+	other   = "nft 'add table inet other; "
+	forward = other + "add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward "
+)
 
 const (
 	undoLegacy = "iptables-legacy -P FORWARD ACCEPT; iptables-legacy -F; iptables-legacy -X; iptables-legacy -t raw -F; iptables-legacy -t mangle -F"
@@ -306,6 +309,38 @@ var situations = []situation{
 	{name: "rule of iptables-legacy at random", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -A FORWARD -m statistic --mode random --probability 0.5 -j DROP", undo: undoLegacy, want: see.Firewall, possible: true},
 	{name: "rules of iptables-legacy for others", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, undo: undoLegacy,
 		node: "iptables-legacy -A FORWARD -p udp -j DROP; iptables-legacy -A FORWARD -s 10.9.0.0/16 -j DROP; iptables-legacy -A FORWARD -o lo -j DROP; iptables-legacy -A FORWARD -m state --state INVALID -j DROP; iptables-legacy -t raw -A OUTPUT -j DROP"},
+
+	{name: "rule for the client", node: forward + `ip saddr 10.244.1.2 drop'`, want: see.Firewall},
+	{name: "rule for all but a client, which drops replies", node: forward + `ip saddr != 10.244.1.2 drop'`, want: see.Firewall, text: "drops or rejects the replies"},
+	{name: "rule for other clients", node: forward + `ip saddr != { 10.244.1.2, 10.244.1.8/29 } drop'`},
+	{name: "rule for a range of endpoints", node: forward + `ip daddr 10.244.1.10-10.244.1.20 drop'`, want: see.Firewall},
+	{name: "rule for a set with an exception", node: forward + `ip daddr != { 10.244.1.0/24, 10.9.0.0/16 } drop'`},
+	{name: "rule for a named set", node: "nft 'add table inet other; add set inet other bad { type ipv4_addr; flags interval; }; add element inet other bad { 10.244.1.0/28 }; add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward ip daddr @bad drop'", want: see.Firewall},
+	{name: "rule for an empty set", node: "nft 'add table inet other; add set inet other bad { type ipv4_addr; }; add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward ip daddr @bad drop'"},
+	{name: "rule for addresses with ports", node: forward + `ip daddr . tcp dport { 10.244.1.10 . 8080, 10.244.1.11 . 8080, 10.244.1.12 . 8080 } drop'`, want: see.Firewall},
+	{name: "rule for new connections", node: forward + `ct state new reject with tcp reset'`, want: see.Firewall},
+	{name: "rule for established connections", node: forward + `ct state established drop'`, want: see.Firewall},
+	{name: "rule for invalid packets", node: forward + `ct state invalid drop'`},
+	{name: "rule for translated connections", node: forward + `ct status dnat drop'`, want: see.Firewall},
+	{name: "rule for connections that nothing translates", node: forward + `ct status dnat accept; add rule inet other forward drop'`},
+	{name: "rule for UDP", node: forward + `meta l4proto udp drop'`},
+	{name: "rule for TCP and UDP", node: forward + `meta l4proto { tcp, udp } th dport 8080 drop'`, want: see.Firewall},
+	{name: "rule for marked packets", node: forward + `meta mark 0x1000 drop'`, want: see.Firewall, possible: true},
+	{name: "rule for the interface to the endpoint", node: forward + `oifname "LINK" drop'`, want: see.Firewall, possible: true},
+	{name: "rule for the client's interface", node: forward + `iifname "CLIENT" drop'`, want: see.Firewall},
+	{name: "rule for other interfaces", node: forward + `iifname != "veth*" drop'`},
+	{name: "replies behind an accepting rule", node: forward + `tcp dport 8080 accept; add rule inet other forward drop'`, want: see.Firewall, text: "repl"},
+	{name: "chain that accepts before another that drops", node: "nft 'add table inet other; add chain inet other first { type filter hook forward priority -10; policy accept; }; add rule inet other first accept; add chain inet other second { type filter hook forward priority 10; policy drop; }'", want: see.Firewall, text: "chain second"},
+	{name: "jump that returns", node: "nft 'add table inet other; add chain inet other f; add rule inet other f return; add rule inet other f drop; add chain inet other forward { type filter hook forward priority 0; }; add rule inet other forward jump f'"},
+	{name: "goto that ends at the policy", node: "nft 'add table inet other; add chain inet other f; add rule inet other f tcp dport 9999 accept; add chain inet other forward { type filter hook forward priority 0; policy drop; }; add rule inet other forward goto f; add rule inet other forward accept'", want: see.Firewall, text: "policy of chain forward"},
+	{name: "rule at the end of the way", node: "nft 'add table inet other; add chain inet other post { type filter hook postrouting priority 200; }; add rule inet other post tcp dport 8080 drop'", want: see.Firewall, text: "chain post"},
+	{name: "rule for the node's own packets", node: "nft 'add table inet other; add chain inet other input { type filter hook input priority 0; policy drop; }'"},
+	{name: "rule for the node's replies", from: "node", node: "nft 'add table inet other; add chain inet other input { type filter hook input priority 0; policy drop; }; add rule inet other input ct state new accept'", want: see.Firewall},
+	{name: "table of the family ip", node: "nft 'add table ip other; add chain ip other forward { type filter hook forward priority 0; }; add rule ip other forward tcp dport 8080 drop'", undo: "nft delete table ip other", want: see.Firewall, text: "table ip other"},
+	{name: "dormant table", node: "nft 'add table inet other { flags dormant; }; add chain inet other forward { type filter hook forward priority 0; policy drop; }'"},
+	{name: "rule by the port of the Service", node: forward + `meta l4proto tcp ct original proto-dst 80 drop'`, want: see.Firewall, possible: true},
+	{name: "rule of iptables-nft for a list of ports", needs: []kerneltest.Feature{kerneltest.IPTablesNFT}, node: "iptables-nft -A FORWARD -m conntrack --ctstate ESTABLISHED -j ACCEPT; iptables-nft -A FORWARD -d 10.244.1.0/24 -p tcp -m multiport --dports 80,8080 -j REJECT", undo: undoNFT, want: see.Firewall, possible: true},
+	{name: "iptables-nft for others", needs: []kerneltest.Feature{kerneltest.IPTablesNFT}, node: "iptables-nft -A FORWARD -d 10.9.0.0/16 -j DROP; iptables-nft -A FORWARD -p udp -j DROP", undo: undoNFT},
 
 	{name: "no forwarding", node: "echo 0 > /proc/sys/net/ipv4/ip_forward", undo: "echo 1 > /proc/sys/net/ipv4/ip_forward", want: see.Forwarding},
 	{name: "unreachable route", manifest: web(0), node: "ip route del 10.244.1.10; ip route add unreachable 10.244.1.10", undo: "ip route del unreachable 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute},

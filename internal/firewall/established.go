@@ -93,7 +93,7 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 			}
 			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 				c.walker.hash = sum
-				c.Drops(&Packet{Protocol: protocol, Established: true, IPv6: ipv6})
+				c.Drops(&Packet{Protocol: protocol, Established: true, Translated: true, IPv6: ipv6})
 				w := c.walker
 				e.Judges = e.Judges || w.judges
 				for _, s := range w.skips {

@@ -27,6 +27,7 @@ type Packet struct {
 	Protocol    uint8
 	Established bool
 	Reply       bool           // the first one, of an established connection
+	Translated  bool           // its destination has been, so that its connection has the status dnat
 	IPv6        bool           // if both addresses are unknown
 	Src, Dst    netip.AddrPort // an invalid address or the port 0 is unknown
 	In, Out     Link
@@ -353,6 +354,9 @@ func registerAt(data []byte, typ uint16) int {
 func (r *registers) store(at int, f field, from origin) {
 	copy(r.value[at:], f.value)
 	copy(r.known[at:], f.known)
+	for i := at + len(f.value); i%4 != 0; i++ { // the kernel clears the rest of a register
+		r.value[i], r.known[i] = 0, 0xff
+	}
 	for i := 0; i < len(f.value); i += 4 {
 		r.origins[at+i] = origin{varies: from.varies}
 	}
@@ -410,8 +414,15 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 		case "ct":
 			key := nfnl.Num(data, unix.NFTA_CT_KEY)
 			f := unknownField(16)
-			if key == unix.NFT_CT_STATE {
+			switch {
+			case key == unix.NFT_CT_STATE:
 				f = knownField(binary.NativeEndian.AppendUint32(nil, w.packet.state()))
+			case key == unix.NFT_CT_STATUS && (w.packet.Translated || !w.packet.Established):
+				const dnat = 1 << 5 // IPS_DST_NAT
+				binary.NativeEndian.PutUint32(f.known, dnat)
+				if w.packet.Translated {
+					copy(f.value, f.known)
+				}
 			}
 			if nfnl.Attr(data, unix.NFTA_CT_DREG) != nil {
 				regs.store(registerAt(data, unix.NFTA_CT_DREG), f, origin{varies: varyingCT[key]})

@@ -210,6 +210,7 @@ var hooks = map[uint32]string{
 // packetAt returns the packet to an endpoint at a hook, and whether it passes there.
 func (x *explainer) packetAt(hook uint32, priority int32, in string, h hop) (p firewall.Packet, passes bool) {
 	p = firewall.Packet{Protocol: uint8(x.to.Protocol), Src: netip.AddrPortFrom(x.client.Addr, 0), Dst: netip.AddrPortFrom(h.Addr(), h.Port())}
+	defer func() { p.Translated = p.Dst != x.to.AddrPort && !x.view.IPVS }()
 	outside := firewall.Link{Name: in, Known: in != ""}
 	leaves := firewall.Link{Name: h.out, Known: true}
 	node, virtual := x.client.Class == desired.FromNode, x.view.IPVS
@@ -246,7 +247,7 @@ func (x *explainer) packetAt(hook uint32, priority int32, in string, h hop) (p f
 // replyAt returns the reply from an endpoint at a hook, and whether it passes there.
 func (x *explainer) replyAt(hook uint32, priority int32, in string, h hop) (p firewall.Packet, passes bool) {
 	const prioritySNAT = 100
-	p = firewall.Packet{Protocol: uint8(x.to.Protocol), Established: true, Reply: true, Src: netip.AddrPortFrom(h.Addr(), h.Port()), Dst: netip.AddrPortFrom(x.client.Addr, 0)}
+	p = firewall.Packet{Protocol: uint8(x.to.Protocol), Established: true, Reply: true, Translated: !x.view.IPVS, Src: netip.AddrPortFrom(h.Addr(), h.Port()), Dst: netip.AddrPortFrom(x.client.Addr, 0)}
 	node, arrives, leaves := x.client.Class == desired.FromNode, firewall.Link{Name: h.out, Known: true}, firewall.Link{Name: in, Known: in != ""}
 	switch hook {
 	case unix.NF_INET_PRE_ROUTING:
