@@ -242,21 +242,24 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 	}
 	for _, s := range all {
 		key := desired.FrontendKey{AddrPort: netip.AddrPortFrom(s.Addr, s.Port), Protocol: desired.Protocol(s.Protocol)}
-		t := c.Frontends[key]
+		t, exists := c.Frontends[key]
+		served, err := b.readServer(ctx, s)
+		if err != nil {
+			return nil, err
+		}
 		choice := &t.Choice
 		if t.FromOutside != nil {
 			choice = t.FromOutside
 		}
-		if !choice.ByIPVS {
-			if may, err := b.mayDelete(ctx, s.Key); err != nil {
-				return nil, err
-			} else if may {
-				c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend that IPVS serves", key))
-			}
-			continue
-		}
-		if *choice, err = b.readServer(ctx, s); err != nil {
+		if choice.ByIPVS {
+			*choice = served
+		} else if may, err := b.mayDelete(ctx, s.Key); err != nil {
 			return nil, err
+		} else if !may {
+			continue
+		} else if !exists || len(served.Backends) > 0 { // while there is no endpoint, the table refuses
+			c.Faults = append(c.Faults, fmt.Sprintf("virtual server %s of no frontend that IPVS serves", key))
+			continue
 		}
 		if s.Flags&ipvs.Persistent != 0 {
 			t.Affinity = s.Timeout
