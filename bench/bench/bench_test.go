@@ -333,8 +333,8 @@ func TestMachine(t *testing.T) {
 	if m.Kernel == "" || m.CPUs < 1 || m.Load == "" || !strings.HasPrefix(m.String(), "Linux "+m.Kernel) {
 		t.Errorf("%+v", m)
 	}
-	if busy, all := processorSeconds(); busy <= 0 || all < busy {
-		t.Errorf("processors worked %v of %v seconds", busy, all)
+	if s, err := ProcessorSeconds(); err != nil || s.Busy <= 0 || s.Idle < 0 {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 

@@ -70,29 +70,30 @@ var QuietLimit = 10 * time.Second
 // kernel frees transactions and network namespaces on its own threads, for up to seconds.
 func Quiet(ctx context.Context) {
 	const window, mostBusy = 200 * time.Millisecond, 0.15 // of all processors
-	busy, all := processorSeconds()
-	for deadline := time.Now().Add(QuietLimit); time.Now().Before(deadline) && Sleep(ctx, window) == nil; {
-		b, a := processorSeconds()
-		if b-busy <= mostBusy*(a-all) {
+	last, err := ProcessorSeconds()
+	for deadline := time.Now().Add(QuietLimit); err == nil && time.Now().Before(deadline) && Sleep(ctx, window) == nil; {
+		var now Seconds
+		now, err = ProcessorSeconds()
+		busy := now.Busy - last.Busy + now.Stolen - last.Stolen
+		if busy <= mostBusy*(busy+now.Idle-last.Idle) {
 			return
 		}
-		busy, all = b, a
+		last = now
 	}
 }
 
-// processorSeconds are how long all processors have worked, and existed.
-func processorSeconds() (busy, all float64) {
+// Seconds are how long all processors have worked, worked for another virtual machine, and waited, to the kernel's tick.
+type Seconds struct{ Busy, Stolen, Idle float64 }
+
+// ProcessorSeconds reads them of the whole machine.
+func ProcessorSeconds() (Seconds, error) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
-		return 0, 0
+		return Seconds{}, err
 	}
 	stat, err := fs.Stat()
-	if err != nil {
-		return 0, 0
-	}
 	c := stat.CPUTotal
-	busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
-	return busy, busy + c.Idle + c.Iowait
+	return Seconds{c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ, c.Steal, c.Idle + c.Iowait}, err
 }
 
 // Sleep waits for d or the end of ctx.

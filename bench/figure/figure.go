@@ -168,14 +168,14 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		var all points
 		for _, s := range series {
 			if o := s.Outcomes[k]; s.At > 0 && o.Median > 0 {
-				all = append(all, point{s.At, unit, o})
+				all.add(s.At, unit, o)
 			}
 		}
-		if len(all) == 0 {
+		if len(all.XYs) == 0 {
 			continue
 		}
 		drawn++
-		line, marks, err := plotter.NewLinePoints(all)
+		line, marks, err := plotter.NewLinePoints(all.XYs)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", subject.Name, err)
 		}
@@ -191,7 +191,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		if len(r.Subjects) > 2 { // values would cover each other
 			continue
 		}
-		labels, err := plotter.NewLabels(all)
+		labels, err := plotter.NewLabels(plotter.XYLabels{XYs: all.XYs, Labels: all.labels})
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", subject.Name, err)
 		}
@@ -226,25 +226,22 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 // lineHeight is that of the axis of a figure of [Lines], in points.
 const lineHeight = 310
 
-// point is a measured value at a number of Services.
-type point struct {
-	at   int
-	unit bench.Unit
-	bench.Outcome
+// points are measured values at numbers of Services.
+type points struct {
+	plotter.XYs
+	plotter.YErrors
+	labels []string
 }
 
-type points []point
-
-func (p points) Len() int                { return len(p) }
-func (p points) XY(i int) (x, y float64) { return float64(p[i].at), p[i].Median }
-func (p points) Label(i int) string {
-	if p[i].unit == bench.Count {
-		return bench.Thousands(int(p[i].Median + 0.5))
+func (p *points) add(at int, unit bench.Unit, o bench.Outcome) {
+	p.XYs = append(p.XYs, plotter.XY{X: float64(at), Y: o.Median})
+	least := max(o.Lowest, o.Median/1000) // 0 has no place on the axis
+	p.YErrors = append(p.YErrors, struct{ Low, High float64 }{o.Median - least, o.Highest - o.Median})
+	label := unit.Format(o.Median)
+	if unit == bench.Count {
+		label = bench.Thousands(int(o.Median + 0.5))
 	}
-	return p[i].unit.Format(p[i].Median)
-}
-func (p points) YError(i int) (low, high float64) {
-	return p[i].Median - max(p[i].Lowest, p[i].Median/1000), p[i].Highest - p[i].Median // 0 has no place on the axis
+	p.labels = append(p.labels, label)
 }
 
 // decades are ticks at powers of ten, with the unit.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"golang.org/x/sys/unix"
 )
@@ -38,20 +37,6 @@ func (m *measurement) firewall(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// machineTime is the processor time that the whole machine has used, to the kernel's tick.
-func machineTime() (time.Duration, error) {
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return 0, err
-	}
-	stat, err := fs.Stat()
-	if err != nil {
-		return 0, err
-	}
-	c := stat.CPUTotal
-	return time.Duration((c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ) * float64(time.Second)), nil
 }
 
 // requestsOnOne measures requests of a byte, one after the other on one connection (TCP_RR).

@@ -32,11 +32,12 @@ func (m *measurement) streams(ctx context.Context, whole, best, cpu bench.Series
 	}
 	defer func() { err = errors.Join(err, server.Kill()) }()
 	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
-		before, err1 := machineTime()
+		before, err1 := bench.ProcessorSeconds()
 		s, err2 := m.stream(ctx, m.options.Seconds, m.options.Streams)
-		after, err3 := machineTime()
+		after, err3 := bench.ProcessorSeconds()
 		gigabits := s.rate * float64(m.options.Seconds) / 1e9
-		return values{whole.Name: s.rate, best.Name: s.best, cpu.Name: float64(after-before) / gigabits}, errors.Join(err1, err2, err3)
+		used := 1e9 * (after.Busy - before.Busy)
+		return values{whole.Name: s.rate, best.Name: s.best, cpu.Name: used / gigabits}, errors.Join(err1, err2, err3)
 	}, whole, best, cpu)
 }
 

@@ -175,20 +175,19 @@ type kind struct {
 
 func (s *slipstream) changes(n int) error {
 	c := s.cluster
-	repeat := func(step string, kinds ...kind) error {
-		return s.profiled(step, func() error { return s.repeat(n, kinds...) })
+	for _, step := range []struct {
+		name  string
+		kinds []kind
+	}{
+		{"replace", []kind{{endpointReplaced, c.ReplaceEndpoint}}},
+		{"endpoints", []kind{{endpointRemoved, c.RemoveEndpoint}, {endpointAdded, c.AddEndpoint}}},
+		{"services", []kind{{serviceRemoved, c.RemoveService}, {serviceAdded, c.AddService}}},
+	} {
+		if err := s.profiled(step.name, func() error { return s.repeat(n, step.kinds...) }); err != nil {
+			return err
+		}
 	}
-	err := repeat("replace", kind{endpointReplaced, c.ReplaceEndpoint})
-	if err == nil {
-		err = repeat("endpoints", kind{endpointRemoved, c.RemoveEndpoint}, kind{endpointAdded, c.AddEndpoint})
-	}
-	if err == nil {
-		err = repeat("services", kind{serviceRemoved, c.RemoveService}, kind{serviceAdded, c.AddService})
-	}
-	if err == nil {
-		err = s.profiled("burst", s.burst)
-	}
-	return err
+	return s.profiled("burst", s.burst)
 }
 
 // repeat makes n changes of each kind, in turns, fewer if that takes too long. The kinds

@@ -3,11 +3,14 @@
 package report
 
 import (
+	"context"
 	"os"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
+	"github.com/slipstream-proxy/slipstream/bench/bench"
 )
 
 // watchOthers begins to watch the processor time of other work on the machine. elsewhere ends that
@@ -15,8 +18,7 @@ import (
 // this one, and of the host, if it is a virtual machine whose host reports stolen time.
 func watchOthers() (elsewhere func() float64) {
 	used, stolen := othersUsed()
-	sum, end, ended := rises{last: used}, make(chan struct{}), make(chan struct{})
-	last := time.Now()
+	sum, last := rises{last: used}, time.Now()
 	look := func() (stolen float64) {
 		used, stolen := othersUsed()
 		now := time.Now()
@@ -24,20 +26,16 @@ func watchOthers() (elsewhere func() float64) {
 		last = now
 		return stolen
 	}
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-time.After(2 * time.Second):
-				look()
-			case <-end:
-				return
-			}
+	ctx, cancel := context.WithCancel(context.Background())
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for bench.Sleep(ctx, 2*time.Second) == nil {
+			look()
 		}
-	}()
+	})
 	return func() float64 {
-		close(end)
-		<-ended
+		cancel()
+		looking.Wait()
 		stolenAfter := look()
 		return sum.sum + stolenAfter - stolen
 	}
@@ -64,8 +62,8 @@ func othersUsed() (used, stolen float64) {
 	if err != nil {
 		return 0, 0
 	}
-	if stat, err := fs.Stat(); err == nil {
-		stolen = stat.CPUTotal.Steal
+	if s, err := bench.ProcessorSeconds(); err == nil {
+		stolen = s.Stolen
 	}
 	all, err := fs.AllProcs()
 	if err != nil {

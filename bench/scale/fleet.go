@@ -121,9 +121,18 @@ func (f *fleet) measure(ctx context.Context, kubeconfig string) (err error) {
 		}
 		f.proxies = append(f.proxies, p)
 	}
+	starting, cancel := context.WithTimeout(ctx, f.Timeout)
+	defer cancel()
 	for _, p := range f.proxies {
-		if err := f.programmed(ctx, p, begin); err != nil {
-			return p.Explain(err)
+		err := p.Await(starting, func(ctx context.Context) error {
+			_, text, err := p.Node.Get(ctx, "http://127.0.0.1:10249/metrics")
+			if err == nil && !hasSynced(text) {
+				err = errors.New("the node is not programmed yet")
+			}
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	f.samples.Add(fleetStart, float64(time.Since(begin)))
@@ -174,25 +183,6 @@ func (f *fleet) measure(ctx context.Context, kubeconfig string) (err error) {
 	memory, err := bench.Memory(f.site.Plane.API().PID())
 	f.samples.Add(serverMemory, float64(memory.VmRSS))
 	return err
-}
-
-// programmed waits until a proxy has programmed its node for the first time, by its metrics.
-func (f *fleet) programmed(ctx context.Context, p *proxies.Proxy, begin time.Time) error {
-	for time.Since(begin) < f.Timeout {
-		_, text, err := p.Node.Get(ctx, "http://127.0.0.1:10249/metrics")
-		if err == nil && hasSynced(text) {
-			return nil
-		}
-		select {
-		case <-p.Done():
-			return errors.New("it ended")
-		case <-time.After(200 * time.Millisecond):
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	return errTooLong
 }
 
 // hasSynced says whether metrics have the time of a sync, of each family if they distinguish them.

@@ -60,7 +60,6 @@ type options struct {
 	nginx      string // path of the program
 	load       string // path of the load generator
 	slipstream string // path of the program
-	logs       string // directory where logs stay; empty for none
 	quiet      time.Duration
 	calmLimit  time.Duration
 
@@ -137,7 +136,6 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the choice of Services")
 	f.StringVar(&o.IPTables, "iptables", legacyVariant, "`variant` of the iptables commands that iptables modes use, legacy or nft")
 	f.StringVar(&o.slipstream, "slipstream", bench.Beside("slipstream"), "slipstream `command`")
-	f.StringVar(&o.logs, "logs", "", "existing `directory` where configurations and logs stay")
 }
 
 // addChanges adds the flags about changes, with default values.
@@ -209,11 +207,10 @@ func (o *options) Validate(context.Context) error {
 // Measure measures the subjects. One that could not be measured completely has failed in the result.
 func (o *options) Measure(ctx context.Context, r *bench.Result) (err error) {
 	bench.QuietLimit = o.quiet
-	done, err := o.directory()
-	if err != nil {
+	if err := o.directory(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, done()) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
 	kubeProxy, err := upstream.Binary(ctx, "kube-proxy", o.log)
 	if err != nil {
 		return err
@@ -262,25 +259,20 @@ func (o *options) Measure(ctx context.Context, r *bench.Result) (err error) {
 	}, series...)
 }
 
-// directory makes the place of configurations and logs. done deletes it, unless it was
-// given. All programs that are started from now on find the chosen variant of the iptables
-// commands.
-func (o *options) directory() (done func() error, err error) {
-	o.dir, done = o.logs, func() error { return nil }
-	if o.dir == "" {
-		if o.dir, err = os.MkdirTemp("", "slipstream-scale-"); err != nil {
-			return nil, err
-		}
-		done = func() error { return os.RemoveAll(o.dir) }
+// directory makes the place of configurations and logs, which the caller removes. All programs that are started from
+// now on find the chosen variant of the iptables commands.
+func (o *options) directory() (err error) {
+	if o.dir, err = os.MkdirTemp("", "slipstream-scale-"); err != nil {
+		return err
 	}
 	path, err := upstream.IPTablesPath(o.dir, o.IPTables)
 	if err == nil {
 		err = os.Setenv("PATH", path)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--iptables %s: %w", o.IPTables, err), done())
+		return errors.Join(fmt.Errorf("--iptables %s: %w", o.IPTables, err), os.RemoveAll(o.dir))
 	}
-	return done, nil
+	return nil
 }
 
 // pause between two changes. All subjects let one second pass between two syncs, unless
