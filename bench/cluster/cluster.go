@@ -207,25 +207,19 @@ func (c *Cluster) newPod() int {
 	return c.nextPod - 1
 }
 
-// Replacement is a pod of a Service in the place of another one.
-type Replacement struct {
-	Service, Slice, Old, New int
-}
-
-// ReplaceFirst replaces the first pod of a Service.
-func (c *Cluster) ReplaceFirst(service int) Replacement { return c.replace(service, 0, 0) }
-
-func (c *Cluster) replace(service, slice, at int) Replacement {
-	p := c.own(service)
-	r := Replacement{service, slice, p[slice][at], c.newPod()}
-	p[slice][at] = r.New
-	return r
+// ReplaceFirst replaces the first pod of a Service, and returns the new one.
+func (c *Cluster) ReplaceFirst(service int) (pod int) {
+	pod = c.newPod()
+	c.own(service)[0][0] = pod
+	return pod
 }
 
 // ReplaceEndpoint replaces a random endpoint of a random Service.
 func (c *Cluster) ReplaceEndpoint() []source.Event {
-	r := c.replace(c.randomPod())
-	return c.setSlice(r.Service, r.Slice, c.pods(r.Service)[r.Slice])
+	service, slice, at := c.randomPod()
+	p := c.own(service)
+	p[slice][at] = c.newPod()
+	return c.setSlice(service, slice, p[slice])
 }
 
 // AddEndpoint adds an endpoint to a random Service: to its first slice with room, or in a

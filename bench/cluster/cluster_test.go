@@ -190,8 +190,8 @@ func TestSingles(t *testing.T) {
 		t.Errorf("%d endpoints, want %d", endpoints, want)
 	}
 	i := c.Single[3]
-	r := c.ReplaceFirst(i)
-	if got := c.Slices(IPv4, i)[0].Endpoints[0].Addresses[0]; got != IPv4.PodIP(r.New).String() || seen[got] {
+	pod := c.ReplaceFirst(i)
+	if got := c.Slices(IPv4, i)[0].Endpoints[0].Addresses[0]; got != IPv4.PodIP(pod).String() || seen[got] {
 		t.Errorf("replaced endpoint: %s, seen before: %v", got, seen[got])
 	}
 }

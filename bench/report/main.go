@@ -98,10 +98,10 @@ func measure(ctx context.Context, records map[string]*record, data string, fast 
 			r = &record{Part: p.Name}
 		}
 		steps := p.in(fast)
-		r.keep(steps, fast, version)
+		r.keep(steps, version)
 		records[p.Name] = r
 		for _, s := range steps {
-			if old := r.find(s.Name); old == nil || old.Result == nil {
+			if old := r.find(s.name); old == nil || old.Result == nil {
 				jobs = append(jobs, job{p, s})
 			}
 		}
@@ -109,16 +109,16 @@ func measure(ctx context.Context, records map[string]*record, data string, fast 
 	for i, j := range jobs {
 		left := 0.0
 		for _, rest := range jobs[i:] {
-			left += rest.step.estimate(fast)
+			left += rest.step.minutes
 		}
-		fmt.Printf("[%d/%d, about %.0f min left] %s: %s\n", i+1, len(jobs), max(left, 1), j.part.Name, j.step.Name)
-		s := j.step.run(ctx, data, j.part.Name, fast)
+		fmt.Printf("[%d/%d, about %.0f min left] %s: %s\n", i+1, len(jobs), max(left, 1), j.part.Name, j.step.name)
+		s := j.step.run(ctx, data, j.part.Name)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		s.Version, s.Fast = version, fast
 		if s.Failed != "" {
-			failed = errors.Join(failed, fmt.Errorf("%s, %s: %s", j.part.Name, j.step.Name, s.Failed))
+			failed = errors.Join(failed, fmt.Errorf("%s, %s: %s", j.part.Name, j.step.name, s.Failed))
 			fmt.Println("  failed:", s.Failed)
 		}
 		r := records[j.part.Name]

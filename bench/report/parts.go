@@ -23,15 +23,15 @@ import (
 type part struct {
 	Name, Title string
 	About       string // a paragraph
-	Steps       []step
+	Steps       []benchmark
 	Tables      []*table
 	Charts      []*chart
 	Limits      []string  // what cannot be reproduced, and why
 	Results     []*result `json:"-"` // of any run, or missing
 }
 
-// step is a benchmark: a command of a full run, and that of a short one, if it is part of one.
-type step struct {
+// benchmark is a command of a full run, and that of a short one, if it is part of one, both without --save.
+type benchmark struct {
 	Name       string
 	Full, Fast string
 	Minutes    struct{ Full, Fast float64 } // for the progress line

@@ -20,26 +20,25 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
-// command is the step's command line, as the page shows it. The benchmark writes its result as JSON to the file that
-// --save names.
-func (s step) command(fast bool) string {
-	if fast {
-		return s.Fast + " --save " + s.Name + ".json"
-	}
-	return s.Full + " --save " + s.Name + ".json"
-}
-
-// estimate is how many minutes the step takes.
-func (s step) estimate(fast bool) float64 {
-	if fast {
-		return s.Minutes.Fast
-	}
-	return s.Minutes.Full
+// step is a benchmark in a full or a short run: a command that writes its result as JSON to the file that its last
+// argument names.
+type step struct {
+	name, command string
+	minutes       float64
 }
 
 // in returns the steps of a full or a short run.
-func (p *part) in(fast bool) []step {
-	return slices.DeleteFunc(slices.Clone(p.Steps), func(s step) bool { return fast && s.Fast == "" })
+func (p *part) in(fast bool) (all []step) {
+	for _, s := range p.Steps {
+		command, minutes := s.Full, s.Minutes.Full
+		if fast {
+			command, minutes = s.Fast, s.Minutes.Fast
+		}
+		if command != "" {
+			all = append(all, step{s.Name, command + " --save " + s.Name + ".json", minutes})
+		}
+	}
+	return all
 }
 
 // record is what was measured of a part: the content of its file.
@@ -83,10 +82,10 @@ func (r *record) find(name string) *result {
 }
 
 // keep forgets what other commands than those of the steps, or another version, have measured.
-func (r *record) keep(steps []step, fast bool, version string) {
+func (r *record) keep(steps []step, version string) {
 	r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool {
 		return !slices.ContainsFunc(steps, func(s step) bool {
-			return s.Name == old.Name && s.command(fast) == old.Command && old.Version == version
+			return s.name == old.Name && s.command == old.Command && old.Version == version
 		})
 	})
 }
@@ -128,25 +127,25 @@ func load(data string) (map[string]*record, error) {
 }
 
 // run runs the step. Its output goes to a file beside the part's.
-func (s step) run(ctx context.Context, data, part string, fast bool) *result {
-	r := &result{Name: s.Name, Command: s.command(fast), Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: memory()}
+func (s step) run(ctx context.Context, data, part string) *result {
+	r := &result{Name: s.name, Command: s.command, Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: memory()}
 	// The benchmarks wait for calm themselves, too.
 	bench.Quiet(ctx)
 	r.LoadBefore = bench.LoadAverage()
 	elsewhere, begin := watchOthers(), time.Now()
 	err := func() error {
-		saved, err := filepath.Abs(filepath.Join(data, fmt.Sprintf("%s-%s.tmp", part, s.Name)))
+		saved, err := filepath.Abs(filepath.Join(data, fmt.Sprintf("%s-%s.tmp", part, s.name)))
 		if err != nil {
 			return err
 		}
 		defer os.Remove(saved)
-		logFile := filepath.Join(data, fmt.Sprintf("%s-%s.log", part, s.Name))
+		logFile := filepath.Join(data, fmt.Sprintf("%s-%s.log", part, s.name))
 		log, err := os.Create(logFile)
 		if err != nil {
 			return err
 		}
 		defer log.Close()
-		args := strings.Fields(s.command(fast))
+		args := strings.Fields(s.command)
 		args[len(args)-1] = saved
 		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Stdout, cmd.Stderr = log, log

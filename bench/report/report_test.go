@@ -93,7 +93,7 @@ func sampleRecords() map[string]*record {
 	for _, p := range parts {
 		r := &record{Part: p.Name}
 		for _, s := range p.in(false) {
-			r.put(&result{Name: s.Name, Command: s.command(false), Version: "v1", Seconds: 60, Machine: bench.ThisMachine(), Result: samples(p.Name, s)})
+			r.put(&result{Name: s.name, Command: s.command, Version: "v1", Seconds: 60, Machine: bench.ThisMachine(), Result: samples(p.Name, s)})
 		}
 		all[p.Name] = r
 	}
@@ -102,7 +102,7 @@ func sampleRecords() map[string]*record {
 
 // samples has all series that the steps' commands measure, with made-up values.
 func samples(part string, of step) *bench.Result {
-	step := of.Name
+	step := of.name
 	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
 	subjects := map[string][]string{
 		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "restore": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "rules": {"slipstream-" + step, "kube-proxy-" + step}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
@@ -120,7 +120,7 @@ func samples(part string, of step) *bench.Result {
 	if part == "latency" && step == "ipvs" {
 		subjects = []string{slipIPVS, kubeIPVS}
 	}
-	if _, chosen, found := strings.Cut(of.Full, "--subjects "); part == "scale" && found {
+	if _, chosen, found := strings.Cut(of.command, "--subjects "); part == "scale" && found {
 		subjects = strings.Split(strings.Fields(chosen)[0], ",")
 	}
 	if part == "rules" && step == "nftables" {
@@ -175,9 +175,9 @@ func TestBudget(t *testing.T) {
 		minutes := 0.0
 		for _, p := range parts {
 			for _, s := range p.in(fast) {
-				minutes += s.estimate(fast)
-				if s.estimate(fast) == 0 {
-					t.Errorf("%s, %s: no estimate", p.Name, s.Name)
+				minutes += s.minutes
+				if s.minutes == 0 {
+					t.Errorf("%s, %s: no estimate", p.Name, s.name)
 				}
 			}
 		}
@@ -282,19 +282,19 @@ func TestResume(t *testing.T) {
 	dir := t.TempDir()
 	bench.QuietLimit = 0
 	runs := filepath.Join(dir, "runs")
-	script := func(name, then string) step {
+	script := func(name, then string) benchmark {
 		file, text := filepath.Join(dir, name+".sh"), `echo `+name+` >>`+runs+`; `+then+` && echo '{"title": "`+name+`"}' >$2`
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return step{Name: name, Fast: "sh " + file}
+		return benchmark{Name: name, Fast: "sh " + file}
 	}
-	steps := []step{script("good", "true"), script("bad", "test -e "+dir+"/repaired")}
+	steps := []benchmark{script("good", "true"), script("bad", "test -e "+dir+"/repaired")}
 	old := parts
 	defer func() { parts = old }()
 	parts = []*part{
 		{Name: "one", Steps: steps},
-		{Name: "two", Steps: []step{script("third", "true")}},
+		{Name: "two", Steps: []benchmark{script("third", "true")}},
 	}
 	ran := func(version string, names ...string) string {
 		t.Helper()

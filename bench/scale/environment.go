@@ -222,7 +222,7 @@ func (e *environment) write(ctx context.Context, s *discoveryv1.EndpointSlice) e
 // replaceFirst replaces the first endpoint of a Service, and returns the new one's address.
 // The change is not written yet.
 func (e *environment) replaceFirst(service int) netip.Addr {
-	return cluster.IPv4.PodIP(e.ReplaceFirst(service).New)
+	return cluster.IPv4.PodIP(e.ReplaceFirst(service))
 }
 
 func frontend(service int) netip.AddrPort {

@@ -211,7 +211,7 @@ func (o *options) Measure(ctx context.Context, r *bench.Result) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
-	kubeProxy, err := upstream.Binary(ctx, "kube-proxy", o.log)
+	kubeProxy, err := upstream.Current.Binary(ctx, "kube-proxy", o.log)
 	if err != nil {
 		return err
 	}

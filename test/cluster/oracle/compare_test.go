@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 // difference is a probe with two outcomes.
@@ -38,7 +41,7 @@ func report(t *testing.T, c *cluster.Cluster, found []difference) {
 	for _, s := range order {
 		t.Error(strings.Join(lines[s], "\n"))
 		if svc := c.Named(s.namespace, s.name); svc != nil {
-			t.Log("with\n" + c.Describe(svc))
+			t.Log("with\n" + describe(c, svc))
 		}
 	}
 	t.Logf("settings: %v", c.Settings)
@@ -128,4 +131,25 @@ func mentionPassing(t *testing.T, probes []Probe, was, is [2][]Outcome) {
 	if n > most {
 		t.Logf("passing: %d more", n-most)
 	}
+}
+
+// describe is a Service and its slices in YAML.
+func describe(c *cluster.Cluster, svc *corev1.Service) string {
+	parts := []string{asYAML(map[string]any{"metadata": short(svc.ObjectMeta), "spec": svc.Spec, "status": svc.Status})}
+	for _, s := range c.SlicesOf(svc) {
+		parts = append(parts, asYAML(map[string]any{"metadata": short(s.ObjectMeta), "addressType": s.AddressType, "ports": s.Ports, "endpoints": s.Endpoints}))
+	}
+	return strings.Join(parts, "---\n")
+}
+
+func short(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations}
+}
+
+func asYAML(v any) string {
+	b, err := yaml.Marshal(v)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	return string(b)
 }

@@ -79,10 +79,37 @@ func unusable(c *cluster.Cluster, p Probe) *corev1.Service {
 	i := slices.IndexFunc(svc.Spec.Ports, func(port corev1.ServicePort) bool {
 		return uint16(port.Port) == p.To.Port() && lab.Protocol(port.Protocol) == p.Protocol
 	})
-	if i < 0 || c.Usable(svc, svc.Spec.Ports[i], stage.Family(p.To.Addr())) {
+	if i < 0 || usable(c, svc, svc.Spec.Ports[i], stage.Family(p.To.Addr())) {
 		return nil
 	}
 	return svc
+}
+
+// usable says whether a Service's port has, in a family (0 or 1), an endpoint on any node that
+// is ready, or terminating and still serves.
+func usable(c *cluster.Cluster, svc *corev1.Service, port corev1.ServicePort, family int) bool {
+	serves := func(e discoveryv1.Endpoint) bool {
+		ready := ptr.Deref(e.Conditions.Ready, true)
+		return ready || ptr.Deref(e.Conditions.Terminating, false) && ptr.Deref(e.Conditions.Serving, true)
+	}
+	for _, s := range c.SlicesOf(svc) {
+		if _, headless := s.Labels[corev1.IsHeadlessService]; headless {
+			continue
+		}
+		has := slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool {
+			return p.Port != nil && ptr.Deref(p.Name, "") == port.Name && ptr.Deref(p.Protocol, corev1.ProtocolTCP) == port.Protocol
+		})
+		if has && (s.AddressType == discoveryv1.AddressTypeIPv4) == (family == 0) && slices.ContainsFunc(s.Endpoints, serves) {
+			return true
+		}
+	}
+	return false
+}
+
+// proxied reports whether a proxy handles a Service at all.
+func proxied(svc *corev1.Service) bool {
+	_, another := svc.Labels["service.kubernetes.io/service-proxy-name"]
+	return !another && svc.Spec.Type != corev1.ServiceTypeExternalName && svc.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
 // isBalanced says whether a load balancer's address is a Service's.
@@ -106,7 +133,7 @@ func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
 	}
 	kube := ""
 	switch {
-	case !c.Usable(svc, svc.Spec.Ports[i], stage.Family(d.probe.To.Addr())):
+	case !usable(c, svc, svc.Spec.Ports[i], stage.Family(d.probe.To.Addr())):
 		kube = Refused
 	case svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal:
 		kube = Timeout
@@ -162,7 +189,7 @@ func letPass(c *cluster.Cluster, d difference, failure string) bool {
 // ownerOf returns the Service with a ClusterIP, of those that a proxy serves.
 func ownerOf(c *cluster.Cluster, a netip.Addr) *corev1.Service {
 	i := slices.IndexFunc(c.Services, func(svc *corev1.Service) bool {
-		return slices.Contains(svc.Spec.ClusterIPs, a.String()) && cluster.Proxied(svc)
+		return slices.Contains(svc.Spec.ClusterIPs, a.String()) && proxied(svc)
 	})
 	if i < 0 {
 		return nil
@@ -178,7 +205,7 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	full.ForIPTables("nft")
 	full.Settings.Firewall = false
 	svc := full.Services[slices.IndexFunc(full.Services, func(svc *corev1.Service) bool {
-		return cluster.Proxied(svc) && svc.Spec.ClusterIP != "" && len(full.SlicesOf(svc)) > 0
+		return proxied(svc) && svc.Spec.ClusterIP != "" && len(full.SlicesOf(svc)) > 0
 	})]
 	svc.Spec.ExternalTrafficPolicy, svc.Spec.Ports[0].NodePort = corev1.ServiceExternalTrafficPolicyLocal, 30001
 	full.Settings.NodePortAddresses = []string{"192.168.0.0/16"}

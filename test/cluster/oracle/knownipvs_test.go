@@ -112,7 +112,7 @@ func policyLocal(c *cluster.Cluster, p Probe) (local, has bool) {
 	for _, port := range svc.Spec.Ports {
 		at := uint16(port.Port) == p.To.Port() || port.NodePort != 0 && uint16(port.NodePort) == p.To.Port()
 		if at && lab.Protocol(port.Protocol) == p.Protocol {
-			return local, onN1.Usable(svc, port, stage.Family(p.To.Addr()))
+			return local, usable(onN1, svc, port, stage.Family(p.To.Addr()))
 		}
 	}
 	return false, false

@@ -96,7 +96,7 @@ func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, e
 func (o *Options) binary(ctx context.Context, kind Kind) (string, error) {
 	switch {
 	case !kind.IsSlipstream() && o.Binary == "":
-		return upstream.Binary(ctx, "kube-proxy", o.Log)
+		return upstream.Current.Binary(ctx, "kube-proxy", o.Log)
 	case kind.IsSlipstream() && o.AsKubeProxy:
 		link := filepath.Join(o.Dir, "kube-proxy")
 		if err := os.Symlink(o.Binary, link); err != nil && !os.IsExist(err) {

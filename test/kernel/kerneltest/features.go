@@ -188,17 +188,6 @@ var CGroupBPF = define("BPF at cgroups", func() error {
 		return err
 	}
 	defer program.Close()
-	return withCGroup(func(path string) error {
-		l, err := link.AttachCgroup(link.CgroupOptions{Path: path, Attach: ebpf.AttachCGroupInet4Connect, Program: program})
-		if err != nil {
-			return err
-		}
-		return l.Close()
-	})
-}, Root)
-
-// withCGroup passes the root of all cgroups (version 2), mounted for the moment.
-func withCGroup(do func(path string) error) error {
 	path, err := os.MkdirTemp("", "cgroup")
 	if err != nil {
 		return err
@@ -208,8 +197,12 @@ func withCGroup(do func(path string) error) error {
 		return err
 	}
 	defer func() { _ = unix.Unmount(path, unix.MNT_DETACH) }()
-	return do(path)
-}
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: path, Attach: ebpf.AttachCGroupInet4Connect, Program: program})
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}, Root)
 
 // CGroup returns the root of all cgroups (version 2), mounted for the test. Require CGroupBPF first.
 func CGroup(t testing.TB) string {

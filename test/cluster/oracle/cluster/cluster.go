@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
@@ -18,9 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 )
 
 // Cluster is the input of a proxy.
@@ -116,48 +113,6 @@ func (c *Cluster) Backends(svc *corev1.Service, port corev1.ServicePort, family 
 		}
 	}
 	return len(seen)
-}
-
-// Usable says whether a Service's port has, in a family (0 or 1), an endpoint on any node that
-// is ready, or terminating and still serves.
-func (c *Cluster) Usable(svc *corev1.Service, port corev1.ServicePort, family int) bool {
-	usable := func(e discoveryv1.Endpoint) bool {
-		ready := ptr.Deref(e.Conditions.Ready, true)
-		return ready || ptr.Deref(e.Conditions.Terminating, false) && ptr.Deref(e.Conditions.Serving, true)
-	}
-	for _, s := range c.SlicesOf(svc) {
-		if _, headless := s.Labels[labelHeadless]; headless {
-			continue
-		}
-		has := slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool {
-			return p.Port != nil && ptr.Deref(p.Name, "") == port.Name && ptr.Deref(p.Protocol, corev1.ProtocolTCP) == port.Protocol
-		})
-		if has && (s.AddressType == discoveryv1.AddressTypeIPv4) == (family == 0) && slices.ContainsFunc(s.Endpoints, usable) {
-			return true
-		}
-	}
-	return false
-}
-
-// Describe is a Service and its slices in YAML.
-func (c *Cluster) Describe(svc *corev1.Service) string {
-	parts := []string{asYAML(map[string]any{"metadata": short(svc.ObjectMeta), "spec": svc.Spec, "status": svc.Status})}
-	for _, s := range c.SlicesOf(svc) {
-		parts = append(parts, asYAML(map[string]any{"metadata": short(s.ObjectMeta), "addressType": s.AddressType, "ports": s.Ports, "endpoints": s.Endpoints}))
-	}
-	return strings.Join(parts, "---\n")
-}
-
-func short(m metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, Labels: m.Labels, Annotations: m.Annotations}
-}
-
-func asYAML(v any) string {
-	b, err := yaml.Marshal(v)
-	if err != nil {
-		return err.Error() + "\n"
-	}
-	return string(b)
 }
 
 // generator is a source of decisions.

@@ -52,12 +52,6 @@ const (
 	labelHeadless  = corev1.IsHeadlessService
 )
 
-// Proxied reports whether a proxy handles a Service at all.
-func Proxied(svc *corev1.Service) bool {
-	_, another := svc.Labels[labelProxyName]
-	return !another && svc.Spec.Type != corev1.ServiceTypeExternalName && svc.Spec.ClusterIP != corev1.ClusterIPNone
-}
-
 func (g *generator) service(i int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 		Namespace: Namespaces[i%len(Namespaces)],

@@ -4,7 +4,7 @@
 // network namespaces.
 //
 // They are built from Go modules, in the versions that the go.mod files of the folders of [Release]
-// require, when they are first needed. See [Binary].
+// require, when they are first needed. See [Release.Binary].
 package upstream
 
 import (
@@ -67,12 +67,6 @@ func (l Log) printf(format string, args ...any) {
 	if l != nil {
 		l(format, args...)
 	}
-}
-
-// Binary returns the path of one of the programs, of the current release. See
-// [Release.Binary].
-func Binary(ctx context.Context, name string, log Log) (string, error) {
-	return Current.Binary(ctx, name, log)
 }
 
 // Binary returns the path of one of the release's programs. It is built, which takes

@@ -73,7 +73,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	if _, err := o.Release.Binary(ctx, "kube-apiserver", o.Log); err != nil {
 		return nil, err
 	}
-	if _, err := Binary(ctx, "etcd", o.Log); err != nil {
+	if _, err := Current.Binary(ctx, "etcd", o.Log); err != nil {
 		return nil, err
 	}
 	if !o.Address.IsValid() {
@@ -115,7 +115,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 }
 
 func (c *ControlPlane) startEtcd(ctx context.Context) error {
-	binary, err := Binary(ctx, "etcd", c.options.Log)
+	binary, err := Current.Binary(ctx, "etcd", c.options.Log)
 	if err != nil {
 		return err
 	}
