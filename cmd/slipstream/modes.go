@@ -78,10 +78,6 @@ type mode struct {
 	// of IPVS mode has kube-proxy's names, and package takeover removes it, like kube-proxy's.
 	remove func(context.Context) error
 	table  string
-
-	// virtualServers says that IPVS serves Services: with a virtual server for each address of a NodePort, and
-	// not at addresses of other Nodes.
-	virtualServers bool
 }
 
 // modes are the proxy modes, by name. docs/adding-a-mode.md says what else a new mode needs.
@@ -103,7 +99,7 @@ var modes = map[string]mode{
 			return iptables.New(ctx, backendConfig(c), iptables.Options{Variant: b.Variant()})
 		}}, nil
 	}},
-	config.IPVS: {table: config.NFTables, virtualServers: true, open: func(_ context.Context, c *config.Config) (instance, error) {
+	config.IPVS: {table: config.NFTables, open: func(_ context.Context, c *config.Config) (instance, error) {
 		o := &c.KubeProxy.IPVS
 		b, err := ipvs.New(backendConfig(c), ipvs.Options{
 			Scheduler: o.Scheduler, SyncPeriod: o.SyncPeriod.Duration,

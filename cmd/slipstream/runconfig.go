@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
-	"k8s.io/utils/ptr"
 )
 
 // complete returns a valid configuration from the file and the flags. Notes are for the log.
@@ -176,6 +175,7 @@ func (o *runFlags) unused(fs *pflag.FlagSet) (notes []config.Note) {
 
 // whyUnused returns why a flag has no effect in a mode, or "" if it has one.
 func (o *runFlags) whyUnused(name, mode string) string {
+	t := config.TraitsOf(mode)
 	switch {
 	case name == "boot-id-file" || name == "machine-id-file":
 		return ": kube-proxy dropped it in v1.37"
@@ -183,14 +183,14 @@ func (o *runFlags) whyUnused(name, mode string) string {
 		return ": watched objects are not delivered again periodically"
 	case name == "show-hidden-metrics-for-version":
 		return ", as there are no hidden metrics"
-	case name == "iptables-localhost-nodeports" && mode != config.IPTables && *o.config.KubeProxy.IPTables.LocalhostNodePorts:
+	case name == "iptables-localhost-nodeports" && !t.KernelLocalhost && *o.config.KubeProxy.IPTables.LocalhostNodePorts:
 		return " in nftables mode, which has the feature gate KubeProxyNFTablesLocalhostNodePorts"
-	case name == "iptables-masquerade-bit" && mode == config.NFTables:
+	case name == "iptables-masquerade-bit" && t.NFTablesBlock:
 		return " in nftables mode, which has --nftables-masquerade-bit"
-	case name == "nftables-masquerade-bit" && mode == config.IPTables:
+	case name == "nftables-masquerade-bit" && t.IPTables:
 		return " in iptables mode, which has --iptables-masquerade-bit"
-	case name == "ipvs-scheduler" && mode != config.IPTables: // see config.Config.Balancing
-	case strings.HasPrefix(name, "ipvs-") && name != "ipvs-exclude-cidrs" && mode != config.IPVS:
+	case name == "ipvs-scheduler" && (t.Algorithms || mode == ""): // see config.Config.Balancing
+	case strings.HasPrefix(name, "ipvs-") && name != "ipvs-exclude-cidrs" && !t.VirtualServers:
 		return " in modes other than ipvs"
 	}
 	return ""
@@ -200,22 +200,18 @@ func (o *runFlags) whyUnused(name, mode string) string {
 // file: unless flags say otherwise, it serves nothing and sets no parameters of the kernel
 // or of this process.
 func standAlone(k *kubeproxy.KubeProxyConfiguration, given func(flag string) bool) {
-	if !given("healthz-bind-address") {
-		k.HealthzBindAddress = ""
-	}
-	if !given("metrics-bind-address") {
-		k.MetricsBindAddress = ""
-	}
-	if !given("oom-score-adj") {
-		k.OOMScoreAdj = nil
+	for flag, leave := range map[string]func(){
+		"healthz-bind-address":              func() { k.HealthzBindAddress = "" },
+		"metrics-bind-address":              func() { k.MetricsBindAddress = "" },
+		"oom-score-adj":                     func() { k.OOMScoreAdj = nil },
+		"conntrack-tcp-timeout-established": func() { k.Conntrack.TCPEstablishedTimeout.Duration = 0 },
+		"conntrack-tcp-timeout-close-wait":  func() { k.Conntrack.TCPCloseWaitTimeout.Duration = 0 },
+	} {
+		if !given(flag) {
+			leave()
+		}
 	}
 	if !given("conntrack-max-per-core") && !given("conntrack-min") {
-		k.Conntrack.MaxPerCore = ptr.To[int32](0)
-	}
-	if !given("conntrack-tcp-timeout-established") {
-		k.Conntrack.TCPEstablishedTimeout.Duration = 0
-	}
-	if !given("conntrack-tcp-timeout-close-wait") {
-		k.Conntrack.TCPCloseWaitTimeout.Duration = 0
+		k.Conntrack.MaxPerCore = new(int32)
 	}
 }

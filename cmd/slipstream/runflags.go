@@ -194,7 +194,6 @@ var otherNames = map[string]string{
 	"log-text-info-buffer-size":         "logging.options.text.infoBufferSize",
 	"log-text-split-stream":             "logging.options.text.splitStream",
 	"masquerade-all":                    "iptables.masqueradeAll",
-	fastPathThreshold:                   "fastPath.offloadPacketThreshold",
 	offloadThreshold:                    "fastPath.offloadPacketThreshold",
 	"pod-bridge-interface":              "detectLocal.bridgeInterface",
 	"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
@@ -208,6 +207,9 @@ var otherNames = map[string]string{
 // sets reports whether a flag sets a field. Most flags have the name of their field:
 // --conntrack-max-per-core sets conntrack.maxPerCore.
 func sets(flag, field string) bool {
+	if flag == fastPathThreshold {
+		flag = offloadThreshold
+	}
 	if other, ok := otherNames[flag]; ok {
 		return other == field
 	}

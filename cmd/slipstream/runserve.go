@@ -293,10 +293,7 @@ func (s *app) run(ctx context.Context) error {
 	var p *proxy.Proxy
 	checks := healthcheck.New(ctx, healthcheck.Options{
 		Healthy: func() bool { return p.Healthy() },
-		Report: func(service types.NamespacedName, err error) {
-			s.events.OnService(service, events.FailedToStartServiceHealthcheck, err.Error())
-			s.metrics.ObjectProblems.Inc()
-		},
+		Report:  s.reportOfService(events.FailedToStartServiceHealthcheck),
 	})
 	defer checks.Close()
 	readers := nfnl.OpenReaders()
@@ -348,13 +345,18 @@ func (s *app) run(ctx context.Context) error {
 	return s.serveHTTP(ctx, p)
 }
 
+// reportOfService returns a function that reports what cannot be served of a Service.
+func (s *app) reportOfService(reason string) func(types.NamespacedName, error) {
+	return func(service types.NamespacedName, err error) {
+		s.events.OnService(service, reason, err.Error())
+		s.metrics.ObjectProblems.Inc()
+	}
+}
+
 // newRelays makes the server of NodePorts on loopback addresses in nftables mode.
 func (s *app) newRelays(ctx context.Context) *loopback.Server {
 	o := loopback.Options{
-		Report: func(service types.NamespacedName, err error) {
-			s.events.OnService(service, events.FailedToServeLoopbackNodePort, err.Error())
-			s.metrics.ObjectProblems.Inc()
-		},
+		Report:    s.reportOfService(events.FailedToServeLoopbackNodePort),
 		Failed:    s.metrics.LoopbackFailed,
 		Listening: s.metrics.LoopbackListeners,
 	}
@@ -380,7 +382,7 @@ func (s *app) removeLeftovers(ctx context.Context) {
 // are among it. Outside of a cluster, kube-proxy may run beside this proxy.
 func (s *app) leftovers(ctx context.Context) (o takeover.Options, virtualServers bool) {
 	o = takeOverOptions(ctx, s.config.ExcludeCIDRs())
-	if modes[s.config.Mode()].virtualServers {
+	if s.config.Traits().VirtualServers {
 		o.KeepVirtualServers = true
 		return o, false
 	}
@@ -435,7 +437,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		SlowPathPod: slowPathPod,
 		DirectPod:   directPod,
 
-		IPVS:              modes[c.Mode()].virtualServers,
+		IPVS:              c.Traits().VirtualServers,
 		LoopbackNodePorts: loopbackNodePorts(c),
 	}
 }
@@ -513,7 +515,7 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	return api.New(client, api.Options{
 		NodeName:   node,
 		AllNodes:   c.Slipstream.ResetDeletedNodes,
-		OtherNodes: modes[c.Mode()].virtualServers, // their addresses are not this node's to serve
+		OtherNodes: c.Traits().VirtualServers, // their addresses are not this node's to serve
 		OnError:    problem,
 	}), client, nil
 }

@@ -36,7 +36,7 @@ import (
 func (s *app) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	v := &s.view
 	v.Proxy, v.Version, v.Mode, v.Node, v.Started = p, versionText(), s.config.Mode(), s.node, time.Now()
-	v.IPVS = modes[v.Mode].virtualServers
+	v.IPVS = s.config.Traits().VirtualServers
 	if v.Source = "the Kubernetes API"; s.client == nil {
 		v.Source = "manifests in " + s.config.Slipstream.Manifests
 	}

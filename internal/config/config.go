@@ -34,6 +34,32 @@ const (
 // Modes returns all proxy modes of kube-proxy on Linux.
 func Modes() []string { return []string{IPTables, IPVS, NFTables} }
 
+// Traits are what the configuration of a mode means and what users notice of it, in kube-proxy as in Slipstream, except for the
+// first two.
+type Traits struct {
+	IPTables       bool // it consists of rules of iptables, which accept packets, and remember the last 100 clients of each endpoint
+	FormerIPTables bool // kube-proxy's does, and leaves alone what no Service has
+
+	NFTablesBlock   bool // its settings for masquerading are in the block nftables, and not in the block iptables
+	Primary         bool // NodePorts answer on the Node object's addresses by default, and not on all
+	Algorithms      bool // how endpoints are chosen can be configured, see Config.Balancing
+	VirtualServers  bool // IPVS chooses endpoints, and has addresses of Services on an interface
+	KernelLocalhost bool // the kernel serves NodePorts on IPv4 loopback addresses, with iptables.localhostNodePorts
+	RelaysLocalhost bool // the process serves NodePorts on loopback addresses, with a feature gate
+}
+
+var traits = map[string]Traits{
+	IPTables: {IPTables: true, FormerIPTables: true, KernelLocalhost: true},
+	IPVS:     {FormerIPTables: true, VirtualServers: true},
+	NFTables: {NFTablesBlock: true, Primary: true, Algorithms: true, RelaysLocalhost: true},
+}
+
+// TraitsOf returns the traits of a mode.
+func TraitsOf(mode string) Traits { return traits[mode] }
+
+// Traits are those of the mode.
+func (c *Config) Traits() Traits { return traits[c.Mode()] }
+
 // Config is the configuration of "slipstream run".
 type Config struct {
 	KubeProxy  kubeproxy.KubeProxyConfiguration
@@ -112,13 +138,13 @@ func (c *Config) ModeIsDefault() bool { return c.modeUnset }
 // HandlesLocalhostNodePorts reports whether NodePorts on loopback addresses are served or
 // refused in nftables mode, and counted in kube-proxy's metrics.
 func (c *Config) HandlesLocalhostNodePorts() bool {
-	return c.KubeProxy.Mode == NFTables && c.Gates().Enabled(localhostNodePorts)
+	return c.Traits().RelaysLocalhost && c.Gates().Enabled(localhostNodePorts)
 }
 
 // LocalhostNodePorts reports whether the kernel serves NodePorts on loopback addresses, which
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {
-	return c.KubeProxy.Mode == IPTables && *c.KubeProxy.IPTables.LocalhostNodePorts
+	return c.Traits().KernelLocalhost && *c.KubeProxy.IPTables.LocalhostNodePorts
 }
 
 // ExternalIPs returns the ranges of a valid ExternalIPRanges.
@@ -148,13 +174,13 @@ func (c *Config) Annotated() (func(map[string]string) bool, error) {
 // has none.
 func (c *Config) Balancing() (s desired.Scheduler, err error) {
 	name := c.Slipstream.Scheduler
-	if name == "" && c.KubeProxy.Mode == NFTables {
+	if name == "" && c.Traits().Algorithms {
 		name = c.KubeProxy.IPVS.Scheduler
 	}
 	if name == "" {
 		return s, nil
 	}
-	if s, err = desired.ParseScheduler(name); err == nil && c.KubeProxy.Mode != NFTables && s.Algorithm != desired.Random {
+	if s, err = desired.ParseScheduler(name); err == nil && !c.Traits().Algorithms && s.Algorithm != desired.Random {
 		err = fmt.Errorf("%s is not an algorithm of this proxy mode", name)
 	}
 	if err == nil && c.Slipstream.Scheduler == "" && s.Algorithm.Hashes() {
@@ -216,7 +242,7 @@ func (c *Config) Complete() {
 		}
 		k.Mode = NFTables
 	}
-	if k.Mode == NFTables && len(k.NodePortAddresses) == 0 {
+	if c.Traits().Primary && len(k.NodePortAddresses) == 0 {
 		k.NodePortAddresses = []string{Primary}
 	}
 	set(&k.DetectLocalMode, detectLocalModes[0])

@@ -62,10 +62,11 @@ func (c *Config) unused() (notes []Note) {
 }
 
 func unusedOfModes(k *kubeproxy.KubeProxyConfiguration) (notes []Note) {
-	if v := k.IPVS; k.Mode != IPVS && (v.Scheduler != "" || v.StrictARP || v.TCPTimeout.Duration != 0 || v.TCPFinTimeout.Duration != 0 || v.UDPTimeout.Duration != 0) {
+	t := traits[string(k.Mode)]
+	if v := k.IPVS; !t.VirtualServers && (v.Scheduler != "" || v.StrictARP || v.TCPTimeout.Duration != 0 || v.TCPFinTimeout.Duration != 0 || v.UDPTimeout.Duration != 0) {
 		notes = append(notes, Note{Field: "ipvs", Text: "has no effect in other modes, except excludeCIDRs, and scheduler in nftables mode"})
 	}
-	if k.Mode == IPTables || k.Mode == IPVS { // both use the block iptables
+	if k.Mode != "" && !t.NFTablesBlock {
 		return notes
 	}
 	if l := k.IPTables.LocalhostNodePorts; l != nil && *l {

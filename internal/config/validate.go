@@ -198,7 +198,7 @@ func (c *Config) validateSockets() field.ErrorList {
 		return nil
 	case value != SocketsTCP:
 		return field.ErrorList{field.NotSupported(path, value, []string{SocketsOff, SocketsTCP})}
-	case c.Mode() == IPVS:
+	case c.Traits().VirtualServers:
 		return field.ErrorList{field.Invalid(path, value, "cannot be combined with mode ipvs, whose schedulers choose the endpoint")}
 	case c.MasqueradeAll():
 		return field.ErrorList{field.Invalid(path, value, "cannot be combined with masqueradeAll: there is no translation that could masquerade")}

@@ -94,7 +94,7 @@ func copied(document map[string]any) map[string]any {
 
 // defaultAddresses is the default of nodePortAddresses.
 func defaultAddresses(mode string) string {
-	if mode == config.NFTables {
+	if config.TraitsOf(mode).Primary {
 		return config.Primary
 	}
 	return config.All
@@ -131,10 +131,10 @@ func (c *Config) ranges(is4 bool) (ranges []netip.Prefix, all bool) {
 func (c *Config) onLoopback(is4 bool) bool {
 	ranges, all := c.ranges(is4)
 	loopback := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
-	switch c.From {
-	case config.IPTables:
+	switch from := config.TraitsOf(c.From); {
+	case from.KernelLocalhost:
 		return is4 && *c.KubeProxy.IPTables.LocalhostNodePorts && (all || loopback)
-	case config.NFTables:
+	case from.RelaysLocalhost:
 		return c.HandlesLocalhostNodePorts() && loopback
 	}
 	return false
@@ -143,15 +143,13 @@ func (c *Config) onLoopback(is4 bool) bool {
 // leavesLoopback reports whether [Config.For] keeps iptables mode from serving NodePorts on
 // loopback addresses.
 func (c *Config) leavesLoopback(to string) bool {
-	return to == config.IPTables && c.From != to && !c.onLoopback(true)
+	return config.TraitsOf(to).KernelLocalhost && c.From != to && !c.onLoopback(true)
 }
 
 // keepsLoopback reports whether [Config.For] keeps NodePorts on IPv4 loopback addresses.
 func (c *Config) keepsLoopback(to string) bool {
-	if !c.onLoopback(true) || to == config.IPVS {
-		return false
-	}
-	return to == config.IPTables || c.From == config.NFTables || c.field("iptables", "localhostNodePorts") == true
+	from, t := config.TraitsOf(c.From), config.TraitsOf(to)
+	return c.onLoopback(true) && (t.KernelLocalhost || t.RelaysLocalhost && (from.RelaysLocalhost || c.field("iptables", "localhostNodePorts") == true))
 }
 
 // algorithm returns the algorithm of nftables mode in the place of ipvs.scheduler. No scheduler gives every
@@ -171,7 +169,7 @@ func (c *Config) algorithm() string {
 // For returns the configuration to use in a mode with these Services: kube-proxy's, with what has to be set so that as
 // little as possible changes, and Slipstream's.
 func (c *Config) For(to string, services []*service) (string, error) {
-	proxy, own := copied(c.proxy), copied(c.own)
+	proxy, own, from, t := copied(c.proxy), copied(c.own), config.TraitsOf(c.From), config.TraitsOf(to)
 	set(proxy, to, "mode")
 	addresses := c.KubeProxy.NodePortAddresses
 	if c.unsetAddresses() {
@@ -183,7 +181,7 @@ func (c *Config) For(to string, services []*service) (string, error) {
 	if c.leavesLoopback(to) {
 		set(proxy, false, "iptables", "localhostNodePorts")
 	}
-	if c.From == config.IPTables && to == config.NFTables && c.keepsLoopback(to) {
+	if from.KernelLocalhost && t.RelaysLocalhost && c.keepsLoopback(to) {
 		set(proxy, true, "featureGates", gate)
 		// The keyword localhost would add a range of IPv6.
 		if ranges, all := c.ranges(true); !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().IsLoopback() }) {
@@ -199,13 +197,13 @@ func (c *Config) For(to string, services []*service) (string, error) {
 	for name, value := range c.masquerading(to) {
 		set(proxy, value, masqueradeBlock(to), name)
 	}
-	if v := &c.KubeProxy.IPVS; c.From == config.IPVS && to == config.NFTables && v.Scheduler != "" && own["scheduler"] == nil {
+	if from.VirtualServers && t.Algorithms && c.KubeProxy.IPVS.Scheduler != "" && own["scheduler"] == nil {
 		set(own, c.algorithm(), "scheduler")
 	}
 	if c.keepsUDP(to) {
 		set(proxy, c.KubeProxy.IPVS.UDPTimeout.Duration.String(), "conntrack", "udpStreamTimeout")
 	}
-	if c.From != config.IPVS && to == config.IPVS && slices.ContainsFunc(services, func(s *service) bool { return len(s.of(desired.LoadBalancerIP)) > 0 }) {
+	if !from.VirtualServers && t.VirtualServers && slices.ContainsFunc(services, func(s *service) bool { return len(s.of(desired.LoadBalancerIP)) > 0 }) {
 		set(proxy, true, "ipvs", "strictARP")
 	}
 	text, err := yaml.Marshal(proxy)
@@ -223,12 +221,12 @@ const streamTimeout = 2 * time.Minute
 
 // keepsUDP reports whether ipvs.udpTimeout becomes conntrack.udpStreamTimeout.
 func (c *Config) keepsUDP(to string) bool {
-	return c.From == config.IPVS && to != config.IPVS && c.KubeProxy.IPVS.UDPTimeout.Duration > streamTimeout && c.KubeProxy.Conntrack.UDPStreamTimeout.Duration == 0
+	return config.TraitsOf(c.From).VirtualServers && !config.TraitsOf(to).VirtualServers && c.KubeProxy.IPVS.UDPTimeout.Duration > streamTimeout && c.KubeProxy.Conntrack.UDPStreamTimeout.Duration == 0
 }
 
 // masqueradeBlock is the block with a mode's settings for masquerading.
 func masqueradeBlock(mode string) string {
-	if mode == config.NFTables {
+	if config.TraitsOf(mode).NFTablesBlock {
 		return "nftables"
 	}
 	return "iptables"

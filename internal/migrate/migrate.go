@@ -87,7 +87,7 @@ func Compare(c *Config, in Input, modes []string) (*Report, error) {
 	services := servicesOf(c, in.Services)
 	r := &Report{From: c.From}
 	for _, mode := range modes {
-		m := &comparison{Config: c, Input: in, services: services, to: mode, family: map[desired.Family]string{}}
+		m := &comparison{Config: c, Input: in, services: services, to: mode, from: config.TraitsOf(c.From), into: config.TraitsOf(mode), family: map[desired.Family]string{}}
 		text, err := c.For(mode, services)
 		if err == nil {
 			m.after, _, err = config.Decode([]byte(text))
@@ -147,6 +147,8 @@ type comparison struct {
 	Input
 	services []*service
 	to       string
+	from     config.Traits  // of kube-proxy's mode
+	into     config.Traits  // of that mode
 	after    *config.Config // in that mode
 	kernel   Kernel
 	family   map[desired.Family]string // families that the node cannot serve, with the reason

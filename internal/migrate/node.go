@@ -19,7 +19,7 @@ import (
 
 // node adds the findings of the whole node.
 func (m *comparison) node() {
-	toIPVS, fromIPVS := m.to == config.IPVS, m.From == config.IPVS
+	toIPVS, fromIPVS := m.into.VirtualServers, m.from.VirtualServers
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
 		if why := m.family[f]; why != "" && slices.ContainsFunc(m.services, func(s *service) bool { return s.has(f) }) {
 			m.add(Stops, "kernel", fmt.Sprintf("%s is not served: %s.", f, why), "Give the node's kernel what is missing.")
@@ -50,7 +50,7 @@ func (m *comparison) node() {
 	m.firewall()
 	m.clusterIPs()
 	m.nodePorts()
-	if m.From == config.IPTables && m.onLoopback(true) && m.to != config.IPTables {
+	if m.from.KernelLocalhost && m.onLoopback(true) && !m.into.KernelLocalhost {
 		m.add(Action, "route-localnet", "net.ipv4.conf.all.route_localnet stays 1, as kube-proxy has set it. The mode "+m.to+" does not need it.", "Set it to 0, or restart the node, unless another program needs it.")
 	}
 	if len(m.masquerading(m.to)) > 0 {
@@ -74,12 +74,12 @@ const maglevMemory = "For every Service, it takes 0.4 to 6.5 MB of kernel memory
 func (m *comparison) scheduler() {
 	former := cmp.Or(m.KubeProxy.IPVS.Scheduler, "rr") // the default of both
 	switch {
-	case m.to == config.IPVS:
-		if m.From != config.IPVS {
+	case m.into.VirtualServers:
+		if !m.from.VirtualServers {
 			m.add(Differs, "scheduler", "Endpoints are chosen by the IPVS scheduler "+former+", not at random.", "")
 		}
 		return
-	case m.From != config.IPVS:
+	case !m.from.VirtualServers:
 		return
 	}
 	before, now := "IPVS has chosen endpoints with the scheduler "+former, desired.Random
@@ -108,7 +108,7 @@ func (m *comparison) scheduler() {
 		because := ""
 		s, err := desired.ParseScheduler(former)
 		switch why := m.kernel.NoAlgorithm; {
-		case m.to == config.IPTables:
+		case !m.into.Algorithms:
 			do = "nftables mode has algorithms (https://github.com/slipstream-proxy/slipstream/blob/main/docs/balancing.md)."
 		case why != nil:
 			because = ": " + why.Error()
@@ -151,7 +151,7 @@ func (m *comparison) leaveIPVS() {
 
 // firewall compares the rules that accept packets.
 func (m *comparison) firewall() {
-	if m.From != config.NFTables && m.to != config.IPTables {
+	if m.from.FormerIPTables && !m.into.IPTables {
 		m.add(Action, "firewall-forward", "kube-proxy's chain KUBE-FORWARD, which accepts packets to Services, is removed. The mode "+m.to+" has no rules that accept packets.",
 			"If the chain FORWARD has the policy DROP, as with Docker, and the network plugin does not accept the packets of pods, accept them there.")
 	}
@@ -159,13 +159,13 @@ func (m *comparison) firewall() {
 
 // clusterIPs compares what is not a port of a Service.
 func (m *comparison) clusterIPs() {
-	switch m.From {
-	case config.IPTables:
-		m.add(Differs, "unknown-ports", "Connections to ports that a ClusterIP does not have, and pings of it, are refused. kube-proxy lets the packets be routed.", "")
-	case config.IPVS:
+	switch {
+	case m.from.VirtualServers:
 		m.add(Same, "ping", "ClusterIPs do not answer pings, as with kube-proxy since Kubernetes 1.27. Earlier releases in IPVS mode answer.", "")
+	case m.from.FormerIPTables:
+		m.add(Differs, "unknown-ports", "Connections to ports that a ClusterIP does not have, and pings of it, are refused. kube-proxy lets the packets be routed.", "")
 	}
-	if m.From != config.NFTables {
+	if m.from.FormerIPTables {
 		m.add(Differs, "unused-addresses", "Packets to addresses of a ServiceCIDR that no Service has are dropped. kube-proxy lets them be routed.", "")
 	}
 }
@@ -181,13 +181,13 @@ func (m *comparison) nodePorts() {
 	if m.unsetAddresses() && defaultAddresses(m.From) != defaultAddresses(m.to) {
 		m.add(Same, "nodeport-addresses", fmt.Sprintf("The configuration sets nodePortAddresses to kube-proxy's default in the mode %s, %s. The default of the mode %s is %s.", m.From, defaultAddresses(m.From), m.to, defaultAddresses(m.to)), "")
 	}
-	if m.From == config.IPTables && m.to == config.IPTables && m.onLoopback(true) && with(desired.IPv4) {
+	if m.from.KernelLocalhost && m.into.KernelLocalhost && m.onLoopback(true) && with(desired.IPv4) {
 		m.add(Differs, "localhost", "NodePorts answer on the loopback addresses of interfaces, usually 127.0.0.1, not on all of 127.0.0.0/8.", "")
 	}
 	if m.leavesLoopback(m.to) {
 		m.add(Same, "localhost", "The configuration sets iptables.localhostNodePorts to false, because NodePorts have not answered on 127.0.0.1.", "")
 	}
-	if _, all := m.ranges(false); m.From != config.IPVS && all && with(desired.IPv6) {
+	if _, all := m.ranges(false); !m.from.VirtualServers && all && with(desired.IPv6) {
 		m.add(Differs, "link-local", "NodePorts do not answer on IPv6 link-local addresses.", "")
 	}
 	if m.Node == nil || !slices.Equal(m.addresses(), []string{config.Primary}) {

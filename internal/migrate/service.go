@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -100,7 +99,7 @@ func (m *comparison) notOnNode(all []netip.Addr) []netip.Addr {
 // service adds the findings of one Service.
 func (m *comparison) service(s *service) {
 	balancers, external := s.addresses(desired.LoadBalancerIP), s.addresses(desired.LoadBalancerIP, desired.ExternalIP)
-	nodePorts, fromIPVS := s.of(desired.NodePort), m.From == config.IPVS
+	nodePorts, fromIPVS := s.of(desired.NodePort), m.from.VirtualServers
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
 		if m.family[f] != "" && s.has(f) {
 			m.add(Stops, "kernel", fmt.Sprintf("Its %s addresses are not served.", f), "")
@@ -116,13 +115,13 @@ func (m *comparison) service(s *service) {
 	if p := s.Spec.InternalTrafficPolicy; fromIPVS && p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
 		m.add(Differs, "internal-local", "internalTrafficPolicy Local: while this node has no endpoint, connections are dropped. kube-proxy sends them to other nodes.", "")
 	}
-	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(balancers) > 0 && m.From != config.NFTables {
+	if len(s.Spec.LoadBalancerSourceRanges) > 0 && len(balancers) > 0 && m.from.FormerIPTables {
 		m.add(Differs, "source-ranges", "loadBalancerSourceRanges: while the Service has no endpoint, connections from other sources are dropped, not refused.", "")
 	}
-	if m.From == config.IPTables && len(external) > 0 {
+	if m.from.FormerIPTables && !m.from.VirtualServers && len(external) > 0 {
 		m.add(Differs, "external-unserved", "While the Service has no endpoint, connections from the node to "+join(external)+" are refused. kube-proxy lets them be routed.", "")
 	}
-	if n := s.Spec.HealthCheckNodePort; n != 0 && m.From != config.NFTables && m.to != config.IPTables {
+	if n := s.Spec.HealthCheckNodePort; n != 0 && m.from.FormerIPTables && !m.into.IPTables {
 		m.add(Action, "health-check", fmt.Sprintf("kube-proxy's rule that accepts connections to healthCheckNodePort %d is removed.", n), "If the chain INPUT has the policy DROP, accept them there.")
 	}
 	m.ownAddresses(s)
@@ -138,17 +137,17 @@ func (m *comparison) service(s *service) {
 
 // affinity compares session affinity.
 func (m *comparison) affinity(s *service) {
-	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || m.From == config.IPVS && m.to == config.IPVS {
+	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || m.from.VirtualServers && m.into.VirtualServers {
 		return
 	}
 	text := "sessionAffinity ClientIP: clients can reach another endpoint once, when Slipstream takes kube-proxy's place."
 	switch {
-	case m.to == config.IPVS:
+	case m.into.VirtualServers:
 		text += " Then a client stays with an endpoint for each address and port on its own, and as long as it has connections."
-	case m.From == config.IPVS:
+	case m.from.VirtualServers:
 		text += " Then a client stays with an endpoint for all addresses of the Service together, and until the timeout after its last new connection."
 	}
-	if m.to == config.IPTables && m.From != m.to {
+	if m.into.IPTables && m.From != m.to {
 		text += " The kernel remembers the last 100 clients of each endpoint."
 	}
 	m.add(Differs, "affinity", text, "")
@@ -158,23 +157,23 @@ func (m *comparison) affinity(s *service) {
 func (m *comparison) ownAddresses(s *service) {
 	balancers, external := m.notOnNode(s.addresses(desired.LoadBalancerIP)), m.notOnNode(s.addresses(desired.ExternalIP))
 	switch {
-	case m.From == config.IPVS:
+	case m.from.VirtualServers:
 		leaving := external
-		if m.to != config.IPVS {
+		if !m.into.VirtualServers {
 			leaving = slices.Concat(balancers, external)
 		}
 		if len(leaving) > 0 {
 			m.add(Action, "addresses", "The node no longer has "+join(leaving)+": it stops answering ARP requests for it, and only the Service's ports are served. Other ports reach the machine that has the address.",
 				"Check that routes, or a load balancer such as MetalLB, lead packets to the node without ARP answers of the kernel.")
 		}
-		if m.to == config.IPVS && len(external) > 0 {
+		if m.into.VirtualServers && len(external) > 0 {
 			m.add(Differs, "scheduler", fmt.Sprintf("Endpoints for connections to %s are chosen at random, not by an IPVS scheduler, as no interface of the node has the address.", join(external)),
 				"If routers send it to the node (BGP), put it on an interface, such as lo.")
 		}
-	case m.to == config.IPVS && len(balancers) > 0:
+	case m.into.VirtualServers && len(balancers) > 0:
 		m.add(Differs, "addresses", "The node takes "+join(balancers)+" for its own: it refuses other ports there. The configuration sets ipvs.strictARP, so that it does not answer ARP requests for it.", "")
 	}
-	if (m.From == config.IPVS) == (m.to == config.IPVS) {
+	if m.from.VirtualServers == m.into.VirtualServers {
 		return
 	}
 	for _, l := range m.Listeners {
@@ -195,19 +194,19 @@ func (m *comparison) loopback(s *service) {
 			address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 		}
 		at := f.At(address).String()
-		relayed := m.to == config.NFTables && (is4 && m.keepsLoopback(m.to) || m.From == config.NFTables)
+		relayed := m.into.RelaysLocalhost && (is4 && m.keepsLoopback(m.to) || m.from.RelaysLocalhost)
 		switch {
-		case m.From == m.to && m.to == config.NFTables:
+		case m.from.RelaysLocalhost && m.into.RelaysLocalhost:
 			if f.Protocol == desired.UDP {
 				m.add(Differs, "localhost", at+" begins to answer. kube-proxy refuses it.", "")
 			}
-		case m.to == config.IPTables && is4:
+		case m.into.KernelLocalhost && is4:
 			// Both serve it.
 		case relayed && f.Protocol == desired.SCTP:
 			m.add(Stops, "localhost", at+" is refused: nftables mode serves TCP and UDP only.", "Use another address of the node.")
 		case relayed:
 			m.add(Differs, "localhost", at+" is served by the process, not by the kernel, while it runs. The configuration turns it on (feature gate "+gate+").", "")
-		case m.to == config.NFTables:
+		case m.into.RelaysLocalhost:
 			m.add(Stops, "localhost", at+" is not served.", "If a program needs it, enable the feature gate "+gate+" and add 127.0.0.0/8 to nodePortAddresses, beside 0.0.0.0/0 for the other addresses.")
 		default:
 			m.add(Stops, "localhost", at+" is not served.", "Use another address of the node, or nftables mode.")
