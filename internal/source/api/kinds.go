@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -64,90 +65,58 @@ func (k *kind) selectFrom(o *metav1.ListOptions) {
 
 // kinds returns the kinds that are watched.
 func (o *Options) kinds() []*kind {
-	all := []*kind{{
-		name:     "Node",
-		version:  corev1.SchemeGroupVersion,
-		resource: "nodes",
-		fields:   fields.OneTermEqualSelector("metadata.name", o.NodeName).String(),
-		empty:    &corev1.Node{},
-		list:     &corev1.NodeList{},
-	}, {
-		name:     "ServiceCIDR",
-		version:  networkingv1.SchemeGroupVersion,
-		resource: "servicecidrs",
-		empty:    &networkingv1.ServiceCIDR{},
-		list:     &networkingv1.ServiceCIDRList{},
-		optional: true,
-	}, {
-		name:     "Service",
-		version:  corev1.SchemeGroupVersion,
-		resource: "services",
-		labels:   "!" + labelProxyName,
-		fields:   fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
-		empty:    &corev1.Service{},
-		list:     &corev1.ServiceList{},
-	}, {
-		name:     "EndpointSlice",
-		version:  discoveryv1.SchemeGroupVersion,
-		resource: "endpointslices",
-		labels:   "!" + corev1.IsHeadlessService,
-		empty:    &discoveryv1.EndpointSlice{},
-		list:     &discoveryv1.EndpointSliceList{},
-	}}
+	ofNode := func(field string) string { return fields.OneTermEqualSelector(field, o.NodeName).String() }
+	all := []*kind{
+		{name: "Node", version: corev1.SchemeGroupVersion, empty: &corev1.Node{}, list: &corev1.NodeList{}, fields: ofNode("metadata.name")},
+		{name: "ServiceCIDR", version: networkingv1.SchemeGroupVersion, empty: &networkingv1.ServiceCIDR{}, list: &networkingv1.ServiceCIDRList{}, optional: true},
+		{
+			name: "Service", version: corev1.SchemeGroupVersion, empty: &corev1.Service{}, list: &corev1.ServiceList{},
+			labels: "!" + labelProxyName,
+			fields: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		},
+		{
+			name: "EndpointSlice", version: discoveryv1.SchemeGroupVersion, empty: &discoveryv1.EndpointSlice{}, list: &discoveryv1.EndpointSliceList{},
+			labels: "!" + corev1.IsHeadlessService,
+		},
+	}
 	if o.OtherNodes {
 		all[0].fields = ""
 	}
 	if o.AllNodes {
 		all = append(all, &kind{
-			name:     "NodeMetadata",
-			version:  corev1.SchemeGroupVersion,
-			resource: "nodes",
-			empty:    &metav1.PartialObjectMetadata{},
-			list:     &metav1.PartialObjectMetadataList{},
-			metadata: true,
-			optional: true,
-
+			name: "NodeMetadata", resource: "nodes", version: corev1.SchemeGroupVersion,
+			empty: &metav1.PartialObjectMetadata{}, list: &metav1.PartialObjectMetadataList{}, metadata: true, optional: true,
 			consequence: "connections to endpoints of deleted Nodes time out",
 		})
 	}
 	if o.FastPath {
 		all = append(all, &kind{
-			name:        "NetworkPolicy",
-			version:     networkingv1.SchemeGroupVersion,
-			resource:    "networkpolicies",
-			empty:       &networkingv1.NetworkPolicy{},
-			list:        &networkingv1.NetworkPolicyList{},
-			optional:    true,
+			name: "NetworkPolicy", version: networkingv1.SchemeGroupVersion,
+			empty: &networkingv1.NetworkPolicy{}, list: &networkingv1.NetworkPolicyList{}, optional: true,
 			consequence: "connections stay on the fast path when a NetworkPolicy changes",
 		})
 	}
 	if o.FastPath || o.Namespaces {
 		all = append(all, &kind{
-			name:        "Namespace",
-			version:     corev1.SchemeGroupVersion,
-			resource:    "namespaces",
-			empty:       &corev1.Namespace{},
-			list:        &corev1.NamespaceList{},
-			optional:    true,
+			name: "Namespace", version: corev1.SchemeGroupVersion, empty: &corev1.Namespace{}, list: &corev1.NamespaceList{}, optional: true,
 			consequence: "Namespaces cannot opt out of the fast path, and serviceAnnotations selects none by labels",
 		})
 	}
 	if o.FastPath || o.Pods {
 		pods := &kind{
-			name:        "Pod",
-			version:     corev1.SchemeGroupVersion,
-			resource:    "pods",
-			fields:      fields.OneTermEqualSelector("spec.nodeName", o.NodeName).String(),
-			empty:       &corev1.Pod{},
-			list:        &corev1.PodList{},
-			optional:    true,
-			strip:       stripPod,
+			name: "Pod", version: corev1.SchemeGroupVersion, empty: &corev1.Pod{}, list: &corev1.PodList{}, fields: ofNode("spec.nodeName"), optional: true, strip: stripPod,
 			consequence: "pods cannot opt out of the fast path",
 		}
 		if o.Pods {
 			pods.consequence += ", and all of their connections are translated, as socketExcludePods may exclude them"
 		}
 		all = append(all, pods)
+	}
+	for _, k := range all {
+		if k.resource == "" {
+			plural, _ := meta.UnsafeGuessKindToResource(k.version.WithKind(k.name))
+			k.resource = plural.Resource
+		}
 	}
 	return all
 }
