@@ -567,6 +567,9 @@ func printService(out io.Writer, s *see.Service) error {
 			if f.Sources != "" {
 				owner += ", for clients in " + f.Sources + " only"
 			}
+			if f.Passes {
+				owner += ", passed on by the node's routes for clients from outside"
+			}
 			fmt.Fprintf(out, "  Frontend %s (%s)%s\n", strings.Join(f.Addresses(), ", "), f.Kind, owner)
 		}
 		for _, pool := range p.Pools {

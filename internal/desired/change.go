@@ -137,15 +137,12 @@ const (
 	// Drop discards packets silently: there are endpoints, but the traffic policy
 	// excludes all of them on this node.
 	Drop
+	// Pass leaves packets to the node's routes ([AnnotationFailover]).
+	Pass
 )
 
-// String is "reject" or "drop".
-func (v Verdict) String() string {
-	if v == Drop {
-		return "drop"
-	}
-	return "reject"
-}
+// String is "reject", "drop" or "pass".
+func (v Verdict) String() string { return [...]string{"reject", "drop", "pass"}[v] }
 
 // Problem is a part of an object that cannot be programmed, and the reason. The rest
 // of the object and all other objects are not affected.

@@ -25,6 +25,7 @@ func (s *State) collect() *Update {
 		s.follow(e)
 		s.followWarming(e)
 		s.schedulesByWeight(e)
+		s.failsOver(e)
 		c.Flows = s.staleFlows(c.Flows, e)
 		for kind, p := range e.pools {
 			if p == nil {

@@ -222,11 +222,14 @@ func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 		SlowPath:    spec.slowPath,
 		IPVS:        fromOutside&byIPVS != 0,
 	}
-	if f.IPVS {
-		f.Scheduler = spec.scheduler
-	}
 	if fromOutside != kind {
 		f.LocalPool = pools[fromOutside].id
+	}
+	if spec.passes(c.kind) && pools[fromOutside].backends() == 0 {
+		f.Passes, f.LocalPool, f.IPVS = true, pools[passing].id, false
+	}
+	if f.IPVS {
+		f.Scheduler = spec.scheduler
 	}
 	if c.kind == LoadBalancerIP {
 		f.Sources = spec.sources[family]

@@ -86,7 +86,7 @@ func (d Decision) String() string {
 	case d.Allowed == No:
 		return "dropped: the client is in none of the source ranges"
 	case len(d.Candidates) == 0:
-		return map[Verdict]string{Reject: "refused: ", Drop: "dropped: "}[d.IfEmpty] + string(d.Empty)
+		return [...]string{"refused: ", "dropped: ", "passed on by the node's routes: "}[d.IfEmpty] + string(d.Empty)
 	}
 	var to []string
 	for _, c := range d.Candidates {
@@ -142,6 +142,7 @@ const (
 	ScopePolicy   Policy = iota // the traffic policy applies, which gives the pool's scope
 	ExternalLocal               // externalTrafficPolicy Local applies, as the client is outside
 	FromInside                  // externalTrafficPolicy is Local, but does not apply to clients on this node
+	FailsOver                   // no endpoint would serve the client, which is outside ([AnnotationFailover])
 )
 
 // PoolFor returns the pool for connections of a class, its scope, and why.
@@ -149,6 +150,8 @@ func (f *Frontend) PoolFor(c Class) (PoolID, Scope, Policy) {
 	switch {
 	case f.LocalPool == NoPool:
 		return f.Pool, f.Scope, ScopePolicy
+	case c == FromOutside && f.Passes:
+		return f.LocalPool, Local, FailsOver
 	case c == FromOutside:
 		return f.LocalPool, Local, ExternalLocal
 	}
@@ -167,7 +170,7 @@ const (
 	NoLocalEndpoint Empty = "NoLocalEndpoint" // policy Local, without a usable endpoint on this node
 )
 
-func whyEmpty(v *PortView, ifEmpty Verdict) Empty {
+func whyEmpty(v *PortView, notHere bool) Empty {
 	switch {
 	case v.Slices == 0:
 		return NoEndpointSlice
@@ -175,7 +178,7 @@ func whyEmpty(v *PortView, ifEmpty Verdict) Empty {
 		return NoSuchPort
 	case v.Total == 0:
 		return EmptySlices
-	case ifEmpty == Drop:
+	case notHere:
 		return NoLocalEndpoint
 	}
 	return NoReadyEndpoint
@@ -305,7 +308,7 @@ func (s *State) Decide(from Origin, to FrontendKey) Decision {
 	d.Port = s.viewPort(of.port.service, of, true)
 	d.Takes = s.pools[d.Pool].choice.String()
 	if d.Candidates = s.candidates(&pool); len(d.Candidates) == 0 {
-		d.Empty = whyEmpty(&d.Port, d.IfEmpty)
+		d.Empty = whyEmpty(&d.Port, d.IfEmpty != Reject && of.tally.all[usable]+of.tally.all[lastResort] > 0)
 	}
 	d.Masquerade = s.masquerading(f, from)
 	return d

@@ -36,7 +36,7 @@ type entry struct {
 	listed  uint32 // how often slices list it; entries with 0 are removed by the next change
 }
 
-type entryFlags uint8
+type entryFlags uint16
 
 const (
 	isTouched       entryFlags = 1 << iota // is in endpoints.touched

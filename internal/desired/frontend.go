@@ -126,6 +126,10 @@ type Frontend struct {
 	// Local, and that of Pool is Cluster.
 	LocalPool PoolID
 
+	// Passes says that traffic from outside is passed on by the node's routes
+	// ([AnnotationFailover]). LocalPool is set, and has no backends.
+	Passes bool
+
 	// Affinity is how many seconds a client's address keeps its backend after its
 	// last new connection (sessionAffinity: ClientIP); 0 without affinity.
 	Affinity uint32

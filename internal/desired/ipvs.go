@@ -33,6 +33,7 @@ func (s *State) usedPools(spec *serviceSpec, p *port, f Family) (uses [kinds]boo
 	use := func(kind AddressKind, a netip.Addr) {
 		inside, outside := s.poolKinds(spec, kind, a)
 		uses[inside], uses[outside] = true, true
+		uses[passing] = uses[passing] || spec.passes(kind)
 	}
 	use(ClusterIP, netip.Addr{})
 	if p.nodePort != 0 {
@@ -61,7 +62,7 @@ func newBalancers() balancers {
 
 // countBalancer counts a frontend that is reported (n = 1) or was reported (n = -1); nil for none.
 func (s *State) countBalancer(f *Frontend, n int) {
-	if s.config.IPVS && f != nil && f.Kind == LoadBalancerIP {
+	if s.config.IPVS && f != nil && f.Kind == LoadBalancerIP && !f.Passes {
 		add(s.balancers.frontends, f.Addr(), n)
 		s.balancers.touched = append(s.balancers.touched, f.Addr())
 	}

@@ -7,11 +7,17 @@ package desired
 type poolKind uint8
 
 const (
-	byIPVS poolKind = 2
-	kinds           = 2 * scopes
+	byIPVS  poolKind = 2
+	passing          = 2 * poolKind(scopes) // never has backends: its packets are passed on (AnnotationFailover)
+	kinds            = 2*scopes + 1
 )
 
-func (k poolKind) scope() Scope { return Scope(k &^ byIPVS) }
+func (k poolKind) scope() Scope {
+	if k == passing {
+		return Local
+	}
+	return Scope(k &^ byIPVS)
+}
 
 // pool records which endpoints of a Service port were reported as backends of one kind.
 type pool struct {
@@ -31,11 +37,19 @@ type pool struct {
 // choose updates the choice, and reports whether it changed.
 func (p *pool) choose(c *PoolChange) (changed bool) {
 	former := p.choice
-	p.choice, c.IfEmpty = p.of.tally.choose(p.kind.scope(), p.of.port.service.spec)
+	scope, spec := p.kind.scope(), p.of.port.service.spec
+	if p.kind == passing && spec != nil && !spec.policy.externalLocal {
+		scope = Cluster
+	}
+	if p.choice, c.IfEmpty = p.of.tally.choose(scope, spec); p.kind == passing {
+		c.IfEmpty = Pass
+	}
 	return p.choice != former || p.gone
 }
 
-func (p *pool) takes(e *entry) bool { return !p.gone && e.listed > 0 && p.choice.takes(e.cond) }
+func (p *pool) takes(e *entry) bool {
+	return !p.gone && p.kind != passing && e.listed > 0 && p.choice.takes(e.cond)
+}
 
 // changed completes a change that has the added and removed backends. It reports whether
 // anything differs from the last report, and marks the pool as reported.
@@ -57,6 +71,9 @@ func (p *pool) changed(c *PoolChange, s *State) bool {
 func (p *pool) describe(exists func(sibling *pool) bool) PoolChange {
 	port := p.of.port
 	c := PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.kind.scope(), IPVS: p.kind&byIPVS != 0, Sibling: NoPool, Sticky: port.sticky}
+	if p.kind == passing {
+		return c
+	}
 	if other := p.of.pools[p.kind^poolKind(Local)]; other != nil && exists(other) {
 		c.Sibling = other.id
 	}

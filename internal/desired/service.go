@@ -43,6 +43,7 @@ type serviceSpec struct {
 	slowStart  time.Duration
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
+	failsOver  bool   // AnnotationFailover
 	closed     bool   // one of ranges is invalid
 	Scheduler
 	open      [families]bool // one of ranges contains all addresses
@@ -117,6 +118,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	}
 	s.schedule(out, in)
 	out.slowStart = s.slowStart(in)
+	s.failover(out, in)
 	s.externalAddrs(out, in)
 	s.sourceRanges(out, in)
 	if in.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {

@@ -63,6 +63,7 @@ type FrontendView struct {
 	Served []string `json:"servedAt,omitempty"`
 	// Sources are the only clients that may connect, or "none"; "" if all may.
 	Sources string `json:"sourceRanges,omitempty"`
+	Passes  bool   `json:"passedOn,omitempty"` // packets from outside, by the node's routes ([AnnotationFailover])
 }
 
 // Addresses are those that clients connect to.
@@ -147,6 +148,8 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		view := FrontendView{Key: key, Address: key.String(), Kind: kind.String()}
 		if winner := f.claims[0].port; winner.service != svc {
 			view.Owner = winner.name.String()
+		} else {
+			view.Passes = f.reported != nil && f.reported.Passes
 		}
 		for e, nodePort := range s.overrides(f) {
 			switch winner, loser := rank(e, nodePort); {
@@ -228,7 +231,7 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 	}
 	for i := range v.Pools {
 		if p := &v.Pools[i]; p.Backends == 0 {
-			p.Empty = whyEmpty(&v, verdicts[p.scope])
+			p.Empty = whyEmpty(&v, verdicts[p.scope] == Drop)
 		}
 	}
 	slices.SortFunc(v.Endpoints, func(a, b EndpointView) int { return a.Compare(b.Backend) })
@@ -269,7 +272,7 @@ func (s *State) Counts() Counts {
 	}
 	unserved := map[*service]bool{}
 	for _, p := range s.pools {
-		if p != nil && p.reported {
+		if p != nil && p.reported && p.kind != passing {
 			c.Pools++
 			if !slices.ContainsFunc(p.of.entries, func(e entry) bool { return p.takes(&e) }) {
 				unserved[p.of.port.service] = true

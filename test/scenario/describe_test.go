@@ -86,6 +86,8 @@ func (d *describer) learn(c *desired.Update) {
 func (d *describer) frontend(f *desired.Frontend) string {
 	s := fmt.Sprintf("%s of %s", f.Kind, f.Service)
 	switch {
+	case f.Passes:
+		s += ", passed on when external"
 	case f.LocalPool != desired.NoPool:
 		s += ", local when external"
 	case d.scopes[f.Pool] == desired.Local:
@@ -125,6 +127,8 @@ func pool(p desired.PoolChange) string {
 	slices.Sort(weights)
 	parts = append(parts, weights...)
 	switch {
+	case p.IfEmpty == desired.Pass:
+		parts = append(parts, "passes")
 	case p.IfEmpty == desired.Drop:
 		parts = append(parts, "drops when empty")
 	case len(parts) == 0:

@@ -38,6 +38,7 @@
 //	                           nodeport-addresses=(RANGE or primary,...)
 //	                           loopback-relays (in nftables mode)
 //	serve                    one server a line: MACHINE PROTOCOL PORT; output: ok
+//	routes                   one a line: MACHINE via NODE for RANGE...; output: ok
 //	apply                    objects in YAML; output: what changed on the first
 //	                         node, or on node=NAME
 //	delete                   one object a line: KIND [NAMESPACE/]NAME; output as

@@ -102,6 +102,8 @@ func (s *story) directive(t *testing.T, d *datadriven.TestData) string {
 		return s.lab(t, d)
 	case "serve":
 		return s.serve(t, d)
+	case "routes":
+		return s.routes(t, d)
 	case "apply":
 		return s.apply(t, d)
 	case "delete":

@@ -200,6 +200,22 @@ func (s *story) serve(t *testing.T, d *datadriven.TestData) string {
 	return "ok\n"
 }
 
+// routes adds routes: lines of MACHINE via NODE for RANGE...
+func (s *story) routes(t *testing.T, d *datadriven.TestData) string {
+	for _, line := range lines(d.Input) {
+		words := strings.Fields(line)
+		for _, r := range prefixes(t, d, words[4:]) {
+			if s.topology == nil {
+				continue
+			}
+			if err := s.topology.machines[words[0]].AddRoute(r, s.topology.nodes[words[2]].Addr(r.Addr().Is6())); err != nil {
+				d.Fatalf(t, "%s: %v", line, err)
+			}
+		}
+	}
+	return "ok\n"
+}
+
 func prefixes(t *testing.T, d *datadriven.TestData, texts []string) (all []netip.Prefix) {
 	for _, text := range texts {
 		p, err := netip.ParsePrefix(text)

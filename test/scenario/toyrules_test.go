@@ -179,6 +179,9 @@ func (w *toyWriter) pods(operator string) string {
 // pool writes the chain of a pool for a Service port, and returns its name.
 func (w *toyWriter) pool(f *desired.Frontend, id desired.PoolID) (name string) {
 	p, service := w.pools.Get(id), toyService(f)
+	if p.IfEmpty == desired.Pass {
+		service += "-pass"
+	}
 	if name = "pool-" + service + "-" + p.Scope.String(); w.toyTable["chain "+name].items != nil {
 		return name // by another frontend
 	}
@@ -203,6 +206,8 @@ func (w *toyWriter) pool(f *desired.Frontend, id desired.PoolID) (name string) {
 		rule("numgen random mod %d vmap { %s }", len(slots), strings.Join(verdicts, ", "))
 	case p.IfEmpty == desired.Drop:
 		rule("drop")
+	case p.IfEmpty == desired.Pass:
+		rule("accept")
 	default:
 		rule("goto refuse")
 	}
@@ -512,6 +517,8 @@ func (t toyTable) choice(pool string, affinity *uint32) (c dataplane.Choice) {
 	}
 	if last == "drop" {
 		c.IfEmpty = desired.Drop
+	} else if last == "accept" {
+		c.IfEmpty = desired.Pass
 	}
 	return c
 }

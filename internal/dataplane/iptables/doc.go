@@ -60,7 +60,7 @@
 //	-A SLIP-FORWARD -m conntrack --ctstate DNAT -g SLIP-TRANSLATED
 //	-A SLIP-FORWARD -m conntrack --ctstate NEW -j SLIP-FIREWALL
 //	-A SLIP-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
-//	-A SLIP-FORWARD -m conntrack --ctstate INVALID -j DROP
+//	-A SLIP-FORWARD -m conntrack --ctstate INVALID -m set ! --match-set SLIP-LOCAL dst,dst -j DROP
 //	-A SLIP-TRANSLATED -m mark --mark 0x4000/0x4000 -j ACCEPT
 //	-A SLIP-TRANSLATED -m set --match-set SLIP-4-HAIRPIN src -m set --match-set SLIP-4-HAIRPIN dst -g SLIP-TREE-FORWARD
 //

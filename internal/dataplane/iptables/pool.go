@@ -19,8 +19,9 @@ import (
 // fanOut * fanOut * fanOut endpoints.
 const fanOut = 16
 
-// poolPrefixes begin the names of the chains of pools, by desired.Scope.
-var poolPrefixes = [...]string{desired.Cluster: prefix + "SVC-", desired.Local: prefix + "LOC-"}
+// poolPrefixes begin the names of the chains of pools, by desired.Scope; that of pools with the
+// verdict Pass last.
+var poolPrefixes = [...]string{desired.Cluster: prefix + "SVC-", desired.Local: prefix + "LOC-", 2: prefix + "PASS-"}
 
 // stickyPrefix begins the names of the chains of endpoints with session affinity.
 const stickyPrefix = prefix + "SEP-"
@@ -63,7 +64,12 @@ func (p *pool) replace(removed, added []desired.Backend) {
 }
 
 // name is the name of the pool's first chain. A pool without frontends has no chains.
-func (p *pool) name() string { return poolPrefixes[p.Scope] + p.hash() }
+func (p *pool) name() string {
+	if p.IfEmpty == desired.Pass {
+		return poolPrefixes[2] + p.hash()
+	}
+	return poolPrefixes[p.Scope] + p.hash()
+}
 
 func (p *pool) hash(parts ...string) string {
 	s := p.Service

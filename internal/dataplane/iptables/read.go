@@ -295,6 +295,9 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 	if len(t.Backends) == 0 && (r.sets[setDrop][frontendMember(k)] || r.refused[k] == chainNodeDrop) {
 		t.IfEmpty = desired.Drop
 	}
+	if strings.HasPrefix(to, poolPrefixes[2]) {
+		t.IfEmpty = desired.Pass
+	}
 	return t
 }
 
@@ -364,7 +367,7 @@ func (r *reader) memberships() {
 			continue
 		}
 		c := t.Choice
-		if len(c.Backends) > 0 && t.FromOutside != nil {
+		if t.FromOutside != nil && (len(c.Backends) > 0 || t.FromOutside.IfEmpty == desired.Pass) {
 			c = *t.FromOutside
 		}
 		empty := len(c.Backends) == 0

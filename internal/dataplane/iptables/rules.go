@@ -263,8 +263,9 @@ func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	}
 	if !liberal {
 		// Segments that conntrack considers out of window are not translated back.
-		// With the endpoint's address, they would make the client reset the connection.
-		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
+		// With the endpoint's address, they would make the client reset the connection. Packets that
+		// are passed on (desired.Frontend.Passes) look like that if the replies take another way.
+		forward = append(forward, "-m conntrack --ctstate INVALID"+w.notIn(setLocal)+" -j DROP")
 	}
 	w.chain(chainForward, forward...)
 	// Packets of an endpoint to itself have no mark; POSTROUTING masquerades them by

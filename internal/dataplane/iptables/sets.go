@@ -130,6 +130,9 @@ func (b *Dataplane) memberships(f *desired.Frontend) (in [frontendSets]bool) {
 	in[setLocal] = f.LocalPool != desired.NoPool
 	in[setRestricted] = f.Sources != nil
 	for _, id := range f.Pools() {
+		if f.Passes { // also of this node's clients, if no pool has endpoints
+			break
+		}
 		if p := b.pools.Get(id); len(p.Slots) == 0 { // so no rule translates its packets
 			in[setReject], in[setDrop] = p.IfEmpty == desired.Reject, p.IfEmpty == desired.Drop
 			break

@@ -114,6 +114,9 @@ const onDemandPrefix = "slot-"
 // created when they are first needed.
 func (d *scopeSets) onDemandChains(selector int) []string {
 	size := selector & sizeMask
+	if selector == passSelector {
+		return []string{d.prefix + onDemandPrefix + "pass"}
+	}
 	if !ordered(selector) {
 		return []string{d.pickChain(size), d.drawChain(size)}
 	}
@@ -139,7 +142,7 @@ func (d *scopeSets) chainOf(selector int) string {
 	case stickySelector:
 		return d.prefix + chainAffinity
 	}
-	return d.onDemandChains(selector &^ stickySelector)[0]
+	return d.onDemandChains(bare(selector))[0]
 }
 
 // isSpecial reports whether a chain is one of these.
@@ -171,7 +174,15 @@ func ordered(selector int) bool { return selector > 0 && selector&(hashSelector|
 // isSpecialDraw reports whether a value in the map pools needs chains that are not there from the
 // start.
 func isSpecialDraw(selector int) bool {
-	return ordered(selector) || selector > 0 && selector&sizeMask > startSize
+	return selector == passSelector || ordered(selector) || selector > 0 && selector&sizeMask > startSize
+}
+
+// bare is a value in the map pools without stickySelector.
+func bare(selector int) int {
+	if selector < 0 {
+		return selector
+	}
+	return selector &^ stickySelector
 }
 
 // writeSpecial creates the chains for a value in the map pools, without stickySelector.
@@ -182,9 +193,11 @@ func (s *schema) writeSpecial(batch *nfnl.Batch, d *scopeSets, selector int) {
 		batch.FlushChain(s.table, c)
 	}
 	w, chain := ruleWriter{s, batch}, chains[0]
-	if !ordered(selector) {
+	switch {
+	case selector == passSelector: // an empty chain: the packet leaves the table
+	case !ordered(selector):
 		w.pick(d, size)
-	} else {
+	default:
 		if selector&hashSelector != 0 {
 			for range 2 { // see dispatch
 				w.slot(chain, "hash", d, s.hash(size, selector&portSelector != 0))
@@ -226,7 +239,7 @@ func (b *Dataplane) prepareDraw(p *pool) int {
 	}
 	selector := selectorOf(p)
 	for _, d := range []*scopeSets{&s.addressSets[p.Scope], &s.nodePortSets[p.Scope]} {
-		if bare := selector &^ stickySelector; isSpecialDraw(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
+		if bare := bare(selector); isSpecialDraw(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
 			s.writeSpecial(&b.chains, d, bare)
 		}
 		if former != 0 && !b.unsupported[p.Family] {
@@ -235,7 +248,7 @@ func (b *Dataplane) prepareDraw(p *pool) int {
 		}
 	}
 	if isSpecialDraw(selector) {
-		x.chains[selector&^stickySelector] = true
+		x.chains[bare(selector)] = true
 	}
 	return selector
 }

@@ -186,6 +186,7 @@ const (
 	dropSelector = -1 // value of an empty pool with the verdict Drop
 	noSelector   = -2 // of a pool that does not exist
 	ipvsSelector = -3 // of a pool that IPVS serves
+	passSelector = -4 // of a pool with the verdict Pass
 )
 
 // selectorKey returns the key in picks for a value in the map pools. It is one for all sizes with
@@ -205,6 +206,8 @@ func selectorOf(p *pool) int {
 	n := len(p.Slots)
 	selector := pickSize(n)
 	switch {
+	case p.IfEmpty == desired.Pass:
+		return passSelector
 	case p.ipvs > 0:
 		return ipvsSelector
 	case n == 0 && p.IfEmpty == desired.Drop:

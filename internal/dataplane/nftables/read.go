@@ -220,6 +220,10 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		}
 		return key, c, false, true
 	}
+	if int32(selector) == passSelector {
+		c.IfEmpty = desired.Pass
+		return key, c, false, true
+	}
 	if served := int32(ipvsSelector); selector == uint32(served) {
 		c.ByIPVS = true
 		return key, c, false, true

@@ -75,7 +75,7 @@ func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
 		written := map[int]bool{}
 		for _, picks := range []*nfnl.Set{d.picks, d.stickyPicks} {
 			r.elements(picks, func(e nfnl.Element) {
-				selector := int(int32(firstNumber(e.Key))) &^ stickySelector
+				selector := bare(int(int32(firstNumber(e.Key))))
 				if isSpecialDraw(selector) && !written[selector] {
 					written[selector] = true
 					s.writeSpecial(&batch, d, selector)

@@ -548,9 +548,10 @@ func (x *explainer) pool() []desired.Candidate {
 		desired.ScopePolicy:   "Traffic policy " + d.Scope.String() + " applies",
 		desired.ExternalLocal: "externalTrafficPolicy Local applies to clients from outside",
 		desired.FromInside:    "externalTrafficPolicy is Local, but does not apply to clients on this node",
+		desired.FailsOver:     "No endpoint would serve clients from outside on this node, and " + desired.AnnotationFailover + " is passthrough",
 	}[d.Policy]
 	if len(d.Candidates) == 0 {
-		happens := map[desired.Verdict]string{desired.Reject: "Connections are refused", desired.Drop: "Packets are dropped"}[d.IfEmpty]
+		happens := [...]string{"Connections are refused", "Packets are dropped", "Packets are passed on by the node's routes"}[d.IfEmpty]
 		x.stop(Cause(d.Empty), false, "Pool", "", "%s. %s. %s.", why, WhyEmpty(&d.Port, d.Empty), happens)
 		x.unused()
 		return nil

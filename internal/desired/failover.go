@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import corev1 "k8s.io/api/core/v1"
+
+// AnnotationFailover of a Service with the value "passthrough" passes packets to its external IPs and
+// load balancer IPs on by the node's routes while no endpoint would serve them on this node. So several
+// nodes or clusters can announce one address. NodePorts are addresses of the node: nothing is passed on.
+const AnnotationFailover = "slipstream.io/external-failover"
+
+func (s *State) failover(out *serviceSpec, in *corev1.Service) {
+	value := in.Annotations[AnnotationFailover]
+	if out.failsOver = value == "passthrough"; value != "" && !out.failsOver {
+		s.serviceProblem(in, "metadata.annotations["+AnnotationFailover+"]", "not passthrough: "+value)
+	}
+}
+
+// passes reports whether packets to addresses of a kind are passed on if no endpoint serves them.
+func (spec *serviceSpec) passes(k AddressKind) bool {
+	return spec.failsOver && (k == ExternalIP || k == LoadBalancerIP)
+}
+
+// failsOver has the frontends of endpoints that have changed decided again.
+func (s *State) failsOver(e *endpoints) {
+	if spec := e.port.service.spec; spec != nil && spec.failsOver && !e.gone {
+		s.eachClaim(spec, []*port{e.port}, func(key FrontendKey, kind AddressKind, _ *port) {
+			if spec.passes(kind) && FamilyOf(key.Addr()) == e.family {
+				s.dirtyFrontend(s.frontends[key])
+			}
+		})
+	}
+}
