@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"golang.org/x/sys/unix"
 )
 
 // watchOthers begins to watch the processor time of other work on the machine. elsewhere ends that
@@ -102,13 +103,7 @@ func sumOthers(stats map[int]procfs.ProcStat, pid int) float64 {
 
 // memory is the machine's, in bytes.
 func memory() uint64 {
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return 0
-	}
-	m, err := fs.Meminfo()
-	if err != nil || m.MemTotalBytes == nil {
-		return 0
-	}
-	return *m.MemTotalBytes
+	var i unix.Sysinfo_t
+	_ = unix.Sysinfo(&i) // it cannot fail
+	return i.Totalram * uint64(i.Unit)
 }
