@@ -60,7 +60,7 @@ COMMIT
 
 // TestSkips evaluates rulesets for packets of established connections.
 func TestSkips(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTBinary)
+	kerneltest.Require(t, kerneltest.FirewallRules)
 	l, err := lab.New()
 	if err != nil {
 		t.Fatal(err)

@@ -236,6 +236,24 @@ var IPTablesLegacy = define("iptables-legacy", func() error { return probeIPTabl
 // CONFIG_NFT_COMPAT.
 var IPTablesNFT = define("iptables-nft", func() error { return probeIPTables("nft") }, NFTables)
 
+// FirewallRules is what rules of firewalls need beside [IPTablesNFT]: nft's log (CONFIG_NFT_LOG), and of iptables the
+// target LOG and the matches limit, recent and string (CONFIG_NETFILTER_XT_MATCH_STRING and so on).
+var FirewallRules = define("rules of firewalls", func() error {
+	return inNewNetNS(func() error {
+		for _, command := range []string{
+			"nft add table inet " + probeTable, "nft add chain inet " + probeTable + " c", "nft add rule inet " + probeTable + " c log",
+			"iptables-nft -A FORWARD -m limit --limit 3/min -j LOG",
+			"iptables-nft -A FORWARD -m recent --set -j ACCEPT",
+			"iptables-nft -A FORWARD -m string --string x --algo bm -j DROP",
+		} {
+			if err := runCommand(command); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}, NFTBinary, IPTablesNFT)
+
 // probeIPTables adds rules of the kind that kube-proxy's iptables mode has.
 func probeIPTables(variant string) error {
 	return inNewNetNS(func() error {

@@ -157,8 +157,10 @@ async function showServices(_, query) {
 }
 
 $("#search").onsubmit = (e) => e.preventDefault();
-$("#search").oninput = (e) => {
-  to({ search: e.target.value, page: 0 }, true);
+let typed;
+$("#search").oninput = (e) => { // one search once the visitor pauses, not one for each letter
+  clearTimeout(typed);
+  typed = setTimeout(to, 150, { search: e.target.value, page: 0 }, true);
 };
 $("#previous").onclick = () => to({ page: table.page - 1 });
 $("#next").onclick = () => to({ page: table.page + 1 });
