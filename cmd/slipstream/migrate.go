@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -112,11 +113,8 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from, err)
 	}
-	node := o.hostname
-	if node == "" {
-		node = c.KubeProxy.HostnameOverride
-	}
-	if node, err = nodeName(node); err != nil {
+	node, err := nodeName(cmp.Or(o.hostname, c.KubeProxy.HostnameOverride))
+	if err != nil {
 		return nil, err
 	}
 	in, err := readCluster(ctx, c.Config, o, node)

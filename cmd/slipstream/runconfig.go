@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -126,13 +127,10 @@ func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, 
 // listenAddress returns the address to listen on from a flag and the deprecated flag for
 // the port. An empty address stands for the default.
 func listenAddress(address, byDefault string, port int32) string {
-	if address == "" {
-		address = byDefault
-	}
 	if port == 0 {
 		return ""
 	}
-	return config.WithPort(address, int(port))
+	return config.WithPort(cmp.Or(address, byDefault), int(port))
 }
 
 // flagFor returns the flag that has set a field, or the path if no flag has.

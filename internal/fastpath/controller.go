@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,9 +65,7 @@ func New(c Config) (*Controller, error) {
 	if c.Interfaces == nil {
 		c.Interfaces = iface.Default()
 	}
-	if c.Refresh == 0 {
-		c.Refresh = DefaultRefresh
-	}
+	c.Refresh, c.excludePause = cmp.Or(c.Refresh, DefaultRefresh), cmp.Or(c.excludePause, excludePause)
 	conn, err := nfnl.Dial(c.NetNS)
 	if err != nil {
 		return nil, err
@@ -81,9 +80,6 @@ func New(c Config) (*Controller, error) {
 	rules.Share(conn.Commits())
 	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}, log: klog.Background()}
 	ctl.foreign.conn = rules
-	if c.excludePause == 0 {
-		ctl.config.excludePause = excludePause
-	}
 	ctl.engine = &flowtableEngine{Controller: ctl}
 	if !ctl.Off() {
 		if err = ctl.open(); err != nil {

@@ -3,6 +3,7 @@
 package flows
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,7 +26,7 @@ func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 	if grouped {
 		row("SERVICE", "FRONTEND", "FLOWS", "BACKENDS", "PACKETS", "BYTES", "HARDWARE")
 		for _, g := range Groups(l.Flows, l.Services) {
-			row(orNone(g.Service), g.Frontend.String(), fmt.Sprint(g.Flows), fmt.Sprint(g.Backends),
+			row(cmp.Or(g.Service, "-"), g.Frontend.String(), fmt.Sprint(g.Flows), fmt.Sprint(g.Backends),
 				fmt.Sprint(g.Sent.Packets+g.Received.Packets), BinarySize(g.Sent.Bytes+g.Received.Bytes), fmt.Sprint(g.Hardware))
 		}
 		return t.Flush()
@@ -33,17 +34,10 @@ func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 	row("SERVICE", "FRONTEND", "CLIENT", "BACKEND", "PACKETS", "BYTES", "AGE", "HARDWARE")
 	for i := range l.Flows {
 		f := &l.Flows[i]
-		row(orNone(l.Services[f.Frontend()]), f.Frontend().String(), f.Source.String(), f.Backend.String(),
+		row(cmp.Or(l.Services[f.Frontend()], "-"), f.Frontend().String(), f.Source.String(), f.Backend.String(),
 			fmt.Sprint(f.Sent.Packets+f.Received.Packets), BinarySize(f.Bytes()), l.age(f), map[bool]string{true: "yes", false: "no"}[f.Hardware])
 	}
 	return t.Flush()
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // age returns the age of the connection, or "-" if it is unknown.

@@ -27,27 +27,20 @@ type BatchError struct {
 
 // Error describes the refusal in one line.
 func (e *BatchError) Error() string {
-	var s strings.Builder
-	s.WriteString("nf_tables refused ")
-	if e.Op == "" {
-		s.WriteString("the batch")
-	} else {
-		fmt.Fprintf(&s, "to %s in table %s %s", e.Op, e.Table.Family, e.Table.Name)
-		if e.Object != "" {
-			fmt.Fprintf(&s, " %s", e.Object)
-		}
+	what, why := "the batch", e.Errno.Error()
+	if e.Op != "" {
+		what = strings.TrimSpace(fmt.Sprintf("to %s in table %s %s %s", e.Op, e.Table.Family, e.Table.Name, e.Object))
 		if e.Key != nil {
-			fmt.Fprintf(&s, " key %x", e.Key)
+			what += fmt.Sprintf(" key %x", e.Key)
 		}
 		if e.Expr != "" {
-			fmt.Fprintf(&s, " with expression %s", e.Expr)
+			what += " with expression " + e.Expr
 		}
 	}
-	fmt.Fprintf(&s, ": %s", e.Errno.Error())
 	if e.Message != "" {
-		fmt.Fprintf(&s, " (%s)", e.Message)
+		why += " (" + e.Message + ")"
 	}
-	return s.String()
+	return "nf_tables refused " + what + ": " + why
 }
 
 // Unwrap returns the errno.

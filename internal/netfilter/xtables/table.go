@@ -3,11 +3,12 @@
 package xtables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Table is a table as it was read: entries, one after the other, each a rule, or the first
@@ -78,13 +79,13 @@ func (t *Table) parse() error {
 		e := entry{at: uint32(at), next: uint32(at + length)}
 		body := rest[target:length]
 		head, isHook := hooks[e.at]
-		switch cString(body[targetNameAt : targetNameAt+targetNameLen]) {
+		switch unix.ByteSliceToString(body[targetNameAt : targetNameAt+targetNameLen]) {
 		case "": // the standard target, which has a verdict
 			if len(body) >= targetLen+4 {
 				e.verdict = e.at + uint32(target+targetLen)
 			}
 		case "ERROR":
-			head = cString(body[targetLen:min(targetLen+errorNameLen, len(body))])
+			head = unix.ByteSliceToString(body[targetLen:min(targetLen+errorNameLen, len(body))])
 			t.names[e.next] = head
 		}
 		i := len(t.entries)
@@ -163,10 +164,4 @@ func (t *Table) without(remove func(int) bool) (left []int, blob []byte, offset 
 		}
 	}
 	return left, blob, offset, nil
-}
-
-// cString is the text of a field that ends with a NUL, or at its end.
-func cString(b []byte) string {
-	text, _, _ := bytes.Cut(b, []byte{0})
-	return string(text)
 }

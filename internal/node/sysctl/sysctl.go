@@ -79,22 +79,17 @@ func TCPIsLiberal() bool {
 // UDPTimeouts returns the kernel's timeouts of flows of UDP without and with answers, or its
 // defaults if they cannot be read.
 func UDPTimeouts() (unreplied, stream time.Duration) {
-	timeout := func(name string, otherwise int) time.Duration {
-		n, err := read(filepath.Join("/proc/sys/net/netfilter", name))
-		if err != nil {
-			n = otherwise
-		}
-		return time.Duration(n) * time.Second
-	}
 	return timeout("nf_conntrack_udp_timeout", 30), timeout("nf_conntrack_udp_timeout_stream", 120)
 }
 
 // TCPTimeout returns the kernel's timeout of established TCP connections, or its default if that
 // cannot be read.
-func TCPTimeout() time.Duration {
-	n, err := read("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established")
+func TCPTimeout() time.Duration { return timeout("nf_conntrack_tcp_timeout_established", 432000) }
+
+func timeout(name string, otherwise int) time.Duration {
+	n, err := read(filepath.Join("/proc/sys/net/netfilter", name))
 	if err != nil {
-		n = 432000
+		n = otherwise
 	}
 	return time.Duration(n) * time.Second
 }

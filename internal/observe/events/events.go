@@ -6,6 +6,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"time"
@@ -106,13 +107,10 @@ const stopWithin = 2 * time.Second
 // which take 8 MB of memory, and that of tools/record 42 packages of patches and OpenAPI.
 func OnNode(ctx context.Context, client rest.Interface, node string) (r Recorder, stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the last Events are sent after ctx has ended
-	instance, err := os.Hostname()
-	if err != nil || instance == "" {
-		instance = node
-	}
+	instance, _ := os.Hostname()
 	n := &onNode{
 		logged: logged{klog.FromContext(ctx)},
-		sender: newSender(client, reporter+"-"+instance),
+		sender: newSender(client, reporter+"-"+cmp.Or(instance, node)),
 		// 'kubectl describe node' looks for Events with the Node's name as its UID.
 		node: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
 	}

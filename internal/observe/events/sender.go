@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -118,10 +119,6 @@ func (s *sender) hasRoom(about corev1.ObjectReference) bool {
 }
 
 func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Event {
-	namespace := key.about.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault
-	}
 	// With one name for all nodes, the API server accepts the Event of one of them.
 	unique := uint64(now.UnixNano())
 	if sameOnAllNodes(key.reason) {
@@ -130,7 +127,7 @@ func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Even
 		unique = hash.Sum64()
 	}
 	return &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: eventName(key.about.Name, unique)},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: cmp.Or(key.about.Namespace, metav1.NamespaceDefault), Name: eventName(key.about.Name, unique)},
 		EventTime:           metav1.NewMicroTime(now),
 		ReportingController: reporter,
 		ReportingInstance:   s.instance[:min(len(s.instance), 128)],

@@ -8,7 +8,6 @@ package page
 import (
 	"context"
 	"embed"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"net"
@@ -16,7 +15,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
@@ -24,9 +22,6 @@ import (
 
 //go:embed assets
 var assets embed.FS
-
-// timeout bounds an answer.
-const timeout = 30 * time.Second
 
 // Handler serves the page of a running proxy.
 func Handler(v *see.View) http.Handler {
@@ -81,7 +76,7 @@ func number(text string) int {
 // explanation reads the whole content of the kernel.
 const atOnce = 4
 
-// answer serves the result of get as JSON, and its error as text.
+// answer serves the result of get as see.Answer does.
 func answer[T any](mux *http.ServeMux, path string, get func(context.Context, *http.Request) (T, error)) {
 	places := make(chan struct{}, atOnce)
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
@@ -92,16 +87,8 @@ func answer[T any](mux *http.ServeMux, path string, get func(context.Context, *h
 			http.Error(w, "too many such questions at once: ask again", http.StatusTooManyRequests)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), timeout)
-		defer cancel()
-		result, err := get(ctx, r)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		_ = json.NewEncoder(w).Encode(result) // the client may have disconnected
+		see.Answer(w, r, func(ctx context.Context) (T, error) { return get(ctx, r) })
 	})
 }
 

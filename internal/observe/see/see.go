@@ -220,19 +220,23 @@ func (v *View) handler() http.Handler {
 	return mux
 }
 
-// answer serves the result of get as JSON, and its error as text.
 func answer[T any](mux *http.ServeMux, path string, get func(context.Context, url.Values) (T, error)) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
-		defer cancel()
-		result, err := get(ctx, r.URL.Query())
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(result) // the client may have disconnected
+		Answer(w, r, func(ctx context.Context) (T, error) { return get(ctx, r.URL.Query()) })
 	})
+}
+
+// Answer serves the result of get as JSON, and its error as text.
+func Answer[T any](w http.ResponseWriter, r *http.Request, get func(context.Context) (T, error)) {
+	ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
+	defer cancel()
+	result, err := get(ctx)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(result) // the client may have disconnected
 }
 
 // ErrNoProxy says that no proxy serves the socket.

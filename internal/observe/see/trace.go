@@ -3,6 +3,7 @@
 package see
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -524,14 +525,10 @@ type verdict struct {
 
 // String is the verdict as the nft command prints it.
 func (v verdict) String() string {
-	name := map[int32]string{
+	return cmp.Or(map[int32]string{
 		unix.NFT_CONTINUE: "continue", unix.NFT_BREAK: "break", unix.NFT_JUMP: "jump " + v.chain, unix.NFT_GOTO: "goto " + v.chain, unix.NFT_RETURN: "return",
 		int32(nfnl.Drop): "drop", int32(nfnl.Accept): "accept", 2: "stolen", 3: "queue", 4: "repeat",
-	}[v.code]
-	if name == "" {
-		return fmt.Sprint("verdict ", v.code)
-	}
-	return name
+	}[v.code], fmt.Sprint("verdict ", v.code))
 }
 
 // rule returns a rule as text: its comment, or what the nft command prints, if it is installed.

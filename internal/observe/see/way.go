@@ -3,6 +3,7 @@
 package see
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,20 +122,13 @@ func (x *explainer) arrival() string {
 	const strict = 1
 	switch {
 	case filter == strict && in != back:
-		x.stop(ReversePath, false, "Reverse path", rule, "Packets of %s arrive on %s, but the route back to it uses %s, so the kernel drops them.", x.client.Addr, in, nameOr(back))
+		x.stop(ReversePath, false, "Reverse path", rule, "Packets of %s arrive on %s, but the route back to it uses %s, so the kernel drops them.", x.client.Addr, in, cmp.Or(back, "none"))
 	case filter > strict && back == "":
 		x.stop(ReversePath, false, "Reverse path", rule, "There is no route back to %s, so the kernel drops its packets.", x.client.Addr)
 	case back == "":
 		x.stop(NoRoute, false, "Reverse path", fmt.Sprintf("ip route get %s", x.client.Addr), "There is no route back to %s, so it gets no reply.", x.client.Addr)
 	}
 	return in
-}
-
-func nameOr(link string) string {
-	if link == "" {
-		return "none"
-	}
-	return link
 }
 
 // routeError names the routes that the kernel reports by errors of other meanings.
