@@ -72,7 +72,7 @@ func (m *measurement) replaced(lock *sync.Mutex, service int) (netip.Addr, *disc
 
 func (m *measurement) changeUnderChurn(ctx context.Context, lock *sync.Mutex, service int) error {
 	pod, slice := m.replaced(lock, service)
-	return m.prober.do(func() error {
+	return m.prober.client.Do(func() error {
 		triggered := time.Now()
 		if err := m.write(ctx, slice); err != nil {
 			return err

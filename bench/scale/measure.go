@@ -135,7 +135,7 @@ func (m *measurement) connectAllTheTime(sample []int) (stop func() (failedShare 
 	made, failed := 0, 0
 	var done sync.WaitGroup
 	done.Go(func() {
-		_ = m.prober.do(func() error {
+		_ = m.prober.client.Do(func() error {
 			for ; bench.Sleep(ctx, 50*time.Millisecond) == nil; made++ {
 				if _, err := connect(frontend(sample[made%len(sample)]), time.Second); err != nil {
 					failed++
@@ -194,7 +194,7 @@ func readUntil(r io.Reader, text string) error {
 // awaitAll waits until all Services of a sample answer. They are tried one after the other: a
 // Service that has answered continues to do so, so all answer when the last one has.
 func (m *measurement) awaitAll(ctx context.Context, sample []int, begin time.Time) (answered time.Time, err error) {
-	err = m.prober.do(func() error {
+	err = m.prober.client.Do(func() error {
 		for _, i := range sample {
 			answered, err = m.prober.until(ctx, frontend(i), begin, func(netip.Addr) bool { return true })
 			if err != nil {
@@ -288,7 +288,7 @@ func (m *measurement) changes(ctx context.Context) error {
 // server's reply until a connection reaches the new one.
 func (m *measurement) change(ctx context.Context, service int) (took time.Duration, err error) {
 	pod := m.replaceFirst(service)
-	err = m.prober.do(func() error {
+	err = m.prober.client.Do(func() error {
 		if err := m.writeFirst(ctx, service); err != nil {
 			return err
 		}
@@ -340,7 +340,7 @@ func (m *measurement) burst(ctx context.Context) error {
 	}
 	m.samples.Add(burst, float64(behind))
 	m.samples.Add(burstWritten, float64(written))
-	return m.prober.do(func() error {
+	return m.prober.client.Do(func() error {
 		for k := range min(10, len(some)) {
 			_, err := m.prober.until(ctx, frontend(some[k]), time.Now(), func(a netip.Addr) bool { return a == pods[k] })
 			if err != nil {
@@ -353,14 +353,12 @@ func (m *measurement) burst(ctx context.Context) error {
 
 var errTooLong = errors.New("not within --timeout")
 
+// prober makes connections on a thread in the client's pod, where its functions are called.
 type prober struct {
 	client  *lab.Pod
 	timeout time.Duration
 	ended   <-chan struct{} // of the subject's process
 }
-
-// do runs fn on a thread in the client's pod. The other functions here are called in it.
-func (p *prober) do(fn func() error) error { return p.client.Do(fn) }
 
 // until connects again and again until a wanted pod answers, and returns when it did. The
 // time since begin decides how long to wait for an answer and between connections.

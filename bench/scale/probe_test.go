@@ -55,7 +55,7 @@ func TestProber(t *testing.T) {
 		begin := time.Now()
 		timer := time.AfterFunc(later, func() { send(pod) })
 		defer timer.Stop()
-		err := pr.do(func() error {
+		err := pr.client.Do(func() error {
 			at, err := pr.until(t.Context(), frontend(0), begin, func(a netip.Addr) bool { return a == pod })
 			if took := at.Sub(begin); err == nil && took < later {
 				t.Errorf("a connection to %v after %v, before it could be", pod, took)
@@ -71,7 +71,7 @@ func TestProber(t *testing.T) {
 
 	// Connections no longer reach the first pod.
 	pr.timeout = 200 * time.Millisecond
-	if err := pr.do(func() error {
+	if err := pr.client.Do(func() error {
 		_, err := pr.until(t.Context(), frontend(0), time.Now(), func(a netip.Addr) bool { return a == one })
 		return err
 	}); !errors.Is(err, errTooLong) {
@@ -80,7 +80,7 @@ func TestProber(t *testing.T) {
 	ended := make(chan struct{})
 	close(ended)
 	pr.timeout, pr.ended = time.Minute, ended
-	if err := pr.do(func() error {
+	if err := pr.client.Do(func() error {
 		_, err := pr.until(t.Context(), frontend(0), time.Now(), func(netip.Addr) bool { return false })
 		return err
 	}); err == nil || errors.Is(err, errTooLong) {
